@@ -1,0 +1,190 @@
+"""The schema that conf/ must satisfy: every key, its type, its default and what it may be.
+
+Nothing here imports torch, so that `--help` and a mistyped key answer at once.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from app.errors import UserError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a value may be: the words for an error message, and the test."""
+
+    allowed: str
+    accepts: Callable[[Any], bool]
+
+
+def _key(default: Any, allowed: str, accepts: Callable[[Any], bool]) -> Any:
+    return field(default=default, metadata={"rule": Rule(allowed, accepts)})
+
+
+def _choice(default: Any, *choices: Any) -> Any:
+    words = ", ".join("null" if choice is None else str(choice).lower() for choice in choices)
+    return _key(default, f"choose from {words}", lambda value: value in choices)
+
+
+def _integer(default: int, least: int) -> Any:
+    return _key(default, f"must be an integer, at least {least}", lambda value: value >= least)
+
+
+def _number(default: float, allowed: str, accepts: Callable[[float], bool]) -> Any:
+    return _key(
+        default,
+        f"must be a number {allowed}",
+        lambda value: math.isfinite(value) and accepts(value),
+    )
+
+
+def _path(default: str | None) -> Any:
+    return _key(default, "must be a path", lambda value: value is None or value.strip() != "")
+
+
+def _device() -> Any:
+    pattern = re.compile(r"auto|cpu|cuda(:\d+)?")
+    return _key("auto", "choose from auto, cpu, cuda, cuda:N", lambda v: bool(pattern.fullmatch(v)))
+
+
+@dataclass
+class ModelConfig:
+    """The network: its activation, and how its convolutions are built."""
+
+    act: str = _choice("relu", "relu", "gelu", "ncrelu")
+    conv: str = _choice("standard", "standard", "depthwise")
+
+
+@dataclass
+class DataRoot:
+    """Where data sets lie on disk."""
+
+    root: str = _path("data")
+
+
+@dataclass
+class DataConfig(DataRoot):
+    """The data set, and how its training part is split."""
+
+    name: str = _choice("mnist", "mnist", "fashion_mnist", "kmnist", "qmnist", "digits")
+    fallback: str | None = _choice("digits", "digits", None)
+    val_size: int = _integer(5000, least=1)
+    split_seed: int = _integer(0, least=0)
+
+
+@dataclass
+class OptimConfig:
+    """AdamW under a one-cycle learning rate: up to `lr` over `warmup` of the steps, then down."""
+
+    lr: float = _number(0.01, "above 0", lambda value: value > 0)
+    weight_decay: float = _number(0.01, "of at least 0", lambda value: value >= 0)
+    warmup: float = _number(0.3, "above 0 and below 1", lambda value: 0 < value < 1)
+    label_smoothing: float = _number(0.0, "from 0 to below 1", lambda value: 0 <= value < 1)
+
+
+@dataclass
+class TrainerConfig:
+    """How long to train, and in what portions."""
+
+    epochs: int = _integer(10, least=1)
+    batch_size: int = _integer(128, least=1)
+
+
+@dataclass
+class TrainConfig:
+    """Everything that `python -m app.train` reads."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    seed: int = _integer(0, least=0)
+    device: str = _device()
+    outputs: str = _path("outputs")
+
+
+@dataclass
+class PredictConfig:
+    """Everything that `python -m app.predict` reads."""
+
+    checkpoint: str | None = _path(None)
+    input: str | None = _path(None)
+    invert: bool | None = _choice(None, None, True, False)
+    data: DataRoot = field(default_factory=DataRoot)
+    device: str = _device()
+    outputs: str = _path("outputs")
+
+
+@dataclass
+class ExportConfig:
+    """Everything that `python -m app.export_onnx` reads."""
+
+    checkpoint: str | None = _path(None)
+    data: DataRoot = field(default_factory=DataRoot)
+    outputs: str = _path("outputs")
+
+
+def from_mapping(schema: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
+    """Build `schema` from nested plain values, checking each against its rule.
+
+    Args:
+        schema: One of the dataclasses above.
+        values: The values by key; a key that is left out keeps its default.
+        prefix: Dotted path of `values`, for messages.
+
+    Raises:
+        UserError: An unknown key or a value that is not allowed; names key, value and choices.
+    """
+    fields = {item.name: item for item in dataclasses.fields(schema)}  # type: ignore[arg-type]
+    built: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in fields:
+            raise unknown_key(f"{prefix}{name}", value, schema)
+        kind = fields[name].type
+        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+            if not isinstance(value, Mapping):
+                raise UserError(f"{prefix}{name}={shown(value)}: {allowed(schema, name)}")
+            built[name] = from_mapping(kind, value, f"{prefix}{name}.")
+        elif _accepts(fields[name].metadata["rule"], value):
+            built[name] = value
+        else:
+            raise UserError(f"{prefix}{name}={shown(value)}: {allowed(schema, name)}")
+    return schema(**built)
+
+
+def allowed(schema: type, key: str) -> str:
+    """What the value at the dotted `key` of `schema` may be, in words."""
+    head, _, rest = key.partition(".")
+    kind = {item.name: item for item in dataclasses.fields(schema)}[head]
+    if not dataclasses.is_dataclass(kind.type):
+        return str(kind.metadata["rule"].allowed)
+    assert isinstance(kind.type, type)
+    if rest:
+        return allowed(kind.type, rest)
+    return f"holds the keys {', '.join(item.name for item in dataclasses.fields(kind.type))}"
+
+
+def unknown_key(key: str, value: Any, schema: type) -> UserError:
+    """The error for a key that `schema`, the part of the configuration it is in, does not have."""
+    keys = ", ".join(sorted(item.name for item in dataclasses.fields(schema)))
+    return UserError(f"{key}={shown(value)}: unknown key, choose from {keys}")
+
+
+def shown(value: Any) -> str:
+    """A value as one would type it on the command line."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value).removesuffix(".0")
+
+
+def _accepts(rule: Rule, value: Any) -> bool:
+    try:
+        return bool(rule.accepts(value))
+    except (TypeError, AttributeError):  # a type that the rule cannot compare
+        return False

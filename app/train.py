@@ -1,0 +1,12 @@
+from app.cli import hydra_main
+from app.config import TrainConfig
+
+
+@hydra_main("train", TrainConfig)
+def main(cfg: TrainConfig) -> None:
+    """Train a model and leave its run folder under `outputs/`."""
+    print(cfg)
+
+
+if __name__ == "__main__":
+    main()
