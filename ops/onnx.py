@@ -1,0 +1,175 @@
+"""What each operator means in ONNX, written once and served to every way of exporting.
+
+An exported graph shows one node an operator, of the domain `lenet_ops`. The model carries the
+node's meaning as a local function in standard operators, so that every runtime can run it.
+"""
+
+# Types as onnxscript reads them (it knows Union, not X | Y), names as ONNX writes them:
+# ruff: noqa: N802, N803, UP007, UP045
+# mypy: disable-error-code="untyped-decorator, no-any-return"
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Optional, TypeVar, Union
+
+import torch
+from onnxscript import BFLOAT16, DOUBLE, FLOAT, FLOAT16, OnnxFunction, script
+from onnxscript.values import Opset
+from torch.onnx import symbolic_helper
+
+DOMAIN = "lenet_ops"
+VERSION = 1  # of the domain: raise it when a function's inputs, attributes or meaning change
+
+T = TypeVar("T", bound=Union[FLOAT, FLOAT16, DOUBLE, BFLOAT16])
+Value = Any  # of the graph being exported: torch._C.Value or onnx_ir.Value
+
+
+class Functions(NamedTuple):
+    """The operators as ONNX functions."""
+
+    gelu: OnnxFunction
+    ncrelu: OnnxFunction
+    depthwise_conv2d: OnnxFunction
+
+
+@functools.cache
+def functions(opset_version: int) -> Functions:
+    """Writes the operators in one version of the standard operators.
+
+    A function has to import the same opset as the model that carries it: hence one set a version.
+
+    Args:
+        opset_version: Version of the standard (`ai.onnx`) operators, 17 or newer.
+    """
+    op = Opset("", opset_version)
+    lenet_ops = Opset(DOMAIN, VERSION)
+
+    @script(lenet_ops, default_opset=op)
+    def GELU(X: T) -> T:
+        """The sigmoid approximation of GELU: x * sigmoid(1.702 x)."""
+        return op.Mul(X, op.Sigmoid(op.Mul(1.702, X)))
+
+    @script(lenet_ops, default_opset=op)
+    def NCReLU(X: T, axis: int = 1) -> T:
+        """Positive and negative parts side by side: concat(max(x, 0), min(x, 0))."""
+        zero = op.CastLike(0.0, X)
+        return op.Concat(op.Max(X, zero), op.Min(X, zero), axis=axis)
+
+    @script(lenet_ops, default_opset=op)
+    def DepthwiseConv2d(
+        X: T,
+        W: T,
+        B: Optional[T],
+        strides: Sequence[int],
+        pads: Sequence[int],
+        dilations: Sequence[int],
+        group: int,
+    ) -> T:
+        """Convolution with one filter a channel: `group` is the number of channels."""
+        return op.Conv(X, W, B, strides=strides, pads=pads, dilations=dilations, group=group)
+
+    return Functions(GELU, NCReLU, DepthwiseConv2d)
+
+
+def register_symbolics(opset_version: int) -> None:
+    """Teaches the operators to `torch.onnx.export(..., dynamo=False)`.
+
+    Pass `custom_opsets={DOMAIN: VERSION}` to the export. Registering again is harmless.
+
+    Args:
+        opset_version: The opset that is going to be exported, and the least one this serves.
+    """
+    symbolics: dict[str, Callable[..., Value]] = {
+        "gelu": _gelu_symbolic,
+        "ncrelu": _ncrelu_symbolic,
+        "depthwise_conv2d": _depthwise_conv2d_symbolic,
+    }
+    for name, symbolic in symbolics.items():
+        torch.onnx.register_custom_op_symbolic(  # type: ignore[attr-defined]
+            f"{DOMAIN}::{name}", symbolic, opset_version
+        )
+
+
+def translation_table(opset_version: int) -> dict[Any, Callable[..., Value]]:
+    """The operators for `torch.onnx.export(..., dynamo=True, custom_translation_table=...)`.
+
+    Args:
+        opset_version: The opset that is going to be exported.
+    """
+    meaning = functions(opset_version)
+
+    def ncrelu(input: T, dim: int = 1) -> T:
+        return meaning.ncrelu(input, axis=dim)
+
+    def depthwise_conv2d(
+        input: T,
+        weight: T,
+        bias: Optional[T],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+    ) -> T:
+        attributes = _conv_attributes(weight.shape[0], stride, padding, dilation)
+        return meaning.depthwise_conv2d(input, weight, bias, **attributes)
+
+    namespace = torch.ops.lenet_ops
+    return {
+        namespace.gelu.default: meaning.gelu,
+        namespace.ncrelu.default: ncrelu,
+        namespace.depthwise_conv2d.default: depthwise_conv2d,
+    }
+
+
+# The symbolic functions. Types are set by hand: torch infers none for a domain of ours.
+
+
+def _gelu_symbolic(g: Any, input: Value) -> Value:
+    return g.onnxscript_op(functions(g.opset).gelu, input).setType(input.type())
+
+
+@symbolic_helper.parse_args("v", "i")
+def _ncrelu_symbolic(g: Any, input: Value, dim: int) -> Value:
+    sizes = symbolic_helper._get_tensor_sizes(input)
+    if sizes is not None and sizes[dim] is not None:
+        sizes[dim] *= 2
+    output = g.onnxscript_op(functions(g.opset).ncrelu, input, axis_i=dim)
+    return output.setType(input.type().with_sizes(sizes))
+
+
+@symbolic_helper.parse_args("v", "v", "v", "is", "is", "is")
+def _depthwise_conv2d_symbolic(
+    g: Any,
+    input: Value,
+    weight: Value,
+    bias: Value,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Value:
+    sizes = symbolic_helper._get_tensor_sizes(input)
+    channels, _, *kernel = symbolic_helper._get_tensor_sizes(weight)
+    attributes = _conv_attributes(channels, stride, padding, dilation)
+    output = g.onnxscript_op(
+        functions(g.opset).depthwise_conv2d,
+        input,
+        weight,
+        bias,
+        **{f"{name}_i": value for name, value in attributes.items()},
+    )
+    spatial = [
+        None if size is None else (size + 2 * p - d * (k - 1) - 1) // s + 1
+        for size, k, s, p, d in zip(sizes[2:], kernel, stride, padding, dilation, strict=True)
+    ]
+    return output.setType(input.type().with_sizes([*sizes[:2], *spatial]))
+
+
+def _conv_attributes(
+    channels: int, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> dict[str, Any]:
+    """ONNX pads each side of each dimension: all the beginnings, then all the ends."""
+    return {
+        "strides": list(stride),
+        "pads": [*padding, *padding],
+        "dilations": list(dilation),
+        "group": channels,
+    }
