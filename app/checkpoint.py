@@ -1,0 +1,131 @@
+import dataclasses
+import io
+import os
+import platform
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from app.config import ModelConfig, from_mapping
+from app.errors import RunError, UserError
+from app.model import build_model
+
+FORMAT = 1  # raised when an older program could not read the file
+
+
+@dataclass
+class Checkpoint:
+    """A trained model and what is needed to use it, as plain tensors and plain data.
+
+    Attributes:
+        model: The model's state dict, on the CPU.
+        model_config: Fields of `ModelConfig`.
+        data: What the model was trained on: `name`, `classes` (list of str), `mean` and `std` of
+            the pixels in [0, 1], `fallback_from` (str or None), `val_size`, `split_seed`.
+        metrics: Numbers so far: `epoch`, `step`, `val_accuracy`, ...
+        config: The whole configuration of the run, as nested plain values.
+        versions: What it was made with: `python`, `torch`, ...
+    """
+
+    model: dict[str, Tensor]
+    model_config: dict[str, Any]
+    data: dict[str, Any]
+    metrics: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(
+        default_factory=lambda: {
+            "python": platform.python_version(),
+            "torch": str(torch.__version__),
+        }
+    )
+
+
+def save_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
+    """Write `checkpoint` so that `path` is at every moment the old file or the whole new one.
+
+    Raises:
+        RunError: The file cannot be written (no space, no permission); the old one is untouched.
+    """
+    path = Path(path)
+    content = {"format": FORMAT} | {
+        item.name: getattr(checkpoint, item.name) for item in dataclasses.fields(checkpoint)
+    }
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    temporary = path.with_name(f".{path.name}.tmp")  # one left by a killed run is overwritten
+    try:
+        with temporary.open("wb") as file:
+            file.write(buffer.getbuffer())
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise RunError(f"{path} cannot be written: {error.strerror}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load_checkpoint(path: str | Path) -> Checkpoint:
+    """Read a checkpoint, its tensors on the CPU; nothing in the file is executed.
+
+    Args:
+        path: The file, or a run folder, which stands for its `best.pt`.
+
+    Raises:
+        UserError: The file is missing, damaged, no checkpoint of this program, or a newer one's.
+    """
+    path = Path(path)
+    if path.is_dir():  # a run folder
+        path = path / "best.pt"
+    if not path.is_file():
+        raise UserError(f"checkpoint={path}: no such file")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch.load raises a different type for every way to be damaged
+        raise UserError(f"checkpoint={path}: damaged, or not a checkpoint") from error
+    names = [item.name for item in dataclasses.fields(Checkpoint)]
+    if not isinstance(content, dict) or "format" not in content:
+        raise UserError(f"checkpoint={path}: not a checkpoint of this program")
+    if content["format"] > FORMAT:
+        raise UserError(
+            f"checkpoint={path}: has format {content['format']}, made by a newer version; "
+            f"this one reads up to format {FORMAT}"
+        )
+    missing = [name for name in names if name not in content]
+    if missing:
+        raise UserError(f"checkpoint={path}: not a checkpoint of this program (no {missing[0]!r})")
+    return Checkpoint(**{name: content[name] for name in names})
+
+
+def find_checkpoint(outputs: str | Path = "outputs") -> Path:
+    """The best checkpoint of the newest run anywhere under `outputs`.
+
+    Raises:
+        UserError: There is none.
+    """
+    found = list(Path(outputs).rglob("best.pt"))
+    if not found:
+        raise UserError(f"no run under {outputs}/: train one with `python -m app.train`")
+    return max(found, key=lambda path: path.stat().st_mtime_ns)
+
+
+def load_model(checkpoint: Checkpoint) -> nn.Module:
+    """The model of `checkpoint`, on the CPU, in evaluation mode."""
+    cfg = from_mapping(ModelConfig, checkpoint.model_config, "model.")
+    model = build_model(cfg, len(checkpoint.data["classes"]))
+    model.load_state_dict(checkpoint.model)
+    return model.eval()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename in `folder` outlive a power failure, where the system can."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,71 @@
+from torch import Tensor, nn
+
+from app.config import ModelConfig
+from ops import GELU, DepthwiseConv2d, NCReLU
+
+
+class LeNet(nn.Module):
+    """LeNet-5 (LeCun et al., 1998) for 28x28 images, with a choice of activation and convolution.
+
+    A 5x5 convolution to 6 channels, a second to 16, each followed by the activation and 2x2 max
+    pooling, then fully connected layers of 120, 84 and `num_classes` features.
+
+    - `act="ncrelu"` doubles the channels of what it is given, so the layer after it takes twice
+      as many.
+    - `conv="depthwise"` splits each 5x5 convolution into a depthwise 5x5 (one filter a channel) and
+      a pointwise 1x1 that mixes the channels. The input has one channel, so there the depthwise
+      part is a single learned 5x5 filter over the image, and the pointwise part only scales and
+      shifts it for each of the 6 channels.
+
+    Args:
+        cfg: Activation and kind of convolution.
+        num_classes: Features of the last layer.
+    """
+
+    def __init__(self, cfg: ModelConfig, num_classes: int) -> None:
+        super().__init__()
+        widen = 2 if cfg.act == "ncrelu" else 1
+        self.features = nn.Sequential(
+            _conv(cfg.conv, 1, 6, padding=2),
+            _act(cfg.act),
+            nn.MaxPool2d(2),
+            _conv(cfg.conv, 6 * widen, 16, padding=0),
+            _act(cfg.act),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+        )
+        self.classifier = nn.Sequential(
+            nn.Linear(16 * widen * 5 * 5, 120),
+            _act(cfg.act),
+            nn.Linear(120 * widen, 84),
+            _act(cfg.act),
+            nn.Linear(84 * widen, num_classes),
+        )
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalised images float [N, 1, 28, 28] in, logits [N, num_classes] out."""
+        logits: Tensor = self.classifier(self.features(input))
+        return logits
+
+
+def build_model(cfg: ModelConfig, num_classes: int) -> nn.Module:
+    """A freshly initialised network: float32 [N, 1, 28, 28] in, logits [N, num_classes] out."""
+    return LeNet(cfg, num_classes)
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Number of trainable scalars."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def _act(act: str) -> nn.Module:
+    return {"relu": nn.ReLU, "gelu": GELU, "ncrelu": NCReLU}[act]()
+
+
+def _conv(conv: str, in_channels: int, out_channels: int, padding: int) -> nn.Module:
+    if conv == "standard":
+        return nn.Conv2d(in_channels, out_channels, 5, padding=padding)
+    return nn.Sequential(
+        DepthwiseConv2d(in_channels, 5, padding=padding, bias=False),  # the 1x1 has the bias
+        nn.Conv2d(in_channels, out_channels, 1),
+    )
