@@ -1,0 +1,11 @@
+"""Custom operators in C++ and CUDA: GELU, NCReLU, depthwise convolution."""
+
+from ops import _library
+
+_library.load()  # the operators' modules look them up in torch.ops
+
+from ops.depthwise_conv import DepthwiseConv2d, depthwise_conv2d  # noqa: E402
+from ops.gelu import GELU, gelu  # noqa: E402
+from ops.ncrelu import NCReLU, ncrelu  # noqa: E402
+
+__all__ = ["GELU", "DepthwiseConv2d", "NCReLU", "depthwise_conv2d", "gelu", "ncrelu"]

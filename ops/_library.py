@@ -1,0 +1,84 @@
+"""Loads the compiled operators; what every operator's Python side shares."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+TORCH_TARGET = (2, 10)
+BUILD_COMMAND = "pip install --no-build-isolation -e ."
+FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def load() -> None:
+    """Loads ops/_C and, where torch is a CUDA build, ops/_C_cuda.
+
+    Raises:
+        ImportError: torch is older than the libraries allow, or they have not been built.
+    """
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < TORCH_TARGET:
+        raise ImportError(f"ops needs torch >= 2.10, this is torch {torch.__version__}")
+    folder = Path(__file__).parent
+    cpu = next(folder.glob("_C.*"), None)
+    if cpu is None:
+        raise ImportError(
+            f"the operators are not compiled: run `{BUILD_COMMAND}` in the project's folder"
+        )
+    torch.ops.load_library(cpu)
+    cuda = next(folder.glob("_C_cuda.*"), None)
+    if cuda is None or torch.version.cuda is None:
+        return
+    try:
+        torch.ops.load_library(cuda)
+    except OSError as error:
+        warnings.warn(
+            f"the operators' CUDA kernels cannot be loaded beside torch {torch.__version__}, "
+            f"only the CPU works ({error}); rebuild them with `{BUILD_COMMAND}`",
+            stacklevel=2,
+        )
+
+
+def check_tensor(op: str, name: str, value: object) -> None:
+    """Checks what C++ cannot: that `value` is a tensor, and of a floating dtype.
+
+    Raises:
+        TypeError: not a tensor.
+        NotImplementedError: a dtype other than float64, float32, bfloat16 and float16.
+    """
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{op}(): argument '{name}' must be Tensor, not {type(value).__name__}")
+    if value.dtype not in FLOATING:
+        allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in FLOATING)
+        raise NotImplementedError(
+            f"{op}(): not implemented for dtype {value.dtype} of '{name}'; allowed are {allowed}"
+        )
+
+
+def pair(op: str, name: str, value: int | tuple[int, int], least: int) -> list[int]:
+    """Returns `value` as [vertical, horizontal].
+
+    Raises:
+        TypeError: not an int or a pair of ints.
+        RuntimeError: less than `least`.
+    """
+    values = [value, value] if isinstance(value, int) else list(value)
+    if len(values) != 2 or not all(isinstance(v, int | torch.SymInt) for v in values):
+        raise TypeError(f"{op}(): argument '{name}' must be an int or a pair of ints, not {value!r}")
+    if min(values) < least:
+        raise RuntimeError(f"{op}(): '{name}' must be at least {least}, got {value!r}")
+    return values
+
+
+def suggest_memory_format(x: Tensor) -> torch.memory_format:
+    """Returns the format that an output shaped like `x` takes, decided as torch decides it."""
+    return torch._prims_common.suggest_memory_format(x)  # the kernels' is_channels_last, on fakes
+
+
+def batch_first(info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor) -> list[Tensor]:
+    """Returns vmap's operands with the mapped dimension first, expanded where one has none."""
+    return [
+        x.unsqueeze(0).expand(info.batch_size, *x.shape) if d is None else x.movedim(d, 0)
+        for d, x in zip(in_dims, tensors, strict=True)
+    ]

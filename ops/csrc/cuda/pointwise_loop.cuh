@@ -1,0 +1,57 @@
+// The CUDA loop behind every elementwise operator.
+#pragma once
+
+#include "common.cuh"
+#include "pointwise.h"
+
+namespace ops::cuda {
+
+constexpr int kPointwiseThreads = 256;
+constexpr int kVectorsPerThread = 4;  // independent loads in flight
+
+// out[i] = f(in[i]...) in acc_t<T>, V elements an access, a contiguous stretch a block.
+template <int V, typename T, typename F, typename... In>
+__global__ void __launch_bounds__(kPointwiseThreads)
+    pointwise_kernel(T* __restrict__ out, int64_t n, F f, const In* __restrict__... in) {
+  const int64_t first =
+      (static_cast<int64_t>(blockIdx.x) * kPointwiseThreads * kVectorsPerThread + threadIdx.x) * V;
+  const auto store = [&](int64_t i, const Vector<In, V>&... x) {
+    Vector<T, V> y;
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      y.lane[v] = static_cast<T>(f(static_cast<acc_t<T>>(x.lane[v])...));
+    }
+    *reinterpret_cast<Vector<T, V>*>(out + i) = y;
+  };
+#pragma unroll
+  for (int k = 0; k < kVectorsPerThread; ++k) {
+    const int64_t i = first + static_cast<int64_t>(k) * kPointwiseThreads * V;
+    if (i + V <= n) {
+      store(i, *reinterpret_cast<const Vector<In, V>*>(in + i)...);
+    } else {
+      for (int64_t j = i; j < n; ++j) {
+        out[j] = static_cast<T>(f(static_cast<acc_t<T>>(in[j])...));
+      }
+    }
+  }
+}
+
+struct PointwiseLoop {
+  // All laid out as `like`, which is dense.
+  template <typename T, typename F, typename... In>
+  static void run(const Tensor& like, T* out, const F& f, const In*... in) {
+    const int64_t n = like.numel();
+    if (n == 0) {
+      return;
+    }
+    const DeviceGuard guard(like.get_device_index());
+    dispatch_width<T>({out, in...}, {}, [&](auto v) {
+      constexpr int V = decltype(v)::value;
+      const int64_t blocks = ceil_div(n, int64_t{kPointwiseThreads} * kVectorsPerThread * V);
+      pointwise_kernel<V><<<blocks, kPointwiseThreads, 0, current_stream(like)>>>(out, n, f, in...);
+      STD_CUDA_KERNEL_LAUNCH_CHECK();
+    });
+  }
+};
+
+}  // namespace ops::cuda

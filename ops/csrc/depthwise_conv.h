@@ -1,0 +1,132 @@
+// Depthwise convolution: arguments, geometry and output allocation, the same on every device.
+#pragma once
+
+#include <optional>
+#include <tuple>
+
+#include "common.h"
+
+namespace ops {
+
+struct DepthwiseGeometry {
+  int64_t n, c;          // batch, channels
+  int64_t h, w;          // input
+  int64_t out_h, out_w;  // output
+  int64_t kernel_h, kernel_w;
+  int64_t stride_h, stride_w;
+  int64_t padding_h, padding_w;
+  int64_t dilation_h, dilation_w;
+  bool channels_last;  // of input, output and their gradients; the weight is [C, 1, kH, kW]
+
+  bool empty() const { return n == 0 || c == 0 || out_h == 0 || out_w == 0; }
+};
+
+inline DepthwiseGeometry depthwise_geometry(const char* op, const Tensor& input,
+                                            const Tensor& weight,
+                                            const std::vector<int64_t>& stride,
+                                            const std::vector<int64_t>& padding,
+                                            const std::vector<int64_t>& dilation) {
+  check(input.dim() == 4, op, ": input must have shape [N, C, H, W], got ", shape{input});
+  check(weight.dim() == 4 && weight.size(0) == input.size(1) && weight.size(1) == 1 &&
+            weight.size(2) > 0 && weight.size(3) > 0,
+        op, ": weight must have shape [C, 1, kH, kW] with C = ", input.size(1), ", got ",
+        shape{weight});
+  check_same(op, "input", input, "weight", weight);
+  check(stride.size() == 2 && stride[0] > 0 && stride[1] > 0, op,
+        ": stride must be two positive integers");
+  check(padding.size() == 2 && padding[0] >= 0 && padding[1] >= 0, op,
+        ": padding must be two integers, zero or more");
+  check(dilation.size() == 2 && dilation[0] > 0 && dilation[1] > 0, op,
+        ": dilation must be two positive integers");
+  DepthwiseGeometry g{input.size(0),  input.size(1), input.size(2), input.size(3), 0,
+                      0,              weight.size(2), weight.size(3), stride[0],     stride[1],
+                      padding[0],     padding[1],    dilation[0],   dilation[1],
+                      is_channels_last(input)};
+  const auto extent = [&](char side, int64_t size, int64_t kernel, int64_t s, int64_t p, int64_t d) {
+    const int64_t span = d * (kernel - 1) + 1;
+    check(size + 2 * p >= span, op, ": the dilated kernel must fit into the padded input; in ", side,
+          " the kernel spans ", span, ", the padded input ", size + 2 * p);
+    return (size + 2 * p - span) / s + 1;
+  };
+  g.out_h = extent('H', g.h, g.kernel_h, g.stride_h, g.padding_h, g.dilation_h);
+  g.out_w = extent('W', g.w, g.kernel_w, g.stride_w, g.padding_w, g.dilation_w);
+  return g;
+}
+
+inline Tensor empty_image(const Tensor& like, const DepthwiseGeometry& g, int64_t h, int64_t w) {
+  return torch::stable::empty({g.n, g.c, h, w}, like.scalar_type(), std::nullopt, like.device(),
+                              false,
+                              g.channels_last ? MemoryFormat::ChannelsLast : MemoryFormat::Contiguous);
+}
+
+inline Tensor in_format(const Tensor& x, const DepthwiseGeometry& g) {
+  return torch::stable::contiguous(
+      x, g.channels_last ? MemoryFormat::ChannelsLast : MemoryFormat::Contiguous);
+}
+
+// The convolution for one Backend, which brings the kernels.
+template <typename Backend>
+Tensor depthwise_conv2d(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias,
+                        std::vector<int64_t> stride, std::vector<int64_t> padding,
+                        std::vector<int64_t> dilation) {
+  const char* op = "depthwise_conv2d";
+  const auto g = depthwise_geometry(op, input, weight, stride, padding, dilation);
+  if (bias) {
+    check_same(op, "input", input, "bias", *bias);
+    check_shape(op, "bias", *bias, {g.c});
+  }
+  const Tensor x = in_format(input, g);
+  const Tensor w = torch::stable::contiguous(weight);
+  const std::optional<Tensor> b =
+      bias ? std::optional<Tensor>(torch::stable::contiguous(*bias)) : std::nullopt;
+  Tensor out = empty_image(x, g, g.out_h, g.out_w);
+  dispatch_floating(op, x.scalar_type(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    if (!g.empty()) {
+      Backend::forward(x, g, x.const_data_ptr<T>(), w.const_data_ptr<T>(),
+                       b ? b->const_data_ptr<T>() : nullptr, out.mutable_data_ptr<T>());
+    }
+  });
+  return out;
+}
+
+// The gradients that output_mask asks for; the others are tensors of shape [0].
+template <typename Backend>
+std::tuple<Tensor, Tensor, Tensor> depthwise_conv2d_backward(
+    const Tensor& grad_output, const Tensor& input, const Tensor& weight,
+    std::vector<int64_t> stride, std::vector<int64_t> padding, std::vector<int64_t> dilation,
+    std::vector<bool> output_mask) {
+  const char* op = "depthwise_conv2d_backward";
+  const auto g = depthwise_geometry(op, input, weight, stride, padding, dilation);
+  check_same(op, "input", input, "grad_output", grad_output);
+  check_shape(op, "grad_output", grad_output, {g.n, g.c, g.out_h, g.out_w});
+  check(output_mask.size() == 3, op, ": output_mask must be three booleans");
+  const bool need_input = output_mask[0];
+  const bool need_weight = output_mask[1];
+  const bool need_bias = output_mask[2];
+  const Tensor x = need_weight ? in_format(input, g) : input;
+  const Tensor w = torch::stable::contiguous(weight);
+  const Tensor grad = in_format(grad_output, g);
+  const auto make = [&](bool needed, std::vector<int64_t> sizes) {
+    return torch::stable::new_empty(weight, needed ? sizes : std::vector<int64_t>{0});
+  };
+  Tensor grad_input = need_input ? empty_image(x, g, g.h, g.w) : make(false, {});
+  Tensor grad_weight = make(need_weight, {g.c, 1, g.kernel_h, g.kernel_w});
+  Tensor grad_bias = make(need_bias, {g.c});
+  dispatch_floating(op, x.scalar_type(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const T* grad_data = grad.const_data_ptr<T>();
+    if (need_input && grad_input.numel() > 0) {
+      Backend::backward_input(x, g, grad_data, w.const_data_ptr<T>(),
+                              grad_input.mutable_data_ptr<T>());
+    }
+    if ((need_weight || need_bias) && g.c > 0) {
+      Backend::backward_weight(x, g, grad_data, need_weight ? x.const_data_ptr<T>() : nullptr,
+                               need_weight ? grad_weight.mutable_data_ptr<T>() : nullptr,
+                               need_bias ? grad_bias.mutable_data_ptr<T>() : nullptr);
+    }
+  });
+  return {grad_input, grad_weight, grad_bias};
+}
+
+}  // namespace ops

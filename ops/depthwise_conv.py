@@ -1,0 +1,325 @@
+"""Depthwise convolution: one filter a channel."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ops import _library
+
+_conv = torch.ops.lenet_ops.depthwise_conv2d.default
+_conv_backward = torch.ops.lenet_ops.depthwise_conv2d_backward.default
+
+Size = int | tuple[int, int]
+
+
+def depthwise_conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Size = 1,
+    padding: Size = 0,
+    dilation: Size = 1,
+) -> Tensor:
+    """Convolves every channel with a filter of its own: ``F.conv2d(..., groups=C)``.
+
+    out[n, c, i, j] = bias[c] + Σ_{a, b} weight[c, 0, a, b] · x[n, c, i·sH − pH + a·dH, j·sW − pW + b·dW]
+    with x zero outside the image; Ho = ⌊(H + 2 pH − dH (kH − 1) − 1) / sH⌋ + 1, and Wo likewise.
+
+    Args:
+        input: [N, C, H, W] or [C, H, W], any strides; float64, float32, bfloat16 or float16.
+        weight: [C, 1, kH, kW], dtype and device of `input`.
+        bias: [C] or None.
+        stride: int or pair, at least 1.
+        padding: int or pair, zeros added on both sides; at least 0, may exceed the kernel.
+        dilation: int or pair, distance between the filter's taps; at least 1.
+
+    Returns:
+        [N, C, Ho, Wo] (or [C, Ho, Wo]) in the dtype and memory format of `input`.
+
+    Raises:
+        TypeError: an argument of the wrong type.
+        NotImplementedError: another dtype.
+        RuntimeError: shapes, dtypes or devices that do not fit, values out of range.
+    """
+    op = "depthwise_conv2d"
+    _library.check_tensor(op, "input", input)
+    _library.check_tensor(op, "weight", weight)
+    if bias is not None:
+        _library.check_tensor(op, "bias", bias)
+    if input.dim() not in (3, 4):
+        raise RuntimeError(
+            f"{op}(): input must have shape [N, C, H, W] or [C, H, W], got {list(input.shape)}"
+        )
+    out = _conv(
+        input if input.dim() == 4 else input.unsqueeze(0),
+        weight,
+        bias,
+        _library.pair(op, "stride", stride, least=1),
+        _library.pair(op, "padding", padding, least=0),
+        _library.pair(op, "dilation", dilation, least=1),
+    )
+    return out if input.dim() == 4 else out.squeeze(0)
+
+
+class DepthwiseConv2d(nn.Module):
+    """Applies :func:`depthwise_conv2d` with parameters named and initialised as nn.Conv2d's.
+
+    State dicts interchange with ``nn.Conv2d(channels, channels, kernel_size, groups=channels)``.
+
+    Args:
+        channels: C, of input and output.
+        kernel_size: int or pair.
+        stride: int or pair.
+        padding: int or pair.
+        dilation: int or pair.
+        bias: whether to add a learned bias [C].
+        device: of the parameters.
+        dtype: of the parameters.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: Size = 0,
+        dilation: Size = 1,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        if channels < 1:
+            raise ValueError(f"{name}: channels must be at least 1, got {channels}")
+        self.channels = channels
+        self.kernel_size = tuple(_library.pair(name, "kernel_size", kernel_size, least=1))
+        self.stride = tuple(_library.pair(name, "stride", stride, least=1))
+        self.padding = tuple(_library.pair(name, "padding", padding, least=0))
+        self.dilation = tuple(_library.pair(name, "dilation", dilation, least=1))
+        self.weight = nn.Parameter(
+            torch.empty(channels, 1, *self.kernel_size, device=device, dtype=dtype)
+        )
+        if bias:
+            self.bias = nn.Parameter(torch.empty(channels, device=device, dtype=dtype))
+        else:
+            self.register_parameter("bias", None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws weight and bias from U(−1/√fan_in, 1/√fan_in), fan_in = kH·kW, as nn.Conv2d does."""
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        if self.bias is not None:
+            bound = 1 / math.sqrt(math.prod(self.kernel_size))
+            nn.init.uniform_(self.bias, -bound, bound)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Returns the convolution of `input` [N, C, H, W] or [C, H, W]."""
+        return depthwise_conv2d(
+            input, self.weight, self.bias, self.stride, self.padding, self.dilation
+        )
+
+    def extra_repr(self) -> str:
+        """Shows the arguments that differ from their defaults."""
+        text = f"{self.channels}, kernel_size={self.kernel_size}, stride={self.stride}"
+        if self.padding != (0, 0):
+            text += f", padding={self.padding}"
+        if self.dilation != (1, 1):
+            text += f", dilation={self.dilation}"
+        return text if self.bias is not None else text + ", bias=False"
+
+
+def _image_like(x: Tensor, height: Any, width: Any) -> Tensor:
+    return torch.empty(
+        (*x.shape[:2], height, width),
+        dtype=x.dtype,
+        device=x.device,
+        memory_format=_library.suggest_memory_format(x),
+    )
+
+
+@torch.library.register_fake("lenet_ops::depthwise_conv2d")
+def _(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+) -> Tensor:
+    op = "depthwise_conv2d"
+    torch._check(
+        weight.dim() == 4 and weight.shape[0] == input.shape[1] and weight.shape[1] == 1,
+        lambda: f"{op}: weight must have shape [C, 1, kH, kW] with C = {input.shape[1]}, "
+        f"got {list(weight.shape)}",
+    )
+    torch._check(
+        weight.dtype == input.dtype,
+        lambda: f"{op}: weight must have the dtype of input ({input.dtype}), got {weight.dtype}",
+    )
+    if bias is not None:
+        torch._check(
+            bias.dtype == input.dtype and list(bias.shape) == [input.shape[1]],
+            lambda: f"{op}: bias must have shape [{input.shape[1]}] and dtype {input.dtype}, "
+            f"got {list(bias.shape)} and {bias.dtype}",
+        )
+    size = []
+    for side in (0, 1):
+        padded = input.shape[2 + side] + 2 * padding[side]
+        span = dilation[side] * (weight.shape[2 + side] - 1) + 1
+        torch._check(
+            padded >= span,
+            lambda padded=padded, span=span: f"{op}: the dilated kernel must fit into the padded "
+            f"input; the kernel spans {span}, the padded input {padded}",
+        )
+        size.append((padded - span) // stride[side] + 1)
+    return _image_like(input, *size)
+
+
+@torch.library.register_fake("lenet_ops::depthwise_conv2d_backward")
+def _(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    output_mask: list[bool],
+) -> tuple[Tensor, Tensor, Tensor]:
+    need_input, need_weight, need_bias = output_mask
+    return (
+        _image_like(input, *input.shape[2:]) if need_input else weight.new_empty([0]),
+        weight.new_empty(weight.shape if need_weight else [0]),
+        weight.new_empty([weight.shape[0] if need_bias else 0]),
+    )
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    input, weight, _, ctx.stride, ctx.padding, ctx.dilation = inputs
+    ctx.save_for_backward(input, weight)
+
+
+def _backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+    input, weight = ctx.saved_tensors
+    mask = ctx.needs_input_grad[:3]
+    grads = _conv_backward(
+        grad_output, input, weight, ctx.stride, ctx.padding, ctx.dilation, mask
+    )
+    return *(g if needed else None for g, needed in zip(grads, mask, strict=True)), None, None, None
+
+
+def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *tensors, ctx.stride, ctx.padding, ctx.dilation, ctx.mask = inputs
+    ctx.save_for_backward(*tensors)
+    ctx.set_materialize_grads(False)
+
+
+def _double_backward(
+    ctx: Any, grad_input: Tensor | None, grad_weight: Tensor | None, grad_bias: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    """The convolution is linear in input, weight and bias each, so its own kernels suffice.
+
+    The arguments are the gradients with respect to the three outputs of the backward operator.
+    """
+    grad_output, input, weight = ctx.saved_tensors
+    geometry = (ctx.stride, ctx.padding, ctx.dilation)
+    by_grad_output = by_input = by_weight = None
+    if ctx.needs_input_grad[0]:
+        terms = []
+        if ctx.mask[0] and grad_input is not None:
+            terms.append(_conv(grad_input, weight, None, *geometry))
+        if ctx.mask[1] and grad_weight is not None:
+            terms.append(_conv(input, grad_weight, None, *geometry))
+        if ctx.mask[2] and grad_bias is not None:
+            terms.append(grad_bias[:, None, None].expand_as(grad_output))
+        by_grad_output = sum(terms[1:], terms[0]) if terms else None
+    if ctx.needs_input_grad[1] and ctx.mask[1] and grad_weight is not None:
+        by_input = _conv_backward(grad_output, input, grad_weight, *geometry, [True, False, False])[0]
+    if ctx.needs_input_grad[2] and ctx.mask[0] and grad_input is not None:
+        by_weight = _conv_backward(grad_output, grad_input, weight, *geometry, [False, True, False])[1]
+    return by_grad_output, by_input, by_weight, None, None, None, None
+
+
+torch.library.register_autograd(
+    "lenet_ops::depthwise_conv2d", _backward, setup_context=_setup
+)
+torch.library.register_autograd(
+    "lenet_ops::depthwise_conv2d_backward", _double_backward, setup_context=_setup_backward
+)
+
+
+def _register_autocast(device: str) -> None:
+    """Casts to the region's dtype, as conv2d does: float64 stays, as do tensors elsewhere."""
+    key = getattr(torch._C.DispatchKey, f"Autocast{device.upper()}")
+
+    def cast(x: Tensor | None) -> Tensor | None:
+        if x is None or x.device.type != device or x.dtype == torch.float64:
+            return x
+        return x.to(torch.get_autocast_dtype(device))
+
+    def autocast(
+        input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: list[int]
+    ) -> Tensor:
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key)):
+            return _conv(cast(input), cast(weight), cast(bias), *geometry)
+
+    _fragment.impl("depthwise_conv2d", autocast, f"Autocast{device.upper()}")
+
+
+_fragment = torch.library.Library("lenet_ops", "FRAGMENT")
+_register_autocast("cpu")
+_register_autocast("cuda")
+
+
+# vmap: a filter of its own is all a channel has, so the mapped dimension becomes more channels.
+
+
+def _fold(x: Tensor, channel_dim: int) -> Tensor:
+    """[B, ...] to B·C channels at `channel_dim` of the result."""
+    return x.movedim(0, channel_dim).flatten(channel_dim, channel_dim + 1)
+
+
+def _unfold(x: Tensor, channel_dim: int, batch: int) -> Tensor:
+    return x.unflatten(channel_dim, (batch, x.shape[channel_dim] // batch)).movedim(channel_dim, 0)
+
+
+@torch.library.register_vmap("lenet_ops::depthwise_conv2d")
+def _(
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *geometry: list[int],
+) -> tuple[Tensor, int]:
+    input, weight = _library.batch_first(info, in_dims[:2], input, weight)
+    if bias is not None:
+        (bias,) = _library.batch_first(info, in_dims[2:3], bias)
+        bias = _fold(bias, 0)
+    out = _conv(_fold(input, 1), _fold(weight, 0), bias, *geometry)
+    return _unfold(out, 1, info.batch_size), 0
+
+
+@torch.library.register_vmap("lenet_ops::depthwise_conv2d_backward")
+def _(
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    *geometry_and_mask: list[int],
+) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    grad_output, input, weight = _library.batch_first(
+        info, in_dims[:3], grad_output, input, weight
+    )
+    grads = _conv_backward(
+        _fold(grad_output, 1), _fold(input, 1), _fold(weight, 0), *geometry_and_mask
+    )
+    mask = geometry_and_mask[-1]
+    unfolded = [
+        _unfold(g, channel_dim, info.batch_size) if needed else g.expand(info.batch_size, 0)
+        for g, channel_dim, needed in zip(grads, (1, 0, 0), mask, strict=True)
+    ]
+    return tuple(unfolded), (0, 0, 0)

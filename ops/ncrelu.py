@@ -1,0 +1,127 @@
+"""NCReLU: both halves of the input, as channels of their own."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ops import _library
+
+_ncrelu = torch.ops.lenet_ops.ncrelu.default
+_ncrelu_backward = torch.ops.lenet_ops.ncrelu_backward.default
+
+
+def ncrelu(input: Tensor, dim: int = 1) -> Tensor:
+    """Concatenates the positive and the negative part: concat(max(x, 0), min(x, 0)).
+
+    CReLU (Shang et al., arXiv 1603.05201) with the negative half kept negative, so that the two
+    halves sum to x. Gradient: g₊ · [x > 0] + g₋ · [x < 0].
+
+    Args:
+        input: [N, C, ...] (any shape and strides that have `dim`); float64, float32, bfloat16 or
+            float16.
+        dim: the channel dimension; negative counts from the end.
+
+    Returns:
+        [N, 2C, ...] in the dtype and memory format of `input`.
+
+    Raises:
+        TypeError: `input` is not a tensor.
+        NotImplementedError: another dtype.
+        IndexError: `input` has no dimension `dim`.
+    """
+    _library.check_tensor("ncrelu", "input", input)
+    if not -input.dim() <= dim < input.dim():
+        raise IndexError(
+            f"ncrelu(): dim {dim} is out of range for an input of {input.dim()} dimensions; "
+            f"allowed are [{-input.dim()}, {input.dim() - 1}]"
+        )
+    return _ncrelu(input, dim)
+
+
+class NCReLU(nn.Module):
+    """Applies :func:`ncrelu`: [N, C, ...] in, [N, 2C, ...] out.
+
+    Args:
+        dim: the channel dimension.
+    """
+
+    def __init__(self, dim: int = 1) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Returns ncrelu(input, dim)."""
+        return ncrelu(input, self.dim)
+
+    def extra_repr(self) -> str:
+        """Shows the channel dimension."""
+        return f"dim={self.dim}"
+
+
+def _empty(like: Tensor, dim: int, size: int) -> Tensor:
+    shape = list(like.shape)
+    shape[dim] = size
+    return torch.empty(
+        shape,
+        dtype=like.dtype,
+        device=like.device,
+        memory_format=_library.suggest_memory_format(like),
+    )
+
+
+@torch.library.register_fake("lenet_ops::ncrelu")
+def _(input: Tensor, dim: int = 1) -> Tensor:
+    return _empty(input, dim, 2 * input.shape[dim])
+
+
+@torch.library.register_fake("lenet_ops::ncrelu_backward")
+def _(grad_output: Tensor, input: Tensor, dim: int = 1) -> Tensor:
+    return _empty(input, dim, input.shape[dim])
+
+
+def _setup(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
+    input, ctx.dim = inputs
+    ctx.save_for_backward(input)
+
+
+def _backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
+    (input,) = ctx.saved_tensors
+    return _ncrelu_backward(grad_output, input, ctx.dim), None
+
+
+def _setup_backward(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
+    _, input, ctx.dim = inputs
+    ctx.save_for_backward(input)
+
+
+def _double_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    """grad_input is linear in grad_output and piecewise constant in x."""
+    (input,) = ctx.saved_tensors
+    return torch.cat((grad * (input > 0), grad * (input < 0)), ctx.dim), None, None
+
+
+torch.library.register_autograd("lenet_ops::ncrelu", _backward, setup_context=_setup)
+torch.library.register_autograd(
+    "lenet_ops::ncrelu_backward", _double_backward, setup_context=_setup_backward
+)
+
+
+def _skip_batch(dim: int) -> int:
+    return dim + 1 if dim >= 0 else dim
+
+
+@torch.library.register_vmap("lenet_ops::ncrelu")
+def _(
+    info: Any, in_dims: tuple[int | None, None], input: Tensor, dim: int = 1
+) -> tuple[Tensor, int]:
+    (input,) = _library.batch_first(info, in_dims[:1], input)
+    return _ncrelu(input, _skip_batch(dim)), 0
+
+
+@torch.library.register_vmap("lenet_ops::ncrelu_backward")
+def _(
+    info: Any, in_dims: tuple[int | None, ...], grad_output: Tensor, input: Tensor, dim: int = 1
+) -> tuple[Tensor, int]:
+    grad_output, input = _library.batch_first(info, in_dims[:2], grad_output, input)
+    return _ncrelu_backward(grad_output, input, _skip_batch(dim)), 0

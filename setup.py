@@ -1,0 +1,146 @@
+"""Builds ops/csrc into ops/_C (schemas and CPU kernels) and ops/_C_cuda (CUDA kernels).
+
+Environment variables:
+    USE_CUDA=0             CPU only, whatever is installed.
+    FORCE_CUDA=1           a missing CUDA toolkit is an error instead of a CPU-only build.
+    TORCH_CUDA_ARCH_LIST   GPU architectures, "9.0" or "8.0;9.0+PTX" (default: the visible GPUs', else the latter).
+    CUDA_HOME              the CUDA toolkit (default: the one that nvcc on PATH belongs to).
+    DEBUG=1                no optimisation, debug symbols.
+    MAX_JOBS               parallel compiler processes.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import setup
+
+TORCH_TARGET = (2, 10)  # the oldest torch that the built libraries run under
+PYTHON_TARGET = "cp310"
+DEFAULT_ARCHS = "8.0;9.0+PTX"
+
+
+def flag(name: str) -> bool:
+    return os.environ.get(name, "0").lower() not in ("", "0", "false", "off", "no")
+
+
+try:
+    import torch
+except ImportError:
+    sys.exit(
+        "error: building lenet-ops needs PyTorch; install it first (pip install torch) and then "
+        "build in the same environment (pip install --no-build-isolation -e .)"
+    )
+if tuple(int(part) for part in torch.__version__.split(".")[:2]) < TORCH_TARGET:
+    sys.exit(f"error: building lenet-ops needs torch >= 2.10, this is {torch.__version__}")
+
+
+def has_runtime(root: Path) -> bool:
+    return any((root / lib).glob("libcudart.so*") for lib in ("lib64", "lib"))
+
+
+def toolkit() -> tuple[Path, tuple[int, int]]:
+    """Returns the CUDA toolkit's root and version; raises LookupError with the reason if there is none."""
+    nvcc = shutil.which("nvcc")
+    candidates = [Path(nvcc).resolve().parent.parent] if nvcc else []
+    candidates.append(Path("/usr/local/cuda"))
+    if nvcc and not has_runtime(candidates[0]):
+        # nvcc is a wrapper script: the compiler itself knows where it lives (its dry run prints TOP=).
+        dry_run = subprocess.run(
+            [nvcc, "--dryrun", "-x", "cu", "-E", os.devnull], capture_output=True, text=True
+        )
+        if top := re.search(r"^#\$ TOP=(.+)$", dry_run.stderr, re.MULTILINE):
+            candidates.insert(0, Path(top.group(1)).resolve())
+    if chosen := os.environ.get("CUDA_HOME"):
+        candidates = [Path(chosen)]
+    for root in candidates:
+        compiler = root / "bin" / "nvcc"
+        if compiler.exists() and has_runtime(root):
+            text = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
+            if version := re.search(r"release (\d+)\.(\d+)", text):
+                return root, (int(version.group(1)), int(version.group(2)))
+    raise LookupError(
+        f"no CUDA toolkit (nvcc and libcudart) in {', '.join(map(str, candidates))}; "
+        "set CUDA_HOME to its root"
+    )
+
+
+def cuda_root() -> Path | None:
+    """Returns the toolkit to build the CUDA kernels with, or None for a CPU-only build."""
+    if "USE_CUDA" in os.environ and not flag("USE_CUDA"):
+        return None
+    try:
+        if torch.version.cuda is None:
+            raise LookupError(f"torch {torch.__version__} is a CPU build")
+        root, version = toolkit()
+        if version[0] != int(torch.version.cuda.split(".")[0]):
+            raise LookupError(
+                f"the CUDA toolkit in {root} is {version[0]}.{version[1]}, torch was built with "
+                f"{torch.version.cuda}: the major versions must agree (set CUDA_HOME to another)"
+            )
+    except LookupError as reason:
+        if flag("FORCE_CUDA"):
+            sys.exit(f"error: FORCE_CUDA=1, but {reason}")
+        print(f"lenet-ops: building for the CPU only: {reason}", file=sys.stderr)
+        return None
+    return root
+
+
+cuda = cuda_root()
+if cuda:
+    os.environ["CUDA_HOME"] = str(cuda)  # read by torch.utils.cpp_extension when it is imported
+    if not os.environ.get("TORCH_CUDA_ARCH_LIST") and not torch.cuda.is_available():
+        os.environ["TORCH_CUDA_ARCH_LIST"] = DEFAULT_ARCHS
+
+from torch.utils.cpp_extension import BuildExtension, CppExtension, CUDAExtension  # noqa: E402
+
+target = f"-DTORCH_TARGET_VERSION=0x{TORCH_TARGET[0]:02x}{TORCH_TARGET[1]:02x}000000000000"
+optimise = ["-O0", "-g"] if flag("DEBUG") else ["-O3", "-g0"]
+cxx_flags = [
+    target,
+    *optimise,
+    "-std=c++17",
+    "-fvisibility=hidden",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-Wall",
+    "-Wextra",
+    "-Wno-unused-parameter",
+]
+nvcc_flags = [target, *optimise, "-std=c++17", "-DUSE_CUDA", "-lineinfo", "--threads=2"]
+
+common = {"py_limited_api": True}
+headers = sorted(map(str, Path("ops/csrc").rglob("*.h*"))) + sorted(
+    map(str, Path("ops/csrc").rglob("*.cuh"))
+)
+extensions = [
+    CppExtension(
+        "ops._C",
+        sorted(map(str, Path("ops/csrc/cpu").glob("*.cpp"))),
+        include_dirs=[str(Path("ops/csrc").resolve())],
+        extra_compile_args={"cxx": cxx_flags},
+        depends=headers,
+        **common,
+    )
+]
+if cuda:
+    extensions.append(
+        CUDAExtension(
+            "ops._C_cuda",
+            sorted(map(str, Path("ops/csrc/cuda").glob("*.cu"))),
+            include_dirs=[str(Path("ops/csrc").resolve())],
+            extra_compile_args={"cxx": [*cxx_flags, "-DUSE_CUDA"], "nvcc": nvcc_flags},
+            depends=headers,
+            **common,
+        )
+    )
+
+setup(
+    ext_modules=extensions,
+    cmdclass={"build_ext": BuildExtension},
+    options={"bdist_wheel": {"py_limited_api": PYTHON_TARGET}},
+)
