@@ -1,6 +1,7 @@
 """Loads the compiled operators; what every operator's Python side shares."""
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import Tensor
 
 TORCH_TARGET = (2, 10)
 BUILD_COMMAND = "pip install --no-build-isolation -e ."
+fragment = torch.library.Library("lenet_ops", "FRAGMENT")
 FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -65,7 +67,9 @@ def pair(op: str, name: str, value: int | tuple[int, int], least: int) -> list[i
     """
     values = [value, value] if isinstance(value, int) else list(value)
     if len(values) != 2 or not all(isinstance(v, int | torch.SymInt) for v in values):
-        raise TypeError(f"{op}(): argument '{name}' must be an int or a pair of ints, not {value!r}")
+        raise TypeError(
+            f"{op}(): argument '{name}' must be an int or a pair of ints, not {value!r}"
+        )
     if min(values) < least:
         raise RuntimeError(f"{op}(): '{name}' must be at least {least}, got {value!r}")
     return values
@@ -82,3 +86,53 @@ def batch_first(info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor) ->
         x.unsqueeze(0).expand(info.batch_size, *x.shape) if d is None else x.movedim(d, 0)
         for d, x in zip(in_dims, tensors, strict=True)
     ]
+
+
+def register_autograd(
+    op: torch._ops.OpOverload,
+    setup_context: Callable[..., None],
+    backward: Callable[..., Any],
+    vmap: Callable[..., Any],
+) -> None:
+    """Registers an operator's gradient and its vmap rule.
+
+    Unlike torch.library.register_autograd, this also works under torch.func's grad, jacrev and
+    their compositions with vmap.
+
+    Args:
+        op: the operator.
+        setup_context: f(ctx, inputs, output), saves what `backward` needs.
+        backward: f(ctx, *grad_outputs), returns one gradient (or None) an input.
+        vmap: f(info, in_dims, *inputs), returns the outputs and their mapped dimensions.
+    """
+
+    def forward(*args: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(*args)
+
+    function = type(
+        f"{op._opname}_function",
+        (torch.autograd.Function,),
+        {
+            "forward": staticmethod(forward),
+            "setup_context": staticmethod(setup_context),
+            "backward": staticmethod(backward),
+            "vmap": staticmethod(vmap),
+        },
+    )
+
+    def autograd(*args: Any) -> Any:
+        if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*args)):
+            return forward(*args)
+        if torch._C._are_functorch_transforms_active():
+            # The transform's interpreter masks its own key below itself, but a Function needs it.
+            key = torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode
+            with torch._C._ForceDispatchKeyGuard(
+                torch._C._dispatch_tls_local_include_set() | torch._C.DispatchKeySet(key),
+                torch._C._dispatch_tls_local_exclude_set() - torch._C.DispatchKeySet(key),
+            ):
+                return function.apply(*args)
+        return function.apply(*args)
+
+    fragment.impl(op._opname, autograd, "Autograd")
+    torch.library.register_vmap(op, vmap)

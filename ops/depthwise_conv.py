@@ -24,7 +24,7 @@ def depthwise_conv2d(
 ) -> Tensor:
     """Convolves every channel with a filter of its own: ``F.conv2d(..., groups=C)``.
 
-    out[n, c, i, j] = bias[c] + Σ_{a, b} weight[c, 0, a, b] · x[n, c, i·sH − pH + a·dH, j·sW − pW + b·dW]
+    out[n, c, i, j] = bias[c] + Σ weight[c, 0, a, b] · x[n, c, i sH − pH + a dH, j sW − pW + b dW]
     with x zero outside the image; Ho = ⌊(H + 2 pH − dH (kH − 1) − 1) / sH⌋ + 1, and Wo likewise.
 
     Args:
@@ -109,7 +109,7 @@ class DepthwiseConv2d(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws weight and bias from U(−1/√fan_in, 1/√fan_in), fan_in = kH·kW, as nn.Conv2d does."""
+        """Draws weight and bias from U(−1/√(kH·kW), 1/√(kH·kW)), as nn.Conv2d does."""
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
         if self.bias is not None:
             bound = 1 / math.sqrt(math.prod(self.kernel_size))
@@ -152,8 +152,10 @@ def _(
     op = "depthwise_conv2d"
     torch._check(
         weight.dim() == 4 and weight.shape[0] == input.shape[1] and weight.shape[1] == 1,
-        lambda: f"{op}: weight must have shape [C, 1, kH, kW] with C = {input.shape[1]}, "
-        f"got {list(weight.shape)}",
+        lambda: (
+            f"{op}: weight must have shape [C, 1, kH, kW] with C = {input.shape[1]}, "
+            f"got {list(weight.shape)}"
+        ),
     )
     torch._check(
         weight.dtype == input.dtype,
@@ -162,8 +164,10 @@ def _(
     if bias is not None:
         torch._check(
             bias.dtype == input.dtype and list(bias.shape) == [input.shape[1]],
-            lambda: f"{op}: bias must have shape [{input.shape[1]}] and dtype {input.dtype}, "
-            f"got {list(bias.shape)} and {bias.dtype}",
+            lambda: (
+                f"{op}: bias must have shape [{input.shape[1]}] and dtype {input.dtype}, "
+                f"got {list(bias.shape)} and {bias.dtype}"
+            ),
         )
     size = []
     for side in (0, 1):
@@ -171,8 +175,10 @@ def _(
         span = dilation[side] * (weight.shape[2 + side] - 1) + 1
         torch._check(
             padded >= span,
-            lambda padded=padded, span=span: f"{op}: the dilated kernel must fit into the padded "
-            f"input; the kernel spans {span}, the padded input {padded}",
+            lambda padded=padded, span=span: (
+                f"{op}: the dilated kernel must fit into the padded "
+                f"input; the kernel spans {span}, the padded input {padded}"
+            ),
         )
         size.append((padded - span) // stride[side] + 1)
     return _image_like(input, *size)
@@ -204,9 +210,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
     input, weight = ctx.saved_tensors
     mask = ctx.needs_input_grad[:3]
-    grads = _conv_backward(
-        grad_output, input, weight, ctx.stride, ctx.padding, ctx.dilation, mask
-    )
+    grads = _conv_backward(grad_output, input, weight, ctx.stride, ctx.padding, ctx.dilation, mask)
     return *(g if needed else None for g, needed in zip(grads, mask, strict=True)), None, None, None
 
 
@@ -236,18 +240,14 @@ def _double_backward(
             terms.append(grad_bias[:, None, None].expand_as(grad_output))
         by_grad_output = sum(terms[1:], terms[0]) if terms else None
     if ctx.needs_input_grad[1] and ctx.mask[1] and grad_weight is not None:
-        by_input = _conv_backward(grad_output, input, grad_weight, *geometry, [True, False, False])[0]
+        by_input = _conv_backward(grad_output, input, grad_weight, *geometry, [True, False, False])[
+            0
+        ]
     if ctx.needs_input_grad[2] and ctx.mask[0] and grad_input is not None:
-        by_weight = _conv_backward(grad_output, grad_input, weight, *geometry, [False, True, False])[1]
+        by_weight = _conv_backward(
+            grad_output, grad_input, weight, *geometry, [False, True, False]
+        )[1]
     return by_grad_output, by_input, by_weight, None, None, None, None
-
-
-torch.library.register_autograd(
-    "lenet_ops::depthwise_conv2d", _backward, setup_context=_setup
-)
-torch.library.register_autograd(
-    "lenet_ops::depthwise_conv2d_backward", _double_backward, setup_context=_setup_backward
-)
 
 
 def _register_autocast(device: str) -> None:
@@ -265,10 +265,9 @@ def _register_autocast(device: str) -> None:
         with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key)):
             return _conv(cast(input), cast(weight), cast(bias), *geometry)
 
-    _fragment.impl("depthwise_conv2d", autocast, f"Autocast{device.upper()}")
+    _library.fragment.impl("depthwise_conv2d", autocast, f"Autocast{device.upper()}")
 
 
-_fragment = torch.library.Library("lenet_ops", "FRAGMENT")
 _register_autocast("cpu")
 _register_autocast("cuda")
 
@@ -285,8 +284,7 @@ def _unfold(x: Tensor, channel_dim: int, batch: int) -> Tensor:
     return x.unflatten(channel_dim, (batch, x.shape[channel_dim] // batch)).movedim(channel_dim, 0)
 
 
-@torch.library.register_vmap("lenet_ops::depthwise_conv2d")
-def _(
+def _vmap(
     info: Any,
     in_dims: tuple[int | None, ...],
     input: Tensor,
@@ -302,8 +300,7 @@ def _(
     return _unfold(out, 1, info.batch_size), 0
 
 
-@torch.library.register_vmap("lenet_ops::depthwise_conv2d_backward")
-def _(
+def _vmap_backward(
     info: Any,
     in_dims: tuple[int | None, ...],
     grad_output: Tensor,
@@ -311,9 +308,7 @@ def _(
     weight: Tensor,
     *geometry_and_mask: list[int],
 ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    grad_output, input, weight = _library.batch_first(
-        info, in_dims[:3], grad_output, input, weight
-    )
+    grad_output, input, weight = _library.batch_first(info, in_dims[:3], grad_output, input, weight)
     grads = _conv_backward(
         _fold(grad_output, 1), _fold(input, 1), _fold(weight, 0), *geometry_and_mask
     )
@@ -323,3 +318,7 @@ def _(
         for g, channel_dim, needed in zip(grads, (1, 0, 0), mask, strict=True)
     ]
     return tuple(unfolded), (0, 0, 0)
+
+
+_library.register_autograd(_conv, _setup, _backward, _vmap)
+_library.register_autograd(_conv_backward, _setup_backward, _double_backward, _vmap_backward)

@@ -50,8 +50,10 @@ def _(input: Tensor) -> Tensor:
 def _(grad_output: Tensor, input: Tensor) -> Tensor:
     torch._check(
         grad_output.shape == input.shape,
-        lambda: f"gelu_backward: grad_output must have the shape of input ({list(input.shape)}), "
-        f"got {list(grad_output.shape)}",
+        lambda: (
+            f"gelu_backward: grad_output must have the shape of input ({list(input.shape)}), "
+            f"got {list(grad_output.shape)}"
+        ),
     )
     return torch.empty_like(input)
 
@@ -78,18 +80,16 @@ def _double_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | No
     return by_grad_output, by_input
 
 
-torch.library.register_autograd("lenet_ops::gelu", _backward, setup_context=_setup)
-torch.library.register_autograd("lenet_ops::gelu_backward", _double_backward, setup_context=_setup)
-
-
-@torch.library.register_vmap("lenet_ops::gelu")
-def _(info: Any, in_dims: tuple[int | None], input: Tensor) -> tuple[Tensor, int | None]:
+def _vmap(info: Any, in_dims: tuple[int | None], input: Tensor) -> tuple[Tensor, int | None]:
     return _gelu(input), in_dims[0]
 
 
-@torch.library.register_vmap("lenet_ops::gelu_backward")
-def _(
+def _vmap_backward(
     info: Any, in_dims: tuple[int | None, int | None], grad_output: Tensor, input: Tensor
 ) -> tuple[Tensor, int]:
     grad_output, input = _library.batch_first(info, in_dims, grad_output, input)
     return _gelu_backward(grad_output, input), 0
+
+
+_library.register_autograd(_gelu, _setup, _backward, _vmap)
+_library.register_autograd(_gelu_backward, _setup, _double_backward, _vmap_backward)

@@ -71,12 +71,12 @@ def _empty(like: Tensor, dim: int, size: int) -> Tensor:
 
 
 @torch.library.register_fake("lenet_ops::ncrelu")
-def _(input: Tensor, dim: int = 1) -> Tensor:
+def _(input: Tensor, dim: int) -> Tensor:
     return _empty(input, dim, 2 * input.shape[dim])
 
 
 @torch.library.register_fake("lenet_ops::ncrelu_backward")
-def _(grad_output: Tensor, input: Tensor, dim: int = 1) -> Tensor:
+def _(grad_output: Tensor, input: Tensor, dim: int) -> Tensor:
     return _empty(input, dim, input.shape[dim])
 
 
@@ -101,27 +101,23 @@ def _double_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
     return torch.cat((grad * (input > 0), grad * (input < 0)), ctx.dim), None, None
 
 
-torch.library.register_autograd("lenet_ops::ncrelu", _backward, setup_context=_setup)
-torch.library.register_autograd(
-    "lenet_ops::ncrelu_backward", _double_backward, setup_context=_setup_backward
-)
-
-
 def _skip_batch(dim: int) -> int:
     return dim + 1 if dim >= 0 else dim
 
 
-@torch.library.register_vmap("lenet_ops::ncrelu")
-def _(
-    info: Any, in_dims: tuple[int | None, None], input: Tensor, dim: int = 1
+def _vmap(
+    info: Any, in_dims: tuple[int | None, None], input: Tensor, dim: int
 ) -> tuple[Tensor, int]:
     (input,) = _library.batch_first(info, in_dims[:1], input)
     return _ncrelu(input, _skip_batch(dim)), 0
 
 
-@torch.library.register_vmap("lenet_ops::ncrelu_backward")
-def _(
-    info: Any, in_dims: tuple[int | None, ...], grad_output: Tensor, input: Tensor, dim: int = 1
+def _vmap_backward(
+    info: Any, in_dims: tuple[int | None, ...], grad_output: Tensor, input: Tensor, dim: int
 ) -> tuple[Tensor, int]:
     grad_output, input = _library.batch_first(info, in_dims[:2], grad_output, input)
     return _ncrelu_backward(grad_output, input, _skip_batch(dim)), 0
+
+
+_library.register_autograd(_ncrelu, _setup, _backward, _vmap)
+_library.register_autograd(_ncrelu_backward, _setup_backward, _double_backward, _vmap_backward)

@@ -54,8 +54,8 @@ struct Loops {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(lenet_ops, m) {
-  m.def("ncrelu(Tensor input, int dim=1) -> Tensor");
-  m.def("ncrelu_backward(Tensor grad_output, Tensor input, int dim=1) -> Tensor");
+  m.def("ncrelu(Tensor input, int dim) -> Tensor");
+  m.def("ncrelu_backward(Tensor grad_output, Tensor input, int dim) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CPU, m) {
