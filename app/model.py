@@ -59,7 +59,8 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def _act(act: str) -> nn.Module:
-    return {"relu": nn.ReLU, "gelu": GELU, "ncrelu": NCReLU}[act]()
+    modules: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": GELU, "ncrelu": NCReLU}
+    return modules[act]()
 
 
 def _conv(conv: str, in_channels: int, out_channels: int, padding: int) -> nn.Module:
