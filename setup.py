@@ -39,7 +39,7 @@ if tuple(int(part) for part in torch.__version__.split(".")[:2]) < TORCH_TARGET:
 
 
 def has_runtime(root: Path) -> bool:
-    return any((root / lib).glob("libcudart.so*") for lib in ("lib64", "lib"))
+    return any(True for lib in ("lib64", "lib") for _ in (root / lib).glob("libcudart.so*"))
 
 
 def toolkit() -> tuple[Path, tuple[int, int]]:
@@ -98,7 +98,7 @@ if cuda:
 from torch.utils.cpp_extension import BuildExtension, CppExtension, CUDAExtension  # noqa: E402
 
 target = f"-DTORCH_TARGET_VERSION=0x{TORCH_TARGET[0]:02x}{TORCH_TARGET[1]:02x}000000000000"
-optimise = ["-O0", "-g"] if flag("DEBUG") else ["-O3", "-g0"]
+optimise = ["-O0", "-g"] if flag("DEBUG") else ["-O3"]
 cxx_flags = [
     target,
     *optimise,
