@@ -1,0 +1,245 @@
+"""What is measured: operators, shapes, passes, the peers, and the float64 truth."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import ops
+
+OURS = "ours"
+COMPILED = "torch.compile"
+FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DIGITS = {torch.float32: 24, torch.bfloat16: 8, torch.float16: 11}  # of the mantissa, in bits
+
+# Which inputs each pass differentiates; the first argument is the image, then weight and bias.
+PASSES = {
+    "forward": (),
+    "backward": (0,),
+    "backward-input": (0,),
+    "backward-weight": (1,),
+    "backward-all": (0, 1, 2),
+    "forward+backward": (0, 1, 2),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """An operator on one shape.
+
+    Attributes:
+        op: "gelu", "ncrelu" or "depthwise".
+        shape: of the input.
+        kernel: side of the depthwise filter, with its stride and dilation; padding is "same".
+        stride: see kernel.
+        dilation: see kernel.
+    """
+
+    op: str
+    shape: tuple[int, ...]
+    kernel: int = 1
+    stride: int = 1
+    dilation: int = 1
+
+    @property
+    def padding(self) -> int:
+        """Zeros on each side, so that stride 1 keeps the size."""
+        return self.dilation * (self.kernel - 1) // 2
+
+    @property
+    def label(self) -> str:
+        """The shape as tables show it: (N, C, H, W) k s d."""
+        text = "x".join(map(str, self.shape))
+        if self.op == "depthwise":
+            text += f" k{self.kernel} s{self.stride}"
+            text += f" d{self.dilation}" if self.dilation > 1 else ""
+        return text
+
+    @property
+    def passes(self) -> list[str]:
+        """The passes that are timed apart."""
+        if self.op == "depthwise":
+            return [name for name in PASSES if name != "backward"]
+        return ["forward", "backward", "forward+backward"]
+
+    @property
+    def formats(self) -> list[str]:
+        """The memory formats that the shape can have."""
+        return list(FORMATS) if len(self.shape) == 4 else ["nchw"]
+
+    def function(self) -> Callable[..., Tensor]:
+        """Our operator."""
+        if self.op == "gelu":
+            return ops.gelu
+        if self.op == "ncrelu":
+            return lambda x: ops.ncrelu(x, min(1, x.dim() - 1))
+        return lambda x, w, b: ops.depthwise_conv2d(
+            x, w, b, self.stride, self.padding, self.dilation
+        )
+
+    def composition(self) -> Callable[..., Tensor]:
+        """The same from PyTorch's own operators."""
+        if self.op == "gelu":
+            return lambda x: x * torch.sigmoid(1.702 * x)
+        if self.op == "ncrelu":
+            return lambda x: torch.cat((x.clamp(min=0), x.clamp(max=0)), min(1, x.dim() - 1))
+        return lambda x, w, b: F.conv2d(
+            x, w, b, self.stride, self.padding, self.dilation, groups=x.shape[1]
+        )
+
+    def inputs(self, device: str, dtype: torch.dtype) -> list[Tensor]:
+        """Random input (and weight and bias), the same every time."""
+        generator = torch.Generator(device).manual_seed(0)
+        shapes: list[tuple[int, ...]] = [self.shape]
+        if self.op == "depthwise":
+            channels = self.shape[1]
+            shapes += [(channels, 1, self.kernel, self.kernel), (channels,)]
+        return [torch.randn(s, device=device, generator=generator).to(dtype) for s in shapes]
+
+    def elements(self) -> tuple[int, int]:
+        """Number of input and of output elements."""
+        size = 1
+        for side in self.shape:
+            size *= side
+        if self.op == "depthwise":
+            sides = [(side - 1) // self.stride + 1 for side in self.shape[2:]]
+            return size, self.shape[0] * self.shape[1] * sides[0] * sides[1]
+        return size, size * (2 if self.op == "ncrelu" else 1)
+
+    def floor_ms(self, what: str, itemsize: int, copy_rate: float, fma_rate: float) -> float:
+        """Milliseconds that no implementation beats: bytes at copy rate or, if more, FMAs.
+
+        Every tensor that the pass needs is read or written once; weights are not counted.
+        """
+        size, out = self.elements()
+        elementwise = self.op != "depthwise"
+        moved, convolutions = {
+            "forward": (size + out, 1),
+            "backward": (2 * size + out, 0),
+            "backward-input": (size + out, 1),
+            "backward-weight": (size + out, 1),
+            "backward-all": (2 * size + out, 2),
+            "forward+backward": (3 * size + 2 * out, 3),
+        }[what]
+        fmas = 0 if elementwise else convolutions * out * self.kernel**2
+        return 1e3 * max(moved * itemsize / copy_rate, fmas / fma_rate)
+
+
+def cases(device: str) -> Iterator[Case]:
+    """All shapes; the batch is cut for the CPU."""
+    cpu = device == "cpu"
+    for op in ("gelu", "ncrelu"):
+        yield Case(op, (16 if cpu else 256, 64, 112, 112))
+        yield Case(op, (8 if cpu else 64, 64, 56, 56))
+        yield Case(op, (128 if cpu else 1024, 6, 28, 28))
+        yield Case(op, ((1 << 20) + 3,))
+    for n, cpu_n, c, h, w, k, stride, dilation in (
+        (64, 4, 144, 56, 56, 3, 1, 1),
+        (64, 4, 144, 56, 56, 3, 2, 1),
+        (64, 4, 96, 56, 56, 7, 1, 1),
+        (128, 8, 512, 14, 14, 5, 1, 1),
+        (1024, 128, 6, 28, 28, 5, 1, 1),
+        (32, 1, 384, 14, 14, 31, 1, 1),
+        (1, 1, 144, 56, 56, 3, 1, 1),
+        (1, 1, 144, 56, 56, 3, 2, 1),
+        (1, 1, 96, 56, 56, 7, 1, 1),
+        (16, 2, 256, 32, 32, 3, 1, 2),
+        (64, 4, 144, 57, 57, 3, 1, 1),
+        (64, 4, 97, 57, 57, 3, 2, 1),
+    ):
+        yield Case("depthwise", (cpu_n if cpu else n, c, h, w), k, stride, dilation)
+
+
+def contexts(op: str, device: str) -> Mapping[str, Callable[[], AbstractContextManager[object]]]:
+    """The eager peers: for convolution with the vendor's library and without it."""
+    if op != "depthwise":
+        return {"eager": nullcontext}
+    if device == "cuda":
+        return {
+            "cudnn": lambda: torch.backends.cudnn.flags(enabled=True, benchmark=True),
+            "no cudnn": lambda: torch.backends.cudnn.flags(enabled=False),
+        }
+    return {
+        "mkldnn": lambda: torch.backends.mkldnn.flags(enabled=True),
+        "no mkldnn": lambda: torch.backends.mkldnn.flags(enabled=False),
+    }
+
+
+def pass_call(
+    what: str, function: Callable[..., Tensor], inputs: list[Tensor], grad: Tensor
+) -> Callable[[], dict[str, Tensor]]:
+    """Prepares one pass and returns the call to time, which returns the pass's results by name.
+
+    Backward passes go through autograd for every implementation, over a graph that is built once
+    and kept, with only the wanted inputs requiring gradients: so all pay the same for the engine,
+    nothing is computed that the pass does not ask for, and what is timed is what a user gets.
+    """
+    wanted = [i for i in PASSES[what] if i < len(inputs)]
+    names = [("grad_input", "grad_weight", "grad_bias")[i] for i in wanted]
+    leaves = [x.detach().requires_grad_(i in wanted) for i, x in enumerate(inputs)]
+    targets = [leaves[i] for i in wanted]
+    if what == "forward":
+        return lambda: {"output": function(*leaves)}
+    if what == "forward+backward":
+
+        def step() -> dict[str, Tensor]:
+            output = function(*leaves)
+            return dict(zip(names, torch.autograd.grad(output, targets, grad), strict=True))
+
+        return step
+    output = function(*leaves)
+    return lambda: dict(
+        zip(names, torch.autograd.grad(output, targets, grad, retain_graph=True), strict=True)
+    )
+
+
+def truth(case: Case, inputs: list[Tensor], grad: Tensor) -> dict[str, Tensor]:
+    """Every pass's results in float64."""
+    leaves = [x.double().requires_grad_() for x in inputs]
+    with torch.backends.mkldnn.flags(enabled=False):
+        output = case.composition()(*leaves)
+        grads = torch.autograd.grad(output, leaves, grad.double())
+    names = ("output", "grad_input", "grad_weight", "grad_bias")
+    return dict(zip(names, (output.detach(), *grads), strict=False))
+
+
+def ulps(x: Tensor, exact: Tensor, dtype: torch.dtype) -> Tensor:
+    """Distance from `exact` in units of the last place that `dtype` has there."""
+    least = torch.finfo(dtype).tiny * 2.0 ** (1 - DIGITS[dtype])
+    exponent = torch.frexp(exact).exponent - DIGITS[dtype]
+    unit = torch.ldexp(torch.ones_like(exact), exponent).clamp_(min=least)
+    return (x.double() - exact).abs_().div_(unit)
+
+
+def disagreement(
+    case: Case, results: dict[str, Tensor], exact: dict[str, Tensor], grad: Tensor
+) -> str | None:
+    """What is wrong with our results, None if nothing is.
+
+    Elementwise: float32 within 4 ulp of the exact value, 16-bit within 1.5 (1 of the rounded one),
+    or else the function or its derivative within 1e-7. Convolution: relative error (norm) at most
+    1e-6, and half an ulp for rounding to 16 bits.
+    """
+    for name, x in results.items():
+        if case.op == "depthwise":
+            error = relative_error(x, exact[name])
+            limit = 1e-6 + (2.0 ** -DIGITS[x.dtype] if x.dtype != torch.float32 else 0)
+        else:
+            distance = ulps(x, exact[name], x.dtype)
+            if case.op == "gelu":
+                scale = grad.double().abs().clamp(min=1) if name == "grad_input" else 1
+                distance[(x.double() - exact[name]).abs() <= 1e-7 * scale] = 0
+            error = float(distance.max())
+            limit = 4 if x.dtype == torch.float32 else 1.5
+        if not error <= limit:
+            return f"{name} is off by {error:.3g}, allowed is {limit:.3g}"
+    return None
+
+
+def relative_error(x: Tensor, exact: Tensor) -> float:
+    """‖x − exact‖ / ‖exact‖."""
+    return float((x.double() - exact).norm() / exact.norm())

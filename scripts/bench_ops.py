@@ -1,0 +1,225 @@
+"""Measures the operators beside eager PyTorch and torch.compile, in one process on the same inputs.
+
+    python scripts/bench_ops.py [--device cuda|cpu] [--op gelu] [--csv FILE] [--plot FILE]
+
+Every row is one pass over one shape, dtype and memory format: our median time; the floor (fewest
+bytes over the measured copy rate or, for convolution if that is more, multiply-adds over the
+measured float32 rate) and its share of our time; the fastest peer in the same memory format and
+how many times faster than it we are. On CUDA small shapes have a second column: the same inside a
+replayed CUDA graph, where launches cost nothing and the cache is warm.
+
+Peers: the plain composition of PyTorch operators (for convolution with cuDNN or oneDNN on, cuDNN
+in benchmark mode, and off) and torch.compile of it, compiled afresh for every row. Forward runs
+without gradients. Backward runs through autograd over a kept graph, for all alike. Each of our
+results is compared with float64 first; a wrong one is not timed, and makes the exit code 1.
+"""
+
+import argparse
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the project, not installed
+
+import torch
+import torch._dynamo
+import torch._functorch.config
+from bench.cases import (
+    COMPILED,
+    DTYPES,
+    FORMATS,
+    OURS,
+    PASSES,
+    Case,
+    cases,
+    contexts,
+    disagreement,
+    pass_call,
+    relative_error,
+    truth,
+)
+from bench.measure import Candidate, Device, open_device
+from bench.report import HEADER, Row, markdown, plot, read_csv, summary, write_csv
+from torch import Tensor
+
+GRAPH_BYTES = 32 << 20  # inputs up to this size are also timed in CUDA graphs
+PEER_ERROR = 0.03  # a peer further off computes something else
+
+
+class WrongResultError(Exception):
+    """Our result is not the float64 one."""
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """Reads the command line."""
+    text = (__doc__ or "").split("\n\n")
+    parser = argparse.ArgumentParser(description=text[0], epilog="\n\n".join(text[2:]))
+    add = parser.add_argument
+    add("--device", choices=["cpu", "cuda"], help="default: cuda where there is one")
+    add("--op", choices=["gelu", "ncrelu", "depthwise"], nargs="+", help="default: all")
+    add("--dtype", choices=list(DTYPES), nargs="+", help="default: all (quick: two)")
+    add("--format", choices=list(FORMATS), nargs="+", help="default: both")
+    add("--pass", choices=list(PASSES), nargs="+", dest="passes", help="default: all")
+    add("--shape", metavar="TEXT", help="only shapes whose label contains TEXT, e.g. 'k7'")
+    add("--no-compile", action="store_true", help="leave torch.compile out")
+    add(
+        "--quick",
+        action="store_true",
+        help="short measurements, float32 and bfloat16, torch.compile only where it makes kernels "
+        "of its own (elementwise)",
+    )
+    add("--threads", type=int, metavar="N", help="CPU threads (default: torch's)")
+    add("--csv", type=Path, metavar="FILE", help="write every implementation's numbers")
+    add("--plot", type=Path, metavar="FILE", help="draw time over floor (first dtype)")
+    add("--markdown", type=Path, metavar="FILE", help="write tables")
+    add("--read", type=Path, metavar="CSV", help="report on an earlier --csv, measure nothing")
+    add("--fail-below", type=float, metavar="RATIO", help="exit 1 if a speed-up is less")
+    return parser.parse_args(argv)
+
+
+def candidates(
+    case: Case, what: str, inputs: list[Tensor], grad: Tensor, compiled: bool
+) -> Iterator[Candidate]:
+    """Yields ours first, then the peers."""
+
+    def prepare(make: Callable[[], Callable[..., Tensor]]) -> Callable[[], Callable[[], object]]:
+        return lambda: pass_call(what, make(), inputs, grad)
+
+    def compile_composition() -> Callable[..., Tensor]:
+        torch._dynamo.reset()
+        return torch.compile(case.composition(), fullgraph=True, dynamic=False)
+
+    yield Candidate(OURS, prepare(case.function))
+    for name, context in contexts(case.op, grad.device.type).items():
+        yield Candidate(name, prepare(case.composition), context)
+    if compiled:
+        yield Candidate(COMPILED, prepare(compile_composition))
+
+
+def measure(
+    device: Device,
+    case: Case,
+    row: Row,
+    inputs: list[Tensor],
+    grad: Tensor,
+    exact: dict[str, Tensor],
+    compiled: bool,
+    budget_s: float,
+) -> None:
+    """Fills `row`; raises WrongResultError where ours is."""
+    calls = {}
+    for candidate in candidates(case, row.what, inputs, grad, compiled):
+        name = candidate.name
+        try:
+            with candidate.context():
+                call = candidate.prepare()
+                results = call()
+            assert isinstance(results, dict)
+        except Exception as error:
+            if name == OURS:
+                raise
+            print(f"note: {name} fails on {row.op} {row.shape} {row.what}: {error!r:.200}")
+            continue
+        if name == OURS:
+            if problem := disagreement(case, results, exact, grad):
+                raise WrongResultError(
+                    f"{row.op} {row.shape} {row.dtype} {row.format} {row.what}: {problem}"
+                )
+        elif not all(relative_error(x, exact[key]) < PEER_ERROR for key, x in results.items()):
+            print(f"note: {name} is wrong on {row.op} {row.shape} {row.dtype} {row.what}; left out")
+            continue
+        calls[name] = call, candidate
+        del results
+    row.ms = device.timer.measure(calls, budget_s)
+    if device.type == "cuda" and inputs[0].nbytes <= GRAPH_BYTES:
+        for name, (call, candidate) in calls.items():
+            try:
+                ms = device.timer.measure_graph(call, candidate, row.ms[name])
+            except RuntimeError as error:
+                print(f"note: no CUDA graph of {name} on {row.shape} {row.what}: {error!r:.200}")
+                continue
+            if ms is not None:
+                row.graph_ms[name] = ms
+
+
+def run(device: Device, args: argparse.Namespace, wrong: list[Row]) -> Iterator[Row]:
+    """Measures what the arguments select; rows whose results are wrong go to `wrong`, untimed."""
+    budget_s = {"cpu": 0.3, "cuda": 0.1}[device.type] / (4 if args.quick else 1)
+    dtypes = args.dtype or (["float32", "bfloat16"] if args.quick else list(DTYPES))
+    for case in cases(device.type):
+        if (args.op and case.op not in args.op) or (args.shape and args.shape not in case.label):
+            continue
+        compiled = not args.no_compile and not (args.quick and case.op == "depthwise")
+        for dtype in dtypes:
+            inputs = case.inputs(device.type, DTYPES[dtype])
+            shape = case.composition()(*(x.to("meta") for x in inputs)).shape
+            grad = torch.randn(shape, device=device.type).to(DTYPES[dtype])
+            exact = truth(case, inputs, grad)
+            for layout in case.formats:
+                if args.format and layout not in args.format:
+                    continue
+                if len(shape) == 4:
+                    inputs[0] = inputs[0].contiguous(memory_format=FORMATS[layout])
+                    grad = grad.contiguous(memory_format=FORMATS[layout])
+                for what in case.passes:
+                    if args.passes and what not in args.passes:
+                        continue
+                    floor = case.floor_ms(
+                        what, inputs[0].itemsize, device.copy_rate, device.fma_rate
+                    )
+                    row = Row(case.op, case.label, dtype, layout, what, floor)
+                    try:
+                        measure(device, case, row, inputs, grad, exact, compiled, budget_s)
+                    except WrongResultError as error:
+                        print(f"error: {error}", flush=True)
+                        wrong.append(row)
+                    else:
+                        yield row
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the benchmark; returns the exit code."""
+    args = parse(argv)
+    torch._functorch.config.donated_buffer = False  # they forbid a kept backward graph
+    torch.backends.cudnn.benchmark = True  # also for what torch.compile calls
+    warnings.filterwarnings("ignore", message="TF32 acceleration on top of oneDNN")
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
+    wrong: list[Row] = []
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    if args.read:
+        rows, name, version = read_csv(args.read)
+    else:
+        device = open_device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        name, version = device.name, torch.__version__
+        print(
+            f"{name}, torch {version}: copy {device.copy_rate / 1e9:.1f} GB/s, "
+            f"{device.fma_rate / 1e9:.1f} G multiply-adds/s in float32\n{HEADER}"
+        )
+        rows = []
+        for row in run(device, args, wrong):
+            print(row.line(), flush=True)
+            rows.append(row)
+    if not rows and not wrong:
+        print("error: no shape fits the arguments", file=sys.stderr)
+        return 2
+    if rows:
+        print(summary(rows))
+    if args.csv:
+        write_csv(args.csv, rows, name, version)
+    if args.markdown:
+        args.markdown.write_text(markdown(rows))
+    if args.plot and rows:
+        plot(args.plot, rows, f"{name}, torch {version}")
+    slow = [r for r in rows if args.fail_below and r.speedup < args.fail_below]
+    for r in slow:
+        print(f"slower than {args.fail_below} of the best peer: {r.line()}")
+    if wrong:
+        print(f"error: {len(wrong)} results are wrong and were not timed", file=sys.stderr)
+    return 1 if slow or wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
