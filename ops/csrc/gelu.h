@@ -20,7 +20,7 @@ struct GeluBackward {
   template <typename T>
   OPS_DEVICE T operator()(T grad_output, T x) const {
     const T s = T(1) / (T(1) + std::exp(T(-1.702) * x));
-    return grad_output * (s + T(1.702) * x * s * (T(1) - s));
+    return grad_output * (s + T(1.702) * (x * s * (T(1) - s)));  // 1.702 x alone may overflow
   }
 };
 
