@@ -1,6 +1,5 @@
 import dataclasses
 import io
-import os
 import platform
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from app.config import ModelConfig, from_mapping
-from app.errors import RunError, UserError
+from app.errors import UserError
+from app.files import write_atomically
 from app.model import build_model
 
 FORMAT = 1  # raised when an older program could not read the file
@@ -49,24 +49,12 @@ def save_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
     Raises:
         RunError: The file cannot be written (no space, no permission); the old one is untouched.
     """
-    path = Path(path)
     content = {"format": FORMAT} | {
         item.name: getattr(checkpoint, item.name) for item in dataclasses.fields(checkpoint)
     }
     buffer = io.BytesIO()
     torch.save(content, buffer)
-    temporary = path.with_name(f".{path.name}.tmp")  # one left by a killed run is overwritten
-    try:
-        with temporary.open("wb") as file:
-            file.write(buffer.getbuffer())
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        _sync_folder(path.parent)
-    except OSError as error:
-        raise RunError(f"{path} cannot be written: {error.strerror}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_atomically(path, buffer.getbuffer())
 
 
 def load_checkpoint(path: str | Path) -> Checkpoint:
@@ -119,13 +107,3 @@ def load_model(checkpoint: Checkpoint) -> nn.Module:
     model = build_model(cfg, len(checkpoint.data["classes"]))
     model.load_state_dict(checkpoint.model)
     return model.eval()
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename in `folder` outlive a power failure, where the system can."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -36,6 +36,10 @@ def _integer(default: int, least: int) -> Any:
     return _key(default, f"must be an integer, at least {least}", lambda value: value >= least)
 
 
+def _seed() -> Any:
+    return _key(0, "must be an integer from 0 to 4294967295", lambda value: 0 <= value < 2**32)
+
+
 def _number(default: float, allowed: str, accepts: Callable[[float], bool]) -> Any:
     return _key(
         default,
@@ -75,7 +79,7 @@ class DataConfig(DataRoot):
     name: str = _choice("mnist", "mnist", "fashion_mnist", "kmnist", "qmnist", "digits")
     fallback: str | None = _choice("digits", "digits", None)
     val_size: int = _integer(5000, least=1)
-    split_seed: int = _integer(0, least=0)
+    split_seed: int = _seed()
 
 
 @dataclass
@@ -92,8 +96,9 @@ class OptimConfig:
 class TrainerConfig:
     """How long to train, and in what portions."""
 
-    epochs: int = _integer(10, least=1)
+    epochs: int = _integer(8, least=1)
     batch_size: int = _integer(128, least=1)
+    log_every: int = _integer(50, least=1)
 
 
 @dataclass
@@ -104,7 +109,7 @@ class TrainConfig:
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
-    seed: int = _integer(0, least=0)
+    seed: int = _seed()
     device: str = _device()
     outputs: str = _path("outputs")
 

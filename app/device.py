@@ -1,0 +1,26 @@
+import torch
+
+from app.errors import UserError
+
+
+def pick_device(name: str) -> torch.device:
+    """The device that `auto`, `cpu`, `cuda` or `cuda:N` stands for on this machine.
+
+    Raises:
+        UserError: There is no such device here.
+    """
+    count = torch.cuda.device_count()
+    if name == "auto":
+        return torch.device("cuda" if count else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= count:
+        here = ", ".join(["auto", "cpu", *(f"cuda:{index}" for index in range(count))])
+        raise UserError(f"device={name}: not on this machine, choose from {here}")
+    return device
+
+
+def describe(device: torch.device) -> str:
+    """The device in words: the GPU's name, or the number of CPU threads."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type}, {torch.get_num_threads()} threads"

@@ -1,0 +1,34 @@
+import os
+from pathlib import Path
+
+from app.errors import RunError
+
+
+def write_atomically(path: str | Path, content: bytes | memoryview) -> None:
+    """Write a file so that `path` is at every moment the old one or the whole new one.
+
+    Raises:
+        RunError: It cannot be written (no space, no permission); the old one is untouched.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.tmp")  # one left by a killed run is overwritten
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise RunError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename in `folder` outlive a power failure, where the system can."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
