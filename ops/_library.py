@@ -1,7 +1,8 @@
 """Loads the compiled operators; what every operator's Python side shares."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ TORCH_TARGET = (2, 10)
 BUILD_COMMAND = "pip install --no-build-isolation -e ."
 fragment = torch.library.Library("lenet_ops", "FRAGMENT")
 FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+INTEGERS = (int, torch.SymInt, Integral)  # the last: NumPy's
 
 
 def load() -> None:
@@ -58,15 +60,25 @@ def check_tensor(op: str, name: str, value: object) -> None:
         )
 
 
-def pair(op: str, name: str, value: int | tuple[int, int], least: int) -> list[int]:
-    """Returns `value` as [vertical, horizontal].
+def check_int(op: str, name: str, value: object) -> None:
+    """Checks that `value` is an int.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if not isinstance(value, INTEGERS):
+        raise TypeError(f"{op}(): argument '{name}' must be int, not {type(value).__name__}")
+
+
+def pair(op: str, name: str, value: int | Sequence[int], least: int) -> tuple[int, int]:
+    """Returns `value` as (vertical, horizontal).
 
     Raises:
         TypeError: not an int or a pair of ints.
         RuntimeError: less than `least`.
     """
-    values = [value, value] if isinstance(value, int) else list(value)
-    if len(values) != 2 or not all(isinstance(v, int | torch.SymInt) for v in values):
+    values = tuple(value) if isinstance(value, Sequence) else (value, value)
+    if len(values) != 2 or not all(isinstance(v, INTEGERS) for v in values):
         raise TypeError(
             f"{op}(): argument '{name}' must be an int or a pair of ints, not {value!r}"
         )
@@ -110,7 +122,7 @@ def register_autograd(
         with torch._C._AutoDispatchBelowAutograd():
             return op(*args)
 
-    function = type(
+    function: Any = type(
         f"{op._opname}_function",
         (torch.autograd.Function,),
         {

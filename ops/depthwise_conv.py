@@ -92,13 +92,14 @@ class DepthwiseConv2d(nn.Module):
     ) -> None:
         super().__init__()
         name = type(self).__name__
+        _library.check_int(name, "channels", channels)
         if channels < 1:
             raise ValueError(f"{name}: channels must be at least 1, got {channels}")
         self.channels = channels
-        self.kernel_size = tuple(_library.pair(name, "kernel_size", kernel_size, least=1))
-        self.stride = tuple(_library.pair(name, "stride", stride, least=1))
-        self.padding = tuple(_library.pair(name, "padding", padding, least=0))
-        self.dilation = tuple(_library.pair(name, "dilation", dilation, least=1))
+        self.kernel_size = _library.pair(name, "kernel_size", kernel_size, least=1)
+        self.stride = _library.pair(name, "stride", stride, least=1)
+        self.padding = _library.pair(name, "padding", padding, least=0)
+        self.dilation = _library.pair(name, "dilation", dilation, least=1)
         self.weight = nn.Parameter(
             torch.empty(channels, 1, *self.kernel_size, device=device, dtype=dtype)
         )
@@ -140,6 +141,20 @@ def _image_like(x: Tensor, height: Any, width: Any) -> Tensor:
     )
 
 
+def _extent(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
+    """The output's height or width."""
+    padded = size + 2 * padding
+    span = dilation * (kernel - 1) + 1
+    torch._check(
+        padded >= span,
+        lambda: (
+            "depthwise_conv2d: the dilated kernel must fit into the padded input; "
+            f"the kernel spans {span}, the padded input {padded}"
+        ),
+    )
+    return (padded - span) // stride + 1
+
+
 @torch.library.register_fake("lenet_ops::depthwise_conv2d")
 def _(
     input: Tensor,
@@ -169,18 +184,10 @@ def _(
                 f"got {list(bias.shape)} and {bias.dtype}"
             ),
         )
-    size = []
-    for side in (0, 1):
-        padded = input.shape[2 + side] + 2 * padding[side]
-        span = dilation[side] * (weight.shape[2 + side] - 1) + 1
-        torch._check(
-            padded >= span,
-            lambda padded=padded, span=span: (
-                f"{op}: the dilated kernel must fit into the padded "
-                f"input; the kernel spans {span}, the padded input {padded}"
-            ),
-        )
-        size.append((padded - span) // stride[side] + 1)
+    size = [
+        _extent(input.shape[2 + i], weight.shape[2 + i], stride[i], padding[i], dilation[i])
+        for i in (0, 1)
+    ]
     return _image_like(input, *size)
 
 

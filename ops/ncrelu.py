@@ -26,11 +26,14 @@ def ncrelu(input: Tensor, dim: int = 1) -> Tensor:
         [N, 2C, ...] in the dtype and memory format of `input`.
 
     Raises:
-        TypeError: `input` is not a tensor.
+        TypeError: `input` is not a tensor, or `dim` not an int.
         NotImplementedError: another dtype.
         IndexError: `input` has no dimension `dim`.
     """
     _library.check_tensor("ncrelu", "input", input)
+    _library.check_int("ncrelu", "dim", dim)
+    if input.dim() == 0:
+        raise IndexError("ncrelu(): input must have at least one dimension, got a scalar")
     if not -input.dim() <= dim < input.dim():
         raise IndexError(
             f"ncrelu(): dim {dim} is out of range for an input of {input.dim()} dimensions; "

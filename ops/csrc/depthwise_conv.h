@@ -38,6 +38,11 @@ inline DepthwiseGeometry depthwise_geometry(const char* op, const Tensor& input,
         ": padding must be two integers, zero or more");
   check(dilation.size() == 2 && dilation[0] > 0 && dilation[1] > 0, op,
         ": dilation must be two positive integers");
+  constexpr int64_t kMost = int64_t{1} << 31;  // beyond it the sums below could overflow
+  for (const auto* values : {&stride, &padding, &dilation}) {
+    check((*values)[0] <= kMost && (*values)[1] <= kMost, op,
+          ": stride, padding and dilation must be at most ", kMost);
+  }
   DepthwiseGeometry g{input.size(0),  input.size(1), input.size(2), input.size(3), 0,
                       0,              weight.size(2), weight.size(3), stride[0],     stride[1],
                       padding[0],     padding[1],    dilation[0],   dilation[1],
