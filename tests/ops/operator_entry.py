@@ -1,0 +1,62 @@
+"""What the tests need to know of an operator: an entry of the table in operators.py."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import nn
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call: the shapes of its tensors (None: that one is left out) and its other arguments."""
+
+    shapes: tuple[Shape | None, ...]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        sizes = ["x".join(map(str, s)) if s is not None else "None" for s in self.shapes]
+        return " ".join([*sizes, *(f"{k}={v}" for k, v in self.kwargs.items())])
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A call that must raise, and what its message must say beside the operator's name.
+
+    The parts of `says`, separated by an ellipsis, appear in this order.
+    """
+
+    call: Callable[[], object]
+    raises: type[Exception]
+    says: str
+
+    @property
+    def pattern(self) -> str:
+        return ".*".join(re.escape(part) for part in self.says.split(" … "))
+
+    def __str__(self) -> str:
+        return self.says.replace("…", "...")
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator. Its tensors are its leading arguments, and all of them are differentiable."""
+
+    name: str  # in torch.ops.lenet_ops, beside <name>_backward
+    function: Callable[..., Any]
+    reference: Callable[..., Any]  # the same in plain torch, differentiable twice
+    cases: tuple[Case, ...]  # small (gradcheck walks every element); the first is the typical one
+    resized: tuple[Shape | None, ...]  # other shapes for the typical case, for dynamic shapes
+    empty: tuple[Case, ...]
+    bulk: Case  # large enough for several threads and several CUDA blocks
+    huge: Case  # first tensor > 2^31 elements, its first dimension being independent samples
+    autocast: Literal["input", "region"]  # runs in its input's dtype, or casts to the region's
+    module: Callable[..., nn.Module]  # takes device and dtype; fits the typical first tensor
+    wrong: tuple[Wrong, ...]
+    peer: Callable[[], nn.Module] | None = None  # the module in torch.nn with the same parameters
+
+    def __str__(self) -> str:
+        return self.name

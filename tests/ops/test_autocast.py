@@ -1,0 +1,67 @@
+"""Autocast treats our operators as it treats their built-in peers."""
+
+import pytest
+import torch
+
+from tests.ops.operators import each_device, each_operator
+from tests.ops.tensors import as_tuple, inputs
+
+each_region = pytest.mark.parametrize("region", [torch.bfloat16, torch.float16], ids=str)
+
+
+@each_device
+@each_region
+@each_operator
+def test_autocast(op, region, device):
+    """Output in the region's or the input's dtype; gradients in the dtype of their tensors."""
+    tensors = inputs(op.cases[0], torch.float32, device, requires_grad=True)
+    with torch.autocast(device, dtype=region):
+        actual = as_tuple(op.function(*tensors, **op.cases[0].kwargs))
+    inner = region if op.autocast == "region" else torch.float32
+    expected = as_tuple(op.function(*(x.to(inner) for x in tensors), **op.cases[0].kwargs))
+    for a, e in zip(actual, expected, strict=True):
+        assert a.dtype == inner
+        assert torch.equal(a, e)
+    sum(y.sum() for y in actual).backward()
+    assert {x.grad.dtype for x in tensors} == {torch.float32}
+
+
+@each_device
+@each_operator
+def test_autocast_mixed(op, device):
+    """What a model meets: activations in the region's dtype beside float32 parameters."""
+    first, *rest = inputs(op.cases[0], torch.float32, device)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        for y in as_tuple(op.function(first.bfloat16(), *rest, **op.cases[0].kwargs)):
+            assert y.dtype == torch.bfloat16
+
+
+@each_device
+@each_operator
+def test_autocast_leaves_float64_alone(op, device):
+    tensors = inputs(op.cases[0], torch.float64, device)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        for y in as_tuple(op.function(*tensors, **op.cases[0].kwargs)):
+            assert y.dtype == torch.float64
+
+
+@each_device
+@each_operator
+def test_autocast_disabled_inside(op, device):
+    tensors = inputs(op.cases[0], torch.float32, device)
+    with torch.autocast(device), torch.autocast(device, enabled=False):
+        for y in as_tuple(op.function(*tensors, **op.cases[0].kwargs)):
+            assert y.dtype == torch.float32
+
+
+@each_device
+@each_operator
+def test_autocast_compiled(op, device):
+    def function(*tensors):
+        with torch.autocast(device, dtype=torch.bfloat16):
+            return op.function(*tensors, **op.cases[0].kwargs)
+
+    tensors = inputs(op.cases[0], torch.float32, device)
+    torch._dynamo.reset()
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*tensors), function(*tensors))

@@ -1,0 +1,93 @@
+"""Gradients of gradients, and that nothing is computed that nobody asked for."""
+
+import itertools
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+from tests.ops.operators import OPERATORS, each_case, each_operator
+from tests.ops.tensors import inputs, present, random, record
+
+
+def call_present(op, case, tensors):
+    """Returns the operator as a function of the tensors that are there, and those."""
+
+    def function(*there):
+        rest = iter(there)
+        return op.function(*(None if x is None else next(rest) for x in tensors), **case.kwargs)
+
+    return function, present(tensors)
+
+
+@each_case
+@pytest.mark.parametrize("check", [gradcheck, gradgradcheck])
+def test_gradients_against_finite_differences(op, case, check):
+    function, tensors = call_present(op, case, inputs(case, requires_grad=True))
+    small = sum(x.numel() for x in tensors) <= 40  # for the others one projection of the Jacobian
+    assert check(function, tensors, fast_mode=not small, check_batched_grad=small)
+
+
+@pytest.mark.parametrize(
+    ("op", "needed"),
+    [
+        pytest.param(op, needed, id=f"{op} {''.join('-+'[n] for n in needed)}")
+        for op in OPERATORS
+        for needed in itertools.product((False, True), repeat=len(op.cases[0].shapes))
+    ],
+)
+def test_computes_only_what_is_asked(op, needed):
+    tensors = inputs(op.cases[0], torch.float32)
+    for x, requires_grad in zip(tensors, needed, strict=True):
+        x.requires_grad_(requires_grad)
+    forward, *backward = record(op, op.cases[0], *tensors)
+    assert forward.op._opname == op.name
+    assert [x.grad is not None for x in tensors] == list(needed)
+    assert len(backward) == any(needed)
+    for call in backward:
+        assert sum(y.numel() > 0 for y in call.outputs) == sum(needed)
+
+
+@each_operator
+def test_saves_what_backward_needs(op):
+    """Changing a saved tensor in place is noticed instead of giving a wrong gradient."""
+    tensors = inputs(op.cases[0], requires_grad=True)
+    leaf = tensors[0] * 1
+    output = op.function(leaf, *tensors[1:], **op.cases[0].kwargs)
+    leaf.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
+
+
+@each_operator
+def test_frees_what_it_saved(op):
+    tensors = inputs(op.cases[0], requires_grad=True)
+    output = op.function(*tensors, **op.cases[0].kwargs).sum()
+    output.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        output.backward()
+
+
+@each_operator
+def test_no_grad(op):
+    tensors = inputs(op.cases[0], requires_grad=True)
+    with torch.no_grad():
+        assert not op.function(*tensors, **op.cases[0].kwargs).requires_grad
+    with torch.inference_mode():
+        assert op.function(*tensors, **op.cases[0].kwargs).is_inference()
+
+
+@each_operator
+def test_accumulates_into_existing_gradients(op):
+    tensors = inputs(op.cases[0], requires_grad=True)
+    for _ in range(2):
+        output = op.function(*tensors, **op.cases[0].kwargs)
+        output.backward(random(output.shape, torch.float64, "cpu", seed=9))
+    twice = [x.grad.clone() for x in tensors]
+    once = torch.autograd.grad(
+        op.function(*tensors, **op.cases[0].kwargs),
+        tensors,
+        random(output.shape, torch.float64, "cpu", seed=9),
+    )
+    for a, b in zip(twice, once, strict=True):
+        assert torch.equal(a, 2 * b)

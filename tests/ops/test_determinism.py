@@ -1,0 +1,44 @@
+"""The same bits, run after run and with any number of threads."""
+
+import pytest
+import torch
+
+from tests.ops.operators import each_device, each_operator
+from tests.ops.tensors import as_tuple, gradients, inputs, random
+
+each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+
+
+def forward_and_backward(op, dtype, device="cpu"):
+    tensors = inputs(op.bulk, dtype, device, requires_grad=True)
+    outputs = as_tuple(op.function(*tensors, **op.bulk.kwargs))
+    grads = [random(y.shape, dtype, device, seed=9) for y in outputs]
+    return [*outputs, *gradients(outputs, tensors, grads)]
+
+
+def assert_same_bits(first, second):
+    for a, b in zip(first, second, strict=True):
+        assert torch.equal(a, b)
+
+
+@each_device
+@each_dtype
+@each_operator
+def test_every_run_gives_the_same_bits(op, dtype, device):
+    first = forward_and_backward(op, dtype, device)
+    for _ in range(3):
+        assert_same_bits(first, forward_and_backward(op, dtype, device))
+
+
+@each_dtype
+@each_operator
+def test_any_number_of_threads_gives_the_same_bits(op, dtype):
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = forward_and_backward(op, dtype)
+        for several in (2, 3):
+            torch.set_num_threads(several)
+            assert_same_bits(alone, forward_and_backward(op, dtype))
+    finally:
+        torch.set_num_threads(threads)

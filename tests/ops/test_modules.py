@@ -1,0 +1,115 @@
+"""The modules: their function with their parameters, copied, saved, exchanged with torch.nn's."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import ops
+from ops import GELU, DepthwiseConv2d, NCReLU
+from tests.ops.operators import OPERATORS, each_operator
+from tests.ops.tensors import inputs
+
+each_peer = pytest.mark.parametrize("op", [op for op in OPERATORS if op.peer], ids=str)
+
+
+def typical_input(op):
+    return inputs(op.cases[0], torch.float32)[0]
+
+
+@each_operator
+def test_applies_the_function(op):
+    module, x = op.module(), typical_input(op)
+    parameters = list(module.parameters())
+    assert len(parameters) == len(op.cases[0].shapes) - 1
+    assert torch.equal(module(x), op.function(x, *parameters, **op.cases[0].kwargs))
+
+
+@each_operator
+@pytest.mark.parametrize(
+    "clone", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "pickle"]
+)
+def test_copies(op, clone):
+    module, x = op.module(), typical_input(op)
+    expected = module(x)
+    other = clone(module)
+    assert repr(other) == repr(module)
+    for parameter in module.parameters():
+        nn.init.zeros_(parameter)
+    assert torch.equal(other(x), expected)
+
+
+@each_operator
+def test_state_dict_round_trip(op):
+    module, other, x = op.module(), op.module(), typical_input(op)
+    buffer = io.BytesIO()
+    torch.save(module.state_dict(), buffer)
+    buffer.seek(0)
+    other.load_state_dict(torch.load(buffer, weights_only=True))
+    assert torch.equal(other(x), module(x))
+
+
+@each_operator
+def test_dtype_and_device(op):
+    x = typical_input(op)
+    assert op.module(dtype=torch.float64)(x.double()).dtype == torch.float64
+    assert op.module().bfloat16()(x.bfloat16()).dtype == torch.bfloat16
+    assert op.module(device="meta")(x.to("meta")).is_meta
+
+
+@each_operator
+def test_is_public(op):
+    assert op.name in ops.__all__
+    assert type(op.module()).__name__ in ops.__all__
+
+
+@each_peer
+def test_state_dict_interchange(op):
+    module, peer, x = op.module(), op.peer(), typical_input(op)
+    peer.load_state_dict(module.state_dict())
+    torch.testing.assert_close(module(x), peer(x))
+    nn.init.ones_(peer.weight)
+    module.load_state_dict(peer.state_dict())
+    torch.testing.assert_close(module(x), peer(x))
+
+
+@each_peer
+def test_same_seed_same_initial_weights(op):
+    torch.manual_seed(5)
+    module = op.module()
+    torch.manual_seed(5)
+    peer = op.peer()
+    for (name, ours), (peer_name, theirs) in zip(
+        module.named_parameters(), peer.named_parameters(), strict=True
+    ):
+        assert name == peer_name
+        assert torch.equal(ours, theirs)
+
+
+def test_repr():
+    assert repr(GELU()) == "GELU()"
+    assert repr(NCReLU(dim=2)) == "NCReLU(dim=2)"
+    assert repr(DepthwiseConv2d(3, 5, padding=(2, 1), bias=False)) == (
+        "DepthwiseConv2d(3, kernel_size=(5, 5), stride=(1, 1), padding=(2, 1), bias=False)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "raises", "says"),
+    [
+        ((0, 3), ValueError, ("channels", "at least 1", "0")),
+        ((3, 0), RuntimeError, ("kernel_size", "at least 1", "0")),
+        ((3, 3, 0), RuntimeError, ("stride", "at least 1", "0")),
+        ((3, 3, 1, -1), RuntimeError, ("padding", "at least 0", "-1")),
+        ((3, "same"), TypeError, ("kernel_size", "pair", "'same'")),
+        ((3.0, 3), TypeError, ("channels", "int", "float")),
+    ],
+)
+def test_depthwise_conv2d_constructor(arguments, raises, says):
+    with pytest.raises(raises) as raised:
+        DepthwiseConv2d(*arguments)
+    for words in ("DepthwiseConv2d", *says):
+        assert words in str(raised.value)

@@ -1,0 +1,126 @@
+"""Outputs and gradients against the float64 reference."""
+
+import pytest
+import torch
+
+from tests.ops.operators import OPERATORS, each_case, each_device, each_operator
+from tests.ops.tensors import (
+    CHANNELS_LAST,
+    DTYPES,
+    LAYOUTS,
+    as_tuple,
+    assert_accurate,
+    double,
+    gradients,
+    inputs,
+    random,
+)
+
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+each_empty = pytest.mark.parametrize(
+    ("op", "case"), [pytest.param(op, c, id=f"{op} {c}") for op in OPERATORS for c in op.empty]
+)
+EXTREMES = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0)
+
+
+def check(op, case, dtype, tensors, layout="contiguous"):
+    """Compares outputs and all gradients; the gradients of the outputs come in `layout` too."""
+    actual = as_tuple(op.function(*tensors, **case.kwargs))
+    exact = double(tensors)
+    expected = as_tuple(op.reference(*exact, **case.kwargs))
+    grads = [random(y.shape, dtype, y.device, layout, seed=9) for y in expected]
+    for a, e in zip(actual, expected, strict=True):
+        assert_accurate(a, e, dtype)
+    for a, e in zip(
+        gradients(actual, tensors, grads), gradients(expected, exact, double(grads)), strict=True
+    ):
+        assert a.shape == e.shape
+        assert_accurate(a, e, dtype, terms=grads[0].numel() / max(1, a.numel()))
+
+
+@each_device
+@pytest.mark.parametrize("layout", LAYOUTS)
+@each_dtype
+@each_case
+def test_matches_reference(op, case, dtype, layout, device):
+    check(op, case, dtype, inputs(case, dtype, device, layout, requires_grad=True), layout)
+
+
+@each_device
+@each_case
+def test_gradient_without_strides(op, case, device):
+    """`.sum()` sends a gradient that is one number, expanded."""
+    tensors = inputs(case, torch.float64, device, requires_grad=True)
+    exact = double(tensors)
+    for function, args in ((op.function, tensors), (op.reference, exact)):
+        sum(y.sum() for y in as_tuple(function(*args, **case.kwargs))).backward()
+    for x, e in zip(tensors, exact, strict=True):
+        if x is not None:
+            assert_accurate(x.grad, e.grad, torch.float64)
+
+
+@each_device
+@each_dtype
+@each_operator
+def test_many_elements(op, dtype, device):
+    """Enough for several threads or blocks, and odd enough for every vector loop to have a rest."""
+    tensors = inputs(op.bulk, dtype, device, requires_grad=True)
+    check(op, op.bulk, dtype, tensors)
+
+
+@each_device
+@each_dtype
+@each_empty
+def test_empty(op, case, dtype, device):
+    check(op, case, dtype, inputs(case, dtype, device, requires_grad=True))
+
+
+@each_device
+@each_case
+def test_keeps_memory_format(op, case, device):
+    tensors = inputs(case, torch.float32, device, "channels_last", requires_grad=True)
+    output = as_tuple(op.function(*tensors, **case.kwargs))[0]
+    grad = torch.ones_like(output, memory_format=torch.contiguous_format)
+    output.backward(grad)
+    memory_format = CHANNELS_LAST.get(output.dim(), torch.contiguous_format)
+    assert output.is_contiguous(memory_format=memory_format)
+    assert tensors[0].grad.is_contiguous(memory_format=memory_format)
+
+
+@each_device
+@each_dtype
+@each_operator
+def test_extreme_values(op, dtype, device):
+    """NaN, infinities, zeros and the largest numbers among the first tensor's elements."""
+    case = op.cases[0]
+    largest = min(torch.finfo(dtype).max, 1e300)  # the reference, in float64, must hold it
+    tensors = inputs(case, dtype, device)
+    for i, value in enumerate((*EXTREMES, largest, -largest, torch.finfo(dtype).tiny)):
+        tensors[0].flatten()[7 * i] = value
+    for x in tensors:
+        x.requires_grad_()
+    exact = double(tensors)
+    actual = op.function(*tensors, **case.kwargs)
+    expected = op.reference(*exact, **case.kwargs)
+    grad = random(expected.shape, dtype, device, seed=9)
+    pairs = [(actual, expected)]
+    pairs += zip(
+        gradients(actual, tensors, [grad]), gradients(expected, exact, double([grad])), strict=True
+    )
+    for a, e in pairs:
+        rounded = e.to(dtype).double()  # overflows to infinity where `dtype` does
+        torch.testing.assert_close(
+            a.double(), rounded, rtol=32 * torch.finfo(dtype).eps, atol=1e-5, equal_nan=True
+        )
+
+
+@each_device
+@each_operator
+def test_negative_view(op, device):
+    """A lazily negated tensor (its bit says so, its memory does not) counts with its values."""
+    case = op.cases[0]
+    tensors = inputs(case, torch.float32, device)
+    negated = torch.complex(tensors[0], -tensors[0]).conj().imag
+    assert negated.is_neg()
+    expected = op.function(*tensors, **case.kwargs)
+    assert torch.equal(op.function(negated, *tensors[1:], **case.kwargs), expected)
