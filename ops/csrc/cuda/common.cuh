@@ -28,9 +28,9 @@ struct alignas(sizeof(T) * N) Vector {
 constexpr int kVectorBytes = 16;
 
 template <int V>
-using width = std::integral_constant<int, V>;
+using Width = std::integral_constant<int, V>;
 
-// Calls f(width<V>{}) with the widest V of which every pointer is a multiple and that divides every
+// Calls f(Width<V>{}) with the widest V of which every pointer is a multiple and that divides every
 // extent (elements): 16 bytes, or a half, a quarter, … of it, down to single elements.
 template <typename T, typename F, int V = kVectorBytes / sizeof(T)>
 void dispatch_width(std::initializer_list<const void*> pointers,
@@ -47,7 +47,7 @@ void dispatch_width(std::initializer_list<const void*> pointers,
       return dispatch_width<T, F, V / 2>(pointers, extents, f);
     }
   }
-  f(width<V>{});
+  f(Width<V>{});
 }
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
