@@ -1,0 +1,14 @@
+from app.cli import hydra_main
+from app.config import ExportConfig
+
+
+@hydra_main("export_onnx", ExportConfig)
+def main(cfg: ExportConfig) -> None:
+    """Export a trained model to ONNX and check the result."""
+    from app.exporter import export
+
+    export(cfg)
+
+
+if __name__ == "__main__":
+    main()

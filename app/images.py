@@ -1,0 +1,196 @@
+"""Any picture of a digit, turned into an image such as MNIST holds.
+
+MNIST's images were made by scaling each digit into a 20×20 box, keeping its proportions, and
+putting its centre of mass into the centre of 28×28 (LeCun, Cortes & Burges, THE MNIST DATABASE).
+"""
+
+import glob
+import warnings
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageFilter, ImageOps, UnidentifiedImageError
+
+from app.errors import UserError
+
+SIDE = 28  # of an MNIST image
+BOX = 20  # in it, the longer side of a digit
+CENTRE = 14  # in it, where a digit's centre of mass lies (a pixel's index)
+FINE = 8  # times the box's resolution, at which the width of strokes is measured
+LEAST_STROKE = 2  # pixels of the box; MNIST's median is 2.4
+WORKING_SIDE = 512  # larger pictures are reduced to this
+FIT_SIDE = 64  # points along a side that the light is estimated from
+LEAST_CONTRAST = 20  # between ink and background, of 255: less is a blank sheet
+STRAY_INK = 0.002  # share of the ink that may lie outside the digit: dust on the paper
+
+Gray = NDArray[np.uint8]  # [H, W], 0 is black
+
+
+def find_images(pattern: str) -> list[Path]:
+    """Lists the pictures that a file name, a folder or a glob pattern stands for.
+
+    Of a folder (not its sub-folders) and of a pattern, files count whose suffix Pillow knows.
+
+    Raises:
+        UserError: There is no such file, or no picture among them.
+    """
+    path = Path(pattern)
+    if path.is_file():
+        return [path]
+    if path.is_dir():
+        candidates, nothing = list(path.iterdir()), "no picture in this folder"
+    else:
+        names = glob.glob(pattern, recursive=True)  # noqa: PTH207 (Path.glob takes no absolute one)
+        candidates = [Path(name) for name in names]
+        nothing = "no picture matches" if candidates else "no such file or folder"
+    known = Image.registered_extensions()
+    pictures = sorted(
+        file for file in candidates if file.suffix.lower() in known and file.is_file()
+    )
+    if not pictures:
+        raise UserError(f"input={pattern}: {nothing}")
+    return pictures
+
+
+def read_gray(path: Path) -> Gray:
+    """Reads a picture of any format, mode and depth as shades of gray; the first frame of several.
+
+    Transparent parts become background: the middle shade of the rest or, where most of the picture
+    is transparent and what is left is the drawing itself, the opposite of its shade.
+
+    Raises:
+        UserError: Pillow cannot read the file.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            with Image.open(path) as file:
+                image = ImageOps.exif_transpose(file)
+                if image.mode.startswith(("I", "F")):  # Pillow would clip these at 255
+                    return _stretch(np.asarray(image, dtype=np.float64))
+                if not image.has_transparency_data:
+                    return np.asarray(image.convert("L"))
+                gray = np.asarray(image.convert("RGBA").convert("L"), dtype=np.float64)
+                alpha = np.asarray(image.convert("RGBA").getchannel("A")) / 255.0
+    except UnidentifiedImageError as error:
+        raise UserError(f"input={path}: not a picture, or of a format unknown here") from error
+    except Exception as error:  # a damaged file makes Pillow raise nearly anything
+        raise UserError(f"input={path}: cannot be read ({error})") from error
+    if not alpha.any():
+        return np.zeros(alpha.shape, np.uint8)
+    if alpha.mean() > 0.5:
+        background = float(np.median(gray[alpha > 0.5]))
+    else:
+        background = 255.0 if np.average(gray, weights=alpha) < 128 else 0.0
+    return (gray * alpha + background * (1 - alpha)).round().astype(np.uint8)
+
+
+def to_digit(gray: Gray, invert: bool | None = None) -> Gray | None:
+    """Finds the one digit in a picture and frames it as MNIST does.
+
+    Args:
+        gray: The picture, [H, W] of any size.
+        invert: Whether the ink is darker than its background; None: whichever differs more from
+            the picture's border.
+
+    Returns:
+        [28, 28], bright ink on black; or None when the picture is blank.
+    """
+    ink = _ink(_reduce(gray), invert)
+    threshold = _otsu(ink)
+    strokes = ink >= threshold
+    if not strokes.any() or ink[strokes].mean() - ink[~strokes].mean() < LEAST_CONTRAST:
+        return None
+    rows, columns = _extent(strokes.sum(1)), _extent(strokes.sum(0))
+    noise = float(np.percentile(ink[~strokes], 90))
+    full = float(np.percentile(ink[strokes], 90))
+    return _frame(np.clip((ink - noise) / (full - noise), 0, 1)[rows, columns])
+
+
+def _stretch(values: NDArray[np.float64]) -> Gray:
+    values = np.nan_to_num(values)
+    low, high = values.min(), values.max()
+    return ((values - low) * (255 / max(high - low, 1e-9))).round().astype(np.uint8)
+
+
+def _reduce(gray: Gray) -> Gray:
+    factor = -(-max(gray.shape) // WORKING_SIDE)
+    return gray if factor == 1 else np.asarray(Image.fromarray(gray).reduce(factor))
+
+
+def _ink(gray: Gray, invert: bool | None) -> NDArray[np.float64]:
+    """How much each pixel differs from the background, a smooth surface: paper, lit unevenly."""
+    height, width = gray.shape
+    y, x = np.mgrid[-1 : 1 : height * 1j, -1 : 1 : width * 1j]
+    surface = np.stack([np.ones_like(x), x, y, x * x, x * y, y * y], axis=-1)
+    ring = max(1, min(height, width) // 20)
+    border = np.ones((height, width), bool)
+    border[ring:-ring, ring:-ring] = False
+    difference = gray - np.median(gray[border])
+    coarse = (slice(None, None, max(1, max(height, width) // FIT_SIDE)),) * 2
+    for _ in range(3):
+        paper = np.abs(difference[coarse]) <= max(8.0, np.ptp(difference) / 4)
+        terms, shades = surface[coarse][paper], gray[coarse][paper].astype(np.float64)
+        light, *_ = np.linalg.lstsq(terms, shades, rcond=None)
+        difference = gray - surface @ light
+    if invert is None:
+        invert = bool(difference.mean() < 0)
+    return np.clip(-difference if invert else difference, 0, 255)
+
+
+def _otsu(ink: NDArray[np.float64]) -> float:
+    """The threshold that leaves the least variance on both its sides (Otsu, 1979)."""
+    histogram, edges = np.histogram(ink, bins=256, range=(0, 256))
+    below = np.cumsum(histogram)
+    above = ink.size - below
+    total = np.cumsum(histogram * edges[:-1])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        between = np.nan_to_num(below * above * (total / below - (total[-1] - total) / above) ** 2)
+    return float(edges[1:][between == between.max()].mean())  # the middle of a plateau
+
+
+def _extent(profile: NDArray[np.int64]) -> slice:
+    """Where the ink of a row or column profile begins and ends, but for stray specks."""
+    share = np.cumsum(profile) / profile.sum()
+    inside = np.flatnonzero((share > STRAY_INK) & (share - profile / profile.sum() < 1 - STRAY_INK))
+    return slice(int(inside[0]), int(inside[-1]) + 1)
+
+
+def _frame(ink: NDArray[np.float64]) -> Gray:
+    image = _thicken(_fit(Image.fromarray((ink * 255).round().astype(np.uint8)), BOX * FINE))
+    digit = np.asarray(_fit(image, BOX, enlarge=True), dtype=np.float64)
+    digit *= 255 / digit.max()
+    framed = np.zeros((SIDE, SIDE), np.uint8)
+    top, left = (
+        int(np.clip(round(CENTRE - centre), 0, SIDE - length))
+        for centre, length in zip(_centre_of_mass(digit), digit.shape, strict=True)
+    )
+    framed[top : top + digit.shape[0], left : left + digit.shape[1]] = digit.round()
+    return framed
+
+
+def _fit(image: Image.Image, side: int, enlarge: bool = False) -> Image.Image:
+    scale = side / max(image.size)
+    if scale > 1 and not enlarge:
+        return image
+    size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
+    return image.resize(size, Image.Resampling.LANCZOS)
+
+
+def _thicken(image: Image.Image) -> Image.Image:
+    """Widens strokes that would pale to nothing in the box: a pen's, on a large sheet."""
+    scale = max(image.size) / BOX
+    strokes = np.pad(np.asarray(image) > 127, 1)
+    shifted = [np.roll(strokes, step, axis) for step in (-1, 1) for axis in (0, 1)]
+    edge = strokes & ~np.logical_and.reduce(shifted)
+    width = 2 * strokes.sum() / max(1, edge.sum())  # a long stroke has two edges
+    grow = int((LEAST_STROKE * scale - width) / 2)
+    if grow < 1:
+        return image
+    return ImageOps.expand(image, grow).filter(ImageFilter.MaxFilter(2 * grow + 1))
+
+
+def _centre_of_mass(image: NDArray[np.float64]) -> tuple[float, float]:
+    y, x = np.indices(image.shape)
+    return float(np.average(y, weights=image)), float(np.average(x, weights=image))

@@ -1,0 +1,14 @@
+from app.cli import hydra_main
+from app.config import PredictConfig
+
+
+@hydra_main("predict", PredictConfig)
+def main(cfg: PredictConfig) -> None:
+    """Predict the test split, or the pictures that `input` names, with a trained model."""
+    from app.prediction import predict
+
+    predict(cfg)
+
+
+if __name__ == "__main__":
+    main()
