@@ -13,12 +13,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Optional, TypeVar, Union
 
 import torch
+from onnx import TensorProto
+from onnx.helper import make_tensor
 from onnxscript import BFLOAT16, DOUBLE, FLOAT, FLOAT16, OnnxFunction, script
 from onnxscript.values import Opset
 from torch.onnx import symbolic_helper
 
 DOMAIN = "lenet_ops"
 VERSION = 1  # of the domain: raise it when a function's inputs, attributes or meaning change
+
+_SLOPE = make_tensor("slope", TensorProto.DOUBLE, [], [1.702])  # exact enough for any type
 
 T = TypeVar("T", bound=Union[FLOAT, FLOAT16, DOUBLE, BFLOAT16])
 Value = Any  # of the graph being exported: torch._C.Value or onnx_ir.Value
@@ -47,7 +51,8 @@ def functions(opset_version: int) -> Functions:
     @script(lenet_ops, default_opset=op)
     def GELU(X: T) -> T:
         """The sigmoid approximation of GELU: x * sigmoid(1.702 x)."""
-        return op.Mul(X, op.Sigmoid(op.Mul(1.702, X)))
+        slope = op.CastLike(op.Constant(value=_SLOPE), X)
+        return op.Mul(X, op.Sigmoid(op.Mul(slope, X)))
 
     @script(lenet_ops, default_opset=op)
     def NCReLU(X: T, axis: int = 1) -> T:

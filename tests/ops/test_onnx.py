@@ -1,0 +1,111 @@
+"""ONNX: every operator exported by its symbolic function, checked, and run by two runtimes."""
+
+import io
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.ops.operators import each_case, each_operator
+from tests.ops.tensors import inputs
+
+onnx = pytest.importorskip("onnx")  # the operators themselves do without
+onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+from onnx.reference import ReferenceEvaluator  # noqa: E402
+
+from ops.onnx import DOMAIN, VERSION, register_symbolics  # noqa: E402
+
+each_opset = pytest.mark.parametrize("opset", [17, 18, 20])
+
+
+class Call(nn.Module):
+    """An operator as the one layer of a network: its first tensor is the input."""
+
+    def __init__(self, op, case, weights):
+        super().__init__()
+        self.op, self.case, self.weights = op, case, weights
+
+    def forward(self, x):
+        return self.op.function(x, *self.weights, **self.case.kwargs)
+
+
+def export(op, case, tensors, opset=18, dynamic=()):
+    register_symbolics(opset)
+    buffer = io.BytesIO()
+    x, *weights = tensors
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch's, of its own exporter
+        torch.onnx.export(
+            Call(op, case, weights),
+            (x,),
+            buffer,
+            dynamo=False,
+            opset_version=opset,
+            input_names=["x"],
+            output_names=["y"],
+            dynamic_axes={"x": {axis: f"n{axis}" for axis in dynamic}},
+            custom_opsets={DOMAIN: VERSION},
+        )
+    model = onnx.load_model_from_string(buffer.getvalue())
+    onnx.checker.check_model(model, full_check=True)
+    onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+    return model
+
+
+def run(model, x):
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    return torch.from_numpy(session.run(None, {"x": x.numpy()})[0])
+
+
+@each_case
+@each_opset
+def test_runs_in_onnx_runtime(op, case, opset):
+    tensors = inputs(case, torch.float32)
+    model = export(op, case, tensors, opset)
+    expected = op.function(*tensors, **case.kwargs)
+    torch.testing.assert_close(run(model, tensors[0]), expected, rtol=1e-5, atol=1e-6)
+
+
+@each_case
+def test_graph_shows_the_operator_and_carries_its_meaning(op, case):
+    model = export(op, case, inputs(case, torch.float32))
+    (node,) = [node for node in model.graph.node if node.domain == DOMAIN]
+    (function,) = model.functions
+    assert (function.domain, function.name) == (DOMAIN, node.op_type)
+    assert function.doc_string
+    assert {node.domain for node in function.node} == {""}
+    assert {(opset.domain, opset.version) for opset in model.opset_import} == {
+        ("", 18),
+        (DOMAIN, VERSION),
+    }
+
+
+@each_case
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16], ids=str)
+def test_means_what_the_operator_does(op, case, dtype):
+    """onnx's own evaluator against the operator's float64 reference."""
+    tensors = inputs(case, dtype)
+    model = export(op, case, tensors)
+    (array,) = ReferenceEvaluator(model).run(None, {"x": tensors[0].numpy()})
+    result = torch.from_numpy(np.asarray(array))
+    expected = op.reference(*(x if x is None else x.double() for x in tensors), **case.kwargs)
+    rounding = {torch.float16: 4e-3}.get(dtype, 4 * torch.finfo(dtype).eps)
+    assert result.dtype == dtype
+    torch.testing.assert_close(result.double(), expected, rtol=rounding, atol=4 * rounding)
+
+
+@each_operator
+def test_dimensions_can_be_dynamic(op):
+    case = op.cases[0]
+    x, *weights = inputs(case, torch.float32)
+    other = torch.randn(op.resized[0])
+    dynamic = [axis for axis in range(x.dim()) if x.shape[axis] != other.shape[axis]]
+    model = export(op, case, [x, *weights], dynamic=dynamic)
+    torch.testing.assert_close(run(model, other), op.function(other, *weights, **case.kwargs))
