@@ -3,6 +3,7 @@
 import queue
 import socket
 import threading
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -72,10 +73,10 @@ def _probe(urls: Iterable[str]) -> None:
     answers: queue.Queue[str | None] = queue.Queue()
     for url in hosts.values():
         threading.Thread(target=lambda url=url: answers.put(_ask(url)), daemon=True).start()
-    reasons = set()
+    reasons, end = set(), time.monotonic() + DEADLINE
     try:
         for _ in hosts:
-            reason = answers.get(timeout=DEADLINE)
+            reason = answers.get(timeout=max(0, end - time.monotonic()))
             if reason is None:
                 return
             reasons.add(reason)

@@ -1,0 +1,146 @@
+import dataclasses
+import os
+
+import pytest
+import torch
+
+import app.files
+from app.checkpoint import (
+    FORMAT,
+    Checkpoint,
+    find_checkpoint,
+    load_checkpoint,
+    load_model,
+    save_checkpoint,
+)
+from app.config import ModelConfig
+from app.errors import RunError, UserError
+from app.model import build_model
+
+
+def make_checkpoint(act="ncrelu", conv="depthwise"):
+    cfg = ModelConfig(act, conv)
+    return Checkpoint(
+        model=build_model(cfg, 10).state_dict(),
+        model_config=dataclasses.asdict(cfg),
+        data={"name": "digits", "classes": list("0123456789"), "mean": 0.1, "std": 0.3},
+        metrics={"epoch": 3, "val_accuracy": 0.5},
+    )
+
+
+def test_what_is_saved_is_loaded(tmp_path):
+    checkpoint = make_checkpoint()
+    save_checkpoint(tmp_path / "best.pt", checkpoint)
+    loaded = load_checkpoint(tmp_path / "best.pt")
+    torch.testing.assert_close(loaded.model, dict(checkpoint.model), rtol=0, atol=0)
+    for name in ("model_config", "data", "metrics", "versions"):
+        assert getattr(loaded, name) == getattr(checkpoint, name)
+    assert loaded.versions["torch"] == torch.__version__
+    assert load_checkpoint(tmp_path).data == checkpoint.data  # a run folder: its best.pt
+    assert [path.name for path in tmp_path.iterdir()] == ["best.pt"]
+
+
+def test_the_file_is_plain_data(tmp_path):
+    save_checkpoint(tmp_path / "best.pt", make_checkpoint())
+    content = torch.load(tmp_path / "best.pt", weights_only=True)
+    assert content["format"] == FORMAT
+    assert type(content["model"]["classifier.0.weight"]) is torch.Tensor
+
+
+def test_load_model_computes_what_was_saved(tmp_path):
+    model = build_model(ModelConfig("gelu", "depthwise"), 10)
+    checkpoint = make_checkpoint("gelu")
+    checkpoint.model = model.state_dict()
+    save_checkpoint(tmp_path / "best.pt", checkpoint)
+    loaded = load_model(load_checkpoint(tmp_path / "best.pt"))
+    images = torch.randn(2, 1, 28, 28)
+    assert not loaded.training
+    torch.testing.assert_close(loaded(images), model(images), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("failing", ["fsync", "replace", "write"])
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch, failing):
+    path = tmp_path / "last.pt"
+    save_checkpoint(path, make_checkpoint())
+    before = path.read_bytes()
+
+    def no_space(*arguments, **options):
+        raise OSError(28, "No space left on device")
+
+    if failing == "write":
+        monkeypatch.setattr(app.files.Path, "open", no_space)
+    else:
+        target = app.files.os if failing == "fsync" else app.files.Path
+        monkeypatch.setattr(target, failing, no_space)
+    with pytest.raises(RunError, match=r"last\.pt: cannot be written: No space left on device"):
+        save_checkpoint(path, make_checkpoint("relu"))
+    monkeypatch.undo()
+    assert path.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["last.pt"]
+
+
+def test_a_temporary_left_by_a_killed_run_is_overwritten(tmp_path):
+    (tmp_path / ".best.pt.tmp").write_bytes(b"half of a checkpoint")
+    save_checkpoint(tmp_path / "best.pt", make_checkpoint())
+    assert [path.name for path in tmp_path.iterdir()] == ["best.pt"]
+
+
+@pytest.mark.parametrize("share", [0, 0.1, 0.5, 0.99])
+def test_truncated(tmp_path, share):
+    path = tmp_path / "best.pt"
+    save_checkpoint(path, make_checkpoint())
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(UserError, match=r"checkpoint=.*best\.pt: damaged, or not a checkpoint"):
+        load_checkpoint(path)
+
+
+def test_not_a_checkpoint(tmp_path):
+    path = tmp_path / "model.pt"
+    with pytest.raises(UserError, match=r"checkpoint=.*model\.pt: no such file"):
+        load_checkpoint(path)
+    path.write_text("hello")
+    with pytest.raises(UserError, match="damaged, or not a checkpoint"):
+        load_checkpoint(path)
+    torch.save({"weight": torch.zeros(1)}, path)
+    with pytest.raises(UserError, match="not a checkpoint of this program"):
+        load_checkpoint(path)
+    torch.save([1, 2], path)
+    with pytest.raises(UserError, match="not a checkpoint of this program"):
+        load_checkpoint(path)
+    torch.save({"format": FORMAT, "model": {}}, path)
+    with pytest.raises(UserError, match="no 'model_config'"):
+        load_checkpoint(path)
+
+
+def test_code_in_a_file_is_not_executed(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "sprung"),)
+
+    torch.save({"format": FORMAT, "model": Trap()}, tmp_path / "best.pt")
+    with pytest.raises(UserError, match="damaged, or not a checkpoint"):
+        load_checkpoint(tmp_path / "best.pt")
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_a_newer_format_is_refused(tmp_path):
+    path = tmp_path / "best.pt"
+    save_checkpoint(path, make_checkpoint())
+    content = torch.load(path, weights_only=True) | {"format": FORMAT + 1}
+    torch.save(content, path)
+    with pytest.raises(UserError, match=f"has format {FORMAT + 1}, made by a newer version"):
+        load_checkpoint(path)
+
+
+def test_find_checkpoint_takes_the_newest_run(tmp_path):
+    with pytest.raises(UserError, match=r"no run under .*: train one with `python -m app.train`"):
+        find_checkpoint(tmp_path)
+    for age, name in enumerate(["a/new", "sweep/1", "sweep/0", "b/old"]):
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        (folder / "best.pt").touch()
+        os.utime(folder / "best.pt", (1e9 - age, 1e9 - age))
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "last.pt").touch()  # a run that was stopped in its first epoch
+    assert find_checkpoint(tmp_path) == tmp_path / "a" / "new" / "best.pt"

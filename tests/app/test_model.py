@@ -1,0 +1,55 @@
+import pytest
+import torch
+from torch import nn
+
+from app.config import ModelConfig
+from app.model import build_model, count_parameters
+from ops import GELU, DepthwiseConv2d, NCReLU
+
+STANDARD = (1 * 25 + 1) * 6 + (6 * 25 + 1) * 16 + 401 * 120 + 121 * 84 + 85 * 10
+PARAMETERS = {
+    ("relu", "standard"): STANDARD,
+    ("gelu", "standard"): STANDARD,
+    # every layer but the first takes twice as many channels
+    ("ncrelu", "standard"): STANDARD + 6 * 25 * 16 + 400 * 120 + 120 * 84 + 84 * 10,
+    ("relu", "depthwise"): 25 + 2 * 6 + 6 * 25 + 7 * 16 + 401 * 120 + 121 * 84 + 85 * 10,
+    ("gelu", "depthwise"): 25 + 2 * 6 + 6 * 25 + 7 * 16 + 401 * 120 + 121 * 84 + 85 * 10,
+    ("ncrelu", "depthwise"): 25 + 2 * 6 + 12 * 25 + 13 * 16 + 801 * 120 + 241 * 84 + 169 * 10,
+}
+
+
+@pytest.mark.parametrize(("act", "conv"), PARAMETERS)
+def test_shapes_parameters_and_gradients(act, conv):
+    model = build_model(ModelConfig(act, conv), num_classes=10)
+    logits = model(torch.randn(3, 1, 28, 28))
+    assert logits.shape == (3, 10)
+    assert logits.dtype == torch.float32
+    assert count_parameters(model) == PARAMETERS[act, conv]
+    logits.square().sum().backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("act", "conv", "operators"),
+    [("gelu", "depthwise", (GELU, DepthwiseConv2d)), ("ncrelu", "standard", (NCReLU, nn.Conv2d))],
+)
+def test_the_layers_are_our_operators(act, conv, operators):
+    kinds = {type(module) for module in build_model(ModelConfig(act, conv), 10).modules()}
+    assert kinds >= set(operators)
+    assert nn.ReLU not in kinds
+
+
+def test_number_of_classes():
+    assert build_model(ModelConfig(), num_classes=3)(torch.zeros(2, 1, 28, 28)).shape == (2, 3)
+
+
+def test_pooling_before_ncrelu_is_pooling_after_it():
+    input = torch.randn(4, 6, 8, 8)
+    pool, ncrelu = nn.MaxPool2d(2), NCReLU()
+    torch.testing.assert_close(ncrelu(pool(input)), pool(ncrelu(input)), rtol=0, atol=0)
+
+
+def test_frozen_parameters_are_not_counted():
+    layer = nn.Linear(3, 2)
+    layer.bias.requires_grad_(False)
+    assert count_parameters(layer) == 6
