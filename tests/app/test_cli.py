@@ -1,0 +1,110 @@
+import os
+import sys
+
+import pytest
+
+from app.cli import hydra_main
+from app.config import TrainConfig
+from app.errors import RunError, UserError
+
+
+@pytest.fixture
+def main(tmp_path, monkeypatch):
+    """Run a task as the command `train`, here and in this process: its exit code."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+
+    def call(*overrides, task=lambda cfg: None):
+        monkeypatch.setattr(sys, "argv", ["train", *overrides])
+        try:
+            hydra_main("train", TrainConfig)(task)()
+        except SystemExit as end:
+            return end.code
+        return 0
+
+    return call
+
+
+def test_the_task_gets_the_checked_configuration(main, tmp_path):
+    seen = []
+    assert main("model.act=ncrelu", "optim.lr=1e-3", "data=digits", task=seen.append) == 0
+    (cfg,) = seen
+    assert isinstance(cfg, TrainConfig)
+    assert (cfg.model.act, cfg.optim.lr, cfg.data.name) == ("ncrelu", 1e-3, "digits")
+    assert list(tmp_path.iterdir()) == []  # run folders are the task's to make
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("+bogus=1", "bogus=1: unknown key, choose from data, device, model, optim, outputs, "),
+        ("++bogus=1", "bogus=1: unknown key, choose from data, device, model, optim, outputs, "),
+        ("foo/bar=1", "foo/bar=1: unknown key, choose from data, device, model, optim, outputs, "),
+        ("model.bogus=1", "model.bogus=1: unknown key, choose from act, conv"),
+        ("model.act=[1,2]", "model.act=[1,2]: choose from relu, gelu, ncrelu"),
+        ("model.act={a:1}", "model.act={a:1}: choose from relu, gelu, ncrelu"),
+        ("optim.lr=-1", "optim.lr=-1: must be a number above 0"),
+        ("trainer.epochs=abc", "trainer.epochs=abc: must be an integer, at least 1"),
+        ("trainer.epochs=1.5", "trainer.epochs=1.5: must be an integer, at least 1"),
+        ("trainer.epochs=null", "trainer.epochs=null: must be an integer, at least 1"),
+        ("trainer.epochs.x=1", "trainer.epochs.x=1: must be an integer, at least 1"),
+        ("trainer=5", "trainer=5: holds the keys epochs, batch_size, log_every"),
+        ("model=foo", "model=foo: choose from lenet, lenet_depthwise"),
+        ("data=mist", "data=mist: choose from digits, fashion_mnist, kmnist, mnist, qmnist"),
+        ("device=tpu", "device=tpu: choose from auto, cpu, cuda, cuda:N"),
+        ("trainer.epochs", "trainer.epochs: not of the form key=value ("),
+        ("data.root=[a", "data.root=[a: not of the form key=value ("),
+        ("data.root=${nowhere}", "Interpolation key 'nowhere' not found; full_key: data.root"),
+        ("seed=1,2", "Ambiguous value for argument 'seed=1,2'"),
+        ("hydra.foo=1", "hydra.foo=1: unknown key, choose from callbacks, "),
+        ("hydra.mode=foo", "hydra.mode=foo: Invalid value 'foo', expected one of [RUN, MULTIRUN]"),
+        ("--config-name=foo", "Cannot find primary config 'foo'."),
+        ("--config-dir=/nowhere", "Additional config directory '/nowhere' not found"),
+    ],
+)
+def test_wrong_usage_is_one_line(main, tmp_path, capsys, override, line):
+    assert main(override) == 2
+    output, errors = capsys.readouterr()
+    assert output == ""
+    assert errors.startswith(f"error: {line}")
+    assert errors.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def raising(error):
+    def task(cfg):
+        raise error
+
+    return task
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (UserError("seed=1: no"), 2, "error: seed=1: no"),
+        (RunError("it broke"), 1, "error: it broke"),
+        (FileNotFoundError(2, "No such file", "there"), 1, "error: there: No such file"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_what_a_task_raises_is_one_line(main, capsys, error, code, line):
+    assert main(task=raising(error)) == code
+    assert capsys.readouterr().err == f"{line}\n"
+
+
+def test_a_mistake_in_the_program_shows_its_traceback(main, capsys):
+    assert main(task=raising(ZeroDivisionError("oh"))) == 1
+    errors = capsys.readouterr().err
+    assert errors.startswith("Traceback (most recent call last)")
+    assert "ZeroDivisionError: oh" in errors
+    assert "hydra/_internal" not in errors  # only the program's own frames
+
+
+def test_full_errors_on_request(main, capsys, monkeypatch):
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    for overrides in (["seed=x"], []):
+        assert main(*overrides, task=raising(UserError("no"))) == 2
+        errors = capsys.readouterr().err
+        assert errors.startswith("Traceback (most recent call last)")
+        assert errors.splitlines()[-1].startswith("error: ")
+    assert os.environ["HYDRA_FULL_ERROR"] == "1"

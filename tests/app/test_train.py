@@ -1,0 +1,135 @@
+"""The command as a user types it, in a process and a folder of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.checkpoint import find_checkpoint, load_checkpoint
+from tests.app.idx import write_dataset
+
+ROOT = Path(__file__).parents[2]
+NO_NETWORK = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
+
+
+def command(*overrides, folder, **environment):
+    """Start `python -m app.train` in `folder`, without a network."""
+    inherited = {k: v for k, v in os.environ.items() if k not in ("DATA_ROOT", "HYDRA_FULL_ERROR")}
+    threads = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "app.train", *overrides],
+        cwd=folder,
+        env=inherited | NO_NETWORK | threads | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(*overrides, folder, **environment):
+    """Run it to its end: (exit code, stdout, stderr)."""
+    process = command(*overrides, folder=folder, **environment)
+    output, errors = process.communicate(timeout=120)
+    return process.returncode, output, errors
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        ("model.act=foo", "model.act=foo: choose from relu, gelu, ncrelu"),
+        ("bogus=1", "bogus=1: unknown key, choose from data, device, model, optim, outputs, "),
+        (
+            "data.root=/nonexistent/x data.fallback=null",
+            "data.root=/nonexistent/x: mnist is not in /nonexistent/x/MNIST/raw and cannot be ",
+        ),
+    ],
+)
+def test_wrong_usage_is_one_line(tmp_path, overrides, line):
+    code, output, errors = run(*overrides.split(), folder=tmp_path)
+    assert (code, output) == (2, "")
+    assert errors.startswith(f"error: {line}")
+    assert errors.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+    assert not Path("/nonexistent").exists()
+
+
+def test_the_traceback_is_there_on_request(tmp_path):
+    code, _, errors = run("model.act=foo", folder=tmp_path, HYDRA_FULL_ERROR="1")
+    assert code == 2
+    assert "Traceback (most recent call last)" in errors
+    assert errors.splitlines()[-1] == "error: model.act=foo: choose from relu, gelu, ncrelu"
+
+
+def test_without_a_network_it_trains_on_the_digits_and_says_so(tmp_path):
+    code, output, errors = run("trainer.epochs=2", folder=tmp_path)
+    assert code == 0
+    assert "WARNING: mnist is not in data/MNIST/raw and cannot be downloaded" in errors
+    best = find_checkpoint(tmp_path / "outputs")
+    assert output.splitlines()[-1].endswith(str(best.relative_to(tmp_path)))
+    summary = json.loads((best.parent / "summary.json").read_text())
+    assert (summary["dataset"], summary["fallback_from"]) == ("digits", "mnist")
+    assert load_checkpoint(best).data["fallback_from"] == "mnist"
+    assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
+    assert len(list(tmp_path.glob("outputs/*/*"))) == 1
+    overrides = (best.parent / ".hydra" / "overrides.yaml").read_text()
+    assert overrides == "- trainer.epochs=2\n"
+
+
+def test_ctrl_c_ends_it_cleanly(tmp_path):
+    write_dataset(tmp_path / "data")
+    process = command("data.val_size=50", "trainer.epochs=100000", folder=tmp_path)
+    while not process.stdout.readline().startswith("epoch "):
+        assert process.poll() is None, process.stderr.read()
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors == "interrupted\n"
+    assert output.splitlines()[-1].startswith("stopped after step ")
+    last = load_checkpoint(next(tmp_path.rglob("last.pt")))
+    assert last.metrics["step"] > 0
+
+
+def test_a_signal_before_the_first_step_leaves_nothing(tmp_path):
+    slow = (
+        "import signal, time, app.data as d; d.load_dataset = lambda c: (print(1), time.sleep(60))"
+    )
+    code = f"{slow}; from app.train import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-c", code],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "1\n"
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (130, "interrupted\n")
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_a_sweep_has_a_folder_for_each_run_and_outlives_a_failed_one(tmp_path):
+    write_dataset(tmp_path / "data")
+    sweep = ("-m", "data.val_size=50", "trainer.epochs=1", "seed=1,2", "device=cpu,cuda:99")
+    code, _, errors = run(*sweep, folder=tmp_path)
+    assert code == 2
+    assert errors.splitlines()[-1].startswith("error: device=cuda:99: not on this machine")
+    (folder,) = tmp_path.glob("outputs/*/*")
+    seeds = {
+        path.parent.name: json.loads(path.read_text())["seed"]
+        for path in folder.glob("*/summary.json")
+    }
+    assert seeds == {"0": 1, "2": 2}
+
+
+def test_help_names_the_groups_and_keys(tmp_path):
+    code, output, _ = run("--help", folder=tmp_path)
+    assert code == 0
+    for word in ("data: digits, fashion_mnist, kmnist, mnist, qmnist", "model: lenet", "epochs: "):
+        assert word in output
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,250 @@
+import dataclasses
+import json
+import math
+import os
+import signal
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+from torch.nn import functional as F
+
+from app import training
+from app.checkpoint import load_checkpoint, load_model
+from app.config import DataConfig, ModelConfig, OptimConfig, TrainConfig, TrainerConfig
+from app.data import load_dataset, normalize
+from app.errors import RunError, UserError
+from app.training import evaluate, one_cycle, shuffled_batches, start, train
+from tests.app.idx import write_dataset
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Threads of several tests at once would wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def cfg(tmp_path):
+    """Two epochs of seven steps on a data set that is learned in one."""
+    write_dataset(tmp_path / "data")
+    return TrainConfig(
+        model=ModelConfig(act="ncrelu"),
+        data=DataConfig(root=str(tmp_path / "data"), val_size=60),
+        optim=OptimConfig(lr=0.01),
+        trainer=TrainerConfig(epochs=2, batch_size=32, log_every=2),
+        device="cpu",
+        outputs=str(tmp_path / "outputs"),
+    )
+
+
+def run_folder(cfg):
+    (summary,) = training.Path(cfg.outputs).rglob("summary.json")
+    return summary.parent
+
+
+def test_a_run_learns_and_leaves_everything(cfg, capfd):
+    summary = train(cfg)
+    folder = run_folder(cfg)
+    assert summary["test_accuracy"] > 0.9
+    assert json.loads((folder / "summary.json").read_text()) == summary
+    assert (summary["status"], summary["epochs"], summary["steps"]) == ("finished", 2, 14)
+    assert summary["parameters"] == 123_026
+    names = {path.name.split(".")[0] for path in folder.iterdir() if path.name != ".hydra"}
+    assert names == {"best", "last", "summary", "events"}
+    output, errors = capfd.readouterr()
+    assert errors == ""  # no progress bar in a pipe
+    assert len([line for line in output.splitlines() if line.startswith("epoch ")]) == 2
+    last = output.splitlines()[-1]
+    assert last.startswith(f"test accuracy {summary['test_accuracy']:.2%} in ")
+    assert str(folder / "best.pt") in last
+    assert "images/s" in last
+
+
+def test_the_curves(cfg):
+    train(cfg)
+    events = EventAccumulator(str(run_folder(cfg))).Reload()
+    steps = {tag: [p.step for p in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    assert steps["loss/train"] == steps["learning_rate"] == [2, 4, 6, 9, 11, 13]
+    for tag in ("loss/val", "accuracy/val", "accuracy/train", "images_per_second"):
+        assert steps[tag] == [7, 14]
+    assert len(steps["accuracy/test"]) == len(steps["loss/test"]) == 1
+    rates = [point.value for point in events.Scalars("learning_rate")]
+    assert rates == pytest.approx([one_cycle(s - 1, 14, cfg.optim) for s in steps["loss/train"]])
+
+
+def test_the_best_checkpoint_is_complete(cfg):
+    summary = train(cfg)
+    best = load_checkpoint(run_folder(cfg) / "best.pt")
+    assert best.model_config == {"act": "ncrelu", "conv": "standard"}
+    assert best.config == dataclasses.asdict(cfg)
+    assert best.metrics["val_accuracy"] == summary["val_accuracy"]
+    assert best.metrics["test_accuracy"] == summary["test_accuracy"]
+    data = load_dataset(cfg.data)
+    assert best.data == {
+        "name": "mnist",
+        "classes": list("0123456789"),
+        "mean": data.mean,
+        "std": data.std,
+        "fallback_from": None,
+        "val_size": 60,
+        "split_seed": 0,
+    }
+    loss, accuracy = evaluate(load_model(best), data.test, data)
+    assert accuracy == summary["test_accuracy"]
+    assert loss == pytest.approx(best.metrics["test_loss"], rel=1e-4)
+
+
+def test_validation_chooses_and_the_test_set_is_used_once(cfg, monkeypatch):
+    cfg.trainer.epochs = 4
+    accuracies = iter([(0.9, 0.3), (0.5, 0.8), (0.4, 0.8), (0.6, 0.7), (0.1, 0.75)])
+    used = []
+
+    def scripted(model, split, data):
+        used.append(len(split))
+        return next(accuracies)
+
+    monkeypatch.setattr(training, "evaluate", scripted)
+    summary = train(cfg)
+    assert used == [60, 60, 60, 60, 100]
+    best = load_checkpoint(run_folder(cfg) / "best.pt").metrics
+    assert (best["epoch"], best["val_accuracy"]) == (3, 0.8)  # the later of equals
+    assert (summary["val_accuracy"], summary["test_accuracy"]) == (0.8, 0.75)
+    assert load_checkpoint(run_folder(cfg) / "last.pt").metrics["epoch"] == 4
+
+
+def test_the_same_seed_gives_the_same_weights(cfg, tmp_path):
+    weights = []
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        run = dataclasses.replace(cfg, seed=seed, outputs=str(tmp_path / name))
+        train(run)
+        weights.append(load_checkpoint(run_folder(run) / "last.pt").model)
+    same, other = (
+        all(torch.equal(weights[0][key], model[key]) for key in model) for model in weights[1:]
+    )
+    assert same
+    assert not other
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_keeps_what_it_reached(cfg, monkeypatch, capsys, number):
+    step = training.train_step
+
+    def signalled(run, batch, lr):
+        if run.step == 9:
+            os.kill(os.getpid(), number)
+        return step(run, batch, lr)
+
+    monkeypatch.setattr(training, "train_step", signalled)
+    with pytest.raises(KeyboardInterrupt):
+        train(cfg)
+    folder = run_folder(cfg)
+    assert load_checkpoint(folder / "last.pt").metrics == {"epoch": 1, "step": 10}
+    assert load_checkpoint(folder / "best.pt").metrics["epoch"] == 1
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["status"], summary["steps"]) == ("interrupted", 10)
+    assert "test_accuracy" not in summary
+    assert "stopped after step 10" in capsys.readouterr().out
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(cfg, monkeypatch):
+    step = training.train_step
+
+    def poisoned(run, batch, lr):
+        loss, correct = step(run, batch, lr)
+        return (loss * math.nan, correct) if run.step == 10 else (loss, correct)
+
+    monkeypatch.setattr(training, "train_step", poisoned)
+    with pytest.raises(RunError, match=r"the loss is nan at step 11, .* smaller optim\.lr"):
+        train(cfg)
+    (last,) = training.Path(cfg.outputs).rglob("last.pt")
+    assert load_checkpoint(last).metrics["epoch"] == 1  # the one before it is kept
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("device", "cuda:99", "device=cuda:99: not on this machine, choose from auto, cpu"),
+        ("data", DataConfig(name="digits", val_size=1438), "data.val_size=1438: must be below"),
+        ("outputs", "a-file/outputs", "outputs=a-file/outputs: cannot be written: Not a directory"),
+    ],
+)
+def test_wrong_usage_leaves_nothing(cfg, tmp_path, monkeypatch, key, value, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a-file").touch()
+    setattr(cfg, key, value)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UserError) as caught:
+        train(cfg)
+    assert message in str(caught.value)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_one_cycle():
+    cfg = OptimConfig(lr=0.8, warmup=0.25)
+    rates = [one_cycle(step, 100, cfg) for step in range(100)]
+    assert rates[0] == pytest.approx(0.8 / 25)
+    assert rates[25] == max(rates) == 0.8
+    assert rates[:26] == sorted(rates[:26])
+    assert rates[25:] == sorted(rates[25:], reverse=True)
+    assert 0 < rates[99] < 1e-3
+    assert one_cycle(0, 1, cfg) > 0  # a run of one step
+
+
+def test_one_cycle_is_the_usual_one():
+    weight = nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight])
+    theirs = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=0.1, total_steps=1001, pct_start=0.3, cycle_momentum=False
+    )
+    for step in range(1000):
+        ours = one_cycle(step, 1000, OptimConfig(lr=0.1, warmup=0.3))
+        assert ours == pytest.approx(
+            optimizer.param_groups[0]["lr"], abs=5e-4
+        )  # theirs is a step longer
+        optimizer.step()
+        theirs.step()
+
+
+def test_batches_follow_from_seed_and_epoch(cfg):
+    run = start(cfg)
+    first = torch.stack(list(shuffled_batches(run)))
+    assert first.shape == (7, 32)
+    assert len(first.unique()) == 7 * 32  # no image twice
+    assert torch.equal(first, torch.stack(list(shuffled_batches(run))))
+    run.epoch = 1
+    second = torch.stack(list(shuffled_batches(run)))
+    run.epoch, run.cfg.seed = 0, 1
+    third = torch.stack(list(shuffled_batches(run)))
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, third)
+    assert not torch.equal(second, third)
+
+
+def test_a_batch_larger_than_the_data(cfg):
+    cfg.trainer.batch_size = 10_000
+    run = start(cfg)
+    assert (run.batch_size, run.steps) == (240, 2)
+
+
+def test_evaluate_in_portions_is_evaluate_at_once(cfg):
+    data = load_dataset(cfg.data)
+    model = start(cfg).model
+    logits = model(normalize(data.test.images, data.mean, data.std))
+    accuracy = (logits.argmax(1) == data.test.labels).float().mean().item()
+    loss = F.cross_entropy(logits, data.test.labels).item()
+    assert evaluate(model, data.test, data, batch_size=33) == pytest.approx((loss, accuracy))
+    assert not model.training
+
+
+@pytest.mark.cuda
+def test_on_a_gpu(cfg):
+    cfg.device = "cuda"
+    summary = train(cfg)
+    assert summary["test_accuracy"] > 0.9
+    weights = load_checkpoint(run_folder(cfg) / "best.pt").model
+    assert all(tensor.device.type == "cpu" for tensor in weights.values())
