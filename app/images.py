@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter, ImageOps, UnidentifiedImageError
+from scipy import ndimage
 
 from app.errors import UserError
 
@@ -22,7 +23,7 @@ LEAST_STROKE = 2  # pixels of the box; MNIST's median is 2.4
 WORKING_SIDE = 512  # larger pictures are reduced to this
 FIT_SIDE = 64  # points along a side that the light is estimated from
 LEAST_CONTRAST = 20  # between ink and background, of 255: less is a blank sheet
-STRAY_INK = 0.002  # share of the ink that may lie outside the digit: dust on the paper
+SPECK = 0.02  # share of the ink: a smaller spot is dust
 
 Gray = NDArray[np.uint8]  # [H, W], 0 is black
 
@@ -102,7 +103,7 @@ def to_digit(gray: Gray, invert: bool | None = None) -> Gray | None:
     strokes = ink >= threshold
     if not strokes.any() or ink[strokes].mean() - ink[~strokes].mean() < LEAST_CONTRAST:
         return None
-    rows, columns = _extent(strokes.sum(1)), _extent(strokes.sum(0))
+    rows, columns = _extent(_without_specks(strokes))
     noise = float(np.percentile(ink[~strokes], 90))
     full = float(np.percentile(ink[strokes], 90))
     return _frame(np.clip((ink - noise) / (full - noise), 0, 1)[rows, columns])
@@ -128,7 +129,7 @@ def _ink(gray: Gray, invert: bool | None) -> NDArray[np.float64]:
     border = np.ones((height, width), bool)
     border[ring:-ring, ring:-ring] = False
     difference = gray - np.median(gray[border])
-    coarse = (slice(None, None, max(1, max(height, width) // FIT_SIDE)),) * 2
+    coarse = tuple(slice(None, None, max(1, side // FIT_SIDE)) for side in gray.shape)
     for _ in range(3):
         paper = np.abs(difference[coarse]) <= max(8.0, np.ptp(difference) / 4)
         terms, shades = surface[coarse][paper], gray[coarse][paper].astype(np.float64)
@@ -150,11 +151,16 @@ def _otsu(ink: NDArray[np.float64]) -> float:
     return float(edges[1:][between == between.max()].mean())  # the middle of a plateau
 
 
-def _extent(profile: NDArray[np.int64]) -> slice:
-    """Where the ink of a row or column profile begins and ends, but for stray specks."""
-    share = np.cumsum(profile) / profile.sum()
-    inside = np.flatnonzero((share > STRAY_INK) & (share - profile / profile.sum() < 1 - STRAY_INK))
-    return slice(int(inside[0]), int(inside[-1]) + 1)
+def _without_specks(strokes: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    spots, _ = ndimage.label(strokes, np.ones((3, 3)))
+    large = np.bincount(spots.ravel()) >= SPECK * strokes.sum()
+    large[0] = False  # the background
+    return large[spots] if large.any() else strokes
+
+
+def _extent(strokes: NDArray[np.bool_]) -> tuple[slice, slice]:
+    y, x = np.nonzero(strokes)
+    return slice(y.min(), y.max() + 1), slice(x.min(), x.max() + 1)
 
 
 def _frame(ink: NDArray[np.float64]) -> Gray:

@@ -6,7 +6,6 @@ node's meaning as a local function in standard operators, so that every runtime 
 
 # Types as onnxscript reads them (it knows Union, not X | Y), names as ONNX writes them:
 # ruff: noqa: N802, N803, UP007, UP045
-# mypy: disable-error-code="untyped-decorator, no-any-return"
 
 import functools
 from collections.abc import Callable, Sequence
