@@ -3,7 +3,8 @@
 Environment variables:
     USE_CUDA=0             CPU only, whatever is installed.
     FORCE_CUDA=1           a missing CUDA toolkit is an error instead of a CPU-only build.
-    TORCH_CUDA_ARCH_LIST   GPU architectures, "9.0" or "8.0;9.0+PTX" (default: the visible GPUs', else the latter).
+    TORCH_CUDA_ARCH_LIST   GPU architectures, "9.0" or "8.0;9.0+PTX" (default: the visible GPUs',
+                           without one the latter).
     CUDA_HOME              the CUDA toolkit (default: the one that nvcc on PATH belongs to).
     DEBUG=1                no optimisation, debug symbols.
     MAX_JOBS               parallel compiler processes.
@@ -14,9 +15,10 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Extension, setup
 
 TORCH_TARGET = (2, 10)  # the oldest torch that the built libraries run under
 PYTHON_TARGET = "cp310"
@@ -24,6 +26,7 @@ DEFAULT_ARCHS = "8.0;9.0+PTX"
 
 
 def flag(name: str) -> bool:
+    """Whether an environment variable says yes."""
     return os.environ.get(name, "0").lower() not in ("", "0", "false", "off", "no")
 
 
@@ -31,24 +34,25 @@ try:
     import torch
 except ImportError:
     sys.exit(
-        "error: building lenet-ops needs PyTorch; install it first (pip install torch) and then "
-        "build in the same environment (pip install --no-build-isolation -e .)"
+        "error: building lenet-ops needs PyTorch: run `pip install -r requirements.txt`, then "
+        "`pip install --no-build-isolation -e .` in the same environment"
     )
 if tuple(int(part) for part in torch.__version__.split(".")[:2]) < TORCH_TARGET:
     sys.exit(f"error: building lenet-ops needs torch >= 2.10, this is {torch.__version__}")
 
 
 def has_runtime(root: Path) -> bool:
+    """Whether the CUDA runtime that kernels are linked with is there."""
     return any(True for lib in ("lib64", "lib") for _ in (root / lib).glob("libcudart.so*"))
 
 
 def toolkit() -> tuple[Path, tuple[int, int]]:
-    """Returns the CUDA toolkit's root and version; raises LookupError with the reason if there is none."""
+    """Returns the CUDA toolkit's root and version; LookupError says why there is none."""
     nvcc = shutil.which("nvcc")
     candidates = [Path(nvcc).resolve().parent.parent] if nvcc else []
     candidates.append(Path("/usr/local/cuda"))
     if nvcc and not has_runtime(candidates[0]):
-        # nvcc is a wrapper script: the compiler itself knows where it lives (its dry run prints TOP=).
+        # A wrapper script. The compiler itself knows where it lives: its dry run prints TOP=.
         dry_run = subprocess.run(
             [nvcc, "--dryrun", "-x", "cu", "-E", os.devnull], capture_output=True, text=True
         )
@@ -113,34 +117,53 @@ cxx_flags = [
 ]
 nvcc_flags = [target, *optimise, "-std=c++17", "-DUSE_CUDA", "-lineinfo", "--threads=2"]
 
-common = {"py_limited_api": True}
-headers = sorted(map(str, Path("ops/csrc").rglob("*.h*"))) + sorted(
-    map(str, Path("ops/csrc").rglob("*.cuh"))
-)
-extensions = [
-    CppExtension(
-        "ops._C",
-        sorted(map(str, Path("ops/csrc/cpu").glob("*.cpp"))),
-        include_dirs=[str(Path("ops/csrc").resolve())],
-        extra_compile_args={"cxx": cxx_flags},
-        depends=headers,
-        **common,
+
+class Build(BuildExtension):
+    """Keeps compiled objects between builds, but no library that this build does not make."""
+
+    def finalize_options(self) -> None:
+        """Called by setuptools, which compiles editable installations in a temporary folder."""
+        super().finalize_options()
+        self.build_temp = "build/objects"
+
+    def run(self) -> None:
+        """Called by setuptools."""
+        super().run()
+        if not cuda:
+            for folder in ("ops", Path(self.build_lib) / "ops"):
+                for stale in Path(folder).glob("_C_cuda.*"):
+                    stale.unlink()
+
+
+def extension(
+    kind: Callable[..., Extension], name: str, sources: str, **flags: list[str]
+) -> Extension:
+    """Describes one library: compiled from the sources that a pattern names."""
+    csrc = Path("ops/csrc")
+    return kind(
+        name,
+        sorted(map(str, csrc.glob(sources))),
+        include_dirs=[str(csrc.resolve())],
+        depends=sorted(map(str, [*csrc.rglob("*.h"), *csrc.rglob("*.cuh")])),
+        extra_compile_args=flags,
+        py_limited_api=True,
     )
-]
+
+
+extensions = [extension(CppExtension, "ops._C", "cpu/*.cpp", cxx=cxx_flags)]
 if cuda:
     extensions.append(
-        CUDAExtension(
+        extension(
+            CUDAExtension,
             "ops._C_cuda",
-            sorted(map(str, Path("ops/csrc/cuda").glob("*.cu"))),
-            include_dirs=[str(Path("ops/csrc").resolve())],
-            extra_compile_args={"cxx": [*cxx_flags, "-DUSE_CUDA"], "nvcc": nvcc_flags},
-            depends=headers,
-            **common,
+            "cuda/*.cu",
+            cxx=[*cxx_flags, "-DUSE_CUDA"],
+            nvcc=nvcc_flags,
         )
     )
 
 setup(
     ext_modules=extensions,
-    cmdclass={"build_ext": BuildExtension},
+    cmdclass={"build_ext": Build},
     options={"bdist_wheel": {"py_limited_api": PYTHON_TARGET}},
 )

@@ -99,6 +99,8 @@ def test_compile_dynamic_shapes(op, device):
 @each_operator
 def test_compile_with_inductor(op, device):
     """The default compiler: it relies on the strides that the fakes promise."""
+    if " " in torch.__file__:
+        pytest.skip("Inductor cannot link with a torch whose path holds a space")
     function = surrounded(op, op.cases[0].kwargs)
     tensors = inputs(op.cases[0], torch.float32, device, "channels_last", requires_grad=True)
     torch._dynamo.reset()

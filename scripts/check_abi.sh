@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Builds one wheel and runs the operators' tests on it beside another PyTorch than it was built with.
+#
+#   scripts/check_abi.sh [torch==2.13.0]
+set -euo pipefail
+torch=${1:-torch==2.13.0}
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" test
+
+# Away from the source tree, so that `import ops` finds the wheel.
+away=$(mktemp -d)
+trap 'rm -rf "$away"' EXIT
+cp -r tests pyproject.toml "$away"
+
+step "Building the wheel" \
+  python -m pip wheel --disable-pip-version-check --no-build-isolation --no-deps -w "$away" .
+
+other="$PWD/.venv-abi/bin/python"
+is_suitable "$other" || step "Making .venv-abi" python -m venv .venv-abi
+step "Installing $torch" \
+  "$other" -m pip install --disable-pip-version-check "$torch" numpy pytest hypothesis
+step "Installing the wheel" \
+  "$other" -m pip install --disable-pip-version-check --no-deps --force-reinstall "$away"/*.whl
+
+cd "$away"
+"$other" -c 'import ops, torch; print(f"{ops.__file__} beside torch {torch.__version__}")'
+"$other" -m pytest tests/ops

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Sets up, checks style and types, runs the tests. Arguments go to pytest: scripts/test.sh -k gelu -x
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" test
+
+ruff check
+ruff format --check
+mypy
+find ops/csrc -type f -exec clang-format --dry-run -Werror {} +
+python -m pytest --timeout=300 "$@"

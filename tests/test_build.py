@@ -1,0 +1,157 @@
+"""setup.py: what it builds, with which flags, what it says when it cannot. Nothing is compiled."""
+
+import os
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import setuptools
+import torch
+
+from ops import _library
+
+ROOT = Path(__file__).parent.parent
+VARIABLES = ("USE_CUDA", "FORCE_CUDA", "TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "DEBUG", "MAX_JOBS")
+
+
+@pytest.fixture
+def plan(monkeypatch):
+    """Runs setup.py beside a CUDA build of torch and no GPU, and returns what it would build."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+    def run(**variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.delitem(sys.modules, "torch.utils.cpp_extension", raising=False)
+        plans = []
+        monkeypatch.setattr(setuptools, "setup", lambda **arguments: plans.append(arguments))
+        runpy.run_path("setup.py")
+        return plans[0]
+
+    return run
+
+
+def extensions(plan):
+    return {e.name: e for e in plan["ext_modules"]}
+
+
+def flags(plan):
+    return [flags for e in plan["ext_modules"] for flags in e.extra_compile_args.values()]
+
+
+def error(plan, **variables):
+    """Returns the line that a failing setup.py leaves."""
+    with pytest.raises(SystemExit) as raised:
+        plan(**variables)
+    message = raised.value.code
+    assert "\n" not in message
+    return message
+
+
+@pytest.fixture
+def toolkit(tmp_path):
+    """A folder that looks like a CUDA toolkit of the version asked for."""
+
+    def make(version):
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "lib64").mkdir()
+        (tmp_path / "lib64" / "libcudart.so").touch()
+        nvcc = tmp_path / "bin" / "nvcc"
+        nvcc.write_text(
+            f"#!/bin/sh\necho 'Cuda compilation tools, release {version}, V{version}'\n"
+        )
+        nvcc.chmod(0o755)
+        return str(tmp_path)
+
+    return make
+
+
+def test_without_torch(plan, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert error(plan).startswith(
+        "error: building lenet-ops needs PyTorch: run `pip install -r requirements.txt`"
+    )
+
+
+def test_with_an_old_torch(plan, monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "2.9.0")
+    assert error(plan) == "error: building lenet-ops needs torch >= 2.10, this is 2.9.0"
+
+
+def test_cpu_and_cuda(plan, toolkit):
+    cuda = plan(CUDA_HOME=toolkit("13.2"))
+    assert set(extensions(cuda)) == {"ops._C", "ops._C_cuda"}
+    assert all("-DTORCH_TARGET_VERSION=0x020a000000000000" in f for f in flags(cuda))
+    both_compilers = extensions(cuda)["ops._C_cuda"].extra_compile_args
+    assert all("-DUSE_CUDA" in both_compilers[name] for name in ("cxx", "nvcc"))
+    assert os.environ["TORCH_CUDA_ARCH_LIST"] == "8.0;9.0+PTX"  # there is no GPU to ask
+
+
+def test_every_source_is_built(plan, toolkit):
+    cuda = plan(CUDA_HOME=toolkit("13.2"))
+    csrc = ROOT / "ops" / "csrc"
+    files = [*csrc.rglob("*.cpp"), *csrc.rglob("*.cu")]
+    built = [source for e in cuda["ext_modules"] for source in e.sources]
+    assert sorted(built) == sorted(str(f.relative_to(ROOT)) for f in files)
+
+
+def test_use_cuda_0(plan, toolkit):
+    assert set(extensions(plan(CUDA_HOME=toolkit("13.2"), USE_CUDA="0"))) == {"ops._C"}
+
+
+def test_no_toolkit_means_cpu_only(plan, tmp_path, capfd):
+    assert set(extensions(plan(CUDA_HOME=str(tmp_path)))) == {"ops._C"}
+    assert (
+        "lenet-ops: building for the CPU only: no CUDA toolkit (nvcc and libcudart) in "
+        f"{tmp_path}; set CUDA_HOME to its root\n"
+    ) in capfd.readouterr().err
+
+
+def test_force_cuda_without_toolkit(plan, tmp_path):
+    assert error(plan, CUDA_HOME=str(tmp_path), FORCE_CUDA="1", PATH="") == (
+        f"error: FORCE_CUDA=1, but no CUDA toolkit (nvcc and libcudart) in {tmp_path}; "
+        "set CUDA_HOME to its root"
+    )
+
+
+def test_force_cuda_with_a_cpu_torch(plan, toolkit, monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", None)
+    line = error(plan, CUDA_HOME=toolkit("13.2"), FORCE_CUDA="1")
+    assert line == f"error: FORCE_CUDA=1, but torch {torch.__version__} is a CPU build"
+
+
+def test_force_cuda_with_another_major_version(plan, toolkit):
+    line = error(plan, CUDA_HOME=toolkit("11.8"), FORCE_CUDA="1")
+    assert "is 11.8, torch was built with 13.0: the major versions must agree" in line
+
+
+def test_architectures(plan, toolkit):
+    plan(CUDA_HOME=toolkit("13.2"), TORCH_CUDA_ARCH_LIST="9.0")
+    assert os.environ["TORCH_CUDA_ARCH_LIST"] == "9.0"
+
+
+@pytest.mark.parametrize(("debug", "level"), [("1", "-O0"), ("0", "-O3")])
+def test_debug(plan, debug, level, toolkit):
+    for f in flags(plan(CUDA_HOME=toolkit("13.2"), DEBUG=debug)):
+        assert [flag for flag in f if flag.startswith("-O")] == [level]
+
+
+def test_wheel_tag(plan):
+    assert plan(USE_CUDA="0")["options"]["bdist_wheel"] == {"py_limited_api": "cp310"}
+
+
+def test_versions_and_requirements_agree():
+    """What is written in several places is the same everywhere."""
+    setup = (ROOT / "setup.py").read_text()
+    assert f"TORCH_TARGET = {_library.TORCH_TARGET}" in setup
+    declared = (ROOT / "pyproject.toml").read_text()
+    assert f'"torch>={".".join(map(str, _library.TORCH_TARGET))}"' in declared
+    (dependencies,) = re.findall(r"^dependencies = \[\n(.*?)^\]", declared, re.M | re.S)
+    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    assert set(re.findall(r'"(.+)"', dependencies)) <= set(lines)
