@@ -82,8 +82,9 @@ build_operators() {
   wanted="$PWD $(find setup.py pyproject.toml ops/csrc -type f -exec cksum {} + | sort | cksum)"
   wanted+=" ${USE_CUDA-} ${FORCE_CUDA-} ${TORCH_CUDA_ARCH_LIST-} ${CUDA_HOME-} ${DEBUG-}"
   if ! is_done build "$wanted" || ! [ -f ops/_C.abi3.so ]; then
-    command -v "${CXX:-c++}" >/dev/null ||
-      fail "no C++ compiler (${CXX:-c++}) found: install one (Debian and Ubuntu: apt install g++)"
+    local compiler=${CXX:-c++}
+    command -v "${compiler%% *}" >/dev/null ||
+      fail "no C++ compiler ($compiler) found: install one (Debian and Ubuntu: apt install g++)"
     step "Building the operators" \
       python -m pip install --disable-pip-version-check --no-build-isolation --no-deps -e .
     printf '%s\n' "$wanted" >"$venv/build.stamp"
