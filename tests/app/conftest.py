@@ -1,0 +1,90 @@
+"""Runs for the tests that need one: trained on the bundled digits, which need no network."""
+
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def trained_run(tmp_path_factory):
+    """The folder of a run that has learned something."""
+    import torch
+
+    from app.config import DataConfig, ModelConfig, TrainConfig, TrainerConfig
+    from app.training import train
+
+    outputs = tmp_path_factory.mktemp("outputs")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # so small a network only waits for a second one
+    train(
+        TrainConfig(
+            model=ModelConfig("ncrelu", "depthwise"),
+            data=DataConfig(name="digits", val_size=150),
+            trainer=TrainerConfig(epochs=10, batch_size=32),
+            device="cpu",
+            outputs=str(outputs),
+        )
+    )
+    torch.set_num_threads(threads)
+    (best,) = outputs.rglob("best.pt")
+    return best.parent
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    """Makes the folder of a run that has learned nothing: fast, for any kind of network."""
+    import torch
+
+    from app.checkpoint import Checkpoint, save_checkpoint
+    from app.config import ModelConfig
+    from app.model import build_model
+
+    def make(act="relu", conv="standard", **data):
+        cfg = ModelConfig(act, conv)
+        torch.manual_seed(0)
+        content = Checkpoint(
+            model=build_model(cfg, 10).state_dict(),
+            model_config=asdict(cfg),
+            data={
+                "name": "digits",
+                "classes": list("0123456789"),
+                "mean": 0.2,
+                "std": 0.3,
+                "fallback_from": None,
+                "val_size": 150,
+                "split_seed": 0,
+            }
+            | data,
+        )
+        folder = tmp_path / "outputs" / "2026-01-01" / f"{act}-{conv}"
+        folder.mkdir(parents=True)
+        save_checkpoint(folder / "best.pt", content)
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def command(tmp_path):
+    """Runs `python -m <module> <overrides>` in an empty folder: the finished process."""
+
+    def run(module, *overrides, **environment):
+        inherited = {k: v for k, v in os.environ.items() if k != "HYDRA_FULL_ERROR"}
+        folder = tmp_path / "here"
+        folder.mkdir(exist_ok=True)
+        return subprocess.run(
+            [sys.executable, "-m", module, *overrides],
+            cwd=folder,
+            env=inherited | {"PYTHONPATH": str(ROOT)} | environment,
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+
+    return run
