@@ -1,11 +1,15 @@
 #include "gelu.h"
 
+#define OPS_KERNELS "gelu_kernels.h"
+#include "for_each_isa.h"
 #include "pointwise_loop.h"
 
 namespace ops::cpu {
 namespace {
 
-Tensor gelu(const Tensor& input) { return map<PointwiseLoop>("gelu", input, GeluForward{}); }
+Tensor gelu(const Tensor& input) {
+  return map<PointwiseLoop>("gelu", input, GeluForward{});
+}
 
 Tensor gelu_backward(const Tensor& grad_output, const Tensor& input) {
   return map_backward<PointwiseLoop>("gelu_backward", grad_output, "input", input, GeluBackward{});

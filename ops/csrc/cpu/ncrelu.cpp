@@ -1,51 +1,69 @@
 #include "ncrelu.h"
 
-#include <algorithm>
+#define OPS_KERNELS "ncrelu_kernels.h"
+#include "for_each_isa.h"
 
 namespace ops::cpu {
 namespace {
 
-constexpr int64_t kGrain = 16384;  // elements: less is not worth waking a thread for
+constexpr int64_t kGrain = 32768;  // elements: less is not worth waking a thread for
+constexpr int64_t kVector = 16;    // elements of the widest vector: a shorter row is a short one
 
 struct Loops {
   template <typename T>
   static void forward(const Tensor&, HalvesLayout layout, const T* x, T* out) {
-    rows(layout, [=](int64_t row, int64_t begin, int64_t end) {
-      const T* in = x + row * layout.inner;
-      T* positive = out + 2 * row * layout.inner;
-      T* negative = positive + layout.inner;
-      for (int64_t i = begin; i < end; ++i) {
-        const acc_t<T> value = in[i];
-        positive[i] = static_cast<T>(positive_part(value));
-        negative[i] = static_cast<T>(negative_part(value));
-      }
-    });
+    const int64_t inner = layout.inner;
+    if (inner < kVector) {
+      short_rows(layout, [=](int64_t row, int64_t count) {
+        OPS_CALL(ncrelu_short_rows(x + row * inner, out + 2 * row * inner, count, inner));
+      });
+    } else {
+      stretches(layout, [=](int64_t row, int64_t start, int64_t count) {
+        T* positive = out + 2 * row * inner + start;
+        OPS_CALL(ncrelu_stretch(x + row * inner + start, positive, positive + inner, count));
+      });
+    }
   }
 
   template <typename T>
   static void backward(const Tensor&, HalvesLayout layout, const T* grad, const T* x, T* out) {
-    rows(layout, [=](int64_t row, int64_t begin, int64_t end) {
-      const T* in = x + row * layout.inner;
-      const T* positive = grad + 2 * row * layout.inner;
-      const T* negative = positive + layout.inner;
-      for (int64_t i = begin; i < end; ++i) {
-        out[row * layout.inner + i] = ncrelu_gradient<T>(in[i], positive[i], negative[i]);
-      }
-    });
+    const int64_t inner = layout.inner;
+    if (inner < kVector) {
+      short_rows(layout, [=](int64_t row, int64_t count) {
+        OPS_CALL(ncrelu_backward_short_rows(x + row * inner, grad + 2 * row * inner,
+                                            out + row * inner, count, inner));
+      });
+    } else {
+      stretches(layout, [=](int64_t row, int64_t start, int64_t count) {
+        const T* positive = grad + 2 * row * inner + start;
+        const int64_t at = row * inner + start;
+        OPS_CALL(ncrelu_backward_stretch(x + at, positive, positive + inner, out + at, count));
+      });
+    }
   }
 
  private:
-  // Calls f(row, begin, end) for stretches of rows that together cover all elements.
+  // Calls f(row, count) for groups of rows that together cover all.
   template <typename F>
-  static void rows(HalvesLayout layout, const F& f) {
+  static void short_rows(HalvesLayout layout, const F& f) {
+    torch::stable::parallel_for(0, layout.outer, kGrain / layout.inner,
+                                [&](int64_t begin, int64_t end) { f(begin, end - begin); });
+  }
+
+  // Calls f(row, start, count) for stretches of rows that together cover all
+  // elements, each at least a vector long: threads share rows in whole vectors.
+  template <typename F>
+  static void stretches(HalvesLayout layout, const F& f) {
+    const int64_t pieces = layout.inner / kVector;  // of a row; the last takes what is left over
     torch::stable::parallel_for(
-        0, layout.outer * layout.inner, kGrain, [&](int64_t begin, int64_t end) {
+        0, layout.outer * pieces, kGrain / kVector, [&](int64_t begin, int64_t end) {
           while (begin < end) {
-            const int64_t row = begin / layout.inner;
-            const int64_t start = begin % layout.inner;
-            const int64_t stop = std::min(layout.inner, start + end - begin);
-            f(row, start, stop);
-            begin += stop - start;
+            const int64_t row = begin / pieces;
+            const int64_t first = begin % pieces;
+            const int64_t last = std::min(pieces, first + end - begin);
+            const int64_t stop = last == pieces ? layout.inner : last * kVector;
+            f(row, first * kVector, stop - first * kVector);
+            begin += last - first;
           }
         });
   }

@@ -1,0 +1,38 @@
+// Which of the instruction sets that kernels are compiled for this processor has.
+#pragma once
+
+#include <cstdlib>
+#include <cstring>
+
+namespace ops::cpu {
+
+enum class Isa { baseline, avx2, avx512 };
+
+// The best of them, or less where ATEN_CPU_CAPABILITY (torch's variable) is "default" or "avx2".
+inline Isa isa() {
+  static const Isa best = [] {
+    const char* limit = std::getenv("ATEN_CPU_CAPABILITY");
+#if defined(__x86_64__)
+    if (limit && std::strcmp(limit, "default") == 0) {
+      return Isa::baseline;
+    }
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) {
+      return Isa::baseline;
+    }
+    if (limit && std::strcmp(limit, "avx2") == 0) {
+      return Isa::avx2;
+    }
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+      return Isa::avx512;
+    }
+    return Isa::avx2;
+#else
+    (void)limit;
+    return Isa::baseline;
+#endif
+  }();
+  return best;
+}
+
+}  // namespace ops::cpu

@@ -1,0 +1,169 @@
+// Vectors in the compiler's own extension, for the instruction set that for_each_isa.h is at: +, *,
+// <, ?: work lane by lane, and a * b + c becomes one instruction where there is one. No include
+// guard: included once an instruction set.
+
+namespace ops::cpu::OPS_ISA {
+
+template <typename A, int N>
+struct vector_of {
+  typedef A type __attribute__((vector_size(N * sizeof(A))));
+};
+template <typename A, int N>
+using Vec = typename vector_of<A, N>::type;
+
+template <typename A>
+constexpr int kLanes = OPS_VECTOR_BYTES / sizeof(A);
+
+template <typename A>
+using bits_t = std::conditional_t<sizeof(A) == 8, int64_t, int32_t>;
+
+template <typename To, typename From>
+inline To bit_cast(const From& from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  __builtin_memcpy(&to, &from, sizeof(To));
+  return to;
+}
+
+template <typename A, int N>
+inline Vec<A, N> broadcast(A x) {
+  return x - Vec<A, N>{};
+}
+
+// x within [least, most]; a NaN becomes either.
+template <typename A, int N>
+inline Vec<A, N> clamp(Vec<A, N> x, A least, A most) {
+#if OPS_VECTOR_BYTES == 32
+  if constexpr (N * sizeof(A) == 32 && sizeof(A) == 4) {
+    return _mm256_min_ps(_mm256_max_ps(x, _mm256_set1_ps(least)), _mm256_set1_ps(most));
+  }
+#elif OPS_VECTOR_BYTES == 64
+  if constexpr (N * sizeof(A) == 64 && sizeof(A) == 4) {
+    const __m512 up = _mm512_maskz_max_ps(0xffff, x, _mm512_set1_ps(least));
+    return _mm512_maskz_min_ps(0xffff, up, _mm512_set1_ps(most));
+  }
+#endif
+  x = x < least ? broadcast<A, N>(least) : x;
+  return x > most ? broadcast<A, N>(most) : x;
+}
+
+// Loads and stores of N lanes, unaligned; 16-bit types are float in registers.
+
+template <int N>
+inline Vec<float, N> load(const float* p) {
+  Vec<float, N> v;
+  __builtin_memcpy(&v, p, sizeof(v));
+  return v;
+}
+
+template <int N>
+inline Vec<double, N> load(const double* p) {
+  Vec<double, N> v;
+  __builtin_memcpy(&v, p, sizeof(v));
+  return v;
+}
+
+template <int N>
+inline Vec<float, N> load(const BFloat16* p) {
+  using Wide = Vec<uint32_t, N>;
+#if OPS_VECTOR_BYTES == 32
+  if constexpr (N == 8) {
+    return bit_cast<Vec<float, 8>>(
+        bit_cast<Wide>(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p))) << 16);
+  }
+#elif OPS_VECTOR_BYTES == 64
+  if constexpr (N == 16) {
+    return bit_cast<Vec<float, 16>>(
+        bit_cast<Wide>(_mm512_maskz_cvtepu16_epi32(0xffff, _mm256_loadu_si256((const __m256i*)p)))
+        << 16);
+  }
+#endif
+  Vec<uint16_t, N> v;
+  __builtin_memcpy(&v, p, sizeof(v));
+  return bit_cast<Vec<float, N>>(__builtin_convertvector(v, Wide) << 16);
+}
+
+template <int N>
+inline Vec<float, N> load(const Half* p) {
+#if OPS_VECTOR_BYTES >= 32
+  if constexpr (N == 8) {
+    return bit_cast<Vec<float, 8>>(_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)));
+  } else if constexpr (N == 4) {
+    return bit_cast<Vec<float, 4>>(_mm_cvtph_ps(_mm_loadl_epi64((const __m128i*)p)));
+  }
+#if OPS_VECTOR_BYTES == 64
+  if constexpr (N == 16) {
+    return bit_cast<Vec<float, 16>>(
+        _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256((const __m256i*)p)));
+  }
+#endif
+#endif
+  Vec<float, N> v;
+  for (int i = 0; i < N; ++i) {
+    v[i] = p[i];
+  }
+  return v;
+}
+
+template <int N>
+inline void store(float* p, Vec<float, N> v) {
+  __builtin_memcpy(p, &v, sizeof(v));
+}
+
+template <int N>
+inline void store(double* p, Vec<double, N> v) {
+  __builtin_memcpy(p, &v, sizeof(v));
+}
+
+// Rounds to nearest, ties to even. A NaN here stems from a bfloat16 or the processor, is zero below
+// the bits that stay, and survives.
+template <int N>
+inline void store(BFloat16* p, Vec<float, N> v) {
+  const auto bits = bit_cast<Vec<uint32_t, N>>(v);
+  const Vec<uint32_t, N> rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+#if OPS_VECTOR_BYTES == 32
+  if constexpr (N == 8) {
+    const __m256i r = bit_cast<__m256i>(rounded);
+    return _mm_storeu_si128(
+        (__m128i*)p, _mm_packus_epi32(_mm256_castsi256_si128(r), _mm256_extracti128_si256(r, 1)));
+  }
+#endif
+  const Vec<uint16_t, N> half = __builtin_convertvector(rounded, Vec<uint16_t, N>);
+  __builtin_memcpy(p, &half, sizeof(half));
+}
+
+template <int N>
+inline void store(Half* p, Vec<float, N> v) {
+#if OPS_VECTOR_BYTES >= 32
+  if constexpr (N == 8) {
+    return _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(bit_cast<__m256>(v), 0));
+  } else if constexpr (N == 4) {
+    return _mm_storel_epi64((__m128i*)p, _mm_cvtps_ph(bit_cast<__m128>(v), 0));
+  }
+#if OPS_VECTOR_BYTES == 64
+  if constexpr (N == 16) {
+    return _mm256_storeu_si256((__m256i*)p, _mm512_maskz_cvtps_ph(0xffff, bit_cast<__m512>(v), 0));
+  }
+#endif
+#endif
+  for (int i = 0; i < N; ++i) {
+    p[i] = v[i];
+  }
+}
+
+// The first n < N lanes, zeros behind them.
+template <int N, typename T>
+inline Vec<acc_t<T>, N> load_some(const T* p, int64_t n) {
+  T lanes[N] = {};
+  __builtin_memcpy(lanes, p, n * sizeof(T));
+  return load<N>(lanes);
+}
+
+template <int N, typename T>
+inline void store_some(T* p, Vec<acc_t<T>, N> v, int64_t n) {
+  T lanes[N];
+  store<N>(lanes, v);
+  __builtin_memcpy(p, lanes, n * sizeof(T));
+}
+
+}  // namespace ops::cpu::OPS_ISA
