@@ -8,6 +8,9 @@ measured float32 rate) and its share of our time; the fastest peer in the same m
 how many times faster than it we are. On CUDA small shapes have a second column: the same inside a
 replayed CUDA graph, where launches cost nothing and the cache is warm.
 
+On the CPU caches stay warm and memory comes in huge pages (THP_MEM_ALLOC_ENABLE=1, for all alike):
+else page faults in the fresh outputs would hide the kernels.
+
 Peers: the plain composition of PyTorch operators (for convolution with cuDNN or oneDNN on, cuDNN
 in benchmark mode, and off) and torch.compile of it, compiled afresh for every row. Forward runs
 without gradients. Backward runs through autograd over a kept graph, for all alike. Each of our
@@ -16,12 +19,14 @@ results is compared with float64 first; a wrong one is not timed, and makes the 
 
 import argparse
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the project, not installed
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # read by torch's CPU allocator
 
 import torch
 import torch._dynamo
