@@ -43,14 +43,26 @@ inline DepthwiseGeometry depthwise_geometry(const char* op, const Tensor& input,
     check((*values)[0] <= kMost && (*values)[1] <= kMost, op,
           ": stride, padding and dilation must be at most ", kMost);
   }
-  DepthwiseGeometry g{input.size(0),  input.size(1), input.size(2), input.size(3), 0,
-                      0,              weight.size(2), weight.size(3), stride[0],     stride[1],
-                      padding[0],     padding[1],    dilation[0],   dilation[1],
+  DepthwiseGeometry g{input.size(0),
+                      input.size(1),
+                      input.size(2),
+                      input.size(3),
+                      0,
+                      0,
+                      weight.size(2),
+                      weight.size(3),
+                      stride[0],
+                      stride[1],
+                      padding[0],
+                      padding[1],
+                      dilation[0],
+                      dilation[1],
                       is_channels_last(input)};
-  const auto extent = [&](char side, int64_t size, int64_t kernel, int64_t s, int64_t p, int64_t d) {
+  const auto extent = [&](char side, int64_t size, int64_t kernel, int64_t s, int64_t p,
+                          int64_t d) {
     const int64_t span = d * (kernel - 1) + 1;
-    check(size + 2 * p >= span, op, ": the dilated kernel must fit into the padded input; in ", side,
-          " the kernel spans ", span, ", the padded input ", size + 2 * p);
+    check(size + 2 * p >= span, op, ": the dilated kernel must fit into the padded input; in ",
+          side, " the kernel spans ", span, ", the padded input ", size + 2 * p);
     return (size + 2 * p - span) / s + 1;
   };
   g.out_h = extent('H', g.h, g.kernel_h, g.stride_h, g.padding_h, g.dilation_h);
@@ -59,9 +71,9 @@ inline DepthwiseGeometry depthwise_geometry(const char* op, const Tensor& input,
 }
 
 inline Tensor empty_image(const Tensor& like, const DepthwiseGeometry& g, int64_t h, int64_t w) {
-  return torch::stable::empty({g.n, g.c, h, w}, like.scalar_type(), std::nullopt, like.device(),
-                              false,
-                              g.channels_last ? MemoryFormat::ChannelsLast : MemoryFormat::Contiguous);
+  return torch::stable::empty(
+      {g.n, g.c, h, w}, like.scalar_type(), std::nullopt, like.device(), false,
+      g.channels_last ? MemoryFormat::ChannelsLast : MemoryFormat::Contiguous);
 }
 
 inline Tensor in_format(const Tensor& x, const DepthwiseGeometry& g) {

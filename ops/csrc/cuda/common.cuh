@@ -14,8 +14,7 @@ using torch::stable::accelerator::DeviceGuard;
 
 inline cudaStream_t current_stream(const Tensor& x) {
   void* stream = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(
-      aoti_torch_get_current_cuda_stream(x.get_device_index(), &stream));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(x.get_device_index(), &stream));
   return static_cast<cudaStream_t>(stream);
 }
 
@@ -50,6 +49,8 @@ void dispatch_width(std::initializer_list<const void*> pointers,
   f(Width<V>{});
 }
 
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
 
 }  // namespace ops::cuda

@@ -34,8 +34,9 @@ __device__ int64_t offset(const DepthwiseGeometry& g, int64_t n, int64_t c, int6
 // One thread an output element, neighbours in memory to neighbouring threads.
 template <typename T>
 __global__ void __launch_bounds__(kGeneralThreads)
-    general_forward_kernel(DepthwiseGeometry g, const T* __restrict__ x, const T* __restrict__ weight,
-                   const T* __restrict__ bias, T* __restrict__ out) {
+    general_forward_kernel(DepthwiseGeometry g, const T* __restrict__ x,
+                           const T* __restrict__ weight, const T* __restrict__ bias,
+                           T* __restrict__ out) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kGeneralThreads + threadIdx.x;
   if (i >= g.n * g.c * g.out_h * g.out_w) {
     return;
@@ -61,7 +62,7 @@ __global__ void __launch_bounds__(kGeneralThreads)
 template <typename T>
 __global__ void __launch_bounds__(kGeneralThreads)
     general_backward_input_kernel(DepthwiseGeometry g, const T* __restrict__ grad,
-                          const T* __restrict__ weight, T* __restrict__ out) {
+                                  const T* __restrict__ weight, T* __restrict__ out) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kGeneralThreads + threadIdx.x;
   if (i >= g.n * g.c * g.h * g.w) {
     return;
@@ -77,8 +78,8 @@ __global__ void __launch_bounds__(kGeneralThreads)
       const int64_t w = at.w + g.padding_w - b * g.dilation_w;
       if (w >= 0 && w % g.stride_w == 0 && w / g.stride_w < g.out_w) {
         sum += static_cast<acc_t<T>>(weight[(at.c * g.kernel_h + a) * g.kernel_w + b]) *
-               static_cast<acc_t<T>>(grad[offset(g, at.n, at.c, h / g.stride_h, w / g.stride_w,
-                                                 g.out_h, g.out_w)]);
+               static_cast<acc_t<T>>(
+                   grad[offset(g, at.n, at.c, h / g.stride_h, w / g.stride_w, g.out_h, g.out_w)]);
       }
     }
   }
@@ -89,8 +90,8 @@ __global__ void __launch_bounds__(kGeneralThreads)
 template <typename T>
 __global__ void __launch_bounds__(kGeneralThreads)
     general_backward_weight_kernel(DepthwiseGeometry g, const T* __restrict__ grad,
-                           const T* __restrict__ x, T* __restrict__ grad_weight,
-                           T* __restrict__ grad_bias) {
+                                   const T* __restrict__ x, T* __restrict__ grad_weight,
+                                   T* __restrict__ grad_bias) {
   const int64_t taps = g.kernel_h * g.kernel_w;
   const int64_t c = blockIdx.x;
   const int64_t tap = blockIdx.y;
@@ -109,16 +110,15 @@ __global__ void __launch_bounds__(kGeneralThreads)
     const int64_t w = ow * g.stride_w - g.padding_w + b * g.dilation_w;
     const bool inside = h >= 0 && h < g.h && w >= 0 && w < g.w;
     if (for_bias || inside) {
-      const acc_t<T> value =
-          static_cast<acc_t<T>>(grad[offset(g, n, c, oh, ow, g.out_h, g.out_w)]);
-      sum += for_bias ? value
-                      : value * static_cast<acc_t<T>>(x[offset(g, n, c, h, w, g.h, g.w)]);
+      const acc_t<T> value = static_cast<acc_t<T>>(grad[offset(g, n, c, oh, ow, g.out_h, g.out_w)]);
+      sum += for_bias ? value : value * static_cast<acc_t<T>>(x[offset(g, n, c, h, w, g.h, g.w)]);
     }
   }
   __shared__ acc_t<T> partial[kGeneralThreads];
   partial[threadIdx.x] = sum;
   __syncthreads();
-  for (int half = kGeneralThreads / 2; half > 0; half /= 2) {  // a fixed order: the same bits every run
+  for (int half = kGeneralThreads / 2; half > 0;
+       half /= 2) {  // a fixed order: the same bits every run
     if (threadIdx.x < half) {
       partial[threadIdx.x] += partial[threadIdx.x + half];
     }

@@ -1,247 +1,357 @@
-// Depthwise convolution of channels-last images.
+// Depthwise convolution of channels-last images. A thread owns a few channels of a strip a few
+// columns wide and marches down it: every input row is read once and added to all the output rows
+// that it reaches, which wait in registers until they are complete. Rows come through a ring in
+// shared memory that is filled several steps ahead.
 #pragma once
 
-#include "depthwise_conv.h"
+#include <cuda_pipeline.h>
+
+#include <algorithm>
+#include <utility>
+
 #include "depthwise_stencil.cuh"
 
 namespace ops::cuda {
 
-// A launch over images, in tiles of outputs × chunks of channels.
-struct ImageLaunch {
+// A block has lanes × groups × images threads: the lanes' channels lie side by side, and so do the
+// groups' strips. It marches down one segment of its images.
+struct StripLaunch {
   int in_h, in_w, out_h, out_w;
-  int first_h, first_w;    // image coordinate of the top left staged input of the first tile
-  int across, down;        // threads a tile, each kCols × kRows outputs
-  int tiles_h, tiles_w;    // tiles an image
-  int window_h, window_w;  // inputs staged a tile
-  int lanes;               // threads across a chunk of channels, kChannels each
-  int chunks;
+  int start_h, start_w;  // image coordinate of the first output's first input
+  int tiles_w;           // blocks across an image
+  int segments;          // blocks down an image
+  int steps;             // a segment's length, in groups of output rows that complete together
+  int images;
   int channels;
-  size_t shared_bytes;
-  int load_vector;    // elements a staged access
-  bool store_vector;  // whether pixels take vectors of kChannels
+  int window_w;    // pixels of a staged row of inputs
+  int ahead;       // steps that the ring is filled ahead; it has one more place
+  int copy_bytes;  // of a staged access
+  bool vector;     // whether pixels are stored as vectors
 };
 
-constexpr int kChannels = 4;  // a thread's channels
-
-// A thread computes kRows × kCols outputs of kChannels channels from windows in shared memory.
+// What a march along Axis keeps in registers. One step takes kStepIn new rows of inputs, completes
+// kStepOut rows of outputs, and touches kPending rows of outputs in all.
 template <typename Axis>
-struct ImageStencil {
-  static constexpr int kRows = 2;
-  static constexpr int kCols = Axis::kTaps >= 5 && Axis::step(4) == 4 ? 7 : 4;  // divides 7, 14, 28, 56
-  static constexpr int kTaps = Axis::kTaps * Axis::kTaps;
-  static constexpr int kInRows = Axis::inputs(kRows);
+struct March {
+  static constexpr int kTaps = Axis::kTaps;
+  static constexpr int kChannels = kTaps <= 3 ? 4 : 2;
+  static constexpr int kCols = kTaps <= 3 ? 4 : (Axis::step(2) == 2 ? 7 : 4);
   static constexpr int kInCols = Axis::inputs(kCols);
+  static constexpr int kStepOut = Axis::step(2) == 1 ? 2 : 1;
+  static constexpr int kStepIn = Axis::step(kStepOut);
+  static constexpr int kWindow = Axis::inputs(kStepOut);
+
+  // The tap between pending output row m and new input row r, or -1.
+  static constexpr int tap(int m, int r) { return Axis::tap(m, kWindow - kStepIn + r); }
+
+  static constexpr int pending() {
+    int rows = 0;
+    for (int m = 0; m < kTaps * 4; ++m) {
+      for (int r = 0; r < kStepIn; ++r) {
+        rows = tap(m, r) >= 0 ? m + 1 : rows;
+      }
+    }
+    return round_up(rows, kStepOut);
+  }
+  static constexpr int kPending = pending();
+  // Steps before the first one that completes rows of the strip.
+  static constexpr int kWarmUp = kPending / kStepOut - 1;
 };
 
-// Copies window_h × window_w pixels of `count` channels to shared memory, `pitch` elements a pixel,
-// zero outside the image and past the last channel. V divides every offset.
-template <int V, typename T>
-__device__ void stage_pixels(T* shared, const T* __restrict__ image, int height, int width,
-                             int channels, int first_h, int first_w, int window_h, int window_w,
-                             int count, int pitch) {
-  const int per_pixel = pitch / V;
-  int c = threadIdx.x % per_pixel;
-  int w = threadIdx.x / per_pixel % window_w;
-  int h = threadIdx.x / per_pixel / window_w;
-  const int step_c = blockDim.x % per_pixel;
-  const int step_w = blockDim.x / per_pixel;
-  while (h < window_h) {
-    const int y = first_h + h;
-    const int x = first_w + w;
-    const bool inside = y >= 0 && y < height && x >= 0 && x < width && c * V < count;
-    T* to = shared + (h * window_w + w) * pitch + c * V;
-    const T* from =
-        image + (inside ? (static_cast<int64_t>(y) * width + x) * channels + c * V : 0);
-    if constexpr (V * sizeof(T) >= 4) {
-      __pipeline_memcpy_async(to, from, V * sizeof(T), inside ? 0 : V * sizeof(T));
-    } else {
-      *to = inside ? *from : T(0);
+// Which part of which image a block works on.
+struct StripPlace {
+  int tile, segment;
+  int64_t n;
+  int first_channel, count;  // the block's channels
+
+  __device__ StripPlace(const StripLaunch& launch, int channels_per_lane)
+      : tile(blockIdx.x % launch.tiles_w),
+        segment(blockIdx.x / launch.tiles_w % launch.segments),
+        n(blockIdx.x / launch.tiles_w / launch.segments * blockDim.z + threadIdx.z),
+        first_channel(blockIdx.y * blockDim.x * channels_per_lane),
+        count(min(static_cast<int>(blockDim.x) * channels_per_lane,
+                  launch.channels - first_channel)) {}
+};
+
+// Copies rows of a chunk of channels to shared memory, each thread always the same channels.
+template <typename T>
+struct RowCopier {
+  int bytes;         // an access
+  int channel;       // of the chunk
+  int pixel, step;   // first of the row, and to the next
+  int pitch;         // elements of a staged pixel
+  int64_t channels;  // elements of an image's pixel
+
+  __device__ RowCopier(const StripLaunch& launch, int pitch, int count)
+      : bytes(launch.copy_bytes), pitch(pitch), channels(launch.channels) {
+    const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+    const int lanes = bytes / static_cast<int>(sizeof(T));
+    const int accesses = pitch / lanes;
+    channel = thread % accesses * lanes;
+    pixel = channel < count ? thread / accesses : 1 << 30;
+    step = blockDim.x * blockDim.y / accesses;
+    if (thread / accesses >= step) {
+      pixel = 1 << 30;
     }
-    c += step_c;
-    w += step_w;
-    if (c >= per_pixel) {
-      c -= per_pixel;
-      ++w;
+  }
+
+  // `pixels` pixels from image column `first` on, zero outside the image; row is its column 0.
+  __device__ void copy(T* shared, const T* __restrict__ row, int first, int pixels,
+                       int width) const {
+    switch (bytes) {
+      case 16: return copy_by<16>(shared, row, first, pixels, width);
+      case 8: return copy_by<8>(shared, row, first, pixels, width);
+      case 4: return copy_by<4>(shared, row, first, pixels, width);
+      default: return copy_by<2>(shared, row, first, pixels, width);
     }
-    while (w >= window_w) {
-      w -= window_w;
-      ++h;
+  }
+
+ private:
+  template <int kBytes>
+  __device__ void copy_by(T* shared, const T* __restrict__ row, int first, int pixels,
+                          int width) const {
+    for (int p = pixel; p < pixels; p += step) {
+      const bool inside = first + p >= 0 && first + p < width;
+      T* to = shared + p * pitch + channel;
+      const T* from = row + (inside ? (first + p) * channels + channel : 0);
+      if constexpr (kBytes >= 4) {
+        __pipeline_memcpy_async(to, from, kBytes, inside ? 0 : kBytes);
+      } else {
+        *to = inside ? *from : T(0);
+      }
+    }
+  }
+};
+
+template <int V, int kColumns, typename T>
+__device__ void load_pixels(const T* from, int pitch, float (&x)[kColumns][V]) {
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) {
+    const auto pixel = *reinterpret_cast<const Vector<T, V>*>(from + i * pitch);
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      x[i][v] = static_cast<float>(pixel.lane[v]);
     }
   }
 }
 
-// `image` is where the image's chunk of `count` channels begins.
-template <typename T>
-__device__ void stage_image(const ImageLaunch& launch, T* shared, const T* image, int height,
-                            int width, int first_h, int first_w, int window_h, int window_w,
-                            int count) {
-  const auto pixels = [&](auto v) {
-    stage_pixels<decltype(v)::value>(shared, image, height, width, launch.channels, first_h,
-                                     first_w, window_h, window_w, count, launch.lanes * kChannels);
-  };
-  switch (launch.load_vector) {
-    case 4: return pixels(Width<4>{});
-    case 2: return pixels(Width<2>{});
-    default: return pixels(Width<1>{});
+// Waits until all but the newest `ahead` steps have arrived, in whole powers the compiler can
+// count.
+__device__ inline void wait_for_step(int ahead) {
+  switch (ahead) {
+    case 1: __pipeline_wait_prior(0); break;
+    case 2: __pipeline_wait_prior(1); break;
+    case 3: __pipeline_wait_prior(2); break;
+    default: __pipeline_wait_prior(3); break;
   }
+  __syncthreads();
 }
 
 template <typename Axis, typename T>
 __global__ void __launch_bounds__(kMaxThreads)
-    image_kernel(ImageLaunch launch, bool flip, const T* __restrict__ in, const T* __restrict__ weight,
-                 const T* __restrict__ bias, T* __restrict__ out) {
-  using Stencil = ImageStencil<Axis>;
-  constexpr int kRows = Stencil::kRows, kCols = Stencil::kCols, kTaps = Stencil::kTaps;
-  extern __shared__ __align__(16) unsigned char shared[];
-  const int pitch = launch.lanes * kChannels;
-  float* weights = reinterpret_cast<float*>(shared);  // [kTaps][pitch]
-  T* window = reinterpret_cast<T*>(weights + kTaps * pitch);
+    strip_kernel(StripLaunch launch, bool flip, const T* __restrict__ in,
+                 const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ out) {
+  using M = March<Axis>;
+  constexpr int V = M::kChannels, kCols = M::kCols, kTaps = M::kTaps, kPending = M::kPending;
+  extern __shared__ __align__(16) unsigned char memory[];
+  const int pitch = blockDim.x * V;
+  float* weights = reinterpret_cast<float*>(memory);  // [kTaps · kTaps][pitch]
+  const int row_size = launch.window_w * pitch;
+  T* ring = reinterpret_cast<T*>(weights + round_up(kTaps * kTaps * pitch, 4)) +
+            threadIdx.z * (launch.ahead + 1) * M::kStepIn * row_size;
 
-  int block = blockIdx.x;
-  const int chunk = block % launch.chunks;
-  block /= launch.chunks;
-  const int tile_w = block % launch.tiles_w;
-  block /= launch.tiles_w;
-  const int tile_h = block % launch.tiles_h;
-  const int64_t n = block / launch.tiles_h;
-  const int first_channel = chunk * pitch;
-  const int count = min(pitch, launch.channels - first_channel);
+  const StripPlace at(launch, V);
+  const int64_t in_row = static_cast<int64_t>(launch.in_w) * launch.channels;
+  const int64_t out_row = static_cast<int64_t>(launch.out_w) * launch.channels;
+  const int first_w = launch.start_w + Axis::step(at.tile * blockDim.y * kCols);
+  const int h0 = at.segment * launch.steps * M::kStepOut;
+  const int last_step = min(launch.steps, (launch.out_h - h0 + M::kStepOut - 1) / M::kStepOut);
+  const int first_h = launch.start_h + Axis::step(h0) + M::kWindow - M::kStepIn;
+  in += at.n * launch.in_h * in_row + at.first_channel;
 
-  stage_image(launch, window,
-              in + n * launch.in_h * launch.in_w * launch.channels + first_channel, launch.in_h,
-              launch.in_w, launch.first_h + tile_h * Axis::step(launch.down * kRows),
-              launch.first_w + tile_w * Axis::step(launch.across * kCols), launch.window_h,
-              launch.window_w, count);
-  for (int i = threadIdx.x; i < kTaps * count; i += blockDim.x) {
-    const int tap = i % kTaps;
-    weights[(flip ? kTaps - 1 - tap : tap) * pitch + i / kTaps] =
-        static_cast<float>(weight[static_cast<int64_t>(first_channel) * kTaps + i]);
+  const RowCopier<T> copier(launch, pitch, at.n < launch.images ? at.count : 0);
+  const auto stage = [&](int step) {
+    const int slot = (step + M::kWarmUp) % (launch.ahead + 1);
+#pragma unroll
+    for (int r = 0; r < M::kStepIn; ++r) {
+      const int y = first_h + step * M::kStepIn + r;
+      if (step < last_step && y >= 0 && y < launch.in_h) {
+        copier.copy(ring + (slot * M::kStepIn + r) * row_size, in + y * in_row, first_w,
+                    launch.window_w, launch.in_w);
+      }
+    }
+    __pipeline_commit();
+  };
+  for (int step = -M::kWarmUp; step < launch.ahead - M::kWarmUp; ++step) {
+    stage(step);
   }
-  __pipeline_commit();
-  __pipeline_wait_prior(0);
-  __syncthreads();
-
-  const int c = threadIdx.x % launch.lanes * kChannels;
-  const int col = threadIdx.x / launch.lanes % launch.across * kCols;
-  const int row = threadIdx.x / launch.lanes / launch.across * kRows;
-  if (row >= launch.down * kRows || c >= count) {
-    return;
+  const int thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
+  for (int i = thread; i < kTaps * kTaps * at.count; i += blockDim.x * blockDim.y * blockDim.z) {
+    const int tap = i % (kTaps * kTaps);
+    weights[(flip ? kTaps * kTaps - 1 - tap : tap) * pitch + i / (kTaps * kTaps)] =
+        static_cast<float>(weight[at.first_channel * kTaps * kTaps + i]);
   }
-  float sum[kRows][kCols][kChannels];
+
+  const int w0 = (at.tile * blockDim.y + threadIdx.y) * kCols;
+  const int c = at.first_channel + threadIdx.x * V;
+  out += at.n * launch.out_h * out_row + static_cast<int64_t>(w0) * launch.channels + c;
+  const float* w = weights + threadIdx.x * V;
+  const int offset = Axis::step(threadIdx.y * kCols) * pitch + threadIdx.x * V;
+
+  float initial[V];
 #pragma unroll
-  for (int v = 0; v < kChannels; ++v) {
-    const float initial =
-        bias && c + v < count ? static_cast<float>(bias[first_channel + c + v]) : 0.0f;
+  for (int v = 0; v < V; ++v) {
+    initial[v] = bias && c + v < launch.channels ? static_cast<float>(bias[c + v]) : 0.0f;
+  }
+  float sum[kPending][kCols][V];
 #pragma unroll
-    for (int q = 0; q < kRows; ++q) {
+  for (int m = 0; m < kPending; ++m) {
 #pragma unroll
-      for (int j = 0; j < kCols; ++j) {
-        sum[q][j][v] = initial;
+    for (int j = 0; j < kCols; ++j) {
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
+        sum[m][j][v] = initial[v];
       }
     }
   }
-  const T* from = window + (Axis::step(row) * launch.window_w + Axis::step(col)) * pitch + c;
+  for (int step = -M::kWarmUp; step < last_step; ++step) {
+    wait_for_step(launch.ahead);
+    stage(step + launch.ahead);
+    const int h = h0 + step * M::kStepOut;  // the first output row that this step completes
+    const int slot = (step + M::kWarmUp) % (launch.ahead + 1);
 #pragma unroll
-  for (int r = 0; r < Stencil::kInRows; ++r) {
-    float x[Stencil::kInCols][kChannels];
-#pragma unroll
-    for (int i = 0; i < Stencil::kInCols; ++i) {
-      const auto pixel =
-          *reinterpret_cast<const Vector<T, kChannels>*>(from + (r * launch.window_w + i) * pitch);
-#pragma unroll
-      for (int v = 0; v < kChannels; ++v) {
-        x[i][v] = static_cast<float>(pixel.lane[v]);
-      }
-    }
-#pragma unroll
-    for (int q = 0; q < kRows; ++q) {
-      const int a = Axis::tap(q, r);
-      if (a < 0) {
+    for (int r = 0; r < M::kStepIn; ++r) {
+      const int y = first_h + step * M::kStepIn + r;
+      if (y < 0 || y >= launch.in_h) {
         continue;
       }
+      float x[M::kInCols][V];
+      load_pixels<V>(ring + (slot * M::kStepIn + r) * row_size + offset, pitch, x);
 #pragma unroll
-      for (int b = 0; b < Axis::kTaps; ++b) {
-        const float4 w =
-            *reinterpret_cast<const float4*>(weights + (a * Axis::kTaps + b) * pitch + c);
+      for (int m = 0; m < kPending; ++m) {
+        const int a = M::tap(m, r);
+        if (a < 0) {
+          continue;
+        }
 #pragma unroll
-        for (int i = 0; i < Stencil::kInCols; ++i) {
+        for (int b = 0; b < kTaps; ++b) {
+          const auto tap = *reinterpret_cast<const Vector<float, V>*>(w + (a * kTaps + b) * pitch);
 #pragma unroll
-          for (int j = 0; j < kCols; ++j) {
-            if (Axis::tap(j, i) == b) {
-              sum[q][j][0] += w.x * x[i][0];
-              sum[q][j][1] += w.y * x[i][1];
-              sum[q][j][2] += w.z * x[i][2];
-              sum[q][j][3] += w.w * x[i][3];
+          for (int i = 0; i < M::kInCols; ++i) {
+#pragma unroll
+            for (int j = 0; j < kCols; ++j) {
+              if (Axis::tap(j, i) == b) {
+#pragma unroll
+                for (int v = 0; v < V; ++v) {
+                  sum[m][j][v] += tap.lane[v] * x[i][v];
+                }
+              }
             }
           }
         }
       }
     }
-  }
-
 #pragma unroll
-  for (int q = 0; q < kRows; ++q) {
-    const int h = tile_h * launch.down * kRows + row + q;
-#pragma unroll
-    for (int j = 0; j < kCols; ++j) {
-      const int w = tile_w * launch.across * kCols + col + j;
-      if (h >= launch.out_h || w >= launch.out_w) {
+    for (int m = 0; m < M::kStepOut; ++m) {
+      if (step < 0 || h + m >= launch.out_h || at.n >= launch.images) {
         continue;
       }
-      T* to = out + ((n * launch.out_h + h) * launch.out_w + w) * launch.channels + first_channel + c;
-      Vector<T, kChannels> pixel;
+      T* to = out + (h + m) * out_row;
 #pragma unroll
-      for (int v = 0; v < kChannels; ++v) {
-        pixel.lane[v] = static_cast<T>(sum[q][j][v]);
-      }
-      if (launch.store_vector) {
-        *reinterpret_cast<Vector<T, kChannels>*>(to) = pixel;
-      } else {
+      for (int j = 0; j < kCols; ++j) {
+        Vector<T, V> pixel;
 #pragma unroll
-        for (int v = 0; v < kChannels; ++v) {
-          if (c + v < count) {
-            to[v] = pixel.lane[v];
+        for (int v = 0; v < V; ++v) {
+          pixel.lane[v] = static_cast<T>(sum[m][j][v]);
+        }
+        if (w0 + j >= launch.out_w) {
+          continue;
+        }
+        if (launch.vector) {
+          *reinterpret_cast<Vector<T, V>*>(to + j * launch.channels) = pixel;
+        } else {
+#pragma unroll
+          for (int v = 0; v < V; ++v) {
+            if (c + v < launch.channels) {
+              to[j * launch.channels + v] = pixel.lane[v];
+            }
           }
+        }
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < kPending; ++m) {
+#pragma unroll
+      for (int j = 0; j < kCols; ++j) {
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+          sum[m][j][v] = m + M::kStepOut < kPending ? sum[m + M::kStepOut][j][v] : initial[v];
         }
       }
     }
   }
 }
 
-// How to cut images into tiles of at most `max_items` thread tiles that take at most kMaxSharedBytes,
-// bytes(window pixels, output pixels) a channel: the cheapest in pixels staged and computed.
-template <typename Axis, typename Stencil, typename Bytes>
-ImageLaunch plan_images(const DepthwiseGeometry& g, int64_t in_h, int64_t in_w, int64_t out_h,
-                        int64_t out_w, int64_t padding_h, int64_t padding_w, int max_lanes,
-                        int max_items, const Bytes& bytes) {
-  ImageLaunch launch{};
+// How to cut images into blocks.
+struct StripPlan {
+  StripLaunch launch;
+  dim3 grid, block;
+  size_t ring_bytes;
+};
+
+// A step of the march stages kStepIn rows of inputs and `out_rows` rows of outputs.
+template <typename Axis, typename M, typename T>
+StripPlan plan_strips(int64_t images, int64_t channels, int64_t in_h, int64_t in_w, int64_t out_h,
+                      int64_t out_w, int64_t padding_h, int64_t padding_w, int out_rows,
+                      int blocks_at_a_time, std::initializer_list<const void*> pointers) {
+  StripLaunch launch{};
   launch.in_h = in_h, launch.in_w = in_w, launch.out_h = out_h, launch.out_w = out_w;
-  launch.first_h = Axis::start(padding_h);
-  launch.first_w = Axis::start(padding_w);
-  launch.channels = g.c;
-  const int vectors = ceil_div(g.c, kChannels);
-  launch.chunks = ceil_div(vectors, max_lanes);
-  launch.lanes = ceil_div(vectors, launch.chunks);
-  double least = 0;
-  for (int across = 1; across <= max_items && (across - 1) * Stencil::kCols < out_w; ++across) {
-    for (int down = 1; down * across <= max_items && (down - 1) * Stencil::kRows < out_h; ++down) {
-      const int tile_h = down * Stencil::kRows, tile_w = across * Stencil::kCols;
-      const int window_h = Axis::step(tile_h - Stencil::kRows) + Stencil::kInRows;
-      const int window_w = Axis::step(tile_w - Stencil::kCols) + Stencil::kInCols;
-      const int tiles_h = ceil_div(out_h, tile_h), tiles_w = ceil_div(out_w, tile_w);
-      const double cost = static_cast<double>(tiles_h) * tiles_w *
-                          (window_h * window_w + 2 * tile_h * tile_w + 64);
-      const size_t shared = bytes(window_h * window_w, tile_h * tile_w) * launch.lanes * kChannels;
-      if (shared <= kMaxSharedBytes && (least == 0 || cost < least)) {
-        least = cost;
-        launch.across = across, launch.down = down;
-        launch.tiles_h = tiles_h, launch.tiles_w = tiles_w;
-        launch.window_h = window_h, launch.window_w = window_w;
-        launch.shared_bytes = shared;
-      }
+  launch.start_h = Axis::start(padding_h);
+  launch.start_w = Axis::start(padding_w);
+  launch.images = images;
+  launch.channels = channels;
+  // 128 bytes of channels a block, the strips of a whole row and then more images as they fit.
+  const int64_t vectors = ceil_div(channels, M::kChannels);
+  const int most = std::min<int>(32, 128 / (M::kChannels * sizeof(T)));
+  const int chunks = ceil_div(vectors, most);
+  const int lanes = ceil_div(vectors, chunks);
+  const int64_t across = ceil_div(out_w, M::kCols);
+  const size_t pitch_bytes = lanes * M::kChannels * sizeof(T);
+  launch.copy_bytes = 16;
+  const auto divides = [&](size_t n) { return n % launch.copy_bytes == 0; };
+  while (launch.copy_bytes > static_cast<int>(sizeof(T)) &&
+         !(divides(channels * sizeof(T)) && divides(pitch_bytes) &&
+           std::all_of(pointers.begin(), pointers.end(),
+                       [&](const void* p) { return divides(reinterpret_cast<uintptr_t>(p)); }))) {
+    launch.copy_bytes /= 2;
+  }
+  launch.vector = launch.copy_bytes >= static_cast<int>(M::kChannels * sizeof(T));
+  // The threads must suffice to copy one pixel, and three steps must fit into the ring.
+  constexpr size_t kRingBytes = 32 * 1024;
+  const int least_groups = M::kChannels * sizeof(T) / launch.copy_bytes;
+  int groups = 0;
+  size_t step_bytes = 0;
+  for (launch.tiles_w = ceil_div(across, kMaxThreads / lanes); groups == 0; ++launch.tiles_w) {
+    groups = std::max<int>(least_groups, ceil_div(across, launch.tiles_w));
+    launch.window_w = Axis::step((groups - 1) * M::kCols) + M::kInCols;
+    step_bytes = pitch_bytes * (launch.window_w * M::kStepIn + groups * M::kCols * out_rows);
+    if (3 * step_bytes > kRingBytes && groups > least_groups) {
+      groups = 0;
     }
   }
-  return launch;
+  launch.tiles_w = ceil_div(across, groups);
+  const int z = std::max<int64_t>(1, std::min<int64_t>({128 / (lanes * groups), images,
+                                                        int64_t{kRingBytes / (3 * step_bytes)}}));
+  launch.ahead = std::max<int64_t>(1, std::min<int64_t>(4, kRingBytes / (step_bytes * z) - 1));
+  // Long segments read few rows twice, but blocks of them may fill the device badly.
+  const int64_t all_steps = ceil_div(out_h, M::kStepOut);
+  const int64_t blocks = ceil_div(images, z) * launch.tiles_w * chunks;
+  launch.segments =
+      best_split(all_steps, blocks, blocks_at_a_time, M::kWarmUp + 2, all_steps / (M::kWarmUp + 1));
+  launch.steps = ceil_div(all_steps, launch.segments);
+  launch.segments = ceil_div(all_steps, launch.steps);
+  return {launch, dim3(ceil_div(images, z) * launch.tiles_w * launch.segments, chunks),
+          dim3(lanes, groups, z), step_bytes * z * (launch.ahead + 1)};
 }
 
 }  // namespace ops::cuda

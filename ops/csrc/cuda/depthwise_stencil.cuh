@@ -1,17 +1,32 @@
-// What the tiled depthwise kernels share: which tap joins which input to which output, and tiles of
-// images staged in shared memory.
+// What the tiled depthwise kernels share: which tap joins which input to which output.
 #pragma once
 
-#include <cuda_pipeline.h>
+#include <algorithm>
 
 #include "common.cuh"
 
 namespace ops::cuda {
 
 constexpr int kMaxThreads = 256;
-constexpr size_t kMaxSharedBytes = 64 * 1024;
+constexpr size_t kSharedBytes = 48 * 1024;  // a block
 
-constexpr int round_up(int a, int b) { return (a + b - 1) / b * b; }
+constexpr int round_up(int a, int b) {
+  return (a + b - 1) / b * b;
+}
+
+// Into how many parts to split work of `units` steps, done by each of `blocks` blocks of which
+// `at_a_time` run together, where a part costs `extra` steps more: the fewest steps in all.
+inline int64_t best_split(int64_t units, int64_t blocks, int64_t at_a_time, int64_t extra,
+                          int64_t most) {
+  int64_t best = 1, least = 0;
+  for (int64_t parts = 1; parts <= std::max<int64_t>(1, std::min<int64_t>(most, 64)); ++parts) {
+    const int64_t steps = ceil_div(blocks * parts, at_a_time) * (ceil_div(units, parts) + extra);
+    if (parts == 1 || steps < least) {
+      best = parts, least = steps;
+    }
+  }
+  return best;
+}
 
 // One axis of a convolution with K taps, stride S and dilation D, as a thread sees it that computes
 // several neighbouring outputs from a window of inputs.
@@ -52,56 +67,5 @@ struct Transposed {
   }
   static constexpr int start(int padding) { return padding / 2 - (K - 1) / 2; }
 };
-
-// Copies the windows of `count` images, whose top left corner is (first_h, first_w), to shared
-// memory, zero outside the image; offset(p) is where image p begins. V divides first_w and width,
-// so that no vector straddles the image's edge.
-template <int V, typename T, typename Offset>
-__device__ void stage_rows(T* shared, const T* __restrict__ image, const Offset& offset, int count,
-                           int height, int width, int first_h, int first_w, int window_h,
-                           int window_w) {
-  const int per_row = window_w / V;
-  int p = threadIdx.x / per_row / window_h;
-  int r = threadIdx.x / per_row % window_h;
-  int i = threadIdx.x % per_row;
-  const int step_r = blockDim.x / per_row;
-  const int step_i = blockDim.x % per_row;
-  while (p < count) {
-    const int h = first_h + r;
-    const int w = first_w + i * V;
-    const bool inside = h >= 0 && h < height && w >= 0 && w < width;
-    T* to = shared + (p * window_h + r) * window_w + i * V;
-    const T* from = image + (inside ? offset(p) + static_cast<int64_t>(h) * width + w : 0);
-    if constexpr (V * sizeof(T) >= 4) {
-      __pipeline_memcpy_async(to, from, V * sizeof(T), inside ? 0 : V * sizeof(T));
-    } else {
-      *to = inside ? *from : T(0);
-    }
-    i += step_i;
-    r += step_r;
-    if (i >= per_row) {
-      i -= per_row;
-      ++r;
-    }
-    while (r >= window_h) {
-      r -= window_h;
-      ++p;
-    }
-  }
-}
-
-template <typename T, typename Offset>
-__device__ void stage(int vector, T* shared, const T* image, const Offset& offset, int count,
-                      int height, int width, int first_h, int first_w, int window_h, int window_w) {
-  const auto rows = [&](auto v) {
-    stage_rows<decltype(v)::value>(shared, image, offset, count, height, width, first_h, first_w,
-                                   window_h, window_w);
-  };
-  switch (vector) {
-    case 4: return rows(Width<4>{});
-    case 2: return rows(Width<2>{});
-    default: return rows(Width<1>{});
-  }
-}
 
 }  // namespace ops::cuda

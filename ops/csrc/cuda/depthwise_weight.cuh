@@ -8,19 +8,30 @@
 
 namespace ops::cuda {
 
-// partial [splits, channels, taps + 1]; the last of taps + 1 is the bias.
+// partial [splits, channels, taps + 1], the last of taps + 1 is the bias. A column of kSumRows
+// threads adds up one sum, each of them every kSumRows-th split.
+constexpr int kSumColumns = 32, kSumRows = 16;
+
 template <typename T>
-__global__ void __launch_bounds__(kMaxThreads)
+__global__ void __launch_bounds__(kSumColumns* kSumRows)
     sum_partials_kernel(const float* __restrict__ partial, int splits, int channels, int taps,
                         T* __restrict__ grad_weight, T* __restrict__ grad_bias) {
-  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  __shared__ float sums[kSumRows][kSumColumns];
+  const int i = blockIdx.x * kSumColumns + threadIdx.x;
   const int size = channels * (taps + 1);
-  if (i >= size) {
+  float sum = 0;
+  if (i < size) {
+    for (int s = threadIdx.y; s < splits; s += kSumRows) {
+      sum += partial[static_cast<int64_t>(s) * size + i];
+    }
+  }
+  sums[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y > 0 || i >= size) {
     return;
   }
-  float sum = 0;
-  for (int s = 0; s < splits; ++s) {
-    sum += partial[static_cast<int64_t>(s) * size + i];
+  for (int row = 1; row < kSumRows; ++row) {
+    sum += sums[row][threadIdx.x];
   }
   const int c = i / (taps + 1);
   const int tap = i % (taps + 1);
@@ -31,18 +42,18 @@ __global__ void __launch_bounds__(kMaxThreads)
   }
 }
 
-// Block (c, split) goes through its images, planes_per_block at a time.
+// Block (c, split) goes through its images of channel c, `planes` at a time, and each thread
+// through the same kRows × kCols outputs of them all.
 template <typename Axis, typename T>
-__global__ void __launch_bounds__(kMaxThreads)
-    plane_weight_kernel(PlaneLaunch launch, int grad_vector, int64_t images, int splits,
+__global__ void __launch_bounds__(kPlaneThreads)
+    plane_weight_kernel(PlaneLaunch launch, int planes_per_step, int grad_vector,
                         const T* __restrict__ x, const T* __restrict__ grad,
                         float* __restrict__ partial) {
   using Stencil = PlaneStencil<Axis>;
   constexpr int kRows = Stencil::kRows, kCols = Stencil::kCols, kTaps = Stencil::kTaps;
-  extern __shared__ __align__(16) unsigned char shared[];
-  const int window_size = launch.window_h * launch.window_w;
-  T* windows = reinterpret_cast<T*>(shared);
-  T* grads = windows + launch.planes_per_block * window_size;
+  extern __shared__ __align__(16) unsigned char memory[];
+  T* windows = reinterpret_cast<T*>(memory);
+  T* grads = windows + planes_per_step * launch.window_h * launch.window_w;
 
   const int c = blockIdx.x;
   const int64_t in_size = static_cast<int64_t>(launch.in_h) * launch.in_w;
@@ -52,29 +63,29 @@ __global__ void __launch_bounds__(kMaxThreads)
   const int p = threadIdx.x / (across * down);
   const int row = threadIdx.x / across % down * kRows;
   const int col = threadIdx.x % across * kCols;
-  const T* window =
-      windows + (p * launch.window_h + Axis::step(row)) * launch.window_w + Axis::step(col);
-  const T* outputs = grads + (p * launch.tile_h + row) * launch.tile_w + col;
+  const int threads = across * down;
+  const int thread = threadIdx.x % threads;
+  T* window = windows + p * launch.window_h * launch.window_w;
+  T* tile_grad = grads + p * launch.tile_h * launch.tile_w;
+  const int window_offset = Axis::step(row) * launch.window_w + Axis::step(col);
+  const int grad_offset = row * launch.tile_w + col;
 
   float sum[kTaps + 1] = {};
-  const int64_t per_step = static_cast<int64_t>(splits) * launch.planes_per_block;
-  for (int64_t first = static_cast<int64_t>(blockIdx.y) * launch.planes_per_block; first < images;
-       first += per_step) {
-    const int planes =
-        static_cast<int>(min(static_cast<int64_t>(launch.planes_per_block), images - first));
+  for (int first = blockIdx.y * planes_per_step; first < launch.planes;
+       first += gridDim.y * planes_per_step) {
+    const int planes = min(planes_per_step, launch.planes - first);
     for (int tile = 0; tile < launch.tiles_h * launch.tiles_w; ++tile) {
       const int tile_h = tile / launch.tiles_w * launch.tile_h;
       const int tile_w = tile % launch.tiles_w * launch.tile_w;
       __syncthreads();
-      stage(
-          launch.load_vector, windows, x,
-          [=](int i) { return ((first + i) * launch.channels + c) * in_size; }, planes,
-          launch.in_h, launch.in_w, launch.first_h + Axis::step(tile_h),
-          launch.first_w + Axis::step(tile_w), launch.window_h, launch.window_w);
-      stage(
-          grad_vector, grads, grad,
-          [=](int i) { return ((first + i) * launch.channels + c) * out_size; }, planes,
-          launch.out_h, launch.out_w, tile_h, tile_w, launch.tile_h, launch.tile_w);
+      if (p < planes) {
+        const int64_t plane = static_cast<int64_t>(first + p) * launch.channels + c;
+        stage(launch.load_vector, window, x + plane * in_size, launch.in_h, launch.in_w,
+              launch.first_h + Axis::step(tile_h), launch.first_w + Axis::step(tile_w),
+              launch.window_h, launch.window_w, launch.row_threads_log2, thread, threads);
+        stage(grad_vector, tile_grad, grad + plane * out_size, launch.out_h, launch.out_w, tile_h,
+              tile_w, launch.tile_h, launch.tile_w, launch.row_threads_log2, thread, threads);
+      }
       __pipeline_commit();
       __pipeline_wait_prior(0);
       __syncthreads();
@@ -84,25 +95,16 @@ __global__ void __launch_bounds__(kMaxThreads)
       float g[kRows][kCols];
 #pragma unroll
       for (int q = 0; q < kRows; ++q) {
-        const auto four = *reinterpret_cast<const Vector<T, 4>*>(outputs + q * launch.tile_w);
+        load_row<1>(tile_grad + grad_offset + q * launch.tile_w, g[q]);
 #pragma unroll
         for (int j = 0; j < kCols; ++j) {
-          g[q][j] = static_cast<float>(four.lane[j]);
           sum[kTaps] += g[q][j];
         }
       }
 #pragma unroll
       for (int r = 0; r < Stencil::kInRows; ++r) {
         float in[Stencil::kVectors * 4];
-#pragma unroll
-        for (int v = 0; v < Stencil::kVectors; ++v) {
-          const auto four =
-              *reinterpret_cast<const Vector<T, 4>*>(window + r * launch.window_w + v * 4);
-#pragma unroll
-          for (int k = 0; k < 4; ++k) {
-            in[v * 4 + k] = static_cast<float>(four.lane[k]);
-          }
-        }
+        load_row<Stencil::kVectors>(window + window_offset + r * launch.window_w, in);
 #pragma unroll
         for (int q = 0; q < kRows; ++q) {
           const int a = Axis::tap(q, r);
@@ -126,7 +128,7 @@ __global__ void __launch_bounds__(kMaxThreads)
 
   // Over the lanes of each warp, then over the warps.
   __syncthreads();
-  float* by_warp = reinterpret_cast<float*>(shared);
+  float* by_warp = reinterpret_cast<float*>(memory);
 #pragma unroll
   for (int i = 0; i <= kTaps; ++i) {
 #pragma unroll
@@ -147,89 +149,120 @@ __global__ void __launch_bounds__(kMaxThreads)
   }
 }
 
-// A thread of image_weight_kernel sums all taps of kLanes channels over windows of kRows × kCols.
+// The channels and columns that a thread of strip_weight_kernel has registers for.
 template <typename Axis>
-struct ImageWeightStencil {
-  static constexpr int kRows = 2;
-  static constexpr int kCols = 4;
-  static constexpr int kTaps = Axis::kTaps * Axis::kTaps;
-  static constexpr int kLanes = kTaps <= 9 ? 4 : (kTaps <= 25 ? 2 : 1);  // by registers
-  static constexpr int kInRows = Axis::inputs(kRows);
-  static constexpr int kInCols = Axis::inputs(kCols);
+struct WeightMarch : March<Axis> {
+  using Base = March<Axis>;
+  static_assert(Base::kStepOut == 1, "weights have no transposed march");
+  static constexpr int kChannels = Base::kTaps == 3 ? 4 : (Base::kTaps == 5 ? 2 : 1);
+  static constexpr int kInCols = Axis::inputs(Base::kCols);
 };
 
-// Block (chunk, split) goes through its tiles of all images.
+// A block goes through one segment of blockDim.z images; the last kPending rows of grad_output wait
+// in registers for the inputs that they meet.
 template <typename Axis, typename T>
 __global__ void __launch_bounds__(kMaxThreads)
-    image_weight_kernel(ImageLaunch launch, int64_t tiles, int splits, const T* __restrict__ x,
-                        const T* __restrict__ grad, float* __restrict__ partial) {
-  using Stencil = ImageWeightStencil<Axis>;
-  constexpr int kRows = Stencil::kRows, kCols = Stencil::kCols, kTaps = Stencil::kTaps;
-  constexpr int kLanes = Stencil::kLanes;
-  extern __shared__ __align__(16) unsigned char shared[];
-  const int pitch = launch.lanes * kChannels;
-  T* window = reinterpret_cast<T*>(shared);
-  T* outputs = window + launch.window_h * launch.window_w * pitch;
-  const int first_channel = blockIdx.x * pitch;
-  const int count = min(pitch, launch.channels - first_channel);
+    strip_weight_kernel(StripLaunch launch, const T* __restrict__ x, const T* __restrict__ grad,
+                        float* __restrict__ partial) {
+  using M = WeightMarch<Axis>;
+  constexpr int V = M::kChannels, kCols = M::kCols, kTaps = M::kTaps, kPending = M::kPending;
+  extern __shared__ __align__(16) unsigned char memory[];
+  const int pitch = blockDim.x * V;
+  const int row_size = launch.window_w * pitch;
+  const int step_size = M::kStepIn * row_size + blockDim.y * kCols * pitch;
+  // Per image and step: kStepIn rows of x, then one of grad.
+  T* ring = reinterpret_cast<T*>(memory) + threadIdx.z * (launch.ahead + 1) * step_size;
+  const int offset = Axis::step(threadIdx.y * kCols) * pitch + threadIdx.x * V;
+  const int grad_offset = M::kStepIn * row_size + threadIdx.y * kCols * pitch + threadIdx.x * V;
 
-  const int per_pixel = pitch / kLanes;  // threads across the chunk
-  const int c = threadIdx.x % per_pixel * kLanes;
-  const int slot = threadIdx.x / per_pixel;
-  const int slots = blockDim.x / per_pixel;
-  const int tile_w = launch.across * kCols;
-  const int tile_h = launch.down * kRows;
-
-  float sum[kTaps + 1][kLanes] = {};
-  for (int64_t tile = blockIdx.y; tile < tiles; tile += splits) {
-    const int w0 = tile % launch.tiles_w * tile_w;
-    const int h0 = tile / launch.tiles_w % launch.tiles_h * tile_h;
-    const int64_t n = tile / launch.tiles_w / launch.tiles_h;
-    __syncthreads();
-    stage_image(launch, window, x + n * launch.in_h * launch.in_w * launch.channels + first_channel,
-                launch.in_h, launch.in_w, launch.first_h + Axis::step(h0),
-                launch.first_w + Axis::step(w0), launch.window_h, launch.window_w, count);
-    stage_image(launch, outputs,
-                grad + n * launch.out_h * launch.out_w * launch.channels + first_channel,
-                launch.out_h, launch.out_w, h0, w0, tile_h, tile_w, count);
-    __pipeline_commit();
-    __pipeline_wait_prior(0);
-    __syncthreads();
-    for (int item = slot; item < launch.across * launch.down; item += slots) {
-      const int col = item % launch.across * kCols;
-      const int row = item / launch.across * kRows;
-      float g[kRows][kCols][kLanes];
+  const StripPlace at(launch, V);
+  const int64_t in_row = static_cast<int64_t>(launch.in_w) * launch.channels;
+  const int64_t out_row = static_cast<int64_t>(launch.out_w) * launch.channels;
+  const int w0 = at.tile * blockDim.y * kCols;
+  const int first_w = launch.start_w + Axis::step(w0);
+  const int h0 = at.segment * launch.steps;
+  const int end = min(h0 + launch.steps, launch.out_h);
+  const int first_h = launch.start_h + Axis::step(h0) + M::kWindow - M::kStepIn;
+  const T* image = x + at.n * launch.in_h * in_row + at.first_channel;
+  const T* grads = grad + at.n * launch.out_h * out_row + at.first_channel;
+  const RowCopier<T> copier(launch, pitch, at.n < launch.images ? at.count : 0);
+  const auto stage = [&](int step) {
+    T* slot = ring + (step + M::kWarmUp) % (launch.ahead + 1) * step_size;
+    if (h0 + step < end) {
 #pragma unroll
-      for (int q = 0; q < kRows; ++q) {
-#pragma unroll
-        for (int j = 0; j < kCols; ++j) {
-          const auto pixel = *reinterpret_cast<const Vector<T, kLanes>*>(
-              outputs + ((row + q) * tile_w + col + j) * pitch + c);
-#pragma unroll
-          for (int v = 0; v < kLanes; ++v) {
-            g[q][j][v] = static_cast<float>(pixel.lane[v]);
-            sum[kTaps][v] += g[q][j][v];
-          }
+      for (int r = 0; r < M::kStepIn; ++r) {
+        const int y = first_h + step * M::kStepIn + r;
+        if (y >= 0 && y < launch.in_h) {
+          copier.copy(slot + r * row_size, image + y * in_row, first_w, launch.window_w,
+                      launch.in_w);
         }
       }
-      const T* from = window + (Axis::step(row) * launch.window_w + Axis::step(col)) * pitch + c;
+      const int newest = h0 + step + kPending - 1;
+      if (newest < end) {
+        copier.copy(slot + M::kStepIn * row_size, grads + newest * out_row, w0, blockDim.y * kCols,
+                    launch.out_w);
+      }
+    }
+    __pipeline_commit();
+  };
+  for (int step = -M::kWarmUp; step < launch.ahead - M::kWarmUp; ++step) {
+    stage(step);
+  }
+  float sum[kTaps * kTaps + 1][V] = {};
+  float g[kPending][kCols][V] = {};
+  for (int step = -M::kWarmUp; h0 + step < end; ++step) {
+    wait_for_step(launch.ahead);
+    stage(step + launch.ahead);
+    const T* slot = ring + (step + M::kWarmUp) % (launch.ahead + 1) * step_size;
+    // grad_output's rows move up as the inputs pass them.
 #pragma unroll
-      for (int r = 0; r < Stencil::kInRows; ++r) {
+    for (int m = 0; m + 1 < kPending; ++m) {
 #pragma unroll
-        for (int i = 0; i < Stencil::kInCols; ++i) {
-          const auto pixel = *reinterpret_cast<const Vector<T, kLanes>*>(
-              from + (r * launch.window_w + i) * pitch);
+      for (int j = 0; j < kCols; ++j) {
 #pragma unroll
-          for (int q = 0; q < kRows; ++q) {
-            const int a = Axis::tap(q, r);
+        for (int v = 0; v < V; ++v) {
+          g[m][j][v] = g[m + 1][j][v];
+        }
+      }
+    }
+    if (h0 + step + kPending - 1 < end) {
+      load_pixels<V>(slot + grad_offset, pitch, g[kPending - 1]);
 #pragma unroll
-            for (int j = 0; j < kCols; ++j) {
-              const int b = Axis::tap(j, i);
-              if (a >= 0 && b >= 0) {
+      for (int j = 0; j < kCols; ++j) {
 #pragma unroll
-                for (int v = 0; v < kLanes; ++v) {
-                  sum[a * Axis::kTaps + b][v] += g[q][j][v] * static_cast<float>(pixel.lane[v]);
-                }
+        for (int v = 0; v < V; ++v) {
+          sum[kTaps * kTaps][v] += g[kPending - 1][j][v];
+        }
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < kCols; ++j) {
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+          g[kPending - 1][j][v] = 0;
+        }
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < M::kStepIn; ++r) {
+      const int y = first_h + step * M::kStepIn + r;
+      if (y < 0 || y >= launch.in_h) {
+        continue;
+      }
+      float in[M::kInCols][V];
+      load_pixels<V>(slot + r * row_size + offset, pitch, in);
+#pragma unroll
+      for (int m = 0; m < kPending; ++m) {
+        const int a = M::tap(m, r);
+#pragma unroll
+        for (int i = 0; i < M::kInCols; ++i) {
+#pragma unroll
+          for (int j = 0; j < kCols; ++j) {
+            const int b = Axis::tap(j, i);
+            if (a >= 0 && b >= 0) {
+#pragma unroll
+              for (int v = 0; v < V; ++v) {
+                sum[a * kTaps + b][v] += g[m][j][v] * in[i][v];
               }
             }
           }
@@ -238,26 +271,28 @@ __global__ void __launch_bounds__(kMaxThreads)
     }
   }
 
-  // Over the slots, one after the other.
-  float* total = reinterpret_cast<float*>(shared);  // [kTaps + 1][pitch]
-  for (int s = 0; s < slots; ++s) {
+  // Over the groups, one after the other.
+  float* total = reinterpret_cast<float*>(memory);  // [kTaps · kTaps + 1][pitch]
+  for (int group = 0; group < blockDim.y * blockDim.z; ++group) {
     __syncthreads();
-    if (slot == s) {
+    if (threadIdx.z * blockDim.y + threadIdx.y == group && at.n < launch.images) {
 #pragma unroll
-      for (int i = 0; i <= kTaps; ++i) {
+      for (int i = 0; i <= kTaps * kTaps; ++i) {
 #pragma unroll
-        for (int v = 0; v < kLanes; ++v) {
-          float* to = total + i * pitch + c + v;
-          *to = s == 0 ? sum[i][v] : *to + sum[i][v];
+        for (int v = 0; v < V; ++v) {
+          float* to = total + i * pitch + threadIdx.x * V + v;
+          *to = group == 0 ? sum[i][v] : *to + sum[i][v];
         }
       }
     }
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < count * (kTaps + 1); i += blockDim.x) {
-    const int64_t channel = first_channel + i / (kTaps + 1);
-    partial[(static_cast<int64_t>(blockIdx.y) * launch.channels + channel) * (kTaps + 1) +
-            i % (kTaps + 1)] = total[i % (kTaps + 1) * pitch + i / (kTaps + 1)];
+  constexpr int kSums = kTaps * kTaps + 1;
+  float* to =
+      partial + (static_cast<int64_t>(blockIdx.x) * launch.channels + at.first_channel) * kSums;
+  const int thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
+  for (int i = thread; i < at.count * kSums; i += blockDim.x * blockDim.y * blockDim.z) {
+    to[i] = total[i % kSums * pitch + i / kSums];
   }
 }
 

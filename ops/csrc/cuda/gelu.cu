@@ -1,11 +1,12 @@
 #include "gelu.h"
-
 #include "pointwise_loop.cuh"
 
 namespace ops::cuda {
 namespace {
 
-Tensor gelu(const Tensor& input) { return map<PointwiseLoop>("gelu", input, GeluForward{}); }
+Tensor gelu(const Tensor& input) {
+  return map<PointwiseLoop>("gelu", input, GeluForward{});
+}
 
 Tensor gelu_backward(const Tensor& grad_output, const Tensor& input) {
   return map_backward<PointwiseLoop>("gelu_backward", grad_output, "input", input, GeluBackward{});

@@ -1,6 +1,5 @@
-#include "ncrelu.h"
-
 #include "common.cuh"
+#include "ncrelu.h"
 
 namespace ops::cuda {
 namespace {
