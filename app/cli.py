@@ -67,6 +67,8 @@ def hydra_main(
             ConfigStore.instance().store(name=f"{config_name}_schema", node=schema)
             OmegaConf.register_new_resolver("run_name", run_name, use_cache=True, replace=True)
             signal.signal(signal.SIGTERM, signal.default_int_handler)
+            # torch's threads spin while they wait; on a busy machine, endlessly for one another
+            os.environ.setdefault("GOMP_SPINCOUNT", "20000")
             try:
                 with _hydra_raises():
                     hydra.main("pkg://conf", config_name, version_base="1.3")(job)()

@@ -86,17 +86,17 @@ class DataConfig(DataRoot):
 class OptimConfig:
     """AdamW under a one-cycle learning rate: up to `lr` over `warmup` of the steps, then down."""
 
-    lr: float = _number(0.01, "above 0", lambda value: value > 0)
-    weight_decay: float = _number(0.01, "of at least 0", lambda value: value >= 0)
+    lr: float = _number(0.005, "above 0", lambda value: value > 0)
+    weight_decay: float = _number(0.05, "of at least 0", lambda value: value >= 0)
     warmup: float = _number(0.3, "above 0 and below 1", lambda value: 0 < value < 1)
-    label_smoothing: float = _number(0.0, "from 0 to below 1", lambda value: 0 <= value < 1)
+    label_smoothing: float = _number(0.1, "from 0 to below 1", lambda value: 0 <= value < 1)
 
 
 @dataclass
 class TrainerConfig:
     """How long to train, and in what portions."""
 
-    epochs: int = _integer(8, least=1)
+    epochs: int = _integer(5, least=1)
     batch_size: int = _integer(128, least=1)
     log_every: int = _integer(50, least=1)
 
