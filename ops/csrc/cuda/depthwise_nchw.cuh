@@ -58,6 +58,7 @@ __device__ void stage_rows(T* shared, const T* __restrict__ plane, int height, i
     const int rows = w >= 0 && w < width ? height : 0;  // no row is inside a column that is not
     T* to = shared + first_row * window_w + i;
     const T* from = plane + (first_h + first_row) * width + w;
+#pragma unroll 4
     for (int r = first_row; r < window_h; r += step) {
       const bool inside = static_cast<unsigned>(first_h + r) < static_cast<unsigned>(rows);
       if constexpr (V * sizeof(T) >= 4) {

@@ -58,6 +58,8 @@ struct March {
   static constexpr int kWarmUp = kPending / kStepOut - 1;
 };
 
+constexpr int kStripThreads = 128;
+
 // Which part of which image a block works on.
 struct StripPlace {
   int tile, segment;
@@ -73,52 +75,62 @@ struct StripPlace {
                   launch.channels - first_channel)) {}
 };
 
-// Copies rows of a chunk of channels to shared memory, each thread always the same channels.
+// Copies rows of `pixels` pixels from image column `first` on, `count` channels of each, to shared
+// memory, zero outside the image. Each thread copies the same channels of every step-th pixel.
 template <typename T>
 struct RowCopier {
-  int bytes;         // an access
-  int channel;       // of the chunk
-  int pixel, step;   // first of the row, and to the next
+  int bytes;          // an access
+  int pixel, pixels;  // this thread's first, and their number
+  int step;
+  int first, width;  // image columns
   int pitch;         // elements of a staged pixel
+  int channel;
   int64_t channels;  // elements of an image's pixel
 
-  __device__ RowCopier(const StripLaunch& launch, int pitch, int count)
-      : bytes(launch.copy_bytes), pitch(pitch), channels(launch.channels) {
+  __device__ RowCopier(const StripLaunch& launch, int first, int pixels, int width, int pitch,
+                       int count)
+      : bytes(launch.copy_bytes),
+        pixels(pixels),
+        first(first),
+        width(width),
+        pitch(pitch),
+        channels(launch.channels) {
     const int thread = threadIdx.y * blockDim.x + threadIdx.x;
     const int lanes = bytes / static_cast<int>(sizeof(T));
     const int accesses = pitch / lanes;
     channel = thread % accesses * lanes;
-    pixel = channel < count ? thread / accesses : 1 << 30;
+    pixel = thread / accesses;
     step = blockDim.x * blockDim.y / accesses;
-    if (thread / accesses >= step) {
-      pixel = 1 << 30;
+    if (pixel >= step || channel >= count) {
+      pixel = pixels;
     }
   }
 
-  // `pixels` pixels from image column `first` on, zero outside the image; row is its column 0.
-  __device__ void copy(T* shared, const T* __restrict__ row, int first, int pixels,
-                       int width) const {
+  // `row` is the image's column 0.
+  __device__ void copy(T* shared, const T* __restrict__ row) const {
     switch (bytes) {
-      case 16: return copy_by<16>(shared, row, first, pixels, width);
-      case 8: return copy_by<8>(shared, row, first, pixels, width);
-      case 4: return copy_by<4>(shared, row, first, pixels, width);
-      default: return copy_by<2>(shared, row, first, pixels, width);
+      case 16: return copy_by<16>(shared, row);
+      case 8: return copy_by<8>(shared, row);
+      case 4: return copy_by<4>(shared, row);
+      default: return copy_by<2>(shared, row);
     }
   }
 
  private:
   template <int kBytes>
-  __device__ void copy_by(T* shared, const T* __restrict__ row, int first, int pixels,
-                          int width) const {
+  __device__ void copy_by(T* shared, const T* __restrict__ row) const {
+    T* to = shared + pixel * pitch + channel;
+    const T* from = row + (first + pixel) * channels + channel;
+#pragma unroll 4
     for (int p = pixel; p < pixels; p += step) {
-      const bool inside = first + p >= 0 && first + p < width;
-      T* to = shared + p * pitch + channel;
-      const T* from = row + (inside ? (first + p) * channels + channel : 0);
+      const bool inside = static_cast<unsigned>(first + p) < static_cast<unsigned>(width);
       if constexpr (kBytes >= 4) {
-        __pipeline_memcpy_async(to, from, kBytes, inside ? 0 : kBytes);
+        __pipeline_memcpy_async(to, inside ? from : row, kBytes, inside ? 0 : kBytes);
       } else {
         *to = inside ? *from : T(0);
       }
+      to += step * pitch;
+      from += step * channels;
     }
   }
 };
@@ -148,7 +160,7 @@ __device__ inline void wait_for_step(int ahead) {
 }
 
 template <typename Axis, typename T>
-__global__ void __launch_bounds__(kMaxThreads)
+__global__ void __launch_bounds__(kStripThreads)
     strip_kernel(StripLaunch launch, bool flip, const T* __restrict__ in,
                  const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ out) {
   using M = March<Axis>;
@@ -169,15 +181,15 @@ __global__ void __launch_bounds__(kMaxThreads)
   const int first_h = launch.start_h + Axis::step(h0) + M::kWindow - M::kStepIn;
   in += at.n * launch.in_h * in_row + at.first_channel;
 
-  const RowCopier<T> copier(launch, pitch, at.n < launch.images ? at.count : 0);
+  const RowCopier<T> copier(launch, first_w, launch.window_w, launch.in_w, pitch,
+                            at.n < launch.images ? at.count : 0);
   const auto stage = [&](int step) {
     const int slot = (step + M::kWarmUp) % (launch.ahead + 1);
 #pragma unroll
     for (int r = 0; r < M::kStepIn; ++r) {
       const int y = first_h + step * M::kStepIn + r;
       if (step < last_step && y >= 0 && y < launch.in_h) {
-        copier.copy(ring + (slot * M::kStepIn + r) * row_size, in + y * in_row, first_w,
-                    launch.window_w, launch.in_w);
+        copier.copy(ring + (slot * M::kStepIn + r) * row_size, in + y * in_row);
       }
     }
     __pipeline_commit();
@@ -312,7 +324,7 @@ StripPlan plan_strips(int64_t images, int64_t channels, int64_t in_h, int64_t in
   launch.channels = channels;
   // 128 bytes of channels a block, the strips of a whole row and then more images as they fit.
   const int64_t vectors = ceil_div(channels, M::kChannels);
-  const int most = std::min<int>(32, 128 / (M::kChannels * sizeof(T)));
+  const int most = std::min<int>(16, 128 / (M::kChannels * sizeof(T)));
   const int chunks = ceil_div(vectors, most);
   const int lanes = ceil_div(vectors, chunks);
   const int64_t across = ceil_div(out_w, M::kCols);
@@ -331,7 +343,7 @@ StripPlan plan_strips(int64_t images, int64_t channels, int64_t in_h, int64_t in
   const int least_groups = M::kChannels * sizeof(T) / launch.copy_bytes;
   int groups = 0;
   size_t step_bytes = 0;
-  for (launch.tiles_w = ceil_div(across, kMaxThreads / lanes); groups == 0; ++launch.tiles_w) {
+  for (launch.tiles_w = ceil_div(across, kStripThreads / lanes); groups == 0; ++launch.tiles_w) {
     groups = std::max<int>(least_groups, ceil_div(across, launch.tiles_w));
     launch.window_w = Axis::step((groups - 1) * M::kCols) + M::kInCols;
     step_bytes = pitch_bytes * (launch.window_w * M::kStepIn + groups * M::kCols * out_rows);
@@ -340,8 +352,9 @@ StripPlan plan_strips(int64_t images, int64_t channels, int64_t in_h, int64_t in
     }
   }
   launch.tiles_w = ceil_div(across, groups);
-  const int z = std::max<int64_t>(1, std::min<int64_t>({128 / (lanes * groups), images,
-                                                        int64_t{kRingBytes / (3 * step_bytes)}}));
+  const int z =
+      std::max<int64_t>(1, std::min<int64_t>({kStripThreads / (lanes * groups), 64, images,
+                                              int64_t{kRingBytes / (3 * step_bytes)}}));
   launch.ahead = std::max<int64_t>(1, std::min<int64_t>(4, kRingBytes / (step_bytes * z) - 1));
   // Long segments read few rows twice, but blocks of them may fill the device badly.
   const int64_t all_steps = ceil_div(out_h, M::kStepOut);

@@ -161,7 +161,7 @@ struct WeightMarch : March<Axis> {
 // A block goes through one segment of blockDim.z images; the last kPending rows of grad_output wait
 // in registers for the inputs that they meet.
 template <typename Axis, typename T>
-__global__ void __launch_bounds__(kMaxThreads)
+__global__ void __launch_bounds__(kStripThreads)
     strip_weight_kernel(StripLaunch launch, const T* __restrict__ x, const T* __restrict__ grad,
                         float* __restrict__ partial) {
   using M = WeightMarch<Axis>;
@@ -185,7 +185,9 @@ __global__ void __launch_bounds__(kMaxThreads)
   const int first_h = launch.start_h + Axis::step(h0) + M::kWindow - M::kStepIn;
   const T* image = x + at.n * launch.in_h * in_row + at.first_channel;
   const T* grads = grad + at.n * launch.out_h * out_row + at.first_channel;
-  const RowCopier<T> copier(launch, pitch, at.n < launch.images ? at.count : 0);
+  const int count = at.n < launch.images ? at.count : 0;
+  const RowCopier<T> copier(launch, first_w, launch.window_w, launch.in_w, pitch, count);
+  const RowCopier<T> grad_copier(launch, w0, blockDim.y * kCols, launch.out_w, pitch, count);
   const auto stage = [&](int step) {
     T* slot = ring + (step + M::kWarmUp) % (launch.ahead + 1) * step_size;
     if (h0 + step < end) {
@@ -193,14 +195,12 @@ __global__ void __launch_bounds__(kMaxThreads)
       for (int r = 0; r < M::kStepIn; ++r) {
         const int y = first_h + step * M::kStepIn + r;
         if (y >= 0 && y < launch.in_h) {
-          copier.copy(slot + r * row_size, image + y * in_row, first_w, launch.window_w,
-                      launch.in_w);
+          copier.copy(slot + r * row_size, image + y * in_row);
         }
       }
       const int newest = h0 + step + kPending - 1;
       if (newest < end) {
-        copier.copy(slot + M::kStepIn * row_size, grads + newest * out_row, w0, blockDim.y * kCols,
-                    launch.out_w);
+        grad_copier.copy(slot + M::kStepIn * row_size, grads + newest * out_row);
       }
     }
     __pipeline_commit();
