@@ -104,7 +104,8 @@ def load_dataset(cfg: DataConfig) -> Dataset:
         missing = f"{cfg.name} is not in {folder} and cannot be downloaded ({error})"
         if cfg.fallback is None:
             raise UserError(
-                f"data.root={cfg.root}: {missing}; put the files there, or train with data.fallback=digits"
+                f"data.root={cfg.root}: {missing}; put the files there, or train with "
+                "data.fallback=digits"
             ) from error
         _warn(f"{missing}. Using scikit-learn's small digits data set instead.")
         small = replace(cfg, name="digits", val_size=min(cfg.val_size, 150))
