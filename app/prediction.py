@@ -66,7 +66,9 @@ def predict(cfg: PredictConfig) -> None:
     split = load_test_split(trained.checkpoint, cfg.data.root)
     predicted, confidence = classify(trained, split.images, device)
     predictions = Predictions(trained.classes, split.labels, predicted, confidence)
-    name = trained.checkpoint.data["name"]
+    data = trained.checkpoint.data
+    instead = f" (instead of {data['fallback_from']})" if data["fallback_from"] else ""
+    name = data["name"] + instead
     print(f"{describe(predictions, name)}\n\n{format_confusion(predictions)}\n")
     for file, content in (
         ("predictions.csv", to_csv(predictions).encode()),

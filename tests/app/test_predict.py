@@ -100,6 +100,11 @@ def test_the_test_split(cfg, tmp_path, capsys):
     ]
 
 
+def test_a_data_set_used_instead_is_named(make_run, capsys):
+    predict(PredictConfig(checkpoint=str(make_run(fallback_from="mnist")), device="cpu"))
+    assert capsys.readouterr().out.startswith("digits (instead of mnist) test: ")
+
+
 def test_a_perfect_model_has_a_picture_too(cfg, predictions):
     right = replace(predictions, predicted=predictions.labels)
     split = Split(torch.zeros(6, 1, 28, 28, dtype=torch.uint8), predictions.labels)
