@@ -23,4 +23,5 @@ def describe(device: torch.device) -> str:
     """The device in words: the GPU's name, or the number of CPU threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{device.type}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{device.type}, {threads} thread{'s' if threads > 1 else ''}"
