@@ -16,7 +16,7 @@ def test_auto_takes_the_gpu_where_there_is_one(monkeypatch):
 
 def test_a_device_that_is_not_there(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(UserError, match=r"device=cuda: not on this machine, choose from auto, cpu$"):
+    with pytest.raises(UserError, match=r"=cuda: not on this machine, choose from auto, cpu$"):
         pick_device("cuda")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(UserError, match=r"choose from auto, cpu, cuda:0, cuda:1$"):
