@@ -13,13 +13,18 @@ run python -m app.train model.act=ncrelu
 run python -m app.predict
 run python -m app.export_onnx
 
-cat <<'END'
+newest=$(ls -t outputs/*/*/model.onnx | head -n 1)
+cat <<END
 
-All of it is in the folder named above: the training curves, best.pt (the network), predictions.csv,
-predictions.png (look at it) and model.onnx. To go on by hand:
+All of it is in ${newest%/*}:
+
+  summary.json      what was trained, and how well     best.pt      the network
+  predictions.png   its mistakes (look at them)        model.onnx   the network for any runtime
+
+To go on by hand:
 
   source .venv/bin/activate
-  python -m app.predict input=picture.png        any picture of a digit, or a folder of them
+  python -m app.predict input=docs/pictures      or a picture of your own
   python -m app.train model.conv=depthwise       another network: --help shows what can be chosen
   tensorboard --logdir outputs                   the training curves
 END

@@ -1,0 +1,78 @@
+"""What the README shows is what happens."""
+
+import re
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+import pytest
+
+from app.config import ExportConfig, PredictConfig, TrainConfig, shown
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def settings():
+    """Rows of the table of settings: (commands, key, default)."""
+    commands = ()
+    for line in README.partition("## Settings")[2].partition("\n\nExit codes")[0].splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if heading := re.fullmatch(r"\*\*(.+)\*\*", cells[0]):
+            commands = heading.group(1).split(", ")
+        elif commands and line.startswith("|"):
+            keys = re.findall(r"`(.+?)`", cells[0])
+            defaults = [value.strip("` ") for value in cells[1].split(", ")]
+            yield from ((commands, key, value) for key, value in zip(keys, defaults, strict=True))
+
+
+@pytest.mark.parametrize(("commands", "key", "default"), list(settings()))
+def test_settings_have_these_defaults(commands, key, default):
+    schemas = {"train": TrainConfig, "predict": PredictConfig, "export_onnx": ExportConfig}
+    for command in commands:
+        value = schemas[command]()
+        for name in key.split("."):
+            value = getattr(value, name)
+        assert shown(value.name if key == "data" else value) == default
+
+
+def test_every_setting_is_there():
+    def keys(cfg, prefix=""):
+        for item in fields(cfg):
+            value = getattr(cfg, item.name)
+            if is_dataclass(value):
+                yield from keys(value, f"{prefix}{item.name}.")
+            else:
+                yield prefix + item.name
+
+    told = {key for _, key, _ in settings()}
+    details = {"data.name", "data.val_size", "data.split_seed", "trainer.log_every"}
+    for schema in (TrainConfig, PredictConfig, ExportConfig):
+        assert set(keys(schema())) - details <= told
+
+
+def test_links_and_pictures_exist():
+    targets = re.findall(r"\]\(([^)]+)\)", README)
+    assert targets
+    for target in targets:
+        assert (ROOT / target).is_file()
+
+
+@pytest.fixture
+def exported(trained_run, tmp_path, monkeypatch):
+    from app.exporter import export
+
+    (tmp_path / "best.pt").write_bytes((trained_run / "best.pt").read_bytes())
+    export(ExportConfig(checkpoint=str(tmp_path)))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:You are using the legacy:DeprecationWarning")
+def test_the_python_code_runs(exported, tmp_path, capsys):
+    blocks = re.findall(r"```python\n(.+?)```", README, re.DOTALL)
+    assert len(blocks) == 3
+    names = {}
+    capsys.readouterr()
+    for block in blocks:
+        exec(block, names)
+    assert capsys.readouterr().out.strip() in [str(digit) for digit in range(10)]
+    assert (tmp_path / "block.onnx").is_file()
