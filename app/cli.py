@@ -6,6 +6,7 @@ Nothing here imports torch; the entry points import the heavy modules when they 
 import dataclasses
 import functools
 import os
+import re
 import signal
 import sys
 import traceback
@@ -33,6 +34,8 @@ from app.runs import run_name
 __all__ = ["RunError", "UserError", "hydra_main"]
 
 T = TypeVar("T")
+PATHS = ("checkpoint", "data.root", "input", "outputs")  # keys whose values are taken as typed
+UNUSUAL = re.compile(r"[^\w\s/.$%*@?|:+~-]", re.ASCII)
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 
 
@@ -69,6 +72,8 @@ def hydra_main(
             signal.signal(signal.SIGTERM, signal.default_int_handler)
             # torch's threads spin while they wait; on a busy machine, endlessly for one another
             os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+            if not {"-m", "--multirun"} & set(sys.argv):  # a sweep needs Hydra's grammar
+                sys.argv[1:] = map(quote_path, sys.argv[1:])
             try:
                 with _hydra_raises():
                     hydra.main("pkg://conf", config_name, version_base="1.3")(job)()
@@ -81,6 +86,14 @@ def hydra_main(
         return main
 
     return decorate
+
+
+def quote_path(argument: str) -> str:
+    """Quote a path with characters that Hydra's grammar stumbles over, such as `IMG (1).png`."""
+    key, _, path = argument.partition("=")
+    if key not in PATHS or not path.strip() or path[0] in "'\"" or not UNUSUAL.search(path):
+        return argument
+    return f"{key}='" + path.replace("'", "\\'") + "'"
 
 
 @contextmanager

@@ -35,6 +35,26 @@ def test_the_task_gets_the_checked_configuration(main, tmp_path):
 
 
 @pytest.mark.parametrize(
+    "path",
+    [
+        "plain/x.png",
+        "a b.png",
+        "IMG (1).png",
+        "a=b, [c] {d}.png",
+        "it's.png",
+        'a "b".png',
+        "ä.png",
+        "C:\\pictures\\new (1).png",
+        "*.png",
+    ],
+)
+def test_paths_are_taken_as_they_are_typed(main, path):
+    seen = []
+    assert main(f"data.root={path}", task=seen.append) == 0
+    assert seen[0].data.root == path
+
+
+@pytest.mark.parametrize(
     ("override", "line"),
     [
         ("+bogus=1", "bogus=1: unknown key, choose from data, device, model, optim, outputs, "),
@@ -53,7 +73,7 @@ def test_the_task_gets_the_checked_configuration(main, tmp_path):
         ("data=mist", "data=mist: choose from digits, fashion_mnist, kmnist, mnist, qmnist"),
         ("device=tpu", "device=tpu: choose from auto, cpu, cuda, cuda:N"),
         ("trainer.epochs", "trainer.epochs: not of the form key=value ("),
-        ("data.root=[a", "data.root=[a: not of the form key=value ("),
+        ("model.act=[a", "model.act=[a: not of the form key=value ("),
         ("data.root=${nowhere}", "Interpolation key 'nowhere' not found; full_key: data.root"),
         ("seed=1,2", "Ambiguous value for argument 'seed=1,2'"),
         ("hydra.foo=1", "hydra.foo=1: unknown key, choose from callbacks, "),

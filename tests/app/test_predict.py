@@ -172,11 +172,12 @@ def test_wrong_usage(cfg, tmp_path, capsys, changes, says):
 
 
 def test_the_command(command, trained_run, tmp_path):
-    picture(tmp_path / "7.png", "7")
+    name = tmp_path / "IMG (1).png"
+    picture(name, "7")
     where = f"outputs={trained_run.parents[1]}"
-    done = command("app.predict", where, f"input={tmp_path / '7.png'}")
+    done = command("app.predict", where, f"input={name}")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"{tmp_path / '7.png'}  ")
+    assert done.stdout.startswith(f"{name}  ")
     wrong = command("app.predict", where, "input=nothing.png")
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr == "error: input=nothing.png: no such file or folder\n"
