@@ -155,5 +155,7 @@ def metadata(trained: TrainedModel, parity: Parity) -> dict[str, str]:
         "versions": versions,
     }
     return {
-        key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()
+        key: value if isinstance(value, str) else json.dumps(value)
+        for key, value in values.items()
+        if value is not None
     }
