@@ -15,12 +15,15 @@ struct GeluForward {
   }
 };
 
-// gelu'(x) = s + 1.702 x s (1 − s), s = σ(1.702 x)
+// gelu'(x) = s + 1.702 x s (1 − s), s = σ(1.702 x). With e = exp(−1.702 x), s = 1 / (1 + e) and
+// 1 − s = e s, which keeps its digits near s = 1.
 struct GeluBackward {
   template <typename T>
   OPS_DEVICE T operator()(T grad_output, T x) const {
-    const T s = T(1) / (T(1) + std::exp(T(-1.702) * x));
-    return grad_output * (s + T(1.702) * (x * s * (T(1) - s)));  // 1.702 x alone may overflow
+    const T e = std::exp(T(-1.702) * x);
+    const T s = T(1) / (T(1) + e);
+    const T rest = s > T(0) ? e * s : T(1);  // not ∞ · 0
+    return grad_output * (s + T(1.702) * (x * s * rest));
   }
 };
 

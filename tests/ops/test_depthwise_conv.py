@@ -1,5 +1,6 @@
 """depthwise_conv2d against F.conv2d(groups=C), over whatever geometry Hypothesis comes up with."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import HealthCheck, assume, example, given, settings
@@ -48,6 +49,32 @@ def test_matches_conv2d(
 ):
     for size, k, p, d in zip(image[2:], kernel, padding, dilation, strict=True):
         assume(size + 2 * p >= d * (k - 1) + 1)
+    compare(device, image, kernel, (stride, padding, dilation), bias, dtype, layout, grad_layout)
+
+
+# Every filter that has a kernel of its own on some device, and some that do not; more channels than
+# a block takes, not a multiple of what it takes.
+@each_device
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS[:2])
+@pytest.mark.parametrize("channels", [36, 130])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "dilation"),
+    [
+        *((k, s, p, 1) for k in (3, 5, 7) for s in (1, 2) for p in (k // 2, k // 2 + 1)),
+        (3, 1, 2, 2),
+        (9, 1, 4, 1),
+        (31, 1, 15, 1),
+        (4, 3, 2, 1),
+    ],
+)
+def test_every_filter(device, kernel, stride, padding, dilation, channels, layout, dtype):
+    geometry = ((stride,) * 2, (padding,) * 2, (dilation,) * 2)
+    image = (3, channels, 15, 18)
+    compare(device, image, (kernel, kernel), geometry, True, dtype, layout, layout)
+
+
+def compare(device, image, kernel, geometry, bias, dtype, layout, grad_layout):
     channels = image[1]
     tensors = [
         random(image, dtype, device, layout, seed=1),
@@ -58,8 +85,8 @@ def test_matches_conv2d(
         if x is not None:
             x.requires_grad_()
     exact = double(tensors)
-    actual = depthwise_conv2d(*tensors, stride, padding, dilation)
-    expected = F.conv2d(*exact, stride, padding, dilation, groups=channels)
+    actual = depthwise_conv2d(*tensors, *geometry)
+    expected = F.conv2d(*exact, *geometry, groups=channels)
     assert_accurate(actual, expected, dtype)
     grad = random(expected.shape, dtype, device, grad_layout, seed=4)
     for a, e in zip(

@@ -206,6 +206,7 @@ __global__ void __launch_bounds__(kStripThreads)
 
   const int w0 = (at.tile * blockDim.y + threadIdx.y) * kCols;
   const int c = at.first_channel + threadIdx.x * V;
+  const bool here = at.n < launch.images && c < launch.channels;
   out += at.n * launch.out_h * out_row + static_cast<int64_t>(w0) * launch.channels + c;
   const float* w = weights + threadIdx.x * V;
   const int offset = Axis::step(threadIdx.y * kCols) * pitch + threadIdx.x * V;
@@ -265,7 +266,7 @@ __global__ void __launch_bounds__(kStripThreads)
     }
 #pragma unroll
     for (int m = 0; m < M::kStepOut; ++m) {
-      if (step < 0 || h + m >= launch.out_h || at.n >= launch.images) {
+      if (step < 0 || h + m >= launch.out_h || !here) {
         continue;
       }
       T* to = out + (h + m) * out_row;
