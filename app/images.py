@@ -29,7 +29,7 @@ Gray = NDArray[np.uint8]  # [H, W], 0 is black
 
 
 def find_images(pattern: str) -> list[Path]:
-    """Lists the pictures that a file name, a folder or a glob pattern stands for.
+    """List the pictures that a file name, a folder or a glob pattern stands for.
 
     Of a folder (not its sub-folders) and of a pattern, files count whose suffix Pillow knows.
 
@@ -55,7 +55,7 @@ def find_images(pattern: str) -> list[Path]:
 
 
 def read_gray(path: Path) -> Gray:
-    """Reads a picture of any format, mode and depth as shades of gray; the first frame of several.
+    """Read a picture of any format, mode and depth as shades of gray; the first frame of several.
 
     Transparent parts become background: the middle shade of the rest or, where most of the picture
     is transparent and what is left is the drawing itself, the opposite of its shade.
@@ -88,12 +88,12 @@ def read_gray(path: Path) -> Gray:
 
 
 def to_digit(gray: Gray, invert: bool | None = None) -> Gray | None:
-    """Finds the one digit in a picture and frames it as MNIST does.
+    """Find the one digit in a picture and frames it as MNIST does.
 
     Args:
         gray: The picture, [H, W] of any size.
-        invert: Whether the ink is darker than its background; None: whichever differs more from
-            the picture's border.
+        invert: Whether the ink is darker than its background; None: find out, ink being what
+            differs from it the most.
 
     Returns:
         [28, 28], bright ink on black; or None when the picture is blank.
@@ -185,7 +185,7 @@ def _fit(image: Image.Image, side: int, enlarge: bool = False) -> Image.Image:
 
 
 def _thicken(image: Image.Image) -> Image.Image:
-    """Widens strokes that would pale to nothing in the box: a pen's, on a large sheet."""
+    """Widen strokes that would pale to nothing in the box: a pen's, on a large sheet."""
     scale = max(image.size) / BOX
     strokes = np.pad(np.asarray(image) > 127, 1)
     shifted = [np.roll(strokes, step, axis) for step in (-1, 1) for axis in (0, 1)]
