@@ -2,6 +2,9 @@ import os
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
 from PIL import Image, ImageDraw, ImageFont
 
 from app.errors import UserError
@@ -158,6 +161,18 @@ def test_a_blank_sheet_has_no_digit(shape):
     assert to_digit(np.full(shape, 200, np.uint8)) is None
     noise = np.random.default_rng(0).normal(200, 3, shape)
     assert to_digit(noise.astype(np.uint8)) is None
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    arrays(np.uint8, array_shapes(min_dims=2, max_dims=2, max_side=70)),
+    st.sampled_from([None, True, False]),
+)
+def test_any_picture_gives_a_digit_or_none(gray, invert):
+    digit = to_digit(gray, invert)
+    if digit is not None:
+        assert (digit.shape, digit.dtype) == ((SIDE, SIDE), np.uint8)
+        assert digit.max() == 255
 
 
 def test_an_image_of_mnist_kind_stays_as_it_is():
