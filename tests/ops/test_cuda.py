@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.ops.operators import OPERATORS, each_operator
-from tests.ops.tensors import as_tuple, gradients, inputs, present, random, record
+from tests.ops.tensors import as_tuple, gradients, inputs, lay_out, present, random, record
 
 pytestmark = pytest.mark.cuda
 
@@ -102,42 +102,58 @@ def test_does_not_wait_for_the_gpu(op):
 @pytest.fixture
 def big_memory():
     torch.cuda.empty_cache()
-    if torch.cuda.mem_get_info()[0] < 40 * 2**30:
-        pytest.skip("needs 40 GiB of free GPU memory")
+    if torch.cuda.mem_get_info()[0] < 48 * 2**30:
+        pytest.skip("needs 48 GiB of free GPU memory")
     yield
     torch.cuda.empty_cache()
 
 
-@pytest.mark.usefixtures("big_memory")
-@pytest.mark.parametrize("op", OPERATORS, ids=str)
-def test_more_elements_than_32_bits_count(op):
-    """The last sample of a huge batch comes out as it does alone."""
-    first, *rest = (
-        torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_().requires_grad_()
-        for shape in op.huge.shapes
-    )
-    assert first.numel() > 2**31
-    alone = first[-1:].detach().requires_grad_()
-    outputs = as_tuple(op.function(first, *rest, **op.huge.kwargs))
-    expected = as_tuple(op.function(alone, *rest, **op.huge.kwargs))
-    for y, e in zip(outputs, expected, strict=True):
-        assert torch.equal(y[-1:], e)
-    grads = [torch.randn_like(e) for e in expected]
-    huge_grads = [g.expand(first.shape[0], *g.shape[1:]) for g in grads]
-    (grad,) = torch.autograd.grad(outputs, first, huge_grads)
-    (grad_alone,) = torch.autograd.grad(expected, alone, grads)
-    assert torch.equal(grad[-1:], grad_alone)
+each_huge = pytest.mark.parametrize(
+    ("op", "layout"),
+    [
+        pytest.param(op, layout, id=f"{op} {layout}")
+        for op in OPERATORS
+        for layout in ("contiguous", "channels_last")
+        if layout == "contiguous" or len(op.huge.shapes[0]) == 4
+    ],
+)
 
 
-@pytest.mark.usefixtures("big_memory")
-@pytest.mark.parametrize("op", [op for op in OPERATORS if len(op.huge.shapes) > 1], ids=str)
-def test_parameters_gradients_of_more_elements_than_32_bits_count(op):
-    """Samples that do not count (their gradient is zero) leave the parameters' gradients alone."""
+def huge_tensors(op, layout):
+    torch.manual_seed(0)
     first, *rest = (
         torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_()
         for shape in op.huge.shapes
     )
+    assert first.numel() > 2**31
+    return lay_out(first, layout), rest
+
+
+@pytest.mark.usefixtures("big_memory")
+@each_huge
+def test_more_elements_than_32_bits_count(op, layout):
+    """The last sample of a huge batch comes out as it does alone."""
+    first, rest = huge_tensors(op, layout)
+    alone = first[-1:].clone().requires_grad_()
+    outputs = as_tuple(op.function(first.requires_grad_(), *rest, **op.huge.kwargs))
+    expected = as_tuple(op.function(alone, *rest, **op.huge.kwargs))
+    for y, e in zip(outputs, expected, strict=True):
+        torch.testing.assert_close(y[-1:], e)
+    grads = [torch.randn_like(e) for e in expected]
+    huge_grads = [g.expand(first.shape[0], *g.shape[1:]) for g in grads]
+    (grad,) = torch.autograd.grad(outputs, first, huge_grads)
+    (grad_alone,) = torch.autograd.grad(expected, alone, grads)
+    torch.testing.assert_close(grad[-1:], grad_alone)
+
+
+@pytest.mark.usefixtures("big_memory")
+@each_huge
+def test_parameters_of_more_elements_than_32_bits_count(op, layout):
+    """Samples whose gradient is zero leave the parameters' gradients alone."""
+    first, rest = huge_tensors(op, layout)
     parameters = [x.requires_grad_() for x in present(rest)]
+    if not parameters:
+        pytest.skip("has no parameters")
     outputs = as_tuple(op.function(first, *rest, **op.huge.kwargs))
     grads = [torch.zeros_like(y) for y in outputs]
     for g in grads:
@@ -145,7 +161,8 @@ def test_parameters_gradients_of_more_elements_than_32_bits_count(op):
     actual = torch.autograd.grad(outputs, parameters, grads)
     alone = as_tuple(op.function(first[-1:], *rest, **op.huge.kwargs))
     expected = torch.autograd.grad(alone, parameters, [g[-1:] for g in grads])
-    torch.testing.assert_close(actual, expected)
+    # 2^24 random terms sum up to about 2^12
+    torch.testing.assert_close(actual, expected, rtol=0.02, atol=1.0)
 
 
 def test_cuda_kernels_are_registered():
