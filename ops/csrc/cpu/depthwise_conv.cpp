@@ -77,8 +77,8 @@ struct Kernels {
               bias_sum += value;
               if (grad_weight) {
                 taps(g, oh, ow, [&](int64_t tap, int64_t h, int64_t w) {
-                  sums[tap] += value * static_cast<acc_t<T>>(
-                                           x[n * in.n + c * in.c + h * in.h + w * in.w]);
+                  sums[tap] +=
+                      value * static_cast<acc_t<T>>(x[n * in.n + c * in.c + h * in.h + w * in.w]);
                 });
               }
             }
