@@ -23,6 +23,8 @@ VERSION = 1  # of the domain: raise it when a function's inputs, attributes or m
 
 _SLOPE = make_tensor("slope", TensorProto.DOUBLE, [], [1.702])  # exact enough for any type
 
+_DYNAMO_OPSET = 18  # which that exporter translates to, before it converts to the one asked for
+
 T = TypeVar("T", bound=Union[FLOAT, FLOAT16, DOUBLE, BFLOAT16])
 Value = Any  # of the graph being exported: torch._C.Value or onnx_ir.Value
 
@@ -94,13 +96,13 @@ def register_symbolics(opset_version: int) -> None:
         )
 
 
-def translation_table(opset_version: int) -> dict[Any, Callable[..., Value]]:
+def translation_table() -> dict[Any, Callable[..., Value]]:
     """The operators for `torch.onnx.export(..., dynamo=True, custom_translation_table=...)`.
 
-    Args:
-        opset_version: The opset that is going to be exported.
+    That exporter puts the meaning into the graph in place of the node: it converts between opsets,
+    which it does not do inside functions.
     """
-    meaning = functions(opset_version)
+    meaning = functions(_DYNAMO_OPSET)
 
     def ncrelu(input: T, dim: int = 1) -> T:
         return meaning.ncrelu(input, axis=dim)

@@ -17,7 +17,7 @@ pytest.importorskip("onnxscript")
 
 from onnx.reference import ReferenceEvaluator  # noqa: E402
 
-from ops.onnx import DOMAIN, VERSION, register_symbolics  # noqa: E402
+from ops.onnx import DOMAIN, VERSION, register_symbolics, translation_table  # noqa: E402
 
 each_opset = pytest.mark.parametrize("opset", [17, 18, 20])
 
@@ -99,6 +99,26 @@ def test_means_what_the_operator_does(op, case, dtype):
     rounding = {torch.float16: 4e-3}.get(dtype, 4 * torch.finfo(dtype).eps)
     assert result.dtype == dtype
     torch.testing.assert_close(result.double(), expected, rtol=rounding, atol=4 * rounding)
+
+
+@each_case
+def test_the_dynamo_exporter_takes_the_same_meaning(op, case):
+    x, *weights = tensors = inputs(case, torch.float32)
+    program = torch.onnx.export(
+        Call(op, case, weights).eval(),
+        (x,),
+        dynamo=True,
+        opset_version=20,  # not the one it translates to
+        input_names=["x"],
+        output_names=["y"],
+        custom_translation_table=translation_table(),
+        verbose=False,
+    )
+    model = program.model_proto
+    onnx.checker.check_model(model, full_check=True)
+    assert {node.domain for node in model.graph.node} == {""}
+    expected = op.function(*tensors, **case.kwargs)
+    torch.testing.assert_close(run(model, x), expected, rtol=1e-5, atol=1e-6)
 
 
 @each_operator
