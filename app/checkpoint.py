@@ -1,5 +1,6 @@
 import dataclasses
 import io
+import math
 import platform
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,7 +65,8 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
         path: The file, or a run folder, which stands for its `best.pt`.
 
     Raises:
-        UserError: The file is missing, damaged, no checkpoint of this program, or a newer one's.
+        UserError: The file is missing, damaged, no checkpoint of this program, a newer one's, or
+            one whose parts do not fit together.
     """
     path = Path(path)
     if path.is_dir():  # a run folder
@@ -78,6 +80,8 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     names = [item.name for item in dataclasses.fields(Checkpoint)]
     if not isinstance(content, dict) or "format" not in content:
         raise UserError(f"checkpoint={path}: not a checkpoint of this program")
+    if not isinstance(content["format"], int):
+        raise UserError(f"checkpoint={path}: not a checkpoint of this program")
     if content["format"] > FORMAT:
         raise UserError(
             f"checkpoint={path}: has format {content['format']}, made by a newer version; "
@@ -86,7 +90,26 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     missing = [name for name in names if name not in content]
     if missing:
         raise UserError(f"checkpoint={path}: not a checkpoint of this program (no {missing[0]!r})")
-    return Checkpoint(**{name: content[name] for name in names})
+    checkpoint = Checkpoint(**{name: content[name] for name in names})
+    try:
+        _check(checkpoint)
+    except (UserError, RuntimeError, TypeError, KeyError, AttributeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"checkpoint={path}: its contents do not fit: {reason}") from error
+    return checkpoint
+
+
+def _check(checkpoint: Checkpoint) -> None:
+    """Raise an exception of whatever type if the parts do not make a usable model."""
+    data = checkpoint.data
+    if not all(isinstance(name, str) for name in (data["name"], *data["classes"])):
+        raise ValueError("names of the data set and its classes must be text")
+    if not (math.isfinite(data["mean"]) and math.isfinite(data["std"]) and data["std"] > 0):
+        raise ValueError(f"mean {data['mean']} and std {data['std']} of the pixels")
+    for name, tensor in checkpoint.model.items():
+        if not tensor.isfinite().all():
+            raise ValueError(f"{name} is not finite")
+    load_model(checkpoint)
 
 
 def find_checkpoint(outputs: str | Path = "outputs") -> Path:

@@ -135,6 +135,9 @@ def _explain(error: Exception, schema: type) -> Exception:
         line = f"{_override(error, cause)}: {_allowed(schema, cause)}"
     elif isinstance(error, HydraException | OmegaConfBaseException | MissingConfigException):
         line = _one_line(error)
+    elif isinstance(error, ValueError) and str(error).startswith("Config group override"):
+        groups = [arg for arg in sys.argv[1:] if arg.endswith("=null") and "." not in arg]
+        line = f"{' '.join(groups)}: a group cannot be null, leave it out for its default"
     elif isinstance(error, OSError) and error.filename and error.strerror:
         return _chain(RunError(f"{error.filename}: {error.strerror}"), error)
     else:

@@ -144,3 +144,27 @@ def test_find_checkpoint_takes_the_newest_run(tmp_path):
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "last.pt").touch()  # a run that was stopped in its first epoch
     assert find_checkpoint(tmp_path) == tmp_path / "a" / "new" / "best.pt"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda c: c.model.popitem(), "Missing key"),
+        (lambda c: c.model_config.update(act="gelu"), "size mismatch"),
+        (lambda c: c.model_config.update(foo=1), "unknown key"),
+        (lambda c: c.data.pop("classes"), "classes"),
+        (lambda c: c.data.update(mean="x"), "real number"),
+        (lambda c: c.data.update(std=0.0), "std 0.0"),
+        (lambda c: next(iter(c.model.values())).fill_(float("nan")), "not finite"),
+        (lambda c: setattr(c, "model", None), "NoneType"),
+    ],
+    ids=["lacks", "other-act", "unknown", "no-classes", "mean", "std", "nan", "none"],
+)
+def test_parts_that_do_not_fit_are_refused(tmp_path, spoil, reason):
+    checkpoint = make_checkpoint()
+    spoil(checkpoint)
+    save_checkpoint(tmp_path / "best.pt", checkpoint)
+    with pytest.raises(UserError, match=reason) as error:
+        load_checkpoint(tmp_path / "best.pt")
+    assert str(error.value).startswith(f"checkpoint={tmp_path / 'best.pt'}: ")
+    assert "\n" not in str(error.value)

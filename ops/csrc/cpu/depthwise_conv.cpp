@@ -65,10 +65,11 @@ struct Kernels {
     const Strides in(g, g.h, g.w), from(g, g.out_h, g.out_w);
     const int64_t num_taps = g.kernel_h * g.kernel_w;
     torch::stable::parallel_for(0, g.c, 1, [&](int64_t begin, int64_t end) {
-      std::vector<acc_t<T>> sums(num_taps);
+      std::vector<double> sums(
+          num_taps);  // of every pixel of the batch: float32 has too few digits
       for (int64_t c = begin; c < end; ++c) {
-        std::fill(sums.begin(), sums.end(), acc_t<T>(0));
-        acc_t<T> bias_sum = 0;
+        std::fill(sums.begin(), sums.end(), 0.0);
+        double bias_sum = 0;
         for (int64_t n = 0; n < g.n; ++n) {
           for (int64_t oh = 0; oh < g.out_h; ++oh) {
             for (int64_t ow = 0; ow < g.out_w; ++ow) {
