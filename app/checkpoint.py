@@ -69,10 +69,13 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
             one whose parts do not fit together.
     """
     path = Path(path)
-    if path.is_dir():  # a run folder
-        path = path / "best.pt"
-    if not path.is_file():
-        raise UserError(f"checkpoint={path}: no such file")
+    try:
+        if path.is_dir():  # a run folder
+            path = path / "best.pt"
+        if not path.is_file():
+            raise UserError(f"checkpoint={path}: {'not a' if path.exists() else 'no such'} file")
+    except OSError as error:  # too long a name, say
+        raise UserError(f"checkpoint={path}: {error.strerror}") from error
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load raises a different type for every way to be damaged
@@ -118,10 +121,23 @@ def find_checkpoint(outputs: str | Path = "outputs") -> Path:
     Raises:
         UserError: There is none.
     """
-    found = list(Path(outputs).rglob("best.pt"))
-    if not found:
+    newest = find_newest(outputs, "best.pt")
+    if newest is None:
         raise UserError(f"no run under {outputs}/: train one with `python -m app.train`")
-    return max(found, key=lambda path: path.stat().st_mtime_ns)
+    return newest
+
+
+def find_newest(outputs: str | Path, name: str) -> Path | None:
+    """The newest file of that name anywhere under `outputs`; None: there is none.
+
+    Raises:
+        UserError: `outputs` is no name that a folder could have.
+    """
+    try:
+        found = Path(outputs).rglob(name)
+        return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
+    except OSError as error:
+        raise UserError(f"outputs={outputs}: {error.strerror}") from error
 
 
 def load_model(checkpoint: Checkpoint) -> nn.Module:

@@ -34,8 +34,14 @@ from app.runs import run_name
 __all__ = ["RunError", "UserError", "hydra_main"]
 
 T = TypeVar("T")
-PATHS = ("checkpoint", "data.root", "input", "outputs")  # keys whose values are taken as typed
-UNUSUAL = re.compile(r"[^\w\s/.$%*@?|:+~-]", re.ASCII)
+PATHS = (
+    "checkpoint",
+    "data.root",
+    "file",
+    "input",
+    "outputs",
+)  # keys whose values are taken as typed
+UNUSUAL = re.compile(r"[^\w\s/.$%*@?|:+-]", re.ASCII)
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 
 

@@ -5,6 +5,7 @@ Nothing here imports torch, so that `--help` and a mistyped key answer at once.
 
 import dataclasses
 import math
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,18 +14,20 @@ from typing import Any, TypeVar
 from app.errors import UserError
 
 T = TypeVar("T")
+DATASETS = ("mnist", "fashion_mnist", "kmnist", "qmnist", "digits")
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What a value may be: the words for an error message, and the test."""
+    """What a value may be: the words for an error message, the test, and what it then becomes."""
 
     allowed: str
     accepts: Callable[[Any], bool]
+    convert: Callable[[Any], Any] = lambda value: value
 
 
-def _key(default: Any, allowed: str, accepts: Callable[[Any], bool]) -> Any:
-    return field(default=default, metadata={"rule": Rule(allowed, accepts)})
+def _key(default: Any, *rule: Any) -> Any:
+    return field(default=default, metadata={"rule": Rule(*rule)})
 
 
 def _choice(default: Any, *choices: Any) -> Any:
@@ -49,7 +52,10 @@ def _number(default: float, allowed: str, accepts: Callable[[float], bool]) -> A
 
 
 def _path(default: str | None) -> Any:
-    return _key(default, "must be a path", lambda value: value is None or value.strip() != "")
+    def expand(value: str | None) -> str | None:
+        return value and os.path.expanduser(value)  # noqa: PTH111 (Path would drop a leading ./)
+
+    return _key(default, "must be a path", lambda v: v is None or v.strip() != "", expand)
 
 
 def _device() -> Any:
@@ -76,7 +82,7 @@ class DataRoot:
 class DataConfig(DataRoot):
     """The data set, and how its training part is split."""
 
-    name: str = _choice("mnist", "mnist", "fashion_mnist", "kmnist", "qmnist", "digits")
+    name: str = _choice("mnist", *DATASETS)
     fallback: str | None = _choice("digits", "digits", None)
     val_size: int = _integer(5000, least=1)
     split_seed: int = _seed()
@@ -119,8 +125,10 @@ class PredictConfig:
     """Everything that `python -m app.predict` reads."""
 
     checkpoint: str | None = _path(None)
+    runtime: str = _choice("torch", "torch", "onnx")
     input: str | None = _path(None)
     invert: bool | None = _choice(None, None, True, False)
+    format: str = _choice("table", "table", "csv", "json")
     data: DataRoot = field(default_factory=DataRoot)
     device: str = _device()
     outputs: str = _path("outputs")
@@ -131,6 +139,14 @@ class ExportConfig:
     """Everything that `python -m app.export_onnx` reads."""
 
     checkpoint: str | None = _path(None)
+    file: str | None = _path(None)
+    exporter: str = _choice("symbolic", "symbolic", "dynamo")
+    layout: str | None = _choice(None, "function", "standard", None)
+    opset: int = _integer(18, least=17)
+    preprocess: bool = _choice(False, True, False)
+    postprocess: bool = _choice(False, True, False)
+    precision: str = _choice("fp32", "fp32", "fp16")
+    quantize: str | None = _choice(None, "int8", None)
     data: DataRoot = field(default_factory=DataRoot)
     outputs: str = _path("outputs")
 
@@ -157,7 +173,7 @@ def from_mapping(schema: type[T], values: Mapping[str, Any], prefix: str = "") -
                 raise UserError(f"{prefix}{name}={shown(value)}: {allowed(schema, name)}")
             built[name] = from_mapping(kind, value, f"{prefix}{name}.")
         elif _accepts(fields[name].metadata["rule"], value):
-            built[name] = value
+            built[name] = fields[name].metadata["rule"].convert(value)
         else:
             raise UserError(f"{prefix}{name}={shown(value)}: {allowed(schema, name)}")
     return schema(**built)

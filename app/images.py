@@ -1,19 +1,15 @@
-"""Any picture of a digit, turned into an image such as MNIST holds.
+"""Any picture, turned into an image such as a data set holds: of a digit, one like MNIST's.
 
 MNIST's images were made by scaling each digit into a 20×20 box, keeping its proportions, and
 putting its centre of mass into the centre of 28×28 (LeCun, Cortes & Burges, THE MNIST DATABASE).
 """
 
-import glob
-import warnings
-from pathlib import Path
-
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageFilter, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageFilter, ImageOps
 from scipy import ndimage
 
-from app.errors import UserError
+from app.pictures import Gray
 
 SIDE = 28  # of an MNIST image
 BOX = 20  # in it, the longer side of a digit
@@ -25,66 +21,40 @@ FIT_SIDE = 64  # points along a side that the light is estimated from
 LEAST_CONTRAST = 20  # between ink and background, of 255: less is a blank sheet
 SPECK = 0.02  # share of the ink: a smaller spot is dust
 
-Gray = NDArray[np.uint8]  # [H, W], 0 is black
+DIGITS = ("mnist", "qmnist", "digits")  # data sets that are framed in this way
 
 
-def find_images(pattern: str) -> list[Path]:
-    """List the pictures that a file name, a folder or a glob pattern stands for.
+def frame(gray: Gray, dataset: str, invert: bool | None = None) -> Gray | None:
+    """Frame a picture as the images of a data set: digits as MNIST's, anything else as it lies.
 
-    Of a folder (not its sub-folders) and of a pattern, files count whose suffix Pillow knows.
+    Args:
+        gray: The picture, [H, W] of any size.
+        dataset: As in `DataConfig.name`.
+        invert: Whether what is shown is darker than its background; None: find out.
 
-    Raises:
-        UserError: There is no such file, or no picture among them.
+    Returns:
+        [28, 28], bright on black; or None when the picture is blank.
     """
-    path = Path(pattern)
-    if path.is_file():
-        return [path]
-    if path.is_dir():
-        candidates, nothing = list(path.iterdir()), "no picture in this folder"
-    else:
-        names = glob.glob(pattern, recursive=True)  # noqa: PTH207 (Path.glob takes no absolute one)
-        candidates = [Path(name) for name in names]
-        nothing = "no picture matches" if candidates else "no such file or folder"
-    known = Image.registered_extensions()
-    pictures = sorted(
-        file for file in candidates if file.suffix.lower() in known and file.is_file()
-    )
-    if not pictures:
-        raise UserError(f"input={pattern}: {nothing}")
-    return pictures
+    return to_digit(gray, invert) if dataset in DIGITS else to_thumbnail(gray, invert)
 
 
-def read_gray(path: Path) -> Gray:
-    """Read a picture of any format, mode and depth as shades of gray; the first frame of several.
+def to_thumbnail(gray: Gray, invert: bool | None = None) -> Gray | None:
+    """Reduce a whole picture to [28, 28], bright on black, as Fashion-MNIST's images were made.
 
-    Transparent parts become background: the middle shade of the rest or, where most of the picture
-    is transparent and what is left is the drawing itself, the opposite of its shade.
-
-    Raises:
-        UserError: Pillow cannot read the file.
+    The longer side becomes 28 and the background fills the rest (Xiao, Rasul & Vollgraf,
+    arXiv 1708.07747, section 2). The background is what the border shows.
     """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            with Image.open(path) as file:
-                image = ImageOps.exif_transpose(file)
-                if image.mode.startswith(("I", "F")):  # Pillow would clip these at 255
-                    return _stretch(np.asarray(image, dtype=np.float64))
-                if not image.has_transparency_data:
-                    return np.asarray(image.convert("L"))
-                gray = np.asarray(image.convert("RGBA").convert("L"), dtype=np.float64)
-                alpha = np.asarray(image.convert("RGBA").getchannel("A")) / 255.0
-    except UnidentifiedImageError as error:
-        raise UserError(f"input={path}: not a picture, or of a format unknown here") from error
-    except Exception as error:  # a damaged file makes Pillow raise nearly anything
-        raise UserError(f"input={path}: cannot be read ({error})") from error
-    if not alpha.any():
-        return np.zeros(alpha.shape, np.uint8)
-    if alpha.mean() > 0.5:
-        background = float(np.median(gray[alpha > 0.5]))
-    else:
-        background = 255.0 if np.average(gray, weights=alpha) < 128 else 0.0
-    return (gray * alpha + background * (1 - alpha)).round().astype(np.uint8)
+    ring = np.concatenate([gray[0], gray[-1], gray[:, 0], gray[:, -1]])
+    background = float(np.median(ring))
+    if invert is None:
+        invert = background > 127
+    small = np.asarray(_fit(Image.fromarray(gray), SIDE, enlarge=True), dtype=np.float64)
+    if np.ptp(small) < LEAST_CONTRAST:
+        return None
+    framed = np.full((SIDE, SIDE), background)
+    top, left = ((SIDE - length) // 2 for length in small.shape)
+    framed[top : top + small.shape[0], left : left + small.shape[1]] = small
+    return (255 - framed if invert else framed).round().astype(np.uint8)
 
 
 def to_digit(gray: Gray, invert: bool | None = None) -> Gray | None:
@@ -107,12 +77,6 @@ def to_digit(gray: Gray, invert: bool | None = None) -> Gray | None:
     noise = float(np.percentile(ink[~strokes], 90))
     full = float(np.percentile(ink[strokes], 90))
     return _frame(np.clip((ink - noise) / (full - noise), 0, 1)[rows, columns])
-
-
-def _stretch(values: NDArray[np.float64]) -> Gray:
-    values = np.nan_to_num(values)
-    low, high = values.min(), values.max()
-    return ((values - low) * (255 / max(high - low, 1e-9))).round().astype(np.uint8)
 
 
 def _reduce(gray: Gray) -> Gray:

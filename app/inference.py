@@ -7,12 +7,31 @@ from torch import Tensor, nn
 
 from app.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, load_model
 from app.config import DataConfig
-from app.data import Split, load_dataset, normalize
+from app.data import Dataset, Split, load_dataset, normalize
 
 Runner = Callable[[Tensor], Tensor]
 """Images uint8 [N, 1, 28, 28] in, logits float32 [N, classes] on the CPU out."""
 
 BATCH_SIZE = 1000
+
+
+@dataclass
+class Network:
+    """What predicting needs of a trained network, whatever it runs in.
+
+    Attributes:
+        folder: Where it lies, and where what is made with it belongs.
+        dataset: What it was trained on, as in `DataConfig.name`.
+        fallback_from: The data set that was asked for, when it could not be had.
+        classes: What the labels 0, 1, ... stand for.
+        run: The network itself, with the normalisation before it.
+    """
+
+    folder: Path
+    dataset: str
+    fallback_from: str | None
+    classes: list[str]
+    run: Runner
 
 
 @dataclass
@@ -34,6 +53,12 @@ class TrainedModel:
         """What the labels 0, 1, ... stand for."""
         return list(self.checkpoint.data["classes"])
 
+    def network(self, device: torch.device) -> Network:
+        """The network in torch."""
+        data = self.checkpoint.data
+        run = torch_runner(self, device)
+        return Network(self.folder, data["name"], data["fallback_from"], self.classes, run)
+
 
 def load_trained(checkpoint: str | None, outputs: str) -> TrainedModel:
     """Load a checkpoint.
@@ -50,15 +75,23 @@ def load_trained(checkpoint: str | None, outputs: str) -> TrainedModel:
     return TrainedModel(path if path.is_dir() else path.parent, content, load_model(content))
 
 
-def load_test_split(checkpoint: Checkpoint, root: str) -> Split:
-    """The test images of the data set that the checkpoint was trained on.
+def load_data(checkpoint: Checkpoint, root: str) -> Dataset:
+    """The data set that the checkpoint was trained on, split as it was then.
 
     Raises:
         UserError: The data is damaged, or not here and cannot be downloaded.
     """
     data = checkpoint.data
-    cfg = DataConfig(root, data["name"], None, data["val_size"], data["split_seed"])
-    return load_dataset(cfg).test
+    return load_dataset(DataConfig(root, data["name"], None, data["val_size"], data["split_seed"]))
+
+
+def load_test_split(name: str, root: str) -> Split:
+    """The test images of a data set.
+
+    Raises:
+        UserError: The data is damaged, or not here and cannot be downloaded.
+    """
+    return load_dataset(DataConfig(root, name, fallback=None, val_size=1)).test
 
 
 def torch_runner(trained: TrainedModel, device: torch.device) -> Runner:
@@ -73,27 +106,5 @@ def torch_runner(trained: TrainedModel, device: torch.device) -> Runner:
                 for batch in images.split(BATCH_SIZE)
             ]
         )
-
-    return run
-
-
-def onnx_runner(model: bytes, mean: float, std: float) -> Runner:
-    """Run an exported network with ONNX Runtime.
-
-    Args:
-        model: Content of the file; its input are the normalised images.
-        mean: Of the pixels in [0, 1] that the network was trained on.
-        std: Their standard deviation.
-    """
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors: its warnings are about its own optimisations
-    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    (input,) = session.get_inputs()
-
-    def run(images: Tensor) -> Tensor:
-        batches = [normalize(batch, mean, std).numpy() for batch in images.split(BATCH_SIZE)]
-        return torch.cat([torch.from_numpy(session.run(None, {input.name: b})[0]) for b in batches])
 
     return run

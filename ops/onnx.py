@@ -8,14 +8,16 @@ node's meaning as a local function in standard operators, so that every runtime 
 # ruff: noqa: N802, N803, UP007, UP045
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Optional, TypeVar, Union
 
 import torch
 from onnx import TensorProto
+from onnx.defs import OpSchema
 from onnx.helper import make_tensor
 from onnxscript import BFLOAT16, DOUBLE, FLOAT, FLOAT16, OnnxFunction, script
-from onnxscript.values import Opset
+from onnxscript.values import Op, Opset
 from torch.onnx import symbolic_helper
 
 DOMAIN = "lenet_ops"
@@ -27,6 +29,10 @@ _DYNAMO_OPSET = 18  # which that exporter translates to, before it converts to t
 
 T = TypeVar("T", bound=Union[FLOAT, FLOAT16, DOUBLE, BFLOAT16])
 Value = Any  # of the graph being exported: torch._C.Value or onnx_ir.Value
+
+
+_TENSOR_TYPES = ("tensor(float)", "tensor(float16)", "tensor(double)", "tensor(bfloat16)")  # T's
+_ATTRIBUTE_TYPES = {int: OpSchema.AttrType.INT, Sequence[int]: OpSchema.AttrType.INTS}
 
 
 class Functions(NamedTuple):
@@ -96,13 +102,17 @@ def register_symbolics(opset_version: int) -> None:
         )
 
 
-def translation_table() -> dict[Any, Callable[..., Value]]:
+def translation_table(nodes: bool = False) -> dict[Any, Callable[..., Value]]:
     """The operators for `torch.onnx.export(..., dynamo=True, custom_translation_table=...)`.
 
-    That exporter puts the meaning into the graph in place of the node: it converts between opsets,
-    which it does not do inside functions.
+    Args:
+        nodes: Put nodes of our domain into the graph, for the caller to add the functions that say
+            what they mean. Otherwise the meaning is put there itself: that exporter inlines every
+            function.
     """
-    meaning = functions(_DYNAMO_OPSET)
+    meaning: Any = functions(_DYNAMO_OPSET)
+    if nodes:
+        meaning = Functions(*map(_bare_operator, meaning))
 
     def ncrelu(input: T, dim: int = 1) -> T:
         return meaning.ncrelu(input, axis=dim)
@@ -118,12 +128,38 @@ def translation_table() -> dict[Any, Callable[..., Value]]:
         attributes = _conv_attributes(weight.shape[0], stride, padding, dilation)
         return meaning.depthwise_conv2d(input, weight, bias, **attributes)
 
+    def gelu(input: T) -> T:
+        return meaning.gelu(input)
+
     namespace = torch.ops.lenet_ops
     return {
-        namespace.gelu.default: meaning.gelu,
+        namespace.gelu.default: gelu,
         namespace.ncrelu.default: ncrelu,
         namespace.depthwise_conv2d.default: depthwise_conv2d,
     }
+
+
+def _bare_operator(function: OnnxFunction) -> Op:
+    """An operator with the signature of a function, but not its body."""
+    inputs, attributes = [], []
+    for item in inspect.signature(function.function).parameters.values():
+        if item.annotation in _ATTRIBUTE_TYPES:
+            kind, required = _ATTRIBUTE_TYPES[item.annotation], item.default is item.empty
+            attributes.append(OpSchema.Attribute(item.name, kind, required=required))
+        else:
+            option = OpSchema.FormalParameterOption
+            optional = option.Optional if item.annotation == Optional[T] else option.Single
+            inputs.append(OpSchema.FormalParameter(item.name, "T", param_option=optional))
+    schema = OpSchema(
+        function.name,
+        DOMAIN,
+        VERSION,
+        inputs=inputs,
+        outputs=[OpSchema.FormalParameter("Y", "T")],
+        type_constraints=[("T", list(_TENSOR_TYPES), "")],
+        attributes=attributes,
+    )
+    return Op(Opset(DOMAIN, VERSION), function.name, schema)
 
 
 # The symbolic functions. Types are set by hand: torch infers none for a domain of ours.

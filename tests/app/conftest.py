@@ -71,6 +71,18 @@ def make_run(tmp_path):
 
 
 @pytest.fixture
+def predictions():
+    """Six images of three classes: two mistakes, the last the surer one."""
+    import torch
+
+    from app.results import Predictions
+
+    labels, predicted = torch.tensor([0, 0, 1, 1, 2, 2]), torch.tensor([0, 0, 1, 2, 2, 0])
+    confidence = torch.tensor([0.9, 0.5, 0.7, 0.6, 1.0, 0.8])
+    return Predictions(["cat", "a long name", "dog"], labels, predicted, confidence)
+
+
+@pytest.fixture
 def command(tmp_path):
     """Runs `python -m <module> <overrides>` in an empty folder: the finished process."""
 

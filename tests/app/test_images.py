@@ -8,7 +8,8 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from PIL import Image, ImageDraw, ImageFont
 
 from app.errors import UserError
-from app.images import BOX, CENTRE, SIDE, find_images, read_gray, to_digit
+from app.images import BOX, CENTRE, SIDE, frame, to_digit
+from app.pictures import find_images, read_gray
 
 
 def drawn(text="5", size=120, at=(60, 40), canvas=(200, 240), ink=0, paper=255, mode="L"):
@@ -211,7 +212,7 @@ def test_find_images(tmp_path):
     [
         ("empty", "no picture in this folder"),
         ("missing.png", "no such file or folder"),
-        ("*.gif", "no such file or folder"),
+        ("*.gif", "no picture matches"),
         ("*.txt", "no picture matches"),
     ],
 )
@@ -221,3 +222,24 @@ def test_find_images_finds_nothing(pattern, says, tmp_path):
     with pytest.raises(UserError) as raised:
         find_images(str(tmp_path / pattern))
     assert str(raised.value) == f"input={tmp_path / pattern}: {says}"
+
+
+def test_clothes_are_not_framed_as_digits():
+    """A shirt, dark on white, off the centre of a wide picture: all of it is kept as it lies."""
+    picture = Image.new("L", (280, 140), 255)
+    ImageDraw.Draw(picture).rectangle((20, 20, 79, 119), 55)
+    expected = np.zeros((SIDE, SIDE))
+    expected[9:19, 2:8] = 200
+    for gray, invert in (
+        (np.asarray(picture), None),
+        (255 - np.asarray(picture), None),
+        (np.asarray(picture), True),
+    ):
+        framed = frame(gray, "fashion_mnist", invert)
+        assert framed.dtype == np.uint8
+        assert np.abs(framed - expected)[9:19].mean() < 12  # the edges of strokes are smoothed
+        assert framed[:7].max() == framed[21:].max() == 0
+    assert frame(np.full((50, 60), 255, np.uint8), "fashion_mnist") is None
+    np.testing.assert_array_equal(
+        frame(np.asarray(drawn()), "mnist"), to_digit(np.asarray(drawn()))
+    )

@@ -4,8 +4,7 @@ import torch
 
 from app.data import normalize
 from app.errors import UserError
-from app.exporter import convert
-from app.inference import BATCH_SIZE, load_test_split, load_trained, onnx_runner, torch_runner
+from app.inference import BATCH_SIZE, load_data, load_test_split, load_trained, torch_runner
 
 
 def some_images(count):
@@ -31,16 +30,6 @@ def test_torch_runner_normalises_and_takes_any_number(make_run, count):
     torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("count", [1, BATCH_SIZE + 1])
-def test_onnx_runner_does_as_torch_runner(make_run, count):
-    trained, images = load_trained(str(make_run("gelu", "depthwise")), ""), some_images(count)
-    model = convert(trained.module).SerializeToString()
-    data = trained.checkpoint.data
-    logits = onnx_runner(model, data["mean"], data["std"])(images)
-    expected = torch_runner(trained, torch.device("cpu"))(images)
-    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.cuda
 def test_torch_runner_on_a_gpu(make_run):
     trained, images = load_trained(str(make_run("ncrelu", "depthwise")), ""), some_images(7)
@@ -52,10 +41,18 @@ def test_torch_runner_on_a_gpu(make_run):
 
 def test_the_test_split_is_that_of_the_training_data(trained_run, make_run, tmp_path):
     trained = load_trained(str(trained_run), "")
-    split = load_test_split(trained.checkpoint, str(tmp_path))
+    split = load_test_split("digits", str(tmp_path))
     predicted = torch_runner(trained, torch.device("cpu"))(split.images).argmax(1)
     accuracy = (predicted == split.labels).double().mean().item()
     assert accuracy == pytest.approx(trained.checkpoint.metrics["test_accuracy"], abs=1e-9)
+
+
+def test_the_data_is_split_as_it_was_for_training(make_run):
+    trained = load_trained(str(make_run(val_size=40, split_seed=3)), "")
+    val = load_data(trained.checkpoint, "").val
+    assert len(val) == 40
+    trained.checkpoint.data["split_seed"] = 4
+    assert not torch.equal(load_data(trained.checkpoint, "").val.labels, val.labels)
 
 
 def test_a_data_set_that_is_gone_is_not_replaced(make_run, tmp_path, monkeypatch):
@@ -66,5 +63,9 @@ def test_a_data_set_that_is_gone_is_not_replaced(make_run, tmp_path, monkeypatch
 
     monkeypatch.setattr(data, "download", no_network)
     trained = load_trained(str(make_run(name="mnist")), "")
-    with pytest.raises(UserError, match=r"mnist is not in .*no network"):
-        load_test_split(trained.checkpoint, str(tmp_path))
+    for load in (
+        lambda: load_test_split("mnist", str(tmp_path)),
+        lambda: load_data(trained.checkpoint, str(tmp_path)),
+    ):
+        with pytest.raises(UserError, match=r"mnist is not in .*no network"):
+            load()

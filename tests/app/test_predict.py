@@ -1,4 +1,6 @@
 import csv
+import io
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -6,19 +8,12 @@ import pytest
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from app.config import PredictConfig
+from app.config import ExportConfig, PredictConfig
 from app.data import Split
 from app.errors import UserError
+from app.exporter import export
 from app.inference import load_test_split, load_trained
-from app.prediction import (
-    Predictions,
-    describe,
-    draw,
-    format_confusion,
-    predict,
-    print_pictures,
-    to_csv,
-)
+from app.prediction import draw, predict
 
 
 def picture(path, text, size=100):
@@ -32,33 +27,6 @@ def cfg(trained_run, tmp_path):
     """The trained run's folder is shared: what is written goes beside a copy of its checkpoint."""
     (tmp_path / "best.pt").write_bytes((trained_run / "best.pt").read_bytes())
     return PredictConfig(checkpoint=str(tmp_path / "best.pt"), device="cpu")
-
-
-@pytest.fixture
-def predictions():
-    """Six images of three classes: two mistakes, the last the surer one."""
-    labels, predicted = torch.tensor([0, 0, 1, 1, 2, 2]), torch.tensor([0, 0, 1, 2, 2, 0])
-    confidence = torch.tensor([0.9, 0.5, 0.7, 0.6, 1.0, 0.8])
-    return Predictions(["cat", "a long name", "dog"], labels, predicted, confidence)
-
-
-def test_confusion_and_mistakes(predictions):
-    assert predictions.mistakes.tolist() == [False, False, False, True, False, True]
-    assert predictions.confusion.tolist() == [[2, 0, 0], [0, 1, 1], [1, 0, 1]]
-    assert describe(predictions, "pets") == "pets test: 66.67% of 6 images right, 2 wrong"
-    assert format_confusion(predictions).splitlines() == [
-        "is             cat  a long n       dog  <- predicted",
-        "cat              2         .         .",
-        "a long n         .         1         1",
-        "dog              1         .         1",
-    ]
-
-
-def test_csv(predictions):
-    rows = list(csv.reader(to_csv(predictions).splitlines()))
-    assert rows[0] == ["index", "label", "predicted", "probability"]
-    assert rows[4] == ["3", "a long name", "dog", "0.600000"]
-    assert len(rows) == 7
 
 
 def test_the_picture_shows_mistakes_first(predictions, monkeypatch):
@@ -86,7 +54,7 @@ def test_the_test_split(cfg, tmp_path, capsys):
     for name in ("predictions.csv", "predictions.png"):
         assert f"wrote {tmp_path / name}\n" in output
     rows = list(csv.DictReader((tmp_path / "predictions.csv").open()))
-    split = load_test_split(trained.checkpoint, "")
+    split = load_test_split("digits", "")
     assert [int(row["label"]) for row in rows] == split.labels.tolist()
     right = sum(row["label"] == row["predicted"] for row in rows)
     assert right / len(rows) == pytest.approx(accuracy)
@@ -124,13 +92,54 @@ def test_pictures(cfg, tmp_path, capsys):
     assert not (tmp_path / "predictions.csv").exists()
 
 
-def test_print_pictures(capsys, tmp_path):
-    paths = [tmp_path / "a.png", tmp_path / "longer.png"]
-    print_pictures(paths, torch.tensor([1, 0]), torch.tensor([0.5, 0.987654]), ["no", "yes"])
-    assert capsys.readouterr().out.splitlines() == [
-        f"{tmp_path}/a.png       yes   50.00%",
-        f"{tmp_path}/longer.png  no   98.77%",
-    ]
+def test_the_runtimes_print_the_same(cfg, tmp_path, capsys):
+    export(ExportConfig(checkpoint=str(tmp_path)))
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for text in "0147":
+        picture(folder / f"{text}.png", text)
+    for changes in ({"input": str(folder)}, {}, {"format": "json"}):
+        printed = []
+        for runtime in ("onnx", "torch"):
+            capsys.readouterr()
+            predict(replace(cfg, checkpoint=str(tmp_path), runtime=runtime, **changes))
+            printed.append(capsys.readouterr().out)
+        assert printed[0] == printed[1] != ""
+
+
+def test_formats_are_for_programs(cfg, tmp_path, capsys):
+    predict(replace(cfg, format="json"))
+    output = capsys.readouterr()
+    assert json.loads(output.out)["images"] == 359
+    assert f"wrote {tmp_path / 'predictions.csv'}" in output.err
+    predict(replace(cfg, format="csv"))
+    assert capsys.readouterr().out == (tmp_path / "predictions.csv").read_text()
+
+
+def test_standard_input(cfg, tmp_path, capsys, monkeypatch):
+    for text in "17":
+        picture(tmp_path / f"{text}.png", text)
+    contents = [(tmp_path / f"{text}.png").read_bytes() for text in "17"]
+    names = f"{tmp_path}/1.png\n\n{tmp_path}/7.png\n".encode()
+    for content, expected in (
+        (names, [f"{tmp_path}/1.png", f"{tmp_path}/7.png"]),
+        (contents[0], ["-"]),
+        (contents[0] + contents[1], ["-#1", "-#2"]),
+    ):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+        predict(replace(cfg, input="-", format="csv"))
+        rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+        assert [row["file"] for row in rows] == expected
+        assert rows[0]["predicted"] == "1"
+    for content, says in (
+        (b"", "input=-: standard input is empty"),
+        (b"\x89PNG\r\n\x1a\n\0 half", "input=-: not a picture, or of a format unknown here"),
+        (b"no-such-file.png", "input=no-such-file.png: no such file or folder"),
+    ):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+        with pytest.raises(UserError) as raised:
+            predict(replace(cfg, input="-"))
+        assert str(raised.value) == says
 
 
 def test_invert_reaches_the_pictures(cfg, tmp_path, capsys):
@@ -148,9 +157,13 @@ def test_invert_reaches_the_pictures(cfg, tmp_path, capsys):
     [
         ({"input": "note.txt"}, "input={}/note.txt: not a picture, or of a format unknown here"),
         ({"input": "missing.png"}, "input={}/missing.png: no such file or folder"),
+        ({"input": "*.zzz"}, "input={}/*.zzz: no picture matches"),
+        ({"input": "a" * 5000}, "input={}/" + "a" * 5000 + ": File name too long"),
         ({"input": "empty"}, "input={}/empty: no picture in this folder"),
-        ({"input": "blank.png"}, "input={}/blank.png: a blank picture, there is no digit in it"),
+        ({"input": "blank.png"}, "input={}/blank.png: a blank picture, there is nothing in it"),
         ({"checkpoint": "note.txt"}, "checkpoint={}/note.txt: damaged, or not a checkpoint"),
+        ({"checkpoint": "a" * 5000}, "checkpoint={}/" + "a" * 5000 + ": File name too long"),
+        ({"checkpoint": "a.onnx"}, "checkpoint={}/a.onnx: an exported file, use it with runtime="),
         ({"checkpoint": "missing.pt"}, "checkpoint={}/missing.pt: no such file"),
         ({"checkpoint": "half.pt"}, "checkpoint={}/half.pt: damaged, or not a checkpoint"),
         ({"checkpoint": None, "outputs": "empty"}, "no run under {}/empty"),
@@ -162,7 +175,7 @@ def test_wrong_usage(cfg, tmp_path, capsys, changes, says):
     (tmp_path / "half.pt").write_bytes((tmp_path / "best.pt").read_bytes()[:20000])
     Image.new("L", (50, 50), 255).save(tmp_path / "blank.png")
     before = sorted(tmp_path.rglob("*"))
-    changes = {key: value and str(tmp_path / value) for key, value in changes.items()}
+    changes = {key: value and f"{tmp_path}/{value}" for key, value in changes.items()}
     with pytest.raises(UserError) as raised:
         predict(replace(cfg, **changes))
     assert str(raised.value).startswith(says.format(tmp_path))

@@ -1,0 +1,104 @@
+"""The network as a consumer gets it: what goes in, what comes out, in which numbers."""
+
+import copy
+from typing import Any
+
+import onnx
+import torch
+from onnx import ModelProto
+from torch import Tensor, nn
+
+from app.config import ExportConfig
+from app.data import normalize
+from app.inference import TrainedModel
+from ops.export import export_onnx
+
+IMAGE, PIXELS = "image", "pixels"  # the input: normalised, or raw with `preprocess`
+LOGITS, PROBABILITIES, CLASS = "logits", "probabilities", "class"  # the outputs
+BATCH = "batch"
+SIDE = 28
+
+
+class Deployment(nn.Module):
+    """A network between its optional first and last steps; its interface is float32 always.
+
+    Args:
+        network: float32 [N, 1, 28, 28] in, logits [N, classes] out.
+        mean: Of the pixels in [0, 1] that it was trained on.
+        std: Their standard deviation.
+        cfg: Its `preprocess`, `postprocess` and `precision`.
+    """
+
+    def __init__(self, network: nn.Module, mean: float, std: float, cfg: ExportConfig) -> None:
+        super().__init__()
+        self.half_precision = cfg.precision == "fp16"
+        self.network = copy.deepcopy(network).half() if self.half_precision else network
+        self.mean, self.std = mean, std
+        self.preprocess, self.postprocess = cfg.preprocess, cfg.postprocess
+
+    def forward(self, image: Tensor) -> Tensor | tuple[Tensor, Tensor, Tensor]:
+        """Images in, logits out; with `postprocess` probabilities and the class, int64 [N], too."""
+        if self.preprocess:
+            image = normalize(image, self.mean, self.std)
+        logits = self.network(image.half()).float() if self.half_precision else self.network(image)
+        if not self.postprocess:
+            return logits
+        return logits, logits.softmax(1), logits.argmax(1)
+
+
+def convert(trained: TrainedModel, cfg: ExportConfig) -> ModelProto:
+    """Write a checkpoint's network as an ONNX model, in float32 or float16; any number of images.
+
+    Raises:
+        ValueError: The network cannot be written in `cfg.opset`.
+    """
+    data = trained.checkpoint.data
+    module = Deployment(trained.module, data["mean"], data["std"], cfg).eval()
+    dtype = torch.uint8 if cfg.preprocess else torch.float32
+    inputs = [PIXELS if cfg.preprocess else IMAGE]
+    outputs = [LOGITS, PROBABILITIES, CLASS] if cfg.postprocess else [LOGITS]
+    model = export_onnx(
+        module,
+        (torch.zeros(2, 1, SIDE, SIDE, dtype=dtype),),
+        exporter=cfg.exporter,  # type: ignore[arg-type]  # one of them, says the schema
+        layout=layout(cfg),  # type: ignore[arg-type]
+        opset_version=cfg.opset,
+        input_names=inputs,
+        output_names=outputs,
+        dynamic_axes={name: {0: BATCH} for name in (*inputs, *outputs)},
+    )
+    _describe(model, data)
+    return model
+
+
+def layout(cfg: ExportConfig) -> str:
+    """The layout that `cfg` stands for: int8 has no functions, as it is made of what is in them."""
+    return cfg.layout or ("standard" if cfg.quantize else "function")
+
+
+def _describe(model: ModelProto, data: dict[str, Any]) -> None:
+    """Say in the model what it, its inputs and outputs are, and nothing of how it was traced."""
+    texts = {
+        IMAGE: f"pixels / 255, less {data['mean']:.6f}, divided by {data['std']:.6f}",
+        PIXELS: "0 to 255, bright on black",
+        LOGITS: f"one a class: {', '.join(data['classes'])}",
+        PROBABILITIES: "softmax of the logits",
+        CLASS: "index of the largest logit",
+    }
+    for value in (*model.graph.input, *model.graph.output):
+        value.doc_string = texts[value.name]
+    model.graph.name = "lenet"
+    model.doc_string = model.graph.doc_string = f"LeNet for {data['name']}"
+    model.producer_name, model.producer_version = "lenet-ops", _version()
+    for node in model.graph.node:
+        node.doc_string = ""  # lines of the source
+    onnx.helper.set_model_props(model, {})
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("lenet-ops")
+    except PackageNotFoundError:  # run from the sources
+        return ""

@@ -1,0 +1,170 @@
+"""ONNX models of networks that use the operators: one call for both exporters of torch."""
+
+import io
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import onnx
+import torch
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, helper
+from onnx.inliner import inline_local_functions, inline_selected_functions
+from onnx.version_converter import convert_version
+from onnxscript import optimizer
+from torch import nn
+
+from ops.onnx import DOMAIN, VERSION, functions, register_symbolics, translation_table
+
+Exporter = Literal["symbolic", "dynamo"]
+Layout = Literal["function", "standard"]
+
+LEAST_OPSET = 17
+DEFAULT_OPSET = 18
+_EXPORTED_OPSETS = {"symbolic": (LEAST_OPSET, 20), "dynamo": (18, 18)}  # without conversion
+
+
+def export_onnx(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    *,
+    exporter: Exporter = "symbolic",
+    layout: Layout = "function",
+    opset_version: int = DEFAULT_OPSET,
+    input_names: Sequence[str] = ("input",),
+    output_names: Sequence[str] = ("output",),
+    dynamic_axes: Mapping[str, Mapping[int, str]] | None = None,
+) -> ModelProto:
+    """Exports a network; its operators keep their meaning in every runtime.
+
+    Args:
+        module: The network, in evaluation mode.
+        args: Example inputs. Sizes along dynamic axes should be at least 2.
+        exporter: "symbolic": traced, `torch.onnx.export(dynamo=False)`; "dynamo": by torch.export.
+        layout: "function": our operators are nodes of the domain `lenet_ops`, whose meaning the
+            model carries as functions; "standard": standard operators only.
+        opset_version: Version of the standard operators, from 17 to the newest that onnx knows.
+        input_names: Names of the graph's inputs.
+        output_names: Names of its outputs.
+        dynamic_axes: For each name of an input or output, names of its dynamic axes.
+
+    Returns:
+        The model, in the least IR version that holds it.
+
+    Raises:
+        ValueError: An unknown exporter, layout or opset, or an operator that cannot be written in
+            that opset.
+    """
+    newest = onnx.defs.onnx_opset_version()
+    if exporter not in get_args(Exporter):
+        raise ValueError(f"exporter={exporter}: choose from {', '.join(get_args(Exporter))}")
+    if layout not in get_args(Layout):
+        raise ValueError(f"layout={layout}: choose from {', '.join(get_args(Layout))}")
+    if not LEAST_OPSET <= opset_version <= newest:
+        raise ValueError(f"opset_version={opset_version}: choose from {LEAST_OPSET} to {newest}")
+    least, most = _EXPORTED_OPSETS[exporter]
+    export = _export_symbolic if exporter == "symbolic" else _export_dynamo
+    model = export(
+        module,
+        args,
+        opset_version=min(max(opset_version, least), most),
+        input_names=list(input_names),
+        output_names=list(output_names),
+        dynamic_axes=dynamic_axes or {},
+    )
+    model = _carry_functions(_convert(model, opset_version), opset_version)
+    if layout == "standard":
+        model = optimizer.optimize(inline_local_functions(model))
+    model.ir_version = helper.find_min_ir_version_for(list(model.opset_import), ignore_unknown=True)
+    return model
+
+
+def _export_symbolic(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    opset_version: int,
+    dynamic_axes: Mapping[str, Mapping[int, str]],
+    **names: list[str],
+) -> ModelProto:
+    register_symbolics(opset_version)
+    buffer = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", "You are using the legacy TorchScript-based ONNX export", DeprecationWarning
+        )
+        torch.onnx.export(
+            module,
+            args,
+            buffer,  # type: ignore[arg-type]
+            dynamo=False,
+            opset_version=opset_version,
+            dynamic_axes=dynamic_axes,
+            **names,  # type: ignore[arg-type]
+        )
+    return onnx.load_model_from_string(buffer.getvalue())
+
+
+def _export_dynamo(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    opset_version: int,
+    dynamic_axes: Mapping[str, Mapping[int, str]],
+    **names: list[str],
+) -> ModelProto:
+    shapes = tuple(dict(dynamic_axes.get(name, {})) for name in names["input_names"])
+    program = torch.onnx.export(
+        module,
+        args,
+        dynamo=True,
+        opset_version=opset_version,
+        dynamic_shapes=shapes if dynamic_axes else None,
+        custom_translation_table=translation_table(nodes=True),
+        verbose=False,
+        **names,  # type: ignore[arg-type]
+    )
+    assert program is not None
+    model = program.model_proto
+    for item in (model, model.graph, *model.graph.node, *model.graph.value_info):
+        del item.metadata_props[:]  # lines of the source, with paths of this machine
+    return model
+
+
+def _convert(model: ModelProto, opset_version: int) -> ModelProto:
+    """Converts standard operators to another version of theirs; ours are nodes without meaning."""
+    if _opset_of(model) == opset_version:
+        return model
+    ours = [(f.domain, f.name) for f in model.functions if f.domain == DOMAIN]
+    model = inline_selected_functions(model, ours, exclude=True)  # the converter drops functions
+    try:
+        return convert_version(model, opset_version)
+    except Exception as error:  # onnx's, of no common type
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"opset_version={opset_version}: cannot be written in it: {reason}"
+        ) from error
+
+
+def _carry_functions(model: ModelProto, opset_version: int) -> ModelProto:
+    """Gives the model the meaning of those of our operators that it uses, and of no other."""
+    used = {node.op_type for node in _nodes(model.graph) if node.domain == DOMAIN}
+    others = [function for function in model.functions if function.domain != DOMAIN]
+    ours = [function.to_function_proto() for function in functions(opset_version)]
+    del model.functions[:]
+    model.functions.extend([*others, *(function for function in ours if function.name in used)])
+    imports = [item for item in model.opset_import if item.domain != DOMAIN]
+    del model.opset_import[:]
+    model.opset_import.extend(imports)
+    if used:
+        model.opset_import.append(helper.make_opsetid(DOMAIN, VERSION))
+    return model
+
+
+def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.GRAPH:
+                yield from _nodes(attribute.g)
+
+
+def _opset_of(model: ModelProto) -> int:
+    return next(item.version for item in model.opset_import if item.domain in ("", "ai.onnx"))

@@ -1,0 +1,118 @@
+"""Export of whole networks: both exporters, both layouts, every opset."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.ops.operators import each_case, each_operator
+from tests.ops.tensors import inputs
+from tests.ops.test_onnx import Call, run
+
+onnx = pytest.importorskip("onnx")  # the operators themselves do without
+pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+from onnx.reference import ReferenceEvaluator  # noqa: E402
+
+from ops.export import LEAST_OPSET, export_onnx  # noqa: E402
+from ops.onnx import DOMAIN, VERSION  # noqa: E402
+
+NEWEST = onnx.defs.onnx_opset_version()
+
+
+def export(op, case, tensors, **settings):
+    x, *weights = tensors
+    return export_onnx(Call(op, case, weights).eval(), (x,), input_names=["x"], **settings)
+
+
+def checked(model, opset, layout):
+    onnx.checker.check_model(model, full_check=True)
+    onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+    domains = {"": opset, DOMAIN: VERSION} if layout == "function" else {"": opset}
+    assert {item.domain: item.version for item in model.opset_import} == domains
+    assert {node.domain for node in model.graph.node} <= set(domains)
+    assert len(model.functions) == (layout == "function")
+    return model
+
+
+@each_case
+def test_every_opset_means_the_same(op, case):
+    """Onnx's own evaluator: it knows every opset that onnx does."""
+    tensors = inputs(case, torch.float32)
+    expected = op.function(*tensors, **case.kwargs)
+    for layout, opset in product(("function", "standard"), range(LEAST_OPSET, NEWEST + 1)):
+        model = checked(
+            export(op, case, tensors, layout=layout, opset_version=opset), opset, layout
+        )
+        (array,) = ReferenceEvaluator(model).run(None, {"x": tensors[0].numpy()})
+        torch.testing.assert_close(
+            torch.from_numpy(np.asarray(array)), expected, rtol=1e-5, atol=1e-6
+        )
+
+
+@each_operator
+@pytest.mark.parametrize(
+    ("layout", "opset"), [("function", 17), ("function", 21), ("standard", 20)]
+)
+def test_the_exporters_agree(op, layout, opset):
+    case = op.cases[0]
+    tensors = inputs(case, torch.float32)
+    expected = op.function(*tensors, **case.kwargs)
+    for exporter in ("symbolic", "dynamo"):
+        model = export(op, case, tensors, exporter=exporter, layout=layout, opset_version=opset)
+        torch.testing.assert_close(
+            run(checked(model, opset, layout), tensors[0]), expected, rtol=1e-5, atol=1e-6
+        )
+
+
+@pytest.mark.parametrize("exporter", ["symbolic", "dynamo"])
+def test_names_and_dynamic_axes(exporter):
+    from ops import GELU, DepthwiseConv2d, NCReLU
+
+    block = nn.Sequential(DepthwiseConv2d(4, 3, padding=1, bias=False), NCReLU(), GELU()).eval()
+    model = export_onnx(
+        block,
+        (torch.randn(2, 4, 9, 8),),
+        exporter=exporter,
+        input_names=["x"],
+        output_names=["y"],
+        dynamic_axes={"x": {0: "batch", 2: "height"}},
+    )
+    assert {function.name for function in model.functions} == {"DepthwiseConv2d", "NCReLU", "GELU"}
+    assert model.graph.output[0].name == "y"
+    sizes = model.graph.input[0].type.tensor_type.shape.dim
+    assert [size.dim_param or size.dim_value for size in sizes] == ["batch", 4, "height", 8]
+    other = torch.randn(3, 4, 5, 8)
+    torch.testing.assert_close(run(model, other), block(other).detach(), rtol=1e-5, atol=1e-6)
+
+
+class Reduced(nn.Module):
+    def forward(self, x):
+        return torch.logsumexp(x, 1)
+
+
+@pytest.mark.parametrize("opset", [17, NEWEST])
+def test_standard_operators_that_changed_are_converted(opset):
+    """ReduceLogSumExp takes its axes as an attribute up to 17, as an input from 18 on."""
+    x = torch.randn(3, 4)
+    model = export_onnx(Reduced(), (x,), opset_version=opset)
+    onnx.checker.check_model(model, full_check=True)
+    (array,) = ReferenceEvaluator(model).run(None, {"input": x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(np.asarray(array)), torch.logsumexp(x, 1))
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"exporter": "magic"}, "exporter=magic: choose from symbolic, dynamo"),
+        ({"layout": "flat"}, "layout=flat: choose from function, standard"),
+        ({"opset_version": 16}, f"opset_version=16: choose from 17 to {NEWEST}"),
+        ({"opset_version": NEWEST + 1}, f"choose from 17 to {NEWEST}"),
+    ],
+)
+def test_wrong_arguments(settings, says):
+    with pytest.raises(ValueError, match=says):
+        export_onnx(nn.Identity(), (torch.zeros(1),), **settings)
