@@ -1,122 +1,126 @@
 #include "depthwise_conv.h"
 
-#include <algorithm>
+#include "depthwise_plan.h"
+#include "depthwise_weight_plan.h"
+#define OPS_KERNELS "depthwise_kernels.h"
+#include "for_each_isa.h"
 
 namespace ops::cpu {
 namespace {
 
-// Where element (n, c, h, w) of an image lies.
-struct Strides {
-  int64_t n, c, h, w;
+constexpr int64_t kGrain = 200000;  // multiply-adds: less is not worth waking a thread for
+constexpr int64_t kUnits = 64;      // of work on the weight gradient, at most
 
-  Strides(const DepthwiseGeometry& g, int64_t height, int64_t width)
-      : n(g.c * height * width),
-        c(g.channels_last ? 1 : height * width),
-        h(g.channels_last ? width * g.c : width),
-        w(g.channels_last ? g.c : 1) {}
-};
+// Rows of `width` vectors that are worth a thread.
+int64_t grain(const DepthwiseGeometry& g, const Lanes& lanes, int64_t slab) {
+  const double row = 1.0 * g.out_w * g.kernel_h * g.kernel_w * slab * lanes.lanes;
+  return std::max<int64_t>(1, static_cast<int64_t>(kGrain / row));
+}
+
+// Groups of channels that share cache lines go together.
+int64_t slab_of(const DepthwiseGeometry& g, const Lanes& lanes) {
+  return g.channels_last ? std::min(kMostSlab, lanes.channel_groups) : 1;
+}
+
+// [group of channels][tap][lane], from [channel][tap]; idle lanes are zero.
+template <typename T>
+std::vector<acc_t<T>> pack(const Lanes& lanes, const T* from, int64_t channels, int64_t taps) {
+  std::vector<acc_t<T>> packed(lanes.channel_groups * taps * lanes.lanes);
+  for (int64_t lane = 0; lane < lanes.images * lanes.channels; ++lane) {
+    for (int64_t group = 0; group < lanes.channel_groups; ++group) {
+      const int64_t c = group * lanes.channels + lane % lanes.channels;
+      for (int64_t tap = 0; from && c < channels && tap < taps; ++tap) {
+        packed[(group * taps + tap) * lanes.lanes + lane] = from[c * taps + tap];
+      }
+    }
+  }
+  return packed;
+}
+
+template <typename T>
+void correlate(const DepthwiseGeometry& g, bool transposed, const T* source, const T* weight,
+               const T* bias, T* out) {
+  using A = acc_t<T>;
+  const Axis vertical = vertical_axis(g, transposed), horizontal = horizontal_axis(g, transposed);
+  const Lanes lanes(g, vector_bytes() / sizeof(A));
+  const Columns columns(horizontal, lanes.lanes);
+  const auto packed = pack(lanes, weight, g.c, g.kernel_h * g.kernel_w);
+  const auto packed_bias = pack(lanes, bias, g.c, 1);
+  const Correlation<T> c{
+      g,      vertical,      horizontal,         lanes, columns, slab_of(g, lanes),
+      source, packed.data(), packed_bias.data(), out};
+  const int64_t slabs = (lanes.channel_groups + c.slab - 1) / c.slab;
+  torch::stable::parallel_for(0, lanes.image_groups * slabs * vertical.out_size,
+                              grain(g, lanes, c.slab), [&](int64_t begin, int64_t end) {
+                                Workspace<A> workspace(
+                                    c.slab, vertical, columns.width * lanes.lanes,
+                                    std::max(horizontal.out_size, lanes.lanes) * lanes.lanes);
+                                OPS_CALL(correlate(c, begin, end, workspace));
+                              });
+}
 
 struct Kernels {
   template <typename T>
   static void forward(const Tensor&, const DepthwiseGeometry& g, const T* x, const T* weight,
                       const T* bias, T* out) {
-    const Strides in(g, g.h, g.w), to(g, g.out_h, g.out_w);
-    planes(g, [&](int64_t n, int64_t c) {
-      for (int64_t oh = 0; oh < g.out_h; ++oh) {
-        for (int64_t ow = 0; ow < g.out_w; ++ow) {
-          acc_t<T> sum = bias ? static_cast<acc_t<T>>(bias[c]) : acc_t<T>(0);
-          taps(g, oh, ow, [&](int64_t tap, int64_t h, int64_t w) {
-            sum += static_cast<acc_t<T>>(weight[c * g.kernel_h * g.kernel_w + tap]) *
-                   static_cast<acc_t<T>>(x[n * in.n + c * in.c + h * in.h + w * in.w]);
-          });
-          out[n * to.n + c * to.c + oh * to.h + ow * to.w] = static_cast<T>(sum);
-        }
-      }
-    });
+    correlate(g, false, x, weight, bias, out);
   }
 
   template <typename T>
   static void backward_input(const Tensor&, const DepthwiseGeometry& g, const T* grad,
                              const T* weight, T* out) {
-    const Strides to(g, g.h, g.w), in(g, g.out_h, g.out_w);
-    planes(g, [&](int64_t n, int64_t c) {
-      std::vector<acc_t<T>> plane(g.h * g.w);
-      for (int64_t oh = 0; oh < g.out_h; ++oh) {
-        for (int64_t ow = 0; ow < g.out_w; ++ow) {
-          const acc_t<T> value =
-              static_cast<acc_t<T>>(grad[n * in.n + c * in.c + oh * in.h + ow * in.w]);
-          taps(g, oh, ow, [&](int64_t tap, int64_t h, int64_t w) {
-            plane[h * g.w + w] +=
-                value * static_cast<acc_t<T>>(weight[c * g.kernel_h * g.kernel_w + tap]);
-          });
-        }
-      }
-      for (int64_t h = 0; h < g.h; ++h) {
-        for (int64_t w = 0; w < g.w; ++w) {
-          out[n * to.n + c * to.c + h * to.h + w * to.w] = static_cast<T>(plane[h * g.w + w]);
-        }
-      }
-    });
+    correlate<T>(g, true, grad, weight, nullptr, out);
   }
 
+  // Ranges of rows make sums of their own, then these are added in order. The ranges depend on the
+  // shape alone, so the result does not depend on the number of threads.
   template <typename T>
   static void backward_weight(const Tensor&, const DepthwiseGeometry& g, const T* grad, const T* x,
                               T* grad_weight, T* grad_bias) {
-    const Strides in(g, g.h, g.w), from(g, g.out_h, g.out_w);
-    const int64_t num_taps = g.kernel_h * g.kernel_w;
-    torch::stable::parallel_for(0, g.c, 1, [&](int64_t begin, int64_t end) {
-      std::vector<double> sums(
-          num_taps);  // of every pixel of the batch: float32 has too few digits
-      for (int64_t c = begin; c < end; ++c) {
-        std::fill(sums.begin(), sums.end(), 0.0);
-        double bias_sum = 0;
-        for (int64_t n = 0; n < g.n; ++n) {
-          for (int64_t oh = 0; oh < g.out_h; ++oh) {
-            for (int64_t ow = 0; ow < g.out_w; ++ow) {
-              const acc_t<T> value =
-                  static_cast<acc_t<T>>(grad[n * from.n + c * from.c + oh * from.h + ow * from.w]);
-              bias_sum += value;
-              if (grad_weight) {
-                taps(g, oh, ow, [&](int64_t tap, int64_t h, int64_t w) {
-                  sums[tap] +=
-                      value * static_cast<acc_t<T>>(x[n * in.n + c * in.c + h * in.h + w * in.w]);
-                });
-              }
-            }
-          }
-        }
-        if (grad_weight) {
-          std::copy(sums.begin(), sums.end(), grad_weight + c * num_taps);
-        }
-        if (grad_bias) {
-          grad_bias[c] = static_cast<T>(bias_sum);
-        }
+    using A = acc_t<T>;
+    const int64_t lanes = vector_bytes() / sizeof(A);
+    const WeightGradient<T> p(g, grad, x, grad_bias, lanes, slab_of(g, Lanes(g, lanes)));
+    const int64_t slabs = (p.lanes.channel_groups + p.slab - 1) / p.slab;
+    const int64_t rows = p.lanes.image_groups * g.out_h;
+    const int64_t ranges = std::max<int64_t>(1, std::min(rows, kUnits / slabs));
+    const int64_t positions = g.kernel_h * g.kernel_w + 1;
+    std::vector<double> totals(ranges * g.c * positions);
+    const int64_t unit_grain = grain(g, p.lanes, p.slab) / std::max<int64_t>(1, rows / ranges) + 1;
+    torch::stable::parallel_for(0, slabs * ranges, unit_grain, [&](int64_t begin, int64_t end) {
+      for (int64_t unit = begin; unit < end; ++unit) {
+        const int64_t slab = unit % slabs, range = unit / slabs;
+        WeightWorkspace<A> workspace(p);
+        OPS_CALL(
+            sum_weights(p, slab, rows * range / ranges, rows * (range + 1) / ranges, workspace));
+        unpack(p, workspace.totals, slab, positions, &totals[range * g.c * positions]);
       }
     });
+    for (int64_t c = 0; c < g.c; ++c) {
+      for (int64_t t = 0; t < positions; ++t) {
+        double total = 0;
+        for (int64_t range = 0; range < ranges; ++range) {
+          total += totals[(range * g.c + c) * positions + t];
+        }
+        if (t == positions - 1 && grad_bias) {
+          grad_bias[c] = static_cast<T>(total);
+        } else if (t < positions - 1 && grad_weight) {
+          grad_weight[c * (positions - 1) + t] = static_cast<T>(total);
+        }
+      }
+    }
   }
 
  private:
-  template <typename F>
-  static void planes(const DepthwiseGeometry& g, const F& f) {
-    torch::stable::parallel_for(0, g.n * g.c, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        f(i / g.c, i % g.c);
-      }
-    });
-  }
-
-  // Calls f(tap, h, w) for the taps of output (oh, ow) that fall inside the input.
-  template <typename F>
-  static void taps(const DepthwiseGeometry& g, int64_t oh, int64_t ow, const F& f) {
-    for (int64_t i = 0; i < g.kernel_h; ++i) {
-      const int64_t h = oh * g.stride_h - g.padding_h + i * g.dilation_h;
-      if (h < 0 || h >= g.h) {
-        continue;
-      }
-      for (int64_t j = 0; j < g.kernel_w; ++j) {
-        const int64_t w = ow * g.stride_w - g.padding_w + j * g.dilation_w;
-        if (w >= 0 && w < g.w) {
-          f(i * g.kernel_w + j, h, w);
+  // From a slab's totals [group of channels][position][lane] to [channel][position].
+  template <typename T>
+  static void unpack(const WeightGradient<T>& p, const std::vector<double>& from, int64_t slab,
+                     int64_t positions, double* to) {
+    const Lanes& lanes = p.lanes;
+    for (int64_t k = 0; k < p.slab; ++k) {
+      for (int64_t lane = 0; lane < lanes.images * lanes.channels; ++lane) {
+        const int64_t c = (slab * p.slab + k) * lanes.channels + lane % lanes.channels;
+        for (int64_t t = 0; c < p.g.c && t < positions; ++t) {
+          to[c * positions + t] += from[(k * positions + t) * lanes.lanes + lane];
         }
       }
     }

@@ -21,9 +21,11 @@
 #define OPS_BEGIN_TARGET(isa) \
   OPS_PRAGMA(clang attribute push(__attribute__((target(isa))), apply_to = function))
 #define OPS_END_TARGET OPS_PRAGMA(clang attribute pop)
+#define OPS_UNROLL OPS_PRAGMA(unroll)
 #else
 #define OPS_BEGIN_TARGET(isa) OPS_PRAGMA(GCC push_options) OPS_PRAGMA(GCC target(isa))
 #define OPS_END_TARGET OPS_PRAGMA(GCC pop_options)
+#define OPS_UNROLL OPS_PRAGMA(GCC unroll 64)
 #endif
 
 #define OPS_ISA baseline
@@ -53,14 +55,14 @@ OPS_BEGIN_TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
 #undef OPS_VECTOR_BYTES
 OPS_END_TARGET
 
-#define OPS_CALL(call)                                                     \
-  (::ops::cpu::isa() == ::ops::cpu::Isa::avx512 ? ::ops::cpu::avx512::call \
-   : ::ops::cpu::isa() == ::ops::cpu::Isa::avx2 ? ::ops::cpu::avx2::call   \
-                                                : ::ops::cpu::baseline::call)
+#define OPS_CALL(...)                                                             \
+  (::ops::cpu::isa() == ::ops::cpu::Isa::avx512 ? ::ops::cpu::avx512::__VA_ARGS__ \
+   : ::ops::cpu::isa() == ::ops::cpu::Isa::avx2 ? ::ops::cpu::avx2::__VA_ARGS__   \
+                                                : ::ops::cpu::baseline::__VA_ARGS__)
 
 #else
 
-#define OPS_CALL(call) ::ops::cpu::baseline::call
+#define OPS_CALL(...) ::ops::cpu::baseline::__VA_ARGS__
 
 #endif
 

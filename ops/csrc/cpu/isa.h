@@ -1,6 +1,7 @@
 // Which of the instruction sets that kernels are compiled for this processor has.
 #pragma once
 
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 
@@ -33,6 +34,11 @@ inline Isa isa() {
 #endif
   }();
   return best;
+}
+
+// Width of its vectors.
+inline int64_t vector_bytes() {
+  return isa() == Isa::avx512 ? 64 : isa() == Isa::avx2 ? 32 : 16;
 }
 
 }  // namespace ops::cpu

@@ -166,4 +166,49 @@ inline void store_some(T* p, Vec<acc_t<T>, N> v, int64_t n) {
   __builtin_memcpy(p, lanes, n * sizeof(T));
 }
 
+// Converts n elements, at most 2 N − 1.
+template <int N, typename From, typename To>
+inline void convert_some(const From* from, To* to, int64_t n) {
+  if (n & N) {
+    store<N>(to, load<N>(from));
+    from += N;
+    to += N;
+  }
+  if constexpr (N > 1) {
+    convert_some<N / 2>(from, to, n);
+  }
+}
+
+// Lane i of the result is lane I of a, or lane I − N of b.
+template <typename A, int N, int... I>
+inline Vec<A, N> shuffle(Vec<A, N> a, Vec<A, N> b, std::integer_sequence<int, I...>) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, I...);
+#else
+  return __builtin_shuffle(a, b, Vec<bits_t<A>, N>{I...});
+#endif
+}
+
+// Swaps the two off-diagonal quarters of each square of 2 S rows and lanes.
+template <typename A, int N, int S, int... I>
+inline void transpose_squares(Vec<A, N>* rows, std::integer_sequence<int, I...>) {
+  OPS_UNROLL
+  for (int r = 0; r < N; ++r) {
+    if ((r & S) == 0) {
+      const Vec<A, N> a = rows[r], b = rows[r + S];
+      rows[r] = shuffle<A, N>(a, b, std::integer_sequence<int, (I & S ? N + I - S : I)...>{});
+      rows[r + S] = shuffle<A, N>(a, b, std::integer_sequence<int, (I & S ? N + I : I + S)...>{});
+    }
+  }
+}
+
+// Lane j of row i changes places with lane i of row j.
+template <typename A, int N, int S = 1>
+inline void transpose(Vec<A, N>* rows) {
+  if constexpr (S < N) {
+    transpose_squares<A, N, S>(rows, std::make_integer_sequence<int, N>{});
+    transpose<A, N, 2 * S>(rows);
+  }
+}
+
 }  // namespace ops::cpu::OPS_ISA

@@ -1,0 +1,249 @@
+// How the CPU computes a depthwise convolution and its gradients.
+//
+// Vectors hold one pixel of several channels (of several images where there are few channels), in
+// either memory format. So a tap is one multiply-add of vectors, whatever the filter. Source rows
+// are copied into a ring of rows [pixel][lane], zero-padded left and right, in the accumulator's
+// type; it holds what the taps of one output row span, and stays in the first-level cache.
+//
+// The convolution and its input gradient are both correlations of a source, the input or
+// grad_output, with the filter.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "depthwise_conv.h"
+
+namespace ops::cpu {
+
+constexpr int64_t kMostLanes = 16;
+constexpr int64_t kMostOutputs = 12;  // vectors of sums that fit into registers
+
+// Which outputs and sources an axis of a correlation has, and how they meet.
+struct Axis {
+  bool transposed;  // the input gradient
+  int64_t source_size, out_size, taps, stride, padding, dilation;
+
+  // The source position that an output takes at a tap, −1 if none.
+  int64_t source(int64_t out, int64_t tap) const {
+    int64_t at =
+        transposed ? out + padding - tap * dilation : out * stride - padding + tap * dilation;
+    if (transposed) {
+      at = at % stride == 0 ? at / stride : -1;
+    }
+    return at >= 0 && at < source_size ? at : -1;
+  }
+
+  // Source positions from the first that an output takes to the last, at most.
+  int64_t span() const {
+    const int64_t distance = (taps - 1) * dilation;
+    return std::min(source_size, (transposed ? distance / stride : distance) + 1);
+  }
+};
+
+inline Axis vertical_axis(const DepthwiseGeometry& g, bool transposed) {
+  return {transposed,
+          transposed ? g.out_h : g.h,
+          transposed ? g.h : g.out_h,
+          g.kernel_h,
+          g.stride_h,
+          g.padding_h,
+          g.dilation_h};
+}
+
+inline Axis horizontal_axis(const DepthwiseGeometry& g, bool transposed) {
+  return {transposed,
+          transposed ? g.out_w : g.w,
+          transposed ? g.w : g.out_w,
+          g.kernel_w,
+          g.stride_w,
+          g.padding_w,
+          g.dilation_w};
+}
+
+// Where a tap finds its weights and its source, in elements.
+struct Tap {
+  int64_t weight, source;
+};
+
+// Adjacent outputs that are computed together, from taps that are not all padding.
+struct Block {
+  int64_t outputs;
+  int64_t out, source;  // of the first, in elements
+  int64_t tap_begin, tap_end;
+};
+
+// An output row of a correlation, cut into blocks. Outputs of one block take the same taps, so in
+// the input gradient they lie `stride` apart.
+struct Columns {
+  int64_t out_step, source_step;  // from one output of a block to the next, in elements
+  int64_t left = 0, width = 0;    // zeros before the source, and all that blocks read, in pixels
+  std::vector<Tap> taps;
+  std::vector<Block> blocks;
+
+  Columns(const Axis& axis, int64_t lanes) {
+    const int64_t phases = axis.transposed ? axis.stride : 1;
+    const int64_t step = axis.transposed ? 1 : axis.stride;
+    out_step = phases;
+    source_step = step * lanes;
+    width = axis.source_size;
+    for (int64_t phase = 0; phase < std::min(phases, axis.out_size); ++phase) {
+      add_phase(axis, phase, phases, step, lanes);
+    }
+    width += left;
+  }
+
+ private:
+  // The outputs phase, phase + phases, …, whose sources lie `step` apart.
+  void add_phase(const Axis& axis, int64_t phase, int64_t phases, int64_t step, int64_t lanes) {
+    const int64_t first_tap = taps.size();
+    for (int64_t i = 0; i < axis.taps; ++i) {
+      const int64_t tap = axis.transposed ? axis.taps - 1 - i : i;  // sources ascend
+      const int64_t at = axis.transposed ? phase + axis.padding - tap * axis.dilation
+                                         : tap * axis.dilation - axis.padding;
+      if (at % phases == 0) {
+        taps.push_back({tap * lanes, at / phases * lanes});
+      }
+    }
+    const int64_t outputs = (axis.out_size - 1 - phase) / phases + 1;
+    // A block reads at most as far beyond the source as it is long: far apart, outputs are alone.
+    const int64_t most = std::min(kMostOutputs, 1 + (axis.source_size + kMostOutputs) / step);
+    const int64_t count = (outputs + most - 1) / most;
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t begin = outputs * i / count, end = outputs * (i + 1) / count;
+      Block block{end - begin, phase + begin * phases, begin * step * lanes, first_tap,
+                  static_cast<int64_t>(taps.size())};
+      const auto first = [&](int64_t tap) { return taps[tap].source / lanes + begin * step; };
+      const auto last = [&](int64_t tap) { return taps[tap].source / lanes + (end - 1) * step; };
+      while (block.tap_begin < block.tap_end && last(block.tap_begin) < 0) {
+        ++block.tap_begin;
+      }
+      while (block.tap_begin < block.tap_end && first(block.tap_end - 1) >= axis.source_size) {
+        --block.tap_end;
+      }
+      if (block.tap_begin < block.tap_end) {
+        left = std::max(left, -first(block.tap_begin));
+        width = std::max(width, last(block.tap_end - 1) + 1);
+      }
+      blocks.push_back(block);
+    }
+  }
+};
+
+// What the lanes of a vector hold: lane i · channels + c is channel c of image i. Where images or
+// channels run out, the last lanes are idle.
+struct Lanes {
+  int64_t lanes, channels, images;
+  int64_t channel_groups, image_groups;
+
+  Lanes(const DepthwiseGeometry& g, int64_t lanes)
+      : lanes(lanes),
+        channels(std::min(g.c, lanes)),
+        images(lanes / channels),
+        channel_groups((g.c + channels - 1) / channels),
+        image_groups((g.n + images - 1) / images) {}
+};
+
+// Where the lanes of a vector lie in an image tensor.
+template <typename T>
+struct Place {
+  T* start[kMostLanes];  // of each lane in use in NCHW, of each image in use in NHWC
+  int64_t starts;
+  int64_t channels;           // in use, of each image
+  int64_t width, row, pixel;  // pixel is 0 for NCHW
+};
+
+template <typename T>
+Place<T> place(const DepthwiseGeometry& g, const Lanes& lanes, T* images, int64_t height,
+               int64_t width, int64_t image_group, int64_t channel_group) {
+  const int64_t n = image_group * lanes.images, c = channel_group * lanes.channels;
+  const int64_t channels = std::min(lanes.channels, g.c - c), plane = height * width;
+  Place<T> p{{}, 0, channels, width, width, 0};
+  if (g.channels_last) {
+    p.row = width * g.c;
+    p.pixel = g.c;
+  }
+  for (int64_t i = n; i < std::min(n + lanes.images, g.n); ++i) {
+    for (int64_t j = c; j < (g.channels_last ? c + 1 : c + channels); ++j) {
+      p.start[p.starts++] = images + i * g.c * plane + j * (g.channels_last ? 1 : plane);
+    }
+  }
+  return p;
+}
+
+// The kernel rows of an output row that are not all padding.
+struct TapRows {
+  int64_t count;
+  int64_t last;  // source row
+};
+
+// What a thread works in: rings of source rows, and a row of outputs, for each of some groups of
+// channels; zeros at first.
+template <typename A>
+class Workspace {
+ public:
+  std::vector<Tap> rows;
+
+  Workspace(int64_t groups, const Axis& vertical, int64_t source_row, int64_t row)
+      : rows(vertical.taps),
+        ring_rows_(vertical.span()),
+        source_row_(source_row),
+        row_(row),
+        memory_(groups * (ring_rows_ * source_row_ + row_) + kLine) {}
+
+  A* ring(int64_t group) { return aligned() + group * (ring_rows_ * source_row_ + row_); }
+  A* row(int64_t group) { return ring(group) + ring_rows_ * source_row_; }
+  int64_t ring_rows() const { return ring_rows_; }
+  int64_t source_row() const { return source_row_; }
+
+  // Lists the kernel rows of output row h in `rows`; one has weight_row elements.
+  TapRows find_rows(const Axis& vertical, int64_t h, int64_t weight_row) {
+    TapRows found{0, -1};
+    for (int64_t tap = 0; tap < vertical.taps; ++tap) {
+      const int64_t at = vertical.source(h, tap);
+      if (at >= 0) {
+        found.last = std::max(found.last, at);
+        rows[found.count++] = {tap * weight_row, at % ring_rows_ * source_row_};
+      }
+    }
+    return found;
+  }
+
+ private:
+  static constexpr int64_t kLine = 64 / sizeof(A);
+
+  A* aligned() {
+    const auto address = reinterpret_cast<uintptr_t>(memory_.data());
+    return memory_.data() + (64 - address % 64) % 64 / sizeof(A);
+  }
+
+  int64_t ring_rows_, source_row_, row_;
+  std::vector<A> memory_;
+};
+
+constexpr int64_t kMostSlab = 4;  // groups of channels that a thread takes along a row together
+
+// Either correlation, ready to be computed.
+template <typename T>
+struct Correlation {
+  using A = acc_t<T>;
+
+  const DepthwiseGeometry& g;
+  Axis vertical, horizontal;
+  Lanes lanes;
+  Columns columns;
+  int64_t slab;  // groups of channels
+  const T* source;
+  const A *weight, *bias;  // [group of channels][tap][lane], [group of channels][lane]
+  T* out;
+
+  Place<const T> source_place(int64_t image_group, int64_t group) const {
+    return place(g, lanes, source, vertical.source_size, horizontal.source_size, image_group,
+                 group);
+  }
+  Place<T> out_place(int64_t image_group, int64_t group) const {
+    return place(g, lanes, out, vertical.out_size, horizontal.out_size, image_group, group);
+  }
+};
+
+}  // namespace ops::cpu

@@ -1,0 +1,127 @@
+// The weight and bias gradients on vectors; see depthwise_plan.h. No include guard: see
+// for_each_isa.h.
+
+namespace ops::cpu::OPS_ISA {
+
+// Adds to the sums of COUNT taps: grad_output · input, over pixels `begin` to `end` of a row.
+template <int COUNT, typename A>
+void add_products(const Tap* taps, const A* grad, const A* source, int64_t step, int64_t begin,
+                  int64_t end, A* sums) {
+  constexpr int N = kLanes<A>;
+  const A* x[COUNT];
+  Vec<A, N> sum[COUNT];
+  OPS_UNROLL
+  for (int t = 0; t < COUNT; ++t) {
+    x[t] = source + taps[t].source;
+    sum[t] = load<N>(sums + taps[t].weight);
+  }
+  for (int64_t i = begin; i < end; ++i) {
+    const Vec<A, N> g = load<N>(grad + i * N);
+    OPS_UNROLL
+    for (int t = 0; t < COUNT; ++t) {
+      sum[t] += g * load<N>(x[t] + i * step);
+    }
+  }
+  OPS_UNROLL
+  for (int t = 0; t < COUNT; ++t) {
+    store<N>(sums + taps[t].weight, sum[t]);
+  }
+}
+
+template <typename A, int COUNT = kMostTaps>
+auto add_products_for(int64_t count) {
+  if constexpr (COUNT > 1) {
+    if (count < COUNT) {
+      return add_products_for<A, COUNT - 1>(count);
+    }
+  }
+  return &add_products<COUNT, A>;
+}
+
+// Adds n vectors to a total, in four parts: an addition takes several cycles.
+template <typename A>
+void add_all(const A* from, int64_t n, double* total) {
+  constexpr int N = kLanes<A>;
+  Vec<A, N> sum[4] = {};
+  for (int64_t i = 0; i + 4 <= n; i += 4) {
+    for (int k = 0; k < 4; ++k) {
+      sum[k] += load<N>(from + (i + k) * N);
+    }
+  }
+  for (int64_t i = n / 4 * 4; i < n; ++i) {
+    sum[0] += load<N>(from + i * N);
+  }
+  sum[0] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+  for (int lane = 0; lane < N; ++lane) {
+    total[lane] += sum[0][lane];
+  }
+}
+
+// From sums to totals, and zeros into the sums.
+template <typename A>
+void move_sums(A* __restrict__ sums, double* __restrict__ totals, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    totals[i] += sums[i];
+    sums[i] = 0;
+  }
+}
+
+// Adds to a slab's totals what output rows `begin` to `end`, counted over groups of images and
+// rows, make.
+template <typename T>
+void sum_weights(const WeightGradient<T>& p, int64_t slab, int64_t begin, int64_t end,
+                 WeightWorkspace<acc_t<T>>& workspace) {
+  using A = acc_t<T>;
+  constexpr int N = kLanes<A>;
+  const int64_t out_h = p.vertical.out_size, out_w = p.horizontal.out_size;
+  const int64_t taps = p.vertical.taps * p.horizontal.taps;
+  const int64_t first_group = slab * p.slab;
+  const int64_t left = p.lanes.channel_groups - first_group;
+  const int64_t num_groups = left < p.slab ? left : p.slab;
+  int64_t terms = 0;  // in each sum
+  Ring<T> rings[kMostSlab];
+  Place<const T> grads[kMostSlab];
+  for (int64_t index = begin; index < end; ++index) {
+    const int64_t h = index % out_h;
+    if (index == begin || h == 0) {
+      for (int64_t k = 0; k < num_groups; ++k) {
+        grads[k] = p.grad_place(index / out_h, first_group + k);
+        if (p.x) {
+          rings[k] = {p.x_place(index / out_h, first_group + k), workspace.ring(k) + p.left * N,
+                      workspace.ring_rows(), workspace.source_row(), 0};
+        }
+      }
+    }
+    TapRows rows{0, -1};
+    if (p.x) {
+      rows = workspace.find_rows(p.vertical, h, p.horizontal.taps * N);
+    }
+    for (int64_t k = 0; k < num_groups; ++k) {
+      gather_row(grads[k], h, p.lanes, workspace.row(k));
+      if (p.x) {
+        rings[k].gather(p.lanes, rows.last);
+      }
+    }
+    for (int64_t from = 0; from < out_w; from += kMostTerms) {
+      const int64_t until = from + kMostTerms < out_w ? from + kMostTerms : out_w;
+      workspace.find_meetings(p, rows.count, from, until);
+      for (int64_t k = 0; k < num_groups; ++k) {
+        for (const Meeting& m : workspace.meetings) {
+          add_products_for<A>(m.count)(&workspace.taps[m.first], workspace.row(k), rings[k].data,
+                                       p.horizontal.stride * N, m.begin, m.end, workspace.sums(k));
+        }
+        if (p.bias) {
+          add_all(workspace.row(k) + from * N, until - from,
+                  &workspace.totals[(k * (taps + 1) + taps) * N]);
+        }
+      }
+      terms += until - from;
+      if (terms >= kMostTerms || (index + 1 == end && until == out_w)) {
+        move_sums(workspace.sums(0), workspace.totals.data(), p.slab * (taps + 1) * N);
+        terms = 0;
+      }
+    }
+  }
+}
+
+}  // namespace ops::cpu::OPS_ISA

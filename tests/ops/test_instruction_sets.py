@@ -1,0 +1,30 @@
+"""The CPU's kernels for lesser processors than this one, each in a process that is held to them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+LEVELS = ("DEFAULT", "AVX2", "AVX512")
+TESTS = (
+    "tests/ops/test_values.py::test_many_elements",
+    "tests/ops/test_depthwise_conv.py::test_every_filter",
+)
+
+
+@pytest.mark.parametrize("level", LEVELS[:-1])
+def test_kernels_of(level):
+    best = torch.backends.cpu.get_cpu_capability()
+    if best not in LEVELS[LEVELS.index(level) + 1 :]:
+        pytest.skip(f"the other tests run on {best}, {level} is no less")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-k", "not cuda and not 130", *TESTS],
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"ATEN_CPU_CAPABILITY": level.lower()},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
