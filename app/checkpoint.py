@@ -22,12 +22,14 @@ class Checkpoint:
     """A trained model and what is needed to use it, as plain tensors and plain data.
 
     Attributes:
-        model: The model's state dict, on the CPU.
+        model: The model's state dict, on the CPU; of the averaged weights where there are.
         model_config: Fields of `ModelConfig`.
         data: What the model was trained on: `name`, `classes` (list of str), `mean` and `std` of
             the pixels in [0, 1], `fallback_from` (str or None), `val_size`, `split_seed`.
         metrics: Numbers so far: `epoch`, `step`, `val_accuracy`, ...
         config: The whole configuration of the run, as nested plain values.
+        training: What a run needs to go on from here, see `app.state`; empty in a checkpoint for
+            use only.
         versions: What it was made with: `python`, `torch`, ...
     """
 
@@ -36,6 +38,7 @@ class Checkpoint:
     data: dict[str, Any]
     metrics: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(
         default_factory=lambda: {
             "python": platform.python_version(),
@@ -90,6 +93,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
             f"checkpoint={path}: has format {content['format']}, made by a newer version; "
             f"this one reads up to format {FORMAT}"
         )
+    content.setdefault("training", {})  # files of before runs could be resumed
     missing = [name for name in names if name not in content]
     if missing:
         raise UserError(f"checkpoint={path}: not a checkpoint of this program (no {missing[0]!r})")

@@ -29,7 +29,7 @@ from omegaconf.errors import (
 
 from app.config import allowed, from_mapping, shown, unknown_key
 from app.errors import RunError, UserError
-from app.runs import run_name
+from app.runs import run_name, typed_overrides
 
 __all__ = ["RunError", "UserError", "hydra_main"]
 
@@ -65,6 +65,7 @@ def hydra_main(
         @functools.wraps(task)
         def job(cfg: DictConfig) -> None:
             try:
+                _refuse_idle_overrides(schema)
                 task(from_mapping(schema, OmegaConf.to_container(cfg, resolve=True)))  # type: ignore[arg-type]
             except Exception as error:
                 if HydraConfig.get().mode == RunMode.MULTIRUN:
@@ -81,6 +82,7 @@ def hydra_main(
             if not {"-m", "--multirun"} & set(sys.argv):  # a sweep needs Hydra's grammar
                 sys.argv[1:] = map(quote_path, sys.argv[1:])
             try:
+                _refuse_deletions(sys.argv[1:])
                 with _hydra_raises():
                     hydra.main("pkg://conf", config_name, version_base="1.3")(job)()
             except KeyboardInterrupt:
@@ -92,6 +94,23 @@ def hydra_main(
         return main
 
     return decorate
+
+
+def _refuse_deletions(arguments: list[str]) -> None:
+    for argument in arguments:
+        if argument.startswith("~"):
+            raise UserError(f"{argument}: a key cannot be taken out, leave it out for its default")
+
+
+def _refuse_idle_overrides(schema: type) -> None:
+    """Raise a UserError for what Hydra takes and nothing would come of."""
+    for override in typed_overrides():
+        key, _, value = override.partition("=")
+        if value.replace(" ", "") == "{}":
+            raise UserError(f"{override}: {allowed(schema, key.lstrip('+'))}")
+    verbose = HydraConfig.get().verbose
+    if not isinstance(verbose, bool):
+        raise UserError(f"hydra.verbose={verbose}: choose from true, false")
 
 
 def quote_path(argument: str) -> str:

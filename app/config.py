@@ -63,6 +63,10 @@ def _device() -> Any:
     return _key("auto", "choose from auto, cpu, cuda, cuda:N", lambda v: bool(pattern.fullmatch(v)))
 
 
+def _optional(default: Any, allowed: str, accepts: Callable[[Any], bool]) -> Any:
+    return _key(default, f"{allowed}, or null", lambda value: value is None or accepts(value))
+
+
 @dataclass
 class ModelConfig:
     """The network: its activation, and how its convolutions are built."""
@@ -80,39 +84,69 @@ class DataRoot:
 
 @dataclass
 class DataConfig(DataRoot):
-    """The data set, and how its training part is split."""
+    """The data set, how its training part is split, and whether its images may be warped."""
 
     name: str = _choice("mnist", *DATASETS)
     fallback: str | None = _choice("digits", "digits", None)
     val_size: int = _integer(5000, least=1)
     split_seed: int = _seed()
+    augment: bool = _choice(True, True, False)
+
+
+@dataclass
+class AugmentConfig:
+    """The largest random distortion of a training image, to either side; all 0: none."""
+
+    rotation: float = _number(0.0, "of degrees from 0 to 180", lambda value: 0 <= value <= 180)
+    shift: float = _number(0.0, "of pixels from 0 to 28", lambda value: 0 <= value <= 28)
+    scale: float = _number(0.0, "from 0 to below 1", lambda value: 0 <= value < 1)
+    shear: float = _number(0.0, "of degrees from 0 to below 90", lambda value: 0 <= value < 90)
 
 
 @dataclass
 class OptimConfig:
-    """AdamW under a one-cycle learning rate: up to `lr` over `warmup` of the steps, then down."""
+    """AdamW under a one-cycle learning rate: up to `lr` over `warmup` of the steps, then down.
+
+    `ema` is the share that the average of the weights keeps in a step; 0: no average.
+    """
 
     lr: float = _number(0.005, "above 0", lambda value: value > 0)
     weight_decay: float = _number(0.05, "of at least 0", lambda value: value >= 0)
     warmup: float = _number(0.3, "above 0 and below 1", lambda value: 0 < value < 1)
     label_smoothing: float = _number(0.1, "from 0 to below 1", lambda value: 0 <= value < 1)
+    ema: float = _number(0.0, "from 0 to below 1", lambda value: 0 <= value < 1)
 
 
 @dataclass
 class TrainerConfig:
-    """How long to train, and in what portions."""
+    """How long to train, in what portions and precision, and how often to note where it is.
+
+    A checkpoint is written after each epoch, and `checkpoint_steps` or `checkpoint_seconds` after
+    the one before.
+    """
 
     epochs: int = _integer(5, least=1)
     batch_size: int = _integer(128, least=1)
     log_every: int = _integer(50, least=1)
+    checkpoint_steps: int | None = _optional(
+        None, "must be an integer, at least 1", lambda value: value >= 1
+    )
+    checkpoint_seconds: float | None = _optional(
+        30.0, "must be a number above 0", lambda value: value > 0 and math.isfinite(value)
+    )
+    precision: str = _choice("fp32", "fp32", "bf16", "fp16")
+    compile: Any = _choice("auto", "auto", True, False)  # noqa: RUF009
 
 
 @dataclass
 class TrainConfig:
     """Everything that `python -m app.train` reads."""
 
+    resume: str | None = _path(None)
+    recipe: str = _choice("fast", "fast", "best")
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     seed: int = _seed()

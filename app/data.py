@@ -95,8 +95,10 @@ def load_dataset(cfg: DataConfig) -> Dataset:
     """
     if cfg.name == "digits":
         return _split_off(cfg, "digits", _DIGITS, *_load_digits())
-    source = _SOURCES[cfg.name]
-    folder = Path(cfg.root).expanduser() / source.torchvision / "raw"
+    source, root = _SOURCES[cfg.name], Path(cfg.root).expanduser()
+    if root.exists() and not root.is_dir():
+        raise UserError(f"data.root={cfg.root}: must be a folder")
+    folder = root / source.torchvision / "raw"
     try:
         if not all((folder / file).is_file() for file in (*source.train, *source.test)):
             download(source.torchvision, folder.parent.parent)
@@ -115,8 +117,8 @@ def load_dataset(cfg: DataConfig) -> Dataset:
 
 
 def normalize(images: Tensor, mean: float, std: float) -> Tensor:
-    """Pixels uint8 [...] to float32 [...]: (images / 255 - mean) / std."""
-    return images.float().sub_(255 * mean).mul_(1 / (255 * std))
+    """Pixels from 0 to 255 [...] to float32 [...]: (images / 255 - mean) / std."""
+    return images.to(torch.float32, copy=True).sub_(255 * mean).mul_(1 / (255 * std))
 
 
 def _split_off(

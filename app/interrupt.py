@@ -5,28 +5,25 @@ from types import FrameType
 
 
 @contextmanager
-def deferred_interrupt() -> Iterator[Callable[[], None]]:
+def deferred_interrupt() -> Iterator[Callable[[], bool]]:
     """Hold Ctrl-C and SIGTERM back until the program is at a place where it can stop.
 
     Yields:
-        A function that raises KeyboardInterrupt if a signal has come. A second signal does not
-        wait for it.
+        A function that says whether a signal has come. A second signal raises KeyboardInterrupt
+        at once.
     """
     noted = False
 
-    def check() -> None:
-        if noted:
-            raise KeyboardInterrupt
-
     def note(number: int, frame: FrameType | None) -> None:
         nonlocal noted
-        check()
+        if noted:
+            raise KeyboardInterrupt
         noted = True
 
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, note) for number in numbers]
     try:
-        yield check
+        yield lambda: noted
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)

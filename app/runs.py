@@ -1,15 +1,26 @@
 """Run folders: outputs/<date>/<time>-<unique>, one for each run, never shared."""
 
+import dataclasses
+import os
 import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from app.config import TrainConfig
+from app.config import TrainConfig, from_mapping, shown
 from app.errors import UserError
+
+CONFIG = Path(".hydra", "config.yaml")  # what makes a folder that of a run
+OVERRIDES = Path(".hydra", "overrides.yaml")
+LAUNCH = Path(".hydra", "launch")  # which torchrun made it
+FREE = ("resume", "data.root", "device", "outputs")  # may differ when a run is resumed
 
 
 def run_name() -> str:
@@ -17,26 +28,132 @@ def run_name() -> str:
     return f"{datetime.now():%Y-%m-%d/%H-%M-%S}-{secrets.token_hex(4)}"
 
 
-def create_run_folder(cfg: TrainConfig) -> Path:
+def typed_overrides() -> list[str]:
+    """The settings as they were typed; none outside of a command."""
+    if not HydraConfig.initialized():
+        return []
+    typed: Any = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+    return list(typed)
+
+
+def create_run_folder(cfg: TrainConfig, launch: str = "") -> Path:
     """Make the folder of this run and write its configuration to `.hydra/` in it.
 
     The folder is made by the run, not by Hydra, and only when everything that can be wrong with the
     command has been checked: wrong usage leaves nothing behind. In a sweep it is Hydra's own.
+    It appears with its configuration or not at all, so that every run can be resumed.
+
+    Args:
+        cfg: The run's configuration.
+        launch: What tells the launch of several processes from others; "" for none.
 
     Raises:
         UserError: The folder cannot be written.
     """
-    folder, sweeping, overrides = Path(cfg.outputs) / run_name(), False, []
-    if HydraConfig.initialized():
-        hydra = HydraConfig.get()
-        overrides = list(hydra.overrides.task)
-        if hydra.mode == RunMode.MULTIRUN:
-            folder, sweeping = Path(hydra.runtime.output_dir), True
+    folder, sweeping = Path(cfg.outputs) / run_name(), False
+    if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
+        folder, sweeping = Path(HydraConfig.get().runtime.output_dir), True
+    hidden = folder.with_name(f".{folder.name}.tmp")
     try:
-        folder.mkdir(parents=True, exist_ok=sweeping)
-        (folder / ".hydra").mkdir()
-        OmegaConf.save(OmegaConf.structured(cfg), folder / ".hydra" / "config.yaml")
-        OmegaConf.save(OmegaConf.create(overrides), folder / ".hydra" / "overrides.yaml")
+        (hidden / CONFIG.parent).mkdir(parents=True)
+        OmegaConf.save(OmegaConf.structured(cfg), hidden / CONFIG)
+        OmegaConf.save(OmegaConf.create(typed_overrides()), hidden / OVERRIDES)
+        if launch:
+            (hidden / LAUNCH).write_text(launch)
+        if sweeping and folder.is_dir():
+            (hidden / CONFIG.parent).rename(folder / CONFIG.parent)
+            hidden.rmdir()
+        elif folder.exists():
+            raise FileExistsError(0, "File exists")
+        else:
+            hidden.rename(folder)
     except OSError as error:
+        shutil.rmtree(hidden, ignore_errors=True)
         raise UserError(f"outputs={cfg.outputs}: cannot be written: {error.strerror}") from error
     return folder
+
+
+def find_run(resume: str, outputs: str) -> Path:
+    """The run folder that `resume` names: itself, one of its checkpoints, or `latest`.
+
+    Raises:
+        UserError: There is no such run.
+    """
+    if resume == "latest":
+        found = [path for path in Path(outputs).rglob(str(CONFIG)) if _whole(path)]
+        if not found:
+            raise UserError(f"resume=latest: no run under {outputs}/")
+        return max(found, key=lambda path: path.stat().st_mtime_ns).parents[1]
+    folder = Path(resume).expanduser()
+    folder = folder.parent if folder.is_file() else folder
+    if not (folder / CONFIG).is_file():
+        raise UserError(f"resume={resume}: not a run folder (no {folder / CONFIG})")
+    return folder
+
+
+def find_launched(launch: str, outputs: str) -> Path | None:
+    """The run folder that an earlier start of the same launch has made, if it came so far."""
+    marks = [path for path in Path(outputs).rglob(str(LAUNCH)) if _whole(path)]
+    marks = [path for path in marks if path.read_text() == launch]
+    return max(marks, key=lambda path: path.stat().st_mtime_ns).parents[1] if marks else None
+
+
+def load_config(folder: Path, asked: TrainConfig) -> TrainConfig:
+    """The configuration of the run in `folder`, with the places that `asked` names.
+
+    Raises:
+        UserError: It cannot be read, or `asked` is for another kind of run; names the first key.
+    """
+    try:
+        values: Any = OmegaConf.to_container(OmegaConf.load(folder / CONFIG))
+        cfg = from_mapping(TrainConfig, values)
+    except (UserError, OSError, ValueError, TypeError, AttributeError) as error:
+        raise UserError(f"resume={folder}: {CONFIG}: cannot be read: {error}") from error
+    own, new, default = _flat(cfg), _flat(asked), _flat(TrainConfig())
+    typed = {override.lstrip("+").partition("=")[0] for override in typed_overrides()}
+    for key, value in new.items():
+        wanted = value != default[key] or key in typed
+        if key not in FREE and wanted and value != own[key]:
+            raise UserError(
+                f"{key}={shown(value)}: the run to resume has {shown(own[key])}; "
+                "leave it out, or start a new run"
+            )
+    cfg.data.root, cfg.outputs, cfg.resume = asked.data.root, asked.outputs, str(folder)
+    cfg.device = cfg.device if asked.device == TrainConfig().device else asked.device
+    return cfg
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes from writing to the same run; the lock ends with the process.
+
+    Raises:
+        UserError: One does.
+    """
+    try:
+        import fcntl
+    except ImportError:  # not a POSIX system
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f"resume={folder}: the run is going on in another process") from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _whole(path: Path) -> bool:
+    """Whether a file in `.hydra` is of a run folder that was not killed as it was made."""
+    return not path.parents[1].name.startswith(".")
+
+
+def _flat(cfg: Any, prefix: str = "") -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for item in dataclasses.fields(cfg):
+        value, key = getattr(cfg, item.name), f"{prefix}{item.name}"
+        values |= _flat(value, f"{key}.") if dataclasses.is_dataclass(value) else {key: value}
+    return values

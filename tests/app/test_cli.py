@@ -57,9 +57,18 @@ def test_paths_are_taken_as_they_are_typed(main, path):
 @pytest.mark.parametrize(
     ("override", "line"),
     [
-        ("+bogus=1", "bogus=1: unknown key, choose from data, device, model, optim, outputs, "),
-        ("++bogus=1", "bogus=1: unknown key, choose from data, device, model, optim, outputs, "),
-        ("foo/bar=1", "foo/bar=1: unknown key, choose from data, device, model, optim, outputs, "),
+        (
+            "+bogus=1",
+            "bogus=1: unknown key, choose from augment, data, device, model, optim, outputs, ",
+        ),
+        (
+            "++bogus=1",
+            "bogus=1: unknown key, choose from augment, data, device, model, optim, outputs, ",
+        ),
+        (
+            "foo/bar=1",
+            "foo/bar=1: unknown key, choose from augment, data, device, model, optim, outputs, ",
+        ),
         ("model.bogus=1", "model.bogus=1: unknown key, choose from act, conv"),
         ("model.act=[1,2]", "model.act=[1,2]: choose from relu, gelu, ncrelu"),
         ("model.act={a:1}", "model.act={a:1}: choose from relu, gelu, ncrelu"),
@@ -68,7 +77,11 @@ def test_paths_are_taken_as_they_are_typed(main, path):
         ("trainer.epochs=1.5", "trainer.epochs=1.5: must be an integer, at least 1"),
         ("trainer.epochs=null", "trainer.epochs=null: must be an integer, at least 1"),
         ("trainer.epochs.x=1", "trainer.epochs.x=1: must be an integer, at least 1"),
-        ("trainer=5", "trainer=5: holds the keys epochs, batch_size, log_every"),
+        ("trainer=5", "trainer=5: holds the keys epochs, batch_size, log_every, checkpoint_steps"),
+        ("trainer={}", "trainer={}: holds the keys epochs, batch_size, log_every"),
+        ("~model.act", "~model.act: a key cannot be taken out"),
+        ("~model", "~model: a key cannot be taken out"),
+        ("hydra.verbose=foo", "hydra.verbose=foo: choose from true, false"),
         ("model=foo", "model=foo: choose from lenet, lenet_depthwise"),
         ("data=mist", "data=mist: choose from digits, fashion_mnist, kmnist, mnist, qmnist"),
         ("device=tpu", "device=tpu: choose from auto, cpu, cuda, cuda:N"),

@@ -40,11 +40,12 @@ def test_yaml_and_schema_have_the_same_defaults(command, monkeypatch):
         ("model=lenet", TrainConfig()),
         ("model=lenet_depthwise", TrainConfig(model=ModelConfig(conv="depthwise"))),
         ("data=mnist", TrainConfig()),
-        ("data=fashion_mnist", TrainConfig(data=DataConfig(name="fashion_mnist"))),
-        ("data=kmnist", TrainConfig(data=DataConfig(name="kmnist"))),
+        ("data=fashion_mnist", TrainConfig(data=DataConfig(name="fashion_mnist", augment=False))),
+        ("data=kmnist", TrainConfig(data=DataConfig(name="kmnist", augment=False))),
         ("data=qmnist", TrainConfig(data=DataConfig(name="qmnist"))),
         ("data=digits", TrainConfig(data=DataConfig(name="digits", val_size=150))),
         ("optim=adamw", TrainConfig()),
+        ("recipe=fast", TrainConfig()),
     ],
 )
 def test_options_of_the_groups(override, expected, monkeypatch):
@@ -62,7 +63,7 @@ def test_data_root_comes_from_the_environment(monkeypatch):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"bogus": 1}, "bogus=1: unknown key, choose from data, device, model"),
+        ({"bogus": 1}, "bogus=1: unknown key, choose from augment, data, device, model"),
         ({"model": {"bogus": 1}}, "model.bogus=1: unknown key, choose from act, conv"),
         ({"model": {"act": "foo"}}, "model.act=foo: choose from relu, gelu, ncrelu"),
         ({"model": {"act": None}}, "model.act=null: choose from relu, gelu, ncrelu"),

@@ -201,8 +201,15 @@ def test_a_mirror_that_serves_rubbish(tmp_path, mirror):
         load_dataset(config(tmp_path / "data", fallback=None))
 
 
+def test_a_root_that_is_a_file(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"data\.root=.*file: must be a folder"):
+        load_dataset(DataConfig(root=str(tmp_path / "file")))
+
+
 def test_a_root_that_cannot_be_written(tmp_path, mirror):
-    (tmp_path / "data").write_text("a file, where the folder should be")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "MNIST").write_text("a file, where a folder should be")
     with pytest.raises(UserError, match=r"data\.root=.*: cannot be written: Not a directory"):
         load_dataset(config(tmp_path / "data"))
 

@@ -4,11 +4,12 @@ import sys
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
-from app.config import ModelConfig
+from app.config import ModelConfig, OptimConfig
 from app.model import build_model
-from app.optimizer import AdamW
+from app.optimizer import AdamW, one_cycle
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
@@ -40,7 +41,7 @@ def test_a_parameter_without_a_gradient_is_an_error():
 def test_training_starts_without_torchs_compiler():
     code = """
 import sys, torch, app.training
-from app.optimizer import AdamW
+from app.optimizer import AdamW, one_cycle
 weight = torch.ones(2, requires_grad=True)
 weight.sum().backward()
 AdamW([weight], weight_decay=0.0).step(lr=0.1)
@@ -48,3 +49,29 @@ print("torch._dynamo" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_one_cycle():
+    cfg = OptimConfig(lr=0.8, warmup=0.25)
+    rates = [one_cycle(step, 100, cfg) for step in range(100)]
+    assert rates[0] == pytest.approx(0.8 / 25)
+    assert rates[25] == max(rates) == 0.8
+    assert rates[:26] == sorted(rates[:26])
+    assert rates[25:] == sorted(rates[25:], reverse=True)
+    assert 0 < rates[99] < 1e-3
+    assert one_cycle(0, 1, cfg) > 0  # a run of one step
+
+
+def test_one_cycle_is_the_usual_one():
+    weight = nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight])
+    theirs = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=0.1, total_steps=1001, pct_start=0.3, cycle_momentum=False
+    )
+    for step in range(1000):
+        ours = one_cycle(step, 1000, OptimConfig(lr=0.1, warmup=0.3))
+        assert ours == pytest.approx(
+            optimizer.param_groups[0]["lr"], abs=5e-4
+        )  # theirs is a step longer
+        optimizer.step()
+        theirs.step()

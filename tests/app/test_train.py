@@ -41,7 +41,10 @@ def run(*overrides, folder, **environment):
     ("overrides", "line"),
     [
         ("model.act=foo", "model.act=foo: choose from relu, gelu, ncrelu"),
-        ("bogus=1", "bogus=1: unknown key, choose from data, device, model, optim, outputs, "),
+        (
+            "bogus=1",
+            "bogus=1: unknown key, choose from augment, data, device, model, optim, outputs, ",
+        ),
         (
             "data.root=/nonexistent/x data.fallback=null",
             "data.root=/nonexistent/x: mnist is not in /nonexistent/x/MNIST/raw and cannot be ",

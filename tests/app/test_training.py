@@ -3,19 +3,22 @@ import json
 import math
 import os
 import signal
+from pathlib import Path
 
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch import nn
 from torch.nn import functional as F
 
-from app import training
+from app import evaluation, training
 from app.checkpoint import load_checkpoint, load_model
 from app.config import DataConfig, ModelConfig, OptimConfig, TrainConfig, TrainerConfig
 from app.data import load_dataset, normalize
 from app.errors import RunError, UserError
-from app.training import evaluate, one_cycle, shuffled_batches, start, train
+from app.evaluation import evaluate
+from app.optimizer import one_cycle
+from app.state import start
+from app.training import train
 from tests.app.idx import write_dataset
 
 
@@ -43,7 +46,7 @@ def cfg(tmp_path):
 
 
 def run_folder(cfg):
-    (summary,) = training.Path(cfg.outputs).rglob("summary.json")
+    (summary,) = Path(cfg.outputs).rglob("summary.json")
     return summary.parent
 
 
@@ -55,7 +58,7 @@ def test_a_run_learns_and_leaves_everything(cfg, capfd):
     assert (summary["status"], summary["epochs"], summary["steps"]) == ("finished", 2, 14)
     assert summary["parameters"] == 123_026
     names = {path.name.split(".")[0] for path in folder.iterdir() if path.name != ".hydra"}
-    assert names == {"best", "last", "summary", "events"}
+    assert names == {"best", "last", "summary", "events", "metrics"}
     output, errors = capfd.readouterr()
     assert errors == ""  # no progress bar in a pipe
     assert len([line for line in output.splitlines() if line.startswith("epoch ")]) == 2
@@ -70,6 +73,7 @@ def test_the_curves(cfg):
     events = EventAccumulator(str(run_folder(cfg))).Reload()
     steps = {tag: [p.step for p in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
     assert steps["loss/train"] == steps["learning_rate"] == [2, 4, 6, 9, 11, 13]
+    assert steps["gradient_norm"] == steps["loss/train"]
     for tag in ("loss/val", "accuracy/val", "accuracy/train", "images_per_second"):
         assert steps[tag] == [7, 14]
     assert len(steps["accuracy/test"]) == len(steps["loss/test"]) == 1
@@ -104,11 +108,12 @@ def test_validation_chooses_and_the_test_set_is_used_once(cfg, monkeypatch):
     accuracies = iter([(0.9, 0.3), (0.5, 0.8), (0.4, 0.8), (0.6, 0.7), (0.1, 0.75)])
     used = []
 
-    def scripted(model, split, data):
-        used.append(len(split))
+    def scripted(logits, labels):
+        used.append(len(labels))
         return next(accuracies)
 
-    monkeypatch.setattr(training, "evaluate", scripted)
+    monkeypatch.setattr(evaluation, "score", scripted)
+    monkeypatch.setattr(training, "score", scripted)
     summary = train(cfg)
     assert used == [60, 60, 60, 60, 100]
     best = load_checkpoint(run_folder(cfg) / "best.pt").metrics
@@ -134,10 +139,10 @@ def test_the_same_seed_gives_the_same_weights(cfg, tmp_path):
 def test_an_interrupted_run_keeps_what_it_reached(cfg, monkeypatch, capsys, number):
     step = training.train_step
 
-    def signalled(run, batch, lr):
+    def signalled(run, plan, index):
         if run.step == 9:
             os.kill(os.getpid(), number)
-        return step(run, batch, lr)
+        return step(run, plan, index)
 
     monkeypatch.setattr(training, "train_step", signalled)
     with pytest.raises(KeyboardInterrupt):
@@ -154,14 +159,17 @@ def test_an_interrupted_run_keeps_what_it_reached(cfg, monkeypatch, capsys, numb
 def test_a_loss_that_is_not_finite_stops_the_run(cfg, monkeypatch):
     step = training.train_step
 
-    def poisoned(run, batch, lr):
-        loss, correct = step(run, batch, lr)
-        return (loss * math.nan, correct) if run.step == 10 else (loss, correct)
+    def poisoned(run, plan, index):
+        return step(run, plan, index) * (math.nan if run.step == 10 else 1)
 
     monkeypatch.setattr(training, "train_step", poisoned)
-    with pytest.raises(RunError, match=r"the loss is nan at step 11, .* smaller optim\.lr"):
+    with pytest.raises(
+        RunError, match=r"the loss is nan at step 11, .* smaller optim\.lr"
+    ) as error:
         train(cfg)
-    (last,) = training.Path(cfg.outputs).rglob("last.pt")
+    (last,) = Path(cfg.outputs).rglob("last.pt")
+    assert f"(last good checkpoint: {last})" in str(error.value)
+    assert json.loads((last.parent / "summary.json").read_text())["status"] == "failed"
     assert load_checkpoint(last).metrics["epoch"] == 1  # the one before it is kept
 
 
@@ -184,47 +192,6 @@ def test_wrong_usage_leaves_nothing(cfg, tmp_path, monkeypatch, key, value, mess
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_one_cycle():
-    cfg = OptimConfig(lr=0.8, warmup=0.25)
-    rates = [one_cycle(step, 100, cfg) for step in range(100)]
-    assert rates[0] == pytest.approx(0.8 / 25)
-    assert rates[25] == max(rates) == 0.8
-    assert rates[:26] == sorted(rates[:26])
-    assert rates[25:] == sorted(rates[25:], reverse=True)
-    assert 0 < rates[99] < 1e-3
-    assert one_cycle(0, 1, cfg) > 0  # a run of one step
-
-
-def test_one_cycle_is_the_usual_one():
-    weight = nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.SGD([weight])
-    theirs = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, max_lr=0.1, total_steps=1001, pct_start=0.3, cycle_momentum=False
-    )
-    for step in range(1000):
-        ours = one_cycle(step, 1000, OptimConfig(lr=0.1, warmup=0.3))
-        assert ours == pytest.approx(
-            optimizer.param_groups[0]["lr"], abs=5e-4
-        )  # theirs is a step longer
-        optimizer.step()
-        theirs.step()
-
-
-def test_batches_follow_from_seed_and_epoch(cfg):
-    run = start(cfg)
-    first = torch.stack(list(shuffled_batches(run)))
-    assert first.shape == (7, 32)
-    assert len(first.unique()) == 7 * 32  # no image twice
-    assert torch.equal(first, torch.stack(list(shuffled_batches(run))))
-    run.epoch = 1
-    second = torch.stack(list(shuffled_batches(run)))
-    run.epoch, run.cfg.seed = 0, 1
-    third = torch.stack(list(shuffled_batches(run)))
-    assert not torch.equal(first, second)
-    assert not torch.equal(first, third)
-    assert not torch.equal(second, third)
-
-
 def test_a_batch_larger_than_the_data(cfg):
     cfg.trainer.batch_size = 10_000
     run = start(cfg)
@@ -233,7 +200,7 @@ def test_a_batch_larger_than_the_data(cfg):
 
 def test_evaluate_in_portions_is_evaluate_at_once(cfg):
     data = load_dataset(cfg.data)
-    model = start(cfg).model
+    model = start(cfg).learner.model
     logits = model(normalize(data.test.images, data.mean, data.std))
     accuracy = (logits.argmax(1) == data.test.labels).float().mean().item()
     loss = F.cross_entropy(logits, data.test.labels).item()
