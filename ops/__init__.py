@@ -4,8 +4,17 @@ from ops import _library
 
 _library.load()  # the operators' modules look them up in torch.ops
 
+from ops.convert import convert_depthwise  # noqa: E402
 from ops.depthwise_conv import DepthwiseConv2d, depthwise_conv2d  # noqa: E402
 from ops.gelu import GELU, gelu  # noqa: E402
 from ops.ncrelu import NCReLU, ncrelu  # noqa: E402
 
-__all__ = ["GELU", "DepthwiseConv2d", "NCReLU", "depthwise_conv2d", "gelu", "ncrelu"]
+__all__ = [
+    "GELU",
+    "DepthwiseConv2d",
+    "NCReLU",
+    "convert_depthwise",
+    "depthwise_conv2d",
+    "gelu",
+    "ncrelu",
+]

@@ -12,9 +12,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 def pytest_addoption(parser: pytest.Parser) -> None:
     help = "how many runs to kill at random moments and to resume (default: 1)"
     parser.addoption("--kills", type=int, default=1, help=help)
+    parser.addoption("--exhaustive", action="store_true", help="run the tests that take minutes")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("exhaustive") and not item.config.getoption("--exhaustive"):
+        pytest.skip("takes long: --exhaustive runs it")
     if item.get_closest_marker("cuda"):
         import torch  # late: most of the application's tests start faster without it
 

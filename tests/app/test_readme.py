@@ -68,10 +68,12 @@ def exported(trained_run, tmp_path, monkeypatch):
 @pytest.mark.filterwarnings("ignore:You are using the legacy:DeprecationWarning")
 def test_the_python_code_runs(exported, tmp_path, capsys):
     blocks = re.findall(r"```python\n(.+?)```", README, re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     names = {}
     capsys.readouterr()
     for block in blocks:
         exec(block, names)
-    assert capsys.readouterr().out.strip() in [str(digit) for digit in range(10)]
+    digit, replaced = capsys.readouterr().out.splitlines()
+    assert digit in [str(digit) for digit in range(10)]
+    assert replaced == "11 layers replaced"
     assert (tmp_path / "block.onnx").is_file()

@@ -1,0 +1,82 @@
+"""Our operators in other people's models."""
+
+import torch
+from torch import nn
+
+from ops.depthwise_conv import DepthwiseConv2d
+
+_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_DEVICES = ("cpu", "cuda", "meta")
+
+
+def convert_depthwise(module: nn.Module) -> int:
+    """Puts a :class:`DepthwiseConv2d` in the place of every depthwise ``nn.Conv2d`` of a model.
+
+    The model is changed in place. The new layers have the very parameters of the old ones (an
+    optimizer goes on with them, state dicts stay as they are), their hooks, buffers, attributes,
+    dtype, device and training state; a layer that is in several places stays one layer.
+
+    Left alone is what DepthwiseConv2d could not do the same way: subclasses of Conv2d (layers with
+    parametrizations and lazy ones are among them), other padding than with zeros,
+    ``padding="same"`` where it is not the same on both sides, layers whose ``forward`` was
+    replaced, complex numbers and other devices than CPU and CUDA.
+
+    Args:
+        module: The model.
+
+    Returns:
+        How many layers were replaced.
+
+    Raises:
+        TypeError: `module` is not an nn.Module.
+        ValueError: `module` is itself such a layer, so that nothing holds it.
+    """
+    if not isinstance(module, nn.Module):
+        raise TypeError(
+            f"convert_depthwise(): module must be an nn.Module, got {type(module).__name__}"
+        )
+    if _convertible(module):
+        raise ValueError(
+            "convert_depthwise(): module is itself a depthwise Conv2d, which can only be replaced "
+            "in a module that holds it; use DepthwiseConv2d, or wrap it in nn.Sequential"
+        )
+    converted: dict[nn.Module, nn.Module] = {}
+    for parent in list(module.modules()):
+        for name, child in parent._modules.items():
+            if child is not None and _convertible(child):
+                if child not in converted:
+                    converted[child] = _convert(child)
+                parent._modules[name] = converted[child]
+    return len(converted)
+
+
+def _convertible(module: nn.Module) -> bool:
+    if type(module) is not nn.Conv2d or "forward" in vars(module):
+        return False
+    if not module.in_channels == module.out_channels == module.groups:
+        return False
+    weight = module.weight  # of weight_norm's layers, too, where it is no parameter
+    if weight.dtype not in _DTYPES or weight.device.type not in _DEVICES:
+        return False
+    padding = _padding(module)
+    return padding is not None and (module.padding_mode == "zeros" or padding == (0, 0))
+
+
+def _padding(conv: nn.Conv2d) -> tuple[int, int] | None:
+    """What is added on both sides; None if the two sides differ."""
+    if conv.padding == "valid":
+        return 0, 0
+    if not isinstance(conv.padding, str):
+        height, width = conv.padding
+        return height, width
+    height, width = (d * (k - 1) for d, k in zip(conv.dilation, conv.kernel_size, strict=True))
+    return None if height % 2 or width % 2 else (height // 2, width // 2)
+
+
+def _convert(conv: nn.Module) -> DepthwiseConv2d:
+    assert isinstance(conv, nn.Conv2d)
+    layer = DepthwiseConv2d.__new__(DepthwiseConv2d)
+    layer.__dict__ |= vars(conv)  # all that nn.Module knows of a layer, and what users have added
+    layer.channels = conv.in_channels
+    layer.padding = _padding(conv) or (0, 0)
+    return layer

@@ -1,0 +1,220 @@
+"""convert_depthwise: other people's models with our layer, and nothing else changed."""
+
+import copy
+import pickle
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from ops import DepthwiseConv2d, convert_depthwise
+from tests.ops.operators import each_device
+
+NETWORKS = {
+    "mobilenet_v3_small": 11,
+    "mobilenet_v2": 17,
+    "efficientnet_b0": 16,
+    "convnext_tiny": 18,
+}
+each_network = pytest.mark.parametrize(("name", "count"), NETWORKS.items())
+SIDE = 32  # of the images
+
+
+def network(name, **how):
+    models = pytest.importorskip("torchvision.models")
+    torch.manual_seed(0)
+    model = getattr(models, name)(weights=None, num_classes=5, **how).eval()
+    for parameter in model.parameters():  # ConvNeXt scales its blocks by 1e-6
+        if parameter.dim() == 3:
+            nn.init.normal_(parameter)
+    return model
+
+
+@each_network
+def test_networks_compute_the_same(name, count):
+    before = network(name).double()
+    after = copy.deepcopy(before)
+    assert convert_depthwise(after) == count
+    assert not any(isinstance(layer, nn.Conv2d) and layer.groups > 1 for layer in after.modules())
+    x = torch.randn(2, 3, SIDE, SIDE, dtype=torch.float64)
+    expected, result = before(x), after(x)
+    torch.testing.assert_close(result, expected)
+    expected.square().mean().backward()
+    result.square().mean().backward()
+    for (key, ours), (same, theirs) in zip(
+        after.named_parameters(), before.named_parameters(), strict=True
+    ):
+        assert key == same
+        torch.testing.assert_close(
+            ours.grad, theirs.grad, msg=lambda text, key=key: f"{key} {text}"
+        )
+    fresh, converted = network(name).double(), network(name).double()
+    convert_depthwise(converted)
+    fresh.load_state_dict(after.state_dict())
+    converted.load_state_dict(before.state_dict())
+    torch.testing.assert_close(fresh(x), converted(x))
+
+
+def some(quick, *values):
+    """The values, all but the quick ones for --exhaustive."""
+    return [
+        pytest.param(*value, marks=[] if value in quick else pytest.mark.exhaustive)
+        for value in values
+    ]
+
+
+@pytest.mark.parametrize("name", some([("convnext_tiny",)], *((name,) for name in NETWORKS)))
+def test_networks_compile_without_a_break(name):
+    model = network(name)
+    convert_depthwise(model)
+    x = torch.randn(1, 3, SIDE, SIDE)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x), model(x))
+
+
+@pytest.mark.parametrize(
+    ("name", "exporter"),
+    some(
+        [*((name, "symbolic") for name in NETWORKS), ("mobilenet_v3_small", "dynamo")],
+        *((name, exporter) for name in NETWORKS for exporter in ("symbolic", "dynamo")),
+    ),
+)
+def test_networks_export(name, exporter):
+    onnx = pytest.importorskip("onnx")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    from ops.export import export_onnx
+
+    model = network(name)
+    convert_depthwise(model)
+    x = torch.randn(2, 3, SIDE, SIDE)
+    exported = export_onnx(model, (x,), exporter=exporter, dynamic_axes={"input": {0: "batch"}})
+    onnx.checker.check_model(exported, full_check=True)
+    assert sum(node.op_type == "DepthwiseConv2d" for node in exported.graph.node) == NETWORKS[name]
+    session = onnxruntime.InferenceSession(
+        exported.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    (result,) = session.run(None, {"input": x.numpy()})
+    np.testing.assert_allclose(result, model(x).detach().numpy(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(nn.Conv2d, 4, 4, (3, 5), (2, 1), (1, 2), (1, 2), groups=4),
+        partial(nn.Conv2d, 4, 4, 3, groups=4, bias=False),
+        partial(nn.Conv2d, 4, 4, 3, groups=4, padding="valid"),
+        partial(nn.Conv2d, 4, 4, (3, 5), groups=4, padding="same", dilation=(2, 1)),
+        partial(nn.Conv2d, 4, 4, (2, 4), groups=4, padding="same", dilation=2),
+        partial(nn.Conv2d, 4, 4, 3, groups=4, padding_mode="reflect"),  # of nothing
+        lambda: nn.utils.weight_norm(nn.Conv2d(4, 4, 3, groups=4)),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+def test_layers_are_converted(make):
+    models = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        models.append(nn.Sequential(make()))
+    before, after = models
+    assert convert_depthwise(after) == 1
+    assert type(after[0]) is DepthwiseConv2d
+    x = torch.randn(2, 4, 9, 11, requires_grad=True)
+    expected, result = before(x), after(x)
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-6)
+    seed = torch.randn_like(expected)
+    theirs = torch.autograd.grad(expected, [x, *before.parameters()], seed)
+    ours = torch.autograd.grad(result, [x, *after.parameters()], seed)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    assert repr(after[0]).startswith("DepthwiseConv2d(4, kernel_size=")
+    if after[0].weight.is_leaf:  # not weight_norm's
+        for again in (copy.deepcopy(after), pickle.loads(pickle.dumps(after))):
+            torch.testing.assert_close(again(x), result)
+
+
+class Subclass(nn.Conv2d):
+    pass
+
+
+def replaced_forward():
+    conv = nn.Conv2d(4, 4, 3, groups=4)
+    conv.forward = lambda x: x
+    return conv
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Conv2d(4, 4, 3),
+        lambda: nn.Conv2d(4, 4, 3, groups=2),
+        lambda: nn.Conv2d(4, 8, 3, groups=4),
+        lambda: nn.Conv2d(4, 4, 2, groups=4, padding="same"),
+        lambda: nn.Conv2d(4, 4, 3, groups=4, padding=1, padding_mode="circular"),
+        lambda: nn.Conv2d(4, 4, 3, groups=4, dtype=torch.complex64),
+        lambda: Subclass(4, 4, 3, groups=4),
+        lambda: nn.LazyConv2d(4, 3, groups=4),
+        lambda: nn.ConvTranspose2d(4, 4, 3, groups=4),
+        lambda: nn.Conv1d(4, 4, 3, groups=4),
+        lambda: parametrizations.weight_norm(nn.Conv2d(4, 4, 3, groups=4)),
+        replaced_forward,
+    ],
+)
+def test_other_layers_are_left_alone(make):
+    conv = make()
+    model = nn.Sequential(conv)
+    assert convert_depthwise(model) == 0
+    assert model[0] is conv
+
+
+@each_device
+def test_everything_about_a_layer_is_kept(device):
+    conv = nn.Conv2d(4, 4, 3, groups=4, device=device, dtype=torch.float64)
+    conv.weight.requires_grad_(False)
+    conv.register_buffer("scale", torch.ones(1))
+    conv.note = "mine"
+    conv.eval()
+    called = []
+    conv.register_forward_pre_hook(lambda module, args: called.append("pre"))
+    conv.register_forward_hook(lambda module, args, output: output * 2)
+    conv.register_full_backward_hook(lambda *_: called.append("backward"))
+    conv.register_state_dict_post_hook(lambda module, state, *_: called.append("state"))
+    model = nn.ModuleDict({"a": nn.Sequential(conv), "b": conv, "none": None}).train()
+    conv.eval()
+    expected = conv(x := torch.randn(1, 4, 5, 5, device=device, dtype=torch.float64)).detach()
+    called.clear()
+    keys = list(model.state_dict())
+    called.clear()
+    assert convert_depthwise(model) == 1
+    layer = model["b"]
+    assert type(layer) is DepthwiseConv2d
+    assert layer is model["a"][0]
+    assert (layer.weight, layer.bias) == (conv.weight, conv.bias)
+    assert not layer.training
+    assert model.training
+    assert layer.note == "mine"
+    torch.testing.assert_close(layer(x), expected)
+    layer(x.requires_grad_()).sum().backward()
+    assert list(model.state_dict()) == keys
+    assert called == ["pre", "pre", "backward", "state", "state"]
+    assert not hasattr(conv.weight, "grad") or conv.weight.grad is None
+    assert conv.bias.grad is not None
+
+
+def test_an_optimizer_goes_on():
+    model = nn.Sequential(nn.Conv2d(4, 4, 3, groups=4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    convert_depthwise(model)
+    before = model[0].weight.detach().clone()
+    model(torch.ones(1, 4, 3, 3)).sum().backward()
+    optimizer.step()
+    torch.testing.assert_close(model[0].weight, before - 1)
+
+
+def test_wrong_arguments():
+    with pytest.raises(TypeError, match=r"must be an nn\.Module, got int"):
+        convert_depthwise(3)
+    with pytest.raises(ValueError, match="is itself a depthwise Conv2d"):
+        convert_depthwise(nn.Conv2d(4, 4, 3, groups=4))
