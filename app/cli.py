@@ -12,7 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import hydra
 from hydra.core.config_store import ConfigStore
@@ -29,7 +29,7 @@ from omegaconf.errors import (
 
 from app.config import allowed, from_mapping, shown, unknown_key
 from app.errors import RunError, UserError
-from app.runs import run_name, typed_overrides
+from app.runs import note_failure, run_name, typed_overrides
 
 __all__ = ["RunError", "UserError", "hydra_main"]
 
@@ -47,7 +47,7 @@ INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 
 def hydra_main(
     config_name: str, schema: type[T]
-) -> Callable[[Callable[[T], None]], Callable[[], None]]:
+) -> Callable[[Callable[[T], Any]], Callable[[], None]]:
     """Decorate an entry point, so that it is called with a checked `schema` object.
 
     Composes conf/<config_name>.yaml with the command line. Exit codes: 0 done, 2 wrong usage,
@@ -59,17 +59,18 @@ def hydra_main(
         schema: The dataclass that it must satisfy.
     """
 
-    def decorate(task: Callable[[T], None]) -> Callable[[], None]:
+    def decorate(task: Callable[[T], Any]) -> Callable[[], None]:
         full_error = os.environ.get("HYDRA_FULL_ERROR") == "1"
 
         @functools.wraps(task)
-        def job(cfg: DictConfig) -> None:
+        def job(cfg: DictConfig) -> Any:
             try:
                 _refuse_idle_overrides(schema)
-                task(from_mapping(schema, OmegaConf.to_container(cfg, resolve=True)))  # type: ignore[arg-type]
+                return task(from_mapping(schema, OmegaConf.to_container(cfg, resolve=True)))  # type: ignore[arg-type]
             except Exception as error:
                 if HydraConfig.get().mode == RunMode.MULTIRUN:
-                    raise  # Hydra notes it and goes on with the sweep
+                    note_failure(cfg, str(_explain(error, schema)))
+                    raise  # Hydra goes on with the sweep
                 _fail(_explain(error, schema), full_error)
 
         @functools.wraps(task)

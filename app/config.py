@@ -110,7 +110,7 @@ class OptimConfig:
     `ema` is the share that the average of the weights keeps in a step; 0: no average.
     """
 
-    lr: float = _number(0.005, "above 0", lambda value: value > 0)
+    lr: float = _number(0.008, "above 0", lambda value: value > 0)
     weight_decay: float = _number(0.05, "of at least 0", lambda value: value >= 0)
     warmup: float = _number(0.3, "above 0 and below 1", lambda value: 0 < value < 1)
     label_smoothing: float = _number(0.1, "from 0 to below 1", lambda value: 0 <= value < 1)
@@ -125,7 +125,7 @@ class TrainerConfig:
     the one before.
     """
 
-    epochs: int = _integer(5, least=1)
+    epochs: int = _integer(3, least=1)
     batch_size: int = _integer(128, least=1)
     log_every: int = _integer(50, least=1)
     checkpoint_steps: int | None = _optional(

@@ -1,6 +1,7 @@
 """Run folders: outputs/<date>/<time>-<unique>, one for each run, never shared."""
 
 import dataclasses
+import json
 import os
 import secrets
 import shutil
@@ -12,12 +13,14 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from app.config import TrainConfig, from_mapping, shown
-from app.errors import UserError
+from app.errors import RunError, UserError
+from app.files import write_atomically
 
 CONFIG = Path(".hydra", "config.yaml")  # what makes a folder that of a run
+SUMMARY = "summary.json"
 OVERRIDES = Path(".hydra", "overrides.yaml")
 LAUNCH = Path(".hydra", "launch")  # which torchrun made it
 FREE = ("resume", "data.root", "device", "outputs")  # may differ when a run is resumed
@@ -73,6 +76,27 @@ def create_run_folder(cfg: TrainConfig, launch: str = "") -> Path:
     return folder
 
 
+def note_failure(cfg: DictConfig, reason: str) -> None:
+    """Leave in the folder of a run of a sweep what it was, and why it failed, for the report."""
+    folder = Path(HydraConfig.get().runtime.output_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / CONFIG).is_file():
+            (folder / CONFIG.parent).mkdir(exist_ok=True)
+            OmegaConf.save(cfg, folder / CONFIG, resolve=True)
+        if not (folder / SUMMARY).is_file():
+            failure = {"status": "failed", "error": " ".join(reason.split())}
+            write_atomically(folder / SUMMARY, json.dumps(failure, indent=2).encode())
+    except (OSError, RunError):
+        return  # where the disk is full there is no place to say so; Hydra says it at the end
+
+
+def find_runs(root: Path) -> list[Path]:
+    """The run folders at any depth under `root`, but not those that were killed half-made."""
+    found = [path.parents[1] for path in root.rglob(str(CONFIG))]
+    return [path for path in found if not path.name.startswith(".")]
+
+
 def find_run(resume: str, outputs: str) -> Path:
     """The run folder that `resume` names: itself, one of its checkpoints, or `latest`.
 
@@ -80,10 +104,10 @@ def find_run(resume: str, outputs: str) -> Path:
         UserError: There is no such run.
     """
     if resume == "latest":
-        found = [path for path in Path(outputs).rglob(str(CONFIG)) if _whole(path)]
+        found = find_runs(Path(outputs))
         if not found:
             raise UserError(f"resume=latest: no run under {outputs}/")
-        return max(found, key=lambda path: path.stat().st_mtime_ns).parents[1]
+        return max(found, key=lambda path: (path / CONFIG).stat().st_mtime_ns)
     folder = Path(resume).expanduser()
     folder = folder.parent if folder.is_file() else folder
     if not (folder / CONFIG).is_file():
@@ -93,7 +117,7 @@ def find_run(resume: str, outputs: str) -> Path:
 
 def find_launched(launch: str, outputs: str) -> Path | None:
     """The run folder that an earlier start of the same launch has made, if it came so far."""
-    marks = [path for path in Path(outputs).rglob(str(LAUNCH)) if _whole(path)]
+    marks = [path / LAUNCH for path in find_runs(Path(outputs)) if (path / LAUNCH).is_file()]
     marks = [path for path in marks if path.read_text() == launch]
     return max(marks, key=lambda path: path.stat().st_mtime_ns).parents[1] if marks else None
 
@@ -109,7 +133,7 @@ def load_config(folder: Path, asked: TrainConfig) -> TrainConfig:
         cfg = from_mapping(TrainConfig, values)
     except (UserError, OSError, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"resume={folder}: {CONFIG}: cannot be read: {error}") from error
-    own, new, default = _flat(cfg), _flat(asked), _flat(TrainConfig())
+    own, new, default = flatten(cfg), flatten(asked), flatten(TrainConfig())
     typed = {override.lstrip("+").partition("=")[0] for override in typed_overrides()}
     for key, value in new.items():
         wanted = value != default[key] or key in typed
@@ -146,14 +170,10 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _whole(path: Path) -> bool:
-    """Whether a file in `.hydra` is of a run folder that was not killed as it was made."""
-    return not path.parents[1].name.startswith(".")
-
-
-def _flat(cfg: Any, prefix: str = "") -> dict[str, Any]:
+def flatten(cfg: Any, prefix: str = "") -> dict[str, Any]:
+    """The values of nested dataclasses by dotted key."""
     values: dict[str, Any] = {}
     for item in dataclasses.fields(cfg):
         value, key = getattr(cfg, item.name), f"{prefix}{item.name}"
-        values |= _flat(value, f"{key}.") if dataclasses.is_dataclass(value) else {key: value}
+        values |= flatten(value, f"{key}.") if dataclasses.is_dataclass(value) else {key: value}
     return values

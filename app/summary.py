@@ -6,6 +6,7 @@ import torch
 from app.device import describe
 from app.files import write_atomically
 from app.model import count_parameters
+from app.runs import SUMMARY
 from app.state import BEST, Run
 
 
@@ -35,7 +36,7 @@ def summarize(run: Run, status: str, **results: Any) -> dict[str, Any]:
         "device": describe(run.device),
         "torch": str(torch.__version__),
     }
-    write_atomically(run.folder / "summary.json", json.dumps(summary, indent=2).encode())
+    write_atomically(run.folder / SUMMARY, json.dumps(summary, indent=2).encode())
     return summary
 
 

@@ -3,13 +3,19 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
+from torch import Tensor, nn
 from torch.utils.tensorboard import summary
+from torch.utils.tensorboard._pytorch_graph import graph as trace_graph
 
 from app.errors import RunError
 
@@ -60,6 +66,31 @@ class Tracker:
             raise self._cannot_be_written(error) from error
         for name, value in values.items():
             self._add(step, summary.scalar(name, value))
+
+    def picture(self, step: int, name: str, picture: NDArray[np.uint8]) -> None:
+        """Add an RGB picture uint8 [H, W, 3]."""
+        self._add(step, summary.image(name, picture, dataformats="HWC"))
+
+    def precision_recall(
+        self, step: int, classes: Sequence[str], labels: Tensor, probabilities: Tensor
+    ) -> None:
+        """Add a curve for each class: it against the others, by its column of [N, classes]."""
+        for index, name in enumerate(classes):
+            truth, column = (labels == index).numpy(), probabilities[:, index].numpy()
+            self._add(step, summary.pr_curve(f"class/{name}", truth, column))
+
+    def graph(self, model: nn.Module, example: Tensor) -> None:
+        """Add the network's graph, as tracing it on `example` shows it."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of tracing, which torch is giving up
+            graph, _ = trace_graph(model, (example,))
+        self._write(Event(wall_time=time.time(), graph_def=graph.SerializeToString()))
+
+    def settings(self, values: Mapping[str, Any], results: Mapping[str, float]) -> None:
+        """Add what the HParams tab compares: settings, and results by the names of their curves."""
+        settings = {key: "null" if value is None else value for key, value in values.items()}
+        for part in summary.hparams(settings, dict(results)):
+            self._add(0, part)
 
     def flush(self) -> dict[str, int]:
         """Bring all that was added to the disk: the sizes of the files, in bytes."""

@@ -3,11 +3,11 @@ from app.config import TrainConfig
 
 
 @hydra_main("train", TrainConfig)
-def main(cfg: TrainConfig) -> None:
-    """Train a model and leave its run folder under `outputs/`."""
+def main(cfg: TrainConfig) -> float | None:
+    """Train a model, leave its run folder under `outputs/`: the accuracy that sweepers maximise."""
     from app.training import train
 
-    train(cfg)
+    return train(cfg).get("val_accuracy")
 
 
 if __name__ == "__main__":

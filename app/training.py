@@ -10,13 +10,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from app.augment import warp
-from app.checkpoint import load_checkpoint, load_model, save_checkpoint
 from app.config import TrainConfig
 from app.data import normalize
 from app.device import pick_device
 from app.distributed import connect
 from app.errors import RunError
-from app.evaluation import evaluate, predict_logits, score
+from app.evaluation import evaluate
+from app.final import compare, test
 from app.interrupt import deferred_interrupt
 from app.runs import locked
 from app.sampling import Plan, plan_epoch
@@ -61,6 +61,7 @@ def lead(run: Run, tracker: Tracker, started: float) -> dict[str, Any]:
         with deferred_interrupt() as interrupted:
             fit(run, tracker, interrupted)
         results = test(run, tracker)
+        compare(run, tracker, results)
         tracker.flush()
     except KeyboardInterrupt:
         summarize(run, "interrupted", seconds=time.perf_counter() - started)
@@ -209,16 +210,3 @@ def keep(run: Run, tracker: Tracker, **metrics: float) -> None:
     """Write `last.pt`, once the curves up to it are on the disk."""
     run.logs = tracker.flush()
     save(run, LAST, **metrics)
-
-
-def test(run: Run, tracker: Tracker) -> dict[str, Any]:
-    """Use the test images, once: on `best.pt`, in which the results are noted too."""
-    best, data = load_checkpoint(run.folder / BEST), run.data
-    model = load_model(best).to(run.device)
-    logits = predict_logits(model, data.test.images, data.mean, data.std)
-    loss, accuracy = score(logits, data.test.labels)
-    results = {"test_loss": loss, "test_accuracy": accuracy}
-    best.metrics |= results
-    save_checkpoint(run.folder / BEST, best)
-    tracker.scalars(best.metrics["step"], {"loss/test": loss, "accuracy/test": accuracy})
-    return results

@@ -8,11 +8,14 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from app.config import (
+    AugmentConfig,
     DataConfig,
     ExportConfig,
     ModelConfig,
+    OptimConfig,
     PredictConfig,
     TrainConfig,
+    TrainerConfig,
     allowed,
     from_mapping,
 )
@@ -46,6 +49,16 @@ def test_yaml_and_schema_have_the_same_defaults(command, monkeypatch):
         ("data=digits", TrainConfig(data=DataConfig(name="digits", val_size=150))),
         ("optim=adamw", TrainConfig()),
         ("recipe=fast", TrainConfig()),
+        (
+            "recipe=best",
+            TrainConfig(
+                recipe="best",
+                model=ModelConfig(act="gelu"),
+                trainer=TrainerConfig(epochs=30, batch_size=256),
+                optim=OptimConfig(ema=0.998),
+                augment=AugmentConfig(rotation=12, shift=2, scale=0.12, shear=10),
+            ),
+        ),
     ],
 )
 def test_options_of_the_groups(override, expected, monkeypatch):

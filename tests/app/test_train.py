@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from app.checkpoint import find_checkpoint, load_checkpoint
+from app.comparison import find_entries, group
 from tests.app.idx import write_dataset
 
 ROOT = Path(__file__).parents[2]
@@ -124,10 +125,15 @@ def test_a_sweep_has_a_folder_for_each_run_and_outlives_a_failed_one(tmp_path):
     assert errors.splitlines()[-1].startswith("error: device=cuda:99: not on this machine")
     (folder,) = tmp_path.glob("outputs/*/*")
     seeds = {
-        path.parent.name: json.loads(path.read_text())["seed"]
+        path.parent.name: json.loads(path.read_text()).get("seed")
         for path in folder.glob("*/summary.json")
     }
-    assert seeds == {"0": 1, "2": 2}
+    assert seeds == {"0": 1, "1": None, "2": 2, "3": None}
+    entries = find_entries(folder)
+    assert [entry.status for entry in entries] == ["finished", "failed"] * 2
+    assert entries[1].summary["error"].startswith("device=cuda:99: not on this machine")
+    assert entries[3].settings["seed"] == 2
+    assert [item.name for item in group(entries)] == ["all"]
 
 
 def test_help_names_the_groups_and_keys(tmp_path):

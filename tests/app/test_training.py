@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch.nn import functional as F
 
-from app import evaluation, training
+from app import evaluation, final, training
 from app.checkpoint import load_checkpoint, load_model
 from app.config import DataConfig, ModelConfig, OptimConfig, TrainConfig, TrainerConfig
 from app.data import load_dataset, normalize
@@ -69,7 +70,7 @@ def test_a_run_learns_and_leaves_everything(cfg, capfd):
 
 
 def test_the_curves(cfg):
-    train(cfg)
+    summary = train(cfg)
     events = EventAccumulator(str(run_folder(cfg))).Reload()
     steps = {tag: [p.step for p in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
     assert steps["loss/train"] == steps["learning_rate"] == [2, 4, 6, 9, 11, 13]
@@ -77,8 +78,27 @@ def test_the_curves(cfg):
     for tag in ("loss/val", "accuracy/val", "accuracy/train", "images_per_second"):
         assert steps[tag] == [7, 14]
     assert len(steps["accuracy/test"]) == len(steps["loss/test"]) == 1
+    assert events.Scalars("final/test_accuracy")[0].value == pytest.approx(summary["test_accuracy"])
     rates = [point.value for point in events.Scalars("learning_rate")]
     assert rates == pytest.approx([one_cycle(s - 1, 14, cfg.optim) for s in steps["loss/train"]])
+    assert set(events.Tags()["images"]) == {"first_convolution", "confusion_matrix", "mistakes"}
+    assert set(events.Tags()["tensors"]) == {f"class/{digit}" for digit in range(10)}
+    assert any("NCReLU" in node.name for node in events.Graph().node)
+
+
+def test_what_a_sweep_is_compared_by(cfg):
+    summary = train(cfg)
+    events = EventAccumulator(str(run_folder(cfg))).Reload()
+    content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    start = HParamsPluginData.FromString(content).session_start_info
+    assert start.hparams["model.act"].string_value == "ncrelu"
+    assert start.hparams["optim.lr"].number_value == 0.01
+    content = events.SummaryMetadata("_hparams_/experiment").plugin_data.content
+    metrics = HParamsPluginData.FromString(content).experiment.metric_infos
+    names = {info.name.tag for info in metrics}
+    assert "final/test_accuracy" in names
+    assert names <= set(events.Tags()["scalars"])
+    assert events.Scalars("final/parameters")[0].value == summary["parameters"]
 
 
 def test_the_best_checkpoint_is_complete(cfg):
@@ -113,7 +133,7 @@ def test_validation_chooses_and_the_test_set_is_used_once(cfg, monkeypatch):
         return next(accuracies)
 
     monkeypatch.setattr(evaluation, "score", scripted)
-    monkeypatch.setattr(training, "score", scripted)
+    monkeypatch.setattr(final, "score", scripted)
     summary = train(cfg)
     assert used == [60, 60, 60, 60, 100]
     best = load_checkpoint(run_folder(cfg) / "best.pt").metrics

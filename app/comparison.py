@@ -1,0 +1,206 @@
+"""Runs side by side: a table over seeds, a line a run as CSV, and a plot."""
+
+import csv
+import io
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from app.config import shown
+from app.errors import RunError, UserError
+from app.files import write_atomically
+from app.runs import CONFIG, SUMMARY, find_runs
+
+APART = ("seed", "resume", "outputs", "data.root", "device")  # do not make another kind of run
+MEASURES = ("test_accuracy", "val_accuracy", "parameters", "training_seconds", "images_per_second")
+
+
+@dataclass
+class Entry:
+    """One run: its folder, its settings by dotted key, and its `summary.json`."""
+
+    folder: Path
+    settings: dict[str, Any]
+    summary: dict[str, Any]
+
+    @property
+    def status(self) -> str:
+        """`finished`, `failed`, `interrupted`, or `unfinished`: it runs, or it was killed."""
+        return str(self.summary.get("status", "unfinished"))
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has results."""
+        return self.status == "finished"
+
+
+@dataclass
+class Group:
+    """Runs that differ in nothing but the seed, by the settings in which groups differ."""
+
+    name: str
+    entries: list[Entry]
+
+    def values(self, measure: str) -> list[float]:
+        """A measure of each of the finished runs."""
+        return [float(entry.summary[measure]) for entry in self.entries if entry.finished]
+
+
+def report(folder: str, outputs: str = "outputs") -> None:
+    """Print the table of the runs under `folder`, and leave `report.csv` and `report.png` in it.
+
+    Args:
+        folder: Holds run folders at any depth, or is one; `latest`: the newest sweep or run.
+        outputs: Where `latest` looks.
+
+    Raises:
+        UserError: There are no runs.
+        RunError: The files cannot be written.
+    """
+    root = _newest(Path(outputs)) if folder == "latest" else Path(folder).expanduser()
+    entries = find_entries(root)
+    if not entries:
+        raise UserError(f"{root}: no runs in it")
+    groups = group(entries)
+    print(f"{root}: {len(entries)} runs\n\n{format_table(groups)}")
+    for entry in entries:
+        if not entry.finished:
+            reason = entry.summary.get("error", "")
+            print(f"{entry.status}: {entry.folder}" + (f": {reason}" if reason else ""))
+    print()
+    for name, content in (("report.csv", to_csv(entries).encode()), ("report.png", plot(groups))):
+        write_atomically(root / name, content)
+        print(f"wrote {root / name}")
+
+
+def find_entries(root: Path) -> list[Entry]:
+    """The runs at any depth under `root`, in the order of their folders' names."""
+    return [_read(path) for path in sorted(find_runs(root), key=_natural)]
+
+
+def group(entries: Sequence[Entry]) -> list[Group]:
+    """Put together the runs that differ in nothing but the seed; in the order of first sight."""
+    keys = _varied(entries)
+    groups: dict[str, Group] = {}
+    for entry in entries:
+        values = [f"{key}={shown(entry.settings.get(key))}" for key in keys]
+        name = " ".join(values) or "all"
+        groups.setdefault(name, Group(name, [])).entries.append(entry)
+    return list(groups.values())
+
+
+def format_table(groups: Sequence[Group]) -> str:
+    """A line a group: mean ± standard deviation over its finished runs, and how many those are."""
+    rows = [("", "runs", "test accuracy", "parameters", "training", "images/s")]
+    for item in groups:
+        done = item.values("test_accuracy")
+        everyone = len(item.entries)
+        count = f"{len(done)}" if len(done) == everyone else f"{len(done)} of {everyone}"
+        if not done:
+            rows.append((item.name, count, " or ".join(_statuses(item)), "", "", ""))
+            continue
+        rows.append(
+            (
+                item.name,
+                count,
+                _mean([100 * value for value in done], 2, " %"),
+                f"{item.values('parameters')[0]:,.0f}",
+                _mean(item.values("training_seconds"), 1, " s"),
+                f"{statistics.mean(item.values('images_per_second')):,.0f}",
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "  ".join(f"{cell:{'<' if not at else '>'}{widths[at]}}" for at, cell in enumerate(row))
+        for row in rows
+    ]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]]) + "\n"
+
+
+def to_csv(entries: Sequence[Entry]) -> str:
+    """A line a run: folder, settings that differ, seed, status, measures, what went wrong."""
+    keys, text = [*_varied(entries), "seed"], io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["run", *keys, "status", *MEASURES, "error"])
+    for entry in entries:
+        settings = [shown(entry.settings.get(key)) for key in keys]
+        measures = [entry.summary.get(measure, "") for measure in MEASURES]
+        error = entry.summary.get("error", "")
+        writer.writerow([entry.folder, *settings, entry.status, *measures, error])
+    return text.getvalue()
+
+
+def plot(groups: Sequence[Group]) -> bytes:
+    """A PNG of each group's test accuracy: a dot a run, a bar for mean ± standard deviation."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    shown_groups = [item for item in groups if item.values("test_accuracy")]
+    figure = Figure(figsize=(8, 1.2 + 0.45 * max(1, len(shown_groups))), layout="constrained")
+    axes = figure.add_subplot()
+    for row, item in enumerate(shown_groups):
+        values = [100 * value for value in item.values("test_accuracy")]
+        deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+        axes.errorbar(
+            statistics.mean(values), row, xerr=deviation, fmt="|", color="C0", capsize=4, ms=14
+        )
+        axes.plot(values, [row] * len(values), "o", color="C0", alpha=0.4, ms=5, mew=0)
+    axes.set_yticks(range(len(shown_groups)), [item.name for item in shown_groups])
+    axes.set_ylim(len(shown_groups) - 0.5, -0.5)
+    axes.set_xlabel("test accuracy, %: each run, and mean ± standard deviation over seeds")
+    axes.grid(axis="x", alpha=0.3)
+    png = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(png)
+    return png.getvalue()
+
+
+def _newest(outputs: Path) -> Path:
+    found = find_runs(outputs)
+    if not found:
+        raise UserError(f"latest: no run under {outputs}/: train one with `python -m app.train`")
+    folder = max(found, key=lambda path: (path / CONFIG).stat().st_mtime_ns)
+    return folder.parent if (folder.parent / "multirun.yaml").is_file() else folder
+
+
+def _read(folder: Path) -> Entry:
+    try:
+        settings = _flatten(OmegaConf.to_container(OmegaConf.load(folder / CONFIG)))
+        path = folder / SUMMARY
+        summary = json.loads(path.read_text()) if path.is_file() else {}
+    except (OSError, ValueError) as error:
+        raise RunError(f"{folder}: cannot be read: {error}") from error
+    return Entry(folder, settings, summary)
+
+
+def _flatten(values: Any, prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        flat |= _flatten(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return flat
+
+
+def _varied(entries: Sequence[Entry]) -> list[str]:
+    """The settings that are not the same in all the runs."""
+    keys = dict.fromkeys(key for entry in entries for key in entry.settings if key not in APART)
+    return [key for key in keys if len({repr(entry.settings.get(key)) for entry in entries}) > 1]
+
+
+def _statuses(item: Group) -> list[str]:
+    return sorted({entry.status for entry in item.entries})
+
+
+def _mean(values: Sequence[float], digits: int, unit: str) -> str:
+    mean = f"{statistics.mean(values):.{digits}f}"
+    deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{mean}{deviation}{unit}"
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """Sorts run 10 of a sweep after run 9."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in path.parts]

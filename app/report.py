@@ -1,0 +1,27 @@
+import argparse
+import sys
+
+from app.errors import RunError, UserError
+
+
+def main() -> None:
+    """Compare the runs under a folder: print a table, leave `report.csv` and `report.png` there."""
+    parser = argparse.ArgumentParser(
+        prog="python -m app.report",
+        description="Compares the runs of a sweep: a table with the mean and standard deviation "
+        "over seeds, and report.csv and report.png in the folder.",
+    )
+    parser.add_argument("folder", help="a folder with runs in it, or latest: the newest sweep")
+    parser.add_argument("--outputs", default="outputs", help="where latest looks (%(default)s)")
+    arguments = parser.parse_args()
+    try:
+        from app.comparison import report
+
+        report(arguments.folder, arguments.outputs)
+    except (UserError, RunError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()
