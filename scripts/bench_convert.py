@@ -1,0 +1,226 @@
+"""Measures what `ops.convert_depthwise` does for the training step of torchvision's models.
+
+    python scripts/bench_convert.py [--model mobilenet_v2] [--dtype bfloat16] [--csv FILE]
+
+A step is forward, cross entropy, backward and SGD with momentum, on random images that are on the
+device already. The model as torchvision has it and the converted one take turns in one process,
+several steps at a time; what is shown are the medians, in images a second, and the median of the
+turns' ratios. bfloat16 is autocast, parameters stay in float32. cuDNN is in benchmark mode for
+both, TF32 is as torch has it by default. Before it is timed the converted model's output and
+gradients are compared with the other's; a wrong one makes the exit code 1.
+"""
+
+import argparse
+import copy
+import csv
+import math
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, fields
+from itertools import product
+from pathlib import Path
+from statistics import geometric_mean, median
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the project, not installed
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ops import convert_depthwise
+
+MODELS = ("mobilenet_v2", "mobilenet_v3_small", "efficientnet_b0", "convnext_tiny")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
+CLASSES = 1000
+WRONG = 1e-3  # relative error of the float32 gradients that is no rounding
+
+
+@dataclass
+class Row:
+    """One model, dtype and memory format: images a second before and after the conversion."""
+
+    model: str
+    dtype: str
+    format: str
+    converted: int
+    before: float
+    after: float
+    ratio: float
+
+    def line(self) -> str:
+        """The row as the screen shows it."""
+        return (
+            f"{self.model:20} {self.dtype:9} {self.format}  {self.converted:3} layers "
+            f"{self.before:10,.1f} -> {self.after:10,.1f} images/s  {self.ratio:5.2f}x"
+        )
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """Reads the command line."""
+    text = (__doc__ or "").split("\n\n")
+    parser = argparse.ArgumentParser(description=text[0], epilog=text[2])
+    add = parser.add_argument
+    add("--device", choices=["cpu", "cuda"], help="default: cuda where there is one")
+    add("--model", choices=MODELS, nargs="+", default=MODELS, help="default: all")
+    add("--dtype", choices=list(DTYPES), nargs="+", default=list(DTYPES), help="default: both")
+    add("--format", choices=list(FORMATS), nargs="+", default=list(FORMATS), help="default: both")
+    add("--batch", type=int, default=128, metavar="N", help="images in a step (default: 128)")
+    add("--side", type=int, default=224, metavar="N", help="their height and width (default: 224)")
+    add("--steps", type=int, default=5, metavar="N", help="steps in a turn (default: 5)")
+    add("--turns", type=int, default=9, metavar="N", help="turns of each (default: 9)")
+    add("--compile", action="store_true", help="both models through torch.compile")
+    add("--csv", type=Path, metavar="FILE", help="write the numbers")
+    add("--markdown", type=Path, metavar="FILE", help="write a table")
+    add("--fail-below", type=float, metavar="RATIO", help="exit 1 if a geometric mean is less")
+    args = parser.parse_args(argv)
+    for name in ("batch", "side", "steps", "turns"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name} must be at least 1")
+    return args
+
+
+def build(name: str, device: str, format: str) -> tuple[nn.Module, nn.Module, int]:
+    """A model, its converted twin, and how many layers were replaced."""
+    try:
+        from torchvision import models
+    except ImportError:
+        raise SystemExit("this benchmark needs torchvision") from None
+    torch.manual_seed(0)
+    before = getattr(models, name)(weights=None, num_classes=CLASSES)
+    before = before.to(device, memory_format=FORMATS[format]).train()
+    after = copy.deepcopy(before)
+    return before, after, convert_depthwise(after)
+
+
+def is_same(before: nn.Module, after: nn.Module, images: Tensor) -> bool:
+    """Whether loss and gradients agree, in float32, without TF32, dropout and batch statistics."""
+    results = []
+    for model in (before, after):
+        model.eval()
+        with torch.backends.cudnn.flags(allow_tf32=False, deterministic=True):
+            loss = model(images).square().mean()
+            grads = torch.autograd.grad(loss, list(model.parameters()))
+        model.train()
+        results.append(torch.cat([loss.view(1), *(grad.flatten() for grad in grads)]).double())
+    error = (results[0] - results[1]).norm() / results[0].norm()
+    return bool(error <= WRONG)
+
+
+def step_of(
+    model: nn.Module, images: Tensor, labels: Tensor, dtype: torch.dtype
+) -> Callable[[], None]:
+    """One training step of a model, ready to be called."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+    autocast = nullcontext if dtype == torch.float32 else torch.autocast
+    how = () if dtype == torch.float32 else (images.device.type, dtype)
+
+    def step() -> None:
+        with autocast(*how):
+            loss = F.cross_entropy(model(images), labels)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def seconds(step: Callable[[], None], count: int, device: str) -> float:
+    """Wall time of one of `count` steps, all work on the device done."""
+    synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
+    synchronize()
+    start = time.perf_counter()
+    for _ in range(count):
+        step()
+    synchronize()
+    return (time.perf_counter() - start) / count
+
+
+def measure(args: argparse.Namespace, model: str, dtype: str, format: str) -> Row | None:
+    """Measures one row; None if the converted model computes something else."""
+    device = args.device
+    before, after, converted = build(model, device, format)
+    shape = (args.batch, 3, args.side, args.side)
+    images = torch.randn(shape, device=device).to(memory_format=FORMATS[format])
+    labels = torch.randint(CLASSES, (args.batch,), device=device)
+    if not is_same(before, after, images[:4]):
+        return None
+    if args.compile:
+        torch._dynamo.reset()
+        before, after = torch.compile(before), torch.compile(after)  # type: ignore[assignment]
+    steps = [step_of(each, images, labels, DTYPES[dtype]) for each in (before, after)]
+    for step in steps:
+        seconds(step, 3, device)  # picks algorithms, allocates, compiles
+    times = [[seconds(step, args.steps, device) for step in steps] for _ in range(args.turns)]
+    before_s, after_s = (median(column) for column in zip(*times, strict=True))
+    ratio = median(theirs / ours for theirs, ours in times)
+    return Row(model, dtype, format, converted, args.batch / before_s, args.batch / after_s, ratio)
+
+
+def means(rows: list[Row]) -> dict[str, float]:
+    """Geometric means of the ratios: of each dtype and format over the models, and of all."""
+    groups: dict[str, list[float]] = {}
+    for row in rows:
+        groups.setdefault(f"{row.dtype} {row.format}", []).append(row.ratio)
+    groups["all"] = [row.ratio for row in rows]
+    return {name: geometric_mean(ratios) for name, ratios in groups.items()}
+
+
+def markdown(rows: list[Row], title: str) -> str:
+    """The rows and the means as tables."""
+    lines = [
+        title,
+        "",
+        "| model | dtype | format | before | after | |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row.model} | {row.dtype} | {row.format} | {row.before:,.0f} images/s | "
+        f"{row.after:,.0f} images/s | **{row.ratio:.2f}×** |"
+        for row in rows
+    ]
+    lines += ["", "Geometric means: "]
+    lines[-1] += ", ".join(f"{name} {mean:.2f}×" for name, mean in means(rows).items()) + "."
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measures and reports; returns the exit code."""
+    args = parse(argv)
+    args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    torch.backends.cudnn.benchmark = True
+    name = torch.cuda.get_device_name() if args.device == "cuda" else "CPU"
+    mode = "torch.compile" if args.compile else "eager"
+    title = (
+        f"{name}, torch {torch.__version__}, {mode}, {args.batch} images of {args.side}x{args.side}"
+    )
+    print(title, flush=True)
+    rows, failed = [], False
+    for model, dtype, format in product(args.model, args.dtype, args.format):
+        row = measure(args, model, dtype, format)
+        if row is None:
+            print(f"{model} {dtype} {format}: WRONG: the converted model computes something else")
+            failed = True
+            continue
+        rows.append(row)
+        print(row.line(), flush=True)
+        if args.device == "cuda":
+            torch.cuda.empty_cache()
+    if rows:
+        for group, mean in means(rows).items():
+            print(f"geometric mean, {group}: {mean:.2f}x")
+            failed |= args.fail_below is not None and not mean >= args.fail_below
+        if args.csv:
+            with args.csv.open("w", newline="") as file:
+                writer = csv.DictWriter(file, [item.name for item in fields(Row)])
+                writer.writeheader()
+                writer.writerows(asdict(row) for row in rows)
+        if args.markdown:
+            args.markdown.write_text(markdown(rows, title))
+    return int(failed or not rows or any(math.isnan(row.ratio) for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

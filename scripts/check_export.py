@@ -1,0 +1,61 @@
+"""Exports trained networks in every way there is, and compares each file with torch.
+
+    python scripts/check_export.py outputs/2026-01-31/12-00-00-1234abcd ... [--opset 17 18]
+
+Every combination of exporter, layout and opset (all that the installed onnx and ONNX Runtime
+support) is exported, checked (onnx's full check, strict shape inference) and run over the whole
+test split of the data that the network was trained on. The exit code is 1 if any fails, if a
+prediction differs or if a logit differs by more than 1e-5.
+"""
+
+import argparse
+import sys
+from itertools import product
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the project, not installed
+
+from app.config import ExportConfig
+from app.deployment import convert
+from app.exported import newest_opset
+from app.exporter import check, compare
+from app.inference import load_test_split, load_trained
+from ops.export import LEAST_OPSET
+
+MOST = 1e-5  # between torch's logits and ONNX Runtime's
+
+
+def main() -> int:
+    """Checks and prints; returns the exit code."""
+    text = (__doc__ or "").split("\n\n")
+    parser = argparse.ArgumentParser(description=text[0], epilog=text[2])
+    opsets = list(range(LEAST_OPSET, newest_opset() + 1))
+    add = parser.add_argument
+    add("checkpoint", nargs="+", help="checkpoints or run folders")
+    add("--exporter", nargs="+", choices=["symbolic", "dynamo"], default=["symbolic", "dynamo"])
+    add("--layout", nargs="+", choices=["function", "standard"], default=["function", "standard"])
+    add("--opset", nargs="+", type=int, choices=opsets, default=opsets)
+    add("--data-root", default="data", help="where data sets are (default: data)")
+    args = parser.parse_args()
+    failed = files = 0
+    for checkpoint in args.checkpoint:
+        trained = load_trained(checkpoint, "")
+        split = load_test_split(trained.checkpoint.data["name"], args.data_root)
+        kind = " ".join(map(str, trained.checkpoint.model_config.values()))
+        for exporter, layout, opset in product(args.exporter, args.layout, args.opset):
+            cfg = ExportConfig(exporter=exporter, layout=layout, opset=opset)
+            name = f"{kind:18} {exporter:8} {layout:8} opset {opset}"
+            try:
+                parity = compare(check(convert(trained, cfg)), trained, split)
+                wrong = parity.differing > 0 or not parity.max_abs_difference <= MOST
+                print(f"{name}: {parity}{'  WRONG' if wrong else ''}", flush=True)
+            except Exception as error:  # whatever it is, it is the result
+                wrong = True
+                print(f"{name}: {' '.join(str(error).split())}  FAILED", flush=True)
+            failed, files = failed + wrong, files + 1
+    print(f"{files - failed} of {files} exports are right")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
