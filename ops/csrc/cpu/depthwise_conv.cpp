@@ -11,15 +11,17 @@ namespace {
 constexpr int64_t kGrain = 200000;  // multiply-adds: less is not worth waking a thread for
 constexpr int64_t kUnits = 64;      // of work on the weight gradient, at most
 
-// Rows of `width` vectors that are worth a thread.
+// Output rows of a slab that are worth a thread.
 int64_t grain(const DepthwiseGeometry& g, const Lanes& lanes, int64_t slab) {
   const double row = 1.0 * g.out_w * g.kernel_h * g.kernel_w * slab * lanes.lanes;
   return std::max<int64_t>(1, static_cast<int64_t>(kGrain / row));
 }
 
 // Groups of channels that share cache lines go together.
+template <typename T>
 int64_t slab_of(const DepthwiseGeometry& g, const Lanes& lanes) {
-  return g.channels_last ? std::min(kMostSlab, lanes.channel_groups) : 1;
+  const int64_t line = 64 / (lanes.lanes * sizeof(T));
+  return g.channels_last ? std::clamp<int64_t>(line, 1, lanes.channel_groups) : 1;
 }
 
 // [group of channels][tap][lane], from [channel][tap]; idle lanes are zero.
@@ -47,16 +49,15 @@ void correlate(const DepthwiseGeometry& g, bool transposed, const T* source, con
   const auto packed = pack(lanes, weight, g.c, g.kernel_h * g.kernel_w);
   const auto packed_bias = pack(lanes, bias, g.c, 1);
   const Correlation<T> c{
-      g,      vertical,      horizontal,         lanes, columns, slab_of(g, lanes),
+      g,      vertical,      horizontal,         lanes, columns, slab_of<T>(g, lanes),
       source, packed.data(), packed_bias.data(), out};
   const int64_t slabs = (lanes.channel_groups + c.slab - 1) / c.slab;
-  torch::stable::parallel_for(0, lanes.image_groups * slabs * vertical.out_size,
-                              grain(g, lanes, c.slab), [&](int64_t begin, int64_t end) {
-                                Workspace<A> workspace(
-                                    c.slab, vertical, columns.width * lanes.lanes,
-                                    std::max(horizontal.out_size, lanes.lanes) * lanes.lanes);
-                                OPS_CALL(correlate(c, begin, end, workspace));
-                              });
+  const int64_t rows = lanes.image_groups * slabs * vertical.out_size;
+  torch::stable::parallel_for(0, rows, grain(g, lanes, c.slab), [&](int64_t begin, int64_t end) {
+    Workspace<A> workspace(c.slab, vertical, columns.width * lanes.lanes,
+                           horizontal.out_size * lanes.lanes);
+    OPS_CALL(correlate(c, begin, end, workspace));
+  });
 }
 
 struct Kernels {
@@ -79,14 +80,15 @@ struct Kernels {
                               T* grad_weight, T* grad_bias) {
     using A = acc_t<T>;
     const int64_t lanes = vector_bytes() / sizeof(A);
-    const WeightGradient<T> p(g, grad, x, grad_bias, lanes, slab_of(g, Lanes(g, lanes)));
+    const WeightGradient<T> p(g, grad, x, grad_bias, lanes, slab_of<T>(g, Lanes(g, lanes)));
     const int64_t slabs = (p.lanes.channel_groups + p.slab - 1) / p.slab;
     const int64_t rows = p.lanes.image_groups * g.out_h;
-    const int64_t ranges = std::max<int64_t>(1, std::min(rows, kUnits / slabs));
+    const int64_t unit_rows = grain(g, p.lanes, p.slab);  // fewer cost more than they save
+    const int64_t ranges =
+        std::clamp<int64_t>(rows / unit_rows, 1, std::max<int64_t>(1, kUnits / slabs));
     const int64_t positions = g.kernel_h * g.kernel_w + 1;
     std::vector<double> totals(ranges * g.c * positions);
-    const int64_t unit_grain = grain(g, p.lanes, p.slab) / std::max<int64_t>(1, rows / ranges) + 1;
-    torch::stable::parallel_for(0, slabs * ranges, unit_grain, [&](int64_t begin, int64_t end) {
+    const auto work = [&](int64_t begin, int64_t end) {
       for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t slab = unit % slabs, range = unit / slabs;
         WeightWorkspace<A> workspace(p);
@@ -94,7 +96,9 @@ struct Kernels {
             sum_weights(p, slab, rows * range / ranges, rows * (range + 1) / ranges, workspace));
         unpack(p, workspace.totals, slab, positions, &totals[range * g.c * positions]);
       }
-    });
+    };
+    const int64_t unit_grain = unit_rows * ranges / std::max<int64_t>(1, rows) + 1;
+    torch::stable::parallel_for(0, slabs * ranges, unit_grain, work);
     for (int64_t c = 0; c < g.c; ++c) {
       for (int64_t t = 0; t < positions; ++t) {
         double total = 0;

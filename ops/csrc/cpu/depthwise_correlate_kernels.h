@@ -82,8 +82,9 @@ void correlate(const Correlation<T>& c, int64_t begin, int64_t end,
         }
       }
       for (const Block& block : columns.blocks) {
-        const auto run = columns.source_step == N ? correlate_for<1, A>(block.outputs)
-                                                  : correlate_for<0, A>(block.outputs);
+        const auto run = columns.source_step == N       ? correlate_for<1, A>(block.outputs)
+                         : columns.source_step == 2 * N ? correlate_for<2, A>(block.outputs)
+                                                        : correlate_for<0, A>(block.outputs);
         run(block, columns, workspace.rows.data(), rows.count, rings[k].data, weight, bias, out,
             out_pixel);
       }

@@ -69,14 +69,14 @@ struct Tap {
 // Adjacent outputs that are computed together, from taps that are not all padding.
 struct Block {
   int64_t outputs;
-  int64_t out, source;  // of the first, in elements
+  int64_t out, source;  // of the first, in pixels and in elements
   int64_t tap_begin, tap_end;
 };
 
 // An output row of a correlation, cut into blocks. Outputs of one block take the same taps, so in
 // the input gradient they lie `stride` apart.
 struct Columns {
-  int64_t out_step, source_step;  // from one output of a block to the next, in elements
+  int64_t out_step, source_step;  // from one output of a block to the next, likewise
   int64_t left = 0, width = 0;    // zeros before the source, and all that blocks read, in pixels
   std::vector<Tap> taps;
   std::vector<Block> blocks;
@@ -178,7 +178,7 @@ struct TapRows {
 };
 
 // What a thread works in: rings of source rows, and a row of outputs, for each of some groups of
-// channels; zeros at first.
+// channels; zeros at first. Sizes are in elements.
 template <typename A>
 class Workspace {
  public:
@@ -221,7 +221,7 @@ class Workspace {
   std::vector<A> memory_;
 };
 
-constexpr int64_t kMostSlab = 4;  // groups of channels that a thread takes along a row together
+constexpr int64_t kMostSlab = 8;  // groups of channels that a thread takes along a row together
 
 // Either correlation, ready to be computed.
 template <typename T>

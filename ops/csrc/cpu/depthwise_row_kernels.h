@@ -3,11 +3,6 @@
 
 namespace ops::cpu::OPS_ISA {
 
-// The place of the i-th vector of `n` elements; the last one overlaps the one before.
-inline int64_t vector_at(int64_t i, int64_t lanes, int64_t n) {
-  return i + lanes <= n || n < lanes ? i : n - lanes;
-}
-
 // Converts `channels` of each of n pixels, at most N.
 template <int N, typename From, typename To>
 void convert_pixels(const From* from, int64_t from_pixel, To* to, int64_t to_pixel,
@@ -18,8 +13,8 @@ void convert_pixels(const From* from, int64_t from_pixel, To* to, int64_t to_pix
     }
     return;
   }
-  for (int64_t i = 0; i < n; ++i) {
-    convert_some<N / 2>(from + i * from_pixel, to + i * to_pixel, channels);
+  for (int64_t i = 0; N > 1 && i < n; ++i) {
+    convert_some<(N + 1) / 2>(from + i * from_pixel, to + i * to_pixel, channels);
   }
 }
 
@@ -28,10 +23,10 @@ template <typename T>
 void gather_row(const Place<const T>& place, int64_t h, const Lanes& lanes, acc_t<T>* to) {
   using A = acc_t<T>;
   constexpr int N = kLanes<A>;
+  if (place.starts < (place.pixel ? lanes.images : lanes.images * lanes.channels)) {
+    __builtin_memset(to, 0, place.width * N * sizeof(A));
+  }
   if (place.pixel) {
-    if (place.starts < lanes.images) {
-      __builtin_memset(to, 0, place.width * N * sizeof(A));
-    }
     for (int64_t i = 0; i < place.starts; ++i) {
       const T* from = place.start[i] + h * place.row;
       A* lane = to + i * lanes.channels;
@@ -39,29 +34,25 @@ void gather_row(const Place<const T>& place, int64_t h, const Lanes& lanes, acc_
     }
     return;
   }
-  const int64_t pixels = place.width < N ? place.width : N;
-  for (int64_t i = 0; i < place.width; i += N) {
-    const int64_t at = vector_at(i, N, place.width);
+  for (int64_t l = 0; place.width < N && l < place.starts; ++l) {
+    convert_pixels<1>(place.start[l] + h * place.row, 1, to + l, N, 1, place.width);
+  }
+  for (int64_t i = 0; place.width >= N && i < place.width; i += N) {
+    const int64_t at = i + N <= place.width ? i : place.width - N;  // overlaps the one before
     Vec<A, N> v[N];
     OPS_UNROLL
     for (int l = 0; l < N; ++l) {
-      v[l] = Vec<A, N>{};
-      if (l < place.starts) {
-        const T* from = place.start[l] + h * place.row + at;
-        v[l] = pixels < N ? load_some<N>(from, pixels) : load<N>(from);
-      }
+      v[l] = l < place.starts ? load<N>(place.start[l] + h * place.row + at) : Vec<A, N>{};
     }
     transpose<A, N>(v);
     OPS_UNROLL
     for (int p = 0; p < N; ++p) {
-      if (p < pixels) {
-        store<N>(to + (at + p) * N, v[p]);
-      }
+      store<N>(to + (at + p) * N, v[p]);
     }
   }
 }
 
-// One row from [pixel][lane], which has N pixels at least.
+// One row from [pixel][lane].
 template <typename T>
 void scatter_row(const acc_t<T>* from, const Lanes& lanes, const Place<T>& place, int64_t h) {
   using A = acc_t<T>;
@@ -74,8 +65,11 @@ void scatter_row(const acc_t<T>* from, const Lanes& lanes, const Place<T>& place
     }
     return;
   }
-  for (int64_t i = 0; i < place.width; i += N) {
-    const int64_t at = vector_at(i, N, place.width);
+  for (int64_t l = 0; place.width < N && l < place.starts; ++l) {
+    convert_pixels<1>(from + l, N, place.start[l] + h * place.row, 1, 1, place.width);
+  }
+  for (int64_t i = 0; place.width >= N && i < place.width; i += N) {
+    const int64_t at = i + N <= place.width ? i : place.width - N;
     Vec<A, N> v[N];
     OPS_UNROLL
     for (int p = 0; p < N; ++p) {
@@ -85,12 +79,7 @@ void scatter_row(const acc_t<T>* from, const Lanes& lanes, const Place<T>& place
     OPS_UNROLL
     for (int l = 0; l < N; ++l) {
       if (l < place.starts) {
-        T* to = place.start[l] + h * place.row + at;
-        if (place.width < N) {
-          store_some<N>(to, v[l], place.width);
-        } else {
-          store<N>(to, v[l]);
-        }
+        store<N>(place.start[l] + h * place.row + at, v[l]);
       }
     }
   }

@@ -3,9 +3,16 @@
 
 namespace ops::cpu::OPS_ISA {
 
+// A row of grad_output, and from one of its pixels to the next.
+template <typename A>
+struct GradRow {
+  const A* data;
+  int64_t pixel;
+};
+
 // Adds to the sums of COUNT taps: grad_output · input, over pixels `begin` to `end` of a row.
 template <int COUNT, typename A>
-void add_products(const Tap* taps, const A* grad, const A* source, int64_t step, int64_t begin,
+void add_products(const Tap* taps, GradRow<A> grad, const A* source, int64_t step, int64_t begin,
                   int64_t end, A* sums) {
   constexpr int N = kLanes<A>;
   const A* x[COUNT];
@@ -16,7 +23,7 @@ void add_products(const Tap* taps, const A* grad, const A* source, int64_t step,
     sum[t] = load<N>(sums + taps[t].weight);
   }
   for (int64_t i = begin; i < end; ++i) {
-    const Vec<A, N> g = load<N>(grad + i * N);
+    const Vec<A, N> g = load<N>(grad.data + i * grad.pixel);
     OPS_UNROLL
     for (int t = 0; t < COUNT; ++t) {
       sum[t] += g * load<N>(x[t] + i * step);
@@ -38,18 +45,19 @@ auto add_products_for(int64_t count) {
   return &add_products<COUNT, A>;
 }
 
-// Adds n vectors to a total, in four parts: an addition takes several cycles.
+// Adds pixels `begin` to `end` to a total, in four parts: an addition takes several cycles.
 template <typename A>
-void add_all(const A* from, int64_t n, double* total) {
+void add_all(GradRow<A> grad, int64_t begin, int64_t end, double* total) {
   constexpr int N = kLanes<A>;
   Vec<A, N> sum[4] = {};
-  for (int64_t i = 0; i + 4 <= n; i += 4) {
+  int64_t i = begin;
+  for (; i + 4 <= end; i += 4) {
     for (int k = 0; k < 4; ++k) {
-      sum[k] += load<N>(from + (i + k) * N);
+      sum[k] += load<N>(grad.data + (i + k) * grad.pixel);
     }
   }
-  for (int64_t i = n / 4 * 4; i < n; ++i) {
-    sum[0] += load<N>(from + i * N);
+  for (; i < end; ++i) {
+    sum[0] += load<N>(grad.data + i * grad.pixel);
   }
   sum[0] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
   for (int lane = 0; lane < N; ++lane) {
@@ -80,12 +88,13 @@ void sum_weights(const WeightGradient<T>& p, int64_t slab, int64_t begin, int64_
   const int64_t num_groups = left < p.slab ? left : p.slab;
   int64_t terms = 0;  // in each sum
   Ring<T> rings[kMostSlab];
-  Place<const T> grads[kMostSlab];
+  Place<const T> grad_places[kMostSlab];
+  GradRow<A> grads[kMostSlab];
   for (int64_t index = begin; index < end; ++index) {
     const int64_t h = index % out_h;
     if (index == begin || h == 0) {
       for (int64_t k = 0; k < num_groups; ++k) {
-        grads[k] = p.grad_place(index / out_h, first_group + k);
+        grad_places[k] = p.grad_place(index / out_h, first_group + k);
         if (p.x) {
           rings[k] = {p.x_place(index / out_h, first_group + k), workspace.ring(k) + p.left * N,
                       workspace.ring_rows(), workspace.source_row(), 0};
@@ -97,7 +106,16 @@ void sum_weights(const WeightGradient<T>& p, int64_t slab, int64_t begin, int64_
       rows = workspace.find_rows(p.vertical, h, p.horizontal.taps * N);
     }
     for (int64_t k = 0; k < num_groups; ++k) {
-      gather_row(grads[k], h, p.lanes, workspace.row(k));
+      const Place<const T>& place = grad_places[k];
+      grads[k] = {workspace.row(k), N};
+      if constexpr (std::is_same_v<T, A>) {
+        if (place.pixel && place.channels == N) {
+          grads[k] = {place.start[0] + h * place.row, place.pixel};
+        }
+      }
+      if (grads[k].data == workspace.row(k)) {
+        gather_row(place, h, p.lanes, workspace.row(k));
+      }
       if (p.x) {
         rings[k].gather(p.lanes, rows.last);
       }
@@ -107,12 +125,11 @@ void sum_weights(const WeightGradient<T>& p, int64_t slab, int64_t begin, int64_
       workspace.find_meetings(p, rows.count, from, until);
       for (int64_t k = 0; k < num_groups; ++k) {
         for (const Meeting& m : workspace.meetings) {
-          add_products_for<A>(m.count)(&workspace.taps[m.first], workspace.row(k), rings[k].data,
+          add_products_for<A>(m.count)(&workspace.taps[m.first], grads[k], rings[k].data,
                                        p.horizontal.stride * N, m.begin, m.end, workspace.sums(k));
         }
         if (p.bias) {
-          add_all(workspace.row(k) + from * N, until - from,
-                  &workspace.totals[(k * (taps + 1) + taps) * N]);
+          add_all(grads[k], from, until, &workspace.totals[(k * (taps + 1) + taps) * N]);
         }
       }
       terms += until - from;
