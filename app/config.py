@@ -134,7 +134,7 @@ class TrainerConfig:
     checkpoint_seconds: float | None = _optional(
         30.0, "must be a number above 0", lambda value: value > 0 and math.isfinite(value)
     )
-    precision: str = _choice("fp32", "fp32", "bf16", "fp16")
+    precision: str = _choice("fp32", "fp32", "bf16", "fp16", "fp64")
     compile: Any = _choice("auto", "auto", True, False)  # noqa: RUF009
 
 

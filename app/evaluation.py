@@ -11,7 +11,8 @@ def predict_logits(
 ) -> Tensor:
     """Logits float32 [N, C] of `model`, in evaluation mode, for images uint8 [N, 1, 28, 28]."""
     model.eval()
-    parts = [model(normalize(part, mean, std)) for part in images.split(batch_size)]
+    dtype = next(model.parameters()).dtype
+    parts = [model(normalize(part, mean, std).to(dtype)) for part in images.split(batch_size)]
     return torch.cat(parts)
 
 

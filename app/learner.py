@@ -9,7 +9,7 @@ from app.config import TrainConfig
 from app.distributed import World
 from app.optimizer import AdamW, LossScale, copy_into, plain
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Learner:
@@ -30,7 +30,7 @@ class Learner:
         self.model = model
         self.device = device
         self.optim = cfg.optim
-        self.dtype = DTYPES.get(cfg.trainer.precision)
+        self.dtype = AUTOCAST.get(cfg.trainer.precision)
         self.optimizer = AdamW(model.parameters(), cfg.optim.weight_decay)
         self.average = copy.deepcopy(model).requires_grad_(False) if cfg.optim.ema else None
         self.loss_scale = LossScale(device) if self.dtype == torch.float16 else None
@@ -47,7 +47,7 @@ class Learner:
         """Take one step of the optimiser.
 
         Args:
-            images: Normalised, float [B, 1, 28, 28].
+            images: Normalised, [B, 1, 28, 28], of the weights' dtype.
             labels: int64 [B].
             lr: The learning rate.
             step: The number of steps before this one.

@@ -107,6 +107,8 @@ def start(cfg: TrainConfig, world: World | None = None) -> Run:
     model = build_model(cfg.model, len(data.classes)).to(device)
     if device.type == "cpu":
         model.to(memory_format=torch.channels_last)  # 1.4 times as fast there
+    if cfg.trainer.precision == "fp64":
+        model.double()
     parts = {part: getattr(data, part).to(device) for part in ("train", "val", "test")}
     data = dataclasses.replace(data, **parts)
     learner = Learner(model, cfg, device, world)
@@ -155,7 +157,7 @@ def save(run: Run, name: str, **metrics: float) -> None:
     save_checkpoint(
         run.folder / name,
         Checkpoint(
-            model={key: value.cpu().contiguous() for key, value in weights.items()},
+            model={key: value.cpu().float().contiguous() for key, value in weights.items()},
             model_config=dataclasses.asdict(run.cfg.model),
             data=describe_data(run),
             metrics={"epoch": run.epoch, "step": run.step, **metrics},

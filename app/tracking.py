@@ -5,6 +5,7 @@ import socket
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -105,10 +106,8 @@ class Tracker:
     def close(self) -> None:
         """Close the files; what could not be written was `flush`'s to say."""
         for file in (self._events, self._lines):
-            try:
+            with suppress(OSError):
                 file.close()
-            except OSError:
-                os.close(file.fileno())
 
     def _paths(self) -> list[Path]:
         return [*self._folder.glob(EVENTS), *self._folder.glob(METRICS)]

@@ -1,8 +1,9 @@
 import math
+import re
 import sys
 import time
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from tqdm import tqdm
 from app.augment import warp
 from app.config import TrainConfig
 from app.data import normalize
-from app.device import pick_device
+from app.device import keep_memory, pick_device
 from app.distributed import connect
 from app.errors import RunError
 from app.evaluation import evaluate
@@ -41,6 +42,7 @@ def train(cfg: TrainConfig) -> dict[str, Any]:
         KeyboardInterrupt: The run was interrupted; `last.pt` holds what it had reached.
     """
     started = time.perf_counter()
+    keep_memory()
     with closing(connect(pick_device(cfg.device))) as world:
         run = start(cfg, world)
         if summary := finished(run):
@@ -48,7 +50,7 @@ def train(cfg: TrainConfig) -> dict[str, Any]:
                 print(f"it is finished: test accuracy {summary['test_accuracy']:.2%}", flush=True)
             return summary
         if world.rank > 0:
-            with deferred_interrupt() as interrupted:
+            with deferred_interrupt() as interrupted, explained(run):
                 fit(run, None, interrupted)
             return {}
         with locked(run.folder), closing(Tracker(run.folder, run.logs)) as tracker:
@@ -58,11 +60,12 @@ def train(cfg: TrainConfig) -> dict[str, Any]:
 def lead(run: Run, tracker: Tracker, started: float) -> dict[str, Any]:
     """Do what one of the processes does: train, write, test, and say how it ended."""
     try:
-        with deferred_interrupt() as interrupted:
-            fit(run, tracker, interrupted)
-        results = test(run, tracker)
-        compare(run, tracker, results)
-        tracker.flush()
+        with explained(run):
+            with deferred_interrupt() as interrupted:
+                fit(run, tracker, interrupted)
+            results = test(run, tracker)
+            compare(run, tracker, results)
+            tracker.flush()
     except KeyboardInterrupt:
         summarize(run, "interrupted", seconds=time.perf_counter() - started)
         print(f"stopped after step {run.step:,}: {run.folder / LAST}", flush=True)
@@ -75,6 +78,30 @@ def lead(run: Run, tracker: Tracker, started: float) -> dict[str, Any]:
     summary = summarize(run, "finished", **results)
     print(format_summary(run, summary), flush=True)
     return summary
+
+
+@contextmanager
+def explained(run: Run) -> Iterator[None]:
+    """Say in a line what torch's exceptions mean that are no mistakes of the program.
+
+    Raises:
+        RunError: There was not enough memory, or another process has ended.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error)
+        if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in text:
+            raise RunError(
+                f"out of memory on {run.device} with trainer.batch_size={run.batch_size}: "
+                f"try a smaller one (last good checkpoint: {run.folder / LAST})"
+            ) from error
+        if run.world.size > 1 and re.search("gloo|nccl", text, re.IGNORECASE):
+            raise RunError(
+                f"process {run.world.rank} has lost the others at step {run.step} "
+                f"(last good checkpoint: {run.folder / LAST})"
+            ) from error
+        raise
 
 
 def fit(run: Run, tracker: Tracker | None, interrupted: Callable[[], bool]) -> None:
@@ -168,9 +195,8 @@ def train_step(run: Run, plan: Plan, index: int) -> Tensor:
     images, labels = data.train.images[batch], data.train.labels[batch]
     if plan.maps is not None:
         images = warp(images.float(), plan.maps[index])
-    return run.learner.step(
-        normalize(images, data.mean, data.std), labels, run.rate(run.step), run.step
-    )
+    inputs = normalize(images, data.mean, data.std).to(run.learner.optimizer.parameters[0].dtype)
+    return run.learner.step(inputs, labels, run.rate(run.step), run.step)
 
 
 def note(run: Run, tracker: Tracker | None, returned: Tensor) -> None:

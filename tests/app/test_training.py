@@ -3,6 +3,7 @@ import json
 import math
 import os
 import signal
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from app.optimizer import one_cycle
 from app.state import start
 from app.training import train
 from tests.app.idx import write_dataset
+from tests.app.test_tracking import limited_files
 
 
 @pytest.fixture(autouse=True)
@@ -191,6 +193,36 @@ def test_a_loss_that_is_not_finite_stops_the_run(cfg, monkeypatch):
     assert f"(last good checkpoint: {last})" in str(error.value)
     assert json.loads((last.parent / "summary.json").read_text())["status"] == "failed"
     assert load_checkpoint(last).metrics["epoch"] == 1  # the one before it is kept
+
+
+def test_too_little_memory_is_said_in_a_line(cfg, monkeypatch):
+    step = training.train_step
+
+    def hungry(run, plan, index):
+        return torch.empty(2**60, dtype=torch.uint8) if run.step == 10 else step(run, plan, index)
+
+    monkeypatch.setattr(training, "train_step", hungry)
+    with pytest.raises(RunError, match=r"out of memory on cpu with trainer\.batch_size=32"):
+        train(cfg)
+    (last,) = Path(cfg.outputs).rglob("last.pt")
+    assert load_checkpoint(last).metrics["epoch"] == 1
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(cfg, monkeypatch):
+    step = training.train_step
+
+    def filled(run, plan, index):
+        if run.step == 10:
+            stack.enter_context(limited_files())
+        return step(run, plan, index)
+
+    monkeypatch.setattr(training, "train_step", filled)
+    with ExitStack() as stack, pytest.raises(RunError, match="cannot be written: File too large"):
+        train(cfg)
+    (last,) = Path(cfg.outputs).rglob("last.pt")
+    assert load_checkpoint(last).metrics["epoch"] == 1
+    monkeypatch.undo()
+    assert train(dataclasses.replace(cfg, resume="latest"))["steps"] == 14
 
 
 @pytest.mark.parametrize(
