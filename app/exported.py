@@ -23,6 +23,7 @@ from app.errors import UserError
 from app.inference import BATCH_SIZE, Network, Runner
 from ops.export import LEAST_OPSET
 
+RUNTIME = f"ONNX Runtime {onnxruntime.__version__}"
 ALL_THREADS = 0
 _TYPES = {"tensor(float)": np.float32, "tensor(uint8)": np.uint8}
 

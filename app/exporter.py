@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
-import onnxruntime
 import torch
 from onnx import ModelProto
 from onnx.shape_inference import infer_shapes
@@ -19,7 +18,7 @@ from app.config import ExportConfig
 from app.data import Dataset, Split, normalize
 from app.deployment import convert, layout
 from app.errors import RunError, UserError
-from app.exported import newest_opset, open_session, session_runner
+from app.exported import RUNTIME, newest_opset, open_session, session_runner
 from app.files import write_atomically
 from app.inference import TrainedModel, load_data, load_trained, torch_runner
 from app.model_card import write_card
@@ -97,8 +96,8 @@ def export(cfg: ExportConfig) -> None:
 def check_settings(cfg: ExportConfig) -> None:
     """Raise UserError for settings that each are allowed but not together, or not here."""
     if cfg.opset > newest_opset():
-        versions = f"onnx {onnx.__version__} and onnxruntime {onnxruntime.__version__}"
-        raise UserError(f"opset={cfg.opset}: choose from 17 to {newest_opset()} ({versions})")
+        newest = f"the newest of onnx {onnx.__version__} and {RUNTIME}"
+        raise UserError(f"opset={cfg.opset}: choose from 17 to {newest_opset()}, {newest}")
     if cfg.quantize and cfg.precision == "fp16":
         raise UserError("quantize=int8: starts from float32, choose precision=fp32")
     if cfg.quantize and cfg.layout == "function":

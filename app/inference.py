@@ -1,3 +1,4 @@
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,7 +97,7 @@ def load_test_split(name: str, root: str) -> Split:
 
 def torch_runner(trained: TrainedModel, device: torch.device) -> Runner:
     """Run the checkpoint's network with torch."""
-    module, data = trained.module.to(device), trained.checkpoint.data
+    module, data = copy.deepcopy(trained.module).to(device), trained.checkpoint.data
 
     @torch.inference_mode()
     def run(images: Tensor) -> Tensor:

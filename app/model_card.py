@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from onnx import TensorProto, ValueInfoProto
 
 from app.config import ExportConfig
 from app.deployment import CLASS, SIDE, layout
-from app.exported import open_session
+from app.exported import RUNTIME, open_session
 from app.inference import TrainedModel
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ def write_card(
         f"{parity.max_abs_difference:.2g} at most (the largest is {parity.largest_logit:.3g})",
         f"latency, batch {LATENCY_BATCH}": f"{1e6 * latency:,.0f} µs",
         f"throughput, batch {THROUGHPUT_BATCH}": f"{throughput:,.0f} images/s",
-        "measured with": f"ONNX Runtime {onnxruntime.__version__}, {os.cpu_count()} CPUs "
+        "measured with": f"{RUNTIME}, {os.cpu_count()} CPUs "
         f"({platform.machine()}), one thread for the latency and all for the throughput",
     }
     nodes = Counter((node.domain or "ai.onnx", node.op_type) for node in model.graph.node)

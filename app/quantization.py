@@ -24,6 +24,8 @@ def quantize(model: ModelProto, images: Tensor) -> ModelProto:
     from onnxruntime import quantization as ort
 
     name = model.graph.input[0].name
+    original, model = model, onnx.ModelProto()  # ONNX Runtime moves its weights into a file
+    model.CopyFrom(original)
 
     class Reader(ort.CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -47,6 +49,6 @@ def quantize(model: ModelProto, images: Tensor) -> ModelProto:
         )
         quantized = onnx.load(path)
     for field in ("ir_version", "producer_name", "producer_version", "doc_string"):
-        setattr(quantized, field, getattr(model, field))
+        setattr(quantized, field, getattr(original, field))
     onnx.helper.set_model_props(quantized, {})
     return quantized

@@ -1,0 +1,296 @@
+"""Measures exported networks in ONNX Runtime beside the same net of stock layers and torch.
+
+    python scripts/bench_onnx.py [--act ncrelu] [--conv depthwise] [--threads 1 2] [--csv FILE]
+
+For each activation and convolution: our network exported by both exporters in both layouts, and
+quantized to int8; the same network of torch.nn's layers with the same weights, exported; and our
+network in torch, eager and compiled. All of them take turns in one process, a block of calls at a
+time, forwards and backwards; the fastest block counts, as all else that a machine does only adds.
+The outputs are compared first (int8's only by class).
+"""
+
+import argparse
+import csv
+import logging
+import os
+import platform
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the project, not installed
+
+import numpy as np
+import onnxruntime
+import torch
+from torch import Tensor, nn
+
+from app.config import ModelConfig
+from app.model import build_model
+from app.quantization import quantize
+from ops import GELU, DepthwiseConv2d, NCReLU
+from ops.export import export_onnx
+
+BATCHES = (1, 32, 1024)
+BLOCK_S = 0.005  # of calls in a turn, one call at least
+LEAST_TURNS = 9
+STOCK, EAGER = "stock layers", "torch eager"
+OURS = "symbolic, function"
+NEAR = 1e-4
+
+
+class StockGELU(nn.Module):
+    """QuickGELU, as models write it without an operator of their own."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """See GELU."""
+        return input * torch.sigmoid(1.702 * input)
+
+
+class StockNCReLU(nn.Module):
+    """NCReLU of torch's operators."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """See NCReLU."""
+        return torch.cat((input.clamp(min=0), input.clamp(max=0)), 1)
+
+
+def with_stock_layers(module: nn.Module) -> nn.Module:
+    """The same network with torch's layers in the place of ours; the weights are shared."""
+    for name, child in module.named_children():
+        if isinstance(child, GELU):
+            setattr(module, name, StockGELU())
+        elif isinstance(child, NCReLU):
+            setattr(module, name, StockNCReLU())
+        elif isinstance(child, DepthwiseConv2d):
+            size, channels = child.kernel_size, child.channels
+            stock = nn.Conv2d(
+                channels, channels, size, child.stride, child.padding, groups=channels, bias=False
+            )
+            stock.load_state_dict(child.state_dict())
+            setattr(module, name, stock)
+        else:
+            with_stock_layers(child)
+    return module
+
+
+@dataclass
+class Row:
+    """One network, number of threads and batch: seconds a call in each turn, by candidate."""
+
+    network: str
+    threads: int
+    batch: int
+    times: dict[str, list[float]] = field(default_factory=dict)
+
+    def time(self, name: str) -> float:
+        """Seconds of a call in the fastest turn."""
+        return min(self.times[name])
+
+    def ratio(self, name: str, base: str) -> float:
+        """How many times faster than `base`."""
+        return self.time(base) / self.time(name)
+
+
+def models(network: nn.Module, calibration: Tensor) -> dict[str, bytes]:
+    """Every exported file, by what the table calls it."""
+    names = {"input_names": ["image"], "output_names": ["logits"]}
+    dynamic = {"image": {0: "batch"}, "logits": {0: "batch"}}
+    example = (torch.zeros(2, 1, 28, 28),)
+    exported = {
+        f"{exporter}, {layout}": export_onnx(
+            network, example, exporter=exporter, layout=layout, dynamic_axes=dynamic, **names
+        )
+        for exporter, layout in product(("symbolic", "dynamo"), ("function", "standard"))
+    }
+    exported["int8"] = quantize(exported["symbolic, standard"], calibration)
+    stock = with_stock_layers(network)
+    exported[STOCK] = export_onnx(stock, example, dynamic_axes=dynamic, **names)
+    return {name: model.SerializeToString() for name, model in exported.items()}
+
+
+def session_of(model: bytes, threads: int, **settings: bool) -> Callable[[Tensor], Any]:
+    """Runs a file on so many threads, with other session options than ONNX Runtime's own."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    spinning = str(int(settings.pop("spinning", True)))
+    options.add_session_config_entry("session.intra_op.allow_spinning", spinning)
+    for name, value in settings.items():
+        setattr(options, name, value)
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return lambda x: session.run(None, {"image": x.numpy()})[0]
+
+
+def measure(calls: dict[str, Callable[[], Any]], budget_s: float) -> dict[str, list[float]]:
+    """Seconds of a call in each turn, for as many turns as the budget allows."""
+
+    def seconds(call: Callable[[], Any], count: int) -> float:
+        start = time.perf_counter()
+        for _ in range(count):
+            call()
+        return (time.perf_counter() - start) / count
+
+    counts = {}
+    for name, call in calls.items():
+        seconds(call, 2)
+        counts[name] = max(1, round(BLOCK_S / seconds(call, 2)))
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    end, order = time.perf_counter() + budget_s, list(calls)
+    while time.perf_counter() < end or len(times[order[0]]) < LEAST_TURNS:
+        for name in order:
+            times[name].append(seconds(calls[name], counts[name]))
+        order.reverse()
+    return times
+
+
+def check(results: dict[str, Any], expected: Tensor, name: str) -> None:
+    """Raises SystemExit where a candidate computes something else."""
+    for candidate, result in results.items():
+        if candidate == "int8":
+            right = (result.argmax(1) == expected.argmax(1).numpy()).mean() > 0.9
+        else:
+            right = np.abs(np.asarray(result) - expected.numpy()).max() <= NEAR
+        if not right:
+            raise SystemExit(f"{name}: {candidate} computes something else")
+
+
+def rows_of(cfg: ModelConfig, args: argparse.Namespace) -> list[Row]:
+    """Measures one network."""
+    torch.manual_seed(0)
+    network = build_model(cfg, 10).eval()
+    nn.init.normal_(network.classifier[-1].weight)  # logits that stand apart
+    name = f"{cfg.act}, {cfg.conv}"
+    calibration = torch.randn(1000, 1, 28, 28)
+    eager = build_model(cfg, 10).eval()
+    eager.load_state_dict(network.state_dict())
+    files = models(network, calibration)
+    rows = []
+    for threads in args.threads:
+        torch.set_num_threads(threads)
+        sessions = {label: session_of(model, threads) for label, model in files.items()}
+        torch._dynamo.reset()
+        runners: dict[str, Callable[[Tensor], Any]] = {
+            **sessions,
+            EAGER: eager,
+            "torch.compile": torch.compile(eager, dynamic=False),
+        }
+        with torch.inference_mode():
+            check({k: run(calibration) for k, run in runners.items()}, eager(calibration), name)
+            for batch in args.batch:
+                x = torch.randn(batch, 1, 28, 28)
+                calls = {label: partial(run, x) for label, run in runners.items()}
+                row = Row(name, threads, batch, measure(calls, args.seconds))
+                print(line(row), flush=True)
+                rows.append(row)
+    return rows
+
+
+def option_rows(cfg: ModelConfig, args: argparse.Namespace) -> list[Row]:
+    """Measures one network's default export under several session options."""
+    torch.manual_seed(0)
+    model = models(build_model(cfg, 10).eval(), torch.randn(500, 1, 28, 28))[OURS]
+    choices: dict[str, dict[str, bool]] = {
+        "as they are": {},
+        "no arena": {"enable_cpu_mem_arena": False},
+        "no memory pattern": {"enable_mem_pattern": False},
+        "no spinning": {"spinning": False},
+    }
+    rows = []
+    for threads, batch in product(args.threads, args.batch):
+        x = torch.randn(batch, 1, 28, 28)
+        calls = {
+            name: partial(session_of(model, threads, **choice), x)
+            for name, choice in choices.items()
+        }
+        row = Row(f"{cfg.act}, {cfg.conv}", threads, batch, measure(calls, args.seconds))
+        print(line(row), flush=True)
+        rows.append(row)
+    return rows
+
+
+def line(row: Row) -> str:
+    """The row as the screen shows it."""
+    cells = [f"{name} {row.time(name) * 1e6:.0f} µs" for name in row.times]
+    text = f"{row.network:18} {row.threads} threads, batch {row.batch:4}: {'; '.join(cells)}"
+    if STOCK not in row.times:
+        return text
+    return f"{text}; {row.ratio(OURS, STOCK):.3f}x stock, {row.ratio(OURS, EAGER):.2f}x eager"
+
+
+def markdown(rows: list[Row]) -> str:
+    """A table: microseconds of a call, and our default export's speed over stock and torch's."""
+    names = list(rows[0].times)
+    head = ["network", "threads", "batch", *names, f"{OURS} / stock", f"{OURS} / eager"]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for row in rows:
+        cells = [row.network, str(row.threads), str(row.batch)]
+        cells += [f"{row.time(name) * 1e6:,.0f}" for name in names]
+        cells += [f"**{row.ratio(OURS, STOCK):.2f}×**", f"**{row.ratio(OURS, EAGER):.1f}×**"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def write_csv(path: Path, rows: list[Row]) -> None:
+    """A line for each candidate of each row."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(
+            ["network", "threads", "batch", "candidate", "us", "over_stock", "over_eager"]
+        )
+        for row in rows:
+            for name in row.times:
+                ratios = (f"{row.ratio(name, base):.4f}" for base in (STOCK, EAGER))
+                us = f"{row.time(name) * 1e6:.2f}"
+                writer.writerow([row.network, row.threads, row.batch, name, us, *ratios])
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """Reads the command line."""
+    text = (__doc__ or "").split("\n\n")
+    parser = argparse.ArgumentParser(description=text[0], epilog=text[2])
+    acts, convs = ["relu", "gelu", "ncrelu"], ["standard", "depthwise"]
+    add = parser.add_argument
+    add("--act", nargs="+", choices=acts, default=acts, help="default: all")
+    add("--conv", nargs="+", choices=convs, default=convs, help="default: both")
+    add("--threads", nargs="+", type=int, default=[1, 2], metavar="N", help="default: 1 and 2")
+    add("--batch", nargs="+", type=int, default=BATCHES, metavar="N", help="default: 1 32 1024")
+    add("--seconds", type=float, default=8, metavar="S", help="for a row (default: 8)")
+    add("--options", action="store_true", help="compare session options instead, of our export")
+    add("--csv", type=Path, metavar="FILE", help="write the numbers")
+    add("--markdown", type=Path, metavar="FILE", help="write a table")
+    add(
+        "--fail-below", type=float, metavar="RATIO", help="exit 1 if slower than stock layers by it"
+    )
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measures and reports; returns the exit code."""
+    args = parse(argv)
+    logging.disable(logging.WARNING)  # of the exporters
+    warnings.simplefilter("ignore")
+    versions = f"ONNX Runtime {onnxruntime.__version__}, torch {torch.__version__}"
+    print(f"{os.cpu_count()} CPUs ({platform.machine()}), {versions}", flush=True)
+    rows = []
+    for act, conv in product(args.act, args.conv):
+        rows += (option_rows if args.options else rows_of)(ModelConfig(act, conv), args)
+    if args.options:
+        return 0
+    if args.csv:
+        write_csv(args.csv, rows)
+    if args.markdown:
+        args.markdown.write_text(markdown(rows))
+    slowest = min(row.ratio(OURS, STOCK) for row in rows)
+    print(f"against stock layers, at least {slowest:.3f}x")
+    return int(args.fail_below is not None and slowest < args.fail_below)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
