@@ -1,6 +1,3 @@
-import ctypes
-import sys
-
 import torch
 
 from app.errors import UserError
@@ -28,17 +25,3 @@ def describe(device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
     return f"{device.type}, {threads} thread{'s' if threads > 1 else ''}"
-
-
-def keep_memory() -> None:
-    """Let this process keep large blocks that it frees, for the next step to use them again.
-
-    glibc gives them back to the system, which then has to clear every page of every activation in
-    every step: a tenth of the time on a CPU.
-    """
-    if sys.platform == "linux":
-        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's
-        if mallopt is not None:
-            trim_threshold, mmap_threshold, size = -1, -3, 1 << 30
-            mallopt(trim_threshold, size)
-            mallopt(mmap_threshold, size)

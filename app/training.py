@@ -13,7 +13,7 @@ from tqdm import tqdm
 from app.augment import warp
 from app.config import TrainConfig
 from app.data import normalize
-from app.device import keep_memory, pick_device
+from app.device import pick_device
 from app.distributed import connect
 from app.errors import RunError
 from app.evaluation import evaluate
@@ -42,7 +42,6 @@ def train(cfg: TrainConfig) -> dict[str, Any]:
         KeyboardInterrupt: The run was interrupted; `last.pt` holds what it had reached.
     """
     started = time.perf_counter()
-    keep_memory()
     with closing(connect(pick_device(cfg.device))) as world:
         run = start(cfg, world)
         if summary := finished(run):
