@@ -17,7 +17,7 @@
 namespace ops::cpu {
 
 constexpr int64_t kMostLanes = 16;
-constexpr int64_t kMostOutputs = 12;  // vectors of sums that fit into registers
+constexpr int64_t kMostOutputs = 14;  // vectors of sums that fit into registers
 
 // Which outputs and sources an axis of a correlation has, and how they meet.
 struct Axis {
