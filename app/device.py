@@ -1,3 +1,5 @@
+import os
+
 import torch
 
 from app.errors import UserError
@@ -6,13 +8,15 @@ from app.errors import UserError
 def pick_device(name: str) -> torch.device:
     """The device that `auto`, `cpu`, `cuda` or `cuda:N` stands for on this machine.
 
+    Without a number it is the first GPU; for a process of torchrun, the one of its local rank.
+
     Raises:
         UserError: There is no such device here.
     """
     count = torch.cuda.device_count()
-    if name == "auto":
-        return torch.device("cuda" if count else "cpu")
-    device = torch.device(name)
+    device = torch.device(("cuda" if count else "cpu") if name == "auto" else name)
+    if device.type == "cuda" and device.index is None and "LOCAL_RANK" in os.environ:
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     if device.type == "cuda" and (device.index or 0) >= count:
         here = ", ".join(["auto", "cpu", *(f"cuda:{index}" for index in range(count))])
         raise UserError(f"device={name}: not on this machine, choose from {here}")

@@ -73,9 +73,19 @@ def connect(device: torch.device) -> World:
         launch,
     )
     if size > 1:
-        import torch.distributed
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        from torch import distributed
+        from torch.distributed.rendezvous import rendezvous
 
-        bound = device if device.type == "cuda" else None
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        torch.distributed.init_process_group(backend, device_id=bound)
+        store, rank, size = next(rendezvous("env://"))
+        # the store may be that of the last start, with the addresses of processes that are dead
+        store = distributed.PrefixStore(f"start {world.restarts}", store)  # type: ignore[attr-defined]
+        distributed.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            store=store,
+            rank=rank,
+            world_size=size,
+            device_id=device if device.type == "cuda" else None,
+        )
     return world

@@ -1,0 +1,238 @@
+"""Measures training beside what else one could write, in one process on the same data and network.
+
+    python scripts/bench_train.py [--device cuda|cpu] [--act relu] [--batch-size 128] [--seeds 5]
+
+(a) a loop in the style of pytorch/examples: torchvision's data set, ToTensor and Normalize an
+    image, a DataLoader, nn layers, torch.optim.AdamW, a step of OneCycleLR a batch;
+(b) the same nn layers, optimiser and schedule with the images on the device, eagerly;
+(c) that under torch.compile;
+(d) ours: app.training's step, with the network, optimiser and schedule of `python -m app.train`.
+
+Images a second: the best of several rounds, in which the candidates take turns; compiling and
+warm-up are not counted. Time to 99 %: whole trainings of (d) for several seeds, the training
+steps' seconds alone, and the accuracy on the test images at the end.
+"""
+
+import argparse
+import itertools
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the project, not installed
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+from torchvision import transforms
+
+from app.config import DataConfig, ModelConfig, OptimConfig, TrainConfig, TrainerConfig
+from app.data import load_dataset, normalize
+from app.device import describe, pick_device
+from app.distributed import World
+from app.evaluation import evaluate
+from app.learner import Learner
+from app.model import build_model
+from app.sampling import plan_epoch
+from app.state import Run
+from app.training import train_step
+
+
+class Stock(nn.Module):
+    """An activation of the project, from PyTorch's own operators."""
+
+    def __init__(self, act: str) -> None:
+        super().__init__()
+        self.act = act
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Float [N, C, ...] in; ncrelu doubles C."""
+        if self.act == "gelu":
+            return input * torch.sigmoid(1.702 * input)
+        return torch.cat([input.clamp_min(0), input.clamp_max(0)], 1)
+
+
+def stock_network(act: str) -> nn.Module:
+    """The project's LeNet with none of its operators."""
+    widen = 2 if act == "ncrelu" else 1
+    activation = nn.ReLU() if act == "relu" else Stock(act)
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 5, padding=2), nn.MaxPool2d(2), activation,
+        nn.Conv2d(6 * widen, 16, 5), nn.MaxPool2d(2), activation, nn.Flatten(),
+        nn.Linear(400 * widen, 120), activation,
+        nn.Linear(120 * widen, 84), activation, nn.Linear(84 * widen, 10),
+    )  # fmt: skip
+
+
+class Pictures(Dataset[tuple[Tensor, int]]):
+    """Images as torchvision's MNIST gives them: one at a time, through PIL and the transforms."""
+
+    def __init__(self, run: Run) -> None:
+        self.images = run.data.train.images.cpu().squeeze(1).numpy()
+        self.labels = run.data.train.labels.tolist()
+        self.transform = transforms.Compose(
+            [
+                transforms.ToPILImage(),
+                transforms.ToTensor(),
+                transforms.Normalize((run.data.mean,), (run.data.std,)),
+            ]
+        )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.transform(self.images[index]), self.labels[index]
+
+
+def make_run(args: argparse.Namespace, seed: int = 0) -> Run:
+    """What app.training's step works with, without a folder."""
+    device = pick_device(args.device)
+    cfg = TrainConfig(
+        model=ModelConfig(args.act),
+        data=DataConfig(fallback=None),
+        optim=OptimConfig(lr=args.lr),
+        trainer=TrainerConfig(epochs=args.epochs, batch_size=args.batch_size),
+        seed=seed,
+    )
+    data = load_dataset(cfg.data)
+    data.train, data.val, data.test = (
+        part.to(device) for part in (data.train, data.val, data.test)
+    )
+    torch.manual_seed(seed)
+    model = build_model(cfg.model, 10).to(device)
+    if device.type == "cpu":
+        model.to(memory_format=torch.channels_last)
+    return Run(cfg, World(), data, Learner(model, cfg, device, World()), device, Path())
+
+
+def stock_step(run: Run, compiled: bool) -> Callable[[Tensor, Tensor], None]:
+    """A step of the usual kind: forward, backward, AdamW, OneCycleLR."""
+    model = stock_network(run.cfg.model.act).to(run.device)
+    optim = run.cfg.optim
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=optim.lr, weight_decay=optim.weight_decay, fused=True
+    )
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, optim.lr, total_steps=1_000_000)
+    forward = torch.compile(model) if compiled else model
+
+    def step(images: Tensor, labels: Tensor) -> None:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(forward(images), labels, label_smoothing=optim.label_smoothing)
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+
+    return step
+
+
+def candidates(run: Run) -> dict[str, Iterator[None]]:
+    """For each way to train an endless iterator that takes a step."""
+    data, size, device = run.data, run.batch_size, run.device
+
+    def examples() -> Iterator[None]:
+        step = stock_step(run, compiled=False)
+        options = {"num_workers": 1, "pin_memory": True} if device.type == "cuda" else {}
+        loader = DataLoader(Pictures(run), size, shuffle=True, drop_last=True, **options)
+        for images, labels in itertools.chain.from_iterable(itertools.repeat(loader)):
+            yield step(images.to(device), labels.to(device))
+
+    def resident(compiled: bool) -> Iterator[None]:
+        step = stock_step(run, compiled)
+        while True:
+            order = torch.randperm(len(data.train), device=device)
+            for batch in order[: run.epoch_steps * size].split(size):
+                images = normalize(data.train.images[batch], data.mean, data.std)
+                yield step(images, data.train.labels[batch])
+
+    def ours() -> Iterator[None]:
+        for epoch in itertools.count():
+            plan = plan_epoch(0, epoch, len(data.train), size, None, device)
+            returned = torch.zeros(run.epoch_steps, 3, device=device)
+            for index in range(run.epoch_steps):
+                returned[index] = train_step(run, plan, index)
+                run.step = (run.step + 1) % run.steps
+                yield None
+
+    return {
+        "(a) DataLoader and transforms": examples(),
+        "(b) resident, eager": resident(compiled=False),
+        "(c) resident, torch.compile": resident(compiled=True),
+        "(d) ours": ours(),
+    }
+
+
+def rate(steps: Iterator[None], count: int, run: Run) -> float:
+    """Images a second over `count` steps."""
+    _synchronize(run)
+    started = time.perf_counter()
+    for _ in range(count):
+        next(steps)
+    _synchronize(run)
+    return count * run.batch_size / (time.perf_counter() - started)
+
+
+def train_whole(args: argparse.Namespace, seed: int) -> tuple[float, float]:
+    """A whole training by our step: seconds of its steps, accuracy on the test images."""
+    run = make_run(args, seed)
+    run.learner.model.train()
+    _synchronize(run)
+    started = time.perf_counter()
+    for epoch in range(args.epochs):
+        plan = plan_epoch(seed, epoch, len(run.data.train), run.batch_size, None, run.device)
+        returned = torch.zeros(run.epoch_steps, 3, device=run.device)
+        for index in range(run.epoch_steps):
+            returned[index] = train_step(run, plan, index)
+            run.step += 1
+    _synchronize(run)
+    seconds = time.perf_counter() - started
+    return seconds, evaluate(run.learner.trained, run.data.test, run.data)[1]
+
+
+def _synchronize(run: Run) -> None:
+    if run.device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def main() -> None:
+    """Measure as the arguments say, and print tables in Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--act", default="relu", choices=["relu", "gelu", "ncrelu"])
+    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--epochs", type=int, default=2, help="of the whole trainings")
+    parser.add_argument("--lr", type=float, default=0.01)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=40, help="a round")
+    parser.add_argument("--seeds", type=int, default=5, help="0: no whole trainings")
+    args = parser.parse_args()
+
+    run = make_run(args)
+    print(f"LeNet with {args.act}, batch {run.batch_size}, {describe(run.device)}\n")
+    ways = candidates(run)
+    for steps in ways.values():
+        rate(steps, 10, run)
+    best = dict.fromkeys(ways, 0.0)
+    for _ in range(args.rounds):
+        for name, steps in ways.items():
+            best[name] = max(best[name], rate(steps, args.steps, run))
+    print("| way | images/s | ours is faster by |\n|---|---|---|")
+    for name, speed in best.items():
+        print(f"| {name} | {speed:,.0f} | {best['(d) ours'] / speed:.2f}× |", flush=True)
+    if args.seeds:
+        results = [train_whole(args, seed) for seed in range(args.seeds)]
+        seconds, accuracies = zip(*results, strict=True)
+        reached = sum(accuracy >= 0.99 for accuracy in accuracies)
+        print(
+            f"\n{args.epochs} epochs, {args.seeds} seeds: {statistics.mean(seconds):.2f} s "
+            f"({min(seconds):.2f} to {max(seconds):.2f}), test accuracy "
+            f"{statistics.mean(accuracies):.2%} ({min(accuracies):.2%} to {max(accuracies):.2%}), "
+            f"{reached} of {args.seeds} reach 99 %"
+        )
+
+
+if __name__ == "__main__":
+    main()
