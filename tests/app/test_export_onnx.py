@@ -214,8 +214,7 @@ def test_wrong_usage(tmp_path):
 @pytest.mark.parametrize(
     ("exporter_name", "layout", "opset"),
     [
-        *(("symbolic", *rest) for rest in product(("function", "standard"), (17, 21, None))),
-        ("dynamo", "function", 17),
+        *(("symbolic", *rest) for rest in product(("function", "standard"), (17, None))),
         ("dynamo", "standard", None),
     ],
 )
@@ -299,11 +298,10 @@ def test_what_loses_accuracy_is_refused(trained, monkeypatch):
     assert not (trained / "model-int8.onnx").exists()
 
 
-@pytest.mark.parametrize("settings", [{"quantize": "int8"}, {"layout": "standard"}], ids=str)
-def test_the_same_checkpoint_gives_the_same_bytes(trained, settings):
+def test_the_same_checkpoint_gives_the_same_bytes(trained):
     contents = []
     for name in ("one.onnx", "two.onnx"):
-        exported(trained, name, file=str(trained / name), **settings)
+        exported(trained, name, file=str(trained / name), quantize="int8", postprocess=True)
         contents.append((trained / name).read_bytes())
     assert contents[0] == contents[1]
 
