@@ -27,6 +27,7 @@ from tests.app.idx import write_dataset
 from tests.app.test_train import command, run
 
 EPOCHS, EPOCH_STEPS = 3, 7
+TIMES = ("images_per_second", "seconds")  # what no two runs have in common
 
 
 @pytest.fixture(autouse=True)
@@ -58,19 +59,19 @@ def folders(outputs):
 
 
 def curves(folder):
-    """All points of all curves of TensorBoard but the speed's, as they are in the files."""
+    """All points of all curves of TensorBoard but those of time, as they are in the files."""
     points = {}
     for file in folder.glob("events.*"):
         events = EventAccumulator(str(file)).Reload()
         for tag in events.Tags()["scalars"]:
-            if tag != "images_per_second":
+            if not tag.endswith(TIMES):
                 points.setdefault(tag, []).extend((p.step, p.value) for p in events.Scalars(tag))
     return {tag: sorted(values) for tag, values in points.items()}
 
 
 def lines(folder):
     objects = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k != "images_per_second"} for line in objects]
+    return [{k: v for k, v in line.items() if not k.endswith(TIMES)} for line in objects]
 
 
 def assert_same(one, other):
