@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 import onnx
 import torch
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, helper
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, helper
 from onnx.inliner import inline_local_functions, inline_selected_functions
 from onnx.version_converter import convert_version
 from onnxscript import optimizer
@@ -145,17 +145,36 @@ def _convert(model: ModelProto, opset_version: int) -> ModelProto:
 
 def _carry_functions(model: ModelProto, opset_version: int) -> ModelProto:
     """Gives the model the meaning of those of our operators that it uses, and of no other."""
-    used = {node.op_type for node in _nodes(model.graph) if node.domain == DOMAIN}
+    used: dict[str, int] = {}  # the most inputs that a node of this name has
+    for node in _nodes(model.graph):
+        if node.domain == DOMAIN:
+            count = max((i for i, name in enumerate(node.input, 1) if name), default=0)
+            used[node.op_type] = max(count, used.get(node.op_type, 0))
     others = [function for function in model.functions if function.domain != DOMAIN]
     ours = [function.to_function_proto() for function in functions(opset_version)]
     del model.functions[:]
-    model.functions.extend([*others, *(function for function in ours if function.name in used)])
+    model.functions.extend(others)
+    for function in ours:
+        if function.name in used:
+            _drop_inputs(function, used[function.name])
+            model.functions.append(function)
     imports = [item for item in model.opset_import if item.domain != DOMAIN]
     del model.opset_import[:]
     model.opset_import.extend(imports)
     if used:
         model.opset_import.append(helper.make_opsetid(DOMAIN, VERSION))
     return model
+
+
+def _drop_inputs(function: FunctionProto, given: int) -> None:
+    """Leaves out of the body the optional last inputs that no node gives.
+
+    ONNX Runtime does not optimise a Conv with an empty third input as one with two.
+    """
+    missing = set(function.input[given:])
+    for node in function.node:
+        while node.input and node.input[-1] in missing:
+            node.input.pop()
 
 
 def _nodes(graph: GraphProto) -> Iterator[NodeProto]:

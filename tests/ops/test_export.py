@@ -102,6 +102,16 @@ def test_names_and_dynamic_axes(exporter):
     torch.testing.assert_close(run(model, other), block(other).detach(), rtol=1e-5, atol=1e-6)
 
 
+def test_a_bias_that_is_not_there_is_not_passed_on():
+    """ONNX Runtime would take a Conv with an empty third input for another one, and a slower."""
+    from ops import DepthwiseConv2d
+
+    for bias, count in ((True, 3), (False, 2)):
+        layer = DepthwiseConv2d(4, 3, bias=bias).eval()
+        (function,) = export_onnx(layer, (torch.randn(1, 4, 9, 8),)).functions
+        assert [len(node.input) for node in function.node] == [count]
+
+
 class Reduced(nn.Module):
     def forward(self, x):
         return torch.logsumexp(x, 1)
