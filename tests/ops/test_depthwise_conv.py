@@ -57,11 +57,11 @@ def test_matches_conv2d(
 
 
 # Every filter that has a kernel of its own on some device, and some that do not; more channels than
-# a block takes, not a multiple of what it takes.
+# a block takes, and not multiples of what it takes or what a vector holds.
 @each_device
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS[:2])
-@pytest.mark.parametrize("channels", [36, 130])
+@pytest.mark.parametrize("channels", [36, 37, 130])
 @pytest.mark.parametrize(
     ("kernel", "stride", "padding", "dilation"),
     [
@@ -76,6 +76,57 @@ def test_every_filter(device, kernel, stride, padding, dilation, channels, layou
     geometry = ((stride,) * 2, (padding,) * 2, (dilation,) * 2)
     image = (3, channels, 15, 18)
     compare(device, image, (kernel, kernel), geometry, True, dtype, layout, layout)
+
+
+# More work than runs at a time, planes that are cut into bands, and rows too long for that.
+@each_device
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS[:2])
+@pytest.mark.parametrize("kernel", [3, 7])
+@pytest.mark.parametrize("image", [(300, 40, 7, 7), (2, 3, 130, 225), (1, 2, 9, 1900)], ids=str)
+def test_every_cut(device, image, kernel, layout, dtype):
+    geometry = ((1, 1), (kernel // 2,) * 2, (1, 1))
+    compare(device, image, (kernel, kernel), geometry, True, dtype, layout, layout)
+
+
+@each_device
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kernel", [3, 5])
+def test_storage_that_is_not_aligned(device, dtype, kernel):
+    """An image that begins between the addresses that vectors are loaded from."""
+    image, padding = (3, 8, 9, 16), kernel // 2
+    weight = random((8, 1, kernel, kernel), dtype, device, seed=2)
+    flat = random((3 * 8 * 9 * 16 + 1,), dtype, device, seed=1)
+    x = flat[1:].view(image)
+    for layout in (x, flat[1:].view(3, 9, 16, 8).permute(0, 3, 1, 2)):
+        copy = layout.clone()
+        assert layout.stride() == copy.stride()
+        assert torch.equal(
+            depthwise_conv2d(layout, weight, None, 1, padding),
+            depthwise_conv2d(copy, weight, None, 1, padding),
+        )
+
+
+@each_device
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS[:2])
+@pytest.mark.parametrize("kernel", [3, 5, 7])
+def test_infinity_beside_the_edge(device, kernel, layout, dtype):
+    """What lies beyond an edge counts as nothing, also where the other factor is infinite."""
+    x = random((2, 5, 9, 10), dtype, device, layout, seed=1)
+    x[0, 1, -1, -1] = torch.inf
+    x[1, 2, 0, 4] = -torch.inf
+    weight = random((5, 1, kernel, kernel), dtype, device, seed=2).requires_grad_()
+    exact = weight.detach().double().requires_grad_()
+    geometry = (None, 1, kernel // 2)
+    actual = depthwise_conv2d(x, weight, *geometry)
+    expected = F.conv2d(x.double(), exact, *geometry, groups=5)
+    assert torch.equal(actual.isinf(), expected.isinf())
+    grad = random(expected.shape, dtype, device, layout, seed=4)
+    (actual,) = torch.autograd.grad(actual, weight, grad)
+    (expected,) = torch.autograd.grad(expected, exact, grad.double())
+    assert torch.equal(actual.isnan(), expected.isnan())
+    assert torch.equal(actual.isinf(), expected.isinf())
 
 
 def compare(device, image, kernel, geometry, bias, dtype, layout, grad_layout):

@@ -18,10 +18,58 @@ inline cudaStream_t current_stream(const Tensor& x) {
   return static_cast<cudaStream_t>(stream);
 }
 
+// What the current device has.
+struct Device {
+  int multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
+  size_t shared = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
+  size_t block_shared = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+
+ private:
+  static int attribute(cudaDeviceAttr which) {
+    int device = 0, value = 0;
+    STD_CUDA_CHECK(cudaGetDevice(&device));
+    STD_CUDA_CHECK(cudaDeviceGetAttribute(&value, which, device));
+    return value;
+  }
+};
+
+constexpr size_t kSharedBytes = 48 * 1024;  // a block's, unless it asks for more
+
+template <typename Kernel, typename... Args>
+void launch_kernel(Kernel kernel, dim3 blocks, dim3 threads, size_t shared, cudaStream_t stream,
+                   Args... args) {
+  if (shared > kSharedBytes) {
+    STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        static_cast<int>(shared)));
+  }
+  kernel<<<blocks, threads, shared, stream>>>(args...);
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
 // N elements that move as one load or store.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Vector {
   T lane[N];
+};
+
+// An integer type of so many bytes, for the registers of a vector on its way.
+template <int kBytes>
+struct BitsOf;
+template <>
+struct BitsOf<2> {
+  using type = unsigned short;
+};
+template <>
+struct BitsOf<4> {
+  using type = unsigned;
+};
+template <>
+struct BitsOf<8> {
+  using type = uint2;
+};
+template <>
+struct BitsOf<16> {
+  using type = uint4;
 };
 
 constexpr int kVectorBytes = 16;
@@ -47,6 +95,10 @@ void dispatch_width(std::initializer_list<const void*> pointers,
     }
   }
   f(Width<V>{});
+}
+
+constexpr int round_up(int a, int b) {
+  return (a + b - 1) / b * b;
 }
 
 inline int64_t ceil_div(int64_t a, int64_t b) {

@@ -25,8 +25,8 @@ struct Position {
   }
 };
 
-__device__ int64_t offset(const DepthwiseGeometry& g, int64_t n, int64_t c, int64_t h, int64_t w,
-                          int64_t height, int64_t width) {
+__device__ inline int64_t offset(const DepthwiseGeometry& g, int64_t n, int64_t c, int64_t h,
+                                 int64_t w, int64_t height, int64_t width) {
   return g.channels_last ? ((n * height + h) * width + w) * g.c + c
                          : ((n * g.c + c) * height + h) * width + w;
 }
@@ -86,6 +86,31 @@ __global__ void __launch_bounds__(kGeneralThreads)
   out[i] = static_cast<T>(sum);
 }
 
+// What the `thread`-th of `threads` adds to the gradient of a channel's tap, or of the bias where
+// `tap` is behind the last one.
+template <typename T>
+__device__ acc_t<T> tap_sum(const DepthwiseGeometry& g, const T* __restrict__ grad,
+                            const T* __restrict__ x, int64_t c, int64_t tap, int thread,
+                            int threads) {
+  const bool for_bias = tap == g.kernel_h * g.kernel_w;
+  const int64_t a = tap / g.kernel_w;
+  const int64_t b = tap % g.kernel_w;
+  acc_t<T> sum = 0;
+  for (int64_t i = thread; i < g.n * g.out_h * g.out_w; i += threads) {
+    const int64_t ow = i % g.out_w;
+    const int64_t oh = i / g.out_w % g.out_h;
+    const int64_t n = i / g.out_w / g.out_h;
+    const int64_t h = oh * g.stride_h - g.padding_h + a * g.dilation_h;
+    const int64_t w = ow * g.stride_w - g.padding_w + b * g.dilation_w;
+    const bool inside = h >= 0 && h < g.h && w >= 0 && w < g.w;
+    if (for_bias || inside) {
+      const acc_t<T> value = static_cast<acc_t<T>>(grad[offset(g, n, c, oh, ow, g.out_h, g.out_w)]);
+      sum += for_bias ? value : value * static_cast<acc_t<T>>(x[offset(g, n, c, h, w, g.h, g.w)]);
+    }
+  }
+  return sum;
+}
+
 // One block a (channel, tap); the last row of blocks sums grad_output alone, for the bias.
 template <typename T>
 __global__ void __launch_bounds__(kGeneralThreads)
@@ -99,21 +124,7 @@ __global__ void __launch_bounds__(kGeneralThreads)
   if (for_bias ? grad_bias == nullptr : grad_weight == nullptr) {
     return;
   }
-  const int64_t a = tap / g.kernel_w;
-  const int64_t b = tap % g.kernel_w;
-  acc_t<T> sum = 0;
-  for (int64_t i = threadIdx.x; i < g.n * g.out_h * g.out_w; i += kGeneralThreads) {
-    const int64_t ow = i % g.out_w;
-    const int64_t oh = i / g.out_w % g.out_h;
-    const int64_t n = i / g.out_w / g.out_h;
-    const int64_t h = oh * g.stride_h - g.padding_h + a * g.dilation_h;
-    const int64_t w = ow * g.stride_w - g.padding_w + b * g.dilation_w;
-    const bool inside = h >= 0 && h < g.h && w >= 0 && w < g.w;
-    if (for_bias || inside) {
-      const acc_t<T> value = static_cast<acc_t<T>>(grad[offset(g, n, c, oh, ow, g.out_h, g.out_w)]);
-      sum += for_bias ? value : value * static_cast<acc_t<T>>(x[offset(g, n, c, h, w, g.h, g.w)]);
-    }
-  }
+  const acc_t<T> sum = tap_sum(g, grad, x, c, tap, threadIdx.x, kGeneralThreads);
   __shared__ acc_t<T> partial[kGeneralThreads];
   partial[threadIdx.x] = sum;
   __syncthreads();

@@ -8,10 +8,10 @@
 namespace ops::cuda {
 
 constexpr int kMaxThreads = 256;
-constexpr size_t kSharedBytes = 48 * 1024;  // a block
 
-constexpr int round_up(int a, int b) {
-  return (a + b - 1) / b * b;
+inline bool are_aligned(std::initializer_list<const void*> pointers, size_t bytes) {
+  return std::all_of(pointers.begin(), pointers.end(),
+                     [&](const void* p) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; });
 }
 
 // Into how many parts to split work of `units` steps, done by each of `blocks` blocks of which
@@ -33,7 +33,6 @@ inline int64_t best_split(int64_t units, int64_t blocks, int64_t at_a_time, int6
 template <int K, int S, int D>
 struct Direct {
   static constexpr int kTaps = K;
-  static constexpr int kSamePadding = (K - 1) * D / 2;
 
   // Inputs under `outputs` neighbouring outputs, and from one such window to the next.
   static constexpr int inputs(int outputs) { return (outputs - 1) * S + (K - 1) * D + 1; }
@@ -55,7 +54,6 @@ template <int K, int kPaddingParity>
 struct Transposed {
   static_assert(K % 2 == 1, "the window's first input must not depend on the output's parity");
   static constexpr int kTaps = K;
-  static constexpr int kSamePadding = (K - 1) / 2;
 
   static constexpr int inputs(int outputs) {
     return (outputs - 1 + kPaddingParity) / 2 + (K - 1) / 2 + 1;

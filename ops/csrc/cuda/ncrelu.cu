@@ -6,15 +6,57 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// One thread a vector of V elements; V divides layout.inner, so a vector never crosses rows.
-template <int V, typename T>
+// n / divisor for n < 2³¹ by multiplication: with s = ⌈log₂ divisor⌉ and m = ⌊2³² (2ˢ − divisor) /
+// divisor⌋ + 1 it is (⌊m n / 2³²⌋ + n) / 2ˢ.
+struct FastDivide {
+  using Index = unsigned;
+  unsigned multiplier, shift = 0;
+
+  explicit FastDivide(int64_t divisor) {
+    while ((int64_t{1} << shift) < divisor) {
+      ++shift;
+    }
+    const uint64_t more = (uint64_t{1} << shift) - static_cast<uint64_t>(divisor);
+    multiplier = static_cast<unsigned>((more << 32) / divisor + 1);
+  }
+  __device__ unsigned operator()(unsigned n) const {
+    return (__umulhi(n, multiplier) + n) >> shift;
+  }
+};
+
+struct Divide {
+  using Index = int64_t;
+  int64_t divisor;
+
+  __device__ int64_t operator()(int64_t n) const { return n / divisor; }
+};
+
+// Where a thread's vector lies: `i` in the input, and its halves in the output, where row r starts
+// at 2 r inner. Rows are whole numbers of vectors.
+template <int V, typename Row>
+struct Place {
+  bool inside;
+  int64_t i, positive, negative;
+
+  __device__ Place(int64_t vectors, int64_t inner, const Row& row_of) {
+    using Index = typename Row::Index;
+    const Index vector = static_cast<Index>(blockIdx.x) * kThreads + threadIdx.x;
+    inside = vector < vectors;
+    i = static_cast<int64_t>(vector) * V;
+    positive = i + row_of(vector) * inner;
+    negative = positive + inner;
+  }
+};
+
+template <int V, typename Row, typename T>
 __global__ void __launch_bounds__(kThreads)
-    forward_kernel(const T* __restrict__ x, T* __restrict__ out, HalvesLayout layout) {
-  const int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * V;
-  if (i >= layout.outer * layout.inner) {
+    forward_kernel(const T* __restrict__ x, T* __restrict__ out, int64_t vectors, int64_t inner,
+                   Row row_of) {
+  const Place<V, Row> at(vectors, inner, row_of);
+  if (!at.inside) {
     return;
   }
-  const auto value = *reinterpret_cast<const Vector<T, V>*>(x + i);
+  const auto value = *reinterpret_cast<const Vector<T, V>*>(x + at.i);
   Vector<T, V> positive, negative;
 #pragma unroll
   for (int v = 0; v < V; ++v) {
@@ -22,23 +64,21 @@ __global__ void __launch_bounds__(kThreads)
     positive.lane[v] = static_cast<T>(positive_part(lane));
     negative.lane[v] = static_cast<T>(negative_part(lane));
   }
-  T* first = out + i + i / layout.inner * layout.inner;  // row r starts at 2 r inner
-  *reinterpret_cast<Vector<T, V>*>(first) = positive;
-  *reinterpret_cast<Vector<T, V>*>(first + layout.inner) = negative;
+  *reinterpret_cast<Vector<T, V>*>(out + at.positive) = positive;
+  *reinterpret_cast<Vector<T, V>*>(out + at.negative) = negative;
 }
 
-template <int V, typename T>
+template <int V, typename Row, typename T>
 __global__ void __launch_bounds__(kThreads)
     backward_kernel(const T* __restrict__ grad, const T* __restrict__ x, T* __restrict__ out,
-                    HalvesLayout layout) {
-  const int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * V;
-  if (i >= layout.outer * layout.inner) {
+                    int64_t vectors, int64_t inner, Row row_of) {
+  const Place<V, Row> at(vectors, inner, row_of);
+  if (!at.inside) {
     return;
   }
-  const T* first = grad + i + i / layout.inner * layout.inner;
-  const auto value = *reinterpret_cast<const Vector<T, V>*>(x + i);
-  const auto positive = *reinterpret_cast<const Vector<T, V>*>(first);
-  const auto negative = *reinterpret_cast<const Vector<T, V>*>(first + layout.inner);
+  const auto value = *reinterpret_cast<const Vector<T, V>*>(x + at.i);
+  const auto positive = *reinterpret_cast<const Vector<T, V>*>(grad + at.positive);
+  const auto negative = *reinterpret_cast<const Vector<T, V>*>(grad + at.negative);
   Vector<T, V> result;
 #pragma unroll
   for (int v = 0; v < V; ++v) {
@@ -46,17 +86,31 @@ __global__ void __launch_bounds__(kThreads)
         static_cast<acc_t<T>>(value.lane[v]), static_cast<acc_t<T>>(positive.lane[v]),
         static_cast<acc_t<T>>(negative.lane[v])));
   }
-  *reinterpret_cast<Vector<T, V>*>(out + i) = result;
+  *reinterpret_cast<Vector<T, V>*>(out + at.i) = result;
+}
+
+// Calls f(Width<V>{}, vectors, row_of) with the widest vectors that the layout and pointers allow.
+template <typename T, typename F>
+void dispatch_vectors(HalvesLayout layout, std::initializer_list<const void*> pointers,
+                      const F& f) {
+  dispatch_width<T>(pointers, {layout.inner}, [&](auto v) {
+    const int64_t row = layout.inner / v.value;
+    const int64_t vectors = layout.outer * row;
+    if (vectors < (int64_t{1} << 31) - kThreads) {
+      f(v, vectors, FastDivide(row));
+    } else {
+      f(v, vectors, Divide{row});
+    }
+  });
 }
 
 struct Loops {
   template <typename T>
   static void forward(const Tensor& like, HalvesLayout layout, const T* x, T* out) {
     const DeviceGuard guard(like.get_device_index());
-    dispatch_width<T>({x, out}, {layout.inner}, [&](auto v) {
-      constexpr int V = decltype(v)::value;
-      const int64_t blocks = ceil_div(layout.outer * layout.inner, int64_t{kThreads} * V);
-      forward_kernel<V><<<blocks, kThreads, 0, current_stream(like)>>>(x, out, layout);
+    dispatch_vectors<T>(layout, {x, out}, [&](auto v, int64_t vectors, auto row_of) {
+      forward_kernel<v.value><<<ceil_div(vectors, kThreads), kThreads, 0, current_stream(like)>>>(
+          x, out, vectors, layout.inner, row_of);
       STD_CUDA_KERNEL_LAUNCH_CHECK();
     });
   }
@@ -64,10 +118,9 @@ struct Loops {
   template <typename T>
   static void backward(const Tensor& like, HalvesLayout layout, const T* grad, const T* x, T* out) {
     const DeviceGuard guard(like.get_device_index());
-    dispatch_width<T>({grad, x, out}, {layout.inner}, [&](auto v) {
-      constexpr int V = decltype(v)::value;
-      const int64_t blocks = ceil_div(layout.outer * layout.inner, int64_t{kThreads} * V);
-      backward_kernel<V><<<blocks, kThreads, 0, current_stream(like)>>>(grad, x, out, layout);
+    dispatch_vectors<T>(layout, {grad, x, out}, [&](auto v, int64_t vectors, auto row_of) {
+      backward_kernel<v.value><<<ceil_div(vectors, kThreads), kThreads, 0, current_stream(like)>>>(
+          grad, x, out, vectors, layout.inner, row_of);
       STD_CUDA_KERNEL_LAUNCH_CHECK();
     });
   }

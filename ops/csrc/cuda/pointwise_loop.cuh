@@ -7,14 +7,22 @@
 namespace ops::cuda {
 
 constexpr int kPointwiseThreads = 256;
-constexpr int kVectorsPerThread = 4;  // independent loads in flight
+constexpr int kMostVectors = 4;     // a thread: independent loads in flight
+constexpr int kBlocksForMost = 32;  // a multiprocessor: with fewer, the last ones would idle it
 
-// out[i] = f(in[i]...) in acc_t<T>, V elements an access, a contiguous stretch a block.
-template <int V, typename T, typename F, typename... In>
+// The functor that computes F for tensors of T, where that is another one.
+template <typename F, typename T>
+struct ForStorage {
+  using type = F;
+};
+
+// out[i] = f(in[i]...) in acc_t<T>, kVectors accesses of V elements a thread, a contiguous stretch
+// a block.
+template <int V, int kVectors, typename T, typename F, typename... In>
 __global__ void __launch_bounds__(kPointwiseThreads)
     pointwise_kernel(T* __restrict__ out, int64_t n, F f, const In* __restrict__... in) {
   const int64_t first =
-      (static_cast<int64_t>(blockIdx.x) * kPointwiseThreads * kVectorsPerThread + threadIdx.x) * V;
+      (static_cast<int64_t>(blockIdx.x) * kPointwiseThreads * kVectors + threadIdx.x) * V;
   const auto store = [&](int64_t i, const Vector<In, V>&... x) {
     Vector<T, V> y;
 #pragma unroll
@@ -24,7 +32,7 @@ __global__ void __launch_bounds__(kPointwiseThreads)
     *reinterpret_cast<Vector<T, V>*>(out + i) = y;
   };
 #pragma unroll
-  for (int k = 0; k < kVectorsPerThread; ++k) {
+  for (int k = 0; k < kVectors; ++k) {
     const int64_t i = first + static_cast<int64_t>(k) * kPointwiseThreads * V;
     if (i + V <= n) {
       store(i, *reinterpret_cast<const Vector<In, V>*>(in + i)...);
@@ -39,17 +47,27 @@ __global__ void __launch_bounds__(kPointwiseThreads)
 struct PointwiseLoop {
   // All laid out as `like`, which is dense.
   template <typename T, typename F, typename... In>
-  static void run(const Tensor& like, T* out, const F& f, const In*... in) {
+  static void run(const Tensor& like, T* out, const F&, const In*... in) {
     const int64_t n = like.numel();
     if (n == 0) {
       return;
     }
     const DeviceGuard guard(like.get_device_index());
+    const typename ForStorage<F, T>::type f{};
     dispatch_width<T>({out, in...}, {}, [&](auto v) {
       constexpr int V = decltype(v)::value;
-      const int64_t blocks = ceil_div(n, int64_t{kPointwiseThreads} * kVectorsPerThread * V);
-      pointwise_kernel<V><<<blocks, kPointwiseThreads, 0, current_stream(like)>>>(out, n, f, in...);
-      STD_CUDA_KERNEL_LAUNCH_CHECK();
+      const auto launch = [&](auto vectors) {
+        const int64_t blocks = ceil_div(n, int64_t{kPointwiseThreads} * vectors.value * V);
+        pointwise_kernel<V, vectors.value>
+            <<<blocks, kPointwiseThreads, 0, current_stream(like)>>>(out, n, f, in...);
+        STD_CUDA_KERNEL_LAUNCH_CHECK();
+      };
+      if (n >= int64_t{kPointwiseThreads} * kMostVectors * V * kBlocksForMost *
+                   Device().multiprocessors) {
+        launch(Width<kMostVectors>{});
+      } else {
+        launch(Width<1>{});
+      }
     });
   }
 };

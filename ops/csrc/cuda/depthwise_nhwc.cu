@@ -1,0 +1,467 @@
+// Depthwise convolution of channels-last images. A thread owns a few channels of a strip a few
+// columns wide and marches down it: every input row is read once and added to all the output rows
+// that it reaches, which wait in registers until they are complete.
+#include "depthwise_partials.cuh"
+#include "depthwise_paths.cuh"
+#include "depthwise_strips.cuh"
+
+namespace ops::cuda {
+namespace {
+
+// What a march along Axis keeps in registers. One step takes kStepIn new rows of inputs, completes
+// kStepOut rows of outputs, and touches kPending rows of outputs in all.
+template <typename Axis>
+struct March {
+  static constexpr int kTaps = Axis::kTaps;
+  static constexpr int kChannels = kTaps <= 3 ? 4 : 2;
+  static constexpr int kCols = kTaps <= 3 ? 4 : (Axis::step(2) == 2 ? 7 : 4);
+  static constexpr int kInCols = Axis::inputs(kCols);
+  static constexpr int kStepOut = Axis::step(2) == 1 ? 2 : 1;
+  static constexpr int kStepIn = Axis::step(kStepOut);
+  static constexpr int kWindow = Axis::inputs(kStepOut);
+
+  // The tap between pending output row m and new input row r, or -1.
+  static constexpr int tap(int m, int r) { return Axis::tap(m, kWindow - kStepIn + r); }
+
+  static constexpr int pending() {
+    int rows = 0;
+    for (int m = 0; m < kTaps * 4; ++m) {
+      for (int r = 0; r < kStepIn; ++r) {
+        rows = tap(m, r) >= 0 ? m + 1 : rows;
+      }
+    }
+    return round_up(rows, kStepOut);
+  }
+  static constexpr int kPending = pending();
+  // Steps before the first one that completes rows of the strip.
+  static constexpr int kWarmUp = kPending / kStepOut - 1;
+  // Steps that are unrolled, so that fewer pending rows have to move.
+  static constexpr int kPeriod = kTaps == 3 && Axis::step(2) == 2 ? 3 : 2;
+  static constexpr bool kRing = kTaps > 3;            // see RowReader
+  static constexpr int kBlocks = kTaps <= 5 ? 4 : 3;  // of kStripThreads on a multiprocessor
+};
+
+// The rows from kBy on move to the front.
+template <int kBy, int kRows, int kCols, int V>
+__device__ void move_rows(float (&rows)[kRows][kCols][V]) {
+#pragma unroll
+  for (int m = 0; m + kBy < kRows; ++m) {
+#pragma unroll
+    for (int j = 0; j < kCols; ++j) {
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
+        rows[m][j][v] = rows[m + kBy][j][v];
+      }
+    }
+  }
+}
+
+// Where a strip's march begins in an image and its rows.
+template <typename Axis, typename M, typename Place>
+struct MarchStart {
+  int w0, in_w0;       // columns of the first output and the first input
+  int h0;              // row of the first output
+  int last_step;       // steps run from −kWarmUp to this one, exclusive
+  int first_y, end_y;  // rows of inputs that they take
+
+  __device__ MarchStart(const StripLaunch& launch, const Place& at)
+      : w0((at.tile * blockDim.y + threadIdx.y) * M::kCols),
+        in_w0(launch.start_w + Axis::step(w0)),
+        h0(at.segment * launch.steps * M::kStepOut),
+        last_step(min(launch.steps, (launch.out_h - h0 + M::kStepOut - 1) / M::kStepOut)),
+        first_y(launch.start_h + Axis::step(h0) + M::kWindow - M::kStepIn -
+                M::kWarmUp * M::kStepIn),
+        end_y(min(launch.in_h, first_y + (last_step + M::kWarmUp) * M::kStepIn)) {}
+};
+
+template <typename Axis, bool kVector, typename T>
+using StripReader = RowReader<March<Axis>::kChannels, kVector, March<Axis>::kRing || !kVector,
+                              kRingRows, March<Axis>::kInCols, T>;
+
+template <typename Axis, bool kVector, typename T>
+__global__ void __launch_bounds__(kStripThreads, March<Axis>::kBlocks)
+    strip_kernel(StripLaunch launch, bool flip, const T* __restrict__ in,
+                 const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ out) {
+  using M = March<Axis>;
+  constexpr int V = M::kChannels, kCols = M::kCols, kTaps = M::kTaps, kPending = M::kPending;
+  using Place = StripPlace<V, kVector, T>;
+  extern __shared__ __align__(16) unsigned char memory[];
+  float* weights = reinterpret_cast<float*>(memory);  // [kTaps · kTaps][kPitch], by thread
+  const Place at(launch);
+  constexpr int kPitch = kMostLanes * V;
+  if (threadIdx.z == 0) {
+    for (int tap = threadIdx.y; tap < kTaps * kTaps; tap += blockDim.y) {
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
+        const int c = at.channel + v * at.apart;
+        weights[(flip ? kTaps * kTaps - 1 - tap : tap) * kPitch + threadIdx.x * V + v] =
+            c < launch.channels ? static_cast<float>(weight[c * kTaps * kTaps + tap]) : 0.0f;
+      }
+    }
+  }
+  __syncthreads();
+  if (at.count == 0) {
+    return;
+  }
+  const float* w = weights + threadIdx.x * V;
+  const MarchStart<Axis, M, Place> start(launch, at);
+  const unsigned out_columns = Place::template columns<kCols>(start.w0, launch.out_w);
+  StripReader<Axis, kVector, T> rows(at, memory + sizeof(float) * kTaps * kTaps * kPitch,
+                                     Place::template columns<M::kInCols>(start.in_w0, launch.in_w));
+  const int64_t in_row = static_cast<int64_t>(launch.in_w) * launch.channels;
+  const int64_t out_row = static_cast<int64_t>(launch.out_w) * launch.channels;
+  int y = start.first_y;
+  in += (at.n * launch.in_h + y) * in_row + static_cast<int64_t>(start.in_w0) * launch.channels +
+        at.channel;
+  out += (at.n * launch.out_h + start.h0 - M::kWarmUp * M::kStepOut) * out_row +
+         static_cast<int64_t>(start.w0) * launch.channels + at.channel;
+  const auto within = [&](int row) { return row >= 0 && row < start.end_y; };
+  for (int i = 0; i < kRowsAhead; ++i) {
+    if (within(y + i)) {
+      rows.fetch(in + i * in_row, i);
+    }
+    commit_row();
+  }
+
+  float initial[V];
+#pragma unroll
+  for (int v = 0; v < V; ++v) {
+    initial[v] = bias && v < at.count ? static_cast<float>(bias[at.channel + v * at.apart]) : 0.0f;
+  }
+  using Tap = Vector<float, V>;
+  // Rows of outputs; each step touches those from its u · kStepOut on.
+  constexpr int kSums = kPending + (M::kPeriod - 1) * M::kStepOut;
+  float sum[kSums][kCols][V] = {};
+  int row = 0;  // of the ring
+#pragma unroll 1
+  for (int first = -M::kWarmUp; first < start.last_step; first += M::kPeriod) {
+#pragma unroll
+    for (int u = 0; u < M::kPeriod; ++u) {
+      const int step = first + u;
+      if (step >= start.last_step) {
+        return;
+      }
+      auto& pending = reinterpret_cast<float (&)[kPending][kCols][V]>(sum[u * M::kStepOut]);
+#pragma unroll
+      for (int i = 0; i < M::kStepOut * kCols * V; ++i) {
+        pending[kPending - M::kStepOut + i / (kCols * V)][i / V % kCols][i % V] = initial[i % V];
+      }
+#pragma unroll
+      for (int r = 0; r < M::kStepIn; ++r, ++y, in += in_row) {
+        wait_for_row();
+        const bool there = within(y);
+        float x[M::kInCols][V];
+        if (there) {
+          rows.read(in, row, x);
+        }
+        if (within(y + kRowsAhead)) {
+          rows.fetch(in + kRowsAhead * in_row, (row + kRowsAhead) % kRingRows);
+        }
+        commit_row();
+        row = (row + 1) % kRingRows;
+        if (!there) {
+          continue;
+        }
+#pragma unroll
+        for (int m = 0; m < kPending; ++m) {
+          const int a = M::tap(m, r);
+          if (a < 0) {
+            continue;
+          }
+#pragma unroll
+          for (int b = 0; b < kTaps; ++b) {
+            const Tap tap = *reinterpret_cast<const Tap*>(w + (a * kTaps + b) * kPitch);
+#pragma unroll
+            for (int i = 0; i < M::kInCols; ++i) {
+#pragma unroll
+              for (int j = 0; j < kCols; ++j) {
+                if (Axis::tap(j, i) == b) {
+#pragma unroll
+                  for (int v = 0; v < V; ++v) {
+                    pending[m][j][v] += tap.lane[v] * x[i][v];
+                  }
+                }
+              }
+            }
+          }
+        }
+      }
+#pragma unroll
+      for (int m = 0; m < M::kStepOut; ++m, out += out_row) {
+        const bool complete = step >= 0 && start.h0 + step * M::kStepOut + m < launch.out_h;
+#pragma unroll
+        for (int j = 0; j < kCols; ++j) {
+          if (complete && out_columns & 1u << j) {
+            at.store(out + j * launch.channels, pending[m][j]);
+          }
+        }
+      }
+    }
+    move_rows<M::kPeriod * M::kStepOut>(sum);
+  }
+}
+
+// The channels and columns that a thread of strip_weight_kernel has registers for.
+template <typename Axis>
+struct WeightMarch : March<Axis> {
+  using Base = March<Axis>;
+  static_assert(Base::kStepOut == 1, "weights have no transposed march");
+  static constexpr int kChannels = Base::kTaps == 3 ? 4 : (Base::kTaps == 5 ? 2 : 1);
+  static constexpr int kCols = Base::kTaps == 5 ? 4 : Base::kCols;
+  static constexpr int kInCols = Axis::inputs(kCols);
+  static constexpr bool kRing = Axis::step(1) == 1;
+  static constexpr int kBlocks = 3;
+};
+
+template <typename Axis, bool kVector, typename T>
+struct WeightReaders {
+  using M = WeightMarch<Axis>;
+  static constexpr bool kRing = !kVector || (M::kRing && M::kChannels * sizeof(T) >= 4);
+  using In = RowReader<M::kChannels, kVector, kRing, kRingRows * M::kStepIn, M::kInCols, T>;
+  using Grad = RowReader<M::kChannels, kVector, kRing, kRingRows, M::kCols, T>;
+  static constexpr size_t kBytes = In::kBytes + Grad::kBytes;
+};
+
+// A block goes through one segment of blockDim.z images; the last kPending rows of grad_output wait
+// in registers for the inputs that they meet.
+template <typename Axis, bool kVector, typename T>
+__global__ void __launch_bounds__(kStripThreads, WeightMarch<Axis>::kBlocks)
+    strip_weight_kernel(StripLaunch launch, const T* __restrict__ x, const T* __restrict__ grad,
+                        float* __restrict__ partial) {
+  using M = WeightMarch<Axis>;
+  constexpr int V = M::kChannels, kCols = M::kCols, kTaps = M::kTaps, kPending = M::kPending;
+  constexpr int kSums = kTaps * kTaps + 1;
+  using Place = StripPlace<V, kVector, T>;
+  using Readers = WeightReaders<Axis, kVector, T>;
+  extern __shared__ __align__(16) unsigned char memory[];
+  const Place at(launch);
+  float sum[kSums][V] = {};
+  if (at.count > 0) {
+    const MarchStart<Axis, M, Place> start(launch, at);
+    typename Readers::In rows(at, memory,
+                              Place::template columns<M::kInCols>(start.in_w0, launch.in_w));
+    typename Readers::Grad grads(at, memory + Readers::In::kBytes,
+                                 Place::template columns<kCols>(start.w0, launch.out_w));
+    const int64_t in_row = static_cast<int64_t>(launch.in_w) * launch.channels;
+    const int64_t out_row = static_cast<int64_t>(launch.out_w) * launch.channels;
+    int y = start.first_y;
+    x += (at.n * launch.in_h + y) * in_row + static_cast<int64_t>(start.in_w0) * launch.channels +
+         at.channel;
+    grad += (at.n * launch.out_h + start.h0) * out_row +
+            static_cast<int64_t>(start.w0) * launch.channels + at.channel;
+    const auto within = [&](int in_y) { return in_y >= 0 && in_y < start.end_y; };
+    const auto fetch = [&](int step, int ahead, int row) {  // a step `ahead` of the pointers
+#pragma unroll
+      for (int r = 0; r < M::kStepIn; ++r) {
+        const int in_r = ahead * M::kStepIn + r;
+        if (within(y + in_r)) {
+          rows.fetch(x + in_r * in_row, row * M::kStepIn + r);
+        }
+      }
+      if (step + kPending - 1 < start.last_step) {
+        grads.fetch(grad + ahead * out_row, row);
+      }
+      commit_row();
+    };
+    for (int i = 0; i < kRowsAhead; ++i) {
+      fetch(i - M::kWarmUp, i, i);
+    }
+    // Rows of grad_output; each step multiplies with those from its u on.
+    constexpr int kRows = kPending + M::kPeriod - 1;
+    float g[kRows][kCols][V] = {};
+    int row = 0;  // of the rings
+#pragma unroll 1
+    for (int first = -M::kWarmUp; first < start.last_step; first += M::kPeriod) {
+#pragma unroll
+      for (int u = 0; u < M::kPeriod; ++u) {
+        const int step = first + u;
+        if (step >= start.last_step) {
+          break;
+        }
+        wait_for_row();
+        auto& newest = g[u + kPending - 1];
+        if (step + kPending - 1 < start.last_step) {
+          grads.read(grad, row, newest);
+        } else {
+#pragma unroll
+          for (int j = 0; j < kCols; ++j) {
+#pragma unroll
+            for (int v = 0; v < V; ++v) {
+              newest[j][v] = 0;
+            }
+          }
+        }
+#pragma unroll
+        for (int j = 0; j < kCols; ++j) {
+#pragma unroll
+          for (int v = 0; v < V; ++v) {
+            sum[kSums - 1][v] += newest[j][v];
+          }
+        }
+        fetch(step + kRowsAhead, kRowsAhead, (row + kRowsAhead) % kRingRows);
+#pragma unroll
+        for (int r = 0; r < M::kStepIn; ++r, ++y, x += in_row) {
+          if (!within(y)) {
+            continue;
+          }
+          float in[M::kInCols][V];
+          rows.read(x, row * M::kStepIn + r, in);
+#pragma unroll
+          for (int m = 0; m < kPending; ++m) {
+            const int a = M::tap(m, r);
+            if (a < 0) {
+              continue;
+            }
+#pragma unroll
+            for (int i = 0; i < M::kInCols; ++i) {
+#pragma unroll
+              for (int j = 0; j < kCols; ++j) {
+                const int b = Axis::tap(j, i);
+                if (b >= 0) {
+#pragma unroll
+                  for (int v = 0; v < V; ++v) {
+                    sum[a * kTaps + b][v] += g[u + m][j][v] * in[i][v];
+                  }
+                }
+              }
+            }
+          }
+        }
+        grad += out_row;
+        row = (row + 1) % kRingRows;
+      }
+      move_rows<M::kPeriod>(g);
+    }
+  }
+  __syncthreads();
+
+  // Over the groups, one after the other.
+  float* total = reinterpret_cast<float*>(memory);  // [lanes · V][kSums]
+  for (int group = 0; group < blockDim.y * blockDim.z; ++group) {
+    if (threadIdx.z * blockDim.y + threadIdx.y == group && (group == 0 || at.count > 0)) {
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) {
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+          float* to = total + at.slot(v) * kSums + i;
+          *to = group == 0 ? sum[i][v] : *to + sum[i][v];
+        }
+      }
+    }
+    __syncthreads();
+  }
+  const int count = min(static_cast<int>(blockDim.x) * V, launch.channels - at.first_channel);
+  float* to =
+      partial + (static_cast<int64_t>(blockIdx.x) * launch.channels + at.first_channel) * kSums;
+  const int thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
+  for (int i = thread; i < count * kSums; i += blockDim.x * blockDim.y * blockDim.z) {
+    to[i] = total[i];
+  }
+}
+
+// How to cut images into blocks.
+struct StripPlan {
+  StripLaunch launch;
+  dim3 grid, block;
+  bool aligned;  // pixels, as vectors are
+
+  // f(true_type) where vectors can move, else f(false_type).
+  template <typename F>
+  void dispatch(const F& f) const {
+    if (aligned) {
+      f(std::true_type{});
+    } else {
+      f(std::false_type{});
+    }
+  }
+};
+
+template <typename Axis, typename M, typename T>
+StripPlan plan_strips(int64_t images, int64_t channels, int64_t in_h, int64_t in_w, int64_t out_h,
+                      int64_t out_w, int64_t padding_h, int64_t padding_w,
+                      std::initializer_list<const void*> pointers) {
+  constexpr int V = M::kChannels;
+  StripLaunch launch{};
+  launch.in_h = in_h, launch.in_w = in_w, launch.out_h = out_h, launch.out_w = out_w;
+  launch.start_h = Axis::start(padding_h);
+  launch.start_w = Axis::start(padding_w);
+  launch.images = images;
+  launch.channels = channels;
+  // The strips of a row, and then more images, beside as many lanes as leave the fewest idle.
+  const int64_t vectors = ceil_div(channels, V);
+  const int64_t across = ceil_div(out_w, M::kCols);
+  int64_t chunks = 0, least = 0;
+  dim3 block;
+  for (int64_t n = ceil_div(vectors, kMostLanes); n <= ceil_div(vectors, kMostLanes / 4); ++n) {
+    const int lanes = ceil_div(vectors, n);
+    const int64_t tiles = ceil_div(across, kStripThreads / lanes);
+    const int groups = ceil_div(across, tiles);
+    const int z = std::min<int64_t>({kStripThreads / (lanes * groups), 64, images});
+    const int64_t warps =
+        n * tiles * ceil_div(images, z) * ceil_div(static_cast<int64_t>(lanes) * groups * z, 32);
+    if (chunks == 0 || warps < least) {
+      chunks = n, least = warps, launch.tiles_w = tiles;
+      block = dim3(lanes, groups, z);
+    }
+  }
+  // Long segments read few rows twice, but blocks of them may fill the device badly.
+  const int64_t all_steps = ceil_div(out_h, M::kStepOut);
+  const int64_t blocks = ceil_div(images, block.z) * launch.tiles_w * chunks;
+  const int warps = ceil_div(block.x * block.y * block.z, 32);
+  const int at_a_time = M::kBlocks * kStripThreads / 32 / warps * Device().multiprocessors;
+  launch.segments = best_split(all_steps, blocks, at_a_time, M::kWarmUp + 2, all_steps);
+  launch.steps = ceil_div(all_steps, launch.segments);
+  launch.segments = ceil_div(all_steps, launch.steps);
+  return {launch, dim3(ceil_div(images, block.z) * launch.tiles_w * launch.segments, chunks), block,
+          channels % V == 0 && are_aligned(pointers, V * sizeof(T))};
+}
+
+}  // namespace
+
+template <typename T>
+bool convolve_strips(const Convolution<T>& c) {
+  return dispatch_axis(c.g, c.transposed, [&](auto axis) {
+    using Axis = decltype(axis);
+    using M = March<Axis>;
+    const auto plan = plan_strips<Axis, M, T>(c.g.n, c.g.c, c.in.h, c.in.w, c.out.h, c.out.w,
+                                              c.padding_h, c.padding_w, {c.in.data, c.out.data});
+    constexpr size_t kFilters = sizeof(float) * M::kTaps * M::kTaps * kMostLanes * M::kChannels;
+    plan.dispatch([&](auto vector) {
+      launch_kernel(strip_kernel<Axis, vector.value, T>, plan.grid, plan.block,
+                    kFilters + StripReader<Axis, vector.value, T>::kBytes, c.stream, plan.launch,
+                    c.flip, c.in.data, c.weight, c.bias, c.out.data);
+    });
+    return true;
+  });
+}
+
+template <typename T>
+bool sum_weights_strips(const WeightGradient<T>& c) {
+  const DepthwiseGeometry& g = c.g;
+  return dispatch_direct(g, [&](auto axis) {
+    using Axis = decltype(axis);
+    using M = WeightMarch<Axis>;
+    constexpr int kTaps = Axis::kTaps * Axis::kTaps;
+    const auto plan = plan_strips<Axis, M, T>(g.n, g.c, g.h, g.w, g.out_h, g.out_w, g.padding_h,
+                                              g.padding_w, {c.x, c.grad});
+    const int64_t splits = plan.grid.x;
+    Tensor partial = empty_partials(c, splits);
+    const size_t sums = sizeof(float) * (kTaps + 1) * plan.block.x * M::kChannels;
+    plan.dispatch([&](auto vector) {
+      launch_kernel(strip_weight_kernel<Axis, vector.value, T>, plan.grid, plan.block,
+                    std::max(WeightReaders<Axis, vector.value, T>::kBytes, sums), c.stream,
+                    plan.launch, c.x, c.grad, partial.mutable_data_ptr<float>());
+    });
+    add_partials(c, partial);
+    return true;
+  });
+}
+
+template bool convolve_strips(const Convolution<float>&);
+template bool convolve_strips(const Convolution<Half>&);
+template bool convolve_strips(const Convolution<BFloat16>&);
+template bool sum_weights_strips(const WeightGradient<float>&);
+template bool sum_weights_strips(const WeightGradient<Half>&);
+template bool sum_weights_strips(const WeightGradient<BFloat16>&);
+
+}  // namespace ops::cuda
