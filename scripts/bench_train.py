@@ -175,6 +175,20 @@ def rate(steps: Iterator[None], count: int, run: Run) -> float:
     return count * run.batch_size / (time.perf_counter() - started)
 
 
+def compare(args: argparse.Namespace, run: Run) -> None:
+    """Print the images a second of each way to train."""
+    ways = candidates(run)
+    for steps in ways.values():
+        rate(steps, 10, run)
+    best = dict.fromkeys(ways, 0.0)
+    for _ in range(args.rounds):
+        for name, steps in ways.items():
+            best[name] = max(best[name], rate(steps, args.steps, run))
+    print("| way | images/s | ours is faster by |\n|---|---|---|")
+    for name, speed in best.items():
+        print(f"| {name} | {speed:,.0f} | {best['(d) ours'] / speed:.2f}× |", flush=True)
+
+
 def train_whole(args: argparse.Namespace, seed: int) -> tuple[float, float]:
     """A whole training by our step: seconds of its steps, accuracy on the test images."""
     run = make_run(args, seed)
@@ -205,23 +219,15 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--epochs", type=int, default=2, help="of the whole trainings")
     parser.add_argument("--lr", type=float, default=0.01)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=7, help="0: no comparison")
     parser.add_argument("--steps", type=int, default=40, help="a round")
     parser.add_argument("--seeds", type=int, default=5, help="0: no whole trainings")
     args = parser.parse_args()
 
     run = make_run(args)
     print(f"LeNet with {args.act}, batch {run.batch_size}, {describe(run.device)}\n")
-    ways = candidates(run)
-    for steps in ways.values():
-        rate(steps, 10, run)
-    best = dict.fromkeys(ways, 0.0)
-    for _ in range(args.rounds):
-        for name, steps in ways.items():
-            best[name] = max(best[name], rate(steps, args.steps, run))
-    print("| way | images/s | ours is faster by |\n|---|---|---|")
-    for name, speed in best.items():
-        print(f"| {name} | {speed:,.0f} | {best['(d) ours'] / speed:.2f}× |", flush=True)
+    if args.rounds:
+        compare(args, run)
     if args.seeds:
         results = [train_whole(args, seed) for seed in range(args.seeds)]
         seconds, accuracies = zip(*results, strict=True)

@@ -253,7 +253,7 @@ def test_weights_that_are_not_finite_are_not_saved(cfg, monkeypatch):
 
 def test_kill_9_at_random_moments(tmp_path, request):
     """`--kills=25` takes longer and more moments."""
-    settings = ["data=digits", "trainer.epochs=25", "trainer.batch_size=32", "model.act=gelu"]
+    settings = ["data=digits", "trainer.epochs=6", "trainer.batch_size=32", "model.act=gelu"]
     settings += ["trainer.checkpoint_steps=7", "optim.ema=0.9", "augment.rotation=10"]
     started = time.monotonic()
     assert run(*settings, "outputs=whole", folder=tmp_path)[0] == 0
@@ -263,7 +263,7 @@ def test_kill_9_at_random_moments(tmp_path, request):
         process = command(*settings, outputs, folder=tmp_path)
         while not process.stdout.readline().startswith("writing to"):
             assert process.poll() is None, process.stderr.read()
-        time.sleep(random.uniform(0, 0.6 * seconds))
+        time.sleep(random.uniform(0, 0.5 * seconds))
         process.kill()
         process.communicate()
         code, output, errors = run("resume=latest", outputs, folder=tmp_path)
