@@ -122,29 +122,39 @@ def register_autograd(
         with torch._C._AutoDispatchBelowAutograd():
             return op(*args)
 
-    function: Any = type(
-        f"{op._opname}_function",
-        (torch.autograd.Function,),
-        {
-            "forward": staticmethod(forward),
-            "setup_context": staticmethod(setup_context),
-            "backward": staticmethod(backward),
-            "vmap": staticmethod(vmap),
-        },
+    def record(ctx: Any, *args: Any) -> Any:
+        output = forward(*args)
+        setup_context(ctx, args, output)
+        return output
+
+    def run_backward(ctx: Any, *grad_outputs: Any) -> Any:
+        if torch.is_grad_enabled():
+            return backward(ctx, *grad_outputs)
+        with torch._C._AutoDispatchBelowAutograd():  # nothing to record: the shorter way
+            return backward(ctx, *grad_outputs)
+
+    def function(name: str, **methods: Callable[..., Any]) -> Any:
+        static = {key: staticmethod(method) for key, method in methods.items()}
+        return type(f"{op._opname}_{name}", (torch.autograd.Function,), static)
+
+    # A Function with setup_context is what transforms need, but inspects a signature every call.
+    plain = function("function", forward=record, backward=run_backward)
+    transformed = function(
+        "transform", forward=forward, setup_context=setup_context, backward=backward, vmap=vmap
     )
 
     def autograd(*args: Any) -> Any:
         if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*args)):
             return forward(*args)
-        if torch._C._are_functorch_transforms_active():
-            # The transform's interpreter masks its own key below itself, but a Function needs it.
-            key = torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode
-            with torch._C._ForceDispatchKeyGuard(
-                torch._C._dispatch_tls_local_include_set() | torch._C.DispatchKeySet(key),
-                torch._C._dispatch_tls_local_exclude_set() - torch._C.DispatchKeySet(key),
-            ):
-                return function.apply(*args)
-        return function.apply(*args)
+        if not torch._C._are_functorch_transforms_active():
+            return plain.apply(*args)
+        # The transform's interpreter masks its own key below itself, but a Function needs it.
+        key = torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode
+        with torch._C._ForceDispatchKeyGuard(
+            torch._C._dispatch_tls_local_include_set() | torch._C.DispatchKeySet(key),
+            torch._C._dispatch_tls_local_exclude_set() - torch._C.DispatchKeySet(key),
+        ):
+            return transformed.apply(*args)
 
     fragment.impl(op._opname, autograd, "Autograd")
     torch.library.register_vmap(op, vmap)
