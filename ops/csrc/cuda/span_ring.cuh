@@ -176,9 +176,9 @@ class SpanRing {
       __pipeline_memcpy_async(to + i, from + i, kGranule);
     }
 #endif
-    const int tail = whole + threadIdx.x;
-    if (tail < span.skew() + span.size) {
-      to[tail] = from[tail];
+    // At the end of a tensor: by the thread that has waited for the buffer.
+    for (int i = whole; threadIdx.x == 0 && i < span.skew() + span.size; ++i) {
+      to[i] = from[i];
     }
     copy(pairs...);
   }
