@@ -170,6 +170,12 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def remove_temporaries(folder: Path) -> None:
+    """Remove what a run left that was killed as it wrote; the folder must be locked."""
+    for path in folder.glob(".*.tmp"):
+        path.unlink()
+
+
 def flatten(cfg: Any, prefix: str = "") -> dict[str, Any]:
     """The values of nested dataclasses by dotted key."""
     values: dict[str, Any] = {}

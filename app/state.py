@@ -116,9 +116,7 @@ def start(cfg: TrainConfig, world: World | None = None) -> Run:
     if saved:
         restore(run, saved)
     if world.rank == 0:
-        if folder:
-            _remove_temporaries(folder)
-        else:
+        if not folder:
             run.folder = create_run_folder(cfg, world.launch)
         print(introduction(run, bool(folder)), flush=True)
     run.folder = world.broadcast(run.folder)
@@ -230,8 +228,3 @@ def _find(cfg: TrainConfig, world: World) -> Path | None:
     if world.restarts and world.launch and (folder := find_launched(world.launch, cfg.outputs)):
         return folder
     return find_run(cfg.resume, cfg.outputs) if cfg.resume is not None else None
-
-
-def _remove_temporaries(folder: Path) -> None:
-    for path in folder.glob(".*.tmp"):  # of a run that was killed as it wrote
-        path.unlink()

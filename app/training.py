@@ -19,7 +19,7 @@ from app.errors import RunError
 from app.evaluation import evaluate
 from app.final import compare, test
 from app.interrupt import deferred_interrupt
-from app.runs import locked
+from app.runs import locked, remove_temporaries
 from app.sampling import Plan, plan_epoch
 from app.state import BEST, LAST, Run, finished, not_finite, save, start
 from app.summary import format_summary, summarize
@@ -52,8 +52,10 @@ def train(cfg: TrainConfig) -> dict[str, Any]:
             with deferred_interrupt() as interrupted, explained(run):
                 fit(run, None, interrupted)
             return {}
-        with locked(run.folder), closing(Tracker(run.folder, run.logs)) as tracker:
-            return lead(run, tracker, started)
+        with locked(run.folder):
+            remove_temporaries(run.folder)
+            with closing(Tracker(run.folder, run.logs)) as tracker:
+                return lead(run, tracker, started)
 
 
 def lead(run: Run, tracker: Tracker, started: float) -> dict[str, Any]:

@@ -232,9 +232,13 @@ def test_there_is_nothing_to_resume(cfg, resume, message):
 
 def test_a_run_is_written_by_one_process_only(cfg, stopped):
     again = dataclasses.replace(cfg, resume="latest")
+    half_written = stopped / ".last.pt.tmp"
+    half_written.touch()
     with training.locked(stopped), pytest.raises(UserError, match="going on in another process"):
         train(again)
+    assert half_written.exists()  # the other process's
     train(again)
+    assert not half_written.exists()
 
 
 def test_weights_that_are_not_finite_are_not_saved(cfg, monkeypatch):
