@@ -1,4 +1,5 @@
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from app.errors import RunError
@@ -20,7 +21,8 @@ def write_atomically(path: str | Path, content: bytes | memoryview) -> None:
         temporary.replace(path)
         _sync_folder(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # a file system that is read-only refuses this, too
+            temporary.unlink()
         raise RunError(f"{path}: cannot be written: {error.strerror}") from error
 
 
