@@ -45,14 +45,12 @@ def predict(cfg: PredictConfig) -> None:
         print(table, end="")
     else:
         print(f"{describe(predictions, name)}\n\n{format_confusion(predictions)}\n")
+    told = sys.stdout if cfg.format == "table" else sys.stderr  # the others are for programs
     for file, content in (
         ("predictions.csv", table.encode()),
         ("predictions.png", draw(predictions, split, name)),
     ):
         write_atomically(network.folder / file, content)
-        told = (
-            sys.stdout if cfg.format == "table" else sys.stderr
-        )  # the other formats are for programs
         print(f"wrote {network.folder / file}", file=told)
 
 

@@ -42,10 +42,11 @@ def summarize(run: Run, status: str, **results: Any) -> dict[str, Any]:
 
 def format_summary(run: Run, summary: dict[str, Any]) -> str:
     """The end of a run in a small table, and its most important line."""
+    epochs = f"{run.epoch} epoch{'s' if run.epoch > 1 else ''}"
     rows = {
         "test": f"{summary['test_accuracy']:.2%} accuracy, {summary['test_loss']:.4f} loss",
         "validation": f"{summary['val_accuracy']:.2%} accuracy, by which the checkpoint was chosen",
-        "training": f"{run.epoch} epochs, {run.step:,} steps, {run.seconds:.1f} s",
+        "training": f"{epochs}, {run.step:,} steps, {run.seconds:.1f} s",
         "network": f"{summary['parameters']:,} parameters, {summary['act']}, {summary['conv']}",
     }
     table = "\n".join(f"  {name:<12}{value}" for name, value in rows.items())

@@ -20,7 +20,7 @@ All of it is in ${newest%/*}:
 
   summary.json      what was trained, and how well     best.pt      the network
   predictions.png   its mistakes (look at them)        model.onnx   the network for any runtime
-                                                   model.md     a report on it
+                                                       model.md     a report on it
 
 To go on by hand:
 
