@@ -2,19 +2,16 @@
 
 import csv
 import io
-import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from app.config import shown
-from app.errors import RunError, UserError
+from app.errors import UserError
 from app.files import write_atomically
-from app.runs import CONFIG, SUMMARY, find_runs
+from app.runs import CONFIG, find_runs, read_settings, read_summary
 
 APART = ("seed", "resume", "outputs", "data.root", "device")  # do not make another kind of run
 MEASURES = ("test_accuracy", "val_accuracy", "parameters", "training_seconds", "images_per_second")
@@ -59,7 +56,7 @@ def report(folder: str, outputs: str = "outputs") -> None:
         outputs: Where `latest` looks.
 
     Raises:
-        UserError: There are no runs.
+        UserError: There are no runs, or one of them cannot be read.
         RunError: The files cannot be written.
     """
     root = _newest(Path(outputs)) if folder == "latest" else Path(folder).expanduser()
@@ -67,7 +64,8 @@ def report(folder: str, outputs: str = "outputs") -> None:
     if not entries:
         raise UserError(f"{root}: no runs in it")
     groups = group(entries)
-    print(f"{root}: {len(entries)} runs\n\n{format_table(groups)}")
+    count = f"{len(entries)} run{'s' if len(entries) > 1 else ''}"
+    print(f"{root}: {count}\n\n{format_table(groups)}")
     for entry in entries:
         if not entry.finished:
             reason = entry.summary.get("error", "")
@@ -80,7 +78,10 @@ def report(folder: str, outputs: str = "outputs") -> None:
 
 def find_entries(root: Path) -> list[Entry]:
     """The runs at any depth under `root`, in the order of their folders' names."""
-    return [_read(path) for path in sorted(find_runs(root), key=_natural)]
+    return [
+        Entry(path, _flatten(read_settings(path)), read_summary(path))
+        for path in sorted(find_runs(root), key=_natural)
+    ]
 
 
 def group(entries: Sequence[Entry]) -> list[Group]:
@@ -151,7 +152,7 @@ def plot(groups: Sequence[Group]) -> bytes:
         )
         axes.plot(values, [row] * len(values), "o", color="C0", alpha=0.4, ms=5, mew=0)
     axes.set_yticks(range(len(shown_groups)), [item.name for item in shown_groups])
-    axes.set_ylim(len(shown_groups) - 0.5, -0.5)
+    axes.set_ylim(max(1, len(shown_groups)) - 0.5, -0.5)
     axes.set_xlabel("test accuracy, %: each run, and mean ± standard deviation over seeds")
     axes.grid(axis="x", alpha=0.3)
     png = io.BytesIO()
@@ -165,16 +166,6 @@ def _newest(outputs: Path) -> Path:
         raise UserError(f"latest: no run under {outputs}/: train one with `python -m app.train`")
     folder = max(found, key=lambda path: (path / CONFIG).stat().st_mtime_ns)
     return folder.parent if (folder.parent / "multirun.yaml").is_file() else folder
-
-
-def _read(folder: Path) -> Entry:
-    try:
-        settings = _flatten(OmegaConf.to_container(OmegaConf.load(folder / CONFIG)))
-        path = folder / SUMMARY
-        summary = json.loads(path.read_text()) if path.is_file() else {}
-    except (OSError, ValueError) as error:
-        raise RunError(f"{folder}: cannot be read: {error}") from error
-    return Entry(folder, settings, summary)
 
 
 def _flatten(values: Any, prefix: str = "") -> dict[str, Any]:

@@ -5,7 +5,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -128,10 +128,10 @@ def load_config(folder: Path, asked: TrainConfig) -> TrainConfig:
     Raises:
         UserError: It cannot be read, or `asked` is for another kind of run; names the first key.
     """
+    values = read_settings(folder)
     try:
-        values: Any = OmegaConf.to_container(OmegaConf.load(folder / CONFIG))
         cfg = from_mapping(TrainConfig, values)
-    except (UserError, OSError, ValueError, TypeError, AttributeError) as error:
+    except (UserError, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"resume={folder}: {CONFIG}: cannot be read: {error}") from error
     own, new, default = flatten(cfg), flatten(asked), flatten(TrainConfig())
     typed = {override.lstrip("+").partition("=")[0] for override in typed_overrides()}
@@ -145,6 +145,36 @@ def load_config(folder: Path, asked: TrainConfig) -> TrainConfig:
     cfg.data.root, cfg.outputs, cfg.resume = asked.data.root, asked.outputs, str(folder)
     cfg.device = cfg.device if asked.device == TrainConfig().device else asked.device
     return cfg
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """The configuration of the run in `folder`, as nested plain values.
+
+    Raises:
+        UserError: It cannot be read.
+    """
+    return _read(folder / CONFIG, lambda text: OmegaConf.to_container(OmegaConf.create(text)))
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """The `summary.json` of the run in `folder`; empty where there is none yet.
+
+    Raises:
+        UserError: It cannot be read.
+    """
+    path = folder / SUMMARY
+    return _read(path, json.loads) if path.is_file() else {}
+
+
+def _read(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
+    try:
+        values = parse(path.read_text())
+    except Exception as error:  # of a type for every way to be damaged
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path}: cannot be read: {reason}") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: cannot be read: must be a mapping")
+    return values
 
 
 @contextmanager

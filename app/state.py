@@ -1,7 +1,6 @@
 """A training run: what it works with, how far it has come, and its way to the disk and back."""
 
 import dataclasses
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from app.errors import RunError, UserError
 from app.learner import Learner
 from app.model import build_model, count_parameters
 from app.optimizer import one_cycle
-from app.runs import SUMMARY, create_run_folder, find_launched, find_run, load_config
+from app.runs import create_run_folder, find_launched, find_run, load_config, read_summary
 
 LAST, BEST = "last.pt", "best.pt"
 COUNTERS = ("step", "epoch", "best", "images", "seconds")  # of Run, in checkpoints
@@ -217,9 +216,12 @@ def not_finite(run: Run, what: str, step: int) -> RunError:
 
 
 def finished(run: Run) -> dict[str, Any] | None:
-    """The summary of a run that is at its end, None for any other."""
-    path = run.folder / SUMMARY
-    summary = json.loads(path.read_text()) if path.is_file() else {}
+    """The summary of a run that is at its end, None for any other.
+
+    Raises:
+        UserError: It cannot be read.
+    """
+    summary = read_summary(run.folder)
     return summary if summary.get("status") == "finished" else None
 
 

@@ -58,12 +58,14 @@ def test_the_table(sweep):
     assert len(set(map(len, lines))) == 1  # aligned
 
 
-def test_a_group_without_results_says_why(sweep):
+def test_a_group_without_results_says_why(sweep, recwarn):
     for path in sweep.glob("*/summary.json"):
         path.write_text(json.dumps({"status": "failed", "error": "no"}))
     lines = format_table(group(find_entries(sweep))).splitlines()
     assert lines[2].split() == ["model.act=relu", "0", "of", "6", "failed"]
     assert lines[3].split()[-3:] == ["failed", "or", "unfinished"]
+    report(str(sweep))
+    assert not recwarn  # of matplotlib, at an empty plot
 
 
 def test_the_csv_has_a_line_a_run(sweep):
@@ -97,6 +99,14 @@ def test_nothing_to_report(tmp_path):
         report("nowhere")
     with pytest.raises(UserError, match=r"latest: no run under .*: train one with"):
         report("latest", str(tmp_path))
+
+
+@pytest.mark.parametrize("name", [".hydra/config.yaml", "summary.json"])
+@pytest.mark.parametrize("content", ["- 1", "a: [b", '{"a": '])
+def test_a_run_that_cannot_be_read(sweep, name, content):
+    (sweep / "3" / name).write_text(content)
+    with pytest.raises(UserError, match=rf"3/{name}: cannot be read: [^\n]+$"):
+        report(str(sweep))
 
 
 def test_the_command(sweep):
