@@ -8,12 +8,11 @@ from typing import Any, Literal, get_args
 import onnx
 import torch
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, helper
-from onnx.inliner import inline_local_functions, inline_selected_functions
+from onnx.inliner import inline_selected_functions
 from onnx.version_converter import convert_version
-from onnxscript import optimizer
 from torch import nn
 
-from ops.onnx import DOMAIN, VERSION, functions, register_symbolics, translation_table
+from ops.onnx import DOMAIN, VERSION, functions, inline, register_symbolics, translation_table
 
 Exporter = Literal["symbolic", "dynamo"]
 Layout = Literal["function", "standard"]
@@ -73,7 +72,7 @@ def export_onnx(
     )
     model = _carry_functions(_convert(model, opset_version), opset_version)
     if layout == "standard":
-        model = optimizer.optimize(inline_local_functions(model))
+        model = inline(model)
     model.ir_version = helper.find_min_ir_version_for(list(model.opset_import), ignore_unknown=True)
     return model
 

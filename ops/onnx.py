@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Optional, TypeVar, Union
 
 import torch
-from onnx import TensorProto
+from onnx import ModelProto, TensorProto
 from onnx.defs import OpSchema
 from onnx.helper import make_tensor
-from onnxscript import BFLOAT16, DOUBLE, FLOAT, FLOAT16, OnnxFunction, script
+from onnx.inliner import inline_local_functions
+from onnxscript import BFLOAT16, DOUBLE, FLOAT, FLOAT16, OnnxFunction, optimizer, script
 from onnxscript.values import Op, Opset
 from torch.onnx import symbolic_helper
 
@@ -215,3 +216,8 @@ def _conv_attributes(
         "dilations": list(dilation),
         "group": channels,
     }
+
+
+def inline(model: ModelProto) -> ModelProto:
+    """Returns the model with its functions' bodies in the place of their nodes, and simplified."""
+    return optimizer.optimize(inline_local_functions(model))
