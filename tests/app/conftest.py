@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[2]
 
@@ -100,3 +101,12 @@ def command(tmp_path):
         )
 
     return run
+
+
+@pytest.fixture
+def one_thread():
+    """Threads of several tests at once would wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

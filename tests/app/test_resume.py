@@ -30,12 +30,7 @@ EPOCHS, EPOCH_STEPS = 3, 7
 TIMES = ("images_per_second", "seconds")  # what no two runs have in common
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

@@ -24,14 +24,7 @@ from app.training import train
 from tests.app.idx import write_dataset
 from tests.app.test_tracking import limited_files
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Threads of several tests at once would wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture
