@@ -13,7 +13,7 @@ from app.checkpoint import load_checkpoint
 from app.distributed import World
 from app.runs import find_runs
 from app.training import train
-from tests.app.test_resume import cfg, lines, one_thread  # noqa: F401
+from tests.app.test_resume import cfg, lines  # noqa: F401
 from tests.app.test_train import ROOT
 
 DYING = """
