@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from app.config import ExportConfig
 from app.data import normalize
-from app.inference import TrainedModel
+from app.trained import TrainedModel
 from ops.export import export_onnx
 
 IMAGE, PIXELS = "image", "pixels"  # the input: normalised, or raw with `preprocess`

@@ -1,111 +1,254 @@
-import copy
-from collections.abc import Callable
+"""ONNX Runtime: exported files run in it, and quantized by it."""
+
+import functools
+import json
+import math
+import re
+import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import onnx
+import onnxruntime
 import torch
-from torch import Tensor, nn
+from onnx import ModelProto
+from torch import Tensor
 
-from app.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, load_model
-from app.config import DataConfig
-from app.data import Dataset, Split, load_dataset, normalize
+from app.checkpoint import find_newest
+from app.config import DATASETS
+from app.data import normalize
+from app.deployment import LOGITS, SIDE
+from app.errors import UserError
+from app.trained import BATCH_SIZE, Network, Runner
+from ops.export import LEAST_OPSET
 
-Runner = Callable[[Tensor], Tensor]
-"""Images uint8 [N, 1, 28, 28] in, logits float32 [N, classes] on the CPU out."""
-
-BATCH_SIZE = 1000
+RUNTIME = f"ONNX Runtime {onnxruntime.__version__}"
+ALL_THREADS = 0
+_TYPES = {"tensor(float)": np.float32, "tensor(uint8)": np.uint8}
 
 
 @dataclass
-class Network:
-    """What predicting needs of a trained network, whatever it runs in.
+class _Origin:
+    """What an exported file says about itself, in its metadata."""
 
-    Attributes:
-        folder: Where it lies, and where what is made with it belongs.
-        dataset: What it was trained on, as in `DataConfig.name`.
-        fallback_from: The data set that was asked for, when it could not be had.
-        classes: What the labels 0, 1, ... stand for.
-        run: The network itself, with the normalisation before it.
-    """
-
-    folder: Path
     dataset: str
     fallback_from: str | None
     classes: list[str]
-    run: Runner
+    mean: float
+    std: float
 
 
-@dataclass
-class TrainedModel:
-    """A checkpoint, ready to be used.
-
-    Attributes:
-        folder: Where the checkpoint lies, and where what is made from it belongs.
-        checkpoint: Its content.
-        module: The network, on the CPU, in evaluation mode.
-    """
-
-    folder: Path
-    checkpoint: Checkpoint
-    module: nn.Module
-
-    @property
-    def classes(self) -> list[str]:
-        """What the labels 0, 1, ... stand for."""
-        return list(self.checkpoint.data["classes"])
-
-    def network(self, device: torch.device) -> Network:
-        """The network in torch."""
-        data = self.checkpoint.data
-        run = torch_runner(self, device)
-        return Network(self.folder, data["name"], data["fallback_from"], self.classes, run)
-
-
-def load_trained(checkpoint: str | None, outputs: str) -> TrainedModel:
-    """Load a checkpoint.
+def open_session(
+    model: bytes, device: str = "cpu", threads: int = ALL_THREADS
+) -> onnxruntime.InferenceSession:
+    """Load a model into ONNX Runtime.
 
     Args:
-        checkpoint: The file or its run folder; None: the best of the newest run.
-        outputs: Where runs are.
+        model: Content of the file.
+        device: auto, cpu, cuda or cuda:N; auto is CUDA where this ONNX Runtime has it.
+        threads: On the CPU.
 
     Raises:
-        UserError: There is no run, or the file is not a usable checkpoint.
+        UserError: This ONNX Runtime has no such device.
     """
-    path = Path(checkpoint) if checkpoint is not None else find_checkpoint(outputs)
-    content = load_checkpoint(path)
-    return TrainedModel(path if path.is_dir() else path.parent, content, load_model(content))
+    providers: list[Any] = ["CPUExecutionProvider"]
+    here = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+    if device.startswith("cuda") and not here:
+        raise UserError(f"device={device}: this ONNX Runtime has no CUDA, choose from auto, cpu")
+    if here and device != "cpu":
+        index = device.partition(":")[2] or "0"
+        providers.insert(0, ("CUDAExecutionProvider", {"device_id": index}))
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # what is wrong comes as an exception
+    options.intra_op_num_threads = threads
+    return onnxruntime.InferenceSession(model, options, providers=providers)
 
 
-def load_data(checkpoint: Checkpoint, root: str) -> Dataset:
-    """The data set that the checkpoint was trained on, split as it was then.
+def session_runner(session: onnxruntime.InferenceSession, mean: float, std: float) -> Runner:
+    """Run an exported network, whose input may be raw pixels or normalised.
 
-    Raises:
-        UserError: The data is damaged, or not here and cannot be downloaded.
+    Args:
+        session: The network; the first output are the logits.
+        mean: Of the pixels in [0, 1] that the network was trained on.
+        std: Their standard deviation.
     """
-    data = checkpoint.data
-    return load_dataset(DataConfig(root, data["name"], None, data["val_size"], data["split_seed"]))
+    (input,) = session.get_inputs()
+    raw = _TYPES[input.type] == np.uint8
 
-
-def load_test_split(name: str, root: str) -> Split:
-    """The test images of a data set.
-
-    Raises:
-        UserError: The data is damaged, or not here and cannot be downloaded.
-    """
-    return load_dataset(DataConfig(root, name, fallback=None, val_size=1)).test
-
-
-def torch_runner(trained: TrainedModel, device: torch.device) -> Runner:
-    """Run the checkpoint's network with torch."""
-    module, data = copy.deepcopy(trained.module).to(device), trained.checkpoint.data
-
-    @torch.inference_mode()
     def run(images: Tensor) -> Tensor:
-        return torch.cat(
-            [
-                module(normalize(batch.to(device), data["mean"], data["std"])).cpu()
-                for batch in images.split(BATCH_SIZE)
-            ]
-        )
+        batches = [
+            (batch if raw else normalize(batch, mean, std)).numpy()
+            for batch in images.split(BATCH_SIZE)
+        ]
+        results = [session.run([LOGITS], {input.name: batch})[0] for batch in batches]
+        return torch.cat([torch.from_numpy(logits) for logits in results])
 
     return run
+
+
+def load_exported(checkpoint: str | None, outputs: str, device: str) -> Network:
+    """Load what `python -m app.export_onnx` wrote.
+
+    Args:
+        checkpoint: The file, or a run folder, which stands for its `model.onnx`; None: the newest
+            `model.onnx` of any run.
+        outputs: Where runs are.
+        device: As for `open_session`.
+
+    Raises:
+        UserError: There is no such file, or it is damaged, too new for this ONNX Runtime, or not an
+            export of this program.
+    """
+    path = Path(checkpoint) if checkpoint is not None else find_exported(outputs)
+    try:
+        if path.is_dir():
+            path = path / "model.onnx"
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"checkpoint={path}: cannot be read: {error.strerror}") from error
+    try:
+        session = open_session(content, device)
+    except UserError:
+        raise
+    except Exception as error:  # of a type for every way to be wrong
+        raise UserError(f"checkpoint={path}: {_why(error)}") from error
+    try:
+        about = _read_origin(session.get_modelmeta().custom_metadata_map)
+        _check_interface(session, len(about.classes))
+    except ValueError as error:
+        raise UserError(
+            f"checkpoint={path}: not a network of `python -m app.export_onnx`: {error}"
+        ) from error
+    run = session_runner(session, about.mean, about.std)
+    try:
+        finite = bool(run(torch.zeros(2, 1, SIDE, SIDE, dtype=torch.uint8)).isfinite().all())
+    except Exception as error:
+        raise UserError(f"checkpoint={path}: {_why(error)}") from error
+    if not finite:
+        raise UserError(f"checkpoint={path}: damaged: its logits are not finite")
+    return Network(path.parent, about.dataset, about.fallback_from, about.classes, run)
+
+
+def find_exported(outputs: str | Path) -> Path:
+    """The newest `model.onnx` anywhere under `outputs`.
+
+    Raises:
+        UserError: There is none.
+    """
+    newest = find_newest(outputs, "model.onnx")
+    if newest is None:
+        raise UserError(
+            f"no model.onnx under {outputs}/: export one with `python -m app.export_onnx`"
+        )
+    return newest
+
+
+@functools.cache
+def newest_opset() -> int:
+    """The newest version of the standard operators that onnx and ONNX Runtime both support."""
+    for version in range(onnx.defs.onnx_opset_version(), LEAST_OPSET, -1):
+        value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
+        graph = onnx.helper.make_graph([], "empty", [value], [value])
+        opset = onnx.helper.make_opsetid("", version)
+        least_ir = onnx.helper.find_min_ir_version_for([opset])
+        model = onnx.helper.make_model(graph, opset_imports=[opset], ir_version=least_ir)
+        try:
+            open_session(model.SerializeToString())
+        except Exception:
+            continue
+        return version
+    return LEAST_OPSET
+
+
+def quantize(model: ModelProto, images: Tensor) -> ModelProto:
+    """Quantize weights (one scale a channel) and activations, as QuantizeLinear/DequantizeLinear.
+
+    Weights take 7 of the 8 bits: processors without VNNI add pairs of products of 8 bits in 16,
+    which overflows (with all 8, a network lost 24 points of accuracy on such a one).
+
+    Args:
+        model: In float32 and standard operators.
+        images: As the model takes them; the activations' ranges are measured on them.
+    """
+    from onnxruntime import quantization as ort
+
+    name = model.graph.input[0].name
+    original, model = model, ModelProto()  # ONNX Runtime moves its weights into a file
+    model.CopyFrom(original)
+
+    class Reader(ort.CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.batches = iter(images.split(BATCH_SIZE))
+
+        def get_next(self) -> dict[str, Any] | None:
+            batch = next(self.batches, None)
+            return None if batch is None else {name: batch.numpy()}
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        ort.quantize_static(
+            model,
+            path,
+            Reader(),
+            quant_format=ort.QuantFormat.QDQ,
+            op_types_to_quantize=["Conv", "Gemm"],
+            weight_type=ort.QuantType.QInt8,
+            per_channel=True,
+            reduce_range=True,
+        )
+        quantized = onnx.load(path)
+    for field in ("ir_version", "producer_name", "producer_version", "doc_string"):
+        setattr(quantized, field, getattr(original, field))
+    onnx.helper.set_model_props(quantized, {})
+    return quantized
+
+
+def _read_origin(about: Mapping[str, str]) -> _Origin:
+    """Raise ValueError unless the metadata is this program's."""
+    missing = [key for key in ("dataset", "classes", "mean", "std") if key not in about]
+    if missing:
+        raise ValueError(f"its metadata has no {missing[0]!r}")
+    try:
+        classes = json.loads(about["classes"])
+        mean, std = float(about["mean"]), float(about["std"])
+    except ValueError as error:
+        raise ValueError(f"its metadata is damaged ({error})") from error
+    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+        raise ValueError(f"its classes are {about['classes']}")
+    if not (math.isfinite(mean) and math.isfinite(std) and std > 0):
+        raise ValueError(f"mean {mean} and std {std} of the pixels")
+    if about["dataset"] not in DATASETS:
+        raise ValueError(f"it was trained on {about['dataset']!r}")
+    return _Origin(about["dataset"], about.get("fallback_from"), classes, mean, std)
+
+
+def _check_interface(session: onnxruntime.InferenceSession, classes: int) -> None:
+    """Raise ValueError unless images go in and logits come out."""
+    inputs, outputs = session.get_inputs(), {item.name: item for item in session.get_outputs()}
+    found = ", ".join(f"{item.name} {item.type} {item.shape}" for item in inputs)
+    if (
+        len(inputs) != 1
+        or inputs[0].type not in _TYPES
+        or not isinstance(inputs[0].shape[0], str)
+        or inputs[0].shape[1:] != [1, SIDE, SIDE]
+    ):
+        raise ValueError(f"it takes {found}, not float or uint8 [batch, 1, {SIDE}, {SIDE}]")
+    logits = outputs.get(LOGITS)
+    if logits is None or logits.type != "tensor(float)" or logits.shape[1:] != [classes]:
+        found = ", ".join(f"{item.name} {item.type} {item.shape}" for item in outputs.values())
+        raise ValueError(f"it gives {found}, not {LOGITS} float [batch, {classes}]")
+
+
+def _why(error: Exception) -> str:
+    """ONNX Runtime's message in a line, without where in its sources it was thrown."""
+    text = " ".join(str(error).split())
+    if "INVALID_PROTOBUF" in text or "No graph was found" in text:
+        return "damaged, or not an ONNX model"
+    if newer := re.search(r"Opset (\d+) is under development.* till opset (\d+)", text):
+        return f"written in opset {newer[1]}, this ONNX Runtime reads up to {newer[2]}"
+    text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
+    text = re.sub(r"^/\S+:\d+ .*?\((?:[^()]|\([^()]*\))*\) ", "", text)
+    return f"ONNX Runtime cannot run it: {text}"

@@ -16,8 +16,8 @@ from onnx import TensorProto, ValueInfoProto
 
 from app.config import ExportConfig
 from app.deployment import CLASS, SIDE, layout
-from app.exported import RUNTIME, open_session
-from app.inference import TrainedModel
+from app.inference import RUNTIME, open_session
+from app.trained import TrainedModel
 
 if TYPE_CHECKING:
     from app.exporter import Parity

@@ -13,9 +13,9 @@ from app.errors import UserError
 from app.figures import COLUMNS, Tile, draw_grid
 from app.files import write_atomically
 from app.images import frame
-from app.inference import Network, load_test_split, load_trained
 from app.pictures import read_pictures
 from app.results import Predictions, describe, format_confusion, print_pictures, to_csv, to_json
+from app.trained import Network, load_test_split, load_trained
 
 TILES = 10 * COLUMNS  # images in predictions.png
 
@@ -61,7 +61,7 @@ def load_network(cfg: PredictConfig) -> Network:
         UserError: There is none, the file cannot be used, or the device is not there.
     """
     if cfg.runtime == "onnx":
-        from app.exported import load_exported  # ONNX Runtime: a second that torch does not need
+        from app.inference import load_exported  # ONNX Runtime: a second that torch does not need
 
         return load_exported(cfg.checkpoint, cfg.outputs, cfg.device)
     if cfg.checkpoint is not None and cfg.checkpoint.endswith(".onnx"):

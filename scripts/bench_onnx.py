@@ -33,8 +33,8 @@ import torch
 from torch import Tensor, nn
 
 from app.config import ModelConfig
+from app.inference import quantize
 from app.model import build_model
-from app.quantization import quantize
 from ops import GELU, DepthwiseConv2d, NCReLU
 from ops.export import export_onnx
 

@@ -17,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the project, not
 
 from app.config import ExportConfig
 from app.deployment import convert
-from app.exported import newest_opset
 from app.exporter import check, compare
-from app.inference import load_test_split, load_trained
+from app.inference import newest_opset
+from app.trained import load_test_split, load_trained
 from ops.export import LEAST_OPSET
 
 MOST = 1e-5  # between torch's logits and ONNX Runtime's

@@ -16,9 +16,9 @@ from app import exporter
 from app.config import ExportConfig
 from app.deployment import BATCH, convert
 from app.errors import RunError, UserError
-from app.exported import newest_opset
 from app.exporter import check, export
-from app.inference import load_test_split, load_trained, torch_runner
+from app.inference import newest_opset
+from app.trained import load_test_split, load_trained, torch_runner
 
 variants = pytest.mark.parametrize(
     ("act", "conv"),

@@ -1,10 +1,15 @@
-import numpy as np
+"""Exported files in ONNX Runtime: what runs, and what is refused in one line."""
+
+import onnx
 import pytest
 import torch
+from onnx import TensorProto, helper
 
-from app.data import normalize
+from app.config import ExportConfig
 from app.errors import UserError
-from app.inference import BATCH_SIZE, load_data, load_test_split, load_trained, torch_runner
+from app.exporter import export
+from app.inference import load_exported, newest_opset, open_session, session_runner
+from app.trained import BATCH_SIZE, load_trained, torch_runner
 
 
 def some_images(count):
@@ -12,60 +17,166 @@ def some_images(count):
     return torch.randint(0, 256, (count, 1, 28, 28), dtype=torch.uint8, generator=generator)
 
 
-def test_the_newest_run_is_the_default(make_run):
-    folder = make_run()
-    outputs = str(folder.parents[1])
-    assert load_trained(None, outputs).folder == folder
-    assert load_trained(str(folder), "elsewhere").folder == folder
-    assert load_trained(str(folder / "best.pt"), "elsewhere").folder == folder
+@pytest.fixture(autouse=True)
+def measure_briefly(monkeypatch):
+    monkeypatch.setattr("app.model_card.BUDGET_S", 0.01)
 
 
-@pytest.mark.parametrize("count", [0, 1, BATCH_SIZE, BATCH_SIZE + 1])
-def test_torch_runner_normalises_and_takes_any_number(make_run, count):
-    trained, images = load_trained(str(make_run()), ""), some_images(count)
-    data = trained.checkpoint.data
-    with torch.no_grad():
-        expected = trained.module(normalize(images, data["mean"], data["std"]))
-    logits = torch_runner(trained, torch.device("cpu"))(images)
-    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
+@pytest.fixture(scope="module")
+def kept():
+    """The exported file, once it is there: to export once is enough."""
+    return {}
 
 
-@pytest.mark.cuda
-def test_torch_runner_on_a_gpu(make_run):
-    trained, images = load_trained(str(make_run("ncrelu", "depthwise")), ""), some_images(7)
-    expected = torch_runner(trained, torch.device("cpu"))(images)
-    logits = torch_runner(trained, torch.device("cuda"))(images)
-    assert logits.device.type == "cpu"
-    np.testing.assert_allclose(logits, expected, rtol=1e-3, atol=1e-3)  # TF32 may be on
+@pytest.fixture
+def exported(make_run, kept):
+    """The folder of a run with a model.onnx."""
+    folder = make_run("gelu", "depthwise", classes=list("abcdefghij"), fallback_from="mnist")
+    if not kept:
+        export(ExportConfig(checkpoint=str(folder)))
+        kept["content"] = (folder / "model.onnx").read_bytes()
+    (folder / "model.onnx").write_bytes(kept["content"])
+    return folder
 
 
-def test_the_test_split_is_that_of_the_training_data(trained_run, make_run, tmp_path):
-    trained = load_trained(str(trained_run), "")
-    split = load_test_split("digits", str(tmp_path))
-    predicted = torch_runner(trained, torch.device("cpu"))(split.images).argmax(1)
-    accuracy = (predicted == split.labels).double().mean().item()
-    assert accuracy == pytest.approx(trained.checkpoint.metrics["test_accuracy"], abs=1e-9)
+@pytest.mark.parametrize("preprocess", [False, True])
+def test_gives_torchs_logits(make_run, preprocess):
+    folder = make_run("ncrelu", "depthwise")
+    export(ExportConfig(checkpoint=str(folder), preprocess=preprocess, postprocess=preprocess))
+    theirs = torch_runner(load_trained(str(folder), ""), torch.device("cpu"))
+    ours = load_exported(str(folder), "", "cpu").run
+    for count in (1, BATCH_SIZE + 1):
+        images = some_images(count)
+        torch.testing.assert_close(ours(images), theirs(images), rtol=1e-5, atol=1e-5)
 
 
-def test_the_data_is_split_as_it_was_for_training(make_run):
-    trained = load_trained(str(make_run(val_size=40, split_seed=3)), "")
-    val = load_data(trained.checkpoint, "").val
-    assert len(val) == 40
-    trained.checkpoint.data["split_seed"] = 4
-    assert not torch.equal(load_data(trained.checkpoint, "").val.labels, val.labels)
+def test_says_what_it_is(exported):
+    outputs = str(exported.parents[1])
+    for checkpoint in (None, str(exported), str(exported / "model.onnx")):
+        network = load_exported(checkpoint, outputs, "auto")
+        assert network.folder == exported
+        assert (network.dataset, network.fallback_from) == ("digits", "mnist")
+        assert network.classes == list("abcdefghij")
 
 
-def test_a_data_set_that_is_gone_is_not_replaced(make_run, tmp_path, monkeypatch):
-    from app import data
+def test_the_newest_opset_runs_and_the_next_does_not():
+    def run(version):
+        value = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 1, 28, 28])
+        image = helper.make_tensor_value_info("image", TensorProto.FLOAT, ["batch", 1, 28, 28])
+        graph = helper.make_graph(
+            [helper.make_node("Relu", ["image"], ["logits"])], "g", [image], [value]
+        )
+        opset = helper.make_opsetid("", version)
+        model = helper.make_model(graph, opset_imports=[opset])
+        model.ir_version = helper.find_min_ir_version_for([opset])
+        return session_runner(open_session(model.SerializeToString()), 0.0, 1.0)(some_images(1))
 
-    def no_network(*_):
-        raise data.DownloadError("no network")
+    assert run(newest_opset()).shape == (1, 1, 28, 28)
+    with pytest.raises(Exception, match="opset"):
+        run(newest_opset() + 1)
 
-    monkeypatch.setattr(data, "download", no_network)
-    trained = load_trained(str(make_run(name="mnist")), "")
-    for load in (
-        lambda: load_test_split("mnist", str(tmp_path)),
-        lambda: load_data(trained.checkpoint, str(tmp_path)),
+
+def damage(model):
+    model.graph.initializer[0].raw_data = b"\xff" * len(model.graph.initializer[0].raw_data)
+
+
+def unknown_operator(model):
+    del model.functions[:]
+
+
+def other_size(model):
+    image = helper.make_tensor_value_info("image", TensorProto.FLOAT, ["batch", 1, 32, 32])
+    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 1024])
+    node = helper.make_node("Flatten", ["image"], ["logits"])
+    model.graph.CopyFrom(helper.make_graph([node], "other", [image], [logits]))
+
+
+def one_image(model):
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
+
+
+def rename_output(model):
+    model.graph.node[-1].output[0] = model.graph.output[0].name = "scores"
+
+
+def newer_opset(model):
+    model.opset_import[0].version = newest_opset() + 1
+
+
+def newer_format(model):
+    model.ir_version = 99
+
+
+def foreign(model):
+    del model.metadata_props[:]
+
+
+def set_about(key, value):
+    def change(model):
+        about = {item.key: item.value for item in model.metadata_props}
+        helper.set_model_props(model, about | {key: value})
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (damage, "damaged: its logits are not finite"),
+        (unknown_operator, "ONNX Runtime cannot run it: Fatal error: lenet_ops:"),
+        (
+            other_size,
+            "it takes image tensor(float) ['batch', 1, 32, 32], not float or uint8 [batch, 1, 28",
+        ),
+        (one_image, "it takes image tensor(float) [1, 1, 28, 28], not"),
+        (
+            rename_output,
+            "it gives scores tensor(float) ['batch', 10], not logits float [batch, 10]",
+        ),
+        (newer_opset, "written in opset {next}, this ONNX Runtime reads up to {newest}"),
+        (newer_format, "ONNX Runtime cannot run it: Unsupported model IR version: 99"),
+        (foreign, "not a network of `python -m app.export_onnx`: its metadata has no 'dataset'"),
+        (
+            set_about("classes", '["0"]'),
+            "it gives logits tensor(float) ['batch', 10], not logits float [batch, 1]",
+        ),
+        (set_about("classes", "{}"), "its classes are {{}}"),
+        (set_about("classes", "["), "its metadata is damaged"),
+        (set_about("std", "0"), "mean 0.2 and std 0.0 of the pixels"),
+        (set_about("mean", "x"), "its metadata is damaged"),
+        (set_about("dataset", "cifar10"), "it was trained on 'cifar10'"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(exported, change, says):
+    path = exported / "model.onnx"
+    model = onnx.load(path)
+    change(model)
+    onnx.save(model, path)
+    with pytest.raises(UserError) as raised:
+        load_exported(str(path), "", "cpu")
+    message = str(raised.value)
+    assert message.startswith(f"checkpoint={path}: ")
+    assert says.format(newest=newest_opset(), next=newest_opset() + 1) in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", "half"])
+def test_damaged_files(exported, content):
+    path = exported / "model.onnx"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2] if content == "half" else content)
+    with pytest.raises(UserError) as raised:
+        load_exported(str(path), "", "cpu")
+    assert str(raised.value) == f"checkpoint={path}: damaged, or not an ONNX model"
+
+
+def test_missing_files_and_devices(tmp_path, exported):
+    for checkpoint, device, says in (
+        (None, "cpu", f"no model.onnx under {tmp_path}/none/: export one with `python -m app.e"),
+        ("none.onnx", "cpu", "checkpoint=none.onnx: cannot be read: No such file or directory"),
+        ("a" * 5000, "cpu", "File name too long"),
+        (str(exported), "cuda:7", "device=cuda:7: this ONNX Runtime has no CUDA, choose from auto"),
     ):
-        with pytest.raises(UserError, match=r"mnist is not in .*no network"):
-            load()
+        with pytest.raises(UserError) as raised:
+            load_exported(checkpoint, f"{tmp_path}/none", device)
+        assert says in str(raised.value)

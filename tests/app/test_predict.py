@@ -12,8 +12,8 @@ from app.config import ExportConfig, PredictConfig
 from app.data import Split
 from app.errors import UserError
 from app.exporter import export
-from app.inference import load_test_split, load_trained
 from app.prediction import draw, predict
+from app.trained import load_test_split, load_trained
 
 
 def picture(path, text, size=100):

@@ -1,0 +1,111 @@
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from app.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, load_model
+from app.config import DataConfig
+from app.data import Dataset, Split, load_dataset, normalize
+
+Runner = Callable[[Tensor], Tensor]
+"""Images uint8 [N, 1, 28, 28] in, logits float32 [N, classes] on the CPU out."""
+
+BATCH_SIZE = 1000
+
+
+@dataclass
+class Network:
+    """What predicting needs of a trained network, whatever it runs in.
+
+    Attributes:
+        folder: Where it lies, and where what is made with it belongs.
+        dataset: What it was trained on, as in `DataConfig.name`.
+        fallback_from: The data set that was asked for, when it could not be had.
+        classes: What the labels 0, 1, ... stand for.
+        run: The network itself, with the normalisation before it.
+    """
+
+    folder: Path
+    dataset: str
+    fallback_from: str | None
+    classes: list[str]
+    run: Runner
+
+
+@dataclass
+class TrainedModel:
+    """A checkpoint, ready to be used.
+
+    Attributes:
+        folder: Where the checkpoint lies, and where what is made from it belongs.
+        checkpoint: Its content.
+        module: The network, on the CPU, in evaluation mode.
+    """
+
+    folder: Path
+    checkpoint: Checkpoint
+    module: nn.Module
+
+    @property
+    def classes(self) -> list[str]:
+        """What the labels 0, 1, ... stand for."""
+        return list(self.checkpoint.data["classes"])
+
+    def network(self, device: torch.device) -> Network:
+        """The network in torch."""
+        data = self.checkpoint.data
+        run = torch_runner(self, device)
+        return Network(self.folder, data["name"], data["fallback_from"], self.classes, run)
+
+
+def load_trained(checkpoint: str | None, outputs: str) -> TrainedModel:
+    """Load a checkpoint.
+
+    Args:
+        checkpoint: The file or its run folder; None: the best of the newest run.
+        outputs: Where runs are.
+
+    Raises:
+        UserError: There is no run, or the file is not a usable checkpoint.
+    """
+    path = Path(checkpoint) if checkpoint is not None else find_checkpoint(outputs)
+    content = load_checkpoint(path)
+    return TrainedModel(path if path.is_dir() else path.parent, content, load_model(content))
+
+
+def load_data(checkpoint: Checkpoint, root: str) -> Dataset:
+    """The data set that the checkpoint was trained on, split as it was then.
+
+    Raises:
+        UserError: The data is damaged, or not here and cannot be downloaded.
+    """
+    data = checkpoint.data
+    return load_dataset(DataConfig(root, data["name"], None, data["val_size"], data["split_seed"]))
+
+
+def load_test_split(name: str, root: str) -> Split:
+    """The test images of a data set.
+
+    Raises:
+        UserError: The data is damaged, or not here and cannot be downloaded.
+    """
+    return load_dataset(DataConfig(root, name, fallback=None, val_size=1)).test
+
+
+def torch_runner(trained: TrainedModel, device: torch.device) -> Runner:
+    """Run the checkpoint's network with torch."""
+    module, data = copy.deepcopy(trained.module).to(device), trained.checkpoint.data
+
+    @torch.inference_mode()
+    def run(images: Tensor) -> Tensor:
+        return torch.cat(
+            [
+                module(normalize(batch.to(device), data["mean"], data["std"])).cpu()
+                for batch in images.split(BATCH_SIZE)
+            ]
+        )
+
+    return run
