@@ -72,23 +72,8 @@ __global__ void __launch_bounds__(kPlaneThreads, 2)
         float x[Tile::kInCols];
         const bool within = static_cast<unsigned>(y + r) < static_cast<unsigned>(launch.in_h);
         inside.load(shared + (within ? window + r * launch.in_w : Memory::kZeros), x);
-#pragma unroll
-        for (int q = 0; q < kRows; ++q) {
-          const int a = Axis::tap(q, r);
-          if (a < 0) {
-            continue;
-          }
-#pragma unroll
-          for (int i = 0; i < Tile::kInCols; ++i) {
-#pragma unroll
-            for (int j = 0; j < kCols; ++j) {
-              const int b = Axis::tap(j, i);
-              if (b >= 0) {
-                sum[q][j] += filter.tap[a * Axis::kTaps + b] * x[i];
-              }
-            }
-          }
-        }
+        join_row<Axis, Axis, kRows, kCols, Tile::kInCols>(
+            r, [&](int q, int j, int tap, int i) { sum[q][j] += filter.tap[tap] * x[i]; });
       }
     }
     __syncthreads();  // the inputs are read: the outputs take their place
@@ -198,23 +183,8 @@ __global__ void __launch_bounds__(kPlaneThreads, 2)
         float in[Tile::kInCols];
         const bool within = static_cast<unsigned>(y + r) < static_cast<unsigned>(launch.in_h);
         inside.load(shared + (within ? window + r * launch.in_w : Memory::kZeros), in);
-#pragma unroll
-        for (int q = 0; q < kRows; ++q) {
-          const int a = Axis::tap(q, r);
-          if (a < 0) {
-            continue;
-          }
-#pragma unroll
-          for (int i = 0; i < Tile::kInCols; ++i) {
-#pragma unroll
-            for (int j = 0; j < kCols; ++j) {
-              const int b = Axis::tap(j, i);
-              if (b >= 0) {
-                sum[a * Axis::kTaps + b] += g[q][j] * in[i];
-              }
-            }
-          }
-        }
+        join_row<Axis, Axis, kRows, kCols, Tile::kInCols>(
+            r, [&](int q, int j, int tap, int i) { sum[tap] += g[q][j] * in[i]; });
       }
     }
     __syncthreads();

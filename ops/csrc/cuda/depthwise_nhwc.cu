@@ -240,26 +240,12 @@ __global__ void __launch_bounds__(kStripThreads, WeightMarch<Axis>::kBlocks)
           }
           float in[M::kInCols][V];
           rows.read(x, row * M::kStepIn + r, in);
+          join_row<M, Axis, kPending, kCols, M::kInCols>(r, [&](int m, int j, int tap, int i) {
 #pragma unroll
-          for (int m = 0; m < kPending; ++m) {
-            const int a = M::tap(m, r);
-            if (a < 0) {
-              continue;
+            for (int v = 0; v < V; ++v) {
+              sum[tap][v] += g[u + m][j][v] * in[i][v];
             }
-#pragma unroll
-            for (int i = 0; i < M::kInCols; ++i) {
-#pragma unroll
-              for (int j = 0; j < kCols; ++j) {
-                const int b = Axis::tap(j, i);
-                if (b >= 0) {
-#pragma unroll
-                  for (int v = 0; v < V; ++v) {
-                    sum[a * kTaps + b][v] += g[u + m][j][v] * in[i][v];
-                  }
-                }
-              }
-            }
-          }
+          });
         }
         grad += out_row;
         row = (row + 1) % kRingRows;

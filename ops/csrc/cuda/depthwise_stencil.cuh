@@ -66,4 +66,27 @@ struct Transposed {
   static constexpr int start(int padding) { return padding / 2 - (K - 1) / 2; }
 };
 
+// Calls multiply(q, j, tap, i) for each output in row q, column j of a tile and the input in column
+// i of row r of its window that a tap joins.
+template <typename Rows, typename Cols, int kRows, int kCols, int kInCols, typename F>
+__device__ __forceinline__ void join_row(int r, const F& multiply) {
+#pragma unroll
+  for (int q = 0; q < kRows; ++q) {
+    const int a = Rows::tap(q, r);
+    if (a < 0) {
+      continue;
+    }
+#pragma unroll
+    for (int i = 0; i < kInCols; ++i) {
+#pragma unroll
+      for (int j = 0; j < kCols; ++j) {
+        const int b = Cols::tap(j, i);
+        if (b >= 0) {
+          multiply(q, j, a * Cols::kTaps + b, i);
+        }
+      }
+    }
+  }
+}
+
 }  // namespace ops::cuda
