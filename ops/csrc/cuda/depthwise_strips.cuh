@@ -131,26 +131,26 @@ class RowReader {
       for (int i = 0; i < kCols; ++i, pixel += at_.channels) {
         assemble(pixel, row, i, x[i]);
       }
-      return;
-    }
-    Bits bits[kCols];
+    } else {
+      Bits bits[kCols];
 #pragma unroll
-    for (int i = 0; i < kCols; ++i, pixel += at_.channels) {
-      if constexpr (kRing) {
-        bits[i] = *word(row, i, 0);
-      } else {
-        bits[i] = {};
-        if (columns_ & 1u << i) {
-          bits[i] = *reinterpret_cast<const Bits*>(pixel);
+      for (int i = 0; i < kCols; ++i, pixel += at_.channels) {
+        if constexpr (kRing) {
+          bits[i] = *word(row, i, 0);
+        } else {
+          bits[i] = {};
+          if (columns_ & 1u << i) {
+            bits[i] = *reinterpret_cast<const Bits*>(pixel);
+          }
         }
       }
-    }
 #pragma unroll
-    for (int i = 0; i < kCols; ++i) {
-      const auto& lanes = reinterpret_cast<const Vector<T, V>&>(bits[i]);
+      for (int i = 0; i < kCols; ++i) {
+        const auto& lanes = reinterpret_cast<const Vector<T, V>&>(bits[i]);
 #pragma unroll
-      for (int v = 0; v < V; ++v) {
-        x[i][v] = static_cast<float>(lanes.lane[v]);
+        for (int v = 0; v < V; ++v) {
+          x[i][v] = static_cast<float>(lanes.lane[v]);
+        }
       }
     }
   }
