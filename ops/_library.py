@@ -100,6 +100,31 @@ def batch_first(info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor) ->
     ]
 
 
+def register_autocast(
+    op: torch._ops.OpOverload, device: str, dtype: torch.dtype | None = None
+) -> None:
+    """Makes autocast regions cast an operator's tensors; float64 stays, as do tensors elsewhere.
+
+    Args:
+        op: the operator.
+        device: of the regions, "cpu" or "cuda".
+        dtype: what is cast to; None: the region's dtype.
+    """
+    key = f"Autocast{device.upper()}"
+    excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+
+    def cast(x: Any) -> Any:
+        if not isinstance(x, Tensor) or x.device.type != device or x.dtype == torch.float64:
+            return x
+        return x.to(dtype or torch.get_autocast_dtype(device))
+
+    def autocast(*args: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(excluded):
+            return op(*map(cast, args))
+
+    fragment.impl(op._opname, autocast, key)
+
+
 def register_autograd(
     op: torch._ops.OpOverload,
     setup_context: Callable[..., None],

@@ -257,28 +257,6 @@ def _double_backward(
     return by_grad_output, by_input, by_weight, None, None, None, None
 
 
-def _register_autocast(device: str) -> None:
-    """Casts to the region's dtype, as conv2d does: float64 stays, as do tensors elsewhere."""
-    key = getattr(torch._C.DispatchKey, f"Autocast{device.upper()}")
-
-    def cast(x: Tensor | None) -> Tensor | None:
-        if x is None or x.device.type != device or x.dtype == torch.float64:
-            return x
-        return x.to(torch.get_autocast_dtype(device))
-
-    def autocast(
-        input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: list[int]
-    ) -> Tensor:
-        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key)):
-            return _conv(cast(input), cast(weight), cast(bias), *geometry)
-
-    _library.fragment.impl("depthwise_conv2d", autocast, f"Autocast{device.upper()}")
-
-
-_register_autocast("cpu")
-_register_autocast("cuda")
-
-
 # vmap: a filter of its own is all a channel has, so the mapped dimension becomes more channels.
 
 
@@ -327,5 +305,7 @@ def _vmap_backward(
     return tuple(unfolded), (0, 0, 0)
 
 
+_library.register_autocast(_conv, "cpu")  # to the region's dtype, as conv2d does
+_library.register_autocast(_conv, "cuda")
 _library.register_autograd(_conv, _setup, _backward, _vmap)
 _library.register_autograd(_conv_backward, _setup_backward, _double_backward, _vmap_backward)

@@ -1,12 +1,14 @@
-"""What the tests need to know of an operator: an entry of the table in operators.py."""
+"""What the tests need to know of an operator: an entry of the table, a file in entries/."""
 
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
+raw = torch.ops.lenet_ops  # the operators without the checks of their Python functions
 Shape = tuple[int, ...]
 
 
@@ -53,9 +55,10 @@ class Operator:
     empty: tuple[Case, ...]
     bulk: Case  # large enough for several threads and several CUDA blocks
     huge: Case  # first tensor > 2^31 elements, its first dimension being independent samples
-    autocast: Literal["input", "region"]  # runs in its input's dtype, or casts to the region's
+    autocast: Literal["input", "region", "float32"]  # the dtype it runs in; the last on CUDA only
     module: Callable[..., nn.Module]  # takes device and dtype; fits the typical first tensor
     wrong: tuple[Wrong, ...]
+    saves: Literal["input", "output", "nothing"] = "input"  # for backward
     peer: Callable[[], nn.Module] | None = None  # the module in torch.nn with the same parameters
 
     def __str__(self) -> str:

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tests.ops.operator_entry import Case
-from tests.ops.operators import OPERATORS, each_case, each_device, each_operator, raw
+from tests.ops.operator_entry import Case, raw
+from tests.ops.operators import OPERATORS, each_case, each_device, each_operator
 from tests.ops.tensors import (
     as_tuple,
     gradients,
