@@ -45,7 +45,11 @@ class Wrong:
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator. Its tensors are its leading arguments, and all of them are differentiable."""
+    """An operator of one or several outputs.
+
+    Its tensors are its leading arguments, and all of them are differentiable. The module takes the
+    first one, and a recurrent layer's state as a tuple; the others are its parameters.
+    """
 
     name: str  # in torch.ops.lenet_ops, beside <name>_backward
     function: Callable[..., Any]
@@ -58,7 +62,8 @@ class Operator:
     autocast: Literal["input", "region", "float32"]  # the dtype it runs in; the last on CUDA only
     module: Callable[..., nn.Module]  # takes device and dtype; fits the typical first tensor
     wrong: tuple[Wrong, ...]
-    saves: Literal["input", "output", "nothing"] = "input"  # for backward
+    saves: Literal["input", "output", "both", "nothing"] = "input"  # for backward
+    state: int = 0  # how many of its tensors, the last ones, are a recurrent layer's state
     peer: Callable[[], nn.Module] | None = None  # the module in torch.nn with the same parameters
 
     def __str__(self) -> str:

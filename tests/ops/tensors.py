@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tests.ops.operator_entry import Case, Operator, Shape
 
@@ -60,8 +61,13 @@ def inputs(
 
 
 def as_tuple(output: Any) -> tuple[Tensor, ...]:
-    """Returns the outputs of an operator that has one or several."""
-    return (output,) if isinstance(output, Tensor) else tuple(output)
+    """Returns the outputs of an operator that has one or several, of a module also nested ones."""
+    return tuple(tree_leaves(output))
+
+
+def total(output: Any) -> Tensor:
+    """Returns the sum of all outputs' elements."""
+    return sum(y.sum() for y in as_tuple(output))
 
 
 def gradients(
@@ -69,6 +75,17 @@ def gradients(
 ) -> list[Tensor]:
     """Returns the gradient of every tensor that there is."""
     return list(torch.autograd.grad(as_tuple(outputs), present(tensors), grad_outputs))
+
+
+def split(op: Operator, tensors: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Returns what a network passes to the operator, and the parameters that it holds."""
+    end = len(tensors) - op.state
+    return [tensors[0], *tensors[end:]], list(tensors[1:end])
+
+
+def join(data: Sequence[Any], parameters: Sequence[Any]) -> list[Any]:
+    """Undoes :func:`split`."""
+    return [data[0], *parameters, *data[1:]]
 
 
 def present(tensors: Iterable[Tensor | None]) -> list[Tensor]:
@@ -128,7 +145,7 @@ class Recorder(TorchDispatchMode):
 def record(op: Operator, case: Case, *tensors: Tensor | None) -> list[Call]:
     """Runs an operator forward and, where a gradient is asked for, backward."""
     with Recorder() as recorder:
-        outputs = as_tuple(op.function(*tensors, **case.kwargs))
-        if any(y.requires_grad for y in outputs):
-            sum(y.sum() for y in outputs).backward()
+        outputs = total(op.function(*tensors, **case.kwargs))
+        if outputs.requires_grad:
+            outputs.backward()
     return recorder.calls

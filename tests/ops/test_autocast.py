@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.ops.operators import each_device, each_operator
-from tests.ops.tensors import as_tuple, inputs
+from tests.ops.tensors import as_tuple, inputs, total
 
 each_region = pytest.mark.parametrize("region", [torch.bfloat16, torch.float16], ids=str)
 
@@ -22,7 +22,7 @@ def test_autocast(op, region, device):
     for a, e in zip(actual, expected, strict=True):
         assert a.dtype == inner
         assert torch.equal(a, e)
-    sum(y.sum() for y in actual).backward()
+    total(actual).backward()
     assert {x.grad.dtype for x in tensors} == {torch.float32}
 
 

@@ -7,7 +7,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 from tests.ops.operators import OPERATORS, each_case, each_operator
-from tests.ops.tensors import inputs, present, random, record
+from tests.ops.tensors import as_tuple, gradients, inputs, present, random, record, total
 
 each_saving = pytest.mark.parametrize(
     "op", [op for op in OPERATORS if op.saves != "nothing"], ids=str
@@ -57,14 +57,17 @@ def test_saves_what_backward_needs(op):
     """Changing a saved tensor in place is noticed instead of giving a wrong gradient."""
     tensors = inputs(op.cases[0], requires_grad=True)
     leaf = tensors[0] * 1
-    output = op.function(leaf, *tensors[1:], **op.cases[0].kwargs)
-    saved, other = (leaf, output) if op.saves == "input" else (output, leaf)
-    loss = output.sum()
+    outputs = as_tuple(op.function(leaf, *tensors[1:], **op.cases[0].kwargs))
+    loss = total(outputs)
+    saved, others = [], []
+    for name, x in (("input", leaf), ("output", outputs[0])):
+        (saved if op.saves in (name, "both") else others).append(x)
     with torch.no_grad():
-        other.add_(1)  # is not needed, and may change
+        for x in others:
+            x.add_(1)  # is not needed, and may change
     loss.backward(retain_graph=True)
     with torch.no_grad():
-        saved.add_(1)
+        saved[0].add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
 
@@ -72,7 +75,7 @@ def test_saves_what_backward_needs(op):
 @each_saving
 def test_frees_what_it_saved(op):
     tensors = inputs(op.cases[0], requires_grad=True)
-    output = op.function(*tensors, **op.cases[0].kwargs).sum()
+    output = total(op.function(*tensors, **op.cases[0].kwargs))
     output.backward()
     with pytest.raises(RuntimeError, match="second time"):
         output.backward()
@@ -82,22 +85,21 @@ def test_frees_what_it_saved(op):
 def test_no_grad(op):
     tensors = inputs(op.cases[0], requires_grad=True)
     with torch.no_grad():
-        assert not op.function(*tensors, **op.cases[0].kwargs).requires_grad
+        for y in as_tuple(op.function(*tensors, **op.cases[0].kwargs)):
+            assert not y.requires_grad
     with torch.inference_mode():
-        assert op.function(*tensors, **op.cases[0].kwargs).is_inference()
+        for y in as_tuple(op.function(*tensors, **op.cases[0].kwargs)):
+            assert y.is_inference()
 
 
 @each_operator
 def test_accumulates_into_existing_gradients(op):
     tensors = inputs(op.cases[0], requires_grad=True)
+    outputs = as_tuple(op.function(*tensors, **op.cases[0].kwargs))
+    grads = [random(y.shape, torch.float64, "cpu", seed=9) for y in outputs]
+    once = gradients(outputs, tensors, grads)
     for _ in range(2):
-        output = op.function(*tensors, **op.cases[0].kwargs)
-        output.backward(random(output.shape, torch.float64, "cpu", seed=9))
-    twice = [x.grad.clone() for x in tensors]
-    once = torch.autograd.grad(
-        op.function(*tensors, **op.cases[0].kwargs),
-        tensors,
-        random(output.shape, torch.float64, "cpu", seed=9),
-    )
+        torch.autograd.backward(as_tuple(op.function(*tensors, **op.cases[0].kwargs)), grads)
+    twice = [x.grad for x in tensors]
     for a, b in zip(twice, once, strict=True):
         assert torch.equal(a, 2 * b)

@@ -11,7 +11,7 @@ from torch import nn
 import ops
 from ops import GELU, DepthwiseConv2d, NCReLU
 from tests.ops.operators import OPERATORS, each_operator
-from tests.ops.tensors import inputs
+from tests.ops.tensors import as_tuple, inputs, join, split
 
 each_peer = pytest.mark.parametrize("op", [op for op in OPERATORS if op.peer], ids=str)
 
@@ -20,12 +20,19 @@ def typical_input(op):
     return inputs(op.cases[0], torch.float32)[0]
 
 
+def assert_equal(actual, expected):
+    for a, e in zip(as_tuple(actual), as_tuple(expected), strict=True):
+        assert torch.equal(a, e)
+
+
 @each_operator
 def test_applies_the_function(op):
-    module, x = op.module(), typical_input(op)
-    parameters = list(module.parameters())
-    assert len(parameters) == len(op.cases[0].shapes) - 1
-    assert torch.equal(module(x), op.function(x, *parameters, **op.cases[0].kwargs))
+    module, tensors = op.module(), inputs(op.cases[0], torch.float32)
+    (x, *state), parameters = split(op, tensors)
+    held = list(module.parameters())
+    assert [p.shape for p in held] == [p.shape for p in parameters]
+    actual = module(x, tuple(state)) if state else module(x)
+    assert_equal(actual, op.function(*join([x, *state], held), **op.cases[0].kwargs))
 
 
 @each_operator
@@ -39,7 +46,7 @@ def test_copies(op, clone):
     assert repr(other) == repr(module)
     for parameter in module.parameters():
         nn.init.zeros_(parameter)
-    assert torch.equal(other(x), expected)
+    assert_equal(other(x), expected)
 
 
 @each_operator
@@ -49,15 +56,17 @@ def test_state_dict_round_trip(op):
     torch.save(module.state_dict(), buffer)
     buffer.seek(0)
     other.load_state_dict(torch.load(buffer, weights_only=True))
-    assert torch.equal(other(x), module(x))
+    assert_equal(other(x), module(x))
 
 
 @each_operator
 def test_dtype_and_device(op):
     x = typical_input(op)
-    assert op.module(dtype=torch.float64)(x.double()).dtype == torch.float64
-    assert op.module().bfloat16()(x.bfloat16()).dtype == torch.bfloat16
-    assert op.module(device="meta")(x.to("meta")).is_meta
+    assert {y.dtype for y in as_tuple(op.module(dtype=torch.float64)(x.double()))} == {
+        torch.float64
+    }
+    assert {y.dtype for y in as_tuple(op.module().bfloat16()(x.bfloat16()))} == {torch.bfloat16}
+    assert all(y.is_meta for y in as_tuple(op.module(device="meta")(x.to("meta"))))
 
 
 @each_operator

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from tests.ops.operator_entry import Case
 from tests.ops.operators import each_case, each_operator
-from tests.ops.tensors import inputs
+from tests.ops.tensors import as_tuple, inputs, join, split
 
 onnx = pytest.importorskip("onnx")  # the operators themselves do without
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -23,32 +24,39 @@ each_opset = pytest.mark.parametrize("opset", [17, 18, 20])
 
 
 class Call(nn.Module):
-    """An operator as the one layer of a network: its first tensor is the input."""
+    """An operator as the one layer of a network, which holds its parameters."""
 
     def __init__(self, op, case, weights):
         super().__init__()
         self.op, self.case, self.weights = op, case, weights
 
-    def forward(self, x):
-        return self.op.function(x, *self.weights, **self.case.kwargs)
+    def forward(self, *data):
+        return self.op.function(*join(data, self.weights), **self.case.kwargs)
 
 
-def export(op, case, tensors, opset=18, dynamic=()):
+def input_names(data):
+    return [f"x{i}" for i in range(len(data))]
+
+
+def feed(data):
+    return {name: x.numpy() for name, x in zip(input_names(data), data, strict=True)}
+
+
+def export(op, case, tensors, opset=18, dynamic_axes=None):
     register_symbolics(opset)
     buffer = io.BytesIO()
-    x, *weights = tensors
+    data, weights = split(op, tensors)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.simplefilter("ignore", DeprecationWarning)  # torch's, of its own exporter
         torch.onnx.export(
             Call(op, case, weights),
-            (x,),
+            tuple(data),
             buffer,
             dynamo=False,
             opset_version=opset,
-            input_names=["x"],
-            output_names=["y"],
-            dynamic_axes={"x": {axis: f"n{axis}" for axis in dynamic}},
+            input_names=input_names(data),
+            dynamic_axes=dynamic_axes,
             custom_opsets={DOMAIN: VERSION},
         )
     model = onnx.load_model_from_string(buffer.getvalue())
@@ -57,11 +65,16 @@ def export(op, case, tensors, opset=18, dynamic=()):
     return model
 
 
-def run(model, x):
+def run(model, *data):
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), providers=["CPUExecutionProvider"]
     )
-    return torch.from_numpy(session.run(None, {"x": x.numpy()})[0])
+    return [torch.from_numpy(y) for y in session.run(None, feed(data))]
+
+
+def check(actual, expected, rtol=1e-5, atol=1e-6):
+    for a, e in zip(actual, as_tuple(expected), strict=True):
+        torch.testing.assert_close(a, e, rtol=rtol, atol=atol)
 
 
 @each_case
@@ -70,7 +83,7 @@ def test_runs_in_onnx_runtime(op, case, opset):
     tensors = inputs(case, torch.float32)
     model = export(op, case, tensors, opset)
     expected = op.function(*tensors, **case.kwargs)
-    torch.testing.assert_close(run(model, tensors[0]), expected, rtol=1e-5, atol=1e-6)
+    check(run(model, *split(op, tensors)[0]), expected)
 
 
 @each_case
@@ -93,24 +106,25 @@ def test_means_what_the_operator_does(op, case, dtype):
     """onnx's own evaluator against the operator's float64 reference."""
     tensors = inputs(case, dtype)
     model = export(op, case, tensors)
-    (array,) = ReferenceEvaluator(model).run(None, {"x": tensors[0].numpy()})
-    result = torch.from_numpy(np.asarray(array))
+    arrays = ReferenceEvaluator(model).run(None, feed(split(op, tensors)[0]))
     expected = op.reference(*(x if x is None else x.double() for x in tensors), **case.kwargs)
     rounding = {torch.float16: 4e-3}.get(dtype, 4 * torch.finfo(dtype).eps)
-    assert result.dtype == dtype
-    torch.testing.assert_close(result.double(), expected, rtol=rounding, atol=4 * rounding)
+    for array, e in zip(arrays, as_tuple(expected), strict=True):
+        result = torch.from_numpy(np.asarray(array))
+        assert result.dtype == dtype
+        torch.testing.assert_close(result.double(), e, rtol=rounding, atol=4 * rounding)
 
 
 @each_case
 def test_the_dynamo_exporter_takes_the_same_meaning(op, case):
-    x, *weights = tensors = inputs(case, torch.float32)
+    tensors = inputs(case, torch.float32)
+    data, weights = split(op, tensors)
     program = torch.onnx.export(
         Call(op, case, weights).eval(),
-        (x,),
+        tuple(data),
         dynamo=True,
         opset_version=20,  # not the one it translates to
-        input_names=["x"],
-        output_names=["y"],
+        input_names=input_names(data),
         custom_translation_table=translation_table(),
         verbose=False,
     )
@@ -118,14 +132,18 @@ def test_the_dynamo_exporter_takes_the_same_meaning(op, case):
     onnx.checker.check_model(model, full_check=True)
     assert {node.domain for node in model.graph.node} == {""}
     expected = op.function(*tensors, **case.kwargs)
-    torch.testing.assert_close(run(model, x), expected, rtol=1e-5, atol=1e-6)
+    check(run(model, *data), expected)
 
 
 @each_operator
 def test_dimensions_can_be_dynamic(op):
     case = op.cases[0]
-    x, *weights = inputs(case, torch.float32)
-    other = torch.randn(op.resized[0])
-    dynamic = [axis for axis in range(x.dim()) if x.shape[axis] != other.shape[axis]]
-    model = export(op, case, [x, *weights], dynamic=dynamic)
-    torch.testing.assert_close(run(model, other), op.function(other, *weights, **case.kwargs))
+    tensors = inputs(case, torch.float32)
+    data, weights = split(op, tensors)
+    others, _ = split(op, inputs(Case(op.resized), torch.float32))
+    dynamic = {
+        name: {i: f"{name}_{i}" for i in range(x.dim()) if x.shape[i] != other.shape[i]}
+        for name, x, other in zip(input_names(data), data, others, strict=True)
+    }
+    model = export(op, case, tensors, dynamic_axes=dynamic)
+    check(run(model, *others), op.function(*join(others, weights), **case.kwargs))
