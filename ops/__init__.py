@@ -1,4 +1,4 @@
-"""Custom operators in C++ and CUDA: GELU, NCReLU, depthwise convolution."""
+"""Custom operators in C++ and CUDA, with the gradients and modules that go with them."""
 
 from ops import _library
 
@@ -6,15 +6,21 @@ _library.load()  # the operators' modules look them up in torch.ops
 
 from ops.convert import convert_depthwise  # noqa: E402
 from ops.depthwise_conv import DepthwiseConv2d, depthwise_conv2d  # noqa: E402
+from ops.exp import Exp, exp  # noqa: E402
 from ops.gelu import GELU, gelu  # noqa: E402
+from ops.global_avg_pool import GlobalAvgPool2d, global_avg_pool2d  # noqa: E402
 from ops.ncrelu import NCReLU, ncrelu  # noqa: E402
 
 __all__ = [
     "GELU",
     "DepthwiseConv2d",
+    "Exp",
+    "GlobalAvgPool2d",
     "NCReLU",
     "convert_depthwise",
     "depthwise_conv2d",
+    "exp",
     "gelu",
+    "global_avg_pool2d",
     "ncrelu",
 ]

@@ -42,6 +42,8 @@ class Functions(NamedTuple):
     gelu: OnnxFunction
     ncrelu: OnnxFunction
     depthwise_conv2d: OnnxFunction
+    exp: OnnxFunction
+    global_avg_pool2d: OnnxFunction
 
 
 @functools.cache
@@ -81,7 +83,17 @@ def functions(opset_version: int) -> Functions:
         """Convolution with one filter a channel: `group` is the number of channels."""
         return op.Conv(X, W, B, strides=strides, pads=pads, dilations=dilations, group=group)
 
-    return Functions(GELU, NCReLU, DepthwiseConv2d)
+    @script(lenet_ops, default_opset=op)
+    def Exp(X: T) -> T:
+        """The exponential function."""
+        return op.Exp(X)
+
+    @script(lenet_ops, default_opset=op)
+    def GlobalAvgPool2d(X: T) -> T:
+        """Every channel's mean over its image."""
+        return op.GlobalAveragePool(X)
+
+    return Functions(GELU, NCReLU, DepthwiseConv2d, Exp, GlobalAvgPool2d)
 
 
 def register_symbolics(opset_version: int) -> None:
@@ -96,6 +108,8 @@ def register_symbolics(opset_version: int) -> None:
         "gelu": _gelu_symbolic,
         "ncrelu": _ncrelu_symbolic,
         "depthwise_conv2d": _depthwise_conv2d_symbolic,
+        "exp": _exp_symbolic,
+        "global_avg_pool2d": _global_avg_pool2d_symbolic,
     }
     for name, symbolic in symbolics.items():
         torch.onnx.register_custom_op_symbolic(  # type: ignore[attr-defined]
@@ -132,11 +146,19 @@ def translation_table(nodes: bool = False) -> dict[Any, Callable[..., Value]]:
     def gelu(input: T) -> T:
         return meaning.gelu(input)
 
+    def exp(input: T) -> T:
+        return meaning.exp(input)
+
+    def global_avg_pool2d(input: T) -> T:
+        return meaning.global_avg_pool2d(input)
+
     namespace = torch.ops.lenet_ops
     return {
         namespace.gelu.default: gelu,
         namespace.ncrelu.default: ncrelu,
         namespace.depthwise_conv2d.default: depthwise_conv2d,
+        namespace.exp.default: exp,
+        namespace.global_avg_pool2d.default: global_avg_pool2d,
     }
 
 
@@ -204,6 +226,16 @@ def _depthwise_conv2d_symbolic(
         for size, k, s, p, d in zip(sizes[2:], kernel, stride, padding, dilation, strict=True)
     ]
     return output.setType(input.type().with_sizes([*sizes[:2], *spatial]))
+
+
+def _exp_symbolic(g: Any, input: Value) -> Value:
+    return g.onnxscript_op(functions(g.opset).exp, input).setType(input.type())
+
+
+def _global_avg_pool2d_symbolic(g: Any, input: Value) -> Value:
+    sizes = symbolic_helper._get_tensor_sizes(input)
+    output = g.onnxscript_op(functions(g.opset).global_avg_pool2d, input)
+    return output.setType(input.type().with_sizes([*sizes[:2], 1, 1]))
 
 
 def _conv_attributes(

@@ -100,15 +100,17 @@ def double(tensors: Iterable[Tensor | None]) -> list[Tensor | None]:
     ]
 
 
-def assert_accurate(actual: Tensor, expected: Tensor, dtype: torch.dtype, terms: float = 1) -> None:
+def assert_accurate(
+    actual: Tensor, expected: Tensor, dtype: torch.dtype, terms: float = 1, roundings: int = 1
+) -> None:
     """Checks a result in `dtype` against the float64 reference on the same inputs.
 
-    Allowed is one rounding to `dtype`, after an accumulation of `terms` terms in at least float32
-    that may lose a few units in the last place of the largest sum.
+    Allowed are so many roundings to `dtype`, after an accumulation of `terms` terms in at least
+    float32 that may lose a few units in the last place of the largest sum.
     """
     assert actual.dtype == dtype
     accumulated = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
-    rounding = 0.5 * torch.finfo(dtype).eps if dtype.itemsize < 4 else 0.0
+    rounding = 0.5 * roundings * torch.finfo(dtype).eps if dtype.itemsize < 4 else 0.0
     finite = expected[expected.isfinite()].abs()
     scale = max(1.0, finite.max().item() if finite.numel() else 0.0)
     torch.testing.assert_close(

@@ -30,17 +30,18 @@ inline Vec<A, N> broadcast(A x) {
   return x - Vec<A, N>{};
 }
 
-// x within [least, most]; a NaN becomes either.
+// x within [least, most]; a NaN stays one.
 template <typename A, int N>
 inline Vec<A, N> clamp(Vec<A, N> x, A least, A most) {
 #if OPS_VECTOR_BYTES == 32
   if constexpr (N * sizeof(A) == 32 && sizeof(A) == 4) {
-    return _mm256_min_ps(_mm256_max_ps(x, _mm256_set1_ps(least)), _mm256_set1_ps(most));
+    // The second operand comes out where one is NaN.
+    return _mm256_min_ps(_mm256_set1_ps(most), _mm256_max_ps(_mm256_set1_ps(least), x));
   }
 #elif OPS_VECTOR_BYTES == 64
   if constexpr (N * sizeof(A) == 64 && sizeof(A) == 4) {
-    const __m512 up = _mm512_maskz_max_ps(0xffff, x, _mm512_set1_ps(least));
-    return _mm512_maskz_min_ps(0xffff, up, _mm512_set1_ps(most));
+    const __m512 up = _mm512_maskz_max_ps(0xffff, _mm512_set1_ps(least), x);
+    return _mm512_maskz_min_ps(0xffff, _mm512_set1_ps(most), up);
   }
 #endif
   x = x < least ? broadcast<A, N>(least) : x;

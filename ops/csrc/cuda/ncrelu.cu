@@ -1,35 +1,11 @@
 #include "common.cuh"
+#include "divide.cuh"
 #include "ncrelu.h"
 
 namespace ops::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-
-// n / divisor for n < 2³¹ by multiplication: with s = ⌈log₂ divisor⌉ and m = ⌊2³² (2ˢ − divisor) /
-// divisor⌋ + 1 it is (⌊m n / 2³²⌋ + n) / 2ˢ.
-struct FastDivide {
-  using Index = unsigned;
-  unsigned multiplier, shift = 0;
-
-  explicit FastDivide(int64_t divisor) {
-    while ((int64_t{1} << shift) < divisor) {
-      ++shift;
-    }
-    const uint64_t more = (uint64_t{1} << shift) - static_cast<uint64_t>(divisor);
-    multiplier = static_cast<unsigned>((more << 32) / divisor + 1);
-  }
-  __device__ unsigned operator()(unsigned n) const {
-    return (__umulhi(n, multiplier) + n) >> shift;
-  }
-};
-
-struct Divide {
-  using Index = int64_t;
-  int64_t divisor;
-
-  __device__ int64_t operator()(int64_t n) const { return n / divisor; }
-};
 
 // Where a thread's vector lies: `i` in the input, and its halves in the output, where row r starts
 // at 2 r inner. Rows are whole numbers of vectors.
@@ -96,7 +72,7 @@ void dispatch_vectors(HalvesLayout layout, std::initializer_list<const void*> po
   dispatch_width<T>(pointers, {layout.inner}, [&](auto v) {
     const int64_t row = layout.inner / v.value;
     const int64_t vectors = layout.outer * row;
-    if (vectors < (int64_t{1} << 31) - kThreads) {
+    if (vectors < kMostFastDivided - kThreads) {
       f(v, vectors, FastDivide(row));
     } else {
       f(v, vectors, Divide{row});

@@ -1,0 +1,134 @@
+// Sums over images on vectors. No include guard: see for_each_isa.h.
+
+namespace ops::cpu::OPS_ISA {
+
+// The sum of n elements, in an order that n decides.
+template <typename T>
+acc_t<T> sum_stretch(const T* x, int64_t n) {
+  using A = acc_t<T>;
+  constexpr int N = kLanes<A>;
+  Vec<A, N> a{}, b{}, c{}, d{};
+  int64_t i = 0;
+  for (; i + 4 * N <= n; i += 4 * N) {
+    a += load<N>(x + i);
+    b += load<N>(x + i + N);
+    c += load<N>(x + i + 2 * N);
+    d += load<N>(x + i + 3 * N);
+  }
+  for (; i + N <= n; i += N) {
+    a += load<N>(x + i);
+  }
+  if (i < n) {
+    b += load_some<N>(x + i, n - i);
+  }
+  A lanes[N];
+  store<N>(lanes, (a + b) + (c + d));
+  for (int half = N / 2; half > 0; half /= 2) {
+    for (int k = 0; k < half; ++k) {
+      lanes[k] += lanes[k + half];
+    }
+  }
+  return lanes[0];
+}
+
+// sums[k] += x[row, k] over all rows, `width` elements each.
+template <typename T>
+void add_rows(const T* x, int64_t rows, int64_t width, acc_t<T>* sums) {
+  using A = acc_t<T>;
+  constexpr int N = kLanes<A>;
+  int64_t row = 0;
+  for (; row + 4 <= rows; row += 4, x += 4 * width) {
+    const T *b = x + width, *c = b + width, *d = c + width;
+    int64_t k = 0;
+    for (; k + N <= width; k += N) {
+      const Vec<A, N> four = (load<N>(x + k) + load<N>(b + k)) + (load<N>(c + k) + load<N>(d + k));
+      store<N>(sums + k, load<N>(sums + k) + four);
+    }
+    if (const int64_t rest = width - k; rest > 0) {
+      const Vec<A, N> four = (load_some<N>(x + k, rest) + load_some<N>(b + k, rest)) +
+                             (load_some<N>(c + k, rest) + load_some<N>(d + k, rest));
+      store_some<N>(sums + k, load_some<N>(sums + k, rest) + four, rest);
+    }
+  }
+  for (; row < rows; ++row, x += width) {
+    for (int64_t k = 0; k < width; ++k) {
+      sums[k] += x[k];
+    }
+  }
+}
+
+constexpr int64_t kMostFolded = 128;  // elements of a row
+
+// sums[k] = Σ x[row, k]. Short rows that are no whole vectors are folded: several make a wide one
+// that is.
+template <typename T>
+void sum_rows(const T* x, int64_t rows, int64_t width, acc_t<T>* sums) {
+  using A = acc_t<T>;
+  constexpr int N = kLanes<A>;
+  if (width == 1) {
+    *sums = sum_stretch(x, rows);
+    return;
+  }
+  __builtin_memset(sums, 0, width * sizeof(A));
+  const int64_t divisor = width & -width;  // the largest power of two
+  const int64_t fold = divisor < N ? N / divisor : 1;
+  if (fold == 1 || width > kMostFolded) {
+    add_rows(x, rows, width, sums);
+    return;
+  }
+  A wide[kMostFolded * N];
+  __builtin_memset(wide, 0, fold * width * sizeof(A));
+  const int64_t folded = rows / fold;
+  add_rows(x, folded, fold * width, wide);
+  add_rows(wide, fold, width, sums);
+  add_rows(x + folded * fold * width, rows - folded * fold, width, sums);
+}
+
+// out[k] = Σ sums[part, k] / length
+template <typename From, typename T>
+void average(const From* sums, int64_t parts, int64_t width, int64_t length, T* out) {
+  using A = acc_t<T>;
+  constexpr int N = kLanes<A>;
+  for (int64_t k = 0; k < width; k += N) {
+    const int64_t n = k + N < width ? N : width - k;
+    Vec<A, N> sum{};
+    for (int64_t part = 0; part < parts; ++part) {
+      const From* from = sums + part * width + k;
+      sum += n == N ? load<N>(from) : load_some<N>(from, n);
+    }
+    const Vec<A, N> result = sum / A(length);
+    if (n == N) {
+      store<N>(out + k, result);
+    } else {
+      store_some<N>(out + k, result, n);
+    }
+  }
+}
+
+// out[row, k] = grad[k] / length
+template <typename T>
+void spread(const T* grad, int64_t rows, int64_t width, int64_t length, T* out) {
+  using A = acc_t<T>;
+  constexpr int N = kLanes<A>;
+  constexpr int64_t kNear = 8192;  // elements: those copied from stay in the nearest cache
+  if (width == 1) {
+    const Vec<A, N> value = broadcast<A, N>(A(*grad) / A(length));
+    int64_t i = 0;
+    for (; i + N <= rows; i += N) {
+      store<N>(out + i, value);
+    }
+    if (i < rows) {
+      store_some<N>(out + i, value, rows - i);
+    }
+    return;
+  }
+  average(grad, 1, width, length, out);
+  for (int64_t done = 1; done < rows;) {  // rows; those that are there are copied on
+    const int64_t most = done * width > kNear ? kNear / width + (kNear < width) : done;
+    const int64_t copied = most < rows - done ? most : rows - done;
+    __builtin_memcpy(out + done * width, out, copied * width * sizeof(T));
+    done += copied;
+  }
+}
+
+}  // namespace ops::cpu::OPS_ISA
