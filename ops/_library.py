@@ -92,6 +92,43 @@ def suggest_memory_format(x: Tensor) -> torch.memory_format:
     return torch._prims_common.suggest_memory_format(x)  # the kernels' is_channels_last, on fakes
 
 
+def image_like(x: Tensor, height: Any, width: Any) -> Tensor:
+    """Returns an empty image tensor of another size, otherwise like `x` [N, C, H, W]."""
+    return torch.empty(
+        (*x.shape[:2], height, width),
+        dtype=x.dtype,
+        device=x.device,
+        memory_format=suggest_memory_format(x),
+    )
+
+
+def window_places(
+    op: str,
+    sizes: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> list[int]:
+    """Returns the places of a kernel in each dimension: the output's size, for fakes.
+
+    Raises:
+        RuntimeError: the kernel does not fit.
+    """
+    places = []
+    for size, k, s, p, d in zip(sizes, kernel, stride, padding, dilation, strict=True):
+        padded, span = size + 2 * p, d * (k - 1) + 1
+        torch._check(
+            padded >= span,
+            lambda span=span, padded=padded: (  # type: ignore[misc]
+                f"{op}: the dilated kernel must fit into the padded input; "
+                f"the kernel spans {span}, the padded input {padded}"
+            ),
+        )
+        places.append((padded - span) // s + 1)
+    return places
+
+
 def batch_first(info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor) -> list[Tensor]:
     """Returns vmap's operands with the mapped dimension first, expanded where one has none."""
     return [

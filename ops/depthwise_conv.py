@@ -132,29 +132,6 @@ class DepthwiseConv2d(nn.Module):
         return text if self.bias is not None else text + ", bias=False"
 
 
-def _image_like(x: Tensor, height: Any, width: Any) -> Tensor:
-    return torch.empty(
-        (*x.shape[:2], height, width),
-        dtype=x.dtype,
-        device=x.device,
-        memory_format=_library.suggest_memory_format(x),
-    )
-
-
-def _extent(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
-    """The output's height or width."""
-    padded = size + 2 * padding
-    span = dilation * (kernel - 1) + 1
-    torch._check(
-        padded >= span,
-        lambda: (
-            "depthwise_conv2d: the dilated kernel must fit into the padded input; "
-            f"the kernel spans {span}, the padded input {padded}"
-        ),
-    )
-    return (padded - span) // stride + 1
-
-
 @torch.library.register_fake("lenet_ops::depthwise_conv2d")
 def _(
     input: Tensor,
@@ -184,11 +161,8 @@ def _(
                 f"got {list(bias.shape)} and {bias.dtype}"
             ),
         )
-    size = [
-        _extent(input.shape[2 + i], weight.shape[2 + i], stride[i], padding[i], dilation[i])
-        for i in (0, 1)
-    ]
-    return _image_like(input, *size)
+    size = _library.window_places(op, input.shape[2:], weight.shape[2:], stride, padding, dilation)
+    return _library.image_like(input, *size)
 
 
 @torch.library.register_fake("lenet_ops::depthwise_conv2d_backward")
@@ -203,7 +177,7 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor]:
     need_input, need_weight, need_bias = output_mask
     return (
-        _image_like(input, *input.shape[2:]) if need_input else weight.new_empty([0]),
+        _library.image_like(input, *input.shape[2:]) if need_input else weight.new_empty([0]),
         weight.new_empty(weight.shape if need_weight else [0]),
         weight.new_empty([weight.shape[0] if need_bias else 0]),
     )

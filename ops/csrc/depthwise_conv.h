@@ -4,18 +4,12 @@
 #include <optional>
 #include <tuple>
 
-#include "common.h"
+#include "windows.h"
 
 namespace ops {
 
-struct DepthwiseGeometry {
-  int64_t n, c;          // batch, channels
-  int64_t h, w;          // input
-  int64_t out_h, out_w;  // output
-  int64_t kernel_h, kernel_w;
-  int64_t stride_h, stride_w;
-  int64_t padding_h, padding_w;
-  int64_t dilation_h, dilation_w;
+struct DepthwiseGeometry : Windows {
+  int64_t n, c;        // batch, channels
   bool channels_last;  // of input, output and their gradients; the weight is [C, 1, kH, kW]
 
   bool empty() const { return n == 0 || c == 0 || out_h == 0 || out_w == 0; }
@@ -32,42 +26,8 @@ inline DepthwiseGeometry depthwise_geometry(const char* op, const Tensor& input,
         op, ": weight must have shape [C, 1, kH, kW] with C = ", input.size(1), ", got ",
         shape{weight});
   check_same(op, "input", input, "weight", weight);
-  check(stride.size() == 2 && stride[0] > 0 && stride[1] > 0, op,
-        ": stride must be two positive integers");
-  check(padding.size() == 2 && padding[0] >= 0 && padding[1] >= 0, op,
-        ": padding must be two integers, zero or more");
-  check(dilation.size() == 2 && dilation[0] > 0 && dilation[1] > 0, op,
-        ": dilation must be two positive integers");
-  constexpr int64_t kMost = int64_t{1} << 31;  // beyond it the sums below could overflow
-  for (const auto* values : {&stride, &padding, &dilation}) {
-    check((*values)[0] <= kMost && (*values)[1] <= kMost, op,
-          ": stride, padding and dilation must be at most ", kMost);
-  }
-  DepthwiseGeometry g{input.size(0),
-                      input.size(1),
-                      input.size(2),
-                      input.size(3),
-                      0,
-                      0,
-                      weight.size(2),
-                      weight.size(3),
-                      stride[0],
-                      stride[1],
-                      padding[0],
-                      padding[1],
-                      dilation[0],
-                      dilation[1],
-                      is_channels_last(input)};
-  const auto extent = [&](char side, int64_t size, int64_t kernel, int64_t s, int64_t p,
-                          int64_t d) {
-    const int64_t span = d * (kernel - 1) + 1;
-    check(size + 2 * p >= span, op, ": the dilated kernel must fit into the padded input; in ",
-          side, " the kernel spans ", span, ", the padded input ", size + 2 * p);
-    return (size + 2 * p - span) / s + 1;
-  };
-  g.out_h = extent('H', g.h, g.kernel_h, g.stride_h, g.padding_h, g.dilation_h);
-  g.out_w = extent('W', g.w, g.kernel_w, g.stride_w, g.padding_w, g.dilation_w);
-  return g;
+  return {windows(op, input, weight.size(2), weight.size(3), stride, padding, dilation),
+          input.size(0), input.size(1), is_channels_last(input)};
 }
 
 inline Tensor empty_image(const Tensor& like, const DepthwiseGeometry& g, int64_t h, int64_t w) {

@@ -13,8 +13,7 @@ bool is_unit_stride(const DepthwiseGeometry& g) {
 
 // Strides of an image tensor of g.c channels, h × w, in g's memory format.
 ImageStrides strides_of(const DepthwiseGeometry& g, int64_t h, int64_t w) {
-  return g.channels_last ? ImageStrides{g.c * h * w, 1, g.c * w, g.c}
-                         : ImageStrides{g.c * h * w, h * w, w, 1};
+  return image_strides(g.channels_last, g.c, h, w);
 }
 
 struct LargePlan {

@@ -7,11 +7,6 @@
 
 namespace ops::cuda {
 
-// Distances between elements of an image tensor.
-struct ImageStrides {
-  int64_t n, c, h, w;
-};
-
 struct LargeLaunch {
   int in_h, in_w, filter_h, filter_w, out_h, out_w;
   int padding_h, padding_w;

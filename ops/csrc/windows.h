@@ -1,0 +1,64 @@
+// Windows that slide over images: what operators like convolution share.
+#pragma once
+
+#include "common.h"
+
+namespace ops {
+
+struct Windows {
+  int64_t h, w;          // input
+  int64_t out_h, out_w;  // output: the places of the window
+  int64_t kernel_h, kernel_w;
+  int64_t stride_h, stride_w;
+  int64_t padding_h, padding_w;
+  int64_t dilation_h, dilation_w;
+};
+
+// Distances between elements of an image tensor.
+struct ImageStrides {
+  int64_t n, c, h, w;
+};
+
+inline ImageStrides image_strides(bool channels_last, int64_t c, int64_t h, int64_t w) {
+  return channels_last ? ImageStrides{c * h * w, 1, c * w, c}
+                       : ImageStrides{c * h * w, h * w, w, 1};
+}
+
+// The places of a kernel in `input` [N, C, H, W].
+inline Windows windows(const char* op, const Tensor& input, int64_t kernel_h, int64_t kernel_w,
+                       const std::vector<int64_t>& stride, const std::vector<int64_t>& padding,
+                       const std::vector<int64_t>& dilation) {
+  check(stride.size() == 2 && stride[0] > 0 && stride[1] > 0, op,
+        ": stride must be two positive integers");
+  check(padding.size() == 2 && padding[0] >= 0 && padding[1] >= 0, op,
+        ": padding must be two integers, zero or more");
+  check(dilation.size() == 2 && dilation[0] > 0 && dilation[1] > 0, op,
+        ": dilation must be two positive integers");
+  constexpr int64_t kMost = int64_t{1} << 31;  // beyond it the sums below could overflow
+  for (const auto* values : {&stride, &padding, &dilation}) {
+    check((*values)[0] <= kMost && (*values)[1] <= kMost, op,
+          ": stride, padding and dilation must be at most ", kMost);
+  }
+  const auto places = [&](char side, int64_t size, int64_t kernel, int64_t s, int64_t p,
+                          int64_t d) {
+    const int64_t span = d * (kernel - 1) + 1;
+    check(size + 2 * p >= span, op, ": the dilated kernel must fit into the padded input; in ",
+          side, " the kernel spans ", span, ", the padded input ", size + 2 * p);
+    return (size + 2 * p - span) / s + 1;
+  };
+  const int64_t h = input.size(2), w = input.size(3);
+  return {h,
+          w,
+          places('H', h, kernel_h, stride[0], padding[0], dilation[0]),
+          places('W', w, kernel_w, stride[1], padding[1], dilation[1]),
+          kernel_h,
+          kernel_w,
+          stride[0],
+          stride[1],
+          padding[0],
+          padding[1],
+          dilation[0],
+          dilation[1]};
+}
+
+}  // namespace ops
