@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 raw = torch.ops.lenet_ops  # the operators without the checks of their Python functions
 Shape = tuple[int, ...]
@@ -48,7 +48,8 @@ class Operator:
     """An operator of one or several outputs.
 
     Its tensors are its leading arguments, and all of them are differentiable. The module takes the
-    first one, and a recurrent layer's state as a tuple; the others are its parameters.
+    first one, and a recurrent layer's state as a tuple; the others are its parameters, or `applies`
+    says what it does instead.
     """
 
     name: str  # in torch.ops.lenet_ops, beside <name>_backward
@@ -63,7 +64,8 @@ class Operator:
     module: Callable[..., nn.Module]  # takes device and dtype; fits the typical first tensor
     wrong: tuple[Wrong, ...]
     saves: Literal["input", "output", "both", "nothing"] = "input"  # for backward
-    state: int = 0  # how many of its tensors, the last ones, are a recurrent layer's state
+    state: int = 0  # how many of its tensors, the last ones, networks compute: they have samples
+    applies: Callable[[Any, Tensor], Any] | None = None  # the module's output, from its parts
     peer: Callable[[], nn.Module] | None = None  # the module in torch.nn with the same parameters
 
     def __str__(self) -> str:

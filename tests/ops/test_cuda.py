@@ -4,7 +4,17 @@ import pytest
 import torch
 
 from tests.ops.operators import OPERATORS, each_operator
-from tests.ops.tensors import as_tuple, gradients, inputs, lay_out, present, random, record
+from tests.ops.tensors import (
+    as_tuple,
+    gradients,
+    inputs,
+    join,
+    lay_out,
+    present,
+    random,
+    record,
+    split,
+)
 
 pytestmark = pytest.mark.cuda
 
@@ -120,47 +130,52 @@ each_huge = pytest.mark.parametrize(
 
 
 def huge_tensors(op, layout):
+    """Returns what has samples, the first of it in `layout`, and the parameters."""
     torch.manual_seed(0)
     first, *rest = (
         torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_()
         for shape in op.huge.shapes
     )
     assert first.numel() > 2**31
-    return lay_out(first, layout), rest
+    return split(op, [lay_out(first, layout), *rest])
+
+
+def call(op, data, parameters):
+    return as_tuple(op.function(*join(data, parameters), **op.huge.kwargs))
 
 
 @pytest.mark.usefixtures("big_memory")
 @each_huge
 def test_more_elements_than_32_bits_count(op, layout):
     """The last sample of a huge batch comes out as it does alone."""
-    first, rest = huge_tensors(op, layout)
-    alone = first[-1:].clone().requires_grad_()
-    outputs = as_tuple(op.function(first.requires_grad_(), *rest, **op.huge.kwargs))
-    expected = as_tuple(op.function(alone, *rest, **op.huge.kwargs))
+    data, parameters = huge_tensors(op, layout)
+    alone = [x[-1:].clone().requires_grad_() for x in data]
+    outputs = call(op, [x.requires_grad_() for x in data], parameters)
+    expected = call(op, alone, parameters)
     for y, e in zip(outputs, expected, strict=True):
         torch.testing.assert_close(y[-1:], e)
     grads = [torch.randn_like(e) for e in expected]
-    huge_grads = [g.expand(first.shape[0], *g.shape[1:]) for g in grads]
-    (grad,) = torch.autograd.grad(outputs, first, huge_grads)
-    (grad_alone,) = torch.autograd.grad(expected, alone, grads)
-    torch.testing.assert_close(grad[-1:], grad_alone)
+    huge_grads = [g.expand(len(y), *g.shape[1:]) for y, g in zip(outputs, grads, strict=True)]
+    actual = torch.autograd.grad(outputs, data, huge_grads)
+    for a, e in zip(actual, torch.autograd.grad(expected, alone, grads), strict=True):
+        torch.testing.assert_close(a[-1:], e)
 
 
 @pytest.mark.usefixtures("big_memory")
 @each_huge
 def test_parameters_of_more_elements_than_32_bits_count(op, layout):
     """Samples whose gradient is zero leave the parameters' gradients alone."""
-    first, rest = huge_tensors(op, layout)
-    parameters = [x.requires_grad_() for x in present(rest)]
-    if not parameters:
+    data, parameters = huge_tensors(op, layout)
+    wanted = [x.requires_grad_() for x in present(parameters)]
+    if not wanted:
         pytest.skip("has no parameters")
-    outputs = as_tuple(op.function(first, *rest, **op.huge.kwargs))
+    outputs = call(op, data, parameters)
     grads = [torch.zeros_like(y) for y in outputs]
     for g in grads:
         g[-1:].normal_()
-    actual = torch.autograd.grad(outputs, parameters, grads)
-    alone = as_tuple(op.function(first[-1:], *rest, **op.huge.kwargs))
-    expected = torch.autograd.grad(alone, parameters, [g[-1:] for g in grads])
+    actual = torch.autograd.grad(outputs, wanted, grads)
+    alone = call(op, [x[-1:] for x in data], parameters)
+    expected = torch.autograd.grad(alone, wanted, [g[-1:] for g in grads])
     # 2^24 random terms sum up to about 2^12
     torch.testing.assert_close(actual, expected, rtol=0.02, atol=1.0)
 
