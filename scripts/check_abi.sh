@@ -17,12 +17,12 @@ step "Building the wheel" \
 other="$PWD/.venv-abi/bin/python"
 is_suitable "$other" || step "Making .venv-abi" python -m venv .venv-abi
 step "Installing $torch" \
-  "$other" -m pip install --disable-pip-version-check "$torch" numpy pytest hypothesis
+  "$other" -m pip install --disable-pip-version-check "$torch" numpy pytest pytest-xdist hypothesis
 step "Installing the wheel" \
   "$other" -m pip install --disable-pip-version-check --no-deps --force-reinstall "$away"/*.whl
 
 cd "$away"
 "$other" -c 'import ops, torch; print(f"{ops.__file__} beside torch {torch.__version__}")'
 # Not those that go through the kernels' loops, which are the same beside any PyTorch.
-"$other" -m pytest tests/ops \
+"$other" -m pytest --numprocesses=auto --maxprocesses=4 tests/ops \
   --ignore=tests/ops/test_depthwise_conv.py --ignore=tests/ops/test_instruction_sets.py

@@ -7,4 +7,4 @@ ruff check
 ruff format --check
 mypy
 find ops/csrc -type f -exec clang-format --dry-run -Werror {} +
-python -m pytest --timeout=300 "$@"
+python -m pytest --timeout=300 --numprocesses=auto --maxprocesses=4 "$@"
