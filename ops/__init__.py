@@ -9,6 +9,7 @@ from ops.depthwise_conv import DepthwiseConv2d, depthwise_conv2d  # noqa: E402
 from ops.exp import Exp, exp  # noqa: E402
 from ops.gelu import GELU, gelu  # noqa: E402
 from ops.global_avg_pool import GlobalAvgPool2d, global_avg_pool2d  # noqa: E402
+from ops.involution import Involution2d, involution2d  # noqa: E402
 from ops.ncrelu import NCReLU, ncrelu  # noqa: E402
 
 __all__ = [
@@ -16,11 +17,13 @@ __all__ = [
     "DepthwiseConv2d",
     "Exp",
     "GlobalAvgPool2d",
+    "Involution2d",
     "NCReLU",
     "convert_depthwise",
     "depthwise_conv2d",
     "exp",
     "gelu",
     "global_avg_pool2d",
+    "involution2d",
     "ncrelu",
 ]

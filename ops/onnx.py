@@ -44,6 +44,7 @@ class Functions(NamedTuple):
     depthwise_conv2d: OnnxFunction
     exp: OnnxFunction
     global_avg_pool2d: OnnxFunction
+    involution2d: OnnxFunction
 
 
 @functools.cache
@@ -93,7 +94,60 @@ def functions(opset_version: int) -> Functions:
         """Every channel's mean over its image."""
         return op.GlobalAveragePool(X)
 
-    return Functions(GELU, NCReLU, DepthwiseConv2d, Exp, GlobalAvgPool2d)
+    @script(lenet_ops, default_opset=op)
+    def Involution2d(
+        X: T,
+        W: T,
+        strides: Sequence[int],
+        pads: Sequence[int],
+        dilations: Sequence[int],
+    ) -> T:
+        """Windows of X [N, C, H, W] times kernels of their own, W [N, G, kH, kW, Ho, Wo], summed.
+
+        C / G channels share a kernel.
+        """
+        first, second = op.Constant(value_int=0), op.Constant(value_int=1)
+        kernel_h = op.Gather(op.Shape(W), op.Constant(value_int=2))
+        kernel_w = op.Gather(op.Shape(W), op.Constant(value_int=3))
+        out_h = op.Gather(op.Shape(W), op.Constant(value_int=4))
+        out_w = op.Gather(op.Shape(W), op.Constant(value_int=5))
+        stride = op.Constant(value_ints=strides)
+        dilation = op.Constant(value_ints=dilations)
+
+        # The rows and columns of x, padded, that the windows are made of: [kH, Ho] and [kW, Wo].
+        taps_h = op.Mul(op.Range(first, kernel_h, second), op.Gather(dilation, first))
+        taps_w = op.Mul(op.Range(first, kernel_w, second), op.Gather(dilation, second))
+        places_h = op.Mul(op.Range(first, out_h, second), op.Gather(stride, first))
+        places_w = op.Mul(op.Range(first, out_w, second), op.Gather(stride, second))
+        last = op.Constant(value_ints=[1])
+        rows = op.Add(op.Unsqueeze(taps_h, last), places_h)
+        columns = op.Add(op.Unsqueeze(taps_w, last), places_w)
+
+        none = op.Constant(value_ints=[0, 0])
+        pad = op.Constant(value_ints=pads)
+        begin = op.Gather(pad, op.Constant(value_ints=[0, 1]))
+        end = op.Gather(pad, op.Constant(value_ints=[2, 3]))
+        padded = op.Pad(X, op.Concat(none, begin, none, end, axis=0), op.CastLike(0.0, X))
+        windows = op.Gather(op.Gather(padded, rows, axis=2), columns, axis=4)
+
+        # [N, G, C / G, kH, Ho, kW, Wo]
+        order = op.Constant(value_ints=[2, 4, 3, 5])
+        shape = op.Concat(
+            op.Constant(value_ints=[0]),
+            op.Shape(W, start=1, end=2),
+            op.Constant(value_ints=[-1]),
+            op.Gather(op.Shape(W), order),
+            axis=0,
+        )
+        kernels = op.Unsqueeze(
+            op.Transpose(W, perm=[0, 1, 2, 4, 3, 5]), op.Constant(value_ints=[2])
+        )
+        products = op.Mul(op.Reshape(windows, shape), kernels)
+        sums = op.ReduceSum(products, op.Constant(value_ints=[3, 5]), keepdims=0)
+        images = op.Concat(op.Constant(value_ints=[0, -1]), op.Shape(W, start=4), axis=0)
+        return op.Reshape(sums, images)
+
+    return Functions(GELU, NCReLU, DepthwiseConv2d, Exp, GlobalAvgPool2d, Involution2d)
 
 
 def register_symbolics(opset_version: int) -> None:
@@ -108,6 +162,7 @@ def register_symbolics(opset_version: int) -> None:
         "gelu": _gelu_symbolic,
         "ncrelu": _ncrelu_symbolic,
         "depthwise_conv2d": _depthwise_conv2d_symbolic,
+        "involution2d": _involution2d_symbolic,
         "exp": _exp_symbolic,
         "global_avg_pool2d": _global_avg_pool2d_symbolic,
     }
@@ -140,8 +195,14 @@ def translation_table(nodes: bool = False) -> dict[Any, Callable[..., Value]]:
         padding: Sequence[int],
         dilation: Sequence[int],
     ) -> T:
-        attributes = _conv_attributes(weight.shape[0], stride, padding, dilation)
-        return meaning.depthwise_conv2d(input, weight, bias, **attributes)
+        attributes = _window_attributes(stride, padding, dilation)
+        return meaning.depthwise_conv2d(input, weight, bias, **attributes, group=weight.shape[0])
+
+    def involution2d(
+        input: T, weight: T, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+    ) -> T:
+        attributes = _window_attributes(stride, padding, dilation)
+        return meaning.involution2d(input, weight, **attributes)
 
     def gelu(input: T) -> T:
         return meaning.gelu(input)
@@ -157,6 +218,7 @@ def translation_table(nodes: bool = False) -> dict[Any, Callable[..., Value]]:
         namespace.gelu.default: gelu,
         namespace.ncrelu.default: ncrelu,
         namespace.depthwise_conv2d.default: depthwise_conv2d,
+        namespace.involution2d.default: involution2d,
         namespace.exp.default: exp,
         namespace.global_avg_pool2d.default: global_avg_pool2d,
     }
@@ -213,13 +275,14 @@ def _depthwise_conv2d_symbolic(
 ) -> Value:
     sizes = symbolic_helper._get_tensor_sizes(input)
     channels, _, *kernel = symbolic_helper._get_tensor_sizes(weight)
-    attributes = _conv_attributes(channels, stride, padding, dilation)
+    attributes = _window_attributes(stride, padding, dilation)
     output = g.onnxscript_op(
         functions(g.opset).depthwise_conv2d,
         input,
         weight,
         bias,
         **{f"{name}_i": value for name, value in attributes.items()},
+        group_i=channels,
     )
     spatial = [
         None if size is None else (size + 2 * p - d * (k - 1) - 1) // s + 1
@@ -238,15 +301,35 @@ def _global_avg_pool2d_symbolic(g: Any, input: Value) -> Value:
     return output.setType(input.type().with_sizes([*sizes[:2], 1, 1]))
 
 
-def _conv_attributes(
-    channels: int, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
-) -> dict[str, Any]:
+@symbolic_helper.parse_args("v", "v", "is", "is", "is")
+def _involution2d_symbolic(
+    g: Any,
+    input: Value,
+    weight: Value,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Value:
+    attributes = _window_attributes(stride, padding, dilation)
+    output = g.onnxscript_op(
+        functions(g.opset).involution2d,
+        input,
+        weight,
+        **{f"{name}_i": value for name, value in attributes.items()},
+    )
+    sizes = symbolic_helper._get_tensor_sizes(input)
+    places = symbolic_helper._get_tensor_sizes(weight)[4:]
+    return output.setType(input.type().with_sizes([*sizes[:2], *places]))
+
+
+def _window_attributes(
+    stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> dict[str, list[int]]:
     """ONNX pads each side of each dimension: all the beginnings, then all the ends."""
     return {
         "strides": list(stride),
         "pads": [*padding, *padding],
         "dilations": list(dilation),
-        "group": channels,
     }
 
 
