@@ -10,14 +10,17 @@ from ops.exp import Exp, exp  # noqa: E402
 from ops.gelu import GELU, gelu  # noqa: E402
 from ops.global_avg_pool import GlobalAvgPool2d, global_avg_pool2d  # noqa: E402
 from ops.involution import Involution2d, involution2d  # noqa: E402
+from ops.lltm import LLTM, LLTMCell, lltm, lltm_cell  # noqa: E402
 from ops.ncrelu import NCReLU, ncrelu  # noqa: E402
 
 __all__ = [
     "GELU",
+    "LLTM",
     "DepthwiseConv2d",
     "Exp",
     "GlobalAvgPool2d",
     "Involution2d",
+    "LLTMCell",
     "NCReLU",
     "convert_depthwise",
     "depthwise_conv2d",
@@ -25,5 +28,7 @@ __all__ = [
     "gelu",
     "global_avg_pool2d",
     "involution2d",
+    "lltm",
+    "lltm_cell",
     "ncrelu",
 ]

@@ -137,6 +137,23 @@ def batch_first(info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor) ->
     ]
 
 
+def one_by_one(
+    op: torch._ops.OpOverload, info: Any, in_dims: tuple[int | None, ...], *args: Any
+) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    """A rule for vmap where samples share no kernel: the outputs of each, stacked."""
+    samples = [
+        op(
+            *(
+                x.select(d, i) if isinstance(x, Tensor) and d is not None else x
+                for d, x in zip(in_dims, args, strict=True)
+            )
+        )
+        for i in range(info.batch_size)
+    ]
+    outputs = tuple(torch.stack(parts) for parts in zip(*samples, strict=True))
+    return outputs, (0,) * len(outputs)
+
+
 def register_autocast(
     op: torch._ops.OpOverload, device: str, dtype: torch.dtype | None = None
 ) -> None:
@@ -167,6 +184,7 @@ def register_autograd(
     setup_context: Callable[..., None],
     backward: Callable[..., Any],
     vmap: Callable[..., Any],
+    differentiates: bool = False,
 ) -> None:
     """Registers an operator's gradient and its vmap rule.
 
@@ -178,6 +196,7 @@ def register_autograd(
         setup_context: f(ctx, inputs, output), saves what `backward` needs.
         backward: f(ctx, *grad_outputs), returns one gradient (or None) an input.
         vmap: f(info, in_dims, *inputs), returns the outputs and their mapped dimensions.
+        differentiates: whether `backward` itself takes gradients.
     """
 
     def forward(*args: Any) -> Any:
@@ -190,7 +209,7 @@ def register_autograd(
         return output
 
     def run_backward(ctx: Any, *grad_outputs: Any) -> Any:
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or differentiates:
             return backward(ctx, *grad_outputs)
         with torch._C._AutoDispatchBelowAutograd():  # nothing to record: the shorter way
             return backward(ctx, *grad_outputs)

@@ -171,12 +171,12 @@ def _drop_inputs(function: FunctionProto, given: int) -> None:
     ONNX Runtime does not optimise a Conv with an empty third input as one with two.
     """
     missing = set(function.input[given:])
-    for node in function.node:
+    for node in _nodes(function):
         while node.input and node.input[-1] in missing:
             node.input.pop()
 
 
-def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
+def _nodes(graph: GraphProto | FunctionProto) -> Iterator[NodeProto]:
     for node in graph.node:
         yield node
         for attribute in node.attribute:

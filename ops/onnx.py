@@ -5,19 +5,19 @@ node's meaning as a local function in standard operators, so that every runtime 
 """
 
 # Types as onnxscript reads them (it knows Union, not X | Y), names as ONNX writes them:
-# ruff: noqa: N802, N803, UP007, UP045
+# ruff: noqa: N802, N803, UP006, UP007, UP035, UP045
 
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Optional, TypeVar, Union
+from typing import Any, NamedTuple, Optional, Tuple, TypeVar, Union, get_args
 
 import torch
 from onnx import ModelProto, TensorProto
 from onnx.defs import OpSchema
 from onnx.helper import make_tensor
 from onnx.inliner import inline_local_functions
-from onnxscript import BFLOAT16, DOUBLE, FLOAT, FLOAT16, OnnxFunction, optimizer, script
+from onnxscript import BFLOAT16, DOUBLE, FLOAT, FLOAT16, OnnxFunction, graph, optimizer, script
 from onnxscript.values import Op, Opset
 from torch.onnx import symbolic_helper
 
@@ -45,6 +45,8 @@ class Functions(NamedTuple):
     exp: OnnxFunction
     global_avg_pool2d: OnnxFunction
     involution2d: OnnxFunction
+    lltm_cell: OnnxFunction
+    lltm: OnnxFunction
 
 
 @functools.cache
@@ -147,7 +149,44 @@ def functions(opset_version: int) -> Functions:
         images = op.Concat(op.Constant(value_ints=[0, -1]), op.Shape(W, start=4), axis=0)
         return op.Reshape(sums, images)
 
-    return Functions(GELU, NCReLU, DepthwiseConv2d, Exp, GlobalAvgPool2d, Involution2d)
+    @script(lenet_ops, default_opset=op)
+    def LLTMCell(X: T, W: T, H: T, C: T, B: Optional[T]) -> Tuple[T, T]:
+        """One step: [i, o, z] = [h, x] * W' + b, c' = c + elu(z) * s(i), h' = tanh(c') * s(o)."""
+        size = op.Shape(C, start=1)
+        twice = op.Add(size, size)
+        gates = op.Gemm(op.Concat(H, X, axis=1), W, B, transB=1)
+        i = op.Slice(gates, [0], size, [1])
+        o = op.Slice(gates, size, twice, [1])
+        z = op.Slice(gates, twice, op.Add(twice, size), [1])
+        cell = op.Add(C, op.Mul(op.Elu(z), op.Sigmoid(i)))
+        return op.Mul(op.Tanh(cell), op.Sigmoid(o)), cell
+
+    @script(lenet_ops, default_opset=op)
+    def LLTM(X: T, W: T, H: T, C: T, B: Optional[T]) -> Tuple[T, T, T]:
+        """LLTMCell over the steps of X, each to the state before it: all h, the last h and c."""
+        size = op.Shape(C, start=1)
+        twice = op.Add(size, size)
+        rest = op.Add(twice, size)
+        weights_h = op.Slice(W, [0], size, [1])
+        weights_x = op.Slice(W, size, op.Shape(W, start=1), [1])
+        products = op.MatMul(X, op.Transpose(weights_x, perm=[1, 0]))
+
+        @graph()
+        def step(h: T, c: T, product: T) -> Tuple[T, T, T]:
+            gates = op.Add(product, op.Gemm(h, weights_h, B, transB=1))
+            i = op.Slice(gates, [0], size, [1])
+            o = op.Slice(gates, size, twice, [1])
+            z = op.Slice(gates, twice, rest, [1])
+            cell = op.Add(c, op.Mul(op.Elu(z), op.Sigmoid(i)))
+            new_h = op.Mul(op.Tanh(cell), op.Sigmoid(o))
+            return new_h, cell, op.Identity(new_h)
+
+        last_h, last_cell, all_h = op.Scan(H, C, products, body=step, num_scan_inputs=1)
+        return all_h, last_h, last_cell
+
+    return Functions(
+        GELU, NCReLU, DepthwiseConv2d, Exp, GlobalAvgPool2d, Involution2d, LLTMCell, LLTM
+    )
 
 
 def register_symbolics(opset_version: int) -> None:
@@ -165,6 +204,8 @@ def register_symbolics(opset_version: int) -> None:
         "involution2d": _involution2d_symbolic,
         "exp": _exp_symbolic,
         "global_avg_pool2d": _global_avg_pool2d_symbolic,
+        "lltm_cell": _lltm_cell_symbolic,
+        "lltm": _lltm_symbolic,
     }
     for name, symbolic in symbolics.items():
         torch.onnx.register_custom_op_symbolic(  # type: ignore[attr-defined]
@@ -213,6 +254,13 @@ def translation_table(nodes: bool = False) -> dict[Any, Callable[..., Value]]:
     def global_avg_pool2d(input: T) -> T:
         return meaning.global_avg_pool2d(input)
 
+    # What our kernels keep for backward is no output of a node.
+    def lltm_cell(input: T, weights: T, bias: Optional[T], h: T, c: T) -> Sequence[T]:
+        return meaning.lltm_cell(input, weights, h, c, bias)
+
+    def lltm(sequence: T, weights: T, bias: Optional[T], h: T, c: T) -> Sequence[T]:
+        return meaning.lltm(sequence, weights, h, c, bias)
+
     namespace = torch.ops.lenet_ops
     return {
         namespace.gelu.default: gelu,
@@ -221,13 +269,16 @@ def translation_table(nodes: bool = False) -> dict[Any, Callable[..., Value]]:
         namespace.involution2d.default: involution2d,
         namespace.exp.default: exp,
         namespace.global_avg_pool2d.default: global_avg_pool2d,
+        namespace.lltm_cell.default: lltm_cell,
+        namespace.lltm.default: lltm,
     }
 
 
 def _bare_operator(function: OnnxFunction) -> Op:
     """An operator with the signature of a function, but not its body."""
+    signature = inspect.signature(function.function)
     inputs, attributes = [], []
-    for item in inspect.signature(function.function).parameters.values():
+    for item in signature.parameters.values():
         if item.annotation in _ATTRIBUTE_TYPES:
             kind, required = _ATTRIBUTE_TYPES[item.annotation], item.default is item.empty
             attributes.append(OpSchema.Attribute(item.name, kind, required=required))
@@ -235,12 +286,14 @@ def _bare_operator(function: OnnxFunction) -> Op:
             option = OpSchema.FormalParameterOption
             optional = option.Optional if item.annotation == Optional[T] else option.Single
             inputs.append(OpSchema.FormalParameter(item.name, "T", param_option=optional))
+    returned = signature.return_annotation
+    outputs = 1 if returned is T else len(get_args(returned))
     schema = OpSchema(
         function.name,
         DOMAIN,
         VERSION,
         inputs=inputs,
-        outputs=[OpSchema.FormalParameter("Y", "T")],
+        outputs=[OpSchema.FormalParameter(f"Y{i}", "T") for i in range(outputs)],
         type_constraints=[("T", list(_TENSOR_TYPES), "")],
         attributes=attributes,
     )
@@ -320,6 +373,27 @@ def _involution2d_symbolic(
     sizes = symbolic_helper._get_tensor_sizes(input)
     places = symbolic_helper._get_tensor_sizes(weight)[4:]
     return output.setType(input.type().with_sizes([*sizes[:2], *places]))
+
+
+def _lltm_cell_symbolic(
+    g: Any, input: Value, weights: Value, bias: Value, h: Value, c: Value
+) -> tuple[Value, ...]:
+    outputs = g.onnxscript_op(functions(g.opset).lltm_cell, input, weights, h, c, bias, outputs=2)
+    return *(y.setType(c.type()) for y in outputs), None
+
+
+def _lltm_symbolic(
+    g: Any, sequence: Value, weights: Value, bias: Value, h: Value, c: Value
+) -> tuple[Value, ...]:
+    outputs = g.onnxscript_op(functions(g.opset).lltm, sequence, weights, h, c, bias, outputs=3)
+    steps, batch, _ = symbolic_helper._get_tensor_sizes(sequence)
+    sizes = [steps, batch, symbolic_helper._get_tensor_sizes(c)[1]]
+    all_h, *last = outputs
+    return (
+        all_h.setType(sequence.type().with_sizes(sizes)),
+        *(y.setType(c.type()) for y in last),
+        None,
+    )
 
 
 def _window_attributes(

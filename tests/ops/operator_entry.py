@@ -59,11 +59,15 @@ class Operator:
     resized: tuple[Shape | None, ...]  # other shapes for the typical case, for dynamic shapes
     empty: tuple[Case, ...]
     bulk: Case  # large enough for several threads and several CUDA blocks
-    huge: Case  # first tensor > 2^31 elements, its first dimension being independent samples
+    huge: Case  # first tensor > 2^31 elements
     autocast: Literal["input", "region", "float32"]  # the dtype it runs in; the last on CUDA only
     module: Callable[..., nn.Module]  # takes device and dtype; fits the typical first tensor
     wrong: tuple[Wrong, ...]
     saves: Literal["input", "output", "both", "nothing"] = "input"  # for backward
+    roundings: int = 1  # to its dtype, of what reaches a result one after the other
+    largest: float = 1e300  # what it, and the float64 reference, hold without overflow inside
+    products: bool = False  # made of PyTorch's matrix products, whose bits the threads' number sets
+    samples: int = 0  # their dimension in the first tensor; 0 in those of fewer dimensions
     state: int = 0  # how many of its tensors, the last ones, networks compute: they have samples
     applies: Callable[[Any, Tensor], Any] | None = None  # the module's output, from its parts
     peer: Callable[[], nn.Module] | None = None  # the module in torch.nn with the same parameters

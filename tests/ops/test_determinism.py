@@ -33,6 +33,8 @@ def test_every_run_gives_the_same_bits(op, dtype, device):
 @each_dtype
 @each_operator
 def test_any_number_of_threads_gives_the_same_bits(op, dtype):
+    if op.products:
+        pytest.skip("as many as torch.mm's: it depends on the number")
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)

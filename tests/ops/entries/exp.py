@@ -23,6 +23,7 @@ OPERATOR = Operator(
     huge=Case(((3, 2**30 + 9),)),
     autocast="float32",
     saves="output",
+    roundings=2,
     module=lambda **_: Exp(),
     wrong=(
         Wrong(lambda: exp(1.0), TypeError, "input … Tensor … float"),

@@ -1,0 +1,274 @@
+"""What PyTorch must know of the LLTM's operators: fakes, gradients, autocast, vmap."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import vjp
+
+from ops import _library
+
+cell = torch.ops.lenet_ops.lltm_cell.default
+cell_backward = torch.ops.lenet_ops.lltm_cell_backward.default
+sequence_loop = torch.ops.lenet_ops.lltm.default
+sequence_loop_backward = torch.ops.lenet_ops.lltm_backward.default
+
+State = tuple[Tensor, Tensor]
+
+CELL = ("input", "weights", "bias", "old_h", "old_cell")
+SEQUENCE = ("sequence", "weights", "bias", "h0", "c0")
+
+
+def _fake_forward(
+    op: str, names: tuple[str, ...], dim: int, *tensors: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Checks the arguments as the kernels do; returns h of every step, a cell and the products."""
+    input, _, _, h, _ = tensors
+    assert input is not None and h is not None
+    shape = "[T, N, I]" if dim == 3 else "[N, I]"
+    torch._check(
+        input.dim() == dim and (dim == 2 or input.shape[0] > 0),
+        lambda: f"{op}: {names[0]} must have shape {shape}, at least one step, got {input.shape}",
+    )
+    torch._check(h.dim() == 2, lambda: f"{op}: {names[3]} must have shape [N, S], got {h.shape}")
+    *steps, batch, columns = input.shape
+    state = h.shape[1]
+    shapes = ((3 * state, state + columns), (3 * state,), (batch, state), (batch, state))
+    for name, x, expected in zip(names[1:], tensors[1:], shapes, strict=True):
+        if x is not None:
+            _check_fake(op, name, x, expected, input.dtype)
+    sums = torch.float64 if input.dtype == torch.float64 else torch.float32
+    return (
+        input.new_empty((*steps, batch, state)),
+        input.new_empty((batch, state)),
+        input.new_empty((*steps, batch, 3 * state), dtype=sums),
+    )
+
+
+def _check_fake(op: str, name: str, x: Tensor, shape: tuple[Any, ...], dtype: torch.dtype) -> None:
+    torch._check(
+        tuple(x.shape) == shape and x.dtype == dtype,
+        lambda: (
+            f"{op}: {name} must have shape {list(shape)} and dtype {dtype}, "
+            f"got {list(x.shape)} and {x.dtype}"
+        ),
+    )
+
+
+def _fake_backward(*tensors_and_mask: Any) -> tuple[Tensor, ...]:
+    """Gradients like the five tensors, or empty ones."""
+    *tensors, mask = tensors_and_mask
+    like = tensors[0]
+    return tuple(
+        like.new_empty(x.shape if needed and x is not None else [0])
+        for x, needed in zip(tensors, mask, strict=True)
+    )
+
+
+@torch.library.register_fake("lenet_ops::lltm_cell")
+def _(*tensors: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    return _fake_forward("lltm_cell", CELL, 2, *tensors)
+
+
+@torch.library.register_fake("lenet_ops::lltm_cell_backward")
+def _(*args: Any) -> tuple[Tensor, ...]:
+    *tensors, _, mask = args[2:]
+    return _fake_backward(*tensors, mask)
+
+
+@torch.library.register_fake("lenet_ops::lltm")
+def _(*tensors: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    output, cell, products = _fake_forward("lltm", SEQUENCE, 3, *tensors)
+    return output, torch.empty_like(cell), cell, products
+
+
+@torch.library.register_fake("lenet_ops::lltm_backward")
+def _(*args: Any) -> tuple[Tensor, ...]:
+    *tensors, _, _, mask = args[3:]
+    return _fake_backward(*tensors, mask)
+
+
+def _setup_cell(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    products = output[-1]
+    ctx.save_for_backward(*inputs, products)
+    ctx.mark_non_differentiable(products)
+    ctx.set_materialize_grads(False)
+
+
+def _setup_sequence(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    h, *_, products = output
+    ctx.save_for_backward(*inputs, h, products)
+    ctx.mark_non_differentiable(products)
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(op: torch._ops.OpOverload, ctx: Any, grads: tuple[Any, ...]) -> tuple[Any, ...]:
+    if all(grad is None for grad in grads):
+        return (None,) * 5
+    mask = ctx.needs_input_grad
+    computed = op(*grads, *ctx.saved_tensors, mask)
+    return tuple(grad if needed else None for grad, needed in zip(computed, mask, strict=True))
+
+
+def _cell_gradients(ctx: Any, grad_h: Any, grad_cell: Any, _: None) -> tuple[Any, ...]:
+    return _gradients(cell_backward, ctx, (grad_h, grad_cell))
+
+
+def _sequence_gradients(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+    return _gradients(sequence_loop_backward, ctx, grads[:3])
+
+
+# Second derivatives: the gradient of the first ones, of the same in PyTorch's operators.
+
+
+def _compose_cell(
+    input: Tensor, weights: Tensor, bias: Tensor | None, old_h: Tensor, old_cell: Tensor
+) -> State:
+    gates = F.linear(torch.cat((old_h, input), 1), weights, bias)
+    input_gate, output_gate, candidate = gates.chunk(3, 1)
+    new_cell = old_cell + F.elu(candidate) * input_gate.sigmoid()
+    return new_cell.tanh() * output_gate.sigmoid(), new_cell
+
+
+def _compose_sequence(
+    sequence: Tensor, weights: Tensor, bias: Tensor | None, h: Tensor, c: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    outputs: list[Tensor] = []
+    for input in sequence.unbind():
+        h, c = _compose_cell(input, weights, bias, h, c)
+        outputs.append(h)
+    return torch.stack(outputs), h, c
+
+
+def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *tensors, ctx.mask = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _cell_second_gradients(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    *tensors, _ = ctx.saved_tensors
+    return *_second_gradients(_compose_cell, 2, tensors, ctx.mask, grads), None, None
+
+
+def _sequence_second_gradients(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    *tensors, _, _ = ctx.saved_tensors
+    return *_second_gradients(_compose_sequence, 3, tensors, ctx.mask, grads), None, None, None
+
+
+def _second_gradients(
+    compose: Callable[..., tuple[Tensor, ...]],
+    outputs: int,
+    tensors: Sequence[Tensor | None],
+    mask: Sequence[bool],
+    grads: Sequence[Tensor],
+) -> Iterator[Tensor | None]:
+    """Returns a gradient a tensor: the gradients of `outputs` outputs, and the inputs."""
+
+    def first(*present: Tensor) -> tuple[Tensor, ...]:
+        given = _fill(tensors, present)
+        inputs = given[outputs:]
+        result, pull, *_ = vjp(lambda *xs: compose(*_fill(inputs, xs)), *_present(inputs))
+        return pull(
+            tuple(
+                torch.zeros_like(y) if grad is None else grad
+                for y, grad in zip(result, given[:outputs], strict=True)
+            )
+        )
+
+    _, pull, *_ = vjp(first, *_present(tensors))
+    weights = (
+        grad if needed else torch.zeros_like(x)
+        for grad, needed, x in zip(grads, mask, tensors[outputs:], strict=True)
+        if x is not None
+    )
+    return iter(_fill(tensors, pull(tuple(weights))))
+
+
+def _present(tensors: Sequence[Tensor | None]) -> list[Tensor]:
+    return [x for x in tensors if x is not None]
+
+
+def _fill(tensors: Sequence[Tensor | None], values: Sequence[Tensor]) -> list[Tensor | None]:
+    """Returns `values` in the places of the tensors that are there."""
+    rest = iter(values)
+    return [None if x is None else next(rest) for x in tensors]
+
+
+# vmap: samples that share their parameters are a larger batch, others are computed one by one.
+
+
+def _vmap(
+    op: torch._ops.OpOverload,
+    batch_dims: Sequence[int | None],
+    out_dims: Sequence[int | None],
+    mask: bool = False,
+) -> Callable[..., Any]:
+    """Makes a rule for vmap.
+
+    Args:
+        op: the operator.
+        batch_dims: which dimension of each tensor is the batch; None: it has none, a parameter.
+        out_dims: the same of the outputs.
+        mask: whether a mask of the gradients that are wanted follows the tensors.
+    """
+    parameters = [i for i, dim in enumerate(batch_dims) if dim is None]
+
+    def rule(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
+        wanted = args[-1] if mask else [True] * len(out_dims)
+        sums = any(dim is None and needed for dim, needed in zip(out_dims, wanted, strict=True))
+        if sums or any(in_dims[i] is not None for i in parameters):
+            return _library.one_by_one(op, info, in_dims, *args)
+        folded = list(args)
+        for i, dim in enumerate(batch_dims):
+            if dim is not None and args[i] is not None:
+                (x,) = _library.batch_first(info, in_dims[i : i + 1], args[i])
+                folded[i] = x.movedim(0, dim).flatten(dim, dim + 1)
+        outputs, dims = [], []
+        for y, dim, needed in zip(op(*folded), out_dims, wanted, strict=True):
+            if needed and dim is not None:
+                y = y.unflatten(dim, (info.batch_size, y.shape[dim] // info.batch_size))
+                dims.append(dim)
+            else:
+                y = y.expand(info.batch_size, 0)
+                dims.append(0)
+            outputs.append(y)
+        return tuple(outputs), tuple(dims)
+
+    return rule
+
+
+_library.register_autocast(cell, "cpu")  # to the region's dtype, as lstm_cell does
+_library.register_autocast(cell, "cuda")
+_library.register_autocast(sequence_loop, "cpu")
+_library.register_autocast(sequence_loop, "cuda")
+
+_library.register_autograd(
+    cell, _setup_cell, _cell_gradients, _vmap(cell, (0, None, None, 0, 0), (0, 0, 0))
+)
+_library.register_autograd(
+    cell_backward,
+    _setup_backward,
+    _cell_second_gradients,
+    _vmap(cell_backward, (0, 0, 0, None, None, 0, 0, 0), (0, None, None, 0, 0), mask=True),
+    differentiates=True,
+)
+_library.register_autograd(
+    sequence_loop,
+    _setup_sequence,
+    _sequence_gradients,
+    _vmap(sequence_loop, (1, None, None, 0, 0), (1, 0, 0, 1)),
+)
+_library.register_autograd(
+    sequence_loop_backward,
+    _setup_backward,
+    _sequence_second_gradients,
+    _vmap(
+        sequence_loop_backward,
+        (1, 0, 0, 1, None, None, 0, 0, 1, 1),
+        (1, None, None, 0, 0),
+        mask=True,
+    ),
+    differentiates=True,
+)

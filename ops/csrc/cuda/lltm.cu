@@ -1,0 +1,80 @@
+#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cuda.h>
+
+#include "common.cuh"
+#include "lltm.cuh"
+#include "lltm_loop.h"
+
+namespace ops::cuda {
+namespace {
+
+struct Backend {
+  // Tensor cores multiply 16-bit types as they are.
+  template <typename T>
+  using Factor = T;
+
+  static Tensor factor(const Tensor& x) { return x; }
+
+  // out = a b, in float where 16-bit factors are to be summed up further.
+  static void multiply(const Tensor& out, const Tensor& a, const Tensor& b) {
+    if (out.scalar_type() == a.scalar_type()) {
+      STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_mm_out(out.get(), a.get(), b.get()));
+      return;
+    }
+    std::array<StableIValue, 4> stack{
+        torch::stable::detail::from(a), torch::stable::detail::from(b),
+        torch::stable::detail::from(out.scalar_type()), torch::stable::detail::from(out)};
+    STABLE_TORCH_ERROR_CODE_CHECK(
+        torch_call_dispatcher("aten::mm", "dtype_out", stack.data(), TORCH_ABI_VERSION));
+    torch::stable::detail::to<Tensor>(stack[0]);  // the result is ours to release
+  }
+
+  // out = out + a b
+  static void accumulate(const Tensor& out, const Tensor& a, const Tensor& b) {
+    STABLE_TORCH_ERROR_CODE_CHECK(
+        aoti_torch_cuda_addmm_out(out.get(), out.get(), a.get(), b.get(), 1, 1));
+  }
+
+  template <typename T>
+  static void forward(const Tensor& like, const LltmSizes& sizes, const LltmForward<T, T>& step) {
+    launch(like, sizes, step);
+  }
+
+  template <typename T>
+  static void backward(const Tensor& like, const LltmSizes& sizes, const LltmBackward<T, T>& step) {
+    launch(like, sizes, step);
+  }
+
+  template <typename T>
+  static void scan(const Tensor& like, const LltmSizes& sizes, const LltmScan<T>& scan) {
+    launch(like, sizes, scan);
+  }
+
+  template <typename T>
+  static void sum_rows(const Tensor& x, int64_t rows, int64_t columns, Tensor& out) {
+    const std::vector<int64_t> first{0};
+    torch::stable::sum_out(out, x, torch::headeronly::IntHeaderOnlyArrayRef(first), false);
+  }
+
+ private:
+  template <typename Step>
+  static void launch(const Tensor& like, const LltmSizes& sizes, const Step& step) {
+    if (sizes.batch == 0 || sizes.state == 0) {
+      return;
+    }
+    const DeviceGuard guard(like.get_device_index());
+    const LltmGrid grid(sizes);
+    lltm_kernel<<<grid.blocks, grid.threads, 0, current_stream(like)>>>(step, sizes);
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+  }
+};
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CUDA, m) {
+  m.impl("lltm_cell", TORCH_BOX(&lltm_cell<Backend>));
+  m.impl("lltm_cell_backward", TORCH_BOX(&lltm_cell_backward<Backend>));
+  m.impl("lltm", TORCH_BOX(&lltm<Backend>));
+  m.impl("lltm_backward", TORCH_BOX(&lltm_sequence_backward<Backend>));
+}
+
+}  // namespace ops::cuda

@@ -1,0 +1,105 @@
+"""What only the LLTM has: its modules' arguments, and that its loop is that of its cell."""
+
+import pytest
+import torch
+
+from ops import LLTM, LLTMCell, lltm, lltm_cell
+
+STEPS, BATCH, INPUT, STATE = 5, 3, 4, 6
+
+
+@pytest.fixture
+def layer():
+    torch.manual_seed(0)
+    return LLTM(INPUT, STATE, dtype=torch.float64)
+
+
+@pytest.fixture
+def sequence():
+    return torch.randn(STEPS, BATCH, INPUT, dtype=torch.float64)
+
+
+def test_sequence_is_a_loop_of_cells(layer, sequence):
+    output, (h, c) = layer(sequence)
+    cell = LLTMCell(INPUT, STATE, dtype=torch.float64)
+    cell.load_state_dict(layer.state_dict())
+    state = None
+    for x, expected in zip(sequence, output, strict=True):
+        state = cell(x, state)
+        torch.testing.assert_close(state[0], expected)
+    torch.testing.assert_close((h, c), state)
+
+
+def test_a_sequence_in_two_parts(layer, sequence):
+    output, state = layer(sequence)
+    first, between = layer(sequence[:2])
+    second, last = layer(sequence[2:], between)
+    torch.testing.assert_close(torch.cat((first, second)), output)
+    torch.testing.assert_close(last, state)
+
+
+def test_batch_first(layer, sequence):
+    output, state = layer(sequence)
+    layer.batch_first = True
+    swapped, same = layer(sequence.transpose(0, 1))
+    assert torch.equal(swapped, output.transpose(0, 1))
+    assert all(map(torch.equal, same, state))
+
+
+def test_without_a_batch(layer, sequence):
+    output, (h, c) = layer(sequence)
+    alone, (h0, c0) = layer(sequence[:, 0])
+    for actual, expected in ((alone, output[:, 0]), (h0, h[0]), (c0, c[0])):
+        assert actual.shape == expected.shape
+        torch.testing.assert_close(actual, expected)
+    x, weights, bias = sequence[0], layer.weights, layer.bias
+    one = lltm_cell(x[0], weights, bias, h[0], c[0])
+    torch.testing.assert_close(one, tuple(y[0] for y in lltm_cell(x, weights, bias, h, c)))
+
+
+@pytest.mark.parametrize("used", [0, 1, 2])
+def test_gradient_of_one_output(layer, sequence, used):
+    """The others' gradients are not there; backward must take them for zero."""
+    tensors = (sequence.requires_grad_(), layer.weights, layer.bias, *torch.randn(2, BATCH, STATE))
+    tensors = tuple(x.double() for x in tensors)
+    outputs = lltm(*tensors)
+    weights = [
+        torch.ones_like(y) if i == used else torch.zeros_like(y) for i, y in enumerate(outputs)
+    ]
+    expected = torch.autograd.grad(outputs, tensors[:3], weights, retain_graph=True)
+    actual = torch.autograd.grad(outputs[used].sum(), tensors[:3])
+    torch.testing.assert_close(actual, expected)
+
+
+def test_saturated_gates():
+    """Far out, where exp leaves its range, there is neither NaN nor a gate that does not close."""
+    weights, zeros = torch.zeros(3, 2), torch.zeros(1, 1)
+    for x in (1e30, 100.0, 88.1, 87.5):
+        bias = torch.tensor([-x, x, x])
+        h, c = lltm_cell(zeros, weights, bias, zeros, zeros)
+        assert (h, c) == (0, 0) or c < 1e-35
+        h, c = lltm_cell(zeros, weights, -bias, zeros, zeros)
+        assert (h.abs().item(), c.item()) == (pytest.approx(0, abs=1e-37), -1)
+
+
+def test_repr():
+    assert repr(LLTMCell(4, 6)) == "LLTMCell(4, 6)"
+    assert repr(LLTM(4, 6, bias=False, batch_first=True)) == (
+        "LLTM(4, 6, bias=False, batch_first=True)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "raises", "says"),
+    [
+        ((0, 3), ValueError, ("input_size", "at least 1", "0")),
+        ((3, -1), ValueError, ("hidden_size", "at least 1", "-1")),
+        ((3, 2.0), TypeError, ("hidden_size", "int", "float")),
+    ],
+)
+def test_constructor(arguments, raises, says):
+    for module in (LLTM, LLTMCell):
+        with pytest.raises(raises) as raised:
+            module(*arguments)
+        for words in (module.__name__, *says):
+            assert words in str(raised.value)
