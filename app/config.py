@@ -105,12 +105,13 @@ class AugmentConfig:
 
 @dataclass
 class OptimConfig:
-    """AdamW under a one-cycle learning rate: up to `lr` over `warmup` of the steps, then down.
+    """The optimiser, under a one-cycle rate: up to `lr` over `warmup` of the steps, then down.
 
     `ema` is the share that the average of the weights keeps in a step; 0: no average.
     """
 
-    lr: float = _number(0.008, "above 0", lambda value: value > 0)
+    name: str = _choice("muon", "adamw", "muon")
+    lr: float = _number(0.02, "above 0", lambda value: value > 0)
     weight_decay: float = _number(0.05, "of at least 0", lambda value: value >= 0)
     warmup: float = _number(0.3, "above 0 and below 1", lambda value: 0 < value < 1)
     label_smoothing: float = _number(0.1, "from 0 to below 1", lambda value: 0 <= value < 1)
@@ -121,11 +122,12 @@ class OptimConfig:
 class TrainerConfig:
     """How long to train, in what portions and precision, and how often to note where it is.
 
+    `epochs=None`: 2, or of a small data set as many as show 12,000 images.
     A checkpoint is written after each epoch, and `checkpoint_steps` or `checkpoint_seconds` after
     the one before.
     """
 
-    epochs: int = _integer(3, least=1)
+    epochs: int | None = _optional(None, "must be an integer, at least 1", lambda value: value >= 1)
     batch_size: int = _integer(128, least=1)
     log_every: int = _integer(50, least=1)
     checkpoint_steps: int | None = _optional(

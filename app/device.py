@@ -1,4 +1,6 @@
+import ctypes
 import os
+import platform
 
 import torch
 
@@ -29,3 +31,16 @@ def describe(device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
     return f"{device.type}, {threads} thread{'s' if threads > 1 else ''}"
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep what tensors on the CPU leave behind for those of the next step.
+
+    By default glibc hands large pieces back to the system, which clears them page by page when
+    they are asked for again: a fifth of a training step, and more. Nothing happens elsewhere.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        trim_threshold, mmap_threshold, gibibyte = -1, -3, 2**30  # as in malloc.h
+        library = ctypes.CDLL(None)
+        library.mallopt(trim_threshold, gibibyte)
+        library.mallopt(mmap_threshold, gibibyte)

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from app.config import TrainConfig
 from app.distributed import World
-from app.optimizer import AdamW, LossScale, copy_into, plain
+from app.optimizer import LossScale, copy_into, make_optimizer, plain
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -31,7 +31,7 @@ class Learner:
         self.device = device
         self.optim = cfg.optim
         self.dtype = AUTOCAST.get(cfg.trainer.precision)
-        self.optimizer = AdamW(model.parameters(), cfg.optim.weight_decay)
+        self.optimizer = make_optimizer(model.parameters(), cfg.optim)
         self.average = copy.deepcopy(model).requires_grad_(False) if cfg.optim.ema else None
         self.loss_scale = LossScale(device) if self.dtype == torch.float16 else None
         replica = world.replicate(model, device)

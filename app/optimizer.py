@@ -9,27 +9,15 @@ from torch.optim.adamw import adamw
 from app.config import OptimConfig
 
 
-class AdamW:
-    """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101).
+class Optimizer:
+    """What moves parameters, all on one device, against their gradients.
 
-    The numbers are those of `torch.optim.AdamW(parameters, fused=True)`, by torch's own function.
-    The learning rate is an argument of the step, the state is plain tensors, and starting it does
-    not import torch's compiler, which takes that class two seconds.
-
-    Args:
-        parameters: What is trained, on one device.
-        weight_decay: Share of a weight that is taken from it in a step, in units of the learning
-            rate.
+    The learning rate is an argument of the step, and the state is plain tensors.
     """
 
-    def __init__(self, parameters: Iterable[Tensor], weight_decay: float) -> None:
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
         self.parameters = list(parameters)
-        self.weight_decay = weight_decay
-        self.means = [torch.zeros_like(parameter) for parameter in self.parameters]
-        self.squares = [torch.zeros_like(parameter) for parameter in self.parameters]
-        self.steps = [torch.zeros((), device=parameter.device) for parameter in self.parameters]
 
-    @torch.no_grad()
     def step(self, lr: float | Tensor, overflow: Tensor | None = None) -> None:
         """Move the parameters against their gradients, which must all be there, and drop those.
 
@@ -37,6 +25,44 @@ class AdamW:
             lr: The learning rate.
             overflow: float32 []; where it is 1 on the device, nothing is moved.
         """
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, list[Tensor]]:
+        """The state, by name; the tensors are the optimiser's own."""
+        raise NotImplementedError
+
+    def load_state_dict(self, state: dict[str, list[Tensor]]) -> None:
+        """Take over the values of a `state_dict` of an optimiser of the same parameters."""
+        for name, tensors in self.state_dict().items():
+            copy_into(tensors, state[name])
+
+    def gradients(self) -> list[Tensor]:
+        """The parameters' gradients, in their order."""
+        return [parameter.grad for parameter in self.parameters]  # type: ignore[misc]
+
+
+class AdamW(Optimizer):
+    """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101).
+
+    The numbers are those of `torch.optim.AdamW(parameters, fused=True)`, by torch's own function.
+    Starting it does not import torch's compiler, which takes that class two seconds.
+
+    Args:
+        parameters: What is trained.
+        weight_decay: Share of a weight that is taken from it in a step, in units of the learning
+            rate.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor], weight_decay: float) -> None:
+        super().__init__(parameters)
+        self.weight_decay = weight_decay
+        self.means = [torch.zeros_like(parameter) for parameter in self.parameters]
+        self.squares = [torch.zeros_like(parameter) for parameter in self.parameters]
+        self.steps = [torch.zeros((), device=parameter.device) for parameter in self.parameters]
+
+    @torch.no_grad()
+    def step(self, lr: float | Tensor, overflow: Tensor | None = None) -> None:
+        """See `Optimizer.step`."""
         adamw(
             self.parameters,
             self.gradients(),
@@ -57,18 +83,89 @@ class AdamW:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def gradients(self) -> list[Tensor]:
-        """The parameters' gradients, in their order."""
-        return [parameter.grad for parameter in self.parameters]  # type: ignore[misc]
-
     def state_dict(self) -> dict[str, list[Tensor]]:
-        """The state, by name; the tensors are the optimiser's own."""
+        """See `Optimizer.state_dict`."""
         return {"means": self.means, "squares": self.squares, "steps": self.steps}
 
-    def load_state_dict(self, state: dict[str, list[Tensor]]) -> None:
-        """Take over the values of a `state_dict` of an optimiser of the same parameters."""
-        for name, tensors in self.state_dict().items():
-            copy_into(tensors, state[name])
+
+class Muon(Optimizer):
+    """Momentum whose steps are made orthogonal (Jordan et al., 2024), for weights; else AdamW.
+
+    A weight with two or more dimensions is taken as a matrix of a row an output. With its gradient
+    G, M ← β M + (1 − β) G and U = β M + (1 − β) G, it moves by −lr · √max(1, rows / columns) ·
+    orthogonalize(U). Biases and the like are moved by AdamW with the same rate and decay.
+
+    Args:
+        parameters: What is trained.
+        weight_decay: As for `AdamW`.
+        momentum: β.
+    """
+
+    def __init__(
+        self, parameters: Iterable[Tensor], weight_decay: float, momentum: float = 0.9
+    ) -> None:
+        super().__init__(parameters)
+        self.weight_decay, self.momentum = weight_decay, momentum
+        self.weights = [parameter for parameter in self.parameters if parameter.ndim > 1]
+        self.momenta = [torch.zeros_like(weight) for weight in self.weights]
+        self.others = AdamW(
+            [parameter for parameter in self.parameters if parameter.ndim < 2], weight_decay
+        )
+
+    @torch.no_grad()
+    def step(self, lr: float | Tensor, overflow: Tensor | None = None) -> None:
+        """See `Optimizer.step`."""
+        self.others.step(lr, overflow)
+        for weight, momentum in zip(self.weights, self.momenta, strict=True):
+            gradient = weight.grad
+            assert gradient is not None
+            moved = momentum.lerp(gradient, 1 - self.momentum)
+            matrix = gradient.lerp(moved, self.momentum).flatten(1)
+            rows, cols = matrix.shape
+            update = orthogonalize(matrix).view_as(weight) * max(1, rows / cols) ** 0.5
+            updated = (weight * (1 - lr * self.weight_decay)).sub_(update * lr)
+            if overflow is not None:
+                moved = torch.where(overflow == 1, momentum, moved)
+                updated = torch.where(overflow == 1, weight, updated)
+            momentum.copy_(moved)
+            weight.copy_(updated)
+            weight.grad = None
+
+    def state_dict(self) -> dict[str, list[Tensor]]:
+        """See `Optimizer.state_dict`."""
+        return {"momenta": self.momenta, **self.others.state_dict()}
+
+
+def orthogonalize(matrix: Tensor) -> Tensor:
+    """Bring the singular values of a matrix near 1: in (0.6, 1.3) but for those near 0.
+
+    Five Newton-Schulz steps X ← (a + b X Xᵀ + c (X Xᵀ)²) X with the coefficients of Jordan et al.
+    (2024). X Xᵀ of the next step follows from that of the last, so that all but one of the products
+    are of the shorter side only.
+
+    Args:
+        matrix: float32 or float64 [rows, columns].
+    """
+    a, b, c = 3.4445, -4.7750, 2.0315
+    if matrix.shape[0] > matrix.shape[1]:
+        return orthogonalize(matrix.T).T
+    matrix = matrix / (matrix.norm() + 1e-7)
+    gram, product = (
+        matrix @ matrix.T,
+        torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device),
+    )
+    for _ in range(5):
+        factor = torch.addmm(gram, gram, gram, beta=b, alpha=c)
+        factor.diagonal().add_(a)
+        product = factor @ product
+        gram = factor @ gram @ factor
+    return product @ matrix
+
+
+def make_optimizer(parameters: Iterable[Tensor], cfg: OptimConfig) -> Optimizer:
+    """The optimiser that the configuration names."""
+    optimizers: dict[str, type[AdamW | Muon]] = {"adamw": AdamW, "muon": Muon}
+    return optimizers[cfg.name](parameters, cfg.weight_decay)
 
 
 class LossScale:

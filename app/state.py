@@ -1,6 +1,7 @@
 """A training run: what it works with, how far it has come, and its way to the disk and back."""
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,9 +65,14 @@ class Run:
         return len(self.data.train) // self.batch_size
 
     @property
+    def epochs(self) -> int:
+        """Epochs of the whole run."""
+        return self.cfg.trainer.epochs or max(2, math.ceil(12_000 / len(self.data.train)))
+
+    @property
     def steps(self) -> int:
         """Steps of the whole run."""
-        return self.cfg.trainer.epochs * self.epoch_steps
+        return self.epochs * self.epoch_steps
 
     @property
     def augment(self) -> AugmentConfig | None:

@@ -13,7 +13,7 @@ from tqdm import tqdm
 from app.augment import warp
 from app.config import TrainConfig
 from app.data import normalize
-from app.device import pick_device
+from app.device import keep_freed_memory, pick_device
 from app.distributed import connect
 from app.errors import RunError
 from app.evaluation import evaluate
@@ -42,6 +42,7 @@ def train(cfg: TrainConfig) -> dict[str, Any]:
         KeyboardInterrupt: The run was interrupted; `last.pt` holds what it had reached.
     """
     started = time.perf_counter()
+    keep_freed_memory()
     with closing(connect(pick_device(cfg.device))) as world:
         run = start(cfg, world)
         if summary := finished(run):
@@ -106,7 +107,7 @@ def explained(run: Run) -> Iterator[None]:
 
 
 def fit(run: Run, tracker: Tracker | None, interrupted: Callable[[], bool]) -> None:
-    """Train for `trainer.epochs`; after each write `last.pt`, and `best.pt` if none was better.
+    """Train for all epochs; after each write `last.pt`, and `best.pt` if none was better.
 
     Args:
         run: The run, which may have come some way.
@@ -116,11 +117,10 @@ def fit(run: Run, tracker: Tracker | None, interrupted: Callable[[], bool]) -> N
     Raises:
         KeyboardInterrupt: The run was to stop; it has been saved.
     """
-    epochs = run.cfg.trainer.epochs
     quiet = None if tracker else True  # None: where there is a terminal
     with closing(tqdm(total=run.steps, unit="step", disable=quiet, leave=False)) as bar:
         bar.update(run.step)
-        while run.epoch < epochs:
+        while run.epoch < run.epochs:
             loss, accuracy, speed = train_epoch(run, tracker, interrupted, bar)
             val_loss, val_accuracy = evaluate(run.learner.trained, run.data.val, run.data)
             run.epoch, run.points = run.epoch + 1, []
@@ -136,11 +136,12 @@ def fit(run: Run, tracker: Tracker | None, interrupted: Callable[[], bool]) -> N
                     save(run, BEST, **metrics)
                 keep(run, tracker, **metrics)
                 bar.write(
-                    f"epoch {run.epoch:{len(str(epochs))}}/{epochs}  loss {loss:.4f}  accuracy "
-                    f"{accuracy:.2%}  validation {val_accuracy:.2%}  {speed:,.0f} images/s"
+                    f"epoch {run.epoch:{len(str(run.epochs))}}/{run.epochs}  loss {loss:.4f}  "
+                    f"accuracy {accuracy:.2%}  validation {val_accuracy:.2%}  "
+                    f"{speed:,.0f} images/s"
                 )
                 sys.stdout.flush()  # a pipe should see each epoch when it ends
-            if run.epoch < epochs and run.world.any(run.device, interrupted())[0]:
+            if run.epoch < run.epochs and run.world.any(run.device, interrupted())[0]:
                 raise KeyboardInterrupt
 
 

@@ -56,7 +56,7 @@ def test_two_are_like_one_even_when_one_dies(cfg, tmp_path):  # noqa: F811
     overrides = [
         f"data.root={cfg.data.root}", "data.val_size=60", "model.act=ncrelu", "device=cpu",
         "augment.rotation=10", "augment.shift=2", "augment.scale=0.1", "augment.shear=5",
-        "optim.lr=0.01", "trainer.epochs=3", "trainer.batch_size=32", "trainer.log_every=3",
+        "optim.lr=0.1", "trainer.epochs=3", "trainer.batch_size=32", "trainer.log_every=3",
         "trainer.checkpoint_steps=2", "trainer.precision=fp64", f"outputs={tmp_path / 'two'}",
     ]  # fmt: skip
     code, output, errors = torchrun(script, overrides, "--max-restarts=1")

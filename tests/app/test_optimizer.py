@@ -1,4 +1,5 @@
 import copy
+import math
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ from torch.nn import functional as F
 
 from app.config import ModelConfig, OptimConfig
 from app.model import build_model
-from app.optimizer import AdamW, one_cycle
+from app.optimizer import AdamW, Muon, one_cycle, orthogonalize
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
@@ -32,6 +33,62 @@ def test_it_takes_the_steps_of_torchs_class(device):
             assert mine.grad is None
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_muon_takes_the_steps_of_torchs_class(device):
+    """Theirs orthogonalises in bfloat16, so that the steps agree to its precision."""
+    shapes = ((12, 30), (30, 12), (7, 7))
+    ours = [torch.randn(shape, device=device, requires_grad=True) for shape in shapes]
+    theirs = [weight.detach().clone().requires_grad_() for weight in ours]
+    optimizer = Muon(ours, weight_decay=0.1, momentum=0.8)
+    reference = torch.optim.Muon(theirs, lr=0.1, weight_decay=0.1, momentum=0.8)
+    for _ in range(4):
+        for mine, other in zip(ours, theirs, strict=True):
+            mine.grad = torch.randn_like(mine)
+            other.grad = mine.grad.clone()
+        before = [weight.detach().clone() for weight in ours]
+        optimizer.step(lr=0.1)
+        reference.step()
+        for mine, other, old in zip(ours, theirs, before, strict=True):
+            assert (mine - other).norm() < 0.03 * (mine - old).norm()
+            assert mine.grad is None
+            other.data.copy_(mine.data)
+
+
+def test_muon_moves_biases_as_adamw():
+    model = build_model(ModelConfig("ncrelu", "depthwise"), 10)
+    twin = copy.deepcopy(model)
+    muon, adamw = Muon(model.parameters(), 0.1), AdamW(twin.parameters(), 0.1)
+    for network, optimizer in ((model, muon), (twin, adamw)):
+        torch.manual_seed(0)
+        network(torch.randn(8, 1, 28, 28)).square().sum().backward()
+        optimizer.step(lr=0.1)
+    for mine, other in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(mine, other) == (mine.ndim == 1)
+
+
+def test_muon_stands_still_when_gradients_overflow():
+    weight = torch.randn(3, 4, requires_grad=True)
+    optimizer = Muon([weight], weight_decay=0.1)
+    for step, gradient in enumerate((torch.randn(3, 4), torch.full((3, 4), math.inf))):
+        before = [weight.detach().clone(), optimizer.momenta[0].clone()]
+        weight.grad = gradient
+        optimizer.step(lr=0.1, overflow=torch.tensor(float(step)))
+        now = [weight.detach(), optimizer.momenta[0]]
+        assert all(map(torch.equal, before, now)) == (step == 1)
+
+
+@pytest.mark.parametrize("shape", [(5, 20), (20, 5), (1, 9)])
+def test_orthogonalize(shape):
+    matrix = torch.randn(shape, dtype=torch.float64)
+    u, _, v = torch.linalg.svd(matrix, full_matrices=False)
+    result = orthogonalize(matrix)
+    around = u.mT @ result @ v.mT  # the same directions, all about as long
+    torch.testing.assert_close(around, around.diagonal().diag())
+    assert around.diagonal().min() > 0.6
+    assert around.diagonal().max() < 1.3
+    assert orthogonalize(torch.zeros(shape)).count_nonzero() == 0
+
+
 def test_a_parameter_without_a_gradient_is_an_error():
     weight = torch.zeros(3, requires_grad=True)
     with pytest.raises((TypeError, RuntimeError)):
@@ -41,7 +98,7 @@ def test_a_parameter_without_a_gradient_is_an_error():
 def test_training_starts_without_torchs_compiler():
     code = """
 import sys, torch, app.training
-from app.optimizer import AdamW, one_cycle
+from app.optimizer import AdamW, Muon, one_cycle, orthogonalize
 weight = torch.ones(2, requires_grad=True)
 weight.sum().backward()
 AdamW([weight], weight_decay=0.0).step(lr=0.1)

@@ -41,7 +41,7 @@ def cfg(tmp_path):
         model=ModelConfig(act="ncrelu"),
         data=DataConfig(root=str(tmp_path / "data"), val_size=60),
         augment=AugmentConfig(rotation=10, shift=2, scale=0.1, shear=5),
-        optim=OptimConfig(lr=0.01, ema=0.9),
+        optim=OptimConfig(lr=0.1, ema=0.9),
         trainer=TrainerConfig(epochs=EPOCHS, batch_size=32, log_every=3, checkpoint_steps=2),
         device="cpu",
         outputs=str(tmp_path / "outputs"),

@@ -34,7 +34,7 @@ def cfg(tmp_path):
     return TrainConfig(
         model=ModelConfig(act="ncrelu"),
         data=DataConfig(root=str(tmp_path / "data"), val_size=60),
-        optim=OptimConfig(lr=0.01),
+        optim=OptimConfig("adamw", lr=0.01),
         trainer=TrainerConfig(epochs=2, batch_size=32, log_every=2),
         device="cpu",
         outputs=str(tmp_path / "outputs"),
