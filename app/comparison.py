@@ -11,10 +11,9 @@ from typing import Any
 from app.config import shown
 from app.errors import UserError
 from app.files import write_atomically
-from app.runs import CONFIG, find_runs, read_settings, read_summary
+from app.runs import CONFIG, RESULTS, find_runs, read_settings, read_summary
 
 APART = ("seed", "resume", "outputs", "data.root", "device")  # do not make another kind of run
-MEASURES = ("test_accuracy", "val_accuracy", "parameters", "training_seconds", "images_per_second")
 
 
 @dataclass
@@ -127,10 +126,10 @@ def to_csv(entries: Sequence[Entry]) -> str:
     """A line a run: folder, settings that differ, seed, status, measures, what went wrong."""
     keys, text = [*_varied(entries), "seed"], io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["run", *keys, "status", *MEASURES, "error"])
+    writer.writerow(["run", *keys, "status", *RESULTS, "error"])
     for entry in entries:
         settings = [shown(entry.settings.get(key)) for key in keys]
-        measures = [entry.summary.get(measure, "") for measure in MEASURES]
+        measures = [entry.summary.get(measure, "") for measure in RESULTS]
         error = entry.summary.get("error", "")
         writer.writerow([entry.folder, *settings, entry.status, *measures, error])
     return text.getvalue()

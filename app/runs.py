@@ -21,6 +21,7 @@ from app.files import write_atomically
 
 CONFIG = Path(".hydra", "config.yaml")  # what makes a folder that of a run
 SUMMARY = "summary.json"
+RESULTS = ("test_accuracy", "val_accuracy", "parameters", "training_seconds", "images_per_second")
 OVERRIDES = Path(".hydra", "overrides.yaml")
 LAUNCH = Path(".hydra", "launch")  # which torchrun made it
 FREE = ("resume", "data.root", "device", "outputs")  # may differ when a run is resumed
@@ -160,10 +161,14 @@ def read_summary(folder: Path) -> dict[str, Any]:
     """The `summary.json` of the run in `folder`; empty where there is none yet.
 
     Raises:
-        UserError: It cannot be read.
+        UserError: It cannot be read, or lacks the results of a finished run.
     """
     path = folder / SUMMARY
-    return _read(path, json.loads) if path.is_file() else {}
+    summary = _read(path, json.loads) if path.is_file() else {}
+    for key in RESULTS if summary.get("status") == "finished" else ():
+        if not isinstance(summary.get(key), int | float):
+            raise UserError(f"{path}: cannot be read: {key!r} must be a number")
+    return summary
 
 
 def _read(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:

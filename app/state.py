@@ -120,19 +120,17 @@ def start(cfg: TrainConfig, world: World | None = None) -> Run:
     run = Run(cfg, world, data, learner, device, folder or Path())
     if saved:
         restore(run, saved)
-    if world.rank == 0:
-        if not folder:
-            run.folder = create_run_folder(cfg, world.launch)
-        print(introduction(run, bool(folder)), flush=True)
+    if world.rank == 0 and not folder:
+        run.folder = create_run_folder(cfg, world.launch)
     run.folder = world.broadcast(run.folder)
     return run
 
 
-def introduction(run: Run, resumed: bool) -> str:
+def introduction(run: Run) -> str:
     """What the run is, in a few lines."""
     data, cfg, size = run.data, run.cfg, run.world.size
     processes = f", {size} processes" if size > 1 else ""
-    going_on = f"going on after step {run.step:,} in" if resumed else "writing to"
+    going_on = f"going on after step {run.step:,} in" if cfg.resume else "writing to"
     return (
         f"{data.name}: {len(data.train):,} training, {len(data.val):,} validation, "
         f"{len(data.test):,} test images\n"

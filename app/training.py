@@ -21,7 +21,7 @@ from app.final import compare, test
 from app.interrupt import deferred_interrupt
 from app.runs import locked, remove_temporaries
 from app.sampling import Plan, plan_epoch
-from app.state import BEST, LAST, Run, finished, not_finite, save, start
+from app.state import BEST, LAST, Run, finished, introduction, not_finite, save, start
 from app.summary import format_summary, summarize
 from app.tracking import Tracker
 
@@ -47,12 +47,13 @@ def train(cfg: TrainConfig) -> dict[str, Any]:
         run = start(cfg, world)
         if summary := finished(run):
             if world.rank == 0:
-                print(f"it is finished: test accuracy {summary['test_accuracy']:.2%}", flush=True)
+                print(f"{run.folder} is finished: test accuracy {summary['test_accuracy']:.2%}")
             return summary
         if world.rank > 0:
             with deferred_interrupt() as interrupted, explained(run):
                 fit(run, None, interrupted)
             return {}
+        print(introduction(run), flush=True)
         with locked(run.folder):
             remove_temporaries(run.folder)
             with closing(Tracker(run.folder, run.logs)) as tracker:

@@ -109,6 +109,12 @@ def test_a_run_that_cannot_be_read(sweep, name, content):
         report(str(sweep))
 
 
+def test_results_that_are_not_there(sweep):
+    (sweep / "3" / "summary.json").write_text('{"status": "finished"}')
+    with pytest.raises(UserError, match=r"3/summary.json: cannot be read: 'test_accuracy' must be"):
+        report(str(sweep))
+
+
 def test_the_command(sweep):
     command = [sys.executable, "-m", "app.report"]
     done = subprocess.run([*command, str(sweep)], capture_output=True, text=True, check=True)
