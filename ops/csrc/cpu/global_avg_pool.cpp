@@ -23,9 +23,15 @@ struct Parts {
     const int64_t size = std::min(rows, layout.length) * layout.inner;
     torch::stable::parallel_for(0, layout.outer * count, kPart / std::max<int64_t>(1, size) + 1,
                                 [&](int64_t begin, int64_t end) {
+                                  int64_t o = begin / count;
+                                  int64_t first = begin % count * rows;
                                   for (int64_t i = begin; i < end; ++i) {
-                                    const int64_t first = i % count * rows;
-                                    f(i, i / count, first, std::min(rows, layout.length - first));
+                                    f(i, o, first, std::min(rows, layout.length - first));
+                                    first += rows;
+                                    if (first >= layout.length) {
+                                      first = 0;
+                                      ++o;
+                                    }
                                   }
                                 });
   }
@@ -36,6 +42,14 @@ struct Loops {
   static void forward(const Tensor& like, PoolLayout layout, const T* x, T* out) {
     using A = acc_t<T>;
     const Parts parts(layout);
+    if (layout.inner == 1 && parts.count == 1) {  // planes, each in one go
+      const int64_t grain = kPart / std::max<int64_t>(1, layout.length) + 1;
+      torch::stable::parallel_for(0, layout.outer, grain, [&](int64_t begin, int64_t end) {
+        OPS_CALL(
+            average_planes(x + begin * layout.length, end - begin, layout.length, out + begin));
+      });
+      return;
+    }
     const ScalarType type = std::is_same_v<A, double> ? ScalarType::Double : ScalarType::Float;
     Tensor memory = torch::stable::empty({layout.outer * parts.count * layout.inner}, type);
     A* sums = memory.mutable_data_ptr<A>();

@@ -2,6 +2,33 @@
 
 namespace ops::cpu::OPS_ISA {
 
+// The last n < N of the N elements before `end`, zeros in the place of the others.
+template <int N, typename T>
+inline Vec<acc_t<T>, N> load_last(const T* end, int64_t n) {
+  using Lanes = Vec<bits_t<acc_t<T>>, N>;
+  Lanes lane;
+  for (int i = 0; i < N; ++i) {
+    lane[i] = i;
+  }
+  const Vec<acc_t<T>, N> all = load<N>(end - N);
+  return lane < Lanes{} + static_cast<bits_t<acc_t<T>>>(N - n) ? Vec<acc_t<T>, N>{} : all;
+}
+
+// Lane i of the result is lane i ^ S of v.
+template <typename A, int N, int S, int... I>
+inline Vec<A, N> swap_lanes(Vec<A, N> v, std::integer_sequence<int, I...>) {
+  return shuffle<A, N>(v, v, std::integer_sequence<int, (I ^ S)...>{});
+}
+
+template <typename A, int N, int S = N / 2>
+inline A sum_lanes(Vec<A, N> v) {
+  if constexpr (S > 0) {
+    v += swap_lanes<A, N, S>(v, std::make_integer_sequence<int, N>{});
+    return sum_lanes<A, N, S / 2>(v);
+  }
+  return v[0];
+}
+
 // The sum of n elements, in an order that n decides.
 template <typename T>
 acc_t<T> sum_stretch(const T* x, int64_t n) {
@@ -19,16 +46,18 @@ acc_t<T> sum_stretch(const T* x, int64_t n) {
     a += load<N>(x + i);
   }
   if (i < n) {
-    b += load_some<N>(x + i, n - i);
+    b += n < N ? load_some<N>(x, n) : load_last<N>(x + n, n - i);
   }
-  A lanes[N];
-  store<N>(lanes, (a + b) + (c + d));
-  for (int half = N / 2; half > 0; half /= 2) {
-    for (int k = 0; k < half; ++k) {
-      lanes[k] += lanes[k + half];
-    }
+  return sum_lanes<A, N>((a + b) + (c + d));
+}
+
+// out[p] = Σ x[p, i] / length
+template <typename T>
+void average_planes(const T* x, int64_t planes, int64_t length, T* out) {
+  using A = acc_t<T>;
+  for (int64_t p = 0; p < planes; ++p, x += length) {
+    store<1>(out + p, Vec<A, 1>{sum_stretch(x, length) / A(length)});
   }
-  return lanes[0];
 }
 
 // sums[k] += x[row, k] over all rows, `width` elements each.
