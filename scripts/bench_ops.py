@@ -35,6 +35,7 @@ from bench.cases import (
     COMPILED,
     DTYPES,
     FORMATS,
+    OPS,
     OURS,
     PASSES,
     Case,
@@ -63,7 +64,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=text[0], epilog="\n\n".join(text[2:]))
     add = parser.add_argument
     add("--device", choices=["cpu", "cuda"], help="default: cuda where there is one")
-    add("--op", choices=["gelu", "ncrelu", "depthwise"], nargs="+", help="default: all")
+    add("--op", choices=OPS, nargs="+", help="default: all")
     add("--dtype", choices=list(DTYPES), nargs="+", help="default: all (quick: two)")
     add("--format", choices=list(FORMATS), nargs="+", help="default: both")
     add("--pass", choices=list(PASSES), nargs="+", dest="passes", help="default: all")

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import ops
 
+OPS = ("gelu", "exp", "ncrelu", "pool", "depthwise")
 OURS = "ours"
 COMPILED = "torch.compile"
 FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
@@ -32,7 +33,7 @@ class Case:
     """An operator on one shape.
 
     Attributes:
-        op: "gelu", "ncrelu" or "depthwise".
+        op: one of OPS.
         shape: of the input.
         kernel: side of the depthwise filter, with its stride and dilation; padding is "same".
         stride: see kernel.
@@ -73,8 +74,8 @@ class Case:
 
     def function(self) -> Callable[..., Tensor]:
         """Our operator."""
-        if self.op == "gelu":
-            return ops.gelu
+        if self.op in ("gelu", "exp", "pool"):
+            return {"gelu": ops.gelu, "exp": ops.exp, "pool": ops.global_avg_pool2d}[self.op]
         if self.op == "ncrelu":
             return lambda x: ops.ncrelu(x, min(1, x.dim() - 1))
         return lambda x, w, b: ops.depthwise_conv2d(
@@ -85,6 +86,10 @@ class Case:
         """The same from PyTorch's own operators."""
         if self.op == "gelu":
             return lambda x: x * torch.sigmoid(1.702 * x)
+        if self.op == "exp":
+            return torch.exp
+        if self.op == "pool":
+            return lambda x: F.adaptive_avg_pool2d(x, 1)
         if self.op == "ncrelu":
             return lambda x: torch.cat((x.clamp(min=0), x.clamp(max=0)), min(1, x.dim() - 1))
         return lambda x, w, b: F.conv2d(
@@ -108,6 +113,8 @@ class Case:
         if self.op == "depthwise":
             sides = [(side - 1) // self.stride + 1 for side in self.shape[2:]]
             return size, self.shape[0] * self.shape[1] * sides[0] * sides[1]
+        if self.op == "pool":
+            return size, self.shape[0] * self.shape[1]
         return size, size * (2 if self.op == "ncrelu" else 1)
 
     def floor_ms(self, what: str, itemsize: int, copy_rate: float, fma_rate: float) -> float:
@@ -116,27 +123,30 @@ class Case:
         Every tensor that the pass needs is read or written once; weights are not counted.
         """
         size, out = self.elements()
-        elementwise = self.op != "depthwise"
+        needs_input = self.op != "pool"  # or its output, for the gradient
         moved, convolutions = {
             "forward": (size + out, 1),
-            "backward": (2 * size + out, 0),
+            "backward": ((1 + needs_input) * size + out, 0),
             "backward-input": (size + out, 1),
             "backward-weight": (size + out, 1),
             "backward-all": (2 * size + out, 2),
-            "forward+backward": (3 * size + 2 * out, 3),
+            "forward+backward": ((2 + needs_input) * size + 2 * out, 3),
         }[what]
-        fmas = 0 if elementwise else convolutions * out * self.kernel**2
+        fmas = 0 if self.op != "depthwise" else convolutions * out * self.kernel**2
         return 1e3 * max(moved * itemsize / copy_rate, fmas / fma_rate)
 
 
 def cases(device: str) -> Iterator[Case]:
     """All shapes; the batch is cut for the CPU."""
     cpu = device == "cpu"
-    for op in ("gelu", "ncrelu"):
+    for op in ("gelu", "exp", "ncrelu", "pool"):
         yield Case(op, (16 if cpu else 256, 64, 112, 112))
         yield Case(op, (8 if cpu else 64, 64, 56, 56))
         yield Case(op, (128 if cpu else 1024, 6, 28, 28))
-        yield Case(op, ((1 << 20) + 3,))
+        if op != "pool":
+            yield Case(op, ((1 << 20) + 3,))
+    yield Case("pool", (8 if cpu else 128, 2048, 7, 7))
+    yield Case("pool", (1, 3, 2048, 2048))
     for n, cpu_n, c, h, w, k, stride, dilation in (
         (64, 4, 144, 56, 56, 3, 1, 1),
         (64, 4, 144, 56, 56, 3, 2, 1),
@@ -223,13 +233,15 @@ def disagreement(
     """What is wrong with our results, None if nothing is.
 
     Elementwise: float32 within 4 ulp of the exact value, 16-bit within 1.5 (1 of the rounded one),
-    or else the function or its derivative within 1e-7. Convolution: relative error (norm) at most
-    1e-6, and half an ulp for rounding to 16 bits.
+    or else gelu or its derivative within 1e-7; 2.5 for the gradient of exp, which is made from the
+    rounded output. Convolution and pooling: relative error (norm) at most 1e-6, for pooling 1e-5,
+    as its terms cancel, and half an ulp for rounding to 16 bits.
     """
     for name, x in results.items():
-        if case.op == "depthwise":
+        if case.op in ("depthwise", "pool"):
             error = relative_error(x, exact[name])
-            limit = 1e-6 + (2.0 ** -DIGITS[x.dtype] if x.dtype != torch.float32 else 0)
+            limit = 1e-5 if case.op == "pool" else 1e-6
+            limit += 2.0 ** -DIGITS[x.dtype] if x.dtype != torch.float32 else 0
         else:
             distance = ulps(x, exact[name], x.dtype)
             if case.op == "gelu":
@@ -237,6 +249,7 @@ def disagreement(
                 distance[(x.double() - exact[name]).abs() <= 1e-7 * scale] = 0
             error = float(distance.max())
             limit = 4 if x.dtype == torch.float32 else 1.5
+            limit += case.op == "exp" and name == "grad_input"
         if not error <= limit:
             return f"{name} is off by {error:.3g}, allowed is {limit:.3g}"
     return None
