@@ -69,10 +69,11 @@ def _optional(default: Any, allowed: str, accepts: Callable[[Any], bool]) -> Any
 
 @dataclass
 class ModelConfig:
-    """The network: its activation, and how its convolutions are built."""
+    """The network: its activation, how its convolutions are built, and what follows them."""
 
     act: str = _choice("relu", "relu", "gelu", "ncrelu")
     conv: str = _choice("standard", "standard", "depthwise")
+    head: str = _choice("fc", "fc", "gap")
 
 
 @dataclass
@@ -145,7 +146,7 @@ class TrainConfig:
     """Everything that `python -m app.train` reads."""
 
     resume: str | None = _path(None)
-    recipe: str = _choice("fast", "fast", "best")
+    recipe: str = _choice("fast", "fast", "best", "gap")
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
@@ -164,6 +165,7 @@ class PredictConfig:
     runtime: str = _choice("torch", "torch", "onnx")
     input: str | None = _path(None)
     invert: bool | None = _choice(None, None, True, False)
+    frame: bool = _choice(True, True, False)
     format: str = _choice("table", "table", "csv", "json")
     data: DataRoot = field(default_factory=DataRoot)
     device: str = _device()

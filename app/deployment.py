@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from app.config import ExportConfig
 from app.data import normalize
+from app.model import takes_any_size
 from app.trained import TrainedModel
 from ops.export import export_onnx
 
 IMAGE, PIXELS = "image", "pixels"  # the input: normalised, or raw with `preprocess`
 LOGITS, PROBABILITIES, CLASS = "logits", "probabilities", "class"  # the outputs
-BATCH = "batch"
+BATCH, HEIGHT, WIDTH = "batch", "height", "width"
 SIDE = 28
 
 
@@ -23,7 +24,7 @@ class Deployment(nn.Module):
     """A network between its optional first and last steps; its interface is float32 always.
 
     Args:
-        network: float32 [N, 1, 28, 28] in, logits [N, classes] out.
+        network: float32 [N, 1, H, W] in, logits [N, classes] out.
         mean: Of the pixels in [0, 1] that it was trained on.
         std: Their standard deviation.
         cfg: Its `preprocess`, `postprocess` and `precision`.
@@ -47,7 +48,9 @@ class Deployment(nn.Module):
 
 
 def convert(trained: TrainedModel, cfg: ExportConfig) -> ModelProto:
-    """Write a checkpoint's network as an ONNX model, in float32 or float16; any number of images.
+    """Write a checkpoint's network as an ONNX model, in float32 or float16.
+
+    It takes any number of images, of any height and width where the network does.
 
     Raises:
         ValueError: The network cannot be written in `cfg.opset`.
@@ -57,6 +60,9 @@ def convert(trained: TrainedModel, cfg: ExportConfig) -> ModelProto:
     dtype = torch.uint8 if cfg.preprocess else torch.float32
     inputs = [PIXELS if cfg.preprocess else IMAGE]
     outputs = [LOGITS, PROBABILITIES, CLASS] if cfg.postprocess else [LOGITS]
+    axes = {name: {0: BATCH} for name in (*inputs, *outputs)}
+    if takes_any_size(trained.kind):
+        axes[inputs[0]] |= {2: HEIGHT, 3: WIDTH}
     model = export_onnx(
         module,
         (torch.zeros(2, 1, SIDE, SIDE, dtype=dtype),),
@@ -65,7 +71,7 @@ def convert(trained: TrainedModel, cfg: ExportConfig) -> ModelProto:
         opset_version=cfg.opset,
         input_names=inputs,
         output_names=outputs,
-        dynamic_axes={name: {0: BATCH} for name in (*inputs, *outputs)},
+        dynamic_axes=axes,
     )
     _describe(model, data)
     return model

@@ -38,23 +38,35 @@ def frame(gray: Gray, dataset: str, invert: bool | None = None) -> Gray | None:
     return to_digit(gray, invert) if dataset in DIGITS else to_thumbnail(gray, invert)
 
 
+def as_it_is(gray: Gray, invert: bool | None = None) -> Gray | None:
+    """Leave a picture as it is, but for what is bright: [H, W], bright on black.
+
+    Args:
+        gray: The picture, [H, W] of any size.
+        invert: Whether what is shown is darker than its background; None: find out.
+
+    Returns:
+        [H, W]; or None when the picture is blank.
+    """
+    if np.ptp(gray) < LEAST_CONTRAST:
+        return None
+    return 255 - gray if _is_inverted(gray, invert) else gray
+
+
 def to_thumbnail(gray: Gray, invert: bool | None = None) -> Gray | None:
     """Reduce a whole picture to [28, 28], bright on black, as Fashion-MNIST's images were made.
 
     The longer side becomes 28 and the background fills the rest (Xiao, Rasul & Vollgraf,
     arXiv 1708.07747, section 2). The background is what the border shows.
     """
-    ring = np.concatenate([gray[0], gray[-1], gray[:, 0], gray[:, -1]])
-    background = float(np.median(ring))
-    if invert is None:
-        invert = background > 127
+    background = _background(gray)
     small = np.asarray(_fit(Image.fromarray(gray), SIDE, enlarge=True), dtype=np.float64)
     if np.ptp(small) < LEAST_CONTRAST:
         return None
     framed = np.full((SIDE, SIDE), background)
     top, left = ((SIDE - length) // 2 for length in small.shape)
     framed[top : top + small.shape[0], left : left + small.shape[1]] = small
-    return (255 - framed if invert else framed).round().astype(np.uint8)
+    return (255 - framed if _is_inverted(gray, invert) else framed).round().astype(np.uint8)
 
 
 def to_digit(gray: Gray, invert: bool | None = None) -> Gray | None:
@@ -77,6 +89,15 @@ def to_digit(gray: Gray, invert: bool | None = None) -> Gray | None:
     noise = float(np.percentile(ink[~strokes], 90))
     full = float(np.percentile(ink[strokes], 90))
     return _frame(np.clip((ink - noise) / (full - noise), 0, 1)[rows, columns])
+
+
+def _background(gray: Gray) -> float:
+    """What the border shows."""
+    return float(np.median(np.concatenate([gray[0], gray[-1], gray[:, 0], gray[:, -1]])))
+
+
+def _is_inverted(gray: Gray, invert: bool | None) -> bool:
+    return _background(gray) > 127 if invert is None else invert
 
 
 def _reduce(gray: Gray) -> Gray:

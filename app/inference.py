@@ -117,7 +117,7 @@ def load_exported(checkpoint: str | None, outputs: str, device: str) -> Network:
         raise UserError(f"checkpoint={path}: {_why(error)}") from error
     try:
         about = _read_origin(session.get_modelmeta().custom_metadata_map)
-        _check_interface(session, len(about.classes))
+        any_size = _check_interface(session, len(about.classes))
     except ValueError as error:
         raise UserError(
             f"checkpoint={path}: not a network of `python -m app.export_onnx`: {error}"
@@ -129,7 +129,7 @@ def load_exported(checkpoint: str | None, outputs: str, device: str) -> Network:
         raise UserError(f"checkpoint={path}: {_why(error)}") from error
     if not finite:
         raise UserError(f"checkpoint={path}: damaged: its logits are not finite")
-    return Network(path.parent, about.dataset, about.fallback_from, about.classes, run)
+    return Network(path.parent, about.dataset, about.fallback_from, about.classes, any_size, run)
 
 
 def find_exported(outputs: str | Path) -> Path:
@@ -225,21 +225,21 @@ def _read_origin(about: Mapping[str, str]) -> _Origin:
     return _Origin(about["dataset"], about.get("fallback_from"), classes, mean, std)
 
 
-def _check_interface(session: onnxruntime.InferenceSession, classes: int) -> None:
-    """Raise ValueError unless images go in and logits come out."""
+def _check_interface(session: onnxruntime.InferenceSession, classes: int) -> bool:
+    """Whether it takes images of any size; raise ValueError unless logits of images come out."""
     inputs, outputs = session.get_inputs(), {item.name: item for item in session.get_outputs()}
     found = ", ".join(f"{item.name} {item.type} {item.shape}" for item in inputs)
-    if (
-        len(inputs) != 1
-        or inputs[0].type not in _TYPES
-        or not isinstance(inputs[0].shape[0], str)
-        or inputs[0].shape[1:] != [1, SIDE, SIDE]
-    ):
+    sizes = inputs[0].shape if len(inputs) == 1 and inputs[0].type in _TYPES else []
+    dynamic = [isinstance(size, str) for size in sizes]
+    fixed = dynamic == [True, False, False, False] and sizes[1:] == [1, SIDE, SIDE]
+    any_size = dynamic == [True, False, True, True] and sizes[1] == 1
+    if not (fixed or any_size):
         raise ValueError(f"it takes {found}, not float or uint8 [batch, 1, {SIDE}, {SIDE}]")
     logits = outputs.get(LOGITS)
     if logits is None or logits.type != "tensor(float)" or logits.shape[1:] != [classes]:
         found = ", ".join(f"{item.name} {item.type} {item.shape}" for item in outputs.values())
         raise ValueError(f"it gives {found}, not {LOGITS} float [batch, {classes}]")
+    return any_size
 
 
 def _why(error: Exception) -> str:

@@ -1,7 +1,9 @@
 from torch import Tensor, nn
 
 from app.config import ModelConfig
-from ops import GELU, DepthwiseConv2d, NCReLU
+from ops import GELU, DepthwiseConv2d, GlobalAvgPool2d, NCReLU
+
+LEAST_SIDE = 12  # of an image: less leaves nothing for the last pooling
 
 
 class LeNet(nn.Module):
@@ -14,13 +16,16 @@ class LeNet(nn.Module):
 
     - `act="ncrelu"` doubles the channels of what it is given, so the layer after it takes twice
       as many.
-    - `conv="depthwise"` splits each 5x5 convolution into a depthwise 5x5 (one filter a channel) and
-      a pointwise 1x1 that mixes the channels. The input has one channel, so there the depthwise
+    - `conv="depthwise"` splits each convolution into a depthwise one (a filter a channel) and a
+      pointwise 1x1 that mixes the channels. The input has one channel, so there the depthwise
       part is a single learned 5x5 filter over the image, and the pointwise part only scales and
       shifts it for each of the 6 channels.
+    - `head="gap"` has no fully connected layers: a 3x3 convolution to 120 channels, then a 1x1 that
+      makes a map of each class, whose mean is the class's logit (Lin et al., Network In Network,
+      arXiv 1312.4400). Images may then be of any height and width from 12 on.
 
     Args:
-        cfg: Activation and kind of convolution.
+        cfg: Activation, kind of convolution, and head.
         num_classes: Features of the last layer.
     """
 
@@ -28,14 +33,23 @@ class LeNet(nn.Module):
         super().__init__()
         widen = 2 if cfg.act == "ncrelu" else 1
         self.features = nn.Sequential(
-            _conv(cfg.conv, 1, 6, padding=2),
+            _conv(cfg.conv, 1, 6, 5, padding=2),
             nn.MaxPool2d(2),
             _act(cfg.act),
-            _conv(cfg.conv, 6 * widen, 16, padding=0),
+            _conv(cfg.conv, 6 * widen, 16, 5, padding=0),
             nn.MaxPool2d(2),
             _act(cfg.act),
-            nn.Flatten(),
         )
+        if cfg.head == "gap":
+            self.classifier = nn.Sequential(
+                _conv(cfg.conv, 16 * widen, 120, 3, padding=1),
+                _act(cfg.act),
+                nn.Conv2d(120 * widen, num_classes, 1),
+                GlobalAvgPool2d(),
+                nn.Flatten(),
+            )
+            return
+        self.features.append(nn.Flatten())
         self.classifier = nn.Sequential(
             nn.Linear(16 * widen * 5 * 5, 120),
             _act(cfg.act),
@@ -45,7 +59,7 @@ class LeNet(nn.Module):
         )
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalised images float [N, 1, 28, 28] in, logits [N, num_classes] out."""
+        """Normalised images float [N, 1, H, W] in, logits [N, num_classes] out."""
         logits: Tensor = self.classifier(self.features(input))
         return logits
 
@@ -53,6 +67,17 @@ class LeNet(nn.Module):
 def build_model(cfg: ModelConfig, num_classes: int) -> nn.Module:
     """A freshly initialised network: float32 [N, 1, 28, 28] in, logits [N, num_classes] out."""
     return LeNet(cfg, num_classes)
+
+
+def takes_any_size(cfg: ModelConfig) -> bool:
+    """Whether images may be of another size than 28x28."""
+    return cfg.head == "gap"
+
+
+def describe_model(cfg: ModelConfig) -> str:
+    """What the network is, in a few words."""
+    pooled = " and global average pooling" if cfg.head == "gap" else ""
+    return f"LeNet with {cfg.act}{',' if pooled else ' and'} {cfg.conv} convolutions{pooled}"
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -65,10 +90,10 @@ def _act(act: str) -> nn.Module:
     return modules[act]()
 
 
-def _conv(conv: str, in_channels: int, out_channels: int, padding: int) -> nn.Module:
+def _conv(conv: str, in_channels: int, out_channels: int, kernel: int, padding: int) -> nn.Module:
     if conv == "standard":
-        return nn.Conv2d(in_channels, out_channels, 5, padding=padding)
+        return nn.Conv2d(in_channels, out_channels, kernel, padding=padding)
     return nn.Sequential(
-        DepthwiseConv2d(in_channels, 5, padding=padding, bias=False),  # the 1x1 has the bias
+        DepthwiseConv2d(in_channels, kernel, padding=padding, bias=False),  # the 1x1 has the bias
         nn.Conv2d(in_channels, out_channels, 1),
     )

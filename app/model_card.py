@@ -17,6 +17,7 @@ from onnx import TensorProto, ValueInfoProto
 from app.config import ExportConfig
 from app.deployment import CLASS, SIDE, layout
 from app.inference import RUNTIME, open_session
+from app.model import LEAST_SIDE, describe_model, takes_any_size
 from app.trained import TrainedModel
 
 if TYPE_CHECKING:
@@ -41,8 +42,7 @@ def write_card(
     model = onnx.load_model_from_string(content)
     opset = ", ".join(f"{item.domain or 'ai.onnx'} {item.version}" for item in model.opset_import)
     latency, throughput = _speed(content)
-    kind, data = trained.checkpoint.model_config, trained.checkpoint.data
-    what = f"LeNet with {kind['act']} and {kind['conv']} convolutions, trained on {data['name']}"
+    what = f"{describe_model(trained.kind)}, trained on {trained.checkpoint.data['name']}"
     facts = {
         "file": f"{len(content):,} bytes, IR version {model.ir_version}, opset {opset}",
         "export": f"exporter={cfg.exporter}, layout={layout(cfg)}",
@@ -72,14 +72,15 @@ def write_card(
             *rows,
             *(["\nOf our operators the file carries the meaning:\n", *functions] * bool(functions)),
             "\n## Use\n\nONNX Runtime and numpy are enough:\n\n```python",
-            usage(name, cfg),
+            usage(name, cfg, takes_any_size(trained.kind)),
             "```\n",
         ]
     )
 
 
-def usage(name: str, cfg: ExportConfig) -> str:
+def usage(name: str, cfg: ExportConfig, any_size: bool = False) -> str:
     """Python that loads the model and runs it."""
+    sizes = f"; from {LEAST_SIDE}x{LEAST_SIDE} on, any size" if any_size else ""
     lines = [
         "import json",
         "import numpy as np",
@@ -87,7 +88,8 @@ def usage(name: str, cfg: ExportConfig) -> str:
         "",
         f'session = onnxruntime.InferenceSession("{name}")',
         "about = session.get_modelmeta().custom_metadata_map",
-        f"pixels = np.zeros((1, 1, {SIDE}, {SIDE}), np.uint8)  # 0 ... 255, bright ink on black",
+        f"pixels = np.zeros((1, 1, {SIDE}, {SIDE}), np.uint8)"
+        f"  # 0 ... 255, bright ink on black{sizes}",
     ]
     input, value = "pixels", "pixels"
     if not cfg.preprocess:

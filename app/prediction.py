@@ -12,8 +12,9 @@ from app.device import pick_device
 from app.errors import UserError
 from app.figures import COLUMNS, Tile, draw_grid
 from app.files import write_atomically
-from app.images import frame
-from app.pictures import read_pictures
+from app.images import SIDE, as_it_is, frame
+from app.model import LEAST_SIDE
+from app.pictures import Gray, read_pictures
 from app.results import Predictions, describe, format_confusion, print_pictures, to_csv, to_json
 from app.trained import Network, load_test_split, load_trained
 
@@ -29,8 +30,9 @@ def predict(cfg: PredictConfig) -> None:
     """
     network = load_network(cfg)
     if cfg.input is not None:
-        names, images = read_images(cfg.input, network.dataset, cfg.invert)
-        probabilities = network.run(images).softmax(1)
+        names, images = read_images(cfg, network)
+        batches = [torch.stack(images)] if cfg.frame else [image[None] for image in images]
+        probabilities = torch.cat([network.run(batch) for batch in batches]).softmax(1)
         print_pictures(names, probabilities, network.classes, cfg.format)
         return
     split = load_test_split(network.dataset, cfg.data.root)
@@ -70,28 +72,41 @@ def load_network(cfg: PredictConfig) -> Network:
     return load_trained(cfg.checkpoint, cfg.outputs).network(device)
 
 
-def read_images(input: str, dataset: str, invert: bool | None) -> tuple[list[str], Tensor]:
-    """Read the pictures that `input` names, framed as the images of `dataset`.
-
-    Args:
-        input: A file, a folder, a pattern, or `-` for standard input.
-        dataset: That the network was trained on.
-        invert: Whether the ink is darker than its background; None: find out.
+def read_images(cfg: PredictConfig, network: Network) -> tuple[list[str], list[Tensor]]:
+    """Read the pictures that `cfg.input` names, framed as those that the network was trained on.
 
     Returns:
-        The pictures' names, and images uint8 [N, 1, 28, 28].
+        The pictures' names, and images uint8 [1, 28, 28]; with `frame=false` [1, H, W].
 
     Raises:
-        UserError: There are none, one of them cannot be read, or one is blank.
+        UserError: There are none, one of them cannot be read, is blank, or of a size that the
+            network does not take.
     """
     names, images = [], []
-    for name, gray in read_pictures(input):
-        image = frame(gray, dataset, invert)
+    for name, gray in read_pictures(str(cfg.input)):
+        if cfg.frame:
+            image = frame(gray, network.dataset, cfg.invert)
+        else:
+            check_size(name, gray, network)
+            image = as_it_is(gray, cfg.invert)
         if image is None:
             raise UserError(f"input={name}: a blank picture, there is nothing in it")
         names.append(name)
-        images.append(image)
-    return names, torch.from_numpy(np.stack(images)).unsqueeze(1)
+        images.append(torch.tensor(image).unsqueeze(0))
+    return names, images
+
+
+def check_size(name: str, gray: Gray, network: Network) -> None:
+    """Raise UserError if the network does not take a picture of this size."""
+    height, width = gray.shape
+    if network.any_size:
+        allowed, fits = f"at least {LEAST_SIDE}x{LEAST_SIDE}", min(gray.shape) >= LEAST_SIDE
+    else:
+        allowed, fits = f"{SIDE}x{SIDE}", gray.shape == (SIDE, SIDE)
+    if not fits:
+        raise UserError(
+            f"input={name}: {width}x{height} pixels; with frame=false this network takes {allowed}"
+        )
 
 
 def draw(predictions: Predictions, split: Split, name: str) -> bytes:

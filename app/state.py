@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from app.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from app.config import AugmentConfig, TrainConfig
+from app.config import AugmentConfig, ModelConfig, TrainConfig, from_mapping
 from app.data import Dataset, load_dataset
 from app.device import describe, pick_device
 from app.distributed import World
 from app.errors import RunError, UserError
 from app.learner import Learner
-from app.model import build_model, count_parameters
+from app.model import build_model, count_parameters, describe_model
 from app.optimizer import one_cycle
 from app.runs import create_run_folder, find_launched, find_run, load_config, read_summary
 
@@ -134,7 +134,7 @@ def introduction(run: Run) -> str:
     return (
         f"{data.name}: {len(data.train):,} training, {len(data.val):,} validation, "
         f"{len(data.test):,} test images\n"
-        f"LeNet with {cfg.model.act} and {cfg.model.conv} convolutions: "
+        f"{describe_model(cfg.model)}: "
         f"{count_parameters(run.learner.model):,} parameters on {describe(run.device)}{processes}\n"
         f"{going_on} {run.folder}"
     )
@@ -177,9 +177,9 @@ def restore(run: Run, saved: Checkpoint) -> None:
     path = f"resume={run.folder / LAST}"
     if not saved.training:
         raise UserError(f"{path}: holds a network, but not the state of its training")
-    model = dataclasses.asdict(run.cfg.model)
+    kind = dataclasses.asdict(from_mapping(ModelConfig, saved.model_config))  # old ones lack keys
     for part, own, here in (
-        ("model", saved.model_config, model),
+        ("model", kind, dataclasses.asdict(run.cfg.model)),
         ("data", saved.data, describe_data(run)),
     ):
         for key, value in here.items():

@@ -24,6 +24,7 @@ def summarize(run: Run, status: str, **results: Any) -> dict[str, Any]:
         "parameters": count_parameters(run.learner.model),
         "act": cfg.model.act,
         "conv": cfg.model.conv,
+        "head": cfg.model.head,
         "recipe": cfg.recipe,
         "precision": cfg.trainer.precision,
         "seed": cfg.seed,

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from app.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, load_model
-from app.config import DataConfig
+from app.config import DataConfig, ModelConfig, from_mapping
 from app.data import Dataset, Split, load_dataset, normalize
+from app.model import takes_any_size
 
 Runner = Callable[[Tensor], Tensor]
-"""Images uint8 [N, 1, 28, 28] in, logits float32 [N, classes] on the CPU out."""
+"""Images uint8 [N, 1, H, W] in, logits float32 [N, classes] on the CPU out."""
 
 BATCH_SIZE = 1000
 
@@ -25,6 +26,7 @@ class Network:
         dataset: What it was trained on, as in `DataConfig.name`.
         fallback_from: The data set that was asked for, when it could not be had.
         classes: What the labels 0, 1, ... stand for.
+        any_size: Whether it takes images of another size than 28x28.
         run: The network itself, with the normalisation before it.
     """
 
@@ -32,6 +34,7 @@ class Network:
     dataset: str
     fallback_from: str | None
     classes: list[str]
+    any_size: bool
     run: Runner
 
 
@@ -54,11 +57,22 @@ class TrainedModel:
         """What the labels 0, 1, ... stand for."""
         return list(self.checkpoint.data["classes"])
 
+    @property
+    def kind(self) -> ModelConfig:
+        """What network it is; older checkpoints leave out what was then the only choice."""
+        return from_mapping(ModelConfig, self.checkpoint.model_config)
+
     def network(self, device: torch.device) -> Network:
         """The network in torch."""
         data = self.checkpoint.data
-        run = torch_runner(self, device)
-        return Network(self.folder, data["name"], data["fallback_from"], self.classes, run)
+        return Network(
+            self.folder,
+            data["name"],
+            data["fallback_from"],
+            self.classes,
+            takes_any_size(self.kind),
+            torch_runner(self, device),
+        )
 
 
 def load_trained(checkpoint: str | None, outputs: str) -> TrainedModel:

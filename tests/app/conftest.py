@@ -46,8 +46,8 @@ def make_run(tmp_path):
     from app.config import ModelConfig
     from app.model import build_model
 
-    def make(act="relu", conv="standard", **data):
-        cfg = ModelConfig(act, conv)
+    def make(act="relu", conv="standard", head="fc", **data):
+        cfg = ModelConfig(act, conv, head)
         torch.manual_seed(0)
         content = Checkpoint(
             model=build_model(cfg, 10).state_dict(),
@@ -63,7 +63,7 @@ def make_run(tmp_path):
             }
             | data,
         )
-        folder = tmp_path / "outputs" / "2026-01-01" / f"{act}-{conv}"
+        folder = tmp_path / "outputs" / "2026-01-01" / f"{act}-{conv}-{head}"
         folder.mkdir(parents=True)
         save_checkpoint(folder / "best.pt", content)
         return folder

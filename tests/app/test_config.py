@@ -51,6 +51,14 @@ def test_yaml_and_schema_have_the_same_defaults(command, monkeypatch):
         ("optim=muon", TrainConfig()),
         ("recipe=fast", TrainConfig()),
         (
+            "recipe=gap",
+            TrainConfig(
+                recipe="gap",
+                model=ModelConfig(act="ncrelu", head="gap"),
+                trainer=TrainerConfig(epochs=4),
+            ),
+        ),
+        (
             "recipe=best",
             TrainConfig(
                 recipe="best",
@@ -78,10 +86,10 @@ def test_data_root_comes_from_the_environment(monkeypatch):
     ("values", "message"),
     [
         ({"bogus": 1}, "bogus=1: unknown key, choose from augment, data, device, model"),
-        ({"model": {"bogus": 1}}, "model.bogus=1: unknown key, choose from act, conv"),
+        ({"model": {"bogus": 1}}, "model.bogus=1: unknown key, choose from act, conv, head"),
         ({"model": {"act": "foo"}}, "model.act=foo: choose from relu, gelu, ncrelu"),
         ({"model": {"act": None}}, "model.act=null: choose from relu, gelu, ncrelu"),
-        ({"model": 3}, "model=3: holds the keys act, conv"),
+        ({"model": 3}, "model=3: holds the keys act, conv, head"),
         ({"data": {"fallback": "kmnist"}}, "data.fallback=kmnist: choose from digits, null"),
         ({"data": {"root": " "}}, "data.root= : must be a path"),
         ({"optim": {"lr": -1.0}}, "optim.lr=-1: must be a number above 0"),

@@ -91,6 +91,10 @@ def other_size(model):
     model.graph.CopyFrom(helper.make_graph([node], "other", [image], [logits]))
 
 
+def one_dynamic_side(model):
+    model.graph.input[0].type.tensor_type.shape.dim[3].dim_param = "width"
+
+
 def one_image(model):
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
 
@@ -128,6 +132,7 @@ def set_about(key, value):
             other_size,
             "it takes image tensor(float) ['batch', 1, 32, 32], not float or uint8 [batch, 1, 28",
         ),
+        (one_dynamic_side, "it takes image tensor(float) ['batch', 1, 28, 'width'], not"),
         (one_image, "it takes image tensor(float) [1, 1, 28, 28], not"),
         (
             rename_output,

@@ -3,8 +3,8 @@ import torch
 from torch import nn
 
 from app.config import ModelConfig
-from app.model import build_model, count_parameters
-from ops import GELU, DepthwiseConv2d, NCReLU
+from app.model import LEAST_SIDE, build_model, count_parameters
+from ops import GELU, DepthwiseConv2d, GlobalAvgPool2d, NCReLU
 
 STANDARD = (1 * 25 + 1) * 6 + (6 * 25 + 1) * 16 + 401 * 120 + 121 * 84 + 85 * 10
 PARAMETERS = {
@@ -15,16 +15,19 @@ PARAMETERS = {
     ("relu", "depthwise"): 25 + 2 * 6 + 6 * 25 + 7 * 16 + 401 * 120 + 121 * 84 + 85 * 10,
     ("gelu", "depthwise"): 25 + 2 * 6 + 6 * 25 + 7 * 16 + 401 * 120 + 121 * 84 + 85 * 10,
     ("ncrelu", "depthwise"): 25 + 2 * 6 + 12 * 25 + 13 * 16 + 801 * 120 + 241 * 84 + 169 * 10,
+    # convolutions of 3x3 and 1x1 in the place of the fully connected layers
+    ("relu", "standard", "gap"): 26 * 6 + (6 * 25 + 1) * 16 + (16 * 9 + 1) * 120 + 121 * 10,
+    ("ncrelu", "depthwise", "gap"): 25 + 2 * 6 + 12 * 25 + 13 * 16 + 32 * 9 + 33 * 120 + 241 * 10,
 }
 
 
-@pytest.mark.parametrize(("act", "conv"), PARAMETERS)
-def test_shapes_parameters_and_gradients(act, conv):
-    model = build_model(ModelConfig(act, conv), num_classes=10)
+@pytest.mark.parametrize("kind", PARAMETERS)
+def test_shapes_parameters_and_gradients(kind):
+    model = build_model(ModelConfig(*kind), num_classes=10)
     logits = model(torch.randn(3, 1, 28, 28))
     assert logits.shape == (3, 10)
     assert logits.dtype == torch.float32
-    assert count_parameters(model) == PARAMETERS[act, conv]
+    assert count_parameters(model) == PARAMETERS[kind]
     logits.square().sum().backward()
     assert all(parameter.grad.abs().sum() > 0 for parameter in model.parameters())
 
@@ -41,6 +44,16 @@ def test_the_layers_are_our_operators(act, conv, operators):
 
 def test_number_of_classes():
     assert build_model(ModelConfig(), num_classes=3)(torch.zeros(2, 1, 28, 28)).shape == (2, 3)
+
+
+def test_the_pooling_head_takes_any_size():
+    pooling = build_model(ModelConfig(head="gap"), num_classes=3)
+    assert any(isinstance(module, GlobalAvgPool2d) for module in pooling.modules())
+    for size in ((LEAST_SIDE, LEAST_SIDE), (13, 40), (28, 28)):
+        assert pooling(torch.randn(2, 1, *size)).shape == (2, 3)
+    for model, side in ((pooling, LEAST_SIDE - 1), (build_model(ModelConfig(), 3), 40)):
+        with pytest.raises(RuntimeError):
+            model(torch.zeros(1, 1, side, side))
 
 
 def test_pooling_before_ncrelu_is_pooling_after_it():

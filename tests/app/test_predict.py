@@ -152,6 +152,48 @@ def test_invert_reaches_the_pictures(cfg, tmp_path, capsys):
         predict(replace(cfg, input=str(tmp_path / "1.png"), invert=False))
 
 
+def test_pictures_as_they_are(make_run, tmp_path, capsys):
+    """Unframed, a picture of a test image is that image; others keep their size."""
+    folder = make_run(head="gap")
+    export(ExportConfig(checkpoint=str(folder)))
+    pictures = tmp_path / "pictures"
+    pictures.mkdir()
+    images = load_test_split("digits", "").images[:2, 0].numpy()
+    Image.fromarray(images[0]).save(pictures / "a.png")
+    Image.fromarray(255 - images[0]).save(pictures / "dark on light.png")
+    Image.fromarray(np.pad(images[1], ((3, 9), (20, 41)))).save(pictures / "wide.png")
+    cfg = PredictConfig(checkpoint=str(folder), device="cpu", format="json", frame=False)
+    expected = load_trained(str(folder), "").network(torch.device("cpu")).run
+    capsys.readouterr()
+    for runtime in ("torch", "onnx"):
+        predict(replace(cfg, runtime=runtime, input=str(pictures)))
+        rows = json.loads(capsys.readouterr().out)
+        assert [row["file"] for row in rows] == sorted(map(str, pictures.iterdir()))
+        padded = np.pad(images[1], ((3, 9), (20, 41)))
+        for row, image in zip(rows, (images[0], images[0], padded), strict=True):
+            probabilities = expected(torch.from_numpy(image)[None, None]).softmax(1)[0].tolist()
+            assert list(row["probabilities"].values()) == pytest.approx(probabilities, abs=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("head", "size", "says"),
+    [
+        ("gap", (40, 11), "40x11 pixels; with frame=false this network takes at least 12x12"),
+        ("fc", (28, 30), "28x30 pixels; with frame=false this network takes 28x28"),
+    ],
+)
+def test_sizes_that_do_not_fit(make_run, tmp_path, head, size, says):
+    file = tmp_path / "a.png"
+    image = Image.new("L", size)
+    image.paste(255, (4, 4, 7, 9))
+    image.save(file)
+    cfg = PredictConfig(checkpoint=str(make_run(head=head)), device="cpu", input=str(file))
+    with pytest.raises(UserError) as raised:
+        predict(replace(cfg, frame=False))
+    assert str(raised.value) == f"input={file}: {says}"
+    predict(cfg)  # framed, any picture fits
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
