@@ -19,9 +19,15 @@ MISTAKES = 50  # shown at most
 RED, WHITE, BLUE = (178, 24, 43), (255, 255, 255), (33, 102, 172)
 
 
-def draw_filters(model: nn.Module) -> Picture:
-    """The filters of the first convolution that spans pixels: red below 0, white 0, blue above."""
-    weight = next(p.detach().cpu() for p in model.parameters() if p.ndim == 4 and p.shape[-1] > 1)
+def draw_filters(model: nn.Module) -> Picture | None:
+    """The filters of the first convolution that spans pixels: red below 0, white 0, blue above.
+
+    None: the network has no such convolution.
+    """
+    filters = (p.detach().cpu() for p in model.parameters() if p.ndim == 4 and p.shape[-1] > 1)
+    weight = next(filters, None)
+    if weight is None:
+        return None
     weight = weight.flatten(0, 1)
     shade = (weight / weight.abs().max().clamp_min(1e-12)).unsqueeze(-1)
     red, white, blue = (torch.tensor(color, dtype=torch.float32) for color in (RED, WHITE, BLUE))

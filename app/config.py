@@ -69,11 +69,12 @@ def _optional(default: Any, allowed: str, accepts: Callable[[Any], bool]) -> Any
 
 @dataclass
 class ModelConfig:
-    """The network: its activation, how its convolutions are built, and what follows them."""
+    """The network, and a LeNet's activation, how its convolutions are built, what follows them."""
 
     act: str = _choice("relu", "relu", "gelu", "ncrelu")
     conv: str = _choice("standard", "standard", "depthwise")
     head: str = _choice("fc", "fc", "gap")
+    name: str = _choice("lenet", "lenet", "lltm")
 
 
 @dataclass

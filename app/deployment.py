@@ -1,7 +1,6 @@
 """The network as a consumer gets it: what goes in, what comes out, in which numbers."""
 
 import copy
-from typing import Any
 
 import onnx
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from app.config import ExportConfig
 from app.data import normalize
-from app.model import takes_any_size
+from app.model import describe_model, takes_any_size
 from app.trained import TrainedModel
 from ops.export import export_onnx
 
@@ -73,7 +72,7 @@ def convert(trained: TrainedModel, cfg: ExportConfig) -> ModelProto:
         output_names=outputs,
         dynamic_axes=axes,
     )
-    _describe(model, data)
+    _describe(model, trained)
     return model
 
 
@@ -82,8 +81,9 @@ def layout(cfg: ExportConfig) -> str:
     return cfg.layout or ("standard" if cfg.quantize else "function")
 
 
-def _describe(model: ModelProto, data: dict[str, Any]) -> None:
+def _describe(model: ModelProto, trained: TrainedModel) -> None:
     """Say in the model what it, its inputs and outputs are, and nothing of how it was traced."""
+    kind, data = trained.kind, trained.checkpoint.data
     texts = {
         IMAGE: f"pixels / 255, less {data['mean']:.6f}, divided by {data['std']:.6f}",
         PIXELS: "0 to 255, bright on black",
@@ -93,8 +93,8 @@ def _describe(model: ModelProto, data: dict[str, Any]) -> None:
     }
     for value in (*model.graph.input, *model.graph.output):
         value.doc_string = texts[value.name]
-    model.graph.name = "lenet"
-    model.doc_string = model.graph.doc_string = f"LeNet for {data['name']}"
+    model.graph.name = kind.name
+    model.doc_string = model.graph.doc_string = f"{describe_model(kind)} for {data['name']}"
     model.producer_name, model.producer_version = "lenet-ops", _version()
     for node in model.graph.node:
         node.doc_string = ""  # lines of the source

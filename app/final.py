@@ -36,7 +36,9 @@ def show(run: Run, tracker: Tracker, step: int, model: nn.Module, logits: Tensor
     labels, probabilities = data.test.labels.cpu(), logits.softmax(1).cpu()
     confidence, predicted = probabilities.max(1)
     predictions = Predictions(list(data.classes), labels, predicted, confidence)
-    tracker.picture(step, "first_convolution", draw_filters(model))
+    filters = draw_filters(model)
+    if filters is not None:
+        tracker.picture(step, "first_convolution", filters)
     tracker.picture(step, "confusion_matrix", draw_confusion(predictions))
     tracker.picture(step, "mistakes", draw_mistakes(predictions, data.test.images.cpu()))
     tracker.precision_recall(step, data.classes, labels, probabilities)

@@ -1,9 +1,10 @@
 from torch import Tensor, nn
 
 from app.config import ModelConfig
-from ops import GELU, DepthwiseConv2d, GlobalAvgPool2d, NCReLU
+from ops import GELU, LLTM, DepthwiseConv2d, GlobalAvgPool2d, NCReLU
 
 LEAST_SIDE = 12  # of an image: less leaves nothing for the last pooling
+STATE = 128  # features of the recurrent network
 
 
 class LeNet(nn.Module):
@@ -64,18 +65,39 @@ class LeNet(nn.Module):
         return logits
 
 
+class RowReader(nn.Module):
+    """An LLTM that reads an image row by row, and names its class after the last one.
+
+    Args:
+        num_classes: Features of the last layer.
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.rows = LLTM(28, STATE, batch_first=True)
+        self.classifier = nn.Linear(STATE, num_classes)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalised images float [N, 1, 28, 28] in, logits [N, num_classes] out."""
+        _, (h, _) = self.rows(input.squeeze(1))
+        logits: Tensor = self.classifier(h)
+        return logits
+
+
 def build_model(cfg: ModelConfig, num_classes: int) -> nn.Module:
     """A freshly initialised network: float32 [N, 1, 28, 28] in, logits [N, num_classes] out."""
-    return LeNet(cfg, num_classes)
+    return RowReader(num_classes) if cfg.name == "lltm" else LeNet(cfg, num_classes)
 
 
 def takes_any_size(cfg: ModelConfig) -> bool:
     """Whether images may be of another size than 28x28."""
-    return cfg.head == "gap"
+    return cfg.name == "lenet" and cfg.head == "gap"
 
 
 def describe_model(cfg: ModelConfig) -> str:
     """What the network is, in a few words."""
+    if cfg.name == "lltm":
+        return f"LLTM of {STATE} features over an image's rows"
     pooled = " and global average pooling" if cfg.head == "gap" else ""
     return f"LeNet with {cfg.act}{',' if pooled else ' and'} {cfg.conv} convolutions{pooled}"
 

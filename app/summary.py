@@ -5,7 +5,7 @@ import torch
 
 from app.device import describe
 from app.files import write_atomically
-from app.model import count_parameters
+from app.model import count_parameters, describe_model
 from app.runs import SUMMARY
 from app.state import BEST, Run
 
@@ -22,6 +22,7 @@ def summarize(run: Run, status: str, **results: Any) -> dict[str, Any]:
         "epochs": run.epoch,
         "steps": run.step,
         "parameters": count_parameters(run.learner.model),
+        "model": cfg.model.name,
         "act": cfg.model.act,
         "conv": cfg.model.conv,
         "head": cfg.model.head,
@@ -48,7 +49,7 @@ def format_summary(run: Run, summary: dict[str, Any]) -> str:
         "test": f"{summary['test_accuracy']:.2%} accuracy, {summary['test_loss']:.4f} loss",
         "validation": f"{summary['val_accuracy']:.2%} accuracy, by which the checkpoint was chosen",
         "training": f"{epochs}, {run.step:,} steps, {run.seconds:.1f} s",
-        "network": f"{summary['parameters']:,} parameters, {summary['act']}, {summary['conv']}",
+        "network": f"{summary['parameters']:,} parameters, {describe_model(run.cfg.model)}",
     }
     table = "\n".join(f"  {name:<12}{value}" for name, value in rows.items())
     return (

@@ -46,8 +46,8 @@ def make_run(tmp_path):
     from app.config import ModelConfig
     from app.model import build_model
 
-    def make(act="relu", conv="standard", head="fc", **data):
-        cfg = ModelConfig(act, conv, head)
+    def make(act="relu", conv="standard", head="fc", network="lenet", **data):
+        cfg = ModelConfig(act, conv, head, network)
         torch.manual_seed(0)
         content = Checkpoint(
             model=build_model(cfg, 10).state_dict(),

@@ -24,6 +24,10 @@ def test_filters(conv, count):
     assert (picture[GAP + 2 * DOT, GAP + 2 * DOT] == 255).all()
 
 
+def test_a_network_without_filters():
+    assert draw_filters(build_model(ModelConfig(name="lltm"), 10)) is None
+
+
 def predictions(labels, predicted, classes=("cat", "dog", "Ankle boot")):
     wide = torch.linspace(0.5, 1, len(labels))
     return Predictions(list(classes), torch.tensor(labels), torch.tensor(predicted), wide)

@@ -93,6 +93,13 @@ def test_every_network_is_exported_and_checked(make_run, capsys, act, conv, head
     assert {function.name for function in model.functions} == set(ours)
 
 
+@pytest.mark.parametrize("exporter", ["symbolic", "dynamo"])
+def test_a_recurrent_network_is_exported(make_run, capsys, exporter):
+    model = exported(make_run(network="lltm"), exporter=exporter)
+    assert "0 of 359 predictions differ" in capsys.readouterr().out
+    assert [node.op_type for node in model.graph.node if node.domain == "lenet_ops"] == ["LLTM"]
+
+
 def test_the_interface(make_run):
     model = exported(make_run("ncrelu", "depthwise"))
     for value, name, shape in (

@@ -42,6 +42,20 @@ def test_the_layers_are_our_operators(act, conv, operators):
     assert nn.ReLU not in kinds
 
 
+def test_the_recurrent_network_reads_rows():
+    model = build_model(ModelConfig(name="lltm"), num_classes=10)
+    assert count_parameters(model) == 3 * 128 * (128 + 28 + 1) + 129 * 10
+    images = torch.randn(3, 1, 28, 28)
+    logits = model(images)
+    assert logits.shape == (3, 10)
+    logits.square().sum().backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in model.parameters())
+    state = None
+    for row in range(28):
+        _, state = model.rows(images[:, 0, row : row + 1], state)
+    torch.testing.assert_close(model.classifier(state[0]), logits)
+
+
 def test_number_of_classes():
     assert build_model(ModelConfig(), num_classes=3)(torch.zeros(2, 1, 28, 28)).shape == (2, 3)
 

@@ -32,7 +32,7 @@ def test_settings_have_these_defaults(commands, key, default):
         value = schemas[command]()
         for name in key.split("."):
             value = getattr(value, name)
-        assert shown(value.name if key in ("data", "optim") else value) == default
+        assert shown(value.name if key in ("data", "model", "optim") else value) == default
 
 
 def test_every_setting_is_there():
@@ -46,7 +46,7 @@ def test_every_setting_is_there():
 
     told = {key for _, key, _ in settings()}
     for schema in (TrainConfig, PredictConfig, ExportConfig):
-        assert set(keys(schema())) - {"data.name", "optim.name"} <= told
+        assert set(keys(schema())) - {"data.name", "model.name", "optim.name"} <= told
 
 
 def test_links_and_pictures_exist():

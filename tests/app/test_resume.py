@@ -125,6 +125,11 @@ def test_a_stopped_run_ends_like_another(cfg, monkeypatch, stops):
     assert_same(whole, stopped)
 
 
+def test_a_recurrent_network_too(cfg, monkeypatch):
+    cfg.model.name = "lltm"
+    test_a_stopped_run_ends_like_another(cfg, monkeypatch, [("train_step", 9)])
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_in_half_precision_too(cfg, monkeypatch, precision):
     cfg.trainer.precision = precision

@@ -81,6 +81,17 @@ def test_the_curves(cfg):
     assert any("NCReLU" in node.name for node in events.Graph().node)
 
 
+def test_a_network_without_convolutions(cfg, capsys):
+    cfg.model.name = "lltm"
+    summary = train(cfg)
+    assert summary["model"] == "lltm"
+    assert summary["test_accuracy"] > 0.5
+    assert "LLTM of 128 features" in capsys.readouterr().out
+    events = EventAccumulator(str(run_folder(cfg))).Reload()
+    assert set(events.Tags()["images"]) == {"confusion_matrix", "mistakes"}
+    assert any("lltm" in node.name.lower() for node in events.Graph().node)
+
+
 def test_what_a_sweep_is_compared_by(cfg):
     summary = train(cfg)
     events = EventAccumulator(str(run_folder(cfg))).Reload()
