@@ -128,13 +128,20 @@ template <typename T>
 struct InvolutionGroup {
   const T *source, *factor;  // its first element
   T* out;
+  int64_t group;
   int64_t next = 0;  // the first row of the source that is still to be copied to the ring
 
-  InvolutionGroup(const Involution<T>& p, int64_t index) {
-    const int64_t n = index / p.g.groups, group = index % p.g.groups;
+  InvolutionGroup(const Involution<T>& p, int64_t index) : group(index % p.g.groups) {
+    const int64_t n = index / p.g.groups;
     source = p.source + n * p.source_strides.n + group * p.source_channels * p.source_strides.c;
     factor = p.factor + n * p.factor_strides.n + group * p.factor_channels * p.factor_strides.c;
     out = p.out + n * p.out_strides.n + group * p.out_channels * p.out_strides.c;
+  }
+
+  // `count` of the group's `channels` channels in an image, from `first` on.
+  Channels channels(const Involution<T>& p, int64_t channels, int64_t first, int64_t count) const {
+    const int64_t before = group * channels + first;
+    return {before, count, p.g.groups * channels - before - count};
   }
 
   // Sees to it that the ring holds the rows that row h of the outputs takes.
@@ -149,8 +156,9 @@ struct InvolutionGroup {
       for (const Pixels& pixels : p.row.sources) {
         const T* from = source + next * p.source_strides.h + pixels.first * p.source_strides.w;
         A* to = workspace.ring + next % rows * p.row.width + pixels.start;
-        gather_pixels(from, p.source_strides.c, pixels.step * p.source_strides.w, p.source_channels,
-                      pixels.count, to, workspace.pitch);
+        gather_pixels(from, p.source_strides.c, pixels.step * p.source_strides.w,
+                      channels(p, p.source_channels, 0, p.source_channels), pixels.count, to,
+                      workspace.pitch);
       }
     }
   }
@@ -175,13 +183,15 @@ void involve(const Involution<T>& p, int64_t begin, int64_t end,
     }
     group.fill_ring(p, h, workspace);
     if (!p.vertical.transposed) {
-      gather_pixels(group.factor + h * in.h, in.c, in.w, p.factor_channels, p.horizontal.out_size,
-                    workspace.weights, p.weight_width);
+      gather_pixels(group.factor + h * in.h, in.c, in.w,
+                    group.channels(p, p.factor_channels, 0, p.factor_channels),
+                    p.horizontal.out_size, workspace.weights, p.weight_width);
     }
     for (int64_t a = 0; p.vertical.transposed && a < p.vertical.taps; ++a) {
       const int64_t at = p.vertical.source(h, a);
       if (at >= 0) {
-        gather_pixels(group.factor + at * in.h + a * taps_w * in.c, in.c, in.w, taps_w,
+        gather_pixels(group.factor + at * in.h + a * taps_w * in.c, in.c, in.w,
+                      group.channels(p, p.factor_channels, a * taps_w, taps_w),
                       p.horizontal.source_size,
                       workspace.weights + a * taps_w * p.weight_width + p.row.sources[0].start,
                       p.weight_width);
@@ -219,7 +229,8 @@ void involve_weight(const Involution<T>& p, int64_t begin, int64_t end,
     }
     group.fill_ring(p, h, workspace);
     gather_pixels(group.factor + h * p.factor_strides.h, p.factor_strides.c, p.factor_strides.w,
-                  p.factor_channels, p.horizontal.out_size, workspace.rows, width);
+                  group.channels(p, p.factor_channels, 0, p.factor_channels), p.horizontal.out_size,
+                  workspace.rows, width);
     const int64_t count = workspace.find_taps(p, p.row.outputs[0], h);
     const int64_t parts = (count + kMostSums - 1) / kMostSums;
     for (int64_t i = 0; i < parts; ++i) {
