@@ -72,7 +72,7 @@ class ModelConfig:
     """The network, and a LeNet's activation, how its convolutions are built, what follows them."""
 
     act: str = _choice("relu", "relu", "gelu", "ncrelu")
-    conv: str = _choice("standard", "standard", "depthwise")
+    conv: str = _choice("standard", "standard", "depthwise", "involution")
     head: str = _choice("fc", "fc", "gap")
     name: str = _choice("lenet", "lenet", "lltm")
 

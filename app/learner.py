@@ -75,6 +75,7 @@ class Learner:
                 torch._foreach_lerp_(
                     list(self.average.parameters()), self.optimizer.parameters, weight
                 )
+                copy_into(list(self.average.buffers()), list(self.model.buffers()))
             return torch.stack([loss.detach(), correct.float(), norm])
 
     def state_dict(self) -> dict[str, Any]:

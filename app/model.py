@@ -1,7 +1,7 @@
 from torch import Tensor, nn
 
 from app.config import ModelConfig
-from ops import GELU, LLTM, DepthwiseConv2d, GlobalAvgPool2d, NCReLU
+from ops import GELU, LLTM, DepthwiseConv2d, GlobalAvgPool2d, Involution2d, NCReLU
 
 LEAST_SIDE = 12  # of an image: less leaves nothing for the last pooling
 STATE = 128  # features of the recurrent network
@@ -21,6 +21,9 @@ class LeNet(nn.Module):
       pointwise 1x1 that mixes the channels. The input has one channel, so there the depthwise
       part is a single learned 5x5 filter over the image, and the pointwise part only scales and
       shifts it for each of the 6 channels.
+    - `conv="involution"` mixes the channels by a pointwise 1x1 first. What spans pixels is an
+      involution then (Li et al., arXiv 2103.06255): a kernel for every pixel, made from that
+      pixel's channels, for either half of them. It keeps the size: 7x7 pixels are left, not 5x5.
     - `head="gap"` has no fully connected layers: a 3x3 convolution to 120 channels, then a 1x1 that
       makes a map of each class, whose mean is the class's logit (Lin et al., Network In Network,
       arXiv 1312.4400). Images may then be of any height and width from 12 on.
@@ -33,6 +36,7 @@ class LeNet(nn.Module):
     def __init__(self, cfg: ModelConfig, num_classes: int) -> None:
         super().__init__()
         widen = 2 if cfg.act == "ncrelu" else 1
+        side = 7 if cfg.conv == "involution" else 5
         self.features = nn.Sequential(
             _conv(cfg.conv, 1, 6, 5, padding=2),
             nn.MaxPool2d(2),
@@ -52,7 +56,7 @@ class LeNet(nn.Module):
             return
         self.features.append(nn.Flatten())
         self.classifier = nn.Sequential(
-            nn.Linear(16 * widen * 5 * 5, 120),
+            nn.Linear(16 * widen * side**2, 120),
             _act(cfg.act),
             nn.Linear(120 * widen, 84),
             _act(cfg.act),
@@ -115,6 +119,12 @@ def _act(act: str) -> nn.Module:
 def _conv(conv: str, in_channels: int, out_channels: int, kernel: int, padding: int) -> nn.Module:
     if conv == "standard":
         return nn.Conv2d(in_channels, out_channels, kernel, padding=padding)
+    if conv == "involution":
+        half = out_channels // 2
+        return nn.Sequential(
+            nn.Conv2d(in_channels, out_channels, 1),
+            Involution2d(out_channels, kernel, group_channels=half, reduction_ratio=2),
+        )
     return nn.Sequential(
         DepthwiseConv2d(in_channels, kernel, padding=padding, bias=False),  # the 1x1 has the bias
         nn.Conv2d(in_channels, out_channels, 1),

@@ -82,7 +82,7 @@ def test_paths_are_taken_as_they_are_typed(main, path):
         ("~model.act", "~model.act: a key cannot be taken out"),
         ("~model", "~model: a key cannot be taken out"),
         ("hydra.verbose=foo", "hydra.verbose=foo: choose from true, false"),
-        ("model=foo", "model=foo: choose from lenet, lenet_depthwise"),
+        ("model=foo", "model=foo: choose from lenet, lenet_depthwise, lenet_involution"),
         ("data=mist", "data=mist: choose from digits, fashion_mnist, kmnist, mnist, qmnist"),
         ("device=tpu", "device=tpu: choose from auto, cpu, cuda, cuda:N"),
         ("trainer.epochs", "trainer.epochs: not of the form key=value ("),

@@ -7,6 +7,13 @@ from app.model import LEAST_SIDE, build_model, count_parameters
 from ops import GELU, DepthwiseConv2d, GlobalAvgPool2d, NCReLU
 
 STANDARD = (1 * 25 + 1) * 6 + (6 * 25 + 1) * 16 + 401 * 120 + 121 * 84 + 85 * 10
+INVOLUTION = (
+    (2 * 6 + 6 * 3 + 2 * 3 + 4 * 50)
+    + (7 * 16 + 16 * 8 + 2 * 8 + 9 * 50)
+    + (16 * 49 + 1) * 120
+    + 121 * 84
+    + 85 * 10
+)
 PARAMETERS = {
     ("relu", "standard"): STANDARD,
     ("gelu", "standard"): STANDARD,
@@ -14,6 +21,8 @@ PARAMETERS = {
     ("ncrelu", "standard"): STANDARD + 6 * 25 * 16 + 400 * 120 + 120 * 84 + 84 * 10,
     ("relu", "depthwise"): 25 + 2 * 6 + 6 * 25 + 7 * 16 + 401 * 120 + 121 * 84 + 85 * 10,
     ("gelu", "depthwise"): 25 + 2 * 6 + 6 * 25 + 7 * 16 + 401 * 120 + 121 * 84 + 85 * 10,
+    # 1x1, then reduce, normalise and span to 2 groups of 5x5; 7x7 pixels are left
+    ("relu", "involution"): INVOLUTION,
     ("ncrelu", "depthwise"): 25 + 2 * 6 + 12 * 25 + 13 * 16 + 801 * 120 + 241 * 84 + 169 * 10,
     # convolutions of 3x3 and 1x1 in the place of the fully connected layers
     ("relu", "standard", "gap"): 26 * 6 + (6 * 25 + 1) * 16 + (16 * 9 + 1) * 120 + 121 * 10,
