@@ -167,7 +167,7 @@ def run(device: Device, args: argparse.Namespace, wrong: list[Row]) -> Iterator[
                 if args.format and layout not in args.format:
                     continue
                 if len(shape) == 4:
-                    inputs[0] = inputs[0].contiguous(memory_format=FORMATS[layout])
+                    case.lay_out(inputs, FORMATS[layout])
                     grad = grad.contiguous(memory_format=FORMATS[layout])
                 for what in case.passes:
                     if args.passes and what not in args.passes:

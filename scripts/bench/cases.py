@@ -10,7 +10,8 @@ from torch import Tensor
 
 import ops
 
-OPS = ("gelu", "exp", "ncrelu", "pool", "depthwise")
+OPS = ("gelu", "exp", "ncrelu", "pool", "depthwise", "involution")
+WINDOWED = ("depthwise", "involution")
 OURS = "ours"
 COMPILED = "torch.compile"
 FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
@@ -35,9 +36,10 @@ class Case:
     Attributes:
         op: one of OPS.
         shape: of the input.
-        kernel: side of the depthwise filter, with its stride and dilation; padding is "same".
+        kernel: side of the filter, with its stride and dilation; padding is "same".
         stride: see kernel.
         dilation: see kernel.
+        groups: of the involution's channels.
     """
 
     op: str
@@ -45,6 +47,7 @@ class Case:
     kernel: int = 1
     stride: int = 1
     dilation: int = 1
+    groups: int = 1
 
     @property
     def padding(self) -> int:
@@ -55,15 +58,16 @@ class Case:
     def label(self) -> str:
         """The shape as tables show it: (N, C, H, W) k s d."""
         text = "x".join(map(str, self.shape))
-        if self.op == "depthwise":
+        if self.op in WINDOWED:
             text += f" k{self.kernel} s{self.stride}"
             text += f" d{self.dilation}" if self.dilation > 1 else ""
+            text += f" g{self.groups}" if self.groups > 1 else ""
         return text
 
     @property
     def passes(self) -> list[str]:
         """The passes that are timed apart."""
-        if self.op == "depthwise":
+        if self.op in WINDOWED:
             return [name for name in PASSES if name != "backward"]
         return ["forward", "backward", "forward+backward"]
 
@@ -78,6 +82,8 @@ class Case:
             return {"gelu": ops.gelu, "exp": ops.exp, "pool": ops.global_avg_pool2d}[self.op]
         if self.op == "ncrelu":
             return lambda x: ops.ncrelu(x, min(1, x.dim() - 1))
+        if self.op == "involution":
+            return lambda x, w: ops.involution2d(x, w, self.stride, self.padding, self.dilation)
         return lambda x, w, b: ops.depthwise_conv2d(
             x, w, b, self.stride, self.padding, self.dilation
         )
@@ -92,9 +98,18 @@ class Case:
             return lambda x: F.adaptive_avg_pool2d(x, 1)
         if self.op == "ncrelu":
             return lambda x: torch.cat((x.clamp(min=0), x.clamp(max=0)), min(1, x.dim() - 1))
+        if self.op == "involution":
+            return self._unfolded
         return lambda x, w, b: F.conv2d(
             x, w, b, self.stride, self.padding, self.dilation, groups=x.shape[1]
         )
+
+    def _unfolded(self, x: Tensor, weight: Tensor) -> Tensor:
+        """The windows of x, times their kernels, summed."""
+        n, groups, _, _, height, width = weight.shape
+        windows = F.unfold(x, self.kernel, self.dilation, self.padding, self.stride)
+        windows = windows.view(n, groups, -1, self.kernel, self.kernel, height, width)
+        return (windows * weight.unsqueeze(2)).sum((3, 4)).view(n, x.shape[1], height, width)
 
     def inputs(self, device: str, dtype: torch.dtype) -> list[Tensor]:
         """Random input (and weight and bias), the same every time."""
@@ -103,16 +118,30 @@ class Case:
         if self.op == "depthwise":
             channels = self.shape[1]
             shapes += [(channels, 1, self.kernel, self.kernel), (channels,)]
+        if self.op == "involution":
+            shapes += [(self.shape[0], self.groups, self.kernel, self.kernel, *self.places)]
         return [torch.randn(s, device=device, generator=generator).to(dtype) for s in shapes]
+
+    def lay_out(self, inputs: list[Tensor], memory_format: torch.memory_format) -> None:
+        """Gives the images among the inputs a memory format."""
+        inputs[0] = inputs[0].contiguous(memory_format=memory_format)
+        if self.op == "involution":  # an image of kernels
+            kernels = inputs[1].flatten(1, 3).contiguous(memory_format=memory_format)
+            inputs[1] = kernels.view(inputs[1].shape)
+
+    @property
+    def places(self) -> tuple[int, int]:
+        """Height and width of the output."""
+        height, width = ((side - 1) // self.stride + 1 for side in self.shape[2:])
+        return height, width
 
     def elements(self) -> tuple[int, int]:
         """Number of input and of output elements."""
         size = 1
         for side in self.shape:
             size *= side
-        if self.op == "depthwise":
-            sides = [(side - 1) // self.stride + 1 for side in self.shape[2:]]
-            return size, self.shape[0] * self.shape[1] * sides[0] * sides[1]
+        if self.op in WINDOWED:
+            return size, self.shape[0] * self.shape[1] * self.places[0] * self.places[1]
         if self.op == "pool":
             return size, self.shape[0] * self.shape[1]
         return size, size * (2 if self.op == "ncrelu" else 1)
@@ -120,7 +149,8 @@ class Case:
     def floor_ms(self, what: str, itemsize: int, copy_rate: float, fma_rate: float) -> float:
         """Milliseconds that no implementation beats: bytes at copy rate or, if more, FMAs.
 
-        Every tensor that the pass needs is read or written once; weights are not counted.
+        Every tensor that the pass needs is read or written once; filters are not counted, but the
+        involution's kernels are.
         """
         size, out = self.elements()
         needs_input = self.op != "pool"  # or its output, for the gradient
@@ -132,7 +162,9 @@ class Case:
             "backward-all": (2 * size + out, 2),
             "forward+backward": ((2 + needs_input) * size + 2 * out, 3),
         }[what]
-        fmas = 0 if self.op != "depthwise" else convolutions * out * self.kernel**2
+        fmas = convolutions * out * self.kernel**2 if self.op in WINDOWED else 0
+        if self.op == "involution":  # a kernel for the channels of a group
+            moved += fmas * self.groups // self.shape[1]
         return 1e3 * max(moved * itemsize / copy_rate, fmas / fma_rate)
 
 
@@ -162,6 +194,16 @@ def cases(device: str) -> Iterator[Case]:
         (64, 4, 97, 57, 57, 3, 2, 1),
     ):
         yield Case("depthwise", (cpu_n if cpu else n, c, h, w), k, stride, dilation)
+    for n, cpu_n, c, side, k, stride, groups in (
+        (32, 4, 64, 56, 7, 1, 4),
+        (32, 4, 256, 14, 7, 1, 16),
+        (32, 4, 128, 56, 7, 2, 8),
+        (32, 4, 64, 57, 3, 1, 4),
+        (1024, 128, 6, 28, 5, 1, 2),
+        (1, 1, 256, 14, 7, 1, 16),
+    ):
+        shape = (cpu_n if cpu else n, c, side, side)
+        yield Case("involution", shape, k, stride, groups=groups)
 
 
 def contexts(op: str, device: str) -> Mapping[str, Callable[[], AbstractContextManager[object]]]:
@@ -238,7 +280,7 @@ def disagreement(
     as its terms cancel, and half an ulp for rounding to 16 bits.
     """
     for name, x in results.items():
-        if case.op in ("depthwise", "pool"):
+        if case.op in (*WINDOWED, "pool"):
             error = relative_error(x, exact[name])
             limit = 1e-5 if case.op == "pool" else 1e-6
             limit += 2.0 ** -DIGITS[x.dtype] if x.dtype != torch.float32 else 0

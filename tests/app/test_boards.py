@@ -24,8 +24,9 @@ def test_filters(conv, count):
     assert (picture[GAP + 2 * DOT, GAP + 2 * DOT] == 255).all()
 
 
-def test_a_network_without_filters():
-    assert draw_filters(build_model(ModelConfig(name="lltm"), 10)) is None
+@pytest.mark.parametrize("kind", [{"name": "lltm"}, {"conv": "involution"}], ids=str)
+def test_a_network_without_filters(kind):
+    assert draw_filters(build_model(ModelConfig(**kind), 10)) is None
 
 
 def predictions(labels, predicted, classes=("cat", "dog", "Ankle boot")):

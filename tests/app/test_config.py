@@ -42,6 +42,7 @@ def test_yaml_and_schema_have_the_same_defaults(command, monkeypatch):
     [
         ("model=lenet", TrainConfig()),
         ("model=lenet_depthwise", TrainConfig(model=ModelConfig(conv="depthwise"))),
+        ("model=lenet_involution", TrainConfig(model=ModelConfig(conv="involution"))),
         ("model=lltm", TrainConfig(model=ModelConfig(name="lltm"))),
         ("data=mnist", TrainConfig()),
         ("data=fashion_mnist", TrainConfig(data=DataConfig(name="fashion_mnist", augment=False))),

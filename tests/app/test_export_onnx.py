@@ -26,6 +26,8 @@ variants = pytest.mark.parametrize(
     [
         *product(("relu", "gelu", "ncrelu"), ("standard", "depthwise"), ("fc",)),
         ("ncrelu", "depthwise", "gap"),
+        ("relu", "involution", "fc"),
+        ("ncrelu", "involution", "gap"),
     ],
 )
 
@@ -86,8 +88,8 @@ def test_every_network_is_exported_and_checked(make_run, capsys, act, conv, head
     ours = [node.op_type for node in model.graph.node if node.domain == "lenet_ops"]
     layers = 4 if head == "fc" else 3
     expected = {"relu": [], "gelu": ["GELU"] * layers, "ncrelu": ["NCReLU"] * layers}[act]
-    convolutions = (2 if head == "fc" else 3) if conv == "depthwise" else 0
-    expected = expected + ["DepthwiseConv2d"] * convolutions
+    operator = {"standard": [], "depthwise": ["DepthwiseConv2d"], "involution": ["Involution2d"]}
+    expected = expected + operator[conv] * (2 if head == "fc" else 3)
     expected = expected + ["GlobalAvgPool2d"] * (head == "gap")
     assert sorted(ours) == sorted(expected)
     assert {function.name for function in model.functions} == set(ours)
