@@ -17,6 +17,9 @@ struct Parts {
       : rows(std::max<int64_t>(1, kPart / layout.inner)),
         count(std::max<int64_t>(1, (layout.length + rows - 1) / rows)) {}
 
+  // Whether there are planes, each of them a part.
+  bool planes(PoolLayout layout) const { return layout.inner == 1 && count == 1; }
+
   // Calls f(index, o, first row, rows) for every part of every [length, inner].
   template <typename F>
   void for_each(PoolLayout layout, const F& f) const {
@@ -37,18 +40,23 @@ struct Parts {
   }
 };
 
+// Calls f(first plane, end) for all.
+template <typename F>
+void for_each_plane(PoolLayout layout, const F& f) {
+  const int64_t grain = kPart / std::max<int64_t>(1, layout.length) + 1;
+  torch::stable::parallel_for(0, layout.outer, grain, f);
+}
+
 struct Loops {
   template <typename T>
   static void forward(const Tensor& like, PoolLayout layout, const T* x, T* out) {
     using A = acc_t<T>;
     const Parts parts(layout);
-    if (layout.inner == 1 && parts.count == 1) {  // planes, each in one go
-      const int64_t grain = kPart / std::max<int64_t>(1, layout.length) + 1;
-      torch::stable::parallel_for(0, layout.outer, grain, [&](int64_t begin, int64_t end) {
+    if (parts.planes(layout)) {
+      return for_each_plane(layout, [&](int64_t begin, int64_t end) {
         OPS_CALL(
             average_planes(x + begin * layout.length, end - begin, layout.length, out + begin));
       });
-      return;
     }
     const ScalarType type = std::is_same_v<A, double> ? ScalarType::Double : ScalarType::Float;
     Tensor memory = torch::stable::empty({layout.outer * parts.count * layout.inner}, type);
@@ -68,7 +76,14 @@ struct Loops {
 
   template <typename T>
   static void backward(const Tensor&, PoolLayout layout, const T* grad, T* out) {
-    Parts(layout).for_each(layout, [&](int64_t, int64_t o, int64_t first, int64_t rows) {
+    const Parts parts(layout);
+    if (parts.planes(layout)) {
+      return for_each_plane(layout, [&](int64_t begin, int64_t end) {
+        T* to = out + begin * layout.length;
+        OPS_CALL(spread_planes(grad + begin, end - begin, layout.length, to));
+      });
+    }
+    parts.for_each(layout, [&](int64_t, int64_t o, int64_t first, int64_t rows) {
       T* to = out + (o * layout.length + first) * layout.inner;
       OPS_CALL(spread(grad + o * layout.inner, rows, layout.inner, layout.length, to));
     });

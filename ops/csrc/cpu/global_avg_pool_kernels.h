@@ -134,29 +134,63 @@ void average(const From* sums, int64_t parts, int64_t width, int64_t length, T* 
   }
 }
 
+// Continues, up to n elements, what the first `period` say: out[i] = out[i − period].
+template <typename T>
+void repeat(T* out, int64_t period, int64_t n) {
+  constexpr int64_t kNear = 6144 / sizeof(T);  // read from the nearest cache, not a moment after
+  int64_t done = period;
+  while (done < n && done < kNear) {
+    const int64_t more = done < n - done ? done : n - done;
+    __builtin_memcpy(out + done, out, more * sizeof(T));
+    done += more;
+  }
+  constexpr int64_t N = OPS_VECTOR_BYTES / sizeof(T);
+  const int64_t back = done;  // whole periods, where there is anything left
+  for (; done + N <= n; done += N) {
+    Vec<char, OPS_VECTOR_BYTES> bytes;
+    __builtin_memcpy(&bytes, out + done - back, sizeof(bytes));
+    __builtin_memcpy(out + done, &bytes, sizeof(bytes));
+  }
+  __builtin_memcpy(out + done, out + done - back, (n - done) * sizeof(T));
+}
+
+// out[i] = grad / length
+template <typename T>
+void spread_number(T grad, int64_t n, int64_t length, T* out) {
+  using A = acc_t<T>;
+  constexpr int64_t N = OPS_VECTOR_BYTES / sizeof(T);
+  T same[N];
+  store<1>(same, Vec<A, 1>{A(grad) / A(length)});
+  for (int64_t k = 1; k < N; ++k) {
+    same[k] = same[0];
+  }
+  int64_t i = 0;
+  for (; i + N <= n; i += N) {
+    __builtin_memcpy(out + i, same, sizeof(same));
+  }
+  if (n >= N) {
+    __builtin_memcpy(out + n - N, same, sizeof(same));  // over what is there, in part
+  } else {
+    __builtin_memcpy(out, same, n * sizeof(T));
+  }
+}
+
+// out[p, i] = grad[p] / length
+template <typename T>
+void spread_planes(const T* grad, int64_t planes, int64_t length, T* out) {
+  for (int64_t p = 0; p < planes; ++p) {
+    spread_number(grad[p], length, length, out + p * length);
+  }
+}
+
 // out[row, k] = grad[k] / length
 template <typename T>
 void spread(const T* grad, int64_t rows, int64_t width, int64_t length, T* out) {
-  using A = acc_t<T>;
-  constexpr int N = kLanes<A>;
-  constexpr int64_t kNear = 8192;  // elements: those copied from stay in the nearest cache
   if (width == 1) {
-    const Vec<A, N> value = broadcast<A, N>(A(*grad) / A(length));
-    int64_t i = 0;
-    for (; i + N <= rows; i += N) {
-      store<N>(out + i, value);
-    }
-    if (i < rows) {
-      store_some<N>(out + i, value, rows - i);
-    }
-    return;
-  }
-  average(grad, 1, width, length, out);
-  for (int64_t done = 1; done < rows;) {  // rows; those that are there are copied on
-    const int64_t most = done * width > kNear ? kNear / width + (kNear < width) : done;
-    const int64_t copied = most < rows - done ? most : rows - done;
-    __builtin_memcpy(out + done * width, out, copied * width * sizeof(T));
-    done += copied;
+    spread_number(*grad, rows, length, out);
+  } else if (rows > 0) {
+    average(grad, 1, width, length, out);
+    repeat(out, width, rows * width);
   }
 }
 
