@@ -1,5 +1,6 @@
 """What is measured: operators, shapes, passes, the peers, and the float64 truth."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -9,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import ops
+from bench import recurrent
 
-OPS = ("gelu", "exp", "ncrelu", "pool", "depthwise", "involution")
+OPS = ("gelu", "exp", "ncrelu", "pool", "depthwise", "involution", *recurrent.NAMES)
 WINDOWED = ("depthwise", "involution")
 OURS = "ours"
 COMPILED = "torch.compile"
@@ -35,7 +37,7 @@ class Case:
 
     Attributes:
         op: one of OPS.
-        shape: of the input.
+        shape: of the input; N, I, S of a recurrent cell, T, N, I, S of its loop.
         kernel: side of the filter, with its stride and dilation; padding is "same".
         stride: see kernel.
         dilation: see kernel.
@@ -69,15 +71,20 @@ class Case:
         """The passes that are timed apart."""
         if self.op in WINDOWED:
             return [name for name in PASSES if name != "backward"]
+        if self.op in recurrent.NAMES:
+            return ["forward", "backward-all", "forward+backward"]
         return ["forward", "backward", "forward+backward"]
 
     @property
     def formats(self) -> list[str]:
         """The memory formats that the shape can have."""
-        return list(FORMATS) if len(self.shape) == 4 else ["nchw"]
+        images = len(self.shape) == 4 and self.op not in recurrent.NAMES
+        return list(FORMATS) if images else ["nchw"]
 
     def function(self) -> Callable[..., Tensor]:
         """Our operator."""
+        if self.op in recurrent.NAMES:
+            return recurrent.ours(self.op)
         if self.op in ("gelu", "exp", "pool"):
             return {"gelu": ops.gelu, "exp": ops.exp, "pool": ops.global_avg_pool2d}[self.op]
         if self.op == "ncrelu":
@@ -90,6 +97,8 @@ class Case:
 
     def composition(self) -> Callable[..., Tensor]:
         """The same from PyTorch's own operators."""
+        if self.op in recurrent.NAMES:
+            return recurrent.composition(self.op)
         if self.op == "gelu":
             return lambda x: x * torch.sigmoid(1.702 * x)
         if self.op == "exp":
@@ -120,7 +129,12 @@ class Case:
             shapes += [(channels, 1, self.kernel, self.kernel), (channels,)]
         if self.op == "involution":
             shapes += [(self.shape[0], self.groups, self.kernel, self.kernel, *self.places)]
-        return [torch.randn(s, device=device, generator=generator).to(dtype) for s in shapes]
+        if self.op in recurrent.NAMES:
+            shapes = recurrent.shapes(self.op, self.shape)
+        tensors = [torch.randn(s, device=device, generator=generator) for s in shapes]
+        if self.op in recurrent.NAMES:
+            tensors[1] /= self.shape[-1] ** 0.5  # else the state grows from step to step
+        return [x.to(dtype) for x in tensors]
 
     def lay_out(self, inputs: list[Tensor], memory_format: torch.memory_format) -> None:
         """Gives the images among the inputs a memory format."""
@@ -137,6 +151,9 @@ class Case:
 
     def elements(self) -> tuple[int, int]:
         """Number of input and of output elements."""
+        if self.op in recurrent.NAMES:
+            *rows, columns, state = self.shape
+            return math.prod(rows) * columns, math.prod(rows) * state
         size = 1
         for side in self.shape:
             size *= side
@@ -165,6 +182,8 @@ class Case:
         fmas = convolutions * out * self.kernel**2 if self.op in WINDOWED else 0
         if self.op == "involution":  # a kernel for the channels of a group
             moved += fmas * self.groups // self.shape[1]
+        if self.op in recurrent.NAMES:
+            fmas = convolutions * out * 3 * (self.shape[-1] + self.shape[-2])
         return 1e3 * max(moved * itemsize / copy_rate, fmas / fma_rate)
 
 
@@ -204,6 +223,8 @@ def cases(device: str) -> Iterator[Case]:
     ):
         shape = (cpu_n if cpu else n, c, side, side)
         yield Case("involution", shape, k, stride, groups=groups)
+    yield Case("lltm_cell", (16, 32, 128))
+    yield Case("lltm", (28, 256, 28, 128))
 
 
 def contexts(op: str, device: str) -> Mapping[str, Callable[[], AbstractContextManager[object]]]:
@@ -276,14 +297,16 @@ def disagreement(
 
     Elementwise: float32 within 4 ulp of the exact value, 16-bit within 1.5 (1 of the rounded one),
     or else gelu or its derivative within 1e-7; 2.5 for the gradient of exp, which is made from the
-    rounded output. Convolution and pooling: relative error (norm) at most 1e-6, for pooling 1e-5,
-    as its terms cancel, and half an ulp for rounding to 16 bits.
+    rounded output. The others: relative error (norm) at most 1e-6, for pooling and the LLTM, whose
+    terms cancel, 1e-5; and half an ulp for rounding to 16 bits, or 8 where the LLTM rounds its
+    state every step.
     """
     for name, x in results.items():
-        if case.op in (*WINDOWED, "pool"):
+        if case.op in (*WINDOWED, "pool", *recurrent.NAMES):
             error = relative_error(x, exact[name])
-            limit = 1e-5 if case.op == "pool" else 1e-6
-            limit += 2.0 ** -DIGITS[x.dtype] if x.dtype != torch.float32 else 0
+            limit = 1e-6 if case.op in WINDOWED else 1e-5
+            rounding = (16 if case.op in recurrent.NAMES else 1) * 2.0 ** -DIGITS[x.dtype]
+            limit += rounding if x.dtype != torch.float32 else 0
         else:
             distance = ulps(x, exact[name], x.dtype)
             if case.op == "gelu":

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.cases import OURS
+from bench.recurrent import LSTM
 
 COLUMNS = (
     "device",
@@ -54,7 +55,7 @@ class Row:
 
     def best_peer(self) -> tuple[str, float]:
         """The fastest other implementation in this memory format, and its milliseconds."""
-        peers = {name: ms for name, ms in self.ms.items() if name != OURS}
+        peers = {name: ms for name, ms in self.ms.items() if name not in (OURS, LSTM)}
         return min(peers.items(), key=lambda item: item[1], default=("none", math.nan))
 
     @property
@@ -65,7 +66,7 @@ class Row:
     @property
     def graph_speedup(self) -> float:
         """The same inside CUDA graphs, not a number where there are none."""
-        peers = [ms for name, ms in self.graph_ms.items() if name != OURS]
+        peers = [ms for name, ms in self.graph_ms.items() if name not in (OURS, LSTM)]
         return min(peers, default=math.nan) / self.graph_ms.get(OURS, math.nan)
 
     def line(self) -> str:
@@ -76,6 +77,8 @@ class Row:
             f"{self.ms[OURS]:9.4f} ms {self.floor_ms:9.4f} {self.fraction:5.2f}  "
             f"{peer_ms:9.4f} {peer:13} {self.speedup:6.2f}x"
         )
+        if LSTM in self.ms:
+            text += f"   {LSTM} {self.ms[LSTM]:.4f} ms"
         if not math.isnan(self.graph_speedup):
             text += f"   {self.graph_ms[OURS]:8.4f} ms {self.graph_speedup:6.2f}x"
         return text
