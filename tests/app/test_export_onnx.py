@@ -160,7 +160,8 @@ def test_metadata(trained_run, tmp_path):
     assert float(about["mean"]) == checkpoint.data["mean"]
     assert float(about["std"]) == checkpoint.data["std"]
     assert float(about["test_accuracy"]) == pytest.approx(checkpoint.metrics["test_accuracy"])
-    assert json.loads(about["model"]) == {"act": "ncrelu", "conv": "depthwise", "head": "fc"}
+    kind = {"name": "lenet", "act": "ncrelu", "conv": "depthwise", "head": "fc"}
+    assert json.loads(about["model"]) == kind
     assert {"python", "torch", "onnx"} <= json.loads(about["versions"]).keys()
 
 
