@@ -17,7 +17,7 @@ def trained_run(tmp_path_factory):
     """The folder of a run that has learned something."""
     import torch
 
-    from app.config import DataConfig, ModelConfig, TrainConfig, TrainerConfig
+    from app.config import DataConfig, ModelConfig, OptimConfig, TrainConfig, TrainerConfig
     from app.training import train
 
     outputs = tmp_path_factory.mktemp("outputs")
@@ -27,6 +27,7 @@ def trained_run(tmp_path_factory):
         TrainConfig(
             model=ModelConfig("ncrelu", "depthwise"),
             data=DataConfig(name="digits", val_size=150),
+            optim=OptimConfig("adamw", lr=0.008),
             trainer=TrainerConfig(epochs=10, batch_size=32),
             device="cpu",
             outputs=str(outputs),

@@ -110,7 +110,7 @@ def test_what_a_sweep_is_compared_by(cfg):
 def test_the_best_checkpoint_is_complete(cfg):
     summary = train(cfg)
     best = load_checkpoint(run_folder(cfg) / "best.pt")
-    assert best.model_config == {"act": "ncrelu", "conv": "standard"}
+    assert best.model_config == dataclasses.asdict(cfg.model)
     assert best.config == dataclasses.asdict(cfg)
     assert best.metrics["val_accuracy"] == summary["val_accuracy"]
     assert best.metrics["test_accuracy"] == summary["test_accuracy"]
