@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tests.ops.operator_entry import Case
-from tests.ops.operators import each_case, each_operator
+from tests.ops.operators import OPERATORS, each_case, each_operator
 from tests.ops.tensors import as_tuple, inputs, join, split
 
 onnx = pytest.importorskip("onnx")  # the operators themselves do without
@@ -115,7 +115,14 @@ def test_means_what_the_operator_does(op, case, dtype):
         torch.testing.assert_close(result.double(), e, rtol=rounding, atol=4 * rounding)
 
 
-@each_case
+@pytest.mark.parametrize(
+    ("op", "case"),
+    [
+        pytest.param(op, case, id=f"{op} {case}", marks=[pytest.mark.exhaustive] * (index > 1))
+        for op in OPERATORS
+        for index, case in enumerate(op.cases)
+    ],
+)
 def test_the_dynamo_exporter_takes_the_same_meaning(op, case):
     tensors = inputs(case, torch.float32)
     data, weights = split(op, tensors)
