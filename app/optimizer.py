@@ -139,27 +139,29 @@ class Muon(Optimizer):
 def orthogonalize(matrix: Tensor) -> Tensor:
     """Bring the singular values of a matrix near 1: in (0.6, 1.3) but for those near 0.
 
-    Five Newton-Schulz steps X ← (a + b X Xᵀ + c (X Xᵀ)²) X with the coefficients of Jordan et al.
-    (2024). X Xᵀ of the next step follows from that of the last, so that all but one of the products
-    are of the shorter side only.
+    Five Newton-Schulz steps X ← (a + b X Xᵀ + c (X Xᵀ)²) X with a, b, c = 3.4445, −4.7750, 2.0315
+    (Jordan et al., 2024). X Xᵀ of the next step follows from that of the last, so that all products
+    but the first and the last are of the shorter side only.
 
     Args:
         matrix: float32 or float64 [rows, columns].
     """
-    a, b, c = 3.4445, -4.7750, 2.0315
     if matrix.shape[0] > matrix.shape[1]:
         return orthogonalize(matrix.T).T
     matrix = matrix / (matrix.norm() + 1e-7)
-    gram, product = (
-        matrix @ matrix.T,
-        torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device),
-    )
-    for _ in range(5):
-        factor = torch.addmm(gram, gram, gram, beta=b, alpha=c)
-        factor.diagonal().add_(a)
-        product = factor @ product
+    gram = matrix @ matrix.T
+    factor = product = _newton_schulz(gram)
+    for _ in range(4):
         gram = factor @ gram @ factor
+        factor = _newton_schulz(gram)
+        product = factor @ product
     return product @ matrix
+
+
+def _newton_schulz(gram: Tensor) -> Tensor:
+    factor = torch.addmm(gram, gram, gram, beta=-4.7750, alpha=2.0315)
+    factor.diagonal().add_(3.4445)
+    return factor
 
 
 def make_optimizer(parameters: Iterable[Tensor], cfg: OptimConfig) -> Optimizer:

