@@ -28,11 +28,17 @@ def _fake_forward(
     input, _, _, h, _ = tensors
     assert input is not None and h is not None
     shape = "[T, N, I]" if dim == 3 else "[N, I]"
+    given = list(input.shape)
     torch._check(
-        input.dim() == dim and (dim == 2 or input.shape[0] > 0),
-        lambda: f"{op}: {names[0]} must have shape {shape}, at least one step, got {input.shape}",
+        input.dim() == dim, lambda: f"{op}: {names[0]} must have shape {shape}, got {given}"
     )
-    torch._check(h.dim() == 2, lambda: f"{op}: {names[3]} must have shape [N, S], got {h.shape}")
+    torch._check(
+        dim == 2 or given[0] > 0,
+        lambda: f"{op}: {names[0]} must have at least one step, got {given}",
+    )
+    torch._check(
+        h.dim() == 2, lambda: f"{op}: {names[3]} must have shape [N, S], got {list(h.shape)}"
+    )
     *steps, batch, columns = input.shape
     state = h.shape[1]
     shapes = ((3 * state, state + columns), (3 * state,), (batch, state), (batch, state))

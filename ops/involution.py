@@ -160,6 +160,7 @@ def _(
     size = _library.window_places(op, input.shape[2:], weight.shape[2:4], stride, padding, dilation)
     torch._check(
         weight.shape[0] == input.shape[0]
+        and weight.shape[1] > 0
         and input.shape[1] % weight.shape[1] == 0
         and weight.shape[4] == size[0]
         and weight.shape[5] == size[1],

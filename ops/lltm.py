@@ -109,6 +109,16 @@ class _Recurrent(nn.Module):
             self.register_parameter("bias", None)
         self.reset_parameters()
 
+    def _check_input(self, input: object) -> None:
+        name = type(self).__name__
+        _library.check_tensor(name, "input", input)
+        assert isinstance(input, Tensor)
+        if input.dim() == 0 or input.shape[-1] != self.input_size:
+            raise RuntimeError(
+                f"{name}(): 'input' must have {self.input_size} features in its last dimension, "
+                f"got shape {list(input.shape)}"
+            )
+
     def reset_parameters(self) -> None:
         """Draws all parameters from U(−1/√S, 1/√S), as nn.LSTM does."""
         bound = 1 / math.sqrt(self.hidden_size)
@@ -134,6 +144,7 @@ class LLTMCell(_Recurrent):
 
     def forward(self, input: Tensor, state: State | None = None) -> State:
         """Returns (h', c') of `input` [N, I] or [I] and of the state (h, c), by default zeros."""
+        self._check_input(input)
         if state is None:
             zeros = input.new_zeros(*input.shape[:-1], self.hidden_size)
             state = zeros, zeros
@@ -171,6 +182,7 @@ class LLTM(_Recurrent):
             input: [T, N, I], [N, T, I] with `batch_first`, or [T, I].
             state: (h, c) before the first step, each [N, S] or [S]; None: zeros.
         """
+        self._check_input(input)
         swap = self.batch_first and input.dim() == 3
         sequence = input.transpose(0, 1) if swap else input
         if state is None:

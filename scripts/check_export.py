@@ -19,6 +19,7 @@ from app.config import ExportConfig
 from app.deployment import convert
 from app.exporter import check, compare
 from app.inference import newest_opset
+from app.model import describe_model
 from app.trained import load_test_split, load_trained
 from ops.export import LEAST_OPSET
 
@@ -41,10 +42,10 @@ def main() -> int:
     for checkpoint in args.checkpoint:
         trained = load_trained(checkpoint, "")
         split = load_test_split(trained.checkpoint.data["name"], args.data_root)
-        kind = " ".join(map(str, trained.checkpoint.model_config.values()))
+        kind = describe_model(trained.kind)
         for exporter, layout, opset in product(args.exporter, args.layout, args.opset):
             cfg = ExportConfig(exporter=exporter, layout=layout, opset=opset)
-            name = f"{kind:18} {exporter:8} {layout:8} opset {opset}"
+            name = f"{kind} {exporter:8} {layout:8} opset {opset}"
             try:
                 parity = compare(check(convert(trained, cfg)), trained, split)
                 wrong = parity.differing > 0 or not parity.max_abs_difference <= MOST
