@@ -150,13 +150,12 @@ def _carry_functions(model: ModelProto, opset_version: int) -> ModelProto:
             count = max((i for i, name in enumerate(node.input, 1) if name), default=0)
             used[node.op_type] = max(count, used.get(node.op_type, 0))
     others = [function for function in model.functions if function.domain != DOMAIN]
-    ours = [function.to_function_proto() for function in functions(opset_version)]
     del model.functions[:]
     model.functions.extend(others)
-    for function in ours:
-        if function.name in used:
-            _drop_inputs(function, used[function.name])
-            model.functions.append(function)
+    for name, inputs in sorted(used.items()):
+        function = functions(opset_version)[name].to_function_proto()
+        _drop_inputs(function, inputs)
+        model.functions.append(function)
     imports = [item for item in model.opset_import if item.domain != DOMAIN]
     del model.opset_import[:]
     model.opset_import.extend(imports)

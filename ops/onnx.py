@@ -9,7 +9,8 @@ node's meaning as a local function in standard operators, so that every runtime 
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Optional, Tuple, TypeVar, Union, get_args
 
 import torch
@@ -24,34 +25,21 @@ from torch.onnx import symbolic_helper
 DOMAIN = "lenet_ops"
 VERSION = 1  # of the domain: raise it when a function's inputs, attributes or meaning change
 
-_SLOPE = make_tensor("slope", TensorProto.DOUBLE, [], [1.702])  # exact enough for any type
-
 _DYNAMO_OPSET = 18  # which that exporter translates to, before it converts to the one asked for
+_SLOPE = make_tensor("slope", TensorProto.DOUBLE, [], [1.702])  # exact enough for any type
 
 T = TypeVar("T", bound=Union[FLOAT, FLOAT16, DOUBLE, BFLOAT16])
 Value = Any  # of the graph being exported: torch._C.Value or onnx_ir.Value
-
+Sizes = Any  # a list of int or, for dynamic ones, None; None where not even their number is known
 
 _TENSOR_TYPES = ("tensor(float)", "tensor(float16)", "tensor(double)", "tensor(bfloat16)")  # T's
 _ATTRIBUTE_TYPES = {int: OpSchema.AttrType.INT, Sequence[int]: OpSchema.AttrType.INTS}
-
-
-class Functions(NamedTuple):
-    """The operators as ONNX functions."""
-
-    gelu: OnnxFunction
-    ncrelu: OnnxFunction
-    depthwise_conv2d: OnnxFunction
-    exp: OnnxFunction
-    global_avg_pool2d: OnnxFunction
-    involution2d: OnnxFunction
-    lltm_cell: OnnxFunction
-    lltm: OnnxFunction
+_ARGUMENT_KINDS: Any = {int: "i", Sequence[int]: "is"}  # torch's letters; "v": a tensor
 
 
 @functools.cache
-def functions(opset_version: int) -> Functions:
-    """Writes the operators in one version of the standard operators.
+def functions(opset_version: int) -> dict[str, OnnxFunction]:
+    """Writes the operators in one version of the standard operators, each under its node's name.
 
     A function has to import the same opset as the model that carries it: hence one set a version.
 
@@ -59,21 +47,25 @@ def functions(opset_version: int) -> Functions:
         opset_version: Version of the standard (`ai.onnx`) operators, 17 or newer.
     """
     op = Opset("", opset_version)
-    lenet_ops = Opset(DOMAIN, VERSION)
+    written: dict[str, OnnxFunction] = {}
 
-    @script(lenet_ops, default_opset=op)
+    def meaning(function: Callable[..., Any]) -> OnnxFunction:
+        written[function.__name__] = script(Opset(DOMAIN, VERSION), default_opset=op)(function)
+        return written[function.__name__]
+
+    @meaning
     def GELU(X: T) -> T:
         """The sigmoid approximation of GELU: x * sigmoid(1.702 x)."""
         slope = op.CastLike(op.Constant(value=_SLOPE), X)
         return op.Mul(X, op.Sigmoid(op.Mul(slope, X)))
 
-    @script(lenet_ops, default_opset=op)
+    @meaning
     def NCReLU(X: T, axis: int = 1) -> T:
         """Positive and negative parts side by side: concat(max(x, 0), min(x, 0))."""
         zero = op.CastLike(0.0, X)
         return op.Concat(op.Max(X, zero), op.Min(X, zero), axis=axis)
 
-    @script(lenet_ops, default_opset=op)
+    @meaning
     def DepthwiseConv2d(
         X: T,
         W: T,
@@ -86,17 +78,17 @@ def functions(opset_version: int) -> Functions:
         """Convolution with one filter a channel: `group` is the number of channels."""
         return op.Conv(X, W, B, strides=strides, pads=pads, dilations=dilations, group=group)
 
-    @script(lenet_ops, default_opset=op)
+    @meaning
     def Exp(X: T) -> T:
         """The exponential function."""
         return op.Exp(X)
 
-    @script(lenet_ops, default_opset=op)
+    @meaning
     def GlobalAvgPool2d(X: T) -> T:
         """Every channel's mean over its image."""
         return op.GlobalAveragePool(X)
 
-    @script(lenet_ops, default_opset=op)
+    @meaning
     def Involution2d(
         X: T,
         W: T,
@@ -149,7 +141,7 @@ def functions(opset_version: int) -> Functions:
         images = op.Concat(op.Constant(value_ints=[0, -1]), op.Shape(W, start=4), axis=0)
         return op.Reshape(sums, images)
 
-    @script(lenet_ops, default_opset=op)
+    @meaning
     def LLTMCell(X: T, W: T, H: T, C: T, B: Optional[T]) -> Tuple[T, T]:
         """One step: [i, o, z] = [h, x] * W' + b, c' = c + elu(z) * s(i), h' = tanh(c') * s(o)."""
         size = op.Shape(C, start=1)
@@ -161,7 +153,7 @@ def functions(opset_version: int) -> Functions:
         cell = op.Add(C, op.Mul(op.Elu(z), op.Sigmoid(i)))
         return op.Mul(op.Tanh(cell), op.Sigmoid(o)), cell
 
-    @script(lenet_ops, default_opset=op)
+    @meaning
     def LLTM(X: T, W: T, H: T, C: T, B: Optional[T]) -> Tuple[T, T, T]:
         """LLTMCell over the steps of X, each to the state before it: all h, the last h and c."""
         size = op.Shape(C, start=1)
@@ -184,9 +176,81 @@ def functions(opset_version: int) -> Functions:
         last_h, last_cell, all_h = op.Scan(H, C, products, body=step, num_scan_inputs=1)
         return all_h, last_h, last_cell
 
-    return Functions(
-        GELU, NCReLU, DepthwiseConv2d, Exp, GlobalAvgPool2d, Involution2d, LLTMCell, LLTM
-    )
+    return written
+
+
+class Node(NamedTuple):
+    """What a node of ours is made with, from the arguments of the operator in PyTorch."""
+
+    inputs: Sequence[Value]
+    sizes: Sequence[Sizes]  # of each output
+    attributes: Mapping[str, Any] = MappingProxyType({})
+
+
+def _elementwise(input: T) -> Node:
+    return Node([input], [_sizes(input)])
+
+
+def _ncrelu(input: T, dim: int) -> Node:
+    sizes = _sizes(input)
+    if sizes is not None and sizes[dim] is not None:
+        sizes[dim] *= 2
+    return Node([input], [sizes], {"axis": dim})
+
+
+def _depthwise_conv2d(
+    input: T,
+    weight: T,
+    bias: Optional[T],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Node:
+    batch, channels, *image = _sizes(input)
+    groups, _, *kernel = _sizes(weight)
+    places = [
+        None if size is None else (size + 2 * p - d * (k - 1) - 1) // s + 1
+        for size, k, s, p, d in zip(image, kernel, stride, padding, dilation, strict=True)
+    ]
+    attributes = _window_attributes(stride, padding, dilation)
+    return Node([input, weight, bias], [[batch, channels, *places]], attributes | {"group": groups})
+
+
+def _global_avg_pool2d(input: T) -> Node:
+    return Node([input], [[*_sizes(input)[:2], 1, 1]])
+
+
+def _involution2d(
+    input: T, weight: T, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> Node:
+    sizes = [*_sizes(input)[:2], *_sizes(weight)[4:]]
+    return Node([input, weight], [sizes], _window_attributes(stride, padding, dilation))
+
+
+# What our kernels keep for backward is no output of a node.
+def _lltm_cell(input: T, weights: T, bias: Optional[T], old_h: T, old_cell: T) -> Node:
+    state = _sizes(old_cell)
+    return Node([input, weights, old_h, old_cell, bias], [state, state])
+
+
+def _lltm(sequence: T, weights: T, bias: Optional[T], h0: T, c0: T) -> Node:
+    state = _sizes(c0)
+    outputs = [[*_sizes(sequence)[:2], state[1]], state, state]
+    return Node([sequence, weights, h0, c0, bias], outputs)
+
+
+# Each operator of torch.ops.lenet_ops: the name of its node, which functions() writes, and what
+# the node is made with.
+OPERATORS: dict[str, tuple[str, Callable[..., Node]]] = {
+    "depthwise_conv2d": ("DepthwiseConv2d", _depthwise_conv2d),
+    "exp": ("Exp", _elementwise),
+    "gelu": ("GELU", _elementwise),
+    "global_avg_pool2d": ("GlobalAvgPool2d", _global_avg_pool2d),
+    "involution2d": ("Involution2d", _involution2d),
+    "lltm": ("LLTM", _lltm),
+    "lltm_cell": ("LLTMCell", _lltm_cell),
+    "ncrelu": ("NCReLU", _ncrelu),
+}
 
 
 def register_symbolics(opset_version: int) -> None:
@@ -197,20 +261,37 @@ def register_symbolics(opset_version: int) -> None:
     Args:
         opset_version: The opset that is going to be exported, and the least one this serves.
     """
-    symbolics: dict[str, Callable[..., Value]] = {
-        "gelu": _gelu_symbolic,
-        "ncrelu": _ncrelu_symbolic,
-        "depthwise_conv2d": _depthwise_conv2d_symbolic,
-        "involution2d": _involution2d_symbolic,
-        "exp": _exp_symbolic,
-        "global_avg_pool2d": _global_avg_pool2d_symbolic,
-        "lltm_cell": _lltm_cell_symbolic,
-        "lltm": _lltm_symbolic,
-    }
-    for name, symbolic in symbolics.items():
+    for name in OPERATORS:
         torch.onnx.register_custom_op_symbolic(  # type: ignore[attr-defined]
-            f"{DOMAIN}::{name}", symbolic, opset_version
+            f"{DOMAIN}::{name}", _symbolic(name), opset_version
         )
+
+
+def _symbolic(name: str) -> Callable[..., Any]:
+    node_name, node_of = OPERATORS[name]
+    returns = len(_overload(name)._schema.returns)
+    kinds = [
+        _ARGUMENT_KINDS.get(item.annotation, "v")
+        for item in inspect.signature(node_of).parameters.values()
+    ]
+
+    def symbolic(g: Any, *args: Value) -> Value:
+        node = node_of(
+            *(symbolic_helper._parse_arg(x, kind) for x, kind in zip(args, kinds, strict=True))
+        )
+        attributes = {f"{key}_i": value for key, value in node.attributes.items()}
+        outputs = g.onnxscript_op(
+            functions(g.opset)[node_name], *node.inputs, outputs=len(node.sizes), **attributes
+        )
+        if returns == 1:
+            outputs = [outputs]
+        of_input = node.inputs[0].type()  # set by hand: torch infers none for a domain of ours
+        typed = [
+            y.setType(of_input.with_sizes(s)) for y, s in zip(outputs, node.sizes, strict=True)
+        ]
+        return typed[0] if returns == 1 else (*typed, *[None] * (returns - len(typed)))
+
+    return symbolic
 
 
 def translation_table(nodes: bool = False) -> dict[Any, Callable[..., Value]]:
@@ -221,57 +302,22 @@ def translation_table(nodes: bool = False) -> dict[Any, Callable[..., Value]]:
             what they mean. Otherwise the meaning is put there itself: that exporter inlines every
             function.
     """
-    meaning: Any = functions(_DYNAMO_OPSET)
-    if nodes:
-        meaning = Functions(*map(_bare_operator, meaning))
+    return {_overload(name): _translation(name, nodes) for name in OPERATORS}
 
-    def ncrelu(input: T, dim: int = 1) -> T:
-        return meaning.ncrelu(input, axis=dim)
 
-    def depthwise_conv2d(
-        input: T,
-        weight: T,
-        bias: Optional[T],
-        stride: Sequence[int],
-        padding: Sequence[int],
-        dilation: Sequence[int],
-    ) -> T:
-        attributes = _window_attributes(stride, padding, dilation)
-        return meaning.depthwise_conv2d(input, weight, bias, **attributes, group=weight.shape[0])
+def _translation(name: str, bare: bool) -> Callable[..., Value]:
+    node_name, node_of = OPERATORS[name]
+    function: Any = functions(_DYNAMO_OPSET)[node_name]
+    if bare:
+        function = _bare_operator(function)
 
-    def involution2d(
-        input: T, weight: T, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
-    ) -> T:
-        attributes = _window_attributes(stride, padding, dilation)
-        return meaning.involution2d(input, weight, **attributes)
+    @functools.wraps(node_of)  # the exporter reads the arguments' types
+    def translation(*args: Any, **kwargs: Any) -> Value:
+        node = node_of(*args, **kwargs)
+        return function(*node.inputs, **node.attributes)
 
-    def gelu(input: T) -> T:
-        return meaning.gelu(input)
-
-    def exp(input: T) -> T:
-        return meaning.exp(input)
-
-    def global_avg_pool2d(input: T) -> T:
-        return meaning.global_avg_pool2d(input)
-
-    # What our kernels keep for backward is no output of a node.
-    def lltm_cell(input: T, weights: T, bias: Optional[T], h: T, c: T) -> Sequence[T]:
-        return meaning.lltm_cell(input, weights, h, c, bias)
-
-    def lltm(sequence: T, weights: T, bias: Optional[T], h: T, c: T) -> Sequence[T]:
-        return meaning.lltm(sequence, weights, h, c, bias)
-
-    namespace = torch.ops.lenet_ops
-    return {
-        namespace.gelu.default: gelu,
-        namespace.ncrelu.default: ncrelu,
-        namespace.depthwise_conv2d.default: depthwise_conv2d,
-        namespace.involution2d.default: involution2d,
-        namespace.exp.default: exp,
-        namespace.global_avg_pool2d.default: global_avg_pool2d,
-        namespace.lltm_cell.default: lltm_cell,
-        namespace.lltm.default: lltm,
-    }
+    translation.__annotations__ = {**node_of.__annotations__, "return": T}
+    return translation
 
 
 def _bare_operator(function: OnnxFunction) -> Op:
@@ -300,105 +346,20 @@ def _bare_operator(function: OnnxFunction) -> Op:
     return Op(Opset(DOMAIN, VERSION), function.name, schema)
 
 
-# The symbolic functions. Types are set by hand: torch infers none for a domain of ours.
+def _overload(name: str) -> torch._ops.OpOverload:
+    overload: torch._ops.OpOverload = getattr(torch.ops.lenet_ops, name).default
+    return overload
 
 
-def _gelu_symbolic(g: Any, input: Value) -> Value:
-    return g.onnxscript_op(functions(g.opset).gelu, input).setType(input.type())
-
-
-@symbolic_helper.parse_args("v", "i")
-def _ncrelu_symbolic(g: Any, input: Value, dim: int) -> Value:
-    sizes = symbolic_helper._get_tensor_sizes(input)
-    if sizes is not None and sizes[dim] is not None:
-        sizes[dim] *= 2
-    output = g.onnxscript_op(functions(g.opset).ncrelu, input, axis_i=dim)
-    return output.setType(input.type().with_sizes(sizes))
-
-
-@symbolic_helper.parse_args("v", "v", "v", "is", "is", "is")
-def _depthwise_conv2d_symbolic(
-    g: Any,
-    input: Value,
-    weight: Value,
-    bias: Value,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-) -> Value:
-    sizes = symbolic_helper._get_tensor_sizes(input)
-    channels, _, *kernel = symbolic_helper._get_tensor_sizes(weight)
-    attributes = _window_attributes(stride, padding, dilation)
-    output = g.onnxscript_op(
-        functions(g.opset).depthwise_conv2d,
-        input,
-        weight,
-        bias,
-        **{f"{name}_i": value for name, value in attributes.items()},
-        group_i=channels,
-    )
-    spatial = [
-        None if size is None else (size + 2 * p - d * (k - 1) - 1) // s + 1
-        for size, k, s, p, d in zip(sizes[2:], kernel, stride, padding, dilation, strict=True)
-    ]
-    return output.setType(input.type().with_sizes([*sizes[:2], *spatial]))
-
-
-def _exp_symbolic(g: Any, input: Value) -> Value:
-    return g.onnxscript_op(functions(g.opset).exp, input).setType(input.type())
-
-
-def _global_avg_pool2d_symbolic(g: Any, input: Value) -> Value:
-    sizes = symbolic_helper._get_tensor_sizes(input)
-    output = g.onnxscript_op(functions(g.opset).global_avg_pool2d, input)
-    return output.setType(input.type().with_sizes([*sizes[:2], 1, 1]))
-
-
-@symbolic_helper.parse_args("v", "v", "is", "is", "is")
-def _involution2d_symbolic(
-    g: Any,
-    input: Value,
-    weight: Value,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-) -> Value:
-    attributes = _window_attributes(stride, padding, dilation)
-    output = g.onnxscript_op(
-        functions(g.opset).involution2d,
-        input,
-        weight,
-        **{f"{name}_i": value for name, value in attributes.items()},
-    )
-    sizes = symbolic_helper._get_tensor_sizes(input)
-    places = symbolic_helper._get_tensor_sizes(weight)[4:]
-    return output.setType(input.type().with_sizes([*sizes[:2], *places]))
-
-
-def _lltm_cell_symbolic(
-    g: Any, input: Value, weights: Value, bias: Value, h: Value, c: Value
-) -> tuple[Value, ...]:
-    outputs = g.onnxscript_op(functions(g.opset).lltm_cell, input, weights, h, c, bias, outputs=2)
-    return *(y.setType(c.type()) for y in outputs), None
-
-
-def _lltm_symbolic(
-    g: Any, sequence: Value, weights: Value, bias: Value, h: Value, c: Value
-) -> tuple[Value, ...]:
-    outputs = g.onnxscript_op(functions(g.opset).lltm, sequence, weights, h, c, bias, outputs=3)
-    steps, batch, _ = symbolic_helper._get_tensor_sizes(sequence)
-    sizes = [steps, batch, symbolic_helper._get_tensor_sizes(c)[1]]
-    all_h, *last = outputs
-    return (
-        all_h.setType(sequence.type().with_sizes(sizes)),
-        *(y.setType(c.type()) for y in last),
-        None,
-    )
+def _sizes(x: Value) -> Sizes:
+    """Returns the sizes of a tensor in either exporter's graph."""
+    sizes = x.shape if hasattr(x, "shape") else symbolic_helper._get_tensor_sizes(x)
+    return None if sizes is None else [s if isinstance(s, int) else None for s in sizes]
 
 
 def _window_attributes(
     stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
-) -> dict[str, list[int]]:
+) -> dict[str, Any]:
     """ONNX pads each side of each dimension: all the beginnings, then all the ends."""
     return {
         "strides": list(stride),
