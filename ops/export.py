@@ -36,7 +36,8 @@ def export_onnx(
     """Exports a network; its operators keep their meaning in every runtime.
 
     Args:
-        module: The network, in evaluation mode.
+        module: The network, in evaluation mode. In float64 the model is right, but ONNX Runtime's
+            CPU provider has neither Conv nor GlobalAveragePool in it.
         args: Example inputs. Sizes along dynamic axes should be at least 2.
         exporter: "symbolic": traced, `torch.onnx.export(dynamo=False)`; "dynamo": by torch.export.
         layout: "function": our operators are nodes of the domain `lenet_ops`, whose meaning the

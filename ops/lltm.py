@@ -113,6 +113,8 @@ class _Recurrent(nn.Module):
         name = type(self).__name__
         _library.check_tensor(name, "input", input)
         assert isinstance(input, Tensor)
+        if torch.jit.is_tracing():  # type: ignore[attr-defined]  # sizes are tensors then
+            return
         if input.dim() == 0 or input.shape[-1] != self.input_size:
             raise RuntimeError(
                 f"{name}(): 'input' must have {self.input_size} features in its last dimension, "

@@ -159,13 +159,14 @@ def functions(opset_version: int) -> dict[str, OnnxFunction]:
         size = op.Shape(C, start=1)
         twice = op.Add(size, size)
         rest = op.Add(twice, size)
-        weights_h = op.Slice(W, [0], size, [1])
-        weights_x = op.Slice(W, size, op.Shape(W, start=1), [1])
-        products = op.MatMul(X, op.Transpose(weights_x, perm=[1, 0]))
+        # Transposed here: ONNX Runtime warns of a Slice whose output the body of a Scan takes.
+        weights_h = op.Transpose(op.Slice(W, [0], size, [1]), perm=[1, 0])
+        weights_x = op.Transpose(op.Slice(W, size, op.Shape(W, start=1), [1]), perm=[1, 0])
+        products = op.MatMul(X, weights_x)
 
         @graph()
         def step(h: T, c: T, product: T) -> Tuple[T, T, T]:
-            gates = op.Add(product, op.Gemm(h, weights_h, B, transB=1))
+            gates = op.Add(product, op.Gemm(h, weights_h, B))
             i = op.Slice(gates, [0], size, [1])
             o = op.Slice(gates, size, twice, [1])
             z = op.Slice(gates, twice, rest, [1])

@@ -1,11 +1,13 @@
 """Exported files in ONNX Runtime: what runs, and what is refused in one line."""
 
 import onnx
+import onnxruntime
 import pytest
 import torch
 from onnx import TensorProto, helper
 
 from app.config import ExportConfig
+from app.deployment import convert
 from app.errors import UserError
 from app.exporter import export
 from app.inference import load_exported, newest_opset, open_session, session_runner
@@ -57,6 +59,16 @@ def test_says_what_it_is(exported):
         assert network.folder == exported
         assert (network.dataset, network.fallback_from) == ("digits", "mnist")
         assert network.classes == list("abcdefghij")
+
+
+@pytest.mark.filterwarnings("error", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("layout", ["function", "standard"])
+def test_nothing_is_warned_of(make_run, capfd, layout):
+    """Neither by the exporter nor by ONNX Runtime as whoever gets the file opens it."""
+    trained = load_trained(str(make_run(network="lltm")), "")
+    content = convert(trained, ExportConfig(layout=layout)).SerializeToString()
+    onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    assert capfd.readouterr() == ("", "")
 
 
 def test_the_newest_opset_runs_and_the_next_does_not():
