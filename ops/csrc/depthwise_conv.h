@@ -16,29 +16,15 @@ struct DepthwiseGeometry : Windows {
 };
 
 inline DepthwiseGeometry depthwise_geometry(const char* op, const Tensor& input,
-                                            const Tensor& weight,
-                                            const std::vector<int64_t>& stride,
-                                            const std::vector<int64_t>& padding,
-                                            const std::vector<int64_t>& dilation) {
+                                            const Tensor& weight, const Spacing& spacing) {
   check(input.dim() == 4, op, ": input must have shape [N, C, H, W], got ", shape{input});
   check(weight.dim() == 4 && weight.size(0) == input.size(1) && weight.size(1) == 1 &&
             weight.size(2) > 0 && weight.size(3) > 0,
         op, ": weight must have shape [C, 1, kH, kW] with C = ", input.size(1), ", got ",
         shape{weight});
   check_same(op, "input", input, "weight", weight);
-  return {windows(op, input, weight.size(2), weight.size(3), stride, padding, dilation),
-          input.size(0), input.size(1), is_channels_last(input)};
-}
-
-inline Tensor empty_image(const Tensor& like, const DepthwiseGeometry& g, int64_t h, int64_t w) {
-  return torch::stable::empty(
-      {g.n, g.c, h, w}, like.scalar_type(), std::nullopt, like.device(), false,
-      g.channels_last ? MemoryFormat::ChannelsLast : MemoryFormat::Contiguous);
-}
-
-inline Tensor in_format(const Tensor& x, const DepthwiseGeometry& g) {
-  return torch::stable::contiguous(
-      x, g.channels_last ? MemoryFormat::ChannelsLast : MemoryFormat::Contiguous);
+  return {windows(op, input, weight.size(2), weight.size(3), spacing), input.size(0), input.size(1),
+          is_channels_last(input)};
 }
 
 // The convolution for one Backend, which brings the kernels.
@@ -47,16 +33,16 @@ Tensor depthwise_conv2d(const Tensor& input, const Tensor& weight, std::optional
                         std::vector<int64_t> stride, std::vector<int64_t> padding,
                         std::vector<int64_t> dilation) {
   const char* op = "depthwise_conv2d";
-  const auto g = depthwise_geometry(op, input, weight, stride, padding, dilation);
+  const auto g = depthwise_geometry(op, input, weight, {stride, padding, dilation});
   if (bias) {
     check_same(op, "input", input, "bias", *bias);
     check_shape(op, "bias", *bias, {g.c});
   }
-  const Tensor x = in_format(input, g);
+  const Tensor x = in_format(input, g.channels_last);
   const Tensor w = torch::stable::contiguous(weight);
   const std::optional<Tensor> b =
       bias ? std::optional<Tensor>(torch::stable::contiguous(*bias)) : std::nullopt;
-  Tensor out = empty_image(x, g, g.out_h, g.out_w);
+  Tensor out = empty_image(x, g.n, g.c, g.out_h, g.out_w, g.channels_last);
   dispatch_floating(op, x.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     if (!g.empty()) {
@@ -74,20 +60,21 @@ std::tuple<Tensor, Tensor, Tensor> depthwise_conv2d_backward(
     std::vector<int64_t> stride, std::vector<int64_t> padding, std::vector<int64_t> dilation,
     std::vector<bool> output_mask) {
   const char* op = "depthwise_conv2d_backward";
-  const auto g = depthwise_geometry(op, input, weight, stride, padding, dilation);
+  const auto g = depthwise_geometry(op, input, weight, {stride, padding, dilation});
   check_same(op, "input", input, "grad_output", grad_output);
   check_shape(op, "grad_output", grad_output, {g.n, g.c, g.out_h, g.out_w});
   check(output_mask.size() == 3, op, ": output_mask must be three booleans");
   const bool need_input = output_mask[0];
   const bool need_weight = output_mask[1];
   const bool need_bias = output_mask[2];
-  const Tensor x = need_weight ? in_format(input, g) : input;
+  const Tensor x = need_weight ? in_format(input, g.channels_last) : input;
   const Tensor w = torch::stable::contiguous(weight);
-  const Tensor grad = in_format(grad_output, g);
+  const Tensor grad = in_format(grad_output, g.channels_last);
   const auto make = [&](bool needed, std::vector<int64_t> sizes) {
     return torch::stable::new_empty(weight, needed ? sizes : std::vector<int64_t>{0});
   };
-  Tensor grad_input = need_input ? empty_image(x, g, g.h, g.w) : make(false, {});
+  Tensor grad_input =
+      need_input ? empty_image(x, g.n, g.c, g.h, g.w, g.channels_last) : make(false, {});
   Tensor grad_weight = make(need_weight, {g.c, 1, g.kernel_h, g.kernel_w});
   Tensor grad_bias = make(need_bias, {g.c});
   dispatch_floating(op, x.scalar_type(), [&](auto tag) {

@@ -1,4 +1,4 @@
-// The formulas of exp, for both devices.
+// exp, the same on every device.
 #pragma once
 
 #include <cmath>
@@ -21,5 +21,16 @@ struct ExpBackward {
     return grad_output * output;
   }
 };
+
+// The operator for one device's Loop.
+template <typename Loop>
+Tensor exp(const Tensor& input) {
+  return map<Loop>("exp", input, ExpForward{});
+}
+
+template <typename Loop>
+Tensor exp_backward(const Tensor& grad_output, const Tensor& output) {
+  return map_backward<Loop>("exp_backward", grad_output, "output", output, ExpBackward{});
+}
 
 }  // namespace ops

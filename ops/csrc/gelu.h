@@ -1,4 +1,4 @@
-// The formulas of gelu, for both devices.
+// gelu, the same on every device.
 #pragma once
 
 #include <cmath>
@@ -26,5 +26,16 @@ struct GeluBackward {
     return grad_output * (s + T(1.702) * (x * s * rest));
   }
 };
+
+// The operator for one device's Loop.
+template <typename Loop>
+Tensor gelu(const Tensor& input) {
+  return map<Loop>("gelu", input, GeluForward{});
+}
+
+template <typename Loop>
+Tensor gelu_backward(const Tensor& grad_output, const Tensor& input) {
+  return map_backward<Loop>("gelu_backward", grad_output, "input", input, GeluBackward{});
+}
 
 }  // namespace ops

@@ -39,47 +39,29 @@ inline bool is_weight_channels_last(const Tensor& weight) {
 }
 
 inline InvolutionGeometry involution_geometry(const char* op, const Tensor& input,
-                                              const Tensor& weight,
-                                              const std::vector<int64_t>& stride,
-                                              const std::vector<int64_t>& padding,
-                                              const std::vector<int64_t>& dilation) {
+                                              const Tensor& weight, const Spacing& spacing) {
   check(input.dim() == 4, op, ": input must have shape [N, C, H, W], got ", shape{input});
   check(weight.dim() == 6 && weight.size(0) == input.size(0) && weight.size(1) > 0 &&
             input.size(1) % weight.size(1) == 0 && weight.size(2) > 0 && weight.size(3) > 0,
         op, ": weight must have shape [N, G, kH, kW, Ho, Wo] with N = ", input.size(0),
         " and G a divisor of C = ", input.size(1), ", got ", shape{weight});
   check_same(op, "input", input, "weight", weight);
-  const InvolutionGeometry g{
-      windows(op, input, weight.size(2), weight.size(3), stride, padding, dilation),
-      input.size(0),
-      input.size(1),
-      weight.size(1),
-      is_channels_last(input),
-      is_weight_channels_last(weight)};
+  const InvolutionGeometry g{windows(op, input, weight.size(2), weight.size(3), spacing),
+                             input.size(0),
+                             input.size(1),
+                             weight.size(1),
+                             is_channels_last(input),
+                             is_weight_channels_last(weight)};
   check(weight.size(4) == g.out_h && weight.size(5) == g.out_w, op,
         ": weight must have a kernel for each place, Ho = ", g.out_h, " and Wo = ", g.out_w,
         ", got ", shape{weight});
   return g;
 }
 
-inline MemoryFormat format_of(bool channels_last) {
-  return channels_last ? MemoryFormat::ChannelsLast : MemoryFormat::Contiguous;
-}
-
-inline Tensor empty_image(const Tensor& like, const InvolutionGeometry& g, int64_t h, int64_t w) {
-  return torch::stable::empty({g.n, g.c, h, w}, like.scalar_type(), std::nullopt, like.device(),
-                              false, format_of(g.channels_last));
-}
-
 inline Tensor empty_weight(const Tensor& like, const InvolutionGeometry& g) {
   const Tensor image =
-      torch::stable::empty({g.n, g.groups * g.taps(), g.out_h, g.out_w}, like.scalar_type(),
-                           std::nullopt, like.device(), false, format_of(g.weight_channels_last));
+      empty_image(like, g.n, g.groups * g.taps(), g.out_h, g.out_w, g.weight_channels_last);
   return torch::stable::view(image, {g.n, g.groups, g.kernel_h, g.kernel_w, g.out_h, g.out_w});
-}
-
-inline Tensor in_format(const Tensor& x, const InvolutionGeometry& g) {
-  return torch::stable::contiguous(x, format_of(g.channels_last));
 }
 
 inline Tensor weight_in_format(const Tensor& weight, const InvolutionGeometry& g) {
@@ -91,10 +73,10 @@ template <typename Backend>
 Tensor involution2d(const Tensor& input, const Tensor& weight, std::vector<int64_t> stride,
                     std::vector<int64_t> padding, std::vector<int64_t> dilation) {
   const char* op = "involution2d";
-  const auto g = involution_geometry(op, input, weight, stride, padding, dilation);
-  const Tensor x = in_format(input, g);
+  const auto g = involution_geometry(op, input, weight, {stride, padding, dilation});
+  const Tensor x = in_format(input, g.channels_last);
   const Tensor w = weight_in_format(weight, g);
-  Tensor out = empty_image(x, g, g.out_h, g.out_w);
+  Tensor out = empty_image(x, g.n, g.c, g.out_h, g.out_w, g.channels_last);
   dispatch_floating(op, x.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     if (!g.empty()) {
@@ -113,13 +95,14 @@ std::tuple<Tensor, Tensor> involution2d_backward(const Tensor& grad_output, cons
                                                  std::vector<int64_t> dilation,
                                                  std::vector<bool> output_mask) {
   const char* op = "involution2d_backward";
-  const auto g = involution_geometry(op, input, weight, stride, padding, dilation);
+  const auto g = involution_geometry(op, input, weight, {stride, padding, dilation});
   check_same(op, "input", input, "grad_output", grad_output);
   check_shape(op, "grad_output", grad_output, {g.n, g.c, g.out_h, g.out_w});
   check(output_mask.size() == 2, op, ": output_mask must be two booleans");
-  const Tensor grad = in_format(grad_output, g);
+  const Tensor grad = in_format(grad_output, g.channels_last);
   const Tensor none = torch::stable::new_empty(input, {0});
-  Tensor grad_input = output_mask[0] ? empty_image(input, g, g.h, g.w) : none;
+  Tensor grad_input =
+      output_mask[0] ? empty_image(input, g.n, g.c, g.h, g.w, g.channels_last) : none;
   Tensor grad_weight = output_mask[1] ? empty_weight(weight, g) : none;
   dispatch_floating(op, input.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
@@ -129,7 +112,7 @@ std::tuple<Tensor, Tensor> involution2d_backward(const Tensor& grad_output, cons
                               grad_input.mutable_data_ptr<T>());
     }
     if (grad_weight.numel() > 0) {
-      const Tensor x = in_format(input, g);
+      const Tensor x = in_format(input, g.channels_last);
       Backend::backward_weight(input, g, grad.const_data_ptr<T>(), x.const_data_ptr<T>(),
                                grad_weight.mutable_data_ptr<T>());
     }

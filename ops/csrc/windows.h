@@ -24,10 +24,29 @@ inline ImageStrides image_strides(bool channels_last, int64_t c, int64_t h, int6
                        : ImageStrides{c * h * w, h * w, w, 1};
 }
 
+inline MemoryFormat image_format(bool channels_last) {
+  return channels_last ? MemoryFormat::ChannelsLast : MemoryFormat::Contiguous;
+}
+
+inline Tensor empty_image(const Tensor& like, int64_t n, int64_t c, int64_t h, int64_t w,
+                          bool channels_last) {
+  return torch::stable::empty({n, c, h, w}, like.scalar_type(), std::nullopt, like.device(), false,
+                              image_format(channels_last));
+}
+
+inline Tensor in_format(const Tensor& x, bool channels_last) {
+  return torch::stable::contiguous(x, image_format(channels_last));
+}
+
+// How windows lie, as users say it: each is two integers, vertical and horizontal.
+struct Spacing {
+  const std::vector<int64_t>&stride, &padding, &dilation;
+};
+
 // The places of a kernel in `input` [N, C, H, W].
 inline Windows windows(const char* op, const Tensor& input, int64_t kernel_h, int64_t kernel_w,
-                       const std::vector<int64_t>& stride, const std::vector<int64_t>& padding,
-                       const std::vector<int64_t>& dilation) {
+                       const Spacing& spacing) {
+  const auto& [stride, padding, dilation] = spacing;
   check(stride.size() == 2 && stride[0] > 0 && stride[1] > 0, op,
         ": stride must be two positive integers");
   check(padding.size() == 2 && padding[0] >= 0 && padding[1] >= 0, op,

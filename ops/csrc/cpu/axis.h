@@ -12,6 +12,16 @@ struct Axis {
   bool transposed;  // the input gradient
   int64_t source_size, out_size, taps, stride, padding, dilation;
 
+  Axis(bool transposed, int64_t input_size, int64_t output_size, int64_t taps, int64_t stride,
+       int64_t padding, int64_t dilation)
+      : transposed(transposed),
+        source_size(transposed ? output_size : input_size),
+        out_size(transposed ? input_size : output_size),
+        taps(taps),
+        stride(stride),
+        padding(padding),
+        dilation(dilation) {}
+
   // The source position that an output takes at a tap, −1 if none.
   int64_t source(int64_t out, int64_t tap) const {
     int64_t at =
@@ -30,23 +40,11 @@ struct Axis {
 };
 
 inline Axis vertical_axis(const Windows& g, bool transposed) {
-  return {transposed,
-          transposed ? g.out_h : g.h,
-          transposed ? g.h : g.out_h,
-          g.kernel_h,
-          g.stride_h,
-          g.padding_h,
-          g.dilation_h};
+  return {transposed, g.h, g.out_h, g.kernel_h, g.stride_h, g.padding_h, g.dilation_h};
 }
 
 inline Axis horizontal_axis(const Windows& g, bool transposed) {
-  return {transposed,
-          transposed ? g.out_w : g.w,
-          transposed ? g.w : g.out_w,
-          g.kernel_w,
-          g.stride_w,
-          g.padding_w,
-          g.dilation_w};
+  return {transposed, g.w, g.out_w, g.kernel_w, g.stride_w, g.padding_w, g.dilation_w};
 }
 
 }  // namespace ops::cpu

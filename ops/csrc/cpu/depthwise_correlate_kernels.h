@@ -4,43 +4,41 @@
 namespace ops::cpu::OPS_ISA {
 
 // R outputs, their sums in registers over all taps. STEP is source_step / N, or 0 for any.
-template <int R, int STEP, typename A>
-void correlate_block(const Block& block, const Columns& columns, const Tap* rows, int64_t num_rows,
-                     const A* source, const A* weight, const A* bias, A* out, int64_t out_pixel) {
-  constexpr int N = kLanes<A>;
-  const int64_t step = STEP ? STEP * N : columns.source_step;
-  const Tap* taps = columns.taps.data();
-  Vec<A, N> sum[R];
-  OPS_UNROLL
-  for (int r = 0; r < R; ++r) {
-    sum[r] = load<N>(bias);
-  }
-  for (int64_t i = 0; i < num_rows; ++i) {
-    const A* row = source + rows[i].source + block.source;
-    const A* row_weight = weight + rows[i].weight;
-    for (int64_t t = block.tap_begin; t < block.tap_end; ++t) {
-      const Vec<A, N> tap = load<N>(row_weight + taps[t].weight);
-      const A* at = row + taps[t].source;
-      OPS_UNROLL
-      for (int r = 0; r < R; ++r) {
-        sum[r] += tap * load<N>(at + r * step);
+template <int STEP, typename A>
+struct CorrelateBlock {
+  template <int R>
+  static void run(const Block& block, const Columns& columns, const Tap* rows, int64_t num_rows,
+                  const A* source, const A* weight, const A* bias, A* out, int64_t out_pixel) {
+    constexpr int N = kLanes<A>;
+    const int64_t step = STEP ? STEP * N : columns.source_step;
+    const Tap* taps = columns.taps.data();
+    Vec<A, N> sum[R];
+    OPS_UNROLL
+    for (int r = 0; r < R; ++r) {
+      sum[r] = load<N>(bias);
+    }
+    for (int64_t i = 0; i < num_rows; ++i) {
+      const A* row = source + rows[i].source + block.source;
+      const A* row_weight = weight + rows[i].weight;
+      for (int64_t t = block.tap_begin; t < block.tap_end; ++t) {
+        const Vec<A, N> tap = load<N>(row_weight + taps[t].weight);
+        const A* at = row + taps[t].source;
+        OPS_UNROLL
+        for (int r = 0; r < R; ++r) {
+          sum[r] += tap * load<N>(at + r * step);
+        }
       }
     }
-  }
-  OPS_UNROLL
-  for (int r = 0; r < R; ++r) {
-    store<N>(out + (block.out + r * columns.out_step) * out_pixel, sum[r]);
-  }
-}
-
-template <int STEP, typename A, int R = kMostOutputs>
-auto correlate_for(int64_t outputs) {
-  if constexpr (R > 1) {
-    if (outputs < R) {
-      return correlate_for<STEP, A, R - 1>(outputs);
+    OPS_UNROLL
+    for (int r = 0; r < R; ++r) {
+      store<N>(out + (block.out + r * columns.out_step) * out_pixel, sum[r]);
     }
   }
-  return &correlate_block<R, STEP, A>;
+};
+
+template <int STEP, typename A>
+auto correlate_for(int64_t outputs) {
+  return kernel_of<CorrelateBlock<STEP, A>, kMostOutputs>(outputs);
 }
 
 // Output rows `begin` to `end`, counted over groups of images, slabs of channels and rows.

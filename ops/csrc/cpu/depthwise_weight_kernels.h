@@ -11,39 +11,32 @@ struct GradRow {
 };
 
 // Adds to the sums of COUNT taps: grad_output · input, over pixels `begin` to `end` of a row.
-template <int COUNT, typename A>
-void add_products(const Tap* taps, GradRow<A> grad, const A* source, int64_t step, int64_t begin,
+template <typename A>
+struct AddProducts {
+  template <int COUNT>
+  static void run(const Tap* taps, GradRow<A> grad, const A* source, int64_t step, int64_t begin,
                   int64_t end, A* sums) {
-  constexpr int N = kLanes<A>;
-  const A* x[COUNT];
-  Vec<A, N> sum[COUNT];
-  OPS_UNROLL
-  for (int t = 0; t < COUNT; ++t) {
-    x[t] = source + taps[t].source;
-    sum[t] = load<N>(sums + taps[t].weight);
-  }
-  for (int64_t i = begin; i < end; ++i) {
-    const Vec<A, N> g = load<N>(grad.data + i * grad.pixel);
+    constexpr int N = kLanes<A>;
+    const A* x[COUNT];
+    Vec<A, N> sum[COUNT];
     OPS_UNROLL
     for (int t = 0; t < COUNT; ++t) {
-      sum[t] += g * load<N>(x[t] + i * step);
+      x[t] = source + taps[t].source;
+      sum[t] = load<N>(sums + taps[t].weight);
+    }
+    for (int64_t i = begin; i < end; ++i) {
+      const Vec<A, N> g = load<N>(grad.data + i * grad.pixel);
+      OPS_UNROLL
+      for (int t = 0; t < COUNT; ++t) {
+        sum[t] += g * load<N>(x[t] + i * step);
+      }
+    }
+    OPS_UNROLL
+    for (int t = 0; t < COUNT; ++t) {
+      store<N>(sums + taps[t].weight, sum[t]);
     }
   }
-  OPS_UNROLL
-  for (int t = 0; t < COUNT; ++t) {
-    store<N>(sums + taps[t].weight, sum[t]);
-  }
-}
-
-template <typename A, int COUNT = kMostTaps>
-auto add_products_for(int64_t count) {
-  if constexpr (COUNT > 1) {
-    if (count < COUNT) {
-      return add_products_for<A, COUNT - 1>(count);
-    }
-  }
-  return &add_products<COUNT, A>;
-}
+};
 
 // Adds pixels `begin` to `end` to a total, in four parts: an addition takes several cycles.
 template <typename A>
@@ -125,8 +118,9 @@ void sum_weights(const WeightGradient<T>& p, int64_t slab, int64_t begin, int64_
       workspace.find_meetings(p, rows.count, from, until);
       for (int64_t k = 0; k < num_groups; ++k) {
         for (const Meeting& m : workspace.meetings) {
-          add_products_for<A>(m.count)(&workspace.taps[m.first], grads[k], rings[k].data,
-                                       p.horizontal.stride * N, m.begin, m.end, workspace.sums(k));
+          kernel_of<AddProducts<A>, kMostTaps>(m.count)(&workspace.taps[m.first], grads[k],
+                                                        rings[k].data, p.horizontal.stride * N,
+                                                        m.begin, m.end, workspace.sums(k));
         }
         if (p.bias) {
           add_all(grads[k], from, until, &workspace.totals[(k * (taps + 1) + taps) * N]);

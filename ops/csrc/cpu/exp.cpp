@@ -5,17 +5,6 @@
 #include "pointwise_loop.h"
 
 namespace ops::cpu {
-namespace {
-
-Tensor exp(const Tensor& input) {
-  return map<PointwiseLoop>("exp", input, ExpForward{});
-}
-
-Tensor exp_backward(const Tensor& grad_output, const Tensor& output) {
-  return map_backward<PointwiseLoop>("exp_backward", grad_output, "output", output, ExpBackward{});
-}
-
-}  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(lenet_ops, m) {
   m.def("exp(Tensor input) -> Tensor");
@@ -23,8 +12,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(lenet_ops, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CPU, m) {
-  m.impl("exp", TORCH_BOX(&exp));
-  m.impl("exp_backward", TORCH_BOX(&exp_backward));
+  m.impl("exp", TORCH_BOX(&exp<PointwiseLoop>));
+  m.impl("exp_backward", TORCH_BOX(&exp_backward<PointwiseLoop>));
 }
 
 }  // namespace ops::cpu

@@ -5,17 +5,6 @@
 #include "pointwise_loop.h"
 
 namespace ops::cpu {
-namespace {
-
-Tensor gelu(const Tensor& input) {
-  return map<PointwiseLoop>("gelu", input, GeluForward{});
-}
-
-Tensor gelu_backward(const Tensor& grad_output, const Tensor& input) {
-  return map_backward<PointwiseLoop>("gelu_backward", grad_output, "input", input, GeluBackward{});
-}
-
-}  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(lenet_ops, m) {
   m.def("gelu(Tensor input) -> Tensor");
@@ -23,8 +12,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(lenet_ops, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CPU, m) {
-  m.impl("gelu", TORCH_BOX(&gelu));
-  m.impl("gelu_backward", TORCH_BOX(&gelu_backward));
+  m.impl("gelu", TORCH_BOX(&gelu<PointwiseLoop>));
+  m.impl("gelu_backward", TORCH_BOX(&gelu_backward<PointwiseLoop>));
 }
 
 }  // namespace ops::cpu

@@ -43,13 +43,8 @@ inline Vec<A, N> exp_minus(Vec<A, N> x) {
   const Vec<A, N> shifted = x * E::c + E::shifter;
   const Vec<A, N> n = shifted - E::shifter;
   const Vec<A, N> r = x * E::c_rest + (x * E::c - n);
-  constexpr int degree = sizeof(E::polynomial) / sizeof(A) - 1;
-  Vec<A, N> p = broadcast<A, N>(E::polynomial[degree]);
-  for (int k = degree - 1; k >= 0; --k) {
-    p = p * r + E::polynomial[k];
-  }
   const Bits exponent = bit_cast<Bits>(shifted) + E::bias;
-  return p * bit_cast<Vec<A, N>>(exponent << E::mantissa);
+  return polynomial<A, N>(E::polynomial, r) * bit_cast<Vec<A, N>>(exponent << E::mantissa);
 }
 
 template <>

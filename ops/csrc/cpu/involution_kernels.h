@@ -1,6 +1,7 @@
 // The CPU's involution on vectors; see involution_plan.h. No include guard: see for_each_isa.h.
 
 #include "involution_copy_kernels.h"
+#include "kernel_of.h"
 
 namespace ops::cpu::OPS_ISA {
 
@@ -10,118 +11,96 @@ constexpr int kVectors = R > 4   ? 1
                          : R > 2 ? 2
                                  : 4;
 
-// P vectors of pixels of R channels: the sum of weight · source over the taps.
-template <int R, int P, typename A>
-void correlate_pixels(const TapPlace* taps, int64_t count, const A* weights, const A* source,
-                      int64_t pitch, A* out, int64_t out_pitch) {
-  constexpr int N = kLanes<A>;
-  Vec<A, N> sum[R][P] = {};
-  for (int64_t t = 0; t < count; ++t) {
-    const A* w = weights + taps[t].weight;
-    const A* s = source + taps[t].source;
-    Vec<A, N> weight[P];
-    OPS_UNROLL
-    for (int p = 0; p < P; ++p) {
-      weight[p] = load<N>(w + p * N);
+// R channels: the sum of weight · source over the taps. A factor is a weight.
+template <typename A>
+struct OfChannels {
+  // P vectors of pixels.
+  template <int R, int P>
+  static void run(const TapPlace* taps, int64_t count, const A* weights, const A* source,
+                  int64_t pitch, A* out, int64_t width) {
+    constexpr int N = kLanes<A>;
+    Vec<A, N> sum[R][P] = {};
+    for (int64_t t = 0; t < count; ++t) {
+      const A* w = weights + taps[t].weight;
+      const A* s = source + taps[t].source;
+      Vec<A, N> weight[P];
+      OPS_UNROLL
+      for (int p = 0; p < P; ++p) {
+        weight[p] = load<N>(w + p * N);
+      }
+      OPS_UNROLL
+      for (int r = 0; r < R; ++r) {
+        OPS_UNROLL
+        for (int p = 0; p < P; ++p) {
+          sum[r][p] += weight[p] * load<N>(s + r * pitch + p * N);
+        }
+      }
     }
     OPS_UNROLL
     for (int r = 0; r < R; ++r) {
       OPS_UNROLL
       for (int p = 0; p < P; ++p) {
-        sum[r][p] += weight[p] * load<N>(s + r * pitch + p * N);
+        store<N>(out + r * width + p * N, sum[r][p]);
       }
     }
   }
-  OPS_UNROLL
-  for (int r = 0; r < R; ++r) {
-    OPS_UNROLL
-    for (int p = 0; p < P; ++p) {
-      store<N>(out + r * out_pitch + p * N, sum[r][p]);
-    }
-  }
-}
+};
 
-// P vectors of pixels of R taps: the sum of grad_output · source over the channels.
-template <int R, int P, typename A>
-void multiply_pixels(const TapPlace* taps, int64_t channels, const A* grad, int64_t grad_pitch,
-                     const A* source, int64_t pitch, A* out) {
-  constexpr int N = kLanes<A>;
-  const A* s[R];
-  Vec<A, N> sum[R][P] = {};
-  OPS_UNROLL
-  for (int r = 0; r < R; ++r) {
-    s[r] = source + taps[r].source;
-  }
-  for (int64_t c = 0; c < channels; ++c) {
-    Vec<A, N> g[P];
+// R taps: the sum of grad_output · source over the channels. A factor is an element of grad_output.
+template <typename A>
+struct OfTaps {
+  // P vectors of pixels.
+  template <int R, int P>
+  static void run(const TapPlace* taps, int64_t channels, const A* grad, const A* source,
+                  int64_t pitch, A* out, int64_t width) {
+    constexpr int N = kLanes<A>;
+    const A* s[R];
+    Vec<A, N> sum[R][P] = {};
     OPS_UNROLL
-    for (int p = 0; p < P; ++p) {
-      g[p] = load<N>(grad + c * grad_pitch + p * N);
+    for (int r = 0; r < R; ++r) {
+      s[r] = source + taps[r].source;
+    }
+    for (int64_t c = 0; c < channels; ++c) {
+      Vec<A, N> g[P];
+      OPS_UNROLL
+      for (int p = 0; p < P; ++p) {
+        g[p] = load<N>(grad + c * width + p * N);
+      }
+      OPS_UNROLL
+      for (int r = 0; r < R; ++r) {
+        OPS_UNROLL
+        for (int p = 0; p < P; ++p) {
+          sum[r][p] += g[p] * load<N>(s[r] + c * pitch + p * N);
+        }
+      }
     }
     OPS_UNROLL
     for (int r = 0; r < R; ++r) {
       OPS_UNROLL
       for (int p = 0; p < P; ++p) {
-        sum[r][p] += g[p] * load<N>(s[r] + c * pitch + p * N);
+        store<N>(out + taps[r].weight + p * N, sum[r][p]);
       }
     }
   }
-  OPS_UNROLL
-  for (int r = 0; r < R; ++r) {
-    OPS_UNROLL
-    for (int p = 0; p < P; ++p) {
-      store<N>(out + taps[r].weight + p * N, sum[r][p]);
+};
+
+// Either sum, for a row of `width` pixels of R channels or taps. Only the last vectors reach beyond
+// it. From one channel to the next, sources lie `pitch` apart, the others `width`.
+template <typename Sums, typename A>
+struct OfRow {
+  template <int R>
+  static void run(const TapPlace* taps, int64_t count, const A* factor, const A* source,
+                  int64_t pitch, A* out, int64_t width) {
+    constexpr int N = kLanes<A>, P = kVectors<R>;
+    int64_t i = 0;
+    for (; P > 1 && i + (P - 1) * N < width; i += P * N) {
+      Sums::template run<R, P>(taps, count, factor + i, source + i, pitch, out + i, width);
+    }
+    for (; i < width; i += N) {
+      Sums::template run<R, 1>(taps, count, factor + i, source + i, pitch, out + i, width);
     }
   }
-}
-
-// R channels of a row of `width` pixels. Only the last vectors reach beyond it.
-template <int R, typename A>
-void correlate_channels(const TapPlace* taps, int64_t count, const A* weights, const A* source,
-                        int64_t pitch, A* out, int64_t width) {
-  constexpr int N = kLanes<A>, P = kVectors<R>;
-  int64_t i = 0;
-  for (; P > 1 && i + (P - 1) * N < width; i += P * N) {
-    correlate_pixels<R, P>(taps, count, weights + i, source + i, pitch, out + i, width);
-  }
-  for (; i < width; i += N) {
-    correlate_pixels<R, 1>(taps, count, weights + i, source + i, pitch, out + i, width);
-  }
-}
-
-// R taps of a row of `width` pixels.
-template <int R, typename A>
-void multiply_taps(const TapPlace* taps, int64_t channels, const A* grad, const A* source,
-                   int64_t pitch, A* out, int64_t width) {
-  constexpr int N = kLanes<A>, P = kVectors<R>;
-  int64_t i = 0;
-  for (; P > 1 && i + (P - 1) * N < width; i += P * N) {
-    multiply_pixels<R, P>(taps, channels, grad + i, width, source + i, pitch, out + i);
-  }
-  for (; i < width; i += N) {
-    multiply_pixels<R, 1>(taps, channels, grad + i, width, source + i, pitch, out + i);
-  }
-}
-
-template <typename A, int R = kMostSums>
-auto correlate_channels_for(int64_t channels) {
-  if constexpr (R > 1) {
-    if (channels < R) {
-      return correlate_channels_for<A, R - 1>(channels);
-    }
-  }
-  return &correlate_channels<R, A>;
-}
-
-template <typename A, int R = kMostSums>
-auto multiply_taps_for(int64_t taps) {
-  if constexpr (R > 1) {
-    if (taps < R) {
-      return multiply_taps_for<A, R - 1>(taps);
-    }
-  }
-  return &multiply_taps<R, A>;
-}
+};
 
 // One group of channels of one image.
 template <typename T>
@@ -202,7 +181,7 @@ void involve(const Involution<T>& p, int64_t begin, int64_t end,
       const int64_t parts = (channels + kMostSums - 1) / kMostSums;
       for (int64_t i = 0; i < parts; ++i) {
         const int64_t first = channels * i / parts, past = channels * (i + 1) / parts;
-        correlate_channels_for<A>(past - first)(
+        kernel_of<OfRow<OfChannels<A>, A>, kMostSums>(past - first)(
             workspace.taps.data(), count, workspace.weights,
             workspace.ring + first * workspace.pitch, workspace.pitch,
             workspace.rows + first * p.row.out_width, p.row.out_width);
@@ -235,8 +214,9 @@ void involve_weight(const Involution<T>& p, int64_t begin, int64_t end,
     const int64_t parts = (count + kMostSums - 1) / kMostSums;
     for (int64_t i = 0; i < parts; ++i) {
       const int64_t first = count * i / parts, past = count * (i + 1) / parts;
-      multiply_taps_for<A>(past - first)(&workspace.taps[first], p.factor_channels, workspace.rows,
-                                         workspace.ring, workspace.pitch, workspace.weights, width);
+      kernel_of<OfRow<OfTaps<A>, A>, kMostSums>(past - first)(
+          &workspace.taps[first], p.factor_channels, workspace.rows, workspace.ring,
+          workspace.pitch, workspace.weights, width);
     }
     scatter_pixels(workspace.weights, width, group.out + h * p.out_strides.h, p.out_strides.c,
                    p.out_strides.w, p.out_channels, p.horizontal.out_size);

@@ -17,11 +17,7 @@ struct Exponential {
     const Vec<A, N> shifted = x * E::per_ln2 + E::shifter;
     const Vec<A, N> n = shifted - E::shifter;
     const Vec<A, N> r = (x - n * E::ln2) - n * E::ln2_rest;
-    constexpr int degree = sizeof(E::q) / sizeof(A) - 1;
-    Vec<A, N> q = broadcast<A, N>(E::q[degree]);
-    for (int k = degree - 1; k >= 0; --k) {
-      q = q * r + E::q[k];
-    }
+    const Vec<A, N> q = polynomial<A, N>(E::q, r);
     const Vec<A, N> power = power_of_two<A, N>(shifted);
     const Vec<A, N> rest = power * (q * r * r + r);
     exp = power + rest;
@@ -100,28 +96,34 @@ inline void write(const LltmResult<T>& result, int64_t i, Vec<acc_t<T>, N> v, in
   }
 }
 
+// N features of a row from `column` on, or the first n of them.
+struct LltmPlace {
+  int64_t state, row, column, n;
+
+  int64_t in_state() const { return row * state + column; }
+  int64_t in_gates() const { return 3 * row * state + column; }
+};
+
 // A gate before its function; they are counted input, output, candidate.
-template <bool kWhole, int N, typename T>
-inline Vec<acc_t<T>, N> read_gate(const acc_t<T>* products, const T* bias, int64_t state,
-                                  int64_t row, int64_t column, int gate, int64_t n) {
-  const int64_t at = gate * state + column;
-  const Vec<acc_t<T>, N> x = read<kWhole, N>(products + 3 * row * state + at, n);
-  return bias ? x + read<kWhole, N>(bias + at, n) : x;
+template <bool kWhole, int N, typename Step>
+inline auto read_gate(const Step& s, const LltmPlace& at, int gate) {
+  const int64_t before = gate * at.state;
+  const auto x = read<kWhole, N>(s.products + at.in_gates() + before, at.n);
+  return s.bias ? x + read<kWhole, N>(s.bias + at.column + before, at.n) : x;
 }
 
 template <bool kWhole, int N, typename T, typename O>
-inline void step(const LltmForward<T, O>& s, int64_t state, int64_t row, int64_t column,
-                 int64_t n) {
+inline void step(const LltmForward<T, O>& s, const LltmPlace& at) {
   using A = acc_t<T>;
-  const int64_t i = row * state + column;
-  const Sigmoid<A, N> in(read_gate<kWhole, N>(s.products, s.bias, state, row, column, 0, n));
-  const Elu<A, N> candidate(read_gate<kWhole, N>(s.products, s.bias, state, row, column, 2, n));
+  const int64_t i = at.in_state(), n = at.n;
+  const Sigmoid<A, N> in(read_gate<kWhole, N>(s, at, 0));
+  const Elu<A, N> candidate(read_gate<kWhole, N>(s, at, 2));
   const Vec<A, N> cell = read<kWhole, N>(s.old_cell, i, n) + candidate.value * in.value;
   write<kWhole, N>(s.new_cell, i, cell, n);
   if (!s.new_h) {
     return;
   }
-  const Sigmoid<A, N> out(read_gate<kWhole, N>(s.products, s.bias, state, row, column, 1, n));
+  const Sigmoid<A, N> out(read_gate<kWhole, N>(s, at, 1));
   const Vec<A, N> h = Tanh<A, N>(cell).value * out.value;
   write<kWhole, N>(s.new_h + i, h, n);
   if (s.last_h) {
@@ -133,13 +135,11 @@ inline void step(const LltmForward<T, O>& s, int64_t state, int64_t row, int64_t
 }
 
 template <bool kWhole, int N, typename T, typename O>
-inline void step(const LltmBackward<T, O>& s, int64_t state, int64_t row, int64_t column,
-                 int64_t n) {
+inline void step(const LltmBackward<T, O>& s, const LltmPlace& at) {
   using A = acc_t<T>;
-  const int64_t i = row * state + column;
-  const Sigmoid<A, N> in(read_gate<kWhole, N>(s.products, s.bias, state, row, column, 0, n));
-  const Sigmoid<A, N> out(read_gate<kWhole, N>(s.products, s.bias, state, row, column, 1, n));
-  const Elu<A, N> candidate(read_gate<kWhole, N>(s.products, s.bias, state, row, column, 2, n));
+  const int64_t i = at.in_state(), n = at.n;
+  const Sigmoid<A, N> in(read_gate<kWhole, N>(s, at, 0)), out(read_gate<kWhole, N>(s, at, 1));
+  const Elu<A, N> candidate(read_gate<kWhole, N>(s, at, 2));
   const Tanh<A, N> cell(read<kWhole, N>(s.old_cell, i, n) + candidate.value * in.value);
   Vec<A, N> grad_h = read<kWhole, N>(s.grad_h, i, n);
   if (s.grad_output) {
@@ -148,10 +148,10 @@ inline void step(const LltmBackward<T, O>& s, int64_t state, int64_t row, int64_
   const Vec<A, N> grad_cell = read<kWhole, N>(s.grad_cell, i, n) + grad_h * out.value * cell.slope;
   write<kWhole, N>(s.grad_old_cell, i, grad_cell, n);
   if (s.grad_gates) {
-    O* grad = s.grad_gates + 3 * row * state + column;
+    O* grad = s.grad_gates + at.in_gates();
     write<kWhole, N>(grad, grad_cell * candidate.value * in.slope, n);
-    write<kWhole, N>(grad + state, grad_h * cell.value * out.slope, n);
-    write<kWhole, N>(grad + 2 * state, grad_cell * in.value * candidate.slope, n);
+    write<kWhole, N>(grad + at.state, grad_h * cell.value * out.slope, n);
+    write<kWhole, N>(grad + 2 * at.state, grad_cell * in.value * candidate.slope, n);
   }
 }
 
@@ -162,10 +162,10 @@ void lltm_rows(const Step& s, int64_t state, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     int64_t column = 0;
     for (; column + N <= state; column += N) {
-      step<true, N>(s, state, row, column, N);
+      step<true, N>(s, {state, row, column, N});
     }
     if (column < state) {
-      step<false, N>(s, state, row, column, state - column);
+      step<false, N>(s, {state, row, column, state - column});
     }
   }
 }

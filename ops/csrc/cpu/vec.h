@@ -48,6 +48,17 @@ inline Vec<A, N> clamp(Vec<A, N> x, A least, A most) {
   return x > most ? broadcast<A, N>(most) : x;
 }
 
+// Σ coefficients[k] x^k
+template <typename A, int N, int COUNT>
+inline Vec<A, N> polynomial(const A (&coefficients)[COUNT], Vec<A, N> x) {
+  Vec<A, N> sum = broadcast<A, N>(coefficients[COUNT - 1]);
+  OPS_UNROLL
+  for (int k = COUNT - 2; k >= 0; --k) {
+    sum = sum * x + coefficients[k];
+  }
+  return sum;
+}
+
 // Loads and stores of N lanes, unaligned; 16-bit types are float in registers.
 
 template <int N>

@@ -45,11 +45,7 @@ inline Vec<A, N> exp(Vec<A, N> x) {
   x = clamp<A, N>(x, E::least, E::most);
   const Vec<A, N> n = (x * E::per_ln2 + E::shifter) - E::shifter;
   const Vec<A, N> r = (x - n * E::ln2) - n * E::ln2_rest;
-  constexpr int degree = sizeof(E::q) / sizeof(A) - 1;
-  Vec<A, N> q = broadcast<A, N>(E::q[degree]);
-  for (int k = degree - 1; k >= 0; --k) {
-    q = q * r + E::q[k];
-  }
+  const Vec<A, N> q = polynomial<A, N>(E::q, r);
   const Vec<A, N> power = (q * r * r + r) + A(1);
   // 2^n in two factors: it may be outside of what one number can be.
   const Vec<A, N> half = n * A(0.5) + E::shifter;

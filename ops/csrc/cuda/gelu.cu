@@ -27,38 +27,18 @@ struct FastGeluBackward {
   }
 };
 
-template <>
-struct ForStorage<GeluForward, BFloat16> {
-  using type = FastGeluForward;
+template <typename T>
+struct ForStorage<GeluForward, T> {
+  using type = std::conditional_t<sizeof(T) == 2, FastGeluForward, GeluForward>;
 };
-template <>
-struct ForStorage<GeluForward, Half> {
-  using type = FastGeluForward;
+template <typename T>
+struct ForStorage<GeluBackward, T> {
+  using type = std::conditional_t<sizeof(T) == 2, FastGeluBackward, GeluBackward>;
 };
-template <>
-struct ForStorage<GeluBackward, BFloat16> {
-  using type = FastGeluBackward;
-};
-template <>
-struct ForStorage<GeluBackward, Half> {
-  using type = FastGeluBackward;
-};
-
-namespace {
-
-Tensor gelu(const Tensor& input) {
-  return map<PointwiseLoop>("gelu", input, GeluForward{});
-}
-
-Tensor gelu_backward(const Tensor& grad_output, const Tensor& input) {
-  return map_backward<PointwiseLoop>("gelu_backward", grad_output, "input", input, GeluBackward{});
-}
-
-}  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CUDA, m) {
-  m.impl("gelu", TORCH_BOX(&gelu));
-  m.impl("gelu_backward", TORCH_BOX(&gelu_backward));
+  m.impl("gelu", TORCH_BOX(&gelu<PointwiseLoop>));
+  m.impl("gelu_backward", TORCH_BOX(&gelu_backward<PointwiseLoop>));
 }
 
 }  // namespace ops::cuda
