@@ -207,14 +207,10 @@ def _depthwise_conv2d(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> Node:
-    batch, channels, *image = _sizes(input)
     groups, _, *kernel = _sizes(weight)
-    places = [
-        None if size is None else (size + 2 * p - d * (k - 1) - 1) // s + 1
-        for size, k, s, p, d in zip(image, kernel, stride, padding, dilation, strict=True)
-    ]
+    sizes = _window_sizes(_sizes(input), kernel, stride, padding, dilation)
     attributes = _window_attributes(stride, padding, dilation)
-    return Node([input, weight, bias], [[batch, channels, *places]], attributes | {"group": groups})
+    return Node([input, weight, bias], [sizes], attributes | {"group": groups})
 
 
 def _global_avg_pool2d(input: T) -> Node:
@@ -224,7 +220,8 @@ def _global_avg_pool2d(input: T) -> Node:
 def _involution2d(
     input: T, weight: T, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> Node:
-    sizes = [*_sizes(input)[:2], *_sizes(weight)[4:]]
+    kernel = _sizes(weight)[2:4]  # what follows, the places, tracing takes from the example
+    sizes = _window_sizes(_sizes(input), kernel, stride, padding, dilation)
     return Node([input, weight], [sizes], _window_attributes(stride, padding, dilation))
 
 
@@ -358,6 +355,21 @@ def _sizes(x: Value) -> Sizes:
     return None if sizes is None else [s if isinstance(s, int) else None for s in sizes]
 
 
+def _window_sizes(
+    input: list[int | None],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Sizes:
+    """Of the output for an input [N, C, H, W]."""
+    places = [
+        None if size is None else (size + 2 * p - d * (k - 1) - 1) // s + 1
+        for size, k, s, p, d in zip(input[2:], kernel, stride, padding, dilation, strict=True)
+    ]
+    return [*input[:2], *places]
+
+
 def _window_attributes(
     stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> dict[str, Any]:
@@ -371,4 +383,6 @@ def _window_attributes(
 
 def inline(model: ModelProto) -> ModelProto:
     """Returns the model with its functions' bodies in the place of their nodes, and simplified."""
-    return optimizer.optimize(inline_local_functions(model))
+    model = inline_local_functions(model)
+    del model.graph.value_info[:]  # of tracing: in some, what is dynamic has the example's size
+    return optimizer.optimize(model)

@@ -322,6 +322,13 @@ def test_settings_that_do_not_fit(make_run, settings, says):
     assert [path.name for path in folder.iterdir()] == ["best.pt"]
 
 
+def test_a_network_that_int8_makes_larger(make_run):
+    folder = make_run("relu", "depthwise", "gap")
+    with pytest.raises(UserError, match=r"^quantize=int8: makes so small a network larger \(\d"):
+        exported(folder, quantize="int8")
+    assert [path.name for path in folder.iterdir()] == ["best.pt"]
+
+
 def test_the_command_shows_no_warning(command, make_run, tmp_path):
     folder = make_run("gelu", "depthwise")
     done = command("app.export_onnx", f"outputs={folder.parents[1]}")

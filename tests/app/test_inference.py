@@ -7,10 +7,11 @@ import torch
 from onnx import TensorProto, helper
 
 from app.config import ExportConfig
+from app.data import normalize
 from app.deployment import convert
 from app.errors import UserError
 from app.exporter import export
-from app.inference import load_exported, newest_opset, open_session, session_runner
+from app.inference import load_exported, newest_opset, open_session, quantize, session_runner
 from app.trained import BATCH_SIZE, load_trained, torch_runner
 
 
@@ -86,6 +87,19 @@ def test_the_newest_opset_runs_and_the_next_does_not():
     assert run(newest_opset()).shape == (1, 1, 28, 28)
     with pytest.raises(Exception, match="opset"):
         run(newest_opset() + 1)
+
+
+def test_recurrent_weights_are_kept_in_int8(make_run):
+    cfg = ExportConfig(quantize="int8")
+    whole = convert(load_trained(str(make_run(network="lltm")), ""), cfg)
+    images = normalize(some_images(20), 0.2, 0.3)
+    quantized = quantize(whole, images)
+    assert quantized.ByteSize() < 0.35 * whole.ByteSize()
+    logits, expected = (
+        open_session(model.SerializeToString()).run(None, {"image": images.numpy()})[0]
+        for model in (quantized, whole)
+    )
+    assert 0 < abs(logits - expected).max() < 0.05 * abs(expected).max()
 
 
 def damage(model):

@@ -99,6 +99,23 @@ def test_names_and_dynamic_axes(exporter):
     check(run(model, other), block(other).detach())
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_no_size_of_the_example_stays(layout):
+    """The traced sizes of an involution are those of the example: nothing may come of them."""
+    from ops import Involution2d
+
+    net = nn.Sequential(Involution2d(4, 3, group_channels=2), nn.Conv2d(4, 2, 1)).eval()
+    model = export_onnx(
+        net,
+        (torch.randn(2, 4, 9, 8),),
+        layout=layout,
+        input_names=["x0"],
+        dynamic_axes={"x0": {0: "batch", 2: "height", 3: "width"}},
+    )
+    other = torch.randn(3, 4, 6, 11)
+    check(run(model, other), net(other).detach())
+
+
 def test_a_bias_that_is_not_there_is_not_passed_on():
     """ONNX Runtime would take a Conv with an empty third input for another one, and a slower."""
     from ops import DepthwiseConv2d
