@@ -126,7 +126,8 @@ class TrainerConfig:
 
     `epochs=None`: 2, or of a small data set as many as show 12,000 images.
     A checkpoint is written after each epoch, and `checkpoint_steps` or `checkpoint_seconds` after
-    the one before.
+    the one before. `compile="auto"` captures a step on CUDA and replays it; True has torch.compile
+    make its network's kernels first; False does neither.
     """
 
     epochs: int | None = _optional(None, "must be an integer, at least 1", lambda value: value >= 1)

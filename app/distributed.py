@@ -31,8 +31,10 @@ class World:
             return model
         from torch.nn.parallel import DistributedDataParallel
 
-        ids = [device] if device.type == "cuda" else None
-        return DistributedDataParallel(model, device_ids=ids)
+        if device.type == "cpu":
+            return DistributedDataParallel(model)
+        with torch.cuda.stream(torch.cuda.Stream(device)):  # else its steps cannot be captured
+            return DistributedDataParallel(model, device_ids=[device])
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum of a tensor over the processes, in place."""

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from app.config import TrainConfig
 from app.distributed import World
-from app.optimizer import LossScale, copy_into, make_optimizer, plain
+from app.optimizer import LossScale, copy_into, leaves, make_optimizer, plain
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -35,7 +35,7 @@ class Learner:
         self.average = copy.deepcopy(model).requires_grad_(False) if cfg.optim.ema else None
         self.loss_scale = LossScale(device) if self.dtype == torch.float16 else None
         replica = world.replicate(model, device)
-        # auto: not yet, compiling takes longer than all the steps of a run
+        # auto: no, compiling takes longer than all the steps of a run
         self._forward = torch.compile(replica) if cfg.trainer.compile is True else replica
 
     @property
@@ -43,21 +43,23 @@ class Learner:
         """The network to use: of the averaged weights if there are, else of the newest."""
         return self.model if self.average is None else self.average
 
-    def step(self, images: Tensor, labels: Tensor, lr: float | Tensor, step: int) -> Tensor:
+    def step(
+        self, images: Tensor, labels: Tensor, lr: float | Tensor, share: float | Tensor
+    ) -> Tensor:
         """Take one step of the optimiser.
 
         Args:
-            images: Normalised, [B, 1, 28, 28], of the weights' dtype.
+            images: Normalised, float [B, 1, 28, 28].
             labels: int64 [B].
             lr: The learning rate.
-            step: The number of steps before this one.
+            share: What the new weights take in their average, see `average_share`.
 
         Returns:
             The mean loss, the number of images right before the step and the norm of the gradient,
             float32 [3], on the device.
         """
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
-            logits = self._forward(images)
+            logits = self._forward(images.to(self.optimizer.parameters[0].dtype))
             loss = F.cross_entropy(logits, labels, label_smoothing=self.optim.label_smoothing)
         overflow = None
         if self.loss_scale is None:
@@ -70,16 +72,24 @@ class Learner:
             norm = torch.linalg.vector_norm(torch.stack(norms))
             correct = (logits.argmax(1) == labels).sum()
             self.optimizer.step(lr, overflow)
-            if self.average is not None:  # at first the plain mean of what there was
-                weight = max(1 - self.optim.ema, 1 / (step + 1))
-                torch._foreach_lerp_(
-                    list(self.average.parameters()), self.optimizer.parameters, weight
-                )
+            if self.average is not None:
+                averages: list[Tensor] = list(self.average.parameters())
+                moves = list(torch._foreach_sub(self.optimizer.parameters, averages))
+                torch._foreach_mul_(moves, share)
+                torch._foreach_add_(averages, moves)
                 copy_into(list(self.average.buffers()), list(self.model.buffers()))
-            return torch.stack([loss.detach(), correct.float(), norm])
+            return torch.stack([loss.detach(), correct, norm]).float()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next step depends on, on the CPU."""
+        cuda_rng = torch.cuda.get_rng_state_all() if self.device.type == "cuda" else []
+        return plain(self._state() | {"rng": [torch.get_rng_state()], "cuda_rng": cuda_rng})
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor that a step changes."""
+        return leaves(self._state())
+
+    def _state(self) -> dict[str, Any]:
         state: dict[str, Any] = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -88,9 +98,7 @@ class Learner:
             state["average"] = self.average.state_dict()
         if self.loss_scale is not None:
             state["loss_scale"] = self.loss_scale.state_dict()
-        state["rng"] = [torch.get_rng_state()]
-        state["cuda_rng"] = torch.cuda.get_rng_state_all() if self.device.type == "cuda" else []
-        return plain(state)
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a `state_dict`.

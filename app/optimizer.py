@@ -1,5 +1,5 @@
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -106,8 +106,10 @@ class Muon(Optimizer):
     ) -> None:
         super().__init__(parameters)
         self.weight_decay, self.momentum = weight_decay, momentum
-        self.weights = [parameter for parameter in self.parameters if parameter.ndim > 1]
-        self.momenta = [torch.zeros_like(weight) for weight in self.weights]
+        weights = [parameter for parameter in self.parameters if parameter.ndim > 1]
+        # a GPU takes as long for one of these matrices as for all of them
+        together = bool(weights) and weights[0].device.type == "cuda"
+        self.stacks = [Stack(weights)] if together else [Stack([weight]) for weight in weights]
         self.others = AdamW(
             [parameter for parameter in self.parameters if parameter.ndim < 2], weight_decay
         )
@@ -116,51 +118,88 @@ class Muon(Optimizer):
     def step(self, lr: float | Tensor, overflow: Tensor | None = None) -> None:
         """See `Optimizer.step`."""
         self.others.step(lr, overflow)
-        for weight, momentum in zip(self.weights, self.momenta, strict=True):
-            gradient = weight.grad
-            assert gradient is not None
-            moved = momentum.lerp(gradient, 1 - self.momentum)
-            matrix = gradient.lerp(moved, self.momentum).flatten(1)
-            rows, cols = matrix.shape
-            update = orthogonalize(matrix).view_as(weight) * max(1, rows / cols) ** 0.5
-            updated = (weight * (1 - lr * self.weight_decay)).sub_(update * lr)
+        share: float | Tensor = 1 - self.momentum
+        if overflow is not None:
+            lr, share = lr * (1 - overflow), share * (1 - overflow)
+        for stack in self.stacks:
+            gradient = stack.gradients()
             if overflow is not None:
-                moved = torch.where(overflow == 1, momentum, moved)
-                updated = torch.where(overflow == 1, weight, updated)
-            momentum.copy_(moved)
-            weight.copy_(updated)
-            weight.grad = None
+                gradient.masked_fill_(overflow == 1, 0.0)
+            stack.momentum.lerp_(gradient, share)
+            update = orthogonalize(gradient.lerp_(stack.momentum, self.momentum).squeeze(0))
+            update = update * (stack.scale * lr)
+            torch._foreach_mul_(stack.weights, 1 - lr * self.weight_decay)
+            torch._foreach_sub_(stack.weights, stack.parts(update))
+            for weight in stack.weights:
+                weight.grad = None
 
     def state_dict(self) -> dict[str, list[Tensor]]:
         """See `Optimizer.state_dict`."""
-        return {"momenta": self.momenta, **self.others.state_dict()}
+        momenta = [part for stack in self.stacks for part in stack.parts(stack.momentum)]
+        return {"momenta": momenta, **self.others.state_dict()}
 
 
-def orthogonalize(matrix: Tensor) -> Tensor:
-    """Bring the singular values of a matrix near 1: in (0.6, 1.3) but for those near 0.
+class Stack:
+    """Weights as matrices [n, rows, columns] of at least as many columns, padded with zeros.
+
+    Attributes:
+        weights: The weights.
+        momentum: Theirs, [n, rows, columns].
+        scale: √max(1, rows / columns) of each weight, [n, 1, 1].
+    """
+
+    def __init__(self, weights: Sequence[Tensor]) -> None:
+        self.weights = list(weights)
+        shapes = [weight.flatten(1).shape for weight in weights]
+        rows, columns = (max(side) for side in zip(*map(sorted, shapes), strict=True))
+        self.momentum = weights[0].new_zeros(len(shapes), rows, columns)
+        scales = [max(1.0, shape[0] / shape[1]) ** 0.5 for shape in shapes]
+        self.scale = self.momentum.new_tensor(scales).view(-1, 1, 1)
+
+    def parts(self, stacked: Tensor) -> list[Tensor]:
+        """Views of a tensor like `momentum`, one for each weight and of its shape."""
+        parts = []
+        for matrix, weight in zip(stacked, self.weights, strict=True):
+            rows, columns = weight.flatten(1).shape
+            part = matrix[:rows, :columns] if rows <= columns else matrix[:columns, :rows].T
+            parts.append(part.view(weight.shape))
+        return parts
+
+    def gradients(self) -> Tensor:
+        """The weights' gradients, [n, rows, columns]."""
+        stacked = torch.zeros_like(self.momentum)
+        gradients: list[Tensor] = [weight.grad for weight in self.weights]  # type: ignore[misc]
+        torch._foreach_copy_(self.parts(stacked), gradients)
+        return stacked
+
+
+def orthogonalize(matrices: Tensor) -> Tensor:
+    """Bring the singular values of matrices near 1: in (0.6, 1.3) but for those near 0.
 
     Five Newton-Schulz steps X ← (a + b X Xᵀ + c (X Xᵀ)²) X with a, b, c = 3.4445, −4.7750, 2.0315
     (Jordan et al., 2024). X Xᵀ of the next step follows from that of the last, so that all products
     but the first and the last are of the shorter side only.
 
     Args:
-        matrix: float32 or float64 [rows, columns].
+        matrices: float32 or float64 [rows, columns] or [n, rows, columns].
     """
-    if matrix.shape[0] > matrix.shape[1]:
-        return orthogonalize(matrix.T).T
-    matrix = matrix / (matrix.norm() + 1e-7)
-    gram = matrix @ matrix.T
+    if matrices.shape[-2] > matrices.shape[-1]:
+        return orthogonalize(matrices.mT).mT
+    norms = torch.linalg.vector_norm(matrices, dim=(-2, -1), keepdim=True)
+    matrices = matrices / (norms + 1e-7)
+    gram = matrices @ matrices.mT
     factor = product = _newton_schulz(gram)
     for _ in range(4):
         gram = factor @ gram @ factor
         factor = _newton_schulz(gram)
         product = factor @ product
-    return product @ matrix
+    return product @ matrices
 
 
 def _newton_schulz(gram: Tensor) -> Tensor:
-    factor = torch.addmm(gram, gram, gram, beta=-4.7750, alpha=2.0315)
-    factor.diagonal().add_(3.4445)
+    add_product = torch.addmm if gram.ndim == 2 else torch.baddbmm
+    factor = add_product(gram, gram, gram, beta=-4.7750, alpha=2.0315)
+    factor.diagonal(dim1=-2, dim2=-1).add_(3.4445)
     return factor
 
 
@@ -219,6 +258,11 @@ def one_cycle(step: int, steps: int, cfg: OptimConfig) -> float:
     return low + (cfg.lr - low) * (1 - math.cos(math.pi * share)) / 2
 
 
+def average_share(step: int, cfg: OptimConfig) -> float:
+    """Share that the weights after a step take in their average: at first its plain mean."""
+    return max(1 - cfg.ema, 1 / (step + 1))
+
+
 def plain(state: Any) -> Any:
     """A copy of nested dictionaries and lists with their tensors on the CPU, contiguous."""
     if isinstance(state, Tensor):
@@ -226,3 +270,11 @@ def plain(state: Any) -> Any:
     if isinstance(state, dict):
         return {key: plain(value) for key, value in state.items()}
     return [plain(value) for value in state] if isinstance(state, list) else state
+
+
+def leaves(state: Any) -> list[Tensor]:
+    """The tensors in nested dictionaries and lists."""
+    if isinstance(state, Tensor):
+        return [state]
+    parts = state.values() if isinstance(state, dict) else state
+    return [leaf for part in parts for leaf in leaves(part)]

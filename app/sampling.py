@@ -11,7 +11,7 @@ from app.config import AugmentConfig
 
 @dataclass
 class Plan:
-    """What the steps of an epoch train on, on the device, drawn before the first of them.
+    """What the steps of an epoch train on, drawn on the CPU before the first of them.
 
     Attributes:
         batches: Indices into the training images, int64 [steps, batch].
@@ -21,6 +21,16 @@ class Plan:
     batches: Tensor
     maps: Tensor | None
 
+    def to(self, device: torch.device) -> "Plan":
+        """The plan on a device."""
+        return Plan(self.batches.to(device), None if self.maps is None else self.maps.to(device))
+
+    def copy_(self, other: "Plan") -> None:
+        """Take over the plan of another epoch of the same run."""
+        self.batches.copy_(other.batches)
+        if self.maps is not None and other.maps is not None:
+            self.maps.copy_(other.maps)
+
 
 def plan_epoch(
     seed: int,
@@ -28,7 +38,6 @@ def plan_epoch(
     count: int,
     batch_size: int,
     augment: AugmentConfig | None,
-    device: torch.device,
     share: tuple[int, int] = (0, 1),
 ) -> Plan:
     """Draw the plan of an epoch over `count` images; what is left after the last batch is skipped.
@@ -39,7 +48,6 @@ def plan_epoch(
         count: Number of training images.
         batch_size: Images in a batch, of all processes together.
         augment: Largest distortions, for images of 28x28; None: none.
-        device: Where the plan is to be.
         share: This process's number and how many there are; each takes its part of every batch.
     """
     generator = torch.Generator().manual_seed((seed << 20) + epoch)
@@ -49,5 +57,5 @@ def plan_epoch(
     maps = None
     if augment is not None:
         drawn = draw_affine(steps * batch_size, 28, augment, generator)
-        maps = drawn.view(steps, batch_size, 2, 3)[:, rank::ranks].contiguous().to(device)
-    return Plan(batches.contiguous().to(device), maps)
+        maps = drawn.view(steps, batch_size, 2, 3)[:, rank::ranks].contiguous()
+    return Plan(batches.contiguous(), maps)

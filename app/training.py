@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from app.augment import warp
 from app.config import TrainConfig
-from app.data import normalize
 from app.device import keep_freed_memory, pick_device
 from app.distributed import connect
 from app.errors import RunError
@@ -20,8 +18,8 @@ from app.evaluation import evaluate
 from app.final import compare, test
 from app.interrupt import deferred_interrupt
 from app.runs import locked, remove_temporaries
-from app.sampling import Plan, plan_epoch
 from app.state import BEST, LAST, Run, finished, introduction, not_finite, save, start
+from app.steps import Steps
 from app.summary import format_summary, summarize
 from app.tracking import Tracker
 
@@ -119,10 +117,11 @@ def fit(run: Run, tracker: Tracker | None, interrupted: Callable[[], bool]) -> N
         KeyboardInterrupt: The run was to stop; it has been saved.
     """
     quiet = None if tracker else True  # None: where there is a terminal
+    steps = Steps(run)
     with closing(tqdm(total=run.steps, unit="step", disable=quiet, leave=False)) as bar:
         bar.update(run.step)
         while run.epoch < run.epochs:
-            loss, accuracy, speed = train_epoch(run, tracker, interrupted, bar)
+            loss, accuracy, speed = train_epoch(run, steps, tracker, interrupted, bar)
             val_loss, val_accuracy = evaluate(run.learner.trained, run.data.val, run.data)
             run.epoch, run.points = run.epoch + 1, []
             best, run.best = val_accuracy >= run.best, max(val_accuracy, run.best)
@@ -147,59 +146,49 @@ def fit(run: Run, tracker: Tracker | None, interrupted: Callable[[], bool]) -> N
 
 
 def train_epoch(
-    run: Run, tracker: Tracker | None, interrupted: Callable[[], bool], bar: "tqdm[Any]"
+    run: Run,
+    steps: Steps,
+    tracker: Tracker | None,
+    interrupted: Callable[[], bool],
+    bar: "tqdm[Any]",
 ) -> tuple[float, float, float]:
     """Go on to the end of this epoch: its (mean loss, accuracy, images a second).
 
     What the steps return stays on the device until it is noted, when the run is saved.
     """
-    trainer, steps, world = run.cfg.trainer, run.epoch_steps, run.world
-    share = world.rank, world.size
-    plan = plan_epoch(
-        run.cfg.seed, run.epoch, len(run.data.train), run.batch_size, run.augment, run.device, share
-    )
-    returned = torch.zeros(steps, 3, device=run.device)
+    trainer, count, world = run.cfg.trainer, run.epoch_steps, run.world
     first, images, seconds = len(run.points), run.images, run.seconds
     saved_step, saved_time = run.step, time.monotonic()
     run.learner.model.train()
+    steps.begin(run.epoch, first)
     mark = time.perf_counter()
-    for index in range(first, steps):
-        returned[index] = train_step(run, plan, index)
+    for index in range(first, count):
+        steps.take()
         run.step += 1
         bar.update()
-        if index + 1 == steps or (world.size > 1 and run.step % ASK_EVERY):
+        if index + 1 == count or (world.size > 1 and run.step % ASK_EVERY):
             continue
         late = past(time.monotonic() - saved_time, trainer.checkpoint_seconds)
         stop, late = world.any(run.device, interrupted(), late)
         if stop or late or past(run.step - saved_step, trainer.checkpoint_steps):
-            note(run, tracker, returned)
+            note(run, tracker, steps.returned)
             run.seconds += time.perf_counter() - mark
             if tracker:
                 keep(run, tracker)
             if stop:
                 raise KeyboardInterrupt
             saved_step, saved_time, mark = run.step, time.monotonic(), time.perf_counter()
-    note(run, tracker, returned)
+    note(run, tracker, steps.returned)
     run.seconds += time.perf_counter() - mark
-    loss = sum(point[LOSS] for point in run.points) / steps
+    loss = sum(point[LOSS] for point in run.points) / count
     correct = sum(point[CORRECT] for point in run.points)
     speed = (run.images - images) / (run.seconds - seconds)
-    return loss, correct / (steps * run.batch_size), speed
+    return loss, correct / (count * run.batch_size), speed
 
 
 def past(value: float, limit: float | None) -> bool:
     """Whether a value has come to its limit; None: there is none."""
     return limit is not None and value >= limit
-
-
-def train_step(run: Run, plan: Plan, index: int) -> Tensor:
-    """Take the step `index` of an epoch: what `Learner.step` returns, float32 [3]."""
-    data, batch = run.data, plan.batches[index]
-    images, labels = data.train.images[batch], data.train.labels[batch]
-    if plan.maps is not None:
-        images = warp(images.float(), plan.maps[index])
-    inputs = normalize(images, data.mean, data.std).to(run.learner.optimizer.parameters[0].dtype)
-    return run.learner.step(inputs, labels, run.rate(run.step), run.step)
 
 
 def note(run: Run, tracker: Tracker | None, returned: Tensor) -> None:

@@ -36,9 +36,8 @@ from app.distributed import World
 from app.evaluation import evaluate
 from app.learner import Learner
 from app.model import build_model
-from app.sampling import plan_epoch
 from app.state import Run
-from app.training import train_step
+from app.steps import Steps
 
 
 class Stock(nn.Module):
@@ -129,6 +128,12 @@ def stock_step(run: Run, compiled: bool) -> Callable[[Tensor, Tensor], None]:
     return step
 
 
+def begin(steps: Steps, epoch: int) -> None:
+    """Begin an epoch of ours as app.train does, which is exact; the others need not be."""
+    with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
+        steps.begin(epoch, 0)
+
+
 def candidates(run: Run) -> dict[str, Iterator[None]]:
     """For each way to train an endless iterator that takes a step."""
     data, size, device = run.data, run.batch_size, run.device
@@ -149,13 +154,11 @@ def candidates(run: Run) -> dict[str, Iterator[None]]:
                 yield step(images, data.train.labels[batch])
 
     def ours() -> Iterator[None]:
-        for epoch in itertools.count():
-            plan = plan_epoch(0, epoch, len(data.train), size, None, device)
-            returned = torch.zeros(run.epoch_steps, 3, device=device)
-            for index in range(run.epoch_steps):
-                returned[index] = train_step(run, plan, index)
-                run.step = (run.step + 1) % run.steps
-                yield None
+        steps = Steps(run)
+        while True:
+            begin(steps, 0)
+            for _ in range(run.epoch_steps):
+                yield steps.take()
 
     return {
         "(a) DataLoader and transforms": examples(),
@@ -193,14 +196,15 @@ def train_whole(args: argparse.Namespace, seed: int) -> tuple[float, float]:
     """A whole training by our step: seconds of its steps, accuracy on the test images."""
     run = make_run(args, OptimConfig(lr=args.lr), seed)
     run.learner.model.train()
+    steps = Steps(run)
+    begin(steps, 0)
     _synchronize(run)
     started = time.perf_counter()
     for epoch in range(args.epochs):
-        plan = plan_epoch(seed, epoch, len(run.data.train), run.batch_size, None, run.device)
-        returned = torch.zeros(run.epoch_steps, 3, device=run.device)
-        for index in range(run.epoch_steps):
-            returned[index] = train_step(run, plan, index)
-            run.step += 1
+        if epoch:
+            begin(steps, epoch)
+        for _ in range(run.epoch_steps):
+            steps.take()
     _synchronize(run)
     seconds = time.perf_counter() - started
     return seconds, evaluate(run.learner.trained, run.data.test, run.data)[1]

@@ -15,8 +15,8 @@ def test_the_average_takes_over_what_is_not_trained():
     device = torch.device("cpu")
     learner = Learner(build_model(cfg.model, 10), cfg, device, World(0, 1))
     before = [buffer.clone() for buffer in learner.trained.buffers()]
-    for step in range(2):
-        learner.step(torch.randn(8, 1, 28, 28), torch.arange(8), lr=0.01, step=step)
+    for _ in range(2):
+        learner.step(torch.randn(8, 1, 28, 28), torch.arange(8), lr=0.01, share=0.1)
     assert any(isinstance(module, nn.BatchNorm2d) for module in learner.trained.modules())
     after = list(learner.trained.buffers())
     for old, new, trained in zip(before, after, learner.model.buffers(), strict=True):

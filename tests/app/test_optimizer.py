@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from app.config import ModelConfig, OptimConfig
 from app.model import build_model
-from app.optimizer import AdamW, Muon, one_cycle, orthogonalize
+from app.optimizer import AdamW, Muon, Stack, one_cycle, orthogonalize
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
@@ -22,8 +22,9 @@ def test_it_takes_the_steps_of_torchs_class(device):
     for step in range(5):
         images = torch.randn(16, 1, 28, 28, device=device)
         labels = torch.randint(0, 10, (16,), device=device)
-        for model in (ours, theirs):
-            F.cross_entropy(model(images), labels).backward()
+        F.cross_entropy(ours(images), labels).backward()
+        for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            other.grad = mine.grad.clone()
         optimizer.step(lr=0.01 * (step + 1))
         reference.param_groups[0]["lr"] = 0.01 * (step + 1)
         reference.step()
@@ -33,14 +34,16 @@ def test_it_takes_the_steps_of_torchs_class(device):
             assert mine.grad is None
 
 
+@pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
-def test_muon_takes_the_steps_of_torchs_class(device):
+def test_muon_takes_the_steps_of_torchs_class(device, together):
     """Theirs orthogonalises in bfloat16, so that the steps agree to its precision."""
     torch.manual_seed(0)
     shapes = ((12, 30), (30, 12), (7, 21))
     ours = [torch.randn(shape, device=device, requires_grad=True) for shape in shapes]
     theirs = [weight.detach().clone().requires_grad_() for weight in ours]
     optimizer = Muon(ours, weight_decay=0.1, momentum=0.8)
+    optimizer.stacks = [Stack(group) for group in ([ours] if together else zip(ours, strict=True))]
     reference = torch.optim.Muon(theirs, lr=0.1, weight_decay=0.1, momentum=0.8)
     for _ in range(4):
         for mine, other in zip(ours, theirs, strict=True):
@@ -71,10 +74,10 @@ def test_muon_stands_still_when_gradients_overflow():
     weight = torch.randn(3, 4, requires_grad=True)
     optimizer = Muon([weight], weight_decay=0.1)
     for step, gradient in enumerate((torch.randn(3, 4), torch.full((3, 4), math.inf))):
-        before = [weight.detach().clone(), optimizer.momenta[0].clone()]
+        before = [weight.detach().clone(), optimizer.state_dict()["momenta"][0].clone()]
         weight.grad = gradient
         optimizer.step(lr=0.1, overflow=torch.tensor(float(step)))
-        now = [weight.detach(), optimizer.momenta[0]]
+        now = [weight.detach(), optimizer.state_dict()["momenta"][0]]
         assert all(map(torch.equal, before, now)) == (step == 1)
 
 
@@ -99,7 +102,7 @@ def test_a_parameter_without_a_gradient_is_an_error():
 def test_training_starts_without_torchs_compiler():
     code = """
 import sys, torch, app.training
-from app.optimizer import AdamW, Muon, one_cycle, orthogonalize
+from app.optimizer import AdamW, Muon, Stack, one_cycle, orthogonalize
 weight = torch.ones(2, requires_grad=True)
 weight.sum().backward()
 AdamW([weight], weight_decay=0.0).step(lr=0.1)

@@ -87,23 +87,24 @@ class StoppedError(BaseException):
 
 
 def stop_at(monkeypatch, moment, count):
-    """Stop the `count`-th time that training.`moment` is called."""
-    original, calls = getattr(training, moment), iter(range(1, 1000))
+    """Stop the `count`-th time that Steps.take, or else training.`moment`, is called."""
+    owner = training.Steps if moment == "take" else training
+    original, calls = getattr(owner, moment), iter(range(1, 1000))
 
     def stopping(*arguments, **options):
         if next(calls) == count:
             raise StoppedError
         return original(*arguments, **options)
 
-    monkeypatch.setattr(training, moment, stopping)
+    monkeypatch.setattr(owner, moment, stopping)
 
 
 @pytest.mark.parametrize(
     "stops",
     [
-        [("train_step", 1)],  # before the first checkpoint
-        [("train_step", 6)],
-        [("train_step", 9), ("train_step", 3), ("train_step", 4)],
+        [("take", 1)],  # before the first checkpoint
+        [("take", 6)],
+        [("take", 9), ("take", 3), ("take", 4)],
         [("evaluate", 2)],
         [("save", 4)],  # the curves are further than the checkpoint
         [("test", 1)],
@@ -127,14 +128,14 @@ def test_a_stopped_run_ends_like_another(cfg, monkeypatch, stops):
 
 def test_a_recurrent_network_too(cfg, monkeypatch):
     cfg.model.name = "lltm"
-    test_a_stopped_run_ends_like_another(cfg, monkeypatch, [("train_step", 9)])
+    test_a_stopped_run_ends_like_another(cfg, monkeypatch, [("take", 9)])
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_in_half_precision_too(cfg, monkeypatch, precision):
     cfg.trainer.precision = precision
     assert train(cfg)["test_accuracy"] > 0.5
-    stop_at(monkeypatch, "train_step", 12)
+    stop_at(monkeypatch, "take", 12)
     with pytest.raises(StoppedError):
         train(cfg)
     monkeypatch.undo()
@@ -144,14 +145,14 @@ def test_in_half_precision_too(cfg, monkeypatch, precision):
 
 def test_an_interrupted_run_is_resumed_by_its_name(cfg, monkeypatch, capsys):
     train(cfg)
-    step = training.train_step
+    take = training.Steps.take
 
-    def signalled(run, plan, index):
-        if run.step == 9:
+    def signalled(steps):
+        if steps.run.step == 9:
             signal.raise_signal(signal.SIGINT)
-        return step(run, plan, index)
+        take(steps)
 
-    monkeypatch.setattr(training, "train_step", signalled)
+    monkeypatch.setattr(training.Steps, "take", signalled)
     with pytest.raises(KeyboardInterrupt):
         train(cfg)
     monkeypatch.undo()
@@ -175,7 +176,7 @@ def test_a_finished_run_is_left_as_it_is(cfg, capsys):
 @pytest.fixture
 def stopped(cfg, monkeypatch):
     """The folder of a run that was stopped after its first epoch."""
-    stop_at(monkeypatch, "train_step", 11)
+    stop_at(monkeypatch, "take", 11)
     with pytest.raises(StoppedError):
         train(cfg)
     monkeypatch.undo()

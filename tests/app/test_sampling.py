@@ -3,12 +3,11 @@ import torch
 from app.config import AugmentConfig
 from app.sampling import plan_epoch
 
-CPU = torch.device("cpu")
 AUGMENT = AugmentConfig(rotation=10, shift=2)
 
 
 def plan(seed=0, epoch=0, augment=AUGMENT, share=(0, 1)):
-    return plan_epoch(seed, epoch, 230, 32, augment, CPU, share)
+    return plan_epoch(seed, epoch, 230, 32, augment, share)
 
 
 def test_it_follows_from_seed_and_epoch():

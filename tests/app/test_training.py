@@ -163,14 +163,14 @@ def test_the_same_seed_gives_the_same_weights(cfg, tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_keeps_what_it_reached(cfg, monkeypatch, capsys, number):
-    step = training.train_step
+    take = training.Steps.take
 
-    def signalled(run, plan, index):
-        if run.step == 9:
+    def signalled(steps):
+        if steps.run.step == 9:
             os.kill(os.getpid(), number)
-        return step(run, plan, index)
+        take(steps)
 
-    monkeypatch.setattr(training, "train_step", signalled)
+    monkeypatch.setattr(training.Steps, "take", signalled)
     with pytest.raises(KeyboardInterrupt):
         train(cfg)
     folder = run_folder(cfg)
@@ -183,12 +183,14 @@ def test_an_interrupted_run_keeps_what_it_reached(cfg, monkeypatch, capsys, numb
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(cfg, monkeypatch):
-    step = training.train_step
+    take = training.Steps.take
 
-    def poisoned(run, plan, index):
-        return step(run, plan, index) * (math.nan if run.step == 10 else 1)
+    def poisoned(steps):
+        take(steps)
+        if steps.run.step == 10:
+            steps.returned[10 % steps.run.epoch_steps] = math.nan
 
-    monkeypatch.setattr(training, "train_step", poisoned)
+    monkeypatch.setattr(training.Steps, "take", poisoned)
     with pytest.raises(
         RunError, match=r"the loss is nan at step 11, .* smaller optim\.lr"
     ) as error:
@@ -200,12 +202,14 @@ def test_a_loss_that_is_not_finite_stops_the_run(cfg, monkeypatch):
 
 
 def test_too_little_memory_is_said_in_a_line(cfg, monkeypatch):
-    step = training.train_step
+    take = training.Steps.take
 
-    def hungry(run, plan, index):
-        return torch.empty(2**60, dtype=torch.uint8) if run.step == 10 else step(run, plan, index)
+    def hungry(steps):
+        if steps.run.step == 10:
+            torch.empty(2**60, dtype=torch.uint8)
+        take(steps)
 
-    monkeypatch.setattr(training, "train_step", hungry)
+    monkeypatch.setattr(training.Steps, "take", hungry)
     with pytest.raises(RunError, match=r"out of memory on cpu with trainer\.batch_size=32"):
         train(cfg)
     (last,) = Path(cfg.outputs).rglob("last.pt")
@@ -213,14 +217,14 @@ def test_too_little_memory_is_said_in_a_line(cfg, monkeypatch):
 
 
 def test_a_full_disk_leaves_the_last_checkpoint(cfg, monkeypatch):
-    step = training.train_step
+    take = training.Steps.take
 
-    def filled(run, plan, index):
-        if run.step == 10:
+    def filled(steps):
+        if steps.run.step == 10:
             stack.enter_context(limited_files())
-        return step(run, plan, index)
+        take(steps)
 
-    monkeypatch.setattr(training, "train_step", filled)
+    monkeypatch.setattr(training.Steps, "take", filled)
     with ExitStack() as stack, pytest.raises(RunError, match="cannot be written: File too large"):
         train(cfg)
     (last,) = Path(cfg.outputs).rglob("last.pt")
