@@ -8,11 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd import forward_ad
 
 TORCH_TARGET = (2, 10)
 BUILD_COMMAND = "pip install --no-build-isolation -e ."
 fragment = torch.library.Library("lenet_ops", "FRAGMENT")
 FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_ALLOWED = ", ".join(str(dtype).removeprefix("torch.") for dtype in FLOATING)
 INTEGERS = (int, torch.SymInt, Integral)  # the last: NumPy's
 
 
@@ -52,12 +55,16 @@ def check_tensor(op: str, name: str, value: object) -> None:
         NotImplementedError: a dtype other than float64, float32, bfloat16 and float16.
     """
     if not isinstance(value, Tensor):
-        raise TypeError(f"{op}(): argument '{name}' must be Tensor, not {type(value).__name__}")
+        raise TypeError(f"{op}: {name} must be Tensor, not {type(value).__name__}")
     if value.dtype not in FLOATING:
-        allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in FLOATING)
         raise NotImplementedError(
-            f"{op}(): not implemented for dtype {value.dtype} of '{name}'; allowed are {allowed}"
+            f"{op}: not implemented for dtype {value.dtype} of {name}; allowed are {_ALLOWED}"
         )
+
+
+def is_int(value: object) -> bool:
+    """Whether `value` is an integer, of Python or NumPy; a bool counts nothing."""
+    return isinstance(value, INTEGERS) and not isinstance(value, bool)
 
 
 def check_int(op: str, name: str, value: object) -> None:
@@ -66,25 +73,26 @@ def check_int(op: str, name: str, value: object) -> None:
     Raises:
         TypeError: it is not.
     """
-    if not isinstance(value, INTEGERS):
-        raise TypeError(f"{op}(): argument '{name}' must be int, not {type(value).__name__}")
+    if not is_int(value):
+        raise TypeError(f"{op}: {name} must be int, not {type(value).__name__}")
 
 
-def pair(op: str, name: str, value: int | Sequence[int], least: int) -> tuple[int, int]:
-    """Returns `value` as (vertical, horizontal).
+def check_fake(
+    op: str, name: str, x: Tensor, shape: Sequence[Any], like_name: str, like: Tensor
+) -> None:
+    """Checks a tensor as the kernels do, for fakes: its shape, and that its dtype is `like`'s.
 
     Raises:
-        TypeError: not an int or a pair of ints.
-        RuntimeError: less than `least`.
+        RuntimeError: it is another one.
     """
-    values = tuple(value) if isinstance(value, Sequence) else (value, value)
-    if len(values) != 2 or not all(isinstance(v, INTEGERS) for v in values):
-        raise TypeError(
-            f"{op}(): argument '{name}' must be an int or a pair of ints, not {value!r}"
-        )
-    if min(values) < least:
-        raise RuntimeError(f"{op}(): '{name}' must be at least {least}, got {value!r}")
-    return values
+    torch._check(
+        tuple(x.shape) == tuple(shape),
+        lambda: f"{op}: {name} must have shape {list(shape)}, got {list(x.shape)}",
+    )
+    torch._check(
+        x.dtype == like.dtype,
+        lambda: f"{op}: {name} must have the dtype of {like_name} ({like.dtype}), got {x.dtype}",
+    )
 
 
 def suggest_memory_format(x: Tensor) -> torch.memory_format:
@@ -100,33 +108,6 @@ def image_like(x: Tensor, height: Any, width: Any) -> Tensor:
         device=x.device,
         memory_format=suggest_memory_format(x),
     )
-
-
-def window_places(
-    op: str,
-    sizes: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-) -> list[int]:
-    """Returns the places of a kernel in each dimension: the output's size, for fakes.
-
-    Raises:
-        RuntimeError: the kernel does not fit.
-    """
-    places = []
-    for size, k, s, p, d in zip(sizes, kernel, stride, padding, dilation, strict=True):
-        padded, span = size + 2 * p, d * (k - 1) + 1
-        torch._check(
-            padded >= span,
-            lambda span=span, padded=padded: (  # type: ignore[misc]
-                f"{op}: the dilated kernel must fit into the padded input; "
-                f"the kernel spans {span}, the padded input {padded}"
-            ),
-        )
-        places.append((padded - span) // s + 1)
-    return places
 
 
 def batch_first(info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor) -> list[Tensor]:
@@ -154,6 +135,12 @@ def one_by_one(
     return outputs, (0,) * len(outputs)
 
 
+def total(*terms: Tensor | None) -> Tensor | None:
+    """Returns the sum of the terms that there are."""
+    there = [term for term in terms if term is not None]
+    return sum(there[1:], there[0]) if there else None
+
+
 def register_autocast(
     op: torch._ops.OpOverload, device: str, dtype: torch.dtype | None = None
 ) -> None:
@@ -179,63 +166,120 @@ def register_autocast(
     fragment.impl(op._opname, autocast, key)
 
 
+def register_fake(op: torch._ops.OpOverload) -> Callable[[Callable[..., Any]], None]:
+    """Registers what tells the compiler an operator's outputs, as torch.library.register_fake does.
+
+    PyTorch calls it for tensors of mixed devices, too, where one has no memory. So dtype and
+    devices are checked before, as the kernels do.
+    """
+    names = [argument.name for argument in op._schema.arguments]
+
+    def register(fake: Callable[..., Any]) -> None:
+        def checked(*args: Any) -> Any:
+            tensors = [(n, x) for n, x in zip(names, args, strict=True) if isinstance(x, Tensor)]
+            first, like = tensors[0]
+            if like.dtype not in FLOATING:
+                raise RuntimeError(
+                    f"{op._opname}: not implemented for dtype {like.dtype}; allowed are {_ALLOWED}"
+                )
+            for name, x in tensors[1:]:
+                if x.device != like.device:
+                    raise RuntimeError(
+                        f"{op._opname}: {name} must be on the device of {first} ({like.device}), "
+                        f"got {x.device}"
+                    )
+            return fake(*args)
+
+        torch.library.register_fake(op._schema.name, checked)
+
+    return register
+
+
 def register_autograd(
     op: torch._ops.OpOverload,
     setup_context: Callable[..., None],
     backward: Callable[..., Any],
+    jvp: Callable[..., Any] | None,
     vmap: Callable[..., Any],
     differentiates: bool = False,
 ) -> None:
-    """Registers an operator's gradient and its vmap rule.
+    """Registers an operator's gradient, its directional derivative and its vmap rule.
 
-    Unlike torch.library.register_autograd, this also works under torch.func's grad, jacrev and
-    their compositions with vmap.
+    Unlike torch.library.register_autograd, this also works under torch.func's transforms (grad,
+    jacrev, jvp, jacfwd) and their compositions with vmap.
 
     Args:
         op: the operator.
         setup_context: f(ctx, inputs, output), saves what `backward` needs.
         backward: f(ctx, *grad_outputs), returns one gradient (or None) an input.
+        jvp: f(inputs, outputs, tangents), where a tangent is None for an input that is constant;
+            returns a tangent an output, None for one that is not differentiable. None refuses
+            forward mode.
         vmap: f(info, in_dims, *inputs), returns the outputs and their mapped dimensions.
         differentiates: whether `backward` itself takes gradients.
     """
+    nothing = (None,) * len(op._schema.arguments)
 
     def forward(*args: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
             return op(*args)
 
     def record(ctx: Any, *args: Any) -> Any:
-        output = forward(*args)
+        if torch._C._are_functorch_transforms_active():
+            with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):  # of those outside
+                output = forward(*args)
+        else:
+            output = forward(*args)
         setup_context(ctx, args, output)
+        if forward_ad._current_level >= 0:
+            keep(ctx, args, output if isinstance(output, tuple) else (output,))
         return output
 
-    def run_backward(ctx: Any, *grad_outputs: Any) -> Any:
-        if torch.is_grad_enabled() or differentiates:
+    def keep(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> None:
+        """For `push`, which follows immediately if at all."""
+        ctx.constants = [None if isinstance(x, Tensor) else x for x in inputs]
+        ctx.save_for_forward(*(x if isinstance(x, Tensor) else None for x in inputs), *outputs)
+        ctx.set_materialize_grads(False)
+
+    def push(ctx: Any, *tangents: Tensor | None) -> Any:
+        if jvp is None:
+            raise NotImplementedError(
+                f"Trying to use forward AD with {op._opname} that does not support it"
+            )
+        with forward_ad._set_fwd_grad_enabled(True):  # transforms outside may differentiate this
+            saved = [
+                x if x is None else forward_ad.unpack_dual(x).primal for x in ctx.saved_tensors
+            ]
+            inputs = [x if x is not None else c for x, c in zip(saved, ctx.constants, strict=False)]
+            return jvp(inputs, saved[len(inputs) :], tangents)
+
+    def pull(ctx: Any, *grad_outputs: Tensor | None) -> Any:
+        if grad_outputs[0] is None and all(grad is None for grad in grad_outputs):
+            return nothing
+        if torch.is_grad_enabled() or differentiates or forward_ad._current_level >= 0:
             return backward(ctx, *grad_outputs)
         with torch._C._AutoDispatchBelowAutograd():  # nothing to record: the shorter way
             return backward(ctx, *grad_outputs)
 
-    def function(name: str, **methods: Callable[..., Any]) -> Any:
-        static = {key: staticmethod(method) for key, method in methods.items()}
-        return type(f"{op._opname}_{name}", (torch.autograd.Function,), static)
-
-    # A Function with setup_context is what transforms need, but inspects a signature every call.
-    plain = function("function", forward=record, backward=run_backward)
-    transformed = function(
-        "transform", forward=forward, setup_context=setup_context, backward=backward, vmap=vmap
+    # Of one level, as the kernels of built-ins are: each transform calls it for its own.
+    function: Any = type(
+        f"{op._opname}_function",
+        (torch.autograd.function._SingleLevelFunction,),
+        {
+            "forward": staticmethod(record),
+            "backward": staticmethod(pull),
+            "jvp": staticmethod(push),
+        },
     )
 
     def autograd(*args: Any) -> Any:
-        if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*args)):
+        recorded = torch.is_grad_enabled() and torch._C._any_requires_grad(*args)
+        if not recorded and forward_ad._current_level < 0:
             return forward(*args)
         if not torch._C._are_functorch_transforms_active():
-            return plain.apply(*args)
-        # The transform's interpreter masks its own key below itself, but a Function needs it.
-        key = torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode
-        with torch._C._ForceDispatchKeyGuard(
-            torch._C._dispatch_tls_local_include_set() | torch._C.DispatchKeySet(key),
-            torch._C._dispatch_tls_local_exclude_set() - torch._C.DispatchKeySet(key),
-        ):
-            return transformed.apply(*args)
+            return function.apply(*args)
+        with enable_single_level_autograd_function():
+            return function.apply(*args)
 
     fragment.impl(op._opname, autograd, "Autograd")
     torch.library.register_vmap(op, vmap)

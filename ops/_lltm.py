@@ -44,7 +44,7 @@ def _fake_forward(
     shapes = ((3 * state, state + columns), (3 * state,), (batch, state), (batch, state))
     for name, x, expected in zip(names[1:], tensors[1:], shapes, strict=True):
         if x is not None:
-            _check_fake(op, name, x, expected, input.dtype)
+            _library.check_fake(op, name, x, expected, names[0], input)
     sums = torch.float64 if input.dtype == torch.float64 else torch.float32
     return (
         input.new_empty((*steps, batch, state)),
@@ -53,47 +53,57 @@ def _fake_forward(
     )
 
 
-def _check_fake(op: str, name: str, x: Tensor, shape: tuple[Any, ...], dtype: torch.dtype) -> None:
-    torch._check(
-        tuple(x.shape) == shape and x.dtype == dtype,
-        lambda: (
-            f"{op}: {name} must have shape {list(shape)} and dtype {dtype}, "
-            f"got {list(x.shape)} and {x.dtype}"
-        ),
-    )
+def _check_like_outputs(op: str, **pairs: tuple[Tensor | None, Tensor]) -> None:
+    """Checks gradients of outputs, and saved outputs, against outputs."""
+    for name, (x, output) in pairs.items():
+        if x is not None:
+            _library.check_fake(op, name, x, output.shape, "its output", output)
 
 
-def _fake_backward(*tensors_and_mask: Any) -> tuple[Tensor, ...]:
+def _fake_gradients(tensors: Sequence[Tensor], mask: Sequence[bool]) -> tuple[Tensor, ...]:
     """Gradients like the five tensors, or empty ones."""
-    *tensors, mask = tensors_and_mask
-    like = tensors[0]
     return tuple(
-        like.new_empty(x.shape if needed and x is not None else [0])
+        tensors[0].new_empty(x.shape if needed and x is not None else [0])
         for x, needed in zip(tensors, mask, strict=True)
     )
 
 
-@torch.library.register_fake("lenet_ops::lltm_cell")
+@_library.register_fake(cell)
 def _(*tensors: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     return _fake_forward("lltm_cell", CELL, 2, *tensors)
 
 
-@torch.library.register_fake("lenet_ops::lltm_cell_backward")
-def _(*args: Any) -> tuple[Tensor, ...]:
-    *tensors, _, mask = args[2:]
-    return _fake_backward(*tensors, mask)
+@_library.register_fake(cell_backward)
+def _(grad_h: Tensor | None, grad_cell: Tensor | None, *args: Any) -> tuple[Tensor, ...]:
+    *tensors, products, mask = args
+    op = "lltm_cell_backward"
+    h, c, sums = _fake_forward(op, CELL, 2, *tensors)
+    _check_like_outputs(op, grad_h=(grad_h, h), grad_cell=(grad_cell, c), products=(products, sums))
+    return _fake_gradients(tensors, mask)
 
 
-@torch.library.register_fake("lenet_ops::lltm")
+@_library.register_fake(sequence_loop)
 def _(*tensors: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     output, cell, products = _fake_forward("lltm", SEQUENCE, 3, *tensors)
     return output, torch.empty_like(cell), cell, products
 
 
-@torch.library.register_fake("lenet_ops::lltm_backward")
-def _(*args: Any) -> tuple[Tensor, ...]:
-    *tensors, _, _, mask = args[3:]
-    return _fake_backward(*tensors, mask)
+@_library.register_fake(sequence_loop_backward)
+def _(
+    grad_output: Tensor | None, grad_h: Tensor | None, grad_cell: Tensor | None, *args: Any
+) -> tuple[Tensor, ...]:
+    *tensors, output, products, mask = args
+    op = "lltm_backward"
+    steps, last, sums = _fake_forward(op, SEQUENCE, 3, *tensors)
+    _check_like_outputs(
+        op,
+        grad_output=(grad_output, steps),
+        grad_h=(grad_h, last),
+        grad_cell=(grad_cell, last),
+        output=(output, steps),
+        products=(products, sums),
+    )
+    return _fake_gradients(tensors, mask)
 
 
 def _setup_cell(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -202,6 +212,53 @@ def _fill(tensors: Sequence[Tensor | None], values: Sequence[Tensor]) -> list[Te
     return [None if x is None else next(rest) for x in tensors]
 
 
+# Forward mode: the steps again, and beside each value how it moves.
+
+
+def _move_cell(inputs: Sequence[Any], tangents: Sequence[Any]) -> tuple[State, State]:
+    """Returns the next state, and its tangents."""
+    input, weights, bias, h, c = inputs
+    of_input, of_weights, of_bias, of_h, of_c = tangents
+    both = torch.cat((h, input), 1)
+    of_both = torch.cat(
+        [torch.zeros_like(x) if t is None else t for x, t in ((h, of_h), (input, of_input))], 1
+    )
+    of_gates = F.linear(of_both, weights)
+    if of_weights is not None:
+        of_gates = of_gates + F.linear(both, of_weights)
+    if of_bias is not None:
+        of_gates = of_gates + of_bias
+    input_gate, output_gate, candidate = F.linear(both, weights, bias).chunk(3, 1)
+    of_input_gate, of_output_gate, of_candidate = of_gates.chunk(3, 1)
+    i, o, z = input_gate.sigmoid(), output_gate.sigmoid(), F.elu(candidate)
+    slope = torch.where(candidate > 0, 1, z + 1)
+    new_cell = c + z * i
+    of_new_cell = i * slope * of_candidate + z * i * (1 - i) * of_input_gate
+    if of_c is not None:
+        of_new_cell = of_c + of_new_cell
+    t = new_cell.tanh()
+    of_new_h = (1 - t * t) * o * of_new_cell + t * o * (1 - o) * of_output_gate
+    return (t * o, new_cell), (of_new_h, of_new_cell)
+
+
+def _cell_jvp(inputs: Sequence[Any], _: Any, tangents: Sequence[Any]) -> tuple[Any, ...]:
+    return *_move_cell(inputs, tangents)[1], None
+
+
+def _sequence_jvp(inputs: Sequence[Any], _: Any, tangents: Sequence[Any]) -> tuple[Any, ...]:
+    sequence, weights, bias, h0, c0 = inputs
+    of_sequence, of_weights, of_bias, of_h0, of_c0 = tangents
+    state, of_state = (h0, c0), (of_h0, of_c0)
+    moved: list[Tensor] = []
+    for step, input in enumerate(sequence):
+        of_input = None if of_sequence is None else of_sequence[step]
+        state, of_state = _move_cell(
+            (input, weights, bias, *state), (of_input, of_weights, of_bias, *of_state)
+        )
+        moved.append(of_state[0])
+    return torch.stack(moved), *of_state, None
+
+
 # vmap: samples that share their parameters are a larger batch, others are computed one by one.
 
 
@@ -251,12 +308,17 @@ _library.register_autocast(sequence_loop, "cpu")
 _library.register_autocast(sequence_loop, "cuda")
 
 _library.register_autograd(
-    cell, _setup_cell, _cell_gradients, _vmap(cell, (0, None, None, 0, 0), (0, 0, 0))
+    cell,
+    _setup_cell,
+    _cell_gradients,
+    _cell_jvp,
+    _vmap(cell, (0, None, None, 0, 0), (0, 0, 0)),
 )
 _library.register_autograd(
     cell_backward,
     _setup_backward,
     _cell_second_gradients,
+    None,
     _vmap(cell_backward, (0, 0, 0, None, None, 0, 0, 0), (0, None, None, 0, 0), mask=True),
     differentiates=True,
 )
@@ -264,12 +326,14 @@ _library.register_autograd(
     sequence_loop,
     _setup_sequence,
     _sequence_gradients,
+    _sequence_jvp,
     _vmap(sequence_loop, (1, None, None, 0, 0), (1, 0, 0, 1)),
 )
 _library.register_autograd(
     sequence_loop_backward,
     _setup_backward,
     _sequence_second_gradients,
+    None,
     _vmap(
         sequence_loop_backward,
         (1, 0, 0, 1, None, None, 0, 0, 1, 1),

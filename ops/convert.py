@@ -33,11 +33,11 @@ def convert_depthwise(module: nn.Module) -> int:
     """
     if not isinstance(module, nn.Module):
         raise TypeError(
-            f"convert_depthwise(): module must be an nn.Module, got {type(module).__name__}"
+            f"convert_depthwise: module must be an nn.Module, got {type(module).__name__}"
         )
     if _convertible(module):
         raise ValueError(
-            "convert_depthwise(): module is itself a depthwise Conv2d, which can only be replaced "
+            "convert_depthwise: module is itself a depthwise Conv2d, which can only be replaced "
             "in a module that holds it; use DepthwiseConv2d, or wrap it in nn.Sequential"
         )
     converted: dict[nn.Module, nn.Module] = {}

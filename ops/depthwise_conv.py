@@ -6,12 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ops import _library
+from ops import _library, _windows
+from ops._windows import Size
 
 _conv = torch.ops.lenet_ops.depthwise_conv2d.default
 _conv_backward = torch.ops.lenet_ops.depthwise_conv2d_backward.default
-
-Size = int | tuple[int, int]
 
 
 def depthwise_conv2d(
@@ -50,15 +49,15 @@ def depthwise_conv2d(
         _library.check_tensor(op, "bias", bias)
     if input.dim() not in (3, 4):
         raise RuntimeError(
-            f"{op}(): input must have shape [N, C, H, W] or [C, H, W], got {list(input.shape)}"
+            f"{op}: input must have shape [N, C, H, W] or [C, H, W], got {list(input.shape)}"
         )
     out = _conv(
         input if input.dim() == 4 else input.unsqueeze(0),
         weight,
         bias,
-        _library.pair(op, "stride", stride, least=1),
-        _library.pair(op, "padding", padding, least=0),
-        _library.pair(op, "dilation", dilation, least=1),
+        _windows.pair(op, "stride", stride, least=1),
+        _windows.pair(op, "padding", padding, least=0),
+        _windows.pair(op, "dilation", dilation, least=1),
     )
     return out if input.dim() == 4 else out.squeeze(0)
 
@@ -96,10 +95,10 @@ class DepthwiseConv2d(nn.Module):
         if channels < 1:
             raise ValueError(f"{name}: channels must be at least 1, got {channels}")
         self.channels = channels
-        self.kernel_size = _library.pair(name, "kernel_size", kernel_size, least=1)
-        self.stride = _library.pair(name, "stride", stride, least=1)
-        self.padding = _library.pair(name, "padding", padding, least=0)
-        self.dilation = _library.pair(name, "dilation", dilation, least=1)
+        self.kernel_size = _windows.pair(name, "kernel_size", kernel_size, least=1)
+        self.stride = _windows.pair(name, "stride", stride, least=1)
+        self.padding = _windows.pair(name, "padding", padding, least=0)
+        self.dilation = _windows.pair(name, "dilation", dilation, least=1)
         self.weight = nn.Parameter(
             torch.empty(channels, 1, *self.kernel_size, device=device, dtype=dtype)
         )
@@ -132,50 +131,21 @@ class DepthwiseConv2d(nn.Module):
         return text if self.bias is not None else text + ", bias=False"
 
 
-@torch.library.register_fake("lenet_ops::depthwise_conv2d")
-def _(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-) -> Tensor:
-    op = "depthwise_conv2d"
-    torch._check(
-        weight.dim() == 4 and weight.shape[0] == input.shape[1] and weight.shape[1] == 1,
-        lambda: (
-            f"{op}: weight must have shape [C, 1, kH, kW] with C = {input.shape[1]}, "
-            f"got {list(weight.shape)}"
-        ),
+@_library.register_fake(_conv)
+def _(input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: list[int]) -> Tensor:
+    return _library.image_like(
+        input, *_check_fakes("depthwise_conv2d", input, weight, *geometry, bias=bias)
     )
-    torch._check(
-        weight.dtype == input.dtype,
-        lambda: f"{op}: weight must have the dtype of input ({input.dtype}), got {weight.dtype}",
-    )
-    if bias is not None:
-        torch._check(
-            bias.dtype == input.dtype and list(bias.shape) == [input.shape[1]],
-            lambda: (
-                f"{op}: bias must have shape [{input.shape[1]}] and dtype {input.dtype}, "
-                f"got {list(bias.shape)} and {bias.dtype}"
-            ),
-        )
-    size = _library.window_places(op, input.shape[2:], weight.shape[2:], stride, padding, dilation)
-    return _library.image_like(input, *size)
 
 
-@torch.library.register_fake("lenet_ops::depthwise_conv2d_backward")
+@_library.register_fake(_conv_backward)
 def _(
-    grad_output: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    output_mask: list[bool],
+    grad_output: Tensor, input: Tensor, weight: Tensor, *geometry_and_mask: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    need_input, need_weight, need_bias = output_mask
+    *geometry, (need_input, need_weight, need_bias) = geometry_and_mask
+    op = "depthwise_conv2d_backward"
+    size = _check_fakes(op, input, weight, *geometry)
+    _library.check_fake(op, "grad_output", grad_output, (*input.shape[:2], *size), "input", input)
     return (
         _library.image_like(input, *input.shape[2:]) if need_input else weight.new_empty([0]),
         weight.new_empty(weight.shape if need_weight else [0]),
@@ -183,52 +153,23 @@ def _(
     )
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    input, weight, _, ctx.stride, ctx.padding, ctx.dilation = inputs
-    ctx.save_for_backward(input, weight)
-
-
-def _backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-    input, weight = ctx.saved_tensors
-    mask = ctx.needs_input_grad[:3]
-    grads = _conv_backward(grad_output, input, weight, ctx.stride, ctx.padding, ctx.dilation, mask)
-    return *(g if needed else None for g, needed in zip(grads, mask, strict=True)), None, None, None
-
-
-def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, ctx.stride, ctx.padding, ctx.dilation, ctx.mask = inputs
-    ctx.save_for_backward(*tensors)
-    ctx.set_materialize_grads(False)
-
-
-def _double_backward(
-    ctx: Any, grad_input: Tensor | None, grad_weight: Tensor | None, grad_bias: Tensor | None
-) -> tuple[Tensor | None, ...]:
-    """The convolution is linear in input, weight and bias each, so its own kernels suffice.
-
-    The arguments are the gradients with respect to the three outputs of the backward operator.
-    """
-    grad_output, input, weight = ctx.saved_tensors
-    geometry = (ctx.stride, ctx.padding, ctx.dilation)
-    by_grad_output = by_input = by_weight = None
-    if ctx.needs_input_grad[0]:
-        terms = []
-        if ctx.mask[0] and grad_input is not None:
-            terms.append(_conv(grad_input, weight, None, *geometry))
-        if ctx.mask[1] and grad_weight is not None:
-            terms.append(_conv(input, grad_weight, None, *geometry))
-        if ctx.mask[2] and grad_bias is not None:
-            terms.append(grad_bias[:, None, None].expand_as(grad_output))
-        by_grad_output = sum(terms[1:], terms[0]) if terms else None
-    if ctx.needs_input_grad[1] and ctx.mask[1] and grad_weight is not None:
-        by_input = _conv_backward(grad_output, input, grad_weight, *geometry, [True, False, False])[
-            0
-        ]
-    if ctx.needs_input_grad[2] and ctx.mask[0] and grad_input is not None:
-        by_weight = _conv_backward(
-            grad_output, grad_input, weight, *geometry, [False, True, False]
-        )[1]
-    return by_grad_output, by_input, by_weight, None, None, None, None
+def _check_fakes(
+    op: str, input: Tensor, weight: Tensor, *geometry: list[int], bias: Tensor | None = None
+) -> list[int]:
+    """Checks the arguments as the kernels do; returns the output's height and width."""
+    _windows.check_image(op, input)
+    channels = input.shape[1]
+    torch._check(
+        weight.dim() == 4 and weight.shape[0] == channels and weight.shape[1] == 1,
+        lambda: (
+            f"{op}: weight must have shape [C, 1, kH, kW] with C = {channels}, "
+            f"got {list(weight.shape)}"
+        ),
+    )
+    _library.check_fake(op, "weight", weight, weight.shape, "input", input)
+    if bias is not None:
+        _library.check_fake(op, "bias", bias, [channels], "input", input)
+    return _windows.places(op, input.shape[2:], weight.shape[2:], *geometry)
 
 
 # vmap: a filter of its own is all a channel has, so the mapped dimension becomes more channels.
@@ -281,5 +222,4 @@ def _vmap_backward(
 
 _library.register_autocast(_conv, "cpu")  # to the region's dtype, as conv2d does
 _library.register_autocast(_conv, "cuda")
-_library.register_autograd(_conv, _setup, _backward, _vmap)
-_library.register_autograd(_conv_backward, _setup_backward, _double_backward, _vmap_backward)
+_windows.register(_conv, _conv_backward, _vmap, _vmap_backward)

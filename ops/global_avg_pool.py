@@ -35,7 +35,7 @@ def global_avg_pool2d(input: Tensor) -> Tensor:
     _library.check_tensor(op, "input", input)
     if input.dim() not in (3, 4):
         raise RuntimeError(
-            f"{op}(): input must have shape [N, C, H, W] or [C, H, W], got {list(input.shape)}"
+            f"{op}: input must have shape [N, C, H, W] or [C, H, W], got {list(input.shape)}"
         )
     return _pool(input) if input.dim() == 4 else _pool(input.unsqueeze(0)).squeeze(0)
 
@@ -48,18 +48,17 @@ class GlobalAvgPool2d(nn.Module):
         return global_avg_pool2d(input)
 
 
-@torch.library.register_fake("lenet_ops::global_avg_pool2d")
+@_library.register_fake(_pool)
 def _(input: Tensor) -> Tensor:
-    return torch.empty(
-        (*input.shape[:2], 1, 1),
-        dtype=input.dtype,
-        device=input.device,
-        memory_format=_library.suggest_memory_format(input),
-    )
+    return _library.image_like(input, 1, 1)
 
 
-@torch.library.register_fake("lenet_ops::global_avg_pool2d_backward")
+@_library.register_fake(_pool_backward)
 def _(grad_output: Tensor, height: int, width: int, channels_last: bool) -> Tensor:
+    shape = (*grad_output.shape[:2], 1, 1)
+    _library.check_fake(
+        "global_avg_pool2d_backward", "grad_output", grad_output, shape, "grad_output", grad_output
+    )
     return torch.empty(
         (*grad_output.shape[:2], height, width),
         dtype=grad_output.dtype,
@@ -78,12 +77,23 @@ def _backward(ctx: Any, grad_output: Tensor) -> Tensor:
     return _pool_backward(grad_output, *ctx.image)
 
 
+def _jvp(inputs: tuple[Tensor], outputs: Any, tangents: tuple[Tensor]) -> Tensor:
+    return _pool(*tangents)
+
+
+# The backward operator is linear, so its own derivatives need nothing of its inputs.
+
+
 def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    pass  # linear
+    pass
 
 
 def _double_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
     return _pool(grad), None, None, None
+
+
+def _jvp_backward(inputs: tuple[Any, ...], outputs: Any, tangents: tuple[Any, ...]) -> Tensor:
+    return _pool_backward(tangents[0], *inputs[1:])
 
 
 def _vmap(info: Any, in_dims: tuple[int], input: Tensor) -> tuple[Tensor, int]:
@@ -99,5 +109,7 @@ def _vmap_backward(
     return grad_input.unflatten(0, grad_output.shape[:2]), 0
 
 
-_library.register_autograd(_pool, _setup, _backward, _vmap)
-_library.register_autograd(_pool_backward, _setup_backward, _double_backward, _vmap_backward)
+_library.register_autograd(_pool, _setup, _backward, _jvp, _vmap)
+_library.register_autograd(
+    _pool_backward, _setup_backward, _double_backward, _jvp_backward, _vmap_backward
+)

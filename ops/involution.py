@@ -5,12 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ops import _library
+from ops import _library, _windows
+from ops._windows import Size
 
 _involution = torch.ops.lenet_ops.involution2d.default
 _involution_backward = torch.ops.lenet_ops.involution2d_backward.default
-
-Size = int | tuple[int, int]
 
 
 def involution2d(
@@ -43,17 +42,17 @@ def involution2d(
     _library.check_tensor(op, "input", input)
     _library.check_tensor(op, "weight", weight)
     if input.dim() != 4:
-        raise RuntimeError(f"{op}(): input must have shape [N, C, H, W], got {list(input.shape)}")
+        raise RuntimeError(f"{op}: input must have shape [N, C, H, W], got {list(input.shape)}")
     if weight.dim() != 6:
         raise RuntimeError(
-            f"{op}(): weight must have shape [N, G, kH, kW, Ho, Wo], got {list(weight.shape)}"
+            f"{op}: weight must have shape [N, G, kH, kW, Ho, Wo], got {list(weight.shape)}"
         )
     return _involution(
         input,
         weight,
-        _library.pair(op, "stride", stride, least=1),
-        _library.pair(op, "padding", padding, least=0),
-        _library.pair(op, "dilation", dilation, least=1),
+        _windows.pair(op, "stride", stride, least=1),
+        _windows.pair(op, "padding", padding, least=0),
+        _windows.pair(op, "dilation", dilation, least=1),
     )
 
 
@@ -96,8 +95,8 @@ class Involution2d(nn.Module):
             if value < 1:
                 raise ValueError(f"{name}: {key} must be at least 1, got {value}")
         self.channels = channels
-        self.kernel_size = _library.pair(name, "kernel_size", kernel_size, least=1)
-        self.stride = _library.pair(name, "stride", stride, least=1)
+        self.kernel_size = _windows.pair(name, "kernel_size", kernel_size, least=1)
+        self.stride = _windows.pair(name, "stride", stride, least=1)
         self.group_channels = group_channels
         self.reduction_ratio = reduction_ratio
         if channels % group_channels:
@@ -152,96 +151,49 @@ def _weight_like(weight: Tensor) -> Tensor:
     return pixels.permute(0, 3, 4, 5, 1, 2)
 
 
-@torch.library.register_fake("lenet_ops::involution2d")
-def _(
-    input: Tensor, weight: Tensor, stride: list[int], padding: list[int], dilation: list[int]
-) -> Tensor:
-    op = "involution2d"
-    size = _library.window_places(op, input.shape[2:], weight.shape[2:4], stride, padding, dilation)
-    torch._check(
-        weight.shape[0] == input.shape[0]
-        and weight.shape[1] > 0
-        and input.shape[1] % weight.shape[1] == 0
-        and weight.shape[4] == size[0]
-        and weight.shape[5] == size[1],
-        lambda: (
-            f"{op}: weight must have shape [N, G, kH, kW, Ho, Wo] with N = {input.shape[0]}, G a "
-            f"divisor of C = {input.shape[1]}, Ho = {size[0]} and Wo = {size[1]}, "
-            f"got {list(weight.shape)}"
-        ),
-    )
-    torch._check(
-        weight.dtype == input.dtype,
-        lambda: f"{op}: weight must have the dtype of input ({input.dtype}), got {weight.dtype}",
-    )
-    return _library.image_like(input, *size)
+@_library.register_fake(_involution)
+def _(input: Tensor, weight: Tensor, *geometry: list[int]) -> Tensor:
+    return _library.image_like(input, *_check_fakes("involution2d", input, weight, *geometry))
 
 
-@torch.library.register_fake("lenet_ops::involution2d_backward")
+@_library.register_fake(_involution_backward)
 def _(
-    grad_output: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    output_mask: list[bool],
+    grad_output: Tensor, input: Tensor, weight: Tensor, *geometry_and_mask: Any
 ) -> tuple[Tensor, Tensor]:
-    need_input, need_weight = output_mask
+    *geometry, (need_input, need_weight) = geometry_and_mask
+    op = "involution2d_backward"
+    size = _check_fakes(op, input, weight, *geometry)
+    _library.check_fake(op, "grad_output", grad_output, (*input.shape[:2], *size), "input", input)
     return (
         _library.image_like(input, *input.shape[2:]) if need_input else input.new_empty([0]),
         _weight_like(weight) if need_weight else input.new_empty([0]),
     )
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    input, weight, ctx.stride, ctx.padding, ctx.dilation = inputs
-    ctx.save_for_backward(input, weight)
-
-
-def _backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-    input, weight = ctx.saved_tensors
-    mask = ctx.needs_input_grad[:2]
-    grads = _involution_backward(
-        grad_output, input, weight, ctx.stride, ctx.padding, ctx.dilation, mask
+def _check_fakes(op: str, input: Tensor, weight: Tensor, *geometry: list[int]) -> list[int]:
+    """Checks the arguments as the kernels do; returns the output's height and width."""
+    _windows.check_image(op, input)
+    images, channels = input.shape[:2]
+    torch._check(
+        weight.dim() == 6
+        and weight.shape[0] == images
+        and weight.shape[1] > 0
+        and channels % weight.shape[1] == 0,
+        lambda: (
+            f"{op}: weight must have shape [N, G, kH, kW, Ho, Wo] with N = {images} and G a "
+            f"divisor of C = {channels}, got {list(weight.shape)}"
+        ),
     )
-    return *(g if needed else None for g, needed in zip(grads, mask, strict=True)), None, None, None
-
-
-def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, ctx.stride, ctx.padding, ctx.dilation, ctx.mask = inputs
-    ctx.save_for_backward(*tensors)
-    ctx.set_materialize_grads(False)
-
-
-def _double_backward(
-    ctx: Any, grad_input: Tensor | None, grad_weight: Tensor | None
-) -> tuple[Tensor | None, ...]:
-    """The involution is linear in input and weight each, so its own kernels suffice.
-
-    The arguments are the gradients with respect to the two outputs of the backward operator.
-    """
-    grad_output, input, weight = ctx.saved_tensors
-    geometry = (ctx.stride, ctx.padding, ctx.dilation)
-    by_grad_output = by_input = by_weight = None
-    if not ctx.mask[0]:
-        grad_input = None
-    if not ctx.mask[1]:
-        grad_weight = None
-    if ctx.needs_input_grad[0]:
-        terms = []
-        if grad_input is not None:
-            terms.append(_involution(grad_input, weight, *geometry))
-        if grad_weight is not None:
-            terms.append(_involution(input, grad_weight, *geometry))
-        by_grad_output = sum(terms[1:], terms[0]) if terms else None
-    if ctx.needs_input_grad[1] and grad_weight is not None:
-        grads = _involution_backward(grad_output, input, grad_weight, *geometry, [True, False])
-        by_input = grads[0]
-    if ctx.needs_input_grad[2] and grad_input is not None:
-        grads = _involution_backward(grad_output, grad_input, weight, *geometry, [False, True])
-        by_weight = grads[1]
-    return by_grad_output, by_input, by_weight, None, None, None, None
+    size = _windows.places(op, input.shape[2:], weight.shape[2:4], *geometry)
+    torch._check(
+        list(weight.shape[4:]) == size,
+        lambda: (
+            f"{op}: weight must have a kernel for each place, Ho = {size[0]} and Wo = {size[1]}, "
+            f"got {list(weight.shape)}"
+        ),
+    )
+    _library.check_fake(op, "weight", weight, weight.shape, "input", input)
+    return size
 
 
 # vmap: every image has its own kernels, so the mapped dimension becomes more images.
@@ -278,5 +230,4 @@ def _vmap_backward(
 
 _library.register_autocast(_involution, "cpu")  # to the region's dtype, as conv2d does
 _library.register_autocast(_involution, "cuda")
-_library.register_autograd(_involution, _setup, _backward, _vmap)
-_library.register_autograd(_involution_backward, _setup_backward, _double_backward, _vmap_backward)
+_windows.register(_involution, _involution_backward, _vmap, _vmap_backward)

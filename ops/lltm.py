@@ -117,7 +117,7 @@ class _Recurrent(nn.Module):
             return
         if input.dim() == 0 or input.shape[-1] != self.input_size:
             raise RuntimeError(
-                f"{name}(): 'input' must have {self.input_size} features in its last dimension, "
+                f"{name}: input must have {self.input_size} features in its last dimension, "
                 f"got shape {list(input.shape)}"
             )
 

@@ -33,10 +33,10 @@ def ncrelu(input: Tensor, dim: int = 1) -> Tensor:
     _library.check_tensor("ncrelu", "input", input)
     _library.check_int("ncrelu", "dim", dim)
     if input.dim() == 0:
-        raise IndexError("ncrelu(): input must have at least one dimension, got a scalar")
+        raise IndexError("ncrelu: input must have at least one dimension, got a scalar")
     if not -input.dim() <= dim < input.dim():
         raise IndexError(
-            f"ncrelu(): dim {dim} is out of range for an input of {input.dim()} dimensions; "
+            f"ncrelu: dim {dim} is out of range for an input of {input.dim()} dimensions; "
             f"allowed are [{-input.dim()}, {input.dim() - 1}]"
         )
     return _ncrelu(input, dim)
@@ -73,13 +73,16 @@ def _empty(like: Tensor, dim: int, size: int) -> Tensor:
     )
 
 
-@torch.library.register_fake("lenet_ops::ncrelu")
+@_library.register_fake(_ncrelu)
 def _(input: Tensor, dim: int) -> Tensor:
     return _empty(input, dim, 2 * input.shape[dim])
 
 
-@torch.library.register_fake("lenet_ops::ncrelu_backward")
+@_library.register_fake(_ncrelu_backward)
 def _(grad_output: Tensor, input: Tensor, dim: int) -> Tensor:
+    shape = list(input.shape)
+    shape[dim] *= 2
+    _library.check_fake("ncrelu_backward", "grad_output", grad_output, shape, "input", input)
     return _empty(input, dim, input.shape[dim])
 
 
@@ -101,7 +104,24 @@ def _setup_backward(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor
 def _double_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
     """grad_input is linear in grad_output and piecewise constant in x."""
     (input,) = ctx.saved_tensors
-    return torch.cat((grad * (input > 0), grad * (input < 0)), ctx.dim), None, None
+    return _split(grad, input, ctx.dim), None, None
+
+
+def _split(tangent: Tensor, input: Tensor, dim: int) -> Tensor:
+    return torch.cat((tangent * (input > 0), tangent * (input < 0)), dim)
+
+
+def _jvp(inputs: tuple[Tensor, int], outputs: Any, tangents: tuple[Tensor, None]) -> Tensor:
+    return _split(tangents[0], *inputs)
+
+
+def _jvp_backward(
+    inputs: tuple[Tensor, Tensor, int], outputs: tuple[Tensor], tangents: tuple[Any, ...]
+) -> Tensor:
+    of_grad_output, *_ = tangents
+    if of_grad_output is None:
+        return torch.zeros_like(*outputs)
+    return _ncrelu_backward(of_grad_output, *inputs[1:])
 
 
 def _skip_batch(dim: int) -> int:
@@ -122,5 +142,7 @@ def _vmap_backward(
     return _ncrelu_backward(grad_output, input, _skip_batch(dim)), 0
 
 
-_library.register_autograd(_ncrelu, _setup, _backward, _vmap)
-_library.register_autograd(_ncrelu_backward, _setup_backward, _double_backward, _vmap_backward)
+_library.register_autograd(_ncrelu, _setup, _backward, _jvp, _vmap)
+_library.register_autograd(
+    _ncrelu_backward, _setup_backward, _double_backward, _jvp_backward, _vmap_backward
+)

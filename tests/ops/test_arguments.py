@@ -1,14 +1,37 @@
 """Wrong arguments raise what a built-in would raise, and say what is wrong."""
 
 import re
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from ops import DepthwiseConv2d, ncrelu
 from tests.ops.operators import OPERATORS, each_operator
 from tests.ops.tensors import as_tuple, inputs, record
+
+# Kernels, and the fakes that stand for them where tensors have no memory.
+each_place = pytest.mark.parametrize("place", ["cpu", "meta"])
+
+
+def calls(op):
+    """The calls of a training, forward and backward."""
+    return record(op, op.cases[0], *inputs(op.cases[0], torch.float32, requires_grad=True))
+
+
+def moved(args, *to):
+    """Returns the arguments with their tensors of another dtype or device."""
+    for target in to:
+        args = [x.detach().to(target) if isinstance(x, torch.Tensor) else x for x in args]
+    return args
+
+
+def places_of_tensors(args):
+    """Returns where the tensors are, if there are several: one cannot disagree with another."""
+    places = [i for i, x in enumerate(args) if isinstance(x, torch.Tensor)]
+    return places if len(places) > 1 else []
 
 
 @pytest.mark.parametrize(
@@ -22,32 +45,47 @@ def test_wrong_argument(op, wrong):
     assert re.search(wrong.pattern, first_line)
 
 
+@each_place
 @each_operator
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool, torch.complex64], ids=str)
-def test_kernels_refuse_other_dtypes(op, dtype):
+def test_other_dtypes_are_refused(op, dtype, place):
     """Straight through torch.ops, forward and backward."""
-    tensors = inputs(op.cases[0], torch.float32, requires_grad=True)
-    for call in record(op, op.cases[0], *tensors):
-        args = [x.detach().to(dtype) if isinstance(x, torch.Tensor) else x for x in call.args]
+    for call in calls(op):
+        args = moved(call.args, dtype, place)
         with pytest.raises(RuntimeError, match=rf"{call.op._opname}: not implemented for dtype"):
             call.op(*args)
 
 
+@each_place
 @each_operator
-def test_kernels_refuse_tensors_that_disagree(op):
+def test_tensors_that_disagree_are_refused(op, place):
     """Any one of several tensors of another dtype, or with a dimension more."""
-    tensors = inputs(op.cases[0], torch.float32, requires_grad=True)
-    forward, backward = record(op, op.cases[0], *tensors)
-    for call in (forward, backward):
-        positions = [i for i, x in enumerate(call.args) if isinstance(x, torch.Tensor)]
-        if len(positions) == 1:
-            continue  # one tensor cannot disagree with another
-        for i in positions:
-            x = call.args[i].detach()
-            for wrong in (x.double(), x[None]):
-                args = [*call.args[:i], wrong, *call.args[i + 1 :]]
+    for call in calls(op):
+        args = moved(call.args, place)
+        for i in places_of_tensors(args):
+            for wrong in (args[i].double(), args[i][None]):
                 with pytest.raises(RuntimeError, match=call.op._opname):
+                    call.op(*args[:i], wrong, *args[i + 1 :])
+
+
+@each_operator
+@pytest.mark.parametrize(("here", "there"), [("cpu", "meta"), ("meta", "cpu"), ("cuda", "cpu")])
+def test_tensors_on_two_devices_are_refused(op, here, there):
+    """As built-ins do, also where one has no memory, or (CUDA, here) none is real."""
+    for call in calls(op):
+        names = [argument.name for argument in call.op._schema.arguments]
+        for i in places_of_tensors(call.args)[1:]:
+            with FakeTensorMode() if here == "cuda" else nullcontext():
+                args = [
+                    torch.empty(x.shape, dtype=x.dtype, device=there if i == k else here)
+                    if isinstance(x, torch.Tensor)
+                    else x
+                    for k, x in enumerate(call.args)
+                ]
+                with pytest.raises(RuntimeError) as raised:
                     call.op(*args)
+            says = f"{call.op._opname}: {names[i]} must be on the device of "
+            assert re.match(rf"{says}\w+ \({here}.*\), got {there}", str(raised.value))
 
 
 @each_operator

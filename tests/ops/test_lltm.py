@@ -108,7 +108,7 @@ def test_constructor(arguments, raises, says):
 @pytest.mark.parametrize("module", [LLTM, LLTMCell])
 def test_the_layers_name_an_input_that_does_not_fit(module):
     layer = module(4, 5)
-    with pytest.raises(RuntimeError, match=r"'input' must have 4 features .* \[3, 6\]"):
+    with pytest.raises(RuntimeError, match=r"input must have 4 features .* \[3, 6\]"):
         layer(torch.randn(3, 6))
-    with pytest.raises(TypeError, match="'input' must be Tensor, not NoneType"):
+    with pytest.raises(TypeError, match="input must be Tensor, not NoneType"):
         layer(None)

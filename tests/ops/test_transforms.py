@@ -1,10 +1,10 @@
-"""torch.func: vmap over every choice of mapped dimensions, grad, per-sample gradients, jacrev."""
+"""torch.func: vmap over every choice of mapped dimensions, per-sample gradients, jacrev, jacfwd."""
 
 import itertools
 
 import pytest
 import torch
-from torch.func import grad, jacrev, vjp, vmap
+from torch.func import grad, jacfwd, jacrev, jvp, vjp, vmap
 from torch.utils._pytree import tree_map
 
 from tests.ops.operators import OPERATORS, each_device, each_operator
@@ -146,3 +146,29 @@ def test_jacrev_of_grad(op):
     (_, loss), (_, reference) = typical(op), typical(op, op.reference)
     tensors = inputs(op.cases[0])
     torch.testing.assert_close(jacrev(grad(loss))(*tensors), jacrev(grad(reference))(*tensors))
+
+
+@each_operator
+def test_jvp(op):
+    """The derivative in a direction, by each tensor alone."""
+    (function, _), (reference, _) = typical(op), typical(op, op.reference)
+    tensors = inputs(op.cases[0])
+    for i, x in enumerate(tensors):
+        results = [
+            jvp(lambda moved, f=f, i=i: f(*tensors[:i], moved, *tensors[i + 1 :]), (x,), (x.cos(),))
+            for f in (function, reference)
+        ]
+        torch.testing.assert_close(*results)
+
+
+@each_operator
+@pytest.mark.parametrize(("outer", "inner"), [(jacfwd, jacrev), (jacrev, jacfwd), (jacfwd, jacfwd)])
+def test_second_derivatives(op, outer, inner):
+    (_, loss), (_, reference) = typical(op), typical(op, op.reference)
+    tensors = inputs(op.cases[0])
+    if inner is jacrev and not op.forward_over_reverse:
+        with pytest.raises(NotImplementedError, match=f"forward AD with {op.name}_backward"):
+            outer(inner(loss))(*tensors)
+        return
+    expected = jacrev(jacrev(reference))(*tensors)
+    torch.testing.assert_close(outer(inner(loss))(*tensors), expected)
