@@ -4,6 +4,7 @@
 
 #include <array>
 #include <optional>
+#include <tuple>
 
 #include "common.h"
 
@@ -107,6 +108,17 @@ const T* data_or_null(const std::optional<Tensor>& x) {
 struct LltmNames {
   const char *op, *input, *old_h, *old_cell, *shape;
 };
+
+struct LltmOutputs {
+  Tensor output, last_cell, products;
+  std::optional<Tensor> last_h;  // of a sequence
+};
+
+struct LltmGradients {  // of the outputs; those that are not there are zero
+  std::optional<Tensor> output, last_h, last_cell;
+};
+
+using FiveTensors = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 // The arguments, checked and contiguous.
 struct LltmArguments {

@@ -1,17 +1,11 @@
 // The LLTM's matrix products and their order, the same on every device. A Backend brings products,
-// the kernels of a step and the type of the products' factors.
+// the kernels of a step and the type of the products' factors; where it has a way of its own for a
+// single cell, that is taken.
 #pragma once
-
-#include <tuple>
 
 #include "lltm.h"
 
 namespace ops {
-
-struct LltmOutputs {
-  Tensor output, last_cell, products;
-  std::optional<Tensor> last_h;  // of a sequence
-};
 
 // The products of all inputs are one matrix product; each step adds that of its h.
 template <typename Backend>
@@ -35,6 +29,9 @@ LltmOutputs lltm_forward(const LltmNames& names, int64_t dim, const Tensor& inpu
     using T = typename decltype(tag)::type;
     using A = acc_t<T>;
     using O = typename Backend::template Factor<T>;
+    if (!sequence && Backend::template cell_forward<T>(a, out)) {
+      return;
+    }
     const Tensor x = Backend::factor(a.input), w = Backend::factor(a.weights);
     const Tensor weights_h = matrix(w, s, 3 * s, 1, wide);
     Backend::multiply(rows(out.products, 0, steps * n, 3 * s), rows(x, 0, steps * n, in),
@@ -86,12 +83,7 @@ LltmOutputs lltm_forward(const LltmNames& names, int64_t dim, const Tensor& inpu
   return out;
 }
 
-struct LltmGradients {  // of the outputs; those that are not there are zero
-  std::optional<Tensor> output, last_h, last_cell;
-};
-
 using LltmMask = std::vector<bool>;  // input, weights, bias, old_h, old_cell
-using FiveTensors = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 // The gradients that the mask asks for; the others are tensors of shape [0].
 template <typename Backend>
@@ -152,6 +144,10 @@ FiveTensors lltm_backward(const LltmNames& names, int64_t dim, LltmGradients gra
     using T = typename decltype(tag)::type;
     using A = acc_t<T>;
     using O = typename Backend::template Factor<T>;
+    const FiveTensors results{grad_input, grad_weights, grad_bias, grad_old_h, grad_old_cell};
+    if (!sequence && Backend::template cell_backward<T>(a, grads, p, results)) {
+      return;
+    }
     const Tensor weights_h = matrix(w, 3 * s, s, wide);
     const bool need_gates = need_input || need_weights || need_bias || need_h || steps > 1;
     const Tensor gates = make(w, need_gates, {total, 3 * s});

@@ -30,6 +30,17 @@ struct Backend {
         aoti_torch_cpu_addmm_out(out.get(), out.get(), a.get(), b.get(), 1, 1));
   }
 
+  template <typename T>
+  static bool cell_forward(const LltmArguments&, LltmOutputs&) {
+    return false;
+  }
+
+  template <typename T>
+  static bool cell_backward(const LltmArguments&, const LltmGradients&, const Tensor&,
+                            const FiveTensors&) {
+    return false;
+  }
+
   template <typename T, typename O>
   static void forward(const Tensor&, const LltmSizes& sizes, const LltmForward<T, O>& step) {
     run<T>(sizes, step);

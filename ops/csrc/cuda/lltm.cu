@@ -1,7 +1,7 @@
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cuda.h>
 
 #include "common.cuh"
-#include "lltm.cuh"
+#include "lltm_cell.cuh"
 #include "lltm_loop.h"
 
 namespace ops::cuda {
@@ -35,6 +35,53 @@ struct Backend {
   }
 
   template <typename T>
+  static bool cell_forward(const LltmArguments& a, LltmOutputs& out) {
+    if (!is_small(a.sizes)) {
+      return false;
+    }
+    CellForward<T> cell{joined<T>(a), a.weights.template const_data_ptr<T>(),
+                        out.products.template mutable_data_ptr<acc_t<T>>()};
+    cell.step.products = cell.products;
+    cell.step.bias = data_or_null<T>(a.bias);
+    cell.step.old_cell.outside = a.old_cell.template const_data_ptr<T>();
+    cell.step.new_cell.outside = out.last_cell.template mutable_data_ptr<T>();
+    cell.step.new_h = out.output.template mutable_data_ptr<T>();
+    launch_cell(a.input, a.sizes, cell);
+    return true;
+  }
+
+  template <typename T>
+  static bool cell_backward(const LltmArguments& a, const LltmGradients& grads,
+                            const Tensor& products, const FiveTensors& results) {
+    if (!is_small(a.sizes)) {
+      return false;
+    }
+    using A = acc_t<T>;
+    const auto wanted = [](const Tensor& x) {
+      return x.numel() > 0 ? x.template mutable_data_ptr<T>() : nullptr;
+    };
+    const auto& [input, weights, bias, old_h, old_cell] = results;
+    const Tensor gates =
+        empty(a.input, {a.sizes.batch, 3 * a.sizes.state}, sum_dtype(a.input.scalar_type()));
+    CellBackward<T> cell{joined<T>(a),
+                         a.weights.template const_data_ptr<T>(),
+                         gates.template mutable_data_ptr<A>(),
+                         wanted(input),
+                         wanted(weights),
+                         wanted(bias),
+                         wanted(old_h)};
+    cell.step.products = products.template const_data_ptr<A>();
+    cell.step.bias = data_or_null<T>(a.bias);
+    cell.step.old_cell.outside = a.old_cell.template const_data_ptr<T>();
+    cell.step.grad_h.outside = data_or_null<T>(grads.output);
+    cell.step.grad_cell.outside = data_or_null<T>(grads.last_cell);
+    cell.step.grad_gates = cell.gates;
+    cell.step.grad_old_cell.outside = wanted(old_cell);
+    launch_cell(a.input, a.sizes, cell);
+    return true;
+  }
+
+  template <typename T>
   static void forward(const Tensor& like, const LltmSizes& sizes, const LltmForward<T, T>& step) {
     launch(like, sizes, step);
   }
@@ -56,6 +103,12 @@ struct Backend {
   }
 
  private:
+  template <typename T>
+  static Joined<T> joined(const LltmArguments& a) {
+    return {a.old_h.template const_data_ptr<T>(), a.input.template const_data_ptr<T>(),
+            static_cast<int>(a.sizes.state), static_cast<int>(a.sizes.input)};
+  }
+
   template <typename Step>
   static void launch(const Tensor& like, const LltmSizes& sizes, const Step& step) {
     if (sizes.batch == 0 || sizes.state == 0) {

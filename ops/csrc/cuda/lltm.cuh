@@ -121,8 +121,8 @@ __device__ void run(const LltmForward<T, T>& s, const LltmSizes& sizes, int64_t 
   }
 }
 
-template <typename T>
-__device__ void run(const LltmBackward<T, T>& s, const LltmSizes& sizes, int64_t row,
+template <typename T, typename O>
+__device__ void run(const LltmBackward<T, O>& s, const LltmSizes& sizes, int64_t row,
                     int64_t column) {
   using A = acc_t<T>;
   const int64_t state = sizes.state, i = row * state + column;
@@ -137,10 +137,10 @@ __device__ void run(const LltmBackward<T, T>& s, const LltmSizes& sizes, int64_t
   const A grad_cell = read(s.grad_cell, i) + grad_h * out.value * cell.slope;
   write(s.grad_old_cell, i, grad_cell);
   if (s.grad_gates) {
-    T* grad = s.grad_gates + 3 * row * state + column;
-    grad[0] = static_cast<T>(grad_cell * candidate.value * in.slope);
-    grad[state] = static_cast<T>(grad_h * cell.value * out.slope);
-    grad[2 * state] = static_cast<T>(grad_cell * in.value * candidate.slope);
+    O* grad = s.grad_gates + 3 * row * state + column;
+    grad[0] = static_cast<O>(grad_cell * candidate.value * in.slope);
+    grad[state] = static_cast<O>(grad_h * cell.value * out.slope);
+    grad[2 * state] = static_cast<O>(grad_cell * in.value * candidate.slope);
   }
 }
 
