@@ -28,7 +28,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from app.config import allowed, from_mapping, shown, unknown_key
+from app.config import ModelConfig, TrainConfig, allowed, from_mapping, shown, unknown_key
 from app.errors import RunError, UserError
 from app.runs import note_failure, run_name, typed_overrides
 
@@ -41,8 +41,10 @@ PATHS = (
     "file",
     "input",
     "outputs",
+    "resume",
 )  # keys whose values are taken as typed
 UNUSUAL = re.compile(r"[^\w\s/.$%*@?|:+-]", re.ASCII)
+PLACES = ("hydra.run.dir", "hydra.output_subdir", "hydra.job.chdir")  # that Hydra would use
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 
 
@@ -68,7 +70,10 @@ def hydra_main(
             gc.enable()
             try:
                 _refuse_idle_overrides(schema)
-                return task(from_mapping(schema, OmegaConf.to_container(cfg, resolve=True)))  # type: ignore[arg-type]
+                built = from_mapping(schema, OmegaConf.to_container(cfg, resolve=True))  # type: ignore[arg-type]
+                if isinstance(built, TrainConfig):
+                    _refuse_others_settings(built)
+                return task(built)
             except Exception as error:
                 if HydraConfig.get().mode == RunMode.MULTIRUN:
                     note_failure(cfg, str(_explain(error, schema)))
@@ -86,7 +91,7 @@ def hydra_main(
             if not {"-m", "--multirun"} & set(sys.argv):  # a sweep needs Hydra's grammar
                 sys.argv[1:] = map(quote_path, sys.argv[1:])
             try:
-                _refuse_deletions(sys.argv[1:])
+                _refuse_arguments(sys.argv[1:], schema)
                 with _hydra_raises():
                     hydra.main("pkg://conf", config_name, version_base="1.3")(job)()
             except KeyboardInterrupt:
@@ -102,10 +107,16 @@ def hydra_main(
     return decorate
 
 
-def _refuse_deletions(arguments: list[str]) -> None:
+def _refuse_arguments(arguments: list[str], schema: type) -> None:
+    """Raise a UserError for what Hydra knows and the commands do not, before it makes folders."""
     for argument in arguments:
+        key = argument.lstrip("+").partition("=")[0]
         if argument.startswith("~"):
             raise UserError(f"{argument}: a key cannot be taken out, leave it out for its default")
+        if key in PLACES:
+            raise UserError(f"{argument}: a run makes its own folder, choose outputs=...")
+        if schema is not TrainConfig and key in ("-m", "--multirun", "hydra.mode"):
+            raise UserError(f"{argument}: only app.train takes several values")
 
 
 def _refuse_idle_overrides(schema: type) -> None:
@@ -117,6 +128,19 @@ def _refuse_idle_overrides(schema: type) -> None:
     verbose = HydraConfig.get().verbose
     if not isinstance(verbose, bool):
         raise UserError(f"hydra.verbose={verbose}: choose from true, false")
+
+
+def _refuse_others_settings(cfg: TrainConfig) -> None:
+    """Raise a UserError for what only another network than the one to train has a choice of."""
+    if cfg.model.name == "lenet":
+        return
+    typed = {override.lstrip("+").partition("=")[0] for override in typed_overrides()}
+    for key in ("act", "conv", "head"):
+        value, which = getattr(cfg.model, key), f"which model={cfg.model.name} does not have"
+        if f"model.{key}" in typed:
+            raise UserError(f"model.{key}={value}: a setting of LeNet, {which}, leave it out")
+        if value != getattr(ModelConfig(), key):
+            raise UserError(f"recipe={cfg.recipe}: sets model.{key}, {which}, choose recipe=fast")
 
 
 def quote_path(argument: str) -> str:
@@ -156,6 +180,8 @@ def _explain(error: Exception, schema: type) -> Exception:
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, option = error.missing_cfg_file.rpartition("/")
         line = f"{group}={option}: choose from {', '.join(sorted(error.options))}"
+        if group in ("hydra/sweeper", "hydra/launcher"):
+            line += f", or pip install hydra-{option}-{group.rpartition('/')[2]}"
     elif isinstance(error, OverrideParseException):
         line = f"{error.override}: not of the form key=value ({_one_line(error, skip='See ')})"
     elif isinstance(cause, ConfigKeyError | ConfigAttributeError) and cause.full_key:

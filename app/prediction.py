@@ -6,7 +6,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from app.config import PredictConfig
+from app.config import PredictConfig, shown
 from app.data import Split
 from app.device import pick_device
 from app.errors import UserError
@@ -28,6 +28,10 @@ def predict(cfg: PredictConfig) -> None:
         UserError: The network, the pictures, the data or the device cannot be used.
         RunError: The results cannot be written.
     """
+    for key in ("frame", "invert"):
+        value = getattr(cfg, key)
+        if cfg.input is None and value != getattr(PredictConfig(), key):
+            raise UserError(f"{key}={shown(value)}: is for pictures, name them with input=...")
     network = load_network(cfg)
     if cfg.input is not None:
         names, images = read_images(cfg, network)

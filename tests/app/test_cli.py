@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from app.cli import hydra_main
-from app.config import TrainConfig
+from app.config import PredictConfig, TrainConfig
 from app.errors import RunError, UserError
 
 
@@ -14,10 +14,11 @@ def main(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
 
-    def call(*overrides, task=lambda cfg: None):
-        monkeypatch.setattr(sys, "argv", ["train", *overrides])
+    def call(*overrides, command="train", task=lambda cfg: None):
+        monkeypatch.setattr(sys, "argv", [command, *overrides])
+        schema = {"train": TrainConfig, "predict": PredictConfig}[command]
         try:
-            hydra_main("train", TrainConfig)(task)()
+            hydra_main(command, schema)(task)()
         except SystemExit as end:
             return end.code
         return 0
@@ -91,6 +92,9 @@ def test_paths_are_taken_as_they_are_typed(main, path):
         ("seed=1,2", "Ambiguous value for argument 'seed=1,2'"),
         ("hydra.foo=1", "hydra.foo=1: unknown key, choose from callbacks, "),
         ("hydra.mode=foo", "hydra.mode=foo: Invalid value 'foo', expected one of [RUN, MULTIRUN]"),
+        ("hydra/sweeper=optuna", "hydra/sweeper=optuna: choose from basic, or pip install"),
+        ("hydra.run.dir=x", "hydra.run.dir=x: a run makes its own folder, choose outputs=..."),
+        ("hydra.output_subdir=x", "hydra.output_subdir=x: a run makes its own folder"),
         ("--config-name=foo", "Cannot find primary config 'foo'."),
         ("--config-dir=/nowhere", "Additional config directory '/nowhere' not found"),
     ],
@@ -101,6 +105,28 @@ def test_wrong_usage_is_one_line(main, tmp_path, capsys, override, line):
     assert output == ""
     assert errors.startswith(f"error: {line}")
     assert errors.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (["model.act=relu"], "model.act=relu: a setting of LeNet, which model=lltm does not have"),
+        (["++model.head=gap"], "model.head=gap: a setting of LeNet, which model=lltm does not"),
+        (["recipe=gap"], "recipe=gap: sets model.act, which model=lltm does not have, choose reci"),
+        (["recipe=best"], "recipe=best: sets model.act, which model=lltm does not have, choose"),
+    ],
+)
+def test_settings_of_another_network_are_refused(main, capsys, overrides, line):
+    assert main("model=lltm", *overrides) == 2
+    assert capsys.readouterr().err.startswith(f"error: {line}")
+    assert main("model=lltm") == 0
+
+
+@pytest.mark.parametrize("argument", ["-m", "--multirun", "hydra.mode=MULTIRUN"])
+def test_only_trainings_are_swept(main, tmp_path, capsys, argument):
+    assert main(argument, "runtime=torch,onnx", command="predict") == 2
+    assert capsys.readouterr() == ("", f"error: {argument}: only app.train takes several values\n")
     assert list(tmp_path.iterdir()) == []
 
 

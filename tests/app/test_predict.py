@@ -203,6 +203,8 @@ def test_sizes_that_do_not_fit(make_run, tmp_path, head, size, says):
         ({"input": "a" * 5000}, "input={}/" + "a" * 5000 + ": File name too long"),
         ({"input": "empty"}, "input={}/empty: no picture in this folder"),
         ({"input": "blank.png"}, "input={}/blank.png: a blank picture, there is nothing in it"),
+        ({"frame": False}, "frame=false: is for pictures, name them with input=..."),
+        ({"invert": False}, "invert=false: is for pictures, name them with input=..."),
         ({"checkpoint": "note.txt"}, "checkpoint={}/note.txt: damaged, or not a checkpoint"),
         ({"checkpoint": "a" * 5000}, "checkpoint={}/" + "a" * 5000 + ": File name too long"),
         ({"checkpoint": "a.onnx"}, "checkpoint={}/a.onnx: an exported file, use it with runtime="),
