@@ -77,6 +77,21 @@ def check_int(op: str, name: str, value: object) -> None:
         raise TypeError(f"{op}: {name} must be int, not {type(value).__name__}")
 
 
+def check_bool(op: str, name: str, value: object) -> None:
+    """Checks that `value` is a bool: not a device or dtype in the wrong place.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if not isinstance(value, bool):
+        raise TypeError(f"{op}: {name} must be bool, not {type(value).__name__}")
+
+
+def is_traced() -> bool:
+    """Whether torch.jit.trace records: it takes sizes for values, and warns of comparisons."""
+    return torch._C._get_tracing_state() is not None
+
+
 def check_fake(
     op: str, name: str, x: Tensor, shape: Sequence[Any], like_name: str, like: Tensor
 ) -> None:

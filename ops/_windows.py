@@ -69,6 +69,8 @@ def places(
             raise RuntimeError(
                 f"{op}: {name} must be two integers, at least {least}, got {list(values)}"
             )
+        if max(values) > _MOST:
+            raise RuntimeError(f"{op}: {name} must be at most {_MOST}, got {list(values)}")
     outputs = []
     for size, k, s, p, d in zip(sizes, kernel, stride, padding, dilation, strict=True):
         padded, span = size + 2 * p, d * (k - 1) + 1

@@ -86,12 +86,14 @@ class DepthwiseConv2d(nn.Module):
         padding: Size = 0,
         dilation: Size = 1,
         bias: bool = True,
+        *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         name = type(self).__name__
         _library.check_int(name, "channels", channels)
+        _library.check_bool(name, "bias", bias)
         if channels < 1:
             raise ValueError(f"{name}: channels must be at least 1, got {channels}")
         self.channels = channels

@@ -81,6 +81,7 @@ class Involution2d(nn.Module):
         stride: Size = 1,
         group_channels: int = 16,
         reduction_ratio: int = 4,
+        *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -128,6 +129,12 @@ class Involution2d(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """Returns the involution of `input` [N, C, H, W]."""
+        _library.check_tensor("Involution2d", "input", input)
+        if input.dim() != 4 or (not _library.is_traced() and input.shape[1] != self.channels):
+            raise RuntimeError(
+                f"Involution2d: input must have shape [N, {self.channels}, H, W], "
+                f"got {list(input.shape)}"
+            )
         return involution2d(input, self.make_weight(input), self.stride, self.padding)
 
     def extra_repr(self) -> str:

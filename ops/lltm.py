@@ -37,7 +37,7 @@ def lltm_cell(
         RuntimeError: shapes, dtypes or devices that do not fit.
     """
     tensors = {"input": input, "weights": weights, "old_h": old_h, "old_cell": old_cell}
-    _check("lltm_cell", tensors, bias)
+    _check("lltm_cell", tensors, bias, "[N, I] or [I]", 2)
     if input.dim() != 1:
         new_h, new_cell, _ = cell(input, weights, bias, old_h, old_cell)
         return new_h, new_cell
@@ -66,7 +66,8 @@ def lltm(
         NotImplementedError: another dtype.
         RuntimeError: shapes, dtypes or devices that do not fit, no step.
     """
-    _check("lltm", {"sequence": sequence, "weights": weights, "h0": h0, "c0": c0}, bias)
+    tensors = {"sequence": sequence, "weights": weights, "h0": h0, "c0": c0}
+    _check("lltm", tensors, bias, "[T, N, I] or [T, I]", 3)
     if sequence.dim() != 2:
         output, h, c, _ = sequence_loop(sequence, weights, bias, h0, c0)
         return output, h, c
@@ -74,11 +75,30 @@ def lltm(
     return output[:, 0], h[0], c[0]
 
 
-def _check(op: str, tensors: dict[str, Tensor], bias: Tensor | None) -> None:
+def _check(
+    op: str, tensors: dict[str, Tensor], bias: Tensor | None, shapes: str, batched_dim: int
+) -> None:
+    """Checks types, and what the kernels cannot: they see a batch where the caller gave none."""
     for name, x in tensors.items():
         _library.check_tensor(op, name, x)
     if bias is not None:
         _library.check_tensor(op, "bias", bias)
+    (name, input), _, (h_name, h), (c_name, c) = tensors.items()
+    batched = input.dim() == batched_dim
+    if not batched and input.dim() != batched_dim - 1:
+        raise RuntimeError(f"{op}: {name} must have shape {shapes}, got {list(input.shape)}")
+    for state_name, state in ((h_name, h), (c_name, c)):
+        if state.dim() != (2 if batched else 1):
+            raise RuntimeError(
+                f"{op}: {state_name} must have shape {'[N, S]' if batched else '[S]'} beside "
+                f"{name} of shape {list(input.shape)}, got {list(state.shape)}"
+            )
+    if batched or _library.is_traced():
+        return
+    if c.shape != h.shape:
+        raise RuntimeError(f"{op}: {c_name} must have shape {list(h.shape)}, got {list(c.shape)}")
+    if input.dim() == 2 and input.shape[0] == 0:
+        raise RuntimeError(f"{op}: {name} must have at least one step, got {list(input.shape)}")
 
 
 class _Recurrent(nn.Module):
@@ -89,11 +109,13 @@ class _Recurrent(nn.Module):
         input_size: int,
         hidden_size: int,
         bias: bool = True,
+        *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         name = type(self).__name__
+        _library.check_bool(name, "bias", bias)
         for argument, size in (("input_size", input_size), ("hidden_size", hidden_size)):
             _library.check_int(name, argument, size)
             if size < 1:
@@ -109,11 +131,15 @@ class _Recurrent(nn.Module):
             self.register_parameter("bias", None)
         self.reset_parameters()
 
-    def _check_input(self, input: object) -> None:
+    def _check_arguments(self, input: Tensor, state: State | None) -> None:
         name = type(self).__name__
         _library.check_tensor(name, "input", input)
-        assert isinstance(input, Tensor)
-        if torch.jit.is_tracing():  # type: ignore[attr-defined]  # sizes are tensors then
+        if state is not None and not (isinstance(state, (tuple, list)) and len(state) == 2):
+            given = type(state).__name__
+            if isinstance(state, (tuple, list)):
+                given += f" of {len(state)}"
+            raise TypeError(f"{name}: state must be a pair of tensors (h, c), got {given}")
+        if _library.is_traced():
             return
         if input.dim() == 0 or input.shape[-1] != self.input_size:
             raise RuntimeError(
@@ -146,7 +172,7 @@ class LLTMCell(_Recurrent):
 
     def forward(self, input: Tensor, state: State | None = None) -> State:
         """Returns (h', c') of `input` [N, I] or [I] and of the state (h, c), by default zeros."""
-        self._check_input(input)
+        self._check_arguments(input, state)
         if state is None:
             zeros = input.new_zeros(*input.shape[:-1], self.hidden_size)
             state = zeros, zeros
@@ -171,10 +197,12 @@ class LLTM(_Recurrent):
         hidden_size: int,
         bias: bool = True,
         batch_first: bool = False,
+        *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(input_size, hidden_size, bias, device, dtype)
+        super().__init__(input_size, hidden_size, bias, device=device, dtype=dtype)
+        _library.check_bool("LLTM", "batch_first", batch_first)
         self.batch_first = batch_first
 
     def forward(self, input: Tensor, state: State | None = None) -> tuple[Tensor, State]:
@@ -184,7 +212,7 @@ class LLTM(_Recurrent):
             input: [T, N, I], [N, T, I] with `batch_first`, or [T, I].
             state: (h, c) before the first step, each [N, S] or [S]; None: zeros.
         """
-        self._check_input(input)
+        self._check_arguments(input, state)
         swap = self.batch_first and input.dim() == 3
         sequence = input.transpose(0, 1) if swap else input
         if state is None:

@@ -141,3 +141,10 @@ def test_constructor(arguments, raises, says):
         Involution2d(*arguments)
     for words in ("Involution2d", *says):
         assert words in str(raised.value)
+
+
+def test_the_layer_names_an_input_that_does_not_fit():
+    layer = Involution2d(16, 3)
+    for x in (torch.ones(2, 8, 5, 5), torch.ones(16, 5, 5)):
+        with pytest.raises(RuntimeError, match=r"Involution2d: input .* \[N, 16, H, W\], got \["):
+            layer(x)

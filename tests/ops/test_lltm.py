@@ -95,6 +95,8 @@ def test_repr():
         ((0, 3), ValueError, ("input_size", "at least 1", "0")),
         ((3, -1), ValueError, ("hidden_size", "at least 1", "-1")),
         ((3, 2.0), TypeError, ("hidden_size", "int", "float")),
+        ((3, True), TypeError, ("hidden_size", "int", "bool")),
+        ((3, 4, "cpu"), TypeError, ("bias", "bool", "str")),
     ],
 )
 def test_constructor(arguments, raises, says):
@@ -105,10 +107,20 @@ def test_constructor(arguments, raises, says):
             assert words in str(raised.value)
 
 
+def test_a_device_is_no_flag():
+    """Of what nn.LSTM takes in its place, the layer would make true."""
+    with pytest.raises(TypeError, match="LLTM: batch_first must be bool, not str"):
+        LLTM(4, 5, True, "cpu")
+
+
 @pytest.mark.parametrize("module", [LLTM, LLTMCell])
-def test_the_layers_name_an_input_that_does_not_fit(module):
-    layer = module(4, 5)
-    with pytest.raises(RuntimeError, match=r"input must have 4 features .* \[3, 6\]"):
-        layer(torch.randn(3, 6))
-    with pytest.raises(TypeError, match="input must be Tensor, not NoneType"):
-        layer(None)
+def test_the_layers_name_what_does_not_fit(module):
+    layer, h = module(4, 5), torch.zeros(3, 5)
+    for arguments, raises, says in (
+        ((torch.randn(3, 6),), RuntimeError, r"input must have 4 features .* \[3, 6\]"),
+        ((None,), TypeError, "input must be Tensor, not NoneType"),
+        ((torch.randn(3, 4), h), TypeError, r"state must be a pair .* \(h, c\), got Tensor"),
+        ((torch.randn(3, 4), (h,)), TypeError, r"state must be a pair .*, got tuple of 1"),
+    ):
+        with pytest.raises(raises, match=f"{module.__name__}: {says}"):
+            layer(*arguments)

@@ -90,6 +90,10 @@ OPERATOR = Operator(
         Wrong(lambda: conv(X, W, padding=(0, -1)), RuntimeError, "padding … at least 0 … (0, -1)"),
         Wrong(lambda: conv(X, W, dilation=0), RuntimeError, "dilation … at least 1 … 0"),
         Wrong(lambda: conv(X, W, stride=(1, 2, 3)), TypeError, "stride … pair … (1, 2, 3)"),
+        Wrong(lambda: conv(X, W, stride=True), TypeError, "stride … pair … True"),
+        Wrong(
+            lambda: conv(X, W, stride=2**70), RuntimeError, f"stride … at most {2**31} … {2**70}"
+        ),
         Wrong(lambda: conv(X, W, stride=1.5), TypeError, "stride … pair … 1.5"),
         Wrong(
             lambda: raw.depthwise_conv2d(X[0], W, None, *LISTS),

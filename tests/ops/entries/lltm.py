@@ -60,6 +60,12 @@ OPERATOR = Operator(
         Wrong(lambda: lltm(X[:0], W, B, H, H), RuntimeError, "sequence … at least one … [0, 2, 3]"),
         Wrong(lambda: lltm(X, W[1:], B, H, H), RuntimeError, "weights … [12, 7] … [11, 7]"),
         Wrong(lambda: lltm(X, W, B, H[:1], H), RuntimeError, "h0 … [2, 4] … [1, 4]"),
+        Wrong(
+            lambda: lltm(X, W, B, H[None], H), RuntimeError, "h0 … [N, S] … [5, 2, 3] … [1, 2, 4]"
+        ),
+        Wrong(lambda: lltm(X[:, 0], W, B, H, H), RuntimeError, "h0 … [S] … [5, 3] … [2, 4]"),
+        Wrong(lambda: lltm(X[:, 0], W, B, H[0], H[0, 1:]), RuntimeError, "c0 … [4], got [3]"),
+        Wrong(lambda: lltm(X[:0, 0], W, B, H[0], H[0]), RuntimeError, "at least one … got [0, 3]"),
         Wrong(lambda: lltm(X, W, B, H, H[:, 1:]), RuntimeError, "c0 … [2, 4] … [2, 3]"),
         Wrong(
             lambda: raw.lltm_backward(X, None, None, X, W, B, H, H, X, P, MASK),

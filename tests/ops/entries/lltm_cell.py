@@ -61,6 +61,10 @@ OPERATOR = Operator(
         Wrong(lambda: lltm_cell(X, W[:, 1:], B, H, H), RuntimeError, "weights … [12, 7] … [12, 6]"),
         Wrong(lambda: lltm_cell(X, W, B[1:], H, H), RuntimeError, "bias … [12] … [11]"),
         Wrong(lambda: lltm_cell(X, W, B, H[:1], H), RuntimeError, "old_h … [2, 4] … [1, 4]"),
+        Wrong(lambda: lltm_cell(X[0], W, B, H, H), RuntimeError, "old_h … [S] … [3] … [2, 4]"),
+        Wrong(
+            lambda: lltm_cell(X[0], W, B, H[0], H[0, 1:]), RuntimeError, "old_cell … [4], got [3]"
+        ),
         Wrong(lambda: lltm_cell(X, W, B, H, H[:, 1:]), RuntimeError, "old_cell … [2, 4] … [2, 3]"),
         Wrong(
             lambda: raw.lltm_cell_backward(H[:1], None, X, W, B, H, H, P, MASK),

@@ -41,6 +41,7 @@ OPERATOR = Operator(
         Wrong(lambda: ncrelu(X, -5), IndexError, "dim … -5 … [-4, 3]"),
         Wrong(lambda: ncrelu(X[0, 0, 0, 0]), IndexError, "input … dimension … scalar"),
         Wrong(lambda: ncrelu(X, 1.0), TypeError, "dim … int … float"),
+        Wrong(lambda: ncrelu(X, True), TypeError, "dim … int … bool"),
         Wrong(lambda: ncrelu(X, "C"), TypeError, "dim … int … str"),
         Wrong(lambda: raw.ncrelu(X, 4), RuntimeError, "dim … [-4, 3] … 4"),
         Wrong(lambda: raw.ncrelu(X[0, 0, 0, 0], 0), RuntimeError, "dimension"),
