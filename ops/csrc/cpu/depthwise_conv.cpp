@@ -11,9 +11,9 @@ namespace {
 constexpr int64_t kGrain = 200000;  // multiply-adds: less is not worth waking a thread for
 constexpr int64_t kUnits = 64;      // of work on the weight gradient, at most
 
-// Output rows of a slab that are worth a thread.
-int64_t grain(const DepthwiseGeometry& g, const Lanes& lanes, int64_t slab) {
-  const double row = 1.0 * g.out_w * g.kernel_h * g.kernel_w * slab * lanes.lanes;
+// Output rows that are worth a thread, of so many lanes.
+int64_t grain(const DepthwiseGeometry& g, int64_t lanes) {
+  const double row = 1.0 * g.out_w * g.kernel_h * g.kernel_w * lanes;
   return std::max<int64_t>(1, static_cast<int64_t>(kGrain / row));
 }
 
@@ -44,17 +44,16 @@ void correlate(const DepthwiseGeometry& g, bool transposed, const T* source, con
                const T* bias, T* out) {
   using A = acc_t<T>;
   const Axis vertical = vertical_axis(g, transposed), horizontal = horizontal_axis(g, transposed);
-  const Lanes lanes(g, vector_bytes() / sizeof(A));
-  const Columns columns(horizontal, lanes.lanes);
+  const int64_t vectors = g.channels_last ? 2 : 1;  // of a pixel
+  const Lanes lanes(g, vectors * vector_bytes() / sizeof(A));
+  const Columns columns(horizontal, lanes.lanes, kMostOutputs / vectors);
   const auto packed = pack(lanes, weight, g.c, g.kernel_h * g.kernel_w);
   const auto packed_bias = pack(lanes, bias, g.c, 1);
-  const Correlation<T> c{
-      g,      vertical,      horizontal,         lanes, columns, slab_of<T>(g, lanes),
-      source, packed.data(), packed_bias.data(), out};
-  const int64_t slabs = (lanes.channel_groups + c.slab - 1) / c.slab;
-  const int64_t rows = lanes.image_groups * slabs * vertical.out_size;
-  torch::stable::parallel_for(0, rows, grain(g, lanes, c.slab), [&](int64_t begin, int64_t end) {
-    Workspace<A> workspace(c.slab, vertical, columns.width * lanes.lanes,
+  const Correlation<T> c{g,      vertical,      horizontal,         lanes, columns,
+                         source, packed.data(), packed_bias.data(), out};
+  const int64_t rows = lanes.image_groups * lanes.channel_groups * vertical.out_size;
+  torch::stable::parallel_for(0, rows, grain(g, lanes.lanes), [&](int64_t begin, int64_t end) {
+    Workspace<A> workspace(1, vertical, columns.width * lanes.lanes,
                            horizontal.out_size * lanes.lanes);
     OPS_CALL(correlate(c, begin, end, workspace));
   });
@@ -83,7 +82,7 @@ struct Kernels {
     const WeightGradient<T> p(g, grad, x, grad_bias, lanes, slab_of<T>(g, Lanes(g, lanes)));
     const int64_t slabs = (p.lanes.channel_groups + p.slab - 1) / p.slab;
     const int64_t rows = p.lanes.image_groups * g.out_h;
-    const int64_t unit_rows = grain(g, p.lanes, p.slab);  // fewer cost more than they save
+    const int64_t unit_rows = grain(g, p.slab * lanes);  // fewer cost more than they save
     const int64_t ranges =
         std::clamp<int64_t>(rows / unit_rows, 1, std::max<int64_t>(1, kUnits / slabs));
     const int64_t positions = g.kernel_h * g.kernel_w + 1;

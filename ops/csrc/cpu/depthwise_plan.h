@@ -1,7 +1,8 @@
 // How the CPU computes a depthwise convolution and its gradients.
 //
 // Vectors hold one pixel of several channels (of several images where there are few channels), in
-// either memory format. So a tap is one multiply-add of vectors, whatever the filter. Source rows
+// either memory format. So a tap is one multiply-add of vectors, whatever the filter; or of two
+// where channels lie together in memory, which comes in lines as long as two vectors. Source rows
 // are copied into a ring of rows [pixel][lane], zero-padded left and right, in the accumulator's
 // type; it holds what the taps of one output row span, and stays in the first-level cache.
 //
@@ -17,7 +18,7 @@
 
 namespace ops::cpu {
 
-constexpr int64_t kMostLanes = 16;
+constexpr int64_t kMostLanes = 32;    // of two vectors
 constexpr int64_t kMostOutputs = 14;  // vectors of sums that fit into registers
 
 // Where a tap finds its weights and its source, in elements.
@@ -40,21 +41,23 @@ struct Columns {
   std::vector<Tap> taps;
   std::vector<Block> blocks;
 
-  Columns(const Axis& axis, int64_t lanes) {
+  // A block has at most `most` outputs.
+  Columns(const Axis& axis, int64_t lanes, int64_t most) {
     const int64_t phases = axis.transposed ? axis.stride : 1;
     const int64_t step = axis.transposed ? 1 : axis.stride;
     out_step = phases;
     source_step = step * lanes;
     width = axis.source_size;
     for (int64_t phase = 0; phase < std::min(phases, axis.out_size); ++phase) {
-      add_phase(axis, phase, phases, step, lanes);
+      add_phase(axis, phase, phases, step, lanes, most);
     }
     width += left;
   }
 
  private:
   // The outputs phase, phase + phases, …, whose sources lie `step` apart.
-  void add_phase(const Axis& axis, int64_t phase, int64_t phases, int64_t step, int64_t lanes) {
+  void add_phase(const Axis& axis, int64_t phase, int64_t phases, int64_t step, int64_t lanes,
+                 int64_t most) {
     const int64_t first_tap = taps.size();
     for (int64_t i = 0; i < axis.taps; ++i) {
       const int64_t tap = axis.transposed ? axis.taps - 1 - i : i;  // sources ascend
@@ -66,10 +69,12 @@ struct Columns {
     }
     const int64_t outputs = (axis.out_size - 1 - phase) / phases + 1;
     // A block reads at most as far beyond the source as it is long: far apart, outputs are alone.
-    const int64_t most = std::min(kMostOutputs, 1 + (axis.source_size + kMostOutputs) / step);
-    const int64_t count = (outputs + most - 1) / most;
+    most = std::min(most, 1 + (axis.source_size + kMostOutputs) / step);
+    // Blocks of one size may overlap, but all run the same code: no branch is predicted wrongly.
+    const int64_t count = (outputs + most - 1) / most, size = (outputs + count - 1) / count;
     for (int64_t i = 0; i < count; ++i) {
-      const int64_t begin = outputs * i / count, end = outputs * (i + 1) / count;
+      const int64_t begin = i * (outputs - size) / std::max<int64_t>(1, count - 1);
+      const int64_t end = begin + size;
       Block block{end - begin, phase + begin * phases, begin * step * lanes, first_tap,
                   static_cast<int64_t>(taps.size())};
       const auto first = [&](int64_t tap) { return taps[tap].source / lanes + begin * step; };
@@ -191,7 +196,6 @@ struct Correlation {
   Axis vertical, horizontal;
   Lanes lanes;
   Columns columns;
-  int64_t slab;  // groups of channels
   const T* source;
   const A *weight, *bias;  // [group of channels][tap][lane], [group of channels][lane]
   T* out;

@@ -3,7 +3,7 @@
 
 namespace ops::cpu::OPS_ISA {
 
-// Converts `channels` of each of n pixels, at most N.
+// Converts `channels` of each of n pixels, at most two vectors.
 template <int N, typename From, typename To>
 void convert_pixels(const From* from, int64_t from_pixel, To* to, int64_t to_pixel,
                     int64_t channels, int64_t n) {
@@ -13,8 +13,15 @@ void convert_pixels(const From* from, int64_t from_pixel, To* to, int64_t to_pix
     }
     return;
   }
-  for (int64_t i = 0; N > 1 && i < n; ++i) {
-    convert_some<(N + 1) / 2>(from + i * from_pixel, to + i * to_pixel, channels);
+  if (channels == 2 * N) {
+    for (int64_t i = 0; i < n; ++i) {
+      store<N>(to + i * to_pixel, load<N>(from + i * from_pixel));
+      store<N>(to + i * to_pixel + N, load<N>(from + i * from_pixel + N));
+    }
+    return;
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    convert_some<N>(from + i * from_pixel, to + i * to_pixel, channels);
   }
 }
 
@@ -24,13 +31,13 @@ void gather_row(const Place<const T>& place, int64_t h, const Lanes& lanes, acc_
   using A = acc_t<T>;
   constexpr int N = kLanes<A>;
   if (place.starts < (place.pixel ? lanes.images : lanes.images * lanes.channels)) {
-    __builtin_memset(to, 0, place.width * N * sizeof(A));
+    __builtin_memset(to, 0, place.width * lanes.lanes * sizeof(A));
   }
   if (place.pixel) {
     for (int64_t i = 0; i < place.starts; ++i) {
       const T* from = place.start[i] + h * place.row;
       A* lane = to + i * lanes.channels;
-      convert_pixels<N>(from, place.pixel, lane, N, place.channels, place.width);
+      convert_pixels<N>(from, place.pixel, lane, lanes.lanes, place.channels, place.width);
     }
     return;
   }
@@ -61,7 +68,7 @@ void scatter_row(const acc_t<T>* from, const Lanes& lanes, const Place<T>& place
     for (int64_t i = 0; i < place.starts; ++i) {
       T* to = place.start[i] + h * place.row;
       const A* lane = from + i * lanes.channels;
-      convert_pixels<N>(lane, N, to, place.pixel, place.channels, place.width);
+      convert_pixels<N>(lane, lanes.lanes, to, place.pixel, place.channels, place.width);
     }
     return;
   }
