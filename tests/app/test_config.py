@@ -54,11 +54,7 @@ def test_yaml_and_schema_have_the_same_defaults(command, monkeypatch):
         ("recipe=fast", TrainConfig()),
         (
             "recipe=gap",
-            TrainConfig(
-                recipe="gap",
-                model=ModelConfig(act="ncrelu", head="gap"),
-                trainer=TrainerConfig(epochs=4),
-            ),
+            TrainConfig(recipe="gap", model=ModelConfig(act="ncrelu", head="gap")),
         ),
         (
             "recipe=best",
