@@ -11,9 +11,9 @@ from typing import Any
 from app.config import shown
 from app.errors import UserError
 from app.files import write_atomically
-from app.runs import CONFIG, RESULTS, find_runs, read_settings, read_summary
+from app.runs import CONFIG, FREE, RESULTS, find_runs, flatten, read_settings, read_summary
 
-APART = ("seed", "resume", "outputs", "data.root", "device")  # do not make another kind of run
+APART = ("seed", *FREE)  # do not make another kind of run
 
 
 @dataclass
@@ -78,7 +78,7 @@ def report(folder: str, outputs: str = "outputs") -> None:
 def find_entries(root: Path) -> list[Entry]:
     """The runs at any depth under `root`, in the order of their folders' names."""
     return [
-        Entry(path, _flatten(read_settings(path)), read_summary(path))
+        Entry(path, flatten(read_settings(path)), read_summary(path))
         for path in sorted(find_runs(root), key=_natural)
     ]
 
@@ -165,14 +165,6 @@ def _newest(outputs: Path) -> Path:
         raise UserError(f"latest: no run under {outputs}/: train one with `python -m app.train`")
     folder = max(found, key=lambda path: (path / CONFIG).stat().st_mtime_ns)
     return folder.parent if (folder.parent / "multirun.yaml").is_file() else folder
-
-
-def _flatten(values: Any, prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        name = f"{prefix}{key}"
-        flat |= _flatten(value, f"{name}.") if isinstance(value, dict) else {name: value}
-    return flat
 
 
 def _varied(entries: Sequence[Entry]) -> list[str]:

@@ -24,7 +24,7 @@ SUMMARY = "summary.json"
 RESULTS = ("test_accuracy", "val_accuracy", "parameters", "training_seconds", "images_per_second")
 OVERRIDES = Path(".hydra", "overrides.yaml")
 LAUNCH = Path(".hydra", "launch")  # which torchrun made it
-FREE = ("resume", "data.root", "device", "outputs")  # may differ when a run is resumed
+FREE = ("resume", "data.root", "device", "outputs")  # may differ in one and the same run
 
 
 def run_name() -> str:
@@ -211,10 +211,10 @@ def remove_temporaries(folder: Path) -> None:
         path.unlink()
 
 
-def flatten(cfg: Any, prefix: str = "") -> dict[str, Any]:
-    """The values of nested dataclasses by dotted key."""
-    values: dict[str, Any] = {}
-    for item in dataclasses.fields(cfg):
-        value, key = getattr(cfg, item.name), f"{prefix}{item.name}"
-        values |= flatten(value, f"{key}.") if dataclasses.is_dataclass(value) else {key: value}
-    return values
+def flatten(values: Any, prefix: str = "") -> dict[str, Any]:
+    """The values of nested dictionaries or dataclasses by dotted key."""
+    flat: dict[str, Any] = {}
+    for key, value in (values if isinstance(values, dict) else dataclasses.asdict(values)).items():
+        name = f"{prefix}{key}"
+        flat |= flatten(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return flat
