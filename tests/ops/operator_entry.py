@@ -12,6 +12,11 @@ raw = torch.ops.lenet_ops  # the operators without the checks of their Python fu
 Shape = tuple[int, ...]
 
 
+def pairs(*values: int | tuple[int, int]) -> list[tuple[int, int]]:
+    """Returns arguments that are an int or a pair as (vertical, horizontal)."""
+    return [v if isinstance(v, tuple) else (v, v) for v in values]
+
+
 @dataclass(frozen=True)
 class Case:
     """One call: the shapes of its tensors (None: that one is left out) and its other arguments."""
@@ -75,3 +80,19 @@ class Operator:
 
     def __str__(self) -> str:
         return self.name
+
+
+# What every elementwise operator is tried on.
+ELEMENTWISE: dict[str, Any] = {
+    "cases": (
+        Case(((2, 3, 5, 4),)),
+        Case(((),)),
+        Case(((37,),)),
+        Case(((3, 1),)),
+        Case(((2, 3, 2, 3, 2),)),
+    ),
+    "resized": ((3, 3, 6, 5),),
+    "empty": (Case(((0,),)), Case(((2, 0, 3, 4),))),
+    "bulk": Case(((4, 8, 47, 51),)),
+    "huge": Case(((3, 2**30 + 9),)),
+}

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ops import DepthwiseConv2d
 from ops import depthwise_conv2d as conv
-from tests.ops.operator_entry import Case, Operator, Wrong, raw
+from tests.ops.operator_entry import Case, Operator, Wrong, pairs, raw
 
 X, W = torch.ones(2, 3, 5, 4), torch.ones(3, 1, 3, 3)
 LISTS = ([1, 1], [0, 0], [1, 1])  # stride, padding, dilation as torch.ops takes them
@@ -23,9 +23,7 @@ def reference(
     dilation: int | tuple[int, int] = 1,
 ) -> Tensor:
     """The sum over the filter's taps, written out. F.conv2d is the other reference: see there."""
-    (sh, sw), (ph, pw), (dh, dw) = (
-        v if isinstance(v, tuple) else (v, v) for v in (stride, padding, dilation)
-    )
+    (sh, sw), (ph, pw), (dh, dw) = pairs(stride, padding, dilation)
     kh, kw = weight.shape[-2:]
     ho = (x.shape[-2] + 2 * ph - dh * (kh - 1) - 1) // sh + 1
     wo = (x.shape[-1] + 2 * pw - dw * (kw - 1) - 1) // sw + 1

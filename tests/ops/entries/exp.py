@@ -3,7 +3,7 @@
 import torch
 
 from ops import Exp, exp
-from tests.ops.operator_entry import Case, Operator, Wrong, raw
+from tests.ops.operator_entry import ELEMENTWISE, Operator, Wrong, raw
 
 X = torch.ones(2, 3, 5, 4)
 
@@ -11,16 +11,7 @@ OPERATOR = Operator(
     name="exp",
     function=exp,
     reference=torch.exp,
-    cases=(
-        Case(((2, 3, 5, 4),)),
-        Case(((),)),
-        Case(((37,),)),
-        Case(((2, 3, 2, 3, 2),)),
-    ),
-    resized=((3, 3, 6, 5),),
-    empty=(Case(((0,),)), Case(((2, 0, 3, 4),))),
-    bulk=Case(((4, 8, 47, 51),)),
-    huge=Case(((3, 2**30 + 9),)),
+    **ELEMENTWISE,
     autocast="float32",
     saves="output",
     roundings=2,

@@ -3,7 +3,7 @@
 import torch
 
 from ops import GELU, gelu
-from tests.ops.operator_entry import Case, Operator, Wrong, raw
+from tests.ops.operator_entry import ELEMENTWISE, Operator, Wrong, raw
 
 X = torch.ones(2, 3, 5, 4)
 
@@ -11,17 +11,7 @@ OPERATOR = Operator(
     name="gelu",
     function=gelu,
     reference=lambda x: x * torch.sigmoid(1.702 * x),
-    cases=(
-        Case(((2, 3, 5, 4),)),
-        Case(((),)),
-        Case(((37,),)),
-        Case(((3, 1),)),
-        Case(((2, 3, 2, 3, 2),)),
-    ),
-    resized=((3, 3, 6, 5),),
-    empty=(Case(((0,),)), Case(((2, 0, 3, 4),))),
-    bulk=Case(((4, 8, 47, 51),)),
-    huge=Case(((3, 2**30 + 9),)),
+    **ELEMENTWISE,
     autocast="input",
     module=lambda **_: GELU(),
     wrong=(

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ops import Involution2d, involution2d
-from tests.ops.operator_entry import Case, Operator, Wrong, raw
+from tests.ops.operator_entry import Case, Operator, Wrong, pairs, raw
 
 X, W = torch.ones(2, 4, 5, 4), torch.ones(2, 2, 3, 3, 3, 2)
 LISTS = ([1, 1], [0, 0], [1, 1])  # stride, padding, dilation as torch.ops takes them
@@ -21,9 +21,7 @@ def reference(
     dilation: int | tuple[int, int] = 1,
 ) -> Tensor:
     """The windows unfolded, times their kernels, summed."""
-    (sh, sw), (ph, pw), (dh, dw) = (
-        v if isinstance(v, tuple) else (v, v) for v in (stride, padding, dilation)
-    )
+    (sh, sw), (ph, pw), (dh, dw) = pairs(stride, padding, dilation)
     _, groups, kh, kw, _, _ = weight.shape
     padded = F.pad(x, (pw, pw, ph, ph))
     windows = padded.unfold(2, dh * (kh - 1) + 1, sh).unfold(3, dw * (kw - 1) + 1, sw)
