@@ -47,19 +47,28 @@ def depthwise_conv2d(
     _library.check_tensor(op, "weight", weight)
     if bias is not None:
         _library.check_tensor(op, "bias", bias)
-    if input.dim() not in (3, 4):
-        raise RuntimeError(
-            f"{op}: input must have shape [N, C, H, W] or [C, H, W], got {list(input.shape)}"
-        )
-    out = _conv(
-        input if input.dim() == 4 else input.unsqueeze(0),
+    return _convolve(
+        input,
         weight,
         bias,
         _windows.pair(op, "stride", stride, least=1),
         _windows.pair(op, "padding", padding, least=0),
         _windows.pair(op, "dilation", dilation, least=1),
     )
-    return out if input.dim() == 4 else out.squeeze(0)
+
+
+def _convolve(
+    input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: tuple[int, int]
+) -> Tensor:
+    """Takes arguments of the right types; the geometry is checked."""
+    if input.dim() == 4:
+        return _conv(input, weight, bias, *geometry)
+    if input.dim() != 3:
+        raise RuntimeError(
+            "depthwise_conv2d: input must have shape [N, C, H, W] or [C, H, W], "
+            f"got {list(input.shape)}"
+        )
+    return _conv(input.unsqueeze(0), weight, bias, *geometry).squeeze(0)
 
 
 class DepthwiseConv2d(nn.Module):
@@ -119,9 +128,8 @@ class DepthwiseConv2d(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """Returns the convolution of `input` [N, C, H, W] or [C, H, W]."""
-        return depthwise_conv2d(
-            input, self.weight, self.bias, self.stride, self.padding, self.dilation
-        )
+        _library.check_tensor("depthwise_conv2d", "input", input)
+        return _convolve(input, self.weight, self.bias, self.stride, self.padding, self.dilation)
 
     def extra_repr(self) -> str:
         """Shows the arguments that differ from their defaults."""
