@@ -75,7 +75,6 @@ struct Backend {
     cell.step.old_cell.outside = a.old_cell.template const_data_ptr<T>();
     cell.step.grad_h.outside = data_or_null<T>(grads.output);
     cell.step.grad_cell.outside = data_or_null<T>(grads.last_cell);
-    cell.step.grad_gates = cell.gates;
     cell.step.grad_old_cell.outside = wanted(old_cell);
     launch_cell(a.input, a.sizes, cell);
     return true;

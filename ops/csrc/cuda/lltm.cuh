@@ -99,19 +99,10 @@ __device__ Gates<T> gates_at(const acc_t<T>* products, const T* bias, int64_t st
   return {products + 3 * row * state + column, bias ? bias + column : nullptr, state};
 }
 
-template <typename T>
-__device__ void run(const LltmForward<T, T>& s, const LltmSizes& sizes, int64_t row,
-                    int64_t column) {
+// What follows from the gates, however they come by their index.
+template <typename T, typename Source>
+__device__ void finish(const LltmForward<T, T>& s, const Source& gates, int64_t i) {
   using A = acc_t<T>;
-  const int64_t state = sizes.state, i = row * state + column;
-  if (s.recurrent) {
-    for (int gate = 0; gate < 3; ++gate) {
-      const int64_t at = (3 * row + gate) * state + column;
-      s.summed[at] += s.recurrent[at];
-    }
-  }
-  // What was summed up is read through the pointer that wrote it.
-  const Gates<T> gates = gates_at(s.recurrent ? s.summed : s.products, s.bias, state, row, column);
   const A cell = read(s.old_cell, i) + Elu<A>(gates[2]).value * Sigmoid<A>(gates[0]).value;
   const T h = static_cast<T>(Tanh<A>(cell).value * Sigmoid<A>(gates[1]).value);
   write(s.new_cell, i, cell);
@@ -121,12 +112,32 @@ __device__ void run(const LltmForward<T, T>& s, const LltmSizes& sizes, int64_t 
   }
 }
 
-template <typename T, typename O>
-__device__ void run(const LltmBackward<T, O>& s, const LltmSizes& sizes, int64_t row,
+template <typename T>
+__device__ void run(const LltmForward<T, T>& s, const LltmSizes& sizes, int64_t row,
                     int64_t column) {
+  const int64_t state = sizes.state;
+  if (s.recurrent) {
+    for (int gate = 0; gate < 3; ++gate) {
+      const int64_t at = (3 * row + gate) * state + column;
+      s.summed[at] += s.recurrent[at];
+    }
+  }
+  // What was summed up is read through the pointer that wrote it.
+  const Gates<T> gates = gates_at(s.recurrent ? s.summed : s.products, s.bias, state, row, column);
+  finish(s, gates, row * state + column);
+}
+
+// One value a gate.
+template <typename A>
+struct PerGate {
+  A gate[3];
+};
+
+// The gradients of the gates, which it returns, and of the old cell.
+template <typename T, typename O, typename Source>
+__device__ PerGate<acc_t<T>> differentiate(const LltmBackward<T, O>& s, const Source& gates,
+                                           int64_t i) {
   using A = acc_t<T>;
-  const int64_t state = sizes.state, i = row * state + column;
-  const Gates<T> gates = gates_at(s.products, s.bias, state, row, column);
   const Sigmoid<A> in(gates[0]), out(gates[1]);
   const Elu<A> candidate(gates[2]);
   const Tanh<A> cell(read(s.old_cell, i) + candidate.value * in.value);
@@ -136,11 +147,20 @@ __device__ void run(const LltmBackward<T, O>& s, const LltmSizes& sizes, int64_t
   }
   const A grad_cell = read(s.grad_cell, i) + grad_h * out.value * cell.slope;
   write(s.grad_old_cell, i, grad_cell);
+  return {grad_cell * candidate.value * in.slope, grad_h * cell.value * out.slope,
+          grad_cell * in.value * candidate.slope};
+}
+
+template <typename T>
+__device__ void run(const LltmBackward<T, T>& s, const LltmSizes& sizes, int64_t row,
+                    int64_t column) {
+  const int64_t state = sizes.state;
+  const Gates<T> gates = gates_at(s.products, s.bias, state, row, column);
+  const auto grads = differentiate(s, gates, row * state + column);
   if (s.grad_gates) {
-    O* grad = s.grad_gates + 3 * row * state + column;
-    grad[0] = static_cast<O>(grad_cell * candidate.value * in.slope);
-    grad[state] = static_cast<O>(grad_h * cell.value * out.slope);
-    grad[2 * state] = static_cast<O>(grad_cell * in.value * candidate.slope);
+    for (int gate = 0; gate < 3; ++gate) {
+      s.grad_gates[(3 * row + gate) * state + column] = static_cast<T>(grads.gate[gate]);
+    }
   }
 }
 

@@ -7,10 +7,10 @@
 namespace ops::cuda {
 
 constexpr int kWarp = 32;
-constexpr int kCellWarps = 4;          // columns of the state in a block
-constexpr int kCellRows = 16;          // of the batch, together in registers
-constexpr int kSplits = 8;             // of the sum over gates in grad_input and grad_old_h
-constexpr int64_t kCellBatch = kWarp;  // most rows: a lane has one
+constexpr int kCellColumns = 4;                     // of the state, in a block
+constexpr int kCellRows = 4;                        // of the batch, together in registers
+constexpr int kGateWarps = 8, kInputWarps = 16;     // of a block, in the two kernels backward
+constexpr int64_t kCellBatch = kWarp;               // most rows: a lane has one
 constexpr int64_t kCellWeights = int64_t{1} << 19;  // most weights
 
 inline bool is_small(const LltmSizes& sizes) {
@@ -45,10 +45,10 @@ struct CellBackward {
   const T* weights;
   acc_t<T>* gates;                                    // [N, 3S]: their gradients
   T *grad_input, *grad_weights, *grad_bias, *grad_h;  // each may be null
-  LltmBackward<T, acc_t<T>> step;
+  LltmBackward<T, T> step;
 };
 
-// From 16 sums in every lane to the sum over all lanes of number lane % 16.
+// From kCellRows sums in every lane to the sum over all lanes of number lane % kCellRows.
 template <typename A>
 __device__ A sum_over_lanes(A (&sums)[kCellRows], int lane) {
 #pragma unroll
@@ -61,93 +61,110 @@ __device__ A sum_over_lanes(A (&sums)[kCellRows], int lane) {
       sums[i] = kept + __shfl_xor_sync(~0u, sent, half);
     }
   }
-  return sums[0] + __shfl_xor_sync(~0u, sums[0], kCellRows);
+#pragma unroll
+  for (int other = kCellRows; other < kWarp; other *= 2) {
+    sums[0] += __shfl_xor_sync(~0u, sums[0], other);
+  }
+  return sums[0];
 }
 
-// A warp makes a column of the state: its lanes share the three dot products of every row.
+// A warp makes a column of the state: its lanes share the three dot products of each row.
 template <typename T>
-__global__ void __launch_bounds__(kWarp* kCellWarps)
+__global__ void __launch_bounds__(kWarp* kCellColumns)
     cell_forward_kernel(CellForward<T> cell, LltmSizes sizes) {
   using A = acc_t<T>;
   const int lane = threadIdx.x, batch = static_cast<int>(sizes.batch);
   const int state = static_cast<int>(sizes.state), columns = cell.joined.columns();
-  const int column = blockIdx.x * kCellWarps + threadIdx.y;
+  const int column = blockIdx.x * kCellColumns + threadIdx.y, first = blockIdx.y * kCellRows;
   if (column >= state) {
     return;
   }
-  for (int first = 0; first < batch; first += kCellRows) {
-    A sums[3][kCellRows] = {};
-    for (int k = lane; k < columns; k += kWarp) {
-      A values[kCellRows];
+  A sums[3][kCellRows] = {};
+#pragma unroll 4
+  for (int k = lane; k < columns; k += kWarp) {
+    A values[kCellRows];
+#pragma unroll
+    for (int r = 0; r < kCellRows; ++r) {
+      values[r] = cell.joined(min(first + r, batch - 1), k);
+    }
+#pragma unroll
+    for (int gate = 0; gate < 3; ++gate) {
+      const A weight = static_cast<A>(cell.weights[(gate * state + column) * columns + k]);
 #pragma unroll
       for (int r = 0; r < kCellRows; ++r) {
-        values[r] = first + r < batch ? cell.joined(first + r, k) : A(0);
+        sums[gate][r] += weight * values[r];
       }
-#pragma unroll
-      for (int gate = 0; gate < 3; ++gate) {
-        const A weight = static_cast<A>(cell.weights[(gate * state + column) * columns + k]);
-#pragma unroll
-        for (int r = 0; r < kCellRows; ++r) {
-          sums[gate][r] += weight * values[r];
-        }
-      }
-    }
-    const int row = first + lane;
-#pragma unroll
-    for (int gate = 0; gate < 3; ++gate) {
-      const A sum = sum_over_lanes(sums[gate], lane);
-      if (lane < kCellRows && row < batch) {
-        cell.products[(3 * row + gate) * state + column] = sum;
-      }
-    }
-    if (lane < kCellRows && row < batch) {
-      run(cell.step, sizes, row, column);
     }
   }
-}
-
-// A warp makes the gradients of a column's gates, a lane a row of the batch; then those of the
-// column's three rows of weights and of its biases, which need no others.
-template <typename T>
-__global__ void __launch_bounds__(kWarp* kCellWarps)
-    cell_gates_kernel(CellBackward<T> cell, LltmSizes sizes) {
-  using A = acc_t<T>;
-  const int lane = threadIdx.x, batch = static_cast<int>(sizes.batch);
-  const int state = static_cast<int>(sizes.state), columns = cell.joined.columns();
-  const int column = blockIdx.x * kCellWarps + threadIdx.y;
-  if (column >= state) {
+  A gates[3];
+#pragma unroll
+  for (int gate = 0; gate < 3; ++gate) {
+    gates[gate] = sum_over_lanes(sums[gate], lane);
+  }
+  const int row = first + lane;
+  if (lane >= kCellRows || row >= batch) {
     return;
   }
-  A gates[3] = {};
-  if (lane < batch) {
-    run(cell.step, sizes, lane, column);
-    for (int gate = 0; gate < 3; ++gate) {
-      gates[gate] = cell.gates[(3 * lane + gate) * state + column];
-    }
-  }
-  if (cell.grad_weights) {
-    for (int k = lane; k - lane < columns; k += kWarp) {
-      A sums[3] = {};
-      for (int row = 0; row < batch; ++row) {
-        const A value = k < columns ? cell.joined(row, k) : A(0);
 #pragma unroll
-        for (int gate = 0; gate < 3; ++gate) {
-          sums[gate] += __shfl_sync(~0u, gates[gate], row) * value;
-        }
-      }
-      for (int gate = 0; k < columns && gate < 3; ++gate) {
-        cell.grad_weights[(gate * state + column) * columns + k] = static_cast<T>(sums[gate]);
-      }
+  for (int gate = 0; gate < 3; ++gate) {
+    cell.products[(3 * row + gate) * state + column] = gates[gate];
+    if (cell.step.bias) {
+      gates[gate] += static_cast<A>(cell.step.bias[gate * state + column]);
     }
   }
-  if (cell.grad_bias) {
+  finish(cell.step, gates, static_cast<int64_t>(row) * state + column);
+}
+
+// A block makes the gradients of a few columns' gates, a lane a row of the batch; then those of
+// these columns' rows of weights and of their biases, which need no others.
+template <typename T>
+__global__ void __launch_bounds__(kWarp* kGateWarps)
+    cell_gates_kernel(CellBackward<T> cell, LltmSizes sizes) {
+  using A = acc_t<T>;
+  __shared__ __align__(16) A grads[kCellBatch][3 * kCellColumns];  // three gates a column
+  const int lane = threadIdx.x, warp = threadIdx.y, batch = static_cast<int>(sizes.batch);
+  const int state = static_cast<int>(sizes.state), columns = cell.joined.columns();
+  const int first = blockIdx.x * kCellColumns, column = first + warp;
+  if (warp < kCellColumns) {
+    PerGate<A> own{};
+    if (lane < batch && column < state) {
+      const Gates<T> gates = gates_at(cell.step.products, cell.step.bias, state, lane, column);
+      own = differentiate(cell.step, gates, static_cast<int64_t>(lane) * state + column);
+    }
+#pragma unroll
     for (int gate = 0; gate < 3; ++gate) {
-      A sum = gates[gate];
+      grads[lane][3 * warp + gate] = own.gate[gate];
+      if (lane < batch && column < state) {
+        cell.gates[(3 * lane + gate) * state + column] = own.gate[gate];
+      }
+      A sum = own.gate[gate];
       for (int half = kWarp / 2; half > 0; half /= 2) {
         sum += __shfl_xor_sync(~0u, sum, half);
       }
-      if (lane == 0) {
+      if (cell.grad_bias && lane == 0 && column < state) {
         cell.grad_bias[gate * state + column] = static_cast<T>(sum);
+      }
+    }
+  }
+  __syncthreads();
+  if (!cell.grad_weights) {
+    return;
+  }
+  for (int k = kWarp * warp + lane; k < columns; k += kWarp * kGateWarps) {
+    A sums[3 * kCellColumns] = {};
+#pragma unroll 8
+    for (int row = 0; row < batch; ++row) {
+      const A value = cell.joined(row, k);
+#pragma unroll
+      for (int i = 0; i < 3 * kCellColumns; ++i) {
+        sums[i] += grads[row][i] * value;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 3 * kCellColumns; ++i) {
+      if (first + i / 3 < state) {
+        const int row = i % 3 * state + first + i / 3;
+        cell.grad_weights[row * columns + k] = static_cast<T>(sums[i]);
       }
     }
   }
@@ -155,64 +172,66 @@ __global__ void __launch_bounds__(kWarp* kCellWarps)
 
 // The gradients of [h, x]: a lane a column; the warps share the sum over the gates.
 template <typename T>
-__global__ void __launch_bounds__(kWarp* kSplits)
+__global__ void __launch_bounds__(kWarp* kInputWarps)
     cell_inputs_kernel(CellBackward<T> cell, LltmSizes sizes, int first_column) {
   using A = acc_t<T>;
-  __shared__ A partial[kSplits][kCellRows][kWarp];
-  const int lane = threadIdx.x, split = threadIdx.y, batch = static_cast<int>(sizes.batch);
+  __shared__ A partial[kInputWarps][kCellRows][kWarp];
+  const int lane = threadIdx.x, warp = threadIdx.y, batch = static_cast<int>(sizes.batch);
   const int state = static_cast<int>(sizes.state), columns = cell.joined.columns();
   const int column = first_column + blockIdx.x * kWarp + lane, first = blockIdx.y * kCellRows;
-  const int gates = 3 * state, share = (gates + kSplits - 1) / kSplits;
+  const int gates = 3 * state, share = (gates + kInputWarps - 1) / kInputWarps;
   A sums[kCellRows] = {};
   if (column < columns) {
-    const int end = min(gates, (split + 1) * share);
-#pragma unroll 4
-    for (int gate = split * share; gate < end; ++gate) {
+    const int end = min(gates, (warp + 1) * share);
+#pragma unroll 8
+    for (int gate = warp * share; gate < end; ++gate) {
       const A weight = static_cast<A>(cell.weights[gate * columns + column]);
 #pragma unroll
       for (int r = 0; r < kCellRows; ++r) {
-        const int row = min(first + r, batch - 1);
-        sums[r] += weight * cell.gates[row * gates + gate];
+        sums[r] += weight * cell.gates[min(first + r, batch - 1) * gates + gate];
       }
     }
   }
 #pragma unroll
   for (int r = 0; r < kCellRows; ++r) {
-    partial[split][r][lane] = sums[r];
+    partial[warp][r][lane] = sums[r];
   }
   __syncthreads();
-  for (int r = split; r < kCellRows && first + r < batch; r += kSplits) {
-    A sum = 0;
-    for (int i = 0; i < kSplits; ++i) {
-      sum += partial[i][r][lane];
-    }
-    const int row = first + r;
-    if (column < state && cell.grad_h) {
-      cell.grad_h[row * state + column] = static_cast<T>(sum);
-    } else if (column >= state && column < columns && cell.grad_input) {
-      cell.grad_input[row * cell.joined.input + column - state] = static_cast<T>(sum);
-    }
+  const int row = first + warp;
+  if (warp >= kCellRows || row >= batch || column >= columns) {
+    return;
+  }
+  A sum = 0;
+#pragma unroll
+  for (int i = 0; i < kInputWarps; ++i) {
+    sum += partial[i][warp][lane];
+  }
+  if (column >= state) {
+    cell.grad_input[row * cell.joined.input + column - state] = static_cast<T>(sum);
+  } else if (cell.grad_h) {
+    cell.grad_h[row * state + column] = static_cast<T>(sum);
   }
 }
 
 template <typename T>
 void launch_cell(const Tensor& like, const LltmSizes& sizes, const CellForward<T>& cell) {
   const DeviceGuard guard(like.get_device_index());
-  launch_kernel(cell_forward_kernel<T>, dim3(ceil_div(sizes.state, kCellWarps)),
-                dim3(kWarp, kCellWarps), 0, current_stream(like), cell, sizes);
+  launch_kernel(cell_forward_kernel<T>,
+                dim3(ceil_div(sizes.state, kCellColumns), ceil_div(sizes.batch, kCellRows)),
+                dim3(kWarp, kCellColumns), 0, current_stream(like), cell, sizes);
 }
 
 template <typename T>
 void launch_cell(const Tensor& like, const LltmSizes& sizes, const CellBackward<T>& cell) {
   const DeviceGuard guard(like.get_device_index());
-  launch_kernel(cell_gates_kernel<T>, dim3(ceil_div(sizes.state, kCellWarps)),
-                dim3(kWarp, kCellWarps), 0, current_stream(like), cell, sizes);
+  launch_kernel(cell_gates_kernel<T>, dim3(ceil_div(sizes.state, kCellColumns)),
+                dim3(kWarp, kGateWarps), 0, current_stream(like), cell, sizes);
   const int64_t first = cell.grad_h ? 0 : sizes.state;
   const int64_t end = cell.grad_input ? sizes.state + sizes.input : sizes.state;
   if (first < end) {
     launch_kernel(
         cell_inputs_kernel<T>, dim3(ceil_div(end - first, kWarp), ceil_div(sizes.batch, kCellRows)),
-        dim3(kWarp, kSplits), 0, current_stream(like), cell, sizes, static_cast<int>(first));
+        dim3(kWarp, kInputWarps), 0, current_stream(like), cell, sizes, static_cast<int>(first));
   }
 }
 
