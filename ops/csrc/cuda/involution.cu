@@ -5,12 +5,6 @@
 namespace ops::cuda {
 namespace {
 
-struct TiledPlan {
-  TiledInvolution launch;
-  dim3 blocks, threads;
-  TileLayout at;
-};
-
 // f(Width<K>{}) with the kernel's side where it has tiled kernels; false for the others.
 template <typename F>
 bool dispatch_kernel(const InvolutionGeometry& g, const F& f) {
@@ -26,72 +20,107 @@ bool dispatch_kernel(const InvolutionGeometry& g, const F& f) {
   }
 }
 
-// Nothing where 32 bits do not count an image's elements or the blocks.
-std::optional<TiledPlan> plan_tiles(const InvolutionGeometry& g, bool transposed) {
+// The largest power of two, up to `most`, that divides all.
+int lanes_of(int most, std::initializer_list<int64_t> extents) {
+  for (const int64_t extent : extents) {
+    while (extent % most) {
+      most /= 2;
+    }
+  }
+  return most;
+}
+
+template <typename T>
+TiledImage tiled_image(const ImageStrides& s, int64_t h, int64_t w, int64_t channels,
+                       const T* data) {
+  const auto place = static_cast<int64_t>(reinterpret_cast<uintptr_t>(data) / sizeof(T));
+  const int64_t extent = s.w == 1 ? w : channels;
+  return {s.n,
+          static_cast<int>(s.c),
+          static_cast<int>(s.h),
+          static_cast<int>(s.w),
+          static_cast<int>(h),
+          static_cast<int>(w),
+          lanes_of(kVectorBytes / sizeof(T), {place, extent, s.w == 1 ? s.n : s.w})};
+}
+
+struct TiledPlan {
+  TiledInvolution launch;
+  dim3 blocks, threads;
+  size_t shared;
+};
+
+// A plan for the involution or, kFlip, its input gradient; with kAllChannels all of a group's
+// windows lie in shared memory. Nothing where 32 bits do not count an image's elements or the
+// blocks, or where shared memory does not suffice.
+template <int K, bool kFlip, bool kAllChannels, typename T>
+std::optional<TiledPlan> plan_tiles(const InvolutionGeometry& g, const T* source, const T* weight,
+                                    const T* out) {
   constexpr int64_t kLimit = int64_t{1} << 31;
-  const int64_t source_h = transposed ? g.out_h : g.h, source_w = transposed ? g.out_w : g.w;
-  const int64_t out_h = transposed ? g.h : g.out_h, out_w = transposed ? g.w : g.out_w;
-  const int64_t flipped = transposed ? g.kernel_h - 1 : 0;
-  const int quads = out_w > kMostQuads / 2 * kTilePixels ? kMostQuads : kMostQuads / 2;
-  const int64_t tiles_h = ceil_div(out_h, kTileRows),
-                tiles_w = ceil_div(out_w, quads * kTilePixels);
-  const int64_t blocks = g.n * g.groups * tiles_h * tiles_w;
+  constexpr int kVector = kVectorBytes / sizeof(T);
+  const int64_t out_h = kFlip ? g.h : g.out_h, out_w = kFlip ? g.w : g.out_w;
   if (g.c * g.h * g.w >= kLimit || g.c * g.out_h * g.out_w >= kLimit ||
-      g.groups * g.taps() * g.out_h * g.out_w >= kLimit || blocks >= kLimit ||
+      g.groups * g.taps() * g.out_h * g.out_w >= kLimit ||
       std::max(g.h + 2 * g.padding_h, g.w + 2 * g.padding_w) >= kLimit / 2) {
     return std::nullopt;
   }
-  const auto image = [](const ImageStrides& s, int64_t h, int64_t w) {
-    return TiledImage{s.n,
-                      static_cast<int>(s.c),
-                      static_cast<int>(s.h),
-                      static_cast<int>(s.w),
-                      static_cast<int>(h),
-                      static_cast<int>(w)};
+  const int64_t channels = g.group_channels();
+  const ImageStrides input = g.input_strides(), output = g.output_strides();
+  TiledInvolution p{
+      static_cast<int>(g.groups),
+      static_cast<int>(channels),
+      kFlip ? tiled_image(output, g.out_h, g.out_w, channels, source)
+            : tiled_image(input, g.h, g.w, channels, source),
+      tiled_image(g.weight_strides(), g.out_h, g.out_w, 1, weight),
+      kFlip ? tiled_image(input, g.h, g.w, channels, out)
+            : tiled_image(output, g.out_h, g.out_w, channels, out),
+      static_cast<int>(kFlip ? g.padding_h - (K - 1) : -g.padding_h),
+      static_cast<int>(kFlip ? g.padding_w - (K - 1) : -g.padding_w),
   };
-  const ImageStrides source = transposed ? g.output_strides() : g.input_strides();
-  const ImageStrides out = transposed ? g.input_strides() : g.output_strides();
-  const auto origin = [&](int64_t padding) {
-    return static_cast<int>(transposed ? padding - flipped : -padding);
-  };
-  TiledInvolution launch{static_cast<int>(g.groups),
-                         static_cast<int>(g.group_channels()),
-                         image(source, source_h, source_w),
-                         image(g.weight_strides(), g.out_h, g.out_w),
-                         image(out, out_h, out_w),
-                         origin(g.padding_h),
-                         origin(g.padding_w),
-                         static_cast<int>(tiles_h),
-                         static_cast<int>(tiles_w),
-                         false,
-                         false};
-  return TiledPlan{launch, dim3(blocks), dim3(quads, kTileRows),
-                   TileLayout(quads, static_cast<int>(g.kernel_h))};
+  if (p.source.pixel == 1) {
+    p.source.lanes = lanes_of(p.source.lanes, {p.offset_w - kLead<T, K>});
+  }
+  // Tiles of equal size, as large as there are threads.
+  p.tiles_w = static_cast<int>(ceil_div(out_w, kFour * kTileFours));
+  p.fours = round_up(static_cast<int>(ceil_div(ceil_div(out_w, p.tiles_w), kFour)), 2);
+  p.pairs = FastDivide(p.fours / 2);
+  p.columns =
+      round_up(kFour * p.fours + SourceRow<T, K>::kFirst + kFour * (kWindowFours - 1), kVector);
+  constexpr int kBanks = 64 / sizeof(T);
+  p.pitch = p.columns + (kBanks * 3 / 2 - p.columns % kBanks) % kBanks;
+  const size_t limit = Device().block_shared;
+  size_t shared = 0;
+  for (int most = kTileThreads / p.fours / 4 * 4; shared == 0 || shared > limit; most -= 4) {
+    if (most == 0) {
+      return std::nullopt;
+    }
+    p.tiles_h = static_cast<int>(ceil_div(out_h, most));
+    p.rows = round_up(static_cast<int>(ceil_div(out_h, p.tiles_h)), 4);
+    p.plane = (p.rows + K - 1) * p.pitch + kVector;
+    const int weights = p.weight.pixel == 1 ? 0 : 2 * PixelRows<T, K, kFlip>::size(p);
+    shared = sizeof(T) *
+             (p.window_channels(kAllChannels ? p.channels : kTileChannels) * p.plane + weights);
+  }
+  const int64_t blocks = g.n * g.groups * p.tiles_h * p.tiles_w;
+  if (blocks >= kLimit) {
+    return std::nullopt;
+  }
+  return TiledPlan{p, dim3(blocks), dim3(p.fours * p.rows), shared};
 }
 
-// Whether fours of adjacent pixels or, in a channels-last image, channels of a group are aligned.
-template <typename T>
-bool has_fours(const TiledImage& image, const T* data, int channels) {
-  return reinterpret_cast<uintptr_t>(data) % (4 * sizeof(T)) == 0 && image.image % 4 == 0 &&
-         (image.pixel == 1 ? image.w % 4 == 0 : image.pixel % 4 == 0 && channels % 4 == 0);
-}
-
-template <bool kTransposed, typename T>
+template <bool kFlip, typename T>
 bool involve_tiled(const InvolutionGeometry& g, const T* source, const T* weight, T* out,
                    cudaStream_t stream) {
   return dispatch_kernel(g, [&](auto kernel) {
     constexpr int K = decltype(kernel)::value;
-    auto plan = plan_tiles(g, kTransposed);
-    if (!plan) {
-      return false;
+    const auto plan = plan_tiles<K, kFlip, false>(g, source, weight, out);
+    if (plan) {
+      launch_kernel(g.weight_strides().w == 1 ? involve_tile_kernel<T, K, kFlip, true>
+                                              : involve_tile_kernel<T, K, kFlip, false>,
+                    plan->blocks, plan->threads, plan->shared, stream, plan->launch, source, weight,
+                    out);
     }
-    TiledInvolution& p = plan->launch;
-    p.weight_fours = p.weight.pixel == 1 && has_fours(p.weight, weight, 0);
-    p.out_fours = has_fours(p.out, out, p.channels);
-    const size_t shared = sizeof(float) * (kTileChannels * plan->at.window + K * plan->at.taps);
-    launch_kernel(involve_tile_kernel<T, K, kTransposed>, plan->blocks, plan->threads, shared,
-                  stream, p, source, weight, out);
-    return true;
+    return plan.has_value();
   });
 }
 
@@ -100,19 +129,14 @@ bool involve_weight_tiled(const InvolutionGeometry& g, const T* x, const T* grad
                           cudaStream_t stream) {
   return dispatch_kernel(g, [&](auto kernel) {
     constexpr int K = decltype(kernel)::value;
-    const auto plan = plan_tiles(g, false);
-    if (!plan) {
-      return false;
+    const auto plan = plan_tiles<K, false, true>(g, x, grad_weight, grad);
+    if (plan) {
+      launch_kernel(g.weight_strides().w == 1 ? involve_tile_weight_kernel<T, K, true>
+                                              : involve_tile_weight_kernel<T, K, false>,
+                    plan->blocks, plan->threads, plan->shared, stream, plan->launch, x, grad,
+                    grad_weight);
     }
-    const TileLayout& at = plan->at;
-    const size_t shared =
-        sizeof(float) * (g.group_channels() * (at.window + at.grad) + K * at.taps);
-    if (shared > Device().block_shared) {
-      return false;
-    }
-    launch_kernel(involve_tile_weight_kernel<T, K>, plan->blocks, plan->threads, shared, stream,
-                  plan->launch, x, grad, grad_weight);
-    return true;
+    return plan.has_value();
   });
 }
 

@@ -1,353 +1,372 @@
-// Involution with stride 1 and a square kernel of 3, 5 or 7. A block computes a tile of a group of
-// channels: the windows of the source lie in shared memory, a thread keeps 4 adjacent pixels of up
-// to 16 channels in registers and takes every weight once for all of them. Weights come a row of
-// the kernel at a time, through shared memory, so that their loads and stores are coalesced in both
-// memory formats and whatever the alignment.
+// Involution with stride 1 and a square kernel of 3, 5 or 7. A thread has 4 adjacent pixels of up
+// to 16 channels of a group in registers, and the weights of a row of the kernel, which it loads
+// once for all channels while it computes with the row before; the windows of the source lie in
+// shared memory. The weight gradient is the same the other way round.
 #pragma once
 
-#include "common.cuh"
-#include "involution.h"
+#include "involution_tile.cuh"
 
 namespace ops::cuda {
 
-constexpr int kTileRows = 16;
-constexpr int kTileChannels = 16;  // a thread's
-constexpr int kTilePixels = 4;     // a thread's
-constexpr int kMostQuads = 8;      // threads along a row of the tile
-constexpr int kTileThreads = kMostQuads * kTileRows;
-constexpr int kWindowHalo =
-    8;  // columns beyond the tile: at least a kernel's, and 16 bytes' multiple
+// Four pixels' weights of the taps of a row of the kernel, loaded ahead. kFlip: for the input
+// gradient, where taps come in reverse, and each lies at the pixel of the source that it takes.
+// Where the weights' image is planes, a thread loads what it needs.
+template <typename T, int K, bool kFlip, bool kPlanes>
+class WeightRow {
+ public:
+  __device__ WeightRow(const T* __restrict__ weight, const TiledInvolution& p, const Tile& tile, T*)
+      : weight_(weight),
+        p_(p),
+        h_(tile.row + tile.y + (kFlip ? p.offset_h : 0)),
+        w_(tile.col + tile.x + (kFlip ? p.offset_w : 0)) {}
 
-// An image tensor: its strides, and its size. Within an image 32 bits count.
-struct TiledImage {
-  int64_t image;
-  int channel, row, pixel;
-  int h, w;
-};
+  __device__ void load_row(int a) {
+    if (kFlip) {
+      load_flipped(a);
+    } else {
+      dispatch_lanes(p_.weight, [&](auto lanes) { load_own<lanes.value>(a); });
+    }
+  }
 
-struct TiledInvolution {
-  int groups, channels;  // channels of a group
-  TiledImage source, weight, out;
-  int offset_h, offset_w;  // the source's pixel that output 0 takes at tap 0
-  int tiles_h, tiles_w;
-  bool weight_fours, out_fours;  // whether adjacent elements come in aligned fours
-};
-
-// What lies where in shared memory, in floats. Distances of 4 modulo 32, the banks, let threads
-// that hold adjacent channels or taps store side by side.
-struct TileLayout {
-  int width, pitch;  // of the tile and of a window's row
-  int window, grad;  // from one channel to the next
-  int taps;          // from one tap to the next
-
-  OPS_DEVICE TileLayout(int quads, int kernel)
-      : width(kTilePixels * quads),
-        pitch(width + kWindowHalo),
-        window(spread((kTileRows + kernel - 1) * pitch)),
-        grad(spread(kTileRows * pitch)),
-        taps(spread(kTileRows * width)) {}
+  __device__ void take(int, float (&factor)[K][kFour]) {
+#pragma unroll
+    for (int b = 0; b < K; ++b) {
+      to_floats(next_[b], factor[b]);
+    }
+  }
 
  private:
-  static OPS_DEVICE int spread(int x) { return x + (36 - x % 32) % 32; }
-};
+  const T* __restrict__ weight_;
+  const TiledInvolution& p_;
+  int h_, w_;
+  Vector<T, kFour> next_[K];
 
-// The block's tile and the thread's place in it.
-struct Tile {
-  int64_t n;
-  int group, row, col;  // of its first pixel
-  int y, x;             // the thread's row, and its first column, in the tile
-
-  __device__ explicit Tile(const TiledInvolution& p) {
-    int64_t index = blockIdx.x;
-    col = static_cast<int>(index % p.tiles_w) * blockDim.x * kTilePixels;
-    index /= p.tiles_w;
-    row = static_cast<int>(index % p.tiles_h) * kTileRows;
-    index /= p.tiles_h;
-    group = static_cast<int>(index % p.groups);
-    n = index / p.groups;
-    // Neighbours two rows apart: in a tile four threads wide they then read from other banks.
-    const int i = threadIdx.y;
-    y = (i & ~3) | (i & 1) << 1 | (i >> 1 & 1);
-    x = threadIdx.x * kTilePixels;
-  }
-
-  template <typename T>
-  __device__ T* start(T* data, const TiledImage& image, int first_channel) const {
-    return data + n * image.image + static_cast<int64_t>(first_channel) * image.channel;
-  }
-};
-
-__device__ inline int thread_index() {
-  return threadIdx.y * blockDim.x + threadIdx.x;
-}
-
-// Copies kRows rows of `channels` channels, from (row, col) on and `pitch` columns, to shared
-// memory; zeros beyond the image.
-template <int kRows, typename T>
-__device__ void stage_image(const T* __restrict__ from, const TiledImage& image, int row, int col,
-                            int channels, float* __restrict__ to, int pitch, int plane) {
-  const int threads = blockDim.x * blockDim.y;
-  const bool planes = image.pixel == 1;
-  // Neighbouring threads take neighbouring pixels or, in channels-last images, channels.
-  const int fast = planes ? 1 : kTileChannels;
-  const int first = thread_index() / fast, step = threads / fast;
-  const int lines = planes ? channels * kRows : kRows;
-  const int step_lines = step / pitch, step_cols = step % pitch;
-  for (int base = 0; base < (planes ? 1 : channels); base += kTileChannels) {
-    const int channel = planes ? 0 : base + thread_index() % kTileChannels;
-    int line = first / pitch, x = first % pitch;
-#pragma unroll 4
-    while (line < lines) {
-      const int c = planes ? line / kRows : channel;
-      const int r = planes ? line % kRows : line;
-      const int h = row + r, w = col + x;
-      const bool inside = h >= 0 && h < image.h && w >= 0 && w < image.w && c < channels;
-      const float value =
-          inside ? static_cast<float>(from[c * image.channel + h * image.row + w * image.pixel])
-                 : 0.f;
-      if (c < channels) {
-        to[c * plane + r * pitch + x] = value;
-      }
-      x += step_cols;
-      line += step_lines;
-      if (x >= pitch) {
-        x -= pitch;
-        ++line;
+  // Of pixels beyond the image any weight will do.
+  template <int V>
+  __device__ void load_own(int a) {
+    const TiledImage& image = p_.weight;
+    const T* row = weight_ + a * K * image.channel + min(h_, image.h - 1) * image.row;
+#pragma unroll
+    for (int i = 0; i < kFour; i += V) {
+      const T* from = row + min(w_ + i, image.w - V);
+#pragma unroll
+      for (int b = 0; b < K; ++b) {
+        put<V>(b, i, from + b * image.channel);
       }
     }
   }
-}
 
-// The taps of row `a` of the kernel, and where the weights of the tile lie. In the input gradient
-// taps come in reverse, and their weights where the source lies.
-template <int K, bool kFlip>
-struct WeightRow {
-  int first, step;  // taps
-  int row, col;     // of tap b: col + b · kFlip
+  // Beyond the image they are 0. Tap b of the reversed row lies b pixels further; with a padding of
+  // half the kernel it is known which of them are aligned.
+  __device__ void load_flipped(int a) {
+    const TiledImage& image = p_.weight;
+    const int h = h_ + a;
+    const T* row =
+        weight_ + (K * K - 1 - a * K) * image.channel + (h * image.row + w_);  // the last tap's
+    const bool inside = h >= 0 && h < image.h;
+    const bool aligned = image.lanes >= kFour && p_.offset_w == -(K / 2);
+#pragma unroll
+    for (int b = 0; b < K; ++b) {
+      const T* from = row + (b - b * image.channel);
+      const auto load_lanes = [&](int i, auto lanes) {
+        const int w = w_ + b + i;
+        if (inside && w >= 0 && w < image.w) {
+          put<lanes.value>(b, i, from + i);
+        }
+      };
+      next_[b] = Vector<T, kFour>{};
+      const int shift = (b + kFour - K / 2 % kFour) % kFour;  // from a multiple of four
+      if (aligned && shift == 0) {
+        load_lanes(0, Width<4>{});
+      } else if (aligned && shift == 2) {
+        load_lanes(0, Width<2>{});
+        load_lanes(2, Width<2>{});
+      } else {
+        load_lanes(0, Width<1>{});
+        if (aligned) {
+          load_lanes(1, Width<2>{});
+        } else {
+          load_lanes(1, Width<1>{});
+          load_lanes(2, Width<1>{});
+        }
+        load_lanes(3, Width<1>{});
+      }
+    }
+  }
 
-  __device__ WeightRow(const TiledInvolution& p, const Tile& tile, int a)
-      : first(kFlip ? (K - 1 - a) * K + K - 1 : a * K),
-        step(kFlip ? -1 : 1),
-        row(kFlip ? tile.row + p.offset_h + a : tile.row),
-        col(kFlip ? tile.col + p.offset_w : tile.col) {}
+  template <int V>
+  __device__ void put(int b, int i, const T* from) {
+    const auto value = load<V>(from);
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      next_[b].lane[i + v] = value.lane[v];
+    }
+  }
 };
 
-// Calls f(element of the weight, element of shared memory) for every weight of a row of the kernel,
-// K · 4 a thread; `inside` is false beyond the image.
-template <int K, bool kFlip, typename F>
-__device__ void for_each_weight(const TiledInvolution& p, const Tile& tile, const TileLayout& at,
-                                int a, const F& f) {
-  const WeightRow<K, kFlip> taps(p, tile, a);
+// A kernel row's taps of a tile's pixels in shared memory, for weights whose image is
+// channels-last: adjacent taps of a pixel, first the pixels that threads take first, then those
+// they take next. With kHalo, also the pixels that further taps of a row take.
+template <typename T, int K, bool kHalo>
+struct PixelRows {
+  static constexpr int kPerWord = sizeof(T) == 2 ? 2 : 1;  // elements of the smallest async copy
+  static constexpr int kWords = (K + kPerWord - 1) / kPerWord;  // of a pixel, the first one cut
+  static constexpr int kPitch = (kWords | 1) * kPerWord;        // odd: other banks
+
+  static OPS_DEVICE int fours(const TiledInvolution& p) { return p.fours + (kHalo ? 2 : 0); }
+  static OPS_DEVICE int size(const TiledInvolution& p) {
+    return round_up(p.rows * kFour * fours(p) * kPitch, kVectorBytes);
+  }
+  static __device__ int place(const TiledInvolution& p, int y, int x) {
+    return ((y * kFour + x % kFour) * fours(p) + x / kFour) * kPitch;
+  }
+
+  // Calls f(piece, pixel's place, index of the pixel's first tap, whether it is in the image) for
+  // the pieces of all pixels from (row, col) on, neighbouring pieces for neighbouring threads.
+  template <int kPieces, typename F>
+  static __device__ void for_each(const TiledInvolution& p, int a, int row, int col, const F& f) {
+    constexpr int kLanes = kPieces > 4 ? 8 : 4;
+    const int width = p.width() + (kHalo ? K - 1 : 0);
+    const int piece = threadIdx.x % kLanes, step = blockDim.x / kLanes;
+    if (piece >= kPieces) {
+      return;
+    }
+    for (int y = 0, x = threadIdx.x / kLanes; true; x += step) {
+      for (; x >= width; x -= width) {
+        ++y;
+      }
+      if (y >= p.rows) {
+        return;
+      }
+      const int h = row + y, w = col + x;
+      f(piece, place(p, y, x), index(p, a, h, w),
+        h >= 0 && h < p.weight.h && w >= 0 && w < p.weight.w);
+    }
+  }
+  static __device__ int index(const TiledInvolution& p, int a, int h, int w) {
+    return a * K * p.weight.channel + h * p.weight.row + w * p.weight.pixel;
+  }
+};
+
+template <typename T, int K, bool kFlip>
+class WeightRow<T, K, kFlip, false> {
+ public:
+  __device__ WeightRow(const T* __restrict__ weight, const TiledInvolution& p, const Tile& tile,
+                       T* shared)
+      : skew_(reinterpret_cast<uintptr_t>(weight) / sizeof(T) % Pixels::kPerWord),
+        weight_(weight - skew_),
+        p_(p),
+        tile_(tile),
+        shared_(shared) {}
+
+  __device__ void load_row(int a) {
+    T* to = buffer(a);
+    Pixels::template for_each<Pixels::kWords>(
+        p_, tap_row(a), first_h(a), first_w(), [&](int word, int place, int index, bool inside) {
+          const int at = inside ? index + skew_ - skipped(index) : 0;
+          copy_async<Pixels::kPerWord>(to + place + word * Pixels::kPerWord,
+                                       weight_ + at + word * Pixels::kPerWord, inside);
+        });
+  }
+
+  __device__ void take(int a, float (&factor)[K][kFour]) {
+    wait_for_copies();
+    const T* from = buffer(a);
+    const int first = Pixels::index(p_, tap_row(a), first_h(a) + tile_.y, first_w() + tile_.x);
+#pragma unroll
+    for (int b = 0; b < K; ++b) {
+#pragma unroll
+      for (int i = 0; i < kFour; ++i) {
+        const int x = (kFlip ? b : 0) + i, tap = kFlip ? K - 1 - b : b;
+        factor[b][i] = static_cast<float>(from[Pixels::place(p_, tile_.y, tile_.x + x) + tap +
+                                               skipped(first + x * p_.weight.pixel)]);
+      }
+    }
+  }
+
+ private:
+  using Pixels = PixelRows<T, K, kFlip>;
+  int skew_;  // elements between the last whole word's address and the weights'
+  const T* __restrict__ weight_;
+  const TiledInvolution& p_;
+  const Tile& tile_;
+  T* shared_;
+
+  __device__ T* buffer(int a) const { return shared_ + a % 2 * Pixels::size(p_); }
+  __device__ static int tap_row(int a) { return kFlip ? K - 1 - a : a; }
+  __device__ int first_h(int a) const { return tile_.row + (kFlip ? p_.offset_h + a : 0); }
+  __device__ int first_w() const { return tile_.col + (kFlip ? p_.offset_w : 0); }
+  // Elements of a word that come before the one at `index`.
+  __device__ int skipped(int index) const { return (index + skew_) & (Pixels::kPerWord - 1); }
+};
+
+// Stores four pixels' weight gradients of row `a` of the kernel.
+template <bool kPlanes, int K, typename T>
+__device__ void store_weight_row(const float (&sum)[K][kFour], T* __restrict__ grad_weight,
+                                 const TiledInvolution& p, const Tile& tile, int a,
+                                 T* __restrict__ shared) {
   const TiledImage& image = p.weight;
-  const auto visit = [&](int b, int r, int x) {
-    const int h = taps.row + r, w = taps.col + x + (kFlip ? b : 0);
-    const bool inside = h >= 0 && h < image.h && w >= 0 && w < image.w;
-    f((taps.first + b * taps.step) * image.channel + h * image.row + w * image.pixel,
-      b * at.taps + r * at.width + x, inside);
-  };
-  if (image.pixel == 1) {
-#pragma unroll
-    for (int b = 0; b < K; ++b) {
-#pragma unroll
-      for (int i = 0; i < kTilePixels; ++i) {
-        visit(b, tile.y, threadIdx.x + i * blockDim.x);
-      }
-    }
-  } else {  // adjacent taps to adjacent threads
-#pragma unroll 4
-    for (int i = 0; i < K * kTilePixels; ++i) {
-      const int index = thread_index() + i * blockDim.x * blockDim.y;
-      visit(index % K, index / K / at.width, index / K % at.width);
-    }
-  }
-}
-
-template <int K, bool kFlip, typename T>
-__device__ void stage_weights(const T* __restrict__ weight, const TiledInvolution& p,
-                              const Tile& tile, const TileLayout& at, int a,
-                              float* __restrict__ to) {
-  if (!kFlip && p.weight_fours) {
+  if constexpr (kPlanes) {
     const int h = tile.row + tile.y, w = tile.col + tile.x;
-    const bool inside = h < p.weight.h && w < p.weight.w;
+    T* to = grad_weight + a * K * image.channel + h * image.row + w;
+    if (h >= image.h) {
+      return;
+    }
+    dispatch_lanes(image, [&](auto lanes) {
+      constexpr int V = decltype(lanes)::value;
+#pragma unroll
+      for (int b = 0; b < K; ++b) {
+#pragma unroll
+        for (int i = 0; i < kFour; i += V) {
+          Vector<T, V> value;
+#pragma unroll
+          for (int v = 0; v < V; ++v) {
+            value.lane[v] = static_cast<T>(sum[b][i + v]);
+          }
+          if (w + i < image.w) {
+            store<V>(to + b * image.channel + i, value);
+          }
+        }
+      }
+    });
+  } else {
+    using Pixels = PixelRows<T, K, false>;
+    T* row = shared + a % 2 * Pixels::size(p);
 #pragma unroll
     for (int b = 0; b < K; ++b) {
-      Vector<T, kTilePixels> v{};
-      if (inside) {
-        v = *reinterpret_cast<const Vector<T, kTilePixels>*>(
-            weight + (a * K + b) * p.weight.channel + h * p.weight.row + w);
-      }
-      float* lane = to + b * at.taps + tile.y * at.width + tile.x;
-      *reinterpret_cast<float4*>(lane) =
-          make_float4(static_cast<float>(v.lane[0]), static_cast<float>(v.lane[1]),
-                      static_cast<float>(v.lane[2]), static_cast<float>(v.lane[3]));
-    }
-    return;
-  }
-  for_each_weight<K, kFlip>(p, tile, at, a, [&](int from, int lane, bool inside) {
-    to[lane] = inside ? static_cast<float>(weight[from]) : 0.f;
-  });
-}
-
-// The pixels of a source's row that K taps of 4 outputs take, and those that 16-byte loads add.
-template <int K>
-struct SourceRow {
-  static constexpr int kSize = round_up(kTilePixels + K - 1, 4);
-  float lane[kSize];
-
-  __device__ explicit SourceRow(const float* from) {
 #pragma unroll
-    for (int i = 0; i < kSize; i += 4) {
-      reinterpret_cast<float4&>(lane[i]) = *reinterpret_cast<const float4*>(from + i);
-    }
-  }
-};
-
-// Stores those of 4 adjacent values that are there.
-template <typename T>
-__device__ void store_four(T* to, const float (&values)[4], int there, bool fours) {
-  if (fours && there >= 4) {
-    Vector<T, 4> v;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      v.lane[i] = static_cast<T>(values[i]);
-    }
-    *reinterpret_cast<Vector<T, 4>*>(to) = v;
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (i < there) {
-      to[i] = static_cast<T>(values[i]);
-    }
-  }
-}
-
-template <typename T>
-__device__ void store_tile(const float (&sum)[kTileChannels][kTilePixels], T* out,
-                           const TiledImage& image, int h, int w, int channels, bool fours) {
-  if (h >= image.h) {
-    return;
-  }
-  T* to = out + h * image.row + w * image.pixel;
-  if (image.pixel == 1) {
-#pragma unroll
-    for (int c = 0; c < kTileChannels; ++c) {
-      if (c < channels) {
-        store_four(to + c * image.channel, sum[c], image.w - w, fours);
+      for (int i = 0; i < kFour; ++i) {
+        row[Pixels::place(p, tile.y, tile.x + i) + b] = static_cast<T>(sum[b][i]);
       }
     }
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < kTilePixels; ++i) {
-#pragma unroll
-    for (int c = 0; c < kTileChannels; c += 4) {
-      const float four[4] = {sum[c][i], sum[c + 1][i], sum[c + 2][i], sum[c + 3][i]};
-      if (w + i < image.w) {
-        store_four(to + i * image.pixel + c, four, channels - c, fours);
-      }
-    }
+    __syncthreads();
+    Pixels::template for_each<K>(p, a, tile.row, tile.col,
+                                 [&](int tap, int place, int index, bool inside) {
+                                   if (inside) {
+                                     grad_weight[index + tap] = row[place + tap];
+                                   }
+                                 });
   }
 }
 
 // The involution or, kFlip, its input gradient: the same with the kernel's taps in reverse and each
 // tap's weights moved along with the source.
-template <typename T, int K, bool kFlip>
+template <typename T, int K, bool kFlip, bool kPlanes>
 __global__ void __launch_bounds__(kTileThreads, 3)
-    involve_tile_kernel(TiledInvolution p, const T* __restrict__ source,
+    involve_tile_kernel(const __grid_constant__ TiledInvolution p, const T* __restrict__ source,
                         const T* __restrict__ weight, T* __restrict__ out) {
   extern __shared__ float4 shared[];
-  const TileLayout at(blockDim.x, K);
-  float* window = reinterpret_cast<float*>(shared);
-  float* weights = window + kTileChannels * at.window;
+  T* windows = reinterpret_cast<T*>(shared);
   const Tile tile(p);
-  weight = tile.start(weight, p.weight, tile.group * K * K);
+  WeightRow<T, K, kFlip, kPlanes> weights(tile.start(weight, p.weight, tile.group * K * K), p, tile,
+                                          windows + p.window_channels(kTileChannels) * p.plane);
   for (int first = 0; first < p.channels; first += kTileChannels) {
     const int channels = min(kTileChannels, p.channels - first);
     const int channel = tile.group * p.channels + first;
-    __syncthreads();
-    stage_image<kTileRows + K - 1>(tile.start(source, p.source, channel), p.source,
-                                   tile.row + p.offset_h, tile.col + p.offset_w, channels, window,
-                                   at.pitch, at.window);
-    float sum[kTileChannels][kTilePixels] = {};
+    if (first > 0) {
+      __syncthreads();
+    }
+    weights.load_row(0);
+    copy_windows<K>(tile.start(source, p.source, channel), p, tile, channels, windows);
+    wait_for_copies();
+    float sum[kTileChannels][kFour] = {};
 #pragma unroll 1
     for (int a = 0; a < K; ++a) {
-      __syncthreads();
-      stage_weights<K, kFlip>(weight, p, tile, at, a, weights);
-      __syncthreads();
-      float4 factor[K];
-#pragma unroll
-      for (int b = 0; b < K; ++b) {
-        factor[b] =
-            *reinterpret_cast<const float4*>(weights + b * at.taps + tile.y * at.width + tile.x);
+      float factor[K][kFour];
+      weights.take(a, factor);
+      if (a + 1 < K) {
+        weights.load_row(a + 1);
       }
-      const float* row = window + (tile.y + a) * at.pitch + tile.x;
+      const T* row = windows + (tile.y + a) * p.pitch + tile.x;
 #pragma unroll
       for (int c = 0; c < kTileChannels; ++c) {
-        if (c >= channels) {
+        if (c % kFour == 0 && c >= channels) {
           break;
         }
-        const SourceRow<K> x(row + c * at.window);
+        const SourceRow<T, K> x(row + c * p.plane);
 #pragma unroll
         for (int b = 0; b < K; ++b) {
-          sum[c][0] += factor[b].x * x.lane[b];
-          sum[c][1] += factor[b].y * x.lane[b + 1];
-          sum[c][2] += factor[b].z * x.lane[b + 2];
-          sum[c][3] += factor[b].w * x.lane[b + 3];
+#pragma unroll
+          for (int i = 0; i < kFour; ++i) {
+            sum[c][i] += factor[b][i] * x.lane[b + i];
+          }
         }
       }
     }
-    store_tile(sum, tile.start(out, p.out, channel), p.out, tile.row + tile.y, tile.col + tile.x,
-               channels, p.out_fours);
+    T* to = tile.start(out, p.out, channel) + (tile.row + tile.y) * p.out.row +
+            (tile.col + tile.x) * p.out.pixel;
+    for_each_out(p, tile, channels, [&](auto lanes, auto planes, int c, int i) {
+      constexpr int V = decltype(lanes)::value;
+      Vector<T, V> value;
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
+        value.lane[v] = static_cast<T>(planes.value ? sum[c][i + v] : sum[c + v][i]);
+      }
+      store<V>(to + c * p.out.channel + i * p.out.pixel, value);
+    });
   }
 }
 
-// The weight gradient: a row of the kernel at a time, the sum over the group's channels.
-template <typename T, int K>
-__global__ void __launch_bounds__(kTileThreads, 2)
-    involve_tile_weight_kernel(TiledInvolution p, const T* __restrict__ x,
+// The weight gradient: the sum over the group's channels, whose gradients a thread has in
+// registers.
+template <typename T, int K, bool kPlanes>
+__global__ void __launch_bounds__(kTileThreads, 3)
+    involve_tile_weight_kernel(const __grid_constant__ TiledInvolution p, const T* __restrict__ x,
                                const T* __restrict__ grad, T* __restrict__ grad_weight) {
   extern __shared__ float4 shared[];
-  const TileLayout at(blockDim.x, K);
-  float* window = reinterpret_cast<float*>(shared);
-  float* grads = window + p.channels * at.window;
-  float* weights = grads + p.channels * at.grad;
+  T* windows = reinterpret_cast<T*>(shared);
   const Tile tile(p);
   const int channel = tile.group * p.channels;
-  grad_weight = tile.start(grad_weight, p.weight, tile.group * K * K);
-  stage_image<kTileRows + K - 1>(tile.start(x, p.source, channel), p.source, tile.row + p.offset_h,
-                                 tile.col + p.offset_w, p.channels, window, at.pitch, at.window);
-  stage_image<kTileRows>(tile.start(grad, p.out, channel), p.out, tile.row, tile.col, p.channels,
-                         grads, at.pitch, at.grad);
-  __syncthreads();
-  const float* thread_grads = grads + tile.y * at.pitch + tile.x;
-#pragma unroll 1
-  for (int a = 0; a < K; ++a) {
-    float4 sum[K] = {};
-    const float* row = window + (tile.y + a) * at.pitch + tile.x;
-#pragma unroll 2
-    for (int c = 0; c < p.channels; ++c) {
-      const float4 g = *reinterpret_cast<const float4*>(thread_grads + c * at.grad);
-      const SourceRow<K> source(row + c * at.window);
+  copy_windows<K>(tile.start(x, p.source, channel), p, tile, p.channels, windows);
+  float grads[kTileChannels][kFour];
+  const T* from = tile.start(grad, p.out, channel) + (tile.row + tile.y) * p.out.row +
+                  (tile.col + tile.x) * p.out.pixel;
+  const auto load_grads = [&](int first) {
 #pragma unroll
-      for (int b = 0; b < K; ++b) {
-        sum[b].x += g.x * source.lane[b];
-        sum[b].y += g.y * source.lane[b + 1];
-        sum[b].z += g.z * source.lane[b + 2];
-        sum[b].w += g.w * source.lane[b + 3];
+    for (int c = 0; c < kTileChannels; ++c) {
+#pragma unroll
+      for (int i = 0; i < kFour; ++i) {
+        grads[c][i] = 0;
       }
     }
+    for_each_out(p, tile, p.channels - first, [&](auto lanes, auto planes, int c, int i) {
+      constexpr int V = decltype(lanes)::value;
+      const auto value = load<V>(from + (first + c) * p.out.channel + i * p.out.pixel);
 #pragma unroll
-    for (int b = 0; b < K; ++b) {
-      *reinterpret_cast<float4*>(weights + b * at.taps + tile.y * at.width + tile.x) = sum[b];
-    }
-    __syncthreads();
-    for_each_weight<K, false>(p, tile, at, a, [&](int to, int lane, bool inside) {
-      if (inside) {
-        grad_weight[to] = static_cast<T>(weights[lane]);
+      for (int v = 0; v < V; ++v) {
+        (planes.value ? grads[c][i + v] : grads[c + v][i]) = static_cast<float>(value.lane[v]);
       }
     });
-    __syncthreads();
+  };
+  grad_weight = tile.start(grad_weight, p.weight, tile.group * K * K);
+#pragma unroll 1
+  for (int a = 0; a < K; ++a) {
+    float sum[K][kFour] = {};
+    for (int first = 0; first < p.channels; first += kTileChannels) {
+      if (a == 0 || p.channels > kTileChannels) {
+        load_grads(first);
+      }
+      if (a == 0 && first == 0) {
+        wait_for_copies();
+      }
+      const T* row = windows + first * p.plane + (tile.y + a) * p.pitch + tile.x;
+#pragma unroll
+      for (int c = 0; c < kTileChannels; ++c) {
+        if (c % kFour == 0 && first + c >= p.channels) {
+          break;
+        }
+        const SourceRow<T, K> source(row + c * p.plane);
+#pragma unroll
+        for (int b = 0; b < K; ++b) {
+#pragma unroll
+          for (int i = 0; i < kFour; ++i) {
+            sum[b][i] += grads[c][i] * source.lane[b + i];
+          }
+        }
+      }
+    }
+    store_weight_row<kPlanes>(sum, grad_weight, p, tile, a,
+                              windows + p.window_channels(p.channels) * p.plane);
   }
 }
 
