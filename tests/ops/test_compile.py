@@ -7,6 +7,7 @@ from tests.ops.operator_entry import Case, raw
 from tests.ops.operators import OPERATORS, each_case, each_device, each_operator
 from tests.ops.tensors import (
     CHANNELS_LAST,
+    LAYOUTS,
     as_tuple,
     gradients,
     inputs,
@@ -16,7 +17,10 @@ from tests.ops.tensors import (
 
 
 @each_device
-@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "transposed"])
+@pytest.mark.parametrize(
+    "layout",
+    ["contiguous", "channels_last", pytest.param("transposed", marks=pytest.mark.exhaustive)],
+)
 @each_operator
 def test_opcheck(op, layout, device):
     """PyTorch's own checks of schema, fakes and gradients, on the calls that a training makes."""
@@ -37,7 +41,7 @@ def test_opcheck(op, layout, device):
 
 
 @each_device
-@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "sliced", "expanded"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @each_case
 def test_fake_output_is_laid_out_as_the_real_one(op, case, layout, device):
     """Also where opcheck's few samples do not reach: every call, its backward and its strides."""
