@@ -214,7 +214,7 @@ def register_autograd(
     op: torch._ops.OpOverload,
     setup_context: Callable[..., None],
     backward: Callable[..., Any],
-    jvp: Callable[..., Any] | None,
+    jvp: Callable[..., Any],
     vmap: Callable[..., Any],
     differentiates: bool = False,
 ) -> None:
@@ -228,8 +228,7 @@ def register_autograd(
         setup_context: f(ctx, inputs, output), saves what `backward` needs.
         backward: f(ctx, *grad_outputs), returns one gradient (or None) an input.
         jvp: f(inputs, outputs, tangents), where a tangent is None for an input that is constant;
-            returns a tangent an output, None for one that is not differentiable. None refuses
-            forward mode.
+            returns a tangent an output, None for one that is not differentiable.
         vmap: f(info, in_dims, *inputs), returns the outputs and their mapped dimensions.
         differentiates: whether `backward` itself takes gradients.
     """
@@ -257,10 +256,6 @@ def register_autograd(
         ctx.set_materialize_grads(False)
 
     def push(ctx: Any, *tangents: Tensor | None) -> Any:
-        if jvp is None:
-            raise NotImplementedError(
-                f"Trying to use forward AD with {op._opname} that does not support it"
-            )
         with forward_ad._set_fwd_grad_enabled(True):  # transforms outside may differentiate this
             saved = [
                 x if x is None else forward_ad.unpack_dual(x).primal for x in ctx.saved_tensors

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._functorch.eager_transforms import enable_inplace_requires_grad
+from torch.autograd import forward_ad
 from torch.func import vjp
 
 from ops import _library
@@ -212,51 +214,50 @@ def _fill(tensors: Sequence[Tensor | None], values: Sequence[Tensor]) -> list[Te
     return [None if x is None else next(rest) for x in tensors]
 
 
-# Forward mode: the steps again, and beside each value how it moves.
+# Forward mode: the same in PyTorch's operators, on dual numbers.
 
 
-def _move_cell(inputs: Sequence[Any], tangents: Sequence[Any]) -> tuple[State, State]:
-    """Returns the next state, and its tangents."""
-    input, weights, bias, h, c = inputs
-    of_input, of_weights, of_bias, of_h, of_c = tangents
-    both = torch.cat((h, input), 1)
-    of_both = torch.cat(
-        [torch.zeros_like(x) if t is None else t for x, t in ((h, of_h), (input, of_input))], 1
-    )
-    of_gates = F.linear(of_both, weights)
-    if of_weights is not None:
-        of_gates = of_gates + F.linear(both, of_weights)
-    if of_bias is not None:
-        of_gates = of_gates + of_bias
-    input_gate, output_gate, candidate = F.linear(both, weights, bias).chunk(3, 1)
-    of_input_gate, of_output_gate, of_candidate = of_gates.chunk(3, 1)
-    i, o, z = input_gate.sigmoid(), output_gate.sigmoid(), F.elu(candidate)
-    slope = torch.where(candidate > 0, 1, z + 1)
-    new_cell = c + z * i
-    of_new_cell = i * slope * of_candidate + z * i * (1 - i) * of_input_gate
-    if of_c is not None:
-        of_new_cell = of_c + of_new_cell
-    t = new_cell.tanh()
-    of_new_h = (1 - t * t) * o * of_new_cell + t * o * (1 - o) * of_output_gate
-    return (t * o, new_cell), (of_new_h, of_new_cell)
+def _jvp(compose: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Any, ...]]:
+    def jvp(inputs: Sequence[Any], _: Any, tangents: Sequence[Any]) -> tuple[Any, ...]:
+        outputs = compose(*map(_dual, inputs, tangents))
+        return *(forward_ad.unpack_dual(y).tangent for y in outputs), None  # None: the products
+
+    return jvp
 
 
-def _cell_jvp(inputs: Sequence[Any], _: Any, tangents: Sequence[Any]) -> tuple[Any, ...]:
-    return *_move_cell(inputs, tangents)[1], None
+def _jvp_backward(
+    compose: Callable[..., tuple[Tensor, ...]], outputs: int
+) -> Callable[..., tuple[Tensor, ...]]:
+    def jvp(
+        inputs: Sequence[Any], results: Sequence[Tensor], tangents: Sequence[Any]
+    ) -> tuple[Tensor, ...]:
+        end = outputs + 5
+        with torch.enable_grad(), enable_inplace_requires_grad(True):
+            leaves = [  # of this level: to detach would cut them off from transforms outside
+                x if x is None or x.requires_grad else x.view_as(x).requires_grad_()
+                for x in inputs[outputs:end]
+            ]
+            duals = list(map(_dual, leaves, tangents[outputs:end]))
+            grads = map(_dual, inputs[:outputs], tangents[:outputs])
+            given = [(y, g) for y, g in zip(compose(*duals), grads, strict=True) if g is not None]
+            needed = [i for i, wanted in enumerate(inputs[-1]) if wanted]
+            computed = torch.autograd.grad(
+                [y for y, _ in given],
+                [duals[i] for i in needed],
+                [g for _, g in given],
+                create_graph=True,
+            )
+        moved = list(map(torch.zeros_like, results))
+        for i, grad in zip(needed, computed, strict=True):
+            tangent = forward_ad.unpack_dual(grad).tangent
+            moved[i] = moved[i] if tangent is None else tangent
+        return tuple(moved)
+
+    return jvp
 
 
-def _sequence_jvp(inputs: Sequence[Any], _: Any, tangents: Sequence[Any]) -> tuple[Any, ...]:
-    sequence, weights, bias, h0, c0 = inputs
-    of_sequence, of_weights, of_bias, of_h0, of_c0 = tangents
-    state, of_state = (h0, c0), (of_h0, of_c0)
-    moved: list[Tensor] = []
-    for step, input in enumerate(sequence):
-        of_input = None if of_sequence is None else of_sequence[step]
-        state, of_state = _move_cell(
-            (input, weights, bias, *state), (of_input, of_weights, of_bias, *of_state)
-        )
-        moved.append(of_state[0])
-    return torch.stack(moved), *of_state, None
+def _dual(x: Tensor, tangent: Tensor | None) -> Tensor:
+    return x if tangent is None else forward_ad.make_dual(x, tangent)
 
 
 # vmap: samples that share their parameters are a larger batch, others are computed one by one.
@@ -311,14 +312,14 @@ _library.register_autograd(
     cell,
     _setup_cell,
     _cell_gradients,
-    _cell_jvp,
+    _jvp(_compose_cell),
     _vmap(cell, (0, None, None, 0, 0), (0, 0, 0)),
 )
 _library.register_autograd(
     cell_backward,
     _setup_backward,
     _cell_second_gradients,
-    None,
+    _jvp_backward(_compose_cell, 2),
     _vmap(cell_backward, (0, 0, 0, None, None, 0, 0, 0), (0, None, None, 0, 0), mask=True),
     differentiates=True,
 )
@@ -326,14 +327,14 @@ _library.register_autograd(
     sequence_loop,
     _setup_sequence,
     _sequence_gradients,
-    _sequence_jvp,
+    _jvp(_compose_sequence),
     _vmap(sequence_loop, (1, None, None, 0, 0), (1, 0, 0, 1)),
 )
 _library.register_autograd(
     sequence_loop_backward,
     _setup_backward,
     _sequence_second_gradients,
-    None,
+    _jvp_backward(_compose_sequence, 3),
     _vmap(
         sequence_loop_backward,
         (1, 0, 0, 1, None, None, 0, 0, 1, 1),

@@ -75,7 +75,6 @@ class Operator:
     samples: int = 0  # their dimension in the first tensor; 0 in those of fewer dimensions
     state: int = 0  # how many of its tensors, the last ones, networks compute: they have samples
     applies: Callable[[Any, Tensor], Any] | None = None  # the module's output, from its parts
-    forward_over_reverse: bool = True  # whether its gradient has forward-mode derivatives
     peer: Callable[[], nn.Module] | None = None  # the module in torch.nn with the same parameters
 
     def __str__(self) -> str:

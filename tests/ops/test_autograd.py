@@ -30,12 +30,9 @@ def test_gradients_against_finite_differences(op, case, check):
     """In reverse and in forward mode."""
     function, tensors = call_present(op, case, inputs(case, requires_grad=True))
     small = sum(x.numel() for x in tensors) <= 40  # for the others one projection of the Jacobian
-    forward = (
-        {"check_forward_ad": True}
-        if check is gradcheck
-        else {"check_fwd_over_rev": op.forward_over_reverse}
-    )
-    assert check(function, tensors, fast_mode=not small, check_batched_grad=small, **forward)
+    forward = "check_forward_ad" if check is gradcheck else "check_fwd_over_rev"
+    settings = {"fast_mode": not small, "check_batched_grad": small, forward: True}
+    assert check(function, tensors, **settings)
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,6 @@ OPERATOR = Operator(
     samples=1,
     state=2,
     largest=1e3,
-    forward_over_reverse=False,
     wrong=(
         Wrong(lambda: lltm(1, W, B, H, H), TypeError, "sequence … Tensor … int"),
         Wrong(lambda: lltm(X, W, B, None, H), TypeError, "h0 … NoneType"),

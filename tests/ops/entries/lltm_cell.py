@@ -48,7 +48,6 @@ OPERATOR = Operator(
     products=True,
     state=2,
     largest=1e3,
-    forward_over_reverse=False,
     wrong=(
         Wrong(lambda: lltm_cell(1, W, B, H, H), TypeError, "input … Tensor … int"),
         Wrong(lambda: lltm_cell(X, None, B, H, H), TypeError, "weights … NoneType"),
