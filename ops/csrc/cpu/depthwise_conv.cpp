@@ -10,6 +10,7 @@ namespace {
 
 constexpr int64_t kGrain = 200000;  // multiply-adds: less is not worth waking a thread for
 constexpr int64_t kUnits = 64;      // of work on the weight gradient, at most
+constexpr int64_t kMostShared = 4;  // outputs of a pixel that is not worth a copy
 
 // Output rows that are worth a thread, of so many lanes.
 int64_t grain(const DepthwiseGeometry& g, int64_t lanes) {
@@ -45,16 +46,20 @@ void correlate(const DepthwiseGeometry& g, bool transposed, const T* source, con
   using A = acc_t<T>;
   const Axis vertical = vertical_axis(g, transposed), horizontal = horizontal_axis(g, transposed);
   const int64_t vectors = g.channels_last ? 2 : 1;  // of a pixel
-  const Lanes lanes(g, vectors * vector_bytes() / sizeof(A));
-  const Columns columns(horizontal, lanes.lanes, kMostOutputs / vectors);
+  const int64_t pixel = vectors * vector_bytes() / sizeof(A);
+  const bool direct = std::is_same_v<T, A> && g.channels_last && g.c >= pixel && !transposed &&
+                      g.kernel_h * g.kernel_w <= kMostShared * g.stride_h * g.stride_w;
+  const Lanes lanes(g, direct ? g.c : pixel);
+  const Columns columns(horizontal, lanes.lanes, kMostOutputs / vectors, !direct);
   const auto packed = pack(lanes, weight, g.c, g.kernel_h * g.kernel_w);
   const auto packed_bias = pack(lanes, bias, g.c, 1);
-  const Correlation<T> c{g,      vertical,      horizontal,         lanes, columns,
+  const Correlation<T> c{g,      vertical,      horizontal,         lanes, columns, direct,
                          source, packed.data(), packed_bias.data(), out};
   const int64_t rows = lanes.image_groups * lanes.channel_groups * vertical.out_size;
   torch::stable::parallel_for(0, rows, grain(g, lanes.lanes), [&](int64_t begin, int64_t end) {
-    Workspace<A> workspace(1, vertical, columns.width * lanes.lanes,
-                           horizontal.out_size * lanes.lanes);
+    Workspace<A> workspace(direct ? 0 : 1, vertical.taps,
+                           direct ? vertical.source_size : vertical.span(),
+                           columns.width * lanes.lanes, horizontal.out_size * lanes.lanes);
     OPS_CALL(correlate(c, begin, end, workspace));
   });
 }

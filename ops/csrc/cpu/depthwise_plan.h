@@ -4,7 +4,8 @@
 // either memory format. So a tap is one multiply-add of vectors, whatever the filter; or of two
 // where channels lie together in memory, which comes in lines as long as two vectors. Source rows
 // are copied into a ring of rows [pixel][lane], zero-padded left and right, in the accumulator's
-// type; it holds what the taps of one output row span, and stays in the first-level cache.
+// type; it holds what the taps of one output row span, and stays in the first-level cache. Only
+// where a source meets few taps, as strides make it, channels-last images are read where they are.
 //
 // The convolution and its input gradient are both correlations of a source, the input or
 // grad_output, with the filter.
@@ -31,6 +32,10 @@ struct Block {
   int64_t outputs;
   int64_t out, source;  // of the first, in pixels and in elements
   int64_t tap_begin, tap_end;
+
+  bool has_taps_of(const Block& other) const {
+    return tap_begin == other.tap_begin && tap_end == other.tap_end;
+  }
 };
 
 // An output row of a correlation, cut into blocks. Outputs of one block take the same taps, so in
@@ -41,15 +46,18 @@ struct Columns {
   std::vector<Tap> taps;
   std::vector<Block> blocks;
 
-  // A block has at most `most` outputs.
-  Columns(const Axis& axis, int64_t lanes, int64_t most) {
+  // A pixel has so many lanes, a block at most `most` outputs. Unless there are zeros around the
+  // source, blocks take no tap that is padding to any of their outputs.
+  Columns(const Axis& axis, int64_t lanes, int64_t most, bool padded) {
     const int64_t phases = axis.transposed ? axis.stride : 1;
     const int64_t step = axis.transposed ? 1 : axis.stride;
     out_step = phases;
     source_step = step * lanes;
     width = axis.source_size;
+    // A block reads at most as far beyond the source as it is long: far apart, outputs are alone.
+    most = std::min(most, 1 + (axis.source_size + kMostOutputs) / step);
     for (int64_t phase = 0; phase < std::min(phases, axis.out_size); ++phase) {
-      add_phase(axis, phase, phases, step, lanes, most);
+      add_phase(axis, phase, phases, step, lanes, most, padded);
     }
     width += left;
   }
@@ -57,7 +65,7 @@ struct Columns {
  private:
   // The outputs phase, phase + phases, …, whose sources lie `step` apart.
   void add_phase(const Axis& axis, int64_t phase, int64_t phases, int64_t step, int64_t lanes,
-                 int64_t most) {
+                 int64_t most, bool padded) {
     const int64_t first_tap = taps.size();
     for (int64_t i = 0; i < axis.taps; ++i) {
       const int64_t tap = axis.transposed ? axis.taps - 1 - i : i;  // sources ascend
@@ -67,29 +75,38 @@ struct Columns {
         taps.push_back({tap * lanes, at / phases * lanes});
       }
     }
-    const int64_t outputs = (axis.out_size - 1 - phase) / phases + 1;
-    // A block reads at most as far beyond the source as it is long: far apart, outputs are alone.
-    most = std::min(most, 1 + (axis.source_size + kMostOutputs) / step);
-    // Blocks of one size may overlap, but all run the same code: no branch is predicted wrongly.
-    const int64_t count = (outputs + most - 1) / most, size = (outputs + count - 1) / count;
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t begin = i * (outputs - size) / std::max<int64_t>(1, count - 1);
-      const int64_t end = begin + size;
+    const auto source = [&](int64_t tap, int64_t output) {
+      return taps[tap].source / lanes + output * step;
+    };
+    const auto block = [&](int64_t begin, int64_t end) {
       Block block{end - begin, phase + begin * phases, begin * step * lanes, first_tap,
                   static_cast<int64_t>(taps.size())};
-      const auto first = [&](int64_t tap) { return taps[tap].source / lanes + begin * step; };
-      const auto last = [&](int64_t tap) { return taps[tap].source / lanes + (end - 1) * step; };
-      while (block.tap_begin < block.tap_end && last(block.tap_begin) < 0) {
+      while (block.tap_begin < block.tap_end && source(block.tap_begin, end - 1) < 0) {
         ++block.tap_begin;
       }
-      while (block.tap_begin < block.tap_end && first(block.tap_end - 1) >= axis.source_size) {
+      while (block.tap_begin < block.tap_end &&
+             source(block.tap_end - 1, begin) >= axis.source_size) {
         --block.tap_end;
       }
-      if (block.tap_begin < block.tap_end) {
-        left = std::max(left, -first(block.tap_begin));
-        width = std::max(width, last(block.tap_end - 1) + 1);
+      return block;
+    };
+    const int64_t outputs = (axis.out_size - 1 - phase) / phases + 1;
+    for (int64_t begin = 0, end; begin < outputs; begin = end) {
+      end = padded ? outputs : begin + 1;
+      while (end < outputs && block(begin, begin + 1).has_taps_of(block(end, end + 1))) {
+        ++end;
       }
-      blocks.push_back(block);
+      // Blocks of one size may overlap, but all run the same code: no branch is predicted wrongly.
+      const int64_t count = (end - begin + most - 1) / most,
+                    size = (end - begin + count - 1) / count;
+      for (int64_t i = 0; i < count; ++i) {
+        const int64_t at = begin + i * (end - begin - size) / std::max<int64_t>(1, count - 1);
+        blocks.push_back(block(at, at + size));
+        if (blocks.back().tap_begin < blocks.back().tap_end) {
+          left = std::max(left, -source(blocks.back().tap_begin, at));
+          width = std::max(width, source(blocks.back().tap_end - 1, at + size - 1) + 1);
+        }
+      }
     }
   }
 };
@@ -148,9 +165,9 @@ class Workspace {
  public:
   std::vector<Tap> rows;
 
-  Workspace(int64_t groups, const Axis& vertical, int64_t source_row, int64_t row)
-      : rows(vertical.taps),
-        ring_rows_(vertical.span()),
+  Workspace(int64_t groups, int64_t taps, int64_t ring_rows, int64_t source_row, int64_t row)
+      : rows(taps),
+        ring_rows_(ring_rows),
         source_row_(source_row),
         row_(row),
         memory_(groups * (ring_rows_ * source_row_ + row_) + kLine) {}
@@ -196,6 +213,7 @@ struct Correlation {
   Axis vertical, horizontal;
   Lanes lanes;
   Columns columns;
+  bool direct;  // sources stay in the image, where a pixel has all channels as lanes
   const T* source;
   const A *weight, *bias;  // [group of channels][tap][lane], [group of channels][lane]
   T* out;

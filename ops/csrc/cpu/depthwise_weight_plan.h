@@ -74,7 +74,7 @@ class WeightWorkspace : public Workspace<A> {
 
   template <typename T>
   explicit WeightWorkspace(const WeightGradient<T>& p)
-      : Workspace<A>(p.slab, p.vertical, p.width * p.lanes.lanes,
+      : Workspace<A>(p.slab, p.vertical.taps, p.vertical.span(), p.width * p.lanes.lanes,
                      p.horizontal.out_size * p.lanes.lanes),
         taps(p.vertical.taps * p.horizontal.taps),
         totals(p.slab * (taps.size() + 1) * p.lanes.lanes),
