@@ -1,7 +1,9 @@
+from typing import cast
+
 from torch import Tensor, nn
 
 from app.config import ModelConfig
-from ops import GELU, LLTM, DepthwiseConv2d, GlobalAvgPool2d, Involution2d, NCReLU
+from ops import GELU, LLTM, DepthwiseConv2d, GlobalAvgPool2d, Involution2d, NCReLU, depthwise_conv2d
 
 LEAST_SIDE = 12  # of an image: less leaves nothing for the last pooling
 STATE = 128  # features of the recurrent network
@@ -116,16 +118,37 @@ def _act(act: str) -> nn.Module:
     return modules[act]()
 
 
+class OneChannelConv2d(nn.Conv2d):
+    """nn.Conv2d of one input channel, trained on CUDA by the kernels of depthwise convolution.
+
+    It is that of as many copies of its input as it has filters. cuDNN's gradient of the weights,
+    where it has to be the same in every run, takes twenty times as long.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Float [N, 1, H, W] in, [N, out_channels, ...] out."""
+        if not (self.training and input.is_cuda):
+            return super().forward(input)
+        copies = input.expand(-1, self.out_channels, -1, -1)
+        padding = cast(tuple[int, int], self.padding)
+        return depthwise_conv2d(copies, self.weight, self.bias, padding=padding)
+
+
+def _full_conv(in_channels: int, out_channels: int, kernel: int, padding: int = 0) -> nn.Module:
+    layer = OneChannelConv2d if in_channels == 1 else nn.Conv2d
+    return layer(in_channels, out_channels, kernel, padding=padding)
+
+
 def _conv(conv: str, in_channels: int, out_channels: int, kernel: int, padding: int) -> nn.Module:
     if conv == "standard":
-        return nn.Conv2d(in_channels, out_channels, kernel, padding=padding)
+        return _full_conv(in_channels, out_channels, kernel, padding)
     if conv == "involution":
         half = out_channels // 2
         return nn.Sequential(
-            nn.Conv2d(in_channels, out_channels, 1),
+            _full_conv(in_channels, out_channels, 1),
             Involution2d(out_channels, kernel, group_channels=half, reduction_ratio=2),
         )
     return nn.Sequential(
         DepthwiseConv2d(in_channels, kernel, padding=padding, bias=False),  # the 1x1 has the bias
-        nn.Conv2d(in_channels, out_channels, 1),
+        _full_conv(in_channels, out_channels, 1),
     )

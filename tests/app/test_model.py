@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from app.config import ModelConfig
-from app.model import LEAST_SIDE, build_model, count_parameters
+from app.model import LEAST_SIDE, OneChannelConv2d, build_model, count_parameters
 from ops import GELU, DepthwiseConv2d, GlobalAvgPool2d, NCReLU
 
 STANDARD = (1 * 25 + 1) * 6 + (6 * 25 + 1) * 16 + 401 * 120 + 121 * 84 + 85 * 10
@@ -89,3 +89,14 @@ def test_frozen_parameters_are_not_counted():
     layer = nn.Linear(3, 2)
     layer.bias.requires_grad_(False)
     assert count_parameters(layer) == 6
+
+
+@pytest.mark.cuda
+def test_a_convolution_of_one_channel_is_one():
+    ours = OneChannelConv2d(1, 6, 5, padding=2).double().cuda()
+    input = torch.randn(3, 1, 28, 28, dtype=torch.float64, device="cuda")
+    results = []
+    for training in (True, False):
+        output = ours.train(training)(input)
+        results.append((output, *torch.autograd.grad(output.square().sum(), ours.parameters())))
+    torch.testing.assert_close(*results)
