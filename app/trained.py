@@ -14,7 +14,7 @@ from app.model import takes_any_size
 Runner = Callable[[Tensor], Tensor]
 """Images uint8 [N, 1, H, W] in, logits float32 [N, classes] on the CPU out."""
 
-BATCH_SIZE = 250  # enough for speed; an involution in ONNX Runtime takes 2 MB and more an image
+BATCH_SIZE = 250  # enough for speed; an involution takes megabytes an image in ONNX Runtime
 
 
 @dataclass
