@@ -60,7 +60,8 @@ def depthwise_conv2d(
 def _convolve(
     input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: tuple[int, int]
 ) -> Tensor:
-    """Takes arguments of the right types; the geometry is checked."""
+    """Takes parameters of the right types; the geometry is checked."""
+    _library.check_tensor("depthwise_conv2d", "input", input)
     if input.dim() == 4:
         return _conv(input, weight, bias, *geometry)
     if input.dim() != 3:
@@ -69,6 +70,9 @@ def _convolve(
             f"got {list(input.shape)}"
         )
     return _conv(input.unsqueeze(0), weight, bias, *geometry).squeeze(0)
+
+
+torch.fx.wrap("_convolve")  # one node where a network is traced
 
 
 class DepthwiseConv2d(nn.Module):
@@ -128,7 +132,6 @@ class DepthwiseConv2d(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """Returns the convolution of `input` [N, C, H, W] or [C, H, W]."""
-        _library.check_tensor("depthwise_conv2d", "input", input)
         return _convolve(input, self.weight, self.bias, self.stride, self.padding, self.dilation)
 
     def extra_repr(self) -> str:

@@ -40,6 +40,9 @@ def global_avg_pool2d(input: Tensor) -> Tensor:
     return _pool(input) if input.dim() == 4 else _pool(input.unsqueeze(0)).squeeze(0)
 
 
+torch.fx.wrap("global_avg_pool2d")  # one node where a network is traced
+
+
 class GlobalAvgPool2d(nn.Module):
     """Applies :func:`global_avg_pool2d`: [N, C, H, W] in, [N, C, 1, 1] out."""
 

@@ -56,6 +56,9 @@ def involution2d(
     )
 
 
+torch.fx.wrap("involution2d")  # one node where a network is traced
+
+
 class Involution2d(nn.Module):
     """Applies :func:`involution2d` with kernels that it makes from the input itself.
 
@@ -129,12 +132,7 @@ class Involution2d(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """Returns the involution of `input` [N, C, H, W]."""
-        _library.check_tensor("Involution2d", "input", input)
-        if input.dim() != 4 or (not _library.is_traced() and input.shape[1] != self.channels):
-            raise RuntimeError(
-                f"Involution2d: input must have shape [N, {self.channels}, H, W], "
-                f"got {list(input.shape)}"
-            )
+        _check_input(input, self.channels)
         return involution2d(input, self.make_weight(input), self.stride, self.padding)
 
     def extra_repr(self) -> str:
@@ -143,6 +141,17 @@ class Involution2d(nn.Module):
             f"{self.channels}, kernel_size={self.kernel_size}, stride={self.stride}, "
             f"group_channels={self.group_channels}, reduction_ratio={self.reduction_ratio}"
         )
+
+
+def _check_input(input: Tensor, channels: int) -> None:
+    _library.check_tensor("Involution2d", "input", input)
+    if input.dim() != 4 or (not _library.is_traced() and input.shape[1] != channels):
+        raise RuntimeError(
+            f"Involution2d: input must have shape [N, {channels}, H, W], got {list(input.shape)}"
+        )
+
+
+torch.fx.wrap("_check_input")
 
 
 def _is_channels_last(weight: Tensor) -> bool:

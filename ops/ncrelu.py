@@ -42,6 +42,9 @@ def ncrelu(input: Tensor, dim: int = 1) -> Tensor:
     return _ncrelu(input, dim)
 
 
+torch.fx.wrap("ncrelu")  # one node where a network is traced
+
+
 class NCReLU(nn.Module):
     """Applies :func:`ncrelu`: [N, C, ...] in, [N, 2C, ...] out.
 

@@ -39,6 +39,18 @@ def test_applies_the_function(op):
 
 
 @each_operator
+def test_symbolic_tracing(op):
+    """torch.fx sees the function as one node: how features are extracted and networks rewritten."""
+    if op.state > 1:
+        pytest.skip("a recurrent layer looks at its input: it is to be declared a leaf")
+    module, x = op.module(), typical_input(op)
+    traced = torch.fx.symbolic_trace(module)
+    calls = [node.target for node in traced.graph.nodes if node.op == "call_function"]
+    assert op.function.__module__ in {function.__module__ for function in calls}
+    assert_equal(traced(x), module(x))
+
+
+@each_operator
 @pytest.mark.parametrize(
     "clone", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "pickle"]
 )
