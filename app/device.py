@@ -33,12 +33,6 @@ def describe(device: torch.device) -> str:
     return f"{device.type}, {threads} thread{'s' if threads > 1 else ''}"
 
 
-def be_exact() -> None:
-    """Have cuDNN give the same bits in every run, and float32 its precision."""
-    torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.allow_tf32 = False
-
-
 def keep_freed_memory() -> None:
     """Have the C library keep what tensors on the CPU leave behind for those of the next step.
 
