@@ -1,6 +1,6 @@
 """What PyTorch must know of the LLTM's operators: fakes, gradients, autocast, vmap."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -166,28 +166,28 @@ def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...
 
 
 def _cell_second_gradients(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-    *tensors, _ = ctx.saved_tensors
-    return *_second_gradients(_compose_cell, 2, tensors, ctx.mask, grads), None, None
+    return *_second_gradients(_compose_cell, 2, ctx, grads), None, None
 
 
 def _sequence_second_gradients(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-    *tensors, _, _ = ctx.saved_tensors
-    return *_second_gradients(_compose_sequence, 3, tensors, ctx.mask, grads), None, None, None
+    return *_second_gradients(_compose_sequence, 3, ctx, grads), None, None, None
 
 
 def _second_gradients(
     compose: Callable[..., tuple[Tensor, ...]],
     outputs: int,
-    tensors: Sequence[Tensor | None],
-    mask: Sequence[bool],
-    grads: Sequence[Tensor],
-) -> Iterator[Tensor | None]:
+    ctx: Any,
+    grads: Sequence[Tensor | None],
+) -> list[Tensor | None]:
     """Returns a gradient a tensor: the gradients of `outputs` outputs, and the inputs."""
+    tensors = ctx.saved_tensors[: outputs + 5]
+    asked = _where(ctx.needs_input_grad[: outputs + 5], tensors)
 
-    def first(*present: Tensor) -> tuple[Tensor, ...]:
-        given = _fill(tensors, present)
+    def first(*values: Tensor) -> tuple[Tensor, ...]:
+        given = _fill(asked, values, tensors)
         inputs = given[outputs:]
-        result, pull, *_ = vjp(lambda *xs: compose(*_fill(inputs, xs)), *_present(inputs))
+        wanted = _where(ctx.mask, inputs)
+        result, pull, *_ = vjp(lambda *xs: compose(*_fill(wanted, xs, inputs)), *_present(wanted))
         return pull(
             tuple(
                 torch.zeros_like(y) if grad is None else grad
@@ -195,23 +195,29 @@ def _second_gradients(
             )
         )
 
-    _, pull, *_ = vjp(first, *_present(tensors))
+    _, pull, *_ = vjp(first, *_present(asked))
     weights = (
-        grad if needed else torch.zeros_like(x)
-        for grad, needed, x in zip(grads, mask, tensors[outputs:], strict=True)
+        torch.zeros_like(x) if grad is None else grad
+        for grad, x in zip(grads, _where(ctx.mask, tensors[outputs:]), strict=True)
         if x is not None
     )
-    return iter(_fill(tensors, pull(tuple(weights))))
+    return _fill(asked, pull(tuple(weights)), [None] * len(asked))
 
 
 def _present(tensors: Sequence[Tensor | None]) -> list[Tensor]:
     return [x for x in tensors if x is not None]
 
 
-def _fill(tensors: Sequence[Tensor | None], values: Sequence[Tensor]) -> list[Tensor | None]:
-    """Returns `values` in the places of the tensors that are there."""
+def _where(mask: Sequence[bool], tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    return [x if chosen else None for x, chosen in zip(tensors, mask, strict=True)]
+
+
+def _fill(
+    places: Sequence[Tensor | None], values: Sequence[Tensor], others: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """Returns `values` in the places of the tensors that are there, and `others` elsewhere."""
     rest = iter(values)
-    return [None if x is None else next(rest) for x in tensors]
+    return [x if place is None else next(rest) for place, x in zip(places, others, strict=True)]
 
 
 # Forward mode: the same in PyTorch's operators, on dual numbers.
