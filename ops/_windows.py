@@ -88,11 +88,47 @@ def places(
 def register(
     op: torch._ops.OpOverload,
     op_backward: torch._ops.OpOverload,
+    check: Callable[..., Sequence[int]],
+    weight_like: Callable[[Tensor], Tensor],
     vmap: Callable[..., Any],
     vmap_backward: Callable[..., Any],
 ) -> None:
-    """Registers the derivatives of such an operator and of its backward, and their vmap rules."""
+    """Registers what PyTorch must know of such an operator and of its backward.
+
+    Args:
+        op: the operator.
+        op_backward: its backward.
+        check: f(name, input, weight, stride, padding, dilation), checks the arguments of fakes as
+            the kernels of either do, and returns the output's height and width.
+        weight_like: f(weight), returns an empty gradient of it.
+        vmap: the rule of `op`.
+        vmap_backward: the rule of `op_backward`.
+    """
     count = len(op_backward._schema.returns)  # of tensors: input, weight and perhaps bias
+
+    @_library.register_fake(op)
+    def _(input: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+        *biases, stride, padding, dilation = rest
+        size = check(op._opname, input, weight, stride, padding, dilation)
+        for bias in biases:
+            if bias is not None:
+                _library.check_fake(op._opname, "bias", bias, input.shape[1:2], "input", input)
+        return _library.image_like(input, *size)
+
+    @_library.register_fake(op_backward)
+    def _(
+        grad_output: Tensor, input: Tensor, weight: Tensor, *geometry_and_mask: Any
+    ) -> tuple[Tensor, ...]:
+        *geometry, mask = geometry_and_mask
+        name = op_backward._opname
+        shape = (*input.shape[:2], *check(name, input, weight, *geometry))
+        _library.check_fake(name, "grad_output", grad_output, shape, "input", input)
+        image = _library.image_like(input, *input.shape[2:])
+        grads = (image, weight_like(weight), weight.new_empty(input.shape[1:2]))
+        return tuple(
+            grad if needed else weight.new_empty([0])
+            for grad, needed in zip(grads, mask, strict=False)
+        )
 
     def apply(input: Tensor, weight: Tensor, geometry: Sequence[Any]) -> Tensor:
         out: Tensor = op(input, weight, *[None] * (count - 2), *geometry)

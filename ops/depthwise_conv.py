@@ -144,31 +144,7 @@ class DepthwiseConv2d(nn.Module):
         return text if self.bias is not None else text + ", bias=False"
 
 
-@_library.register_fake(_conv)
-def _(input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: list[int]) -> Tensor:
-    return _library.image_like(
-        input, *_check_fakes("depthwise_conv2d", input, weight, *geometry, bias=bias)
-    )
-
-
-@_library.register_fake(_conv_backward)
-def _(
-    grad_output: Tensor, input: Tensor, weight: Tensor, *geometry_and_mask: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    *geometry, (need_input, need_weight, need_bias) = geometry_and_mask
-    op = "depthwise_conv2d_backward"
-    size = _check_fakes(op, input, weight, *geometry)
-    _library.check_fake(op, "grad_output", grad_output, (*input.shape[:2], *size), "input", input)
-    return (
-        _library.image_like(input, *input.shape[2:]) if need_input else weight.new_empty([0]),
-        weight.new_empty(weight.shape if need_weight else [0]),
-        weight.new_empty([weight.shape[0] if need_bias else 0]),
-    )
-
-
-def _check_fakes(
-    op: str, input: Tensor, weight: Tensor, *geometry: list[int], bias: Tensor | None = None
-) -> list[int]:
+def _check_fakes(op: str, input: Tensor, weight: Tensor, *geometry: list[int]) -> list[int]:
     """Checks the arguments as the kernels do; returns the output's height and width."""
     _windows.check_image(op, input)
     channels = input.shape[1]
@@ -180,9 +156,11 @@ def _check_fakes(
         ),
     )
     _library.check_fake(op, "weight", weight, weight.shape, "input", input)
-    if bias is not None:
-        _library.check_fake(op, "bias", bias, [channels], "input", input)
     return _windows.places(op, input.shape[2:], weight.shape[2:], *geometry)
+
+
+def _weight_like(weight: Tensor) -> Tensor:
+    return weight.new_empty(weight.shape)
 
 
 # vmap: a filter of its own is all a channel has, so the mapped dimension becomes more channels.
@@ -235,4 +213,4 @@ def _vmap_backward(
 
 _library.register_autocast(_conv, "cpu")  # to the region's dtype, as conv2d does
 _library.register_autocast(_conv, "cuda")
-_windows.register(_conv, _conv_backward, _vmap, _vmap_backward)
+_windows.register(_conv, _conv_backward, _check_fakes, _weight_like, _vmap, _vmap_backward)

@@ -167,25 +167,6 @@ def _weight_like(weight: Tensor) -> Tensor:
     return pixels.permute(0, 3, 4, 5, 1, 2)
 
 
-@_library.register_fake(_involution)
-def _(input: Tensor, weight: Tensor, *geometry: list[int]) -> Tensor:
-    return _library.image_like(input, *_check_fakes("involution2d", input, weight, *geometry))
-
-
-@_library.register_fake(_involution_backward)
-def _(
-    grad_output: Tensor, input: Tensor, weight: Tensor, *geometry_and_mask: Any
-) -> tuple[Tensor, Tensor]:
-    *geometry, (need_input, need_weight) = geometry_and_mask
-    op = "involution2d_backward"
-    size = _check_fakes(op, input, weight, *geometry)
-    _library.check_fake(op, "grad_output", grad_output, (*input.shape[:2], *size), "input", input)
-    return (
-        _library.image_like(input, *input.shape[2:]) if need_input else input.new_empty([0]),
-        _weight_like(weight) if need_weight else input.new_empty([0]),
-    )
-
-
 def _check_fakes(op: str, input: Tensor, weight: Tensor, *geometry: list[int]) -> list[int]:
     """Checks the arguments as the kernels do; returns the output's height and width."""
     _windows.check_image(op, input)
@@ -246,4 +227,6 @@ def _vmap_backward(
 
 _library.register_autocast(_involution, "cpu")  # to the region's dtype, as conv2d does
 _library.register_autocast(_involution, "cuda")
-_windows.register(_involution, _involution_backward, _vmap, _vmap_backward)
+_windows.register(
+    _involution, _involution_backward, _check_fakes, _weight_like, _vmap, _vmap_backward
+)
