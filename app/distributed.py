@@ -31,10 +31,8 @@ class World:
             return model
         from torch.nn.parallel import DistributedDataParallel
 
-        if device.type == "cpu":
-            return DistributedDataParallel(model)
-        with torch.cuda.stream(torch.cuda.Stream(device)):  # else its steps cannot be captured
-            return DistributedDataParallel(model, device_ids=[device])
+        ids = [device] if device.type == "cuda" else None
+        return DistributedDataParallel(model, device_ids=ids)
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum of a tensor over the processes, in place."""

@@ -22,6 +22,9 @@ class Learner:
         cfg: The run's configuration.
         device: Where it is.
         world: The processes that share the work; gradients are averaged over them.
+
+    Attributes:
+        stream: Where a step is to be captured; None where it is not.
     """
 
     def __init__(
@@ -34,7 +37,10 @@ class Learner:
         self.optimizer = make_optimizer(model.parameters(), cfg.optim)
         self.average = copy.deepcopy(model).requires_grad_(False) if cfg.optim.ema else None
         self.loss_scale = LossScale(device) if self.dtype == torch.float16 else None
-        replica = world.replicate(model, device)
+        captured = device.type == "cuda" and cfg.trainer.compile is not False
+        self.stream = torch.cuda.Stream(device) if captured else None
+        with torch.cuda.stream(self.stream):  # where its gradients are to be averaged, too
+            replica = world.replicate(model, device)
         # auto: no, compiling takes longer than all the steps of a run
         self._forward = torch.compile(replica) if cfg.trainer.compile is True else replica
 

@@ -52,9 +52,9 @@ class Steps:
             self._plan.copy_(plan)
             return
         self._plan = plan.to(run.device)
-        if run.device.type == "cuda" and run.cfg.trainer.compile is not False:
+        if run.learner.stream is not None:
             with torch.cuda.device(run.device):
-                self._graph = self._capture()
+                self._graph = self._capture(run.learner.stream)
 
     def take(self) -> None:
         """Take the next step."""
@@ -70,19 +70,16 @@ class Steps:
         images, labels = data.train.images[batch], data.train.labels[batch]
         if plan.maps is not None:
             images = warp(images.float(), plan.maps.index_select(0, self._index)[0])
-        inputs = normalize(images, data.mean, data.std).to(
-            run.learner.optimizer.parameters[0].dtype
-        )
+        inputs = normalize(images, data.mean, data.std)
         rate, share = self._rates.index_select(0, self._index)[0]
         result = run.learner.step(inputs, labels, rate, share)
         self.returned.index_copy_(0, self._index, result[None])
         self._index += 1
 
-    def _capture(self) -> torch.cuda.CUDAGraph:
+    def _capture(self, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
         """Capture a step, and leave everything as it was."""
         state = [*self.run.learner.tensors(), self._index]
         before = [tensor.clone() for tensor in state]
-        stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP if self.run.world.size == 1 else WARM_UP_TOGETHER):
@@ -91,6 +88,6 @@ class Steps:
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # the threads of NCCL may go on asking the device
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             self._step()
         return graph
