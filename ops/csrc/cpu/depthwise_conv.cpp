@@ -12,17 +12,15 @@ constexpr int64_t kGrain = 200000;  // multiply-adds: less is not worth waking a
 constexpr int64_t kUnits = 64;      // of work on the weight gradient, at most
 constexpr int64_t kMostShared = 4;  // outputs of a pixel that is not worth a copy
 
+// Vectors of channels that are computed together: channels-last memory comes in lines of two.
+int64_t vectors_of(const DepthwiseGeometry& g) {
+  return g.channels_last ? 2 : 1;
+}
+
 // Output rows that are worth a thread, of so many lanes.
 int64_t grain(const DepthwiseGeometry& g, int64_t lanes) {
   const double row = 1.0 * g.out_w * g.kernel_h * g.kernel_w * lanes;
   return std::max<int64_t>(1, static_cast<int64_t>(kGrain / row));
-}
-
-// Groups of channels that share cache lines go together.
-template <typename T>
-int64_t slab_of(const DepthwiseGeometry& g, const Lanes& lanes) {
-  const int64_t line = 64 / (lanes.lanes * sizeof(T));
-  return g.channels_last ? std::clamp<int64_t>(line, 1, lanes.channel_groups) : 1;
 }
 
 // [group of channels][tap][lane], from [channel][tap]; idle lanes are zero.
@@ -45,7 +43,7 @@ void correlate(const DepthwiseGeometry& g, bool transposed, const T* source, con
                const T* bias, T* out) {
   using A = acc_t<T>;
   const Axis vertical = vertical_axis(g, transposed), horizontal = horizontal_axis(g, transposed);
-  const int64_t vectors = g.channels_last ? 2 : 1;  // of a pixel
+  const int64_t vectors = vectors_of(g);
   const int64_t pixel = vectors * vector_bytes() / sizeof(A);
   const bool direct = std::is_same_v<T, A> && g.channels_last && g.c >= pixel && !transposed &&
                       g.kernel_h * g.kernel_w <= kMostShared * g.stride_h * g.stride_w;
@@ -53,13 +51,16 @@ void correlate(const DepthwiseGeometry& g, bool transposed, const T* source, con
   const Columns columns(horizontal, lanes.lanes, kMostOutputs / vectors, !direct);
   const auto packed = pack(lanes, weight, g.c, g.kernel_h * g.kernel_w);
   const auto packed_bias = pack(lanes, bias, g.c, 1);
-  const Correlation<T> c{g,      vertical,      horizontal,         lanes, columns, direct,
-                         source, packed.data(), packed_bias.data(), out};
+  const SourceRows source_rows{direct ? vertical.source_size : vertical.span(),
+                               columns.width * lanes.lanes};
+  const Correlation<T> c{g,           vertical, horizontal, lanes,         columns,
+                         source_rows, direct,   source,     packed.data(), packed_bias.data(),
+                         out};
+  const int64_t ring_size = direct ? 0 : source_rows.count * source_rows.size;
+  const int64_t row_size = direct ? 0 : horizontal.out_size * lanes.lanes;
   const int64_t rows = lanes.image_groups * lanes.channel_groups * vertical.out_size;
   torch::stable::parallel_for(0, rows, grain(g, lanes.lanes), [&](int64_t begin, int64_t end) {
-    Workspace<A> workspace(direct ? 0 : 1, vertical.taps,
-                           direct ? vertical.source_size : vertical.span(),
-                           columns.width * lanes.lanes, horizontal.out_size * lanes.lanes);
+    Workspace<A> workspace(vertical.taps, ring_size, row_size);
     OPS_CALL(correlate(c, begin, end, workspace));
   });
 }
@@ -83,26 +84,24 @@ struct Kernels {
   static void backward_weight(const Tensor&, const DepthwiseGeometry& g, const T* grad, const T* x,
                               T* grad_weight, T* grad_bias) {
     using A = acc_t<T>;
-    const int64_t lanes = vector_bytes() / sizeof(A);
-    const WeightGradient<T> p(g, grad, x, grad_bias, lanes, slab_of<T>(g, Lanes(g, lanes)));
-    const int64_t slabs = (p.lanes.channel_groups + p.slab - 1) / p.slab;
-    const int64_t rows = p.lanes.image_groups * g.out_h;
-    const int64_t unit_rows = grain(g, p.slab * lanes);  // fewer cost more than they save
+    const WeightGradient<T> p(g, grad, x, grad_bias, vectors_of(g) * vector_bytes() / sizeof(A));
+    const int64_t groups = p.lanes.channel_groups, rows = p.lanes.image_groups * g.out_h;
+    const int64_t unit_rows = grain(g, p.lanes.lanes);  // fewer cost more than they save
     const int64_t ranges =
-        std::clamp<int64_t>(rows / unit_rows, 1, std::max<int64_t>(1, kUnits / slabs));
+        std::clamp<int64_t>(rows / unit_rows, 1, std::max<int64_t>(1, kUnits / groups));
     const int64_t positions = g.kernel_h * g.kernel_w + 1;
     std::vector<double> totals(ranges * g.c * positions);
     const auto work = [&](int64_t begin, int64_t end) {
       for (int64_t unit = begin; unit < end; ++unit) {
-        const int64_t slab = unit % slabs, range = unit / slabs;
+        const int64_t group = unit % groups, range = unit / groups;
         WeightWorkspace<A> workspace(p);
         OPS_CALL(
-            sum_weights(p, slab, rows * range / ranges, rows * (range + 1) / ranges, workspace));
-        unpack(p, workspace.totals, slab, positions, &totals[range * g.c * positions]);
+            sum_weights(p, group, rows * range / ranges, rows * (range + 1) / ranges, workspace));
+        unpack(p, workspace.totals, group, positions, &totals[range * g.c * positions]);
       }
     };
     const int64_t unit_grain = unit_rows * ranges / std::max<int64_t>(1, rows) + 1;
-    torch::stable::parallel_for(0, slabs * ranges, unit_grain, work);
+    torch::stable::parallel_for(0, groups * ranges, unit_grain, work);
     for (int64_t c = 0; c < g.c; ++c) {
       for (int64_t t = 0; t < positions; ++t) {
         double total = 0;
@@ -119,17 +118,15 @@ struct Kernels {
   }
 
  private:
-  // From a slab's totals [group of channels][position][lane] to [channel][position].
+  // From a group's totals [position][lane] to [channel][position].
   template <typename T>
-  static void unpack(const WeightGradient<T>& p, const std::vector<double>& from, int64_t slab,
+  static void unpack(const WeightGradient<T>& p, const std::vector<double>& from, int64_t group,
                      int64_t positions, double* to) {
     const Lanes& lanes = p.lanes;
-    for (int64_t k = 0; k < p.slab; ++k) {
-      for (int64_t lane = 0; lane < lanes.images * lanes.channels; ++lane) {
-        const int64_t c = (slab * p.slab + k) * lanes.channels + lane % lanes.channels;
-        for (int64_t t = 0; c < p.g.c && t < positions; ++t) {
-          to[c * positions + t] += from[(k * positions + t) * lanes.lanes + lane];
-        }
+    for (int64_t lane = 0; lane < lanes.images * lanes.channels; ++lane) {
+      const int64_t c = group * lanes.channels + lane % lanes.channels;
+      for (int64_t t = 0; c < p.g.c && t < positions; ++t) {
+        to[c * positions + t] += from[t * lanes.lanes + lane];
       }
     }
   }

@@ -79,11 +79,12 @@ void correlate(const Correlation<T>& c, int64_t begin, int64_t end,
     const int64_t h = index % out_h, group = index / out_h % groups;
     if (index == begin || h == 0) {
       const int64_t images = index / out_h / groups;
-      ring = {c.source_place(images, group), nullptr, workspace.ring_rows(), workspace.source_row(),
+      ring = {c.source_place(images, group), workspace.ring() + columns.left * lanes, c.source_rows,
               0};
       place = c.out_place(images, group);
     }
-    const TapRows rows = workspace.find_rows(c.vertical, h, c.horizontal.taps * lanes);
+    const TapRows rows =
+        workspace.find_rows(c.vertical, h, c.horizontal.taps * lanes, c.source_rows);
     const A* source = nullptr;
     A* out = nullptr;
     int64_t out_pixel = lanes;
@@ -97,13 +98,12 @@ void correlate(const Correlation<T>& c, int64_t begin, int64_t end,
       }
     }
     if (!source) {
-      ring.data = workspace.ring(0) + columns.left * lanes;
       ring.gather(c.lanes, rows.last);
       source = ring.data;
     }
     const bool scattered = !out;
     if (scattered) {
-      out = workspace.row(0);
+      out = workspace.row();
     }
     const A* weight = c.weight + group * c.vertical.taps * c.horizontal.taps * lanes;
     const A* bias = c.bias + group * lanes;

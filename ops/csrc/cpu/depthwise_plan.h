@@ -158,33 +158,35 @@ struct TapRows {
   int64_t last;  // source row
 };
 
-// What a thread works in: rings of source rows, and a row of outputs, for each of some groups of
-// channels; zeros at first. Sizes are in elements.
+// Source rows at hand, in a ring or in the image itself: row h is at h modulo their number. Sizes
+// are in elements.
+struct SourceRows {
+  int64_t count, size;
+};
+
+// What a thread works in: a ring of source rows, and a row of outputs; zeros at first.
 template <typename A>
 class Workspace {
  public:
   std::vector<Tap> rows;
 
-  Workspace(int64_t groups, int64_t taps, int64_t ring_rows, int64_t source_row, int64_t row)
-      : rows(taps),
-        ring_rows_(ring_rows),
-        source_row_(source_row),
-        row_(row),
-        memory_(groups * (ring_rows_ * source_row_ + row_) + kLine) {}
+  Workspace(int64_t taps, int64_t ring_size, int64_t row_size)
+      : rows(taps), ring_size_(ring_size), memory_(ring_size + row_size + kLine) {}
 
-  A* ring(int64_t group) { return aligned() + group * (ring_rows_ * source_row_ + row_); }
-  A* row(int64_t group) { return ring(group) + ring_rows_ * source_row_; }
-  int64_t ring_rows() const { return ring_rows_; }
-  int64_t source_row() const { return source_row_; }
+  A* ring() {
+    const auto address = reinterpret_cast<uintptr_t>(memory_.data());
+    return memory_.data() + (64 - address % 64) % 64 / sizeof(A);
+  }
+  A* row() { return ring() + ring_size_; }
 
   // Lists the kernel rows of output row h in `rows`; one has weight_row elements.
-  TapRows find_rows(const Axis& vertical, int64_t h, int64_t weight_row) {
+  TapRows find_rows(const Axis& vertical, int64_t h, int64_t weight_row, SourceRows sources) {
     TapRows found{0, -1};
     for (int64_t tap = 0; tap < vertical.taps; ++tap) {
       const int64_t at = vertical.source(h, tap);
       if (at >= 0) {
         found.last = std::max(found.last, at);
-        rows[found.count++] = {tap * weight_row, at % ring_rows_ * source_row_};
+        rows[found.count++] = {tap * weight_row, at % sources.count * sources.size};
       }
     }
     return found;
@@ -193,16 +195,9 @@ class Workspace {
  private:
   static constexpr int64_t kLine = 64 / sizeof(A);
 
-  A* aligned() {
-    const auto address = reinterpret_cast<uintptr_t>(memory_.data());
-    return memory_.data() + (64 - address % 64) % 64 / sizeof(A);
-  }
-
-  int64_t ring_rows_, source_row_, row_;
+  int64_t ring_size_;
   std::vector<A> memory_;
 };
-
-constexpr int64_t kMostSlab = 8;  // groups of channels that a thread takes along a row together
 
 // Either correlation, ready to be computed.
 template <typename T>
@@ -213,6 +208,7 @@ struct Correlation {
   Axis vertical, horizontal;
   Lanes lanes;
   Columns columns;
+  SourceRows source_rows;
   bool direct;  // sources stay in the image, where a pixel has all channels as lanes
   const T* source;
   const A *weight, *bias;  // [group of channels][tap][lane], [group of channels][lane]

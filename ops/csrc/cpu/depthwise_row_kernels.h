@@ -97,12 +97,12 @@ template <typename T>
 struct Ring {
   Place<const T> place;
   acc_t<T>* data;  // behind the left padding
-  int64_t rows, row_size;
+  SourceRows rows;
   int64_t next;  // the first row that is still to be gathered
 
   void gather(const Lanes& lanes, int64_t last) {
-    for (next = next > last - rows ? next : last - rows + 1; next <= last; ++next) {
-      gather_row(place, next, lanes, data + next % rows * row_size);
+    for (next = next > last - rows.count ? next : last - rows.count + 1; next <= last; ++next) {
+      gather_row(place, next, lanes, data + next % rows.count * rows.size);
     }
   }
 };

@@ -67,68 +67,59 @@ void move_sums(A* __restrict__ sums, double* __restrict__ totals, int64_t n) {
   }
 }
 
-// Adds to a slab's totals what output rows `begin` to `end`, counted over groups of images and
+// Adds to a group's totals what output rows `begin` to `end`, counted over groups of images and
 // rows, make.
 template <typename T>
-void sum_weights(const WeightGradient<T>& p, int64_t slab, int64_t begin, int64_t end,
+void sum_weights(const WeightGradient<T>& p, int64_t group, int64_t begin, int64_t end,
                  WeightWorkspace<acc_t<T>>& workspace) {
   using A = acc_t<T>;
   constexpr int N = kLanes<A>;
+  const int64_t lanes = p.lanes.lanes;
   const int64_t out_h = p.vertical.out_size, out_w = p.horizontal.out_size;
   const int64_t taps = p.vertical.taps * p.horizontal.taps;
-  const int64_t first_group = slab * p.slab;
-  const int64_t left = p.lanes.channel_groups - first_group;
-  const int64_t num_groups = left < p.slab ? left : p.slab;
   int64_t terms = 0;  // in each sum
-  Ring<T> rings[kMostSlab];
-  Place<const T> grad_places[kMostSlab];
-  GradRow<A> grads[kMostSlab];
+  Ring<T> ring;
+  Place<const T> place;
   for (int64_t index = begin; index < end; ++index) {
     const int64_t h = index % out_h;
     if (index == begin || h == 0) {
-      for (int64_t k = 0; k < num_groups; ++k) {
-        grad_places[k] = p.grad_place(index / out_h, first_group + k);
-        if (p.x) {
-          rings[k] = {p.x_place(index / out_h, first_group + k), workspace.ring(k) + p.left * N,
-                      workspace.ring_rows(), workspace.source_row(), 0};
-        }
+      place = p.grad_place(index / out_h, group);
+      if (p.x) {
+        ring = {p.x_place(index / out_h, group), workspace.ring() + p.left * lanes, p.source_rows,
+                0};
       }
     }
     TapRows rows{0, -1};
     if (p.x) {
-      rows = workspace.find_rows(p.vertical, h, p.horizontal.taps * N);
+      rows = workspace.find_rows(p.vertical, h, p.horizontal.taps * lanes, p.source_rows);
+      ring.gather(p.lanes, rows.last);
     }
-    for (int64_t k = 0; k < num_groups; ++k) {
-      const Place<const T>& place = grad_places[k];
-      grads[k] = {workspace.row(k), N};
-      if constexpr (std::is_same_v<T, A>) {
-        if (place.pixel && place.channels == N) {
-          grads[k] = {place.start[0] + h * place.row, place.pixel};
-        }
+    GradRow<A> grad{workspace.row(), lanes};
+    if constexpr (std::is_same_v<T, A>) {
+      if (place.pixel && place.channels == lanes) {
+        grad = {place.start[0] + h * place.row, place.pixel};
       }
-      if (grads[k].data == workspace.row(k)) {
-        gather_row(place, h, p.lanes, workspace.row(k));
-      }
-      if (p.x) {
-        rings[k].gather(p.lanes, rows.last);
-      }
+    }
+    if (grad.data == workspace.row()) {
+      gather_row(place, h, p.lanes, workspace.row());
     }
     for (int64_t from = 0; from < out_w; from += kMostTerms) {
       const int64_t until = from + kMostTerms < out_w ? from + kMostTerms : out_w;
       workspace.find_meetings(p, rows.count, from, until);
-      for (int64_t k = 0; k < num_groups; ++k) {
+      for (int64_t lane = 0; lane < lanes; lane += N) {
+        const GradRow<A> part{grad.data + lane, grad.pixel};
         for (const Meeting& m : workspace.meetings) {
-          kernel_of<AddProducts<A>, kMostTaps>(m.count)(&workspace.taps[m.first], grads[k],
-                                                        rings[k].data, p.horizontal.stride * N,
-                                                        m.begin, m.end, workspace.sums(k));
+          kernel_of<AddProducts<A>, kMostTaps>(m.count)(
+              &workspace.taps[m.first], part, ring.data + lane, p.horizontal.stride * lanes,
+              m.begin, m.end, workspace.sums() + lane);
         }
         if (p.bias) {
-          add_all(grads[k], from, until, &workspace.totals[(k * (taps + 1) + taps) * N]);
+          add_all(part, from, until, &workspace.totals[taps * lanes + lane]);
         }
       }
       terms += until - from;
       if (terms >= kMostTerms || (index + 1 == end && until == out_w)) {
-        move_sums(workspace.sums(0), workspace.totals.data(), p.slab * (taps + 1) * N);
+        move_sums(workspace.sums(), workspace.totals.data(), taps * lanes);
         terms = 0;
       }
     }

@@ -7,7 +7,7 @@
 namespace ops::cpu {
 
 constexpr int64_t kMostTaps = 10;    // whose sums fit into registers, beside as many addresses
-constexpr int64_t kMostTerms = 128;  // in a sum, before it is added to a total in double
+constexpr int64_t kMostTerms = 256;  // in a sum, before it is added to a total in double
 
 // Taps that are summed together, over pixels `begin` to `end` of an output row.
 struct Meeting {
@@ -28,21 +28,19 @@ struct WeightGradient {
   bool bias;
   Axis vertical, horizontal;
   Lanes lanes;
-  int64_t slab;  // groups of channels that a thread takes along a row together
   std::vector<Column> columns;
-  bool mixed;  // taps of several columns are summed together, and meet zeros beside the source
-  int64_t left, width;  // zeros before the source, and all that taps read, in pixels
+  bool mixed;    // taps of several columns are summed together, and meet zeros beside the source
+  int64_t left;  // zeros before the source, in pixels
+  SourceRows source_rows;
 
-  WeightGradient(const DepthwiseGeometry& g, const T* grad, const T* x, bool bias, int64_t lanes_,
-                 int64_t slab)
+  WeightGradient(const DepthwiseGeometry& g, const T* grad, const T* x, bool bias, int64_t lanes_)
       : g(g),
         grad(grad),
         x(x),
         bias(bias),
         vertical(vertical_axis(g, false)),
         horizontal(horizontal_axis(g, false)),
-        lanes(g, lanes_),
-        slab(slab) {
+        lanes(g, lanes_) {
     const int64_t stride = g.stride_w;
     for (int64_t tap = 0; tap < g.kernel_w; ++tap) {
       const int64_t source = tap * g.dilation_w - g.padding_w;
@@ -53,7 +51,7 @@ struct WeightGradient {
     const int64_t last = columns.back().source + (g.out_w - 1) * stride;
     mixed = std::max(g.padding_w, last - g.w) <= g.w + 64;  // else there is too much beside it
     left = mixed ? g.padding_w : 0;
-    width = left + (mixed ? std::max(g.w, last + 1) : g.w);
+    source_rows = {vertical.span(), (left + (mixed ? std::max(g.w, last + 1) : g.w)) * lanes.lanes};
   }
 
   Place<const T> x_place(int64_t image_group, int64_t group) const {
@@ -64,7 +62,7 @@ struct WeightGradient {
   }
 };
 
-// Besides, sums and totals [group][tap, and the bias behind them][lane].
+// Besides, sums and totals [tap, and the bias behind them][lane].
 template <typename A>
 class WeightWorkspace : public Workspace<A> {
  public:
@@ -74,53 +72,71 @@ class WeightWorkspace : public Workspace<A> {
 
   template <typename T>
   explicit WeightWorkspace(const WeightGradient<T>& p)
-      : Workspace<A>(p.slab, p.vertical.taps, p.vertical.span(), p.width * p.lanes.lanes,
+      : Workspace<A>(p.vertical.taps, p.source_rows.count * p.source_rows.size,
                      p.horizontal.out_size * p.lanes.lanes),
         taps(p.vertical.taps * p.horizontal.taps),
-        totals(p.slab * (taps.size() + 1) * p.lanes.lanes),
-        sums_size_((taps.size() + 1) * p.lanes.lanes),
+        totals((taps.size() + 1) * p.lanes.lanes),
         sums_(totals.size()) {}
 
-  A* sums(int64_t group) { return sums_.data() + group * sums_size_; }
+  A* sums() { return sums_.data(); }
 
   // Lists what is to be summed over pixels `from` to `until` of an output row that meets num_rows
-  // rows of the kernel. Neighbours meet the same pixels, so columns are the outer loop.
+  // rows of the kernel.
   template <typename T>
   void find_meetings(const WeightGradient<T>& p, int64_t num_rows, int64_t from, int64_t until) {
+    if (num_rows != num_rows_ || from != from_) {
+      list_meetings(p, num_rows, from, until);
+    }
     const int64_t lanes = p.lanes.lanes;
-    int64_t count = 0;
+    for (size_t i = 0; i < terms_.size(); ++i) {
+      const Tap& row = this->rows[terms_[i].row];
+      taps[i] = {row.weight + terms_[i].column * lanes,
+                 row.source + p.columns[terms_[i].column].source * lanes};
+    }
+  }
+
+ private:
+  // A tap, and the pixels of grad_output that meet it.
+  struct Term {
+    int64_t row, column, begin, end;
+  };
+
+  // Most rows meet what the one before them met. Neighbours meet the same pixels, so columns are
+  // the outer loop.
+  template <typename T>
+  void list_meetings(const WeightGradient<T>& p, int64_t num_rows, int64_t from, int64_t until) {
+    num_rows_ = num_rows;
+    from_ = from;
     meetings.clear();
-    begins_.clear();
-    ends_.clear();
-    for (size_t tap = 0; tap < p.columns.size(); ++tap) {
-      const auto& column = p.columns[tap];
-      const int64_t begin = std::max(column.begin, from), end = std::min(column.end, until);
-      for (int64_t i = 0; i < num_rows && begin < end; ++i) {
-        const Tap& row = this->rows[i];
-        taps[begins_.size()] = {row.weight + static_cast<int64_t>(tap) * lanes,
-                                row.source + column.source * lanes};
-        begins_.push_back(begin);
-        ends_.push_back(end);
+    terms_.clear();
+    int64_t count = 0;
+    for (size_t column = 0; column < p.columns.size(); ++column) {
+      const int64_t begin = std::max(p.columns[column].begin, from);
+      const int64_t end = std::min(p.columns[column].end, until);
+      for (int64_t row = 0; row < num_rows && begin < end; ++row) {
+        terms_.push_back({row, static_cast<int64_t>(column), begin, end});
       }
-      const int64_t listed = begins_.size();
-      if (!p.mixed || tap + 1 == p.columns.size()) {
+      const int64_t listed = terms_.size();
+      if (!p.mixed || column + 1 == p.columns.size()) {
         const int64_t parts = (listed - count + kMostTaps - 1) / kMostTaps;
         for (int64_t i = 0; i < parts; ++i) {
           const int64_t first = count + (listed - count) * i / parts;
-          const int64_t end = count + (listed - count) * (i + 1) / parts;
-          meetings.push_back({first, end - first,
-                              *std::min_element(&begins_[first], &begins_[first] + (end - first)),
-                              *std::max_element(&ends_[first], &ends_[first] + (end - first))});
+          const int64_t past = count + (listed - count) * (i + 1) / parts;
+          Meeting meeting{first, past - first, until, from};
+          for (int64_t k = first; k < past; ++k) {
+            meeting.begin = std::min(meeting.begin, terms_[k].begin);
+            meeting.end = std::max(meeting.end, terms_[k].end);
+          }
+          meetings.push_back(meeting);
         }
         count = listed;
       }
     }
   }
 
- private:
-  int64_t sums_size_;
   std::vector<A> sums_;
-  std::vector<int64_t> begins_, ends_;
+  std::vector<Term> terms_;
+  int64_t num_rows_ = -1, from_ = -1;  // of what is listed
 };
 
 }  // namespace ops::cpu
