@@ -61,20 +61,10 @@ struct Tile {
     index /= p.tiles_h;
     group = static_cast<int>(index % p.groups);
     n = index / p.groups;
-    place(p, kFour * threadIdx.x, y, x);
-  }
-
-  // The row and column of the pixels' `index`, in the order of the threads.
-  static __device__ void place(const TiledInvolution& p, int index, int& y, int& x) {
-    const int eight = index / 32, pairs = p.fours / 2;
+    const int eight = threadIdx.x / 8, pairs = p.fours / 2;
     const int y4 = static_cast<int>(p.pairs(eight));
-    y = 4 * y4 + index / 8 % 4;
-    x = 8 * (eight - y4 * pairs) + index % 8;
-  }
-
-  // And back.
-  static __device__ int index(const TiledInvolution& p, int y, int x) {
-    return 32 * (y / 4 * (p.fours / 2) + x / 8) + 8 * (y % 4) + x % 8;
+    y = 4 * y4 + threadIdx.x / 2 % 4;
+    x = 8 * (eight - y4 * pairs) + threadIdx.x % 2 * kFour;
   }
 
   template <typename T>
