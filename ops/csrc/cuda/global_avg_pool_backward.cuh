@@ -10,43 +10,43 @@ constexpr int kSpreadThreads = 256;
 constexpr int kSpreadVectors = 4;      // of a thread, where there are
 constexpr int kBlocksForVectors = 32;  // so many blocks a multiprocessor
 
-// A thread's vectors of the output, which may end in another plane than they begin in.
+// A thread's vectors of the output, each of which ends in the plane that it begins in or in the
+// next: planes have at least V elements.
 template <int V, int kVectors, typename Divide, typename T>
 __global__ void __launch_bounds__(kSpreadThreads)
     spread_planes_kernel(const T* __restrict__ grad, T* __restrict__ out, int64_t n, int64_t length,
                          Divide plane_of, acc_t<T> scale) {
   using Index = typename Divide::Index;
+  const int64_t first =
+      (static_cast<int64_t>(blockIdx.x) * kVectors * kSpreadThreads + threadIdx.x) * V;
+  const auto value_of = [&](int64_t plane) {
+    return static_cast<T>(static_cast<acc_t<T>>(grad[plane]) * scale);
+  };
+  Vector<T, V> results[kVectors];
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
-    const int64_t i =
-        ((static_cast<int64_t>(blockIdx.x) * kVectors + k) * kSpreadThreads + threadIdx.x) * V;
-    if (i >= n) {
-      return;
-    }
-    int64_t plane = plane_of(static_cast<Index>(i));
-    int64_t left = length - (i - plane * length);  // elements of the plane
-    const auto value_of = [&] {
-      return static_cast<T>(static_cast<acc_t<T>>(grad[plane]) * scale);
-    };
-    T value = value_of();
-    Vector<T, V> result;
+    const int64_t i = first + k * kSpreadThreads * V;
+    if (i < n) {
+      const int64_t plane = plane_of(static_cast<Index>(i));
+      const int64_t end = (plane + 1) * length;
+      const int left = static_cast<int>(min(end - i, int64_t{V}));  // of the vector in the plane
+      const T value = value_of(plane), next = left < V && end < n ? value_of(plane + 1) : value;
 #pragma unroll
-    for (int v = 0; v < V; ++v) {
-      if (left == 0 && i + v < n) {
-        ++plane;
-        left = length;
-        value = value_of();
+      for (int v = 0; v < V; ++v) {
+        results[k].lane[v] = v < left ? value : next;
       }
-      --left;
-      result.lane[v] = value;
     }
+  }
+#pragma unroll
+  for (int k = 0; k < kVectors; ++k) {
+    const int64_t i = first + k * kSpreadThreads * V;
     if (i + V <= n) {
-      *reinterpret_cast<Vector<T, V>*>(out + i) = result;
+      *reinterpret_cast<Vector<T, V>*>(out + i) = results[k];
     } else {
 #pragma unroll
       for (int v = 0; v < V; ++v) {
         if (i + v < n) {
-          out[i + v] = result.lane[v];
+          out[i + v] = results[k].lane[v];
         }
       }
     }
@@ -95,14 +95,17 @@ void spread(const Tensor& like, PoolLayout layout, const T* grad, T* out) {
     return dim3(ceil_div(vectors, int64_t{kSpreadThreads} * count));
   };
   if (layout.inner == 1) {
+    const auto launch = [&](auto v) {
+      constexpr int V = decltype(v)::value;
+      dispatch(ceil_div(n, V), [&](auto count, auto tag) {
+        using D = typename decltype(tag)::type;
+        launch_kernel(spread_planes_kernel<V, count.value, D, T>,
+                      blocks(ceil_div(n, V), count.value), kSpreadThreads, 0, current_stream(like),
+                      grad, out, n, layout.length, D{layout.length}, scale);
+      });
+    };
     constexpr int V = kVectorBytes / sizeof(T);  // a new tensor is aligned
-    const int64_t vectors = ceil_div(n, V);
-    dispatch(vectors, [&](auto count, auto tag) {
-      using D = typename decltype(tag)::type;
-      launch_kernel(spread_planes_kernel<V, count.value, D, T>, blocks(vectors, count.value),
-                    kSpreadThreads, 0, current_stream(like), grad, out, n, layout.length,
-                    D{layout.length}, scale);
-    });
+    layout.length < V ? launch(Width<1>{}) : launch(Width<V>{});
     return;
   }
   dispatch_width<T>({grad, out}, {layout.inner}, [&](auto v) {

@@ -146,19 +146,28 @@ __global__ void __launch_bounds__(kPoolThreads)
   }
 }
 
-template <typename T>
+// kGroup threads an output.
+template <int kGroup, typename T>
 __global__ void __launch_bounds__(kPoolThreads)
     sum_parts_kernel(const acc_t<T>* __restrict__ partial, T* __restrict__ out, int64_t outputs,
-                     int splits, int64_t length) {
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * kPoolThreads + threadIdx.x;
-  if (i >= outputs) {
-    return;
-  }
+                     int parts, int64_t length) {
+  constexpr int kGroups = kPoolThreads / kGroup;
+  const int lane = threadIdx.x % kGroup;
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kGroups + threadIdx.x / kGroup;
   acc_t<T> sum = 0;
-  for (int s = 0; s < splits; ++s) {
-    sum += partial[s * outputs + i];
+  if (i < outputs) {
+#pragma unroll 4
+    for (int part = lane; part < parts; part += kGroup) {
+      sum += partial[part * outputs + i];
+    }
   }
-  out[i] = static_cast<T>(sum / static_cast<acc_t<T>>(length));
+#pragma unroll
+  for (int half = kGroup / 2; half > 0; half /= 2) {
+    sum += __shfl_down_sync(0xffffffff, sum, half, kGroup);
+  }
+  if (lane == 0 && i < outputs) {
+    out[i] = static_cast<T>(sum / static_cast<acc_t<T>>(length));
+  }
 }
 
 // Launches what averages layout.
@@ -229,8 +238,12 @@ class PoolForwardLaunch {
     const cudaStream_t stream = current_stream(like_);
     launch_kernel(kernel, dim3(blocks, parts), kPoolThreads, 0, stream, f_, args...);
     if (parts > 1) {
-      launch_kernel(sum_parts_kernel<T>, ceil_div(outputs, kPoolThreads), kPoolThreads, 0, stream,
-                    f_.partial, f_.out, outputs, static_cast<int>(parts), f_.length);
+      const auto sum = [&](auto group) {
+        launch_kernel(sum_parts_kernel<group.value, T>,
+                      ceil_div(outputs, kPoolThreads / group.value), kPoolThreads, 0, stream,
+                      f_.partial, f_.out, outputs, static_cast<int>(parts), f_.length);
+      };
+      parts < 32 ? sum(Width<1>{}) : sum(Width<32>{});
     }
   }
 };

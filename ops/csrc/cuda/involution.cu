@@ -1,6 +1,7 @@
 #include "involution.h"
 #include "involution_general.cuh"
-#include "involution_tiled.cuh"
+#include "involution_pixels.cuh"
+#include "involution_planes.cuh"
 
 namespace ops::cuda {
 namespace {
@@ -44,21 +45,12 @@ TiledImage tiled_image(const ImageStrides& s, int64_t h, int64_t w, int64_t chan
           lanes_of(kVectorBytes / sizeof(T), {place, extent, s.w == 1 ? s.n : s.w})};
 }
 
-struct TiledPlan {
-  TiledInvolution launch;
-  dim3 blocks, threads;
-  size_t shared;
-};
-
-// A plan for the involution or, kFlip, its input gradient; with kAllChannels all of a group's
-// windows lie in shared memory. Nothing where 32 bits do not count an image's elements or the
-// blocks, or where shared memory does not suffice.
-template <int K, bool kFlip, bool kAllChannels, typename T>
-std::optional<TiledPlan> plan_tiles(const InvolutionGeometry& g, const T* source, const T* weight,
-                                    const T* out) {
+// The geometry of the involution or, kFlip, of its input gradient. Nothing where 32 bits do not
+// count an image's elements.
+template <bool kFlip, typename T>
+std::optional<TiledInvolution> tiled_geometry(const InvolutionGeometry& g, const T* source,
+                                              const T* weight, const T* out) {
   constexpr int64_t kLimit = int64_t{1} << 31;
-  constexpr int kVector = kVectorBytes / sizeof(T);
-  const int64_t out_h = kFlip ? g.h : g.out_h, out_w = kFlip ? g.w : g.out_w;
   if (g.c * g.h * g.w >= kLimit || g.c * g.out_h * g.out_w >= kLimit ||
       g.groups * g.taps() * g.out_h * g.out_w >= kLimit ||
       std::max(g.h + 2 * g.padding_h, g.w + 2 * g.padding_w) >= kLimit / 2) {
@@ -66,7 +58,7 @@ std::optional<TiledPlan> plan_tiles(const InvolutionGeometry& g, const T* source
   }
   const int64_t channels = g.group_channels();
   const ImageStrides input = g.input_strides(), output = g.output_strides();
-  TiledInvolution p{
+  return TiledInvolution{
       static_cast<int>(g.groups),
       static_cast<int>(channels),
       kFlip ? tiled_image(output, g.out_h, g.out_w, channels, source)
@@ -74,70 +66,115 @@ std::optional<TiledPlan> plan_tiles(const InvolutionGeometry& g, const T* source
       tiled_image(g.weight_strides(), g.out_h, g.out_w, 1, weight),
       kFlip ? tiled_image(input, g.h, g.w, channels, out)
             : tiled_image(output, g.out_h, g.out_w, channels, out),
-      static_cast<int>(kFlip ? g.padding_h - (K - 1) : -g.padding_h),
-      static_cast<int>(kFlip ? g.padding_w - (K - 1) : -g.padding_w),
+      static_cast<int>(kFlip ? g.padding_h - (g.kernel_h - 1) : -g.padding_h),
+      static_cast<int>(kFlip ? g.padding_w - (g.kernel_w - 1) : -g.padding_w),
   };
-  if (p.source.pixel == 1) {
-    p.source.lanes = lanes_of(p.source.lanes, {p.offset_w - kLead<T, K>});
+}
+
+// Tiles of equal size, as large as may be.
+void set_tiles(TiledInvolution& p, int most_fours) {
+  p.tiles_w = static_cast<int>(ceil_div(p.out.w, kFour * most_fours));
+  p.fours = round_up(static_cast<int>(ceil_div(ceil_div(p.out.w, p.tiles_w), kFour)), 2);
+}
+void set_rows(TiledInvolution& p, int most_rows, int multiple) {
+  p.tiles_h = static_cast<int>(ceil_div(p.out.h, most_rows));
+  p.rows = round_up(static_cast<int>(ceil_div(p.out.h, p.tiles_h)), multiple);
+}
+
+struct TiledPlan {
+  TiledInvolution launch;
+  dim3 blocks, threads;
+  size_t shared;
+};
+
+std::optional<TiledPlan> plan_of(const InvolutionGeometry& g, const TiledInvolution& p, int threads,
+                                 size_t shared) {
+  const int64_t blocks = g.n * g.groups * p.tiles_h * p.tiles_w;
+  if (blocks >= int64_t{1} << 31) {
+    return std::nullopt;
   }
-  // Tiles of equal size, as large as there are threads.
-  p.tiles_w = static_cast<int>(ceil_div(out_w, kFour * kTileFours));
-  p.fours = round_up(static_cast<int>(ceil_div(ceil_div(out_w, p.tiles_w), kFour)), 2);
+  return TiledPlan{p, dim3(blocks), dim3(threads), shared};
+}
+
+// Of planes; nothing where shared memory does not suffice for the windows of `channels` channels.
+template <int K, typename T>
+std::optional<TiledPlan> plan_planes(const InvolutionGeometry& g, TiledInvolution p, int channels) {
+  p.source.lanes = lanes_of(p.source.lanes, {p.offset_w - kLead<T, K>});
+  set_tiles(p, kTileFours);
   p.pairs = FastDivide(p.fours / 2);
-  p.columns =
-      round_up(kFour * p.fours + SourceRow<T, K>::kFirst + kFour * (kWindowFours - 1), kVector);
+  p.columns = round_up(p.width() + SourceRow<T, K>::kFirst + kFour * (kWindowFours - 1),
+                       kVectorBytes / sizeof(T));
   constexpr int kBanks = 64 / sizeof(T);
   p.pitch = p.columns + (kBanks * 3 / 2 - p.columns % kBanks) % kBanks;
   const size_t limit = Device().block_shared;
-  size_t shared = 0;
-  for (int most = kTileThreads / p.fours / 4 * 4; shared == 0 || shared > limit; most -= 4) {
-    if (most == 0) {
-      return std::nullopt;
+  for (int rows = kTileThreads / p.fours / 4 * 4; rows > 0; rows -= 4) {
+    set_rows(p, rows, 4);
+    p.plane = (p.rows + K - 1) * p.pitch;
+    const size_t shared = sizeof(T) * p.window_channels(channels) * p.plane;
+    if (shared <= limit) {
+      return plan_of(g, p, p.fours * p.rows, shared);
     }
-    p.tiles_h = static_cast<int>(ceil_div(out_h, most));
-    p.rows = round_up(static_cast<int>(ceil_div(out_h, p.tiles_h)), 4);
-    p.plane = (p.rows + K - 1) * p.pitch + kVector;
-    const int weights = p.weight.pixel == 1 ? 0 : 2 * PixelRows<T, K, kFlip>::size(p);
-    shared = sizeof(T) *
-             (p.window_channels(kAllChannels ? p.channels : kTileChannels) * p.plane + weights);
   }
-  const int64_t blocks = g.n * g.groups * p.tiles_h * p.tiles_w;
-  if (blocks >= kLimit) {
-    return std::nullopt;
-  }
-  return TiledPlan{p, dim3(blocks), dim3(p.fours * p.rows), shared};
+  return std::nullopt;
+}
+
+// Of pixels; weights(p) is the size of what is in shared memory beside the windows.
+template <int K, typename T, typename Weights>
+std::optional<TiledPlan> plan_pixels(const InvolutionGeometry& g, TiledInvolution p,
+                                     const Weights& weights) {
+  set_tiles(p, kPixelFours);
+  set_rows(p, kPixelRows, 1);
+  p.plane = (p.rows + K - 1) * window_layout<K>(p).row() * kTileChannels;
+  return plan_of(g, p, round_up(p.fours * p.rows * kPixelHalves, 32),
+                 sizeof(T) * p.plane + weights(p));
 }
 
 template <bool kFlip, typename T>
 bool involve_tiled(const InvolutionGeometry& g, const T* source, const T* weight, T* out,
                    cudaStream_t stream) {
-  return dispatch_kernel(g, [&](auto kernel) {
-    constexpr int K = decltype(kernel)::value;
-    const auto plan = plan_tiles<K, kFlip, false>(g, source, weight, out);
-    if (plan) {
-      launch_kernel(g.weight_strides().w == 1 ? involve_tile_kernel<T, K, kFlip, true>
-                                              : involve_tile_kernel<T, K, kFlip, false>,
-                    plan->blocks, plan->threads, plan->shared, stream, plan->launch, source, weight,
-                    out);
-    }
-    return plan.has_value();
-  });
+  const auto p = tiled_geometry<kFlip>(g, source, weight, out);
+  return p && dispatch_kernel(g, [&](auto kernel) {
+           constexpr int K = decltype(kernel)::value;
+           const bool planes = p->source.pixel == 1 && p->weight.pixel == 1;
+           const auto plan = planes ? plan_planes<K, T>(g, *p, kTileChannels)
+                                    : plan_pixels<K, T>(g, *p, [](const TiledInvolution& tiles) {
+                                        return sizeof(T) * PixelWeights<T, K, kFlip>::size(tiles);
+                                      });
+           if (plan) {
+             launch_kernel(
+                 planes ? involve_planes_kernel<T, K, kFlip> : involve_pixels_kernel<T, K, kFlip>,
+                 plan->blocks, plan->threads, plan->shared, stream, plan->launch, source, weight,
+                 out);
+           }
+           return plan.has_value();
+         });
 }
 
 template <typename T>
 bool involve_weight_tiled(const InvolutionGeometry& g, const T* x, const T* grad, T* grad_weight,
                           cudaStream_t stream) {
-  return dispatch_kernel(g, [&](auto kernel) {
-    constexpr int K = decltype(kernel)::value;
-    const auto plan = plan_tiles<K, false, true>(g, x, grad_weight, grad);
-    if (plan) {
-      launch_kernel(g.weight_strides().w == 1 ? involve_tile_weight_kernel<T, K, true>
-                                              : involve_tile_weight_kernel<T, K, false>,
-                    plan->blocks, plan->threads, plan->shared, stream, plan->launch, x, grad,
-                    grad_weight);
-    }
-    return plan.has_value();
-  });
+  const auto p = tiled_geometry<false>(g, x, grad_weight, grad);
+  return p && dispatch_kernel(g, [&](auto kernel) {
+           constexpr int K = decltype(kernel)::value;
+           bool planes = p->source.pixel == 1 && p->weight.pixel == 1;
+           std::optional<TiledPlan> plan;
+           if (planes) {
+             plan = plan_planes<K, T>(g, *p, p->channels);
+             planes = plan.has_value();
+           }
+           if (!plan) {
+             plan = plan_pixels<K, T>(g, *p, [](const TiledInvolution& tiles) {
+               return sizeof(float) * tiles.rows * tiles.width() * K * K;
+             });
+           }
+           if (plan) {
+             launch_kernel(
+                 planes ? involve_planes_weight_kernel<T, K> : involve_pixels_weight_kernel<T, K>,
+                 plan->blocks, plan->threads, plan->shared, stream, plan->launch, x, grad,
+                 grad_weight);
+           }
+           return plan.has_value();
+         });
 }
 
 template <bool kTransposed, typename T>

@@ -32,7 +32,7 @@ struct TiledInvolution {
   int columns, pitch;   // of a window in shared memory: those that are filled, those that there are
   int plane;            // from one channel's window to the next
 
-  __device__ int width() const { return kFour * fours; }
+  OPS_DEVICE int width() const { return kFour * fours; }
   OPS_DEVICE int window_channels(int at_once) const {
     return round_up(channels < at_once ? channels : at_once, kFour);
   }
@@ -46,14 +46,12 @@ constexpr int kLead = round_up(K / 2, kVectorBytes / sizeof(T)) - K / 2;
 // Columns of a window that a thread takes, in fours, from the four on that holds its first.
 constexpr int kWindowFours = 3;
 
-// The block's tile and the thread's pixels in it. Eight threads have two fours of four rows: with
-// rows 32 bytes modulo 64 apart they read other banks.
-struct Tile {
+// The block's tile.
+struct TilePlace {
   int64_t n;
-  int group, row, col;  // of the tile
-  int y, x;             // of the thread, in the tile
+  int group, row, col;
 
-  __device__ explicit Tile(const TiledInvolution& p) {
+  __device__ explicit TilePlace(const TiledInvolution& p) {
     int64_t index = blockIdx.x;
     col = static_cast<int>(index % p.tiles_w) * p.width();
     index /= p.tiles_w;
@@ -61,15 +59,24 @@ struct Tile {
     index /= p.tiles_h;
     group = static_cast<int>(index % p.groups);
     n = index / p.groups;
-    const int eight = threadIdx.x / 8, pairs = p.fours / 2;
-    const int y4 = static_cast<int>(p.pairs(eight));
-    y = 4 * y4 + threadIdx.x / 2 % 4;
-    x = 8 * (eight - y4 * pairs) + threadIdx.x % 2 * kFour;
   }
 
   template <typename T>
   __device__ T* start(T* data, const TiledImage& image, int first_channel) const {
     return data + n * image.image + static_cast<int64_t>(first_channel) * image.channel;
+  }
+};
+
+// And the thread's pixels in it. Eight threads have two fours of four rows: with rows 32 bytes
+// modulo 64 apart they read other banks.
+struct Tile : TilePlace {
+  int y, x;
+
+  __device__ explicit Tile(const TiledInvolution& p) : TilePlace(p) {
+    const int eight = threadIdx.x / 8, pairs = p.fours / 2;
+    const int y4 = static_cast<int>(p.pairs(eight));
+    y = 4 * y4 + threadIdx.x / 2 % 4;
+    x = 8 * (eight - y4 * pairs) + threadIdx.x % 2 * kFour;
   }
 };
 
@@ -117,11 +124,11 @@ __device__ void store(T* to, const Vector<T, V>& value) {
   *reinterpret_cast<Vector<T, V>*>(to) = value;
 }
 
-// Four elements as floats; two of 16 bits lie in a register, and an instruction each converts them.
-template <typename T>
-__device__ void to_floats(const Vector<T, kFour>& from, float (&to)[kFour]) {
+// Elements as floats; two of 16 bits lie in a register, and an instruction each converts them.
+template <typename T, int V>
+__device__ void to_floats(const Vector<T, V>& from, float* to) {
 #pragma unroll
-  for (int i = 0; i < kFour; ++i) {
+  for (int i = 0; i < V; ++i) {
     if constexpr (std::is_same_v<T, BFloat16>) {
       const unsigned pair = reinterpret_cast<const unsigned*>(&from)[i / 2];
       to[i] = __uint_as_float(i % 2 ? pair & 0xffff0000 : pair << 16);
@@ -129,6 +136,17 @@ __device__ void to_floats(const Vector<T, kFour>& from, float (&to)[kFour]) {
       to[i] = static_cast<float>(from.lane[i]);
     }
   }
+}
+
+// Calls f(Width<V>{}) with as many as an image's lanes, a power of two up to kMost.
+template <int kMost, typename F>
+__device__ void dispatch_lanes(const TiledImage& image, const F& f) {
+  if constexpr (kMost > 1) {
+    if (image.lanes < kMost) {
+      return dispatch_lanes<kMost / 2>(image, f);
+    }
+  }
+  f(Width<kMost>{});
 }
 
 // Copies an element, or several, without waiting for them where the hardware can.
@@ -158,59 +176,14 @@ __device__ void copy_planes(const T* __restrict__ from, const TiledInvolution& p
   }
 }
 
-// The same from a channels-last image, V channels at a time.
-template <int V, typename T>
-__device__ void copy_pixels(const T* __restrict__ from, const TiledInvolution& p, int rows, int row,
-                            int col, int channels, T* __restrict__ to) {
-  constexpr int kLoads = 4;  // in flight
-  const TiledImage& image = p.source;
-  Walk at(round_up(channels, kFour) / V, p.columns);
-  while (at.slow < rows) {
-    Vector<T, V> values[kLoads];
-    int places[kLoads];
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i, at.next()) {
-      const int h = row + at.slow, w = col + at.middle;
-      places[i] = at.slow < rows ? at.fast * V * p.plane + at.slow * p.pitch + at.middle : -1;
-      values[i] = Vector<T, V>{};
-      if (h >= 0 && h < image.h && w >= 0 && w < image.w && at.slow < rows &&
-          at.fast * V < channels) {
-        values[i] = load<V>(from + h * image.row + w * image.pixel + at.fast * V);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-#pragma unroll
-      for (int v = 0; v < V; ++v) {
-        if (places[i] >= 0) {
-          to[places[i] + v * p.plane] = values[i].lane[v];
-        }
-      }
-    }
-  }
-}
-
 // Starts to copy the windows that a tile takes; wait_for_copies() before they are read.
 template <int K, typename T>
 __device__ void copy_windows(const T* __restrict__ from, const TiledInvolution& p, const Tile& tile,
                              int channels, T* __restrict__ to) {
-  const int rows = p.rows + K - 1;
   const int row = tile.row + p.offset_h, col = tile.col + p.offset_w - kLead<T, K>;
-  const auto copy = [&](auto lanes) {
-    copy_planes<lanes.value>(from, p, rows, row, col, channels, to);
-  };
-  if (p.source.pixel != 1) {
-    p.source.lanes >= kFour ? copy_pixels<kFour>(from, p, rows, row, col, channels, to)
-                            : copy_pixels<1>(from, p, rows, row, col, channels, to);
-  } else if (kVectorBytes / sizeof(T) == 8 && p.source.lanes == 8) {
-    copy(Width<kVectorBytes / sizeof(T)>{});
-  } else if (p.source.lanes == 4) {
-    copy(Width<4>{});
-  } else if (p.source.lanes == 2) {
-    copy(Width<2>{});
-  } else {
-    copy(Width<1>{});
-  }
+  dispatch_lanes<kVectorBytes / sizeof(T)>(p.source, [&](auto lanes) {
+    copy_planes<lanes.value>(from, p, p.rows + K - 1, row, col, channels, to);
+  });
 }
 
 __device__ inline void wait_for_copies() {
@@ -240,48 +213,26 @@ struct SourceRow {
   }
 };
 
-// Calls f(Width<1, 2 or 4>{}) with as many as an image's lanes.
-template <typename F>
-__device__ void dispatch_lanes(const TiledImage& image, const F& f) {
-  if (image.lanes >= 4) {
-    f(Width<4>{});
-  } else if (image.lanes == 2) {
-    f(Width<2>{});
-  } else {
-    f(Width<1>{});
-  }
-}
-
-// Calls f(Width<V>{}, planes, c, i) for every V elements from channel c and pixel i on that there
-// are of a thread's 16 channels and 4 pixels in the image `out`: pixels if planes, else channels
+// Calls f(Width<V>{}, c, i) for every V pixels from channel c and pixel i on that there are of a
+// thread's 16 channels and 4 pixels in the image `out`.
 template <typename F>
 __device__ void for_each_out(const TiledInvolution& p, const Tile& tile, int channels, const F& f) {
   const int there = p.out.w - tile.col - tile.x;  // pixels
   if (tile.row + tile.y >= p.out.h) {
     return;
   }
-  const auto visit = [&](auto lanes, auto planes) {
-    constexpr int kChannels = planes.value ? 1 : lanes.value;
-    constexpr int kPixels = planes.value ? lanes.value : 1;
+  dispatch_lanes<kFour>(p.out, [&](auto lanes) {
+    constexpr int V = decltype(lanes)::value;
 #pragma unroll
-    for (int c = 0; c < kTileChannels; c += kChannels) {
+    for (int c = 0; c < kTileChannels; ++c) {
 #pragma unroll
-      for (int i = 0; i < kFour; i += kPixels) {
+      for (int i = 0; i < kFour; i += V) {
         if (c < channels && i < there) {
-          f(lanes, planes, c, i);
+          f(lanes, c, i);
         }
       }
     }
-  };
-  if (p.out.lanes == 1 || (p.out.lanes == 2 && p.out.pixel != 1)) {
-    visit(Width<1>{}, std::true_type{});
-  } else if (p.out.pixel != 1) {
-    visit(Width<4>{}, std::false_type{});
-  } else if (p.out.lanes == 2) {
-    visit(Width<2>{}, std::true_type{});
-  } else {
-    visit(Width<4>{}, std::true_type{});
-  }
+  });
 }
 
 }  // namespace ops::cuda
