@@ -74,6 +74,14 @@ struct BitsOf<16> {
 
 constexpr int kVectorBytes = 16;
 
+// V elements in one load: as an integer, since the compiler takes vectors of 16-bit classes apart.
+template <int V, typename T>
+__device__ Vector<T, V> load_vector(const T* from) {
+  using Bits = typename BitsOf<V * sizeof(T)>::type;
+  const Bits bits = *reinterpret_cast<const Bits*>(from);
+  return reinterpret_cast<const Vector<T, V>&>(bits);
+}
+
 template <int V>
 using Width = std::integral_constant<int, V>;
 

@@ -31,15 +31,21 @@ __global__ void __launch_bounds__(kPointwiseThreads)
     }
     *reinterpret_cast<Vector<T, V>*>(out + i) = y;
   };
+  const auto vector = [&](int k) {
+    return first + static_cast<int64_t>(k) * kPointwiseThreads * V;
+  };
+  if (vector(kVectors - 1) + V <= n) {  // no branch between the loads
 #pragma unroll
+    for (int k = 0; k < kVectors; ++k) {
+      store(vector(k), load_vector<V>(in + vector(k))...);
+    }
+    return;
+  }
+#pragma unroll 1
   for (int k = 0; k < kVectors; ++k) {
-    const int64_t i = first + static_cast<int64_t>(k) * kPointwiseThreads * V;
-    if (i + V <= n) {
-      store(i, *reinterpret_cast<const Vector<In, V>*>(in + i)...);
-    } else {
-      for (int64_t j = i; j < n; ++j) {
-        out[j] = static_cast<T>(f(static_cast<acc_t<T>>(in[j])...));
-      }
+    const int64_t end = min(vector(k) + V, n);
+    for (int64_t i = vector(k); i < end; ++i) {
+      out[i] = static_cast<T>(f(static_cast<acc_t<T>>(in[i])...));
     }
   }
 }
