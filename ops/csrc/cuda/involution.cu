@@ -6,17 +6,21 @@
 namespace ops::cuda {
 namespace {
 
-// f(Width<K>{}) with the kernel's side where it has tiled kernels; false for the others.
+// f(Width<K>{}, Width<S>{}) with the kernel's side and the stride where there are tiled kernels;
+// false for the others.
 template <typename F>
 bool dispatch_kernel(const InvolutionGeometry& g, const F& f) {
-  if (g.kernel_h != g.kernel_w || g.stride_h != 1 || g.stride_w != 1 || g.dilation_h != 1 ||
+  if (g.kernel_h != g.kernel_w || g.stride_h != g.stride_w || g.stride_h > 2 || g.dilation_h != 1 ||
       g.dilation_w != 1) {
     return false;
   }
+  const auto with_stride = [&](auto kernel) {
+    return g.stride_h == 1 ? f(kernel, Width<1>{}) : f(kernel, Width<2>{});
+  };
   switch (g.kernel_h) {
-    case 3: return f(Width<3>{});
-    case 5: return f(Width<5>{});
-    case 7: return f(Width<7>{});
+    case 3: return with_stride(Width<3>{});
+    case 5: return with_stride(Width<5>{});
+    case 7: return with_stride(Width<7>{});
     default: return false;
   }
 }
@@ -42,6 +46,7 @@ TiledImage tiled_image(const ImageStrides& s, int64_t h, int64_t w, int64_t chan
           static_cast<int>(s.w),
           static_cast<int>(h),
           static_cast<int>(w),
+          s.w == 1,
           lanes_of(kVectorBytes / sizeof(T), {place, extent, s.w == 1 ? s.n : s.w})};
 }
 
@@ -68,6 +73,8 @@ std::optional<TiledInvolution> tiled_geometry(const InvolutionGeometry& g, const
             : tiled_image(output, g.out_h, g.out_w, channels, out),
       static_cast<int>(kFlip ? g.padding_h - (g.kernel_h - 1) : -g.padding_h),
       static_cast<int>(kFlip ? g.padding_w - (g.kernel_w - 1) : -g.padding_w),
+      static_cast<int>(g.kernel_h),
+      1,
   };
 }
 
@@ -118,35 +125,76 @@ std::optional<TiledPlan> plan_planes(const InvolutionGeometry& g, TiledInvolutio
   return std::nullopt;
 }
 
-// Of pixels; weights(p) is the size of what is in shared memory beside the windows.
-template <int K, typename T, typename Weights>
+// Of pixels; beside(p) bytes lie in shared memory beside the windows.
+template <int K, int kStride, typename T, typename Beside>
 std::optional<TiledPlan> plan_pixels(const InvolutionGeometry& g, TiledInvolution p,
-                                     const Weights& weights) {
+                                     const Beside& beside) {
   set_tiles(p, kPixelFours);
-  set_rows(p, kPixelRows, 1);
-  p.plane = (p.rows + K - 1) * window_layout<K>(p).row() * kTileChannels;
+  set_rows(p, kPixelRows / kStride, 1);
+  p.plane = window_rows(p, K, kStride) * window_layout<K, kStride>(p).row() * kTileChannels;
   return plan_of(g, p, round_up(p.fours * p.rows * kPixelHalves, 32),
-                 sizeof(T) * p.plane + weights(p));
+                 sizeof(T) * p.plane + beside(p));
+}
+
+template <typename Kernel, typename... Pointers>
+bool launch(Kernel kernel, const std::optional<TiledPlan>& plan, cudaStream_t stream,
+            Pointers... pointers) {
+  if (plan) {
+    launch_kernel(kernel, plan->blocks, plan->threads, plan->shared, stream, plan->launch,
+                  pointers...);
+  }
+  return plan.has_value();
+}
+
+// The input gradient's pixels (h, w), (h + S, w), (h, w + S), …, which take every S-th tap.
+template <typename T>
+TiledInvolution every_other(TiledInvolution p, const InvolutionGeometry& g, int h, int w) {
+  const int stride = static_cast<int>(g.stride_h);
+  const int taps = (p.kernel + stride - 1) / stride;
+  const int up = h + static_cast<int>(g.padding_h), left = w + static_cast<int>(g.padding_w);
+  p.step = stride;
+  p.first_h = up % stride;
+  p.first_w = left % stride;
+  p.offset_h = up / stride - (taps - 1);
+  p.offset_w = left / stride - (taps - 1);
+  p.out.h = (p.out.h - h + stride - 1) / stride;
+  p.out.w = (p.out.w - w + stride - 1) / stride;
+  p.out.row *= stride;
+  p.out.pixel *= stride;
+  return p;
 }
 
 template <bool kFlip, typename T>
 bool involve_tiled(const InvolutionGeometry& g, const T* source, const T* weight, T* out,
                    cudaStream_t stream) {
   const auto p = tiled_geometry<kFlip>(g, source, weight, out);
-  return p && dispatch_kernel(g, [&](auto kernel) {
-           constexpr int K = decltype(kernel)::value;
-           const bool planes = p->source.pixel == 1 && p->weight.pixel == 1;
-           const auto plan = planes ? plan_planes<K, T>(g, *p, kTileChannels)
-                                    : plan_pixels<K, T>(g, *p, [](const TiledInvolution& tiles) {
-                                        return sizeof(T) * PixelWeights<T, K, kFlip>::size(tiles);
-                                      });
-           if (plan) {
-             launch_kernel(
-                 planes ? involve_planes_kernel<T, K, kFlip> : involve_pixels_kernel<T, K, kFlip>,
-                 plan->blocks, plan->threads, plan->shared, stream, plan->launch, source, weight,
-                 out);
+  return p && dispatch_kernel(g, [&](auto kernel, auto stride) {
+           constexpr int K = decltype(kernel)::value, S = decltype(stride)::value;
+           if (S == 1 && p->source.planes && p->weight.planes) {
+             return launch(involve_planes_kernel<T, K, kFlip>,
+                           plan_planes<K, T>(g, *p, kTileChannels), stream, source, weight, out);
            }
-           return plan.has_value();
+           if constexpr (!kFlip) {
+             const auto plan = plan_pixels<K, S, T>(g, *p, [](const TiledInvolution& tiles) {
+               return sizeof(T) * PixelWeights<T, K, false>::size(tiles);
+             });
+             return launch(involve_pixels_kernel<T, K, S, false>, plan, stream, source, weight,
+                           out);
+           } else {
+             constexpr int kTaps = (K + S - 1) / S;
+             bool all = true;
+             for (int h = 0; h < std::min<int>(S, p->out.h); ++h) {
+               for (int w = 0; w < std::min<int>(S, p->out.w); ++w) {
+                 const auto plan = plan_pixels<kTaps, 1, T>(
+                     g, every_other<T>(*p, g, h, w), [](const TiledInvolution& tiles) {
+                       return sizeof(T) * PixelWeights<T, kTaps, true>::size(tiles);
+                     });
+                 all = all && launch(involve_pixels_kernel<T, kTaps, 1, true>, plan, stream, source,
+                                     weight, out + h * p->out.row + w * p->out.pixel);
+               }
+             }
+             return all;
+           }
          });
 }
 
@@ -154,26 +202,17 @@ template <typename T>
 bool involve_weight_tiled(const InvolutionGeometry& g, const T* x, const T* grad, T* grad_weight,
                           cudaStream_t stream) {
   const auto p = tiled_geometry<false>(g, x, grad_weight, grad);
-  return p && dispatch_kernel(g, [&](auto kernel) {
-           constexpr int K = decltype(kernel)::value;
-           bool planes = p->source.pixel == 1 && p->weight.pixel == 1;
-           std::optional<TiledPlan> plan;
-           if (planes) {
-             plan = plan_planes<K, T>(g, *p, p->channels);
-             planes = plan.has_value();
+  return p && dispatch_kernel(g, [&](auto kernel, auto stride) {
+           constexpr int K = decltype(kernel)::value, S = decltype(stride)::value;
+           if (S == 1 && p->source.planes && p->weight.planes &&
+               launch(involve_planes_weight_kernel<T, K>, plan_planes<K, T>(g, *p, p->channels),
+                      stream, x, grad, grad_weight)) {
+             return true;
            }
-           if (!plan) {
-             plan = plan_pixels<K, T>(g, *p, [](const TiledInvolution& tiles) {
-               return sizeof(float) * tiles.rows * tiles.width() * K * K;
-             });
-           }
-           if (plan) {
-             launch_kernel(
-                 planes ? involve_planes_weight_kernel<T, K> : involve_pixels_weight_kernel<T, K>,
-                 plan->blocks, plan->threads, plan->shared, stream, plan->launch, x, grad,
-                 grad_weight);
-           }
-           return plan.has_value();
+           const auto plan = plan_pixels<K, S, T>(g, *p, [](const TiledInvolution& tiles) {
+             return sizeof(float) * tiles.rows * tiles.width() * K * K;
+           });
+           return launch(involve_pixels_weight_kernel<T, K, S>, plan, stream, x, grad, grad_weight);
          });
 }
 

@@ -8,26 +8,35 @@
 
 namespace ops::cuda {
 
-// Four pixels' weights of the taps of a row of the kernel, loaded ahead. kFlip: for the input
-// gradient, where taps come in reverse, and each lies at the pixel of the source that it takes.
-template <typename T, int K, bool kFlip>
+// Four pixels' weights of the taps of a row of the kernel, loaded ahead. Of pixels beyond the image
+// any weight will do.
+template <typename T, int K>
 class WeightRow {
  public:
   __device__ WeightRow(const T* __restrict__ weight, const TiledInvolution& p, const Tile& tile)
-      : weight_(weight),
-        p_(p),
-        h_(tile.row + tile.y + (kFlip ? p.offset_h : 0)),
-        w_(tile.col + tile.x + (kFlip ? p.offset_w : 0)) {}
+      : weight_(weight), p_(p), h_(tile.row + tile.y), w_(tile.col + tile.x) {}
 
   __device__ void load_row(int a) {
-    if (kFlip) {
-      load_flipped(a);
-    } else {
-      dispatch_lanes<kFour>(p_.weight, [&](auto lanes) { load_own<lanes.value>(a); });
-    }
+    const TiledImage& image = p_.weight;
+    const T* row = weight_ + a * K * image.channel + min(h_, image.h - 1) * image.row;
+    dispatch_lanes<kFour>(image, [&](auto lanes) {
+      constexpr int V = decltype(lanes)::value;
+#pragma unroll
+      for (int i = 0; i < kFour; i += V) {
+        const T* from = row + min(w_ + i, image.w - V);
+#pragma unroll
+        for (int b = 0; b < K; ++b) {
+          const auto value = load<V>(from + b * image.channel);
+#pragma unroll
+          for (int v = 0; v < V; ++v) {
+            next_[b].lane[i + v] = value.lane[v];
+          }
+        }
+      }
+    });
   }
 
-  __device__ void take(float (&factor)[K][kFour]) {
+  __device__ void take(float (&factor)[K][kFour]) const {
 #pragma unroll
     for (int b = 0; b < K; ++b) {
       to_floats(next_[b], factor[b]);
@@ -39,41 +48,48 @@ class WeightRow {
   const TiledInvolution& p_;
   int h_, w_;
   Vector<T, kFour> next_[K];
+};
 
-  // Of pixels beyond the image any weight will do.
-  template <int V>
-  __device__ void load_own(int a) {
-    const TiledImage& image = p_.weight;
-    const T* row = weight_ + a * K * image.channel + min(h_, image.h - 1) * image.row;
-#pragma unroll
-    for (int i = 0; i < kFour; i += V) {
-      const T* from = row + min(w_ + i, image.w - V);
-#pragma unroll
-      for (int b = 0; b < K; ++b) {
-        put<V>(b, i, from + b * image.channel);
-      }
-    }
-  }
+// For the input gradient: taps come in reverse, and each lies at the pixel of the source that it
+// takes. Beyond the image they are 0.
+template <typename T, int K>
+class FlippedWeightRow {
+ public:
+  __device__ FlippedWeightRow(const T* __restrict__ weight, const TiledInvolution& p,
+                              const Tile& tile)
+      : weight_(weight),
+        p_(p),
+        h_(tile.row + tile.y + p.offset_h),
+        w_(tile.col + tile.x + p.offset_w) {}
 
-  // Beyond the image they are 0. Tap b of the reversed row lies b pixels further; with a padding of
-  // half the kernel it is known which of them are aligned.
-  __device__ void load_flipped(int a) {
+  // Tap b of the reversed row lies b pixels further; with a padding of half the kernel it is known
+  // which of them are aligned.
+  __device__ void load_row(int a) {
     const TiledImage& image = p_.weight;
     const int h = h_ + a;
     const T* row =
         weight_ + (K * K - 1 - a * K) * image.channel + (h * image.row + w_);  // the last tap's
     const bool inside = h >= 0 && h < image.h;
-    const bool aligned = image.lanes >= kFour && p_.offset_w == -(K / 2);
+    const bool aligned =
+        sizeof(T) == sizeof(Lane) && image.lanes >= kFour && p_.offset_w == -(K / 2);
 #pragma unroll
     for (int b = 0; b < K; ++b) {
       const T* from = row + (b - b * image.channel);
       const auto load_lanes = [&](int i, auto lanes) {
+        constexpr int V = decltype(lanes)::value;
         const int w = w_ + b + i;
         if (inside && w >= 0 && w < image.w) {
-          put<lanes.value>(b, i, from + i);
+          const auto value = load<V>(reinterpret_cast<const Bits*>(from + i));
+#pragma unroll
+          for (int v = 0; v < V; ++v) {
+            next_[b][i + v] = value.lane[v];
+          }
         }
       };
-      next_[b] = Vector<T, kFour>{};
+#pragma unroll
+      for (int i = 0; i < kFour; ++i) {
+        next_[b][i] = 0;
+      }
       const int shift = (b + kFour - K / 2 % kFour) % kFour;  // from a multiple of four
       if (aligned && shift == 0) {
         load_lanes(0, Width<4>{});
@@ -93,14 +109,25 @@ class WeightRow {
     }
   }
 
-  template <int V>
-  __device__ void put(int b, int i, const T* from) {
-    const auto value = load<V>(from);
+  __device__ void take(float (&factor)[K][kFour]) const {
 #pragma unroll
-    for (int v = 0; v < V; ++v) {
-      next_[b].lane[i + v] = value.lane[v];
+    for (int b = 0; b < K; ++b) {
+#pragma unroll
+      for (int i = 0; i < kFour; ++i) {
+        const Bits bits = static_cast<Bits>(next_[b][i]);
+        factor[b][i] = static_cast<float>(reinterpret_cast<const T&>(bits));
+      }
     }
   }
+
+ private:
+  // A register each: to put two of 16 bits into one would wait for the loads.
+  using Bits = std::conditional_t<sizeof(T) == 2, unsigned short, unsigned>;
+  using Lane = unsigned;
+  const T* __restrict__ weight_;
+  const TiledInvolution& p_;
+  int h_, w_;
+  Lane next_[K][kFour];
 };
 
 // Stores four pixels' weight gradients of row `a` of the kernel.
@@ -141,7 +168,8 @@ __global__ void __launch_bounds__(kTileThreads, 3)
   extern __shared__ float4 shared[];
   T* windows = reinterpret_cast<T*>(shared);
   const Tile tile(p);
-  WeightRow<T, K, kFlip> weights(tile.start(weight, p.weight, tile.group * K * K), p, tile);
+  std::conditional_t<kFlip, FlippedWeightRow<T, K>, WeightRow<T, K>> weights(
+      tile.start(weight, p.weight, tile.group * K * K), p, tile);
   for (int first = 0; first < p.channels; first += kTileChannels) {
     const int channels = min(kTileChannels, p.channels - first);
     const int channel = tile.group * p.channels + first;

@@ -19,13 +19,16 @@ struct TiledImage {
   int64_t image;
   int channel, row, pixel;
   int h, w;
+  bool planes;  // rows of adjacent pixels; else adjacent channels
   int lanes;  // adjacent elements that can move at once: of a row or, channels last, of a pixel
 };
 
 struct TiledInvolution {
   int groups, channels;  // channels of a group
   TiledImage source, weight, out;
-  int offset_h, offset_w;  // the source's pixel that output 0 takes at tap 0
+  int offset_h, offset_w;      // the source's pixel that output 0 takes at tap 0
+  int kernel;                  // its side
+  int step, first_h, first_w;  // of the taps that the input gradient's pixels take
   int tiles_h, tiles_w;
   int fours, rows;      // of a tile: an even number, and a multiple of 4
   FastDivide pairs{1};  // a pair of fours is 8 pixels
