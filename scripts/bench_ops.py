@@ -8,8 +8,8 @@ measured float32 rate) and its share of our time; the fastest peer in the same m
 how many times faster than it we are. On CUDA small shapes have a second column: the same inside a
 replayed CUDA graph, where launches cost nothing and the cache is warm.
 
-On the CPU caches stay warm and memory comes in huge pages (THP_MEM_ALLOC_ENABLE=1, for all alike):
-else page faults in the fresh outputs would hide the kernels.
+On the CPU caches stay warm, freed memory is kept and comes in huge pages (THP_MEM_ALLOC_ENABLE=1),
+for all alike: else page faults in the fresh outputs would hide the kernels.
 
 Peers: the plain composition of PyTorch operators (for convolution with cuDNN or oneDNN on, cuDNN
 in benchmark mode, and off) and torch.compile of it, compiled afresh for every row. Forward runs
@@ -50,6 +50,8 @@ from bench.cases import (
 from bench.measure import Candidate, Device, open_device
 from bench.report import HEADER, Row, markdown, plot, read_csv, summary, write_csv
 from torch import Tensor
+
+from app.device import keep_freed_memory
 
 GRAPH_BYTES = 32 << 20  # inputs up to this size are also timed in CUDA graphs
 PEER_ERROR = 0.03  # a peer further off computes something else
@@ -196,6 +198,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     torch._functorch.config.donated_buffer = False  # they forbid a kept backward graph
     torch.backends.cudnn.benchmark = True  # also for what torch.compile calls
+    keep_freed_memory()
     warnings.filterwarnings("ignore", message="TF32 acceleration on top of oneDNN")
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     wrong: list[Row] = []
