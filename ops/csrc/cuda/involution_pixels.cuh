@@ -207,8 +207,7 @@ class PixelWeights {
   __device__ void copy_pieces() const {
     const PixelLayout at = layout(p_);
     for_each_element<kPieces * K>(
-        p_.weight.planes, p_.rows, p_.width() + (kFlip ? K - 1 : 0),
-        [&](int piece, int y, int x) {
+        p_.weight.planes, p_.rows, p_.width() + (kFlip ? K - 1 : 0), [&](int piece, int y, int x) {
           const int a = piece / kPieces, element = piece % kPieces * kElements;
           const int row = h(a, y), col = w(x), first = index(a, y, x);
           const bool inside = row >= 0 && row < p_.weight.h && col >= 0 && col < p_.weight.w &&

@@ -20,7 +20,7 @@ struct TiledImage {
   int channel, row, pixel;
   int h, w;
   bool planes;  // rows of adjacent pixels; else adjacent channels
-  int lanes;  // adjacent elements that can move at once: of a row or, channels last, of a pixel
+  int lanes;    // adjacent elements that can move at once: of a row or, channels last, of a pixel
 };
 
 struct TiledInvolution {
