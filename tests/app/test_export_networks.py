@@ -56,9 +56,16 @@ def test_a_recurrent_network_is_exported(make_run, capsys, exporter):
     assert [node.op_type for node in model.graph.node if node.domain == "lenet_ops"] == ["LLTM"]
 
 
-@pytest.mark.parametrize("settings", [{}, {"exporter": "dynamo", "preprocess": True}])
-def test_images_of_any_size(make_run, settings):
-    folder = make_run("gelu", "depthwise", "gap")
+@pytest.mark.parametrize(
+    ("conv", "settings"),
+    [
+        ("depthwise", {}),
+        ("depthwise", {"exporter": "dynamo", "preprocess": True}),
+        ("involution", {"layout": "standard"}),
+    ],
+)
+def test_images_of_any_size(make_run, conv, settings):
+    folder = make_run("gelu", conv, "gap")
     model = exported(folder, **settings)
     sizes = model.graph.input[0].type.tensor_type.shape.dim
     assert [size.dim_param or size.dim_value for size in sizes] == [BATCH, 1, "height", "width"]
