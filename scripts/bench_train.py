@@ -24,6 +24,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the project, not installed
 
 import torch
+from bench.stock import StockGELU, StockNCReLU
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
@@ -40,24 +41,10 @@ from app.state import Run
 from app.steps import Steps
 
 
-class Stock(nn.Module):
-    """An activation of the project, from PyTorch's own operators."""
-
-    def __init__(self, act: str) -> None:
-        super().__init__()
-        self.act = act
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Float [N, C, ...] in; ncrelu doubles C."""
-        if self.act == "gelu":
-            return input * torch.sigmoid(1.702 * input)
-        return torch.cat([input.clamp_min(0), input.clamp_max(0)], 1)
-
-
 def stock_network(act: str) -> nn.Module:
     """The project's LeNet with none of its operators."""
     widen = 2 if act == "ncrelu" else 1
-    activation = nn.ReLU() if act == "relu" else Stock(act)
+    activation = {"relu": nn.ReLU, "gelu": StockGELU, "ncrelu": StockNCReLU}[act]()
     return nn.Sequential(
         nn.Conv2d(1, 6, 5, padding=2), nn.MaxPool2d(2), activation,
         nn.Conv2d(6 * widen, 16, 5), nn.MaxPool2d(2), activation, nn.Flatten(),
