@@ -3,6 +3,7 @@
 Nothing here imports torch; the entry points import the heavy modules when they run.
 """
 
+import copyreg
 import dataclasses
 import functools
 import gc
@@ -83,6 +84,8 @@ def hydra_main(
         @functools.wraps(task)
         def main() -> None:
             gc.disable()  # or a third of the time goes to it, while Hydra copies its settings
+            # Hydra copies its sources for every group, but the store is one for all.
+            copyreg.pickle(ConfigStore, lambda _: (ConfigStore.instance, ()))
             ConfigStore.instance().store(name=f"{config_name}_schema", node=schema)
             OmegaConf.register_new_resolver("run_name", run_name, use_cache=True, replace=True)
             signal.signal(signal.SIGTERM, signal.default_int_handler)
