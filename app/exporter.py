@@ -78,7 +78,7 @@ def export(cfg: ExportConfig) -> None:
         except ValueError as error:
             raise UserError(f"opset={cfg.opset}: {error}") from error
         if cfg.quantize:
-            model = smaller(model, quantize(model, calibration_images(dataset, trained, cfg)))
+            model = quantize(model, calibration_images(dataset, trained, cfg))
     onnx.helper.set_model_props(model, metadata(trained, cfg))
     try:
         model = check(model)
@@ -130,14 +130,6 @@ def calibration_images(dataset: Dataset, trained: TrainedModel, cfg: ExportConfi
     data = trained.checkpoint.data
     images = dataset.val.images
     return images if cfg.preprocess else normalize(images, data["mean"], data["std"])
-
-
-def smaller(model: ModelProto, quantized: ModelProto) -> ModelProto:
-    """The quantized model; raise UserError where its nodes take more than its weights save."""
-    if quantized.ByteSize() >= model.ByteSize():
-        sizes = f"{quantized.ByteSize():,} bytes instead of {model.ByteSize():,}"
-        raise UserError(f"quantize=int8: makes so small a network larger ({sizes}), leave it out")
-    return quantized
 
 
 def check(model: ModelProto) -> ModelProto:

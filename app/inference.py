@@ -1,6 +1,7 @@
 """ONNX Runtime: exported files run in it, and quantized by it."""
 
 import functools
+import itertools
 import json
 import math
 import re
@@ -204,6 +205,7 @@ def quantize(model: ModelProto, images: Tensor) -> ModelProto:
         )
         quantized = onnx.load(path)
     _keep_in_int8(quantized.graph)
+    _shorten(quantized.graph, original.graph)
     for field in ("ir_version", "producer_name", "producer_version", "doc_string"):
         setattr(quantized, field, getattr(original, field))
     helper.set_model_props(quantized, {})
@@ -223,6 +225,36 @@ def _keep_in_int8(graph: GraphProto) -> None:
         graph.initializer.append(numpy_helper.from_array(scale.ravel(), f"{name}_scale"))
         inputs = [f"{name}_quantized", f"{name}_scale"]
         graph.node.insert(0, helper.make_node("DequantizeLinear", inputs, [name], axis=0))
+
+
+def _shorten(graph: GraphProto, original: GraphProto) -> None:
+    """Take from what the quantizer adds all that is not needed: in a small network it is the most.
+
+    Each of its many names is that of the value it belongs to with a suffix. Values of the original
+    keep their names and so do the weights; equal scales and zero points become one.
+    """
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    kept = {name for node in original.node for name in (*node.input, *node.output)}
+    kept |= {tensor.name + end for tensor in original.initializer for end in ("", "_quantized")}
+    fresh = (name for name in map("q{}".format, itertools.count()) if name not in kept)
+    names = {name: name for name in kept}
+    shared: dict[bytes, str] = {}
+    for name in (name for node in graph.node for name in (*node.input, *node.output)):
+        if name in names:
+            continue
+        names[name] = next(fresh)
+        if name in tensors:
+            tensors[name].name = ""
+            names[name] = shared.setdefault(tensors[name].SerializeToString(), names[name])
+            tensors[name].name = names[name]
+    for node in graph.node:
+        node.input[:] = [names[name] for name in node.input]
+        node.output[:] = [names[name] for name in node.output]
+        if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+            node.name = node.output[0]
+    unique = {tensor.name: tensor for tensor in tensors.values()}
+    del graph.initializer[:]
+    graph.initializer.extend(unique.values())
 
 
 def _read_origin(about: Mapping[str, str]) -> _Origin:

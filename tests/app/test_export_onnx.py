@@ -275,7 +275,6 @@ def test_what_loses_accuracy_is_refused(trained, monkeypatch):
         model.graph.initializer[0].float_data.extend(
             [0.0] * np.prod(model.graph.initializer[0].dims)
         )
-        model.graph.node[0].ClearField("name")  # smaller, as it has to be
         return model
 
     monkeypatch.setattr(exporter, "quantize", useless)
@@ -322,13 +321,6 @@ def test_settings_that_do_not_fit(make_run, settings, says):
     with pytest.raises(UserError) as raised:
         exported(folder, **settings)
     assert str(raised.value).startswith(says)
-    assert [path.name for path in folder.iterdir()] == ["best.pt"]
-
-
-def test_a_network_that_int8_makes_larger(make_run):
-    folder = make_run("relu", "depthwise", "gap")
-    with pytest.raises(UserError, match=r"^quantize=int8: makes so small a network larger \(\d"):
-        exported(folder, quantize="int8")
     assert [path.name for path in folder.iterdir()] == ["best.pt"]
 
 

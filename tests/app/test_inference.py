@@ -1,5 +1,7 @@
 """Exported files in ONNX Runtime: what runs, and what is refused in one line."""
 
+from collections import Counter
+
 import onnx
 import onnxruntime
 import pytest
@@ -100,6 +102,22 @@ def test_recurrent_weights_are_kept_in_int8(make_run):
         for model in (quantized, whole)
     )
     assert 0 < abs(logits - expected).max() < 0.05 * abs(expected).max()
+
+
+def test_int8_saves_bytes_and_is_run_as_int8(make_run, tmp_path):
+    images = normalize(some_images(20), 0.2, 0.3)
+    for head, most in (("fc", 0.32), ("gap", 0.75)):
+        trained = load_trained(str(make_run("relu", "depthwise", head)), "")
+        whole = convert(trained, ExportConfig(quantize="int8"))
+        quantized = quantize(whole, images)
+        assert quantized.ByteSize() < most * whole.ByteSize()
+        options = onnxruntime.SessionOptions()
+        options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+        options.log_severity_level = 3  # says that such a file is for this machine only
+        onnxruntime.InferenceSession(quantized.SerializeToString(), options)
+        left = Counter(node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node)
+        was = Counter(node.op_type for node in whole.graph.node)
+        assert (left["QLinearConv"], left["QGemm"]) == (was["Conv"], was["Gemm"])
 
 
 def damage(model):
