@@ -43,21 +43,23 @@ struct Spacing {
   const std::vector<int64_t>&stride, &padding, &dilation;
 };
 
+inline void check_pair(const char* op, const char* name, const std::vector<int64_t>& values,
+                       int64_t least) {
+  constexpr int64_t kMost = int64_t{1} << 31;  // beyond it sums of sizes could overflow
+  check(values.size() == 2, op, ": ", name, " must be two integers, got ", values.size());
+  for (const int64_t value : values) {
+    check(value >= least, op, ": ", name, " must be at least ", least, ", got ", value);
+    check(value <= kMost, op, ": ", name, " must be at most ", kMost, ", got ", value);
+  }
+}
+
 // The places of a kernel in `input` [N, C, H, W].
 inline Windows windows(const char* op, const Tensor& input, int64_t kernel_h, int64_t kernel_w,
                        const Spacing& spacing) {
   const auto& [stride, padding, dilation] = spacing;
-  check(stride.size() == 2 && stride[0] > 0 && stride[1] > 0, op,
-        ": stride must be two positive integers");
-  check(padding.size() == 2 && padding[0] >= 0 && padding[1] >= 0, op,
-        ": padding must be two integers, zero or more");
-  check(dilation.size() == 2 && dilation[0] > 0 && dilation[1] > 0, op,
-        ": dilation must be two positive integers");
-  constexpr int64_t kMost = int64_t{1} << 31;  // beyond it the sums below could overflow
-  for (const auto* values : {&stride, &padding, &dilation}) {
-    check((*values)[0] <= kMost && (*values)[1] <= kMost, op,
-          ": stride, padding and dilation must be at most ", kMost);
-  }
+  check_pair(op, "stride", stride, 1);
+  check_pair(op, "padding", padding, 0);
+  check_pair(op, "dilation", dilation, 1);
   const auto places = [&](char side, int64_t size, int64_t kernel, int64_t s, int64_t p,
                           int64_t d) {
     const int64_t span = d * (kernel - 1) + 1;
