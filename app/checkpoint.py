@@ -119,31 +119,6 @@ def _check(checkpoint: Checkpoint) -> None:
     load_model(checkpoint)
 
 
-def find_checkpoint(outputs: str | Path = "outputs") -> Path:
-    """The best checkpoint of the newest run anywhere under `outputs`.
-
-    Raises:
-        UserError: There is none.
-    """
-    newest = find_newest(outputs, "best.pt")
-    if newest is None:
-        raise UserError(f"no run under {outputs}/: train one with `python -m app.train`")
-    return newest
-
-
-def find_newest(outputs: str | Path, name: str) -> Path | None:
-    """The newest file of that name anywhere under `outputs`; None: there is none.
-
-    Raises:
-        UserError: `outputs` is no name that a folder could have.
-    """
-    try:
-        found = Path(outputs).rglob(name)
-        return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
-    except OSError as error:
-        raise UserError(f"outputs={outputs}: {error.strerror}") from error
-
-
 def load_model(checkpoint: Checkpoint) -> nn.Module:
     """The model of `checkpoint`, on the CPU, in evaluation mode."""
     cfg = from_mapping(ModelConfig, checkpoint.model_config, "model.")

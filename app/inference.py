@@ -18,11 +18,11 @@ import torch
 from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
 from torch import Tensor
 
-from app.checkpoint import find_newest
 from app.config import DATASETS
 from app.data import normalize
 from app.deployment import LOGITS, SIDE
 from app.errors import UserError
+from app.runs import find_newest
 from app.trained import BATCH_SIZE, Network, Runner
 from ops.export import LEAST_OPSET
 

@@ -5,6 +5,7 @@ import json
 import os
 import secrets
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -114,6 +115,63 @@ def find_run(resume: str, outputs: str) -> Path:
     if not (folder / CONFIG).is_file():
         raise UserError(f"resume={resume}: not a run folder (no {folder / CONFIG})")
     return folder
+
+
+def find_checkpoint(outputs: str | Path = "outputs") -> Path:
+    """The best checkpoint of the newest run anywhere under `outputs` that has one.
+
+    Raises:
+        UserError: There is none.
+    """
+    newest = find_newest(outputs, "best.pt")
+    if newest is None:
+        raise UserError(
+            f"no run under {outputs}/ has a best.pt: train one with `python -m app.train`"
+        )
+    return newest
+
+
+def find_newest(outputs: str | Path, name: str) -> Path | None:
+    """The newest file of that name in a run anywhere under `outputs`; None: there is none.
+
+    A line on stderr names the run that was taken if it is not finished, or a newer one has no such
+    file.
+
+    Raises:
+        UserError: `outputs` is no name that a folder could have.
+    """
+    root = Path(outputs)
+    try:
+        times = {path: path.stat().st_mtime_ns for path in root.rglob(name)}
+        starts = {path: (path / CONFIG).stat().st_mtime_ns for path in find_runs(root)}
+    except OSError as error:
+        raise UserError(f"outputs={outputs}: {error.strerror}") from error
+    if not times:
+        return None
+    newest = max(times, key=lambda path: times[path])
+    without = [run for run, start in starts.items() if start > times[newest]]
+    without = [run for run in without if not (run / name).is_file()]
+    state = state_of(newest.parent) if newest.parent in starts else "finished"
+    told = f"using {newest} ({state})"
+    if without:
+        newer = max(without, key=lambda run: starts[run])
+        told += f": {newer} ({state_of(newer)}) has no {name}"
+    if without or state != "finished":
+        print(told, file=sys.stderr)
+    return newest
+
+
+def state_of(folder: Path) -> str:
+    """What has become of a run: running, finished, interrupted, failed; unfinished if killed."""
+    try:
+        with locked(folder):
+            pass
+    except UserError:
+        return "running"
+    try:
+        return str(read_summary(folder).get("status", "unfinished"))
+    except UserError:
+        return "unknown"
 
 
 def find_launched(launch: str, outputs: str) -> Path | None:

@@ -6,10 +6,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from app.checkpoint import Checkpoint, find_checkpoint, load_checkpoint, load_model
+from app.checkpoint import Checkpoint, load_checkpoint, load_model
 from app.config import DataConfig, ModelConfig, from_mapping
 from app.data import Dataset, Split, load_dataset, normalize
 from app.model import takes_any_size
+from app.runs import find_checkpoint
 
 Runner = Callable[[Tensor], Tensor]
 """Images uint8 [N, 1, H, W] in, logits float32 [N, classes] on the CPU out."""
@@ -79,7 +80,8 @@ def load_trained(checkpoint: str | None, outputs: str) -> TrainedModel:
     """Load a checkpoint.
 
     Args:
-        checkpoint: The file or its run folder; None: the best of the newest run.
+        checkpoint: The file or its run folder; None: the best of the newest run that has
+            one; a line on stderr says if that is not a finished one.
         outputs: Where runs are.
 
     Raises:

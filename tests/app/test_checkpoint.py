@@ -8,7 +8,6 @@ import app.files
 from app.checkpoint import (
     FORMAT,
     Checkpoint,
-    find_checkpoint,
     load_checkpoint,
     load_model,
     save_checkpoint,
@@ -131,19 +130,6 @@ def test_a_newer_format_is_refused(tmp_path):
     torch.save(content, path)
     with pytest.raises(UserError, match=f"has format {FORMAT + 1}, made by a newer version"):
         load_checkpoint(path)
-
-
-def test_find_checkpoint_takes_the_newest_run(tmp_path):
-    with pytest.raises(UserError, match=r"no run under .*: train one with `python -m app.train`"):
-        find_checkpoint(tmp_path)
-    for age, name in enumerate(["a/new", "sweep/1", "sweep/0", "b/old"]):
-        folder = tmp_path / name
-        folder.mkdir(parents=True)
-        (folder / "best.pt").touch()
-        os.utime(folder / "best.pt", (1e9 - age, 1e9 - age))
-    (tmp_path / "c").mkdir()
-    (tmp_path / "c" / "last.pt").touch()  # a run that was stopped in its first epoch
-    assert find_checkpoint(tmp_path) == tmp_path / "a" / "new" / "best.pt"
 
 
 @pytest.mark.parametrize(

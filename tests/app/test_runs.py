@@ -1,3 +1,5 @@
+import json
+import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -8,7 +10,7 @@ from omegaconf import OmegaConf
 import app.runs
 from app.config import ModelConfig, TrainConfig
 from app.errors import UserError
-from app.runs import create_run_folder
+from app.runs import RESULTS, SUMMARY, create_run_folder, find_checkpoint, locked
 
 
 def test_runs_of_the_same_second_have_folders_of_their_own(tmp_path):
@@ -40,3 +42,43 @@ def test_a_folder_that_cannot_be_made(tmp_path):
     for outputs in (tmp_path / "file", Path("/proc/nowhere")):
         with pytest.raises(UserError, match=r"outputs=.*: cannot be written: "):
             create_run_folder(TrainConfig(outputs=str(outputs)))
+
+
+def test_find_checkpoint_takes_the_newest(tmp_path, capsys):
+    with pytest.raises(UserError, match=r"no run under .* has a best.pt: train one with `python -"):
+        find_checkpoint(tmp_path)
+    for age, name in enumerate(["a/new", "sweep/1", "sweep/0", "b/old"]):
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        (folder / "best.pt").touch()
+        os.utime(folder / "best.pt", (1e9 - age, 1e9 - age))
+    assert find_checkpoint(tmp_path) == tmp_path / "a" / "new" / "best.pt"
+    assert capsys.readouterr().err == ""  # nothing is known of it
+
+
+def test_find_checkpoint_says_what_it_takes(tmp_path, capsys):
+    cfg = TrainConfig(outputs=str(tmp_path))
+    run = create_run_folder(cfg)
+    with pytest.raises(UserError, match=r"no run under .* has a best.pt"):
+        find_checkpoint(tmp_path)
+    best = run / "best.pt"
+    best.touch()
+
+    def told():
+        assert find_checkpoint(tmp_path) == best
+        return capsys.readouterr().err
+
+    assert told() == f"using {best} (unfinished)\n"
+    with locked(run):
+        assert told() == f"using {best} (running)\n"
+    for status in ("interrupted", "failed"):
+        (run / SUMMARY).write_text(json.dumps({"status": status}))
+        assert told() == f"using {best} ({status})\n"
+    (run / SUMMARY).write_text("{")
+    assert told() == f"using {best} (unknown)\n"
+    finished = {"status": "finished"} | dict.fromkeys(RESULTS, 1)
+    (run / SUMMARY).write_text(json.dumps(finished))
+    assert told() == ""
+    newer = create_run_folder(cfg)
+    os.utime(best, (1e9, 1e9))
+    assert told() == f"using {best} (finished): {newer} (unfinished) has no best.pt\n"

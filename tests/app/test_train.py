@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from app.checkpoint import find_checkpoint, load_checkpoint
+from app.checkpoint import load_checkpoint
 from app.comparison import find_entries, group
+from app.runs import find_checkpoint
 from tests.app.idx import write_dataset
 
 ROOT = Path(__file__).parents[2]
