@@ -29,7 +29,15 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from app.config import ModelConfig, TrainConfig, allowed, from_mapping, shown, unknown_key
+from app.config import (
+    ModelConfig,
+    TrainConfig,
+    allowed,
+    choices_of,
+    from_mapping,
+    shown,
+    unknown_key,
+)
 from app.errors import RunError, UserError
 from app.runs import note_failure, run_name, typed_overrides
 
@@ -138,7 +146,7 @@ def _refuse_others_settings(cfg: TrainConfig) -> None:
     if cfg.model.name == "lenet":
         return
     typed = {override.lstrip("+").partition("=")[0] for override in typed_overrides()}
-    for key in ("act", "conv", "head"):
+    for key in choices_of("lenet"):
         value, which = getattr(cfg.model, key), f"which model={cfg.model.name} does not have"
         if f"model.{key}" in typed:
             raise UserError(f"model.{key}={value}: a setting of LeNet, {which}, leave it out")

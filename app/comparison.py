@@ -11,7 +11,7 @@ from typing import Any
 from app.config import shown
 from app.errors import UserError
 from app.files import write_atomically
-from app.runs import CONFIG, FREE, RESULTS, find_runs, flatten, read_settings, read_summary
+from app.runs import CONFIG, FREE, RESULTS, find_runs, flatten, idle, read_settings, read_summary
 
 APART = ("seed", *FREE)  # do not make another kind of run
 
@@ -23,6 +23,10 @@ class Entry:
     folder: Path
     settings: dict[str, Any]
     summary: dict[str, Any]
+
+    def setting(self, key: str) -> str:
+        """A setting as it is typed; "" for what its network has no choice of."""
+        return "" if key in idle(self.settings) else shown(self.settings.get(key))
 
     @property
     def status(self) -> str:
@@ -88,7 +92,7 @@ def group(entries: Sequence[Entry]) -> list[Group]:
     keys = _varied(entries)
     groups: dict[str, Group] = {}
     for entry in entries:
-        values = [f"{key}={shown(entry.settings.get(key))}" for key in keys]
+        values = [f"{key}={value}" for key in keys if (value := entry.setting(key))]
         name = " ".join(values) or "all"
         groups.setdefault(name, Group(name, [])).entries.append(entry)
     return list(groups.values())
@@ -128,7 +132,7 @@ def to_csv(entries: Sequence[Entry]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["run", *keys, "status", *RESULTS, "error"])
     for entry in entries:
-        settings = [shown(entry.settings.get(key)) for key in keys]
+        settings = [entry.setting(key) for key in keys]
         measures = [entry.summary.get(measure, "") for measure in RESULTS]
         error = entry.summary.get("error", "")
         writer.writerow([entry.folder, *settings, entry.status, *measures, error])

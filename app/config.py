@@ -77,6 +77,11 @@ class ModelConfig:
     name: str = _choice("lenet", "lenet", "lltm")
 
 
+def choices_of(network: str) -> tuple[str, ...]:
+    """The keys of `ModelConfig` that a network has a choice of."""
+    return ("act", "conv", "head") if network == "lenet" else ()
+
+
 @dataclass
 class DataRoot:
     """Where data sets lie on disk."""

@@ -16,7 +16,7 @@ from onnx import ModelProto
 from onnx.shape_inference import infer_shapes
 from torch.nn import functional
 
-from app.config import ExportConfig
+from app.config import ExportConfig, choices_of
 from app.data import Dataset, Split, normalize
 from app.deployment import convert, layout
 from app.errors import RunError, UserError
@@ -193,6 +193,7 @@ def metadata(trained: TrainedModel, cfg: ExportConfig) -> dict[str, str]:
         "torch": str(torch.__version__),
         "onnx": onnx.__version__,
     }
+    kind = dataclasses.asdict(trained.kind)
     settings = dataclasses.asdict(cfg) | {"layout": layout(cfg)}
     kept = ("exporter", "layout", "opset", "preprocess", "postprocess", "precision", "quantize")
     values = {
@@ -201,7 +202,7 @@ def metadata(trained: TrainedModel, cfg: ExportConfig) -> dict[str, str]:
         "classes": trained.classes,
         "mean": data["mean"],
         "std": data["std"],
-        "model": checkpoint.model_config,
+        "model": {key: kind[key] for key in ("name", *choices_of(trained.kind.name))},
         "export": {key: settings[key] for key in kept},
         "revision": revision(),
         "versions": versions,

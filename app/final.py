@@ -10,7 +10,7 @@ from app.checkpoint import load_checkpoint, load_model, save_checkpoint
 from app.evaluation import predict_logits, score
 from app.model import count_parameters
 from app.results import Predictions
-from app.runs import FREE, flatten
+from app.runs import FREE, flatten, idle
 from app.state import BEST, Run
 from app.tracking import Tracker
 
@@ -56,5 +56,6 @@ def compare(run: Run, tracker: Tracker, results: dict[str, Any]) -> None:
         "final/images_per_second": run.images / run.seconds,
     }
     tracker.scalars(run.step, numbers)
-    settings = {key: value for key, value in flatten(run.cfg).items() if key not in FREE}
+    settings = flatten(run.cfg)
+    settings = {key: settings[key] for key in settings if key not in {*FREE, *idle(settings)}}
     tracker.settings(settings, numbers)

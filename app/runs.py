@@ -16,7 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from app.config import TrainConfig, from_mapping, shown
+from app.config import TrainConfig, choices_of, from_mapping, shown
 from app.errors import RunError, UserError
 from app.files import write_atomically
 
@@ -267,6 +267,12 @@ def remove_temporaries(folder: Path) -> None:
     """Remove what a run left that was killed as it wrote; the folder must be locked."""
     for path in folder.glob(".*.tmp"):
         path.unlink()
+
+
+def idle(settings: dict[str, Any]) -> set[str]:
+    """The dotted keys of a run's settings that only another network has a choice of."""
+    own = choices_of(settings.get("model.name", "lenet"))
+    return {f"model.{key}" for key in choices_of("lenet") if key not in own}
 
 
 def flatten(values: Any, prefix: str = "") -> dict[str, Any]:

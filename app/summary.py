@@ -3,6 +3,7 @@ from typing import Any
 
 import torch
 
+from app.config import choices_of
 from app.device import describe
 from app.files import write_atomically
 from app.model import count_parameters, describe_model
@@ -23,9 +24,7 @@ def summarize(run: Run, status: str, **results: Any) -> dict[str, Any]:
         "steps": run.step,
         "parameters": count_parameters(run.learner.model),
         "model": cfg.model.name,
-        "act": cfg.model.act,
-        "conv": cfg.model.conv,
-        "head": cfg.model.head,
+        **{key: getattr(cfg.model, key) for key in choices_of(cfg.model.name)},
         "recipe": cfg.recipe,
         "precision": cfg.trainer.precision,
         "seed": cfg.seed,

@@ -22,7 +22,8 @@ def sweep(tmp_path):
         act, seed = ("relu", "ncrelu")[number % 2], number // 2
         folder = root / str(number)
         (folder / CONFIG.parent).mkdir(parents=True)
-        config = {"model": {"act": act, "conv": "standard"}, "seed": seed, "device": f"cuda:{seed}"}
+        model = {"name": "lenet", "act": act, "conv": "standard"}
+        config = {"model": model, "seed": seed, "device": f"cuda:{seed}"}
         OmegaConf.save(OmegaConf.create(config), folder / CONFIG)
         summary = {
             "status": "finished",
@@ -66,6 +67,19 @@ def test_a_group_without_results_says_why(sweep, recwarn):
     assert lines[3].split()[-3:] == ["failed", "or", "unfinished"]
     report(str(sweep))
     assert not recwarn  # of matplotlib, at an empty plot
+
+
+def test_settings_that_a_network_does_not_have(sweep):
+    config = {"model": {"name": "lltm", "act": "relu", "conv": "standard"}, "seed": 0}
+    OmegaConf.save(OmegaConf.create(config), sweep / "2" / CONFIG)
+    entries = find_entries(sweep)
+    assert {item.name: len(item.entries) for item in group(entries)} == {
+        "model.name=lenet model.act=relu": 5,
+        "model.name=lenet model.act=ncrelu": 6,
+        "model.name=lltm": 1,
+    }
+    rows = list(csv.DictReader(io.StringIO(to_csv(entries))))
+    assert (rows[2]["model.act"], rows[2]["model.name"]) == ("", "lltm")
 
 
 def test_the_csv_has_a_line_a_run(sweep):

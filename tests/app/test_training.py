@@ -85,6 +85,7 @@ def test_a_network_without_convolutions(cfg, capsys):
     cfg.model.name = "lltm"
     summary = train(cfg)
     assert summary["model"] == "lltm"
+    assert not {"act", "conv", "head"} & summary.keys()  # it has no choice of them
     assert summary["test_accuracy"] > 0.5
     assert "LLTM of 128 features" in capsys.readouterr().out
     events = EventAccumulator(str(run_folder(cfg))).Reload()
