@@ -10,6 +10,7 @@ node's meaning as a local function in standard operators, so that every runtime 
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from types import MappingProxyType
 from typing import Any, NamedTuple, Optional, Tuple, TypeVar, Union, get_args
 
@@ -62,8 +63,11 @@ def functions(opset_version: int) -> dict[str, OnnxFunction]:
     @meaning
     def NCReLU(X: T, axis: int = 1) -> T:
         """Positive and negative parts side by side: concat(max(x, 0), min(x, 0))."""
+        # ONNX Runtime's bounds where none are given are finite.
         zero = op.CastLike(0.0, X)
-        return op.Concat(op.Max(X, zero), op.Min(X, zero), axis=axis)
+        least = op.CastLike(-inf, X)
+        most = op.CastLike(inf, X)
+        return op.Concat(op.Clip(X, zero, most), op.Clip(X, least, zero), axis=axis)
 
     @meaning
     def DepthwiseConv2d(

@@ -1,6 +1,7 @@
 """ONNX: every operator exported by its symbolic function, checked, and run by two runtimes."""
 
 import io
+import math
 import warnings
 
 import numpy as np
@@ -84,6 +85,16 @@ def test_runs_in_onnx_runtime(op, case, opset):
     model = export(op, case, tensors, opset)
     expected = op.function(*tensors, **case.kwargs)
     check(run(model, *split(op, tensors)[0]), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_ncrelu_keeps_infinities_nan_and_zeros_sign(dtype):
+    op = next(op for op in OPERATORS if op.name == "ncrelu")
+    x = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 2.0, -2.0], dtype=dtype)
+    (y,) = run(export(op, Case(((7,),), {"dim": 0}), (x,)), x)
+    expected = op.function(x, dim=0)
+    torch.testing.assert_close(y, expected, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(y.signbit() | y.isnan(), expected.signbit() | expected.isnan())
 
 
 @each_case
