@@ -50,6 +50,11 @@ TiledImage tiled_image(const ImageStrides& s, int64_t h, int64_t w, int64_t chan
           lanes_of(kVectorBytes / sizeof(T), {place, extent, s.w == 1 ? s.n : s.w})};
 }
 
+// The first pixel of the output that the input gradient's first square takes.
+int64_t flipped(int64_t padding, int64_t kernel, int64_t stride) {
+  return padding / stride - (ceil_div(kernel, stride) - 1);
+}
+
 // The geometry of the involution or, kFlip, of its input gradient. Nothing where 32 bits do not
 // count an image's elements.
 template <bool kFlip, typename T>
@@ -71,21 +76,19 @@ std::optional<TiledInvolution> tiled_geometry(const InvolutionGeometry& g, const
       tiled_image(g.weight_strides(), g.out_h, g.out_w, 1, weight),
       kFlip ? tiled_image(input, g.h, g.w, channels, out)
             : tiled_image(output, g.out_h, g.out_w, channels, out),
-      static_cast<int>(kFlip ? g.padding_h - (g.kernel_h - 1) : -g.padding_h),
-      static_cast<int>(kFlip ? g.padding_w - (g.kernel_w - 1) : -g.padding_w),
-      static_cast<int>(g.kernel_h),
-      1,
+      static_cast<int>(kFlip ? flipped(g.padding_h, g.kernel_h, g.stride_h) : -g.padding_h),
+      static_cast<int>(kFlip ? flipped(g.padding_w, g.kernel_w, g.stride_w) : -g.padding_w),
   };
 }
 
 // Tiles of equal size, as large as may be.
-void set_tiles(TiledInvolution& p, int most_fours) {
-  p.tiles_w = static_cast<int>(ceil_div(p.out.w, kFour * most_fours));
-  p.fours = round_up(static_cast<int>(ceil_div(ceil_div(p.out.w, p.tiles_w), kFour)), 2);
+void set_tiles(TiledInvolution& p, int64_t width, int most_fours) {
+  p.tiles_w = static_cast<int>(ceil_div(width, kFour * most_fours));
+  p.fours = round_up(static_cast<int>(ceil_div(ceil_div(width, p.tiles_w), kFour)), 2);
 }
-void set_rows(TiledInvolution& p, int most_rows, int multiple) {
-  p.tiles_h = static_cast<int>(ceil_div(p.out.h, most_rows));
-  p.rows = round_up(static_cast<int>(ceil_div(p.out.h, p.tiles_h)), multiple);
+void set_rows(TiledInvolution& p, int64_t height, int most_rows, int multiple) {
+  p.tiles_h = static_cast<int>(ceil_div(height, most_rows));
+  p.rows = round_up(static_cast<int>(ceil_div(height, p.tiles_h)), multiple);
 }
 
 struct TiledPlan {
@@ -94,9 +97,9 @@ struct TiledPlan {
   size_t shared;
 };
 
-std::optional<TiledPlan> plan_of(const InvolutionGeometry& g, const TiledInvolution& p, int threads,
-                                 size_t shared) {
-  const int64_t blocks = g.n * g.groups * p.tiles_h * p.tiles_w;
+std::optional<TiledPlan> plan_of(const InvolutionGeometry& g, const TiledInvolution& p, int phases,
+                                 int threads, size_t shared) {
+  const int64_t blocks = g.n * g.groups * p.tiles_h * p.tiles_w * phases;
   if (blocks >= int64_t{1} << 31) {
     return std::nullopt;
   }
@@ -107,7 +110,7 @@ std::optional<TiledPlan> plan_of(const InvolutionGeometry& g, const TiledInvolut
 template <int K, typename T>
 std::optional<TiledPlan> plan_planes(const InvolutionGeometry& g, TiledInvolution p, int channels) {
   p.source.lanes = lanes_of(p.source.lanes, {p.offset_w - kLead<T, K>});
-  set_tiles(p, kTileFours);
+  set_tiles(p, p.out.w, kTileFours);
   p.pairs = FastDivide(p.fours / 2);
   p.columns = round_up(p.width() + SourceRow<T, K>::kFirst + kFour * (kWindowFours - 1),
                        kVectorBytes / sizeof(T));
@@ -115,24 +118,29 @@ std::optional<TiledPlan> plan_planes(const InvolutionGeometry& g, TiledInvolutio
   p.pitch = p.columns + (kBanks * 3 / 2 - p.columns % kBanks) % kBanks;
   const size_t limit = Device().block_shared;
   for (int rows = kTileThreads / p.fours / 4 * 4; rows > 0; rows -= 4) {
-    set_rows(p, rows, 4);
+    set_rows(p, p.out.h, rows, 4);
     p.plane = (p.rows + K - 1) * p.pitch;
     const size_t shared = sizeof(T) * p.window_channels(channels) * p.plane;
     if (shared <= limit) {
-      return plan_of(g, p, p.fours * p.rows, shared);
+      return plan_of(g, p, 1, p.fours * p.rows, shared);
     }
   }
   return std::nullopt;
 }
 
 // Of pixels; beside(p) bytes lie in shared memory beside the windows.
-template <int K, int kStride, typename T, typename Beside>
+template <int K, int kStride, bool kFlip, typename T, typename Beside>
 std::optional<TiledPlan> plan_pixels(const InvolutionGeometry& g, TiledInvolution p,
                                      const Beside& beside) {
-  set_tiles(p, kPixelFours);
-  set_rows(p, kPixelRows / kStride, 1);
-  p.plane = window_rows(p, K, kStride) * window_layout<K, kStride>(p).row() * kTileChannels;
-  return plan_of(g, p, round_up(p.fours * p.rows * kPixelHalves, 32),
+  using Taps = PixelTaps<K, kStride, kFlip>;
+  constexpr int kPhases = Taps::kPhases, kTaps = Taps::kTaps, kStep = Taps::kStep;
+  p.lead = p.source.planes ? p.offset_w & (kFour - 1) : 0;
+  p.before_h = static_cast<int>(g.padding_h % kPhases);
+  p.before_w = static_cast<int>(g.padding_w % kPhases);
+  set_tiles(p, ceil_div(p.out.w + p.before_w, kPhases), kPixelFours);
+  set_rows(p, ceil_div(p.out.h + p.before_h, kPhases), kPixelRows / kStep, 1);
+  p.plane = window_rows(p, kTaps, kStep) * window_layout<kTaps, kStep>(p).row() * kTileChannels;
+  return plan_of(g, p, kPhases, round_up(p.fours * p.rows * kPixelParts, 32),
                  sizeof(T) * p.plane + beside(p));
 }
 
@@ -146,24 +154,6 @@ bool launch(Kernel kernel, const std::optional<TiledPlan>& plan, cudaStream_t st
   return plan.has_value();
 }
 
-// The input gradient's pixels (h, w), (h + S, w), (h, w + S), …, which take every S-th tap.
-template <typename T>
-TiledInvolution every_other(TiledInvolution p, const InvolutionGeometry& g, int h, int w) {
-  const int stride = static_cast<int>(g.stride_h);
-  const int taps = (p.kernel + stride - 1) / stride;
-  const int up = h + static_cast<int>(g.padding_h), left = w + static_cast<int>(g.padding_w);
-  p.step = stride;
-  p.first_h = up % stride;
-  p.first_w = left % stride;
-  p.offset_h = up / stride - (taps - 1);
-  p.offset_w = left / stride - (taps - 1);
-  p.out.h = (p.out.h - h + stride - 1) / stride;
-  p.out.w = (p.out.w - w + stride - 1) / stride;
-  p.out.row *= stride;
-  p.out.pixel *= stride;
-  return p;
-}
-
 template <bool kFlip, typename T>
 bool involve_tiled(const InvolutionGeometry& g, const T* source, const T* weight, T* out,
                    cudaStream_t stream) {
@@ -174,27 +164,10 @@ bool involve_tiled(const InvolutionGeometry& g, const T* source, const T* weight
              return launch(involve_planes_kernel<T, K, kFlip>,
                            plan_planes<K, T>(g, *p, kTileChannels), stream, source, weight, out);
            }
-           if constexpr (!kFlip) {
-             const auto plan = plan_pixels<K, S, T>(g, *p, [](const TiledInvolution& tiles) {
-               return sizeof(T) * PixelWeights<T, K, false>::size(tiles);
-             });
-             return launch(involve_pixels_kernel<T, K, S, false>, plan, stream, source, weight,
-                           out);
-           } else {
-             constexpr int kTaps = (K + S - 1) / S;
-             bool all = true;
-             for (int h = 0; h < std::min<int>(S, p->out.h); ++h) {
-               for (int w = 0; w < std::min<int>(S, p->out.w); ++w) {
-                 const auto plan = plan_pixels<kTaps, 1, T>(
-                     g, every_other<T>(*p, g, h, w), [](const TiledInvolution& tiles) {
-                       return sizeof(T) * PixelWeights<T, kTaps, true>::size(tiles);
-                     });
-                 all = all && launch(involve_pixels_kernel<T, kTaps, 1, true>, plan, stream, source,
-                                     weight, out + h * p->out.row + w * p->out.pixel);
-               }
-             }
-             return all;
-           }
+           const auto plan = plan_pixels<K, S, kFlip, T>(g, *p, [](const TiledInvolution& tiles) {
+             return sizeof(T) * PixelWeights<T, K, S, kFlip>::size(tiles);
+           });
+           return launch(involve_pixels_kernel<T, K, S, kFlip>, plan, stream, source, weight, out);
          });
 }
 
@@ -209,7 +182,7 @@ bool involve_weight_tiled(const InvolutionGeometry& g, const T* x, const T* grad
                       stream, x, grad, grad_weight)) {
              return true;
            }
-           const auto plan = plan_pixels<K, S, T>(g, *p, [](const TiledInvolution& tiles) {
+           const auto plan = plan_pixels<K, S, false, T>(g, *p, [](const TiledInvolution& tiles) {
              return sizeof(float) * tiles.rows * tiles.width() * K * K;
            });
            return launch(involve_pixels_weight_kernel<T, K, S>, plan, stream, x, grad, grad_weight);

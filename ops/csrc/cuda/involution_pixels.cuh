@@ -1,313 +1,244 @@
 // Involution with stride 1 or 2 and a square kernel of 3, 5 or 7, made for channels-last images and
-// weights: a thread has 4 adjacent pixels of 8 channels. All weights of a tile of pixels and its
-// windows, 16 channels at a time, lie in shared memory as in such images, adjacent taps and
-// channels side by side. Planes come there an element at a time.
+// weights. All weights of a tile of pixels and its windows, 16 channels at a time, lie in shared
+// memory.
 #pragma once
 
-#include "involution_tile.cuh"
+#include "involution_pixel_tile.cuh"
 
 namespace ops::cuda {
 
-constexpr int kPixelFours = 4;   // along a row of the tile, at most
-constexpr int kPixelRows = 8;    // of the tile, at most
-constexpr int kPixelHalves = 2;  // threads that share the pixels
-constexpr int kHalfChannels = kTileChannels / kPixelHalves;
-constexpr int kPixelThreads = kPixelFours * kPixelRows * kPixelHalves;
-
-// The thread's pixels and channels of a tile. The last warp's spare threads repeat the last pixels.
-struct PixelTile : TilePlace {
-  int y, x, half;
-  bool spare;
-
-  __device__ explicit PixelTile(const TiledInvolution& p)
-      : TilePlace(p), half(threadIdx.x % kPixelHalves) {
-    const int index = threadIdx.x / kPixelHalves, fours = p.fours * p.rows;
-    spare = index >= fours;
-    y = min(index, fours - 1) / p.fours;
-    x = (min(index, fours - 1) - y * p.fours) * kFour;
-  }
-};
-
-// Rows of pixels in shared memory. Threads take theirs one after the other, so first come the
-// pixels that they take first, side by side, then the next.
-struct PixelLayout {
-  int threads;    // of a row
-  int of_thread;  // pixels from one thread's first to the next one's
-
-  OPS_DEVICE int row() const { return threads * of_thread; }
-  __device__ int place(unsigned x) const { return x % of_thread * threads + x / of_thread; }
-};
-
-// Of windows that K taps take at every kStride pixels.
-template <int K, int kStride>
-OPS_DEVICE PixelLayout window_layout(const TiledInvolution& p) {
-  constexpr int kPixels = kFour * kStride;
-  return PixelLayout{p.fours + round_up(K - kStride, kPixels) / kPixels, kPixels};
-}
-OPS_DEVICE inline int window_rows(const TiledInvolution& p, int kernel, int stride) {
-  return (p.rows - 1) * stride + kernel;
-}
-
-// Calls f(element, y, x) for kElements of every pixel of an area, a pixel for a group of threads;
-// for every pixel of kElements planes, if they are that.
-template <int kElements, typename F>
-__device__ void for_each_element(bool planes, int rows, int width, const F& f) {
-  if (planes) {
-    for (Walk at(width, rows); at.slow < kElements; at.next()) {
-      f(at.slow, at.middle, at.fast);
-    }
-    return;
-  }
-  constexpr int kGroup = kElements > 16 ? 32 : kElements > 8 ? 16 : kElements > 4 ? 8 : kElements;
-#pragma unroll
-  for (int first = 0; first < kElements; first += kGroup) {
-    const int element = first + threadIdx.x % kGroup;
-    if (element < kElements) {
-      for (int y = 0; y < rows; ++y) {
-#pragma unroll 2
-        for (int x = threadIdx.x / kGroup; x < width; x += blockDim.x / kGroup) {
-          f(element, y, x);
-        }
-      }
-    }
-  }
-}
-
-// Where vector `v` of a window's 16 channels lies in shared memory, 16 bytes each. Exchanged so
-// that the vectors of four neighbouring pixels that threads take at once lie in all banks.
-template <typename T>
-struct WindowVectors {
-  static constexpr int kElements = kVectorBytes / sizeof(T);
-  static constexpr int kVectors = kTileChannels / kElements;
-  static constexpr int kOfThread = kVectors / kPixelHalves;
-
-  static __device__ int at(int place, int v) {
-    return (place * kVectors + (kVectors == 4 ? v ^ (place & 2) : v)) * kElements;
-  }
-  // The first channel of a thread's vector k.
-  static __device__ int channel(int half, int k) { return (half + kPixelHalves * k) * kElements; }
-};
-
-template <int K, int kStride, typename T>
-__device__ void copy_pixel_windows(const T* __restrict__ from, const TiledInvolution& p,
-                                   const PixelTile& tile, int channels, T* __restrict__ to) {
-  using Vectors = WindowVectors<T>;
-  const TiledImage& image = p.source;
-  const PixelLayout layout = window_layout<K, kStride>(p);
-  const int row = tile.row * kStride + p.offset_h, col = tile.col * kStride + p.offset_w;
-  const auto copy = [&](auto lanes) {
-    constexpr int V = decltype(lanes)::value;
-    for_each_element<kTileChannels / V>(
-        image.planes, window_rows(p, K, kStride), (p.width() - 1) * kStride + K,
-        [&](int element, int y, int x) {
-          const int h = row + y, w = col + x, c = element * V;
-          const bool inside = h >= 0 && h < image.h && w >= 0 && w < image.w && c < channels;
-          const int at = Vectors::at(y * layout.row() + layout.place(x), c / Vectors::kElements);
-          copy_async<V>(to + at + c % Vectors::kElements,
-                        from + (inside ? c * image.channel + h * image.row + w * image.pixel : 0),
-                        inside);
-        });
-  };
-  if (!image.planes && image.lanes == Vectors::kElements) {
-    copy(Width<Vectors::kElements>{});
-  } else {
-    copy(Width<1>{});
-  }
-}
-
-// A thread's 8 channels of the pixels of a window's row that K taps of four outputs take.
-template <typename T, int K, int kStride>
-struct PixelRow {
-  static constexpr int kPixels = (kFour - 1) * kStride + K;
-  int places[kPixels];
-
-  __device__ PixelRow(const TiledInvolution& p, const PixelTile& tile) {
-    const PixelLayout layout = window_layout<K, kStride>(p);
-#pragma unroll
-    for (int j = 0; j < kPixels; ++j) {
-      places[j] = tile.y * kStride * layout.row() + layout.place(tile.x * kStride + j);
-    }
-  }
-
-  __device__ void load_pixel(const T* windows, int j, int half, float (&to)[kHalfChannels]) const {
-    using Vectors = WindowVectors<T>;
-#pragma unroll
-    for (int k = 0; k < Vectors::kOfThread; ++k) {
-      to_floats(load<Vectors::kElements>(windows + Vectors::at(places[j], half + kPixelHalves * k)),
-                to + k * Vectors::kElements);
-    }
-  }
-};
-
-// The weights of a tile in shared memory: the taps of kernel row `a` for pixel (y, x). kFlip: for
-// the input gradient, where rows come in reverse, of every p.step taps from p.first_h and p.first_w
-// on K each; there they are the taps of the source's pixels that row `a` takes, those of x = 0 the
-// first that output 0 takes.
-template <typename T, int K, bool kFlip>
+// The weights of a tile in shared memory: for each pixel a run of all taps or, kFlip, for each pixel
+// of the source that the squares' taps of kernel row `a` take a run of the taps of that row. A run
+// of adjacent taps comes in blocks of memory that hold it, from a block's start on.
+template <typename T, int K, int kStride, bool kFlip>
 class PixelWeights {
+  using Taps = PixelTaps<K, kStride, kFlip>;
+
  public:
-  static OPS_DEVICE PixelLayout layout(const TiledInvolution& p) {
-    return kFlip ? window_layout<K, 1>(p) : PixelLayout{p.fours, kFour};
-  }
   static OPS_DEVICE int size(const TiledInvolution& p) {
-    return K * p.rows * layout(p).row() * kPitch;
+    return kRows * p.rows * (kFlip ? layout(p).row() : p.width()) * kPitch;
   }
 
   __device__ PixelWeights(const T* __restrict__ weight, const TiledInvolution& p,
                           const PixelTile& tile, T* shared)
-      : p_(p), tile_(tile), adjacent_(p.weight.channel == 1 && p.step == 1), shared_(shared) {
-    skew_ = adjacent_ ? reinterpret_cast<uintptr_t>(weight) / sizeof(T) % kPerWord : 0;
-    weight_ = weight - skew_;
-  }
+      : p_(p), tile_(tile), shared_(shared), weight_(weight), skew_(block_skew(weight)) {}
 
-  __device__ void copy() const {
-    adjacent_ ? copy_pieces<kWords, kPerWord>() : copy_pieces<K, 1>();
-  }
+  __device__ void copy() const { p_.weight.planes ? copy_planes() : copy_runs(); }
 
-  __device__ void take(int a, float (&factor)[K][kFour]) const {
-    const PixelLayout at = layout(p_);
-    const T* from = shared_ + (a * p_.rows + tile_.y) * at.row() * kPitch;
+  // The factors of the squares' outputs, zeros where a tap does not exist.
+  __device__ void take(int a, float (&factor)[Taps::kPhases][Taps::kTaps][kFour]) const {
 #pragma unroll
-    for (int b = 0; b < K; ++b) {
+    for (int j = 0; j < kFour + (kFlip ? Taps::kTaps - 1 : 0); ++j) {
+      const int x = tile_.x + j, row = kFlip ? a : 0;
+      const T* run = shared_ + place(row, tile_.y, x) * kPitch + skipped(index(row, tile_.y, x));
 #pragma unroll
-      for (int i = 0; i < kFour; ++i) {
-        const int x = tile_.x + i + (kFlip ? b : 0), tap = kFlip ? K - 1 - b : b;
-        factor[b][i] =
-            static_cast<float>(from[at.place(x) * kPitch + tap + skipped(index(a, tile_.y, x))]);
+      for (int b = 0; b < Taps::kTaps; ++b) {
+        const int i = kFlip ? j - b : j;
+#pragma unroll
+        for (int phase = 0; phase < Taps::kPhases; ++phase) {
+          const int tap = Taps::tap(phase, b);
+          if (i >= 0 && i < kFour) {
+            factor[phase][b][i] =
+                tap < K ? static_cast<float>(run[tap + (kFlip ? 0 : a * K)]) : 0.0f;
+          }
+        }
       }
     }
   }
 
  private:
-  static constexpr int kPerWord = sizeof(T) == 2 ? 2 : 1;  // elements of the smallest async copy
-  static constexpr int kWords = (K + kPerWord - 1) / kPerWord;  // of a row, the first one cut
-  static constexpr int kPitch = (kWords | 1) * kPerWord;        // odd: other banks
+  static constexpr int kRows = kFlip ? Taps::kTaps : 1;  // runs of a pixel, one each kernel row
+  static constexpr int kRun = kFlip ? K : K * K;
+  static constexpr int kBlock = (kFlip ? 8 : 16) / sizeof(T);
+  static constexpr int kBlocks = (kRun + 2 * (kBlock - 1)) / kBlock;
+  static constexpr int kPitch = (kBlocks | 1) * kBlock;  // odd: other banks
 
   const TiledInvolution& p_;
   const PixelTile& tile_;
-  bool adjacent_;  // taps
   T* shared_;
-  int skew_;  // elements between the last whole word's address and the weights'
   const T* __restrict__ weight_;
+  int skew_;
 
+  // Elements of the block of memory that holds this one which come before it.
+  static __device__ int block_skew(const T* at) {
+    return reinterpret_cast<uintptr_t>(at) / sizeof(T) % kBlock;
+  }
+
+  // Of kFlip's; without, all fours of the tile are one row.
+  static OPS_DEVICE PixelLayout layout(const TiledInvolution& p) {
+    return PixelLayout{p.fours + (Taps::kTaps + kFour - 2) / kFour, kFour};
+  }
+  __device__ int columns() const { return p_.width() + (kFlip ? Taps::kTaps - 1 : 0); }
+  __device__ int place(int a, int y, int x) const {
+    const int fours = kFlip ? layout(p_).threads : p_.fours;
+    return kFlip ? (a * p_.rows + y) * kFour * fours + layout(p_).place(x)
+                 : x % kFour * p_.rows * fours + y * fours + x / kFour;
+  }
+  // The kernel's row.
+  __device__ int tap_row(int a) const { return kFlip ? Taps::tap(tile_.phase, a) : 0; }
   __device__ int h(int a, int y) const { return tile_.row + y + (kFlip ? p_.offset_h + a : 0); }
   __device__ int w(int x) const { return tile_.col + x + (kFlip ? p_.offset_w : 0); }
-  // Of the first tap.
+  // Of a run's first tap.
   __device__ int index(int a, int y, int x) const {
-    return (tap_row(a) * p_.kernel + p_.first_w) * p_.weight.channel + h(a, y) * p_.weight.row +
-           w(x) * p_.weight.pixel;
+    return tap_row(a) * K * p_.weight.channel + h(a, y) * p_.weight.row + w(x) * p_.weight.pixel;
   }
-  __device__ int tap_row(int a) const { return kFlip ? p_.first_h + (K - 1 - a) * p_.step : a; }
-  // Elements of a row's first word that come before it.
+  // Elements in shared memory that come before the run.
   __device__ int skipped(int index) const {
-    return kPerWord == 1 || !adjacent_ ? 0 : (index + skew_) & (kPerWord - 1);
+    return p_.weight.planes ? 0 : (index + skew_) & (kBlock - 1);
   }
 
-  template <int kPieces, int kElements>
-  __device__ void copy_pieces() const {
-    const PixelLayout at = layout(p_);
-    for_each_element<kPieces * K>(
-        p_.weight.planes, p_.rows, p_.width() + (kFlip ? K - 1 : 0), [&](int piece, int y, int x) {
-          const int a = piece / kPieces, element = piece % kPieces * kElements;
-          const int row = h(a, y), col = w(x), first = index(a, y, x);
-          const bool inside = row >= 0 && row < p_.weight.h && col >= 0 && col < p_.weight.w &&
-                              tap_row(a) < p_.kernel && p_.first_w + element * p_.step < p_.kernel;
-          const int from = first + skew_ - skipped(first) + element * p_.step * p_.weight.channel;
-          copy_async<kElements>(
-              shared_ + ((a * p_.rows + y) * at.row() + at.place(x)) * kPitch + element,
-              weight_ + (inside ? from : 0), inside);
-        });
-  }
-};
-
-// Calls f(Width<V>{}, first of V lanes of the thread's 8, their channel, pixel) for those that are
-// there of its 8 channels and 4 pixels in the image `out`.
-template <typename T, typename F>
-__device__ void for_each_pixel_out(const TiledInvolution& p, const PixelTile& tile, int channels,
-                                   const F& f) {
-  using Vectors = WindowVectors<T>;
-  if (tile.spare || tile.row + tile.y >= p.out.h) {
-    return;
-  }
-  const auto visit = [&](auto lanes) {
-    constexpr int V = decltype(lanes)::value;
-#pragma unroll
-    for (int i = 0; i < kFour; ++i) {
-#pragma unroll
-      for (int lane = 0; lane < kHalfChannels; lane += V) {
-        const int c =
-            Vectors::channel(tile.half, lane / Vectors::kElements) + lane % Vectors::kElements;
-        if (c < channels && tile.col + tile.x + i < p.out.w) {
-          f(lanes, lane, c, i);
+  // A column for a group of threads.
+  __device__ void copy_runs() const {
+    constexpr int kGroup = kBlocks > 8 ? 16 : kBlocks > 4 ? 8 : kBlocks > 2 ? 4 : 2;
+    static_assert(kBlocks <= kGroup);
+    const int element = threadIdx.x % kGroup * kBlock;
+    if (element >= kBlocks * kBlock) {
+      return;
+    }
+    for (int x = threadIdx.x / kGroup; x < columns(); x += blockDim.x / kGroup) {
+      const bool there = is_inside(w(x), p_.weight.w);
+#pragma unroll 1
+      for (int a = Taps::first_row(tile_.phase); a < kRows; ++a) {
+        const T* run = weight_ + (index(a, 0, x) + element);
+        T* to = shared_ + place(a, 0, x) * kPitch + element;
+#pragma unroll 4
+        for (int y = 0; y < p_.rows; ++y) {
+          const int skip = block_skew(run);
+          copy_async<kBlock>(to, run - skip,
+                             there & is_inside(h(a, y), p_.weight.h) & (element < skip + kRun));
+          run += p_.weight.row;
+          to += (place(0, 1, 0) - place(0, 0, 0)) * kPitch;
         }
       }
     }
-  };
-  if (!p.out.planes && p.out.lanes == Vectors::kElements) {
-    visit(Width<Vectors::kElements>{});
-  } else {
-    visit(Width<1>{});
   }
+
+  // Pixels side by side for threads side by side.
+  __device__ void copy_planes() const {
+    for (Walk at(columns(), p_.rows); at.slow < kRows; at.next()) {
+      const int a = at.slow, y = at.middle, x = at.fast;
+      const bool inside = is_inside(h(a, y), p_.weight.h) & is_inside(w(x), p_.weight.w) &
+                          (tap_row(a) < K);
+      const T* from = weight_ + (inside ? index(a, y, x) : 0);
+      T* to = shared_ + place(a, y, x) * kPitch;
+      constexpr int kAtOnce = 16;
+#pragma unroll
+      for (int first = 0; first < kRun; first += kAtOnce) {
+        T taps[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce && first + i < kRun; ++i) {
+          taps[i] = inside ? *from : T(0);
+          from += p_.weight.channel;
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce && first + i < kRun; ++i) {
+          to[first + i] = taps[i];
+        }
+      }
+    }
+  }
+};
+
+// Stores the sums of a thread's adjacent outputs, `out` of the tile's first channel.
+template <int kPhases, int kOuts, typename T>
+__device__ void store_pixel_sums(float (&sum)[kPartChannels][kOuts], const TiledInvolution& p,
+                                 const PixelTile& tile, int channels, T* __restrict__ out) {
+  const int h = kPhases * (tile.row + tile.y) + tile.phase - p.before_h;
+  int w = kPhases * (tile.col + tile.x) - p.before_w, end = p.out.w;
+  const int first = tile.part * kPartChannels;
+  if (kPhases > 1 && p.before_w > 0 && p.out.planes) {
+    // So that fours are aligned, each thread hands its first output to the one before it.
+    const bool alone = tile.x == 0 && !tile.spare && is_inside(h, p.out.h) && is_inside(w, end);
+#pragma unroll
+    for (int c = 0; c < kPartChannels; ++c) {
+      const float next = __shfl_down_sync(0xffffffff, sum[c][0], kPixelParts);
+      if (alone && first + c < channels) {
+        out[(first + c) * p.out.channel + h * p.out.row + w] = static_cast<T>(sum[c][0]);
+      }
+#pragma unroll
+      for (int i = 0; i + 1 < kOuts; ++i) {
+        sum[c][i] = sum[c][i + 1];
+      }
+      sum[c][kOuts - 1] = next;
+    }
+    ++w;
+    end = tile.x + kFour == p.width() ? min(end, w + kOuts - 1) : end;
+  }
+  for_each_pixel_out<kOuts>(
+      p, tile, channels, h, w, end, [&](auto of_channels, auto of_pixels, int c, int i) {
+        constexpr int C = decltype(of_channels)::value, V = C * decltype(of_pixels)::value;
+        Vector<T, V> value;
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+          value.lane[v] = static_cast<T>(sum[c + v % C][i + v / C]);
+        }
+        store<V>(out + ((first + c) * p.out.channel + h * p.out.row + (w + i) * p.out.pixel),
+                 value);
+      });
 }
 
 template <typename T, int K, int kStride, bool kFlip>
 __global__ void __launch_bounds__(kPixelThreads)
     involve_pixels_kernel(const __grid_constant__ TiledInvolution p, const T* __restrict__ source,
                           const T* __restrict__ weight, T* __restrict__ out) {
+  using Taps = PixelTaps<K, kStride, kFlip>;
   extern __shared__ float4 shared[];
   T* windows = reinterpret_cast<T*>(shared);
-  const PixelTile tile(p);
-  const PixelWeights<T, K, kFlip> weights(
-      tile.start(weight, p.weight, tile.group * p.kernel * p.kernel), p, tile, windows + p.plane);
+  const PixelTile tile(p, Taps::kPhases);
+  const PixelWeights<T, K, kStride, kFlip> weights(
+      tile.start(weight, p.weight, tile.group * K * K), p, tile, windows + p.plane);
   weights.copy();
-  const PixelRow<T, K, kStride> row(p, tile);
+  const PixelRow<Taps::kTaps, Taps::kStep> row(p, tile);
   for (int first = 0; first < p.channels; first += kTileChannels) {
     const int channels = min(kTileChannels, p.channels - first);
     const int channel = tile.group * p.channels + first;
     if (first > 0) {
       __syncthreads();
     }
-    copy_pixel_windows<K, kStride>(tile.start(source, p.source, channel), p, tile, channels,
-                                   windows);
+    copy_pixel_windows<Taps::kTaps, Taps::kStep>(tile.start(source, p.source, channel), p, tile,
+                                                 channels, windows);
     wait_for_copies();
-    float sum[kHalfChannels][kFour] = {};
+    float sum[kPartChannels][Taps::kOuts] = {};
 #pragma unroll 1
-    for (int a = 0; a < K; ++a) {
-      float factor[K][kFour];
+    for (int a = Taps::first_row(tile.phase); a < Taps::kTaps; ++a) {
+      float factor[Taps::kPhases][Taps::kTaps][kFour];
       weights.take(a, factor);
-      const T* from = windows + a * window_layout<K, kStride>(p).row() * kTileChannels;
 #pragma unroll
       for (int j = 0; j < row.kPixels; ++j) {
-        float x[kHalfChannels];
-        row.load_pixel(from, j, tile.half, x);
+        float x[kPartChannels];
+        row.load_pixel(windows, a, j, x);
 #pragma unroll
         for (int i = 0; i < kFour; ++i) {
-          const int b = j - i * kStride;
-          if (b >= 0 && b < K) {
+          const int b = j - i * Taps::kStep;
 #pragma unroll
-            for (int c = 0; c < kHalfChannels; ++c) {
-              sum[c][i] += factor[b][i] * x[c];
+          for (int phase = 0; phase < Taps::kPhases; ++phase) {
+            if (b >= 0 && b < Taps::kTaps && Taps::tap(phase, b) < K) {
+#pragma unroll
+              for (int c = 0; c < kPartChannels; ++c) {
+                sum[c][i * Taps::kPhases + phase] += factor[phase][b][i] * x[c];
+              }
             }
           }
         }
       }
     }
-    T* to = tile.start(out, p.out, channel) + (tile.row + tile.y) * p.out.row +
-            (tile.col + tile.x) * p.out.pixel;
-    for_each_pixel_out<T>(p, tile, channels, [&](auto lanes, int lane, int c, int i) {
-      constexpr int V = decltype(lanes)::value;
-      Vector<T, V> value;
-#pragma unroll
-      for (int v = 0; v < V; ++v) {
-        value.lane[v] = static_cast<T>(sum[lane + v][i]);
-      }
-      store<V>(to + c * p.out.channel + i * p.out.pixel, value);
-    });
+    store_pixel_sums<Taps::kPhases>(sum, p, tile, channels, tile.start(out, p.out, channel));
   }
 }
 
-// The weight gradient: the sums of a tile come together in shared memory, whose pixels have all
-// taps side by side.
+// Adds up four sums over the threads that share pixels; each gets that of its own pixel.
+__device__ inline float sum_of_parts(const float (&sum)[kFour], int part) {
+  const bool second = part & 2, odd = part & 1;
+  float half[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float mine = second ? sum[i + 2] : sum[i], other = second ? sum[i] : sum[i + 2];
+    half[i] = mine + __shfl_xor_sync(0xffffffff, other, 2);
+  }
+  return (odd ? half[1] : half[0]) + __shfl_xor_sync(0xffffffff, odd ? half[0] : half[1], 1);
+}
+
+// The weight gradient. All taps of a thread's own pixel come together in shared memory.
 template <typename T, int K, int kStride>
 __global__ void __launch_bounds__(kPixelThreads)
     involve_pixels_weight_kernel(const __grid_constant__ TiledInvolution p, const T* __restrict__ x,
@@ -315,9 +246,10 @@ __global__ void __launch_bounds__(kPixelThreads)
   extern __shared__ float4 shared[];
   T* windows = reinterpret_cast<T*>(shared);
   float* sums = reinterpret_cast<float*>(windows + p.plane);
-  const PixelTile tile(p);
-  const PixelRow<T, K, kStride> row(p, tile);
-  const PixelLayout layout{p.fours, kFour};
+  const PixelTile tile(p, 1);
+  const int h = tile.row + tile.y, w = tile.col + tile.x;
+  const PixelRow<K, kStride> row(p, tile);
+  float* mine = sums + threadIdx.x * K * K;
   for (int first = 0; first < p.channels; first += kTileChannels) {
     const int channels = min(kTileChannels, p.channels - first);
     const int channel = tile.group * p.channels + first;
@@ -325,64 +257,71 @@ __global__ void __launch_bounds__(kPixelThreads)
       __syncthreads();
     }
     copy_pixel_windows<K, kStride>(tile.start(x, p.source, channel), p, tile, channels, windows);
-    float grads[kHalfChannels][kFour] = {};
-    const T* from = tile.start(grad, p.out, channel) + (tile.row + tile.y) * p.out.row +
-                    (tile.col + tile.x) * p.out.pixel;
-    for_each_pixel_out<T>(p, tile, channels, [&](auto lanes, int lane, int c, int i) {
-      constexpr int V = decltype(lanes)::value;
-      const auto value = load<V>(from + c * p.out.channel + i * p.out.pixel);
+    float grads[kPartChannels][kFour] = {};
+    const T* from = tile.start(grad, p.out, channel + tile.part * kPartChannels);
+    for_each_pixel_out<kFour>(
+        p, tile, channels, h, w, p.out.w, [&](auto of_channels, auto of_pixels, int c, int i) {
+          constexpr int C = decltype(of_channels)::value, V = C * decltype(of_pixels)::value;
+          const auto value = load_vector<V>(
+              from + (c * p.out.channel + h * p.out.row + (w + i) * p.out.pixel));
 #pragma unroll
-      for (int v = 0; v < V; ++v) {
-        grads[lane + v][i] = static_cast<float>(value.lane[v]);
-      }
-    });
+          for (int v = 0; v < V; ++v) {
+            grads[c + v % C][i + v / C] = static_cast<float>(value.lane[v]);
+          }
+        });
     wait_for_copies();
 #pragma unroll 1
     for (int a = 0; a < K; ++a) {
       float sum[K][kFour] = {};
-      const T* pixels = windows + a * window_layout<K, kStride>(p).row() * kTileChannels;
 #pragma unroll
       for (int j = 0; j < row.kPixels; ++j) {
-        float source[kHalfChannels];
-        row.load_pixel(pixels, j, tile.half, source);
+        float source[kPartChannels];
+        row.load_pixel(windows, a, j, source);
 #pragma unroll
         for (int i = 0; i < kFour; ++i) {
           const int b = j - i * kStride;
           if (b >= 0 && b < K) {
 #pragma unroll
-            for (int c = 0; c < kHalfChannels; ++c) {
+            for (int c = 0; c < kPartChannels; ++c) {
               sum[b][i] += grads[c][i] * source[c];
             }
           }
         }
       }
-      // Each half of the channels adds up two of the pixels.
 #pragma unroll
       for (int b = 0; b < K; ++b) {
-#pragma unroll
-        for (int i = 0; i < kFour / 2; ++i) {
-          const float mine = tile.half ? sum[b][i + 2] : sum[b][i];
-          const float other = tile.half ? sum[b][i] : sum[b][i + 2];
-          const float both = mine + __shfl_xor_sync(0xffffffff, other, 1);
-          const int place = tile.y * layout.row() + layout.place(tile.x + 2 * tile.half + i);
-          float& total = sums[place * K * K + a * K + b];
-          if (!tile.spare) {
-            total = first > 0 ? total + both : both;
-          }
+        const float all = sum_of_parts(sum[b], tile.part);
+        if (!tile.spare) {
+          float& total = mine[a * K + b];
+          total = first > 0 ? total + all : all;
         }
       }
     }
   }
-  __syncthreads();
   const TiledImage& image = p.weight;
   T* to = tile.start(grad_weight, image, tile.group * K * K);
-  for_each_element<K * K>(image.planes, min(p.rows, image.h - tile.row),
-                          min(p.width(), image.w - tile.col), [&](int tap, int y, int x) {
-                            const int h = tile.row + y, w = tile.col + x;
-                            const int place = y * layout.row() + layout.place(x);
-                            to[tap * image.channel + h * image.row + w * image.pixel] =
-                                static_cast<T>(sums[place * K * K + tap]);
-                          });
+  if (image.planes) {
+    if (!tile.spare && h < image.h && w + tile.part < image.w) {
+      to += h * image.row + w + tile.part;
+#pragma unroll K
+      for (int tap = 0; tap < K * K; ++tap) {
+        to[tap * image.channel] = static_cast<T>(mine[tap]);
+      }
+    }
+    return;
+  }
+  __syncthreads();
+  constexpr int kWarp = 32;
+  for (int tap = threadIdx.x % kWarp; tap < K * K; tap += kWarp) {
+    for (int col = threadIdx.x / kWarp; col < min(p.width(), image.w - tile.col);
+         col += blockDim.x / kWarp) {
+#pragma unroll 4
+      for (int y = 0; y < min(p.rows, image.h - tile.row); ++y) {
+        to[tap + (tile.row + y) * image.row + (tile.col + col) * image.pixel] =
+            static_cast<T>(sums[(y * p.width() + col) * K * K + tap]);
+      }
+    }
+  }
 }
 
 }  // namespace ops::cuda

@@ -26,11 +26,11 @@ struct TiledImage {
 struct TiledInvolution {
   int groups, channels;  // channels of a group
   TiledImage source, weight, out;
-  int offset_h, offset_w;      // the source's pixel that output 0 takes at tap 0
-  int kernel;                  // its side
-  int step, first_h, first_w;  // of the taps that the input gradient's pixels take
+  int offset_h, offset_w;  // the source's pixel that output 0 takes at tap 0
   int tiles_h, tiles_w;
-  int fours, rows;      // of a tile: an even number, and a multiple of 4
+  int fours, rows;         // of a tile: an even number, and of planes a multiple of 4
+  int lead;                // columns of a window of pixels before the first that output 0 takes
+  int before_h, before_w;  // outputs of the first squares that lie before the image
   FastDivide pairs{1};  // a pair of fours is 8 pixels
   int columns, pitch;   // of a window in shared memory: those that are filled, those that there are
   int plane;            // from one channel's window to the next
@@ -54,8 +54,7 @@ struct TilePlace {
   int64_t n;
   int group, row, col;
 
-  __device__ explicit TilePlace(const TiledInvolution& p) {
-    int64_t index = blockIdx.x;
+  __device__ TilePlace(const TiledInvolution& p, int64_t index) {
     col = static_cast<int>(index % p.tiles_w) * p.width();
     index /= p.tiles_w;
     row = static_cast<int>(index % p.tiles_h) * p.rows;
@@ -75,7 +74,7 @@ struct TilePlace {
 struct Tile : TilePlace {
   int y, x;
 
-  __device__ explicit Tile(const TiledInvolution& p) : TilePlace(p) {
+  __device__ explicit Tile(const TiledInvolution& p) : TilePlace(p, blockIdx.x) {
     const int eight = threadIdx.x / 8, pairs = p.fours / 2;
     const int y4 = static_cast<int>(p.pairs(eight));
     y = 4 * y4 + threadIdx.x / 2 % 4;
@@ -152,14 +151,16 @@ __device__ void dispatch_lanes(const TiledImage& image, const F& f) {
   f(Width<kMost>{});
 }
 
-// Copies an element, or several, without waiting for them where the hardware can.
+// Copies an element, or several, without waiting for them where the hardware can; zeros if not
+// `inside`. (The copy's own way to fill with zeros takes several instructions more.)
 template <int V, typename T>
 __device__ void copy_async(T* to, const T* from, bool inside) {
-  constexpr int kBytes = V * sizeof(T);
-  if constexpr (kBytes >= 4) {
-    __pipeline_memcpy_async(to, from, kBytes, inside ? 0 : kBytes);
-  } else {
+  if constexpr (V * sizeof(T) < 4) {
     *to = inside ? *from : T(0);
+  } else if (inside) {
+    __pipeline_memcpy_async(to, from, V * sizeof(T));
+  } else {
+    store<V>(to, Vector<T, V>{});
   }
 }
 
