@@ -1,6 +1,6 @@
 // The tiles of involutions that are made for channels-last images: 4 adjacent pixels of a tile and
-// 16 channels belong to 4 threads, a quarter of the channels each. The windows of 16 channels lie in
-// shared memory as in such images, the channels side by side.
+// 16 channels belong to 4 threads, a quarter of the channels each. The windows of 16 channels lie
+// in shared memory as in such images, the channels side by side.
 #pragma once
 
 #include "involution_tile.cuh"
@@ -18,10 +18,10 @@ constexpr int kPixelThreads = kPixelFours * kPixelRows * kPixelParts;
 // taps, at every kStride in reverse; a block has one row of each square.
 template <int K, int kStride, bool kFlip>
 struct PixelTaps {
-  static constexpr int kPhases = kFlip ? kStride : 1;    // adjacent outputs of a square's row
+  static constexpr int kPhases = kFlip ? kStride : 1;        // adjacent outputs of a square's row
   static constexpr int kTaps = (K + kPhases - 1) / kPhases;  // of a row that an output takes
-  static constexpr int kStep = kFlip ? 1 : kStride;      // source pixels from a square to the next
-  static constexpr int kOuts = kFour * kPhases;          // adjacent outputs of a thread
+  static constexpr int kStep = kFlip ? 1 : kStride;  // source pixels from a square to the next
+  static constexpr int kOuts = kFour * kPhases;      // adjacent outputs of a thread
 
   // Which tap of K takes the b-th source pixel; where there is none it is K.
   static __device__ int tap(int phase, int b) {
@@ -184,8 +184,7 @@ struct PixelRow {
 #pragma unroll
     for (int j = 0; j < kPixels; ++j) {
       const int place = layout.place(tile.x * kStep + p.lead + j);
-      index[j] =
-          tile.y * kStep * row + (window_index(layout, place) ^ (tile.part * kPartChannels));
+      index[j] = tile.y * kStep * row + (window_index(layout, place) ^ (tile.part * kPartChannels));
     }
   }
 

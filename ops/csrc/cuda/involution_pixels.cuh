@@ -7,9 +7,9 @@
 
 namespace ops::cuda {
 
-// The weights of a tile in shared memory: for each pixel a run of all taps or, kFlip, for each pixel
-// of the source that the squares' taps of kernel row `a` take a run of the taps of that row. A run
-// of adjacent taps comes in blocks of memory that hold it, from a block's start on.
+// The weights of a tile in shared memory: for each pixel a run of all taps or, kFlip, for each
+// pixel of the source that the squares' taps of kernel row `a` take a run of the taps of that row.
+// A run of adjacent taps comes in blocks of memory that hold it, from a block's start on.
 template <typename T, int K, int kStride, bool kFlip>
 class PixelWeights {
   using Taps = PixelTaps<K, kStride, kFlip>;
@@ -117,8 +117,8 @@ class PixelWeights {
   __device__ void copy_planes() const {
     for (Walk at(columns(), p_.rows); at.slow < kRows; at.next()) {
       const int a = at.slow, y = at.middle, x = at.fast;
-      const bool inside = is_inside(h(a, y), p_.weight.h) & is_inside(w(x), p_.weight.w) &
-                          (tap_row(a) < K);
+      const bool inside =
+          is_inside(h(a, y), p_.weight.h) & is_inside(w(x), p_.weight.w) & (tap_row(a) < K);
       const T* from = weight_ + (inside ? index(a, y, x) : 0);
       T* to = shared_ + place(a, y, x) * kPitch;
       constexpr int kAtOnce = 16;
@@ -185,8 +185,8 @@ __global__ void __launch_bounds__(kPixelThreads)
   extern __shared__ float4 shared[];
   T* windows = reinterpret_cast<T*>(shared);
   const PixelTile tile(p, Taps::kPhases);
-  const PixelWeights<T, K, kStride, kFlip> weights(
-      tile.start(weight, p.weight, tile.group * K * K), p, tile, windows + p.plane);
+  const PixelWeights<T, K, kStride, kFlip> weights(tile.start(weight, p.weight, tile.group * K * K),
+                                                   p, tile, windows + p.plane);
   weights.copy();
   const PixelRow<Taps::kTaps, Taps::kStep> row(p, tile);
   for (int first = 0; first < p.channels; first += kTileChannels) {
@@ -262,8 +262,8 @@ __global__ void __launch_bounds__(kPixelThreads)
     for_each_pixel_out<kFour>(
         p, tile, channels, h, w, p.out.w, [&](auto of_channels, auto of_pixels, int c, int i) {
           constexpr int C = decltype(of_channels)::value, V = C * decltype(of_pixels)::value;
-          const auto value = load_vector<V>(
-              from + (c * p.out.channel + h * p.out.row + (w + i) * p.out.pixel));
+          const auto value =
+              load_vector<V>(from + (c * p.out.channel + h * p.out.row + (w + i) * p.out.pixel));
 #pragma unroll
           for (int v = 0; v < V; ++v) {
             grads[c + v % C][i + v / C] = static_cast<float>(value.lane[v]);

@@ -31,9 +31,9 @@ struct TiledInvolution {
   int fours, rows;         // of a tile: an even number, and of planes a multiple of 4
   int lead;                // columns of a window of pixels before the first that output 0 takes
   int before_h, before_w;  // outputs of the first squares that lie before the image
-  FastDivide pairs{1};  // a pair of fours is 8 pixels
-  int columns, pitch;   // of a window in shared memory: those that are filled, those that there are
-  int plane;            // from one channel's window to the next
+  FastDivide pairs{1};     // a pair of fours is 8 pixels
+  int columns, pitch;  // of a window in shared memory: those that are filled, those that there are
+  int plane;           // from one channel's window to the next
 
   OPS_DEVICE int width() const { return kFour * fours; }
   OPS_DEVICE int window_channels(int at_once) const {
