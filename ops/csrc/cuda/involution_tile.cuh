@@ -1,5 +1,5 @@
-// The tiles of an involution with stride 1 and a square kernel of 3, 5 or 7: which pixels a block
-// and a thread have, and how those of an image come into shared memory.
+// The tiles of an involution with a square kernel of 3, 5 or 7: which pixels a block and a thread
+// have, and how those of an image come into shared memory.
 #pragma once
 
 #include <cuda_pipeline.h>
