@@ -39,7 +39,7 @@ from app.config import (
     unknown_key,
 )
 from app.errors import RunError, UserError
-from app.runs import note_failure, run_name, typed_overrides
+from app.runs import key_of, note_failure, run_name, typed_keys, typed_overrides
 
 __all__ = ["RunError", "UserError", "hydra_main"]
 
@@ -121,7 +121,7 @@ def hydra_main(
 def _refuse_arguments(arguments: list[str], schema: type) -> None:
     """Raise a UserError for what Hydra knows and the commands do not, before it makes folders."""
     for argument in arguments:
-        key = argument.lstrip("+").partition("=")[0]
+        key = key_of(argument)
         if argument.startswith("~"):
             raise UserError(f"{argument}: a key cannot be taken out, leave it out for its default")
         if key in PLACES:
@@ -145,7 +145,7 @@ def _refuse_others_settings(cfg: TrainConfig) -> None:
     """Raise a UserError for what only another network than the one to train has a choice of."""
     if cfg.model.name == "lenet":
         return
-    typed = {override.lstrip("+").partition("=")[0] for override in typed_overrides()}
+    typed = typed_keys()
     for key in choices_of("lenet"):
         value, which = getattr(cfg.model, key), f"which model={cfg.model.name} does not have"
         if f"model.{key}" in typed:

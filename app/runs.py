@@ -41,6 +41,16 @@ def typed_overrides() -> list[str]:
     return list(typed)
 
 
+def typed_keys() -> dict[str, str]:
+    """The overrides that were typed, by the key or group that each sets."""
+    return {key_of(override): override for override in typed_overrides()}
+
+
+def key_of(override: str) -> str:
+    """The key or group that an override sets."""
+    return override.lstrip("+").partition("=")[0]
+
+
 def create_run_folder(cfg: TrainConfig, launch: str = "") -> Path:
     """Make the folder of this run and write its configuration to `.hydra/` in it.
 
@@ -193,12 +203,14 @@ def load_config(folder: Path, asked: TrainConfig) -> TrainConfig:
     except (UserError, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"resume={folder}: {CONFIG}: cannot be read: {error}") from error
     own, new, default = flatten(cfg), flatten(asked), flatten(TrainConfig())
-    typed = {override.lstrip("+").partition("=")[0] for override in typed_overrides()}
+    typed = typed_keys()
     for key, value in new.items():
-        wanted = value != default[key] or key in typed
+        option = typed.get(key.partition(".")[0])  # of a group: data=mnist sets data.name, too
+        wanted = value != default[key] or key in typed or option
         if key not in FREE and wanted and value != own[key]:
+            sets = f"{option}: sets " if option and key not in typed and "." in key else ""
             raise UserError(
-                f"{key}={shown(value)}: the run to resume has {shown(own[key])}; "
+                f"{sets}{key}={shown(value)}: the run to resume has {shown(own[key])}; "
                 "leave it out, or start a new run"
             )
     cfg.data.root, cfg.outputs, cfg.resume = asked.data.root, asked.outputs, str(folder)

@@ -8,9 +8,9 @@ import pytest
 from omegaconf import OmegaConf
 
 import app.runs
-from app.config import ModelConfig, TrainConfig
+from app.config import DataConfig, ModelConfig, OptimConfig, TrainConfig
 from app.errors import UserError
-from app.runs import RESULTS, SUMMARY, create_run_folder, find_checkpoint, locked
+from app.runs import RESULTS, SUMMARY, create_run_folder, find_checkpoint, load_config, locked
 
 
 def test_runs_of_the_same_second_have_folders_of_their_own(tmp_path):
@@ -42,6 +42,31 @@ def test_a_folder_that_cannot_be_made(tmp_path):
     for outputs in (tmp_path / "file", Path("/proc/nowhere")):
         with pytest.raises(UserError, match=r"outputs=.*: cannot be written: "):
             create_run_folder(TrainConfig(outputs=str(outputs)))
+
+
+def test_an_option_of_a_group_that_another_run_has_not(tmp_path, monkeypatch):
+    cfg = TrainConfig(
+        model=ModelConfig(conv="depthwise"),
+        data=DataConfig(name="digits"),
+        optim=OptimConfig("adamw"),
+        outputs=str(tmp_path),
+    )
+    folder = create_run_folder(cfg)
+
+    def resumed(option, asked):
+        monkeypatch.setattr(app.runs, "typed_overrides", lambda: [option])
+        return load_config(folder, asked)
+
+    for option, key in {
+        "data=mnist": "data.name=mnist: the run to resume has digits",
+        "model=lenet": "model.conv=standard: the run to resume has depthwise",
+        "optim=muon": "optim.name=muon: the run to resume has adamw",
+    }.items():
+        with pytest.raises(UserError, match=f"^{option}: sets {key}; leave it out"):
+            resumed(option, TrainConfig())
+    with pytest.raises(UserError, match=r"^optim\.name=muon: the run to resume has adamw"):
+        resumed("optim.name=muon", TrainConfig())
+    assert resumed("model=lenet_depthwise", TrainConfig(model=cfg.model)).optim == cfg.optim
 
 
 def test_find_checkpoint_takes_the_newest(tmp_path, capsys):
