@@ -11,7 +11,7 @@ from typing import Any
 from app.config import shown
 from app.errors import UserError
 from app.files import write_atomically
-from app.runs import CONFIG, FREE, RESULTS, find_runs, flatten, idle, read_settings, read_summary
+from app.runs import FREE, RESULTS, find_runs, flatten, idle, newest, read_settings, read_summary
 
 APART = ("seed", *FREE)  # do not make another kind of run
 
@@ -164,11 +164,12 @@ def plot(groups: Sequence[Group]) -> bytes:
 
 
 def _newest(outputs: Path) -> Path:
-    found = find_runs(outputs)
-    if not found:
+    folder = newest(find_runs(outputs))
+    if folder is None:
         raise UserError(f"latest: no run under {outputs}/: train one with `python -m app.train`")
-    folder = max(found, key=lambda path: (path / CONFIG).stat().st_mtime_ns)
-    return folder.parent if (folder.parent / "multirun.yaml").is_file() else folder
+    # a sweep's runs have numbers for names, and Hydra's own sweeper notes what it was, Optuna's not
+    swept = folder.name.isdigit() or (folder.parent / "multirun.yaml").is_file()
+    return folder.parent if swept else folder
 
 
 def _varied(entries: Sequence[Entry]) -> list[str]:

@@ -6,7 +6,7 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -109,6 +109,11 @@ def find_runs(root: Path) -> list[Path]:
     return [path for path in found if not path.name.startswith(".")]
 
 
+def newest(runs: Iterable[Path]) -> Path | None:
+    """The run that was started last; None of none."""
+    return max(runs, key=lambda run: (run / CONFIG).stat().st_mtime_ns, default=None)
+
+
 def find_run(resume: str, outputs: str) -> Path:
     """The run folder that `resume` names: itself, one of its checkpoints, or `latest`.
 
@@ -116,10 +121,10 @@ def find_run(resume: str, outputs: str) -> Path:
         UserError: There is no such run.
     """
     if resume == "latest":
-        found = find_runs(Path(outputs))
-        if not found:
+        latest = newest(find_runs(Path(outputs)))
+        if latest is None:
             raise UserError(f"resume=latest: no run under {outputs}/")
-        return max(found, key=lambda path: (path / CONFIG).stat().st_mtime_ns)
+        return latest
     folder = Path(resume).expanduser()
     folder = folder.parent if folder.is_file() else folder
     if not (folder / CONFIG).is_file():
@@ -133,12 +138,12 @@ def find_checkpoint(outputs: str | Path = "outputs") -> Path:
     Raises:
         UserError: There is none.
     """
-    newest = find_newest(outputs, "best.pt")
-    if newest is None:
+    best = find_newest(outputs, "best.pt")
+    if best is None:
         raise UserError(
             f"no run under {outputs}/ has a best.pt: train one with `python -m app.train`"
         )
-    return newest
+    return best
 
 
 def find_newest(outputs: str | Path, name: str) -> Path | None:
@@ -158,17 +163,16 @@ def find_newest(outputs: str | Path, name: str) -> Path | None:
         raise UserError(f"outputs={outputs}: {error.strerror}") from error
     if not times:
         return None
-    newest = max(times, key=lambda path: times[path])
-    without = [run for run, start in starts.items() if start > times[newest]]
-    without = [run for run in without if not (run / name).is_file()]
-    state = state_of(newest.parent) if newest.parent in starts else "finished"
-    told = f"using {newest} ({state})"
+    file = max(times, key=lambda path: times[path])
+    state = state_of(file.parent) if file.parent in starts else "finished"
+    told = f"using {file} ({state})"
+    newer = [run for run, start in starts.items() if start > times[file]]
+    without = newest(run for run in newer if not (run / name).is_file())
     if without:
-        newer = max(without, key=lambda run: starts[run])
-        told += f": {newer} ({state_of(newer)}) has no {name}"
+        told += f": {without} ({state_of(without)}) has no {name}"
     if without or state != "finished":
         print(told, file=sys.stderr)
-    return newest
+    return file
 
 
 def state_of(folder: Path) -> str:
@@ -186,9 +190,8 @@ def state_of(folder: Path) -> str:
 
 def find_launched(launch: str, outputs: str) -> Path | None:
     """The run folder that an earlier start of the same launch has made, if it came so far."""
-    marks = [path / LAUNCH for path in find_runs(Path(outputs)) if (path / LAUNCH).is_file()]
-    marks = [path for path in marks if path.read_text() == launch]
-    return max(marks, key=lambda path: path.stat().st_mtime_ns).parents[1] if marks else None
+    launched = [run for run in find_runs(Path(outputs)) if (run / LAUNCH).is_file()]
+    return newest(run for run in launched if (run / LAUNCH).read_text() == launch)
 
 
 def load_config(folder: Path, asked: TrainConfig) -> TrainConfig:

@@ -1,6 +1,8 @@
 import csv
 import io
 import json
+import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -37,7 +39,6 @@ def sweep(tmp_path):
             summary = {"status": "failed", "error": "the loss is nan at step 3"}
         if number != 11:
             (folder / "summary.json").write_text(json.dumps(summary))
-    (root / "multirun.yaml").touch()
     hidden = root / ".12.tmp" / CONFIG.parent  # of a run that was killed as it made its folder
     hidden.mkdir(parents=True)
     (hidden / "config.yaml").touch()
@@ -106,6 +107,19 @@ def test_the_report(sweep, capsys, folder):
 def test_one_run_is_a_report_too(sweep, capsys):
     report(str(sweep / "0"))
     assert "99.00 %" in capsys.readouterr().out
+    alone = sweep.parent / "12-00-01-abcd"
+    shutil.copytree(sweep / "0", alone)
+    os.utime(alone / CONFIG, (2e9, 2e9))
+    report("latest", str(sweep.parents[1]))
+    assert f"{alone}: 1 run\n" in capsys.readouterr().out
+
+
+def test_a_sweep_whose_runs_have_names(sweep, capsys):
+    (sweep / "9").rename(sweep / "last")
+    os.utime(sweep / "last" / CONFIG, (2e9, 2e9))
+    (sweep / "multirun.yaml").touch()
+    report("latest", str(sweep.parents[1]))
+    assert f"{sweep}: 12 runs\n" in capsys.readouterr().out
 
 
 def test_nothing_to_report(tmp_path):
