@@ -135,21 +135,25 @@ __global__ void __launch_bounds__(kStripThreads, March<Axis>::kBlocks)
   }
 }
 
-// The channels and columns that a thread of strip_weight_kernel has registers for.
-template <typename Axis>
-struct WeightMarch : March<Axis> {
+// The channels and columns that a thread of strip_weight_kernel has registers for. kNarrow: for
+// images a few strips wide, whose marches are too short to be worth many channels a thread.
+template <typename StripAxis, bool kNarrow>
+struct WeightMarch : March<StripAxis> {
+  using Axis = StripAxis;
   using Base = March<Axis>;
   static_assert(Base::kStepOut == 1, "weights have no transposed march");
-  static constexpr int kChannels = Base::kTaps == 3 ? 4 : (Base::kTaps == 5 ? 2 : 1);
+  static constexpr int kChannels =
+      Base::kTaps == 3 ? (kNarrow ? 2 : 4) : (Base::kTaps == 5 ? 2 : 1);
   static constexpr int kCols = Base::kTaps == 5 ? 4 : Base::kCols;
   static constexpr int kInCols = Axis::inputs(kCols);
   static constexpr bool kRing = Axis::step(1) == 1;
-  static constexpr int kBlocks = 3;
+  static constexpr bool kLight = Base::kTaps == 3 && Base::kPending <= 3;  // in registers
+  static constexpr int kBlocks = kLight ? (kNarrow ? 6 : 4) : 3;
 };
+constexpr int kNarrowImage = 14;  // pixels
 
-template <typename Axis, bool kVector, typename T>
+template <typename M, bool kVector, typename T>
 struct WeightReaders {
-  using M = WeightMarch<Axis>;
   static constexpr bool kRing = !kVector || (M::kRing && M::kChannels * sizeof(T) >= 4);
   using In = RowReader<M::kChannels, kVector, kRing, kRingRows * M::kStepIn, M::kInCols, T>;
   using Grad = RowReader<M::kChannels, kVector, kRing, kRingRows, M::kCols, T>;
@@ -158,15 +162,15 @@ struct WeightReaders {
 
 // A block goes through one segment of blockDim.z images; the last kPending rows of grad_output wait
 // in registers for the inputs that they meet.
-template <typename Axis, bool kVector, typename T>
-__global__ void __launch_bounds__(kStripThreads, WeightMarch<Axis>::kBlocks)
+template <typename M, bool kVector, typename T>
+__global__ void __launch_bounds__(kStripThreads, M::kBlocks)
     strip_weight_kernel(StripLaunch launch, const T* __restrict__ x, const T* __restrict__ grad,
                         float* __restrict__ partial) {
-  using M = WeightMarch<Axis>;
+  using Axis = typename M::Axis;
   constexpr int V = M::kChannels, kCols = M::kCols, kTaps = M::kTaps, kPending = M::kPending;
   constexpr int kSums = kTaps * kTaps + 1;
   using Place = StripPlace<V, kVector, T>;
-  using Readers = WeightReaders<Axis, kVector, T>;
+  using Readers = WeightReaders<M, kVector, T>;
   extern __shared__ __align__(16) unsigned char memory[];
   const Place at(launch);
   float sum[kSums][V] = {};
@@ -298,24 +302,41 @@ bool convolve_strips(const Convolution<T>& c) {
   });
 }
 
+namespace {
+
+template <typename M, typename T>
+StripPlan plan_weights(const WeightGradient<T>& c) {
+  const DepthwiseGeometry& g = c.g;
+  return plan_strips<typename M::Axis, M, T>(g.n, g.c, g.h, g.w, g.out_h, g.out_w, g.padding_h,
+                                             g.padding_w, {c.x, c.grad});
+}
+
+template <typename M, bool kVector, typename T>
+void launch_weights(const WeightGradient<T>& c, const StripPlan& plan) {
+  Tensor partial = empty_partials(c, plan.grid.x);
+  const size_t sums = sizeof(float) * (M::kTaps * M::kTaps + 1) * plan.block.x * M::kChannels;
+  launch_kernel(strip_weight_kernel<M, kVector, T>, plan.grid, plan.block,
+                std::max(WeightReaders<M, kVector, T>::kBytes, sums), c.stream, plan.launch, c.x,
+                c.grad, partial.mutable_data_ptr<float>());
+  add_partials(c, partial);
+}
+
+}  // namespace
+
 template <typename T>
 bool sum_weights_strips(const WeightGradient<T>& c) {
-  const DepthwiseGeometry& g = c.g;
-  return dispatch_direct(g, [&](auto axis) {
-    using Axis = decltype(axis);
-    using M = WeightMarch<Axis>;
-    constexpr int kTaps = Axis::kTaps * Axis::kTaps;
-    const auto plan = plan_strips<Axis, M, T>(g.n, g.c, g.h, g.w, g.out_h, g.out_w, g.padding_h,
-                                              g.padding_w, {c.x, c.grad});
-    const int64_t splits = plan.grid.x;
-    Tensor partial = empty_partials(c, splits);
-    const size_t sums = sizeof(float) * (kTaps + 1) * plan.block.x * M::kChannels;
-    plan.dispatch([&](auto vector) {
-      launch_kernel(strip_weight_kernel<Axis, vector.value, T>, plan.grid, plan.block,
-                    std::max(WeightReaders<Axis, vector.value, T>::kBytes, sums), c.stream,
-                    plan.launch, c.x, c.grad, partial.mutable_data_ptr<float>());
-    });
-    add_partials(c, partial);
+  return dispatch_direct(c.g, [&](auto axis) {
+    using M = WeightMarch<decltype(axis), false>;
+    if constexpr (M::kLight) {
+      using Narrow = WeightMarch<decltype(axis), true>;
+      const auto plan = plan_weights<Narrow>(c);
+      if (c.g.out_w <= kNarrowImage && plan.aligned) {
+        launch_weights<Narrow, true>(c, plan);
+        return true;
+      }
+    }
+    const auto plan = plan_weights<M>(c);
+    plan.dispatch([&](auto vector) { launch_weights<M, vector.value>(c, plan); });
     return true;
   });
 }
