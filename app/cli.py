@@ -4,14 +4,15 @@ Nothing here imports torch; the entry points import the heavy modules when they 
 """
 
 import copyreg
-import dataclasses
 import functools
 import gc
 import os
 import re
 import signal
 import sys
+import time
 import traceback
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
@@ -19,27 +20,14 @@ from typing import Any, NoReturn, TypeVar
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import (
-    ConfigAttributeError,
-    ConfigKeyError,
-    InterpolationResolutionError,
-    OmegaConfBaseException,
-)
 
-from app.config import (
-    ModelConfig,
-    TrainConfig,
-    allowed,
-    choices_of,
-    from_mapping,
-    shown,
-    unknown_key,
-)
+from app.config import ModelConfig, TrainConfig, allowed, choices_of, from_mapping
 from app.errors import RunError, UserError
-from app.runs import key_of, note_failure, run_name, typed_keys, typed_overrides
+from app.explain import explain
+from app.runs import key_of, typed_keys, typed_overrides
+from app.sweep import Sweep
 
 __all__ = ["RunError", "UserError", "hydra_main"]
 
@@ -54,6 +42,8 @@ PATHS = (
 )  # keys whose values are taken as typed
 UNUSUAL = re.compile(r"[^\w\s/.$%*@?|:+-]", re.ASCII)
 PLACES = ("hydra.run.dir", "hydra.output_subdir", "hydra.job.chdir")  # that Hydra would use
+FOREIGN = ("--config-name", "-cn", "--config-path", "-cp")  # options that choose another conf/
+PATIENCE = 10  # seconds
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 
 
@@ -73,6 +63,7 @@ def hydra_main(
 
     def decorate(task: Callable[[T], Any]) -> Callable[[], None]:
         full_error = os.environ.get("HYDRA_FULL_ERROR") == "1"
+        sweep = Sweep()
 
         @functools.wraps(task)
         def job(cfg: DictConfig) -> Any:
@@ -82,12 +73,16 @@ def hydra_main(
                 built = from_mapping(schema, OmegaConf.to_container(cfg, resolve=True))  # type: ignore[arg-type]
                 if isinstance(built, TrainConfig):
                     _refuse_others_settings(built)
-                return task(built)
+                result = task(built)
+                sweep.ended.append(None)
+                return result
             except Exception as error:
-                if HydraConfig.get().mode == RunMode.MULTIRUN:
-                    note_failure(cfg, str(_explain(error, schema)))
-                    raise  # Hydra goes on with the sweep
-                _fail(_explain(error, schema), full_error)
+                explained = explain(error, schema)
+                if HydraConfig.get().mode == RunMode.RUN:
+                    _fail(explained, full_error)
+                _show_traceback(explained, full_error)
+                sweep.fail(cfg, explained)
+                return None  # of a failed trial, for Optuna; the others go on
 
         @functools.wraps(task)
         def main() -> None:
@@ -95,7 +90,7 @@ def hydra_main(
             # Hydra copies its sources for every group, but the store is one for all.
             copyreg.pickle(ConfigStore, lambda _: (ConfigStore.instance, ()))
             ConfigStore.instance().store(name=f"{config_name}_schema", node=schema)
-            OmegaConf.register_new_resolver("run_name", run_name, use_cache=True, replace=True)
+            OmegaConf.register_new_resolver("sweep_folder", sweep.folder, replace=True)
             signal.signal(signal.SIGTERM, signal.default_int_handler)
             # torch's threads spin while they wait; on a busy machine, endlessly for one another
             os.environ.setdefault("GOMP_SPINCOUNT", "20000")
@@ -103,13 +98,13 @@ def hydra_main(
                 sys.argv[1:] = map(quote_path, sys.argv[1:])
             try:
                 _refuse_arguments(sys.argv[1:], schema)
-                with _hydra_raises():
+                with _hydra_raises(), sweep:
                     hydra.main("pkg://conf", config_name, version_base="1.3")(job)()
             except KeyboardInterrupt:
                 print("interrupted", file=sys.stderr)
                 sys.exit(INTERRUPTED)
             except Exception as error:
-                _fail(_explain(error, schema), full_error)
+                _fail(explain(error, schema), full_error)
             finally:
                 gc.enable()
 
@@ -122,6 +117,10 @@ def _refuse_arguments(arguments: list[str], schema: type) -> None:
     """Raise a UserError for what Hydra knows and the commands do not, before it makes folders."""
     for argument in arguments:
         key = key_of(argument)
+        if "=" in argument and not key:
+            raise UserError(f"{argument}: not of the form key=value")
+        if key in FOREIGN:
+            raise UserError(f"{argument}: a command has its own configuration, add to it by keys")
         if argument.startswith("~"):
             raise UserError(f"{argument}: a key cannot be taken out, leave it out for its default")
         if key in PLACES:
@@ -164,12 +163,18 @@ def quote_path(argument: str) -> str:
 
 @contextmanager
 def _hydra_raises() -> Iterator[None]:
-    """Let Hydra raise its exceptions, where it would print several lines and exit with 1."""
-    before = os.environ.get("HYDRA_FULL_ERROR")
+    """Let Hydra raise its exceptions, where it would print several lines and exit with 1 or 2."""
+
+    def refuse(self: ArgumentParser, message: str) -> NoReturn:
+        raise UserError(f"{message} (--help shows what there is)")
+
+    before, error = os.environ.get("HYDRA_FULL_ERROR"), ArgumentParser.error
     os.environ["HYDRA_FULL_ERROR"] = "1"
+    ArgumentParser.error = refuse  # type: ignore[method-assign]
     try:
         yield
     finally:
+        ArgumentParser.error = error  # type: ignore[method-assign]
         if before is None:
             del os.environ["HYDRA_FULL_ERROR"]
         else:
@@ -177,75 +182,18 @@ def _hydra_raises() -> Iterator[None]:
 
 
 def _fail(error: Exception, full_error: bool) -> NoReturn:
-    known = isinstance(error, UserError | RunError)
-    if full_error or not known:
-        traceback.print_exception(error)
-    if known:
+    if isinstance(error, UserError) and int(os.environ.get("LOCAL_RANK", 0)) > 0:
+        # all of torchrun's processes find it: the first says so, and torchrun ends the others
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(PATIENCE)
+    _show_traceback(error, full_error)
+    if isinstance(error, UserError | RunError):
         print(f"error: {error}", file=sys.stderr)
-    sys.exit(error.exit_code if isinstance(error, UserError | RunError) else 1)
+        sys.exit(error.exit_code)
+    sys.exit(1)
 
 
-def _explain(error: Exception, schema: type) -> Exception:
-    """Turn what Hydra and OmegaConf raise into a UserError; any other error comes back as it is."""
-    cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
-        group, _, option = error.missing_cfg_file.rpartition("/")
-        line = f"{group}={option}: choose from {', '.join(sorted(error.options))}"
-        if group in ("hydra/sweeper", "hydra/launcher"):
-            line += f", or pip install hydra-{option}-{group.rpartition('/')[2]}"
-    elif isinstance(error, OverrideParseException):
-        line = f"{error.override}: not of the form key=value ({_one_line(error, skip='See ')})"
-    elif isinstance(cause, ConfigKeyError | ConfigAttributeError) and cause.full_key:
-        return _chain(_unknown(error, cause, schema), error)
-    elif isinstance(cause, InterpolationResolutionError):
-        line = _one_line(cause)
-    elif isinstance(cause, OmegaConfBaseException) and cause.full_key:
-        line = f"{_override(error, cause)}: {_allowed(schema, cause)}"
-    elif isinstance(error, HydraException | OmegaConfBaseException | MissingConfigException):
-        line = _one_line(error)
-    elif isinstance(error, ValueError) and str(error).startswith("Config group override"):
-        groups = [arg for arg in sys.argv[1:] if arg.endswith("=null") and "." not in arg]
-        line = f"{' '.join(groups)}: a group cannot be null, leave it out for its default"
-    elif isinstance(error, OSError) and error.filename and error.strerror:
-        return _chain(RunError(f"{error.filename}: {error.strerror}"), error)
-    else:
-        return error
-    return _chain(UserError(line), error)
-
-
-def _chain(explained: Exception, error: Exception) -> Exception:
-    explained.__cause__ = error
-    return explained
-
-
-def _unknown(error: Exception, cause: OmegaConfBaseException, schema: type) -> UserError:
-    key, _, value = _override(error, cause).lstrip("+~").partition("=")
-    parent = cause.object_type
-    if isinstance(parent, type) and dataclasses.is_dataclass(parent):
-        return unknown_key(key, value, parent)
-    return UserError(f"{key}={value}: unknown key")
-
-
-def _allowed(schema: type, cause: OmegaConfBaseException) -> str:
-    try:
-        return allowed(schema, str(cause.full_key))
-    except KeyError:  # one of Hydra's own keys
-        return _one_line(cause)
-
-
-def _override(error: Exception, cause: OmegaConfBaseException) -> str:
-    """The `key=value` that was typed; Hydra has it only in its message."""
-    text = str(error)
-    for opening, closing in (
-        ("Error merging override ", "\n"),
-        ("To append to your config use +", "\n"),
-    ):
-        _, found, rest = text.partition(opening)
-        if found:
-            return rest.partition(closing)[0]
-    return f"{cause.full_key}={shown(cause.value)}"
-
-
-def _one_line(error: Exception, skip: str = "\n") -> str:
-    lines = [line.strip() for line in str(error).splitlines()]
-    return "; ".join(line for line in lines if line and not line.startswith(skip))
+def _show_traceback(error: Exception, full_error: bool) -> None:
+    """Show the traceback of a mistake in the program, and of others on request."""
+    if full_error or not isinstance(error, UserError | RunError):
+        traceback.print_exception(error)

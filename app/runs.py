@@ -14,11 +14,10 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from app.config import TrainConfig, choices_of, from_mapping, shown
-from app.errors import RunError, UserError
-from app.files import write_atomically
+from app.errors import UserError
 
 CONFIG = Path(".hydra", "config.yaml")  # what makes a folder that of a run
 SUMMARY = "summary.json"
@@ -86,21 +85,6 @@ def create_run_folder(cfg: TrainConfig, launch: str = "") -> Path:
         shutil.rmtree(hidden, ignore_errors=True)
         raise UserError(f"outputs={cfg.outputs}: cannot be written: {error.strerror}") from error
     return folder
-
-
-def note_failure(cfg: DictConfig, reason: str) -> None:
-    """Leave in the folder of a run of a sweep what it was, and why it failed, for the report."""
-    folder = Path(HydraConfig.get().runtime.output_dir)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / CONFIG).is_file():
-            (folder / CONFIG.parent).mkdir(exist_ok=True)
-            OmegaConf.save(cfg, folder / CONFIG, resolve=True)
-        if not (folder / SUMMARY).is_file():
-            failure = {"status": "failed", "error": " ".join(reason.split())}
-            write_atomically(folder / SUMMARY, json.dumps(failure, indent=2).encode())
-    except (OSError, RunError):
-        return  # where the disk is full there is no place to say so; Hydra says it at the end
 
 
 def find_runs(root: Path) -> list[Path]:

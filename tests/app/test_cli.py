@@ -1,9 +1,12 @@
 import os
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
 from app.cli import hydra_main
+from app.comparison import find_entries
 from app.config import PredictConfig, TrainConfig
 from app.errors import RunError, UserError
 
@@ -88,14 +91,18 @@ def test_paths_are_taken_as_they_are_typed(main, path):
         ("device=tpu", "device=tpu: choose from auto, cpu, cuda, cuda:N"),
         ("trainer.epochs", "trainer.epochs: not of the form key=value ("),
         ("model.act=[a", "model.act=[a: not of the form key=value ("),
-        ("data.root=${nowhere}", "Interpolation key 'nowhere' not found; full_key: data.root"),
-        ("seed=1,2", "Ambiguous value for argument 'seed=1,2'"),
+        ("data.root=${nowhere}", "data.root: Interpolation key 'nowhere' not found\n"),
+        ("seed=1,2", "seed=1,2: several values need -m\n"),
+        ("=1", "=1: not of the form key=value\n"),
+        ("model=null", "model=null: not the name of an option, leave it out for the default"),
+        ("--foo", "unrecognized arguments: --foo (--help"),
+        ("--multirun=3", "argument --multirun/-m: ignored explicit argument '3'"),
         ("hydra.foo=1", "hydra.foo=1: unknown key, choose from callbacks, "),
         ("hydra.mode=foo", "hydra.mode=foo: Invalid value 'foo', expected one of [RUN, MULTIRUN]"),
         ("hydra/sweeper=optuna", "hydra/sweeper=optuna: choose from basic, or pip install"),
         ("hydra.run.dir=x", "hydra.run.dir=x: a run makes its own folder, choose outputs=..."),
         ("hydra.output_subdir=x", "hydra.output_subdir=x: a run makes its own folder"),
-        ("--config-name=foo", "Cannot find primary config 'foo'."),
+        ("--config-name=predict", "--config-name=predict: a command has its own configuration"),
         ("--config-dir=/nowhere", "Additional config directory '/nowhere' not found"),
     ],
 )
@@ -121,6 +128,38 @@ def test_settings_of_another_network_are_refused(main, capsys, overrides, line):
     assert main("model=lltm", *overrides) == 2
     assert capsys.readouterr().err.startswith(f"error: {line}")
     assert main("model=lltm") == 0
+
+
+def test_a_sweep_says_which_runs_have_failed(main, tmp_path, capsys):
+    def task(cfg):
+        if cfg.seed < 3:
+            raise UserError(f"seed={cfg.seed}: no\n  way")
+
+    assert main("-m", "seed=1,2,3", task=task) == 2
+    (folder,) = Path("outputs").glob("*/*")
+    assert capsys.readouterr().err.splitlines() == [
+        f"failed: {folder}/0: seed=1: no way",
+        f"failed: {folder}/1: seed=2: no way",
+        "error: 2 of 3 runs failed",
+    ]
+    report = [(entry.status, entry.summary.get("error")) for entry in find_entries(folder)]
+    assert report == [("failed", "seed=1: no way"), ("failed", "seed=2: no way")]
+
+
+def test_a_sweep_that_cannot_be_leaves_nothing(main, tmp_path, capsys):
+    assert main("-m", "model=lenet,alexnet") == 2
+    assert capsys.readouterr().err.startswith("error: model=alexnet: choose from lenet, lenet_dep")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_of_several_processes_the_first_says_it(main, capsys, monkeypatch):
+    def sleep(seconds):
+        assert capsys.readouterr().err == ""  # before torchrun ends it
+
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(time, "sleep", sleep)
+    assert main("--foo") == 2
+    assert capsys.readouterr().err.count("\n") == 1  # the first has not
 
 
 @pytest.mark.parametrize("argument", ["-m", "--multirun", "hydra.mode=MULTIRUN"])

@@ -123,8 +123,12 @@ def test_a_sweep_has_a_folder_for_each_run_and_outlives_a_failed_one(tmp_path):
     sweep = ("-m", "data.val_size=50", "trainer.epochs=1", "seed=1,2", "device=cpu,cuda:99")
     code, _, errors = run(*sweep, folder=tmp_path)
     assert code == 2
-    assert errors.splitlines()[-1].startswith("error: device=cuda:99: not on this machine")
     (folder,) = tmp_path.glob("outputs/*/*")
+    failed = [line for line in errors.splitlines() if "WARNING" not in line]
+    named = folder.relative_to(tmp_path)
+    assert failed[0].startswith(f"failed: {named}/1: device=cuda:99: not on this machine")
+    assert failed[1].startswith(f"failed: {named}/3: device=cuda:99: not on this machine")
+    assert failed[2:] == ["error: 2 of 4 runs failed"]
     seeds = {
         path.parent.name: json.loads(path.read_text()).get("seed")
         for path in folder.glob("*/summary.json")

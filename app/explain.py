@@ -1,0 +1,113 @@
+"""Wrong usage in one line: what Hydra and OmegaConf raise, as the UserError it stands for."""
+
+import dataclasses
+import re
+import sys
+
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    InterpolationResolutionError,
+    OmegaConfBaseException,
+)
+
+from app.config import allowed, shown, unknown_key
+from app.errors import RunError, UserError
+
+SEVERAL = re.compile(r"Ambiguous value for argument '(.*?)'\n", re.DOTALL)
+NAMELESS = re.compile(r"\+*(model|data|optim|recipe|hydra/\w+)=(null|true|false|[\d.]*)")
+NAMELESS = re.compile(r"\+*(model|data|optim|recipe|hydra/\w+)=(null|true|false|[\d.]*)")
+
+
+def explain(error: Exception, schema: type) -> Exception:
+    """The UserError or RunError that an exception stands for; another comes back as it is.
+
+    Args:
+        error: Whatever composing a configuration, or a command with it, has raised.
+        schema: The dataclass that the configuration must satisfy.
+    """
+    if isinstance(error, UserError | RunError):
+        return error
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return _chain(RunError(f"{error.filename}: {error.strerror}"), error)
+    line = _line(error, schema)
+    return _chain(UserError(line), error) if line else error
+
+
+def _chain(explained: Exception, error: Exception) -> Exception:
+    explained.__cause__ = error
+    return explained
+
+
+def _line(error: Exception, schema: type) -> str | None:
+    """What is wrong with the usage, in a line; None: it is not the usage that is wrong."""
+    if isinstance(error, OverrideParseException):
+        return f"{error.override}: not of the form key=value ({_one_line(error, skip='See ')})"
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
+        return _no_such_option(error)
+    if several := SEVERAL.match(str(error)):
+        return f"{several[1]}: several values need -m"
+    cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
+    if isinstance(cause, InterpolationResolutionError):
+        return f"{cause.full_key}: {str(cause).splitlines()[0]}"
+    if isinstance(cause, OmegaConfBaseException) and cause.full_key:
+        return _wrong_setting(error, cause, schema)
+    if isinstance(error, HydraException | OmegaConfBaseException | MissingConfigException):
+        return _one_line(error)
+    return _of_value_error(str(error)) if isinstance(error, ValueError) else None
+
+
+def _of_value_error(text: str) -> str | None:
+    """What Hydra has no exception of its own for."""
+    if text.startswith("Config group override"):  # it does not say which
+        typed = (argument for argument in sys.argv[1:] if NAMELESS.fullmatch(argument))
+        return f"{' '.join(typed)}: not the name of an option, leave it out for the default"
+    if text.startswith(("Only one of --run", "The --resolve flag")):
+        return text
+    return None
+
+
+def _no_such_option(error: MissingConfigException) -> str:
+    assert error.missing_cfg_file and error.options
+    group, _, option = error.missing_cfg_file.rpartition("/")
+    line = f"{group}={option}: choose from {', '.join(sorted(error.options))}"
+    if group in ("hydra/sweeper", "hydra/launcher"):
+        line += f", or pip install hydra-{option}-{group.rpartition('/')[2]}"
+    return line
+
+
+def _wrong_setting(error: Exception, cause: OmegaConfBaseException, schema: type) -> str:
+    override = _override(error, cause)
+    if not isinstance(cause, ConfigKeyError | ConfigAttributeError):
+        return f"{override}: {_allowed(schema, cause)}"
+    key, _, value = override.lstrip("+~").partition("=")
+    parent = cause.object_type
+    if isinstance(parent, type) and dataclasses.is_dataclass(parent):
+        return str(unknown_key(key, value, parent))
+    return f"{key}={value}: unknown key"
+
+
+def _allowed(schema: type, cause: OmegaConfBaseException) -> str:
+    try:
+        return allowed(schema, str(cause.full_key))
+    except KeyError:  # one of Hydra's own keys
+        return _one_line(cause)
+
+
+def _override(error: Exception, cause: OmegaConfBaseException) -> str:
+    """The `key=value` that was typed; Hydra has it only in its message."""
+    text = str(error)
+    for opening, closing in (
+        ("Error merging override ", "\n"),
+        ("To append to your config use +", "\n"),
+    ):
+        _, found, rest = text.partition(opening)
+        if found:
+            return rest.partition(closing)[0]
+    return f"{cause.full_key}={shown(cause.value)}"
+
+
+def _one_line(error: Exception, skip: str = "\n") -> str:
+    lines = [line.strip() for line in str(error).splitlines()]
+    return "; ".join(line for line in lines if line and not line.startswith(skip))
