@@ -23,7 +23,6 @@ struct Device {
   int multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
   size_t shared = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
   size_t block_shared = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-  int64_t cache = attribute(cudaDevAttrL2CacheSize);  // bytes
 
  private:
   static int attribute(cudaDeviceAttr which) {

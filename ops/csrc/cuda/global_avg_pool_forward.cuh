@@ -7,12 +7,8 @@
 namespace ops::cuda {
 
 constexpr int kPoolThreads = 256;
-// Loads of a thread that are in flight, of vectors of V lanes, each with a sum; and how many blocks
-// of a multiprocessor leave registers for them.
-constexpr int kPlaneLoads = 4;
-template <int V>
-constexpr int kColumnLoads = V == 8 ? 4 : 8;
-constexpr int kColumnBlocks = 4;
+constexpr int kPoolLoads = 8;   // of a thread, in flight
+constexpr int kPoolBlocks = 4;  // of a multiprocessor: more leave no registers for the loads
 
 // What is averaged: [outer, length, inner], in parts of `part` along the length. Sums of parts go
 // to `partial` [parts, outer, inner] where there are several.
@@ -23,7 +19,6 @@ struct PoolForward {
   acc_t<T>* partial;
   int64_t outer, length, inner;
   int64_t part;
-  bool fits_cache;
 
   __device__ void store(int64_t output, acc_t<T> sum) const {
     if (partial) {
@@ -34,28 +29,21 @@ struct PoolForward {
   }
 };
 
-// V elements that are read this once, in place of which the cache keeps what others have written.
+// Adds the vectors at x + first, first + step, … below end, lane by lane, kPoolLoads of them at
+// once.
 template <int V, typename T>
-__device__ Vector<T, V> load_once(const T* from) {
-  const auto bits = __ldcs(reinterpret_cast<const typename BitsOf<V * sizeof(T)>::type*>(from));
-  return reinterpret_cast<const Vector<T, V>&>(bits);
-}
-
-// Adds the vectors at first, first + step, … below end, lane by lane, kLoads of them at once.
-template <int kLoads, int V, typename T>
-__device__ void add_vectors(const PoolForward<T>& f, const T* x, int64_t first, int64_t end,
-                            int64_t step, acc_t<T> (&sums)[V]) {
-  for (int64_t i = first; i < end; i += kLoads * step) {
-    Vector<T, V> values[kLoads] = {};
+__device__ void add_vectors(const T* x, int64_t first, int64_t end, int64_t step,
+                            acc_t<T> (&sums)[V]) {
+  for (int64_t i = first; i < end; i += kPoolLoads * step) {
+    Vector<T, V> values[kPoolLoads] = {};
 #pragma unroll
-    for (int k = 0; k < kLoads; ++k) {
+    for (int k = 0; k < kPoolLoads; ++k) {
       if (i + k * step < end) {
-        const T* from = x + i + k * step;
-        values[k] = f.fits_cache ? load_once<V>(from) : load_vector<V>(from);
+        values[k] = *reinterpret_cast<const Vector<T, V>*>(x + i + k * step);
       }
     }
 #pragma unroll
-    for (int k = 0; k < kLoads; ++k) {
+    for (int k = 0; k < kPoolLoads; ++k) {
 #pragma unroll
       for (int v = 0; v < V; ++v) {
         sums[v] += static_cast<acc_t<T>>(values[k].lane[v]);
@@ -66,7 +54,7 @@ __device__ void add_vectors(const PoolForward<T>& f, const T* x, int64_t first, 
 
 // Contiguous images (inner is 1): kGroup threads a plane.
 template <int V, int kGroup, typename T>
-__global__ void __launch_bounds__(kPoolThreads) planes_kernel(PoolForward<T> f) {
+__global__ void __launch_bounds__(kPoolThreads, kPoolBlocks) planes_kernel(PoolForward<T> f) {
   using A = acc_t<T>;
   constexpr int kGroups = kPoolThreads / kGroup;
   const int lane = threadIdx.x % kGroup;
@@ -75,8 +63,7 @@ __global__ void __launch_bounds__(kPoolThreads) planes_kernel(PoolForward<T> f) 
   if (plane < f.outer) {
     const T* x = f.x + plane * f.length;
     const int64_t first = blockIdx.y * f.part;
-    add_vectors<kPlaneLoads>(f, x, first + lane * V, min(first + f.part, f.length), kGroup * V,
-                             sums);
+    add_vectors(x, first + lane * V, min(first + f.part, f.length), kGroup * V, sums);
   }
   A sum = sums[0];
 #pragma unroll
@@ -107,7 +94,7 @@ __global__ void __launch_bounds__(kPoolThreads) planes_kernel(PoolForward<T> f) 
 // Channels-last images: a block takes `columns` vectors of neighbouring channels of an image, and
 // as many of their rows at once as it has threads for.
 template <int V, typename T>
-__global__ void __launch_bounds__(kPoolThreads, kColumnBlocks)
+__global__ void __launch_bounds__(kPoolThreads, kPoolBlocks)
     columns_kernel(PoolForward<T> f, int columns, int blocks) {
   using A = acc_t<T>;
   const int rows = kPoolThreads / columns;
@@ -119,8 +106,8 @@ __global__ void __launch_bounds__(kPoolThreads, kColumnBlocks)
   if (row < rows && channel < f.inner) {
     const T* x = f.x + image * f.length * f.inner + channel;
     const int64_t first = blockIdx.y * f.part;
-    add_vectors<kColumnLoads<V>>(f, x, (first + row) * f.inner,
-                                 min(first + f.part, f.length) * f.inner, rows * f.inner, sums);
+    add_vectors(x, (first + row) * f.inner, min(first + f.part, f.length) * f.inner, rows * f.inner,
+                sums);
   }
   __shared__ A shared[V][kPoolThreads];
 #pragma unroll
@@ -177,17 +164,14 @@ class PoolForwardLaunch {
   PoolForwardLaunch(const Tensor& like, PoolLayout layout, const T* x, T* out)
       : like_(like),
         layout_(layout),
-        f_{x, out, nullptr, layout.outer, layout.length, layout.inner, layout.length} {
-    const int64_t elements = layout.outer * layout.length * layout.inner;
-    f_.fits_cache = elements * static_cast<int64_t>(sizeof(T)) <= 2 * device_.cache;
-  }
+        f_{x, out, nullptr, layout.outer, layout.length, layout.inner, layout.length} {}
 
   void operator()() { layout_.inner == 1 ? planes() : columns(); }
 
  private:
   const Tensor& like_;
   const PoolLayout layout_;
-  const Device device_;
+  const int64_t multiprocessors_ = Device().multiprocessors;
   PoolForward<T> f_;
 
   void planes() {
@@ -197,9 +181,9 @@ class PoolForwardLaunch {
       const auto launch = [&](auto group) {
         constexpr int kGroup = decltype(group)::value;
         run(planes_kernel<V, kGroup, T>, ceil_div(f_.outer, kPoolThreads / kGroup),
-            kPoolThreads * kPlaneLoads * V);
+            kPoolThreads * kPoolLoads * V);
       };
-      if (vectors >= 2 * kPoolThreads) {
+      if (vectors >= 4 * kPoolThreads) {
         launch(Width<kPoolThreads>{});
       } else if (vectors >= 64) {
         launch(Width<32>{});
@@ -213,12 +197,12 @@ class PoolForwardLaunch {
     dispatch_width<T>({f_.x}, {f_.inner}, [&](auto v) {
       const int64_t vectors = f_.inner / v.value;
       int columns = static_cast<int>(std::min<int64_t>(vectors, 32));
-      while (columns > 2 && f_.outer * ceil_div(vectors, columns) < device_.multiprocessors) {
+      while (columns > 4 && f_.outer * ceil_div(vectors, columns) < 2 * multiprocessors_) {
         columns = (columns + 1) / 2;
       }
       const int64_t blocks = ceil_div(vectors, columns);
-      run(columns_kernel<v.value, T>, f_.outer * blocks,
-          kPoolThreads / columns * kColumnLoads<v.value>, columns, static_cast<int>(blocks));
+      run(columns_kernel<v.value, T>, f_.outer * blocks, kPoolThreads / columns * kPoolLoads,
+          columns, static_cast<int>(blocks));
     });
   }
 
@@ -226,9 +210,8 @@ class PoolForwardLaunch {
   template <typename Kernel, typename... Args>
   void run(Kernel kernel, int64_t blocks, int64_t least, Args... args) {
     int64_t parts = 1;
-    if (blocks < device_.multiprocessors && f_.length >= 2 * least) {
-      const int64_t wanted =
-          std::min(ceil_div(2 * device_.multiprocessors, blocks), f_.length / least);
+    if (blocks < multiprocessors_ && f_.length >= 2 * least) {
+      const int64_t wanted = std::min(ceil_div(2 * multiprocessors_, blocks), f_.length / least);
       f_.part = ceil_div(f_.length, wanted * least) * least;
       parts = ceil_div(f_.length, f_.part);
     }
