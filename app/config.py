@@ -32,11 +32,13 @@ def _key(default: Any, *rule: Any) -> Any:
 
 def _choice(default: Any, *choices: Any) -> Any:
     words = ", ".join("null" if choice is None else str(choice).lower() for choice in choices)
-    return _key(default, f"choose from {words}", lambda value: value in choices)
+    kinds = {type(choice) for choice in choices}  # or 1 would do for True
+    return _key(default, f"choose from {words}", lambda v: type(v) in kinds and v in choices)
 
 
-def _integer(default: int, least: int) -> Any:
-    return _key(default, f"must be an integer, at least {least}", lambda value: value >= least)
+def _integer(default: int | None, least: int) -> Any:
+    key = _optional if default is None else _key
+    return key(default, f"must be an integer, at least {least}", lambda value: value >= least)
 
 
 def _seed() -> Any:
@@ -135,12 +137,10 @@ class TrainerConfig:
     make its network's kernels first; False does neither.
     """
 
-    epochs: int | None = _optional(None, "must be an integer, at least 1", lambda value: value >= 1)
+    epochs: int | None = _integer(None, least=1)
     batch_size: int = _integer(128, least=1)
     log_every: int = _integer(50, least=1)
-    checkpoint_steps: int | None = _optional(
-        None, "must be an integer, at least 1", lambda value: value >= 1
-    )
+    checkpoint_steps: int | None = _integer(None, least=1)
     checkpoint_seconds: float | None = _optional(
         30.0, "must be a number above 0", lambda value: value > 0 and math.isfinite(value)
     )
