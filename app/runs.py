@@ -6,8 +6,9 @@ import os
 import secrets
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ SUMMARY = "summary.json"
 RESULTS = ("test_accuracy", "val_accuracy", "parameters", "training_seconds", "images_per_second")
 OVERRIDES = Path(".hydra", "overrides.yaml")
 LAUNCH = Path(".hydra", "launch")  # which torchrun made it
+STALE = 600  # seconds
 FREE = ("resume", "data.root", "device", "outputs")  # may differ in one and the same run
 
 
@@ -69,18 +71,20 @@ def create_run_folder(cfg: TrainConfig, launch: str = "") -> Path:
         folder, sweeping = Path(HydraConfig.get().runtime.output_dir), True
     hidden = folder.with_name(f".{folder.name}.tmp")
     try:
+        remove_half_made(Path(cfg.outputs))
         (hidden / CONFIG.parent).mkdir(parents=True)
-        OmegaConf.save(OmegaConf.structured(cfg), hidden / CONFIG)
-        OmegaConf.save(OmegaConf.create(typed_overrides()), hidden / OVERRIDES)
-        if launch:
-            (hidden / LAUNCH).write_text(launch)
-        if sweeping and folder.is_dir():
-            (hidden / CONFIG.parent).rename(folder / CONFIG.parent)
-            hidden.rmdir()
-        elif folder.exists():
-            raise FileExistsError(0, "File exists")
-        else:
-            hidden.rename(folder)
+        with locked(hidden):
+            OmegaConf.save(OmegaConf.structured(cfg), hidden / CONFIG)
+            OmegaConf.save(OmegaConf.create(typed_overrides()), hidden / OVERRIDES)
+            if launch:
+                (hidden / LAUNCH).write_text(launch)
+            if sweeping and folder.is_dir():
+                (hidden / CONFIG.parent).rename(folder / CONFIG.parent)
+                hidden.rmdir()
+            elif folder.exists():
+                raise FileExistsError(0, "File exists")
+            else:
+                hidden.rename(folder)
     except OSError as error:
         shutil.rmtree(hidden, ignore_errors=True)
         raise UserError(f"outputs={cfg.outputs}: cannot be written: {error.strerror}") from error
@@ -91,6 +95,15 @@ def find_runs(root: Path) -> list[Path]:
     """The run folders at any depth under `root`, but not those that were killed half-made."""
     found = [path.parents[1] for path in root.rglob(str(CONFIG))]
     return [path for path in found if not path.name.startswith(".")]
+
+
+def remove_half_made(outputs: Path) -> None:
+    """Remove the folders of runs that were killed as they made them, some minutes ago or more."""
+    with suppress(OSError):  # others come and go meanwhile
+        for path in (*outputs.glob("*/.*.tmp"), *outputs.glob("*/*/.*.tmp")):  # these in a sweep
+            if path.is_dir() and time.time() - path.stat().st_mtime > STALE:
+                with suppress(UserError), locked(path):  # not if the process lives
+                    shutil.rmtree(path)
 
 
 def newest(runs: Iterable[Path]) -> Path | None:

@@ -31,6 +31,24 @@ def test_a_name_that_is_taken_is_not_shared(tmp_path, monkeypatch):
         create_run_folder(cfg)
 
 
+def test_folders_that_were_never_finished_are_removed(tmp_path):
+    old, alive, young, swept = (
+        tmp_path / "2026-01-31" / name / ".hydra"
+        for name in (".1.tmp", ".2.tmp", ".3.tmp", "12-00-00-abcd/.4.tmp")
+    )
+    for folder in (old, alive, young, swept):
+        folder.mkdir(parents=True)
+        os.utime(folder.parent, (1e9, 1e9))
+    os.utime(young.parent)
+    file = tmp_path / "2026-01-31" / "12-00-00-abcd" / ".last.pt.tmp"  # of a run, that removes it
+    file.touch()
+    os.utime(file, (1e9, 1e9))
+    with locked(alive.parent):
+        create_run_folder(TrainConfig(outputs=str(tmp_path)))
+    left = {path.name for path in tmp_path.rglob(".*.tmp")}
+    assert left == {".2.tmp", ".3.tmp", ".last.pt.tmp"}
+
+
 def test_the_configuration_is_in_the_folder(tmp_path):
     cfg = TrainConfig(model=ModelConfig(act="gelu"), outputs=str(tmp_path), seed=5)
     saved = OmegaConf.load(create_run_folder(cfg) / ".hydra" / "config.yaml")
