@@ -61,11 +61,12 @@ def save_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
     write_atomically(path, buffer.getbuffer())
 
 
-def load_checkpoint(path: str | Path) -> Checkpoint:
+def load_checkpoint(path: str | Path, key: str = "checkpoint") -> Checkpoint:
     """Read a checkpoint, its tensors on the CPU; nothing in the file is executed.
 
     Args:
         path: The file, or a run folder, which stands for its `best.pt`.
+        key: The setting that names it, for messages.
 
     Raises:
         UserError: The file is missing, damaged, no checkpoint of this program, a newer one's, or
@@ -76,33 +77,31 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
         if path.is_dir():  # a run folder
             path = path / "best.pt"
         if not path.is_file():
-            raise UserError(f"checkpoint={path}: {'not a' if path.exists() else 'no such'} file")
+            raise UserError(f"{key}={path}: {'not a' if path.exists() else 'no such'} file")
     except OSError as error:  # too long a name, say
-        raise UserError(f"checkpoint={path}: {error.strerror}") from error
+        raise UserError(f"{key}={path}: {error.strerror}") from error
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load raises a different type for every way to be damaged
-        raise UserError(f"checkpoint={path}: damaged, or not a checkpoint") from error
+        raise UserError(f"{key}={path}: damaged, or not a checkpoint") from error
     names = [item.name for item in dataclasses.fields(Checkpoint)]
-    if not isinstance(content, dict) or "format" not in content:
-        raise UserError(f"checkpoint={path}: not a checkpoint of this program")
-    if not isinstance(content["format"], int):
-        raise UserError(f"checkpoint={path}: not a checkpoint of this program")
+    if not isinstance(content, dict) or not isinstance(content.get("format"), int):
+        raise UserError(f"{key}={path}: not a checkpoint of this program")
     if content["format"] > FORMAT:
         raise UserError(
-            f"checkpoint={path}: has format {content['format']}, made by a newer version; "
+            f"{key}={path}: has format {content['format']}, made by a newer version; "
             f"this one reads up to format {FORMAT}"
         )
     content.setdefault("training", {})  # files of before runs could be resumed
     missing = [name for name in names if name not in content]
     if missing:
-        raise UserError(f"checkpoint={path}: not a checkpoint of this program (no {missing[0]!r})")
+        raise UserError(f"{key}={path}: not a checkpoint of this program (no {missing[0]!r})")
     checkpoint = Checkpoint(**{name: content[name] for name in names})
     try:
         _check(checkpoint)
     except (UserError, RuntimeError, TypeError, KeyError, AttributeError, ValueError) as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"checkpoint={path}: its contents do not fit: {reason}") from error
+        raise UserError(f"{key}={path}: its contents do not fit: {reason}") from error
     return checkpoint
 
 

@@ -8,3 +8,7 @@ class RunError(Exception):
     """A correct command that could not finish. Commands print one line and exit with 1."""
 
     exit_code = 1
+
+
+class WriteError(RunError):
+    """A file could not be written: no space, no permission."""

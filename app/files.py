@@ -2,14 +2,14 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from app.errors import RunError
+from app.errors import WriteError
 
 
 def write_atomically(path: str | Path, content: bytes | memoryview) -> None:
     """Write a file so that `path` is at every moment the old one or the whole new one.
 
     Raises:
-        RunError: It cannot be written (no space, no permission); the old one is untouched.
+        WriteError: It cannot be written (no space, no permission); the old one is untouched.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.tmp")  # one left by a killed run is overwritten
@@ -23,7 +23,7 @@ def write_atomically(path: str | Path, content: bytes | memoryview) -> None:
     except OSError as error:
         with suppress(OSError):  # a file system that is read-only refuses this, too
             temporary.unlink()
-        raise RunError(f"{path}: cannot be written: {error.strerror}") from error
+        raise WriteError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def _sync_folder(folder: Path) -> None:

@@ -99,7 +99,7 @@ def start(cfg: TrainConfig, world: World | None = None) -> Run:
         folder = _find(cfg, world)
         cfg = load_config(folder, cfg) if folder else cfg
         if folder and (folder / LAST).is_file():
-            saved = load_checkpoint(folder / LAST)
+            saved = load_checkpoint(folder / LAST, "resume")
     cfg, folder, saved = world.broadcast((cfg, folder, saved))
     if cfg.trainer.batch_size % world.size:
         raise UserError(
@@ -212,12 +212,16 @@ def describe_data(run: Run) -> dict[str, Any]:
 
 def not_finite(run: Run, what: str, step: int) -> RunError:
     """The error for a run that has left the numbers, after `step` steps."""
-    last = run.folder / LAST
-    good = f"last good checkpoint: {last}" if last.is_file() else "there is no checkpoint yet"
     return RunError(
         f"{what} at step {step}, where the learning rate was {run.rate(step - 1):.2g}: "
-        f"try a smaller optim.lr ({good})"
+        f"try a smaller optim.lr ({last_good(run)})"
     )
+
+
+def last_good(run: Run) -> str:
+    """What a run that has failed can be resumed from, in words."""
+    last = run.folder / LAST
+    return f"last good checkpoint: {last}" if last.is_file() else "there is no checkpoint yet"
 
 
 def finished(run: Run) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.tensorboard import summary
 from torch.utils.tensorboard._pytorch_graph import graph as trace_graph
 
-from app.errors import RunError
+from app.errors import WriteError
 
 EVENTS, METRICS = "events.out.tfevents.*", "metrics.jsonl"
 
@@ -35,7 +35,7 @@ class Tracker:
             a resumed run goes on as if it had never been stopped. Empty for a new run.
 
     Raises:
-        RunError: The files cannot be written.
+        WriteError: The files cannot be written.
     """
 
     def __init__(self, folder: str | Path, sizes: Mapping[str, int]) -> None:
@@ -59,7 +59,7 @@ class Tracker:
         """Add one point to each of the named curves, and one object to `metrics.jsonl`.
 
         Raises:
-            RunError: It cannot be written; as with all the methods.
+            WriteError: It cannot be written; as with all the methods.
         """
         try:
             self._lines.write(json.dumps({"step": step, **values}) + "\n")
@@ -121,5 +121,5 @@ class Tracker:
         except OSError as error:
             raise self._cannot_be_written(error) from error
 
-    def _cannot_be_written(self, error: OSError) -> RunError:
-        return RunError(f"{self._folder}: cannot be written: {error.strerror}")
+    def _cannot_be_written(self, error: OSError) -> WriteError:
+        return WriteError(f"{self._folder}: cannot be written: {error.strerror}")

@@ -13,12 +13,22 @@ from tqdm import tqdm
 from app.config import TrainConfig
 from app.device import keep_freed_memory, pick_device
 from app.distributed import connect
-from app.errors import RunError
+from app.errors import RunError, WriteError
 from app.evaluation import evaluate
 from app.final import compare, test
 from app.interrupt import deferred_interrupt
 from app.runs import locked, remove_temporaries
-from app.state import BEST, LAST, Run, finished, introduction, not_finite, save, start
+from app.state import (
+    BEST,
+    LAST,
+    Run,
+    finished,
+    introduction,
+    last_good,
+    not_finite,
+    save,
+    start,
+)
 from app.steps import Steps
 from app.summary import format_summary, summarize
 from app.tracking import Tracker
@@ -83,24 +93,26 @@ def lead(run: Run, tracker: Tracker, started: float) -> dict[str, Any]:
 
 @contextmanager
 def explained(run: Run) -> Iterator[None]:
-    """Say in a line what torch's exceptions mean that are no mistakes of the program.
+    """Say in a line what exceptions mean that are no mistakes of the program.
 
     Raises:
-        RunError: There was not enough memory, or another process has ended.
+        RunError: There was not enough memory, no space on the disk, or another process has ended.
     """
     try:
         yield
+    except WriteError as error:
+        raise RunError(f"{error} ({last_good(run)})") from error
     except RuntimeError as error:
         text = str(error)
         if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in text:
             raise RunError(
                 f"out of memory on {run.device} with trainer.batch_size={run.batch_size}: "
-                f"try a smaller one (last good checkpoint: {run.folder / LAST})"
+                f"try a smaller one ({last_good(run)})"
             ) from error
         if run.world.size > 1 and re.search("gloo|nccl", text, re.IGNORECASE):
             raise RunError(
                 f"process {run.world.rank} has lost the others at step {run.step} "
-                f"(last good checkpoint: {run.folder / LAST})"
+                f"({last_good(run)})"
             ) from error
         raise
 

@@ -221,6 +221,19 @@ def test_a_checkpoint_that_does_not_fit_is_refused(cfg, stopped, spoil, message)
     assert (stopped / "metrics.jsonl").read_bytes() == before
 
 
+def test_a_checkpoint_that_is_damaged_is_refused(cfg, stopped):
+    path = stopped / "last.pt"
+    newer = torch.load(path, weights_only=True) | {"format": 99}
+    for content in (b"", path.read_bytes()[:-999], newer):
+        if content is newer:
+            torch.save(newer, path)
+        else:
+            path.write_bytes(content)
+        reason = "has format 99" if content is newer else "damaged"
+        with pytest.raises(UserError, match=rf"^resume=.*last\.pt: {reason}"):
+            train(dataclasses.replace(cfg, resume="latest"))
+
+
 @pytest.mark.parametrize(
     ("resume", "message"),
     [("nowhere", "resume=nowhere: not a run folder"), ("latest", "resume=latest: no run under")],

@@ -226,9 +226,10 @@ def test_a_full_disk_leaves_the_last_checkpoint(cfg, monkeypatch):
         take(steps)
 
     monkeypatch.setattr(training.Steps, "take", filled)
-    with ExitStack() as stack, pytest.raises(RunError, match="cannot be written: File too large"):
+    with ExitStack() as stack, pytest.raises(RunError, match="cannot be written: File") as error:
         train(cfg)
     (last,) = Path(cfg.outputs).rglob("last.pt")
+    assert f"too large (last good checkpoint: {last})" in str(error.value)
     assert load_checkpoint(last).metrics["epoch"] == 1
     monkeypatch.undo()
     assert train(dataclasses.replace(cfg, resume="latest"))["steps"] == 14
