@@ -106,7 +106,7 @@ OPERATOR = Operator(
         Wrong(
             lambda: raw.depthwise_conv2d(X, W, None, [0, 1], *LISTS[1:]),
             RuntimeError,
-            "stride … positive",
+            "stride … at least 1 … 0",
         ),
         Wrong(
             lambda: raw.depthwise_conv2d(X, W[:, :, :0], None, *LISTS),
@@ -116,7 +116,7 @@ OPERATOR = Operator(
         Wrong(
             lambda: raw.depthwise_conv2d(X, W, None, [1, 1], [0, 0], [2**62, 1]),
             RuntimeError,
-            "dilation … at most",
+            "dilation … at most 2147483648 … 4611686018427387904",
         ),
         Wrong(
             lambda: raw.depthwise_conv2d_backward(X, X, W, *LISTS, [True] * 3),
