@@ -26,12 +26,12 @@ def test(run: Run, tracker: Tracker) -> dict[str, Any]:
     save_checkpoint(run.folder / BEST, best)
     step = best.metrics["step"]
     tracker.scalars(step, {"loss/test": loss, "accuracy/test": accuracy})
-    show(run, tracker, step, model, logits)
+    log_pictures(run, tracker, step, model, logits)
     return results
 
 
-def show(run: Run, tracker: Tracker, step: int, model: nn.Module, logits: Tensor) -> None:
-    """Add to TensorBoard what can be seen of a network and its logits for the test images."""
+def log_pictures(run: Run, tracker: Tracker, step: int, model: nn.Module, logits: Tensor) -> None:
+    """Add what can be seen of a network, and of its logits for the test images."""
     data = run.data
     labels, probabilities = data.test.labels.cpu(), logits.softmax(1).cpu()
     confidence, predicted = probabilities.max(1)
@@ -45,8 +45,8 @@ def show(run: Run, tracker: Tracker, step: int, model: nn.Module, logits: Tensor
     tracker.graph(model.cpu(), torch.zeros(1, 1, 28, 28))
 
 
-def compare(run: Run, tracker: Tracker, results: dict[str, Any]) -> None:
-    """Add the run's settings and final numbers, by which a sweep is compared in TensorBoard."""
+def log_results(run: Run, tracker: Tracker, results: dict[str, Any]) -> None:
+    """Add the run's settings and final numbers, by which TensorBoard compares a sweep."""
     numbers = {
         "final/test_accuracy": results["test_accuracy"],
         "final/test_loss": results["test_loss"],

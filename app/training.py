@@ -15,7 +15,7 @@ from app.device import keep_freed_memory, pick_device
 from app.distributed import connect
 from app.errors import RunError, WriteError
 from app.evaluation import evaluate
-from app.final import compare, test
+from app.final import log_results, test
 from app.interrupt import deferred_interrupt
 from app.runs import locked, remove_temporaries
 from app.state import (
@@ -75,7 +75,7 @@ def lead(run: Run, tracker: Tracker, started: float) -> dict[str, Any]:
             with deferred_interrupt() as interrupted:
                 fit(run, tracker, interrupted)
             results = test(run, tracker)
-            compare(run, tracker, results)
+            log_results(run, tracker, results)
             tracker.flush()
     except KeyboardInterrupt:
         summarize(run, "interrupted", seconds=time.perf_counter() - started)
@@ -168,34 +168,46 @@ def train_epoch(
 
     What the steps return stays on the device until it is noted, when the run is saved.
     """
-    trainer, count, world = run.cfg.trainer, run.epoch_steps, run.world
-    first, images, seconds = len(run.points), run.images, run.seconds
-    saved_step, saved_time = run.step, time.monotonic()
+    count, images, seconds = run.epoch_steps, run.images, run.seconds
     run.learner.model.train()
-    steps.begin(run.epoch, first)
-    mark = time.perf_counter()
-    for index in range(first, count):
-        steps.take()
-        run.step += 1
-        bar.update()
-        if index + 1 == count or (world.size > 1 and run.step % ASK_EVERY):
-            continue
-        late = past(time.monotonic() - saved_time, trainer.checkpoint_seconds)
-        stop, late = world.any(run.device, interrupted(), late)
-        if stop or late or past(run.step - saved_step, trainer.checkpoint_steps):
+    steps.begin(run.epoch, len(run.points))
+    while len(run.points) < count:
+        with timed(run):
+            stop = take_steps(run, steps, interrupted, bar)
             note(run, tracker, steps.returned)
-            run.seconds += time.perf_counter() - mark
-            if tracker:
-                keep(run, tracker)
-            if stop:
-                raise KeyboardInterrupt
-            saved_step, saved_time, mark = run.step, time.monotonic(), time.perf_counter()
-    note(run, tracker, steps.returned)
-    run.seconds += time.perf_counter() - mark
+        if tracker and len(run.points) < count:
+            keep(run, tracker)
+        if stop:
+            raise KeyboardInterrupt
     loss = sum(point[LOSS] for point in run.points) / count
     correct = sum(point[CORRECT] for point in run.points)
     speed = (run.images - images) / (run.seconds - seconds)
     return loss, correct / (count * run.batch_size), speed
+
+
+@contextmanager
+def timed(run: Run) -> Iterator[None]:
+    """Count what is done in it as training."""
+    begin = time.perf_counter()
+    yield
+    run.seconds += time.perf_counter() - begin
+
+
+def take_steps(run: Run, steps: Steps, interrupted: Callable[[], bool], bar: "tqdm[Any]") -> bool:
+    """Take steps to the end of the epoch, or until the run is to be saved: whether it must stop."""
+    trainer, world, end = run.cfg.trainer, run.world, (run.epoch + 1) * run.epoch_steps
+    saved_step, saved_time = run.step, time.monotonic()
+    while True:
+        steps.take()
+        run.step += 1
+        bar.update()
+        if run.step == end:
+            return False
+        if world.size == 1 or run.step % ASK_EVERY == 0:
+            late = past(time.monotonic() - saved_time, trainer.checkpoint_seconds)
+            stop, late = world.any(run.device, interrupted(), late)
+            if stop or late or past(run.step - saved_step, trainer.checkpoint_steps):
+                return stop
 
 
 def past(value: float, limit: float | None) -> bool:
@@ -206,34 +218,48 @@ def past(value: float, limit: float | None) -> bool:
 def note(run: Run, tracker: Tracker | None, returned: Tensor) -> None:
     """Fetch what the steps since the last time have returned, check it and log it.
 
-    Every `log_every` steps of the epoch make a point: the means of loss and norm, the last rate.
-
     Raises:
         RunError: A loss or gradient was not a finite number.
     """
-    begin, done = run.epoch * run.epoch_steps, len(run.points)
-    end = run.step - begin
-    points = run.world.sum(returned[done:end].clone())
+    done = len(run.points)
+    points = run.world.sum(returned[done : run.step - run.epoch * run.epoch_steps].clone())
     points[:, [LOSS, NORM]] /= run.world.size
     run.points += points.tolist()
-    run.images += (end - done) * run.batch_size
-    check = (LOSS,) if run.learner.loss_scale else (LOSS, NORM)  # float16 skips what overflows
+    run.images += len(points) * run.batch_size
+    check(run, done)
+    if tracker:
+        log(run, tracker, done)
+
+
+def check(run: Run, done: int) -> None:
+    """Raise a RunError if a step after the first `done` ones of this epoch has left the numbers."""
+    kinds = (LOSS,) if run.learner.loss_scale else (LOSS, NORM)  # float16 skips what overflows
     for index, point in enumerate(run.points[done:], done):
-        if not all(math.isfinite(point[kind]) for kind in check):
+        if not all(math.isfinite(point[kind]) for kind in kinds):
             what = f"the loss is {point[LOSS]}"
             if math.isfinite(point[LOSS]):
                 what = f"the gradient's norm is {point[NORM]}"
-            raise not_finite(run, what, begin + index + 1)
-    every = min(run.cfg.trainer.log_every, run.epoch_steps)
-    for stop in range((done // every + 1) * every, end + 1, every):
-        if tracker:
-            window = run.points[stop - every : stop]
-            values = {
-                "loss/train": sum(point[LOSS] for point in window) / every,
-                "learning_rate": run.rate(begin + stop - 1),
-                "gradient_norm": sum(point[NORM] for point in window) / every,
-            }
-            tracker.scalars(begin + stop, values)
+            raise not_finite(run, what, run.epoch * run.epoch_steps + index + 1)
+
+
+def log(run: Run, tracker: Tracker, done: int) -> None:
+    """Add to the curves what came after the first `done` steps of this epoch.
+
+    Every `log_every` steps make a point, and what is left at the end of the epoch a last one: the
+    means of loss and norm, and the last rate.
+    """
+    every, begin, end = run.cfg.trainer.log_every, run.epoch * run.epoch_steps, len(run.points)
+    stops = list(range((done // every + 1) * every, end + 1, every))
+    if end == run.epoch_steps and end % every:
+        stops.append(end)
+    for stop in stops:
+        window = run.points[(stop - 1) // every * every : stop]
+        values = {
+            "loss/train": sum(point[LOSS] for point in window) / len(window),
+            "learning_rate": run.rate(begin + stop - 1),
+            "gradient_norm": sum(point[NORM] for point in window) / len(window),
+        }
+        tracker.scalars(begin + stop, values)
 
 
 def keep(run: Run, tracker: Tracker, **metrics: float) -> None:

@@ -68,7 +68,7 @@ def test_the_curves(cfg):
     summary = train(cfg)
     events = EventAccumulator(str(run_folder(cfg))).Reload()
     steps = {tag: [p.step for p in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
-    assert steps["loss/train"] == steps["learning_rate"] == [2, 4, 6, 9, 11, 13]
+    assert steps["loss/train"] == steps["learning_rate"] == [2, 4, 6, 7, 9, 11, 13, 14]
     assert steps["gradient_norm"] == steps["loss/train"]
     for tag in ("loss/val", "accuracy/val", "accuracy/train", "images_per_second"):
         assert steps[tag] == [7, 14]
