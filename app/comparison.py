@@ -28,6 +28,11 @@ class Entry:
         """A setting as it is typed; "" for what its network has no choice of."""
         return "" if key in idle(self.settings) else shown(self.settings.get(key))
 
+    def label(self, key: str) -> str:
+        """A setting to read: numbers to four digits."""
+        value = self.settings.get(key)
+        return f"{value:.4g}" if isinstance(value, float) else self.setting(key)
+
     @property
     def status(self) -> str:
         """`finished`, `failed`, `interrupted`, or `unfinished`: it runs, or it was killed."""
@@ -41,14 +46,28 @@ class Entry:
 
 @dataclass
 class Group:
-    """Runs that differ in nothing but the seed, by the settings in which groups differ."""
+    """Runs that differ in nothing but the seed, named by the settings in which groups differ."""
 
     name: str
     entries: list[Entry]
 
+    @property
+    def finished(self) -> list[Entry]:
+        """The runs that have results."""
+        return [entry for entry in self.entries if entry.finished]
+
+    @property
+    def status(self) -> str:
+        """What has become of the runs, in words."""
+        return " or ".join(sorted({entry.status for entry in self.entries}))
+
     def values(self, measure: str) -> list[float]:
         """A measure of each of the finished runs."""
-        return [float(entry.summary[measure]) for entry in self.entries if entry.finished]
+        return [float(entry.summary[measure]) for entry in self.finished]
+
+    def percent(self, measure: str) -> list[float]:
+        """A share of each of the finished runs, in per cent."""
+        return [100 * value for value in self.values(measure)]
 
 
 def report(folder: str, outputs: str = "outputs") -> None:
@@ -90,29 +109,30 @@ def find_entries(root: Path) -> list[Entry]:
 def group(entries: Sequence[Entry]) -> list[Group]:
     """Put together the runs that differ in nothing but the seed; in the order of first sight."""
     keys = _varied(entries)
-    groups: dict[str, Group] = {}
+    groups: dict[tuple[str, ...], Group] = {}
     for entry in entries:
-        values = [f"{key}={value}" for key in keys if (value := entry.setting(key))]
-        name = " ".join(values) or "all"
-        groups.setdefault(name, Group(name, [])).entries.append(entry)
+        labels = [f"{key}={entry.label(key)}" for key in keys if entry.setting(key)]
+        kind = tuple(entry.setting(key) for key in keys)
+        groups.setdefault(kind, Group(" ".join(labels) or "all", [])).entries.append(entry)
     return list(groups.values())
 
 
 def format_table(groups: Sequence[Group]) -> str:
     """A line a group: mean ± standard deviation over its finished runs, and how many those are."""
-    rows = [("", "runs", "test accuracy", "parameters", "training", "images/s")]
+    rows = [("", "runs", "validation", "test accuracy", "parameters", "training", "images/s")]
     for item in groups:
-        done = item.values("test_accuracy")
+        done = item.finished
         everyone = len(item.entries)
         count = f"{len(done)}" if len(done) == everyone else f"{len(done)} of {everyone}"
         if not done:
-            rows.append((item.name, count, " or ".join(_statuses(item)), "", "", ""))
+            rows.append((item.name, count, item.status, "", "", "", ""))
             continue
         rows.append(
             (
                 item.name,
                 count,
-                _mean([100 * value for value in done], 2, " %"),
+                _mean(item.percent("val_accuracy"), 2, " %"),
+                _mean(item.percent("test_accuracy"), 2, " %"),
                 f"{item.values('parameters')[0]:,.0f}",
                 _mean(item.values("training_seconds"), 1, " s"),
                 f"{statistics.mean(item.values('images_per_second')):,.0f}",
@@ -140,22 +160,29 @@ def to_csv(entries: Sequence[Entry]) -> str:
 
 
 def plot(groups: Sequence[Group]) -> bytes:
-    """A PNG of each group's test accuracy: a dot a run, a bar for mean ± standard deviation."""
+    """A PNG of each group's test accuracy: a dot a run, on a bar for mean ± standard deviation."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    shown_groups = [item for item in groups if item.values("test_accuracy")]
-    figure = Figure(figsize=(8, 1.2 + 0.45 * max(1, len(shown_groups))), layout="constrained")
+    figure = Figure(figsize=(8, 1.2 + 0.45 * len(groups)), layout="constrained")
     axes = figure.add_subplot()
-    for row, item in enumerate(shown_groups):
-        values = [100 * value for value in item.values("test_accuracy")]
-        deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-        axes.errorbar(
-            statistics.mean(values), row, xerr=deviation, fmt="|", color="C0", capsize=4, ms=14
-        )
-        axes.plot(values, [row] * len(values), "o", color="C0", alpha=0.4, ms=5, mew=0)
-    axes.set_yticks(range(len(shown_groups)), [item.name for item in shown_groups])
-    axes.set_ylim(max(1, len(shown_groups)) - 0.5, -0.5)
+    for row, item in enumerate(groups):
+        values = item.percent("test_accuracy")
+        if not values:
+            axes.text(
+                0.5, row, item.status, color="C3", ha="center", va="center",
+                transform=axes.get_yaxis_transform(),
+            )  # fmt: skip
+            continue
+        if len(values) > 1:
+            mean, deviation = statistics.mean(values), statistics.stdev(values)
+            axes.errorbar(mean, row, xerr=deviation, fmt="|", color="0.6", capsize=4, ms=14)
+        axes.plot(values, [row] * len(values), "o", color="C0", alpha=0.8, ms=5, mew=0, zorder=3)
+    axes.set_yticks(range(len(groups)), [item.name for item in groups])
+    axes.set_ylim(len(groups) - 0.5, -0.5)
+    if not any(item.finished for item in groups):
+        axes.set_xticks([])
+    axes.ticklabel_format(axis="x", useOffset=False)
     axes.set_xlabel("test accuracy, %: each run, and mean ± standard deviation over seeds")
     axes.grid(axis="x", alpha=0.3)
     png = io.BytesIO()
@@ -176,10 +203,6 @@ def _varied(entries: Sequence[Entry]) -> list[str]:
     """The settings that are not the same in all the runs."""
     keys = dict.fromkeys(key for entry in entries for key in entry.settings if key not in APART)
     return [key for key in keys if len({repr(entry.settings.get(key)) for entry in entries}) > 1]
-
-
-def _statuses(item: Group) -> list[str]:
-    return sorted({entry.status for entry in item.entries})
 
 
 def _mean(values: Sequence[float], digits: int, unit: str) -> str:

@@ -54,7 +54,8 @@ def test_the_table(sweep):
     lines = format_table(groups).splitlines()
     deviation = statistics.stdev([0.0, 0.1, 0.2, 0.3, 0.4])
     assert lines[2].split() == (
-        f"model.act=relu 5 of 6 99.20 ± {deviation:.2f} % 61,706 4.0 ± 1.6 s 20,000".split()
+        "model.act=relu 5 of 6 98.00 ± 0.00 % "
+        f"99.20 ± {deviation:.2f} % 61,706 4.0 ± 1.6 s 20,000".split()
     )
     assert "123,026" in lines[3]
     assert len(set(map(len, lines))) == 1  # aligned
@@ -68,6 +69,21 @@ def test_a_group_without_results_says_why(sweep, recwarn):
     assert lines[3].split()[-3:] == ["failed", "or", "unfinished"]
     report(str(sweep))
     assert not recwarn  # of matplotlib, at an empty plot
+
+
+def test_numbers_are_short_to_read_and_whole_in_the_csv(sweep):
+    rates = (0.028332004457282706, 0.028332004999999999, 1e12)
+    for number, rate in enumerate(rates):
+        path = sweep / str(2 * number) / CONFIG  # all of the same activation
+        OmegaConf.save(OmegaConf.merge(OmegaConf.load(path), {"optim": {"lr": rate}}), path)
+    entries = find_entries(sweep)[:5:2]
+    assert [item.name for item in group(entries)] == [
+        "optim.lr=0.02833",
+        "optim.lr=0.02833",  # another kind of run all the same
+        "optim.lr=1e+12",
+    ]
+    rows = csv.DictReader(io.StringIO(to_csv(entries)))
+    assert [float(row["optim.lr"]) for row in rows] == list(rates)
 
 
 def test_settings_that_a_network_does_not_have(sweep):
