@@ -16,7 +16,9 @@ Picture = NDArray[np.uint8]
 CELL = 44  # pixels of a cell of the confusion matrix
 DOT = 16  # pixels of a weight of a filter
 MISTAKES = 50  # shown at most
+MANY = 10  # mistakes of a kind: fewer are never of the darkest red
 RED, WHITE, BLUE = (178, 24, 43), (255, 255, 255), (33, 102, 172)
+EDGE = 160  # gray around a filter: its weights near 0 are as white as the paper
 
 
 def draw_filters(model: nn.Module) -> Picture | None:
@@ -37,6 +39,7 @@ def draw_filters(model: nn.Module) -> Picture | None:
     sheet = np.full((height + 2 * GAP, count * (width + GAP) + GAP, 3), 255, np.uint8)
     for index, tile in enumerate(tiles):
         left = GAP + index * (width + GAP)
+        sheet[GAP - 1 : GAP + height + 1, left - 1 : left + width + 1] = EDGE
         sheet[GAP : GAP + height, left : left + width] = tile
     return sheet
 
@@ -52,7 +55,7 @@ def draw_confusion(predictions: Predictions) -> Picture:
     draw = ImageDraw.Draw(sheet)
     draw.text((margin + size // 2, GAP), "predicted", INK, bold, anchor="ma")
     draw.text((GAP, GAP), "is", INK, bold)
-    worst = max(1, int((counts - counts.diag().diag()).max()))
+    worst = max(MANY, int((counts - counts.diag().diag()).max()))
     for row, name in enumerate(names):
         middle = row * CELL + CELL // 2
         draw.text((margin - GAP, top + middle), name, INK, font, anchor="rm")
@@ -65,7 +68,7 @@ def draw_confusion(predictions: Predictions) -> Picture:
             draw.rectangle((left, upper, left + CELL - 2, upper + CELL - 2), color)
             center = left + CELL // 2 - 1, upper + CELL // 2 - 1
             ink = PAPER if share > 0.4 else INK
-            draw.text(center, f"{count}" if count else "", ink, font, anchor="mm")
+            draw.text(center, f"{count:,}" if count else "", ink, font, anchor="mm")
     return np.asarray(sheet)
 
 

@@ -22,6 +22,7 @@ def test_filters(conv, count):
     assert tuple(picture[GAP, GAP]) == BLUE
     assert tuple(picture[GAP + 5 * DOT - 1, GAP + 5 * DOT - 1]) == RED
     assert (picture[GAP + 2 * DOT, GAP + 2 * DOT] == 255).all()
+    assert (picture[GAP - 1, GAP : GAP + 5 * DOT] < 200).all()  # its border
 
 
 @pytest.mark.parametrize("kind", [{"name": "lltm"}, {"conv": "involution"}], ids=str)
@@ -41,6 +42,7 @@ def test_confusion_is_dark_where_mistakes_are():
     shade = cells[2::CELL, 2::CELL].astype(int).sum(2)  # a corner of each cell
     assert shade[0, 1] < shade[2, 0] < shade[1, 0] == 3 * 255  # twice, once, never
     assert shade[0, 0] == shade[1, 1] == shade[2, 2]
+    assert shade[2, 0] > 500  # one mistake is no alarm
 
 
 def test_mistakes_are_the_wrong_ones():
