@@ -12,11 +12,10 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from app.config import allowed, shown, unknown_key
+from app.config import TrainConfig, allowed, shown, unknown_key
 from app.errors import RunError, UserError
 
 SEVERAL = re.compile(r"Ambiguous value for argument '(.*?)'\n", re.DOTALL)
-NAMELESS = re.compile(r"\+*(model|data|optim|recipe|hydra/\w+)=(null|true|false|[\d.]*)")
 NAMELESS = re.compile(r"\+*(model|data|optim|recipe|hydra/\w+)=(null|true|false|[\d.]*)")
 
 
@@ -47,10 +46,12 @@ def _line(error: Exception, schema: type) -> str | None:
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         return _no_such_option(error)
     if several := SEVERAL.match(str(error)):
-        return f"{several[1]}: several values need -m"
+        allows = "several values need -m" if schema is TrainConfig else "takes one value"
+        return f"{several[1]}: {allows}"
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     if isinstance(cause, InterpolationResolutionError):
-        return f"{cause.full_key}: {str(cause).splitlines()[0]}"
+        key = f"{cause.full_key}: " if cause.full_key else ""
+        return key + str(cause).splitlines()[0]
     if isinstance(cause, OmegaConfBaseException) and cause.full_key:
         return _wrong_setting(error, cause, schema)
     if isinstance(error, HydraException | OmegaConfBaseException | MissingConfigException):

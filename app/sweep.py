@@ -22,12 +22,14 @@ class Sweep:
 
     def __init__(self) -> None:
         self.ended: list[Exception | None] = []
-        self._folder: Path | None = None
+        self._made: list[Path] = []  # its folder, then those around it
 
     def folder(self, outputs: str) -> str:
         """The folder to make in `outputs` for them all."""
-        self._folder = self._folder or Path(outputs).expanduser() / run_name()
-        return str(self._folder)
+        if not self._made:
+            folder = Path(outputs).expanduser() / run_name()
+            self._made = [path for path in (folder, *folder.parents[:2]) if not path.exists()]
+        return str(self._made[0])
 
     def fail(self, cfg: DictConfig, error: Exception) -> None:
         """Say that the run at hand has failed, and leave in its folder what the report needs."""
@@ -54,16 +56,21 @@ class Sweep:
         Raises:
             RunError: Some of the runs have failed; the exit code is that of the first.
         """
-        if self._folder and self._folder.is_dir():
-            files = list(self._folder.iterdir())
-            if all(file.name == UNUSED for file in files):
-                with suppress(OSError):  # of the parents, that others are in them
-                    for file in files:
-                        file.unlink()
-                    for folder in (self._folder, *self._folder.parents[:2]):
-                        folder.rmdir()
+        self._tidy()
         failed = [error for error in self.ended if error]
-        if failed and not (kind and issubclass(kind, KeyboardInterrupt)):
+        # Optuna's sweeper raises an error of its own when there is no result at all
+        useless = kind is not None and issubclass(kind, ValueError) and all(self.ended)
+        if failed and (kind is None or useless):
             result = RunError(f"{len(failed)} of {len(self.ended)} runs failed")
             result.exit_code = getattr(failed[0], "exit_code", 1)
             raise result
+
+    def _tidy(self) -> None:
+        files = list(self._made[0].iterdir()) if self._made and self._made[0].is_dir() else []
+        if any(file.name != UNUSED for file in files):
+            return
+        with suppress(OSError):  # Hydra has not come so far, or others have been quick
+            for file in files:
+                file.unlink()
+            for folder in self._made:
+                folder.rmdir()

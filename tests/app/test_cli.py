@@ -62,6 +62,10 @@ def test_paths_are_taken_as_they_are_typed(main, path):
     ("override", "line"),
     [
         (
+            "bogus=1",
+            "bogus=1: unknown key, choose from augment, data, device, model, optim, outputs, ",
+        ),
+        (
             "+bogus=1",
             "bogus=1: unknown key, choose from augment, data, device, model, optim, outputs, ",
         ),
@@ -150,6 +154,11 @@ def test_a_sweep_that_cannot_be_leaves_nothing(main, tmp_path, capsys):
     assert main("-m", "model=lenet,alexnet") == 2
     assert capsys.readouterr().err.startswith("error: model=alexnet: choose from lenet, lenet_dep")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_only_one_value_is_predicted_with(main, capsys):
+    assert main("runtime=torch,onnx", command="predict") == 2
+    assert capsys.readouterr().err == "error: runtime=torch,onnx: takes one value\n"
 
 
 def test_of_several_processes_the_first_says_it(main, capsys, monkeypatch):

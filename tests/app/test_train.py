@@ -44,10 +44,6 @@ def run(*overrides, folder, **environment):
     [
         ("model.act=foo", "model.act=foo: choose from relu, gelu, ncrelu"),
         (
-            "bogus=1",
-            "bogus=1: unknown key, choose from augment, data, device, model, optim, outputs, ",
-        ),
-        (
             "data.root=/nonexistent/x data.fallback=null",
             "data.root=/nonexistent/x: mnist is not in /nonexistent/x/MNIST/raw and cannot be ",
         ),
@@ -60,13 +56,6 @@ def test_wrong_usage_is_one_line(tmp_path, overrides, line):
     assert errors.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
     assert not Path("/nonexistent").exists()
-
-
-def test_the_traceback_is_there_on_request(tmp_path):
-    code, _, errors = run("model.act=foo", folder=tmp_path, HYDRA_FULL_ERROR="1")
-    assert code == 2
-    assert "Traceback (most recent call last)" in errors
-    assert errors.splitlines()[-1] == "error: model.act=foo: choose from relu, gelu, ncrelu"
 
 
 def test_without_a_network_it_trains_on_the_digits_and_says_so(tmp_path):
