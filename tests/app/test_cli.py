@@ -134,20 +134,21 @@ def test_settings_of_another_network_are_refused(main, capsys, overrides, line):
     assert main("model=lltm") == 0
 
 
-def test_a_sweep_says_which_runs_have_failed(main, tmp_path, capsys):
+def test_a_sweep_says_which_runs_have_failed(main, capsys):
     def task(cfg):
-        if cfg.seed < 3:
-            raise UserError(f"seed={cfg.seed}: no\n  way")
+        if cfg.seed == 1:
+            raise UserError("seed=1: no\n  way")
+        if cfg.seed == 2:
+            raise ZeroDivisionError("oh")
 
     assert main("-m", "seed=1,2,3", task=task) == 2
     (folder,) = Path("outputs").glob("*/*")
-    assert capsys.readouterr().err.splitlines() == [
-        f"failed: {folder}/0: seed=1: no way",
-        f"failed: {folder}/1: seed=2: no way",
-        "error: 2 of 3 runs failed",
-    ]
+    errors = capsys.readouterr().err.splitlines()
+    assert errors[0] == f"failed: {folder}/0: seed=1: no way"
+    assert errors[1].startswith("Traceback (most recent call last)")  # a mistake in the program
+    assert errors[-2:] == [f"failed: {folder}/1: oh", "error: 2 of 3 runs failed"]
     report = [(entry.status, entry.summary.get("error")) for entry in find_entries(folder)]
-    assert report == [("failed", "seed=1: no way"), ("failed", "seed=2: no way")]
+    assert report == [("failed", "seed=1: no way"), ("failed", "oh")]
 
 
 def test_a_sweep_that_cannot_be_leaves_nothing(main, tmp_path, capsys):
