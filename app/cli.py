@@ -3,7 +3,6 @@
 Nothing here imports torch; the entry points import the heavy modules when they run.
 """
 
-import copyreg
 import functools
 import gc
 import os
@@ -88,7 +87,7 @@ def hydra_main(
         def main() -> None:
             gc.disable()  # or a third of the time goes to it, while Hydra copies its settings
             # Hydra copies its sources for every group, but the store is one for all.
-            copyreg.pickle(ConfigStore, lambda _: (ConfigStore.instance, ()))
+            ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
             ConfigStore.instance().store(name=f"{config_name}_schema", node=schema)
             OmegaConf.register_new_resolver("sweep_folder", sweep.folder, replace=True)
             signal.signal(signal.SIGTERM, signal.default_int_handler)
