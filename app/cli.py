@@ -31,14 +31,9 @@ from app.sweep import Sweep
 __all__ = ["RunError", "UserError", "hydra_main"]
 
 T = TypeVar("T")
-PATHS = (
-    "checkpoint",
-    "data.root",
-    "file",
-    "input",
-    "outputs",
-    "resume",
-)  # keys whose values are taken as typed
+
+# Keys whose values are taken as typed, and what of these Hydra's grammar does not.
+PATHS = ("checkpoint", "data.root", "file", "input", "outputs", "resume")
 UNUSUAL = re.compile(r"[^\w\s/.$%*@?|:+-]", re.ASCII)
 PLACES = ("hydra.run.dir", "hydra.output_subdir", "hydra.job.chdir")  # that Hydra would use
 FOREIGN = ("--config-name", "-cn", "--config-path", "-cp")  # options that choose another conf/
