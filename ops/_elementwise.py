@@ -35,8 +35,9 @@ def register(
     def setup(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         ctx.save_for_backward(*(inputs if saves == "inputs" else (output,)))
 
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...] | Tensor:
-        saved = ctx.saved_tensors
+    def backward(
+        ctx: Any, saved: tuple[Tensor, ...], grad_output: Tensor
+    ) -> tuple[Tensor | None, ...] | Tensor:
         if len(partials) == 1:  # the usual way is a short one
             return partials[0](grad_output, *saved)
         return tuple(

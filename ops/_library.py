@@ -226,7 +226,8 @@ def register_autograd(
     Args:
         op: the operator.
         setup_context: f(ctx, inputs, output), saves what `backward` needs.
-        backward: f(ctx, *grad_outputs), returns one gradient (or None) an input.
+        backward: f(ctx, saved, *grad_outputs) with the tensors that were saved, returns one
+            gradient (or None) an input.
         jvp: f(inputs, outputs, tangents), where a tangent is None for an input that is constant;
             returns a tangent an output, None for one that is not differentiable.
         vmap: f(info, in_dims, *inputs), returns the outputs and their mapped dimensions.
@@ -266,10 +267,11 @@ def register_autograd(
     def pull(ctx: Any, *grad_outputs: Tensor | None) -> Any:
         if grad_outputs[0] is None and all(grad is None for grad in grad_outputs):
             return nothing
+        saved = ctx.saved_tensors  # checkpointing may have to compute them anew, and records it
         if torch.is_grad_enabled() or differentiates or forward_ad._current_level >= 0:
-            return backward(ctx, *grad_outputs)
+            return backward(ctx, saved, *grad_outputs)
         with torch._C._AutoDispatchBelowAutograd():  # nothing to record: the shorter way
-            return backward(ctx, *grad_outputs)
+            return backward(ctx, saved, *grad_outputs)
 
     # Of one level, as the kernels of built-ins are: each transform calls it for its own.
     function: Any = type(

@@ -122,20 +122,22 @@ def _setup_sequence(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...
     ctx.set_materialize_grads(False)
 
 
-def _gradients(op: torch._ops.OpOverload, ctx: Any, grads: tuple[Any, ...]) -> tuple[Any, ...]:
+def _gradients(
+    op: torch._ops.OpOverload, ctx: Any, saved: tuple[Any, ...], grads: tuple[Any, ...]
+) -> tuple[Any, ...]:
     if all(grad is None for grad in grads):
         return (None,) * 5
     mask = ctx.needs_input_grad
-    computed = op(*grads, *ctx.saved_tensors, mask)
+    computed = op(*grads, *saved, mask)
     return tuple(grad if needed else None for grad, needed in zip(computed, mask, strict=True))
 
 
-def _cell_gradients(ctx: Any, grad_h: Any, grad_cell: Any, _: None) -> tuple[Any, ...]:
-    return _gradients(cell_backward, ctx, (grad_h, grad_cell))
+def _cell_gradients(ctx: Any, saved: tuple[Any, ...], *grads: Any) -> tuple[Any, ...]:
+    return _gradients(cell_backward, ctx, saved, grads[:2])
 
 
-def _sequence_gradients(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-    return _gradients(sequence_loop_backward, ctx, grads[:3])
+def _sequence_gradients(ctx: Any, saved: tuple[Any, ...], *grads: Any) -> tuple[Any, ...]:
+    return _gradients(sequence_loop_backward, ctx, saved, grads[:3])
 
 
 # Second derivatives: the gradient of the first ones, of the same in PyTorch's operators.
@@ -165,22 +167,27 @@ def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...
     ctx.save_for_backward(*tensors)
 
 
-def _cell_second_gradients(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-    return *_second_gradients(_compose_cell, 2, ctx, grads), None, None
+def _cell_second_gradients(
+    ctx: Any, saved: tuple[Any, ...], *grads: Tensor
+) -> tuple[Tensor | None, ...]:
+    return *_second_gradients(_compose_cell, 2, ctx, saved, grads), None, None
 
 
-def _sequence_second_gradients(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-    return *_second_gradients(_compose_sequence, 3, ctx, grads), None, None, None
+def _sequence_second_gradients(
+    ctx: Any, saved: tuple[Any, ...], *grads: Tensor
+) -> tuple[Tensor | None, ...]:
+    return *_second_gradients(_compose_sequence, 3, ctx, saved, grads), None, None, None
 
 
 def _second_gradients(
     compose: Callable[..., tuple[Tensor, ...]],
     outputs: int,
     ctx: Any,
+    saved: tuple[Any, ...],
     grads: Sequence[Tensor | None],
 ) -> list[Tensor | None]:
     """Returns a gradient a tensor: the gradients of `outputs` outputs, and the inputs."""
-    tensors = ctx.saved_tensors[: outputs + 5]
+    tensors = saved[: outputs + 5]
     asked = _where(ctx.needs_input_grad[: outputs + 5], tensors)
 
     def first(*values: Tensor) -> tuple[Tensor, ...]:

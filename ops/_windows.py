@@ -149,9 +149,11 @@ def register(
         ctx.save_for_backward(*inputs[:2])
         ctx.geometry = inputs[count:]
 
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, saved: tuple[Tensor, ...], grad_output: Tensor
+    ) -> tuple[Tensor | None, ...]:
         mask = ctx.needs_input_grad[:count]
-        grads = op_backward(grad_output, *ctx.saved_tensors, *ctx.geometry, mask)
+        grads = op_backward(grad_output, *saved, *ctx.geometry, mask)
         return *(g if m else None for g, m in zip(grads, mask, strict=True)), None, None, None
 
     def jvp(inputs: tuple[Any, ...], outputs: tuple[Tensor], tangents: Tangents) -> Tensor | None:
@@ -162,9 +164,11 @@ def register(
         ctx.geometry, ctx.mask = inputs[3:6], inputs[6]
         ctx.set_materialize_grads(False)
 
-    def double_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    def double_backward(
+        ctx: Any, saved: tuple[Tensor, ...], *grads: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         """The arguments are gradients with respect to those that the backward has returned."""
-        grad_output, input, weight = ctx.saved_tensors
+        grad_output, input, weight = saved
         tangents = tuple(g if m else None for g, m in zip(grads, ctx.mask, strict=True))
         of_input, of_weight = tangents[:2]
         by_grad_output = by_input = by_weight = None

@@ -76,7 +76,7 @@ def _setup(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
     ctx.image = (*input.shape[2:], channels_last)  # all that backward needs: nothing is saved
 
 
-def _backward(ctx: Any, grad_output: Tensor) -> Tensor:
+def _backward(ctx: Any, saved: tuple[()], grad_output: Tensor) -> Tensor:
     return _pool_backward(grad_output, *ctx.image)
 
 
@@ -91,7 +91,7 @@ def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     pass
 
 
-def _double_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+def _double_backward(ctx: Any, saved: tuple[()], grad: Tensor) -> tuple[Tensor, None, None, None]:
     return _pool(grad), None, None, None
 
 

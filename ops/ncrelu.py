@@ -94,8 +94,8 @@ def _setup(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
     ctx.save_for_backward(input)
 
 
-def _backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
-    (input,) = ctx.saved_tensors
+def _backward(ctx: Any, saved: tuple[Tensor], grad_output: Tensor) -> tuple[Tensor, None]:
+    (input,) = saved
     return _ncrelu_backward(grad_output, input, ctx.dim), None
 
 
@@ -104,9 +104,9 @@ def _setup_backward(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor
     ctx.save_for_backward(input)
 
 
-def _double_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+def _double_backward(ctx: Any, saved: tuple[Tensor], grad: Tensor) -> tuple[Tensor, None, None]:
     """grad_input is linear in grad_output and piecewise constant in x."""
-    (input,) = ctx.saved_tensors
+    (input,) = saved
     return _split(grad, input, ctx.dim), None, None
 
 

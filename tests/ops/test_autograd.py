@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
+from torch.utils.checkpoint import checkpoint
 
 from tests.ops.operators import OPERATORS, each_case, each_operator
 from tests.ops.tensors import as_tuple, gradients, inputs, present, random, record, total
@@ -73,6 +74,15 @@ def test_saves_what_backward_needs(op):
         saved[0].add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+@each_operator
+def test_checkpointing(op):
+    """What was saved may be computed anew, and recorded, when the gradient asks for it."""
+    function, tensors = call_present(op, op.cases[0], inputs(op.cases[0], requires_grad=True))
+    expected = torch.autograd.grad(total(function(*tensors)), tensors)
+    again = checkpoint(lambda *xs: function(*(x * 1 for x in xs)), *tensors, use_reentrant=False)
+    assert all(map(torch.equal, torch.autograd.grad(total(again), tensors), expected))
 
 
 @each_saving
