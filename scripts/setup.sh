@@ -2,6 +2,7 @@
 #
 #   source scripts/setup.sh           what the commands need
 #   source scripts/setup.sh test      also what the tests need
+#   source scripts/setup.sh nothing   only the functions below
 #
 # Leaves the project's folder current and .venv first on PATH. PYTHON chooses the interpreter for a
 # new .venv. The variables that setup.py reads (USE_CUDA, TORCH_CUDA_ARCH_LIST, ...) are honoured.
@@ -96,6 +97,9 @@ build_operators() {
 
 unset PYTHONHOME
 export PIP_USER=0 PIP_REQUIRE_VIRTUALENV=0 # whatever the user's configuration says: .venv it is
+if [ "${1:-}" = nothing ]; then
+  return
+fi
 if ! is_suitable "$venv/bin/python" || [ ! -f "$venv/bin/pip" ]; then
   make_venv
 fi
