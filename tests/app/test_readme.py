@@ -69,10 +69,9 @@ def exported(trained_run, tmp_path, monkeypatch):
 def test_the_python_code_runs(exported, tmp_path, capsys):
     blocks = re.findall(r"```python\n(.+?)```", README, re.DOTALL)
     assert len(blocks) == 4
-    names = {}
     capsys.readouterr()
-    for block in blocks:
-        exec(block, names)
+    for block in blocks:  # each is copied by itself
+        exec(block, {})
     digit, replaced = capsys.readouterr().out.splitlines()
     assert digit in [str(digit) for digit in range(10)]
     assert replaced == "11 layers replaced"
