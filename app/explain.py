@@ -15,6 +15,7 @@ from omegaconf.errors import (
 from app.config import TrainConfig, allowed, shown, unknown_key
 from app.errors import RunError, UserError
 
+NO_GROUP = re.compile(r"Could not override '([^'@]*).*'\. No match in the defaults list")
 SEVERAL = re.compile(r"Ambiguous value for argument '(.*?)'\n", re.DOTALL)
 NAMELESS = re.compile(r"\+*(model|data|optim|recipe|hydra/\w+)=(null|true|false|[\d.]*)")
 
@@ -48,6 +49,10 @@ def _line(error: Exception, schema: type) -> str | None:
     if several := SEVERAL.match(str(error)):
         allows = "several values need -m" if schema is TrainConfig else "takes one value"
         return f"{several[1]}: {allows}"
+    if no_group := NO_GROUP.match(str(error)):
+        typed = (argument.partition("=") for argument in sys.argv[1:])
+        value = next((value for key, _, value in typed if key.partition("@")[0] == no_group[1]), "")
+        return str(unknown_key(no_group[1], value, schema))
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     if isinstance(cause, InterpolationResolutionError):
         key = f"{cause.full_key}: " if cause.full_key else ""

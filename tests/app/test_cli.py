@@ -157,6 +157,15 @@ def test_a_sweep_that_cannot_be_leaves_nothing(main, tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_predict_has_no_groups(main, capsys):
+    assert main("model=lltm", command="predict") == 2
+    assert capsys.readouterr().err.startswith("error: model=lltm: unknown key, choose from checkpo")
+    assert main("--help", command="predict") == 0
+    output = capsys.readouterr().out
+    assert "runtime: torch" in output
+    assert "roups" not in output
+
+
 def test_only_one_value_is_predicted_with(main, capsys):
     assert main("runtime=torch,onnx", command="predict") == 2
     assert capsys.readouterr().err == "error: runtime=torch,onnx: takes one value\n"
