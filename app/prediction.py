@@ -94,7 +94,10 @@ def read_images(cfg: PredictConfig, network: Network) -> tuple[list[str], list[T
             check_size(name, gray, network)
             image = as_it_is(gray, cfg.invert)
         if image is None:
-            raise UserError(f"input={name}: a blank picture, there is nothing in it")
+            found = "a blank picture, there is nothing in it"
+            if cfg.invert is not None:
+                found = f"nothing in it with invert={shown(cfg.invert)}, leave that out"
+            raise UserError(f"input={name}: {found}")
         names.append(name)
         images.append(torch.tensor(image).unsqueeze(0))
     return names, images

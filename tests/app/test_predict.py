@@ -148,7 +148,7 @@ def test_invert_reaches_the_pictures(cfg, tmp_path, capsys):
     detected = capsys.readouterr().out
     predict(replace(cfg, input=str(tmp_path / "1.png")))
     assert capsys.readouterr().out == detected
-    with pytest.raises(UserError, match="blank"):
+    with pytest.raises(UserError, match="nothing in it with invert=false"):
         predict(replace(cfg, input=str(tmp_path / "1.png"), invert=False))
 
 
