@@ -28,6 +28,7 @@ from ops.export import LEAST_OPSET
 
 RUNTIME = f"ONNX Runtime {onnxruntime.__version__}"
 ALL_THREADS = 0
+_EXPORT = "export one with `python -m app.export_onnx`"
 _TYPES = {"tensor(float)": np.float32, "tensor(uint8)": np.uint8}
 
 
@@ -107,6 +108,11 @@ def load_exported(checkpoint: str | None, outputs: str, device: str) -> Network:
     try:
         if path.is_dir():
             path = path / "model.onnx"
+            if not path.is_file():
+                raise UserError(f"checkpoint={path}: not there: {_EXPORT}")
+        if path.suffix == ".pt" and path.is_file():
+            export = f"`python -m app.export_onnx checkpoint={path}`"
+            raise UserError(f"checkpoint={path}: a checkpoint, export it first with {export}")
         content = path.read_bytes()
     except OSError as error:
         raise UserError(f"checkpoint={path}: cannot be read: {error.strerror}") from error
@@ -141,9 +147,7 @@ def find_exported(outputs: str | Path) -> Path:
     """
     newest = find_newest(outputs, "model.onnx")
     if newest is None:
-        raise UserError(
-            f"no model.onnx under {outputs}/: export one with `python -m app.export_onnx`"
-        )
+        raise UserError(f"no model.onnx under {outputs}/: {_EXPORT}")
     return newest
 
 
@@ -198,7 +202,8 @@ def quantize(model: ModelProto, images: Tensor) -> ModelProto:
             Reader(),
             quant_format=ort.QuantFormat.QDQ,
             op_types_to_quantize=["Conv", "Gemm"],
-            weight_type=ort.QuantType.QInt8,
+            activation_type=ort.QuantType.QUInt8,  # as x86 has them; of int8 ones ONNX Runtime
+            weight_type=ort.QuantType.QInt8,  # makes these, from opset 21 on at times wrongly
             per_channel=True,
             reduce_range=True,
             extra_options={"QuantizeBias": False},  # smaller; ONNX Runtime does it as it loads
@@ -301,5 +306,6 @@ def _why(error: Exception) -> str:
     if newer := re.search(r"Opset (\d+) is under development.* till opset (\d+)", text):
         return f"written in opset {newer[1]}, this ONNX Runtime reads up to {newer[2]}"
     text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
+    text = text.removeprefix("Exception during initialization: ")
     text = re.sub(r"^/\S+:\d+ .*?\((?:[^()]|\([^()]*\))*\) ", "", text)
     return f"ONNX Runtime cannot run it: {text}"

@@ -120,8 +120,22 @@ def test_int8_saves_bytes_and_is_run_as_int8(make_run, tmp_path):
         assert (left["QLinearConv"], left["QGemm"]) == (was["Conv"], was["Gemm"])
 
 
+@pytest.mark.parametrize("opset", [20, 21])
+def test_int8_involutions_run_in_every_opset(make_run, opset):
+    cfg = ExportConfig(quantize="int8", opset=opset)
+    images = normalize(some_images(20), 0.2, 0.3)
+    whole = convert(load_trained(str(make_run("relu", "involution")), ""), cfg)
+    session = open_session(quantize(whole, images).SerializeToString())
+    assert session.run(None, {"image": images.numpy()})[0].shape == (20, 10)
+
+
 def damage(model):
     model.graph.initializer[0].raw_data = b"\xff" * len(model.graph.initializer[0].raw_data)
+
+
+def empty(model):
+    for field in ("node", "initializer", "input", "output", "value_info"):
+        model.graph.ClearField(field)
 
 
 def unknown_operator(model):
@@ -171,6 +185,7 @@ def set_about(key, value):
     ("change", "says"),
     [
         (damage, "damaged: its logits are not finite"),
+        (empty, "ONNX Runtime cannot run it: ort_value_name_idx_map"),
         (unknown_operator, "ONNX Runtime cannot run it: Fatal error: lenet_ops:"),
         (
             other_size,
@@ -224,6 +239,8 @@ def test_missing_files_and_devices(tmp_path, exported):
         (None, "cpu", f"no model.onnx under {tmp_path}/none/: export one with `python -m app.e"),
         ("none.onnx", "cpu", "checkpoint=none.onnx: cannot be read: No such file or directory"),
         ("a" * 5000, "cpu", "File name too long"),
+        (str(tmp_path), "cpu", f"checkpoint={tmp_path}/model.onnx: not there: export one with"),
+        (str(exported / "best.pt"), "cpu", "best.pt: a checkpoint, export it first with `python"),
         (str(exported), "cuda:7", "device=cuda:7: this ONNX Runtime has no CUDA, choose from auto"),
     ):
         with pytest.raises(UserError) as raised:
