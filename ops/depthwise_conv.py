@@ -149,7 +149,10 @@ def _check_fakes(op: str, input: Tensor, weight: Tensor, *geometry: list[int]) -
     _windows.check_image(op, input)
     channels = input.shape[1]
     torch._check(
-        weight.dim() == 4 and weight.shape[0] == channels and weight.shape[1] == 1,
+        weight.dim() == 4
+        and weight.shape[0] == channels
+        and weight.shape[1] == 1
+        and min(weight.shape[2:]) > 0,
         lambda: (
             f"{op}: weight must have shape [C, 1, kH, kW] with C = {channels}, "
             f"got {list(weight.shape)}"

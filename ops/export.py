@@ -61,6 +61,12 @@ def export_onnx(
         raise ValueError(f"layout={layout}: choose from {', '.join(get_args(Layout))}")
     if not LEAST_OPSET <= opset_version <= newest:
         raise ValueError(f"opset_version={opset_version}: choose from {LEAST_OPSET} to {newest}")
+    names = {*input_names, *output_names}
+    if unknown := set(dynamic_axes or ()) - names:
+        raise ValueError(
+            f"dynamic_axes: no input or output is named {', '.join(sorted(unknown))}, "
+            f"there are {', '.join(sorted(names))}"
+        )
     least, most = _EXPORTED_OPSETS[exporter]
     export = _export_symbolic if exporter == "symbolic" else _export_dynamo
     model = export(

@@ -175,7 +175,8 @@ def _check_fakes(op: str, input: Tensor, weight: Tensor, *geometry: list[int]) -
         weight.dim() == 6
         and weight.shape[0] == images
         and weight.shape[1] > 0
-        and channels % weight.shape[1] == 0,
+        and channels % weight.shape[1] == 0
+        and min(weight.shape[2:4]) > 0,
         lambda: (
             f"{op}: weight must have shape [N, G, kH, kW, Ho, Wo] with N = {images} and G a "
             f"divisor of C = {channels}, got {list(weight.shape)}"

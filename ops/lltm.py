@@ -146,6 +146,13 @@ class _Recurrent(nn.Module):
                 f"{name}: input must have {self.input_size} features in its last dimension, "
                 f"got shape {list(input.shape)}"
             )
+        for part, x in zip(("h", "c"), state or (), strict=False):
+            _library.check_tensor(name, f"state {part}", x)
+            if x.dim() == 0 or x.shape[-1] != self.hidden_size:
+                raise RuntimeError(
+                    f"{name}: state {part} must have {self.hidden_size} features in its last "
+                    f"dimension, got shape {list(x.shape)}"
+                )
 
     def reset_parameters(self) -> None:
         """Draws all parameters from U(−1/√S, 1/√S), as nn.LSTM does."""

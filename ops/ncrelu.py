@@ -54,6 +54,7 @@ class NCReLU(nn.Module):
 
     def __init__(self, dim: int = 1) -> None:
         super().__init__()
+        _library.check_int("NCReLU", "dim", dim)
         self.dim = dim
 
     def forward(self, input: Tensor) -> Tensor:

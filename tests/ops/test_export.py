@@ -148,6 +148,7 @@ def test_standard_operators_that_changed_are_converted(opset):
         ({"layout": "flat"}, "layout=flat: choose from function, standard"),
         ({"opset_version": 16}, f"opset_version=16: choose from 17 to {NEWEST}"),
         ({"opset_version": NEWEST + 1}, f"choose from 17 to {NEWEST}"),
+        ({"dynamic_axes": {"imput": {0: "n"}}}, "is named imput, there are input, output"),
     ],
 )
 def test_wrong_arguments(settings, says):

@@ -121,6 +121,7 @@ def test_the_layers_name_what_does_not_fit(module):
         ((None,), TypeError, "input must be Tensor, not NoneType"),
         ((torch.randn(3, 4), h), TypeError, r"state must be a pair .* \(h, c\), got Tensor"),
         ((torch.randn(3, 4), (h,)), TypeError, r"state must be a pair .*, got tuple of 1"),
+        ((torch.randn(3, 4), (h, h.T)), RuntimeError, r"state c must have 5 features .* \[5, 3\]"),
     ):
         with pytest.raises(raises, match=f"{module.__name__}: {says}"):
             layer(*arguments)

@@ -116,6 +116,8 @@ def test_same_seed_same_initial_weights(op):
 def test_repr():
     assert repr(GELU()) == "GELU()"
     assert repr(NCReLU(dim=2)) == "NCReLU(dim=2)"
+    with pytest.raises(TypeError, match="NCReLU: dim must be int, not float"):
+        NCReLU(1.0)
     assert repr(DepthwiseConv2d(3, 5, padding=(2, 1), bias=False)) == (
         "DepthwiseConv2d(3, kernel_size=(5, 5), stride=(1, 1), padding=(2, 1), bias=False)"
     )
