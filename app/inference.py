@@ -202,8 +202,9 @@ def quantize(model: ModelProto, images: Tensor) -> ModelProto:
             Reader(),
             quant_format=ort.QuantFormat.QDQ,
             op_types_to_quantize=["Conv", "Gemm"],
-            activation_type=ort.QuantType.QUInt8,  # as x86 has them; of int8 ones ONNX Runtime
-            weight_type=ort.QuantType.QInt8,  # makes these, from opset 21 on at times wrongly
+            # ONNX Runtime on x86 makes these of int8 ones, from opset 21 on at times wrongly.
+            activation_type=ort.QuantType.QUInt8,
+            weight_type=ort.QuantType.QInt8,
             per_channel=True,
             reduce_range=True,
             extra_options={"QuantizeBias": False},  # smaller; ONNX Runtime does it as it loads
