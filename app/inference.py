@@ -250,7 +250,7 @@ def _shorten(graph: GraphProto, original: GraphProto) -> None:
             continue
         names[name] = next(fresh)
         if name in tensors:
-            tensors[name].name = ""
+            tensors[name].name = ""  # or no two would be equal
             names[name] = shared.setdefault(tensors[name].SerializeToString(), names[name])
             tensors[name].name = names[name]
     for node in graph.node:
