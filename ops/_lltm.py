@@ -125,8 +125,6 @@ def _setup_sequence(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...
 def _gradients(
     op: torch._ops.OpOverload, ctx: Any, saved: tuple[Any, ...], grads: tuple[Any, ...]
 ) -> tuple[Any, ...]:
-    if all(grad is None for grad in grads):
-        return (None,) * 5
     mask = ctx.needs_input_grad
     computed = op(*grads, *saved, mask)
     return tuple(grad if needed else None for grad, needed in zip(computed, mask, strict=True))
