@@ -328,11 +328,13 @@ bool sum_weights_strips(const WeightGradient<T>& c) {
   return dispatch_direct(c.g, [&](auto axis) {
     using M = WeightMarch<decltype(axis), false>;
     if constexpr (M::kLight) {
-      using Narrow = WeightMarch<decltype(axis), true>;
-      const auto plan = plan_weights<Narrow>(c);
-      if (c.g.out_w <= kNarrowImage && plan.aligned) {
-        launch_weights<Narrow, true>(c, plan);
-        return true;
+      if (c.g.out_w <= kNarrowImage) {
+        using Narrow = WeightMarch<decltype(axis), true>;
+        const auto plan = plan_weights<Narrow>(c);
+        if (plan.aligned) {
+          launch_weights<Narrow, true>(c, plan);
+          return true;
+        }
       }
     }
     const auto plan = plan_weights<M>(c);
