@@ -21,6 +21,7 @@ inline cudaStream_t current_stream(const Tensor& x) {
 // What the current device has.
 struct Device {
   int multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
+  int64_t cache = attribute(cudaDevAttrL2CacheSize);  // bytes
   size_t shared = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
   size_t block_shared = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
 

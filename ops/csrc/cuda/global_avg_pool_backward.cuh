@@ -7,45 +7,102 @@
 namespace ops::cuda {
 
 constexpr int kSpreadThreads = 256;
-constexpr int kSpreadVectors = 4;      // of a thread, where there are
-constexpr int kBlocksForVectors = 32;  // so many blocks a multiprocessor
 
-// A thread's vectors of the output, each of which ends in the plane that it begins in or in the
-// next: planes have at least V elements.
-template <int V, int kVectors, typename Divide, typename T>
-__global__ void __launch_bounds__(kSpreadThreads)
-    spread_planes_kernel(const T* __restrict__ grad, T* __restrict__ out, int64_t n, int64_t length,
-                         Divide plane_of, acc_t<T> scale) {
-  using Index = typename Divide::Index;
-  const int64_t first =
-      (static_cast<int64_t>(blockIdx.x) * kVectors * kSpreadThreads + threadIdx.x) * V;
-  const auto value_of = [&](int64_t plane) {
-    return static_cast<T>(static_cast<acc_t<T>>(grad[plane]) * scale);
-  };
+// What is spread, the gradient [outer, inner] over [outer, length, inner] of n elements: vectors of
+// kLanes, of which a thread makes kVectors.
+template <int kLanes, int kVectorsOfThread, typename T, typename DivideBy>
+struct Spread {
+  using Type = T;
+  using Index = typename DivideBy::Index;
+  static constexpr int V = kLanes, kVectors = kVectorsOfThread;
+
+  const T* grad;
+  Index n, length, inner;
+  DivideBy by_length, by_inner;
+  acc_t<T> scale;
+
+  __device__ T scaled(Index i) const {
+    return static_cast<T>(static_cast<acc_t<T>>(grad[i]) * scale);
+  }
+};
+
+// Contiguous planes (inner is 1) of V elements or more: a vector ends in the plane that it begins
+// in, or in the next.
+template <int V, typename T, typename DivideBy>
+struct SpreadPlanes : Spread<V, 2, T, DivideBy> {
+  using typename Spread<V, 2, T, DivideBy>::Index;
+
+  __device__ Vector<T, V> operator()(Index first) const {
+    const Index plane = this->by_length(first);
+    const Index end = (plane + 1) * this->length;
+    const T value = this->scaled(plane);
+    const T next = end - first < V && end < this->n ? this->scaled(plane + 1) : value;
+    Vector<T, V> result;
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      result.lane[v] = v < end - first ? value : next;
+    }
+    return result;
+  }
+};
+
+// Channels last, where pixels are whole vectors.
+template <int V, typename T, typename DivideBy>
+struct SpreadPixels : Spread<V, 2, T, DivideBy> {
+  using typename Spread<V, 2, T, DivideBy>::Index;
+
+  __device__ Vector<T, V> operator()(Index first) const {
+    const Index pixel = this->by_inner(first), image = this->by_length(pixel);
+    auto result = load_vector<V>(this->grad + first - (pixel - image) * this->inner);
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      result.lane[v] = static_cast<T>(static_cast<acc_t<T>>(result.lane[v]) * this->scale);
+    }
+    return result;
+  }
+};
+
+// Channels last, where images are whole vectors, which reach over pixels.
+template <int V, typename T, typename DivideBy>
+struct SpreadAcross : Spread<V, 1, T, DivideBy> {
+  using typename Spread<V, 1, T, DivideBy>::Index;
+
+  __device__ Vector<T, V> operator()(Index first) const {
+    const Index pixel = this->by_inner(first), image = this->by_length(pixel);
+    Index channel = first - pixel * this->inner;
+    Vector<T, V> result;
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      result.lane[v] = this->scaled(image * this->inner + channel);
+      channel = channel + 1 < this->inner ? channel + 1 : 0;
+    }
+    return result;
+  }
+};
+
+template <typename Source, typename T = typename Source::Type>
+__global__ void __launch_bounds__(kSpreadThreads) spread_kernel(Source source, T* out) {
+  using Index = typename Source::Index;
+  constexpr int V = Source::V, kVectors = Source::kVectors;
+  const Index first =
+      (static_cast<Index>(blockIdx.x) * kVectors * kSpreadThreads + threadIdx.x) * V;
   Vector<T, V> results[kVectors];
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
-    const int64_t i = first + k * kSpreadThreads * V;
-    if (i < n) {
-      const int64_t plane = plane_of(static_cast<Index>(i));
-      const int64_t end = (plane + 1) * length;
-      const int left = static_cast<int>(min(end - i, int64_t{V}));  // of the vector in the plane
-      const T value = value_of(plane), next = left < V && end < n ? value_of(plane + 1) : value;
-#pragma unroll
-      for (int v = 0; v < V; ++v) {
-        results[k].lane[v] = v < left ? value : next;
-      }
+    const Index i = first + k * kSpreadThreads * V;
+    if (i < source.n) {
+      results[k] = source(i);
     }
   }
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
-    const int64_t i = first + k * kSpreadThreads * V;
-    if (i + V <= n) {
+    const Index i = first + k * kSpreadThreads * V;
+    if (i + V <= source.n) {
       *reinterpret_cast<Vector<T, V>*>(out + i) = results[k];
     } else {
 #pragma unroll
       for (int v = 0; v < V; ++v) {
-        if (i + v < n) {
+        if (i + v < source.n) {
           out[i + v] = results[k].lane[v];
         }
       }
@@ -53,71 +110,38 @@ __global__ void __launch_bounds__(kSpreadThreads)
   }
 }
 
-// Channels last: rows are whole numbers of vectors, `row` of them.
-template <int V, int kVectors, typename Divide, typename T>
-__global__ void __launch_bounds__(kSpreadThreads)
-    spread_rows_kernel(const T* __restrict__ grad, T* __restrict__ out, int64_t vectors,
-                       int64_t row, Divide row_of, Divide image_of, acc_t<T> scale) {
-  using Index = typename Divide::Index;
-#pragma unroll
-  for (int k = 0; k < kVectors; ++k) {
-    const int64_t i =
-        (static_cast<int64_t>(blockIdx.x) * kVectors + k) * kSpreadThreads + threadIdx.x;
-    if (i >= vectors) {
-      return;
-    }
-    const Index r = row_of(static_cast<Index>(i));
-    const int64_t from = image_of(r) * row + (i - r * row);
-    auto value = reinterpret_cast<const Vector<T, V>*>(grad)[from];
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
-      value.lane[v] = static_cast<T>(static_cast<acc_t<T>>(value.lane[v]) * scale);
-    }
-    reinterpret_cast<Vector<T, V>*>(out)[i] = value;
-  }
-}
-
 // Launches what writes out [outer, length, inner].
 template <typename T>
 void spread(const Tensor& like, PoolLayout layout, const T* grad, T* out) {
-  const acc_t<T> scale = acc_t<T>(1) / static_cast<acc_t<T>>(layout.length);
+  constexpr int kWidest = kVectorBytes / sizeof(T);  // a new tensor is aligned
   const int64_t n = layout.outer * layout.length * layout.inner;
-  const int64_t many =
-      int64_t{kBlocksForVectors} * Device().multiprocessors * kSpreadThreads * kSpreadVectors;
-  // Calls f(Width<vectors a thread>{}, Divide's type) for so many vectors.
-  const auto dispatch = [&](int64_t vectors, const auto& f) {
-    const auto with_divide = [&](auto count) {
-      n < kMostFastDivided ? f(count, type_tag<FastDivide>{}) : f(count, type_tag<Divide>{});
-    };
-    vectors < many ? with_divide(Width<1>{}) : with_divide(Width<kSpreadVectors>{});
+  const auto launch = [&](auto tag) {
+    using Source = typename decltype(tag)::type;
+    using Index = typename Source::Index;
+    const Source source{{grad, static_cast<Index>(n), static_cast<Index>(layout.length),
+                         static_cast<Index>(layout.inner),
+                         decltype(Source::by_length){layout.length},
+                         decltype(Source::by_inner){layout.inner},
+                         acc_t<T>(1) / static_cast<acc_t<T>>(layout.length)}};
+    launch_kernel(spread_kernel<Source>,
+                  ceil_div(n, int64_t{kSpreadThreads} * Source::kVectors * Source::V),
+                  kSpreadThreads, 0, current_stream(like), source, out);
   };
-  const auto blocks = [](int64_t vectors, int count) {
-    return dim3(ceil_div(vectors, int64_t{kSpreadThreads} * count));
+  const auto with_divide = [&](auto tag) {
+    using D = typename decltype(tag)::type;
+    if (layout.inner == 1 && layout.length < kWidest) {
+      launch(type_tag<SpreadPlanes<1, T, D>>{});
+    } else if (layout.inner == 1) {
+      launch(type_tag<SpreadPlanes<kWidest, T, D>>{});
+    } else if (layout.inner % kWidest == 0 &&
+               reinterpret_cast<uintptr_t>(grad) % kVectorBytes == 0) {
+      launch(type_tag<SpreadPixels<kWidest, T, D>>{});
+    } else {
+      dispatch_width<T>({out}, {layout.length * layout.inner},
+                        [&](auto v) { launch(type_tag<SpreadAcross<v.value, T, D>>{}); });
+    }
   };
-  if (layout.inner == 1) {
-    const auto launch = [&](auto v) {
-      constexpr int V = decltype(v)::value;
-      dispatch(ceil_div(n, V), [&](auto count, auto tag) {
-        using D = typename decltype(tag)::type;
-        launch_kernel(spread_planes_kernel<V, count.value, D, T>,
-                      blocks(ceil_div(n, V), count.value), kSpreadThreads, 0, current_stream(like),
-                      grad, out, n, layout.length, D{layout.length}, scale);
-      });
-    };
-    constexpr int V = kVectorBytes / sizeof(T);  // a new tensor is aligned
-    layout.length < V ? launch(Width<1>{}) : launch(Width<V>{});
-    return;
-  }
-  dispatch_width<T>({grad, out}, {layout.inner}, [&](auto v) {
-    const int64_t row = layout.inner / v.value;
-    const int64_t vectors = layout.outer * layout.length * row;
-    dispatch(vectors, [&](auto count, auto tag) {
-      using D = typename decltype(tag)::type;
-      launch_kernel(spread_rows_kernel<v.value, count.value, D, T>, blocks(vectors, count.value),
-                    kSpreadThreads, 0, current_stream(like), grad, out, vectors, row, D{row},
-                    D{layout.length}, scale);
-    });
-  });
+  n < kMostFastDivided ? with_divide(type_tag<FastDivide>{}) : with_divide(type_tag<Divide>{});
 }
 
 }  // namespace ops::cuda
