@@ -120,12 +120,12 @@ struct PoolRows {
   int blocks;  // that lie side by side on an image
 };
 
-// The pixels of a row that make it whole 16-byte vectors, of `most` elements, or come closest.
+// The pixels of a row that make it whole 16-byte vectors, or come closest.
 template <typename T>
-int pixels_of_row(PoolLayout layout, int64_t most) {
+int pixels_of_row(PoolLayout layout) {
   int pixels = 1;
   while (layout.inner * pixels * sizeof(T) % kVectorBytes != 0 &&
-         layout.length % (2 * pixels) == 0 && layout.inner * pixels * 2 <= most) {
+         layout.length % (2 * pixels) == 0 && layout.inner * pixels * 2 <= kMostOfRow) {
     pixels *= 2;
   }
   return pixels;
@@ -258,7 +258,7 @@ class PoolForwardLaunch {
   }
 
   void rows() {
-    const int pixels = pixels_of_row<T>(layout_, kMostOfRow);
+    const int pixels = pixels_of_row<T>(layout_);
     dispatch_width<T>({f_.x}, {f_.inner * pixels}, [&](auto v) {
       constexpr int V = decltype(v)::value;
       const int64_t vectors = f_.inner * pixels / V;
