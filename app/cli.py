@@ -23,7 +23,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from app.config import ModelConfig, TrainConfig, allowed, choices_of, from_mapping
-from app.errors import RunError, UserError
+from app.errors import RunError, UserError, end_unread
 from app.explain import explain
 from app.runs import key_of, typed_keys, typed_overrides
 from app.sweep import Sweep
@@ -47,8 +47,8 @@ def hydra_main(
     """Decorate an entry point, so that it is called with a checked `schema` object.
 
     Composes conf/<config_name>.yaml with the command line. Exit codes: 0 done, 2 wrong usage,
-    1 failure, 130 interrupted. Wrong usage is one line on stderr; `HYDRA_FULL_ERROR=1` adds the
-    traceback. SIGTERM is Ctrl-C.
+    1 failure, 130 interrupted, 141 nobody reads the output any more. Wrong usage is one line on
+    stderr; `HYDRA_FULL_ERROR=1` adds the traceback. SIGTERM is Ctrl-C.
 
     Args:
         config_name: The primary configuration; its defaults begin with `<config_name>_schema`.
@@ -70,6 +70,8 @@ def hydra_main(
                 result = task(built)
                 sweep.ended.append(None)
                 return result
+            except BrokenPipeError:
+                raise
             except Exception as error:
                 explained = explain(error, schema)
                 if HydraConfig.get().mode == RunMode.RUN:
@@ -94,9 +96,12 @@ def hydra_main(
                 _refuse_arguments(sys.argv[1:], schema)
                 with _hydra_raises(), sweep:
                     hydra.main("pkg://conf", config_name, version_base="1.3")(job)()
+                sys.stdout.flush()
             except KeyboardInterrupt:
                 print("interrupted", file=sys.stderr)
                 sys.exit(INTERRUPTED)
+            except BrokenPipeError:
+                end_unread()
             except Exception as error:
                 _fail(explain(error, schema), full_error)
             finally:

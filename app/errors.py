@@ -1,3 +1,12 @@
+"""The exceptions that commands print as one line, and how they end when nobody reads."""
+
+import os
+import sys
+from typing import NoReturn
+
+UNREAD = 141  # exit code after SIGPIPE, as shells have it
+
+
 class UserError(Exception):
     """Wrong usage. Commands print it as one line, `error: ...`, and exit with 2."""
 
@@ -12,3 +21,9 @@ class RunError(Exception):
 
 class WriteError(RunError):
     """A file could not be written: no space, no permission."""
+
+
+def end_unread() -> NoReturn:
+    """End the process after a BrokenPipeError of stdout, whose reader (`head`) has had enough."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end
+    sys.exit(UNREAD)

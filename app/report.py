@@ -1,7 +1,7 @@
 import argparse
 import sys
 
-from app.errors import RunError, UserError
+from app.errors import RunError, UserError, end_unread
 
 
 def main() -> None:
@@ -18,6 +18,9 @@ def main() -> None:
         from app.comparison import report
 
         report(arguments.folder, arguments.outputs)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        end_unread()
     except (UserError, RunError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -33,6 +33,7 @@ from app.steps import Steps
 from app.summary import format_summary, summarize
 from app.tracking import Tracker
 
+OUT_OF_MEMORY = "DefaultCPUAllocator|CUDA out of memory"
 ASK_EVERY = 50  # steps between two questions to the other processes
 LOSS, CORRECT, NORM = range(3)  # what a step returns
 
@@ -104,7 +105,8 @@ def explained(run: Run) -> Iterator[None]:
         raise RunError(f"{error} ({last_good(run)})") from error
     except RuntimeError as error:
         text = str(error)
-        if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in text:
+        # by text, too: what an operator of ours runs into arrives as RuntimeError
+        if isinstance(error, torch.OutOfMemoryError) or re.search(OUT_OF_MEMORY, text):
             raise RunError(
                 f"out of memory on {run.device} with trainer.batch_size={run.batch_size}: "
                 f"try a smaller one ({last_good(run)})"

@@ -1,4 +1,5 @@
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -225,3 +226,18 @@ def test_full_errors_on_request(main, capsys, monkeypatch):
         assert errors.startswith("Traceback (most recent call last)")
         assert errors.splitlines()[-1].startswith("error: ")
     assert os.environ["HYDRA_FULL_ERROR"] == "1"
+
+
+def test_a_reader_that_has_had_enough_ends_the_command_quietly(tmp_path):
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "app.train", "--help"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")

@@ -12,6 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch.nn import functional as F
 
+import ops
 from app import evaluation, final, training
 from app.checkpoint import load_checkpoint, load_model
 from app.config import DataConfig, ModelConfig, OptimConfig, TrainConfig, TrainerConfig
@@ -202,12 +203,14 @@ def test_a_loss_that_is_not_finite_stops_the_run(cfg, monkeypatch):
     assert load_checkpoint(last).metrics["epoch"] == 1  # the one before it is kept
 
 
-def test_too_little_memory_is_said_in_a_line(cfg, monkeypatch):
+@pytest.mark.parametrize("name", ["empty", "operator"])
+def test_too_little_memory_is_said_in_a_line(cfg, monkeypatch, name):
     take = training.Steps.take
 
     def hungry(steps):
         if steps.run.step == 10:
-            torch.empty(2**60, dtype=torch.uint8)
+            element = torch.empty(1)
+            element.new_empty(2**44) if name == "empty" else ops.exp(element.expand(2**44))
         take(steps)
 
     monkeypatch.setattr(training.Steps, "take", hungry)
