@@ -68,7 +68,7 @@ def hydra_main(
                 if isinstance(built, TrainConfig):
                     _refuse_others_settings(built)
                 result = task(built)
-                sweep.ended.append(None)
+                sweep.ended.append(0)
                 return result
             except BrokenPipeError:
                 raise

@@ -29,8 +29,9 @@ def explain(error: Exception, schema: type) -> Exception:
     """
     if isinstance(error, UserError | RunError):
         return error
-    if isinstance(error, OSError) and error.filename and error.strerror:
-        return _chain(RunError(f"{error.filename}: {error.strerror}"), error)
+    if isinstance(error, OSError) and error.strerror:
+        where = f"{error.filename}: " if error.filename else ""
+        return _chain(RunError(where + error.strerror), error)
     line = _line(error, schema)
     return _chain(UserError(line), error) if line else error
 

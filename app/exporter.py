@@ -5,7 +5,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from torch.nn import functional
 from app.config import ExportConfig, choices_of
 from app.data import Dataset, Split, normalize
 from app.deployment import convert, layout
-from app.errors import RunError, UserError
+from app.errors import RunError, UserError, WriteError
 from app.files import write_atomically
 from app.inference import RUNTIME, newest_opset, open_session, session_runner
 from app.model import takes_any_size
@@ -86,8 +86,11 @@ def export(cfg: ExportConfig) -> None:
         parity = compare(model, trained, dataset.test)
         refuse_if_different(parity, exact=cfg.precision == "fp32" and cfg.quantize is None)
     except Exception as error:  # of onnx, ONNX Runtime or ours: whatever is wrong with the model
-        write_atomically(rejected, model.SerializeToString())
-        raise RunError(f"{error}; the exported model is kept as {rejected}") from error
+        kept = ""
+        with suppress(WriteError):
+            write_atomically(rejected, model.SerializeToString())
+            kept = f"; the exported model is kept as {rejected}"
+        raise RunError(f"{error}{kept}") from error
     model.metadata_props.add(key="test_accuracy", value=json.dumps(parity.accuracy))
     content = model.SerializeToString(deterministic=True)
     write_atomically(path, content)

@@ -64,7 +64,17 @@ def open_session(
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # what is wrong comes as an exception
     options.intra_op_num_threads = threads
-    return onnxruntime.InferenceSession(model, options, providers=providers)
+    # its own way back to the CPU says so on stdout, where the predictions go
+    create = functools.partial(onnxruntime.InferenceSession, model, options, enable_fallback=0)
+    try:
+        session = create(providers=providers)
+    except (ValueError, RuntimeError):
+        if device != "auto" or len(providers) == 1:
+            raise
+        session = create(providers=providers[1:])
+    if device.startswith("cuda") and "CUDAExecutionProvider" not in session.get_providers():
+        raise UserError(f"device={device}: ONNX Runtime cannot use it, choose from auto, cpu")
+    return session
 
 
 def session_runner(session: onnxruntime.InferenceSession, mean: float, std: float) -> Runner:

@@ -17,11 +17,11 @@ class Sweep:
     """The runs of a command with several values: their folder, and how each of them has ended.
 
     Attributes:
-        ended: An entry for each run that is over: why it failed, None if it did not.
+        ended: The exit codes of the runs that are over; their exceptions would keep their memory.
     """
 
     def __init__(self) -> None:
-        self.ended: list[Exception | None] = []
+        self.ended: list[int] = []
         self._made: list[Path] = []  # its folder, then those around it
 
     def folder(self, outputs: str) -> str:
@@ -33,7 +33,7 @@ class Sweep:
 
     def fail(self, cfg: DictConfig, error: Exception) -> None:
         """Say that the run at hand has failed, and leave in its folder what the report needs."""
-        self.ended.append(error)
+        self.ended.append(getattr(error, "exit_code", 1))
         folder, reason = Path(HydraConfig.get().runtime.output_dir), " ".join(str(error).split())
         with suppress(ValueError):
             folder = folder.relative_to(Path.cwd())
@@ -57,12 +57,12 @@ class Sweep:
             RunError: Some of the runs have failed; the exit code is that of the first.
         """
         self._tidy()
-        failed = [error for error in self.ended if error]
+        failed = [code for code in self.ended if code]
         # Optuna's sweeper raises an error of its own when there is no result at all
         useless = kind is not None and issubclass(kind, ValueError) and all(self.ended)
         if failed and (kind is None or useless):
             result = RunError(f"{len(failed)} of {len(self.ended)} runs failed")
-            result.exit_code = getattr(failed[0], "exit_code", 1)
+            result.exit_code = failed[0]
             raise result
 
     def _tidy(self) -> None:

@@ -33,7 +33,12 @@ from app.steps import Steps
 from app.summary import format_summary, summarize
 from app.tracking import Tracker
 
-OUT_OF_MEMORY = "DefaultCPUAllocator|CUDA out of memory"
+# What an operator of ours runs into arrives as RuntimeError, before torch 2.13 without its reason.
+OUT_OF_MEMORY = re.compile(
+    r"DefaultCPUAllocator|CUDA (error: )?out of memory|ALLOC_FAILED"
+    r"|\"aten::(empty|clone|contiguous)\".* API call failed",
+    re.DOTALL,
+)
 ASK_EVERY = 50  # steps between two questions to the other processes
 LOSS, CORRECT, NORM = range(3)  # what a step returns
 
@@ -52,8 +57,14 @@ def train(cfg: TrainConfig) -> dict[str, Any]:
     """
     started = time.perf_counter()
     keep_freed_memory()
-    with closing(connect(pick_device(cfg.device))) as world:
-        run = start(cfg, world)
+    device = pick_device(cfg.device)
+    with closing(connect(device)) as world:
+        try:
+            run = start(cfg, world)
+        except RuntimeError as error:
+            if not lacks_memory(error):
+                raise
+            raise RunError(f"out of memory on {device} before the first step") from error
         if summary := finished(run):
             if world.rank == 0:
                 print(f"{run.folder} is finished: test accuracy {summary['test_accuracy']:.2%}")
@@ -79,8 +90,9 @@ def lead(run: Run, tracker: Tracker, started: float) -> dict[str, Any]:
             log_results(run, tracker, results)
             tracker.flush()
     except KeyboardInterrupt:
-        summarize(run, "interrupted", seconds=time.perf_counter() - started)
-        print(f"stopped after step {run.step:,}: {run.folder / LAST}", flush=True)
+        with suppress(RunError):  # of a disk that is full: it is stopped all the same
+            summarize(run, "interrupted", seconds=time.perf_counter() - started)
+        print(f"stopped after step {run.step:,} ({last_good(run)})", flush=True)
         raise
     except Exception as error:
         with suppress(RunError):  # the disk may be what has failed
@@ -104,19 +116,22 @@ def explained(run: Run) -> Iterator[None]:
     except WriteError as error:
         raise RunError(f"{error} ({last_good(run)})") from error
     except RuntimeError as error:
-        text = str(error)
-        # by text, too: what an operator of ours runs into arrives as RuntimeError
-        if isinstance(error, torch.OutOfMemoryError) or re.search(OUT_OF_MEMORY, text):
+        if lacks_memory(error):
             raise RunError(
                 f"out of memory on {run.device} with trainer.batch_size={run.batch_size}: "
                 f"try a smaller one ({last_good(run)})"
             ) from error
-        if run.world.size > 1 and re.search("gloo|nccl", text, re.IGNORECASE):
+        if run.world.size > 1 and re.search("gloo|nccl", str(error), re.IGNORECASE):
             raise RunError(
                 f"process {run.world.rank} has lost the others at step {run.step} "
                 f"({last_good(run)})"
             ) from error
         raise
+
+
+def lacks_memory(error: RuntimeError) -> bool:
+    """Whether an exception says that there was not enough memory."""
+    return isinstance(error, torch.OutOfMemoryError) or bool(OUT_OF_MEMORY.search(str(error)))
 
 
 def fit(run: Run, tracker: Tracker | None, interrupted: Callable[[], bool]) -> None:
@@ -155,7 +170,7 @@ def fit(run: Run, tracker: Tracker | None, interrupted: Callable[[], bool]) -> N
                     f"{speed:,.0f} images/s"
                 )
                 sys.stdout.flush()  # a pipe should see each epoch when it ends
-            if run.epoch < run.epochs and run.world.any(run.device, interrupted())[0]:
+            if run.world.any(run.device, interrupted())[0]:
                 raise KeyboardInterrupt
 
 
@@ -248,7 +263,7 @@ def log(run: Run, tracker: Tracker, done: int) -> None:
     """Add to the curves what came after the first `done` steps of this epoch.
 
     Every `log_every` steps make a point, and what is left at the end of the epoch a last one: the
-    means of loss and norm, and the last rate.
+    means of loss and norm, and the last rate. Steps that float16 skipped have no norm.
     """
     every, begin, end = run.cfg.trainer.log_every, run.epoch * run.epoch_steps, len(run.points)
     stops = list(range((done // every + 1) * every, end + 1, every))
@@ -259,8 +274,10 @@ def log(run: Run, tracker: Tracker, done: int) -> None:
         values = {
             "loss/train": sum(point[LOSS] for point in window) / len(window),
             "learning_rate": run.rate(begin + stop - 1),
-            "gradient_norm": sum(point[NORM] for point in window) / len(window),
         }
+        norms = [point[NORM] for point in window if math.isfinite(point[NORM])]
+        if norms:
+            values["gradient_norm"] = sum(norms) / len(norms)
         tracker.scalars(begin + stop, values)
 
 

@@ -33,7 +33,13 @@ def load() -> None:
         raise ImportError(
             f"the operators are not compiled: run `{BUILD_COMMAND}` in the project's folder"
         )
-    torch.ops.load_library(cpu)
+    try:
+        torch.ops.load_library(cpu)
+    except OSError as error:
+        raise ImportError(
+            f"the operators cannot be loaded beside torch {torch.__version__} ({error}); rebuild "
+            f"them with `{BUILD_COMMAND}`"
+        ) from error
     cuda = next(folder.glob("_C_cuda.*"), None)
     if cuda is None or torch.version.cuda is None:
         return

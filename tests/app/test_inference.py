@@ -247,3 +247,24 @@ def test_missing_files_and_devices(tmp_path, exported):
         with pytest.raises(UserError) as raised:
             load_exported(checkpoint, f"{tmp_path}/none", device)
         assert says in str(raised.value)
+
+
+def test_a_gpu_that_cannot_be_used(monkeypatch, exported, capsys):
+    providers = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    create = onnxruntime.InferenceSession
+
+    def without_driver(model, options, providers, enable_fallback):
+        if providers[0] != "CPUExecutionProvider":
+            raise RuntimeError("CUDA driver version is insufficient")
+        return create(model, options, providers=providers)
+
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: providers)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", without_driver)
+    content = (exported / "model.onnx").read_bytes()
+    assert open_session(content, "auto").get_providers() == ["CPUExecutionProvider"]
+    with pytest.raises(RuntimeError, match="driver"):
+        open_session(content, "cuda")
+    monkeypatch.setattr(onnxruntime, "InferenceSession", lambda *_, **__: create(content))
+    with pytest.raises(UserError, match="device=cuda:0: ONNX Runtime cannot use it"):
+        open_session(content, "cuda:0")
+    assert capsys.readouterr().out == ""

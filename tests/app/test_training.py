@@ -163,6 +163,22 @@ def test_the_same_seed_gives_the_same_weights(cfg, tmp_path):
     assert not other
 
 
+def test_a_signal_in_the_last_step_is_not_lost(cfg, monkeypatch):
+    take = training.Steps.take
+
+    def signalled(steps):
+        take(steps)
+        if steps.run.step == steps.run.steps - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(training.Steps, "take", signalled)
+    with pytest.raises(KeyboardInterrupt):
+        train(cfg)
+    folder = run_folder(cfg)
+    assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
+    assert load_checkpoint(folder / "last.pt").metrics["epoch"] == cfg.trainer.epochs
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_keeps_what_it_reached(cfg, monkeypatch, capsys, number):
     take = training.Steps.take
@@ -218,6 +234,29 @@ def test_too_little_memory_is_said_in_a_line(cfg, monkeypatch, name):
         train(cfg)
     (last,) = Path(cfg.outputs).rglob("last.pt")
     assert load_checkpoint(last).metrics["epoch"] == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA out of memory. Tried to allocate 2.00 GiB.",
+        "CUDA error: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        'torch_call_dispatcher( "aten::empty", "memory_format", stack.data()) API call failed at',
+    ],
+)
+def test_too_little_memory_is_known_by_its_message(text):
+    assert training.lacks_memory(RuntimeError(text))
+    assert not training.lacks_memory(RuntimeError(f"depthwise_conv2d: {text[-9:]}"))
+
+
+def test_memory_that_another_process_has_is_said_in_a_line(cfg, monkeypatch):
+    def hungry(cfg, world):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(training, "start", hungry)
+    with pytest.raises(RunError, match="out of memory on cpu before the first step"):
+        train(cfg)
 
 
 def test_a_full_disk_leaves_the_last_checkpoint(cfg, monkeypatch):
