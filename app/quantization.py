@@ -2,6 +2,8 @@
 
 import itertools
 import tempfile
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +41,15 @@ def quantize(model: ModelProto, images: Tensor) -> ModelProto:
             batch = next(self.batches, None)
             return None if batch is None else {name: batch.numpy()}
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(StringIO()):
         path = Path(folder) / "model.onnx"
         ort.quantize_static(
             model,
             path,
             Reader(),
             quant_format=ort.QuantFormat.QDQ,
+            # One value in 100,000 may lie outside a range, else the rarest would set its steps.
+            calibrate_method=ort.CalibrationMethod.Percentile,
             op_types_to_quantize=["Conv", "Gemm"],
             # ONNX Runtime on x86 makes these of int8 ones, from opset 21 on at times wrongly.
             activation_type=ort.QuantType.QUInt8,
