@@ -83,7 +83,9 @@ def load_checkpoint(path: str | Path, key: str = "checkpoint") -> Checkpoint:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load raises a different type for every way to be damaged
-        raise UserError(f"{key}={path}: damaged, or not a checkpoint") from error
+        exported = path.suffix == ".onnx"
+        what = "an exported file, not a checkpoint" if exported else "damaged, or not a checkpoint"
+        raise UserError(f"{key}={path}: {what}") from error
     names = [item.name for item in dataclasses.fields(Checkpoint)]
     if not isinstance(content, dict) or not isinstance(content.get("format"), int):
         raise UserError(f"{key}={path}: not a checkpoint of this program")

@@ -54,14 +54,16 @@ def load() -> None:
 
 
 def check_tensor(op: str, name: str, value: object) -> None:
-    """Checks what C++ cannot: that `value` is a tensor, and of a floating dtype.
+    """Checks what C++ cannot: that `value` is a dense tensor, and of a floating dtype.
 
     Raises:
         TypeError: not a tensor.
-        NotImplementedError: a dtype other than float64, float32, bfloat16 and float16.
+        NotImplementedError: sparse, or a dtype other than float64, float32, bfloat16 and float16.
     """
     if not isinstance(value, Tensor):
         raise TypeError(f"{op}: {name} must be Tensor, not {type(value).__name__}")
+    if value.layout != torch.strided:
+        raise NotImplementedError(f"{op}: {name} must be strided, got layout {value.layout}")
     if value.dtype not in FLOATING:
         raise NotImplementedError(
             f"{op}: not implemented for dtype {value.dtype} of {name}; allowed are {_ALLOWED}"

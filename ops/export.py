@@ -42,7 +42,8 @@ def export_onnx(
         exporter: "symbolic": traced, `torch.onnx.export(dynamo=False)`; "dynamo": by torch.export.
         layout: "function": our operators are nodes of the domain `lenet_ops`, whose meaning the
             model carries as functions; "standard": standard operators only.
-        opset_version: Version of the standard operators, from 17 to the newest that onnx knows.
+        opset_version: Version of the standard operators, from 17 to the newest that onnx knows;
+            a runtime may not know it yet.
         input_names: Names of the graph's inputs.
         output_names: Names of its outputs.
         dynamic_axes: For each name of an input or output, names of its dynamic axes.
@@ -51,10 +52,13 @@ def export_onnx(
         The model, in the least IR version that holds it.
 
     Raises:
+        TypeError: Not a module.
         ValueError: An unknown exporter, layout or opset, or an operator that cannot be written in
             that opset.
     """
     newest = onnx.defs.onnx_opset_version()
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"export_onnx: module must be an nn.Module, got {type(module).__name__}")
     if exporter not in get_args(Exporter):
         raise ValueError(f"exporter={exporter}: choose from {', '.join(get_args(Exporter))}")
     if layout not in get_args(Layout):

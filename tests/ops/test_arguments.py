@@ -56,6 +56,15 @@ def test_other_dtypes_are_refused(op, dtype, place):
             call.op(*args)
 
 
+@each_operator
+def test_sparse_tensors_are_refused(op):
+    tensors = inputs(op.cases[0], torch.float32)
+    for i, x in enumerate(tensors):
+        args = [*tensors[:i], x.to_sparse(), *tensors[i + 1 :]]
+        with pytest.raises(NotImplementedError, match=rf"^{op.name}: \w+ must be strided, got"):
+            op.function(*args, **op.cases[0].kwargs)
+
+
 @each_place
 @each_operator
 def test_tensors_that_disagree_are_refused(op, place):

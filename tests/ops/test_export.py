@@ -154,3 +154,8 @@ def test_standard_operators_that_changed_are_converted(opset):
 def test_wrong_arguments(settings, says):
     with pytest.raises(ValueError, match=says):
         export_onnx(nn.Identity(), (torch.zeros(1),), **settings)
+
+
+def test_only_modules_are_exported():
+    with pytest.raises(TypeError, match=r"export_onnx: module must be an nn\.Module, got f"):
+        export_onnx(lambda x: x, (torch.ones(2),))
