@@ -55,7 +55,7 @@ struct PoolForward {
                       acc_t<T> (&sums)[V]) const {
     const int count = (vectors + step - 1) / step;
     evict_first ? add_vectors<true>(from, count, stride, sums)
-               : add_vectors<false>(from, count, stride, sums);
+                : add_vectors<false>(from, count, stride, sums);
   }
 
   __device__ void store(int64_t output, acc_t<T> sum) const {
