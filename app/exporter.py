@@ -21,10 +21,9 @@ from app.data import Dataset, Split, normalize
 from app.deployment import convert, layout
 from app.errors import RunError, UserError, WriteError
 from app.files import write_atomically
-from app.inference import RUNTIME, newest_opset, open_session, session_runner
+from app.inference import RUNTIME, newest_opset, open_session, quantize, session_runner
 from app.model import takes_any_size
 from app.model_card import write_card
-from app.quantization import quantize
 from app.trained import TrainedModel, load_data, load_trained, torch_runner
 
 TOLERANCE = 1e-5  # in logits between torch and ONNX Runtime, as a share of the largest

@@ -34,8 +34,8 @@ from bench.stock import with_stock_layers
 from torch import Tensor, nn
 
 from app.config import ModelConfig
+from app.inference import quantize
 from app.model import build_model
-from app.quantization import quantize
 from ops.export import export_onnx
 
 BATCHES = (1, 32, 1024)

@@ -13,8 +13,7 @@ from app.data import normalize
 from app.deployment import convert
 from app.errors import UserError
 from app.exporter import export
-from app.inference import load_exported, newest_opset, open_session, session_runner
-from app.quantization import quantize
+from app.inference import load_exported, newest_opset, open_session, quantize, session_runner
 from app.trained import BATCH_SIZE, load_trained, torch_runner
 
 
