@@ -1,4 +1,8 @@
-"""Builds ops/csrc into ops/_C (schemas and CPU kernels) and ops/_C_cuda (CUDA kernels).
+"""Builds ops/csrc into libraries beside ops/*.py.
+
+    _C                  schemas and CPU kernels, beside any torch since 2.10.
+    _C_cuda             CUDA kernels, likewise.
+    _C_eager_VERSION    autograd and autocast without Python, beside that very torch.
 
 Environment variables:
     USE_CUDA=0             CPU only, whatever is installed.
@@ -103,17 +107,14 @@ from torch.utils.cpp_extension import BuildExtension, CppExtension, CUDAExtensio
 
 target = f"-DTORCH_TARGET_VERSION=0x{TORCH_TARGET[0]:02x}{TORCH_TARGET[1]:02x}000000000000"
 optimise = ["-O0", "-g"] if flag("DEBUG") else ["-O3"]
+eager_flags = [*optimise, "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter"]
 cxx_flags = [
+    *eager_flags,
     target,
-    *optimise,
     "-std=c++17",
-    "-fvisibility=hidden",
     "-ffp-contract=fast",
     "-fno-math-errno",
     "-fno-trapping-math",
-    "-Wall",
-    "-Wextra",
-    "-Wno-unused-parameter",
 ]
 nvcc_flags = [target, *optimise, "-std=c++17", "-DUSE_CUDA", "-lineinfo", "--threads=2"]
 
@@ -129,10 +130,11 @@ class Build(BuildExtension):
     def run(self) -> None:
         """Called by setuptools."""
         super().run()
-        if not cuda:
-            for folder in ("ops", Path(self.build_lib) / "ops"):
-                for stale in Path(folder).glob("_C_cuda.*"):
-                    stale.unlink()
+        made = {extension.name.removeprefix("ops.") for extension in self.extensions}
+        for folder in (Path("ops"), Path(self.build_lib) / "ops"):
+            for library in folder.glob("_C*.so"):
+                if library.name.split(".")[0] not in made:
+                    library.unlink()
 
 
 def extension(
@@ -150,7 +152,11 @@ def extension(
     )
 
 
-extensions = [extension(CppExtension, "ops._C", "cpu/*.cpp", cxx=cxx_flags)]
+version = re.sub(r"\W", "_", torch.__version__)
+extensions = [
+    extension(CppExtension, "ops._C", "cpu/*.cpp", cxx=cxx_flags),
+    extension(CppExtension, f"ops._C_eager_{version}", "eager/*.cpp", cxx=eager_flags),
+]
 if cuda:
     extensions.append(
         extension(

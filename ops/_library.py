@@ -1,5 +1,6 @@
 """Loads the compiled operators; what every operator's Python side shares."""
 
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from numbers import Integral
@@ -20,7 +21,7 @@ INTEGERS = (int, torch.SymInt, Integral)  # the last: NumPy's
 
 
 def load() -> None:
-    """Loads ops/_C and, where torch is a CUDA build, ops/_C_cuda.
+    """Loads ops/_C, and where they fit this torch ops/_C_eager and ops/_C_cuda.
 
     Raises:
         ImportError: torch is older than the libraries allow, or they have not been built.
@@ -40,17 +41,23 @@ def load() -> None:
             f"the operators cannot be loaded beside torch {torch.__version__} ({error}); rebuild "
             f"them with `{BUILD_COMMAND}`"
         ) from error
-    cuda = next(folder.glob("_C_cuda.*"), None)
-    if cuda is None or torch.version.cuda is None:
-        return
-    try:
-        torch.ops.load_library(cuda)
-    except OSError as error:
-        warnings.warn(
-            f"the operators' CUDA kernels cannot be loaded beside torch {torch.__version__}, "
-            f"only the CPU works ({error}); rebuild them with `{BUILD_COMMAND}`",
-            stacklevel=2,
-        )
+    version = re.sub(r"\W", "_", torch.__version__)
+    _load_more(folder, f"_C_eager_{version}", "autograd and autocast", "Python does their work")
+    if torch.version.cuda is not None:
+        _load_more(folder, "_C_cuda", "CUDA kernels", "only the CPU works")
+
+
+def _load_more(folder: Path, name: str, what: str, without: str) -> None:
+    """Loads a library that the operators can do without, if it is there."""
+    for library in folder.glob(f"{name}.*"):
+        try:
+            torch.ops.load_library(library)
+        except OSError as error:
+            warnings.warn(
+                f"the operators' {what} cannot be loaded beside torch {torch.__version__}, "
+                f"{without} ({error}); rebuild them with `{BUILD_COMMAND}`",
+                stacklevel=3,
+            )
 
 
 def check_tensor(op: str, name: str, value: object) -> None:
@@ -174,6 +181,9 @@ def register_autocast(
         device: of the regions, "cpu" or "cuda".
         dtype: what is cast to; None: the region's dtype.
     """
+    if hasattr(torch.ops.lenet_ops_eager, "register_autocast"):
+        torch.ops.lenet_ops_eager.register_autocast(op._opname, device, dtype)
+        return
     key = f"Autocast{device.upper()}"
     excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
 
@@ -289,6 +299,7 @@ def register_autograd(
             "forward": staticmethod(record),
             "backward": staticmethod(pull),
             "jvp": staticmethod(push),
+            "_compiled_autograd_key": staticmethod(lambda ctx: (ctx._autograd_function_id,)),
         },
     )
 

@@ -20,6 +20,7 @@ VARIABLES = ("USE_CUDA", "FORCE_CUDA", "TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "DEB
 def plan(monkeypatch):
     """Runs setup.py beside a CUDA build of torch and no GPU, and returns what it would build."""
     monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(torch, "__version__", "2.15.0+cu130")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for name in VARIABLES:
@@ -35,6 +36,9 @@ def plan(monkeypatch):
         return plans[0]
 
     return run
+
+
+EAGER = "ops._C_eager_2_15_0_cu130"
 
 
 def extensions(plan):
@@ -86,11 +90,17 @@ def test_with_an_old_torch(plan, monkeypatch):
 
 def test_cpu_and_cuda(plan, toolkit):
     cuda = plan(CUDA_HOME=toolkit("13.2"))
-    assert set(extensions(cuda)) == {"ops._C", "ops._C_cuda"}
-    assert all("-DTORCH_TARGET_VERSION=0x020a000000000000" in f for f in flags(cuda))
+    assert set(extensions(cuda)) == {"ops._C", EAGER, "ops._C_cuda"}
     both_compilers = extensions(cuda)["ops._C_cuda"].extra_compile_args
     assert all("-DUSE_CUDA" in both_compilers[name] for name in ("cxx", "nvcc"))
     assert os.environ["TORCH_CUDA_ARCH_LIST"] == "8.0;9.0+PTX"  # there is no GPU to ask
+
+
+def test_kernels_keep_to_the_stable_abi(plan, toolkit):
+    """And what uses the rest of PyTorch is built under a name that only that PyTorch looks for."""
+    for name, extension in extensions(plan(CUDA_HOME=toolkit("13.2"))).items():
+        for options in extension.extra_compile_args.values():
+            assert ("-DTORCH_TARGET_VERSION=0x020a000000000000" in options) == (name != EAGER)
 
 
 def test_every_source_is_built(plan, toolkit):
@@ -102,11 +112,11 @@ def test_every_source_is_built(plan, toolkit):
 
 
 def test_use_cuda_0(plan, toolkit):
-    assert set(extensions(plan(CUDA_HOME=toolkit("13.2"), USE_CUDA="0"))) == {"ops._C"}
+    assert set(extensions(plan(CUDA_HOME=toolkit("13.2"), USE_CUDA="0"))) == {"ops._C", EAGER}
 
 
 def test_no_toolkit_means_cpu_only(plan, tmp_path, capfd):
-    assert set(extensions(plan(CUDA_HOME=str(tmp_path)))) == {"ops._C"}
+    assert set(extensions(plan(CUDA_HOME=str(tmp_path)))) == {"ops._C", EAGER}
     assert (
         "lenet-ops: building for the CPU only: no CUDA toolkit (nvcc and libcudart) in "
         f"{tmp_path}; set CUDA_HOME to its root\n"

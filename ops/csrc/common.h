@@ -1,6 +1,7 @@
 // What every operator shares: argument checks, dtype dispatch, memory layout.
 #pragma once
 
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -8,6 +9,7 @@
 #include <torch/headeronly/util/BFloat16.h>
 #include <torch/headeronly/util/Half.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <sstream>
 #include <stdexcept>
@@ -123,6 +125,11 @@ void dispatch_floating(const char* op, ScalarType dtype, const F& f) {
   }
 }
 
+// Dimensions of a channels-last layout from the innermost outwards: C, the last spatial one, …, N.
+inline int64_t channels_last_dim(int64_t n, int64_t k) {
+  return k == 0 ? 1 : (k == n - 1 ? 0 : n - k);
+}
+
 // Whether x has a channels-last layout (4-D NHWC or 5-D NDHWC), decided as torch decides it:
 // from the strides, and in favour of contiguous where a tensor is both and they tell nothing.
 inline bool is_channels_last(const Tensor& x) {
@@ -132,8 +139,7 @@ inline bool is_channels_last(const Tensor& x) {
   }
   int64_t least = 0;
   for (int64_t k = 0; k < n; ++k) {
-    // from the innermost dimension outwards: C, then the last spatial one, …, then N
-    const int64_t d = k == 0 ? 1 : (k == n - 1 ? 0 : n - k);
+    const int64_t d = channels_last_dim(n, k);
     if (x.size(d) == 0 || x.stride(d) < least || (d == 0 && least == x.stride(1))) {
       return false;
     }
@@ -147,6 +153,66 @@ inline MemoryFormat memory_format(const Tensor& x) {
     return MemoryFormat::Contiguous;
   }
   return x.dim() == 4 ? MemoryFormat::ChannelsLast : MemoryFormat::ChannelsLast3d;
+}
+
+// Strides of a tensor of so many elements each way whose memory has no gaps.
+inline std::vector<int64_t> strides_of(const std::vector<int64_t>& sizes, MemoryFormat format) {
+  const int64_t n = sizes.size();
+  std::vector<int64_t> strides(n);
+  int64_t next = 1;
+  if (format == MemoryFormat::Contiguous) {
+    for (int64_t d = n - 1; d >= 0; --d) {
+      strides[d] = next;
+      next *= std::max<int64_t>(sizes[d], 1);
+    }
+    return strides;
+  }
+  for (int64_t k = 0; k < n; ++k) {
+    const int64_t d = channels_last_dim(n, k);
+    strides[d] = next;
+    next *= sizes[d];
+  }
+  return strides;
+}
+
+// A new tensor on the device of `like`. Not through torch::stable::empty, which makes the
+// dispatcher look for its operator by name, every time.
+inline Tensor empty_strided(const Tensor& like, const int64_t* sizes, const int64_t* strides,
+                            int64_t dim, ScalarType dtype) {
+  int32_t device = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device));
+  const auto type = torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
+  AtenTensorHandle made = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(
+      aoti_torch_empty_strided(dim, sizes, strides, type, device, like.get_device_index(), &made));
+  return Tensor(made);
+}
+
+inline Tensor empty(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype) {
+  const auto strides = strides_of(sizes, MemoryFormat::Contiguous);
+  return empty_strided(like, sizes.data(), strides.data(), sizes.size(), dtype);
+}
+
+inline Tensor empty(const Tensor& like, const std::vector<int64_t>& sizes,
+                    MemoryFormat format = MemoryFormat::Contiguous) {
+  const auto strides = strides_of(sizes, format);
+  return empty_strided(like, sizes.data(), strides.data(), sizes.size(), like.scalar_type());
+}
+
+// In the layout of x, too, which is dense.
+inline Tensor empty_as(const Tensor& x) {
+  return empty_strided(x, x.sizes().data(), x.strides().data(), x.dim(), x.scalar_type());
+}
+
+// x where it has that format, else a copy that has it.
+inline Tensor as_contiguous(const Tensor& x, MemoryFormat format = MemoryFormat::Contiguous) {
+  const auto strides = strides_of({x.sizes().begin(), x.sizes().end()}, format);
+  for (int64_t d = 0; d < x.dim(); ++d) {
+    if (x.size(d) != 1 && x.stride(d) != strides[d]) {
+      return torch::stable::contiguous(x, format);
+    }
+  }
+  return x;
 }
 
 // Whether x's elements fill their memory without gap or overlap, in whatever order.
@@ -169,7 +235,7 @@ inline bool is_dense(const Tensor& x) {
   return expected == x.numel();
 }
 
-// x where it is dense, else a dense copy with the strides that empty_like(x) has.
+// x where it is dense, else a dense copy with the strides that empty_as(x) has.
 inline Tensor dense(const Tensor& x) {
   return is_dense(x) ? x : torch::stable::clone(x);
 }
@@ -178,7 +244,7 @@ inline Tensor dense(const Tensor& x) {
 inline Tensor with_layout_of(const Tensor& x, const Tensor& other) {
   for (int64_t d = 0; d < x.dim(); ++d) {
     if (x.size(d) > 1 && x.stride(d) != other.stride(d)) {
-      Tensor copy = torch::stable::empty_like(other);
+      Tensor copy = empty_as(other);
       return torch::stable::copy_(copy, x);
     }
   }

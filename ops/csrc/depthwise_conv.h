@@ -39,9 +39,8 @@ Tensor depthwise_conv2d(const Tensor& input, const Tensor& weight, std::optional
     check_shape(op, "bias", *bias, {g.c});
   }
   const Tensor x = in_format(input, g.channels_last);
-  const Tensor w = torch::stable::contiguous(weight);
-  const std::optional<Tensor> b =
-      bias ? std::optional<Tensor>(torch::stable::contiguous(*bias)) : std::nullopt;
+  const Tensor w = as_contiguous(weight);
+  const std::optional<Tensor> b = bias ? std::optional<Tensor>(as_contiguous(*bias)) : std::nullopt;
   Tensor out = empty_image(x, g.n, g.c, g.out_h, g.out_w, g.channels_last);
   dispatch_floating(op, x.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
@@ -68,10 +67,10 @@ std::tuple<Tensor, Tensor, Tensor> depthwise_conv2d_backward(
   const bool need_weight = output_mask[1];
   const bool need_bias = output_mask[2];
   const Tensor x = need_weight ? in_format(input, g.channels_last) : input;
-  const Tensor w = torch::stable::contiguous(weight);
+  const Tensor w = as_contiguous(weight);
   const Tensor grad = in_format(grad_output, g.channels_last);
   const auto make = [&](bool needed, std::vector<int64_t> sizes) {
-    return torch::stable::new_empty(weight, needed ? sizes : std::vector<int64_t>{0});
+    return empty(weight, needed ? sizes : std::vector<int64_t>{0});
   };
   Tensor grad_input =
       need_input ? empty_image(x, g.n, g.c, g.h, g.w, g.channels_last) : make(false, {});

@@ -17,8 +17,7 @@ inline PoolLayout pool_layout(const Tensor& image, MemoryFormat format) {
 }
 
 inline Tensor empty_image(const Tensor& like, int64_t height, int64_t width, MemoryFormat format) {
-  return torch::stable::empty({like.size(0), like.size(1), height, width}, like.scalar_type(),
-                              std::nullopt, like.device(), false, format);
+  return empty(like, {like.size(0), like.size(1), height, width}, format);
 }
 
 // The pooling for one Backend, which brings the loops over memory.
@@ -27,7 +26,7 @@ Tensor global_avg_pool2d(const Tensor& input) {
   const char* op = "global_avg_pool2d";
   check(input.dim() == 4, op, ": input must have shape [N, C, H, W], got ", shape{input});
   const MemoryFormat format = memory_format(input);
-  const Tensor x = torch::stable::contiguous(input, format);
+  const Tensor x = as_contiguous(input, format);
   Tensor out = empty_image(x, 1, 1, format);
   dispatch_floating(op, x.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
@@ -46,7 +45,7 @@ Tensor global_avg_pool2d_backward(const Tensor& grad_output, int64_t height, int
         ": grad_output must have shape [N, C, 1, 1], got ", shape{grad_output});
   check(height >= 0 && width >= 0, op, ": height and width must be at least 0, got ", height,
         " and ", width);
-  const Tensor grad = torch::stable::contiguous(grad_output);
+  const Tensor grad = as_contiguous(grad_output);
   const MemoryFormat format = channels_last ? MemoryFormat::ChannelsLast : MemoryFormat::Contiguous;
   Tensor out = empty_image(grad, height, width, format);
   dispatch_floating(op, grad.scalar_type(), [&](auto tag) {

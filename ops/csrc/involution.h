@@ -65,7 +65,7 @@ inline Tensor empty_weight(const Tensor& like, const InvolutionGeometry& g) {
 }
 
 inline Tensor weight_in_format(const Tensor& weight, const InvolutionGeometry& g) {
-  return g.weight_channels_last ? weight : torch::stable::contiguous(weight);
+  return g.weight_channels_last ? weight : as_contiguous(weight);
 }
 
 // The involution for one Backend, which brings the kernels.
@@ -100,7 +100,7 @@ std::tuple<Tensor, Tensor> involution2d_backward(const Tensor& grad_output, cons
   check_shape(op, "grad_output", grad_output, {g.n, g.c, g.out_h, g.out_w});
   check(output_mask.size() == 2, op, ": output_mask must be two booleans");
   const Tensor grad = in_format(grad_output, g.channels_last);
-  const Tensor none = torch::stable::new_empty(input, {0});
+  const Tensor none = empty(input, {0});
   Tensor grad_input =
       output_mask[0] ? empty_image(input, g.n, g.c, g.h, g.w, g.channels_last) : none;
   Tensor grad_weight = output_mask[1] ? empty_weight(weight, g) : none;

@@ -82,21 +82,12 @@ inline Tensor rows_transposed(const Tensor& x, int64_t begin, int64_t end, int64
   return matrix(x, columns, end - begin, 1, columns, begin * columns);
 }
 
-inline Tensor as_contiguous(const Tensor& x) {
-  return x.is_contiguous() ? x : torch::stable::contiguous(x);
-}
-
 inline Tensor to_dtype(const Tensor& x, ScalarType dtype) {
   return x.scalar_type() == dtype ? x : torch::stable::to(x, dtype);
 }
 
 inline ScalarType sum_dtype(ScalarType dtype) {
   return dtype == ScalarType::Double ? dtype : ScalarType::Float;
-}
-
-inline Tensor empty(const Tensor& like, const std::vector<int64_t>& sizes,
-                    std::optional<ScalarType> dtype = std::nullopt) {
-  return torch::stable::new_empty(like, sizes, dtype);
 }
 
 template <typename T>

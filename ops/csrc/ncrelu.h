@@ -54,7 +54,7 @@ inline HalvesLayout halves_layout(const Tensor& x, int64_t dim, MemoryFormat for
 inline Tensor empty_with_size(const Tensor& x, int64_t dim, int64_t size, MemoryFormat format) {
   std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
   sizes[dim] = size;
-  return torch::stable::empty(sizes, x.scalar_type(), std::nullopt, x.device(), false, format);
+  return empty(x, sizes, format);
 }
 
 // ncrelu for one Backend, which brings the loops over memory.
@@ -62,7 +62,7 @@ template <typename Backend>
 Tensor ncrelu(const Tensor& input, int64_t dim) {
   dim = wrap_dim("ncrelu", dim, input.dim());
   const MemoryFormat format = memory_format(input);
-  const Tensor x = torch::stable::contiguous(input, format);
+  const Tensor x = as_contiguous(input, format);
   Tensor out = empty_with_size(x, dim, 2 * x.size(dim), format);
   if (x.numel() > 0) {
     dispatch_floating("ncrelu", x.scalar_type(), [&](auto tag) {
@@ -82,8 +82,8 @@ Tensor ncrelu_backward(const Tensor& grad_output, const Tensor& input, int64_t d
   expected[dim] *= 2;
   check_shape("ncrelu_backward", "grad_output", grad_output, expected);
   const MemoryFormat format = memory_format(input);
-  const Tensor x = torch::stable::contiguous(input, format);
-  const Tensor g = torch::stable::contiguous(grad_output, format);
+  const Tensor x = as_contiguous(input, format);
+  const Tensor g = as_contiguous(grad_output, format);
   Tensor out = empty_with_size(x, dim, x.size(dim), format);
   if (x.numel() > 0) {
     dispatch_floating("ncrelu_backward", x.scalar_type(), [&](auto tag) {

@@ -9,7 +9,7 @@ namespace ops {
 template <typename Loop, typename F>
 Tensor map(const char* op, const Tensor& input, const F& f) {
   const Tensor x = dense(input);
-  Tensor out = torch::stable::empty_like(x);
+  Tensor out = empty_as(x);
   dispatch_floating(op, x.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     Loop::run(x, out.mutable_data_ptr<T>(), f, x.const_data_ptr<T>());
@@ -24,7 +24,7 @@ Tensor map_backward(const char* op, const Tensor& grad_output, const char* saved
   check_like(op, "grad_output", grad_output, saved_name, saved);
   const Tensor x = dense(saved);
   const Tensor g = with_layout_of(grad_output, x);
-  Tensor out = torch::stable::empty_like(x);
+  Tensor out = empty_as(x);
   dispatch_floating(op, x.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     Loop::run(x, out.mutable_data_ptr<T>(), f, g.const_data_ptr<T>(), x.const_data_ptr<T>());

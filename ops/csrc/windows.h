@@ -30,12 +30,11 @@ inline MemoryFormat image_format(bool channels_last) {
 
 inline Tensor empty_image(const Tensor& like, int64_t n, int64_t c, int64_t h, int64_t w,
                           bool channels_last) {
-  return torch::stable::empty({n, c, h, w}, like.scalar_type(), std::nullopt, like.device(), false,
-                              image_format(channels_last));
+  return empty(like, {n, c, h, w}, image_format(channels_last));
 }
 
 inline Tensor in_format(const Tensor& x, bool channels_last) {
-  return torch::stable::contiguous(x, image_format(channels_last));
+  return as_contiguous(x, image_format(channels_last));
 }
 
 // How windows lie, as users say it: each is two integers, vertical and horizontal.

@@ -94,6 +94,47 @@ def test_frees_what_it_saved(op):
         output.backward()
 
 
+@pytest.mark.skipif(
+    not hasattr(torch.ops.lenet_ops_eager, "register_autocast"), reason="built for another PyTorch"
+)
+@each_operator
+def test_records_without_python(op):
+    """As built-in operators do, and what the two ways save and return is the same."""
+    tensors = inputs(op.cases[0], requires_grad=True)
+    outputs = as_tuple(op.function(*tensors, **op.cases[0].kwargs))
+    (node,) = {y.grad_fn for y in outputs}
+    assert ("CppFunction" in type(node).__name__) == (op.saves != "nothing")
+
+
+@each_operator
+def test_saved_tensors_hooks(op):
+    """What is saved can be kept elsewhere meanwhile."""
+    function, tensors = call_present(op, op.cases[0], inputs(op.cases[0], requires_grad=True))
+    expected = torch.autograd.grad(total(function(*tensors)), tensors)
+    packed = []
+    hooks = (lambda x: packed.append(x) or x.clone(), lambda x: x)
+    with torch.autograd.graph.saved_tensors_hooks(*hooks):
+        output = total(function(*tensors))
+    assert all(map(torch.equal, torch.autograd.grad(output, tensors), expected))
+    assert bool(packed) == (op.saves != "nothing")
+
+
+@each_operator
+def test_compiled_autograd(op):
+    """The backward pass of a graph that was recorded operator by operator, as one graph."""
+    function, tensors = call_present(op, op.cases[0], inputs(op.cases[0], requires_grad=True))
+    total(function(*tensors)).backward()
+    expected = [x.grad for x in tensors]
+    for x in tensors:
+        x.grad = None
+    output = total(function(*tensors))
+    torch._dynamo.reset()
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+        output.backward()
+    for x, grad in zip(tensors, expected, strict=True):
+        torch.testing.assert_close(x.grad, grad)
+
+
 @each_operator
 def test_no_grad(op):
     tensors = inputs(op.cases[0], requires_grad=True)

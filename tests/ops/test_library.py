@@ -13,13 +13,15 @@ import ops
 
 FOLDER = Path(ops.__file__).parent
 LIBRARIES = sorted(FOLDER.glob("_C*.so"))
+EAGER = f"_C_eager_{re.sub(r'[^0-9A-Za-z_]', '_', torch.__version__)}"  # without Python
+STABLE = [library for library in LIBRARIES if "eager" not in library.name]
 
 
 def test_libraries_are_there():
     assert "_C" in {library.name.split(".")[0] for library in LIBRARIES}
 
 
-@pytest.mark.parametrize("library", LIBRARIES, ids=lambda path: path.name)
+@pytest.mark.parametrize("library", STABLE, ids=lambda path: path.name)
 def test_only_the_stable_abi_is_used(library):
     """Another torch has these C++ functions elsewhere, or not at all; the C shims stay."""
     if not (shutil.which("nm") and shutil.which("c++filt")):
@@ -43,9 +45,10 @@ def copy_without_libraries(folder: Path) -> Path:
     )
 
 
-def import_ops(folder: Path, before: str = "") -> subprocess.CompletedProcess[str]:
+def import_ops(folder: Path, before: str = "", after: str = "") -> subprocess.CompletedProcess[str]:
     """Imports the copy of `ops` that is in `folder`, in a new Python."""
-    code = f"import sys; sys.path.insert(0, {str(folder)!r})\n{before}\nimport ops"
+    path = f"import sys; sys.path.insert(0, {str(folder)!r})"
+    code = f"{path}\n{before}\nimport torch, ops\n{after}"
     return subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, check=False
     )
@@ -67,12 +70,16 @@ def test_import_refuses_an_old_torch(tmp_path):
     )
 
 
+def copy_with_cpu_kernels(folder: Path) -> Path:
+    copy = copy_without_libraries(folder)
+    for library in FOLDER.glob("_C.*"):
+        shutil.copy(library, copy)
+    return copy
+
+
 def test_import_without_cuda_kernels_still_works(tmp_path):
     """A CUDA library that does not load is a warning: the CPU works."""
-    copy = copy_without_libraries(tmp_path)
-    for library in LIBRARIES:
-        if library.name.startswith("_C."):
-            shutil.copy(library, copy)
+    copy = copy_with_cpu_kernels(tmp_path)
     (copy / "_C_cuda.abi3.so").write_bytes(b"not a library")
     before = "import torch; torch.version.cuda = '13.0'"
     result = import_ops(tmp_path, before)
@@ -80,6 +87,32 @@ def test_import_without_cuda_kernels_still_works(tmp_path):
     assert "CUDA kernels cannot be loaded" in result.stderr
     before = "import torch; torch.version.cuda = None"
     assert import_ops(tmp_path, before).stderr == ""
+
+
+RECORD = """
+x = torch.ones(1, 2, requires_grad=True)
+with torch.autocast("cpu"):
+    y = ops.gelu(ops.exp(x))
+print(type(y.grad_fn).__name__)
+print(y.dtype, torch.autograd.grad(y.sum(), x)[0].isfinite().all().item())
+"""
+
+
+def test_import_of_a_wheel_from_another_torch(tmp_path):
+    """What is made for one PyTorch is left alone by others, without a word: Python does its work."""
+    copy = copy_with_cpu_kernels(tmp_path)
+    (copy / "_C_eager_2_10_0_cpu.abi3.so").write_bytes(b"not a library")
+    result = import_ops(tmp_path, after=RECORD)
+    assert result.stderr == ""
+    assert result.stdout.splitlines() == ["gelu_functionBackward", "torch.float32 True"]
+
+
+def test_import_of_a_damaged_eager_library(tmp_path):
+    copy = copy_with_cpu_kernels(tmp_path)
+    (copy / f"{EAGER}.abi3.so").write_bytes(b"not a library")
+    result = import_ops(tmp_path, after=RECORD)
+    assert "Python does their work" in result.stderr
+    assert result.stdout.splitlines() == ["gelu_functionBackward", "torch.float32 True"]
 
 
 def test_public_names():

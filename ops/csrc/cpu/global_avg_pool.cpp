@@ -59,7 +59,7 @@ struct Loops {
       });
     }
     const ScalarType type = std::is_same_v<A, double> ? ScalarType::Double : ScalarType::Float;
-    Tensor memory = torch::stable::empty({layout.outer * parts.count * layout.inner}, type);
+    Tensor memory = empty(like, {layout.outer * parts.count * layout.inner}, type);
     A* sums = memory.mutable_data_ptr<A>();
     parts.for_each(layout, [&](int64_t i, int64_t o, int64_t first, int64_t rows) {
       const T* from = x + (o * layout.length + first) * layout.inner;

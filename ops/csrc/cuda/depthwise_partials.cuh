@@ -62,8 +62,7 @@ __global__ void __launch_bounds__(kSumColumns* kSumRows)
 // Per split a partial sum for each channel's taps and bias.
 template <typename T>
 Tensor empty_partials(const WeightGradient<T>& c, int64_t splits) {
-  const std::vector<int64_t> sizes{splits, c.g.c, c.g.kernel_h * c.g.kernel_w + 1};
-  return torch::stable::empty(sizes, ScalarType::Float, std::nullopt, c.like.device());
+  return empty(c.like, {splits, c.g.c, c.g.kernel_h * c.g.kernel_w + 1}, ScalarType::Float);
 }
 
 template <typename T>

@@ -294,7 +294,7 @@ class PoolForwardLaunch {
     Tensor partial;
     if (parts > 1) {
       const auto type = std::is_same_v<acc_t<T>, double> ? ScalarType::Double : ScalarType::Float;
-      partial = torch::stable::empty({parts, outputs}, type, std::nullopt, like_.device());
+      partial = empty(like_, {parts, outputs}, type);
       f_.partial = partial.mutable_data_ptr<acc_t<T>>();
     }
     const cudaStream_t stream = current_stream(like_);
