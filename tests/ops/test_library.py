@@ -99,7 +99,7 @@ print(y.dtype, torch.autograd.grad(y.sum(), x)[0].isfinite().all().item())
 
 
 def test_import_of_a_wheel_from_another_torch(tmp_path):
-    """What is made for one PyTorch is left alone by others, without a word: Python does its work."""
+    """What is made for one PyTorch is left alone by others, without a word: Python does it all."""
     copy = copy_with_cpu_kernels(tmp_path)
     (copy / "_C_eager_2_10_0_cpu.abi3.so").write_bytes(b"not a library")
     result = import_ops(tmp_path, after=RECORD)
