@@ -107,7 +107,14 @@ from torch.utils.cpp_extension import BuildExtension, CppExtension, CUDAExtensio
 
 target = f"-DTORCH_TARGET_VERSION=0x{TORCH_TARGET[0]:02x}{TORCH_TARGET[1]:02x}000000000000"
 optimise = ["-O0", "-g"] if flag("DEBUG") else ["-O3"]
-eager_flags = [*optimise, "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter"]
+eager_flags = [
+    *([] if flag("DEBUG") else ["-g0"]),  # Python's own flags ask for debug symbols
+    *optimise,
+    "-fvisibility=hidden",
+    "-Wall",
+    "-Wextra",
+    "-Wno-unused-parameter",
+]
 cxx_flags = [
     *eager_flags,
     target,

@@ -20,6 +20,7 @@ inline cudaStream_t current_stream(const Tensor& x) {
 
 // What the current device has.
 struct Device {
+  int major = attribute(cudaDevAttrComputeCapabilityMajor);
   int multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
   int64_t cache = attribute(cudaDevAttrL2CacheSize);  // bytes
   size_t shared = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
@@ -45,6 +46,35 @@ void launch_kernel(Kernel kernel, dim3 blocks, dim3 threads, size_t shared, cuda
   }
   kernel<<<blocks, threads, shared, stream>>>(args...);
   STD_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+// Launches a kernel that may start while the one before it in the stream runs, as soon as all
+// blocks of that have called let_next_kernel_start. It must call wait_for_kernel_before ahead of
+// reading what that one writes. Before compute capability 9.0 it starts when that one has ended.
+template <typename Kernel, typename... Args>
+void launch_early(Kernel kernel, dim3 blocks, dim3 threads, cudaStream_t stream, Args... args) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = blocks;
+  config.blockDim = threads;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = Device().major >= 9 ? 1 : 0;
+  STD_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, args...));
+}
+
+__device__ inline void let_next_kernel_start() {
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+
+__device__ inline void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
 }
 
 // N elements that move as one load or store.

@@ -62,7 +62,7 @@ struct Backend {
     };
     const auto& [input, weights, bias, old_h, old_cell] = results;
     const Tensor gates =
-        empty(a.input, {a.sizes.batch, 3 * a.sizes.state}, sum_dtype(a.input.scalar_type()));
+        empty(a.input, {3 * a.sizes.state, kCellBatch}, sum_dtype(a.input.scalar_type()));
     CellBackward<T> cell{joined<T>(a),
                          a.weights.template const_data_ptr<T>(),
                          gates.template mutable_data_ptr<A>(),

@@ -10,7 +10,8 @@ constexpr int kWarp = 32;
 constexpr int kCellColumns = 4;                     // of the state, in a block
 constexpr int kCellRows = 4;                        // of the batch, together in registers
 constexpr int kGateWarps = 8, kInputWarps = 16;     // of a block, in the two kernels backward
-constexpr int64_t kCellBatch = kWarp;               // most rows: a lane has one
+constexpr int kWeightsAhead = 24;                   // of a thread, on their way together
+constexpr int kCellBatch = kWarp;                   // most rows: a lane has one
 constexpr int64_t kCellWeights = int64_t{1} << 19;  // most weights
 
 inline bool is_small(const LltmSizes& sizes) {
@@ -43,7 +44,7 @@ template <typename T>
 struct CellBackward {
   Joined<T> joined;
   const T* weights;
-  acc_t<T>* gates;                                    // [N, 3S]: their gradients
+  acc_t<T>* gates;                                    // [3S, kCellBatch]: their gradients
   T *grad_input, *grad_weights, *grad_bias, *grad_h;  // each may be null
   LltmBackward<T, T> step;
 };
@@ -116,7 +117,8 @@ __global__ void __launch_bounds__(kWarp* kCellColumns)
 }
 
 // A block makes the gradients of a few columns' gates, a lane a row of the batch; then those of
-// these columns' rows of weights and of their biases, which need no others.
+// these columns' rows of weights and of their biases, which need no others. What the weights'
+// gradients are made of is on its way meanwhile.
 template <typename T>
 __global__ void __launch_bounds__(kWarp* kGateWarps)
     cell_gates_kernel(CellBackward<T> cell, LltmSizes sizes) {
@@ -125,6 +127,18 @@ __global__ void __launch_bounds__(kWarp* kGateWarps)
   const int lane = threadIdx.x, warp = threadIdx.y, batch = static_cast<int>(sizes.batch);
   const int state = static_cast<int>(sizes.state), columns = cell.joined.columns();
   const int first = blockIdx.x * kCellColumns, column = first + warp;
+  let_next_kernel_start();
+  A values[kCellBatch];
+  const auto load = [&](int k) {
+#pragma unroll
+    for (int row = 0; row < kCellBatch; ++row) {
+      values[row] = row < batch && k < columns ? cell.joined(row, k) : A(0);
+    }
+  };
+  const int first_k = kWarp * warp + lane;
+  if (cell.grad_weights) {
+    load(first_k);
+  }
   if (warp < kCellColumns) {
     PerGate<A> own{};
     if (lane < batch && column < state) {
@@ -134,8 +148,8 @@ __global__ void __launch_bounds__(kWarp* kGateWarps)
 #pragma unroll
     for (int gate = 0; gate < 3; ++gate) {
       grads[lane][3 * warp + gate] = own.gate[gate];
-      if (lane < batch && column < state) {
-        cell.gates[(3 * lane + gate) * state + column] = own.gate[gate];
+      if (column < state) {
+        cell.gates[(gate * state + column) * kCellBatch + lane] = own.gate[gate];
       }
       A sum = own.gate[gate];
       for (int half = kWarp / 2; half > 0; half /= 2) {
@@ -150,14 +164,18 @@ __global__ void __launch_bounds__(kWarp* kGateWarps)
   if (!cell.grad_weights) {
     return;
   }
-  for (int k = kWarp * warp + lane; k < columns; k += kWarp * kGateWarps) {
+  for (int k = first_k; k < columns; k += kWarp * kGateWarps) {
+    if (k > first_k) {
+      load(k);
+    }
     A sums[3 * kCellColumns] = {};
-#pragma unroll 8
-    for (int row = 0; row < batch; ++row) {
-      const A value = cell.joined(row, k);
 #pragma unroll
-      for (int i = 0; i < 3 * kCellColumns; ++i) {
-        sums[i] += grads[row][i] * value;
+    for (int row = 0; row < kCellBatch; ++row) {
+      if (row < batch) {
+#pragma unroll
+        for (int i = 0; i < 3 * kCellColumns; ++i) {
+          sums[i] += grads[row][i] * values[row];
+        }
       }
     }
 #pragma unroll
@@ -170,7 +188,8 @@ __global__ void __launch_bounds__(kWarp* kGateWarps)
   }
 }
 
-// The gradients of [h, x]: a lane a column; the warps share the sum over the gates.
+// The gradients of [h, x]: a lane a column; the warps share the sum over the gates. Weights are
+// loaded while the kernel before still makes the gates' gradients.
 template <typename T>
 __global__ void __launch_bounds__(kWarp* kInputWarps)
     cell_inputs_kernel(CellBackward<T> cell, LltmSizes sizes, int first_column) {
@@ -180,15 +199,30 @@ __global__ void __launch_bounds__(kWarp* kInputWarps)
   const int state = static_cast<int>(sizes.state), columns = cell.joined.columns();
   const int column = first_column + blockIdx.x * kWarp + lane, first = blockIdx.y * kCellRows;
   const int gates = 3 * state, share = (gates + kInputWarps - 1) / kInputWarps;
-  A sums[kCellRows] = {};
-  if (column < columns) {
-    const int end = min(gates, (warp + 1) * share);
-#pragma unroll 8
-    for (int gate = warp * share; gate < end; ++gate) {
-      const A weight = static_cast<A>(cell.weights[gate * columns + column]);
+  const int begin = warp * share, end = column < columns ? min(gates, begin + share) : begin;
+  T weights[kWeightsAhead];
+  const auto load = [&](int gate) {
 #pragma unroll
-      for (int r = 0; r < kCellRows; ++r) {
-        sums[r] += weight * cell.gates[min(first + r, batch - 1) * gates + gate];
+    for (int i = 0; i < kWeightsAhead; ++i) {
+      weights[i] = gate + i < end ? cell.weights[(gate + i) * columns + column] : T(0);
+    }
+  };
+  load(begin);
+  wait_for_kernel_before();
+  A sums[kCellRows] = {};
+  for (int gate = begin; gate < end; gate += kWeightsAhead) {
+    if (gate > begin) {
+      load(gate);
+    }
+#pragma unroll
+    for (int i = 0; i < kWeightsAhead; ++i) {
+      if (gate + i < end) {
+        const A* from = cell.gates + (gate + i) * kCellBatch + first;
+        const auto grads = *reinterpret_cast<const Vector<A, kCellRows>*>(from);
+#pragma unroll
+        for (int r = 0; r < kCellRows; ++r) {
+          sums[r] += static_cast<A>(weights[i]) * grads.lane[r];
+        }
       }
     }
   }
@@ -229,9 +263,9 @@ void launch_cell(const Tensor& like, const LltmSizes& sizes, const CellBackward<
   const int64_t first = cell.grad_h ? 0 : sizes.state;
   const int64_t end = cell.grad_input ? sizes.state + sizes.input : sizes.state;
   if (first < end) {
-    launch_kernel(
+    launch_early(
         cell_inputs_kernel<T>, dim3(ceil_div(end - first, kWarp), ceil_div(sizes.batch, kCellRows)),
-        dim3(kWarp, kInputWarps), 0, current_stream(like), cell, sizes, static_cast<int>(first));
+        dim3(kWarp, kInputWarps), current_stream(like), cell, sizes, static_cast<int>(first));
   }
 }
 

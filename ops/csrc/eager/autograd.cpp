@@ -4,6 +4,7 @@
 // gradient for each tensor that x takes, and whose arguments are, by their names,
 //   grad_...     in front: the gradients of as many of x's first outputs,
 //   output_mask  which gradients are wanted,
+//   height, width, channels_last   those of x's first argument, an image,
 //   others       arguments or outputs of x; an output without a name is called `output`.
 // All else (forward mode, torch.func's transforms, gradients of gradients) is left to Python. The
 // stable ABI knows no autograd, so this library is loaded beside the PyTorch it was built with.
@@ -14,6 +15,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -32,10 +34,10 @@ using torch::autograd::variable_list;
 using torch::jit::Stack;
 
 // Where an argument of the backward operator comes from. Tensors are saved as autograd saves them,
-// constants under the argument's name.
+// what is no tensor under the argument's name.
 struct Source {
-  enum { grad, mask, argument, constant, output } kind;
-  size_t index;
+  enum Kind { grad, mask, argument, constant, output, height, width, channels_last } kind;
+  size_t index = 0;
 };
 
 // A backward operator, and how it is called.
@@ -60,8 +62,12 @@ std::optional<size_t> find(const std::vector<c10::Argument>& list, const std::st
 }
 
 std::optional<Source> source_of(const std::string& name, const FunctionSchema& forward) {
-  if (name == "output_mask") {
-    return Source{Source::mask, 0};
+  static const std::map<std::string, Source::Kind> kinds{{"output_mask", Source::mask},
+                                                         {"height", Source::height},
+                                                         {"width", Source::width},
+                                                         {"channels_last", Source::channels_last}};
+  if (const auto kind = kinds.find(name); kind != kinds.end()) {
+    return Source{kind->second};
   }
   if (const auto i = find(forward.arguments(), name)) {
     return Source{takes_tensor(forward.arguments()[*i]) ? Source::argument : Source::constant, *i};
@@ -70,9 +76,16 @@ std::optional<Source> source_of(const std::string& name, const FunctionSchema& f
     return Source{Source::output, *i};
   }
   if (name == "output" && forward.returns().size() == 1) {
-    return Source{Source::output, 0};
+    return Source{Source::output};
   }
   return std::nullopt;
+}
+
+IValue of_image(Source::Kind kind, const at::Tensor& image) {
+  return kind == Source::height ? IValue(image.sym_size(-2))
+         : kind == Source::width
+             ? IValue(image.sym_size(-1))
+             : IValue(image.suggest_memory_format() == at::MemoryFormat::ChannelsLast);
 }
 
 // Reads an operator's backward off the schemas; nothing if it is not of that form.
@@ -133,13 +146,16 @@ struct Operator : torch::autograd::Function<Operator> {
     const auto outputs = torch::jit::last(*call.stack, schema.returns().size());
 
     variable_list saved;
-    for (const auto& [kind, i] : call.backward.sources) {
-      if (kind == Source::argument) {
-        saved.push_back(to_tensor(arguments[i]));
-      } else if (kind == Source::output) {
-        saved.push_back(to_tensor(outputs[i]));
-      } else if (kind == Source::constant) {
-        ctx->saved_data[schema.arguments()[i].name()] = arguments[i];
+    for (size_t k = 0; k < call.backward.sources.size(); ++k) {
+      const auto& [kind, i] = call.backward.sources[k];
+      const std::string& name = call.backward.op.schema().arguments()[k].name();
+      switch (kind) {
+        case Source::grad:
+        case Source::mask: break;
+        case Source::argument: saved.push_back(to_tensor(arguments[i])); break;
+        case Source::output: saved.push_back(to_tensor(outputs[i])); break;
+        case Source::constant: ctx->saved_data[name] = arguments[i]; break;
+        default: ctx->saved_data[name] = of_image(kind, arguments[0].toTensor());
       }
     }
     c10::List<bool> given;
@@ -174,14 +190,14 @@ struct Operator : torch::autograd::Function<Operator> {
     Stack stack;
     const variable_list saved = ctx->get_saved_variables();
     size_t next = 0;
-    for (size_t i = 0; i < backward.sources.size(); ++i) {
-      switch (backward.sources[i].kind) {
-        case Source::grad: stack.push_back(to_value(grads[backward.sources[i].index])); break;
+    for (size_t k = 0; k < backward.sources.size(); ++k) {
+      const auto& [kind, i] = backward.sources[k];
+      switch (kind) {
+        case Source::grad: stack.push_back(to_value(grads[i])); break;
         case Source::mask: stack.emplace_back(mask); break;
-        case Source::constant:
-          stack.push_back(ctx->saved_data[backward.op.schema().arguments()[i].name()]);
-          break;
-        default: stack.push_back(to_value(saved[next++]));
+        case Source::argument:
+        case Source::output: stack.push_back(to_value(saved[next++])); break;
+        default: stack.push_back(ctx->saved_data[backward.op.schema().arguments()[k].name()]);
       }
     }
     backward.op.callBoxed(stack);
