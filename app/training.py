@@ -36,7 +36,7 @@ from app.tracking import Tracker
 # What an operator of ours runs into arrives as RuntimeError, before torch 2.13 without its reason.
 OUT_OF_MEMORY = re.compile(
     r"DefaultCPUAllocator|CUDA (error: )?out of memory|ALLOC_FAILED"
-    r"|\"aten::(empty|clone|contiguous)\".* API call failed",
+    r"|(aoti_torch_empty_strided|\"aten::(clone|contiguous)\").* API call failed",
     re.DOTALL,
 )
 ASK_EVERY = 50  # steps between two questions to the other processes
