@@ -82,6 +82,7 @@ build_operators() {
   local wanted
   wanted="$PWD $(find setup.py pyproject.toml ops/csrc -type f -exec cksum {} + | sort | cksum)"
   wanted+=" ${USE_CUDA-} ${FORCE_CUDA-} ${TORCH_CUDA_ARCH_LIST-} ${CUDA_HOME-} ${DEBUG-}"
+  wanted+=" torch $(python -c 'from importlib.metadata import version; print(version("torch"))')"
   if ! is_done build "$wanted" || ! [ -f ops/_C.abi3.so ]; then
     local compiler=${CXX:-c++}
     command -v "${compiler%% *}" >/dev/null ||
