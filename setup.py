@@ -109,6 +109,7 @@ target = f"-DTORCH_TARGET_VERSION=0x{TORCH_TARGET[0]:02x}{TORCH_TARGET[1]:02x}00
 optimise = ["-O0", "-g"] if flag("DEBUG") else ["-O3"]
 eager_flags = [
     *([] if flag("DEBUG") else ["-g0"]),  # Python's own flags ask for debug symbols
+    f"-ffile-prefix-map={Path.cwd()}/=",  # messages name files as they lie in the project
     *optimise,
     "-fvisibility=hidden",
     "-Wall",
@@ -138,10 +139,12 @@ class Build(BuildExtension):
         """Called by setuptools."""
         super().run()
         made = {extension.name.removeprefix("ops.") for extension in self.extensions}
-        for folder in (Path("ops"), Path(self.build_lib) / "ops"):
-            for library in folder.glob("_C*.so"):
-                if library.name.split(".")[0] not in made:
-                    library.unlink()
+        folders = [Path(self.build_lib) / "ops"]
+        if self.inplace or self.editable_mode:  # a wheel may be for others than who works here
+            folders.append(Path("ops"))
+        for library in (path for folder in folders for path in folder.glob("_C*.so")):
+            if library.name.split(".")[0] not in made:
+                library.unlink()
 
 
 def extension(

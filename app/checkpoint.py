@@ -2,6 +2,7 @@ import dataclasses
 import io
 import math
 import platform
+import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,9 @@ def load_checkpoint(path: str | Path, key: str = "checkpoint") -> Checkpoint:
     except OSError as error:  # too long a name, say
         raise UserError(f"{key}={path}: {error.strerror}") from error
     try:
+        with zipfile.ZipFile(path) as archive:
+            if damaged := archive.testzip():  # torch compares no checksums
+                raise zipfile.BadZipFile(damaged)
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load raises a different type for every way to be damaged
         exported = path.suffix == ".onnx"

@@ -5,6 +5,7 @@ Nothing here imports torch; the entry points import the heavy modules when they 
 
 import functools
 import gc
+import logging
 import os
 import re
 import signal
@@ -23,7 +24,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from app.config import ModelConfig, TrainConfig, allowed, choices_of, from_mapping
-from app.errors import RunError, UserError, end_unread
+from app.errors import RunError, UserError, end_unread, open_closed_output
 from app.explain import explain
 from app.runs import key_of, typed_keys, typed_overrides
 from app.sweep import Sweep
@@ -71,7 +72,7 @@ def hydra_main(
                 sweep.ended.append(0)
                 return result
             except BrokenPipeError:
-                raise
+                end_unread()
             except Exception as error:
                 explained = explain(error, schema)
                 if HydraConfig.get().mode == RunMode.RUN:
@@ -82,6 +83,8 @@ def hydra_main(
 
         @functools.wraps(task)
         def main() -> None:
+            open_closed_output()
+            logging.raiseExceptions = False  # of a log that nobody reads any more
             gc.disable()  # or a third of the time goes to it, while Hydra copies its settings
             # Hydra copies its sources for every group, but the store is one for all.
             ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]

@@ -183,7 +183,7 @@ def plot(groups: Sequence[Group]) -> bytes:
     if not any(item.finished for item in groups):
         axes.set_xticks([])
     axes.ticklabel_format(axis="x", useOffset=False)
-    axes.set_xlabel("test accuracy, %: each run, and mean ± standard deviation over seeds")
+    axes.set_xlabel("test accuracy, % (runs, mean ± sd over seeds)")
     axes.grid(axis="x", alpha=0.3)
     png = io.BytesIO()
     FigureCanvasAgg(figure).print_png(png)

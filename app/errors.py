@@ -23,6 +23,12 @@ class WriteError(RunError):
     """A file could not be written: no space, no permission."""
 
 
+def open_closed_output() -> None:
+    """Give print a place to write to, where the process was started without a stdout."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
+
+
 def end_unread() -> NoReturn:
     """End the process after a BrokenPipeError of stdout, whose reader (`head`) has had enough."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end

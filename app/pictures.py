@@ -34,6 +34,8 @@ def read_pictures(input: str) -> Iterator[tuple[str, Gray]]:
         for path in find_images(input):
             yield str(path), read_gray(path)
         return
+    if sys.stdin is None:
+        raise UserError("input=-: standard input is closed")
     content = sys.stdin.buffer.read()
     lines = _lines(content)
     if lines is None:

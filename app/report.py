@@ -1,7 +1,7 @@
 import argparse
 import sys
 
-from app.errors import RunError, UserError, end_unread
+from app.errors import RunError, UserError, end_unread, open_closed_output
 
 
 def main() -> None:
@@ -14,6 +14,7 @@ def main() -> None:
     parser.add_argument("folder", help="a folder with runs in it, or latest: the newest sweep")
     parser.add_argument("--outputs", default="outputs", help="where latest looks (%(default)s)")
     arguments = parser.parse_args()
+    open_closed_output()
     try:
         from app.comparison import report
 

@@ -73,8 +73,8 @@ def train(cfg: TrainConfig) -> dict[str, Any]:
             with deferred_interrupt() as interrupted, explained(run):
                 fit(run, None, interrupted)
             return {}
-        print(introduction(run), flush=True)
         with locked(run.folder):
+            print(introduction(run), flush=True)
             remove_temporaries(run.folder)
             with closing(Tracker(run.folder, run.logs)) as tracker:
                 return lead(run, tracker, started)
@@ -93,6 +93,10 @@ def lead(run: Run, tracker: Tracker, started: float) -> dict[str, Any]:
         with suppress(RunError):  # of a disk that is full: it is stopped all the same
             summarize(run, "interrupted", seconds=time.perf_counter() - started)
         print(f"stopped after step {run.step:,} ({last_good(run)})", flush=True)
+        raise
+    except BrokenPipeError:  # of print, whose reader has had enough
+        with suppress(RunError):
+            summarize(run, "interrupted", seconds=time.perf_counter() - started)
         raise
     except Exception as error:
         with suppress(RunError):  # the disk may be what has failed

@@ -49,15 +49,17 @@ def load() -> None:
 
 def _load_more(folder: Path, name: str, what: str, without: str) -> None:
     """Loads a library that the operators can do without, if it is there."""
-    for library in folder.glob(f"{name}.*"):
-        try:
-            torch.ops.load_library(library)
-        except OSError as error:
-            warnings.warn(
-                f"the operators' {what} cannot be loaded beside torch {torch.__version__}, "
-                f"{without} ({error}); rebuild them with `{BUILD_COMMAND}`",
-                stacklevel=3,
-            )
+    library = next(folder.glob(f"{name}.*"), None)
+    if library is None:
+        return
+    try:
+        torch.ops.load_library(library)
+    except OSError as error:
+        warnings.warn(
+            f"the operators' {what} cannot be loaded beside torch {torch.__version__}, "
+            f"{without} ({error}); rebuild them with `{BUILD_COMMAND}`",
+            stacklevel=3,
+        )
 
 
 def check_tensor(op: str, name: str, value: object) -> None:
@@ -69,8 +71,9 @@ def check_tensor(op: str, name: str, value: object) -> None:
     """
     if not isinstance(value, Tensor):
         raise TypeError(f"{op}: {name} must be Tensor, not {type(value).__name__}")
-    if value.layout != torch.strided:
-        raise NotImplementedError(f"{op}: {name} must be strided, got layout {value.layout}")
+    if value.layout != torch.strided or value.is_nested:
+        given = "a nested tensor" if value.is_nested else f"layout {value.layout}"
+        raise NotImplementedError(f"{op}: {name} must be strided, got {given}")
     if value.dtype not in FLOATING:
         raise NotImplementedError(
             f"{op}: not implemented for dtype {value.dtype} of {name}; allowed are {_ALLOWED}"

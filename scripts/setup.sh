@@ -83,12 +83,13 @@ build_operators() {
   wanted="$PWD $(find setup.py pyproject.toml ops/csrc -type f -exec cksum {} + | sort | cksum)"
   wanted+=" ${USE_CUDA-} ${FORCE_CUDA-} ${TORCH_CUDA_ARCH_LIST-} ${CUDA_HOME-} ${DEBUG-}"
   wanted+=" torch $(python -c 'from importlib.metadata import version; print(version("torch"))')"
-  if ! is_done build "$wanted" || ! [ -f ops/_C.abi3.so ]; then
+  if ! is_done build "$wanted" || ! xargs ls <"$venv/libraries" >/dev/null 2>&1; then
     local compiler=${CXX:-c++}
     command -v "${compiler%% *}" >/dev/null ||
       fail "no C++ compiler ($compiler) found: install one (Debian and Ubuntu: apt install g++)"
-    step "Building the operators" \
+    step "Building the operators (which takes minutes)" \
       python -m pip install --disable-pip-version-check --no-build-isolation --no-deps -e .
+    printf '%s\n' ops/_C*.so >"$venv/libraries"
     printf '%s\n' "$wanted" >"$venv/build.stamp"
     if [ ! -f ops/_C_cuda.abi3.so ]; then
       printf '  for the CPU only (FORCE_CUDA=1 says what CUDA would need)\n'

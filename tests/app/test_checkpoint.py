@@ -94,6 +94,18 @@ def test_truncated(tmp_path, share):
         load_checkpoint(path)
 
 
+def test_damaged_weights(tmp_path):
+    """torch loads them without a word."""
+    path = tmp_path / "best.pt"
+    save_checkpoint(path, make_checkpoint())
+    content = bytearray(path.read_bytes())
+    weights = load_checkpoint(path).model["classifier.0.weight"].numpy().tobytes()
+    content[content.index(weights) + 100] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="damaged, or not a checkpoint"):
+        load_checkpoint(path)
+
+
 def test_not_a_checkpoint(tmp_path):
     path = tmp_path / "model.pt"
     with pytest.raises(UserError, match=r"checkpoint=.*model\.pt: no such file"):

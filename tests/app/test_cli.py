@@ -1,3 +1,4 @@
+import json
 import os
 import subprocess
 import sys
@@ -228,16 +229,33 @@ def test_full_errors_on_request(main, capsys, monkeypatch):
     assert os.environ["HYDRA_FULL_ERROR"] == "1"
 
 
-def test_a_reader_that_has_had_enough_ends_the_command_quietly(tmp_path):
-    read, write = os.pipe()
-    os.close(read)
+def run_command(folder, command, **streams):
+    """Run one in a folder: its exit code and what it writes to stderr."""
     done = subprocess.run(
-        [sys.executable, "-m", "app.train", "--help"],
-        cwd=tmp_path,
+        [sys.executable, "-m", *command.split()],
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        stdout=write,
         stderr=subprocess.PIPE,
         text=True,
+        **streams,
     )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("arguments", ["--help", "data=digits", "-m data=digits seed=0,1"])
+def test_a_reader_that_has_had_enough_ends_the_command_quietly(tmp_path, arguments):
+    read, write = os.pipe()
+    os.close(read)
+    assert run_command(tmp_path, f"app.train {arguments}", stdout=write) == (141, "")
     os.close(write)
-    assert (done.returncode, done.stderr) == (141, "")
+    for path in tmp_path.glob("outputs/**/summary.json"):
+        assert json.loads(path.read_text())["status"] == "interrupted"
+
+
+def test_a_command_without_stdout(tmp_path):
+    code, errors = run_command(tmp_path, "app.predict", preexec_fn=lambda: os.close(1))
+    assert code == 2
+    assert errors.startswith("error: no run under outputs")
+    assert errors.count("\n") == 1
+    code, errors = run_command(tmp_path, "app.predict --help", preexec_fn=lambda: os.close(1))
+    assert (code, errors) == (0, "")

@@ -140,6 +140,9 @@ def test_standard_input(cfg, tmp_path, capsys, monkeypatch):
         with pytest.raises(UserError) as raised:
             predict(replace(cfg, input="-"))
         assert str(raised.value) == says
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(UserError, match="input=-: standard input is closed"):
+        predict(replace(cfg, input="-"))
 
 
 def test_invert_reaches_the_pictures(cfg, tmp_path, capsys):

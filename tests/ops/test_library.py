@@ -13,7 +13,7 @@ import ops
 
 FOLDER = Path(ops.__file__).parent
 LIBRARIES = sorted(FOLDER.glob("_C*.so"))
-EAGER = f"_C_eager_{re.sub(r'[^0-9A-Za-z_]', '_', torch.__version__)}"  # without Python
+EAGER = "_C_eager_" + re.sub(r"\W", "_", torch.__version__)
 STABLE = [library for library in LIBRARIES if "eager" not in library.name]
 
 

@@ -2,10 +2,10 @@
 //
 // Nothing here is about one operator. `x` is recorded if there is an `x_backward` that returns a
 // gradient for each tensor that x takes, and whose arguments are, by their names,
-//   grad_...     in front: the gradients of as many of x's first outputs,
-//   output_mask  which gradients are wanted,
-//   height, width, channels_last   those of x's first argument, an image,
-//   others       arguments or outputs of x; an output without a name is called `output`.
+//   grad_...       in front: the gradients of as many of x's first outputs,
+//   ...            arguments or outputs of x; an output without a name is called `output`,
+//   output_mask    which gradients are wanted,
+//   height, width, channels_last   those of x's first argument, an image.
 // All else (forward mode, torch.func's transforms, gradients of gradients) is left to Python. The
 // stable ABI knows no autograd, so this library is loaded beside the PyTorch it was built with.
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -62,13 +62,6 @@ std::optional<size_t> find(const std::vector<c10::Argument>& list, const std::st
 }
 
 std::optional<Source> source_of(const std::string& name, const FunctionSchema& forward) {
-  static const std::map<std::string, Source::Kind> kinds{{"output_mask", Source::mask},
-                                                         {"height", Source::height},
-                                                         {"width", Source::width},
-                                                         {"channels_last", Source::channels_last}};
-  if (const auto kind = kinds.find(name); kind != kinds.end()) {
-    return Source{kind->second};
-  }
   if (const auto i = find(forward.arguments(), name)) {
     return Source{takes_tensor(forward.arguments()[*i]) ? Source::argument : Source::constant, *i};
   }
@@ -78,7 +71,12 @@ std::optional<Source> source_of(const std::string& name, const FunctionSchema& f
   if (name == "output" && forward.returns().size() == 1) {
     return Source{Source::output};
   }
-  return std::nullopt;
+  static const std::map<std::string, Source::Kind> kinds{{"output_mask", Source::mask},
+                                                         {"height", Source::height},
+                                                         {"width", Source::width},
+                                                         {"channels_last", Source::channels_last}};
+  const auto kind = kinds.find(name);
+  return kind != kinds.end() ? std::optional(Source{kind->second}) : std::nullopt;
 }
 
 IValue of_image(Source::Kind kind, const at::Tensor& image) {
