@@ -87,7 +87,7 @@ def report(folder: str, outputs: str = "outputs") -> None:
         raise UserError(f"{root}: no runs in it")
     groups = group(entries)
     count = f"{len(entries)} run{'s' if len(entries) > 1 else ''}"
-    print(f"{root}: {count}\n\n{format_table(groups)}")
+    print(f"{root}: {count}\n\n{format_table(groups)}", end="")
     for entry in entries:
         if not entry.finished:
             reason = entry.summary.get("error", "")
