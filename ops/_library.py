@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 
 TORCH_TARGET = (2, 10)
 BUILD_COMMAND = "pip install --no-build-isolation -e ."
+EAGER = "_C_eager_" + re.sub(r"\W", "_", torch.__version__)  # as setup.py names it
 fragment = torch.library.Library("lenet_ops", "FRAGMENT")
 FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _ALLOWED = ", ".join(str(dtype).removeprefix("torch.") for dtype in FLOATING)
@@ -41,8 +42,7 @@ def load() -> None:
             f"the operators cannot be loaded beside torch {torch.__version__} ({error}); rebuild "
             f"them with `{BUILD_COMMAND}`"
         ) from error
-    version = re.sub(r"\W", "_", torch.__version__)
-    _load_more(folder, f"_C_eager_{version}", "autograd and autocast", "Python does their work")
+    _load_more(folder, EAGER, "autograd and autocast", "Python does their work")
     if torch.version.cuda is not None:
         _load_more(folder, "_C_cuda", "CUDA kernels", "only the CPU works")
 

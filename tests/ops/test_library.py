@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import ops
+from ops import _library
 
 FOLDER = Path(ops.__file__).parent
 LIBRARIES = sorted(FOLDER.glob("_C*.so"))
-EAGER = "_C_eager_" + re.sub(r"\W", "_", torch.__version__)
 STABLE = [library for library in LIBRARIES if "eager" not in library.name]
 
 
@@ -109,7 +109,7 @@ def test_import_of_a_wheel_from_another_torch(tmp_path):
 
 def test_import_of_a_damaged_eager_library(tmp_path):
     copy = copy_with_cpu_kernels(tmp_path)
-    (copy / f"{EAGER}.abi3.so").write_bytes(b"not a library")
+    (copy / f"{_library.EAGER}.abi3.so").write_bytes(b"not a library")
     result = import_ops(tmp_path, after=RECORD)
     assert "Python does their work" in result.stderr
     assert result.stdout.splitlines() == ["gelu_functionBackward", "torch.float32 True"]

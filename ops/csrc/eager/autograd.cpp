@@ -7,7 +7,8 @@
 //   output_mask    which gradients are wanted,
 //   height, width, channels_last   those of x's first argument, an image.
 // All else (forward mode, torch.func's transforms, gradients of gradients) is left to Python. The
-// stable ABI knows no autograd, so this library is loaded beside the PyTorch it was built with.
+// stable ABI knows no autograd, so this library, which has no kernels, is loaded only beside the
+// PyTorch that it was built with.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -162,7 +163,7 @@ struct Operator : torch::autograd::Function<Operator> {
     }
     ctx->save_for_backward(std::move(saved));
     ctx->set_materialize_grads(false);
-    ctx->saved_data["(given)"] = given;
+    ctx->saved_data["(given)"] = given;  // in parentheses, as no argument's name is
     ctx->saved_data["(backward)"] = reinterpret_cast<int64_t>(&call.backward);
 
     variable_list differentiable;
