@@ -20,13 +20,11 @@ inline cudaStream_t current_stream(const Tensor& x) {
 
 // What the current device has.
 struct Device {
-  int major = attribute(cudaDevAttrComputeCapabilityMajor);
   int multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
   int64_t cache = attribute(cudaDevAttrL2CacheSize);  // bytes
   size_t shared = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
   size_t block_shared = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
 
- private:
   static int attribute(cudaDeviceAttr which) {
     int device = 0, value = 0;
     STD_CUDA_CHECK(cudaGetDevice(&device));
@@ -61,7 +59,7 @@ void launch_early(Kernel kernel, dim3 blocks, dim3 threads, cudaStream_t stream,
   config.blockDim = threads;
   config.stream = stream;
   config.attrs = &attribute;
-  config.numAttrs = Device().major >= 9 ? 1 : 0;
+  config.numAttrs = Device::attribute(cudaDevAttrComputeCapabilityMajor) >= 9 ? 1 : 0;
   STD_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, args...));
 }
 

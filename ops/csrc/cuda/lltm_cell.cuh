@@ -25,9 +25,8 @@ struct Joined {
   const T *h, *x;
   int state, input;
 
-  __device__ acc_t<T> operator()(int row, int column) const {
-    return static_cast<acc_t<T>>(column < state ? h[row * state + column]
-                                                : x[row * input + column - state]);
+  __device__ T operator()(int row, int column) const {
+    return column < state ? h[row * state + column] : x[row * input + column - state];
   }
   __device__ int columns() const { return state + input; }
 };
@@ -86,7 +85,7 @@ __global__ void __launch_bounds__(kWarp* kCellColumns)
     A values[kCellRows];
 #pragma unroll
     for (int r = 0; r < kCellRows; ++r) {
-      values[r] = cell.joined(min(first + r, batch - 1), k);
+      values[r] = static_cast<A>(cell.joined(min(first + r, batch - 1), k));
     }
 #pragma unroll
     for (int gate = 0; gate < 3; ++gate) {
@@ -128,11 +127,11 @@ __global__ void __launch_bounds__(kWarp* kGateWarps)
   const int state = static_cast<int>(sizes.state), columns = cell.joined.columns();
   const int first = blockIdx.x * kCellColumns, column = first + warp;
   let_next_kernel_start();
-  A values[kCellBatch];
+  T values[kCellBatch];  // converting them here would wait for them
   const auto load = [&](int k) {
 #pragma unroll
     for (int row = 0; row < kCellBatch; ++row) {
-      values[row] = row < batch && k < columns ? cell.joined(row, k) : A(0);
+      values[row] = row < batch && k < columns ? cell.joined(row, k) : T(0);
     }
   };
   const int first_k = kWarp * warp + lane;
@@ -172,9 +171,10 @@ __global__ void __launch_bounds__(kWarp* kGateWarps)
 #pragma unroll
     for (int row = 0; row < kCellBatch; ++row) {
       if (row < batch) {
+        const A value = static_cast<A>(values[row]);
 #pragma unroll
         for (int i = 0; i < 3 * kCellColumns; ++i) {
-          sums[i] += grads[row][i] * values[row];
+          sums[i] += grads[row][i] * value;
         }
       }
     }
