@@ -197,16 +197,9 @@ FiveTensors lltm_backward(const LltmNames& names, int64_t dim, LltmGradients gra
                         matrix(w, 3 * s, in, wide, 1, s));
     }
     if (need_weights) {
-      const Tensor by_input = matrix(grad_weights, 3 * s, in, wide, 1, s);
-      const Tensor by_h = matrix(grad_weights, 3 * s, s, wide);
-      Backend::multiply(by_input, rows_transposed(gates, 0, total, 3 * s),
-                        rows(Backend::factor(a.input), 0, total, in));
-      const Tensor h0 = Backend::factor(a.old_h);
-      Backend::multiply(by_h, rows_transposed(gates, 0, n, 3 * s), h0);
-      if (steps > 1) {
-        Backend::accumulate(by_h, rows_transposed(gates, n, total, 3 * s),
-                            rows(Backend::factor(*output), 0, total - n, s));
-      }
+      const Tensor x = Backend::factor(a.input), h0 = Backend::factor(a.old_h);
+      Backend::template multiply_gates<O>(a.sizes, gates, x, h0,
+                                          steps > 1 ? Backend::factor(*output) : h0, grad_weights);
     }
     if (need_bias) {
       Backend::template sum_rows<T>(gates, total, 3 * s, grad_bias);

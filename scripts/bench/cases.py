@@ -282,11 +282,15 @@ def truth(case: Case, inputs: list[Tensor], grad: Tensor) -> dict[str, Tensor]:
     return dict(zip(names, (output.detach(), *grads), strict=False))
 
 
+def least(dtype: torch.dtype) -> float:
+    """The smallest number above 0, which is the unit of all that are below the normal ones."""
+    return float(torch.finfo(dtype).tiny * 2.0 ** (1 - DIGITS[dtype]))
+
+
 def ulps(x: Tensor, exact: Tensor, dtype: torch.dtype) -> Tensor:
     """Distance from `exact` in units of the last place that `dtype` has there."""
-    least = torch.finfo(dtype).tiny * 2.0 ** (1 - DIGITS[dtype])
     exponent = torch.frexp(exact).exponent - DIGITS[dtype]
-    unit = torch.ldexp(torch.ones_like(exact), exponent).clamp_(min=least)
+    unit = torch.ldexp(torch.ones_like(exact), exponent).clamp_(min=least(dtype))
     return (x.double() - exact).abs_().div_(unit)
 
 
@@ -299,14 +303,16 @@ def disagreement(
     or else gelu or its derivative within 1e-7; 2.5 for the gradient of exp, which is made from the
     rounded output. The others: relative error (norm) at most 1e-6, for pooling and the LLTM, whose
     terms cancel, 1e-5; and half an ulp for rounding to 16 bits, or 8 where the LLTM rounds its
-    state every step.
+    state every step. An ulp of a number below the normal ones is the smallest there is.
     """
     for name, x in results.items():
         if case.op in (*WINDOWED, "pool", *recurrent.NAMES):
             error = relative_error(x, exact[name])
             limit = 1e-6 if case.op in WINDOWED else 1e-5
             rounding = (16 if case.op in recurrent.NAMES else 1) * 2.0 ** -DIGITS[x.dtype]
-            limit += rounding if x.dtype != torch.float32 else 0
+            if x.dtype != torch.float32:
+                subnormal = least(x.dtype) / 2 * x.numel() ** 0.5 / exact[name].norm()
+                limit += max(rounding, float(subnormal))
         else:
             distance = ulps(x, exact[name], x.dtype)
             if case.op == "gelu":

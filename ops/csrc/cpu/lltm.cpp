@@ -30,6 +30,18 @@ struct Backend {
         aoti_torch_cpu_addmm_out(out.get(), out.get(), a.get(), b.get(), 1, 1));
   }
 
+  // grad_weights = gatesᵀ [h, x], of the h before each step: first h0, then the outputs. One
+  // product, as the gates of a long sequence do not fit a cache.
+  template <typename O>
+  static void multiply_gates(const LltmSizes& sizes, const Tensor& gates, const Tensor& x,
+                             const Tensor& h0, const Tensor& output, const Tensor& grad_weights) {
+    const int64_t total = sizes.steps * sizes.batch;
+    const Tensor joined = empty(gates, {total, sizes.state + sizes.input});
+    join_rows(sizes, h0.const_data_ptr<O>(), output.const_data_ptr<O>(), x.const_data_ptr<O>(),
+              joined.mutable_data_ptr<O>());
+    multiply(grad_weights, rows_transposed(gates, 0, total, 3 * sizes.state), joined);
+  }
+
   template <typename T>
   static bool cell_forward(const LltmArguments&, LltmOutputs&) {
     return false;
@@ -84,6 +96,22 @@ struct Backend {
   }
 
  private:
+  // A row [h, x] for each row of each step.
+  template <typename O>
+  static void join_rows(const LltmSizes& sizes, const O* h0, const O* output, const O* x,
+                        O* joined) {
+    const int64_t n = sizes.batch, state = sizes.state, input = sizes.input;
+    torch::stable::parallel_for(
+        0, sizes.steps * n, kGrain / (state + input + 1) + 1, [&](int64_t begin, int64_t end) {
+          O* to = joined + begin * (state + input);
+          for (int64_t row = begin; row < end; ++row) {
+            const O* h = row < n ? h0 + row * state : output + (row - n) * state;
+            to = std::copy(h, h + state, to);
+            to = std::copy(x + row * input, x + (row + 1) * input, to);
+          }
+        });
+  }
+
   template <typename T, typename Step>
   static void run(const LltmSizes& sizes, const Step& step) {
     torch::stable::parallel_for(

@@ -10,7 +10,7 @@ template <typename A, int N>
 struct Exponential {
   Vec<A, N> exp, minus_one;
 
-  explicit Exponential(Vec<A, N> x) {
+  [[gnu::always_inline]] explicit Exponential(Vec<A, N> x) {
     using E = ExpTerms<A>;
     constexpr A least = -(E::bias + A(0.25)) * E::ln2;  // n = −bias: 2^n is 0
     x = x < least ? broadcast<A, N>(least) : x;
@@ -30,7 +30,7 @@ template <typename A, int N>
 struct Sigmoid {
   Vec<A, N> value, slope;
 
-  explicit Sigmoid(Vec<A, N> x) {
+  [[gnu::always_inline]] explicit Sigmoid(Vec<A, N> x) {
     const Vec<A, N> e = Exponential<A, N>(x < 0 ? x : -x).exp;
     const Vec<A, N> inverse = A(1) / (e + A(1));
     const Vec<A, N> small = e * inverse;
@@ -44,7 +44,7 @@ template <typename A, int N>
 struct Elu {
   Vec<A, N> value, slope;
 
-  explicit Elu(Vec<A, N> x) {
+  [[gnu::always_inline]] explicit Elu(Vec<A, N> x) {
     const Exponential<A, N> e(x > 0 ? Vec<A, N>{} : x);
     value = x > 0 ? x : e.minus_one;
     slope = e.exp;  // 1 where x > 0
@@ -56,7 +56,7 @@ template <typename A, int N>
 struct Tanh {
   Vec<A, N> value, slope;
 
-  explicit Tanh(Vec<A, N> x) {
+  [[gnu::always_inline]] explicit Tanh(Vec<A, N> x) {
     const Exponential<A, N> e((x < 0 ? x : -x) * A(2));
     const Vec<A, N> inverse = A(1) / (e.minus_one + A(2));
     const Vec<A, N> size = e.minus_one * inverse;  // −tanh |x|
@@ -113,7 +113,7 @@ inline auto read_gate(const Step& s, const LltmPlace& at, int gate) {
 }
 
 template <bool kWhole, int N, typename T, typename O>
-inline void step(const LltmForward<T, O>& s, const LltmPlace& at) {
+[[gnu::always_inline]] inline void step(const LltmForward<T, O>& s, const LltmPlace& at) {
   using A = acc_t<T>;
   const int64_t i = at.in_state(), n = at.n;
   const Sigmoid<A, N> in(read_gate<kWhole, N>(s, at, 0));
@@ -135,7 +135,7 @@ inline void step(const LltmForward<T, O>& s, const LltmPlace& at) {
 }
 
 template <bool kWhole, int N, typename T, typename O>
-inline void step(const LltmBackward<T, O>& s, const LltmPlace& at) {
+[[gnu::always_inline]] inline void step(const LltmBackward<T, O>& s, const LltmPlace& at) {
   using A = acc_t<T>;
   const int64_t i = at.in_state(), n = at.n;
   const Sigmoid<A, N> in(read_gate<kWhole, N>(s, at, 0)), out(read_gate<kWhole, N>(s, at, 1));
