@@ -24,7 +24,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from app.config import ModelConfig, TrainConfig, allowed, choices_of, from_mapping
-from app.errors import RunError, UserError, end_unread, open_closed_output
+from app.errors import RunError, UserError, end_unread, open_closed_outputs
 from app.explain import explain
 from app.runs import key_of, typed_keys, typed_overrides
 from app.sweep import Sweep
@@ -83,7 +83,7 @@ def hydra_main(
 
         @functools.wraps(task)
         def main() -> None:
-            open_closed_output()
+            open_closed_outputs()
             logging.raiseExceptions = False  # of a log that nobody reads any more
             gc.disable()  # or a third of the time goes to it, while Hydra copies its settings
             # Hydra copies its sources for every group, but the store is one for all.

@@ -3,6 +3,7 @@
 import csv
 import io
 import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from app.config import shown
 from app.errors import UserError
-from app.files import write_atomically
+from app.files import print_and_write
 from app.runs import FREE, RESULTS, find_runs, flatten, idle, newest, read_settings, read_summary
 
 APART = ("seed", *FREE)  # do not make another kind of run
@@ -84,18 +85,16 @@ def report(folder: str, outputs: str = "outputs") -> None:
     root = _newest(Path(outputs)) if folder == "latest" else Path(folder).expanduser()
     entries = find_entries(root)
     if not entries:
-        raise UserError(f"{root}: no runs in it")
+        raise UserError(f"{root}: {'no runs in it' if root.is_dir() else 'no such folder'}")
     groups = group(entries)
     count = f"{len(entries)} run{'s' if len(entries) > 1 else ''}"
-    print(f"{root}: {count}\n\n{format_table(groups)}", end="")
+    text = f"{root}: {count}\n\n{format_table(groups)}"
     for entry in entries:
         if not entry.finished:
             reason = entry.summary.get("error", "")
-            print(f"{entry.status}: {entry.folder}" + (f": {reason}" if reason else ""))
-    print()
-    for name, content in (("report.csv", to_csv(entries).encode()), ("report.png", plot(groups))):
-        write_atomically(root / name, content)
-        print(f"wrote {root / name}")
+            text += f"{entry.status}: {entry.folder}" + (f": {reason}" if reason else "") + "\n"
+    files = {"report.csv": to_csv(entries).encode(), "report.png": plot(groups)}
+    print_and_write(f"{text}\n", root, files, sys.stdout)
 
 
 def find_entries(root: Path) -> list[Entry]:

@@ -23,10 +23,11 @@ class WriteError(RunError):
     """A file could not be written: no space, no permission."""
 
 
-def open_closed_output() -> None:
-    """Give print a place to write to, where the process was started without a stdout."""
-    if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
+def open_closed_outputs() -> None:
+    """Give print a place to write to, where the process was started without stdout or stderr."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115
 
 
 def end_unread() -> NoReturn:

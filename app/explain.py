@@ -1,6 +1,7 @@
 """Wrong usage in one line: what Hydra and OmegaConf raise, as the UserError it stands for."""
 
 import dataclasses
+import errno
 import re
 import sys
 
@@ -30,8 +31,9 @@ def explain(error: Exception, schema: type) -> Exception:
     if isinstance(error, UserError | RunError):
         return error
     if isinstance(error, OSError) and error.strerror:
-        where = f"{error.filename}: " if error.filename else ""
-        return _chain(RunError(where + error.strerror), error)
+        full = error.errno == errno.ENOSPC  # of a file it is a WriteError, which names it
+        where = error.filename or ("standard output" if full else None)
+        return _chain(RunError(f"{where}: {error.strerror}" if where else error.strerror), error)
     line = _line(error, schema)
     return _chain(UserError(line), error) if line else error
 

@@ -1,6 +1,8 @@
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TextIO
 
 from app.errors import WriteError
 
@@ -24,6 +26,27 @@ def write_atomically(path: str | Path, content: bytes | memoryview) -> None:
         with suppress(OSError):  # a file system that is read-only refuses this, too
             temporary.unlink()
         raise WriteError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def print_and_write(text: str, folder: Path, files: Mapping[str, bytes], told: TextIO) -> None:
+    """Print a text and write files, these even where nobody reads it any more.
+
+    Args:
+        text: For stdout.
+        folder: Of the files.
+        files: Contents by name.
+        told: Where it says what has been written.
+
+    Raises:
+        WriteError: A file cannot be written; the text has been printed.
+    """
+    try:
+        print(text, end="", flush=True)
+    finally:
+        for name, content in files.items():
+            write_atomically(folder / name, content)
+    for name in files:
+        print(f"wrote {folder / name}", file=told)
 
 
 def _sync_folder(folder: Path) -> None:

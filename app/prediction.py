@@ -11,7 +11,7 @@ from app.data import Split
 from app.device import pick_device
 from app.errors import UserError
 from app.figures import COLUMNS, Tile, draw_grid
-from app.files import write_atomically
+from app.files import print_and_write
 from app.images import SIDE, as_it_is, frame
 from app.model import LEAST_SIDE
 from app.pictures import Gray, read_pictures
@@ -44,20 +44,14 @@ def predict(cfg: PredictConfig) -> None:
     predictions = Predictions(network.classes, split.labels, predicted, confidence)
     instead = f" (instead of {network.fallback_from})" if network.fallback_from else ""
     name = network.dataset + instead
-    table = to_csv(predictions)
+    text = table = to_csv(predictions)
     if cfg.format == "json":
-        print(to_json(predictions, network.dataset))
-    elif cfg.format == "csv":
-        print(table, end="")
-    else:
-        print(f"{describe(predictions, name)}\n\n{format_confusion(predictions)}\n")
+        text = to_json(predictions, network.dataset) + "\n"
+    elif cfg.format == "table":
+        text = f"{describe(predictions, name)}\n\n{format_confusion(predictions)}\n\n"
     told = sys.stdout if cfg.format == "table" else sys.stderr  # the others are for programs
-    for file, content in (
-        ("predictions.csv", table.encode()),
-        ("predictions.png", draw(predictions, split, name)),
-    ):
-        write_atomically(network.folder / file, content)
-        print(f"wrote {network.folder / file}", file=told)
+    files = {"predictions.csv": table.encode(), "predictions.png": draw(predictions, split, name)}
+    print_and_write(text, network.folder, files, told)
 
 
 def load_network(cfg: PredictConfig) -> Network:

@@ -1,21 +1,31 @@
 import argparse
 import sys
+from typing import NoReturn
 
-from app.errors import RunError, UserError, end_unread, open_closed_output
+from app.errors import RunError, UserError, end_unread, open_closed_outputs
+
+
+class Parser(argparse.ArgumentParser):
+    """One whose errors are a line, as the other commands' are."""
+
+    def error(self, message: str) -> NoReturn:
+        """See `ArgumentParser.error`."""
+        raise UserError(f"{message} (--help shows what there is)")
 
 
 def main() -> None:
     """Compare the runs under a folder: print a table, leave `report.csv` and `report.png` there."""
-    parser = argparse.ArgumentParser(
+    open_closed_outputs()
+    parser = Parser(
         prog="python -m app.report",
         description="Compares the runs of a sweep: a table with the mean and standard deviation "
         "over seeds, and report.csv and report.png in the folder.",
+        allow_abbrev=False,
     )
     parser.add_argument("folder", help="a folder with runs in it, or latest: the newest sweep")
     parser.add_argument("--outputs", default="outputs", help="where latest looks (%(default)s)")
-    arguments = parser.parse_args()
-    open_closed_output()
     try:
+        arguments = parser.parse_args()
         from app.comparison import report
 
         report(arguments.folder, arguments.outputs)

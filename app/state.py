@@ -100,6 +100,8 @@ def start(cfg: TrainConfig, world: World | None = None) -> Run:
         cfg = load_config(folder, cfg) if folder else cfg
         if folder and (folder / LAST).is_file():
             saved = load_checkpoint(folder / LAST, "resume")
+        elif folder:
+            refuse_to_lose(folder)
     cfg, folder, saved = world.broadcast((cfg, folder, saved))
     if cfg.trainer.batch_size % world.size:
         raise UserError(
@@ -125,6 +127,20 @@ def start(cfg: TrainConfig, world: World | None = None) -> Run:
         run.folder = create_run_folder(cfg, world.launch)
     run.folder = world.broadcast(run.folder)
     return run
+
+
+def refuse_to_lose(folder: Path) -> None:
+    """Raise a UserError if a run without `last.pt` had come further than its first epoch.
+
+    Until then it begins anew: it may have been killed before there was one.
+    """
+    if read_summary(folder).get("status") == "finished" or not (folder / BEST).is_file():
+        return
+    if load_checkpoint(folder / BEST, "resume").metrics["epoch"] > 1:
+        raise UserError(
+            f"resume={folder}: its {LAST} is gone, from which it would go on; "
+            f"its best network is in {BEST}"
+        )
 
 
 def introduction(run: Run) -> str:

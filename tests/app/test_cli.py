@@ -259,3 +259,25 @@ def test_a_command_without_stdout(tmp_path):
     assert errors.count("\n") == 1
     code, errors = run_command(tmp_path, "app.predict --help", preexec_fn=lambda: os.close(1))
     assert (code, errors) == (0, "")
+
+
+def test_a_command_without_stderr(tmp_path):
+    trained = run_command(
+        tmp_path,
+        "app.train data=digits data.fallback=null trainer.epochs=1",
+        stdout=subprocess.DEVNULL,
+        preexec_fn=lambda: os.close(2),
+    )
+    assert trained == (0, "")
+    with (tmp_path / "predicted.json").open("w") as file:
+        command = "app.predict format=json"
+        done = run_command(tmp_path, command, stdout=file, preexec_fn=lambda: os.close(2))
+    assert done == (0, "")
+    assert json.loads((tmp_path / "predicted.json").read_text())["images"] == 359
+
+
+def test_a_full_standard_output_is_named(tmp_path):
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        code, errors = run_command(tmp_path, "app.train data=digits trainer.epochs=1", stdout=full)
+    assert code == 1
+    assert errors.endswith("error: standard output: No space left on device\n")

@@ -139,8 +139,10 @@ def test_a_sweep_whose_runs_have_names(sweep, capsys):
 
 
 def test_nothing_to_report(tmp_path):
-    with pytest.raises(UserError, match=r"nowhere: no runs in it"):
+    with pytest.raises(UserError, match=r"nowhere: no such folder"):
         report("nowhere")
+    with pytest.raises(UserError, match=rf"{tmp_path}: no runs in it"):
+        report(str(tmp_path))
     with pytest.raises(UserError, match=r"latest: no run under .*: train one with"):
         report("latest", str(tmp_path))
 
@@ -164,4 +166,8 @@ def test_the_command(sweep):
     done = subprocess.run([*command, str(sweep)], capture_output=True, text=True, check=True)
     assert "model.act=relu" in done.stdout
     done = subprocess.run([*command, "nowhere"], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (2, "error: nowhere: no runs in it\n")
+    assert (done.returncode, done.stderr) == (2, "error: nowhere: no such folder\n")
+    for wrong in ([], ["latest", "--output", "x"]):
+        done = subprocess.run([*command, *wrong], capture_output=True, text=True)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert done.stderr.startswith("error: ")

@@ -116,6 +116,17 @@ def test_formats_are_for_programs(cfg, tmp_path, capsys):
     assert capsys.readouterr().out == (tmp_path / "predictions.csv").read_text()
 
 
+def test_files_are_written_though_nobody_reads(cfg, tmp_path, monkeypatch):
+    def print_to_nobody(*args, **kwargs):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("builtins.print", print_to_nobody)
+    with pytest.raises(BrokenPipeError):
+        predict(cfg)
+    assert (tmp_path / "predictions.csv").is_file()
+    assert (tmp_path / "predictions.png").is_file()
+
+
 def test_standard_input(cfg, tmp_path, capsys, monkeypatch):
     for text in "17":
         picture(tmp_path / f"{text}.png", text)

@@ -221,6 +221,25 @@ def test_a_checkpoint_that_does_not_fit_is_refused(cfg, stopped, spoil, message)
     assert (stopped / "metrics.jsonl").read_bytes() == before
 
 
+def test_a_run_that_has_lost_its_last_checkpoint_keeps_its_best(cfg, stopped):
+    (stopped / "last.pt").unlink()
+    best = load_checkpoint(stopped / "best.pt")
+    assert best.metrics["epoch"] == 1
+    best.metrics["epoch"] = 2
+    save_checkpoint(stopped / "best.pt", best)
+    before = {path: path.read_bytes() for path in stopped.iterdir() if path.is_file()}
+    with pytest.raises(UserError, match=r"its last\.pt is gone, .*; its best network is in best"):
+        train(dataclasses.replace(cfg, resume="latest"))
+    assert {path: path.read_bytes() for path in stopped.iterdir() if path.is_file()} == before
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(cfg, stopped):
+    (stopped / "last.pt").unlink()
+    train(dataclasses.replace(cfg, resume="latest"))
+    train(cfg)
+    assert_same(*folders(cfg.outputs))
+
+
 def test_a_checkpoint_that_is_damaged_is_refused(cfg, stopped):
     path = stopped / "last.pt"
     newer = torch.load(path, weights_only=True) | {"format": 99}

@@ -4,6 +4,8 @@
 
 namespace ops::cpu::OPS_ISA {
 
+// These are inlined by order: of so many copies GCC would make calls, with vectors in memory.
+
 // exp(x) and exp(x) − 1 for x ≤ 0, each to its own last digits: 2^n + 2^n (e^r − 1), see vec_exp.h.
 // A NaN stays one.
 template <typename A, int N>
