@@ -81,10 +81,11 @@ std::optional<Source> source_of(const std::string& name, const FunctionSchema& f
 }
 
 IValue of_image(Source::Kind kind, const at::Tensor& image) {
-  return kind == Source::height ? IValue(image.sym_size(-2))
-         : kind == Source::width
-             ? IValue(image.sym_size(-1))
-             : IValue(image.suggest_memory_format() == at::MemoryFormat::ChannelsLast);
+  switch (kind) {
+    case Source::height: return image.sym_size(-2);
+    case Source::width: return image.sym_size(-1);
+    default: return image.suggest_memory_format() == at::MemoryFormat::ChannelsLast;
+  }
 }
 
 // Reads an operator's backward off the schemas; nothing if it is not of that form.
@@ -135,6 +136,9 @@ struct Call {
 
 struct Operator : torch::autograd::Function<Operator> {
   static constexpr bool is_traceable = true;  // by compiled autograd
+  // Keys beside the arguments' names, which have no parentheses: which tensors were given, and
+  // where the Backward is, which lives as long as the operator.
+  static constexpr const char *kGiven = "(given)", *kBackward = "(backward)";
 
   // Returns the outputs that have gradients; `tensors`, those among the arguments, are for PyTorch.
   static variable_list forward(AutogradContext* ctx, const Call& call, at::TensorList tensors) {
@@ -163,8 +167,8 @@ struct Operator : torch::autograd::Function<Operator> {
     }
     ctx->save_for_backward(std::move(saved));
     ctx->set_materialize_grads(false);
-    ctx->saved_data["(given)"] = given;  // in parentheses, as no argument's name is
-    ctx->saved_data["(backward)"] = reinterpret_cast<int64_t>(&call.backward);
+    ctx->saved_data[kGiven] = given;
+    ctx->saved_data[kBackward] = reinterpret_cast<int64_t>(&call.backward);
 
     variable_list differentiable;
     for (size_t i = 0; i < call.backward.grads; ++i) {
@@ -175,10 +179,10 @@ struct Operator : torch::autograd::Function<Operator> {
 
   // Returns a gradient for each of the tensors that were given, after nothing for `call`.
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    const auto& backward = *reinterpret_cast<Backward*>(ctx->saved_data["(backward)"].toInt());
+    const auto& backward = *reinterpret_cast<const Backward*>(ctx->saved_data[kBackward].toInt());
     c10::List<bool> mask;
     size_t count = 0;
-    for (const bool given : ctx->saved_data["(given)"].toBoolList()) {
+    for (const bool given : ctx->saved_data[kGiven].toBoolList()) {
       mask.push_back(given && ctx->needs_input_grad(count++));
     }
     variable_list gradients(1 + count);
@@ -201,7 +205,7 @@ struct Operator : torch::autograd::Function<Operator> {
     }
     backward.op.callBoxed(stack);
 
-    const auto given = ctx->saved_data["(given)"].toBoolList();
+    const auto given = ctx->saved_data[kGiven].toBoolList();
     for (size_t i = 0, to = 1; i < mask.size(); ++i) {
       if (mask[i]) {
         gradients[to] = stack[i].toTensor();
