@@ -24,7 +24,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from app.config import ModelConfig, TrainConfig, allowed, choices_of, from_mapping
-from app.errors import RunError, UserError, end_unread, open_closed_outputs
+from app.errors import RunError, UserError, end_unread, open_closed_outputs, refuse_usage
 from app.explain import explain
 from app.runs import key_of, typed_keys, typed_overrides
 from app.sweep import Sweep
@@ -166,13 +166,9 @@ def quote_path(argument: str) -> str:
 @contextmanager
 def _hydra_raises() -> Iterator[None]:
     """Let Hydra raise its exceptions, where it would print several lines and exit with 1 or 2."""
-
-    def refuse(self: ArgumentParser, message: str) -> NoReturn:
-        raise UserError(f"{message} (--help shows what there is)")
-
     before, error = os.environ.get("HYDRA_FULL_ERROR"), ArgumentParser.error
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    ArgumentParser.error = refuse  # type: ignore[method-assign]
+    ArgumentParser.error = refuse_usage  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:

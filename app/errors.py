@@ -2,6 +2,7 @@
 
 import os
 import sys
+from argparse import ArgumentParser
 from typing import NoReturn
 
 UNREAD = 141  # exit code after SIGPIPE, as shells have it
@@ -21,6 +22,11 @@ class RunError(Exception):
 
 class WriteError(RunError):
     """A file could not be written: no space, no permission."""
+
+
+def refuse_usage(parser: ArgumentParser, message: str) -> NoReturn:
+    """In place of `ArgumentParser.error`, which prints several lines."""
+    raise UserError(f"{message} (--help shows what there is)")
 
 
 def open_closed_outputs() -> None:

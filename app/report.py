@@ -1,16 +1,13 @@
 import argparse
 import sys
-from typing import NoReturn
 
-from app.errors import RunError, UserError, end_unread, open_closed_outputs
+from app.errors import RunError, UserError, end_unread, open_closed_outputs, refuse_usage
 
 
 class Parser(argparse.ArgumentParser):
     """One whose errors are a line, as the other commands' are."""
 
-    def error(self, message: str) -> NoReturn:
-        """See `ArgumentParser.error`."""
-        raise UserError(f"{message} (--help shows what there is)")
+    error = refuse_usage
 
 
 def main() -> None:
