@@ -3,7 +3,16 @@ from typing import cast
 from torch import Tensor, nn
 
 from app.config import ModelConfig
-from ops import GELU, LLTM, DepthwiseConv2d, GlobalAvgPool2d, Involution2d, NCReLU, depthwise_conv2d
+from ops import (
+    GELU,
+    LLTM,
+    DepthwiseConv2d,
+    GlobalAvgPool2d,
+    Involution2d,
+    MaxPool2d,
+    NCReLU,
+    depthwise_conv2d,
+)
 
 LEAST_SIDE = 12  # of an image: less leaves nothing for the last pooling
 STATE = 128  # features of the recurrent network
@@ -41,10 +50,10 @@ class LeNet(nn.Module):
         side = 7 if cfg.conv == "involution" else 5
         self.features = nn.Sequential(
             _conv(cfg.conv, 1, 6, 5, padding=2),
-            nn.MaxPool2d(2),
+            MaxPool2d(2),
             _act(cfg.act),
             _conv(cfg.conv, 6 * widen, 16, 5, padding=0),
-            nn.MaxPool2d(2),
+            MaxPool2d(2),
             _act(cfg.act),
         )
         if cfg.head == "gap":

@@ -11,6 +11,7 @@ from ops.gelu import GELU, gelu  # noqa: E402
 from ops.global_avg_pool import GlobalAvgPool2d, global_avg_pool2d  # noqa: E402
 from ops.involution import Involution2d, involution2d  # noqa: E402
 from ops.lltm import LLTM, LLTMCell, lltm, lltm_cell  # noqa: E402
+from ops.max_pool import MaxPool2d, max_pool2d  # noqa: E402
 from ops.ncrelu import NCReLU, ncrelu  # noqa: E402
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "GlobalAvgPool2d",
     "Involution2d",
     "LLTMCell",
+    "MaxPool2d",
     "NCReLU",
     "convert_depthwise",
     "depthwise_conv2d",
@@ -30,5 +32,6 @@ __all__ = [
     "involution2d",
     "lltm",
     "lltm_cell",
+    "max_pool2d",
     "ncrelu",
 ]

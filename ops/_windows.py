@@ -54,8 +54,12 @@ def places(
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
+    *,
+    ceil_mode: bool = False,
 ) -> list[int]:
     """Returns the places of a kernel in each dimension: the output's size, for fakes.
+
+    With `ceil_mode` the last may reach over the padded image, but begin before the padding there.
 
     Raises:
         RuntimeError: the kernel does not fit.
@@ -74,14 +78,16 @@ def places(
     outputs = []
     for size, k, s, p, d in zip(sizes, kernel, stride, padding, dilation, strict=True):
         padded, span = size + 2 * p, d * (k - 1) + 1
+        over = s - 1 if ceil_mode else 0
         torch._check(
-            padded >= span,
+            padded + over >= span,
             lambda span=span, padded=padded: (  # type: ignore[misc]
                 f"{op}: the dilated kernel must fit into the padded input; "
                 f"the kernel spans {span}, the padded input {padded}"
             ),
         )
-        outputs.append((padded - span) // s + 1)
+        last = (padded + over - span) // s
+        outputs.append(last if ceil_mode and last * s >= size + p else last + 1)
     return outputs
 
 

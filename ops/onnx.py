@@ -183,6 +183,19 @@ def functions(opset_version: int) -> dict[str, OnnxFunction]:
         last_h, last_cell, all_h = op.Scan(H, C, products, body=step, num_scan_inputs=1)
         return all_h, last_h, last_cell
 
+    @meaning
+    def MaxPool2d(
+        X: T,
+        kernel_shape: Sequence[int],
+        strides: Sequence[int],
+        pads: Sequence[int],
+        dilations: Sequence[int],
+    ) -> T:
+        """The largest element of every window."""
+        return op.MaxPool(
+            X, kernel_shape=kernel_shape, strides=strides, pads=pads, dilations=dilations
+        )
+
     return written
 
 
@@ -231,7 +244,28 @@ def _involution2d(
     return Node([input, weight], [sizes], _window_attributes(stride, padding, dilation))
 
 
-# What our kernels keep for backward is no output of a node.
+# What our kernels keep for backward is no output of a node, here and below.
+def _max_pool2d(
+    input: T,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: int,
+) -> Node:
+    image = _sizes(input)
+    sizes = _window_sizes(image, kernel_size, stride, padding, dilation, bool(ceil_mode))
+    attributes = _window_attributes(stride, padding, dilation) | {"kernel_shape": list(kernel_size)}
+    if ceil_mode:  # as padding, since what ONNX says of the last window differs between opsets
+        if None in image[2:]:
+            raise ValueError("max_pool2d: with ceil_mode, ONNX needs height and width to be fixed")
+        for side in (0, 1):
+            reach = (sizes[2 + side] - 1) * stride[side] + dilation[side] * (kernel_size[side] - 1)
+            over = reach + 1 - image[2 + side] - padding[side]
+            attributes["pads"][2 + side] = max(0, over)
+    return Node([input], [sizes], attributes)
+
+
 def _lltm_cell(input: T, weights: T, bias: Optional[T], old_h: T, old_cell: T) -> Node:
     state = _sizes(old_cell)
     return Node([input, weights, old_h, old_cell, bias], [state, state])
@@ -253,6 +287,7 @@ OPERATORS: dict[str, tuple[str, Callable[..., Node]]] = {
     "involution2d": ("Involution2d", _involution2d),
     "lltm": ("LLTM", _lltm),
     "lltm_cell": ("LLTMCell", _lltm_cell),
+    "max_pool2d": ("MaxPool2d", _max_pool2d),
     "ncrelu": ("NCReLU", _ncrelu),
 }
 
@@ -287,7 +322,7 @@ def _symbolic(name: str) -> Callable[..., Any]:
         outputs = g.onnxscript_op(
             functions(g.opset)[node_name], *node.inputs, outputs=len(node.sizes), **attributes
         )
-        if returns == 1:
+        if len(node.sizes) == 1:
             outputs = [outputs]
         of_input = node.inputs[0].type()  # set by hand: torch infers none for a domain of ours
         typed = [
@@ -311,6 +346,7 @@ def translation_table(nodes: bool = False) -> dict[Any, Callable[..., Value]]:
 
 def _translation(name: str, bare: bool) -> Callable[..., Value]:
     node_name, node_of = OPERATORS[name]
+    returns = len(_overload(name)._schema.returns)
     function: Any = functions(_DYNAMO_OPSET)[node_name]
     if bare:
         function = _bare_operator(function)
@@ -318,7 +354,8 @@ def _translation(name: str, bare: bool) -> Callable[..., Value]:
     @functools.wraps(node_of)  # the exporter reads the arguments' types
     def translation(*args: Any, **kwargs: Any) -> Value:
         node = node_of(*args, **kwargs)
-        return function(*node.inputs, **node.attributes)
+        outputs = function(*node.inputs, **node.attributes)
+        return (outputs,) if len(node.sizes) == 1 < returns else outputs
 
     translation.__annotations__ = {**node_of.__annotations__, "return": T}
     return translation
@@ -367,13 +404,17 @@ def _window_sizes(
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
+    ceil_mode: bool = False,
 ) -> Sizes:
     """Of the output for an input [N, C, H, W]."""
-    places = [
-        None if size is None else (size + 2 * p - d * (k - 1) - 1) // s + 1
-        for size, k, s, p, d in zip(input[2:], kernel, stride, padding, dilation, strict=True)
-    ]
-    return [*input[:2], *places]
+    sizes = input[:2]
+    for size, k, s, p, d in zip(input[2:], kernel, stride, padding, dilation, strict=True):
+        if size is None:
+            sizes.append(None)
+            continue
+        last = (size + 2 * p - d * (k - 1) - 1 + (s - 1 if ceil_mode else 0)) // s
+        sizes.append(last if ceil_mode and last * s >= size + p else last + 1)
+    return sizes
 
 
 def _window_attributes(

@@ -68,15 +68,20 @@ inline std::ostream& operator<<(std::ostream& out, const device& d) {
   return d.x.is_cuda() ? out << "cuda:" << d.x.get_device_index() : out << "cpu";
 }
 
+inline void check_device(const char* op, const char* x_name, const Tensor& x,
+                         const char* other_name, const Tensor& other) {
+  check(other.is_cuda() == x.is_cuda() && other.get_device_index() == x.get_device_index(), op,
+        ": ", other_name, " must be on the device of ", x_name, " (", device{x}, "), got ",
+        device{other});
+}
+
 // `other` must match `x` in dtype and device: kernels read both through one pointer type.
 inline void check_same(const char* op, const char* x_name, const Tensor& x, const char* other_name,
                        const Tensor& other) {
   check(other.scalar_type() == x.scalar_type(), op, ": ", other_name, " must have the dtype of ",
         x_name, " (", torch::headeronly::toString(x.scalar_type()), "), got ",
         torch::headeronly::toString(other.scalar_type()));
-  check(other.is_cuda() == x.is_cuda() && other.get_device_index() == x.get_device_index(), op,
-        ": ", other_name, " must be on the device of ", x_name, " (", device{x}, "), got ",
-        device{other});
+  check_device(op, x_name, x, other_name, other);
 }
 
 inline void check_shape(const char* op, const char* name, const Tensor& x,

@@ -23,8 +23,8 @@ inline DepthwiseGeometry depthwise_geometry(const char* op, const Tensor& input,
         op, ": weight must have shape [C, 1, kH, kW] with C = ", input.size(1), ", got ",
         shape{weight});
   check_same(op, "input", input, "weight", weight);
-  return {windows(op, input, weight.size(2), weight.size(3), spacing), input.size(0), input.size(1),
-          is_channels_last(input)};
+  return {windows(op, input.size(2), input.size(3), weight.size(2), weight.size(3), spacing),
+          input.size(0), input.size(1), is_channels_last(input)};
 }
 
 // The convolution for one Backend, which brings the kernels.

@@ -46,12 +46,13 @@ inline InvolutionGeometry involution_geometry(const char* op, const Tensor& inpu
         op, ": weight must have shape [N, G, kH, kW, Ho, Wo] with N = ", input.size(0),
         " and G a divisor of C = ", input.size(1), ", got ", shape{weight});
   check_same(op, "input", input, "weight", weight);
-  const InvolutionGeometry g{windows(op, input, weight.size(2), weight.size(3), spacing),
-                             input.size(0),
-                             input.size(1),
-                             weight.size(1),
-                             is_channels_last(input),
-                             is_weight_channels_last(weight)};
+  const InvolutionGeometry g{
+      windows(op, input.size(2), input.size(3), weight.size(2), weight.size(3), spacing),
+      input.size(0),
+      input.size(1),
+      weight.size(1),
+      is_channels_last(input),
+      is_weight_channels_last(weight)};
   check(weight.size(4) == g.out_h && weight.size(5) == g.out_w, op,
         ": weight must have a kernel for each place, Ho = ", g.out_h, " and Wo = ", g.out_w,
         ", got ", shape{weight});

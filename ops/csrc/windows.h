@@ -52,9 +52,10 @@ inline void check_pair(const char* op, const char* name, const std::vector<int64
   }
 }
 
-// The places of a kernel in `input` [N, C, H, W].
-inline Windows windows(const char* op, const Tensor& input, int64_t kernel_h, int64_t kernel_w,
-                       const Spacing& spacing) {
+// The places of a kernel in an image of h by w pixels. With ceil_mode the last ones may reach over
+// the padded image's end, but begin before the padding there.
+inline Windows windows(const char* op, int64_t h, int64_t w, int64_t kernel_h, int64_t kernel_w,
+                       const Spacing& spacing, bool ceil_mode = false) {
   const auto& [stride, padding, dilation] = spacing;
   check_pair(op, "stride", stride, 1);
   check_pair(op, "padding", padding, 0);
@@ -62,11 +63,12 @@ inline Windows windows(const char* op, const Tensor& input, int64_t kernel_h, in
   const auto places = [&](char side, int64_t size, int64_t kernel, int64_t s, int64_t p,
                           int64_t d) {
     const int64_t span = d * (kernel - 1) + 1;
-    check(size + 2 * p >= span, op, ": the dilated kernel must fit into the padded input; in ",
-          side, " the kernel spans ", span, ", the padded input ", size + 2 * p);
-    return (size + 2 * p - span) / s + 1;
+    const int64_t room = size + 2 * p - span + (ceil_mode ? s - 1 : 0);
+    check(room >= 0, op, ": the dilated kernel must fit into the padded input; in ", side,
+          " the kernel spans ", span, ", the padded input ", size + 2 * p);
+    const int64_t last = room / s;
+    return ceil_mode && last * s >= size + p ? last : last + 1;
   };
-  const int64_t h = input.size(2), w = input.size(3);
   return {h,
           w,
           places('H', h, kernel_h, stride[0], padding[0], dilation[0]),

@@ -12,8 +12,9 @@ from torch import Tensor
 import ops
 from bench import recurrent
 
-OPS = ("gelu", "exp", "ncrelu", "pool", "depthwise", "involution", *recurrent.NAMES)
-WINDOWED = ("depthwise", "involution")
+OPS = ("gelu", "exp", "ncrelu", "pool", "max_pool", "depthwise", "involution", *recurrent.NAMES)
+CONVOLVED = ("depthwise", "involution")
+WINDOWED = (*CONVOLVED, "max_pool")
 OURS = "ours"
 COMPILED = "torch.compile"
 FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
@@ -69,7 +70,7 @@ class Case:
     @property
     def passes(self) -> list[str]:
         """The passes that are timed apart."""
-        if self.op in WINDOWED:
+        if self.op in CONVOLVED:
             return [name for name in PASSES if name != "backward"]
         if self.op in recurrent.NAMES:
             return ["forward", "backward-all", "forward+backward"]
@@ -87,6 +88,8 @@ class Case:
             return recurrent.ours(self.op)
         if self.op in ("gelu", "exp", "pool"):
             return {"gelu": ops.gelu, "exp": ops.exp, "pool": ops.global_avg_pool2d}[self.op]
+        if self.op == "max_pool":
+            return lambda x: ops.max_pool2d(x, self.kernel, self.stride, self.padding)
         if self.op == "ncrelu":
             return lambda x: ops.ncrelu(x, min(1, x.dim() - 1))
         if self.op == "involution":
@@ -105,6 +108,8 @@ class Case:
             return torch.exp
         if self.op == "pool":
             return lambda x: F.adaptive_avg_pool2d(x, 1)
+        if self.op == "max_pool":
+            return lambda x: F.max_pool2d(x, self.kernel, self.stride, self.padding)
         if self.op == "ncrelu":
             return lambda x: torch.cat((x.clamp(min=0), x.clamp(max=0)), min(1, x.dim() - 1))
         if self.op == "involution":
@@ -170,7 +175,7 @@ class Case:
         involution's kernels are.
         """
         size, out = self.elements()
-        needs_input = self.op != "pool"  # or its output, for the gradient
+        needs_input = self.op not in ("pool", "max_pool")  # or its output, for the gradient
         moved, convolutions = {
             "forward": (size + out, 1),
             "backward": ((1 + needs_input) * size + out, 0),
@@ -179,7 +184,7 @@ class Case:
             "backward-all": (2 * size + out, 2),
             "forward+backward": ((2 + needs_input) * size + 2 * out, 3),
         }[what]
-        fmas = convolutions * out * self.kernel**2 if self.op in WINDOWED else 0
+        fmas = convolutions * out * self.kernel**2 if self.op in CONVOLVED else 0
         if self.op == "involution":  # a kernel for the channels of a group
             moved += fmas * self.groups // self.shape[1]
         if self.op in recurrent.NAMES:
@@ -198,6 +203,15 @@ def cases(device: str) -> Iterator[Case]:
             yield Case(op, ((1 << 20) + 3,))
     yield Case("pool", (8 if cpu else 128, 2048, 7, 7))
     yield Case("pool", (1, 3, 2048, 2048))
+    for n, cpu_n, c, side, k in (
+        (256, 16, 64, 112, 2),
+        (64, 8, 64, 56, 2),
+        (1024, 128, 6, 28, 2),
+        (1024, 128, 16, 10, 2),
+        (256, 16, 64, 112, 3),
+        (64, 8, 97, 57, 3),
+    ):
+        yield Case("max_pool", (cpu_n if cpu else n, c, side, side), k, 2)
     for n, cpu_n, c, h, w, k, stride, dilation in (
         (64, 4, 144, 56, 56, 3, 1, 1),
         (64, 4, 144, 56, 56, 3, 2, 1),

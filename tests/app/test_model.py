@@ -4,7 +4,7 @@ from torch import nn
 
 from app.config import ModelConfig
 from app.model import LEAST_SIDE, OneChannelConv2d, build_model, count_parameters
-from ops import GELU, DepthwiseConv2d, GlobalAvgPool2d, NCReLU
+from ops import GELU, DepthwiseConv2d, GlobalAvgPool2d, MaxPool2d, NCReLU
 
 STANDARD = (1 * 25 + 1) * 6 + (6 * 25 + 1) * 16 + 401 * 120 + 121 * 84 + 85 * 10
 INVOLUTION = (
@@ -81,7 +81,7 @@ def test_the_pooling_head_takes_any_size():
 
 def test_pooling_before_ncrelu_is_pooling_after_it():
     input = torch.randn(4, 6, 8, 8)
-    pool, ncrelu = nn.MaxPool2d(2), NCReLU()
+    pool, ncrelu = MaxPool2d(2), NCReLU()
     torch.testing.assert_close(ncrelu(pool(input)), pool(ncrelu(input)), rtol=0, atol=0)
 
 

@@ -68,7 +68,8 @@ class Operator:
     autocast: Literal["input", "region", "float32"]  # the dtype it runs in; the last on CUDA only
     module: Callable[..., nn.Module]  # takes device and dtype; fits the typical first tensor
     wrong: tuple[Wrong, ...]
-    saves: Literal["input", "output", "both", "nothing"] = "input"  # for backward
+    # For backward; "own" is a tensor that nobody else sees.
+    saves: Literal["input", "output", "both", "own", "nothing"] = "input"
     roundings: int = 1  # to its dtype, of what reaches a result one after the other
     largest: float = 1e300  # what it, and the float64 reference, hold without overflow inside
     products: bool = False  # made of PyTorch's matrix products, whose bits the threads' number sets

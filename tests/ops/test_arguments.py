@@ -71,8 +71,12 @@ def test_tensors_that_disagree_are_refused(op, place):
     """Any one of several tensors of another dtype, or with a dimension more."""
     for call in calls(op):
         args = moved(call.args, place)
-        for i in places_of_tensors(args):
+        places = places_of_tensors(args)
+        floating = [i for i in places if args[i].is_floating_point()]
+        for i in places:
             for wrong in (args[i].double(), args[i][None]):
+                if floating == [i] and wrong.shape == args[i].shape:
+                    continue  # there is none whose dtype it should have
                 with pytest.raises(RuntimeError, match=call.op._opname):
                     call.op(*args[:i], wrong, *args[i + 1 :])
 

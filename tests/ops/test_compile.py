@@ -34,7 +34,9 @@ def test_opcheck(op, layout, device):
             call is calls[0] or layout == "contiguous"
         )  # second derivatives once: they take long
         args = [
-            x.detach().requires_grad_(traced) if isinstance(x, torch.Tensor) else x
+            x.detach().requires_grad_(traced and x.is_floating_point())
+            if isinstance(x, torch.Tensor)
+            else x
             for x in call.args
         ]
         torch.library.opcheck(call.op, args)

@@ -1,0 +1,124 @@
+"""max_pool2d against F.max_pool2d, over whatever windows Hypothesis comes up with."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import strategies as st
+
+from ops import MaxPool2d, max_pool2d
+from ops.export import export_onnx
+from tests.ops.operator_entry import raw
+from tests.ops.operators import each_device
+from tests.ops.tensors import DTYPES, LAYOUTS, assert_accurate, double, gradients, lay_out, random
+
+
+def pairs(least: int, most: int) -> st.SearchStrategy[tuple[int, int]]:
+    return st.tuples(st.integers(least, most), st.integers(least, most))
+
+
+# Small in some dimensions, wide in others: vector loops have a body and a rest.
+images = st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(1, 11), st.integers(1, 70)) | (
+    st.tuples(st.integers(1, 2), st.integers(1, 70), st.integers(1, 6), st.integers(1, 7))
+)
+
+
+@each_device
+@settings(
+    max_examples=300,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+@given(
+    image=images,
+    kernel=pairs(1, 5),
+    stride=pairs(1, 4),
+    padding=pairs(0, 2),
+    dilation=pairs(1, 3),
+    ceil_mode=st.booleans(),
+    values=st.sampled_from(("distinct", "equal", "infinite", "NaN")),
+    dtype=st.sampled_from(DTYPES),
+    layout=st.sampled_from(LAYOUTS),
+    grad_layout=st.sampled_from(LAYOUTS),
+)
+@example((2, 3, 9, 64), (2, 2), (2, 2), (0, 0), (1, 1), False, "equal", DTYPES[1], *LAYOUTS[:2])
+@example((2, 3, 9, 64), (2, 2), (2, 2), (0, 0), (1, 1), True, "equal", DTYPES[2], *LAYOUTS[:2])
+@example((2, 3, 9, 65), (2, 2), (2, 2), (0, 0), (1, 1), True, "equal", DTYPES[1], *LAYOUTS[:2])
+@example((2, 16, 9, 9), (3, 3), (2, 2), (1, 1), (1, 1), False, "equal", DTYPES[1], *LAYOUTS[1:3])
+@example((2, 6, 28, 28), (2, 2), (3, 3), (1, 1), (1, 1), False, "NaN", DTYPES[3], *LAYOUTS[1:3])
+@example((1, 2, 40, 9), (17, 3), (16, 1), (8, 1), (1, 1), False, "NaN", DTYPES[1], *LAYOUTS[:2])
+@example((1, 8, 20, 9), (17, 16), (1, 1), (0, 4), (1, 1), True, "NaN", DTYPES[2], *LAYOUTS[1:3])
+def test_matches_max_pool2d(
+    device,
+    image,
+    kernel,
+    stride,
+    padding,
+    dilation,
+    ceil_mode,
+    values,
+    dtype,
+    layout,
+    grad_layout,
+):
+    for size, k, p, d in zip(image[2:], kernel, padding, dilation, strict=True):
+        assume(p <= k // 2 and size + 2 * p >= d * (k - 1) + 1)
+        assume(p == 0 or size > d * (k - 1))  # else PyTorch sends gradients outside of the image
+    x = random(image, dtype, device)
+    if values != "distinct":
+        x = x.round()
+    if values in ("infinite", "NaN"):
+        x[random(image, dtype, device, seed=1) > 0.5] = float("nan" if values == "NaN" else "-inf")
+    x = lay_out(x, layout).requires_grad_()
+    windows = (kernel, stride, padding, dilation, ceil_mode)
+    actual = max_pool2d(x, *windows)
+    (exact,) = double([x])
+    expected = F.max_pool2d(exact, *windows)
+    torch.testing.assert_close(actual.double(), expected, rtol=0, atol=0, equal_nan=True)
+    grad = random(expected.shape, dtype, device, grad_layout, seed=2)
+    (grad_input,) = gradients(actual, [x], [grad])
+    (grad_exact,) = gradients(expected, [exact], [grad.double()])
+    assert_accurate(grad_input, grad_exact, dtype)
+    assert grad_input.is_contiguous() or grad_input.is_contiguous(memory_format=torch.channels_last)
+
+
+@each_device
+@pytest.mark.parametrize("layout", LAYOUTS[:2])
+@pytest.mark.parametrize(("kernel", "stride"), [(2, 2), (3, 2), (17, 3)])
+def test_keeps_a_place_in_the_window(kernel, stride, layout, device):
+    """A byte where that suffices; places that no window has harm nobody."""
+    x = random((2, 9, 40, 40), torch.float32, device, layout)
+    windows = ([kernel] * 2, [stride] * 2, [0, 0], [1, 1], False)
+    output, places = raw.max_pool2d(x, *windows)
+    assert places.dtype == (torch.uint8 if kernel < 17 else torch.int64)
+    assert places.stride() == output.stride()
+    assert places.max() < kernel**2
+    channels_last = layout == "channels_last"
+    for wrong in (torch.full_like(places, 255), torch.full_like(places, -1)):
+        grad = raw.max_pool2d_backward(output, wrong, *windows, 40, 40, channels_last)
+        assert grad.isfinite().all() if kernel == 17 else not grad.any()
+
+
+def test_windows_of_padding_alone():
+    x = torch.ones(1, 2, 3, 3, requires_grad=True)
+    y = max_pool2d(x, 2, padding=1, dilation=3)  # rows and columns −1 and 2
+    assert y.tolist() == [[[[1.0]]] * 2]
+    x = torch.ones(1, 2, 2, 2, requires_grad=True)
+    y = max_pool2d(x, 2, padding=1, dilation=3)  # −1 and 2
+    assert y.tolist() == [[[[float("-inf")]]] * 2]
+    y.sum().backward()
+    assert not x.grad.any()
+
+
+def test_ceil_mode_needs_a_fixed_size_in_onnx():
+    axes = {"input": {2: "height"}}
+    for exporter in ("symbolic", "dynamo"):
+        with pytest.raises(Exception, match="with ceil_mode, ONNX needs height and width"):
+            export_onnx(
+                MaxPool2d(2, ceil_mode=True).eval(),
+                (torch.ones(1, 1, 6, 6),),
+                exporter=exporter,
+                dynamic_axes=axes,
+            )
