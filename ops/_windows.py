@@ -25,14 +25,16 @@ def pair(op: str, name: str, value: int | Sequence[int], least: int) -> tuple[in
         TypeError: not an int or a pair of ints.
         RuntimeError: less than `least`, or more than 2³¹.
     """
-    values = tuple(value) if isinstance(value, Sequence) else (value, value)
-    if len(values) != 2 or not all(map(_library.is_int, values)):
+    is_pair = isinstance(value, (tuple, list)) and len(value) == 2
+    sides: Any = value if is_pair else (value, value)
+    first, second = sides
+    if not (_library.is_int(first) and _library.is_int(second)):
         raise TypeError(f"{op}: {name} must be an int or a pair of ints, got {value!r}")
-    if min(values) < least:
+    if min(first, second) < least:
         raise RuntimeError(f"{op}: {name} must be at least {least}, got {value!r}")
-    if max(values) > _MOST:
+    if max(first, second) > _MOST:
         raise RuntimeError(f"{op}: {name} must be at most {_MOST}, got {value!r}")
-    return values
+    return first, second
 
 
 def check_image(op: str, input: Tensor) -> None:

@@ -105,23 +105,31 @@ __global__ void __launch_bounds__(kPoolThreads)
   for (int v = 0; v < V; ++v) {
     largest[v] = {-INFINITY, 0};
   }
-  bool first = true;
-#pragma unroll(K > 0 ? K : 1)
-  for (Signed i = 0; i < kernel_h; ++i) {
-    const Signed row = top + i * dilation_h;
-    if (row < 0 || row >= s.h) {
-      continue;
-    }
-#pragma unroll(K > 0 ? K : 1)
-    for (Signed j = 0; j < kernel_w; ++j) {
-      const Signed column = left + j * dilation_w;
-      if (column >= 0 && column < s.w) {
-        const auto values = load_vector<V>(image + (row * s.w + column) * s.pixel);
+  const auto take = [&](Signed i, Signed j, Signed row, Signed column, bool first) {
+    const auto values = load_vector<V>(image + (row * s.w + column) * s.pixel);
 #pragma unroll
-        for (int v = 0; v < V; ++v) {
-          largest[v].take(values.lane[v], static_cast<I>(i * kernel_w + j), first);
+    for (int v = 0; v < V; ++v) {
+      largest[v].take(values.lane[v], static_cast<I>(i * kernel_w + j), first);
+    }
+  };
+  if (top >= 0 && top + (kernel_h - 1) * dilation_h < s.h && left >= 0 &&
+      left + (kernel_w - 1) * dilation_w < s.w) {
+#pragma unroll(K > 0 ? K : 1)
+    for (Signed i = 0; i < kernel_h; ++i) {
+#pragma unroll(K > 0 ? K : 1)
+      for (Signed j = 0; j < kernel_w; ++j) {
+        take(i, j, top + i * dilation_h, left + j * dilation_w, i == 0 && j == 0);
+      }
+    }
+  } else {
+    bool first = true;
+    for (Signed i = 0; i < kernel_h; ++i) {
+      for (Signed j = 0; j < kernel_w; ++j) {
+        const Signed row = top + i * dilation_h, column = left + j * dilation_w;
+        if (row >= 0 && row < s.h && column >= 0 && column < s.w) {
+          take(i, j, row, column, first);
+          first = false;
         }
-        first = false;
       }
     }
   }

@@ -34,8 +34,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using torch::jit::Stack;
 
-// Where an argument of the backward operator comes from. Tensors are saved as autograd saves them,
-// what is no tensor under the argument's name.
+// Where an argument of the backward operator comes from. Tensors are saved as autograd saves them.
 struct Source {
   enum Kind { grad, mask, argument, constant, output, height, width, channels_last } kind;
   size_t index = 0;
@@ -136,9 +135,9 @@ struct Call {
 
 struct Operator : torch::autograd::Function<Operator> {
   static constexpr bool is_traceable = true;  // by compiled autograd
-  // Keys beside the arguments' names, which have no parentheses: which tensors were given, and
-  // where the Backward is, which lives as long as the operator.
-  static constexpr const char *kGiven = "(given)", *kBackward = "(backward)";
+  // What is saved beside tensors: which of them were given, other arguments, and where the Backward
+  // is, which lives as long as the operator.
+  static constexpr const char *kGiven = "given", *kRest = "rest", *kBackward = "backward";
 
   // Returns the outputs that have gradients; `tensors`, those among the arguments, are for PyTorch.
   static variable_list forward(AutogradContext* ctx, const Call& call, at::TensorList tensors) {
@@ -149,16 +148,15 @@ struct Operator : torch::autograd::Function<Operator> {
     const auto outputs = torch::jit::last(*call.stack, schema.returns().size());
 
     variable_list saved;
-    for (size_t k = 0; k < call.backward.sources.size(); ++k) {
-      const auto& [kind, i] = call.backward.sources[k];
-      const std::string& name = call.backward.op.schema().arguments()[k].name();
+    c10::List<IValue> rest(c10::AnyType::get());
+    for (const auto& [kind, i] : call.backward.sources) {
       switch (kind) {
         case Source::grad:
         case Source::mask: break;
         case Source::argument: saved.push_back(to_tensor(arguments[i])); break;
         case Source::output: saved.push_back(to_tensor(outputs[i])); break;
-        case Source::constant: ctx->saved_data[name] = arguments[i]; break;
-        default: ctx->saved_data[name] = of_image(kind, arguments[0].toTensor());
+        case Source::constant: rest.push_back(arguments[i]); break;
+        default: rest.push_back(of_image(kind, arguments[0].toTensor()));
       }
     }
     c10::List<bool> given;
@@ -168,6 +166,7 @@ struct Operator : torch::autograd::Function<Operator> {
     ctx->save_for_backward(std::move(saved));
     ctx->set_materialize_grads(false);
     ctx->saved_data[kGiven] = given;
+    ctx->saved_data[kRest] = rest;
     ctx->saved_data[kBackward] = reinterpret_cast<int64_t>(&call.backward);
 
     variable_list differentiable;
@@ -192,15 +191,15 @@ struct Operator : torch::autograd::Function<Operator> {
 
     Stack stack;
     const variable_list saved = ctx->get_saved_variables();
-    size_t next = 0;
-    for (size_t k = 0; k < backward.sources.size(); ++k) {
-      const auto& [kind, i] = backward.sources[k];
+    const auto rest = ctx->saved_data[kRest].toList();
+    size_t next = 0, next_of_rest = 0;
+    for (const auto& [kind, i] : backward.sources) {
       switch (kind) {
         case Source::grad: stack.push_back(to_value(grads[i])); break;
         case Source::mask: stack.emplace_back(mask); break;
         case Source::argument:
         case Source::output: stack.push_back(to_value(saved[next++])); break;
-        default: stack.push_back(ctx->saved_data[backward.op.schema().arguments()[k].name()]);
+        default: stack.push_back(rest.get(next_of_rest++));
       }
     }
     backward.op.callBoxed(stack);
