@@ -1,5 +1,6 @@
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 
 from app.config import ModelConfig
@@ -109,6 +110,15 @@ def takes_any_size(cfg: ModelConfig) -> bool:
     return cfg.name == "lenet" and cfg.head == "gap"
 
 
+def cpu_format(cfg: ModelConfig) -> torch.memory_format:
+    """The memory format in which the network trains faster on a CPU, by measurement.
+
+    Channels last, by up to a quarter, but for the few channels of standard convolutions.
+    """
+    few = cfg.conv == "standard" and cfg.head == "fc"
+    return torch.contiguous_format if few else torch.channels_last
+
+
 def describe_model(cfg: ModelConfig) -> str:
     """What the network is, in a few words."""
     if cfg.name == "lltm":
@@ -128,15 +138,16 @@ def _act(act: str) -> nn.Module:
 
 
 class OneChannelConv2d(nn.Conv2d):
-    """nn.Conv2d of one input channel, trained on CUDA by the kernels of depthwise convolution.
+    """nn.Conv2d of one input channel, trained by the kernels of depthwise convolution.
 
-    It is that of as many copies of its input as it has filters. cuDNN's gradient of the weights,
-    where it has to be the same in every run, takes twenty times as long.
+    It is that of as many copies of its input as it has filters, which on the CPU nobody makes.
+    cuDNN's gradient of the weights, where it has to be the same in every run, takes twenty times as
+    long; oneDNN's convolution and gradient one and a half times.
     """
 
     def forward(self, input: Tensor) -> Tensor:
         """Float [N, 1, H, W] in, [N, out_channels, ...] out."""
-        if not (self.training and input.is_cuda):
+        if not self.training:
             return super().forward(input)
         copies = input.expand(-1, self.out_channels, -1, -1)
         padding = cast(tuple[int, int], self.padding)

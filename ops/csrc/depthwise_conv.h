@@ -9,8 +9,9 @@
 namespace ops {
 
 struct DepthwiseGeometry : Windows {
-  int64_t n, c;        // batch, channels
-  bool channels_last;  // of input, output and their gradients; the weight is [C, 1, kH, kW]
+  int64_t n, c;              // batch, channels
+  bool channels_last;        // of input, output and their gradients; the weight is [C, 1, kH, kW]
+  int64_t input_n, input_c;  // from one image, and one channel, of the input to the next
 
   bool empty() const { return n == 0 || c == 0 || out_h == 0 || out_w == 0; }
 };
@@ -24,7 +25,28 @@ inline DepthwiseGeometry depthwise_geometry(const char* op, const Tensor& input,
         shape{weight});
   check_same(op, "input", input, "weight", weight);
   return {windows(op, input.size(2), input.size(3), weight.size(2), weight.size(3), spacing),
-          input.size(0), input.size(1), is_channels_last(input)};
+          input.size(0),
+          input.size(1),
+          is_channels_last(input),
+          0,
+          0};
+}
+
+// The input as the Backend reads it: for one that takes planes wherever they are, a slice or an
+// expansion of channels need not be copied.
+template <typename Backend>
+Tensor input_of(const Tensor& input, DepthwiseGeometry& g) {
+  const bool dense_planes =
+      (g.w == 1 || input.stride(3) == 1) && (g.h == 1 || input.stride(2) == g.w);
+  if (Backend::kTakesAnyPlanes && !g.channels_last && dense_planes) {
+    g.input_n = input.stride(0);
+    g.input_c = input.stride(1);
+    return input;
+  }
+  const auto strides = image_strides(g.channels_last, g.c, g.h, g.w);
+  g.input_n = strides.n;
+  g.input_c = strides.c;
+  return in_format(input, g.channels_last);
 }
 
 // The convolution for one Backend, which brings the kernels.
@@ -33,12 +55,12 @@ Tensor depthwise_conv2d(const Tensor& input, const Tensor& weight, std::optional
                         std::vector<int64_t> stride, std::vector<int64_t> padding,
                         std::vector<int64_t> dilation) {
   const char* op = "depthwise_conv2d";
-  const auto g = depthwise_geometry(op, input, weight, {stride, padding, dilation});
+  auto g = depthwise_geometry(op, input, weight, {stride, padding, dilation});
   if (bias) {
     check_same(op, "input", input, "bias", *bias);
     check_shape(op, "bias", *bias, {g.c});
   }
-  const Tensor x = in_format(input, g.channels_last);
+  const Tensor x = input_of<Backend>(input, g);
   const Tensor w = as_contiguous(weight);
   const std::optional<Tensor> b = bias ? std::optional<Tensor>(as_contiguous(*bias)) : std::nullopt;
   Tensor out = empty_image(x, g.n, g.c, g.out_h, g.out_w, g.channels_last);
@@ -59,14 +81,14 @@ std::tuple<Tensor, Tensor, Tensor> depthwise_conv2d_backward(
     std::vector<int64_t> stride, std::vector<int64_t> padding, std::vector<int64_t> dilation,
     std::vector<bool> output_mask) {
   const char* op = "depthwise_conv2d_backward";
-  const auto g = depthwise_geometry(op, input, weight, {stride, padding, dilation});
+  auto g = depthwise_geometry(op, input, weight, {stride, padding, dilation});
   check_same(op, "input", input, "grad_output", grad_output);
   check_shape(op, "grad_output", grad_output, {g.n, g.c, g.out_h, g.out_w});
   check(output_mask.size() == 3, op, ": output_mask must be three booleans");
   const bool need_input = output_mask[0];
   const bool need_weight = output_mask[1];
   const bool need_bias = output_mask[2];
-  const Tensor x = need_weight ? in_format(input, g.channels_last) : input;
+  const Tensor x = need_weight ? input_of<Backend>(input, g) : input;
   const Tensor w = as_contiguous(weight);
   const Tensor grad = in_format(grad_output, g.channels_last);
   const auto make = [&](bool needed, std::vector<int64_t> sizes) {

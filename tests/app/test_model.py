@@ -91,10 +91,10 @@ def test_frozen_parameters_are_not_counted():
     assert count_parameters(layer) == 6
 
 
-@pytest.mark.cuda
-def test_a_convolution_of_one_channel_is_one():
-    ours = OneChannelConv2d(1, 6, 5, padding=2).double().cuda()
-    input = torch.randn(3, 1, 28, 28, dtype=torch.float64, device="cuda")
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_a_convolution_of_one_channel_is_one(device):
+    ours = OneChannelConv2d(1, 6, 5, padding=2).double().to(device)
+    input = torch.randn(3, 1, 28, 28, dtype=torch.float64, device=device)
     results = []
     for training in (True, False):
         output = ours.train(training)(input)

@@ -111,6 +111,28 @@ def test_storage_that_is_not_aligned(device, dtype, kernel):
 @each_device
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS[:2])
+def test_some_channels_of_an_image(device, dtype, layout):
+    """Channels that are left out, in another order or repeated: on the CPU they are not copied."""
+    image = random((3, 40, 9, 11), dtype, device, layout, seed=1)
+    weight = random((20, 1, 3, 3), dtype, device, seed=2).requires_grad_()
+    for x in (
+        image[:, 20:],
+        image[:, 1::2],
+        image[1:, :1].expand(-1, 20, -1, -1),
+        image[:1, 5:25].expand(7, -1, -1, -1),
+        image.transpose(0, 1)[:20, :2].transpose(0, 1),
+        image.transpose(2, 3)[:, :20],
+    ):
+        copy = x.contiguous()
+        outputs = depthwise_conv2d(x, weight), depthwise_conv2d(copy, weight)
+        torch.testing.assert_close(*outputs)
+        grads = [torch.autograd.grad(y.square().sum(), weight)[0] for y in outputs]
+        torch.testing.assert_close(*grads)
+
+
+@each_device
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS[:2])
 @pytest.mark.parametrize("kernel", [3, 5, 7])
 def test_infinity_beside_the_edge(device, kernel, layout, dtype):
     """What lies beyond an edge counts as nothing, also where the other factor is infinite."""

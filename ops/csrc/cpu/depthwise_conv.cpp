@@ -39,8 +39,8 @@ std::vector<acc_t<T>> pack(const Lanes& lanes, const T* from, int64_t channels, 
 }
 
 template <typename T>
-void correlate(const DepthwiseGeometry& g, bool transposed, const T* source, const T* weight,
-               const T* bias, T* out) {
+void correlate(const DepthwiseGeometry& g, bool transposed, Images<const T> source, const T* weight,
+               const T* bias, Images<T> out) {
   using A = acc_t<T>;
   const Axis vertical = vertical_axis(g, transposed), horizontal = horizontal_axis(g, transposed);
   const int64_t vectors = vectors_of(g);
@@ -66,16 +66,20 @@ void correlate(const DepthwiseGeometry& g, bool transposed, const T* source, con
 }
 
 struct Kernels {
+  static constexpr bool kTakesAnyPlanes = true;
+
   template <typename T>
   static void forward(const Tensor&, const DepthwiseGeometry& g, const T* x, const T* weight,
                       const T* bias, T* out) {
-    correlate(g, false, x, weight, bias, out);
+    correlate<T>(g, false, input_images(g, x), weight, bias,
+                 dense_images(g, out, g.out_h, g.out_w));
   }
 
   template <typename T>
   static void backward_input(const Tensor&, const DepthwiseGeometry& g, const T* grad,
                              const T* weight, T* out) {
-    correlate<T>(g, true, grad, weight, nullptr, out);
+    correlate<T>(g, true, dense_images(g, grad, g.out_h, g.out_w), weight, nullptr,
+                 dense_images(g, out, g.h, g.w));
   }
 
   // Ranges of rows make sums of their own, then these are added in order. The ranges depend on the

@@ -134,11 +134,29 @@ struct Place {
   int64_t width, row, pixel;  // pixel is 0 for NCHW
 };
 
+// An image tensor: where it is, its size, and from one image, and one channel, to the next.
 template <typename T>
-Place<T> place(const DepthwiseGeometry& g, const Lanes& lanes, T* images, int64_t height,
-               int64_t width, int64_t image_group, int64_t channel_group) {
+struct Images {
+  T* start;
+  int64_t height, width, n, c;
+};
+
+template <typename T>
+Images<const T> input_images(const DepthwiseGeometry& g, const T* x) {
+  return {x, g.h, g.w, g.input_n, g.input_c};
+}
+
+template <typename T>
+Images<T> dense_images(const DepthwiseGeometry& g, T* start, int64_t height, int64_t width) {
+  const auto strides = image_strides(g.channels_last, g.c, height, width);
+  return {start, height, width, strides.n, strides.c};
+}
+
+template <typename T>
+Place<T> place(const DepthwiseGeometry& g, const Lanes& lanes, const Images<T>& images,
+               int64_t image_group, int64_t channel_group) {
   const int64_t n = image_group * lanes.images, c = channel_group * lanes.channels;
-  const int64_t channels = std::min(lanes.channels, g.c - c), plane = height * width;
+  const int64_t channels = std::min(lanes.channels, g.c - c), width = images.width;
   Place<T> p{{}, 0, channels, width, width, 0};
   if (g.channels_last) {
     p.row = width * g.c;
@@ -146,7 +164,7 @@ Place<T> place(const DepthwiseGeometry& g, const Lanes& lanes, T* images, int64_
   }
   for (int64_t i = n; i < std::min(n + lanes.images, g.n); ++i) {
     for (int64_t j = c; j < (g.channels_last ? c + 1 : c + channels); ++j) {
-      p.start[p.starts++] = images + i * g.c * plane + j * (g.channels_last ? 1 : plane);
+      p.start[p.starts++] = images.start + i * images.n + j * images.c;
     }
   }
   return p;
@@ -210,16 +228,15 @@ struct Correlation {
   Columns columns;
   SourceRows source_rows;
   bool direct;  // sources stay in the image, where a pixel has all channels as lanes
-  const T* source;
+  Images<const T> source;
   const A *weight, *bias;  // [group of channels][tap][lane], [group of channels][lane]
-  T* out;
+  Images<T> out;
 
   Place<const T> source_place(int64_t image_group, int64_t group) const {
-    return place(g, lanes, source, vertical.source_size, horizontal.source_size, image_group,
-                 group);
+    return place(g, lanes, source, image_group, group);
   }
   Place<T> out_place(int64_t image_group, int64_t group) const {
-    return place(g, lanes, out, vertical.out_size, horizontal.out_size, image_group, group);
+    return place(g, lanes, out, image_group, group);
   }
 };
 

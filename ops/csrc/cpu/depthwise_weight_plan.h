@@ -55,10 +55,10 @@ struct WeightGradient {
   }
 
   Place<const T> x_place(int64_t image_group, int64_t group) const {
-    return place(g, lanes, x, g.h, g.w, image_group, group);
+    return place(g, lanes, input_images(g, x), image_group, group);
   }
   Place<const T> grad_place(int64_t image_group, int64_t group) const {
-    return place(g, lanes, grad, g.out_h, g.out_w, image_group, group);
+    return place(g, lanes, dense_images(g, grad, g.out_h, g.out_w), image_group, group);
   }
 };
 

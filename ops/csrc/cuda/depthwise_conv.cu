@@ -123,6 +123,8 @@ bool sum_weights(const WeightGradient<T>& c) {
 }
 
 struct Kernels {
+  static constexpr bool kTakesAnyPlanes = false;
+
   template <typename T>
   static void forward(const Tensor& like, const DepthwiseGeometry& g, const T* x, const T* weight,
                       const T* bias, T* out) {

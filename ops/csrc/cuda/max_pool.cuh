@@ -97,37 +97,37 @@ __global__ void __launch_bounds__(kPoolThreads)
   const Signed top = static_cast<Signed>(at.row) * s.stride_h - s.padding_h;
   const Signed left = static_cast<Signed>(at.column) * s.stride_w - s.padding_w;
   const T* image = x + at.image * (s.h * s.w * s.pixel) + at.channel;
-  const Signed kernel_h = K > 0 ? K : s.kernel_h, kernel_w = K > 0 ? K : s.kernel_w;
-  const Signed dilation_h = K > 0 ? 1 : s.dilation_h, dilation_w = K > 0 ? 1 : s.dilation_w;
-
   Largest<T, I> largest[V];
 #pragma unroll
   for (int v = 0; v < V; ++v) {
     largest[v] = {-INFINITY, 0};
   }
-  const auto take = [&](Signed i, Signed j, Signed row, Signed column, bool first) {
+  const auto take = [&](Signed row, Signed column, Signed place, bool first) {
     const auto values = load_vector<V>(image + (row * s.w + column) * s.pixel);
 #pragma unroll
     for (int v = 0; v < V; ++v) {
-      largest[v].take(values.lane[v], static_cast<I>(i * kernel_w + j), first);
+      largest[v].take(values.lane[v], static_cast<I>(place), first);
     }
   };
-  if (top >= 0 && top + (kernel_h - 1) * dilation_h < s.h && left >= 0 &&
-      left + (kernel_w - 1) * dilation_w < s.w) {
-#pragma unroll(K > 0 ? K : 1)
-    for (Signed i = 0; i < kernel_h; ++i) {
-#pragma unroll(K > 0 ? K : 1)
-      for (Signed j = 0; j < kernel_w; ++j) {
-        take(i, j, top + i * dilation_h, left + j * dilation_w, i == 0 && j == 0);
-      }
+  if constexpr (K > 0) {  // beyond the image its last pixel again, which changes nothing
+    Signed rows[K], columns[K];
+#pragma unroll
+    for (int i = 0; i < K; ++i) {
+      rows[i] = min(max(top + i, Signed{0}), s.h - 1);
+      columns[i] = min(max(left + i, Signed{0}), s.w - 1);
+    }
+#pragma unroll
+    for (int i = 0; i < K * K; ++i) {
+      const Signed row = rows[i / K], column = columns[i % K];
+      take(row, column, (row - top) * K + column - left, i == 0);
     }
   } else {
     bool first = true;
-    for (Signed i = 0; i < kernel_h; ++i) {
-      for (Signed j = 0; j < kernel_w; ++j) {
-        const Signed row = top + i * dilation_h, column = left + j * dilation_w;
+    for (Signed i = 0; i < s.kernel_h; ++i) {
+      for (Signed j = 0; j < s.kernel_w; ++j) {
+        const Signed row = top + i * s.dilation_h, column = left + j * s.dilation_w;
         if (row >= 0 && row < s.h && column >= 0 && column < s.w) {
-          take(i, j, row, column, first);
+          take(row, column, i * s.kernel_w + j, first);
           first = false;
         }
       }
