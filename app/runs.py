@@ -201,7 +201,9 @@ def load_config(folder: Path, asked: TrainConfig) -> TrainConfig:
     try:
         cfg = from_mapping(TrainConfig, values)
     except (UserError, ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"resume={folder}: {CONFIG}: cannot be read: {error}") from error
+        raise UserError(
+            f"resume={folder}: {CONFIG}: cannot be read: {error}; name another run's folder"
+        ) from error
     own, new, default = flatten(cfg), flatten(asked), flatten(TrainConfig())
     typed = typed_keys()
     for key, value in new.items():

@@ -18,7 +18,7 @@ Tangents = tuple[Tensor | None, ...]
 _MOST = 2**31  # as the kernels: beyond it sums of sizes could overflow
 
 
-def pair(op: str, name: str, value: int | Sequence[int], least: int) -> tuple[int, int]:
+def pair(op: str, name: str, value: Size | list[int], least: int) -> tuple[int, int]:
     """Returns `value` as (vertical, horizontal).
 
     Raises:

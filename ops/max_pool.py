@@ -12,6 +12,7 @@ _pool = torch.ops.lenet_ops.max_pool2d.default
 _pool_backward = torch.ops.lenet_ops.max_pool2d_backward.default
 
 _BYTE_TAPS = 256  # as the kernels: the most pixels of a window whose number is kept in a byte
+_MOST_TAPS = 2**31  # and the most that one may have
 
 
 def max_pool2d(
@@ -22,12 +23,15 @@ def max_pool2d(
     dilation: Size = 1,
     ceil_mode: bool = False,
 ) -> Tensor:
-    """Takes the largest element of every window: ``F.max_pool2d`` of the same arguments.
+    """Takes the largest element of every window, as ``F.max_pool2d`` does.
 
     out[n, c, i, j] = max over k, l of x[n, c, i·sH − pH + k·dH, j·sW − pW + l·dW], where pixels
     outside of the image do not count. The gradient of out[n, c, i, j] goes to the first of the
-    window's largest elements, rows first; a NaN counts as the largest, and then the last one. Kept
-    for it is where that is in the window: a byte an output, where PyTorch keeps eight, and `input`.
+    window's largest elements, rows first; a NaN counts as the largest, and then the last one. All
+    that is kept for the gradient is where in the window that was: a byte for each output (eight
+    for windows of more than 256 pixels). PyTorch keeps eight bytes and the input.
+
+    Unlike ``F.max_pool2d`` it takes no integers and returns no indices.
 
     Args:
         input: [N, C, H, W] or [C, H, W] of any strides; float64, float32, bfloat16 or float16.
@@ -126,6 +130,10 @@ def _places(op: str, height: Any, width: Any, *windows: Any) -> list[int]:
         height > 0 and width > 0,
         lambda: f"{op}: the input must have pixels, got height {height} and width {width}",
     )
+    if kernel_size[0] * kernel_size[1] > _MOST_TAPS:
+        raise RuntimeError(
+            f"{op}: kernel_size must have at most 2^31 pixels, got {list(kernel_size)}"
+        )
     if any(p > k // 2 for p, k in zip(spacing[1], kernel_size, strict=True)):
         raise RuntimeError(
             f"{op}: padding must be at most half of kernel_size, {[k // 2 for k in kernel_size]}, "
@@ -182,8 +190,9 @@ def _gather(image: Tensor, indices: Tensor, windows: Any) -> Tensor:
     ]
     row = place // kernel_w * dilation[0] + starts[0][:, None]
     column = place % kernel_w * dilation[1] + starts[1]
-    at = (row * image.shape[3] + column).flatten(2)
-    return image.flatten(2).gather(2, at).view_as(indices)
+    at = row * image.shape[3] + column
+    flat = (*image.shape[:2], -1)  # not by flatten, which has no rule for forward mode's vmap
+    return image.reshape(flat).gather(2, at.reshape(flat)).reshape(indices.shape)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -262,6 +262,11 @@ def _max_pool2d(
         for side in (0, 1):
             reach = (sizes[2 + side] - 1) * stride[side] + dilation[side] * (kernel_size[side] - 1)
             over = reach + 1 - image[2 + side] - padding[side]
+            if over >= kernel_size[side]:
+                raise ValueError(
+                    f"max_pool2d: with ceil_mode, the last window reaches {over} pixels over the "
+                    f"image; ONNX Runtime allows fewer than kernel_size={kernel_size[side]}"
+                )
             attributes["pads"][2 + side] = max(0, over)
     return Node([input], [sizes], attributes)
 

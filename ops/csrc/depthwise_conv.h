@@ -9,9 +9,9 @@
 namespace ops {
 
 struct DepthwiseGeometry : Windows {
-  int64_t n, c;              // batch, channels
-  bool channels_last;        // of input, output and their gradients; the weight is [C, 1, kH, kW]
-  int64_t input_n, input_c;  // from one image, and one channel, of the input to the next
+  int64_t n, c;        // batch, channels
+  bool channels_last;  // of input, output and their gradients; the weight is [C, 1, kH, kW]
+  int64_t input_n = 0, input_c = 0;  // from one image, and one channel, of the input to the next
 
   bool empty() const { return n == 0 || c == 0 || out_h == 0 || out_w == 0; }
 };
@@ -25,15 +25,11 @@ inline DepthwiseGeometry depthwise_geometry(const char* op, const Tensor& input,
         shape{weight});
   check_same(op, "input", input, "weight", weight);
   return {windows(op, input.size(2), input.size(3), weight.size(2), weight.size(3), spacing),
-          input.size(0),
-          input.size(1),
-          is_channels_last(input),
-          0,
-          0};
+          input.size(0), input.size(1), is_channels_last(input)};
 }
 
-// The input as the Backend reads it: for one that takes planes wherever they are, a slice or an
-// expansion of channels need not be copied.
+// The input as the Backend reads it, and in `g` where its images and channels are. If that takes
+// planes wherever they are, a slice or an expansion of channels is not copied.
 template <typename Backend>
 Tensor input_of(const Tensor& input, DepthwiseGeometry& g) {
   const bool dense_planes =

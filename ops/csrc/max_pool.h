@@ -15,10 +15,8 @@ struct MaxPoolGeometry : Windows {
   int64_t n, c;
   bool channels_last;  // of input, output, indices and gradients
 
-  OPS_DEVICE int64_t taps() const { return kernel_h * kernel_w; }
-  OPS_DEVICE int64_t outputs() const { return n * c * out_h * out_w; }
-  ImageStrides input_strides() const { return image_strides(channels_last, c, h, w); }
-  ImageStrides output_strides() const { return image_strides(channels_last, c, out_h, out_w); }
+  int64_t taps() const { return kernel_h * kernel_w; }
+  int64_t outputs() const { return n * c * out_h * out_w; }
   ScalarType index_type() const {
     return taps() <= kByteTaps ? ScalarType::Byte : ScalarType::Long;
   }
@@ -39,7 +37,7 @@ inline MaxPoolGeometry max_pool_geometry(const char* op, const Tensor& x, int64_
                           x.size(0), x.size(1), channels_last};
   check(h > 0 && w > 0, op, ": the input must have pixels, got height ", h, " and width ", w);
   check(g.kernel_h <= (int64_t{1} << 31) / g.kernel_w, op,
-        ": kernel_size must have at most 2^31 pixels, got ", g.kernel_h, " by ", g.kernel_w);
+        ": kernel_size must have at most 2^31 pixels, got [", g.kernel_h, ", ", g.kernel_w, "]");
   check(g.padding_h <= g.kernel_h / 2 && g.padding_w <= g.kernel_w / 2, op,
         ": padding must be at most half of kernel_size, [", g.kernel_h / 2, ", ", g.kernel_w / 2,
         "], got [", g.padding_h, ", ", g.padding_w, "]");

@@ -112,6 +112,25 @@ def test_windows_of_padding_alone():
     assert not x.grad.any()
 
 
+def test_windows_larger_than_the_image_by_far():
+    """Take the time and the memory of the image."""
+    assert max_pool2d(torch.ones(1, 1, 2, 2), 30_000, padding=15_000).tolist() == [[[[1.0]]]]
+
+
+def test_vectorized_forward_mode():
+    x = random((1, 2, 5, 6), torch.float64, "cpu")
+    jacobian = torch.autograd.functional.jacobian
+    forward = jacobian(lambda x: max_pool2d(x, 2), x, vectorize=True, strategy="forward-mode")
+    assert torch.equal(forward, jacobian(lambda x: max_pool2d(x, 2), x))
+
+
+def test_windows_that_onnx_runtime_refuses():
+    module = MaxPool2d(2, stride=3, padding=1, dilation=3, ceil_mode=True).eval()
+    for exporter in ("symbolic", "dynamo"):
+        with pytest.raises(Exception, match="reaches 3 pixels over the image; ONNX Runtime allows"):
+            export_onnx(module, (torch.ones(1, 1, 9, 9),), exporter=exporter)
+
+
 def test_ceil_mode_needs_a_fixed_size_in_onnx():
     axes = {"input": {2: "height"}}
     for exporter in ("symbolic", "dynamo"):

@@ -3,19 +3,6 @@
 
 namespace ops::cpu::OPS_ISA {
 
-// Converts n elements of a row. The last vector overlaps the one before.
-template <int N, typename From, typename To>
-void convert_row(const From* from, To* to, int64_t n) {
-  if (n < N) {
-    convert_some<(N + 1) / 2>(from, to, n);
-    return;
-  }
-  for (int64_t i = 0; i + N <= n; i += N) {
-    store<N>(to + i, load<N>(from + i));
-  }
-  store<N>(to + n - N, load<N>(from + n - N));
-}
-
 // At most N adjacent channels of at most N pixels. Writes N pixels, zeros where there are less.
 // Of N channels that can be read from `from` on, the first `skip` are not wanted; −1: there are not
 // so many.

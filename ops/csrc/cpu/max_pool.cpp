@@ -8,15 +8,15 @@ namespace ops::cpu {
 namespace {
 
 constexpr int64_t kGrain = 32768;  // elements: less is not worth waking a thread for
+constexpr int64_t kLeastRun = 8;   // adjacent outputs: vectors of fewer are slower than none
 
-constexpr int64_t kLeastRun = 8;  // adjacent elements: vectors of less are slower than none
-
-// Sums the gradients of an image's outputs where their maxima are. `offsets` are those of the taps.
-template <typename T, typename I, typename Sum>
-void scatter(const MaxPoolPlan& p, const std::vector<int64_t>& offsets, const T* grad,
-             const I* indices, Sum* sums) {
+// Sums the gradients of an image's outputs where their maxima are. `offset_of` a place says how far
+// that is from the window's first pixel.
+template <typename T, typename I, typename Sum, typename OffsetOf>
+void scatter(const MaxPoolPlan& p, const OffsetOf& offset_of, const T* grad, const I* indices,
+             Sum* sums) {
   const MaxPoolGeometry& g = p.g;
-  const uint64_t size = p.image(), places = offsets.size();
+  const uint64_t size = p.image();
   const int64_t run = p.run(), step = p.pixel == 1 ? g.stride_w : 1;
   std::fill_n(sums, size, Sum(0));
   for (int64_t row = 0; row < g.out_h; ++row) {
@@ -24,8 +24,7 @@ void scatter(const MaxPoolPlan& p, const std::vector<int64_t>& offsets, const T*
       const int64_t first =
           p.offset(row * g.stride_h - g.padding_h, column * g.stride_w - g.padding_w);
       for (int64_t i = 0; i < run; ++i) {
-        const uint64_t place = indices[i];
-        const uint64_t at = place < places ? first + i * step + offsets[place] : size;
+        const uint64_t at = first + i * step + offset_of(indices[i]);
         if (at < size) {  // always, but for indices that are not max_pool2d's
           sums[at] += static_cast<Sum>(grad[i]);
         }
@@ -39,10 +38,19 @@ void scatter(const MaxPoolPlan& p, const std::vector<int64_t>& offsets, const T*
 template <typename T, typename I>
 void scatter_images(const MaxPoolPlan& p, const T* grad, const I* indices, T* out) {
   using A = acc_t<T>;
-  std::vector<int64_t> offsets;
-  for (const PoolTap& tap : p.taps) {
-    offsets.push_back(tap.offset);
+  const auto compute_offset = [&](int64_t place) {
+    constexpr int64_t kNowhere = int64_t{1} << 62;
+    const int64_t row = place / p.g.kernel_w, column = place % p.g.kernel_w;
+    const bool exists = place >= 0 && place < p.g.taps();
+    return exists ? row * p.row_step + column * p.column_step : kNowhere;
+  };
+  int64_t offsets[kByteTaps];
+  for (int64_t place = 0; place < kByteTaps; ++place) {
+    offsets[place] = compute_offset(place);
   }
+  const auto offset_of = [&](I place) {
+    return sizeof(I) == 1 ? offsets[place] : compute_offset(place);
+  };
   const int64_t size = p.image(), out_size = p.g.out_h * p.g.out_w * p.pixel;
   torch::stable::parallel_for(0, p.images(), kGrain / size + 1, [&](int64_t begin, int64_t end) {
     const bool in_place = std::is_same_v<A, T> || p.disjoint;  // there is nothing to round
@@ -51,10 +59,10 @@ void scatter_images(const MaxPoolPlan& p, const T* grad, const I* indices, T* ou
       const T* from = grad + i * out_size;
       const I* places = indices + i * out_size;
       if (in_place) {
-        scatter(p, offsets, from, places, out + i * size);
+        scatter(p, offset_of, from, places, out + i * size);
       } else {
-        scatter(p, offsets, from, places, sums.data());
-        std::copy_n(sums.data(), size, out + i * size);
+        scatter(p, offset_of, from, places, sums.data());
+        OPS_CALL(convert_all(sums.data(), out + i * size, size));
       }
     }
   });
@@ -66,8 +74,7 @@ struct Kernels {
     const MaxPoolPlan p(g);
     const int64_t grain = kGrain / (g.out_w * p.pixel * g.taps()) + 1;
     torch::stable::parallel_for(0, p.images() * g.out_h, grain, [&](int64_t begin, int64_t end) {
-      std::vector<PoolTap> window(g.taps());
-      OPS_CALL(max_pool_rows(p, x, out, indices, begin, end, window.data()));
+      OPS_CALL(max_pool_rows(p, x, out, indices, begin, end));
     });
   }
 
@@ -80,8 +87,7 @@ struct Kernels {
     }
     const int64_t grain = kGrain / (g.w * p.pixel * g.stride_h) + 1;
     torch::stable::parallel_for(0, p.images() * g.out_h, grain, [&](int64_t begin, int64_t end) {
-      std::vector<PoolTap> window(g.taps());
-      OPS_CALL(max_pool_spread_rows(p, grad, indices, out, begin, end, window.data()));
+      OPS_CALL(max_pool_spread_rows(p, grad, indices, out, begin, end));
     });
   }
 };

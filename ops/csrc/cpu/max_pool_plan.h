@@ -11,14 +11,15 @@
 
 namespace ops::cpu {
 
-// A pixel of a window: where it is from the first one, and its place among them.
-struct PoolTap {
-  int64_t offset, place;
-};
-
 // The taps that lie in the image, along one axis.
 struct TapRange {
   int64_t first, end;
+};
+
+struct PoolWindow {
+  TapRange rows, columns;
+
+  bool empty() const { return rows.first >= rows.end || columns.first >= columns.end; }
 };
 
 struct MaxPoolPlan {
@@ -26,7 +27,7 @@ struct MaxPoolPlan {
   int64_t pixel;                               // elements
   std::vector<TapRange> vertical, horizontal;  // of each row and column of the output
   int64_t end_whole;                           // columns: those beyond are cut at the right
-  std::vector<PoolTap> taps;                   // of a whole window
+  int64_t row_step, column_step;               // from tap to tap
   bool disjoint;                               // no pixel is in two windows,
   bool tiled;                                  // and each in one
 
@@ -36,6 +37,8 @@ struct MaxPoolPlan {
         vertical(tap_ranges(vertical_axis(g, /*transposed=*/false))),
         horizontal(tap_ranges(horizontal_axis(g, /*transposed=*/false))),
         end_whole(g.out_w),
+        row_step(offset(g.dilation_h, 0)),
+        column_step(offset(0, g.dilation_w)),
         disjoint((g.kernel_h - 1) * g.dilation_h < g.stride_h &&
                  (g.kernel_w - 1) * g.dilation_w < g.stride_w),
         tiled(g.kernel_h == g.stride_h && g.kernel_w == g.stride_w &&
@@ -44,15 +47,24 @@ struct MaxPoolPlan {
     while (end_whole > 0 && horizontal[end_whole - 1].end < g.kernel_w) {
       --end_whole;
     }
-    for (int64_t i = 0; i < g.kernel_h; ++i) {
-      for (int64_t j = 0; j < g.kernel_w; ++j) {
-        taps.push_back({offset(i * g.dilation_h, j * g.dilation_w), i * g.kernel_w + j});
-      }
-    }
   }
 
   int64_t offset(int64_t row, int64_t column) const { return (row * g.w + column) * pixel; }
   int64_t run() const { return pixel == 1 ? g.out_w : pixel; }  // adjacent elements of the output
+
+  PoolWindow window(int64_t row, int64_t column) const {
+    return {vertical[row], horizontal[column]};
+  }
+  bool is_whole(TapRange columns) const { return columns.end - columns.first == g.kernel_w; }
+  bool is_whole(const PoolWindow& window, int64_t side) const {
+    return g.kernel_h == side && g.kernel_w == side && is_whole(window.columns) &&
+           window.rows.end - window.rows.first == side;
+  }
+  // How many outputs from `column` on, adjacent in memory, have the same taps.
+  int64_t alike(const PoolWindow& window, int64_t column) const {
+    return pixel == 1 && is_whole(window.columns) ? end_whole - column : 1;
+  }
+
   int64_t images() const { return g.channels_last ? g.n : g.n * g.c; }
   int64_t image() const { return offset(g.h, 0); }
 

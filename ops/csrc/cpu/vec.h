@@ -191,6 +191,19 @@ inline void convert_some(const From* from, To* to, int64_t n) {
   }
 }
 
+// Converts n elements of a row. The last vector overlaps the one before.
+template <int N, typename From, typename To>
+void convert_row(const From* from, To* to, int64_t n) {
+  if (n < N) {
+    convert_some<(N + 1) / 2>(from, to, n);
+    return;
+  }
+  for (int64_t i = 0; i + N <= n; i += N) {
+    store<N>(to + i, load<N>(from + i));
+  }
+  store<N>(to + n - N, load<N>(from + n - N));
+}
+
 // Lane i of the result is lane I of a, or lane I − N of b.
 template <typename A, int N, int... I>
 inline Vec<A, N> shuffle(Vec<A, N> a, Vec<A, N> b, std::integer_sequence<int, I...>) {

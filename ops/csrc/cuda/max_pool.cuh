@@ -66,8 +66,8 @@ __device__ Index thread_index() {
   return static_cast<Index>(blockIdx.x) * kPoolThreads + threadIdx.x;
 }
 
-// The largest element so far, and its place in the window: of equal ones the first, and a NaN
-// before all, as in PyTorch.
+// The largest element so far, and its place in the window: of equal ones the first, of several
+// NaNs, which beat all, the last, as in PyTorch.
 template <typename T, typename I>
 struct Largest {
   acc_t<T> value;
