@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from ops import MaxPool2d
 from tests.ops.operators import each_case, each_operator
 from tests.ops.tensors import inputs, split
 from tests.ops.test_onnx import Call, check, feed, input_names, run
@@ -159,3 +160,22 @@ def test_wrong_arguments(settings, says):
 def test_only_modules_are_exported():
     with pytest.raises(TypeError, match=r"export_onnx: module must be an nn\.Module, got f"):
         export_onnx(lambda x: x, (torch.ones(2),))
+
+
+def test_pooling_windows_that_onnx_runtime_refuses():
+    module = MaxPool2d(2, stride=3, padding=1, dilation=3, ceil_mode=True).eval()
+    for exporter in ("symbolic", "dynamo"):
+        with pytest.raises(Exception, match="reaches 3 pixels over the image; ONNX Runtime allows"):
+            export_onnx(module, (torch.ones(1, 1, 9, 9),), exporter=exporter)
+
+
+def test_ceil_mode_needs_a_fixed_size():
+    axes = {"input": {2: "height"}}
+    for exporter in ("symbolic", "dynamo"):
+        with pytest.raises(Exception, match="with ceil_mode, ONNX needs height and width"):
+            export_onnx(
+                MaxPool2d(2, ceil_mode=True).eval(),
+                (torch.ones(1, 1, 6, 6),),
+                exporter=exporter,
+                dynamic_axes=axes,
+            )

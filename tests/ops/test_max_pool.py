@@ -6,8 +6,7 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from ops import MaxPool2d, max_pool2d
-from ops.export import export_onnx
+from ops import max_pool2d
 from tests.ops.operator_entry import raw
 from tests.ops.operators import each_device
 from tests.ops.tensors import DTYPES, LAYOUTS, assert_accurate, double, gradients, lay_out, random
@@ -122,22 +121,3 @@ def test_vectorized_forward_mode():
     jacobian = torch.autograd.functional.jacobian
     forward = jacobian(lambda x: max_pool2d(x, 2), x, vectorize=True, strategy="forward-mode")
     assert torch.equal(forward, jacobian(lambda x: max_pool2d(x, 2), x))
-
-
-def test_windows_that_onnx_runtime_refuses():
-    module = MaxPool2d(2, stride=3, padding=1, dilation=3, ceil_mode=True).eval()
-    for exporter in ("symbolic", "dynamo"):
-        with pytest.raises(Exception, match="reaches 3 pixels over the image; ONNX Runtime allows"):
-            export_onnx(module, (torch.ones(1, 1, 9, 9),), exporter=exporter)
-
-
-def test_ceil_mode_needs_a_fixed_size_in_onnx():
-    axes = {"input": {2: "height"}}
-    for exporter in ("symbolic", "dynamo"):
-        with pytest.raises(Exception, match="with ceil_mode, ONNX needs height and width"):
-            export_onnx(
-                MaxPool2d(2, ceil_mode=True).eval(),
-                (torch.ones(1, 1, 6, 6),),
-                exporter=exporter,
-                dynamic_axes=axes,
-            )
