@@ -49,6 +49,15 @@ def check_image(op: str, input: Tensor) -> None:
     )
 
 
+def count_places(
+    size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool
+) -> int:
+    """Returns the places of a kernel in one dimension, for one that fits."""
+    room = size + 2 * padding - dilation * (kernel - 1) - 1
+    last = (room + (stride - 1 if ceil_mode else 0)) // stride
+    return last if ceil_mode and last * stride >= size + padding else last + 1
+
+
 def places(
     op: str,
     sizes: Sequence[int],
@@ -80,16 +89,14 @@ def places(
     outputs = []
     for size, k, s, p, d in zip(sizes, kernel, stride, padding, dilation, strict=True):
         padded, span = size + 2 * p, d * (k - 1) + 1
-        over = s - 1 if ceil_mode else 0
         torch._check(
-            padded + over >= span,
+            padded + (s - 1 if ceil_mode else 0) >= span,
             lambda span=span, padded=padded: (  # type: ignore[misc]
                 f"{op}: the dilated kernel must fit into the padded input; "
                 f"the kernel spans {span}, the padded input {padded}"
             ),
         )
-        last = (padded + over - span) // s
-        outputs.append(last if ceil_mode and last * s >= size + p else last + 1)
+        outputs.append(count_places(size, k, s, p, d, ceil_mode))
     return outputs
 
 

@@ -23,6 +23,8 @@ from onnxscript import BFLOAT16, DOUBLE, FLOAT, FLOAT16, OnnxFunction, graph, op
 from onnxscript.values import Op, Opset
 from torch.onnx import symbolic_helper
 
+from ops._windows import count_places
+
 DOMAIN = "lenet_ops"
 VERSION = 1  # of the domain: raise it when a function's inputs, attributes or meaning change
 
@@ -412,14 +414,9 @@ def _window_sizes(
     ceil_mode: bool = False,
 ) -> Sizes:
     """Of the output for an input [N, C, H, W]."""
-    sizes = input[:2]
-    for size, k, s, p, d in zip(input[2:], kernel, stride, padding, dilation, strict=True):
-        if size is None:
-            sizes.append(None)
-            continue
-        last = (size + 2 * p - d * (k - 1) - 1 + (s - 1 if ceil_mode else 0)) // s
-        sizes.append(last if ceil_mode and last * s >= size + p else last + 1)
-    return sizes
+    windows = zip(input[2:], kernel, stride, padding, dilation, strict=True)
+    places = [None if w[0] is None else count_places(w[0], *w[1:], ceil_mode) for w in windows]
+    return [*input[:2], *places]
 
 
 def _window_attributes(
