@@ -3,17 +3,13 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from ops import depthwise_conv2d
+from tests.ops.geometries import drawn, pairs
 from tests.ops.operators import each_device
 from tests.ops.tensors import DTYPES, LAYOUTS, assert_accurate, double, gradients, random
-
-
-def pairs(least: int, most: int) -> st.SearchStrategy[tuple[int, int]]:
-    return st.tuples(st.integers(least, most), st.integers(least, most))
-
 
 # Small in some dimensions, wide in others: vector loops have a body and a rest.
 images = st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(1, 11), st.integers(1, 40)) | (
@@ -22,13 +18,7 @@ images = st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(1, 11), st.
 
 
 @each_device
-@settings(
-    max_examples=300,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
+@drawn(300)
 @given(
     image=images,
     kernel=pairs(1, 5) | pairs(6, 9),

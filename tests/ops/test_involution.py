@@ -2,20 +2,17 @@
 
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile
 
 from ops import Involution2d, involution2d
 from tests.ops.entries.involution2d import reference
+from tests.ops.geometries import drawn, pairs
 from tests.ops.operators import each_device
 from tests.ops.tensors import DTYPES, assert_accurate, double, gradients, random
 
 FORMATS = (torch.contiguous_format, torch.channels_last)
-
-
-def pairs(least: int, most: int) -> st.SearchStrategy[tuple[int, int]]:
-    return st.tuples(st.integers(least, most), st.integers(least, most))
 
 
 def draw(image, groups, kernel, places, dtype, device, formats):
@@ -28,13 +25,7 @@ def draw(image, groups, kernel, places, dtype, device, formats):
 
 
 @each_device
-@settings(
-    max_examples=60,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
+@drawn(60)
 @given(
     groups=st.integers(1, 3),
     group_channels=st.integers(1, 20),
