@@ -8,19 +8,15 @@ node's meaning as a local function in standard operators, so that every runtime 
 # ruff: noqa: N802, N803, UP006, UP007, UP035, UP045
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from types import MappingProxyType
-from typing import Any, NamedTuple, Optional, Tuple, TypeVar, Union, get_args
+from typing import Any, NamedTuple, Optional, Tuple, TypeVar, Union
 
-import torch
-from onnx import ModelProto, TensorProto
-from onnx.defs import OpSchema
+from onnx import TensorProto
 from onnx.helper import make_tensor
-from onnx.inliner import inline_local_functions
-from onnxscript import BFLOAT16, DOUBLE, FLOAT, FLOAT16, OnnxFunction, graph, optimizer, script
-from onnxscript.values import Op, Opset
+from onnxscript import BFLOAT16, DOUBLE, FLOAT, FLOAT16, OnnxFunction, graph, script
+from onnxscript.values import Opset
 from torch.onnx import symbolic_helper
 
 from ops._windows import count_places
@@ -28,16 +24,11 @@ from ops._windows import count_places
 DOMAIN = "lenet_ops"
 VERSION = 1  # of the domain: raise it when a function's inputs, attributes or meaning change
 
-_DYNAMO_OPSET = 18  # which that exporter translates to, before it converts to the one asked for
 _SLOPE = make_tensor("slope", TensorProto.DOUBLE, [], [1.702])  # exact enough for any type
 
 T = TypeVar("T", bound=Union[FLOAT, FLOAT16, DOUBLE, BFLOAT16])
 Value = Any  # of the graph being exported: torch._C.Value or onnx_ir.Value
 Sizes = Any  # a list of int or, for dynamic ones, None; None where not even their number is known
-
-_TENSOR_TYPES = ("tensor(float)", "tensor(float16)", "tensor(double)", "tensor(bfloat16)")  # T's
-_ATTRIBUTE_TYPES = {int: OpSchema.AttrType.INT, Sequence[int]: OpSchema.AttrType.INTS}
-_ARGUMENT_KINDS: Any = {int: "i", Sequence[int]: "is"}  # torch's letters; "v": a tensor
 
 
 @functools.cache
@@ -299,106 +290,6 @@ OPERATORS: dict[str, tuple[str, Callable[..., Node]]] = {
 }
 
 
-def register_symbolics(opset_version: int) -> None:
-    """Teaches the operators to `torch.onnx.export(..., dynamo=False)`.
-
-    Pass `custom_opsets={DOMAIN: VERSION}` to the export. Registering again is harmless.
-
-    Args:
-        opset_version: The opset that is going to be exported, and the least one this serves.
-    """
-    for name in OPERATORS:
-        torch.onnx.register_custom_op_symbolic(  # type: ignore[attr-defined]
-            f"{DOMAIN}::{name}", _symbolic(name), opset_version
-        )
-
-
-def _symbolic(name: str) -> Callable[..., Any]:
-    node_name, node_of = OPERATORS[name]
-    returns = len(_overload(name)._schema.returns)
-    kinds = [
-        _ARGUMENT_KINDS.get(item.annotation, "v")
-        for item in inspect.signature(node_of).parameters.values()
-    ]
-
-    def symbolic(g: Any, *args: Value) -> Value:
-        node = node_of(
-            *(symbolic_helper._parse_arg(x, kind) for x, kind in zip(args, kinds, strict=True))
-        )
-        attributes = {f"{key}_i": value for key, value in node.attributes.items()}
-        outputs = g.onnxscript_op(
-            functions(g.opset)[node_name], *node.inputs, outputs=len(node.sizes), **attributes
-        )
-        if len(node.sizes) == 1:
-            outputs = [outputs]
-        of_input = node.inputs[0].type()  # set by hand: torch infers none for a domain of ours
-        typed = [
-            y.setType(of_input.with_sizes(s)) for y, s in zip(outputs, node.sizes, strict=True)
-        ]
-        return typed[0] if returns == 1 else (*typed, *[None] * (returns - len(typed)))
-
-    return symbolic
-
-
-def translation_table(nodes: bool = False) -> dict[Any, Callable[..., Value]]:
-    """The operators for `torch.onnx.export(..., dynamo=True, custom_translation_table=...)`.
-
-    Args:
-        nodes: Put nodes of our domain into the graph, for the caller to add the functions that say
-            what they mean. Otherwise the meaning is put there itself: that exporter inlines every
-            function.
-    """
-    return {_overload(name): _translation(name, nodes) for name in OPERATORS}
-
-
-def _translation(name: str, bare: bool) -> Callable[..., Value]:
-    node_name, node_of = OPERATORS[name]
-    returns = len(_overload(name)._schema.returns)
-    function: Any = functions(_DYNAMO_OPSET)[node_name]
-    if bare:
-        function = _bare_operator(function)
-
-    @functools.wraps(node_of)  # the exporter reads the arguments' types
-    def translation(*args: Any, **kwargs: Any) -> Value:
-        node = node_of(*args, **kwargs)
-        outputs = function(*node.inputs, **node.attributes)
-        return (outputs,) if len(node.sizes) == 1 < returns else outputs
-
-    translation.__annotations__ = {**node_of.__annotations__, "return": T}
-    return translation
-
-
-def _bare_operator(function: OnnxFunction) -> Op:
-    """An operator with the signature of a function, but not its body."""
-    signature = inspect.signature(function.function)
-    inputs, attributes = [], []
-    for item in signature.parameters.values():
-        if item.annotation in _ATTRIBUTE_TYPES:
-            kind, required = _ATTRIBUTE_TYPES[item.annotation], item.default is item.empty
-            attributes.append(OpSchema.Attribute(item.name, kind, required=required))
-        else:
-            option = OpSchema.FormalParameterOption
-            optional = option.Optional if item.annotation == Optional[T] else option.Single
-            inputs.append(OpSchema.FormalParameter(item.name, "T", param_option=optional))
-    returned = signature.return_annotation
-    outputs = 1 if returned is T else len(get_args(returned))
-    schema = OpSchema(
-        function.name,
-        DOMAIN,
-        VERSION,
-        inputs=inputs,
-        outputs=[OpSchema.FormalParameter(f"Y{i}", "T") for i in range(outputs)],
-        type_constraints=[("T", list(_TENSOR_TYPES), "")],
-        attributes=attributes,
-    )
-    return Op(Opset(DOMAIN, VERSION), function.name, schema)
-
-
-def _overload(name: str) -> torch._ops.OpOverload:
-    overload: torch._ops.OpOverload = getattr(torch.ops.lenet_ops, name).default
-    return overload
-
-
 def _sizes(x: Value) -> Sizes:
     """Returns the sizes of a tensor in either exporter's graph."""
     sizes = x.shape if hasattr(x, "shape") else symbolic_helper._get_tensor_sizes(x)
@@ -428,10 +319,3 @@ def _window_attributes(
         "pads": [*padding, *padding],
         "dilations": list(dilation),
     }
-
-
-def inline(model: ModelProto) -> ModelProto:
-    """Returns the model with its functions' bodies in the place of their nodes, and simplified."""
-    model = inline_local_functions(model)
-    del model.graph.value_info[:]  # of tracing: in some, what is dynamic has the example's size
-    return optimizer.optimize(model)
