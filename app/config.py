@@ -3,6 +3,8 @@
 Nothing here imports torch, so that `--help` and a mistyped key answer at once.
 """
 
+# ruff: noqa: RUF009 (the functions called for defaults make fields)
+
 import dataclasses
 import math
 import os
@@ -14,6 +16,7 @@ from typing import Any, TypeVar
 from app.errors import UserError
 
 T = TypeVar("T")
+Flag = Any  # bool; for that OmegaConf would take any number, too
 DATASETS = ("mnist", "fashion_mnist", "kmnist", "qmnist", "digits")
 
 
@@ -99,7 +102,7 @@ class DataConfig(DataRoot):
     fallback: str | None = _choice("digits", "digits", None)
     val_size: int = _integer(5000, least=1)
     split_seed: int = _seed()
-    augment: bool = _choice(True, True, False)
+    augment: Flag = _choice(True, True, False)
 
 
 @dataclass
@@ -145,7 +148,7 @@ class TrainerConfig:
         30.0, "must be a number above 0", lambda value: value > 0 and math.isfinite(value)
     )
     precision: str = _choice("fp32", "fp32", "bf16", "fp16", "fp64")
-    compile: Any = _choice("auto", "auto", True, False)  # noqa: RUF009
+    compile: Any = _choice("auto", "auto", True, False)
 
 
 @dataclass
@@ -171,8 +174,8 @@ class PredictConfig:
     checkpoint: str | None = _path(None)
     runtime: str = _choice("torch", "torch", "onnx")
     input: str | None = _path(None)
-    invert: bool | None = _choice(None, None, True, False)
-    frame: bool = _choice(True, True, False)
+    invert: Flag = _choice(None, None, True, False)
+    frame: Flag = _choice(True, True, False)
     format: str = _choice("table", "table", "csv", "json")
     data: DataRoot = field(default_factory=DataRoot)
     device: str = _device()
@@ -188,8 +191,8 @@ class ExportConfig:
     exporter: str = _choice("symbolic", "symbolic", "dynamo")
     layout: str | None = _choice(None, "function", "standard", None)
     opset: int = _integer(18, least=17)
-    preprocess: bool = _choice(False, True, False)
-    postprocess: bool = _choice(False, True, False)
+    preprocess: Flag = _choice(False, True, False)
+    postprocess: Flag = _choice(False, True, False)
     precision: str = _choice("fp32", "fp32", "fp16")
     quantize: str | None = _choice(None, "int8", None)
     data: DataRoot = field(default_factory=DataRoot)

@@ -46,7 +46,7 @@ def _chain(explained: Exception, error: Exception) -> Exception:
 def _line(error: Exception, schema: type) -> str | None:
     """What is wrong with the usage, in a line; None: it is not the usage that is wrong."""
     if isinstance(error, OverrideParseException):
-        return f"{error.override}: not of the form key=value ({_one_line(error, skip='See ')})"
+        return _unreadable(error)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         return _no_such_option(error)
     if several := SEVERAL.match(str(error)):
@@ -65,6 +65,13 @@ def _line(error: Exception, schema: type) -> str | None:
     if isinstance(error, HydraException | OmegaConfBaseException | MissingConfigException):
         return _one_line(error)
     return _of_value_error(str(error)) if isinstance(error, ValueError) else None
+
+
+def _unreadable(error: OverrideParseException) -> str:
+    """What Hydra's grammar has no reading of; its own words are of that grammar."""
+    if "=" not in error.override:
+        return f"{error.override}: not of the form key=value"
+    return f"{error.override}: the value cannot be read, complete it or quote it: \"key='value'\""
 
 
 def _of_value_error(text: str) -> str | None:
@@ -117,6 +124,5 @@ def _override(error: Exception, cause: OmegaConfBaseException) -> str:
     return f"{cause.full_key}={shown(cause.value)}"
 
 
-def _one_line(error: Exception, skip: str = "\n") -> str:
-    lines = [line.strip() for line in str(error).splitlines()]
-    return "; ".join(line for line in lines if line and not line.startswith(skip))
+def _one_line(error: Exception) -> str:
+    return "; ".join(line.strip() for line in str(error).splitlines() if line.strip())

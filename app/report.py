@@ -19,7 +19,12 @@ def main() -> None:
         "over seeds, and report.csv and report.png in the folder.",
         allow_abbrev=False,
     )
-    parser.add_argument("folder", help="a folder with runs in it, or latest: the newest sweep")
+    parser.add_argument(
+        "folder",
+        nargs="?",
+        default="latest",
+        help="a folder with runs in it, or %(default)s: the newest sweep (the default)",
+    )
     parser.add_argument("--outputs", default="outputs", help="where latest looks (%(default)s)")
     try:
         arguments = parser.parse_args()

@@ -72,11 +72,11 @@ def translation_table(nodes: bool = False) -> dict[Any, Callable[..., Value]]:
     return {_overload(name): _translation(name, nodes) for name in OPERATORS}
 
 
-def _translation(name: str, bare: bool) -> Callable[..., Value]:
+def _translation(name: str, nodes: bool) -> Callable[..., Value]:
     node_name, node_of = OPERATORS[name]
     returns = len(_overload(name)._schema.returns)
     function: Any = functions(_DYNAMO_OPSET)[node_name]
-    if bare:
+    if nodes:
         function = _bare_operator(function)
 
     @functools.wraps(node_of)  # the exporter reads the arguments' types

@@ -167,7 +167,7 @@ def test_the_command(sweep):
     assert "model.act=relu" in done.stdout
     done = subprocess.run([*command, "nowhere"], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (2, "error: nowhere: no such folder\n")
-    for wrong in ([], ["latest", "--output", "x"]):
+    for wrong in (["--foo"], ["latest", "--output", "x"]):
         done = subprocess.run([*command, *wrong], capture_output=True, text=True)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert done.stderr.startswith("error: ")
