@@ -183,6 +183,7 @@ def plot(path: Path, rows: Sequence[Row], title: str) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator
 
     dtype = rows[0].dtype
     rows = [row for row in rows if row.dtype == dtype and row.what != "forward+backward"]
@@ -219,6 +220,10 @@ def plot(path: Path, rows: Sequence[Row], title: str) -> None:
         axis.set_yticks(range(len(chosen)), [f"{r.shape} {r.format}" for r in chosen], fontsize=7)
         axis.invert_yaxis()
         axis.set_xscale("log")
+        axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.xaxis.set_minor_formatter("")
+        axis.tick_params(axis="x", labelsize=7)
         axis.set_xlabel("time / floor", fontsize=8)
         axis.set_title(f"{panel[0]} {panel[1]}", fontsize=9)
         axis.grid(axis="x", which="both", alpha=0.2)

@@ -1,5 +1,7 @@
 """depthwise_conv2d against F.conv2d(groups=C), over whatever geometry Hypothesis comes up with."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +11,15 @@ from hypothesis import strategies as st
 from ops import depthwise_conv2d
 from tests.ops.geometries import drawn, pairs
 from tests.ops.operators import each_device
-from tests.ops.tensors import DTYPES, LAYOUTS, assert_accurate, double, gradients, random
+from tests.ops.tensors import (
+    DTYPES,
+    LAYOUTS,
+    assert_accurate,
+    double,
+    gradients,
+    lay_out,
+    random,
+)
 
 # Small in some dimensions, wide in others: vector loops have a body and a rest.
 images = st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(1, 11), st.integers(1, 40)) | (
@@ -85,17 +95,16 @@ def test_every_cut(device, image, kernel, layout, dtype):
 @pytest.mark.parametrize("kernel", [3, 5])
 def test_storage_that_is_not_aligned(device, dtype, kernel):
     """An image that begins between the addresses that vectors are loaded from."""
-    image, padding = (3, 8, 9, 16), kernel // 2
     weight = random((8, 1, kernel, kernel), dtype, device, seed=2)
-    flat = random((3 * 8 * 9 * 16 + 1,), dtype, device, seed=1)
-    x = flat[1:].view(image)
-    for layout in (x, flat[1:].view(3, 9, 16, 8).permute(0, 3, 1, 2)):
-        copy = layout.clone()
-        assert layout.stride() == copy.stride()
-        assert torch.equal(
-            depthwise_conv2d(layout, weight, None, 1, padding),
-            depthwise_conv2d(copy, weight, None, 1, padding),
-        )
+    for n in batches(device, dtype, 3, 8 * 9 * 16):
+        flat = random((n * 8 * 9 * 16 + 1,), dtype, device, seed=1)[1:]
+        for x in (flat.view(n, 8, 9, 16), flat.view(n, 9, 16, 8).permute(0, 3, 1, 2)):
+            copy = x.clone()
+            assert x.stride() == copy.stride()
+            assert torch.equal(
+                depthwise_conv2d(x, weight, None, 1, kernel // 2),
+                depthwise_conv2d(copy, weight, None, 1, kernel // 2),
+            )
 
 
 @each_device
@@ -128,26 +137,67 @@ def test_some_channels_of_an_image(device, dtype, layout):
 @pytest.mark.parametrize("kernel", [3, 5, 7])
 def test_infinity_beside_the_edge(device, kernel, layout, dtype):
     """What lies beyond an edge counts as nothing, also where the other factor is infinite."""
-    x = random((2, 5, 9, 10), dtype, device, layout, seed=1)
-    x[0, 1, -1, -1] = torch.inf
-    x[1, 2, 0, 4] = -torch.inf
-    weight = random((5, 1, kernel, kernel), dtype, device, seed=2).requires_grad_()
-    exact = weight.detach().double().requires_grad_()
-    geometry = (None, 1, kernel // 2)
-    actual = depthwise_conv2d(x, weight, *geometry)
-    expected = F.conv2d(x.double(), exact, *geometry, groups=5)
-    assert torch.equal(actual.isinf(), expected.isinf())
-    grad = random(expected.shape, dtype, device, layout, seed=4)
-    (actual,) = torch.autograd.grad(actual, weight, grad)
-    (expected,) = torch.autograd.grad(expected, exact, grad.double())
-    assert torch.equal(actual.isnan(), expected.isnan())
-    assert torch.equal(actual.isinf(), expected.isinf())
+    for n in batches(device, dtype, 2, 8 * 9 * 10):
+        x = random((n, 8, 9, 10), dtype, device, layout, seed=1)
+        x[0, 1, -1, -1] = torch.inf
+        x[1, 2, 0, 4] = -torch.inf
+        weight = random((8, 1, kernel, kernel), dtype, device, seed=2).requires_grad_()
+        exact = weight.detach().double().requires_grad_()
+        geometry = (None, 1, kernel // 2)
+        actual = depthwise_conv2d(x, weight, *geometry)
+        expected = F.conv2d(x.double(), exact, *geometry, groups=8)
+        assert torch.equal(actual.isinf(), expected.isinf())
+        grad = random(expected.shape, dtype, device, layout, seed=4)
+        (actual,) = torch.autograd.grad(actual, weight, grad)
+        (expected,) = torch.autograd.grad(expected, exact, grad.double())
+        assert torch.equal(actual.isnan(), expected.isnan())
+        assert torch.equal(actual.isinf(), expected.isinf())
+
+
+# Few images that fill a GPU: cut into many parts.
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS[:2])
+@pytest.mark.parametrize("channels", [40, 41])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "dilation"),
+    [*((k, s, 1) for k in (3, 5, 7) for s in (1, 2)), (3, 1, 2)],
+)
+def test_large_images(kernel, stride, dilation, channels, layout, dtype):
+    geometry = ((stride,) * 2, (kernel // 2,) * 2, (dilation,) * 2)
+    image = (2, channels, 301, 250)
+    compare("cuda", image, (kernel, kernel), geometry, True, dtype, layout, layout)
+
+
+def batches(device, dtype, images, pixels):
+    """So many images, of `pixels` in all channels, and for a GPU also so many that they fill it.
+
+    It has other kernels for few images than for many, but the same ones in float64.
+    """
+    if device == "cpu" or dtype == torch.float64:
+        return [images]
+    filling = 41_000 * torch.cuda.get_device_properties(device).multi_processor_count
+    return sorted({images, max(images, math.ceil(filling / pixels))})
 
 
 def compare(device, image, kernel, geometry, bias, dtype, layout, grad_layout):
+    out = F.conv2d(
+        torch.empty(image, device="meta"),
+        torch.empty(image[1], 1, *kernel, device="meta"),
+        None,
+        *geometry,
+        groups=image[1],
+    )
+    each = math.prod(image[1:]) + math.prod(out.shape[1:])
+    for n in batches(device, dtype, image[0], each):
+        images = (n, *image[1:])
+        compare_batch(device, images, kernel, geometry, bias, dtype, layout, grad_layout)
+
+
+def compare_batch(device, image, kernel, geometry, bias, dtype, layout, grad_layout):
     channels = image[1]
     tensors = [
-        random(image, dtype, device, layout, seed=1),
+        several(image, dtype, device, layout, seed=1),
         random((channels, 1, *kernel), dtype, device, layout, seed=2),
         random((channels,), dtype, device, layout, seed=3) if bias else None,
     ]
@@ -158,8 +208,18 @@ def compare(device, image, kernel, geometry, bias, dtype, layout, grad_layout):
     actual = depthwise_conv2d(*tensors, *geometry)
     expected = F.conv2d(*exact, *geometry, groups=channels)
     assert_accurate(actual, expected, dtype)
-    grad = random(expected.shape, dtype, device, grad_layout, seed=4)
+    grad = several(expected.shape, dtype, device, grad_layout, seed=4)
     for a, e in zip(
         gradients(actual, tensors, [grad]), gradients(expected, exact, double([grad])), strict=True
     ):
         assert_accurate(a, e, dtype, terms=grad.numel() / a.numel())
+
+
+def several(shape, dtype, device, layout, seed):
+    """Draws images; of many, which would take long, a few that come again at other strengths."""
+    few = random((min(8, shape[0]), *shape[1:]), dtype, device, layout, seed)
+    if len(few) == shape[0]:
+        return few
+    strength = random((shape[0], 1, 1, 1), dtype, device, seed=seed + 10)
+    again = few.repeat(math.ceil(shape[0] / len(few)), 1, 1, 1)[: shape[0]]
+    return lay_out(again * strength, layout)

@@ -110,16 +110,36 @@ bool is_tileable(const DepthwiseGeometry& g) {
          ceil_div(rows, 8) * ceil_div(cols, 8) < 65536;
 }
 
+// Whether the elements of input and output are at most so many a multiprocessor. Blocks that march
+// through so few leave most of it idle: below, how many was measured.
+bool is_small(const DepthwiseGeometry& g, int64_t most) {
+  const int64_t elements = g.n * g.c * (g.h * g.w + g.out_h * g.out_w);
+  return elements <= most * Device::attribute(cudaDevAttrMultiProcessorCount);
+}
+
 template <typename T>
 bool convolve(const Convolution<T>& c) {
-  return is_tileable(c.g) &&
-         ((c.g.channels_last ? convolve_strips(c) : convolve_planes(c)) || convolve_large(c));
+  if (!is_tileable(c.g)) {
+    return false;
+  }
+  const bool small = is_small(c.g, c.g.channels_last ? 40'000 : 4'500);
+  const bool tiled =
+      (small && convolve_pixels(c)) ||
+      (c.g.channels_last ? convolve_strips(c) || convolve_pixels(c) : convolve_planes(c));
+  return tiled || convolve_large(c);
 }
 
 template <typename T>
 bool sum_weights(const WeightGradient<T>& c) {
-  return is_tileable(c.g) && ((c.g.channels_last ? sum_weights_strips(c) : sum_weights_planes(c)) ||
-                              sum_weights_large(c));
+  if (!is_tileable(c.g)) {
+    return false;
+  }
+  const bool small =
+      is_small(c.g, 20'000) && (c.g.channels_last || c.g.out_h * c.g.out_w <= 16 * 16);
+  const bool tiled =
+      (small && sum_weights_pixels(c)) ||
+      (c.g.channels_last ? sum_weights_strips(c) || sum_weights_pixels(c) : sum_weights_planes(c));
+  return tiled || sum_weights_large(c);
 }
 
 struct Kernels {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <utility>
 
 #include "depthwise_strips.cuh"
 
@@ -80,16 +79,6 @@ struct StripPlan {
   StripLaunch launch;
   dim3 grid, block;
   bool aligned;  // pixels, as vectors are
-
-  // f(true_type) where vectors can move, else f(false_type).
-  template <typename F>
-  void dispatch(const F& f) const {
-    if (aligned) {
-      f(std::true_type{});
-    } else {
-      f(std::false_type{});
-    }
-  }
 };
 
 template <typename Axis, typename M, typename T>

@@ -8,17 +8,19 @@
 namespace ops::cuda {
 namespace {
 
-template <typename Axis, bool kVector, typename T>
-using StripReader = RowReader<March<Axis>::kChannels, kVector, March<Axis>::kRing || !kVector,
-                              kRingRows, March<Axis>::kInCols, T>;
+constexpr int kFewChannels = 8;
 
-template <typename Axis, bool kVector, typename T>
+template <typename Axis, typename T>
+using StripReader =
+    RowReader<March<Axis>::kChannels, March<Axis>::kRing, kRingRows, March<Axis>::kInCols, T>;
+
+template <typename Axis, typename T>
 __global__ void __launch_bounds__(kStripThreads, March<Axis>::kBlocks)
     strip_kernel(StripLaunch launch, bool flip, const T* __restrict__ in,
                  const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ out) {
   using M = March<Axis>;
   constexpr int V = M::kChannels, kCols = M::kCols, kTaps = M::kTaps, kPending = M::kPending;
-  using Place = StripPlace<V, kVector, T>;
+  using Place = StripPlace<V>;
   extern __shared__ __align__(16) unsigned char memory[];
   float* weights = reinterpret_cast<float*>(memory);  // [kTaps · kTaps][kPitch], by thread
   const Place at(launch);
@@ -27,21 +29,21 @@ __global__ void __launch_bounds__(kStripThreads, March<Axis>::kBlocks)
     for (int tap = threadIdx.y; tap < kTaps * kTaps; tap += blockDim.y) {
 #pragma unroll
       for (int v = 0; v < V; ++v) {
-        const int c = at.channel + v * at.apart;
+        const int c = at.channel + v;
         weights[(flip ? kTaps * kTaps - 1 - tap : tap) * kPitch + threadIdx.x * V + v] =
             c < launch.channels ? static_cast<float>(weight[c * kTaps * kTaps + tap]) : 0.0f;
       }
     }
   }
   __syncthreads();
-  if (at.count == 0) {
+  if (!at.present) {
     return;
   }
   const float* w = weights + threadIdx.x * V;
   const MarchStart<Axis, M, Place> start(launch, at);
   const unsigned out_columns = Place::template columns<kCols>(start.w0, launch.out_w);
-  StripReader<Axis, kVector, T> rows(at, memory + sizeof(float) * kTaps * kTaps * kPitch,
-                                     Place::template columns<M::kInCols>(start.in_w0, launch.in_w));
+  StripReader<Axis, T> rows(at, memory + sizeof(float) * kTaps * kTaps * kPitch,
+                            Place::template columns<M::kInCols>(start.in_w0, launch.in_w));
   const int64_t in_row = static_cast<int64_t>(launch.in_w) * launch.channels;
   const int64_t out_row = static_cast<int64_t>(launch.out_w) * launch.channels;
   int y = start.first_y;
@@ -60,7 +62,7 @@ __global__ void __launch_bounds__(kStripThreads, March<Axis>::kBlocks)
   float initial[V];
 #pragma unroll
   for (int v = 0; v < V; ++v) {
-    initial[v] = bias && v < at.count ? static_cast<float>(bias[at.channel + v * at.apart]) : 0.0f;
+    initial[v] = bias ? static_cast<float>(bias[at.channel + v]) : 0.0f;
   }
   using Tap = Vector<float, V>;
   // Rows of outputs; each step touches those from its u · kStepOut on.
@@ -126,7 +128,7 @@ __global__ void __launch_bounds__(kStripThreads, March<Axis>::kBlocks)
 #pragma unroll
         for (int j = 0; j < kCols; ++j) {
           if (complete && out_columns & 1u << j) {
-            at.store(out + j * launch.channels, pending[m][j]);
+            store_vector(out + j * launch.channels, pending[m][j]);
           }
         }
       }
@@ -135,46 +137,43 @@ __global__ void __launch_bounds__(kStripThreads, March<Axis>::kBlocks)
   }
 }
 
-// The channels and columns that a thread of strip_weight_kernel has registers for. kNarrow: for
-// images a few strips wide, whose marches are too short to be worth many channels a thread.
-template <typename StripAxis, bool kNarrow>
+// What strip_weight_kernel has registers for, V channels a thread.
+template <typename StripAxis, int V>
 struct WeightMarch : March<StripAxis> {
   using Axis = StripAxis;
   using Base = March<Axis>;
   static_assert(Base::kStepOut == 1, "weights have no transposed march");
-  static constexpr int kChannels =
-      Base::kTaps == 3 ? (kNarrow ? 2 : 4) : (Base::kTaps == 5 ? 2 : 1);
+  static constexpr int kChannels = V;
   static constexpr int kCols = Base::kTaps == 5 ? 4 : Base::kCols;
   static constexpr int kInCols = Axis::inputs(kCols);
   static constexpr bool kRing = Axis::step(1) == 1;
   static constexpr bool kLight = Base::kTaps == 3 && Base::kPending <= 3;  // in registers
-  static constexpr int kBlocks = kLight ? (kNarrow ? 6 : 4) : 3;
+  static constexpr int kBlocks = kLight ? (V == 2 ? 6 : 4) : 3;
 };
-constexpr int kNarrowImage = 14;  // pixels
 
-template <typename M, bool kVector, typename T>
+template <typename M, typename T>
 struct WeightReaders {
-  static constexpr bool kRing = !kVector || (M::kRing && M::kChannels * sizeof(T) >= 4);
-  using In = RowReader<M::kChannels, kVector, kRing, kRingRows * M::kStepIn, M::kInCols, T>;
-  using Grad = RowReader<M::kChannels, kVector, kRing, kRingRows, M::kCols, T>;
+  static constexpr bool kRing = M::kRing && M::kChannels * sizeof(T) >= 4;
+  using In = RowReader<M::kChannels, kRing, kRingRows * M::kStepIn, M::kInCols, T>;
+  using Grad = RowReader<M::kChannels, kRing, kRingRows, M::kCols, T>;
   static constexpr size_t kBytes = In::kBytes + Grad::kBytes;
 };
 
 // A block goes through one segment of blockDim.z images; the last kPending rows of grad_output wait
 // in registers for the inputs that they meet.
-template <typename M, bool kVector, typename T>
+template <typename M, typename T>
 __global__ void __launch_bounds__(kStripThreads, M::kBlocks)
     strip_weight_kernel(StripLaunch launch, const T* __restrict__ x, const T* __restrict__ grad,
                         float* __restrict__ partial) {
   using Axis = typename M::Axis;
   constexpr int V = M::kChannels, kCols = M::kCols, kTaps = M::kTaps, kPending = M::kPending;
   constexpr int kSums = kTaps * kTaps + 1;
-  using Place = StripPlace<V, kVector, T>;
-  using Readers = WeightReaders<M, kVector, T>;
+  using Place = StripPlace<V>;
+  using Readers = WeightReaders<M, T>;
   extern __shared__ __align__(16) unsigned char memory[];
   const Place at(launch);
   float sum[kSums][V] = {};
-  if (at.count > 0) {
+  if (at.present) {
     const MarchStart<Axis, M, Place> start(launch, at);
     typename Readers::In rows(at, memory,
                               Place::template columns<M::kInCols>(start.in_w0, launch.in_w));
@@ -262,12 +261,12 @@ __global__ void __launch_bounds__(kStripThreads, M::kBlocks)
   // Over the groups, one after the other.
   float* total = reinterpret_cast<float*>(memory);  // [lanes · V][kSums]
   for (int group = 0; group < blockDim.y * blockDim.z; ++group) {
-    if (threadIdx.z * blockDim.y + threadIdx.y == group && (group == 0 || at.count > 0)) {
+    if (threadIdx.z * blockDim.y + threadIdx.y == group && (group == 0 || at.present)) {
 #pragma unroll
       for (int i = 0; i < kSums; ++i) {
 #pragma unroll
         for (int v = 0; v < V; ++v) {
-          float* to = total + at.slot(v) * kSums + i;
+          float* to = total + (threadIdx.x * V + v) * kSums + i;
           *to = group == 0 ? sum[i][v] : *to + sum[i][v];
         }
       }
@@ -290,35 +289,40 @@ bool convolve_strips(const Convolution<T>& c) {
   return dispatch_axis(c.g, c.transposed, [&](auto axis) {
     using Axis = decltype(axis);
     using M = March<Axis>;
-    const auto plan = plan_strips<Axis, M, T>(c.g.n, c.g.c, c.in.h, c.in.w, c.out.h, c.out.w,
-                                              c.padding_h, c.padding_w, {c.in.data, c.out.data});
-    constexpr size_t kFilters = sizeof(float) * M::kTaps * M::kTaps * kMostLanes * M::kChannels;
-    plan.dispatch([&](auto vector) {
-      launch_kernel(strip_kernel<Axis, vector.value, T>, plan.grid, plan.block,
-                    kFilters + StripReader<Axis, vector.value, T>::kBytes, c.stream, plan.launch,
-                    c.flip, c.in.data, c.weight, c.bias, c.out.data);
-    });
-    return true;
+    if constexpr (Axis::inputs(1) <= Axis::kTaps) {  // dilated, too few taps meet a row
+      const auto plan = plan_strips<Axis, M, T>(c.g.n, c.g.c, c.in.h, c.in.w, c.out.h, c.out.w,
+                                                c.padding_h, c.padding_w, {c.in.data, c.out.data});
+      if (plan.aligned && c.g.c >= kFewChannels) {
+        constexpr size_t kFilters = sizeof(float) * M::kTaps * M::kTaps * kMostLanes * M::kChannels;
+        launch_kernel(strip_kernel<Axis, T>, plan.grid, plan.block,
+                      kFilters + StripReader<Axis, T>::kBytes, c.stream, plan.launch, c.flip,
+                      c.in.data, c.weight, c.bias, c.out.data);
+        return true;
+      }
+    }
+    return false;
   });
 }
 
 namespace {
 
-template <typename M, typename T>
-StripPlan plan_weights(const WeightGradient<T>& c) {
+// V channels a thread; false where their pixels are not aligned.
+template <typename Axis, int V, typename T>
+bool sum_weights_vectors(const WeightGradient<T>& c) {
+  using M = WeightMarch<Axis, V>;
   const DepthwiseGeometry& g = c.g;
-  return plan_strips<typename M::Axis, M, T>(g.n, g.c, g.h, g.w, g.out_h, g.out_w, g.padding_h,
-                                             g.padding_w, {c.x, c.grad});
-}
-
-template <typename M, bool kVector, typename T>
-void launch_weights(const WeightGradient<T>& c, const StripPlan& plan) {
+  const auto plan = plan_strips<Axis, M, T>(g.n, g.c, g.h, g.w, g.out_h, g.out_w, g.padding_h,
+                                            g.padding_w, {c.x, c.grad});
+  if (!plan.aligned) {
+    return false;
+  }
   Tensor partial = empty_partials(c, plan.grid.x);
-  const size_t sums = sizeof(float) * (M::kTaps * M::kTaps + 1) * plan.block.x * M::kChannels;
-  launch_kernel(strip_weight_kernel<M, kVector, T>, plan.grid, plan.block,
-                std::max(WeightReaders<M, kVector, T>::kBytes, sums), c.stream, plan.launch, c.x,
-                c.grad, partial.mutable_data_ptr<float>());
+  const size_t sums = sizeof(float) * (M::kTaps * M::kTaps + 1) * plan.block.x * V;
+  launch_kernel(strip_weight_kernel<M, T>, plan.grid, plan.block,
+                std::max(WeightReaders<M, T>::kBytes, sums), c.stream, plan.launch, c.x, c.grad,
+                partial.mutable_data_ptr<float>());
   add_partials(c, partial);
+  return true;
 }
 
 }  // namespace
@@ -326,20 +330,22 @@ void launch_weights(const WeightGradient<T>& c, const StripPlan& plan) {
 template <typename T>
 bool sum_weights_strips(const WeightGradient<T>& c) {
   return dispatch_direct(c.g, [&](auto axis) {
-    using M = WeightMarch<decltype(axis), false>;
-    if constexpr (M::kLight) {
-      if (c.g.out_w <= kNarrowImage) {
-        using Narrow = WeightMarch<decltype(axis), true>;
-        const auto plan = plan_weights<Narrow>(c);
-        if (plan.aligned) {
-          launch_weights<Narrow, true>(c, plan);
+    using Axis = decltype(axis);
+    if constexpr (Axis::kTaps == 7) {
+      return sum_weights_vectors<Axis, 1>(c);
+    } else if constexpr (Axis::kTaps == 5) {
+      return sum_weights_vectors<Axis, 2>(c) ||
+             (Axis::step(1) == 1 && sum_weights_vectors<Axis, 1>(c));
+    } else {
+      // Marches through images a few strips wide are too short to be worth many channels a thread.
+      if constexpr (WeightMarch<Axis, 2>::kLight) {
+        constexpr int kNarrow = 14;  // pixels
+        if (c.g.out_w <= kNarrow && sum_weights_vectors<Axis, 2>(c)) {
           return true;
         }
       }
+      return sum_weights_vectors<Axis, 4>(c);
     }
-    const auto plan = plan_weights<M>(c);
-    plan.dispatch([&](auto vector) { launch_weights<M, vector.value>(c, plan); });
-    return true;
   });
 }
 

@@ -52,6 +52,12 @@ bool convolve_strips(const Convolution<T>& c);
 template <typename T>
 bool sum_weights_strips(const WeightGradient<T>& c);
 
+// Any images, of few outputs or of channels-last pixels that are not aligned.
+template <typename T>
+bool convolve_pixels(const Convolution<T>& c);
+template <typename T>
+bool sum_weights_pixels(const WeightGradient<T>& c);
+
 // f(Direct<K, S, D>{}) for the convolutions that have tiled kernels; false for the others.
 template <typename F>
 bool dispatch_direct(const DepthwiseGeometry& g, const F& f) {

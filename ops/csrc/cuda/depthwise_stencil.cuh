@@ -14,6 +14,18 @@ inline bool are_aligned(std::initializer_list<const void*> pointers, size_t byte
                      [&](const void* p) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; });
 }
 
+// Rounds V values and stores them at once.
+template <int V, typename T>
+__device__ void store_vector(T* to, const float (&x)[V]) {
+  Vector<T, V> lanes;
+#pragma unroll
+  for (int v = 0; v < V; ++v) {
+    lanes.lane[v] = static_cast<T>(x[v]);
+  }
+  using Bits = typename BitsOf<V * sizeof(T)>::type;
+  *reinterpret_cast<Bits*>(to) = reinterpret_cast<const Bits&>(lanes);
+}
+
 // Into how many parts to split work of `units` steps, done by each of `blocks` blocks of which
 // `at_a_time` run together, where a part costs `extra` steps more: the fewest steps in all.
 inline int64_t best_split(int64_t units, int64_t blocks, int64_t at_a_time, int64_t extra,
