@@ -8,7 +8,7 @@
 namespace ops::cuda {
 namespace {
 
-constexpr int kFewChannels = 8;
+constexpr int kFewChannels = 8;  // fewer make too little of a warp's loads
 
 template <typename Axis, typename T>
 using StripReader =
@@ -334,6 +334,7 @@ bool sum_weights_strips(const WeightGradient<T>& c) {
     if constexpr (Axis::kTaps == 7) {
       return sum_weights_vectors<Axis, 1>(c);
     } else if constexpr (Axis::kTaps == 5) {
+      // One channel is always aligned; with stride 2 sum_weights_pixels is faster than that.
       return sum_weights_vectors<Axis, 2>(c) ||
              (Axis::step(1) == 1 && sum_weights_vectors<Axis, 1>(c));
     } else {

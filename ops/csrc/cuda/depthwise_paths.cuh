@@ -52,7 +52,7 @@ bool convolve_strips(const Convolution<T>& c);
 template <typename T>
 bool sum_weights_strips(const WeightGradient<T>& c);
 
-// Any images, of few outputs or of channels-last pixels that are not aligned.
+// Images of either format: few, or of pixels that are not aligned.
 template <typename T>
 bool convolve_pixels(const Convolution<T>& c);
 template <typename T>
