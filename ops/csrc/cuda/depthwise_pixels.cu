@@ -19,6 +19,9 @@ struct PixelStrides {
     const auto strides = image_strides(g.channels_last, g.c, height, width);
     n = strides.n, c = strides.c, h = strides.h, w = strides.w;
   }
+  __device__ int64_t offset(int image, int row, int col) const {
+    return image * n + static_cast<int64_t>(row) * h + static_cast<int64_t>(col) * w;
+  }
 };
 
 // A block has lanes × groups threads: lanes of channels that lie side by side, groups of tiles.
@@ -141,8 +144,7 @@ __global__ void __launch_bounds__(kPixelThreads)
 #pragma unroll 1
   for (int tile = begin + threadIdx.y; tile < end; tile += blockDim.y) {
     const PixelTile<Axis, kRows, kCols> at(launch, tile);
-    const T* from = in + at.n * launch.in.n + static_cast<int64_t>(at.y) * launch.in.h +
-                    static_cast<int64_t>(at.x) * launch.in.w;
+    const T* from = in + launch.in.offset(at.n, at.y, at.x);
     float sum[kRows][kCols][V];
 #pragma unroll
     for (int i = 0; i < kRows * kCols * V; ++i) {
@@ -160,8 +162,7 @@ __global__ void __launch_bounds__(kPixelThreads)
         }
       });
     }
-    T* to = out + at.n * launch.out.n + static_cast<int64_t>(at.row) * launch.out.h +
-            static_cast<int64_t>(at.col) * launch.out.w;
+    T* to = out + launch.out.offset(at.n, at.row, at.col);
 #pragma unroll
     for (int q = 0; q < kRows; ++q, to += launch.out.h) {
 #pragma unroll
@@ -191,12 +192,10 @@ __global__ void __launch_bounds__(kPixelThreads)
 #pragma unroll 1
   for (int tile = begin + threadIdx.y; present && tile < end; tile += blockDim.y) {
     const PixelTile<Axis, 1, kCols> at(launch, tile);
-    const T* from = in + at.n * launch.in.n + static_cast<int64_t>(at.y) * launch.in.h +
-                    static_cast<int64_t>(at.x) * launch.in.w;
-    const T* to = grad + at.n * launch.out.n + static_cast<int64_t>(at.row) * launch.out.h +
-                  static_cast<int64_t>(at.col) * launch.out.w;
+    const T* from = in + launch.in.offset(at.n, at.y, at.x);
     float g[kCols][1];
-    load_pixels(to, true, at.col, launch.out_w, launch.out.w, g);
+    load_pixels(grad + launch.out.offset(at.n, at.row, at.col), true, at.col, launch.out_w,
+                launch.out.w, g);
 #pragma unroll
     for (int j = 0; j < kCols; ++j) {
       sum[kTaps] += g[j][0];
