@@ -4,6 +4,7 @@ import csv
 import io
 import statistics
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,7 +164,9 @@ def plot(groups: Sequence[Group]) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 1.2 + 0.45 * len(groups)), layout="constrained")
+    names = [textwrap.fill(item.name, 48) for item in groups]
+    lines = sum(1 + name.count("\n") for name in names)
+    figure = Figure(figsize=(8, 1.2 + 0.3 * len(groups) + 0.15 * lines), layout="constrained")
     axes = figure.add_subplot()
     for row, item in enumerate(groups):
         values = item.percent("test_accuracy")
@@ -177,7 +180,7 @@ def plot(groups: Sequence[Group]) -> bytes:
             mean, deviation = statistics.mean(values), statistics.stdev(values)
             axes.errorbar(mean, row, xerr=deviation, fmt="|", color="0.6", capsize=4, ms=14)
         axes.plot(values, [row] * len(values), "o", color="C0", alpha=0.8, ms=5, mew=0, zorder=3)
-    axes.set_yticks(range(len(groups)), [item.name for item in groups])
+    axes.set_yticks(range(len(groups)), names)
     axes.set_ylim(len(groups) - 0.5, -0.5)
     if not any(item.finished for item in groups):
         axes.set_xticks([])

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from app.errors import UserError
 
 T = TypeVar("T")
-Flag = Any  # bool; for that OmegaConf would take any number, too
+Flag = Any  # bool, or null too: where that is written, OmegaConf takes any number for one
 DATASETS = ("mnist", "fashion_mnist", "kmnist", "qmnist", "digits")
 
 

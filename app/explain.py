@@ -18,6 +18,8 @@ from app.errors import RunError, UserError
 
 NO_GROUP = re.compile(r"Could not override '([^'@]*).*'\. No match in the defaults list")
 SEVERAL = re.compile(r"Ambiguous value for argument '(.*?)'\n", re.DOTALL)
+SWEPT = re.compile(r"Sweep parameters '(.*?)' requires --multirun")
+KEY = re.compile(r"[\w./@:+~-]+")
 NAMELESS = re.compile(r"\+*(model|data|optim|recipe|hydra/\w+)=(null|true|false|[\d.]*)")
 
 
@@ -30,6 +32,8 @@ def explain(error: Exception, schema: type) -> Exception:
     """
     if isinstance(error, UserError | RunError):
         return error
+    if isinstance(error, ImportError) and error.name == "ops":  # not built
+        return _chain(RunError(str(error)), error)
     if isinstance(error, OSError) and error.strerror:
         full = error.errno == errno.ENOSPC  # of a file it is a WriteError, which names it
         where = error.filename or ("standard output" if full else None)
@@ -49,7 +53,7 @@ def _line(error: Exception, schema: type) -> str | None:
         return _unreadable(error)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         return _no_such_option(error)
-    if several := SEVERAL.match(str(error)):
+    if several := SEVERAL.match(str(error)) or SWEPT.match(str(error)):
         allows = "several values need -m" if schema is TrainConfig else "takes one value"
         return f"{several[1]}: {allows}"
     if no_group := NO_GROUP.match(str(error)):
@@ -69,9 +73,10 @@ def _line(error: Exception, schema: type) -> str | None:
 
 def _unreadable(error: OverrideParseException) -> str:
     """What Hydra's grammar has no reading of; its own words are of that grammar."""
-    if "=" not in error.override:
+    key, equals, _ = error.override.partition("=")
+    if not equals or not KEY.fullmatch(key):
         return f"{error.override}: not of the form key=value"
-    return f"{error.override}: the value cannot be read, complete it or quote it: \"key='value'\""
+    return f"{error.override}: the value cannot be read, complete or quote it: \"{key}='...'\""
 
 
 def _of_value_error(text: str) -> str | None:

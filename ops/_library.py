@@ -28,19 +28,21 @@ def load() -> None:
         ImportError: torch is older than the libraries allow, or they have not been built.
     """
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < TORCH_TARGET:
-        raise ImportError(f"ops needs torch >= 2.10, this is torch {torch.__version__}")
+        raise ImportError(f"ops needs torch >= 2.10, this is torch {torch.__version__}", name="ops")
     folder = Path(__file__).parent
     cpu = next(folder.glob("_C.*"), None)
     if cpu is None:
         raise ImportError(
-            f"the operators are not compiled: run `{BUILD_COMMAND}` in the project's folder"
+            f"the operators are not compiled: run `{BUILD_COMMAND}` in the project's folder",
+            name="ops",
         )
     try:
         torch.ops.load_library(cpu)
     except OSError as error:
         raise ImportError(
             f"the operators cannot be loaded beside torch {torch.__version__} ({error}); rebuild "
-            f"them with `{BUILD_COMMAND}`"
+            f"them with `{BUILD_COMMAND}`",
+            name="ops",
         ) from error
     _load_more(folder, EAGER, "autograd and autocast", "Python does their work")
     if torch.version.cuda is not None:

@@ -27,6 +27,9 @@ images = st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(1, 11), st.
 )
 
 
+FEW = 40_000  # elements a multiprocessor: the most of kFew in ops/csrc/cuda/depthwise_conv.cu
+
+
 @each_device
 @drawn(300)
 @given(
@@ -135,17 +138,18 @@ def test_some_channels_of_an_image(device, dtype, layout):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS[:2])
 @pytest.mark.parametrize("kernel", [3, 5, 7])
-def test_infinity_beside_the_edge(device, kernel, layout, dtype):
+@pytest.mark.parametrize("channels", [5, 8])
+def test_infinity_beside_the_edge(device, channels, kernel, layout, dtype):
     """What lies beyond an edge counts as nothing, also where the other factor is infinite."""
-    for n in batches(device, dtype, 2, 8 * 9 * 10):
-        x = random((n, 8, 9, 10), dtype, device, layout, seed=1)
+    for n in batches(device, dtype, 2, channels * 9 * 10):
+        x = random((n, channels, 9, 10), dtype, device, layout, seed=1)
         x[0, 1, -1, -1] = torch.inf
         x[1, 2, 0, 4] = -torch.inf
-        weight = random((8, 1, kernel, kernel), dtype, device, seed=2).requires_grad_()
+        weight = random((channels, 1, kernel, kernel), dtype, device, seed=2).requires_grad_()
         exact = weight.detach().double().requires_grad_()
         geometry = (None, 1, kernel // 2)
         actual = depthwise_conv2d(x, weight, *geometry)
-        expected = F.conv2d(x.double(), exact, *geometry, groups=8)
+        expected = F.conv2d(x.double(), exact, *geometry, groups=channels)
         assert torch.equal(actual.isinf(), expected.isinf())
         grad = random(expected.shape, dtype, device, layout, seed=4)
         (actual,) = torch.autograd.grad(actual, weight, grad)
@@ -169,15 +173,15 @@ def test_large_images(kernel, stride, dilation, channels, layout, dtype):
     compare("cuda", image, (kernel, kernel), geometry, True, dtype, layout, layout)
 
 
-def batches(device, dtype, images, pixels):
-    """So many images, of `pixels` in all channels, and for a GPU also so many that they fill it.
+def batches(device, dtype, images, elements):
+    """So many images, of so many elements each, and for a GPU also so many that they fill it.
 
-    It has other kernels for few images than for many, but the same ones in float64.
+    It has other kernels for few elements than for many, but the same ones in float64.
     """
     if device == "cpu" or dtype == torch.float64:
         return [images]
-    filling = 41_000 * torch.cuda.get_device_properties(device).multi_processor_count
-    return sorted({images, max(images, math.ceil(filling / pixels))})
+    filling = FEW * torch.cuda.get_device_properties(device).multi_processor_count + 1
+    return sorted({images, max(images, math.ceil(filling / elements))})
 
 
 def compare(device, image, kernel, geometry, bias, dtype, layout, grad_layout):

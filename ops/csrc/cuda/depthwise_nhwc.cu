@@ -289,7 +289,7 @@ bool convolve_strips(const Convolution<T>& c) {
   return dispatch_axis(c.g, c.transposed, [&](auto axis) {
     using Axis = decltype(axis);
     using M = March<Axis>;
-    if constexpr (Axis::inputs(1) <= Axis::kTaps) {  // dilated, too few taps meet a row
+    if constexpr (Axis::inputs(1) <= Axis::kTaps) {  // unless dilated: few taps meet a row
       const auto plan = plan_strips<Axis, M, T>(c.g.n, c.g.c, c.in.h, c.in.w, c.out.h, c.out.w,
                                                 c.padding_h, c.padding_w, {c.in.data, c.out.data});
       if (plan.aligned && c.g.c >= kFewChannels) {

@@ -10,6 +10,7 @@ namespace {
 
 constexpr int kPixelThreads = 256;
 constexpr int kMostPixelLanes = 128;
+constexpr int kPixelCols = 4;  // of a tile of the convolution
 
 struct PixelStrides {
   int64_t n;
@@ -248,14 +249,15 @@ __global__ void __launch_bounds__(kPixelThreads)
 
 template <typename Axis, int kRows, int V, typename T>
 void launch_pixels(const Convolution<T>& c) {
-  constexpr int kCols = 4, kBlocks = 32;  // on a multiprocessor
-  const auto plan =
-      plan_pixels<Axis, kRows, kCols, V>(c.g, c.in.h, c.in.w, c.out.h, c.out.w, c.padding_h,
-                                         c.padding_w, int64_t{kBlocks} * Device().multiprocessors);
+  static_assert(kRows % 2 == 0 && kPixelCols % 2 == 0, "or Transposed has no step");
+  constexpr int kBlocks = 32;  // on a multiprocessor
+  const auto plan = plan_pixels<Axis, kRows, kPixelCols, V>(
+      c.g, c.in.h, c.in.w, c.out.h, c.out.w, c.padding_h, c.padding_w,
+      int64_t{kBlocks} * Device().multiprocessors);
   const size_t filters =
       kOwnFilters<Axis> ? 0 : sizeof(float) * plan.block.x * V * Axis::kTaps * Axis::kTaps;
-  launch_kernel(pixel_kernel<Axis, kRows, kCols, V, T>, plan.grid, plan.block, filters, c.stream,
-                plan.launch, c.flip, c.in.data, c.weight, c.bias, c.out.data);
+  launch_kernel(pixel_kernel<Axis, kRows, kPixelCols, V, T>, plan.grid, plan.block, filters,
+                c.stream, plan.launch, c.flip, c.in.data, c.weight, c.bias, c.out.data);
 }
 
 }  // namespace
@@ -264,16 +266,22 @@ template <typename T>
 bool convolve_pixels(const Convolution<T>& c) {
   return dispatch_axis(c.g, c.transposed, [&](auto axis) {
     using Axis = decltype(axis);
-    constexpr int kPair = 4 / sizeof(T);  // of 16-bit channels
-    const bool pairs = c.g.channels_last && c.g.c % kPair == 0 &&
-                       are_aligned({c.in.data, c.out.data}, kPair * sizeof(T));
+    constexpr int kWord = 4 / sizeof(T);  // channels in 32 bits
+    const bool words = c.g.channels_last && c.g.c % kWord == 0 &&
+                       are_aligned({c.in.data, c.out.data}, kWord * sizeof(T));
     // High tiles read less twice, but must be enough for the device.
-    const int64_t threads = c.g.n * c.g.c * c.out.h * c.out.w / (16 * (pairs ? kPair : 1));
+    constexpr int kLow = 2, kHigh = 4;
+    const int64_t outputs = c.g.n * c.g.c * c.out.h * c.out.w;
+    const int64_t threads = outputs / (kHigh * kPixelCols * (words ? kWord : 1));
     const bool high = threads >= int64_t{kPixelThreads} * Device().multiprocessors;
-    if (pairs) {
-      high ? launch_pixels<Axis, 4, kPair>(c) : launch_pixels<Axis, 2, kPair>(c);
+    if (words && high) {
+      launch_pixels<Axis, kHigh, kWord>(c);
+    } else if (words) {
+      launch_pixels<Axis, kLow, kWord>(c);
+    } else if (high) {
+      launch_pixels<Axis, kHigh, 1>(c);
     } else {
-      high ? launch_pixels<Axis, 4, 1>(c) : launch_pixels<Axis, 2, 1>(c);
+      launch_pixels<Axis, kLow, 1>(c);
     }
     return true;
   });
