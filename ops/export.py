@@ -8,13 +8,12 @@ from typing import Any, Literal, get_args
 import onnx
 import torch
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, helper
-from onnx.inliner import inline_local_functions, inline_selected_functions
+from onnx.inliner import inline_selected_functions
 from onnx.version_converter import convert_version
-from onnxscript import optimizer
 from torch import nn
 
 from ops.exporters import register_symbolics, translation_table
-from ops.onnx import DOMAIN, VERSION, functions
+from ops.onnx import DOMAIN, VERSION, functions, inline
 
 Exporter = Literal["symbolic", "dynamo"]
 Layout = Literal["function", "standard"]
@@ -85,7 +84,7 @@ def export_onnx(
     )
     model = _carry_functions(_convert(model, opset_version), opset_version)
     if layout == "standard":
-        model = _inline(model)
+        model = inline(model)
     model.ir_version = helper.find_min_ir_version_for(list(model.opset_import), ignore_unknown=True)
     return model
 
@@ -186,13 +185,6 @@ def _drop_inputs(function: FunctionProto, given: int) -> None:
     for node in _nodes(function):
         while node.input and node.input[-1] in missing:
             node.input.pop()
-
-
-def _inline(model: ModelProto) -> ModelProto:
-    """Returns the model with its functions' bodies in the place of their nodes, and simplified."""
-    model = inline_local_functions(model)
-    del model.graph.value_info[:]  # of tracing: in some, what is dynamic has the example's size
-    return optimizer.optimize(model)
 
 
 def _nodes(graph: GraphProto | FunctionProto) -> Iterator[NodeProto]:

@@ -3,20 +3,14 @@
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, get_args
+from typing import Any
 
 import torch
-from onnx.defs import OpSchema
-from onnxscript import OnnxFunction
-from onnxscript.values import Op, Opset
 from torch.onnx import symbolic_helper
 
-from ops.onnx import DOMAIN, OPERATORS, VERSION, T, Value, functions
+from ops.onnx import DOMAIN, OPERATORS, T, Value, bare_operator, functions
 
 _DYNAMO_OPSET = 18  # which that exporter translates to, before it converts to the one asked for
-
-_TENSOR_TYPES = ("tensor(float)", "tensor(float16)", "tensor(double)", "tensor(bfloat16)")  # T's
-_ATTRIBUTE_TYPES = {int: OpSchema.AttrType.INT, Sequence[int]: OpSchema.AttrType.INTS}
 _ARGUMENT_KINDS: Any = {int: "i", Sequence[int]: "is"}  # torch's letters; "v": a tensor
 
 
@@ -77,7 +71,7 @@ def _translation(name: str, nodes: bool) -> Callable[..., Value]:
     returns = len(_overload(name)._schema.returns)
     function: Any = functions(_DYNAMO_OPSET)[node_name]
     if nodes:
-        function = _bare_operator(function)
+        function = bare_operator(function)
 
     @functools.wraps(node_of)  # the exporter reads the arguments' types
     def translation(*args: Any, **kwargs: Any) -> Value:
@@ -87,32 +81,6 @@ def _translation(name: str, nodes: bool) -> Callable[..., Value]:
 
     translation.__annotations__ = {**node_of.__annotations__, "return": T}
     return translation
-
-
-def _bare_operator(function: OnnxFunction) -> Op:
-    """An operator with the signature of a function, but not its body."""
-    signature = inspect.signature(function.function)
-    inputs, attributes = [], []
-    for item in signature.parameters.values():
-        if item.annotation in _ATTRIBUTE_TYPES:
-            kind, required = _ATTRIBUTE_TYPES[item.annotation], item.default is item.empty
-            attributes.append(OpSchema.Attribute(item.name, kind, required=required))
-        else:
-            option = OpSchema.FormalParameterOption
-            optional = option.Optional if type(None) in get_args(item.annotation) else option.Single
-            inputs.append(OpSchema.FormalParameter(item.name, "T", param_option=optional))
-    returned = signature.return_annotation
-    outputs = 1 if returned is T else len(get_args(returned))
-    schema = OpSchema(
-        function.name,
-        DOMAIN,
-        VERSION,
-        inputs=inputs,
-        outputs=[OpSchema.FormalParameter(f"Y{i}", "T") for i in range(outputs)],
-        type_constraints=[("T", list(_TENSOR_TYPES), "")],
-        attributes=attributes,
-    )
-    return Op(Opset(DOMAIN, VERSION), function.name, schema)
 
 
 def _overload(name: str) -> torch._ops.OpOverload:

@@ -8,15 +8,18 @@ node's meaning as a local function in standard operators, so that every runtime 
 # ruff: noqa: N802, N803, UP006, UP007, UP035, UP045
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from types import MappingProxyType
-from typing import Any, NamedTuple, Optional, Tuple, TypeVar, Union
+from typing import Any, NamedTuple, Optional, Tuple, TypeVar, Union, get_args
 
-from onnx import TensorProto
+from onnx import ModelProto, TensorProto
+from onnx.defs import OpSchema
 from onnx.helper import make_tensor
-from onnxscript import BFLOAT16, DOUBLE, FLOAT, FLOAT16, OnnxFunction, graph, script
-from onnxscript.values import Opset
+from onnx.inliner import inline_local_functions
+from onnxscript import BFLOAT16, DOUBLE, FLOAT, FLOAT16, OnnxFunction, graph, optimizer, script
+from onnxscript.values import Op, Opset
 from torch.onnx import symbolic_helper
 
 from ops._windows import count_places
@@ -29,6 +32,9 @@ _SLOPE = make_tensor("slope", TensorProto.DOUBLE, [], [1.702])  # exact enough f
 T = TypeVar("T", bound=Union[FLOAT, FLOAT16, DOUBLE, BFLOAT16])
 Value = Any  # of the graph being exported: torch._C.Value or onnx_ir.Value
 Sizes = Any  # a list of int or, for dynamic ones, None; None where not even their number is known
+
+_TENSOR_TYPES = ("tensor(float)", "tensor(float16)", "tensor(double)", "tensor(bfloat16)")  # T's
+_ATTRIBUTE_TYPES = {int: OpSchema.AttrType.INT, Sequence[int]: OpSchema.AttrType.INTS}
 
 
 @functools.cache
@@ -319,3 +325,36 @@ def _window_attributes(
         "pads": [*padding, *padding],
         "dilations": list(dilation),
     }
+
+
+def bare_operator(function: OnnxFunction) -> Op:
+    """An operator with the signature of a function, but not its body."""
+    signature = inspect.signature(function.function)
+    inputs, attributes = [], []
+    for item in signature.parameters.values():
+        if item.annotation in _ATTRIBUTE_TYPES:
+            kind, required = _ATTRIBUTE_TYPES[item.annotation], item.default is item.empty
+            attributes.append(OpSchema.Attribute(item.name, kind, required=required))
+        else:
+            option = OpSchema.FormalParameterOption
+            optional = option.Optional if type(None) in get_args(item.annotation) else option.Single
+            inputs.append(OpSchema.FormalParameter(item.name, "T", param_option=optional))
+    returned = signature.return_annotation
+    outputs = 1 if returned is T else len(get_args(returned))
+    schema = OpSchema(
+        function.name,
+        DOMAIN,
+        VERSION,
+        inputs=inputs,
+        outputs=[OpSchema.FormalParameter(f"Y{i}", "T") for i in range(outputs)],
+        type_constraints=[("T", list(_TENSOR_TYPES), "")],
+        attributes=attributes,
+    )
+    return Op(Opset(DOMAIN, VERSION), function.name, schema)
+
+
+def inline(model: ModelProto) -> ModelProto:
+    """Returns the model with its functions' bodies in the place of their nodes, and simplified."""
+    model = inline_local_functions(model)
+    del model.graph.value_info[:]  # of tracing: in some, what is dynamic has the example's size
+    return optimizer.optimize(model)

@@ -11,6 +11,7 @@ from app.cli import hydra_main
 from app.comparison import find_entries
 from app.config import PredictConfig, TrainConfig
 from app.errors import RunError, UserError
+from app.explain import explain
 
 
 @pytest.fixture
@@ -285,3 +286,11 @@ def test_a_full_standard_output_is_named(tmp_path):
         code, errors = run_command(tmp_path, "app.train data=digits trainer.epochs=1", stdout=full)
     assert code == 1
     assert errors.endswith("error: standard output: No space left on device\n")
+
+
+def test_operators_that_are_not_built():
+    explained = explain(ImportError("not compiled: run this", name="ops"), TrainConfig)
+    assert isinstance(explained, RunError)
+    assert str(explained) == "not compiled: run this"
+    other = ImportError("no module", name="torch")
+    assert explain(other, TrainConfig) is other

@@ -165,6 +165,8 @@ def test_the_command(sweep):
     command = [sys.executable, "-m", "app.report"]
     done = subprocess.run([*command, str(sweep)], capture_output=True, text=True, check=True)
     assert "model.act=relu" in done.stdout
+    newest = [*command, "--outputs", str(sweep.parent)]
+    assert done.stdout == subprocess.run(newest, capture_output=True, text=True).stdout
     done = subprocess.run([*command, "nowhere"], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (2, "error: nowhere: no such folder\n")
     for wrong in (["--foo"], ["latest", "--output", "x"]):

@@ -113,7 +113,8 @@ bool is_tileable(const DepthwiseGeometry& g) {
 // Elements of input and output a multiprocessor up to which convolve_pixels and sum_weights_pixels
 // are faster than blocks that march through images: measured on an H200.
 constexpr int64_t kFewStrips = 40'000, kFewPlanes = 4'500, kFewForWeights = 20'000;
-constexpr int64_t kSmallPlane = 16 * 16;  // of outputs; in larger ones few are enough for weights
+// Outputs of a plane up to which that holds for weights of contiguous images.
+constexpr int64_t kSmallPlane = 16 * 16;
 
 bool is_small(const DepthwiseGeometry& g, int64_t most) {
   const int64_t elements = g.n * g.c * (g.h * g.w + g.out_h * g.out_w);

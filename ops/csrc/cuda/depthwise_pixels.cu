@@ -82,7 +82,7 @@ struct PixelTile {
 template <int kCols, int V, typename T>
 __device__ void load_pixels(const T* pixel, bool within, int column, int width, int stride,
                             float (&x)[kCols][V]) {
-  using Bits = typename BitsOf<V * sizeof(T)>::type;  // see load_vector
+  using Bits = typename BitsOf<V * sizeof(T)>::type;
   Bits bits[kCols] = {};
 #pragma unroll
   for (int i = 0; i < kCols; ++i) {
@@ -90,14 +90,7 @@ __device__ void load_pixels(const T* pixel, bool within, int column, int width, 
       bits[i] = *reinterpret_cast<const Bits*>(pixel + i * stride);
     }
   }
-#pragma unroll
-  for (int i = 0; i < kCols; ++i) {
-    const auto& lanes = reinterpret_cast<const Vector<T, V>&>(bits[i]);
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
-      x[i][v] = static_cast<float>(lanes.lane[v]);
-    }
-  }
+  widen<T>(bits, x);
 }
 
 // Whether each thread reads its filters itself: sooner there than by way of shared memory, which

@@ -14,6 +14,20 @@ inline bool are_aligned(std::initializer_list<const void*> pointers, size_t byte
                      [&](const void* p) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; });
 }
 
+// x = the V channels that lie in each of kCols loaded pixels; integers for the reason that
+// load_vector has.
+template <typename T, typename Bits, int kCols, int V>
+__device__ void widen(const Bits (&bits)[kCols], float (&x)[kCols][V]) {
+#pragma unroll
+  for (int i = 0; i < kCols; ++i) {
+    const auto& lanes = reinterpret_cast<const Vector<T, V>&>(bits[i]);
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      x[i][v] = static_cast<float>(lanes.lane[v]);
+    }
+  }
+}
+
 // Rounds V values and stores them at once.
 template <int V, typename T>
 __device__ void store_vector(T* to, const float (&x)[V]) {

@@ -108,14 +108,7 @@ class RowReader {
         }
       }
     }
-#pragma unroll
-    for (int i = 0; i < kCols; ++i) {
-      const auto& lanes = reinterpret_cast<const Vector<T, V>&>(bits[i]);
-#pragma unroll
-      for (int v = 0; v < V; ++v) {
-        x[i][v] = static_cast<float>(lanes.lane[v]);
-      }
-    }
+    widen<T>(bits, x);
   }
 
  private:
