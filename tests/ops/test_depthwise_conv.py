@@ -102,12 +102,8 @@ def test_storage_that_is_not_aligned(device, dtype, kernel):
     for n in batches(device, dtype, 3, 8 * 9 * 16):
         flat = random((n * 8 * 9 * 16 + 1,), dtype, device, seed=1)[1:]
         for x in (flat.view(n, 8, 9, 16), flat.view(n, 9, 16, 8).permute(0, 3, 1, 2)):
-            copy = x.clone()
-            assert x.stride() == copy.stride()
-            assert torch.equal(
-                depthwise_conv2d(x, weight, None, 1, kernel // 2),
-                depthwise_conv2d(copy, weight, None, 1, kernel // 2),
-            )
+            exact = F.conv2d(x.double(), weight.double(), None, 1, kernel // 2, groups=8)
+            assert_accurate(depthwise_conv2d(x, weight, None, 1, kernel // 2), exact, dtype)
 
 
 @each_device
@@ -156,6 +152,21 @@ def test_infinity_beside_the_edge(device, channels, kernel, layout, dtype):
         (expected,) = torch.autograd.grad(expected, exact, grad.double())
         assert torch.equal(actual.isnan(), expected.isnan())
         assert torch.equal(actual.isinf(), expected.isinf())
+
+
+# Contiguous images that a GPU convolves by matrix units, of each number of products in a row; more
+# planes than a block takes, and not multiples of it; rows of several tiles, and bands.
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("channels", [1, 3, 37])
+@pytest.mark.parametrize("padding", [0, 1, 2, 3, 6])
+@pytest.mark.parametrize(
+    ("kernel", "width"), [(3, 16), (5, 16), (7, 8), (7, 14), (7, 26), (7, 58), (7, 208)]
+)
+def test_matrix_units(kernel, width, padding, channels, dtype):
+    geometry = ((1, 1), (padding,) * 2, (1, 1))
+    image = (3, channels, 19, width)
+    compare("cuda", image, (kernel, kernel), geometry, True, dtype, *LAYOUTS[:1] * 2)
 
 
 # Few images that fill a GPU: cut into many parts.

@@ -94,7 +94,7 @@ bool sum_weights_large(const WeightGradient<T>& c) {
   plan->launch.filter = strides_of(g, g.out_h, g.out_w);
   const int64_t steps = ceil_div(g.n, plan->block.z);
   const int64_t at_a_time = 4 * Device().multiprocessors;
-  const int64_t splits = best_split(steps, g.c * plan->tiles, at_a_time, 1, steps);
+  const int64_t splits = best_split(steps, g.c * plan->tiles, at_a_time, 1);
   Tensor partial = empty_partials(c, splits);
   launch_kernel(large_weight_kernel<T>, dim3(splits, g.c, plan->tiles), plan->block, plan->shared,
                 c.stream, plan->launch, c.x, c.grad, partial.mutable_data_ptr<float>());
@@ -121,6 +121,17 @@ bool is_small(const DepthwiseGeometry& g, int64_t most) {
   return elements <= most * Device::attribute(cudaDevAttrMultiProcessorCount);
 }
 
+// Contiguous images, enough of them to fill the device.
+template <typename T>
+bool convolve_contiguous(const Convolution<T>& c) {
+  if constexpr (sizeof(T) == 2) {
+    if (convolve_matrix(c)) {
+      return true;
+    }
+  }
+  return convolve_planes(c);
+}
+
 template <typename T>
 bool convolve(const Convolution<T>& c) {
   if (!is_tileable(c.g)) {
@@ -129,8 +140,18 @@ bool convolve(const Convolution<T>& c) {
   const bool small = is_small(c.g, c.g.channels_last ? kFewStrips : kFewPlanes);
   const bool tiled =
       (small && convolve_pixels(c)) ||
-      (c.g.channels_last ? convolve_strips(c) || convolve_pixels(c) : convolve_planes(c));
+      (c.g.channels_last ? convolve_strips(c) || convolve_pixels(c) : convolve_contiguous(c));
   return tiled || convolve_large(c);
+}
+
+template <typename T>
+bool sum_weights_contiguous(const WeightGradient<T>& c) {
+  if constexpr (sizeof(T) == 2) {
+    if (sum_weights_matrix(c)) {
+      return true;
+    }
+  }
+  return sum_weights_planes(c);
 }
 
 template <typename T>
@@ -140,9 +161,9 @@ bool sum_weights(const WeightGradient<T>& c) {
   }
   const bool small =
       is_small(c.g, kFewForWeights) && (c.g.channels_last || c.g.out_h * c.g.out_w <= kSmallPlane);
-  const bool tiled =
-      (small && sum_weights_pixels(c)) ||
-      (c.g.channels_last ? sum_weights_strips(c) || sum_weights_pixels(c) : sum_weights_planes(c));
+  const bool tiled = (small && sum_weights_pixels(c)) ||
+                     (c.g.channels_last ? sum_weights_strips(c) || sum_weights_pixels(c)
+                                        : sum_weights_contiguous(c));
   return tiled || sum_weights_large(c);
 }
 

@@ -37,7 +37,11 @@ struct March {
   static constexpr int kWarmUp = kPending / kStepOut - 1;
   // Steps that are unrolled, so that fewer pending rows have to move.
   static constexpr int kPeriod = kTaps == 3 && Axis::step(2) == 2 ? 3 : 2;
-  static constexpr bool kRing = kTaps > 3;            // see RowReader
+  // Rows that are asked for before they are needed: see RowReader. In registers, as they allow.
+  template <typename T>
+  static constexpr int kAhead = kTaps > 3                         ? 2
+                                : sizeof(T) == 2 && kStepOut == 1 ? 1
+                                                                  : 0;
   static constexpr int kBlocks = kTaps <= 5 ? 4 : 3;  // of kStripThreads on a multiprocessor
 };
 
@@ -114,7 +118,7 @@ StripPlan plan_strips(int64_t images, int64_t channels, int64_t in_h, int64_t in
   const int64_t blocks = ceil_div(images, block.z) * launch.tiles_w * chunks;
   const int warps = ceil_div(block.x * block.y * block.z, 32);
   const int at_a_time = M::kBlocks * kStripThreads / 32 / warps * Device().multiprocessors;
-  launch.segments = best_split(all_steps, blocks, at_a_time, M::kWarmUp + 2, all_steps);
+  launch.segments = best_split(all_steps, blocks, at_a_time, M::kWarmUp + 2);
   launch.steps = ceil_div(all_steps, launch.segments);
   launch.segments = ceil_div(all_steps, launch.steps);
   return {launch, dim3(ceil_div(images, block.z) * launch.tiles_w * launch.segments, chunks), block,

@@ -11,8 +11,8 @@ namespace {
 constexpr int kFewChannels = 8;  // fewer make too little of a warp's loads
 
 template <typename Axis, typename T>
-using StripReader =
-    RowReader<March<Axis>::kChannels, March<Axis>::kRing, kRingRows, March<Axis>::kInCols, T>;
+using StripReader = RowReader<March<Axis>::kChannels, March<Axis>::template kAhead<T>, kRingRows,
+                              March<Axis>::kInCols, T>;
 
 template <typename Axis, typename T>
 __global__ void __launch_bounds__(kStripThreads, March<Axis>::kBlocks)
@@ -52,7 +52,8 @@ __global__ void __launch_bounds__(kStripThreads, March<Axis>::kBlocks)
   out += (at.n * launch.out_h + start.h0 - M::kWarmUp * M::kStepOut) * out_row +
          static_cast<int64_t>(start.w0) * launch.channels + at.channel;
   const auto within = [&](int row) { return row >= 0 && row < start.end_y; };
-  for (int i = 0; i < kRowsAhead; ++i) {
+  constexpr int kAhead = StripReader<Axis, T>::kAhead;
+  for (int i = 0; i < kAhead; ++i) {
     if (within(y + i)) {
       rows.fetch(in + i * in_row, i);
     }
@@ -90,8 +91,8 @@ __global__ void __launch_bounds__(kStripThreads, March<Axis>::kBlocks)
         if (there) {
           rows.read(in, row, x);
         }
-        if (within(y + kRowsAhead)) {
-          rows.fetch(in + kRowsAhead * in_row, (row + kRowsAhead) % kRingRows);
+        if (within(y + kAhead)) {
+          rows.fetch(in + kAhead * in_row, (row + kAhead) % kRingRows);
         }
         commit_row();
         row = (row + 1) % kRingRows;
@@ -153,9 +154,9 @@ struct WeightMarch : March<StripAxis> {
 
 template <typename M, typename T>
 struct WeightReaders {
-  static constexpr bool kRing = M::kRing && M::kChannels * sizeof(T) >= 4;
-  using In = RowReader<M::kChannels, kRing, kRingRows * M::kStepIn, M::kInCols, T>;
-  using Grad = RowReader<M::kChannels, kRing, kRingRows, M::kCols, T>;
+  static constexpr int kAhead = !M::kRing ? 0 : M::kChannels * sizeof(T) >= 4 ? 2 : 1;
+  using In = RowReader<M::kChannels, kAhead, kRingRows * M::kStepIn, M::kInCols, T>;
+  using Grad = RowReader<M::kChannels, kAhead, kRingRows, M::kCols, T>;
   static constexpr size_t kBytes = In::kBytes + Grad::kBytes;
 };
 
@@ -200,7 +201,8 @@ __global__ void __launch_bounds__(kStripThreads, M::kBlocks)
       }
       commit_row();
     };
-    for (int i = 0; i < kRowsAhead; ++i) {
+    constexpr int kAhead = Readers::kAhead;
+    for (int i = 0; i < kAhead; ++i) {
       fetch(i - M::kWarmUp, i, i);
     }
     // Rows of grad_output; each step multiplies with those from its u on.
@@ -235,14 +237,20 @@ __global__ void __launch_bounds__(kStripThreads, M::kBlocks)
             sum[kSums - 1][v] += newest[j][v];
           }
         }
-        fetch(step + kRowsAhead, kRowsAhead, (row + kRowsAhead) % kRingRows);
+        float in[M::kInCols][V];
+        constexpr bool kHeld = kAhead == 1;
+        if (kHeld && within(y)) {
+          rows.read(x, row, in);
+        }
+        fetch(step + kAhead, kAhead, (row + kAhead) % kRingRows);
 #pragma unroll
         for (int r = 0; r < M::kStepIn; ++r, ++y, x += in_row) {
           if (!within(y)) {
             continue;
           }
-          float in[M::kInCols][V];
-          rows.read(x, row * M::kStepIn + r, in);
+          if (!kHeld) {
+            rows.read(x, row * M::kStepIn + r, in);
+          }
           join_row<M, Axis, kPending, kCols, M::kInCols>(r, [&](int m, int j, int tap, int i) {
 #pragma unroll
             for (int v = 0; v < V; ++v) {
@@ -258,28 +266,12 @@ __global__ void __launch_bounds__(kStripThreads, M::kBlocks)
   }
   __syncthreads();
 
-  // Over the groups, one after the other.
-  float* total = reinterpret_cast<float*>(memory);  // [lanes · V][kSums]
-  for (int group = 0; group < blockDim.y * blockDim.z; ++group) {
-    if (threadIdx.z * blockDim.y + threadIdx.y == group && (group == 0 || at.present)) {
-#pragma unroll
-      for (int i = 0; i < kSums; ++i) {
-#pragma unroll
-        for (int v = 0; v < V; ++v) {
-          float* to = total + (threadIdx.x * V + v) * kSums + i;
-          *to = group == 0 ? sum[i][v] : *to + sum[i][v];
-        }
-      }
-    }
-    __syncthreads();
-  }
-  const int count = min(static_cast<int>(blockDim.x) * V, launch.channels - at.first_channel);
-  float* to =
-      partial + (static_cast<int64_t>(blockIdx.x) * launch.channels + at.first_channel) * kSums;
-  const int thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
-  for (int i = thread; i < count * kSums; i += blockDim.x * blockDim.y * blockDim.z) {
-    to[i] = total[i];
-  }
+  const int lanes = blockDim.x;
+  store_partial(
+      sum, reinterpret_cast<float*>(memory), threadIdx.x, lanes,
+      threadIdx.z * blockDim.y + threadIdx.y, blockDim.y * blockDim.z,
+      min(lanes * V, launch.channels - at.first_channel),
+      partial + (static_cast<int64_t>(blockIdx.x) * launch.channels + at.first_channel) * kSums);
 }
 
 }  // namespace
@@ -317,7 +309,8 @@ bool sum_weights_vectors(const WeightGradient<T>& c) {
     return false;
   }
   Tensor partial = empty_partials(c, plan.grid.x);
-  const size_t sums = sizeof(float) * (M::kTaps * M::kTaps + 1) * plan.block.x * V;
+  const size_t sums = sizeof(float) * partial_floats(plan.block.x, plan.block.y * plan.block.z,
+                                                     (M::kTaps * M::kTaps + 1) * V);
   launch_kernel(strip_weight_kernel<M, T>, plan.grid, plan.block,
                 std::max(WeightReaders<M, T>::kBytes, sums), c.stream, plan.launch, c.x, c.grad,
                 partial.mutable_data_ptr<float>());

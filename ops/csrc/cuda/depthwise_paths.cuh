@@ -46,6 +46,12 @@ bool convolve_planes(const Convolution<T>& c);
 template <typename T>
 bool sum_weights_planes(const WeightGradient<T>& c);
 
+// Contiguous images of 16-bit elements, by matrix units.
+template <typename T>
+bool convolve_matrix(const Convolution<T>& c);
+template <typename T>
+bool sum_weights_matrix(const WeightGradient<T>& c);
+
 // Channels-last images.
 template <typename T>
 bool convolve_strips(const Convolution<T>& c);

@@ -10,7 +10,6 @@ namespace {
 
 constexpr int kPixelThreads = 256;
 constexpr int kMostPixelLanes = 128;
-constexpr int kPixelCols = 4;  // of a tile of the convolution
 
 struct PixelStrides {
   int64_t n;
@@ -175,14 +174,14 @@ __global__ void __launch_bounds__(kPixelThreads)
                         float* __restrict__ partial) {
   constexpr int kTaps = Axis::kTaps * Axis::kTaps, kSums = kTaps + 1;
   constexpr int kInRows = Axis::inputs(1), kInCols = Axis::inputs(kCols);
-  extern __shared__ float sums[];  // [kSums][half of the groups, lanes], then [lanes][kSums]
+  extern __shared__ float sums[];
   const int channel = blockIdx.y * blockDim.x + threadIdx.x;
   const bool present = channel < launch.channels;
   in += channel * static_cast<int64_t>(launch.in.c);
   grad += channel * static_cast<int64_t>(launch.out.c);
   const int begin = blockIdx.x * launch.share;
   const int end = min(begin + launch.share, launch.tiles);
-  float sum[kSums] = {};
+  float sum[kSums][1] = {};
 #pragma unroll 1
   for (int tile = begin + threadIdx.y; present && tile < end; tile += blockDim.y) {
     const PixelTile<Axis, 1, kCols> at(launch, tile);
@@ -192,7 +191,7 @@ __global__ void __launch_bounds__(kPixelThreads)
                 launch.out.w, g);
 #pragma unroll
     for (int j = 0; j < kCols; ++j) {
-      sum[kTaps] += g[j][0];
+      sum[kTaps][0] += g[j][0];
     }
 #pragma unroll
     for (int r = 0; r < kInRows; ++r, from += launch.in.h) {
@@ -200,57 +199,26 @@ __global__ void __launch_bounds__(kPixelThreads)
       float x[kInCols][1];
       load_pixels(from, within, at.x, launch.in_w, launch.in.w, x);
       join_row<Axis, Axis, 1, kCols, kInCols>(
-          r, [&](int, int j, int tap, int i) { sum[tap] += g[j][0] * x[i][0]; });
+          r, [&](int, int j, int tap, int i) { sum[tap][0] += g[j][0] * x[i][0]; });
     }
   }
 
-  // Over the groups: the upper half is added to the lower one.
-  for (int groups = blockDim.y; groups > 1;) {
-    const int lower = (groups + 1) / 2, upper = groups - lower;
-    const int group = threadIdx.y, pitch = upper * blockDim.x;
-    float* mine = sums + (group < lower ? group : group - lower) * blockDim.x + threadIdx.x;
-    if (lower <= group && group < groups) {
-#pragma unroll
-      for (int i = 0; i < kSums; ++i) {
-        mine[i * pitch] = sum[i];
-      }
-    }
-    __syncthreads();
-    if (group < upper) {
-#pragma unroll
-      for (int i = 0; i < kSums; ++i) {
-        sum[i] += mine[i * pitch];
-      }
-    }
-    __syncthreads();
-    groups = lower;
-  }
-  if (threadIdx.y == 0 && present) {
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) {
-      sums[threadIdx.x * kSums + i] = sum[i];
-    }
-  }
-  __syncthreads();
   const int first = blockIdx.y * blockDim.x;
-  const int count = min(static_cast<int>(blockDim.x), launch.channels - first) * kSums;
   partial += (static_cast<int64_t>(blockIdx.x) * launch.channels + first) * kSums;
-  for (int i = threadIdx.y * blockDim.x + threadIdx.x; i < count; i += blockDim.x * blockDim.y) {
-    partial[i] = sums[i];
-  }
+  store_partial(sum, sums, threadIdx.x, blockDim.x, threadIdx.y, blockDim.y,
+                min(static_cast<int>(blockDim.x), launch.channels - first), partial);
 }
 
-template <typename Axis, int kRows, int V, typename T>
+template <typename Axis, int kRows, int kCols, int V, typename T>
 void launch_pixels(const Convolution<T>& c) {
-  static_assert(kRows % 2 == 0 && kPixelCols % 2 == 0, "or Transposed has no step");
   constexpr int kBlocks = 32;  // on a multiprocessor
-  const auto plan = plan_pixels<Axis, kRows, kPixelCols, V>(
-      c.g, c.in.h, c.in.w, c.out.h, c.out.w, c.padding_h, c.padding_w,
-      int64_t{kBlocks} * Device().multiprocessors);
+  const auto plan =
+      plan_pixels<Axis, kRows, kCols, V>(c.g, c.in.h, c.in.w, c.out.h, c.out.w, c.padding_h,
+                                         c.padding_w, int64_t{kBlocks} * Device().multiprocessors);
   const size_t filters =
       kOwnFilters<Axis> ? 0 : sizeof(float) * plan.block.x * V * Axis::kTaps * Axis::kTaps;
-  launch_kernel(pixel_kernel<Axis, kRows, kPixelCols, V, T>, plan.grid, plan.block, filters,
-                c.stream, plan.launch, c.flip, c.in.data, c.weight, c.bias, c.out.data);
+  launch_kernel(pixel_kernel<Axis, kRows, kCols, V, T>, plan.grid, plan.block, filters, c.stream,
+                plan.launch, c.flip, c.in.data, c.weight, c.bias, c.out.data);
 }
 
 }  // namespace
@@ -263,39 +231,53 @@ bool convolve_pixels(const Convolution<T>& c) {
     const bool words = c.g.channels_last && c.g.c % kWord == 0 &&
                        are_aligned({c.in.data, c.out.data}, kWord * sizeof(T));
     // High tiles read less twice, but must be enough for the device.
-    constexpr int kLow = 2, kHigh = 4;
+    constexpr int kLow = 2, kHigh = 4, kCols = 4;
     const int64_t outputs = c.g.n * c.g.c * c.out.h * c.out.w;
-    const int64_t threads = outputs / (kHigh * kPixelCols * (words ? kWord : 1));
+    const int64_t threads = outputs / (kHigh * kCols * (words ? kWord : 1));
     const bool high = threads >= int64_t{kPixelThreads} * Device().multiprocessors;
     if (words && high) {
-      launch_pixels<Axis, kHigh, kWord>(c);
+      launch_pixels<Axis, kHigh, kCols, kWord>(c);
     } else if (words) {
-      launch_pixels<Axis, kLow, kWord>(c);
+      launch_pixels<Axis, kLow, kCols, kWord>(c);
     } else if (high) {
-      launch_pixels<Axis, kHigh, 1>(c);
-    } else {
-      launch_pixels<Axis, kLow, 1>(c);
+      launch_pixels<Axis, kHigh, kCols, 1>(c);
+    } else if (c.g.channels_last || c.transposed) {
+      launch_pixels<Axis, kLow, kCols, 1>(c);
+    } else if constexpr (Axis::step(2) > 1) {  // threads' inputs are nearer to each other
+      launch_pixels<Axis, 1, 2, 1>(c);
     }
     return true;
   });
 }
 
+namespace {
+
+// In rows of kCols outputs, on kBlocks blocks of each multiprocessor.
+template <typename Axis, int kCols, int kBlocks, typename T>
+void launch_pixel_weights(const WeightGradient<T>& c) {
+  const DepthwiseGeometry& g = c.g;
+  const auto plan =
+      plan_pixels<Axis, 1, kCols, 1>(g, g.h, g.w, g.out_h, g.out_w, g.padding_h, g.padding_w,
+                                     int64_t{kBlocks} * Device().multiprocessors);
+  Tensor partial = empty_partials(c, plan.grid.x);
+  const size_t shared =
+      sizeof(float) * partial_floats(plan.block.x, plan.block.y, Axis::kTaps * Axis::kTaps + 1);
+  launch_kernel(pixel_weight_kernel<Axis, kCols, T>, plan.grid, plan.block, shared, c.stream,
+                plan.launch, c.x, c.grad, partial.mutable_data_ptr<float>());
+  add_partials(c, partial);
+}
+
+}  // namespace
+
 template <typename T>
 bool sum_weights_pixels(const WeightGradient<T>& c) {
   return dispatch_direct(c.g, [&](auto axis) {
     using Axis = decltype(axis);
-    constexpr int kCols = 8;
-    constexpr int kBlocks = Axis::kTaps == 3 && Axis::step(1) == 1 ? 4 : 2;  // on a multiprocessor
-    const DepthwiseGeometry& g = c.g;
-    const auto plan =
-        plan_pixels<Axis, 1, kCols, 1>(g, g.h, g.w, g.out_h, g.out_w, g.padding_h, g.padding_w,
-                                       int64_t{kBlocks} * Device().multiprocessors);
-    Tensor partial = empty_partials(c, plan.grid.x);
-    const size_t shared = sizeof(float) * plan.block.x * std::max(1u, plan.block.y / 2) *
-                          (Axis::kTaps * Axis::kTaps + 1);
-    launch_kernel(pixel_weight_kernel<Axis, kCols, T>, plan.grid, plan.block, shared, c.stream,
-                  plan.launch, c.x, c.grad, partial.mutable_data_ptr<float>());
-    add_partials(c, partial);
+    if constexpr (Axis::step(1) == 2 && sizeof(T) == 2) {
+      launch_pixel_weights<Axis, 4, 4>(c);
+    } else {
+      launch_pixel_weights<Axis, 8, Axis::kTaps == 3 && Axis::step(1) == 1 ? 8 : 2>(c);
+    }
     return true;
   });
 }

@@ -14,6 +14,11 @@ inline bool are_aligned(std::initializer_list<const void*> pointers, size_t byte
                      [&](const void* p) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; });
 }
 
+// The place of a thread among all of its block.
+__device__ inline int flat_thread() {
+  return (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
+}
+
 // x = the V channels that lie in each of kCols loaded pixels; integers for the reason that
 // load_vector has.
 template <typename T, typename Bits, int kCols, int V>
@@ -42,12 +47,17 @@ __device__ void store_vector(T* to, const float (&x)[V]) {
 
 // Into how many parts to split work of `units` steps, done by each of `blocks` blocks of which
 // `at_a_time` run together, where a part costs `extra` steps more: the fewest steps in all.
-inline int64_t best_split(int64_t units, int64_t blocks, int64_t at_a_time, int64_t extra,
-                          int64_t most) {
+inline int64_t best_split(int64_t units, int64_t blocks, int64_t at_a_time, int64_t extra) {
+  constexpr int64_t kMostRounds = 16;
+  const int64_t least_rounds = ceil_div(blocks, at_a_time);
   int64_t best = 1, least = 0;
-  for (int64_t parts = 1; parts <= std::max<int64_t>(1, std::min<int64_t>(most, 64)); ++parts) {
-    const int64_t steps = ceil_div(blocks * parts, at_a_time) * (ceil_div(units, parts) + extra);
-    if (parts == 1 || steps < least) {
+  for (int64_t rounds = least_rounds; rounds < least_rounds + kMostRounds; ++rounds) {
+    const int64_t most =
+        std::max<int64_t>(1, std::min(units, rounds * at_a_time / std::max<int64_t>(1, blocks)));
+    const int64_t length = ceil_div(units, most);
+    const int64_t parts = ceil_div(units, length);
+    const int64_t steps = ceil_div(blocks * parts, at_a_time) * (length + extra);
+    if (least == 0 || steps < least) {
       best = parts, least = steps;
     }
   }

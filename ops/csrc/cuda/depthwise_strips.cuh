@@ -19,8 +19,8 @@ struct StripLaunch {
 
 constexpr int kStripThreads = 128;
 constexpr int kMostLanes = 32;
-constexpr int kRowsAhead = 2;
-constexpr int kRingRows = kRowsAhead + 1;
+constexpr int kMostAhead = 2;  // rows
+constexpr int kRingRows = kMostAhead + 1;
 
 // The V channels of a strip that a thread owns. A pixel's move at once, which takes aligned pixels.
 template <int V>
@@ -54,16 +54,19 @@ struct StripPlace {
   }
 };
 
-// Reads a strip's rows, kCols pixels each, for one thread. With a ring the thread has its own
-// copies of kRows rows on their way into shared memory; no other thread reads them, so none has to
-// wait for another. Without, rows come when they are needed: cheaper where a row is little work.
-template <int V, bool kRing, int kRows, int kCols, typename T>
+// Reads a strip's rows, kCols pixels each, for one thread, which asks for them kAhead rows before
+// they are needed. Two ahead, the thread has its own copies of kRows rows on their way into shared
+// memory; no other thread reads them, so none has to wait for another. One ahead waits in
+// registers.
+template <int V, int kRowsAhead, int kRows, int kCols, typename T>
 class RowReader {
   using Place = StripPlace<V>;
   using Bits = typename BitsOf<V * sizeof(T)>::type;
-  static_assert(!kRing || sizeof(Bits) >= 4, "what can be copied asynchronously");
 
  public:
+  static constexpr int kAhead = kRowsAhead;
+  static constexpr bool kRing = kAhead == 2;
+  static_assert(!kRing || sizeof(Bits) >= 4, "what can be copied asynchronously");
   // Shared memory of a block.
   static constexpr size_t kBytes = kRing ? kRows * kCols * sizeof(Bits) * kStripThreads : 0;
 
@@ -71,15 +74,14 @@ class RowReader {
   __device__ RowReader(const Place& at, unsigned char* memory, unsigned columns)
       : at_(at), columns_(columns) {
     if constexpr (kRing) {
-      const int thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
-      ring_ = reinterpret_cast<Bits*>(memory) + thread;
+      ring_ = reinterpret_cast<Bits*>(memory) + flat_thread();
       for (int i = 0; i < kRows * kCols; ++i) {
         ring_[i * kStripThreads] = {};
       }
     }
   }
 
-  // Begins to copy the row that starts at `pixel`, the thread's first channel of it.
+  // Begins to read the row that starts at `pixel`, the thread's first channel of it.
   __device__ void fetch(const T* pixel, int row) {
     if constexpr (kRing) {
 #pragma unroll
@@ -91,22 +93,25 @@ class RowReader {
                        : "memory");
         }
       }
+    } else if constexpr (kAhead == 1) {
+      load(pixel, held_);
     }
   }
 
   // x = the row, which starts at `pixel`.
   __device__ void read(const T* pixel, int row, float (&x)[kCols][V]) const {
+    if constexpr (kAhead == 1) {
+      widen<T>(held_, x);
+      return;
+    }
     Bits bits[kCols];
+    if constexpr (kRing) {
 #pragma unroll
-    for (int i = 0; i < kCols; ++i, pixel += at_.channels) {
-      if constexpr (kRing) {
+      for (int i = 0; i < kCols; ++i) {
         bits[i] = *slot(row, i);
-      } else {
-        bits[i] = {};
-        if (columns_ & 1u << i) {
-          bits[i] = *reinterpret_cast<const Bits*>(pixel);
-        }
       }
+    } else {
+      load(pixel, bits);
     }
     widen<T>(bits, x);
   }
@@ -115,7 +120,17 @@ class RowReader {
   const Place& at_;
   unsigned columns_;
   Bits* ring_;
+  Bits held_[kCols];
 
+  __device__ void load(const T* pixel, Bits (&bits)[kCols]) const {
+#pragma unroll
+    for (int i = 0; i < kCols; ++i, pixel += at_.channels) {
+      bits[i] = {};
+      if (columns_ & 1u << i) {
+        bits[i] = *reinterpret_cast<const Bits*>(pixel);
+      }
+    }
+  }
   __device__ Bits* slot(int row, int i) const { return ring_ + (row * kCols + i) * kStripThreads; }
 };
 
@@ -126,7 +141,7 @@ __device__ inline void commit_row() {
 
 // Waits for all groups but the newest ones, as many as are to be ahead of the row that is needed.
 __device__ inline void wait_for_row() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kRowsAhead - 1) : "memory");
+  asm volatile("cp.async.wait_group %0;" ::"n"(kMostAhead - 1) : "memory");
 }
 
 }  // namespace ops::cuda

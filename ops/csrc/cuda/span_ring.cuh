@@ -1,6 +1,6 @@
 // Moves contiguous spans of tensors, of any size and alignment, through buffers in shared memory
 // that take turns. From compute capability 9.0 on one thread has the copy engine do it; before, all
-// threads copy. All threads of a block call everything, together.
+// threads copy. All threads of a block call everything but `load`, together.
 #pragma once
 
 #include <cuda_pipeline.h>
@@ -49,20 +49,26 @@ class SpanRing {
 #endif
   }
 
+  // Whether this thread takes part in loads.
+  __device__ bool loads() const {
+#if __CUDA_ARCH__ >= 900
+    return threadIdx.x == 0;
+#else
+    return true;
+#endif
+  }
+
   // Begins to load spans into the next buffer, where `any` are left: load(any, to, span, to, span).
-  // The caller has synchronised since that buffer was last used.
+  // Called by all threads that load, which have synchronised since that buffer was last used.
   template <typename... Pairs>
   __device__ void load(bool any, const Pairs&... pairs) {
 #if __CUDA_ARCH__ >= 900
     if (any) {
-      if (threadIdx.x == 0) {
-        // The buffer's last results must have left it; newer ones may still be on their way.
-        asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
-        asm volatile(
-            "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier(loads_)),
-            "r"(bytes(pairs...))
-            : "memory");
-      }
+      // The buffer's last results must have left it; newer ones may still be on their way.
+      asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
+      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier(loads_)),
+                   "r"(bytes(pairs...))
+                   : "memory");
       copy(pairs...);
     }
     loads_ = (loads_ + 1) % kBuffers;
@@ -97,13 +103,11 @@ class SpanRing {
 #endif
   }
 
-  // Begins to store a span from a buffer that the threads have just written.
-  template <typename T>
-  __device__ void store(const T* shared, const Span<T>& span) {
+  // Begins to store a span from a buffer that the threads have just written, `skew` elements on.
+  template <typename T, typename F>
+  __device__ void store(const T* shared, int skew, int size, const F& first) {
     constexpr int kLanes = Span<T>::kLanes;
-    const int skew = span.skew();
-    const int end = skew + span.size;
-    T* to = span.first - skew;
+    const int end = skew + size;
     const int whole = (skew + kLanes - 1) / kLanes * kLanes;  // first element of a whole granule
     const int rest = max(whole, end / kLanes * kLanes);       // and of the last, if that is not one
 #if __CUDA_ARCH__ >= 900
@@ -111,25 +115,29 @@ class SpanRing {
     __syncthreads();
     if (threadIdx.x == 0) {
       if (rest > whole) {
-        asm volatile(
-            "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to + whole),
-            "r"(address(shared + whole)), "r"(static_cast<unsigned>((rest - whole) * sizeof(T)))
-            : "memory");
+        asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(
+                         first() - skew + whole),
+                     "r"(address(shared + whole)),
+                     "r"(static_cast<unsigned>((rest - whole) * sizeof(T)))
+                     : "memory");
       }
       asm volatile("cp.async.bulk.commit_group;" ::: "memory");
     }
 #else
     __syncthreads();
     for (int i = whole + threadIdx.x * kLanes; i < rest; i += blockDim.x * kLanes) {
-      *reinterpret_cast<uint4*>(to + i) = *reinterpret_cast<const uint4*>(shared + i);
+      *reinterpret_cast<uint4*>(first() - skew + i) = *reinterpret_cast<const uint4*>(shared + i);
     }
 #endif
-    const int head = skew + threadIdx.x, tail = rest + threadIdx.x;
-    if (head < min(whole, end)) {
-      to[head] = shared[head];
-    }
-    if (tail < end) {
-      to[tail] = shared[tail];
+    if (whole > skew || rest < end) {
+      T* to = first() - skew;
+      const int head = skew + threadIdx.x, tail = rest + threadIdx.x;
+      if (head < min(whole, end)) {
+        to[head] = shared[head];
+      }
+      if (tail < end) {
+        to[tail] = shared[tail];
+      }
     }
   }
 
@@ -157,6 +165,7 @@ class SpanRing {
     return span.granules() * kGranule + bytes(pairs...);
   }
 
+  // On one thread, or where there is no copy engine on all.
   __device__ void copy() {}
   template <typename T, typename... Pairs>
   __device__ void copy(T* to, const Span<const T>& span, const Pairs&... pairs) {
@@ -164,7 +173,7 @@ class SpanRing {
     const T* from = span.first - span.skew();
     const int whole = span.granules() * kLanes;
 #if __CUDA_ARCH__ >= 900
-    if (threadIdx.x == 0 && whole > 0) {
+    if (whole > 0) {
       asm volatile(
           "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
           "[%3];" ::"r"(address(to)),
@@ -177,8 +186,11 @@ class SpanRing {
     }
 #endif
     // At the end of a tensor: by the thread that has waited for the buffer.
-    for (int i = whole; threadIdx.x == 0 && i < span.skew() + span.size; ++i) {
-      to[i] = from[i];
+    if (threadIdx.x == 0) {
+#pragma unroll 1
+      for (int i = whole; i < span.skew() + span.size; ++i) {
+        to[i] = from[i];
+      }
     }
     copy(pairs...);
   }

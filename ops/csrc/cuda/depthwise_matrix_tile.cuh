@@ -1,0 +1,271 @@
+// Tiles of 16-bit contiguous images that a warp computes on matrix units, with stride 1. A row of a
+// filter is a matrix with its taps along diagonals, which takes neighbouring inputs to neighbouring
+// outputs: most of it is zero, and still 7×7 filters are twice as fast so as tap by tap. Products
+// are exact, sums are in float32.
+//
+// Pairs of elements move at once, which takes even widths. Lane 4 g + t of a warp holds, of a
+// matrix product's 16 × 8 results, columns 2 t and 2 t + 1 of rows g and g + 8; of its left factor
+// the same rows, of its right one column g, and of both elements 2 t, 2 t + 1 and these + 8 along
+// the sum.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "depthwise_planes.cuh"
+
+namespace ops::cuda {
+
+struct Lane {
+  int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+};
+
+template <typename T>
+struct Packed;
+
+template <>
+struct Packed<BFloat16> {
+  static constexpr unsigned kOnes = 0x3f803f80;
+  static __device__ unsigned pack(float low, float high) {
+    const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
+    return reinterpret_cast<const unsigned&>(both);
+  }
+  // sum += left · right.
+  static __device__ void multiply(float (&sum)[4], unsigned l0, unsigned l1, unsigned l2,
+                                  unsigned l3, const unsigned (&right)[2]) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(l0), "r"(l1), "r"(l2), "r"(l3), "r"(right[0]), "r"(right[1]));
+  }
+};
+
+template <>
+struct Packed<Half> {
+  static constexpr unsigned kOnes = 0x3c003c00;
+  static __device__ unsigned pack(float low, float high) {
+    const __half2 both = __floats2half2_rn(low, high);
+    return reinterpret_cast<const unsigned&>(both);
+  }
+  static __device__ void multiply(float (&sum)[4], unsigned l0, unsigned l1, unsigned l2,
+                                  unsigned l3, const unsigned (&right)[2]) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(l0), "r"(l1), "r"(l2), "r"(l3), "r"(right[0]), "r"(right[1]));
+  }
+};
+
+// 16 rows of outputs of kPlanes neighbouring planes, kProducts matrix products beside each other. A
+// row of inputs comes in pieces of 8, of which each product takes two.
+template <typename Axis, int kProductsAcross>
+struct MatrixShape {
+  static constexpr int kTaps = Axis::kTaps;
+  static constexpr int kProducts = kProductsAcross;
+  static constexpr int kPieces = kProducts + 1;
+  static constexpr int kRows = 16, kCols = 8 * kProducts;
+  // As registers allow.
+  static constexpr int kPlanes = kProducts > 4 ? 1 : kProducts > 2 || kTaps == 7 ? 2 : 4;
+  static constexpr int kThreads = 32;
+  static constexpr int kThreadsOfBlock = 128;
+  static constexpr int kThreadsAtATime = 512;
+  static_assert(Axis::step(1) == 1 && 8 + kTaps <= 16, "a product's window");
+};
+
+// The tile that a warp computes in every range of planes: its first plane and output.
+template <typename Shape>
+struct MatrixPlace {
+  int plane, row, col;
+
+  __device__ explicit MatrixPlace(const PlaneLaunch& launch) {
+    const int tile = threadIdx.x / 32;
+    const int line = tile / launch.across;
+    plane = line / launch.down * Shape::kPlanes;
+    row = line % launch.down * Shape::kRows;
+    col = tile % launch.across * Shape::kCols;
+  }
+};
+
+// The sum of a filter's taps times the inputs of a plane, whose window begins in row y, column x.
+template <int kTaps, typename T>
+__device__ __noinline__ float exact_sum(const T* plane, int in_h, int in_w, int y, int x,
+                                        const T* filter, bool flip) {
+  float sum = 0;
+  for (int i = 0; i < kTaps * kTaps; ++i) {
+    const int row = y + i / kTaps, col = x + i % kTaps;
+    if (row >= 0 && row < in_h && col >= 0 && col < in_w) {
+      sum += static_cast<float>(filter[flip ? kTaps * kTaps - 1 - i : i]) *
+             static_cast<float>(plane[row * in_w + col]);
+    }
+  }
+  return sum;
+}
+
+template <typename TileAxis, int kProducts, typename Element>
+class MatrixTile {
+ public:
+  using Axis = TileAxis;
+  using T = Element;
+  using Shape = MatrixShape<Axis, kProducts>;
+
+  __device__ explicit MatrixTile(const PlaneLaunch& launch)
+      : launch_(launch),
+        at_(launch),
+        odd_(launch.start_w & 1),
+        in_col_(launch.start_w - odd_ + at_.col + 2 * lane_.t) {
+#pragma unroll
+    for (int i = 0; i < Shape::kPieces; ++i) {
+      const bool inside =
+          static_cast<unsigned>(in_col_ + 8 * i) < static_cast<unsigned>(launch.in_w);
+      inside_ |= inside ? 1u << i : 0u;
+    }
+  }
+
+  __device__ int plane() const { return at_.plane; }  // the first, of a range
+
+  __device__ void load_filter(const T* weight, const T* bias, int channel, bool flip) {
+    weight_ = weight;
+    flip_ = flip;
+#pragma unroll
+    for (int p = 0; p < Shape::kPlanes; ++p, ++channel) {
+      while (channel >= launch_.channels) {
+        channel -= launch_.channels;
+      }
+      filters_[p] = channel * kTaps * kTaps;
+      bias_[p] = bias ? static_cast<float>(bias[channel]) : 0.0f;
+#pragma unroll
+      for (int a = 0; a < kTaps; ++a) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int b = 8 * i + 2 * lane_.t - odd_ - lane_.g;
+          filter_[p][a][i] = Packed<T>::pack(tap(p, a, b), tap(p, a, b + 1));
+        }
+      }
+    }
+  }
+
+  __device__ void convolve(const T* shared, int /*zeros*/, int planes, const PlaneRange& range) {
+    const int pitch = launch_.in_w / 2;  // in words
+    const int y = launch_.start_h + range.out_row + at_.row + lane_.g;
+    const unsigned* words = reinterpret_cast<const unsigned*>(shared + planes) + in_col_ / 2 +
+                            (at_.plane * range.in_rows + y - range.in_row) * pitch;
+#pragma unroll
+    for (int p = 0; p < Shape::kPlanes; ++p, words += range.in_rows * pitch) {
+      if (at_.plane + p >= range.planes) {
+        break;
+      }
+#pragma unroll
+      for (int n = 0; n < kProducts; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          sum_[p][n][i] = bias_[p];
+        }
+      }
+#pragma unroll
+      for (int a = 0; a < kTaps; ++a) {
+        unsigned upper[Shape::kPieces] = {}, lower[Shape::kPieces] = {};
+        const unsigned of_upper = is_inside(y + a) ? inside_ : 0;
+        const unsigned of_lower = is_inside(y + a + 8) ? inside_ : 0;
+#pragma unroll
+        for (int i = 0; i < Shape::kPieces; ++i) {
+          if (of_upper & 1u << i) {
+            upper[i] = words[4 * i + a * pitch];
+          }
+          if (of_lower & 1u << i) {
+            lower[i] = words[4 * i + (a + 8) * pitch];
+          }
+        }
+#pragma unroll
+        for (int n = 0; n < kProducts; ++n) {
+          Packed<T>::multiply(sum_[p][n], upper[n], lower[n], upper[n + 1], lower[n + 1],
+                              filter_[p][a]);
+        }
+      }
+      mend(shared + planes, range, p);
+    }
+  }
+
+  __device__ void store(T* planes, const PlaneRange& range) const {
+    const int pitch = launch_.out_w / 2;
+    const int row = at_.row + lane_.g, col = at_.col + 2 * lane_.t;
+    unsigned* words =
+        reinterpret_cast<unsigned*>(planes) + (at_.plane * range.out_rows + row) * pitch + col / 2;
+#pragma unroll
+    for (int p = 0; p < Shape::kPlanes; ++p, words += range.out_rows * pitch) {
+      if (at_.plane + p >= range.planes) {
+        break;
+      }
+#pragma unroll
+      for (int n = 0; n < kProducts; ++n) {
+        if (col + 8 * n < launch_.out_w) {
+          if (row < range.out_rows) {
+            words[4 * n] = Packed<T>::pack(sum_[p][n][0], sum_[p][n][1]);
+          }
+          if (row + 8 < range.out_rows) {
+            words[4 * n + 8 * pitch] = Packed<T>::pack(sum_[p][n][2], sum_[p][n][3]);
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr int kTaps = Axis::kTaps;
+
+  const PlaneLaunch& launch_;
+  const Lane lane_;
+  const MatrixPlace<Shape> at_;
+  const int odd_;        // whether inputs are loaded from one before the first, an even one, on
+  const int in_col_;     // of the first pair
+  unsigned inside_ = 0;  // which pieces' pairs are inside the image
+  unsigned filter_[Shape::kPlanes][kTaps][2];
+  float bias_[Shape::kPlanes];
+  float sum_[Shape::kPlanes][kProducts][4];
+  const T* weight_;
+  int filters_[Shape::kPlanes];  // where they begin
+  bool flip_;
+
+  __device__ bool is_inside(int row) const {
+    return static_cast<unsigned>(row) < static_cast<unsigned>(launch_.in_h);
+  }
+
+  // Tap (a, b) of plane p, or zero beyond the filter.
+  __device__ float tap(int p, int a, int b) const {
+    const int i = a * kTaps + b;
+    return b >= 0 && b < kTaps
+               ? static_cast<float>(weight_[filters_[p] + (flip_ ? kTaps * kTaps - 1 - i : i)])
+               : 0.0f;
+  }
+
+  // Zeros of the matrices times inputs that are not finite are not a number: those sums of plane p
+  // again, tap by tap.
+  __device__ void mend(const T* planes, const PlaneRange& range, int p) {
+    bool any = false;
+#pragma unroll
+    for (int n = 0; n < kProducts; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        any |= isnan(sum_[p][n][i]);
+      }
+    }
+    if (!any) {
+      return;
+    }
+    const int y = launch_.start_h + range.out_row + at_.row + lane_.g;
+    const int x = launch_.start_w + at_.col + 2 * lane_.t;
+    const T* plane = planes + ((at_.plane + p) * range.in_rows - range.in_row) * launch_.in_w;
+#pragma unroll
+    for (int n = 0; n < kProducts; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (isnan(sum_[p][n][i])) {
+          sum_[p][n][i] =
+              bias_[p] + exact_sum<kTaps>(plane, launch_.in_h, launch_.in_w, y + i / 2 * 8,
+                                          x + 8 * n + i % 2, weight_ + filters_[p], flip_);
+        }
+      }
+    }
+  }
+};
+
+}  // namespace ops::cuda
