@@ -95,7 +95,7 @@ def test_every_cut(device, image, kernel, layout, dtype):
 
 @each_device
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("kernel", [3, 5])
+@pytest.mark.parametrize("kernel", [3, 5, 7])
 def test_storage_that_is_not_aligned(device, dtype, kernel):
     """An image that begins between the addresses that vectors are loaded from."""
     weight = random((8, 1, kernel, kernel), dtype, device, seed=2)
@@ -131,14 +131,14 @@ def test_some_channels_of_an_image(device, dtype, layout):
 
 
 @each_device
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS[:2])
 @pytest.mark.parametrize("kernel", [3, 5, 7])
-@pytest.mark.parametrize("channels", [5, 8])
-def test_infinity_beside_the_edge(device, channels, kernel, layout, dtype):
+@pytest.mark.parametrize(("channels", "height", "width"), [(5, 9, 10), (8, 9, 10), (5, 19, 208)])
+def test_infinity_beside_the_edge(device, channels, height, width, kernel, layout, dtype):
     """What lies beyond an edge counts as nothing, also where the other factor is infinite."""
-    for n in batches(device, dtype, 2, channels * 9 * 10):
-        x = random((n, channels, 9, 10), dtype, device, layout, seed=1)
+    for n in batches(device, dtype, 2, channels * height * width):
+        x = random((n, channels, height, width), dtype, device, layout, seed=1)
         x[0, 1, -1, -1] = torch.inf
         x[1, 2, 0, 4] = -torch.inf
         weight = random((channels, 1, kernel, kernel), dtype, device, seed=2).requires_grad_()
@@ -161,11 +161,15 @@ def test_infinity_beside_the_edge(device, channels, kernel, layout, dtype):
 @pytest.mark.parametrize("channels", [1, 3, 37])
 @pytest.mark.parametrize("padding", [0, 1, 2, 3, 6])
 @pytest.mark.parametrize(
-    ("kernel", "width"), [(3, 16), (5, 16), (7, 8), (7, 14), (7, 26), (7, 58), (7, 208)]
+    ("kernel", "height", "width"),
+    [
+        *((3, 19, 16), (5, 19, 16), (7, 19, 8), (7, 19, 14), (7, 19, 26), (7, 19, 58)),
+        *((7, 19, 208), (7, 75, 58)),
+    ],
 )
-def test_matrix_units(kernel, width, padding, channels, dtype):
+def test_matrix_units(kernel, height, width, padding, channels, dtype):
     geometry = ((1, 1), (padding,) * 2, (1, 1))
-    image = (3, channels, 19, width)
+    image = (3, channels, height, width)
     compare("cuda", image, (kernel, kernel), geometry, True, dtype, *LAYOUTS[:1] * 2)
 
 

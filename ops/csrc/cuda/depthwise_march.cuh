@@ -37,7 +37,7 @@ struct March {
   static constexpr int kWarmUp = kPending / kStepOut - 1;
   // Steps that are unrolled, so that fewer pending rows have to move.
   static constexpr int kPeriod = kTaps == 3 && Axis::step(2) == 2 ? 3 : 2;
-  // Rows that are asked for before they are needed: see RowReader. In registers, as they allow.
+  // Rows that are asked for before they are needed: see RowReader.
   template <typename T>
   static constexpr int kAhead = kTaps > 3                         ? 2
                                 : sizeof(T) == 2 && kStepOut == 1 ? 1

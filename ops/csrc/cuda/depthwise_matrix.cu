@@ -19,7 +19,7 @@ bool is_spread(int64_t pitch) {
 }
 
 // f(axis) where matrix units are faster than multiply-adds, measured on an H200: with filters of
-// 7×7, or in images 16 pixels wide, in which those would meet in banks.
+// 7×7, and in images 16 pixels wide, where the threads of ThreadTile meet in banks.
 template <typename F>
 bool dispatch_matrix(const DepthwiseGeometry& g, int64_t in_w, int64_t out_w,
                      std::initializer_list<const void*> pointers, const F& f) {

@@ -24,8 +24,8 @@ class MatrixSums {
   using T = Element;
   using Shape = MatrixSumsShape;
   static constexpr int kWidth = Axis::kTaps, kTaps = kWidth * kWidth;
-  // Whether inputs are loaded from one before the first, an even one, on: with the padding that
-  // keeps an image's size.
+  // 1 where the padding that keeps an image's size is odd: loads then begin a column earlier, at an
+  // even one.
   static constexpr int kOdd = (kWidth - 1) / 2 % 2;
   static_assert(Axis::step(1) == 1 && 8 + kWidth <= 16, "the window of a tile's rows");
 
@@ -51,8 +51,8 @@ class MatrixSums {
                             (at_.plane * range.in_rows + y - range.in_row) * in_pitch;
     const unsigned* lower = upper + 8 * in_pitch;
     // Widths of rows, none of those outside of the image.
-    const unsigned upper_w = is_inside(y) ? launch_.in_w : 0;
-    const unsigned lower_w = is_inside(y + 8) && lane_.g < kWidth - 1 ? launch_.in_w : 0;
+    const unsigned upper_w = launch_.has_in_row(y) ? launch_.in_w : 0;
+    const unsigned lower_w = launch_.has_in_row(y + 8) && lane_.g < kWidth - 1 ? launch_.in_w : 0;
     const int out_w = row < range.out_rows ? launch_.out_w : 0;
 #pragma unroll 1
     for (int col = 2 * lane_.t, products = (launch_.out_w + 15) / 16; products > 0; --products) {
@@ -111,10 +111,6 @@ class MatrixSums {
   const Lane lane_;
   const MatrixPlace<Shape> at_;
   float sum_[kMatrices][4] = {};  // a filter's columns, and grad_output itself
-
-  __device__ bool is_inside(int row) const {
-    return static_cast<unsigned>(row) < static_cast<unsigned>(launch_.in_h);
-  }
 
   // The inputs that two neighbouring outputs join with column b of the filter.
   static __device__ unsigned pair(const unsigned (&words)[kWords], int b) {

@@ -1,7 +1,7 @@
 // Tiles of 16-bit contiguous images that a warp computes on matrix units, with stride 1. A row of a
 // filter is a matrix with its taps along diagonals, which takes neighbouring inputs to neighbouring
-// outputs: most of it is zero, and still 7×7 filters are twice as fast so as tap by tap. Products
-// are exact, sums are in float32.
+// outputs: most of it is zero, and still 7×7 filters are twice as fast this way as tap by tap.
+// Products are exact, sums are in float32.
 //
 // Pairs of elements move at once, which takes even widths. Lane 4 g + t of a warp holds, of a
 // matrix product's 16 × 8 results, columns 2 t and 2 t + 1 of rows g and g + 8; of its left factor
@@ -60,16 +60,16 @@ struct Packed<Half> {
 // row of inputs comes in pieces of 8, of which each product takes two.
 template <typename Axis, int kProductsAcross>
 struct MatrixShape {
-  static constexpr int kTaps = Axis::kTaps;
+  static constexpr int kWidth = Axis::kTaps;
   static constexpr int kProducts = kProductsAcross;
   static constexpr int kPieces = kProducts + 1;
   static constexpr int kRows = 16, kCols = 8 * kProducts;
   // As registers allow.
-  static constexpr int kPlanes = kProducts > 4 ? 1 : kProducts > 2 || kTaps == 7 ? 2 : 4;
+  static constexpr int kPlanes = kProducts > 4 ? 1 : kProducts > 2 || kWidth == 7 ? 2 : 4;
   static constexpr int kThreads = 32;
   static constexpr int kThreadsOfBlock = 128;
   static constexpr int kThreadsAtATime = 512;
-  static_assert(Axis::step(1) == 1 && 8 + kTaps <= 16, "a product's window");
+  static_assert(Axis::step(1) == 1 && 8 + kWidth <= 16, "a product's window");
 };
 
 // The tile that a warp computes in every range of planes: its first plane and output.
@@ -87,14 +87,14 @@ struct MatrixPlace {
 };
 
 // The sum of a filter's taps times the inputs of a plane, whose window begins in row y, column x.
-template <int kTaps, typename T>
+template <int kWidth, typename T>
 __device__ __noinline__ float exact_sum(const T* plane, int in_h, int in_w, int y, int x,
                                         const T* filter, bool flip) {
   float sum = 0;
-  for (int i = 0; i < kTaps * kTaps; ++i) {
-    const int row = y + i / kTaps, col = x + i % kTaps;
+  for (int i = 0; i < kWidth * kWidth; ++i) {
+    const int row = y + i / kWidth, col = x + i % kWidth;
     if (row >= 0 && row < in_h && col >= 0 && col < in_w) {
-      sum += static_cast<float>(filter[flip ? kTaps * kTaps - 1 - i : i]) *
+      sum += static_cast<float>(filter[flip ? kWidth * kWidth - 1 - i : i]) *
              static_cast<float>(plane[row * in_w + col]);
     }
   }
@@ -127,14 +127,12 @@ class MatrixTile {
     weight_ = weight;
     flip_ = flip;
 #pragma unroll
-    for (int p = 0; p < Shape::kPlanes; ++p, ++channel) {
-      while (channel >= launch_.channels) {
-        channel -= launch_.channels;
-      }
-      filters_[p] = channel * kTaps * kTaps;
+    for (int p = 0; p < Shape::kPlanes; ++p) {
+      channel = launch_.wrap(channel + (p > 0));
+      filters_[p] = channel * kWidth * kWidth;
       bias_[p] = bias ? static_cast<float>(bias[channel]) : 0.0f;
 #pragma unroll
-      for (int a = 0; a < kTaps; ++a) {
+      for (int a = 0; a < kWidth; ++a) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int b = 8 * i + 2 * lane_.t - odd_ - lane_.g;
@@ -162,10 +160,10 @@ class MatrixTile {
         }
       }
 #pragma unroll
-      for (int a = 0; a < kTaps; ++a) {
+      for (int a = 0; a < kWidth; ++a) {
         unsigned upper[Shape::kPieces] = {}, lower[Shape::kPieces] = {};
-        const unsigned of_upper = is_inside(y + a) ? inside_ : 0;
-        const unsigned of_lower = is_inside(y + a + 8) ? inside_ : 0;
+        const unsigned of_upper = launch_.has_in_row(y + a) ? inside_ : 0;
+        const unsigned of_lower = launch_.has_in_row(y + a + 8) ? inside_ : 0;
 #pragma unroll
         for (int i = 0; i < Shape::kPieces; ++i) {
           if (of_upper & 1u << i) {
@@ -210,7 +208,7 @@ class MatrixTile {
   }
 
  private:
-  static constexpr int kTaps = Axis::kTaps;
+  static constexpr int kWidth = Axis::kTaps;
 
   const PlaneLaunch& launch_;
   const Lane lane_;
@@ -218,22 +216,18 @@ class MatrixTile {
   const int odd_;        // whether inputs are loaded from one before the first, an even one, on
   const int in_col_;     // of the first pair
   unsigned inside_ = 0;  // which pieces' pairs are inside the image
-  unsigned filter_[Shape::kPlanes][kTaps][2];
+  unsigned filter_[Shape::kPlanes][kWidth][2];
   float bias_[Shape::kPlanes];
   float sum_[Shape::kPlanes][kProducts][4];
   const T* weight_;
   int filters_[Shape::kPlanes];  // where they begin
   bool flip_;
 
-  __device__ bool is_inside(int row) const {
-    return static_cast<unsigned>(row) < static_cast<unsigned>(launch_.in_h);
-  }
-
   // Tap (a, b) of plane p, or zero beyond the filter.
   __device__ float tap(int p, int a, int b) const {
-    const int i = a * kTaps + b;
-    return b >= 0 && b < kTaps
-               ? static_cast<float>(weight_[filters_[p] + (flip_ ? kTaps * kTaps - 1 - i : i)])
+    const int i = a * kWidth + b;
+    return b >= 0 && b < kWidth
+               ? static_cast<float>(weight_[filters_[p] + (flip_ ? kWidth * kWidth - 1 - i : i)])
                : 0.0f;
   }
 
@@ -260,8 +254,8 @@ class MatrixTile {
       for (int i = 0; i < 4; ++i) {
         if (isnan(sum_[p][n][i])) {
           sum_[p][n][i] =
-              bias_[p] + exact_sum<kTaps>(plane, launch_.in_h, launch_.in_w, y + i / 2 * 8,
-                                          x + 8 * n + i % 2, weight_ + filters_[p], flip_);
+              bias_[p] + exact_sum<kWidth>(plane, launch_.in_h, launch_.in_w, y + i / 2 * 8,
+                                           x + 8 * n + i % 2, weight_ + filters_[p], flip_);
         }
       }
     }

@@ -147,14 +147,15 @@ struct WeightMarch : March<StripAxis> {
   static constexpr int kChannels = V;
   static constexpr int kCols = Base::kTaps == 5 ? 4 : Base::kCols;
   static constexpr int kInCols = Axis::inputs(kCols);
-  static constexpr bool kRing = Axis::step(1) == 1;
+  static constexpr bool kAsksAhead = Axis::step(1) == 1;
   static constexpr bool kLight = Base::kTaps == 3 && Base::kPending <= 3;  // in registers
   static constexpr int kBlocks = kLight ? (V == 2 ? 6 : 4) : 3;
 };
 
 template <typename M, typename T>
 struct WeightReaders {
-  static constexpr int kAhead = !M::kRing ? 0 : M::kChannels * sizeof(T) >= 4 ? 2 : 1;
+  static constexpr int kAhead = !M::kAsksAhead ? 0 : M::kChannels * sizeof(T) >= 4 ? 2 : 1;
+  static_assert(kAhead != 1 || M::kStepIn == 1, "one row is held");
   using In = RowReader<M::kChannels, kAhead, kRingRows * M::kStepIn, M::kInCols, T>;
   using Grad = RowReader<M::kChannels, kAhead, kRingRows, M::kCols, T>;
   static constexpr size_t kBytes = In::kBytes + Grad::kBytes;
@@ -239,7 +240,7 @@ __global__ void __launch_bounds__(kStripThreads, M::kBlocks)
         }
         float in[M::kInCols][V];
         constexpr bool kHeld = kAhead == 1;
-        if (kHeld && within(y)) {
+        if (kHeld && within(y)) {  // before the next one takes its place
           rows.read(x, row, in);
         }
         fetch(step + kAhead, kAhead, (row + kAhead) % kRingRows);

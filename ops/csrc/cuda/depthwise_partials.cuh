@@ -62,13 +62,13 @@ __global__ void __launch_bounds__(kSumColumns* kRows)
   }
 }
 
-// Floats of shared memory that store_partial takes.
+// Floats of shared memory that store_partial takes, where each thread has so many sums.
 inline size_t partial_floats(int lanes, int groups, int sums) {
   return static_cast<size_t>(lanes) * std::max(1, groups / 2) * sums;
 }
 
-// Stores what a block's threads have summed up: `groups` of `lanes` threads, each with the sums of
-// V channels, of which `count` are present in the block. For these partial has kSums each.
+// Stores what a block's threads have summed up: `groups` of `lanes` threads, each with the kSums
+// sums of each of V channels. partial takes those of `count` channels: as many as there are.
 template <int kSums, int V>
 __device__ void store_partial(float (&sum)[kSums][V], float* shared, int lane, int lanes, int group,
                               int groups, int count, float* partial) {

@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kPixelThreads)
   const int first = blockIdx.y * blockDim.x * V;
   if constexpr (!kOwnFilters<Axis>) {
     const int count = min(static_cast<int>(blockDim.x) * V, launch.channels - first) * kTaps;
-    for (int i = threadIdx.y * blockDim.x + threadIdx.x; i < count; i += blockDim.x * blockDim.y) {
+    for (int i = flat_thread(); i < count; i += blockDim.x * blockDim.y) {
       filters[i] = static_cast<float>(weight[first * kTaps + i]);
     }
     __syncthreads();

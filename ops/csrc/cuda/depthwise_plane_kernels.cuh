@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kPlaneThreads, Tile::Shape::kThreadsAtATime / 
     const PlaneRange range = walk.range();
     const bool here = tile.plane() < range.planes;
     const int channel = walk.channel(here ? tile.plane() : 0);
-    if (channel != loaded) {  // seldom: see plan_planes
+    if (channel != loaded) {  // seldom where groups divide the channels: see PlanePlan::blocks
       tile.load_filter(weight, bias, channel, flip);
       loaded = channel;
     }

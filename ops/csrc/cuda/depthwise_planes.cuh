@@ -14,12 +14,23 @@ struct PlaneLaunch {
   int in_h, in_w, out_h, out_w;
   int start_h, start_w;  // image coordinate of the first output's first input
   int across, down;      // tiles of a plane's outputs, or of a band's
-  int shifts;            // by how many columns a row of tiles may begin further left than another
+  int shifts;            // columns by which rows of tiles may differ: see ThreadPlace
   int bands;             // of a plane; more than 1 only where group is 1
   int group;             // planes at a time
   int channels;
   int planes;
   int in_bytes, out_bytes;  // of shared memory for a span, each with a guard behind it
+
+  __device__ bool has_in_row(int row) const {
+    return static_cast<unsigned>(row) < static_cast<unsigned>(in_h);
+  }
+  // The channel that a count over the planes of several images stands for.
+  __device__ int wrap(int channel) const {
+    while (channel >= channels) {
+      channel -= channels;
+    }
+    return channel;
+  }
 };
 
 constexpr int kPlaneThreads = 256;  // at most
@@ -66,27 +77,20 @@ class PlaneWalk {
                                        band_);
   }
   // The channel of the range's p-th plane.
-  __device__ int channel(int p) const { return wrap(channel_ + p); }
+  __device__ int channel(int p) const { return launch_.wrap(channel_ + p); }
 
   __device__ void advance() {
     plane_ += stride_, channel_ += channel_stride_, band_ += band_stride_;
     if (band_ >= launch_.bands) {
       band_ -= launch_.bands, plane_ += launch_.group, channel_ += launch_.group;
     }
-    channel_ = wrap(channel_);
+    channel_ = launch_.wrap(channel_);
   }
 
  private:
   const PlaneLaunch& launch_;
   int stride_, band_stride_, channel_stride_;
   int plane_, band_, channel_;
-
-  __device__ int wrap(int channel) const {
-    while (channel >= launch_.channels) {
-      channel -= launch_.channels;
-    }
-    return channel;
-  }
 };
 
 // The planes of a tensor.
@@ -173,9 +177,12 @@ struct PlanePlan {
   }
 };
 
-// How to cut planes into ranges for tiles of Shape, where as much is done `repeats` times. A buffer
-// holds a range of inputs and of outputs in one place, or, where `apart`, side by side. Nothing
-// where a row of tiles is too long for a block, or the padding too wide.
+// How to cut planes into ranges for tiles of a Shape: kRows × kCols outputs of each of kPlanes
+// planes take kThreads threads, of which blocks have up to kThreadsOfBlock (or kPlaneThreads, where
+// a row of tiles takes more) and a multiprocessor has registers for kThreadsAtATime. As much is
+// done `repeats` times. A buffer holds a range of inputs and of outputs in one place, or, where
+// `apart`, side by side. Nothing where a row of tiles is too long for a block, or the padding too
+// wide.
 template <typename Axis, typename Shape>
 std::optional<PlanePlan> plan_planes(int64_t planes, int64_t channels, int64_t in_h, int64_t in_w,
                                      int64_t out_h, int64_t out_w, int64_t padding_h,
@@ -185,22 +192,34 @@ std::optional<PlanePlan> plan_planes(int64_t planes, int64_t channels, int64_t i
     return std::nullopt;
   }
   const Device device;
-  const int across = ceil_div(out_w, Shape::kCols);
+  int across = ceil_div(out_w, Shape::kCols);
   const int down = ceil_div(out_h, Shape::kRows);
-  const int row = across * Shape::kThreads;  // of tiles
-  const int most_threads = row <= Shape::kThreadsOfBlock ? Shape::kThreadsOfBlock : kPlaneThreads;
+  // Tiles below each other are so many bytes apart that in a warp several meet in a bank, unless
+  // rows of tiles begin at different columns: with a tile more in each, if blocks have room.
+  const bool meet = Axis::step(Shape::kRows) * in_w * element_size % kGranule == 0;
+  constexpr int kEnough = 3;  // columns
+  const auto planes_of_block = [&](int tiles) {
+    return Shape::kThreadsOfBlock / (tiles * Shape::kThreads * down);
+  };
+  if (meet && across * Shape::kCols - out_w < kEnough && planes_of_block(across) > 0 &&
+      planes_of_block(across + 1) == planes_of_block(across)) {
+    ++across;
+  }
+  const int row_threads = across * Shape::kThreads;
+  const int most_threads =
+      row_threads <= Shape::kThreadsOfBlock ? Shape::kThreadsOfBlock : kPlaneThreads;
   std::optional<PlanePlan> best;
   double least = 0;
   // Whole planes, then fewer of them, then bands.
-  int group = std::min<int64_t>(std::max(1, most_threads / (row * down)) * Shape::kPlanes, planes);
-  for (int bands = 1, last = 0; bands <= down && row <= most_threads;) {
+  int group =
+      std::min<int64_t>(std::max(1, most_threads / (row_threads * down)) * Shape::kPlanes, planes);
+  for (int bands = 1, last = 0; bands <= down && row_threads <= most_threads;) {
     PlanePlan plan{};
     PlaneLaunch& launch = plan.launch;
     launch.in_h = in_h, launch.in_w = in_w, launch.out_h = out_h, launch.out_w = out_w;
     launch.start_h = Axis::start(padding_h), launch.start_w = Axis::start(padding_w);
     launch.channels = channels, launch.planes = planes;
     launch.across = across;
-    const bool meet = Axis::step(Shape::kRows) * in_w * element_size % kGranule == 0;
     launch.shifts = meet ? across * Shape::kCols - out_w : 0;
     launch.down = ceil_div(down, bands);
     launch.bands = ceil_div(down, launch.down);
@@ -214,7 +233,7 @@ std::optional<PlanePlan> plan_planes(int64_t planes, int64_t channels, int64_t i
     };
     const size_t in_bytes = bytes(group * in_rows * in_w);
     const size_t out_bytes = bytes(group * out_rows * out_w);
-    plan.threads = round_up(ceil_div(group, Shape::kPlanes) * row * launch.down, 32);
+    plan.threads = round_up(ceil_div(group, Shape::kPlanes) * row_threads * launch.down, 32);
     plan.shared = fixed_bytes + (apart ? kAhead * (in_bytes + out_bytes)
                                        : kPlaneBuffers * std::max(in_bytes, out_bytes));
     if (launch.down != last && plan.threads <= most_threads && plan.shared <= device.block_shared) {
@@ -224,8 +243,10 @@ std::optional<PlanePlan> plan_planes(int64_t planes, int64_t channels, int64_t i
       plan.at_a_time = on_one * device.multiprocessors;
       plan.ranges = ceil_div(planes, group) * launch.bands;
       // Rounds, each as long as what a multiprocessor does in it, and a latency.
-      const double cost = 1.0 * ceil_div(plan.ranges * repeats, plan.at_a_time) *
-                          (on_one * plan.threads * (launch.bands > 1 ? 1.2 : 1.0) + 128);
+      const int64_t blocks = plan.ranges * repeats;
+      const int64_t together = std::min<int64_t>(on_one, ceil_div(blocks, device.multiprocessors));
+      const double cost = 1.0 * ceil_div(blocks, plan.at_a_time) *
+                          (together * plan.threads * (launch.bands > 1 ? 1.2 : 1.0) + 128);
       if (!best || cost < least) {
         best = plan, least = cost;
       }

@@ -46,14 +46,14 @@ __device__ void store_vector(T* to, const float (&x)[V]) {
 }
 
 // Into how many parts to split work of `units` steps, done by each of `blocks` blocks of which
-// `at_a_time` run together, where a part costs `extra` steps more: the fewest steps in all.
+// `at_a_time` run together, where a part costs `extra` steps more: the fewest steps in all that
+// the first few numbers of rounds of blocks allow.
 inline int64_t best_split(int64_t units, int64_t blocks, int64_t at_a_time, int64_t extra) {
   constexpr int64_t kMostRounds = 16;
   const int64_t least_rounds = ceil_div(blocks, at_a_time);
   int64_t best = 1, least = 0;
   for (int64_t rounds = least_rounds; rounds < least_rounds + kMostRounds; ++rounds) {
-    const int64_t most =
-        std::max<int64_t>(1, std::min(units, rounds * at_a_time / std::max<int64_t>(1, blocks)));
+    const int64_t most = std::max<int64_t>(1, std::min(units, rounds * at_a_time / blocks));
     const int64_t length = ceil_div(units, most);
     const int64_t parts = ceil_div(units, length);
     const int64_t steps = ceil_div(blocks * parts, at_a_time) * (length + extra);

@@ -56,8 +56,8 @@ struct StripPlace {
 
 // Reads a strip's rows, kCols pixels each, for one thread, which asks for them kAhead rows before
 // they are needed. Two ahead, the thread has its own copies of kRows rows on their way into shared
-// memory; no other thread reads them, so none has to wait for another. One ahead waits in
-// registers.
+// memory; no other thread reads them, so none has to wait for another. One ahead is held in
+// registers, where they suffice. None ahead, rows come when they are read.
 template <int V, int kRowsAhead, int kRows, int kCols, typename T>
 class RowReader {
   using Place = StripPlace<V>;
@@ -98,22 +98,22 @@ class RowReader {
     }
   }
 
-  // x = the row, which starts at `pixel`.
+  // x = the row, which starts at `pixel`; of rows that are held the one that was asked for last.
   __device__ void read(const T* pixel, int row, float (&x)[kCols][V]) const {
     if constexpr (kAhead == 1) {
       widen<T>(held_, x);
-      return;
-    }
-    Bits bits[kCols];
-    if constexpr (kRing) {
-#pragma unroll
-      for (int i = 0; i < kCols; ++i) {
-        bits[i] = *slot(row, i);
-      }
     } else {
-      load(pixel, bits);
+      Bits bits[kCols];
+      if constexpr (kRing) {
+#pragma unroll
+        for (int i = 0; i < kCols; ++i) {
+          bits[i] = *slot(row, i);
+        }
+      } else {
+        load(pixel, bits);
+      }
+      widen<T>(bits, x);
     }
-    widen<T>(bits, x);
   }
 
  private:

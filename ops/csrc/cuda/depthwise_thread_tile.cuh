@@ -148,7 +148,7 @@ class ThreadTile {
 #pragma unroll
     for (int r = 0; r < Shape::kInRows; ++r) {
       float x[Shape::kInCols];
-      const bool within = static_cast<unsigned>(y + r) < static_cast<unsigned>(launch_.in_h);
+      const bool within = launch_.has_in_row(y + r);
       inside_.load(shared + (within ? window + r * launch_.in_w : zeros), x);
       join_row<Axis, Axis, Shape::kRows, Shape::kCols, Shape::kInCols>(
           r, [&](int q, int j, int tap, int i) { sum_[q][j] += filter_.tap[tap] * x[i]; });
@@ -229,7 +229,7 @@ class ThreadSums {
 #pragma unroll
     for (int r = 0; r < Shape::kInRows; ++r) {
       float in[Shape::kInCols];
-      const bool within = static_cast<unsigned>(y + r) < static_cast<unsigned>(launch_.in_h);
+      const bool within = launch_.has_in_row(y + r);
       inside_.load(shared + (within ? window + r * launch_.in_w : zeros), in);
       join_row<Axis, Axis, Shape::kRows, Shape::kCols, Shape::kInCols>(
           r, [&](int q, int j, int tap, int i) { sum_[tap] += g[q][j] * in[i]; });

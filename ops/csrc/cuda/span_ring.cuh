@@ -103,7 +103,8 @@ class SpanRing {
 #endif
   }
 
-  // Begins to store a span from a buffer that the threads have just written, `skew` elements on.
+  // Begins to store `size` elements that the threads have just written into a buffer, `skew`
+  // elements on. first(), called where it is needed, is where they go.
   template <typename T, typename F>
   __device__ void store(const T* shared, int skew, int size, const F& first) {
     constexpr int kLanes = Span<T>::kLanes;
@@ -165,7 +166,7 @@ class SpanRing {
     return span.granules() * kGranule + bytes(pairs...);
   }
 
-  // On one thread, or where there is no copy engine on all.
+  // Called by thread 0 alone, or by all threads where there is no copy engine.
   __device__ void copy() {}
   template <typename T, typename... Pairs>
   __device__ void copy(T* to, const Span<const T>& span, const Pairs&... pairs) {
