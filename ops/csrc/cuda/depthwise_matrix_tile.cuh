@@ -101,6 +101,7 @@ __device__ __noinline__ float exact_sum(const T* plane, int in_h, int in_w, int 
   return sum;
 }
 
+// A tile of the convolution.
 template <typename TileAxis, int kProducts, typename Element>
 class MatrixTile {
  public:
