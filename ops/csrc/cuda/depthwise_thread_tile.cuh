@@ -114,6 +114,37 @@ struct Filter {
   }
 };
 
+// The inputs under a tile.
+template <typename Axis, typename T>
+class ThreadWindow {
+  using Shape = ThreadShape<Axis>;
+
+ public:
+  __device__ ThreadWindow(const PlaneLaunch& launch, const ThreadPlace<Axis>& at)
+      : col_(launch.start_w + Axis::step(at.col)), inside_(col_, launch.in_w) {}
+
+  // Calls multiply(q, j, tap, x) for output (q, j) of the tile and each input x that a tap joins.
+  template <typename F>
+  __device__ __forceinline__ void join(const PlaneLaunch& launch, const ThreadPlace<Axis>& at,
+                                       const T* shared, int zeros, int planes,
+                                       const PlaneRange& range, const F& multiply) const {
+    const int y = launch.start_h + Axis::step(range.out_row + at.row);
+    const int window = planes + (at.plane * range.in_rows + y - range.in_row) * launch.in_w + col_;
+#pragma unroll
+    for (int r = 0; r < Shape::kInRows; ++r) {
+      float x[Shape::kInCols];
+      const bool within = launch.has_in_row(y + r);
+      inside_.load(shared + (within ? window + r * launch.in_w : zeros), x);
+      join_row<Axis, Axis, Shape::kRows, Shape::kCols, Shape::kInCols>(
+          r, [&](int q, int j, int tap, int i) { multiply(q, j, tap, x[i]); });
+    }
+  }
+
+ private:
+  int col_;
+  ColumnMasks<T, Shape::kInCols> inside_;
+};
+
 // A tile of the convolution.
 template <typename TileAxis, typename Element>
 class ThreadTile {
@@ -123,10 +154,7 @@ class ThreadTile {
   using Shape = ThreadShape<Axis>;
 
   __device__ explicit ThreadTile(const PlaneLaunch& launch)
-      : launch_(launch),
-        at_(launch),
-        in_col_(launch.start_w + Axis::step(at_.col)),
-        inside_(in_col_, launch.in_w) {}
+      : launch_(launch), at_(launch), window_(launch, at_) {}
 
   __device__ int plane() const { return at_.plane; }  // of a range
   __device__ void load_filter(const T* weight, const T* bias, int channel, bool flip) {
@@ -142,17 +170,8 @@ class ThreadTile {
         sum_[q][j] = filter_.bias;
       }
     }
-    const int y = launch_.start_h + Axis::step(range.out_row + at_.row);
-    const int window =
-        planes + (at_.plane * range.in_rows + y - range.in_row) * launch_.in_w + in_col_;
-#pragma unroll
-    for (int r = 0; r < Shape::kInRows; ++r) {
-      float x[Shape::kInCols];
-      const bool within = launch_.has_in_row(y + r);
-      inside_.load(shared + (within ? window + r * launch_.in_w : zeros), x);
-      join_row<Axis, Axis, Shape::kRows, Shape::kCols, Shape::kInCols>(
-          r, [&](int q, int j, int tap, int i) { sum_[q][j] += filter_.tap[tap] * x[i]; });
-    }
+    window_.join(launch_, at_, shared, zeros, planes, range,
+                 [&](int q, int j, int tap, float x) { sum_[q][j] += filter_.tap[tap] * x; });
   }
 
   // `planes`: where those of the range's outputs lie.
@@ -183,8 +202,7 @@ class ThreadTile {
  private:
   const PlaneLaunch& launch_;
   ThreadPlace<Axis> at_;
-  int in_col_;
-  ColumnMasks<T, Shape::kInCols> inside_;
+  ThreadWindow<Axis, T> window_;
   Filter<Shape::kTaps, T> filter_;
   float sum_[Shape::kRows][Shape::kCols];
 };
@@ -202,11 +220,7 @@ class ThreadSums {
   static size_t floats(int threads) { return static_cast<size_t>(kTaps + 1) * (threads + kSpread); }
 
   __device__ explicit ThreadSums(const PlaneLaunch& launch)
-      : launch_(launch),
-        at_(launch),
-        in_col_(launch.start_w + Axis::step(at_.col)),
-        inside_(in_col_, launch.in_w),
-        grad_inside_(at_.col, launch.out_w) {}
+      : launch_(launch), at_(launch), window_(launch, at_), grad_inside_(at_.col, launch.out_w) {}
 
   __device__ int plane() const { return at_.plane; }
 
@@ -223,17 +237,8 @@ class ThreadSums {
         sum_[kTaps] += g[q][j];
       }
     }
-    const int y = launch_.start_h + Axis::step(range.out_row + at_.row);
-    const int window =
-        planes + (at_.plane * range.in_rows + y - range.in_row) * launch_.in_w + in_col_;
-#pragma unroll
-    for (int r = 0; r < Shape::kInRows; ++r) {
-      float in[Shape::kInCols];
-      const bool within = launch_.has_in_row(y + r);
-      inside_.load(shared + (within ? window + r * launch_.in_w : zeros), in);
-      join_row<Axis, Axis, Shape::kRows, Shape::kCols, Shape::kInCols>(
-          r, [&](int q, int j, int tap, int i) { sum_[tap] += g[q][j] * in[i]; });
-    }
+    window_.join(launch_, at_, shared, zeros, planes, range,
+                 [&](int q, int j, int tap, float x) { sum_[tap] += g[q][j] * x; });
   }
 
   // partial = the sums of all tiles of each of `channels` planes, 8 lanes a sum.
@@ -260,8 +265,7 @@ class ThreadSums {
 
   const PlaneLaunch& launch_;
   ThreadPlace<Axis> at_;
-  int in_col_;
-  ColumnMasks<T, Shape::kInCols> inside_;
+  ThreadWindow<Axis, T> window_;
   ColumnMasks<T, Shape::kCols> grad_inside_;
   float sum_[kTaps + 1] = {};
 };
