@@ -110,20 +110,17 @@ bool is_tileable(const DepthwiseGeometry& g) {
          ceil_div(rows, 8) * ceil_div(cols, 8) < 65536;
 }
 
-// Elements of input and output a multiprocessor up to which convolve_pixels and sum_weights_pixels
-// are faster than blocks that march through images: measured on an H200.
+// Elements of a multiprocessor up to which convolve_pixels and sum_weights_pixels are faster than
+// blocks that march through images.
 constexpr int64_t kFewStrips = 40'000, kFewPlanes = 4'500, kFewForWeights = 20'000;
 // Outputs of a plane up to which that holds for weights of contiguous images.
 constexpr int64_t kSmallPlane = 16 * 16;
 
-bool is_small(const DepthwiseGeometry& g, int64_t most) {
-  const int64_t elements = g.n * g.c * (g.h * g.w + g.out_h * g.out_w);
-  return elements <= most * Device::attribute(cudaDevAttrMultiProcessorCount);
-}
-
-// Contiguous images, enough of them to fill the device.
 template <typename T>
 bool convolve_contiguous(const Convolution<T>& c) {
+  if (elements_of_multiprocessor(c.g) <= kFewPlanes && convolve_pixels(c)) {
+    return true;
+  }
   if constexpr (sizeof(T) == 2) {
     if (convolve_matrix(c)) {
       return true;
@@ -133,19 +130,31 @@ bool convolve_contiguous(const Convolution<T>& c) {
 }
 
 template <typename T>
+bool convolve_channels_last(const Convolution<T>& c) {
+  if constexpr (sizeof(T) == 2) {
+    if (convolve_slabs(c)) {
+      return true;
+    }
+  }
+  return (elements_of_multiprocessor(c.g) <= kFewStrips && convolve_pixels(c)) ||
+         convolve_strips(c) || convolve_pixels(c);
+}
+
+template <typename T>
 bool convolve(const Convolution<T>& c) {
   if (!is_tileable(c.g)) {
     return false;
   }
-  const bool small = is_small(c.g, c.g.channels_last ? kFewStrips : kFewPlanes);
-  const bool tiled =
-      (small && convolve_pixels(c)) ||
-      (c.g.channels_last ? convolve_strips(c) || convolve_pixels(c) : convolve_contiguous(c));
+  const bool tiled = c.g.channels_last ? convolve_channels_last(c) : convolve_contiguous(c);
   return tiled || convolve_large(c);
 }
 
 template <typename T>
 bool sum_weights_contiguous(const WeightGradient<T>& c) {
+  if (c.g.out_h * c.g.out_w <= kSmallPlane && elements_of_multiprocessor(c.g) <= kFewForWeights &&
+      sum_weights_pixels(c)) {
+    return true;
+  }
   if constexpr (sizeof(T) == 2) {
     if (sum_weights_matrix(c)) {
       return true;
@@ -155,15 +164,22 @@ bool sum_weights_contiguous(const WeightGradient<T>& c) {
 }
 
 template <typename T>
+bool sum_weights_channels_last(const WeightGradient<T>& c) {
+  if constexpr (sizeof(T) == 2) {
+    if (sum_weights_slabs(c)) {
+      return true;
+    }
+  }
+  return (elements_of_multiprocessor(c.g) <= kFewForWeights && sum_weights_pixels(c)) ||
+         sum_weights_strips(c) || sum_weights_pixels(c);
+}
+
+template <typename T>
 bool sum_weights(const WeightGradient<T>& c) {
   if (!is_tileable(c.g)) {
     return false;
   }
-  const bool small =
-      is_small(c.g, kFewForWeights) && (c.g.channels_last || c.g.out_h * c.g.out_w <= kSmallPlane);
-  const bool tiled = (small && sum_weights_pixels(c)) ||
-                     (c.g.channels_last ? sum_weights_strips(c) || sum_weights_pixels(c)
-                                        : sum_weights_contiguous(c));
+  const bool tiled = c.g.channels_last ? sum_weights_channels_last(c) : sum_weights_contiguous(c);
   return tiled || sum_weights_large(c);
 }
 

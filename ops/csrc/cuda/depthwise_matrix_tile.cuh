@@ -30,13 +30,15 @@ struct Packed<BFloat16> {
     const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
     return reinterpret_cast<const unsigned&>(both);
   }
-  // sum += left · right.
-  static __device__ void multiply(float (&sum)[4], unsigned l0, unsigned l1, unsigned l2,
-                                  unsigned l3, const unsigned (&right)[2]) {
+  // result = sum + left · right.
+  static __device__ void multiply(float (&result)[4], const float (&sum)[4], unsigned l0,
+                                  unsigned l1, unsigned l2, unsigned l3,
+                                  const unsigned (&right)[2]) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-        : "r"(l0), "r"(l1), "r"(l2), "r"(l3), "r"(right[0]), "r"(right[1]));
+        "{%8, %9}, {%10, %11, %12, %13};"
+        : "=f"(result[0]), "=f"(result[1]), "=f"(result[2]), "=f"(result[3])
+        : "r"(l0), "r"(l1), "r"(l2), "r"(l3), "r"(right[0]), "r"(right[1]), "f"(sum[0]),
+          "f"(sum[1]), "f"(sum[2]), "f"(sum[3]));
   }
 };
 
@@ -47,17 +49,104 @@ struct Packed<Half> {
     const __half2 both = __floats2half2_rn(low, high);
     return reinterpret_cast<const unsigned&>(both);
   }
-  static __device__ void multiply(float (&sum)[4], unsigned l0, unsigned l1, unsigned l2,
-                                  unsigned l3, const unsigned (&right)[2]) {
+  static __device__ void multiply(float (&result)[4], const float (&sum)[4], unsigned l0,
+                                  unsigned l1, unsigned l2, unsigned l3,
+                                  const unsigned (&right)[2]) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-        : "r"(l0), "r"(l1), "r"(l2), "r"(l3), "r"(right[0]), "r"(right[1]));
+        "{%8, %9}, {%10, %11, %12, %13};"
+        : "=f"(result[0]), "=f"(result[1]), "=f"(result[2]), "=f"(result[3])
+        : "r"(l0), "r"(l1), "r"(l2), "r"(l3), "r"(right[0]), "r"(right[1]), "f"(sum[0]),
+          "f"(sum[1]), "f"(sum[2]), "f"(sum[3]));
   }
 };
 
-// 16 rows of outputs of kPlanes neighbouring planes, kProducts matrix products beside each other. A
-// row of inputs comes in pieces of 8, of which each product takes two.
+// The rows of a filter as matrices: row a takes two pieces of 8 inputs to 8 outputs.
+template <int kWidth, typename T>
+struct MatrixFilter {
+  unsigned rows[kWidth][2];
+
+  // Windows begin `odd` inputs before those of the first output.
+  __device__ void load(const T* filter, bool flip, int odd) {
+    const Lane lane;
+    const auto tap = [&](int a, int b) -> unsigned {
+      const int i = a * kWidth + b;
+      const auto* bits = reinterpret_cast<const unsigned short*>(filter);
+      return b >= 0 && b < kWidth ? bits[flip ? kWidth * kWidth - 1 - i : i] : 0;
+    };
+#pragma unroll
+    for (int a = 0; a < kWidth; ++a) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int b = 8 * i + 2 * lane.t - odd - lane.g;
+        rows[a][i] = tap(a, b) | tap(a, b + 1) << 16;
+      }
+    }
+  }
+};
+
+// sum = bias + the filter times windows of inputs, kProducts pieces of 8 outputs beside each other
+// in each of 16 rows. load(a, upper, lower): the pieces of inputs that row a of the filter meets,
+// those of the first 8 rows and of the others.
+template <int kProducts, int kWidth, typename T, typename Load>
+__device__ void multiply(float (&sum)[kProducts][4], float bias,
+                         const MatrixFilter<kWidth, T>& filter, const Load& load) {
+  float initial[4] = {bias, bias, bias, bias};
+#pragma unroll
+  for (int a = 0; a < kWidth; ++a) {
+    unsigned upper[kProducts + 1], lower[kProducts + 1];
+    load(a, upper, lower);
+#pragma unroll
+    for (int n = 0; n < kProducts; ++n) {
+      const auto& before = a == 0 ? initial : sum[n];
+      Packed<T>::multiply(sum[n], before, upper[n], lower[n], upper[n + 1], lower[n + 1],
+                          filter.rows[a]);
+    }
+  }
+}
+
+// Zeros of the matrices times inputs that are not finite are not a number. Those sums again, tap by
+// tap: exact(row, column) of a result, from the lane's first on.
+template <int kProducts, typename F>
+__device__ void mend(float (&sum)[kProducts][4], const F& exact) {
+  bool any = false;
+#pragma unroll
+  for (int n = 0; n < kProducts; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      any |= isnan(sum[n][i]);
+    }
+  }
+  if (!any) {
+    return;
+  }
+#pragma unroll
+  for (int n = 0; n < kProducts; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (isnan(sum[n][i])) {
+        sum[n][i] = exact(i / 2 * 8, 8 * n + i % 2);
+      }
+    }
+  }
+}
+
+// The sum of a filter's taps times the inputs whose window begins in row y, column x of an image of
+// in_h × in_w pixels, of which `plane` is the first.
+template <int kWidth, typename T>
+__device__ __noinline__ float exact_sum(const T* plane, int pitch, int in_h, int in_w, int y, int x,
+                                        const T* filter, bool flip) {
+  float sum = 0;
+  for (int i = 0; i < kWidth * kWidth; ++i) {
+    const int row = y + i / kWidth, col = x + i % kWidth;
+    if (row >= 0 && row < in_h && col >= 0 && col < in_w) {
+      sum += static_cast<float>(filter[flip ? kWidth * kWidth - 1 - i : i]) *
+             static_cast<float>(plane[row * pitch + col]);
+    }
+  }
+  return sum;
+}
+
+// 16 rows of outputs of kPlanes neighbouring planes, kProducts matrix products beside each other.
 template <typename Axis, int kProductsAcross>
 struct MatrixShape {
   static constexpr int kWidth = Axis::kTaps;
@@ -86,22 +175,7 @@ struct MatrixPlace {
   }
 };
 
-// The sum of a filter's taps times the inputs of a plane, whose window begins in row y, column x.
-template <int kWidth, typename T>
-__device__ __noinline__ float exact_sum(const T* plane, int in_h, int in_w, int y, int x,
-                                        const T* filter, bool flip) {
-  float sum = 0;
-  for (int i = 0; i < kWidth * kWidth; ++i) {
-    const int row = y + i / kWidth, col = x + i % kWidth;
-    if (row >= 0 && row < in_h && col >= 0 && col < in_w) {
-      sum += static_cast<float>(filter[flip ? kWidth * kWidth - 1 - i : i]) *
-             static_cast<float>(plane[row * in_w + col]);
-    }
-  }
-  return sum;
-}
-
-// A tile of the convolution.
+// A tile of the convolution of contiguous images.
 template <typename TileAxis, int kProducts, typename Element>
 class MatrixTile {
  public:
@@ -125,21 +199,13 @@ class MatrixTile {
   __device__ int plane() const { return at_.plane; }  // the first, of a range
 
   __device__ void load_filter(const T* weight, const T* bias, int channel, bool flip) {
-    weight_ = weight;
     flip_ = flip;
 #pragma unroll
     for (int p = 0; p < Shape::kPlanes; ++p) {
       channel = launch_.wrap(channel + (p > 0));
-      filters_[p] = channel * kWidth * kWidth;
+      weight_[p] = weight + channel * kWidth * kWidth;
       bias_[p] = bias ? static_cast<float>(bias[channel]) : 0.0f;
-#pragma unroll
-      for (int a = 0; a < kWidth; ++a) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int b = 8 * i + 2 * lane_.t - odd_ - lane_.g;
-          filter_[p][a][i] = Packed<T>::pack(tap(p, a, b), tap(p, a, b + 1));
-        }
-      }
+      filter_[p].load(weight_[p], flip, odd_);
     }
   }
 
@@ -153,34 +219,23 @@ class MatrixTile {
       if (at_.plane + p >= range.planes) {
         break;
       }
-#pragma unroll
-      for (int n = 0; n < kProducts; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          sum_[p][n][i] = bias_[p];
-        }
-      }
-#pragma unroll
-      for (int a = 0; a < kWidth; ++a) {
-        unsigned upper[Shape::kPieces] = {}, lower[Shape::kPieces] = {};
+      using Pieces = unsigned[Shape::kPieces];
+      multiply(sum_[p], bias_[p], filter_[p], [&](int a, Pieces& upper, Pieces& lower) {
         const unsigned of_upper = launch_.has_in_row(y + a) ? inside_ : 0;
         const unsigned of_lower = launch_.has_in_row(y + a + 8) ? inside_ : 0;
 #pragma unroll
         for (int i = 0; i < Shape::kPieces; ++i) {
-          if (of_upper & 1u << i) {
-            upper[i] = words[4 * i + a * pitch];
-          }
-          if (of_lower & 1u << i) {
-            lower[i] = words[4 * i + (a + 8) * pitch];
-          }
+          upper[i] = of_upper & 1u << i ? words[4 * i + a * pitch] : 0;
+          lower[i] = of_lower & 1u << i ? words[4 * i + (a + 8) * pitch] : 0;
         }
-#pragma unroll
-        for (int n = 0; n < kProducts; ++n) {
-          Packed<T>::multiply(sum_[p][n], upper[n], lower[n], upper[n + 1], lower[n + 1],
-                              filter_[p][a]);
-        }
-      }
-      mend(shared + planes, range, p);
+      });
+      mend(sum_[p], [&](int row, int col) {
+        const T* plane =
+            shared + planes + ((at_.plane + p) * range.in_rows - range.in_row) * launch_.in_w;
+        return bias_[p] + exact_sum<kWidth>(plane, launch_.in_w, launch_.in_h, launch_.in_w,
+                                            y + row, launch_.start_w + at_.col + 2 * lane_.t + col,
+                                            weight_[p], flip_);
+      });
     }
   }
 
@@ -217,50 +272,11 @@ class MatrixTile {
   const int odd_;        // whether inputs are loaded from one before the first, an even one, on
   const int in_col_;     // of the first pair
   unsigned inside_ = 0;  // which pieces' pairs are inside the image
-  unsigned filter_[Shape::kPlanes][kWidth][2];
+  MatrixFilter<kWidth, T> filter_[Shape::kPlanes];
+  const T* weight_[Shape::kPlanes];
   float bias_[Shape::kPlanes];
   float sum_[Shape::kPlanes][kProducts][4];
-  const T* weight_;
-  int filters_[Shape::kPlanes];  // where they begin
   bool flip_;
-
-  // Tap (a, b) of plane p, or zero beyond the filter.
-  __device__ float tap(int p, int a, int b) const {
-    const int i = a * kWidth + b;
-    return b >= 0 && b < kWidth
-               ? static_cast<float>(weight_[filters_[p] + (flip_ ? kWidth * kWidth - 1 - i : i)])
-               : 0.0f;
-  }
-
-  // Zeros of the matrices times inputs that are not finite are not a number: those sums of plane p
-  // again, tap by tap.
-  __device__ void mend(const T* planes, const PlaneRange& range, int p) {
-    bool any = false;
-#pragma unroll
-    for (int n = 0; n < kProducts; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        any |= isnan(sum_[p][n][i]);
-      }
-    }
-    if (!any) {
-      return;
-    }
-    const int y = launch_.start_h + range.out_row + at_.row + lane_.g;
-    const int x = launch_.start_w + at_.col + 2 * lane_.t;
-    const T* plane = planes + ((at_.plane + p) * range.in_rows - range.in_row) * launch_.in_w;
-#pragma unroll
-    for (int n = 0; n < kProducts; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (isnan(sum_[p][n][i])) {
-          sum_[p][n][i] =
-              bias_[p] + exact_sum<kWidth>(plane, launch_.in_h, launch_.in_w, y + i / 2 * 8,
-                                           x + 8 * n + i % 2, weight_ + filters_[p], flip_);
-        }
-      }
-    }
-  }
 };
 
 }  // namespace ops::cuda

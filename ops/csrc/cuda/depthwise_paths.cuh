@@ -58,11 +58,24 @@ bool convolve_strips(const Convolution<T>& c);
 template <typename T>
 bool sum_weights_strips(const WeightGradient<T>& c);
 
+// Those of 16-bit elements, by matrix units.
+template <typename T>
+bool convolve_slabs(const Convolution<T>& c);
+template <typename T>
+bool sum_weights_slabs(const WeightGradient<T>& c);
+
 // Images of either format: few, or of pixels that are not aligned.
 template <typename T>
 bool convolve_pixels(const Convolution<T>& c);
 template <typename T>
 bool sum_weights_pixels(const WeightGradient<T>& c);
+
+// Elements of input and output that each multiprocessor of the device gets: which kernel is fastest
+// depends on it. The limits are measured on an H200.
+inline int64_t elements_of_multiprocessor(const DepthwiseGeometry& g) {
+  const int64_t elements = g.n * g.c * (g.h * g.w + g.out_h * g.out_w);
+  return elements / Device::attribute(cudaDevAttrMultiProcessorCount);
+}
 
 // f(Direct<K, S, D>{}) for the convolutions that have tiled kernels; false for the others.
 template <typename F>

@@ -147,6 +147,7 @@ constexpr int kSumLanes = 8;
 template <typename F>
 __device__ void add_lanes(int count, float* totals, const F& part) {
   const int lane = threadIdx.x % kSumLanes;
+#pragma unroll 4
   for (int first = 0; first < count; first += blockDim.x / kSumLanes) {
     const int i = first + threadIdx.x / kSumLanes;
     float total = i < count ? part(i, lane) : 0.0f;
