@@ -136,13 +136,13 @@ Tensor ncrelu_with_signs_backward(const Tensor& grad_output, const Tensor& signs
   Tensor out = empty_with_size(g, dim, g.size(dim) / 2, format);
   const HalvesLayout layout = halves_layout(out, dim, format);
   check_shape(op, "signs", signs, {layout.sign_bytes()});
-  check(signs.scalar_type() == ScalarType::Byte, op, ": signs must have dtype Byte, got ",
-        torch::headeronly::toString(signs.scalar_type()));
   check_device(op, "grad_output", grad_output, "signs", signs);
   const Tensor kept = as_contiguous(signs);
   if (out.numel() > 0) {
     dispatch_floating(op, g.scalar_type(), [&](auto tag) {
       using T = typename decltype(tag)::type;
+      check(signs.scalar_type() == ScalarType::Byte, op, ": signs must have dtype Byte, got ",
+            torch::headeronly::toString(signs.scalar_type()));
       Backend::backward(g, layout, g.const_data_ptr<T>(), kept.const_data_ptr<uint8_t>(),
                         out.mutable_data_ptr<T>());
     });

@@ -23,7 +23,8 @@ def all_calls(op, case, tensors):
     calls = record(op, case, *tensors)
     if op.recorded:
         with Recorder() as recorder:
-            output, pull = vjp(lambda *xs: op.function(*xs, **case.kwargs), *tensors)
+            detached = [x.detach() for x in tensors]
+            output, pull = vjp(lambda *xs: op.function(*xs, **case.kwargs), *detached)
             pull(torch.ones_like(output))
         calls += recorder.calls
     return calls
