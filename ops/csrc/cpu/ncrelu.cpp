@@ -16,12 +16,16 @@ struct Loops {
   static void forward(const Tensor&, HalvesLayout layout, const T* x, T* out, Signs signs) {
     const int64_t inner = layout.inner, block = round_up(kBlock, unit(inner));
     ranges(layout, [=](int64_t begin, int64_t end) {
+      if (inner >= kVector && inner % kSignsPerByte == 0) {
+        OPS_CALL(ncrelu_long_rows(x, out, signs, begin, end, inner));
+        return;
+      }
       for (int64_t stop; begin < end; begin = stop) {
         stop = std::min(begin + block, end);
         if (inner < kVector) {
           OPS_CALL(ncrelu_short_rows(x, out, begin, stop, inner));
         } else {
-          OPS_CALL(ncrelu_long_rows(x, out, begin, stop, inner));
+          OPS_CALL(ncrelu_long_rows(x, out, nullptr, begin, stop, inner));
         }
         if constexpr (std::is_pointer_v<Signs>) {
           OPS_CALL(ncrelu_signs(x, signs, begin, stop));

@@ -113,25 +113,42 @@ void ncrelu_signs(const T* x, uint8_t* signs, int64_t begin, int64_t end) {
   }
 }
 
-// Elements of long rows. A row's last vector ends where it does and overlaps the one before.
-template <typename T>
-void ncrelu_long_rows(const T* x, T* out, int64_t begin, int64_t end, int64_t inner) {
-  constexpr int N = kElements<T>;
+// N elements from i on and, if they are wanted, their signs.
+template <int N, typename T, typename Signs>
+inline void forward_group(const T* x, T* positive, T* negative, Signs signs, int64_t i) {
+  constexpr int kStep = N < kElements<T> ? N : kElements<T>;
+  OPS_UNROLL
+  for (int k = 0; k < N; k += kStep) {
+    split<kStep>(x + i + k, positive + i + k, negative + i + k);
+  }
+  if constexpr (std::is_pointer_v<Signs>) {
+    const uint64_t bits = signs_of<N>(x + i);
+    __builtin_memcpy(signs + i / kSignsPerByte, &bits, N / kSignsPerByte);
+  }
+}
+
+// Elements of long rows. A row's last vector ends where it does and overlaps the one before. With
+// signs, rows are whole bytes of them.
+template <typename T, typename Signs>
+void ncrelu_long_rows(const T* x, T* out, Signs signs, int64_t begin, int64_t end, int64_t inner) {
+  constexpr int N = kElements<T> > kSignsPerByte ? kElements<T> : kSignsPerByte;
   for (int64_t row = begin / inner; begin < end; ++row) {
     const int64_t stop = (row + 1) * inner < end ? (row + 1) * inner : end;
     T* positive = out + row * inner;  // of element 0, if all were in this row
     T* negative = positive + inner;
     int64_t i = begin;
     for (; i + N <= stop; i += N) {
-      split<N>(x + i, positive + i, negative + i);
+      forward_group<N>(x, positive, negative, signs, i);
     }
     if (i > begin && i < stop) {
-      i = stop - N;
-      split<N>(x + i, positive + i, negative + i);
-      i = stop;
-    }
-    for (; i < stop; ++i) {
-      split<1>(x + i, positive + i, negative + i);
+      forward_group<N>(x, positive, negative, signs, stop - N);
+    } else {
+      for (int64_t k = i; k < stop; ++k) {
+        forward_group<1>(x, positive, negative, nullptr, k);
+      }
+      if constexpr (std::is_pointer_v<Signs>) {
+        ncrelu_signs(x, signs, i, stop);
+      }
     }
     begin = stop;
   }
