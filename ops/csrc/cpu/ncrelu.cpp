@@ -20,6 +20,7 @@ struct Loops {
         OPS_CALL(ncrelu_long_rows(x, out, signs, begin, end, inner));
         return;
       }
+      // Signs of rows that are no whole bytes of them are made apart, of what is near by then.
       for (int64_t stop; begin < end; begin = stop) {
         stop = std::min(begin + block, end);
         if (inner < kVector) {
