@@ -154,7 +154,7 @@ def batch_first(info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor) ->
 
 
 def one_by_one(
-    op: torch._ops.OpOverload, info: Any, in_dims: tuple[int | None, ...], *args: Any
+    op: Callable[..., tuple[Tensor, ...]], info: Any, in_dims: tuple[int | None, ...], *args: Any
 ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
     """A rule for vmap where samples share no kernel: the outputs of each, stacked."""
     samples = [
@@ -240,6 +240,7 @@ def register_autograd(
     jvp: Callable[..., Any],
     vmap: Callable[..., Any],
     differentiates: bool = False,
+    recorded: torch._ops.OpOverload | None = None,
 ) -> None:
     """Registers an operator's gradient, its directional derivative and its vmap rule.
 
@@ -255,6 +256,8 @@ def register_autograd(
             returns a tangent an output, None for one that is not differentiable.
         vmap: f(info, in_dims, *inputs), returns the outputs and their mapped dimensions.
         differentiates: whether `backward` itself takes gradients.
+        recorded: an operator that takes the same and returns, after the one output, what its
+            gradient needs: it runs in the place of `op` where reverse mode alone records.
     """
     nothing = (None,) * len(op._schema.arguments)
 
@@ -309,13 +312,15 @@ def register_autograd(
     )
 
     def autograd(*args: Any) -> Any:
-        recorded = torch.is_grad_enabled() and torch._C._any_requires_grad(*args)
-        if not recorded and forward_ad._current_level < 0:
+        records = torch.is_grad_enabled() and torch._C._any_requires_grad(*args)
+        if not records and forward_ad._current_level < 0:
             return forward(*args)
-        if not torch._C._are_functorch_transforms_active():
-            return function.apply(*args)
-        with enable_single_level_autograd_function():
-            return function.apply(*args)
+        if torch._C._are_functorch_transforms_active():
+            with enable_single_level_autograd_function():
+                return function.apply(*args)
+        if recorded is not None and forward_ad._current_level < 0:
+            return recorded(*args)[0]
+        return function.apply(*args)
 
     fragment.impl(op._opname, autograd, "Autograd")
     torch.library.register_vmap(op, vmap)

@@ -175,14 +175,16 @@ class Case:
         involution's kernels are.
         """
         size, out = self.elements()
-        needs_input = self.op not in ("pool", "max_pool")  # or its output, for the gradient
+        # What a gradient needs of the input, or as much of the output; two bits an element are
+        # enough for ncrelu.
+        needed = {"pool": 0.0, "max_pool": 0.0, "ncrelu": 0.25 / itemsize}.get(self.op, 1.0)
         moved, convolutions = {
             "forward": (size + out, 1),
-            "backward": ((1 + needs_input) * size + out, 0),
+            "backward": ((1 + needed) * size + out, 0),
             "backward-input": (size + out, 1),
             "backward-weight": (size + out, 1),
             "backward-all": (2 * size + out, 2),
-            "forward+backward": ((2 + needs_input) * size + 2 * out, 3),
+            "forward+backward": ((2 + needed) * size + 2 * out, 3),
         }[what]
         fmas = convolutions * out * self.kernel**2 if self.op in CONVOLVED else 0
         if self.op == "involution":  # a kernel for the channels of a group

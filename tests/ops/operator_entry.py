@@ -70,6 +70,7 @@ class Operator:
     wrong: tuple[Wrong, ...]
     # For backward; "own" is a tensor that nobody else sees.
     saves: Literal["input", "output", "both", "own", "nothing"] = "input"
+    recorded: str | None = None  # what autograd runs in its place, beside <recorded>_backward
     roundings: int = 1  # to its dtype, of what reaches a result one after the other
     largest: float = 1e300  # what it, and the float64 reference, hold without overflow inside
     products: bool = False  # made of PyTorch's matrix products, whose bits the threads' number sets
@@ -80,6 +81,12 @@ class Operator:
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All of it in torch.ops.lenet_ops."""
+        forward = [self.name, *([self.recorded] if self.recorded else [])]
+        return tuple(f"{name}{end}" for name in forward for end in ("", "_backward"))
 
 
 # What every elementwise operator is tried on.

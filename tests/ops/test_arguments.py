@@ -74,7 +74,7 @@ def test_tensors_that_disagree_are_refused(op, place):
         places = places_of_tensors(args)
         floating = [i for i in places if args[i].is_floating_point()]
         for i in places:
-            for wrong in (args[i].double(), args[i][None]):
+            for wrong in (args[i].double(), torch.stack([args[i], args[i]])):
                 if floating == [i] and wrong.shape == args[i].shape:
                     continue  # there is none whose dtype it should have
                 with pytest.raises(RuntimeError, match=call.op._opname):

@@ -2,18 +2,32 @@
 
 import pytest
 import torch
+from torch.func import vjp
 
 from tests.ops.operator_entry import Case, raw
 from tests.ops.operators import OPERATORS, each_case, each_device, each_operator
 from tests.ops.tensors import (
     CHANNELS_LAST,
     LAYOUTS,
+    Recorder,
     as_tuple,
     gradients,
     inputs,
     random,
     record,
 )
+
+
+def all_calls(op, case, tensors):
+    """Those of a training and, where autograd runs another operator, those of torch.func."""
+    calls = record(op, case, *tensors)
+    if op.recorded:
+        with Recorder() as recorder:
+            detached = [x.detach() for x in tensors]
+            output, pull = vjp(lambda *xs: op.function(*xs, **case.kwargs), *detached)
+            pull(torch.ones_like(output))
+        calls += recorder.calls
+    return calls
 
 
 @each_device
@@ -27,12 +41,11 @@ def test_opcheck(op, layout, device):
     if layout == "channels_last" and not any(len(s) in CHANNELS_LAST for s in op.cases[0].shapes):
         pytest.skip("has no images")
     tensors = inputs(op.cases[0], torch.float32, device, layout, requires_grad=True)
-    calls = record(op, op.cases[0], *tensors)
-    assert [call.op._opname for call in calls] == [op.name, f"{op.name}_backward"]
+    calls = all_calls(op, op.cases[0], tensors)
+    assert {call.op._opname for call in calls} == set(op.names)
     for call in calls:
-        traced = (
-            call is calls[0] or layout == "contiguous"
-        )  # second derivatives once: they take long
+        forward = not call.op._opname.endswith("_backward")
+        traced = forward or layout == "contiguous"  # second derivatives once: they take long
         args = [
             x.detach().requires_grad_(traced and x.is_floating_point())
             if isinstance(x, torch.Tensor)
@@ -47,7 +60,8 @@ def test_opcheck(op, layout, device):
 @each_case
 def test_fake_output_is_laid_out_as_the_real_one(op, case, layout, device):
     """Also where opcheck's few samples do not reach: every call, its backward and its strides."""
-    for call in record(op, case, *inputs(case, torch.float16, device, layout, requires_grad=True)):
+    tensors = inputs(case, torch.float16, device, layout, requires_grad=True)
+    for call in all_calls(op, case, tensors):
         with torch._subclasses.FakeTensorMode() as mode:
             fakes = call.op(
                 *(mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in call.args)
@@ -59,11 +73,11 @@ def test_fake_output_is_laid_out_as_the_real_one(op, case, layout, device):
 
 def test_table_covers_every_operator():
     registered = {
-        name.removeprefix("lenet_ops::").removesuffix("_backward")
+        name.removeprefix("lenet_ops::")
         for name in torch._C._dispatch_get_all_op_names()
         if name.startswith("lenet_ops::")
     }
-    assert registered == {op.name for op in OPERATORS}
+    assert registered == {name for op in OPERATORS for name in op.names}
 
 
 def surrounded(op, kwargs):

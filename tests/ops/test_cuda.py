@@ -188,5 +188,5 @@ def test_parameters_of_more_elements_than_32_bits_count(op, layout):
 def test_cuda_kernels_are_registered():
     """A CPU-only build on a machine with a GPU is noticed here, not by slow models."""
     for op in OPERATORS:
-        for name in (op.name, f"{op.name}_backward"):
+        for name in op.names:
             assert torch._C._dispatch_has_kernel_for_dispatch_key(f"lenet_ops::{name}", "CUDA")

@@ -107,6 +107,25 @@ def test_import_of_a_wheel_from_another_torch(tmp_path):
     assert result.stdout.splitlines() == ["gelu_functionBackward", "torch.float32 True"]
 
 
+KEEP = """
+x = torch.ones(1, 2, 3, requires_grad=True)
+kept = []
+with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+    y = ops.ncrelu(x)
+print(type(y.grad_fn).__name__, [(x.dtype, x.numel()) for x in kept])
+print(torch.equal(torch.autograd.grad(y.sum(), x)[0], torch.ones(1, 2, 3)))
+"""
+
+
+def test_python_keeps_no_more_for_gradients(tmp_path):
+    """It, too, runs the operator that returns what is kept."""
+    result = import_ops(copy_with_cpu_kernels(tmp_path).parent, after=KEEP)
+    assert result.stdout.splitlines() == [
+        "ncrelu_with_signs_functionBackward [(torch.uint8, 2)]",
+        "True",
+    ]
+
+
 def test_import_of_a_damaged_eager_library(tmp_path):
     copy = copy_with_cpu_kernels(tmp_path)
     (copy / f"{_library.EAGER}.abi3.so").write_bytes(b"not a library")

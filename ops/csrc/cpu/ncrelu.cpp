@@ -7,65 +7,61 @@ namespace ops::cpu {
 namespace {
 
 constexpr int64_t kGrain = 32768;  // elements: less is not worth waking a thread for
+constexpr int64_t kBlock = 2048;   // elements that stay in the nearest cache, with their outputs
 constexpr int64_t kVector = 16;    // elements of the widest vector: a shorter row is a short one
 
 struct Loops {
-  template <typename T>
-  static void forward(const Tensor&, HalvesLayout layout, const T* x, T* out) {
-    const int64_t inner = layout.inner;
-    if (inner < kVector) {
-      short_rows(layout, [=](int64_t row, int64_t count) {
-        OPS_CALL(ncrelu_short_rows(x + row * inner, out + 2 * row * inner, count, inner));
-      });
-    } else {
-      stretches(layout, [=](int64_t row, int64_t start, int64_t count) {
-        T* positive = out + 2 * row * inner + start;
-        OPS_CALL(ncrelu_stretch(x + row * inner + start, positive, positive + inner, count));
-      });
-    }
+  // `signs`: where they go, or nullptr itself.
+  template <typename T, typename Signs>
+  static void forward(const Tensor&, HalvesLayout layout, const T* x, T* out, Signs signs) {
+    const int64_t inner = layout.inner, block = round_up(kBlock, unit(inner));
+    ranges(layout, [=](int64_t begin, int64_t end) {
+      if (inner >= kVector && inner % kSignsPerByte == 0) {
+        OPS_CALL(ncrelu_long_rows(x, out, signs, begin, end, inner));
+        return;
+      }
+      // Signs of rows that are no whole bytes of them are made apart, of what is near by then.
+      for (int64_t stop; begin < end; begin = stop) {
+        stop = std::min(begin + block, end);
+        if (inner < kVector) {
+          OPS_CALL(ncrelu_short_rows(x, out, begin, stop, inner));
+        } else {
+          OPS_CALL(ncrelu_long_rows(x, out, nullptr, begin, stop, inner));
+        }
+        if constexpr (std::is_pointer_v<Signs>) {
+          OPS_CALL(ncrelu_signs(x, signs, begin, stop));
+        }
+      }
+    });
   }
 
-  template <typename T>
-  static void backward(const Tensor&, HalvesLayout layout, const T* grad, const T* x, T* out) {
+  // `source`: the input or its signs.
+  template <typename T, typename Source>
+  static void backward(const Tensor&, HalvesLayout layout, const T* grad, const Source* source,
+                       T* out) {
     const int64_t inner = layout.inner;
-    if (inner < kVector) {
-      short_rows(layout, [=](int64_t row, int64_t count) {
-        OPS_CALL(ncrelu_backward_short_rows(x + row * inner, grad + 2 * row * inner,
-                                            out + row * inner, count, inner));
-      });
-    } else {
-      stretches(layout, [=](int64_t row, int64_t start, int64_t count) {
-        const T* positive = grad + 2 * row * inner + start;
-        const int64_t at = row * inner + start;
-        OPS_CALL(ncrelu_backward_stretch(x + at, positive, positive + inner, out + at, count));
-      });
-    }
+    ranges(layout, [=](int64_t begin, int64_t end) {
+      if (inner < kVector) {
+        OPS_CALL(ncrelu_backward_short_rows(source, grad, out, begin, end, inner));
+      } else {
+        OPS_CALL(ncrelu_backward_long_rows(source, grad, out, begin, end, inner));
+      }
+    });
   }
 
  private:
-  // Calls f(row, count) for groups of rows that together cover all.
-  template <typename F>
-  static void short_rows(HalvesLayout layout, const F& f) {
-    torch::stable::parallel_for(0, layout.outer, kGrain / layout.inner,
-                                [&](int64_t begin, int64_t end) { f(begin, end - begin); });
-  }
+  // Elements that stay together: short rows are whole, and signs begin with a byte.
+  static int64_t unit(int64_t inner) { return inner < kVector ? kSignsPerByte * inner : kVector; }
 
-  // Calls f(row, start, count) for stretches of rows that together cover all
-  // elements, each at least a vector long: threads share rows in whole vectors.
+  static int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
+
+  // Calls f(begin, end) for ranges of whole units that together cover all elements.
   template <typename F>
-  static void stretches(HalvesLayout layout, const F& f) {
-    const int64_t pieces = layout.inner / kVector;  // of a row; the last takes what is left over
+  static void ranges(HalvesLayout layout, const F& f) {
+    const int64_t size = unit(layout.inner), elements = layout.elements();
     torch::stable::parallel_for(
-        0, layout.outer * pieces, kGrain / kVector, [&](int64_t begin, int64_t end) {
-          while (begin < end) {
-            const int64_t row = begin / pieces;
-            const int64_t first = begin % pieces;
-            const int64_t last = std::min(pieces, first + end - begin);
-            const int64_t stop = last == pieces ? layout.inner : last * kVector;
-            f(row, first * kVector, stop - first * kVector);
-            begin += last - first;
-          }
-        });
+        0, round_up(elements, size) / size, kGrain / size,
+        [&](int64_t begin, int64_t end) { f(begin * size, std::min(end * size, elements)); });
   }
 };
 
@@ -74,11 +70,17 @@ struct Loops {
 STABLE_TORCH_LIBRARY_FRAGMENT(lenet_ops, m) {
   m.def("ncrelu(Tensor input, int dim) -> Tensor");
   m.def("ncrelu_backward(Tensor grad_output, Tensor input, int dim) -> Tensor");
+  m.def("ncrelu_with_signs(Tensor input, int dim) -> (Tensor output, Tensor signs)");
+  m.def(
+      "ncrelu_with_signs_backward(Tensor grad_output, Tensor signs, int dim, bool channels_last) "
+      "-> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CPU, m) {
   m.impl("ncrelu", TORCH_BOX(&ncrelu<Loops>));
   m.impl("ncrelu_backward", TORCH_BOX(&ncrelu_backward<Loops>));
+  m.impl("ncrelu_with_signs", TORCH_BOX(&ncrelu_with_signs<Loops>));
+  m.impl("ncrelu_with_signs_backward", TORCH_BOX(&ncrelu_with_signs_backward<Loops>));
 }
 
 }  // namespace ops::cpu

@@ -15,7 +15,8 @@ template <typename A>
 constexpr int kLanes = OPS_VECTOR_BYTES / sizeof(A);
 
 template <typename A>
-using bits_t = std::conditional_t<sizeof(A) == 8, int64_t, int32_t>;
+using bits_t = std::conditional_t<sizeof(A) == 8, int64_t,
+                                  std::conditional_t<sizeof(A) == 4, int32_t, int16_t>>;
 
 template <typename To, typename From>
 inline To bit_cast(const From& from) {
@@ -202,6 +203,42 @@ void convert_row(const From* from, To* to, int64_t n) {
     store<N>(to + i, load<N>(from + i));
   }
   store<N>(to + n - N, load<N>(from + n - N));
+}
+
+// Bit i of the result: of the N lanes of so many bytes that a vector is taken for, lane i's upmost.
+// All of a lane's bits are alike.
+template <int BYTES, int N, typename Vector>
+inline uint64_t lane_bits(Vector v) {
+  static_assert(sizeof(v) == BYTES * N);
+#if defined(__x86_64__)
+  if constexpr (sizeof(v) == 16) {
+    const auto x = bit_cast<__m128i>(v);
+    return BYTES == 1   ? _mm_movemask_epi8(x)
+           : BYTES == 2 ? _mm_movemask_epi8(_mm_packs_epi16(x, _mm_setzero_si128()))
+                        : _mm_movemask_ps(_mm_castsi128_ps(x));
+  }
+#endif
+#if OPS_VECTOR_BYTES >= 32
+  if constexpr (sizeof(v) == 32) {
+    const auto x = bit_cast<__m256i>(v);
+    const __m128i low = _mm256_castsi256_si128(x), high = _mm256_extracti128_si256(x, 1);
+    return BYTES == 1   ? static_cast<uint32_t>(_mm256_movemask_epi8(x))
+           : BYTES == 2 ? _mm_movemask_epi8(_mm_packs_epi16(low, high))
+                        : _mm256_movemask_ps(_mm256_castsi256_ps(x));
+  }
+#endif
+#if OPS_VECTOR_BYTES == 64
+  if constexpr (sizeof(v) == 64) {
+    const auto x = bit_cast<__m512i>(v);
+    return BYTES == 2 ? _mm512_movepi16_mask(x) : _mm512_movepi32_mask(x);
+  }
+#endif
+  const auto bytes = bit_cast<Vec<uint8_t, BYTES * N>>(v);
+  uint64_t bits = 0;
+  for (int i = 0; i < N; ++i) {
+    bits |= uint64_t{bytes[BYTES * i]} >> 7 << i;
+  }
+  return bits;
 }
 
 // Lane i of the result is lane I of a, or lane I − N of b.

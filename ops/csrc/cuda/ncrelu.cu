@@ -24,52 +24,119 @@ struct Place {
   }
 };
 
-template <int V, typename Row, typename T>
-__global__ void __launch_bounds__(kThreads)
-    forward_kernel(const T* __restrict__ x, T* __restrict__ out, int64_t vectors, int64_t inner,
-                   Row row_of) {
-  const Place<V, Row> at(vectors, inner, row_of);
-  if (!at.inside) {
-    return;
-  }
-  const auto value = *reinterpret_cast<const Vector<T, V>*>(x + at.i);
-  Vector<T, V> positive, negative;
+// The signs of V elements: of a thread, if they fill bytes, else of 4 / V neighbours.
+template <int V>
+using SignBits = std::conditional_t<V == 8, uint16_t, uint8_t>;
+
+template <int V, typename T>
+__device__ unsigned signs_of(const Vector<T, V>& value) {
+  unsigned signs = 0;
 #pragma unroll
   for (int v = 0; v < V; ++v) {
     const acc_t<T> lane = static_cast<acc_t<T>>(value.lane[v]);
-    positive.lane[v] = static_cast<T>(positive_part(lane));
-    negative.lane[v] = static_cast<T>(negative_part(lane));
+    signs |= (lane > 0 ? 1u : 0u) << 2 * v | (lane < 0 ? 2u : 0u) << 2 * v;
   }
-  *reinterpret_cast<Vector<T, V>*>(out + at.positive) = positive;
-  *reinterpret_cast<Vector<T, V>*>(out + at.negative) = negative;
+  return signs;
 }
 
-template <int V, typename Row, typename T>
+// All threads of a warp must call it, those outside with no signs; `i` is the vector's place.
+template <int V>
+__device__ void store_signs(uint8_t* to, uint64_t i, bool inside, unsigned signs) {
+  if constexpr (V < kSignsPerByte) {
+    signs <<= 2 * (i % kSignsPerByte);
+#pragma unroll
+    for (int other = 1; other < kSignsPerByte / V; other *= 2) {
+      signs |= __shfl_xor_sync(~0u, signs, other);
+    }
+    inside &= i % kSignsPerByte == 0;
+  }
+  if (inside) {
+    *reinterpret_cast<SignBits<V>*>(to + i / kSignsPerByte) = static_cast<SignBits<V>>(signs);
+  }
+}
+
+// The signs of the vector at `i`, of the input itself
+template <int V, typename T>
+__device__ unsigned load_signs(const T* x, uint64_t i) {
+  return signs_of(load_vector<V>(x + i));
+}
+
+// or as they were kept.
+template <int V, typename T>
+__device__ unsigned load_signs(const uint8_t* signs, uint64_t i) {
+  const unsigned bits = *reinterpret_cast<const SignBits<V>*>(signs + i / kSignsPerByte);
+  return V < kSignsPerByte ? bits >> 2 * (i % kSignsPerByte) : bits;
+}
+
+// Signs: uint8_t* or, where nobody asks for them, nullptr_t.
+template <int V, typename Row, typename T, typename Signs>
 __global__ void __launch_bounds__(kThreads)
-    backward_kernel(const T* __restrict__ grad, const T* __restrict__ x, T* __restrict__ out,
-                    int64_t vectors, int64_t inner, Row row_of) {
+    forward_kernel(const T* __restrict__ x, T* __restrict__ out, Signs signs, int64_t vectors,
+                   int64_t inner, Row row_of) {
+  const Place<V, Row> at(vectors, inner, row_of);
+  unsigned bits = 0;
+  if (at.inside) {
+    const auto value = load_vector<V>(x + at.i);
+    Vector<T, V> positive, negative;
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      const acc_t<T> lane = static_cast<acc_t<T>>(value.lane[v]);
+      positive.lane[v] = static_cast<T>(positive_part(lane));
+      negative.lane[v] = static_cast<T>(negative_part(lane));
+    }
+    *reinterpret_cast<Vector<T, V>*>(out + at.positive) = positive;
+    *reinterpret_cast<Vector<T, V>*>(out + at.negative) = negative;
+    bits = signs_of(value);
+  }
+  if constexpr (std::is_pointer_v<Signs>) {
+    store_signs<V>(signs, at.i, at.inside, bits);
+  }
+}
+
+// g₊ [x > 0] + g₋ [x < 0]. `source`: the input or its signs.
+template <int V, typename Row, typename T, typename Source>
+__global__ void __launch_bounds__(kThreads)
+    backward_kernel(const T* __restrict__ grad, const Source* __restrict__ source,
+                    T* __restrict__ out, int64_t vectors, int64_t inner, Row row_of) {
   const Place<V, Row> at(vectors, inner, row_of);
   if (!at.inside) {
     return;
   }
-  const auto value = *reinterpret_cast<const Vector<T, V>*>(x + at.i);
-  const auto positive = *reinterpret_cast<const Vector<T, V>*>(grad + at.positive);
-  const auto negative = *reinterpret_cast<const Vector<T, V>*>(grad + at.negative);
+  const unsigned signs = load_signs<V, T>(source, at.i);
+  const auto positive = load_vector<V>(grad + at.positive);
+  const auto negative = load_vector<V>(grad + at.negative);
+  const T zero = static_cast<T>(0.0f);
   Vector<T, V> result;
 #pragma unroll
   for (int v = 0; v < V; ++v) {
-    result.lane[v] = static_cast<T>(ncrelu_gradient<acc_t<T>>(
-        static_cast<acc_t<T>>(value.lane[v]), static_cast<acc_t<T>>(positive.lane[v]),
-        static_cast<acc_t<T>>(negative.lane[v])));
+    result.lane[v] = signs >> 2 * v & 1   ? positive.lane[v]
+                     : signs >> 2 * v & 2 ? negative.lane[v]
+                                          : zero;
   }
   *reinterpret_cast<Vector<T, V>*>(out + at.i) = result;
 }
 
-// Calls f(Width<V>{}, vectors, row_of) with the widest vectors that the layout and pointers allow.
-template <typename T, typename F>
+// How many elements lie before `p`, counted from address 0: V of them move at once from multiples
+// of V on.
+template <typename T>
+int64_t elements_before(const T* p) {
+  return reinterpret_cast<uintptr_t>(p) / sizeof(T);
+}
+
+int64_t elements_before(const uint8_t* signs) {
+  return kSignsPerByte * reinterpret_cast<uintptr_t>(signs);
+}
+
+int64_t elements_before(std::nullptr_t) {
+  return 0;
+}
+
+// Calls f(Width<V>{}, vectors, row_of) with the widest vectors that the layout, the pointers and
+// the signs, if `source` are signs, allow.
+template <typename T, typename Source, typename F>
 void dispatch_vectors(HalvesLayout layout, std::initializer_list<const void*> pointers,
-                      const F& f) {
-  dispatch_width<T>(pointers, {layout.inner}, [&](auto v) {
+                      Source source, const F& f) {
+  dispatch_width<T>(pointers, {layout.inner, elements_before(source)}, [&](auto v) {
     const int64_t row = layout.inner / v.value;
     const int64_t vectors = layout.outer * row;
     if (vectors < kMostFastDivided - kThreads) {
@@ -81,22 +148,25 @@ void dispatch_vectors(HalvesLayout layout, std::initializer_list<const void*> po
 }
 
 struct Loops {
-  template <typename T>
-  static void forward(const Tensor& like, HalvesLayout layout, const T* x, T* out) {
+  // `signs`: where they go, or nullptr itself.
+  template <typename T, typename Signs>
+  static void forward(const Tensor& like, HalvesLayout layout, const T* x, T* out, Signs signs) {
     const DeviceGuard guard(like.get_device_index());
-    dispatch_vectors<T>(layout, {x, out}, [&](auto v, int64_t vectors, auto row_of) {
+    dispatch_vectors<T>(layout, {x, out}, signs, [&](auto v, int64_t vectors, auto row_of) {
       forward_kernel<v.value><<<ceil_div(vectors, kThreads), kThreads, 0, current_stream(like)>>>(
-          x, out, vectors, layout.inner, row_of);
+          x, out, signs, vectors, layout.inner, row_of);
       STD_CUDA_KERNEL_LAUNCH_CHECK();
     });
   }
 
-  template <typename T>
-  static void backward(const Tensor& like, HalvesLayout layout, const T* grad, const T* x, T* out) {
+  // `source`: the input or its signs.
+  template <typename T, typename Source>
+  static void backward(const Tensor& like, HalvesLayout layout, const T* grad, const Source* source,
+                       T* out) {
     const DeviceGuard guard(like.get_device_index());
-    dispatch_vectors<T>(layout, {grad, x, out}, [&](auto v, int64_t vectors, auto row_of) {
+    dispatch_vectors<T>(layout, {grad, out}, source, [&](auto v, int64_t vectors, auto row_of) {
       backward_kernel<v.value><<<ceil_div(vectors, kThreads), kThreads, 0, current_stream(like)>>>(
-          grad, x, out, vectors, layout.inner, row_of);
+          grad, source, out, vectors, layout.inner, row_of);
       STD_CUDA_KERNEL_LAUNCH_CHECK();
     });
   }
@@ -107,6 +177,8 @@ struct Loops {
 STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CUDA, m) {
   m.impl("ncrelu", TORCH_BOX(&ncrelu<Loops>));
   m.impl("ncrelu_backward", TORCH_BOX(&ncrelu_backward<Loops>));
+  m.impl("ncrelu_with_signs", TORCH_BOX(&ncrelu_with_signs<Loops>));
+  m.impl("ncrelu_with_signs_backward", TORCH_BOX(&ncrelu_with_signs_backward<Loops>));
 }
 
 }  // namespace ops::cuda

@@ -6,6 +6,8 @@
 //   ...            arguments or outputs of x; an output without a name is called `output`,
 //   output_mask    which gradients are wanted,
 //   height, width, channels_last   those of x's first argument, an image.
+// Where x does not return what its gradient needs, there is an `x_with_...` that takes the same and
+// returns it after x's outputs: it runs, and is recorded, in the place of x.
 // All else (forward mode, torch.func's transforms, gradients of gradients) is left to Python. The
 // stable ABI knows no autograd, so this library, which has no kernels, is loaded only beside the
 // PyTorch that it was built with.
@@ -83,8 +85,24 @@ IValue of_image(Source::Kind kind, const at::Tensor& image) {
   switch (kind) {
     case Source::height: return image.sym_size(-2);
     case Source::width: return image.sym_size(-1);
-    default: return image.suggest_memory_format() == at::MemoryFormat::ChannelsLast;
+    default: return image.suggest_memory_format() != at::MemoryFormat::Contiguous;
   }
+}
+
+// The operator that is recorded in the place of another: if there is none that returns more,
+// itself.
+OperatorHandle recorded_for(const OperatorHandle& op,
+                            const std::vector<c10::OperatorName>& operators) {
+  const std::string prefix = op.schema().name() + "_with_";
+  for (const c10::OperatorName& name : operators) {
+    if (name.name.rfind(prefix, 0) == 0) {
+      const auto other = c10::Dispatcher::singleton().findSchemaOrThrow(name.name.c_str(), "");
+      if (other.schema().arguments() == op.schema().arguments()) {
+        return other;
+      }
+    }
+  }
+  return op;
 }
 
 // Reads an operator's backward off the schemas; nothing if it is not of that form.
@@ -218,7 +236,9 @@ struct Operator : torch::autograd::Function<Operator> {
 // The kernel that calls come to on their way to the devices' ones.
 class Recorder : public c10::OperatorKernel {
  public:
-  explicit Recorder(const FunctionSchema& schema) : backward_(backward_of(schema)) {}
+  // `recorded`: what runs in the place of the operator where it is recorded.
+  explicit Recorder(const OperatorHandle& recorded)
+      : recorded_(recorded), backward_(backward_of(recorded.schema())) {}
 
   void operator()(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) const {
     bool requires_grad = false;
@@ -238,9 +258,11 @@ class Recorder : public c10::OperatorKernel {
     } else if (!requires_grad) {
       call_below_autograd(op, keys, stack);
     } else {
-      const Call call{*backward_, op, keys, stack};
+      const Call call{*backward_, recorded_, keys, stack};
       const variable_list outputs = Operator::apply(call, at::TensorList(tensors));
-      std::copy(outputs.begin(), outputs.end(), stack->end() - op.schema().returns().size());
+      const size_t returned = recorded_.schema().returns().size();
+      std::copy(outputs.begin(), outputs.end(), stack->end() - returned);
+      torch::jit::drop(*stack, returned - op.schema().returns().size());
     }
   }
 
@@ -252,16 +274,18 @@ class Recorder : public c10::OperatorKernel {
            included.has(DispatchKey::FuncTorchDynamicLayerBackMode);
   }
 
+  OperatorHandle recorded_;
   std::optional<Backward> backward_;
 };
 
 void record_all(torch::Library& library) {
   auto& dispatcher = c10::Dispatcher::singleton();
-  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+  const auto operators = dispatcher.getAllOpNames();
+  for (const c10::OperatorName& name : operators) {
     if (name.getNamespace() == "lenet_ops") {
       const auto op = dispatcher.findSchemaOrThrow(name.name.c_str(), "");
       library.impl(name.name.c_str(), torch::CppFunction::makeFromBoxedFunctor(
-                                          std::make_unique<Recorder>(op.schema())));
+                                          std::make_unique<Recorder>(recorded_for(op, operators))));
     }
   }
 }

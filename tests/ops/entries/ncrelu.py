@@ -7,6 +7,7 @@ from ops import NCReLU, ncrelu
 from tests.ops.operator_entry import Case, Operator, Wrong, raw
 
 X = torch.ones(2, 3, 5, 4)
+SIGNS = torch.zeros(15, dtype=torch.uint8)  # of 60 elements: X may be a gradient, halved in dim 3
 
 
 def reference(x: Tensor, dim: int = 1) -> Tensor:
@@ -33,6 +34,8 @@ OPERATOR = Operator(
     bulk=Case(((4, 8, 47, 51),)),
     huge=Case(((3, 66, 2**12, 2**12),)),
     autocast="input",
+    saves="own",
+    recorded="ncrelu_with_signs",
     module=lambda **_: NCReLU(),
     wrong=(
         Wrong(lambda: ncrelu(1.0), TypeError, "input … Tensor … float"),
@@ -55,6 +58,33 @@ OPERATOR = Operator(
             lambda: raw.ncrelu_backward(X.half().repeat(1, 2, 1, 1), X, 1),
             RuntimeError,
             "grad_output … Float … Half",
+        ),
+        Wrong(lambda: raw.ncrelu_with_signs(X, 4), RuntimeError, "dim … [-4, 3] … 4"),
+        Wrong(lambda: raw.ncrelu_with_signs(X.bool(), 1), RuntimeError, "Bool … Float"),
+        Wrong(
+            lambda: raw.ncrelu_with_signs_backward(X, SIGNS, 1, False),
+            RuntimeError,
+            "grad_output … even … 1 … [2, 3, 5, 4]",
+        ),
+        Wrong(
+            lambda: raw.ncrelu_with_signs_backward(X[0], SIGNS, -1, True),
+            RuntimeError,
+            "channels_last … [3, 5, 4]",
+        ),
+        Wrong(
+            lambda: raw.ncrelu_with_signs_backward(X, SIGNS[1:], 3, False),
+            RuntimeError,
+            "signs … [15] … [14]",
+        ),
+        Wrong(
+            lambda: raw.ncrelu_with_signs_backward(X, SIGNS.char(), 3, False),
+            RuntimeError,
+            "signs … dtype",
+        ),
+        Wrong(
+            lambda: raw.ncrelu_with_signs_backward(X.int(), SIGNS, 3, False),
+            RuntimeError,
+            "Int … Float",
         ),
     ),
 )

@@ -1,0 +1,214 @@
+"""ncrelu's signs: two bits an element, from which the gradient is made, and nothing else kept."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.func import vjp
+
+from ops import NCReLU, ncrelu
+from tests.ops.entries.ncrelu import reference
+from tests.ops.operator_entry import raw
+from tests.ops.operators import each_device
+from tests.ops.tensors import CHANNELS_LAST, DTYPES, LAYOUTS, lay_out, random
+
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+SPECIAL = (float("nan"), -float("nan"), 0.0, -0.0, float("inf"), -float("inf"))
+ROWS = (*range(1, 41), 63, 64, 65, 68, 127, 1000, 1003, 40_001, 2**17 + 4)
+
+
+def special(x):
+    """Every other element becomes one that is hard to tell the sign of."""
+    values = torch.tensor(SPECIAL, dtype=torch.float64).to(x)
+    drawn = random(x.shape, torch.float64, "cpu", seed=5).abs().mul(2).to(x.device)
+    place = drawn.mul(100).long() % len(SPECIAL)
+    return torch.where(drawn < 1, values[place], x)
+
+
+def same_bits(a, b):
+    """Whether two tensors are equal, NaN and the signs of zeros included."""
+    integers = {8: torch.int64, 4: torch.int32, 2: torch.int16}[a.itemsize]
+    return a.dtype == b.dtype and torch.equal(a.view(integers), b.view(integers))
+
+
+def unpacked(signs, count):
+    """Whether elements are > 0, and whether < 0, in the order of memory."""
+    assert signs.numel() == (count + 3) // 4
+    bits = (signs.cpu().int()[:, None] & torch.tensor([1 << i for i in range(8)])) != 0
+    assert not bits.view(-1)[2 * count :].any()
+    return bits.view(-1, 2)[:count].unbind(1)
+
+
+def check(x, grad, dim, channels_last=False):
+    """Both ways forward and back against torch's own operators, bit by bit."""
+    zero = torch.zeros((), dtype=x.dtype, device=x.device)
+    output, signs = raw.ncrelu_with_signs(x, dim)
+    expected = torch.cat((torch.where(x < 0, zero, x), torch.where(x > 0, zero, x)), dim)
+    assert same_bits(output.contiguous(), expected.contiguous())
+    assert same_bits(raw.ncrelu(x, dim).contiguous(), expected.contiguous())
+
+    order = x.movedim(1, -1) if channels_last else x
+    positive, negative = unpacked(signs, x.numel())
+    assert torch.equal(positive, (order > 0).flatten().cpu())
+    assert torch.equal(negative, (order < 0).flatten().cpu())
+
+    of_positive, of_negative = grad.chunk(2, dim)
+    expected = torch.where(x > 0, of_positive, torch.where(x < 0, of_negative, zero)).contiguous()
+    for actual in (
+        raw.ncrelu_with_signs_backward(grad, signs, dim, channels_last),
+        raw.ncrelu_backward(grad, x, dim),
+    ):
+        memory_format = CHANNELS_LAST[x.dim()] if channels_last else torch.contiguous_format
+        assert actual.is_contiguous(memory_format=memory_format)
+        assert same_bits(actual.contiguous(), expected)
+
+
+@each_device
+@pytest.mark.parametrize("outer", [1, 3, 8])
+@each_dtype
+def test_rows_of_any_length(dtype, outer, device):
+    for inner in ROWS:
+        x = special(random((outer, inner), dtype, device))
+        check(x, random((outer, 2 * inner), dtype, device, seed=1), 1)
+
+
+@each_device
+@pytest.mark.parametrize("offset", [1, 2, 3, 4, 6])
+@each_dtype
+def test_pointers_of_any_alignment(dtype, offset, device):
+    for inner in (5, 8, 10, 12, 16, 24, 64, 1003, 4096):
+        memory = special(random((7 * inner + offset,), dtype, device))
+        grad_memory = random((14 * inner + offset,), dtype, device, seed=1)
+        grad = grad_memory[offset:].view(7, -1)
+        check(memory[offset:].view(7, -1), grad, 1)
+        x = memory[: 7 * inner].view(7, -1)
+        _, signs = raw.ncrelu_with_signs(x, 1)
+        shifted = torch.cat((signs.new_zeros(offset), signs))[offset:]
+        actual = raw.ncrelu_with_signs_backward(grad, shifted, 1, False)
+        assert torch.equal(actual, raw.ncrelu_backward(grad, x, 1))
+
+
+@each_device
+@pytest.mark.parametrize("shape", [(3, 6, 5, 7), (2, 64, 3, 4), (2, 9, 3, 2, 5), (4, 1, 4, 3)])
+@each_dtype
+def test_every_dimension_of_images(dtype, shape, device):
+    """In both memory formats; the gradient comes in another one."""
+    for dim in range(-len(shape), len(shape)):
+        sizes = list(shape)
+        sizes[dim] *= 2
+        for layout in ("contiguous", "channels_last"):
+            x = lay_out(special(random(shape, dtype, device)), layout)
+            channels_last = not x.is_contiguous()
+            for grad_layout in LAYOUTS:
+                grad = random(tuple(sizes), dtype, device, grad_layout, seed=1)
+                check(x, grad, dim, channels_last)
+
+
+@each_device
+def test_signs_of_nothing(device):
+    for shape, dim in (((0,), 0), ((2, 0, 3), 1), ((0, 3, 4, 5), 1), ((2, 3, 0, 4), -1)):
+        x = torch.empty(shape, device=device)
+        output, signs = raw.ncrelu_with_signs(x, dim)
+        assert signs.shape == (0,)
+        assert raw.ncrelu_with_signs_backward(output, signs, dim, False).shape == shape
+
+
+@each_device
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_keeps_two_bits_an_element(layout, device):
+    kept = []
+    x = random((2, 6, 5, 7), torch.float32, device, layout).requires_grad_()
+    with saved_tensors_hooks(lambda saved: kept.append(saved) or saved, lambda saved: saved):
+        ncrelu(x)
+    assert [(saved.dtype, saved.numel()) for saved in kept] == [(torch.uint8, 105)]
+
+
+@each_device
+def test_the_input_may_go(device):
+    leaf = random((2, 3, 5, 4), torch.float32, device).requires_grad_()
+    between = leaf * 1
+    output = ncrelu(between)
+    memory = weakref.ref(between.untyped_storage())
+    gone = weakref.ref(between)
+    del between
+    gc.collect()
+    assert gone() is None
+    assert memory() is None
+    output.sum().backward()
+    assert torch.equal(leaf.grad, (leaf != 0).float())
+
+
+def test_the_input_may_change():
+    leaf = random((2, 3, 5, 4), torch.float32, "cpu").requires_grad_()
+    between = leaf * 1
+    output = ncrelu(between)
+    with torch.no_grad():
+        between.zero_()
+    output.sum().backward()
+    assert torch.equal(leaf.grad, torch.ones_like(leaf))
+
+
+def test_nothing_is_kept_where_nothing_is_recorded():
+    """Also of one that requires gradients, when the graph is traced for inference."""
+    x = random((2, 3, 5, 4), torch.float32, "cpu").requires_grad_()
+    program = torch.export.export(NCReLU(), (x,))
+    for exported in (program, program.run_decompositions({})):
+        called = [node.target for node in exported.graph.nodes if node.op == "call_function"]
+        assert called == [raw.ncrelu.default]
+    traced = torch.jit.trace(NCReLU(), (x,))
+    kinds = [node.kind() for node in traced.inlined_graph.nodes() if "lenet" in node.kind()]
+    assert kinds == ["lenet_ops::ncrelu"]
+
+
+@each_device
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_batched_and_second_gradients(dim, layout, device):
+    """The gradient's own gradient unpacks the signs, and vmap goes over several at once."""
+    x = random((2, 3, 5, 4), torch.float64, device, layout).requires_grad_()
+    exact = x.detach().clone().requires_grad_()
+    grads = random((3, *reference(x, dim).shape), torch.float64, device, seed=1)
+    for batched in (False, True):
+        grad = (grads if batched else grads[0]).requires_grad_()
+        results = []
+        for function, tensor in ((ncrelu, x), (reference, exact)):
+            (first,) = torch.autograd.grad(
+                function(tensor, dim), tensor, grad, create_graph=True, is_grads_batched=batched
+            )
+            results.append((first, *torch.autograd.grad((first * first.detach()).sum(), grad)))
+        for actual, expected in zip(*results, strict=True):
+            torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("in_dims", [(0, None), (None, 0), (1, 1)])
+def test_vmap_over_signs(in_dims):
+    xs = random((3, 2, 6), torch.float64, "cpu")
+    outputs, signs = torch.vmap(lambda x: raw.ncrelu_with_signs(x, 1))(xs)
+    torch.testing.assert_close(outputs, torch.stack([ncrelu(x) for x in xs]))
+    args = [
+        value[0] if d is None else value.movedim(0, d)
+        for value, d in zip((outputs, signs), in_dims, strict=True)
+    ]
+
+    def backward(grad, signs):
+        return raw.ncrelu_with_signs_backward(grad, signs, 1, False)
+
+    samples = [
+        backward(*(v if d is None else v.select(d, i) for v, d in zip(args, in_dims, strict=True)))
+        for i in range(3)
+    ]
+    torch.testing.assert_close(torch.vmap(backward, in_dims)(*args), torch.stack(samples))
+
+
+def test_transforms_of_what_is_recorded():
+    """A transform inside of a recorded graph, and a recorded graph of its result."""
+    x = random((2, 3, 5, 4), torch.float64, "cpu").requires_grad_()
+    results = []
+    for function in (ncrelu, reference):
+        output, pull = vjp(lambda t, f=function: f(f(t).sin()).square().sum(), x)
+        (inner,) = pull(torch.ones_like(output))
+        results.append((inner, *torch.autograd.grad(inner.square().sum(), x)))
+    for actual, expected in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected)
