@@ -173,6 +173,26 @@ def test_matrix_units(kernel, height, width, padding, channels, dtype):
     compare("cuda", image, (kernel, kernel), geometry, True, dtype, *LAYOUTS[:1] * 2)
 
 
+# The same for channels-last ones: rows of each number of pieces and not multiples of a pair, images
+# that are several to a block or cut into bands, and channels that are not multiples of what a block
+# takes.
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("channels", [16, 40])
+@pytest.mark.parametrize("padding", [0, 1, 2, 3, 6, 8])
+@pytest.mark.parametrize(
+    ("kernel", "height", "width"),
+    [
+        *((5, 14, 14), (5, 9, 25), (5, 35, 50), (7, 7, 7), (7, 19, 13), (7, 14, 14)),
+        *((7, 40, 28), (7, 18, 31), (7, 56, 56), (7, 50, 49), (7, 75, 33)),
+    ],
+)
+def test_slabs(kernel, height, width, padding, channels, dtype):
+    geometry = ((1, 1), (padding,) * 2, (1, 1))
+    image = (5, channels, height, width)
+    compare("cuda", image, (kernel, kernel), geometry, True, dtype, *LAYOUTS[1:2] * 2)
+
+
 # Few images that fill a GPU: cut into many parts.
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
