@@ -96,7 +96,8 @@ class CudaTimer:
     """
 
     FLUSH_BYTES = 256 << 20
-    GRAPH_MS = 0.2  # of work in one replay
+    GRAPH_MS = 2.0  # of work in one replay, or of the host's where that takes longer
+    GRAPH_CALLS = 20  # in one replay, at most
 
     def __init__(self) -> None:
         # Graphs cannot be captured on the default stream, and backward runs on forward's stream.
@@ -133,13 +134,13 @@ class CudaTimer:
 
     def measure_graph(self, call: Call, candidate: Candidate, call_ms: float) -> float | None:
         """See Timer. The graph holds several calls back to back, so the cache is warm."""
-        calls = max(1, min(20, round(self.GRAPH_MS / call_ms)))
+        calls = max(1, min(self.GRAPH_CALLS, round(self.GRAPH_MS / call_ms)))
         graph = torch.cuda.CUDAGraph()
         with candidate.context(), torch.cuda.graph(graph, stream=self.stream):
             for _ in range(calls):
                 call()
         times = []
-        for _ in range(30):
+        for _ in range(20):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
             graph.replay()
