@@ -22,6 +22,14 @@ __device__ inline void load_matrices(const unsigned* row, unsigned& m0, unsigned
                : "memory");
 }
 
+// Two of them: lanes from 16 on name none.
+__device__ inline void load_matrices(const unsigned* row, unsigned& m0, unsigned& m1) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+               : "=r"(m0), "=r"(m1)
+               : "r"(static_cast<unsigned>(__cvta_generic_to_shared(row)))
+               : "memory");
+}
+
 // kColumns: the most that a row of outputs has.
 template <typename Axis, int kColumns, typename T>
 __global__ void __launch_bounds__(kSlabThreads, kSlabBlocks)
@@ -90,9 +98,7 @@ __global__ void __launch_bounds__(kSlabThreads, kSlabBlocks)
                             lower[p + 1]);
             }
             if (kProducts % 2 == 0) {
-              unsigned beyond[2];
-              load_matrices(words + a * kLine + 4 * kProducts, upper[kProducts], lower[kProducts],
-                            beyond[0], beyond[1]);
+              load_matrices(words + a * kLine + 4 * kProducts, upper[kProducts], lower[kProducts]);
             }
           });
           mend(sum, [&](int r, int col) {
@@ -213,15 +219,15 @@ bool dispatch_slabs(const DepthwiseGeometry& g, int64_t columns,
   });
 }
 
-// Whether marches of fewer, longer blocks or single pixels are slower.
+// Whether marches of fewer, longer blocks or single pixels are slower: measured on an H200.
 bool is_worth(const DepthwiseGeometry& g, int64_t columns) {
-  constexpr int64_t kNarrow = 8, kManyNarrow = 36'000;
-  constexpr int64_t kWide = 16, kFewOfColumn = 500;
+  constexpr int64_t kNarrow = 8, kWide = 16;
   const int64_t elements = elements_of_multiprocessor(g);
+  const bool large = g.kernel_h > 5;
   if (columns <= kNarrow) {  // half of a tile is empty
-    return elements <= kManyNarrow;
+    return elements <= (large ? 36'000 : 5'000);
   }
-  return g.kernel_h > 5 || columns <= kWide || elements >= kFewOfColumn * columns;
+  return columns <= kWide || elements >= (large ? 300 : 500) * columns;
 }
 
 }  // namespace

@@ -223,9 +223,9 @@ struct SlabPlan {
   int blocks() const { return splits * launch.chunks; }
 };
 
-// How to cut images into slabs for tiles of kRows rows, from planes whose rows have kPitch words.
-// Those of outputs take the place of inputs, or, where `apart`, lie behind them. Nothing where
-// blocks would be too large.
+// How to cut images into slabs for tiles of kRows rows, with planes for at most kColumns
+// columns of outputs. Planes of outputs take the place of inputs, or, where `apart`, lie behind
+// them. Nothing where blocks would be too large.
 template <typename Axis, int kRows, int kColumns>
 std::optional<SlabPlan> plan_slabs(int64_t images, int64_t channels, int64_t in_h, int64_t in_w,
                                    int64_t out_h, int64_t out_w, int64_t padding_h,
