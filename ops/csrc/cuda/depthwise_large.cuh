@@ -3,6 +3,7 @@
 // the weight is the same correlation, with grad_output for the filter.
 #pragma once
 
+#include "depthwise_partials.cuh"
 #include "depthwise_stencil.cuh"
 
 namespace ops::cuda {
@@ -156,11 +157,11 @@ __global__ void __launch_bounds__(kMaxThreads)
 }
 
 // The outputs are taps here. Block (split, channel, tile) goes through its images, blockDim.z at a
-// time, and leaves partial sums [splits, channels, taps + 1], the last one grad_output's own.
+// time, and sums up grad_output itself, too.
 template <typename T>
 __global__ void __launch_bounds__(kMaxThreads)
     large_weight_kernel(LargeLaunch launch, const T* __restrict__ in, const T* __restrict__ grad,
-                        float* __restrict__ partial) {
+                        WeightTotals<T> totals) {
   extern __shared__ __align__(16) unsigned char memory[];
   float* shared = reinterpret_cast<float*>(memory);
   const int filter_size = (launch.filter_h + 2) * launch.filter_pitch;
@@ -212,12 +213,12 @@ __global__ void __launch_bounds__(kMaxThreads)
   }
   __syncthreads();
   const int taps = launch.out_h * launch.out_w;
-  float* to = partial + (static_cast<int64_t>(blockIdx.x) * launch.channels + c) * (taps + 1);
+  const auto put = [&](int i, float total) { totals.put(blockIdx.x, c * (taps + 1) + i, total); };
   for (int i = threadIdx.z * threads + thread; i < tile; i += threads * blockDim.z) {
     const int a = tile_h + i / launch.tile_w;
     const int b = tile_w + i % launch.tile_w;
     if (a < launch.out_h && b < launch.out_w) {
-      to[a * launch.out_w + b] = shared[i];
+      put(a * launch.out_w + b, shared[i]);
     }
   }
   if (blockIdx.z == 0 && thread == 0 && threadIdx.z == 0) {
@@ -225,7 +226,7 @@ __global__ void __launch_bounds__(kMaxThreads)
     for (int i = 0; i < threads; ++i) {
       total += shared[tile + i];
     }
-    to[taps] = total;
+    put(taps, total);
   }
 }
 

@@ -38,7 +38,7 @@ class DiagonalSums {
   }
 
   // The sums of a warp, in the place of so many before them, and then, when the threads have
-  // synchronised, partial = those of `tiles` warps for each of `channels` channels.
+  // synchronised, put(i, sum) those of `tiles` warps for each of `channels` channels.
   __device__ void leave(float* shared, int before) const {
     const Lane lane;
     float* mine = shared + floats(before);
@@ -50,8 +50,9 @@ class DiagonalSums {
       }
     }
   }
-  __device__ static void add_up(const float* shared, int tiles, int channels, float* partial) {
-    add_lanes(channels * (kTaps + 1), partial, [&](int i, int lane) {
+  template <typename Put>
+  __device__ static void add_up(const float* shared, int tiles, int channels, const Put& put) {
+    add_lanes(channels * (kTaps + 1), put, [&](int i, int lane) {
       const int tap = i % (kTaps + 1);
       const int matrix = tap < kTaps ? tap % kWidth : kWidth;
       const int row = tap < kTaps ? lane + tap / kWidth : 0;
@@ -137,11 +138,12 @@ class MatrixSums {
     }
   }
 
-  // partial = the sums of all tiles of each of `channels` planes.
-  __device__ void total(float* shared, int channels, float* partial) const {
+  // put(i, sum) the sums of all tiles of each of `channels` planes.
+  template <typename Put>
+  __device__ void total(float* shared, int channels, const Put& put) const {
     sums_.leave(shared, threadIdx.x / 32);
     __syncthreads();
-    Diagonals::add_up(shared, launch_.across * launch_.down, channels, partial);
+    Diagonals::add_up(shared, launch_.across * launch_.down, channels, put);
   }
 
  private:

@@ -166,7 +166,7 @@ struct WeightReaders {
 template <typename M, typename T>
 __global__ void __launch_bounds__(kStripThreads, M::kBlocks)
     strip_weight_kernel(StripLaunch launch, const T* __restrict__ x, const T* __restrict__ grad,
-                        float* __restrict__ partial) {
+                        WeightTotals<T> totals) {
   using Axis = typename M::Axis;
   constexpr int V = M::kChannels, kCols = M::kCols, kTaps = M::kTaps, kPending = M::kPending;
   constexpr int kSums = kTaps * kTaps + 1;
@@ -268,11 +268,11 @@ __global__ void __launch_bounds__(kStripThreads, M::kBlocks)
   __syncthreads();
 
   const int lanes = blockDim.x;
-  store_partial(
-      sum, reinterpret_cast<float*>(memory), threadIdx.x, lanes,
-      threadIdx.z * blockDim.y + threadIdx.y, blockDim.y * blockDim.z,
-      min(lanes * V, launch.channels - at.first_channel),
-      partial + (static_cast<int64_t>(blockIdx.x) * launch.channels + at.first_channel) * kSums);
+  put_sums(sum, reinterpret_cast<float*>(memory), threadIdx.x, lanes,
+           threadIdx.z * blockDim.y + threadIdx.y, blockDim.y * blockDim.z,
+           min(lanes * V, launch.channels - at.first_channel), [&](int i, float total) {
+             totals.put(blockIdx.x, at.first_channel * kSums + i, total);
+           });
 }
 
 }  // namespace
@@ -309,13 +309,13 @@ bool sum_weights_vectors(const WeightGradient<T>& c) {
   if (!plan.aligned) {
     return false;
   }
-  Tensor partial = empty_partials(c, plan.grid.x);
   const size_t sums = sizeof(float) * partial_floats(plan.block.x, plan.block.y * plan.block.z,
                                                      (M::kTaps * M::kTaps + 1) * V);
-  launch_kernel(strip_weight_kernel<M, T>, plan.grid, plan.block,
-                std::max(WeightReaders<M, T>::kBytes, sums), c.stream, plan.launch, c.x, c.grad,
-                partial.mutable_data_ptr<float>());
-  add_partials(c, partial);
+  sum_splits(c, plan.grid.x, [&](const WeightTotals<T>& totals) {
+    launch_kernel(strip_weight_kernel<M, T>, plan.grid, plan.block,
+                  std::max(WeightReaders<M, T>::kBytes, sums), c.stream, plan.launch, c.x, c.grad,
+                  totals);
+  });
   return true;
 }
 

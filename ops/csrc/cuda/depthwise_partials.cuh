@@ -1,6 +1,5 @@
-// The second step of weight and bias gradients, which are sums over all images: blocks leave
-// partial sums of their images, added up here in a fixed order. No atomics, the same bits every
-// run.
+// The end of weight and bias gradients, which are sums over all images: blocks leave partial sums
+// of their images, added up here in a fixed order. No atomics, the same bits every run.
 #pragma once
 
 #include <algorithm>
@@ -10,25 +9,53 @@
 
 namespace ops::cuda {
 
+// Where the sums of blocks go: [channels, taps + 1], of which the last is the bias, for each split
+// or, where there is but one, into the gradients. Sums that are not a number are summed again,
+// exactly: the tiled kernels multiply what lies beyond an edge with zero, which is not zero where
+// the other side is infinite.
+template <typename T>
+struct WeightTotals {
+  DepthwiseGeometry g;
+  const T* x;
+  const T* grad;
+  T* grad_weight;
+  T* grad_bias;
+  float* partial;  // nullptr where there is one split
+
+  __device__ int size_of_channel() const { return static_cast<int>(g.kernel_h * g.kernel_w) + 1; }
+
+  // The i-th sum of a split.
+  __device__ void put(int split, int i, float sum) const {
+    if (partial) {
+      partial[split * (g.c * size_of_channel()) + i] = sum;
+    } else {
+      store(i, isnan(sum) ? sum_again(i, 0, 1) : sum);
+    }
+  }
+  __device__ float sum_again(int i, int thread, int threads) const {
+    return tap_sum(g, grad, x, i / size_of_channel(), i % size_of_channel(), thread, threads);
+  }
+  __device__ void store(int i, float sum) const {
+    const int c = i / size_of_channel(), tap = i % size_of_channel();
+    if (tap < size_of_channel() - 1) {
+      grad_weight[i - c] = static_cast<T>(sum);
+    } else if (grad_bias) {
+      grad_bias[c] = static_cast<T>(sum);
+    }
+  }
+};
+
 constexpr int kSumColumns = 32;
 
-// partial [splits, channels, taps + 1], the last of taps + 1 is the bias. A column of kRows
-// threads adds up one sum, each of them every kRows-th split. Sums that are not a number are
-// summed again, exactly: the tiled kernels multiply what lies beyond an edge with zero, which is
-// not zero where the other side is infinite.
+// A column of kRows threads adds up one sum, each of them every kRows-th split.
 template <int kRows, typename T>
 __global__ void __launch_bounds__(kSumColumns* kRows)
-    sum_partials_kernel(const float* __restrict__ partial, int splits, DepthwiseGeometry g,
-                        const T* __restrict__ x, const T* __restrict__ grad,
-                        T* __restrict__ grad_weight, T* __restrict__ grad_bias) {
+    sum_partials_kernel(const float* __restrict__ partial, int splits, WeightTotals<T> totals) {
   __shared__ float sums[kRows][kSumColumns];
   __shared__ bool again[kSumColumns];
   const int column = threadIdx.x, row = threadIdx.y;
-  const int taps = g.kernel_h * g.kernel_w;
-  const int size = g.c * (taps + 1);
+  const int size = totals.g.c * totals.size_of_channel();
   const int i = blockIdx.x * kSumColumns + column;
-  const int c = i / (taps + 1);
-  const int tap = i % (taps + 1);
   wait_for_kernel_before();
   const auto total = [&] {
     float sum = 0;
@@ -49,29 +76,24 @@ __global__ void __launch_bounds__(kSumColumns* kRows)
   }
   __syncthreads();
   if (again[column] && i < size) {
-    sums[row][column] = tap_sum(g, grad, x, c, tap, row, kRows);
+    sums[row][column] = totals.sum_again(i, row, kRows);
   }
   __syncthreads();
-  if (row > 0 || i >= size) {
-    return;
-  }
-  if (tap < taps) {
-    grad_weight[c * taps + tap] = static_cast<T>(total());
-  } else if (grad_bias) {
-    grad_bias[c] = static_cast<T>(total());
+  if (row == 0 && i < size) {
+    totals.store(i, total());
   }
 }
 
-// Floats of shared memory that store_partial takes, where each thread has so many sums.
+// Floats of shared memory that put_sums takes, where each thread has so many sums.
 inline size_t partial_floats(int lanes, int groups, int sums) {
   return static_cast<size_t>(lanes) * std::max(1, groups / 2) * sums;
 }
 
-// Stores what a block's threads have summed up: `groups` of `lanes` threads, each with the kSums
-// sums of each of V channels. partial takes those of `count` channels: as many as there are.
-template <int kSums, int V>
-__device__ void store_partial(float (&sum)[kSums][V], float* shared, int lane, int lanes, int group,
-                              int groups, int count, float* partial) {
+// put(i, sum) what a block's threads have summed up: `groups` of `lanes` threads, each with the
+// kSums sums of each of V channels, of which there are `count`.
+template <int kSums, int V, typename Put>
+__device__ void put_sums(float (&sum)[kSums][V], float* shared, int lane, int lanes, int group,
+                         int groups, int count, const Put& put) {
   let_next_kernel_start();
   // The upper half of the groups is added to the lower one.
   while (groups > 1) {
@@ -102,34 +124,39 @@ __device__ void store_partial(float (&sum)[kSums][V], float* shared, int lane, i
   }
   __syncthreads();
   for (int i = flat_thread(); i < count * kSums; i += blockDim.x * blockDim.y * blockDim.z) {
-    partial[i] = shared[i];
+    put(i, shared[i]);
   }
 }
 
-// Per split a partial sum for each channel's taps and bias.
-template <typename T>
-Tensor empty_partials(const WeightGradient<T>& c, int64_t splits) {
-  return empty(c.like, {splits, c.g.c, c.g.kernel_h * c.g.kernel_w + 1}, ScalarType::Float);
-}
-
 template <int kRows, typename T>
-void add_partials_in_rows(const WeightGradient<T>& c, const Tensor& partial) {
-  launch_early(sum_partials_kernel<kRows, T>,
-               dim3(ceil_div(partial.size(1) * partial.size(2), kSumColumns)),
-               dim3(kSumColumns, kRows), c.stream, partial.const_data_ptr<float>(),
-               static_cast<int>(partial.size(0)), c.g, c.x, c.grad, c.grad_weight, c.grad_bias);
+void add_partials_in_rows(const WeightTotals<T>& totals, int64_t splits, int64_t sums,
+                          cudaStream_t stream) {
+  launch_early(sum_partials_kernel<kRows, T>, dim3(ceil_div(sums, kSumColumns)),
+               dim3(kSumColumns, kRows), stream, totals.partial, static_cast<int>(splits), totals);
 }
 
-template <typename T>
-void add_partials(const WeightGradient<T>& c, const Tensor& partial) {
+// launch(totals) a kernel whose blocks put so many splits there, and add them up.
+template <typename T, typename F>
+void sum_splits(const WeightGradient<T>& c, int64_t splits, const F& launch) {
+  const DepthwiseGeometry& g = c.g;
+  WeightTotals<T> totals{g, c.x, c.grad, c.grad_weight, c.grad_bias, nullptr};
+  constexpr int64_t kFewToSumAgain = 4096;  // by one thread
+  if (splits == 1 && g.n * g.out_h * g.out_w <= kFewToSumAgain) {
+    launch(totals);
+    return;
+  }
+  const int64_t size_of_channel = g.kernel_h * g.kernel_w + 1;
+  Tensor partial = empty(c.like, {splits, g.c, size_of_channel}, ScalarType::Float);
+  totals.partial = partial.mutable_data_ptr<float>();
+  launch(totals);
   constexpr int64_t kFewSums = 2048;
-  const int64_t splits = partial.size(0), sums = partial.size(1) * partial.size(2);
+  const int64_t sums = g.c * size_of_channel;
   if (splits <= 4) {
-    add_partials_in_rows<4>(c, partial);
+    add_partials_in_rows<4>(totals, splits, sums, c.stream);
   } else if (splits <= 64 || sums > kFewSums) {
-    add_partials_in_rows<16>(c, partial);
+    add_partials_in_rows<16>(totals, splits, sums, c.stream);
   } else {
-    add_partials_in_rows<32>(c, partial);
+    add_partials_in_rows<32>(totals, splits, sums, c.stream);
   }
 }
 

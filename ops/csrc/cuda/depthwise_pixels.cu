@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(kPixelThreads)
 template <typename Axis, int kCols, typename T>
 __global__ void __launch_bounds__(kPixelThreads)
     pixel_weight_kernel(PixelLaunch launch, const T* __restrict__ in, const T* __restrict__ grad,
-                        float* __restrict__ partial) {
+                        WeightTotals<T> totals) {
   constexpr int kTaps = Axis::kTaps * Axis::kTaps, kSums = kTaps + 1;
   constexpr int kInRows = Axis::inputs(1), kInCols = Axis::inputs(kCols);
   extern __shared__ float sums[];
@@ -204,9 +204,9 @@ __global__ void __launch_bounds__(kPixelThreads)
   }
 
   const int first = blockIdx.y * blockDim.x;
-  partial += (static_cast<int64_t>(blockIdx.x) * launch.channels + first) * kSums;
-  store_partial(sum, sums, threadIdx.x, blockDim.x, threadIdx.y, blockDim.y,
-                min(static_cast<int>(blockDim.x), launch.channels - first), partial);
+  put_sums(sum, sums, threadIdx.x, blockDim.x, threadIdx.y, blockDim.y,
+           min(static_cast<int>(blockDim.x), launch.channels - first),
+           [&](int i, float total) { totals.put(blockIdx.x, first * kSums + i, total); });
 }
 
 template <typename Axis, int kRows, int kCols, int V, typename T>
@@ -259,12 +259,12 @@ void launch_pixel_weights(const WeightGradient<T>& c) {
   const auto plan =
       plan_pixels<Axis, 1, kCols, 1>(g, g.h, g.w, g.out_h, g.out_w, g.padding_h, g.padding_w,
                                      int64_t{kBlocks} * Device().multiprocessors);
-  Tensor partial = empty_partials(c, plan.grid.x);
   const size_t shared =
       sizeof(float) * partial_floats(plan.block.x, plan.block.y, Axis::kTaps * Axis::kTaps + 1);
-  launch_kernel(pixel_weight_kernel<Axis, kCols, T>, plan.grid, plan.block, shared, c.stream,
-                plan.launch, c.x, c.grad, partial.mutable_data_ptr<float>());
-  add_partials(c, partial);
+  sum_splits(c, plan.grid.x, [&](const WeightTotals<T>& totals) {
+    launch_kernel(pixel_weight_kernel<Axis, kCols, T>, plan.grid, plan.block, shared, c.stream,
+                  plan.launch, c.x, c.grad, totals);
+  });
 }
 
 }  // namespace

@@ -74,7 +74,8 @@ __global__ void __launch_bounds__(kPlaneThreads, Tile::Shape::kThreadsAtATime / 
 template <typename Sums>
 __global__ void __launch_bounds__(kPlaneThreads, Sums::Shape::kThreadsAtATime / kPlaneThreads)
     plane_weight_kernel(PlaneLaunch launch, int images, const typename Sums::T* __restrict__ x,
-                        const typename Sums::T* __restrict__ grad, float* __restrict__ partial) {
+                        const typename Sums::T* __restrict__ grad,
+                        WeightTotals<typename Sums::T> totals) {
   using T = typename Sums::T;
   using Memory = PlaneMemory<kAhead, T>;
   extern __shared__ __align__(kGuard) unsigned char memory[];
@@ -121,9 +122,9 @@ __global__ void __launch_bounds__(kPlaneThreads, Sums::Shape::kThreadsAtATime / 
     load(n + kAhead * gridDim.y, turn);
   }
   let_next_kernel_start();
-  const int64_t split = static_cast<int64_t>(blockIdx.y) * launch.bands + band;
-  sums.total(reinterpret_cast<float*>(shared + Memory::kFirst), channels,
-             partial + (split * launch.channels + first_channel) * (Sums::kTaps + 1));
+  sums.total(reinterpret_cast<float*>(shared + Memory::kFirst), channels, [&](int i, float sum) {
+    totals.put(blockIdx.y * launch.bands + band, first_channel * (Sums::kTaps + 1) + i, sum);
+  });
 }
 
 template <typename Tile, typename T>
@@ -149,13 +150,12 @@ bool launch_plane_weights(const WeightGradient<T>& c) {
     return false;
   }
   const int64_t images = best_split(g.n, plan->ranges, plan->at_a_time, 2);
-  Tensor partial = empty_partials(c, images * plan->launch.bands);
-  launch_kernel(
-      plane_weight_kernel<Sums>, dim3(plan->ranges, images), plan->threads,
-      std::max(plan->shared, Memory::kBytes + sizeof(float) * Sums::floats(plan->threads)),
-      c.stream, plan->launch, static_cast<int>(g.n), c.x, c.grad,
-      partial.mutable_data_ptr<float>());
-  add_partials(c, partial);
+  sum_splits(c, images * plan->launch.bands, [&](const WeightTotals<T>& totals) {
+    launch_kernel(
+        plane_weight_kernel<Sums>, dim3(plan->ranges, images), plan->threads,
+        std::max(plan->shared, Memory::kBytes + sizeof(float) * Sums::floats(plan->threads)),
+        c.stream, plan->launch, static_cast<int>(g.n), c.x, c.grad, totals);
+  });
   return true;
 }
 

@@ -142,10 +142,10 @@ struct PlaneMemory {
 
 constexpr int kSumLanes = 8;
 
-// Each of `count` totals is the sum over kSumLanes lanes of part(i, lane), added by all threads of
-// a block.
-template <typename F>
-__device__ void add_lanes(int count, float* totals, const F& part) {
+// put(i, total) for each of `count` totals: the sum over kSumLanes lanes of part(i, lane), added by
+// all threads of a block.
+template <typename Put, typename F>
+__device__ void add_lanes(int count, const Put& put, const F& part) {
   const int lane = threadIdx.x % kSumLanes;
 #pragma unroll 4
   for (int first = 0; first < count; first += blockDim.x / kSumLanes) {
@@ -156,7 +156,7 @@ __device__ void add_lanes(int count, float* totals, const F& part) {
       total += __shfl_down_sync(~0u, total, lanes, kSumLanes);
     }
     if (lane == 0 && i < count) {
-      totals[i] = total;
+      put(i, total);
     }
   }
 }
@@ -243,11 +243,13 @@ std::optional<PlanePlan> plan_planes(int64_t planes, int64_t channels, int64_t i
                                        device.shared / (plan.shared + 1024));
       plan.at_a_time = on_one * device.multiprocessors;
       plan.ranges = ceil_div(planes, group) * launch.bands;
-      // Rounds, each as long as what a multiprocessor does in it, and a latency.
+      // Rounds, each as long as what a multiprocessor does in it, and latencies.
       const int64_t blocks = plan.ranges * repeats;
       const int64_t together = std::min<int64_t>(on_one, ceil_div(blocks, device.multiprocessors));
-      const double cost = 1.0 * ceil_div(blocks, plan.at_a_time) *
-                          (together * plan.threads * (launch.bands > 1 ? 1.2 : 1.0) + 128);
+      constexpr int kLatency = 128;  // also of the kernel that adds up sums where they are in parts
+      const double round = together * plan.threads * (launch.bands > 1 ? 1.2 : 1.0) + kLatency;
+      const double cost = ceil_div(blocks, plan.at_a_time) * round +
+                          (apart && repeats * launch.bands > 1 ? kLatency : 0);
       if (!best || cost < least) {
         best = plan, least = cost;
       }

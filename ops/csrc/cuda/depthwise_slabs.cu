@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(kSlabThreads, kSlabBlocks)
 template <typename Axis, int kColumns, typename T>
 __global__ void __launch_bounds__(kSlabThreads, kSlabBlocks)
     slab_weight_kernel(SlabLaunch launch, const T* __restrict__ x, const T* __restrict__ grad,
-                       float* __restrict__ partial) {
+                       WeightTotals<T> totals) {
   using Sums = DiagonalSums<Axis::kTaps, T>;
   constexpr int kLine = SlabLines<kColumns>::kLine;
   extern __shared__ __align__(16) unsigned char memory[];
@@ -196,8 +196,9 @@ __global__ void __launch_bounds__(kSlabThreads, kSlabBlocks)
     sums[c].leave(shared, own + c);
   }
   __syncthreads();
-  const int64_t before = static_cast<int64_t>(place.split) * launch.channels + place.first;
-  Sums::add_up(shared, 1, place.present, partial + before * (Sums::kTaps + 1));
+  Sums::add_up(shared, 1, place.present, [&](int i, float sum) {
+    totals.put(place.split, place.first * (Sums::kTaps + 1) + i, sum);
+  });
 }
 
 // f(axis, columns) where matrix units compute channels-last images with so many columns of outputs.
@@ -266,11 +267,11 @@ bool sum_weights_slabs(const WeightGradient<T>& c) {
     if (!plan || g.padding_w % 2 != Sums::kOdd) {
       return false;
     }
-    Tensor partial = empty_partials(c, plan->splits);
-    launch_kernel(slab_weight_kernel<Axis, kColumns, T>, plan->blocks(), kSlabThreads,
-                  std::max(plan->shared, sizeof(float) * Sums::floats(kSlabChannels)), c.stream,
-                  plan->launch, c.x, c.grad, partial.mutable_data_ptr<float>());
-    add_partials(c, partial);
+    sum_splits(c, plan->splits, [&](const WeightTotals<T>& totals) {
+      launch_kernel(slab_weight_kernel<Axis, kColumns, T>, plan->blocks(), kSlabThreads,
+                    std::max(plan->shared, sizeof(float) * Sums::floats(kSlabChannels)), c.stream,
+                    plan->launch, c.x, c.grad, totals);
+    });
     return true;
   });
 }

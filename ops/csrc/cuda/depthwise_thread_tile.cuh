@@ -241,8 +241,9 @@ class ThreadSums {
                  [&](int q, int j, int tap, float x) { sum_[tap] += g[q][j] * x; });
   }
 
-  // partial = the sums of all tiles of each of `channels` planes, 8 lanes a sum.
-  __device__ void total(float* shared, int channels, float* partial) const {
+  // put(i, sum) the sums of all tiles of each of `channels` planes, 8 lanes a sum.
+  template <typename Put>
+  __device__ void total(float* shared, int channels, const Put& put) const {
     const int pitch = blockDim.x + kSpread;
 #pragma unroll
     for (int i = 0; i <= kTaps; ++i) {
@@ -250,7 +251,7 @@ class ThreadSums {
     }
     __syncthreads();
     const int tiles = launch_.across * launch_.down;
-    add_lanes(channels * (kTaps + 1), partial, [&](int i, int lane) {
+    add_lanes(channels * (kTaps + 1), put, [&](int i, int lane) {
       const float* tile = shared + i % (kTaps + 1) * pitch + i / (kTaps + 1) * tiles;
       float sum = 0;
       for (int t = lane; t < tiles; t += kSumLanes) {
