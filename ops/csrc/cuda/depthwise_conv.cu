@@ -95,7 +95,7 @@ bool sum_weights_large(const WeightGradient<T>& c) {
   const int64_t steps = ceil_div(g.n, plan->block.z);
   const int64_t at_a_time = 4 * Device().multiprocessors;
   const int64_t splits = best_split(steps, g.c * plan->tiles, at_a_time, 1);
-  sum_splits(c, splits, [&](const WeightTotals<T>& totals) {
+  sum_splits(c, splits, plan->tiles == 1, [&](const WeightTotals<T>& totals) {
     launch_kernel(large_weight_kernel<T>, dim3(splits, g.c, plan->tiles), plan->block, plan->shared,
                   c.stream, plan->launch, c.x, c.grad, totals);
   });

@@ -213,12 +213,12 @@ __global__ void __launch_bounds__(kMaxThreads)
   }
   __syncthreads();
   const int taps = launch.out_h * launch.out_w;
-  const auto put = [&](int i, float total) { totals.put(blockIdx.x, c * (taps + 1) + i, total); };
+  BlockTotals<T> to(totals, blockIdx.x, c, taps + 1);
   for (int i = threadIdx.z * threads + thread; i < tile; i += threads * blockDim.z) {
     const int a = tile_h + i / launch.tile_w;
     const int b = tile_w + i % launch.tile_w;
     if (a < launch.out_h && b < launch.out_w) {
-      put(a * launch.out_w + b, shared[i]);
+      to.put(a * launch.out_w + b, shared[i]);
     }
   }
   if (blockIdx.z == 0 && thread == 0 && threadIdx.z == 0) {
@@ -226,8 +226,9 @@ __global__ void __launch_bounds__(kMaxThreads)
     for (int i = 0; i < threads; ++i) {
       total += shared[tile + i];
     }
-    put(taps, total);
+    to.put(taps, total);
   }
+  to.finish(taps + 1);
 }
 
 }  // namespace ops::cuda

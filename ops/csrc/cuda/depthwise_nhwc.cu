@@ -268,11 +268,10 @@ __global__ void __launch_bounds__(kStripThreads, M::kBlocks)
   __syncthreads();
 
   const int lanes = blockDim.x;
+  BlockTotals<T> to(totals, blockIdx.x, at.first_channel, kSums);
   put_sums(sum, reinterpret_cast<float*>(memory), threadIdx.x, lanes,
            threadIdx.z * blockDim.y + threadIdx.y, blockDim.y * blockDim.z,
-           min(lanes * V, launch.channels - at.first_channel), [&](int i, float total) {
-             totals.put(blockIdx.x, at.first_channel * kSums + i, total);
-           });
+           min(lanes * V, launch.channels - at.first_channel), to);
 }
 
 }  // namespace
@@ -311,7 +310,7 @@ bool sum_weights_vectors(const WeightGradient<T>& c) {
   }
   const size_t sums = sizeof(float) * partial_floats(plan.block.x, plan.block.y * plan.block.z,
                                                      (M::kTaps * M::kTaps + 1) * V);
-  sum_splits(c, plan.grid.x, [&](const WeightTotals<T>& totals) {
+  sum_splits(c, plan.grid.x, true, [&](const WeightTotals<T>& totals) {
     launch_kernel(strip_weight_kernel<M, T>, plan.grid, plan.block,
                   std::max(WeightReaders<M, T>::kBytes, sums), c.stream, plan.launch, c.x, c.grad,
                   totals);

@@ -22,26 +22,55 @@ struct WeightTotals {
   T* grad_bias;
   float* partial;  // nullptr where there is one split
 
-  __device__ int size_of_channel() const { return static_cast<int>(g.kernel_h * g.kernel_w) + 1; }
+  __device__ T* gradient(int c, int tap, int sums) const {
+    return tap < sums - 1 ? grad_weight + c * (sums - 1) + tap
+           : grad_bias    ? grad_bias + c
+                          : nullptr;
+  }
+};
 
-  // The i-th sum of a split.
-  __device__ void put(int split, int i, float sum) const {
-    if (partial) {
-      partial[split * (g.c * size_of_channel()) + i] = sum;
-    } else {
-      store(i, isnan(sum) ? sum_again(i, 0, 1) : sum);
+// Takes what a block sums up for its channels from `channel` on, so many sums each.
+template <typename T>
+class BlockTotals {
+ public:
+  __device__ BlockTotals(const WeightTotals<T>& totals, int split, int channel, int sums)
+      : totals_(totals), channel_(channel), sums_(sums) {
+    if (totals.partial) {
+      partial_ = totals.partial + (split * totals.g.c + channel) * sums;
     }
   }
-  __device__ float sum_again(int i, int thread, int threads) const {
-    return tap_sum(g, grad, x, i / size_of_channel(), i % size_of_channel(), thread, threads);
-  }
-  __device__ void store(int i, float sum) const {
-    const int c = i / size_of_channel(), tap = i % size_of_channel();
-    if (tap < size_of_channel() - 1) {
-      grad_weight[i - c] = static_cast<T>(sum);
-    } else if (grad_bias) {
-      grad_bias[c] = static_cast<T>(sum);
+
+  // The i-th of all their sums.
+  __device__ void put(int i, float sum) {
+    if (partial_) {
+      partial_[i] = sum;
+    } else if (T* to = gradient(i)) {
+      *to = static_cast<T>(sum);
+      again_ |= isnan(sum);
     }
+  }
+  // When all of `count` sums have been put: called by all threads.
+  __device__ void finish(int count) {
+    if (partial_ || !__syncthreads_or(again_)) {
+      return;
+    }
+    for (int i = flat_thread(); i < count; i += blockDim.x * blockDim.y * blockDim.z) {
+      T* to = gradient(i);
+      if (to && isnan(static_cast<float>(*to))) {
+        *to = static_cast<T>(
+            tap_sum(totals_.g, totals_.grad, totals_.x, channel_ + i / sums_, i % sums_, 0, 1));
+      }
+    }
+  }
+
+ private:
+  const WeightTotals<T>& totals_;
+  const int channel_, sums_;
+  float* partial_ = nullptr;
+  bool again_ = false;
+
+  __device__ T* gradient(int i) const {
+    return totals_.gradient(channel_ + i / sums_, i % sums_, sums_);
   }
 };
 
@@ -54,8 +83,12 @@ __global__ void __launch_bounds__(kSumColumns* kRows)
   __shared__ float sums[kRows][kSumColumns];
   __shared__ bool again[kSumColumns];
   const int column = threadIdx.x, row = threadIdx.y;
-  const int size = totals.g.c * totals.size_of_channel();
+  const DepthwiseGeometry& g = totals.g;
+  const int sums_of_channel = g.kernel_h * g.kernel_w + 1;
+  const int size = g.c * sums_of_channel;
   const int i = blockIdx.x * kSumColumns + column;
+  const int c = i / sums_of_channel, tap = i % sums_of_channel;
+  T* to = totals.gradient(c, tap, sums_of_channel);
   wait_for_kernel_before();
   const auto total = [&] {
     float sum = 0;
@@ -76,11 +109,11 @@ __global__ void __launch_bounds__(kSumColumns* kRows)
   }
   __syncthreads();
   if (again[column] && i < size) {
-    sums[row][column] = totals.sum_again(i, row, kRows);
+    sums[row][column] = tap_sum(g, totals.grad, totals.x, c, tap, row, kRows);
   }
   __syncthreads();
-  if (row == 0 && i < size) {
-    totals.store(i, total());
+  if (row == 0 && i < size && to) {
+    *to = static_cast<T>(total());
   }
 }
 
@@ -89,11 +122,11 @@ inline size_t partial_floats(int lanes, int groups, int sums) {
   return static_cast<size_t>(lanes) * std::max(1, groups / 2) * sums;
 }
 
-// put(i, sum) what a block's threads have summed up: `groups` of `lanes` threads, each with the
-// kSums sums of each of V channels, of which there are `count`.
-template <int kSums, int V, typename Put>
+// Puts what a block's threads have summed up: `groups` of `lanes` threads, each with the kSums sums
+// of each of V channels, of which there are `count`.
+template <int kSums, int V, typename T>
 __device__ void put_sums(float (&sum)[kSums][V], float* shared, int lane, int lanes, int group,
-                         int groups, int count, const Put& put) {
+                         int groups, int count, BlockTotals<T>& totals) {
   let_next_kernel_start();
   // The upper half of the groups is added to the lower one.
   while (groups > 1) {
@@ -124,8 +157,9 @@ __device__ void put_sums(float (&sum)[kSums][V], float* shared, int lane, int la
   }
   __syncthreads();
   for (int i = flat_thread(); i < count * kSums; i += blockDim.x * blockDim.y * blockDim.z) {
-    put(i, shared[i]);
+    totals.put(i, shared[i]);
   }
+  totals.finish(count * kSums);
 }
 
 template <int kRows, typename T>
@@ -135,22 +169,23 @@ void add_partials_in_rows(const WeightTotals<T>& totals, int64_t splits, int64_t
                dim3(kSumColumns, kRows), stream, totals.partial, static_cast<int>(splits), totals);
 }
 
-// launch(totals) a kernel whose blocks put so many splits there, and add them up.
+// launch(totals) a kernel whose blocks put so many splits there, and add them up. whole: a block
+// has all sums of its channels.
 template <typename T, typename F>
-void sum_splits(const WeightGradient<T>& c, int64_t splits, const F& launch) {
+void sum_splits(const WeightGradient<T>& c, int64_t splits, bool whole, const F& launch) {
   const DepthwiseGeometry& g = c.g;
   WeightTotals<T> totals{g, c.x, c.grad, c.grad_weight, c.grad_bias, nullptr};
   constexpr int64_t kFewToSumAgain = 4096;  // by one thread
-  if (splits == 1 && g.n * g.out_h * g.out_w <= kFewToSumAgain) {
+  if (splits == 1 && whole && g.n * g.out_h * g.out_w <= kFewToSumAgain) {
     launch(totals);
     return;
   }
-  const int64_t size_of_channel = g.kernel_h * g.kernel_w + 1;
-  Tensor partial = empty(c.like, {splits, g.c, size_of_channel}, ScalarType::Float);
+  const int64_t sums_of_channel = g.kernel_h * g.kernel_w + 1;
+  Tensor partial = empty(c.like, {splits, g.c, sums_of_channel}, ScalarType::Float);
   totals.partial = partial.mutable_data_ptr<float>();
   launch(totals);
   constexpr int64_t kFewSums = 2048;
-  const int64_t sums = g.c * size_of_channel;
+  const int64_t sums = g.c * sums_of_channel;
   if (splits <= 4) {
     add_partials_in_rows<4>(totals, splits, sums, c.stream);
   } else if (splits <= 64 || sums > kFewSums) {

@@ -204,9 +204,9 @@ __global__ void __launch_bounds__(kPixelThreads)
   }
 
   const int first = blockIdx.y * blockDim.x;
-  put_sums(sum, sums, threadIdx.x, blockDim.x, threadIdx.y, blockDim.y,
-           min(static_cast<int>(blockDim.x), launch.channels - first),
-           [&](int i, float total) { totals.put(blockIdx.x, first * kSums + i, total); });
+  const int channels = min(static_cast<int>(blockDim.x), launch.channels - first);
+  BlockTotals<T> to(totals, blockIdx.x, first, kSums);
+  put_sums(sum, sums, threadIdx.x, blockDim.x, threadIdx.y, blockDim.y, channels, to);
 }
 
 template <typename Axis, int kRows, int kCols, int V, typename T>
@@ -261,7 +261,7 @@ void launch_pixel_weights(const WeightGradient<T>& c) {
                                      int64_t{kBlocks} * Device().multiprocessors);
   const size_t shared =
       sizeof(float) * partial_floats(plan.block.x, plan.block.y, Axis::kTaps * Axis::kTaps + 1);
-  sum_splits(c, plan.grid.x, [&](const WeightTotals<T>& totals) {
+  sum_splits(c, plan.grid.x, true, [&](const WeightTotals<T>& totals) {
     launch_kernel(pixel_weight_kernel<Axis, kCols, T>, plan.grid, plan.block, shared, c.stream,
                   plan.launch, c.x, c.grad, totals);
   });

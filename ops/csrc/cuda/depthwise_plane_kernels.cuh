@@ -122,9 +122,11 @@ __global__ void __launch_bounds__(kPlaneThreads, Sums::Shape::kThreadsAtATime / 
     load(n + kAhead * gridDim.y, turn);
   }
   let_next_kernel_start();
-  sums.total(reinterpret_cast<float*>(shared + Memory::kFirst), channels, [&](int i, float sum) {
-    totals.put(blockIdx.y * launch.bands + band, first_channel * (Sums::kTaps + 1) + i, sum);
-  });
+  constexpr int kSums = Sums::kTaps + 1;
+  BlockTotals<T> to(totals, blockIdx.y * launch.bands + band, first_channel, kSums);
+  sums.total(reinterpret_cast<float*>(shared + Memory::kFirst), channels,
+             [&](int i, float sum) { to.put(i, sum); });
+  to.finish(channels * kSums);
 }
 
 template <typename Tile, typename T>
@@ -150,7 +152,7 @@ bool launch_plane_weights(const WeightGradient<T>& c) {
     return false;
   }
   const int64_t images = best_split(g.n, plan->ranges, plan->at_a_time, 2);
-  sum_splits(c, images * plan->launch.bands, [&](const WeightTotals<T>& totals) {
+  sum_splits(c, images * plan->launch.bands, true, [&](const WeightTotals<T>& totals) {
     launch_kernel(
         plane_weight_kernel<Sums>, dim3(plan->ranges, images), plan->threads,
         std::max(plan->shared, Memory::kBytes + sizeof(float) * Sums::floats(plan->threads)),

@@ -196,9 +196,10 @@ __global__ void __launch_bounds__(kSlabThreads, kSlabBlocks)
     sums[c].leave(shared, own + c);
   }
   __syncthreads();
-  Sums::add_up(shared, 1, place.present, [&](int i, float sum) {
-    totals.put(place.split, place.first * (Sums::kTaps + 1) + i, sum);
-  });
+  constexpr int kSums = Sums::kTaps + 1;
+  BlockTotals<T> to(totals, place.split, place.first, kSums);
+  Sums::add_up(shared, 1, place.present, [&](int i, float sum) { to.put(i, sum); });
+  to.finish(place.present * kSums);
 }
 
 // f(axis, columns) where matrix units compute channels-last images with so many columns of outputs.
@@ -220,15 +221,21 @@ bool dispatch_slabs(const DepthwiseGeometry& g, int64_t columns,
   });
 }
 
+constexpr int64_t kNarrow = 8, kWide = 16;  // of narrow images half of a tile is empty
+
 // Whether marches of fewer, longer blocks or single pixels are slower: measured on an H200.
 bool is_worth(const DepthwiseGeometry& g, int64_t columns) {
-  constexpr int64_t kNarrow = 8, kWide = 16;
   const int64_t elements = elements_of_multiprocessor(g);
   const bool large = g.kernel_h > 5;
-  if (columns <= kNarrow) {  // half of a tile is empty
+  if (columns <= kNarrow) {
     return elements <= (large ? 36'000 : 5'000);
   }
   return columns <= kWide || elements >= (large ? 300 : 500) * columns;
+}
+
+bool is_worth_for_weights(const DepthwiseGeometry& g) {
+  const int64_t elements = elements_of_multiprocessor(g);
+  return elements > 5'000 && (g.kernel_h > 5 || g.out_w > kNarrow || elements <= 18'000);
 }
 
 }  // namespace
@@ -253,9 +260,8 @@ bool convolve_slabs(const Convolution<T>& c) {
 
 template <typename T>
 bool sum_weights_slabs(const WeightGradient<T>& c) {
-  constexpr int64_t kFew = 5'000;
   const DepthwiseGeometry& g = c.g;
-  if (elements_of_multiprocessor(g) <= kFew) {
+  if (!is_worth_for_weights(g)) {
     return false;
   }
   return dispatch_slabs(g, g.out_w, {c.x, c.grad}, [&](auto axis, auto columns) {
@@ -267,7 +273,7 @@ bool sum_weights_slabs(const WeightGradient<T>& c) {
     if (!plan || g.padding_w % 2 != Sums::kOdd) {
       return false;
     }
-    sum_splits(c, plan->splits, [&](const WeightTotals<T>& totals) {
+    sum_splits(c, plan->splits, true, [&](const WeightTotals<T>& totals) {
       launch_kernel(slab_weight_kernel<Axis, kColumns, T>, plan->blocks(), kSlabThreads,
                     std::max(plan->shared, sizeof(float) * Sums::floats(kSlabChannels)), c.stream,
                     plan->launch, c.x, c.grad, totals);

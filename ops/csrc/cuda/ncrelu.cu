@@ -7,22 +7,36 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// Where a thread's vector lies: `i` in the input, and its halves in the output, where row r starts
-// at 2 r inner. Rows are whole numbers of vectors.
+// Vectors of a thread: several where they are narrow, so that enough memory is on its way.
+template <int V, typename T>
+constexpr int kTurns = std::min<int>(4, kVectorBytes / (V * sizeof(T)));
+
+// Where a thread's vector of some turn lies: `i` in the input, and its halves in the output, where
+// row r starts at 2 r inner. Rows are whole numbers of vectors.
 template <int V, typename Row>
 struct Place {
   bool inside;
   int64_t i, positive, negative;
 
-  __device__ Place(int64_t vectors, int64_t inner, const Row& row_of) {
+  __device__ Place(int turn, int turns, int64_t vectors, int64_t inner, const Row& row_of) {
     using Index = typename Row::Index;
-    const Index vector = static_cast<Index>(blockIdx.x) * kThreads + threadIdx.x;
+    const Index vector = (static_cast<Index>(blockIdx.x) * turns + turn) * kThreads + threadIdx.x;
     inside = vector < vectors;
     i = static_cast<int64_t>(vector) * V;
     positive = i + row_of(vector) * inner;
     negative = positive + inner;
   }
 };
+
+// f(turn, place) for the vectors of a thread.
+template <int V, typename T, typename Row, typename F>
+__device__ void for_each_turn(int64_t vectors, int64_t inner, const Row& row_of, const F& f) {
+  constexpr int kAll = kTurns<V, T>;
+#pragma unroll
+  for (int turn = 0; turn < kAll; ++turn) {
+    f(turn, Place<V, Row>(turn, kAll, vectors, inner, row_of));
+  }
+}
 
 // The signs of V elements: of a thread, if they fill bytes, else of 4 / V neighbours.
 template <int V>
@@ -73,24 +87,26 @@ template <int V, typename Row, typename T, typename Signs>
 __global__ void __launch_bounds__(kThreads)
     forward_kernel(const T* __restrict__ x, T* __restrict__ out, Signs signs, int64_t vectors,
                    int64_t inner, Row row_of) {
-  const Place<V, Row> at(vectors, inner, row_of);
-  unsigned bits = 0;
-  if (at.inside) {
-    const auto value = load_vector<V>(x + at.i);
-    Vector<T, V> positive, negative;
+  Vector<T, V> value[kTurns<V, T>];
+  for_each_turn<V, T>(vectors, inner, row_of, [&](int turn, const Place<V, Row>& at) {
+    value[turn] = at.inside ? load_vector<V>(x + at.i) : Vector<T, V>{};
+  });
+  for_each_turn<V, T>(vectors, inner, row_of, [&](int turn, const Place<V, Row>& at) {
+    if (at.inside) {
+      Vector<T, V> positive, negative;
 #pragma unroll
-    for (int v = 0; v < V; ++v) {
-      const acc_t<T> lane = static_cast<acc_t<T>>(value.lane[v]);
-      positive.lane[v] = static_cast<T>(positive_part(lane));
-      negative.lane[v] = static_cast<T>(negative_part(lane));
+      for (int v = 0; v < V; ++v) {
+        const acc_t<T> lane = static_cast<acc_t<T>>(value[turn].lane[v]);
+        positive.lane[v] = static_cast<T>(positive_part(lane));
+        negative.lane[v] = static_cast<T>(negative_part(lane));
+      }
+      *reinterpret_cast<Vector<T, V>*>(out + at.positive) = positive;
+      *reinterpret_cast<Vector<T, V>*>(out + at.negative) = negative;
     }
-    *reinterpret_cast<Vector<T, V>*>(out + at.positive) = positive;
-    *reinterpret_cast<Vector<T, V>*>(out + at.negative) = negative;
-    bits = signs_of(value);
-  }
-  if constexpr (std::is_pointer_v<Signs>) {
-    store_signs<V>(signs, at.i, at.inside, bits);
-  }
+    if constexpr (std::is_pointer_v<Signs>) {
+      store_signs<V>(signs, at.i, at.inside, signs_of(value[turn]));
+    }
+  });
 }
 
 // g₊ [x > 0] + g₋ [x < 0]. `source`: the input or its signs.
@@ -98,22 +114,28 @@ template <int V, typename Row, typename T, typename Source>
 __global__ void __launch_bounds__(kThreads)
     backward_kernel(const T* __restrict__ grad, const Source* __restrict__ source,
                     T* __restrict__ out, int64_t vectors, int64_t inner, Row row_of) {
-  const Place<V, Row> at(vectors, inner, row_of);
-  if (!at.inside) {
-    return;
-  }
-  const unsigned signs = load_signs<V, T>(source, at.i);
-  const auto positive = load_vector<V>(grad + at.positive);
-  const auto negative = load_vector<V>(grad + at.negative);
-  const T zero = static_cast<T>(0.0f);
-  Vector<T, V> result;
+  unsigned signs[kTurns<V, T>];
+  Vector<T, V> positive[kTurns<V, T>], negative[kTurns<V, T>];
+  for_each_turn<V, T>(vectors, inner, row_of, [&](int turn, const Place<V, Row>& at) {
+    if (at.inside) {
+      signs[turn] = load_signs<V, T>(source, at.i);
+      positive[turn] = load_vector<V>(grad + at.positive);
+      negative[turn] = load_vector<V>(grad + at.negative);
+    }
+  });
+  for_each_turn<V, T>(vectors, inner, row_of, [&](int turn, const Place<V, Row>& at) {
+    if (at.inside) {
+      Vector<T, V> result;
 #pragma unroll
-  for (int v = 0; v < V; ++v) {
-    result.lane[v] = signs >> 2 * v & 1   ? positive.lane[v]
-                     : signs >> 2 * v & 2 ? negative.lane[v]
-                                          : zero;
-  }
-  *reinterpret_cast<Vector<T, V>*>(out + at.i) = result;
+      for (int v = 0; v < V; ++v) {
+        const unsigned lane = signs[turn] >> 2 * v;
+        result.lane[v] = lane & 1   ? positive[turn].lane[v]
+                         : lane & 2 ? negative[turn].lane[v]
+                                    : static_cast<T>(0.0f);
+      }
+      *reinterpret_cast<Vector<T, V>*>(out + at.i) = result;
+    }
+  });
 }
 
 // How many elements lie before `p`, counted from address 0: V of them move at once from multiples
@@ -139,7 +161,7 @@ void dispatch_vectors(HalvesLayout layout, std::initializer_list<const void*> po
   dispatch_width<T>(pointers, {layout.inner, elements_before(source)}, [&](auto v) {
     const int64_t row = layout.inner / v.value;
     const int64_t vectors = layout.outer * row;
-    if (vectors < kMostFastDivided - kThreads) {
+    if (vectors < kMostFastDivided - kThreads * kTurns<1, T>) {
       f(v, vectors, FastDivide(row));
     } else {
       f(v, vectors, Divide{row});
@@ -153,8 +175,9 @@ struct Loops {
   static void forward(const Tensor& like, HalvesLayout layout, const T* x, T* out, Signs signs) {
     const DeviceGuard guard(like.get_device_index());
     dispatch_vectors<T>(layout, {x, out}, signs, [&](auto v, int64_t vectors, auto row_of) {
-      forward_kernel<v.value><<<ceil_div(vectors, kThreads), kThreads, 0, current_stream(like)>>>(
-          x, out, signs, vectors, layout.inner, row_of);
+      const int64_t blocks = ceil_div(vectors, kThreads * kTurns<v.value, T>);
+      forward_kernel<v.value><<<blocks, kThreads, 0, current_stream(like)>>>(x, out, signs, vectors,
+                                                                             layout.inner, row_of);
       STD_CUDA_KERNEL_LAUNCH_CHECK();
     });
   }
@@ -165,7 +188,8 @@ struct Loops {
                        T* out) {
     const DeviceGuard guard(like.get_device_index());
     dispatch_vectors<T>(layout, {grad, out}, source, [&](auto v, int64_t vectors, auto row_of) {
-      backward_kernel<v.value><<<ceil_div(vectors, kThreads), kThreads, 0, current_stream(like)>>>(
+      const int64_t blocks = ceil_div(vectors, kThreads * kTurns<v.value, T>);
+      backward_kernel<v.value><<<blocks, kThreads, 0, current_stream(like)>>>(
           grad, source, out, vectors, layout.inner, row_of);
       STD_CUDA_KERNEL_LAUNCH_CHECK();
     });
