@@ -1,4 +1,4 @@
-// Gradients of filters of 16-bit contiguous images by matrix units: see depthwise_matrix_tile.cuh.
+// Gradients of filters of 16-bit images by matrix units: see depthwise_matrix_tile.cuh.
 #pragma once
 
 #include "depthwise_matrix_tile.cuh"

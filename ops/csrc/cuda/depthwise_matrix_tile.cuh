@@ -1,9 +1,10 @@
-// Tiles of 16-bit contiguous images that a warp computes on matrix units, with stride 1. A row of a
-// filter is a matrix with its taps along diagonals, which takes neighbouring inputs to neighbouring
-// outputs: most of it is zero, and still 7×7 filters are twice as fast this way as tap by tap.
-// Products are exact, sums are in float32.
+// Tiles of 16-bit images that a warp computes on matrix units, with stride 1. A row of a filter is a
+// matrix with its taps along diagonals, which takes neighbouring inputs to neighbouring outputs:
+// most of it is zero, and still 7×7 filters are twice as fast this way as tap by tap. Products are
+// exact, sums are in float32.
 //
-// Pairs of elements move at once, which takes even widths. Lane 4 g + t of a warp holds, of a
+// Pairs of elements move at once, which takes even widths of contiguous images; channels-last ones
+// are turned round first, see depthwise_slabs.cuh. Lane 4 g + t of a warp holds, of a
 // matrix product's 16 × 8 results, columns 2 t and 2 t + 1 of rows g and g + 8; of its left factor
 // the same rows, of its right one column g, and of both elements 2 t, 2 t + 1 and these + 8 along
 // the sum.
