@@ -1,5 +1,5 @@
-// Tiles of 16-bit images that a warp computes on matrix units, with stride 1. A row of a filter is a
-// matrix with its taps along diagonals, which takes neighbouring inputs to neighbouring outputs:
+// Tiles of 16-bit images that a warp computes on matrix units, with stride 1. A row of a filter is
+// a matrix with its taps along diagonals, which takes neighbouring inputs to neighbouring outputs:
 // most of it is zero, and still 7×7 filters are twice as fast this way as tap by tap. Products are
 // exact, sums are in float32.
 //
