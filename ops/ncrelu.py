@@ -163,7 +163,11 @@ def _double_backward(ctx: Any, saved: tuple[Tensor], grad: Tensor) -> tuple[Tens
 
 
 def _split(tangent: Tensor, input: Tensor, dim: int) -> Tensor:
-    return torch.cat((tangent * (input > 0), tangent * (input < 0)), dim)
+    return _halves(tangent, input > 0, input < 0, dim)
+
+
+def _halves(x: Tensor, positive: Tensor, negative: Tensor, dim: int) -> Tensor:
+    return torch.cat((torch.where(positive, x, 0), torch.where(negative, x, 0)), dim)
 
 
 def _jvp(inputs: tuple[Tensor, int], outputs: Any, tangents: tuple[Tensor, None]) -> Tensor:
@@ -205,6 +209,7 @@ def _setup_with_signs(ctx: Any, inputs: tuple[Tensor, int], output: tuple[Tensor
     signs = output[1]
     ctx.save_for_backward(signs)
     ctx.mark_non_differentiable(signs)
+    ctx.set_materialize_grads(False)  # or a gradient of the signs would be made, of zeros
     ctx.rest = dim, _library.suggest_memory_format(input) != torch.contiguous_format
 
 
@@ -230,14 +235,14 @@ def _double_backward_with_signs(
 ) -> tuple[Tensor | None, ...]:
     dim, channels_last = ctx.rest
     positive, negative = _unpack(*saved, grad.shape, channels_last)
-    return torch.cat((grad * positive, grad * negative), dim), None, None, None
+    return _halves(grad, positive, negative, dim), None, None, None
 
 
 def _unpack(signs: Tensor, shape: torch.Size, channels_last: bool) -> list[Tensor]:
     """Which elements of an input of that shape are > 0, and which < 0."""
     bits = signs.unsqueeze(1) >> torch.arange(8, dtype=torch.uint8, device=signs.device) & 1
     sizes = (shape[0], *shape[2:], shape[1]) if channels_last else shape  # as they lie in memory
-    flat = bits.view(-1, 2)[: shape.numel()].bool()
+    flat = bits.view(-1, 2)[: prod(shape)].bool()
     masks = [mask.reshape(sizes) for mask in flat.unbind(1)]
     return [mask.movedim(-1, 1) for mask in masks] if channels_last else masks
 

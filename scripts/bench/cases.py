@@ -175,8 +175,8 @@ class Case:
         involution's kernels are.
         """
         size, out = self.elements()
-        # What a gradient needs of the input, or as much of the output; two bits an element are
-        # enough for ncrelu.
+        # What a gradient needs of the input, or as much of the output: to read. Two bits an element
+        # are enough for ncrelu.
         needed = {"pool": 0.0, "max_pool": 0.0, "ncrelu": 0.25 / itemsize}.get(self.op, 1.0)
         moved, convolutions = {
             "forward": (size + out, 1),

@@ -5,8 +5,10 @@ import weakref
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import vjp
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from ops import NCReLU, ncrelu
 from tests.ops.entries.ncrelu import reference
@@ -181,6 +183,36 @@ def test_batched_and_second_gradients(dim, layout, device):
             results.append((first, *torch.autograd.grad((first * first.detach()).sum(), grad)))
         for actual, expected in zip(*results, strict=True):
             torch.testing.assert_close(actual, expected)
+
+
+def second_gradient(x, grad, vector):
+    (first,) = torch.autograd.grad(
+        ncrelu(x.requires_grad_()), x, grad.requires_grad_(), create_graph=True
+    )
+    return torch.autograd.grad(first, grad, vector)[0]
+
+
+def test_second_gradients_of_any_size():
+    """The graph of one is good for other sizes."""
+
+    def draw(n, c):
+        sizes = ((n, c, 5, 4), (n, 2 * c, 5, 4), (n, c, 5, 4))
+        return [random(s, torch.float64, "cpu", seed=i) for i, s in enumerate(sizes)]
+
+    graph = make_fx(second_gradient, tracing_mode="symbolic")(*draw(2, 3))
+    assert torch.equal(graph(*draw(3, 7)), second_gradient(*draw(3, 7)))
+
+
+def test_infinite_second_gradients_and_tangents():
+    """Where the other half is, they are zero."""
+    x = torch.tensor([[1.0, -1.0, 0.0]], dtype=torch.float64)
+    vector = torch.full_like(x, torch.inf)
+    expected = torch.tensor([[torch.inf, 0, 0, 0, torch.inf, 0]], dtype=torch.float64)
+    assert torch.equal(second_gradient(x.clone(), torch.ones(1, 6).double(), vector), expected)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, vector)
+        for output in (ncrelu(dual), raw.ncrelu_with_signs(dual, 1)[0]):
+            assert torch.equal(forward_ad.unpack_dual(output).tangent, expected)
 
 
 @pytest.mark.parametrize("in_dims", [(0, None), (None, 0), (1, 1)])

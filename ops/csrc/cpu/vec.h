@@ -209,7 +209,7 @@ void convert_row(const From* from, To* to, int64_t n) {
 // All of a lane's bits are alike.
 template <int BYTES, int N, typename Vector>
 inline uint64_t lane_bits(Vector v) {
-  static_assert(sizeof(v) == BYTES * N);
+  static_assert(sizeof(v) == BYTES * N && BYTES <= 4 && (BYTES > 1 || sizeof(v) < 64));
 #if defined(__x86_64__)
   if constexpr (sizeof(v) == 16) {
     const auto x = bit_cast<__m128i>(v);

@@ -107,6 +107,7 @@ bool is_tileable(const DepthwiseGeometry& g) {
   constexpr int64_t kLimit = int64_t{1} << 30;
   const int64_t rows = g.h + 2 * g.padding_h, cols = g.w + 2 * g.padding_w;
   return rows * cols * g.n < kLimit && g.n * g.c < kLimit && g.c * cols < kLimit && g.c < 65536 &&
+         g.c * (g.kernel_h * g.kernel_w + 1) < kLimit &&
          ceil_div(rows, 8) * ceil_div(cols, 8) < 65536;
 }
 

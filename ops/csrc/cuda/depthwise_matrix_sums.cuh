@@ -12,8 +12,7 @@ template <int kWidth, typename T>
 class DiagonalSums {
  public:
   static constexpr int kTaps = kWidth * kWidth;
-  static constexpr int kRows = 8;      // of grad_output
-  static constexpr int kColumns = 16;  // of grad_output, in a product
+  static constexpr int kRows = 8;  // of grad_output
   // 1 where the padding that keeps an image's size is odd: loads then begin a column earlier, at an
   // even one.
   static constexpr int kOdd = (kWidth - 1) / 2 % 2;
@@ -96,6 +95,7 @@ class MatrixSums {
   using Shape = MatrixSumsShape;
   using Diagonals = DiagonalSums<Axis::kTaps, T>;
   static constexpr int kTaps = Diagonals::kTaps, kOdd = Diagonals::kOdd;
+  static_assert(Axis::step(1) == 1);
 
   // Floats of shared memory for `total`.
   static size_t floats(int threads) { return Diagonals::floats(threads / 32); }

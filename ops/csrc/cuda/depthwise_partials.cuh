@@ -1,5 +1,6 @@
-// The end of weight and bias gradients, which are sums over all images: blocks leave partial sums
-// of their images, added up here in a fixed order. No atomics, the same bits every run.
+// The end of weight and bias gradients, which are sums over all images. Blocks leave partial sums,
+// added up here in a fixed order, or, where a block has all there is to a sum, put it into the
+// gradient. No atomics, the same bits every run.
 #pragma once
 
 #include <algorithm>
@@ -9,10 +10,10 @@
 
 namespace ops::cuda {
 
-// Where the sums of blocks go: [channels, taps + 1], of which the last is the bias, for each split
-// or, where there is but one, into the gradients. Sums that are not a number are summed again,
-// exactly: the tiled kernels multiply what lies beyond an edge with zero, which is not zero where
-// the other side is infinite.
+// Where the sums of blocks go: into the gradients or, where `partial` is given, there, for each
+// split [channels, taps + 1], of which the last is the bias. Sums that are not a number are summed
+// again, exactly: the tiled kernels multiply what lies beyond an edge with zero, which is not zero
+// where the other side is infinite.
 template <typename T>
 struct WeightTotals {
   DepthwiseGeometry g;
@@ -20,7 +21,7 @@ struct WeightTotals {
   const T* grad;
   T* grad_weight;
   T* grad_bias;
-  float* partial;  // nullptr where there is one split
+  float* partial;  // nullptr: straight into the gradients
 
   __device__ T* gradient(int c, int tap, int sums) const {
     return tap < sums - 1 ? grad_weight + c * (sums - 1) + tap

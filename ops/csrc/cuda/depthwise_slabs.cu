@@ -172,6 +172,7 @@ __global__ void __launch_bounds__(kSlabThreads, kSlabBlocks)
           const int at = (row + lane.g) * kLine + lane.t;
           const unsigned* words = planes + inputs.plane(own + c, image) + at;
           const unsigned* of_grad = grads + outputs.plane(own + c, image) + at;
+          // The last product may read another channel's words: they meet zeros of grad_output.
 #pragma unroll 1
           for (int col = 0; col < launch.out.w; col += 16, words += 8, of_grad += 8) {
             unsigned window[4][Sums::kWords];
@@ -221,7 +222,9 @@ bool dispatch_slabs(const DepthwiseGeometry& g, int64_t columns,
   });
 }
 
-constexpr int64_t kNarrow = 8, kWide = 16;  // of narrow images half of a tile is empty
+// Columns of outputs up to which half of a tile is empty, and up to which slabs are always worth
+// it.
+constexpr int64_t kNarrow = 8, kWide = 16;
 
 // Whether marches of fewer, longer blocks or single pixels are slower: measured on an H200.
 bool is_worth(const DepthwiseGeometry& g, int64_t columns) {

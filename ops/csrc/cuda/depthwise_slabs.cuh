@@ -33,7 +33,7 @@ struct SlabSide {
 };
 
 struct SlabLaunch {
-  PlaneLaunch plane;  // of it how an image is cut into bands
+  PlaneLaunch plane;  // of it sizes, starts, and how an image is cut into bands
   SlabSide in, out;
   int channels;
   int chunks;         // of kSlabChannels channels
@@ -127,7 +127,7 @@ class SlabImages {
     }
     const T* from = pixel(image, row, first) + unit * kUnitChannels;
     const int units = images * rows * side_.w * kUnits;
-    slab += place(threadIdx.x);  // that of later ones is as far from there as they are
+    slab += place(threadIdx.x);  // it moves unit i + kSlabThreads as it moves unit i
     for (int i = threadIdx.x; i < units; i += kSlabThreads) {
       __pipeline_memcpy_async(slab, from, sizeof(uint4));
       slab += kSlabThreads, from += kSlabThreads / kUnits * channels_;

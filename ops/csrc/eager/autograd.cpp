@@ -6,8 +6,8 @@
 //   ...            arguments or outputs of x; an output without a name is called `output`,
 //   output_mask    which gradients are wanted,
 //   height, width, channels_last   those of x's first argument, an image.
-// Where x does not return what its gradient needs, there is an `x_with_...` that takes the same and
-// returns it after x's outputs: it runs, and is recorded, in the place of x.
+// Where x's gradient needs more than x's arguments and outputs, an `x_with_...` that takes the same
+// returns that after x's outputs: it runs, and is recorded, in the place of x.
 // All else (forward mode, torch.func's transforms, gradients of gradients) is left to Python. The
 // stable ABI knows no autograd, so this library, which has no kernels, is loaded only beside the
 // PyTorch that it was built with.
