@@ -1,5 +1,7 @@
 #include "depthwise_conv.h"
 
+#include <numeric>
+
 #include "depthwise_plan.h"
 #include "depthwise_weight_plan.h"
 #define OPS_KERNELS "depthwise_kernels.h"
@@ -10,11 +12,24 @@ namespace {
 
 constexpr int64_t kGrain = 200000;  // multiply-adds: less is not worth waking a thread for
 constexpr int64_t kUnits = 64;      // of work on the weight gradient, at most
-constexpr int64_t kMostShared = 4;  // outputs of a pixel that is not worth a copy
+// Outputs of a pixel that is not worth a copy, and where the first-level cache loses it in between.
+constexpr int64_t kMostShared = 9, kMostCrowded = 4;
+constexpr int64_t kLine = 64, kPage = 4096, kWays = 8;  // a page has one line of each set
+constexpr int64_t kCache = kWays * kPage;               // the first level, at least
 
-// Vectors of channels that are computed together: channels-last memory comes in lines of two.
+// Vectors of channels that lie in a ring together: channels-last memory comes in lines of two.
 int64_t vectors_of(const DepthwiseGeometry& g) {
   return g.channels_last ? 2 : 1;
+}
+
+// Whether pixels of a channels-last image lie so far apart that the sets of the first-level cache
+// that they fall into cannot hold what a block reads. Lines that are used at once need to stay only
+// for the other taps of their row.
+bool crowded(const Axis& vertical, const Axis& horizontal, int64_t pixel_bytes) {
+  const int64_t step = horizontal.transposed ? 1 : horizontal.stride;
+  const int64_t pixels = (kMostOutputs - 1) * step + horizontal.span();
+  const int64_t rows = vector_bytes() < kLine ? vertical.span() : 1;
+  return pixels * rows > kWays * (kPage / std::max(kLine, std::gcd(kPage, pixel_bytes)));
 }
 
 // Output rows that are worth a thread, of so many lanes.
@@ -43,19 +58,23 @@ void correlate(const DepthwiseGeometry& g, bool transposed, Images<const T> sour
                const T* bias, Images<T> out) {
   using A = acc_t<T>;
   const Axis vertical = vertical_axis(g, transposed), horizontal = horizontal_axis(g, transposed);
-  const int64_t vectors = vectors_of(g);
-  const int64_t pixel = vectors * vector_bytes() / sizeof(A);
-  const bool direct = std::is_same_v<T, A> && g.channels_last && g.c >= pixel && !transposed &&
-                      g.kernel_h * g.kernel_w <= kMostShared * g.stride_h * g.stride_w;
+  const int64_t taps = g.kernel_h * g.kernel_w;
+  const int64_t pixel = vectors_of(g) * vector_bytes() / sizeof(A);
+  const bool far = crowded(vertical, horizontal, g.c * sizeof(A));
+  const bool direct = std::is_same_v<T, A> && g.channels_last && g.c >= pixel &&
+                      taps <= (far ? kMostCrowded : kMostShared) * g.stride_h * g.stride_w;
+  // Lines are used at once where they, or the weights, would not be in the cache for the rest.
+  const bool at_once = direct ? far : taps * kLine > kCache;
+  const int64_t vectors = at_once ? vectors_of(g) : 1;
   const Lanes lanes(g, direct ? g.c : pixel);
   const Columns columns(horizontal, lanes.lanes, kMostOutputs / vectors, !direct);
   const auto packed = pack(lanes, weight, g.c, g.kernel_h * g.kernel_w);
   const auto packed_bias = pack(lanes, bias, g.c, 1);
   const SourceRows source_rows{direct ? vertical.source_size : vertical.span(),
                                columns.width * lanes.lanes};
-  const Correlation<T> c{g,           vertical, horizontal, lanes,         columns,
-                         source_rows, direct,   source,     packed.data(), packed_bias.data(),
-                         out};
+  const Correlation<T> c{
+      g,      vertical,      horizontal,         lanes, columns, source_rows, vectors, direct,
+      source, packed.data(), packed_bias.data(), out};
   const int64_t ring_size = direct ? 0 : source_rows.count * source_rows.size;
   const int64_t row_size = direct ? 0 : horizontal.out_size * lanes.lanes;
   const int64_t rows = lanes.image_groups * lanes.channel_groups * vertical.out_size;

@@ -1,11 +1,12 @@
 // How the CPU computes a depthwise convolution and its gradients.
 //
 // Vectors hold one pixel of several channels (of several images where there are few channels), in
-// either memory format. So a tap is one multiply-add of vectors, whatever the filter; or of two
-// where channels lie together in memory, which comes in lines as long as two vectors. Source rows
-// are copied into a ring of rows [pixel][lane], zero-padded left and right, in the accumulator's
-// type; it holds what the taps of one output row span, and stays in the first-level cache. Only
-// where a source meets few taps, as strides make it, channels-last images are read where they are.
+// either memory format. So a tap is one multiply-add of vectors, whatever the filter, and where
+// adjacent taps take each other's sources, three of them load each source once. Source rows are
+// copied into a ring of rows [pixel][lane], zero-padded left and right, in the accumulator's type;
+// it holds what the taps of one output row span, and stays in the first-level cache. Only where a
+// source meets few taps, as small filters and strides make it, channels-last images are read where
+// they are.
 //
 // The convolution and its input gradient are both correlations of a source, the input or
 // grad_output, with the filter.
@@ -16,11 +17,17 @@
 
 #include "axis.h"
 #include "depthwise_conv.h"
+#include "isa.h"
 
 namespace ops::cpu {
 
 constexpr int64_t kMostLanes = 32;    // of two vectors
 constexpr int64_t kMostOutputs = 14;  // vectors of sums that fit into registers
+
+// Outputs of a block; beside three taps, 16 registers hold fewer.
+inline int64_t most_outputs(bool shared) {
+  return shared && vector_bytes() < 64 ? 12 : kMostOutputs;
+}
 
 // Where a tap finds its weights and its source, in elements.
 struct Tap {
@@ -32,6 +39,7 @@ struct Block {
   int64_t outputs;
   int64_t out, source;  // of the first, in pixels and in elements
   int64_t tap_begin, tap_end;
+  bool shared;  // what a tap takes for an output, the tap before it takes for the next output
 
   bool has_taps_of(const Block& other) const {
     return tap_begin == other.tap_begin && tap_end == other.tap_end;
@@ -54,8 +62,6 @@ struct Columns {
     out_step = phases;
     source_step = step * lanes;
     width = axis.source_size;
-    // A block reads at most as far beyond the source as it is long: far apart, outputs are alone.
-    most = std::min(most, 1 + (axis.source_size + kMostOutputs) / step);
     for (int64_t phase = 0; phase < std::min(phases, axis.out_size); ++phase) {
       add_phase(axis, phase, phases, step, lanes, most, padded);
     }
@@ -66,7 +72,7 @@ struct Columns {
   // The outputs phase, phase + phases, …, whose sources lie `step` apart.
   void add_phase(const Axis& axis, int64_t phase, int64_t phases, int64_t step, int64_t lanes,
                  int64_t most, bool padded) {
-    const int64_t first_tap = taps.size();
+    const size_t first_tap = taps.size();
     for (int64_t i = 0; i < axis.taps; ++i) {
       const int64_t tap = axis.transposed ? axis.taps - 1 - i : i;  // sources ascend
       const int64_t at = axis.transposed ? phase + axis.padding - tap * axis.dilation
@@ -75,12 +81,20 @@ struct Columns {
         taps.push_back({tap * lanes, at / phases * lanes});
       }
     }
+    const bool shared = taps.size() >= first_tap + 3 &&
+                        taps[first_tap + 1].source - taps[first_tap].source == source_step;
+    // A block reads at most as far beyond the source as it is long: far apart, outputs are alone.
+    most = std::min({most, most_outputs(shared), 1 + (axis.source_size + kMostOutputs) / step});
     const auto source = [&](int64_t tap, int64_t output) {
       return taps[tap].source / lanes + output * step;
     };
     const auto block = [&](int64_t begin, int64_t end) {
-      Block block{end - begin, phase + begin * phases, begin * step * lanes, first_tap,
-                  static_cast<int64_t>(taps.size())};
+      Block block{end - begin,
+                  phase + begin * phases,
+                  begin * step * lanes,
+                  static_cast<int64_t>(first_tap),
+                  static_cast<int64_t>(taps.size()),
+                  shared};
       while (block.tap_begin < block.tap_end && source(block.tap_begin, end - 1) < 0) {
         ++block.tap_begin;
       }
@@ -130,8 +144,9 @@ template <typename T>
 struct Place {
   T* start[kMostLanes];  // of each lane in use in NCHW, of each image in use in NHWC
   int64_t starts;
-  int64_t channels;           // in use, of each image
-  int64_t width, row, pixel;  // pixel is 0 for NCHW
+  int64_t channels;  // in use, of each image
+  int64_t height, width;
+  int64_t row, pixel;  // pixel is 0 for NCHW
 };
 
 // An image tensor: where it is, its size, and from one image, and one channel, to the next.
@@ -157,7 +172,7 @@ Place<T> place(const DepthwiseGeometry& g, const Lanes& lanes, const Images<T>& 
                int64_t image_group, int64_t channel_group) {
   const int64_t n = image_group * lanes.images, c = channel_group * lanes.channels;
   const int64_t channels = std::min(lanes.channels, g.c - c), width = images.width;
-  Place<T> p{{}, 0, channels, width, width, 0};
+  Place<T> p{{}, 0, channels, images.height, width, width, 0};
   if (g.channels_last) {
     p.row = width * g.c;
     p.pixel = g.c;
@@ -227,7 +242,8 @@ struct Correlation {
   Lanes lanes;
   Columns columns;
   SourceRows source_rows;
-  bool direct;  // sources stay in the image, where a pixel has all channels as lanes
+  int64_t vectors;  // of lanes in a block
+  bool direct;      // sources stay in the image, where a pixel has all channels as lanes
   Images<const T> source;
   const A *weight, *bias;  // [group of channels][tap][lane], [group of channels][lane]
   Images<T> out;

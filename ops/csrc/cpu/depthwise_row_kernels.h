@@ -37,6 +37,9 @@ void gather_row(const Place<const T>& place, int64_t h, const Lanes& lanes, acc_
     for (int64_t i = 0; i < place.starts; ++i) {
       const T* from = place.start[i] + h * place.row;
       A* lane = to + i * lanes.channels;
+      for (int64_t w = 0; h + 1 < place.height && w < place.width; ++w) {
+        __builtin_prefetch(from + place.row + w * place.pixel, 0, 2);
+      }
       convert_pixels<N>(from, place.pixel, lane, lanes.lanes, place.channels, place.width);
     }
     return;
