@@ -163,15 +163,14 @@ void correlate(const Correlation<T>& c, int64_t begin, int64_t end,
     if constexpr (std::is_same_v<T, A>) {
       if (c.direct) {
         source = ring.place.start[0];
-        // Strides leave less to compute a pixel than it costs to ask for it.
-        if (c.vertical.stride == 1 && rows.last + 1 < c.vertical.source_size) {
+        if (rows.last + 1 < ring.place.ahead) {
           ahead.source = source + (rows.last + 1) * c.source_rows.size;
         }
       }
       if (place.pixel && place.channels == lanes) {  // blocks can write to memory themselves
         out = place.start[0] + h * place.row;
         out_pixel = place.pixel;
-        ahead.out = c.vertical.stride == 1;
+        ahead.out = place.ahead > 0;
       }
     }
     if (!source) {

@@ -144,9 +144,9 @@ template <typename T>
 struct Place {
   T* start[kMostLanes];  // of each lane in use in NCHW, of each image in use in NHWC
   int64_t starts;
-  int64_t channels;  // in use, of each image
-  int64_t height, width;
-  int64_t row, pixel;  // pixel is 0 for NCHW
+  int64_t channels;           // in use, of each image
+  int64_t width, row, pixel;  // pixel is 0 for NCHW
+  int64_t ahead;              // rows, from the first, that are prefetched
 };
 
 // An image tensor: where it is, its size, and from one image, and one channel, to the next.
@@ -172,10 +172,14 @@ Place<T> place(const DepthwiseGeometry& g, const Lanes& lanes, const Images<T>& 
                int64_t image_group, int64_t channel_group) {
   const int64_t n = image_group * lanes.images, c = channel_group * lanes.channels;
   const int64_t channels = std::min(lanes.channels, g.c - c), width = images.width;
-  Place<T> p{{}, 0, channels, images.height, width, width, 0};
+  Place<T> p{{}, 0, channels, width, width, 0, 0};
   if (g.channels_last) {
     p.row = width * g.c;
     p.pixel = g.c;
+    // Strides leave less to compute a pixel than it costs to ask for it.
+    if (g.stride_h == 1 && g.c * sizeof(T) > 64) {
+      p.ahead = images.height;
+    }
   }
   for (int64_t i = n; i < std::min(n + lanes.images, g.n); ++i) {
     for (int64_t j = c; j < (g.channels_last ? c + 1 : c + channels); ++j) {

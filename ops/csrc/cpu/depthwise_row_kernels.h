@@ -25,6 +25,18 @@ void convert_pixels(const From* from, int64_t from_pixel, To* to, int64_t to_pix
   }
 }
 
+// A row of an image, if it is one of those, on its way to the second-level cache: processors do
+// not guess pixels that lie far apart. Inline, because to GCC a function that only prefetches has
+// no effect.
+template <typename T>
+__attribute__((always_inline)) inline void fetch_row(const Place<const T>& place, int64_t image,
+                                                     int64_t h) {
+  const T* row = place.start[image] + h * place.row;
+  for (int64_t w = 0; h < place.ahead && w < place.width; ++w) {
+    __builtin_prefetch(row + w * place.pixel, 0, 2);
+  }
+}
+
 // One row to [pixel][lane]; idle lanes are zero, as they are in `to` at first.
 template <typename T>
 void gather_row(const Place<const T>& place, int64_t h, const Lanes& lanes, acc_t<T>* to) {
@@ -37,9 +49,7 @@ void gather_row(const Place<const T>& place, int64_t h, const Lanes& lanes, acc_
     for (int64_t i = 0; i < place.starts; ++i) {
       const T* from = place.start[i] + h * place.row;
       A* lane = to + i * lanes.channels;
-      for (int64_t w = 0; h + 1 < place.height && w < place.width; ++w) {
-        __builtin_prefetch(from + place.row + w * place.pixel, 0, 2);
-      }
+      fetch_row(place, i, h + 1);
       convert_pixels<N>(from, place.pixel, lane, lanes.lanes, place.channels, place.width);
     }
     return;

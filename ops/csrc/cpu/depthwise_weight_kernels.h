@@ -98,6 +98,7 @@ void sum_weights(const WeightGradient<T>& p, int64_t group, int64_t begin, int64
     if constexpr (std::is_same_v<T, A>) {
       if (place.pixel && place.channels == lanes) {
         grad = {place.start[0] + h * place.row, place.pixel};
+        fetch_row(place, 0, h + 1);
       }
     }
     if (grad.data == workspace.row()) {
