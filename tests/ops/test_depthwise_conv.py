@@ -82,6 +82,19 @@ def test_every_filter(device, kernel, stride, padding, dilation, channels, width
     compare(device, image, (kernel, kernel), geometry, True, dtype, layout, layout)
 
 
+# Channels whose pixels fall into few sets of a processor's cache; rows that one block may compute.
+@each_device
+@pytest.mark.parametrize("layout", LAYOUTS[:2])
+@pytest.mark.parametrize(("channels", "width"), [(512, 30), (20, 13), (20, 14), (130, 14)])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "dilation"), [(3, 1, 1), (3, 2, 1), (3, 1, 2), (5, 1, 1), (7, 1, 1)]
+)
+def test_every_block(device, kernel, stride, dilation, channels, width, layout):
+    geometry = ((stride,) * 2, (kernel // 2 * dilation,) * 2, (dilation,) * 2)
+    image = (1, channels, 9, width)
+    compare(device, image, (kernel, kernel), geometry, True, torch.float32, layout, layout)
+
+
 # More work than runs at a time, planes that are cut into bands, and rows too long for that.
 @each_device
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -17,7 +17,7 @@ constexpr int64_t kMostShared = 9, kMostCrowded = 4;
 constexpr int64_t kLine = 64, kPage = 4096, kWays = 8;  // a page has one line of each set
 constexpr int64_t kCache = kWays * kPage;               // the first level, at least
 
-// Vectors of channels that lie in a ring together: channels-last memory comes in lines of two.
+// Vectors of channels that are computed together: channels-last memory comes in lines of two.
 int64_t vectors_of(const DepthwiseGeometry& g) {
   return g.channels_last ? 2 : 1;
 }
@@ -59,16 +59,16 @@ void correlate(const DepthwiseGeometry& g, bool transposed, Images<const T> sour
   using A = acc_t<T>;
   const Axis vertical = vertical_axis(g, transposed), horizontal = horizontal_axis(g, transposed);
   const int64_t taps = g.kernel_h * g.kernel_w;
-  const int64_t pixel = vectors_of(g) * vector_bytes() / sizeof(A);
+  const int64_t vector = vector_bytes() / sizeof(A), pixel = vectors_of(g) * vector;
   const bool far = crowded(vertical, horizontal, g.c * sizeof(A));
   const bool direct = std::is_same_v<T, A> && g.channels_last && g.c >= pixel &&
                       taps <= (far ? kMostCrowded : kMostShared) * g.stride_h * g.stride_w;
-  // Lines are used at once where they, or the weights, would not be in the cache for the rest.
-  const bool at_once = direct ? far : taps * kLine > kCache;
-  const int64_t vectors = at_once ? vectors_of(g) : 1;
-  const Lanes lanes(g, direct ? g.c : pixel);
+  // Lines are used at once where they would not stay in the cache for the rest.
+  const int64_t vectors = direct && far ? 2 : 1;
+  // The weights of two vectors may be too many for the first-level cache.
+  const Lanes lanes(g, direct ? g.c : taps * kLine > kCache ? vector : pixel);
   const Columns columns(horizontal, lanes.lanes, kMostOutputs / vectors, !direct);
-  const auto packed = pack(lanes, weight, g.c, g.kernel_h * g.kernel_w);
+  const auto packed = pack(lanes, weight, g.c, taps);
   const auto packed_bias = pack(lanes, bias, g.c, 1);
   const SourceRows source_rows{direct ? vertical.source_size : vertical.span(),
                                columns.width * lanes.lanes};

@@ -23,10 +23,11 @@ namespace ops::cpu {
 
 constexpr int64_t kMostLanes = 32;    // of two vectors
 constexpr int64_t kMostOutputs = 14;  // vectors of sums that fit into registers
+constexpr int64_t kFewTaps = 6;       // in a row: to share them is not worth a second block
 
-// Outputs of a block; beside three taps, 16 registers hold fewer.
-inline int64_t most_outputs(bool shared) {
-  return shared && vector_bytes() < 64 ? 12 : kMostOutputs;
+// Outputs of a block whose taps are shared: beside three of them, 16 registers hold fewer.
+inline int64_t most_sharing() {
+  return vector_bytes() < 64 ? 12 : kMostOutputs;
 }
 
 // Where a tap finds its weights and its source, in elements.
@@ -72,7 +73,7 @@ struct Columns {
   // The outputs phase, phase + phases, …, whose sources lie `step` apart.
   void add_phase(const Axis& axis, int64_t phase, int64_t phases, int64_t step, int64_t lanes,
                  int64_t most, bool padded) {
-    const size_t first_tap = taps.size();
+    const int64_t first_tap = taps.size();
     for (int64_t i = 0; i < axis.taps; ++i) {
       const int64_t tap = axis.transposed ? axis.taps - 1 - i : i;  // sources ascend
       const int64_t at = axis.transposed ? phase + axis.padding - tap * axis.dilation
@@ -81,10 +82,11 @@ struct Columns {
         taps.push_back({tap * lanes, at / phases * lanes});
       }
     }
-    const bool shared = taps.size() >= first_tap + 3 &&
-                        taps[first_tap + 1].source - taps[first_tap].source == source_step;
+    const int64_t num_taps = taps.size() - first_tap;
+    const bool adjacent =
+        num_taps > 2 && taps[first_tap + 1].source - taps[first_tap].source == source_step;
     // A block reads at most as far beyond the source as it is long: far apart, outputs are alone.
-    most = std::min({most, most_outputs(shared), 1 + (axis.source_size + kMostOutputs) / step});
+    most = std::min(most, 1 + (axis.source_size + kMostOutputs) / step);
     const auto source = [&](int64_t tap, int64_t output) {
       return taps[tap].source / lanes + output * step;
     };
@@ -92,9 +94,9 @@ struct Columns {
       Block block{end - begin,
                   phase + begin * phases,
                   begin * step * lanes,
-                  static_cast<int64_t>(first_tap),
+                  first_tap,
                   static_cast<int64_t>(taps.size()),
-                  shared};
+                  adjacent && end - begin <= most_sharing()};
       while (block.tap_begin < block.tap_end && source(block.tap_begin, end - 1) < 0) {
         ++block.tap_begin;
       }
@@ -110,9 +112,10 @@ struct Columns {
       while (end < outputs && block(begin, begin + 1).has_taps_of(block(end, end + 1))) {
         ++end;
       }
+      const bool alone = end - begin <= most && num_taps < kFewTaps;
+      const int64_t fit = adjacent && !alone ? std::min(most, most_sharing()) : most;
       // Blocks of one size may overlap, but all run the same code: no branch is predicted wrongly.
-      const int64_t count = (end - begin + most - 1) / most,
-                    size = (end - begin + count - 1) / count;
+      const int64_t count = (end - begin + fit - 1) / fit, size = (end - begin + count - 1) / count;
       for (int64_t i = 0; i < count; ++i) {
         const int64_t at = begin + i * (end - begin - size) / std::max<int64_t>(1, count - 1);
         blocks.push_back(block(at, at + size));
