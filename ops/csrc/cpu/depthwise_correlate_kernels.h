@@ -7,17 +7,21 @@ namespace ops::cpu::OPS_ISA {
 // and the outputs of the next block, which processors do not guess while lanes are the inner loop.
 template <typename A>
 struct Ahead {
-  const A* source;  // a row, null if there is none
+  const A* source;      // the first of so many rows
+  int64_t rows, pixel;  // and from one pixel to the next
+  int64_t row;          // from one row to the next
   bool out;
 
   // Not inlined it would be left out: to GCC a function that only prefetches has no effect.
   template <int R>
   __attribute__((always_inline)) void fetch(int64_t at, int64_t step, const A* out_at,
                                             int64_t out_step) const {
-    if (source) {
-      OPS_UNROLL
-      for (int r = 0; r < R; ++r) {
-        __builtin_prefetch(source + at + r * step, 0, 2);
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t p = 0; p < step; p += pixel) {
+        OPS_UNROLL
+        for (int r = 0; r < R; ++r) {
+          __builtin_prefetch(source + at + i * row + p + r * step, 0, 2);
+        }
       }
     }
     if (out) {
@@ -159,13 +163,14 @@ void correlate(const Correlation<T>& c, int64_t begin, int64_t end,
     const A* source = nullptr;
     A* out = nullptr;
     int64_t out_pixel = lanes;
-    Ahead<A> ahead{nullptr, false};
+    Ahead<A> ahead{nullptr, 0, lanes, 0, false};
     if constexpr (std::is_same_v<T, A>) {
       if (c.direct) {
         source = ring.place.start[0];
-        if (rows.last + 1 < ring.place.ahead) {
-          ahead.source = source + (rows.last + 1) * c.source_rows.size;
-        }
+        const int64_t next = rows.last + 1, left = ring.place.ahead - next;
+        const int64_t most = c.vertical.transposed ? 1 : c.vertical.stride;
+        ahead = {source + next * c.source_rows.size, left < most ? left : most, lanes,
+                 c.source_rows.size, false};
       }
       if (place.pixel && place.channels == lanes) {  // blocks can write to memory themselves
         out = place.start[0] + h * place.row;

@@ -179,8 +179,7 @@ Place<T> place(const DepthwiseGeometry& g, const Lanes& lanes, const Images<T>& 
   if (g.channels_last) {
     p.row = width * g.c;
     p.pixel = g.c;
-    // Strides leave less to compute a pixel than it costs to ask for it.
-    if (g.stride_h == 1 && g.c * sizeof(T) > 64) {
+    if (g.c * sizeof(T) > 64) {  // else lines are read one after the other
       p.ahead = images.height;
     }
   }
