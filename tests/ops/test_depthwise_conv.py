@@ -82,10 +82,13 @@ def test_every_filter(device, kernel, stride, padding, dilation, channels, width
     compare(device, image, (kernel, kernel), geometry, True, dtype, layout, layout)
 
 
-# Channels whose pixels fall into few sets of a processor's cache; rows that one block may compute.
+# Channels whose pixels fall into few sets of a processor's cache, or that are not multiples of a
+# vector; rows that one block may compute, and longer ones.
 @each_device
 @pytest.mark.parametrize("layout", LAYOUTS[:2])
-@pytest.mark.parametrize(("channels", "width"), [(512, 30), (20, 13), (20, 14), (130, 14)])
+@pytest.mark.parametrize(
+    ("channels", "width"), [(512, 30), (20, 13), (20, 14), (130, 14), (37, 61), (64, 60)]
+)
 @pytest.mark.parametrize(
     ("kernel", "stride", "dilation"), [(3, 1, 1), (3, 2, 1), (3, 1, 2), (5, 1, 1), (7, 1, 1)]
 )

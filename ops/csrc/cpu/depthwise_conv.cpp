@@ -1,5 +1,6 @@
 #include "depthwise_conv.h"
 
+#include <functional>
 #include <numeric>
 
 #include "depthwise_plan.h"
@@ -14,6 +15,7 @@ constexpr int64_t kGrain = 200000;  // multiply-adds: less is not worth waking a
 constexpr int64_t kUnits = 64;      // of work on the weight gradient, at most
 // Outputs of a pixel that is not worth a copy, and where the first-level cache loses it in between.
 constexpr int64_t kMostShared = 9, kMostCrowded = 4;
+constexpr int64_t kLongRow = 20;  // of outputs: edges cost less than a copy of it
 constexpr int64_t kLine = 64, kPage = 4096, kWays = 8;  // a page has one line of each set
 constexpr int64_t kCache = kWays * kPage;               // the first level, at least
 
@@ -107,49 +109,49 @@ struct Kernels {
   static void backward_weight(const Tensor&, const DepthwiseGeometry& g, const T* grad, const T* x,
                               T* grad_weight, T* grad_bias) {
     using A = acc_t<T>;
-    const WeightGradient<T> p(g, grad, x, grad_bias, vectors_of(g) * vector_bytes() / sizeof(A));
+    const int64_t vector = vector_bytes() / sizeof(A), pixel = vectors_of(g) * vector;
+    const bool direct =
+        std::is_same_v<T, A> && x && g.channels_last && g.c >= pixel && g.out_w >= kLongRow &&
+        g.kernel_h * g.kernel_w <= kMostCrowded * g.stride_h * g.stride_w &&
+        !crowded(vertical_axis(g, false), horizontal_axis(g, false), g.c * sizeof(A));
+    const WeightGradient<T> p(g, grad, x, grad_bias,
+                              direct ? (g.c + vector - 1) / vector * vector : pixel, direct);
     const int64_t groups = p.lanes.channel_groups, rows = p.lanes.image_groups * g.out_h;
-    const int64_t unit_rows = grain(g, p.lanes.lanes);  // fewer cost more than they save
+    const int64_t lanes = p.lanes.lanes, positions = g.kernel_h * g.kernel_w + 1;
+    const int64_t thread_rows = grain(g, lanes);
+    // Fewer rows, or terms, cost more than they save.
+    const int64_t least = std::max(thread_rows, (kMostTerms + g.out_w - 1) / g.out_w);
     const int64_t ranges =
-        std::clamp<int64_t>(rows / unit_rows, 1, std::max<int64_t>(1, kUnits / groups));
-    const int64_t positions = g.kernel_h * g.kernel_w + 1;
-    std::vector<double> totals(ranges * g.c * positions);
+        std::clamp<int64_t>(rows / least, 1, std::max<int64_t>(1, kUnits / groups));
+    std::vector<double> totals(ranges * groups * positions * lanes);
     const auto work = [&](int64_t begin, int64_t end) {
       for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t group = unit % groups, range = unit / groups;
-        WeightWorkspace<A> workspace(p);
+        WeightWorkspace<A> workspace(p, &totals[unit * positions * lanes]);
         OPS_CALL(
             sum_weights(p, group, rows * range / ranges, rows * (range + 1) / ranges, workspace));
-        unpack(p, workspace.totals, group, positions, &totals[range * g.c * positions]);
       }
     };
-    const int64_t unit_grain = unit_rows * ranges / std::max<int64_t>(1, rows) + 1;
+    const int64_t unit_grain = thread_rows * ranges / std::max<int64_t>(1, rows) + 1;
     torch::stable::parallel_for(0, groups * ranges, unit_grain, work);
-    for (int64_t c = 0; c < g.c; ++c) {
-      for (int64_t t = 0; t < positions; ++t) {
-        double total = 0;
-        for (int64_t range = 0; range < ranges; ++range) {
-          total += totals[(range * g.c + c) * positions + t];
-        }
-        if (t == positions - 1 && grad_bias) {
-          grad_bias[c] = static_cast<T>(total);
-        } else if (t < positions - 1 && grad_weight) {
-          grad_weight[c * (positions - 1) + t] = static_cast<T>(total);
-        }
+    std::vector<double> sums(lanes);
+    for (int64_t i = 0; i < groups * positions; ++i) {
+      const int64_t first = i / positions * p.lanes.channels, position = i % positions;
+      std::fill(sums.begin(), sums.end(), 0);
+      for (int64_t range = 0; range < ranges; ++range) {
+        const double* from = &totals[(range * groups * positions + i) * lanes];
+        std::transform(sums.begin(), sums.end(), from, sums.begin(), std::plus<>());
       }
-    }
-  }
-
- private:
-  // From a group's totals [position][lane] to [channel][position].
-  template <typename T>
-  static void unpack(const WeightGradient<T>& p, const std::vector<double>& from, int64_t group,
-                     int64_t positions, double* to) {
-    const Lanes& lanes = p.lanes;
-    for (int64_t lane = 0; lane < lanes.images * lanes.channels; ++lane) {
-      const int64_t c = group * lanes.channels + lane % lanes.channels;
-      for (int64_t t = 0; c < p.g.c && t < positions; ++t) {
-        to[c * positions + t] += from[t * lanes.lanes + lane];
+      for (int64_t c = first; c < std::min(first + p.lanes.channels, g.c); ++c) {
+        double total = 0;
+        for (int64_t image = 0; image < p.lanes.images; ++image) {
+          total += sums[p.slot(image * p.lanes.channels + c - first)];
+        }
+        if (position == positions - 1 && grad_bias) {
+          grad_bias[c] = static_cast<T>(total);
+        } else if (position < positions - 1 && grad_weight) {
+          grad_weight[c * (positions - 1) + position] = static_cast<T>(total);
+        }
       }
     }
   }

@@ -80,6 +80,7 @@ void sum_weights(const WeightGradient<T>& p, int64_t group, int64_t begin, int64
   int64_t terms = 0;  // in each sum
   Ring<T> ring;
   Place<const T> place;
+  const A* source = nullptr;
   for (int64_t index = begin; index < end; ++index) {
     const int64_t h = index % out_h;
     if (index == begin || h == 0) {
@@ -87,16 +88,25 @@ void sum_weights(const WeightGradient<T>& p, int64_t group, int64_t begin, int64
       if (p.x) {
         ring = {p.x_place(index / out_h, group), workspace.ring() + p.left * lanes, p.source_rows,
                 0};
+        source = ring.data;
+        if constexpr (std::is_same_v<T, A>) {
+          source = p.direct ? ring.place.start[0] : source;
+        }
       }
     }
     TapRows rows{0, -1};
     if (p.x) {
       rows = workspace.find_rows(p.vertical, h, p.horizontal.taps * lanes, p.source_rows);
-      ring.gather(p.lanes, rows.last);
+      if (!p.direct) {
+        ring.gather(p.lanes, rows.last);
+      }
+      for (int64_t i = 1; i <= p.vertical.stride && p.direct; ++i) {
+        fetch_row(ring.place, 0, rows.last + i);
+      }
     }
     GradRow<A> grad{workspace.row(), lanes};
     if constexpr (std::is_same_v<T, A>) {
-      if (place.pixel && place.channels == lanes) {
+      if (p.direct || (place.pixel && place.channels == lanes)) {
         grad = {place.start[0] + h * place.row, place.pixel};
         fetch_row(place, 0, h + 1);
       }
@@ -108,11 +118,12 @@ void sum_weights(const WeightGradient<T>& p, int64_t group, int64_t begin, int64
       const int64_t until = from + kMostTerms < out_w ? from + kMostTerms : out_w;
       workspace.find_meetings(p, rows.count, from, until);
       for (int64_t lane = 0; lane < lanes; lane += N) {
-        const GradRow<A> part{grad.data + lane, grad.pixel};
+        const int64_t at = !p.direct || lane + N <= p.pixel ? lane : p.pixel - N;
+        const GradRow<A> part{grad.data + at, grad.pixel};
         for (const Meeting& m : workspace.meetings) {
-          kernel_of<AddProducts<A>, kMostTaps>(m.count)(
-              &workspace.taps[m.first], part, ring.data + lane, p.horizontal.stride * lanes,
-              m.begin, m.end, workspace.sums() + lane);
+          kernel_of<AddProducts<A>, kMostTaps>(m.count)(&workspace.taps[m.first], part, source + at,
+                                                        p.horizontal.stride * p.pixel, m.begin,
+                                                        m.end, workspace.sums() + lane);
         }
         if (p.bias) {
           add_all(part, from, until, &workspace.totals[taps * lanes + lane]);
@@ -120,7 +131,7 @@ void sum_weights(const WeightGradient<T>& p, int64_t group, int64_t begin, int64
       }
       terms += until - from;
       if (terms >= kMostTerms || (index + 1 == end && until == out_w)) {
-        move_sums(workspace.sums(), workspace.totals.data(), taps * lanes);
+        move_sums(workspace.sums(), workspace.totals, taps * lanes);
         terms = 0;
       }
     }
