@@ -120,7 +120,7 @@ struct Kernels {
     const int64_t lanes = p.lanes.lanes, positions = g.kernel_h * g.kernel_w + 1;
     const int64_t thread_rows = grain(g, lanes);
     // Fewer rows, or terms, cost more than they save.
-    const int64_t least = std::max(thread_rows, (kMostTerms + g.out_w - 1) / g.out_w);
+    const int64_t least = std::max(thread_rows, kMostTerms / std::max<int64_t>(1, g.out_w) + 1);
     const int64_t ranges =
         std::clamp<int64_t>(rows / least, 1, std::max<int64_t>(1, kUnits / groups));
     std::vector<double> totals(ranges * groups * positions * lanes);

@@ -29,11 +29,11 @@ struct WeightGradient {
   Axis vertical, horizontal;
   Lanes lanes;
   std::vector<Column> columns;
-  bool direct;    // sources stay in the image, where a pixel has all channels as lanes
-  bool mixed;     // all columns' taps are summed together, and meet zeros beside the source
-  int64_t left;   // zeros before the source, in pixels
-  int64_t pixel;  // elements of a source's
-  int64_t last;   // lane from which the last vector, that overlaps, has them
+  bool direct;          // sources stay in the image, where a pixel has all channels as lanes
+  bool mixed;           // all columns' taps are summed together, and meet zeros beside the source
+  int64_t left;         // zeros before the source, in pixels
+  int64_t pixel;        // elements of a source's
+  int64_t last_vector;  // its first lane, where it overlaps the one before
   SourceRows source_rows;
 
   WeightGradient(const DepthwiseGeometry& g, const T* grad, const T* x, bool bias, int64_t lanes_,
@@ -47,7 +47,7 @@ struct WeightGradient {
         lanes(g, lanes_),
         direct(direct),
         pixel(direct ? g.c : lanes_),
-        last(lanes_ - (direct ? vector_bytes() / sizeof(acc_t<T>) : 0)) {
+        last_vector(lanes_ - (direct ? vector_bytes() / sizeof(acc_t<T>) : 0)) {
     const int64_t stride = g.stride_w;
     for (int64_t tap = 0; tap < g.kernel_w; ++tap) {
       const int64_t source = tap * g.dilation_w - g.padding_w;
@@ -63,8 +63,8 @@ struct WeightGradient {
                    (left + (mixed ? std::max(g.w, last + 1) : g.w)) * pixel};
   }
 
-  // Where a lane's sums lie: in a direct plan the last vector overlaps the one before it.
-  int64_t slot(int64_t lane) const { return lane < last ? lane : lane + lanes.lanes - g.c; }
+  // Where a lane's sums lie.
+  int64_t slot(int64_t lane) const { return lane < last_vector ? lane : lane + lanes.lanes - g.c; }
 
   Place<const T> x_place(int64_t image_group, int64_t group) const {
     return place(g, lanes, input_images(g, x), image_group, group);
