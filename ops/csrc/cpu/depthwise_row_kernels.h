@@ -37,6 +37,64 @@ __attribute__((always_inline)) inline void fetch_row(const Place<const T>& place
   }
 }
 
+// Pixels of channels that are rows of memory, to [pixel][lane]: squares of M lanes and as many
+// pixels, or fewer where rows are shorter. The last square overlaps the one before it.
+template <int M, typename T>
+void gather_lanes(const Place<const T>& place, int64_t h, acc_t<T>* to) {
+  using A = acc_t<T>;
+  constexpr int N = kLanes<A>;
+  if constexpr (M > 1) {
+    if (place.width < M) {
+      return gather_lanes<M / 2>(place, h, to);
+    }
+  }
+  for (int64_t first = 0; first < place.starts; first += M) {
+    for (int64_t i = 0; i < place.width; i += M) {
+      const int64_t at = i + M <= place.width ? i : place.width - M;
+      Vec<A, M> v[M];
+      OPS_UNROLL
+      for (int l = 0; l < M; ++l) {
+        v[l] = first + l < place.starts ? load<M>(place.start[first + l] + h * place.row + at)
+                                        : Vec<A, M>{};
+      }
+      transpose<A, M>(v);
+      OPS_UNROLL
+      for (int p = 0; p < M; ++p) {
+        store<M>(to + (at + p) * N + first, v[p]);
+      }
+    }
+  }
+}
+
+// And back.
+template <int M, typename T>
+void scatter_lanes(const acc_t<T>* from, const Place<T>& place, int64_t h) {
+  using A = acc_t<T>;
+  constexpr int N = kLanes<A>;
+  if constexpr (M > 1) {
+    if (place.width < M) {
+      return scatter_lanes<M / 2>(from, place, h);
+    }
+  }
+  for (int64_t first = 0; first < place.starts; first += M) {
+    for (int64_t i = 0; i < place.width; i += M) {
+      const int64_t at = i + M <= place.width ? i : place.width - M;
+      Vec<A, M> v[M];
+      OPS_UNROLL
+      for (int p = 0; p < M; ++p) {
+        v[p] = load<M>(from + (at + p) * N + first);
+      }
+      transpose<A, M>(v);
+      OPS_UNROLL
+      for (int l = 0; l < M; ++l) {
+        if (first + l < place.starts) {
+          store<M>(place.start[first + l] + h * place.row + at, v[l]);
+        }
+      }
+    }
+  }
+}
+
 // One row to [pixel][lane]; idle lanes are zero, as they are in `to` at first.
 template <typename T>
 void gather_row(const Place<const T>& place, int64_t h, const Lanes& lanes, acc_t<T>* to) {
@@ -45,63 +103,28 @@ void gather_row(const Place<const T>& place, int64_t h, const Lanes& lanes, acc_
   if (place.starts < (place.pixel ? lanes.images : lanes.images * lanes.channels)) {
     __builtin_memset(to, 0, place.width * lanes.lanes * sizeof(A));
   }
-  if (place.pixel) {
-    for (int64_t i = 0; i < place.starts; ++i) {
-      const T* from = place.start[i] + h * place.row;
-      A* lane = to + i * lanes.channels;
-      fetch_row(place, i, h + 1);
-      convert_pixels<N>(from, place.pixel, lane, lanes.lanes, place.channels, place.width);
-    }
-    return;
+  if (!place.pixel) {
+    return gather_lanes<N>(place, h, to);
   }
-  for (int64_t l = 0; place.width < N && l < place.starts; ++l) {
-    convert_pixels<1>(place.start[l] + h * place.row, 1, to + l, N, 1, place.width);
-  }
-  for (int64_t i = 0; place.width >= N && i < place.width; i += N) {
-    const int64_t at = i + N <= place.width ? i : place.width - N;  // overlaps the one before
-    Vec<A, N> v[N];
-    OPS_UNROLL
-    for (int l = 0; l < N; ++l) {
-      v[l] = l < place.starts ? load<N>(place.start[l] + h * place.row + at) : Vec<A, N>{};
-    }
-    transpose<A, N>(v);
-    OPS_UNROLL
-    for (int p = 0; p < N; ++p) {
-      store<N>(to + (at + p) * N, v[p]);
-    }
+  for (int64_t i = 0; i < place.starts; ++i) {
+    const T* from = place.start[i] + h * place.row;
+    A* lane = to + i * lanes.channels;
+    fetch_row(place, i, h + 1);
+    convert_pixels<N>(from, place.pixel, lane, lanes.lanes, place.channels, place.width);
   }
 }
 
 // One row from [pixel][lane].
 template <typename T>
 void scatter_row(const acc_t<T>* from, const Lanes& lanes, const Place<T>& place, int64_t h) {
-  using A = acc_t<T>;
-  constexpr int N = kLanes<A>;
-  if (place.pixel) {
-    for (int64_t i = 0; i < place.starts; ++i) {
-      T* to = place.start[i] + h * place.row;
-      const A* lane = from + i * lanes.channels;
-      convert_pixels<N>(lane, lanes.lanes, to, place.pixel, place.channels, place.width);
-    }
-    return;
+  constexpr int N = kLanes<acc_t<T>>;
+  if (!place.pixel) {
+    return scatter_lanes<N>(from, place, h);
   }
-  for (int64_t l = 0; place.width < N && l < place.starts; ++l) {
-    convert_pixels<1>(from + l, N, place.start[l] + h * place.row, 1, 1, place.width);
-  }
-  for (int64_t i = 0; place.width >= N && i < place.width; i += N) {
-    const int64_t at = i + N <= place.width ? i : place.width - N;
-    Vec<A, N> v[N];
-    OPS_UNROLL
-    for (int p = 0; p < N; ++p) {
-      v[p] = load<N>(from + (at + p) * N);
-    }
-    transpose<A, N>(v);
-    OPS_UNROLL
-    for (int l = 0; l < N; ++l) {
-      if (l < place.starts) {
-        store<N>(place.start[l] + h * place.row + at, v[l]);
-      }
-    }
+  for (int64_t i = 0; i < place.starts; ++i) {
+    T* to = place.start[i] + h * place.row;
+    const acc_t<T>* lane = from + i * lanes.channels;
+    convert_pixels<N>(lane, lanes.lanes, to, place.pixel, place.channels, place.width);
   }
 }
 
