@@ -150,6 +150,7 @@ struct Place {
   int64_t channels;           // in use, of each image
   int64_t width, row, pixel;  // pixel is 0 for NCHW
   int64_t ahead;              // rows, from the first, that are prefetched
+  int64_t next;               // in NCHW, from a channel to that of the next group
 };
 
 // An image tensor: where it is, its size, and from one image, and one channel, to the next.
@@ -175,7 +176,7 @@ Place<T> place(const DepthwiseGeometry& g, const Lanes& lanes, const Images<T>& 
                int64_t image_group, int64_t channel_group) {
   const int64_t n = image_group * lanes.images, c = channel_group * lanes.channels;
   const int64_t channels = std::min(lanes.channels, g.c - c), width = images.width;
-  Place<T> p{{}, 0, channels, width, width, 0, 0};
+  Place<T> p{{}, 0, channels, width, width, 0, 0, lanes.channels * images.c};
   if (g.channels_last) {
     p.row = width * g.c;
     p.pixel = g.c;

@@ -38,7 +38,8 @@ __attribute__((always_inline)) inline void fetch_row(const Place<const T>& place
 }
 
 // Pixels of channels that are rows of memory, to [pixel][lane]: squares of M lanes and as many
-// pixels, or fewer where rows are shorter. The last square overlaps the one before it.
+// pixels, or fewer where rows are shorter. The last square overlaps the one before it. Meanwhile
+// the same pixels of the next group are on their way: its rows are too short and too many to guess.
 template <int M, typename T>
 void gather_lanes(const Place<const T>& place, int64_t h, acc_t<T>* to) {
   using A = acc_t<T>;
@@ -54,8 +55,12 @@ void gather_lanes(const Place<const T>& place, int64_t h, acc_t<T>* to) {
       Vec<A, M> v[M];
       OPS_UNROLL
       for (int l = 0; l < M; ++l) {
-        v[l] = first + l < place.starts ? load<M>(place.start[first + l] + h * place.row + at)
-                                        : Vec<A, M>{};
+        v[l] = Vec<A, M>{};
+        if (first + l < place.starts) {
+          const T* row = place.start[first + l] + h * place.row + at;
+          v[l] = load<M>(row);
+          __builtin_prefetch(row + place.next, 0, 2);
+        }
       }
       transpose<A, M>(v);
       OPS_UNROLL
