@@ -15,9 +15,9 @@ constexpr int64_t kGrain = 200000;  // multiply-adds: less is not worth waking a
 constexpr int64_t kUnits = 64;      // of work on the weight gradient, at most
 // Outputs of a pixel that is not worth a copy, and where the first-level cache loses it in between.
 constexpr int64_t kMostShared = 9, kMostCrowded = 4;
-constexpr int64_t kLongRow = 20;  // of outputs: edges cost less than a copy of it
-constexpr int64_t kLine = 64, kPage = 4096, kWays = 8;  // a page has one line of each set
-constexpr int64_t kCache = kWays * kPage;               // the first level, at least
+constexpr int64_t kLongRow = 20;            // of outputs: edges cost less than a copy of it
+constexpr int64_t kPage = 4096, kWays = 8;  // a page has one line of each set
+constexpr int64_t kCache = kWays * kPage;   // the first level, at least
 
 // Vectors of channels that are computed together: channels-last memory comes in lines of two.
 int64_t vectors_of(const DepthwiseGeometry& g) {
@@ -134,6 +134,16 @@ struct Kernels {
     };
     const int64_t unit_grain = thread_rows * ranges / std::max<int64_t>(1, rows) + 1;
     torch::stable::parallel_for(0, groups * ranges, unit_grain, work);
+    add_up(p, totals, ranges, grad_weight, grad_bias);
+  }
+
+ private:
+  // The gradients from totals [range][group][position][lane].
+  template <typename T>
+  static void add_up(const WeightGradient<T>& p, const std::vector<double>& totals, int64_t ranges,
+                     T* grad_weight, T* grad_bias) {
+    const int64_t taps = p.g.kernel_h * p.g.kernel_w, positions = taps + 1;
+    const int64_t groups = p.lanes.channel_groups, lanes = p.lanes.lanes;
     std::vector<double> sums(lanes);
     for (int64_t i = 0; i < groups * positions; ++i) {
       const int64_t first = i / positions * p.lanes.channels, position = i % positions;
@@ -142,15 +152,15 @@ struct Kernels {
         const double* from = &totals[(range * groups * positions + i) * lanes];
         std::transform(sums.begin(), sums.end(), from, sums.begin(), std::plus<>());
       }
-      for (int64_t c = first; c < std::min(first + p.lanes.channels, g.c); ++c) {
+      for (int64_t c = first; c < std::min(first + p.lanes.channels, p.g.c); ++c) {
         double total = 0;
         for (int64_t image = 0; image < p.lanes.images; ++image) {
           total += sums[p.slot(image * p.lanes.channels + c - first)];
         }
-        if (position == positions - 1 && grad_bias) {
+        if (position == taps && grad_bias) {
           grad_bias[c] = static_cast<T>(total);
-        } else if (position < positions - 1 && grad_weight) {
-          grad_weight[c * (positions - 1) + position] = static_cast<T>(total);
+        } else if (position < taps && grad_weight) {
+          grad_weight[c * taps + position] = static_cast<T>(total);
         }
       }
     }

@@ -92,7 +92,7 @@ struct CorrelateBlock {
     out += block.out * out_pixel;
     for (int64_t next = 0; next < lanes; next += V * N) {
       const int64_t lane = next + V * N <= lanes ? next : lanes - V * N;  // overlaps those before
-      if (next * sizeof(A) % 64 == 0) {
+      if (next * sizeof(A) % kLine == 0) {
         ahead.template fetch<R>(block.source + lane, step, out + lane, out_step);
       }
       Vec<A, N> sum[R][V];

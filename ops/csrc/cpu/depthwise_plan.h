@@ -21,13 +21,14 @@
 
 namespace ops::cpu {
 
+constexpr int64_t kLine = 64;         // bytes that memory comes in
 constexpr int64_t kMostLanes = 32;    // of two vectors
 constexpr int64_t kMostOutputs = 14;  // vectors of sums that fit into registers
 constexpr int64_t kFewTaps = 6;       // in a row: to share them is not worth a second block
 
 // Outputs of a block whose taps are shared: beside three of them, 16 registers hold fewer.
 inline int64_t most_sharing() {
-  return vector_bytes() < 64 ? 12 : kMostOutputs;
+  return vector_bytes() < kLine ? 12 : kMostOutputs;
 }
 
 // Where a tap finds its weights and its source, in elements.
@@ -180,7 +181,7 @@ Place<T> place(const DepthwiseGeometry& g, const Lanes& lanes, const Images<T>& 
   if (g.channels_last) {
     p.row = width * g.c;
     p.pixel = g.c;
-    if (g.c * sizeof(T) > 64) {  // else lines are read one after the other
+    if (g.c * sizeof(T) > kLine) {  // else lines are read one after the other
       p.ahead = images.height;
     }
   }
@@ -211,11 +212,11 @@ class Workspace {
   std::vector<Tap> rows;
 
   Workspace(int64_t taps, int64_t ring_size, int64_t row_size)
-      : rows(taps), ring_size_(ring_size), memory_(ring_size + row_size + kLine) {}
+      : rows(taps), ring_size_(ring_size), memory_(ring_size + row_size + kLine / sizeof(A)) {}
 
   A* ring() {
     const auto address = reinterpret_cast<uintptr_t>(memory_.data());
-    return memory_.data() + (64 - address % 64) % 64 / sizeof(A);
+    return memory_.data() + (kLine - address % kLine) % kLine / sizeof(A);
   }
   A* row() { return ring() + ring_size_; }
 
@@ -233,8 +234,6 @@ class Workspace {
   }
 
  private:
-  static constexpr int64_t kLine = 64 / sizeof(A);
-
   int64_t ring_size_;
   std::vector<A> memory_;
 };

@@ -97,11 +97,12 @@ void sum_weights(const WeightGradient<T>& p, int64_t group, int64_t begin, int64
     TapRows rows{0, -1};
     if (p.x) {
       rows = workspace.find_rows(p.vertical, h, p.horizontal.taps * lanes, p.source_rows);
-      if (!p.direct) {
+      if (p.direct) {
+        for (int64_t i = 1; i <= p.vertical.stride; ++i) {
+          fetch_row(ring.place, 0, rows.last + i);
+        }
+      } else {
         ring.gather(p.lanes, rows.last);
-      }
-      for (int64_t i = 1; i <= p.vertical.stride && p.direct; ++i) {
-        fetch_row(ring.place, 0, rows.last + i);
       }
     }
     GradRow<A> grad{workspace.row(), lanes};

@@ -25,16 +25,16 @@ struct LargePlan {
 
 // Blocks of the large kernels, filters shared by the images of a block or one each. Nothing where
 // not even one image's filter and window fit into shared memory.
-std::optional<LargePlan> plan_large(int64_t channels, int64_t images, int64_t in_h, int64_t in_w,
-                                    int64_t filter_h, int64_t filter_w, int64_t padding_h,
-                                    int64_t padding_w, bool shared_filter) {
+std::optional<LargePlan> plan_large(int64_t images, int64_t in_h, int64_t in_w, int64_t filter_h,
+                                    int64_t filter_w, int64_t padding_h, int64_t padding_w,
+                                    bool shared_filter) {
   LargeLaunch launch{};
   launch.in_h = in_h, launch.in_w = in_w;
   launch.filter_h = filter_h, launch.filter_w = filter_w;
   launch.out_h = in_h + 2 * padding_h - filter_h + 1;
   launch.out_w = in_w + 2 * padding_w - filter_w + 1;
   launch.padding_h = padding_h, launch.padding_w = padding_w;
-  launch.channels = channels, launch.images = images;
+  launch.images = images;
   launch.filter_pitch = round_up(filter_shift(padding_w) + filter_w + 4, 4);
   const size_t filter = sizeof(float) * (filter_h + 2) * launch.filter_pitch;
   for (int most = 64; most >= 8; most /= 2) {
@@ -67,7 +67,7 @@ bool convolve_large(const Convolution<T>& c) {
     return false;
   }
   auto plan =
-      plan_large(g.c, g.n, c.in.h, c.in.w, g.kernel_h, g.kernel_w, c.padding_h, c.padding_w, true);
+      plan_large(g.n, c.in.h, c.in.w, g.kernel_h, g.kernel_w, c.padding_h, c.padding_w, true);
   if (!plan) {
     return false;
   }
@@ -86,7 +86,7 @@ bool sum_weights_large(const WeightGradient<T>& c) {
   if (!is_unit_stride(g)) {
     return false;
   }
-  auto plan = plan_large(g.c, g.n, g.h, g.w, g.out_h, g.out_w, g.padding_h, g.padding_w, false);
+  auto plan = plan_large(g.n, g.h, g.w, g.out_h, g.out_w, g.padding_h, g.padding_w, false);
   if (!plan) {
     return false;
   }

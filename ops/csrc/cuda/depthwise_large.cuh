@@ -15,7 +15,7 @@ struct LargeLaunch {
   int tiles_h, tiles_w;    // tiles a plane
   int window_h, window_w;  // inputs staged a tile
   int filter_pitch;
-  int channels, images;
+  int images;
   ImageStrides in, filter, out;
 };
 
