@@ -6,9 +6,8 @@ import os
 import secrets
 import shutil
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ SUMMARY = "summary.json"
 RESULTS = ("test_accuracy", "val_accuracy", "parameters", "training_seconds", "images_per_second")
 OVERRIDES = Path(".hydra", "overrides.yaml")
 LAUNCH = Path(".hydra", "launch")  # which torchrun made it
-STALE = 600  # seconds
 FREE = ("resume", "data.root", "device", "outputs")  # may differ in one and the same run
 
 
@@ -71,7 +69,6 @@ def create_run_folder(cfg: TrainConfig, launch: str = "") -> Path:
         folder, sweeping = Path(HydraConfig.get().runtime.output_dir), True
     hidden = folder.with_name(f".{folder.name}.tmp")
     try:
-        remove_half_made(Path(cfg.outputs))
         (hidden / CONFIG.parent).mkdir(parents=True)
         with locked(hidden):
             OmegaConf.save(OmegaConf.structured(cfg), hidden / CONFIG)
@@ -95,15 +92,6 @@ def find_runs(root: Path) -> list[Path]:
     """The run folders at any depth under `root`, but not those that were killed half-made."""
     found = [path.parents[1] for path in root.rglob(str(CONFIG))]
     return [path for path in found if not path.name.startswith(".")]
-
-
-def remove_half_made(outputs: Path) -> None:
-    """Remove the folders of runs that were killed as they made them, some minutes ago or more."""
-    with suppress(OSError):  # others come and go meanwhile
-        for path in (*outputs.glob("*/.*.tmp"), *outputs.glob("*/*/.*.tmp")):  # these in a sweep
-            if path.is_dir() and time.time() - path.stat().st_mtime > STALE:
-                with suppress(UserError), locked(path):  # not if the process lives
-                    shutil.rmtree(path)
 
 
 def newest(runs: Iterable[Path]) -> Path | None:

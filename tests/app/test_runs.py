@@ -31,22 +31,15 @@ def test_a_name_that_is_taken_is_not_shared(tmp_path, monkeypatch):
         create_run_folder(cfg)
 
 
-def test_folders_that_were_never_finished_are_removed(tmp_path):
-    old, alive, young, swept = (
-        tmp_path / "2026-01-31" / name / ".hydra"
-        for name in (".1.tmp", ".2.tmp", ".3.tmp", "12-00-00-abcd/.4.tmp")
-    )
-    for folder in (old, alive, young, swept):
-        folder.mkdir(parents=True)
-        os.utime(folder.parent, (1e9, 1e9))
-    os.utime(young.parent)
-    file = tmp_path / "2026-01-31" / "12-00-00-abcd" / ".last.pt.tmp"  # of a run, that removes it
-    file.touch()
-    os.utime(file, (1e9, 1e9))
-    with locked(alive.parent):
-        create_run_folder(TrainConfig(outputs=str(tmp_path)))
-    left = {path.name for path in tmp_path.rglob(".*.tmp")}
-    assert left == {".2.tmp", ".3.tmp", ".last.pt.tmp"}
+def test_a_new_run_removes_no_folder_of_others(tmp_path):
+    """`outputs` may be a folder that holds other things, the home folder for one."""
+    for name in ("projects/.thesis.tmp", "projects/thesis/.draft.tmp"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "chapter").touch()
+        os.utime(tmp_path / name, (1e9, 1e9))
+    before = set(tmp_path.rglob("*"))
+    create_run_folder(TrainConfig(outputs=str(tmp_path)))
+    assert before < set(tmp_path.rglob("*"))
 
 
 def test_the_configuration_is_in_the_folder(tmp_path):
