@@ -15,12 +15,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the project, not installed
 
-from app.config import ExportConfig
-from app.deployment import convert
-from app.exporter import check, compare
-from app.inference import newest_opset
-from app.model import describe_model
-from app.trained import load_test_split, load_trained
+from app.config.schema import ExportConfig
+from app.export.export import check
+from app.export.graph import convert, newest_opset
+from app.export.parity import compare
+from app.inference.predictor import load_test_split, load_trained
+from app.models import describe_model
 from ops.export import LEAST_OPSET
 
 MOST = 1e-5  # between torch's logits and ONNX Runtime's
