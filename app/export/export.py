@@ -19,10 +19,7 @@ from app.data.datasets import Dataset
 from app.data.transforms import normalize
 from app.export.graph import convert, layout, newest_opset
 from app.export.model_card import write_card
-from app.export.parity import (
-    compare,
-    refuse_if_different,
-)
+from app.export.parity import compare, refuse_if_different
 from app.export.quantize import quantize
 from app.inference.onnx_runtime import RUNTIME
 from app.inference.predictor import TrainedModel, load_data, load_trained

@@ -56,9 +56,8 @@ def load_network(cfg: PredictConfig) -> Network:
         UserError: There is none, the file cannot be used, or the device is not there.
     """
     if cfg.runtime == "onnx":
-        from app.inference.onnx_runtime import (
-            load_exported,  # ONNX Runtime: a second that torch does not need
-        )
+        # late: ONNX Runtime takes a second, which torch does not need
+        from app.inference.onnx_runtime import load_exported
 
         return load_exported(cfg.checkpoint, cfg.outputs, cfg.device)
     if cfg.checkpoint is not None and cfg.checkpoint.endswith(".onnx"):

@@ -11,13 +11,7 @@ import torch
 from app.config.device import pick_device
 from app.config.errors import RunError, UserError
 from app.config.overrides import typed_keys
-from app.config.schema import (
-    AugmentConfig,
-    ModelConfig,
-    TrainConfig,
-    from_mapping,
-    shown,
-)
+from app.config.schema import AugmentConfig, ModelConfig, TrainConfig, from_mapping, shown
 from app.data.datasets import Dataset, load_dataset
 from app.models import build_model, cpu_format
 from app.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint

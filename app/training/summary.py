@@ -16,10 +16,7 @@ from app.runs.checkpoint import load_checkpoint, load_model, save_checkpoint
 from app.runs.files import write_atomically
 from app.runs.folder import FREE, SUMMARY, flatten, idle
 from app.runs.tracker import Tracker
-from app.training.state import (
-    BEST,
-    Run,
-)
+from app.training.state import BEST, Run
 
 
 def test(run: Run, tracker: Tracker) -> dict[str, Any]:
