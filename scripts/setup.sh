@@ -78,12 +78,15 @@ install_requirements() {
   fi
 }
 
+# Lists the files that a build depends on.
+sources() { find setup.py pyproject.toml ops -name '*.[ch]*' -o -name '*.cu*' | sort; }
+
 # Whether those of the last build are all there still.
 has_libraries() { [ -s "$venv/libraries" ] && xargs ls <"$venv/libraries" >/dev/null 2>&1; }
 
 build_operators() {
   local wanted
-  wanted="$PWD $(find setup.py pyproject.toml ops/csrc -type f -exec cksum {} + | sort | cksum)"
+  wanted="$PWD $(sources | xargs cksum | cksum)"
   wanted+=" ${USE_CUDA-} ${FORCE_CUDA-} ${TORCH_CUDA_ARCH_LIST-} ${CUDA_HOME-} ${DEBUG-}"
   wanted+=" torch $(python -c 'from importlib.metadata import version; print(version("torch"))')"
   if ! is_done build "$wanted" || ! has_libraries; then

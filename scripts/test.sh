@@ -7,5 +7,6 @@ ruff check
 ruff format --check
 mypy
 lint-imports
-find ops/csrc -type f -exec clang-format --dry-run -Werror {} +
+find ops -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' |
+  xargs clang-format --dry-run -Werror
 python -m pytest --timeout=300 --numprocesses=auto --maxprocesses=4 "$@"

@@ -10,7 +10,7 @@ import pytest
 import setuptools
 import torch
 
-from ops import _library
+from ops.core import library
 
 ROOT = Path(__file__).parent.parent
 VARIABLES = ("USE_CUDA", "FORCE_CUDA", "TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "DEBUG", "MAX_JOBS")
@@ -105,8 +105,7 @@ def test_kernels_keep_to_the_stable_abi(plan, toolkit):
 
 def test_every_source_is_built(plan, toolkit):
     cuda = plan(CUDA_HOME=toolkit("13.2"))
-    csrc = ROOT / "ops" / "csrc"
-    files = [*csrc.rglob("*.cpp"), *csrc.rglob("*.cu")]
+    files = [*(ROOT / "ops").rglob("*.cpp"), *(ROOT / "ops").rglob("*.cu")]
     built = [source for e in cuda["ext_modules"] for source in e.sources]
     assert sorted(built) == sorted(str(f.relative_to(ROOT)) for f in files)
 
@@ -159,9 +158,9 @@ def test_wheel_tag(plan):
 def test_versions_and_requirements_agree():
     """What is written in several places is the same everywhere."""
     setup = (ROOT / "setup.py").read_text()
-    assert f"TORCH_TARGET = {_library.TORCH_TARGET}" in setup
+    assert f"TORCH_TARGET = {library.TORCH_TARGET}" in setup
     declared = (ROOT / "pyproject.toml").read_text()
-    assert f'"torch>={".".join(map(str, _library.TORCH_TARGET))}"' in declared
+    assert f'"torch>={".".join(map(str, library.TORCH_TARGET))}"' in declared
     (dependencies,) = re.findall(r"^dependencies = \[\n(.*?)^\]", declared, re.M | re.S)
     lines = (ROOT / "requirements.txt").read_text().splitlines()
     assert set(re.findall(r'"(.+)"', dependencies)) <= set(lines)
