@@ -6,5 +6,6 @@ source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" test
 ruff check
 ruff format --check
 mypy
-find ops/csrc -type f -exec clang-format --dry-run -Werror {} +
+list_sources -exec clang-format --dry-run -Werror {} +
+#shellcheck scripts/*.sh .ci/run
 python -m pytest --timeout=300 --numprocesses=auto --maxprocesses=4 "$@"
