@@ -1,4 +1,4 @@
-"""Builds ops/csrc into libraries beside ops/*.py.
+"""Compile the C++ and CUDA sources under ops/ into libraries beside ops/__init__.py.
 
     _C                  schemas and CPU kernels, beside any torch since 2.10.
     _C_cuda             CUDA kernels, likewise.
@@ -19,7 +19,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -148,31 +148,33 @@ class Build(BuildExtension):
 
 
 def extension(
-    kind: Callable[..., Extension], name: str, sources: str, **flags: list[str]
+    kind: Callable[..., Extension], name: str, sources: Iterable[Path], **flags: list[str]
 ) -> Extension:
-    """Describes one library: compiled from the sources that a pattern names."""
-    csrc = Path("ops/csrc")
+    """Describes one library, compiled from the sources given."""
+    ops = Path("ops")
     return kind(
         name,
-        sorted(map(str, csrc.glob(sources))),
-        include_dirs=[str(csrc.resolve())],
-        depends=sorted(map(str, [*csrc.rglob("*.h"), *csrc.rglob("*.cuh")])),
+        sorted(map(str, sources)),
+        include_dirs=[str(ops.resolve())],
+        depends=sorted(map(str, [*ops.rglob("*.h"), *ops.rglob("*.cuh")])),
         extra_compile_args=flags,
         py_limited_api=True,
     )
 
 
+EAGER = Path("ops/core/eager")
+cpu_sources = [path for path in Path("ops").rglob("*.cpp") if path.parent != EAGER]
 version = re.sub(r"\W", "_", torch.__version__)
 extensions = [
-    extension(CppExtension, "ops._C", "cpu/*.cpp", cxx=cxx_flags),
-    extension(CppExtension, f"ops._C_eager_{version}", "eager/*.cpp", cxx=eager_flags),
+    extension(CppExtension, "ops._C", cpu_sources, cxx=cxx_flags),
+    extension(CppExtension, f"ops._C_eager_{version}", EAGER.glob("*.cpp"), cxx=eager_flags),
 ]
 if cuda:
     extensions.append(
         extension(
             CUDAExtension,
             "ops._C_cuda",
-            "cuda/*.cu",
+            Path("ops").rglob("*.cu"),
             cxx=[*cxx_flags, "-DUSE_CUDA"],
             nvcc=nvcc_flags,
         )

@@ -1,17 +1,17 @@
 """Custom operators in C++ and CUDA, with the gradients and modules that go with them."""
 
-from ops import _library
+from ops.core import library
 
-_library.load()  # the operators' modules look them up in torch.ops
+library.load()  # the operators' modules look them up in torch.ops
 
 from ops.convert import convert_depthwise  # noqa: E402
-from ops.depthwise_conv import DepthwiseConv2d, depthwise_conv2d  # noqa: E402
+from ops.depthwise_conv2d import DepthwiseConv2d, depthwise_conv2d  # noqa: E402
 from ops.exp import Exp, exp  # noqa: E402
 from ops.gelu import GELU, gelu  # noqa: E402
-from ops.global_avg_pool import GlobalAvgPool2d, global_avg_pool2d  # noqa: E402
-from ops.involution import Involution2d, involution2d  # noqa: E402
+from ops.global_avg_pool2d import GlobalAvgPool2d, global_avg_pool2d  # noqa: E402
+from ops.involution2d import Involution2d, involution2d  # noqa: E402
 from ops.lltm import LLTM, LLTMCell, lltm, lltm_cell  # noqa: E402
-from ops.max_pool import MaxPool2d, max_pool2d  # noqa: E402
+from ops.max_pool2d import MaxPool2d, max_pool2d  # noqa: E402
 from ops.ncrelu import NCReLU, ncrelu  # noqa: E402
 
 __all__ = [

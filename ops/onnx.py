@@ -22,7 +22,7 @@ from onnxscript import BFLOAT16, DOUBLE, FLOAT, FLOAT16, OnnxFunction, graph, op
 from onnxscript.values import Op, Opset
 from torch.onnx import symbolic_helper
 
-from ops._windows import count_places
+from ops.core.windows import count_places
 
 DOMAIN = "lenet_ops"
 VERSION = 1  # of the domain: raise it when a function's inputs, attributes or meaning change

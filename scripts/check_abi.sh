@@ -38,5 +38,5 @@ cd "$away"
 # Not those that go through the kernels' loops, which are the same beside any PyTorch: of the values
 # those in float32 are enough.
 "$other" -m pytest --numprocesses=auto --maxprocesses=4 tests/ops \
-  --ignore=tests/ops/test_depthwise_conv.py --ignore=tests/ops/test_instruction_sets.py \
+  --ignore=tests/ops/test_depthwise_conv2d.py --ignore=tests/ops/test_instruction_sets.py \
   -k "not (test_values and (float16 or bfloat16 or float64))"

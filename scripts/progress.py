@@ -21,7 +21,7 @@ TERMINAL_INTERVAL = 0.5
 ERROR_LINES = 6  # an error and the source lines that a compiler shows below it
 LAST_LINES = 20  # shown where no line looks like an error
 
-_COMPILED = re.compile(r"\[(\d+)/(\d+)\] .*?([^\s/]+/[^\s/]+\.(?:cpp|cu)) ")  # a line of ninja -v
+_COMPILED = re.compile(r"\[(\d+)/(\d+)\] .*/ops/(\S+\.(?:cpp|cu)) ")  # a line of ninja -v
 _LIBRARY = re.compile(r"building '(?:\w+\.)*(\w+)' extension")  # a line of setuptools
 _ERROR = re.compile(r"(?:^|[\s)])(?:fatal )?error(?: #[\w-]+)?: |^ERROR: ", re.MULTILINE)
 _REMARK = re.compile(r"^\s*(lenet-ops: .+)$", re.MULTILINE)  # printed by setup.py

@@ -7,5 +7,5 @@ ruff check
 ruff format --check
 mypy
 list_sources -exec clang-format --dry-run -Werror {} +
-#shellcheck scripts/*.sh .ci/run
+shellcheck scripts/*.sh .ci/run
 python -m pytest --timeout=300 --numprocesses=auto --maxprocesses=4 "$@"

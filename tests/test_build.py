@@ -11,7 +11,7 @@ import pytest
 import setuptools
 import torch
 
-from ops import _library
+from ops.core import library
 
 ROOT = Path(__file__).parent.parent
 VARIABLES = ("USE_CUDA", "FORCE_CUDA", "TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "DEBUG", "MAX_JOBS")
@@ -106,8 +106,7 @@ def test_kernels_keep_to_the_stable_abi(plan, toolkit):
 
 def test_every_source_is_built(plan, toolkit):
     cuda = plan(CUDA_HOME=toolkit("13.2"))
-    csrc = ROOT / "ops" / "csrc"
-    files = [*csrc.rglob("*.cpp"), *csrc.rglob("*.cu")]
+    files = [*(ROOT / "ops").rglob("*.cpp"), *(ROOT / "ops").rglob("*.cu")]
     built = [source for e in cuda["ext_modules"] for source in e.sources]
     assert sorted(built) == sorted(str(f.relative_to(ROOT)) for f in files)
 
@@ -160,8 +159,8 @@ def test_wheel_tag(plan):
 def test_versions_and_requirements_agree():
     """What is written in several places is the same everywhere."""
     setup = (ROOT / "setup.py").read_text()
-    assert f"TORCH_TARGET = {_library.TORCH_TARGET}" in setup
-    oldest = ".".join(map(str, _library.TORCH_TARGET))
+    assert f"TORCH_TARGET = {library.TORCH_TARGET}" in setup
+    oldest = ".".join(map(str, library.TORCH_TARGET))
     assert f"torch>={oldest}" in requirements("ops")
     pyproject = (ROOT / "pyproject.toml").read_text()
     (built_with,) = re.findall(r"^requires = (\[.+\])$", pyproject, re.M)

@@ -9,7 +9,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.utils.checkpoint import checkpoint
 
 import ops
-from ops import _library
+from ops.core import library
 from tests.ops.operators import OPERATORS, each_case, each_operator
 from tests.ops.tensors import as_tuple, gradients, inputs, present, random, record, total
 
@@ -103,7 +103,7 @@ def test_frees_what_it_saved(op):
 def test_records_without_python(op):
     """As built-in operators are."""
     built = [path.name for path in Path(ops.__file__).parent.glob("_C_eager_*")]
-    if built and not any(name.startswith(f"{_library.EAGER}.") for name in built):
+    if built and not any(name.startswith(f"{library.EAGER}.") for name in built):
         pytest.skip(f"built for another PyTorch: {', '.join(built)}")
     tensors = inputs(op.cases[0], requires_grad=True)
     outputs = as_tuple(op.function(*tensors, **op.cases[0].kwargs))

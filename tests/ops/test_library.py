@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import ops
-from ops import _library
+from ops.core import library
 
 FOLDER = Path(ops.__file__).parent
 LIBRARIES = sorted(FOLDER.glob("_C*.so"))
-STABLE = [library for library in LIBRARIES if "eager" not in library.name]
+STABLE = [path for path in LIBRARIES if "eager" not in path.name]
 
 
 def test_libraries_are_there():
@@ -40,7 +40,7 @@ def test_only_the_stable_abi_is_used(library):
 def copy_without_libraries(folder: Path) -> Path:
     return Path(
         shutil.copytree(
-            FOLDER, folder / "ops", ignore=shutil.ignore_patterns("*.so", "csrc", "__pycache__")
+            FOLDER, folder / "ops", ignore=shutil.ignore_patterns("*.so", "__pycache__")
         )
     )
 
@@ -72,8 +72,8 @@ def test_import_refuses_an_old_torch(tmp_path):
 
 def copy_with_cpu_kernels(folder: Path) -> Path:
     copy = copy_without_libraries(folder)
-    for library in FOLDER.glob("_C.*"):
-        shutil.copy(library, copy)
+    for file in FOLDER.glob("_C.*"):
+        shutil.copy(file, copy)
     return copy
 
 
@@ -128,7 +128,7 @@ def test_python_keeps_no_more_for_gradients(tmp_path):
 
 def test_import_of_a_damaged_eager_library(tmp_path):
     copy = copy_with_cpu_kernels(tmp_path)
-    (copy / f"{_library.EAGER}.abi3.so").write_bytes(b"not a library")
+    (copy / f"{library.EAGER}.abi3.so").write_bytes(b"not a library")
     result = import_ops(tmp_path, after=RECORD)
     assert "Python does their work" in result.stderr
     assert result.stdout.splitlines() == ["gelu_functionBackward", "torch.float32 True"]

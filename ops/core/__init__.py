@@ -1,0 +1,1 @@
+"""Loading, registration and argument checks: what every operator builds on."""

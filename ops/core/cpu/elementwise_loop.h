@@ -1,0 +1,20 @@
+// Elementwise operators on the CPU's threads. Include after dispatch_isa.h.
+#pragma once
+
+#include "core/elementwise.h"
+
+namespace ops::cpu {
+
+constexpr int64_t kGrain = 32768;  // elements: less is not worth waking a thread for
+
+struct PointwiseLoop {
+  // out[i] = F(in[i]...); all laid out as `like`, which is dense.
+  template <typename T, typename F, typename... In>
+  static void run(const Tensor& like, T* out, const F&, const In*... in) {
+    torch::stable::parallel_for(0, like.numel(), kGrain, [&](int64_t begin, int64_t end) {
+      OPS_CALL(map<F>(out + begin, end - begin, (in + begin)...));
+    });
+  }
+};
+
+}  // namespace ops::cpu

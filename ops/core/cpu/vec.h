@@ -1,0 +1,276 @@
+// Vectors in the compiler's own extension, for the instruction set that dispatch_isa.h is at: +, *,
+// <, ?: work lane by lane, and a * b + c becomes one instruction where there is one. No include
+// guard: included once an instruction set.
+
+namespace ops::cpu::OPS_ISA {
+
+template <typename A, int N>
+struct vector_of {
+  typedef A type __attribute__((vector_size(N * sizeof(A))));
+};
+template <typename A, int N>
+using Vec = typename vector_of<A, N>::type;
+
+template <typename A>
+constexpr int kLanes = OPS_VECTOR_BYTES / sizeof(A);
+
+template <typename A>
+using bits_t = std::conditional_t<sizeof(A) == 8, int64_t,
+                                  std::conditional_t<sizeof(A) == 4, int32_t, int16_t>>;
+
+template <typename To, typename From>
+inline To bit_cast(const From& from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  __builtin_memcpy(&to, &from, sizeof(To));
+  return to;
+}
+
+template <typename A, int N>
+inline Vec<A, N> broadcast(A x) {
+  return x - Vec<A, N>{};
+}
+
+// x within [least, most]; a NaN stays one.
+template <typename A, int N>
+inline Vec<A, N> clamp(Vec<A, N> x, A least, A most) {
+#if OPS_VECTOR_BYTES == 32
+  if constexpr (N * sizeof(A) == 32 && sizeof(A) == 4) {
+    // The second operand comes out where one is NaN.
+    return _mm256_min_ps(_mm256_set1_ps(most), _mm256_max_ps(_mm256_set1_ps(least), x));
+  }
+#elif OPS_VECTOR_BYTES == 64
+  if constexpr (N * sizeof(A) == 64 && sizeof(A) == 4) {
+    const __m512 up = _mm512_maskz_max_ps(0xffff, _mm512_set1_ps(least), x);
+    return _mm512_maskz_min_ps(0xffff, _mm512_set1_ps(most), up);
+  }
+#endif
+  x = x < least ? broadcast<A, N>(least) : x;
+  return x > most ? broadcast<A, N>(most) : x;
+}
+
+// Σ coefficients[k] x^k
+template <typename A, int N, int COUNT>
+inline Vec<A, N> polynomial(const A (&coefficients)[COUNT], Vec<A, N> x) {
+  Vec<A, N> sum = broadcast<A, N>(coefficients[COUNT - 1]);
+  OPS_UNROLL
+  for (int k = COUNT - 2; k >= 0; --k) {
+    sum = sum * x + coefficients[k];
+  }
+  return sum;
+}
+
+// Loads and stores of N lanes, unaligned; 16-bit types are float in registers.
+
+template <int N>
+inline Vec<float, N> load(const float* p) {
+  Vec<float, N> v;
+  __builtin_memcpy(&v, p, sizeof(v));
+  return v;
+}
+
+template <int N>
+inline Vec<double, N> load(const double* p) {
+  Vec<double, N> v;
+  __builtin_memcpy(&v, p, sizeof(v));
+  return v;
+}
+
+template <int N>
+inline Vec<float, N> load(const BFloat16* p) {
+  using Wide = Vec<uint32_t, N>;
+#if OPS_VECTOR_BYTES == 32
+  if constexpr (N == 8) {
+    return bit_cast<Vec<float, 8>>(
+        bit_cast<Wide>(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p))) << 16);
+  }
+#elif OPS_VECTOR_BYTES == 64
+  if constexpr (N == 16) {
+    return bit_cast<Vec<float, 16>>(
+        bit_cast<Wide>(_mm512_maskz_cvtepu16_epi32(0xffff, _mm256_loadu_si256((const __m256i*)p)))
+        << 16);
+  }
+#endif
+  Vec<uint16_t, N> v;
+  __builtin_memcpy(&v, p, sizeof(v));
+  return bit_cast<Vec<float, N>>(__builtin_convertvector(v, Wide) << 16);
+}
+
+template <int N>
+inline Vec<float, N> load(const Half* p) {
+#if OPS_VECTOR_BYTES >= 32
+  if constexpr (N == 8) {
+    return bit_cast<Vec<float, 8>>(_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)));
+  } else if constexpr (N == 4) {
+    return bit_cast<Vec<float, 4>>(_mm_cvtph_ps(_mm_loadl_epi64((const __m128i*)p)));
+  }
+#if OPS_VECTOR_BYTES == 64
+  if constexpr (N == 16) {
+    return bit_cast<Vec<float, 16>>(
+        _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256((const __m256i*)p)));
+  }
+#endif
+#endif
+  Vec<float, N> v;
+  for (int i = 0; i < N; ++i) {
+    v[i] = p[i];
+  }
+  return v;
+}
+
+template <int N>
+inline void store(float* p, Vec<float, N> v) {
+  __builtin_memcpy(p, &v, sizeof(v));
+}
+
+template <int N>
+inline void store(double* p, Vec<double, N> v) {
+  __builtin_memcpy(p, &v, sizeof(v));
+}
+
+// Rounds to nearest, ties to even. A NaN here stems from a bfloat16 or the processor, is zero below
+// the bits that stay, and survives.
+template <int N>
+inline void store(BFloat16* p, Vec<float, N> v) {
+  const auto bits = bit_cast<Vec<uint32_t, N>>(v);
+  const Vec<uint32_t, N> rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+#if OPS_VECTOR_BYTES == 32
+  if constexpr (N == 8) {
+    const __m256i r = bit_cast<__m256i>(rounded);
+    return _mm_storeu_si128(
+        (__m128i*)p, _mm_packus_epi32(_mm256_castsi256_si128(r), _mm256_extracti128_si256(r, 1)));
+  }
+#endif
+  const Vec<uint16_t, N> half = __builtin_convertvector(rounded, Vec<uint16_t, N>);
+  __builtin_memcpy(p, &half, sizeof(half));
+}
+
+template <int N>
+inline void store(Half* p, Vec<float, N> v) {
+#if OPS_VECTOR_BYTES >= 32
+  if constexpr (N == 8) {
+    return _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(bit_cast<__m256>(v), 0));
+  } else if constexpr (N == 4) {
+    return _mm_storel_epi64((__m128i*)p, _mm_cvtps_ph(bit_cast<__m128>(v), 0));
+  }
+#if OPS_VECTOR_BYTES == 64
+  if constexpr (N == 16) {
+    return _mm256_storeu_si256((__m256i*)p, _mm512_maskz_cvtps_ph(0xffff, bit_cast<__m512>(v), 0));
+  }
+#endif
+#endif
+  for (int i = 0; i < N; ++i) {
+    p[i] = v[i];
+  }
+}
+
+// The first n < N lanes, zeros behind them.
+template <int N, typename T>
+inline Vec<acc_t<T>, N> load_some(const T* p, int64_t n) {
+  T lanes[N] = {};
+  __builtin_memcpy(lanes, p, n * sizeof(T));
+  return load<N>(lanes);
+}
+
+template <int N, typename T>
+inline void store_some(T* p, Vec<acc_t<T>, N> v, int64_t n) {
+  T lanes[N];
+  store<N>(lanes, v);
+  __builtin_memcpy(p, lanes, n * sizeof(T));
+}
+
+// Converts n elements, at most 2 N − 1.
+template <int N, typename From, typename To>
+inline void convert_some(const From* from, To* to, int64_t n) {
+  if (n & N) {
+    store<N>(to, load<N>(from));
+    from += N;
+    to += N;
+  }
+  if constexpr (N > 1) {
+    convert_some<N / 2>(from, to, n);
+  }
+}
+
+// Converts n elements of a row. The last vector overlaps the one before.
+template <int N, typename From, typename To>
+void convert_row(const From* from, To* to, int64_t n) {
+  if (n < N) {
+    convert_some<(N + 1) / 2>(from, to, n);
+    return;
+  }
+  for (int64_t i = 0; i + N <= n; i += N) {
+    store<N>(to + i, load<N>(from + i));
+  }
+  store<N>(to + n - N, load<N>(from + n - N));
+}
+
+// Bit i of the result: of the N lanes of so many bytes that a vector is taken for, lane i's upmost.
+// All of a lane's bits are alike.
+template <int BYTES, int N, typename Vector>
+inline uint64_t lane_bits(Vector v) {
+  static_assert(sizeof(v) == BYTES * N && BYTES <= 4 && (BYTES > 1 || sizeof(v) < 64));
+#if defined(__x86_64__)
+  if constexpr (sizeof(v) == 16) {
+    const auto x = bit_cast<__m128i>(v);
+    return BYTES == 1   ? _mm_movemask_epi8(x)
+           : BYTES == 2 ? _mm_movemask_epi8(_mm_packs_epi16(x, _mm_setzero_si128()))
+                        : _mm_movemask_ps(_mm_castsi128_ps(x));
+  }
+#endif
+#if OPS_VECTOR_BYTES >= 32
+  if constexpr (sizeof(v) == 32) {
+    const auto x = bit_cast<__m256i>(v);
+    const __m128i low = _mm256_castsi256_si128(x), high = _mm256_extracti128_si256(x, 1);
+    return BYTES == 1   ? static_cast<uint32_t>(_mm256_movemask_epi8(x))
+           : BYTES == 2 ? _mm_movemask_epi8(_mm_packs_epi16(low, high))
+                        : _mm256_movemask_ps(_mm256_castsi256_ps(x));
+  }
+#endif
+#if OPS_VECTOR_BYTES == 64
+  if constexpr (sizeof(v) == 64) {
+    const auto x = bit_cast<__m512i>(v);
+    return BYTES == 2 ? _mm512_movepi16_mask(x) : _mm512_movepi32_mask(x);
+  }
+#endif
+  const auto bytes = bit_cast<Vec<uint8_t, BYTES * N>>(v);
+  uint64_t bits = 0;
+  for (int i = 0; i < N; ++i) {
+    bits |= uint64_t{bytes[BYTES * i]} >> 7 << i;
+  }
+  return bits;
+}
+
+// Lane i of the result is lane I of a, or lane I − N of b.
+template <typename A, int N, int... I>
+inline Vec<A, N> shuffle(Vec<A, N> a, Vec<A, N> b, std::integer_sequence<int, I...>) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, I...);
+#else
+  return __builtin_shuffle(a, b, Vec<bits_t<A>, N>{I...});
+#endif
+}
+
+// Swaps the two off-diagonal quarters of each square of 2 S rows and lanes.
+template <typename A, int N, int S, int... I>
+inline void transpose_squares(Vec<A, N>* rows, std::integer_sequence<int, I...>) {
+  OPS_UNROLL
+  for (int r = 0; r < N; ++r) {
+    if ((r & S) == 0) {
+      const Vec<A, N> a = rows[r], b = rows[r + S];
+      rows[r] = shuffle<A, N>(a, b, std::integer_sequence<int, (I & S ? N + I - S : I)...>{});
+      rows[r + S] = shuffle<A, N>(a, b, std::integer_sequence<int, (I & S ? N + I : I + S)...>{});
+    }
+  }
+}
+
+// Lane j of row i changes places with lane i of row j.
+template <typename A, int N, int S = 1>
+inline void transpose(Vec<A, N>* rows) {
+  if constexpr (S < N) {
+    transpose_squares<A, N, S>(rows, std::make_integer_sequence<int, N>{});
+    transpose<A, N, 2 * S>(rows);
+  }
+}
+
+}  // namespace ops::cpu::OPS_ISA

@@ -1,0 +1,145 @@
+// What the CUDA kernels share: device, stream, vector access.
+#pragma once
+
+#include <cuda_runtime.h>
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/macros.h>
+
+#include "core/common.h"
+
+namespace ops::cuda {
+
+using torch::stable::accelerator::DeviceGuard;
+
+inline cudaStream_t current_stream(const Tensor& x) {
+  void* stream = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(x.get_device_index(), &stream));
+  return static_cast<cudaStream_t>(stream);
+}
+
+// What the current device has.
+struct Device {
+  int multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
+  int64_t cache = attribute(cudaDevAttrL2CacheSize);  // bytes
+  size_t shared = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
+  size_t block_shared = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+
+  static int attribute(cudaDeviceAttr which) {
+    int device = 0, value = 0;
+    STD_CUDA_CHECK(cudaGetDevice(&device));
+    STD_CUDA_CHECK(cudaDeviceGetAttribute(&value, which, device));
+    return value;
+  }
+};
+
+constexpr size_t kSharedBytes = 48 * 1024;  // a block's, unless it asks for more
+
+template <typename Kernel, typename... Args>
+void launch_kernel(Kernel kernel, dim3 blocks, dim3 threads, size_t shared, cudaStream_t stream,
+                   Args... args) {
+  if (shared > kSharedBytes) {
+    STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        static_cast<int>(shared)));
+  }
+  kernel<<<blocks, threads, shared, stream>>>(args...);
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+// Launches a kernel that may start while the one before it in the stream runs, as soon as all
+// blocks of that have called let_next_kernel_start. It must call wait_for_kernel_before ahead of
+// reading what that one writes. Before compute capability 9.0 it starts when that one has ended.
+template <typename Kernel, typename... Args>
+void launch_early(Kernel kernel, dim3 blocks, dim3 threads, cudaStream_t stream, Args... args) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = blocks;
+  config.blockDim = threads;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = Device::attribute(cudaDevAttrComputeCapabilityMajor) >= 9 ? 1 : 0;
+  STD_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, args...));
+}
+
+__device__ inline void let_next_kernel_start() {
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+
+__device__ inline void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
+}
+
+// N elements that move as one load or store.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Vector {
+  T lane[N];
+};
+
+// An integer type of so many bytes, for the registers of a vector on its way.
+template <int kBytes>
+struct BitsOf;
+template <>
+struct BitsOf<2> {
+  using type = unsigned short;
+};
+template <>
+struct BitsOf<4> {
+  using type = unsigned;
+};
+template <>
+struct BitsOf<8> {
+  using type = uint2;
+};
+template <>
+struct BitsOf<16> {
+  using type = uint4;
+};
+
+constexpr int kVectorBytes = 16;
+
+// V elements in one load: as an integer, since the compiler takes vectors of 16-bit classes apart.
+template <int V, typename T>
+__device__ Vector<T, V> load_vector(const T* from) {
+  using Bits = typename BitsOf<V * sizeof(T)>::type;
+  const Bits bits = *reinterpret_cast<const Bits*>(from);
+  return reinterpret_cast<const Vector<T, V>&>(bits);
+}
+
+template <int V>
+using Width = std::integral_constant<int, V>;
+
+// Calls f(Width<V>{}) with the widest V of which every pointer is a multiple and that divides every
+// extent (elements): 16 bytes, or a half, a quarter, … of it, down to single elements.
+template <typename T, typename F, int V = kVectorBytes / sizeof(T)>
+void dispatch_width(std::initializer_list<const void*> pointers,
+                    std::initializer_list<int64_t> extents, const F& f) {
+  if constexpr (V > 1) {
+    bool fits = true;
+    for (const void* p : pointers) {
+      fits &= reinterpret_cast<uintptr_t>(p) % (V * sizeof(T)) == 0;
+    }
+    for (int64_t n : extents) {
+      fits &= n % V == 0;
+    }
+    if (!fits) {
+      return dispatch_width<T, F, V / 2>(pointers, extents, f);
+    }
+  }
+  f(Width<V>{});
+}
+
+constexpr int round_up(int a, int b) {
+  return (a + b - 1) / b * b;
+}
+
+inline int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+}  // namespace ops::cuda

@@ -1,0 +1,35 @@
+// Division of indices by a number that is the same for all threads.
+#pragma once
+
+#include "core/cuda/common.cuh"
+
+namespace ops::cuda {
+
+constexpr int64_t kMostFastDivided = int64_t{1} << 31;
+
+// n / divisor for n < 2³¹ by multiplication: with s = ⌈log₂ divisor⌉ and m = ⌊2³² (2ˢ − divisor) /
+// divisor⌋ + 1 it is (⌊m n / 2³²⌋ + n) / 2ˢ.
+struct FastDivide {
+  using Index = unsigned;
+  unsigned multiplier, shift = 0;
+
+  explicit FastDivide(int64_t divisor) {
+    while ((int64_t{1} << shift) < divisor) {
+      ++shift;
+    }
+    const uint64_t more = (uint64_t{1} << shift) - static_cast<uint64_t>(divisor);
+    multiplier = static_cast<unsigned>((more << 32) / divisor + 1);
+  }
+  __device__ unsigned operator()(unsigned n) const {
+    return (__umulhi(n, multiplier) + n) >> shift;
+  }
+};
+
+struct Divide {
+  using Index = int64_t;
+  int64_t divisor;
+
+  __device__ int64_t operator()(int64_t n) const { return n / divisor; }
+};
+
+}  // namespace ops::cuda

@@ -1,0 +1,62 @@
+// The CUDA loop behind every elementwise operator.
+#pragma once
+
+#include "core/cuda/common.cuh"
+#include "core/elementwise.h"
+
+namespace ops::cuda {
+
+constexpr int kPointwiseThreads = 256;
+
+// The functor that computes F for tensors of T, where that is another one.
+template <typename F, typename T>
+struct ForStorage {
+  using type = F;
+};
+
+// As many blocks of T as keep a multiprocessor full of threads: what hides the memory's latency is
+// that, not several vectors a thread, whose distant pages cost bandwidth. Doubles need registers.
+template <typename T>
+constexpr int kPointwiseBlocks = sizeof(T) == 8 ? 1 : 2048 / kPointwiseThreads;
+
+// out[i] = f(in[i]...) in acc_t<T>, V elements a thread.
+template <int V, typename T, typename F, typename... In>
+__global__ void __launch_bounds__(kPointwiseThreads, kPointwiseBlocks<T>)
+    pointwise_kernel(T* __restrict__ out, int64_t n, F f, const In* __restrict__... in) {
+  int64_t i = (static_cast<int64_t>(blockIdx.x) * kPointwiseThreads + threadIdx.x) * V;
+  if (i + V <= n) {
+    const auto store = [&](const Vector<In, V>&... x) {
+      Vector<T, V> y;
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
+        y.lane[v] = static_cast<T>(f(static_cast<acc_t<T>>(x.lane[v])...));
+      }
+      *reinterpret_cast<Vector<T, V>*>(out + i) = y;
+    };
+    return store(load_vector<V>(in + i)...);
+  }
+  for (; i < n; ++i) {
+    out[i] = static_cast<T>(f(static_cast<acc_t<T>>(in[i])...));
+  }
+}
+
+struct PointwiseLoop {
+  // All laid out as `like`, which is dense.
+  template <typename T, typename F, typename... In>
+  static void run(const Tensor& like, T* out, const F&, const In*... in) {
+    const int64_t n = like.numel();
+    if (n == 0) {
+      return;
+    }
+    const DeviceGuard guard(like.get_device_index());
+    const typename ForStorage<F, T>::type f{};
+    dispatch_width<T>({out, in...}, {}, [&](auto v) {
+      constexpr int V = decltype(v)::value;
+      const int64_t blocks = ceil_div(n, int64_t{kPointwiseThreads} * V);
+      pointwise_kernel<V><<<blocks, kPointwiseThreads, 0, current_stream(like)>>>(out, n, f, in...);
+      STD_CUDA_KERNEL_LAUNCH_CHECK();
+    });
+  }
+};
+
+}  // namespace ops::cuda

@@ -1,0 +1,200 @@
+// Moves contiguous spans of tensors, of any size and alignment, through buffers in shared memory
+// that take turns. From compute capability 9.0 on one thread has the copy engine do it; before, all
+// threads copy. All threads of a block call everything but `load`, together.
+#pragma once
+
+#include <cuda_pipeline.h>
+
+#include "core/cuda/common.cuh"
+
+namespace ops::cuda {
+
+constexpr int kGranule = 16;  // bytes: what moves at once
+constexpr int kAhead = 2;     // loads under way while a buffer is at work
+
+// `size` elements from `first` on of a tensor that ends at `end`. A buffer holds them `skew`
+// elements on, as they lie in their first granule.
+template <typename T>
+struct Span {
+  T* first;
+  int size;
+  T* end;
+
+  static constexpr int kLanes = kGranule / sizeof(T);
+
+  __device__ int skew() const { return reinterpret_cast<uintptr_t>(first) % kGranule / sizeof(T); }
+  // Those of the span, the last one only if all of it belongs to the tensor.
+  __device__ int granules() const {
+    const int64_t there = (end - (first - skew())) / kLanes;
+    return min(static_cast<int64_t>((skew() + size + kLanes - 1) / kLanes), there);
+  }
+};
+
+template <int kBuffers>
+class SpanRing {
+ public:
+  static constexpr int kBytes = round_up(kBuffers * sizeof(uint64_t), kGranule);
+
+  // `memory`, of kBytes bytes, is shared.
+  __device__ explicit SpanRing(unsigned char* memory)
+      : barriers_(static_cast<unsigned>(__cvta_generic_to_shared(memory))) {
+#if __CUDA_ARCH__ >= 900
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < kBuffers; ++i) {
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier(i)) : "memory");
+      }
+      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    }
+    __syncthreads();
+#endif
+  }
+
+  // Whether this thread takes part in loads.
+  __device__ bool loads() const {
+#if __CUDA_ARCH__ >= 900
+    return threadIdx.x == 0;
+#else
+    return true;
+#endif
+  }
+
+  // Begins to load spans into the next buffer, where `any` are left: load(any, to, span, to, span).
+  // Called by all threads that load, which have synchronised since that buffer was last used.
+  template <typename... Pairs>
+  __device__ void load(bool any, const Pairs&... pairs) {
+#if __CUDA_ARCH__ >= 900
+    if (any) {
+      // The buffer's last results must have left it; newer ones may still be on their way.
+      asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
+      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier(loads_)),
+                   "r"(bytes(pairs...))
+                   : "memory");
+      copy(pairs...);
+    }
+    loads_ = (loads_ + 1) % kBuffers;
+#else
+    if (any) {
+      copy(pairs...);
+    }
+    __pipeline_commit();
+#endif
+  }
+
+  // Waits for the oldest load that has not been waited for.
+  __device__ void wait() {
+#if __CUDA_ARCH__ >= 900
+    unsigned done;
+    do {
+      asm volatile(
+          "{\n"
+          ".reg .pred done;\n"
+          "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+          "selp.u32 %0, 1, 0, done;\n"
+          "}"
+          : "=r"(done)
+          : "r"(barrier(waits_)), "r"(phase_)
+          : "memory");
+    } while (!done);
+    waits_ = (waits_ + 1) % kBuffers;
+    phase_ ^= waits_ == 0;
+#else
+    __pipeline_wait_prior(kAhead - 1);
+    __syncthreads();
+#endif
+  }
+
+  // Begins to store `size` elements that the threads have just written into a buffer, `skew`
+  // elements on. first(), called where it is needed, is where they go.
+  template <typename T, typename F>
+  __device__ void store(const T* shared, int skew, int size, const F& first) {
+    constexpr int kLanes = Span<T>::kLanes;
+    const int end = skew + size;
+    const int whole = (skew + kLanes - 1) / kLanes * kLanes;  // first element of a whole granule
+    const int rest = max(whole, end / kLanes * kLanes);       // and of the last, if that is not one
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      if (rest > whole) {
+        asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(
+                         first() - skew + whole),
+                     "r"(address(shared + whole)),
+                     "r"(static_cast<unsigned>((rest - whole) * sizeof(T)))
+                     : "memory");
+      }
+      asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+    }
+#else
+    __syncthreads();
+    for (int i = whole + threadIdx.x * kLanes; i < rest; i += blockDim.x * kLanes) {
+      *reinterpret_cast<uint4*>(first() - skew + i) = *reinterpret_cast<const uint4*>(shared + i);
+    }
+#endif
+    if (whole > skew || rest < end) {
+      T* to = first() - skew;
+      const int head = skew + threadIdx.x, tail = rest + threadIdx.x;
+      if (head < min(whole, end)) {
+        to[head] = shared[head];
+      }
+      if (tail < end) {
+        to[tail] = shared[tail];
+      }
+    }
+  }
+
+  // Before the block ends.
+  __device__ void finish() {
+#if __CUDA_ARCH__ >= 900
+    if (threadIdx.x == 0) {
+      asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+    }
+#endif
+  }
+
+ private:
+  unsigned barriers_;
+  int loads_ = 0, waits_ = 0;
+  unsigned phase_ = 0;
+
+  __device__ unsigned barrier(int i) const { return barriers_ + i * sizeof(uint64_t); }
+  static __device__ unsigned address(const void* shared) {
+    return static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  }
+  static __device__ unsigned bytes() { return 0; }
+  template <typename T, typename... Pairs>
+  static __device__ unsigned bytes(T*, const Span<const T>& span, const Pairs&... pairs) {
+    return span.granules() * kGranule + bytes(pairs...);
+  }
+
+  // Called by thread 0 alone, or by all threads where there is no copy engine.
+  __device__ void copy() {}
+  template <typename T, typename... Pairs>
+  __device__ void copy(T* to, const Span<const T>& span, const Pairs&... pairs) {
+    constexpr int kLanes = Span<T>::kLanes;
+    const T* from = span.first - span.skew();
+    const int whole = span.granules() * kLanes;
+#if __CUDA_ARCH__ >= 900
+    if (whole > 0) {
+      asm volatile(
+          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+          "[%3];" ::"r"(address(to)),
+          "l"(from), "r"(static_cast<unsigned>(whole * sizeof(T))), "r"(barrier(loads_))
+          : "memory");
+    }
+#else
+    for (int i = threadIdx.x * kLanes; i < whole; i += blockDim.x * kLanes) {
+      __pipeline_memcpy_async(to + i, from + i, kGranule);
+    }
+#endif
+    // At the end of a tensor: by the thread that has waited for the buffer.
+    if (threadIdx.x == 0) {
+#pragma unroll 1
+      for (int i = whole; i < span.skew() + span.size; ++i) {
+        to[i] = from[i];
+      }
+    }
+    copy(pairs...);
+  }
+};
+
+}  // namespace ops::cuda

@@ -1,0 +1,35 @@
+// Elementwise operators: what is the same on every device.
+#pragma once
+
+#include "core/common.h"
+
+namespace ops {
+
+// out = f(input), layout kept. Loop::run is the device's loop over dense memory.
+template <typename Loop, typename F>
+Tensor map(const char* op, const Tensor& input, const F& f) {
+  const Tensor x = dense(input);
+  Tensor out = empty_as(x);
+  dispatch_floating(op, x.scalar_type(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    Loop::run(x, out.mutable_data_ptr<T>(), f, x.const_data_ptr<T>());
+  });
+  return out;
+}
+
+// grad_input = f(grad_output, saved), laid out as the saved tensor.
+template <typename Loop, typename F>
+Tensor map_backward(const char* op, const Tensor& grad_output, const char* saved_name,
+                    const Tensor& saved, const F& f) {
+  check_like(op, "grad_output", grad_output, saved_name, saved);
+  const Tensor x = dense(saved);
+  const Tensor g = with_layout_of(grad_output, x);
+  Tensor out = empty_as(x);
+  dispatch_floating(op, x.scalar_type(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    Loop::run(x, out.mutable_data_ptr<T>(), f, g.const_data_ptr<T>(), x.const_data_ptr<T>());
+  });
+  return out;
+}
+
+}  // namespace ops

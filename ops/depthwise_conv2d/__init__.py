@@ -1,0 +1,222 @@
+"""Depthwise convolution: one filter a channel."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ops.core import library, windows
+from ops.core.windows import Size
+
+_conv = torch.ops.lenet_ops.depthwise_conv2d.default
+_conv_backward = torch.ops.lenet_ops.depthwise_conv2d_backward.default
+
+
+def depthwise_conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Size = 1,
+    padding: Size = 0,
+    dilation: Size = 1,
+) -> Tensor:
+    """Convolves every channel with a filter of its own: ``F.conv2d(..., groups=C)``.
+
+    out[n, c, i, j] = bias[c] + Σ weight[c, 0, a, b] · x[n, c, i sH − pH + a dH, j sW − pW + b dW]
+    with x zero outside the image; Ho = ⌊(H + 2 pH − dH (kH − 1) − 1) / sH⌋ + 1, and Wo likewise.
+    What lies outside adds nothing to outputs and gradients, also where the image is infinite. Where
+    a weight is not finite it may give NaN, as 0 · ∞ is; in the weight's gradient on a CPU, where
+    the gradient of the output is infinite.
+
+    Args:
+        input: [N, C, H, W] or [C, H, W], any strides; float64, float32, bfloat16 or float16.
+        weight: [C, 1, kH, kW], dtype and device of `input`.
+        bias: [C] or None.
+        stride: int or pair, at least 1.
+        padding: int or pair, zeros added on both sides; at least 0, may exceed the kernel.
+        dilation: int or pair, distance between the filter's taps; at least 1.
+
+    Returns:
+        [N, C, Ho, Wo] (or [C, Ho, Wo]) in the dtype and memory format of `input`.
+
+    Raises:
+        TypeError: an argument of the wrong type.
+        NotImplementedError: another dtype.
+        RuntimeError: shapes, dtypes or devices that do not fit, values out of range.
+    """
+    op = "depthwise_conv2d"
+    library.check_tensor(op, "input", input)
+    library.check_tensor(op, "weight", weight)
+    if bias is not None:
+        library.check_tensor(op, "bias", bias)
+    return _convolve(
+        input,
+        weight,
+        bias,
+        windows.pair(op, "stride", stride, least=1),
+        windows.pair(op, "padding", padding, least=0),
+        windows.pair(op, "dilation", dilation, least=1),
+    )
+
+
+def _convolve(
+    input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: tuple[int, int]
+) -> Tensor:
+    """Takes parameters of the right types; the geometry is checked."""
+    library.check_tensor("depthwise_conv2d", "input", input)
+    if input.dim() == 4:
+        return _conv(input, weight, bias, *geometry)
+    if input.dim() != 3:
+        raise RuntimeError(
+            "depthwise_conv2d: input must have shape [N, C, H, W] or [C, H, W], "
+            f"got {list(input.shape)}"
+        )
+    return _conv(input.unsqueeze(0), weight, bias, *geometry).squeeze(0)
+
+
+torch.fx.wrap("_convolve")  # one node where a network is traced
+
+
+class DepthwiseConv2d(nn.Module):
+    """Applies :func:`depthwise_conv2d` with parameters named and initialised as nn.Conv2d's.
+
+    State dicts interchange with ``nn.Conv2d(channels, channels, kernel_size, groups=channels)``.
+
+    Args:
+        channels: C, of input and output.
+        kernel_size: int or pair.
+        stride: int or pair.
+        padding: int or pair.
+        dilation: int or pair.
+        bias: whether to add a learned bias [C].
+        device: of the parameters.
+        dtype: of the parameters.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: Size = 0,
+        dilation: Size = 1,
+        bias: bool = True,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        library.check_int(name, "channels", channels)
+        library.check_bool(name, "bias", bias)
+        if channels < 1:
+            raise ValueError(f"{name}: channels must be at least 1, got {channels}")
+        self.channels = channels
+        self.kernel_size = windows.pair(name, "kernel_size", kernel_size, least=1)
+        self.stride = windows.pair(name, "stride", stride, least=1)
+        self.padding = windows.pair(name, "padding", padding, least=0)
+        self.dilation = windows.pair(name, "dilation", dilation, least=1)
+        self.weight = nn.Parameter(
+            torch.empty(channels, 1, *self.kernel_size, device=device, dtype=dtype)
+        )
+        if bias:
+            self.bias = nn.Parameter(torch.empty(channels, device=device, dtype=dtype))
+        else:
+            self.register_parameter("bias", None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws weight and bias from U(−1/√(kH·kW), 1/√(kH·kW)), as nn.Conv2d does."""
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        if self.bias is not None:
+            bound = 1 / math.sqrt(math.prod(self.kernel_size))
+            nn.init.uniform_(self.bias, -bound, bound)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Returns the convolution of `input` [N, C, H, W] or [C, H, W]."""
+        return _convolve(input, self.weight, self.bias, self.stride, self.padding, self.dilation)
+
+    def extra_repr(self) -> str:
+        """Shows the arguments that differ from their defaults."""
+        text = f"{self.channels}, kernel_size={self.kernel_size}, stride={self.stride}"
+        if self.padding != (0, 0):
+            text += f", padding={self.padding}"
+        if self.dilation != (1, 1):
+            text += f", dilation={self.dilation}"
+        return text if self.bias is not None else text + ", bias=False"
+
+
+def _check_fakes(op: str, input: Tensor, weight: Tensor, *geometry: list[int]) -> list[int]:
+    """Checks the arguments as the kernels do; returns the output's height and width."""
+    windows.check_image(op, input)
+    channels = input.shape[1]
+    torch._check(
+        weight.dim() == 4
+        and weight.shape[0] == channels
+        and weight.shape[1] == 1
+        and min(weight.shape[2:]) > 0,
+        lambda: (
+            f"{op}: weight must have shape [C, 1, kH, kW] with C = {channels}, "
+            f"got {list(weight.shape)}"
+        ),
+    )
+    library.check_fake(op, "weight", weight, weight.shape, "input", input)
+    return windows.places(op, input.shape[2:], weight.shape[2:], *geometry)
+
+
+def _weight_like(weight: Tensor) -> Tensor:
+    return weight.new_empty(weight.shape)
+
+
+# vmap: a filter of its own is all a channel has, so the mapped dimension becomes more channels.
+
+
+def _fold(x: Tensor, channel_dim: int) -> Tensor:
+    """[B, ...] to B·C channels at `channel_dim` of the result."""
+    return x.movedim(0, channel_dim).flatten(channel_dim, channel_dim + 1)
+
+
+def _unfold(x: Tensor, channel_dim: int, batch: int) -> Tensor:
+    return x.unflatten(channel_dim, (batch, x.shape[channel_dim] // batch)).movedim(channel_dim, 0)
+
+
+def _vmap(
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *geometry: list[int],
+) -> tuple[Tensor, int]:
+    input, weight = library.batch_first(info, in_dims[:2], input, weight)
+    if bias is not None:
+        (bias,) = library.batch_first(info, in_dims[2:3], bias)
+        bias = _fold(bias, 0)
+    out = _conv(_fold(input, 1), _fold(weight, 0), bias, *geometry)
+    return _unfold(out, 1, info.batch_size), 0
+
+
+def _vmap_backward(
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    *geometry_and_mask: list[int],
+) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    grad_output, input, weight = library.batch_first(info, in_dims[:3], grad_output, input, weight)
+    grads = _conv_backward(
+        _fold(grad_output, 1), _fold(input, 1), _fold(weight, 0), *geometry_and_mask
+    )
+    mask = geometry_and_mask[-1]
+    unfolded = [
+        _unfold(g, channel_dim, info.batch_size) if needed else g.expand(info.batch_size, 0)
+        for g, channel_dim, needed in zip(grads, (1, 0, 0), mask, strict=True)
+    ]
+    return tuple(unfolded), (0, 0, 0)
+
+
+library.register_autocast(_conv, "cpu")  # to the region's dtype, as conv2d does
+library.register_autocast(_conv, "cuda")
+windows.register(_conv, _conv_backward, _check_fakes, _weight_like, _vmap, _vmap_backward)

@@ -1,0 +1,143 @@
+// Depthwise convolution of any kernel, stride, dilation and dtype: a thread an output.
+#pragma once
+
+#include "core/cuda/common.cuh"
+#include "depthwise_conv2d/op.h"
+
+namespace ops::cuda {
+
+constexpr int kGeneralThreads = 256;
+
+// Position of flat index i (in memory order) of an image of height × width.
+struct Position {
+  int64_t n, c, h, w;
+
+  __device__ Position(const DepthwiseGeometry& g, int64_t i, int64_t height, int64_t width) {
+    if (g.channels_last) {
+      c = i % g.c, i /= g.c;
+      w = i % width, i /= width;
+      h = i % height, n = i / height;
+    } else {
+      w = i % width, i /= width;
+      h = i % height, i /= height;
+      c = i % g.c, n = i / g.c;
+    }
+  }
+};
+
+__device__ inline int64_t offset(const DepthwiseGeometry& g, int64_t n, int64_t c, int64_t h,
+                                 int64_t w, int64_t height, int64_t width) {
+  return g.channels_last ? ((n * height + h) * width + w) * g.c + c
+                         : ((n * g.c + c) * height + h) * width + w;
+}
+
+// One thread an output element, neighbours in memory to neighbouring threads.
+template <typename T>
+__global__ void __launch_bounds__(kGeneralThreads)
+    general_forward_kernel(DepthwiseGeometry g, const T* __restrict__ x,
+                           const T* __restrict__ weight, const T* __restrict__ bias,
+                           T* __restrict__ out) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kGeneralThreads + threadIdx.x;
+  if (i >= g.n * g.c * g.out_h * g.out_w) {
+    return;
+  }
+  const Position at(g, i, g.out_h, g.out_w);
+  acc_t<T> sum = bias ? static_cast<acc_t<T>>(bias[at.c]) : acc_t<T>(0);
+  for (int64_t a = 0; a < g.kernel_h; ++a) {
+    const int64_t h = at.h * g.stride_h - g.padding_h + a * g.dilation_h;
+    if (h < 0 || h >= g.h) {
+      continue;
+    }
+    for (int64_t b = 0; b < g.kernel_w; ++b) {
+      const int64_t w = at.w * g.stride_w - g.padding_w + b * g.dilation_w;
+      if (w >= 0 && w < g.w) {
+        sum += static_cast<acc_t<T>>(weight[(at.c * g.kernel_h + a) * g.kernel_w + b]) *
+               static_cast<acc_t<T>>(x[offset(g, at.n, at.c, h, w, g.h, g.w)]);
+      }
+    }
+  }
+  out[i] = static_cast<T>(sum);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kGeneralThreads)
+    general_backward_input_kernel(DepthwiseGeometry g, const T* __restrict__ grad,
+                                  const T* __restrict__ weight, T* __restrict__ out) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kGeneralThreads + threadIdx.x;
+  if (i >= g.n * g.c * g.h * g.w) {
+    return;
+  }
+  const Position at(g, i, g.h, g.w);
+  acc_t<T> sum = 0;
+  for (int64_t a = 0; a < g.kernel_h; ++a) {
+    const int64_t h = at.h + g.padding_h - a * g.dilation_h;
+    if (h < 0 || h % g.stride_h != 0 || h / g.stride_h >= g.out_h) {
+      continue;
+    }
+    for (int64_t b = 0; b < g.kernel_w; ++b) {
+      const int64_t w = at.w + g.padding_w - b * g.dilation_w;
+      if (w >= 0 && w % g.stride_w == 0 && w / g.stride_w < g.out_w) {
+        sum += static_cast<acc_t<T>>(weight[(at.c * g.kernel_h + a) * g.kernel_w + b]) *
+               static_cast<acc_t<T>>(
+                   grad[offset(g, at.n, at.c, h / g.stride_h, w / g.stride_w, g.out_h, g.out_w)]);
+      }
+    }
+  }
+  out[i] = static_cast<T>(sum);
+}
+
+// What the `thread`-th of `threads` adds to the gradient of a channel's tap, or of the bias where
+// `tap` is behind the last one.
+template <typename T>
+__device__ acc_t<T> tap_sum(const DepthwiseGeometry& g, const T* __restrict__ grad,
+                            const T* __restrict__ x, int64_t c, int64_t tap, int thread,
+                            int threads) {
+  const bool for_bias = tap == g.kernel_h * g.kernel_w;
+  const int64_t a = tap / g.kernel_w;
+  const int64_t b = tap % g.kernel_w;
+  acc_t<T> sum = 0;
+  for (int64_t i = thread; i < g.n * g.out_h * g.out_w; i += threads) {
+    const int64_t ow = i % g.out_w;
+    const int64_t oh = i / g.out_w % g.out_h;
+    const int64_t n = i / g.out_w / g.out_h;
+    const int64_t h = oh * g.stride_h - g.padding_h + a * g.dilation_h;
+    const int64_t w = ow * g.stride_w - g.padding_w + b * g.dilation_w;
+    const bool inside = h >= 0 && h < g.h && w >= 0 && w < g.w;
+    if (for_bias || inside) {
+      const acc_t<T> value = static_cast<acc_t<T>>(grad[offset(g, n, c, oh, ow, g.out_h, g.out_w)]);
+      sum += for_bias ? value : value * static_cast<acc_t<T>>(x[offset(g, n, c, h, w, g.h, g.w)]);
+    }
+  }
+  return sum;
+}
+
+// One block a (channel, tap); the last row of blocks sums grad_output alone, for the bias.
+template <typename T>
+__global__ void __launch_bounds__(kGeneralThreads)
+    general_backward_weight_kernel(DepthwiseGeometry g, const T* __restrict__ grad,
+                                   const T* __restrict__ x, T* __restrict__ grad_weight,
+                                   T* __restrict__ grad_bias) {
+  const int64_t taps = g.kernel_h * g.kernel_w;
+  const int64_t c = blockIdx.x;
+  const int64_t tap = blockIdx.y;
+  const bool for_bias = tap == taps;
+  if (for_bias ? grad_bias == nullptr : grad_weight == nullptr) {
+    return;
+  }
+  const acc_t<T> sum = tap_sum(g, grad, x, c, tap, threadIdx.x, kGeneralThreads);
+  __shared__ acc_t<T> partial[kGeneralThreads];
+  partial[threadIdx.x] = sum;
+  __syncthreads();
+  for (int half = kGeneralThreads / 2; half > 0;
+       half /= 2) {  // a fixed order: the same bits every run
+    if (threadIdx.x < half) {
+      partial[threadIdx.x] += partial[threadIdx.x + half];
+    }
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) {
+    (for_bias ? grad_bias[c] : grad_weight[c * taps + tap]) = static_cast<T>(partial[0]);
+  }
+}
+
+}  // namespace ops::cuda

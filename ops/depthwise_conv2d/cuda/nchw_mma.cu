@@ -1,0 +1,70 @@
+#include "depthwise_conv2d/cuda/mma_weight_gradient.cuh"
+#include "depthwise_conv2d/cuda/nchw_kernels.cuh"
+
+namespace ops::cuda {
+namespace {
+
+// Whether the lanes of a warp, which read four neighbouring words in each of eight rows that are so
+// many words apart, share a bank of shared memory with at most one other.
+bool is_spread(int64_t pitch) {
+  int lanes[32] = {};
+  for (int64_t g = 0; g < 8; ++g) {
+    for (int64_t t = 0; t < 4; ++t) {
+      if (++lanes[(g * pitch + t) % 32] > 2) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+// f(axis) where matrix units are faster than multiply-adds, measured on an H200: with filters of
+// 7×7, and in images 16 pixels wide, where the threads of ThreadTile meet in banks.
+template <typename F>
+bool dispatch_matrix(const DepthwiseGeometry& g, int64_t in_w, int64_t out_w,
+                     std::initializer_list<const void*> pointers, const F& f) {
+  if (in_w % 2 != 0 || out_w % 2 != 0 || !are_aligned(pointers, 4) || !is_spread(in_w / 2)) {
+    return false;
+  }
+  return dispatch_direct(g, [&](auto axis) {
+    using Axis = decltype(axis);
+    if constexpr (Axis::inputs(8) == 7 + Axis::kTaps) {  // neither strides nor dilation
+      return (Axis::kTaps == 7 || in_w == 16) && f(axis);
+    }
+    return false;
+  });
+}
+
+}  // namespace
+
+template <typename T>
+bool convolve_matrix(const Convolution<T>& c) {
+  return !c.transposed &&
+         dispatch_matrix(c.g, c.in.w, c.out.w, {c.in.data, c.out.data}, [&](auto axis) {
+           using Axis = decltype(axis);
+           if constexpr (Axis::kTaps == 7) {
+             if (c.out.w > 32) {
+               return launch_planes<MatrixTile<Axis, 7, T>>(c);
+             }
+             if (c.out.w > 16) {
+               return launch_planes<MatrixTile<Axis, 4, T>>(c);
+             }
+           }
+           return launch_planes<MatrixTile<Axis, 2, T>>(c);
+         });
+}
+
+template <typename T>
+bool sum_weights_matrix(const WeightGradient<T>& c) {
+  return dispatch_matrix(c.g, c.g.w, c.g.out_w, {c.x, c.grad}, [&](auto axis) {
+    using Sums = MatrixSums<decltype(axis), T>;
+    return c.g.padding_w % 2 == Sums::kOdd && launch_plane_weights<Sums>(c);
+  });
+}
+
+template bool convolve_matrix(const Convolution<Half>&);
+template bool convolve_matrix(const Convolution<BFloat16>&);
+template bool sum_weights_matrix(const WeightGradient<Half>&);
+template bool sum_weights_matrix(const WeightGradient<BFloat16>&);
+
+}  // namespace ops::cuda

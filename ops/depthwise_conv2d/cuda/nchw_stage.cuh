@@ -1,0 +1,267 @@
+// Depthwise convolution of contiguous images. What a block works on, whole planes (one image
+// channel each) or a band of rows of one, is one contiguous span of memory: it moves to shared
+// memory and back in 16-byte granules whatever the width, while other spans are at work.
+#pragma once
+
+#include <optional>
+
+#include "core/cuda/tma_ring.cuh"
+#include "depthwise_conv2d/cuda/tap_maps.cuh"
+
+namespace ops::cuda {
+
+struct PlaneLaunch {
+  int in_h, in_w, out_h, out_w;
+  int start_h, start_w;  // image coordinate of the first output's first input
+  int across, down;      // tiles of a plane's outputs, or of a band's
+  int shifts;            // columns by which rows of tiles may differ: see ThreadPlace
+  int bands;             // of a plane; more than 1 only where group is 1
+  int group;             // planes at a time
+  int channels;
+  int planes;
+  int in_bytes, out_bytes;  // of shared memory for a span, each with a guard behind it
+
+  __device__ bool has_in_row(int row) const {
+    return static_cast<unsigned>(row) < static_cast<unsigned>(in_h);
+  }
+  // The channel that a count over the planes of several images stands for.
+  __device__ int wrap(int channel) const {
+    while (channel >= channels) {
+      channel -= channels;
+    }
+    return channel;
+  }
+};
+
+constexpr int kPlaneThreads = 256;  // at most
+constexpr int kGuard = 128;         // bytes that windows at an edge reach over a span,
+constexpr int kMostPadding = 8;     // where there is no more padding than this
+
+// The planes, and rows of them, that a block works on next.
+struct PlaneRange {
+  int plane, planes;
+  int out_row, out_rows;
+  int in_row, in_rows;
+
+  template <typename Axis, int kRows>
+  __device__ static PlaneRange at(const PlaneLaunch& launch, int plane, int planes, int band) {
+    PlaneRange range{plane, planes, 0, launch.out_h, 0, launch.in_h};
+    if (launch.bands > 1) {
+      const int rows = launch.down * kRows;
+      range.out_row = band * rows;
+      range.out_rows = min(rows, launch.out_h - range.out_row);
+      const int first = launch.start_h + Axis::step(range.out_row);
+      range.in_row = min(max(first, 0), launch.in_h);
+      range.in_rows = max(0, min(first + Axis::inputs(rows), launch.in_h) - range.in_row);
+    }
+    return range;
+  }
+};
+
+// Goes from one range of a block to its next, without a division.
+template <typename Axis, int kRows>
+class PlaneWalk {
+ public:
+  __device__ explicit PlaneWalk(const PlaneLaunch& launch)
+      : launch_(launch),
+        stride_(gridDim.x / launch.bands * launch.group),
+        band_stride_(gridDim.x % launch.bands),
+        channel_stride_(stride_ % launch.channels),
+        plane_(blockIdx.x / launch.bands * launch.group),
+        band_(blockIdx.x % launch.bands),
+        channel_(plane_ % launch.channels) {}
+
+  __device__ bool any() const { return plane_ < launch_.planes; }
+  __device__ PlaneRange range() const {
+    return PlaneRange::at<Axis, kRows>(launch_, plane_, min(launch_.group, launch_.planes - plane_),
+                                       band_);
+  }
+  // The channel of the range's p-th plane.
+  __device__ int channel(int p) const { return launch_.wrap(channel_ + p); }
+
+  __device__ void advance() {
+    plane_ += stride_, channel_ += channel_stride_, band_ += band_stride_;
+    if (band_ >= launch_.bands) {
+      band_ -= launch_.bands, plane_ += launch_.group, channel_ += launch_.group;
+    }
+    channel_ = launch_.wrap(channel_);
+  }
+
+ private:
+  const PlaneLaunch& launch_;
+  int stride_, band_stride_, channel_stride_;
+  int plane_, band_, channel_;
+};
+
+// The planes of a tensor.
+template <typename T>
+class Planes {
+ public:
+  __device__ Planes(T* data, int count, int h, int w)
+      : data_(data),
+        count_(count),
+        size_(h * w),
+        w_(w),
+        skew_(reinterpret_cast<uintptr_t>(data) % kGranule / sizeof(T)) {}
+
+  __device__ T* row(int plane, int row) const {
+    return data_ + static_cast<int64_t>(plane) * size_ + row * w_;
+  }
+  // Of a span that begins there.
+  __device__ int skew(int plane, int row) const {
+    return (skew_ + static_cast<unsigned>(plane) * size_ + row * w_) % Span<T>::kLanes;
+  }
+  __device__ int elements(int planes, int rows) const { return planes * rows * w_; }
+  // Rows of neighbouring planes.
+  __device__ Span<T> span(int plane, int planes, int first_row, int rows) const {
+    return {row(plane, first_row), elements(planes, rows), row(count_, 0)};
+  }
+
+ private:
+  T* data_;
+  int count_, size_, w_;
+  unsigned skew_;
+};
+
+// Shared memory of both kernels: the ring's, zeros for rows outside the image (and the guard before
+// the first buffer), then the buffers.
+template <int kBuffers, typename T>
+struct PlaneMemory {
+  static constexpr int kZeros = SpanRing<kBuffers>::kBytes / sizeof(T);  // offset in elements
+  static constexpr int kFirst = kZeros + kGuard / sizeof(T);
+  static constexpr size_t kBytes = kFirst * sizeof(T);
+
+  static __device__ T* clear(unsigned char* memory) {
+    T* shared = reinterpret_cast<T*>(memory);
+    for (int i = kZeros + threadIdx.x; i < kFirst; i += blockDim.x) {
+      shared[i] = T(0);
+    }
+    return shared;
+  }
+};
+
+constexpr int kSumLanes = 8;
+
+// put(i, total) for each of `count` totals: the sum over kSumLanes lanes of part(i, lane), added by
+// all threads of a block.
+template <typename Put, typename F>
+__device__ void add_lanes(int count, const Put& put, const F& part) {
+  const int lane = threadIdx.x % kSumLanes;
+#pragma unroll 4
+  for (int first = 0; first < count; first += blockDim.x / kSumLanes) {
+    const int i = first + threadIdx.x / kSumLanes;
+    float total = i < count ? part(i, lane) : 0.0f;
+#pragma unroll
+    for (int lanes = kSumLanes / 2; lanes > 0; lanes /= 2) {
+      total += __shfl_down_sync(~0u, total, lanes, kSumLanes);
+    }
+    if (lane == 0 && i < count) {
+      put(i, total);
+    }
+  }
+}
+
+constexpr int kPlaneBuffers = 3;  // two on their way in, one at work or on its way out
+
+struct PlanePlan {
+  PlaneLaunch launch;
+  int threads;
+  int at_a_time;  // blocks that run together
+  int ranges;     // of all planes
+  size_t shared;
+
+  // At most that many blocks; preferably so many that each meets the same channels again.
+  int blocks() const {
+    const int period = launch.channels / launch.group * launch.bands;
+    const bool periodic = launch.channels % launch.group == 0 && period <= at_a_time;
+    return std::min(ranges, periodic ? at_a_time / period * period : at_a_time);
+  }
+};
+
+// How to cut planes into ranges for tiles of a Shape: kRows × kCols outputs of each of kPlanes
+// planes take kThreads threads, of which blocks have up to kThreadsOfBlock (or kPlaneThreads, where
+// a row of tiles takes more) and a multiprocessor has registers for kThreadsAtATime. As much is
+// done `repeats` times. A buffer holds a range of inputs and of outputs in one place, or, where
+// `apart`, side by side. Nothing where a row of tiles is too long for a block, or the padding too
+// wide.
+template <typename Axis, typename Shape>
+std::optional<PlanePlan> plan_planes(int64_t planes, int64_t channels, int64_t in_h, int64_t in_w,
+                                     int64_t out_h, int64_t out_w, int64_t padding_h,
+                                     int64_t padding_w, int64_t repeats, int64_t element_size,
+                                     bool apart, size_t fixed_bytes) {
+  if (padding_w > kMostPadding) {
+    return std::nullopt;
+  }
+  const Device device;
+  int across = ceil_div(out_w, Shape::kCols);
+  const int down = ceil_div(out_h, Shape::kRows);
+  // Tiles below each other are so many bytes apart that in a warp several meet in a bank, unless
+  // rows of tiles begin at different columns: with a tile more in each, if blocks have room.
+  const bool meet = Axis::step(Shape::kRows) * in_w * element_size % kGranule == 0;
+  constexpr int kEnough = 3;  // columns
+  const auto planes_of_block = [&](int tiles) {
+    return Shape::kThreadsOfBlock / (tiles * Shape::kThreads * down);
+  };
+  if (meet && across * Shape::kCols - out_w < kEnough && planes_of_block(across) > 0 &&
+      planes_of_block(across + 1) == planes_of_block(across)) {
+    ++across;
+  }
+  const int row_threads = across * Shape::kThreads;
+  const int most_threads =
+      row_threads <= Shape::kThreadsOfBlock ? Shape::kThreadsOfBlock : kPlaneThreads;
+  std::optional<PlanePlan> best;
+  double least = 0;
+  // Whole planes, then fewer of them, then bands.
+  int group =
+      std::min<int64_t>(std::max(1, most_threads / (row_threads * down)) * Shape::kPlanes, planes);
+  for (int bands = 1, last = 0; bands <= down && row_threads <= most_threads;) {
+    PlanePlan plan{};
+    PlaneLaunch& launch = plan.launch;
+    launch.in_h = in_h, launch.in_w = in_w, launch.out_h = out_h, launch.out_w = out_w;
+    launch.start_h = Axis::start(padding_h), launch.start_w = Axis::start(padding_w);
+    launch.channels = channels, launch.planes = planes;
+    launch.across = across;
+    launch.shifts = meet ? across * Shape::kCols - out_w : 0;
+    launch.down = ceil_div(down, bands);
+    launch.bands = ceil_div(down, launch.down);
+    launch.group = group;
+    const int64_t in_rows = launch.bands == 1
+                                ? in_h
+                                : std::min<int64_t>(in_h, Axis::inputs(launch.down * Shape::kRows));
+    const int64_t out_rows = std::min<int64_t>(out_h, launch.down * Shape::kRows);
+    const auto bytes = [&](int64_t elements) {
+      return ceil_div(elements * element_size, kGranule) * kGranule + kGranule + kGuard;
+    };
+    const size_t in_bytes = bytes(group * in_rows * in_w);
+    const size_t out_bytes = bytes(group * out_rows * out_w);
+    plan.threads = round_up(ceil_div(group, Shape::kPlanes) * row_threads * launch.down, 32);
+    plan.shared = fixed_bytes + (apart ? kAhead * (in_bytes + out_bytes)
+                                       : kPlaneBuffers * std::max(in_bytes, out_bytes));
+    if (launch.down != last && plan.threads <= most_threads && plan.shared <= device.block_shared) {
+      launch.in_bytes = in_bytes, launch.out_bytes = out_bytes;
+      const int on_one = std::min<int>(Shape::kThreadsAtATime / plan.threads,
+                                       device.shared / (plan.shared + 1024));
+      plan.at_a_time = on_one * device.multiprocessors;
+      plan.ranges = ceil_div(planes, group) * launch.bands;
+      // Rounds, each as long as what a multiprocessor does in it, and latencies.
+      const int64_t blocks = plan.ranges * repeats;
+      const int64_t together = std::min<int64_t>(on_one, ceil_div(blocks, device.multiprocessors));
+      constexpr int kLatency = 128;  // also of the kernel that adds up sums where they are in parts
+      const double round = together * plan.threads * (launch.bands > 1 ? 1.2 : 1.0) + kLatency;
+      const double cost = ceil_div(blocks, plan.at_a_time) * round +
+                          (apart && repeats * launch.bands > 1 ? kLatency : 0);
+      if (!best || cost < least) {
+        best = plan, least = cost;
+      }
+    }
+    if (group > 1) {
+      group /= 2;
+    } else {
+      last = launch.down;
+      bands *= 2;
+    }
+  }
+  return best;
+}
+
+}  // namespace ops::cuda

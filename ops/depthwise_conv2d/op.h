@@ -1,0 +1,113 @@
+// Depthwise convolution: arguments, geometry and output allocation, the same on every device.
+#pragma once
+
+#include <optional>
+#include <tuple>
+
+#include "core/windows.h"
+
+namespace ops {
+
+struct DepthwiseGeometry : Windows {
+  int64_t n, c;        // batch, channels
+  bool channels_last;  // of input, output and their gradients; the weight is [C, 1, kH, kW]
+  int64_t input_n = 0, input_c = 0;  // from one image, and one channel, of the input to the next
+
+  bool empty() const { return n == 0 || c == 0 || out_h == 0 || out_w == 0; }
+};
+
+inline DepthwiseGeometry depthwise_geometry(const char* op, const Tensor& input,
+                                            const Tensor& weight, const Spacing& spacing) {
+  check(input.dim() == 4, op, ": input must have shape [N, C, H, W], got ", shape{input});
+  check(weight.dim() == 4 && weight.size(0) == input.size(1) && weight.size(1) == 1 &&
+            weight.size(2) > 0 && weight.size(3) > 0,
+        op, ": weight must have shape [C, 1, kH, kW] with C = ", input.size(1), ", got ",
+        shape{weight});
+  check_same(op, "input", input, "weight", weight);
+  return {windows(op, input.size(2), input.size(3), weight.size(2), weight.size(3), spacing),
+          input.size(0), input.size(1), is_channels_last(input)};
+}
+
+// The input as the Backend reads it, and in `g` where its images and channels are. If that takes
+// planes wherever they are, a slice or an expansion of channels is not copied.
+template <typename Backend>
+Tensor input_of(const Tensor& input, DepthwiseGeometry& g) {
+  const bool dense_planes =
+      (g.w == 1 || input.stride(3) == 1) && (g.h == 1 || input.stride(2) == g.w);
+  if (Backend::kTakesAnyPlanes && !g.channels_last && dense_planes) {
+    g.input_n = input.stride(0);
+    g.input_c = input.stride(1);
+    return input;
+  }
+  const auto strides = image_strides(g.channels_last, g.c, g.h, g.w);
+  g.input_n = strides.n;
+  g.input_c = strides.c;
+  return in_format(input, g.channels_last);
+}
+
+// The convolution for one Backend, which brings the kernels.
+template <typename Backend>
+Tensor depthwise_conv2d(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias,
+                        std::vector<int64_t> stride, std::vector<int64_t> padding,
+                        std::vector<int64_t> dilation) {
+  const char* op = "depthwise_conv2d";
+  auto g = depthwise_geometry(op, input, weight, {stride, padding, dilation});
+  if (bias) {
+    check_same(op, "input", input, "bias", *bias);
+    check_shape(op, "bias", *bias, {g.c});
+  }
+  const Tensor x = input_of<Backend>(input, g);
+  const Tensor w = as_contiguous(weight);
+  const std::optional<Tensor> b = bias ? std::optional<Tensor>(as_contiguous(*bias)) : std::nullopt;
+  Tensor out = empty_image(x, g.n, g.c, g.out_h, g.out_w, g.channels_last);
+  dispatch_floating(op, x.scalar_type(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    if (!g.empty()) {
+      Backend::forward(x, g, x.const_data_ptr<T>(), w.const_data_ptr<T>(),
+                       b ? b->const_data_ptr<T>() : nullptr, out.mutable_data_ptr<T>());
+    }
+  });
+  return out;
+}
+
+// The gradients that output_mask asks for; the others are tensors of shape [0].
+template <typename Backend>
+std::tuple<Tensor, Tensor, Tensor> depthwise_conv2d_backward(
+    const Tensor& grad_output, const Tensor& input, const Tensor& weight,
+    std::vector<int64_t> stride, std::vector<int64_t> padding, std::vector<int64_t> dilation,
+    std::vector<bool> output_mask) {
+  const char* op = "depthwise_conv2d_backward";
+  auto g = depthwise_geometry(op, input, weight, {stride, padding, dilation});
+  check_same(op, "input", input, "grad_output", grad_output);
+  check_shape(op, "grad_output", grad_output, {g.n, g.c, g.out_h, g.out_w});
+  check(output_mask.size() == 3, op, ": output_mask must be three booleans");
+  const bool need_input = output_mask[0];
+  const bool need_weight = output_mask[1];
+  const bool need_bias = output_mask[2];
+  const Tensor x = need_weight ? input_of<Backend>(input, g) : input;
+  const Tensor w = as_contiguous(weight);
+  const Tensor grad = in_format(grad_output, g.channels_last);
+  const auto make = [&](bool needed, std::vector<int64_t> sizes) {
+    return empty(weight, needed ? sizes : std::vector<int64_t>{0});
+  };
+  Tensor grad_input =
+      need_input ? empty_image(x, g.n, g.c, g.h, g.w, g.channels_last) : make(false, {});
+  Tensor grad_weight = make(need_weight, {g.c, 1, g.kernel_h, g.kernel_w});
+  Tensor grad_bias = make(need_bias, {g.c});
+  dispatch_floating(op, x.scalar_type(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const T* grad_data = grad.const_data_ptr<T>();
+    if (need_input && grad_input.numel() > 0) {
+      Backend::backward_input(x, g, grad_data, w.const_data_ptr<T>(),
+                              grad_input.mutable_data_ptr<T>());
+    }
+    if ((need_weight || need_bias) && g.c > 0) {
+      Backend::backward_weight(x, g, grad_data, need_weight ? x.const_data_ptr<T>() : nullptr,
+                               need_weight ? grad_weight.mutable_data_ptr<T>() : nullptr,
+                               need_bias ? grad_bias.mutable_data_ptr<T>() : nullptr);
+    }
+  });
+  return {grad_input, grad_weight, grad_bias};
+}
+
+}  // namespace ops

@@ -1,0 +1,52 @@
+"""The exponential function, whose gradient is its own output."""
+
+import torch
+from torch import Tensor, nn
+
+from ops.core import elementwise, library
+
+_exp = torch.ops.lenet_ops.exp.default
+_exp_backward = torch.ops.lenet_ops.exp_backward.default
+
+
+def exp(input: Tensor) -> Tensor:
+    """Exponential function, eˣ. Its gradient is its output: exp' = exp.
+
+    In an autocast region on CUDA it computes in float32, as torch.exp does.
+
+    Args:
+        input: any shape and strides; float64, float32, bfloat16 or float16.
+
+    Returns:
+        A tensor of the shape, dtype and memory format of `input`.
+
+    Raises:
+        TypeError: `input` is not a tensor.
+        NotImplementedError: another dtype.
+    """
+    library.check_tensor("exp", "input", input)
+    return _exp(input)
+
+
+torch.fx.wrap("exp")  # one node where a network is traced
+
+
+class Exp(nn.Module):
+    """Applies :func:`exp` element by element: any shape in, the same shape out."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Returns exp(input)."""
+        return exp(input)
+
+
+def _by_grad_output(x: Tensor, grad_output: Tensor, output: Tensor) -> Tensor:
+    return _exp_backward(x, output)
+
+
+def _by_output(x: Tensor, grad_output: Tensor, output: Tensor) -> Tensor:
+    return _exp_backward(x, grad_output)
+
+
+library.register_autocast(_exp, "cuda", torch.float32)  # as torch.exp
+elementwise.register(_exp, [_exp_backward], saves="output")
+elementwise.register(_exp_backward, [_by_grad_output, _by_output])

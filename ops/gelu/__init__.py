@@ -1,0 +1,56 @@
+"""GELU in its sigmoid form: gelu(x) = x · σ(1.702 x)."""
+
+import torch
+from torch import Tensor, nn
+
+from ops.core import elementwise, library
+
+_gelu = torch.ops.lenet_ops.gelu.default
+_gelu_backward = torch.ops.lenet_ops.gelu_backward.default
+
+SLOPE = 1.702
+
+
+def gelu(input: Tensor) -> Tensor:
+    """Gaussian error linear unit, sigmoid approximation (known as QuickGELU).
+
+    gelu(x) = x · σ(1.702 x), and gelu'(x) = s + 1.702 x s (1 − s) with s = σ(1.702 x).
+    Hendrycks & Gimpel, Gaussian Error Linear Units, arXiv 1606.08415, section 2.
+
+    Args:
+        input: any shape and strides; float64, float32, bfloat16 or float16.
+
+    Returns:
+        A tensor of the shape, dtype and memory format of `input`.
+
+    Raises:
+        TypeError: `input` is not a tensor.
+        NotImplementedError: another dtype.
+    """
+    library.check_tensor("gelu", "input", input)
+    return _gelu(input)
+
+
+torch.fx.wrap("gelu")  # one node where a network is traced
+
+
+class GELU(nn.Module):
+    """Applies :func:`gelu` element by element: any shape in, the same shape out."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Returns gelu(input)."""
+        return gelu(input)
+
+
+def _by_grad_output(x: Tensor, grad_output: Tensor, input: Tensor) -> Tensor:
+    return _gelu_backward(x, input)
+
+
+def _by_input(x: Tensor, grad_output: Tensor, input: Tensor) -> Tensor:
+    """gelu''(x) = 1.702 s (1 − s) (2 + 1.702 x (1 − 2 s)) with s = σ(1.702 x)."""
+    s = torch.sigmoid(SLOPE * input)
+    return x * grad_output * (SLOPE * s * (1 - s) * (2 + SLOPE * input * (1 - 2 * s)))
+
+
+elementwise.register(_gelu, [_gelu_backward])
+elementwise.register(_gelu_backward, [_by_grad_output, _by_input])

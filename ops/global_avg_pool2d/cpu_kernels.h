@@ -1,0 +1,197 @@
+// Sums over images on vectors. No include guard: see core/cpu/dispatch_isa.h.
+
+namespace ops::cpu::OPS_ISA {
+
+// The last n < N of the N elements before `end`, zeros in the place of the others.
+template <int N, typename T>
+inline Vec<acc_t<T>, N> load_last(const T* end, int64_t n) {
+  using Lanes = Vec<bits_t<acc_t<T>>, N>;
+  Lanes lane;
+  for (int i = 0; i < N; ++i) {
+    lane[i] = i;
+  }
+  const Vec<acc_t<T>, N> all = load<N>(end - N);
+  return lane < Lanes{} + static_cast<bits_t<acc_t<T>>>(N - n) ? Vec<acc_t<T>, N>{} : all;
+}
+
+// Lane i of the result is lane i ^ S of v.
+template <typename A, int N, int S, int... I>
+inline Vec<A, N> swap_lanes(Vec<A, N> v, std::integer_sequence<int, I...>) {
+  return shuffle<A, N>(v, v, std::integer_sequence<int, (I ^ S)...>{});
+}
+
+template <typename A, int N, int S = N / 2>
+inline A sum_lanes(Vec<A, N> v) {
+  if constexpr (S > 0) {
+    v += swap_lanes<A, N, S>(v, std::make_integer_sequence<int, N>{});
+    return sum_lanes<A, N, S / 2>(v);
+  }
+  return v[0];
+}
+
+// The sum of n elements, in an order that n decides.
+template <typename T>
+acc_t<T> sum_stretch(const T* x, int64_t n) {
+  using A = acc_t<T>;
+  constexpr int N = kLanes<A>;
+  Vec<A, N> a{}, b{}, c{}, d{};
+  int64_t i = 0;
+  for (; i + 4 * N <= n; i += 4 * N) {
+    a += load<N>(x + i);
+    b += load<N>(x + i + N);
+    c += load<N>(x + i + 2 * N);
+    d += load<N>(x + i + 3 * N);
+  }
+  for (; i + N <= n; i += N) {
+    a += load<N>(x + i);
+  }
+  if (i < n) {
+    b += n < N ? load_some<N>(x, n) : load_last<N>(x + n, n - i);
+  }
+  return sum_lanes<A, N>((a + b) + (c + d));
+}
+
+// out[p] = Σ x[p, i] / length
+template <typename T>
+void average_planes(const T* x, int64_t planes, int64_t length, T* out) {
+  using A = acc_t<T>;
+  for (int64_t p = 0; p < planes; ++p, x += length) {
+    store<1>(out + p, Vec<A, 1>{sum_stretch(x, length) / A(length)});
+  }
+}
+
+// sums[k] += x[row, k] over all rows, `width` elements each.
+template <typename T>
+void add_rows(const T* x, int64_t rows, int64_t width, acc_t<T>* sums) {
+  using A = acc_t<T>;
+  constexpr int N = kLanes<A>;
+  int64_t row = 0;
+  for (; row + 4 <= rows; row += 4, x += 4 * width) {
+    const T *b = x + width, *c = b + width, *d = c + width;
+    int64_t k = 0;
+    for (; k + N <= width; k += N) {
+      const Vec<A, N> four = (load<N>(x + k) + load<N>(b + k)) + (load<N>(c + k) + load<N>(d + k));
+      store<N>(sums + k, load<N>(sums + k) + four);
+    }
+    if (const int64_t rest = width - k; rest > 0) {
+      const Vec<A, N> four = (load_some<N>(x + k, rest) + load_some<N>(b + k, rest)) +
+                             (load_some<N>(c + k, rest) + load_some<N>(d + k, rest));
+      store_some<N>(sums + k, load_some<N>(sums + k, rest) + four, rest);
+    }
+  }
+  for (; row < rows; ++row, x += width) {
+    for (int64_t k = 0; k < width; ++k) {
+      sums[k] += x[k];
+    }
+  }
+}
+
+constexpr int64_t kMostFolded = 128;  // elements of a row
+
+// sums[k] = Σ x[row, k]. Short rows that are no whole vectors are folded: several make a wide one
+// that is.
+template <typename T>
+void sum_rows(const T* x, int64_t rows, int64_t width, acc_t<T>* sums) {
+  using A = acc_t<T>;
+  constexpr int N = kLanes<A>;
+  if (width == 1) {
+    *sums = sum_stretch(x, rows);
+    return;
+  }
+  __builtin_memset(sums, 0, width * sizeof(A));
+  const int64_t divisor = width & -width;  // the largest power of two
+  const int64_t fold = divisor < N ? N / divisor : 1;
+  if (fold == 1 || width > kMostFolded) {
+    add_rows(x, rows, width, sums);
+    return;
+  }
+  A wide[kMostFolded * N];
+  __builtin_memset(wide, 0, fold * width * sizeof(A));
+  const int64_t folded = rows / fold;
+  add_rows(x, folded, fold * width, wide);
+  add_rows(wide, fold, width, sums);
+  add_rows(x + folded * fold * width, rows - folded * fold, width, sums);
+}
+
+// out[k] = Σ sums[part, k] / length
+template <typename From, typename T>
+void average(const From* sums, int64_t parts, int64_t width, int64_t length, T* out) {
+  using A = acc_t<T>;
+  constexpr int N = kLanes<A>;
+  for (int64_t k = 0; k < width; k += N) {
+    const int64_t n = k + N < width ? N : width - k;
+    Vec<A, N> sum{};
+    for (int64_t part = 0; part < parts; ++part) {
+      const From* from = sums + part * width + k;
+      sum += n == N ? load<N>(from) : load_some<N>(from, n);
+    }
+    const Vec<A, N> result = sum / A(length);
+    if (n == N) {
+      store<N>(out + k, result);
+    } else {
+      store_some<N>(out + k, result, n);
+    }
+  }
+}
+
+// Continues, up to n elements, what the first `period` say: out[i] = out[i − period].
+template <typename T>
+void repeat(T* out, int64_t period, int64_t n) {
+  constexpr int64_t kNear = 6144 / sizeof(T);  // read from the nearest cache, not a moment after
+  int64_t done = period;
+  while (done < n && done < kNear) {
+    const int64_t more = done < n - done ? done : n - done;
+    __builtin_memcpy(out + done, out, more * sizeof(T));
+    done += more;
+  }
+  constexpr int64_t N = OPS_VECTOR_BYTES / sizeof(T);
+  const int64_t back = done;  // whole periods, where there is anything left
+  for (; done + N <= n; done += N) {
+    Vec<char, OPS_VECTOR_BYTES> bytes;
+    __builtin_memcpy(&bytes, out + done - back, sizeof(bytes));
+    __builtin_memcpy(out + done, &bytes, sizeof(bytes));
+  }
+  __builtin_memcpy(out + done, out + done - back, (n - done) * sizeof(T));
+}
+
+// out[i] = grad / length
+template <typename T>
+void spread_number(T grad, int64_t n, int64_t length, T* out) {
+  using A = acc_t<T>;
+  constexpr int64_t N = OPS_VECTOR_BYTES / sizeof(T);
+  T same[N];
+  store<1>(same, Vec<A, 1>{A(grad) / A(length)});
+  for (int64_t k = 1; k < N; ++k) {
+    same[k] = same[0];
+  }
+  int64_t i = 0;
+  for (; i + N <= n; i += N) {
+    __builtin_memcpy(out + i, same, sizeof(same));
+  }
+  if (n >= N) {
+    __builtin_memcpy(out + n - N, same, sizeof(same));  // over what is there, in part
+  } else {
+    __builtin_memcpy(out, same, n * sizeof(T));
+  }
+}
+
+// out[p, i] = grad[p] / length
+template <typename T>
+void spread_planes(const T* grad, int64_t planes, int64_t length, T* out) {
+  for (int64_t p = 0; p < planes; ++p) {
+    spread_number(grad[p], length, length, out + p * length);
+  }
+}
+
+// out[row, k] = grad[k] / length
+template <typename T>
+void spread(const T* grad, int64_t rows, int64_t width, int64_t length, T* out) {
+  if (width == 1) {
+    spread_number(*grad, rows, length, out);
+  } else if (rows > 0) {
+    average(grad, 1, width, length, out);
+    repeat(out, width, rows * width);
+  }
+}
+
+}  // namespace ops::cpu::OPS_ISA

@@ -1,0 +1,61 @@
+// Global average pooling: arguments, memory layout and allocation, the same on every device.
+#pragma once
+
+#include "core/common.h"
+
+namespace ops {
+
+// Memory seen as [outer, length, inner]; the length is averaged over. A contiguous image is
+// [N·C, H·W, 1], a channels-last one [N, H·W, C]. What is left lies in the same order for both.
+struct PoolLayout {
+  int64_t outer, length, inner;
+};
+
+inline PoolLayout pool_layout(const Tensor& image, MemoryFormat format) {
+  const int64_t n = image.size(0), c = image.size(1), area = image.size(2) * image.size(3);
+  return format == MemoryFormat::Contiguous ? PoolLayout{n * c, area, 1} : PoolLayout{n, area, c};
+}
+
+inline Tensor empty_image(const Tensor& like, int64_t height, int64_t width, MemoryFormat format) {
+  return empty(like, {like.size(0), like.size(1), height, width}, format);
+}
+
+// The pooling for one Backend, which brings the loops over memory.
+template <typename Backend>
+Tensor global_avg_pool2d(const Tensor& input) {
+  const char* op = "global_avg_pool2d";
+  check(input.dim() == 4, op, ": input must have shape [N, C, H, W], got ", shape{input});
+  const MemoryFormat format = memory_format(input);
+  const Tensor x = as_contiguous(input, format);
+  Tensor out = empty_image(x, 1, 1, format);
+  dispatch_floating(op, x.scalar_type(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    if (out.numel() > 0) {
+      Backend::forward(x, pool_layout(x, format), x.const_data_ptr<T>(), out.mutable_data_ptr<T>());
+    }
+  });
+  return out;
+}
+
+template <typename Backend>
+Tensor global_avg_pool2d_backward(const Tensor& grad_output, int64_t height, int64_t width,
+                                  bool channels_last) {
+  const char* op = "global_avg_pool2d_backward";
+  check(grad_output.dim() == 4 && grad_output.size(2) == 1 && grad_output.size(3) == 1, op,
+        ": grad_output must have shape [N, C, 1, 1], got ", shape{grad_output});
+  check(height >= 0 && width >= 0, op, ": height and width must be at least 0, got ", height,
+        " and ", width);
+  const Tensor grad = as_contiguous(grad_output);
+  const MemoryFormat format = channels_last ? MemoryFormat::ChannelsLast : MemoryFormat::Contiguous;
+  Tensor out = empty_image(grad, height, width, format);
+  dispatch_floating(op, grad.scalar_type(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    if (out.numel() > 0) {
+      Backend::backward(grad, pool_layout(out, format), grad.const_data_ptr<T>(),
+                        out.mutable_data_ptr<T>());
+    }
+  });
+  return out;
+}
+
+}  // namespace ops

@@ -1,0 +1,233 @@
+"""Involution: a kernel for every place of an image, shared by the channels of a group."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ops.core import library, windows
+from ops.core.windows import Size
+
+_involution = torch.ops.lenet_ops.involution2d.default
+_involution_backward = torch.ops.lenet_ops.involution2d_backward.default
+
+
+def involution2d(
+    input: Tensor, weight: Tensor, stride: Size = 1, padding: Size = 0, dilation: Size = 1
+) -> Tensor:
+    """Multiplies every window of an image with a kernel of its own (Li et al., CVPR 2021).
+
+    out[n, c, i, j] = Σ weight[n, g, a, b, i, j] · x[n, c, i sH − pH + a dH, j sW − pW + b dW]
+    with g = ⌊c G / C⌋ and x zero outside the image;
+    Ho = ⌊(H + 2 pH − dH (kH − 1) − 1) / sH⌋ + 1, and Wo likewise. See arXiv 2103.06255.
+
+    Args:
+        input: [N, C, H, W], any strides; float64, float32, bfloat16 or float16.
+        weight: [N, G, kH, kW, Ho, Wo] where G divides C, dtype and device of `input`. It is not
+            copied where it is contiguous or `image.view(N, G, kH, kW, Ho, Wo)` of a channels-last
+            image [N, G kH kW, Ho, Wo].
+        stride: int or pair, at least 1.
+        padding: int or pair, zeros added on both sides; at least 0, may exceed the kernel.
+        dilation: int or pair, distance between the kernel's taps; at least 1.
+
+    Returns:
+        [N, C, Ho, Wo] in the dtype and memory format of `input`.
+
+    Raises:
+        TypeError: an argument of the wrong type.
+        NotImplementedError: another dtype.
+        RuntimeError: shapes, dtypes or devices that do not fit, values out of range.
+    """
+    op = "involution2d"
+    library.check_tensor(op, "input", input)
+    library.check_tensor(op, "weight", weight)
+    if input.dim() != 4:
+        raise RuntimeError(f"{op}: input must have shape [N, C, H, W], got {list(input.shape)}")
+    if weight.dim() != 6:
+        raise RuntimeError(
+            f"{op}: weight must have shape [N, G, kH, kW, Ho, Wo], got {list(weight.shape)}"
+        )
+    return _involution(
+        input,
+        weight,
+        windows.pair(op, "stride", stride, least=1),
+        windows.pair(op, "padding", padding, least=0),
+        windows.pair(op, "dilation", dilation, least=1),
+    )
+
+
+torch.fx.wrap("involution2d")  # one node where a network is traced
+
+
+class Involution2d(nn.Module):
+    """Applies :func:`involution2d` with kernels that it makes from the input itself.
+
+    weight = span(relu(norm(reduce(x)))), where `reduce` and `span` are 1×1 convolutions to
+    C / reduction_ratio and to G kH kW channels and `norm` is batch normalisation. With a stride, x
+    is averaged over windows of that size before. The padding is kernel_size // 2, so that stride 1
+    keeps the size of the image: [N, C, H, W] → [N, C, ⌈H / sH⌉, ⌈W / sW⌉].
+
+    Args:
+        channels: C, of input and output.
+        kernel_size: int or pair, odd.
+        stride: int or pair.
+        group_channels: C / G, how many channels share a kernel; divides C.
+        reduction_ratio: how many times fewer channels the kernels are made from, at least one.
+        device: of the parameters.
+        dtype: of the parameters.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        group_channels: int = 16,
+        reduction_ratio: int = 4,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        for key, value in (
+            ("channels", channels),
+            ("group_channels", group_channels),
+            ("reduction_ratio", reduction_ratio),
+        ):
+            library.check_int(name, key, value)
+            if value < 1:
+                raise ValueError(f"{name}: {key} must be at least 1, got {value}")
+        self.channels = channels
+        self.kernel_size = windows.pair(name, "kernel_size", kernel_size, least=1)
+        self.stride = windows.pair(name, "stride", stride, least=1)
+        self.group_channels = group_channels
+        self.reduction_ratio = reduction_ratio
+        if channels % group_channels:
+            raise ValueError(
+                f"{name}: group_channels must divide channels = {channels}, got {group_channels}"
+            )
+        if not all(side % 2 for side in self.kernel_size):
+            raise ValueError(f"{name}: kernel_size must be odd, got {kernel_size}")
+        self.padding = (self.kernel_size[0] // 2, self.kernel_size[1] // 2)
+        reduced = max(1, channels // reduction_ratio)
+        weights = channels // group_channels * self.kernel_size[0] * self.kernel_size[1]
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.pool = (
+            nn.Identity()
+            if self.stride == (1, 1)
+            else nn.AvgPool2d(self.stride, self.stride, ceil_mode=True)
+        )
+        self.reduce = nn.Conv2d(channels, reduced, 1, bias=False, **factory)
+        self.norm = nn.BatchNorm2d(reduced, **factory)
+        self.act = nn.ReLU()
+        self.span = nn.Conv2d(reduced, weights, 1, **factory)
+
+    def make_weight(self, input: Tensor) -> Tensor:
+        """Returns the kernels for `input` [N, C, H, W]: [N, G, kH, kW, Ho, Wo]."""
+        image = self.span(self.act(self.norm(self.reduce(self.pool(input)))))
+        groups = self.channels // self.group_channels
+        weight: Tensor = image.unflatten(1, (groups, *self.kernel_size))
+        return weight
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Returns the involution of `input` [N, C, H, W]."""
+        _check_input(input, self.channels)
+        return involution2d(input, self.make_weight(input), self.stride, self.padding)
+
+    def extra_repr(self) -> str:
+        """Shows the arguments."""
+        return (
+            f"{self.channels}, kernel_size={self.kernel_size}, stride={self.stride}, "
+            f"group_channels={self.group_channels}, reduction_ratio={self.reduction_ratio}"
+        )
+
+
+def _check_input(input: Tensor, channels: int) -> None:
+    library.check_tensor("Involution2d", "input", input)
+    if input.dim() != 4 or (not library.is_traced() and input.shape[1] != channels):
+        raise RuntimeError(
+            f"Involution2d: input must have shape [N, {channels}, H, W], got {list(input.shape)}"
+        )
+
+
+torch.fx.wrap("_check_input")
+
+
+def _is_channels_last(weight: Tensor) -> bool:
+    """Whether the weight's memory is [N, Ho, Wo, G, kH, kW]: the kernels' question, on fakes."""
+    return weight.permute(0, 4, 5, 1, 2, 3).is_contiguous() and not weight.is_contiguous()
+
+
+def _weight_like(weight: Tensor) -> Tensor:
+    if not _is_channels_last(weight):
+        return weight.new_empty(weight.shape)
+    n, groups, kernel_h, kernel_w, h, w = weight.shape
+    pixels = weight.new_empty((n, h, w, groups, kernel_h, kernel_w))
+    return pixels.permute(0, 3, 4, 5, 1, 2)
+
+
+def _check_fakes(op: str, input: Tensor, weight: Tensor, *geometry: list[int]) -> list[int]:
+    """Checks the arguments as the kernels do; returns the output's height and width."""
+    windows.check_image(op, input)
+    images, channels = input.shape[:2]
+    torch._check(
+        weight.dim() == 6
+        and weight.shape[0] == images
+        and weight.shape[1] > 0
+        and channels % weight.shape[1] == 0
+        and min(weight.shape[2:4]) > 0,
+        lambda: (
+            f"{op}: weight must have shape [N, G, kH, kW, Ho, Wo] with N = {images} and G a "
+            f"divisor of C = {channels}, got {list(weight.shape)}"
+        ),
+    )
+    size = windows.places(op, input.shape[2:], weight.shape[2:4], *geometry)
+    torch._check(
+        list(weight.shape[4:]) == size,
+        lambda: (
+            f"{op}: weight must have a kernel for each place, Ho = {size[0]} and Wo = {size[1]}, "
+            f"got {list(weight.shape)}"
+        ),
+    )
+    library.check_fake(op, "weight", weight, weight.shape, "input", input)
+    return size
+
+
+# vmap: every image has its own kernels, so the mapped dimension becomes more images.
+
+
+def _vmap(
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    input: Tensor,
+    weight: Tensor,
+    *geometry: list[int],
+) -> tuple[Tensor, int]:
+    input, weight = library.batch_first(info, in_dims[:2], input, weight)
+    out = _involution(input.flatten(0, 1), weight.flatten(0, 1), *geometry)
+    return out.unflatten(0, input.shape[:2]), 0
+
+
+def _vmap_backward(
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    *geometry_and_mask: list[int],
+) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    tensors = library.batch_first(info, in_dims[:3], grad_output, input, weight)
+    grads = _involution_backward(*(x.flatten(0, 1) for x in tensors), *geometry_and_mask)
+    unfolded = [
+        g.unflatten(0, tensors[0].shape[:2]) if needed else g.expand(info.batch_size, 0)
+        for g, needed in zip(grads, geometry_and_mask[-1], strict=True)
+    ]
+    return tuple(unfolded), (0, 0)
+
+
+library.register_autocast(_involution, "cpu")  # to the region's dtype, as conv2d does
+library.register_autocast(_involution, "cuda")
+windows.register(
+    _involution, _involution_backward, _check_fakes, _weight_like, _vmap, _vmap_backward
+)

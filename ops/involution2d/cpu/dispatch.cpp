@@ -1,0 +1,66 @@
+#include "involution2d/cpu/plan.h"
+#include "involution2d/op.h"
+#define OPS_KERNELS "involution2d/cpu/kernels.h"
+#include "core/cpu/dispatch_isa.h"
+
+namespace ops::cpu {
+namespace {
+
+constexpr int64_t kGrain = 200000;  // multiply-adds: less is not worth waking a thread for
+
+// Every row is computed by itself: no result depends on how threads share them.
+template <typename T>
+void run(const InvolutionGeometry& g, Pass pass, const T* source, const T* factor, T* out) {
+  using A = acc_t<T>;
+  const Involution<T> p(g, pass, vector_bytes() / sizeof(A), source, factor, out);
+  const int64_t row =
+      p.vertical.out_size > 0 ? p.horizontal.out_size * g.taps() * g.group_channels() : 1;
+  const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, row));
+  torch::stable::parallel_for(0, g.n * g.groups * p.vertical.out_size, grain,
+                              [&](int64_t begin, int64_t end) {
+                                InvolutionWorkspace<A> workspace(p);
+                                if (pass == Pass::backward_weight) {
+                                  OPS_CALL(involve_weight(p, begin, end, workspace));
+                                } else {
+                                  OPS_CALL(involve(p, begin, end, workspace));
+                                }
+                              });
+}
+
+struct Kernels {
+  template <typename T>
+  static void forward(const Tensor&, const InvolutionGeometry& g, const T* x, const T* weight,
+                      T* out) {
+    run(g, Pass::forward, x, weight, out);
+  }
+
+  template <typename T>
+  static void backward_input(const Tensor&, const InvolutionGeometry& g, const T* grad,
+                             const T* weight, T* out) {
+    run(g, Pass::backward_input, grad, weight, out);
+  }
+
+  template <typename T>
+  static void backward_weight(const Tensor&, const InvolutionGeometry& g, const T* grad, const T* x,
+                              T* out) {
+    run(g, Pass::backward_weight, x, grad, out);
+  }
+};
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(lenet_ops, m) {
+  m.def(
+      "involution2d(Tensor input, Tensor weight, int[2] stride, int[2] padding, int[2] dilation) "
+      "-> Tensor");
+  m.def(
+      "involution2d_backward(Tensor grad_output, Tensor input, Tensor weight, int[2] stride, "
+      "int[2] padding, int[2] dilation, bool[2] output_mask) -> (Tensor, Tensor)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CPU, m) {
+  m.impl("involution2d", TORCH_BOX(&involution2d<Kernels>));
+  m.impl("involution2d_backward", TORCH_BOX(&involution2d_backward<Kernels>));
+}
+
+}  // namespace ops::cpu

@@ -1,0 +1,233 @@
+"""LLTM: a recurrent cell without a forget gate, and its loop over time."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from ops.core import library
+from ops.lltm.autograd import State, cell, sequence_loop
+
+
+def lltm_cell(
+    input: Tensor, weights: Tensor, bias: Tensor | None, old_h: Tensor, old_cell: Tensor
+) -> State:
+    """One step of an LLTM, the recurrent cell of PyTorch's tutorial on C++ extensions.
+
+    [i, o, z] = [h, x] · Wᵀ + b, of S columns each; then
+    c' = c + elu(z) · σ(i) and h' = tanh(c') · σ(o).
+
+    An LSTM without a forget gate, whose candidate is an ELU (Clevert et al., arXiv 1511.07289).
+    https://docs.pytorch.org/tutorials/advanced/cpp_extension.html
+
+    Args:
+        input: x, [N, I] or [I]; float64, float32, bfloat16 or float16.
+        weights: W, [3S, S + I]: the columns of h come first. Dtype and device of `input`, as the
+            others.
+        bias: b, [3S], or None.
+        old_h: h, [N, S] or [S].
+        old_cell: c, [N, S] or [S].
+
+    Returns:
+        h' and c', each [N, S] or [S].
+
+    Raises:
+        TypeError: an argument of the wrong type.
+        NotImplementedError: another dtype.
+        RuntimeError: shapes, dtypes or devices that do not fit.
+    """
+    tensors = {"input": input, "weights": weights, "old_h": old_h, "old_cell": old_cell}
+    _check("lltm_cell", tensors, bias, "[N, I] or [I]", 2)
+    if input.dim() != 1:
+        new_h, new_cell, _ = cell(input, weights, bias, old_h, old_cell)
+        return new_h, new_cell
+    new_h, new_cell, _ = cell(input[None], weights, bias, old_h[None], old_cell[None])
+    return new_h[0], new_cell[0]
+
+
+def lltm(
+    sequence: Tensor, weights: Tensor, bias: Tensor | None, h0: Tensor, c0: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Applies :func:`lltm_cell` to every step of a sequence, each to the state before it.
+
+    Args:
+        sequence: [T, N, I] or [T, I], at least one step; float64, float32, bfloat16 or float16.
+        weights: [3S, S + I]. Dtype and device of `sequence`, as the others.
+        bias: [3S], or None.
+        h0: [N, S] or [S], before the first step.
+        c0: [N, S] or [S].
+
+    Returns:
+        h of every step, [T, N, S] or [T, S], and h and c after the last one. 16-bit sums of
+        products and cells are carried from step to step in float32, h as it is returned.
+
+    Raises:
+        TypeError: an argument of the wrong type.
+        NotImplementedError: another dtype.
+        RuntimeError: shapes, dtypes or devices that do not fit, no step.
+    """
+    tensors = {"sequence": sequence, "weights": weights, "h0": h0, "c0": c0}
+    _check("lltm", tensors, bias, "[T, N, I] or [T, I]", 3)
+    if sequence.dim() != 2:
+        output, h, c, _ = sequence_loop(sequence, weights, bias, h0, c0)
+        return output, h, c
+    output, h, c, _ = sequence_loop(sequence[:, None], weights, bias, h0[None], c0[None])
+    return output[:, 0], h[0], c[0]
+
+
+def _check(
+    op: str, tensors: dict[str, Tensor], bias: Tensor | None, shapes: str, batched_dim: int
+) -> None:
+    """Checks types, and what the kernels cannot: they see a batch where the caller gave none."""
+    for name, x in tensors.items():
+        library.check_tensor(op, name, x)
+    if bias is not None:
+        library.check_tensor(op, "bias", bias)
+    (name, input), _, (h_name, h), (c_name, c) = tensors.items()
+    batched = input.dim() == batched_dim
+    if not batched and input.dim() != batched_dim - 1:
+        raise RuntimeError(f"{op}: {name} must have shape {shapes}, got {list(input.shape)}")
+    for state_name, state in ((h_name, h), (c_name, c)):
+        if state.dim() != (2 if batched else 1):
+            raise RuntimeError(
+                f"{op}: {state_name} must have shape {'[N, S]' if batched else '[S]'} beside "
+                f"{name} of shape {list(input.shape)}, got {list(state.shape)}"
+            )
+    if batched or library.is_traced():
+        return
+    if c.shape != h.shape:
+        raise RuntimeError(f"{op}: {c_name} must have shape {list(h.shape)}, got {list(c.shape)}")
+    if input.dim() == 2 and input.shape[0] == 0:
+        raise RuntimeError(f"{op}: {name} must have at least one step, got {list(input.shape)}")
+
+
+class _Recurrent(nn.Module):
+    """Parameters and their initialisation, as torch.nn's recurrent layers have them."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        library.check_bool(name, "bias", bias)
+        for argument, size in (("input_size", input_size), ("hidden_size", hidden_size)):
+            library.check_int(name, argument, size)
+            if size < 1:
+                raise ValueError(f"{name}: {argument} must be at least 1, got {size}")
+        self.input_size = input_size
+        self.hidden_size = hidden_size
+        self.weights = nn.Parameter(
+            torch.empty(3 * hidden_size, hidden_size + input_size, device=device, dtype=dtype)
+        )
+        if bias:
+            self.bias = nn.Parameter(torch.empty(3 * hidden_size, device=device, dtype=dtype))
+        else:
+            self.register_parameter("bias", None)
+        self.reset_parameters()
+
+    def _check_arguments(self, input: Tensor, state: State | None) -> None:
+        name = type(self).__name__
+        library.check_tensor(name, "input", input)
+        if state is not None and not (isinstance(state, (tuple, list)) and len(state) == 2):
+            given = type(state).__name__
+            if isinstance(state, (tuple, list)):
+                given += f" of {len(state)}"
+            raise TypeError(f"{name}: state must be a pair of tensors (h, c), got {given}")
+        if library.is_traced():
+            return
+        if input.dim() == 0 or input.shape[-1] != self.input_size:
+            raise RuntimeError(
+                f"{name}: input must have {self.input_size} features in its last dimension, "
+                f"got shape {list(input.shape)}"
+            )
+        for part, x in zip(("h", "c"), state or (), strict=False):
+            library.check_tensor(name, f"state {part}", x)
+            if x.dim() == 0 or x.shape[-1] != self.hidden_size:
+                raise RuntimeError(
+                    f"{name}: state {part} must have {self.hidden_size} features in its last "
+                    f"dimension, got shape {list(x.shape)}"
+                )
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters from U(−1/√S, 1/√S), as nn.LSTM does."""
+        bound = 1 / math.sqrt(self.hidden_size)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -bound, bound)
+
+    def extra_repr(self) -> str:
+        """Shows the arguments that differ from their defaults."""
+        text = f"{self.input_size}, {self.hidden_size}"
+        return text if self.bias is not None else text + ", bias=False"
+
+
+class LLTMCell(_Recurrent):
+    """Applies :func:`lltm_cell`: called as ``nn.LSTMCell`` is.
+
+    Args:
+        input_size: I.
+        hidden_size: S.
+        bias: whether to add a learned bias [3S].
+        device: of the parameters.
+        dtype: of the parameters.
+    """
+
+    def forward(self, input: Tensor, state: State | None = None) -> State:
+        """Returns (h', c') of `input` [N, I] or [I] and of the state (h, c), by default zeros."""
+        self._check_arguments(input, state)
+        if state is None:
+            zeros = input.new_zeros(*input.shape[:-1], self.hidden_size)
+            state = zeros, zeros
+        return lltm_cell(input, self.weights, self.bias, *state)
+
+
+class LLTM(_Recurrent):
+    """Applies :func:`lltm`: called as ``nn.LSTM`` is, but its state has no dimension of layers.
+
+    Args:
+        input_size: I.
+        hidden_size: S.
+        bias: whether to add a learned bias [3S].
+        batch_first: whether input and output are [N, T, …] instead of [T, N, …].
+        device: of the parameters.
+        dtype: of the parameters.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        batch_first: bool = False,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(input_size, hidden_size, bias, device=device, dtype=dtype)
+        library.check_bool("LLTM", "batch_first", batch_first)
+        self.batch_first = batch_first
+
+    def forward(self, input: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """Returns h of all steps, and (h, c) of the last one.
+
+        Args:
+            input: [T, N, I], [N, T, I] with `batch_first`, or [T, I].
+            state: (h, c) before the first step, each [N, S] or [S]; None: zeros.
+        """
+        self._check_arguments(input, state)
+        swap = self.batch_first and input.dim() == 3
+        sequence = input.transpose(0, 1) if swap else input
+        if state is None:
+            zeros = input.new_zeros(*sequence.shape[1:-1], self.hidden_size)
+            state = zeros, zeros
+        output, h, c = lltm(sequence, self.weights, self.bias, *state)
+        return output.transpose(0, 1) if swap else output, (h, c)
+
+    def extra_repr(self) -> str:
+        """Shows the arguments that differ from their defaults."""
+        return super().extra_repr() + (", batch_first=True" if self.batch_first else "")

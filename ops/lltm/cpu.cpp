@@ -1,0 +1,149 @@
+#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
+
+#include <algorithm>
+
+#include "lltm/sequence.h"
+
+#define OPS_KERNELS "lltm/cpu_kernels.h"
+#include "core/cpu/dispatch_isa.h"
+
+namespace ops::cpu {
+namespace {
+
+constexpr int64_t kGrain = 8192;  // elements: less is not worth waking a thread for
+
+struct Backend {
+  // Matrix products of 16-bit types are those of float.
+  template <typename T>
+  using Factor = acc_t<T>;
+
+  static Tensor factor(const Tensor& x) { return to_dtype(x, sum_dtype(x.scalar_type())); }
+
+  // out = a b
+  static void multiply(const Tensor& out, const Tensor& a, const Tensor& b) {
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_mm_out(out.get(), a.get(), b.get()));
+  }
+
+  // out = out + a b
+  static void accumulate(const Tensor& out, const Tensor& a, const Tensor& b) {
+    STABLE_TORCH_ERROR_CODE_CHECK(
+        aoti_torch_cpu_addmm_out(out.get(), out.get(), a.get(), b.get(), 1, 1));
+  }
+
+  // grad_weights = gatesᵀ [h, x], of the h before each step: first h0, then the outputs. One
+  // product, as the gates of a long sequence do not fit a cache.
+  template <typename O>
+  static void multiply_gates(const LltmSizes& sizes, const Tensor& gates, const Tensor& x,
+                             const Tensor& h0, const Tensor& output, const Tensor& grad_weights) {
+    const int64_t total = sizes.steps * sizes.batch;
+    const Tensor joined = empty(gates, {total, sizes.state + sizes.input});
+    join_rows(sizes, h0.const_data_ptr<O>(), output.const_data_ptr<O>(), x.const_data_ptr<O>(),
+              joined.mutable_data_ptr<O>());
+    multiply(grad_weights, rows_transposed(gates, 0, total, 3 * sizes.state), joined);
+  }
+
+  template <typename T>
+  static bool cell_forward(const LltmArguments&, LltmOutputs&) {
+    return false;
+  }
+
+  template <typename T>
+  static bool cell_backward(const LltmArguments&, const LltmGradients&, const Tensor&,
+                            const FiveTensors&) {
+    return false;
+  }
+
+  template <typename T, typename O>
+  static void forward(const Tensor&, const LltmSizes& sizes, const LltmForward<T, O>& step) {
+    run<T>(sizes, step);
+  }
+
+  template <typename T, typename O>
+  static void backward(const Tensor&, const LltmSizes& sizes, const LltmBackward<T, O>& step) {
+    run<T>(sizes, step);
+  }
+
+  template <typename T>
+  static void scan(const Tensor&, const LltmSizes& sizes, const LltmScan<T>& s) {
+    for (int64_t t = 0; t < sizes.steps - 1; ++t) {
+      const int64_t size = sizes.batch * sizes.state;
+      LltmForward<T, acc_t<T>> step{};
+      step.products = s.products + 3 * t * size;
+      step.bias = s.bias;
+      if (t == 0) {
+        step.old_cell.outside = s.first_cell;
+      } else {
+        step.old_cell.carried = s.cells + (t - 1) * size;
+      }
+      step.new_cell.carried = s.cells + t * size;
+      run<T>(sizes, step);
+    }
+  }
+
+  template <typename T>
+  static void sum_rows(const Tensor& x, int64_t rows, int64_t columns, const Tensor& out) {
+    using A = acc_t<T>;
+    std::vector<A> sums(columns);
+    const A* p = x.const_data_ptr<A>();
+    constexpr int64_t kVector = 16;  // elements of the widest vector
+    torch::stable::parallel_for(0, (columns + kVector - 1) / kVector,
+                                kGrain / std::max<int64_t>(1, rows) + 1,
+                                [&](int64_t begin, int64_t end) {
+                                  OPS_CALL(sum_rows(p, rows, columns, begin * kVector,
+                                                    std::min(end * kVector, columns), sums.data()));
+                                });
+    std::copy(sums.begin(), sums.end(), out.mutable_data_ptr<T>());
+  }
+
+ private:
+  // A row [h, x] for each row of each step.
+  template <typename O>
+  static void join_rows(const LltmSizes& sizes, const O* h0, const O* output, const O* x,
+                        O* joined) {
+    const int64_t n = sizes.batch, state = sizes.state, input = sizes.input;
+    torch::stable::parallel_for(
+        0, sizes.steps * n, kGrain / (state + input + 1) + 1, [&](int64_t begin, int64_t end) {
+          O* to = joined + begin * (state + input);
+          for (int64_t row = begin; row < end; ++row) {
+            const O* h = row < n ? h0 + row * state : output + (row - n) * state;
+            to = std::copy(h, h + state, to);
+            to = std::copy(x + row * input, x + (row + 1) * input, to);
+          }
+        });
+  }
+
+  template <typename T, typename Step>
+  static void run(const LltmSizes& sizes, const Step& step) {
+    torch::stable::parallel_for(
+        0, sizes.batch, kGrain / std::max<int64_t>(1, sizes.state) + 1,
+        [&](int64_t begin, int64_t end) { OPS_CALL(lltm_rows<T>(step, sizes.state, begin, end)); });
+  }
+};
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(lenet_ops, m) {
+  m.def(
+      "lltm_cell(Tensor input, Tensor weights, Tensor? bias, Tensor old_h, Tensor old_cell) -> "
+      "(Tensor new_h, Tensor new_cell, Tensor products)");
+  m.def(
+      "lltm_cell_backward(Tensor? grad_h, Tensor? grad_cell, Tensor input, Tensor weights, "
+      "Tensor? bias, Tensor old_h, Tensor old_cell, Tensor products, bool[5] output_mask) -> "
+      "(Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "lltm(Tensor sequence, Tensor weights, Tensor? bias, Tensor h0, Tensor c0) -> "
+      "(Tensor output, Tensor h_n, Tensor c_n, Tensor products)");
+  m.def(
+      "lltm_backward(Tensor? grad_output, Tensor? grad_h, Tensor? grad_cell, Tensor sequence, "
+      "Tensor weights, Tensor? bias, Tensor h0, Tensor c0, Tensor output, Tensor products, "
+      "bool[5] output_mask) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CPU, m) {
+  m.impl("lltm_cell", TORCH_BOX(&lltm_cell<Backend>));
+  m.impl("lltm_cell_backward", TORCH_BOX(&lltm_cell_backward<Backend>));
+  m.impl("lltm", TORCH_BOX(&lltm<Backend>));
+  m.impl("lltm_backward", TORCH_BOX(&lltm_sequence_backward<Backend>));
+}
+
+}  // namespace ops::cpu

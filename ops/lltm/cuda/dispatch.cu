@@ -1,0 +1,146 @@
+#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cuda.h>
+
+#include "core/cuda/common.cuh"
+#include "lltm/cuda/small_cell.cuh"
+#include "lltm/sequence.h"
+
+namespace ops::cuda {
+namespace {
+
+struct Backend {
+  // Tensor cores multiply 16-bit types as they are.
+  template <typename T>
+  using Factor = T;
+
+  static Tensor factor(const Tensor& x) { return x; }
+
+  // out = a b, in float where 16-bit factors are to be summed up further.
+  static void multiply(const Tensor& out, const Tensor& a, const Tensor& b) {
+    if (out.scalar_type() == a.scalar_type()) {
+      STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_mm_out(out.get(), a.get(), b.get()));
+      return;
+    }
+    std::array<StableIValue, 4> stack{
+        torch::stable::detail::from(a), torch::stable::detail::from(b),
+        torch::stable::detail::from(out.scalar_type()), torch::stable::detail::from(out)};
+    STABLE_TORCH_ERROR_CODE_CHECK(
+        torch_call_dispatcher("aten::mm", "dtype_out", stack.data(), TORCH_ABI_VERSION));
+    torch::stable::detail::to<Tensor>(stack[0]);  // the result is ours to release
+  }
+
+  // out = out + a b
+  static void accumulate(const Tensor& out, const Tensor& a, const Tensor& b) {
+    STABLE_TORCH_ERROR_CODE_CHECK(
+        aoti_torch_cuda_addmm_out(out.get(), out.get(), a.get(), b.get(), 1, 1));
+  }
+
+  // grad_weights = gatesᵀ [h, x], of the h before each step: first h0, then the outputs.
+  template <typename O>
+  static void multiply_gates(const LltmSizes& sizes, const Tensor& gates, const Tensor& x,
+                             const Tensor& h0, const Tensor& output, const Tensor& grad_weights) {
+    const int64_t n = sizes.batch, total = sizes.steps * n, s = sizes.state, in = sizes.input;
+    multiply(matrix(grad_weights, 3 * s, in, s + in, 1, s), rows_transposed(gates, 0, total, 3 * s),
+             rows(x, 0, total, in));
+    const Tensor by_h = matrix(grad_weights, 3 * s, s, s + in);
+    multiply(by_h, rows_transposed(gates, 0, n, 3 * s), h0);
+    if (sizes.steps > 1) {
+      accumulate(by_h, rows_transposed(gates, n, total, 3 * s), rows(output, 0, total - n, s));
+    }
+  }
+
+  template <typename T>
+  static bool cell_forward(const LltmArguments& a, LltmOutputs& out) {
+    if (!is_small(a.sizes)) {
+      return false;
+    }
+    CellForward<T> cell{joined<T>(a), a.weights.template const_data_ptr<T>(),
+                        out.products.template mutable_data_ptr<acc_t<T>>()};
+    cell.step.products = cell.products;
+    cell.step.bias = data_or_null<T>(a.bias);
+    cell.step.old_cell.outside = a.old_cell.template const_data_ptr<T>();
+    cell.step.new_cell.outside = out.last_cell.template mutable_data_ptr<T>();
+    cell.step.new_h = out.output.template mutable_data_ptr<T>();
+    launch_cell(a.input, a.sizes, cell);
+    return true;
+  }
+
+  template <typename T>
+  static bool cell_backward(const LltmArguments& a, const LltmGradients& grads,
+                            const Tensor& products, const FiveTensors& results) {
+    if (!is_small(a.sizes)) {
+      return false;
+    }
+    using A = acc_t<T>;
+    const auto wanted = [](const Tensor& x) {
+      return x.numel() > 0 ? x.template mutable_data_ptr<T>() : nullptr;
+    };
+    const auto& [input, weights, bias, old_h, old_cell] = results;
+    const Tensor gates =
+        empty(a.input, {3 * a.sizes.state, kCellBatch}, sum_dtype(a.input.scalar_type()));
+    CellBackward<T> cell{joined<T>(a),
+                         a.weights.template const_data_ptr<T>(),
+                         gates.template mutable_data_ptr<A>(),
+                         wanted(input),
+                         wanted(weights),
+                         wanted(bias),
+                         wanted(old_h)};
+    cell.step.products = products.template const_data_ptr<A>();
+    cell.step.bias = data_or_null<T>(a.bias);
+    cell.step.old_cell.outside = a.old_cell.template const_data_ptr<T>();
+    cell.step.grad_h.outside = data_or_null<T>(grads.output);
+    cell.step.grad_cell.outside = data_or_null<T>(grads.last_cell);
+    cell.step.grad_old_cell.outside = wanted(old_cell);
+    launch_cell(a.input, a.sizes, cell);
+    return true;
+  }
+
+  template <typename T>
+  static void forward(const Tensor& like, const LltmSizes& sizes, const LltmForward<T, T>& step) {
+    launch(like, sizes, step);
+  }
+
+  template <typename T>
+  static void backward(const Tensor& like, const LltmSizes& sizes, const LltmBackward<T, T>& step) {
+    launch(like, sizes, step);
+  }
+
+  template <typename T>
+  static void scan(const Tensor& like, const LltmSizes& sizes, const LltmScan<T>& scan) {
+    launch(like, sizes, scan);
+  }
+
+  template <typename T>
+  static void sum_rows(const Tensor& x, int64_t rows, int64_t columns, Tensor& out) {
+    const std::vector<int64_t> first{0};
+    torch::stable::sum_out(out, x, torch::headeronly::IntHeaderOnlyArrayRef(first), false);
+  }
+
+ private:
+  template <typename T>
+  static Joined<T> joined(const LltmArguments& a) {
+    return {a.old_h.template const_data_ptr<T>(), a.input.template const_data_ptr<T>(),
+            static_cast<int>(a.sizes.state), static_cast<int>(a.sizes.input)};
+  }
+
+  template <typename Step>
+  static void launch(const Tensor& like, const LltmSizes& sizes, const Step& step) {
+    if (sizes.batch == 0 || sizes.state == 0) {
+      return;
+    }
+    const DeviceGuard guard(like.get_device_index());
+    const LltmGrid grid(sizes);
+    lltm_kernel<<<grid.blocks, grid.threads, 0, current_stream(like)>>>(step, sizes);
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+  }
+};
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CUDA, m) {
+  m.impl("lltm_cell", TORCH_BOX(&lltm_cell<Backend>));
+  m.impl("lltm_cell_backward", TORCH_BOX(&lltm_cell_backward<Backend>));
+  m.impl("lltm", TORCH_BOX(&lltm<Backend>));
+  m.impl("lltm_backward", TORCH_BOX(&lltm_sequence_backward<Backend>));
+}
+
+}  // namespace ops::cuda

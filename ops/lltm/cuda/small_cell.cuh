@@ -1,0 +1,272 @@
+// A cell of a short batch and few weights, where launches and small matrix products would take far
+// longer than the arithmetic: one kernel forward, two backward, which read the weights once each.
+#pragma once
+
+#include "lltm/cuda/step.cuh"
+
+namespace ops::cuda {
+
+constexpr int kWarp = 32;
+constexpr int kCellColumns = 4;                     // of the state, in a block
+constexpr int kCellRows = 4;                        // of the batch, together in registers
+constexpr int kGateWarps = 8, kInputWarps = 16;     // of a block, in the two kernels backward
+constexpr int kWeightsAhead = 24;                   // of a thread, on their way together
+constexpr int kCellBatch = kWarp;                   // most rows: a lane has one
+constexpr int64_t kCellWeights = int64_t{1} << 19;  // most weights
+
+inline bool is_small(const LltmSizes& sizes) {
+  return sizes.batch > 0 && sizes.batch <= kCellBatch && sizes.state > 0 &&
+         3 * sizes.state * (sizes.state + sizes.input) <= kCellWeights;
+}
+
+// The rows [h, x] that the weights' rows are multiplied with.
+template <typename T>
+struct Joined {
+  const T *h, *x;
+  int state, input;
+
+  __device__ T operator()(int row, int column) const {
+    return column < state ? h[row * state + column] : x[row * input + column - state];
+  }
+  __device__ int columns() const { return state + input; }
+};
+
+template <typename T>
+struct CellForward {
+  Joined<T> joined;
+  const T* weights;
+  acc_t<T>* products;
+  LltmForward<T, T> step;
+};
+
+template <typename T>
+struct CellBackward {
+  Joined<T> joined;
+  const T* weights;
+  acc_t<T>* gates;                                    // [3S, kCellBatch]: their gradients
+  T *grad_input, *grad_weights, *grad_bias, *grad_h;  // each may be null
+  LltmBackward<T, T> step;
+};
+
+// From kCellRows sums in every lane to the sum over all lanes of number lane % kCellRows.
+template <typename A>
+__device__ A sum_over_lanes(A (&sums)[kCellRows], int lane) {
+#pragma unroll
+  for (int half = kCellRows / 2; half > 0; half /= 2) {
+    const bool upper = lane & half;
+#pragma unroll
+    for (int i = 0; i < half; ++i) {
+      const A kept = upper ? sums[i + half] : sums[i];
+      const A sent = upper ? sums[i] : sums[i + half];
+      sums[i] = kept + __shfl_xor_sync(~0u, sent, half);
+    }
+  }
+#pragma unroll
+  for (int other = kCellRows; other < kWarp; other *= 2) {
+    sums[0] += __shfl_xor_sync(~0u, sums[0], other);
+  }
+  return sums[0];
+}
+
+// A warp makes a column of the state: its lanes share the three dot products of each row.
+template <typename T>
+__global__ void __launch_bounds__(kWarp* kCellColumns)
+    cell_forward_kernel(CellForward<T> cell, LltmSizes sizes) {
+  using A = acc_t<T>;
+  const int lane = threadIdx.x, batch = static_cast<int>(sizes.batch);
+  const int state = static_cast<int>(sizes.state), columns = cell.joined.columns();
+  const int column = blockIdx.x * kCellColumns + threadIdx.y, first = blockIdx.y * kCellRows;
+  if (column >= state) {
+    return;
+  }
+  A sums[3][kCellRows] = {};
+#pragma unroll 4
+  for (int k = lane; k < columns; k += kWarp) {
+    A values[kCellRows];
+#pragma unroll
+    for (int r = 0; r < kCellRows; ++r) {
+      values[r] = static_cast<A>(cell.joined(min(first + r, batch - 1), k));
+    }
+#pragma unroll
+    for (int gate = 0; gate < 3; ++gate) {
+      const A weight = static_cast<A>(cell.weights[(gate * state + column) * columns + k]);
+#pragma unroll
+      for (int r = 0; r < kCellRows; ++r) {
+        sums[gate][r] += weight * values[r];
+      }
+    }
+  }
+  A gates[3];
+#pragma unroll
+  for (int gate = 0; gate < 3; ++gate) {
+    gates[gate] = sum_over_lanes(sums[gate], lane);
+  }
+  const int row = first + lane;
+  if (lane >= kCellRows || row >= batch) {
+    return;
+  }
+#pragma unroll
+  for (int gate = 0; gate < 3; ++gate) {
+    cell.products[(3 * row + gate) * state + column] = gates[gate];
+    if (cell.step.bias) {
+      gates[gate] += static_cast<A>(cell.step.bias[gate * state + column]);
+    }
+  }
+  finish(cell.step, gates, static_cast<int64_t>(row) * state + column);
+}
+
+// A block makes the gradients of a few columns' gates, a lane a row of the batch; then those of
+// these columns' rows of weights and of their biases, which need no others. What the weights'
+// gradients are made of is on its way meanwhile.
+template <typename T>
+__global__ void __launch_bounds__(kWarp* kGateWarps)
+    cell_gates_kernel(CellBackward<T> cell, LltmSizes sizes) {
+  using A = acc_t<T>;
+  __shared__ __align__(16) A grads[kCellBatch][3 * kCellColumns];  // three gates a column
+  const int lane = threadIdx.x, warp = threadIdx.y, batch = static_cast<int>(sizes.batch);
+  const int state = static_cast<int>(sizes.state), columns = cell.joined.columns();
+  const int first = blockIdx.x * kCellColumns, column = first + warp;
+  let_next_kernel_start();
+  T values[kCellBatch];  // converting them here would wait for them
+  const auto load = [&](int k) {
+#pragma unroll
+    for (int row = 0; row < kCellBatch; ++row) {
+      values[row] = row < batch && k < columns ? cell.joined(row, k) : T(0);
+    }
+  };
+  const int first_k = kWarp * warp + lane;
+  if (cell.grad_weights) {
+    load(first_k);
+  }
+  if (warp < kCellColumns) {
+    PerGate<A> own{};
+    if (lane < batch && column < state) {
+      const Gates<T> gates = gates_at(cell.step.products, cell.step.bias, state, lane, column);
+      own = differentiate(cell.step, gates, static_cast<int64_t>(lane) * state + column);
+    }
+#pragma unroll
+    for (int gate = 0; gate < 3; ++gate) {
+      grads[lane][3 * warp + gate] = own.gate[gate];
+      if (column < state) {
+        cell.gates[(gate * state + column) * kCellBatch + lane] = own.gate[gate];
+      }
+      A sum = own.gate[gate];
+      for (int half = kWarp / 2; half > 0; half /= 2) {
+        sum += __shfl_xor_sync(~0u, sum, half);
+      }
+      if (cell.grad_bias && lane == 0 && column < state) {
+        cell.grad_bias[gate * state + column] = static_cast<T>(sum);
+      }
+    }
+  }
+  __syncthreads();
+  if (!cell.grad_weights) {
+    return;
+  }
+  for (int k = first_k; k < columns; k += kWarp * kGateWarps) {
+    if (k > first_k) {
+      load(k);
+    }
+    A sums[3 * kCellColumns] = {};
+#pragma unroll
+    for (int row = 0; row < kCellBatch; ++row) {
+      if (row < batch) {
+        const A value = static_cast<A>(values[row]);
+#pragma unroll
+        for (int i = 0; i < 3 * kCellColumns; ++i) {
+          sums[i] += grads[row][i] * value;
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 3 * kCellColumns; ++i) {
+      if (first + i / 3 < state) {
+        const int row = i % 3 * state + first + i / 3;
+        cell.grad_weights[row * columns + k] = static_cast<T>(sums[i]);
+      }
+    }
+  }
+}
+
+// The gradients of [h, x]: a lane a column; the warps share the sum over the gates. Weights are
+// loaded while the kernel before still makes the gates' gradients.
+template <typename T>
+__global__ void __launch_bounds__(kWarp* kInputWarps)
+    cell_inputs_kernel(CellBackward<T> cell, LltmSizes sizes, int first_column) {
+  using A = acc_t<T>;
+  __shared__ A partial[kInputWarps][kCellRows][kWarp];
+  const int lane = threadIdx.x, warp = threadIdx.y, batch = static_cast<int>(sizes.batch);
+  const int state = static_cast<int>(sizes.state), columns = cell.joined.columns();
+  const int column = first_column + blockIdx.x * kWarp + lane, first = blockIdx.y * kCellRows;
+  const int gates = 3 * state, share = (gates + kInputWarps - 1) / kInputWarps;
+  const int begin = warp * share, end = column < columns ? min(gates, begin + share) : begin;
+  T weights[kWeightsAhead];
+  const auto load = [&](int gate) {
+#pragma unroll
+    for (int i = 0; i < kWeightsAhead; ++i) {
+      weights[i] = gate + i < end ? cell.weights[(gate + i) * columns + column] : T(0);
+    }
+  };
+  load(begin);
+  wait_for_kernel_before();
+  A sums[kCellRows] = {};
+  for (int gate = begin; gate < end; gate += kWeightsAhead) {
+    if (gate > begin) {
+      load(gate);
+    }
+#pragma unroll
+    for (int i = 0; i < kWeightsAhead; ++i) {
+      if (gate + i < end) {
+        const A* from = cell.gates + (gate + i) * kCellBatch + first;
+        const auto grads = *reinterpret_cast<const Vector<A, kCellRows>*>(from);
+#pragma unroll
+        for (int r = 0; r < kCellRows; ++r) {
+          sums[r] += static_cast<A>(weights[i]) * grads.lane[r];
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < kCellRows; ++r) {
+    partial[warp][r][lane] = sums[r];
+  }
+  __syncthreads();
+  const int row = first + warp;
+  if (warp >= kCellRows || row >= batch || column >= columns) {
+    return;
+  }
+  A sum = 0;
+#pragma unroll
+  for (int i = 0; i < kInputWarps; ++i) {
+    sum += partial[i][warp][lane];
+  }
+  if (column >= state) {
+    cell.grad_input[row * cell.joined.input + column - state] = static_cast<T>(sum);
+  } else if (cell.grad_h) {
+    cell.grad_h[row * state + column] = static_cast<T>(sum);
+  }
+}
+
+template <typename T>
+void launch_cell(const Tensor& like, const LltmSizes& sizes, const CellForward<T>& cell) {
+  const DeviceGuard guard(like.get_device_index());
+  launch_kernel(cell_forward_kernel<T>,
+                dim3(ceil_div(sizes.state, kCellColumns), ceil_div(sizes.batch, kCellRows)),
+                dim3(kWarp, kCellColumns), 0, current_stream(like), cell, sizes);
+}
+
+template <typename T>
+void launch_cell(const Tensor& like, const LltmSizes& sizes, const CellBackward<T>& cell) {
+  const DeviceGuard guard(like.get_device_index());
+  launch_kernel(cell_gates_kernel<T>, dim3(ceil_div(sizes.state, kCellColumns)),
+                dim3(kWarp, kGateWarps), 0, current_stream(like), cell, sizes);
+  const int64_t first = cell.grad_h ? 0 : sizes.state;
+  const int64_t end = cell.grad_input ? sizes.state + sizes.input : sizes.state;
+  if (first < end) {
+    launch_early(
+        cell_inputs_kernel<T>, dim3(ceil_div(end - first, kWarp), ceil_div(sizes.batch, kCellRows)),
+        dim3(kWarp, kInputWarps), current_stream(like), cell, sizes, static_cast<int>(first));
+  }
+}
+
+}  // namespace ops::cuda

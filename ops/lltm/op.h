@@ -1,0 +1,150 @@
+// What a step of the LLTM takes on every device, and the arguments of its operators. A cell is a
+// sequence of one step.
+#pragma once
+
+#include <array>
+#include <optional>
+#include <tuple>
+
+#include "core/common.h"
+
+namespace ops {
+
+struct LltmSizes {
+  int64_t steps, batch, input, state;
+};
+
+// Values that are a tensor's in the first or last step, and sums on their way in the others; or
+// none at all.
+template <typename T>
+struct LltmValues {
+  const T* outside = nullptr;
+  const acc_t<T>* carried = nullptr;
+};
+template <typename T>
+struct LltmResult {
+  T* outside = nullptr;
+  acc_t<T>* carried = nullptr;
+};
+
+// A step forward. All is contiguous: [N, S], with 3 S a row where gates are concerned, and [3 S]
+// the bias. Matrix products take factors of type O.
+template <typename T, typename O>
+struct LltmForward {
+  const acc_t<T>* products;   // of the gates, before the bias
+  const acc_t<T>* recurrent;  // a part of them that is yet to be added, or null
+  acc_t<T>* summed;           // and where the sum is to be kept
+  const T* bias;              // or null
+  LltmValues<T> old_cell;
+  LltmResult<T> new_cell;
+  T* new_h;   // or null: the cell is all that is wanted
+  T* last_h;  // a copy of it, or null
+  O* factor;  // another, for the next product, or null
+};
+
+// A step backward.
+template <typename T, typename O>
+struct LltmBackward {
+  const acc_t<T>* products;
+  const T* bias;
+  LltmValues<T> old_cell;
+  const T* grad_output;     // of new_h, or null
+  LltmValues<T> grad_h;     // to be added to it
+  LltmValues<T> grad_cell;  // of new_cell
+  O* grad_gates;            // or null
+  LltmResult<T> grad_old_cell;
+};
+
+// cells[t] = cells[t − 1] + candidate · input gate for all steps but the last.
+template <typename T>
+struct LltmScan {
+  const acc_t<T>* products;
+  const T* bias;
+  const T* first_cell;
+  acc_t<T>* cells;
+};
+
+// The shared memory of x as a matrix, from an offset on.
+inline Tensor matrix(const Tensor& x, int64_t rows, int64_t columns, int64_t row_stride,
+                     int64_t column_stride = 1, int64_t offset = 0) {
+  const std::array<int64_t, 2> sizes{rows, columns}, strides{row_stride, column_stride};
+  AtenTensorHandle view = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(
+      aoti_torch__reinterpret_tensor(x.get(), 2, sizes.data(), strides.data(), offset, &view));
+  return Tensor(view);
+}
+
+// Rows [begin, end) of a contiguous matrix of so many columns, transposed or not.
+inline Tensor rows(const Tensor& x, int64_t begin, int64_t end, int64_t columns) {
+  return matrix(x, end - begin, columns, columns, 1, begin * columns);
+}
+inline Tensor rows_transposed(const Tensor& x, int64_t begin, int64_t end, int64_t columns) {
+  return matrix(x, columns, end - begin, 1, columns, begin * columns);
+}
+
+inline Tensor to_dtype(const Tensor& x, ScalarType dtype) {
+  return x.scalar_type() == dtype ? x : torch::stable::to(x, dtype);
+}
+
+inline ScalarType sum_dtype(ScalarType dtype) {
+  return dtype == ScalarType::Double ? dtype : ScalarType::Float;
+}
+
+template <typename T>
+const T* data_or_null(const std::optional<Tensor>& x) {
+  return x ? x->const_data_ptr<T>() : nullptr;
+}
+
+// What messages call the operator and its arguments.
+struct LltmNames {
+  const char *op, *input, *old_h, *old_cell, *shape;
+};
+
+struct LltmOutputs {
+  Tensor output, last_cell, products;
+  std::optional<Tensor> last_h;  // of a sequence
+};
+
+struct LltmGradients {  // of the outputs; those that are not there are zero
+  std::optional<Tensor> output, last_h, last_cell;
+};
+
+using FiveTensors = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+// The arguments, checked and contiguous.
+struct LltmArguments {
+  LltmSizes sizes;
+  Tensor input, weights, old_h, old_cell;
+  std::optional<Tensor> bias;
+
+  LltmArguments(const LltmNames& names, int64_t dim, const Tensor& input_, const Tensor& weights_,
+                const std::optional<Tensor>& bias_, const Tensor& old_h_, const Tensor& old_cell_)
+      : input(input_), weights(weights_), old_h(old_h_), old_cell(old_cell_), bias(bias_) {
+    const char* op = names.op;
+    dispatch_floating(op, input.scalar_type(), [](auto) {});
+    check(input.dim() == dim, op, ": ", names.input, " must have shape ", names.shape, ", got ",
+          shape{input});
+    check(old_h.dim() == 2, op, ": ", names.old_h, " must have shape [N, S], got ", shape{old_h});
+    sizes = {dim == 3 ? input.size(0) : 1, input.size(dim - 2), input.size(dim - 1), old_h.size(1)};
+    check(sizes.steps > 0, op, ": ", names.input, " must have at least one step, got ",
+          shape{input});
+    const auto like_input = [&](const char* name, const Tensor& x, std::vector<int64_t> expected) {
+      check_same(op, names.input, input, name, x);
+      check_shape(op, name, x, expected);
+    };
+    const int64_t n = sizes.batch, s = sizes.state;
+    like_input(names.old_h, old_h, {n, s});
+    like_input(names.old_cell, old_cell, {n, s});
+    like_input("weights", weights, {3 * s, s + sizes.input});
+    if (bias) {
+      like_input("bias", *bias, {3 * s});
+      bias = as_contiguous(*bias);
+    }
+    input = as_contiguous(input);
+    weights = as_contiguous(weights);
+    old_h = as_contiguous(old_h);
+    old_cell = as_contiguous(old_cell);
+  }
+};
+
+}  // namespace ops

@@ -1,0 +1,255 @@
+// The LLTM's matrix products and their order, the same on every device. A Backend brings products,
+// the kernels of a step and the type of the products' factors; where it has a way of its own for a
+// single cell, that is taken.
+#pragma once
+
+#include "lltm/op.h"
+
+namespace ops {
+
+// The products of all inputs are one matrix product; each step adds that of its h.
+template <typename Backend>
+LltmOutputs lltm_forward(const LltmNames& names, int64_t dim, const Tensor& input,
+                         const Tensor& weights, const std::optional<Tensor>& bias,
+                         const Tensor& old_h, const Tensor& old_cell) {
+  const LltmArguments a(names, dim, input, weights, bias, old_h, old_cell);
+  const int64_t steps = a.sizes.steps, n = a.sizes.batch, in = a.sizes.input, s = a.sizes.state;
+  const int64_t wide = s + in;
+  LltmOutputs out;
+  const bool sequence = dim == 3;
+  out.output = empty(a.input, sequence ? std::vector{steps, n, s} : std::vector{n, s});
+  out.last_cell = empty(a.input, {n, s});
+  if (sequence) {
+    out.last_h = empty(a.input, {n, s});
+  }
+  const ScalarType sums = sum_dtype(a.input.scalar_type());
+  out.products =
+      empty(a.input, sequence ? std::vector{steps, n, 3 * s} : std::vector{n, 3 * s}, sums);
+  dispatch_floating(names.op, a.input.scalar_type(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using A = acc_t<T>;
+    using O = typename Backend::template Factor<T>;
+    if (!sequence && Backend::template cell_forward<T>(a, out)) {
+      return;
+    }
+    const Tensor x = Backend::factor(a.input), w = Backend::factor(a.weights);
+    const Tensor weights_h = matrix(w, s, 3 * s, 1, wide);
+    Backend::multiply(rows(out.products, 0, steps * n, 3 * s), rows(x, 0, steps * n, in),
+                      matrix(w, in, 3 * s, 1, wide, s));
+    std::optional<Tensor> carried, recurrent, factor;
+    if (steps > 1) {
+      carried = empty(a.input, {n, s}, sums);
+      if (!std::is_same_v<T, O>) {
+        factor = empty(x, {n, s});
+      }
+    }
+    if (!std::is_same_v<A, O>) {
+      recurrent = empty(a.input, {n, 3 * s}, sums);
+    }
+    Tensor h = Backend::factor(a.old_h);
+    for (int64_t t = 0; t < steps; ++t) {
+      const bool last = t == steps - 1;
+      const Tensor products = rows(out.products, t * n, (t + 1) * n, 3 * s);
+      const Tensor new_h = rows(out.output, t * n, (t + 1) * n, s);
+      if (recurrent) {
+        Backend::multiply(*recurrent, h, weights_h);
+      } else {
+        Backend::accumulate(products, h, weights_h);
+      }
+      LltmForward<T, O> step{};
+      step.products = products.template const_data_ptr<A>();
+      if (recurrent) {
+        step.recurrent = recurrent->template const_data_ptr<A>();
+        step.summed = products.template mutable_data_ptr<A>();
+      }
+      step.bias = data_or_null<T>(a.bias);
+      if (t == 0) {
+        step.old_cell.outside = a.old_cell.template const_data_ptr<T>();
+      } else {
+        step.old_cell.carried = carried->template const_data_ptr<A>();
+      }
+      if (last) {
+        step.new_cell.outside = out.last_cell.template mutable_data_ptr<T>();
+        step.last_h = out.last_h ? out.last_h->template mutable_data_ptr<T>() : nullptr;
+      } else {
+        step.new_cell.carried = carried->template mutable_data_ptr<A>();
+        step.factor = factor ? factor->template mutable_data_ptr<O>() : nullptr;
+      }
+      step.new_h = new_h.template mutable_data_ptr<T>();
+      Backend::forward(a.input, a.sizes, step);
+      h = factor ? *factor : new_h;
+    }
+  });
+  return out;
+}
+
+using LltmMask = std::vector<bool>;  // input, weights, bias, old_h, old_cell
+
+// The gradients that the mask asks for; the others are tensors of shape [0].
+template <typename Backend>
+FiveTensors lltm_backward(const LltmNames& names, int64_t dim, LltmGradients grads,
+                          const Tensor& input, const Tensor& weights,
+                          const std::optional<Tensor>& bias, const Tensor& old_h,
+                          const Tensor& old_cell, std::optional<Tensor> output,
+                          const Tensor& products, const LltmMask& mask) {
+  const char* op = names.op;
+  const LltmArguments a(names, dim, input, weights, bias, old_h, old_cell);
+  const int64_t steps = a.sizes.steps, n = a.sizes.batch, in = a.sizes.input, s = a.sizes.state;
+  const int64_t wide = s + in, total = steps * n;
+  const ScalarType dtype = a.input.scalar_type(), sums = sum_dtype(dtype);
+  const bool sequence = dim == 3;
+  const auto check_matrix = [&](const char* name, const Tensor& x, int64_t columns,
+                                bool steps_too) {
+    check_shape(op, name, x,
+                steps_too && sequence ? std::vector{steps, n, columns} : std::vector{n, columns});
+  };
+  const auto prepare = [&](const char* name, std::optional<Tensor>& x, bool steps_too) {
+    if (x) {
+      check_same(op, names.input, a.input, name, *x);
+      check_matrix(name, *x, s, steps_too);
+      x = as_contiguous(*x);
+    }
+  };
+  prepare(sequence ? "grad_output" : "grad_h", grads.output, true);
+  prepare("grad_h", grads.last_h, false);
+  prepare("grad_cell", grads.last_cell, false);
+  prepare("output", output, true);
+  check(products.scalar_type() == sums, op, ": products must have dtype ",
+        torch::headeronly::toString(sums), ", got ",
+        torch::headeronly::toString(products.scalar_type()));
+  check_matrix("products", products, 3 * s, true);
+  check(products.is_cuda() == a.input.is_cuda() &&
+            products.get_device_index() == a.input.get_device_index(),
+        op, ": products must be on the device of ", names.input);
+  check(mask.size() == 5, op, ": output_mask must be five booleans");
+  const bool need_input = mask[0], need_weights = mask[1], need_bias = mask[2] && a.bias,
+             need_h = mask[3], need_cell = mask[4];
+  const Tensor p = as_contiguous(products);
+
+  const Tensor w = Backend::factor(a.weights);
+  const auto make = [&](const Tensor& like, bool needed, std::vector<int64_t> sizes) {
+    return empty(like, needed ? sizes : std::vector<int64_t>{0});
+  };
+  const auto shape_of = [](const Tensor& x) {
+    return std::vector<int64_t>(x.sizes().begin(), x.sizes().end());
+  };
+  // Made by matrix products, and rounded afterwards where these are of another type.
+  Tensor grad_input = make(w, need_input, shape_of(a.input));
+  Tensor grad_weights = make(w, need_weights, {3 * s, wide});
+  Tensor grad_old_h = make(w, need_h, {n, s});
+  Tensor grad_bias = make(a.input, need_bias, {3 * s});
+  Tensor grad_old_cell = make(a.input, need_cell, {n, s});
+
+  dispatch_floating(op, dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using A = acc_t<T>;
+    using O = typename Backend::template Factor<T>;
+    const FiveTensors results{grad_input, grad_weights, grad_bias, grad_old_h, grad_old_cell};
+    if (!sequence && Backend::template cell_backward<T>(a, grads, p, results)) {
+      return;
+    }
+    const Tensor weights_h = matrix(w, 3 * s, s, wide);
+    const bool need_gates = need_input || need_weights || need_bias || need_h || steps > 1;
+    const Tensor gates = make(w, need_gates, {total, 3 * s});
+    std::optional<Tensor> cells, grad_h, grad_cell;
+    if (steps > 1) {
+      cells = empty(a.input, {steps - 1, n, s}, sums);
+      grad_h = empty(a.input, {n, s}, sums);
+      grad_cell = empty(a.input, {n, s}, sums);
+      Backend::scan(a.input, a.sizes,
+                    LltmScan<T>{p.const_data_ptr<A>(), data_or_null<T>(a.bias),
+                                a.old_cell.template const_data_ptr<T>(),
+                                cells->template mutable_data_ptr<A>()});
+    }
+    for (int64_t t = steps - 1; t >= 0; --t) {
+      const bool last = t == steps - 1;
+      LltmBackward<T, O> step{};
+      step.products = p.const_data_ptr<A>() + t * n * 3 * s;
+      step.bias = data_or_null<T>(a.bias);
+      if (t == 0) {
+        step.old_cell.outside = a.old_cell.template const_data_ptr<T>();
+      } else {
+        step.old_cell.carried = cells->template const_data_ptr<A>() + (t - 1) * n * s;
+      }
+      step.grad_output =
+          grads.output ? grads.output->template const_data_ptr<T>() + t * n * s : nullptr;
+      if (last) {
+        step.grad_h.outside = data_or_null<T>(grads.last_h);
+        step.grad_cell.outside = data_or_null<T>(grads.last_cell);
+      } else {
+        step.grad_h.carried = grad_h->template const_data_ptr<A>();
+        step.grad_cell.carried = grad_cell->template const_data_ptr<A>();
+      }
+      step.grad_gates = need_gates ? gates.template mutable_data_ptr<O>() + t * n * 3 * s : nullptr;
+      if (t > 0) {
+        step.grad_old_cell.carried = grad_cell->template mutable_data_ptr<A>();
+      } else if (need_cell) {
+        step.grad_old_cell.outside = grad_old_cell.template mutable_data_ptr<T>();
+      }
+      Backend::backward(a.input, a.sizes, step);
+      if (t > 0 || need_h) {
+        Backend::multiply(t > 0 ? *grad_h : grad_old_h, rows(gates, t * n, (t + 1) * n, 3 * s),
+                          weights_h);
+      }
+    }
+    if (need_input) {
+      Backend::multiply(rows(grad_input, 0, total, in), rows(gates, 0, total, 3 * s),
+                        matrix(w, 3 * s, in, wide, 1, s));
+    }
+    if (need_weights) {
+      const Tensor x = Backend::factor(a.input), h0 = Backend::factor(a.old_h);
+      Backend::template multiply_gates<O>(a.sizes, gates, x, h0,
+                                          steps > 1 ? Backend::factor(*output) : h0, grad_weights);
+    }
+    if (need_bias) {
+      Backend::template sum_rows<T>(gates, total, 3 * s, grad_bias);
+    }
+  });
+  return {to_dtype(grad_input, dtype), to_dtype(grad_weights, dtype), grad_bias,
+          to_dtype(grad_old_h, dtype), grad_old_cell};
+}
+
+constexpr LltmNames kCellNames{"lltm_cell", "input", "old_h", "old_cell", "[N, I]"};
+constexpr LltmNames kCellBackwardNames{"lltm_cell_backward", "input", "old_h", "old_cell",
+                                       "[N, I]"};
+constexpr LltmNames kSequenceNames{"lltm", "sequence", "h0", "c0", "[T, N, I]"};
+constexpr LltmNames kSequenceBackwardNames{"lltm_backward", "sequence", "h0", "c0", "[T, N, I]"};
+
+template <typename Backend>
+std::tuple<Tensor, Tensor, Tensor> lltm_cell(const Tensor& input, const Tensor& weights,
+                                             std::optional<Tensor> bias, const Tensor& old_h,
+                                             const Tensor& old_cell) {
+  LltmOutputs out = lltm_forward<Backend>(kCellNames, 2, input, weights, bias, old_h, old_cell);
+  return {out.output, out.last_cell, out.products};
+}
+
+template <typename Backend>
+std::tuple<Tensor, Tensor, Tensor, Tensor> lltm(const Tensor& sequence, const Tensor& weights,
+                                                std::optional<Tensor> bias, const Tensor& h0,
+                                                const Tensor& c0) {
+  LltmOutputs out = lltm_forward<Backend>(kSequenceNames, 3, sequence, weights, bias, h0, c0);
+  return {out.output, *out.last_h, out.last_cell, out.products};
+}
+
+template <typename Backend>
+FiveTensors lltm_cell_backward(std::optional<Tensor> grad_h, std::optional<Tensor> grad_cell,
+                               const Tensor& input, const Tensor& weights,
+                               std::optional<Tensor> bias, const Tensor& old_h,
+                               const Tensor& old_cell, const Tensor& products,
+                               std::vector<bool> output_mask) {
+  return lltm_backward<Backend>(kCellBackwardNames, 2, {grad_h, std::nullopt, grad_cell}, input,
+                                weights, bias, old_h, old_cell, std::nullopt, products,
+                                output_mask);
+}
+
+template <typename Backend>
+FiveTensors lltm_sequence_backward(std::optional<Tensor> grad_output, std::optional<Tensor> grad_h,
+                                   std::optional<Tensor> grad_cell, const Tensor& sequence,
+                                   const Tensor& weights, std::optional<Tensor> bias,
+                                   const Tensor& h0, const Tensor& c0, const Tensor& output,
+                                   const Tensor& products, std::vector<bool> output_mask) {
+  return lltm_backward<Backend>(kSequenceBackwardNames, 3, {grad_output, grad_h, grad_cell},
+                                sequence, weights, bias, h0, c0, output, products, output_mask);
+}
+
+}  // namespace ops

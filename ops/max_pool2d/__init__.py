@@ -1,0 +1,257 @@
+"""Max pooling: the largest element of every window that slides over an image."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ops.core import library, windows
+from ops.core.windows import Size
+
+_pool = torch.ops.lenet_ops.max_pool2d.default
+_pool_backward = torch.ops.lenet_ops.max_pool2d_backward.default
+
+_BYTE_TAPS = 256  # as the kernels: the most pixels of a window whose number is kept in a byte
+_MOST_TAPS = 2**31  # and the most that one may have
+
+
+def max_pool2d(
+    input: Tensor,
+    kernel_size: Size,
+    stride: Size | None = None,
+    padding: Size = 0,
+    dilation: Size = 1,
+    ceil_mode: bool = False,
+) -> Tensor:
+    """Takes the largest element of every window, as ``F.max_pool2d`` does.
+
+    out[n, c, i, j] = max over k, l of x[n, c, i·sH − pH + k·dH, j·sW − pW + l·dW], where pixels
+    outside of the image do not count. The gradient of out[n, c, i, j] goes to the first of the
+    window's largest elements, rows first; a NaN counts as the largest, and then the last one. All
+    that is kept for the gradient is where in the window that was: a byte for each output (eight
+    for windows of more than 256 pixels). PyTorch keeps eight bytes and the input.
+
+    Unlike ``F.max_pool2d`` it takes no integers and returns no indices.
+
+    Args:
+        input: [N, C, H, W] or [C, H, W] of any strides; float64, float32, bfloat16 or float16.
+        kernel_size: of the window, (kH, kW) or one for both.
+        stride: from window to window; None: kernel_size.
+        padding: pixels around the image, at most half of kernel_size.
+        dilation: from pixel to pixel of a window.
+        ceil_mode: whether a last window that begins in the image or before it may reach over the
+            padded image's end.
+
+    Returns:
+        [N, C, Ho, Wo] (or [C, Ho, Wo]) in the dtype and memory format of `input`, where
+        Ho = ⌊(H + 2 pH − dH (kH − 1) − 1) / sH⌋ + 1, or ⌈…⌉ with `ceil_mode`; Wo likewise.
+
+    Raises:
+        TypeError: an argument of the wrong type.
+        NotImplementedError: another dtype.
+        RuntimeError: a window that does not fit, an image without pixels, other dimensions.
+    """
+    op = "max_pool2d"
+    library.check_tensor(op, "input", input)
+    library.check_bool(op, "ceil_mode", ceil_mode)
+    if input.dim() not in (3, 4):
+        raise RuntimeError(
+            f"{op}: input must have shape [N, C, H, W] or [C, H, W], got {list(input.shape)}"
+        )
+    arguments = (
+        windows.pair(op, "kernel_size", kernel_size, least=1),
+        windows.pair(op, "stride", kernel_size if stride is None else stride, least=1),
+        windows.pair(op, "padding", padding, least=0),
+        windows.pair(op, "dilation", dilation, least=1),
+        ceil_mode,
+    )
+    if input.dim() == 4:
+        output: Tensor = _pool(input, *arguments)[0]
+        return output
+    return _pool(input.unsqueeze(0), *arguments)[0].squeeze(0)
+
+
+torch.fx.wrap("max_pool2d")  # one node where a network is traced
+
+
+class MaxPool2d(nn.Module):
+    """Applies :func:`max_pool2d`: ``nn.MaxPool2d`` of the same arguments.
+
+    Args:
+        kernel_size: see :func:`max_pool2d`, as the others.
+        stride: None: kernel_size.
+        padding: at most half of kernel_size.
+        dilation: from pixel to pixel of a window.
+        ceil_mode: whether windows may reach over the padded image's end.
+    """
+
+    def __init__(
+        self,
+        kernel_size: Size,
+        stride: Size | None = None,
+        padding: Size = 0,
+        dilation: Size = 1,
+        ceil_mode: bool = False,
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        self.kernel_size = windows.pair(name, "kernel_size", kernel_size, least=1)
+        self.stride = (
+            self.kernel_size if stride is None else windows.pair(name, "stride", stride, least=1)
+        )
+        self.padding = windows.pair(name, "padding", padding, least=0)
+        self.dilation = windows.pair(name, "dilation", dilation, least=1)
+        library.check_bool(name, "ceil_mode", ceil_mode)
+        self.ceil_mode = ceil_mode
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Returns max_pool2d of `input` [N, C, H, W] or [C, H, W]."""
+        return max_pool2d(
+            input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode
+        )
+
+    def extra_repr(self) -> str:
+        """Shows the arguments."""
+        return (
+            f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}, "
+            f"dilation={self.dilation}, ceil_mode={self.ceil_mode}"
+        )
+
+
+def _places(op: str, height: Any, width: Any, *arguments: Any) -> list[int]:
+    """Checks the arguments as the kernels do; returns the output's height and width."""
+    kernel_size, *spacing, ceil_mode = arguments
+    if len(kernel_size) != 2 or min(kernel_size) < 1:
+        raise RuntimeError(
+            f"{op}: kernel_size must be two integers, at least 1, got {list(kernel_size)}"
+        )
+    size = windows.places(op, (height, width), kernel_size, *spacing, ceil_mode=ceil_mode)
+    torch._check(
+        height > 0 and width > 0,
+        lambda: f"{op}: the input must have pixels, got height {height} and width {width}",
+    )
+    if kernel_size[0] * kernel_size[1] > _MOST_TAPS:
+        raise RuntimeError(
+            f"{op}: kernel_size must have at most 2^31 pixels, got {list(kernel_size)}"
+        )
+    if any(p > k // 2 for p, k in zip(spacing[1], kernel_size, strict=True)):
+        raise RuntimeError(
+            f"{op}: padding must be at most half of kernel_size, {[k // 2 for k in kernel_size]}, "
+            f"got {list(spacing[1])}"
+        )
+    return size
+
+
+@library.register_fake(_pool)
+def _(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    windows.check_image("max_pool2d", input)
+    out = library.image_like(input, *_places("max_pool2d", *input.shape[2:], *arguments))
+    return out, torch.empty_like(out, dtype=_index_type(arguments[0]))
+
+
+def _index_type(kernel_size: tuple[int, int]) -> torch.dtype:
+    return torch.uint8 if kernel_size[0] * kernel_size[1] <= _BYTE_TAPS else torch.int64
+
+
+@library.register_fake(_pool_backward)
+def _(grad_output: Tensor, indices: Tensor, *arguments_and_image: Any) -> Tensor:
+    op = "max_pool2d_backward"
+    *arguments, height, width, channels_last = arguments_and_image
+    torch._check(
+        grad_output.dim() == 4,
+        lambda: f"{op}: grad_output must have shape [N, C, Ho, Wo], got {list(grad_output.shape)}",
+    )
+    shape = (*grad_output.shape[:2], *_places(op, height, width, *arguments))
+    library.check_fake(op, "grad_output", grad_output, shape, "grad_output", grad_output)
+    torch._check(
+        tuple(indices.shape) == shape,
+        lambda: f"{op}: indices must have shape {list(shape)}, got {list(indices.shape)}",
+    )
+    torch._check(
+        indices.dtype == _index_type(arguments[0]),
+        lambda: f"{op}: indices must have dtype {_index_type(arguments[0])}, got {indices.dtype}",
+    )
+    return torch.empty(
+        (*grad_output.shape[:2], height, width),
+        dtype=grad_output.dtype,
+        device=grad_output.device,
+        memory_format=torch.channels_last if channels_last else torch.contiguous_format,
+    )
+
+
+def _gather(image: Tensor, indices: Tensor, windows: Any) -> Tensor:
+    """The elements of `image` that were largest: what the output follows, in any derivative."""
+    (_, kernel_w), stride, padding, dilation, _ = windows
+    height, width = indices.shape[2:]
+    place = indices.long()
+    starts = [
+        torch.arange(count, device=image.device) * s - p
+        for count, s, p in zip((height, width), stride, padding, strict=True)
+    ]
+    row = place // kernel_w * dilation[0] + starts[0][:, None]
+    column = place % kernel_w * dilation[1] + starts[1]
+    at = row * image.shape[3] + column
+    flat = (*image.shape[:2], -1)  # not by flatten, which has no rule for forward mode's vmap
+    return image.reshape(flat).gather(2, at.reshape(flat)).reshape(indices.shape)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    indices = output[1]
+    ctx.save_for_backward(indices)
+    ctx.mark_non_differentiable(indices)
+    channels_last = library.suggest_memory_format(inputs[0]) == torch.channels_last
+    ctx.rest = (*inputs[1:], *inputs[0].shape[2:], channels_last)
+
+
+def _backward(
+    ctx: Any, saved: tuple[Tensor], grad_output: Tensor, _: None
+) -> tuple[Tensor | None, ...]:
+    return _pool_backward(grad_output, *saved, *ctx.rest), *[None] * 5
+
+
+def _jvp(
+    inputs: tuple[Any, ...], outputs: tuple[Tensor, Tensor], tangents: tuple[Any, ...]
+) -> tuple[Tensor, None]:
+    return _gather(tangents[0], outputs[1], inputs[1:]), None
+
+
+# The backward operator is linear in the gradient, and where it goes does not depend on it.
+
+
+def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[1])
+    ctx.windows = inputs[2:7]
+
+
+def _double_backward(ctx: Any, saved: tuple[Tensor], grad: Tensor) -> tuple[Tensor | None, ...]:
+    return _gather(grad, saved[0], ctx.windows), *[None] * 9
+
+
+def _jvp_backward(inputs: tuple[Any, ...], outputs: Any, tangents: tuple[Any, ...]) -> Tensor:
+    grad: Tensor = _pool_backward(tangents[0], *inputs[1:])
+    return grad
+
+
+# vmap: the mapped dimension becomes more images.
+
+
+def _vmap(
+    info: Any, in_dims: tuple[int | None, ...], input: Tensor, *arguments: Any
+) -> tuple[tuple[Tensor, ...], tuple[int, int]]:
+    (images,) = library.batch_first(info, in_dims[:1], input)
+    outputs = _pool(images.flatten(0, 1), *arguments)
+    return tuple(x.unflatten(0, images.shape[:2]) for x in outputs), (0, 0)
+
+
+def _vmap_backward(
+    info: Any, in_dims: tuple[int | None, ...], grad_output: Tensor, indices: Tensor, *rest: Any
+) -> tuple[Tensor, int]:
+    tensors = library.batch_first(info, in_dims[:2], grad_output, indices)
+    grad = _pool_backward(*(x.flatten(0, 1) for x in tensors), *rest)
+    return grad.unflatten(0, tensors[0].shape[:2]), 0
+
+
+library.register_autograd(_pool, _setup, _backward, _jvp, _vmap)
+library.register_autograd(
+    _pool_backward, _setup_backward, _double_backward, _jvp_backward, _vmap_backward
+)

@@ -1,0 +1,111 @@
+#include "max_pool2d/cpu/plan.h"
+#include "max_pool2d/op.h"
+#define OPS_KERNELS "max_pool2d/cpu/kernels.h"
+#include "core/cpu/dispatch_isa.h"
+
+namespace ops::cpu {
+namespace {
+
+constexpr int64_t kGrain = 32768;  // elements: less is not worth waking a thread for
+constexpr int64_t kLeastRun = 8;   // adjacent outputs: vectors of fewer are slower than none
+
+// Sums the gradients of an image's outputs where their maxima are. `offset_of` a place says how far
+// that is from the window's first pixel.
+template <typename T, typename I, typename Sum, typename OffsetOf>
+void scatter(const MaxPoolPlan& p, const OffsetOf& offset_of, const T* grad, const I* indices,
+             Sum* sums) {
+  const MaxPoolGeometry& g = p.g;
+  const uint64_t size = p.image();
+  const int64_t run = p.run(), step = p.pixel == 1 ? g.stride_w : 1;
+  std::fill_n(sums, size, Sum(0));
+  for (int64_t row = 0; row < g.out_h; ++row) {
+    for (int64_t column = 0; column < g.out_w; column += run / p.pixel) {
+      const int64_t first =
+          p.offset(row * g.stride_h - g.padding_h, column * g.stride_w - g.padding_w);
+      for (int64_t i = 0; i < run; ++i) {
+        const uint64_t at = first + i * step + offset_of(indices[i]);
+        if (at < size) {  // always, but for indices that are not max_pool2d's
+          sums[at] += static_cast<Sum>(grad[i]);
+        }
+      }
+      grad += run;
+      indices += run;
+    }
+  }
+}
+
+template <typename T, typename I>
+void scatter_images(const MaxPoolPlan& p, const T* grad, const I* indices, T* out) {
+  using A = acc_t<T>;
+  const auto compute_offset = [&](int64_t place) {
+    constexpr int64_t kNowhere = int64_t{1} << 62;
+    const int64_t row = place / p.g.kernel_w, column = place % p.g.kernel_w;
+    const bool exists = place >= 0 && place < p.g.taps();
+    return exists ? row * p.row_step + column * p.column_step : kNowhere;
+  };
+  int64_t offsets[kByteTaps];
+  for (int64_t place = 0; place < kByteTaps; ++place) {
+    offsets[place] = compute_offset(place);
+  }
+  const auto offset_of = [&](I place) {
+    return sizeof(I) == 1 ? offsets[place] : compute_offset(place);
+  };
+  const int64_t size = p.image(), out_size = p.g.out_h * p.g.out_w * p.pixel;
+  torch::stable::parallel_for(0, p.images(), kGrain / size + 1, [&](int64_t begin, int64_t end) {
+    const bool in_place = std::is_same_v<A, T> || p.disjoint;  // there is nothing to round
+    std::vector<A> sums(in_place ? 0 : size);
+    for (int64_t i = begin; i < end; ++i) {
+      const T* from = grad + i * out_size;
+      const I* places = indices + i * out_size;
+      if (in_place) {
+        scatter(p, offset_of, from, places, out + i * size);
+      } else {
+        scatter(p, offset_of, from, places, sums.data());
+        OPS_CALL(convert_all(sums.data(), out + i * size, size));
+      }
+    }
+  });
+}
+
+struct Kernels {
+  template <typename T, typename I>
+  static void forward(const Tensor&, const MaxPoolGeometry& g, const T* x, T* out, I* indices) {
+    const MaxPoolPlan p(g);
+    const int64_t grain = kGrain / (g.out_w * p.pixel * g.taps()) + 1;
+    torch::stable::parallel_for(0, p.images() * g.out_h, grain, [&](int64_t begin, int64_t end) {
+      OPS_CALL(max_pool_rows(p, x, out, indices, begin, end));
+    });
+  }
+
+  template <typename T, typename I>
+  static void backward(const Tensor&, const MaxPoolGeometry& g, const T* grad, const I* indices,
+                       T* out) {
+    const MaxPoolPlan p(g);
+    if (!p.disjoint || p.run() < kLeastRun) {
+      return scatter_images(p, grad, indices, out);
+    }
+    const int64_t grain = kGrain / (g.w * p.pixel * g.stride_h) + 1;
+    torch::stable::parallel_for(0, p.images() * g.out_h, grain, [&](int64_t begin, int64_t end) {
+      OPS_CALL(max_pool_spread_rows(p, grad, indices, out, begin, end));
+    });
+  }
+};
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(lenet_ops, m) {
+  m.def(
+      "max_pool2d(Tensor input, int[2] kernel_size, int[2] stride, int[2] padding, "
+      "int[2] dilation, bool ceil_mode) -> (Tensor output, Tensor indices)");
+  m.def(
+      "max_pool2d_backward(Tensor grad_output, Tensor indices, int[2] kernel_size, int[2] stride, "
+      "int[2] padding, int[2] dilation, bool ceil_mode, SymInt height, SymInt width, "
+      "bool channels_last) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CPU, m) {
+  m.impl("max_pool2d", TORCH_BOX(&max_pool2d<Kernels>));
+  m.impl("max_pool2d_backward", TORCH_BOX(&max_pool2d_backward<Kernels>));
+}
+
+}  // namespace ops::cpu

@@ -1,0 +1,251 @@
+// Max pooling of rows of an image; see plan.h. No include guard: see core/cpu/dispatch_isa.h.
+
+namespace ops::cpu::OPS_ISA {
+
+// N elements that are STEP, or if that is 0 `step`, apart.
+template <int N, int STEP, typename T, int... I>
+inline Vec<acc_t<T>, N> load_apart(const T* p, int64_t step, std::integer_sequence<int, I...>) {
+  if constexpr (STEP == 1 || N == 1) {
+    return load<N>(p);
+  } else if constexpr (STEP == 2) {  // the second vector ends where the last element is
+    constexpr auto even = std::integer_sequence<int, (2 * I < N ? 2 * I : 2 * I + 1)...>{};
+    return shuffle<acc_t<T>, N>(load<N>(p), load<N>(p + N - 1), even);
+  } else {
+    T lanes[N];
+    for (int i = 0; i < N; ++i) {
+      lanes[i] = p[i * step];
+    }
+    return load<N>(lanes);
+  }
+}
+
+template <int N, typename T>
+inline void store_apart(T* p, int64_t step, Vec<acc_t<T>, N> v) {
+  T lanes[N];
+  store<N>(lanes, v);
+  for (int i = 0; i < N; ++i) {
+    p[i * step] = lanes[i];
+  }
+}
+
+// Stores a[0], b[0], a[1], b[1], …
+template <int N, typename T, int... I>
+inline void store_alternating(T* p, Vec<acc_t<T>, N> a, Vec<acc_t<T>, N> b,
+                              std::integer_sequence<int, I...>) {
+  using Low = std::integer_sequence<int, (I / 2 + I % 2 * N)...>;
+  using High = std::integer_sequence<int, (N / 2 + I / 2 + I % 2 * N)...>;
+  store<N>(p, shuffle<acc_t<T>, N>(a, b, Low{}));
+  store<N>(p + N, shuffle<acc_t<T>, N>(a, b, High{}));
+}
+
+template <int N, typename A, typename I>
+inline Vec<bits_t<A>, N> load_places(const I* p) {
+  Vec<I, N> v;
+  __builtin_memcpy(&v, p, sizeof(v));
+  return __builtin_convertvector(v, Vec<bits_t<A>, N>);
+}
+
+template <int N, typename I, typename Places>
+inline void store_places(I* p, Places places) {
+  const auto v = __builtin_convertvector(places, Vec<I, N>);
+  __builtin_memcpy(p, &v, sizeof(v));
+}
+
+// Of equal elements the first counts, of several NaNs, which beat all, the last: as in PyTorch.
+template <int N, int STEP, typename T>
+inline void take(const T* x, int64_t step, int64_t place, Vec<acc_t<T>, N>& best,
+                 Vec<bits_t<acc_t<T>>, N>& places) {
+  using B = bits_t<acc_t<T>>;
+  const auto v = load_apart<N, STEP>(x, step, std::make_integer_sequence<int, N>{});
+  if constexpr (N == 1) {  // of which the compiler makes more than of a vector
+    if (v[0] > best[0] || v[0] != v[0]) {
+      best = v;
+      places[0] = place;
+    }
+    return;
+  }
+  const Vec<B, N> taken = (v > best) | (v != v);
+  best = taken ? v : best;
+  places = taken ? broadcast<B, N>(place) : places;
+}
+
+// `run` outputs whose windows begin `step` apart: whole ones of K by K pixels, or if that is 0 with
+// the taps of `window`. The last vector overlaps the one before.
+template <int N, int STEP, int K, typename T, typename I>
+void pool_run(const MaxPoolPlan& p, const T* x, int64_t step, PoolWindow window, int64_t run,
+              T* out, I* indices) {
+  using A = acc_t<T>;
+  if constexpr (N > 1) {
+    if (run < N) {
+      return pool_run<N / 2, STEP, K>(p, x, step, window, run, out, indices);
+    }
+  }
+  // Copies: a store of a byte may change anything.
+  const auto [rows, columns] = window;
+  const int64_t row_step = p.row_step, column_step = p.column_step, kernel_w = p.g.kernel_w;
+  const int64_t first = rows.first * row_step + columns.first * column_step;
+  for (int64_t i = 0; i < run; i += N) {
+    i = i + N > run ? run - N : i;
+    const T* from = x + i * step;
+    auto best = load_apart<N, STEP>(from + first, step, std::make_integer_sequence<int, N>{});
+    auto places = broadcast<bits_t<A>, N>(rows.first * kernel_w + columns.first);
+    if constexpr (K > 0) {
+      OPS_UNROLL
+      for (int tap = 1; tap < K * K; ++tap) {
+        const T* at = from + tap / K * row_step + tap % K * column_step;
+        take<N, STEP>(at, step, tap, best, places);
+      }
+    } else {
+      for (int64_t row = rows.first; row < rows.end; ++row) {
+        for (int64_t column = columns.first; column < columns.end; ++column) {
+          const T* at = from + row * row_step + column * column_step;
+          take<N, STEP>(at, step, row * kernel_w + column, best, places);
+        }
+      }
+    }
+    store<N>(out + i, best);
+    store_places<N>(indices + i, places);
+  }
+}
+
+template <int STEP, typename T, typename I>
+void pool(const MaxPoolPlan& p, const T* x, int64_t step, PoolWindow window, int64_t run, T* out,
+          I* indices) {
+  constexpr int N = kLanes<acc_t<T>>;
+  if (p.is_whole(window, 2)) {
+    pool_run<N, STEP, 2>(p, x, step, window, run, out, indices);
+  } else if (p.is_whole(window, 3)) {
+    pool_run<N, STEP, 3>(p, x, step, window, run, out, indices);
+  } else if (!window.empty()) {
+    pool_run<N, STEP, 0>(p, x, step, window, run, out, indices);
+  } else {  // all padding
+    for (int64_t i = 0; i < run; ++i) {
+      out[i] = static_cast<T>(-__builtin_inf());
+      indices[i] = 0;
+    }
+  }
+}
+
+// Stores the gradient where the maxima are at `place`, and zeros elsewhere; where STEP is 2, so for
+// the next place, too, which lies between.
+template <int N, int STEP, typename T>
+inline void spread(Vec<acc_t<T>, N> grad, Vec<bits_t<acc_t<T>>, N> places, int64_t step,
+                   int64_t place, T* out) {
+  using B = bits_t<acc_t<T>>;
+  const Vec<acc_t<T>, N> zero{};
+  const auto chosen = places == broadcast<B, N>(place) ? grad : zero;
+  if constexpr (STEP == 2 && N > 1) {
+    const auto next = places == broadcast<B, N>(place + 1) ? grad : zero;
+    store_alternating<N>(out, chosen, next, std::make_integer_sequence<int, N>{});
+  } else if constexpr (STEP > 0) {
+    store<N>(out, chosen);
+  } else {
+    store_apart<N>(out, step, chosen);
+  }
+}
+
+// The gradients of `run` outputs to their windows, which are as in pool_run. STEP is 2 only for
+// whole windows two pixels wide.
+template <int N, int STEP, int K, typename T, typename I>
+void spread_run(const MaxPoolPlan& p, const T* grad, const I* indices, int64_t step,
+                PoolWindow window, int64_t run, T* out) {
+  if constexpr (N > 1) {
+    if (run < N) {
+      return spread_run<N / 2, STEP, K>(p, grad, indices, step, window, run, out);
+    }
+  }
+  constexpr int kPixels = STEP == 2 && N > 1 ? 2 : 1;  // at once
+  const auto [rows, columns] = window;
+  const int64_t row_step = p.row_step, column_step = p.column_step, kernel_w = p.g.kernel_w;
+  for (int64_t i = 0; i < run; i += N) {
+    i = i + N > run ? run - N : i;
+    const auto v = load<N>(grad + i);
+    const auto places = load_places<N, acc_t<T>>(indices + i);
+    T* to = out + i * step;
+    if constexpr (K > 0) {
+      OPS_UNROLL
+      for (int tap = 0; tap < K * K; tap += kPixels) {
+        T* at = to + tap / K * row_step + tap % K * column_step;
+        spread<N, STEP>(v, places, step, tap, at);
+      }
+    } else {
+      for (int64_t row = rows.first; row < rows.end; ++row) {
+        for (int64_t column = columns.first; column < columns.end; column += kPixels) {
+          T* at = to + row * row_step + column * column_step;
+          spread<N, STEP>(v, places, step, row * kernel_w + column, at);
+        }
+      }
+    }
+  }
+}
+
+template <typename A, typename T>
+void convert_all(const A* from, T* to, int64_t n) {
+  convert_row<kLanes<A>>(from, to, n);
+}
+
+// Rows of the output.
+template <typename T, typename I>
+void max_pool_rows(const MaxPoolPlan& p, const T* x, T* out, I* indices, int64_t begin,
+                   int64_t end) {
+  const MaxPoolGeometry& g = p.g;
+  for (int64_t row = begin; row < end; ++row) {
+    const int64_t out_row = row % g.out_h;
+    const T* image = x + row / g.out_h * p.image();
+    for (int64_t column = 0; column < g.out_w;) {
+      const PoolWindow window = p.window(out_row, column);
+      const int64_t length = p.alike(window, column);
+      const int64_t run = length * p.pixel, step = p.pixel == 1 ? g.stride_w : 1;
+      const int64_t at = (row * g.out_w + column) * p.pixel;
+      const T* from =
+          image + p.offset(out_row * g.stride_h - g.padding_h, column * g.stride_w - g.padding_w);
+      if (step == 1) {
+        pool<1>(p, from, step, window, run, out + at, indices + at);
+      } else if (step == 2) {
+        pool<2>(p, from, step, window, run, out + at, indices + at);
+      } else {
+        pool<0>(p, from, step, window, run, out + at, indices + at);
+      }
+      column += length;
+    }
+  }
+}
+
+// The gradient of an input whose pixels are in one window at most, for rows of the output.
+template <typename T, typename I>
+void max_pool_spread_rows(const MaxPoolPlan& p, const T* grad, const I* indices, T* out,
+                          int64_t begin, int64_t end) {
+  constexpr int N = kLanes<acc_t<T>>;
+  const MaxPoolGeometry& g = p.g;
+  const bool pairs = g.kernel_w == 2 && g.stride_w == 2 && g.dilation_w == 1;
+  for (int64_t row = begin; row < end; ++row) {
+    const int64_t out_row = row % g.out_h, first_row = out_row * g.stride_h - g.padding_h;
+    T* image = out + row / g.out_h * p.image();
+    if (!p.tiled) {
+      const int64_t next_row = first_row + g.stride_h;
+      const int64_t from = out_row > 0 ? first_row : 0;
+      const int64_t to = out_row + 1 < g.out_h && next_row < g.h ? next_row : g.h;
+      __builtin_memset(static_cast<void*>(image + p.offset(from, 0)), 0,
+                       p.offset(to - from, 0) * sizeof(T));
+    }
+    for (int64_t column = 0; column < g.out_w;) {
+      const PoolWindow window = p.window(out_row, column);
+      const int64_t length = p.alike(window, column);
+      const int64_t run = length * p.pixel, step = p.pixel == 1 ? g.stride_w : 1;
+      const int64_t at = (row * g.out_w + column) * p.pixel;
+      T* to = image + p.offset(first_row, column * g.stride_w - g.padding_w);
+      if (step == 1 && p.is_whole(window, 2)) {
+        spread_run<N, 1, 2>(p, grad + at, indices + at, step, window, run, to);
+      } else if (step == 1) {
+        spread_run<N, 1, 0>(p, grad + at, indices + at, step, window, run, to);
+      } else if (pairs && p.is_whole(window.columns)) {
+        spread_run<N, 2, 0>(p, grad + at, indices + at, step, window, run, to);
+      } else {
+        spread_run<N, 0, 0>(p, grad + at, indices + at, step, window, run, to);
+      }
+      column += length;
+    }
+  }
+}
+
+}  // namespace ops::cpu::OPS_ISA

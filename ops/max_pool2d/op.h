@@ -1,0 +1,111 @@
+// Max pooling: arguments, geometry and output allocation, the same on every device.
+#pragma once
+
+#include <tuple>
+
+#include "core/windows.h"
+
+namespace ops {
+
+// Beside each maximum its place in the window is kept, rows first: all that backward needs. A byte
+// holds it where the window has no more than kByteTaps pixels, else int64.
+constexpr int64_t kByteTaps = 256;
+
+struct MaxPoolGeometry : Windows {
+  int64_t n, c;
+  bool channels_last;  // of input, output, indices and gradients
+
+  int64_t taps() const { return kernel_h * kernel_w; }
+  int64_t outputs() const { return n * c * out_h * out_w; }
+  ScalarType index_type() const {
+    return taps() <= kByteTaps ? ScalarType::Byte : ScalarType::Long;
+  }
+};
+
+// What users say of the windows.
+struct PoolWindows {
+  const std::vector<int64_t>&kernel_size, &stride, &padding, &dilation;
+  bool ceil_mode;
+};
+
+// For `x`, the input or the gradient of the output, and an input of h by w pixels.
+inline MaxPoolGeometry max_pool_geometry(const char* op, const Tensor& x, int64_t h, int64_t w,
+                                         const PoolWindows& p, bool channels_last) {
+  check_pair(op, "kernel_size", p.kernel_size, 1);
+  const MaxPoolGeometry g{windows(op, h, w, p.kernel_size[0], p.kernel_size[1],
+                                  {p.stride, p.padding, p.dilation}, p.ceil_mode),
+                          x.size(0), x.size(1), channels_last};
+  check(h > 0 && w > 0, op, ": the input must have pixels, got height ", h, " and width ", w);
+  check(g.kernel_h <= (int64_t{1} << 31) / g.kernel_w, op,
+        ": kernel_size must have at most 2^31 pixels, got [", g.kernel_h, ", ", g.kernel_w, "]");
+  check(g.padding_h <= g.kernel_h / 2 && g.padding_w <= g.kernel_w / 2, op,
+        ": padding must be at most half of kernel_size, [", g.kernel_h / 2, ", ", g.kernel_w / 2,
+        "], got [", g.padding_h, ", ", g.padding_w, "]");
+  return g;
+}
+
+template <typename F>
+void dispatch_index(ScalarType type, const F& f) {
+  type == ScalarType::Byte ? f(type_tag<uint8_t>{}) : f(type_tag<int64_t>{});
+}
+
+// The pooling for one Backend, which brings the kernels.
+template <typename Backend>
+std::tuple<Tensor, Tensor> max_pool2d(const Tensor& input, std::vector<int64_t> kernel_size,
+                                      std::vector<int64_t> stride, std::vector<int64_t> padding,
+                                      std::vector<int64_t> dilation, bool ceil_mode) {
+  const char* op = "max_pool2d";
+  check(input.dim() == 4, op, ": input must have shape [N, C, H, W], got ", shape{input});
+  const auto g = max_pool_geometry(op, input, input.size(2), input.size(3),
+                                   {kernel_size, stride, padding, dilation, ceil_mode},
+                                   is_channels_last(input));
+  const Tensor x = in_format(input, g.channels_last);
+  Tensor out = empty_image(x, g.n, g.c, g.out_h, g.out_w, g.channels_last);
+  Tensor indices = empty_strided(out, out.sizes().data(), out.strides().data(), 4, g.index_type());
+  dispatch_floating(op, x.scalar_type(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    dispatch_index(g.index_type(), [&](auto index_tag) {
+      using I = typename decltype(index_tag)::type;
+      if (out.numel() > 0) {
+        Backend::forward(x, g, x.const_data_ptr<T>(), out.mutable_data_ptr<T>(),
+                         indices.mutable_data_ptr<I>());
+      }
+    });
+  });
+  return {out, indices};
+}
+
+template <typename Backend>
+Tensor max_pool2d_backward(const Tensor& grad_output, const Tensor& indices,
+                           std::vector<int64_t> kernel_size, std::vector<int64_t> stride,
+                           std::vector<int64_t> padding, std::vector<int64_t> dilation,
+                           bool ceil_mode, int64_t height, int64_t width, bool channels_last) {
+  const char* op = "max_pool2d_backward";
+  check(grad_output.dim() == 4, op, ": grad_output must have shape [N, C, Ho, Wo], got ",
+        shape{grad_output});
+  const auto g =
+      max_pool_geometry(op, grad_output, height, width,
+                        {kernel_size, stride, padding, dilation, ceil_mode}, channels_last);
+  check_shape(op, "grad_output", grad_output, {g.n, g.c, g.out_h, g.out_w});
+  check_shape(op, "indices", indices, {g.n, g.c, g.out_h, g.out_w});
+  check_device(op, "grad_output", grad_output, "indices", indices);
+  const Tensor grad = in_format(grad_output, channels_last);
+  const Tensor places = in_format(indices, channels_last);
+  Tensor out = empty_image(grad, g.n, g.c, g.h, g.w, channels_last);
+  dispatch_floating(op, grad.scalar_type(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    check(indices.scalar_type() == g.index_type(), op, ": indices must have dtype ",
+          torch::headeronly::toString(g.index_type()), " for windows of ", g.taps(),
+          " pixels, got ", torch::headeronly::toString(indices.scalar_type()));
+    dispatch_index(g.index_type(), [&](auto index_tag) {
+      using I = typename decltype(index_tag)::type;
+      if (out.numel() > 0) {
+        Backend::backward(grad, g, grad.const_data_ptr<T>(), places.const_data_ptr<I>(),
+                          out.mutable_data_ptr<T>());
+      }
+    });
+  });
+  return out;
+}
+
+}  // namespace ops

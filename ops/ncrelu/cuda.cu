@@ -1,0 +1,208 @@
+#include "core/cuda/common.cuh"
+#include "core/cuda/divide.cuh"
+#include "ncrelu/op.h"
+
+namespace ops::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+// Vectors of a thread: several where they are narrow, so that enough memory is on its way.
+template <int V, typename T>
+constexpr int kTurns = std::min<int>(4, kVectorBytes / (V * sizeof(T)));
+
+// Where a thread's vector of some turn lies: `i` in the input, and its halves in the output, where
+// row r starts at 2 r inner. Rows are whole numbers of vectors.
+template <int V, typename Row>
+struct Place {
+  bool inside;
+  int64_t i, positive, negative;
+
+  __device__ Place(int turn, int turns, int64_t vectors, int64_t inner, const Row& row_of) {
+    using Index = typename Row::Index;
+    const Index vector = (static_cast<Index>(blockIdx.x) * turns + turn) * kThreads + threadIdx.x;
+    inside = vector < vectors;
+    i = static_cast<int64_t>(vector) * V;
+    positive = i + row_of(vector) * inner;
+    negative = positive + inner;
+  }
+};
+
+// f(turn, place) for the vectors of a thread.
+template <int V, typename T, typename Row, typename F>
+__device__ void for_each_turn(int64_t vectors, int64_t inner, const Row& row_of, const F& f) {
+  constexpr int kAll = kTurns<V, T>;
+#pragma unroll
+  for (int turn = 0; turn < kAll; ++turn) {
+    f(turn, Place<V, Row>(turn, kAll, vectors, inner, row_of));
+  }
+}
+
+// The signs of V elements: of a thread, if they fill bytes, else of 4 / V neighbours.
+template <int V>
+using SignBits = std::conditional_t<V == 8, uint16_t, uint8_t>;
+
+template <int V, typename T>
+__device__ unsigned signs_of(const Vector<T, V>& value) {
+  unsigned signs = 0;
+#pragma unroll
+  for (int v = 0; v < V; ++v) {
+    const acc_t<T> lane = static_cast<acc_t<T>>(value.lane[v]);
+    signs |= (lane > 0 ? 1u : 0u) << 2 * v | (lane < 0 ? 2u : 0u) << 2 * v;
+  }
+  return signs;
+}
+
+// All threads of a warp must call it, those outside with no signs; `i` is the vector's place.
+template <int V>
+__device__ void store_signs(uint8_t* to, uint64_t i, bool inside, unsigned signs) {
+  if constexpr (V < kSignsPerByte) {
+    signs <<= 2 * (i % kSignsPerByte);
+#pragma unroll
+    for (int other = 1; other < kSignsPerByte / V; other *= 2) {
+      signs |= __shfl_xor_sync(~0u, signs, other);
+    }
+    inside &= i % kSignsPerByte == 0;
+  }
+  if (inside) {
+    *reinterpret_cast<SignBits<V>*>(to + i / kSignsPerByte) = static_cast<SignBits<V>>(signs);
+  }
+}
+
+// The signs of the vector at `i`, of the input itself
+template <int V, typename T>
+__device__ unsigned load_signs(const T* x, uint64_t i) {
+  return signs_of(load_vector<V>(x + i));
+}
+
+// or as they were kept.
+template <int V, typename T>
+__device__ unsigned load_signs(const uint8_t* signs, uint64_t i) {
+  const unsigned bits = *reinterpret_cast<const SignBits<V>*>(signs + i / kSignsPerByte);
+  return V < kSignsPerByte ? bits >> 2 * (i % kSignsPerByte) : bits;
+}
+
+// Signs: uint8_t* or, where nobody asks for them, nullptr_t.
+template <int V, typename Row, typename T, typename Signs>
+__global__ void __launch_bounds__(kThreads)
+    forward_kernel(const T* __restrict__ x, T* __restrict__ out, Signs signs, int64_t vectors,
+                   int64_t inner, Row row_of) {
+  Vector<T, V> value[kTurns<V, T>];
+  for_each_turn<V, T>(vectors, inner, row_of, [&](int turn, const Place<V, Row>& at) {
+    value[turn] = at.inside ? load_vector<V>(x + at.i) : Vector<T, V>{};
+  });
+  for_each_turn<V, T>(vectors, inner, row_of, [&](int turn, const Place<V, Row>& at) {
+    if (at.inside) {
+      Vector<T, V> positive, negative;
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
+        const acc_t<T> lane = static_cast<acc_t<T>>(value[turn].lane[v]);
+        positive.lane[v] = static_cast<T>(positive_part(lane));
+        negative.lane[v] = static_cast<T>(negative_part(lane));
+      }
+      *reinterpret_cast<Vector<T, V>*>(out + at.positive) = positive;
+      *reinterpret_cast<Vector<T, V>*>(out + at.negative) = negative;
+    }
+    if constexpr (std::is_pointer_v<Signs>) {
+      store_signs<V>(signs, at.i, at.inside, signs_of(value[turn]));
+    }
+  });
+}
+
+// g₊ [x > 0] + g₋ [x < 0]. `source`: the input or its signs.
+template <int V, typename Row, typename T, typename Source>
+__global__ void __launch_bounds__(kThreads)
+    backward_kernel(const T* __restrict__ grad, const Source* __restrict__ source,
+                    T* __restrict__ out, int64_t vectors, int64_t inner, Row row_of) {
+  unsigned signs[kTurns<V, T>];
+  Vector<T, V> positive[kTurns<V, T>], negative[kTurns<V, T>];
+  for_each_turn<V, T>(vectors, inner, row_of, [&](int turn, const Place<V, Row>& at) {
+    if (at.inside) {
+      signs[turn] = load_signs<V, T>(source, at.i);
+      positive[turn] = load_vector<V>(grad + at.positive);
+      negative[turn] = load_vector<V>(grad + at.negative);
+    }
+  });
+  for_each_turn<V, T>(vectors, inner, row_of, [&](int turn, const Place<V, Row>& at) {
+    if (at.inside) {
+      Vector<T, V> result;
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
+        const unsigned lane = signs[turn] >> 2 * v;
+        result.lane[v] = lane & 1   ? positive[turn].lane[v]
+                         : lane & 2 ? negative[turn].lane[v]
+                                    : static_cast<T>(0.0f);
+      }
+      *reinterpret_cast<Vector<T, V>*>(out + at.i) = result;
+    }
+  });
+}
+
+// How many elements lie before `p`, counted from address 0: V of them move at once from multiples
+// of V on.
+template <typename T>
+int64_t elements_before(const T* p) {
+  return reinterpret_cast<uintptr_t>(p) / sizeof(T);
+}
+
+int64_t elements_before(const uint8_t* signs) {
+  return kSignsPerByte * reinterpret_cast<uintptr_t>(signs);
+}
+
+int64_t elements_before(std::nullptr_t) {
+  return 0;
+}
+
+// Calls f(Width<V>{}, vectors, row_of) with the widest vectors that the layout, the pointers and
+// the signs, if `source` are signs, allow.
+template <typename T, typename Source, typename F>
+void dispatch_vectors(HalvesLayout layout, std::initializer_list<const void*> pointers,
+                      Source source, const F& f) {
+  dispatch_width<T>(pointers, {layout.inner, elements_before(source)}, [&](auto v) {
+    const int64_t row = layout.inner / v.value;
+    const int64_t vectors = layout.outer * row;
+    if (vectors < kMostFastDivided - kThreads * kTurns<1, T>) {
+      f(v, vectors, FastDivide(row));
+    } else {
+      f(v, vectors, Divide{row});
+    }
+  });
+}
+
+struct Loops {
+  // `signs`: where they go, or nullptr itself.
+  template <typename T, typename Signs>
+  static void forward(const Tensor& like, HalvesLayout layout, const T* x, T* out, Signs signs) {
+    const DeviceGuard guard(like.get_device_index());
+    dispatch_vectors<T>(layout, {x, out}, signs, [&](auto v, int64_t vectors, auto row_of) {
+      const int64_t blocks = ceil_div(vectors, kThreads * kTurns<v.value, T>);
+      forward_kernel<v.value><<<blocks, kThreads, 0, current_stream(like)>>>(x, out, signs, vectors,
+                                                                             layout.inner, row_of);
+      STD_CUDA_KERNEL_LAUNCH_CHECK();
+    });
+  }
+
+  // `source`: the input or its signs.
+  template <typename T, typename Source>
+  static void backward(const Tensor& like, HalvesLayout layout, const T* grad, const Source* source,
+                       T* out) {
+    const DeviceGuard guard(like.get_device_index());
+    dispatch_vectors<T>(layout, {grad, out}, source, [&](auto v, int64_t vectors, auto row_of) {
+      const int64_t blocks = ceil_div(vectors, kThreads * kTurns<v.value, T>);
+      backward_kernel<v.value><<<blocks, kThreads, 0, current_stream(like)>>>(
+          grad, source, out, vectors, layout.inner, row_of);
+      STD_CUDA_KERNEL_LAUNCH_CHECK();
+    });
+  }
+};
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CUDA, m) {
+  m.impl("ncrelu", TORCH_BOX(&ncrelu<Loops>));
+  m.impl("ncrelu_backward", TORCH_BOX(&ncrelu_backward<Loops>));
+  m.impl("ncrelu_with_signs", TORCH_BOX(&ncrelu_with_signs<Loops>));
+  m.impl("ncrelu_with_signs_backward", TORCH_BOX(&ncrelu_with_signs_backward<Loops>));
+}
+
+}  // namespace ops::cuda

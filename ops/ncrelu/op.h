@@ -1,0 +1,153 @@
+// ncrelu(x) = concat(max(x, 0), min(x, 0)) along `dim`: what both devices share.
+#pragma once
+
+#include <tuple>
+
+#include "core/common.h"
+
+namespace ops {
+
+// Each half keeps NaN, as torch.clamp does.
+template <typename T>
+OPS_DEVICE T positive_part(T x) {
+  return x < T(0) ? T(0) : x;
+}
+
+template <typename T>
+OPS_DEVICE T negative_part(T x) {
+  return x > T(0) ? T(0) : x;
+}
+
+// All that the gradient needs of an input is its signs: two bits an element, the first whether it
+// is > 0, the second whether < 0, from the lowest bits of a byte up and in the order of its memory.
+constexpr int kSignsPerByte = 4;
+
+// Memory seen as `outer` rows: each is `inner` elements of the input, 2·inner of the output.
+struct HalvesLayout {
+  int64_t outer = 1;
+  int64_t inner = 1;
+
+  int64_t elements() const { return outer * inner; }
+  int64_t sign_bytes() const { return (elements() + kSignsPerByte - 1) / kSignsPerByte; }
+};
+
+inline int64_t wrap_dim(const char* op, int64_t dim, int64_t n) {
+  check(n > 0, op, ": input must have at least one dimension, got []");
+  check(-n <= dim && dim < n, op, ": dim must be in [", -n, ", ", n - 1, "], got ", dim);
+  return dim < 0 ? dim + n : dim;
+}
+
+// x is in one of torch's memory formats.
+inline HalvesLayout halves_layout(const Tensor& x, int64_t dim, MemoryFormat format) {
+  const int64_t n = x.dim();
+  const auto place = [&](int64_t d) {  // of dimension d in memory, outermost first
+    if (format == MemoryFormat::Contiguous || d == 0) {
+      return d;
+    }
+    return d == 1 ? n - 1 : d - 1;
+  };
+  HalvesLayout layout;
+  for (int64_t d = 0; d < n; ++d) {
+    (place(d) < place(dim) ? layout.outer : layout.inner) *= x.size(d);
+  }
+  return layout;
+}
+
+// An output with `size` channels along dim, otherwise like x, in memory format `format`.
+inline Tensor empty_with_size(const Tensor& x, int64_t dim, int64_t size, MemoryFormat format) {
+  std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
+  sizes[dim] = size;
+  return empty(x, sizes, format);
+}
+
+// Returns the output. `make_signs` returns where the input's signs go: a pointer, or nullptr
+// itself.
+template <typename Backend, typename MakeSigns>
+Tensor ncrelu_output(const char* op, const Tensor& input, int64_t dim,
+                     const MakeSigns& make_signs) {
+  dim = wrap_dim(op, dim, input.dim());
+  const MemoryFormat format = memory_format(input);
+  const Tensor x = as_contiguous(input, format);
+  const HalvesLayout layout = halves_layout(x, dim, format);
+  Tensor out = empty_with_size(x, dim, 2 * x.size(dim), format);
+  const auto signs = make_signs(layout);
+  if (x.numel() > 0) {
+    dispatch_floating(op, x.scalar_type(), [&](auto tag) {
+      using T = typename decltype(tag)::type;
+      Backend::forward(x, layout, x.const_data_ptr<T>(), out.mutable_data_ptr<T>(), signs);
+    });
+  }
+  return out;
+}
+
+// ncrelu for one Backend, which brings the loops over memory.
+template <typename Backend>
+Tensor ncrelu(const Tensor& input, int64_t dim) {
+  return ncrelu_output<Backend>("ncrelu", input, dim, [](HalvesLayout) { return nullptr; });
+}
+
+// The same, and what its gradient needs.
+template <typename Backend>
+std::tuple<Tensor, Tensor> ncrelu_with_signs(const Tensor& input, int64_t dim) {
+  Tensor signs;
+  Tensor out = ncrelu_output<Backend>("ncrelu_with_signs", input, dim, [&](HalvesLayout layout) {
+    signs = empty(input, {layout.sign_bytes()}, ScalarType::Byte);
+    return signs.mutable_data_ptr<uint8_t>();
+  });
+  return {out, signs};
+}
+
+template <typename Backend>
+Tensor ncrelu_backward(const Tensor& grad_output, const Tensor& input, int64_t dim) {
+  dim = wrap_dim("ncrelu_backward", dim, input.dim());
+  check_same("ncrelu_backward", "input", input, "grad_output", grad_output);
+  std::vector<int64_t> expected(input.sizes().begin(), input.sizes().end());
+  expected[dim] *= 2;
+  check_shape("ncrelu_backward", "grad_output", grad_output, expected);
+  const MemoryFormat format = memory_format(input);
+  const Tensor x = as_contiguous(input, format);
+  const Tensor g = as_contiguous(grad_output, format);
+  Tensor out = empty_with_size(x, dim, x.size(dim), format);
+  if (x.numel() > 0) {
+    dispatch_floating("ncrelu_backward", x.scalar_type(), [&](auto tag) {
+      using T = typename decltype(tag)::type;
+      Backend::backward(x, halves_layout(x, dim, format), g.const_data_ptr<T>(),
+                        x.const_data_ptr<T>(), out.mutable_data_ptr<T>());
+    });
+  }
+  return out;
+}
+
+// `channels_last`: whether the input was.
+template <typename Backend>
+Tensor ncrelu_with_signs_backward(const Tensor& grad_output, const Tensor& signs, int64_t dim,
+                                  bool channels_last) {
+  const char* op = "ncrelu_with_signs_backward";
+  const int64_t n = grad_output.dim();
+  dim = wrap_dim(op, dim, n);
+  check(grad_output.size(dim) % 2 == 0, op, ": grad_output must have an even size in dimension ",
+        dim, ", got ", shape{grad_output});
+  check(!channels_last || n == 4 || n == 5, op,
+        ": channels_last needs a grad_output of 4 or 5 dimensions, got ", shape{grad_output});
+  const MemoryFormat format = !channels_last ? MemoryFormat::Contiguous
+                              : n == 4       ? MemoryFormat::ChannelsLast
+                                             : MemoryFormat::ChannelsLast3d;
+  const Tensor g = as_contiguous(grad_output, format);
+  Tensor out = empty_with_size(g, dim, g.size(dim) / 2, format);
+  const HalvesLayout layout = halves_layout(out, dim, format);
+  check_shape(op, "signs", signs, {layout.sign_bytes()});
+  check_device(op, "grad_output", grad_output, "signs", signs);
+  const Tensor kept = as_contiguous(signs);
+  if (out.numel() > 0) {
+    dispatch_floating(op, g.scalar_type(), [&](auto tag) {
+      using T = typename decltype(tag)::type;
+      check(signs.scalar_type() == ScalarType::Byte, op, ": signs must have dtype Byte, got ",
+            torch::headeronly::toString(signs.scalar_type()));
+      Backend::backward(g, layout, g.const_data_ptr<T>(), kept.const_data_ptr<uint8_t>(),
+                        out.mutable_data_ptr<T>());
+    });
+  }
+  return out;
+}
+
+}  // namespace ops

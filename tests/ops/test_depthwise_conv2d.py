@@ -1,0 +1,280 @@
+"""depthwise_conv2d against F.conv2d(groups=C), over whatever geometry Hypothesis comes up with."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from ops import depthwise_conv2d
+from tests.ops.geometries import drawn, pairs
+from tests.ops.operators import each_device
+from tests.ops.tensors import (
+    DTYPES,
+    LAYOUTS,
+    assert_accurate,
+    double,
+    gradients,
+    lay_out,
+    random,
+)
+
+# Small in some dimensions, wide in others: vector loops have a body and a rest.
+images = st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(1, 11), st.integers(1, 40)) | (
+    st.tuples(st.integers(1, 2), st.integers(1, 70), st.integers(1, 6), st.integers(1, 7))
+)
+
+
+FEW = 40_000  # elements a multiprocessor: the most of kFew in ops/depthwise_conv2d/cuda/dispatch.cu
+
+
+@each_device
+@drawn(300)
+@given(
+    image=images,
+    kernel=pairs(1, 5) | pairs(6, 9),
+    stride=pairs(1, 3),
+    padding=pairs(0, 3) | pairs(4, 11),
+    dilation=pairs(1, 3),
+    bias=st.booleans(),
+    dtype=st.sampled_from(DTYPES),
+    layout=st.sampled_from(LAYOUTS),
+    grad_layout=st.sampled_from(LAYOUTS),
+)
+@example((2, 8, 12, 40), (3, 3), (1, 1), (1, 1), (1, 1), True, torch.float32, *LAYOUTS[:1] * 2)
+@example((2, 8, 12, 40), (5, 5), (2, 2), (2, 2), (1, 1), True, torch.float32, *LAYOUTS[:1] * 2)
+@example((2, 64, 6, 7), (3, 3), (1, 1), (1, 1), (1, 1), True, torch.float32, *LAYOUTS[1:2] * 2)
+@example((2, 1, 28, 28), (5, 5), (1, 1), (2, 2), (1, 1), True, torch.float32, *LAYOUTS[:1] * 2)
+@example((7, 3, 5, 9), (3, 3), (1, 1), (1, 1), (1, 1), True, torch.float32, *LAYOUTS[:1] * 2)
+@example((7, 3, 5, 9), (3, 3), (1, 1), (1, 1), (1, 1), True, torch.float32, *LAYOUTS[1:2] * 2)
+@example((1, 2, 3, 300), (3, 3), (1, 1), (1, 1), (1, 1), True, torch.float32, *LAYOUTS[:1] * 2)
+@example((1, 9, 5, 7), (2, 2), (9, 40), (30, 100), (1, 1), True, torch.float32, *LAYOUTS[:1] * 2)
+def test_matches_conv2d(
+    device, image, kernel, stride, padding, dilation, bias, dtype, layout, grad_layout
+):
+    for size, k, p, d in zip(image[2:], kernel, padding, dilation, strict=True):
+        assume(size + 2 * p >= d * (k - 1) + 1)
+    compare(device, image, kernel, (stride, padding, dilation), bias, dtype, layout, grad_layout)
+
+
+# Every filter that has a kernel of its own on some device, and some that do not; more channels than
+# a block takes, and not multiples of what it takes or what a vector holds; images of more strips
+# and of fewer.
+@each_device
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS[:2])
+@pytest.mark.parametrize(("channels", "width"), [(36, 30), (37, 18), (130, 18)])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "dilation"),
+    [
+        *((k, s, p, 1) for k in (3, 5, 7) for s in (1, 2) for p in (k // 2, k // 2 + 1)),
+        (3, 1, 2, 2),
+        (9, 1, 4, 1),
+        (31, 1, 15, 1),
+        (4, 3, 2, 1),
+    ],
+)
+def test_every_filter(device, kernel, stride, padding, dilation, channels, width, layout, dtype):
+    geometry = ((stride,) * 2, (padding,) * 2, (dilation,) * 2)
+    image = (3, channels, 15, width)
+    compare(device, image, (kernel, kernel), geometry, True, dtype, layout, layout)
+
+
+# Channels whose pixels fall into few sets of a processor's cache, or that are not multiples of a
+# vector; rows that one block may compute, and longer ones.
+@each_device
+@pytest.mark.parametrize("layout", LAYOUTS[:2])
+@pytest.mark.parametrize(
+    ("channels", "width"), [(512, 30), (20, 13), (20, 14), (130, 14), (37, 61), (64, 60)]
+)
+@pytest.mark.parametrize(
+    ("kernel", "stride", "dilation"), [(3, 1, 1), (3, 2, 1), (3, 1, 2), (5, 1, 1), (7, 1, 1)]
+)
+def test_every_block(device, kernel, stride, dilation, channels, width, layout):
+    geometry = ((stride,) * 2, (kernel // 2 * dilation,) * 2, (dilation,) * 2)
+    image = (1, channels, 9, width)
+    compare(device, image, (kernel, kernel), geometry, True, torch.float32, layout, layout)
+
+
+# More work than runs at a time, planes that are cut into bands, and rows too long for that.
+@each_device
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS[:2])
+@pytest.mark.parametrize("kernel", [3, 7])
+@pytest.mark.parametrize("image", [(300, 40, 7, 7), (2, 3, 130, 225), (1, 2, 9, 1900)], ids=str)
+def test_every_cut(device, image, kernel, layout, dtype):
+    geometry = ((1, 1), (kernel // 2,) * 2, (1, 1))
+    compare(device, image, (kernel, kernel), geometry, True, dtype, layout, layout)
+
+
+@each_device
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kernel", [3, 5, 7])
+def test_storage_that_is_not_aligned(device, dtype, kernel):
+    """An image that begins between the addresses that vectors are loaded from."""
+    weight = random((8, 1, kernel, kernel), dtype, device, seed=2)
+    for n in batches(device, dtype, 3, 8 * 9 * 16):
+        flat = random((n * 8 * 9 * 16 + 1,), dtype, device, seed=1)[1:]
+        for x in (flat.view(n, 8, 9, 16), flat.view(n, 9, 16, 8).permute(0, 3, 1, 2)):
+            exact = F.conv2d(x.double(), weight.double(), None, 1, kernel // 2, groups=8)
+            assert_accurate(depthwise_conv2d(x, weight, None, 1, kernel // 2), exact, dtype)
+
+
+@each_device
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS[:2])
+def test_some_channels_of_an_image(device, dtype, layout):
+    """Channels that are left out, in another order or repeated: on the CPU they are not copied."""
+    image = random((3, 40, 9, 11), dtype, device, layout, seed=1)
+    weight = random((20, 1, 3, 3), dtype, device, seed=2).requires_grad_()
+    for x in (
+        image[:, 20:],
+        image[:, 1::2],
+        image[1:, :1].expand(-1, 20, -1, -1),
+        image[:1, 5:25].expand(7, -1, -1, -1),
+        image.transpose(0, 1)[:20, :2].transpose(0, 1),
+        image.transpose(2, 3)[:, :20],
+    ):
+        exact = weight.detach().double().requires_grad_()
+        actual, expected = depthwise_conv2d(x, weight), F.conv2d(x.double(), exact, groups=20)
+        assert_accurate(actual, expected, dtype)
+        grad = random(expected.shape, dtype, device, layout, seed=4)
+        (actual,) = torch.autograd.grad(actual, weight, grad)
+        (expected,) = torch.autograd.grad(expected, exact, grad.double())
+        assert_accurate(actual, expected, dtype, terms=grad.numel() / actual.numel())
+
+
+@each_device
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS[:2])
+@pytest.mark.parametrize("kernel", [3, 5, 7])
+@pytest.mark.parametrize(("channels", "height", "width"), [(5, 9, 10), (8, 9, 10), (5, 19, 208)])
+def test_infinity_beside_the_edge(device, channels, height, width, kernel, layout, dtype):
+    """What lies beyond an edge counts as nothing, also where the other factor is infinite."""
+    for n in batches(device, dtype, 2, channels * height * width):
+        x = random((n, channels, height, width), dtype, device, layout, seed=1)
+        x[0, 1, -1, -1] = torch.inf
+        x[1, 2, 0, 4] = -torch.inf
+        weight = random((channels, 1, kernel, kernel), dtype, device, seed=2).requires_grad_()
+        exact = weight.detach().double().requires_grad_()
+        geometry = (None, 1, kernel // 2)
+        actual = depthwise_conv2d(x, weight, *geometry)
+        expected = F.conv2d(x.double(), exact, *geometry, groups=channels)
+        assert torch.equal(actual.isinf(), expected.isinf())
+        grad = random(expected.shape, dtype, device, layout, seed=4)
+        (actual,) = torch.autograd.grad(actual, weight, grad)
+        (expected,) = torch.autograd.grad(expected, exact, grad.double())
+        assert torch.equal(actual.isnan(), expected.isnan())
+        assert torch.equal(actual.isinf(), expected.isinf())
+
+
+# Contiguous images that a GPU convolves by matrix units, of each number of products in a row; more
+# planes than a block takes, and not multiples of it; rows of several tiles, and bands.
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("channels", [1, 3, 37])
+@pytest.mark.parametrize("padding", [0, 1, 2, 3, 6])
+@pytest.mark.parametrize(
+    ("kernel", "height", "width"),
+    [
+        *((3, 19, 16), (5, 19, 16), (7, 19, 8), (7, 19, 14), (7, 19, 26), (7, 19, 58)),
+        *((7, 19, 208), (7, 75, 58)),
+    ],
+)
+def test_matrix_units(kernel, height, width, padding, channels, dtype):
+    geometry = ((1, 1), (padding,) * 2, (1, 1))
+    image = (3, channels, height, width)
+    compare("cuda", image, (kernel, kernel), geometry, True, dtype, *LAYOUTS[:1] * 2)
+
+
+# The same for channels-last ones: rows of each number of pieces and not multiples of a pair, images
+# that are several to a block or cut into bands, and channels that are not multiples of what a block
+# takes.
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("channels", [16, 40])
+@pytest.mark.parametrize("padding", [0, 1, 2, 3, 6, 8])
+@pytest.mark.parametrize(
+    ("kernel", "height", "width"),
+    [
+        *((5, 14, 14), (5, 9, 25), (5, 35, 50), (7, 7, 7), (7, 19, 13), (7, 14, 14)),
+        *((7, 40, 28), (7, 18, 31), (7, 56, 56), (7, 50, 49), (7, 75, 33)),
+    ],
+)
+def test_slabs(kernel, height, width, padding, channels, dtype):
+    geometry = ((1, 1), (padding,) * 2, (1, 1))
+    image = (5, channels, height, width)
+    compare("cuda", image, (kernel, kernel), geometry, True, dtype, *LAYOUTS[1:2] * 2)
+
+
+# Few images that fill a GPU: cut into many parts.
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS[:2])
+@pytest.mark.parametrize("channels", [40, 41])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "dilation"),
+    [*((k, s, 1) for k in (3, 5, 7) for s in (1, 2)), (3, 1, 2)],
+)
+def test_large_images(kernel, stride, dilation, channels, layout, dtype):
+    geometry = ((stride,) * 2, (kernel // 2,) * 2, (dilation,) * 2)
+    image = (2, channels, 301, 250)
+    compare("cuda", image, (kernel, kernel), geometry, True, dtype, layout, layout)
+
+
+def batches(device, dtype, images, elements):
+    """So many images, of so many elements each, and for a GPU also so many that they fill it.
+
+    It has other kernels for few elements than for many, but the same ones in float64.
+    """
+    if device == "cpu" or dtype == torch.float64:
+        return [images]
+    filling = FEW * torch.cuda.get_device_properties(device).multi_processor_count + 1
+    return sorted({images, max(images, math.ceil(filling / elements))})
+
+
+def compare(device, image, kernel, geometry, bias, dtype, layout, grad_layout):
+    out = F.conv2d(
+        torch.empty(image, device="meta"),
+        torch.empty(image[1], 1, *kernel, device="meta"),
+        None,
+        *geometry,
+        groups=image[1],
+    )
+    each = math.prod(image[1:]) + math.prod(out.shape[1:])
+    for n in batches(device, dtype, image[0], each):
+        images = (n, *image[1:])
+        compare_batch(device, images, kernel, geometry, bias, dtype, layout, grad_layout)
+
+
+def compare_batch(device, image, kernel, geometry, bias, dtype, layout, grad_layout):
+    channels = image[1]
+    tensors = [
+        several(image, dtype, device, layout, seed=1),
+        random((channels, 1, *kernel), dtype, device, layout, seed=2),
+        random((channels,), dtype, device, layout, seed=3) if bias else None,
+    ]
+    for x in tensors:
+        if x is not None:
+            x.requires_grad_()
+    exact = double(tensors)
+    actual = depthwise_conv2d(*tensors, *geometry)
+    expected = F.conv2d(*exact, *geometry, groups=channels)
+    assert_accurate(actual, expected, dtype)
+    grad = several(expected.shape, dtype, device, grad_layout, seed=4)
+    for a, e in zip(
+        gradients(actual, tensors, [grad]), gradients(expected, exact, double([grad])), strict=True
+    ):
+        assert_accurate(a, e, dtype, terms=grad.numel() / a.numel())
+
+
+def several(shape, dtype, device, layout, seed):
+    """Draws images; of many, which would take long, a few that come again at other strengths."""
+    few = random((min(8, shape[0]), *shape[1:]), dtype, device, layout, seed)
+    if len(few) == shape[0]:
+        return few
+    strength = random((shape[0], 1, 1, 1), dtype, device, seed=seed + 10)
+    again = few.repeat(math.ceil(shape[0] / len(few)), 1, 1, 1)[: shape[0]]
+    return lay_out(again * strength, layout)
