@@ -1,6 +1,6 @@
 """Run the Python examples in a Markdown file that import only the named packages, each by itself.
 
-    python scripts/run_examples.py README.md torch ops
+Usage: python scripts/run_examples.py README.md torch ops
 """
 
 import ast

@@ -3,6 +3,7 @@
 #
 #   source scripts/setup.sh           what the commands need
 #   source scripts/setup.sh test      also what the tests need
+#   source scripts/setup.sh tools     what the tests need, but no built operators
 #   source scripts/setup.sh nothing   only the functions below
 #
 # Leaves the project's folder current and .venv first on PATH. PYTHON chooses the interpreter for a
@@ -13,9 +14,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 venv="$PWD/.venv"
 requirements="requirements.txt"
-if [ "${1:-}" = test ]; then
-  requirements="requirements-test.txt"
-fi
+case ${1:-} in test | tools) requirements="requirements-test.txt" ;; esac
 
 fail() {
   printf 'error: %s\n' "$*" >&2
@@ -125,13 +124,33 @@ build_operators() {
   if [ "$kernels" = USE_CUDA=0 ]; then
     printf 'No GPU is visible: building CPU kernels only (FORCE_CUDA=1 builds CUDA kernels, too)\n'
   fi
-  step "Building the operators" env ${kernels:+"$kernels"} NINJA_STATUS='[%f/%t] ' \
+  step "Building the operators" env ${kernels:+"$kernels"} \
     python -m pip install -v --disable-pip-version-check --no-build-isolation --no-deps -e .
   printf '%s\n' ops/_C*.so >"$venv/libraries"
   printf '%s\n' "$wanted" >"$venv/build.stamp"
 }
 
+# Makes an environment in a folder, and installs what the other arguments say.
+make_environment() {
+  local folder=$1
+  shift
+  step "Making an environment in ${folder#"$PWD"/}" "$(find_python)" -m venv --clear "$folder"
+  step "Installing $*" "$folder/bin/python" -m pip install --disable-pip-version-check "$@"
+}
+
+# Builds a wheel into a folder, in the current one's environment or in another.
+#
+#   build_wheel FOLDER [PYTHON [SOURCE]]
+build_wheel() {
+  local kernels
+  kernels=$(choose_kernels)
+  step "Building a wheel${2:+ with ${2#"$PWD"/}}" env ${kernels:+"$kernels"} \
+    "${2:-python}" -m pip wheel -v --disable-pip-version-check --no-build-isolation --no-deps \
+    --wheel-dir "$1" "${3:-.}"
+}
+
 unset PYTHONHOME
+export NINJA_STATUS='[%f/%t] ' # as scripts/progress.py reads it
 export PIP_USER=0 PIP_REQUIRE_VIRTUALENV=0 # whatever the user's configuration says: .venv it is
 if [ "${1:-}" = nothing ]; then
   return
@@ -141,4 +160,6 @@ if ! is_suitable "$venv/bin/python" || [ ! -f "$venv/bin/pip" ]; then
 fi
 export VIRTUAL_ENV="$venv" PATH="$venv/bin:$PATH"
 install_requirements
-build_operators
+if [ "${1:-}" != tools ]; then
+  build_operators
+fi
