@@ -15,30 +15,31 @@ from onnx import TensorProto, ValueInfoProto
 from app.config.schema import ExportConfig
 from app.export.graph import layout
 from app.export.parity import Parity
-from app.inference.onnx_runtime import CLASS, RUNTIME, SIDE, open_session
-from app.inference.predictor import TrainedModel
-from app.models import LEAST_SIDE, describe_model, takes_any_size
+from app.inference.onnx_runtime import CLASS, RUNTIME, open_session
+from app.inference.predictor import TorchPredictor
+from app.inference.preprocess import SIDE
+from app.models import LEAST_SIDE, describe_model
 
 LATENCY_BATCH, THROUGHPUT_BATCH = 1, 1024
 BUDGET_S = 0.3  # for each measurement
 
 
 def write_card(
-    name: str, content: bytes, trained: TrainedModel, cfg: ExportConfig, parity: Parity
+    name: str, content: bytes, original: TorchPredictor, cfg: ExportConfig, parity: Parity
 ) -> str:
     """Write the report as Markdown.
 
     Args:
         name: Of the model's file.
         content: Of the model's file.
-        trained: What was exported.
+        original: What was exported.
         cfg: How.
         parity: How the two compare.
     """
     model = onnx.load_model_from_string(content)
     opset = ", ".join(f"{item.domain or 'ai.onnx'} {item.version}" for item in model.opset_import)
     latency, throughput = _speed(content)
-    what = f"{describe_model(trained.kind)}, trained on {trained.checkpoint.data['name']}"
+    what = f"{describe_model(original.config)}, trained on {original.dataset}"
     facts = {
         "file": f"{len(content):,} bytes, IR version {model.ir_version}, opset {opset}",
         "export": f"exporter={cfg.exporter}, layout={layout(cfg)}",
@@ -68,7 +69,7 @@ def write_card(
             *rows,
             *(["\nOf our operators the file carries the meaning:\n", *functions] * bool(functions)),
             "\n## Use\n\nONNX Runtime and numpy are enough:\n\n```python",
-            usage(name, cfg, takes_any_size(trained.kind)),
+            usage(name, cfg, original.any_size),
             "```\n",
         ]
     )

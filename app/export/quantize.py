@@ -12,7 +12,7 @@ import onnx
 from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
 from torch import Tensor
 
-from app.inference.predictor import BATCH_SIZE
+from app.inference.onnx_runtime import BATCH_SIZE
 
 
 def quantize(model: ModelProto, images: Tensor) -> ModelProto:
@@ -63,7 +63,7 @@ def quantize(model: ModelProto, images: Tensor) -> ModelProto:
     shorten(quantized.graph, original.graph)
     for field in ("ir_version", "producer_name", "producer_version", "doc_string"):
         setattr(quantized, field, getattr(original, field))
-    helper.set_model_props(quantized, {})
+    helper.set_model_props(quantized, {item.key: item.value for item in original.metadata_props})
     return quantized
 
 

@@ -5,9 +5,11 @@ putting its centre of mass into the centre of 28×28 (LeCun, Cortes & Burges, TH
 """
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter, ImageOps
 from scipy import ndimage
+from torch import Tensor
 
 from app.inference.image_io import Gray
 
@@ -23,33 +25,34 @@ SPECK = 0.02  # share of the ink: a smaller spot is dust
 DIGITS = ("mnist", "qmnist", "digits")  # data sets that are framed in this way
 
 
-def frame(gray: Gray, dataset: str, invert: bool | None = None) -> Gray | None:
-    """Frame a picture as the images of a data set: digits as MNIST's, anything else as it lies.
+def frame(picture: Gray, dataset: str, invert: bool | None = None) -> Tensor | None:
+    """Frame a picture as the images of a data set: digits as MNIST's, others as Fashion-MNIST's.
 
     Args:
-        gray: The picture, [H, W] of any size.
+        picture: Shades of gray [H, W], of any size.
         dataset: As in `DataConfig.name`.
-        invert: Whether what is shown is darker than its background; None: find out.
+        invert: The ink is darker than its background; None: detect.
 
     Returns:
-        [28, 28], bright on black; or None when the picture is blank.
+        uint8 [1, 28, 28], bright on black; None for a blank picture.
     """
-    return to_digit(gray, invert) if dataset in DIGITS else to_thumbnail(gray, invert)
+    image = (to_digit if dataset in DIGITS else to_thumbnail)(picture, invert)
+    return None if image is None else torch.from_numpy(image).unsqueeze(0)
 
 
-def as_it_is(gray: Gray, invert: bool | None = None) -> Gray | None:
-    """Leave a picture as it is, but for what is bright: [H, W], bright on black.
+def bright_on_black(picture: Gray, invert: bool | None = None) -> Tensor | None:
+    """Return a picture in its own size, uint8 [1, H, W], inverted where it is dark on light.
 
     Args:
-        gray: The picture, [H, W] of any size.
-        invert: Whether what is shown is darker than its background; None: find out.
+        picture: Shades of gray [H, W], of any size.
+        invert: The ink is darker than its background; None: detect.
 
     Returns:
-        [H, W]; or None when the picture is blank.
+        None for a blank picture.
     """
-    if np.ptp(gray) < LEAST_CONTRAST:
+    if np.ptp(picture) < LEAST_CONTRAST:
         return None
-    return 255 - gray if _is_inverted(gray, invert) else gray
+    return torch.tensor(255 - picture if _is_inverted(picture, invert) else picture).unsqueeze(0)
 
 
 def to_thumbnail(gray: Gray, invert: bool | None = None) -> Gray | None:
@@ -157,7 +160,7 @@ def _frame(ink: NDArray[np.float64]) -> Gray:
     framed = np.zeros((SIDE, SIDE), np.uint8)
     top, left = (
         int(np.clip(round(CENTRE - centre), 0, SIDE - length))
-        for centre, length in zip(_centre_of_mass(digit), digit.shape, strict=True)
+        for centre, length in zip(ndimage.center_of_mass(digit), digit.shape, strict=True)
     )
     framed[top : top + digit.shape[0], left : left + digit.shape[1]] = digit.round()
     return framed
@@ -182,8 +185,3 @@ def _thicken(image: Image.Image) -> Image.Image:
     if grow < 1:
         return image
     return ImageOps.expand(image, grow).filter(ImageFilter.MaxFilter(2 * grow + 1))
-
-
-def _centre_of_mass(image: NDArray[np.float64]) -> tuple[float, float]:
-    y, x = np.indices(image.shape)
-    return float(np.average(y, weights=image)), float(np.average(x, weights=image))
