@@ -12,7 +12,9 @@ import torch
 
 from app.config.errors import UserError
 from app.inference.image_io import Gray, read_gray
+from app.inference.predictor import TorchPredictor
 from app.inference.preprocess import SIDE, frame
+from app.web.feature_maps import predict_with_maps
 from app.web.networks import load_network
 
 MOST_PIXELS = 4096 * 4096  # of a picture: a small PNG file may hold gigabytes of them
@@ -58,25 +60,24 @@ def answer(path: Path, gray: Gray, framed: bool, with_maps: bool) -> dict[str, A
     Raises:
         UserError: The network cannot be used, or the picture is not 28x28.
     """
-    loaded = load_network(path)
-    network, start = loaded.network, time.perf_counter()
+    network, start = load_network(path), time.perf_counter()
     if framed and gray.shape != (SIDE, SIDE):
         raise UserError(f"frame=false: takes {SIDE}x{SIDE} pixels, not {gray.shape[1]}x{len(gray)}")
-    image = gray if framed else frame(gray, network.dataset)
+    image = torch.tensor(gray)[None] if framed else frame(gray, network.dataset)
     between = time.perf_counter()
     result: dict[str, Any] = {"classes": network.classes, "class": None, "probabilities": None}
     result |= {"image": None, "maps": None}
     if image is not None:
-        images = torch.tensor(image)[None, None]
-        if with_maps and loaded.maps is not None:
-            logits, maps = loaded.maps(images)
+        images = image[None]
+        if with_maps and isinstance(network, TorchPredictor):
+            logits, maps = predict_with_maps(network, images)
             result["maps"] = [item.to_json() for item in maps]
         else:
-            logits = network.run(images)
+            logits = network.logits(images)
         probabilities = logits[0].softmax(0)
         result["class"] = network.classes[int(probabilities.argmax())]
         result["probabilities"] = [round(value, 5) for value in probabilities.tolist()]
-        result["image"] = base64.b64encode(image.tobytes()).decode()
+        result["image"] = base64.b64encode(image.numpy().tobytes()).decode()
     end = time.perf_counter()
     result["milliseconds"] = {
         "framing": round(1e3 * (between - start), 2),

@@ -1,15 +1,16 @@
 """The outputs of a network's first layers, as pictures of 8 bits."""
 
 import base64
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from app.data.transforms import normalize
+from app.inference.predictor import TorchPredictor
 from app.models import LeNet, RowReader
-from ops import NCReLU
+from ops import GELU, NCReLU
 
 
 @dataclass
@@ -40,47 +41,36 @@ class Maps:
         }
 
 
-class FeatureMaps:
-    """Run a network and keep what its first layers give.
+@torch.inference_mode()
+def predict_with_maps(network: TorchPredictor, images: Tensor) -> tuple[Tensor, list[Maps]]:
+    """Return logits [N, classes] of images uint8 [N, 1, H, W], and the maps of the first image.
 
-    Args:
-        module: The network; it is given forward hooks.
-        prepare: From images uint8 [N, 1, 28, 28] to its input.
+    Maps are the outputs of the first convolution and of the activation after it, or the state of
+    the recurrent network after each row.
     """
-
-    def __init__(self, module: nn.Module, prepare: Callable[[Tensor], Tensor]) -> None:
-        self._module, self._prepare = module.eval(), prepare
-        self._outputs: dict[nn.Module, Tensor] = {}
-        for layer in _layers(module):
-            layer.register_forward_hook(self._keep)
-
-    def _keep(self, layer: nn.Module, _: Any, output: Any) -> None:
-        self._outputs[layer] = output[0] if isinstance(output, tuple) else output
-
-    @torch.inference_mode()
-    def __call__(self, images: Tensor) -> tuple[Tensor, list[Maps]]:
-        """Logits [N, classes] of images uint8 [N, 1, H, W], and the maps of the first of them."""
-        logits = self._module(self._prepare(images))
-        return logits, [
-            maps for layer in _layers(self._module) for maps in _maps(layer, self._outputs[layer])
-        ]
+    module, output = network.module, normalize(images, *network.normalization)
+    if not isinstance(module, LeNet):
+        return network.logits(images), _states(module, output)
+    maps = []
+    for layer in module.features:
+        output = layer(output)
+        if layer in (module.features[0], module.features[2]):
+            maps += _maps(layer, output[0])
+    return module.classifier(output), maps
 
 
-def _layers(module: nn.Module) -> list[nn.Module]:
-    """The first convolution and the activation after it, or the recurrent layer."""
-    if isinstance(module, LeNet):
-        return [module.features[0], module.features[2]]
-    return [module.rows] if isinstance(module, RowReader) else []
-
-
-def _maps(layer: nn.Module, output: Tensor) -> list[Maps]:
-    values = output[0].float()
+def _maps(layer: nn.Module, values: Tensor) -> list[Maps]:
     largest = float(values.abs().max())
-    if values.ndim == 2:
-        return [Maps("State of the LLTM, row by row", values[None], largest)]
     if isinstance(layer, NCReLU):
         positive, negative = values.chunk(2)
         return [Maps("Positive half", positive, largest), Maps("Negative half", negative, largest)]
-    act = {"ReLU": "relu", "GELU": "gelu"}.get(type(layer).__name__)
+    act = {nn.ReLU: "relu", GELU: "gelu"}.get(type(layer))
     title = f"After pooling and {act}" if act else "First convolution"
     return [Maps(title, values, largest)]
+
+
+def _states(module: nn.Module, images: Tensor) -> list[Maps]:
+    if not isinstance(module, RowReader):
+        return []
+    states, _ = module.rows(images[:1].squeeze(1))
+    return [Maps("State after each row", states, float(states.abs().max()))]

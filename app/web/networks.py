@@ -5,14 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from app.config.errors import UserError
-from app.data.transforms import normalize
-from app.inference.predictor import Network, load_trained
+from app.inference.predictor import Predictor, load_torch
 from app.runs.folder import find_checkpoint, read_settings, read_summary
-from app.web.feature_maps import FeatureMaps
 
 CHECKPOINT = "best.pt"
 
@@ -36,19 +31,6 @@ class Entry:
     runtime: str
     accuracy: float | None
     started: str
-
-
-@dataclass
-class Loaded:
-    """A network in memory.
-
-    Attributes:
-        network: Images in, logits out.
-        maps: Logits with the first layers' outputs; None: exported files do not give these.
-    """
-
-    network: Network
-    maps: FeatureMaps | None
 
 
 def find_networks(outputs: str, first: str | None = None) -> dict[str, Entry]:
@@ -118,7 +100,7 @@ def _runtime(path: Path) -> str:
     return f"ONNX {path.stem.removeprefix('model').replace('-', ' ').strip()}".strip()
 
 
-def load_network(path: Path) -> Loaded:
+def load_network(path: Path) -> Predictor:
     """Return the network in a file, read again only when the file has changed.
 
     Raises:
@@ -131,17 +113,9 @@ def load_network(path: Path) -> Loaded:
 
 
 @functools.lru_cache(maxsize=16)
-def _load(path: Path, _modified: int) -> Loaded:
+def _load(path: Path, _modified: int) -> Predictor:
     if path.suffix == ".onnx":
-        # late: ONNX Runtime takes a second, which torch does not need
-        from app.inference.onnx_runtime import load_exported
+        from app.inference.onnx_runtime import load_onnx  # late: loading it is slow
 
-        return Loaded(load_exported(str(path), "", "cpu"), None)
-    trained = load_trained(str(path), "")
-    data = trained.checkpoint.data
-
-    def prepare(images: Tensor) -> Tensor:
-        return normalize(images, data["mean"], data["std"])
-
-    network = trained.network(torch.device("cpu"))
-    return Loaded(network, FeatureMaps(trained.module, prepare))
+        return load_onnx(path, threads=1)
+    return load_torch(path)

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from app.data.datasets import Split
-from app.inference.predictor import load_test_split
+from app.data.datasets import Split, load_test_split
 from app.web.networks import load_network
 
 MISTAKES, IMAGES = 40, 60  # at most that many of the images are mistakes
@@ -33,9 +32,9 @@ def samples(path: Path, data_root: str) -> list[dict[str, Any]]:
 
 @functools.lru_cache(maxsize=16)
 def _samples(path: Path, _modified: int, data_root: str) -> list[dict[str, Any]]:
-    network = load_network(path).network
+    network = load_network(path)
     split = _test_split(network.dataset, data_root)
-    confidence, predicted = network.run(split.images).softmax(1).max(1)
+    confidence, predicted = network.logits(split.images).softmax(1).max(1)
     wrong = predicted != split.labels
     order = confidence.argsort(descending=True)
     mistakes = order[wrong[order]][:MISTAKES].tolist()

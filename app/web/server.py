@@ -126,11 +126,14 @@ def create_app(cfg: DrawConfig, entries: dict[str, Entry]) -> Starlette:
         path = entry_of(request).path
         return JSONResponse(await tests.run(lambda: samples(path, cfg.data.root)))
 
+    api = [
+        Route("/networks", list_networks),
+        Route("/samples", list_samples),
+        Route("/predict", predict, methods=["POST"]),
+    ]
     return Starlette(
         routes=[
-            Route("/api/networks", list_networks),
-            Route("/api/samples", list_samples),
-            Route("/api/predict", predict, methods=["POST"]),
+            Mount("/api", routes=api),
             Mount("/", StaticFiles(directory=PAGE, html=True)),
         ],
         middleware=[Middleware(Guard, host=cfg.host)],

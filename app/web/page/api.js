@@ -8,7 +8,8 @@ export async function request(path, query = {}, body = undefined) {
   } catch {
     throw new Error("The server does not answer. Is it still running?");
   }
-  const answer = await response.json();
+  const failed = { error: `The server failed with status ${response.status}.` };
+  const answer = await response.json().catch(() => failed);
   if (!response.ok) throw new Error(answer.error);
   return answer;
 }

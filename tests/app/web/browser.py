@@ -4,7 +4,6 @@ import os
 import shutil
 from contextlib import contextmanager
 from importlib.util import find_spec
-from pathlib import Path
 
 from tests.app.web.strokes import DIGITS
 
@@ -44,10 +43,12 @@ def chromium():
 
 
 def open_page(context, address, faults):
-    """Open the address; other hosts' requests, errors and warnings of the page go to `faults`."""
+    """Open the address; other hosts' requests, console errors go to `faults`."""
     page = context.new_page()
-    page.on("request", lambda r: r.url.startswith((address, "data:", "blob:")) or faults.append(r.url))
-    page.on("console", lambda m: m.type in ("error", "warning") and faults.append(m.text))
+    page.on(
+        "request", lambda r: r.url.startswith((address, "data:", "blob:")) or faults.append(r.url)
+    )
+    page.on("console", lambda m: m.type == "error" and faults.append(m.text))
     page.on("pageerror", lambda error: faults.append(str(error)))
     page.goto(address)
     page.wait_for_selector("body[data-ready]", timeout=60_000)
@@ -73,7 +74,3 @@ def settle(page, panel="digit"):
         arg=panel,
     )
     return page.locator(f"#{panel}").text_content()
-
-
-def save(page, path: Path, **options):
-    page.screenshot(path=path, **options)
