@@ -187,6 +187,5 @@ def test_oldest_versions_are_the_lower_bounds():
     names = ("ops", "onnx", "app", "web", "test")
     bounds = [line.split(">=") for name in names for line in requirements(name) if ">=" in line]
     pinned = dict(line.split("==") for line in requirements("oldest"))
-    assert sorted(pinned) == sorted(name for name, _ in bounds)
     for name, bound in bounds:  # 1.27 and 1.27.0 are one version
         assert f"{pinned[name]}.".startswith(f"{bound}."), name
