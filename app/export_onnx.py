@@ -1,11 +1,11 @@
-from app.cli import hydra_main
-from app.config import ExportConfig
+from app.config.cli import hydra_main
+from app.config.schema import ExportConfig
 
 
 @hydra_main("export_onnx", ExportConfig)
 def main(cfg: ExportConfig) -> None:
     """Export a trained model to ONNX and check the result."""
-    from app.exporter import export
+    from app.export.export import export
 
     export(cfg)
 

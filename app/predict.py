@@ -1,11 +1,11 @@
-from app.cli import hydra_main
-from app.config import PredictConfig
+from app.config.cli import hydra_main
+from app.config.schema import PredictConfig
 
 
 @hydra_main("predict", PredictConfig)
 def main(cfg: PredictConfig) -> None:
     """Predict the test split, or the pictures that `input` names, with a trained model."""
-    from app.prediction import predict
+    from app.inference.predict import predict
 
     predict(cfg)
 

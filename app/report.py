@@ -1,7 +1,7 @@
 import argparse
 import sys
 
-from app.errors import RunError, UserError, end_unread, open_closed_outputs, refuse_usage
+from app.config.errors import RunError, UserError, end_unread, open_closed_outputs, refuse_usage
 
 
 class Parser(argparse.ArgumentParser):
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--outputs", default="outputs", help="where latest looks (%(default)s)")
     try:
         arguments = parser.parse_args()
-        from app.comparison import report
+        from app.runs.compare import report
 
         report(arguments.folder, arguments.outputs)
         sys.stdout.flush()

@@ -33,9 +33,9 @@ import torch
 from bench.stock import with_stock_layers
 from torch import Tensor, nn
 
-from app.config import ModelConfig
-from app.inference import quantize
-from app.model import build_model
+from app.config.schema import ModelConfig
+from app.export.quantize import quantize
+from app.models import build_model
 from ops.export import export_onnx
 
 BATCHES = (1, 32, 1024)

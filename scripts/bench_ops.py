@@ -51,7 +51,7 @@ from bench.measure import Candidate, Device, open_device
 from bench.report import HEADER, Row, markdown, plot, read_csv, summary, write_csv
 from torch import Tensor
 
-from app.device import keep_freed_memory
+from app.config.device import keep_freed_memory
 
 GRAPH_BYTES = 32 << 20  # inputs up to this size are also timed in CUDA graphs
 PEER_ERROR = 0.03  # a peer further off computes something else

@@ -30,15 +30,16 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
-from app.config import DataConfig, ModelConfig, OptimConfig, TrainConfig, TrainerConfig
-from app.data import load_dataset, normalize
-from app.device import describe, keep_freed_memory, pick_device
-from app.distributed import World
-from app.evaluation import evaluate
-from app.learner import Learner
-from app.model import build_model
-from app.state import Run
-from app.steps import Steps
+from app.config.device import describe, keep_freed_memory, pick_device
+from app.config.schema import DataConfig, ModelConfig, OptimConfig, TrainConfig, TrainerConfig
+from app.data.datasets import load_dataset
+from app.data.transforms import normalize
+from app.inference.predictor import evaluate
+from app.models import build_model
+from app.training.distributed import World
+from app.training.learner import Learner
+from app.training.state import Run
+from app.training.step import Steps
 
 
 def stock_network(act: str) -> nn.Module:

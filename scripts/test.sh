@@ -6,6 +6,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" test
 ruff check
 ruff format --check
 mypy
-find ops -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' |
-  xargs clang-format --dry-run -Werror
+lint-imports
+list_sources -exec clang-format --dry-run -Werror {} +
+shellcheck scripts/*.sh .ci/run
 python -m pytest --timeout=300 --numprocesses=auto --maxprocesses=4 "$@"

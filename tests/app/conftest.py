@@ -17,8 +17,8 @@ def trained_run(tmp_path_factory):
     """The folder of a run that has learned something."""
     import torch
 
-    from app.config import DataConfig, ModelConfig, OptimConfig, TrainConfig, TrainerConfig
-    from app.training import train
+    from app.config.schema import DataConfig, ModelConfig, OptimConfig, TrainConfig, TrainerConfig
+    from app.training.trainer import train
 
     outputs = tmp_path_factory.mktemp("outputs")
     threads = torch.get_num_threads()
@@ -43,9 +43,9 @@ def make_run(tmp_path):
     """Makes the folder of a run that has learned nothing: fast, for any kind of network."""
     import torch
 
-    from app.checkpoint import Checkpoint, save_checkpoint
-    from app.config import ModelConfig
-    from app.model import build_model
+    from app.config.schema import ModelConfig
+    from app.models import build_model
+    from app.runs.checkpoint import Checkpoint, save_checkpoint
 
     def make(act="relu", conv="standard", head="fc", network="lenet", **data):
         cfg = ModelConfig(act, conv, head, network)
@@ -77,7 +77,7 @@ def predictions():
     """Six images of three classes: two mistakes, the last the surer one."""
     import torch
 
-    from app.results import Predictions
+    from app.inference.metrics import Predictions
 
     labels, predicted = torch.tensor([0, 0, 1, 1, 2, 2]), torch.tensor([0, 0, 1, 2, 2, 0])
     confidence = torch.tensor([0.9, 0.5, 0.7, 0.6, 1.0, 0.8])

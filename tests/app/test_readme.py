@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.config import ExportConfig, PredictConfig, TrainConfig, shown
+from app.config.schema import ExportConfig, PredictConfig, TrainConfig, shown
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -58,7 +58,7 @@ def test_links_and_pictures_exist():
 
 @pytest.fixture
 def exported(trained_run, tmp_path, monkeypatch):
-    from app.exporter import export
+    from app.export.export import export
 
     (tmp_path / "best.pt").write_bytes((trained_run / "best.pt").read_bytes())
     export(ExportConfig(checkpoint=str(tmp_path)))

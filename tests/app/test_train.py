@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from app.checkpoint import load_checkpoint
-from app.comparison import find_entries, group
-from app.runs import find_checkpoint
+from app.runs.checkpoint import load_checkpoint
+from app.runs.compare import find_entries, group
+from app.runs.folder import find_checkpoint
 from tests.app.idx import write_dataset
 
 ROOT = Path(__file__).parents[2]
@@ -89,7 +89,7 @@ def test_ctrl_c_ends_it_cleanly(tmp_path):
 
 def test_a_signal_before_the_first_step_leaves_nothing(tmp_path):
     slow = (
-        "import signal, time, app.data as d; d.load_dataset = lambda c: (print(1), time.sleep(60))"
+        "import time, app.data.datasets as d; d.load_dataset = lambda c: print(1) or time.sleep(60)"
     )
     code = f"{slow}; from app.train import main; main()"
     process = subprocess.Popen(

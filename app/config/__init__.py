@@ -1,0 +1,1 @@
+"""Settings: their schema, the command line, errors and devices."""

@@ -1,0 +1,45 @@
+"""Normalisation, and random affine distortion of whole batches on their device."""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from app.config.schema import AugmentConfig
+
+
+def normalize(images: Tensor, mean: float, std: float) -> Tensor:
+    """Pixels from 0 to 255 [...] to float32 [...]: (images / 255 - mean) / std."""
+    return images.to(torch.float32, copy=True).sub_(255 * mean).mul_(1 / (255 * std))
+
+
+def draw_affine(count: int, size: int, cfg: AugmentConfig, generator: torch.Generator) -> Tensor:
+    """Draw random maps from places in the result to places in the image: float32 [count, 2, 3].
+
+    Each is a rotation, a shear, a scaling of both sides alike and a shift, all uniform between plus
+    and minus the largest that `cfg` allows, in the coordinates of `affine_grid`, -1 to 1.
+
+    Args:
+        count: How many maps.
+        size: Pixels a side.
+        cfg: Largest distortions.
+        generator: Where the random numbers are from, on the CPU: the same ones for every device.
+    """
+    angle, shear, scale, x, y = torch.rand(5, count, generator=generator) * 2 - 1
+    angle = angle * math.radians(cfg.rotation)
+    shear = torch.tan(shear * math.radians(cfg.shear))
+    scale = 1 + scale * cfg.scale
+    cos, sin = angle.cos() / scale, angle.sin() / scale
+    step = 2 * cfg.shift / size  # pixels to coordinates
+    rows = [
+        torch.stack([cos, cos * shear - sin, x * step], 1),
+        torch.stack([sin, sin * shear + cos, y * step], 1),
+    ]
+    return torch.stack(rows, 1)
+
+
+def warp(images: Tensor, maps: Tensor) -> Tensor:
+    """Distort images float [N, C, H, W] with the maps [N, 2, 3]: bilinear, 0 outside the image."""
+    grid = F.affine_grid(maps.to(images.dtype), list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, align_corners=False)

@@ -1,0 +1,1 @@
+"""Export to ONNX: the graph, its quantisation, its check against torch, its model card."""

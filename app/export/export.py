@@ -1,0 +1,116 @@
+"""Export of a checkpoint: checkpoint, predictor, graph, parity, file."""
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import onnx
+from onnx import ModelProto
+from onnx.shape_inference import infer_shapes
+
+from app.config.errors import UserError
+from app.config.schema import ExportConfig
+from app.data.datasets import load_test_split
+from app.data.transforms import normalize
+from app.export.graph import build_graph, newest_opset
+from app.export.model_card import write_card
+from app.export.parity import check_parity, compare
+from app.export.quantize import quantize
+from app.inference.onnx_runtime import RUNTIME, onnx_predictor
+from app.inference.predictor import TorchPredictor, load_data, load_torch
+from app.runs.files import write_atomically
+from app.runs.folder import find_checkpoint
+
+
+def export(cfg: ExportConfig) -> None:
+    """Export a checkpoint to an ONNX file and a model card beside it, after checking the file.
+
+    Raises:
+        UserError: The settings conflict, or the checkpoint or its data cannot be used.
+        RunError: The exported network differs from the checkpoint's.
+    """
+    check_settings(cfg)
+    original = load_torch(cfg.checkpoint or find_checkpoint(cfg.outputs))
+    path = output_path(cfg, original)
+    test = load_test_split(original.dataset, cfg.data.root)
+    with _quiet():
+        model = build_graph(original, cfg)
+        if cfg.quantize:
+            images = load_data(original.checkpoint, cfg.data.root).val.images
+            images = images if cfg.preprocess else normalize(images, *original.normalization)
+            model = quantize(model, images)
+    rejected = path.with_name(path.name + ".rejected")
+    try:
+        model = check(model)
+        parity = compare(onnx_predictor(model.SerializeToString(), path.parent), original, test)
+        check_parity(parity, exact=cfg.precision == "fp32" and cfg.quantize is None)
+    except Exception:
+        write_atomically(rejected, model.SerializeToString())
+        print(f"the rejected model is kept as {rejected}", file=sys.stderr)
+        raise
+    model.metadata_props.add(key="test_accuracy", value=json.dumps(parity.accuracy))
+    content = model.SerializeToString(deterministic=True)
+    write_atomically(path, content)
+    rejected.unlink(missing_ok=True)
+    card = path.with_suffix(".md")
+    write_atomically(card, write_card(path.name, content, original, cfg, parity).encode())
+    print("onnx checker, shape inference: passed")
+    print(f"ONNX Runtime and torch: {parity}\nwrote {path}\nwrote {card}")
+
+
+def check_settings(cfg: ExportConfig) -> None:
+    """Raise UserError for settings that conflict, or that the installed packages lack."""
+    if cfg.opset > newest_opset():
+        newest = f"the newest of onnx {onnx.__version__} and {RUNTIME}"
+        raise UserError(f"opset={cfg.opset}: choose from 17 to {newest_opset()}, {newest}")
+    if cfg.quantize and cfg.precision == "fp16":
+        raise UserError("quantize=int8: starts from float32, choose precision=fp32")
+    if cfg.quantize and cfg.layout == "function":
+        raise UserError("quantize=int8: has no functions, choose layout=standard or leave it out")
+
+
+def output_path(cfg: ExportConfig, original: TorchPredictor) -> Path:
+    """Return the file to write.
+
+    Raises:
+        UserError: `cfg.file` cannot be written.
+    """
+    if cfg.file is None:
+        numbers = cfg.quantize or ("" if cfg.precision == "fp32" else cfg.precision)
+        return original.folder / (f"model-{numbers}.onnx" if numbers else "model.onnx")
+    path = Path(cfg.file)
+    if path.suffix != ".onnx":
+        raise UserError(f"file={cfg.file}: must end with .onnx")
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise UserError(f"file={cfg.file}: {path.parent} is not a folder that can be written to")
+    return path
+
+
+def check(model: ModelProto) -> ModelProto:
+    """Run onnx's checker and strict shape inference.
+
+    Returns:
+        The model with the shape of every value.
+
+    Raises:
+        ValidationError, InferenceError: onnx's, for a broken rule.
+    """
+    del model.graph.value_info[:]  # torch's guesses; strict inference must do without
+    model = infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the exporter's and quantizer's log."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)

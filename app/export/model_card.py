@@ -1,0 +1,112 @@
+"""Model card beside an exported file: accuracy, parity, speed, nodes, and code that runs it."""
+
+import os
+import platform
+import statistics
+import time
+from collections import Counter
+
+import numpy as np
+import onnx
+from onnx import TensorProto, ValueInfoProto
+
+from app.config.schema import ExportConfig
+from app.export.graph import layout
+from app.export.parity import Parity
+from app.inference.onnx_runtime import CLASS, IMAGE, LOGITS, PIXELS, RUNTIME, open_session
+from app.inference.predictor import TorchPredictor
+from app.inference.preprocess import SIDE
+from app.models import LEAST_SIDE, describe_model
+
+BUDGET_S = 0.3  # for each measurement
+
+
+def write_card(
+    name: str, content: bytes, original: TorchPredictor, cfg: ExportConfig, parity: Parity
+) -> str:
+    """Return the model card as Markdown.
+
+    Args:
+        name: Name of the exported file.
+        content: Content of the exported file.
+        original: The exported checkpoint.
+        cfg: Settings of the export.
+        parity: Result of the comparison.
+    """
+    model = onnx.load_model_from_string(content)
+    opset = ", ".join(f"{item.domain or 'ai.onnx'} {item.version}" for item in model.opset_import)
+    latency = median_time(content, batch=1, threads=1)
+    throughput = 1024 / median_time(content, batch=1024, threads=0)
+    facts = {
+        "file": f"{len(content):,} bytes, IR version {model.ir_version}, opset {opset}",
+        "export": f"exporter={cfg.exporter}, layout={layout(cfg)}",
+        "numbers": cfg.quantize or cfg.precision,
+        "input": "; ".join(map(_signature, model.graph.input)),
+        "outputs": "<br>".join(map(_signature, model.graph.output)),
+        "accuracy": f"{parity.accuracy:.2%} of {parity.images:,} test images "
+        f"({parity.original_accuracy:.2%} in torch, float32)",
+        "parity": f"{parity.differing:,} predictions differ from torch's; logits by "
+        f"{parity.max_abs_difference:.2g} at most (the largest is {parity.largest_logit:.3g})",
+        "latency": f"{1e6 * latency:,.0f} µs for one image on one thread",
+        "throughput": f"{throughput:,.0f} images/s in batches of 1024 on all threads",
+        "measured with": f"{RUNTIME}, {os.cpu_count()} CPUs ({platform.machine()})",
+    }
+    nodes = Counter((node.domain or "ai.onnx", node.op_type) for node in model.graph.node)
+    functions = [f"`{item.name}`: {item.doc_string.strip()}  " for item in model.functions]
+    lines = [
+        f"# {name}\n\n{describe_model(original.config)}, trained on {original.dataset}.\n",
+        "| | |\n| --- | --- |",
+        *(f"| {key} | {value} |" for key, value in facts.items()),
+        "\n## Nodes\n\n| domain | operator | nodes |\n| --- | --- | --- |",
+        *(f"| {domain} | {op} | {count} |" for (domain, op), count in sorted(nodes.items())),
+    ]
+    if functions:
+        lines += ["\nCustom operators defined in this file:\n", *functions]
+    lines += ["\n## Use\n\nIt takes ONNX Runtime and numpy:\n\n```python"]
+    return "\n".join([*lines, usage(name, cfg, original.any_size), "```\n"])
+
+
+def usage(name: str, cfg: ExportConfig, any_size: bool = False) -> str:
+    """Return Python code that loads the model and runs it."""
+    sizes = f"; any size from {LEAST_SIDE}x{LEAST_SIDE}" if any_size else ""
+    lines = [
+        "import json",
+        "import numpy as np",
+        "import onnxruntime",
+        "",
+        f'session = onnxruntime.InferenceSession("{name}")',
+        "about = session.get_modelmeta().custom_metadata_map",
+        f"pixels = np.zeros((1, 1, {SIDE}, {SIDE}), np.uint8)"
+        f"  # 0 ... 255, bright ink on black{sizes}",
+    ]
+    feed = f'{{"{PIXELS}": pixels}}'
+    if not cfg.preprocess:
+        lines.append('image = (pixels / 255 - float(about["mean"])) / float(about["std"])')
+        feed = f'{{"{IMAGE}": image.astype(np.float32)}}'
+    output, index = (CLASS, "output[0]") if cfg.postprocess else (LOGITS, "output[0].argmax()")
+    lines.append(f'(output,) = session.run(["{output}"], {feed})')
+    lines.append(f'print(json.loads(about["classes"])[{index}])')
+    return "\n".join(lines)
+
+
+def median_time(content: bytes, batch: int, threads: int) -> float:
+    """Return the median seconds of a batch in ONNX Runtime; `threads` 0: all."""
+    session = open_session(content, threads=threads)
+    (input,) = session.get_inputs()
+    dtype = np.uint8 if "uint8" in input.type else np.float32
+    feed = {input.name: np.zeros((batch, 1, SIDE, SIDE), dtype)}
+    session.run(None, feed)
+    times: list[float] = []
+    while sum(times) < BUDGET_S:
+        start = time.perf_counter()
+        session.run(None, feed)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def _signature(value: ValueInfoProto) -> str:
+    """Return name, type, shape and meaning of an input or output."""
+    tensor = value.type.tensor_type
+    sizes = ", ".join(size.dim_param or str(size.dim_value) for size in tensor.shape.dim)
+    dtype = TensorProto.DataType.Name(tensor.elem_type).lower()
+    return f"`{value.name}` {dtype} [{sizes}]: {value.doc_string}"

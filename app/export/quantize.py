@@ -1,0 +1,126 @@
+"""Quantized networks, made as small as they can be."""
+
+import itertools
+import math
+import tempfile
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
+from torch import Tensor
+
+from app.inference.onnx_runtime import BATCH_SIZE
+
+
+def quantize(model: ModelProto, images: Tensor) -> ModelProto:
+    """Quantize weights (one scale a channel) and activations, as QuantizeLinear/DequantizeLinear.
+
+    Of layers that ONNX Runtime does not quantize, such as recurrent ones, only the weights: they
+    are kept in int8 and multiplied in float32. Those of the others take 7 of the 8 bits: processors
+    without VNNI add pairs of products of 8 bits in 16, which overflows (with all 8, a network lost
+    24 points of accuracy on such a one).
+
+    Args:
+        model: In float32 and standard operators.
+        images: As the model takes them; the activations' ranges are measured on them.
+    """
+    from onnxruntime import quantization as ort
+
+    name = model.graph.input[0].name
+    original, model = model, ModelProto()  # ONNX Runtime moves its weights into a file
+    model.CopyFrom(original)
+
+    class Reader(ort.CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.batches = equal_batches(images, BATCH_SIZE)
+
+        def get_next(self) -> dict[str, Any] | None:
+            batch = next(self.batches, None)
+            return None if batch is None else {name: batch.numpy()}
+
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(StringIO()):
+        path = Path(folder) / "model.onnx"
+        ort.quantize_static(
+            model,
+            path,
+            Reader(),
+            quant_format=ort.QuantFormat.QDQ,
+            # One value in 100,000 may lie outside a range, else the rarest would set its steps.
+            calibrate_method=ort.CalibrationMethod.Percentile,
+            op_types_to_quantize=["Conv", "Gemm"],
+            # ONNX Runtime on x86 makes these of int8 ones, from opset 21 on at times wrongly.
+            activation_type=ort.QuantType.QUInt8,
+            weight_type=ort.QuantType.QInt8,
+            per_channel=True,
+            reduce_range=True,
+            extra_options={"QuantizeBias": False},  # smaller; ONNX Runtime does it as it loads
+        )
+        quantized = onnx.load(path)
+    keep_in_int8(quantized.graph)
+    shorten(quantized.graph, original.graph)
+    for field in ("ir_version", "producer_name", "producer_version", "doc_string"):
+        setattr(quantized, field, getattr(original, field))
+    helper.set_model_props(quantized, {item.key: item.value for item in original.metadata_props})
+    return quantized
+
+
+def equal_batches(images: Tensor, largest: int) -> Iterator[Tensor]:
+    """Split `images` into batches of one size: ONNX Runtime's calibrators stack their results.
+
+    Where the number of images is no multiple, the last batch repeats a few of the one before it.
+    """
+    count = len(images)
+    size = math.ceil(count / math.ceil(count / largest))
+    for start in range(0, count, size):
+        start = min(start, count - size)
+        yield images[start : start + size]
+
+
+def keep_in_int8(graph: GraphProto) -> None:
+    """Keep the weights that are still float32 in int8, with a scale for each of their rows."""
+    for weights in list(graph.initializer):
+        if weights.data_type != TensorProto.FLOAT or len(weights.dims) < 2:
+            continue
+        name, values = weights.name, numpy_helper.to_array(weights)
+        largest = np.abs(values).max(axis=tuple(range(1, values.ndim)), keepdims=True)
+        scale = np.where(largest > 0, largest / 127, 1).astype(np.float32)
+        integers = np.rint(values / scale).astype(np.int8)
+        weights.CopyFrom(numpy_helper.from_array(integers, f"{name}_quantized"))
+        graph.initializer.append(numpy_helper.from_array(scale.ravel(), f"{name}_scale"))
+        inputs = [f"{name}_quantized", f"{name}_scale"]
+        graph.node.insert(0, helper.make_node("DequantizeLinear", inputs, [name], axis=0))
+
+
+def shorten(graph: GraphProto, original: GraphProto) -> None:
+    """Take from what the quantizer adds all that is not needed: in a small network it is the most.
+
+    Each of its many names is that of the value it belongs to with a suffix. Values of the original
+    keep their names and so do the weights; equal scales and zero points become one.
+    """
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    kept = {name for node in original.node for name in (*node.input, *node.output)}
+    kept |= {tensor.name + end for tensor in original.initializer for end in ("", "_quantized")}
+    fresh = (name for name in map("q{}".format, itertools.count()) if name not in kept)
+    names = {name: name for name in kept}
+    shared: dict[bytes, str] = {}
+    for name in (name for node in graph.node for name in (*node.input, *node.output)):
+        if name in names:
+            continue
+        names[name] = next(fresh)
+        if name in tensors:
+            tensors[name].name = ""  # or no two would be equal
+            names[name] = shared.setdefault(tensors[name].SerializeToString(), names[name])
+            tensors[name].name = names[name]
+    for node in graph.node:
+        node.input[:] = [names[name] for name in node.input]
+        node.output[:] = [names[name] for name in node.output]
+        if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+            node.name = node.output[0]
+    unique = {tensor.name: tensor for tensor in tensors.values()}
+    del graph.initializer[:]
+    graph.initializer.extend(unique.values())

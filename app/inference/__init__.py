@@ -1,0 +1,1 @@
+"""Trained networks in use: from images to predictions, metrics and pictures."""

@@ -1,0 +1,168 @@
+"""Exported networks in ONNX Runtime."""
+
+import functools
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import torch
+from torch import Tensor
+
+from app.config.errors import UserError
+from app.config.schema import DATASETS
+from app.data.transforms import normalize
+from app.runs.folder import find_newest
+
+IMAGE, PIXELS = "image", "pixels"  # the input: normalised, or raw with `preprocess`
+LOGITS, PROBABILITIES, CLASS = "logits", "probabilities", "class"  # the outputs
+RUNTIME = f"ONNX Runtime {onnxruntime.__version__}"
+ALL_THREADS = 0
+BATCH_SIZE = 250  # an involution takes megabytes an image
+EXPORT = "export one with `python -m app.export_onnx`"
+
+
+@dataclass
+class OnnxPredictor:
+    """An exported network in ONNX Runtime; its input is raw pixels or normalised images."""
+
+    folder: Path
+    dataset: str
+    fallback_from: str | None
+    classes: list[str]
+    any_size: bool
+    mean: float
+    std: float
+    session: onnxruntime.InferenceSession
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Return logits float32 [N, classes], on the CPU, for images uint8 [N, 1, H, W]."""
+        (input,) = self.session.get_inputs()
+        raw = input.type == "tensor(uint8)"
+        results = []
+        for batch in images.split(BATCH_SIZE):
+            feed = batch if raw else normalize(batch, self.mean, self.std)
+            results += self.session.run([LOGITS], {input.name: feed.numpy()})
+        return torch.from_numpy(np.concatenate(results))
+
+
+def load_onnx(path: str | Path, device: str = "cpu", threads: int = ALL_THREADS) -> OnnxPredictor:
+    """Load a file that `python -m app.export_onnx` wrote.
+
+    Args:
+        path: The file, or a run folder for its `model.onnx`.
+        device: As for `open_session`.
+        threads: On the CPU.
+
+    Raises:
+        UserError: The file is missing, damaged, too new for this ONNX Runtime, or no export of
+            this program; or the device is not there.
+    """
+    path = Path(path)
+    try:
+        path = path / "model.onnx" if path.is_dir() else path
+        if path.suffix == ".pt" and path.is_file():
+            export = f"`python -m app.export_onnx checkpoint={path}`"
+            raise UserError(f"checkpoint={path}: a checkpoint, export it first with {export}")
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"checkpoint={path}: {error.strerror}: {EXPORT}") from error
+    try:
+        return onnx_predictor(content, path.parent, device, threads)
+    except UserError:
+        raise
+    except Exception as error:  # ONNX Runtime has a type for every way to be damaged
+        raise UserError(f"checkpoint={path}: {_reason(error)}") from error
+
+
+def onnx_predictor(
+    content: bytes, folder: Path, device: str = "cpu", threads: int = ALL_THREADS
+) -> OnnxPredictor:
+    """Return the predictor of an exported file's `content`; arguments as for `load_onnx`.
+
+    Raises:
+        ValueError: The metadata is missing or damaged: not an export of this program.
+        Exception: ONNX Runtime cannot load it.
+    """
+    session = open_session(content, device, threads)
+    metadata = session.get_modelmeta().custom_metadata_map
+    try:
+        if metadata["dataset"] not in DATASETS:
+            raise ValueError(f"unknown data set {metadata['dataset']}")
+        return OnnxPredictor(
+            folder=folder,
+            dataset=metadata["dataset"],
+            fallback_from=metadata.get("fallback_from"),
+            classes=list(json.loads(metadata["classes"])),
+            any_size=isinstance(session.get_inputs()[0].shape[-1], str),
+            mean=float(metadata["mean"]),
+            std=float(metadata["std"]),
+            session=session,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        reason = f"no {error} in its metadata" if isinstance(error, KeyError) else error
+        raise ValueError(f"not a network of `python -m app.export_onnx`: {reason}") from error
+
+
+def find_exported(outputs: str | Path) -> Path:
+    """Return the newest `model.onnx` anywhere under `outputs`.
+
+    Raises:
+        UserError: There is none.
+    """
+    newest = find_newest(outputs, "model.onnx")
+    if newest is None:
+        raise UserError(f"no model.onnx under {outputs}/: {EXPORT}")
+    return newest
+
+
+def open_session(
+    model: bytes, device: str = "cpu", threads: int = ALL_THREADS
+) -> onnxruntime.InferenceSession:
+    """Load a model into ONNX Runtime.
+
+    Args:
+        model: Content of the file.
+        device: auto, cpu, cuda or cuda:N; auto is CUDA where this ONNX Runtime has it.
+        threads: On the CPU.
+
+    Raises:
+        UserError: This ONNX Runtime has no such device.
+    """
+    providers: list[Any] = ["CPUExecutionProvider"]
+    here = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+    if device.startswith("cuda") and not here:
+        raise UserError(f"device={device}: this ONNX Runtime has no CUDA, choose from auto, cpu")
+    if here and device != "cpu":
+        index = device.partition(":")[2] or "0"
+        providers.insert(0, ("CUDAExecutionProvider", {"device_id": index}))
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # errors come as exceptions
+    options.intra_op_num_threads = threads
+    # Its own fallback to the CPU is announced on stdout, among the predictions.
+    create = functools.partial(onnxruntime.InferenceSession, model, options, enable_fallback=0)
+    try:
+        session = create(providers=providers)
+    except (ValueError, RuntimeError):
+        if device != "auto" or len(providers) == 1:
+            raise
+        session = create(providers=providers[1:])
+    if device.startswith("cuda") and "CUDAExecutionProvider" not in session.get_providers():
+        raise UserError(f"device={device}: ONNX Runtime cannot use it, choose from auto, cpu")
+    return session
+
+
+def _reason(error: Exception) -> str:
+    """Return ONNX Runtime's message in one line, without where in its sources it was raised."""
+    text = " ".join(str(error).split())
+    if "INVALID_PROTOBUF" in text or "No graph was found" in text:
+        return "damaged, or not an ONNX model"
+    if newer := re.search(r"Opset (\d+) is under development.* till opset (\d+)", text):
+        return f"written in opset {newer[1]}, this ONNX Runtime reads up to {newer[2]}"
+    if isinstance(error, ValueError):
+        return text
+    text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : (.*\.(cc|h):\d+ .*\) )?", "", text)
+    return f"{RUNTIME} cannot run it: {text}"

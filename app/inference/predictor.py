@@ -1,0 +1,149 @@
+"""Trained networks that predict: a checkpoint in torch, or an exported file in ONNX Runtime."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from app.config.device import pick_device
+from app.config.errors import UserError
+from app.config.schema import DataConfig, ModelConfig, from_mapping
+from app.data.datasets import Dataset, Split, load_dataset
+from app.data.transforms import normalize
+from app.inference.metrics import score
+from app.models import takes_any_size
+from app.runs.checkpoint import Checkpoint, load_checkpoint
+from app.runs.folder import find_checkpoint
+
+BATCH_SIZE = 1000
+
+
+class Predictor(Protocol):
+    """A trained network that predicts, in whichever runtime.
+
+    Attributes:
+        folder: Folder of the file, for results.
+        dataset: Training data, as in `DataConfig.name`.
+        fallback_from: Data set that was asked for when it could not be had.
+        classes: Class names by label.
+        any_size: Images may have another size than 28x28.
+    """
+
+    folder: Path
+    dataset: str
+    fallback_from: str | None
+    classes: list[str]
+    any_size: bool
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Return logits float32 [N, classes], on the CPU, for images uint8 [N, 1, H, W]."""
+
+
+@dataclass
+class TorchPredictor:
+    """A checkpoint's network in torch.
+
+    Attributes:
+        checkpoint: Content of the file.
+        config: Kind of network.
+        module: The network, in evaluation mode; takes normalised images.
+    """
+
+    folder: Path
+    dataset: str
+    fallback_from: str | None
+    classes: list[str]
+    any_size: bool
+    checkpoint: Checkpoint
+    config: ModelConfig
+    module: nn.Module
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Return logits float32 [N, classes], on the CPU, for images uint8 [N, 1, H, W]."""
+        return predict_logits(self.module, images, *self.normalization).cpu()
+
+    @property
+    def normalization(self) -> tuple[float, float]:
+        """Mean and standard deviation of the training pixels in [0, 1]."""
+        return self.checkpoint.data["mean"], self.checkpoint.data["std"]
+
+
+def load_torch(path: str | Path, device: torch.device | str = "cpu") -> TorchPredictor:
+    """Load a checkpoint.
+
+    Args:
+        path: The file, or a run folder for its `best.pt`.
+        device: Where the network runs.
+
+    Raises:
+        UserError: The file is missing, damaged or no checkpoint.
+    """
+    path = Path(path)
+    if path.suffix == ".onnx":
+        raise UserError(f"checkpoint={path}: an exported file, use it with runtime=onnx")
+    checkpoint = load_checkpoint(path)
+    data, config = checkpoint.data, from_mapping(ModelConfig, checkpoint.model_config)
+    return TorchPredictor(
+        folder=path if path.is_dir() else path.parent,
+        dataset=data["name"],
+        fallback_from=data["fallback_from"],
+        classes=list(data["classes"]),
+        any_size=takes_any_size(config),
+        checkpoint=checkpoint,
+        config=config,
+        module=checkpoint.network.to(device),
+    )
+
+
+def load_predictor(
+    path: str | None, outputs: str = "outputs", runtime: str = "torch", device: str = "auto"
+) -> Predictor:
+    """Load the network that a command's `checkpoint` names.
+
+    Args:
+        path: File or run folder; None: the newest run under `outputs` that has one.
+        outputs: Where runs are.
+        runtime: torch, or onnx for an exported file.
+        device: auto, cpu, cuda or cuda:N.
+
+    Raises:
+        UserError: There is none, the file cannot be used, or the device is not there.
+    """
+    if runtime == "onnx":
+        from app.inference.onnx_runtime import find_exported, load_onnx  # late: loading it is slow
+
+        return load_onnx(path or find_exported(outputs), device)
+    return load_torch(path or find_checkpoint(outputs), pick_device(device))
+
+
+def load_data(checkpoint: Checkpoint, root: str) -> Dataset:
+    """Load the data set that the checkpoint was trained on, split as it was then.
+
+    Raises:
+        UserError: The data is damaged, or not here and cannot be downloaded.
+    """
+    data = checkpoint.data
+    return load_dataset(DataConfig(root, data["name"], None, data["val_size"], data["split_seed"]))
+
+
+@torch.no_grad()
+def predict_logits(
+    model: nn.Module, images: Tensor, mean: float, std: float, batch_size: int = BATCH_SIZE
+) -> Tensor:
+    """Return logits [N, classes] of `model`, in evaluation mode, for images uint8 [N, 1, H, W]."""
+    model.eval()
+    weight = next(model.parameters())
+    parts = [
+        model(normalize(part.to(weight.device), mean, std).to(weight.dtype))
+        for part in images.split(batch_size)
+    ]
+    return torch.cat(parts)
+
+
+def evaluate(
+    model: nn.Module, split: Split, data: Dataset, batch_size: int = BATCH_SIZE
+) -> tuple[float, float]:
+    """Return mean cross-entropy and accuracy of `model` over a split of `data`."""
+    return score(predict_logits(model, split.images, data.mean, data.std, batch_size), split.labels)

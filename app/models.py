@@ -1,0 +1,174 @@
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from app.config.schema import ModelConfig
+from ops import (
+    GELU,
+    LLTM,
+    DepthwiseConv2d,
+    GlobalAvgPool2d,
+    Involution2d,
+    MaxPool2d,
+    NCReLU,
+    depthwise_conv2d,
+)
+
+LEAST_SIDE = 12  # of an image: less leaves nothing for the last pooling
+STATE = 128  # features of the recurrent network
+
+
+class LeNet(nn.Module):
+    """LeNet-5 (LeCun et al., 1998) for 28x28 images, with a choice of activation and convolution.
+
+    A 5x5 convolution to 6 channels, a second to 16, each followed by 2x2 max pooling and the
+    activation, then fully connected layers of 120, 84 and `num_classes` features. Pooling comes
+    before the activation because it leaves a quarter of the work to it; for the monotone ReLU and
+    NCReLU the result is the same either way.
+
+    - `act="ncrelu"` doubles the channels of what it is given, so the layer after it takes twice
+      as many.
+    - `conv="depthwise"` splits each convolution into a depthwise one (a filter a channel) and a
+      pointwise 1x1 that mixes the channels. The input has one channel, so there the depthwise
+      part is a single learned 5x5 filter over the image, and the pointwise part only scales and
+      shifts it for each of the 6 channels.
+    - `conv="involution"` mixes the channels by a pointwise 1x1 first. What spans pixels is an
+      involution then (Li et al., arXiv 2103.06255): a kernel for every pixel, made from that
+      pixel's channels, for either half of them. It keeps the size: 7x7 pixels are left, not 5x5.
+    - `head="gap"` has no fully connected layers: a 3x3 convolution to 120 channels, then a 1x1 that
+      makes a map of each class, whose mean is the class's logit (Lin et al., Network In Network,
+      arXiv 1312.4400). Images may then be of any height and width from 12 on.
+
+    Args:
+        cfg: Activation, kind of convolution, and head.
+        num_classes: Features of the last layer.
+    """
+
+    def __init__(self, cfg: ModelConfig, num_classes: int) -> None:
+        super().__init__()
+        widen = 2 if cfg.act == "ncrelu" else 1
+        side = 7 if cfg.conv == "involution" else 5
+        self.features = nn.Sequential(
+            _conv(cfg.conv, 1, 6, 5, padding=2),
+            MaxPool2d(2),
+            _act(cfg.act),
+            _conv(cfg.conv, 6 * widen, 16, 5, padding=0),
+            MaxPool2d(2),
+            _act(cfg.act),
+        )
+        if cfg.head == "gap":
+            self.classifier = nn.Sequential(
+                _conv(cfg.conv, 16 * widen, 120, 3, padding=1),
+                _act(cfg.act),
+                nn.Conv2d(120 * widen, num_classes, 1),
+                GlobalAvgPool2d(),
+                nn.Flatten(),
+            )
+            return
+        self.features.append(nn.Flatten())
+        self.classifier = nn.Sequential(
+            nn.Linear(16 * widen * side**2, 120),
+            _act(cfg.act),
+            nn.Linear(120 * widen, 84),
+            _act(cfg.act),
+            nn.Linear(84 * widen, num_classes),
+        )
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalised images float [N, 1, H, W] in, logits [N, num_classes] out."""
+        logits: Tensor = self.classifier(self.features(input))
+        return logits
+
+
+class RowReader(nn.Module):
+    """An LLTM that reads an image row by row, and names its class after the last one.
+
+    Args:
+        num_classes: Features of the last layer.
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.rows = LLTM(28, STATE, batch_first=True)
+        self.classifier = nn.Linear(STATE, num_classes)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalised images float [N, 1, 28, 28] in, logits [N, num_classes] out."""
+        _, (h, _) = self.rows(input.squeeze(1))
+        logits: Tensor = self.classifier(h)
+        return logits
+
+
+def build_model(cfg: ModelConfig, num_classes: int) -> nn.Module:
+    """A freshly initialised network: float32 [N, 1, 28, 28] in, logits [N, num_classes] out."""
+    return RowReader(num_classes) if cfg.name == "lltm" else LeNet(cfg, num_classes)
+
+
+def takes_any_size(cfg: ModelConfig) -> bool:
+    """Whether images may be of another size than 28x28."""
+    return cfg.name == "lenet" and cfg.head == "gap"
+
+
+def cpu_format(cfg: ModelConfig) -> torch.memory_format:
+    """The memory format in which the network trains faster on a CPU, by measurement.
+
+    Channels last, by up to a quarter, but for the few channels of standard convolutions.
+    """
+    few = cfg.conv == "standard" and cfg.head == "fc"
+    return torch.contiguous_format if few else torch.channels_last
+
+
+def describe_model(cfg: ModelConfig) -> str:
+    """What the network is, in a few words."""
+    if cfg.name == "lltm":
+        return f"LLTM of {STATE} features over an image's rows"
+    pooled = " and global average pooling" if cfg.head == "gap" else ""
+    return f"LeNet with {cfg.act}{',' if pooled else ' and'} {cfg.conv} convolutions{pooled}"
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Number of trainable scalars."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def _act(act: str) -> nn.Module:
+    modules: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": GELU, "ncrelu": NCReLU}
+    return modules[act]()
+
+
+class OneChannelConv2d(nn.Conv2d):
+    """nn.Conv2d of one input channel, trained by the kernels of depthwise convolution.
+
+    It is that of as many copies of its input as it has filters, which on the CPU nobody makes.
+    cuDNN's gradient of the weights, where it has to be the same in every run, takes twenty times as
+    long; oneDNN's convolution and gradient one and a half times.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Float [N, 1, H, W] in, [N, out_channels, ...] out."""
+        if not self.training:
+            return super().forward(input)
+        copies = input.expand(-1, self.out_channels, -1, -1)
+        padding = cast(tuple[int, int], self.padding)
+        return depthwise_conv2d(copies, self.weight, self.bias, padding=padding)
+
+
+def _full_conv(in_channels: int, out_channels: int, kernel: int, padding: int = 0) -> nn.Module:
+    layer = OneChannelConv2d if in_channels == 1 else nn.Conv2d
+    return layer(in_channels, out_channels, kernel, padding=padding)
+
+
+def _conv(conv: str, in_channels: int, out_channels: int, kernel: int, padding: int) -> nn.Module:
+    if conv == "standard":
+        return _full_conv(in_channels, out_channels, kernel, padding)
+    if conv == "involution":
+        half = out_channels // 2
+        return nn.Sequential(
+            _full_conv(in_channels, out_channels, 1),
+            Involution2d(out_channels, kernel, group_channels=half, reduction_ratio=2),
+        )
+    return nn.Sequential(
+        DepthwiseConv2d(in_channels, kernel, padding=padding, bias=False),  # the 1x1 has the bias
+        _full_conv(in_channels, out_channels, 1),
+    )

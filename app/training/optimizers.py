@@ -1,0 +1,280 @@
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+
+from app.config.schema import OptimConfig
+
+
+class Optimizer:
+    """What moves parameters, all on one device, against their gradients.
+
+    The learning rate is an argument of the step, and the state is plain tensors.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        self.parameters = list(parameters)
+
+    def step(self, lr: float | Tensor, overflow: Tensor | None = None) -> None:
+        """Move the parameters against their gradients, which must all be there, and drop those.
+
+        Args:
+            lr: The learning rate.
+            overflow: float32 []; where it is 1 on the device, nothing is moved.
+        """
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, list[Tensor]]:
+        """The state, by name; the tensors are the optimiser's own."""
+        raise NotImplementedError
+
+    def load_state_dict(self, state: dict[str, list[Tensor]]) -> None:
+        """Take over the values of a `state_dict` of an optimiser of the same parameters."""
+        for name, tensors in self.state_dict().items():
+            copy_into(tensors, state[name])
+
+    def gradients(self) -> list[Tensor]:
+        """The parameters' gradients, in their order."""
+        return [parameter.grad for parameter in self.parameters]  # type: ignore[misc]
+
+
+class AdamW(Optimizer):
+    """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101).
+
+    The numbers are those of `torch.optim.AdamW(parameters, fused=True)`, by torch's own function.
+    Starting it does not import torch's compiler, which takes that class two seconds.
+
+    Args:
+        parameters: What is trained.
+        weight_decay: Share of a weight that is taken from it in a step, in units of the learning
+            rate.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor], weight_decay: float) -> None:
+        super().__init__(parameters)
+        self.weight_decay = weight_decay
+        self.means = [torch.zeros_like(parameter) for parameter in self.parameters]
+        self.squares = [torch.zeros_like(parameter) for parameter in self.parameters]
+        self.steps = [torch.zeros((), device=parameter.device) for parameter in self.parameters]
+
+    @torch.no_grad()
+    def step(self, lr: float | Tensor, overflow: Tensor | None = None) -> None:
+        """See `Optimizer.step`."""
+        adamw(
+            self.parameters,
+            self.gradients(),
+            self.means,
+            self.squares,
+            [],
+            self.steps,
+            fused=True,
+            found_inf=overflow,
+            amsgrad=False,
+            beta1=0.9,
+            beta2=0.999,
+            lr=lr,
+            weight_decay=self.weight_decay,
+            eps=1e-8,
+            maximize=False,
+        )
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def state_dict(self) -> dict[str, list[Tensor]]:
+        """See `Optimizer.state_dict`."""
+        return {"means": self.means, "squares": self.squares, "steps": self.steps}
+
+
+class Muon(Optimizer):
+    """Momentum whose steps are made orthogonal (Jordan et al., 2024), for weights; else AdamW.
+
+    A weight with two or more dimensions is taken as a matrix of a row an output. With its gradient
+    G, M ← β M + (1 − β) G and U = β M + (1 − β) G, it moves by −lr · √max(1, rows / columns) ·
+    orthogonalize(U). Biases and the like are moved by AdamW with the same rate and decay.
+
+    Args:
+        parameters: What is trained.
+        weight_decay: As for `AdamW`.
+        momentum: β.
+    """
+
+    def __init__(
+        self, parameters: Iterable[Tensor], weight_decay: float, momentum: float = 0.9
+    ) -> None:
+        super().__init__(parameters)
+        self.weight_decay, self.momentum = weight_decay, momentum
+        weights = [parameter for parameter in self.parameters if parameter.ndim > 1]
+        # a GPU takes as long for one of these matrices as for all of them
+        together = bool(weights) and weights[0].device.type == "cuda"
+        self.stacks = [Stack(weights)] if together else [Stack([weight]) for weight in weights]
+        self.others = AdamW(
+            [parameter for parameter in self.parameters if parameter.ndim < 2], weight_decay
+        )
+
+    @torch.no_grad()
+    def step(self, lr: float | Tensor, overflow: Tensor | None = None) -> None:
+        """See `Optimizer.step`."""
+        self.others.step(lr, overflow)
+        share: float | Tensor = 1 - self.momentum
+        if overflow is not None:
+            lr, share = lr * (1 - overflow), share * (1 - overflow)
+        for stack in self.stacks:
+            gradient = stack.gradients()
+            if overflow is not None:
+                gradient.masked_fill_(overflow == 1, 0.0)
+            stack.momentum.lerp_(gradient, share)
+            update = orthogonalize(gradient.lerp_(stack.momentum, self.momentum).squeeze(0))
+            update = update * (stack.scale * lr)
+            torch._foreach_mul_(stack.weights, 1 - lr * self.weight_decay)
+            torch._foreach_sub_(stack.weights, stack.parts(update))
+            for weight in stack.weights:
+                weight.grad = None
+
+    def state_dict(self) -> dict[str, list[Tensor]]:
+        """See `Optimizer.state_dict`."""
+        momenta = [part for stack in self.stacks for part in stack.parts(stack.momentum)]
+        return {"momenta": momenta, **self.others.state_dict()}
+
+
+class Stack:
+    """Weights as matrices [n, rows, columns] of at least as many columns, padded with zeros.
+
+    Attributes:
+        weights: The weights.
+        momentum: Theirs, [n, rows, columns].
+        scale: √max(1, rows / columns) of each weight, [n, 1, 1].
+    """
+
+    def __init__(self, weights: Sequence[Tensor]) -> None:
+        self.weights = list(weights)
+        shapes = [weight.flatten(1).shape for weight in weights]
+        rows, columns = (max(side) for side in zip(*map(sorted, shapes), strict=True))
+        self.momentum = weights[0].new_zeros(len(shapes), rows, columns)
+        scales = [max(1.0, shape[0] / shape[1]) ** 0.5 for shape in shapes]
+        self.scale = self.momentum.new_tensor(scales).view(-1, 1, 1)
+
+    def parts(self, stacked: Tensor) -> list[Tensor]:
+        """Views of a tensor like `momentum`, one for each weight and of its shape."""
+        parts = []
+        for matrix, weight in zip(stacked, self.weights, strict=True):
+            rows, columns = weight.flatten(1).shape
+            part = matrix[:rows, :columns] if rows <= columns else matrix[:columns, :rows].T
+            parts.append(part.view(weight.shape))
+        return parts
+
+    def gradients(self) -> Tensor:
+        """The weights' gradients, [n, rows, columns]."""
+        stacked = torch.zeros_like(self.momentum)
+        gradients: list[Tensor] = [weight.grad for weight in self.weights]  # type: ignore[misc]
+        torch._foreach_copy_(self.parts(stacked), gradients)
+        return stacked
+
+
+def orthogonalize(matrices: Tensor) -> Tensor:
+    """Bring the singular values of matrices near 1: in (0.6, 1.3) but for those near 0.
+
+    Five Newton-Schulz steps X ← (a + b X Xᵀ + c (X Xᵀ)²) X with a, b, c = 3.4445, −4.7750, 2.0315
+    (Jordan et al., 2024). X Xᵀ of the next step follows from that of the last, so that all products
+    but the first and the last are of the shorter side only.
+
+    Args:
+        matrices: float32 or float64 [rows, columns] or [n, rows, columns].
+    """
+    if matrices.shape[-2] > matrices.shape[-1]:
+        return orthogonalize(matrices.mT).mT
+    norms = torch.linalg.vector_norm(matrices, dim=(-2, -1), keepdim=True)
+    matrices = matrices / (norms + 1e-7)
+    gram = matrices @ matrices.mT
+    factor = product = _newton_schulz(gram)
+    for _ in range(4):
+        gram = factor @ gram @ factor
+        factor = _newton_schulz(gram)
+        product = factor @ product
+    return product @ matrices
+
+
+def _newton_schulz(gram: Tensor) -> Tensor:
+    add_product = torch.addmm if gram.ndim == 2 else torch.baddbmm
+    factor = add_product(gram, gram, gram, beta=-4.7750, alpha=2.0315)
+    factor.diagonal(dim1=-2, dim2=-1).add_(3.4445)
+    return factor
+
+
+def make_optimizer(parameters: Iterable[Tensor], cfg: OptimConfig) -> Optimizer:
+    """The optimiser that the configuration names."""
+    optimizers: dict[str, type[AdamW | Muon]] = {"adamw": AdamW, "muon": Muon}
+    return optimizers[cfg.name](parameters, cfg.weight_decay)
+
+
+class LossScale:
+    """The factor that keeps float16 gradients from vanishing, halved where they overflow.
+
+    By torch's own functions, the ones of `torch.amp.GradScaler`; all of it stays on the device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.scale = torch.full((), 2.0**16, device=device)
+        self.growth = torch.zeros((), dtype=torch.int32, device=device)
+        self.overflow = torch.zeros((), device=device)
+
+    @torch.no_grad()
+    def unscale(self, gradients: list[Tensor]) -> Tensor:
+        """Divide the gradients by the scale: float32 [], 1 where one was not finite, else 0."""
+        self.overflow.zero_()
+        inverse = self.scale.reciprocal()
+        torch._amp_foreach_non_finite_check_and_unscale_(gradients, self.overflow, inverse)
+        torch._amp_update_scale_(self.scale, self.growth, self.overflow, 2.0, 0.5, 2000)
+        return self.overflow
+
+    def state_dict(self) -> dict[str, list[Tensor]]:
+        """The state; the tensors are the scale's own."""
+        return {"scale": [self.scale, self.growth]}
+
+    def load_state_dict(self, state: dict[str, list[Tensor]]) -> None:
+        """Take over the values of a `state_dict`."""
+        copy_into(self.state_dict()["scale"], state["scale"])
+
+
+@torch.no_grad()
+def copy_into(tensors: list[Tensor], values: list[Tensor]) -> None:
+    """Copy each of `values` into the tensor at its place, which keeps its device and layout."""
+    for tensor, value in zip(tensors, values, strict=True):
+        tensor.copy_(value)
+
+
+def one_cycle(step: int, steps: int, cfg: OptimConfig) -> float:
+    """Learning rate of a step: cosine up to `cfg.lr` for `cfg.warmup` of the steps, then down to 0.
+
+    After Smith and Topin (arXiv 1708.07120), with cosine flanks, from 1/25 of the top.
+    """
+    rise = cfg.warmup * steps
+    if step < rise:
+        low, share = cfg.lr / 25, step / rise
+    else:
+        low, share = 0.0, (steps - step) / (steps - rise)
+    return low + (cfg.lr - low) * (1 - math.cos(math.pi * share)) / 2
+
+
+def average_share(step: int, cfg: OptimConfig) -> float:
+    """Share that the weights after a step take in their average: at first its plain mean."""
+    return max(1 - cfg.ema, 1 / (step + 1))
+
+
+def plain(state: Any) -> Any:
+    """A copy of nested dictionaries and lists with their tensors on the CPU, contiguous."""
+    if isinstance(state, Tensor):
+        return state.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+    if isinstance(state, dict):
+        return {key: plain(value) for key, value in state.items()}
+    return [plain(value) for value in state] if isinstance(state, list) else state
+
+
+def leaves(state: Any) -> list[Tensor]:
+    """The tensors in nested dictionaries and lists."""
+    if isinstance(state, Tensor):
+        return [state]
+    parts = state.values() if isinstance(state, dict) else state
+    return [leaf for part in parts for leaf in leaves(part)]

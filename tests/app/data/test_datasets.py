@@ -1,0 +1,265 @@
+import dataclasses
+import gzip
+import hashlib
+import socket
+import threading
+import time
+import urllib.request
+from functools import partial
+from http.server import HTTPServer, SimpleHTTPRequestHandler
+
+import pytest
+import torch
+import torchvision
+
+import app.data.datasets
+import app.data.download
+from app.config.errors import UserError
+from app.config.schema import DataConfig
+from app.data.datasets import load_dataset
+from app.data.download import DownloadError, download
+from app.data.transforms import normalize
+from tests.app.idx import FILES, digit_images, encode_idx, write_dataset
+
+NAMES = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST", "kmnist": "KMNIST", "qmnist": "QMNIST"}
+IMAGES = "train-images-idx3-ubyte"
+LABELS = "train-labels-idx1-ubyte"
+
+
+def config(root, **values):
+    return DataConfig(root=str(root), **{"name": "mnist", "val_size": 50} | values)
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    def refuse(name, root):
+        raise DownloadError("mirror.example: no answer within 6 s")
+
+    monkeypatch.setattr(app.data.datasets, "download", refuse)
+
+
+@pytest.mark.parametrize(("name", "folder"), NAMES.items())
+def test_files_on_disk(tmp_path, name, folder):
+    write_dataset(tmp_path, folder)
+    data = load_dataset(config(tmp_path, name=name))
+    assert data.name == name
+    assert (len(data.train), len(data.val), len(data.test)) == (250, 50, 100)
+    assert data.test.images.shape == (100, 1, 28, 28)
+    assert (data.test.images.dtype, data.test.labels.dtype) == (torch.uint8, torch.int64)
+    images, labels = digit_images(100, seed=1)
+    assert torch.equal(data.test.images[:, 0], torch.from_numpy(images))
+    assert torch.equal(data.test.labels, torch.from_numpy(labels).long())
+    assert len(data.classes) == 10
+    assert data.fallback_from is None
+
+
+@pytest.mark.parametrize(("name", "folder"), NAMES.items())
+def test_names_are_torchvisions(name, folder):
+    source, theirs = app.data.datasets._SOURCES[name], getattr(torchvision.datasets, folder)
+    assert [label.split(" - ")[0] for label in theirs.classes] == list(source.classes)
+    if name == "qmnist":
+        urls = [url for part in ("train", "test") for url, _ in theirs.resources[part]]
+    else:
+        urls = [url for url, _ in theirs.resources]
+    files = [url.rpartition("/")[2].removesuffix(".gz") for url in urls]
+    assert files == [*source.train, *source.test]
+
+
+def test_validation_split_is_seeded_and_apart(tmp_path):
+    write_dataset(tmp_path)
+    one, again = load_dataset(config(tmp_path)), load_dataset(config(tmp_path))
+    other = load_dataset(config(tmp_path, split_seed=1))
+    assert torch.equal(one.val.images, again.val.images)
+    assert not torch.equal(one.val.images, other.val.images)
+    everything = torch.from_numpy(digit_images(300, seed=0)[0]).flatten(1)
+    parts = torch.cat([one.train.images, one.val.images]).flatten(1)
+    assert torch.equal(torch.unique(parts, dim=0), torch.unique(everything, dim=0))
+    assert len(torch.unique(parts, dim=0)) == 300  # so no image is in both
+
+
+def test_statistics_are_those_of_the_training_pixels(tmp_path):
+    write_dataset(tmp_path)
+    data = load_dataset(config(tmp_path))
+    pixels = data.train.images.double() / 255
+    assert data.mean == pytest.approx(pixels.mean().item(), rel=1e-12)
+    assert data.std == pytest.approx(pixels.std(correction=0).item(), rel=1e-12)
+    normal = normalize(data.train.images, data.mean, data.std)
+    assert normal.dtype == torch.float32
+    expected = ((pixels - data.mean) / data.std).float()
+    torch.testing.assert_close(normal, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_digits():
+    data = load_dataset(DataConfig(name="digits", val_size=150))
+    again = load_dataset(DataConfig(name="digits", val_size=150, split_seed=7))
+    assert (len(data.train), len(data.val), len(data.test)) == (1288, 150, 359)
+    assert torch.equal(data.test.images, again.test.images)
+    assert data.train.images.shape[1:] == (1, 28, 28)
+    assert data.train.images.max() == 255
+    assert data.train.images[:, :, :4].max() == 0  # the digit is in the middle 20x20
+    assert sorted(data.train.labels.unique().tolist()) == list(range(10))
+
+
+def test_too_large_a_validation_split(tmp_path):
+    write_dataset(tmp_path)
+    with pytest.raises(UserError, match=r"data\.val_size=300: must be below 300"):
+        load_dataset(config(tmp_path, val_size=300))
+
+
+def test_fallback_is_loud_and_noted(tmp_path, offline, capsys):
+    data = load_dataset(config(tmp_path / "nothing", name="kmnist", val_size=5000))
+    assert (data.name, data.fallback_from, len(data.val)) == ("digits", "kmnist", 150)
+    warning = capsys.readouterr().err
+    assert "WARNING: kmnist is not in" in warning
+    assert "mirror.example" in warning
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_without_fallback_it_is_an_error(tmp_path, offline):
+    with pytest.raises(UserError) as caught:
+        load_dataset(config(tmp_path / "nothing", fallback=None))
+    assert f"data.root={tmp_path / 'nothing'}: mnist is not in" in str(caught.value)
+    assert "data.fallback=digits" in str(caught.value)
+    assert not (tmp_path / "nothing").exists()
+
+
+@pytest.mark.parametrize("length", [0, 3, 10, 16, 5000])
+def test_truncated_file(tmp_path, length):
+    folder = write_dataset(tmp_path)
+    content = (folder / IMAGES).read_bytes()
+    (folder / IMAGES).write_bytes(content[:length])
+    with pytest.raises(UserError, match=rf"{IMAGES}: damaged \(.*\): delete it and run again"):
+        load_dataset(config(tmp_path))
+
+
+def test_damaged_file(tmp_path):
+    folder = write_dataset(tmp_path)
+    (folder / IMAGES).write_bytes(b"<html>not found</html>")
+    with pytest.raises(UserError, match=r"damaged \(not an IDX file\): delete it"):
+        load_dataset(config(tmp_path))
+    (folder / IMAGES).write_bytes(encode_idx(digit_images(299, 0)[0]))
+    with pytest.raises(UserError, match="do not belong together: delete both"):
+        load_dataset(config(tmp_path))
+    (folder / IMAGES).write_bytes(encode_idx(digit_images(300, 0)[0]))
+    (folder / LABELS).write_bytes(encode_idx(digit_images(300, 0)[1] + 10))
+    with pytest.raises(UserError, match="do not belong together: delete both"):
+        load_dataset(config(tmp_path))
+
+
+@pytest.fixture
+def mirror(tmp_path, monkeypatch):
+    """A server on this machine that offers MNIST's archives; yields its folder."""
+    folder = tmp_path / "mirror"
+    folder.mkdir()
+    resources = []
+    for file in sorted((raw := write_dataset(tmp_path / "original")).iterdir()):
+        archive = gzip.compress(file.read_bytes())
+        (folder / f"{file.name}.gz").write_bytes(archive)
+        resources.append((f"{file.name}.gz", hashlib.md5(archive).hexdigest()))
+    assert len(list(raw.iterdir())) == len(FILES["MNIST"]) * 2
+
+    class Handler(SimpleHTTPRequestHandler):
+        def log_message(self, *arguments):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}/"
+    monkeypatch.setattr(torchvision.datasets.MNIST, "mirrors", [address])
+    monkeypatch.setattr(torchvision.datasets.MNIST, "resources", resources)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    yield folder
+    server.shutdown()
+    server.server_close()
+
+
+def test_download(tmp_path, mirror, capfd):
+    data = load_dataset(config(tmp_path / "data"))
+    assert (len(data.train), len(data.test)) == (250, 100)
+    assert "100%" in capfd.readouterr().err  # its progress was shown
+
+
+def test_archives_put_there_by_hand_need_no_network(tmp_path, mirror, monkeypatch):
+    raw = tmp_path / "data" / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for archive in mirror.iterdir():
+        (raw / archive.name).write_bytes(archive.read_bytes())
+    monkeypatch.setattr(urllib.request, "urlopen", None)
+    assert len(load_dataset(config(tmp_path / "data")).test) == 100
+
+
+def test_a_damaged_archive_is_fetched_again(tmp_path, mirror):
+    raw = tmp_path / "data" / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    (raw / f"{IMAGES}.gz").write_bytes(b"half")
+    assert len(load_dataset(config(tmp_path / "data")).train) == 250
+
+
+def test_a_mirror_that_serves_rubbish(tmp_path, mirror):
+    for archive in mirror.iterdir():
+        archive.write_bytes(b"<html>please log in</html>")
+    with pytest.raises(UserError, match="cannot be downloaded"):
+        load_dataset(config(tmp_path / "data", fallback=None))
+
+
+def test_a_root_that_is_a_file(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"data\.root=.*file: must be a folder"):
+        load_dataset(DataConfig(root=str(tmp_path / "file")))
+
+
+def test_a_root_that_cannot_be_written(tmp_path, mirror):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "MNIST").write_text("a file, where a folder should be")
+    with pytest.raises(UserError, match=r"data\.root=.*: cannot be written: Not a directory"):
+        load_dataset(config(tmp_path / "data"))
+
+
+def hanging(monkeypatch, where):
+    """Make the network swallow everything at `where`."""
+    if where == "name resolution":
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *arguments: time.sleep(30))
+    elif where == "connection":
+        monkeypatch.setattr(socket, "create_connection", lambda *arguments, **_: time.sleep(30))
+    else:
+        silent = socket.create_server(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+        monkeypatch.setattr(torchvision.datasets.MNIST, "mirrors", [address])
+        return silent
+    return None
+
+
+@pytest.mark.parametrize("where", ["name resolution", "connection", "answer"])
+def test_a_network_that_swallows_packets_is_noticed(tmp_path, monkeypatch, where):
+    monkeypatch.setattr(app.data.download, "DEADLINE", 0.3)
+    monkeypatch.setenv("no_proxy", "*")
+    silent = hanging(monkeypatch, where)
+    started = time.monotonic()
+    with pytest.raises(DownloadError, match=r"no answer within|timed out"):
+        download("MNIST", tmp_path / "data")
+    assert time.monotonic() - started < 3
+    assert not (tmp_path / "data").exists()
+    if silent:
+        silent.close()
+
+
+def test_the_deadline_leaves_time_to_spare():
+    assert app.data.download.DEADLINE <= 7  # of the ten seconds, two go to importing torchvision
+
+
+def test_a_refused_connection_is_a_reason(tmp_path, monkeypatch):
+    free = socket.create_server(("127.0.0.1", 0))
+    address = f"http://127.0.0.1:{free.getsockname()[1]}/"
+    free.close()
+    monkeypatch.setattr(torchvision.datasets.MNIST, "mirrors", [address])
+    monkeypatch.setenv("no_proxy", "*")
+    with pytest.raises(DownloadError, match="refused"):
+        download("MNIST", tmp_path)
+
+
+def test_split_moves_to_a_device():
+    data = load_dataset(DataConfig(name="digits", val_size=150))
+    moved = data.val.to("meta")
+    assert moved.images.device.type == moved.labels.device.type == "meta"
+    assert len(moved) == len(data.val)
+    assert dataclasses.is_dataclass(moved)

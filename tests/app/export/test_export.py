@@ -1,0 +1,395 @@
+"""Export of trained networks: the model, what it says about itself, what is refused."""
+
+import copy
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+from app.config.errors import RunError, UserError
+from app.config.schema import ExportConfig
+from app.data.datasets import load_test_split
+from app.export import export as exporter
+from app.export.export import check, export
+from app.export.graph import BATCH, build_graph, newest_opset
+from app.inference.predictor import load_data, load_torch
+
+# Only what a consumer has: the two packages, and not a module of this project's or of torch's.
+CONSUMER = """
+import sys
+sys.modules |= dict.fromkeys(("torch", "onnx", "onnxscript", "ops", "app"))  # None: no import
+import json
+import numpy as np
+import onnxruntime
+
+session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
+about = session.get_modelmeta().custom_metadata_map
+pixels = np.load(sys.argv[2])
+images = ((pixels / 255 - float(about["mean"])) / float(about["std"])).astype(np.float32)
+(logits,) = session.run(["logits"], {"image": images})
+classes = json.loads(about["classes"])
+print(json.dumps([classes[index] for index in logits.argmax(1)]))
+"""
+
+
+@pytest.fixture(autouse=True)
+def measure_briefly(monkeypatch):
+    monkeypatch.setattr("app.export.model_card.BUDGET_S", 0.01)
+
+
+def exported(folder, name="model.onnx", **settings):
+    export(ExportConfig(checkpoint=str(folder), **settings))
+    return onnx.load(folder / name)
+
+
+@pytest.fixture
+def trained(trained_run, tmp_path):
+    """A folder of its own with the shared run's checkpoint."""
+    (tmp_path / "best.pt").write_bytes((trained_run / "best.pt").read_bytes())
+    return tmp_path
+
+
+def inferred(model, images):
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    return session.run(None, {session.get_inputs()[0].name: images})
+
+
+def metadata_of(model):
+    return {item.key: item.value for item in model.metadata_props}
+
+
+def test_the_interface(make_run):
+    model = exported(make_run("ncrelu", "depthwise"))
+    for value, name, shape in (
+        (model.graph.input[0], "image", [BATCH, 1, 28, 28]),
+        (model.graph.output[0], "logits", [BATCH, 10]),
+    ):
+        tensor = value.type.tensor_type
+        assert value.name == name
+        assert tensor.elem_type == onnx.TensorProto.FLOAT
+        assert [size.dim_param or size.dim_value for size in tensor.shape.dim] == shape
+        assert value.doc_string
+    assert all(
+        value.type.tensor_type.shape.dim[0].dim_param == BATCH for value in model.graph.value_info
+    )
+
+
+def test_metadata(trained_run, tmp_path):
+    (tmp_path / "best.pt").write_bytes((trained_run / "best.pt").read_bytes())
+    checkpoint = load_torch(tmp_path).checkpoint
+    about = metadata_of(exported(tmp_path))
+    assert about["dataset"] == "digits"
+    assert "fallback_from" not in about
+    assert json.loads(about["classes"]) == list("0123456789")
+    assert float(about["mean"]) == checkpoint.data["mean"]
+    assert float(about["std"]) == checkpoint.data["std"]
+    assert float(about["test_accuracy"]) == pytest.approx(checkpoint.metrics["test_accuracy"])
+    kind = {"name": "lenet", "act": "ncrelu", "conv": "depthwise", "head": "fc"}
+    assert json.loads(about["model"]) == kind
+    assert {"python", "torch", "onnx"} <= json.loads(about["versions"]).keys()
+
+
+def test_metadata_names_the_data_set_that_was_replaced(make_run):
+    about = {
+        item.key: item.value for item in exported(make_run(fallback_from="mnist")).metadata_props
+    }
+    assert (about["dataset"], about["fallback_from"]) == ("digits", "mnist")
+
+
+def test_runs_with_onnxruntime_and_numpy_alone(trained_run, tmp_path):
+    (tmp_path / "best.pt").write_bytes((trained_run / "best.pt").read_bytes())
+    exported(tmp_path)
+    trained = load_torch(tmp_path)
+    images = load_test_split("digits", "").images
+    np.save(tmp_path / "images.npy", images.numpy())
+    done = subprocess.run(
+        [sys.executable, "-c", CONSUMER, "model.onnx", "images.npy"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=100,
+    )
+    predicted = trained.logits(images).argmax(1)
+    assert json.loads(done.stdout) == [str(label) for label in predicted.tolist()]
+
+
+class Shifted(nn.Module):
+    """A network that is not quite the given one."""
+
+    def __init__(self, module, by):
+        super().__init__()
+        self.module, self.by = module, by
+
+    def forward(self, input):
+        return self.module(input) + self.by
+
+
+def shifted(by):
+    return lambda trained, cfg: build_graph(
+        replace(trained, module=Shifted(trained.module, by)), cfg
+    )
+
+
+@pytest.mark.parametrize("by", [2e-4, float("nan")])
+def test_a_wrong_model_is_rejected(make_run, monkeypatch, by):
+    folder = make_run()
+    monkeypatch.setattr(exporter, "build_graph", shifted(by))
+    with pytest.raises(RunError, match="differ by more than 1e-05: "):
+        export(ExportConfig(checkpoint=str(folder)))
+    assert sorted(path.name for path in folder.iterdir()) == ["best.pt", "model.onnx.rejected"]
+    onnx.load(folder / "model.onnx.rejected")
+    monkeypatch.undo()
+    exported(folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["best.pt", "model.md", "model.onnx"]
+
+
+def test_a_rejected_model_does_not_touch_an_earlier_one(make_run, monkeypatch):
+    folder = make_run()
+    exported(folder)
+    before = (folder / "model.onnx").read_bytes()
+    monkeypatch.setattr(exporter, "build_graph", shifted(1.0))
+    with pytest.raises(RunError):
+        export(ExportConfig(checkpoint=str(folder)))
+    assert (folder / "model.onnx").read_bytes() == before
+
+
+def test_an_invalid_model_is_rejected(make_run, monkeypatch):
+    folder = make_run()
+
+    def broken(trained, cfg):
+        model = build_graph(trained, cfg)
+        model.graph.node[0].op_type = "Convolve"
+        return model
+
+    monkeypatch.setattr(exporter, "build_graph", broken)
+    with pytest.raises(onnx.checker.ValidationError):
+        export(ExportConfig(checkpoint=str(folder)))
+    assert sorted(path.name for path in folder.iterdir()) == ["best.pt", "model.onnx.rejected"]
+
+
+def test_check_infers_every_shape(make_run):
+    model = check(build_graph(load_torch(make_run("ncrelu", "depthwise")), ExportConfig()))
+    produced = {name for node in model.graph.node for name in node.output}
+    known = {value.name for value in (*model.graph.value_info, *model.graph.output)}
+    assert produced == known
+
+
+def test_wrong_usage(tmp_path):
+    (tmp_path / "half.pt").write_bytes(b"PK\x03\x04 half a checkpoint")
+    for cfg in (
+        ExportConfig(outputs=str(tmp_path)),
+        ExportConfig(checkpoint=str(tmp_path / "half.pt")),
+    ):
+        with pytest.raises(UserError):
+            export(cfg)
+    assert [path.name for path in tmp_path.iterdir()] == ["half.pt"]
+
+
+@pytest.mark.parametrize(
+    ("exporter_name", "layout", "opset"),
+    [
+        *(("symbolic", *rest) for rest in product(("function", "standard"), (17, None))),
+        ("dynamo", "standard", None),
+    ],
+)
+def test_exporters_layouts_and_opsets(make_run, capsys, exporter_name, layout, opset):
+    opset = opset or newest_opset()
+    folder = make_run("gelu", "depthwise")
+    model = exported(folder, exporter=exporter_name, layout=layout, opset=opset)
+    assert "0 of 359 predictions differ" in capsys.readouterr().out
+    imports = {item.domain: item.version for item in model.opset_import}
+    ours = [node for node in model.graph.node if node.domain == "lenet_ops"]
+    if layout == "function":
+        assert imports == {"": opset, "lenet_ops": 1}
+        names = {"DepthwiseConv2d", "GELU", "MaxPool2d"}
+        assert {node.op_type for node in ours} == names
+        assert {function.name for function in model.functions} == names
+        assert {item.version for function in model.functions for item in function.opset_import} == {
+            opset
+        }
+    else:
+        assert imports == {"": opset}
+        assert ours == []
+        assert len(model.functions) == 0
+    assert not re.search(rb"/(site-packages|app|tests)/", model.SerializeToString())
+
+
+@pytest.mark.parametrize("exporter_name", ["symbolic", "dynamo"])
+def test_raw_pixels_in_and_classes_out(trained, exporter_name):
+    model = exported(trained, exporter=exporter_name, preprocess=True, postprocess=True)
+    interface = [
+        (value.name, value.type.tensor_type.elem_type)
+        for value in (*model.graph.input, *model.graph.output)
+    ]
+    floats = onnx.TensorProto.FLOAT
+    assert interface == [
+        ("pixels", onnx.TensorProto.UINT8),
+        ("logits", floats),
+        ("probabilities", floats),
+        ("class", onnx.TensorProto.INT64),
+    ]
+    assert all(value.doc_string for value in (*model.graph.input, *model.graph.output))
+    images = load_test_split("digits", "").images
+    logits, probabilities, index = inferred(model, images.numpy())
+    expected = load_torch(trained).logits(images)
+    np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(probabilities, expected.softmax(1), rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(index, expected.argmax(1))
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "most"),
+    [
+        ({"precision": "fp16"}, "model-fp16.onnx", 0.6),
+        ({"quantize": "int8", "preprocess": True, "opset": 17}, "model-int8.onnx", 0.35),
+    ],
+    ids=str,
+)
+def test_smaller_numbers(trained, capsys, settings, name, most):
+    exported(trained)
+    capsys.readouterr()
+    model = exported(trained, name, **settings)
+    accuracy = load_torch(trained).checkpoint.metrics["test_accuracy"]
+    printed = re.search(r"accuracy (.+)% \(fp32 in torch: (.+)%\)", capsys.readouterr().out)
+    assert float(printed[2]) == pytest.approx(100 * accuracy, abs=0.01)
+    assert float(printed[1]) >= 100 * accuracy - 0.3  # an image is 0.28 points
+    assert (trained / name).stat().st_size < most * (trained / "model.onnx").stat().st_size
+    kinds = {tensor.data_type for tensor in model.graph.initializer if len(tensor.dims) == 4}
+    assert kinds == {onnx.TensorProto.INT8 if "quantize" in settings else onnx.TensorProto.FLOAT16}
+    assert model.graph.output[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT
+
+
+def test_what_loses_accuracy_is_refused(trained, monkeypatch):
+    def useless(model, images):
+        model = copy.deepcopy(model)
+        model.graph.initializer[0].ClearField("raw_data")
+        model.graph.initializer[0].float_data.extend(
+            [0.0] * np.prod(model.graph.initializer[0].dims)
+        )
+        return model
+
+    monkeypatch.setattr(exporter, "quantize", useless)
+    with pytest.raises(RunError, match="right predictions are lost, at most 2 may be: "):
+        exported(trained, quantize="int8")
+    assert not (trained / "model-int8.onnx").exists()
+
+
+def test_the_same_checkpoint_gives_the_same_bytes(trained):
+    contents = []
+    for name in ("one.onnx", "two.onnx"):
+        exported(trained, name, file=str(trained / name), quantize="int8", postprocess=True)
+        contents.append((trained / name).read_bytes())
+    assert contents[0] == contents[1]
+
+
+def test_the_report_shows_code_that_runs(trained, monkeypatch, capsys):
+    monkeypatch.chdir(trained)
+    for number, settings in enumerate(({}, {"preprocess": True, "postprocess": True})):
+        name = f"model{number}.onnx"
+        exported(trained, name, file=name, **settings)
+        text = (trained / name).with_suffix(".md").read_text()
+        assert text.startswith(f"# {name}\n\nLeNet with ncrelu and depthwise convolutions")
+        assert "| lenet_ops | NCReLU | 4 |" in text
+        for fact in ("accuracy", "parity", "latency", "throughput"):
+            assert re.search(rf"^\| {fact} \| .*\d", text, re.MULTILINE)
+        capsys.readouterr()
+        exec(re.search(r"```python\n(.+?)```", text, re.DOTALL)[1], {})
+        assert capsys.readouterr().out.strip() in list("0123456789")
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"opset": 99}, "opset=99: choose from 17 to "),
+        ({"quantize": "int8", "precision": "fp16"}, "quantize=int8: starts from float32"),
+        ({"quantize": "int8", "layout": "function"}, "quantize=int8: has no functions"),
+        ({"file": "model.pb"}, "file=model.pb: must end with .onnx"),
+        ({"file": "no/model.onnx"}, "file=no/model.onnx: no is not a folder that can be written"),
+    ],
+)
+def test_settings_that_do_not_fit(make_run, settings, says):
+    folder = make_run()
+    with pytest.raises(UserError) as raised:
+        exported(folder, **settings)
+    assert str(raised.value).startswith(says)
+    assert [path.name for path in folder.iterdir()] == ["best.pt"]
+
+
+def test_the_command_shows_no_warning(command, make_run, tmp_path):
+    folder = make_run("gelu", "depthwise")
+    done = command("app.export_onnx", f"outputs={folder.parents[1]}")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-2:] == [
+        f"wrote {folder / name}" for name in ("model.onnx", "model.md")
+    ]
+    wrong = command("app.export_onnx", "outputs=nowhere")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr.startswith("error: no run under nowhere/")
+    assert list((tmp_path / "here").iterdir()) == []
+
+
+@pytest.mark.parametrize("step", ["build_graph", "quantize", "compare", "write_card"])
+def test_programming_errors_keep_their_traceback(make_run, monkeypatch, step):
+    folder = make_run()
+
+    def mistake(*args, **kwargs):
+        raise ValueError("a mistake of the program")
+
+    monkeypatch.setattr(exporter, step, mistake)
+    with pytest.raises(ValueError, match="a mistake of the program"):
+        export(ExportConfig(checkpoint=str(folder), quantize="int8"))
+
+
+def test_int8_takes_any_number_of_validation_images(make_run):
+    """300 images: a batch of 250 would leave a shorter one, which the calibrator cannot stack."""
+    exported(make_run(val_size=300), "model-int8.onnx", quantize="int8")
+
+
+@pytest.mark.parametrize("preprocess", [False, True])
+def test_int8_is_calibrated_on_the_validation_images_alone(make_run, monkeypatch, preprocess):
+    folder, seen = make_run(val_size=40), []
+
+    def record(model, images):
+        seen.append(images)
+        return model
+
+    monkeypatch.setattr(exporter, "quantize", record)
+    settings = {"quantize": "int8", "preprocess": preprocess}
+    exported(folder, "model-int8.onnx", **settings)
+    original = load_torch(folder)
+    expected = load_data(original.checkpoint, "").val.images
+    if not preprocess:
+        expected = (expected / 255 - 0.2) / 0.3
+    (images,) = seen
+    torch.testing.assert_close(images, expected, rtol=0, atol=1e-6)
+
+
+def test_a_checkpoint_is_read_and_its_network_built_once(make_run, monkeypatch):
+    folder, calls = make_run("gelu", "depthwise"), Counter()
+
+    def counted(name, function):
+        def call(*args, **kwargs):
+            calls[name] += 1
+            return function(*args, **kwargs)
+
+        return call
+
+    for target in ("app.runs.checkpoint.build_model", "torch.load", "app.runs.checkpoint._check"):
+        module, _, name = target.rpartition(".")
+        function = getattr(sys.modules[module], name)
+        monkeypatch.setattr(target, counted(name, function))
+    exported(folder)
+    assert calls == {"build_model": 1, "load": 1, "_check": 1}

@@ -1,0 +1,229 @@
+"""Exported files in ONNX Runtime: what runs, and what is refused in one line."""
+
+from collections import Counter
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+from app.config.errors import UserError
+from app.config.schema import ExportConfig
+from app.data.transforms import normalize
+from app.export.export import export
+from app.export.graph import build_graph, newest_opset
+from app.export.quantize import quantize
+from app.inference.onnx_runtime import BATCH_SIZE, RUNTIME, load_onnx, open_session
+from app.inference.predictor import load_predictor, load_torch
+
+
+def some_images(count):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 256, (count, 1, 28, 28), dtype=torch.uint8, generator=generator)
+
+
+@pytest.fixture(autouse=True)
+def measure_briefly(monkeypatch):
+    monkeypatch.setattr("app.export.model_card.BUDGET_S", 0.01)
+
+
+@pytest.fixture(scope="module")
+def kept():
+    """The exported file, once it is there: to export once is enough."""
+    return {}
+
+
+@pytest.fixture
+def exported(make_run, kept):
+    """The folder of a run with a model.onnx."""
+    folder = make_run("gelu", "depthwise", classes=list("abcdefghij"), fallback_from="mnist")
+    if not kept:
+        export(ExportConfig(checkpoint=str(folder)))
+        kept["content"] = (folder / "model.onnx").read_bytes()
+    (folder / "model.onnx").write_bytes(kept["content"])
+    return folder
+
+
+@pytest.mark.parametrize("preprocess", [False, True])
+def test_gives_torchs_logits(make_run, preprocess):
+    folder = make_run("ncrelu", "depthwise")
+    export(ExportConfig(checkpoint=str(folder), preprocess=preprocess, postprocess=preprocess))
+    theirs = load_torch(folder).logits
+    ours = load_onnx(folder).logits
+    for count in (1, BATCH_SIZE + 1):
+        images = some_images(count)
+        torch.testing.assert_close(ours(images), theirs(images), rtol=1e-5, atol=1e-5)
+
+
+def test_says_what_it_is(exported):
+    outputs = str(exported.parents[1])
+    for checkpoint in (None, str(exported), str(exported / "model.onnx")):
+        network = load_predictor(checkpoint, outputs, "onnx")
+        assert network.folder == exported
+        assert (network.dataset, network.fallback_from) == ("digits", "mnist")
+        assert network.classes == list("abcdefghij")
+
+
+@pytest.mark.filterwarnings("error", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("layout", ["function", "standard"])
+def test_nothing_is_warned_of(make_run, capfd, layout):
+    """Neither by the exporter nor by ONNX Runtime as whoever gets the file opens it."""
+    trained = load_torch(make_run(network="lltm"))
+    content = build_graph(trained, ExportConfig(layout=layout)).SerializeToString()
+    onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_newest_opset_runs_and_the_next_does_not():
+    def run(version):
+        value = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 1, 28, 28])
+        image = helper.make_tensor_value_info("image", TensorProto.FLOAT, ["batch", 1, 28, 28])
+        graph = helper.make_graph(
+            [helper.make_node("Relu", ["image"], ["logits"])], "g", [image], [value]
+        )
+        opset = helper.make_opsetid("", version)
+        model = helper.make_model(graph, opset_imports=[opset])
+        model.ir_version = helper.find_min_ir_version_for([opset])
+        session = open_session(model.SerializeToString())
+        return session.run(None, {"image": np.zeros((1, 1, 28, 28), np.float32)})[0]
+
+    assert run(newest_opset()).shape == (1, 1, 28, 28)
+    with pytest.raises(Exception, match="opset"):
+        run(newest_opset() + 1)
+
+
+def test_recurrent_weights_are_kept_in_int8(make_run):
+    cfg = ExportConfig(quantize="int8")
+    whole = build_graph(load_torch(make_run(network="lltm")), cfg)
+    images = normalize(some_images(20), 0.2, 0.3)
+    quantized = quantize(whole, images)
+    assert quantized.ByteSize() < 0.35 * whole.ByteSize()
+    logits, expected = (
+        open_session(model.SerializeToString()).run(None, {"image": images.numpy()})[0]
+        for model in (quantized, whole)
+    )
+    assert 0 < abs(logits - expected).max() < 0.05 * abs(expected).max()
+
+
+def test_int8_saves_bytes_and_is_run_as_int8(make_run, tmp_path):
+    images = normalize(some_images(20), 0.2, 0.3)
+    for head, most in (("fc", 0.32), ("gap", 0.75)):
+        trained = load_torch(make_run("relu", "depthwise", head))
+        whole = build_graph(trained, ExportConfig(quantize="int8"))
+        quantized = quantize(whole, images)
+        assert quantized.ByteSize() < most * whole.ByteSize()
+        options = onnxruntime.SessionOptions()
+        options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+        options.log_severity_level = 3  # says that such a file is for this machine only
+        onnxruntime.InferenceSession(quantized.SerializeToString(), options)
+        left = Counter(node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node)
+        was = Counter(node.op_type for node in whole.graph.node)
+        assert (left["QLinearConv"], left["QGemm"]) == (was["Conv"], was["Gemm"])
+
+
+@pytest.mark.parametrize("opset", [20, 21])
+def test_int8_involutions_run_in_every_opset(make_run, opset):
+    cfg = ExportConfig(quantize="int8", opset=opset)
+    images = normalize(some_images(20), 0.2, 0.3)
+    whole = build_graph(load_torch(make_run("relu", "involution")), cfg)
+    session = open_session(quantize(whole, images).SerializeToString())
+    assert session.run(None, {"image": images.numpy()})[0].shape == (20, 10)
+
+
+def unknown_operator(model):
+    del model.functions[:]
+
+
+def newer_opset(model):
+    model.opset_import[0].version = newest_opset() + 1
+
+
+def newer_format(model):
+    model.ir_version = 99
+
+
+def foreign(model):
+    del model.metadata_props[:]
+
+
+def set_metadata(key, value):
+    def change(model):
+        about = {item.key: item.value for item in model.metadata_props}
+        helper.set_model_props(model, about | {key: value})
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (unknown_operator, f"{RUNTIME} cannot run it: Fatal error: lenet_ops:"),
+        (newer_opset, "written in opset {next}, this ONNX Runtime reads up to {newest}"),
+        (newer_format, f"{RUNTIME} cannot run it: Unsupported model IR version: 99"),
+        (foreign, "not a network of `python -m app.export_onnx`: no 'dataset' in its metadata"),
+        (set_metadata("classes", "["), "not a network of `python -m app.export_onnx`: Expecting"),
+        (set_metadata("dataset", "cifar10"), "unknown data set cifar10"),
+    ],
+)
+def test_unusable_files_are_refused_in_one_line(exported, change, says):
+    path = exported / "model.onnx"
+    model = onnx.load(path)
+    change(model)
+    onnx.save(model, path)
+    with pytest.raises(UserError) as raised:
+        load_onnx(path)
+    message = str(raised.value)
+    assert message.startswith(f"checkpoint={path}: ")
+    assert says.format(newest=newest_opset(), next=newest_opset() + 1) in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", "half"])
+def test_damaged_files(exported, content):
+    path = exported / "model.onnx"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2] if content == "half" else content)
+    with pytest.raises(UserError) as raised:
+        load_onnx(path)
+    assert str(raised.value) == f"checkpoint={path}: damaged, or not an ONNX model"
+
+
+def test_missing_files_and_devices(tmp_path, exported):
+    for checkpoint, device, says in (
+        (None, "cpu", f"no model.onnx under {tmp_path}/none/: export one with `python -m app.e"),
+        ("none.onnx", "cpu", "checkpoint=none.onnx: No such file or directory: export"),
+        ("a" * 5000, "cpu", "File name too long"),
+        (
+            str(tmp_path),
+            "cpu",
+            f"checkpoint={tmp_path}/model.onnx: No such file or directory: exp",
+        ),
+        (str(exported / "best.pt"), "cpu", "best.pt: a checkpoint, export it first with `python"),
+        (str(exported), "cuda:7", "device=cuda:7: this ONNX Runtime has no CUDA, choose from auto"),
+    ):
+        with pytest.raises(UserError) as raised:
+            load_predictor(checkpoint, f"{tmp_path}/none", "onnx", device)
+        assert says in str(raised.value)
+
+
+def test_a_gpu_that_cannot_be_used(monkeypatch, exported, capsys):
+    providers = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    create = onnxruntime.InferenceSession
+
+    def without_driver(model, options, providers, enable_fallback):
+        if providers[0] != "CPUExecutionProvider":
+            raise RuntimeError("CUDA driver version is insufficient")
+        return create(model, options, providers=providers)
+
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: providers)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", without_driver)
+    content = (exported / "model.onnx").read_bytes()
+    assert open_session(content, "auto").get_providers() == ["CPUExecutionProvider"]
+    with pytest.raises(RuntimeError, match="driver"):
+        open_session(content, "cuda")
+    monkeypatch.setattr(onnxruntime, "InferenceSession", lambda *_, **__: create(content))
+    with pytest.raises(UserError, match="device=cuda:0: ONNX Runtime cannot use it"):
+        open_session(content, "cuda:0")
+    assert capsys.readouterr().out == ""

@@ -1,0 +1,256 @@
+import csv
+import io
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageDraw, ImageFont
+
+from app.config.errors import UserError
+from app.config.schema import ExportConfig, PredictConfig
+from app.data.datasets import Split, load_test_split
+from app.export.export import export
+from app.inference.plots import draw
+from app.inference.predict import predict
+from app.inference.predictor import load_torch
+
+
+def picture(path, text, size=100):
+    image = Image.new("RGB", (160, 200), "white")
+    ImageDraw.Draw(image).text((50, 40), text, "black", ImageFont.load_default(size))
+    image.save(path)
+
+
+@pytest.fixture
+def cfg(trained_run, tmp_path):
+    """The trained run's folder is shared: what is written goes beside a copy of its checkpoint."""
+    (tmp_path / "best.pt").write_bytes((trained_run / "best.pt").read_bytes())
+    return PredictConfig(checkpoint=str(tmp_path / "best.pt"), device="cpu")
+
+
+def test_the_picture_shows_mistakes_first(predictions, monkeypatch):
+    shown = []
+
+    def draw_grid(title, tiles):
+        shown.extend(tiles)
+        return Image.new("L", (1, 1))
+
+    monkeypatch.setattr("app.inference.plots.draw_grid", draw_grid)
+    images = torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1)
+    draw(predictions, Split(images, predictions.labels), "pets")
+    assert [tile.image.item() for tile in shown] == [5, 3, 1, 2, 0, 4]
+    assert [tile.truth for tile in shown] == ["dog", "a long name", None, None, None, None]
+    assert shown[0].caption == "cat (80%)"
+
+
+def test_the_test_split(cfg, tmp_path, capsys):
+    predict(cfg)
+    output = capsys.readouterr().out
+    trained = load_torch(cfg.checkpoint)
+    accuracy = trained.checkpoint.metrics["test_accuracy"]
+    assert accuracy > 0.8
+    assert output.startswith(f"digits test: {accuracy:.2%} of 359 images right, ")
+    for name in ("predictions.csv", "predictions.png"):
+        assert f"wrote {tmp_path / name}\n" in output
+    rows = list(csv.DictReader((tmp_path / "predictions.csv").open()))
+    split = load_test_split("digits", "")
+    assert [int(row["label"]) for row in rows] == split.labels.tolist()
+    right = sum(row["label"] == row["predicted"] for row in rows)
+    assert right / len(rows) == pytest.approx(accuracy)
+    with Image.open(tmp_path / "predictions.png") as grid:
+        assert grid.width > 500
+        assert len(np.unique(np.asarray(grid).reshape(-1, 3), axis=0)) > 50
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "best.pt",
+        "predictions.csv",
+        "predictions.png",
+    ]
+
+
+def test_a_data_set_used_instead_is_named(make_run, capsys):
+    predict(PredictConfig(checkpoint=str(make_run(fallback_from="mnist")), device="cpu"))
+    assert capsys.readouterr().out.startswith("digits (instead of mnist) test: ")
+
+
+def test_a_perfect_model_has_a_picture_too(cfg, predictions):
+    right = replace(predictions, predicted=predictions.labels)
+    split = Split(torch.zeros(6, 1, 28, 28, dtype=torch.uint8), predictions.labels)
+    assert draw(right, split, "pets").startswith(b"\x89PNG")
+
+
+def test_pictures(cfg, tmp_path, capsys):
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for text in "0147":
+        picture(folder / f"{text}.png", text)
+    predict(replace(cfg, input=str(folder)))
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line[0] for line in lines] == [str(folder / f"{text}.png") for text in "0147"]
+    assert sum(line[1] in line[0].rpartition("/")[2] for line in lines) >= 3
+    assert all(0 < float(line[2].rstrip("%")) <= 100 for line in lines)
+    assert not (tmp_path / "predictions.csv").exists()
+
+
+def test_the_runtimes_print_the_same(cfg, tmp_path, capsys):
+    export(ExportConfig(checkpoint=str(tmp_path)))
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for text in "0147":
+        picture(folder / f"{text}.png", text)
+    for changes in ({"input": str(folder)}, {}, {"format": "json"}):
+        printed = []
+        for runtime in ("onnx", "torch"):
+            capsys.readouterr()
+            predict(replace(cfg, checkpoint=str(tmp_path), runtime=runtime, **changes))
+            printed.append(capsys.readouterr().out)
+        assert printed[0] == printed[1] != ""
+
+
+def test_formats_are_for_programs(cfg, tmp_path, capsys):
+    predict(replace(cfg, format="json"))
+    output = capsys.readouterr()
+    assert json.loads(output.out)["images"] == 359
+    assert f"wrote {tmp_path / 'predictions.csv'}" in output.err
+    predict(replace(cfg, format="csv"))
+    assert capsys.readouterr().out == (tmp_path / "predictions.csv").read_text()
+
+
+def test_files_are_written_though_nobody_reads(cfg, tmp_path, monkeypatch):
+    def print_to_nobody(*args, **kwargs):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("builtins.print", print_to_nobody)
+    with pytest.raises(BrokenPipeError):
+        predict(cfg)
+    assert (tmp_path / "predictions.csv").is_file()
+    assert (tmp_path / "predictions.png").is_file()
+
+
+def test_standard_input(cfg, tmp_path, capsys, monkeypatch):
+    for text in "17":
+        picture(tmp_path / f"{text}.png", text)
+    contents = [(tmp_path / f"{text}.png").read_bytes() for text in "17"]
+    names = f"{tmp_path}/1.png\n\n{tmp_path}/7.png\n".encode()
+    for content, expected in (
+        (names, [f"{tmp_path}/1.png", f"{tmp_path}/7.png"]),
+        (contents[0], ["-"]),
+        (contents[0] + contents[1], ["-#1", "-#2"]),
+    ):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+        predict(replace(cfg, input="-", format="csv"))
+        rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+        assert [row["file"] for row in rows] == expected
+        assert rows[0]["predicted"] == "1"
+    for content, says in (
+        (b"", "input=-: standard input is empty"),
+        (b"\x89PNG\r\n\x1a\n\0 half", "input=-: not a picture, or of a format unknown here"),
+        (b"no-such-file.png", "input=no-such-file.png: no such file or folder"),
+    ):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+        with pytest.raises(UserError) as raised:
+            predict(replace(cfg, input="-"))
+        assert str(raised.value) == says
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(UserError, match="input=-: standard input is closed"):
+        predict(replace(cfg, input="-"))
+
+
+def test_invert_reaches_the_pictures(cfg, tmp_path, capsys):
+    picture(tmp_path / "1.png", "1")
+    predict(replace(cfg, input=str(tmp_path / "1.png"), invert=True))
+    detected = capsys.readouterr().out
+    predict(replace(cfg, input=str(tmp_path / "1.png")))
+    assert capsys.readouterr().out == detected
+    with pytest.raises(UserError, match="nothing in it with invert=false"):
+        predict(replace(cfg, input=str(tmp_path / "1.png"), invert=False))
+
+
+def test_pictures_as_they_are(make_run, tmp_path, capsys):
+    """Unframed, a picture of a test image is that image; others keep their size."""
+    folder = make_run(head="gap")
+    export(ExportConfig(checkpoint=str(folder)))
+    pictures = tmp_path / "pictures"
+    pictures.mkdir()
+    images = load_test_split("digits", "").images[:2, 0].numpy()
+    Image.fromarray(images[0]).save(pictures / "a.png")
+    Image.fromarray(255 - images[0]).save(pictures / "dark on light.png")
+    Image.fromarray(np.pad(images[1], ((3, 9), (20, 41)))).save(pictures / "wide.png")
+    cfg = PredictConfig(checkpoint=str(folder), device="cpu", format="json", frame=False)
+    expected = load_torch(folder).logits
+    capsys.readouterr()
+    for runtime in ("torch", "onnx"):
+        predict(replace(cfg, runtime=runtime, input=str(pictures)))
+        rows = json.loads(capsys.readouterr().out)
+        assert [row["file"] for row in rows] == sorted(map(str, pictures.iterdir()))
+        padded = np.pad(images[1], ((3, 9), (20, 41)))
+        for row, image in zip(rows, (images[0], images[0], padded), strict=True):
+            probabilities = expected(torch.from_numpy(image)[None, None]).softmax(1)[0].tolist()
+            assert list(row["probabilities"].values()) == pytest.approx(probabilities, abs=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("head", "size", "says"),
+    [
+        ("gap", (40, 11), "40x11 pixels; with frame=false this network takes at least 12x12"),
+        ("fc", (28, 30), "28x30 pixels; with frame=false this network takes 28x28"),
+    ],
+)
+def test_sizes_that_do_not_fit(make_run, tmp_path, head, size, says):
+    file = tmp_path / "a.png"
+    image = Image.new("L", size)
+    image.paste(255, (4, 4, 7, 9))
+    image.save(file)
+    cfg = PredictConfig(checkpoint=str(make_run(head=head)), device="cpu", input=str(file))
+    with pytest.raises(UserError) as raised:
+        predict(replace(cfg, frame=False))
+    assert str(raised.value) == f"input={file}: {says}"
+    predict(cfg)  # framed, any picture fits
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"input": "note.txt"}, "input={}/note.txt: not a picture, or of a format unknown here"),
+        ({"input": "missing.png"}, "input={}/missing.png: no such file or folder"),
+        ({"input": "*.zzz"}, "input={}/*.zzz: no picture matches"),
+        ({"input": "a" * 5000}, "input={}/" + "a" * 5000 + ": File name too long"),
+        ({"input": "empty"}, "input={}/empty: no picture in this folder"),
+        ({"input": "blank.png"}, "input={}/blank.png: a blank picture, there is nothing in it"),
+        ({"frame": False}, "frame=false: is for pictures, name them with input=..."),
+        ({"invert": False}, "invert=false: is for pictures, name them with input=..."),
+        ({"checkpoint": "note.txt"}, "checkpoint={}/note.txt: damaged, or not a checkpoint"),
+        ({"checkpoint": "a" * 5000}, "checkpoint={}/" + "a" * 5000 + ": File name too long"),
+        ({"checkpoint": "a.onnx"}, "checkpoint={}/a.onnx: an exported file, use it with runtime="),
+        ({"checkpoint": "missing.pt"}, "checkpoint={}/missing.pt: no such file"),
+        ({"checkpoint": "half.pt"}, "checkpoint={}/half.pt: damaged, or not a checkpoint"),
+        ({"checkpoint": None, "outputs": "empty"}, "no run under {}/empty"),
+    ],
+)
+def test_wrong_usage(cfg, tmp_path, capsys, changes, says):
+    (tmp_path / "note.txt").write_text("hello")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "half.pt").write_bytes((tmp_path / "best.pt").read_bytes()[:20000])
+    Image.new("L", (50, 50), 255).save(tmp_path / "blank.png")
+    before = sorted(tmp_path.rglob("*"))
+    changes = {key: value and f"{tmp_path}/{value}" for key, value in changes.items()}
+    with pytest.raises(UserError) as raised:
+        predict(replace(cfg, **changes))
+    assert str(raised.value).startswith(says.format(tmp_path))
+    assert "\n" not in str(raised.value)
+    assert capsys.readouterr().out == ""
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_command(command, trained_run, tmp_path):
+    name = tmp_path / "IMG (1).png"
+    picture(name, "7")
+    where = f"outputs={trained_run.parents[1]}"
+    done = command("app.predict", where, f"input={name}")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"{name}  ")
+    wrong = command("app.predict", where, "input=nothing.png")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr == "error: input=nothing.png: no such file or folder\n"
+    assert list((tmp_path / "here").iterdir()) == []

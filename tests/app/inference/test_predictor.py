@@ -1,0 +1,77 @@
+import numpy as np
+import pytest
+import torch
+
+from app.config.errors import UserError
+from app.data.datasets import load_test_split
+from app.data.transforms import normalize
+from app.inference.predictor import (
+    BATCH_SIZE,
+    load_data,
+    load_predictor,
+    load_torch,
+)
+
+
+def some_images(count):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 256, (count, 1, 28, 28), dtype=torch.uint8, generator=generator)
+
+
+def test_the_newest_run_is_the_default(make_run):
+    folder = make_run()
+    outputs = str(folder.parents[1])
+    assert load_predictor(None, outputs).folder == folder
+    assert load_torch(folder).folder == folder
+    assert load_predictor(str(folder / "best.pt"), "elsewhere").folder == folder
+
+
+@pytest.mark.parametrize("count", [0, 1, BATCH_SIZE, BATCH_SIZE + 1])
+def test_torch_runner_normalises_and_takes_any_number(make_run, count):
+    trained, images = load_torch(make_run()), some_images(count)
+    data = trained.checkpoint.data
+    with torch.no_grad():
+        expected = trained.module(normalize(images, data["mean"], data["std"]))
+    logits = trained.logits(images)
+    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.cuda
+def test_torch_runner_on_a_gpu(make_run):
+    trained, images = load_torch(make_run("ncrelu", "depthwise")), some_images(7)
+    expected = trained.logits(images)
+    logits = load_torch(trained.folder, "cuda").logits(images)
+    assert logits.device.type == "cpu"
+    np.testing.assert_allclose(logits, expected, rtol=1e-3, atol=1e-3)  # TF32 may be on
+
+
+def test_the_test_split_is_that_of_the_training_data(trained_run, make_run, tmp_path):
+    trained = load_torch(trained_run)
+    split = load_test_split("digits", str(tmp_path))
+    predicted = trained.logits(split.images).argmax(1)
+    accuracy = (predicted == split.labels).double().mean().item()
+    assert accuracy == pytest.approx(trained.checkpoint.metrics["test_accuracy"], abs=1e-9)
+
+
+def test_the_data_is_split_as_it_was_for_training(make_run):
+    trained = load_torch(make_run(val_size=40, split_seed=3))
+    val = load_data(trained.checkpoint, "").val
+    assert len(val) == 40
+    trained.checkpoint.data["split_seed"] = 4
+    assert not torch.equal(load_data(trained.checkpoint, "").val.labels, val.labels)
+
+
+def test_a_data_set_that_is_gone_is_not_replaced(make_run, tmp_path, monkeypatch):
+    from app.data import datasets as data
+
+    def no_network(*_):
+        raise data.DownloadError("no network")
+
+    monkeypatch.setattr(data, "download", no_network)
+    trained = load_torch(make_run(name="mnist"))
+    for load in (
+        lambda: load_test_split("mnist", str(tmp_path)),
+        lambda: load_data(trained.checkpoint, str(tmp_path)),
+    ):
+        with pytest.raises(UserError, match=r"mnist is not in .*no network"):
+            load()

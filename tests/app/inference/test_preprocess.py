@@ -1,0 +1,245 @@
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+from PIL import Image, ImageDraw, ImageFont
+
+from app.config.errors import UserError
+from app.inference.image_io import find_images, read_gray
+from app.inference.preprocess import BOX, CENTRE, SIDE, frame, to_digit
+
+
+def drawn(text="5", size=120, at=(60, 40), canvas=(200, 240), ink=0, paper=255, mode="L"):
+    """A character of about `size` pixels on a sheet."""
+    image = Image.new(mode, canvas, paper)
+    ImageDraw.Draw(image).text(at, text, ink, ImageFont.load_default(size))
+    return image
+
+
+def digit_of(image, tmp_path, name="picture.png", invert=None, **how):
+    path = tmp_path / name
+    image.save(path, **how)
+    return to_digit(read_gray(path), invert)
+
+
+def difference(one, other):
+    """Mean over the pixels; a shift by one, where the centre lies between two, does not count."""
+    shifts = [(y, x) for y in (-1, 0, 1) for x in (-1, 0, 1)]
+    return min(np.abs(np.roll(one.astype(float), shift, (0, 1)) - other).mean() for shift in shifts)
+
+
+@pytest.fixture
+def expected(tmp_path):
+    return digit_of(drawn(), tmp_path)
+
+
+def test_is_framed_as_mnist_is(expected):
+    assert expected.shape == (SIDE, SIDE)
+    assert expected.dtype == np.uint8
+    rows, columns = np.nonzero(expected > 20)
+    assert max(np.ptp(rows), np.ptp(columns)) + 1 == pytest.approx(BOX, abs=1)
+    y, x = np.indices(expected.shape)
+    assert np.average(y, weights=expected) == pytest.approx(CENTRE, abs=0.51)
+    assert np.average(x, weights=expected) == pytest.approx(CENTRE, abs=0.51)
+    assert expected.max() == 255
+    assert np.median(expected) == 0
+
+
+def test_keeps_proportions(tmp_path):
+    one = digit_of(drawn("1"), tmp_path)
+    rows, columns = np.nonzero(one > 20)
+    assert np.ptp(rows) + 1 == pytest.approx(BOX, abs=1)
+    assert np.ptp(columns) + 1 <= BOX / 2
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        pytest.param(drawn(ink=255, paper=0), id="light on dark"),
+        pytest.param(drawn(ink=90, paper=140), id="low contrast"),
+        pytest.param(drawn(at=(2, 100)), id="in a corner"),
+        pytest.param(drawn(size=240, at=(120, 80), canvas=(400, 480)), id="twice as large"),
+        pytest.param(drawn(canvas=(900, 300)), id="wide sheet"),
+        pytest.param(drawn(mode="1", ink=0, paper=1), id="bilevel"),
+        pytest.param(drawn(mode="RGB", ink="navy", paper="khaki"), id="colour"),
+        pytest.param(drawn(mode="RGB", ink="yellow", paper="purple"), id="light colour on dark"),
+        pytest.param(drawn(mode="RGB", ink="navy", paper="khaki").quantize(8), id="palette"),
+        pytest.param(drawn(mode="LA", ink=(0, 255), paper=(255, 255)), id="opaque alpha"),
+        pytest.param(drawn(mode="RGBA", ink="black", paper=(0, 0, 0, 0)), id="black, transparent"),
+        pytest.param(drawn(mode="RGBA", ink="white", paper=(9, 9, 9, 0)), id="white, transparent"),
+    ],
+)
+def test_looks_do_not_matter(image, expected, tmp_path):
+    # two different digits differ by 14 at the least
+    assert difference(digit_of(image, tmp_path), expected) < 12
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("a.png", {}),
+        ("a.jpg", {"quality": 60}),
+        ("a.webp", {}),
+        ("a.bmp", {}),
+        ("a.gif", {}),
+        ("a.tif", {}),
+        ("a.pgm", {}),
+    ],
+)
+def test_formats_do_not_matter(name, how, expected, tmp_path):
+    assert difference(digit_of(drawn(), tmp_path, name, **how), expected) < 3
+
+
+@pytest.mark.parametrize("mode", ["I;16", "I", "F"])
+def test_depth_does_not_matter(mode, expected, tmp_path):
+    deep = np.asarray(drawn()).astype({"I;16": np.uint16, "I": np.int32, "F": np.float32}[mode])
+    image = Image.fromarray(deep * 257 if mode != "F" else deep / 255)
+    assert image.mode == mode
+    assert difference(digit_of(image, tmp_path, "a.tif"), expected) < 1
+
+
+def test_transparent_corners_are_background(expected, tmp_path):
+    image = drawn(mode="RGB", ink="black", paper="white")
+    mask = Image.new("L", image.size, 0)
+    ImageDraw.Draw(mask).rounded_rectangle([0, 0, image.width - 1, image.height - 1], 30, 255)
+    image.putalpha(mask)
+    assert difference(digit_of(image, tmp_path), expected) < 1
+
+
+def test_orientation_of_a_camera(expected, tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned clockwise
+    turned = drawn().transpose(Image.Transpose.ROTATE_90)
+    assert difference(digit_of(turned, tmp_path, "a.jpg", exif=exif), expected) < 3
+
+
+def test_uneven_light_and_noise(expected):
+    sheet = np.asarray(drawn()) / 255
+    y, x = np.mgrid[-1 : 1 : sheet.shape[0] * 1j, -1 : 1 : sheet.shape[1] * 1j]
+    light = 150 + 40 * x - 25 * y - 30 * (x * x + y * y)
+    noise = np.random.default_rng(0).normal(0, 4, sheet.shape)
+    photo = np.clip(light * (0.3 + 0.7 * sheet) + noise, 0, 255).astype(np.uint8)
+    assert difference(to_digit(photo), expected) < 12
+
+
+def test_thin_strokes_are_widened():
+    thin = Image.new("L", (400, 400), 255)
+    ImageDraw.Draw(thin).line([(100, 60), (300, 60), (160, 340)], fill=0, width=4)
+    digit = to_digit(np.asarray(thin))
+    assert (digit > 127).sum() > 50  # 4 of 280 pixels would be a quarter of a pixel of 20
+
+
+def test_dust_is_not_part_of_the_digit(expected):
+    sheet = np.asarray(drawn()).copy()
+    sheet[3:5, 3:5] = sheet[230:232, 190:192] = 0
+    assert difference(to_digit(sheet), expected) < 1
+
+
+def test_a_digit_in_two_parts_stays_whole():
+    parts = Image.new("L", (300, 300), 255)
+    draw = ImageDraw.Draw(parts)
+    draw.line([(140, 40), (240, 40)], fill=0, width=16)  # the bar of a five, not quite joined
+    draw.line([(120, 60), (120, 140), (200, 180), (110, 250)], fill=0, width=16)
+    digit = to_digit(np.asarray(parts))
+    rows, _ = np.nonzero(digit > 127)
+    top = digit[rows.min()] > 127
+    assert top.sum() > 6
+
+
+def test_invert_overrides_what_is_detected(expected):
+    sheet = np.asarray(drawn())
+    assert np.array_equal(to_digit(sheet, invert=True), expected)
+    assert difference(to_digit(255 - sheet, invert=False), expected) < 1
+    wrong = to_digit(sheet, invert=False)
+    assert wrong is None or difference(wrong, expected) > 20
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 500), (28, 28), (700, 900)])
+def test_a_blank_sheet_has_no_digit(shape):
+    assert to_digit(np.full(shape, 200, np.uint8)) is None
+    noise = np.random.default_rng(0).normal(200, 3, shape)
+    assert to_digit(noise.astype(np.uint8)) is None
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    arrays(np.uint8, array_shapes(min_dims=2, max_dims=2, max_side=70)),
+    st.sampled_from([None, True, False]),
+)
+def test_any_picture_gives_a_digit_or_none(gray, invert):
+    digit = to_digit(gray, invert)
+    if digit is not None:
+        assert (digit.shape, digit.dtype) == ((SIDE, SIDE), np.uint8)
+        assert digit.max() == 255
+
+
+def test_an_image_of_mnist_kind_stays_as_it_is():
+    digit = to_digit(np.asarray(drawn()))
+    assert difference(to_digit(digit), digit) < 4
+
+
+def test_not_a_picture(tmp_path):
+    text, damaged = tmp_path / "note.png", tmp_path / "half.png"
+    text.write_text("hello")
+    drawn().save(damaged)
+    os.truncate(damaged, damaged.stat().st_size // 2)
+    for path in (text, damaged):
+        with pytest.raises(UserError, match=f"^input={path}: "):
+            read_gray(path)
+
+
+def test_find_images(tmp_path):
+    folder = tmp_path / "pictures"
+    (folder / "deeper").mkdir(parents=True)
+    for name in ("b.png", "a.JPG", "notes.txt", "deeper/c.png", "odd[1].png"):
+        (folder / name).write_bytes(b"")
+
+    def names(pattern):
+        return [str(path.relative_to(folder)) for path in find_images(str(pattern))]
+
+    assert names(folder) == ["a.JPG", "b.png", "odd[1].png"]
+    assert names(folder / "*.png") == ["b.png", "odd[1].png"]
+    assert names(folder / "**" / "*.png") == ["b.png", "deeper/c.png", "odd[1].png"]
+    assert names(folder / "odd[1].png") == ["odd[1].png"]
+    assert names(folder / "notes.txt") == ["notes.txt"]  # named by the user, whatever its suffix
+
+
+@pytest.mark.parametrize(
+    ("pattern", "says"),
+    [
+        ("empty", "no picture in this folder"),
+        ("missing.png", "no such file or folder"),
+        ("*.gif", "no picture matches"),
+        ("*.txt", "no picture matches"),
+    ],
+)
+def test_find_images_finds_nothing(pattern, says, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "a.txt").write_text("")
+    with pytest.raises(UserError) as raised:
+        find_images(str(tmp_path / pattern))
+    assert str(raised.value) == f"input={tmp_path / pattern}: {says}"
+
+
+def test_clothes_are_not_framed_as_digits():
+    """A shirt, dark on white, off the centre of a wide picture: all of it is kept as it lies."""
+    picture = Image.new("L", (280, 140), 255)
+    ImageDraw.Draw(picture).rectangle((20, 20, 79, 119), 55)
+    expected = np.zeros((SIDE, SIDE))
+    expected[9:19, 2:8] = 200
+    for gray, invert in (
+        (np.asarray(picture), None),
+        (255 - np.asarray(picture), None),
+        (np.asarray(picture), True),
+    ):
+        framed = frame(gray, "fashion_mnist", invert)[0].numpy()
+        assert framed.dtype == np.uint8
+        assert np.abs(framed - expected)[9:19].mean() < 12  # the edges of strokes are smoothed
+        assert framed[:7].max() == framed[21:].max() == 0
+    assert frame(np.full((50, 60), 255, np.uint8), "fashion_mnist") is None
+    np.testing.assert_array_equal(
+        frame(np.asarray(drawn()), "mnist")[0], to_digit(np.asarray(drawn()))
+    )

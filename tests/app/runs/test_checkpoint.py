@@ -1,0 +1,162 @@
+import dataclasses
+import os
+
+import pytest
+import torch
+
+import app.runs.files
+from app.config.errors import RunError, UserError
+from app.config.schema import ModelConfig
+from app.models import build_model
+from app.runs.checkpoint import FORMAT, Checkpoint, load_checkpoint, load_model, save_checkpoint
+
+
+def make_checkpoint(act="ncrelu", conv="depthwise"):
+    cfg = ModelConfig(act, conv)
+    return Checkpoint(
+        model=build_model(cfg, 10).state_dict(),
+        model_config=dataclasses.asdict(cfg),
+        data={"name": "digits", "classes": list("0123456789"), "mean": 0.1, "std": 0.3},
+        metrics={"epoch": 3, "val_accuracy": 0.5},
+    )
+
+
+def test_what_is_saved_is_loaded(tmp_path):
+    checkpoint = make_checkpoint()
+    save_checkpoint(tmp_path / "best.pt", checkpoint)
+    loaded = load_checkpoint(tmp_path / "best.pt")
+    torch.testing.assert_close(loaded.model, dict(checkpoint.model), rtol=0, atol=0)
+    for name in ("model_config", "data", "metrics", "versions"):
+        assert getattr(loaded, name) == getattr(checkpoint, name)
+    assert loaded.versions["torch"] == torch.__version__
+    assert load_checkpoint(tmp_path).data == checkpoint.data  # a run folder: its best.pt
+    assert [path.name for path in tmp_path.iterdir()] == ["best.pt"]
+
+
+def test_the_file_is_plain_data(tmp_path):
+    save_checkpoint(tmp_path / "best.pt", make_checkpoint())
+    content = torch.load(tmp_path / "best.pt", weights_only=True)
+    assert content["format"] == FORMAT
+    assert type(content["model"]["classifier.0.weight"]) is torch.Tensor
+
+
+def test_load_model_computes_what_was_saved(tmp_path):
+    model = build_model(ModelConfig("gelu", "depthwise"), 10)
+    checkpoint = make_checkpoint("gelu")
+    checkpoint.model = model.state_dict()
+    save_checkpoint(tmp_path / "best.pt", checkpoint)
+    loaded = load_model(load_checkpoint(tmp_path / "best.pt"))
+    images = torch.randn(2, 1, 28, 28)
+    assert not loaded.training
+    torch.testing.assert_close(loaded(images), model(images), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("failing", ["fsync", "replace", "write"])
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch, failing):
+    path = tmp_path / "last.pt"
+    save_checkpoint(path, make_checkpoint())
+    before = path.read_bytes()
+
+    def no_space(*arguments, **options):
+        raise OSError(28, "No space left on device")
+
+    if failing == "write":
+        monkeypatch.setattr(app.runs.files.Path, "open", no_space)
+    else:
+        target = app.runs.files.os if failing == "fsync" else app.runs.files.Path
+        monkeypatch.setattr(target, failing, no_space)
+    with pytest.raises(RunError, match=r"last\.pt: cannot be written: No space left on device"):
+        save_checkpoint(path, make_checkpoint("relu"))
+    monkeypatch.undo()
+    assert path.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["last.pt"]
+
+
+def test_a_temporary_left_by_a_killed_run_is_overwritten(tmp_path):
+    (tmp_path / ".best.pt.tmp").write_bytes(b"half of a checkpoint")
+    save_checkpoint(tmp_path / "best.pt", make_checkpoint())
+    assert [path.name for path in tmp_path.iterdir()] == ["best.pt"]
+
+
+@pytest.mark.parametrize("share", [0, 0.1, 0.5, 0.99])
+def test_truncated(tmp_path, share):
+    path = tmp_path / "best.pt"
+    save_checkpoint(path, make_checkpoint())
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(UserError, match=r"checkpoint=.*best\.pt: damaged, or not a checkpoint"):
+        load_checkpoint(path)
+
+
+def test_damaged_weights(tmp_path):
+    """torch loads them without a word."""
+    path = tmp_path / "best.pt"
+    save_checkpoint(path, make_checkpoint())
+    content = bytearray(path.read_bytes())
+    weights = load_checkpoint(path).model["classifier.0.weight"].numpy().tobytes()
+    content[content.index(weights) + 100] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="damaged, or not a checkpoint"):
+        load_checkpoint(path)
+
+
+def test_not_a_checkpoint(tmp_path):
+    path = tmp_path / "model.pt"
+    with pytest.raises(UserError, match=r"checkpoint=.*model\.pt: no such file"):
+        load_checkpoint(path)
+    path.write_text("hello")
+    with pytest.raises(UserError, match="damaged, or not a checkpoint"):
+        load_checkpoint(path)
+    torch.save({"weight": torch.zeros(1)}, path)
+    with pytest.raises(UserError, match="not a checkpoint of this program"):
+        load_checkpoint(path)
+    torch.save([1, 2], path)
+    with pytest.raises(UserError, match="not a checkpoint of this program"):
+        load_checkpoint(path)
+    torch.save({"format": FORMAT, "model": {}}, path)
+    with pytest.raises(UserError, match="no 'model_config'"):
+        load_checkpoint(path)
+
+
+def test_code_in_a_file_is_not_executed(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "sprung"),)
+
+    torch.save({"format": FORMAT, "model": Trap()}, tmp_path / "best.pt")
+    with pytest.raises(UserError, match="damaged, or not a checkpoint"):
+        load_checkpoint(tmp_path / "best.pt")
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_a_newer_format_is_refused(tmp_path):
+    path = tmp_path / "best.pt"
+    save_checkpoint(path, make_checkpoint())
+    content = torch.load(path, weights_only=True) | {"format": FORMAT + 1}
+    torch.save(content, path)
+    with pytest.raises(UserError, match=f"has format {FORMAT + 1}, made by a newer version"):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda c: c.model.popitem(), "Missing key"),
+        (lambda c: c.model_config.update(act="gelu"), "size mismatch"),
+        (lambda c: c.model_config.update(foo=1), "unknown key"),
+        (lambda c: c.data.pop("classes"), "classes"),
+        (lambda c: c.data.update(mean="x"), "real number"),
+        (lambda c: c.data.update(std=0.0), "std 0.0"),
+        (lambda c: next(iter(c.model.values())).fill_(float("nan")), "not finite"),
+        (lambda c: setattr(c, "model", None), "NoneType"),
+    ],
+    ids=["lacks", "other-act", "unknown", "no-classes", "mean", "std", "nan", "none"],
+)
+def test_parts_that_do_not_fit_are_refused(tmp_path, spoil, reason):
+    checkpoint = make_checkpoint()
+    spoil(checkpoint)
+    save_checkpoint(tmp_path / "best.pt", checkpoint)
+    with pytest.raises(UserError, match=reason) as error:
+        load_checkpoint(tmp_path / "best.pt")
+    assert str(error.value).startswith(f"checkpoint={tmp_path / 'best.pt'}: ")
+    assert "\n" not in str(error.value)

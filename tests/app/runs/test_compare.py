@@ -1,0 +1,175 @@
+import csv
+import io
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+
+import pytest
+from omegaconf import OmegaConf
+from PIL import Image
+
+from app.config.errors import UserError
+from app.runs.compare import find_entries, format_table, group, report, to_csv
+from app.runs.folder import CONFIG
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    """Two activations and two seeds; one run has failed, one was killed."""
+    root = tmp_path / "outputs" / "2026-01-31" / "12-00-00-abcd"
+    for number in range(12):
+        act, seed = ("relu", "ncrelu")[number % 2], number // 2
+        folder = root / str(number)
+        (folder / CONFIG.parent).mkdir(parents=True)
+        model = {"name": "lenet", "act": act, "conv": "standard"}
+        config = {"model": model, "seed": seed, "device": f"cuda:{seed}"}
+        OmegaConf.save(OmegaConf.create(config), folder / CONFIG)
+        summary = {
+            "status": "finished",
+            "test_accuracy": 0.99 + 0.001 * seed,
+            "val_accuracy": 0.98,
+            "parameters": 61706 if act == "relu" else 123026,
+            "training_seconds": 2.0 + seed,
+            "images_per_second": 20000.0,
+        }
+        if number == 10:
+            summary = {"status": "failed", "error": "the loss is nan at step 3"}
+        if number != 11:
+            (folder / "summary.json").write_text(json.dumps(summary))
+    hidden = root / ".12.tmp" / CONFIG.parent  # of a run that was killed as it made its folder
+    hidden.mkdir(parents=True)
+    (hidden / "config.yaml").touch()
+    return root
+
+
+def test_the_table(sweep):
+    groups = group(find_entries(sweep))
+    assert [(item.name, len(item.entries)) for item in groups] == [
+        ("model.act=relu", 6),
+        ("model.act=ncrelu", 6),
+    ]
+    lines = format_table(groups).splitlines()
+    deviation = statistics.stdev([0.0, 0.1, 0.2, 0.3, 0.4])
+    assert lines[2].split() == (
+        "model.act=relu 5 of 6 98.00 ± 0.00 % "
+        f"99.20 ± {deviation:.2f} % 61,706 4.0 ± 1.6 s 20,000".split()
+    )
+    assert "123,026" in lines[3]
+    assert len(set(map(len, lines))) == 1  # aligned
+
+
+def test_a_group_without_results_says_why(sweep, recwarn):
+    for path in sweep.glob("*/summary.json"):
+        path.write_text(json.dumps({"status": "failed", "error": "no"}))
+    lines = format_table(group(find_entries(sweep))).splitlines()
+    assert lines[2].split() == ["model.act=relu", "0", "of", "6", "failed"]
+    assert lines[3].split()[-3:] == ["failed", "or", "unfinished"]
+    report(str(sweep))
+    assert not recwarn  # of matplotlib, at an empty plot
+
+
+def test_numbers_are_short_to_read_and_whole_in_the_csv(sweep):
+    rates = (0.028332004457282706, 0.028332004999999999, 1e12)
+    for number, rate in enumerate(rates):
+        path = sweep / str(2 * number) / CONFIG  # all of the same activation
+        OmegaConf.save(OmegaConf.merge(OmegaConf.load(path), {"optim": {"lr": rate}}), path)
+    entries = find_entries(sweep)[:5:2]
+    assert [item.name for item in group(entries)] == [
+        "optim.lr=0.02833",
+        "optim.lr=0.02833",  # another kind of run all the same
+        "optim.lr=1e+12",
+    ]
+    rows = csv.DictReader(io.StringIO(to_csv(entries)))
+    assert [float(row["optim.lr"]) for row in rows] == list(rates)
+
+
+def test_settings_that_a_network_does_not_have(sweep):
+    config = {"model": {"name": "lltm", "act": "relu", "conv": "standard"}, "seed": 0}
+    OmegaConf.save(OmegaConf.create(config), sweep / "2" / CONFIG)
+    entries = find_entries(sweep)
+    assert {item.name: len(item.entries) for item in group(entries)} == {
+        "model.name=lenet model.act=relu": 5,
+        "model.name=lenet model.act=ncrelu": 6,
+        "model.name=lltm": 1,
+    }
+    rows = list(csv.DictReader(io.StringIO(to_csv(entries))))
+    assert (rows[2]["model.act"], rows[2]["model.name"]) == ("", "lltm")
+
+
+def test_the_csv_has_a_line_a_run(sweep):
+    rows = list(csv.DictReader(io.StringIO(to_csv(find_entries(sweep)))))
+    assert [row["run"].rsplit("/", 1)[1] for row in rows] == [str(number) for number in range(12)]
+    assert (rows[3]["model.act"], rows[3]["seed"], rows[3]["status"]) == ("ncrelu", "1", "finished")
+    assert float(rows[3]["test_accuracy"]) == pytest.approx(0.991)
+    assert (rows[10]["status"], rows[10]["error"]) == ("failed", "the loss is nan at step 3")
+    assert rows[11]["status"] == "unfinished"
+
+
+@pytest.mark.parametrize("folder", ["latest", "sweep"])
+def test_the_report(sweep, capsys, folder):
+    report(folder if folder == "latest" else str(sweep), str(sweep.parents[1]))
+    output = capsys.readouterr().out
+    assert "12 runs" in output
+    assert f"failed: {sweep}/10: the loss is nan at step 3\n" in output
+    assert f"unfinished: {sweep}/11\n" in output
+    assert (sweep / "report.csv").is_file()
+    with Image.open(sweep / "report.png") as picture:
+        assert picture.width > picture.height > 100
+
+
+def test_one_run_is_a_report_too(sweep, capsys):
+    report(str(sweep / "0"))
+    assert "99.00 %" in capsys.readouterr().out
+    alone = sweep.parent / "12-00-01-abcd"
+    shutil.copytree(sweep / "0", alone)
+    os.utime(alone / CONFIG, (2e9, 2e9))
+    report("latest", str(sweep.parents[1]))
+    assert f"{alone}: 1 run\n" in capsys.readouterr().out
+
+
+def test_a_sweep_whose_runs_have_names(sweep, capsys):
+    (sweep / "9").rename(sweep / "last")
+    os.utime(sweep / "last" / CONFIG, (2e9, 2e9))
+    (sweep / "multirun.yaml").touch()
+    report("latest", str(sweep.parents[1]))
+    assert f"{sweep}: 12 runs\n" in capsys.readouterr().out
+
+
+def test_nothing_to_report(tmp_path):
+    with pytest.raises(UserError, match=r"nowhere: no such folder"):
+        report("nowhere")
+    with pytest.raises(UserError, match=rf"{tmp_path}: no runs in it"):
+        report(str(tmp_path))
+    with pytest.raises(UserError, match=r"latest: no run under .*: train one with"):
+        report("latest", str(tmp_path))
+
+
+@pytest.mark.parametrize("name", [".hydra/config.yaml", "summary.json"])
+@pytest.mark.parametrize("content", ["- 1", "a: [b", '{"a": '])
+def test_a_run_that_cannot_be_read(sweep, name, content):
+    (sweep / "3" / name).write_text(content)
+    with pytest.raises(UserError, match=rf"3/{name}: cannot be read: [^\n]+$"):
+        report(str(sweep))
+
+
+def test_results_that_are_not_there(sweep):
+    (sweep / "3" / "summary.json").write_text('{"status": "finished"}')
+    with pytest.raises(UserError, match=r"3/summary.json: cannot be read: 'test_accuracy' must be"):
+        report(str(sweep))
+
+
+def test_the_command(sweep):
+    command = [sys.executable, "-m", "app.report"]
+    done = subprocess.run([*command, str(sweep)], capture_output=True, text=True, check=True)
+    assert "model.act=relu" in done.stdout
+    newest = [*command, "--outputs", str(sweep.parent)]
+    assert done.stdout == subprocess.run(newest, capture_output=True, text=True).stdout
+    done = subprocess.run([*command, "nowhere"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, "error: nowhere: no such folder\n")
+    for wrong in (["--foo"], ["latest", "--output", "x"]):
+        done = subprocess.run([*command, *wrong], capture_output=True, text=True)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert done.stderr.startswith("error: ")

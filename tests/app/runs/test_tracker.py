@@ -1,0 +1,71 @@
+import json
+import resource
+import signal
+from contextlib import closing, contextmanager
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from app.config.errors import RunError
+from app.runs.tracker import Tracker
+
+
+def test_scalars_are_read_back(tmp_path):
+    with closing(Tracker(tmp_path, {})) as tracker:
+        tracker.scalars(10, {"loss/train": 0.5, "learning_rate": 0.01})
+        tracker.scalars(20, {"loss/train": 0.25})
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert set(events.Tags()["scalars"]) == {"loss/train", "learning_rate"}
+    points = [(point.step, point.value) for point in events.Scalars("loss/train")]
+    assert points == [(10, 0.5), (20, 0.25)]
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"step": 10, "loss/train": 0.5, "learning_rate": 0.01},
+        {"step": 20, "loss/train": 0.25},
+    ]
+
+
+def test_what_came_after_the_sizes_is_cut_off(tmp_path):
+    with closing(Tracker(tmp_path, {})) as tracker:
+        tracker.scalars(1, {"x": 1.0})
+        sizes = tracker.flush()
+        tracker.scalars(2, {"x": 2.0})
+    with closing(Tracker(tmp_path, sizes)) as tracker:
+        tracker.scalars(2, {"x": 3.0})
+        tracker.flush()
+    with closing(Tracker(tmp_path, sizes)) as tracker:  # a second time from the same checkpoint
+        tracker.scalars(2, {"x": 4.0})
+    files = sorted(tmp_path.glob("events.*"))
+    assert len(files) == 2
+    points = [
+        (point.step, point.value)
+        for file in files
+        for point in EventAccumulator(str(file)).Reload().Scalars("x")
+    ]
+    assert sorted(points) == [(1, 1.0), (2, 4.0)]
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["x"] for line in lines] == [1.0, 4.0]
+
+
+def test_a_disk_that_is_full(tmp_path):
+    with pytest.raises(RunError, match="cannot be written: Not a directory"):
+        (tmp_path / "file").touch()
+        Tracker(tmp_path / "file" / "x", {})
+    with closing(Tracker(tmp_path, {})) as tracker:
+        tracker.scalars(1, {"x": 1.0})
+        with limited_files(), pytest.raises(RunError, match="cannot be written: File too large"):
+            tracker.scalars(2, {"x": 1.0})
+            tracker.flush()
+
+
+@contextmanager
+def limited_files():
+    """No file may grow, as on a full disk."""
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)

@@ -1,0 +1,102 @@
+import pytest
+import torch
+from torch import nn
+
+from app.config.schema import ModelConfig
+from app.models import LEAST_SIDE, OneChannelConv2d, build_model, count_parameters
+from ops import GELU, DepthwiseConv2d, GlobalAvgPool2d, MaxPool2d, NCReLU
+
+STANDARD = (1 * 25 + 1) * 6 + (6 * 25 + 1) * 16 + 401 * 120 + 121 * 84 + 85 * 10
+INVOLUTION = (
+    (2 * 6 + 6 * 3 + 2 * 3 + 4 * 50)
+    + (7 * 16 + 16 * 8 + 2 * 8 + 9 * 50)
+    + (16 * 49 + 1) * 120
+    + 121 * 84
+    + 85 * 10
+)
+PARAMETERS = {
+    ("relu", "standard"): STANDARD,
+    ("gelu", "standard"): STANDARD,
+    # every layer but the first takes twice as many channels
+    ("ncrelu", "standard"): STANDARD + 6 * 25 * 16 + 400 * 120 + 120 * 84 + 84 * 10,
+    ("relu", "depthwise"): 25 + 2 * 6 + 6 * 25 + 7 * 16 + 401 * 120 + 121 * 84 + 85 * 10,
+    ("gelu", "depthwise"): 25 + 2 * 6 + 6 * 25 + 7 * 16 + 401 * 120 + 121 * 84 + 85 * 10,
+    # 1x1, then reduce, normalise and span to 2 groups of 5x5; 7x7 pixels are left
+    ("relu", "involution"): INVOLUTION,
+    ("ncrelu", "depthwise"): 25 + 2 * 6 + 12 * 25 + 13 * 16 + 801 * 120 + 241 * 84 + 169 * 10,
+    # convolutions of 3x3 and 1x1 in the place of the fully connected layers
+    ("relu", "standard", "gap"): 26 * 6 + (6 * 25 + 1) * 16 + (16 * 9 + 1) * 120 + 121 * 10,
+    ("ncrelu", "depthwise", "gap"): 25 + 2 * 6 + 12 * 25 + 13 * 16 + 32 * 9 + 33 * 120 + 241 * 10,
+}
+
+
+@pytest.mark.parametrize("kind", PARAMETERS)
+def test_shapes_parameters_and_gradients(kind):
+    model = build_model(ModelConfig(*kind), num_classes=10)
+    logits = model(torch.randn(3, 1, 28, 28))
+    assert logits.shape == (3, 10)
+    assert logits.dtype == torch.float32
+    assert count_parameters(model) == PARAMETERS[kind]
+    logits.square().sum().backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("act", "conv", "operators"),
+    [("gelu", "depthwise", (GELU, DepthwiseConv2d)), ("ncrelu", "standard", (NCReLU, nn.Conv2d))],
+)
+def test_the_layers_are_our_operators(act, conv, operators):
+    kinds = {type(module) for module in build_model(ModelConfig(act, conv), 10).modules()}
+    assert kinds >= set(operators)
+    assert nn.ReLU not in kinds
+
+
+def test_the_recurrent_network_reads_rows():
+    model = build_model(ModelConfig(name="lltm"), num_classes=10)
+    assert count_parameters(model) == 3 * 128 * (128 + 28 + 1) + 129 * 10
+    images = torch.randn(3, 1, 28, 28)
+    logits = model(images)
+    assert logits.shape == (3, 10)
+    logits.square().sum().backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in model.parameters())
+    state = None
+    for row in range(28):
+        _, state = model.rows(images[:, 0, row : row + 1], state)
+    torch.testing.assert_close(model.classifier(state[0]), logits)
+
+
+def test_number_of_classes():
+    assert build_model(ModelConfig(), num_classes=3)(torch.zeros(2, 1, 28, 28)).shape == (2, 3)
+
+
+def test_the_pooling_head_takes_any_size():
+    pooling = build_model(ModelConfig(head="gap"), num_classes=3)
+    assert any(isinstance(module, GlobalAvgPool2d) for module in pooling.modules())
+    for size in ((LEAST_SIDE, LEAST_SIDE), (13, 40), (28, 28)):
+        assert pooling(torch.randn(2, 1, *size)).shape == (2, 3)
+    for model, side in ((pooling, LEAST_SIDE - 1), (build_model(ModelConfig(), 3), 40)):
+        with pytest.raises(RuntimeError):
+            model(torch.zeros(1, 1, side, side))
+
+
+def test_pooling_before_ncrelu_is_pooling_after_it():
+    input = torch.randn(4, 6, 8, 8)
+    pool, ncrelu = MaxPool2d(2), NCReLU()
+    torch.testing.assert_close(ncrelu(pool(input)), pool(ncrelu(input)), rtol=0, atol=0)
+
+
+def test_frozen_parameters_are_not_counted():
+    layer = nn.Linear(3, 2)
+    layer.bias.requires_grad_(False)
+    assert count_parameters(layer) == 6
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_a_convolution_of_one_channel_is_one(device):
+    ours = OneChannelConv2d(1, 6, 5, padding=2).double().to(device)
+    input = torch.randn(3, 1, 28, 28, dtype=torch.float64, device=device)
+    results = []
+    for training in (True, False):
+        output = ours.train(training)(input)
+        results.append((output, *torch.autograd.grad(output.square().sum(), ours.parameters())))
+    torch.testing.assert_close(*results)

@@ -1,0 +1,86 @@
+"""Two processes under torchrun, on the CPU: what one computes, and one of them may die."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from app.runs.checkpoint import load_checkpoint
+from app.runs.folder import find_runs
+from app.training.distributed import World
+from app.training.trainer import train
+from tests.app.test_train import ROOT
+from tests.app.training.test_resume import cfg, lines  # noqa: F401
+
+DYING = """
+import os, signal
+from app.training import trainer as training
+from app.train import main
+
+take = training.Steps.take
+
+def dying(steps):
+    if steps.run.step == 10 and steps.run.world.rank == 1 and steps.run.world.restarts == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    take(steps)
+
+training.ASK_EVERY = 1
+training.Steps.take = dying
+main()
+"""
+
+
+def torchrun(script, overrides, *options):
+    """Run a script in two processes: (exit code, stdout, stderr)."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*command, *options, str(script), *overrides],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_two_are_like_one_even_when_one_dies(cfg, tmp_path):  # noqa: F811
+    cfg.trainer.precision, cfg.optim.ema = "fp64", 0.0
+    train(cfg)
+    (alone,) = find_runs(Path(cfg.outputs))
+    script = tmp_path / "dying.py"
+    script.write_text(DYING)
+    overrides = [
+        f"data.root={cfg.data.root}", "data.val_size=60", "model.act=ncrelu", "device=cpu",
+        "augment.rotation=10", "augment.shift=2", "augment.scale=0.1", "augment.shear=5",
+        "optim.lr=0.1", "trainer.epochs=3", "trainer.batch_size=32", "trainer.log_every=3",
+        "trainer.checkpoint_steps=2", "trainer.precision=fp64", f"outputs={tmp_path / 'two'}",
+    ]  # fmt: skip
+    code, output, errors = torchrun(script, overrides, "--max-restarts=1")
+    assert code == 0, errors
+    (together,) = find_runs(tmp_path / "two")  # one folder, one process that writes
+    assert "going on after step" in output
+    assert output.count("test accuracy") == 1
+    ours, theirs = lines(alone), lines(together)
+    assert [line["step"] for line in ours] == [line["step"] for line in theirs]
+    for one, other in zip(ours, theirs, strict=True):
+        assert one == pytest.approx(other, rel=1e-5, abs=1e-5)
+    weights, others = (load_checkpoint(path / "last.pt").model for path in (alone, together))
+    torch.testing.assert_close(weights, others, rtol=1e-4, atol=1e-4)
+    assert json.loads((together / "summary.json").read_text())["processes"] == 2
+    assert load_checkpoint(together / "last.pt").training["learner"]["model"]
+
+
+def test_a_batch_that_cannot_be_shared(cfg):  # noqa: F811
+    from app.config.errors import UserError
+    from app.training.state import start
+
+    class Three(World):
+        def broadcast(self, value):
+            return value
+
+    with pytest.raises(UserError, match=r"trainer\.batch_size=32: must be a multiple of 3"):
+        start(cfg, Three(0, 3))

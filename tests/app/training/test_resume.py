@@ -1,0 +1,310 @@
+"""A run that was stopped, whenever and however, ends like one that was not."""
+
+import dataclasses
+import json
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from app.config.errors import RunError, UserError
+from app.config.schema import (
+    AugmentConfig,
+    DataConfig,
+    ModelConfig,
+    OptimConfig,
+    TrainConfig,
+    TrainerConfig,
+)
+from app.runs.checkpoint import load_checkpoint, save_checkpoint
+from app.training import trainer as training
+from app.training.trainer import train
+from tests.app.idx import write_dataset
+from tests.app.test_train import command, run
+
+EPOCHS, EPOCH_STEPS = 3, 7
+TIMES = ("images_per_second", "seconds")  # what no two runs have in common
+
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def cfg(tmp_path):
+    """Everything that has a state is in it."""
+    write_dataset(tmp_path / "data")
+    return TrainConfig(
+        model=ModelConfig(act="ncrelu"),
+        data=DataConfig(root=str(tmp_path / "data"), val_size=60),
+        augment=AugmentConfig(rotation=10, shift=2, scale=0.1, shear=5),
+        optim=OptimConfig(lr=0.1, ema=0.9),
+        trainer=TrainerConfig(epochs=EPOCHS, batch_size=32, log_every=3, checkpoint_steps=2),
+        device="cpu",
+        outputs=str(tmp_path / "outputs"),
+    )
+
+
+def folders(outputs):
+    found = Path(outputs).rglob(".hydra/config.yaml")
+    return sorted((path.parents[1] for path in found), key=lambda path: path.stat().st_mtime_ns)
+
+
+def curves(folder):
+    """All points of all curves of TensorBoard but those of time, as they are in the files."""
+    points = {}
+    for file in folder.glob("events.*"):
+        events = EventAccumulator(str(file)).Reload()
+        for tag in events.Tags()["scalars"]:
+            if not tag.endswith(TIMES):
+                points.setdefault(tag, []).extend((p.step, p.value) for p in events.Scalars(tag))
+    return {tag: sorted(values) for tag, values in points.items()}
+
+
+def lines(folder):
+    objects = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not k.endswith(TIMES)} for line in objects]
+
+
+def assert_same(one, other):
+    """Two runs have come to the same end by the same way, bit by bit."""
+    for name in ("last.pt", "best.pt"):
+        first, second = load_checkpoint(one / name), load_checkpoint(other / name)
+        torch.testing.assert_close(first.model, second.model, rtol=0, atol=0)
+        assert first.metrics == second.metrics
+    ours, theirs = (load_checkpoint(folder / "last.pt").training for folder in (one, other))
+    torch.testing.assert_close(ours["learner"], theirs["learner"], rtol=0, atol=0)
+    assert (ours["step"], ours["best"]) == (theirs["step"], theirs["best"])
+    assert curves(one) == curves(other)
+    assert lines(one) == lines(other)
+
+
+class StoppedError(BaseException):
+    """As sudden as a kill, in this process."""
+
+
+def stop_at(monkeypatch, moment, count):
+    """Stop the `count`-th time that Steps.take, or else training.`moment`, is called."""
+    owner = training.Steps if moment == "take" else training
+    original, calls = getattr(owner, moment), iter(range(1, 1000))
+
+    def stopping(*arguments, **options):
+        if next(calls) == count:
+            raise StoppedError
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(owner, moment, stopping)
+
+
+@pytest.mark.parametrize(
+    "stops",
+    [
+        [("take", 1)],  # before the first checkpoint
+        [("take", 6)],
+        [("take", 9), ("take", 3), ("take", 4)],
+        [("evaluate", 2)],
+        [("save", 4)],  # the curves are further than the checkpoint
+        [("test", 1)],
+    ],
+    ids=lambda stops: "-".join(f"{moment}{count}" for moment, count in stops),
+)
+def test_a_stopped_run_ends_like_another(cfg, monkeypatch, stops):
+    train(cfg)
+    (whole,) = folders(cfg.outputs)
+    for index, (moment, count) in enumerate(stops):
+        stop_at(monkeypatch, moment, count)
+        with pytest.raises(StoppedError):
+            train(dataclasses.replace(cfg, resume="latest" if index else None))
+        monkeypatch.undo()
+    summary = train(dataclasses.replace(cfg, resume="latest"))
+    stopped = folders(cfg.outputs)[-1]
+    assert len(folders(cfg.outputs)) == 2
+    assert (summary["status"], summary["steps"]) == ("finished", EPOCHS * EPOCH_STEPS)
+    assert_same(whole, stopped)
+
+
+def test_a_recurrent_network_too(cfg, monkeypatch):
+    cfg.model.name = "lltm"
+    test_a_stopped_run_ends_like_another(cfg, monkeypatch, [("take", 9)])
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_in_half_precision_too(cfg, monkeypatch, precision):
+    cfg.trainer.precision = precision
+    assert train(cfg)["test_accuracy"] > 0.5
+    stop_at(monkeypatch, "take", 12)
+    with pytest.raises(StoppedError):
+        train(cfg)
+    monkeypatch.undo()
+    train(dataclasses.replace(cfg, resume="latest"))
+    assert_same(*folders(cfg.outputs))
+
+
+def test_an_interrupted_run_is_resumed_by_its_name(cfg, monkeypatch, capsys):
+    train(cfg)
+    take = training.Steps.take
+
+    def signalled(steps):
+        if steps.run.step == 9:
+            signal.raise_signal(signal.SIGINT)
+        take(steps)
+
+    monkeypatch.setattr(training.Steps, "take", signalled)
+    with pytest.raises(KeyboardInterrupt):
+        train(cfg)
+    monkeypatch.undo()
+    whole, stopped = folders(cfg.outputs)
+    (stopped / ".best.pt.tmp").write_bytes(b"half of a checkpoint")
+    train(TrainConfig(resume=str(stopped / "last.pt"), data=cfg.data, outputs=cfg.outputs))
+    assert f"going on after step 10 in {stopped}" in capsys.readouterr().out
+    assert_same(whole, stopped)
+    assert not list(stopped.glob(".*.tmp"))
+
+
+def test_a_finished_run_is_left_as_it_is(cfg, capsys):
+    summary = train(cfg)
+    (folder,) = folders(cfg.outputs)
+    before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    assert train(dataclasses.replace(cfg, resume=str(folder))) == summary
+    assert {path: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+    assert "is finished" in capsys.readouterr().out
+
+
+@pytest.fixture
+def stopped(cfg, monkeypatch):
+    """The folder of a run that was stopped after its first epoch."""
+    stop_at(monkeypatch, "take", 11)
+    with pytest.raises(StoppedError):
+        train(cfg)
+    monkeypatch.undo()
+    return folders(cfg.outputs)[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": ModelConfig("gelu")}, "model.act=gelu: the run to resume has ncrelu"),
+        ({"seed": 3}, "seed=3: the run to resume has 0"),
+        ({"recipe": "best"}, "recipe=best: the run to resume has fast"),
+    ],
+)
+def test_another_kind_of_run_is_refused(cfg, stopped, change, message):
+    with pytest.raises(UserError) as caught:
+        train(dataclasses.replace(cfg, resume="latest", **change))
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda c: c.model_config.update(conv="depthwise"), "its contents do not fit"),
+        (lambda c: c.data.update(name="kmnist"), "is of data.name=kmnist, here it is mnist"),
+        (lambda c: c.data.update(mean=0.5), "is of data.mean=0.5, here it is"),
+        (lambda c: c.training.clear(), "holds a network, but not the state of its training"),
+        (lambda c: c.training.pop("step"), "its contents do not fit: 'step'"),
+        (lambda c: c.training["learner"].pop("average"), "its contents do not fit: 'average'"),
+    ],
+    ids=["architecture", "data", "pixels", "no-training", "no-step", "no-average"],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused(cfg, stopped, spoil, message):
+    checkpoint = load_checkpoint(stopped / "last.pt")
+    spoil(checkpoint)
+    save_checkpoint(stopped / "last.pt", checkpoint)
+    before = (stopped / "metrics.jsonl").read_bytes()
+    with pytest.raises(UserError, match=r"last\.pt") as caught:
+        train(dataclasses.replace(cfg, resume="latest"))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert (stopped / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_run_that_has_lost_its_last_checkpoint_keeps_its_best(cfg, stopped):
+    (stopped / "last.pt").unlink()
+    best = load_checkpoint(stopped / "best.pt")
+    assert best.metrics["epoch"] == 1
+    best.metrics["epoch"] = 2
+    save_checkpoint(stopped / "best.pt", best)
+    before = {path: path.read_bytes() for path in stopped.iterdir() if path.is_file()}
+    with pytest.raises(UserError, match=r"its last\.pt is gone, .*; its best network is in best"):
+        train(dataclasses.replace(cfg, resume="latest"))
+    assert {path: path.read_bytes() for path in stopped.iterdir() if path.is_file()} == before
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(cfg, stopped):
+    (stopped / "last.pt").unlink()
+    train(dataclasses.replace(cfg, resume="latest"))
+    train(cfg)
+    assert_same(*folders(cfg.outputs))
+
+
+def test_a_checkpoint_that_is_damaged_is_refused(cfg, stopped):
+    path = stopped / "last.pt"
+    newer = torch.load(path, weights_only=True) | {"format": 99}
+    for content in (b"", path.read_bytes()[:-999], newer):
+        if content is newer:
+            torch.save(newer, path)
+        else:
+            path.write_bytes(content)
+        reason = "has format 99" if content is newer else "damaged"
+        with pytest.raises(UserError, match=rf"^resume=.*last\.pt: {reason}"):
+            train(dataclasses.replace(cfg, resume="latest"))
+
+
+@pytest.mark.parametrize(
+    ("resume", "message"),
+    [("nowhere", "resume=nowhere: not a run folder"), ("latest", "resume=latest: no run under")],
+)
+def test_there_is_nothing_to_resume(cfg, resume, message):
+    with pytest.raises(UserError, match=message):
+        train(dataclasses.replace(cfg, resume=resume))
+    assert not Path(cfg.outputs).exists()
+
+
+def test_a_run_is_written_by_one_process_only(cfg, stopped):
+    again = dataclasses.replace(cfg, resume="latest")
+    half_written = stopped / ".last.pt.tmp"
+    half_written.touch()
+    with training.locked(stopped), pytest.raises(UserError, match="going on in another process"):
+        train(again)
+    assert half_written.exists()  # the other process's
+    train(again)
+    assert not half_written.exists()
+
+
+def test_weights_that_are_not_finite_are_not_saved(cfg, monkeypatch):
+    start = training.start
+
+    def spoiled(*arguments):
+        result = start(*arguments)
+        next(result.learner.average.parameters())[0] = float("nan")
+        return result
+
+    monkeypatch.setattr(training, "start", spoiled)
+    with pytest.raises(RunError, match="the weights are not finite at step 2"):
+        train(cfg)
+    assert not (folders(cfg.outputs)[0] / "last.pt").exists()
+
+
+def test_kill_9_at_random_moments(tmp_path, request):
+    """`--kills=25` takes longer and more moments."""
+    settings = ["data=digits", "trainer.epochs=6", "trainer.batch_size=32", "model.act=gelu"]
+    settings += ["trainer.checkpoint_steps=7", "optim.ema=0.9", "augment.rotation=10"]
+    started = time.monotonic()
+    assert run(*settings, "outputs=whole", folder=tmp_path)[0] == 0
+    seconds, (whole,) = time.monotonic() - started, folders(tmp_path / "whole")
+    for number in range(request.config.getoption("--kills")):
+        outputs = f"outputs={number}"
+        process = command(*settings, outputs, folder=tmp_path)
+        while not process.stdout.readline().startswith("writing to"):
+            assert process.poll() is None, process.stderr.read()
+        time.sleep(random.uniform(0, 0.5 * seconds))
+        process.kill()
+        process.communicate()
+        code, output, errors = run("resume=latest", outputs, folder=tmp_path)
+        assert (code, errors) == (0, "")
+        (killed,) = folders(tmp_path / str(number))
+        print(f"kill {number}: {output.splitlines()[:3][-1]}")  # one line if it was at its end
+        assert_same(whole, killed)

@@ -1,0 +1,71 @@
+"""Steps replayed as a CUDA graph are the steps that would have been taken one by one."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from app.config.schema import ModelConfig
+from app.runs.checkpoint import load_checkpoint
+from app.runs.folder import find_runs
+from app.training.state import start
+from app.training.step import Steps
+from app.training.trainer import train
+from tests.app.training.test_resume import cfg, test_a_stopped_run_ends_like_another  # noqa: F401
+
+pytestmark = pytest.mark.cuda
+
+
+def weights_after_training(cfg):  # noqa: F811
+    train(cfg)
+    newest = max(find_runs(Path(cfg.outputs)), key=lambda folder: folder.stat().st_mtime_ns)
+    return load_checkpoint(newest / "last.pt").model
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "fp64"])
+@pytest.mark.parametrize(
+    "model", [ModelConfig("ncrelu", "depthwise"), ModelConfig(conv="involution")]
+)
+def test_replayed_or_not_they_are_the_same(cfg, precision, model):  # noqa: F811
+    cfg.device, cfg.model, cfg.trainer.precision = "cuda", model, precision
+    replayed, again = weights_after_training(cfg), weights_after_training(cfg)
+    cfg.trainer.compile = False
+    taken = weights_after_training(cfg)
+    for name, value in taken.items():
+        assert torch.equal(value, replayed[name]), name
+        assert torch.equal(value, again[name]), name
+
+
+def test_a_stopped_run_ends_like_another_on_a_gpu(cfg, monkeypatch):  # noqa: F811
+    cfg.device = "cuda"
+    test_a_stopped_run_ends_like_another(cfg, monkeypatch, [("take", 9)])
+
+
+def test_a_compiled_network_is_captured_too(cfg):  # noqa: F811
+    returned = []
+    for compiled in ("auto", True):
+        trainer = dataclasses.replace(cfg.trainer, compile=compiled)
+        run = start(dataclasses.replace(cfg, device="cuda", trainer=trainer))
+        steps = Steps(run)
+        steps.begin(0, 0)
+        for _ in range(3):
+            steps.take()
+        returned.append(steps.returned[:3])
+    torch.testing.assert_close(*returned, rtol=1e-3, atol=1e-3)
+
+
+def test_no_step_waits_for_the_gpu(cfg):  # noqa: F811
+    """Neither while it is captured nor when it is taken as it is."""
+    for compiled in ("auto", False):
+        trainer = dataclasses.replace(cfg.trainer, compile=compiled)
+        run = start(dataclasses.replace(cfg, device="cuda", trainer=trainer))
+        steps = Steps(run)
+        steps.begin(0, 0)
+        steps.take()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(3):
+                steps.take()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")

@@ -1,0 +1,325 @@
+import dataclasses
+import json
+import math
+import os
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+from torch.nn import functional as F
+
+import ops
+from app.config.errors import RunError, UserError
+from app.config.schema import DataConfig, ModelConfig, OptimConfig, TrainConfig, TrainerConfig
+from app.data.datasets import load_dataset
+from app.data.transforms import normalize
+from app.inference import predictor as inference
+from app.inference.predictor import evaluate
+from app.runs.checkpoint import load_checkpoint, load_model
+from app.training import summary as final
+from app.training import trainer as training
+from app.training.optimizers import one_cycle
+from app.training.state import start
+from app.training.trainer import train
+from tests.app.idx import write_dataset
+from tests.app.runs.test_tracker import limited_files
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def cfg(tmp_path):
+    """Two epochs of seven steps on a data set that is learned in one."""
+    write_dataset(tmp_path / "data")
+    return TrainConfig(
+        model=ModelConfig(act="ncrelu"),
+        data=DataConfig(root=str(tmp_path / "data"), val_size=60),
+        optim=OptimConfig("adamw", lr=0.01),
+        trainer=TrainerConfig(epochs=2, batch_size=32, log_every=2),
+        device="cpu",
+        outputs=str(tmp_path / "outputs"),
+    )
+
+
+def run_folder(cfg):
+    (summary,) = Path(cfg.outputs).rglob("summary.json")
+    return summary.parent
+
+
+def test_a_run_learns_and_leaves_everything(cfg, capfd):
+    summary = train(cfg)
+    folder = run_folder(cfg)
+    assert summary["test_accuracy"] > 0.9
+    assert json.loads((folder / "summary.json").read_text()) == summary
+    assert (summary["status"], summary["epochs"], summary["steps"]) == ("finished", 2, 14)
+    assert summary["parameters"] == 123_026
+    names = {path.name.split(".")[0] for path in folder.iterdir() if path.name != ".hydra"}
+    assert names == {"best", "last", "summary", "events", "metrics"}
+    output, errors = capfd.readouterr()
+    assert errors == ""  # no progress bar in a pipe
+    assert len([line for line in output.splitlines() if line.startswith("epoch ")]) == 2
+    last = output.splitlines()[-1]
+    assert last.startswith(f"test accuracy {summary['test_accuracy']:.2%} in ")
+    assert str(folder / "best.pt") in last
+    assert "images/s" in last
+
+
+def test_the_curves(cfg):
+    summary = train(cfg)
+    events = EventAccumulator(str(run_folder(cfg))).Reload()
+    steps = {tag: [p.step for p in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    assert steps["loss/train"] == steps["learning_rate"] == [2, 4, 6, 7, 9, 11, 13, 14]
+    assert steps["gradient_norm"] == steps["loss/train"]
+    for tag in ("loss/val", "accuracy/val", "accuracy/train", "images_per_second"):
+        assert steps[tag] == [7, 14]
+    assert len(steps["accuracy/test"]) == len(steps["loss/test"]) == 1
+    assert events.Scalars("final/test_accuracy")[0].value == pytest.approx(summary["test_accuracy"])
+    rates = [point.value for point in events.Scalars("learning_rate")]
+    assert rates == pytest.approx([one_cycle(s - 1, 14, cfg.optim) for s in steps["loss/train"]])
+    assert set(events.Tags()["images"]) == {"first_convolution", "confusion_matrix", "mistakes"}
+    assert set(events.Tags()["tensors"]) == {f"class/{digit}" for digit in range(10)}
+    assert any("NCReLU" in node.name for node in events.Graph().node)
+
+
+def test_a_network_without_convolutions(cfg, capsys):
+    cfg.model.name = "lltm"
+    summary = train(cfg)
+    assert summary["model"] == "lltm"
+    assert not {"act", "conv", "head"} & summary.keys()  # it has no choice of them
+    assert summary["test_accuracy"] > 0.5
+    assert "LLTM of 128 features" in capsys.readouterr().out
+    events = EventAccumulator(str(run_folder(cfg))).Reload()
+    assert set(events.Tags()["images"]) == {"confusion_matrix", "mistakes"}
+    assert any("lltm" in node.name.lower() for node in events.Graph().node)
+
+
+def test_what_a_sweep_is_compared_by(cfg):
+    summary = train(cfg)
+    events = EventAccumulator(str(run_folder(cfg))).Reload()
+    content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    start = HParamsPluginData.FromString(content).session_start_info
+    assert start.hparams["model.act"].string_value == "ncrelu"
+    assert start.hparams["optim.lr"].number_value == 0.01
+    content = events.SummaryMetadata("_hparams_/experiment").plugin_data.content
+    metrics = HParamsPluginData.FromString(content).experiment.metric_infos
+    names = {info.name.tag for info in metrics}
+    assert "final/test_accuracy" in names
+    assert names <= set(events.Tags()["scalars"])
+    assert events.Scalars("final/parameters")[0].value == summary["parameters"]
+
+
+def test_the_best_checkpoint_is_complete(cfg):
+    summary = train(cfg)
+    best = load_checkpoint(run_folder(cfg) / "best.pt")
+    assert best.model_config == dataclasses.asdict(cfg.model)
+    assert best.config == dataclasses.asdict(cfg)
+    assert best.metrics["val_accuracy"] == summary["val_accuracy"]
+    assert best.metrics["test_accuracy"] == summary["test_accuracy"]
+    data = load_dataset(cfg.data)
+    assert best.data == {
+        "name": "mnist",
+        "classes": list("0123456789"),
+        "mean": data.mean,
+        "std": data.std,
+        "fallback_from": None,
+        "val_size": 60,
+        "split_seed": 0,
+    }
+    loss, accuracy = evaluate(load_model(best), data.test, data)
+    assert accuracy == summary["test_accuracy"]
+    assert loss == pytest.approx(best.metrics["test_loss"], rel=1e-4)
+
+
+def test_validation_chooses_and_the_test_set_is_used_once(cfg, monkeypatch):
+    cfg.trainer.epochs = 4
+    accuracies = iter([(0.9, 0.3), (0.5, 0.8), (0.4, 0.8), (0.6, 0.7), (0.1, 0.75)])
+    used = []
+
+    def scripted(logits, labels):
+        used.append(len(labels))
+        return next(accuracies)
+
+    monkeypatch.setattr(inference, "score", scripted)
+    monkeypatch.setattr(final, "score", scripted)
+    summary = train(cfg)
+    assert used == [60, 60, 60, 60, 100]
+    best = load_checkpoint(run_folder(cfg) / "best.pt").metrics
+    assert (best["epoch"], best["val_accuracy"]) == (3, 0.8)  # the later of equals
+    assert (summary["val_accuracy"], summary["test_accuracy"]) == (0.8, 0.75)
+    assert load_checkpoint(run_folder(cfg) / "last.pt").metrics["epoch"] == 4
+
+
+def test_the_same_seed_gives_the_same_weights(cfg, tmp_path):
+    weights = []
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        run = dataclasses.replace(cfg, seed=seed, outputs=str(tmp_path / name))
+        train(run)
+        weights.append(load_checkpoint(run_folder(run) / "last.pt").model)
+    same, other = (
+        all(torch.equal(weights[0][key], model[key]) for key in model) for model in weights[1:]
+    )
+    assert same
+    assert not other
+
+
+def test_a_signal_in_the_last_step_is_not_lost(cfg, monkeypatch):
+    take = training.Steps.take
+
+    def signalled(steps):
+        take(steps)
+        if steps.run.step == steps.run.steps - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(training.Steps, "take", signalled)
+    with pytest.raises(KeyboardInterrupt):
+        train(cfg)
+    folder = run_folder(cfg)
+    assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
+    assert load_checkpoint(folder / "last.pt").metrics["epoch"] == cfg.trainer.epochs
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_keeps_what_it_reached(cfg, monkeypatch, capsys, number):
+    take = training.Steps.take
+
+    def signalled(steps):
+        if steps.run.step == 9:
+            os.kill(os.getpid(), number)
+        take(steps)
+
+    monkeypatch.setattr(training.Steps, "take", signalled)
+    with pytest.raises(KeyboardInterrupt):
+        train(cfg)
+    folder = run_folder(cfg)
+    assert load_checkpoint(folder / "last.pt").metrics == {"epoch": 1, "step": 10}
+    assert load_checkpoint(folder / "best.pt").metrics["epoch"] == 1
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["status"], summary["steps"]) == ("interrupted", 10)
+    assert "test_accuracy" not in summary
+    assert "stopped after step 10" in capsys.readouterr().out
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(cfg, monkeypatch):
+    take = training.Steps.take
+
+    def poisoned(steps):
+        take(steps)
+        if steps.run.step == 10:
+            steps.returned[10 % steps.run.epoch_steps] = math.nan
+
+    monkeypatch.setattr(training.Steps, "take", poisoned)
+    with pytest.raises(
+        RunError, match=r"the loss is nan at step 11, .* smaller optim\.lr"
+    ) as error:
+        train(cfg)
+    (last,) = Path(cfg.outputs).rglob("last.pt")
+    assert f"(last good checkpoint: {last})" in str(error.value)
+    assert json.loads((last.parent / "summary.json").read_text())["status"] == "failed"
+    assert load_checkpoint(last).metrics["epoch"] == 1  # the one before it is kept
+
+
+@pytest.mark.parametrize("name", ["empty", "operator"])
+def test_too_little_memory_is_said_in_a_line(cfg, monkeypatch, name):
+    take = training.Steps.take
+
+    def hungry(steps):
+        if steps.run.step == 10:
+            element = torch.empty(1)
+            element.new_empty(2**44) if name == "empty" else ops.exp(element.expand(2**44))
+        take(steps)
+
+    monkeypatch.setattr(training.Steps, "take", hungry)
+    with pytest.raises(RunError, match=r"out of memory on cpu with trainer\.batch_size=32"):
+        train(cfg)
+    (last,) = Path(cfg.outputs).rglob("last.pt")
+    assert load_checkpoint(last).metrics["epoch"] == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA out of memory. Tried to allocate 2.00 GiB.",
+        "CUDA error: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        'torch_call_dispatcher( "aten::clone", "", stack.data()) API call failed at',
+        "aoti_torch_empty_strided(dim, sizes, strides, type, device, 0, &made) API call failed at",
+    ],
+)
+def test_too_little_memory_is_known_by_its_message(text):
+    assert training.lacks_memory(RuntimeError(text))
+    assert not training.lacks_memory(RuntimeError(f"depthwise_conv2d: {text[-9:]}"))
+
+
+def test_memory_that_another_process_has_is_said_in_a_line(cfg, monkeypatch):
+    def hungry(cfg, world):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(training, "start", hungry)
+    with pytest.raises(RunError, match="out of memory on cpu before the first step"):
+        train(cfg)
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(cfg, monkeypatch):
+    take = training.Steps.take
+
+    def filled(steps):
+        if steps.run.step == 10:
+            stack.enter_context(limited_files())
+        take(steps)
+
+    monkeypatch.setattr(training.Steps, "take", filled)
+    with ExitStack() as stack, pytest.raises(RunError, match="cannot be written: File") as error:
+        train(cfg)
+    (last,) = Path(cfg.outputs).rglob("last.pt")
+    assert f"too large (last good checkpoint: {last})" in str(error.value)
+    assert load_checkpoint(last).metrics["epoch"] == 1
+    monkeypatch.undo()
+    assert train(dataclasses.replace(cfg, resume="latest"))["steps"] == 14
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("device", "cuda:99", "device=cuda:99: not on this machine, choose from auto, cpu"),
+        ("data", DataConfig(name="digits", val_size=1438), "data.val_size=1438: must be below"),
+        ("outputs", "a-file/outputs", "outputs=a-file/outputs: cannot be written: Not a directory"),
+    ],
+)
+def test_wrong_usage_leaves_nothing(cfg, tmp_path, monkeypatch, key, value, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a-file").touch()
+    setattr(cfg, key, value)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UserError) as caught:
+        train(cfg)
+    assert message in str(caught.value)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_batch_larger_than_the_data(cfg):
+    cfg.trainer.batch_size = 10_000
+    run = start(cfg)
+    assert (run.batch_size, run.steps) == (240, 2)
+
+
+def test_evaluate_in_portions_is_evaluate_at_once(cfg):
+    data = load_dataset(cfg.data)
+    model = start(cfg).learner.model
+    logits = model(normalize(data.test.images, data.mean, data.std))
+    accuracy = (logits.argmax(1) == data.test.labels).float().mean().item()
+    loss = F.cross_entropy(logits, data.test.labels).item()
+    assert evaluate(model, data.test, data, batch_size=33) == pytest.approx((loss, accuracy))
+    assert not model.training
+
+
+@pytest.mark.cuda
+def test_on_a_gpu(cfg):
+    cfg.device = "cuda"
+    summary = train(cfg)
+    assert summary["test_accuracy"] > 0.9
+    weights = load_checkpoint(run_folder(cfg) / "best.pt").model
+    assert all(tensor.device.type == "cpu" for tensor in weights.values())
