@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from ops.core.torch_private import OpOverload, below_autocast, transforms_active, version_of

@@ -35,7 +35,7 @@ class Term(NamedTuple):
     """The source of one argument of the backward operator."""
 
     kind: Kind
-    index: int  # of a gradient, argument or output
+    place: int  # of a gradient, argument or output
     type: str  # in the schema's words
 
 
@@ -56,7 +56,7 @@ class Formula:
         self.backward: OpOverload = getattr(torch.ops.lenet_ops, call[1]).default
         self.terms = [self._parse(term.strip()) for term in call[2].split(",")]
         self.tensors = [i for i, x in enumerate(self.schema.arguments) if _is_tensor(str(x.type))]
-        self.grads = 1 + max((t.index for t in self.terms if t.kind == "grad"), default=-1)
+        self.grads = 1 + max((t.place for t in self.terms if t.kind == "grad"), default=-1)
         self._check()
 
     def _parse(self, term: str) -> Term:
@@ -93,7 +93,7 @@ class Formula:
             raise self._error(
                 f"returns {len(schema.returns)} gradients for {len(self.tensors)} tensor arguments"
             )
-        given = {term.index for term in self.terms if term.kind == "grad"}
+        given = {term.place for term in self.terms if term.kind == "grad"}
         if given != set(range(self.grads)) or not 0 < self.grads <= len(self.schema.returns):
             raise self._error("must take the gradients of one or several leading outputs")
 
@@ -103,7 +103,7 @@ class Formula:
     def saved(self, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> list[Tensor | None]:
         """Return the tensors to save, in the order of the terms."""
         sources = {"argument": inputs, "output": outputs}
-        return [sources[t.kind][t.index] for t in self.terms if self._is_saved(t)]
+        return [sources[t.kind][t.place] for t in self.terms if self._is_saved(t)]
 
     def constants(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the other values to keep, in the order of the terms."""
@@ -128,7 +128,7 @@ class Formula:
         args: list[Any] = []
         for term in self.terms:
             if term.kind == "grad":
-                args.append(grads[term.index])
+                args.append(grads[term.place])
             elif term.kind == "mask":
                 args.append(mask)
             else:

@@ -20,13 +20,18 @@ _fragment = torch.library.Library("lenet_ops", "FRAGMENT")
 _formulas: dict[OpOverload, Formula] = {}
 
 
-class Parts(TypedDict, total=False):
-    """Arguments of :func:`register`, as helpers make them for a family of operators."""
+class Derivatives(TypedDict):
+    """Arguments of :func:`register` that helpers make for linear operators."""
 
-    fake: Callable[..., Any]
     backward: str | Callable[..., Any]
     saves: Sequence[str] | None
     jvp: Callable[..., Any]
+
+
+class Parts(Derivatives):
+    """Arguments of :func:`register` that helpers make for elementwise operators."""
+
+    fake: Callable[..., Any]
     vmap: Callable[..., Any]
 
 
@@ -158,7 +163,7 @@ def _register_eager(op: OpOverload, recorded: OpOverload) -> None:
         name_of(recorded),
         name_of(formula.backward) if formula else "",
         [term.kind for term in formula.terms] if formula else [],
-        [term.index for term in formula.terms] if formula else [],
+        [term.place for term in formula.terms] if formula else [],
     )
 
 

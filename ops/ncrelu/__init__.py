@@ -141,7 +141,8 @@ def _unpack(signs: Tensor, shape: torch.Size, channels_last: bool) -> list[Tenso
 
 
 def _split_by_signs(grad: Tensor, signs: Tensor, dim: int, channels_last: bool) -> Tensor:
-    return _halves(grad, *_unpack(signs, grad.shape, channels_last), dim)
+    positive, negative = _unpack(signs, grad.shape, channels_last)
+    return _halves(grad, positive, negative, dim)
 
 
 def _jvp(args: Any, outputs: Any, tangents: Any) -> Tensor:
