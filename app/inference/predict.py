@@ -3,15 +3,15 @@ import sys
 import torch
 from torch import Tensor
 
-from app.config.device import pick_device
 from app.config.errors import UserError
 from app.config.schema import PredictConfig, shown
+from app.data.datasets import load_test_split
 from app.inference.image_io import Gray, read_pictures
 from app.inference.metrics import Predictions
 from app.inference.output import describe, format_confusion, print_pictures, to_csv, to_json
 from app.inference.plots import draw
-from app.inference.predictor import Network, load_test_split, load_trained
-from app.inference.preprocess import SIDE, as_it_is, frame
+from app.inference.predictor import Predictor, load_predictor
+from app.inference.preprocess import SIDE, bright_on_black, frame
 from app.models import LEAST_SIDE
 from app.runs.files import print_and_write
 
@@ -27,15 +27,15 @@ def predict(cfg: PredictConfig) -> None:
         value = getattr(cfg, key)
         if cfg.input is None and value != getattr(PredictConfig(), key):
             raise UserError(f"{key}={shown(value)}: is for pictures, name them with input=...")
-    network = load_network(cfg)
+    network = load_predictor(cfg.checkpoint, cfg.outputs, cfg.runtime, cfg.device)
     if cfg.input is not None:
         names, images = read_images(cfg, network)
         batches = [torch.stack(images)] if cfg.frame else [image[None] for image in images]
-        probabilities = torch.cat([network.run(batch) for batch in batches]).softmax(1)
+        probabilities = torch.cat([network.logits(batch) for batch in batches]).softmax(1)
         print_pictures(names, probabilities, network.classes, cfg.format)
         return
     split = load_test_split(network.dataset, cfg.data.root)
-    confidence, predicted = network.run(split.images).softmax(1).max(1)
+    confidence, predicted = network.logits(split.images).softmax(1).max(1)
     predictions = Predictions(network.classes, split.labels, predicted, confidence)
     instead = f" (instead of {network.fallback_from})" if network.fallback_from else ""
     name = network.dataset + instead
@@ -49,24 +49,7 @@ def predict(cfg: PredictConfig) -> None:
     print_and_write(text, network.folder, files, told)
 
 
-def load_network(cfg: PredictConfig) -> Network:
-    """The trained network that `cfg` names, in the runtime that it names.
-
-    Raises:
-        UserError: There is none, the file cannot be used, or the device is not there.
-    """
-    if cfg.runtime == "onnx":
-        # late: ONNX Runtime takes a second, which torch does not need
-        from app.inference.onnx_runtime import load_exported
-
-        return load_exported(cfg.checkpoint, cfg.outputs, cfg.device)
-    if cfg.checkpoint is not None and cfg.checkpoint.endswith(".onnx"):
-        raise UserError(f"checkpoint={cfg.checkpoint}: an exported file, use it with runtime=onnx")
-    device = pick_device(cfg.device)
-    return load_trained(cfg.checkpoint, cfg.outputs).network(device)
-
-
-def read_images(cfg: PredictConfig, network: Network) -> tuple[list[str], list[Tensor]]:
+def read_images(cfg: PredictConfig, network: Predictor) -> tuple[list[str], list[Tensor]]:
     """Read the pictures that `cfg.input` names, framed as those that the network was trained on.
 
     Returns:
@@ -82,18 +65,18 @@ def read_images(cfg: PredictConfig, network: Network) -> tuple[list[str], list[T
             image = frame(gray, network.dataset, cfg.invert)
         else:
             check_size(name, gray, network)
-            image = as_it_is(gray, cfg.invert)
+            image = bright_on_black(gray, cfg.invert)
         if image is None:
             found = "a blank picture, there is nothing in it"
             if cfg.invert is not None:
                 found = f"nothing in it with invert={shown(cfg.invert)}, leave that out"
             raise UserError(f"input={name}: {found}")
         names.append(name)
-        images.append(torch.tensor(image).unsqueeze(0))
+        images.append(image)
     return names, images
 
 
-def check_size(name: str, gray: Gray, network: Network) -> None:
+def check_size(name: str, gray: Gray, network: Predictor) -> None:
     """Raise UserError if the network does not take a picture of this size."""
     height, width = gray.shape
     if network.any_size:

@@ -10,11 +10,11 @@ from PIL import Image, ImageDraw, ImageFont
 
 from app.config.errors import UserError
 from app.config.schema import ExportConfig, PredictConfig
-from app.data.datasets import Split
+from app.data.datasets import Split, load_test_split
 from app.export.export import export
 from app.inference.plots import draw
 from app.inference.predict import predict
-from app.inference.predictor import load_test_split, load_trained
+from app.inference.predictor import load_torch
 
 
 def picture(path, text, size=100):
@@ -48,7 +48,7 @@ def test_the_picture_shows_mistakes_first(predictions, monkeypatch):
 def test_the_test_split(cfg, tmp_path, capsys):
     predict(cfg)
     output = capsys.readouterr().out
-    trained = load_trained(cfg.checkpoint, "")
+    trained = load_torch(cfg.checkpoint)
     accuracy = trained.checkpoint.metrics["test_accuracy"]
     assert accuracy > 0.8
     assert output.startswith(f"digits test: {accuracy:.2%} of 359 images right, ")
@@ -178,7 +178,7 @@ def test_pictures_as_they_are(make_run, tmp_path, capsys):
     Image.fromarray(255 - images[0]).save(pictures / "dark on light.png")
     Image.fromarray(np.pad(images[1], ((3, 9), (20, 41)))).save(pictures / "wide.png")
     cfg = PredictConfig(checkpoint=str(folder), device="cpu", format="json", frame=False)
-    expected = load_trained(str(folder), "").network(torch.device("cpu")).run
+    expected = load_torch(folder).logits
     capsys.readouterr()
     for runtime in ("torch", "onnx"):
         predict(replace(cfg, runtime=runtime, input=str(pictures)))

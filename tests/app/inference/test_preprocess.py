@@ -235,11 +235,11 @@ def test_clothes_are_not_framed_as_digits():
         (255 - np.asarray(picture), None),
         (np.asarray(picture), True),
     ):
-        framed = frame(gray, "fashion_mnist", invert)
+        framed = frame(gray, "fashion_mnist", invert)[0].numpy()
         assert framed.dtype == np.uint8
         assert np.abs(framed - expected)[9:19].mean() < 12  # the edges of strokes are smoothed
         assert framed[:7].max() == framed[21:].max() == 0
     assert frame(np.full((50, 60), 255, np.uint8), "fashion_mnist") is None
     np.testing.assert_array_equal(
-        frame(np.asarray(drawn()), "mnist"), to_digit(np.asarray(drawn()))
+        frame(np.asarray(drawn()), "mnist")[0], to_digit(np.asarray(drawn()))
     )
