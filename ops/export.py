@@ -5,7 +5,13 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
-import onnx
+try:
+    import onnx
+    import onnxscript  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        "ops.export needs onnx and onnxscript: pip install 'lenet-ops[onnx]'", name=error.name
+    ) from error
 import torch
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, helper
 from onnx.inliner import inline_selected_functions

@@ -14,12 +14,17 @@ from math import inf
 from types import MappingProxyType
 from typing import Any, NamedTuple, Optional, Tuple, TypeVar, Union, get_args
 
-from onnx import ModelProto, TensorProto
-from onnx.defs import OpSchema
-from onnx.helper import make_tensor
-from onnx.inliner import inline_local_functions
-from onnxscript import BFLOAT16, DOUBLE, FLOAT, FLOAT16, OnnxFunction, graph, optimizer, script
-from onnxscript.values import Op, Opset
+try:
+    from onnx import ModelProto, TensorProto
+    from onnx.defs import OpSchema
+    from onnx.helper import make_tensor
+    from onnx.inliner import inline_local_functions
+    from onnxscript import BFLOAT16, DOUBLE, FLOAT, FLOAT16, OnnxFunction, graph, optimizer, script
+    from onnxscript.values import Op, Opset
+except ImportError as error:
+    raise ImportError(
+        "ops.onnx needs onnx and onnxscript: pip install 'lenet-ops[onnx]'", name=error.name
+    ) from error
 from torch.onnx import symbolic_helper
 
 from ops.core.windows import count_places
