@@ -17,6 +17,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "core/compat.h"
+
 // For functions that CPU and CUDA kernels share.
 #ifdef __CUDACC__
 #define OPS_DEVICE __host__ __device__
