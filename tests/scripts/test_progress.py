@@ -52,6 +52,13 @@ def test_first_error(error):
     assert first_error(log).splitlines() == [error, *"12345"]
 
 
+def test_first_error_ends_with_the_compilers_output():
+    log = (
+        "  x.cpp:1:1: error: y\n    1 | y\n  ninja: build stopped: subcommand failed.\n  Traceback"
+    )
+    assert first_error(log) == "x.cpp:1:1: error: y\n  1 | y"
+
+
 def test_first_error_falls_back_to_last_lines():
     assert first_error("\n".join(map(str, range(100)))) == "\n".join(map(str, range(80, 100)))
 
