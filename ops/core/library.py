@@ -14,7 +14,8 @@ from torch.autograd import forward_ad
 
 TORCH_TARGET = (2, 10)
 BUILD_COMMAND = "pip install --no-build-isolation -e ."
-EAGER = "_C_eager_" + re.sub(r"\W", "_", torch.__version__)  # as setup.py names it
+_BUILD = f"{torch.__version__}_{torch.version.git_version[:8]}"  # versions are built more than once
+EAGER = "_C_eager_" + re.sub(r"\W", "_", _BUILD)  # as setup.py names it
 fragment = torch.library.Library("lenet_ops", "FRAGMENT")
 FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _ALLOWED = ", ".join(str(dtype).removeprefix("torch.") for dtype in FLOATING)

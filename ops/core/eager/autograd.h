@@ -12,6 +12,8 @@
 // All else (forward mode, torch.func's transforms, gradients of gradients) is left to Python. The
 // stable ABI knows no autograd, so this library, which has no kernels, is loaded only beside the
 // PyTorch that it was built with.
+#pragma once
+
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -51,11 +53,11 @@ struct Backward {
   std::vector<size_t> tensors;  // which arguments of the forward operator get them
 };
 
-bool takes_tensor(const c10::Argument& argument) {
+inline bool takes_tensor(const c10::Argument& argument) {
   return argument.type()->isSubtypeOf(*c10::OptionalType::ofTensor());
 }
 
-std::optional<size_t> find(const std::vector<c10::Argument>& list, const std::string& name) {
+inline std::optional<size_t> find(const std::vector<c10::Argument>& list, const std::string& name) {
   for (size_t i = 0; i < list.size(); ++i) {
     if (list[i].name() == name) {
       return i;
@@ -64,7 +66,7 @@ std::optional<size_t> find(const std::vector<c10::Argument>& list, const std::st
   return std::nullopt;
 }
 
-std::optional<Source> source_of(const std::string& name, const FunctionSchema& forward) {
+inline std::optional<Source> source_of(const std::string& name, const FunctionSchema& forward) {
   if (const auto i = find(forward.arguments(), name)) {
     return Source{takes_tensor(forward.arguments()[*i]) ? Source::argument : Source::constant, *i};
   }
@@ -82,7 +84,7 @@ std::optional<Source> source_of(const std::string& name, const FunctionSchema& f
   return kind != kinds.end() ? std::optional(Source{kind->second}) : std::nullopt;
 }
 
-IValue of_image(Source::Kind kind, const at::Tensor& image) {
+inline IValue of_image(Source::Kind kind, const at::Tensor& image) {
   switch (kind) {
     case Source::height: return image.sym_size(-2);
     case Source::width: return image.sym_size(-1);
@@ -92,7 +94,7 @@ IValue of_image(Source::Kind kind, const at::Tensor& image) {
 
 // The operator that is recorded in the place of another: if there is none that returns more,
 // itself.
-OperatorHandle recorded_for(const OperatorHandle& op,
+inline OperatorHandle recorded_for(const OperatorHandle& op,
                             const std::vector<c10::OperatorName>& operators) {
   const std::string prefix = op.schema().name() + "_with_";
   for (const c10::OperatorName& name : operators) {
@@ -107,7 +109,7 @@ OperatorHandle recorded_for(const OperatorHandle& op,
 }
 
 // Reads an operator's backward off the schemas; nothing if it is not of that form.
-std::optional<Backward> backward_of(const FunctionSchema& forward) {
+inline std::optional<Backward> backward_of(const FunctionSchema& forward) {
   const auto op = c10::Dispatcher::singleton().findSchema({forward.name() + "_backward", ""});
   if (!op) {
     return std::nullopt;
@@ -131,15 +133,15 @@ std::optional<Backward> backward_of(const FunctionSchema& forward) {
   return complete ? std::optional(std::move(backward)) : std::nullopt;
 }
 
-at::Tensor to_tensor(const IValue& value) {
+inline at::Tensor to_tensor(const IValue& value) {
   return value.isTensor() ? value.toTensor() : at::Tensor();
 }
 
-IValue to_value(const at::Tensor& x) {
+inline IValue to_value(const at::Tensor& x) {
   return x.defined() ? IValue(x) : IValue();
 }
 
-void call_below_autograd(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+inline void call_below_autograd(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const at::AutoDispatchBelowADInplaceOrView guard;
   op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
 }
@@ -279,7 +281,7 @@ class Recorder : public c10::OperatorKernel {
   std::optional<Backward> backward_;
 };
 
-void record_all(torch::Library& library) {
+inline void record_all(torch::Library& library) {
   auto& dispatcher = c10::Dispatcher::singleton();
   const auto operators = dispatcher.getAllOpNames();
   for (const c10::OperatorName& name : operators) {
@@ -289,14 +291,6 @@ void record_all(torch::Library& library) {
                                           std::make_unique<Recorder>(recorded_for(op, operators))));
     }
   }
-}
-
-TORCH_LIBRARY_IMPL(lenet_ops, AutogradCPU, library) {
-  record_all(library);
-}
-
-TORCH_LIBRARY_IMPL(lenet_ops, AutogradCUDA, library) {
-  record_all(library);
 }
 
 }  // namespace ops
