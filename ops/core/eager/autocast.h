@@ -41,7 +41,7 @@ class Autocast : public c10::OperatorKernel {
 
 // `device`: of the regions. `dtype`: what is cast to, none for the region's.
 inline void register_autocast(const std::string& name, c10::Device device,
-                       std::optional<c10::ScalarType> dtype) {
+                              std::optional<c10::ScalarType> dtype) {
   static torch::Library libraries[] = {
       {torch::Library::IMPL, "lenet_ops", c10::DispatchKey::AutocastCPU, __FILE__, __LINE__},
       {torch::Library::IMPL, "lenet_ops", c10::DispatchKey::AutocastCUDA, __FILE__, __LINE__},

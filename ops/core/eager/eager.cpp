@@ -5,15 +5,10 @@
 
 namespace ops {
 
-TORCH_LIBRARY_IMPL(lenet_ops, AutogradCPU, library) {
-  record_all(library);
-}
-
-TORCH_LIBRARY_IMPL(lenet_ops, AutogradCUDA, library) {
-  record_all(library);
-}
-
-TORCH_LIBRARY(lenet_ops_eager, library) {
+TORCH_LIBRARY_FRAGMENT(lenet_ops_eager, library) {
+  library.def(
+      "register_autograd(str name, str recorded, str backward, str[] kinds, int[] indices) -> ()",
+      &register_autograd);
   library.def("register_autocast(str name, Device device, ScalarType? dtype) -> ()",
               &register_autocast);
 }

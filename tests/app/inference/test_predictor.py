@@ -3,7 +3,8 @@ import pytest
 import torch
 
 from app.config.errors import UserError
-from app.data.datasets import load_test_split
+from app.config.schema import DataConfig
+from app.data.datasets import load_dataset, load_test_split
 from app.data.transforms import normalize
 from app.inference.predictor import (
     BATCH_SIZE,
@@ -11,6 +12,7 @@ from app.inference.predictor import (
     load_predictor,
     load_torch,
 )
+from tests.app.idx import write_dataset
 
 
 def some_images(count):
@@ -75,3 +77,13 @@ def test_a_data_set_that_is_gone_is_not_replaced(make_run, tmp_path, monkeypatch
     ):
         with pytest.raises(UserError, match=r"mnist is not in .*no network"):
             load()
+
+
+def test_test_images_are_read_without_the_training_images(tmp_path, monkeypatch):
+    folder = write_dataset(tmp_path)
+    expected = load_dataset(DataConfig(root=str(tmp_path), val_size=1)).test
+    for path in folder.glob("train-*"):
+        path.write_bytes(b"damaged")
+    split = load_test_split("mnist", str(tmp_path))
+    assert torch.equal(split.images, expected.images)
+    assert torch.equal(split.labels, expected.labels)
