@@ -77,8 +77,8 @@ def toolkit() -> tuple[Path, tuple[int, int]]:
     )
 
 
-def cuda_root() -> Path | None:
-    """Returns the toolkit to build the CUDA kernels with, or None for a CPU-only build."""
+def cuda_toolkit() -> tuple[Path, tuple[int, int]] | None:
+    """Return the toolkit to build the CUDA kernels with, or None for a CPU-only build."""
     if "USE_CUDA" in os.environ and not flag("USE_CUDA"):
         return None
     try:
@@ -95,12 +95,12 @@ def cuda_root() -> Path | None:
             sys.exit(f"error: FORCE_CUDA=1, but {reason}")
         print(f"lenet-ops: building for the CPU only: {reason}", file=sys.stderr)
         return None
-    return root
+    return root, version
 
 
-cuda = cuda_root()
+cuda = cuda_toolkit()
 if cuda:
-    os.environ["CUDA_HOME"] = str(cuda)  # read by torch.utils.cpp_extension when it is imported
+    os.environ["CUDA_HOME"] = str(cuda[0])  # read by torch.utils.cpp_extension when it is imported
     if not os.environ.get("TORCH_CUDA_ARCH_LIST") and not torch.cuda.is_available():
         os.environ["TORCH_CUDA_ARCH_LIST"] = DEFAULT_ARCHS
 
@@ -126,6 +126,8 @@ cxx_flags = [
     "-fno-trapping-math",
 ]
 nvcc_flags = [target, *optimise, "-std=c++17", "-DUSE_CUDA", "-lineinfo", "--threads=2"]
+if cuda and cuda[1] >= (12, 8):
+    nvcc_flags.append("--compress-mode=size")
 
 
 class Build(BuildExtension):
@@ -137,7 +139,7 @@ class Build(BuildExtension):
         self.build_temp = "build/objects"
         if not os.environ.get("MAX_JOBS"):  # two libraries at once: no core waits for a last file
             self.parallel = 2
-            os.environ["MAX_JOBS"] = str(os.cpu_count())
+            os.environ["MAX_JOBS"] = str(len(os.sched_getaffinity(0)))
 
     def build_extension(self, ext: Extension) -> None:
         """Called by setuptools: builds a library in a folder, and with a ninja file, of its own."""

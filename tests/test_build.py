@@ -98,6 +98,13 @@ def test_cpu_and_cuda(plan, toolkit):
     assert os.environ["TORCH_CUDA_ARCH_LIST"] == "8.0;9.0+PTX"  # there is no GPU to ask
 
 
+@pytest.mark.parametrize(("version", "known"), [("13.0", True), ("12.8", True), ("12.6", False)])
+def test_device_code_is_compressed_where_nvcc_can(plan, toolkit, monkeypatch, version, known):
+    monkeypatch.setattr(torch.version, "cuda", version)
+    nvcc = extensions(plan(CUDA_HOME=toolkit(version)))["ops._C_cuda"].extra_compile_args["nvcc"]
+    assert ("--compress-mode=size" in nvcc) == known
+
+
 def test_kernels_keep_to_the_stable_abi(plan, toolkit):
     """And what uses the rest of PyTorch is built under a name that only that PyTorch looks for."""
     for name, extension in extensions(plan(CUDA_HOME=toolkit("13.2"))).items():
