@@ -13,10 +13,7 @@ if [ $# = 0 ]; then
 fi
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" tools
 
-# Below the project's folder: PyTorch takes gigabytes, more than a /tmp in memory may have.
-mkdir -p build
-work=$(mktemp -d "$PWD/build/check_torch.XXXXXX")
-trap 'rm -rf "$work"' EXIT
+make_work_folder
 
 # Runs the operators' tests away from the sources, so that `import ops` finds the wheel. Leaves out
 # the kernels' own loops, which are the same beside any PyTorch: float32 is enough of their values.
