@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from app.config.errors import UserError
-from app.runs.compare import find_entries, format_table, group, report, to_csv
+from app.runs.compare import find_entries, group, report, table, to_csv
 from app.runs.folder import CONFIG
 
 
@@ -51,7 +51,7 @@ def test_the_table(sweep):
         ("model.act=relu", 6),
         ("model.act=ncrelu", 6),
     ]
-    lines = format_table(groups).splitlines()
+    lines = table(groups).splitlines()
     deviation = statistics.stdev([0.0, 0.1, 0.2, 0.3, 0.4])
     assert lines[2].split() == (
         "model.act=relu 5 of 6 98.00 ± 0.00 % "
@@ -64,7 +64,7 @@ def test_the_table(sweep):
 def test_a_group_without_results_says_why(sweep, recwarn):
     for path in sweep.glob("*/summary.json"):
         path.write_text(json.dumps({"status": "failed", "error": "no"}))
-    lines = format_table(group(find_entries(sweep))).splitlines()
+    lines = table(group(find_entries(sweep))).splitlines()
     assert lines[2].split() == ["model.act=relu", "0", "of", "6", "failed"]
     assert lines[3].split()[-3:] == ["failed", "or", "unfinished"]
     report(str(sweep))
