@@ -23,3 +23,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("needs a GPU")
+
+
+@pytest.fixture(scope="module")  # Playwright runs once at a time in a process
+def browser():
+    """A headless Chromium."""
+    from tests.app.web.browser import chromium, missing
+
+    if reason := missing():
+        pytest.skip(reason)
+    with chromium() as running:
+        yield running

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image, ImageDraw
 
 from app.inference.preprocess import frame
-from tests.app.web.browser import chromium, draw, missing, open_page, settle
+from tests.app.web.browser import draw, open_page, settle
 from tests.app.web.strokes import DIGITS
 from tests.networks import DATA_ROOT, ROOT, common_folder, train_once
 from tests.runtimes.networks import KINDS, prepare
@@ -87,14 +87,6 @@ def npm():
         return onnxruntime_web()
     except MissingError as error:
         pytest.skip(str(error))
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if reason := missing():
-        pytest.skip(reason)
-    with chromium() as running:
-        yield running
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.app.web.browser import chromium, missing, open_page
+from tests.app.web.browser import open_page
 from tests.networks import DATA_ROOT, ROOT, common_folder, exclusively, train_once
 
 
@@ -57,14 +57,6 @@ def server(default_run, tmp_path_factory):
     running = Server(default_run.parents[1], tmp_path_factory.mktemp("log") / "stderr")
     yield running
     running.stop()
-
-
-@pytest.fixture(scope="session")
-def browser():
-    if reason := missing():
-        pytest.skip(reason)
-    with chromium() as running:
-        yield running
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Take the README's picture of the page: python -m tests.app.web.screenshot [OUTPUTS [PICTURE]]."""
+"""Take the README's picture: python -m tests.app.web.screenshot [OUTPUTS [PICTURE]]."""
 
 import io
 import sys
@@ -14,9 +14,9 @@ from tests.networks import ROOT
 SIZE = {"width": 1200, "height": 900}
 
 
-def main(outputs="outputs", picture=ROOT / "docs" / "draw.png"):
+def main(outputs="outputs", picture=ROOT / "docs" / "draw.png", *settings):
     with tempfile.TemporaryDirectory() as folder, chromium() as browser:
-        server = Server(Path(outputs).resolve(), Path(folder) / "stderr")
+        server = Server(Path(outputs).resolve(), Path(folder) / "stderr", *settings)
         page = open_page(browser.new_context(viewport=SIZE), server.address, [])
         draw(page, "5")
         settle(page)
