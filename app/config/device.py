@@ -8,12 +8,12 @@ from app.config.errors import UserError
 
 
 def pick_device(name: str) -> torch.device:
-    """The device that `auto`, `cpu`, `cuda` or `cuda:N` stands for on this machine.
+    """Return the device for `auto`, `cpu`, `cuda` or `cuda:N`.
 
-    Without a number it is the first GPU; for a process of torchrun, the one of its local rank.
+    Without a number: the first GPU; under torchrun, the GPU of the local rank.
 
     Raises:
-        UserError: There is no such device here.
+        UserError: There is no such device.
     """
     count = torch.cuda.device_count()
     device = torch.device(("cuda" if count else "cpu") if name == "auto" else name)
@@ -26,7 +26,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def describe(device: torch.device) -> str:
-    """The device in words: the GPU's name, or the number of CPU threads."""
+    """Describe the device: the GPU's name, or the number of CPU threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
@@ -34,10 +34,10 @@ def describe(device: torch.device) -> str:
 
 
 def keep_freed_memory() -> None:
-    """Have the C library keep what tensors on the CPU leave behind for those of the next step.
+    """Keep freed memory in the C library, for the tensors of the next step (glibc only).
 
-    By default glibc hands large pieces back to the system, which clears them page by page when
-    they are asked for again: a fifth of a training step, and more. Nothing happens elsewhere.
+    By default glibc returns large pieces to the system, which clears them page by page when they
+    are allocated again: a fifth of a training step, and more.
     """
     if platform.libc_ver()[0] == "glibc":
         trim_threshold, mmap_threshold, gibibyte = -1, -3, 2**30  # as in malloc.h

@@ -72,7 +72,7 @@ def convert(trained: TrainedModel, cfg: ExportConfig) -> ModelProto:
     model = export_onnx(
         module,
         (torch.zeros(2, 1, SIDE, SIDE, dtype=dtype),),
-        exporter=cfg.exporter,  # type: ignore[arg-type]  # one of them, says the schema
+        exporter=cfg.exporter,
         layout=layout(cfg),  # type: ignore[arg-type]
         opset_version=cfg.opset,
         input_names=inputs,

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from app.config.schema import ModelConfig
+from app.config.schema import LeNetConfig
 from app.inference.metrics import Predictions
 from app.inference.plots import (
     BLUE,
@@ -19,7 +19,7 @@ from app.models import build_model
 
 @pytest.mark.parametrize(("conv", "count"), [("standard", 6), ("depthwise", 1)])
 def test_filters(conv, count):
-    model = build_model(ModelConfig(conv=conv), 10)
+    model = build_model(LeNetConfig(conv=conv), 10)
     weight = next(p for p in model.parameters() if p.ndim == 4 and p.shape[-1] == 5)
     with torch.no_grad():
         weight.fill_(0)
@@ -35,7 +35,7 @@ def test_filters(conv, count):
 
 @pytest.mark.parametrize("kind", [{"name": "lltm"}, {"conv": "involution"}], ids=str)
 def test_a_network_without_filters(kind):
-    assert draw_filters(build_model(ModelConfig(**kind), 10)) is None
+    assert draw_filters(build_model(LeNetConfig(**kind), 10)) is None
 
 
 def predictions(labels, predicted, classes=("cat", "dog", "Ankle boot")):

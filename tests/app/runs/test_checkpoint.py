@@ -6,13 +6,13 @@ import torch
 
 import app.runs.files
 from app.config.errors import RunError, UserError
-from app.config.schema import ModelConfig
+from app.config.schema import LeNetConfig
 from app.models import build_model
 from app.runs.checkpoint import FORMAT, Checkpoint, load_checkpoint, load_model, save_checkpoint
 
 
 def make_checkpoint(act="ncrelu", conv="depthwise"):
-    cfg = ModelConfig(act, conv)
+    cfg = LeNetConfig(act, conv)
     return Checkpoint(
         model=build_model(cfg, 10).state_dict(),
         model_config=dataclasses.asdict(cfg),
@@ -41,7 +41,7 @@ def test_the_file_is_plain_data(tmp_path):
 
 
 def test_load_model_computes_what_was_saved(tmp_path):
-    model = build_model(ModelConfig("gelu", "depthwise"), 10)
+    model = build_model(LeNetConfig("gelu", "depthwise"), 10)
     checkpoint = make_checkpoint("gelu")
     checkpoint.model = model.state_dict()
     save_checkpoint(tmp_path / "best.pt", checkpoint)

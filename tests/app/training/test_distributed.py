@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -17,19 +18,21 @@ from tests.app.test_train import ROOT
 from tests.app.training.test_resume import cfg, lines  # noqa: F401
 
 DYING = """
-import os, signal
-from app.training import trainer as training
+import itertools, os, signal
+from app.training import trainer
+from app.training.step import TrainStep
 from app.train import main
 
-take = training.Steps.take
+take, calls = TrainStep.take, itertools.count()
 
-def dying(steps):
-    if steps.run.step == 10 and steps.run.world.rank == 1 and steps.run.world.restarts == 0:
+def dying(train_step):
+    world = train_step.world
+    if next(calls) == 10 and world.rank == 1 and world.restarts == 0:
         os.kill(os.getpid(), signal.SIGKILL)
-    take(steps)
+    take(train_step)
 
-training.ASK_EVERY = 1
-training.Steps.take = dying
+trainer.ASK_EVERY = 1
+TrainStep.take = dying
 main()
 """
 
@@ -71,7 +74,7 @@ def test_two_are_like_one_even_when_one_dies(cfg, tmp_path):  # noqa: F811
     weights, others = (load_checkpoint(path / "last.pt").model for path in (alone, together))
     torch.testing.assert_close(weights, others, rtol=1e-4, atol=1e-4)
     assert json.loads((together / "summary.json").read_text())["processes"] == 2
-    assert load_checkpoint(together / "last.pt").training["learner"]["model"]
+    assert load_checkpoint(together / "last.pt").training["state"]["model"]
 
 
 def test_a_batch_that_cannot_be_shared(cfg):  # noqa: F811
@@ -79,8 +82,11 @@ def test_a_batch_that_cannot_be_shared(cfg):  # noqa: F811
     from app.training.state import start
 
     class Three(World):
-        def broadcast(self, value):
-            return value
+        def from_rank_0(self, function):
+            return function()
 
-    with pytest.raises(UserError, match=r"trainer\.batch_size=32: must be a multiple of 3"):
-        start(cfg, Three(0, 3))
+    with (
+        ExitStack() as stack,
+        pytest.raises(UserError, match=r"trainer\.batch_size=32: must be a multiple of 3"),
+    ):
+        start(cfg, Three(0, 3), stack)

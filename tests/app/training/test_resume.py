@@ -15,16 +15,20 @@ from app.config.errors import RunError, UserError
 from app.config.schema import (
     AugmentConfig,
     DataConfig,
-    ModelConfig,
+    LeNetConfig,
+    LLTMConfig,
     OptimConfig,
     TrainConfig,
     TrainerConfig,
 )
 from app.runs.checkpoint import load_checkpoint, save_checkpoint
+from app.runs.folder import locked
 from app.training import trainer as training
+from app.training.step import TrainStep
 from app.training.trainer import train
 from tests.app.idx import write_dataset
 from tests.app.test_train import command, run
+from tests.app.training.moments import before_step
 
 EPOCHS, EPOCH_STEPS = 3, 7
 TIMES = ("images_per_second", "seconds")  # what no two runs have in common
@@ -38,7 +42,7 @@ def cfg(tmp_path):
     """Everything that has a state is in it."""
     write_dataset(tmp_path / "data")
     return TrainConfig(
-        model=ModelConfig(act="ncrelu"),
+        model=LeNetConfig(act="ncrelu"),
         data=DataConfig(root=str(tmp_path / "data"), val_size=60),
         augment=AugmentConfig(rotation=10, shift=2, scale=0.1, shear=5),
         optim=OptimConfig(lr=0.1, ema=0.9),
@@ -55,13 +59,12 @@ def folders(outputs):
 
 def curves(folder):
     """All points of all curves of TensorBoard but those of time, as they are in the files."""
-    points = {}
-    for file in folder.glob("events.*"):
-        events = EventAccumulator(str(file)).Reload()
-        for tag in events.Tags()["scalars"]:
-            if not tag.endswith(TIMES):
-                points.setdefault(tag, []).extend((p.step, p.value) for p in events.Scalars(tag))
-    return {tag: sorted(values) for tag, values in points.items()}
+    events = EventAccumulator(str(folder)).Reload()
+    return {
+        tag: [(point.step, point.value) for point in events.Scalars(tag)]
+        for tag in events.Tags()["scalars"]
+        if not tag.endswith(TIMES)
+    }
 
 
 def lines(folder):
@@ -76,7 +79,7 @@ def assert_same(one, other):
         torch.testing.assert_close(first.model, second.model, rtol=0, atol=0)
         assert first.metrics == second.metrics
     ours, theirs = (load_checkpoint(folder / "last.pt").training for folder in (one, other))
-    torch.testing.assert_close(ours["learner"], theirs["learner"], rtol=0, atol=0)
+    torch.testing.assert_close(ours["state"], theirs["state"], rtol=0, atol=0)
     assert (ours["step"], ours["best"]) == (theirs["step"], theirs["best"])
     assert curves(one) == curves(other)
     assert lines(one) == lines(other)
@@ -87,8 +90,8 @@ class StoppedError(BaseException):
 
 
 def stop_at(monkeypatch, moment, count):
-    """Stop the `count`-th time that Steps.take, or else training.`moment`, is called."""
-    owner = training.Steps if moment == "take" else training
+    """Stop the `count`-th time that TrainStep.take, or else training.`moment`, is called."""
+    owner = TrainStep if moment == "take" else training
     original, calls = getattr(owner, moment), iter(range(1, 1000))
 
     def stopping(*arguments, **options):
@@ -127,7 +130,7 @@ def test_a_stopped_run_ends_like_another(cfg, monkeypatch, stops):
 
 
 def test_a_recurrent_network_too(cfg, monkeypatch):
-    cfg.model.name = "lltm"
+    cfg.model = LLTMConfig()
     test_a_stopped_run_ends_like_another(cfg, monkeypatch, [("take", 9)])
 
 
@@ -145,19 +148,12 @@ def test_in_half_precision_too(cfg, monkeypatch, precision):
 
 def test_an_interrupted_run_is_resumed_by_its_name(cfg, monkeypatch, capsys):
     train(cfg)
-    take = training.Steps.take
-
-    def signalled(steps):
-        if steps.run.step == 9:
-            signal.raise_signal(signal.SIGINT)
-        take(steps)
-
-    monkeypatch.setattr(training.Steps, "take", signalled)
+    before_step(monkeypatch, 9, lambda _: signal.raise_signal(signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
         train(cfg)
     monkeypatch.undo()
     whole, stopped = folders(cfg.outputs)
-    (stopped / ".best.pt.tmp").write_bytes(b"half of a checkpoint")
+    (stopped / ".best.pt.0123.tmp").write_bytes(b"half of a checkpoint")
     train(TrainConfig(resume=str(stopped / "last.pt"), data=cfg.data, outputs=cfg.outputs))
     assert f"going on after step 10 in {stopped}" in capsys.readouterr().out
     assert_same(whole, stopped)
@@ -186,7 +182,7 @@ def stopped(cfg, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": ModelConfig("gelu")}, "model.act=gelu: the run to resume has ncrelu"),
+        ({"model": LeNetConfig("gelu")}, "model.act=gelu: the run to resume has ncrelu"),
         ({"seed": 3}, "seed=3: the run to resume has 0"),
         ({"recipe": "best"}, "recipe=best: the run to resume has fast"),
     ],
@@ -205,7 +201,7 @@ def test_another_kind_of_run_is_refused(cfg, stopped, change, message):
         (lambda c: c.data.update(mean=0.5), "is of data.mean=0.5, here it is"),
         (lambda c: c.training.clear(), "holds a network, but not the state of its training"),
         (lambda c: c.training.pop("step"), "its contents do not fit: 'step'"),
-        (lambda c: c.training["learner"].pop("average"), "its contents do not fit: 'average'"),
+        (lambda c: c.training["state"].pop("average"), "its contents do not fit: 'average'"),
     ],
     ids=["architecture", "data", "pixels", "no-training", "no-step", "no-average"],
 )
@@ -265,9 +261,9 @@ def test_there_is_nothing_to_resume(cfg, resume, message):
 
 def test_a_run_is_written_by_one_process_only(cfg, stopped):
     again = dataclasses.replace(cfg, resume="latest")
-    half_written = stopped / ".last.pt.tmp"
+    half_written = stopped / ".last.pt.0123.tmp"
     half_written.touch()
-    with training.locked(stopped), pytest.raises(UserError, match="going on in another process"):
+    with locked(stopped), pytest.raises(UserError, match="going on in another process"):
         train(again)
     assert half_written.exists()  # the other process's
     train(again)
@@ -279,7 +275,7 @@ def test_weights_that_are_not_finite_are_not_saved(cfg, monkeypatch):
 
     def spoiled(*arguments):
         result = start(*arguments)
-        next(result.learner.average.parameters())[0] = float("nan")
+        next(result.train_step.average.parameters())[0] = float("nan")
         return result
 
     monkeypatch.setattr(training, "start", spoiled)
