@@ -6,7 +6,15 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import AfterValidator, ConfigDict, Field, StrictBool, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    TypeAdapter,
+    ValidationError,
+)
 from pydantic.dataclasses import dataclass
 
 from app.config.errors import UserError
@@ -35,7 +43,12 @@ def _dataset(value: str) -> str:
 
 
 DatasetName = Annotated[str, AfterValidator(_dataset)]
-Path = Annotated[str, AfterValidator(_path)]
+# Hydra parses outputs=2026 as a number
+Path = Annotated[
+    str,
+    BeforeValidator(lambda value: str(value) if type(value) in (int, float) else value),
+    AfterValidator(_path),
+]
 Count = Annotated[int, Field(strict=True, ge=1)]
 Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
@@ -181,6 +194,18 @@ class ExportConfig:
     postprocess: StrictBool = False
     precision: Literal["fp32", "fp16"] = "fp32"
     quantize: Literal["int8"] | None = None
+    data: DataRoot = dataclasses.field(default_factory=DataRoot)
+    outputs: Path = "outputs"
+
+
+@dataclass(config=FORBID)
+class DrawConfig:
+    """The configuration of `python -m app.draw`."""
+
+    checkpoint: Path | None = None
+    host: Annotated[str, Field(pattern=r"\S")] = "127.0.0.1"
+    port: Annotated[int, Field(strict=True, ge=0, lt=2**16)] | None = None
+    open: StrictBool = True
     data: DataRoot = dataclasses.field(default_factory=DataRoot)
     outputs: Path = "outputs"
 

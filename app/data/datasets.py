@@ -148,13 +148,26 @@ def load_split(cfg: DataConfig, train: bool) -> Split:
     if root.exists() and not root.is_dir():
         raise UserError(f"data.root={cfg.root}: must be a folder")
     folder = root / source.torchvision / "raw"
-    if not all((folder / file).is_file() for file in (*source.train, *source.test)):
+    files = source.train if train else source.test
+    if not all((folder / file).is_file() for file in files):
         try:
             download(source.torchvision, root)
         except DownloadError as error:
             missing = f"{cfg.name} is not in {folder} and cannot be downloaded ({error})"
             raise DownloadError(missing) from error
-    return _read_split(folder, *(source.train if train else source.test))
+    return _read_split(folder, *files)
+
+
+def load_test_split(name: str, root: str) -> Split:
+    """Load the test images of a data set alone, downloading it if it is not under `root`.
+
+    Raises:
+        UserError: A file is damaged, or the data cannot be had.
+    """
+    try:
+        return load_split(DataConfig(root or ".", name), train=False)
+    except DownloadError as error:
+        raise UserError(f"data.root={root}: {error}; put the files there") from error
 
 
 def download(name: str, root: Path) -> None:

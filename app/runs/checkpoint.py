@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import io
 import math
 import platform
@@ -45,6 +46,14 @@ class Checkpoint:
             "torch": str(torch.__version__),
         }
     )
+
+    @functools.cached_property
+    def network(self) -> nn.Module:
+        """The network, on the CPU, in evaluation mode; built once."""
+        cfg: ModelConfig = from_mapping(ModelConfig, self.model_config, "model.")
+        model = build_model(cfg, len(self.data["classes"]))
+        model.load_state_dict(self.model)
+        return model.eval()
 
 
 def save_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
@@ -128,12 +137,9 @@ def _check(checkpoint: Checkpoint) -> None:
     for name, tensor in checkpoint.model.items():
         if not tensor.isfinite().all():
             raise ValueError(f"{name} is not finite")
-    load_model(checkpoint)
+    assert checkpoint.network  # builds it
 
 
 def load_model(checkpoint: Checkpoint) -> nn.Module:
-    """Build the network of `checkpoint`, on the CPU, in evaluation mode."""
-    cfg: ModelConfig = from_mapping(ModelConfig, checkpoint.model_config, "model.")
-    model = build_model(cfg, len(checkpoint.data["classes"]))
-    model.load_state_dict(checkpoint.model)
-    return model.eval()
+    """Return the network of `checkpoint`, on the CPU, in evaluation mode; it is built once."""
+    return checkpoint.network

@@ -46,11 +46,11 @@ void launch_kernel(Kernel kernel, dim3 blocks, dim3 threads, size_t shared, cuda
   STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
-// Launches a kernel that may start while the one before it in the stream runs, as soon as all
-// blocks of that have called let_next_kernel_start. It must call wait_for_kernel_before ahead of
-// reading what that one writes. Before compute capability 9.0 it starts when that one has ended.
+// Programmatic dependent launch: the kernel may start once all blocks of the previous kernel in the
+// stream have called trigger_dependent_launch or ended. It calls wait_for_previous_kernel before it
+// reads results of that one. Before compute capability 9.0 it is an ordinary launch.
 template <typename Kernel, typename... Args>
-void launch_early(Kernel kernel, dim3 blocks, dim3 threads, cudaStream_t stream, Args... args) {
+void launch_dependent(Kernel kernel, dim3 blocks, dim3 threads, cudaStream_t stream, Args... args) {
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -63,13 +63,13 @@ void launch_early(Kernel kernel, dim3 blocks, dim3 threads, cudaStream_t stream,
   STD_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, args...));
 }
 
-__device__ inline void let_next_kernel_start() {
+__device__ inline void trigger_dependent_launch() {
 #if __CUDA_ARCH__ >= 900
   cudaTriggerProgrammaticLaunchCompletion();
 #endif
 }
 
-__device__ inline void wait_for_kernel_before() {
+__device__ inline void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();
 #endif

@@ -44,6 +44,7 @@ def test_the_task_gets_the_checked_configuration(main, tmp_path):
     "path",
     [
         "plain/x.png",
+        "2026",
         "a b.png",
         "IMG (1).png",
         "a=b, [c] {d}.png",

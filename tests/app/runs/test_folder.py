@@ -5,13 +5,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
 import app.runs.folder
 import app.training.state
 from app.config.errors import UserError
-from app.config.schema import DataConfig, LeNetConfig, OptimConfig, TrainConfig
-from app.runs.folder import RESULTS, SUMMARY, create_run_folder, find_checkpoint, locked
+from app.config.schema import DataConfig, LeNetConfig, OptimConfig, TrainConfig, from_mapping
+from app.runs.folder import (
+    RESULTS,
+    SUMMARY,
+    create_run_folder,
+    find_checkpoint,
+    locked,
+    read_settings,
+)
 from app.training.state import load_config
 
 
@@ -46,8 +52,7 @@ def test_a_new_run_removes_no_folder_of_others(tmp_path):
 
 def test_the_configuration_is_in_the_folder(tmp_path):
     cfg = TrainConfig(model=LeNetConfig(act="gelu"), outputs=str(tmp_path), seed=5)
-    saved = OmegaConf.load(create_run_folder(cfg) / ".hydra" / "config.yaml")
-    assert OmegaConf.merge(OmegaConf.structured(TrainConfig), saved) == OmegaConf.structured(cfg)
+    assert from_mapping(TrainConfig, read_settings(create_run_folder(cfg))) == cfg
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):

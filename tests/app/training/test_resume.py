@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import random
 import signal
 import time
@@ -11,6 +12,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+import app.training.state
 from app.config.errors import RunError, UserError
 from app.config.schema import (
     AugmentConfig,
@@ -22,8 +24,9 @@ from app.config.schema import (
     TrainerConfig,
 )
 from app.runs.checkpoint import load_checkpoint, save_checkpoint
-from app.runs.folder import locked
+from app.runs.folder import create_run_folder, find_checkpoint, find_run, locked
 from app.training import trainer as training
+from app.training.state import load_config
 from app.training.step import TrainStep
 from app.training.trainer import train
 from tests.app.idx import write_dataset
@@ -282,6 +285,66 @@ def test_weights_that_are_not_finite_are_not_saved(cfg, monkeypatch):
     with pytest.raises(RunError, match="the weights are not finite at step 2"):
         train(cfg)
     assert not (folders(cfg.outputs)[0] / "last.pt").exists()
+
+
+def test_a_run_that_fell_back_is_resumed_on_the_same_data(cfg, monkeypatch, tmp_path):
+    """Whether or not the data set that it was meant for is there by now."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    cfg.trainer.epochs, original = 2, cfg.data
+    cfg.data = dataclasses.replace(original, root=str(tmp_path / "nothing"))
+    whole = train(cfg)
+    assert (whole["dataset"], whole["fallback_from"]) == ("digits", "mnist")
+    stop_at(monkeypatch, "take", 50)
+    with pytest.raises(StoppedError):
+        train(cfg)
+    monkeypatch.undo()
+    typed = {"data": "data=digits"}
+    monkeypatch.setattr(app.training.state, "typed_overrides", lambda: typed)
+    digits = dataclasses.replace(original, name="digits", val_size=60)
+    summary = train(dataclasses.replace(cfg, resume="latest", data=digits))
+    assert (summary["dataset"], summary["fallback_from"]) == ("digits", "mnist")
+    assert_same(*folders(cfg.outputs))
+
+
+def test_settings_of_the_machine_may_change_on_resume(cfg, stopped, monkeypatch):
+    """A failing CUDA graph may be the reason why the run died."""
+    trainer = dataclasses.replace(cfg.trainer, compile=False, checkpoint_seconds=5.0)
+    asked = dataclasses.replace(cfg, trainer=trainer, device="auto")
+    kept = load_config(stopped, dataclasses.replace(asked, device="auto"), None)
+    assert (kept.trainer.compile, kept.trainer.checkpoint_seconds) == (False, 5.0)
+    assert kept.device == "cpu"
+    monkeypatch.setattr(app.training.state, "typed_overrides", lambda: {"device": "device=auto"})
+    assert load_config(stopped, asked, None).device == "auto"
+    asked.trainer.batch_size = 16
+    with pytest.raises(UserError, match=r"trainer\.batch_size=16: the run to resume has 32"):
+        load_config(stopped, asked, None)
+
+
+def test_the_run_is_locked_before_its_state_is_read(cfg, stopped, monkeypatch):
+    def read(*arguments):
+        with pytest.raises(UserError, match="going on in another process"), locked(stopped):
+            pass
+        raise StoppedError
+
+    monkeypatch.setattr(app.training.state, "load_checkpoint", read)
+    with pytest.raises(StoppedError):
+        train(dataclasses.replace(cfg, resume="latest"))
+
+
+def test_predict_and_resume_mean_the_same_newest_run(cfg, stopped):
+    other = create_run_folder(cfg)
+    (other / "best.pt").write_bytes((stopped / "best.pt").read_bytes())
+    os.utime(other / "best.pt", (1e9, 1e9))
+    assert find_run("latest", cfg.outputs) == find_checkpoint(cfg.outputs).parent == other
+
+
+def test_checkpoints_of_older_versions_are_refused_in_a_line(cfg, stopped):
+    checkpoint = load_checkpoint(stopped / "last.pt")
+    checkpoint.training |= {"logs": {}, "learner": checkpoint.training.pop("state")}
+    save_checkpoint(stopped / "last.pt", checkpoint)
+    with pytest.raises(UserError, match=r"last\.pt: written by an older version, which cannot"):
+        train(dataclasses.replace(cfg, resume="latest"))
 
 
 def test_kill_9_at_random_moments(tmp_path, request):

@@ -300,3 +300,43 @@ def test_on_a_gpu(cfg):
     assert summary["test_accuracy"] > 0.9
     weights = load_checkpoint(run_folder(cfg) / "best.pt").model
     assert all(tensor.device.type == "cpu" for tensor in weights.values())
+
+
+def test_a_picture_that_fails_is_a_warning_after_the_results(cfg, monkeypatch, capsys):
+    def broken(*arguments):
+        raise ZeroDivisionError("no\n ink")
+
+    monkeypatch.setattr(final, "draw_confusion", broken)
+    summary = train(cfg)
+    assert summary["status"] == "finished"
+    written = json.loads((run_folder(cfg) / "summary.json").read_text())
+    assert written["test_accuracy"] == summary["test_accuracy"]
+    warning = "WARNING: pictures are missing in TensorBoard: ZeroDivisionError: no ink\n"
+    assert capsys.readouterr().err == warning
+    assert train(dataclasses.replace(cfg, resume="latest")) == summary
+
+
+def test_the_best_checkpoint_holds_the_averaged_weights_that_were_validated(cfg):
+    cfg.optim.ema = 0.9
+    train(cfg)
+    data = load_dataset(cfg.data)
+    best, last = (load_checkpoint(run_folder(cfg) / name) for name in ("best.pt", "last.pt"))
+    loss, accuracy = evaluate(load_model(best), data.val, data)
+    assert (loss, accuracy) == (best.metrics["val_loss"], best.metrics["val_accuracy"])
+    state = last.training["state"]
+    assert all(torch.equal(last.model[key], value) for key, value in state["average"].items())
+    assert not all(torch.equal(last.model[key], value) for key, value in state["model"].items())
+
+
+def test_validation_chooses_by_the_averaged_weights(cfg, monkeypatch):
+    cfg.optim.ema, validated = 0.9, []
+
+    def recorded(model, *arguments):
+        validated.append([parameter.clone() for parameter in model.parameters()])
+        return evaluate(model, *arguments)
+
+    monkeypatch.setattr(training, "evaluate", recorded)
+    train(cfg)
+    last = load_checkpoint(run_folder(cfg) / "last.pt")
+    average = list(last.training["state"]["average"].values())
+    assert all(map(torch.equal, validated[-1], average))
