@@ -41,7 +41,7 @@ from app.training.step import TrainStep
 
 
 def stock_network(act: str) -> nn.Module:
-    """The project's LeNet with none of its operators."""
+    """Build the LeNet of the project without its operators."""
     widen = 2 if act == "ncrelu" else 1
     activation = {"relu": nn.ReLU, "gelu": StockGELU, "ncrelu": StockNCReLU}[act]()
     return nn.Sequential(
@@ -92,7 +92,7 @@ def make_step(args: argparse.Namespace, optim: OptimConfig, seed: int = 0) -> Tr
 
 
 def stock_step(run: TrainStep, compiled: bool) -> Callable[[Tensor, Tensor], None]:
-    """A step of the usual kind: forward, backward, AdamW, OneCycleLR."""
+    """Build a step of the usual kind: forward, backward, AdamW, OneCycleLR."""
     model = stock_network(run.cfg.model.act).to(run.device)
     optim = run.cfg.optim
     optimizer = torch.optim.AdamW(
@@ -175,7 +175,7 @@ def compare(args: argparse.Namespace, run: TrainStep) -> None:
 
 
 def train_whole(args: argparse.Namespace, seed: int) -> tuple[float, float]:
-    """A whole training by our step: seconds of its steps, accuracy on the test images."""
+    """Train by our step; return seconds of its steps, accuracy on the test images."""
     run = make_step(args, OptimConfig(lr=args.lr), seed)
     run.model.train()
     begin(run, 0)

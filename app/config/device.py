@@ -1,10 +1,17 @@
 import ctypes
+import math
 import os
 import platform
+import time
 
 import torch
 
 from app.config.errors import UserError
+
+PROBE = 0.06  # seconds of a probe for each number of threads
+FASTER = 1.3  # how much faster fewer threads must be
+SLOWER = 1.5  # how much slower than the fastest a window of steps must be for a probe
+AGAIN = 5.0  # seconds between probes while threads are idle
 
 
 def pick_device(name: str) -> torch.device:
@@ -44,3 +51,65 @@ def keep_freed_memory() -> None:
         library = ctypes.CDLL(None)
         library.mallopt(trim_threshold, gibibyte)
         library.mallopt(mmap_threshold, gibibyte)
+
+
+class CpuThreads:
+    """The number of CPU threads, adapted to other processes on the machine.
+
+    Threads wait for one another after each operation; where another process holds a core, fewer are
+    faster. The number changes the order of sums and so the last bits of a training. A user's
+    OMP_NUM_THREADS is kept.
+
+    Args:
+        device: The device of the training; on a GPU nothing is adapted.
+        before: Number of threads to go on with; 0: probe.
+    """
+
+    def __init__(self, device: torch.device, before: int = 0) -> None:
+        self.most = torch.get_num_threads()
+        free = "OMP_NUM_THREADS" not in os.environ and self.most > 1
+        self.adapts = device.type == "cpu" and free
+        self.fastest = math.inf
+        if self.adapts and before:
+            torch.set_num_threads(min(before, self.most))
+        elif self.adapts:
+            torch.set_num_threads(fastest_threads(self.most))
+        self.begin()
+        self.probed = self.last
+
+    def begin(self) -> None:
+        """Begin a window of steps."""
+        self.last = time.perf_counter()
+
+    def adapt(self) -> None:
+        """End a window of steps, and probe if it was slow or if threads are idle."""
+        now = time.perf_counter()
+        seconds, self.last = now - self.last, now
+        if not self.adapts:
+            return
+        if torch.get_num_threads() == self.most:
+            due = seconds > SLOWER * self.fastest
+            self.fastest = min(self.fastest, seconds)
+        else:
+            due = now - self.probed > AGAIN
+        if due:
+            torch.set_num_threads(fastest_threads(self.most))
+            self.begin()
+            self.probed = self.last
+
+
+def fastest_threads(most: int) -> int:
+    """Probe which number of threads up to `most` is fastest now; of similar ones, the largest."""
+    before, values = torch.get_num_threads(), torch.rand(2**17)
+    best, highest = most, 0.0
+    for threads in sorted({most, (most + 1) // 2, 1}, reverse=True):
+        torch.set_num_threads(threads)
+        torch.sigmoid(values)
+        count, end = 0, time.perf_counter() + PROBE
+        while time.perf_counter() < end:
+            torch.sigmoid(values)
+            count += 1
+        if count > FASTER * highest:
+            best, highest = threads, count
+    torch.set_num_threads(before)
+    return best

@@ -34,7 +34,15 @@ from app.training.distributed import World
 from app.training.step import Schedule, TrainStep
 
 LAST, BEST = "last.pt", "best.pt"
-COUNTERS = ("step", "epoch", "best", "images", "seconds", "log_size")  # of Run, in last.pt
+COUNTERS = (
+    "step",
+    "epoch",
+    "best",
+    "images",
+    "seconds",
+    "threads",
+    "log_size",
+)  # of Run, in last.pt
 # Settings that a resumed run may change.
 CHANGEABLE = (
     *FREE, "trainer.compile", "trainer.checkpoint_steps", "trainer.checkpoint_seconds"
@@ -53,6 +61,7 @@ class Run:
         best: Validation accuracy of best.pt; -1 before there is one.
         images: Images trained on by all processes.
         seconds: Time in training steps, without evaluation and checkpoints.
+        threads: CPU threads at the last checkpoint; 0 before.
         points: Loss, number of correct images and gradient norm of this epoch's steps so far, over
             all processes.
         log_size: Bytes of the JSON lines at the last checkpoint.
@@ -69,6 +78,7 @@ class Run:
     best: float = -1.0
     images: int = 0
     seconds: float = 0.0
+    threads: int = 0
     points: list[list[float]] = field(default_factory=list)
     log_size: int = 0
 
@@ -236,6 +246,7 @@ def save(run: Run, name: str, **metrics: float) -> None:
     weights = run.train_step.trained.state_dict()
     if not all(bool(value.isfinite().all()) for value in weights.values()):
         raise not_finite(run, "the weights are not finite", run.step)
+    run.threads = torch.get_num_threads()
     training = {counter: getattr(run, counter) for counter in COUNTERS} | {
         "points": torch.tensor(run.points, dtype=torch.float32).view(-1, 3),
         "state": run.train_step.state_dict() if name == LAST else {},

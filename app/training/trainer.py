@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from app.config.device import keep_freed_memory
+from app.config.device import CpuThreads, keep_freed_memory
 from app.config.errors import RunError, WriteError
 from app.config.schema import TrainConfig
 from app.inference.predictor import evaluate
@@ -34,6 +34,7 @@ OUT_OF_MEMORY = re.compile(
     r"|(aoti_torch_empty_strided|\"aten::(clone|contiguous)\").* API call failed",
     re.DOTALL,
 )
+WINDOW = 25  # steps between two looks at their speed
 ASK_EVERY = 50  # steps between two questions to the other processes
 
 
@@ -57,21 +58,22 @@ def train(cfg: TrainConfig) -> dict[str, Any]:
             run = start(cfg, world, stack)
         if isinstance(run, dict):  # finished before
             return run
+        threads = CpuThreads(run.device, run.threads)
         if world.rank > 0:
             with expected_failures(cfg, run), deferred_interrupt() as interrupted:
-                fit(run, None, interrupted)
+                fit(run, None, interrupted, threads)
             return {}
         print(introduction(run), flush=True)
         tracker = stack.enter_context(closing(Tracker(run.folder, run.step, run.log_size)))
-        return lead(run, tracker, started)
+        return lead(run, tracker, threads, started)
 
 
-def lead(run: Run, tracker: Tracker, started: float) -> dict[str, Any]:
+def lead(run: Run, tracker: Tracker, threads: CpuThreads, started: float) -> dict[str, Any]:
     """Run rank 0: train, test, log, summarise."""
     try:
         with expected_failures(run.cfg, run):
             with deferred_interrupt() as interrupted:
-                fit(run, tracker, interrupted)
+                fit(run, tracker, interrupted, threads)
             model, logits, results = test(run)
             log_results(run, tracker, results)
             tracker.flush()
@@ -92,13 +94,16 @@ def lead(run: Run, tracker: Tracker, started: float) -> dict[str, Any]:
     return summary
 
 
-def fit(run: Run, tracker: Tracker | None, interrupted: Callable[[], bool]) -> None:
+def fit(
+    run: Run, tracker: Tracker | None, interrupted: Callable[[], bool], threads: CpuThreads
+) -> None:
     """Train to the last epoch; write `last.pt` after each epoch, and `best.pt` if none was better.
 
     Args:
         run: The run, new or restored.
         tracker: The curves; None in processes that do not write.
         interrupted: Returns whether the run is to stop.
+        threads: Adapts the number of CPU threads.
 
     Raises:
         KeyboardInterrupt: The run was interrupted; it has been saved.
@@ -108,7 +113,7 @@ def fit(run: Run, tracker: Tracker | None, interrupted: Callable[[], bool]) -> N
     with closing(tqdm(total=run.schedule.steps, unit="step", disable=quiet, leave=False)) as bar:
         bar.update(run.step)
         while run.epoch < epochs:
-            loss, accuracy, speed = train_epoch(run, tracker, interrupted, bar)
+            loss, accuracy, speed = train_epoch(run, tracker, interrupted, threads, bar)
             val_loss, val_accuracy = evaluate(run.train_step.trained, run.data.val, run.data)
             run.epoch, run.points = run.epoch + 1, []
             best, run.best = val_accuracy >= run.best, max(val_accuracy, run.best)
@@ -129,7 +134,11 @@ def fit(run: Run, tracker: Tracker | None, interrupted: Callable[[], bool]) -> N
 
 
 def train_epoch(
-    run: Run, tracker: Tracker | None, interrupted: Callable[[], bool], bar: "tqdm[Any]"
+    run: Run,
+    tracker: Tracker | None,
+    interrupted: Callable[[], bool],
+    threads: CpuThreads,
+    bar: "tqdm[Any]",
 ) -> tuple[float, float, float]:
     """Train to the end of the epoch; return its mean loss, accuracy and images a second."""
     count, images, seconds = run.schedule.epoch_steps, run.images, run.seconds
@@ -137,7 +146,7 @@ def train_epoch(
     run.train_step.begin(run.epoch, len(run.points))
     while len(run.points) < count:
         begin = time.perf_counter()
-        stop = take_steps(run, interrupted, bar)
+        stop = take_steps(run, interrupted, threads, bar)
         done = len(run.points)
         fetch_points(run)
         run.seconds += time.perf_counter() - begin
@@ -154,15 +163,20 @@ def train_epoch(
     return loss, correct / (count * run.schedule.batch_size), speed
 
 
-def take_steps(run: Run, interrupted: Callable[[], bool], bar: "tqdm[Any]") -> bool:
+def take_steps(
+    run: Run, interrupted: Callable[[], bool], threads: CpuThreads, bar: "tqdm[Any]"
+) -> bool:
     """Take steps to the next checkpoint or the end of the epoch; return whether to stop there."""
     trainer, alone = run.cfg.trainer, run.world.size == 1
     end = (run.epoch + 1) * run.schedule.epoch_steps
     saved_step, saved_time = run.step, time.monotonic()
+    threads.begin()
     while True:
         run.train_step.take()
         run.step += 1
         bar.update()
+        if (run.step - saved_step) % WINDOW == 0:
+            threads.adapt()
         if run.step == end:
             return False
         due, stop = reached(run.step - saved_step, trainer.checkpoint_steps), False
