@@ -187,13 +187,15 @@ class ExportConfig:
 
     checkpoint: Path | None = None
     file: Path | None = None
-    exporter: Literal["symbolic", "dynamo"] = "symbolic"
-    layout: Literal["function", "standard"] | None = None
+    exporter: Literal["symbolic", "dynamo"] | None = None
+    layout: Literal["function", "standard", "both"] | None = None
     opset: Annotated[int, Field(strict=True, ge=17)] = 18
     preprocess: StrictBool = False
     postprocess: StrictBool = False
     precision: Literal["fp32", "fp16"] = "fp32"
     quantize: Literal["int8"] | None = None
+    web: StrictBool = False
+    web_runtime: Annotated[str, Field(pattern=r"\S")] = "./ort/"
     data: DataRoot = dataclasses.field(default_factory=DataRoot)
     outputs: Path = "outputs"
 
