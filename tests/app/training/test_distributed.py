@@ -82,8 +82,8 @@ DISAGREEING = """
 import os, sys
 from app.train import main
 
-os.environ["DATA_ROOT"] = sys.argv.pop(1) if os.environ["RANK"] == "1" else "nothing"
-sys.argv = [argument for argument in sys.argv if argument.startswith(("-", "/")) or "=" in argument]
+root = sys.argv.pop(1)
+os.environ["DATA_ROOT"] = root if os.environ["RANK"] == "1" else "nothing"
 main()
 """
 
