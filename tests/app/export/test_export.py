@@ -373,7 +373,7 @@ def test_int8_is_calibrated_on_the_validation_images_alone(make_run, monkeypatch
     settings = {"quantize": "int8", "preprocess": preprocess}
     exported(folder, "model-int8.onnx", **settings)
     original = load_torch(folder)
-    expected = load_data(original.checkpoint, "").val.images
+    expected = load_data(original.checkpoint, "data").val.images
     if not preprocess:
         expected = (expected / 255 - 0.2) / 0.3
     (images,) = seen
