@@ -5,11 +5,15 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from ops.core import check, windows
+from ops.core.memory import repeat_allocation
+from ops.core.torch_private import direct
 from ops.core.windows import Size
 
 _conv = torch.ops.lenet_ops.depthwise_conv2d.default
+_conv_direct = direct(_conv)
 _conv_backward = torch.ops.lenet_ops.depthwise_conv2d_backward.default
 
 
@@ -45,34 +49,40 @@ def depthwise_conv2d(
         NotImplementedError: another dtype.
         RuntimeError: shapes, dtypes or devices that do not fit, values out of range.
     """
-    op = "depthwise_conv2d"
-    check.tensor(op, "input", input)
-    check.tensor(op, "weight", weight)
-    if bias is not None:
-        check.tensor(op, "bias", bias)
-    return _convolve(
-        input,
-        weight,
-        bias,
-        windows.pair(op, "stride", stride, least=1),
-        windows.pair(op, "padding", padding, least=0),
-        windows.pair(op, "dilation", dilation, least=1),
-    )
+    if type(stride) is type(padding) is type(dilation) is int and not is_compiling():
+        return _convolve(input, weight, bias, stride, padding, dilation)  # C++ makes pairs
+    _check_tensors(input, weight, bias)
+    return _convolve(input, weight, bias, *_pairs(stride, padding, dilation))
 
 
-def _convolve(
-    input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: tuple[int, int]
-) -> Tensor:
-    """Takes parameters of the right types; the geometry is checked."""
+def _check_tensors(input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     check.tensor("depthwise_conv2d", "input", input)
-    if input.dim() == 4:
-        return _conv(input, weight, bias, *geometry)
-    if input.dim() != 3:
-        raise RuntimeError(
-            "depthwise_conv2d: input must have shape [N, C, H, W] or [C, H, W], "
-            f"got {list(input.shape)}"
-        )
-    return _conv(input.unsqueeze(0), weight, bias, *geometry).squeeze(0)
+    check.tensor("depthwise_conv2d", "weight", weight)
+    if bias is not None:
+        check.tensor("depthwise_conv2d", "bias", bias)
+
+
+def _pairs(stride: Size, padding: Size, dilation: Size) -> list[tuple[int, int]]:
+    return [
+        windows.pair("depthwise_conv2d", "stride", stride, least=1),
+        windows.pair("depthwise_conv2d", "padding", padding, least=0),
+        windows.pair("depthwise_conv2d", "dilation", dilation, least=1),
+    ]
+
+
+def _convolve(input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Size) -> Tensor:
+    """Take a geometry of the right types."""
+    try:
+        call = _conv if is_compiling() else _conv_direct
+        if input.dim() != 3:
+            return call(input, weight, bias, *geometry)
+        return call(input.unsqueeze(0), weight, bias, *geometry).squeeze(0)
+    except Exception as error:
+        _check_tensors(input, weight, bias)
+        check.image("depthwise_conv2d", input)
+        _pairs(*geometry)
+        repeat_allocation(error)
+        raise
 
 
 torch.fx.wrap("_convolve")  # one node where a network is traced

@@ -5,13 +5,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from ops.core import check, layout, windows
 from ops.core.families import folded, linear
+from ops.core.memory import repeat_allocation
 from ops.core.registration import register
+from ops.core.torch_private import direct
 from ops.core.windows import Size
 
 _pool = torch.ops.lenet_ops.max_pool2d.default
+_pool_direct = direct(_pool)
 _pool_backward = torch.ops.lenet_ops.max_pool2d_backward.default
 
 _BYTE_TAPS = 256  # as the kernels: the most pixels of a window whose number is kept in a byte
@@ -54,27 +58,42 @@ def max_pool2d(
         NotImplementedError: another dtype.
         RuntimeError: a window that does not fit, an image without pixels, other dimensions.
     """
+    if stride is None:
+        stride = kernel_size
+    ints = type(kernel_size) is type(stride) is type(padding) is type(dilation) is int
+    if ints and type(ceil_mode) is bool and not is_compiling():  # C++ makes pairs of ints
+        return _apply(input, kernel_size, stride, padding, dilation, ceil_mode)
+    check.tensor("max_pool2d", "input", input)
+    check.boolean("max_pool2d", "ceil_mode", ceil_mode)
+    return _apply(input, *_pairs(kernel_size, stride, padding, dilation), ceil_mode)
+
+
+def _pairs(kernel_size: Size, stride: Size, padding: Size, dilation: Size) -> list[tuple[int, int]]:
     op = "max_pool2d"
-    check.tensor(op, "input", input)
-    check.boolean(op, "ceil_mode", ceil_mode)
-    if input.dim() not in (3, 4):
-        raise RuntimeError(
-            f"{op}: input must have shape [N, C, H, W] or [C, H, W], got {list(input.shape)}"
-        )
-    arguments = (
+    return [
         windows.pair(op, "kernel_size", kernel_size, least=1),
-        windows.pair(op, "stride", kernel_size if stride is None else stride, least=1),
+        windows.pair(op, "stride", stride, least=1),
         windows.pair(op, "padding", padding, least=0),
         windows.pair(op, "dilation", dilation, least=1),
-        ceil_mode,
-    )
-    if input.dim() == 4:
-        output: Tensor = _pool(input, *arguments)[0]
-        return output
-    return _pool(input.unsqueeze(0), *arguments)[0].squeeze(0)
+    ]
 
 
-torch.fx.wrap("max_pool2d")  # one node where a network is traced
+def _apply(input: Tensor, *arguments: Any) -> Tensor:
+    """Take arguments of the right types."""
+    try:
+        call = _pool if is_compiling() else _pool_direct
+        if input.dim() != 3:
+            output: Tensor = call(input, *arguments)[0]
+            return output
+        return call(input.unsqueeze(0), *arguments)[0].squeeze(0)
+    except Exception as error:
+        check.image("max_pool2d", input)
+        _pairs(*arguments[:4])
+        repeat_allocation(error)
+        raise
+
+
+torch.fx.wrap("_apply")  # one node where a network is traced
 
 
 class MaxPool2d(nn.Module):
@@ -109,7 +128,7 @@ class MaxPool2d(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """Returns max_pool2d of `input` [N, C, H, W] or [C, H, W]."""
-        return max_pool2d(
+        return _apply(
             input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode
         )
 

@@ -6,7 +6,7 @@
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/macros.h>
 
-#include "core/common.h"
+#include "core/layout.h"
 
 namespace ops::cuda {
 

@@ -18,6 +18,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/eager/memory.h"
+
 namespace ops {
 
 using c10::DispatchKey;
@@ -248,6 +250,9 @@ void register_autograd(const std::string& name, const std::string& recorded,
       {torch::Library::IMPL, "lenet_ops", DispatchKey::AutogradCPU, __FILE__, __LINE__},
       {torch::Library::IMPL, "lenet_ops", DispatchKey::AutogradCUDA, __FILE__, __LINE__},
   };
+  static torch::Library backends(torch::Library::IMPL, "lenet_ops", DispatchKey::BackendSelect,
+                                 __FILE__, __LINE__);
+  backends.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&call_kernel>());
   const OperatorHandle op = find(recorded);
   for (torch::Library& library : libraries) {
     std::optional<Formula> formula;
