@@ -11,8 +11,7 @@ if [ $# = 0 ]; then
 fi
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" tools
 
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+make_work_folder
 python_include=$(python -c 'import sysconfig; print(sysconfig.get_path("include"))')
 eager=ops/core/eager
 target=$(sed -nE 's/^TORCH_TARGET = \(([0-9]+), ([0-9]+)\).*/\1 \2/p' setup.py)

@@ -6,10 +6,7 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" tools "$@"
 
-# Below the project's folder: PyTorch takes gigabytes, more than a /tmp in memory may have.
-mkdir -p build
-work=$(mktemp -d "$PWD/build/check_oldest.XXXXXX")
-trap 'rm -rf "$work"' EXIT
+make_work_folder
 
 build_wheel "$work"
 make_environment "$work/env" --constraint requirements/oldest.txt \

@@ -130,21 +130,27 @@ build_operators() {
   printf '%s\n' "$wanted" >"$venv/build.stamp"
 }
 
+# Makes the folder $work, which is removed on exit. Not in /tmp, which may be in memory: PyTorch takes
+# gigabytes.
+make_work_folder() {
+  mkdir -p build
+  work=$(mktemp -d "$PWD/build/work.XXXXXX")
+  trap 'rm -rf "$work"' EXIT
+}
+
 # Makes an environment in a folder, and installs what the other arguments say.
 make_environment() {
   local folder=$1
   shift
-  step "Making an environment in ${folder#"$PWD"/}" "$(find_python)" -m venv --clear "$folder"
+  step "Making an environment" "$(find_python)" -m venv --clear "$folder"
   step "Installing $*" "$folder/bin/python" -m pip install --disable-pip-version-check "$@"
 }
 
-# Builds a wheel into a folder, in the current one's environment or in another.
-#
-#   build_wheel FOLDER [PYTHON [SOURCE]]
+# Builds a wheel: build_wheel FOLDER [PYTHON SOURCE], of this project with .venv's python, or another.
 build_wheel() {
   local kernels
   kernels=$(choose_kernels)
-  step "Building a wheel${2:+ with ${2#"$PWD"/}}" env ${kernels:+"$kernels"} \
+  step "Building a wheel" env ${kernels:+"$kernels"} \
     "${2:-python}" -m pip wheel -v --disable-pip-version-check --no-build-isolation --no-deps \
     --wheel-dir "$1" "${3:-.}"
 }

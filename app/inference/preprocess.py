@@ -1,4 +1,4 @@
-"""Any picture, turned into an image such as a data set holds: of a digit, one like MNIST's.
+"""Preprocessing of pictures: find the digit, crop, scale and centre it as in MNIST.
 
 MNIST's images were made by scaling each digit into a 20×20 box, keeping its proportions, and
 putting its centre of mass into the centre of 28×28 (LeCun, Cortes & Burges, THE MNIST DATABASE).
@@ -13,16 +13,16 @@ from torch import Tensor
 
 from app.inference.image_io import Gray
 
-SIDE = 28  # of an MNIST image
-BOX = 20  # in it, the longer side of a digit
-CENTRE = 14  # in it, where a digit's centre of mass lies (a pixel's index)
-FINE = 8  # times the box's resolution, at which the width of strokes is measured
+SIDE = 28  # pixels of an MNIST image
+BOX = 20  # pixels of the longer side of a digit in it
+CENTRE = 14  # pixel index of a digit's centre of mass in it
+FINE = 8  # resolution of the stroke width, relative to the box
 LEAST_STROKE = 2  # pixels of the box; MNIST's median is 2.4
 WORKING_SIDE = 512  # larger pictures are reduced to this
-FIT_SIDE = 64  # points along a side that the light is estimated from
-LEAST_CONTRAST = 20  # between ink and background, of 255: less is a blank sheet
-SPECK = 0.02  # share of the ink: a smaller spot is dust
-DIGITS = ("mnist", "qmnist", "digits")  # data sets that are framed in this way
+FIT_SIDE = 64  # samples along a side for the fit of the paper
+LEAST_CONTRAST = 20  # of 255, between ink and background: less is a blank sheet
+SPECK = 0.02  # share of the ink: a smaller component is dust
+DIGITS = ("mnist", "qmnist", "digits")  # data sets of digits
 
 
 def frame(picture: Gray, dataset: str, invert: bool | None = None) -> Tensor | None:
@@ -59,7 +59,7 @@ def to_thumbnail(gray: Gray, invert: bool | None = None) -> Gray | None:
     """Reduce a whole picture to [28, 28], bright on black, as Fashion-MNIST's images were made.
 
     The longer side becomes 28 and the background fills the rest (Xiao, Rasul & Vollgraf,
-    arXiv 1708.07747, section 2). The background is what the border shows.
+    arXiv 1708.07747, section 2).
     """
     background = _background(gray)
     small = np.asarray(_fit(Image.fromarray(gray), SIDE, enlarge=True), dtype=np.float64)
@@ -72,15 +72,14 @@ def to_thumbnail(gray: Gray, invert: bool | None = None) -> Gray | None:
 
 
 def to_digit(gray: Gray, invert: bool | None = None) -> Gray | None:
-    """Find the one digit in a picture and frames it as MNIST does.
+    """Find the digit in a picture; crop, scale and centre it as in MNIST.
 
     Args:
-        gray: The picture, [H, W] of any size.
-        invert: Whether the ink is darker than its background; None: find out, ink being what
-            differs from it the most.
+        gray: The picture [H, W], of any size.
+        invert: The ink is darker than its background; None: detect by the largest difference.
 
     Returns:
-        [28, 28], bright ink on black; or None when the picture is blank.
+        [28, 28], bright ink on black; None for a blank picture.
     """
     ink = _ink(_reduce(gray), invert)
     threshold = _otsu(ink)
@@ -94,7 +93,7 @@ def to_digit(gray: Gray, invert: bool | None = None) -> Gray | None:
 
 
 def _background(gray: Gray) -> float:
-    """What the border shows."""
+    """Return the median shade of the border."""
     return float(np.median(np.concatenate([gray[0], gray[-1], gray[:, 0], gray[:, -1]])))
 
 
@@ -131,7 +130,7 @@ def _ink(gray: Gray, invert: bool | None) -> NDArray[np.float64]:
 
 
 def _otsu(ink: NDArray[np.float64]) -> float:
-    """The threshold that leaves the least variance on both its sides (Otsu, 1979)."""
+    """Return Otsu's threshold (1979): the one of least variance within both classes."""
     histogram, edges = np.bincount(ink.astype(np.intp).ravel(), minlength=256), np.arange(257)
     below = np.cumsum(histogram)
     above = ink.size - below
@@ -142,6 +141,7 @@ def _otsu(ink: NDArray[np.float64]) -> float:
 
 
 def _without_specks(strokes: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Remove small connected components."""
     spots, _ = ndimage.label(strokes, np.ones((3, 3)))
     large = np.bincount(spots.ravel()) >= SPECK * strokes.sum()
     large[0] = False  # the background
@@ -154,6 +154,7 @@ def _extent(strokes: NDArray[np.bool_]) -> tuple[slice, slice]:
 
 
 def _frame(ink: NDArray[np.float64]) -> Gray:
+    """Scale a digit into the box and put its centre of mass into the centre."""
     image = _thicken(_fit(Image.fromarray((ink * 255).round().astype(np.uint8)), BOX * FINE))
     digit = np.asarray(_fit(image, BOX, enlarge=True), dtype=np.float64)
     digit *= 255 / digit.max()
@@ -175,7 +176,7 @@ def _fit(image: Image.Image, side: int, enlarge: bool = False) -> Image.Image:
 
 
 def _thicken(image: Image.Image) -> Image.Image:
-    """Widen strokes that would pale to nothing in the box: a pen's, on a large sheet."""
+    """Dilate strokes that would fade in the box: a thin pen on a large sheet."""
     scale = max(image.size) / BOX
     strokes = np.pad(np.asarray(image) > 127, 1)
     shifted = [np.roll(strokes, step, axis) for step in (-1, 1) for axis in (0, 1)]

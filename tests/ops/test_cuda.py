@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from ops import depthwise_conv2d
 from tests.ops.operators import OPERATORS, each_operator
 from tests.ops.tensors import (
     as_tuple,
@@ -183,6 +184,156 @@ def test_parameters_of_more_elements_than_32_bits_count(op, layout):
     expected = torch.autograd.grad(alone, wanted, [last_sample(op, g, data[0]) for g in grads])
     # 2^24 random terms sum up to about 2^12
     torch.testing.assert_close(actual, expected, rtol=0.02, atol=1.0)
+
+
+# A case of depthwise convolution that all passes compute by one kernel family; between them they use
+# bulk copies, matrix units and blocks with more than 48 KB of shared memory:
+# image, kernel, stride, padding, dilation, dtype, layout.
+FAMILIES = {
+    "direct_l1": ((2, 8, 14, 14), 3, 1, 1, 1, torch.float32, "contiguous"),
+    "direct_l1_runtime": ((4, 24, 41, 40), 3, 3, 4, 4, torch.float16, "channels_last"),
+    "large_filter": ((32, 64, 14, 14), 31, 1, 15, 1, torch.float32, "contiguous"),
+    "nchw_fma": ((64, 96, 56, 57), 3, 1, 1, 1, torch.float32, "contiguous"),
+    "nchw_mma": ((64, 96, 56, 56), 7, 1, 3, 1, torch.bfloat16, "contiguous"),
+    "nhwc_mma": ((64, 96, 56, 56), 7, 1, 3, 1, torch.bfloat16, "channels_last"),
+    "nhwc_stream": ((64, 96, 56, 57), 3, 1, 1, 1, torch.float32, "channels_last"),
+}
+each_family = pytest.mark.parametrize("family", FAMILIES)
+
+
+def depthwise_case(family, device="cuda"):
+    """Return input and weight, the geometry, and a gradient for the output."""
+    image, kernel, *geometry, dtype, layout = FAMILIES[family]
+    tensors = [
+        random(image, dtype, device, layout, seed=1).requires_grad_(),
+        random((image[1], 1, kernel, kernel), dtype, device, seed=2).requires_grad_(),
+        random((image[1],), dtype, device, seed=3).requires_grad_(),
+    ]
+    with torch.no_grad():
+        grad = random(depthwise_conv2d(*tensors, *geometry).shape, dtype, device, layout, seed=4)
+    return tensors, geometry, grad
+
+
+def run_depthwise(tensors, geometry, grad):
+    output = depthwise_conv2d(*tensors, *geometry)
+    return [output, *torch.autograd.grad(output, tensors, grad)]
+
+
+def assert_same_bits(actual, expected):
+    for a, e in zip(actual, expected, strict=True):
+        assert torch.equal(a.to(e.device), e)
+
+
+@each_family
+@pytest.mark.parametrize("kernel_pass", ["forward", "input_gradient", "weight_gradient"])
+def test_family_runs(family, kernel_pass):
+    """The cases above run the families that they are named after."""
+    (x, weight, _), geometry, _ = depthwise_case(family)
+    pairs = [[value] * 2 for value in geometry]
+    query = torch.ops.lenet_ops.depthwise_conv2d_kernel
+    assert query(x, weight, *pairs, kernel_pass) == family
+
+
+@each_family
+def test_family_is_deterministic(family):
+    case = depthwise_case(family)
+    expected = run_depthwise(*case)
+    for _ in range(3):
+        assert_same_bits(run_depthwise(*case), expected)
+
+
+@each_family
+def test_family_runs_on_the_current_stream(family):
+    tensors, geometry, grad = depthwise_case(family)
+    expected = run_depthwise(tensors, geometry, grad)
+    late = [torch.full_like(x, torch.nan).requires_grad_() for x in tensors]
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(200_000_000)  # cycles, about 0.1 s
+        with torch.no_grad():
+            for x, value in zip(late, tensors, strict=True):
+                x.copy_(value)
+        actual = run_depthwise(late, geometry, grad)
+    stream.synchronize()
+    assert_same_bits(actual, expected)
+
+
+@each_family
+def test_family_runs_on_the_device_of_its_tensors(family):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    torch.cuda.set_device(0)
+    expected = run_depthwise(*depthwise_case(family))
+    assert_same_bits(run_depthwise(*depthwise_case(family, "cuda:1")), expected)
+    assert torch.cuda.current_device() == 0
+
+
+@each_family
+def test_family_in_a_cuda_graph(family):
+    tensors, geometry, grad = depthwise_case(family)
+    expected = run_depthwise(tensors, geometry, grad)
+    static = [torch.zeros_like(x).requires_grad_() for x in tensors]
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        run_depthwise(static, geometry, grad)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        actual = run_depthwise(static, geometry, grad)
+    with torch.no_grad():
+        for x, value in zip(static, tensors, strict=True):
+            x.copy_(value)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert_same_bits(actual, expected)
+
+
+@each_family
+def test_family_reads_nothing_around_its_tensors(family):
+    """Tensors inside memory full of NaN: a value from outside would show."""
+    tensors, geometry, grad = depthwise_case(family)
+    expected = run_depthwise(tensors, geometry, grad)
+
+    def surround(x):
+        rim = 1 << 16
+        memory = x.new_full((x.numel() + 2 * rim,), torch.nan)
+        inner = memory[rim:-rim].as_strided(x.shape, x.stride(), rim)
+        return inner.copy_(x.detach())
+
+    inside = [surround(x).requires_grad_() for x in tensors]
+    assert_same_bits(run_depthwise(inside, geometry, surround(grad)), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_filter_of_more_taps_than_a_grid_has_rows(dtype):
+    """65,536 taps: a block a tap in gridDim.y would overflow."""
+    x = random((1, 1, 256, 256), dtype, "cuda", seed=1)
+    weight = random((1, 1, 256, 256), dtype, "cuda", seed=2).requires_grad_()
+    output = depthwise_conv2d(x, weight)
+    torch.testing.assert_close(output.detach().squeeze(), (x * weight).sum().detach())
+    (grad,) = torch.autograd.grad(output.sum(), weight)
+    assert torch.equal(grad, x)
+
+
+def test_nan_gradient_is_not_slow():
+    """Every overflow of float16 training gives NaN gradients: they must not be summed twice."""
+    x = random((16, 64, 128, 128), torch.float16, "cuda", seed=1)
+    weight = random((64, 1, 3, 3), torch.float16, "cuda", seed=2).requires_grad_()
+    output = depthwise_conv2d(x, weight, None, 1, 1)
+
+    def milliseconds(grad):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        for _ in range(3):
+            torch.autograd.grad(output, weight, grad, retain_graph=True)
+        start.record()
+        for _ in range(10):
+            torch.autograd.grad(output, weight, grad, retain_graph=True)
+        end.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(end)
+
+    assert milliseconds(torch.full_like(output, torch.nan)) < 5 * milliseconds(output.detach())
 
 
 def test_cuda_kernels_are_registered():

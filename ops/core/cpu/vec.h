@@ -128,12 +128,13 @@ inline void store(double* p, Vec<double, N> v) {
   __builtin_memcpy(p, &v, sizeof(v));
 }
 
-// Rounds to nearest, ties to even. A NaN here stems from a bfloat16 or the processor, is zero below
-// the bits that stay, and survives.
+// Rounds to nearest, ties to even. A NaN's payload may overflow: it becomes a quiet NaN.
 template <int N>
 inline void store(BFloat16* p, Vec<float, N> v) {
   const auto bits = bit_cast<Vec<uint32_t, N>>(v);
-  const Vec<uint32_t, N> rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  const auto nan = bit_cast<Vec<uint32_t, N>>(v != v);
+  const Vec<uint32_t, N> rounded =
+      ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) | (nan & 0x7fc0);
 #if OPS_VECTOR_BYTES == 32
   if constexpr (N == 8) {
     const __m256i r = bit_cast<__m256i>(rounded);

@@ -8,6 +8,10 @@
 
 #include "core/layout.h"
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 700
+#error "the CUDA kernels need compute capability 7.0 or newer: set TORCH_CUDA_ARCH_LIST"
+#endif
+
 namespace ops::cuda {
 
 using torch::stable::accelerator::DeviceGuard;
@@ -33,6 +37,11 @@ struct Device {
   }
 };
 
+// Whether the current device has mma.m16n8k16 for float16 and bfloat16.
+inline bool has_mma() {
+  return Device::attribute(cudaDevAttrComputeCapabilityMajor) >= 8;
+}
+
 constexpr size_t kSharedBytes = 48 * 1024;  // a block's, unless it asks for more
 
 template <typename Kernel, typename... Args>
@@ -46,11 +55,11 @@ void launch_kernel(Kernel kernel, dim3 blocks, dim3 threads, size_t shared, cuda
   STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
-// Launches a kernel that may start while the one before it in the stream runs, as soon as all
-// blocks of that have called let_next_kernel_start. It must call wait_for_kernel_before ahead of
-// reading what that one writes. Before compute capability 9.0 it starts when that one has ended.
+// Programmatic dependent launch: the kernel may start once all blocks of the previous kernel in the
+// stream have called trigger_dependent_launch or ended. It calls wait_for_previous_kernel before it
+// reads results of that one. Before compute capability 9.0 it is an ordinary launch.
 template <typename Kernel, typename... Args>
-void launch_early(Kernel kernel, dim3 blocks, dim3 threads, cudaStream_t stream, Args... args) {
+void launch_dependent(Kernel kernel, dim3 blocks, dim3 threads, cudaStream_t stream, Args... args) {
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -63,13 +72,13 @@ void launch_early(Kernel kernel, dim3 blocks, dim3 threads, cudaStream_t stream,
   STD_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, args...));
 }
 
-__device__ inline void let_next_kernel_start() {
+__device__ inline void trigger_dependent_launch() {
 #if __CUDA_ARCH__ >= 900
   cudaTriggerProgrammaticLaunchCompletion();
 #endif
 }
 
-__device__ inline void wait_for_kernel_before() {
+__device__ inline void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();
 #endif

@@ -31,12 +31,12 @@ struct Span {
 };
 
 template <int kBuffers>
-class SpanRing {
+class RingBuffer {
  public:
   static constexpr int kBytes = round_up(kBuffers * sizeof(uint64_t), kGranule);
 
   // `memory`, of kBytes bytes, is shared.
-  __device__ explicit SpanRing(unsigned char* memory)
+  __device__ explicit RingBuffer(unsigned char* memory)
       : barriers_(static_cast<unsigned>(__cvta_generic_to_shared(memory))) {
 #if __CUDA_ARCH__ >= 900
     if (threadIdx.x == 0) {

@@ -8,14 +8,14 @@
 namespace ops::cuda {
 namespace {
 
-constexpr int kPixelThreads = 256;
-constexpr int kMostPixelLanes = 128;
+constexpr int kDirectThreads = 256;
+constexpr int kMaxDirectLanes = 128;
 
-struct PixelStrides {
+struct DirectStrides {
   int64_t n;
   int c, h, w;
 
-  PixelStrides(const DepthwiseGeometry& g, int64_t height, int64_t width) {
+  DirectStrides(const DepthwiseGeometry& g, int64_t height, int64_t width) {
     const auto strides = image_strides(g.channels_last, g.c, height, width);
     n = strides.n, c = strides.c, h = strides.h, w = strides.w;
   }
@@ -25,9 +25,9 @@ struct PixelStrides {
 };
 
 // A block has lanes × groups threads: lanes of channels that lie side by side, groups of tiles.
-struct PixelLaunch {
+struct DirectParams {
   int in_h, in_w, out_h, out_w;
-  PixelStrides in, out;
+  DirectStrides in, out;
   int start_h, start_w;  // image coordinate of the first output's first input
   int channels;
   int tiles_h, tiles_w;  // of an image
@@ -36,25 +36,25 @@ struct PixelLaunch {
   int share;  // a block's
 };
 
-struct PixelPlan {
-  PixelLaunch launch;
+struct DirectPlan {
+  DirectParams params;
   dim3 grid, block;
 };
 
 // Outputs in tiles of kRows × kCols, V channels a thread, in at most about `blocks` blocks.
 template <typename Axis, int kRows, int kCols, int V>
-PixelPlan plan_pixels(const DepthwiseGeometry& g, int64_t in_h, int64_t in_w, int64_t out_h,
-                      int64_t out_w, int64_t padding_h, int64_t padding_w, int64_t blocks) {
+DirectPlan plan_direct(const DepthwiseGeometry& g, int64_t in_h, int64_t in_w, int64_t out_h,
+                       int64_t out_w, int64_t padding_h, int64_t padding_w, int64_t blocks) {
   const int64_t vectors = ceil_div(g.c, V);
-  const int64_t chunks = g.channels_last ? ceil_div(vectors, kMostPixelLanes / V) : g.c;
+  const int64_t chunks = g.channels_last ? ceil_div(vectors, kMaxDirectLanes / V) : g.c;
   const int lanes = ceil_div(vectors, chunks);
   const int64_t tiles_h = ceil_div(out_h, kRows), tiles_w = ceil_div(out_w, kCols);
   const int64_t tiles = g.n * tiles_h * tiles_w;
-  const int groups = std::min<int64_t>(kPixelThreads / lanes, tiles);
+  const int groups = std::min<int64_t>(kDirectThreads / lanes, tiles);
   const int64_t turns = ceil_div(ceil_div(tiles, groups), std::max<int64_t>(1, blocks / chunks));
   const int share = groups * turns;
   return {{static_cast<int>(in_h), static_cast<int>(in_w), static_cast<int>(out_h),
-           static_cast<int>(out_w), PixelStrides(g, in_h, in_w), PixelStrides(g, out_h, out_w),
+           static_cast<int>(out_w), DirectStrides(g, in_h, in_w), DirectStrides(g, out_h, out_w),
            Axis::start(padding_h), Axis::start(padding_w), static_cast<int>(g.c),
            static_cast<int>(tiles_h), static_cast<int>(tiles_w), FastDivide(tiles_h),
            FastDivide(tiles_w), static_cast<int>(tiles), share},
@@ -64,23 +64,23 @@ PixelPlan plan_pixels(const DepthwiseGeometry& g, int64_t in_h, int64_t in_w, in
 
 // A tile's image, first output, and first input.
 template <typename Axis, int kRows, int kCols>
-struct PixelTile {
+struct DirectTile {
   int n, row, col, y, x;
 
-  __device__ PixelTile(const PixelLaunch& launch, int tile) {
-    const int strip = launch.by_tiles_w(tile);
-    n = launch.by_tiles_h(strip);
-    row = (strip - n * launch.tiles_h) * kRows;
-    col = (tile - strip * launch.tiles_w) * kCols;
-    y = launch.start_h + Axis::step(row);
-    x = launch.start_w + Axis::step(col);
+  __device__ DirectTile(const DirectParams& params, int tile) {
+    const int row_tile = params.by_tiles_w(tile);
+    n = params.by_tiles_h(row_tile);
+    row = (row_tile - n * params.tiles_h) * kRows;
+    col = (tile - row_tile * params.tiles_w) * kCols;
+    y = params.start_h + Axis::step(row);
+    x = params.start_w + Axis::step(col);
   }
 };
 
 // x = V channels of each of kCols neighbouring pixels, those outside of the image zero.
 template <int kCols, int V, typename T>
-__device__ void load_pixels(const T* pixel, bool within, int column, int width, int stride,
-                            float (&x)[kCols][V]) {
+__device__ void load_row(const T* pixel, bool within, int column, int width, int stride,
+                         float (&x)[kCols][V]) {
   using Bits = typename BitsOf<V * sizeof(T)>::type;
   Bits bits[kCols] = {};
 #pragma unroll
@@ -98,22 +98,22 @@ template <typename Axis>
 constexpr bool kOwnFilters = Axis::kTaps == 3;
 
 template <typename Axis, int kRows, int kCols, int V, typename T>
-__global__ void __launch_bounds__(kPixelThreads)
-    pixel_kernel(PixelLaunch launch, bool flip, const T* __restrict__ in,
-                 const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ out) {
+__global__ void __launch_bounds__(kDirectThreads)
+    direct_kernel(DirectParams params, bool flip, const T* __restrict__ in,
+                  const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ out) {
   constexpr int kTaps = Axis::kTaps * Axis::kTaps;
   constexpr int kInRows = Axis::inputs(kRows), kInCols = Axis::inputs(kCols);
   extern __shared__ float filters[];  // [channels of the block][kTaps]
   const int first = blockIdx.y * blockDim.x * V;
   if constexpr (!kOwnFilters<Axis>) {
-    const int count = min(static_cast<int>(blockDim.x) * V, launch.channels - first) * kTaps;
+    const int count = min(static_cast<int>(blockDim.x) * V, params.channels - first) * kTaps;
     for (int i = flat_thread(); i < count; i += blockDim.x * blockDim.y) {
       filters[i] = static_cast<float>(weight[first * kTaps + i]);
     }
     __syncthreads();
   }
   const int channel = first + threadIdx.x * V;
-  if (channel >= launch.channels) {
+  if (channel >= params.channels) {
     return;
   }
   float filter[kTaps][V], initial[V];
@@ -130,24 +130,24 @@ __global__ void __launch_bounds__(kPixelThreads)
       }
     }
   }
-  in += channel * static_cast<int64_t>(launch.in.c);
-  out += channel * static_cast<int64_t>(launch.out.c);
-  const int begin = blockIdx.x * launch.share;
-  const int end = min(begin + launch.share, launch.tiles);
+  in += channel * static_cast<int64_t>(params.in.c);
+  out += channel * static_cast<int64_t>(params.out.c);
+  const int begin = blockIdx.x * params.share;
+  const int end = min(begin + params.share, params.tiles);
 #pragma unroll 1
   for (int tile = begin + threadIdx.y; tile < end; tile += blockDim.y) {
-    const PixelTile<Axis, kRows, kCols> at(launch, tile);
-    const T* from = in + launch.in.offset(at.n, at.y, at.x);
+    const DirectTile<Axis, kRows, kCols> at(params, tile);
+    const T* from = in + params.in.offset(at.n, at.y, at.x);
     float sum[kRows][kCols][V];
 #pragma unroll
     for (int i = 0; i < kRows * kCols * V; ++i) {
       sum[i / (kCols * V)][i / V % kCols][i % V] = initial[i % V];
     }
 #pragma unroll
-    for (int r = 0; r < kInRows; ++r, from += launch.in.h) {
-      const bool within = static_cast<unsigned>(at.y + r) < static_cast<unsigned>(launch.in_h);
+    for (int r = 0; r < kInRows; ++r, from += params.in.h) {
+      const bool within = static_cast<unsigned>(at.y + r) < static_cast<unsigned>(params.in_h);
       float x[kInCols][V];
-      load_pixels(from, within, at.x, launch.in_w, launch.in.w, x);
+      load_row(from, within, at.x, params.in_w, params.in.w, x);
       join_row<Axis, Axis, kRows, kCols, kInCols>(r, [&](int q, int j, int tap, int i) {
 #pragma unroll
         for (int v = 0; v < V; ++v) {
@@ -155,13 +155,13 @@ __global__ void __launch_bounds__(kPixelThreads)
         }
       });
     }
-    T* to = out + launch.out.offset(at.n, at.row, at.col);
+    T* to = out + params.out.offset(at.n, at.row, at.col);
 #pragma unroll
-    for (int q = 0; q < kRows; ++q, to += launch.out.h) {
+    for (int q = 0; q < kRows; ++q, to += params.out.h) {
 #pragma unroll
       for (int j = 0; j < kCols; ++j) {
-        if (at.row + q < launch.out_h && at.col + j < launch.out_w) {
-          store_vector(to + j * launch.out.w, sum[q][j]);
+        if (at.row + q < params.out_h && at.col + j < params.out_w) {
+          store_vector(to + j * params.out.w, sum[q][j]);
         }
       }
     }
@@ -169,62 +169,62 @@ __global__ void __launch_bounds__(kPixelThreads)
 }
 
 template <typename Axis, int kCols, typename T>
-__global__ void __launch_bounds__(kPixelThreads)
-    pixel_weight_kernel(PixelLaunch launch, const T* __restrict__ in, const T* __restrict__ grad,
-                        WeightTotals<T> totals) {
+__global__ void __launch_bounds__(kDirectThreads)
+    direct_weight_gradient_kernel(DirectParams params, const T* __restrict__ in,
+                                  const T* __restrict__ grad, WeightReduction<T> reduction) {
   constexpr int kTaps = Axis::kTaps * Axis::kTaps, kSums = kTaps + 1;
   constexpr int kInRows = Axis::inputs(1), kInCols = Axis::inputs(kCols);
   extern __shared__ float sums[];
   const int channel = blockIdx.y * blockDim.x + threadIdx.x;
-  const bool present = channel < launch.channels;
-  in += channel * static_cast<int64_t>(launch.in.c);
-  grad += channel * static_cast<int64_t>(launch.out.c);
-  const int begin = blockIdx.x * launch.share;
-  const int end = min(begin + launch.share, launch.tiles);
+  const bool present = channel < params.channels;
+  in += channel * static_cast<int64_t>(params.in.c);
+  grad += channel * static_cast<int64_t>(params.out.c);
+  const int begin = blockIdx.x * params.share;
+  const int end = min(begin + params.share, params.tiles);
   float sum[kSums][1] = {};
 #pragma unroll 1
   for (int tile = begin + threadIdx.y; present && tile < end; tile += blockDim.y) {
-    const PixelTile<Axis, 1, kCols> at(launch, tile);
-    const T* from = in + launch.in.offset(at.n, at.y, at.x);
+    const DirectTile<Axis, 1, kCols> at(params, tile);
+    const T* from = in + params.in.offset(at.n, at.y, at.x);
     float g[kCols][1];
-    load_pixels(grad + launch.out.offset(at.n, at.row, at.col), true, at.col, launch.out_w,
-                launch.out.w, g);
+    load_row(grad + params.out.offset(at.n, at.row, at.col), true, at.col, params.out_w,
+             params.out.w, g);
 #pragma unroll
     for (int j = 0; j < kCols; ++j) {
       sum[kTaps][0] += g[j][0];
     }
 #pragma unroll
-    for (int r = 0; r < kInRows; ++r, from += launch.in.h) {
-      const bool within = static_cast<unsigned>(at.y + r) < static_cast<unsigned>(launch.in_h);
+    for (int r = 0; r < kInRows; ++r, from += params.in.h) {
+      const bool within = static_cast<unsigned>(at.y + r) < static_cast<unsigned>(params.in_h);
       float x[kInCols][1];
-      load_pixels(from, within, at.x, launch.in_w, launch.in.w, x);
+      load_row(from, within, at.x, params.in_w, params.in.w, x);
       join_row<Axis, Axis, 1, kCols, kInCols>(
           r, [&](int, int j, int tap, int i) { sum[tap][0] += g[j][0] * x[i][0]; });
     }
   }
 
   const int first = blockIdx.y * blockDim.x;
-  const int channels = min(static_cast<int>(blockDim.x), launch.channels - first);
-  BlockTotals<T> to(totals, blockIdx.x, first, kSums);
-  put_sums(sum, sums, threadIdx.x, blockDim.x, threadIdx.y, blockDim.y, channels, to);
+  const int channels = min(static_cast<int>(blockDim.x), params.channels - first);
+  put_block(sum, sums, threadIdx.x, blockDim.x, threadIdx.y, blockDim.y, channels,
+            BlockSums<T>(reduction, blockIdx.x, first));
 }
 
 template <typename Axis, int kRows, int kCols, int V, typename T>
-void launch_pixels(const Convolution<T>& c) {
+void launch_direct(const Convolution<T>& c) {
   constexpr int kBlocks = 32;  // on a multiprocessor
   const auto plan =
-      plan_pixels<Axis, kRows, kCols, V>(c.g, c.in.h, c.in.w, c.out.h, c.out.w, c.padding_h,
+      plan_direct<Axis, kRows, kCols, V>(c.g, c.in.h, c.in.w, c.out.h, c.out.w, c.padding_h,
                                          c.padding_w, int64_t{kBlocks} * Device().multiprocessors);
   const size_t filters =
       kOwnFilters<Axis> ? 0 : sizeof(float) * plan.block.x * V * Axis::kTaps * Axis::kTaps;
-  launch_kernel(pixel_kernel<Axis, kRows, kCols, V, T>, plan.grid, plan.block, filters, c.stream,
-                plan.launch, c.flip, c.in.data, c.weight, c.bias, c.out.data);
+  c.launch(direct_kernel<Axis, kRows, kCols, V, T>, plan.grid, plan.block, filters, plan.params,
+           c.flip, c.in.data, c.weight, c.bias, c.out.data);
 }
 
 }  // namespace
 
 template <typename T>
-bool convolve_pixels(const Convolution<T>& c) {
+bool direct_l1(const Convolution<T>& c) {
   return dispatch_axis(c.g, c.transposed, [&](auto axis) {
     using Axis = decltype(axis);
     constexpr int kWord = 4 / sizeof(T);  // channels in 32 bits
@@ -234,17 +234,17 @@ bool convolve_pixels(const Convolution<T>& c) {
     constexpr int kLow = 2, kHigh = 4, kCols = 4;
     const int64_t outputs = c.g.n * c.g.c * c.out.h * c.out.w;
     const int64_t threads = outputs / (kHigh * kCols * (words ? kWord : 1));
-    const bool high = threads >= int64_t{kPixelThreads} * Device().multiprocessors;
+    const bool high = threads >= int64_t{kDirectThreads} * Device().multiprocessors;
     if (words && high) {
-      launch_pixels<Axis, kHigh, kCols, kWord>(c);
+      launch_direct<Axis, kHigh, kCols, kWord>(c);
     } else if (words) {
-      launch_pixels<Axis, kLow, kCols, kWord>(c);
+      launch_direct<Axis, kLow, kCols, kWord>(c);
     } else if (high) {
-      launch_pixels<Axis, kHigh, kCols, 1>(c);
+      launch_direct<Axis, kHigh, kCols, 1>(c);
     } else if (c.g.channels_last || c.transposed) {
-      launch_pixels<Axis, kLow, kCols, 1>(c);
+      launch_direct<Axis, kLow, kCols, 1>(c);
     } else if constexpr (Axis::step(2) > 1) {  // threads' inputs are nearer to each other
-      launch_pixels<Axis, 1, 2, 1>(c);
+      launch_direct<Axis, 1, 2, 1>(c);
     }
     return true;
   });
@@ -254,39 +254,39 @@ namespace {
 
 // In rows of kCols outputs, on kBlocks blocks of each multiprocessor.
 template <typename Axis, int kCols, int kBlocks, typename T>
-void launch_pixel_weights(const WeightGradient<T>& c) {
+void launch_direct_weight_gradient(const WeightGradient<T>& c) {
   const DepthwiseGeometry& g = c.g;
   const auto plan =
-      plan_pixels<Axis, 1, kCols, 1>(g, g.h, g.w, g.out_h, g.out_w, g.padding_h, g.padding_w,
+      plan_direct<Axis, 1, kCols, 1>(g, g.h, g.w, g.out_h, g.out_w, g.padding_h, g.padding_w,
                                      int64_t{kBlocks} * Device().multiprocessors);
   const size_t shared =
-      sizeof(float) * partial_floats(plan.block.x, plan.block.y, Axis::kTaps * Axis::kTaps + 1);
-  sum_splits(c, plan.grid.x, true, [&](const WeightTotals<T>& totals) {
-    launch_kernel(pixel_weight_kernel<Axis, kCols, T>, plan.grid, plan.block, shared, c.stream,
-                  plan.launch, c.x, c.grad, totals);
+      sizeof(float) * reduction_elements(plan.block.x, plan.block.y, Axis::kTaps * Axis::kTaps + 1);
+  two_stage_reduction(c, plan.grid.x, [&](const WeightReduction<T>& reduction) {
+    launch_kernel(direct_weight_gradient_kernel<Axis, kCols, T>, plan.grid, plan.block, shared,
+                  c.stream, plan.params, c.x, c.grad, reduction);
   });
 }
 
 }  // namespace
 
 template <typename T>
-bool sum_weights_pixels(const WeightGradient<T>& c) {
+bool direct_l1_weight_gradient(const WeightGradient<T>& c) {
   return dispatch_direct(c.g, [&](auto axis) {
     using Axis = decltype(axis);
     if constexpr (Axis::step(1) == 2 && sizeof(T) == 2) {
-      launch_pixel_weights<Axis, 4, 4>(c);
+      launch_direct_weight_gradient<Axis, 4, 4>(c);
     } else {
-      launch_pixel_weights<Axis, 8, Axis::kTaps == 3 && Axis::step(1) == 1 ? 8 : 2>(c);
+      launch_direct_weight_gradient<Axis, 8, Axis::kTaps == 3 && Axis::step(1) == 1 ? 8 : 2>(c);
     }
     return true;
   });
 }
 
-template bool convolve_pixels(const Convolution<float>&);
-template bool convolve_pixels(const Convolution<Half>&);
-template bool convolve_pixels(const Convolution<BFloat16>&);
-template bool sum_weights_pixels(const WeightGradient<float>&);
-template bool sum_weights_pixels(const WeightGradient<Half>&);
-template bool sum_weights_pixels(const WeightGradient<BFloat16>&);
+template bool direct_l1(const Convolution<float>&);
+template bool direct_l1(const Convolution<Half>&);
+template bool direct_l1(const Convolution<BFloat16>&);
+template bool direct_l1_weight_gradient(const WeightGradient<float>&);
+template bool direct_l1_weight_gradient(const WeightGradient<Half>&);
+template bool direct_l1_weight_gradient(const WeightGradient<BFloat16>&);
 
 }  // namespace ops::cuda

@@ -1,5 +1,5 @@
-// The tiled kernels for each memory format, as dispatch.cu calls them. All return false where
-// they have no kernel for the problem.
+// The kernel families of depthwise convolution, as dispatch.cu calls them. Each function returns
+// false where its family has no kernel for the problem.
 #pragma once
 
 #include "depthwise_conv2d/cuda/tap_maps.cuh"
@@ -14,8 +14,8 @@ struct Image {
   int64_t h, w;
 };
 
-// out = the convolution of `in` with the filters, or the flipped filters, of g. Transposed: the
-// gradient with respect to the input of one with stride 2.
+// out = the convolution of `in` with the filters of g, or the gradient of its input: that is with
+// stride 1 the convolution with flipped filters, with others a transposed one.
 template <typename T>
 struct Convolution {
   const DepthwiseGeometry& g;
@@ -27,57 +27,83 @@ struct Convolution {
   const T* weight;
   const T* bias;
   cudaStream_t stream;
+  bool dry_run = false;  // choose a family, launch nothing
+
+  template <typename Kernel, typename... Args>
+  void launch(Kernel kernel, dim3 grid, dim3 block, size_t shared, const Args&... args) const {
+    if (!dry_run) {
+      launch_kernel(kernel, grid, block, shared, stream, args...);
+    }
+  }
 };
 
 template <typename T>
 struct WeightGradient {
   const DepthwiseGeometry& g;
-  const Tensor& like;  // where partial sums are allocated
+  const Tensor& like;  // device of the sums of splits
   const T* x;
   const T* grad;
-  T* grad_weight;
-  T* grad_bias;
+  T* grad_weight;  // nullptr: not wanted
+  T* grad_bias;    // nullptr: not wanted
   cudaStream_t stream;
+  bool dry_run = false;
 };
 
-// Contiguous images.
+// NCHW: tiles staged by bulk copies, fused multiply-adds in float32.
 template <typename T>
-bool convolve_planes(const Convolution<T>& c);
+bool nchw_fma(const Convolution<T>& c);
 template <typename T>
-bool sum_weights_planes(const WeightGradient<T>& c);
+bool nchw_fma_weight_gradient(const WeightGradient<T>& c);
 
-// Contiguous images of 16-bit elements, by matrix units.
+// NCHW, 16 bits: the same stages, matrix units.
 template <typename T>
-bool convolve_matrix(const Convolution<T>& c);
+bool nchw_mma(const Convolution<T>& c);
 template <typename T>
-bool sum_weights_matrix(const WeightGradient<T>& c);
-
-// Channels-last images.
-template <typename T>
-bool convolve_strips(const Convolution<T>& c);
-template <typename T>
-bool sum_weights_strips(const WeightGradient<T>& c);
-
-// Those of 16-bit elements, by matrix units.
-template <typename T>
-bool convolve_slabs(const Convolution<T>& c);
-template <typename T>
-bool sum_weights_slabs(const WeightGradient<T>& c);
-
-// Images of either format: few, or of pixels that are not aligned.
-template <typename T>
-bool convolve_pixels(const Convolution<T>& c);
-template <typename T>
-bool sum_weights_pixels(const WeightGradient<T>& c);
-
-// Elements of input and output that each multiprocessor of the device gets: which kernel is fastest
-// depends on it. The limits are measured on an H200.
-inline int64_t elements_of_multiprocessor(const DepthwiseGeometry& g) {
-  const int64_t elements = g.n * g.c * (g.h * g.w + g.out_h * g.out_w);
-  return elements / Device::attribute(cudaDevAttrMultiProcessorCount);
+bool nchw_mma_weight_gradient(const WeightGradient<T>& c);
+inline bool nchw_mma(const Convolution<float>&) {
+  return false;
+}
+inline bool nchw_mma_weight_gradient(const WeightGradient<float>&) {
+  return false;
 }
 
-// f(Direct<K, S, D>{}) for the convolutions that have tiled kernels; false for the others.
+// NHWC, 16 bits: tiles transposed in shared memory, matrix units.
+template <typename T>
+bool nhwc_mma(const Convolution<T>& c);
+template <typename T>
+bool nhwc_mma_weight_gradient(const WeightGradient<T>& c);
+inline bool nhwc_mma(const Convolution<float>&) {
+  return false;
+}
+inline bool nhwc_mma_weight_gradient(const WeightGradient<float>&) {
+  return false;
+}
+
+// NHWC: rows stream through registers.
+template <typename T>
+bool nhwc_stream(const Convolution<T>& c);
+template <typename T>
+bool nhwc_stream_weight_gradient(const WeightGradient<T>& c);
+
+// Either format: straight from the L1 cache, register tiles.
+template <typename T>
+bool direct_l1(const Convolution<T>& c);
+template <typename T>
+bool direct_l1_weight_gradient(const WeightGradient<T>& c);
+
+// The same for any kernel, stride and dilation, and for float64.
+template <typename T>
+bool direct_l1_runtime(const Convolution<T>& c);
+template <typename T>
+bool direct_l1_runtime_weight_gradient(const WeightGradient<T>& c);
+
+// Either format, stride 1: input and filter in shared memory.
+template <typename T>
+bool large_filter(const Convolution<T>& c);
+template <typename T>
+bool large_filter_weight_gradient(const WeightGradient<T>& c);
+
+// f(Direct<K, S, D>{}) for the geometries that are compile-time constants; false for the others.
 template <typename F>
 bool dispatch_direct(const DepthwiseGeometry& g, const F& f) {
   if (g.kernel_h != g.kernel_w || g.stride_h != g.stride_w || g.dilation_h != g.dilation_w) {
@@ -115,6 +141,12 @@ bool dispatch_transposed(const DepthwiseGeometry& g, const F& f) {
 template <typename F>
 bool dispatch_axis(const DepthwiseGeometry& g, bool transposed, const F& f) {
   return transposed ? dispatch_transposed(g, f) : dispatch_direct(g, f);
+}
+
+// Elements of input and output for each multiprocessor of the device: thresholds of the dispatch.
+inline int64_t elements_per_sm(const DepthwiseGeometry& g) {
+  const int64_t elements = g.n * g.c * (g.h * g.w + g.out_h * g.out_w);
+  return elements / Device::attribute(cudaDevAttrMultiProcessorCount);
 }
 
 }  // namespace ops::cuda

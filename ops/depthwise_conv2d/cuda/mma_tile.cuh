@@ -35,11 +35,15 @@ struct Packed<BFloat16> {
   static __device__ void multiply(float (&result)[4], const float (&sum)[4], unsigned l0,
                                   unsigned l1, unsigned l2, unsigned l3,
                                   const unsigned (&right)[2]) {
+#if __CUDA_ARCH__ >= 800
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
         "{%8, %9}, {%10, %11, %12, %13};"
         : "=f"(result[0]), "=f"(result[1]), "=f"(result[2]), "=f"(result[3])
         : "r"(l0), "r"(l1), "r"(l2), "r"(l3), "r"(right[0]), "r"(right[1]), "f"(sum[0]),
           "f"(sum[1]), "f"(sum[2]), "f"(sum[3]));
+#else
+    __trap();  // see has_mma
+#endif
   }
 };
 
@@ -53,17 +57,21 @@ struct Packed<Half> {
   static __device__ void multiply(float (&result)[4], const float (&sum)[4], unsigned l0,
                                   unsigned l1, unsigned l2, unsigned l3,
                                   const unsigned (&right)[2]) {
+#if __CUDA_ARCH__ >= 800
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
         "{%8, %9}, {%10, %11, %12, %13};"
         : "=f"(result[0]), "=f"(result[1]), "=f"(result[2]), "=f"(result[3])
         : "r"(l0), "r"(l1), "r"(l2), "r"(l3), "r"(right[0]), "r"(right[1]), "f"(sum[0]),
           "f"(sum[1]), "f"(sum[2]), "f"(sum[3]));
+#else
+    __trap();  // see has_mma
+#endif
   }
 };
 
 // The rows of a filter as matrices: row a takes two pieces of 8 inputs to 8 outputs.
 template <int kWidth, typename T>
-struct MatrixFilter {
+struct ToeplitzFilter {
   unsigned rows[kWidth][2];
 
   // Windows begin `odd` inputs before those of the first output.
@@ -90,7 +98,7 @@ struct MatrixFilter {
 // those of the first 8 rows and of the others.
 template <int kProducts, int kWidth, typename T, typename Load>
 __device__ void multiply(float (&sum)[kProducts][4], float bias,
-                         const MatrixFilter<kWidth, T>& filter, const Load& load) {
+                         const ToeplitzFilter<kWidth, T>& filter, const Load& load) {
   float initial[4] = {bias, bias, bias, bias};
 #pragma unroll
   for (int a = 0; a < kWidth; ++a) {
@@ -108,7 +116,7 @@ __device__ void multiply(float (&sum)[kProducts][4], float bias,
 // Zeros of the matrices times inputs that are not finite are not a number. Those sums again, tap by
 // tap: exact(row, column) of a result, from the lane's first on.
 template <int kProducts, typename F>
-__device__ void mend(float (&sum)[kProducts][4], const F& exact) {
+__device__ void recompute_nan(float (&sum)[kProducts][4], const F& exact) {
   bool any = false;
 #pragma unroll
   for (int n = 0; n < kProducts; ++n) {
@@ -132,77 +140,77 @@ __device__ void mend(float (&sum)[kProducts][4], const F& exact) {
 }
 
 // The sum of a filter's taps times the inputs whose window begins in row y, column x of an image of
-// in_h × in_w pixels, of which `plane` is the first.
+// in_h × in_w pixels, of which `map` is the first.
 template <int kWidth, typename T>
-__device__ __noinline__ float exact_sum(const T* plane, int pitch, int in_h, int in_w, int y, int x,
-                                        const T* filter, bool flip) {
+__device__ __noinline__ float exact_output(const T* map, int pitch, int in_h, int in_w, int y,
+                                           int x, const T* filter, bool flip) {
   float sum = 0;
   for (int i = 0; i < kWidth * kWidth; ++i) {
     const int row = y + i / kWidth, col = x + i % kWidth;
     if (row >= 0 && row < in_h && col >= 0 && col < in_w) {
       sum += static_cast<float>(filter[flip ? kWidth * kWidth - 1 - i : i]) *
-             static_cast<float>(plane[row * pitch + col]);
+             static_cast<float>(map[row * pitch + col]);
     }
   }
   return sum;
 }
 
-// 16 rows of outputs of kPlanes neighbouring planes, kProducts matrix products beside each other.
+// 16 rows of outputs of kMaps neighbouring maps, kProducts matrix products beside each other.
 template <typename Axis, int kProductsAcross>
-struct MatrixShape {
+struct MmaShape {
   static constexpr int kWidth = Axis::kTaps;
   static constexpr int kProducts = kProductsAcross;
   static constexpr int kPieces = kProducts + 1;
   static constexpr int kRows = 16, kCols = 8 * kProducts;
   // As registers allow.
-  static constexpr int kPlanes = kProducts > 4 ? 1 : kProducts > 2 || kWidth == 7 ? 2 : 4;
+  static constexpr int kMaps = kProducts > 4 ? 1 : kProducts > 2 || kWidth == 7 ? 2 : 4;
   static constexpr int kThreads = 32;
-  static constexpr int kThreadsOfBlock = 128;
-  static constexpr int kThreadsAtATime = 512;
+  static constexpr int kThreadsPerBlock = 128;
+  static constexpr int kThreadsPerSm = 512;
   static_assert(Axis::step(1) == 1 && 8 + kWidth <= 16, "a product's window");
 };
 
-// The tile that a warp computes in every range of planes: its first plane and output.
+// The tile that a warp computes in every range of maps: its first map and output.
 template <typename Shape>
-struct MatrixPlace {
-  int plane, row, col;
+struct MmaPosition {
+  int map, row, col;
 
-  __device__ explicit MatrixPlace(const PlaneLaunch& launch) {
+  __device__ explicit MmaPosition(const NchwParams& params) {
     const int tile = threadIdx.x / 32;
-    const int line = tile / launch.across;
-    plane = line / launch.down * Shape::kPlanes;
-    row = line % launch.down * Shape::kRows;
-    col = tile % launch.across * Shape::kCols;
+    const int line = tile / params.across;
+    map = line / params.down * Shape::kMaps;
+    row = line % params.down * Shape::kRows;
+    col = tile % params.across * Shape::kCols;
   }
 };
 
 // A tile of the convolution of contiguous images.
 template <typename TileAxis, int kProducts, typename Element>
-class MatrixTile {
+class MmaTile {
  public:
   using Axis = TileAxis;
   using T = Element;
-  using Shape = MatrixShape<Axis, kProducts>;
+  using Shape = MmaShape<Axis, kProducts>;
 
-  __device__ explicit MatrixTile(const PlaneLaunch& launch)
-      : launch_(launch),
-        at_(launch),
-        odd_(launch.start_w & 1),
-        in_col_(launch.start_w - odd_ + at_.col + 2 * lane_.t) {
+  __device__ explicit MmaTile(const NchwParams& params)
+      : launch_(params),
+        at_(params),
+        odd_(params.start_w & 1),
+        in_col_(params.start_w - odd_ + at_.col + 2 * lane_.t) {
 #pragma unroll
     for (int i = 0; i < Shape::kPieces; ++i) {
       const bool inside =
-          static_cast<unsigned>(in_col_ + 8 * i) < static_cast<unsigned>(launch.in_w);
+          static_cast<unsigned>(in_col_ + 8 * i) < static_cast<unsigned>(params.in_w);
       inside_ |= inside ? 1u << i : 0u;
     }
   }
 
-  __device__ int plane() const { return at_.plane; }  // the first, of a range
+  __device__ int map() const { return at_.map; }  // the first, of a range
 
   __device__ void load_filter(const T* weight, const T* bias, int channel, bool flip) {
     flip_ = flip;
 #pragma unroll
-    for (int p = 0; p < Shape::kPlanes; ++p) {
+    for (int p = 0; p < Shape::kMaps; ++p) {
       channel = launch_.wrap(channel + (p > 0));
       weight_[p] = weight + channel * kWidth * kWidth;
       bias_[p] = bias ? static_cast<float>(bias[channel]) : 0.0f;
@@ -210,14 +218,14 @@ class MatrixTile {
     }
   }
 
-  __device__ void convolve(const T* shared, int /*zeros*/, int planes, const PlaneRange& range) {
+  __device__ void convolve(const T* shared, int /*zeros*/, int maps, const StageRange& range) {
     const int pitch = launch_.in_w / 2;  // in words
     const int y = launch_.start_h + range.out_row + at_.row + lane_.g;
-    const unsigned* words = reinterpret_cast<const unsigned*>(shared + planes) + in_col_ / 2 +
-                            (at_.plane * range.in_rows + y - range.in_row) * pitch;
+    const unsigned* words = reinterpret_cast<const unsigned*>(shared + maps) + in_col_ / 2 +
+                            (at_.map * range.in_rows + y - range.in_row) * pitch;
 #pragma unroll
-    for (int p = 0; p < Shape::kPlanes; ++p, words += range.in_rows * pitch) {
-      if (at_.plane + p >= range.planes) {
+    for (int p = 0; p < Shape::kMaps; ++p, words += range.in_rows * pitch) {
+      if (at_.map + p >= range.maps) {
         break;
       }
       using Pieces = unsigned[Shape::kPieces];
@@ -230,24 +238,24 @@ class MatrixTile {
           lower[i] = of_lower & 1u << i ? words[4 * i + (a + 8) * pitch] : 0;
         }
       });
-      mend(sum_[p], [&](int row, int col) {
-        const T* plane =
-            shared + planes + ((at_.plane + p) * range.in_rows - range.in_row) * launch_.in_w;
-        return bias_[p] + exact_sum<kWidth>(plane, launch_.in_w, launch_.in_h, launch_.in_w,
-                                            y + row, launch_.start_w + at_.col + 2 * lane_.t + col,
-                                            weight_[p], flip_);
+      recompute_nan(sum_[p], [&](int row, int col) {
+        const T* map =
+            shared + maps + ((at_.map + p) * range.in_rows - range.in_row) * launch_.in_w;
+        return bias_[p] + exact_output<kWidth>(
+                              map, launch_.in_w, launch_.in_h, launch_.in_w, y + row,
+                              launch_.start_w + at_.col + 2 * lane_.t + col, weight_[p], flip_);
       });
     }
   }
 
-  __device__ void store(T* planes, const PlaneRange& range) const {
+  __device__ void store(T* maps, const StageRange& range) const {
     const int pitch = launch_.out_w / 2;
     const int row = at_.row + lane_.g, col = at_.col + 2 * lane_.t;
     unsigned* words =
-        reinterpret_cast<unsigned*>(planes) + (at_.plane * range.out_rows + row) * pitch + col / 2;
+        reinterpret_cast<unsigned*>(maps) + (at_.map * range.out_rows + row) * pitch + col / 2;
 #pragma unroll
-    for (int p = 0; p < Shape::kPlanes; ++p, words += range.out_rows * pitch) {
-      if (at_.plane + p >= range.planes) {
+    for (int p = 0; p < Shape::kMaps; ++p, words += range.out_rows * pitch) {
+      if (at_.map + p >= range.maps) {
         break;
       }
 #pragma unroll
@@ -267,16 +275,16 @@ class MatrixTile {
  private:
   static constexpr int kWidth = Axis::kTaps;
 
-  const PlaneLaunch& launch_;
+  const NchwParams& launch_;
   const Lane lane_;
-  const MatrixPlace<Shape> at_;
+  const MmaPosition<Shape> at_;
   const int odd_;        // whether inputs are loaded from one before the first, an even one, on
   const int in_col_;     // of the first pair
   unsigned inside_ = 0;  // which pieces' pairs are inside the image
-  MatrixFilter<kWidth, T> filter_[Shape::kPlanes];
-  const T* weight_[Shape::kPlanes];
-  float bias_[Shape::kPlanes];
-  float sum_[Shape::kPlanes][kProducts][4];
+  ToeplitzFilter<kWidth, T> filter_[Shape::kMaps];
+  const T* weight_[Shape::kMaps];
+  float bias_[Shape::kMaps];
+  float sum_[Shape::kMaps][kProducts][4];
   bool flip_;
 };
 

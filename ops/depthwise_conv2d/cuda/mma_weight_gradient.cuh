@@ -78,21 +78,21 @@ class DiagonalSums {
 };
 
 // 8 rows of outputs, as long as they are.
-struct MatrixSumsShape {
+struct MmaWeightShape {
   static constexpr int kRows = 8, kCols = 1 << 20;
-  static constexpr int kPlanes = 1;
+  static constexpr int kMaps = 1;
   static constexpr int kThreads = 32;
-  static constexpr int kThreadsOfBlock = 256;
-  static constexpr int kThreadsAtATime = 512;
+  static constexpr int kThreadsPerBlock = 256;
+  static constexpr int kThreadsPerSm = 512;
 };
 
 // A tile's part of them, of contiguous images.
 template <typename SumsAxis, typename Element>
-class MatrixSums {
+class MmaWeightTile {
  public:
   using Axis = SumsAxis;
   using T = Element;
-  using Shape = MatrixSumsShape;
+  using Shape = MmaWeightShape;
   using Diagonals = DiagonalSums<Axis::kTaps, T>;
   static constexpr int kTaps = Diagonals::kTaps, kOdd = Diagonals::kOdd;
   static_assert(Axis::step(1) == 1);
@@ -100,21 +100,21 @@ class MatrixSums {
   // Floats of shared memory for `total`.
   static size_t floats(int threads) { return Diagonals::floats(threads / 32); }
 
-  __device__ explicit MatrixSums(const PlaneLaunch& launch) : launch_(launch), at_(launch) {}
+  __device__ explicit MmaWeightTile(const NchwParams& params) : launch_(params), at_(params) {}
 
-  __device__ int plane() const { return at_.plane; }
+  __device__ int map() const { return at_.map; }
 
-  // `planes` and `grads`: where those of the range lie in `shared`.
-  __device__ void add(const T* shared, int /*zeros*/, int planes, int grads,
-                      const PlaneRange& range) {
+  // `maps` and `grads`: where those of the range lie in `shared`.
+  __device__ void add(const T* shared, int /*zeros*/, int maps, int grads,
+                      const StageRange& range) {
     const int in_pitch = launch_.in_w / 2, out_pitch = launch_.out_w / 2;  // in words
     const int row = at_.row + lane_.g;
     const unsigned* grad = reinterpret_cast<const unsigned*>(shared + grads) +
-                           (at_.plane * range.out_rows + row) * out_pitch + lane_.t;
+                           (at_.map * range.out_rows + row) * out_pitch + lane_.t;
     const int y = launch_.start_h + range.out_row + row;
     int in_col = launch_.start_w - kOdd + 2 * lane_.t;
-    const unsigned* upper = reinterpret_cast<const unsigned*>(shared + planes) + in_col / 2 +
-                            (at_.plane * range.in_rows + y - range.in_row) * in_pitch;
+    const unsigned* upper = reinterpret_cast<const unsigned*>(shared + maps) + in_col / 2 +
+                            (at_.map * range.in_rows + y - range.in_row) * in_pitch;
     const unsigned* lower = upper + 8 * in_pitch;
     // Widths of rows, none of those outside of the image.
     const unsigned upper_w = launch_.has_in_row(y) ? launch_.in_w : 0;
@@ -138,7 +138,7 @@ class MatrixSums {
     }
   }
 
-  // put(i, sum) the sums of all tiles of each of `channels` planes.
+  // put(i, sum) the sums of all tiles of each of `channels` maps.
   template <typename Put>
   __device__ void total(float* shared, int channels, const Put& put) const {
     sums_.leave(shared, threadIdx.x / 32);
@@ -147,9 +147,9 @@ class MatrixSums {
   }
 
  private:
-  const PlaneLaunch& launch_;
+  const NchwParams& launch_;
   const Lane lane_;
-  const MatrixPlace<Shape> at_;
+  const MmaPosition<Shape> at_;
   Diagonals sums_;
 };
 

@@ -1,4 +1,12 @@
-// Depthwise convolution of any kernel, stride, dilation and dtype: a thread an output.
+// naive: any geometry of any size, in 64-bit arithmetic.
+//
+//      input  ┌─┬─┬─┐           output
+//             ├─┼─┼─┤  ───────►  ┌─┐
+//             └─┴─┴─┘            └─┘
+//
+//   block:   kNaiveThreads neighbouring outputs; of weight gradients, one tap of one channel
+//   shared:  nothing; of weight gradients, the sums of its threads
+//   thread:  one output, tap by tap; of weight gradients, its share of the outputs
 #pragma once
 
 #include "core/cuda/common.cuh"
@@ -6,7 +14,7 @@
 
 namespace ops::cuda {
 
-constexpr int kGeneralThreads = 256;
+constexpr int kNaiveThreads = 256;
 
 // Position of flat index i (in memory order) of an image of height × width.
 struct Position {
@@ -33,11 +41,10 @@ __device__ inline int64_t offset(const DepthwiseGeometry& g, int64_t n, int64_t 
 
 // One thread an output element, neighbours in memory to neighbouring threads.
 template <typename T>
-__global__ void __launch_bounds__(kGeneralThreads)
-    general_forward_kernel(DepthwiseGeometry g, const T* __restrict__ x,
-                           const T* __restrict__ weight, const T* __restrict__ bias,
-                           T* __restrict__ out) {
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * kGeneralThreads + threadIdx.x;
+__global__ void __launch_bounds__(kNaiveThreads)
+    naive_forward_kernel(DepthwiseGeometry g, const T* __restrict__ x, const T* __restrict__ weight,
+                         const T* __restrict__ bias, T* __restrict__ out) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kNaiveThreads + threadIdx.x;
   if (i >= g.n * g.c * g.out_h * g.out_w) {
     return;
   }
@@ -60,10 +67,10 @@ __global__ void __launch_bounds__(kGeneralThreads)
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kGeneralThreads)
-    general_backward_input_kernel(DepthwiseGeometry g, const T* __restrict__ grad,
-                                  const T* __restrict__ weight, T* __restrict__ out) {
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * kGeneralThreads + threadIdx.x;
+__global__ void __launch_bounds__(kNaiveThreads)
+    naive_input_gradient_kernel(DepthwiseGeometry g, const T* __restrict__ grad,
+                                const T* __restrict__ weight, T* __restrict__ out) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kNaiveThreads + threadIdx.x;
   if (i >= g.n * g.c * g.h * g.w) {
     return;
   }
@@ -86,57 +93,42 @@ __global__ void __launch_bounds__(kGeneralThreads)
   out[i] = static_cast<T>(sum);
 }
 
-// What the `thread`-th of `threads` adds to the gradient of a channel's tap, or of the bias where
-// `tap` is behind the last one.
+// One block a (channel, tap); the last tap of a channel is the bias. Threads add up their shares of
+// the outputs, then each other's sums in a fixed order.
 template <typename T>
-__device__ acc_t<T> tap_sum(const DepthwiseGeometry& g, const T* __restrict__ grad,
-                            const T* __restrict__ x, int64_t c, int64_t tap, int thread,
-                            int threads) {
-  const bool for_bias = tap == g.kernel_h * g.kernel_w;
-  const int64_t a = tap / g.kernel_w;
-  const int64_t b = tap % g.kernel_w;
-  acc_t<T> sum = 0;
-  for (int64_t i = thread; i < g.n * g.out_h * g.out_w; i += threads) {
-    const int64_t ow = i % g.out_w;
-    const int64_t oh = i / g.out_w % g.out_h;
-    const int64_t n = i / g.out_w / g.out_h;
-    const int64_t h = oh * g.stride_h - g.padding_h + a * g.dilation_h;
-    const int64_t w = ow * g.stride_w - g.padding_w + b * g.dilation_w;
-    const bool inside = h >= 0 && h < g.h && w >= 0 && w < g.w;
-    if (for_bias || inside) {
-      const acc_t<T> value = static_cast<acc_t<T>>(grad[offset(g, n, c, oh, ow, g.out_h, g.out_w)]);
-      sum += for_bias ? value : value * static_cast<acc_t<T>>(x[offset(g, n, c, h, w, g.h, g.w)]);
-    }
-  }
-  return sum;
-}
-
-// One block a (channel, tap); the last row of blocks sums grad_output alone, for the bias.
-template <typename T>
-__global__ void __launch_bounds__(kGeneralThreads)
-    general_backward_weight_kernel(DepthwiseGeometry g, const T* __restrict__ grad,
-                                   const T* __restrict__ x, T* __restrict__ grad_weight,
-                                   T* __restrict__ grad_bias) {
+__global__ void __launch_bounds__(kNaiveThreads)
+    naive_weight_gradient_kernel(DepthwiseGeometry g, const T* __restrict__ grad,
+                                 const T* __restrict__ x, T* __restrict__ grad_weight,
+                                 T* __restrict__ grad_bias) {
   const int64_t taps = g.kernel_h * g.kernel_w;
-  const int64_t c = blockIdx.x;
-  const int64_t tap = blockIdx.y;
+  const int64_t c = blockIdx.x / (taps + 1), tap = blockIdx.x % (taps + 1);
   const bool for_bias = tap == taps;
   if (for_bias ? grad_bias == nullptr : grad_weight == nullptr) {
     return;
   }
-  const acc_t<T> sum = tap_sum(g, grad, x, c, tap, threadIdx.x, kGeneralThreads);
-  __shared__ acc_t<T> partial[kGeneralThreads];
-  partial[threadIdx.x] = sum;
+  const int64_t a = tap / g.kernel_w, b = tap % g.kernel_w;
+  acc_t<T> sum = 0;
+  for (int64_t i = threadIdx.x; i < g.n * g.out_h * g.out_w; i += kNaiveThreads) {
+    const int64_t ow = i % g.out_w, oh = i / g.out_w % g.out_h, n = i / g.out_w / g.out_h;
+    const int64_t h = oh * g.stride_h - g.padding_h + a * g.dilation_h;
+    const int64_t w = ow * g.stride_w - g.padding_w + b * g.dilation_w;
+    const bool inside = h >= 0 && h < g.h && w >= 0 && w < g.w;
+    if (for_bias || inside) {
+      const auto value = static_cast<acc_t<T>>(grad[offset(g, n, c, oh, ow, g.out_h, g.out_w)]);
+      sum += for_bias ? value : value * static_cast<acc_t<T>>(x[offset(g, n, c, h, w, g.h, g.w)]);
+    }
+  }
+  __shared__ acc_t<T> sums[kNaiveThreads];
+  sums[threadIdx.x] = sum;
   __syncthreads();
-  for (int half = kGeneralThreads / 2; half > 0;
-       half /= 2) {  // a fixed order: the same bits every run
+  for (int half = kNaiveThreads / 2; half > 0; half /= 2) {
     if (threadIdx.x < half) {
-      partial[threadIdx.x] += partial[threadIdx.x + half];
+      sums[threadIdx.x] += sums[threadIdx.x + half];
     }
     __syncthreads();
   }
   if (threadIdx.x == 0) {
-    (for_bias ? grad_bias[c] : grad_weight[c * taps + tap]) = static_cast<T>(partial[0]);
+    (for_bias ? grad_bias[c] : grad_weight[c * taps + tap]) = static_cast<T>(sums[0]);
   }
 }
 

@@ -4,22 +4,23 @@
 namespace ops::cuda {
 
 template <typename T>
-bool convolve_planes(const Convolution<T>& c) {
+bool nchw_fma(const Convolution<T>& c) {
   return dispatch_axis(c.g, c.transposed,
-                       [&](auto axis) { return launch_planes<ThreadTile<decltype(axis), T>>(c); });
+                       [&](auto axis) { return launch_nchw<FmaTile<decltype(axis), T>>(c); });
 }
 
 template <typename T>
-bool sum_weights_planes(const WeightGradient<T>& c) {
-  return dispatch_direct(
-      c.g, [&](auto axis) { return launch_plane_weights<ThreadSums<decltype(axis), T>>(c); });
+bool nchw_fma_weight_gradient(const WeightGradient<T>& c) {
+  return dispatch_direct(c.g, [&](auto axis) {
+    return launch_nchw_weight_gradient<FmaWeightTile<decltype(axis), T>>(c);
+  });
 }
 
-template bool convolve_planes(const Convolution<float>&);
-template bool convolve_planes(const Convolution<Half>&);
-template bool convolve_planes(const Convolution<BFloat16>&);
-template bool sum_weights_planes(const WeightGradient<float>&);
-template bool sum_weights_planes(const WeightGradient<Half>&);
-template bool sum_weights_planes(const WeightGradient<BFloat16>&);
+template bool nchw_fma(const Convolution<float>&);
+template bool nchw_fma(const Convolution<Half>&);
+template bool nchw_fma(const Convolution<BFloat16>&);
+template bool nchw_fma_weight_gradient(const WeightGradient<float>&);
+template bool nchw_fma_weight_gradient(const WeightGradient<Half>&);
+template bool nchw_fma_weight_gradient(const WeightGradient<BFloat16>&);
 
 }  // namespace ops::cuda

@@ -11,7 +11,7 @@ namespace ops::cuda {
 // Odd steps along a row spread the threads of a warp over the banks of shared memory, and 7 divides
 // the usual 7, 14, 28, 56, 112, 224.
 template <typename Axis>
-struct ThreadShape {
+struct FmaShape {
   static constexpr bool kTransposed = Axis::step(8) == 4;
   static constexpr int kRows = Axis::kTaps == 7     ? 4
                                : kTransposed        ? (Axis::kTaps == 3 ? 6 : 4)
@@ -22,25 +22,25 @@ struct ThreadShape {
   static constexpr int kInCols = Axis::inputs(kCols);
   static constexpr int kTaps = Axis::kTaps * Axis::kTaps;
   static constexpr int kThreads = 1;  // of a tile
-  static constexpr int kPlanes = 1;
-  static constexpr int kThreadsAtATime = 512;
-  static constexpr int kThreadsOfBlock = 128;  // where a row of tiles is no longer
+  static constexpr int kMaps = 1;
+  static constexpr int kThreadsPerSm = 512;
+  static constexpr int kThreadsPerBlock = 128;  // where a row of tiles is no longer
 };
 
-// The tile that a thread computes in every range of planes: its plane and first output.
+// The tile that a thread computes in every range of maps: its map and first output.
 template <typename Axis>
-struct ThreadPlace {
-  int plane, row, col;
+struct FmaPosition {
+  int map, row, col;
 
   // Rows of tiles begin further left, one after the other, where threads of a warp that are below
   // each other would meet in a bank.
-  __device__ explicit ThreadPlace(const PlaneLaunch& launch) {
-    using Shape = ThreadShape<Axis>;
+  __device__ explicit FmaPosition(const NchwParams& params) {
+    using Shape = FmaShape<Axis>;
     constexpr int kStep = Shape::kTransposed ? 2 : 1;
-    const int line = threadIdx.x / launch.across;
-    plane = line / launch.down;
-    row = line % launch.down * Shape::kRows;
-    col = threadIdx.x % launch.across * Shape::kCols - line % (launch.shifts / kStep + 1) * kStep;
+    const int line = threadIdx.x / params.across;
+    map = line / params.down;
+    row = line % params.down * Shape::kRows;
+    col = threadIdx.x % params.across * Shape::kCols - line % (params.shifts / kStep + 1) * kStep;
   }
 };
 
@@ -116,25 +116,25 @@ struct Filter {
 
 // The inputs under a tile.
 template <typename Axis, typename T>
-class ThreadWindow {
-  using Shape = ThreadShape<Axis>;
+class FmaWindow {
+  using Shape = FmaShape<Axis>;
 
  public:
-  __device__ ThreadWindow(const PlaneLaunch& launch, const ThreadPlace<Axis>& at)
-      : col_(launch.start_w + Axis::step(at.col)), inside_(col_, launch.in_w) {}
+  __device__ FmaWindow(const NchwParams& params, const FmaPosition<Axis>& at)
+      : col_(params.start_w + Axis::step(at.col)), inside_(col_, params.in_w) {}
 
   // Calls multiply(q, j, tap, x) for output (q, j) of the tile and each input x that a tap joins.
   template <typename F>
-  __device__ __forceinline__ void join(const PlaneLaunch& launch, const ThreadPlace<Axis>& at,
-                                       const T* shared, int zeros, int planes,
-                                       const PlaneRange& range, const F& multiply) const {
-    const int y = launch.start_h + Axis::step(range.out_row + at.row);
-    const int window = planes + (at.plane * range.in_rows + y - range.in_row) * launch.in_w + col_;
+  __device__ __forceinline__ void join(const NchwParams& params, const FmaPosition<Axis>& at,
+                                       const T* shared, int zeros, int maps,
+                                       const StageRange& range, const F& multiply) const {
+    const int y = params.start_h + Axis::step(range.out_row + at.row);
+    const int window = maps + (at.map * range.in_rows + y - range.in_row) * params.in_w + col_;
 #pragma unroll
     for (int r = 0; r < Shape::kInRows; ++r) {
       float x[Shape::kInCols];
-      const bool within = launch.has_in_row(y + r);
-      inside_.load(shared + (within ? window + r * launch.in_w : zeros), x);
+      const bool within = params.has_in_row(y + r);
+      inside_.load(shared + (within ? window + r * params.in_w : zeros), x);
       join_row<Axis, Axis, Shape::kRows, Shape::kCols, Shape::kInCols>(
           r, [&](int q, int j, int tap, int i) { multiply(q, j, tap, x[i]); });
     }
@@ -147,22 +147,22 @@ class ThreadWindow {
 
 // A tile of the convolution.
 template <typename TileAxis, typename Element>
-class ThreadTile {
+class FmaTile {
  public:
   using Axis = TileAxis;
   using T = Element;
-  using Shape = ThreadShape<Axis>;
+  using Shape = FmaShape<Axis>;
 
-  __device__ explicit ThreadTile(const PlaneLaunch& launch)
-      : launch_(launch), at_(launch), window_(launch, at_) {}
+  __device__ explicit FmaTile(const NchwParams& params)
+      : launch_(params), at_(params), window_(params, at_) {}
 
-  __device__ int plane() const { return at_.plane; }  // of a range
+  __device__ int map() const { return at_.map; }  // of a range
   __device__ void load_filter(const T* weight, const T* bias, int channel, bool flip) {
     filter_.load(weight, bias, channel, flip);
   }
 
-  // `planes`: where those of the range's inputs lie in `shared`, whose first elements are zeros.
-  __device__ void convolve(const T* shared, int zeros, int planes, const PlaneRange& range) {
+  // `maps`: where those of the range's inputs lie in `shared`, whose first elements are zeros.
+  __device__ void convolve(const T* shared, int zeros, int maps, const StageRange& range) {
 #pragma unroll
     for (int q = 0; q < Shape::kRows; ++q) {
 #pragma unroll
@@ -170,13 +170,13 @@ class ThreadTile {
         sum_[q][j] = filter_.bias;
       }
     }
-    window_.join(launch_, at_, shared, zeros, planes, range,
+    window_.join(launch_, at_, shared, zeros, maps, range,
                  [&](int q, int j, int tap, float x) { sum_[q][j] += filter_.tap[tap] * x; });
   }
 
-  // `planes`: where those of the range's outputs lie.
-  __device__ void store(T* planes, const PlaneRange& range) const {
-    T* to = planes + (at_.plane * range.out_rows + at_.row) * launch_.out_w + at_.col;
+  // `maps`: where those of the range's outputs lie.
+  __device__ void store(T* maps, const StageRange& range) const {
+    T* to = maps + (at_.map * range.out_rows + at_.row) * launch_.out_w + at_.col;
     const int rows = range.out_rows - at_.row, cols = launch_.out_w - at_.col;
     if (rows >= Shape::kRows && cols >= Shape::kCols && at_.col >= 0) {
 #pragma unroll
@@ -200,34 +200,34 @@ class ThreadTile {
   }
 
  private:
-  const PlaneLaunch& launch_;
-  ThreadPlace<Axis> at_;
-  ThreadWindow<Axis, T> window_;
+  const NchwParams& launch_;
+  FmaPosition<Axis> at_;
+  FmaWindow<Axis, T> window_;
   Filter<Shape::kTaps, T> filter_;
   float sum_[Shape::kRows][Shape::kCols];
 };
 
 // A tile's part of the gradients of a filter and its bias.
 template <typename SumsAxis, typename Element>
-class ThreadSums {
+class FmaWeightTile {
  public:
   using Axis = SumsAxis;
   using T = Element;
-  using Shape = ThreadShape<Axis>;
+  using Shape = FmaShape<Axis>;
   static constexpr int kTaps = Shape::kTaps;
 
   // Floats of shared memory for `total`.
   static size_t floats(int threads) { return static_cast<size_t>(kTaps + 1) * (threads + kSpread); }
 
-  __device__ explicit ThreadSums(const PlaneLaunch& launch)
-      : launch_(launch), at_(launch), window_(launch, at_), grad_inside_(at_.col, launch.out_w) {}
+  __device__ explicit FmaWeightTile(const NchwParams& params)
+      : launch_(params), at_(params), window_(params, at_), grad_inside_(at_.col, params.out_w) {}
 
-  __device__ int plane() const { return at_.plane; }
+  __device__ int map() const { return at_.map; }
 
-  // `planes` and `grads`: where those of the range lie in `shared`.
-  __device__ void add(const T* shared, int zeros, int planes, int grads, const PlaneRange& range) {
+  // `maps` and `grads`: where those of the range lie in `shared`.
+  __device__ void add(const T* shared, int zeros, int maps, int grads, const StageRange& range) {
     float g[Shape::kRows][Shape::kCols];
-    grads += (at_.plane * range.out_rows + at_.row) * launch_.out_w + at_.col;
+    grads += (at_.map * range.out_rows + at_.row) * launch_.out_w + at_.col;
 #pragma unroll
     for (int q = 0; q < Shape::kRows; ++q) {
       grad_inside_.load(shared + (at_.row + q < range.out_rows ? grads + q * launch_.out_w : zeros),
@@ -237,11 +237,11 @@ class ThreadSums {
         sum_[kTaps] += g[q][j];
       }
     }
-    window_.join(launch_, at_, shared, zeros, planes, range,
+    window_.join(launch_, at_, shared, zeros, maps, range,
                  [&](int q, int j, int tap, float x) { sum_[tap] += g[q][j] * x; });
   }
 
-  // put(i, sum) the sums of all tiles of each of `channels` planes, 8 lanes a sum.
+  // put(i, sum) the sums of all tiles of each of `channels` maps, 8 lanes a sum.
   template <typename Put>
   __device__ void total(float* shared, int channels, const Put& put) const {
     const int pitch = blockDim.x + kSpread;
@@ -264,9 +264,9 @@ class ThreadSums {
  private:
   static constexpr int kSpread = kSumLanes;  // in the banks, from sum to sum
 
-  const PlaneLaunch& launch_;
-  ThreadPlace<Axis> at_;
-  ThreadWindow<Axis, T> window_;
+  const NchwParams& launch_;
+  FmaPosition<Axis> at_;
+  FmaWindow<Axis, T> window_;
   ColumnMasks<T, Shape::kCols> grad_inside_;
   float sum_[kTaps + 1] = {};
 };

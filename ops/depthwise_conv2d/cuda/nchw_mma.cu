@@ -19,10 +19,10 @@ bool is_spread(int64_t pitch) {
 }
 
 // f(axis) where matrix units are faster than multiply-adds, measured on an H200: with filters of
-// 7×7, and in images 16 pixels wide, where the threads of ThreadTile meet in banks.
+// 7×7, and in images 16 pixels wide, where the threads of FmaTile meet in banks.
 template <typename F>
-bool dispatch_matrix(const DepthwiseGeometry& g, int64_t in_w, int64_t out_w,
-                     std::initializer_list<const void*> pointers, const F& f) {
+bool dispatch_nchw_mma(const DepthwiseGeometry& g, int64_t in_w, int64_t out_w,
+                       std::initializer_list<const void*> pointers, const F& f) {
   if (in_w % 2 != 0 || out_w % 2 != 0 || !are_aligned(pointers, 4) || !is_spread(in_w / 2)) {
     return false;
   }
@@ -38,33 +38,33 @@ bool dispatch_matrix(const DepthwiseGeometry& g, int64_t in_w, int64_t out_w,
 }  // namespace
 
 template <typename T>
-bool convolve_matrix(const Convolution<T>& c) {
+bool nchw_mma(const Convolution<T>& c) {
   return !c.transposed &&
-         dispatch_matrix(c.g, c.in.w, c.out.w, {c.in.data, c.out.data}, [&](auto axis) {
+         dispatch_nchw_mma(c.g, c.in.w, c.out.w, {c.in.data, c.out.data}, [&](auto axis) {
            using Axis = decltype(axis);
            if constexpr (Axis::kTaps == 7) {
              if (c.out.w > 32) {
-               return launch_planes<MatrixTile<Axis, 7, T>>(c);
+               return launch_nchw<MmaTile<Axis, 7, T>>(c);
              }
              if (c.out.w > 16) {
-               return launch_planes<MatrixTile<Axis, 4, T>>(c);
+               return launch_nchw<MmaTile<Axis, 4, T>>(c);
              }
            }
-           return launch_planes<MatrixTile<Axis, 2, T>>(c);
+           return launch_nchw<MmaTile<Axis, 2, T>>(c);
          });
 }
 
 template <typename T>
-bool sum_weights_matrix(const WeightGradient<T>& c) {
-  return dispatch_matrix(c.g, c.g.w, c.g.out_w, {c.x, c.grad}, [&](auto axis) {
-    using Sums = MatrixSums<decltype(axis), T>;
-    return c.g.padding_w % 2 == Sums::kOdd && launch_plane_weights<Sums>(c);
+bool nchw_mma_weight_gradient(const WeightGradient<T>& c) {
+  return dispatch_nchw_mma(c.g, c.g.w, c.g.out_w, {c.x, c.grad}, [&](auto axis) {
+    using Sums = MmaWeightTile<decltype(axis), T>;
+    return c.g.padding_w % 2 == Sums::kOdd && launch_nchw_weight_gradient<Sums>(c);
   });
 }
 
-template bool convolve_matrix(const Convolution<Half>&);
-template bool convolve_matrix(const Convolution<BFloat16>&);
-template bool sum_weights_matrix(const WeightGradient<Half>&);
-template bool sum_weights_matrix(const WeightGradient<BFloat16>&);
+template bool nchw_mma(const Convolution<Half>&);
+template bool nchw_mma(const Convolution<BFloat16>&);
+template bool nchw_mma_weight_gradient(const WeightGradient<Half>&);
+template bool nchw_mma_weight_gradient(const WeightGradient<BFloat16>&);
 
 }  // namespace ops::cuda

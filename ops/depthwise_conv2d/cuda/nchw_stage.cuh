@@ -1,4 +1,4 @@
-// Depthwise convolution of contiguous images. What a block works on, whole planes (one image
+// Depthwise convolution of contiguous images. What a block works on, whole maps (one image
 // channel each) or a band of rows of one, is one contiguous span of memory: it moves to shared
 // memory and back in 16-byte granules whatever the width, while other spans are at work.
 #pragma once
@@ -10,21 +10,21 @@
 
 namespace ops::cuda {
 
-struct PlaneLaunch {
+struct NchwParams {
   int in_h, in_w, out_h, out_w;
   int start_h, start_w;  // image coordinate of the first output's first input
-  int across, down;      // tiles of a plane's outputs, or of a band's
-  int shifts;            // columns by which rows of tiles may differ: see ThreadPlace
-  int bands;             // of a plane; more than 1 only where group is 1
-  int group;             // planes at a time
+  int across, down;      // tiles of a map's outputs, or of a band's
+  int shifts;            // columns by which rows of tiles may differ: see FmaPosition
+  int bands;             // of a map; more than 1 only where group is 1
+  int group;             // maps at a time
   int channels;
-  int planes;
+  int maps;
   int in_bytes, out_bytes;  // of shared memory for a span, each with a guard behind it
 
   __device__ bool has_in_row(int row) const {
     return static_cast<unsigned>(row) < static_cast<unsigned>(in_h);
   }
-  // The channel that a count over the planes of several images stands for.
+  // The channel that a count over the maps of several images stands for.
   __device__ int wrap(int channel) const {
     while (channel >= channels) {
       channel -= channels;
@@ -33,26 +33,26 @@ struct PlaneLaunch {
   }
 };
 
-constexpr int kPlaneThreads = 256;  // at most
-constexpr int kGuard = 128;         // bytes that windows at an edge reach over a span,
-constexpr int kMostPadding = 8;     // where there is no more padding than this
+constexpr int kNchwThreads = 256;  // at most
+constexpr int kGuard = 128;        // bytes that windows at an edge reach over a span,
+constexpr int kMaxPadding = 8;     // where there is no more padding than this
 
-// The planes, and rows of them, that a block works on next.
-struct PlaneRange {
-  int plane, planes;
+// The maps, and rows of them, that a block works on next.
+struct StageRange {
+  int map, maps;
   int out_row, out_rows;
   int in_row, in_rows;
 
   template <typename Axis, int kRows>
-  __device__ static PlaneRange at(const PlaneLaunch& launch, int plane, int planes, int band) {
-    PlaneRange range{plane, planes, 0, launch.out_h, 0, launch.in_h};
-    if (launch.bands > 1) {
-      const int rows = launch.down * kRows;
+  __device__ static StageRange at(const NchwParams& params, int map, int maps, int band) {
+    StageRange range{map, maps, 0, params.out_h, 0, params.in_h};
+    if (params.bands > 1) {
+      const int rows = params.down * kRows;
       range.out_row = band * rows;
-      range.out_rows = min(rows, launch.out_h - range.out_row);
-      const int first = launch.start_h + Axis::step(range.out_row);
-      range.in_row = min(max(first, 0), launch.in_h);
-      range.in_rows = max(0, min(first + Axis::inputs(rows), launch.in_h) - range.in_row);
+      range.out_rows = min(rows, params.out_h - range.out_row);
+      const int first = params.start_h + Axis::step(range.out_row);
+      range.in_row = min(max(first, 0), params.in_h);
+      range.in_rows = max(0, min(first + Axis::inputs(rows), params.in_h) - range.in_row);
     }
     return range;
   }
@@ -60,61 +60,61 @@ struct PlaneRange {
 
 // Goes from one range of a block to its next, without a division.
 template <typename Axis, int kRows>
-class PlaneWalk {
+class StageIterator {
  public:
-  __device__ explicit PlaneWalk(const PlaneLaunch& launch)
-      : launch_(launch),
-        stride_(gridDim.x / launch.bands * launch.group),
-        band_stride_(gridDim.x % launch.bands),
-        channel_stride_(stride_ % launch.channels),
-        plane_(blockIdx.x / launch.bands * launch.group),
-        band_(blockIdx.x % launch.bands),
-        channel_(plane_ % launch.channels) {}
+  __device__ explicit StageIterator(const NchwParams& params)
+      : launch_(params),
+        stride_(gridDim.x / params.bands * params.group),
+        band_stride_(gridDim.x % params.bands),
+        channel_stride_(stride_ % params.channels),
+        map_(blockIdx.x / params.bands * params.group),
+        band_(blockIdx.x % params.bands),
+        channel_(map_ % params.channels) {}
 
-  __device__ bool any() const { return plane_ < launch_.planes; }
-  __device__ PlaneRange range() const {
-    return PlaneRange::at<Axis, kRows>(launch_, plane_, min(launch_.group, launch_.planes - plane_),
+  __device__ bool any() const { return map_ < launch_.maps; }
+  __device__ StageRange range() const {
+    return StageRange::at<Axis, kRows>(launch_, map_, min(launch_.group, launch_.maps - map_),
                                        band_);
   }
-  // The channel of the range's p-th plane.
+  // The channel of the range's p-th map.
   __device__ int channel(int p) const { return launch_.wrap(channel_ + p); }
 
   __device__ void advance() {
-    plane_ += stride_, channel_ += channel_stride_, band_ += band_stride_;
+    map_ += stride_, channel_ += channel_stride_, band_ += band_stride_;
     if (band_ >= launch_.bands) {
-      band_ -= launch_.bands, plane_ += launch_.group, channel_ += launch_.group;
+      band_ -= launch_.bands, map_ += launch_.group, channel_ += launch_.group;
     }
     channel_ = launch_.wrap(channel_);
   }
 
  private:
-  const PlaneLaunch& launch_;
+  const NchwParams& launch_;
   int stride_, band_stride_, channel_stride_;
-  int plane_, band_, channel_;
+  int map_, band_, channel_;
 };
 
-// The planes of a tensor.
+// The maps of a tensor.
 template <typename T>
-class Planes {
+class FeatureMaps {
  public:
-  __device__ Planes(T* data, int count, int h, int w)
+  __device__ FeatureMaps(T* data, int count, int h, int w)
       : data_(data),
         count_(count),
         size_(h * w),
         w_(w),
         skew_(reinterpret_cast<uintptr_t>(data) % kGranule / sizeof(T)) {}
 
-  __device__ T* row(int plane, int row) const {
-    return data_ + static_cast<int64_t>(plane) * size_ + row * w_;
+  __device__ T* row(int map, int row) const {
+    return data_ + static_cast<int64_t>(map) * size_ + row * w_;
   }
   // Of a span that begins there.
-  __device__ int skew(int plane, int row) const {
-    return (skew_ + static_cast<unsigned>(plane) * size_ + row * w_) % Span<T>::kLanes;
+  __device__ int skew(int map, int row) const {
+    return (skew_ + static_cast<unsigned>(map) * size_ + row * w_) % Span<T>::kLanes;
   }
-  __device__ int elements(int planes, int rows) const { return planes * rows * w_; }
-  // Rows of neighbouring planes.
-  __device__ Span<T> span(int plane, int planes, int first_row, int rows) const {
-    return {row(plane, first_row), elements(planes, rows), row(count_, 0)};
+  __device__ int elements(int maps, int rows) const { return maps * rows * w_; }
+  // Rows of neighbouring maps.
+  __device__ Span<T> span(int map, int maps, int first_row, int rows) const {
+    return {row(map, first_row), elements(maps, rows), row(count_, 0)};
   }
 
  private:
@@ -126,8 +126,8 @@ class Planes {
 // Shared memory of both kernels: the ring's, zeros for rows outside the image (and the guard before
 // the first buffer), then the buffers.
 template <int kBuffers, typename T>
-struct PlaneMemory {
-  static constexpr int kZeros = SpanRing<kBuffers>::kBytes / sizeof(T);  // offset in elements
+struct StageMemory {
+  static constexpr int kZeros = RingBuffer<kBuffers>::kBytes / sizeof(T);  // offset in elements
   static constexpr int kFirst = kZeros + kGuard / sizeof(T);
   static constexpr size_t kBytes = kFirst * sizeof(T);
 
@@ -142,8 +142,8 @@ struct PlaneMemory {
 
 constexpr int kSumLanes = 8;
 
-// put(i, total) for each of `count` totals: the sum over kSumLanes lanes of part(i, lane), added by
-// all threads of a block.
+// put(i, total) for each of `count` reduction: the sum over kSumLanes lanes of part(i, lane), added
+// by all threads of a block.
 template <typename Put, typename F>
 __device__ void add_lanes(int count, const Put& put, const F& part) {
   const int lane = threadIdx.x % kSumLanes;
@@ -161,35 +161,35 @@ __device__ void add_lanes(int count, const Put& put, const F& part) {
   }
 }
 
-constexpr int kPlaneBuffers = 3;  // two on their way in, one at work or on its way out
+constexpr int kStages = 3;  // two on their way in, one at work or on its way out
 
-struct PlanePlan {
-  PlaneLaunch launch;
+struct NchwPlan {
+  NchwParams params;
   int threads;
-  int at_a_time;  // blocks that run together
-  int ranges;     // of all planes
+  int resident_blocks;  // blocks that run together
+  int ranges;           // of all maps
   size_t shared;
 
   // At most that many blocks; preferably so many that each meets the same channels again.
   int blocks() const {
-    const int period = launch.channels / launch.group * launch.bands;
-    const bool periodic = launch.channels % launch.group == 0 && period <= at_a_time;
-    return std::min(ranges, periodic ? at_a_time / period * period : at_a_time);
+    const int period = params.channels / params.group * params.bands;
+    const bool periodic = params.channels % params.group == 0 && period <= resident_blocks;
+    return std::min(ranges, periodic ? resident_blocks / period * period : resident_blocks);
   }
 };
 
-// How to cut planes into ranges for tiles of a Shape: kRows × kCols outputs of each of kPlanes
-// planes take kThreads threads, of which blocks have up to kThreadsOfBlock (or kPlaneThreads, where
-// a row of tiles takes more) and a multiprocessor has registers for kThreadsAtATime. As much is
+// How to cut maps into ranges for tiles of a Shape: kRows × kCols outputs of each of kMaps
+// maps take kThreads threads, of which blocks have up to kThreadsPerBlock (or kNchwThreads, where
+// a row of tiles takes more) and a multiprocessor has registers for kThreadsPerSm. As much is
 // done `repeats` times. A buffer holds a range of inputs and of outputs in one place, or, where
 // `apart`, side by side. Nothing where a row of tiles is too long for a block, or the padding too
 // wide.
 template <typename Axis, typename Shape>
-std::optional<PlanePlan> plan_planes(int64_t planes, int64_t channels, int64_t in_h, int64_t in_w,
-                                     int64_t out_h, int64_t out_w, int64_t padding_h,
-                                     int64_t padding_w, int64_t repeats, int64_t element_size,
-                                     bool apart, size_t fixed_bytes) {
-  if (padding_w > kMostPadding) {
+std::optional<NchwPlan> plan_nchw(int64_t maps, int64_t channels, int64_t in_h, int64_t in_w,
+                                  int64_t out_h, int64_t out_w, int64_t padding_h,
+                                  int64_t padding_w, int64_t repeats, int64_t element_size,
+                                  bool apart, size_t fixed_bytes) {
+  if (padding_w > kMaxPadding) {
     return std::nullopt;
   }
   const Device device;
@@ -199,57 +199,57 @@ std::optional<PlanePlan> plan_planes(int64_t planes, int64_t channels, int64_t i
   // rows of tiles begin at different columns: with a tile more in each, if blocks have room.
   const bool meet = Axis::step(Shape::kRows) * in_w * element_size % kGranule == 0;
   constexpr int kEnough = 3;  // columns
-  const auto planes_of_block = [&](int tiles) {
-    return Shape::kThreadsOfBlock / (tiles * Shape::kThreads * down);
+  const auto maps_of_block = [&](int tiles) {
+    return Shape::kThreadsPerBlock / (tiles * Shape::kThreads * down);
   };
-  if (meet && across * Shape::kCols - out_w < kEnough && planes_of_block(across) > 0 &&
-      planes_of_block(across + 1) == planes_of_block(across)) {
+  if (meet && across * Shape::kCols - out_w < kEnough && maps_of_block(across) > 0 &&
+      maps_of_block(across + 1) == maps_of_block(across)) {
     ++across;
   }
   const int row_threads = across * Shape::kThreads;
   const int most_threads =
-      row_threads <= Shape::kThreadsOfBlock ? Shape::kThreadsOfBlock : kPlaneThreads;
-  std::optional<PlanePlan> best;
+      row_threads <= Shape::kThreadsPerBlock ? Shape::kThreadsPerBlock : kNchwThreads;
+  std::optional<NchwPlan> best;
   double least = 0;
-  // Whole planes, then fewer of them, then bands.
+  // Whole maps, then fewer of them, then bands.
   int group =
-      std::min<int64_t>(std::max(1, most_threads / (row_threads * down)) * Shape::kPlanes, planes);
+      std::min<int64_t>(std::max(1, most_threads / (row_threads * down)) * Shape::kMaps, maps);
   for (int bands = 1, last = 0; bands <= down && row_threads <= most_threads;) {
-    PlanePlan plan{};
-    PlaneLaunch& launch = plan.launch;
-    launch.in_h = in_h, launch.in_w = in_w, launch.out_h = out_h, launch.out_w = out_w;
-    launch.start_h = Axis::start(padding_h), launch.start_w = Axis::start(padding_w);
-    launch.channels = channels, launch.planes = planes;
-    launch.across = across;
-    launch.shifts = meet ? across * Shape::kCols - out_w : 0;
-    launch.down = ceil_div(down, bands);
-    launch.bands = ceil_div(down, launch.down);
-    launch.group = group;
-    const int64_t in_rows = launch.bands == 1
+    NchwPlan plan{};
+    NchwParams& params = plan.params;
+    params.in_h = in_h, params.in_w = in_w, params.out_h = out_h, params.out_w = out_w;
+    params.start_h = Axis::start(padding_h), params.start_w = Axis::start(padding_w);
+    params.channels = channels, params.maps = maps;
+    params.across = across;
+    params.shifts = meet ? across * Shape::kCols - out_w : 0;
+    params.down = ceil_div(down, bands);
+    params.bands = ceil_div(down, params.down);
+    params.group = group;
+    const int64_t in_rows = params.bands == 1
                                 ? in_h
-                                : std::min<int64_t>(in_h, Axis::inputs(launch.down * Shape::kRows));
-    const int64_t out_rows = std::min<int64_t>(out_h, launch.down * Shape::kRows);
+                                : std::min<int64_t>(in_h, Axis::inputs(params.down * Shape::kRows));
+    const int64_t out_rows = std::min<int64_t>(out_h, params.down * Shape::kRows);
     const auto bytes = [&](int64_t elements) {
       return ceil_div(elements * element_size, kGranule) * kGranule + kGranule + kGuard;
     };
     const size_t in_bytes = bytes(group * in_rows * in_w);
     const size_t out_bytes = bytes(group * out_rows * out_w);
-    plan.threads = round_up(ceil_div(group, Shape::kPlanes) * row_threads * launch.down, 32);
+    plan.threads = round_up(ceil_div(group, Shape::kMaps) * row_threads * params.down, 32);
     plan.shared = fixed_bytes + (apart ? kAhead * (in_bytes + out_bytes)
-                                       : kPlaneBuffers * std::max(in_bytes, out_bytes));
-    if (launch.down != last && plan.threads <= most_threads && plan.shared <= device.block_shared) {
-      launch.in_bytes = in_bytes, launch.out_bytes = out_bytes;
-      const int on_one = std::min<int>(Shape::kThreadsAtATime / plan.threads,
-                                       device.shared / (plan.shared + 1024));
-      plan.at_a_time = on_one * device.multiprocessors;
-      plan.ranges = ceil_div(planes, group) * launch.bands;
+                                       : kStages * std::max(in_bytes, out_bytes));
+    if (params.down != last && plan.threads <= most_threads && plan.shared <= device.block_shared) {
+      params.in_bytes = in_bytes, params.out_bytes = out_bytes;
+      const int on_one =
+          std::min<int>(Shape::kThreadsPerSm / plan.threads, device.shared / (plan.shared + 1024));
+      plan.resident_blocks = on_one * device.multiprocessors;
+      plan.ranges = ceil_div(maps, group) * params.bands;
       // Rounds, each as long as what a multiprocessor does in it, and latencies.
       const int64_t blocks = plan.ranges * repeats;
       const int64_t together = std::min<int64_t>(on_one, ceil_div(blocks, device.multiprocessors));
       constexpr int kLatency = 128;  // also of the kernel that adds up sums where they are in parts
-      const double round = together * plan.threads * (launch.bands > 1 ? 1.2 : 1.0) + kLatency;
-      const double cost = ceil_div(blocks, plan.at_a_time) * round +
-                          (apart && repeats * launch.bands > 1 ? kLatency : 0);
+      const double round = together * plan.threads * (params.bands > 1 ? 1.2 : 1.0) + kLatency;
+      const double cost = ceil_div(blocks, plan.resident_blocks) * round +
+                          (apart && repeats * params.bands > 1 ? kLatency : 0);
       if (!best || cost < least) {
         best = plan, least = cost;
       }
@@ -257,7 +257,7 @@ std::optional<PlanePlan> plan_planes(int64_t planes, int64_t channels, int64_t i
     if (group > 1) {
       group /= 2;
     } else {
-      last = launch.down;
+      last = params.down;
       bands *= 2;
     }
   }

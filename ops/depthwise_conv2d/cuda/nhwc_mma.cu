@@ -6,10 +6,10 @@
 namespace ops::cuda {
 namespace {
 
-// Clears planes, once: what lies around an image stays zero.
-__device__ inline void clear_planes(unsigned* planes, int words) {
-  for (int i = threadIdx.x; i < words / 4; i += kSlabThreads) {
-    reinterpret_cast<uint4*>(planes)[i] = {};
+// Clears maps, once: what lies around an image stays zero.
+__device__ inline void clear_maps(unsigned* maps, int words) {
+  for (int i = threadIdx.x; i < words / 4; i += kNhwcMmaThreads) {
+    reinterpret_cast<uint4*>(maps)[i] = {};
   }
 }
 
@@ -32,64 +32,64 @@ __device__ inline void load_matrices(const unsigned* row, unsigned& m0, unsigned
 
 // kColumns: the most that a row of outputs has.
 template <typename Axis, int kColumns, typename T>
-__global__ void __launch_bounds__(kSlabThreads, kSlabBlocks)
-    slab_kernel(SlabLaunch launch, bool flip, const T* __restrict__ in,
-                const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ out) {
+__global__ void __launch_bounds__(kNhwcMmaThreads, kNhwcMmaBlocks)
+    nhwc_mma_kernel(NhwcMmaParams params, bool flip, const T* __restrict__ in,
+                    const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ out) {
   constexpr int kWidth = Axis::kTaps, kTaps = kWidth * kWidth;
   constexpr int kRows = 16, kProducts = kColumns / 8;
-  constexpr int kLine = SlabLines<kColumns>::kLine;
+  constexpr int kLine = TransposedLines<kColumns>::kLine;
   extern __shared__ __align__(16) unsigned char memory[];
-  uint4* slab = reinterpret_cast<uint4*>(memory);
-  unsigned* planes = reinterpret_cast<unsigned*>(memory + launch.in.bytes);
-  const SlabPlace place(launch);
-  const SlabImages<kColumns, const T> inputs(launch, launch.in, place, in);
-  const SlabImages<kColumns, T> outputs(launch, launch.out, place, out);
-  SlabWalk<Axis, kRows> walk(launch, place);
+  uint4* staged = reinterpret_cast<uint4*>(memory);
+  unsigned* maps = reinterpret_cast<unsigned*>(memory + params.in.bytes);
+  const BlockWork place(params);
+  const TileImages<kColumns, const T> inputs(params, params.in, place, in);
+  const TileImages<kColumns, T> outputs(params, params.out, place, out);
+  TileIterator<Axis, kRows> walk(params, place);
   const auto load = [&](const auto& there) {
     if (there.any()) {
-      const Slab s = there.slab();
-      inputs.load(slab, s.image, s.images, s.range.in_row, s.range.in_rows);
+      const ImageTile s = there.tile();
+      inputs.load(staged, s.image, s.images, s.range.in_row, s.range.in_rows);
     }
     __pipeline_commit();
   };
   load(walk);
   const Lane lane;
-  const int start_w = launch.plane.start_w;
-  const int own = threadIdx.x / 32 * kOwnChannels;
-  T* filters = reinterpret_cast<T*>(planes);
-  for (int i = threadIdx.x; i < place.present * kTaps; i += kSlabThreads) {
+  const int start_w = params.map.start_w;
+  const int own = threadIdx.x / 32 * kWarpChannels;
+  T* filters = reinterpret_cast<T*>(maps);
+  for (int i = threadIdx.x; i < place.present * kTaps; i += kNhwcMmaThreads) {
     filters[i] = weight[place.first * kTaps + i];
   }
   __syncthreads();
-  MatrixFilter<kWidth, T> matrices[kOwnChannels];
-  float initial[kOwnChannels];
+  ToeplitzFilter<kWidth, T> matrices[kWarpChannels];
+  float initial[kWarpChannels];
 #pragma unroll
-  for (int c = 0; c < kOwnChannels; ++c) {
+  for (int c = 0; c < kWarpChannels; ++c) {
     matrices[c].load(filters + (own + c) * kTaps, flip, start_w & 1);
-    const int channel = min(place.first + own + c, launch.channels - 1);
+    const int channel = min(place.first + own + c, params.channels - 1);
     initial[c] = bias ? static_cast<float>(bias[channel]) : 0.0f;
   }
   __syncthreads();
-  clear_planes(planes, inputs.plane(0, launch.group));
+  clear_maps(maps, inputs.map(0, params.group));
 
   while (walk.any()) {
-    const Slab s = walk.slab();
-    const int first = launch.plane.start_h + s.range.out_row;  // row of the planes
+    const ImageTile s = walk.tile();
+    const int first = params.map.start_h + s.range.out_row;  // row of the maps
     __pipeline_wait_prior(0);
     __syncthreads();
-    inputs.turn(slab, planes, s.images, s.range.in_row, s.range.in_rows, first);
+    inputs.turn(staged, maps, s.images, s.range.in_row, s.range.in_rows, first);
     __syncthreads();
     walk.advance();
     load(walk);
 #pragma unroll
-    for (int c = 0; c < kOwnChannels; ++c) {
+    for (int c = 0; c < kWarpChannels; ++c) {
       for (int image = 0; image < s.images && own + c < place.present; ++image) {
-        unsigned* plane = planes + inputs.plane(own + c, image);
+        unsigned* map = maps + inputs.map(own + c, image);
 #pragma unroll 1
         for (int row = 0; row < s.range.out_rows; row += kRows) {
           float sum[kProducts][4];
           const unsigned* words =
-              plane + (row + threadIdx.x % 16) * kLine + threadIdx.x % 32 / 16 * 4;
+              map + (row + threadIdx.x % 16) * kLine + threadIdx.x % 32 / 16 * 4;
           using Pieces = unsigned[kProducts + 1];
           multiply(sum, initial[c], matrices[c], [&](int a, Pieces& upper, Pieces& lower) {
 #pragma unroll
@@ -101,19 +101,19 @@ __global__ void __launch_bounds__(kSlabThreads, kSlabBlocks)
               load_matrices(words + a * kLine + 4 * kProducts, upper[kProducts], lower[kProducts]);
             }
           });
-          mend(sum, [&](int r, int col) {
-            const T* pixels = reinterpret_cast<const T*>(plane + launch.in.left - first * kLine);
-            return initial[c] + exact_sum<kWidth>(pixels, 2 * kLine, launch.in.h, launch.in.w,
-                                                  first + row + lane.g + r,
-                                                  start_w + 2 * lane.t + col,
-                                                  weight + (place.first + own + c) * kTaps, flip);
+          recompute_nan(sum, [&](int r, int col) {
+            const T* pixels = reinterpret_cast<const T*>(map + params.in.left - first * kLine);
+            return initial[c] +
+                   exact_output<kWidth>(pixels, 2 * kLine, params.in.h, params.in.w,
+                                        first + row + lane.g + r, start_w + 2 * lane.t + col,
+                                        weight + (place.first + own + c) * kTaps, flip);
           });
           __syncwarp();
           // In the place of inputs, of which no later tile reads these rows.
-          unsigned* to = plane + (row + lane.g) * kLine + launch.out.left + lane.t;
+          unsigned* to = map + (row + lane.g) * kLine + params.out.left + lane.t;
 #pragma unroll
           for (int n = 0; n < kProducts; ++n) {
-            if (2 * lane.t + 8 * n < launch.out.w) {
+            if (2 * lane.t + 8 * n < params.out.w) {
               to[4 * n] = Packed<T>::pack(sum[n][0], sum[n][1]);
               to[4 * n + 8 * kLine] = Packed<T>::pack(sum[n][2], sum[n][3]);
             }
@@ -122,59 +122,59 @@ __global__ void __launch_bounds__(kSlabThreads, kSlabBlocks)
       }
     }
     __syncthreads();
-    outputs.store(planes, s.image, s.images, s.range.out_row, s.range.out_rows);
+    outputs.store(maps, s.image, s.images, s.range.out_row, s.range.out_rows);
   }
 }
 
-// Block (split, chunk of channels) goes through its part of the slabs.
+// Block (split, chunk of channels) goes through its part of the tiles.
 template <typename Axis, int kColumns, typename T>
-__global__ void __launch_bounds__(kSlabThreads, kSlabBlocks)
-    slab_weight_kernel(SlabLaunch launch, const T* __restrict__ x, const T* __restrict__ grad,
-                       WeightTotals<T> totals) {
+__global__ void __launch_bounds__(kNhwcMmaThreads, kNhwcMmaBlocks)
+    nhwc_mma_weight_gradient_kernel(NhwcMmaParams params, const T* __restrict__ x,
+                                    const T* __restrict__ grad, WeightReduction<T> reduction) {
   using Sums = DiagonalSums<Axis::kTaps, T>;
-  constexpr int kLine = SlabLines<kColumns>::kLine;
+  constexpr int kLine = TransposedLines<kColumns>::kLine;
   extern __shared__ __align__(16) unsigned char memory[];
-  uint4* slab = reinterpret_cast<uint4*>(memory);
-  uint4* grad_slab = reinterpret_cast<uint4*>(memory + launch.in.bytes);
-  unsigned* planes = reinterpret_cast<unsigned*>(memory + launch.in.bytes + launch.out.bytes);
-  const SlabPlace place(launch);
-  const SlabImages<kColumns, const T> inputs(launch, launch.in, place, x);
-  const SlabImages<kColumns, const T> outputs(launch, launch.out, place, grad);
-  unsigned* grads = planes + inputs.plane(0, launch.group);
-  SlabWalk<Axis, Sums::kRows> walk(launch, place);
+  uint4* staged = reinterpret_cast<uint4*>(memory);
+  uint4* staged_grad = reinterpret_cast<uint4*>(memory + params.in.bytes);
+  unsigned* maps = reinterpret_cast<unsigned*>(memory + params.in.bytes + params.out.bytes);
+  const BlockWork place(params);
+  const TileImages<kColumns, const T> inputs(params, params.in, place, x);
+  const TileImages<kColumns, const T> outputs(params, params.out, place, grad);
+  unsigned* grads = maps + inputs.map(0, params.group);
+  TileIterator<Axis, Sums::kRows> walk(params, place);
   const auto load = [&](const auto& there) {
     if (there.any()) {
-      const Slab s = there.slab();
-      inputs.load(slab, s.image, s.images, s.range.in_row, s.range.in_rows);
-      outputs.load(grad_slab, s.image, s.images, s.range.out_row, s.range.out_rows);
+      const ImageTile s = there.tile();
+      inputs.load(staged, s.image, s.images, s.range.in_row, s.range.in_rows);
+      outputs.load(staged_grad, s.image, s.images, s.range.out_row, s.range.out_rows);
     }
     __pipeline_commit();
   };
   load(walk);
-  clear_planes(planes, inputs.plane(0, launch.group) + outputs.plane(0, launch.group));
+  clear_maps(maps, inputs.map(0, params.group) + outputs.map(0, params.group));
   const Lane lane;
-  Sums sums[kOwnChannels];
-  const int own = threadIdx.x / 32 * kOwnChannels;
+  Sums sums[kWarpChannels];
+  const int own = threadIdx.x / 32 * kWarpChannels;
   while (walk.any()) {
-    const Slab s = walk.slab();
+    const ImageTile s = walk.tile();
     __pipeline_wait_prior(0);
     __syncthreads();
-    inputs.turn(slab, planes, s.images, s.range.in_row, s.range.in_rows,
-                launch.plane.start_h + s.range.out_row);
-    outputs.turn(grad_slab, grads, s.images, s.range.out_row, s.range.out_rows, s.range.out_row);
+    inputs.turn(staged, maps, s.images, s.range.in_row, s.range.in_rows,
+                params.map.start_h + s.range.out_row);
+    outputs.turn(staged_grad, grads, s.images, s.range.out_row, s.range.out_rows, s.range.out_row);
     __syncthreads();
     walk.advance();
     load(walk);
 #pragma unroll
-    for (int c = 0; c < kOwnChannels; ++c) {
+    for (int c = 0; c < kWarpChannels; ++c) {
       for (int image = 0; image < s.images && own + c < place.present; ++image) {
         for (int row = 0; row < s.range.out_rows; row += Sums::kRows) {
           const int at = (row + lane.g) * kLine + lane.t;
-          const unsigned* words = planes + inputs.plane(own + c, image) + at;
-          const unsigned* of_grad = grads + outputs.plane(own + c, image) + at;
+          const unsigned* words = maps + inputs.map(own + c, image) + at;
+          const unsigned* of_grad = grads + outputs.map(own + c, image) + at;
           // The last product may read another channel's words: they meet zeros of grad_output.
 #pragma unroll 1
-          for (int col = 0; col < launch.out.w; col += 16, words += 8, of_grad += 8) {
+          for (int col = 0; col < params.out.w; col += 16, words += 8, of_grad += 8) {
             unsigned window[4][Sums::kWords];
 #pragma unroll
             for (int j = 0; j < Sums::kWords; ++j) {
@@ -189,24 +189,22 @@ __global__ void __launch_bounds__(kSlabThreads, kSlabBlocks)
       }
     }
   }
-  let_next_kernel_start();
+  trigger_dependent_launch();
   __syncthreads();
   float* shared = reinterpret_cast<float*>(memory);
 #pragma unroll
-  for (int c = 0; c < kOwnChannels; ++c) {
+  for (int c = 0; c < kWarpChannels; ++c) {
     sums[c].leave(shared, own + c);
   }
   __syncthreads();
-  constexpr int kSums = Sums::kTaps + 1;
-  BlockTotals<T> to(totals, place.split, place.first, kSums);
+  BlockSums<T> to(reduction, place.split, place.first);
   Sums::add_up(shared, 1, place.present, [&](int i, float sum) { to.put(i, sum); });
-  to.finish(place.present * kSums);
 }
 
 // f(axis, columns) where matrix units compute channels-last images with so many columns of outputs.
 template <typename F>
-bool dispatch_slabs(const DepthwiseGeometry& g, int64_t columns,
-                    std::initializer_list<const void*> pointers, const F& f) {
+bool dispatch_nhwc_mma(const DepthwiseGeometry& g, int64_t columns,
+                       std::initializer_list<const void*> pointers, const F& f) {
   if (g.c % kUnitChannels != 0 || !are_aligned(pointers, sizeof(uint4))) {
     return false;
   }
@@ -222,13 +220,13 @@ bool dispatch_slabs(const DepthwiseGeometry& g, int64_t columns,
   });
 }
 
-// Columns of outputs up to which half of a tile is empty, and up to which slabs are always worth
+// Columns of outputs up to which half of a tile is empty, and up to which tiles are always worth
 // it.
 constexpr int64_t kNarrow = 8, kWide = 16;
 
 // Whether marches of fewer, longer blocks or single pixels are slower: measured on an H200.
 bool is_worth(const DepthwiseGeometry& g, int64_t columns) {
-  const int64_t elements = elements_of_multiprocessor(g);
+  const int64_t elements = elements_per_sm(g);
   const bool large = g.kernel_h > 5;
   if (columns <= kNarrow) {
     return elements <= (large ? 36'000 : 5'000);
@@ -237,57 +235,58 @@ bool is_worth(const DepthwiseGeometry& g, int64_t columns) {
 }
 
 bool is_worth_for_weights(const DepthwiseGeometry& g) {
-  const int64_t elements = elements_of_multiprocessor(g);
+  const int64_t elements = elements_per_sm(g);
   return elements > 5'000 && (g.kernel_h > 5 || g.out_w > kNarrow || elements <= 18'000);
 }
 
 }  // namespace
 
 template <typename T>
-bool convolve_slabs(const Convolution<T>& c) {
+bool nhwc_mma(const Convolution<T>& c) {
   if (c.transposed || !is_worth(c.g, c.out.w)) {
     return false;
   }
-  return dispatch_slabs(c.g, c.out.w, {c.in.data, c.out.data}, [&](auto axis, auto columns) {
+  return dispatch_nhwc_mma(c.g, c.out.w, {c.in.data, c.out.data}, [&](auto axis, auto columns) {
     using Axis = decltype(axis);
     constexpr int kColumns = columns.value;
-    const auto plan = plan_slabs<Axis, 16, kColumns>(c.g.n, c.g.c, c.in.h, c.in.w, c.out.h, c.out.w,
-                                                     c.padding_h, c.padding_w, false);
+    const auto plan = plan_nhwc_mma<Axis, 16, kColumns>(c.g.n, c.g.c, c.in.h, c.in.w, c.out.h,
+                                                        c.out.w, c.padding_h, c.padding_w, false);
     if (plan) {
-      launch_kernel(slab_kernel<Axis, kColumns, T>, plan->blocks(), kSlabThreads, plan->shared,
-                    c.stream, plan->launch, c.flip, c.in.data, c.weight, c.bias, c.out.data);
+      c.launch(nhwc_mma_kernel<Axis, kColumns, T>, plan->blocks(), kNhwcMmaThreads, plan->shared,
+               plan->params, c.flip, c.in.data, c.weight, c.bias, c.out.data);
     }
     return plan.has_value();
   });
 }
 
 template <typename T>
-bool sum_weights_slabs(const WeightGradient<T>& c) {
+bool nhwc_mma_weight_gradient(const WeightGradient<T>& c) {
   const DepthwiseGeometry& g = c.g;
   if (!is_worth_for_weights(g)) {
     return false;
   }
-  return dispatch_slabs(g, g.out_w, {c.x, c.grad}, [&](auto axis, auto columns) {
+  return dispatch_nhwc_mma(g, g.out_w, {c.x, c.grad}, [&](auto axis, auto columns) {
     using Axis = decltype(axis);
     using Sums = DiagonalSums<Axis::kTaps, T>;
     constexpr int kColumns = columns.value;
-    const auto plan = plan_slabs<Axis, Sums::kRows, kColumns>(g.n, g.c, g.h, g.w, g.out_h, g.out_w,
-                                                              g.padding_h, g.padding_w, true);
+    const auto plan = plan_nhwc_mma<Axis, Sums::kRows, kColumns>(
+        g.n, g.c, g.h, g.w, g.out_h, g.out_w, g.padding_h, g.padding_w, true);
     if (!plan || g.padding_w % 2 != Sums::kOdd) {
       return false;
     }
-    sum_splits(c, plan->splits, true, [&](const WeightTotals<T>& totals) {
-      launch_kernel(slab_weight_kernel<Axis, kColumns, T>, plan->blocks(), kSlabThreads,
-                    std::max(plan->shared, sizeof(float) * Sums::floats(kSlabChannels)), c.stream,
-                    plan->launch, c.x, c.grad, totals);
+    two_stage_reduction(c, plan->splits, [&](const WeightReduction<T>& reduction) {
+      launch_kernel(nhwc_mma_weight_gradient_kernel<Axis, kColumns, T>, plan->blocks(),
+                    kNhwcMmaThreads,
+                    std::max(plan->shared, sizeof(float) * Sums::floats(kTileChannels)), c.stream,
+                    plan->params, c.x, c.grad, reduction);
     });
     return true;
   });
 }
 
-template bool convolve_slabs(const Convolution<Half>&);
-template bool convolve_slabs(const Convolution<BFloat16>&);
-template bool sum_weights_slabs(const WeightGradient<Half>&);
-template bool sum_weights_slabs(const WeightGradient<BFloat16>&);
+template bool nhwc_mma(const Convolution<Half>&);
+template bool nhwc_mma(const Convolution<BFloat16>&);
+template bool nhwc_mma_weight_gradient(const WeightGradient<Half>&);
+template bool nhwc_mma_weight_gradient(const WeightGradient<BFloat16>&);
 
 }  // namespace ops::cuda

@@ -1,6 +1,6 @@
-// Channels-last images as blocks of threads take them to matrix units. A slab is some rows of
-// kSlabChannels channels of an image, or those channels of several images. It lies in shared memory
-// twice: as in the images, where a pixel's channels are beside each other, and turned into planes,
+// Channels-last images as blocks of threads take them to matrix units. A staged is some rows of
+// kTileChannels channels of an image, or those channels of several images. It lies in shared memory
+// twice: as in the images, where a pixel's channels are beside each other, and turned into maps,
 // where a channel's pixels are, with zeros around them.
 #pragma once
 
@@ -15,133 +15,133 @@
 
 namespace ops::cuda {
 
-constexpr int kSlabChannels = 16;
-constexpr int kOwnChannels = 2;  // of a warp, which has them to itself
-constexpr int kSlabThreads = 32 * kSlabChannels / kOwnChannels;
-constexpr int kSlabBlocks = 2;                         // on a multiprocessor
+constexpr int kTileChannels = 16;
+constexpr int kWarpChannels = 2;  // of a warp, which has them to itself
+constexpr int kNhwcMmaThreads = 32 * kTileChannels / kWarpChannels;
+constexpr int kNhwcMmaBlocks = 2;                      // on a multiprocessor
 constexpr int kUnitChannels = 8;                       // 16 bytes: what moves at once
-constexpr int kUnits = kSlabChannels / kUnitChannels;  // of a pixel
+constexpr int kUnits = kTileChannels / kUnitChannels;  // of a pixel
 
 // One side of the convolution.
-struct SlabSide {
+struct TileSide {
   int h, w;
   int bytes;  // of shared memory for what is loaded
-  int rows;   // of a plane
+  int rows;   // of a map
   int left;   // words of a row before the first column
   int words;  // of a row that are written
   FastDivide by_words{1}, by_lines{1};
 };
 
-struct SlabLaunch {
-  PlaneLaunch plane;  // of it sizes, starts, and how an image is cut into bands
-  SlabSide in, out;
+struct NhwcMmaParams {
+  NchwParams map;  // of it sizes, starts, and how an image is cut into bands
+  TileSide in, out;
   int channels;
-  int chunks;         // of kSlabChannels channels
-  int images, group;  // in all, and of a slab: more than one only where bands is 1
-  int slabs;          // of a chunk
+  int chunks;         // of kTileChannels channels
+  int images, group;  // in all, and of a staged: more than one only where bands is 1
+  int tiles;          // of a chunk
 };
 
-// The images and rows of a slab.
-struct Slab {
+// The images and rows of a staged.
+struct ImageTile {
   int image, images;
-  PlaneRange range;
+  StageRange range;
 };
 
-// What a block has to do: a part of the slabs of a chunk of channels.
-struct SlabPlace {
+// What a block has to do: a part of the tiles of a chunk of channels.
+struct BlockWork {
   int split;           // which part
   int first, present;  // channels
 
-  __device__ explicit SlabPlace(const SlabLaunch& launch)
-      : split(blockIdx.x / launch.chunks),
-        first(blockIdx.x % launch.chunks * kSlabChannels),
-        present(min(kSlabChannels, launch.channels - first)) {}
+  __device__ explicit BlockWork(const NhwcMmaParams& params)
+      : split(blockIdx.x / params.chunks),
+        first(blockIdx.x % params.chunks * kTileChannels),
+        present(min(kTileChannels, params.channels - first)) {}
 };
 
-// Goes from one slab of a block to its next, without a division: blocks take turns.
+// Goes from one staged of a block to its next, without a division: blocks take turns.
 template <typename Axis, int kRows>
-class SlabWalk {
+class TileIterator {
  public:
-  __device__ SlabWalk(const SlabLaunch& launch, const SlabPlace& place)
-      : launch_(launch),
-        stride_(gridDim.x / launch.chunks),
-        image_stride_(stride_ / launch.plane.bands * launch.group),
-        band_stride_(stride_ % launch.plane.bands),
-        slab_(place.split),
-        image_(slab_ / launch.plane.bands * launch.group),
-        band_(slab_ % launch.plane.bands) {}
+  __device__ TileIterator(const NhwcMmaParams& params, const BlockWork& place)
+      : launch_(params),
+        stride_(gridDim.x / params.chunks),
+        image_stride_(stride_ / params.map.bands * params.group),
+        band_stride_(stride_ % params.map.bands),
+        tile_(place.split),
+        image_(tile_ / params.map.bands * params.group),
+        band_(tile_ % params.map.bands) {}
 
-  __device__ bool any() const { return slab_ < launch_.slabs; }
-  __device__ Slab slab() const {
+  __device__ bool any() const { return tile_ < launch_.tiles; }
+  __device__ ImageTile tile() const {
     return {image_, min(launch_.group, launch_.images - image_),
-            PlaneRange::at<Axis, kRows>(launch_.plane, 0, 1, band_)};
+            StageRange::at<Axis, kRows>(launch_.map, 0, 1, band_)};
   }
   __device__ void advance() {
-    slab_ += stride_, image_ += image_stride_, band_ += band_stride_;
-    if (band_ >= launch_.plane.bands) {
-      band_ -= launch_.plane.bands, image_ += launch_.group;
+    tile_ += stride_, image_ += image_stride_, band_ += band_stride_;
+    if (band_ >= launch_.map.bands) {
+      band_ -= launch_.map.bands, image_ += launch_.group;
     }
   }
 
  private:
-  const SlabLaunch& launch_;
+  const NhwcMmaParams& launch_;
   int stride_, image_stride_, band_stride_;
-  int slab_, image_, band_;
+  int tile_, image_, band_;
 };
 
-// Planes in shared memory, in words: rows of all channels, of as many columns as windows of
+// FeatureMaps in shared memory, in words: rows of all channels, of as many columns as windows of
 // kColumns outputs take. 16 bytes are aligned, and lanes do not meet in banks, whether they go
 // through the columns, through 16 bytes of each of eight rows, or through the columns of two units.
 template <int kColumns>
-struct SlabLines {
+struct TransposedLines {
   static constexpr int kWords = kColumns / 2 + 4;
-  static constexpr int kLine = kSlabChannels * kWords + 16 * kUnits + 4;
+  static constexpr int kLine = kTileChannels * kWords + 16 * kUnits + 4;
 
   __device__ static constexpr int channel(int c) { return c * kWords + c / kUnitChannels * 16; }
 };
 
-// A block's channels of images on one side. A row of their planes is a line of shared memory.
+// A block's channels of images on one side. A row of their maps is a line of shared memory.
 template <int kColumns, typename T>
-class SlabImages {
+class TileImages {
  public:
-  using Lines = SlabLines<kColumns>;
+  using Lines = TransposedLines<kColumns>;
   static constexpr int kLine = Lines::kLine;
 
-  __device__ SlabImages(const SlabLaunch& launch, const SlabSide& side, const SlabPlace& place,
+  __device__ TileImages(const NhwcMmaParams& params, const TileSide& side, const BlockWork& place,
                         T* data)
       : data_(data + place.first),
         side_(side),
-        channels_(launch.channels),
+        channels_(params.channels),
         present_(place.present) {}
 
-  // Words before the plane of a channel of an image.
-  __device__ int plane(int channel, int image) const {
+  // Words before the map of a channel of an image.
+  __device__ int map(int channel, int image) const {
     return image * side_.rows * kLine + Lines::channel(channel);
   }
 
   // Begins to copy `rows` rows, from `row` on, of images to shared memory.
-  __device__ void load(uint4* slab, int image, int images, int row, int rows) const {
+  __device__ void load(uint4* staged, int image, int images, int row, int rows) const {
     const int unit = threadIdx.x % kUnits, first = threadIdx.x / kUnits;
     if (unit * kUnitChannels >= present_) {
       return;
     }
     const T* from = pixel(image, row, first) + unit * kUnitChannels;
     const int units = images * rows * side_.w * kUnits;
-    slab += place(threadIdx.x);  // it moves unit i + kSlabThreads as it moves unit i
-    for (int i = threadIdx.x; i < units; i += kSlabThreads) {
-      __pipeline_memcpy_async(slab, from, sizeof(uint4));
-      slab += kSlabThreads, from += kSlabThreads / kUnits * channels_;
+    staged += place(threadIdx.x);  // it moves unit i + kNhwcMmaThreads as it moves unit i
+    for (int i = threadIdx.x; i < units; i += kNhwcMmaThreads) {
+      __pipeline_memcpy_async(staged, from, sizeof(uint4));
+      staged += kNhwcMmaThreads, from += kNhwcMmaThreads / kUnits * channels_;
     }
   }
 
-  // Turns what has been loaded, rows from `loaded` on, into planes that begin with row `first` of
+  // Turns what has been loaded, rows from `loaded` on, into maps that begin with row `first` of
   // the images; rows outside of them are zero.
-  __device__ void turn(const uint4* slab, unsigned* planes, int images, int loaded, int rows,
+  __device__ void turn(const uint4* staged, unsigned* maps, int images, int loaded, int rows,
                        int first) const {
-    constexpr int kWarps = kSlabThreads / 32 / kUnits;  // that go through pixels side by side
+    constexpr int kWarps = kNhwcMmaThreads / 32 / kUnits;  // that go through pixels side by side
     const unsigned warp = threadIdx.x / 32, unit = warp % kUnits;
     const unsigned pairs = images * side_.rows * side_.words;
-    planes += Lines::channel(unit * kUnitChannels) + side_.left;
+    maps += Lines::channel(unit * kUnitChannels) + side_.left;
     for (unsigned pair = warp / kUnits * 32 + threadIdx.x % 32; pair < pairs; pair += 32 * kWarps) {
       const int line = side_.by_words(pair), image = side_.by_lines(line);
       const int word = pair - line * side_.words, col = 2 * word;
@@ -151,12 +151,12 @@ class SlabImages {
       const int at = ((image * rows + row - loaded) * side_.w + col) * kUnits + unit;
       uint4 even{}, odd{};
       if (static_cast<unsigned>(col) < last) {
-        even = slab[place(at)];
+        even = staged[place(at)];
       }
       if (static_cast<unsigned>(col + 1) < last) {
-        odd = slab[place(at + kUnits)];
+        odd = staged[place(at + kUnits)];
       }
-      unsigned* to = planes + line * kLine + word;
+      unsigned* to = maps + line * kLine + word;
       const auto put = [&](int c, unsigned left, unsigned right) {
         to[c * Lines::kWords] = __byte_perm(left, right, 0x5410);
         to[(c + 1) * Lines::kWords] = __byte_perm(left, right, 0x7632);
@@ -168,19 +168,19 @@ class SlabImages {
     }
   }
 
-  // Turns `rows` rows of planes back, into images from `row` on.
-  __device__ void store(const unsigned* planes, int image, int images, int row, int rows) const {
+  // Turns `rows` rows of maps back, into images from `row` on.
+  __device__ void store(const unsigned* maps, int image, int images, int row, int rows) const {
     const int unit = threadIdx.x % kUnits;
     if (unit * kUnitChannels >= present_) {
       return;
     }
     T* const to = pixel(image, row, 0) + unit * kUnitChannels;
     const unsigned pairs = images * rows * side_.words;
-    planes += Lines::channel(unit * kUnitChannels) + side_.left;
-    for (unsigned pair = threadIdx.x / kUnits; pair < pairs; pair += kSlabThreads / kUnits) {
+    maps += Lines::channel(unit * kUnitChannels) + side_.left;
+    for (unsigned pair = threadIdx.x / kUnits; pair < pairs; pair += kNhwcMmaThreads / kUnits) {
       const int line = side_.by_words(pair), i = side_.by_lines(line);
       const int col = pair - line * side_.words;
-      const unsigned* from = planes + (line + i * (side_.rows - side_.h)) * kLine + col;
+      const unsigned* from = maps + (line + i * (side_.rows - side_.h)) * kLine + col;
       unsigned even[4], odd[4];
 #pragma unroll
       for (int c = 0; c < kUnitChannels; c += 2) {
@@ -200,85 +200,85 @@ class SlabImages {
 
  private:
   T* data_;
-  const SlabSide& side_;
+  const TileSide& side_;
   int channels_, present_;
 
   __device__ T* pixel(int image, int row, int i) const {
     return data_ + ((static_cast<int64_t>(image) * side_.h + row) * side_.w + i) * channels_;
   }
-  // Where the i-th unit of a slab lies: so that neither neighbouring units meet in a bank nor the
+  // Where the i-th unit of a staged lies: so that neither neighbouring units meet in a bank nor the
   // same ones of every second pixel.
   __device__ static unsigned place(unsigned i) { return i ^ (i / (4 * kUnits) % 4); }
 };
 
-inline SlabSide side(int h, int w, int bytes, int rows, int left, int words, int lines) {
+inline TileSide side(int h, int w, int bytes, int rows, int left, int words, int lines) {
   return {h, w, bytes, rows, left, words, FastDivide(words), FastDivide(lines)};
 }
 
-struct SlabPlan {
-  SlabLaunch launch;
+struct NhwcMmaPlan {
+  NhwcMmaParams params;
   int splits;  // blocks of a chunk
   size_t shared;
 
-  int blocks() const { return splits * launch.chunks; }
+  int blocks() const { return splits * params.chunks; }
 };
 
-// How to cut images into slabs for tiles of kRows rows, with planes for at most kColumns
-// columns of outputs. Planes of outputs take the place of inputs, or, where `apart`, lie behind
-// them. Nothing where blocks would be too large.
+// How to cut images into tiles for tiles of kRows rows, with maps for at most kColumns
+// columns of outputs. FeatureMaps of outputs take the place of inputs, or, where `apart`, lie
+// behind them. Nothing where blocks would be too large.
 template <typename Axis, int kRows, int kColumns>
-std::optional<SlabPlan> plan_slabs(int64_t images, int64_t channels, int64_t in_h, int64_t in_w,
-                                   int64_t out_h, int64_t out_w, int64_t padding_h,
-                                   int64_t padding_w, bool apart) {
+std::optional<NhwcMmaPlan> plan_nhwc_mma(int64_t images, int64_t channels, int64_t in_h,
+                                         int64_t in_w, int64_t out_h, int64_t out_w,
+                                         int64_t padding_h, int64_t padding_w, bool apart) {
   const Device device;
-  const size_t room = std::min(device.block_shared, device.shared / kSlabBlocks - 1024);
-  const int at_a_time = kSlabBlocks * device.multiprocessors;
-  std::optional<SlabPlan> best;
+  const size_t room = std::min(device.block_shared, device.shared / kNhwcMmaBlocks - 1024);
+  const int resident_blocks = kNhwcMmaBlocks * device.multiprocessors;
+  std::optional<NhwcMmaPlan> best;
   int64_t least = 0;
   const auto consider = [&](int64_t bands, int64_t group) {
-    SlabLaunch launch{};
-    PlaneLaunch& plane = launch.plane;
-    plane.in_h = in_h, plane.in_w = in_w, plane.out_h = out_h, plane.out_w = out_w;
-    plane.start_h = Axis::start(padding_h), plane.start_w = Axis::start(padding_w);
-    plane.down = ceil_div(ceil_div(out_h, kRows), bands);
-    plane.bands = ceil_div(ceil_div(out_h, kRows), plane.down);
-    launch.channels = channels, launch.chunks = ceil_div(channels, kSlabChannels);
-    launch.images = images, launch.group = group;
-    launch.slabs = ceil_div(images, group) * plane.bands;
-    const int64_t rows = plane.down * kRows;
+    NhwcMmaParams params{};
+    NchwParams& map = params.map;
+    map.in_h = in_h, map.in_w = in_w, map.out_h = out_h, map.out_w = out_w;
+    map.start_h = Axis::start(padding_h), map.start_w = Axis::start(padding_w);
+    map.down = ceil_div(ceil_div(out_h, kRows), bands);
+    map.bands = ceil_div(ceil_div(out_h, kRows), map.down);
+    params.channels = channels, params.chunks = ceil_div(channels, kTileChannels);
+    params.images = images, params.group = group;
+    params.tiles = ceil_div(images, group) * map.bands;
+    const int64_t rows = map.down * kRows;
     const int64_t window = Axis::inputs(rows);
-    const int64_t in_rows = plane.bands == 1 ? in_h : std::min(in_h, window);
+    const int64_t in_rows = map.bands == 1 ? in_h : std::min(in_h, window);
     const int64_t left = (padding_w + 1) / 2, out_words = ceil_div(out_w, 2);
     const int64_t in_words = ceil_div(in_w, 2);
     const int64_t words = apart ? in_words : std::max(in_words, out_words);
     const auto bytes = [&](int64_t pixels) -> int {
-      constexpr int kTurn = 8;  // pixels that SlabImages::place moves among themselves
+      constexpr int kTurn = 8;  // pixels that TileImages::place moves among themselves
       return ceil_div(group * pixels, kTurn) * kTurn * kUnits * sizeof(uint4);
     };
-    launch.in = side(in_h, in_w, bytes(in_rows * in_w), window, left, words, window);
-    launch.out =
+    params.in = side(in_h, in_w, bytes(in_rows * in_w), window, left, words, window);
+    params.out =
         apart ? side(out_h, out_w, bytes(std::min(out_h, rows) * out_w), rows, 0, out_words, rows)
               : side(out_h, out_w, 0, window, left, out_words, out_h);
-    using Lines = SlabLines<kColumns>;
+    using Lines = TransposedLines<kColumns>;
     constexpr size_t kLineBytes = Lines::kLine * sizeof(unsigned);
     const size_t shared =
-        launch.in.bytes + launch.out.bytes + group * (window + (apart ? rows : 0)) * kLineBytes;
+        params.in.bytes + params.out.bytes + group * (window + (apart ? rows : 0)) * kLineBytes;
     if (shared > room || left + words > Lines::kWords) {
       return;
     }
-    int64_t splits = std::clamp<int64_t>(at_a_time / launch.chunks, 1, launch.slabs);
-    while (std::gcd(splits, int64_t{plane.bands}) > 1) {
+    int64_t splits = std::clamp<int64_t>(resident_blocks / params.chunks, 1, params.tiles);
+    while (std::gcd(splits, int64_t{map.bands}) > 1) {
       --splits;  // or a block would have the same band of all its images: the last has less to do
     }
-    constexpr int64_t kLatency = 1000;  // of a slab, in pixels
-    const int64_t cost = ceil_div(splits * launch.chunks, at_a_time) *
-                         ceil_div(launch.slabs, splits) *
+    constexpr int64_t kLatency = 1000;  // of a staged, in pixels
+    const int64_t cost = ceil_div(splits * params.chunks, resident_blocks) *
+                         ceil_div(params.tiles, splits) *
                          (group * (window * in_w + rows * out_w) + kLatency);
     if (!best || cost < least) {
-      best = SlabPlan{launch, static_cast<int>(splits), shared}, least = cost;
+      best = NhwcMmaPlan{params, static_cast<int>(splits), shared}, least = cost;
     }
   };
-  if (padding_w < 0 || padding_w > kMostPadding) {
+  if (padding_w < 0 || padding_w > kMaxPadding) {
     return std::nullopt;
   }
   for (int64_t group = 1; group <= std::min<int64_t>(images, 16); ++group) {

@@ -7,7 +7,7 @@ namespace ops::cuda {
 
 // A block has lanes × groups × images threads: the lanes' channels lie side by side, and so do the
 // groups' strips. It marches down one segment of its images.
-struct StripLaunch {
+struct StreamParams {
   int in_h, in_w, out_h, out_w;
   int start_h, start_w;  // image coordinate of the first output's first input
   int tiles_w;           // blocks across an image
@@ -17,14 +17,15 @@ struct StripLaunch {
   int channels;
 };
 
-constexpr int kStripThreads = 128;
-constexpr int kMostLanes = 32;
+constexpr int kStreamThreads = 128;
+constexpr int kMaxLanes = 32;
 constexpr int kMostAhead = 2;  // rows
 constexpr int kRingRows = kMostAhead + 1;
 
-// The V channels of a strip that a thread owns. A pixel's move at once, which takes aligned pixels.
+// The V channels of a row_tile that a thread owns. A pixel's move at once, which takes aligned
+// pixels.
 template <int V>
-struct StripPlace {
+struct StreamPosition {
   int tile, segment;
   int64_t n;
   int first_channel;  // the block's
@@ -32,15 +33,15 @@ struct StripPlace {
   int channels;  // of the image
   bool present;
 
-  __device__ explicit StripPlace(const StripLaunch& launch)
-      : tile(blockIdx.x % launch.tiles_w),
-        segment(blockIdx.x / launch.tiles_w % launch.segments),
-        n(static_cast<int64_t>(blockIdx.x) / launch.tiles_w / launch.segments * blockDim.z +
+  __device__ explicit StreamPosition(const StreamParams& params)
+      : tile(blockIdx.x % params.tiles_w),
+        segment(blockIdx.x / params.tiles_w % params.segments),
+        n(static_cast<int64_t>(blockIdx.x) / params.tiles_w / params.segments * blockDim.z +
           threadIdx.z),
         first_channel(blockIdx.y * blockDim.x * V),
         channel(first_channel + threadIdx.x * V),
-        channels(launch.channels),
-        present(n < launch.images && channel < channels) {}
+        channels(params.channels),
+        present(n < params.images && channel < channels) {}
 
   // Which of kCols columns from `first` on are inside an image, a bit each.
   template <int kCols>
@@ -54,13 +55,13 @@ struct StripPlace {
   }
 };
 
-// Reads a strip's rows, kCols pixels each, for one thread, which asks for them kAhead rows before
-// they are needed. Two ahead, the thread has its own copies of kRows rows on their way into shared
-// memory; no other thread reads them, so none has to wait for another. One ahead is held in
+// Reads a row_tile's rows, kCols pixels each, for one thread, which asks for them kAhead rows
+// before they are needed. Two ahead, the thread has its own copies of kRows rows on their way into
+// shared memory; no other thread reads them, so none has to wait for another. One ahead is held in
 // registers, where they suffice. None ahead, rows come when they are read.
 template <int V, int kRowsAhead, int kRows, int kCols, typename T>
 class RowReader {
-  using Place = StripPlace<V>;
+  using Place = StreamPosition<V>;
   using Bits = typename BitsOf<V * sizeof(T)>::type;
 
  public:
@@ -68,15 +69,15 @@ class RowReader {
   static constexpr bool kRing = kAhead == 2;
   static_assert(!kRing || sizeof(Bits) >= 4, "what can be copied asynchronously");
   // Shared memory of a block.
-  static constexpr size_t kBytes = kRing ? kRows * kCols * sizeof(Bits) * kStripThreads : 0;
+  static constexpr size_t kBytes = kRing ? kRows * kCols * sizeof(Bits) * kStreamThreads : 0;
 
-  // `columns` are those of the strip that are inside the image; the others are zero.
+  // `columns` are those of the row_tile that are inside the image; the others are zero.
   __device__ RowReader(const Place& at, unsigned char* memory, unsigned columns)
       : at_(at), columns_(columns) {
     if constexpr (kRing) {
       ring_ = reinterpret_cast<Bits*>(memory) + flat_thread();
       for (int i = 0; i < kRows * kCols; ++i) {
-        ring_[i * kStripThreads] = {};
+        ring_[i * kStreamThreads] = {};
       }
     }
   }
@@ -87,10 +88,14 @@ class RowReader {
 #pragma unroll
       for (int i = 0; i < kCols; ++i, pixel += at_.channels) {
         if (columns_ & 1u << i) {
+#if __CUDA_ARCH__ >= 800
           const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(slot(row, i)));
           asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(pixel),
                        "n"(sizeof(Bits))
                        : "memory");
+#else
+          *slot(row, i) = *reinterpret_cast<const Bits*>(pixel);
+#endif
         }
       }
     } else if constexpr (kAhead == 1) {
@@ -131,17 +136,21 @@ class RowReader {
       }
     }
   }
-  __device__ Bits* slot(int row, int i) const { return ring_ + (row * kCols + i) * kStripThreads; }
+  __device__ Bits* slot(int row, int i) const { return ring_ + (row * kCols + i) * kStreamThreads; }
 };
 
 // Ends a group of fetches.
 __device__ inline void commit_row() {
+#if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
 }
 
 // Waits for all groups but the newest ones, as many as are to be ahead of the row that is needed.
 __device__ inline void wait_for_row() {
+#if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.wait_group %0;" ::"n"(kMostAhead - 1) : "memory");
+#endif
 }
 
 }  // namespace ops::cuda

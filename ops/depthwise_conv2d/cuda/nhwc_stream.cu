@@ -1,4 +1,4 @@
-// Depthwise convolution of channels-last images. A thread owns a few channels of a strip a few
+// Depthwise convolution of channels-last images. A thread owns a few channels of a row_tile a few
 // columns wide and marches down it: every input row is read once and added to all the output rows
 // that it reaches, which wait in registers until they are complete.
 #include "depthwise_conv2d/cuda/families.cuh"
@@ -8,30 +8,31 @@
 namespace ops::cuda {
 namespace {
 
-constexpr int kFewChannels = 8;  // fewer make too little of a warp's loads
+constexpr int kMinChannels = 8;  // fewer make too little of a warp's loads
 
 template <typename Axis, typename T>
-using StripReader = RowReader<March<Axis>::kChannels, March<Axis>::template kAhead<T>, kRingRows,
-                              March<Axis>::kInCols, T>;
+using StreamReader = RowReader<StreamShape<Axis>::kChannels, StreamShape<Axis>::template kAhead<T>,
+                               kRingRows, StreamShape<Axis>::kInCols, T>;
 
 template <typename Axis, typename T>
-__global__ void __launch_bounds__(kStripThreads, March<Axis>::kBlocks)
-    strip_kernel(StripLaunch launch, bool flip, const T* __restrict__ in,
-                 const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ out) {
-  using M = March<Axis>;
+__global__ void __launch_bounds__(kStreamThreads, StreamShape<Axis>::kBlocks)
+    nhwc_stream_kernel(StreamParams params, bool flip, const T* __restrict__ in,
+                       const T* __restrict__ weight, const T* __restrict__ bias,
+                       T* __restrict__ out) {
+  using M = StreamShape<Axis>;
   constexpr int V = M::kChannels, kCols = M::kCols, kTaps = M::kTaps, kPending = M::kPending;
-  using Place = StripPlace<V>;
+  using Place = StreamPosition<V>;
   extern __shared__ __align__(16) unsigned char memory[];
   float* weights = reinterpret_cast<float*>(memory);  // [kTaps · kTaps][kPitch], by thread
-  const Place at(launch);
-  constexpr int kPitch = kMostLanes * V;
+  const Place at(params);
+  constexpr int kPitch = kMaxLanes * V;
   if (threadIdx.z == 0) {
     for (int tap = threadIdx.y; tap < kTaps * kTaps; tap += blockDim.y) {
 #pragma unroll
       for (int v = 0; v < V; ++v) {
         const int c = at.channel + v;
         weights[(flip ? kTaps * kTaps - 1 - tap : tap) * kPitch + threadIdx.x * V + v] =
-            c < launch.channels ? static_cast<float>(weight[c * kTaps * kTaps + tap]) : 0.0f;
+            c < params.channels ? static_cast<float>(weight[c * kTaps * kTaps + tap]) : 0.0f;
       }
     }
   }
@@ -40,19 +41,19 @@ __global__ void __launch_bounds__(kStripThreads, March<Axis>::kBlocks)
     return;
   }
   const float* w = weights + threadIdx.x * V;
-  const MarchStart<Axis, M, Place> start(launch, at);
-  const unsigned out_columns = Place::template columns<kCols>(start.w0, launch.out_w);
-  StripReader<Axis, T> rows(at, memory + sizeof(float) * kTaps * kTaps * kPitch,
-                            Place::template columns<M::kInCols>(start.in_w0, launch.in_w));
-  const int64_t in_row = static_cast<int64_t>(launch.in_w) * launch.channels;
-  const int64_t out_row = static_cast<int64_t>(launch.out_w) * launch.channels;
+  const StreamStart<Axis, M, Place> start(params, at);
+  const unsigned out_columns = Place::template columns<kCols>(start.w0, params.out_w);
+  StreamReader<Axis, T> rows(at, memory + sizeof(float) * kTaps * kTaps * kPitch,
+                             Place::template columns<M::kInCols>(start.in_w0, params.in_w));
+  const int64_t in_row = static_cast<int64_t>(params.in_w) * params.channels;
+  const int64_t out_row = static_cast<int64_t>(params.out_w) * params.channels;
   int y = start.first_y;
-  in += (at.n * launch.in_h + y) * in_row + static_cast<int64_t>(start.in_w0) * launch.channels +
+  in += (at.n * params.in_h + y) * in_row + static_cast<int64_t>(start.in_w0) * params.channels +
         at.channel;
-  out += (at.n * launch.out_h + start.h0 - M::kWarmUp * M::kStepOut) * out_row +
-         static_cast<int64_t>(start.w0) * launch.channels + at.channel;
+  out += (at.n * params.out_h + start.h0 - M::kWarmUp * M::kStepOut) * out_row +
+         static_cast<int64_t>(start.w0) * params.channels + at.channel;
   const auto within = [&](int row) { return row >= 0 && row < start.end_y; };
-  constexpr int kAhead = StripReader<Axis, T>::kAhead;
+  constexpr int kAhead = StreamReader<Axis, T>::kAhead;
   for (int i = 0; i < kAhead; ++i) {
     if (within(y + i)) {
       rows.fetch(in + i * in_row, i);
@@ -125,11 +126,11 @@ __global__ void __launch_bounds__(kStripThreads, March<Axis>::kBlocks)
       }
 #pragma unroll
       for (int m = 0; m < M::kStepOut; ++m, out += out_row) {
-        const bool complete = step >= 0 && start.h0 + step * M::kStepOut + m < launch.out_h;
+        const bool complete = step >= 0 && start.h0 + step * M::kStepOut + m < params.out_h;
 #pragma unroll
         for (int j = 0; j < kCols; ++j) {
           if (complete && out_columns & 1u << j) {
-            store_vector(out + j * launch.channels, pending[m][j]);
+            store_vector(out + j * params.channels, pending[m][j]);
           }
         }
       }
@@ -138,11 +139,11 @@ __global__ void __launch_bounds__(kStripThreads, March<Axis>::kBlocks)
   }
 }
 
-// What strip_weight_kernel has registers for, V channels a thread.
-template <typename StripAxis, int V>
-struct WeightMarch : March<StripAxis> {
-  using Axis = StripAxis;
-  using Base = March<Axis>;
+// What nhwc_stream_weight_gradient_kernel has registers for, V channels a thread.
+template <typename StreamAxis, int V>
+struct WeightStreamShape : StreamShape<StreamAxis> {
+  using Axis = StreamAxis;
+  using Base = StreamShape<Axis>;
   static_assert(Base::kStepOut == 1, "weights have no transposed march");
   static constexpr int kChannels = V;
   static constexpr int kCols = Base::kTaps == 5 ? 4 : Base::kCols;
@@ -164,30 +165,30 @@ struct WeightReaders {
 // A block goes through one segment of blockDim.z images; the last kPending rows of grad_output wait
 // in registers for the inputs that they meet.
 template <typename M, typename T>
-__global__ void __launch_bounds__(kStripThreads, M::kBlocks)
-    strip_weight_kernel(StripLaunch launch, const T* __restrict__ x, const T* __restrict__ grad,
-                        WeightTotals<T> totals) {
+__global__ void __launch_bounds__(kStreamThreads, M::kBlocks)
+    nhwc_stream_weight_gradient_kernel(StreamParams params, const T* __restrict__ x,
+                                       const T* __restrict__ grad, WeightReduction<T> reduction) {
   using Axis = typename M::Axis;
   constexpr int V = M::kChannels, kCols = M::kCols, kTaps = M::kTaps, kPending = M::kPending;
   constexpr int kSums = kTaps * kTaps + 1;
-  using Place = StripPlace<V>;
+  using Place = StreamPosition<V>;
   using Readers = WeightReaders<M, T>;
   extern __shared__ __align__(16) unsigned char memory[];
-  const Place at(launch);
+  const Place at(params);
   float sum[kSums][V] = {};
   if (at.present) {
-    const MarchStart<Axis, M, Place> start(launch, at);
+    const StreamStart<Axis, M, Place> start(params, at);
     typename Readers::In rows(at, memory,
-                              Place::template columns<M::kInCols>(start.in_w0, launch.in_w));
+                              Place::template columns<M::kInCols>(start.in_w0, params.in_w));
     typename Readers::Grad grads(at, memory + Readers::In::kBytes,
-                                 Place::template columns<kCols>(start.w0, launch.out_w));
-    const int64_t in_row = static_cast<int64_t>(launch.in_w) * launch.channels;
-    const int64_t out_row = static_cast<int64_t>(launch.out_w) * launch.channels;
+                                 Place::template columns<kCols>(start.w0, params.out_w));
+    const int64_t in_row = static_cast<int64_t>(params.in_w) * params.channels;
+    const int64_t out_row = static_cast<int64_t>(params.out_w) * params.channels;
     int y = start.first_y;
-    x += (at.n * launch.in_h + y) * in_row + static_cast<int64_t>(start.in_w0) * launch.channels +
+    x += (at.n * params.in_h + y) * in_row + static_cast<int64_t>(start.in_w0) * params.channels +
          at.channel;
-    grad += (at.n * launch.out_h + start.h0) * out_row +
-            static_cast<int64_t>(start.w0) * launch.channels + at.channel;
+    grad += (at.n * params.out_h + start.h0) * out_row +
+            static_cast<int64_t>(start.w0) * params.channels + at.channel;
     const auto within = [&](int in_y) { return in_y >= 0 && in_y < start.end_y; };
     const auto fetch = [&](int step, int ahead, int row) {  // a step `ahead` of the pointers
 #pragma unroll
@@ -268,27 +269,27 @@ __global__ void __launch_bounds__(kStripThreads, M::kBlocks)
   __syncthreads();
 
   const int lanes = blockDim.x;
-  BlockTotals<T> to(totals, blockIdx.x, at.first_channel, kSums);
-  put_sums(sum, reinterpret_cast<float*>(memory), threadIdx.x, lanes,
-           threadIdx.z * blockDim.y + threadIdx.y, blockDim.y * blockDim.z,
-           min(lanes * V, launch.channels - at.first_channel), to);
+  put_block(sum, reinterpret_cast<float*>(memory), threadIdx.x, lanes,
+            threadIdx.z * blockDim.y + threadIdx.y, blockDim.y * blockDim.z,
+            min(lanes * V, params.channels - at.first_channel),
+            BlockSums<T>(reduction, blockIdx.x, at.first_channel));
 }
 
 }  // namespace
 
 template <typename T>
-bool convolve_strips(const Convolution<T>& c) {
+bool nhwc_stream(const Convolution<T>& c) {
   return dispatch_axis(c.g, c.transposed, [&](auto axis) {
     using Axis = decltype(axis);
-    using M = March<Axis>;
+    using M = StreamShape<Axis>;
     if constexpr (Axis::inputs(1) <= Axis::kTaps) {  // unless dilated: few taps meet a row
-      const auto plan = plan_strips<Axis, M, T>(c.g.n, c.g.c, c.in.h, c.in.w, c.out.h, c.out.w,
+      const auto plan = plan_stream<Axis, M, T>(c.g.n, c.g.c, c.in.h, c.in.w, c.out.h, c.out.w,
                                                 c.padding_h, c.padding_w, {c.in.data, c.out.data});
-      if (plan.aligned && c.g.c >= kFewChannels) {
-        constexpr size_t kFilters = sizeof(float) * M::kTaps * M::kTaps * kMostLanes * M::kChannels;
-        launch_kernel(strip_kernel<Axis, T>, plan.grid, plan.block,
-                      kFilters + StripReader<Axis, T>::kBytes, c.stream, plan.launch, c.flip,
-                      c.in.data, c.weight, c.bias, c.out.data);
+      if (plan.aligned && c.g.c >= kMinChannels) {
+        constexpr size_t kFilters = sizeof(float) * M::kTaps * M::kTaps * kMaxLanes * M::kChannels;
+        c.launch(nhwc_stream_kernel<Axis, T>, plan.grid, plan.block,
+                 kFilters + StreamReader<Axis, T>::kBytes, plan.params, c.flip, c.in.data, c.weight,
+                 c.bias, c.out.data);
         return true;
       }
     }
@@ -300,20 +301,20 @@ namespace {
 
 // V channels a thread; false where their pixels are not aligned.
 template <typename Axis, int V, typename T>
-bool sum_weights_vectors(const WeightGradient<T>& c) {
-  using M = WeightMarch<Axis, V>;
+bool launch_stream_weight_gradient(const WeightGradient<T>& c) {
+  using M = WeightStreamShape<Axis, V>;
   const DepthwiseGeometry& g = c.g;
-  const auto plan = plan_strips<Axis, M, T>(g.n, g.c, g.h, g.w, g.out_h, g.out_w, g.padding_h,
+  const auto plan = plan_stream<Axis, M, T>(g.n, g.c, g.h, g.w, g.out_h, g.out_w, g.padding_h,
                                             g.padding_w, {c.x, c.grad});
   if (!plan.aligned) {
     return false;
   }
-  const size_t sums = sizeof(float) * partial_floats(plan.block.x, plan.block.y * plan.block.z,
-                                                     (M::kTaps * M::kTaps + 1) * V);
-  sum_splits(c, plan.grid.x, true, [&](const WeightTotals<T>& totals) {
-    launch_kernel(strip_weight_kernel<M, T>, plan.grid, plan.block,
-                  std::max(WeightReaders<M, T>::kBytes, sums), c.stream, plan.launch, c.x, c.grad,
-                  totals);
+  const size_t sums = sizeof(float) * reduction_elements(plan.block.x, plan.block.y * plan.block.z,
+                                                         (M::kTaps * M::kTaps + 1) * V);
+  two_stage_reduction(c, plan.grid.x, [&](const WeightReduction<T>& reduction) {
+    launch_kernel(nhwc_stream_weight_gradient_kernel<M, T>, plan.grid, plan.block,
+                  std::max(WeightReaders<M, T>::kBytes, sums), c.stream, plan.params, c.x, c.grad,
+                  reduction);
   });
   return true;
 }
@@ -321,33 +322,33 @@ bool sum_weights_vectors(const WeightGradient<T>& c) {
 }  // namespace
 
 template <typename T>
-bool sum_weights_strips(const WeightGradient<T>& c) {
+bool nhwc_stream_weight_gradient(const WeightGradient<T>& c) {
   return dispatch_direct(c.g, [&](auto axis) {
     using Axis = decltype(axis);
     if constexpr (Axis::kTaps == 7) {
-      return sum_weights_vectors<Axis, 1>(c);
+      return launch_stream_weight_gradient<Axis, 1>(c);
     } else if constexpr (Axis::kTaps == 5) {
-      // One channel is always aligned; with stride 2 sum_weights_pixels is faster than that.
-      return sum_weights_vectors<Axis, 2>(c) ||
-             (Axis::step(1) == 1 && sum_weights_vectors<Axis, 1>(c));
+      // One channel is always aligned; with stride 2 direct_l1_weight_gradient is faster than that.
+      return launch_stream_weight_gradient<Axis, 2>(c) ||
+             (Axis::step(1) == 1 && launch_stream_weight_gradient<Axis, 1>(c));
     } else {
       // Marches through images a few strips wide are too short to be worth many channels a thread.
-      if constexpr (WeightMarch<Axis, 2>::kLight) {
+      if constexpr (WeightStreamShape<Axis, 2>::kLight) {
         constexpr int kNarrow = 14;  // pixels
-        if (c.g.out_w <= kNarrow && sum_weights_vectors<Axis, 2>(c)) {
+        if (c.g.out_w <= kNarrow && launch_stream_weight_gradient<Axis, 2>(c)) {
           return true;
         }
       }
-      return sum_weights_vectors<Axis, 4>(c);
+      return launch_stream_weight_gradient<Axis, 4>(c);
     }
   });
 }
 
-template bool convolve_strips(const Convolution<float>&);
-template bool convolve_strips(const Convolution<Half>&);
-template bool convolve_strips(const Convolution<BFloat16>&);
-template bool sum_weights_strips(const WeightGradient<float>&);
-template bool sum_weights_strips(const WeightGradient<Half>&);
-template bool sum_weights_strips(const WeightGradient<BFloat16>&);
+template bool nhwc_stream(const Convolution<float>&);
+template bool nhwc_stream(const Convolution<Half>&);
+template bool nhwc_stream(const Convolution<BFloat16>&);
+template bool nhwc_stream_weight_gradient(const WeightGradient<float>&);
+template bool nhwc_stream_weight_gradient(const WeightGradient<Half>&);
+template bool nhwc_stream_weight_gradient(const WeightGradient<BFloat16>&);
 
 }  // namespace ops::cuda

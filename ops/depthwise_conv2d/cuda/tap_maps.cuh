@@ -34,8 +34,8 @@ __device__ void widen(const Bits (&bits)[kCols], float (&x)[kCols][V]) {
 }
 
 // Rounds V values and stores them at once.
-template <int V, typename T>
-__device__ void store_vector(T* to, const float (&x)[V]) {
+template <int V, typename T, typename Acc>
+__device__ void store_vector(T* to, const Acc (&x)[V]) {
   Vector<T, V> lanes;
 #pragma unroll
   for (int v = 0; v < V; ++v) {
@@ -46,17 +46,17 @@ __device__ void store_vector(T* to, const float (&x)[V]) {
 }
 
 // Into how many parts to split work of `units` steps, done by each of `blocks` blocks of which
-// `at_a_time` run together, where a part costs `extra` steps more: the fewest steps in all that
-// the first few numbers of rounds of blocks allow.
-inline int64_t best_split(int64_t units, int64_t blocks, int64_t at_a_time, int64_t extra) {
+// `resident_blocks` run together, where a part costs `extra` steps more: the fewest steps in all
+// that the first few numbers of rounds of blocks allow.
+inline int64_t best_split(int64_t units, int64_t blocks, int64_t resident_blocks, int64_t extra) {
   constexpr int64_t kMostRounds = 16;
-  const int64_t least_rounds = ceil_div(blocks, at_a_time);
+  const int64_t least_rounds = ceil_div(blocks, resident_blocks);
   int64_t best = 1, least = 0;
   for (int64_t rounds = least_rounds; rounds < least_rounds + kMostRounds; ++rounds) {
-    const int64_t most = std::max<int64_t>(1, std::min(units, rounds * at_a_time / blocks));
+    const int64_t most = std::max<int64_t>(1, std::min(units, rounds * resident_blocks / blocks));
     const int64_t length = ceil_div(units, most);
     const int64_t parts = ceil_div(units, length);
-    const int64_t steps = ceil_div(blocks * parts, at_a_time) * (length + extra);
+    const int64_t steps = ceil_div(blocks * parts, resident_blocks) * (length + extra);
     if (least == 0 || steps < least) {
       best = parts, least = steps;
     }

@@ -1,139 +1,106 @@
-// The end of weight and bias gradients, which are sums over all images. Blocks leave partial sums,
-// added up here in a fixed order, or, where a block has all there is to a sum, put it into the
-// gradient. No atomics, the same bits every run.
+// Deterministic two-stage reduction of weight and bias gradients, which are sums over all images.
+//
+//   stage 1   blocks (split, channels, taps) ── shared memory ──► split_sums [splits, C, taps + 1]
+//   stage 2   reduce_splits_kernel: adds the splits in a fixed order ──► grad_weight, grad_bias
+//
+// A single split writes the gradients in stage 1. There are no atomics: the bits are the same every
+// run. Kernels multiply zeros in the place of padding, so where an input or a gradient is not
+// finite, any tap of that channel may be NaN.
 #pragma once
 
 #include <algorithm>
 
 #include "depthwise_conv2d/cuda/families.cuh"
-#include "depthwise_conv2d/cuda/naive.cuh"
 
 namespace ops::cuda {
 
-// Where the sums of blocks go: into the gradients or, where `partial` is given, there, for each
-// split [channels, taps + 1], of which the last is the bias. Sums that are not a number are summed
-// again, exactly: the tiled kernels multiply what lies beyond an edge with zero, which is not zero
-// where the other side is infinite.
+// Destination of the sums of blocks: for each split and channel one sum a tap, then the bias.
 template <typename T>
-struct WeightTotals {
-  DepthwiseGeometry g;
-  const T* x;
-  const T* grad;
+struct WeightReduction {
+  int channels, taps;
   T* grad_weight;
-  T* grad_bias;
-  float* partial;  // nullptr: straight into the gradients
+  T* grad_bias;          // nullptr: not wanted
+  acc_t<T>* split_sums;  // nullptr: a single split, which writes the gradients
 
-  __device__ T* gradient(int c, int tap, int sums) const {
-    return tap < sums - 1 ? grad_weight + c * (sums - 1) + tap
-           : grad_bias    ? grad_bias + c
-                          : nullptr;
+  __device__ int sums() const { return channels * (taps + 1); }  // of a split
+
+  // Of the i-th sum from that of the channel's first tap on; nullptr where it is not wanted.
+  __device__ T* gradient(int channel, int i) const {
+    channel += i / (taps + 1);
+    const int tap = i % (taps + 1);
+    return tap < taps  ? grad_weight + channel * taps + tap
+           : grad_bias ? grad_bias + channel
+                       : nullptr;
   }
 };
 
-// Takes what a block sums up for its channels from `channel` on, so many sums each.
+// Takes the sums of a block for its channels from `channel` on.
 template <typename T>
-class BlockTotals {
+class BlockSums {
  public:
-  __device__ BlockTotals(const WeightTotals<T>& totals, int split, int channel, int sums)
-      : totals_(totals), channel_(channel), sums_(sums) {
-    if (totals.partial) {
-      partial_ = totals.partial + (split * totals.g.c + channel) * sums;
-    }
-  }
+  __device__ BlockSums(const WeightReduction<T>& reduction, int split, int channel)
+      : reduction_(reduction),
+        channel_(channel),
+        first_(static_cast<int64_t>(split) * reduction.sums() + channel * (reduction.taps + 1)) {}
 
-  // The i-th of all their sums.
-  __device__ void put(int i, float sum) {
-    if (partial_) {
-      partial_[i] = sum;
-    } else if (T* to = gradient(i)) {
+  // The i-th sum: tap i % (taps + 1) of channel i / (taps + 1).
+  __device__ void put(int i, acc_t<T> sum) {
+    if (reduction_.split_sums) {
+      reduction_.split_sums[first_ + i] = sum;
+    } else if (T* to = reduction_.gradient(channel_, i)) {
       *to = static_cast<T>(sum);
-      again_ |= isnan(sum);
-    }
-  }
-  // When all of `count` sums have been put: called by all threads.
-  __device__ void finish(int count) {
-    if (partial_ || !__syncthreads_or(again_)) {
-      return;
-    }
-    for (int i = flat_thread(); i < count; i += blockDim.x * blockDim.y * blockDim.z) {
-      T* to = gradient(i);
-      if (to && isnan(static_cast<float>(*to))) {
-        *to = static_cast<T>(
-            tap_sum(totals_.g, totals_.grad, totals_.x, channel_ + i / sums_, i % sums_, 0, 1));
-      }
     }
   }
 
  private:
-  const WeightTotals<T>& totals_;
-  const int channel_, sums_;
-  float* partial_ = nullptr;
-  bool again_ = false;
-
-  __device__ T* gradient(int i) const {
-    return totals_.gradient(channel_ + i / sums_, i % sums_, sums_);
-  }
+  const WeightReduction<T>& reduction_;
+  const int channel_;
+  const int64_t first_;
 };
 
-constexpr int kSumColumns = 32;
+constexpr int kReduceColumns = 32;
 
 // A column of kRows threads adds up one sum, each of them every kRows-th split.
 template <int kRows, typename T>
-__global__ void __launch_bounds__(kSumColumns* kRows)
-    sum_partials_kernel(const float* __restrict__ partial, int splits, WeightTotals<T> totals) {
-  __shared__ float sums[kRows][kSumColumns];
-  __shared__ bool again[kSumColumns];
+__global__ void __launch_bounds__(kReduceColumns* kRows)
+    reduce_splits_kernel(int splits, WeightReduction<T> reduction) {
+  __shared__ acc_t<T> sums[kRows][kReduceColumns];
   const int column = threadIdx.x, row = threadIdx.y;
-  const DepthwiseGeometry& g = totals.g;
-  const int sums_of_channel = g.kernel_h * g.kernel_w + 1;
-  const int size = g.c * sums_of_channel;
-  const int i = blockIdx.x * kSumColumns + column;
-  const int c = i / sums_of_channel, tap = i % sums_of_channel;
-  T* to = totals.gradient(c, tap, sums_of_channel);
-  wait_for_kernel_before();
-  const auto total = [&] {
-    float sum = 0;
-    for (int r = 0; r < kRows; ++r) {
-      sum += sums[r][column];
-    }
-    return sum;
-  };
-
-  float sum = 0;
+  const int size = reduction.sums();
+  const int i = blockIdx.x * kReduceColumns + column;
+  wait_for_previous_kernel();
+  acc_t<T> sum = 0;
   for (int s = row; s < splits && i < size; s += kRows) {
-    sum += partial[static_cast<int64_t>(s) * size + i];
+    sum += reduction.split_sums[static_cast<int64_t>(s) * size + i];
   }
   sums[row][column] = sum;
   __syncthreads();
-  if (row == 0) {
-    again[column] = isnan(total());
-  }
-  __syncthreads();
-  if (again[column] && i < size) {
-    sums[row][column] = tap_sum(g, totals.grad, totals.x, c, tap, row, kRows);
-  }
-  __syncthreads();
-  if (row == 0 && i < size && to) {
-    *to = static_cast<T>(total());
+  if (row == 0 && i < size) {
+    for (int r = 1; r < kRows; ++r) {
+      sum += sums[r][column];
+    }
+    if (T* to = reduction.gradient(0, i)) {
+      *to = static_cast<T>(sum);
+    }
   }
 }
 
-// Floats of shared memory that put_sums takes, where each thread has so many sums.
-inline size_t partial_floats(int lanes, int groups, int sums) {
+// Elements of shared memory for reduce_block, where each thread has so many sums.
+inline size_t reduction_elements(int lanes, int groups, int sums) {
   return static_cast<size_t>(lanes) * std::max(1, groups / 2) * sums;
 }
 
-// Puts what a block's threads have summed up: `groups` of `lanes` threads, each with the kSums sums
-// of each of V channels, of which there are `count`.
-template <int kSums, int V, typename T>
-__device__ void put_sums(float (&sum)[kSums][V], float* shared, int lane, int lanes, int group,
-                         int groups, int count, BlockTotals<T>& totals) {
-  let_next_kernel_start();
-  // The upper half of the groups is added to the lower one.
+// Adds up, in a tree, the sums of `groups` groups of `lanes` threads: each thread has kSums sums of
+// each of V channels. Afterwards shared[i] is sum i % kSums of the block's channel i / kSums.
+// Called by all threads.
+template <int kSums, int V, typename Acc>
+__device__ void reduce_block(Acc (&sum)[kSums][V], Acc* shared, int lane, int lanes, int group,
+                             int groups) {
+  trigger_dependent_launch();
   while (groups > 1) {
     const int lower = (groups + 1) / 2, upper = groups - lower;
     const int pitch = upper * lanes;
-    float* mine = shared + (group < lower ? group : group - lower) * lanes + lane;
+    Acc* mine = shared + (group < lower ? group : group - lower) * lanes + lane;
     if (lower <= group && group < groups) {
 #pragma unroll
       for (int i = 0; i < kSums * V; ++i) {
@@ -157,42 +124,51 @@ __device__ void put_sums(float (&sum)[kSums][V], float* shared, int lane, int la
     }
   }
   __syncthreads();
-  for (int i = flat_thread(); i < count * kSums; i += blockDim.x * blockDim.y * blockDim.z) {
-    totals.put(i, shared[i]);
+}
+
+// reduce_block of threads that have all sums of `channels` channels.
+template <int kSums, int V, typename T>
+__device__ void put_block(float (&sum)[kSums][V], float* shared, int lane, int lanes, int group,
+                          int groups, int channels, BlockSums<T> to) {
+  reduce_block(sum, shared, lane, lanes, group, groups);
+  for (int i = flat_thread(); i < channels * kSums; i += blockDim.x * blockDim.y * blockDim.z) {
+    to.put(i, shared[i]);
   }
-  totals.finish(count * kSums);
 }
 
 template <int kRows, typename T>
-void add_partials_in_rows(const WeightTotals<T>& totals, int64_t splits, int64_t sums,
+void launch_reduce_splits(const WeightReduction<T>& reduction, int64_t splits, int64_t sums,
                           cudaStream_t stream) {
-  launch_early(sum_partials_kernel<kRows, T>, dim3(ceil_div(sums, kSumColumns)),
-               dim3(kSumColumns, kRows), stream, totals.partial, static_cast<int>(splits), totals);
+  launch_dependent(reduce_splits_kernel<kRows, T>, dim3(ceil_div(sums, kReduceColumns)),
+                   dim3(kReduceColumns, kRows), stream, static_cast<int>(splits), reduction);
 }
 
-// launch(totals) a kernel whose blocks put so many splits there, and add them up. whole: a block
-// has all sums of its channels.
+// Runs stage 1, stage1(reduction), whose blocks put so many splits, and then stage 2.
 template <typename T, typename F>
-void sum_splits(const WeightGradient<T>& c, int64_t splits, bool whole, const F& launch) {
-  const DepthwiseGeometry& g = c.g;
-  WeightTotals<T> totals{g, c.x, c.grad, c.grad_weight, c.grad_bias, nullptr};
-  constexpr int64_t kFewToSumAgain = 4096;  // by one thread
-  if (splits == 1 && whole && g.n * g.out_h * g.out_w <= kFewToSumAgain) {
-    launch(totals);
+void two_stage_reduction(const WeightGradient<T>& c, int64_t splits, const F& stage1) {
+  if (c.dry_run) {
     return;
   }
-  const int64_t sums_of_channel = g.kernel_h * g.kernel_w + 1;
-  Tensor partial = empty(c.like, {splits, g.c, sums_of_channel}, ScalarType::Float);
-  totals.partial = partial.mutable_data_ptr<float>();
-  launch(totals);
+  const DepthwiseGeometry& g = c.g;
+  const int64_t taps = c.grad_weight ? g.kernel_h * g.kernel_w : 0;  // 0: the bias alone
+  WeightReduction<T> reduction{static_cast<int>(g.c), static_cast<int>(taps), c.grad_weight,
+                               c.grad_bias, nullptr};
+  if (splits == 1) {
+    stage1(reduction);
+    return;
+  }
+  constexpr auto kType = sizeof(acc_t<T>) == 8 ? ScalarType::Double : ScalarType::Float;
+  Tensor split_sums = empty(c.like, {splits, g.c, taps + 1}, kType);
+  reduction.split_sums = split_sums.mutable_data_ptr<acc_t<T>>();
+  stage1(reduction);
   constexpr int64_t kFewSums = 2048;
-  const int64_t sums = g.c * sums_of_channel;
+  const int64_t sums = g.c * (taps + 1);
   if (splits <= 4) {
-    add_partials_in_rows<4>(totals, splits, sums, c.stream);
+    launch_reduce_splits<4>(reduction, splits, sums, c.stream);
   } else if (splits <= 64 || sums > kFewSums) {
-    add_partials_in_rows<16>(totals, splits, sums, c.stream);
+    launch_reduce_splits<16>(reduction, splits, sums, c.stream);
   } else {
-    add_partials_in_rows<32>(totals, splits, sums, c.stream);
+    launch_reduce_splits<32>(reduction, splits, sums, c.stream);
   }
 }
 

@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(kWarp* kGateWarps)
   const int lane = threadIdx.x, warp = threadIdx.y, batch = static_cast<int>(sizes.batch);
   const int state = static_cast<int>(sizes.state), columns = cell.joined.columns();
   const int first = blockIdx.x * kCellColumns, column = first + warp;
-  let_next_kernel_start();
+  trigger_dependent_launch();
   T values[kCellBatch];  // converting them here would wait for them
   const auto load = [&](int k) {
 #pragma unroll
@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(kWarp* kInputWarps)
     }
   };
   load(begin);
-  wait_for_kernel_before();
+  wait_for_previous_kernel();
   A sums[kCellRows] = {};
   for (int gate = begin; gate < end; gate += kWeightsAhead) {
     if (gate > begin) {
@@ -263,7 +263,7 @@ void launch_cell(const Tensor& like, const LltmSizes& sizes, const CellBackward<
   const int64_t first = cell.grad_h ? 0 : sizes.state;
   const int64_t end = cell.grad_input ? sizes.state + sizes.input : sizes.state;
   if (first < end) {
-    launch_early(
+    launch_dependent(
         cell_inputs_kernel<T>, dim3(ceil_div(end - first, kWarp), ceil_div(sizes.batch, kCellRows)),
         dim3(kWarp, kInputWarps), current_stream(like), cell, sizes, static_cast<int>(first));
   }

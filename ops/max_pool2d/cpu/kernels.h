@@ -83,16 +83,13 @@ inline void take(const T* x, int64_t step, int64_t place, Vec<acc_t<T>, N>& best
 }
 
 // `run` outputs whose windows begin `step` apart: whole ones of K by K pixels, or if that is 0 with
-// the taps of `window`. The last vector overlaps the one before.
+// the taps of `window`. The last vector overlaps the one before. Not inlined: registers spill where
+// the kernels of all sizes are one function.
 template <int N, int STEP, int K, typename T>
-void pool_run(const MaxPoolPlan& p, const T* x, int64_t step, PoolWindow window, int64_t run,
-              T* out, void* indices, int64_t at) {
+__attribute__((noinline)) void pool_vectors(const MaxPoolPlan& p, const T* x, int64_t step,
+                                            const PoolWindow& window, int64_t run, T* out,
+                                            void* indices, int64_t at) {
   using A = acc_t<T>;
-  if constexpr (N > 1) {
-    if (run < N) {
-      return pool_run<N / 2, STEP, K>(p, x, step, window, run, out, indices, at);
-    }
-  }
   // Copies: a store of a byte may change anything.
   const auto [rows, columns] = window;
   const int64_t row_step = p.row_step, column_step = p.column_step, kernel_w = p.g.kernel_w;
@@ -122,9 +119,21 @@ void pool_run(const MaxPoolPlan& p, const T* x, int64_t step, PoolWindow window,
   }
 }
 
+// In the widest vectors that the run fills.
+template <int N, int STEP, int K, typename T>
+inline void pool_run(const MaxPoolPlan& p, const T* x, int64_t step, const PoolWindow& window,
+                     int64_t run, T* out, void* indices, int64_t at) {
+  if constexpr (N > 1) {
+    if (run < N) {
+      return pool_run<N / 2, STEP, K>(p, x, step, window, run, out, indices, at);
+    }
+  }
+  pool_vectors<N, STEP, K>(p, x, step, window, run, out, indices, at);
+}
+
 template <int STEP, typename T>
-void pool(const MaxPoolPlan& p, const T* x, int64_t step, PoolWindow window, int64_t run, T* out,
-          void* indices, int64_t at) {
+void pool(const MaxPoolPlan& p, const T* x, int64_t step, const PoolWindow& window, int64_t run,
+          T* out, void* indices, int64_t at) {
   constexpr int N = kLanes<acc_t<T>>;
   if constexpr (STEP > 0) {
     if (p.is_whole(window, 2)) {

@@ -3,7 +3,8 @@ import pytest
 import torch
 
 from app.config.errors import UserError
-from app.data.datasets import load_test_split
+from app.config.schema import DataConfig
+from app.data.datasets import load_dataset, load_test_split
 from app.data.transforms import normalize
 from app.inference.predictor import (
     BATCH_SIZE,
@@ -11,6 +12,7 @@ from app.inference.predictor import (
     load_predictor,
     load_torch,
 )
+from tests.app.idx import write_dataset
 
 
 def some_images(count):
@@ -27,7 +29,7 @@ def test_the_newest_run_is_the_default(make_run):
 
 
 @pytest.mark.parametrize("count", [0, 1, BATCH_SIZE, BATCH_SIZE + 1])
-def test_torch_runner_normalises_and_takes_any_number(make_run, count):
+def test_logits_normalise_and_take_any_number_of_images(make_run, count):
     trained, images = load_torch(make_run()), some_images(count)
     data = trained.checkpoint.data
     with torch.no_grad():
@@ -37,7 +39,7 @@ def test_torch_runner_normalises_and_takes_any_number(make_run, count):
 
 
 @pytest.mark.cuda
-def test_torch_runner_on_a_gpu(make_run):
+def test_logits_on_a_gpu_equal_the_cpu(make_run):
     trained, images = load_torch(make_run("ncrelu", "depthwise")), some_images(7)
     expected = trained.logits(images)
     logits = load_torch(trained.folder, "cuda").logits(images)
@@ -45,7 +47,7 @@ def test_torch_runner_on_a_gpu(make_run):
     np.testing.assert_allclose(logits, expected, rtol=1e-3, atol=1e-3)  # TF32 may be on
 
 
-def test_the_test_split_is_that_of_the_training_data(trained_run, make_run, tmp_path):
+def test_test_images_give_the_accuracy_of_training(trained_run, make_run, tmp_path):
     trained = load_torch(trained_run)
     split = load_test_split("digits", str(tmp_path))
     predicted = trained.logits(split.images).argmax(1)
@@ -61,7 +63,7 @@ def test_the_data_is_split_as_it_was_for_training(make_run):
     assert not torch.equal(load_data(trained.checkpoint, "").val.labels, val.labels)
 
 
-def test_a_data_set_that_is_gone_is_not_replaced(make_run, tmp_path, monkeypatch):
+def test_a_missing_data_set_is_not_replaced(make_run, tmp_path, monkeypatch):
     from app.data import datasets as data
 
     def no_network(*_):
@@ -75,3 +77,13 @@ def test_a_data_set_that_is_gone_is_not_replaced(make_run, tmp_path, monkeypatch
     ):
         with pytest.raises(UserError, match=r"mnist is not in .*no network"):
             load()
+
+
+def test_test_images_are_read_without_the_training_images(tmp_path, monkeypatch):
+    folder = write_dataset(tmp_path)
+    expected = load_dataset(DataConfig(root=str(tmp_path), val_size=1)).test
+    for path in folder.glob("train-*"):
+        path.write_bytes(b"damaged")
+    split = load_test_split("mnist", str(tmp_path))
+    assert torch.equal(split.images, expected.images)
+    assert torch.equal(split.labels, expected.labels)

@@ -1,6 +1,8 @@
 import csv
 import io
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -10,10 +12,9 @@ from PIL import Image, ImageDraw, ImageFont
 
 from app.config.errors import UserError
 from app.config.schema import ExportConfig, PredictConfig
-from app.data.datasets import Split, load_test_split
+from app.data.datasets import load_test_split
 from app.export.export import export
-from app.inference.plots import draw
-from app.inference.predict import predict
+from app.inference.output import predict
 from app.inference.predictor import load_torch
 
 
@@ -30,22 +31,7 @@ def cfg(trained_run, tmp_path):
     return PredictConfig(checkpoint=str(tmp_path / "best.pt"), device="cpu")
 
 
-def test_the_picture_shows_mistakes_first(predictions, monkeypatch):
-    shown = []
-
-    def draw_grid(title, tiles):
-        shown.extend(tiles)
-        return Image.new("L", (1, 1))
-
-    monkeypatch.setattr("app.inference.plots.draw_grid", draw_grid)
-    images = torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1)
-    draw(predictions, Split(images, predictions.labels), "pets")
-    assert [tile.image.item() for tile in shown] == [5, 3, 1, 2, 0, 4]
-    assert [tile.truth for tile in shown] == ["dog", "a long name", None, None, None, None]
-    assert shown[0].caption == "cat (80%)"
-
-
-def test_the_test_split(cfg, tmp_path, capsys):
+def test_test_images_are_predicted_into_csv_and_png(cfg, tmp_path, capsys):
     predict(cfg)
     output = capsys.readouterr().out
     trained = load_torch(cfg.checkpoint)
@@ -69,18 +55,12 @@ def test_the_test_split(cfg, tmp_path, capsys):
     ]
 
 
-def test_a_data_set_used_instead_is_named(make_run, capsys):
+def test_a_replaced_data_set_is_named(make_run, capsys):
     predict(PredictConfig(checkpoint=str(make_run(fallback_from="mnist")), device="cpu"))
     assert capsys.readouterr().out.startswith("digits (instead of mnist) test: ")
 
 
-def test_a_perfect_model_has_a_picture_too(cfg, predictions):
-    right = replace(predictions, predicted=predictions.labels)
-    split = Split(torch.zeros(6, 1, 28, 28, dtype=torch.uint8), predictions.labels)
-    assert draw(right, split, "pets").startswith(b"\x89PNG")
-
-
-def test_pictures(cfg, tmp_path, capsys):
+def test_a_folder_of_pictures_is_predicted(cfg, tmp_path, capsys):
     folder = tmp_path / "pictures"
     folder.mkdir()
     for text in "0147":
@@ -93,7 +73,7 @@ def test_pictures(cfg, tmp_path, capsys):
     assert not (tmp_path / "predictions.csv").exists()
 
 
-def test_the_runtimes_print_the_same(cfg, tmp_path, capsys):
+def test_torch_and_onnx_print_the_same(cfg, tmp_path, capsys):
     export(ExportConfig(checkpoint=str(tmp_path)))
     folder = tmp_path / "pictures"
     folder.mkdir()
@@ -108,7 +88,7 @@ def test_the_runtimes_print_the_same(cfg, tmp_path, capsys):
         assert printed[0] == printed[1] != ""
 
 
-def test_formats_are_for_programs(cfg, tmp_path, capsys):
+def test_csv_and_json_leave_stdout_to_programs(cfg, tmp_path, capsys):
     predict(replace(cfg, format="json"))
     output = capsys.readouterr()
     assert json.loads(output.out)["images"] == 359
@@ -117,7 +97,7 @@ def test_formats_are_for_programs(cfg, tmp_path, capsys):
     assert capsys.readouterr().out == (tmp_path / "predictions.csv").read_text()
 
 
-def test_files_are_written_though_nobody_reads(cfg, tmp_path, monkeypatch):
+def test_files_are_written_to_a_closed_pipe(cfg, tmp_path, monkeypatch):
     def print_to_nobody(*args, **kwargs):
         raise BrokenPipeError
 
@@ -128,15 +108,13 @@ def test_files_are_written_though_nobody_reads(cfg, tmp_path, monkeypatch):
     assert (tmp_path / "predictions.png").is_file()
 
 
-def test_standard_input(cfg, tmp_path, capsys, monkeypatch):
+def test_standard_input_holds_a_picture_or_names(cfg, tmp_path, capsys, monkeypatch):
     for text in "17":
         picture(tmp_path / f"{text}.png", text)
-    contents = [(tmp_path / f"{text}.png").read_bytes() for text in "17"]
     names = f"{tmp_path}/1.png\n\n{tmp_path}/7.png\n".encode()
     for content, expected in (
         (names, [f"{tmp_path}/1.png", f"{tmp_path}/7.png"]),
-        (contents[0], ["-"]),
-        (contents[0] + contents[1], ["-#1", "-#2"]),
+        ((tmp_path / "1.png").read_bytes(), ["-"]),
     ):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
         predict(replace(cfg, input="-", format="csv"))
@@ -145,7 +123,7 @@ def test_standard_input(cfg, tmp_path, capsys, monkeypatch):
         assert rows[0]["predicted"] == "1"
     for content, says in (
         (b"", "input=-: standard input is empty"),
-        (b"\x89PNG\r\n\x1a\n\0 half", "input=-: not a picture, or of a format unknown here"),
+        (b"\x89PNG\r\n\x1a\n\0 half", "input=-: not a picture, or of an unknown format"),
         (b"no-such-file.png", "input=no-such-file.png: no such file or folder"),
     ):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
@@ -167,7 +145,7 @@ def test_invert_reaches_the_pictures(cfg, tmp_path, capsys):
         predict(replace(cfg, input=str(tmp_path / "1.png"), invert=False))
 
 
-def test_pictures_as_they_are(make_run, tmp_path, capsys):
+def test_unframed_pictures_keep_their_size(make_run, tmp_path, capsys):
     """Unframed, a picture of a test image is that image; others keep their size."""
     folder = make_run(head="gap")
     export(ExportConfig(checkpoint=str(folder)))
@@ -197,7 +175,7 @@ def test_pictures_as_they_are(make_run, tmp_path, capsys):
         ("fc", (28, 30), "28x30 pixels; with frame=false this network takes 28x28"),
     ],
 )
-def test_sizes_that_do_not_fit(make_run, tmp_path, head, size, says):
+def test_unframed_pictures_of_other_sizes_are_refused(make_run, tmp_path, head, size, says):
     file = tmp_path / "a.png"
     image = Image.new("L", size)
     image.paste(255, (4, 4, 7, 9))
@@ -212,7 +190,7 @@ def test_sizes_that_do_not_fit(make_run, tmp_path, head, size, says):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"input": "note.txt"}, "input={}/note.txt: not a picture, or of a format unknown here"),
+        ({"input": "note.txt"}, "input={}/note.txt: not a picture, or of an unknown format"),
         ({"input": "missing.png"}, "input={}/missing.png: no such file or folder"),
         ({"input": "*.zzz"}, "input={}/*.zzz: no picture matches"),
         ({"input": "a" * 5000}, "input={}/" + "a" * 5000 + ": File name too long"),
@@ -228,7 +206,7 @@ def test_sizes_that_do_not_fit(make_run, tmp_path, head, size, says):
         ({"checkpoint": None, "outputs": "empty"}, "no run under {}/empty"),
     ],
 )
-def test_wrong_usage(cfg, tmp_path, capsys, changes, says):
+def test_wrong_usage_is_one_line(cfg, tmp_path, capsys, changes, says):
     (tmp_path / "note.txt").write_text("hello")
     (tmp_path / "empty").mkdir()
     (tmp_path / "half.pt").write_bytes((tmp_path / "best.pt").read_bytes()[:20000])
@@ -243,7 +221,7 @@ def test_wrong_usage(cfg, tmp_path, capsys, changes, says):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_the_command(command, trained_run, tmp_path):
+def test_command_exit_codes_and_output(command, trained_run, tmp_path):
     name = tmp_path / "IMG (1).png"
     picture(name, "7")
     where = f"outputs={trained_run.parents[1]}"
@@ -254,3 +232,25 @@ def test_the_command(command, trained_run, tmp_path):
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr == "error: input=nothing.png: no such file or folder\n"
     assert list((tmp_path / "here").iterdir()) == []
+
+
+def test_processes_may_predict_at_once_in_one_run(trained_run, tmp_path):
+    """None fails on another's temporary file, and what they leave is whole."""
+    (tmp_path / "best.pt").write_bytes((trained_run / "best.pt").read_bytes())
+    code = """
+import sys
+from app.config.schema import PredictConfig
+from app.inference import output
+output.draw_predictions = lambda *_: b"picture" * 1000
+for _ in range(8):
+    output.predict(PredictConfig(checkpoint=sys.argv[1], device="cpu", format="csv"))
+"""
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    running = [subprocess.Popen(command, **quiet) for _ in range(3)]
+    for process in running:
+        _, errors = process.communicate(timeout=200)
+        assert process.returncode == 0, errors
+    assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 360
+    names = ["best.pt", "predictions.csv", "predictions.png"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names

@@ -1,0 +1,232 @@
+"""Measure depthwise convolution beside PyTorch's on random geometries; no shape may be slow.
+
+    python scripts/bench_geometry.py [--device cuda|cpu] [--count 300] [--seed 0] [--least 0.95]
+
+Every geometry is timed forward and for the gradients of input and weight, ours and PyTorch's in
+turns in one process on the same tensors. The ratio is the time of PyTorch's fastest backend in the
+same memory format (cuDNN in benchmark mode and without, oneDNN and without) over ours; above 1 ours
+is faster. Rows below 1 are measured three times, and the median counts. The results of both must
+agree. Backends several times slower than ours are timed once. Prints the ten worst rows; exits 1 if
+one is below --least.
+"""
+
+import argparse
+import csv
+import math
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the project, not installed
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # read by torch's CPU allocator
+
+import torch
+import torch.nn.functional as F
+from bench.cases import FORMATS, contexts, pass_call, relative_error
+from bench.measure import Candidate, CpuTimer, CudaTimer, Timer
+from bench.report import geometric_mean
+from torch import Tensor
+
+import ops
+from app.config.device import keep_freed_memory
+
+PASSES = ("forward", "backward-input", "backward-weight")
+DTYPES = {
+    torch.float64: 1e-9,  # the largest relative difference (norm) of two correct results
+    torch.float32: 1e-3,
+    torch.bfloat16: 2e-2,
+    torch.float16: 4e-3,
+}
+ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 25}  # of an input, at most
+REPEATS = 3  # of rows where PyTorch is faster
+SLOW = 4  # times our time: timed once
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """One convolution of a random shape."""
+
+    n: int
+    c: int
+    size: Pair
+    kernel: Pair
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+    dtype: torch.dtype
+    format: str
+
+    @property
+    def label(self) -> str:
+        """Return the geometry as tables show it."""
+
+        def side(pair: Pair) -> str:
+            return "x".join(map(str, dict.fromkeys(pair)))
+
+        return (
+            f"{self.n}x{self.c}x{self.size[0]}x{self.size[1]} k{side(self.kernel)} "
+            f"s{side(self.stride)} p{side(self.padding)} d{side(self.dilation)} "
+            f"{str(self.dtype).removeprefix('torch.')} {self.format}"
+        )
+
+    def ours(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Run this project's operator."""
+        return ops.depthwise_conv2d(x, weight, None, self.stride, self.padding, self.dilation)
+
+    def peer(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Run PyTorch's convolution."""
+        return F.conv2d(x, weight, None, self.stride, self.padding, self.dilation, groups=self.c)
+
+    def tensors(self, device: str) -> tuple[list[Tensor], Tensor]:
+        """Draw input and weight, and a gradient of the output."""
+        x = torch.randn(self.n, self.c, *self.size, device=device).to(self.dtype)
+        x = x.contiguous(memory_format=FORMATS[self.format])
+        weight = torch.randn(self.c, 1, *self.kernel, device=device).to(self.dtype)
+        return [x, weight], torch.randn_like(self.ours(x, weight))
+
+
+def draw(count: int, seed: int, elements: int) -> Iterator[Geometry]:
+    """Yield random geometries: sizes, channels and batches are log-uniform, sides are unequal."""
+    rng = random.Random(seed)
+
+    def log_uniform(least: int, most: int) -> int:
+        return round(math.exp(rng.uniform(math.log(least), math.log(most))))
+
+    def pair(values: Sequence[int]) -> Pair:
+        first = rng.choice(values)
+        return first, first if rng.random() < 0.6 else rng.choice(values)
+
+    while count:
+        kernel, stride, dilation = pair(range(1, 12)), pair(range(1, 5)), pair(range(1, 5))
+        padding = (rng.randint(0, kernel[0]), rng.randint(0, kernel[1]))
+        side = log_uniform(7, 512)
+        size = side, side if rng.random() < 0.6 else log_uniform(7, 512)
+        channels = log_uniform(1, 1024)
+        batch = log_uniform(1, 64)
+        sides = zip(size, kernel, padding, dilation, strict=True)
+        fits = all(s + 2 * p > d * (k - 1) for s, k, p, d in sides)
+        dtype, memory_format = rng.choice(list(DTYPES)), rng.choice(list(FORMATS))
+        if fits and batch * channels * math.prod(size) <= elements:
+            count -= 1
+            yield Geometry(
+                batch, channels, size, kernel, stride, padding, dilation, dtype, memory_format
+            )
+
+
+def difference(ours: object, peer: object) -> float:
+    """Return the relative difference of two results of a pass."""
+    assert isinstance(ours, dict)
+    assert isinstance(peer, dict)
+    ((a, b),) = zip(ours.values(), peer.values(), strict=True)
+    return relative_error(a, b.double()) if b.count_nonzero() else float(a.abs().max())
+
+
+def seconds(call: Callable[[], object], candidate: Candidate, device: str) -> float:
+    """Time a single call."""
+    with candidate.context():
+        start = time.perf_counter()
+        call()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+
+def compare(
+    geometry: Geometry, what: str, tensors: list[Tensor], grad: Tensor, timer: Timer, budget: float
+) -> tuple[float, float, str]:
+    """Return our milliseconds, those of PyTorch's fastest backend, and its name."""
+    device = grad.device.type
+
+    def candidate(name: str, function: Callable[..., Tensor], **context: object) -> Candidate:
+        return Candidate(name, lambda: pass_call(what, function, tensors, grad), **context)  # type: ignore[arg-type]
+
+    candidates = [candidate("ours", geometry.ours)] + [
+        candidate(name, geometry.peer, context=context)
+        for name, context in contexts("depthwise", device).items()
+    ]
+    calls, results = {}, {}
+    for c in candidates:
+        with c.context():
+            calls[c.name] = (c.prepare(), c)
+            results[c.name] = calls[c.name][0]()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    apart = min(difference(results["ours"], results[name]) for name in calls if name != "ours")
+    if not apart <= DTYPES[geometry.dtype]:
+        raise SystemExit(f"error: {geometry.label} {what}: results are {apart:.1e} apart")
+    del results
+    once = {name: seconds(call, c, device) * 1e3 for name, (call, c) in calls.items()}
+    fastest = min(once[name] for name in once if name != "ours")
+    if fastest > SLOW * once["ours"]:
+        times = once
+    else:
+        calls = {k: v for k, v in calls.items() if k == "ours" or once[k] < 1.5 * fastest}
+        times = timer.measure(calls, budget)
+    ours = times.pop("ours")
+    best = min(times, key=lambda name: times[name])
+    return ours, times[best], best
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    text = (__doc__ or "").split("\n\n")
+    parser = argparse.ArgumentParser(description=text[0], epilog="\n\n".join(text[2:]))
+    add = parser.add_argument
+    add("--device", choices=["cpu", "cuda"], help="default: cuda where there is one")
+    add("--count", type=int, default=300, help="geometries (default: 300)")
+    add("--seed", type=int, default=0, help="of the geometries (default: 0)")
+    add("--only", type=int, metavar="INDEX", nargs="+", help="measure these geometries")
+    add("--budget", type=float, default=0.02, metavar="S", help="seconds a call (default: 0.02)")
+    add("--least", type=float, metavar="RATIO", help="exit 1 if a ratio is less")
+    add("--csv", type=Path, metavar="FILE", help="write every row")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; return its exit code."""
+    args = parse(argv)
+    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    timer: Timer = CudaTimer() if device == "cuda" else CpuTimer()
+    if device == "cpu":
+        keep_freed_memory()
+    torch.manual_seed(args.seed)
+    rows = []
+    for index, geometry in enumerate(draw(args.count, args.seed, ELEMENTS[device])):
+        if args.only and index not in args.only:
+            continue
+        tensors, grad = geometry.tensors(device)
+        for what in PASSES:
+            runs = [compare(geometry, what, tensors, grad, timer, args.budget)]
+            while len(runs) < REPEATS and runs[0][1] < runs[0][0]:
+                runs.append(compare(geometry, what, tensors, grad, timer, 2 * args.budget))
+            ratio = median(peer / ours for ours, peer, _ in runs)
+            ours, peer, name = min(runs)
+            rows.append((ratio, index, geometry.label, what, ours, peer, name))
+    rows.sort()
+    if args.csv:
+        with args.csv.open("w", newline="") as file:
+            header = ("ratio", "index", "geometry", "pass", "ours_ms", "peer_ms", "peer")
+            csv.writer(file).writerows([header, *rows])
+    print("| ratio | geometry | pass | ours, ms | PyTorch, ms | backend |")
+    print("|---|---|---|---|---|---|")
+    for ratio, index, label, what, ours, peer, name in rows[:10]:
+        print(f"| {ratio:.2f} | {index}: {label} | {what} | {ours:.4f} | {peer:.4f} | {name} |")
+    for what in PASSES:
+        ratios = [row[0] for row in rows if row[3] == what]
+        below = sum(r < (args.least or 1) for r in ratios)
+        print(
+            f"{what}: worst {min(ratios):.2f}, geometric mean {geometric_mean(ratios):.2f}, "
+            f"{below} of {len(ratios)} below {args.least or 1}"
+        )
+    return int(args.least is not None and rows[0][0] < args.least)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""Networks that several test files use: trained once, for all of pytest's workers."""
+
+import fcntl
+import os
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+DATA_ROOT = ROOT / "data"
+HAS_MNIST = (DATA_ROOT / "MNIST" / "raw").is_dir()
+
+
+def common_folder(tmp_path_factory):
+    """A folder that all workers of this pytest have in common."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@contextmanager
+def exclusively(folder):
+    """Keep the other workers out until the block ends."""
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def train_once(folder, name, model, data_root=DATA_ROOT):
+    """Return the run folder of a network, trained by whichever worker comes first.
+
+    Args:
+        folder: As `common_folder` returns.
+        name: Of the network.
+        model: Fields of `ModelConfig`.
+        data_root: Where MNIST is; digits are taken where it is not.
+    """
+    outputs = folder / f"trained-{name}"
+    outputs.mkdir(exist_ok=True)
+    with exclusively(outputs):
+        if not any(outputs.rglob("best.pt")):
+            _train(outputs, model, data_root)
+    (best,) = outputs.rglob("best.pt")
+    return best.parent
+
+
+def small_mnist(folder, training_images=10_000, test_images=1000):
+    """Return a data root with the first images of MNIST."""
+    root = folder / "small-mnist"
+    raw = root / "MNIST" / "raw"
+    counts = {"train": training_images, "t10k": test_images}
+    with exclusively(folder):
+        for part, count in counts.items() if HAS_MNIST and not raw.is_dir() else ():
+            raw.mkdir(parents=True, exist_ok=True)
+            for name, header, size in (("images-idx3", 16, 784), ("labels-idx1", 8, 1)):
+                file = f"{part}-{name}-ubyte"
+                content = (DATA_ROOT / "MNIST" / "raw" / file).read_bytes()
+                kept = content[:4] + count.to_bytes(4, "big") + content[8 : header + count * size]
+                (raw / file).write_bytes(kept)
+    return root
+
+
+def _train(outputs, model, data_root):
+    import torch
+
+    from app.config.schema import DataConfig, ModelConfig, TrainConfig
+    from app.training.trainer import train
+
+    name, val_size = ("mnist", 5000) if HAS_MNIST else ("digits", 150)
+    if data_root != DATA_ROOT:
+        val_size = min(val_size, 1000)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # several workers train at once
+    train(
+        TrainConfig(
+            model=ModelConfig(**model),
+            data=DataConfig(str(data_root), name, val_size=val_size),
+            device="cpu",
+            outputs=str(outputs),
+        )
+    )
+    torch.set_num_threads(threads)
