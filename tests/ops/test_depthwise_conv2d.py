@@ -27,7 +27,9 @@ images = st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(1, 11), st.
 )
 
 
-FEW = 40_000  # elements per multiprocessor: the most of kSmall… in depthwise_conv2d/cuda/dispatch.cu
+FEW = (
+    40_000  # elements per multiprocessor: the most of kSmall… in depthwise_conv2d/cuda/dispatch.cu
+)
 
 
 @each_device
