@@ -25,7 +25,7 @@ def depthwise_conv2d(
     padding: Size = 0,
     dilation: Size = 1,
 ) -> Tensor:
-    """Convolves every channel with a filter of its own: ``F.conv2d(..., groups=C)``.
+    """Convolve every channel with a filter of its own: ``F.conv2d(..., groups=C)``.
 
     out[n, c, i, j] = bias[c] + Σ weight[c, 0, a, b] · x[n, c, i sH − pH + a dH, j sW − pW + b dW]
     with x zero outside the image; Ho = ⌊(H + 2 pH − dH (kH − 1) − 1) / sH⌋ + 1, and Wo likewise.
@@ -89,7 +89,7 @@ torch.fx.wrap("_convolve")  # one node where a network is traced
 
 
 class DepthwiseConv2d(nn.Module):
-    """Applies :func:`depthwise_conv2d` with parameters named and initialised as nn.Conv2d's.
+    """Apply :func:`depthwise_conv2d` with parameters named and initialised as nn.Conv2d's.
 
     State dicts interchange with ``nn.Conv2d(channels, channels, kernel_size, groups=channels)``.
 
@@ -135,18 +135,18 @@ class DepthwiseConv2d(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws weight and bias from U(−1/√(kH·kW), 1/√(kH·kW)), as nn.Conv2d does."""
+        """Draw weight and bias from U(−1/√(kH·kW), 1/√(kH·kW)), as nn.Conv2d does."""
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
         if self.bias is not None:
             bound = 1 / math.sqrt(math.prod(self.kernel_size))
             nn.init.uniform_(self.bias, -bound, bound)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Returns the convolution of `input` [N, C, H, W] or [C, H, W]."""
+        """Return the convolution of `input` [N, C, H, W] or [C, H, W]."""
         return _convolve(input, self.weight, self.bias, self.stride, self.padding, self.dilation)
 
     def extra_repr(self) -> str:
-        """Shows the arguments that differ from their defaults."""
+        """Show the arguments that differ from their defaults."""
         text = f"{self.channels}, kernel_size={self.kernel_size}, stride={self.stride}"
         if self.padding != (0, 0):
             text += f", padding={self.padding}"
@@ -156,7 +156,7 @@ class DepthwiseConv2d(nn.Module):
 
 
 def _check_fakes(op: str, input: Tensor, weight: Tensor, *geometry: list[int]) -> list[int]:
-    """Checks the arguments as the kernels do; returns the output's height and width."""
+    """Check the arguments as the kernels do; return the output's height and width."""
     windows.check_image(op, input)
     channels = input.shape[1]
     torch._check(
@@ -174,7 +174,7 @@ def _check_fakes(op: str, input: Tensor, weight: Tensor, *geometry: list[int]) -
 
 
 def _flops(weight: Sequence[int], output: Sequence[int]) -> int:
-    """A multiplication and an addition for each tap of each output."""
+    """Count a multiplication and an addition for each tap of each output."""
     return 2 * math.prod(output) * math.prod(weight[2:])
 
 

@@ -42,7 +42,7 @@ torch.fx.wrap("exp")  # one node where a network is traced
 
 
 class Exp(nn.Module):
-    """Applies :func:`exp` element by element: any shape in, the same shape out."""
+    """Apply :func:`exp` element by element: any shape in, the same shape out."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return exp(input)."""

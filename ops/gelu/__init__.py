@@ -45,7 +45,7 @@ torch.fx.wrap("gelu")  # one node where a network is traced
 
 
 class GELU(nn.Module):
-    """Applies :func:`gelu` element by element: any shape in, the same shape out."""
+    """Apply :func:`gelu` element by element: any shape in, the same shape out."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return gelu(input)."""

@@ -48,7 +48,7 @@ torch.fx.wrap("global_avg_pool2d")  # one node where a network is traced
 
 
 class GlobalAvgPool2d(nn.Module):
-    """Applies :func:`global_avg_pool2d`: [N, C, H, W] in, [N, C, 1, 1] out."""
+    """Apply :func:`global_avg_pool2d`: [N, C, H, W] in, [N, C, 1, 1] out."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return global_avg_pool2d(input)."""

@@ -30,7 +30,7 @@ def max_pool2d(
     dilation: Size = 1,
     ceil_mode: bool = False,
 ) -> Tensor:
-    """Takes the largest element of every window, as ``F.max_pool2d`` does.
+    """Take the largest element of every window, as ``F.max_pool2d`` does.
 
     out[n, c, i, j] = max over k, l of x[n, c, i·sH − pH + k·dH, j·sW − pW + l·dW], where pixels
     outside of the image do not count. The gradient of out[n, c, i, j] goes to the first of the
@@ -97,7 +97,7 @@ torch.fx.wrap("_apply")  # one node where a network is traced
 
 
 class MaxPool2d(nn.Module):
-    """Applies :func:`max_pool2d`: ``nn.MaxPool2d`` of the same arguments.
+    """Apply :func:`max_pool2d`: ``nn.MaxPool2d`` of the same arguments.
 
     Args:
         kernel_size: see :func:`max_pool2d`, as the others.
@@ -127,13 +127,13 @@ class MaxPool2d(nn.Module):
         self.ceil_mode = ceil_mode
 
     def forward(self, input: Tensor) -> Tensor:
-        """Returns max_pool2d of `input` [N, C, H, W] or [C, H, W]."""
+        """Return max_pool2d of `input` [N, C, H, W] or [C, H, W]."""
         return _apply(
             input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode
         )
 
     def extra_repr(self) -> str:
-        """Shows the arguments."""
+        """Show the arguments."""
         return (
             f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}, "
             f"dilation={self.dilation}, ceil_mode={self.ceil_mode}"
@@ -141,7 +141,7 @@ class MaxPool2d(nn.Module):
 
 
 def _places(op: str, height: Any, width: Any, *arguments: Any) -> list[int]:
-    """Checks the arguments as the kernels do; returns the output's height and width."""
+    """Check the arguments as the kernels do; return the output's height and width."""
     kernel_size, *spacing, ceil_mode = arguments
     if len(kernel_size) != 2 or min(kernel_size) < 1:
         raise RuntimeError(
@@ -192,7 +192,7 @@ def _fake_backward(grad_output: Tensor, indices: Tensor, *arguments_and_image: A
 
 
 def _gather(image: Tensor, indices: Tensor, windows: Any) -> Tensor:
-    """The elements of `image` that were largest: what the output follows, in any derivative."""
+    """Gather the maxima of `image`: the directional derivative of the output, in any order."""
     (_, kernel_w), stride, padding, dilation, _ = windows
     height, width = indices.shape[2:]
     place = indices.long()

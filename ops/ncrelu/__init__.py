@@ -24,7 +24,7 @@ _PER_BYTE = 4  # elements whose signs a byte keeps, as in the kernels
 
 
 def ncrelu(input: Tensor, dim: int = 1) -> Tensor:
-    """Concatenates the positive and the negative part: concat(max(x, 0), min(x, 0)).
+    """Concatenate the positive and the negative part: concat(max(x, 0), min(x, 0)).
 
     CReLU (Shang et al., arXiv 1603.05201) with the negative half kept negative, so that the two
     halves sum to x. Gradient: g₊ · [x > 0] + g₋ · [x < 0]. All that is kept for it are two bits an
@@ -71,7 +71,7 @@ torch.fx.wrap("ncrelu")  # one node where a network is traced
 
 
 class NCReLU(nn.Module):
-    """Applies :func:`ncrelu`: [N, C, ...] in, [N, 2C, ...] out.
+    """Apply :func:`ncrelu`: [N, C, ...] in, [N, 2C, ...] out.
 
     Args:
         dim: the channel dimension.
@@ -83,11 +83,11 @@ class NCReLU(nn.Module):
         self.dim = dim
 
     def forward(self, input: Tensor) -> Tensor:
-        """Returns ncrelu(input, dim)."""
+        """Return ncrelu(input, dim)."""
         return ncrelu(input, self.dim)
 
     def extra_repr(self) -> str:
-        """Shows the channel dimension."""
+        """Show the channel dimension."""
         return f"dim={self.dim}"
 
 
