@@ -62,8 +62,8 @@ def test_matches_conv2d(
 
 
 # Every filter that has a kernel of its own on some device, and some that do not; more channels than
-# a block takes, and not multiples of what it takes or what a vector holds; images of more column tiles
-# and of fewer.
+# a block takes, and not multiples of what it takes or what a vector holds; images of more column
+# tiles and of fewer.
 @each_device
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS[:2])
