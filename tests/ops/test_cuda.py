@@ -186,8 +186,8 @@ def test_parameters_of_more_elements_than_32_bits_count(op, layout):
     torch.testing.assert_close(actual, expected, rtol=0.02, atol=1.0)
 
 
-# A case of depthwise convolution that all passes compute by one kernel family; between them they use
-# bulk copies, matrix units and blocks with more than 48 KB of shared memory:
+# A case of depthwise convolution that all passes compute by one kernel family; between them they
+# use bulk copies, matrix units and blocks with more than 48 KB of shared memory:
 # image, kernel, stride, padding, dilation, dtype, layout.
 FAMILIES = {
     "direct_l1": ((2, 8, 14, 14), 3, 1, 1, 1, torch.float32, "contiguous"),
