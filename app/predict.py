@@ -4,8 +4,8 @@ from app.config.schema import PredictConfig
 
 @hydra_main("predict", PredictConfig)
 def main(cfg: PredictConfig) -> None:
-    """Predict the test split, or the pictures that `input` names, with a trained model."""
-    from app.inference.predict import predict
+    """Predict the test images, or the pictures that `input` names, with a trained model."""
+    from app.inference.output import predict
 
     predict(cfg)
 

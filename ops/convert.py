@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from ops.core import library
+from ops.core import check
 from ops.depthwise_conv2d import DepthwiseConv2d
 
 _DEVICES = ("cpu", "cuda", "meta")
@@ -55,7 +55,7 @@ def _convertible(module: nn.Module) -> bool:
     if not module.in_channels == module.out_channels == module.groups:
         return False
     weight = module.weight  # of weight_norm's layers, too, where it is no parameter
-    if weight.dtype not in library.FLOATING or weight.device.type not in _DEVICES:
+    if weight.dtype not in check.FLOATING or weight.device.type not in _DEVICES:
         return False
     padding = _padding(module)
     return padding is not None and (module.padding_mode == "zeros" or padding == (0, 0))

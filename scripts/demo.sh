@@ -13,6 +13,7 @@ run python -m app.train model.act=ncrelu
 run python -m app.predict
 run python -m app.export_onnx
 
+# shellcheck disable=SC2012 # our own names: dates and times
 newest=$(ls -t outputs/*/*/model.onnx | head -n 1)
 cat <<END
 

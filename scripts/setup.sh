@@ -1,41 +1,31 @@
+# shellcheck shell=bash
 # Makes .venv, installs the requirements and builds the operators; does nothing where that is done.
 #
 #   source scripts/setup.sh           what the commands need
 #   source scripts/setup.sh test      also what the tests need
+#   source scripts/setup.sh tools     what the tests need, but no built operators
 #   source scripts/setup.sh nothing   only the functions below
 #
 # Leaves the project's folder current and .venv first on PATH. PYTHON chooses the interpreter for a
-# new .venv. The variables that setup.py reads (USE_CUDA, TORCH_CUDA_ARCH_LIST, ...) are honoured.
+# new .venv. Builds the kernels that this machine can run: for its GPUs' architectures, or for the
+# CPU only. USE_CUDA, FORCE_CUDA and TORCH_CUDA_ARCH_LIST decide otherwise; setup.py explains them.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 venv="$PWD/.venv"
-requirements=requirements.txt
-if [ "${1:-}" = test ]; then
-  requirements=requirements-test.txt
-fi
+requirements="requirements.txt"
+case ${1:-} in test | tools) requirements="requirements-test.txt" ;; esac
 
 fail() {
   printf 'error: %s\n' "$*" >&2
   exit 1
 }
 
-# Runs a command quietly: one line for it, all of its output where it fails.
+# Runs a command with its output in a log, and shows its progress.
 step() {
-  local title=$1 log status=0
+  local title=$1
   shift
-  log=$(mktemp)
-  printf '%s ... ' "$title"
-  SECONDS=0
-  "$@" >"$log" 2>&1 || status=$?
-  if [ "$status" != 0 ]; then
-    printf 'failed\n'
-    cat "$log" >&2
-    rm -f "$log"
-    fail "this failed: $*"
-  fi
-  rm -f "$log"
-  printf '%d s\n' "$SECONDS"
+  "${interpreter:-python}" scripts/progress.py "$title" build/setup.log "$@"
 }
 
 is_suitable() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; }
@@ -56,54 +46,117 @@ find_python() {
   fail "no Python 3.10 or newer found (tried ${candidates[*]}): install one, or set PYTHON to its path"
 }
 
+# Lists the C++ and CUDA sources.
+list_sources() {
+  find ops -type f \( -name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu' \) "$@"
+}
+
 # The stamp of a step says what it was done for.
 is_done() { [ -f "$venv/$1.stamp" ] && [ "$(cat "$venv/$1.stamp")" = "$2" ]; }
 
 make_venv() {
-  local python
-  python=$(find_python)
-  "$python" -c 'import ensurepip, venv' 2>/dev/null ||
-    fail "$python has no venv module: install it (Debian and Ubuntu: apt install python3-venv)"
-  step "Making .venv with $("$python" --version)" "$python" -m venv "$venv"
+  local interpreter
+  interpreter=$(find_python)
+  "$interpreter" -c 'import ensurepip, venv' 2>/dev/null ||
+    fail "$interpreter has no venv module: install it (Debian and Ubuntu: apt install python3-venv)"
+  step "Making .venv with $("$interpreter" --version)" "$interpreter" -m venv "$venv"
   rm -f "$venv"/*.stamp
 }
 
 install_requirements() {
   local wanted
-  wanted="$requirements $(cat requirements*.txt | cksum)"
-  if ! is_done requirements "$wanted"; then
-    step "Installing $requirements (the first time PyTorch is downloaded, which takes minutes)" \
-      python -m pip install --disable-pip-version-check -r "$requirements"
-    printf '%s\n' "$wanted" >"$venv/requirements.stamp"
+  wanted="$requirements $(cat requirements*.txt requirements/*.txt | cksum)"
+  if is_done requirements "$wanted"; then
+    return
   fi
+  local install=(python -m pip install --disable-pip-version-check -r "$requirements")
+  if [ -t 1 ]; then # pip draws its own bars
+    printf 'Installing %s (PyTorch is a large download the first time)\n' "$requirements"
+    "${install[@]}" || fail "this failed: ${install[*]}"
+  else
+    step "Installing $requirements (PyTorch is a large download the first time)" "${install[@]}"
+  fi
+  printf '%s\n' "$wanted" >"$venv/requirements.stamp"
 }
 
-# Lists the files that a build depends on.
-sources() { find setup.py pyproject.toml ops -name '*.[ch]*' -o -name '*.cu*' | sort; }
+# Prints the architectures of the GPUs that PyTorch can use: 8.0;9.0, or nothing.
+visible_architectures() {
+  python - 2>/dev/null <<'END' || true
+import torch
+
+if torch.cuda.is_available():
+    gpus = range(torch.cuda.device_count())
+    pairs = {torch.cuda.get_device_capability(gpu) for gpu in gpus}
+    print(";".join(f"{major}.{minor}" for major, minor in sorted(pairs)))
+END
+}
+
+# Prints the variable that makes setup.py build what this machine can run; nothing where the user
+# has set one.
+choose_kernels() {
+  if [ -n "${USE_CUDA-}${FORCE_CUDA-}${TORCH_CUDA_ARCH_LIST-}" ]; then
+    return
+  fi
+  local architectures
+  architectures=$(visible_architectures)
+  if [ -n "$architectures" ]; then
+    printf 'TORCH_CUDA_ARCH_LIST=%s\n' "$architectures"
+  else
+    printf 'USE_CUDA=0\n'
+  fi
+}
 
 # Whether those of the last build are all there still.
 has_libraries() { [ -s "$venv/libraries" ] && xargs ls <"$venv/libraries" >/dev/null 2>&1; }
 
 build_operators() {
-  local wanted
-  wanted="$PWD $(sources | xargs cksum | cksum)"
-  wanted+=" ${USE_CUDA-} ${FORCE_CUDA-} ${TORCH_CUDA_ARCH_LIST-} ${CUDA_HOME-} ${DEBUG-}"
+  local kernels wanted
+  kernels=$(choose_kernels)
+  wanted="$PWD $(list_sources -exec cksum {} + | sort | cat - setup.py pyproject.toml | cksum)"
+  wanted+=" ${USE_CUDA-} ${FORCE_CUDA-} ${TORCH_CUDA_ARCH_LIST-} ${CUDA_HOME-} ${DEBUG-} $kernels"
   wanted+=" torch $(python -c 'from importlib.metadata import version; print(version("torch"))')"
-  if ! is_done build "$wanted" || ! has_libraries; then
-    local compiler=${CXX:-c++}
-    command -v "${compiler%% *}" >/dev/null ||
-      fail "no C++ compiler ($compiler) found: install one (Debian and Ubuntu: apt install g++)"
-    step "Building the operators (which takes minutes)" \
-      python -m pip install --disable-pip-version-check --no-build-isolation --no-deps -e .
-    printf '%s\n' ops/_C*.so >"$venv/libraries"
-    printf '%s\n' "$wanted" >"$venv/build.stamp"
-    if [ ! -f ops/_C_cuda.abi3.so ]; then
-      printf '  for the CPU only (FORCE_CUDA=1 says what CUDA would need)\n'
-    fi
+  if is_done build "$wanted" && has_libraries; then
+    return
   fi
+  local compiler=${CXX:-c++}
+  command -v "${compiler%% *}" >/dev/null ||
+    fail "no C++ compiler ($compiler) found: install one (Debian and Ubuntu: apt install g++)"
+  if [ "$kernels" = USE_CUDA=0 ]; then
+    printf 'No GPU is visible: building CPU kernels only (FORCE_CUDA=1 builds CUDA kernels, too)\n'
+  fi
+  step "Building the operators" env ${kernels:+"$kernels"} \
+    python -m pip install -v --disable-pip-version-check --no-build-isolation --no-deps -e .
+  printf '%s\n' ops/_C*.so >"$venv/libraries"
+  printf '%s\n' "$wanted" >"$venv/build.stamp"
+}
+
+# Makes the folder $work, which is removed on exit. Not in /tmp, which may be in memory: PyTorch takes
+# gigabytes.
+make_work_folder() {
+  mkdir -p build
+  work=$(mktemp -d "$PWD/build/work.XXXXXX")
+  trap 'rm -rf "$work"' EXIT
+}
+
+# Makes an environment in a folder, and installs what the other arguments say.
+make_environment() {
+  local folder=$1
+  shift
+  step "Making an environment" "$(find_python)" -m venv --clear "$folder"
+  step "Installing $*" "$folder/bin/python" -m pip install --disable-pip-version-check "$@"
+}
+
+# Builds a wheel: build_wheel FOLDER [PYTHON SOURCE], of this project with .venv's python, or another.
+build_wheel() {
+  local kernels
+  kernels=$(choose_kernels)
+  step "Building a wheel" env ${kernels:+"$kernels"} \
+    "${2:-python}" -m pip wheel -v --disable-pip-version-check --no-build-isolation --no-deps \
+    --wheel-dir "$1" "${3:-.}"
 }
 
 unset PYTHONHOME
+export NINJA_STATUS='[%f/%t] ' # as scripts/progress.py reads it
 export PIP_USER=0 PIP_REQUIRE_VIRTUALENV=0 # whatever the user's configuration says: .venv it is
 if [ "${1:-}" = nothing ]; then
   return
@@ -113,4 +166,6 @@ if ! is_suitable "$venv/bin/python" || [ ! -f "$venv/bin/pip" ]; then
 fi
 export VIRTUAL_ENV="$venv" PATH="$venv/bin:$PATH"
 install_requirements
-build_operators
+if [ "${1:-}" != tools ]; then
+  build_operators
+fi

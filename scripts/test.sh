@@ -7,6 +7,6 @@ ruff check
 ruff format --check
 mypy
 lint-imports
-find ops -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' |
-  xargs clang-format --dry-run -Werror
+list_sources -exec clang-format --dry-run -Werror {} +
+shellcheck scripts/*.sh .ci/run
 python -m pytest --timeout=300 --numprocesses=auto --maxprocesses=4 "$@"

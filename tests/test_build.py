@@ -1,5 +1,6 @@
 """setup.py: what it builds, with which flags, what it says when it cannot. Nothing is compiled."""
 
+import ast
 import os
 import re
 import runpy
@@ -159,8 +160,42 @@ def test_versions_and_requirements_agree():
     """What is written in several places is the same everywhere."""
     setup = (ROOT / "setup.py").read_text()
     assert f"TORCH_TARGET = {library.TORCH_TARGET}" in setup
-    declared = (ROOT / "pyproject.toml").read_text()
-    assert f'"torch>={".".join(map(str, library.TORCH_TARGET))}"' in declared
-    (dependencies,) = re.findall(r"^dependencies = \[\n(.*?)^\]", declared, re.M | re.S)
-    lines = (ROOT / "requirements.txt").read_text().splitlines()
-    assert set(re.findall(r'"(.+)"', dependencies)) <= set(lines)
+    oldest = ".".join(map(str, library.TORCH_TARGET))
+    assert f"torch>={oldest}" in requirements("ops")
+    pyproject = (ROOT / "pyproject.toml").read_text()
+    (built_with,) = re.findall(r"^requires = (\[.+\])$", pyproject, re.M)
+    assert set(ast.literal_eval(built_with)) == {*requirements("build"), f"torch>={oldest}"}
+
+
+def requirements(name):
+    lines = (ROOT / "requirements" / f"{name}.txt").read_text().splitlines()
+    return [line for line in lines if not line.startswith("#")]
+
+
+def test_requirements_txt_has_all_that_the_extras_have():
+    pyproject = (ROOT / "pyproject.toml").read_text()
+    declared = set(re.findall(r'"(requirements/\w+\.txt)"', pyproject))
+    included = {
+        line.removeprefix("-r ")
+        for name in ("requirements.txt", "requirements-test.txt")
+        for line in (ROOT / name).read_text().splitlines()
+    }
+    assert declared <= included
+
+
+def test_oldest_versions_are_the_lower_bounds():
+    names = ("ops", "onnx", "app", "web", "test")
+    bounds = [line.split(">=") for name in names for line in requirements(name) if ">=" in line]
+    pinned = dict(line.split("==") for line in requirements("oldest"))
+    for name, bound in bounds:  # 1.27 and 1.27.0 are one version
+        assert f"{pinned[name]}.".startswith(f"{bound}."), name
+
+
+def test_every_module_is_packaged():
+    pyproject = (ROOT / "pyproject.toml").read_text()
+    (patterns,) = re.findall(r"^include = (\[.+\])$", pyproject, re.M)
+    packages = setuptools.find_packages(ROOT, include=ast.literal_eval(patterns))
+    modules = [
+        path.relative_to(ROOT) for top in ("app", "ops") for path in ROOT.glob(f"{top}/**/*.py")
+    ]
+    assert {".".join(path.parent.parts) for path in modules} <= set(packages)

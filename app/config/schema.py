@@ -71,6 +71,10 @@ def _optional(default: Any, allowed: str, accepts: Callable[[Any], bool]) -> Any
     return _key(default, f"{allowed}, or null", lambda value: value is None or accepts(value))
 
 
+def _is_port(value: int) -> bool:
+    return 0 <= value < 2**16
+
+
 @dataclass
 class ModelConfig:
     """The network, and a LeNet's activation, how its convolutions are built, what follows them."""
@@ -194,6 +198,18 @@ class ExportConfig:
     postprocess: Flag = _choice(False, True, False)
     precision: str = _choice("fp32", "fp32", "fp16")
     quantize: str | None = _choice(None, "int8", None)
+    data: DataRoot = field(default_factory=DataRoot)
+    outputs: str = _path("outputs")
+
+
+@dataclass
+class DrawConfig:
+    """Everything that `python -m app.draw` reads."""
+
+    checkpoint: str | None = _path(None)
+    host: str = _key("127.0.0.1", "must be an address or a name", lambda value: value.strip() != "")
+    port: int | None = _optional(None, "must be an integer from 0 to 65535", _is_port)
+    open: Flag = _choice(True, True, False)
     data: DataRoot = field(default_factory=DataRoot)
     outputs: str = _path("outputs")
 

@@ -103,13 +103,10 @@ def load_dataset(cfg: DataConfig) -> Dataset:
     """
     if cfg.name == "digits":
         return _split_off(cfg, "digits", _DIGITS, *_load_digits())
-    source, root = _SOURCES[cfg.name], Path(cfg.root).expanduser()
-    if root.exists() and not root.is_dir():
-        raise UserError(f"data.root={cfg.root}: must be a folder")
-    folder = root / source.torchvision / "raw"
+    source = _SOURCES[cfg.name]
+    folder = _folder(cfg.name, cfg.root)
     try:
-        if not all((folder / file).is_file() for file in (*source.train, *source.test)):
-            download(source.torchvision, folder.parent.parent)
+        _fetch(cfg.name, folder, (*source.train, *source.test))
     except DownloadError as error:
         missing = f"{cfg.name} is not in {folder} and cannot be downloaded ({error})"
         if cfg.fallback is None:
@@ -122,6 +119,37 @@ def load_dataset(cfg: DataConfig) -> Dataset:
         return replace(load_dataset(small), fallback_from=cfg.name)
     train, test = (_read_split(folder, *files) for files in (source.train, source.test))
     return _split_off(cfg, cfg.name, source.classes, train, test)
+
+
+def load_test_split(name: str, root: str) -> Split:
+    """Load the test images of a data set, downloading it when they are not under `root`.
+
+    Raises:
+        UserError: A file is damaged, or the data cannot be had.
+    """
+    if name == "digits":
+        return _load_digits()[1]
+    folder = _folder(name, root)
+    try:
+        _fetch(name, folder, _SOURCES[name].test)
+    except DownloadError as error:
+        missing = f"{name} is not in {folder} and cannot be downloaded ({error})"
+        raise UserError(f"data.root={root}: {missing}; put the files there") from error
+    return _read_split(folder, *_SOURCES[name].test)
+
+
+def _folder(name: str, root: str) -> Path:
+    """Return the folder of a data set's files under `root`."""
+    path = Path(root).expanduser()
+    if path.exists() and not path.is_dir():
+        raise UserError(f"data.root={root}: must be a folder")
+    return path / _SOURCES[name].torchvision / "raw"
+
+
+def _fetch(name: str, folder: Path, files: tuple[str, ...]) -> None:
+    """Download a data set unless `files` are in `folder`."""
+    if not all((folder / file).is_file() for file in files):
+        download(_SOURCES[name].torchvision, folder.parent.parent)
 
 
 def _split_off(

@@ -1,73 +1,69 @@
-import dataclasses
+"""Export of a checkpoint: checkpoint, predictor, graph, parity, file."""
+
 import json
 import logging
 import os
-import platform
-import subprocess
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import onnx
-import torch
 from onnx import ModelProto
 from onnx.shape_inference import infer_shapes
 
-from app.config.errors import RunError, UserError, WriteError
-from app.config.schema import ExportConfig, choices_of
-from app.data.datasets import Dataset
+from app.config.errors import UserError
+from app.config.schema import ExportConfig
+from app.data.datasets import load_test_split
 from app.data.transforms import normalize
-from app.export.graph import convert, layout, newest_opset
+from app.export.graph import build_graph, newest_opset
 from app.export.model_card import write_card
-from app.export.parity import compare, refuse_if_different
+from app.export.parity import check_parity, compare
 from app.export.quantize import quantize
-from app.inference.onnx_runtime import RUNTIME
-from app.inference.predictor import TrainedModel, load_data, load_trained
+from app.inference.onnx_runtime import RUNTIME, onnx_predictor
+from app.inference.predictor import TorchPredictor, load_data, load_torch
 from app.runs.files import write_atomically
+from app.runs.folder import find_checkpoint
 
 
 def export(cfg: ExportConfig) -> None:
-    """Export a checkpoint to an ONNX file beside it, once the result has been checked.
+    """Export a checkpoint to an ONNX file and a model card beside it, after checking the file.
 
     Raises:
-        UserError: The settings do not fit together, or the checkpoint or its data cannot be used.
-        RunError: The result is not the network that went in; it is kept as `<file>.rejected`.
+        UserError: The settings conflict, or the checkpoint or its data cannot be used.
+        RunError: The exported network differs from the checkpoint's.
     """
     check_settings(cfg)
-    trained = load_trained(cfg.checkpoint, cfg.outputs)
-    path = target(cfg, trained)
-    rejected = path.with_name(path.name + ".rejected")
-    dataset = load_data(trained.checkpoint, cfg.data.root)
+    original = load_torch(cfg.checkpoint or find_checkpoint(cfg.outputs))
+    path = output_path(cfg, original)
+    test = load_test_split(original.dataset, cfg.data.root)
     with _quiet():
-        try:
-            model = convert(trained, cfg)
-        except ValueError as error:
-            raise UserError(f"opset={cfg.opset}: {error}") from error
+        model = build_graph(original, cfg)
         if cfg.quantize:
-            model = quantize(model, calibration_images(dataset, trained, cfg))
-    onnx.helper.set_model_props(model, metadata(trained, cfg))
+            images = load_data(original.checkpoint, cfg.data.root).val.images
+            images = images if cfg.preprocess else normalize(images, *original.normalization)
+            model = quantize(model, images)
+    rejected = path.with_name(path.name + ".rejected")
     try:
         model = check(model)
-        parity = compare(model, trained, dataset.test)
-        refuse_if_different(parity, exact=cfg.precision == "fp32" and cfg.quantize is None)
-    except Exception as error:  # of onnx, ONNX Runtime or ours: whatever is wrong with the model
-        kept = ""
-        with suppress(WriteError):
-            write_atomically(rejected, model.SerializeToString())
-            kept = f"; the exported model is kept as {rejected}"
-        raise RunError(f"{error}{kept}") from error
+        parity = compare(onnx_predictor(model.SerializeToString(), path.parent), original, test)
+        check_parity(parity, exact=cfg.precision == "fp32" and cfg.quantize is None)
+    except Exception:
+        write_atomically(rejected, model.SerializeToString())
+        print(f"the rejected model is kept as {rejected}", file=sys.stderr)
+        raise
     model.metadata_props.add(key="test_accuracy", value=json.dumps(parity.accuracy))
     content = model.SerializeToString(deterministic=True)
     write_atomically(path, content)
     rejected.unlink(missing_ok=True)
     card = path.with_suffix(".md")
-    write_atomically(card, write_card(path.name, content, trained, cfg, parity).encode())
+    write_atomically(card, write_card(path.name, content, original, cfg, parity).encode())
     print("onnx checker, shape inference: passed")
     print(f"ONNX Runtime and torch: {parity}\nwrote {path}\nwrote {card}")
 
 
 def check_settings(cfg: ExportConfig) -> None:
-    """Raise UserError for settings that each are allowed but not together, or not here."""
+    """Raise UserError for settings that conflict, or that the installed packages lack."""
     if cfg.opset > newest_opset():
         newest = f"the newest of onnx {onnx.__version__} and {RUNTIME}"
         raise UserError(f"opset={cfg.opset}: choose from 17 to {newest_opset()}, {newest}")
@@ -77,15 +73,15 @@ def check_settings(cfg: ExportConfig) -> None:
         raise UserError("quantize=int8: has no functions, choose layout=standard or leave it out")
 
 
-def target(cfg: ExportConfig, trained: TrainedModel) -> Path:
-    """The file to write.
+def output_path(cfg: ExportConfig, original: TorchPredictor) -> Path:
+    """Return the file to write.
 
     Raises:
-        UserError: `cfg.file` does not name one that can be written.
+        UserError: `cfg.file` cannot be written.
     """
     if cfg.file is None:
-        kind = cfg.quantize or ("" if cfg.precision == "fp32" else cfg.precision)
-        return trained.folder / (f"model-{kind}.onnx" if kind else "model.onnx")
+        numbers = cfg.quantize or ("" if cfg.precision == "fp32" else cfg.precision)
+        return original.folder / (f"model-{numbers}.onnx" if numbers else "model.onnx")
     path = Path(cfg.file)
     if path.suffix != ".onnx":
         raise UserError(f"file={cfg.file}: must end with .onnx")
@@ -94,21 +90,14 @@ def target(cfg: ExportConfig, trained: TrainedModel) -> Path:
     return path
 
 
-def calibration_images(dataset: Dataset, trained: TrainedModel, cfg: ExportConfig) -> torch.Tensor:
-    """The validation images as the exported model takes them."""
-    data = trained.checkpoint.data
-    images = dataset.val.images
-    return images if cfg.preprocess else normalize(images, data["mean"], data["std"])
-
-
 def check(model: ModelProto) -> ModelProto:
-    """Check the model by onnx's rules.
+    """Run onnx's checker and strict shape inference.
 
     Returns:
-        The model with the shape of every value, as onnx infers it.
+        The model with the shape of every value.
 
     Raises:
-        ValidationError, InferenceError: onnx's, where a rule is broken.
+        ValidationError, InferenceError: onnx's, for a broken rule.
     """
     del model.graph.value_info[:]  # torch's guesses; strict inference must do without
     model = infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
@@ -116,58 +105,9 @@ def check(model: ModelProto) -> ModelProto:
     return model
 
 
-def metadata(trained: TrainedModel, cfg: ExportConfig) -> dict[str, str]:
-    """What the model's file says about its origin; numbers and lists as JSON."""
-    checkpoint = trained.checkpoint
-    data = checkpoint.data
-    versions = checkpoint.versions | {
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "onnx": onnx.__version__,
-    }
-    kind = dataclasses.asdict(trained.kind)
-    settings = dataclasses.asdict(cfg) | {"layout": layout(cfg)}
-    kept = ("exporter", "layout", "opset", "preprocess", "postprocess", "precision", "quantize")
-    values = {
-        "dataset": data["name"],
-        "fallback_from": data["fallback_from"],
-        "classes": trained.classes,
-        "mean": data["mean"],
-        "std": data["std"],
-        "model": {key: kind[key] for key in ("name", *choices_of(trained.kind.name))},
-        "export": {key: settings[key] for key in kept},
-        "revision": revision(),
-        "versions": versions,
-    }
-    return {
-        key: value if isinstance(value, str) else json.dumps(value)
-        for key, value in values.items()
-        if value is not None
-    }
-
-
-def revision() -> str | None:
-    """The git commit that this program is at, `-dirty` where it was changed; None without git."""
-    root = Path(__file__).parents[2]
-    if not (root / ".git").exists():
-        return None
-    try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            cwd=root,
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=10,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep from the user what exporter and quantizer log about their own work."""
+    """Silence the exporter's and quantizer's log."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

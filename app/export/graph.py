@@ -1,38 +1,39 @@
-"""The network as a consumer gets it: what goes in, what comes out, in which numbers."""
+"""ONNX graph of a trained network: its inputs, outputs, number format and metadata."""
 
 import copy
+import dataclasses
 import functools
+import json
+import platform
+import subprocess
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import onnx
 import torch
 from onnx import ModelProto, TensorProto, helper
 from torch import Tensor, nn
 
-from app.config.schema import ExportConfig
+from app.config.schema import ExportConfig, choices_of
 from app.data.transforms import normalize
-from app.inference.onnx_runtime import (
-    CLASS,
-    IMAGE,
-    LOGITS,
-    PIXELS,
-    PROBABILITIES,
-    SIDE,
-    open_session,
-)
-from app.inference.predictor import TrainedModel
-from app.models import describe_model, takes_any_size
+from app.inference.onnx_runtime import CLASS, IMAGE, LOGITS, PIXELS, PROBABILITIES, open_session
+from app.inference.predictor import TorchPredictor
+from app.inference.preprocess import SIDE
+from app.models import describe_model
 from ops.export import LEAST_OPSET, export_onnx
 
 BATCH, HEIGHT, WIDTH = "batch", "height", "width"
+EXPORT_KEYS = ("exporter", "layout", "opset", "preprocess", "postprocess", "precision", "quantize")
 
 
 class Deployment(nn.Module):
-    """A network between its optional first and last steps; its interface is float32 always.
+    """A network with optional normalisation and softmax; inputs and outputs stay float32.
 
     Args:
         network: float32 [N, 1, H, W] in, logits [N, classes] out.
-        mean: Of the pixels in [0, 1] that it was trained on.
-        std: Their standard deviation.
+        mean: Mean of the training pixels in [0, 1].
+        std: Standard deviation of the training pixels.
         cfg: Its `preprocess`, `postprocess` and `precision`.
     """
 
@@ -44,7 +45,7 @@ class Deployment(nn.Module):
         self.preprocess, self.postprocess = cfg.preprocess, cfg.postprocess
 
     def forward(self, image: Tensor) -> Tensor | tuple[Tensor, Tensor, Tensor]:
-        """Images in, logits out; with `postprocess` probabilities and the class, int64 [N], too."""
+        """Return logits; with `postprocess` probabilities and the class, int64 [N], too."""
         if self.preprocess:
             image = normalize(image, self.mean, self.std)
         logits = self.network(image.half()).float() if self.half_precision else self.network(image)
@@ -53,21 +54,17 @@ class Deployment(nn.Module):
         return logits, logits.softmax(1), logits.argmax(1)
 
 
-def convert(trained: TrainedModel, cfg: ExportConfig) -> ModelProto:
-    """Write a checkpoint's network as an ONNX model, in float32 or float16.
+def build_graph(original: TorchPredictor, cfg: ExportConfig) -> ModelProto:
+    """Export a network to ONNX, in float32 or float16, with dynamic batch size.
 
-    It takes any number of images, of any height and width where the network does.
-
-    Raises:
-        ValueError: The network cannot be written in `cfg.opset`.
+    Height and width are dynamic where the network takes any size.
     """
-    data = trained.checkpoint.data
-    module = Deployment(trained.module, data["mean"], data["std"], cfg).eval()
+    module = Deployment(original.module, *original.normalization, cfg).eval()
     dtype = torch.uint8 if cfg.preprocess else torch.float32
     inputs = [PIXELS if cfg.preprocess else IMAGE]
     outputs = [LOGITS, PROBABILITIES, CLASS] if cfg.postprocess else [LOGITS]
     axes = {name: {0: BATCH} for name in (*inputs, *outputs)}
-    if takes_any_size(trained.kind):
+    if original.any_size:
         axes[inputs[0]] |= {2: HEIGHT, 3: WIDTH}
     model = export_onnx(
         module,
@@ -79,56 +76,92 @@ def convert(trained: TrainedModel, cfg: ExportConfig) -> ModelProto:
         output_names=outputs,
         dynamic_axes=axes,
     )
-    _describe(model, trained)
+    _document(model, original)
+    helper.set_model_props(model, _metadata(original, cfg))
     return model
 
 
 def layout(cfg: ExportConfig) -> str:
-    """The layout that `cfg` stands for: int8 has no functions, as it is made of what is in them."""
+    """Return the layout to export: `standard` by default for int8, else `function`."""
     return cfg.layout or ("standard" if cfg.quantize else "function")
 
 
-def _describe(model: ModelProto, trained: TrainedModel) -> None:
-    """Say in the model what it, its inputs and outputs are, and nothing of how it was traced."""
-    kind, data = trained.kind, trained.checkpoint.data
+@functools.cache
+def newest_opset() -> int:
+    """Return the newest opset that both onnx and ONNX Runtime support."""
+    for opset_version in range(onnx.defs.onnx_opset_version(), LEAST_OPSET, -1):
+        value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
+        graph = helper.make_graph([], "empty", [value], [value])
+        opset = helper.make_opsetid("", opset_version)
+        least_ir = helper.find_min_ir_version_for([opset])
+        model = helper.make_model(graph, opset_imports=[opset], ir_version=least_ir)
+        try:
+            open_session(model.SerializeToString())
+        except Exception:  # ONNX Runtime's own types
+            continue
+        return opset_version
+    return LEAST_OPSET
+
+
+def _document(model: ModelProto, original: TorchPredictor) -> None:
+    """Describe the model, its inputs and outputs; remove source locations."""
+    mean, std = original.normalization
     texts = {
-        IMAGE: f"pixels / 255, less {data['mean']:.6f}, divided by {data['std']:.6f}",
+        IMAGE: f"(pixels / 255 - {mean:.6f}) / {std:.6f}",
         PIXELS: "0 to 255, bright on black",
-        LOGITS: f"one a class: {', '.join(data['classes'])}",
+        LOGITS: f"one a class: {', '.join(original.classes)}",
         PROBABILITIES: "softmax of the logits",
         CLASS: "index of the largest logit",
     }
     for value in (*model.graph.input, *model.graph.output):
         value.doc_string = texts[value.name]
-    model.graph.name = kind.name
-    model.doc_string = model.graph.doc_string = f"{describe_model(kind)} for {data['name']}"
-    model.producer_name, model.producer_version = "lenet-ops", _version()
+    model.graph.name = original.config.name
+    model.doc_string = f"{describe_model(original.config)} for {original.dataset}"
+    model.graph.doc_string = model.doc_string
+    model.producer_name, model.producer_version = "lenet-ops", ""
+    with suppress(PackageNotFoundError):  # run from the sources
+        model.producer_version = version("lenet-ops")
     for node in model.graph.node:
         node.doc_string = ""  # lines of the source
-    onnx.helper.set_model_props(model, {})
 
 
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
+def _metadata(original: TorchPredictor, cfg: ExportConfig) -> dict[str, str]:
+    """Return the file's metadata; numbers and lists as JSON."""
+    kind, mean_std = dataclasses.asdict(original.config), original.normalization
+    settings = dataclasses.asdict(cfg) | {"layout": layout(cfg)}
+    versions = {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "onnx": onnx.__version__,
+    }
+    values = {
+        "dataset": original.dataset,
+        "fallback_from": original.fallback_from,
+        "classes": original.classes,
+        "mean": mean_std[0],
+        "std": mean_std[1],
+        "model": {key: kind[key] for key in ("name", *choices_of(original.config.name))},
+        "export": {key: settings[key] for key in EXPORT_KEYS},
+        "revision": _git_revision(),
+        "versions": original.checkpoint.versions | versions,
+    }
+    return {
+        key: value if isinstance(value, str) else json.dumps(value)
+        for key, value in values.items()
+        if value is not None
+    }
 
+
+def _git_revision() -> str | None:
+    """Return the git commit of this program, `-dirty` where changed; None without git."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
-        return version("lenet-ops")
-    except PackageNotFoundError:  # run from the sources
-        return ""
-
-
-@functools.cache
-def newest_opset() -> int:
-    """The newest version of the standard operators that onnx and ONNX Runtime both support."""
-    for version in range(onnx.defs.onnx_opset_version(), LEAST_OPSET, -1):
-        value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
-        graph = helper.make_graph([], "empty", [value], [value])
-        opset = helper.make_opsetid("", version)
-        least_ir = helper.find_min_ir_version_for([opset])
-        model = helper.make_model(graph, opset_imports=[opset], ir_version=least_ir)
-        try:
-            open_session(model.SerializeToString())
-        except Exception:
-            continue
-        return version
-    return LEAST_OPSET
+        done = subprocess.run(
+            command, cwd=root, capture_output=True, text=True, check=True, timeout=10
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

@@ -1,7 +1,9 @@
 """Quantized networks, made as small as they can be."""
 
 import itertools
+import math
 import tempfile
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -12,7 +14,7 @@ import onnx
 from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
 from torch import Tensor
 
-from app.inference.predictor import BATCH_SIZE
+from app.inference.onnx_runtime import BATCH_SIZE
 
 
 def quantize(model: ModelProto, images: Tensor) -> ModelProto:
@@ -35,7 +37,7 @@ def quantize(model: ModelProto, images: Tensor) -> ModelProto:
 
     class Reader(ort.CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:
-            self.batches = iter(images.split(BATCH_SIZE))
+            self.batches = equal_batches(images, BATCH_SIZE)
 
         def get_next(self) -> dict[str, Any] | None:
             batch = next(self.batches, None)
@@ -63,8 +65,20 @@ def quantize(model: ModelProto, images: Tensor) -> ModelProto:
     shorten(quantized.graph, original.graph)
     for field in ("ir_version", "producer_name", "producer_version", "doc_string"):
         setattr(quantized, field, getattr(original, field))
-    helper.set_model_props(quantized, {})
+    helper.set_model_props(quantized, {item.key: item.value for item in original.metadata_props})
     return quantized
+
+
+def equal_batches(images: Tensor, largest: int) -> Iterator[Tensor]:
+    """Split `images` into batches of one size: ONNX Runtime's calibrators stack their results.
+
+    Where the number of images is no multiple, the last batch repeats a few of the one before it.
+    """
+    count = len(images)
+    size = math.ceil(count / math.ceil(count / largest))
+    for start in range(0, count, size):
+        start = min(start, count - size)
+        yield images[start : start + size]
 
 
 def keep_in_int8(graph: GraphProto) -> None:

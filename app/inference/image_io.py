@@ -1,4 +1,4 @@
-"""Pictures from files and from standard input, as shades of gray."""
+"""Pictures from files and standard input, read as shades of gray."""
 
 import glob
 import io
@@ -16,57 +16,46 @@ from app.config.errors import UserError
 
 Gray = NDArray[np.uint8]  # [H, W], 0 is black
 STANDARD_INPUT = "-"
-_PNG = b"\x89PNG\r\n\x1a\n"  # how every PNG file begins
 
 
 def read_pictures(input: str) -> Iterator[tuple[str, Gray]]:
-    """Read the pictures that `input` names, one after the other: (name, shades of gray).
+    """Read the pictures that `input` names: (name, shades of gray) each.
 
     Args:
-        input: A file, a folder, a pattern; or `-` for standard input, which holds either names of
-            these, one a line, or pictures: one of any format, or PNG ones one after the other.
+        input: A file, a folder or a glob pattern; or `-` for standard input: one picture, or a
+            name a line.
 
     Raises:
         UserError: There are none, or one of them cannot be read.
     """
-    if input != STANDARD_INPUT:
-        for path in find_images(input):
+    names = [input]
+    if input == STANDARD_INPUT:
+        if sys.stdin is None:
+            raise UserError("input=-: standard input is closed")
+        content = sys.stdin.buffer.read()
+        try:
+            names = [line for line in content.decode().splitlines() if line.strip()]
+            binary = "\0" in content.decode()
+        except UnicodeDecodeError:
+            binary = True
+        if binary:
+            yield input, read_gray(io.BytesIO(content), input)
+            return
+        if not names:
+            raise UserError("input=-: standard input is empty")
+    for name in names:
+        for path in find_pictures(name):
             yield str(path), read_gray(path)
-        return
-    if sys.stdin is None:
-        raise UserError("input=-: standard input is closed")
-    content = sys.stdin.buffer.read()
-    lines = _lines(content)
-    if lines is None:
-        parts = [_PNG + part for part in content.split(_PNG)[1:]] or [content]
-        for number, part in enumerate(parts, 1):
-            name = STANDARD_INPUT if len(parts) == 1 else f"{STANDARD_INPUT}#{number}"
-            yield name, read_gray(io.BytesIO(part), name)
-        return
-    if not lines:
-        raise UserError("input=-: standard input is empty")
-    for line in lines:
-        for path in find_images(line):
-            yield str(path), read_gray(path)
 
 
-def _lines(content: bytes) -> list[str] | None:
-    """The lines that are not blank; None if this is no text."""
-    if b"\0" in content:
-        return None
-    try:
-        return [line for line in content.decode().splitlines() if line.strip()]
-    except UnicodeDecodeError:
-        return None
+def find_pictures(pattern: str) -> list[Path]:
+    """List the picture files that a file name, a folder or a glob pattern names.
 
-
-def find_images(pattern: str) -> list[Path]:
-    """List the pictures that a file name, a folder or a glob pattern stands for.
-
-    Of a folder (not its sub-folders) and of a pattern, files count whose suffix Pillow knows.
+    In a folder (without its sub-folders) and for a pattern, they are those with a suffix that
+    Pillow knows.
 
     Raises:
-        UserError: There is no such file, or no picture among them.
+        UserError: There are none.
     """
     path = Path(pattern)
     try:
@@ -95,12 +84,12 @@ def find_images(pattern: str) -> list[Path]:
 def read_gray(file: Path | BinaryIO, name: str | None = None) -> Gray:
     """Read a picture of any format, mode and depth as shades of gray; the first frame of several.
 
-    Transparent parts become background: the middle shade of the rest or, where most of the picture
-    is transparent and what is left is the drawing itself, the opposite of its shade.
+    Transparent pixels become background: the median shade of the opaque ones or, where most of
+    the picture is transparent, the opposite of the drawing's shade.
 
     Args:
         file: The picture.
-        name: What to call it in an error; None: its path.
+        name: Name in error messages; None: the path.
 
     Raises:
         UserError: Pillow cannot read the file.
@@ -117,9 +106,7 @@ def read_gray(file: Path | BinaryIO, name: str | None = None) -> Gray:
                 gray = np.asarray(image.convert("RGBA").convert("L"), dtype=np.float64)
                 alpha = np.asarray(image.convert("RGBA").getchannel("A")) / 255.0
     except UnidentifiedImageError as error:
-        raise UserError(
-            f"input={name or file}: not a picture, or of a format unknown here"
-        ) from error
+        raise UserError(f"input={name or file}: not a picture, or of an unknown format") from error
     except Exception as error:  # a damaged file makes Pillow raise nearly anything
         raise UserError(f"input={name or file}: cannot be read ({error})") from error
     if not alpha.any():
@@ -132,6 +119,7 @@ def read_gray(file: Path | BinaryIO, name: str | None = None) -> Gray:
 
 
 def _stretch(values: NDArray[np.float64]) -> Gray:
+    """Scale values of any range to 0 to 255."""
     values = np.nan_to_num(values)
     low, high = values.min(), values.max()
     return ((values - low) * (255 / max(high - low, 1e-9))).round().astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Predictions for labelled images, and what is counted in them."""
+"""Accuracy, loss and confusion matrix of predictions for labelled images."""
 
 from dataclasses import dataclass
 
@@ -9,13 +9,13 @@ from torch.nn import functional as F
 
 @dataclass
 class Predictions:
-    """What a model makes of labelled images.
+    """Predictions for labelled images.
 
     Attributes:
-        classes: What the labels 0, 1, ... stand for.
-        labels: The truth, int64 [N].
-        predicted: The most probable class, int64 [N].
-        confidence: Its probability, float32 [N].
+        classes: Class names by label.
+        labels: True classes, int64 [N].
+        predicted: Most probable classes, int64 [N].
+        confidence: Their probabilities, float32 [N].
     """
 
     classes: list[str]
@@ -25,18 +25,18 @@ class Predictions:
 
     @property
     def mistakes(self) -> Tensor:
-        """Bool [N]."""
+        """Mask of the wrong predictions, bool [N]."""
         return self.predicted != self.labels
 
     @property
     def confusion(self) -> Tensor:
-        """How many images of each class (row) were taken for each class (column), int64 [C, C]."""
+        """Confusion matrix int64 [C, C]: a row a class, a column a prediction."""
         count = len(self.classes)
         pairs = self.labels * count + self.predicted
         return torch.bincount(pairs, minlength=count * count).view(count, count)
 
 
 def score(logits: Tensor, labels: Tensor) -> tuple[float, float]:
-    """Mean cross-entropy and accuracy of logits [N, C] for labels int64 [N]."""
+    """Return mean cross-entropy and accuracy of logits [N, C] for labels int64 [N]."""
     accuracy = (logits.argmax(1) == labels).double().mean()
     return F.cross_entropy(logits, labels).item(), accuracy.item()

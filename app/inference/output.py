@@ -1,95 +1,167 @@
-"""Predictions as text: tables, CSV and JSON."""
+"""Logic of `python -m app.predict`: predictions as table, CSV, JSON and predictions.png."""
 
 import csv
 import io
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from app.config.errors import UserError
+from app.config.schema import PredictConfig, shown
+from app.data.datasets import load_test_split
+from app.inference.image_io import Gray, read_pictures
 from app.inference.metrics import Predictions
+from app.inference.plots import draw_predictions
+from app.inference.predictor import Predictor, load_predictor
+from app.inference.preprocess import SIDE, bright_on_black, frame
+from app.models import LEAST_SIDE
+from app.runs.files import print_and_write
 
 
-def describe(predictions: Predictions, name: str) -> str:
-    """Accuracy in a sentence."""
+def predict(cfg: PredictConfig) -> None:
+    """Predict the pictures that `input` names or, without, the test images.
+
+    Raises:
+        UserError: The network, the pictures, the data or the device cannot be used.
+        RunError: The results cannot be written.
+    """
+    for key in ("frame", "invert"):
+        value = getattr(cfg, key)
+        if cfg.input is None and value != getattr(PredictConfig(), key):
+            raise UserError(f"{key}={shown(value)}: is for pictures, name them with input=...")
+    predictor = load_predictor(cfg.checkpoint, cfg.outputs, cfg.runtime, cfg.device)
+    if cfg.input is None:
+        predict_test_images(predictor, cfg)
+    else:
+        predict_pictures(predictor, cfg)
+
+
+def predict_test_images(predictor: Predictor, cfg: PredictConfig) -> None:
+    """Print accuracy and confusion matrix; write predictions.csv and predictions.png."""
+    split = load_test_split(predictor.dataset, cfg.data.root)
+    confidence, predicted = predictor.logits(split.images).softmax(1).max(1)
+    predictions = Predictions(predictor.classes, split.labels, predicted, confidence)
+    instead = f" (instead of {predictor.fallback_from})" if predictor.fallback_from else ""
+    accuracy = f"{predictor.dataset}{instead} test: {accuracy_line(predictions)}"
+    table = to_csv(predictions)
+    text = {
+        "csv": lambda: table,
+        "json": lambda: to_json(predictions, predictor.dataset) + "\n",
+        "table": lambda: f"{accuracy}\n\n{format_confusion(predictions)}\n\n",
+    }[cfg.format]()
+    picture = draw_predictions(predictions, split.images, accuracy)
+    files = {"predictions.csv": table.encode(), "predictions.png": picture}
+    log = sys.stdout if cfg.format == "table" else sys.stderr  # the others are for programs
+    print_and_write(text, predictor.folder, files, log)
+
+
+def predict_pictures(predictor: Predictor, cfg: PredictConfig) -> None:
+    """Print the predictions for the pictures that `input` names."""
+    names, images = [], []
+    for name, gray in read_pictures(str(cfg.input)):
+        names.append(name)
+        images.append(_prepare(name, gray, predictor, cfg))
+    batches = [torch.stack(images)] if cfg.frame else [image[None] for image in images]
+    probabilities = torch.cat([predictor.logits(batch) for batch in batches]).softmax(1)
+    print(format_pictures(names, probabilities, predictor.classes, cfg.format), end="")
+
+
+def _prepare(name: str, gray: Gray, predictor: Predictor, cfg: PredictConfig) -> Tensor:
+    """Return the image uint8 [1, H, W] of a picture.
+
+    Raises:
+        UserError: The picture is blank, or of a size that the network does not take.
+    """
+    if cfg.frame:
+        image = frame(gray, predictor.dataset, cfg.invert)
+    else:
+        height, width = gray.shape
+        allowed, fits = f"{SIDE}x{SIDE}", gray.shape == (SIDE, SIDE)
+        if predictor.any_size:
+            allowed, fits = f"at least {LEAST_SIDE}x{LEAST_SIDE}", min(gray.shape) >= LEAST_SIDE
+        if not fits:
+            size = f"{width}x{height} pixels; with frame=false this network takes {allowed}"
+            raise UserError(f"input={name}: {size}")
+        image = bright_on_black(gray, cfg.invert)
+    if image is None:
+        found = "a blank picture, there is nothing in it"
+        if cfg.invert is not None:
+            found = f"nothing in it with invert={shown(cfg.invert)}, leave that out"
+        raise UserError(f"input={name}: {found}")
+    return image
+
+
+def accuracy_line(predictions: Predictions) -> str:
+    """Return the accuracy in a sentence."""
     count, wrong = len(predictions.labels), int(predictions.mistakes.sum())
-    return f"{name} test: {1 - wrong / count:.2%} of {count:,} images right, {wrong:,} wrong"
+    return f"{1 - wrong / count:.2%} of {count:,} images right, {wrong:,} wrong"
 
 
 def format_confusion(predictions: Predictions) -> str:
-    """The confusion matrix as a table: a row for each class, a column for each prediction."""
+    """Return the confusion matrix as a table: a row a class, a column a prediction."""
     names = [name[:8] for name in predictions.classes]
     counts = [[f"{count:,}" if count else "." for count in row] for row in predictions.confusion]
     width = max(len(cell) for row in [names, *counts] for cell in row) + 2
-    head = "".join(f"{name:>{width}}" for name in names)
-    label = "is"
-    lines = [f"{label:<8}{head}  <- predicted"]
+    lines = [f"{'is':<8}" + "".join(f"{name:>{width}}" for name in names) + "  <- predicted"]
     for name, row in zip(names, counts, strict=True):
         lines.append(f"{name:<8}" + "".join(f"{cell:>{width}}" for cell in row))
     return "\n".join(lines)
 
 
-def print_pictures(
+def format_pictures(
     names: Sequence[str], probabilities: Tensor, classes: list[str], format: str
-) -> None:
-    """Print what pictures were taken for.
+) -> str:
+    """Return the predictions for pictures.
 
     Args:
-        names: Of the pictures.
+        names: File names.
         probabilities: float32 [N, classes].
-        classes: What the columns stand for.
-        format: "table" (file, class, probability), "csv" (with a heading) or "json" (a list, with
-            the probabilities of all classes).
+        classes: Class names.
+        format: "table", "csv" (with a heading) or "json" (a list, with all probabilities).
     """
     confidence, predicted = probabilities.max(1)
-    rows = list(
-        zip(names, (classes[index] for index in predicted), confidence.tolist(), strict=True)
-    )
-    if format == "json":
-        print(
-            _json_lines(
-                {
-                    "file": name,
-                    "predicted": label,
-                    "probability": round(probability, 6),
-                    "probabilities": {
-                        key: round(value, 6) for key, value in zip(classes, every, strict=True)
-                    },
-                }
-                for (name, label, probability), every in zip(
-                    rows, probabilities.tolist(), strict=True
-                )
-            )
-        )
-    elif format == "csv":
-        text = [(name, label, f"{probability:.6f}") for name, label, probability in rows]
-        print(_csv(("file", "predicted", "probability"), text), end="")
-    else:
+    labels = [classes[index] for index in predicted]
+    rows = list(zip(names, labels, confidence.tolist(), strict=True))
+    if format == "csv":
+        text = ((name, label, f"{share:.6f}") for name, label, share in rows)
+        return _csv(("file", "predicted", "probability"), text)
+    if format == "table":
         widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-        for name, label, probability in rows:
-            print(f"{name:{widths[0]}}  {label:{widths[1]}}  {probability:7.2%}")
+        return "".join(
+            f"{name:{widths[0]}}  {label:{widths[1]}}  {share:7.2%}\n"
+            for name, label, share in rows
+        )
+    items = []
+    for (name, label, share), every in zip(rows, probabilities.tolist(), strict=True):
+        named = {key: round(value, 6) for key, value in zip(classes, every, strict=True)}
+        item = {"file": name, "predicted": label, "probability": round(share, 6)}
+        items.append(json.dumps(item | {"probabilities": named}, ensure_ascii=False))
+    return "[\n" + ",\n".join(items) + "\n]\n"
 
 
 def to_csv(predictions: Predictions) -> str:
-    """A line for each image, in the order of the split: index, label, predicted, probability."""
+    """Return a line an image, in the order of the test images."""
     names = predictions.classes
     columns = (predictions.labels, predictions.predicted, predictions.confidence)
     rows = zip(*(column.tolist() for column in columns), strict=True)
     return _csv(
         ("index", "label", "predicted", "probability"),
         (
-            (index, names[label], names[predicted], f"{probability:.6f}")
-            for index, (label, predicted, probability) in enumerate(rows)
+            (index, names[label], names[predicted], f"{share:.6f}")
+            for index, (label, predicted, share) in enumerate(rows)
         ),
     )
 
 
-def to_json(predictions: Predictions, name: str) -> str:
-    """Accuracy and confusion matrix (a list for each class, an entry for each prediction)."""
+def to_json(predictions: Predictions, dataset: str) -> str:
+    """Return accuracy and confusion matrix (a list a class, an entry a prediction)."""
     count, wrong = len(predictions.labels), int(predictions.mistakes.sum())
     values = {
-        "dataset": name,
+        "dataset": dataset,
         "images": count,
         "wrong": wrong,
         "accuracy": 1 - wrong / count,
@@ -97,12 +169,6 @@ def to_json(predictions: Predictions, name: str) -> str:
         "confusion": predictions.confusion.tolist(),
     }
     return json.dumps(values, ensure_ascii=False)
-
-
-def _json_lines(items: Iterable[dict[str, Any]]) -> str:
-    """A JSON list with a line for each item."""
-    lines = ",\n".join(json.dumps(item, ensure_ascii=False) for item in items)
-    return f"[\n{lines}\n]"
 
 
 def _csv(heading: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

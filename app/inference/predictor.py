@@ -1,35 +1,34 @@
-import copy
-from collections.abc import Callable
+"""Trained networks that predict: a checkpoint in torch, or an exported file in ONNX Runtime."""
+
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from app.config.device import pick_device
+from app.config.errors import UserError
 from app.config.schema import DataConfig, ModelConfig, from_mapping
 from app.data.datasets import Dataset, Split, load_dataset
 from app.data.transforms import normalize
 from app.inference.metrics import score
 from app.models import takes_any_size
-from app.runs.checkpoint import Checkpoint, load_checkpoint, load_model
+from app.runs.checkpoint import Checkpoint, load_checkpoint
 from app.runs.folder import find_checkpoint
 
-Runner = Callable[[Tensor], Tensor]
-"""Images uint8 [N, 1, H, W] in, logits float32 [N, classes] on the CPU out."""
-BATCH_SIZE = 250  # enough for speed; an involution takes megabytes an image in ONNX Runtime
+BATCH_SIZE = 1000
 
 
-@dataclass
-class Network:
-    """What predicting needs of a trained network, whatever it runs in.
+class Predictor(Protocol):
+    """A trained network that predicts, in whichever runtime.
 
     Attributes:
-        folder: Where it lies, and where what is made with it belongs.
-        dataset: What it was trained on, as in `DataConfig.name`.
-        fallback_from: The data set that was asked for, when it could not be had.
-        classes: What the labels 0, 1, ... stand for.
-        any_size: Whether it takes images of another size than 28x28.
-        run: The network itself, with the normalisation before it.
+        folder: Folder of the file, for results.
+        dataset: Training data, as in `DataConfig.name`.
+        fallback_from: Data set that was asked for when it could not be had.
+        classes: Class names by label.
+        any_size: Images may have another size than 28x28.
     """
 
     folder: Path
@@ -37,64 +36,90 @@ class Network:
     fallback_from: str | None
     classes: list[str]
     any_size: bool
-    run: Runner
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Return logits float32 [N, classes], on the CPU, for images uint8 [N, 1, H, W]."""
 
 
 @dataclass
-class TrainedModel:
-    """A checkpoint, ready to be used.
+class TorchPredictor:
+    """A checkpoint's network in torch.
 
     Attributes:
-        folder: Where the checkpoint lies, and where what is made from it belongs.
-        checkpoint: Its content.
-        module: The network, on the CPU, in evaluation mode.
+        checkpoint: Content of the file.
+        config: Kind of network.
+        module: The network, in evaluation mode; takes normalised images.
     """
 
     folder: Path
+    dataset: str
+    fallback_from: str | None
+    classes: list[str]
+    any_size: bool
     checkpoint: Checkpoint
+    config: ModelConfig
     module: nn.Module
 
-    @property
-    def classes(self) -> list[str]:
-        """What the labels 0, 1, ... stand for."""
-        return list(self.checkpoint.data["classes"])
+    def logits(self, images: Tensor) -> Tensor:
+        """Return logits float32 [N, classes], on the CPU, for images uint8 [N, 1, H, W]."""
+        return predict_logits(self.module, images, *self.normalization).cpu()
 
     @property
-    def kind(self) -> ModelConfig:
-        """What network it is; older checkpoints leave out what was then the only choice."""
-        return from_mapping(ModelConfig, self.checkpoint.model_config)
-
-    def network(self, device: torch.device) -> Network:
-        """The network in torch."""
-        data = self.checkpoint.data
-        return Network(
-            self.folder,
-            data["name"],
-            data["fallback_from"],
-            self.classes,
-            takes_any_size(self.kind),
-            torch_runner(self, device),
-        )
+    def normalization(self) -> tuple[float, float]:
+        """Mean and standard deviation of the training pixels in [0, 1]."""
+        return self.checkpoint.data["mean"], self.checkpoint.data["std"]
 
 
-def load_trained(checkpoint: str | None, outputs: str) -> TrainedModel:
+def load_torch(path: str | Path, device: torch.device | str = "cpu") -> TorchPredictor:
     """Load a checkpoint.
 
     Args:
-        checkpoint: The file or its run folder; None: the best of the newest run that has
-            one; a line on stderr says if that is not a finished one.
-        outputs: Where runs are.
+        path: The file, or a run folder for its `best.pt`.
+        device: Where the network runs.
 
     Raises:
-        UserError: There is no run, or the file is not a usable checkpoint.
+        UserError: The file is missing, damaged or no checkpoint.
     """
-    path = Path(checkpoint) if checkpoint is not None else find_checkpoint(outputs)
-    content = load_checkpoint(path)
-    return TrainedModel(path if path.is_dir() else path.parent, content, load_model(content))
+    path = Path(path)
+    if path.suffix == ".onnx":
+        raise UserError(f"checkpoint={path}: an exported file, use it with runtime=onnx")
+    checkpoint = load_checkpoint(path)
+    data, config = checkpoint.data, from_mapping(ModelConfig, checkpoint.model_config)
+    return TorchPredictor(
+        folder=path if path.is_dir() else path.parent,
+        dataset=data["name"],
+        fallback_from=data["fallback_from"],
+        classes=list(data["classes"]),
+        any_size=takes_any_size(config),
+        checkpoint=checkpoint,
+        config=config,
+        module=checkpoint.network.to(device),
+    )
+
+
+def load_predictor(
+    path: str | None, outputs: str = "outputs", runtime: str = "torch", device: str = "auto"
+) -> Predictor:
+    """Load the network that a command's `checkpoint` names.
+
+    Args:
+        path: File or run folder; None: the newest run under `outputs` that has one.
+        outputs: Where runs are.
+        runtime: torch, or onnx for an exported file.
+        device: auto, cpu, cuda or cuda:N.
+
+    Raises:
+        UserError: There is none, the file cannot be used, or the device is not there.
+    """
+    if runtime == "onnx":
+        from app.inference.onnx_runtime import find_exported, load_onnx  # late: loading it is slow
+
+        return load_onnx(path or find_exported(outputs), device)
+    return load_torch(path or find_checkpoint(outputs), pick_device(device))
 
 
 def load_data(checkpoint: Checkpoint, root: str) -> Dataset:
-    """The data set that the checkpoint was trained on, split as it was then.
+    """Load the data set that the checkpoint was trained on, split as it was then.
 
     Raises:
         UserError: The data is damaged, or not here and cannot be downloaded.
@@ -103,44 +128,22 @@ def load_data(checkpoint: Checkpoint, root: str) -> Dataset:
     return load_dataset(DataConfig(root, data["name"], None, data["val_size"], data["split_seed"]))
 
 
-def load_test_split(name: str, root: str) -> Split:
-    """The test images of a data set.
-
-    Raises:
-        UserError: The data is damaged, or not here and cannot be downloaded.
-    """
-    return load_dataset(DataConfig(root, name, fallback=None, val_size=1)).test
-
-
-def torch_runner(trained: TrainedModel, device: torch.device) -> Runner:
-    """Run the checkpoint's network with torch."""
-    module, data = copy.deepcopy(trained.module).to(device), trained.checkpoint.data
-
-    @torch.inference_mode()
-    def run(images: Tensor) -> Tensor:
-        return torch.cat(
-            [
-                module(normalize(batch.to(device), data["mean"], data["std"])).cpu()
-                for batch in images.split(BATCH_SIZE)
-            ]
-        )
-
-    return run
-
-
 @torch.no_grad()
 def predict_logits(
-    model: nn.Module, images: Tensor, mean: float, std: float, batch_size: int = 1000
+    model: nn.Module, images: Tensor, mean: float, std: float, batch_size: int = BATCH_SIZE
 ) -> Tensor:
-    """Logits float32 [N, C] of `model`, in evaluation mode, for images uint8 [N, 1, 28, 28]."""
+    """Return logits [N, classes] of `model`, in evaluation mode, for images uint8 [N, 1, H, W]."""
     model.eval()
-    dtype = next(model.parameters()).dtype
-    parts = [model(normalize(part, mean, std).to(dtype)) for part in images.split(batch_size)]
+    weight = next(model.parameters())
+    parts = [
+        model(normalize(part.to(weight.device), mean, std).to(weight.dtype))
+        for part in images.split(batch_size)
+    ]
     return torch.cat(parts)
 
 
 def evaluate(
-    model: nn.Module, split: Split, data: Dataset, batch_size: int = 1000
+    model: nn.Module, split: Split, data: Dataset, batch_size: int = BATCH_SIZE
 ) -> tuple[float, float]:
-    """Mean cross-entropy and accuracy of `model` over a split of `data`."""
+    """Return mean cross-entropy and accuracy of `model` over a split of `data`."""
     return score(predict_logits(model, split.images, data.mean, data.std, batch_size), split.labels)

@@ -1,62 +1,65 @@
-"""Any picture, turned into an image such as a data set holds: of a digit, one like MNIST's.
+"""Preprocessing of pictures: find the digit, crop, scale and centre it as in MNIST.
 
 MNIST's images were made by scaling each digit into a 20×20 box, keeping its proportions, and
 putting its centre of mass into the centre of 28×28 (LeCun, Cortes & Burges, THE MNIST DATABASE).
 """
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter, ImageOps
 from scipy import ndimage
+from torch import Tensor
 
 from app.inference.image_io import Gray
 
-SIDE = 28  # of an MNIST image
-BOX = 20  # in it, the longer side of a digit
-CENTRE = 14  # in it, where a digit's centre of mass lies (a pixel's index)
-FINE = 8  # times the box's resolution, at which the width of strokes is measured
+SIDE = 28  # pixels of an MNIST image
+BOX = 20  # pixels of the longer side of a digit in it
+CENTRE = 14  # pixel index of a digit's centre of mass in it
+FINE = 8  # resolution of the stroke width, relative to the box
 LEAST_STROKE = 2  # pixels of the box; MNIST's median is 2.4
 WORKING_SIDE = 512  # larger pictures are reduced to this
-FIT_SIDE = 64  # points along a side that the light is estimated from
-LEAST_CONTRAST = 20  # between ink and background, of 255: less is a blank sheet
-SPECK = 0.02  # share of the ink: a smaller spot is dust
-DIGITS = ("mnist", "qmnist", "digits")  # data sets that are framed in this way
+FIT_SIDE = 64  # samples along a side for the fit of the paper
+LEAST_CONTRAST = 20  # of 255, between ink and background: less is a blank sheet
+SPECK = 0.02  # share of the ink: a smaller component is dust
+DIGITS = ("mnist", "qmnist", "digits")  # data sets of digits
 
 
-def frame(gray: Gray, dataset: str, invert: bool | None = None) -> Gray | None:
-    """Frame a picture as the images of a data set: digits as MNIST's, anything else as it lies.
+def frame(picture: Gray, dataset: str, invert: bool | None = None) -> Tensor | None:
+    """Frame a picture as the images of a data set: digits as MNIST's, others as Fashion-MNIST's.
 
     Args:
-        gray: The picture, [H, W] of any size.
+        picture: Shades of gray [H, W], of any size.
         dataset: As in `DataConfig.name`.
-        invert: Whether what is shown is darker than its background; None: find out.
+        invert: The ink is darker than its background; None: detect.
 
     Returns:
-        [28, 28], bright on black; or None when the picture is blank.
+        uint8 [1, 28, 28], bright on black; None for a blank picture.
     """
-    return to_digit(gray, invert) if dataset in DIGITS else to_thumbnail(gray, invert)
+    image = (to_digit if dataset in DIGITS else to_thumbnail)(picture, invert)
+    return None if image is None else torch.from_numpy(image).unsqueeze(0)
 
 
-def as_it_is(gray: Gray, invert: bool | None = None) -> Gray | None:
-    """Leave a picture as it is, but for what is bright: [H, W], bright on black.
+def bright_on_black(picture: Gray, invert: bool | None = None) -> Tensor | None:
+    """Return a picture in its own size, uint8 [1, H, W], inverted where it is dark on light.
 
     Args:
-        gray: The picture, [H, W] of any size.
-        invert: Whether what is shown is darker than its background; None: find out.
+        picture: Shades of gray [H, W], of any size.
+        invert: The ink is darker than its background; None: detect.
 
     Returns:
-        [H, W]; or None when the picture is blank.
+        None for a blank picture.
     """
-    if np.ptp(gray) < LEAST_CONTRAST:
+    if np.ptp(picture) < LEAST_CONTRAST:
         return None
-    return 255 - gray if _is_inverted(gray, invert) else gray
+    return torch.tensor(255 - picture if _is_inverted(picture, invert) else picture).unsqueeze(0)
 
 
 def to_thumbnail(gray: Gray, invert: bool | None = None) -> Gray | None:
     """Reduce a whole picture to [28, 28], bright on black, as Fashion-MNIST's images were made.
 
     The longer side becomes 28 and the background fills the rest (Xiao, Rasul & Vollgraf,
-    arXiv 1708.07747, section 2). The background is what the border shows.
+    arXiv 1708.07747, section 2).
     """
     background = _background(gray)
     small = np.asarray(_fit(Image.fromarray(gray), SIDE, enlarge=True), dtype=np.float64)
@@ -69,15 +72,14 @@ def to_thumbnail(gray: Gray, invert: bool | None = None) -> Gray | None:
 
 
 def to_digit(gray: Gray, invert: bool | None = None) -> Gray | None:
-    """Find the one digit in a picture and frames it as MNIST does.
+    """Find the digit in a picture; crop, scale and centre it as in MNIST.
 
     Args:
-        gray: The picture, [H, W] of any size.
-        invert: Whether the ink is darker than its background; None: find out, ink being what
-            differs from it the most.
+        gray: The picture [H, W], of any size.
+        invert: The ink is darker than its background; None: detect by the largest difference.
 
     Returns:
-        [28, 28], bright ink on black; or None when the picture is blank.
+        [28, 28], bright ink on black; None for a blank picture.
     """
     ink = _ink(_reduce(gray), invert)
     threshold = _otsu(ink)
@@ -91,7 +93,7 @@ def to_digit(gray: Gray, invert: bool | None = None) -> Gray | None:
 
 
 def _background(gray: Gray) -> float:
-    """What the border shows."""
+    """Return the median shade of the border."""
     return float(np.median(np.concatenate([gray[0], gray[-1], gray[:, 0], gray[:, -1]])))
 
 
@@ -105,28 +107,31 @@ def _reduce(gray: Gray) -> Gray:
 
 
 def _ink(gray: Gray, invert: bool | None) -> NDArray[np.float64]:
-    """How much each pixel differs from the background, a smooth surface: paper, lit unevenly."""
+    """Subtract the paper, a quadratic surface (uneven light), and return the ink, [H, W]."""
     height, width = gray.shape
-    y, x = np.mgrid[-1 : 1 : height * 1j, -1 : 1 : width * 1j]
-    surface = np.stack([np.ones_like(x), x, y, x * x, x * y, y * y], axis=-1)
+    y, x = np.linspace(-1, 1, height)[:, None], np.linspace(-1, 1, width)[None]
     ring = max(1, min(height, width) // 20)
     border = np.ones((height, width), bool)
     border[ring:-ring, ring:-ring] = False
     difference = gray - np.median(gray[border])
     coarse = tuple(slice(None, None, max(1, side // FIT_SIDE)) for side in gray.shape)
+    v, u = np.broadcast_arrays(y[coarse[0]], x[:, coarse[1]])
+    surface = np.stack([np.ones_like(u), u, v, u * u, u * v, v * v], axis=-1)
     for _ in range(3):
         paper = np.abs(difference[coarse]) <= max(8.0, np.ptp(difference) / 4)
-        terms, shades = surface[coarse][paper], gray[coarse][paper].astype(np.float64)
-        light, *_ = np.linalg.lstsq(terms, shades, rcond=None)
-        difference = gray - surface @ light
+        terms, shades = surface[paper], gray[coarse][paper].astype(np.float64)
+        # the normal equations: well conditioned on [-1, 1], and a tenth of the time
+        a, *_ = np.linalg.lstsq(terms.T @ terms, terms.T @ shades, rcond=None)
+        light = (a[0] + a[1] * x + a[3] * x * x) + (a[2] * y + a[5] * y * y) + a[4] * y * x
+        difference = gray - light
     if invert is None:
         invert = bool(difference.mean() < 0)
     return np.clip(-difference if invert else difference, 0, 255)
 
 
 def _otsu(ink: NDArray[np.float64]) -> float:
-    """The threshold that leaves the least variance on both its sides (Otsu, 1979)."""
-    histogram, edges = np.histogram(ink, bins=256, range=(0, 256))
+    """Return Otsu's threshold (1979): the one of least variance within both classes."""
+    histogram, edges = np.bincount(ink.astype(np.intp).ravel(), minlength=256), np.arange(257)
     below = np.cumsum(histogram)
     above = ink.size - below
     total = np.cumsum(histogram * edges[:-1])
@@ -136,6 +141,7 @@ def _otsu(ink: NDArray[np.float64]) -> float:
 
 
 def _without_specks(strokes: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Remove small connected components."""
     spots, _ = ndimage.label(strokes, np.ones((3, 3)))
     large = np.bincount(spots.ravel()) >= SPECK * strokes.sum()
     large[0] = False  # the background
@@ -148,13 +154,14 @@ def _extent(strokes: NDArray[np.bool_]) -> tuple[slice, slice]:
 
 
 def _frame(ink: NDArray[np.float64]) -> Gray:
+    """Scale a digit into the box and put its centre of mass into the centre."""
     image = _thicken(_fit(Image.fromarray((ink * 255).round().astype(np.uint8)), BOX * FINE))
     digit = np.asarray(_fit(image, BOX, enlarge=True), dtype=np.float64)
     digit *= 255 / digit.max()
     framed = np.zeros((SIDE, SIDE), np.uint8)
     top, left = (
         int(np.clip(round(CENTRE - centre), 0, SIDE - length))
-        for centre, length in zip(_centre_of_mass(digit), digit.shape, strict=True)
+        for centre, length in zip(ndimage.center_of_mass(digit), digit.shape, strict=True)
     )
     framed[top : top + digit.shape[0], left : left + digit.shape[1]] = digit.round()
     return framed
@@ -169,7 +176,7 @@ def _fit(image: Image.Image, side: int, enlarge: bool = False) -> Image.Image:
 
 
 def _thicken(image: Image.Image) -> Image.Image:
-    """Widen strokes that would pale to nothing in the box: a pen's, on a large sheet."""
+    """Dilate strokes that would fade in the box: a thin pen on a large sheet."""
     scale = max(image.size) / BOX
     strokes = np.pad(np.asarray(image) > 127, 1)
     shifted = [np.roll(strokes, step, axis) for step in (-1, 1) for axis in (0, 1)]
@@ -179,8 +186,3 @@ def _thicken(image: Image.Image) -> Image.Image:
     if grow < 1:
         return image
     return ImageOps.expand(image, grow).filter(ImageFilter.MaxFilter(2 * grow + 1))
-
-
-def _centre_of_mass(image: NDArray[np.float64]) -> tuple[float, float]:
-    y, x = np.indices(image.shape)
-    return float(np.average(y, weights=image)), float(np.average(x, weights=image))

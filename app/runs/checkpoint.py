@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import io
 import math
 import platform
@@ -46,6 +47,14 @@ class Checkpoint:
             "torch": str(torch.__version__),
         }
     )
+
+    @functools.cached_property
+    def network(self) -> nn.Module:
+        """The network, on the CPU, in evaluation mode; built once."""
+        cfg = from_mapping(ModelConfig, self.model_config, "model.")
+        model = build_model(cfg, len(self.data["classes"]))
+        model.load_state_dict(self.model)
+        return model.eval()
 
 
 def save_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
@@ -121,12 +130,9 @@ def _check(checkpoint: Checkpoint) -> None:
     for name, tensor in checkpoint.model.items():
         if not tensor.isfinite().all():
             raise ValueError(f"{name} is not finite")
-    load_model(checkpoint)
+    assert checkpoint.network  # builds it
 
 
 def load_model(checkpoint: Checkpoint) -> nn.Module:
-    """The model of `checkpoint`, on the CPU, in evaluation mode."""
-    cfg = from_mapping(ModelConfig, checkpoint.model_config, "model.")
-    model = build_model(cfg, len(checkpoint.data["classes"]))
-    model.load_state_dict(checkpoint.model)
-    return model.eval()
+    """Return the model of `checkpoint`, on the CPU, in evaluation mode; it is built once."""
+    return checkpoint.network

@@ -1,4 +1,5 @@
 import os
+import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -8,34 +9,53 @@ from app.config.errors import WriteError
 
 
 def write_atomically(path: str | Path, content: bytes | memoryview) -> None:
-    """Write a file so that `path` is at every moment the old one or the whole new one.
+    """Replace a file, so that readers see the old content or the new one, never a part of it.
+
+    Safe for several writers at once: each has a temporary file of its own, the last one wins.
 
     Raises:
-        WriteError: It cannot be written (no space, no permission); the old one is untouched.
+        WriteError: The file cannot be written (no space, no permission); the old one is untouched.
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.tmp")  # one left by a killed run is overwritten
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
-        with suppress(OSError):  # a file system that is read-only refuses this, too
-            temporary.unlink()
         raise WriteError(f"{path}: cannot be written: {error.strerror}") from error
+    finally:
+        with suppress(OSError):  # gone after the rename; on a read-only file system, never there
+            temporary.unlink()
+
+
+def remove_temporaries(path: Path) -> None:
+    """Remove the temporary files of writers of `path` that were killed."""
+    for leftover in path.parent.glob(f".{path.name}.*.tmp"):
+        leftover.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename in `folder` survive a power failure (POSIX only)."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def print_and_write(text: str, folder: Path, files: Mapping[str, bytes], told: TextIO) -> None:
-    """Print a text and write files, these even where nobody reads it any more.
+    """Print a text, then write files, also where the output pipe is closed.
 
     Args:
-        text: For stdout.
-        folder: Of the files.
+        text: Text for stdout.
+        folder: Folder of the files.
         files: Contents by name.
-        told: Where it says what has been written.
+        told: Stream that names the written files.
 
     Raises:
         WriteError: A file cannot be written; the text has been printed.
@@ -47,13 +67,3 @@ def print_and_write(text: str, folder: Path, files: Mapping[str, bytes], told: T
             write_atomically(folder / name, content)
     for name in files:
         print(f"wrote {folder / name}", file=told)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename in `folder` outlive a power failure, where the system can."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

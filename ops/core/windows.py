@@ -1,8 +1,4 @@
-"""What operators with windows that slide over images share: arguments, sizes, derivatives.
-
-Such an operator is f(input, weight, [bias,] stride, padding, dilation), linear in input and weight
-each; its backward takes a mask of the gradients that are wanted, and returns empty ones for others.
-"""
+"""Operators with sliding windows: arguments, output sizes, derivatives of bilinear ones."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,16 +6,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ops.core import library
+from ops.core import check, layout
+from ops.core.families import Dims, folded, total
+from ops.core.registration import REGION, register
+from ops.core.torch_private import OpOverload, name_of, schema_of
 
 Size = int | tuple[int, int]
 Tangents = tuple[Tensor | None, ...]
 
-_MOST = 2**31  # as the kernels: beyond it sums of sizes could overflow
+_MOST = 2**31  # kMost of windows.h: beyond it sums of sizes could overflow
 
 
 def pair(op: str, name: str, value: Size | list[int], least: int) -> tuple[int, int]:
-    """Returns `value` as (vertical, horizontal).
+    """Return `value` as (vertical, horizontal).
 
     Raises:
         TypeError: not an int or a pair of ints.
@@ -28,7 +27,7 @@ def pair(op: str, name: str, value: Size | list[int], least: int) -> tuple[int, 
     is_pair = isinstance(value, (tuple, list)) and len(value) == 2
     sides: Any = value if is_pair else (value, value)
     first, second = sides
-    if not (library.is_int(first) and library.is_int(second)):
+    if not (check.is_int(first) and check.is_int(second)):
         raise TypeError(f"{op}: {name} must be an int or a pair of ints, got {value!r}")
     if min(first, second) < least:
         raise RuntimeError(f"{op}: {name} must be at least {least}, got {value!r}")
@@ -38,11 +37,7 @@ def pair(op: str, name: str, value: Size | list[int], least: int) -> tuple[int, 
 
 
 def check_image(op: str, input: Tensor) -> None:
-    """Checks for fakes that `input` is [N, C, H, W].
-
-    Raises:
-        RuntimeError: it is not.
-    """
+    """Raise RuntimeError unless the fake `input` is [N, C, H, W]."""
     torch._check(
         input.dim() == 4,
         lambda: f"{op}: input must have shape [N, C, H, W], got {list(input.shape)}",
@@ -52,7 +47,7 @@ def check_image(op: str, input: Tensor) -> None:
 def count_places(
     size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool
 ) -> int:
-    """Returns the places of a kernel in one dimension, for one that fits."""
+    """Return the output size of one dimension, for a kernel that fits."""
     room = size + 2 * padding - dilation * (kernel - 1) - 1
     last = (room + (stride - 1 if ceil_mode else 0)) // stride
     return last if ceil_mode and last * stride >= size + padding else last + 1
@@ -68,9 +63,10 @@ def places(
     *,
     ceil_mode: bool = False,
 ) -> list[int]:
-    """Returns the places of a kernel in each dimension: the output's size, for fakes.
+    """Return the output size of each dimension, checked as windows.h checks it.
 
-    With `ceil_mode` the last may reach over the padded image, but begin before the padding there.
+    With `ceil_mode` the last window may reach over the padded image, but must begin before the
+    padding at its end.
 
     Raises:
         RuntimeError: the kernel does not fit.
@@ -100,45 +96,47 @@ def places(
     return outputs
 
 
-def register(
-    op: torch._ops.OpOverload,
-    op_backward: torch._ops.OpOverload,
-    check: Callable[..., Sequence[int]],
+def register_bilinear(
+    op: OpOverload,
+    op_backward: OpOverload,
+    *,
+    check_arguments: Callable[..., Sequence[int]],
     weight_like: Callable[[Tensor], Tensor],
-    vmap: Callable[..., Any],
-    vmap_backward: Callable[..., Any],
+    batch_dims: Dims,
+    flops: Callable[[Sequence[int], Sequence[int]], int],
 ) -> None:
-    """Registers what PyTorch must know of such an operator and of its backward.
+    """Register f(input, weight, [bias,] stride, padding, dilation) and its backward operator.
+
+    f is linear in input and weight each. The backward operator takes (grad_output, input, weight,
+    stride, padding, dilation, output_mask), and returns [0] for gradients that are not needed.
 
     Args:
-        op: the operator.
+        op: f.
         op_backward: its backward.
-        check: f(name, input, weight, stride, padding, dilation), checks the arguments of fakes as
-            the kernels of either do, and returns the output's height and width.
+        check_arguments: f(name, input, weight, stride, padding, dilation), checks the fakes as the
+            kernels of either operator check tensors, and returns the output's height and width.
         weight_like: f(weight), returns an empty gradient of it.
-        vmap: the rule of `op`.
-        vmap_backward: the rule of `op_backward`.
+        batch_dims: the dimension of each tensor (input, weight, bias) that vmap folds into.
+        flops: f(weight_shape, output_shape), the operations of one pass.
     """
-    count = len(op_backward._schema.returns)  # of tensors: input, weight and perhaps bias
+    count = len(schema_of(op_backward).returns)  # of tensors: input, weight and perhaps bias
 
-    @library.register_fake(op)
-    def _(input: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    def fake(input: Tensor, weight: Tensor, *rest: Any) -> Tensor:
         *biases, stride, padding, dilation = rest
-        size = check(op._opname, input, weight, stride, padding, dilation)
+        size = check_arguments(name_of(op), input, weight, stride, padding, dilation)
         for bias in biases:
             if bias is not None:
-                library.check_fake(op._opname, "bias", bias, input.shape[1:2], "input", input)
-        return library.image_like(input, *size)
+                check.matches(name_of(op), "bias", bias, input.shape[1:2], "input", input)
+        return layout.resized(input, *size)
 
-    @library.register_fake(op_backward)
-    def _(
+    def fake_backward(
         grad_output: Tensor, input: Tensor, weight: Tensor, *geometry_and_mask: Any
     ) -> tuple[Tensor, ...]:
         *geometry, mask = geometry_and_mask
-        name = op_backward._opname
-        shape = (*input.shape[:2], *check(name, input, weight, *geometry))
-        library.check_fake(name, "grad_output", grad_output, shape, "input", input)
-        image = library.image_like(input, *input.shape[2:])
+        name = name_of(op_backward)
+        shape = (*input.shape[:2], *check_arguments(name, input, weight, *geometry))
+        check.matches(name, "grad_output", grad_output, shape, "input", input)
+        image = layout.resized(input, *input.shape[2:])
         grads = (image, weight_like(weight), weight.new_empty(input.shape[1:2]))
         return tuple(
             grad if needed else weight.new_empty([0])
@@ -149,58 +147,42 @@ def register(
         out: Tensor = op(input, weight, *[None] * (count - 2), *geometry)
         return out
 
-    def linear(
+    def push(
         input: Tensor, weight: Tensor, geometry: Sequence[Any], tangents: Tangents, like: Tensor
     ) -> Tensor | None:
-        """How the output, of the shape of `like`, moves with input, weight and bias."""
+        """Return the tangent of the output, of the shape of `like`."""
         of_input, of_weight, of_bias = (*tangents, None)[:3]
-        return library.total(
+        return total(
             None if of_input is None else apply(of_input, weight, geometry),
             None if of_weight is None else apply(input, of_weight, geometry),
             None if of_bias is None else of_bias[:, None, None].expand_as(like),
         )
 
-    def setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[:2])
-        ctx.geometry = inputs[count:]
-
-    def backward(
-        ctx: Any, saved: tuple[Tensor, ...], grad_output: Tensor
-    ) -> tuple[Tensor | None, ...]:
-        mask = ctx.needs_input_grad[:count]
-        grads = op_backward(grad_output, *saved, *ctx.geometry, mask)
-        return *(g if m else None for g, m in zip(grads, mask, strict=True)), None, None, None
-
-    def jvp(inputs: tuple[Any, ...], outputs: tuple[Tensor], tangents: Tangents) -> Tensor | None:
-        return linear(inputs[0], inputs[1], inputs[count:], tangents[:count], outputs[0])
-
-    def setup_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.save_for_backward(*inputs[:3])
-        ctx.geometry, ctx.mask = inputs[3:6], inputs[6]
-        ctx.set_materialize_grads(False)
+    def jvp(args: Sequence[Any], outputs: Sequence[Tensor], tangents: Tangents) -> Tensor | None:
+        return push(args[0], args[1], args[count:], tangents[:count], outputs[0])
 
     def double_backward(
-        ctx: Any, saved: tuple[Tensor, ...], *grads: Tensor | None
+        args: Sequence[Any], grads: Tangents, needed: Sequence[bool]
     ) -> tuple[Tensor | None, ...]:
-        """The arguments are gradients with respect to those that the backward has returned."""
-        grad_output, input, weight = saved
-        tangents = tuple(g if m else None for g, m in zip(grads, ctx.mask, strict=True))
+        """`grads` belong to the gradients that the backward operator has returned."""
+        grad_output, input, weight, *geometry, mask = args
+        tangents = tuple(g if m else None for g, m in zip(grads, mask, strict=True))
         of_input, of_weight = tangents[:2]
         by_grad_output = by_input = by_weight = None
-        if ctx.needs_input_grad[0]:
-            by_grad_output = linear(input, weight, ctx.geometry, tangents, grad_output)
-        if ctx.needs_input_grad[1] and of_weight is not None:
-            mask = [True] + [False] * (count - 1)
-            by_input = op_backward(grad_output, input, of_weight, *ctx.geometry, mask)[0]
-        if ctx.needs_input_grad[2] and of_input is not None:
-            mask = [False, True] + [False] * (count - 2)
-            by_weight = op_backward(grad_output, of_input, weight, *ctx.geometry, mask)[1]
-        return by_grad_output, by_input, by_weight, None, None, None, None
+        if needed[0]:
+            by_grad_output = push(input, weight, geometry, tangents, grad_output)
+        if needed[1] and of_weight is not None:
+            only = [True, False, False][:count]
+            by_input = op_backward(grad_output, input, of_weight, *geometry, only)[0]
+        if needed[2] and of_input is not None:
+            only = [False, True, False][:count]
+            by_weight = op_backward(grad_output, of_input, weight, *geometry, only)[1]
+        return by_grad_output, by_input, by_weight
 
     def jvp_backward(
-        inputs: tuple[Any, ...], outputs: tuple[Tensor, ...], tangents: Tangents
-    ) -> Tangents:
-        grad_output, input, weight, *geometry, mask = inputs
+        args: Sequence[Any], outputs: Sequence[Tensor], tangents: Tangents
+    ) -> tuple[Tensor, ...]:
+        grad_output, input, weight, *geometry, mask = args
         of_grad_output, of_input, of_weight = tangents[:3]
         moved = list(map(torch.zeros_like, outputs))
 
@@ -218,7 +200,29 @@ def register(
             add((grad_output, input, of_weight), [True, False, False][:count])
         return tuple(moved)
 
-    library.register_autograd(op, setup, backward, jvp, vmap)
-    library.register_autograd(
-        op_backward, setup_backward, double_backward, jvp_backward, vmap_backward
+    def count_flops(_: Any, weight: Sequence[int], *rest: Any, out_shape: Any) -> int:
+        return flops(weight, out_shape)
+
+    def count_flops_backward(
+        grad_output: Sequence[int], _: Any, weight: Sequence[int], *rest: Any, out_shape: Any
+    ) -> int:
+        return sum(rest[-1][:2]) * flops(weight, grad_output)  # a pass for each of input and weight
+
+    register(
+        op,
+        fake=fake,
+        backward=f"{name_of(op_backward)}"
+        "(grad, input, weight, stride, padding, dilation, grad_input_mask)",
+        jvp=jvp,
+        vmap=folded(op, batch_dims, batch_dims[:1]),
+        autocast=REGION,
+        flops=count_flops,
+    )
+    register(
+        op_backward,
+        fake=fake_backward,
+        backward=double_backward,
+        jvp=jvp_backward,
+        vmap=folded(op_backward, (batch_dims[0], *batch_dims[:2]), batch_dims, mask=True),
+        flops=count_flops_backward,
     )

@@ -1,12 +1,12 @@
 """Depthwise convolution: one filter a channel."""
 
 import math
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from ops.core import library, windows
+from ops.core import check, windows
 from ops.core.windows import Size
 
 _conv = torch.ops.lenet_ops.depthwise_conv2d.default
@@ -46,10 +46,10 @@ def depthwise_conv2d(
         RuntimeError: shapes, dtypes or devices that do not fit, values out of range.
     """
     op = "depthwise_conv2d"
-    library.check_tensor(op, "input", input)
-    library.check_tensor(op, "weight", weight)
+    check.tensor(op, "input", input)
+    check.tensor(op, "weight", weight)
     if bias is not None:
-        library.check_tensor(op, "bias", bias)
+        check.tensor(op, "bias", bias)
     return _convolve(
         input,
         weight,
@@ -64,7 +64,7 @@ def _convolve(
     input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: tuple[int, int]
 ) -> Tensor:
     """Takes parameters of the right types; the geometry is checked."""
-    library.check_tensor("depthwise_conv2d", "input", input)
+    check.tensor("depthwise_conv2d", "input", input)
     if input.dim() == 4:
         return _conv(input, weight, bias, *geometry)
     if input.dim() != 3:
@@ -108,10 +108,8 @@ class DepthwiseConv2d(nn.Module):
     ) -> None:
         super().__init__()
         name = type(self).__name__
-        library.check_int(name, "channels", channels)
-        library.check_bool(name, "bias", bias)
-        if channels < 1:
-            raise ValueError(f"{name}: channels must be at least 1, got {channels}")
+        check.positive(name, "channels", channels)
+        check.boolean(name, "bias", bias)
         self.channels = channels
         self.kernel_size = windows.pair(name, "kernel_size", kernel_size, least=1)
         self.stride = windows.pair(name, "stride", stride, least=1)
@@ -161,62 +159,21 @@ def _check_fakes(op: str, input: Tensor, weight: Tensor, *geometry: list[int]) -
             f"got {list(weight.shape)}"
         ),
     )
-    library.check_fake(op, "weight", weight, weight.shape, "input", input)
+    check.matches(op, "weight", weight, weight.shape, "input", input)
     return windows.places(op, input.shape[2:], weight.shape[2:], *geometry)
 
 
-def _weight_like(weight: Tensor) -> Tensor:
-    return weight.new_empty(weight.shape)
+def _flops(weight: Sequence[int], output: Sequence[int]) -> int:
+    """A multiplication and an addition for each tap of each output."""
+    return 2 * math.prod(output) * math.prod(weight[2:])
 
 
-# vmap: a filter of its own is all a channel has, so the mapped dimension becomes more channels.
-
-
-def _fold(x: Tensor, channel_dim: int) -> Tensor:
-    """[B, ...] to B·C channels at `channel_dim` of the result."""
-    return x.movedim(0, channel_dim).flatten(channel_dim, channel_dim + 1)
-
-
-def _unfold(x: Tensor, channel_dim: int, batch: int) -> Tensor:
-    return x.unflatten(channel_dim, (batch, x.shape[channel_dim] // batch)).movedim(channel_dim, 0)
-
-
-def _vmap(
-    info: Any,
-    in_dims: tuple[int | None, ...],
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    *geometry: list[int],
-) -> tuple[Tensor, int]:
-    input, weight = library.batch_first(info, in_dims[:2], input, weight)
-    if bias is not None:
-        (bias,) = library.batch_first(info, in_dims[2:3], bias)
-        bias = _fold(bias, 0)
-    out = _conv(_fold(input, 1), _fold(weight, 0), bias, *geometry)
-    return _unfold(out, 1, info.batch_size), 0
-
-
-def _vmap_backward(
-    info: Any,
-    in_dims: tuple[int | None, ...],
-    grad_output: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    *geometry_and_mask: list[int],
-) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    grad_output, input, weight = library.batch_first(info, in_dims[:3], grad_output, input, weight)
-    grads = _conv_backward(
-        _fold(grad_output, 1), _fold(input, 1), _fold(weight, 0), *geometry_and_mask
-    )
-    mask = geometry_and_mask[-1]
-    unfolded = [
-        _unfold(g, channel_dim, info.batch_size) if needed else g.expand(info.batch_size, 0)
-        for g, channel_dim, needed in zip(grads, (1, 0, 0), mask, strict=True)
-    ]
-    return tuple(unfolded), (0, 0, 0)
-
-
-library.register_autocast(_conv, "cpu")  # to the region's dtype, as conv2d does
-library.register_autocast(_conv, "cuda")
-windows.register(_conv, _conv_backward, _check_fakes, _weight_like, _vmap, _vmap_backward)
+# Channels share nothing, so vmap folds the mapped dimension into them.
+windows.register_bilinear(
+    _conv,
+    _conv_backward,
+    check_arguments=_check_fakes,
+    weight_like=lambda weight: weight.new_empty(weight.shape),
+    batch_dims=(1, 0, 0),
+    flops=_flops,
+)

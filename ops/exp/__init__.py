@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from ops.core import elementwise, library
+from ops.core import check
+from ops.core.families import elementwise
+from ops.core.registration import register
 
 _exp = torch.ops.lenet_ops.exp.default
 _exp_backward = torch.ops.lenet_ops.exp_backward.default
@@ -24,7 +26,7 @@ def exp(input: Tensor) -> Tensor:
         TypeError: `input` is not a tensor.
         NotImplementedError: another dtype.
     """
-    library.check_tensor("exp", "input", input)
+    check.tensor("exp", "input", input)
     return _exp(input)
 
 
@@ -35,7 +37,7 @@ class Exp(nn.Module):
     """Applies :func:`exp` element by element: any shape in, the same shape out."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Returns exp(input)."""
+        """Return exp(input)."""
         return exp(input)
 
 
@@ -47,6 +49,10 @@ def _by_output(x: Tensor, grad_output: Tensor, output: Tensor) -> Tensor:
     return _exp_backward(x, grad_output)
 
 
-library.register_autocast(_exp, "cuda", torch.float32)  # as torch.exp
-elementwise.register(_exp, [_exp_backward], saves="output")
-elementwise.register(_exp_backward, [_by_grad_output, _by_output])
+# As torch.exp, it computes in float32 in an autocast region on CUDA.
+register(
+    _exp,
+    **elementwise(_exp, "exp_backward(grad, output)"),
+    autocast={"cuda": torch.float32},
+)
+register(_exp_backward, **elementwise(_exp_backward, [_by_grad_output, _by_output]))

@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from ops.core import elementwise, library
+from ops.core import check
+from ops.core.families import elementwise
+from ops.core.registration import register
 
 _gelu = torch.ops.lenet_ops.gelu.default
 _gelu_backward = torch.ops.lenet_ops.gelu_backward.default
@@ -27,7 +29,7 @@ def gelu(input: Tensor) -> Tensor:
         TypeError: `input` is not a tensor.
         NotImplementedError: another dtype.
     """
-    library.check_tensor("gelu", "input", input)
+    check.tensor("gelu", "input", input)
     return _gelu(input)
 
 
@@ -38,7 +40,7 @@ class GELU(nn.Module):
     """Applies :func:`gelu` element by element: any shape in, the same shape out."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Returns gelu(input)."""
+        """Return gelu(input)."""
         return gelu(input)
 
 
@@ -52,5 +54,5 @@ def _by_input(x: Tensor, grad_output: Tensor, input: Tensor) -> Tensor:
     return x * grad_output * (SLOPE * s * (1 - s) * (2 + SLOPE * input * (1 - 2 * s)))
 
 
-elementwise.register(_gelu, [_gelu_backward])
-elementwise.register(_gelu_backward, [_by_grad_output, _by_input])
+register(_gelu, **elementwise(_gelu, "gelu_backward(grad, input)"))
+register(_gelu_backward, **elementwise(_gelu_backward, [_by_grad_output, _by_input]))

@@ -1,11 +1,14 @@
 """Involution: a kernel for every place of an image, shared by the channels of a group."""
 
+from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ops.core import library, windows
+from ops.core import check, windows
+from ops.core.torch_private import is_traced
 from ops.core.windows import Size
 
 _involution = torch.ops.lenet_ops.involution2d.default
@@ -39,8 +42,8 @@ def involution2d(
         RuntimeError: shapes, dtypes or devices that do not fit, values out of range.
     """
     op = "involution2d"
-    library.check_tensor(op, "input", input)
-    library.check_tensor(op, "weight", weight)
+    check.tensor(op, "input", input)
+    check.tensor(op, "weight", weight)
     if input.dim() != 4:
         raise RuntimeError(f"{op}: input must have shape [N, C, H, W], got {list(input.shape)}")
     if weight.dim() != 6:
@@ -95,9 +98,7 @@ class Involution2d(nn.Module):
             ("group_channels", group_channels),
             ("reduction_ratio", reduction_ratio),
         ):
-            library.check_int(name, key, value)
-            if value < 1:
-                raise ValueError(f"{name}: {key} must be at least 1, got {value}")
+            check.positive(name, key, value)
         self.channels = channels
         self.kernel_size = windows.pair(name, "kernel_size", kernel_size, least=1)
         self.stride = windows.pair(name, "stride", stride, least=1)
@@ -144,8 +145,8 @@ class Involution2d(nn.Module):
 
 
 def _check_input(input: Tensor, channels: int) -> None:
-    library.check_tensor("Involution2d", "input", input)
-    if input.dim() != 4 or (not library.is_traced() and input.shape[1] != channels):
+    check.tensor("Involution2d", "input", input)
+    if input.dim() != 4 or (not is_traced() and input.shape[1] != channels):
         raise RuntimeError(
             f"Involution2d: input must have shape [N, {channels}, H, W], got {list(input.shape)}"
         )
@@ -190,44 +191,21 @@ def _check_fakes(op: str, input: Tensor, weight: Tensor, *geometry: list[int]) -
             f"got {list(weight.shape)}"
         ),
     )
-    library.check_fake(op, "weight", weight, weight.shape, "input", input)
+    check.matches(op, "weight", weight, weight.shape, "input", input)
     return size
 
 
-# vmap: every image has its own kernels, so the mapped dimension becomes more images.
+def _flops(weight: Sequence[int], output: Sequence[int]) -> int:
+    """A multiplication and an addition for each tap of each output."""
+    return 2 * prod(output) * prod(weight[2:4])
 
 
-def _vmap(
-    info: Any,
-    in_dims: tuple[int | None, ...],
-    input: Tensor,
-    weight: Tensor,
-    *geometry: list[int],
-) -> tuple[Tensor, int]:
-    input, weight = library.batch_first(info, in_dims[:2], input, weight)
-    out = _involution(input.flatten(0, 1), weight.flatten(0, 1), *geometry)
-    return out.unflatten(0, input.shape[:2]), 0
-
-
-def _vmap_backward(
-    info: Any,
-    in_dims: tuple[int | None, ...],
-    grad_output: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    *geometry_and_mask: list[int],
-) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    tensors = library.batch_first(info, in_dims[:3], grad_output, input, weight)
-    grads = _involution_backward(*(x.flatten(0, 1) for x in tensors), *geometry_and_mask)
-    unfolded = [
-        g.unflatten(0, tensors[0].shape[:2]) if needed else g.expand(info.batch_size, 0)
-        for g, needed in zip(grads, geometry_and_mask[-1], strict=True)
-    ]
-    return tuple(unfolded), (0, 0)
-
-
-library.register_autocast(_involution, "cpu")  # to the region's dtype, as conv2d does
-library.register_autocast(_involution, "cuda")
-windows.register(
-    _involution, _involution_backward, _check_fakes, _weight_like, _vmap, _vmap_backward
+# Images have their own kernels, so vmap folds the mapped dimension into them.
+windows.register_bilinear(
+    _involution,
+    _involution_backward,
+    check_arguments=_check_fakes,
+    weight_like=_weight_like,
+    batch_dims=(0, 0),
+    flops=_flops,
 )

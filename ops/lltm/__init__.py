@@ -5,7 +5,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ops.core import library
+from ops.core import check
+from ops.core.torch_private import is_traced
 from ops.lltm.autograd import State, cell, sequence_loop
 
 
@@ -80,9 +81,9 @@ def _check(
 ) -> None:
     """Checks types, and what the kernels cannot: they see a batch where the caller gave none."""
     for name, x in tensors.items():
-        library.check_tensor(op, name, x)
+        check.tensor(op, name, x)
     if bias is not None:
-        library.check_tensor(op, "bias", bias)
+        check.tensor(op, "bias", bias)
     (name, input), _, (h_name, h), (c_name, c) = tensors.items()
     batched = input.dim() == batched_dim
     if not batched and input.dim() != batched_dim - 1:
@@ -93,7 +94,7 @@ def _check(
                 f"{op}: {state_name} must have shape {'[N, S]' if batched else '[S]'} beside "
                 f"{name} of shape {list(input.shape)}, got {list(state.shape)}"
             )
-    if batched or library.is_traced():
+    if batched or is_traced():
         return
     if c.shape != h.shape:
         raise RuntimeError(f"{op}: {c_name} must have shape {list(h.shape)}, got {list(c.shape)}")
@@ -115,11 +116,9 @@ class _Recurrent(nn.Module):
     ) -> None:
         super().__init__()
         name = type(self).__name__
-        library.check_bool(name, "bias", bias)
+        check.boolean(name, "bias", bias)
         for argument, size in (("input_size", input_size), ("hidden_size", hidden_size)):
-            library.check_int(name, argument, size)
-            if size < 1:
-                raise ValueError(f"{name}: {argument} must be at least 1, got {size}")
+            check.positive(name, argument, size)
         self.input_size = input_size
         self.hidden_size = hidden_size
         self.weights = nn.Parameter(
@@ -133,13 +132,13 @@ class _Recurrent(nn.Module):
 
     def _check_arguments(self, input: Tensor, state: State | None) -> None:
         name = type(self).__name__
-        library.check_tensor(name, "input", input)
+        check.tensor(name, "input", input)
         if state is not None and not (isinstance(state, (tuple, list)) and len(state) == 2):
             given = type(state).__name__
             if isinstance(state, (tuple, list)):
                 given += f" of {len(state)}"
             raise TypeError(f"{name}: state must be a pair of tensors (h, c), got {given}")
-        if library.is_traced():
+        if is_traced():
             return
         if input.dim() == 0 or input.shape[-1] != self.input_size:
             raise RuntimeError(
@@ -147,7 +146,7 @@ class _Recurrent(nn.Module):
                 f"got shape {list(input.shape)}"
             )
         for part, x in zip(("h", "c"), state or (), strict=False):
-            library.check_tensor(name, f"state {part}", x)
+            check.tensor(name, f"state {part}", x)
             if x.dim() == 0 or x.shape[-1] != self.hidden_size:
                 raise RuntimeError(
                     f"{name}: state {part} must have {self.hidden_size} features in its last "
@@ -209,7 +208,7 @@ class LLTM(_Recurrent):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(input_size, hidden_size, bias, device=device, dtype=dtype)
-        library.check_bool("LLTM", "batch_first", batch_first)
+        check.boolean("LLTM", "batch_first", batch_first)
         self.batch_first = batch_first
 
     def forward(self, input: Tensor, state: State | None = None) -> tuple[Tensor, State]:

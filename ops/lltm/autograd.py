@@ -1,16 +1,19 @@
-"""What PyTorch must know of the LLTM's operators: fakes, gradients, autocast, vmap."""
+"""Registration of the LLTM's operators: fakes, derivatives, vmap, FLOP formulas."""
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._functorch.eager_transforms import enable_inplace_requires_grad
 from torch.autograd import forward_ad
 from torch.func import vjp
 
-from ops.core import library
+from ops.core import check
+from ops.core.families import folded
+from ops.core.registration import REGION, register
+from ops.core.torch_private import enable_inplace_requires_grad
 
 cell = torch.ops.lenet_ops.lltm_cell.default
 cell_backward = torch.ops.lenet_ops.lltm_cell_backward.default
@@ -46,7 +49,7 @@ def _fake_forward(
     shapes = ((3 * state, state + columns), (3 * state,), (batch, state), (batch, state))
     for name, x, expected in zip(names[1:], tensors[1:], shapes, strict=True):
         if x is not None:
-            library.check_fake(op, name, x, expected, names[0], input)
+            check.matches(op, name, x, expected, names[0], input)
     sums = torch.float64 if input.dtype == torch.float64 else torch.float32
     return (
         input.new_empty((*steps, batch, state)),
@@ -59,7 +62,7 @@ def _check_like_outputs(op: str, **pairs: tuple[Tensor | None, Tensor]) -> None:
     """Checks gradients of outputs, and saved outputs, against outputs."""
     for name, (x, output) in pairs.items():
         if x is not None:
-            library.check_fake(op, name, x, output.shape, "its output", output)
+            check.matches(op, name, x, output.shape, "its output", output)
 
 
 def _fake_gradients(tensors: Sequence[Tensor], mask: Sequence[bool]) -> tuple[Tensor, ...]:
@@ -70,13 +73,13 @@ def _fake_gradients(tensors: Sequence[Tensor], mask: Sequence[bool]) -> tuple[Te
     )
 
 
-@library.register_fake(cell)
-def _(*tensors: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _fake_cell(*tensors: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     return _fake_forward("lltm_cell", CELL, 2, *tensors)
 
 
-@library.register_fake(cell_backward)
-def _(grad_h: Tensor | None, grad_cell: Tensor | None, *args: Any) -> tuple[Tensor, ...]:
+def _fake_cell_backward(
+    grad_h: Tensor | None, grad_cell: Tensor | None, *args: Any
+) -> tuple[Tensor, ...]:
     *tensors, products, mask = args
     op = "lltm_cell_backward"
     h, c, sums = _fake_forward(op, CELL, 2, *tensors)
@@ -84,14 +87,12 @@ def _(grad_h: Tensor | None, grad_cell: Tensor | None, *args: Any) -> tuple[Tens
     return _fake_gradients(tensors, mask)
 
 
-@library.register_fake(sequence_loop)
-def _(*tensors: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _fake_sequence(*tensors: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     output, cell, products = _fake_forward("lltm", SEQUENCE, 3, *tensors)
     return output, torch.empty_like(cell), cell, products
 
 
-@library.register_fake(sequence_loop_backward)
-def _(
+def _fake_sequence_backward(
     grad_output: Tensor | None, grad_h: Tensor | None, grad_cell: Tensor | None, *args: Any
 ) -> tuple[Tensor, ...]:
     *tensors, output, products, mask = args
@@ -108,34 +109,16 @@ def _(
     return _fake_gradients(tensors, mask)
 
 
-def _setup_cell(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    products = output[-1]
-    ctx.save_for_backward(*inputs, products)
-    ctx.mark_non_differentiable(products)
-    ctx.set_materialize_grads(False)
+def _flops(input: Sequence[int], weights: Sequence[int], *_: Any, out_shape: Any) -> int:
+    """Count the matrix products, as torch counts its own: 2 · rows · columns · terms."""
+    return 2 * prod(input[:-1]) * prod(weights)
 
 
-def _setup_sequence(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    h, *_, products = output
-    ctx.save_for_backward(*inputs, h, products)
-    ctx.mark_non_differentiable(products)
-    ctx.set_materialize_grads(False)
-
-
-def _gradients(
-    op: torch._ops.OpOverload, ctx: Any, saved: tuple[Any, ...], grads: tuple[Any, ...]
-) -> tuple[Any, ...]:
-    mask = ctx.needs_input_grad
-    computed = op(*grads, *saved, mask)
-    return tuple(grad if needed else None for grad, needed in zip(computed, mask, strict=True))
-
-
-def _cell_gradients(ctx: Any, saved: tuple[Any, ...], *grads: Any) -> tuple[Any, ...]:
-    return _gradients(cell_backward, ctx, saved, grads[:2])
-
-
-def _sequence_gradients(ctx: Any, saved: tuple[Any, ...], *grads: Any) -> tuple[Any, ...]:
-    return _gradients(sequence_loop_backward, ctx, saved, grads[:3])
+def _flops_backward(*args: Any, out_shape: Any) -> int:
+    """Count a product for the gradients of input and state, and one for that of the weights."""
+    *_, input, weights, _, _, _ = args[: -2 if len(args) == 9 else -3]
+    mask = args[-1]
+    return (int(mask[0] or mask[3]) + int(mask[1])) * _flops(input, weights, out_shape=None)
 
 
 # Second derivatives: the gradient of the first ones, of the same in PyTorch's operators.
@@ -160,53 +143,41 @@ def _compose_sequence(
     return torch.stack(outputs), h, c
 
 
-def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, ctx.mask = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _cell_second_gradients(
-    ctx: Any, saved: tuple[Any, ...], *grads: Tensor
-) -> tuple[Tensor | None, ...]:
-    return *_second_gradients(_compose_cell, 2, ctx, saved, grads), None, None
-
-
-def _sequence_second_gradients(
-    ctx: Any, saved: tuple[Any, ...], *grads: Tensor
-) -> tuple[Tensor | None, ...]:
-    return *_second_gradients(_compose_sequence, 3, ctx, saved, grads), None, None, None
-
-
 def _second_gradients(
-    compose: Callable[..., tuple[Tensor, ...]],
-    outputs: int,
-    ctx: Any,
-    saved: tuple[Any, ...],
-    grads: Sequence[Tensor | None],
-) -> list[Tensor | None]:
-    """Returns a gradient a tensor: the gradients of `outputs` outputs, and the inputs."""
-    tensors = saved[: outputs + 5]
-    asked = _where(ctx.needs_input_grad[: outputs + 5], tensors)
+    compose: Callable[..., tuple[Tensor, ...]], outputs: int
+) -> Callable[..., tuple[Tensor | None, ...]]:
+    """Make the gradient of a backward operator that takes gradients of `outputs` outputs."""
+    end = outputs + 5
 
-    def first(*values: Tensor) -> tuple[Tensor, ...]:
-        given = _fill(asked, values, tensors)
-        inputs = given[outputs:]
-        wanted = _where(ctx.mask, inputs)
-        result, pull, *_ = vjp(lambda *xs: compose(*_fill(wanted, xs, inputs)), *_present(wanted))
-        return pull(
-            tuple(
-                torch.zeros_like(y) if grad is None else grad
-                for y, grad in zip(result, given[:outputs], strict=True)
+    def backward(
+        args: Sequence[Any], grads: Sequence[Tensor | None], needed: Sequence[bool]
+    ) -> tuple[Tensor | None, ...]:
+        tensors, mask = args[:end], args[-1]
+        asked = _where(needed[:end], tensors)
+
+        def first(*values: Tensor) -> tuple[Tensor, ...]:
+            given = _fill(asked, values, tensors)
+            inputs = given[outputs:]
+            wanted = _where(mask, inputs)
+            result, pull, *_ = vjp(
+                lambda *xs: compose(*_fill(wanted, xs, inputs)), *_present(wanted)
             )
-        )
+            return pull(
+                tuple(
+                    torch.zeros_like(y) if grad is None else grad
+                    for y, grad in zip(result, given[:outputs], strict=True)
+                )
+            )
 
-    _, pull, *_ = vjp(first, *_present(asked))
-    weights = (
-        torch.zeros_like(x) if grad is None else grad
-        for grad, x in zip(grads, _where(ctx.mask, tensors[outputs:]), strict=True)
-        if x is not None
-    )
-    return _fill(asked, pull(tuple(weights)), [None] * len(asked))
+        _, pull, *_ = vjp(first, *_present(asked))
+        weights = (
+            torch.zeros_like(x) if grad is None else grad
+            for grad, x in zip(grads, _where(mask, tensors[outputs:]), strict=True)
+            if x is not None
+        )
+        return tuple(_fill(asked, pull(tuple(weights)), [None] * len(asked)))
+
+    return backward
 
 
 def _present(tensors: Sequence[Tensor | None]) -> list[Tensor]:
@@ -271,86 +242,45 @@ def _dual(x: Tensor, tangent: Tensor | None) -> Tensor:
     return x if tangent is None else forward_ad.make_dual(x, tangent)
 
 
-# vmap: samples that share their parameters are a larger batch, others are computed one by one.
-
-
-def _vmap(
-    op: torch._ops.OpOverload,
-    batch_dims: Sequence[int | None],
-    out_dims: Sequence[int | None],
-    mask: bool = False,
-) -> Callable[..., Any]:
-    """Makes a rule for vmap.
-
-    Args:
-        op: the operator.
-        batch_dims: which dimension of each tensor is the batch; None: it has none, a parameter.
-        out_dims: the same of the outputs.
-        mask: whether a mask of the gradients that are wanted follows the tensors.
-    """
-    parameters = [i for i, dim in enumerate(batch_dims) if dim is None]
-
-    def rule(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
-        wanted = args[-1] if mask else [True] * len(out_dims)
-        sums = any(dim is None and needed for dim, needed in zip(out_dims, wanted, strict=True))
-        if sums or any(in_dims[i] is not None for i in parameters):
-            return library.one_by_one(op, info, in_dims, *args)
-        folded = list(args)
-        for i, dim in enumerate(batch_dims):
-            if dim is not None and args[i] is not None:
-                (x,) = library.batch_first(info, in_dims[i : i + 1], args[i])
-                folded[i] = x.movedim(0, dim).flatten(dim, dim + 1)
-        outputs, dims = [], []
-        for y, dim, needed in zip(op(*folded), out_dims, wanted, strict=True):
-            if needed and dim is not None:
-                y = y.unflatten(dim, (info.batch_size, y.shape[dim] // info.batch_size))
-                dims.append(dim)
-            else:
-                y = y.expand(info.batch_size, 0)
-                dims.append(0)
-            outputs.append(y)
-        return tuple(outputs), tuple(dims)
-
-    return rule
-
-
-library.register_autocast(cell, "cpu")  # to the region's dtype, as lstm_cell does
-library.register_autocast(cell, "cuda")
-library.register_autocast(sequence_loop, "cpu")
-library.register_autocast(sequence_loop, "cuda")
-
-library.register_autograd(
+# Under vmap, samples that share their parameters are a larger batch.
+register(
     cell,
-    _setup_cell,
-    _cell_gradients,
-    _jvp(_compose_cell),
-    _vmap(cell, (0, None, None, 0, 0), (0, 0, 0)),
+    fake=_fake_cell,
+    backward="lltm_cell_backward(grads[0], grads[1], input, weights, bias, old_h, old_cell, "
+    "products, grad_input_mask)",
+    jvp=_jvp(_compose_cell),
+    vmap=folded(cell, (0, None, None, 0, 0), (0, 0, 0)),
+    autocast=REGION,  # as lstm_cell
+    flops=_flops,
 )
-library.register_autograd(
+register(
     cell_backward,
-    _setup_backward,
-    _cell_second_gradients,
-    _jvp_backward(_compose_cell, 2),
-    _vmap(cell_backward, (0, 0, 0, None, None, 0, 0, 0), (0, None, None, 0, 0), mask=True),
-    differentiates=True,
+    fake=_fake_cell_backward,
+    backward=_second_gradients(_compose_cell, 2),
+    jvp=_jvp_backward(_compose_cell, 2),
+    vmap=folded(cell_backward, (0, 0, 0, None, None, 0, 0, 0), (0, None, None, 0, 0), mask=True),
+    flops=_flops_backward,
 )
-library.register_autograd(
+register(
     sequence_loop,
-    _setup_sequence,
-    _sequence_gradients,
-    _jvp(_compose_sequence),
-    _vmap(sequence_loop, (1, None, None, 0, 0), (1, 0, 0, 1)),
+    fake=_fake_sequence,
+    backward="lltm_backward(grads[0], grads[1], grads[2], sequence, weights, bias, h0, c0, "
+    "output, products, grad_input_mask)",
+    jvp=_jvp(_compose_sequence),
+    vmap=folded(sequence_loop, (1, None, None, 0, 0), (1, 0, 0, 1)),
+    autocast=REGION,
+    flops=_flops,
 )
-library.register_autograd(
+register(
     sequence_loop_backward,
-    _setup_backward,
-    _sequence_second_gradients,
-    _jvp_backward(_compose_sequence, 3),
-    _vmap(
+    fake=_fake_sequence_backward,
+    backward=_second_gradients(_compose_sequence, 3),
+    jvp=_jvp_backward(_compose_sequence, 3),
+    vmap=folded(
         sequence_loop_backward,
         (1, 0, 0, 1, None, None, 0, 0, 1, 1),
         (1, None, None, 0, 0),
         mask=True,
     ),
-    differentiates=True,
+    flops=_flops_backward,
 )

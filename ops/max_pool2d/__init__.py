@@ -1,11 +1,14 @@
 """Max pooling: the largest element of every window that slides over an image."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ops.core import library, windows
+from ops.core import check, layout, windows
+from ops.core.families import folded, linear
+from ops.core.registration import register
 from ops.core.windows import Size
 
 _pool = torch.ops.lenet_ops.max_pool2d.default
@@ -52,8 +55,8 @@ def max_pool2d(
         RuntimeError: a window that does not fit, an image without pixels, other dimensions.
     """
     op = "max_pool2d"
-    library.check_tensor(op, "input", input)
-    library.check_bool(op, "ceil_mode", ceil_mode)
+    check.tensor(op, "input", input)
+    check.boolean(op, "ceil_mode", ceil_mode)
     if input.dim() not in (3, 4):
         raise RuntimeError(
             f"{op}: input must have shape [N, C, H, W] or [C, H, W], got {list(input.shape)}"
@@ -101,7 +104,7 @@ class MaxPool2d(nn.Module):
         )
         self.padding = windows.pair(name, "padding", padding, least=0)
         self.dilation = windows.pair(name, "dilation", dilation, least=1)
-        library.check_bool(name, "ceil_mode", ceil_mode)
+        check.boolean(name, "ceil_mode", ceil_mode)
         self.ceil_mode = ceil_mode
 
     def forward(self, input: Tensor) -> Tensor:
@@ -142,10 +145,9 @@ def _places(op: str, height: Any, width: Any, *arguments: Any) -> list[int]:
     return size
 
 
-@library.register_fake(_pool)
-def _(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+def _fake(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     windows.check_image("max_pool2d", input)
-    out = library.image_like(input, *_places("max_pool2d", *input.shape[2:], *arguments))
+    out = layout.resized(input, *_places("max_pool2d", *input.shape[2:], *arguments))
     return out, torch.empty_like(out, dtype=_index_type(arguments[0]))
 
 
@@ -153,8 +155,7 @@ def _index_type(kernel_size: tuple[int, int]) -> torch.dtype:
     return torch.uint8 if kernel_size[0] * kernel_size[1] <= _BYTE_TAPS else torch.int64
 
 
-@library.register_fake(_pool_backward)
-def _(grad_output: Tensor, indices: Tensor, *arguments_and_image: Any) -> Tensor:
+def _fake_backward(grad_output: Tensor, indices: Tensor, *arguments_and_image: Any) -> Tensor:
     op = "max_pool2d_backward"
     *arguments, height, width, channels_last = arguments_and_image
     torch._check(
@@ -162,21 +163,13 @@ def _(grad_output: Tensor, indices: Tensor, *arguments_and_image: Any) -> Tensor
         lambda: f"{op}: grad_output must have shape [N, C, Ho, Wo], got {list(grad_output.shape)}",
     )
     shape = (*grad_output.shape[:2], *_places(op, height, width, *arguments))
-    library.check_fake(op, "grad_output", grad_output, shape, "grad_output", grad_output)
-    torch._check(
-        tuple(indices.shape) == shape,
-        lambda: f"{op}: indices must have shape {list(shape)}, got {list(indices.shape)}",
-    )
+    check.same_shape(op, "grad_output", grad_output, shape)
+    check.same_shape(op, "indices", indices, shape)
     torch._check(
         indices.dtype == _index_type(arguments[0]),
         lambda: f"{op}: indices must have dtype {_index_type(arguments[0])}, got {indices.dtype}",
     )
-    return torch.empty(
-        (*grad_output.shape[:2], height, width),
-        dtype=grad_output.dtype,
-        device=grad_output.device,
-        memory_format=torch.channels_last if channels_last else torch.contiguous_format,
-    )
+    return layout.empty(grad_output, (*shape[:2], height, width), channels_last)
 
 
 def _gather(image: Tensor, indices: Tensor, windows: Any) -> Tensor:
@@ -195,63 +188,28 @@ def _gather(image: Tensor, indices: Tensor, windows: Any) -> Tensor:
     return image.reshape(flat).gather(2, at.reshape(flat)).reshape(indices.shape)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    indices = output[1]
-    ctx.save_for_backward(indices)
-    ctx.mark_non_differentiable(indices)
-    channels_last = library.suggest_memory_format(inputs[0]) == torch.channels_last
-    ctx.rest = (*inputs[1:], *inputs[0].shape[2:], channels_last)
-
-
-def _backward(
-    ctx: Any, saved: tuple[Tensor], grad_output: Tensor, _: None
-) -> tuple[Tensor | None, ...]:
-    return _pool_backward(grad_output, *saved, *ctx.rest), *[None] * 5
-
-
 def _jvp(
-    inputs: tuple[Any, ...], outputs: tuple[Tensor, Tensor], tangents: tuple[Any, ...]
+    args: Sequence[Any], outputs: Sequence[Tensor], tangents: Sequence[Tensor | None]
 ) -> tuple[Tensor, None]:
-    return _gather(tangents[0], outputs[1], inputs[1:]), None
+    assert tangents[0] is not None
+    return _gather(tangents[0], outputs[1], args[1:]), None
 
 
-# The backward operator is linear in the gradient, and where it goes does not depend on it.
+def _transpose(grad: Tensor, indices: Tensor, *windows_and_image: Any) -> Tensor:
+    return _gather(grad, indices, windows_and_image[:5])
 
 
-def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(inputs[1])
-    ctx.windows = inputs[2:7]
-
-
-def _double_backward(ctx: Any, saved: tuple[Tensor], grad: Tensor) -> tuple[Tensor | None, ...]:
-    return _gather(grad, saved[0], ctx.windows), *[None] * 9
-
-
-def _jvp_backward(inputs: tuple[Any, ...], outputs: Any, tangents: tuple[Any, ...]) -> Tensor:
-    grad: Tensor = _pool_backward(tangents[0], *inputs[1:])
-    return grad
-
-
-# vmap: the mapped dimension becomes more images.
-
-
-def _vmap(
-    info: Any, in_dims: tuple[int | None, ...], input: Tensor, *arguments: Any
-) -> tuple[tuple[Tensor, ...], tuple[int, int]]:
-    (images,) = library.batch_first(info, in_dims[:1], input)
-    outputs = _pool(images.flatten(0, 1), *arguments)
-    return tuple(x.unflatten(0, images.shape[:2]) for x in outputs), (0, 0)
-
-
-def _vmap_backward(
-    info: Any, in_dims: tuple[int | None, ...], grad_output: Tensor, indices: Tensor, *rest: Any
-) -> tuple[Tensor, int]:
-    tensors = library.batch_first(info, in_dims[:2], grad_output, indices)
-    grad = _pool_backward(*(x.flatten(0, 1) for x in tensors), *rest)
-    return grad.unflatten(0, tensors[0].shape[:2]), 0
-
-
-library.register_autograd(_pool, _setup, _backward, _jvp, _vmap)
-library.register_autograd(
-    _pool_backward, _setup_backward, _double_backward, _jvp_backward, _vmap_backward
+register(
+    _pool,
+    fake=_fake,
+    backward="max_pool2d_backward(grads[0], indices, kernel_size, stride, padding, dilation, "
+    "ceil_mode, input.height, input.width, input.channels_last)",
+    jvp=_jvp,
+    vmap=folded(_pool, (0,), (0, 0)),
+)
+register(
+    _pool_backward,
+    **linear(_pool_backward, _transpose, saves=["indices"]),
+    fake=_fake_backward,
+    vmap=folded(_pool_backward, (0, 0), (0,)),
 )

@@ -102,9 +102,8 @@ def test_frees_what_it_saved(op):
 @each_operator
 def test_records_without_python(op):
     """As built-in operators are."""
-    built = [path.name for path in Path(ops.__file__).parent.glob("_C_eager_*")]
-    if built and not any(name.startswith(f"{library.EAGER}.") for name in built):
-        pytest.skip(f"built for another PyTorch: {', '.join(built)}")
+    if not list(Path(ops.__file__).parent.glob(f"{library.EAGER}.*")):
+        pytest.skip("the eager library was not built for this PyTorch")
     tensors = inputs(op.cases[0], requires_grad=True)
     outputs = as_tuple(op.function(*tensors, **op.cases[0].kwargs))
     assert {type(y.grad_fn).__name__ for y in outputs} == {"CppFunction"}

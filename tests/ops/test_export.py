@@ -18,8 +18,7 @@ pytest.importorskip("onnxscript")
 
 from onnx.reference import ReferenceEvaluator  # noqa: E402
 
-from ops.export import LEAST_OPSET, export_onnx  # noqa: E402
-from ops.onnx import DOMAIN, VERSION  # noqa: E402
+from ops.export import DOMAIN, LEAST_OPSET, VERSION, export_onnx  # noqa: E402
 
 NEWEST = onnx.defs.onnx_opset_version()
 LAYOUTS = ("function", "standard")

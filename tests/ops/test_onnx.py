@@ -19,8 +19,7 @@ pytest.importorskip("onnxscript")
 
 from onnx.reference import ReferenceEvaluator  # noqa: E402
 
-from ops.exporters import register_symbolics, translation_table  # noqa: E402
-from ops.onnx import DOMAIN, VERSION  # noqa: E402
+from ops.export import DOMAIN, VERSION, register_symbolics, translation_table  # noqa: E402
 
 each_opset = pytest.mark.parametrize("opset", [17, 18, 20])
 

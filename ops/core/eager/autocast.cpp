@@ -49,7 +49,7 @@ void register_autocast(const std::string& name, c10::Device device,
       torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Autocast>(device.type(), dtype)));
 }
 
-TORCH_LIBRARY(lenet_ops_eager, library) {
+TORCH_LIBRARY_FRAGMENT(lenet_ops_eager, library) {
   library.def("register_autocast(str name, Device device, ScalarType? dtype) -> ()",
               &register_autocast);
 }

@@ -1,17 +1,9 @@
-// Records operators for autograd without Python: what ops/core/library.py registers, in the usual
-// case.
+// Autograd without Python: executes the gradient formulas of ops/core/formula.py.
 //
-// Nothing here is about one operator. `x` is recorded if there is an `x_backward` that returns a
-// gradient for each tensor that x takes, and whose arguments are, by their names,
-//   grad_...       in front: the gradients of as many of x's first outputs,
-//   ...            arguments or outputs of x; an output without a name is called `output`,
-//   output_mask    which gradients are wanted,
-//   height, width, channels_last   those of x's first argument, an image.
-// Where x's gradient needs more than x's arguments and outputs, an `x_with_...` that takes the same
-// returns that after x's outputs: it runs, and is recorded, in the place of x.
-// All else (forward mode, torch.func's transforms, gradients of gradients) is left to Python. The
-// stable ABI knows no autograd, so this library, which has no kernels, is loaded only beside the
-// PyTorch that it was built with.
+// register_autograd names, for an operator, the operator to record in its place (mostly itself),
+// the backward operator, and the source of each argument of that one. Forward mode, torch.func's
+// transforms and gradients of gradients are left to Python. The stable ABI has no autograd, so this
+// library, which has no kernels, is loaded only beside the PyTorch that it was built with.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -37,49 +29,33 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using torch::jit::Stack;
 
-// Where an argument of the backward operator comes from. Tensors are saved as autograd saves them.
+// The source of an argument of the backward operator: a term of the formula. Tensors are saved as
+// autograd saves them, other values as they are.
 struct Source {
-  enum Kind { grad, mask, argument, constant, output, height, width, channels_last } kind;
-  size_t index = 0;
+  enum Kind { grad, mask, tensor, constant, output, height, width, channels_last } kind;
+  size_t index;
 };
 
-// A backward operator, and how it is called.
-struct Backward {
-  OperatorHandle op;
-  std::vector<Source> sources;  // of its arguments
-  size_t grads;                 // how many outputs of the forward operator have gradients
-  std::vector<size_t> tensors;  // which arguments of the forward operator get them
+struct Formula {
+  OperatorHandle backward;
+  std::vector<Source> sources;
+  size_t grads = 0;             // leading outputs of the forward operator that have gradients
+  std::vector<size_t> tensors;  // arguments of the forward operator that are tensors
 };
 
 bool takes_tensor(const c10::Argument& argument) {
   return argument.type()->isSubtypeOf(*c10::OptionalType::ofTensor());
 }
 
-std::optional<size_t> find(const std::vector<c10::Argument>& list, const std::string& name) {
-  for (size_t i = 0; i < list.size(); ++i) {
-    if (list[i].name() == name) {
-      return i;
-    }
+Source::Kind kind_of(const std::string& name, const c10::Argument* argument) {
+  static const std::map<std::string, Source::Kind> kinds{
+      {"grad", Source::grad},     {"mask", Source::mask},
+      {"output", Source::output}, {"height", Source::height},
+      {"width", Source::width},   {"channels_last", Source::channels_last}};
+  if (name == "argument") {
+    return takes_tensor(*argument) ? Source::tensor : Source::constant;
   }
-  return std::nullopt;
-}
-
-std::optional<Source> source_of(const std::string& name, const FunctionSchema& forward) {
-  if (const auto i = find(forward.arguments(), name)) {
-    return Source{takes_tensor(forward.arguments()[*i]) ? Source::argument : Source::constant, *i};
-  }
-  if (const auto i = find(forward.returns(), name)) {
-    return Source{Source::output, *i};
-  }
-  if (name == "output" && forward.returns().size() == 1) {
-    return Source{Source::output};
-  }
-  static const std::map<std::string, Source::Kind> kinds{{"output_mask", Source::mask},
-                                                         {"height", Source::height},
-                                                         {"width", Source::width},
-                                                         {"channels_last", Source::channels_last}};
-  const auto kind = kinds.find(name);
-  return kind != kinds.end() ? std::optional(Source{kind->second}) : std::nullopt;
+  return kinds.at(name);
 }
 
 IValue of_image(Source::Kind kind, const at::Tensor& image) {
@@ -88,47 +64,6 @@ IValue of_image(Source::Kind kind, const at::Tensor& image) {
     case Source::width: return image.sym_size(-1);
     default: return image.suggest_memory_format() != at::MemoryFormat::Contiguous;
   }
-}
-
-// The operator that is recorded in the place of another: if there is none that returns more,
-// itself.
-OperatorHandle recorded_for(const OperatorHandle& op,
-                            const std::vector<c10::OperatorName>& operators) {
-  const std::string prefix = op.schema().name() + "_with_";
-  for (const c10::OperatorName& name : operators) {
-    if (name.name.rfind(prefix, 0) == 0) {
-      const auto other = c10::Dispatcher::singleton().findSchemaOrThrow(name.name.c_str(), "");
-      if (other.schema().arguments() == op.schema().arguments()) {
-        return other;
-      }
-    }
-  }
-  return op;
-}
-
-// Reads an operator's backward off the schemas; nothing if it is not of that form.
-std::optional<Backward> backward_of(const FunctionSchema& forward) {
-  const auto op = c10::Dispatcher::singleton().findSchema({forward.name() + "_backward", ""});
-  if (!op) {
-    return std::nullopt;
-  }
-  Backward backward{*op, {}, 0, {}};
-  for (size_t i = 0; i < forward.arguments().size(); ++i) {
-    if (takes_tensor(forward.arguments()[i])) {
-      backward.tensors.push_back(i);
-    }
-  }
-  for (const c10::Argument& argument : op->schema().arguments()) {
-    if (argument.name().rfind("grad_", 0) == 0) {
-      backward.sources.push_back({Source::grad, backward.grads++});
-    } else if (const auto source = source_of(argument.name(), forward)) {
-      backward.sources.push_back(*source);
-    } else {
-      return std::nullopt;
-    }
-  }
-  const bool complete = op->schema().returns().size() == backward.tensors.size();
-  return complete ? std::optional(std::move(backward)) : std::nullopt;
 }
 
 at::Tensor to_tensor(const IValue& value) {
@@ -146,7 +81,7 @@ void call_below_autograd(const OperatorHandle& op, DispatchKeySet keys, Stack* s
 
 // A call that is to be recorded.
 struct Call {
-  const Backward& backward;
+  const Formula& formula;
   const OperatorHandle& op;
   DispatchKeySet keys;
   Stack* stack;  // the arguments, then the outputs
@@ -154,9 +89,9 @@ struct Call {
 
 struct Operator : torch::autograd::Function<Operator> {
   static constexpr bool is_traceable = true;  // by compiled autograd
-  // What is saved beside tensors: which of them were given, other arguments, and where the Backward
-  // is, which lives as long as the operator.
-  static constexpr const char *kGiven = "given", *kRest = "rest", *kBackward = "backward";
+  // Saved beside tensors: which of them were given, constants, and the address of the Formula,
+  // which lives as long as the operator.
+  static constexpr const char *kGiven = "given", *kConstants = "constants", *kFormula = "formula";
 
   // Returns the outputs that have gradients; `tensors`, those among the arguments, are for PyTorch.
   static variable_list forward(AutogradContext* ctx, const Call& call, at::TensorList tensors) {
@@ -167,29 +102,29 @@ struct Operator : torch::autograd::Function<Operator> {
     const auto outputs = torch::jit::last(*call.stack, schema.returns().size());
 
     variable_list saved;
-    c10::List<IValue> rest(c10::AnyType::get());
-    for (const auto& [kind, i] : call.backward.sources) {
+    c10::List<IValue> constants(c10::AnyType::get());
+    for (const auto& [kind, i] : call.formula.sources) {
       switch (kind) {
         case Source::grad:
         case Source::mask: break;
-        case Source::argument: saved.push_back(to_tensor(arguments[i])); break;
+        case Source::tensor: saved.push_back(to_tensor(arguments[i])); break;
         case Source::output: saved.push_back(to_tensor(outputs[i])); break;
-        case Source::constant: rest.push_back(arguments[i]); break;
-        default: rest.push_back(of_image(kind, arguments[0].toTensor()));
+        case Source::constant: constants.push_back(arguments[i]); break;
+        default: constants.push_back(of_image(kind, arguments[i].toTensor()));
       }
     }
     c10::List<bool> given;
-    for (const size_t i : call.backward.tensors) {
+    for (const size_t i : call.formula.tensors) {
       given.push_back(arguments[i].isTensor());
     }
     ctx->save_for_backward(std::move(saved));
     ctx->set_materialize_grads(false);
     ctx->saved_data[kGiven] = given;
-    ctx->saved_data[kRest] = rest;
-    ctx->saved_data[kBackward] = reinterpret_cast<int64_t>(&call.backward);
+    ctx->saved_data[kConstants] = constants;
+    ctx->saved_data[kFormula] = reinterpret_cast<int64_t>(&call.formula);
 
     variable_list differentiable;
-    for (size_t i = 0; i < call.backward.grads; ++i) {
+    for (size_t i = 0; i < call.formula.grads; ++i) {
       differentiable.push_back(outputs[i].toTensor());
     }
     return differentiable;
@@ -197,11 +132,13 @@ struct Operator : torch::autograd::Function<Operator> {
 
   // Returns a gradient for each of the tensors that were given, after nothing for `call`.
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    const auto& backward = *reinterpret_cast<const Backward*>(ctx->saved_data[kBackward].toInt());
+    const auto& formula = *reinterpret_cast<const Formula*>(ctx->saved_data[kFormula].toInt());
+    const auto given = ctx->saved_data[kGiven].toBoolList();
     c10::List<bool> mask;
     size_t count = 0;
-    for (const bool given : ctx->saved_data[kGiven].toBoolList()) {
-      mask.push_back(given && ctx->needs_input_grad(count++));
+    for (const bool there : given) {
+      mask.push_back(there && ctx->needs_input_grad(count));
+      count += there;
     }
     variable_list gradients(1 + count);
     if (std::none_of(grads.begin(), grads.end(), [](const auto& x) { return x.defined(); })) {
@@ -210,20 +147,19 @@ struct Operator : torch::autograd::Function<Operator> {
 
     Stack stack;
     const variable_list saved = ctx->get_saved_variables();
-    const auto rest = ctx->saved_data[kRest].toList();
-    size_t next = 0, next_of_rest = 0;
-    for (const auto& [kind, i] : backward.sources) {
+    const auto constants = ctx->saved_data[kConstants].toList();
+    size_t next_saved = 0, next_constant = 0;
+    for (const auto& [kind, i] : formula.sources) {
       switch (kind) {
         case Source::grad: stack.push_back(to_value(grads[i])); break;
         case Source::mask: stack.emplace_back(mask); break;
-        case Source::argument:
-        case Source::output: stack.push_back(to_value(saved[next++])); break;
-        default: stack.push_back(rest.get(next_of_rest++));
+        case Source::tensor:
+        case Source::output: stack.push_back(to_value(saved[next_saved++])); break;
+        default: stack.push_back(constants.get(next_constant++));
       }
     }
-    backward.op.callBoxed(stack);
+    formula.backward.callBoxed(stack);
 
-    const auto given = ctx->saved_data[kGiven].toBoolList();
     for (size_t i = 0, to = 1; i < mask.size(); ++i) {
       if (mask[i]) {
         gradients[to] = stack[i].toTensor();
@@ -234,12 +170,12 @@ struct Operator : torch::autograd::Function<Operator> {
   }
 };
 
-// The kernel that calls come to on their way to the devices' ones.
+// The Autograd kernel of an operator.
 class Recorder : public c10::OperatorKernel {
  public:
-  // `recorded`: what runs in the place of the operator where it is recorded.
-  explicit Recorder(const OperatorHandle& recorded)
-      : recorded_(recorded), backward_(backward_of(recorded.schema())) {}
+  // `recorded` runs in the place of the operator where it is recorded.
+  Recorder(OperatorHandle recorded, std::optional<Formula> formula)
+      : recorded_(std::move(recorded)), formula_(std::move(formula)) {}
 
   void operator()(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) const {
     bool requires_grad = false;
@@ -253,13 +189,13 @@ class Recorder : public c10::OperatorKernel {
       }
     }
     requires_grad &= at::GradMode::is_enabled();
-    if (left_to_python || (requires_grad && !backward_)) {
+    if (left_to_python || (requires_grad && !formula_)) {
       // Its kernel is registered for all devices, this one only for some.
       op.redispatchBoxed(DispatchKeySet(DispatchKey::AutogradOther), stack);
     } else if (!requires_grad) {
       call_below_autograd(op, keys, stack);
     } else {
-      const Call call{*backward_, recorded_, keys, stack};
+      const Call call{*formula_, recorded_, keys, stack};
       const variable_list outputs = Operator::apply(call, at::TensorList(tensors));
       const size_t returned = recorded_.schema().returns().size();
       std::copy(outputs.begin(), outputs.end(), stack->end() - returned);
@@ -276,27 +212,57 @@ class Recorder : public c10::OperatorKernel {
   }
 
   OperatorHandle recorded_;
-  std::optional<Backward> backward_;
+  std::optional<Formula> formula_;
 };
 
-void record_all(torch::Library& library) {
-  auto& dispatcher = c10::Dispatcher::singleton();
-  const auto operators = dispatcher.getAllOpNames();
-  for (const c10::OperatorName& name : operators) {
-    if (name.getNamespace() == "lenet_ops") {
-      const auto op = dispatcher.findSchemaOrThrow(name.name.c_str(), "");
-      library.impl(name.name.c_str(), torch::CppFunction::makeFromBoxedFunctor(
-                                          std::make_unique<Recorder>(recorded_for(op, operators))));
+OperatorHandle find(const std::string& name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(("lenet_ops::" + name).c_str(), "");
+}
+
+Formula make_formula(const FunctionSchema& forward, const std::string& backward,
+                     const std::vector<std::string>& kinds, const std::vector<int64_t>& indices) {
+  Formula formula{find(backward), {}, 0, {}};
+  const auto& arguments = forward.arguments();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (takes_tensor(arguments[i])) {
+      formula.tensors.push_back(i);
     }
+  }
+  for (size_t i = 0; i < kinds.size(); ++i) {
+    const size_t index = indices[i];
+    const auto kind = kind_of(kinds[i], index < arguments.size() ? &arguments[index] : nullptr);
+    formula.sources.push_back({kind, index});
+    if (kind == Source::grad) {
+      formula.grads = std::max(formula.grads, index + 1);
+    }
+  }
+  return formula;
+}
+
+// Registers the formula that Python has checked against the schemas; without `backward`, gradients
+// are Python's.
+void register_autograd(const std::string& name, const std::string& recorded,
+                       const std::string& backward, const std::vector<std::string>& kinds,
+                       const std::vector<int64_t>& indices) {
+  static torch::Library libraries[] = {
+      {torch::Library::IMPL, "lenet_ops", DispatchKey::AutogradCPU, __FILE__, __LINE__},
+      {torch::Library::IMPL, "lenet_ops", DispatchKey::AutogradCUDA, __FILE__, __LINE__},
+  };
+  const OperatorHandle op = find(recorded);
+  for (torch::Library& library : libraries) {
+    std::optional<Formula> formula;
+    if (!backward.empty()) {
+      formula = make_formula(op.schema(), backward, kinds, indices);
+    }
+    library.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunctor(
+                                   std::make_unique<Recorder>(op, std::move(formula))));
   }
 }
 
-TORCH_LIBRARY_IMPL(lenet_ops, AutogradCPU, library) {
-  record_all(library);
-}
-
-TORCH_LIBRARY_IMPL(lenet_ops, AutogradCUDA, library) {
-  record_all(library);
+TORCH_LIBRARY_FRAGMENT(lenet_ops_eager, library) {
+  library.def(
+      "register_autograd(str name, str recorded, str backward, str[] kinds, int[] indices) -> ()",
+      &register_autograd);
 }
 
 }  // namespace ops

@@ -75,16 +75,16 @@ inline void add_taps(Vec<A, kLanes<A>> (&sum)[R][V], const Tap* taps, const A* w
   }
 }
 
-// R outputs, V vectors of lanes at a time, their sums in registers over all taps. STEP is
-// source_step / N, or 0 for any.
-template <int V, int STEP, typename A>
+// R outputs, V vectors of lanes at a time, their sums in registers over all taps. ADJACENT outputs
+// take adjacent sources, which saves address arithmetic.
+template <int V, bool ADJACENT, typename A>
 struct CorrelateBlock {
   template <int R>
   static void run(const Block& block, const Columns& columns, const Tap* rows, int64_t num_rows,
                   int64_t lanes, const A* source, const A* weight, const A* bias, A* out,
                   int64_t out_pixel, Ahead<A> ahead) {
     constexpr int N = kLanes<A>;
-    const int64_t step = STEP ? STEP * N : columns.source_step;
+    const int64_t step = ADJACENT ? N : columns.source_step;
     const int64_t out_step = columns.out_step * out_pixel;
     const Tap *begin = columns.taps.data() + block.tap_begin,
               *end = columns.taps.data() + block.tap_end;
@@ -134,10 +134,10 @@ struct CorrelateBlock {
 template <typename A>
 auto correlate_for(const Columns& columns, int64_t vectors, int64_t outputs) {
   constexpr int N = kLanes<A>;
-  return vectors == 2               ? kernel_of<CorrelateBlock<2, 0, A>, kMostOutputs / 2>(outputs)
-         : columns.source_step == N ? kernel_of<CorrelateBlock<1, 1, A>, kMostOutputs>(outputs)
-         : columns.source_step == 2 * N ? kernel_of<CorrelateBlock<1, 2, A>, kMostOutputs>(outputs)
-                                        : kernel_of<CorrelateBlock<1, 0, A>, kMostOutputs>(outputs);
+  return vectors == 2 ? kernel_of<CorrelateBlock<2, false, A>, kMostOutputs / 2>(outputs)
+         : columns.source_step == N
+             ? kernel_of<CorrelateBlock<1, true, A>, kMostOutputs>(outputs)
+             : kernel_of<CorrelateBlock<1, false, A>, kMostOutputs>(outputs);
 }
 
 // Output rows `begin` to `end`, counted over groups of images, groups of channels and rows.

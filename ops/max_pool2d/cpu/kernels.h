@@ -45,10 +45,23 @@ inline Vec<bits_t<A>, N> load_places(const I* p) {
   return __builtin_convertvector(v, Vec<bits_t<A>, N>);
 }
 
+// Bytes, or if `wide` int64: one branch a vector compiles faster than a kernel for each.
+template <int N, typename A>
+inline Vec<bits_t<A>, N> load_places(const void* indices, int64_t at, bool wide) {
+  return wide ? load_places<N, A>(static_cast<const int64_t*>(indices) + at)
+              : load_places<N, A>(static_cast<const uint8_t*>(indices) + at);
+}
+
 template <int N, typename I, typename Places>
 inline void store_places(I* p, Places places) {
   const auto v = __builtin_convertvector(places, Vec<I, N>);
   __builtin_memcpy(p, &v, sizeof(v));
+}
+
+template <int N, typename Places>
+inline void store_places(void* indices, int64_t at, bool wide, Places places) {
+  wide ? store_places<N>(static_cast<int64_t*>(indices) + at, places)
+       : store_places<N>(static_cast<uint8_t*>(indices) + at, places);
 }
 
 // Of equal elements the first counts, of several NaNs, which beat all, the last: as in PyTorch.
@@ -70,19 +83,17 @@ inline void take(const T* x, int64_t step, int64_t place, Vec<acc_t<T>, N>& best
 }
 
 // `run` outputs whose windows begin `step` apart: whole ones of K by K pixels, or if that is 0 with
-// the taps of `window`. The last vector overlaps the one before.
-template <int N, int STEP, int K, typename T, typename I>
-void pool_run(const MaxPoolPlan& p, const T* x, int64_t step, PoolWindow window, int64_t run,
-              T* out, I* indices) {
+// the taps of `window`. The last vector overlaps the one before. Not inlined: registers spill where
+// the kernels of all sizes are one function.
+template <int N, int STEP, int K, typename T>
+__attribute__((noinline)) void pool_vectors(const MaxPoolPlan& p, const T* x, int64_t step,
+                                            const PoolWindow& window, int64_t run, T* out,
+                                            void* indices, int64_t at) {
   using A = acc_t<T>;
-  if constexpr (N > 1) {
-    if (run < N) {
-      return pool_run<N / 2, STEP, K>(p, x, step, window, run, out, indices);
-    }
-  }
   // Copies: a store of a byte may change anything.
   const auto [rows, columns] = window;
   const int64_t row_step = p.row_step, column_step = p.column_step, kernel_w = p.g.kernel_w;
+  const bool wide = p.wide;
   const int64_t first = rows.first * row_step + columns.first * column_step;
   for (int64_t i = 0; i < run; i += N) {
     i = i + N > run ? run - N : i;
@@ -92,37 +103,52 @@ void pool_run(const MaxPoolPlan& p, const T* x, int64_t step, PoolWindow window,
     if constexpr (K > 0) {
       OPS_UNROLL
       for (int tap = 1; tap < K * K; ++tap) {
-        const T* at = from + tap / K * row_step + tap % K * column_step;
-        take<N, STEP>(at, step, tap, best, places);
+        const T* tap_at = from + tap / K * row_step + tap % K * column_step;
+        take<N, STEP>(tap_at, step, tap, best, places);
       }
     } else {
       for (int64_t row = rows.first; row < rows.end; ++row) {
         for (int64_t column = columns.first; column < columns.end; ++column) {
-          const T* at = from + row * row_step + column * column_step;
-          take<N, STEP>(at, step, row * kernel_w + column, best, places);
+          const T* tap_at = from + row * row_step + column * column_step;
+          take<N, STEP>(tap_at, step, row * kernel_w + column, best, places);
         }
       }
     }
-    store<N>(out + i, best);
-    store_places<N>(indices + i, places);
+    store<N>(out + at + i, best);
+    store_places<N>(indices, at + i, wide && K == 0, places);
   }
 }
 
-template <int STEP, typename T, typename I>
-void pool(const MaxPoolPlan& p, const T* x, int64_t step, PoolWindow window, int64_t run, T* out,
-          I* indices) {
-  constexpr int N = kLanes<acc_t<T>>;
-  if (p.is_whole(window, 2)) {
-    pool_run<N, STEP, 2>(p, x, step, window, run, out, indices);
-  } else if (p.is_whole(window, 3)) {
-    pool_run<N, STEP, 3>(p, x, step, window, run, out, indices);
-  } else if (!window.empty()) {
-    pool_run<N, STEP, 0>(p, x, step, window, run, out, indices);
-  } else {  // all padding
-    for (int64_t i = 0; i < run; ++i) {
-      out[i] = static_cast<T>(-__builtin_inf());
-      indices[i] = 0;
+// In the widest vectors that the run fills.
+template <int N, int STEP, int K, typename T>
+inline void pool_run(const MaxPoolPlan& p, const T* x, int64_t step, const PoolWindow& window,
+                     int64_t run, T* out, void* indices, int64_t at) {
+  if constexpr (N > 1) {
+    if (run < N) {
+      return pool_run<N / 2, STEP, K>(p, x, step, window, run, out, indices, at);
     }
+  }
+  pool_vectors<N, STEP, K>(p, x, step, window, run, out, indices, at);
+}
+
+template <int STEP, typename T>
+void pool(const MaxPoolPlan& p, const T* x, int64_t step, const PoolWindow& window, int64_t run, T* out,
+          void* indices, int64_t at) {
+  constexpr int N = kLanes<acc_t<T>>;
+  if constexpr (STEP > 0) {
+    if (p.is_whole(window, 2)) {
+      return pool_run<N, STEP, 2>(p, x, step, window, run, out, indices, at);
+    }
+    if (p.is_whole(window, 3)) {
+      return pool_run<N, STEP, 3>(p, x, step, window, run, out, indices, at);
+    }
+  }
+  if (!window.empty()) {
+    return pool_run<N, STEP, 0>(p, x, step, window, run, out, indices, at);
+  }
+  for (int64_t i = at; i < at + run; ++i) {  // all padding
+    out[i] = static_cast<T>(-__builtin_inf());
+    store_places<1>(indices, i, p.wide, Vec<int32_t, 1>{});
   }
 }
 
@@ -146,33 +172,34 @@ inline void spread(Vec<acc_t<T>, N> grad, Vec<bits_t<acc_t<T>>, N> places, int64
 
 // The gradients of `run` outputs to their windows, which are as in pool_run. STEP is 2 only for
 // whole windows two pixels wide.
-template <int N, int STEP, int K, typename T, typename I>
-void spread_run(const MaxPoolPlan& p, const T* grad, const I* indices, int64_t step,
+template <int N, int STEP, int K, typename T>
+void spread_run(const MaxPoolPlan& p, const T* grad, const void* indices, int64_t at, int64_t step,
                 PoolWindow window, int64_t run, T* out) {
   if constexpr (N > 1) {
     if (run < N) {
-      return spread_run<N / 2, STEP, K>(p, grad, indices, step, window, run, out);
+      return spread_run<N / 2, STEP, K>(p, grad, indices, at, step, window, run, out);
     }
   }
   constexpr int kPixels = STEP == 2 && N > 1 ? 2 : 1;  // at once
   const auto [rows, columns] = window;
   const int64_t row_step = p.row_step, column_step = p.column_step, kernel_w = p.g.kernel_w;
+  const bool wide = p.wide;
   for (int64_t i = 0; i < run; i += N) {
     i = i + N > run ? run - N : i;
-    const auto v = load<N>(grad + i);
-    const auto places = load_places<N, acc_t<T>>(indices + i);
+    const auto v = load<N>(grad + at + i);
+    const auto places = load_places<N, acc_t<T>>(indices, at + i, wide && K == 0);
     T* to = out + i * step;
     if constexpr (K > 0) {
       OPS_UNROLL
       for (int tap = 0; tap < K * K; tap += kPixels) {
-        T* at = to + tap / K * row_step + tap % K * column_step;
-        spread<N, STEP>(v, places, step, tap, at);
+        T* tap_at = to + tap / K * row_step + tap % K * column_step;
+        spread<N, STEP>(v, places, step, tap, tap_at);
       }
     } else {
       for (int64_t row = rows.first; row < rows.end; ++row) {
         for (int64_t column = columns.first; column < columns.end; column += kPixels) {
-          T* at = to + row * row_step + column * column_step;
-          spread<N, STEP>(v, places, step, row * kernel_w + column, at);
+          T* tap_at = to + row * row_step + column * column_step;
+          spread<N, STEP>(v, places, step, row * kernel_w + column, tap_at);
         }
       }
     }
@@ -185,8 +212,8 @@ void convert_all(const A* from, T* to, int64_t n) {
 }
 
 // Rows of the output.
-template <typename T, typename I>
-void max_pool_rows(const MaxPoolPlan& p, const T* x, T* out, I* indices, int64_t begin,
+template <typename T>
+void max_pool_rows(const MaxPoolPlan& p, const T* x, T* out, void* indices, int64_t begin,
                    int64_t end) {
   const MaxPoolGeometry& g = p.g;
   for (int64_t row = begin; row < end; ++row) {
@@ -200,11 +227,11 @@ void max_pool_rows(const MaxPoolPlan& p, const T* x, T* out, I* indices, int64_t
       const T* from =
           image + p.offset(out_row * g.stride_h - g.padding_h, column * g.stride_w - g.padding_w);
       if (step == 1) {
-        pool<1>(p, from, step, window, run, out + at, indices + at);
+        pool<1>(p, from, step, window, run, out, indices, at);
       } else if (step == 2) {
-        pool<2>(p, from, step, window, run, out + at, indices + at);
+        pool<2>(p, from, step, window, run, out, indices, at);
       } else {
-        pool<0>(p, from, step, window, run, out + at, indices + at);
+        pool<0>(p, from, step, window, run, out, indices, at);
       }
       column += length;
     }
@@ -212,8 +239,8 @@ void max_pool_rows(const MaxPoolPlan& p, const T* x, T* out, I* indices, int64_t
 }
 
 // The gradient of an input whose pixels are in one window at most, for rows of the output.
-template <typename T, typename I>
-void max_pool_spread_rows(const MaxPoolPlan& p, const T* grad, const I* indices, T* out,
+template <typename T>
+void max_pool_spread_rows(const MaxPoolPlan& p, const T* grad, const void* indices, T* out,
                           int64_t begin, int64_t end) {
   constexpr int N = kLanes<acc_t<T>>;
   const MaxPoolGeometry& g = p.g;
@@ -235,13 +262,13 @@ void max_pool_spread_rows(const MaxPoolPlan& p, const T* grad, const I* indices,
       const int64_t at = (row * g.out_w + column) * p.pixel;
       T* to = image + p.offset(first_row, column * g.stride_w - g.padding_w);
       if (step == 1 && p.is_whole(window, 2)) {
-        spread_run<N, 1, 2>(p, grad + at, indices + at, step, window, run, to);
+        spread_run<N, 1, 2>(p, grad, indices, at, step, window, run, to);
       } else if (step == 1) {
-        spread_run<N, 1, 0>(p, grad + at, indices + at, step, window, run, to);
+        spread_run<N, 1, 0>(p, grad, indices, at, step, window, run, to);
       } else if (pairs && p.is_whole(window.columns)) {
-        spread_run<N, 2, 0>(p, grad + at, indices + at, step, window, run, to);
+        spread_run<N, 2, 0>(p, grad, indices, at, step, window, run, to);
       } else {
-        spread_run<N, 0, 0>(p, grad + at, indices + at, step, window, run, to);
+        spread_run<N, 0, 0>(p, grad, indices, at, step, window, run, to);
       }
       column += length;
     }

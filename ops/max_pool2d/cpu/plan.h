@@ -30,6 +30,7 @@ struct MaxPoolPlan {
   int64_t row_step, column_step;               // from tap to tap
   bool disjoint;                               // no pixel is in two windows,
   bool tiled;                                  // and each in one
+  bool wide;                                   // places are int64, not bytes
 
   explicit MaxPoolPlan(const MaxPoolGeometry& g)
       : g(g),
@@ -43,7 +44,8 @@ struct MaxPoolPlan {
                  (g.kernel_w - 1) * g.dilation_w < g.stride_w),
         tiled(g.kernel_h == g.stride_h && g.kernel_w == g.stride_w &&
               g.h + g.padding_h <= g.out_h * g.stride_h &&
-              g.w + g.padding_w <= g.out_w * g.stride_w) {
+              g.w + g.padding_w <= g.out_w * g.stride_w),
+        wide(g.index_type() == ScalarType::Long) {
     while (end_whole > 0 && horizontal[end_whole - 1].end < g.kernel_w) {
       --end_whole;
     }

@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from itertools import product
 
@@ -17,10 +18,11 @@ from torch import nn
 
 from app.config.errors import RunError, UserError
 from app.config.schema import ExportConfig
+from app.data.datasets import load_test_split
 from app.export import export as exporter
 from app.export.export import check, export
-from app.export.graph import BATCH, convert, newest_opset
-from app.inference.predictor import load_test_split, load_trained, torch_runner
+from app.export.graph import BATCH, build_graph, newest_opset
+from app.inference.predictor import load_data, load_torch
 
 # Only what a consumer has: the two packages, and not a module of this project's or of torch's.
 CONSUMER = """
@@ -86,7 +88,7 @@ def test_the_interface(make_run):
 
 def test_metadata(trained_run, tmp_path):
     (tmp_path / "best.pt").write_bytes((trained_run / "best.pt").read_bytes())
-    checkpoint = load_trained(str(tmp_path), "").checkpoint
+    checkpoint = load_torch(tmp_path).checkpoint
     about = metadata_of(exported(tmp_path))
     assert about["dataset"] == "digits"
     assert "fallback_from" not in about
@@ -109,7 +111,7 @@ def test_metadata_names_the_data_set_that_was_replaced(make_run):
 def test_runs_with_onnxruntime_and_numpy_alone(trained_run, tmp_path):
     (tmp_path / "best.pt").write_bytes((trained_run / "best.pt").read_bytes())
     exported(tmp_path)
-    trained = load_trained(str(tmp_path), "")
+    trained = load_torch(tmp_path)
     images = load_test_split("digits", "").images
     np.save(tmp_path / "images.npy", images.numpy())
     done = subprocess.run(
@@ -120,7 +122,7 @@ def test_runs_with_onnxruntime_and_numpy_alone(trained_run, tmp_path):
         check=True,
         timeout=100,
     )
-    predicted = torch_runner(trained, torch.device("cpu"))(images).argmax(1)
+    predicted = trained.logits(images).argmax(1)
     assert json.loads(done.stdout) == [str(label) for label in predicted.tolist()]
 
 
@@ -136,14 +138,16 @@ class Shifted(nn.Module):
 
 
 def shifted(by):
-    return lambda trained, cfg: convert(replace(trained, module=Shifted(trained.module, by)), cfg)
+    return lambda trained, cfg: build_graph(
+        replace(trained, module=Shifted(trained.module, by)), cfg
+    )
 
 
 @pytest.mark.parametrize("by", [2e-4, float("nan")])
 def test_a_wrong_model_is_rejected(make_run, monkeypatch, by):
     folder = make_run()
-    monkeypatch.setattr(exporter, "convert", shifted(by))
-    with pytest.raises(RunError, match=r"differ by more than 1e-05: .* kept as .*\.rejected$"):
+    monkeypatch.setattr(exporter, "build_graph", shifted(by))
+    with pytest.raises(RunError, match="differ by more than 1e-05: "):
         export(ExportConfig(checkpoint=str(folder)))
     assert sorted(path.name for path in folder.iterdir()) == ["best.pt", "model.onnx.rejected"]
     onnx.load(folder / "model.onnx.rejected")
@@ -156,7 +160,7 @@ def test_a_rejected_model_does_not_touch_an_earlier_one(make_run, monkeypatch):
     folder = make_run()
     exported(folder)
     before = (folder / "model.onnx").read_bytes()
-    monkeypatch.setattr(exporter, "convert", shifted(1.0))
+    monkeypatch.setattr(exporter, "build_graph", shifted(1.0))
     with pytest.raises(RunError):
         export(ExportConfig(checkpoint=str(folder)))
     assert (folder / "model.onnx").read_bytes() == before
@@ -166,18 +170,18 @@ def test_an_invalid_model_is_rejected(make_run, monkeypatch):
     folder = make_run()
 
     def broken(trained, cfg):
-        model = convert(trained, cfg)
+        model = build_graph(trained, cfg)
         model.graph.node[0].op_type = "Convolve"
         return model
 
-    monkeypatch.setattr(exporter, "convert", broken)
-    with pytest.raises(RunError, match="kept as"):
+    monkeypatch.setattr(exporter, "build_graph", broken)
+    with pytest.raises(onnx.checker.ValidationError):
         export(ExportConfig(checkpoint=str(folder)))
     assert sorted(path.name for path in folder.iterdir()) == ["best.pt", "model.onnx.rejected"]
 
 
 def test_check_infers_every_shape(make_run):
-    model = check(convert(load_trained(str(make_run("ncrelu", "depthwise")), ""), ExportConfig()))
+    model = check(build_graph(load_torch(make_run("ncrelu", "depthwise")), ExportConfig()))
     produced = {name for node in model.graph.node for name in node.output}
     known = {value.name for value in (*model.graph.value_info, *model.graph.output)}
     assert produced == known
@@ -240,7 +244,7 @@ def test_raw_pixels_in_and_classes_out(trained, exporter_name):
     assert all(value.doc_string for value in (*model.graph.input, *model.graph.output))
     images = load_test_split("digits", "").images
     logits, probabilities, index = inferred(model, images.numpy())
-    expected = torch_runner(load_trained(str(trained), ""), torch.device("cpu"))(images)
+    expected = load_torch(trained).logits(images)
     np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(probabilities, expected.softmax(1), rtol=1e-4, atol=1e-6)
     np.testing.assert_array_equal(index, expected.argmax(1))
@@ -258,7 +262,7 @@ def test_smaller_numbers(trained, capsys, settings, name, most):
     exported(trained)
     capsys.readouterr()
     model = exported(trained, name, **settings)
-    accuracy = load_trained(str(trained), "").checkpoint.metrics["test_accuracy"]
+    accuracy = load_torch(trained).checkpoint.metrics["test_accuracy"]
     printed = re.search(r"accuracy (.+)% \(fp32 in torch: (.+)%\)", capsys.readouterr().out)
     assert float(printed[2]) == pytest.approx(100 * accuracy, abs=0.01)
     assert float(printed[1]) >= 100 * accuracy - 0.3  # an image is 0.28 points
@@ -278,7 +282,7 @@ def test_what_loses_accuracy_is_refused(trained, monkeypatch):
         return model
 
     monkeypatch.setattr(exporter, "quantize", useless)
-    with pytest.raises(RunError, match=r"more than 0\.2 points of accuracy are lost: .*kept as"):
+    with pytest.raises(RunError, match="right predictions are lost, at most 2 may be: "):
         exported(trained, quantize="int8")
     assert not (trained / "model-int8.onnx").exists()
 
@@ -299,7 +303,7 @@ def test_the_report_shows_code_that_runs(trained, monkeypatch, capsys):
         text = (trained / name).with_suffix(".md").read_text()
         assert text.startswith(f"# {name}\n\nLeNet with ncrelu and depthwise convolutions")
         assert "| lenet_ops | NCReLU | 4 |" in text
-        for fact in ("accuracy", "parity", "latency, batch 1", "throughput, batch 1024"):
+        for fact in ("accuracy", "parity", "latency", "throughput"):
             assert re.search(rf"^\| {fact} \| .*\d", text, re.MULTILINE)
         capsys.readouterr()
         exec(re.search(r"```python\n(.+?)```", text, re.DOTALL)[1], {})
@@ -335,3 +339,57 @@ def test_the_command_shows_no_warning(command, make_run, tmp_path):
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr.startswith("error: no run under nowhere/")
     assert list((tmp_path / "here").iterdir()) == []
+
+
+@pytest.mark.parametrize("step", ["build_graph", "quantize", "compare", "write_card"])
+def test_programming_errors_keep_their_traceback(make_run, monkeypatch, step):
+    folder = make_run()
+
+    def mistake(*args, **kwargs):
+        raise ValueError("a mistake of the program")
+
+    monkeypatch.setattr(exporter, step, mistake)
+    with pytest.raises(ValueError, match="a mistake of the program"):
+        export(ExportConfig(checkpoint=str(folder), quantize="int8"))
+
+
+def test_int8_takes_any_number_of_validation_images(make_run):
+    """300 images: a batch of 250 would leave a shorter one, which the calibrator cannot stack."""
+    exported(make_run(val_size=300), "model-int8.onnx", quantize="int8")
+
+
+@pytest.mark.parametrize("preprocess", [False, True])
+def test_int8_is_calibrated_on_the_validation_images_alone(make_run, monkeypatch, preprocess):
+    folder, seen = make_run(val_size=40), []
+
+    def record(model, images):
+        seen.append(images)
+        return model
+
+    monkeypatch.setattr(exporter, "quantize", record)
+    settings = {"quantize": "int8", "preprocess": preprocess}
+    exported(folder, "model-int8.onnx", **settings)
+    original = load_torch(folder)
+    expected = load_data(original.checkpoint, "").val.images
+    if not preprocess:
+        expected = (expected / 255 - 0.2) / 0.3
+    (images,) = seen
+    torch.testing.assert_close(images, expected, rtol=0, atol=1e-6)
+
+
+def test_a_checkpoint_is_read_and_its_network_built_once(make_run, monkeypatch):
+    folder, calls = make_run("gelu", "depthwise"), Counter()
+
+    def counted(name, function):
+        def call(*args, **kwargs):
+            calls[name] += 1
+            return function(*args, **kwargs)
+
+        return call
+
+    for target in ("app.runs.checkpoint.build_model", "torch.load", "app.runs.checkpoint._check"):
+        module, _, name = target.rpartition(".")
+        function = getattr(sys.modules[module], name)
+        monkeypatch.setattr(target, counted(name, function))
+    exported(folder)
+    assert calls == {"build_model": 1, "load": 1, "_check": 1}

@@ -10,9 +10,9 @@ from torch import nn
 
 from app.config.errors import RunError
 from app.export import export as exporter
-from app.export.graph import BATCH, convert
-from app.inference.onnx_runtime import load_exported
-from app.inference.predictor import load_trained
+from app.export.graph import BATCH, build_graph
+from app.inference.onnx_runtime import load_onnx
+from app.inference.predictor import load_torch
 from tests.app.export.test_export import exported
 
 variants = pytest.mark.parametrize(
@@ -69,12 +69,11 @@ def test_images_of_any_size(make_run, conv, settings):
     model = exported(folder, **settings)
     sizes = model.graph.input[0].type.tensor_type.shape.dim
     assert [size.dim_param or size.dim_value for size in sizes] == [BATCH, 1, "height", "width"]
-    network, here = load_exported(str(folder), "", "cpu"), load_trained(str(folder), "")
-    original = here.network(torch.device("cpu"))
-    assert network.any_size and original.any_size
+    ours, theirs = load_onnx(folder), load_torch(folder)
+    assert ours.any_size and theirs.any_size
     for size in ((12, 12), (28, 28), (45, 70)):
         images = torch.randint(0, 256, (3, 1, *size), dtype=torch.uint8)
-        torch.testing.assert_close(network.run(images), original.run(images), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(ours.logits(images), theirs.logits(images), rtol=1e-4, atol=1e-5)
     assert "any size" in (folder / "model.md").read_text()
 
 
@@ -88,8 +87,8 @@ def test_a_difference_in_another_size_is_noticed(make_run, monkeypatch):
     def build(trained, cfg):
         trained = replace(trained, module=copy.deepcopy(trained.module))
         trained.module.classifier[3] = Forgetful()
-        return convert(trained, cfg)
+        return build_graph(trained, cfg)
 
-    monkeypatch.setattr(exporter, "convert", build)
+    monkeypatch.setattr(exporter, "build_graph", build)
     with pytest.raises(RunError, match="differ by more than"):
         exported(make_run(head="gap"))

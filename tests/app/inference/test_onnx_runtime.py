@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import numpy as np
 import onnx
 import onnxruntime
 import pytest
@@ -12,10 +13,10 @@ from app.config.errors import UserError
 from app.config.schema import ExportConfig
 from app.data.transforms import normalize
 from app.export.export import export
-from app.export.graph import convert, newest_opset
+from app.export.graph import build_graph, newest_opset
 from app.export.quantize import quantize
-from app.inference.onnx_runtime import load_exported, open_session, session_runner
-from app.inference.predictor import BATCH_SIZE, load_trained, torch_runner
+from app.inference.onnx_runtime import BATCH_SIZE, RUNTIME, load_onnx, open_session
+from app.inference.predictor import load_predictor, load_torch
 
 
 def some_images(count):
@@ -49,8 +50,8 @@ def exported(make_run, kept):
 def test_gives_torchs_logits(make_run, preprocess):
     folder = make_run("ncrelu", "depthwise")
     export(ExportConfig(checkpoint=str(folder), preprocess=preprocess, postprocess=preprocess))
-    theirs = torch_runner(load_trained(str(folder), ""), torch.device("cpu"))
-    ours = load_exported(str(folder), "", "cpu").run
+    theirs = load_torch(folder).logits
+    ours = load_onnx(folder).logits
     for count in (1, BATCH_SIZE + 1):
         images = some_images(count)
         torch.testing.assert_close(ours(images), theirs(images), rtol=1e-5, atol=1e-5)
@@ -59,7 +60,7 @@ def test_gives_torchs_logits(make_run, preprocess):
 def test_says_what_it_is(exported):
     outputs = str(exported.parents[1])
     for checkpoint in (None, str(exported), str(exported / "model.onnx")):
-        network = load_exported(checkpoint, outputs, "auto")
+        network = load_predictor(checkpoint, outputs, "onnx")
         assert network.folder == exported
         assert (network.dataset, network.fallback_from) == ("digits", "mnist")
         assert network.classes == list("abcdefghij")
@@ -69,8 +70,8 @@ def test_says_what_it_is(exported):
 @pytest.mark.parametrize("layout", ["function", "standard"])
 def test_nothing_is_warned_of(make_run, capfd, layout):
     """Neither by the exporter nor by ONNX Runtime as whoever gets the file opens it."""
-    trained = load_trained(str(make_run(network="lltm")), "")
-    content = convert(trained, ExportConfig(layout=layout)).SerializeToString()
+    trained = load_torch(make_run(network="lltm"))
+    content = build_graph(trained, ExportConfig(layout=layout)).SerializeToString()
     onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     assert capfd.readouterr() == ("", "")
 
@@ -85,7 +86,8 @@ def test_the_newest_opset_runs_and_the_next_does_not():
         opset = helper.make_opsetid("", version)
         model = helper.make_model(graph, opset_imports=[opset])
         model.ir_version = helper.find_min_ir_version_for([opset])
-        return session_runner(open_session(model.SerializeToString()), 0.0, 1.0)(some_images(1))
+        session = open_session(model.SerializeToString())
+        return session.run(None, {"image": np.zeros((1, 1, 28, 28), np.float32)})[0]
 
     assert run(newest_opset()).shape == (1, 1, 28, 28)
     with pytest.raises(Exception, match="opset"):
@@ -94,7 +96,7 @@ def test_the_newest_opset_runs_and_the_next_does_not():
 
 def test_recurrent_weights_are_kept_in_int8(make_run):
     cfg = ExportConfig(quantize="int8")
-    whole = convert(load_trained(str(make_run(network="lltm")), ""), cfg)
+    whole = build_graph(load_torch(make_run(network="lltm")), cfg)
     images = normalize(some_images(20), 0.2, 0.3)
     quantized = quantize(whole, images)
     assert quantized.ByteSize() < 0.35 * whole.ByteSize()
@@ -108,8 +110,8 @@ def test_recurrent_weights_are_kept_in_int8(make_run):
 def test_int8_saves_bytes_and_is_run_as_int8(make_run, tmp_path):
     images = normalize(some_images(20), 0.2, 0.3)
     for head, most in (("fc", 0.32), ("gap", 0.75)):
-        trained = load_trained(str(make_run("relu", "depthwise", head)), "")
-        whole = convert(trained, ExportConfig(quantize="int8"))
+        trained = load_torch(make_run("relu", "depthwise", head))
+        whole = build_graph(trained, ExportConfig(quantize="int8"))
         quantized = quantize(whole, images)
         assert quantized.ByteSize() < most * whole.ByteSize()
         options = onnxruntime.SessionOptions()
@@ -125,41 +127,13 @@ def test_int8_saves_bytes_and_is_run_as_int8(make_run, tmp_path):
 def test_int8_involutions_run_in_every_opset(make_run, opset):
     cfg = ExportConfig(quantize="int8", opset=opset)
     images = normalize(some_images(20), 0.2, 0.3)
-    whole = convert(load_trained(str(make_run("relu", "involution")), ""), cfg)
+    whole = build_graph(load_torch(make_run("relu", "involution")), cfg)
     session = open_session(quantize(whole, images).SerializeToString())
     assert session.run(None, {"image": images.numpy()})[0].shape == (20, 10)
 
 
-def damage(model):
-    model.graph.initializer[0].raw_data = b"\xff" * len(model.graph.initializer[0].raw_data)
-
-
-def empty(model):
-    for field in ("node", "initializer", "input", "output", "value_info"):
-        model.graph.ClearField(field)
-
-
 def unknown_operator(model):
     del model.functions[:]
-
-
-def other_size(model):
-    image = helper.make_tensor_value_info("image", TensorProto.FLOAT, ["batch", 1, 32, 32])
-    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 1024])
-    node = helper.make_node("Flatten", ["image"], ["logits"])
-    model.graph.CopyFrom(helper.make_graph([node], "other", [image], [logits]))
-
-
-def one_dynamic_side(model):
-    model.graph.input[0].type.tensor_type.shape.dim[3].dim_param = "width"
-
-
-def one_image(model):
-    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
-
-
-def rename_output(model):
-    model.graph.node[-1].output[0] = model.graph.output[0].name = "scores"
 
 
 def newer_opset(model):
@@ -174,7 +148,7 @@ def foreign(model):
     del model.metadata_props[:]
 
 
-def set_about(key, value):
+def set_metadata(key, value):
     def change(model):
         about = {item.key: item.value for item in model.metadata_props}
         helper.set_model_props(model, about | {key: value})
@@ -185,40 +159,21 @@ def set_about(key, value):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (damage, "damaged: its logits are not finite"),
-        (empty, "ONNX Runtime cannot run it: ort_value_name_idx_map"),
-        (unknown_operator, "ONNX Runtime cannot run it: Fatal error: lenet_ops:"),
-        (
-            other_size,
-            "it takes image tensor(float) ['batch', 1, 32, 32], not float or uint8 [batch, 1, 28",
-        ),
-        (one_dynamic_side, "it takes image tensor(float) ['batch', 1, 28, 'width'], not"),
-        (one_image, "it takes image tensor(float) [1, 1, 28, 28], not"),
-        (
-            rename_output,
-            "it gives scores tensor(float) ['batch', 10], not logits float [batch, 10]",
-        ),
+        (unknown_operator, f"{RUNTIME} cannot run it: Fatal error: lenet_ops:"),
         (newer_opset, "written in opset {next}, this ONNX Runtime reads up to {newest}"),
-        (newer_format, "ONNX Runtime cannot run it: Unsupported model IR version: 99"),
-        (foreign, "not a network of `python -m app.export_onnx`: its metadata has no 'dataset'"),
-        (
-            set_about("classes", '["0"]'),
-            "it gives logits tensor(float) ['batch', 10], not logits float [batch, 1]",
-        ),
-        (set_about("classes", "{}"), "its classes are {{}}"),
-        (set_about("classes", "["), "its metadata is damaged"),
-        (set_about("std", "0"), "mean 0.2 and std 0.0 of the pixels"),
-        (set_about("mean", "x"), "its metadata is damaged"),
-        (set_about("dataset", "cifar10"), "it was trained on 'cifar10'"),
+        (newer_format, f"{RUNTIME} cannot run it: Unsupported model IR version: 99"),
+        (foreign, "not a network of `python -m app.export_onnx`: no 'dataset' in its metadata"),
+        (set_metadata("classes", "["), "not a network of `python -m app.export_onnx`: Expecting"),
+        (set_metadata("dataset", "cifar10"), "unknown data set cifar10"),
     ],
 )
-def test_what_cannot_be_used_is_refused(exported, change, says):
+def test_unusable_files_are_refused_in_one_line(exported, change, says):
     path = exported / "model.onnx"
     model = onnx.load(path)
     change(model)
     onnx.save(model, path)
     with pytest.raises(UserError) as raised:
-        load_exported(str(path), "", "cpu")
+        load_onnx(path)
     message = str(raised.value)
     assert message.startswith(f"checkpoint={path}: ")
     assert says.format(newest=newest_opset(), next=newest_opset() + 1) in message
@@ -231,21 +186,25 @@ def test_damaged_files(exported, content):
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2] if content == "half" else content)
     with pytest.raises(UserError) as raised:
-        load_exported(str(path), "", "cpu")
+        load_onnx(path)
     assert str(raised.value) == f"checkpoint={path}: damaged, or not an ONNX model"
 
 
 def test_missing_files_and_devices(tmp_path, exported):
     for checkpoint, device, says in (
         (None, "cpu", f"no model.onnx under {tmp_path}/none/: export one with `python -m app.e"),
-        ("none.onnx", "cpu", "checkpoint=none.onnx: cannot be read: No such file or directory"),
+        ("none.onnx", "cpu", "checkpoint=none.onnx: No such file or directory: export"),
         ("a" * 5000, "cpu", "File name too long"),
-        (str(tmp_path), "cpu", f"checkpoint={tmp_path}/model.onnx: not there: export one with"),
+        (
+            str(tmp_path),
+            "cpu",
+            f"checkpoint={tmp_path}/model.onnx: No such file or directory: exp",
+        ),
         (str(exported / "best.pt"), "cpu", "best.pt: a checkpoint, export it first with `python"),
         (str(exported), "cuda:7", "device=cuda:7: this ONNX Runtime has no CUDA, choose from auto"),
     ):
         with pytest.raises(UserError) as raised:
-            load_exported(checkpoint, f"{tmp_path}/none", device)
+            load_predictor(checkpoint, f"{tmp_path}/none", "onnx", device)
         assert says in str(raised.value)
 
 

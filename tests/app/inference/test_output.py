@@ -4,7 +4,7 @@ import json
 import pytest
 import torch
 
-from app.inference.output import describe, format_confusion, print_pictures, to_csv, to_json
+from app.inference.output import accuracy_line, format_confusion, format_pictures, to_csv, to_json
 
 PROBABILITIES = torch.tensor([[0.5, 0.25, 0.25], [0.0, 0.012346, 0.987654]])
 CLASSES = ["no", "maybe", "yes"]
@@ -13,7 +13,7 @@ CLASSES = ["no", "maybe", "yes"]
 def test_confusion_and_mistakes(predictions):
     assert predictions.mistakes.tolist() == [False, False, False, True, False, True]
     assert predictions.confusion.tolist() == [[2, 0, 0], [0, 1, 1], [1, 0, 1]]
-    assert describe(predictions, "pets") == "pets test: 66.67% of 6 images right, 2 wrong"
+    assert accuracy_line(predictions) == "66.67% of 6 images right, 2 wrong"
     assert format_confusion(predictions).splitlines() == [
         "is             cat  a long n       dog  <- predicted",
         "cat              2         .         .",
@@ -36,23 +36,23 @@ def test_json(predictions):
     assert (about["dataset"], about["images"], about["wrong"]) == ("pets", 6, 2)
 
 
-def test_pictures_as_a_table(capsys):
-    print_pictures(["a.png", "longer.png"], PROBABILITIES, CLASSES, "table")
-    assert capsys.readouterr().out.splitlines() == [
+def test_pictures_as_a_table():
+    text = format_pictures(["a.png", "longer.png"], PROBABILITIES, CLASSES, "table")
+    assert text.splitlines() == [
         "a.png       no    50.00%",
         "longer.png  yes   98.77%",
     ]
 
 
-def test_pictures_as_csv(capsys):
-    print_pictures(["a, b.png", "longer.png"], PROBABILITIES, CLASSES, "csv")
-    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+def test_pictures_as_csv():
+    text = format_pictures(["a, b.png", "longer.png"], PROBABILITIES, CLASSES, "csv")
+    rows = list(csv.DictReader(text.splitlines()))
     assert rows[0] == {"file": "a, b.png", "predicted": "no", "probability": "0.500000"}
     assert [row["predicted"] for row in rows] == ["no", "yes"]
 
 
-def test_pictures_as_json(capsys):
-    print_pictures(["ä.png", "longer.png"], PROBABILITIES, CLASSES, "json")
-    first, second = json.loads(capsys.readouterr().out)
+def test_pictures_as_json():
+    text = format_pictures(["ä.png", "longer.png"], PROBABILITIES, CLASSES, "json")
+    first, second = json.loads(text)
     assert (first["file"], first["predicted"], first["probability"]) == ("ä.png", "no", 0.5)
     assert second["probabilities"] == {"no": 0.0, "maybe": 0.012346, "yes": 0.987654}

@@ -1,62 +1,111 @@
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from app.config.schema import ModelConfig
+from app.inference import plots
 from app.inference.metrics import Predictions
-from app.inference.plots import (
-    BLUE,
-    CELL,
-    DOT,
-    GAP,
-    RED,
-    draw_confusion,
-    draw_filters,
-    draw_mistakes,
-)
 from app.models import build_model
 
 
+def confused(labels, predicted, classes=("cat", "dog", "Ankle boot")):
+    wide = torch.linspace(0.5, 1, len(labels))
+    return Predictions(list(classes), torch.tensor(labels), torch.tensor(predicted), wide)
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """The figures that are drawn."""
+    drawn = []
+
+    class Recorded(Figure):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            drawn.append(self)
+
+    monkeypatch.setattr("matplotlib.figure.Figure", Recorded)
+    return drawn
+
+
+def texts(figure):
+    """Every visible text of a figure."""
+    return [item.get_text() for item in figure.findobj(lambda item: hasattr(item, "get_text"))]
+
+
+def outside(figure):
+    """The texts that the edge of a figure cuts."""
+    renderer, frame = figure.canvas.get_renderer(), figure.bbox
+    items = figure.findobj(lambda item: hasattr(item, "get_text") and item.get_text())
+    boxes = {item.get_text(): item.get_window_extent(renderer) for item in items}
+    return [
+        text
+        for text, box in boxes.items()
+        if box.x0 < -1 or box.y0 < -1 or box.x1 > frame.x1 + 1 or box.y1 > frame.y1 + 1
+    ]
+
+
 @pytest.mark.parametrize(("conv", "count"), [("standard", 6), ("depthwise", 1)])
-def test_filters(conv, count):
+def test_filters_are_red_below_zero_and_blue_above(figures, conv, count):
     model = build_model(ModelConfig(conv=conv), 10)
     weight = next(p for p in model.parameters() if p.ndim == 4 and p.shape[-1] == 5)
     with torch.no_grad():
         weight.fill_(0)
         weight[0, 0, 0, 0], weight[0, 0, 4, 4] = 2.0, -2.0
-    picture = draw_filters(model)
-    assert picture.dtype == np.uint8
-    assert picture.shape == (5 * DOT + 2 * GAP, count * (5 * DOT + GAP) + GAP, 3)
-    assert tuple(picture[GAP, GAP]) == BLUE
-    assert tuple(picture[GAP + 5 * DOT - 1, GAP + 5 * DOT - 1]) == RED
-    assert (picture[GAP + 2 * DOT, GAP + 2 * DOT] == 255).all()
-    assert (picture[GAP - 1, GAP : GAP + 5 * DOT] < 200).all()  # its border
+    picture = plots.draw_filters(model)
+    assert (picture.dtype, picture.shape[2]) == (np.uint8, 3)
+    *cells, colorbar = figures[0].axes
+    assert len(cells) == count
+    colors = cells[0].images[0].to_rgba(cells[0].images[0].get_array())
+    red, blue, white = colors[4, 4], colors[0, 0], colors[2, 2]
+    assert red[0] > 2 * red[2] and blue[2] > 2 * blue[0] and white[:3].min() > 0.95
+    assert colorbar.get_ylim() == pytest.approx((-2, 2))
+    assert outside(figures[0]) == []
 
 
 @pytest.mark.parametrize("kind", [{"name": "lltm"}, {"conv": "involution"}], ids=str)
-def test_a_network_without_filters(kind):
-    assert draw_filters(build_model(ModelConfig(**kind), 10)) is None
+def test_a_network_without_spatial_convolution_has_no_filters(kind):
+    assert plots.draw_filters(build_model(ModelConfig(**kind), 10)) is None
 
 
-def predictions(labels, predicted, classes=("cat", "dog", "Ankle boot")):
-    wide = torch.linspace(0.5, 1, len(labels))
-    return Predictions(list(classes), torch.tensor(labels), torch.tensor(predicted), wide)
-
-
-def test_confusion_is_dark_where_mistakes_are():
-    picture = draw_confusion(predictions([0, 0, 0, 1, 2, 2], [0, 1, 1, 1, 2, 0]))
-    assert picture.shape[0] > 3 * CELL
-    cells = picture[-3 * CELL - GAP : -GAP, -3 * CELL - GAP : -GAP]
-    shade = cells[2::CELL, 2::CELL].astype(int).sum(2)  # a corner of each cell
-    assert shade[0, 1] < shade[2, 0] < shade[1, 0] == 3 * 255  # twice, once, never
+def test_confusion_matrix_is_darkest_where_most_mistakes_are(figures):
+    picture = plots.draw_confusion(confused([0, 0, 0, 1, 2, 2], [0, 1, 1, 1, 2, 0]))
+    assert (picture.dtype, picture.shape[2]) == (np.uint8, 3)
+    (axes,) = figures[0].axes
+    shade = axes.images[0].get_array().sum(2)
+    assert shade[0, 1] < shade[2, 0] < shade[1, 0] == 3  # twice, once, never
     assert shade[0, 0] == shade[1, 1] == shade[2, 2]
-    assert shade[2, 0] > 500  # one mistake is no alarm
+    assert shade[2, 0] > 1.8  # one mistake is pale
+    assert {"true class", "predicted class", "3 of 6 images wrong"} <= set(texts(figures[0]))
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["cat", "dog", "Ankle boot"]
+    assert outside(figures[0]) == []
 
 
-def test_mistakes_are_the_wrong_ones():
+def test_predictions_show_mistakes_first(figures, predictions):
+    images = torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1).expand(6, 1, 28, 28)
+    png = plots.draw_predictions(predictions, images, "pets test")
+    assert png.startswith(b"\x89PNG")
+    (axes,) = figures[0].axes
+    assert [int(image.get_array()[0, 0]) for image in axes.images] == [5, 3, 1, 2, 0, 4]
+    shown = [text for text in texts(figures[0]) if text]
+    assert shown[:5] == ["pets test", "cat (80%)", "is dog", "dog (60%)", "is a long name"]
+    assert sum(text.startswith("is ") for text in shown) == 2
+    colors = {t.get_text(): t.get_color() for t in axes.texts}
+    assert (colors["cat (80%)"], colors["a long name (70%)"]) == (plots.WRONG, plots.RIGHT)
+    assert outside(figures[0]) == []
+
+
+def test_mistakes_are_the_wrong_ones(figures, predictions):
     images = torch.zeros(6, 1, 28, 28, dtype=torch.uint8)
-    one = draw_mistakes(predictions([0, 1], [0, 0]), images)
-    two = draw_mistakes(predictions([0, 1, 2], [0, 0, 1]), images)
-    assert two.shape[1] >= one.shape[1]
-    none = draw_mistakes(predictions([0, 1], [0, 1]), images)
-    assert none.shape[0] < one.shape[0]
+    plots.draw_mistakes(predictions, images)
+    assert len(figures[0].axes[0].images) == 2
+    assert "2 of 6 images wrong" in texts(figures[0])
+
+
+def test_a_perfect_network_has_plots_too(figures):
+    perfect = confused([0, 1], [0, 1])
+    images = torch.zeros(2, 1, 28, 28, dtype=torch.uint8)
+    for picture in (plots.draw_mistakes(perfect, images), plots.draw_confusion(perfect)):
+        assert picture.size > 0
+    assert plots.draw_predictions(perfect, images, "pets").startswith(b"\x89PNG")
+    assert all(outside(figure) == [] for figure in figures)

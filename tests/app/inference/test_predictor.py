@@ -3,14 +3,16 @@ import pytest
 import torch
 
 from app.config.errors import UserError
+from app.config.schema import DataConfig
+from app.data.datasets import load_dataset, load_test_split
 from app.data.transforms import normalize
 from app.inference.predictor import (
     BATCH_SIZE,
     load_data,
-    load_test_split,
-    load_trained,
-    torch_runner,
+    load_predictor,
+    load_torch,
 )
+from tests.app.idx import write_dataset
 
 
 def some_images(count):
@@ -21,40 +23,40 @@ def some_images(count):
 def test_the_newest_run_is_the_default(make_run):
     folder = make_run()
     outputs = str(folder.parents[1])
-    assert load_trained(None, outputs).folder == folder
-    assert load_trained(str(folder), "elsewhere").folder == folder
-    assert load_trained(str(folder / "best.pt"), "elsewhere").folder == folder
+    assert load_predictor(None, outputs).folder == folder
+    assert load_torch(folder).folder == folder
+    assert load_predictor(str(folder / "best.pt"), "elsewhere").folder == folder
 
 
 @pytest.mark.parametrize("count", [0, 1, BATCH_SIZE, BATCH_SIZE + 1])
 def test_torch_runner_normalises_and_takes_any_number(make_run, count):
-    trained, images = load_trained(str(make_run()), ""), some_images(count)
+    trained, images = load_torch(make_run()), some_images(count)
     data = trained.checkpoint.data
     with torch.no_grad():
         expected = trained.module(normalize(images, data["mean"], data["std"]))
-    logits = torch_runner(trained, torch.device("cpu"))(images)
+    logits = trained.logits(images)
     torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.cuda
 def test_torch_runner_on_a_gpu(make_run):
-    trained, images = load_trained(str(make_run("ncrelu", "depthwise")), ""), some_images(7)
-    expected = torch_runner(trained, torch.device("cpu"))(images)
-    logits = torch_runner(trained, torch.device("cuda"))(images)
+    trained, images = load_torch(make_run("ncrelu", "depthwise")), some_images(7)
+    expected = trained.logits(images)
+    logits = load_torch(trained.folder, "cuda").logits(images)
     assert logits.device.type == "cpu"
     np.testing.assert_allclose(logits, expected, rtol=1e-3, atol=1e-3)  # TF32 may be on
 
 
 def test_the_test_split_is_that_of_the_training_data(trained_run, make_run, tmp_path):
-    trained = load_trained(str(trained_run), "")
+    trained = load_torch(trained_run)
     split = load_test_split("digits", str(tmp_path))
-    predicted = torch_runner(trained, torch.device("cpu"))(split.images).argmax(1)
+    predicted = trained.logits(split.images).argmax(1)
     accuracy = (predicted == split.labels).double().mean().item()
     assert accuracy == pytest.approx(trained.checkpoint.metrics["test_accuracy"], abs=1e-9)
 
 
 def test_the_data_is_split_as_it_was_for_training(make_run):
-    trained = load_trained(str(make_run(val_size=40, split_seed=3)), "")
+    trained = load_torch(make_run(val_size=40, split_seed=3))
     val = load_data(trained.checkpoint, "").val
     assert len(val) == 40
     trained.checkpoint.data["split_seed"] = 4
@@ -68,10 +70,20 @@ def test_a_data_set_that_is_gone_is_not_replaced(make_run, tmp_path, monkeypatch
         raise data.DownloadError("no network")
 
     monkeypatch.setattr(data, "download", no_network)
-    trained = load_trained(str(make_run(name="mnist")), "")
+    trained = load_torch(make_run(name="mnist"))
     for load in (
         lambda: load_test_split("mnist", str(tmp_path)),
         lambda: load_data(trained.checkpoint, str(tmp_path)),
     ):
         with pytest.raises(UserError, match=r"mnist is not in .*no network"):
             load()
+
+
+def test_test_images_are_read_without_the_training_images(tmp_path, monkeypatch):
+    folder = write_dataset(tmp_path)
+    expected = load_dataset(DataConfig(root=str(tmp_path), val_size=1)).test
+    for path in folder.glob("train-*"):
+        path.write_bytes(b"damaged")
+    split = load_test_split("mnist", str(tmp_path))
+    assert torch.equal(split.images, expected.images)
+    assert torch.equal(split.labels, expected.labels)

@@ -8,7 +8,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from PIL import Image, ImageDraw, ImageFont
 
 from app.config.errors import UserError
-from app.inference.image_io import find_images, read_gray
+from app.inference.image_io import find_pictures, read_gray
 from app.inference.preprocess import BOX, CENTRE, SIDE, frame, to_digit
 
 
@@ -191,14 +191,14 @@ def test_not_a_picture(tmp_path):
             read_gray(path)
 
 
-def test_find_images(tmp_path):
+def test_find_pictures(tmp_path):
     folder = tmp_path / "pictures"
     (folder / "deeper").mkdir(parents=True)
     for name in ("b.png", "a.JPG", "notes.txt", "deeper/c.png", "odd[1].png"):
         (folder / name).write_bytes(b"")
 
     def names(pattern):
-        return [str(path.relative_to(folder)) for path in find_images(str(pattern))]
+        return [str(path.relative_to(folder)) for path in find_pictures(str(pattern))]
 
     assert names(folder) == ["a.JPG", "b.png", "odd[1].png"]
     assert names(folder / "*.png") == ["b.png", "odd[1].png"]
@@ -216,11 +216,11 @@ def test_find_images(tmp_path):
         ("*.txt", "no picture matches"),
     ],
 )
-def test_find_images_finds_nothing(pattern, says, tmp_path):
+def test_find_pictures_finds_nothing(pattern, says, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "a.txt").write_text("")
     with pytest.raises(UserError) as raised:
-        find_images(str(tmp_path / pattern))
+        find_pictures(str(tmp_path / pattern))
     assert str(raised.value) == f"input={tmp_path / pattern}: {says}"
 
 
@@ -235,11 +235,11 @@ def test_clothes_are_not_framed_as_digits():
         (255 - np.asarray(picture), None),
         (np.asarray(picture), True),
     ):
-        framed = frame(gray, "fashion_mnist", invert)
+        framed = frame(gray, "fashion_mnist", invert)[0].numpy()
         assert framed.dtype == np.uint8
         assert np.abs(framed - expected)[9:19].mean() < 12  # the edges of strokes are smoothed
         assert framed[:7].max() == framed[21:].max() == 0
     assert frame(np.full((50, 60), 255, np.uint8), "fashion_mnist") is None
     np.testing.assert_array_equal(
-        frame(np.asarray(drawn()), "mnist"), to_digit(np.asarray(drawn()))
+        frame(np.asarray(drawn()), "mnist")[0], to_digit(np.asarray(drawn()))
     )

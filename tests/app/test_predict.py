@@ -1,6 +1,8 @@
 import csv
 import io
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -10,11 +12,10 @@ from PIL import Image, ImageDraw, ImageFont
 
 from app.config.errors import UserError
 from app.config.schema import ExportConfig, PredictConfig
-from app.data.datasets import Split
+from app.data.datasets import load_test_split
 from app.export.export import export
-from app.inference.plots import draw
-from app.inference.predict import predict
-from app.inference.predictor import load_test_split, load_trained
+from app.inference.output import predict
+from app.inference.predictor import load_torch
 
 
 def picture(path, text, size=100):
@@ -30,25 +31,10 @@ def cfg(trained_run, tmp_path):
     return PredictConfig(checkpoint=str(tmp_path / "best.pt"), device="cpu")
 
 
-def test_the_picture_shows_mistakes_first(predictions, monkeypatch):
-    shown = []
-
-    def draw_grid(title, tiles):
-        shown.extend(tiles)
-        return Image.new("L", (1, 1))
-
-    monkeypatch.setattr("app.inference.plots.draw_grid", draw_grid)
-    images = torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1)
-    draw(predictions, Split(images, predictions.labels), "pets")
-    assert [tile.image.item() for tile in shown] == [5, 3, 1, 2, 0, 4]
-    assert [tile.truth for tile in shown] == ["dog", "a long name", None, None, None, None]
-    assert shown[0].caption == "cat (80%)"
-
-
 def test_the_test_split(cfg, tmp_path, capsys):
     predict(cfg)
     output = capsys.readouterr().out
-    trained = load_trained(cfg.checkpoint, "")
+    trained = load_torch(cfg.checkpoint)
     accuracy = trained.checkpoint.metrics["test_accuracy"]
     assert accuracy > 0.8
     assert output.startswith(f"digits test: {accuracy:.2%} of 359 images right, ")
@@ -72,12 +58,6 @@ def test_the_test_split(cfg, tmp_path, capsys):
 def test_a_data_set_used_instead_is_named(make_run, capsys):
     predict(PredictConfig(checkpoint=str(make_run(fallback_from="mnist")), device="cpu"))
     assert capsys.readouterr().out.startswith("digits (instead of mnist) test: ")
-
-
-def test_a_perfect_model_has_a_picture_too(cfg, predictions):
-    right = replace(predictions, predicted=predictions.labels)
-    split = Split(torch.zeros(6, 1, 28, 28, dtype=torch.uint8), predictions.labels)
-    assert draw(right, split, "pets").startswith(b"\x89PNG")
 
 
 def test_pictures(cfg, tmp_path, capsys):
@@ -131,12 +111,10 @@ def test_files_are_written_though_nobody_reads(cfg, tmp_path, monkeypatch):
 def test_standard_input(cfg, tmp_path, capsys, monkeypatch):
     for text in "17":
         picture(tmp_path / f"{text}.png", text)
-    contents = [(tmp_path / f"{text}.png").read_bytes() for text in "17"]
     names = f"{tmp_path}/1.png\n\n{tmp_path}/7.png\n".encode()
     for content, expected in (
         (names, [f"{tmp_path}/1.png", f"{tmp_path}/7.png"]),
-        (contents[0], ["-"]),
-        (contents[0] + contents[1], ["-#1", "-#2"]),
+        ((tmp_path / "1.png").read_bytes(), ["-"]),
     ):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
         predict(replace(cfg, input="-", format="csv"))
@@ -145,7 +123,7 @@ def test_standard_input(cfg, tmp_path, capsys, monkeypatch):
         assert rows[0]["predicted"] == "1"
     for content, says in (
         (b"", "input=-: standard input is empty"),
-        (b"\x89PNG\r\n\x1a\n\0 half", "input=-: not a picture, or of a format unknown here"),
+        (b"\x89PNG\r\n\x1a\n\0 half", "input=-: not a picture, or of an unknown format"),
         (b"no-such-file.png", "input=no-such-file.png: no such file or folder"),
     ):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
@@ -178,7 +156,7 @@ def test_pictures_as_they_are(make_run, tmp_path, capsys):
     Image.fromarray(255 - images[0]).save(pictures / "dark on light.png")
     Image.fromarray(np.pad(images[1], ((3, 9), (20, 41)))).save(pictures / "wide.png")
     cfg = PredictConfig(checkpoint=str(folder), device="cpu", format="json", frame=False)
-    expected = load_trained(str(folder), "").network(torch.device("cpu")).run
+    expected = load_torch(folder).logits
     capsys.readouterr()
     for runtime in ("torch", "onnx"):
         predict(replace(cfg, runtime=runtime, input=str(pictures)))
@@ -212,7 +190,7 @@ def test_sizes_that_do_not_fit(make_run, tmp_path, head, size, says):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"input": "note.txt"}, "input={}/note.txt: not a picture, or of a format unknown here"),
+        ({"input": "note.txt"}, "input={}/note.txt: not a picture, or of an unknown format"),
         ({"input": "missing.png"}, "input={}/missing.png: no such file or folder"),
         ({"input": "*.zzz"}, "input={}/*.zzz: no picture matches"),
         ({"input": "a" * 5000}, "input={}/" + "a" * 5000 + ": File name too long"),
@@ -254,3 +232,25 @@ def test_the_command(command, trained_run, tmp_path):
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr == "error: input=nothing.png: no such file or folder\n"
     assert list((tmp_path / "here").iterdir()) == []
+
+
+def test_processes_may_predict_at_once_in_one_run(trained_run, tmp_path):
+    """None fails on another's temporary file, and what they leave is whole."""
+    (tmp_path / "best.pt").write_bytes((trained_run / "best.pt").read_bytes())
+    code = """
+import sys
+from app.config.schema import PredictConfig
+from app.inference import output
+output.draw_predictions = lambda *_: b"picture" * 1000
+for _ in range(20):
+    output.predict(PredictConfig(checkpoint=sys.argv[1], device="cpu", format="csv"))
+"""
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    running = [subprocess.Popen(command, **quiet) for _ in range(3)]
+    for process in running:
+        _, errors = process.communicate(timeout=200)
+        assert process.returncode == 0, errors
+    assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 360
+    names = ["best.pt", "predictions.csv", "predictions.png"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names

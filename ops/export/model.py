@@ -1,19 +1,31 @@
-"""ONNX models of networks that use the operators: one call for both exporters of torch."""
+"""export_onnx: one call for both of PyTorch's exporters."""
 
 import io
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
-import onnx
+try:
+    import onnx
+    import onnxscript  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        "ops.export needs onnx and onnxscript: pip install 'lenet-ops[onnx]'", name=error.name
+    ) from error
 import torch
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, helper
-from onnx.inliner import inline_selected_functions
+from onnx.inliner import inline_local_functions, inline_selected_functions
 from onnx.version_converter import convert_version
+from onnxscript import optimizer
 from torch import nn
 
-from ops.exporters import register_symbolics, translation_table
-from ops.onnx import DOMAIN, VERSION, functions, inline
+from ops.export.operators import (
+    DOMAIN,
+    VERSION,
+    functions,
+    register_symbolics,
+    translation_table,
+)
 
 Exporter = Literal["symbolic", "dynamo"]
 Layout = Literal["function", "standard"]
@@ -34,7 +46,7 @@ def export_onnx(
     output_names: Sequence[str] = ("output",),
     dynamic_axes: Mapping[str, Mapping[int, str]] | None = None,
 ) -> ModelProto:
-    """Exports a network; its operators keep their meaning in every runtime.
+    """Export a network to ONNX; every runtime can run its operators.
 
     Args:
         module: The network, in evaluation mode. In float64 the model is right, but ONNX Runtime's
@@ -84,7 +96,7 @@ def export_onnx(
     )
     model = _carry_functions(_convert(model, opset_version), opset_version)
     if layout == "standard":
-        model = inline(model)
+        model = _inline(model)
     model.ir_version = helper.find_min_ir_version_for(list(model.opset_import), ignore_unknown=True)
     return model
 
@@ -140,7 +152,7 @@ def _export_dynamo(
 
 
 def _convert(model: ModelProto, opset_version: int) -> ModelProto:
-    """Converts standard operators to another version of theirs; ours are nodes without meaning."""
+    """Convert the standard operators to another version; ours are nodes without functions."""
     if _opset_of(model) == opset_version:
         return model
     ours = [(f.domain, f.name) for f in model.functions if f.domain == DOMAIN]
@@ -155,7 +167,7 @@ def _convert(model: ModelProto, opset_version: int) -> ModelProto:
 
 
 def _carry_functions(model: ModelProto, opset_version: int) -> ModelProto:
-    """Gives the model the meaning of those of our operators that it uses, and of no other."""
+    """Add the functions of those of our operators that the model uses."""
     used: dict[str, int] = {}  # the most inputs that a node of this name has
     for node in _nodes(model.graph):
         if node.domain == DOMAIN:
@@ -176,8 +188,15 @@ def _carry_functions(model: ModelProto, opset_version: int) -> ModelProto:
     return model
 
 
+def _inline(model: ModelProto) -> ModelProto:
+    """Return the model with functions in place of their nodes, and simplified."""
+    model = inline_local_functions(model)
+    del model.graph.value_info[:]  # of tracing: in some, a dynamic size is the example's
+    return optimizer.optimize(model)
+
+
 def _drop_inputs(function: FunctionProto, given: int) -> None:
-    """Leaves out of the body the optional last inputs that no node gives.
+    """Drop from the body the optional last inputs that no node gives.
 
     ONNX Runtime does not optimise a Conv with an empty third input as one with two.
     """

@@ -1,0 +1,20 @@
+from app.config.cli import hydra_main
+from app.config.errors import UserError
+from app.config.schema import DrawConfig
+
+
+@hydra_main("draw", DrawConfig)
+def main(cfg: DrawConfig) -> None:
+    """Serve a page to draw digits on, answered by the trained networks."""
+    try:
+        from app.web.server import serve
+    except ModuleNotFoundError as error:
+        if error.name not in ("starlette", "uvicorn"):
+            raise
+        raise UserError(f"{error.name} is missing: pip install 'lenet-ops[web]'") from error
+
+    serve(cfg)
+
+
+if __name__ == "__main__":
+    main()

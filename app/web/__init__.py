@@ -1,0 +1,1 @@
+"""A page to draw digits on, and the server that answers it."""

@@ -1,0 +1,86 @@
+"""From a picture in a request to the answer in JSON."""
+
+import base64
+import io
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from app.config.errors import UserError
+from app.inference.image_io import Gray, read_gray
+from app.inference.predictor import TorchPredictor
+from app.inference.preprocess import SIDE, frame
+from app.web.feature_maps import predict_with_maps
+from app.web.networks import load_network
+
+MOST_PIXELS = 4096 * 4096  # of a picture: a small PNG file may hold gigabytes of them
+_PNG = b"\x89PNG\r\n\x1a\n"
+_HEADER = struct.Struct(">8s8xII")  # signature, width, height
+
+
+def read_picture(body: bytes, width: int | None) -> Gray:
+    """Read the picture of a request: a PNG file or, with `width`, bytes of gray row by row.
+
+    Raises:
+        UserError: It is neither, damaged, or too large.
+    """
+    if width is not None:
+        if not (width > 0 and body and len(body) % width == 0):
+            raise UserError(f"{len(body)} bytes are not rows of width={width}")
+        return np.frombuffer(body, np.uint8).reshape(-1, width)
+    if len(body) < _HEADER.size or not body.startswith(_PNG):
+        raise UserError("not a PNG picture; with width=... gray bytes are taken, too")
+    _, columns, rows = _HEADER.unpack_from(body)
+    if columns * rows > MOST_PIXELS:
+        raise UserError(f"picture of {columns}x{rows} pixels: at most {MOST_PIXELS:,} are taken")
+    try:
+        return read_gray(io.BytesIO(body), "picture")
+    except UserError as error:
+        raise UserError(str(error).removeprefix("input=")) from error
+
+
+def answer(path: Path, gray: Gray, framed: bool, with_maps: bool) -> dict[str, Any]:
+    """Predict a picture.
+
+    Args:
+        path: File of the network.
+        gray: The picture.
+        framed: Whether it is 28x28, as the network takes it; False: it is framed as
+            `python -m app.predict` does.
+        with_maps: Whether to return the first layers' outputs.
+
+    Returns:
+        `class` and `probabilities`, both None for a blank picture; `image`, as the network got it;
+        `maps`; and `milliseconds` of framing and network.
+
+    Raises:
+        UserError: The network cannot be used, or the picture is not 28x28.
+    """
+    network, start = load_network(path), time.perf_counter()
+    if framed and gray.shape != (SIDE, SIDE):
+        raise UserError(f"frame=false: takes {SIDE}x{SIDE} pixels, not {gray.shape[1]}x{len(gray)}")
+    image = torch.tensor(gray)[None] if framed else frame(gray, network.dataset)
+    between = time.perf_counter()
+    result: dict[str, Any] = {"classes": network.classes, "class": None, "probabilities": None}
+    result |= {"image": None, "maps": None}
+    if image is not None:
+        images = image[None]
+        if with_maps and isinstance(network, TorchPredictor):
+            logits, maps = predict_with_maps(network, images)
+            result["maps"] = [item.to_json() for item in maps]
+        else:
+            logits = network.logits(images)
+        probabilities = logits[0].softmax(0)
+        result["class"] = network.classes[int(probabilities.argmax())]
+        result["probabilities"] = [round(value, 5) for value in probabilities.tolist()]
+        result["image"] = base64.b64encode(image.numpy().tobytes()).decode()
+    end = time.perf_counter()
+    result["milliseconds"] = {
+        "framing": round(1e3 * (between - start), 2),
+        "network": round(1e3 * (end - between), 2),
+    }
+    return result

@@ -1,0 +1,73 @@
+"""Refusal of requests from other sites, and the headers that fence in the page."""
+
+import ipaddress
+import socket
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+LOOPBACK = {"127.0.0.1", "::1", "localhost"}
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-cache",
+}
+
+
+class Guard:
+    """Let through requests for this server's own names that come from its own pages.
+
+    A page of another site can have its name resolve to this machine (DNS rebinding); its Host
+    header tells. One that posts here without that is told by its Origin header.
+
+    Args:
+        app: What answers the other requests.
+        host: The address that the server listens on.
+    """
+
+    def __init__(self, app: ASGIApp, host: str) -> None:
+        self._app, self._host = app, host
+        self._local = host in LOOPBACK
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer 403 to foreign requests, and add the headers to every answer."""
+        headers = Headers(scope=scope)
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        host, origin = headers.get("host", ""), headers.get("origin")
+        refused = None
+        if not self._is_own(host):
+            refused = f"Host: {host}: not this server's name"
+        elif origin is not None and origin != f"{scope['scheme']}://{host}":
+            refused = f"Origin: {origin}: another site"
+        app = self._app if refused is None else JSONResponse({"error": refused}, 403)
+        await app(scope, receive, send_with_headers)
+
+    def _is_own(self, host: str) -> bool:
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:
+            return False
+        if name in LOOPBACK or name == self._host.lower():
+            return True
+        return not self._local and (name == socket.gethostname().lower() or _is_address(name))
+
+
+def _is_address(name: str) -> bool:
+    """Return whether `name` is an IP address, which no foreign site can rebind."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

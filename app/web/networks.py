@@ -1,0 +1,121 @@
+"""The trained networks under `outputs`: a list to choose from, and each one loaded once."""
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.config.errors import UserError
+from app.inference.predictor import Predictor, load_torch
+from app.runs.folder import find_checkpoint, read_settings, read_summary
+
+CHECKPOINT = "best.pt"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file that holds a network.
+
+    Attributes:
+        id: Its name in requests, unique among all entries.
+        path: The checkpoint or the exported file.
+        title: Kind of network, for people.
+        runtime: What runs it, for people.
+        accuracy: On the test images, in [0, 1]; None: unknown.
+        started: When the run was started.
+    """
+
+    id: str
+    path: Path
+    title: str
+    runtime: str
+    accuracy: float | None
+    started: str
+
+
+def find_networks(outputs: str, first: str | None = None) -> dict[str, Entry]:
+    """List the networks under `outputs` by id, the newest run first.
+
+    Args:
+        outputs: Where runs are.
+        first: A checkpoint, an exported file or a run folder to begin the list with.
+
+    Raises:
+        UserError: There is none.
+    """
+    root = Path(outputs)
+    files = [*root.rglob(CHECKPOINT), *root.rglob("*.onnx")]
+    times = {path: path.stat().st_mtime_ns for path in files}
+    newest: dict[Path, int] = {}
+    for path in files:  # a run is as old as its checkpoint, whatever was exported later
+        newest[path.parent] = min(newest.get(path.parent, times[path]), times[path])
+    files.sort(
+        key=lambda path: (-newest[path.parent], path.suffix != ".pt", path.name.count("-"), path)
+    )
+    if first is not None:
+        path = Path(first)
+        path = path / CHECKPOINT if path.is_dir() else path
+        if not path.is_file():
+            raise UserError(f"checkpoint={first}: no such file")
+        files = [path, *(file for file in files if file.resolve() != path.resolve())]
+    if not files:
+        find_checkpoint(outputs)  # raises: there is none
+    ids = [_id(path, root) for path in files]
+    return {id: _entry(id, path) for id, path in zip(ids, files, strict=True)}
+
+
+def _id(path: Path, root: Path) -> str:
+    return (path.relative_to(root) if path.is_relative_to(root) else path).as_posix()
+
+
+def _entry(id: str, path: Path) -> Entry:
+    model: dict[str, Any] = {}
+    accuracy = None
+    try:
+        model = read_settings(path.parent)["model"]
+        accuracy = read_summary(path.parent).get("test_accuracy")
+    except (UserError, KeyError):  # moved away from its run, or not finished
+        pass
+    title = "LLTM" if model.get("name") == "lltm" else " ".join(map(str, _kind(model)))
+    folder = path.parent
+    return Entry(
+        id=id,
+        path=path,
+        title=title or folder.name,
+        runtime=_runtime(path),
+        accuracy=accuracy,
+        started=f"{folder.parent.name} {folder.name[:8].replace('-', ':')}",
+    )
+
+
+def _kind(model: dict[str, Any]) -> list[Any]:
+    usual = {"head": "fc"}
+    values = ((key, model.get(key)) for key in ("act", "conv", "head"))
+    return [value for key, value in values if value and value != usual.get(key)]
+
+
+def _runtime(path: Path) -> str:
+    if path.suffix == ".pt":
+        return "torch"
+    return f"ONNX {path.stem.removeprefix('model').replace('-', ' ').strip()}".strip()
+
+
+def load_network(path: Path) -> Predictor:
+    """Return the network in a file, read again only when the file has changed.
+
+    Raises:
+        UserError: The file cannot be used.
+    """
+    try:
+        return _load(path, path.stat().st_mtime_ns)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from error
+
+
+@functools.lru_cache(maxsize=16)
+def _load(path: Path, _modified: int) -> Predictor:
+    if path.suffix == ".onnx":
+        from app.inference.onnx_runtime import load_onnx  # late: loading it is slow
+
+        return load_onnx(path, threads=1)
+    return load_torch(path)

@@ -1,0 +1,20 @@
+// Requests to app/web/server.py.
+
+export async function request(path, query = {}, body = undefined) {
+  const address = `api/${path}?${new URLSearchParams(query)}`;
+  let response;
+  try {
+    response = await fetch(address, body === undefined ? {} : { method: "POST", body });
+  } catch {
+    throw new Error("The server does not answer. Is it still running?");
+  }
+  const failed = { error: `The server failed with status ${response.status}.` };
+  const answer = await response.json().catch(() => failed);
+  if (!response.ok) throw new Error(answer.error);
+  return answer;
+}
+
+export function decode(base64, type = Uint8Array) {
+  const bytes = Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
+  return new type(bytes.buffer);
+}

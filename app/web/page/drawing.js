@@ -1,0 +1,234 @@
+// The drawing area: strokes by mouse, pen, touch and keyboard; pictures; undo.
+//
+// A state is one of {strokes}, {picture, png} and {pixels}: what was drawn, a picture file, or a
+// test image. States are never changed but replaced, so that undo is a stack of them.
+
+export const SIDE = 140; // pixels of the drawing that the server gets
+const PEN = 0.075; // width of a stroke; lengths are shares of the drawing's side
+const STEP = 0.04; // of the keyboard's pen
+const EMPTY = { strokes: [] };
+const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+
+export function isEmpty(state) {
+  return state.strokes?.length === 0;
+}
+
+export function drawStrokes(context, strokes, side, colour) {
+  context.lineCap = context.lineJoin = "round";
+  context.lineWidth = PEN * side;
+  context.strokeStyle = colour;
+  for (const points of strokes) {
+    const [first, ...rest] = points.map(([x, y]) => [x * side, y * side]);
+    context.beginPath();
+    context.moveTo(...first);
+    context.lineTo(...first); // a single point becomes a dot
+    let last = first;
+    for (const point of rest) {
+      context.quadraticCurveTo(...last, (last[0] + point[0]) / 2, (last[1] + point[1]) / 2);
+      last = point;
+    }
+    context.lineTo(...last);
+    context.stroke();
+  }
+}
+
+export class Drawing extends EventTarget {
+  #canvas;
+  #context;
+  #history = [];
+  #state = EMPTY;
+  #stroke = null; // the points of the one being drawn
+  #pen = { x: 0.5, y: 0.3, down: false, visible: false };
+  #held = new Set();
+
+  constructor(canvas) {
+    super();
+    this.#canvas = canvas;
+    this.#context = canvas.getContext("2d");
+    canvas.addEventListener("pointerdown", (event) => this.#press(event));
+    canvas.addEventListener("pointermove", (event) => this.#move(event));
+    canvas.addEventListener("pointerup", () => this.#lift());
+    canvas.addEventListener("pointercancel", () => this.#lift());
+    canvas.addEventListener("keydown", (event) => this.#key(event));
+    canvas.addEventListener("keyup", (event) => this.#held.delete(event.key));
+    canvas.addEventListener("focus", () => this.#showPen(canvas.matches(":focus-visible")));
+    canvas.addEventListener("blur", () => this.#leave());
+    new ResizeObserver(() => this.#resize()).observe(canvas);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.paint());
+  }
+
+  get state() {
+    return this.#stroke ? { strokes: [...this.#strokes(), this.#stroke] } : this.#state;
+  }
+
+  get canUndo() {
+    return this.#history.length > 0;
+  }
+
+  show(state) {
+    this.#stroke = null;
+    this.#pen.down = false;
+    this.#history.push(this.#state);
+    this.#state = state;
+    this.#changed();
+  }
+
+  clear() {
+    if (!isEmpty(this.state)) this.show(EMPTY);
+  }
+
+  undo() {
+    if (this.#stroke) return this.#lift();
+    if (!this.canUndo) return;
+    this.#state = this.#history.pop();
+    this.#changed();
+  }
+
+  // The state as 140x140 bytes of gray, bright on black.
+  toGray() {
+    const canvas = new OffscreenCanvas(SIDE, SIDE);
+    const context = canvas.getContext("2d", { willReadFrequently: true });
+    context.fillRect(0, 0, SIDE, SIDE);
+    drawStrokes(context, this.state.strokes, SIDE, "white");
+    const { data } = context.getImageData(0, 0, SIDE, SIDE);
+    return Uint8Array.from({ length: SIDE * SIDE }, (_, index) => data[4 * index]);
+  }
+
+  #strokes() {
+    return this.#state.strokes ?? []; // drawing over a picture begins anew
+  }
+
+  #place(event) {
+    const box = this.#canvas.getBoundingClientRect();
+    return [(event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height];
+  }
+
+  #press(event) {
+    if (!event.isPrimary || event.button !== 0) return;
+    this.#lift();
+    this.#pen.visible = false;
+    try {
+      this.#canvas.setPointerCapture(event.pointerId);
+    } catch {
+      // the pointer is gone already: the stroke ends with the next event
+    }
+    this.#stroke = [this.#place(event)];
+    this.#changed();
+  }
+
+  #move(event) {
+    if (!this.#stroke || this.#pen.down || !event.isPrimary) return;
+    const events = event.getCoalescedEvents?.() ?? [];
+    const places = (events.length ? events : [event]).map((each) => this.#place(each));
+    this.#stroke = [...this.#stroke, ...places];
+    this.#changed();
+  }
+
+  #lift() {
+    if (!this.#stroke) return;
+    this.#history.push(this.#state);
+    this.#state = this.state;
+    this.#stroke = null;
+    this.#setPen(false);
+    this.#changed();
+  }
+
+  #key(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.key === " ") {
+      if (!event.repeat) this.#pen.down ? this.#lift() : this.#lower();
+    } else if (event.key in ARROWS) {
+      this.#held.add(event.key);
+      this.#step(event.shiftKey ? STEP / 4 : STEP);
+    } else if (event.key === "Escape") {
+      this.#lift();
+    } else {
+      return;
+    }
+    event.preventDefault();
+    this.#showPen(true);
+  }
+
+  #lower() {
+    this.#setPen(true);
+    this.#stroke = [[this.#pen.x, this.#pen.y]];
+    this.#changed();
+  }
+
+  #step(length) {
+    for (const key of this.#held) {
+      const [x, y] = ARROWS[key];
+      this.#pen.x = Math.min(1, Math.max(0, this.#pen.x + x * length));
+      this.#pen.y = Math.min(1, Math.max(0, this.#pen.y + y * length));
+    }
+    if (!this.#pen.down) return;
+    this.#stroke = [...this.#stroke, [this.#pen.x, this.#pen.y]];
+    this.#changed();
+  }
+
+  #setPen(down) {
+    if (this.#pen.down === down) return;
+    this.#pen.down = down;
+    this.dispatchEvent(new CustomEvent("pen", { detail: down }));
+  }
+
+  #showPen(visible) {
+    this.#pen.visible = visible;
+    this.paint();
+  }
+
+  #leave() {
+    this.#held.clear();
+    if (this.#pen.down) this.#lift();
+    this.#showPen(false);
+  }
+
+  #changed() {
+    this.paint();
+    this.dispatchEvent(new Event("change"));
+  }
+
+  #resize() {
+    this.#canvas.width = this.#canvas.height =
+      Math.round(this.#canvas.clientWidth * devicePixelRatio);
+    this.paint();
+  }
+
+  paint() {
+    const [context, side, state] = [this.#context, this.#canvas.width, this.state];
+    const style = getComputedStyle(this.#canvas);
+    context.clearRect(0, 0, side, side);
+    if (state.strokes) drawStrokes(context, state.strokes, side, style.color);
+    if (state.picture) {
+      const { width, height } = state.picture;
+      const scale = side / Math.max(width, height);
+      const [w, h] = [width * scale, height * scale];
+      context.drawImage(state.picture, (side - w) / 2, (side - h) / 2, w, h);
+    }
+    if (state.pixels) drawPixels(context, state.pixels, side);
+    if (this.#pen.visible) this.#paintPen(context, side, style.getPropertyValue("--accent"));
+  }
+
+  #paintPen(context, side, colour) {
+    context.beginPath();
+    context.arc(this.#pen.x * side, this.#pen.y * side, (PEN / 2) * side, 0, 2 * Math.PI);
+    context.lineWidth = 2 * devicePixelRatio;
+    context.strokeStyle = context.fillStyle = colour;
+    this.#pen.down ? context.fill() : context.stroke();
+  }
+}
+
+// A test image, in squares; its background is black.
+function drawPixels(context, pixels, side) {
+  const image = new OffscreenCanvas(28, 28);
+  paintGray(image.getContext("2d"), pixels);
+  context.imageSmoothingEnabled = false;
+  context.drawImage(image, 0, 0, side, side);
+  context.imageSmoothingEnabled = true;
+}
+
+export function paintGray(context, pixels) {
+  const image = new ImageData(28, 28);
+  pixels.forEach((value, index) => image.data.set([value, value, value, 255], 4 * index));
+  context.putImageData(image, 0, 0);
+}

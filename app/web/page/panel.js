@@ -1,0 +1,148 @@
+// A network's answer to the current drawing.
+
+import { decode, request } from "./api.js";
+import { paintGray } from "./drawing.js";
+import { Layers } from "./layers.js";
+
+const percent = new Intl.NumberFormat("en", {
+  style: "percent",
+  minimumFractionDigits: 1,
+  maximumFractionDigits: 1,
+});
+
+const NO_MAPS = "An exported file gives only its answer: choose torch to see the layers.";
+
+export class Panel extends EventTarget {
+  #parts;
+  #layers;
+  #wanted = null; // the newest drawing, and the one that the page shows the answer to
+  #shown = null;
+  #busy = false;
+
+  constructor(id, networks, chosen) {
+    super();
+    const root = document.getElementById("panel").content.cloneNode(true).firstElementChild;
+    const part = (selector) => root.querySelector(selector);
+    this.#parts = {
+      root,
+      select: part("select"),
+      output: part("output"),
+      sure: part(".sure"),
+      input: part(".input canvas").getContext("2d"),
+      bars: part(".bars"),
+      problem: part(".problem"),
+      cost: part(".cost"),
+    };
+    this.#parts.output.id = id;
+    this.#parts.select.id = `${id}-network`;
+    this.#parts.select.append(...options(networks));
+    this.#parts.select.value = chosen;
+    this.#parts.select.addEventListener("change", () => {
+      this.#name();
+      this.#shown = null;
+      this.dispatchEvent(new Event("network"));
+      this.#answer();
+    });
+    this.#layers = new Layers(part(".layers"));
+    this.#name();
+  }
+
+  get element() {
+    return this.#parts.root;
+  }
+
+  get network() {
+    return this.#parts.select.value;
+  }
+
+  // Only the newest drawing is sent while an answer is on its way: none waits in a queue.
+  show(drawing) {
+    this.#wanted = drawing;
+    this.#answer();
+  }
+
+  async #answer() {
+    if (this.#busy) return;
+    this.#busy = true;
+    while (this.#wanted && this.#wanted !== this.#shown) {
+      const [drawing, network] = [this.#wanted, this.network];
+      try {
+        const { query, body } = drawing;
+        const answer = body ? await request("predict", { ...query, network }, body) : null;
+        if (network !== this.network) continue;
+        this.#render(answer, drawing);
+      } catch (error) {
+        this.#render(null, drawing);
+        this.#parts.problem.textContent = error.message;
+      }
+      this.#shown = drawing;
+    }
+    this.#busy = false;
+  }
+
+  #render(answer, drawing) {
+    const { output, sure, input, bars, problem, cost } = this.#parts;
+    const best = answer?.probabilities ? Math.max(...answer.probabilities) : null;
+    const text = answer?.class ?? "";
+    if (output.textContent !== text) output.textContent = text; // or it is read aloud again
+    output.classList.toggle("word", text.length > 1);
+    sure.textContent = best === null ? "" : `${percent.format(best)} sure`;
+    problem.textContent = "";
+    if (answer?.image) paintGray(input, decode(answer.image));
+    else input.clearRect(0, 0, 28, 28);
+    if (answer) showBars(bars, answer);
+    else for (const bar of bars.children) setBar(bar, 0, false);
+    const { maps, image } = answer ?? {};
+    this.#layers.show(maps ?? null, image && drawing.query.maps ? NO_MAPS : "");
+    const { framing, network } = answer?.milliseconds ?? {};
+    cost.textContent = answer ? `Framing ${framing} ms, network ${network} ms` : "";
+    output.dataset.version = drawing.version;
+  }
+
+  #name() {
+    const option = this.#parts.select.selectedOptions[0];
+    this.#parts.root.setAttribute("aria-label", `Answer of ${option?.textContent ?? "no network"}`);
+  }
+}
+
+function options(networks) {
+  const groups = new Map();
+  for (const network of networks) {
+    if (!groups.has(network.started)) {
+      const group = Object.assign(document.createElement("optgroup"), { label: network.started });
+      groups.set(network.started, group);
+    }
+    const accuracy = network.accuracy === null ? "" : ` · ${(100 * network.accuracy).toFixed(2)} %`;
+    const text = `${network.title} · ${network.runtime}${accuracy}`;
+    groups.get(network.started).append(new Option(text, network.id));
+  }
+  return groups.values();
+}
+
+function showBars(list, { classes, probabilities }) {
+  if ([...list.children].map((bar) => bar.dataset.class).join("\n") !== classes.join("\n")) {
+    list.replaceChildren(...classes.map(makeBar));
+  }
+  const best = probabilities ? Math.max(...probabilities) : 0;
+  for (const [index, bar] of [...list.children].entries()) {
+    const share = probabilities?.[index] ?? 0;
+    setBar(bar, share, share > 0 && share === best);
+  }
+}
+
+function makeBar(name) {
+  const bar = document.createElement("li");
+  bar.dataset.class = name;
+  const parts = ["name", "track", "share"].map((className) =>
+    Object.assign(document.createElement("span"), { className }),
+  );
+  parts[0].textContent = name;
+  bar.append(...parts);
+  return bar;
+}
+
+function setBar(bar, share, best) {
+  bar.classList.toggle("best", best);
+  bar.children[1].style.setProperty("--share", share);
+  bar.children[2].textContent = percent.format(share);
+}

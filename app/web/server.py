@@ -1,0 +1,182 @@
+"""The server of `python -m app.draw`: one page, three answers in JSON."""
+
+import dataclasses
+import functools
+import os
+import socket
+import sys
+import threading
+import webbrowser
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from app.config.errors import UserError
+from app.config.schema import DrawConfig
+from app.web.answer import answer, read_picture
+from app.web.guard import Guard
+from app.web.networks import Entry, find_networks, load_network
+from app.web.samples import samples
+from app.web.worker import Worker
+
+PAGE = Path(__file__).parent / "page"
+USUAL_PORT = 8000
+LARGEST_BODY = 2**20  # bytes
+FLAGS = {None: None, "true": True, "false": False}
+
+
+def serve(cfg: DrawConfig) -> None:
+    """Serve the page until the process is interrupted.
+
+    Raises:
+        UserError: There is no network, the first one cannot be used, or the port is taken.
+    """
+    entries = find_networks(cfg.outputs, cfg.checkpoint)
+    load_network(next(iter(entries.values())).path)  # the first stroke need not wait for it
+    listener = listen(cfg.host, cfg.port)
+    address = url(cfg.host, listener.getsockname()[1])
+    print(f"draw a digit at {address} (Ctrl-C ends)", flush=True)
+    if cfg.open and has_screen():  # waits, as the browser does, in the listener's queue
+        threading.Thread(target=webbrowser.open, args=[address], daemon=True).start()
+    server = uvicorn.Server(
+        uvicorn.Config(
+            create_app(cfg, entries),
+            log_level="error",
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            server_header=False,
+            timeout_graceful_shutdown=1,
+        )
+    )
+    server.run(sockets=[listener])
+
+
+def listen(host: str, port: int | None) -> socket.socket:
+    """Open a listening socket; without a port, on 8000 or any free one.
+
+    Raises:
+        UserError: It cannot be opened.
+    """
+    named = f"host={host}" if port is None else f"host={host} port={port}"
+    try:
+        family, *_ = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+        try:
+            chosen = USUAL_PORT if port is None else port
+            return socket.create_server((host, chosen), family=family)
+        except OSError:
+            if port is not None:
+                raise
+            return socket.create_server((host, 0), family=family)
+    except OSError as error:
+        raise UserError(f"{named}: cannot be listened on: {error.strerror}") from error
+
+
+def url(host: str, port: int) -> str:
+    """Return the address to type into a browser on this machine."""
+    name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://{f'[{name}]' if ':' in name else name}:{port}/"
+
+
+def has_screen() -> bool:
+    """Return whether a browser would open in a window, rather than in this terminal."""
+    unix = sys.platform not in ("darwin", "win32")
+    return not unix or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def create_app(cfg: DrawConfig, entries: dict[str, Entry]) -> Starlette:
+    """Build the application.
+
+    Args:
+        cfg: Where runs and data are, and the host to answer for.
+        entries: The networks that there are at the start.
+    """
+    known = dict(entries)
+    predictions, tests = Worker(), Worker()  # no stroke waits for the test images
+
+    def entry_of(request: Request) -> Entry:
+        id = request.query_params.get("network", "")
+        if id not in known:
+            raise HTTPException(404, f"network={id}: not one of /api/networks")
+        return known[id]
+
+    async def list_networks(request: Request) -> JSONResponse:
+        found = await run_in_threadpool(find_networks, cfg.outputs, cfg.checkpoint)
+        known.clear()
+        known.update(found)
+        return JSONResponse([_shown(entry) for entry in found.values()])
+
+    async def predict(request: Request) -> JSONResponse:
+        entry, framed = entry_of(request), not _flag(request, "frame", True)
+        maps, body = _flag(request, "maps", False), await _read_body(request)
+        gray = read_picture(body, _width(request))
+        call = functools.partial(answer, entry.path, gray, framed, maps)
+        return JSONResponse(await predictions.run(call))
+
+    async def list_samples(request: Request) -> JSONResponse:
+        path = entry_of(request).path
+        return JSONResponse(await tests.run(lambda: samples(path, cfg.data.root)))
+
+    api = [
+        Route("/networks", list_networks),
+        Route("/samples", list_samples),
+        Route("/predict", predict, methods=["POST"]),
+    ]
+    return Starlette(
+        routes=[
+            Mount("/api", routes=api),
+            Mount("/", StaticFiles(directory=PAGE, html=True)),
+        ],
+        middleware=[Middleware(Guard, host=cfg.host)],
+        exception_handlers={UserError: _refuse, HTTPException: _refuse},
+    )
+
+
+def _shown(entry: Entry) -> dict[str, Any]:
+    return {key: value for key, value in dataclasses.asdict(entry).items() if key != "path"}
+
+
+async def _refuse(request: Request, error: Exception) -> JSONResponse:
+    status = error.status_code if isinstance(error, HTTPException) else 400
+    return JSONResponse({"error": getattr(error, "detail", str(error))}, status)
+
+
+async def _read_body(request: Request) -> bytes:
+    """Read the body; of one that is too large, drop the rest: unread, it would cut off the answer.
+
+    Raises:
+        HTTPException: It is larger than `LARGEST_BODY`.
+    """
+    body = bytearray()
+    async for chunk in request.stream():
+        if len(body) <= LARGEST_BODY:
+            body += chunk
+    if len(body) > LARGEST_BODY:
+        raise HTTPException(413, f"more than {LARGEST_BODY:,} bytes")
+    return bytes(body)
+
+
+def _flag(request: Request, key: str, default: bool) -> bool:
+    value = request.query_params.get(key)
+    if value not in FLAGS:
+        raise UserError(f"{key}={value}: choose from true, false")
+    flag = FLAGS[value]
+    return default if flag is None else flag
+
+
+def _width(request: Request) -> int | None:
+    value = request.query_params.get("width")
+    if value is None:
+        return None
+    if not (value.isascii() and value.isdigit() and len(value) < 6):
+        raise UserError(f"width={value}: must be an integer above 0")
+    return int(value)

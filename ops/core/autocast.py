@@ -1,0 +1,48 @@
+"""Autocast without the eager library."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
+
+from ops.core.torch_private import OpOverload, below_autocast, transforms_active, version_of
+
+# A weight that is used several times is cast once, as at::autocast::cached_cast does. An entry is
+# good for one version of the weight, and lasts as long as autograd holds the result.
+_casts = WeakTensorKeyDictionary()
+
+
+def make_kernel(op: OpOverload, device: str, dtype: torch.dtype | None) -> Callable[..., Any]:
+    """Return a kernel that casts the tensors of `op` on `device`; float64 stays.
+
+    Args:
+        op: the operator.
+        device: the region's device type.
+        dtype: the dtype to cast to; None: the region's.
+    """
+
+    def autocast(*args: Any) -> Any:
+        target = dtype or torch.get_autocast_dtype(device)
+        with below_autocast(device):
+            return op(*(_cast(x, device, target) for x in args))
+
+    return autocast
+
+
+def _cast(x: Any, device: str, dtype: torch.dtype) -> Any:
+    if not isinstance(x, Tensor) or x.device.type != device or not x.is_floating_point():
+        return x
+    if x.dtype in (torch.float64, dtype):
+        return x
+    cached = x.is_leaf and x.requires_grad and torch.is_autocast_cache_enabled()
+    if not cached or transforms_active():
+        return x.to(dtype)
+    key = (version_of(x), dtype, torch.is_grad_enabled())
+    known, reference = _casts.get(x, (None, None))
+    result = reference() if known == key else None
+    if result is None:
+        result = x.to(dtype)
+        _casts[x] = key, TensorWeakRef(result)
+    return result

@@ -1,0 +1,125 @@
+"""Autograd in Python: executes the gradients that the eager library does not.
+
+It serves every operator beside a torch without an eager library, and otherwise forward mode,
+torch.func's transforms and gradients of gradients.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from ops.core.formula import Formula, as_tuple
+from ops.core.torch_private import (
+    OpOverload,
+    SingleLevelFunction,
+    any_requires_grad,
+    below_autograd,
+    enable_forward_ad,
+    enable_single_level_autograd_function,
+    forward_mode,
+    name_of,
+    schema_of,
+    transforms_active,
+)
+
+Optionals = Sequence[Tensor | None]
+
+
+class Gradient:
+    """A gradient as a function of arguments, for gradients of gradients."""
+
+    def __init__(self, function: Callable[..., Any], places: set[int]) -> None:
+        """Take f(args, grads, needed), and the places of the tensors that it reads in `args`."""
+        self.function, self.places = function, places
+        self.grads: int | None = None  # all outputs have gradients
+
+    def saved(self, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> list[Tensor | None]:
+        """Return the tensors to save."""
+        return [x if i in self.places else None for i, x in enumerate(inputs)]
+
+    def constants(self, inputs: Sequence[Any]) -> list[Any]:
+        """Return the other values to keep."""
+        return [None if isinstance(x, Tensor) else x for x in inputs]
+
+    def call(
+        self, grads: Optionals, saved: Optionals, constants: Sequence[Any], needed: Sequence[bool]
+    ) -> tuple[Tensor | None, ...]:
+        """Return a gradient (None if not needed) an argument."""
+        args = [c if x is None else x for x, c in zip(saved, constants, strict=True)]
+        result = as_tuple(self.function(args, grads, needed))
+        return (*result, *[None] * (len(args) - len(result)))
+
+
+def make_kernel(
+    op: OpOverload,
+    gradient: Formula | Gradient,
+    jvp: Callable[..., Any],
+    recorded: OpOverload | None,
+) -> Callable[..., Any]:
+    """Return the Autograd kernel of `op`. The arguments are those of registration.register."""
+
+    def forward(*args: Any) -> Any:
+        with below_autograd():
+            return op(*args)
+
+    def record(ctx: Any, *args: Any) -> Any:
+        if transforms_active():
+            with torch.enable_grad(), enable_forward_ad(True):  # of the transforms outside
+                output = forward(*args)
+        else:
+            output = forward(*args)
+        outputs = as_tuple(output)
+        ctx.save_for_backward(*gradient.saved(args, outputs))
+        ctx.constants = gradient.constants(args)
+        ctx.set_materialize_grads(False)
+        if gradient.grads is not None:
+            ctx.mark_non_differentiable(*outputs[gradient.grads :])
+        if forward_mode():  # for `push`, which follows immediately if at all
+            ctx.arguments = [None if isinstance(x, Tensor) else x for x in args]
+            ctx.save_for_forward(*(x if isinstance(x, Tensor) else None for x in args), *outputs)
+        return output
+
+    def push(ctx: Any, *tangents: Tensor | None) -> Any:
+        with enable_forward_ad(True):  # transforms outside may differentiate this
+            saved = [
+                x if x is None else forward_ad.unpack_dual(x).primal for x in ctx.saved_tensors
+            ]
+            inputs = [x if x is not None else c for x, c in zip(saved, ctx.arguments, strict=False)]
+            return jvp(inputs, saved[len(inputs) :], tangents)
+
+    def pull(ctx: Any, *grads: Tensor | None) -> Any:
+        if all(grad is None for grad in grads):
+            return (None,) * len(schema_of(op).arguments)
+        saved = ctx.saved_tensors  # checkpointing may have to compute them anew, and records it
+        args = (grads, saved, ctx.constants, ctx.needs_input_grad)
+        if isinstance(gradient, Gradient) or torch.is_grad_enabled() or forward_mode():
+            return gradient.call(*args)
+        with below_autograd():  # nothing to record
+            return gradient.call(*args)
+
+    # Of one level, as the kernels of built-ins are: each transform calls it for its own.
+    function: Any = type(
+        f"{name_of(op)}_function",
+        (SingleLevelFunction,),
+        {
+            "forward": staticmethod(record),
+            "backward": staticmethod(pull),
+            "jvp": staticmethod(push),
+            "_compiled_autograd_key": staticmethod(lambda ctx: (ctx._autograd_function_id,)),
+        },
+    )
+
+    def kernel(*args: Any) -> Any:
+        if not (torch.is_grad_enabled() and any_requires_grad(args)) and not forward_mode():
+            return forward(*args)
+        if transforms_active():
+            with enable_single_level_autograd_function():
+                return function.apply(*args)
+        if recorded is not None and not forward_mode():
+            return recorded(*args)[0]
+        return function.apply(*args)
+
+    return kernel

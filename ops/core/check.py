@@ -1,0 +1,73 @@
+"""Argument checks: of public functions, and of fakes with the messages of check.h."""
+
+from collections.abc import Sequence
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+ALLOWED = ", ".join(str(dtype).removeprefix("torch.") for dtype in FLOATING)
+_INTEGERS = (int, torch.SymInt, Integral)  # the last: NumPy's
+
+
+def tensor(op: str, name: str, value: object) -> None:
+    """Check that `value` is a strided tensor of a floating dtype, which C++ cannot see.
+
+    Raises:
+        TypeError: not a tensor.
+        NotImplementedError: sparse, nested, or not float64, float32, bfloat16 or float16.
+    """
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{op}: {name} must be Tensor, not {type(value).__name__}")
+    if value.layout != torch.strided or value.is_nested:
+        given = "a nested tensor" if value.is_nested else f"layout {value.layout}"
+        raise NotImplementedError(f"{op}: {name} must be strided, got {given}")
+    if value.dtype not in FLOATING:
+        raise NotImplementedError(
+            f"{op}: not implemented for dtype {value.dtype} of {name}; allowed are {ALLOWED}"
+        )
+
+
+def is_int(value: object) -> bool:
+    """Return whether `value` is an integer of Python or NumPy, and no bool."""
+    return isinstance(value, _INTEGERS) and not isinstance(value, bool)
+
+
+def integer(op: str, name: str, value: object) -> None:
+    """Raise TypeError unless `value` is an int."""
+    if not is_int(value):
+        raise TypeError(f"{op}: {name} must be int, not {type(value).__name__}")
+
+
+def positive(op: str, name: str, value: Any) -> None:
+    """Raise TypeError unless `value` is an int, ValueError unless it is at least 1."""
+    integer(op, name, value)
+    if value < 1:
+        raise ValueError(f"{op}: {name} must be at least 1, got {value}")
+
+
+def boolean(op: str, name: str, value: object) -> None:
+    """Raise TypeError unless `value` is a bool: a device or dtype in its place is an error."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{op}: {name} must be bool, not {type(value).__name__}")
+
+
+def same_shape(op: str, name: str, x: Tensor, shape: Sequence[Any]) -> None:
+    """Raise RuntimeError unless the fake `x` has this shape."""
+    torch._check(
+        tuple(x.shape) == tuple(shape),
+        lambda: f"{op}: {name} must have shape {list(shape)}, got {list(x.shape)}",
+    )
+
+
+def matches(
+    op: str, name: str, x: Tensor, shape: Sequence[Any], like_name: str, like: Tensor
+) -> None:
+    """Raise RuntimeError unless the fake `x` has this shape, and the dtype of `like`."""
+    same_shape(op, name, x, shape)
+    torch._check(
+        x.dtype == like.dtype,
+        lambda: f"{op}: {name} must have the dtype of {like_name} ({like.dtype}), got {x.dtype}",
+    )

@@ -1,0 +1,162 @@
+"""Parts of a declaration that follow for whole families of operators."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ops.core import check
+from ops.core.formula import Formula, as_tuple
+from ops.core.registration import Derivatives, Parts
+from ops.core.torch_private import OpOverload, name_of, schema_of
+
+Dims = Sequence[int | None]
+
+
+def elementwise(op: OpOverload, derivative: str | Sequence[Callable[..., Tensor]]) -> Parts:
+    """Make fake, gradient, jvp and vmap of an operator whose tensors have one shape.
+
+    Its Jacobian is diagonal, so that gradient and directional derivative are the same products.
+
+    Args:
+        op: the operator.
+        derivative: the gradient formula of an operator of one tensor; or, for each tensor, a
+            function f(x, *tensors) that returns x times the partial derivative.
+    """
+    names = [argument.name for argument in schema_of(op).arguments]
+
+    def fake(*tensors: Tensor) -> Tensor:
+        like = tensors[-1]
+        for name, x in zip(names, tensors, strict=True):
+            check.matches(name_of(op), name, x, like.shape, names[-1], like)
+        return torch.empty_like(like)
+
+    def vmap(info: Any, in_dims: Dims, *tensors: Tensor) -> tuple[Tensor, int]:
+        return op(*batch_first(info, in_dims, *tensors)), 0
+
+    if isinstance(derivative, str):
+        formula = Formula(op, derivative)
+
+        def push(args: Any, outputs: Any, tangents: Any) -> Tensor | None:
+            return formula.call(tangents, formula.saved(args, outputs), (), (True,))[0]
+
+        return {"fake": fake, "backward": derivative, "saves": None, "jvp": push, "vmap": vmap}
+
+    partials = tuple(derivative)
+    if len(partials) != len(names):
+        raise TypeError(f"{name_of(op)}: needs a derivative for each of {', '.join(names)}")
+
+    def backward(args: Any, grads: Any, needed: Sequence[bool]) -> tuple[Tensor | None, ...]:
+        return tuple(
+            partial(grads[0], *args) if needs else None
+            for partial, needs in zip(partials, needed, strict=True)
+        )
+
+    def jvp(args: Any, outputs: Any, tangents: Sequence[Tensor | None]) -> Tensor | None:
+        return total(
+            *(
+                None if x is None else partial(x, *args)
+                for partial, x in zip(partials, tangents, strict=True)
+            )
+        )
+
+    return {"fake": fake, "backward": backward, "saves": None, "jvp": jvp, "vmap": vmap}
+
+
+def linear(
+    op: OpOverload, transpose: str | Callable[..., Tensor], saves: Sequence[str] | None = None
+) -> Derivatives:
+    """Make gradient and jvp of an operator that is linear in its first tensor.
+
+    Args:
+        op: the operator; its derivative by other arguments is zero.
+        transpose: the gradient formula, or f(grad, *rest) with the other arguments.
+        saves: names of the tensors among `rest` that a function `transpose` reads.
+    """
+
+    def jvp(args: Any, outputs: Any, tangents: Sequence[Tensor | None]) -> Tensor:
+        if tangents[0] is None:
+            return torch.zeros_like(outputs[0])
+        result: Tensor = op(tangents[0], *args[1:])
+        return result
+
+    if isinstance(transpose, str):
+        return {"backward": transpose, "saves": None, "jvp": jvp}
+
+    def backward(args: Any, grads: Any, needed: Any) -> tuple[Tensor]:
+        return (transpose(grads[0], *args[1:]),)
+
+    return {"backward": backward, "saves": saves or (), "jvp": jvp}
+
+
+def folded(
+    op: OpOverload, batch_dims: Dims, out_dims: Dims, mask: bool = False
+) -> Callable[..., Any]:
+    """Make a vmap rule that folds the mapped dimension into one that the operator has.
+
+    Args:
+        op: the operator.
+        batch_dims: for each tensor the dimension to fold into; None: a parameter, which has none.
+            Where a parameter is mapped, the samples are computed one by one.
+        out_dims: the same of the outputs; None: a sum over the samples.
+        mask: whether the last argument says which outputs are needed.
+    """
+    parameters = [i for i, dim in enumerate(batch_dims) if dim is None]
+
+    def rule(info: Any, in_dims: Dims, *args: Any) -> Any:
+        needed = args[-1] if mask else [True] * len(out_dims)
+        sums = any(dim is None and wanted for dim, wanted in zip(out_dims, needed, strict=True))
+        if sums or any(in_dims[i] is not None for i in parameters):
+            return one_by_one(op, info, in_dims, *args)
+        inputs = list(args)
+        for i, dim in enumerate(batch_dims):
+            if dim is not None and args[i] is not None:
+                (x,) = batch_first(info, in_dims[i : i + 1], args[i])
+                inputs[i] = x.movedim(0, dim).flatten(dim, dim + 1)
+        results = op(*inputs)
+        outputs: list[Tensor] = []
+        dims: list[int] = []
+        for y, dim, wanted in zip(as_tuple(results), out_dims, needed, strict=True):
+            if wanted and dim is not None:
+                outputs.append(y.unflatten(dim, (info.batch_size, y.shape[dim] // info.batch_size)))
+                dims.append(dim)
+            else:
+                outputs.append(y.expand(info.batch_size, 0))
+                dims.append(0)
+        if isinstance(results, tuple):
+            return tuple(outputs), tuple(dims)
+        return outputs[0], dims[0]
+
+    return rule
+
+
+def batch_first(info: Any, in_dims: Dims, *tensors: Tensor) -> list[Tensor]:
+    """Return vmap's operands with the mapped dimension first, expanded where one has none."""
+    return [
+        x.unsqueeze(0).expand(info.batch_size, *x.shape) if d is None else x.movedim(d, 0)
+        for d, x in zip(in_dims, tensors, strict=True)
+    ]
+
+
+def one_by_one(op: Callable[..., Any], info: Any, in_dims: Dims, *args: Any) -> Any:
+    """Stack the outputs of each sample: a vmap rule where samples share no kernel."""
+    samples = [
+        op(
+            *(
+                x.select(d, i) if isinstance(x, Tensor) and d is not None else x
+                for d, x in zip(in_dims, args, strict=True)
+            )
+        )
+        for i in range(info.batch_size)
+    ]
+    if isinstance(samples[0], Tensor):
+        return torch.stack(samples), 0
+    outputs = tuple(torch.stack(parts) for parts in zip(*samples, strict=True))
+    return outputs, (0,) * len(outputs)
+
+
+def total(*terms: Tensor | None) -> Tensor | None:
+    """Return the sum of the terms that are not None."""
+    there = [term for term in terms if term is not None]
+    return sum(there[1:], there[0]) if there else None

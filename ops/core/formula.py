@@ -1,0 +1,153 @@
+"""Gradients as PyTorch's derivatives.yaml writes them: a call of the backward operator.
+
+    "exp_backward(grad, output)"
+    "max_pool2d_backward(grads[0], indices, kernel_size, input.height, input.width, …)"
+
+A formula is the only place that says what is saved for the gradient. Python and the eager library
+(ops/core/eager/autograd.cpp) both execute it. Its terms are
+
+    grad, grads[i]          the gradient of the (only, i-th) output
+    grad_input_mask         which gradients are needed: a bool a tensor argument
+    NAME                    an argument or output; the only output is `output` if it has no name
+    NAME.height, NAME.width, NAME.channels_last      of an argument that is an image
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ops.core.layout import is_channels_last
+from ops.core.torch_private import OpOverload, name_of, schema_of
+
+Kind = Literal["grad", "mask", "argument", "output", "height", "width", "channels_last"]
+
+_IMAGE: dict[str, tuple[Callable[[Tensor], Any], str]] = {
+    "height": (lambda x: x.shape[-2], "int"),
+    "width": (lambda x: x.shape[-1], "int"),
+    "channels_last": (is_channels_last, "bool"),
+}
+
+
+class Term(NamedTuple):
+    """The source of one argument of the backward operator."""
+
+    kind: Kind
+    place: int  # of a gradient, argument or output
+    type: str  # in the schema's words
+
+
+class Formula:
+    """A gradient formula, checked against the schemas of its operators."""
+
+    def __init__(self, op: OpOverload, text: str) -> None:
+        """Parse `text`, the gradient of `op`.
+
+        Raises:
+            TypeError: the formula does not fit the schema of `op` or of the backward operator.
+        """
+        self.op, self.text = op, text
+        self.schema = schema_of(op)
+        call = re.fullmatch(r"(\w+)\((.*)\)", text)
+        if call is None or not hasattr(torch.ops.lenet_ops, call[1]):
+            raise self._error("is not a call of an operator of lenet_ops")
+        self.backward: OpOverload = getattr(torch.ops.lenet_ops, call[1]).default
+        self.terms = [self._parse(term.strip()) for term in call[2].split(",")]
+        self.tensors = [i for i, x in enumerate(self.schema.arguments) if _is_tensor(str(x.type))]
+        self.grads = 1 + max((t.place for t in self.terms if t.kind == "grad"), default=-1)
+        self._check()
+
+    def _parse(self, term: str) -> Term:
+        names = [x.name for x in self.schema.arguments]
+        outputs = [x.name for x in self.schema.returns]
+        if outputs == [""]:
+            outputs = ["output"]
+        name, _, part = term.partition(".")
+        if grad := re.fullmatch(r"grads\[(\d+)\]|grad", term):
+            return Term("grad", int(grad[1] or 0), "Optional[Tensor]")
+        if term == "grad_input_mask":
+            return Term("mask", 0, "List[bool]")
+        if name in names and part in _IMAGE:
+            return Term(part, names.index(name), _IMAGE[part][1])  # type: ignore[arg-type]
+        if term in names:
+            index = names.index(term)
+            return Term("argument", index, str(self.schema.arguments[index].type))
+        if term in outputs:
+            return Term("output", outputs.index(term), "Tensor")
+        raise self._error(f"{term} is no gradient, argument or output of {self.schema}")
+
+    def _check(self) -> None:
+        schema = schema_of(self.backward)
+        if len(schema.arguments) != len(self.terms):
+            raise self._error(
+                f"has {len(self.terms)} arguments, the operator takes {len(schema.arguments)}"
+            )
+        for term, argument in zip(self.terms, schema.arguments, strict=True):
+            wanted = str(argument.type)
+            gradient = term.kind == "grad" and _is_tensor(wanted)
+            if not gradient and wanted not in (term.type, f"Optional[{term.type}]"):
+                raise self._error(f"passes {term.type} for {argument.name}, which is {wanted}")
+        if len(schema.returns) != len(self.tensors):
+            raise self._error(
+                f"returns {len(schema.returns)} gradients for {len(self.tensors)} tensor arguments"
+            )
+        given = {term.place for term in self.terms if term.kind == "grad"}
+        if given != set(range(self.grads)) or not 0 < self.grads <= len(self.schema.returns):
+            raise self._error("must take the gradients of one or several leading outputs")
+
+    def _error(self, reason: str) -> TypeError:
+        return TypeError(f"{name_of(self.op)}: the gradient formula {self.text!r} {reason}")
+
+    def saved(self, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> list[Tensor | None]:
+        """Return the tensors to save, in the order of the terms."""
+        sources = {"argument": inputs, "output": outputs}
+        return [sources[t.kind][t.place] for t in self.terms if self._is_saved(t)]
+
+    def constants(self, inputs: Sequence[Any]) -> list[Any]:
+        """Return the other values to keep, in the order of the terms."""
+        kept = []
+        for kind, index, type_ in self.terms:
+            if kind in _IMAGE:
+                kept.append(_IMAGE[kind][0](inputs[index]))
+            elif kind == "argument" and not _is_tensor(type_):
+                kept.append(inputs[index])
+        return kept
+
+    def call(
+        self,
+        grads: Sequence[Tensor | None],
+        saved: Sequence[Tensor | None],
+        constants: Sequence[Any],
+        needed: Sequence[bool],
+    ) -> tuple[Tensor | None, ...]:
+        """Call the backward operator; return a gradient (None if not needed) an argument."""
+        mask = [needed[i] for i in self.tensors]
+        saved_left, constants_left = iter(saved), iter(constants)
+        args: list[Any] = []
+        for term in self.terms:
+            if term.kind == "grad":
+                args.append(grads[term.place])
+            elif term.kind == "mask":
+                args.append(mask)
+            else:
+                args.append(next(saved_left if self._is_saved(term) else constants_left))
+        outputs = self.backward(*args)
+        result: list[Tensor | None] = [None] * len(self.schema.arguments)
+        for i, grad in zip(self.tensors, as_tuple(outputs), strict=True):
+            result[i] = grad if needed[i] else None
+        return tuple(result)
+
+    @staticmethod
+    def _is_saved(term: Term) -> bool:
+        return term.kind == "output" or (term.kind == "argument" and _is_tensor(term.type))
+
+
+def as_tuple(outputs: Any) -> tuple[Tensor, ...]:
+    """Return an operator's outputs as a tuple."""
+    return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+def _is_tensor(type_: str) -> bool:
+    return type_ in ("Tensor", "Optional[Tensor]")

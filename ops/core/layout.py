@@ -1,0 +1,30 @@
+"""Memory layout of fake tensors, decided as layout.h decides it for real ones."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ops.core.torch_private import suggest_memory_format
+
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def is_channels_last(x: Tensor) -> bool:
+    """Return whether an output shaped like `x` is channels-last (4-D or 5-D)."""
+    return suggest_memory_format(x) != torch.contiguous_format
+
+
+def empty(like: Tensor, shape: Any, channels_last: bool) -> Tensor:
+    """Return an empty tensor of `shape` with dtype and device of `like`."""
+    return torch.empty(
+        shape,
+        dtype=like.dtype,
+        device=like.device,
+        memory_format=_CHANNELS_LAST[len(shape)] if channels_last else torch.contiguous_format,
+    )
+
+
+def resized(x: Tensor, height: Any, width: Any) -> Tensor:
+    """Return an empty image [N, C, height, width], otherwise like `x` [N, C, H, W]."""
+    return empty(x, (*x.shape[:2], height, width), is_channels_last(x))

@@ -1,0 +1,175 @@
+"""The one way to register an operator with PyTorch: a declaration, checked against its schema."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypedDict
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from ops.core import autocast as python_autocast
+from ops.core import autograd, check
+from ops.core.formula import Formula
+from ops.core.torch_private import OpOverload, name_of, schema_of
+
+Autocast = Mapping[str, torch.dtype | None]
+REGION: Autocast = {"cpu": None, "cuda": None}  # cast to the region's dtype, as conv2d does
+
+_fragment = torch.library.Library("lenet_ops", "FRAGMENT")
+_formulas: dict[OpOverload, Formula] = {}
+
+
+class Derivatives(TypedDict):
+    """Arguments of :func:`register` that helpers make for linear operators."""
+
+    backward: str | Callable[..., Any]
+    saves: Sequence[str] | None
+    jvp: Callable[..., Any]
+
+
+class Parts(Derivatives):
+    """Arguments of :func:`register` that helpers make for elementwise operators."""
+
+    fake: Callable[..., Any]
+    vmap: Callable[..., Any]
+
+
+def register(
+    op: OpOverload,
+    *,
+    fake: Callable[..., Any],
+    backward: str | Callable[..., Any],
+    jvp: Callable[..., Any],
+    vmap: Callable[..., Any],
+    saves: Sequence[str] | None = None,
+    recorded: OpOverload | None = None,
+    autocast: Autocast | None = None,
+    flops: Callable[..., int] | None = None,
+) -> None:
+    """Register all that PyTorch must know of an operator beside its kernels.
+
+    The gradient also works under torch.func's transforms (grad, jacrev, jvp, jacfwd) and their
+    compositions with vmap, which torch.library.register_autograd does not allow.
+
+    Args:
+        op: the operator.
+        fake: f(*args), returns empty outputs.
+        backward: the gradient. A formula such as "exp_backward(grad, output)" (see formula.py),
+            executed in C++ if the eager library is loaded; or f(args, grads, needed), which returns
+            gradients of the leading arguments.
+        saves: names of the tensor arguments that a function `backward` reads, by default all; the
+            others are None in its `args`. A formula says this itself.
+        jvp: f(args, outputs, tangents), returns a tangent an output. A tangent is None where the
+            argument is constant or the output not differentiable.
+        vmap: f(info, in_dims, *args), returns outputs and their mapped dimensions.
+        recorded: an operator that takes the same and returns, after the one output, what its own
+            formula needs: autograd runs it in place of `op`.
+        autocast: the dtype to cast to (None: the region's) for each device type.
+        flops: f(*args, out_shape=...) with shapes in place of tensors.
+
+    Raises:
+        TypeError: the declaration does not fit the operator's schema.
+    """
+    arguments = schema_of(op).arguments
+    _check_takes(op, "fake", fake, len(arguments))
+    _check_takes(op, "jvp", jvp, 3)
+    _check_takes(op, "vmap", vmap, 2 + len(arguments))
+    if flops is not None:
+        _check_takes(op, "flops", flops, len(arguments), out_shape=None)
+    if recorded is not None and _types(recorded) != _types(op):
+        raise TypeError(f"{name_of(op)}: recorded={name_of(recorded)} takes other arguments")
+    gradient: Formula | autograd.Gradient
+    if isinstance(backward, str):
+        if saves is not None:
+            raise TypeError(f"{name_of(op)}: the gradient formula says what is saved, not `saves`")
+        gradient = _formulas[op] = Formula(op, backward)
+    else:
+        _check_takes(op, "backward", backward, 3)
+        gradient = autograd.Gradient(backward, _places(op, saves))
+
+    torch.library.register_fake(op.name(), _checked_fake(op, fake))
+    kernel = autograd.make_kernel(op, gradient, jvp, recorded)
+    _fragment.impl(name_of(op), kernel, "Autograd")
+    torch.library.register_vmap(op, vmap)
+    if flops is not None:
+        register_flop_formula(getattr(torch.ops.lenet_ops, name_of(op)))(flops)
+    _register_eager(op, recorded or op)
+    for device, dtype in (autocast or {}).items():
+        _register_autocast(op, device, dtype)
+
+
+def _types(op: OpOverload) -> list[tuple[str, str]]:
+    return [(x.name, str(x.type)) for x in schema_of(op).arguments]
+
+
+def _check_takes(
+    op: OpOverload, part: str, function: Callable[..., Any], count: int, **keywords: Any
+) -> None:
+    try:
+        inspect.signature(function).bind(*range(count), **keywords)
+    except TypeError as error:
+        raise TypeError(
+            f"{name_of(op)}: {part} must take {count} arguments for {schema_of(op)}: {error}"
+        ) from error
+
+
+def _places(op: OpOverload, names: Sequence[str] | None) -> set[int]:
+    arguments = schema_of(op).arguments
+    tensors = {x.name: i for i, x in enumerate(arguments) if "Tensor" in str(x.type)}
+    if names is None:
+        return set(tensors.values())
+    if unknown := set(names) - set(tensors):
+        raise TypeError(
+            f"{name_of(op)}: saves={', '.join(sorted(unknown))}: no tensor argument of "
+            f"{schema_of(op)}"
+        )
+    return {tensors[name] for name in names}
+
+
+def _checked_fake(op: OpOverload, fake: Callable[..., Any]) -> Callable[..., Any]:
+    """Check dtype and devices before `fake`.
+
+    PyTorch calls fakes for tensors of mixed devices, too, where one has no memory.
+    """
+    names = [argument.name for argument in schema_of(op).arguments]
+
+    def checked(*args: Any) -> Any:
+        tensors = [(n, x) for n, x in zip(names, args, strict=True) if isinstance(x, Tensor)]
+        first, like = tensors[0]
+        if like.dtype not in check.FLOATING:
+            raise RuntimeError(
+                f"{name_of(op)}: not implemented for dtype {like.dtype}; "
+                f"allowed are {check.ALLOWED}"
+            )
+        for name, x in tensors[1:]:
+            if x.device != like.device:
+                raise RuntimeError(
+                    f"{name_of(op)}: {name} must be on the device of {first} ({like.device}), "
+                    f"got {x.device}"
+                )
+        return fake(*args)
+
+    return checked
+
+
+def _register_eager(op: OpOverload, recorded: OpOverload) -> None:
+    """Tell the eager library which operator to record, and its gradient formula."""
+    if not hasattr(torch.ops.lenet_ops_eager, "register_autograd"):
+        return
+    formula = _formulas.get(recorded)
+    torch.ops.lenet_ops_eager.register_autograd(
+        name_of(op),
+        name_of(recorded),
+        name_of(formula.backward) if formula else "",
+        [term.kind for term in formula.terms] if formula else [],
+        [term.place for term in formula.terms] if formula else [],
+    )
+
+
+def _register_autocast(op: OpOverload, device: str, dtype: torch.dtype | None) -> None:
+    if hasattr(torch.ops.lenet_ops_eager, "register_autocast"):
+        torch.ops.lenet_ops_eager.register_autocast(name_of(op), device, dtype)
+    else:
+        kernel = python_autocast.make_kernel(op, device, dtype)
+        _fragment.impl(name_of(op), kernel, f"Autocast{device.upper()}")

@@ -1,0 +1,44 @@
+"""depthwise_conv2d in ONNX."""
+
+# Names as ONNX writes them, types as onnxscript reads them:
+# ruff: noqa: N802, N803, UP045
+
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
+
+from onnxscript.values import Opset
+
+from ops.core.onnx import Node, OnnxOperator, T, sizes_of, window_attributes, window_sizes
+
+
+def _function(op: Opset) -> Callable[..., Any]:
+    def DepthwiseConv2d(
+        X: T,
+        W: T,
+        B: Optional[T],
+        strides: Sequence[int],
+        pads: Sequence[int],
+        dilations: Sequence[int],
+        group: int,
+    ) -> T:
+        """Convolution with one filter a channel: `group` is the number of channels."""
+        return op.Conv(X, W, B, strides=strides, pads=pads, dilations=dilations, group=group)
+
+    return DepthwiseConv2d
+
+
+def _node(
+    input: T,
+    weight: T,
+    bias: Optional[T],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Node:
+    groups, _, *kernel = sizes_of(weight)
+    sizes = window_sizes(sizes_of(input), kernel, stride, padding, dilation)
+    attributes = window_attributes(stride, padding, dilation)
+    return Node([input, weight, bias], [sizes], attributes | {"group": groups})
+
+
+OPERATORS = {"depthwise_conv2d": OnnxOperator(_function, _node)}

@@ -1,0 +1,22 @@
+"""exp in ONNX."""
+
+# Names as ONNX writes them, types as onnxscript reads them:
+# ruff: noqa: N802, N803
+
+from collections.abc import Callable
+from typing import Any
+
+from onnxscript.values import Opset
+
+from ops.core.onnx import OnnxOperator, T, elementwise
+
+
+def _function(op: Opset) -> Callable[..., Any]:
+    def Exp(X: T) -> T:
+        """The exponential function."""
+        return op.Exp(X)
+
+    return Exp
+
+
+OPERATORS = {"exp": OnnxOperator(_function, elementwise)}

@@ -1,0 +1,27 @@
+"""gelu in ONNX."""
+
+# Names as ONNX writes them, types as onnxscript reads them:
+# ruff: noqa: N802, N803
+
+from collections.abc import Callable
+from typing import Any
+
+from onnx import TensorProto
+from onnx.helper import make_tensor
+from onnxscript.values import Opset
+
+from ops.core.onnx import OnnxOperator, T, elementwise
+
+_SLOPE = make_tensor("slope", TensorProto.DOUBLE, [], [1.702])  # exact enough for any type
+
+
+def _function(op: Opset) -> Callable[..., Any]:
+    def GELU(X: T) -> T:
+        """The sigmoid approximation of GELU: x * sigmoid(1.702 x)."""
+        slope = op.CastLike(op.Constant(value=_SLOPE), X)
+        return op.Mul(X, op.Sigmoid(op.Mul(slope, X)))
+
+    return GELU
+
+
+OPERATORS = {"gelu": OnnxOperator(_function, elementwise)}

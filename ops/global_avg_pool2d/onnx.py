@@ -1,0 +1,26 @@
+"""global_avg_pool2d in ONNX."""
+
+# Names as ONNX writes them, types as onnxscript reads them:
+# ruff: noqa: N802, N803
+
+from collections.abc import Callable
+from typing import Any
+
+from onnxscript.values import Opset
+
+from ops.core.onnx import Node, OnnxOperator, T, sizes_of
+
+
+def _function(op: Opset) -> Callable[..., Any]:
+    def GlobalAvgPool2d(X: T) -> T:
+        """Every channel's mean over its image."""
+        return op.GlobalAveragePool(X)
+
+    return GlobalAvgPool2d
+
+
+def _node(input: T) -> Node:
+    return Node([input], [[*sizes_of(input)[:2], 1, 1]])
+
+
+OPERATORS = {"global_avg_pool2d": OnnxOperator(_function, _node)}

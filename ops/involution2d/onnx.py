@@ -1,0 +1,80 @@
+"""involution2d in ONNX."""
+
+# Names as ONNX writes them, types as onnxscript reads them:
+# ruff: noqa: N802, N803
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from onnxscript.values import Opset
+
+from ops.core.onnx import Node, OnnxOperator, T, sizes_of, window_attributes, window_sizes
+
+
+def _function(op: Opset) -> Callable[..., Any]:
+    def Involution2d(
+        X: T,
+        W: T,
+        strides: Sequence[int],
+        pads: Sequence[int],
+        dilations: Sequence[int],
+    ) -> T:
+        """Windows of X [N, C, H, W] times kernels of their own, W [N, G, kH, kW, Ho, Wo], summed.
+
+        C / G channels share a kernel.
+        """
+        first, second = op.Constant(value_int=0), op.Constant(value_int=1)
+        kernel_h = op.Gather(op.Shape(W), op.Constant(value_int=2))
+        kernel_w = op.Gather(op.Shape(W), op.Constant(value_int=3))
+        out_h = op.Gather(op.Shape(W), op.Constant(value_int=4))
+        out_w = op.Gather(op.Shape(W), op.Constant(value_int=5))
+        stride = op.Constant(value_ints=strides)
+        dilation = op.Constant(value_ints=dilations)
+
+        # The rows and columns of x, padded, that the windows are made of: [kH, Ho] and [kW, Wo].
+        taps_h = op.Mul(op.Range(first, kernel_h, second), op.Gather(dilation, first))
+        taps_w = op.Mul(op.Range(first, kernel_w, second), op.Gather(dilation, second))
+        places_h = op.Mul(op.Range(first, out_h, second), op.Gather(stride, first))
+        places_w = op.Mul(op.Range(first, out_w, second), op.Gather(stride, second))
+        last = op.Constant(value_ints=[1])
+        rows = op.Add(op.Unsqueeze(taps_h, last), places_h)
+        columns = op.Add(op.Unsqueeze(taps_w, last), places_w)
+
+        none = op.Constant(value_ints=[0, 0])
+        pad = op.Constant(value_ints=pads)
+        begin = op.Gather(pad, op.Constant(value_ints=[0, 1]))
+        end = op.Gather(pad, op.Constant(value_ints=[2, 3]))
+        padded = op.Pad(X, op.Concat(none, begin, none, end, axis=0), op.CastLike(0.0, X))
+        # Transposed, so that whole rows are gathered: numbers one by one take four times as long.
+        across = op.Gather(op.Transpose(padded, perm=[0, 1, 3, 2]), columns, axis=2)
+        windows = op.Gather(op.Transpose(across, perm=[0, 1, 2, 4, 3]), rows, axis=3)
+
+        # [N, G, C / G, kW, kH, Ho, Wo]
+        order = op.Constant(value_ints=[3, 2, 4, 5])
+        shape = op.Concat(
+            op.Constant(value_ints=[0]),
+            op.Shape(W, start=1, end=2),
+            op.Constant(value_ints=[-1]),
+            op.Gather(op.Shape(W), order),
+            axis=0,
+        )
+        kernels = op.Unsqueeze(
+            op.Transpose(W, perm=[0, 1, 3, 2, 4, 5]), op.Constant(value_ints=[2])
+        )
+        products = op.Mul(op.Reshape(windows, shape), kernels)
+        sums = op.ReduceSum(products, op.Constant(value_ints=[3, 4]), keepdims=0)
+        images = op.Concat(op.Constant(value_ints=[0, -1]), op.Shape(W, start=4), axis=0)
+        return op.Reshape(sums, images)
+
+    return Involution2d
+
+
+def _node(
+    input: T, weight: T, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> Node:
+    kernel = sizes_of(weight)[2:4]  # what follows, the places, tracing takes from the example
+    sizes = window_sizes(sizes_of(input), kernel, stride, padding, dilation)
+    return Node([input, weight], [sizes], window_attributes(stride, padding, dilation))
+
+
+OPERATORS = {"involution2d": OnnxOperator(_function, _node)}

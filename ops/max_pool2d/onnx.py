@@ -1,0 +1,56 @@
+"""max_pool2d in ONNX."""
+
+# Names as ONNX writes them, types as onnxscript reads them:
+# ruff: noqa: N802, N803
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from onnxscript.values import Opset
+
+from ops.core.onnx import Node, OnnxOperator, T, sizes_of, window_attributes, window_sizes
+
+
+def _function(op: Opset) -> Callable[..., Any]:
+    def MaxPool2d(
+        X: T,
+        kernel_shape: Sequence[int],
+        strides: Sequence[int],
+        pads: Sequence[int],
+        dilations: Sequence[int],
+    ) -> T:
+        """The largest element of every window."""
+        return op.MaxPool(
+            X, kernel_shape=kernel_shape, strides=strides, pads=pads, dilations=dilations
+        )
+
+    return MaxPool2d
+
+
+def _node(
+    input: T,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: int,
+) -> Node:
+    image = sizes_of(input)
+    sizes = window_sizes(image, kernel_size, stride, padding, dilation, bool(ceil_mode))
+    attributes = window_attributes(stride, padding, dilation) | {"kernel_shape": list(kernel_size)}
+    if ceil_mode:  # as padding, since what ONNX says of the last window differs between opsets
+        if None in image[2:]:
+            raise ValueError("max_pool2d: with ceil_mode, ONNX needs height and width to be fixed")
+        for side in (0, 1):
+            reach = (sizes[2 + side] - 1) * stride[side] + dilation[side] * (kernel_size[side] - 1)
+            over = reach + 1 - image[2 + side] - padding[side]
+            if over >= kernel_size[side]:
+                raise ValueError(
+                    f"max_pool2d: with ceil_mode, the last window reaches {over} pixels over the "
+                    f"image; ONNX Runtime allows fewer than kernel_size={kernel_size[side]}"
+                )
+            attributes["pads"][2 + side] = max(0, over)
+    return Node([input], [sizes], attributes)
+
+
+OPERATORS = {"max_pool2d": OnnxOperator(_function, _node)}

@@ -1,0 +1,34 @@
+"""ncrelu in ONNX."""
+
+# Names as ONNX writes them, types as onnxscript reads them:
+# ruff: noqa: N802, N803
+
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+from onnxscript.values import Opset
+
+from ops.core.onnx import Node, OnnxOperator, T, sizes_of
+
+
+def _function(op: Opset) -> Callable[..., Any]:
+    def NCReLU(X: T, axis: int = 1) -> T:
+        """Positive and negative parts side by side: concat(max(x, 0), min(x, 0))."""
+        # ONNX Runtime's bounds where none are given are finite.
+        zero = op.CastLike(0.0, X)
+        least = op.CastLike(-inf, X)
+        most = op.CastLike(inf, X)
+        return op.Concat(op.Clip(X, zero, most), op.Clip(X, least, zero), axis=axis)
+
+    return NCReLU
+
+
+def _node(input: T, dim: int) -> Node:
+    sizes = sizes_of(input)
+    if sizes is not None and sizes[dim] is not None:
+        sizes[dim] *= 2
+    return Node([input], [sizes], {"axis": dim})
+
+
+OPERATORS = {"ncrelu": OnnxOperator(_function, _node)}

@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# Checks that the sources compile against the headers of other versions of PyTorch, without
+# installing them. Syntax only: all of the C++ sources and, where there is nvcc, the smallest CUDA
+# source, because CUDA sources take PyTorch's headers through the ones that they share.
+#
+#   scripts/check_headers.sh VERSION...     2.10.0
+set -euo pipefail
+if [ $# = 0 ]; then
+  printf 'usage: scripts/check_headers.sh VERSION...\n' >&2
+  exit 2
+fi
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" tools
+
+make_work_folder
+python_include=$(python -c 'import sysconfig; print(sysconfig.get_path("include"))')
+eager=ops/core/eager
+target=$(sed -nE 's/^TORCH_TARGET = \(([0-9]+), ([0-9]+)\).*/\1 \2/p' setup.py)
+read -r major minor <<<"$target"
+target=$(printf -- '-DTORCH_TARGET_VERSION=0x%02x%02x000000000000' "$major" "$minor")
+
+# Unpacks the headers of a version. Its wheel for Linux on aarch64 has the same ones as the others,
+# and is the smallest for Linux: 0.15 GB, not 0.9.
+get_headers() {
+  python -m pip download --no-deps --only-binary=:all: --platform manylinux_2_28_aarch64 \
+    --python-version 3.11 --dest "$work/$1" "torch==$1"
+  python - "$work/$1" <<'END'
+import sys
+import zipfile
+from pathlib import Path
+
+folder = Path(sys.argv[1])
+(wheel,) = folder.glob("*.whl")
+with zipfile.ZipFile(wheel) as archive:
+    headers = [name for name in archive.namelist() if name.startswith("torch/include/")]
+    archive.extractall(folder, headers)
+wheel.unlink()
+END
+}
+
+# Compiles sources, one a core, and writes nothing.
+check_cpp() {
+  local include=$1
+  find ops -name '*.cpp' -not -path "$eager/*" -print0 |
+    xargs -0 -n 1 -P "$(nproc)" c++ -fsyntax-only -std=c++17 "$target" -Iops -isystem "$include"
+  find "$eager" -name '*.cpp' -print0 |
+    xargs -0 -n 1 -P "$(nproc)" c++ -fsyntax-only -std=c++17 -Iops -isystem "$include" \
+      -isystem "$include/torch/csrc/api/include" -isystem "$python_include"
+}
+
+check_cuda() {
+  local source
+  source=$(find ops -name '*.cu' -printf '%s %p\n' | sort -n | sed -n '1s/^[0-9]* //p')
+  nvcc -ptx -O0 -Xcicc -O0 -arch=sm_90 -std=c++17 -DUSE_CUDA "$target" -Iops -isystem "$1" \
+    -o /dev/null "$source"
+}
+
+export -f get_headers check_cpp check_cuda
+export work eager target python_include
+for version in "$@"; do
+  include="$work/$version/torch/include"
+  step "Getting the headers of torch $version" bash -euo pipefail -c "get_headers $version"
+  step "C++ sources with torch $version" bash -euo pipefail -c "check_cpp $include"
+  if command -v nvcc >/dev/null; then
+    step "A CUDA source with torch $version" bash -euo pipefail -c "check_cuda $include"
+  fi
+done

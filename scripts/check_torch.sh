@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# Checks the operators beside other versions of PyTorch. For each: builds a wheel with that PyTorch
+# from the source distribution and runs the operators' tests with it, then with the wheel that the
+# newest PyTorch, .venv's, has built. Prints a table with a row a version.
+#
+#   scripts/check_torch.sh VERSION...     2.10.0 2.13.0
+#
+# Each environment is removed when its row is done.
+set -euo pipefail
+if [ $# = 0 ]; then
+  printf 'usage: scripts/check_torch.sh VERSION...\n' >&2
+  exit 2
+fi
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" tools
+
+make_work_folder
+
+# Runs the operators' tests away from the sources, so that `import ops` finds the wheel. Leaves out
+# the kernels' own loops, which are the same beside any PyTorch: float32 is enough of their values.
+run_tests() {
+  (
+    cd "$work/tests"
+    "$1" -c 'import ops, torch; print(f"{ops.__file__} beside torch {torch.__version__}")'
+    "$1" -m pytest -q --numprocesses=auto --maxprocesses=4 --timeout=300 tests/ops \
+      --ignore=tests/ops/test_depthwise_conv.py --ignore=tests/ops/test_instruction_sets.py \
+      -k "not (test_values and (float16 or bfloat16 or float64))"
+  )
+}
+
+# Installs the wheel in a folder into an environment and runs the tests.
+try_wheel() {
+  step "Installing $2" "$1" -m pip install --disable-pip-version-check --no-deps \
+    --force-reinstall "$work/$2"/*.whl &&
+    run_tests "$1"
+}
+
+# Prints "ok" or "failed" for the status of a command.
+verdict() { if [ "$1" = 0 ]; then echo ok; else echo failed; fi; }
+
+add_row() { printf '| %s | %s | %s | %s |\n' "$@" >>"$work/table"; }
+
+# Adds a row to the table; returns whether all of it is ok.
+check_version() {
+  local version=$1 python="$work/$1/bin/python" built=1 own=1 newest=1
+  make_environment "$work/$version" "torch==$version" \
+    -r requirements/build.txt -r requirements/ops.txt -r requirements/test.txt ||
+    {
+      add_row "$version" 'not installed' - -
+      return 1
+    }
+  build_wheel "$work/wheel-$version" "$python" "$(echo "$work"/*.tar.gz)" && built=0
+  if [ "$built" = 0 ]; then
+    try_wheel "$python" "wheel-$version" && own=0
+  fi
+  try_wheel "$python" newest && newest=0
+  rm -rf "${work:?}/$version"
+  add_row "$version" "$(verdict "$built")" "$(verdict "$own")" "$(verdict "$newest")"
+  [ "$built$own$newest" = 000 ]
+}
+
+mkdir "$work/tests"
+cp -r tests pyproject.toml "$work/tests"
+step "Making the source distribution" env USE_CUDA=0 python setup.py -q sdist --dist-dir "$work"
+build_wheel "$work/newest"
+add_row torch 'builds from source' 'tests, its own wheel' 'tests, newest wheel'
+add_row --- --- --- ---
+status=0
+for version in "$@"; do
+  printf '\n== torch %s\n' "$version"
+  check_version "$version" || status=1
+done
+printf '\n'
+cat "$work/table"
+exit "$status"

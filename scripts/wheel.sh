@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# Builds a wheel into dist/, audits it, and runs the README's examples for the operators with it, in
+# an environment that has PyTorch and NumPy alone, away from the sources.
+#
+#   scripts/wheel.sh [torch==VERSION]     the PyTorch to run beside (default: the newest)
+#
+# The CUDA kernels are built where there is nvcc, for 8.0;9.0+PTX or what TORCH_CUDA_ARCH_LIST says.
+set -euo pipefail
+beside=${1:-torch}
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" tools
+
+make_work_folder
+
+# Shared libraries that a wheel may take from its environment: PyTorch's, CUDA's and the system's.
+allowed='lib(torch|torch_cpu|torch_cuda|c10|c10_cuda|cudart)\.so.*'
+allowed+='|lib(stdc\+\+|gcc_s|gomp|c|m|pthread|dl|rt)\.so.*|ld-linux.*\.so.*'
+
+# The audits: only the stable part of Python's interface, and no library that nobody installs.
+audit() {
+  local wheel=$1 library
+  python -m abi3audit --strict --report --output "$work/abi3audit.json" "$wheel"
+  printf 'abi3audit: passed\n'
+  python -m zipfile -e "$wheel" "$work/unpacked"
+  for library in "$work"/unpacked/ops/*.so; do
+    if needed "$library" | grep -Evx "$allowed"; then
+      fail "${library##*/} needs the libraries above, which neither PyTorch nor CUDA brings"
+    fi
+  done
+  python -m auditwheel show "$wheel"
+}
+
+# Names the shared libraries that a library is linked with.
+needed() {
+  python - "$1" <<'END'
+import sys
+from elftools.elf.elffile import ELFFile
+
+with open(sys.argv[1], "rb") as file:
+    for tag in ELFFile(file).get_section_by_name(".dynamic").iter_tags("DT_NEEDED"):
+        print(tag.needed)
+END
+}
+
+rm -f dist/lenet_ops-*.whl
+step "Building the wheel" python -m pip wheel -v --disable-pip-version-check \
+  --no-build-isolation --no-deps --wheel-dir dist .
+wheel=$(echo "$PWD"/dist/lenet_ops-*.whl)
+audit "$wheel"
+
+make_environment "$work/env" "$beside" "$wheel"
+cp README.md scripts/run_examples.py "$work"
+cd "$work"
+env/bin/python -c 'import ops, torch; print(f"{ops.__file__} beside torch {torch.__version__}")'
+env/bin/python run_examples.py README.md torch ops
+du -h "$wheel" unpacked/ops/*.so

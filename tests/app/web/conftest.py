@@ -1,0 +1,87 @@
+"""A server over a trained network, and a browser for it."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.app.web.browser import chromium, missing, open_page
+from tests.networks import DATA_ROOT, ROOT, common_folder, exclusively, train_once
+
+
+class Server:
+    """A process of `python -m app.draw`."""
+
+    def __init__(self, outputs, log, *settings):
+        self.log = Path(log).open("w")  # noqa: SIM115 (closed by stop)
+        arguments = [f"outputs={outputs}", "open=false", "port=0", f"data.root={DATA_ROOT}"]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "app.draw", *arguments, *settings],
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            cwd=outputs,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            text=True,
+        )
+        line = self.process.stdout.readline()
+        assert line.startswith("draw a digit at "), Path(log).read_text()
+        self.address = line.split()[4]
+
+    def stop(self, signal=signal.SIGINT):
+        self.process.send_signal(signal)
+        code = self.process.wait(30)
+        self.process.stdout.close()
+        self.log.close()
+        return code
+
+
+@pytest.fixture(scope="session")
+def default_run(tmp_path_factory):
+    """The folder of a run of the default recipe with ncrelu, exported."""
+    from app.config.schema import DataRoot, ExportConfig
+    from app.export.export import export
+
+    common = common_folder(tmp_path_factory)
+    run = train_once(common, "ncrelu", {"act": "ncrelu"})
+    with exclusively(common):
+        if not (run / "model.onnx").exists():
+            export(ExportConfig(checkpoint=str(run), data=DataRoot(str(DATA_ROOT))))
+    return run
+
+
+@pytest.fixture(scope="session")
+def server(default_run, tmp_path_factory):
+    running = Server(default_run.parents[1], tmp_path_factory.mktemp("log") / "stderr")
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="session")
+def browser():
+    if reason := missing():
+        pytest.skip(reason)
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture
+def visit(browser, server):
+    """Opens the page in a new context; the test fails on foreign requests and console errors."""
+    faults, contexts = [], []
+
+    def open(**options):
+        contexts.append(browser.new_context(**options))
+        return open_page(contexts[-1], server.address, faults)
+
+    yield open
+    for context in contexts:
+        context.close()
+    assert faults == []
+
+
+@pytest.fixture
+def page(visit):
+    return visit(viewport={"width": 1280, "height": 860})

@@ -1,0 +1,238 @@
+"""The page in a real browser: Debian's Chromium, driven by Playwright."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw
+
+from tests.app.web.browser import draw, settle
+from tests.app.web.strokes import DIGITS
+
+pytestmark = pytest.mark.browser
+
+
+def png(points, size=(600, 400), ink=40, paper=235):
+    """A picture of strokes, as a PNG file."""
+    image = Image.new("L", size, paper)
+    places = [(x * size[0], y * size[1]) for x, y in points]
+    ImageDraw.Draw(image).line(places, fill=ink, width=24, joint="curve")
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+def test_nine_of_ten_drawn_digits_are_recognised(page):
+    answers = {}
+    for digit in DIGITS:
+        page.keyboard.press("c")
+        draw(page, digit)
+        answers[digit] = settle(page)
+    assert sum(answer == digit for digit, answer in answers.items()) >= 9, answers
+
+
+def test_probabilities_are_shown_as_ten_bars(page):
+    draw(page, "7")
+    digit = settle(page)
+    shares = page.locator(".bars .share").all_text_contents()
+    assert len(shares) == 10
+    assert sum(float(share.rstrip("%")) for share in shares) == pytest.approx(100, abs=0.6)
+    assert page.locator(".bars .best .name").text_content() == digit
+
+
+def test_the_network_gets_what_predict_would_frame(page):
+    from app.inference.preprocess import frame
+
+    answers = []
+    page.on("response", lambda answer: "predict" in answer.url and answers.append(answer))
+    draw(page, "2")
+    settle(page)
+    sent = np.frombuffer(answers[-1].request.post_data_buffer, np.uint8).reshape(-1, 140)
+    shown = page.evaluate(
+        "[...document.querySelector('.input canvas').getContext('2d')"
+        ".getImageData(0, 0, 28, 28).data].filter((_, index) => index % 4 === 0)"
+    )
+    assert shown == frame(sent.copy(), "mnist").flatten().tolist()
+
+
+def test_clear_leaves_no_answer_and_undo_brings_it_back(page):
+    draw(page, "3")
+    answered = settle(page)
+    assert answered
+    page.click("#clear")
+    assert settle(page) == ""
+    assert page.is_disabled("#clear")
+    page.click("#undo")
+    assert settle(page) == answered
+
+
+def test_undo_removes_the_last_stroke(page):
+    draw(page, "1")
+    before = settle(page)
+    draw(page, "0")
+    settle(page)
+    page.keyboard.press("Control+z")
+    assert settle(page) == before
+
+
+def test_first_convolution_and_both_halves_of_ncrelu_are_shown(page):
+    draw(page, "5")
+    settle(page)
+    captions = page.locator(".layer figcaption").all_text_contents()
+    assert captions == ["First convolution", "Positive half", "Negative half"]
+    for selector in (".layer:not(.half)", ".layer.half"):
+        assert page.locator(f"{selector} >> nth=0 >> canvas").count() == 6
+    boxes = [page.locator(".half").nth(index).bounding_box() for index in (0, 1)]
+    assert boxes[0]["y"] == boxes[1]["y"] and boxes[0]["x"] < boxes[1]["x"]
+    picture = "canvas => [...canvas.getContext('2d').getImageData(0, 0, 14, 14).data].join()"
+    shown = page.locator(".half canvas").first.evaluate(picture)
+    draw(page, "7")
+    settle(page)
+    assert page.locator(".half canvas").first.evaluate(picture) != shown
+    page.uncheck("#maps")
+    settle(page)
+    assert page.locator(".layer").count() == 0
+
+
+def test_a_click_on_a_mistake_shows_it(page):
+    button = page.locator("#samples button").first
+    button.wait_for(timeout=60_000)
+    assert "mistake" in button.get_attribute("class")
+    button.click()
+    answer = settle(page)
+    assert answer == button.get_attribute("data-answer") != button.get_attribute("data-label")
+    same = """() => {
+      const gray = (canvas) => canvas.getContext('2d').getImageData(0, 0, 28, 28).data.join();
+      const [sample, input] = ['#samples canvas', '.input canvas'].map((s) =>
+        document.querySelector(s));
+      return gray(sample) === gray(input);
+    }"""
+    assert page.evaluate(same)
+
+
+def test_two_networks_answer_the_same_drawing_side_by_side(page):
+    page.check("#compare")
+    draw(page, "4")
+    assert settle(page) == settle(page, "digit-2") == "4"
+    names = [page.locator("select").nth(index).input_value() for index in (0, 1)]
+    assert names[0] != names[1]
+    boxes = [page.locator(".panel").nth(index).bounding_box() for index in (0, 1)]
+    assert boxes[0]["y"] == boxes[1]["y"] and boxes[0]["x"] < boxes[1]["x"]
+    page.uncheck("#compare")
+    assert page.locator(".panel").count() == 1
+
+
+def test_another_network_answers_at_once_when_chosen(page):
+    draw(page, "6")
+    settle(page)
+    exported = page.locator("select option").nth(1).get_attribute("value")
+    assert exported.endswith("model.onnx")
+    with page.expect_response(f"**/api/predict*{'model.onnx'}*") as response:
+        page.select_option("select", exported)
+    assert response.value.json()["class"] == "6"
+    page.wait_for_selector("text=choose torch to see the layers")
+
+
+def test_a_picture_can_be_opened_and_dropped(page):
+    seven = png(DIGITS["7"][0])
+    page.set_input_files("#picture", {"name": "7.png", "mimeType": "image/png", "buffer": seven})
+    page.locator("#digit", has_text="7").wait_for()
+    page.click("#clear")
+    settle(page)
+    page.evaluate(
+        """bytes => {
+          const data = new DataTransfer();
+          data.items.add(new File([new Uint8Array(bytes)], '7.png', { type: 'image/png' }));
+          const options = { dataTransfer: data, bubbles: true, cancelable: true };
+          document.body.dispatchEvent(new DragEvent('drop', options));
+        }""",
+        list(seven),
+    )
+    page.locator("#digit", has_text="7").wait_for()
+
+
+def test_a_file_that_is_no_picture_is_reported(page):
+    page.set_input_files("#picture", {"name": "a.png", "mimeType": "image/png", "buffer": b"no"})
+    page.locator("#message", has_text="a.png is not a picture").wait_for()
+
+
+def test_touch_draws(visit):
+    page = visit(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    client = page.context.new_cdp_session(page)
+    box = page.locator("#drawing").bounding_box()
+
+    def touch(kind, *point):
+        places = [{"x": box["x"] + x * box["width"], "y": box["y"] + y * box["height"]}
+                  for x, y in point]  # fmt: skip
+        client.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": places})
+
+    for points in DIGITS["7"]:
+        touch("touchStart", points[0])
+        for point in points[1:]:
+            touch("touchMove", point)
+        touch("touchEnd")
+    assert settle(page) == "7"
+    assert page.evaluate("scrollY") == 0
+
+
+def test_everything_fits_a_narrow_screen(visit):
+    page = visit(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    draw(page, "3")
+    settle(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    answer = page.locator("#digit").bounding_box()
+    assert answer["y"] + answer["height"] < 844  # beside the drawing, without scrolling
+
+
+def test_a_digit_is_drawn_with_the_keyboard_only(page):
+    while page.evaluate("document.activeElement.id") != "drawing":
+        page.keyboard.press("Tab")
+    for key, times in (("ArrowLeft", 4), (" ", 1), ("ArrowRight", 8)):
+        for _ in range(times):
+            page.keyboard.press(key)
+    for _ in range(4):  # two arrows at once: diagonally
+        page.keyboard.down("ArrowLeft")
+        for _ in range(3):
+            page.keyboard.press("ArrowDown")
+            page.keyboard.up("ArrowLeft")
+    assert page.locator("#pen").text_content() == "Pen down"
+    page.keyboard.press(" ")
+    assert page.locator("#pen").text_content() == "Pen up"
+    assert settle(page) == "7"
+    page.keyboard.press("c")
+    assert settle(page) == ""
+
+
+def test_a_screen_reader_finds_names_and_live_regions(page):
+    page.locator("#samples button").first.wait_for(timeout=60_000)
+    output = page.locator("#digit")
+    assert output.get_attribute("aria-live") == "polite"
+    unnamed = page.evaluate(
+        """[...document.querySelectorAll('button, select, input, canvas[tabindex]')].filter(
+          (e) => !(e.textContent.trim() && e.tagName !== 'SELECT') && !e.ariaLabel
+            && !e.labels?.length).map((e) => e.outerHTML)"""
+    )
+    assert unnamed == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_has_enough_contrast(visit, scheme):
+    """WCAG 2.2 AA: 4.5 between text and what is behind it."""
+    page = visit(color_scheme=scheme)
+    colours = page.evaluate(
+        """() => {
+          const style = getComputedStyle(document.documentElement);
+          const names = ['--page', '--surface', '--text', '--quiet', '--wrong', '--accent'];
+          return Object.fromEntries(names.map((n) => [n, style.getPropertyValue(n).trim()]));
+        }"""
+    )
+
+    def luminance(colour):
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    for ground in ("--page", "--surface"):
+        for text in ("--text", "--quiet", "--wrong", "--accent"):
+            dark, bright = sorted((luminance(colours[ground]), luminance(colours[text])))
+            assert (bright + 0.05) / (dark + 0.05) >= 4.5, (text, ground)

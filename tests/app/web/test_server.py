@@ -1,0 +1,251 @@
+"""The server: what it answers, and what it refuses."""
+
+import base64
+import io
+import json
+import socket
+import struct
+import time
+import urllib.error
+import urllib.request
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from app.config.errors import UserError
+from app.web.networks import find_networks
+from app.web.server import LARGEST_BODY
+from tests.app.web.conftest import Server
+
+
+@pytest.fixture
+def ask(server):
+    """Sends a request: status, headers, answer."""
+
+    def send(path, body=None, **headers):
+        request = urllib.request.Request(server.address + path, body, headers)
+        try:
+            with urllib.request.urlopen(request, timeout=60) as response:
+                return response.status, response.headers, response.read()
+        except urllib.error.HTTPError as error:
+            return error.code, error.headers, error.read()
+
+    return send
+
+
+@pytest.fixture
+def network(ask):
+    return json.loads(ask("api/networks")[2])[0]["id"]
+
+
+def drawing():
+    gray = np.zeros((140, 140), np.uint8)
+    gray[20:120, 60:75] = 255  # a one
+    return gray
+
+
+def png(gray):
+    file = io.BytesIO()
+    Image.fromarray(gray).save(file, "PNG")
+    return file.getvalue()
+
+
+def bomb(side):
+    """A PNG file of side x side black pixels in a few kilobytes."""
+
+    def chunk(kind, content):
+        check = zlib.crc32(kind + content)
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", check)
+
+    header = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
+    rows = zlib.compress(bytes(side * (1 + (side + 7) // 8)), 9)
+    parts = chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + parts
+
+
+def test_page_and_modules_are_served_under_a_strict_policy(ask):
+    for path, kind in (("", "text/html"), ("main.js", "javascript"), ("style.css", "text/css")):
+        status, headers, body = ask(path)
+        assert (status, bool(body)) == (200, True)
+        assert kind in headers["content-type"]
+        policy = headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'")
+        assert "unsafe" not in policy
+        assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_networks_are_listed_with_what_runs_them(ask):
+    listed = json.loads(ask("api/networks")[2])
+    assert [item["runtime"] for item in listed] == ["torch", "ONNX"]
+    assert {item["title"] for item in listed} == {"ncrelu standard"}
+    assert all(item["accuracy"] > 0.9 for item in listed)
+    assert all("path" not in item for item in listed)
+
+
+@pytest.mark.parametrize("runtime", [0, 1])
+def test_png_and_gray_bytes_get_the_answer_of_predict(ask, default_run, runtime):
+    from app.inference.predictor import load_torch
+    from app.inference.preprocess import frame
+
+    id = json.loads(ask("api/networks")[2])[runtime]["id"]
+    image = frame(drawing(), "mnist")
+    expected = load_torch(default_run).logits(image[None])[0].softmax(0)
+    for query, body in (("&width=140", drawing().tobytes()), ("", png(drawing()))):
+        status, _, content = ask(f"api/predict?network={id}{query}", body)
+        answer = json.loads(content)
+        assert status == 200
+        assert answer["probabilities"] == pytest.approx(expected.tolist(), abs=1e-4)
+        assert answer["class"] == str(int(expected.argmax()))
+        assert base64.b64decode(answer["image"]) == image.numpy().tobytes()
+        assert answer["maps"] is None
+
+
+def test_maps_are_those_of_the_first_layers(ask, network, default_run):
+    from app.data.transforms import normalize
+    from app.inference.predictor import load_torch
+    from app.inference.preprocess import frame
+
+    body = drawing().tobytes()
+    answer = json.loads(ask(f"api/predict?network={network}&width=140&maps=true", body)[2])
+    trained = load_torch(default_run)
+    input = normalize(frame(drawing(), "mnist")[None], *trained.normalization)
+    convolution = trained.module.features[0](input)
+    halves = trained.module.features[:3](input)[0].chunk(2)
+    for maps, values in zip(answer["maps"], (convolution[0], *halves), strict=True):
+        assert (maps["count"], maps["height"], maps["width"]) == tuple(values.shape)
+        shown = np.frombuffer(base64.b64decode(maps["values"]), np.int8).reshape(values.shape)
+        step = maps["largest"] / 127
+        np.testing.assert_allclose(shown * step, values.detach().numpy(), atol=0.51 * step)
+
+
+def test_a_blank_picture_has_no_answer(ask, network):
+    status, _, content = ask(f"api/predict?network={network}&width=28", bytes(784))
+    assert status == 200
+    assert json.loads(content)["class"] is None
+
+
+def test_test_images_begin_with_the_surest_mistakes(ask, network):
+    images = json.loads(ask(f"api/samples?network={network}")[2])
+    flags = [image["mistake"] for image in images]
+    assert flags == sorted(flags, reverse=True)
+    assert all((image["label"] != image["answer"]) == image["mistake"] for image in images)
+    pixels = base64.b64decode(images[0]["pixels"])
+    answer = ask(f"api/predict?network={network}&width=28&frame=false", pixels)[2]
+    assert json.loads(answer)["class"] == images[0]["answer"]
+
+
+PREDICT = "api/predict?network=NETWORK"
+REFUSED = {
+    "a foreign host": ("api/networks", None, {"Host": "evil.example"}, 403),
+    "a foreign host with a known port": ("", None, {"Host": "evil.example:8000"}, 403),
+    "another address": ("", None, {"Host": "192.168.0.1"}, 403),
+    "a foreign origin": (
+        PREDICT + "",
+        b"x",
+        {"Origin": "http://evil.example"},
+        403,
+    ),
+    "no origin": (PREDICT, b"x", {"Origin": "null"}, 403),
+    "two megabytes": (PREDICT, bytes(2 * 2**20), {}, 413),
+    "one byte too many": (PREDICT, bytes(LARGEST_BODY + 1), {}, 413),
+    "nothing": (PREDICT, b"", {}, 400),
+    "no picture": (PREDICT, b"<svg/>", {}, 400),
+    "half a PNG": (PREDICT, png(drawing())[:60], {}, 400),
+    "a PNG's signature": (PREDICT, b"\x89PNG\r\n\x1a\n", {}, 400),
+    "a decompression bomb": (PREDICT, bomb(30_000), {}, 400),
+    "incomplete rows": (PREDICT + "&width=140", bytes(100), {}, 400),
+    "a width of 0": (PREDICT + "&width=0", bytes(100), {}, 400),
+    "a width below 0": (PREDICT + "&width=-1", bytes(100), {}, 400),
+    "a width that is no number": (PREDICT + "&width=x", bytes(100), {}, 400),
+    "an unframed picture": (
+        PREDICT + "&width=10&frame=false",
+        bytes(100),
+        {},
+        400,
+    ),
+    "an unknown flag": (PREDICT + "&maps=1", b"x", {}, 400),
+    "a path upwards": ("api/predict?network=../../x", b"x", {}, 404),
+    "no network": ("api/predict", b"x", {}, 404),
+    "samples of no network": ("api/samples?network=x", None, {}, 404),
+    "a file outside of the page": ("../server.py", None, {}, 404),
+    "an encoded path upwards": ("%2e%2e/server.py", None, {}, 404),
+    "GET of a prediction": (PREDICT, None, {}, 405),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_wrong_requests_are_refused_and_the_server_goes_on(ask, network, case):
+    path, body, headers, expected = REFUSED[case]
+    status, answer, content = ask(path.replace("NETWORK", network), body, **headers)
+    assert status == expected
+    error = json.loads(content)["error"]
+    assert error and "\n" not in error and "input=" not in error
+    assert answer["content-security-policy"]
+    assert ask(f"api/predict?network={network}&width=140", drawing().tobytes())[0] == 200
+
+
+def test_own_names_and_origin_are_accepted(ask, server):
+    port = server.address.rstrip("/").rpartition(":")[2]
+    for host in (f"localhost:{port}", f"127.0.0.1:{port}", "localhost:9000"):
+        assert ask("", None, Host=host, Origin=f"http://{host}")[0] == 200
+
+
+def test_an_interrupt_ends_the_server_within_a_second(default_run, tmp_path):
+    server = Server(default_run.parents[1], tmp_path / "stderr")
+    host, port = server.address[7:].rstrip("/").split(":")
+    with socket.create_connection((host, int(port))) as kept:  # as a browser keeps one
+        kept.sendall(f"GET / HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode())
+        assert kept.recv(20).startswith(b"HTTP/1.1 200")
+        start = time.perf_counter()
+        code = server.stop()
+        seconds = time.perf_counter() - start
+    assert code == 130
+    assert (tmp_path / "stderr").read_text() == "interrupted\n"
+    assert seconds < 5  # measured: 0.2 s; a busy machine takes longer
+
+
+def test_no_run_is_one_line(command):
+    done = command("app.draw", "open=false")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: no run under outputs/ has a best.pt: train one with `python -m app.train`\n"
+    )
+
+
+def test_a_port_in_use_is_one_line(command, default_run):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        settings = [f"port={port}", "open=false", f"outputs={default_run.parents[1]}"]
+        done = command("app.draw", *settings)
+    assert done.returncode == 2
+    assert f"host=127.0.0.1 port={port}: cannot be listened on" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_network_named_by_checkpoint_comes_first(make_run):
+    runs = [make_run("relu"), make_run("gelu")]
+    outputs = str(runs[0].parents[1])
+    for run in runs:
+        first, *others = find_networks(outputs, str(run)).values()
+        assert first.path == run / "best.pt"
+        assert len(others) == 1
+    with pytest.raises(UserError, match=r"^checkpoint=nowhere: no such file$"):
+        find_networks(outputs, "nowhere")
+
+
+def test_a_damaged_network_is_one_line_in_its_answer(ask, default_run):
+    damaged = default_run.parent / "damaged"
+    damaged.mkdir()
+    (damaged / "best.pt").write_bytes(b"PK")
+    try:
+        listed = [item["id"] for item in json.loads(ask("api/networks")[2])]
+        (id,) = [id for id in listed if "damaged" in id]
+        status, _, content = ask(f"api/predict?network={id}&width=140", drawing().tobytes())
+        assert status == 400
+        assert "damaged, or not a checkpoint" in json.loads(content)["error"]
+    finally:
+        (damaged / "best.pt").unlink()
+        damaged.rmdir()
+        ask("api/networks")

@@ -1,0 +1,28 @@
+"""The operators without the packages of an extra."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+def without(*packages, code):
+    """Run code where these packages cannot be imported."""
+    hidden = f"import sys; sys.modules.update(dict.fromkeys({packages}))\n"
+    return subprocess.run([sys.executable, "-c", hidden + code], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("missing", ["onnx", "onnxscript"])
+@pytest.mark.parametrize("module", ["ops.export", "ops.onnx"])
+def test_export_names_the_extra(module, missing):
+    failed = without(missing, code=f"import {module}")
+    *_, line = failed.stderr.splitlines()
+    assert line == (
+        f"ImportError: {module} needs onnx and onnxscript: pip install 'lenet-ops[onnx]'"
+    )
+
+
+def test_operators_need_torch_only():
+    packages = ("numpy", "onnx", "onnxruntime", "onnxscript", "torchvision", "hydra", "PIL")
+    done = without(*packages, code="import ops, torch; ops.gelu(torch.ones(1))")
+    assert done.returncode == 0, done.stderr
