@@ -186,9 +186,9 @@ def test_parameters_of_more_elements_than_32_bits_count(op, layout):
     torch.testing.assert_close(actual, expected, rtol=0.02, atol=1.0)
 
 
-# A case of depthwise convolution that all passes compute by one kernel family; between them they use
-# bulk copies, matrix units and blocks with more than 48 KB of shared memory:
-# image, kernel, stride, padding, dilation, dtype, layout.
+# A case of depthwise convolution that all passes compute by one kernel family. Between them they
+# use bulk copies, matrix units and blocks with more than 48 KB of shared memory.
+# Image, kernel, stride, padding, dilation, dtype, layout.
 FAMILIES = {
     "direct_l1": ((2, 8, 14, 14), 3, 1, 1, 1, torch.float32, "contiguous"),
     "direct_l1_runtime": ((4, 24, 41, 40), 3, 3, 4, 4, torch.float16, "channels_last"),
