@@ -5,9 +5,9 @@
 Every geometry is timed forward and for the gradients of input and weight, ours and PyTorch's in
 turns in one process on the same tensors. The ratio is the time of PyTorch's fastest backend in the
 same memory format (cuDNN in benchmark mode and without, oneDNN and without) over ours; above 1 ours
-is faster. Rows below 1 are measured three times, and the median counts. Ours must agree with one
-backend; the others are left out. Backends several times slower than ours are timed once. Prints the ten worst rows; exits 1 if
-one is below --least.
+is faster. Rows below 1 are measured three times, and the median counts. Backends several times
+slower than ours are timed once; those whose results differ from ours are left out, unless all do:
+that is an error. Prints the ten worst rows; exits 1 if one is below --least.
 """
 
 import argparse
