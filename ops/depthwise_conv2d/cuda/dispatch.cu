@@ -20,11 +20,11 @@ bool is_tileable(const DepthwiseGeometry& g) {
 // Elements of input and output per multiprocessor up to which direct_l1 is faster than kernels that
 // stage tiles: measured on an H200.
 constexpr int64_t kSmallNchw = 4'500, kSmallNhwc = 40'000, kSmallGradient = 20'000;
-// Taps from which large_filter is faster than direct_l1_runtime.
-constexpr int64_t kLargeNchw = 36, kLargeNhwc = 121, kLargeGradientNchw = 144,
-                  kLargeGradientNhwc = 400;
 // Outputs of a feature map up to which that holds for weight gradients in NCHW.
 constexpr int64_t kSmallMap = 16 * 16;
+// Taps from which large_filter is faster than direct_l1_runtime: measured on an H100.
+constexpr int64_t kLargeNchw = 36, kLargeNhwc = 121;
+constexpr int64_t kLargeGradientNchw = 144, kLargeGradientNhwc = 400;
 
 // Runs the first family that takes the convolution and returns its name; nullptr: none does.
 template <typename T>
