@@ -2,7 +2,7 @@
 
     _C                  schemas and CPU kernels, beside any torch since 2.10.
     _C_cuda             CUDA kernels, likewise.
-    _C_eager_VERSION    autograd and autocast without Python, beside that very torch.
+    _C_eager_BUILD      autograd and autocast without Python, beside that very build of torch.
 
 Environment variables:
     USE_CUDA=0             CPU only, whatever is installed.
@@ -14,6 +14,7 @@ Environment variables:
     MAX_JOBS               parallel compiler processes.
 """
 
+import copy
 import os
 import re
 import shutil
@@ -76,8 +77,8 @@ def toolkit() -> tuple[Path, tuple[int, int]]:
     )
 
 
-def cuda_root() -> Path | None:
-    """Returns the toolkit to build the CUDA kernels with, or None for a CPU-only build."""
+def cuda_toolkit() -> tuple[Path, tuple[int, int]] | None:
+    """Return the toolkit to build the CUDA kernels with, or None for a CPU-only build."""
     if "USE_CUDA" in os.environ and not flag("USE_CUDA"):
         return None
     try:
@@ -94,12 +95,12 @@ def cuda_root() -> Path | None:
             sys.exit(f"error: FORCE_CUDA=1, but {reason}")
         print(f"lenet-ops: building for the CPU only: {reason}", file=sys.stderr)
         return None
-    return root
+    return root, version
 
 
-cuda = cuda_root()
+cuda = cuda_toolkit()
 if cuda:
-    os.environ["CUDA_HOME"] = str(cuda)  # read by torch.utils.cpp_extension when it is imported
+    os.environ["CUDA_HOME"] = str(cuda[0])  # read by torch.utils.cpp_extension when it is imported
     if not os.environ.get("TORCH_CUDA_ARCH_LIST") and not torch.cuda.is_available():
         os.environ["TORCH_CUDA_ARCH_LIST"] = DEFAULT_ARCHS
 
@@ -125,6 +126,8 @@ cxx_flags = [
     "-fno-trapping-math",
 ]
 nvcc_flags = [target, *optimise, "-std=c++17", "-DUSE_CUDA", "-lineinfo", "--threads=2"]
+if cuda and cuda[1] >= (12, 8):
+    nvcc_flags.append("--compress-mode=size")
 
 
 class Build(BuildExtension):
@@ -134,6 +137,15 @@ class Build(BuildExtension):
         """Called by setuptools, which compiles editable installations in a temporary folder."""
         super().finalize_options()
         self.build_temp = "build/objects"
+        if not os.environ.get("MAX_JOBS"):  # two libraries at once: no core waits for a last file
+            self.parallel = 2
+            os.environ["MAX_JOBS"] = str(len(os.sched_getaffinity(0)))
+
+    def build_extension(self, ext: Extension) -> None:
+        """Called by setuptools: builds a library in a folder, and with a ninja file, of its own."""
+        command = copy.copy(self)
+        command.build_temp = f"{self.build_temp}/{ext.name}"
+        super(Build, command).build_extension(ext)
 
     def run(self) -> None:
         """Called by setuptools."""
@@ -150,11 +162,11 @@ class Build(BuildExtension):
 def extension(
     kind: Callable[..., Extension], name: str, sources: Iterable[Path], **flags: list[str]
 ) -> Extension:
-    """Describes one library, compiled from the sources given."""
+    """Describes one library, compiled from the sources given: those in folders take longest."""
     ops = Path("ops")
     return kind(
         name,
-        sorted(map(str, sources)),
+        [str(path) for path in sorted(sources, key=lambda path: (path.parent.name != "cpu", path))],
         include_dirs=[str(ops.resolve())],
         depends=sorted(map(str, [*ops.rglob("*.h"), *ops.rglob("*.cuh")])),
         extra_compile_args=flags,
@@ -164,10 +176,10 @@ def extension(
 
 EAGER = Path("ops/core/eager")
 cpu_sources = [path for path in Path("ops").rglob("*.cpp") if path.parent != EAGER]
-version = re.sub(r"\W", "_", torch.__version__)
+build = re.sub(r"\W", "_", f"{torch.__version__}_{torch.version.git_version[:8]}")
 extensions = [
+    extension(CppExtension, f"ops._C_eager_{build}", EAGER.glob("*.cpp"), cxx=eager_flags),
     extension(CppExtension, "ops._C", cpu_sources, cxx=cxx_flags),
-    extension(CppExtension, f"ops._C_eager_{version}", EAGER.glob("*.cpp"), cxx=eager_flags),
 ]
 if cuda:
     extensions.append(

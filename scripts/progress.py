@@ -13,7 +13,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
 from pathlib import Path
+from textwrap import dedent
 from typing import TextIO
 
 PIPE_INTERVAL = 15.0  # seconds
@@ -50,7 +52,9 @@ def first_error(log: str) -> str:
     lines = log.splitlines()
     for number, line in enumerate(lines):
         if _ERROR.search(line):
-            return "\n".join(lines[number : number + ERROR_LINES])
+            below = lines[number : number + ERROR_LINES]
+            shown = takewhile(lambda line: "ninja: build stopped" not in line, below)
+            return dedent("\n".join(shown))
     return "\n".join(lines[-LAST_LINES:])
 
 

@@ -24,38 +24,55 @@ def exclusively(folder):
         yield
 
 
-def train_once(folder, name, model, **trainer):
+def train_once(folder, name, model, data_root=DATA_ROOT):
     """Return the run folder of a network, trained by whichever worker comes first.
 
     Args:
         folder: As `common_folder` returns.
         name: Of the network.
         model: Fields of `ModelConfig`.
-        trainer: Fields of `TrainerConfig`; none: the default recipe.
+        data_root: Where MNIST is; digits are taken where it is not.
     """
     outputs = folder / f"trained-{name}"
     outputs.mkdir(exist_ok=True)
     with exclusively(outputs):
         if not any(outputs.rglob("best.pt")):
-            _train(outputs, model, trainer)
+            _train(outputs, model, data_root)
     (best,) = outputs.rglob("best.pt")
     return best.parent
 
 
-def _train(outputs, model, trainer):
+def small_mnist(folder, training_images=10_000, test_images=1000):
+    """Return a data root with the first images of MNIST."""
+    root = folder / "small-mnist"
+    raw = root / "MNIST" / "raw"
+    counts = {"train": training_images, "t10k": test_images}
+    with exclusively(folder):
+        for part, count in counts.items() if HAS_MNIST and not raw.is_dir() else ():
+            raw.mkdir(parents=True, exist_ok=True)
+            for name, header, size in (("images-idx3", 16, 784), ("labels-idx1", 8, 1)):
+                file = f"{part}-{name}-ubyte"
+                content = (DATA_ROOT / "MNIST" / "raw" / file).read_bytes()
+                kept = content[:4] + count.to_bytes(4, "big") + content[8 : header + count * size]
+                (raw / file).write_bytes(kept)
+    return root
+
+
+def _train(outputs, model, data_root):
     import torch
 
-    from app.config.schema import DataConfig, ModelConfig, TrainConfig, TrainerConfig
+    from app.config.schema import DataConfig, ModelConfig, TrainConfig
     from app.training.trainer import train
 
     name, val_size = ("mnist", 5000) if HAS_MNIST else ("digits", 150)
+    if data_root != DATA_ROOT:
+        val_size = min(val_size, 1000)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # several workers train at once
     train(
         TrainConfig(
             model=ModelConfig(**model),
-            data=DataConfig(str(DATA_ROOT), name, val_size=val_size),
-            trainer=TrainerConfig(**trainer),
+            data=DataConfig(str(data_root), name, val_size=val_size),
             device="cpu",
             outputs=str(outputs),
         )

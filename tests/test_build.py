@@ -22,6 +22,7 @@ def plan(monkeypatch):
     """Runs setup.py beside a CUDA build of torch and no GPU, and returns what it would build."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(torch, "__version__", "2.15.0+cu130")
+    monkeypatch.setattr(torch.version, "git_version", "0123456789abcdef")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for name in VARIABLES:
@@ -39,7 +40,7 @@ def plan(monkeypatch):
     return run
 
 
-EAGER = "ops._C_eager_2_15_0_cu130"
+EAGER = "ops._C_eager_2_15_0_cu130_01234567"
 
 
 def extensions(plan):
@@ -97,11 +98,25 @@ def test_cpu_and_cuda(plan, toolkit):
     assert os.environ["TORCH_CUDA_ARCH_LIST"] == "8.0;9.0+PTX"  # there is no GPU to ask
 
 
+@pytest.mark.parametrize(("version", "known"), [("13.0", True), ("12.8", True), ("12.6", False)])
+def test_device_code_is_compressed_where_nvcc_can(plan, toolkit, monkeypatch, version, known):
+    monkeypatch.setattr(torch.version, "cuda", version)
+    nvcc = extensions(plan(CUDA_HOME=toolkit(version)))["ops._C_cuda"].extra_compile_args["nvcc"]
+    assert ("--compress-mode=size" in nvcc) == known
+
+
 def test_kernels_keep_to_the_stable_abi(plan, toolkit):
     """And what uses the rest of PyTorch is built under a name that only that PyTorch looks for."""
     for name, extension in extensions(plan(CUDA_HOME=toolkit("13.2"))).items():
         for options in extension.extra_compile_args.values():
             assert ("-DTORCH_TARGET_VERSION=0x020a000000000000" in options) == (name != EAGER)
+
+
+def test_eager_library_is_named_after_the_build_of_torch(plan, monkeypatch):
+    """Two builds of one version need not fit the same library."""
+    assert EAGER in extensions(plan(USE_CUDA="0"))
+    monkeypatch.setattr(torch.version, "git_version", "fedcba9876543210")
+    assert "ops._C_eager_2_15_0_cu130_fedcba98" in extensions(plan(USE_CUDA="0"))
 
 
 def test_every_source_is_built(plan, toolkit):

@@ -191,13 +191,15 @@ class ExportConfig:
 
     checkpoint: str | None = _path(None)
     file: str | None = _path(None)
-    exporter: str = _choice("symbolic", "symbolic", "dynamo")
-    layout: str | None = _choice(None, "function", "standard", None)
+    exporter: str | None = _choice(None, "symbolic", "dynamo", None)
+    layout: str | None = _choice(None, "function", "standard", "both", None)
     opset: int = _integer(18, least=17)
     preprocess: Flag = _choice(False, True, False)
     postprocess: Flag = _choice(False, True, False)
     precision: str = _choice("fp32", "fp32", "fp16")
     quantize: str | None = _choice(None, "int8", None)
+    web: Flag = _choice(False, True, False)
+    web_runtime: str = _key("./ort/", "must be an address or a path", lambda v: v.strip() != "")
     data: DataRoot = field(default_factory=DataRoot)
     outputs: str = _path("outputs")
 

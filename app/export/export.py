@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -14,16 +15,22 @@ from onnx.shape_inference import infer_shapes
 
 from app.config.errors import UserError
 from app.config.schema import ExportConfig
-from app.data.datasets import load_test_split
+from app.data.datasets import Split, load_test_split
 from app.data.transforms import normalize
-from app.export.graph import build_graph, newest_opset
+from app.export.graph import build_graph, exporter, newest_opset
 from app.export.model_card import write_card
 from app.export.parity import check_parity, compare
 from app.export.quantize import quantize
+from app.export.web_folder import install_lines, write_web_folder
 from app.inference.onnx_runtime import RUNTIME, onnx_predictor
 from app.inference.predictor import TorchPredictor, load_data, load_torch
 from app.runs.files import write_atomically
 from app.runs.folder import find_checkpoint
+
+EXPORTERS = {
+    "symbolic": "torch.onnx.export(dynamo=False)",
+    "dynamo": "torch.onnx.export(dynamo=True)",
+}
 
 
 def export(cfg: ExportConfig) -> None:
@@ -37,6 +44,15 @@ def export(cfg: ExportConfig) -> None:
     original = load_torch(cfg.checkpoint or find_checkpoint(cfg.outputs))
     path = output_path(cfg, original)
     test = load_test_split(original.dataset, cfg.data.root)
+    print(f"exporter={exporter(cfg)}: {EXPORTERS[exporter(cfg)]}")
+    if cfg.layout == "both":
+        _export_file(replace(cfg, layout="function", web=False), path, original, test)
+        cfg, path = replace(cfg, layout="standard"), path.with_stem(f"{path.stem}-standard")
+    _export_file(cfg, path, original, test)
+
+
+def _export_file(cfg: ExportConfig, path: Path, original: TorchPredictor, test: Split) -> None:
+    """Export to one file, in one layout."""
     with _quiet():
         model = build_graph(original, cfg)
         if cfg.quantize:
@@ -46,7 +62,8 @@ def export(cfg: ExportConfig) -> None:
     rejected = path.with_name(path.name + ".rejected")
     try:
         model = check(model)
-        parity = compare(onnx_predictor(model.SerializeToString(), path.parent), original, test)
+        exported = onnx_predictor(model.SerializeToString(), path.parent)
+        parity = compare(exported, original, test)
         check_parity(parity, exact=cfg.precision == "fp32" and cfg.quantize is None)
     except Exception:
         write_atomically(rejected, model.SerializeToString())
@@ -60,6 +77,12 @@ def export(cfg: ExportConfig) -> None:
     write_atomically(card, write_card(path.name, content, original, cfg, parity).encode())
     print("onnx checker, shape inference: passed")
     print(f"ONNX Runtime and torch: {parity}\nwrote {path}\nwrote {card}")
+    if cfg.web:
+        folder = path.parent / "web"
+        write_web_folder(folder, content, exported, cfg.web_runtime)
+        print(f"wrote {folder}, for any static web server")
+        for line in install_lines(cfg.web_runtime):
+            print(f"  in it, once: {line}")
 
 
 def check_settings(cfg: ExportConfig) -> None:
@@ -69,7 +92,7 @@ def check_settings(cfg: ExportConfig) -> None:
         raise UserError(f"opset={cfg.opset}: choose from 17 to {newest_opset()}, {newest}")
     if cfg.quantize and cfg.precision == "fp16":
         raise UserError("quantize=int8: starts from float32, choose precision=fp32")
-    if cfg.quantize and cfg.layout == "function":
+    if cfg.quantize and cfg.layout in ("function", "both"):
         raise UserError("quantize=int8: has no functions, choose layout=standard or leave it out")
 
 

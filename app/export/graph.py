@@ -69,7 +69,7 @@ def build_graph(original: TorchPredictor, cfg: ExportConfig) -> ModelProto:
     model = export_onnx(
         module,
         (torch.zeros(2, 1, SIDE, SIDE, dtype=dtype),),
-        exporter=cfg.exporter,  # type: ignore[arg-type]  # one of them, says the schema
+        exporter=exporter(cfg),  # type: ignore[arg-type]  # one of them, says the schema
         layout=layout(cfg),  # type: ignore[arg-type]
         opset_version=cfg.opset,
         input_names=inputs,
@@ -84,6 +84,12 @@ def build_graph(original: TorchPredictor, cfg: ExportConfig) -> ModelProto:
 def layout(cfg: ExportConfig) -> str:
     """Return the layout to export: `standard` by default for int8, else `function`."""
     return cfg.layout or ("standard" if cfg.quantize else "function")
+
+
+def exporter(cfg: ExportConfig) -> str:
+    """Return the exporter: by default `symbolic` where this torch has the TorchScript exporter."""
+    torchscript = hasattr(torch.onnx, "register_custom_op_symbolic")
+    return cfg.exporter or ("symbolic" if torchscript else "dynamo")
 
 
 @functools.cache
@@ -128,7 +134,7 @@ def _document(model: ModelProto, original: TorchPredictor) -> None:
 def _metadata(original: TorchPredictor, cfg: ExportConfig) -> dict[str, str]:
     """Return the file's metadata; numbers and lists as JSON."""
     kind, mean_std = dataclasses.asdict(original.config), original.normalization
-    settings = dataclasses.asdict(cfg) | {"layout": layout(cfg)}
+    settings = dataclasses.asdict(cfg) | {"layout": layout(cfg), "exporter": exporter(cfg)}
     versions = {
         "python": platform.python_version(),
         "torch": str(torch.__version__),

@@ -11,7 +11,7 @@ import onnx
 from onnx import TensorProto, ValueInfoProto
 
 from app.config.schema import ExportConfig
-from app.export.graph import layout
+from app.export.graph import exporter, layout
 from app.export.parity import Parity
 from app.inference.onnx_runtime import CLASS, IMAGE, LOGITS, PIXELS, RUNTIME, open_session
 from app.inference.predictor import TorchPredictor
@@ -39,7 +39,7 @@ def write_card(
     throughput = 1024 / median_time(content, batch=1024, threads=0)
     facts = {
         "file": f"{len(content):,} bytes, IR version {model.ir_version}, opset {opset}",
-        "export": f"exporter={cfg.exporter}, layout={layout(cfg)}",
+        "export": f"exporter={exporter(cfg)}, layout={layout(cfg)}",
         "numbers": cfg.quantize or cfg.precision,
         "input": "; ".join(map(_signature, model.graph.input)),
         "outputs": "<br>".join(map(_signature, model.graph.output)),

@@ -1,4 +1,4 @@
-"""Quantized networks, made as small as they can be."""
+"""Quantisation to int8 by ONNX Runtime, and removal of what it leaves redundant."""
 
 import itertools
 import math
@@ -20,19 +20,18 @@ from app.inference.onnx_runtime import BATCH_SIZE
 def quantize(model: ModelProto, images: Tensor) -> ModelProto:
     """Quantize weights (one scale a channel) and activations, as QuantizeLinear/DequantizeLinear.
 
-    Of layers that ONNX Runtime does not quantize, such as recurrent ones, only the weights: they
-    are kept in int8 and multiplied in float32. Those of the others take 7 of the 8 bits: processors
-    without VNNI add pairs of products of 8 bits in 16, which overflows (with all 8, a network lost
-    24 points of accuracy on such a one).
+    Layers that ONNX Runtime does not quantize, such as recurrent ones, store int8 weights and
+    compute in float32. The others use 7 bits: processors without VNNI add pairs of 8-bit products
+    in 16 bits, which overflows (with 8 bits a network lost 24 points of accuracy on one).
 
     Args:
-        model: In float32 and standard operators.
-        images: As the model takes them; the activations' ranges are measured on them.
+        model: Model in float32 and standard operators.
+        images: Calibration images as the model takes them: they set the activations' ranges.
     """
     from onnxruntime import quantization as ort
 
     name = model.graph.input[0].name
-    original, model = model, ModelProto()  # ONNX Runtime moves its weights into a file
+    original, model = model, ModelProto()  # ONNX Runtime empties the model that it is given
     model.CopyFrom(original)
 
     class Reader(ort.CalibrationDataReader):  # type: ignore[misc]
@@ -50,15 +49,15 @@ def quantize(model: ModelProto, images: Tensor) -> ModelProto:
             path,
             Reader(),
             quant_format=ort.QuantFormat.QDQ,
-            # One value in 100,000 may lie outside a range, else the rarest would set its steps.
+            # One value in 100,000 may lie outside a range, else outliers would set its steps.
             calibrate_method=ort.CalibrationMethod.Percentile,
             op_types_to_quantize=["Conv", "Gemm"],
-            # ONNX Runtime on x86 makes these of int8 ones, from opset 21 on at times wrongly.
+            # ONNX Runtime on x86 converts int8 to uint8, from opset 21 on at times wrongly.
             activation_type=ort.QuantType.QUInt8,
             weight_type=ort.QuantType.QInt8,
             per_channel=True,
             reduce_range=True,
-            extra_options={"QuantizeBias": False},  # smaller; ONNX Runtime does it as it loads
+            extra_options={"QuantizeBias": False},  # smaller; done at loading
         )
         quantized = onnx.load(path)
     keep_in_int8(quantized.graph)
@@ -82,7 +81,7 @@ def equal_batches(images: Tensor, largest: int) -> Iterator[Tensor]:
 
 
 def keep_in_int8(graph: GraphProto) -> None:
-    """Keep the weights that are still float32 in int8, with a scale for each of their rows."""
+    """Store the remaining float32 weights in int8, with a scale a row."""
     for weights in list(graph.initializer):
         if weights.data_type != TensorProto.FLOAT or len(weights.dims) < 2:
             continue
@@ -97,10 +96,9 @@ def keep_in_int8(graph: GraphProto) -> None:
 
 
 def shorten(graph: GraphProto, original: GraphProto) -> None:
-    """Take from what the quantizer adds all that is not needed: in a small network it is the most.
+    """Shorten the quantizer's names and merge equal scales and zero points.
 
-    Each of its many names is that of the value it belongs to with a suffix. Values of the original
-    keep their names and so do the weights; equal scales and zero points become one.
+    In a small network they are most of the file. Names of the original and of weights stay.
     """
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     kept = {name for node in original.node for name in (*node.input, *node.output)}

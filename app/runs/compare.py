@@ -1,4 +1,4 @@
-"""Runs side by side: a table over seeds, a line a run as CSV, and a plot."""
+"""Runs side by side for `python -m app.report`: a table over seeds, report.csv, report.png."""
 
 import csv
 import io
@@ -24,68 +24,56 @@ from app.runs.folder import (
     read_summary,
 )
 
-APART = ("seed", *FREE)  # do not make another kind of run
+UNGROUPED = ("seed", *FREE)  # settings that may differ within a group
 
 
 @dataclass
 class Entry:
-    """One run: its folder, its settings by dotted key, and its `summary.json`."""
+    """A run: its folder, its settings by dotted key, and its `summary.json`."""
 
     folder: Path
     settings: dict[str, Any]
     summary: dict[str, Any]
 
     def setting(self, key: str) -> str:
-        """A setting as it is typed; "" for what its network has no choice of."""
+        """Return a setting as typed; "" if the run's network lacks it."""
         return "" if key in idle(self.settings) else shown(self.settings.get(key))
 
     def label(self, key: str) -> str:
-        """A setting to read: numbers to four digits."""
+        """Return a setting for the table, `key=value` with four digits; "" as in `setting`."""
         value = self.settings.get(key)
-        return f"{value:.4g}" if isinstance(value, float) else self.setting(key)
+        text = f"{value:.4g}" if isinstance(value, float) else self.setting(key)
+        return f"{key}={text}" if text else ""
 
     @property
     def status(self) -> str:
-        """`finished`, `failed`, `interrupted`, or `unfinished`: it runs, or it was killed."""
+        """`finished`, `failed`, `interrupted`, or `unfinished`: running or killed."""
         return str(self.summary.get("status", "unfinished"))
-
-    @property
-    def finished(self) -> bool:
-        """Whether it has results."""
-        return self.status == "finished"
 
 
 @dataclass
 class Group:
-    """Runs that differ in nothing but the seed, named by the settings in which groups differ."""
+    """Runs that differ in nothing but the seed, named by the settings that vary among groups."""
 
     name: str
     entries: list[Entry]
 
     @property
-    def finished(self) -> list[Entry]:
-        """The runs that have results."""
-        return [entry for entry in self.entries if entry.finished]
-
-    @property
     def status(self) -> str:
-        """What has become of the runs, in words."""
+        """Every status among the runs."""
         return " or ".join(sorted({entry.status for entry in self.entries}))
 
-    def values(self, measure: str) -> list[float]:
-        """A measure of each of the finished runs."""
-        return [float(entry.summary[measure]) for entry in self.finished]
-
-    def percent(self, measure: str) -> list[float]:
-        """A share of each of the finished runs, in per cent."""
-        return [100 * value for value in self.values(measure)]
+    def values(self, measure: str, scale: float = 1) -> list[float]:
+        """Return `scale` times a measure of each finished run."""
+        finished = [entry for entry in self.entries if entry.status == "finished"]
+        return [scale * float(entry.summary[measure]) for entry in finished]
 
 
 def report(folder: str, outputs: str = "outputs") -> None:
-    """Print the table of the runs under `folder`, and leave `report.csv` and `report.png` in it.
+    """Print the table of the runs under `folder`, and write `report.csv` and `report.png` there.
 
     Args:
-        folder: Holds run folders at any depth, or is one; `latest`: the newest sweep or run.
+        folder: Run folder, or folder of runs at any depth; `latest`: the newest sweep or run.
         outputs: Where `latest` looks.
 
     Raises:
@@ -97,93 +85,88 @@ def report(folder: str, outputs: str = "outputs") -> None:
     if not entries:
         raise UserError(f"{root}: {'no runs in it' if root.is_dir() else 'no such folder'}")
     groups = group(entries)
-    count = f"{len(entries)} run{'s' if len(entries) > 1 else ''}"
-    text = f"{root}: {count}\n\n{format_table(groups)}"
+    lines = [f"{root}: {len(entries)} run{'s' if len(entries) > 1 else ''}", "", table(groups)]
     for entry in entries:
-        if not entry.finished:
-            reason = entry.summary.get("error", "")
-            text += f"{entry.status}: {entry.folder}" + (f": {reason}" if reason else "") + "\n"
+        if entry.status != "finished":
+            error = entry.summary.get("error", "")
+            lines.append(f"{entry.status}: {entry.folder}" + (f": {error}" if error else ""))
     files = {"report.csv": to_csv(entries).encode(), "report.png": plot(groups)}
-    print_and_write(f"{text}\n", root, files, sys.stdout)
+    print_and_write("\n".join(lines) + "\n\n", root, files, sys.stdout)
 
 
 def find_entries(root: Path) -> list[Entry]:
-    """The runs at any depth under `root`, in the order of their folders' names."""
+    """Read the runs at any depth under `root`, in natural order of their names: 9 before 10."""
+
+    def natural(path: Path) -> list[tuple[int, str]]:
+        return [(int(part), "") if part.isdigit() else (-1, part) for part in path.parts]
+
     return [
         Entry(path, flatten(read_settings(path)), read_summary(path))
-        for path in sorted(find_runs(root), key=_natural)
+        for path in sorted(find_runs(root), key=natural)
     ]
 
 
 def group(entries: Sequence[Entry]) -> list[Group]:
-    """Put together the runs that differ in nothing but the seed; in the order of first sight."""
+    """Group the runs that differ in nothing but the seed, in order of appearance."""
     keys = _varied(entries)
     groups: dict[tuple[str, ...], Group] = {}
     for entry in entries:
-        labels = [f"{key}={entry.label(key)}" for key in keys if entry.setting(key)]
-        kind = tuple(entry.setting(key) for key in keys)
-        groups.setdefault(kind, Group(" ".join(labels) or "all", [])).entries.append(entry)
+        name = " ".join(filter(None, (entry.label(key) for key in keys))) or "all"
+        settings = tuple(entry.setting(key) for key in keys)
+        groups.setdefault(settings, Group(name, [])).entries.append(entry)
     return list(groups.values())
 
 
-def format_table(groups: Sequence[Group]) -> str:
-    """A line a group: mean ± standard deviation over its finished runs, and how many those are."""
-    rows = [("", "runs", "validation", "test accuracy", "parameters", "training", "images/s")]
+def table(groups: Sequence[Group]) -> str:
+    """Return a line a group: mean ± standard deviation over its finished runs."""
+    rows = [["", "runs", "validation", "test accuracy", "parameters", "training", "images/s"]]
     for item in groups:
-        done = item.finished
-        everyone = len(item.entries)
-        count = f"{len(done)}" if len(done) == everyone else f"{len(done)} of {everyone}"
-        if not done:
-            rows.append((item.name, count, item.status, "", "", "", ""))
-            continue
-        rows.append(
-            (
-                item.name,
-                count,
-                _mean(item.percent("val_accuracy"), 2, " %"),
-                _mean(item.percent("test_accuracy"), 2, " %"),
+        finished, every = len(item.values("parameters")), len(item.entries)
+        row = [item.name, str(every) if finished == every else f"{finished} of {every}"]
+        if finished:
+            row += [
+                _mean(item.values("val_accuracy", 100), 2, " %"),
+                _mean(item.values("test_accuracy", 100), 2, " %"),
                 f"{item.values('parameters')[0]:,.0f}",
                 _mean(item.values("training_seconds"), 1, " s"),
                 f"{statistics.mean(item.values('images_per_second')):,.0f}",
-            )
-        )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+            ]
+        else:
+            row += [item.status, "", "", "", ""]
+        rows.append(row)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
-        "  ".join(f"{cell:{'<' if not at else '>'}{widths[at]}}" for at, cell in enumerate(row))
-        for row in rows
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
     ]
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]]) + "\n"
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 
 
 def to_csv(entries: Sequence[Entry]) -> str:
-    """A line a run: folder, settings that differ, seed, status, measures, what went wrong."""
+    """Return a line a run: folder, varied settings, seed, status, measures, error."""
     keys, text = [*_varied(entries), "seed"], io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["run", *keys, "status", *RESULTS, "error"])
     for entry in entries:
         settings = [entry.setting(key) for key in keys]
-        measures = [entry.summary.get(measure, "") for measure in RESULTS]
-        error = entry.summary.get("error", "")
-        writer.writerow([entry.folder, *settings, entry.status, *measures, error])
+        results = [entry.summary.get(key, "") for key in (*RESULTS, "error")]
+        writer.writerow([entry.folder, *settings, entry.status, *results])
     return text.getvalue()
 
 
 def plot(groups: Sequence[Group]) -> bytes:
-    """A PNG of each group's test accuracy: a dot a run, on a bar for mean ± standard deviation."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    """Return a PNG of each group's test accuracy: a dot a run, a bar for mean ± sd."""
     from matplotlib.figure import Figure
 
     names = [textwrap.fill(item.name, 48) for item in groups]
     lines = sum(1 + name.count("\n") for name in names)
-    figure = Figure(figsize=(8, 1.2 + 0.3 * len(groups) + 0.15 * lines), layout="constrained")
+    height = 1.5 + 0.3 * len(groups) + 0.15 * lines
+    figure = Figure(figsize=(8, height), dpi=120, layout="constrained")
     axes = figure.add_subplot()
+    across = axes.get_yaxis_transform()  # x: share of the width, y: group
     for row, item in enumerate(groups):
-        values = item.percent("test_accuracy")
+        values = item.values("test_accuracy", 100)
         if not values:
-            axes.text(
-                0.5, row, item.status, color="C3", ha="center", va="center",
-                transform=axes.get_yaxis_transform(),
-            )  # fmt: skip
+            axes.text(0.5, row, item.status, color="C3", ha="center", va="center", transform=across)
             continue
         if len(values) > 1:
             mean, deviation = statistics.mean(values), statistics.stdev(values)
@@ -191,37 +174,36 @@ def plot(groups: Sequence[Group]) -> bytes:
         axes.plot(values, [row] * len(values), "o", color="C0", alpha=0.8, ms=5, mew=0, zorder=3)
     axes.set_yticks(range(len(groups)), names)
     axes.set_ylim(len(groups) - 0.5, -0.5)
-    if not any(item.finished for item in groups):
+    if not any(item.values("test_accuracy") for item in groups):
         axes.set_xticks([])
     axes.ticklabel_format(axis="x", useOffset=False)
-    axes.set_xlabel("test accuracy, % (runs, mean ± sd over seeds)")
+    axes.set_xlabel("test accuracy, %")
+    runs = sum(len(item.entries) for item in groups)
+    figure.suptitle(f"{runs} runs: a dot each, mean ± standard deviation over seeds", fontsize=11)
+    axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="x", alpha=0.3)
     png = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(png)
+    figure.savefig(png)
     return png.getvalue()
 
 
 def _newest(outputs: Path) -> Path:
+    """Return the newest run's folder, or its sweep's."""
     folder = newest(find_runs(outputs))
     if folder is None:
         raise UserError(f"latest: no run under {outputs}/: train one with `python -m app.train`")
-    # a sweep's runs have numbers for names, and Hydra's own sweeper notes what it was, Optuna's not
+    # A sweep's runs are numbered; Hydra's own sweeper also leaves multirun.yaml, Optuna's does not.
     swept = folder.name.isdigit() or (folder.parent / "multirun.yaml").is_file()
     return folder.parent if swept else folder
 
 
 def _varied(entries: Sequence[Entry]) -> list[str]:
-    """The settings that are not the same in all the runs."""
-    keys = dict.fromkeys(key for entry in entries for key in entry.settings if key not in APART)
+    """Return the keys of the settings that differ among the runs, except the seed."""
+    keys = dict.fromkeys(key for entry in entries for key in entry.settings if key not in UNGROUPED)
     return [key for key in keys if len({repr(entry.settings.get(key)) for entry in entries}) > 1]
 
 
 def _mean(values: Sequence[float], digits: int, unit: str) -> str:
-    mean = f"{statistics.mean(values):.{digits}f}"
+    """Format mean ± standard deviation."""
     deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{mean}{deviation}{unit}"
-
-
-def _natural(path: Path) -> list[tuple[int, str]]:
-    """Sorts run 10 of a sweep after run 9."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in path.parts]
+    return f"{statistics.mean(values):.{digits}f}{deviation}{unit}"

@@ -45,6 +45,7 @@ def find_networks(outputs: str, first: str | None = None) -> dict[str, Entry]:
     """
     root = Path(outputs)
     files = [*root.rglob(CHECKPOINT), *root.rglob("*.onnx")]
+    files = [path for path in files if path.parent.name != "web"]  # copies, of web=true
     times = {path: path.stat().st_mtime_ns for path in files}
     newest: dict[Path, int] = {}
     for path in files:  # a run is as old as its checkpoint, whatever was exported later

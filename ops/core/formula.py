@@ -4,7 +4,7 @@
     "max_pool2d_backward(grads[0], indices, kernel_size, input.height, input.width, …)"
 
 A formula is the only place that says what is saved for the gradient. Python and the eager library
-(ops/core/eager/autograd.cpp) both execute it. Its terms are
+(ops/core/eager/autograd.h) both execute it. Its terms are
 
     grad, grads[i]          the gradient of the (only, i-th) output
     grad_input_mask         which gradients are needed: a bool a tensor argument

@@ -8,7 +8,8 @@ import torch
 
 TORCH_TARGET = (2, 10)
 BUILD_COMMAND = "pip install --no-build-isolation -e ."
-EAGER = "_C_eager_" + re.sub(r"\W", "_", torch.__version__)  # as setup.py names it
+_BUILD = f"{torch.__version__}_{torch.version.git_version[:8]}"  # versions are built more than once
+EAGER = "_C_eager_" + re.sub(r"\W", "_", _BUILD)  # as setup.py names it
 
 
 def load() -> None:

@@ -31,7 +31,7 @@ def cfg(trained_run, tmp_path):
     return PredictConfig(checkpoint=str(tmp_path / "best.pt"), device="cpu")
 
 
-def test_the_test_split(cfg, tmp_path, capsys):
+def test_test_images_are_predicted_into_csv_and_png(cfg, tmp_path, capsys):
     predict(cfg)
     output = capsys.readouterr().out
     trained = load_torch(cfg.checkpoint)
@@ -55,12 +55,12 @@ def test_the_test_split(cfg, tmp_path, capsys):
     ]
 
 
-def test_a_data_set_used_instead_is_named(make_run, capsys):
+def test_a_replaced_data_set_is_named(make_run, capsys):
     predict(PredictConfig(checkpoint=str(make_run(fallback_from="mnist")), device="cpu"))
     assert capsys.readouterr().out.startswith("digits (instead of mnist) test: ")
 
 
-def test_pictures(cfg, tmp_path, capsys):
+def test_a_folder_of_pictures_is_predicted(cfg, tmp_path, capsys):
     folder = tmp_path / "pictures"
     folder.mkdir()
     for text in "0147":
@@ -73,7 +73,7 @@ def test_pictures(cfg, tmp_path, capsys):
     assert not (tmp_path / "predictions.csv").exists()
 
 
-def test_the_runtimes_print_the_same(cfg, tmp_path, capsys):
+def test_torch_and_onnx_print_the_same(cfg, tmp_path, capsys):
     export(ExportConfig(checkpoint=str(tmp_path)))
     folder = tmp_path / "pictures"
     folder.mkdir()
@@ -88,7 +88,7 @@ def test_the_runtimes_print_the_same(cfg, tmp_path, capsys):
         assert printed[0] == printed[1] != ""
 
 
-def test_formats_are_for_programs(cfg, tmp_path, capsys):
+def test_csv_and_json_leave_stdout_to_programs(cfg, tmp_path, capsys):
     predict(replace(cfg, format="json"))
     output = capsys.readouterr()
     assert json.loads(output.out)["images"] == 359
@@ -97,7 +97,7 @@ def test_formats_are_for_programs(cfg, tmp_path, capsys):
     assert capsys.readouterr().out == (tmp_path / "predictions.csv").read_text()
 
 
-def test_files_are_written_though_nobody_reads(cfg, tmp_path, monkeypatch):
+def test_files_are_written_to_a_closed_pipe(cfg, tmp_path, monkeypatch):
     def print_to_nobody(*args, **kwargs):
         raise BrokenPipeError
 
@@ -108,7 +108,7 @@ def test_files_are_written_though_nobody_reads(cfg, tmp_path, monkeypatch):
     assert (tmp_path / "predictions.png").is_file()
 
 
-def test_standard_input(cfg, tmp_path, capsys, monkeypatch):
+def test_standard_input_holds_a_picture_or_names(cfg, tmp_path, capsys, monkeypatch):
     for text in "17":
         picture(tmp_path / f"{text}.png", text)
     names = f"{tmp_path}/1.png\n\n{tmp_path}/7.png\n".encode()
@@ -145,7 +145,7 @@ def test_invert_reaches_the_pictures(cfg, tmp_path, capsys):
         predict(replace(cfg, input=str(tmp_path / "1.png"), invert=False))
 
 
-def test_pictures_as_they_are(make_run, tmp_path, capsys):
+def test_unframed_pictures_keep_their_size(make_run, tmp_path, capsys):
     """Unframed, a picture of a test image is that image; others keep their size."""
     folder = make_run(head="gap")
     export(ExportConfig(checkpoint=str(folder)))
@@ -175,7 +175,7 @@ def test_pictures_as_they_are(make_run, tmp_path, capsys):
         ("fc", (28, 30), "28x30 pixels; with frame=false this network takes 28x28"),
     ],
 )
-def test_sizes_that_do_not_fit(make_run, tmp_path, head, size, says):
+def test_unframed_pictures_of_other_sizes_are_refused(make_run, tmp_path, head, size, says):
     file = tmp_path / "a.png"
     image = Image.new("L", size)
     image.paste(255, (4, 4, 7, 9))
@@ -206,7 +206,7 @@ def test_sizes_that_do_not_fit(make_run, tmp_path, head, size, says):
         ({"checkpoint": None, "outputs": "empty"}, "no run under {}/empty"),
     ],
 )
-def test_wrong_usage(cfg, tmp_path, capsys, changes, says):
+def test_wrong_usage_is_one_line(cfg, tmp_path, capsys, changes, says):
     (tmp_path / "note.txt").write_text("hello")
     (tmp_path / "empty").mkdir()
     (tmp_path / "half.pt").write_bytes((tmp_path / "best.pt").read_bytes()[:20000])
@@ -221,7 +221,7 @@ def test_wrong_usage(cfg, tmp_path, capsys, changes, says):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_the_command(command, trained_run, tmp_path):
+def test_command_exit_codes_and_output(command, trained_run, tmp_path):
     name = tmp_path / "IMG (1).png"
     picture(name, "7")
     where = f"outputs={trained_run.parents[1]}"
@@ -242,7 +242,7 @@ import sys
 from app.config.schema import PredictConfig
 from app.inference import output
 output.draw_predictions = lambda *_: b"picture" * 1000
-for _ in range(20):
+for _ in range(8):
     output.predict(PredictConfig(checkpoint=sys.argv[1], device="cpu", format="csv"))
 """
     command = [sys.executable, "-c", code, str(tmp_path)]

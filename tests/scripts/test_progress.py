@@ -2,6 +2,7 @@
 
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,13 @@ def test_first_error(error):
     assert first_error(log).splitlines() == [error, *"12345"]
 
 
+def test_first_error_ends_with_the_compilers_output():
+    log = (
+        "  x.cpp:1:1: error: y\n    1 | y\n  ninja: build stopped: subcommand failed.\n  Traceback"
+    )
+    assert first_error(log) == "x.cpp:1:1: error: y\n  1 | y"
+
+
 def test_first_error_falls_back_to_last_lines():
     assert first_error("\n".join(map(str, range(100)))) == "\n".join(map(str, range(80, 100)))
 
@@ -73,7 +81,7 @@ def progress(tmp_path, code, **options):
 def test_success_in_a_pipe(tmp_path):
     done = progress(tmp_path, "import sys; print('out'); print('err', file=sys.stderr)")
     assert done.returncode == 0
-    assert done.stdout.splitlines() == ["Building ...", "Building: 0 s"]
+    assert re.fullmatch(r"Building \.\.\.\nBuilding: \d+ s\n", done.stdout)
     assert done.stderr == ""
     assert sorted((tmp_path / "new" / "log").read_text().split()) == ["err", "out"]
 
@@ -104,7 +112,7 @@ def test_pipe_gets_a_line_an_interval(tmp_path, monkeypatch, capsys):
     assert run("Building", tmp_path / "log", python(code), sys.stdout) == 0
     first, *updates, last = capsys.readouterr().out.splitlines()
     assert first == "Building ..."
-    assert 2 <= len(updates) <= 10
+    assert len(updates) >= 2
     assert updates[-1].startswith("Building [3/8] gelu/cpu.cpp … ")
     assert last.startswith("Building: ")
 
@@ -122,4 +130,4 @@ def test_terminal_gets_one_line_in_place(monkeypatch):
     assert first == "Building ..."
     assert update.startswith("Building [3/8] gelu/cpu.cpp")
     assert len(update) == 39  # a longer one would wrap, and could not be rewritten
-    assert last == "Building: 0 s\r\n"
+    assert re.fullmatch(r"Building: \d+ s\r\n", last)

@@ -1,14 +1,9 @@
 // A network's answer to the current drawing.
 
 import { decode, request } from "./api.js";
+import { showBars, showVerdict } from "./bars.js";
 import { paintGray } from "./drawing.js";
 import { Layers } from "./layers.js";
-
-const percent = new Intl.NumberFormat("en", {
-  style: "percent",
-  minimumFractionDigits: 1,
-  maximumFractionDigits: 1,
-});
 
 const NO_MAPS = "An exported file gives only its answer: choose torch to see the layers.";
 
@@ -18,6 +13,7 @@ export class Panel extends EventTarget {
   #wanted = null; // the newest drawing, and the one that the page shows the answer to
   #shown = null;
   #busy = false;
+  #classes = [];
 
   constructor(id, networks, chosen) {
     super();
@@ -82,16 +78,13 @@ export class Panel extends EventTarget {
 
   #render(answer, drawing) {
     const { output, sure, input, bars, problem, cost } = this.#parts;
-    const best = answer?.probabilities ? Math.max(...answer.probabilities) : null;
-    const text = answer?.class ?? "";
-    if (output.textContent !== text) output.textContent = text; // or it is read aloud again
-    output.classList.toggle("word", text.length > 1);
-    sure.textContent = best === null ? "" : `${percent.format(best)} sure`;
+    const probabilities = answer?.probabilities ?? null;
+    if (answer) this.#classes = answer.classes;
+    showVerdict(output, sure, this.#classes, probabilities);
+    showBars(bars, this.#classes, probabilities);
     problem.textContent = "";
     if (answer?.image) paintGray(input, decode(answer.image));
     else input.clearRect(0, 0, 28, 28);
-    if (answer) showBars(bars, answer);
-    else for (const bar of bars.children) setBar(bar, 0, false);
     const { maps, image } = answer ?? {};
     this.#layers.show(maps ?? null, image && drawing.query.maps ? NO_MAPS : "");
     const { framing, network } = answer?.milliseconds ?? {};
@@ -117,32 +110,4 @@ function options(networks) {
     groups.get(network.started).append(new Option(text, network.id));
   }
   return groups.values();
-}
-
-function showBars(list, { classes, probabilities }) {
-  if ([...list.children].map((bar) => bar.dataset.class).join("\n") !== classes.join("\n")) {
-    list.replaceChildren(...classes.map(makeBar));
-  }
-  const best = probabilities ? Math.max(...probabilities) : 0;
-  for (const [index, bar] of [...list.children].entries()) {
-    const share = probabilities?.[index] ?? 0;
-    setBar(bar, share, share > 0 && share === best);
-  }
-}
-
-function makeBar(name) {
-  const bar = document.createElement("li");
-  bar.dataset.class = name;
-  const parts = ["name", "track", "share"].map((className) =>
-    Object.assign(document.createElement("span"), { className }),
-  );
-  parts[0].textContent = name;
-  bar.append(...parts);
-  return bar;
-}
-
-function setBar(bar, share, best) {
-  bar.classList.toggle("best", best);
-  bar.children[1].style.setProperty("--share", share);
-  bar.children[2].textContent = percent.format(share);
 }

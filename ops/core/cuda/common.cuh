@@ -8,6 +8,10 @@
 
 #include "core/common.h"
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 700
+#error "the CUDA kernels need compute capability 7.0 or newer: set TORCH_CUDA_ARCH_LIST"
+#endif
+
 namespace ops::cuda {
 
 using torch::stable::accelerator::DeviceGuard;
@@ -32,6 +36,11 @@ struct Device {
     return value;
   }
 };
+
+// Whether the current device has mma.m16n8k16 for float16 and bfloat16.
+inline bool has_mma() {
+  return Device::attribute(cudaDevAttrComputeCapabilityMajor) >= 8;
+}
 
 constexpr size_t kSharedBytes = 48 * 1024;  // a block's, unless it asks for more
 

@@ -135,9 +135,8 @@ template <typename A>
 auto correlate_for(const Columns& columns, int64_t vectors, int64_t outputs) {
   constexpr int N = kLanes<A>;
   return vectors == 2 ? kernel_of<CorrelateBlock<2, false, A>, kMostOutputs / 2>(outputs)
-         : columns.source_step == N
-             ? kernel_of<CorrelateBlock<1, true, A>, kMostOutputs>(outputs)
-             : kernel_of<CorrelateBlock<1, false, A>, kMostOutputs>(outputs);
+         : columns.source_step == N ? kernel_of<CorrelateBlock<1, true, A>, kMostOutputs>(outputs)
+                                    : kernel_of<CorrelateBlock<1, false, A>, kMostOutputs>(outputs);
 }
 
 // Output rows `begin` to `end`, counted over groups of images, groups of channels and rows.

@@ -35,9 +35,9 @@ const char* convolve(const Convolution<T>& c) {
     const bool large = c.g.kernel_h * c.g.kernel_w >= (nhwc ? kLargeNhwc : kLargeNchw);
     if (is_tileable(c.g)) {
       if (nchw && elements <= kSmallNchw && direct_l1(c)) return "direct_l1";
-      if (nchw && nchw_mma(c)) return "nchw_mma";
+      if (nchw && has_mma() && nchw_mma(c)) return "nchw_mma";
       if (nchw && nchw_fma(c)) return "nchw_fma";
-      if (nhwc && nhwc_mma(c)) return "nhwc_mma";
+      if (nhwc && has_mma() && nhwc_mma(c)) return "nhwc_mma";
       if (nhwc && elements <= kSmallNhwc && direct_l1(c)) return "direct_l1";
       if (nhwc && nhwc_stream(c)) return "nhwc_stream";
       if (direct_l1(c)) return "direct_l1";
@@ -62,9 +62,9 @@ const char* sum_gradients(const WeightGradient<T>& c) {
     const bool small_map = small && c.g.out_h * c.g.out_w <= kSmallMap;
     if (c.grad_weight && is_tileable(c.g)) {
       if (nchw && small_map && direct_l1_weight_gradient(c)) return "direct_l1";
-      if (nchw && nchw_mma_weight_gradient(c)) return "nchw_mma";
+      if (nchw && has_mma() && nchw_mma_weight_gradient(c)) return "nchw_mma";
       if (nchw && nchw_fma_weight_gradient(c)) return "nchw_fma";
-      if (nhwc && nhwc_mma_weight_gradient(c)) return "nhwc_mma";
+      if (nhwc && has_mma() && nhwc_mma_weight_gradient(c)) return "nhwc_mma";
       if (nhwc && small && direct_l1_weight_gradient(c)) return "direct_l1";
       if (nhwc && nhwc_stream_weight_gradient(c)) return "nhwc_stream";
       if (direct_l1_weight_gradient(c)) return "direct_l1";

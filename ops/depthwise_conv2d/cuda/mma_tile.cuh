@@ -42,11 +42,15 @@ struct Packed<BFloat16> {
   static __device__ void multiply(float (&result)[4], const float (&sum)[4], unsigned l0,
                                   unsigned l1, unsigned l2, unsigned l3,
                                   const unsigned (&right)[2]) {
+#if __CUDA_ARCH__ >= 800
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
         "{%8, %9}, {%10, %11, %12, %13};"
         : "=f"(result[0]), "=f"(result[1]), "=f"(result[2]), "=f"(result[3])
         : "r"(l0), "r"(l1), "r"(l2), "r"(l3), "r"(right[0]), "r"(right[1]), "f"(sum[0]),
           "f"(sum[1]), "f"(sum[2]), "f"(sum[3]));
+#else
+    __trap();  // see has_mma
+#endif
   }
 };
 
@@ -60,11 +64,15 @@ struct Packed<Half> {
   static __device__ void multiply(float (&result)[4], const float (&sum)[4], unsigned l0,
                                   unsigned l1, unsigned l2, unsigned l3,
                                   const unsigned (&right)[2]) {
+#if __CUDA_ARCH__ >= 800
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
         "{%8, %9}, {%10, %11, %12, %13};"
         : "=f"(result[0]), "=f"(result[1]), "=f"(result[2]), "=f"(result[3])
         : "r"(l0), "r"(l1), "r"(l2), "r"(l3), "r"(right[0]), "r"(right[1]), "f"(sum[0]),
           "f"(sum[1]), "f"(sum[2]), "f"(sum[3]));
+#else
+    __trap();  // see has_mma
+#endif
   }
 };
 

@@ -88,10 +88,14 @@ class RowReader {
 #pragma unroll
       for (int i = 0; i < kCols; ++i, position += at_.channels) {
         if (columns_ & 1u << i) {
+#if __CUDA_ARCH__ >= 800
           const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(slot(row, i)));
           asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(position),
                        "n"(sizeof(Bits))
                        : "memory");
+#else
+          *slot(row, i) = *reinterpret_cast<const Bits*>(pixel);
+#endif
         }
       }
     } else if constexpr (kAhead == 1) {
@@ -137,12 +141,16 @@ class RowReader {
 
 // Ends a group of fetches.
 __device__ inline void commit_row() {
+#if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
 }
 
 // Waits for all groups but the newest ones, as many as are to be ahead of the row that is needed.
 __device__ inline void wait_for_row() {
+#if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.wait_group %0;" ::"n"(kMostAhead - 1) : "memory");
+#endif
 }
 
 }  // namespace ops::cuda

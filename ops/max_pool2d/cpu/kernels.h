@@ -132,8 +132,8 @@ inline void pool_run(const MaxPoolPlan& p, const T* x, int64_t step, const PoolW
 }
 
 template <int STEP, typename T>
-void pool(const MaxPoolPlan& p, const T* x, int64_t step, const PoolWindow& window, int64_t run, T* out,
-          void* indices, int64_t at) {
+void pool(const MaxPoolPlan& p, const T* x, int64_t step, const PoolWindow& window, int64_t run,
+          T* out, void* indices, int64_t at) {
   constexpr int N = kLanes<acc_t<T>>;
   if constexpr (STEP > 0) {
     if (p.is_whole(window, 2)) {

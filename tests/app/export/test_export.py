@@ -70,7 +70,7 @@ def metadata_of(model):
     return {item.key: item.value for item in model.metadata_props}
 
 
-def test_the_interface(make_run):
+def test_input_and_output_have_names_types_and_dynamic_batch(make_run):
     model = exported(make_run("ncrelu", "depthwise"))
     for value, name, shape in (
         (model.graph.input[0], "image", [BATCH, 1, 28, 28]),
@@ -86,7 +86,7 @@ def test_the_interface(make_run):
     )
 
 
-def test_metadata(trained_run, tmp_path):
+def test_metadata_names_data_classes_and_versions(trained_run, tmp_path):
     (tmp_path / "best.pt").write_bytes((trained_run / "best.pt").read_bytes())
     checkpoint = load_torch(tmp_path).checkpoint
     about = metadata_of(exported(tmp_path))
@@ -101,7 +101,7 @@ def test_metadata(trained_run, tmp_path):
     assert {"python", "torch", "onnx"} <= json.loads(about["versions"]).keys()
 
 
-def test_metadata_names_the_data_set_that_was_replaced(make_run):
+def test_metadata_names_the_replaced_data_set(make_run):
     about = {
         item.key: item.value for item in exported(make_run(fallback_from="mnist")).metadata_props
     }
@@ -144,7 +144,7 @@ def shifted(by):
 
 
 @pytest.mark.parametrize("by", [2e-4, float("nan")])
-def test_a_wrong_model_is_rejected(make_run, monkeypatch, by):
+def test_a_model_with_other_logits_is_rejected(make_run, monkeypatch, by):
     folder = make_run()
     monkeypatch.setattr(exporter, "build_graph", shifted(by))
     with pytest.raises(RunError, match="differ by more than 1e-05: "):
@@ -156,7 +156,7 @@ def test_a_wrong_model_is_rejected(make_run, monkeypatch, by):
     assert sorted(path.name for path in folder.iterdir()) == ["best.pt", "model.md", "model.onnx"]
 
 
-def test_a_rejected_model_does_not_touch_an_earlier_one(make_run, monkeypatch):
+def test_a_rejected_model_keeps_the_earlier_file(make_run, monkeypatch):
     folder = make_run()
     exported(folder)
     before = (folder / "model.onnx").read_bytes()
@@ -187,7 +187,7 @@ def test_check_infers_every_shape(make_run):
     assert produced == known
 
 
-def test_wrong_usage(tmp_path):
+def test_missing_and_damaged_checkpoints_are_refused(tmp_path):
     (tmp_path / "half.pt").write_bytes(b"PK\x03\x04 half a checkpoint")
     for cfg in (
         ExportConfig(outputs=str(tmp_path)),
@@ -258,7 +258,7 @@ def test_raw_pixels_in_and_classes_out(trained, exporter_name):
     ],
     ids=str,
 )
-def test_smaller_numbers(trained, capsys, settings, name, most):
+def test_fp16_and_int8_keep_the_accuracy(trained, capsys, settings, name, most):
     exported(trained)
     capsys.readouterr()
     model = exported(trained, name, **settings)
@@ -272,7 +272,7 @@ def test_smaller_numbers(trained, capsys, settings, name, most):
     assert model.graph.output[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT
 
 
-def test_what_loses_accuracy_is_refused(trained, monkeypatch):
+def test_loss_of_accuracy_is_refused(trained, monkeypatch):
     def useless(model, images):
         model = copy.deepcopy(model)
         model.graph.initializer[0].ClearField("raw_data")
@@ -295,7 +295,7 @@ def test_the_same_checkpoint_gives_the_same_bytes(trained):
     assert contents[0] == contents[1]
 
 
-def test_the_report_shows_code_that_runs(trained, monkeypatch, capsys):
+def test_model_card_shows_code_that_runs(trained, monkeypatch, capsys):
     monkeypatch.chdir(trained)
     for number, settings in enumerate(({}, {"preprocess": True, "postprocess": True})):
         name = f"model{number}.onnx"
@@ -320,7 +320,7 @@ def test_the_report_shows_code_that_runs(trained, monkeypatch, capsys):
         ({"file": "no/model.onnx"}, "file=no/model.onnx: no is not a folder that can be written"),
     ],
 )
-def test_settings_that_do_not_fit(make_run, settings, says):
+def test_conflicting_settings_are_refused(make_run, settings, says):
     folder = make_run()
     with pytest.raises(UserError) as raised:
         exported(folder, **settings)

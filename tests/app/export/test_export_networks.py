@@ -64,7 +64,7 @@ def test_a_recurrent_network_is_exported(make_run, capsys, exporter):
         ("involution", {"layout": "standard"}),
     ],
 )
-def test_images_of_any_size(make_run, conv, settings):
+def test_gap_networks_take_any_size(make_run, conv, settings):
     folder = make_run("gelu", conv, "gap")
     model = exported(folder, **settings)
     sizes = model.graph.input[0].type.tensor_type.shape.dim

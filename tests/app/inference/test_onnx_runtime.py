@@ -1,7 +1,5 @@
 """Exported files in ONNX Runtime: what runs, and what is refused in one line."""
 
-from collections import Counter
-
 import numpy as np
 import onnx
 import onnxruntime
@@ -11,10 +9,8 @@ from onnx import TensorProto, helper
 
 from app.config.errors import UserError
 from app.config.schema import ExportConfig
-from app.data.transforms import normalize
 from app.export.export import export
 from app.export.graph import build_graph, newest_opset
-from app.export.quantize import quantize
 from app.inference.onnx_runtime import BATCH_SIZE, RUNTIME, load_onnx, open_session
 from app.inference.predictor import load_predictor, load_torch
 
@@ -47,7 +43,7 @@ def exported(make_run, kept):
 
 
 @pytest.mark.parametrize("preprocess", [False, True])
-def test_gives_torchs_logits(make_run, preprocess):
+def test_logits_equal_torch(make_run, preprocess):
     folder = make_run("ncrelu", "depthwise")
     export(ExportConfig(checkpoint=str(folder), preprocess=preprocess, postprocess=preprocess))
     theirs = load_torch(folder).logits
@@ -57,7 +53,7 @@ def test_gives_torchs_logits(make_run, preprocess):
         torch.testing.assert_close(ours(images), theirs(images), rtol=1e-5, atol=1e-5)
 
 
-def test_says_what_it_is(exported):
+def test_metadata_becomes_the_predictor(exported):
     outputs = str(exported.parents[1])
     for checkpoint in (None, str(exported), str(exported / "model.onnx")):
         network = load_predictor(checkpoint, outputs, "onnx")
@@ -68,7 +64,7 @@ def test_says_what_it_is(exported):
 
 @pytest.mark.filterwarnings("error", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("layout", ["function", "standard"])
-def test_nothing_is_warned_of(make_run, capfd, layout):
+def test_neither_exporter_nor_onnx_runtime_warns(make_run, capfd, layout):
     """Neither by the exporter nor by ONNX Runtime as whoever gets the file opens it."""
     trained = load_torch(make_run(network="lltm"))
     content = build_graph(trained, ExportConfig(layout=layout)).SerializeToString()
@@ -92,44 +88,6 @@ def test_the_newest_opset_runs_and_the_next_does_not():
     assert run(newest_opset()).shape == (1, 1, 28, 28)
     with pytest.raises(Exception, match="opset"):
         run(newest_opset() + 1)
-
-
-def test_recurrent_weights_are_kept_in_int8(make_run):
-    cfg = ExportConfig(quantize="int8")
-    whole = build_graph(load_torch(make_run(network="lltm")), cfg)
-    images = normalize(some_images(20), 0.2, 0.3)
-    quantized = quantize(whole, images)
-    assert quantized.ByteSize() < 0.35 * whole.ByteSize()
-    logits, expected = (
-        open_session(model.SerializeToString()).run(None, {"image": images.numpy()})[0]
-        for model in (quantized, whole)
-    )
-    assert 0 < abs(logits - expected).max() < 0.05 * abs(expected).max()
-
-
-def test_int8_saves_bytes_and_is_run_as_int8(make_run, tmp_path):
-    images = normalize(some_images(20), 0.2, 0.3)
-    for head, most in (("fc", 0.32), ("gap", 0.75)):
-        trained = load_torch(make_run("relu", "depthwise", head))
-        whole = build_graph(trained, ExportConfig(quantize="int8"))
-        quantized = quantize(whole, images)
-        assert quantized.ByteSize() < most * whole.ByteSize()
-        options = onnxruntime.SessionOptions()
-        options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
-        options.log_severity_level = 3  # says that such a file is for this machine only
-        onnxruntime.InferenceSession(quantized.SerializeToString(), options)
-        left = Counter(node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node)
-        was = Counter(node.op_type for node in whole.graph.node)
-        assert (left["QLinearConv"], left["QGemm"]) == (was["Conv"], was["Gemm"])
-
-
-@pytest.mark.parametrize("opset", [20, 21])
-def test_int8_involutions_run_in_every_opset(make_run, opset):
-    cfg = ExportConfig(quantize="int8", opset=opset)
-    images = normalize(some_images(20), 0.2, 0.3)
-    whole = build_graph(load_torch(make_run("relu", "involution")), cfg)
-    session = open_session(quantize(whole, images).SerializeToString())
-    assert session.run(None, {"image": images.numpy()})[0].shape == (20, 10)
 
 
 def unknown_operator(model):
@@ -181,7 +139,7 @@ def test_unusable_files_are_refused_in_one_line(exported, change, says):
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", "half"])
-def test_damaged_files(exported, content):
+def test_damaged_files_are_refused(exported, content):
     path = exported / "model.onnx"
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2] if content == "half" else content)
@@ -190,7 +148,7 @@ def test_damaged_files(exported, content):
     assert str(raised.value) == f"checkpoint={path}: damaged, or not an ONNX model"
 
 
-def test_missing_files_and_devices(tmp_path, exported):
+def test_missing_files_and_devices_are_refused(tmp_path, exported):
     for checkpoint, device, says in (
         (None, "cpu", f"no model.onnx under {tmp_path}/none/: export one with `python -m app.e"),
         ("none.onnx", "cpu", "checkpoint=none.onnx: No such file or directory: export"),
@@ -208,7 +166,7 @@ def test_missing_files_and_devices(tmp_path, exported):
         assert says in str(raised.value)
 
 
-def test_a_gpu_that_cannot_be_used(monkeypatch, exported, capsys):
+def test_an_unusable_gpu_falls_back_only_with_auto(monkeypatch, exported, capsys):
     providers = ["CUDAExecutionProvider", "CPUExecutionProvider"]
     create = onnxruntime.InferenceSession
 

@@ -29,7 +29,7 @@ def test_the_newest_run_is_the_default(make_run):
 
 
 @pytest.mark.parametrize("count", [0, 1, BATCH_SIZE, BATCH_SIZE + 1])
-def test_torch_runner_normalises_and_takes_any_number(make_run, count):
+def test_logits_normalise_and_take_any_number_of_images(make_run, count):
     trained, images = load_torch(make_run()), some_images(count)
     data = trained.checkpoint.data
     with torch.no_grad():
@@ -39,7 +39,7 @@ def test_torch_runner_normalises_and_takes_any_number(make_run, count):
 
 
 @pytest.mark.cuda
-def test_torch_runner_on_a_gpu(make_run):
+def test_logits_on_a_gpu_equal_the_cpu(make_run):
     trained, images = load_torch(make_run("ncrelu", "depthwise")), some_images(7)
     expected = trained.logits(images)
     logits = load_torch(trained.folder, "cuda").logits(images)
@@ -47,7 +47,7 @@ def test_torch_runner_on_a_gpu(make_run):
     np.testing.assert_allclose(logits, expected, rtol=1e-3, atol=1e-3)  # TF32 may be on
 
 
-def test_the_test_split_is_that_of_the_training_data(trained_run, make_run, tmp_path):
+def test_test_images_give_the_accuracy_of_training(trained_run, make_run, tmp_path):
     trained = load_torch(trained_run)
     split = load_test_split("digits", str(tmp_path))
     predicted = trained.logits(split.images).argmax(1)
@@ -63,7 +63,7 @@ def test_the_data_is_split_as_it_was_for_training(make_run):
     assert not torch.equal(load_data(trained.checkpoint, "").val.labels, val.labels)
 
 
-def test_a_data_set_that_is_gone_is_not_replaced(make_run, tmp_path, monkeypatch):
+def test_a_missing_data_set_is_not_replaced(make_run, tmp_path, monkeypatch):
     from app.data import datasets as data
 
     def no_network(*_):

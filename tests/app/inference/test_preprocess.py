@@ -36,7 +36,7 @@ def expected(tmp_path):
     return digit_of(drawn(), tmp_path)
 
 
-def test_is_framed_as_mnist_is(expected):
+def test_digit_is_scaled_and_centred_as_in_mnist(expected):
     assert expected.shape == (SIDE, SIDE)
     assert expected.dtype == np.uint8
     rows, columns = np.nonzero(expected > 20)
@@ -48,7 +48,7 @@ def test_is_framed_as_mnist_is(expected):
     assert np.median(expected) == 0
 
 
-def test_keeps_proportions(tmp_path):
+def test_proportions_are_kept(tmp_path):
     one = digit_of(drawn("1"), tmp_path)
     rows, columns = np.nonzero(one > 20)
     assert np.ptp(rows) + 1 == pytest.approx(BOX, abs=1)
@@ -72,7 +72,7 @@ def test_keeps_proportions(tmp_path):
         pytest.param(drawn(mode="RGBA", ink="white", paper=(9, 9, 9, 0)), id="white, transparent"),
     ],
 )
-def test_looks_do_not_matter(image, expected, tmp_path):
+def test_size_place_colour_and_polarity_do_not_matter(image, expected, tmp_path):
     # two different digits differ by 14 at the least
     assert difference(digit_of(image, tmp_path), expected) < 12
 
@@ -109,14 +109,14 @@ def test_transparent_corners_are_background(expected, tmp_path):
     assert difference(digit_of(image, tmp_path), expected) < 1
 
 
-def test_orientation_of_a_camera(expected, tmp_path):
+def test_exif_orientation_is_applied(expected, tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned clockwise
     turned = drawn().transpose(Image.Transpose.ROTATE_90)
     assert difference(digit_of(turned, tmp_path, "a.jpg", exif=exif), expected) < 3
 
 
-def test_uneven_light_and_noise(expected):
+def test_uneven_light_and_noise_are_removed(expected):
     sheet = np.asarray(drawn()) / 255
     y, x = np.mgrid[-1 : 1 : sheet.shape[0] * 1j, -1 : 1 : sheet.shape[1] * 1j]
     light = 150 + 40 * x - 25 * y - 30 * (x * x + y * y)
@@ -132,7 +132,7 @@ def test_thin_strokes_are_widened():
     assert (digit > 127).sum() > 50  # 4 of 280 pixels would be a quarter of a pixel of 20
 
 
-def test_dust_is_not_part_of_the_digit(expected):
+def test_dust_is_removed(expected):
     sheet = np.asarray(drawn()).copy()
     sheet[3:5, 3:5] = sheet[230:232, 190:192] = 0
     assert difference(to_digit(sheet), expected) < 1
@@ -176,12 +176,12 @@ def test_any_picture_gives_a_digit_or_none(gray, invert):
         assert digit.max() == 255
 
 
-def test_an_image_of_mnist_kind_stays_as_it_is():
+def test_an_mnist_image_is_unchanged():
     digit = to_digit(np.asarray(drawn()))
     assert difference(to_digit(digit), digit) < 4
 
 
-def test_not_a_picture(tmp_path):
+def test_other_and_damaged_files_are_refused(tmp_path):
     text, damaged = tmp_path / "note.png", tmp_path / "half.png"
     text.write_text("hello")
     drawn().save(damaged)
@@ -191,7 +191,7 @@ def test_not_a_picture(tmp_path):
             read_gray(path)
 
 
-def test_find_pictures(tmp_path):
+def test_find_pictures_in_files_folders_and_patterns(tmp_path):
     folder = tmp_path / "pictures"
     (folder / "deeper").mkdir(parents=True)
     for name in ("b.png", "a.JPG", "notes.txt", "deeper/c.png", "odd[1].png"):
@@ -224,7 +224,7 @@ def test_find_pictures_finds_nothing(pattern, says, tmp_path):
     assert str(raised.value) == f"input={tmp_path / pattern}: {says}"
 
 
-def test_clothes_are_not_framed_as_digits():
+def test_clothes_keep_their_place():
     """A shirt, dark on white, off the centre of a wide picture: all of it is kept as it lies."""
     picture = Image.new("L", (280, 140), 255)
     ImageDraw.Draw(picture).rectangle((20, 20, 79, 119), 55)

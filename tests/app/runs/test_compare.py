@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from app.config.errors import UserError
-from app.runs.compare import find_entries, format_table, group, report, to_csv
+from app.runs.compare import find_entries, group, report, table, to_csv
 from app.runs.folder import CONFIG
 
 
@@ -45,13 +45,13 @@ def sweep(tmp_path):
     return root
 
 
-def test_the_table(sweep):
+def test_table_has_mean_and_deviation_over_seeds(sweep):
     groups = group(find_entries(sweep))
     assert [(item.name, len(item.entries)) for item in groups] == [
         ("model.act=relu", 6),
         ("model.act=ncrelu", 6),
     ]
-    lines = format_table(groups).splitlines()
+    lines = table(groups).splitlines()
     deviation = statistics.stdev([0.0, 0.1, 0.2, 0.3, 0.4])
     assert lines[2].split() == (
         "model.act=relu 5 of 6 98.00 ± 0.00 % "
@@ -61,17 +61,17 @@ def test_the_table(sweep):
     assert len(set(map(len, lines))) == 1  # aligned
 
 
-def test_a_group_without_results_says_why(sweep, recwarn):
+def test_a_group_without_results_shows_its_status(sweep, recwarn):
     for path in sweep.glob("*/summary.json"):
         path.write_text(json.dumps({"status": "failed", "error": "no"}))
-    lines = format_table(group(find_entries(sweep))).splitlines()
+    lines = table(group(find_entries(sweep))).splitlines()
     assert lines[2].split() == ["model.act=relu", "0", "of", "6", "failed"]
     assert lines[3].split()[-3:] == ["failed", "or", "unfinished"]
     report(str(sweep))
     assert not recwarn  # of matplotlib, at an empty plot
 
 
-def test_numbers_are_short_to_read_and_whole_in_the_csv(sweep):
+def test_table_rounds_settings_and_csv_does_not(sweep):
     rates = (0.028332004457282706, 0.028332004999999999, 1e12)
     for number, rate in enumerate(rates):
         path = sweep / str(2 * number) / CONFIG  # all of the same activation
@@ -86,7 +86,7 @@ def test_numbers_are_short_to_read_and_whole_in_the_csv(sweep):
     assert [float(row["optim.lr"]) for row in rows] == list(rates)
 
 
-def test_settings_that_a_network_does_not_have(sweep):
+def test_settings_of_other_networks_are_empty(sweep):
     config = {"model": {"name": "lltm", "act": "relu", "conv": "standard"}, "seed": 0}
     OmegaConf.save(OmegaConf.create(config), sweep / "2" / CONFIG)
     entries = find_entries(sweep)
@@ -99,7 +99,7 @@ def test_settings_that_a_network_does_not_have(sweep):
     assert (rows[2]["model.act"], rows[2]["model.name"]) == ("", "lltm")
 
 
-def test_the_csv_has_a_line_a_run(sweep):
+def test_csv_has_a_line_a_run(sweep):
     rows = list(csv.DictReader(io.StringIO(to_csv(find_entries(sweep)))))
     assert [row["run"].rsplit("/", 1)[1] for row in rows] == [str(number) for number in range(12)]
     assert (rows[3]["model.act"], rows[3]["seed"], rows[3]["status"]) == ("ncrelu", "1", "finished")
@@ -109,7 +109,7 @@ def test_the_csv_has_a_line_a_run(sweep):
 
 
 @pytest.mark.parametrize("folder", ["latest", "sweep"])
-def test_the_report(sweep, capsys, folder):
+def test_report_writes_csv_and_png(sweep, capsys, folder):
     report(folder if folder == "latest" else str(sweep), str(sweep.parents[1]))
     output = capsys.readouterr().out
     assert "12 runs" in output
@@ -120,7 +120,7 @@ def test_the_report(sweep, capsys, folder):
         assert picture.width > picture.height > 100
 
 
-def test_one_run_is_a_report_too(sweep, capsys):
+def test_one_run_is_a_report(sweep, capsys):
     report(str(sweep / "0"))
     assert "99.00 %" in capsys.readouterr().out
     alone = sweep.parent / "12-00-01-abcd"
@@ -130,7 +130,7 @@ def test_one_run_is_a_report_too(sweep, capsys):
     assert f"{alone}: 1 run\n" in capsys.readouterr().out
 
 
-def test_a_sweep_whose_runs_have_names(sweep, capsys):
+def test_latest_finds_a_sweep_of_named_runs(sweep, capsys):
     (sweep / "9").rename(sweep / "last")
     os.utime(sweep / "last" / CONFIG, (2e9, 2e9))
     (sweep / "multirun.yaml").touch()
@@ -138,7 +138,7 @@ def test_a_sweep_whose_runs_have_names(sweep, capsys):
     assert f"{sweep}: 12 runs\n" in capsys.readouterr().out
 
 
-def test_nothing_to_report(tmp_path):
+def test_a_folder_without_runs_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"nowhere: no such folder"):
         report("nowhere")
     with pytest.raises(UserError, match=rf"{tmp_path}: no runs in it"):
@@ -149,19 +149,19 @@ def test_nothing_to_report(tmp_path):
 
 @pytest.mark.parametrize("name", [".hydra/config.yaml", "summary.json"])
 @pytest.mark.parametrize("content", ["- 1", "a: [b", '{"a": '])
-def test_a_run_that_cannot_be_read(sweep, name, content):
+def test_a_damaged_run_is_refused(sweep, name, content):
     (sweep / "3" / name).write_text(content)
     with pytest.raises(UserError, match=rf"3/{name}: cannot be read: [^\n]+$"):
         report(str(sweep))
 
 
-def test_results_that_are_not_there(sweep):
+def test_missing_results_are_refused(sweep):
     (sweep / "3" / "summary.json").write_text('{"status": "finished"}')
     with pytest.raises(UserError, match=r"3/summary.json: cannot be read: 'test_accuracy' must be"):
         report(str(sweep))
 
 
-def test_the_command(sweep):
+def test_command_exit_codes_and_output(sweep):
     command = [sys.executable, "-m", "app.report"]
     done = subprocess.run([*command, str(sweep)], capture_output=True, text=True, check=True)
     assert "model.act=relu" in done.stdout

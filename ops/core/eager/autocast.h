@@ -1,4 +1,6 @@
 // Casts an operator's tensors in autocast regions without Python, as built-in operators' are.
+#pragma once
+
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
@@ -38,8 +40,8 @@ class Autocast : public c10::OperatorKernel {
 };
 
 // `device`: of the regions. `dtype`: what is cast to, none for the region's.
-void register_autocast(const std::string& name, c10::Device device,
-                       std::optional<c10::ScalarType> dtype) {
+inline void register_autocast(const std::string& name, c10::Device device,
+                              std::optional<c10::ScalarType> dtype) {
   static torch::Library libraries[] = {
       {torch::Library::IMPL, "lenet_ops", c10::DispatchKey::AutocastCPU, __FILE__, __LINE__},
       {torch::Library::IMPL, "lenet_ops", c10::DispatchKey::AutocastCUDA, __FILE__, __LINE__},
@@ -47,11 +49,6 @@ void register_autocast(const std::string& name, c10::Device device,
   libraries[device.is_cuda()].impl(
       name.c_str(),
       torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Autocast>(device.type(), dtype)));
-}
-
-TORCH_LIBRARY_FRAGMENT(lenet_ops_eager, library) {
-  library.def("register_autocast(str name, Device device, ScalarType? dtype) -> ()",
-              &register_autocast);
 }
 
 }  // namespace ops

@@ -4,6 +4,8 @@
 // the backward operator, and the source of each argument of that one. Forward mode, torch.func's
 // transforms and gradients of gradients are left to Python. The stable ABI has no autograd, so this
 // library, which has no kernels, is loaded only beside the PyTorch that it was built with.
+#pragma once
+
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -43,11 +45,11 @@ struct Formula {
   std::vector<size_t> tensors;  // arguments of the forward operator that are tensors
 };
 
-bool takes_tensor(const c10::Argument& argument) {
+inline bool takes_tensor(const c10::Argument& argument) {
   return argument.type()->isSubtypeOf(*c10::OptionalType::ofTensor());
 }
 
-Source::Kind kind_of(const std::string& name, const c10::Argument* argument) {
+inline Source::Kind kind_of(const std::string& name, const c10::Argument* argument) {
   static const std::map<std::string, Source::Kind> kinds{
       {"grad", Source::grad},     {"mask", Source::mask},
       {"output", Source::output}, {"height", Source::height},
@@ -58,7 +60,7 @@ Source::Kind kind_of(const std::string& name, const c10::Argument* argument) {
   return kinds.at(name);
 }
 
-IValue of_image(Source::Kind kind, const at::Tensor& image) {
+inline IValue of_image(Source::Kind kind, const at::Tensor& image) {
   switch (kind) {
     case Source::height: return image.sym_size(-2);
     case Source::width: return image.sym_size(-1);
@@ -66,15 +68,15 @@ IValue of_image(Source::Kind kind, const at::Tensor& image) {
   }
 }
 
-at::Tensor to_tensor(const IValue& value) {
+inline at::Tensor to_tensor(const IValue& value) {
   return value.isTensor() ? value.toTensor() : at::Tensor();
 }
 
-IValue to_value(const at::Tensor& x) {
+inline IValue to_value(const at::Tensor& x) {
   return x.defined() ? IValue(x) : IValue();
 }
 
-void call_below_autograd(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+inline void call_below_autograd(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const at::AutoDispatchBelowADInplaceOrView guard;
   op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
 }
@@ -215,12 +217,13 @@ class Recorder : public c10::OperatorKernel {
   std::optional<Formula> formula_;
 };
 
-OperatorHandle find(const std::string& name) {
+inline OperatorHandle find(const std::string& name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(("lenet_ops::" + name).c_str(), "");
 }
 
-Formula make_formula(const FunctionSchema& forward, const std::string& backward,
-                     const std::vector<std::string>& kinds, const std::vector<int64_t>& indices) {
+inline Formula make_formula(const FunctionSchema& forward, const std::string& backward,
+                            const std::vector<std::string>& kinds,
+                            const std::vector<int64_t>& indices) {
   Formula formula{find(backward), {}, 0, {}};
   const auto& arguments = forward.arguments();
   for (size_t i = 0; i < arguments.size(); ++i) {
@@ -241,9 +244,9 @@ Formula make_formula(const FunctionSchema& forward, const std::string& backward,
 
 // Registers the formula that Python has checked against the schemas; without `backward`, gradients
 // are Python's.
-void register_autograd(const std::string& name, const std::string& recorded,
-                       const std::string& backward, const std::vector<std::string>& kinds,
-                       const std::vector<int64_t>& indices) {
+inline void register_autograd(const std::string& name, const std::string& recorded,
+                              const std::string& backward, const std::vector<std::string>& kinds,
+                              const std::vector<int64_t>& indices) {
   static torch::Library libraries[] = {
       {torch::Library::IMPL, "lenet_ops", DispatchKey::AutogradCPU, __FILE__, __LINE__},
       {torch::Library::IMPL, "lenet_ops", DispatchKey::AutogradCUDA, __FILE__, __LINE__},
@@ -257,12 +260,6 @@ void register_autograd(const std::string& name, const std::string& recorded,
     library.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunctor(
                                    std::make_unique<Recorder>(op, std::move(formula))));
   }
-}
-
-TORCH_LIBRARY_FRAGMENT(lenet_ops_eager, library) {
-  library.def(
-      "register_autograd(str name, str recorded, str backward, str[] kinds, int[] indices) -> ()",
-      &register_autograd);
 }
 
 }  // namespace ops

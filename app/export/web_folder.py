@@ -1,0 +1,57 @@
+"""A folder for any static web server: a page that runs the exported network by onnxruntime-web."""
+
+import json
+from pathlib import Path
+
+from app.inference.onnx_runtime import OnnxPredictor
+from app.runs.files import write_atomically
+
+WEB = Path(__file__).parents[1] / "web"
+OWN = ("index.html", "main.js", "framing.js")
+SHARED = ("style.css", "icon.svg", "drawing.js", "bars.js")  # with the page of app.draw
+MODEL = "model.onnx"
+RUNTIME_FILES = "ort.wasm.min.mjs ort-wasm-simd-threaded.mjs ort-wasm-simd-threaded.wasm"
+
+
+def write_web_folder(folder: Path, content: bytes, network: OnnxPredictor, runtime: str) -> None:
+    """Write the folder.
+
+    Args:
+        folder: Made where it is missing.
+        content: The exported model.
+        network: The same, loaded.
+        runtime: Where the page finds onnxruntime-web: an address, or a path relative to the page.
+
+    Raises:
+        WriteError: A file cannot be written.
+    """
+    folder.mkdir(exist_ok=True)
+    runtime = runtime.rstrip("/") + "/"
+    (input,) = network.session.get_inputs()
+    settings = {
+        "file": MODEL,
+        "input": input.name,
+        "raw": input.type == "tensor(uint8)",
+        "mean": network.mean,
+        "std": network.std,
+        "classes": network.classes,
+        "dataset": network.dataset,
+        "runtime": runtime,
+        "install": install_lines(runtime),
+    }
+    write_atomically(folder / MODEL, content)
+    write_atomically(folder / "network.json", json.dumps(settings, indent=2).encode())
+    for room, names in (("static", OWN), ("page", SHARED)):
+        for name in names:
+            write_atomically(folder / name, (WEB / room / name).read_bytes())
+
+
+def install_lines(runtime: str) -> list[str]:
+    """Return the commands that put onnxruntime-web where the page looks for it; none for a URL."""
+    if "://" in runtime:
+        return []
+    files = RUNTIME_FILES.replace(" ", ",")
+    return [
+        "npm install onnxruntime-web",
+        f"mkdir -p {runtime} && cp node_modules/onnxruntime-web/dist/{{{files}}} {runtime}",
+    ]

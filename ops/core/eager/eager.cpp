@@ -1,0 +1,16 @@
+// Registers autograd and autocast without Python. One file: ATen's headers compile longer than all
+// that follows.
+#include "core/eager/autocast.h"
+#include "core/eager/autograd.h"
+
+namespace ops {
+
+TORCH_LIBRARY_FRAGMENT(lenet_ops_eager, library) {
+  library.def(
+      "register_autograd(str name, str recorded, str backward, str[] kinds, int[] indices) -> ()",
+      &register_autograd);
+  library.def("register_autocast(str name, Device device, ScalarType? dtype) -> ()",
+              &register_autocast);
+}
+
+}  // namespace ops

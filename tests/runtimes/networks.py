@@ -1,0 +1,100 @@
+"""Trained networks of every kind, exported in every layout, and images to compare them on."""
+
+from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+
+from tests.networks import HAS_MNIST, exclusively, small_mnist, train_once
+
+KINDS = {
+    f"{act}-{conv}": {"act": act, "conv": conv}
+    for act, conv in product(("relu", "gelu", "ncrelu"), ("standard", "depthwise"))
+} | {
+    "gap": {"act": "ncrelu", "conv": "depthwise", "head": "gap"},
+    "involution": {"act": "relu", "conv": "involution"},
+    "lltm": {"name": "lltm"},
+}
+LAYOUTS = ("function", "standard", "int8")
+IMAGES = 1000
+
+
+@dataclass
+class Case:
+    """An exported network, with what the original says.
+
+    Attributes:
+        path: The file.
+        images: Normalised, float32 [N, 1, 28, 28].
+        logits: Of the original, float32 [N, 10].
+        labels: int64 [N].
+    """
+
+    path: Path
+    images: np.ndarray
+    logits: np.ndarray
+    labels: np.ndarray
+
+    @cached_property
+    def accuracy(self):
+        return accuracy(self.logits, self.labels)
+
+
+def accuracy(logits, labels):
+    return float((logits.argmax(1) == labels).mean())
+
+
+def prepare(folder, kind, layout):
+    """Return the case of a network, trained and exported by whichever worker comes first.
+
+    Args:
+        folder: As `tests.networks.common_folder` returns.
+        kind: A key of `KINDS`.
+        layout: One of `LAYOUTS`.
+    """
+    from app.inference.predictor import load_torch
+
+    root = small_mnist(folder, test_images=IMAGES)
+    run = train_once(folder, f"small-{kind}", KINDS[kind], root)
+    path = run / f"model-{layout}.onnx"
+    original = load_torch(run)
+    with exclusively(run):
+        if not path.exists():
+            path.write_bytes(_export(original, layout, str(root)))
+        if not (run / "expected.npz").exists():
+            np.savez(run / "expected.npz", **_expected(original, str(root)))
+    expected = dict(np.load(run / "expected.npz"))
+    return Case(path=path, **{item.name: expected[item.name] for item in fields(Case)[1:]})
+
+
+def _export(original, layout, root):
+    from app.config.schema import ExportConfig
+    from app.data.transforms import normalize
+    from app.export.export import check
+    from app.export.graph import build_graph
+    from app.export.quantize import quantize
+    from app.inference.predictor import load_data
+
+    model = build_graph(original, ExportConfig(layout=layout.replace("int8", "standard")))
+    if layout == "int8":
+        images = load_data(original.checkpoint, root).val.images[:500]
+        model = quantize(model, normalize(images, *original.normalization))
+    return check(model).SerializeToString()
+
+
+def _expected(original, root):
+    import torch
+
+    from app.data.transforms import normalize
+    from app.inference.predictor import load_data
+
+    data = load_data(original.checkpoint, root)
+    splits = [data.test] if HAS_MNIST else [data.test, data.val, data.train]
+    images = torch.cat([split.images for split in splits])[:IMAGES]
+    return {
+        "images": normalize(images, *original.normalization).numpy(),
+        "logits": original.logits(images).numpy(),
+        "labels": torch.cat([split.labels for split in splits])[:IMAGES].numpy(),
+    }

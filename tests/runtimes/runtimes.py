@@ -1,0 +1,129 @@
+"""The runtimes: each loads a file, runs images through it, and times one image on one thread."""
+
+import shutil
+import subprocess
+import time
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from tests.networks import ROOT, exclusively
+
+BATCH = 250
+NPM = ROOT / "build" / "npm"
+ORT_WEB_VERSION = "1.30.0"
+ORT_WEB = NPM / "node_modules" / "onnxruntime-web" / "dist"
+
+
+class MissingError(Exception):
+    """The runtime is not installed."""
+
+
+def onnx_runtime(path):
+    from app.inference.onnx_runtime import open_session
+
+    session = open_session(path.read_bytes(), threads=1)
+    (input,) = session.get_inputs()
+    return lambda images: session.run(["logits"], {input.name: images})[0]
+
+
+def openvino(path):
+    if not find_spec("openvino"):
+        raise MissingError("no OpenVINO: pip install openvino")
+    import openvino
+
+    settings = {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"}
+    compiled = openvino.Core().compile_model(path, "CPU", settings)
+    return lambda images: compiled(images)["logits"]
+
+
+def tract(path):
+    if not find_spec("tract"):
+        raise MissingError("no tract: pip install tract")
+    import tract
+
+    model = tract.onnx().load(str(path)).into_model().into_runnable()
+    return lambda images: model.run([images])[0].to_numpy()
+
+
+def reference(path):
+    from onnx.reference import ReferenceEvaluator
+
+    model = ReferenceEvaluator(str(path))
+    (name,) = model.input_names
+    return lambda images: model.run(["logits"], {name: images})[0]
+
+
+RUNTIMES = {
+    "ONNX Runtime": (onnx_runtime, "onnxruntime"),
+    "OpenVINO": (openvino, "openvino"),
+    "tract": (tract, "tract"),
+    "onnx reference evaluator": (reference, "onnx"),
+}
+LAYOUTS = {  # that each runs
+    "ONNX Runtime": ("function", "standard", "int8"),
+    "onnxruntime-web": ("function", "standard", "int8"),
+    "OpenVINO": ("standard", "int8"),
+    "tract": ("standard", "int8"),
+    "onnx reference evaluator": ("function",),  # 20 ms an image
+}
+
+
+def run(runtime, path, images, folder):
+    """Return logits [N, classes] and the median of microseconds for one image on one thread.
+
+    Args:
+        runtime: A key of `LAYOUTS`.
+        path: The model.
+        images: float32 [N, 1, 28, 28].
+        folder: For temporary files.
+    """
+    if runtime == "onnxruntime-web":
+        return _run_in_node(path, images, folder)
+    predict = RUNTIMES[runtime][0](path)
+    parts = [predict(images[i : i + BATCH]) for i in range(0, len(images), BATCH)]
+    count = 20 if runtime == "onnx reference evaluator" else 100
+    times = []
+    for index in range(count):
+        start = time.perf_counter()
+        predict(images[index : index + 1])
+        times.append(1e6 * (time.perf_counter() - start))
+    return np.concatenate(parts), median(times)
+
+
+def version_of(runtime):
+    return ORT_WEB_VERSION if runtime == "onnxruntime-web" else version(RUNTIMES[runtime][1])
+
+
+def onnxruntime_web():
+    """Return the folder of onnxruntime-web, installed by npm where it is missing."""
+    if not all(map(shutil.which, ("node", "npm"))):
+        raise MissingError("no Node: apt-get install nodejs npm")
+    NPM.mkdir(parents=True, exist_ok=True)
+    with exclusively(NPM):
+        if not (ORT_WEB / "ort.wasm.min.mjs").exists():
+            package = f"onnxruntime-web@{ORT_WEB_VERSION}"
+            command = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(NPM), package]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+            if done.returncode:
+                raise MissingError(f"{package} cannot be installed: {done.stderr[-300:]}")
+    return ORT_WEB
+
+
+def _run_in_node(path, images, folder):
+    files = [str(Path(folder) / name) for name in ("images.bin", "logits.bin")]
+    images.tofile(files[0])
+    script = Path(__file__).with_name("run_web.mjs")
+    done = subprocess.run(
+        ["node", script, onnxruntime_web(), path, *files, str(BATCH)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    logits = np.fromfile(files[1], np.float32).reshape(len(images), -1)
+    return logits, float(done.stdout)

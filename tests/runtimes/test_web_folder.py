@@ -1,0 +1,208 @@
+"""The folder of `app.export_onnx web=true`, and its framing in JavaScript."""
+
+import json
+import shutil
+import subprocess
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw
+
+from app.inference.preprocess import frame
+from tests.app.web.browser import chromium, draw, missing, open_page, settle
+from tests.app.web.strokes import DIGITS
+from tests.networks import DATA_ROOT, ROOT, common_folder, train_once
+from tests.runtimes.networks import KINDS, prepare
+from tests.runtimes.runtimes import MissingError, onnxruntime_web
+
+STATIC = ROOT / "app" / "web" / "static"
+SCRIPT = """
+import { readFileSync, writeFileSync } from "node:fs";
+const { frame } = await import(process.argv[2]);
+const pictures = JSON.parse(readFileSync(process.argv[3]));
+const framed = pictures.map(({ dataset, ...picture }) => frame(picture, dataset));
+console.log(JSON.stringify(framed.map((image) => image && Array.from(image))));
+"""
+
+
+def drawings(count=200, seed=0):
+    """Digits in several hands: moved, scaled, slanted, in pens of different width and shade."""
+    random = np.random.default_rng(seed)
+    for index in range(count):
+        side = int(random.integers(60, 200))
+        paper, ink = (0, int(random.integers(120, 256)))
+        if index % 3 == 0:  # dark on light
+            paper, ink = int(random.integers(180, 256)), int(random.integers(0, 90))
+        image = Image.new("L", (side, int(random.integers(60, 200))), paper)
+        map = random.normal([[1, 0], [0, 1]], 0.15) * random.uniform(0.5, 1)
+        shift = random.normal(0.5, 0.05, 2)
+        for points in DIGITS[str(index % 10)]:
+            moved = (np.array(points) - 0.5) @ map + shift
+            places = [tuple(point) for point in moved * image.size]
+            width = max(1, int(side * random.uniform(0.02, 0.12)))
+            ImageDraw.Draw(image).line(places, fill=ink, width=width, joint="curve")
+        yield np.asarray(image)
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="no Node: apt-get install nodejs")
+@pytest.mark.parametrize("dataset", ["mnist", "fashion_mnist"])
+def test_framing_in_javascript_is_that_of_python(tmp_path, dataset):
+    pictures = [*drawings(), np.zeros((30, 30), np.uint8)]
+    (tmp_path / "script.mjs").write_text(SCRIPT)
+    shutil.copy(STATIC / "framing.js", tmp_path / "framing.mjs")
+    (tmp_path / "pictures.json").write_text(
+        json.dumps(
+            [
+                {
+                    "width": gray.shape[1],
+                    "height": gray.shape[0],
+                    "data": gray.ravel().tolist(),
+                    "dataset": dataset,
+                }
+                for gray in pictures
+            ]
+        )
+    )
+    command = ["node", "script.mjs", "./framing.mjs", "pictures.json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    differences = []
+    for gray, ours in zip(pictures, json.loads(done.stdout), strict=True):
+        expected = frame(gray, dataset)
+        assert (ours is None) == (expected is None)
+        if ours is not None:
+            differences.append(np.abs(expected.numpy().ravel().astype(int) - ours).mean())
+    assert len(differences) >= 195
+    assert np.mean(differences) <= 0.5
+    # a centre of mass halfway between two pixels may be rounded either way: the whole digit moves
+    assert np.quantile(differences, 0.95) <= 1
+
+
+@pytest.fixture(scope="module")
+def npm():
+    try:
+        return onnxruntime_web()
+    except MissingError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if reason := missing():
+        pytest.skip(reason)
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture
+def host():
+    """Serves a folder by a plain static server: its address."""
+    servers = []
+
+    class Quiet(SimpleHTTPRequestHandler):
+        extensions_map = SimpleHTTPRequestHandler.extensions_map | {
+            ".mjs": "text/javascript",
+            ".wasm": "application/wasm",
+        }
+
+        def log_message(self, *_):
+            pass
+
+    def serve(folder):
+        handler = partial(Quiet, directory=folder)
+        servers.append(ThreadingHTTPServer(("127.0.0.1", 0), handler))
+        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{servers[-1].server_port}/"
+
+    yield serve
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def add_runtime(npm, folder):
+    folder.mkdir()
+    for file in npm.glob("ort-wasm-simd-threaded.*"):
+        if file.name.count(".") == 1:
+            shutil.copy(file, folder)
+    shutil.copy(npm / "ort.wasm.min.mjs", folder)
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("preprocess", [False, True])
+def test_digits_drawn_on_the_exported_page_are_recognised(
+    tmp_path_factory, tmp_path, npm, browser, host, preprocess
+):
+    from app.config.schema import DataRoot, ExportConfig
+    from app.export.export import export
+
+    run = train_once(common_folder(tmp_path_factory), "ncrelu", {"act": "ncrelu"})
+    shutil.copy(run / "best.pt", tmp_path)
+    data = DataRoot(str(DATA_ROOT))
+    export(ExportConfig(checkpoint=str(tmp_path), data=data, web=True, preprocess=preprocess))
+    add_runtime(npm, tmp_path / "web" / "ort")
+    faults, answers = [], {}
+    with browser.new_context(viewport={"width": 900, "height": 700}) as context:
+        page = open_page(context, host(tmp_path / "web"), faults)
+        for digit in DIGITS:
+            page.keyboard.press("c")
+            page.click("#clear") if page.is_enabled("#clear") else None
+            draw(page, digit)
+            answers[digit] = settle(page)
+    assert sum(answer == digit for digit, answer in answers.items()) >= 9, answers
+    assert faults == []
+
+
+@pytest.mark.browser
+def test_a_missing_runtime_is_named_with_the_lines_that_install_it(
+    tmp_path_factory, tmp_path, browser, host
+):
+    from app.config.schema import DataRoot, ExportConfig
+    from app.export.export import export
+
+    run = train_once(common_folder(tmp_path_factory), "ncrelu", {"act": "ncrelu"})
+    shutil.copy(run / "best.pt", tmp_path)
+    export(ExportConfig(checkpoint=str(tmp_path), data=DataRoot(str(DATA_ROOT)), web=True))
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.goto(host(tmp_path / "web"))
+        page.locator("#message", has_text="npm install onnxruntime-web").wait_for()
+
+
+IN_BROWSER = """async ({ model, batch }) => {
+  const ort = await import('/ort/ort.wasm.min.mjs');
+  ort.env.wasm.wasmPaths = '/ort/';
+  ort.env.wasm.numThreads = 1;
+  const session = await ort.InferenceSession.create(model);
+  const images = new Float32Array(await (await fetch('images.bin')).arrayBuffer());
+  const logits = [];
+  for (let start = 0; start < images.length; start += batch * 784) {
+    const part = images.slice(start, start + batch * 784);
+    const tensor = new ort.Tensor('float32', part, [part.length / 784, 1, 28, 28]);
+    logits.push(...(await session.run({ [session.inputNames[0]]: tensor })).logits.data);
+  }
+  return logits;
+}"""
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("kind", KINDS)
+def test_onnxruntime_web_in_the_browser_gives_the_answers_of_torch(
+    tmp_path_factory, tmp_path, npm, browser, host, kind
+):
+    add_runtime(npm, tmp_path / "ort")
+    (tmp_path / "index.html").write_text("<!doctype html><link rel=icon href=data:,>")
+    cases = [prepare(common_folder(tmp_path_factory), kind, x) for x in ("function", "standard")]
+    cases[0].images.tofile(tmp_path / "images.bin")
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.goto(host(tmp_path))
+        for case in cases:
+            shutil.copy(case.path, tmp_path)
+            found = page.evaluate(IN_BROWSER, {"model": case.path.name, "batch": 250})
+            logits = np.array(found, np.float32).reshape(case.logits.shape)
+            assert (logits.argmax(1) != case.logits.argmax(1)).sum() == 0
+            np.testing.assert_allclose(logits, case.logits, atol=1e-4, rtol=0)
