@@ -9,7 +9,7 @@ _DEVICES = ("cpu", "cuda", "meta")
 
 
 def convert_depthwise(module: nn.Module) -> int:
-    """Puts a :class:`DepthwiseConv2d` in the place of every depthwise ``nn.Conv2d`` of a model.
+    """Replace every depthwise ``nn.Conv2d`` of a model by a :class:`DepthwiseConv2d`.
 
     The model is changed in place. The new layers have the very parameters of the old ones (an
     optimizer goes on with them, state dicts stay as they are), their hooks, buffers, attributes,
@@ -62,7 +62,7 @@ def _convertible(module: nn.Module) -> bool:
 
 
 def _padding(conv: nn.Conv2d) -> tuple[int, int] | None:
-    """What is added on both sides; None if the two sides differ."""
+    """Return the padding of both sides; None if the two sides differ."""
     if conv.padding == "valid":
         return 0, 0
     if not isinstance(conv.padding, str):

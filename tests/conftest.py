@@ -15,6 +15,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--exhaustive", action="store_true", help="run the tests that take minutes")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect tests that need a GPU where there is none: one number instead of thousands."""
+    on_gpu = [item for item in items if item.get_closest_marker("cuda")]
+    if not on_gpu:
+        return
+    import torch  # late: most of the application's tests start faster without it
+
+    if not torch.cuda.is_available():
+        config.hook.pytest_deselected(items=on_gpu)
+        items[:] = [item for item in items if not item.get_closest_marker("cuda")]
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("exhaustive") and not item.config.getoption("--exhaustive"):
         pytest.skip("takes long: --exhaustive runs it")

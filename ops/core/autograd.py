@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ops.core.formula import Formula, as_tuple
+from ops.core.memory import repeat_allocation
 from ops.core.torch_private import (
     OpOverload,
     SingleLevelFunction,
@@ -62,8 +63,12 @@ def make_kernel(
     """Return the Autograd kernel of `op`. The arguments are those of registration.register."""
 
     def forward(*args: Any) -> Any:
-        with below_autograd():
-            return op(*args)
+        try:
+            with below_autograd():
+                return op(*args)
+        except RuntimeError as error:
+            repeat_allocation(error)
+            raise
 
     def record(ctx: Any, *args: Any) -> Any:
         if transforms_active():
@@ -97,8 +102,12 @@ def make_kernel(
         args = (grads, saved, ctx.constants, ctx.needs_input_grad)
         if isinstance(gradient, Gradient) or torch.is_grad_enabled() or forward_mode():
             return gradient.call(*args)
-        with below_autograd():  # nothing to record
-            return gradient.call(*args)
+        try:
+            with below_autograd():  # nothing to record
+                return gradient.call(*args)
+        except RuntimeError as error:
+            repeat_allocation(error)
+            raise
 
     # Of one level, as the kernels of built-ins are: each transform calls it for its own.
     function: Any = type(

@@ -30,6 +30,21 @@ def tensor(op: str, name: str, value: object) -> None:
         )
 
 
+def image(op: str, input: object) -> None:
+    """Check that `input` is a tensor [N, C, H, W] or [C, H, W] of a floating dtype.
+
+    Raises:
+        TypeError: not a tensor.
+        NotImplementedError: another layout or dtype.
+        RuntimeError: another number of dimensions.
+    """
+    tensor(op, "input", input)
+    if isinstance(input, Tensor) and input.dim() not in (3, 4):
+        raise RuntimeError(
+            f"{op}: input must have shape [N, C, H, W] or [C, H, W], got {list(input.shape)}"
+        )
+
+
 def is_int(value: object) -> bool:
     """Return whether `value` is an integer of Python or NumPy, and no bool."""
     return isinstance(value, _INTEGERS) and not isinstance(value, bool)

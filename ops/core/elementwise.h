@@ -1,7 +1,7 @@
 // Elementwise operators: what is the same on every device.
 #pragma once
 
-#include "core/common.h"
+#include "core/layout.h"
 
 namespace ops {
 

@@ -91,7 +91,11 @@ def linear(
 
 
 def folded(
-    op: OpOverload, batch_dims: Dims, out_dims: Dims, mask: bool = False
+    op: OpOverload,
+    batch_dims: Dims,
+    out_dims: Dims,
+    mask: bool = False,
+    limit: int | None = None,
 ) -> Callable[..., Any]:
     """Make a vmap rule that folds the mapped dimension into one that the operator has.
 
@@ -101,6 +105,7 @@ def folded(
             Where a parameter is mapped, the samples are computed one by one.
         out_dims: the same of the outputs; None: a sum over the samples.
         mask: whether the last argument says which outputs are needed.
+        limit: the largest size of a folded dimension; beyond it the operator is called repeatedly.
     """
     parameters = [i for i, dim in enumerate(batch_dims) if dim is None]
 
@@ -114,7 +119,15 @@ def folded(
             if dim is not None and args[i] is not None:
                 (x,) = batch_first(info, in_dims[i : i + 1], args[i])
                 inputs[i] = x.movedim(0, dim).flatten(dim, dim + 1)
-        results = op(*inputs)
+        largest = max(
+            (x.shape[d] // info.batch_size for d, x in zip(batch_dims, inputs, strict=False) if d),
+            default=1,
+        )
+        samples = info.batch_size if limit is None else max(1, limit // max(1, largest))
+        if samples < info.batch_size:
+            results = _in_parts(op, info.batch_size, samples, inputs, batch_dims, out_dims)
+        else:
+            results = op(*inputs)
         outputs: list[Tensor] = []
         dims: list[int] = []
         for y, dim, wanted in zip(as_tuple(results), out_dims, needed, strict=True):
@@ -129,6 +142,27 @@ def folded(
         return outputs[0], dims[0]
 
     return rule
+
+
+def _in_parts(
+    op: OpOverload, batch: int, samples: int, inputs: Sequence[Any], dims: Dims, out_dims: Dims
+) -> Any:
+    """Call `op` for so many of the folded samples at a time, and concatenate the outputs."""
+    parts = []
+    for start in range(0, batch, samples):
+        count = min(samples, batch - start)
+        args = list(inputs)
+        for i, dim in enumerate(dims):
+            if dim is not None and args[i] is not None:
+                size = args[i].shape[dim] // batch
+                args[i] = args[i].narrow(dim, start * size, count * size)
+        parts.append(op(*args))
+    if isinstance(parts[0], Tensor):
+        return torch.cat(parts, out_dims[0] or 0)
+    return tuple(
+        outputs[0] if dim is None or outputs[0].numel() == 0 else torch.cat(outputs, dim)
+        for outputs, dim in zip(zip(*parts, strict=True), out_dims, strict=True)
+    )
 
 
 def batch_first(info: Any, in_dims: Dims, *tensors: Tensor) -> list[Tensor]:

@@ -66,6 +66,14 @@ def version_of(x: Tensor) -> int:
     return x._version
 
 
+def direct(op: OpOverload) -> Callable[..., Any]:
+    """Return an operator's C++ callable, which saves a Python frame; torch.compile cannot trace it.
+
+    It takes bools for ints: check them before.
+    """
+    return op._op
+
+
 def name_of(op: OpOverload) -> str:
     """Return an operator's name without its namespace."""
     return op._opname

@@ -1,7 +1,7 @@
 // Windows that slide over images: what operators like convolution share.
 #pragma once
 
-#include "core/common.h"
+#include "core/layout.h"
 
 namespace ops {
 

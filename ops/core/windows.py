@@ -17,6 +17,9 @@ Tangents = tuple[Tensor | None, ...]
 _MOST = 2**31  # kMost of windows.h: beyond it sums of sizes could overflow
 
 
+_MOST_CHANNELS = 65_535  # of a CUDA grid's second dimension
+
+
 def pair(op: str, name: str, value: Size | list[int], least: int) -> tuple[int, int]:
     """Return `value` as (vertical, horizontal).
 
@@ -119,6 +122,7 @@ def register_bilinear(
         batch_dims: the dimension of each tensor (input, weight, bias) that vmap folds into.
         flops: f(weight_shape, output_shape), the operations of one pass.
     """
+    limit = _MOST_CHANNELS if batch_dims[0] == 1 else None
     count = len(schema_of(op_backward).returns)  # of tensors: input, weight and perhaps bias
 
     def fake(input: Tensor, weight: Tensor, *rest: Any) -> Tensor:
@@ -214,7 +218,7 @@ def register_bilinear(
         backward=f"{name_of(op_backward)}"
         "(grad, input, weight, stride, padding, dilation, grad_input_mask)",
         jvp=jvp,
-        vmap=folded(op, batch_dims, batch_dims[:1]),
+        vmap=folded(op, batch_dims, batch_dims[:1], limit=limit),
         autocast=REGION,
         flops=count_flops,
     )
@@ -223,6 +227,8 @@ def register_bilinear(
         fake=fake_backward,
         backward=double_backward,
         jvp=jvp_backward,
-        vmap=folded(op_backward, (batch_dims[0], *batch_dims[:2]), batch_dims, mask=True),
+        vmap=folded(
+            op_backward, (batch_dims[0], *batch_dims[:2]), batch_dims, mask=True, limit=limit
+        ),
         flops=count_flops_backward,
     )

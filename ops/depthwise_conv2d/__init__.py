@@ -5,11 +5,15 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from ops.core import check, windows
+from ops.core.memory import repeat_allocation
+from ops.core.torch_private import direct
 from ops.core.windows import Size
 
 _conv = torch.ops.lenet_ops.depthwise_conv2d.default
+_conv_direct = direct(_conv)
 _conv_backward = torch.ops.lenet_ops.depthwise_conv2d_backward.default
 
 
@@ -21,13 +25,13 @@ def depthwise_conv2d(
     padding: Size = 0,
     dilation: Size = 1,
 ) -> Tensor:
-    """Convolves every channel with a filter of its own: ``F.conv2d(..., groups=C)``.
+    """Convolve every channel with a filter of its own: ``F.conv2d(..., groups=C)``.
 
     out[n, c, i, j] = bias[c] + Σ weight[c, 0, a, b] · x[n, c, i sH − pH + a dH, j sW − pW + b dW]
     with x zero outside the image; Ho = ⌊(H + 2 pH − dH (kH − 1) − 1) / sH⌋ + 1, and Wo likewise.
-    What lies outside adds nothing to outputs and gradients, also where the image is infinite. Where
-    a weight is not finite it may give NaN, as 0 · ∞ is; in the weight's gradient on a CPU, where
-    the gradient of the output is infinite.
+    What lies outside adds nothing to output and input gradient, also where the image is infinite.
+    Where weights are not finite these may be NaN, as 0 · ∞ is; where the input or the gradient of
+    the output is not finite, so may the weight's gradient of that channel.
 
     Args:
         input: [N, C, H, W] or [C, H, W], any strides; float64, float32, bfloat16 or float16.
@@ -45,41 +49,47 @@ def depthwise_conv2d(
         NotImplementedError: another dtype.
         RuntimeError: shapes, dtypes or devices that do not fit, values out of range.
     """
-    op = "depthwise_conv2d"
-    check.tensor(op, "input", input)
-    check.tensor(op, "weight", weight)
-    if bias is not None:
-        check.tensor(op, "bias", bias)
-    return _convolve(
-        input,
-        weight,
-        bias,
-        windows.pair(op, "stride", stride, least=1),
-        windows.pair(op, "padding", padding, least=0),
-        windows.pair(op, "dilation", dilation, least=1),
-    )
+    if type(stride) is type(padding) is type(dilation) is int and not is_compiling():
+        return _convolve(input, weight, bias, stride, padding, dilation)  # C++ makes pairs
+    _check_tensors(input, weight, bias)
+    return _convolve(input, weight, bias, *_pairs(stride, padding, dilation))
 
 
-def _convolve(
-    input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: tuple[int, int]
-) -> Tensor:
-    """Takes parameters of the right types; the geometry is checked."""
+def _check_tensors(input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     check.tensor("depthwise_conv2d", "input", input)
-    if input.dim() == 4:
-        return _conv(input, weight, bias, *geometry)
-    if input.dim() != 3:
-        raise RuntimeError(
-            "depthwise_conv2d: input must have shape [N, C, H, W] or [C, H, W], "
-            f"got {list(input.shape)}"
-        )
-    return _conv(input.unsqueeze(0), weight, bias, *geometry).squeeze(0)
+    check.tensor("depthwise_conv2d", "weight", weight)
+    if bias is not None:
+        check.tensor("depthwise_conv2d", "bias", bias)
+
+
+def _pairs(stride: Size, padding: Size, dilation: Size) -> list[tuple[int, int]]:
+    return [
+        windows.pair("depthwise_conv2d", "stride", stride, least=1),
+        windows.pair("depthwise_conv2d", "padding", padding, least=0),
+        windows.pair("depthwise_conv2d", "dilation", dilation, least=1),
+    ]
+
+
+def _convolve(input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Size) -> Tensor:
+    """Take a geometry of the right types."""
+    try:
+        call = _conv if is_compiling() else _conv_direct
+        if input.dim() != 3:
+            return call(input, weight, bias, *geometry)
+        return call(input.unsqueeze(0), weight, bias, *geometry).squeeze(0)
+    except Exception as error:
+        _check_tensors(input, weight, bias)
+        check.image("depthwise_conv2d", input)
+        _pairs(*geometry)
+        repeat_allocation(error)
+        raise
 
 
 torch.fx.wrap("_convolve")  # one node where a network is traced
 
 
 class DepthwiseConv2d(nn.Module):
-    """Applies :func:`depthwise_conv2d` with parameters named and initialised as nn.Conv2d's.
+    """Apply :func:`depthwise_conv2d` with parameters named and initialised as nn.Conv2d's.
 
     State dicts interchange with ``nn.Conv2d(channels, channels, kernel_size, groups=channels)``.
 
@@ -125,18 +135,18 @@ class DepthwiseConv2d(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws weight and bias from U(−1/√(kH·kW), 1/√(kH·kW)), as nn.Conv2d does."""
+        """Draw weight and bias from U(−1/√(kH·kW), 1/√(kH·kW)), as nn.Conv2d does."""
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
         if self.bias is not None:
             bound = 1 / math.sqrt(math.prod(self.kernel_size))
             nn.init.uniform_(self.bias, -bound, bound)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Returns the convolution of `input` [N, C, H, W] or [C, H, W]."""
+        """Return the convolution of `input` [N, C, H, W] or [C, H, W]."""
         return _convolve(input, self.weight, self.bias, self.stride, self.padding, self.dilation)
 
     def extra_repr(self) -> str:
-        """Shows the arguments that differ from their defaults."""
+        """Show the arguments that differ from their defaults."""
         text = f"{self.channels}, kernel_size={self.kernel_size}, stride={self.stride}"
         if self.padding != (0, 0):
             text += f", padding={self.padding}"
@@ -146,7 +156,7 @@ class DepthwiseConv2d(nn.Module):
 
 
 def _check_fakes(op: str, input: Tensor, weight: Tensor, *geometry: list[int]) -> list[int]:
-    """Checks the arguments as the kernels do; returns the output's height and width."""
+    """Check the arguments as the kernels do; return the output's height and width."""
     windows.check_image(op, input)
     channels = input.shape[1]
     torch._check(
@@ -164,7 +174,7 @@ def _check_fakes(op: str, input: Tensor, weight: Tensor, *geometry: list[int]) -
 
 
 def _flops(weight: Sequence[int], output: Sequence[int]) -> int:
-    """A multiplication and an addition for each tap of each output."""
+    """Count a multiplication and an addition for each tap of each output."""
     return 2 * math.prod(output) * math.prod(weight[2:])
 
 

@@ -2,12 +2,16 @@
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from ops.core import check
 from ops.core.families import elementwise
+from ops.core.memory import repeat_allocation
 from ops.core.registration import register
+from ops.core.torch_private import direct
 
 _exp = torch.ops.lenet_ops.exp.default
+_exp_direct = direct(_exp)
 _exp_backward = torch.ops.lenet_ops.exp_backward.default
 
 
@@ -26,15 +30,19 @@ def exp(input: Tensor) -> Tensor:
         TypeError: `input` is not a tensor.
         NotImplementedError: another dtype.
     """
-    check.tensor("exp", "input", input)
-    return _exp(input)
+    try:
+        return (_exp if is_compiling() else _exp_direct)(input)
+    except Exception as error:
+        check.tensor("exp", "input", input)
+        repeat_allocation(error)
+        raise
 
 
 torch.fx.wrap("exp")  # one node where a network is traced
 
 
 class Exp(nn.Module):
-    """Applies :func:`exp` element by element: any shape in, the same shape out."""
+    """Apply :func:`exp` element by element: any shape in, the same shape out."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return exp(input)."""

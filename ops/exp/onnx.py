@@ -13,7 +13,7 @@ from ops.core.onnx import OnnxOperator, T, elementwise
 
 def _function(op: Opset) -> Callable[..., Any]:
     def Exp(X: T) -> T:
-        """The exponential function."""
+        """Exponential function."""
         return op.Exp(X)
 
     return Exp

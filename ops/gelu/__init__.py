@@ -2,12 +2,16 @@
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from ops.core import check
 from ops.core.families import elementwise
+from ops.core.memory import repeat_allocation
 from ops.core.registration import register
+from ops.core.torch_private import direct
 
 _gelu = torch.ops.lenet_ops.gelu.default
+_gelu_direct = direct(_gelu)
 _gelu_backward = torch.ops.lenet_ops.gelu_backward.default
 
 SLOPE = 1.702
@@ -29,15 +33,19 @@ def gelu(input: Tensor) -> Tensor:
         TypeError: `input` is not a tensor.
         NotImplementedError: another dtype.
     """
-    check.tensor("gelu", "input", input)
-    return _gelu(input)
+    try:
+        return (_gelu if is_compiling() else _gelu_direct)(input)
+    except Exception as error:
+        check.tensor("gelu", "input", input)
+        repeat_allocation(error)
+        raise
 
 
 torch.fx.wrap("gelu")  # one node where a network is traced
 
 
 class GELU(nn.Module):
-    """Applies :func:`gelu` element by element: any shape in, the same shape out."""
+    """Apply :func:`gelu` element by element: any shape in, the same shape out."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return gelu(input)."""

@@ -17,7 +17,7 @@ _SLOPE = make_tensor("slope", TensorProto.DOUBLE, [], [1.702])  # exact enough f
 
 def _function(op: Opset) -> Callable[..., Any]:
     def GELU(X: T) -> T:
-        """The sigmoid approximation of GELU: x * sigmoid(1.702 x)."""
+        """Sigmoid approximation of GELU: x * sigmoid(1.702 x)."""
         slope = op.CastLike(op.Constant(value=_SLOPE), X)
         return op.Mul(X, op.Sigmoid(op.Mul(slope, X)))
 

@@ -2,12 +2,16 @@
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from ops.core import check, layout
 from ops.core.families import folded, linear
+from ops.core.memory import repeat_allocation
 from ops.core.registration import register
+from ops.core.torch_private import direct
 
 _pool = torch.ops.lenet_ops.global_avg_pool2d.default
+_pool_direct = direct(_pool)
 _pool_backward = torch.ops.lenet_ops.global_avg_pool2d_backward.default
 
 
@@ -31,20 +35,20 @@ def global_avg_pool2d(input: Tensor) -> Tensor:
         NotImplementedError: another dtype.
         RuntimeError: another number of dimensions.
     """
-    op = "global_avg_pool2d"
-    check.tensor(op, "input", input)
-    if input.dim() not in (3, 4):
-        raise RuntimeError(
-            f"{op}: input must have shape [N, C, H, W] or [C, H, W], got {list(input.shape)}"
-        )
-    return _pool(input) if input.dim() == 4 else _pool(input.unsqueeze(0)).squeeze(0)
+    try:
+        call = _pool if is_compiling() else _pool_direct
+        return call(input) if input.dim() != 3 else call(input.unsqueeze(0)).squeeze(0)
+    except Exception as error:
+        check.image("global_avg_pool2d", input)
+        repeat_allocation(error)
+        raise
 
 
 torch.fx.wrap("global_avg_pool2d")  # one node where a network is traced
 
 
 class GlobalAvgPool2d(nn.Module):
-    """Applies :func:`global_avg_pool2d`: [N, C, H, W] in, [N, C, 1, 1] out."""
+    """Apply :func:`global_avg_pool2d`: [N, C, H, W] in, [N, C, 1, 1] out."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return global_avg_pool2d(input)."""

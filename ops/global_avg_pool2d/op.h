@@ -1,7 +1,7 @@
 // Global average pooling: arguments, memory layout and allocation, the same on every device.
 #pragma once
 
-#include "core/common.h"
+#include "core/layout.h"
 
 namespace ops {
 

@@ -18,7 +18,7 @@ _involution_backward = torch.ops.lenet_ops.involution2d_backward.default
 def involution2d(
     input: Tensor, weight: Tensor, stride: Size = 1, padding: Size = 0, dilation: Size = 1
 ) -> Tensor:
-    """Multiplies every window of an image with a kernel of its own (Li et al., CVPR 2021).
+    """Multiply every window of an image by a kernel of its own (Li et al., CVPR 2021).
 
     out[n, c, i, j] = Σ weight[n, g, a, b, i, j] · x[n, c, i sH − pH + a dH, j sW − pW + b dW]
     with g = ⌊c G / C⌋ and x zero outside the image;
@@ -63,7 +63,7 @@ torch.fx.wrap("involution2d")  # one node where a network is traced
 
 
 class Involution2d(nn.Module):
-    """Applies :func:`involution2d` with kernels that it makes from the input itself.
+    """Apply :func:`involution2d` with kernels that it makes from the input itself.
 
     weight = span(relu(norm(reduce(x)))), where `reduce` and `span` are 1×1 convolutions to
     C / reduction_ratio and to G kH kW channels and `norm` is batch normalisation. With a stride, x
@@ -125,19 +125,19 @@ class Involution2d(nn.Module):
         self.span = nn.Conv2d(reduced, weights, 1, **factory)
 
     def make_weight(self, input: Tensor) -> Tensor:
-        """Returns the kernels for `input` [N, C, H, W]: [N, G, kH, kW, Ho, Wo]."""
+        """Return the kernels for `input` [N, C, H, W]: [N, G, kH, kW, Ho, Wo]."""
         image = self.span(self.act(self.norm(self.reduce(self.pool(input)))))
         groups = self.channels // self.group_channels
         weight: Tensor = image.unflatten(1, (groups, *self.kernel_size))
         return weight
 
     def forward(self, input: Tensor) -> Tensor:
-        """Returns the involution of `input` [N, C, H, W]."""
+        """Return the involution of `input` [N, C, H, W]."""
         _check_input(input, self.channels)
         return involution2d(input, self.make_weight(input), self.stride, self.padding)
 
     def extra_repr(self) -> str:
-        """Shows the arguments."""
+        """Show the arguments."""
         return (
             f"{self.channels}, kernel_size={self.kernel_size}, stride={self.stride}, "
             f"group_channels={self.group_channels}, reduction_ratio={self.reduction_ratio}"
@@ -169,7 +169,7 @@ def _weight_like(weight: Tensor) -> Tensor:
 
 
 def _check_fakes(op: str, input: Tensor, weight: Tensor, *geometry: list[int]) -> list[int]:
-    """Checks the arguments as the kernels do; returns the output's height and width."""
+    """Check the arguments as the kernels do; return the output's height and width."""
     windows.check_image(op, input)
     images, channels = input.shape[:2]
     torch._check(
@@ -196,7 +196,7 @@ def _check_fakes(op: str, input: Tensor, weight: Tensor, *geometry: list[int]) -
 
 
 def _flops(weight: Sequence[int], output: Sequence[int]) -> int:
-    """A multiplication and an addition for each tap of each output."""
+    """Count a multiplication and an addition for each tap of each output."""
     return 2 * prod(output) * prod(weight[2:4])
 
 

@@ -49,7 +49,7 @@ def lltm_cell(
 def lltm(
     sequence: Tensor, weights: Tensor, bias: Tensor | None, h0: Tensor, c0: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Applies :func:`lltm_cell` to every step of a sequence, each to the state before it.
+    """Apply :func:`lltm_cell` to every step of a sequence, each to the state before it.
 
     Args:
         sequence: [T, N, I] or [T, I], at least one step; float64, float32, bfloat16 or float16.
@@ -79,7 +79,7 @@ def lltm(
 def _check(
     op: str, tensors: dict[str, Tensor], bias: Tensor | None, shapes: str, batched_dim: int
 ) -> None:
-    """Checks types, and what the kernels cannot: they see a batch where the caller gave none."""
+    """Check types, and the shapes of calls without a batch, for which kernels see one."""
     for name, x in tensors.items():
         check.tensor(op, name, x)
     if bias is not None:
@@ -154,19 +154,19 @@ class _Recurrent(nn.Module):
                 )
 
     def reset_parameters(self) -> None:
-        """Draws all parameters from U(−1/√S, 1/√S), as nn.LSTM does."""
+        """Draw all parameters from U(−1/√S, 1/√S), as nn.LSTM does."""
         bound = 1 / math.sqrt(self.hidden_size)
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)
 
     def extra_repr(self) -> str:
-        """Shows the arguments that differ from their defaults."""
+        """Show the arguments that differ from their defaults."""
         text = f"{self.input_size}, {self.hidden_size}"
         return text if self.bias is not None else text + ", bias=False"
 
 
 class LLTMCell(_Recurrent):
-    """Applies :func:`lltm_cell`: called as ``nn.LSTMCell`` is.
+    """Apply :func:`lltm_cell`: called as ``nn.LSTMCell`` is.
 
     Args:
         input_size: I.
@@ -177,7 +177,7 @@ class LLTMCell(_Recurrent):
     """
 
     def forward(self, input: Tensor, state: State | None = None) -> State:
-        """Returns (h', c') of `input` [N, I] or [I] and of the state (h, c), by default zeros."""
+        """Return (h', c') of `input` [N, I] or [I] and of the state (h, c), by default zeros."""
         self._check_arguments(input, state)
         if state is None:
             zeros = input.new_zeros(*input.shape[:-1], self.hidden_size)
@@ -186,7 +186,7 @@ class LLTMCell(_Recurrent):
 
 
 class LLTM(_Recurrent):
-    """Applies :func:`lltm`: called as ``nn.LSTM`` is, but its state has no dimension of layers.
+    """Apply :func:`lltm`: called as ``nn.LSTM`` is, but its state has no dimension of layers.
 
     Args:
         input_size: I.
@@ -212,7 +212,7 @@ class LLTM(_Recurrent):
         self.batch_first = batch_first
 
     def forward(self, input: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """Returns h of all steps, and (h, c) of the last one.
+        """Return h of all steps, and (h, c) of the last one.
 
         Args:
             input: [T, N, I], [N, T, I] with `batch_first`, or [T, I].
@@ -228,5 +228,5 @@ class LLTM(_Recurrent):
         return output.transpose(0, 1) if swap else output, (h, c)
 
     def extra_repr(self) -> str:
-        """Shows the arguments that differ from their defaults."""
+        """Show the arguments that differ from their defaults."""
         return super().extra_repr() + (", batch_first=True" if self.batch_first else "")

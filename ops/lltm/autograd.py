@@ -29,7 +29,7 @@ SEQUENCE = ("sequence", "weights", "bias", "h0", "c0")
 def _fake_forward(
     op: str, names: tuple[str, ...], dim: int, *tensors: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Checks the arguments as the kernels do; returns h of every step, a cell and the products."""
+    """Check the arguments as the kernels do; return h of every step, a cell and the products."""
     input, _, _, h, _ = tensors
     assert input is not None and h is not None
     shape = "[T, N, I]" if dim == 3 else "[N, I]"
@@ -59,7 +59,7 @@ def _fake_forward(
 
 
 def _check_like_outputs(op: str, **pairs: tuple[Tensor | None, Tensor]) -> None:
-    """Checks gradients of outputs, and saved outputs, against outputs."""
+    """Check gradients of outputs, and saved outputs, against outputs."""
     for name, (x, output) in pairs.items():
         if x is not None:
             check.matches(op, name, x, output.shape, "its output", output)
@@ -191,7 +191,7 @@ def _where(mask: Sequence[bool], tensors: Sequence[Tensor | None]) -> list[Tenso
 def _fill(
     places: Sequence[Tensor | None], values: Sequence[Tensor], others: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
-    """Returns `values` in the places of the tensors that are there, and `others` elsewhere."""
+    """Return `values` where `places` has a tensor, and `others` elsewhere."""
     rest = iter(values)
     return [x if place is None else next(rest) for place, x in zip(places, others, strict=True)]
 

@@ -6,7 +6,7 @@
 #include <optional>
 #include <tuple>
 
-#include "core/common.h"
+#include "core/layout.h"
 
 namespace ops {
 
@@ -83,7 +83,9 @@ inline Tensor rows_transposed(const Tensor& x, int64_t begin, int64_t end, int64
 }
 
 inline Tensor to_dtype(const Tensor& x, ScalarType dtype) {
-  return x.scalar_type() == dtype ? x : torch::stable::to(x, dtype);
+  return x.scalar_type() == dtype
+             ? x
+             : allocate_copy(x, dtype, [&] { return torch::stable::to(x, dtype); });
 }
 
 inline ScalarType sum_dtype(ScalarType dtype) {

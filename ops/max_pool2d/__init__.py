@@ -5,13 +5,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from ops.core import check, layout, windows
 from ops.core.families import folded, linear
+from ops.core.memory import repeat_allocation
 from ops.core.registration import register
+from ops.core.torch_private import direct
 from ops.core.windows import Size
 
 _pool = torch.ops.lenet_ops.max_pool2d.default
+_pool_direct = direct(_pool)
 _pool_backward = torch.ops.lenet_ops.max_pool2d_backward.default
 
 _BYTE_TAPS = 256  # as the kernels: the most pixels of a window whose number is kept in a byte
@@ -26,7 +30,7 @@ def max_pool2d(
     dilation: Size = 1,
     ceil_mode: bool = False,
 ) -> Tensor:
-    """Takes the largest element of every window, as ``F.max_pool2d`` does.
+    """Take the largest element of every window, as ``F.max_pool2d`` does.
 
     out[n, c, i, j] = max over k, l of x[n, c, i·sH − pH + k·dH, j·sW − pW + l·dW], where pixels
     outside of the image do not count. The gradient of out[n, c, i, j] goes to the first of the
@@ -54,31 +58,46 @@ def max_pool2d(
         NotImplementedError: another dtype.
         RuntimeError: a window that does not fit, an image without pixels, other dimensions.
     """
+    if stride is None:
+        stride = kernel_size
+    ints = type(kernel_size) is type(stride) is type(padding) is type(dilation) is int
+    if ints and type(ceil_mode) is bool and not is_compiling():  # C++ makes pairs of ints
+        return _apply(input, kernel_size, stride, padding, dilation, ceil_mode)
+    check.tensor("max_pool2d", "input", input)
+    check.boolean("max_pool2d", "ceil_mode", ceil_mode)
+    return _apply(input, *_pairs(kernel_size, stride, padding, dilation), ceil_mode)
+
+
+def _pairs(kernel_size: Size, stride: Size, padding: Size, dilation: Size) -> list[tuple[int, int]]:
     op = "max_pool2d"
-    check.tensor(op, "input", input)
-    check.boolean(op, "ceil_mode", ceil_mode)
-    if input.dim() not in (3, 4):
-        raise RuntimeError(
-            f"{op}: input must have shape [N, C, H, W] or [C, H, W], got {list(input.shape)}"
-        )
-    arguments = (
+    return [
         windows.pair(op, "kernel_size", kernel_size, least=1),
-        windows.pair(op, "stride", kernel_size if stride is None else stride, least=1),
+        windows.pair(op, "stride", stride, least=1),
         windows.pair(op, "padding", padding, least=0),
         windows.pair(op, "dilation", dilation, least=1),
-        ceil_mode,
-    )
-    if input.dim() == 4:
-        output: Tensor = _pool(input, *arguments)[0]
-        return output
-    return _pool(input.unsqueeze(0), *arguments)[0].squeeze(0)
+    ]
 
 
-torch.fx.wrap("max_pool2d")  # one node where a network is traced
+def _apply(input: Tensor, *arguments: Any) -> Tensor:
+    """Take arguments of the right types."""
+    try:
+        call = _pool if is_compiling() else _pool_direct
+        if input.dim() != 3:
+            output: Tensor = call(input, *arguments)[0]
+            return output
+        return call(input.unsqueeze(0), *arguments)[0].squeeze(0)
+    except Exception as error:
+        check.image("max_pool2d", input)
+        _pairs(*arguments[:4])
+        repeat_allocation(error)
+        raise
+
+
+torch.fx.wrap("_apply")  # one node where a network is traced
 
 
 class MaxPool2d(nn.Module):
-    """Applies :func:`max_pool2d`: ``nn.MaxPool2d`` of the same arguments.
+    """Apply :func:`max_pool2d`: ``nn.MaxPool2d`` of the same arguments.
 
     Args:
         kernel_size: see :func:`max_pool2d`, as the others.
@@ -108,13 +127,13 @@ class MaxPool2d(nn.Module):
         self.ceil_mode = ceil_mode
 
     def forward(self, input: Tensor) -> Tensor:
-        """Returns max_pool2d of `input` [N, C, H, W] or [C, H, W]."""
-        return max_pool2d(
+        """Return max_pool2d of `input` [N, C, H, W] or [C, H, W]."""
+        return _apply(
             input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode
         )
 
     def extra_repr(self) -> str:
-        """Shows the arguments."""
+        """Show the arguments."""
         return (
             f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}, "
             f"dilation={self.dilation}, ceil_mode={self.ceil_mode}"
@@ -122,7 +141,7 @@ class MaxPool2d(nn.Module):
 
 
 def _places(op: str, height: Any, width: Any, *arguments: Any) -> list[int]:
-    """Checks the arguments as the kernels do; returns the output's height and width."""
+    """Check the arguments as the kernels do; return the output's height and width."""
     kernel_size, *spacing, ceil_mode = arguments
     if len(kernel_size) != 2 or min(kernel_size) < 1:
         raise RuntimeError(
@@ -173,7 +192,7 @@ def _fake_backward(grad_output: Tensor, indices: Tensor, *arguments_and_image: A
 
 
 def _gather(image: Tensor, indices: Tensor, windows: Any) -> Tensor:
-    """The elements of `image` that were largest: what the output follows, in any derivative."""
+    """Gather the maxima of `image`: the directional derivative of the output, in any order."""
     (_, kernel_w), stride, padding, dilation, _ = windows
     height, width = indices.shape[2:]
     place = indices.long()

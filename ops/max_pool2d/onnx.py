@@ -19,7 +19,7 @@ def _function(op: Opset) -> Callable[..., Any]:
         pads: Sequence[int],
         dilations: Sequence[int],
     ) -> T:
-        """The largest element of every window."""
+        """Maximum of every window."""
         return op.MaxPool(
             X, kernel_shape=kernel_shape, strides=strides, pads=pads, dilations=dilations
         )

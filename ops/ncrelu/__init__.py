@@ -6,12 +6,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from ops.core import check, layout
 from ops.core.families import Dims, batch_first, linear, one_by_one
+from ops.core.memory import repeat_allocation
 from ops.core.registration import register
+from ops.core.torch_private import direct
 
 _ncrelu = torch.ops.lenet_ops.ncrelu.default
+_ncrelu_direct = direct(_ncrelu)
 _ncrelu_backward = torch.ops.lenet_ops.ncrelu_backward.default
 _with_signs = torch.ops.lenet_ops.ncrelu_with_signs.default
 _with_signs_backward = torch.ops.lenet_ops.ncrelu_with_signs_backward.default
@@ -20,7 +24,7 @@ _PER_BYTE = 4  # elements whose signs a byte keeps, as in the kernels
 
 
 def ncrelu(input: Tensor, dim: int = 1) -> Tensor:
-    """Concatenates the positive and the negative part: concat(max(x, 0), min(x, 0)).
+    """Concatenate the positive and the negative part: concat(max(x, 0), min(x, 0)).
 
     CReLU (Shang et al., arXiv 1603.05201) with the negative half kept negative, so that the two
     halves sum to x. Gradient: g₊ · [x > 0] + g₋ · [x < 0]. All that is kept for it are two bits an
@@ -40,8 +44,20 @@ def ncrelu(input: Tensor, dim: int = 1) -> Tensor:
         NotImplementedError: another dtype.
         IndexError: `input` has no dimension `dim`.
     """
+    if type(dim) is not int:  # an integer of NumPy, or an error
+        check.tensor("ncrelu", "input", input)
+        check.integer("ncrelu", "dim", dim)
+        dim = int(dim)
+    try:
+        return (_ncrelu if is_compiling() else _ncrelu_direct)(input, dim)
+    except Exception as error:
+        _check_arguments(input, dim)
+        repeat_allocation(error)
+        raise
+
+
+def _check_arguments(input: Tensor, dim: int) -> None:
     check.tensor("ncrelu", "input", input)
-    check.integer("ncrelu", "dim", dim)
     if input.dim() == 0:
         raise IndexError("ncrelu: input must have at least one dimension, got a scalar")
     if not -input.dim() <= dim < input.dim():
@@ -49,14 +65,13 @@ def ncrelu(input: Tensor, dim: int = 1) -> Tensor:
             f"ncrelu: dim {dim} is out of range for an input of {input.dim()} dimensions; "
             f"allowed are [{-input.dim()}, {input.dim() - 1}]"
         )
-    return _ncrelu(input, dim)
 
 
 torch.fx.wrap("ncrelu")  # one node where a network is traced
 
 
 class NCReLU(nn.Module):
-    """Applies :func:`ncrelu`: [N, C, ...] in, [N, 2C, ...] out.
+    """Apply :func:`ncrelu`: [N, C, ...] in, [N, 2C, ...] out.
 
     Args:
         dim: the channel dimension.
@@ -68,11 +83,11 @@ class NCReLU(nn.Module):
         self.dim = dim
 
     def forward(self, input: Tensor) -> Tensor:
-        """Returns ncrelu(input, dim)."""
+        """Return ncrelu(input, dim)."""
         return ncrelu(input, self.dim)
 
     def extra_repr(self) -> str:
-        """Shows the channel dimension."""
+        """Show the channel dimension."""
         return f"dim={self.dim}"
 
 

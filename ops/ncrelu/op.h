@@ -3,7 +3,7 @@
 
 #include <tuple>
 
-#include "core/common.h"
+#include "core/layout.h"
 
 namespace ops {
 

@@ -11,7 +11,15 @@ from torch.utils._pytree import tree_leaves
 from tests.ops.operator_entry import Case, Operator, Shape
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-LAYOUTS = ("contiguous", "channels_last", "sliced", "transposed", "expanded", "misaligned")
+LAYOUTS = (
+    "contiguous",
+    "channels_last",
+    "sliced",
+    "transposed",
+    "expanded",
+    "misaligned",
+    "surrounded",
+)
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -29,6 +37,9 @@ def lay_out(values: Tensor, layout: str) -> Tensor:
         around = values.new_full(shape, torch.nan)  # what lies between must not be read
         view = around[(*(slice(1, n + 1) for n in values.shape[:-1]), slice(1, -2, 2))]
         return view.copy_(values)
+    if layout == "surrounded":  # aligned and contiguous, but what lies beside it must not be read
+        around = values.new_full((values.numel() + 128,), torch.nan)
+        return around[64:-64].view(values.shape).copy_(values)
     if layout == "misaligned":
         memory = values.new_empty(values.numel() + 1)
         return memory[1:].view(values.shape).copy_(values)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.autograd import gradcheck, gradgradcheck
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.utils.checkpoint import checkpoint
 
 import ops
@@ -79,6 +79,26 @@ def test_saves_what_backward_needs(op):
         saved[0].add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+def tangent_of_gradient(function, tensors, directions):
+    """The product of the Hessian and `directions`: forward mode over reverse mode."""
+    with forward_ad.dual_level():
+        duals = [forward_ad.make_dual(x, v) for x, v in zip(tensors, directions, strict=True)]
+        outputs = as_tuple(function(*duals))
+        grads = torch.autograd.grad(sum(y.square().sum() for y in outputs), duals)
+        return [forward_ad.unpack_dual(g).tangent for g in grads]
+
+
+@each_operator
+def test_forward_over_reverse_without_create_graph(op):
+    tensors = inputs(op.cases[0], requires_grad=True)
+    directions = [random(x.shape, torch.float64, "cpu", seed=7) for x in tensors]
+    actual, expected = (
+        tangent_of_gradient(lambda *xs, f=f: f(*xs, **op.cases[0].kwargs), tensors, directions)
+        for f in (op.function, op.reference)
+    )
+    torch.testing.assert_close(actual, expected)
 
 
 @each_operator

@@ -4,6 +4,9 @@ import pytest
 import torch
 
 from ops import LLTM, LLTMCell, lltm, lltm_cell
+from tests.ops.entries.lltm import reference
+from tests.ops.operators import each_device
+from tests.ops.tensors import DTYPES, assert_accurate, double, gradients, random
 
 STEPS, BATCH, INPUT, STATE = 5, 3, 4, 6
 
@@ -55,6 +58,28 @@ def test_without_a_batch(layer, sequence):
     x, weights, bias = sequence[0], layer.weights, layer.bias
     one = lltm_cell(x[0], weights, bias, h[0], c[0])
     torch.testing.assert_close(one, tuple(y[0] for y in lltm_cell(x, weights, bias, h, c)))
+
+
+@each_device
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("state", [150, 300])
+def test_cells_beyond_one_pass_of_the_loops(state, dtype, device):
+    """Larger than a vector, a block and a cell in registers; odd enough for every loop's rest."""
+    shapes = ((3, 3, 7), (3 * state, state + 7), (3 * state,), (3, state), (3, state))
+    tensors = [
+        (random(shape, dtype, device, seed=i) / 16).requires_grad_()
+        for i, shape in enumerate(shapes)
+    ]
+    actual = lltm(*tensors)
+    exact = double(tensors)
+    expected = reference(*exact)
+    grads = [random(y.shape, dtype, device, seed=9) for y in expected]
+    for a, e in zip(actual, expected, strict=True):
+        assert_accurate(a, e, dtype, terms=state, roundings=3)
+    for a, e in zip(
+        gradients(actual, tensors, grads), gradients(expected, exact, double(grads)), strict=True
+    ):
+        assert_accurate(a, e, dtype, terms=state, roundings=6)
 
 
 @pytest.mark.parametrize("used", [0, 1, 2])

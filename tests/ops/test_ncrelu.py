@@ -245,3 +245,14 @@ def test_transforms_of_what_is_recorded():
         results.append((inner, *torch.autograd.grad(inner.square().sum(), x)))
     for actual, expected in zip(*results, strict=True):
         torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1, -2])
+def test_vmap_counts_dimensions_without_its_own(dim):
+    x = random((3, 2, 5), torch.float64, "cpu")
+    expected = torch.stack([ncrelu(sample, dim) for sample in x])
+    assert torch.equal(torch.vmap(lambda v: ncrelu(v, dim))(x), expected)
+    grads = random(expected.shape, torch.float64, "cpu", seed=1)
+    actual = torch.vmap(lambda v, g: vjp(lambda t: ncrelu(t, dim), v)[1](g)[0])(x, grads)
+    samples = [vjp(lambda t: ncrelu(t, dim), v)[1](g)[0] for v, g in zip(x, grads, strict=True)]
+    assert torch.equal(actual, torch.stack(samples))

@@ -7,8 +7,9 @@ import torch
 from torch.func import grad, jacfwd, jacrev, jvp, vjp, vmap
 from torch.utils._pytree import tree_map
 
+from ops import depthwise_conv2d
 from tests.ops.operators import OPERATORS, each_device, each_operator
-from tests.ops.tensors import as_tuple, inputs, random
+from tests.ops.tensors import Recorder, as_tuple, inputs, lay_out, random
 
 BATCH = 3
 
@@ -168,3 +169,23 @@ def test_second_derivatives(op, outer, inner):
     tensors = inputs(op.cases[0])
     expected = jacrev(jacrev(reference))(*tensors)
     torch.testing.assert_close(outer(inner(loss))(*tensors), expected)
+
+
+@each_device
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_vmap_beyond_the_channels_of_a_cuda_grid(layout, device):
+    """Samples become channels; a CUDA grid has 65,535 of them in its second dimension."""
+    samples, channels = 3, 30_000
+    x = random((samples, 1, channels, 3, 3), torch.float32, device)
+    x = lay_out(x[:, 0], layout)[:, None]
+    weight = random((samples, channels, 1, 3, 3), torch.float32, device, seed=1)
+
+    def loss(x, weight):
+        return depthwise_conv2d(x, weight, padding=1).square().sum()
+
+    with Recorder() as recorder:
+        actual = vmap(grad(loss, (0, 1)))(x, weight)
+    assert max(call.args[0].shape[1] for call in recorder.calls) <= 65_535
+    parts = [grad(loss, (0, 1))(*sample) for sample in zip(x, weight, strict=True)]
+    expected = tree_map(lambda *tensors: torch.stack(tensors), *parts)
+    torch.testing.assert_close(actual, expected)

@@ -9,8 +9,8 @@
 // Kernels call only each other and vec.h: a function shared between instruction sets (std::min, a
 // lambda's) might be emitted once, for the wrong one.
 
-#include "core/common.h"
 #include "core/cpu/isa.h"
+#include "core/dtype.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

@@ -6,7 +6,7 @@
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/macros.h>
 
-#include "core/common.h"
+#include "core/layout.h"
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 700
 #error "the CUDA kernels need compute capability 7.0 or newer: set TORCH_CUDA_ARCH_LIST"

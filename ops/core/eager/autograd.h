@@ -20,6 +20,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/eager/memory.h"
+
 namespace ops {
 
 using c10::DispatchKey;
@@ -251,6 +253,9 @@ inline void register_autograd(const std::string& name, const std::string& record
       {torch::Library::IMPL, "lenet_ops", DispatchKey::AutogradCPU, __FILE__, __LINE__},
       {torch::Library::IMPL, "lenet_ops", DispatchKey::AutogradCUDA, __FILE__, __LINE__},
   };
+  static torch::Library backends(torch::Library::IMPL, "lenet_ops", DispatchKey::BackendSelect,
+                                 __FILE__, __LINE__);
+  backends.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&call_kernel>());
   const OperatorHandle op = find(recorded);
   for (torch::Library& library : libraries) {
     std::optional<Formula> formula;

@@ -1,0 +1,48 @@
+// Element types, and dispatch over them.
+#pragma once
+
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/BFloat16.h>
+#include <torch/headeronly/util/Half.h>
+
+#include <type_traits>
+
+#include "core/check.h"
+
+// For functions that CPU and CUDA kernels share.
+#ifdef __CUDACC__
+#define OPS_DEVICE __host__ __device__
+#else
+#define OPS_DEVICE
+#endif
+
+namespace ops {
+
+using torch::headeronly::BFloat16;
+using torch::headeronly::Half;
+using torch::headeronly::ScalarType;
+
+// Sums and transcendental functions of T are computed in acc_t<T>.
+template <typename T>
+using acc_t = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+template <typename T>
+struct type_tag {
+  using type = T;
+};
+
+// Calls f(type_tag<T>{}) with the C++ type of `dtype`.
+template <typename F>
+void dispatch_floating(const char* op, ScalarType dtype, const F& f) {
+  switch (dtype) {
+    case ScalarType::Double: return f(type_tag<double>{});
+    case ScalarType::Float: return f(type_tag<float>{});
+    case ScalarType::Half: return f(type_tag<Half>{});
+    case ScalarType::BFloat16: return f(type_tag<BFloat16>{});
+    default:
+      check(false, op, ": not implemented for dtype ", torch::headeronly::toString(dtype),
+            "; allowed are Double, Float, Half and BFloat16");
+  }
+}
+
+}  // namespace ops

@@ -1,0 +1,183 @@
+// Memory layout: new tensors, and copies where a kernel needs another layout.
+#pragma once
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <numeric>
+#include <vector>
+
+#include "core/check.h"
+#include "core/compat.h"
+#include "core/dtype.h"
+
+namespace ops {
+
+using torch::headeronly::MemoryFormat;
+
+// Dimensions of a channels-last layout from the innermost outwards: C, the last spatial one, …, N.
+inline int64_t channels_last_dim(int64_t n, int64_t k) {
+  return k == 0 ? 1 : (k == n - 1 ? 0 : n - k);
+}
+
+// Whether x has a channels-last layout (4-D NHWC or 5-D NDHWC), decided as torch decides it:
+// from the strides, and in favour of contiguous where a tensor is both and they tell nothing.
+inline bool is_channels_last(const Tensor& x) {
+  const int64_t n = x.dim();
+  if ((n != 4 && n != 5) || x.stride(1) == 0) {
+    return false;
+  }
+  int64_t least = 0;
+  for (int64_t k = 0; k < n; ++k) {
+    const int64_t d = channels_last_dim(n, k);
+    if (x.size(d) == 0 || x.stride(d) < least || (d == 0 && least == x.stride(1))) {
+      return false;
+    }
+    least = x.size(d) > 1 ? x.stride(d) * x.size(d) : x.stride(d);
+  }
+  return true;
+}
+
+inline MemoryFormat memory_format(const Tensor& x) {
+  if (!is_channels_last(x)) {
+    return MemoryFormat::Contiguous;
+  }
+  return x.dim() == 4 ? MemoryFormat::ChannelsLast : MemoryFormat::ChannelsLast3d;
+}
+
+// Strides of a tensor of so many elements each way whose memory has no gaps.
+inline std::vector<int64_t> strides_of(const std::vector<int64_t>& sizes, MemoryFormat format) {
+  const int64_t n = sizes.size();
+  std::vector<int64_t> strides(n);
+  int64_t next = 1;
+  if (format == MemoryFormat::Contiguous) {
+    for (int64_t d = n - 1; d >= 0; --d) {
+      strides[d] = next;
+      next *= std::max<int64_t>(sizes[d], 1);
+    }
+    return strides;
+  }
+  for (int64_t k = 0; k < n; ++k) {
+    const int64_t d = channels_last_dim(n, k);
+    strides[d] = next;
+    next *= sizes[d];
+  }
+  return strides;
+}
+
+// Runs a call of torch that allocates bytes() on the device of `like`. The stable ABI loses the
+// type of an exception, so callers of the operator repeat the allocation in PyTorch, which then
+// raises its own (ops/core/memory.py, ops/core/eager/memory.cpp).
+template <typename Call, typename Bytes>
+Tensor allocate(const Tensor& like, const Call& call, const Bytes& bytes) {
+  try {
+    return call();
+  } catch (const std::exception& error) {
+    std::ostringstream text;
+    text << "cannot allocate " << bytes() << " bytes on " << device{like} << ": " << error.what();
+    throw std::runtime_error(text.str());
+  }
+}
+
+inline int32_t shim_dtype(ScalarType dtype) {
+  return torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
+}
+
+inline int64_t element_size(ScalarType dtype) {
+  return aoti_torch_dtype_element_size(shim_dtype(dtype));
+}
+
+// A new tensor on the device of `like`. torch::stable::empty looks up its operator by name at every
+// call, this does not.
+inline Tensor empty_strided(const Tensor& like, const int64_t* sizes, const int64_t* strides,
+                            int64_t dim, ScalarType dtype) {
+  int32_t device = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device));
+  const auto make = [&] {
+    AtenTensorHandle made = nullptr;
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(dim, sizes, strides, shim_dtype(dtype),
+                                                           device, like.get_device_index(), &made));
+    return Tensor(made);
+  };
+  return allocate(like, make, [&] {
+    return std::accumulate(sizes, sizes + dim, element_size(dtype), std::multiplies<int64_t>());
+  });
+}
+
+inline Tensor empty(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype) {
+  const auto strides = strides_of(sizes, MemoryFormat::Contiguous);
+  return empty_strided(like, sizes.data(), strides.data(), sizes.size(), dtype);
+}
+
+inline Tensor empty(const Tensor& like, const std::vector<int64_t>& sizes,
+                    MemoryFormat format = MemoryFormat::Contiguous) {
+  const auto strides = strides_of(sizes, format);
+  return empty_strided(like, sizes.data(), strides.data(), sizes.size(), like.scalar_type());
+}
+
+// In the layout of x, too, which is dense.
+inline Tensor empty_as(const Tensor& x) {
+  return empty_strided(x, x.sizes().data(), x.strides().data(), x.dim(), x.scalar_type());
+}
+
+// Runs a call that copies x to elements of `dtype`.
+template <typename Call>
+Tensor allocate_copy(const Tensor& x, ScalarType dtype, const Call& call) {
+  return allocate(x, call, [&] { return x.numel() * element_size(dtype); });
+}
+
+// x where it has that format, else a copy that has it.
+inline Tensor as_contiguous(const Tensor& x, MemoryFormat format = MemoryFormat::Contiguous) {
+  const auto strides = strides_of({x.sizes().begin(), x.sizes().end()}, format);
+  for (int64_t d = 0; d < x.dim(); ++d) {
+    if (x.size(d) != 1 && x.stride(d) != strides[d]) {
+      return allocate_copy(x, x.scalar_type(),
+                           [&] { return torch::stable::contiguous(x, format); });
+    }
+  }
+  return x;
+}
+
+// Whether x's elements fill their memory without gap or overlap, in whatever order.
+inline bool is_dense(const Tensor& x) {
+  if (x.numel() == 0 || x.is_contiguous()) {
+    return true;
+  }
+  const auto sizes = x.sizes();
+  const auto strides = x.strides();
+  int64_t expected = 1;  // the stride that the next dimension outwards must have
+  for (bool found = true; found;) {
+    found = false;
+    for (size_t d = 0; d < sizes.size() && !found; ++d) {
+      if (sizes[d] > 1 && strides[d] == expected) {
+        expected *= sizes[d];
+        found = true;
+      }
+    }
+  }
+  return expected == x.numel();
+}
+
+// x where it is dense, else a dense copy with the strides that empty_as(x) has.
+inline Tensor dense(const Tensor& x) {
+  return is_dense(x) ? x
+                     : allocate_copy(x, x.scalar_type(), [&] { return torch::stable::clone(x); });
+}
+
+// x where its strides are those of `other` (dense, same shape), else a copy that has them.
+inline Tensor with_layout_of(const Tensor& x, const Tensor& other) {
+  for (int64_t d = 0; d < x.dim(); ++d) {
+    if (x.size(d) > 1 && x.stride(d) != other.stride(d)) {
+      Tensor copy = empty_as(other);
+      return torch::stable::copy_(copy, x);
+    }
+  }
+  return x;
+}
+
+}  // namespace ops

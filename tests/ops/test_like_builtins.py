@@ -1,0 +1,189 @@
+"""What built-in operators have beside values and gradients: memory errors, FLOPs, cached casts."""
+
+import timeit
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+import ops
+from tests.ops.operator_entry import raw
+from tests.ops.operators import each_operator
+from tests.ops.tensors import Recorder, inputs, total
+from tests.ops.test_library import copy_with_cpu_kernels, import_ops
+
+TOO_MANY = 2**45  # elements: more than 47 bits of addresses hold
+
+
+def fails_without_memory(function):
+    with pytest.raises(RuntimeError) as raised:
+        function()
+    message = str(raised.value)
+    assert "DefaultCPUAllocator: can't allocate memory: you tried to allocate" in message
+    assert "frame #" not in message
+    assert "API call failed" not in message
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("function", [ops.exp, ops.gelu, ops.ncrelu, raw.exp.default])
+def test_out_of_memory(function, mode):
+    x = torch.ones(1, 1, requires_grad=True).expand(1, TOO_MANY)
+    with mode():
+        fails_without_memory(lambda: function(x))
+
+
+def test_out_of_memory_in_backward():
+    fails_without_memory(
+        lambda: raw.global_avg_pool2d_backward(torch.ones(1, 1, 1, 1), 2**23, 2**22, False)
+    )
+
+
+OUT_OF_MEMORY = f"""
+x = torch.ones(1, requires_grad=True).expand({TOO_MANY})
+for mode in (torch.enable_grad, torch.inference_mode):
+    try:
+        with mode():
+            ops.exp(x)
+    except RuntimeError as error:
+        print("tried to allocate" in str(error), "API call" in str(error), error.__cause__)
+"""
+
+
+def test_out_of_memory_without_the_eager_library(tmp_path):
+    result = import_ops(copy_with_cpu_kernels(tmp_path).parent, after=OUT_OF_MEMORY)
+    assert result.stdout.splitlines() == ["True False None"] * 2
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_out_of_gpu_memory(mode):
+    x = torch.ones(1, 1, device="cuda", requires_grad=True).expand(1, 2**38)
+    with mode(), pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
+        ops.exp(x)
+
+
+def flops(function, *tensors):
+    leaves = [x.detach().requires_grad_() for x in tensors]
+    with FlopCounterMode(display=False) as counter:
+        total(function(*leaves)).backward()
+    return counter.get_total_flops()
+
+
+def test_flops_of_depthwise_conv2d():
+    """As conv2d's forward and gradient of the input; its formula for grouped weights is too large.
+
+    So each of the two gradients counts what the forward pass counts.
+    """
+    x, weight, bias = inputs_of("depthwise_conv2d")
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        F.conv2d(x, weight, bias, padding=1, groups=3)
+    forward = counter.get_total_flops()
+    assert forward == 2 * x.numel() * 9
+    assert flops(lambda *t: ops.depthwise_conv2d(*t, padding=1), x, weight, bias) == 3 * forward
+
+
+def inputs_of(name):
+    (op,) = [op for op in each_operator.args[1] if op.name == name]
+    return inputs(op.cases[0], torch.float32)
+
+
+def test_flops_of_involution2d():
+    x, weight = torch.ones(2, 4, 5, 6), torch.ones(2, 2, 3, 3, 5, 6)
+    assert flops(lambda *t: ops.involution2d(*t, padding=1), x, weight) == 3 * 2 * x.numel() * 9
+
+
+@pytest.mark.parametrize("steps", [None, 5])
+def test_flops_of_lltm(steps):
+    """Those of the matrix products: one forward, two backward."""
+    x = torch.ones(3, 4) if steps is None else torch.ones(steps, 3, 4)
+    weights, h, c = torch.ones(18, 10), torch.ones(3, 6), torch.ones(3, 6)
+    function = ops.lltm_cell if steps is None else ops.lltm
+    products = 3 * 2 * 3 * 18 * 10 * (steps or 1)
+    assert flops(lambda x, w, h, c: function(x, w, None, h, c), x, weights, h, c) == products
+
+
+def test_flops_of_elementwise_operators():
+    """None, as torch counts none for its own."""
+    x = torch.ones(2, 3, 4, 4)
+    for function in (ops.exp, ops.gelu, ops.ncrelu, ops.global_avg_pool2d):
+        assert flops(function, x) == 0
+
+
+class Casts(Recorder):
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._to_copy.default
+        return func(*args, **(kwargs or {}))
+
+
+def count_casts(function):
+    """Of a layer that is applied twice in a region, and once in the next, to a changed weight."""
+    x, weight = torch.ones(1, 3, 5, 5), torch.ones(3, 1, 3, 3, requires_grad=True)
+    counts = []
+    for _ in range(2):
+        with Casts() as casts, torch.autocast("cpu", dtype=torch.bfloat16):
+            y = function(function(x, weight), weight)
+        y.sum().backward()
+        counts.append(casts.count)
+        with torch.no_grad():
+            weight.add_(1)
+    return counts, weight.grad
+
+
+def depthwise(x, weight):
+    return ops.depthwise_conv2d(x, weight, padding=1)
+
+
+def test_autocast_casts_a_weight_once():
+    expected, grad = count_casts(lambda x, w: F.conv2d(x, w, padding=1, groups=3))
+    counts, actual = count_casts(depthwise)
+    assert counts == expected == [2, 2]
+    torch.testing.assert_close(actual, grad, rtol=0.02, atol=1)
+
+
+CASTS = """
+from tests.ops.test_like_builtins import count_casts, depthwise
+print(count_casts(depthwise)[0])
+x = torch.ones(1, 1, 3, 3, dtype=torch.float64)
+with torch.autocast("cpu", dtype=torch.bfloat16):
+    print(ops.depthwise_conv2d(x, x).dtype)
+"""
+
+
+def test_autocast_without_the_eager_library(tmp_path):
+    """Casts are cached, and float64 stays."""
+    copy = copy_with_cpu_kernels(tmp_path)
+    tests = copy.parent / "tests"
+    tests.symlink_to(__file__.rsplit("/", 2)[0])
+    result = import_ops(copy.parent, after=CASTS)
+    assert result.stdout.splitlines() == ["[2, 2]", "torch.float64"], result.stderr
+
+
+def host_time(function):
+    return min(timeit.repeat(function, number=500, repeat=9))
+
+
+@pytest.mark.parametrize(
+    ("ours", "builtin", "limit"),
+    [
+        (ops.exp, torch.exp, 2.2),
+        (ops.ncrelu, torch.relu, 3.5),
+        (ops.gelu, F.gelu, 1.5),
+        (ops.global_avg_pool2d, lambda x: F.adaptive_avg_pool2d(x, 1), 1.5),
+    ],
+    ids=["exp", "ncrelu", "gelu", "global_avg_pool2d"],
+)
+def test_host_time(ours, builtin, limit):
+    """A call on a tiny tensor, beside that of a built-in. Limits leave room for a busy machine."""
+    x, threads = torch.ones(1, 2, 2, 2), torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.no_grad():
+            ratios = [host_time(lambda: ours(x)) / host_time(lambda: builtin(x)) for _ in range(3)]
+    finally:
+        torch.set_num_threads(threads)
+    assert min(ratios) < limit
