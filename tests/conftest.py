@@ -30,11 +30,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("exhaustive") and not item.config.getoption("--exhaustive"):
         pytest.skip("takes long: --exhaustive runs it")
-    if item.get_closest_marker("cuda"):
-        import torch  # late: most of the application's tests start faster without it
-
-        if not torch.cuda.is_available():
-            pytest.skip("needs a GPU")
 
 
 @pytest.fixture(scope="module")  # Playwright runs once at a time in a process
