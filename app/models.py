@@ -3,7 +3,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from app.config.schema import ModelConfig
+from app.config.schema import LeNetConfig, LLTMConfig, ModelConfig
 from ops import (
     GELU,
     LLTM,
@@ -15,8 +15,8 @@ from ops import (
     depthwise_conv2d,
 )
 
-LEAST_SIDE = 12  # of an image: less leaves nothing for the last pooling
-STATE = 128  # features of the recurrent network
+LEAST_SIDE = 12  # smallest image: less leaves no pixel after the last pooling
+STATE = 128  # features of the LLTM
 
 
 class LeNet(nn.Module):
@@ -45,7 +45,7 @@ class LeNet(nn.Module):
         num_classes: Features of the last layer.
     """
 
-    def __init__(self, cfg: ModelConfig, num_classes: int) -> None:
+    def __init__(self, cfg: LeNetConfig, num_classes: int) -> None:
         super().__init__()
         widen = 2 if cfg.act == "ncrelu" else 1
         side = 7 if cfg.conv == "involution" else 5
@@ -76,13 +76,13 @@ class LeNet(nn.Module):
         )
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalised images float [N, 1, H, W] in, logits [N, num_classes] out."""
+        """Map normalised images float [N, 1, H, W] to logits [N, num_classes]."""
         logits: Tensor = self.classifier(self.features(input))
         return logits
 
 
 class RowReader(nn.Module):
-    """An LLTM that reads an image row by row, and names its class after the last one.
+    """An LLTM over the rows of an image; the last state is classified.
 
     Args:
         num_classes: Features of the last layer.
@@ -94,41 +94,43 @@ class RowReader(nn.Module):
         self.classifier = nn.Linear(STATE, num_classes)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalised images float [N, 1, 28, 28] in, logits [N, num_classes] out."""
+        """Map normalised images float [N, 1, 28, 28] to logits [N, num_classes]."""
         _, (h, _) = self.rows(input.squeeze(1))
         logits: Tensor = self.classifier(h)
         return logits
 
 
 def build_model(cfg: ModelConfig, num_classes: int) -> nn.Module:
-    """A freshly initialised network: float32 [N, 1, 28, 28] in, logits [N, num_classes] out."""
-    return RowReader(num_classes) if cfg.name == "lltm" else LeNet(cfg, num_classes)
+    """Build a network with new weights: float32 [N, 1, 28, 28] to logits [N, num_classes]."""
+    return RowReader(num_classes) if isinstance(cfg, LLTMConfig) else LeNet(cfg, num_classes)
 
 
 def takes_any_size(cfg: ModelConfig) -> bool:
-    """Whether images may be of another size than 28x28."""
-    return cfg.name == "lenet" and cfg.head == "gap"
+    """Return whether images may be of another size than 28x28."""
+    return isinstance(cfg, LeNetConfig) and cfg.head == "gap"
 
 
 def cpu_format(cfg: ModelConfig) -> torch.memory_format:
-    """The memory format in which the network trains faster on a CPU, by measurement.
+    """Return the memory format in which the network trains faster on a CPU, by measurement.
 
-    Channels last, by up to a quarter, but for the few channels of standard convolutions.
+    Channels last, by up to a quarter, except for the few channels of standard convolutions.
     """
+    if isinstance(cfg, LLTMConfig):
+        return torch.contiguous_format
     few = cfg.conv == "standard" and cfg.head == "fc"
     return torch.contiguous_format if few else torch.channels_last
 
 
 def describe_model(cfg: ModelConfig) -> str:
-    """What the network is, in a few words."""
-    if cfg.name == "lltm":
+    """Describe the network in a few words."""
+    if isinstance(cfg, LLTMConfig):
         return f"LLTM of {STATE} features over an image's rows"
     pooled = " and global average pooling" if cfg.head == "gap" else ""
     return f"LeNet with {cfg.act}{',' if pooled else ' and'} {cfg.conv} convolutions{pooled}"
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Number of trainable scalars."""
+    """Return the number of trainable scalars."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
@@ -140,13 +142,13 @@ def _act(act: str) -> nn.Module:
 class OneChannelConv2d(nn.Conv2d):
     """nn.Conv2d of one input channel, trained by the kernels of depthwise convolution.
 
-    It is that of as many copies of its input as it has filters, which on the CPU nobody makes.
-    cuDNN's gradient of the weights, where it has to be the same in every run, takes twenty times as
-    long; oneDNN's convolution and gradient one and a half times.
+    Equals a depthwise convolution of `out_channels` copies of the input; the copies are a view.
+    cuDNN's deterministic weight gradient takes twenty times as long; oneDNN's convolution and
+    gradient one and a half times.
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """Float [N, 1, H, W] in, [N, out_channels, ...] out."""
+        """Map float [N, 1, H, W] to [N, out_channels, ...]."""
         if not self.training:
             return super().forward(input)
         copies = input.expand(-1, self.out_channels, -1, -1)

@@ -1,11 +1,10 @@
 from app.config.cli import hydra_main
 from app.config.schema import TrainConfig
-from app.runs.sweep import Sweep
 
 
-@hydra_main("train", TrainConfig, Sweep())
+@hydra_main("train", TrainConfig)
 def main(cfg: TrainConfig) -> float | None:
-    """Train a model, leave its run folder under `outputs/`: the accuracy that sweepers maximise."""
+    """Train a network in a run folder; return the validation accuracy, which sweepers maximise."""
     from app.training.trainer import train
 
     return train(cfg).get("val_accuracy")

@@ -5,9 +5,9 @@
 Every geometry is timed forward and for the gradients of input and weight, ours and PyTorch's in
 turns in one process on the same tensors. The ratio is the time of PyTorch's fastest backend in the
 same memory format (cuDNN in benchmark mode and without, oneDNN and without) over ours; above 1 ours
-is faster. Rows below 1 are measured three times, and the median counts. The results of both must
-agree. Backends several times slower than ours are timed once. Prints the ten worst rows; exits 1 if
-one is below --least.
+is faster. Rows below 1 are measured three times, and the median counts. Backends several times
+slower than ours are timed once; those whose results differ from ours are left out, unless all do:
+that is an error. Prints the ten worst rows; exits 1 if one is below --least.
 """
 
 import argparse
@@ -158,9 +158,12 @@ def compare(
             results[c.name] = calls[c.name][0]()
     if device == "cuda":
         torch.cuda.synchronize()
-    apart = min(difference(results["ours"], results[name]) for name in calls if name != "ours")
-    if not apart <= DTYPES[geometry.dtype]:
-        raise SystemExit(f"error: {geometry.label} {what}: results are {apart:.1e} apart")
+    apart = {name: difference(results["ours"], results[name]) for name in calls if name != "ours"}
+    for name in apart:
+        if not apart[name] <= DTYPES[geometry.dtype]:
+            del calls[name]  # as oneDNN's bfloat16 weight gradients with dilation, which are NaN
+    if len(calls) == 1:
+        raise SystemExit(f"error: {geometry.label} {what}: results differ by {apart}")
     del results
     once = {name: seconds(call, c, device) * 1e3 for name, (call, c) in calls.items()}
     fastest = min(once[name] for name in once if name != "ours")

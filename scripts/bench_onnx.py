@@ -33,7 +33,7 @@ import torch
 from bench.stock import with_stock_layers
 from torch import Tensor, nn
 
-from app.config.schema import ModelConfig
+from app.config.schema import LeNetConfig
 from app.export.quantize import quantize
 from app.models import build_model
 from ops.export import export_onnx
@@ -128,7 +128,7 @@ def check(results: dict[str, Any], expected: Tensor, name: str) -> None:
             raise SystemExit(f"{name}: {candidate} computes something else")
 
 
-def rows_of(cfg: ModelConfig, args: argparse.Namespace) -> list[Row]:
+def rows_of(cfg: LeNetConfig, args: argparse.Namespace) -> list[Row]:
     """Measures one network."""
     torch.manual_seed(0)
     network = build_model(cfg, 10).eval()
@@ -159,7 +159,7 @@ def rows_of(cfg: ModelConfig, args: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def option_rows(cfg: ModelConfig, args: argparse.Namespace) -> list[Row]:
+def option_rows(cfg: LeNetConfig, args: argparse.Namespace) -> list[Row]:
     """Measures one network's default export under several session options."""
     torch.manual_seed(0)
     model = models(build_model(cfg, 10).eval(), torch.randn(500, 1, 28, 28))[OURS]
@@ -247,7 +247,7 @@ def main(argv: list[str] | None = None) -> int:
     print(f"{os.cpu_count()} CPUs ({platform.machine()}), {versions}", flush=True)
     rows = []
     for act, conv in product(args.act, args.conv):
-        rows += (option_rows if args.options else rows_of)(ModelConfig(act, conv), args)
+        rows += (option_rows if args.options else rows_of)(LeNetConfig(act, conv), args)
     if args.options:
         return 0
     if args.csv:

@@ -31,19 +31,17 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
 from app.config.device import describe, keep_freed_memory, pick_device
-from app.config.schema import DataConfig, ModelConfig, OptimConfig, TrainConfig, TrainerConfig
+from app.config.schema import DataConfig, LeNetConfig, OptimConfig, TrainConfig, TrainerConfig
 from app.data.datasets import load_dataset
 from app.data.transforms import normalize
 from app.inference.predictor import evaluate
-from app.models import build_model
+from app.models import build_model, cpu_format
 from app.training.distributed import World
-from app.training.learner import Learner
-from app.training.state import Run
-from app.training.step import Steps
+from app.training.step import TrainStep
 
 
 def stock_network(act: str) -> nn.Module:
-    """The project's LeNet with none of its operators."""
+    """Build the LeNet of the project without its operators."""
     widen = 2 if act == "ncrelu" else 1
     activation = {"relu": nn.ReLU, "gelu": StockGELU, "ncrelu": StockNCReLU}[act]()
     return nn.Sequential(
@@ -57,7 +55,7 @@ def stock_network(act: str) -> nn.Module:
 class Pictures(Dataset[tuple[Tensor, int]]):
     """Images as torchvision's MNIST gives them: one at a time, through PIL and the transforms."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: TrainStep) -> None:
         self.images = run.data.train.images.cpu().squeeze(1).numpy()
         self.labels = run.data.train.labels.tolist()
         self.transform = transforms.Compose(
@@ -75,29 +73,26 @@ class Pictures(Dataset[tuple[Tensor, int]]):
         return self.transform(self.images[index]), self.labels[index]
 
 
-def make_run(args: argparse.Namespace, optim: OptimConfig, seed: int = 0) -> Run:
-    """What app.training's step works with, without a folder."""
+def make_step(args: argparse.Namespace, optim: OptimConfig, seed: int = 0) -> TrainStep:
+    """Build the training step of `python -m app.train`, without a run folder."""
     device = pick_device(args.device)
     cfg = TrainConfig(
-        model=ModelConfig(args.act),
+        model=LeNetConfig(args.act),
         data=DataConfig(fallback=None),
         optim=optim,
         trainer=TrainerConfig(epochs=args.epochs, batch_size=args.batch_size),
         seed=seed,
     )
-    data = load_dataset(cfg.data)
-    data.train, data.val, data.test = (
-        part.to(device) for part in (data.train, data.val, data.test)
-    )
+    data = load_dataset(cfg.data).to(device)
     torch.manual_seed(seed)
     model = build_model(cfg.model, 10).to(device)
     if device.type == "cpu":
-        model.to(memory_format=torch.channels_last)
-    return Run(cfg, World(), data, Learner(model, cfg, device, World()), device, Path())
+        model.to(memory_format=cpu_format(cfg.model))
+    return TrainStep(model, data, cfg, device, World())
 
 
-def stock_step(run: Run, compiled: bool) -> Callable[[Tensor, Tensor], None]:
-    """A step of the usual kind: forward, backward, AdamW, OneCycleLR."""
+def stock_step(run: TrainStep, compiled: bool) -> Callable[[Tensor, Tensor], None]:
+    """Build a step of the usual kind: forward, backward, AdamW, OneCycleLR."""
     model = stock_network(run.cfg.model.act).to(run.device)
     optim = run.cfg.optim
     optimizer = torch.optim.AdamW(
@@ -116,15 +111,15 @@ def stock_step(run: Run, compiled: bool) -> Callable[[Tensor, Tensor], None]:
     return step
 
 
-def begin(steps: Steps, epoch: int) -> None:
+def begin(steps: TrainStep, epoch: int) -> None:
     """Begin an epoch of ours as app.train does, the same in every run; the others need not be."""
     with torch.backends.cudnn.flags(enabled=True, deterministic=True):
         steps.begin(epoch, 0)
 
 
-def candidates(run: Run) -> dict[str, Iterator[None]]:
+def candidates(run: TrainStep) -> dict[str, Iterator[None]]:
     """For each way to train an endless iterator that takes a step."""
-    data, size, device = run.data, run.batch_size, run.device
+    data, size, device = run.data, run.schedule.batch_size, run.device
 
     def examples() -> Iterator[None]:
         step = stock_step(run, compiled=False)
@@ -137,16 +132,15 @@ def candidates(run: Run) -> dict[str, Iterator[None]]:
         step = stock_step(run, compiled)
         while True:
             order = torch.randperm(len(data.train), device=device)
-            for batch in order[: run.epoch_steps * size].split(size):
+            for batch in order[: run.schedule.epoch_steps * size].split(size):
                 images = normalize(data.train.images[batch], data.mean, data.std)
                 yield step(images, data.train.labels[batch])
 
     def ours() -> Iterator[None]:
-        steps = Steps(run)
         while True:
-            begin(steps, 0)
-            for _ in range(run.epoch_steps):
-                yield steps.take()
+            begin(run, 0)
+            for _ in range(run.schedule.epoch_steps):
+                yield run.take()
 
     return {
         "(a) DataLoader and transforms": examples(),
@@ -156,17 +150,17 @@ def candidates(run: Run) -> dict[str, Iterator[None]]:
     }
 
 
-def rate(steps: Iterator[None], count: int, run: Run) -> float:
+def rate(steps: Iterator[None], count: int, run: TrainStep) -> float:
     """Images a second over `count` steps."""
     _synchronize(run)
     started = time.perf_counter()
     for _ in range(count):
         next(steps)
     _synchronize(run)
-    return count * run.batch_size / (time.perf_counter() - started)
+    return count * run.schedule.batch_size / (time.perf_counter() - started)
 
 
-def compare(args: argparse.Namespace, run: Run) -> None:
+def compare(args: argparse.Namespace, run: TrainStep) -> None:
     """Print the images a second of each way to train."""
     ways = candidates(run)
     for steps in ways.values():
@@ -181,24 +175,23 @@ def compare(args: argparse.Namespace, run: Run) -> None:
 
 
 def train_whole(args: argparse.Namespace, seed: int) -> tuple[float, float]:
-    """A whole training by our step: seconds of its steps, accuracy on the test images."""
-    run = make_run(args, OptimConfig(lr=args.lr), seed)
-    run.learner.model.train()
-    steps = Steps(run)
-    begin(steps, 0)
+    """Train by our step; return seconds of its steps, accuracy on the test images."""
+    run = make_step(args, OptimConfig(lr=args.lr), seed)
+    run.model.train()
+    begin(run, 0)
     _synchronize(run)
     started = time.perf_counter()
     for epoch in range(args.epochs):
         if epoch:
-            begin(steps, epoch)
-        for _ in range(run.epoch_steps):
-            steps.take()
+            begin(run, epoch)
+        for _ in range(run.schedule.epoch_steps):
+            run.take()
     _synchronize(run)
     seconds = time.perf_counter() - started
-    return seconds, evaluate(run.learner.trained, run.data.test, run.data)[1]
+    return seconds, evaluate(run.trained, run.data.test, run.data)[1]
 
 
-def _synchronize(run: Run) -> None:
+def _synchronize(run: TrainStep) -> None:
     if run.device.type == "cuda":
         torch.cuda.synchronize()
 
@@ -217,8 +210,8 @@ def main() -> None:
     args = parser.parse_args()
 
     keep_freed_memory()
-    run = make_run(args, OptimConfig("adamw", lr=0.008))
-    print(f"LeNet with {args.act}, batch {run.batch_size}, {describe(run.device)}\n")
+    run = make_step(args, OptimConfig("adamw", lr=0.008))
+    print(f"LeNet with {args.act}, batch {run.schedule.batch_size}, {describe(run.device)}\n")
     if args.rounds:
         compare(args, run)
     if args.seeds:

@@ -11,7 +11,9 @@ HAS_MNIST = (DATA_ROOT / "MNIST" / "raw").is_dir()
 
 
 def common_folder(tmp_path_factory):
-    """A folder that all workers of this pytest have in common."""
+    """A folder that all workers of this pytest have in common; TRAINED_NETWORKS: one that stays."""
+    if kept := os.environ.get("TRAINED_NETWORKS"):
+        return Path(kept)
     own = tmp_path_factory.getbasetemp()
     return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 

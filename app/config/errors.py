@@ -1,21 +1,23 @@
-"""The exceptions that commands print as one line, and how they end when nobody reads."""
+"""Errors that end a command with one line and an exit code."""
 
+import errno
 import os
 import sys
-from argparse import ArgumentParser
-from typing import NoReturn
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-UNREAD = 141  # exit code after SIGPIPE, as shells have it
+INTERRUPTED, PIPE_CLOSED = 130, 141  # exit codes of shells after SIGINT and SIGPIPE
 
 
 class UserError(Exception):
-    """Wrong usage. Commands print it as one line, `error: ...`, and exit with 2."""
+    """Wrong usage: one line on stderr, exit code 2."""
 
     exit_code = 2
 
 
 class RunError(Exception):
-    """A correct command that could not finish. Commands print one line and exit with 1."""
+    """A correct command that could not finish: one line on stderr, exit code 1."""
 
     exit_code = 1
 
@@ -24,19 +26,41 @@ class WriteError(RunError):
     """A file could not be written: no space, no permission."""
 
 
-def refuse_usage(parser: ArgumentParser, message: str) -> NoReturn:
-    """In place of `ArgumentParser.error`, which prints several lines."""
-    raise UserError(f"{message} (--help shows what there is)")
+def explain(error: Exception) -> Exception:
+    """Convert an expected failure to a RunError; return any other exception as it is."""
+    if isinstance(error, ImportError) and error.name == "ops":  # not compiled
+        return RunError(str(error))
+    if isinstance(error, OSError) and error.strerror:
+        full = error.errno == errno.ENOSPC and error.filename is None
+        where = "standard output" if full else error.filename
+        return RunError(f"{where}: {error.strerror}" if where else error.strerror)
+    return error
 
 
-def open_closed_outputs() -> None:
-    """Give print a place to write to, where the process was started without stdout or stderr."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115
+@contextmanager
+def exit_codes(full_error: bool = False) -> Iterator[None]:
+    """End the command with a line on stderr and an exit code for whatever is raised inside.
 
+    2 wrong usage, 1 failure, 130 interrupted, 141 output pipe closed.
 
-def end_unread() -> NoReturn:
-    """End the process after a BrokenPipeError of stdout, whose reader (`head`) has had enough."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end
-    sys.exit(UNREAD)
+    Args:
+        full_error: Print the traceback of every error, not only of unexpected ones.
+    """
+    try:
+        yield
+        if sys.stdout:
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        sys.exit(PIPE_CLOSED)
+    except Exception as error:
+        explained = explain(error)
+        expected = isinstance(explained, UserError | RunError)
+        if full_error or not expected:
+            traceback.print_exception(error)
+        if expected:
+            print(f"error: {explained}", file=sys.stderr)
+        sys.exit(getattr(explained, "exit_code", 1))

@@ -1,276 +1,266 @@
-"""The schema that conf/ must satisfy: every key, its type, its default and what it may be.
-
-Nothing here imports torch, so that `--help` and a mistyped key answer at once.
-"""
-# ruff: noqa: RUF009 (the functions called for defaults make fields)
+"""The schema of conf/: every key with its type, default and limits. Imports no torch."""
 
 import dataclasses
-import math
 import os
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar, cast
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    TypeAdapter,
+    ValidationError,
+)
+from pydantic.dataclasses import dataclass
 
 from app.config.errors import UserError
 
 T = TypeVar("T")
-Flag = Any  # bool, or null too: where that is written, OmegaConf takes any number for one
 DATASETS = ("mnist", "fashion_mnist", "kmnist", "qmnist", "digits")
+FORBID = ConfigDict(extra="forbid")
 
 
-@dataclass(frozen=True)
-class Rule:
-    """What a value may be: the words for an error message, the test, and what it then becomes."""
-
-    allowed: str
-    accepts: Callable[[Any], bool]
-    convert: Callable[[Any], Any] = lambda value: value
+def _path(value: str) -> str:
+    if not value.strip():
+        raise ValueError("Input should be a path")
+    return os.path.expanduser(value)  # noqa: PTH111 (Path would drop a leading ./)
 
 
-def _key(default: Any, *rule: Any) -> Any:
-    return field(default=default, metadata={"rule": Rule(*rule)})
+def _device(value: str) -> str:
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
+        raise ValueError("Input should be auto, cpu, cuda or cuda:N")
+    return value
 
 
-def _choice(default: Any, *choices: Any) -> Any:
-    words = ", ".join("null" if choice is None else str(choice).lower() for choice in choices)
-    kinds = {type(choice) for choice in choices}  # or 1 would do for True
-    return _key(default, f"choose from {words}", lambda v: type(v) in kinds and v in choices)
+def _dataset(value: str) -> str:
+    if value not in DATASETS:
+        raise ValueError(f"Input should be one of {', '.join(DATASETS)}")
+    return value
 
 
-def _integer(default: int | None, least: int) -> Any:
-    key = _optional if default is None else _key
-    return key(default, f"must be an integer, at least {least}", lambda value: value >= least)
+DatasetName = Annotated[str, AfterValidator(_dataset)]
+# Hydra parses outputs=2026 as a number
+Path = Annotated[
+    str,
+    BeforeValidator(lambda value: str(value) if type(value) in (int, float) else value),
+    AfterValidator(_path),
+]
+Count = Annotated[int, Field(strict=True, ge=1)]
+Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
+Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(strict=True, ge=0, lt=1)]
+Device = Annotated[str, AfterValidator(_device)]
 
 
-def _seed() -> Any:
-    return _key(0, "must be an integer from 0 to 4294967295", lambda value: 0 <= value < 2**32)
+@dataclass(config=FORBID)
+class LeNetConfig:
+    """A LeNet: its activation, kind of convolution, and classifier."""
+
+    act: Literal["relu", "gelu", "ncrelu"] = "relu"
+    conv: Literal["standard", "depthwise", "involution"] = "standard"
+    head: Literal["fc", "gap"] = "fc"
+    name: Literal["lenet"] = "lenet"
 
 
-def _number(default: float, allowed: str, accepts: Callable[[float], bool]) -> Any:
-    return _key(
-        default,
-        f"must be a number {allowed}",
-        lambda value: math.isfinite(value) and accepts(value),
-    )
+@dataclass(config=FORBID)
+class LLTMConfig:
+    """A recurrent network (LLTM) over the rows of an image."""
+
+    name: Literal["lltm"] = "lltm"
 
 
-def _path(default: str | None) -> Any:
-    def expand(value: str | None) -> str | None:
-        return value and os.path.expanduser(value)  # noqa: PTH111 (Path would drop a leading ./)
-
-    return _key(default, "must be a path", lambda v: v is None or v.strip() != "", expand)
-
-
-def _device() -> Any:
-    pattern = re.compile(r"auto|cpu|cuda(:\d+)?")
-    return _key("auto", "choose from auto, cpu, cuda, cuda:N", lambda v: bool(pattern.fullmatch(v)))
-
-
-def _optional(default: Any, allowed: str, accepts: Callable[[Any], bool]) -> Any:
-    return _key(default, f"{allowed}, or null", lambda value: value is None or accepts(value))
-
-
-def _is_port(value: int) -> bool:
-    return 0 <= value < 2**16
-
-
-@dataclass
-class ModelConfig:
-    """The network, and a LeNet's activation, how its convolutions are built, what follows them."""
-
-    act: str = _choice("relu", "relu", "gelu", "ncrelu")
-    conv: str = _choice("standard", "standard", "depthwise", "involution")
-    head: str = _choice("fc", "fc", "gap")
-    name: str = _choice("lenet", "lenet", "lltm")
+ModelConfig = Annotated[LeNetConfig | LLTMConfig, Field(discriminator="name")]
+NETWORKS: dict[str, type[LeNetConfig] | type[LLTMConfig]] = {
+    "lenet": LeNetConfig,
+    "lltm": LLTMConfig,
+}
 
 
 def choices_of(network: str) -> tuple[str, ...]:
-    """The keys of `ModelConfig` that a network has a choice of."""
-    return ("act", "conv", "head") if network == "lenet" else ()
+    """Return the keys of `model` that a network has."""
+    keys = (item.name for item in dataclasses.fields(NETWORKS[network]))
+    return tuple(key for key in keys if key != "name")
 
 
-@dataclass
+@dataclass(config=FORBID)
 class DataRoot:
-    """Where data sets lie on disk."""
+    """The folder of the data sets."""
 
-    root: str = _path("data")
+    root: Path = "data"
 
 
-@dataclass
+@dataclass(config=FORBID)
 class DataConfig(DataRoot):
-    """The data set, how its training part is split, and whether its images may be warped."""
+    """The data set, its validation split, and whether its images may be distorted."""
 
-    name: str = _choice("mnist", *DATASETS)
-    fallback: str | None = _choice("digits", "digits", None)
-    val_size: int = _integer(5000, least=1)
-    split_seed: int = _seed()
-    augment: Flag = _choice(True, True, False)
+    name: DatasetName = "mnist"
+    fallback: Literal["digits"] | None = "digits"
+    val_size: Count = 5000
+    split_seed: Seed = 0
+    augment: StrictBool = True
 
 
-@dataclass
+@dataclass(config=FORBID)
 class AugmentConfig:
-    """The largest random distortion of a training image, to either side; all 0: none."""
+    """The largest random distortion of a training image in either direction; all 0: none.
 
-    rotation: float = _number(0.0, "of degrees from 0 to 180", lambda value: 0 <= value <= 180)
-    shift: float = _number(0.0, "of pixels from 0 to 28", lambda value: 0 <= value <= 28)
-    scale: float = _number(0.0, "from 0 to below 1", lambda value: 0 <= value < 1)
-    shear: float = _number(0.0, "of degrees from 0 to below 90", lambda value: 0 <= value < 90)
+    Degrees, pixels, share of the size, degrees.
+    """
+
+    rotation: Annotated[float, Field(strict=True, ge=0, le=180)] = 0.0
+    shift: Annotated[float, Field(strict=True, ge=0, le=28)] = 0.0
+    scale: Share = 0.0
+    shear: Annotated[float, Field(strict=True, ge=0, lt=90)] = 0.0
 
 
-@dataclass
+@dataclass(config=FORBID)
 class OptimConfig:
-    """The optimiser, under a one-cycle rate: up to `lr` over `warmup` of the steps, then down.
+    """The optimiser and its one-cycle rate: up to `lr` over `warmup` of the steps, then down.
 
-    `ema` is the share that the average of the weights keeps in a step; 0: no average.
+    `ema` is the decay of the exponential moving average of the weights; 0: no average.
     """
 
-    name: str = _choice("muon", "adamw", "muon")
-    lr: float = _number(0.02, "above 0", lambda value: value > 0)
-    weight_decay: float = _number(0.05, "of at least 0", lambda value: value >= 0)
-    warmup: float = _number(0.3, "above 0 and below 1", lambda value: 0 < value < 1)
-    label_smoothing: float = _number(0.1, "from 0 to below 1", lambda value: 0 <= value < 1)
-    ema: float = _number(0.0, "from 0 to below 1", lambda value: 0 <= value < 1)
+    name: Literal["adamw", "muon"] = "muon"
+    lr: Positive = 0.02
+    weight_decay: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] = 0.05
+    warmup: Annotated[float, Field(strict=True, gt=0, lt=1)] = 0.3
+    label_smoothing: Share = 0.1
+    ema: Share = 0.0
 
 
-@dataclass
+@dataclass(config=FORBID)
 class TrainerConfig:
-    """How long to train, in what portions and precision, and how often to note where it is.
+    """Length, batch size and precision of a training, and how often it logs and saves.
 
-    `epochs=None`: 2, or of a small data set as many as show 12,000 images.
-    A checkpoint is written after each epoch, and `checkpoint_steps` or `checkpoint_seconds` after
-    the one before. `compile="auto"` captures a step on CUDA and replays it; True has torch.compile
-    make its network's kernels first; False does neither.
+    `epochs=None`: 2, or as many as show 12,000 images. Each epoch ends with a checkpoint; more
+    come `checkpoint_steps` or `checkpoint_seconds` after the last one. `compile="auto"` captures a
+    step as a CUDA graph; True compiles the network by torch.compile first; False does neither.
     """
 
-    epochs: int | None = _integer(None, least=1)
-    batch_size: int = _integer(128, least=1)
-    log_every: int = _integer(50, least=1)
-    checkpoint_steps: int | None = _integer(None, least=1)
-    checkpoint_seconds: float | None = _optional(
-        30.0, "must be a number above 0", lambda value: value > 0 and math.isfinite(value)
-    )
-    precision: str = _choice("fp32", "fp32", "bf16", "fp16", "fp64")
-    compile: Any = _choice("auto", "auto", True, False)
+    epochs: Count | None = None
+    batch_size: Count = 128
+    log_every: Count = 50
+    checkpoint_steps: Count | None = None
+    checkpoint_seconds: Positive | None = 30.0
+    precision: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"
+    compile: Literal["auto", True, False] = "auto"
 
 
-@dataclass
+@dataclass(config=FORBID)
 class TrainConfig:
-    """Everything that `python -m app.train` reads."""
+    """The configuration of `python -m app.train`."""
 
-    resume: str | None = _path(None)
-    recipe: str = _choice("fast", "fast", "best", "gap")
-    model: ModelConfig = field(default_factory=ModelConfig)
-    data: DataConfig = field(default_factory=DataConfig)
-    augment: AugmentConfig = field(default_factory=AugmentConfig)
-    optim: OptimConfig = field(default_factory=OptimConfig)
-    trainer: TrainerConfig = field(default_factory=TrainerConfig)
-    seed: int = _seed()
-    device: str = _device()
-    outputs: str = _path("outputs")
+    resume: Path | None = None
+    recipe: Literal["fast", "best", "gap"] = "fast"
+    model: ModelConfig = dataclasses.field(default_factory=LeNetConfig)
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    augment: AugmentConfig = dataclasses.field(default_factory=AugmentConfig)
+    optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)
+    trainer: TrainerConfig = dataclasses.field(default_factory=TrainerConfig)
+    seed: Seed = 0
+    device: Device = "auto"
+    outputs: Path = "outputs"
 
 
-@dataclass
+@dataclass(config=FORBID)
 class PredictConfig:
-    """Everything that `python -m app.predict` reads."""
+    """The configuration of `python -m app.predict`."""
 
-    checkpoint: str | None = _path(None)
-    runtime: str = _choice("torch", "torch", "onnx")
-    input: str | None = _path(None)
-    invert: Flag = _choice(None, None, True, False)
-    frame: Flag = _choice(True, True, False)
-    format: str = _choice("table", "table", "csv", "json")
-    data: DataRoot = field(default_factory=DataRoot)
-    device: str = _device()
-    outputs: str = _path("outputs")
+    checkpoint: Path | None = None
+    runtime: Literal["torch", "onnx"] = "torch"
+    input: Path | None = None
+    invert: StrictBool | None = None
+    frame: StrictBool = True
+    format: Literal["table", "csv", "json"] = "table"
+    data: DataRoot = dataclasses.field(default_factory=DataRoot)
+    device: Device = "auto"
+    outputs: Path = "outputs"
 
 
-@dataclass
+@dataclass(config=FORBID)
 class ExportConfig:
-    """Everything that `python -m app.export_onnx` reads."""
+    """The configuration of `python -m app.export_onnx`."""
 
-    checkpoint: str | None = _path(None)
-    file: str | None = _path(None)
-    exporter: str | None = _choice(None, "symbolic", "dynamo", None)
-    layout: str | None = _choice(None, "function", "standard", "both", None)
-    opset: int = _integer(18, least=17)
-    preprocess: Flag = _choice(False, True, False)
-    postprocess: Flag = _choice(False, True, False)
-    precision: str = _choice("fp32", "fp32", "fp16")
-    quantize: str | None = _choice(None, "int8", None)
-    web: Flag = _choice(False, True, False)
-    web_runtime: str = _key("./ort/", "must be an address or a path", lambda v: v.strip() != "")
-    data: DataRoot = field(default_factory=DataRoot)
-    outputs: str = _path("outputs")
+    checkpoint: Path | None = None
+    file: Path | None = None
+    exporter: Literal["symbolic", "dynamo"] | None = None
+    layout: Literal["function", "standard", "both"] | None = None
+    opset: Annotated[int, Field(strict=True, ge=17)] = 18
+    preprocess: StrictBool = False
+    postprocess: StrictBool = False
+    precision: Literal["fp32", "fp16"] = "fp32"
+    quantize: Literal["int8"] | None = None
+    web: StrictBool = False
+    web_runtime: Annotated[str, Field(pattern=r"\S")] = "./ort/"
+    data: DataRoot = dataclasses.field(default_factory=DataRoot)
+    outputs: Path = "outputs"
 
 
-@dataclass
+@dataclass(config=FORBID)
 class DrawConfig:
-    """Everything that `python -m app.draw` reads."""
+    """The configuration of `python -m app.draw`."""
 
-    checkpoint: str | None = _path(None)
-    host: str = _key("127.0.0.1", "must be an address or a name", lambda value: value.strip() != "")
-    port: int | None = _optional(None, "must be an integer from 0 to 65535", _is_port)
-    open: Flag = _choice(True, True, False)
-    data: DataRoot = field(default_factory=DataRoot)
-    outputs: str = _path("outputs")
+    checkpoint: Path | None = None
+    host: Annotated[str, Field(pattern=r"\S")] = "127.0.0.1"
+    port: Annotated[int, Field(strict=True, ge=0, lt=2**16)] | None = None
+    open: StrictBool = True
+    data: DataRoot = dataclasses.field(default_factory=DataRoot)
+    outputs: Path = "outputs"
 
 
-def from_mapping(schema: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
-    """Build `schema` from nested plain values, checking each against its rule.
+class SettingError(UserError):
+    """An invalid setting.
+
+    Attributes:
+        key: Its dotted key.
+    """
+
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(key, message)
+        self.key = key
+
+    def __str__(self) -> str:
+        return str(self.args[1])
+
+
+def from_mapping(schema: type[T] | Any, values: Mapping[str, Any], prefix: str = "") -> T:
+    """Build `schema` from nested plain values and check each of them.
 
     Args:
-        schema: One of the dataclasses above.
-        values: The values by key; a key that is left out keeps its default.
+        schema: One of the types above.
+        values: Values by key; a key that is left out keeps its default.
         prefix: Dotted path of `values`, for messages.
 
     Raises:
-        UserError: An unknown key or a value that is not allowed; names key, value and choices.
+        SettingError: A key is unknown or a value is not allowed.
     """
-    fields = {item.name: item for item in dataclasses.fields(schema)}  # type: ignore[arg-type]
-    built: dict[str, Any] = {}
-    for name, value in values.items():
-        if name not in fields:
-            raise unknown_key(f"{prefix}{name}", value, schema)
-        kind = fields[name].type
-        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-            if not isinstance(value, Mapping):
-                raise UserError(f"{prefix}{name}={shown(value)}: {allowed(schema, name)}")
-            built[name] = from_mapping(kind, value, f"{prefix}{name}.")
-        elif _accepts(fields[name].metadata["rule"], value):
-            built[name] = fields[name].metadata["rule"].convert(value)
+    try:
+        return cast(T, TypeAdapter(schema).validate_python(values))
+    except ValidationError as error:
+        first = error.errors()[0]
+    key = prefix + ".".join(str(part) for part in first["loc"] if part not in NETWORKS)
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "unexpected_keyword_argument":
+        message = "unknown key, choose from " + ", ".join(_siblings(schema, first["loc"]))
+    raise SettingError(key, f"{key}={shown(first['input'])}: {message}")
+
+
+def _siblings(schema: Any, path: tuple[int | str, ...]) -> list[str]:
+    """Return the keys that are allowed where `path` ends."""
+    for part in path[:-1]:
+        if part in NETWORKS:
+            schema = NETWORKS[str(part)]
         else:
-            raise UserError(f"{prefix}{name}={shown(value)}: {allowed(schema, name)}")
-    return schema(**built)
-
-
-def allowed(schema: type, key: str) -> str:
-    """What the value at the dotted `key` of `schema` may be, in words."""
-    head, _, rest = key.partition(".")
-    kind = {item.name: item for item in dataclasses.fields(schema)}[head]
-    if not dataclasses.is_dataclass(kind.type):
-        return str(kind.metadata["rule"].allowed)
-    assert isinstance(kind.type, type)
-    if rest:
-        return allowed(kind.type, rest)
-    return f"holds the keys {', '.join(item.name for item in dataclasses.fields(kind.type))}"
-
-
-def unknown_key(key: str, value: Any, schema: type) -> UserError:
-    """The error for a key that `schema`, the part of the configuration it is in, does not have."""
-    keys = ", ".join(sorted(item.name for item in dataclasses.fields(schema)))
-    return UserError(f"{key}={shown(value)}: unknown key, choose from {keys}")
+            schema = {item.name: item.type for item in dataclasses.fields(schema)}[str(part)]
+    return sorted(item.name for item in dataclasses.fields(schema))
 
 
 def shown(value: Any) -> str:
-    """A value as one would type it on the command line."""
+    """Return a value as it is typed on the command line."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value).removesuffix(".0")
-
-
-def _accepts(rule: Rule, value: Any) -> bool:
-    try:
-        return bool(rule.accepts(value))
-    except (TypeError, AttributeError):  # a type that the rule cannot compare
-        return False

@@ -1,5 +1,8 @@
 import math
+import socket
 import sys
+import threading
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,9 @@ from torch.nn import functional as F
 
 from app.config.errors import UserError
 from app.config.schema import DataConfig
-from app.data.download import DownloadError, download
+
+FIRST_BYTE = 8.0  # seconds until the first byte of a download, name resolution included
+STALLED = 10.0  # seconds without a byte after which a download has failed
 
 
 @dataclass
@@ -25,7 +30,7 @@ class Split:
         return len(self.labels)
 
     def to(self, device: torch.device | str) -> "Split":
-        """The same split on `device`."""
+        """Return the split on `device`."""
         return Split(self.images.to(device), self.labels.to(device))
 
 
@@ -35,13 +40,13 @@ class Dataset:
 
     Attributes:
         name: As in `DataConfig.name`.
-        classes: What the labels 0, 1, ... stand for.
+        classes: Names of the labels 0, 1, ...
         mean: Mean of the training pixels in [0, 1].
         std: Their standard deviation.
-        train: Training part without the validation images.
-        val: Held out of the training part, to choose a checkpoint by.
-        test: To be used once, at the end.
-        fallback_from: The data set that was asked for, when it could not be had.
+        train: Training images without the validation images.
+        val: Held out of the training images, to choose a checkpoint.
+        test: Used once, at the end.
+        fallback_from: The requested data set, if this is its replacement.
     """
 
     name: str
@@ -53,10 +58,15 @@ class Dataset:
     test: Split
     fallback_from: str | None = None
 
+    def to(self, device: torch.device) -> "Dataset":
+        """Return the data set with its images on `device`."""
+        parts = {part: getattr(self, part).to(device) for part in ("train", "val", "test")}
+        return replace(self, **parts)
+
 
 @dataclass(frozen=True)
 class _Source:
-    """A data set of torchvision's: its class there, its IDX files, its classes."""
+    """A data set of torchvision: its class there, (images, labels) files, class names."""
 
     torchvision: str
     train: tuple[str, str]
@@ -65,34 +75,30 @@ class _Source:
 
 
 _DIGITS = tuple("0123456789")
-
 _FASHION = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
     "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
 )  # fmt: skip
-
 _KUZUSHIJI = ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo")
-
 _TRAIN = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
-
 _TEST = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
-
 _QTRAIN = ("qmnist-train-images-idx3-ubyte", "qmnist-train-labels-idx2-int")
-
 _QTEST = ("qmnist-test-images-idx3-ubyte", "qmnist-test-labels-idx2-int")
-
 _SOURCES = {
     "mnist": _Source("MNIST", _TRAIN, _TEST, _DIGITS),
     "fashion_mnist": _Source("FashionMNIST", _TRAIN, _TEST, _FASHION),
     "kmnist": _Source("KMNIST", _TRAIN, _TEST, _KUZUSHIJI),
     "qmnist": _Source("QMNIST", _QTRAIN, _QTEST, _DIGITS),
 }
-
 _IDX_TYPES: dict[int, np.dtype[Any]] = {8: np.dtype(np.uint8), 12: np.dtype(">i4")}
 
 
+class DownloadError(Exception):
+    """The files cannot be downloaded; the message says why."""
+
+
 def load_dataset(cfg: DataConfig) -> Dataset:
-    """Load a data set, downloading it when it is not under `cfg.root`.
+    """Load a data set and split off its validation images.
 
     Without a network it is replaced by `cfg.fallback`, with a warning on stderr and
     `Dataset.fallback_from` set.
@@ -101,76 +107,117 @@ def load_dataset(cfg: DataConfig) -> Dataset:
         UserError: A file is damaged, the data cannot be had and `cfg.fallback` is None, or the
             training set is too small for `cfg.val_size`.
     """
-    if cfg.name == "digits":
-        return _split_off(cfg, "digits", _DIGITS, *_load_digits())
-    source = _SOURCES[cfg.name]
-    folder = _folder(cfg.name, cfg.root)
     try:
-        _fetch(cfg.name, folder, (*source.train, *source.test))
+        train = load_split(cfg, train=True)
     except DownloadError as error:
-        missing = f"{cfg.name} is not in {folder} and cannot be downloaded ({error})"
         if cfg.fallback is None:
             raise UserError(
-                f"data.root={cfg.root}: {missing}; put the files there, or train with "
+                f"data.root={cfg.root}: {error}; put the files there, or train with "
                 "data.fallback=digits"
             ) from error
-        _warn(f"{missing}. Using scikit-learn's small digits data set instead.")
+        line = "!" * 100
+        told = f"WARNING: {error}. Using scikit-learn's small digits data set instead."
+        print(f"{line}\n{told}\n{line}", file=sys.stderr, flush=True)
         small = replace(cfg, name="digits", val_size=min(cfg.val_size, 150))
         return replace(load_dataset(small), fallback_from=cfg.name)
-    train, test = (_read_split(folder, *files) for files in (source.train, source.test))
-    return _split_off(cfg, cfg.name, source.classes, train, test)
+    if cfg.val_size >= len(train):
+        raise UserError(
+            f"data.val_size={cfg.val_size}: must be below {len(train)}, "
+            f"the number of training images of {cfg.name}"
+        )
+    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(cfg.split_seed))
+    val, rest = (
+        Split(train.images[part], train.labels[part])
+        for part in (order[: cfg.val_size], order[cfg.val_size :])
+    )
+    classes = _SOURCES[cfg.name].classes if cfg.name in _SOURCES else _DIGITS
+    test = load_split(cfg, train=False)
+    return Dataset(cfg.name, classes, *_mean_std(rest.images), rest, val, test)
+
+
+def load_split(cfg: DataConfig, train: bool) -> Split:
+    """Load the training or the test images of a data set, downloading it if it is not there.
+
+    Raises:
+        DownloadError: The data set is not under `cfg.root` and cannot be downloaded.
+        UserError: A file is damaged, or `cfg.root` cannot be used.
+    """
+    if cfg.name == "digits":
+        return _load_digits(train)
+    source, root = _SOURCES[cfg.name], Path(cfg.root).expanduser()
+    if root.exists() and not root.is_dir():
+        raise UserError(f"data.root={cfg.root}: must be a folder")
+    folder = root / source.torchvision / "raw"
+    files = source.train if train else source.test
+    if not all((folder / file).is_file() for file in files):
+        try:
+            download(source.torchvision, root)
+        except DownloadError as error:
+            missing = f"{cfg.name} is not in {folder} and cannot be downloaded ({error})"
+            raise DownloadError(missing) from error
+    return _read_split(folder, *files)
 
 
 def load_test_split(name: str, root: str) -> Split:
-    """Load the test images of a data set, downloading it when they are not under `root`.
+    """Load the test images of a data set alone, downloading it if it is not under `root`.
 
     Raises:
         UserError: A file is damaged, or the data cannot be had.
     """
-    if name == "digits":
-        return _load_digits()[1]
-    folder = _folder(name, root)
     try:
-        _fetch(name, folder, _SOURCES[name].test)
+        return load_split(DataConfig(root or ".", name), train=False)
     except DownloadError as error:
-        missing = f"{name} is not in {folder} and cannot be downloaded ({error})"
-        raise UserError(f"data.root={root}: {missing}; put the files there") from error
-    return _read_split(folder, *_SOURCES[name].test)
+        raise UserError(f"data.root={root}: {error}; put the files there") from error
 
 
-def _folder(name: str, root: str) -> Path:
-    """Return the folder of a data set's files under `root`."""
-    path = Path(root).expanduser()
-    if path.exists() and not path.is_dir():
-        raise UserError(f"data.root={root}: must be a folder")
-    return path / _SOURCES[name].torchvision / "raw"
+def download(name: str, root: Path) -> None:
+    """Download torchvision's data set `name` to `root`, with its progress on stderr.
+
+    Archives that are there and whole are not fetched again. The thread bounds what a socket's
+    timeout does not: name resolution, and a timeout for each address of each mirror.
+
+    Raises:
+        DownloadError: There is no network, or the transfer failed.
+        UserError: `root` cannot be written.
+    """
+    from torchvision import datasets  # slow to import, and only needed here
+
+    folder, failures = root / name / "raw", list[Exception]()
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    before, timeout = _sizes(folder), socket.getdefaulttimeout()
+
+    def fetch() -> None:
+        try:
+            for train in (True, False):
+                getattr(datasets, name)(root, train=train, download=True)
+        except Exception as error:  # reported below
+            failures.append(error)
+
+    socket.setdefaulttimeout(STALLED)
+    try:
+        worker = threading.Thread(target=fetch, daemon=True)
+        worker.start()
+        worker.join(FIRST_BYTE)
+        if worker.is_alive() and _sizes(folder) == before:
+            raise DownloadError(f"no answer within {FIRST_BYTE:.0f} s")
+        worker.join()
+    finally:
+        socket.setdefaulttimeout(timeout)
+        for path in missing:  # made by torchvision; kept where there is something in it
+            with suppress(OSError):
+                path.rmdir()
+    for error in failures:
+        if isinstance(error, PermissionError | NotADirectoryError | FileExistsError):
+            raise UserError(f"data.root={root}: cannot be written: {error.strerror}") from error
+        raise DownloadError(" ".join(str(error).split())) from error
 
 
-def _fetch(name: str, folder: Path, files: tuple[str, ...]) -> None:
-    """Download a data set unless `files` are in `folder`."""
-    if not all((folder / file).is_file() for file in files):
-        download(_SOURCES[name].torchvision, folder.parent.parent)
-
-
-def _split_off(
-    cfg: DataConfig, name: str, classes: tuple[str, ...], train: Split, test: Split
-) -> Dataset:
-    """Hold `cfg.val_size` random images out of the training part, and measure what is left."""
-    if cfg.val_size >= len(train):
-        raise UserError(
-            f"data.val_size={cfg.val_size}: must be below {len(train)}, "
-            f"the number of training images of {name}"
-        )
-    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(cfg.split_seed))
-    val, rest = order[: cfg.val_size], order[cfg.val_size :]
-    kept = Split(train.images[rest], train.labels[rest])
-    held_out = Split(train.images[val], train.labels[val])
-    mean, std = _mean_std(kept.images)
-    return Dataset(name, classes, mean, std, kept, held_out, test)
+def _sizes(folder: Path) -> set[tuple[Path, int]]:
+    return {(path, path.stat().st_size) for path in folder.glob("*")}
 
 
 def _mean_std(images: Tensor) -> tuple[float, float]:
-    """Mean and standard deviation of uint8 pixels, scaled to [0, 1], from their histogram."""
+    """Return mean and standard deviation of uint8 pixels scaled to [0, 1], by their histogram."""
     count = torch.bincount(images.flatten(), minlength=256).double()
     value = torch.arange(256, dtype=torch.float64) / 255
     mean = (count @ value) / count.sum()
@@ -191,7 +238,10 @@ def _read_split(folder: Path, images_file: str, labels_file: str) -> Split:
 
 
 def _read_idx(path: Path) -> np.ndarray[Any, Any]:
-    """An array in the IDX format: two zeros, type, number of sizes, sizes, values, big-endian."""
+    """Read an IDX file: two zeros, type, number of sizes, sizes, values, big-endian.
+
+    torchvision reads them too, but importing it would double the start of every command.
+    """
     content = np.fromfile(path, np.uint8)
     magic = content[:4].tolist()
     if len(magic) < 4 or magic[:2] != [0, 0] or magic[2] not in _IDX_TYPES:
@@ -207,12 +257,12 @@ def _read_idx(path: Path) -> np.ndarray[Any, Any]:
     return content[start:].view(dtype).reshape(sizes)
 
 
-def _load_digits() -> tuple[Split, Split]:
-    """scikit-learn's 1,797 digits of 8x8 pixels, as (train, test): four in five, one in five.
+def _load_digits(train: bool) -> Split:
+    """Load scikit-learn's 1,797 digits of 8x8 pixels: four in five for training, one for testing.
 
-    Scaled up to 20x20 in the middle of 28x28, which is where MNIST's digits are.
+    Scaled up to 20x20 in the middle of 28x28, as MNIST's digits are.
     """
-    from sklearn.datasets import load_digits  # a second that only this data set has to pay
+    from sklearn.datasets import load_digits  # slow to import, and only needed here
 
     small, classes = load_digits(return_X_y=True)
     pixels = torch.from_numpy(small).float().view(-1, 1, 8, 8) * (255 / 16)
@@ -220,10 +270,5 @@ def _load_digits() -> tuple[Split, Split]:
     images = F.pad(scaled.round().clamp(0, 255).to(torch.uint8), (4, 4, 4, 4))
     labels = torch.from_numpy(classes).long()
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    train, test = order[len(order) // 5 :], order[: len(order) // 5]
-    return Split(images[train], labels[train]), Split(images[test], labels[test])
-
-
-def _warn(message: str) -> None:
-    line = "!" * 100
-    print(f"{line}\nWARNING: {message}\n{line}", file=sys.stderr, flush=True)
+    part = order[len(order) // 5 :] if train else order[: len(order) // 5]
+    return Split(images[part], labels[part])

@@ -1,4 +1,4 @@
-"""Which images make a batch, and how each is distorted: a function of (seed, epoch)."""
+"""The batches of an epoch and the distortion of each image: a function of (seed, epoch)."""
 
 from dataclasses import dataclass
 
@@ -11,22 +11,22 @@ from app.data.transforms import draw_affine
 
 @dataclass
 class Plan:
-    """What the steps of an epoch train on, drawn on the CPU before the first of them.
+    """The batches of an epoch, drawn on the CPU before its first step.
 
     Attributes:
         batches: Indices into the training images, int64 [steps, batch].
-        maps: Their distortions, float32 [steps, batch, 2, 3]; None where there is none.
+        maps: Affine maps of the images, float32 [steps, batch, 2, 3]; None without augmentation.
     """
 
     batches: Tensor
     maps: Tensor | None
 
     def to(self, device: torch.device) -> "Plan":
-        """The plan on a device."""
+        """Return the plan on `device`."""
         return Plan(self.batches.to(device), None if self.maps is None else self.maps.to(device))
 
     def copy_(self, other: "Plan") -> None:
-        """Take over the plan of another epoch of the same run."""
+        """Copy the plan of another epoch of the same run in place."""
         self.batches.copy_(other.batches)
         if self.maps is not None and other.maps is not None:
             self.maps.copy_(other.maps)
@@ -40,15 +40,15 @@ def plan_epoch(
     augment: AugmentConfig | None,
     share: tuple[int, int] = (0, 1),
 ) -> Plan:
-    """Draw the plan of an epoch over `count` images; what is left after the last batch is skipped.
+    """Draw the plan of an epoch; images after the last full batch are skipped.
 
     Args:
-        seed: Of the run.
-        epoch: Counted from 0.
+        seed: Seed of the run.
+        epoch: Epoch, counted from 0.
         count: Number of training images.
-        batch_size: Images in a batch, of all processes together.
-        augment: Largest distortions, for images of 28x28; None: none.
-        share: This process's number and how many there are; each takes its part of every batch.
+        batch_size: Images in a batch of all processes together.
+        augment: Largest distortions of 28x28 images; None: none.
+        share: (rank, number of processes); each process takes its part of every batch.
     """
     generator = torch.Generator().manual_seed((seed << 20) + epoch)
     steps, (rank, ranks) = count // batch_size, share

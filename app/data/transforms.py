@@ -10,21 +10,21 @@ from app.config.schema import AugmentConfig
 
 
 def normalize(images: Tensor, mean: float, std: float) -> Tensor:
-    """Pixels from 0 to 255 [...] to float32 [...]: (images / 255 - mean) / std."""
+    """Convert pixels from 0 to 255 to float32: (images / 255 - mean) / std."""
     return images.to(torch.float32, copy=True).sub_(255 * mean).mul_(1 / (255 * std))
 
 
 def draw_affine(count: int, size: int, cfg: AugmentConfig, generator: torch.Generator) -> Tensor:
-    """Draw random maps from places in the result to places in the image: float32 [count, 2, 3].
+    """Draw random affine maps from output to input coordinates: float32 [count, 2, 3].
 
-    Each is a rotation, a shear, a scaling of both sides alike and a shift, all uniform between plus
-    and minus the largest that `cfg` allows, in the coordinates of `affine_grid`, -1 to 1.
+    Each is a rotation, a shear, a uniform scaling and a shift, all drawn uniformly between minus
+    and plus the limits in `cfg`, in the coordinates of `affine_grid`, -1 to 1.
 
     Args:
-        count: How many maps.
+        count: Number of maps.
         size: Pixels a side.
         cfg: Largest distortions.
-        generator: Where the random numbers are from, on the CPU: the same ones for every device.
+        generator: Random numbers, on the CPU: the same for every device.
     """
     angle, shear, scale, x, y = torch.rand(5, count, generator=generator) * 2 - 1
     angle = angle * math.radians(cfg.rotation)
@@ -40,6 +40,6 @@ def draw_affine(count: int, size: int, cfg: AugmentConfig, generator: torch.Gene
 
 
 def warp(images: Tensor, maps: Tensor) -> Tensor:
-    """Distort images float [N, C, H, W] with the maps [N, 2, 3]: bilinear, 0 outside the image."""
+    """Warp images float [N, C, H, W] by maps [N, 2, 3]: bilinear, 0 outside the image."""
     grid = F.affine_grid(maps.to(images.dtype), list(images.shape), align_corners=False)
     return F.grid_sample(images, grid, align_corners=False)

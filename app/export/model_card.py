@@ -18,6 +18,11 @@ from app.inference.predictor import TorchPredictor
 from app.inference.preprocess import SIDE
 from app.models import LEAST_SIDE, describe_model
 
+RUNTIMES = {
+    "function": "ONNX Runtime, onnxruntime-web, onnx's reference evaluator; for others, "
+    "layout=standard",
+    "standard": "ONNX Runtime, onnxruntime-web, OpenVINO, tract",
+}
 BUDGET_S = 0.3  # for each measurement
 
 
@@ -40,6 +45,7 @@ def write_card(
     facts = {
         "file": f"{len(content):,} bytes, IR version {model.ir_version}, opset {opset}",
         "export": f"exporter={exporter(cfg)}, layout={layout(cfg)}",
+        "runtimes": RUNTIMES[layout(cfg)],
         "numbers": cfg.quantize or cfg.precision,
         "input": "; ".join(map(_signature, model.graph.input)),
         "outputs": "<br>".join(map(_signature, model.graph.output)),

@@ -84,7 +84,8 @@ def load_torch(path: str | Path, device: torch.device | str = "cpu") -> TorchPre
     if path.suffix == ".onnx":
         raise UserError(f"checkpoint={path}: an exported file, use it with runtime=onnx")
     checkpoint = load_checkpoint(path)
-    data, config = checkpoint.data, from_mapping(ModelConfig, checkpoint.model_config)
+    data = checkpoint.data
+    config: ModelConfig = from_mapping(ModelConfig, checkpoint.model_config)
     return TorchPredictor(
         folder=path if path.is_dir() else path.parent,
         dataset=data["name"],

@@ -12,27 +12,26 @@ import torch
 from torch import Tensor, nn
 
 from app.config.errors import UserError
-from app.config.schema import ModelConfig, from_mapping
+from app.config.schema import NETWORKS, ModelConfig, choices_of, from_mapping
 from app.models import build_model
 from app.runs.files import write_atomically
 
-FORMAT = 1  # raised when an older program could not read the file
+FORMAT = 1  # incremented when older programs cannot read the file
 
 
 @dataclass
 class Checkpoint:
-    """A trained model and what is needed to use it, as plain tensors and plain data.
+    """A network and what its users need, as plain tensors and plain data.
 
     Attributes:
-        model: The model's state dict, on the CPU; of the averaged weights where there are.
+        model: The network's state dict, on the CPU; of the averaged weights with EMA.
         model_config: Fields of `ModelConfig`.
-        data: What the model was trained on: `name`, `classes` (list of str), `mean` and `std` of
+        data: The training set: `name`, `classes` (list of str), `mean` and `std` of
             the pixels in [0, 1], `fallback_from` (str or None), `val_size`, `split_seed`.
         metrics: Numbers so far: `epoch`, `step`, `val_accuracy`, ...
         config: The whole configuration of the run, as nested plain values.
-        training: What a run needs to go on from here, see `app.training.state`; empty in a
-            checkpoint for use only.
-        versions: What it was made with: `python`, `torch`, ...
+        training: The state to resume from, see `app.training.state`; empty in `best.pt`.
+        versions: Versions of `python` and `torch` that wrote it.
     """
 
     model: dict[str, Tensor]
@@ -51,17 +50,17 @@ class Checkpoint:
     @functools.cached_property
     def network(self) -> nn.Module:
         """The network, on the CPU, in evaluation mode; built once."""
-        cfg = from_mapping(ModelConfig, self.model_config, "model.")
+        cfg: ModelConfig = from_mapping(ModelConfig, self.model_config, "model.")
         model = build_model(cfg, len(self.data["classes"]))
         model.load_state_dict(self.model)
         return model.eval()
 
 
 def save_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
-    """Write `checkpoint` so that `path` is at every moment the old file or the whole new one.
+    """Write a checkpoint atomically.
 
     Raises:
-        RunError: The file cannot be written (no space, no permission); the old one is untouched.
+        WriteError: The file cannot be written (no space, no permission); the old one is untouched.
     """
     content = {"format": FORMAT} | {
         item.name: getattr(checkpoint, item.name) for item in dataclasses.fields(checkpoint)
@@ -75,8 +74,8 @@ def load_checkpoint(path: str | Path, key: str = "checkpoint") -> Checkpoint:
     """Read a checkpoint, its tensors on the CPU; nothing in the file is executed.
 
     Args:
-        path: The file, or a run folder, which stands for its `best.pt`.
-        key: The setting that names it, for messages.
+        path: The file, or a run folder for its `best.pt`.
+        key: The setting that names the file, for messages.
 
     Raises:
         UserError: The file is missing, damaged, no checkpoint of this program, a newer one's, or
@@ -97,8 +96,8 @@ def load_checkpoint(path: str | Path, key: str = "checkpoint") -> Checkpoint:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load raises a different type for every way to be damaged
         exported = path.suffix == ".onnx"
-        what = "an exported file, not a checkpoint" if exported else "damaged, or not a checkpoint"
-        raise UserError(f"{key}={path}: {what}") from error
+        found = "an exported file, not a checkpoint" if exported else "damaged, or not a checkpoint"
+        raise UserError(f"{key}={path}: {found}") from error
     names = [item.name for item in dataclasses.fields(Checkpoint)]
     if not isinstance(content, dict) or not isinstance(content.get("format"), int):
         raise UserError(f"{key}={path}: not a checkpoint of this program")
@@ -107,12 +106,13 @@ def load_checkpoint(path: str | Path, key: str = "checkpoint") -> Checkpoint:
             f"{key}={path}: has format {content['format']}, made by a newer version; "
             f"this one reads up to format {FORMAT}"
         )
-    content.setdefault("training", {})  # files of before runs could be resumed
+    content.setdefault("training", {})  # absent in the oldest files
     missing = [name for name in names if name not in content]
     if missing:
         raise UserError(f"{key}={path}: not a checkpoint of this program (no {missing[0]!r})")
     checkpoint = Checkpoint(**{name: content[name] for name in names})
     try:
+        checkpoint.model_config = _own_settings(checkpoint.model_config)
         _check(checkpoint)
     except (UserError, RuntimeError, TypeError, KeyError, AttributeError, ValueError) as error:
         reason = " ".join(str(error).split())
@@ -120,8 +120,15 @@ def load_checkpoint(path: str | Path, key: str = "checkpoint") -> Checkpoint:
     return checkpoint
 
 
+def _own_settings(model_config: dict[str, Any]) -> dict[str, Any]:
+    """Drop the settings of other networks, which older checkpoints hold; add the name."""
+    name = model_config.get("name", "lenet")
+    foreign = {key for network in NETWORKS for key in choices_of(network)} - {*choices_of(name)}
+    return {k: v for k, v in model_config.items() if k not in foreign} | {"name": name}
+
+
 def _check(checkpoint: Checkpoint) -> None:
-    """Raise an exception of whatever type if the parts do not make a usable model."""
+    """Raise an exception of any type if the parts do not make a usable network."""
     data = checkpoint.data
     if not all(isinstance(name, str) for name in (data["name"], *data["classes"])):
         raise ValueError("names of the data set and its classes must be text")
@@ -134,5 +141,5 @@ def _check(checkpoint: Checkpoint) -> None:
 
 
 def load_model(checkpoint: Checkpoint) -> nn.Module:
-    """Return the model of `checkpoint`, on the CPU, in evaluation mode; it is built once."""
+    """Return the network of `checkpoint`, on the CPU, in evaluation mode; it is built once."""
     return checkpoint.network

@@ -1,10 +1,8 @@
-"""Run folders: outputs/<date>/<time>-<unique>, one for each run, never shared."""
+"""Run folders: outputs/<date>/<time>-<random>, one a run, locked by the process that writes."""
 
 import dataclasses
 import json
-import os
 import secrets
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -12,78 +10,89 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
+from filelock import FileLock, Timeout
 from omegaconf import OmegaConf
 
+from app.config.cli import swept_dir, typed_overrides
 from app.config.errors import UserError
-from app.config.overrides import typed_overrides
-from app.config.schema import TrainConfig, choices_of
+from app.config.schema import NETWORKS, TrainConfig, choices_of
+from app.runs.files import write_atomically
 
-CONFIG = Path(".hydra", "config.yaml")  # what makes a folder that of a run
+CONFIG = Path(".hydra", "config.yaml")  # a folder without it is no run
+OVERRIDES = Path(".hydra", "overrides.yaml")
+LAUNCH = Path(".hydra", "launch")  # identifies the torchrun launch that made the folder
+LOCK = Path(".hydra", "lock")
 SUMMARY = "summary.json"
 RESULTS = ("test_accuracy", "val_accuracy", "parameters", "training_seconds", "images_per_second")
-OVERRIDES = Path(".hydra", "overrides.yaml")
-LAUNCH = Path(".hydra", "launch")  # which torchrun made it
-FREE = ("resume", "data.root", "device", "outputs")  # may differ in one and the same run
-
-
-def run_name() -> str:
-    """A name for a new run: `<date>/<time>-<eight random hexadecimal digits>`."""
-    return f"{datetime.now():%Y-%m-%d/%H-%M-%S}-{secrets.token_hex(4)}"
+FREE = ("resume", "data.root", "device", "outputs")  # do not make another kind of run
 
 
 def create_run_folder(cfg: TrainConfig, launch: str = "") -> Path:
-    """Make the folder of this run and write its configuration to `.hydra/` in it.
+    """Make the folder of a run with its configuration in `.hydra/`.
 
-    The folder is made by the run, not by Hydra, and only when everything that can be wrong with the
-    command has been checked: wrong usage leaves nothing behind. In a sweep it is Hydra's own.
-    It appears with its configuration or not at all, so that every run can be resumed.
+    Called after all checks, so that wrong usage leaves nothing behind. The configuration comes
+    last: a folder without one is no run. In a sweep the folder is the one that Hydra made.
 
     Args:
-        cfg: The run's configuration.
-        launch: What tells the launch of several processes from others; "" for none.
+        cfg: The configuration.
+        launch: Identifies the launch of torchrun; "" without torchrun.
 
     Raises:
-        UserError: The folder cannot be written.
+        UserError: The folder cannot be made.
+        WriteError: A file in it cannot be written.
     """
-    folder, sweeping = Path(cfg.outputs) / run_name(), False
-    if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
-        folder, sweeping = Path(HydraConfig.get().runtime.output_dir), True
-    hidden = folder.with_name(f".{folder.name}.tmp")
+    folder = swept_dir() or Path(cfg.outputs) / run_name()
     try:
-        (hidden / CONFIG.parent).mkdir(parents=True)
-        with locked(hidden):
-            OmegaConf.save(OmegaConf.structured(cfg), hidden / CONFIG)
-            OmegaConf.save(OmegaConf.create(typed_overrides()), hidden / OVERRIDES)
-            if launch:
-                (hidden / LAUNCH).write_text(launch)
-            if sweeping and folder.is_dir():
-                (hidden / CONFIG.parent).rename(folder / CONFIG.parent)
-                hidden.rmdir()
-            elif folder.exists():
-                raise FileExistsError(0, "File exists")
-            else:
-                hidden.rename(folder)
+        (folder / CONFIG.parent).mkdir(parents=True, exist_ok=False)
     except OSError as error:
-        shutil.rmtree(hidden, ignore_errors=True)
         raise UserError(f"outputs={cfg.outputs}: cannot be written: {error.strerror}") from error
+    typed = OmegaConf.to_yaml(list(typed_overrides().values()))
+    write_atomically(folder / OVERRIDES, typed.encode())
+    if launch:
+        write_atomically(folder / LAUNCH, launch.encode())
+    write_atomically(folder / CONFIG, OmegaConf.to_yaml(dataclasses.asdict(cfg)).encode())
     return folder
 
 
+def run_name() -> str:
+    """Return a name for a new run: `<date>/<time>-<eight random hexadecimal digits>`."""
+    return f"{datetime.now():%Y-%m-%d/%H-%M-%S}-{secrets.token_hex(4)}"
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a run; it ends with the process at the latest.
+
+    Raises:
+        UserError: Another process holds it, or the folder cannot be written.
+    """
+    try:
+        with FileLock(folder / LOCK, blocking=False):
+            yield
+    except Timeout as error:
+        raise UserError(f"resume={folder}: the run is going on in another process") from error
+
+
 def find_runs(root: Path) -> list[Path]:
-    """The run folders at any depth under `root`, but not those that were killed half-made."""
-    found = [path.parents[1] for path in root.rglob(str(CONFIG))]
-    return [path for path in found if not path.name.startswith(".")]
+    """Return the run folders at any depth under `root`."""
+    return [path.parents[1] for path in root.rglob(str(CONFIG))]
+
+
+def started(folder: Path) -> int:
+    """Return when the run in `folder` was started, in nanoseconds; 0 if it is no run."""
+    try:
+        return (folder / CONFIG).stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def newest(runs: Iterable[Path]) -> Path | None:
-    """The run that was started last; None of none."""
-    return max(runs, key=lambda run: (run / CONFIG).stat().st_mtime_ns, default=None)
+    """Return the run that was started last; None of none."""
+    return max(runs, key=started, default=None)
 
 
 def find_run(resume: str, outputs: str) -> Path:
-    """The run folder that `resume` names: itself, one of its checkpoints, or `latest`.
+    """Return the run folder for `resume`: a folder, one of its checkpoints, or `latest`.
 
     Raises:
         UserError: There is no such run.
@@ -101,7 +110,7 @@ def find_run(resume: str, outputs: str) -> Path:
 
 
 def find_checkpoint(outputs: str | Path = "outputs") -> Path:
-    """The best checkpoint of the newest run anywhere under `outputs` that has one.
+    """Return the `best.pt` of the newest run under `outputs` that has one.
 
     Raises:
         UserError: There is none.
@@ -115,41 +124,43 @@ def find_checkpoint(outputs: str | Path = "outputs") -> Path:
 
 
 def find_newest(outputs: str | Path, name: str) -> Path | None:
-    """The newest file of that name in a run anywhere under `outputs`; None: there is none.
+    """Return the file `name` of the newest run under `outputs` that has one; None: none has.
 
-    A line on stderr names the run that was taken if it is not finished, or a newer one has no such
-    file.
+    The newest run is the one that was started last; files outside of run folders come after all
+    runs, the newest file first. A line on stderr names the run if it is not finished, or if a newer
+    one has no such file.
 
     Raises:
-        UserError: `outputs` is no name that a folder could have.
+        UserError: `outputs` cannot be read.
     """
     root = Path(outputs)
     try:
-        times = {path: path.stat().st_mtime_ns for path in root.rglob(name)}
-        starts = {path: (path / CONFIG).stat().st_mtime_ns for path in find_runs(root)}
+        files = {path.parent: path.stat().st_mtime_ns for path in root.rglob(name)}
+        runs = find_runs(root)
     except OSError as error:
         raise UserError(f"outputs={outputs}: {error.strerror}") from error
-    if not times:
+    if not files:
         return None
-    file = max(times, key=lambda path: times[path])
-    state = state_of(file.parent) if file.parent in starts else "finished"
-    told = f"using {file} ({state})"
-    newer = [run for run, start in starts.items() if start > times[file]]
-    without = newest(run for run in newer if not (run / name).is_file())
+    folder = max(files, key=lambda path: (started(path), files[path]))
+    state = state_of(folder) if folder in runs else "finished"
+    told = f"using {folder / name} ({state})"
+    without = newest(run for run in runs if started(run) > started(folder))
     if without:
         told += f": {without} ({state_of(without)}) has no {name}"
     if without or state != "finished":
         print(told, file=sys.stderr)
-    return file
+    return folder / name
 
 
 def state_of(folder: Path) -> str:
-    """What has become of a run: running, finished, interrupted, failed; unfinished if killed."""
+    """Return the state of a run: running, finished, interrupted, failed; unfinished if killed."""
     try:
         with locked(folder):
             pass
     except UserError:
         return "running"
+    except OSError:  # a folder of another user: nobody else can run there
+        pass
     try:
         return str(read_summary(folder).get("status", "unfinished"))
     except UserError:
@@ -157,7 +168,7 @@ def state_of(folder: Path) -> str:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """The configuration of the run in `folder`, as nested plain values.
+    """Return the configuration of the run in `folder` as nested plain values.
 
     Raises:
         UserError: It cannot be read.
@@ -166,7 +177,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """The `summary.json` of the run in `folder`; empty where there is none yet.
+    """Return the `summary.json` of the run in `folder`; empty where there is none yet.
 
     Raises:
         UserError: It cannot be read, or lacks the results of a finished run.
@@ -182,7 +193,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
 def _read(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
     try:
         values = parse(path.read_text())
-    except Exception as error:  # of a type for every way to be damaged
+    except Exception as error:  # every kind of damage has a type of its own
         reason = " ".join(str(error).split())
         raise UserError(f"{path}: cannot be read: {reason}") from error
     if not isinstance(values, dict):
@@ -190,43 +201,15 @@ def _read(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
     return values
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing to the same run; the lock ends with the process.
-
-    Raises:
-        UserError: One does.
-    """
-    try:
-        import fcntl
-    except ImportError:  # not a POSIX system
-        yield
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(f"resume={folder}: the run is going on in another process") from error
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def remove_temporaries(folder: Path) -> None:
-    """Remove what a run left that was killed as it wrote; the folder must be locked."""
-    for path in folder.glob(".*.tmp"):
-        path.unlink()
-
-
 def idle(settings: dict[str, Any]) -> set[str]:
-    """The dotted keys of a run's settings that only another network has a choice of."""
+    """Return the dotted keys of `model` that belong to other networks (in old run folders)."""
     own = choices_of(settings.get("model.name", "lenet"))
-    return {f"model.{key}" for key in choices_of("lenet") if key not in own}
+    keys = {key for network in NETWORKS for key in choices_of(network)}
+    return {f"model.{key}" for key in keys - set(own)}
 
 
 def flatten(values: Any, prefix: str = "") -> dict[str, Any]:
-    """The values of nested dictionaries or dataclasses by dotted key."""
+    """Return the values of nested dictionaries or dataclasses by dotted key."""
     flat: dict[str, Any] = {}
     for key, value in (values if isinstance(values, dict) else dataclasses.asdict(values)).items():
         name = f"{prefix}{key}"

@@ -1,125 +1,114 @@
 import json
 import os
-import secrets
-import socket
-import time
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.record_writer import RecordWriter
 from torch import Tensor, nn
-from torch.utils.tensorboard import summary
-from torch.utils.tensorboard._pytorch_graph import graph as trace_graph
+from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
 
 from app.config.errors import WriteError
 
-EVENTS, METRICS = "events.out.tfevents.*", "metrics.jsonl"
+EVENTS, METRICS, RESULTS = "events.out.tfevents.*", "metrics.jsonl", ".results"
 
 
 class Tracker:
-    """The curves of a run, in its folder: TensorBoard events, and `metrics.jsonl` beside them.
+    """The curves of a run: TensorBoard events, and the same scalars in `metrics.jsonl`.
 
-    It writes events itself, by TensorBoard's own record format: torch's SummaryWriter does so in a
-    thread of its own, which cannot say that the disk is full.
+    What the test adds at the end goes into an event file of its own, which replaces the one of an
+    earlier test of the same run: a resumed run has no point twice.
 
     Args:
-        folder: The run's.
-        sizes: What `flush` returned when the run was last saved. Its files are cut to that, so that
-            a resumed run goes on as if it had never been stopped. Empty for a new run.
+        folder: The run folder.
+        step: The step to go on after; later points of a killed run are purged.
+        size: Bytes of `metrics.jsonl` at that step, as `flush` returned them.
 
     Raises:
-        WriteError: The files cannot be written.
+        WriteError: The files cannot be written; as with all the methods.
     """
 
-    def __init__(self, folder: str | Path, sizes: Mapping[str, int]) -> None:
+    def __init__(self, folder: str | Path, step: int = 0, size: int = 0) -> None:
         self._folder = Path(folder)
-        unique = f"{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
-        try:
-            for path in self._paths():
-                if path.name not in sizes:
-                    path.unlink(missing_ok=True)
-                elif path.stat().st_size > sizes[path.name]:
-                    os.truncate(path, sizes[path.name])
-            # a file of its own: a TensorBoard that is reading the old one would lose its place
-            self._events = (self._folder / EVENTS.replace("*", unique)).open("wb")
+        self._results: SummaryWriter | None = None
+        with self._writing():
             self._lines = (self._folder / METRICS).open("a")
-        except OSError as error:
-            raise self._cannot_be_written(error) from error
-        self._records = RecordWriter(self._events)
-        self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
+            self._lines.truncate(size)
+            self._writer = SummaryWriter(str(folder), purge_step=step + 1)
 
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Add one point to each of the named curves, and one object to `metrics.jsonl`.
-
-        Raises:
-            WriteError: It cannot be written; as with all the methods.
-        """
-        try:
+    def scalars(self, step: int, values: Mapping[str, float], results: bool = False) -> None:
+        """Add a point to each of the named curves, and an object to `metrics.jsonl`."""
+        with self._writing():
             self._lines.write(json.dumps({"step": step, **values}) + "\n")
-        except OSError as error:
-            raise self._cannot_be_written(error) from error
-        for name, value in values.items():
-            self._add(step, summary.scalar(name, value))
+            writer = self.results if results else self._writer
+            for name, value in values.items():
+                writer.add_scalar(name, value, step)
+
+    @property
+    def results(self) -> SummaryWriter:
+        """The writer of the results, begun anew by each process."""
+        if self._results is None:
+            for path in self._folder.glob(EVENTS + RESULTS):
+                path.unlink()
+            self._results = SummaryWriter(str(self._folder), filename_suffix=RESULTS)
+        return self._results
 
     def picture(self, step: int, name: str, picture: NDArray[np.uint8]) -> None:
         """Add an RGB picture uint8 [H, W, 3]."""
-        self._add(step, summary.image(name, picture, dataformats="HWC"))
+        with self._writing():
+            self.results.add_image(name, picture, step, dataformats="HWC")
 
     def precision_recall(
         self, step: int, classes: Sequence[str], labels: Tensor, probabilities: Tensor
     ) -> None:
-        """Add a curve for each class: it against the others, by its column of [N, classes]."""
-        for index, name in enumerate(classes):
-            truth, column = (labels == index).numpy(), probabilities[:, index].numpy()
-            self._add(step, summary.pr_curve(f"class/{name}", truth, column))
+        """Add a curve of each class against the others, by its column of [N, classes]."""
+        with self._writing():
+            for index, name in enumerate(classes):
+                truth, column = labels == index, probabilities[:, index]
+                self.results.add_pr_curve(f"class/{name}", truth, column, step)
 
     def graph(self, model: nn.Module, example: Tensor) -> None:
-        """Add the network's graph, as tracing it on `example` shows it."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of tracing, which torch is giving up
-            graph, _ = trace_graph(model, (example,))
-        self._write(Event(wall_time=time.time(), graph_def=graph.SerializeToString()))
+        """Add the network's graph, traced on `example`."""
+        with self._writing(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch deprecates tracing
+            self.results.add_graph(model, example)
 
     def settings(self, values: Mapping[str, Any], results: Mapping[str, float]) -> None:
-        """Add what the HParams tab compares: settings, and results by the names of their curves."""
+        """Add settings and results (by the names of their curves) for the HParams tab."""
         settings = {key: "null" if value is None else value for key, value in values.items()}
-        for part in summary.hparams(settings, dict(results)):
-            self._add(0, part)
+        with self._writing():
+            for part in hparams(settings, dict(results)):
+                self.results._get_file_writer().add_summary(part, 0)
 
-    def flush(self) -> dict[str, int]:
-        """Bring all that was added to the disk: the sizes of the files, in bytes."""
-        try:
-            for file in (self._events, self._lines):
-                file.flush()
-                os.fsync(file.fileno())
-            return {path.name: path.stat().st_size for path in self._paths()}
-        except OSError as error:
-            raise self._cannot_be_written(error) from error
+    def flush(self) -> int:
+        """Write everything to the disk; return the size of `metrics.jsonl` in bytes."""
+        with self._writing():
+            self._lines.flush()
+            os.fsync(self._lines.fileno())
+            for writer in filter(None, (self._writer, self._results)):
+                writer.flush()
+            for path in self._folder.glob(EVENTS):
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+            return self._lines.tell()
 
     def close(self) -> None:
-        """Close the files; what could not be written was `flush`'s to say."""
-        for file in (self._events, self._lines):
+        """Close the files; `flush` has reported what could not be written."""
+        for close in (self._lines.close, self._writer.close):
             with suppress(OSError):
-                file.close()
+                close()
+        if self._results is not None:
+            with suppress(OSError):
+                self._results.close()
 
-    def _paths(self) -> list[Path]:
-        return [*self._folder.glob(EVENTS), *self._folder.glob(METRICS)]
-
-    def _add(self, step: int, content: Summary) -> None:
-        self._write(Event(wall_time=time.time(), step=step, summary=content))
-
-    def _write(self, event: Event) -> None:
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
         try:
-            self._records.write(event.SerializeToString())
+            yield
         except OSError as error:
-            raise self._cannot_be_written(error) from error
-
-    def _cannot_be_written(self, error: OSError) -> WriteError:
-        return WriteError(f"{self._folder}: cannot be written: {error.strerror}")
+            reason = f"{self._folder}: cannot be written: {error.strerror}"
+            raise WriteError(reason) from error

@@ -1,23 +1,28 @@
-"""The processes that train together, as torchrun starts them; one when it does not."""
+"""The processes of a training under torchrun; a single one without it."""
 
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from app.config.errors import RunError, UserError
+
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class World:
-    """This process's number and how many there are.
+    """This process among the processes of a training.
 
     Attributes:
-        rank: 0 is the one that writes and prints.
+        rank: Index of this process; rank 0 writes and prints.
         size: Number of processes.
-        restarts: How often torchrun has started them anew.
-        launch: What tells this launch of torchrun from others; "" without torchrun.
+        restarts: How often torchrun has restarted them.
+        launch: Identifies this launch of torchrun; "" without torchrun.
     """
 
     rank: int = 0
@@ -26,7 +31,7 @@ class World:
     launch: str = ""
 
     def replicate(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """The model, wrapped so that gradients are averaged over the processes."""
+        """Wrap the network, so that gradients are averaged over the processes."""
         if self.size == 1:
             return model
         from torch.nn.parallel import DistributedDataParallel
@@ -35,57 +40,52 @@ class World:
         return DistributedDataParallel(model, device_ids=ids)
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum of a tensor over the processes, in place."""
+        """Sum a tensor over the processes, in place."""
         if self.size > 1:
             torch.distributed.all_reduce(values)
         return values
 
-    def any(self, device: torch.device, *flags: bool) -> list[bool]:
-        """For each flag, whether it is set in any of the processes."""
+    def any(self, *flags: bool) -> list[bool]:
+        """Return for each flag whether any process has set it."""
         if self.size == 1:
             return list(flags)
-        return [count > 0 for count in self.sum(torch.tensor(flags, device=device).int()).tolist()]
+        return [count > 0 for count in self.sum(torch.tensor(flags).int()).tolist()]
 
-    def broadcast(self, value: Any) -> Any:
-        """The value that process 0 has."""
+    def from_rank_0(self, function: Callable[[], T]) -> T:
+        """Call `function` in rank 0; return its result, or raise its error, in every process."""
         if self.size == 1:
-            return value
-        values = [value]
-        torch.distributed.broadcast_object_list(values)
-        return values[0]
+            return function()
+        outcome: list[T | Exception | None] = [None]
+        if self.rank == 0:
+            try:
+                outcome = [function()]
+            except (UserError, RunError) as error:
+                outcome = [error]
+        torch.distributed.broadcast_object_list(outcome)
+        if isinstance(outcome[0], UserError | RunError):
+            raise outcome[0]
+        return outcome[0]  # type: ignore[return-value]
 
     def close(self) -> None:
-        """Leave the others."""
+        """Leave the process group."""
         if self.size > 1 and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
 
 
-def connect(device: torch.device) -> World:
-    """Meet the other processes that torchrun has started: nccl for CUDA, gloo for the CPU."""
+def connect() -> World:
+    """Join the processes that torchrun started: NCCL for CUDA tensors, gloo for the others."""
     environment = os.environ
     size = int(environment.get("WORLD_SIZE", 1))
     identity = environment.get("TORCHELASTIC_RUN_ID", "")
     launch = f"{identity} {socket.gethostname()} {os.getppid()}" if identity else ""
-    world = World(
-        int(environment.get("RANK", 0)),
-        size,
-        int(environment.get("TORCHELASTIC_RESTART_COUNT", 0)),
-        launch,
-    )
+    restarts = int(environment.get("TORCHELASTIC_RESTART_COUNT", 0))
     if size > 1:
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
         from torch import distributed
         from torch.distributed.rendezvous import rendezvous
 
         store, rank, size = next(rendezvous("env://"))
-        # the store may be that of the last start, with the addresses of processes that are dead
-        store = distributed.PrefixStore(f"start {world.restarts}", store)  # type: ignore[attr-defined]
-        distributed.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
-            store=store,
-            rank=rank,
-            world_size=size,
-            device_id=device if device.type == "cuda" else None,
-        )
-    return world
+        # a restart finds the old store with the addresses of dead processes
+        store = distributed.PrefixStore(f"start {restarts}", store)  # type: ignore[attr-defined]
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        distributed.init_process_group(backend, store=store, rank=rank, world_size=size)
+    return World(int(environment.get("RANK", 0)), size, restarts, launch)

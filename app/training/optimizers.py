@@ -10,47 +10,43 @@ from app.config.schema import OptimConfig
 
 
 class Optimizer:
-    """What moves parameters, all on one device, against their gradients.
-
-    The learning rate is an argument of the step, and the state is plain tensors.
-    """
+    """An optimiser of parameters on one device, with the learning rate as an argument of `step`."""
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
         self.parameters = list(parameters)
 
     def step(self, lr: float | Tensor, overflow: Tensor | None = None) -> None:
-        """Move the parameters against their gradients, which must all be there, and drop those.
+        """Update the parameters by their gradients, then drop the gradients.
 
         Args:
             lr: The learning rate.
-            overflow: float32 []; where it is 1 on the device, nothing is moved.
+            overflow: float32 []; 1 skips the update, without waiting for the device.
         """
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, list[Tensor]]:
-        """The state, by name; the tensors are the optimiser's own."""
+        """Return the state by name, without copying its tensors."""
         raise NotImplementedError
 
     def load_state_dict(self, state: dict[str, list[Tensor]]) -> None:
-        """Take over the values of a `state_dict` of an optimiser of the same parameters."""
+        """Copy the values of a `state_dict` in place."""
         for name, tensors in self.state_dict().items():
             copy_into(tensors, state[name])
 
     def gradients(self) -> list[Tensor]:
-        """The parameters' gradients, in their order."""
+        """Return the gradients of the parameters."""
         return [parameter.grad for parameter in self.parameters]  # type: ignore[misc]
 
 
 class AdamW(Optimizer):
     """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101).
 
-    The numbers are those of `torch.optim.AdamW(parameters, fused=True)`, by torch's own function.
-    Starting it does not import torch's compiler, which takes that class two seconds.
+    Equals `torch.optim.AdamW(parameters, fused=True)`, by the same torch function, without
+    importing torch's compiler, which takes that class two seconds.
 
     Args:
-        parameters: What is trained.
-        weight_decay: Share of a weight that is taken from it in a step, in units of the learning
-            rate.
+        parameters: The parameters to train.
+        weight_decay: Decay of a weight in a step, in units of the learning rate.
     """
 
     def __init__(self, parameters: Iterable[Tensor], weight_decay: float) -> None:
@@ -89,14 +85,13 @@ class AdamW(Optimizer):
 
 
 class Muon(Optimizer):
-    """Momentum whose steps are made orthogonal (Jordan et al., 2024), for weights; else AdamW.
+    """Muon (Jordan et al., 2024) for weights, AdamW for parameters of one dimension.
 
-    A weight with two or more dimensions is taken as a matrix of a row an output. With its gradient
-    G, M ← β M + (1 − β) G and U = β M + (1 − β) G, it moves by −lr · √max(1, rows / columns) ·
-    orthogonalize(U). Biases and the like are moved by AdamW with the same rate and decay.
+    A weight is a matrix with a row for each output. With its gradient G, M ← β M + (1 − β) G and
+    U = β M + (1 − β) G, it moves by −lr · √max(1, rows / columns) · orthogonalize(U).
 
     Args:
-        parameters: What is trained.
+        parameters: The parameters to train.
         weight_decay: As for `AdamW`.
         momentum: β.
     """
@@ -140,11 +135,11 @@ class Muon(Optimizer):
 
 
 class Stack:
-    """Weights as matrices [n, rows, columns] of at least as many columns, padded with zeros.
+    """Weights stacked as matrices [n, rows, columns] with rows ≤ columns, padded with zeros.
 
     Attributes:
         weights: The weights.
-        momentum: Theirs, [n, rows, columns].
+        momentum: Their momentum, [n, rows, columns].
         scale: √max(1, rows / columns) of each weight, [n, 1, 1].
     """
 
@@ -157,7 +152,7 @@ class Stack:
         self.scale = self.momentum.new_tensor(scales).view(-1, 1, 1)
 
     def parts(self, stacked: Tensor) -> list[Tensor]:
-        """Views of a tensor like `momentum`, one for each weight and of its shape."""
+        """Return views of a tensor like `momentum`, one for each weight in its shape."""
         parts = []
         for matrix, weight in zip(stacked, self.weights, strict=True):
             rows, columns = weight.flatten(1).shape
@@ -166,7 +161,7 @@ class Stack:
         return parts
 
     def gradients(self) -> Tensor:
-        """The weights' gradients, [n, rows, columns]."""
+        """Stack the gradients of the weights, [n, rows, columns]."""
         stacked = torch.zeros_like(self.momentum)
         gradients: list[Tensor] = [weight.grad for weight in self.weights]  # type: ignore[misc]
         torch._foreach_copy_(self.parts(stacked), gradients)
@@ -174,11 +169,11 @@ class Stack:
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """Bring the singular values of matrices near 1: in (0.6, 1.3) but for those near 0.
+    """Bring the singular values of matrices into (0.6, 1.3), except those near 0.
 
     Five Newton-Schulz steps X ← (a + b X Xᵀ + c (X Xᵀ)²) X with a, b, c = 3.4445, −4.7750, 2.0315
-    (Jordan et al., 2024). X Xᵀ of the next step follows from that of the last, so that all products
-    but the first and the last are of the shorter side only.
+    (Jordan et al., 2024). X Xᵀ of a step follows from X Xᵀ of the step before, so that all products
+    except the first and the last are of the shorter side only.
 
     Args:
         matrices: float32 or float64 [rows, columns] or [n, rows, columns].
@@ -204,15 +199,15 @@ def _newton_schulz(gram: Tensor) -> Tensor:
 
 
 def make_optimizer(parameters: Iterable[Tensor], cfg: OptimConfig) -> Optimizer:
-    """The optimiser that the configuration names."""
+    """Build the optimiser that the configuration names."""
     optimizers: dict[str, type[AdamW | Muon]] = {"adamw": AdamW, "muon": Muon}
     return optimizers[cfg.name](parameters, cfg.weight_decay)
 
 
 class LossScale:
-    """The factor that keeps float16 gradients from vanishing, halved where they overflow.
+    """Dynamic loss scaling for float16, by the functions of `torch.amp.GradScaler`.
 
-    By torch's own functions, the ones of `torch.amp.GradScaler`; all of it stays on the device.
+    Its state stays on the device.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -222,7 +217,7 @@ class LossScale:
 
     @torch.no_grad()
     def unscale(self, gradients: list[Tensor]) -> Tensor:
-        """Divide the gradients by the scale: float32 [], 1 where one was not finite, else 0."""
+        """Divide the gradients by the scale; return float32 []: 1 if one is not finite, else 0."""
         self.overflow.zero_()
         inverse = self.scale.reciprocal()
         torch._amp_foreach_non_finite_check_and_unscale_(gradients, self.overflow, inverse)
@@ -230,25 +225,26 @@ class LossScale:
         return self.overflow
 
     def state_dict(self) -> dict[str, list[Tensor]]:
-        """The state; the tensors are the scale's own."""
+        """Return the state, without copying its tensors."""
         return {"scale": [self.scale, self.growth]}
 
     def load_state_dict(self, state: dict[str, list[Tensor]]) -> None:
-        """Take over the values of a `state_dict`."""
+        """Copy the values of a `state_dict` in place."""
         copy_into(self.state_dict()["scale"], state["scale"])
 
 
 @torch.no_grad()
 def copy_into(tensors: list[Tensor], values: list[Tensor]) -> None:
-    """Copy each of `values` into the tensor at its place, which keeps its device and layout."""
+    """Copy `values` into `tensors`, which keep their device and memory format."""
     for tensor, value in zip(tensors, values, strict=True):
         tensor.copy_(value)
 
 
 def one_cycle(step: int, steps: int, cfg: OptimConfig) -> float:
-    """Learning rate of a step: cosine up to `cfg.lr` for `cfg.warmup` of the steps, then down to 0.
+    """Return the learning rate of a step: cosine up to `cfg.lr`, then cosine down to 0.
 
-    After Smith and Topin (arXiv 1708.07120), with cosine flanks, from 1/25 of the top.
+    After Smith and Topin (arXiv 1708.07120): from 1/25 of the peak, which comes after `cfg.warmup`
+    of the steps.
     """
     rise = cfg.warmup * steps
     if step < rise:
@@ -258,13 +254,13 @@ def one_cycle(step: int, steps: int, cfg: OptimConfig) -> float:
     return low + (cfg.lr - low) * (1 - math.cos(math.pi * share)) / 2
 
 
-def average_share(step: int, cfg: OptimConfig) -> float:
-    """Share that the weights after a step take in their average: at first its plain mean."""
-    return max(1 - cfg.ema, 1 / (step + 1))
+def ema_weight(step: int, decay: float) -> float:
+    """Return the EMA weight of the parameters after a step: max(1 - decay, 1 / (step + 1))."""
+    return max(1 - decay, 1 / (step + 1))
 
 
 def plain(state: Any) -> Any:
-    """A copy of nested dictionaries and lists with their tensors on the CPU, contiguous."""
+    """Copy nested dictionaries and lists with their tensors to the CPU, contiguous."""
     if isinstance(state, Tensor):
         return state.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
     if isinstance(state, dict):
@@ -273,7 +269,7 @@ def plain(state: Any) -> Any:
 
 
 def leaves(state: Any) -> list[Tensor]:
-    """The tensors in nested dictionaries and lists."""
+    """Return the tensors in nested dictionaries and lists."""
     if isinstance(state, Tensor):
         return [state]
     parts = state.values() if isinstance(state, dict) else state

@@ -1,38 +1,52 @@
-"""A training run: what it works with, how far it has come, and its way to the disk and back."""
+"""The state of a training run: start it, save it, restore it."""
 
 import dataclasses
-import math
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from app.config.cli import typed_overrides
 from app.config.device import pick_device
 from app.config.errors import RunError, UserError
-from app.config.overrides import typed_keys
-from app.config.schema import AugmentConfig, ModelConfig, TrainConfig, from_mapping, shown
+from app.config.schema import DataConfig, ModelConfig, TrainConfig, from_mapping, shown
 from app.data.datasets import Dataset, load_dataset
 from app.models import build_model, cpu_format
 from app.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from app.runs.files import remove_temporaries
 from app.runs.folder import (
     CONFIG,
     FREE,
     LAUNCH,
+    SUMMARY,
     create_run_folder,
     find_run,
     find_runs,
     flatten,
+    locked,
     newest,
     read_settings,
     read_summary,
 )
 from app.training.distributed import World
-from app.training.learner import Learner
-from app.training.optimizers import one_cycle
+from app.training.step import Schedule, TrainStep
 
 LAST, BEST = "last.pt", "best.pt"
-COUNTERS = ("step", "epoch", "best", "images", "seconds")  # of Run, in checkpoints
+COUNTERS = (
+    "step",
+    "epoch",
+    "best",
+    "images",
+    "seconds",
+    "threads",
+    "log_size",
+)  # of Run, in last.pt
+# Settings that a resumed run may change.
+CHANGEABLE = (
+    *FREE, "trainer.compile", "trainer.checkpoint_steps", "trainer.checkpoint_seconds"
+)  # fmt: skip
 
 
 @dataclass
@@ -40,21 +54,23 @@ class Run:
     """A training run.
 
     Attributes:
-        data: On `device`.
+        data: The data set, on `device`.
+        train_step: The network, its optimiser and its EMA.
         step: Steps done.
         epoch: Epochs done, each with its validation.
         best: Validation accuracy of best.pt; -1 before there is one.
         images: Images trained on by all processes.
-        seconds: Spent in training steps, without evaluation and checkpoints.
-        points: What the noted steps of this epoch returned, over all processes: loss, number
-            correct, norm of the gradient.
-        logs: Sizes of the files of curves when the run was last saved.
+        seconds: Time in training steps, without evaluation and checkpoints.
+        threads: CPU threads at the last checkpoint; 0 before.
+        points: Loss, number of correct images and gradient norm of this epoch's steps so far, over
+            all processes.
+        log_size: Bytes of the JSON lines at the last checkpoint.
     """
 
     cfg: TrainConfig
     world: World
     data: Dataset
-    learner: Learner
+    train_step: TrainStep
     device: torch.device
     folder: Path
     step: int = 0
@@ -62,66 +78,45 @@ class Run:
     best: float = -1.0
     images: int = 0
     seconds: float = 0.0
+    threads: int = 0
     points: list[list[float]] = field(default_factory=list)
-    logs: dict[str, int] = field(default_factory=dict)
+    log_size: int = 0
 
     @property
-    def batch_size(self) -> int:
-        """Images in a batch of all processes: a data set can be smaller than what was asked for."""
-        size = self.world.size
-        return min(self.cfg.trainer.batch_size, len(self.data.train) // size * size)
-
-    @property
-    def epoch_steps(self) -> int:
-        """Steps of an epoch; what is left after its last full batch is skipped."""
-        return len(self.data.train) // self.batch_size
-
-    @property
-    def epochs(self) -> int:
-        """Epochs of the whole run."""
-        return self.cfg.trainer.epochs or max(2, math.ceil(12_000 / len(self.data.train)))
-
-    @property
-    def steps(self) -> int:
-        """Steps of the whole run."""
-        return self.epochs * self.epoch_steps
-
-    @property
-    def augment(self) -> AugmentConfig | None:
-        """How training images are distorted; None: not at all."""
-        cfg = self.cfg.augment
-        return cfg if self.cfg.data.augment and any(dataclasses.astuple(cfg)) else None
-
-    def rate(self, step: int) -> float:
-        """Learning rate of a step."""
-        return one_cycle(step, self.steps, self.cfg.optim)
+    def schedule(self) -> Schedule:
+        """The lengths of the run and its learning rates."""
+        return self.train_step.schedule
 
 
-def start(cfg: TrainConfig, world: World | None = None) -> Run:
-    """Everything up to the first step, of a new run or of one that is resumed.
+def start(cfg: TrainConfig, world: World, lock: ExitStack) -> Run | dict[str, Any]:
+    """Start a new run or resume one.
 
-    The run folder comes last, when nothing can be wrong any more.
+    The folder of a new run comes last, after all checks.
+
+    Args:
+        cfg: The configuration.
+        world: The processes that train together.
+        lock: Holds the lock of the run folder, in rank 0, from before its state is read.
+
+    Returns:
+        The run, or the summary of a run that is finished.
 
     Raises:
         UserError: The data, the device, the output folder or the run to resume cannot be used.
     """
-    world = world or World()
-    folder, saved = None, None
-    if world.rank == 0:
-        folder = _find(cfg, world)
-        cfg = load_config(folder, cfg) if folder else cfg
-        if folder and (folder / LAST).is_file():
-            saved = load_checkpoint(folder / LAST, "resume")
-        elif folder:
-            refuse_to_lose(folder)
-    cfg, folder, saved = world.broadcast((cfg, folder, saved))
+    found = world.from_rank_0(lambda: find_state(cfg, world, lock))
+    if isinstance(found, dict):
+        return found
+    cfg, folder, saved = found
     if cfg.trainer.batch_size % world.size:
         raise UserError(
             f"trainer.batch_size={cfg.trainer.batch_size}: must be a multiple of {world.size}, "
             "the number of processes"
         )
     device = pick_device(cfg.device)
-    data = load_dataset(cfg.data)
+    if device.type == "cuda" and world.size > 1:
+        torch.cuda.set_device(device)
+    data = load_same_data(cfg, world, saved).to(device)
     torch.backends.cudnn.deterministic = True  # the same bits in every run
     torch.manual_seed(cfg.seed)
     model = build_model(cfg.model, len(data.classes)).to(device)
@@ -129,46 +124,132 @@ def start(cfg: TrainConfig, world: World | None = None) -> Run:
         model.to(memory_format=cpu_format(cfg.model))
     if cfg.trainer.precision == "fp64":
         model.double()
-    parts = {part: getattr(data, part).to(device) for part in ("train", "val", "test")}
-    data = dataclasses.replace(data, **parts)
-    learner = Learner(model, cfg, device, world)
-    run = Run(cfg, world, data, learner, device, folder or Path())
+    train_step = TrainStep(model, data, cfg, device, world)
+    run = Run(cfg, world, data, train_step, device, folder or Path())
     if saved:
         restore(run, saved)
-    if world.rank == 0 and not folder:
-        run.folder = create_run_folder(cfg, world.launch)
-    run.folder = world.broadcast(run.folder)
+    if not folder:
+        run.folder = world.from_rank_0(lambda: make_folder(cfg, world, lock))
     return run
 
 
-def refuse_to_lose(folder: Path) -> None:
-    """Raise a UserError if a run without `last.pt` had come further than its first epoch.
+def find_state(
+    cfg: TrainConfig, world: World, lock: ExitStack
+) -> tuple[TrainConfig, Path | None, Checkpoint | None] | dict[str, Any]:
+    """Find and lock the run to resume: the one of torchrun's last start, or `cfg.resume`.
 
-    Until then it begins anew: it may have been killed before there was one.
+    Returns:
+        The configuration of the run, its folder (None: a new run) and its last checkpoint (None: it
+        was killed before there was one, and begins anew); or the summary of a finished run.
     """
-    if read_summary(folder).get("status") == "finished" or not (folder / BEST).is_file():
-        return
-    if load_checkpoint(folder / BEST, "resume").metrics["epoch"] > 1:
+    folder = None
+    if world.restarts and world.launch:
+        folder = find_launched(world.launch, cfg.outputs)
+    if folder is None and cfg.resume is not None:
+        folder = find_run(cfg.resume, cfg.outputs)
+    if folder is None:
+        return cfg, None, None
+    lock.enter_context(locked(folder))
+    summary = read_summary(folder)
+    if summary.get("status") == "finished":
+        print(f"{folder} is finished: test accuracy {summary['test_accuracy']:.2%}")
+        return summary
+    for name in (LAST, BEST, SUMMARY):
+        remove_temporaries(folder / name)
+    saved = load_checkpoint(folder / LAST, "resume") if (folder / LAST).is_file() else None
+    best = None if saved or not (folder / BEST).is_file() else folder / BEST
+    if best and load_checkpoint(best, "resume").metrics["epoch"] > 1:
         raise UserError(
             f"resume={folder}: its {LAST} is gone, from which it would go on; "
             f"its best network is in {BEST}"
         )
+    return load_config(folder, cfg, saved), folder, saved
+
+
+def find_launched(launch: str, outputs: str) -> Path | None:
+    """Return the run folder that an earlier start of the same launch made, if it did."""
+    launched = [run for run in find_runs(Path(outputs)) if (run / LAUNCH).is_file()]
+    return newest(run for run in launched if (run / LAUNCH).read_text() == launch)
+
+
+def make_folder(cfg: TrainConfig, world: World, lock: ExitStack) -> Path:
+    """Make and lock the folder of a new run."""
+    folder = create_run_folder(cfg, world.launch)
+    lock.enter_context(locked(folder))
+    return folder
+
+
+def load_config(folder: Path, asked: TrainConfig, saved: Checkpoint | None) -> TrainConfig:
+    """Load the configuration of the run in `folder`, with the changes that `asked` may make.
+
+    Raises:
+        UserError: It cannot be read, or `asked` is for another run; names the first key.
+    """
+    values = read_settings(folder)
+    try:
+        cfg: TrainConfig = from_mapping(TrainConfig, values)
+    except UserError as error:
+        raise UserError(
+            f"resume={folder}: {CONFIG}: cannot be read: {error}; name another run's folder"
+        ) from error
+    own, new, default = flatten(cfg), flatten(asked), flatten(TrainConfig())
+    # a run that fell back may be resumed by the name of either data set
+    used = flatten(dataclasses.replace(cfg, data=data_of(cfg, saved)))
+    typed = typed_overrides()
+    for key, value in new.items():
+        group, _, name = key.partition(".")
+        option = typed.get(group) if name else None  # data=mnist sets data.name, too
+        wanted = value != default.get(key) or key in typed or option
+        if wanted and key in CHANGEABLE:
+            part = cfg if not name else getattr(cfg, group)
+            setattr(part, name or group, value)
+        elif wanted and value not in (own.get(key), used.get(key)):
+            sets = f"{option}: sets " if option and key not in typed else ""
+            raise UserError(
+                f"{sets}{key}={shown(value)}: the run to resume has {shown(own.get(key))}; "
+                "leave it out, or start a new run"
+            )
+    cfg.data.root, cfg.outputs, cfg.resume = asked.data.root, asked.outputs, str(folder)
+    return cfg
+
+
+def data_of(cfg: TrainConfig, saved: Checkpoint | None) -> DataConfig:
+    """Return the configuration of the data set that a run is trained on, after a fallback too."""
+    if saved is None or saved.data["fallback_from"] is None:
+        return cfg.data
+    name, val_size = saved.data["name"], saved.data["val_size"]
+    return dataclasses.replace(cfg.data, name=name, val_size=val_size)
+
+
+def load_same_data(cfg: TrainConfig, world: World, saved: Checkpoint | None) -> Dataset:
+    """Load the data set of the run; all processes use the one that rank 0 could get."""
+    wanted, loaded = data_of(cfg, saved), list[Dataset]()
+
+    def load() -> tuple[str, int, str | None]:
+        loaded.append(load_dataset(wanted))
+        return loaded[0].name, len(loaded[0].val), loaded[0].fallback_from
+
+    name, val_size, fallback_from = world.from_rank_0(load)
+    if not loaded:
+        same = dataclasses.replace(wanted, name=name, val_size=val_size, fallback=None)
+        loaded.append(load_dataset(same))
+    fallback_from = saved.data["fallback_from"] if saved else fallback_from
+    return dataclasses.replace(loaded[0], fallback_from=fallback_from)
 
 
 def save(run: Run, name: str, **metrics: float) -> None:
-    """Write the run's state to the checkpoint `name` in its folder; `last.pt` can be resumed from.
+    """Write the checkpoint `name` of the run; `last.pt` holds the state to resume from.
 
     Raises:
-        RunError: The weights are not finite numbers, or the file cannot be written.
+        RunError: The weights are not finite, or the file cannot be written.
     """
-    weights = run.learner.trained.state_dict()
+    weights = run.train_step.trained.state_dict()
     if not all(bool(value.isfinite().all()) for value in weights.values()):
         raise not_finite(run, "the weights are not finite", run.step)
-    counters = {name: getattr(run, name) for name in COUNTERS}
-    training = counters | {
+    run.threads = torch.get_num_threads()
+    training = {counter: getattr(run, counter) for counter in COUNTERS} | {
         "points": torch.tensor(run.points, dtype=torch.float32).view(-1, 3),
-        "logs": run.logs,
-        "learner": run.learner.state_dict(),
+        "state": run.train_step.state_dict() if name == LAST else {},
     }
     save_checkpoint(
         run.folder / name,
@@ -184,34 +265,36 @@ def save(run: Run, name: str, **metrics: float) -> None:
 
 
 def restore(run: Run, saved: Checkpoint) -> None:
-    """Bring `run` to where it was when `saved` was written.
+    """Restore the run from `saved`.
 
     Raises:
-        UserError: It is of another network or data set, or not to be resumed from.
+        UserError: It belongs to another network or data set, or holds no state to resume from.
     """
     path = f"resume={run.folder / LAST}"
     if not saved.training:
         raise UserError(f"{path}: holds a network, but not the state of its training")
-    kind = dataclasses.asdict(from_mapping(ModelConfig, saved.model_config))  # old ones lack keys
+    network: ModelConfig = from_mapping(ModelConfig, saved.model_config)
     for part, own, here in (
-        ("model", kind, dataclasses.asdict(run.cfg.model)),
+        ("model", dataclasses.asdict(network), dataclasses.asdict(run.cfg.model)),
         ("data", saved.data, describe_data(run)),
     ):
         for key, value in here.items():
             if own.get(key) != value:
                 raise UserError(f"{path}: is of {part}.{key}={own.get(key)}, here it is {value}")
+    if "logs" in saved.training:
+        raise UserError(f"{path}: written by an older version, which cannot be resumed")
     try:
-        run.learner.load_state_dict(saved.training["learner"])
-        for name in COUNTERS:
-            setattr(run, name, saved.training[name])
-        run.points, run.logs = saved.training["points"].tolist(), saved.training["logs"]
+        run.train_step.load_state_dict(saved.training["state"])
+        for counter in COUNTERS:
+            setattr(run, counter, saved.training[counter])
+        run.points = saved.training["points"].tolist()
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path}: its contents do not fit: {reason}") from error
 
 
 def describe_data(run: Run) -> dict[str, Any]:
-    """What the run is trained on, as checkpoints have it."""
+    """Return the description of the run's data set for checkpoints."""
     data = run.data
     return {
         "name": data.name,
@@ -225,66 +308,14 @@ def describe_data(run: Run) -> dict[str, Any]:
 
 
 def not_finite(run: Run, what: str, step: int) -> RunError:
-    """The error for a run that has left the numbers, after `step` steps."""
+    """Return the error for a run that diverged at `step`."""
     return RunError(
-        f"{what} at step {step}, where the learning rate was {run.rate(step - 1):.2g}: "
+        f"{what} at step {step}, where the learning rate was {run.schedule.rate(step - 1):.2g}: "
         f"try a smaller optim.lr ({last_good(run)})"
     )
 
 
 def last_good(run: Run) -> str:
-    """What a run that has failed can be resumed from, in words."""
+    """Name the checkpoint that a failed run can be resumed from."""
     last = run.folder / LAST
     return f"last good checkpoint: {last}" if last.is_file() else "there is no checkpoint yet"
-
-
-def finished(run: Run) -> dict[str, Any] | None:
-    """The summary of a run that is at its end, None for any other.
-
-    Raises:
-        UserError: It cannot be read.
-    """
-    summary = read_summary(run.folder)
-    return summary if summary.get("status") == "finished" else None
-
-
-def _find(cfg: TrainConfig, world: World) -> Path | None:
-    """The folder of the run to go on with: where torchrun's last start came to, or as asked."""
-    if world.restarts and world.launch and (folder := find_launched(world.launch, cfg.outputs)):
-        return folder
-    return find_run(cfg.resume, cfg.outputs) if cfg.resume is not None else None
-
-
-def find_launched(launch: str, outputs: str) -> Path | None:
-    """The run folder that an earlier start of the same launch has made, if it came so far."""
-    launched = [run for run in find_runs(Path(outputs)) if (run / LAUNCH).is_file()]
-    return newest(run for run in launched if (run / LAUNCH).read_text() == launch)
-
-
-def load_config(folder: Path, asked: TrainConfig) -> TrainConfig:
-    """The configuration of the run in `folder`, with the places that `asked` names.
-
-    Raises:
-        UserError: It cannot be read, or `asked` is for another kind of run; names the first key.
-    """
-    values = read_settings(folder)
-    try:
-        cfg = from_mapping(TrainConfig, values)
-    except (UserError, ValueError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"resume={folder}: {CONFIG}: cannot be read: {error}; name another run's folder"
-        ) from error
-    own, new, default = flatten(cfg), flatten(asked), flatten(TrainConfig())
-    typed = typed_keys()
-    for key, value in new.items():
-        option = typed.get(key.partition(".")[0])  # of a group: data=mnist sets data.name, too
-        wanted = value != default[key] or key in typed or option
-        if key not in FREE and wanted and value != own[key]:
-            sets = f"{option}: sets " if option and key not in typed and "." in key else ""
-            raise UserError(
-                f"{sets}{key}={shown(value)}: the run to resume has {shown(own[key])}; "
-                "leave it out, or start a new run"
-            )
-    cfg.data.root, cfg.outputs, cfg.resume = asked.data.root, asked.outputs, str(folder)
-    cfg.device = cfg.device if asked.device == TrainConfig().device else asked.device
-    return cfg

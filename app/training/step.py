@@ -1,59 +1,140 @@
-import torch
+import copy
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
 
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from app.config.schema import AugmentConfig, TrainConfig
+from app.data.datasets import Dataset
 from app.data.sampler import Plan, plan_epoch
 from app.data.transforms import normalize, warp
-from app.training.optimizers import average_share, copy_into
-from app.training.state import Run
+from app.training.distributed import World
+from app.training.optimizers import (
+    LossScale,
+    copy_into,
+    ema_weight,
+    leaves,
+    make_optimizer,
+    one_cycle,
+    plain,
+)
 
-# Steps before a capture: in the first ones libraries load their kernels, and
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+LOSS, CORRECT, NORM = range(3)  # columns of TrainStep.returned
+# Steps before a capture: libraries load their kernels in the first ones, and
 # DistributedDataParallel arranges its buckets and measures itself.
 WARM_UP, WARM_UP_TOGETHER = 3, 11
 
 
-class Steps:
-    """Takes the steps of a run, epoch by epoch.
-
-    What a step works with is found on the device by the step's index, which is there too. So a step
-    needs nothing from the host, and on CUDA it is captured once as a graph and then replayed: one
-    launch instead of some two hundred, which take ten times as long as what they launch.
-
-    Args:
-        run: The run; its learner is what the steps change.
+@dataclass(frozen=True)
+class Schedule:
+    """The lengths of a training, and the learning rate of each step.
 
     Attributes:
-        returned: What `Learner.step` gave for each step of the epoch that was taken, float32
-            [steps, 3], on the device.
+        batch_size: Images in a batch of all processes.
+        epoch_steps: Steps of an epoch; images after the last full batch are skipped.
+        epochs: Epochs of the whole training.
+        cfg: The configuration.
     """
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        self.returned = torch.zeros(run.epoch_steps, 3, device=run.device)
-        self._index = torch.zeros(1, dtype=torch.int64, device=run.device)
-        self._rates = torch.zeros(run.epoch_steps, 2, device=run.device)
+    batch_size: int
+    epoch_steps: int
+    epochs: int
+    cfg: TrainConfig
+
+    @classmethod
+    def of(cls, cfg: TrainConfig, images: int, processes: int) -> "Schedule":
+        """Build the schedule for a number of training images; a small set limits the batch."""
+        batch_size = min(cfg.trainer.batch_size, images // processes * processes)
+        epochs = cfg.trainer.epochs or max(2, math.ceil(12_000 / images))
+        return cls(batch_size, images // batch_size, epochs, cfg)
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole training."""
+        return self.epochs * self.epoch_steps
+
+    @property
+    def augment(self) -> AugmentConfig | None:
+        """Distortions of the training images; None: none."""
+        cfg = self.cfg.augment
+        return cfg if self.cfg.data.augment and any(dataclasses.astuple(cfg)) else None
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of a step."""
+        return one_cycle(step, self.steps, self.cfg.optim)
+
+
+class TrainStep:
+    """A training step: distort, normalise, forward, loss, backward, optimiser, EMA.
+
+    A step finds its batch, maps and learning rate on the device, by its index, which is there too.
+    It needs nothing from the host, so on CUDA it is captured once as a graph and then replayed: one
+    launch instead of some two hundred, which take ten times as long as their kernels.
+
+    Args:
+        model: The network, on `device`.
+        data: The data set, on `device`.
+        cfg: The configuration.
+        device: The device.
+        world: The processes that share each batch; gradients are averaged over them.
+
+    Attributes:
+        average: The EMA of the network; None without.
+        returned: Loss, number of correct images before the step, and gradient norm of each step of
+            the epoch, float32 [steps, 3], on the device.
+    """
+
+    def __init__(
+        self, model: nn.Module, data: Dataset, cfg: TrainConfig, device: torch.device, world: World
+    ) -> None:
+        self.model, self.data, self.cfg, self.device, self.world = model, data, cfg, device, world
+        self.schedule = Schedule.of(cfg, len(data.train), world.size)
+        self.optimizer = make_optimizer(model.parameters(), cfg.optim)
+        self.average = copy.deepcopy(model).requires_grad_(False) if cfg.optim.ema else None
+        self.dtype = AUTOCAST.get(cfg.trainer.precision)
+        self.loss_scale = LossScale(device) if self.dtype == torch.float16 else None
+        captured = device.type == "cuda" and cfg.trainer.compile is not False
+        self._stream = torch.cuda.Stream(device) if captured else None
+        with torch.cuda.stream(self._stream):  # DistributedDataParallel averages on it, too
+            replica = world.replicate(model, device)
+        # auto: no, compiling takes longer than all the steps of a run
+        self._forward = torch.compile(replica) if cfg.trainer.compile is True else replica
+        self.returned = torch.zeros(self.schedule.epoch_steps, 3, device=device)
+        self._index = torch.zeros(1, dtype=torch.int64, device=device)
+        self._rates = torch.zeros(self.schedule.epoch_steps, 2, device=device)
         self._plan: Plan | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
 
+    @property
+    def trained(self) -> nn.Module:
+        """The network to use: with the averaged weights if there are any."""
+        return self.model if self.average is None else self.average
+
     def begin(self, epoch: int, index: int) -> None:
-        """Lay out what the steps of an epoch work with, of which `index` have been taken."""
-        run = self.run
-        share = run.world.rank, run.world.size
-        plan = plan_epoch(
-            run.cfg.seed, epoch, len(run.data.train), run.batch_size, run.augment, share
-        )
-        first = epoch * run.epoch_steps
+        """Prepare the batches and rates of an epoch, of which `index` steps have been taken."""
+        count, augment = len(self.data.train), self.schedule.augment
+        share = self.world.rank, self.world.size
+        batch_size = self.schedule.batch_size
+        plan = plan_epoch(self.cfg.seed, epoch, count, batch_size, augment, share)
+        first = epoch * self.schedule.epoch_steps
         rates = [
-            (run.rate(step), average_share(step, run.cfg.optim))
-            for step in range(first, first + run.epoch_steps)
+            (self.schedule.rate(step), ema_weight(step, self.cfg.optim.ema))
+            for step in range(first, first + self.schedule.epoch_steps)
         ]
         self._rates.copy_(torch.tensor(rates))
         self._index.fill_(index)
         if self._plan is not None:
             self._plan.copy_(plan)
             return
-        self._plan = plan.to(run.device)
-        if run.learner.stream is not None:
-            with torch.cuda.device(run.device):
-                self._graph = self._capture(run.learner.stream)
+        self._plan = plan.to(self.device)
+        if self._stream is not None:
+            with torch.cuda.device(self.device):
+                self._graph = self._capture(self._stream)
 
     def take(self) -> None:
         """Take the next step."""
@@ -63,25 +144,49 @@ class Steps:
             self._graph.replay()
 
     def _step(self) -> None:
-        run, plan, data = self.run, self._plan, self.run.data
+        """Train on one batch; nothing here waits for the device."""
+        plan, train = self._plan, self.data.train
         assert plan is not None
         batch = plan.batches.index_select(0, self._index)[0]
-        images, labels = data.train.images[batch], data.train.labels[batch]
+        images, labels = train.images[batch], train.labels[batch]
         if plan.maps is not None:
             images = warp(images.float(), plan.maps.index_select(0, self._index)[0])
-        inputs = normalize(images, data.mean, data.std)
-        rate, share = self._rates.index_select(0, self._index)[0]
-        result = run.learner.step(inputs, labels, rate, share)
-        self.returned.index_copy_(0, self._index, result[None])
-        self._index += 1
+        inputs = normalize(images, self.data.mean, self.data.std)
+        lr, ema = self._rates.index_select(0, self._index)[0]
+
+        smoothing = self.cfg.optim.label_smoothing
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
+            logits = self._forward(inputs.to(self.optimizer.parameters[0].dtype))
+            loss = F.cross_entropy(logits, labels, label_smoothing=smoothing)
+        overflow = None
+        if self.loss_scale is None:
+            loss.backward()
+        else:
+            (loss * self.loss_scale.scale).backward()
+            overflow = self.loss_scale.unscale(self.optimizer.gradients())
+
+        with torch.no_grad():
+            norms = torch._foreach_norm(self.optimizer.gradients())
+            norm = torch.linalg.vector_norm(torch.stack(norms))
+            correct = (logits.argmax(1) == labels).sum()
+            self.optimizer.step(lr, overflow)
+            if self.average is not None:
+                averages: list[Tensor] = list(self.average.parameters())
+                moves = list(torch._foreach_sub(self.optimizer.parameters, averages))
+                torch._foreach_mul_(moves, ema)
+                torch._foreach_add_(averages, moves)
+                copy_into(list(self.average.buffers()), list(self.model.buffers()))
+            result = torch.stack([loss.detach(), correct, norm]).float()
+            self.returned.index_copy_(0, self._index, result[None])
+            self._index += 1
 
     def _capture(self, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
-        """Capture a step, and leave everything as it was."""
-        state = [*self.run.learner.tensors(), self._index]
+        """Capture a step as a CUDA graph, and restore the state from before."""
+        state = [*leaves(self._state()), self._index]
         before = [tensor.clone() for tensor in state]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(WARM_UP if self.run.world.size == 1 else WARM_UP_TOGETHER):
+            for _ in range(WARM_UP if self.world.size == 1 else WARM_UP_TOGETHER):
                 self._step()
                 copy_into(state, before)
         torch.cuda.current_stream().wait_stream(stream)
@@ -90,3 +195,37 @@ class Steps:
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             self._step()
         return graph
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copy the state that the next step depends on to the CPU."""
+        return plain(self._state())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Copy a `state_dict` in place.
+
+        Raises:
+            KeyError, RuntimeError, ValueError: It belongs to another network or optimiser.
+        """
+        _load(self.model, state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.average is not None:
+            _load(self.average, state["average"])
+        if self.loss_scale is not None:
+            self.loss_scale.load_state_dict(state["loss_scale"])
+
+    def _state(self) -> dict[str, Any]:
+        state: dict[str, Any] = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+        }
+        if self.average is not None:
+            state["average"] = self.average.state_dict()
+        if self.loss_scale is not None:
+            state["loss_scale"] = self.loss_scale.state_dict()
+        return state
+
+
+def _load(model: nn.Module, state: dict[str, Tensor]) -> None:
+    """Copy in place: the weights keep their memory format, which the order of sums depends on."""
+    own = model.state_dict()
+    copy_into(list(own.values()), [state[name] for name in own])

@@ -1,6 +1,7 @@
 """The end of a run: test of the best checkpoint, pictures, and summary.json."""
 
 import json
+import sys
 from typing import Any
 
 import torch
@@ -12,61 +13,59 @@ from app.inference.metrics import Predictions, score
 from app.inference.plots import draw_confusion, draw_filters, draw_mistakes
 from app.inference.predictor import predict_logits
 from app.models import count_parameters, describe_model
-from app.runs.checkpoint import load_checkpoint, load_model, save_checkpoint
+from app.runs.checkpoint import load_checkpoint, load_model
 from app.runs.files import write_atomically
-from app.runs.folder import FREE, SUMMARY, flatten, idle
+from app.runs.folder import FREE, SUMMARY, flatten
 from app.runs.tracker import Tracker
 from app.training.state import BEST, Run
 
 
-def test(run: Run, tracker: Tracker) -> dict[str, Any]:
-    """Use the test images, once: on `best.pt`, in which the results are noted too."""
-    best, data = load_checkpoint(run.folder / BEST), run.data
-    model = load_model(best).to(run.device)
-    logits = predict_logits(model, data.test.images, data.mean, data.std)
-    loss, accuracy = score(logits, data.test.labels)
-    results = {"test_loss": loss, "test_accuracy": accuracy}
-    best.metrics |= results
-    save_checkpoint(run.folder / BEST, best)
-    step = best.metrics["step"]
-    tracker.scalars(step, {"loss/test": loss, "accuracy/test": accuracy})
-    log_pictures(run, tracker, step, model, logits)
-    return results
+def test(run: Run) -> tuple[nn.Module, Tensor, dict[str, Any]]:
+    """Test `best.pt` on the test images; return its network, logits, and loss and accuracy."""
+    model = load_model(load_checkpoint(run.folder / BEST)).to(run.device)
+    logits = predict_logits(model, run.data.test.images, run.data.mean, run.data.std)
+    loss, accuracy = score(logits, run.data.test.labels)
+    return model, logits, {"test_loss": loss, "test_accuracy": accuracy}
 
 
-def log_pictures(run: Run, tracker: Tracker, step: int, model: nn.Module, logits: Tensor) -> None:
-    """Add what can be seen of a network, and of its logits for the test images."""
-    data = run.data
+def draw_pictures(run: Run, tracker: Tracker, model: nn.Module, logits: Tensor) -> None:
+    """Log pictures of the network and its test results; a failure is a warning on stderr."""
+    data, step = run.data, run.step
     labels, probabilities = data.test.labels.cpu(), logits.softmax(1).cpu()
     confidence, predicted = probabilities.max(1)
     predictions = Predictions(list(data.classes), labels, predicted, confidence)
-    filters = draw_filters(model)
-    if filters is not None:
-        tracker.picture(step, "first_convolution", filters)
-    tracker.picture(step, "confusion_matrix", draw_confusion(predictions))
-    tracker.picture(step, "mistakes", draw_mistakes(predictions, data.test.images.cpu()))
-    tracker.precision_recall(step, data.classes, labels, probabilities)
-    tracker.graph(model.cpu(), torch.zeros(1, 1, 28, 28))
+    try:
+        filters = draw_filters(model)
+        if filters is not None:
+            tracker.picture(step, "first_convolution", filters)
+        tracker.picture(step, "confusion_matrix", draw_confusion(predictions))
+        tracker.picture(step, "mistakes", draw_mistakes(predictions, data.test.images.cpu()))
+        tracker.precision_recall(step, data.classes, labels, probabilities)
+        tracker.graph(model.cpu(), torch.zeros(1, 1, 28, 28))
+        tracker.flush()
+    except Exception as error:  # the results are written
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        print(f"WARNING: pictures are missing in TensorBoard: {reason}", file=sys.stderr)
 
 
 def log_results(run: Run, tracker: Tracker, results: dict[str, Any]) -> None:
-    """Add the run's settings and final numbers, by which TensorBoard compares a sweep."""
+    """Log the test results, and the settings and final numbers for the HParams tab."""
+    values = {"loss/test": results["test_loss"], "accuracy/test": results["test_accuracy"]}
     numbers = {
         "final/test_accuracy": results["test_accuracy"],
         "final/test_loss": results["test_loss"],
         "final/val_accuracy": run.best,
-        "final/parameters": count_parameters(run.learner.model),
+        "final/parameters": count_parameters(run.train_step.model),
         "final/training_seconds": run.seconds,
         "final/images_per_second": run.images / run.seconds,
     }
-    tracker.scalars(run.step, numbers)
-    settings = flatten(run.cfg)
-    settings = {key: settings[key] for key in settings if key not in {*FREE, *idle(settings)}}
+    tracker.scalars(run.step, values | numbers, results=True)
+    settings = {key: value for key, value in flatten(run.cfg).items() if key not in FREE}
     tracker.settings(settings, numbers)
 
 
 def summarize(run: Run, status: str, **results: Any) -> dict[str, Any]:
-    """Write `summary.json`, one flat object that scripts can read, and return it."""
+    """Write `summary.json`, one flat object for scripts, and return it."""
     data, cfg = run.data, run.cfg
     summary = {
         "status": status,
@@ -76,7 +75,7 @@ def summarize(run: Run, status: str, **results: Any) -> dict[str, Any]:
         "training_seconds": run.seconds,
         "epochs": run.epoch,
         "steps": run.step,
-        "parameters": count_parameters(run.learner.model),
+        "parameters": count_parameters(run.train_step.model),
         "model": cfg.model.name,
         **{key: getattr(cfg.model, key) for key in choices_of(cfg.model.name)},
         "recipe": cfg.recipe,
@@ -96,7 +95,7 @@ def summarize(run: Run, status: str, **results: Any) -> dict[str, Any]:
 
 
 def format_summary(run: Run, summary: dict[str, Any]) -> str:
-    """The end of a run in a small table, and its most important line."""
+    """Format the end of a run: a small table, and the most important line last."""
     epochs = f"{run.epoch} epoch{'s' if run.epoch > 1 else ''}"
     rows = {
         "test": f"{summary['test_accuracy']:.2%} accuracy, {summary['test_loss']:.4f} loss",
@@ -112,14 +111,14 @@ def format_summary(run: Run, summary: dict[str, Any]) -> str:
 
 
 def introduction(run: Run) -> str:
-    """What the run is, in a few lines."""
+    """Describe the run in three lines."""
     data, cfg, size = run.data, run.cfg, run.world.size
+    count = count_parameters(run.train_step.model)
     processes = f", {size} processes" if size > 1 else ""
     going_on = f"going on after step {run.step:,} in" if cfg.resume else "writing to"
     return (
         f"{data.name}: {len(data.train):,} training, {len(data.val):,} validation, "
         f"{len(data.test):,} test images\n"
-        f"{describe_model(cfg.model)}: "
-        f"{count_parameters(run.learner.model):,} parameters on {describe(run.device)}{processes}\n"
+        f"{describe_model(cfg.model)}: {count:,} parameters on {describe(run.device)}{processes}\n"
         f"{going_on} {run.folder}"
     )

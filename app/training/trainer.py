@@ -4,270 +4,235 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
-from app.config.device import keep_freed_memory, pick_device
+from app.config.device import CpuThreads, keep_freed_memory
 from app.config.errors import RunError, WriteError
 from app.config.schema import TrainConfig
 from app.inference.predictor import evaluate
-from app.runs.folder import locked, remove_temporaries
 from app.runs.tracker import Tracker
 from app.training.distributed import connect
-from app.training.state import BEST, LAST, Run, finished, last_good, not_finite, save, start
-from app.training.step import Steps
-from app.training.summary import format_summary, introduction, log_results, summarize, test
+from app.training.state import BEST, LAST, Run, last_good, not_finite, save, start
+from app.training.step import CORRECT, LOSS, NORM
+from app.training.summary import (
+    draw_pictures,
+    format_summary,
+    introduction,
+    log_results,
+    summarize,
+    test,
+)
 
-# What an operator of ours runs into arrives as RuntimeError, before torch 2.13 without its reason.
+# Operators of ours report it as RuntimeError, before torch 2.13 without its reason.
 OUT_OF_MEMORY = re.compile(
     r"DefaultCPUAllocator|CUDA (error: )?out of memory|ALLOC_FAILED"
     r"|(aoti_torch_empty_strided|\"aten::(clone|contiguous)\").* API call failed",
     re.DOTALL,
 )
+WINDOW = 25  # steps between two looks at their speed
 ASK_EVERY = 50  # steps between two questions to the other processes
-LOSS, CORRECT, NORM = range(3)  # what a step returns
 
 
 def train(cfg: TrainConfig) -> dict[str, Any]:
-    """Train as `cfg` says, test the best checkpoint once, and leave it all in a run folder.
+    """Train as `cfg` says, test the best checkpoint once, write everything into a run folder.
 
     Returns:
-        The summary, which is in the folder's `summary.json` too.
+        The summary, as in the folder's `summary.json`.
 
     Raises:
         UserError: The data, the device, the output folder or the run to resume cannot be used;
             nothing is written.
         RunError: The run could not go on.
-        KeyboardInterrupt: The run was interrupted; `last.pt` holds what it had reached.
+        KeyboardInterrupt: The run was interrupted; `last.pt` holds its state.
     """
     started = time.perf_counter()
     keep_freed_memory()
-    device = pick_device(cfg.device)
-    with closing(connect(device)) as world:
-        try:
-            run = start(cfg, world)
-        except RuntimeError as error:
-            if not lacks_memory(error):
-                raise
-            raise RunError(f"out of memory on {device} before the first step") from error
-        if summary := finished(run):
-            if world.rank == 0:
-                print(f"{run.folder} is finished: test accuracy {summary['test_accuracy']:.2%}")
-            return summary
+    with ExitStack() as stack:
+        world = stack.enter_context(closing(connect()))
+        with expected_failures(cfg):
+            run = start(cfg, world, stack)
+        if isinstance(run, dict):  # finished before
+            return run
+        threads = CpuThreads(run.device, run.threads)
         if world.rank > 0:
-            with deferred_interrupt() as interrupted, explained(run):
-                fit(run, None, interrupted)
+            with expected_failures(cfg, run), deferred_interrupt() as interrupted:
+                fit(run, None, interrupted, threads)
             return {}
-        with locked(run.folder):
-            print(introduction(run), flush=True)
-            remove_temporaries(run.folder)
-            with closing(Tracker(run.folder, run.logs)) as tracker:
-                return lead(run, tracker, started)
+        print(introduction(run), flush=True)
+        tracker = stack.enter_context(closing(Tracker(run.folder, run.step, run.log_size)))
+        return lead(run, tracker, threads, started)
 
 
-def lead(run: Run, tracker: Tracker, started: float) -> dict[str, Any]:
-    """Do what one of the processes does: train, write, test, and say how it ended."""
+def lead(run: Run, tracker: Tracker, threads: CpuThreads, started: float) -> dict[str, Any]:
+    """Run rank 0: train, test, log, summarise."""
     try:
-        with explained(run):
+        with expected_failures(run.cfg, run):
             with deferred_interrupt() as interrupted:
-                fit(run, tracker, interrupted)
-            results = test(run, tracker)
+                fit(run, tracker, interrupted, threads)
+            model, logits, results = test(run)
             log_results(run, tracker, results)
             tracker.flush()
-    except KeyboardInterrupt:
-        with suppress(RunError):  # of a disk that is full: it is stopped all the same
+            seconds = time.perf_counter() - started
+            summary = summarize(run, "finished", **results, seconds=seconds)
+    except (KeyboardInterrupt, BrokenPipeError) as error:
+        with suppress(RunError):  # a full disk
             summarize(run, "interrupted", seconds=time.perf_counter() - started)
-        print(f"stopped after step {run.step:,} ({last_good(run)})", flush=True)
-        raise
-    except BrokenPipeError:  # of print, whose reader has had enough
-        with suppress(RunError):
-            summarize(run, "interrupted", seconds=time.perf_counter() - started)
+        if isinstance(error, KeyboardInterrupt):
+            print(f"stopped after step {run.step:,} ({last_good(run)})", flush=True)
         raise
     except Exception as error:
-        with suppress(RunError):  # the disk may be what has failed
+        with suppress(RunError):  # a full disk
             summarize(run, "failed", error=" ".join(str(error).split()))
         raise
-    results["seconds"] = time.perf_counter() - started
-    summary = summarize(run, "finished", **results)
+    draw_pictures(run, tracker, model, logits)
     print(format_summary(run, summary), flush=True)
     return summary
 
 
-@contextmanager
-def explained(run: Run) -> Iterator[None]:
-    """Say in a line what exceptions mean that are no mistakes of the program.
-
-    Raises:
-        RunError: There was not enough memory, no space on the disk, or another process has ended.
-    """
-    try:
-        yield
-    except WriteError as error:
-        raise RunError(f"{error} ({last_good(run)})") from error
-    except RuntimeError as error:
-        if lacks_memory(error):
-            raise RunError(
-                f"out of memory on {run.device} with trainer.batch_size={run.batch_size}: "
-                f"try a smaller one ({last_good(run)})"
-            ) from error
-        if run.world.size > 1 and re.search("gloo|nccl", str(error), re.IGNORECASE):
-            raise RunError(
-                f"process {run.world.rank} has lost the others at step {run.step} "
-                f"({last_good(run)})"
-            ) from error
-        raise
-
-
-def lacks_memory(error: RuntimeError) -> bool:
-    """Whether an exception says that there was not enough memory."""
-    return isinstance(error, torch.OutOfMemoryError) or bool(OUT_OF_MEMORY.search(str(error)))
-
-
-def fit(run: Run, tracker: Tracker | None, interrupted: Callable[[], bool]) -> None:
-    """Train for all epochs; after each write `last.pt`, and `best.pt` if none was better.
+def fit(
+    run: Run, tracker: Tracker | None, interrupted: Callable[[], bool], threads: CpuThreads
+) -> None:
+    """Train to the last epoch; write `last.pt` after each epoch, and `best.pt` if none was better.
 
     Args:
-        run: The run, which may have come some way.
-        tracker: Where curves go; None in a process that does not write.
-        interrupted: Whether the run is to stop.
+        run: The run, new or restored.
+        tracker: The curves; None in processes that do not write.
+        interrupted: Returns whether the run is to stop.
+        threads: Adapts the number of CPU threads.
 
     Raises:
-        KeyboardInterrupt: The run was to stop; it has been saved.
+        KeyboardInterrupt: The run was interrupted; it has been saved.
     """
-    quiet = None if tracker else True  # None: where there is a terminal
-    steps = Steps(run)
-    with closing(tqdm(total=run.steps, unit="step", disable=quiet, leave=False)) as bar:
+    epochs = run.schedule.epochs
+    quiet = None if tracker else True  # None: a bar on terminals only
+    with closing(tqdm(total=run.schedule.steps, unit="step", disable=quiet, leave=False)) as bar:
         bar.update(run.step)
-        while run.epoch < run.epochs:
-            loss, accuracy, speed = train_epoch(run, steps, tracker, interrupted, bar)
-            val_loss, val_accuracy = evaluate(run.learner.trained, run.data.val, run.data)
+        while run.epoch < epochs:
+            loss, accuracy, speed = train_epoch(run, tracker, interrupted, threads, bar)
+            val_loss, val_accuracy = evaluate(run.train_step.trained, run.data.val, run.data)
             run.epoch, run.points = run.epoch + 1, []
             best, run.best = val_accuracy >= run.best, max(val_accuracy, run.best)
             if tracker:
-                metrics = {"val_loss": val_loss, "val_accuracy": val_accuracy}
-                tracker.scalars(
-                    run.step,
-                    {"accuracy/train": accuracy, "images_per_second": speed}
-                    | {"loss/val": val_loss, "accuracy/val": val_accuracy},
-                )
+                curves = {"accuracy/train": accuracy, "images_per_second": speed}
+                curves |= {"loss/val": val_loss, "accuracy/val": val_accuracy}
+                tracker.scalars(run.step, curves)
                 if best:
-                    save(run, BEST, **metrics)
-                keep(run, tracker, **metrics)
+                    save(run, BEST, val_loss=val_loss, val_accuracy=val_accuracy)
+                save_last(run, tracker, val_loss=val_loss, val_accuracy=val_accuracy)
                 bar.write(
-                    f"epoch {run.epoch:{len(str(run.epochs))}}/{run.epochs}  loss {loss:.4f}  "
-                    f"accuracy {accuracy:.2%}  validation {val_accuracy:.2%}  "
-                    f"{speed:,.0f} images/s"
+                    f"epoch {run.epoch:{len(str(epochs))}}/{epochs}  loss {loss:.4f}  "
+                    f"accuracy {accuracy:.2%}  validation {val_accuracy:.2%}  {speed:,.0f} images/s"
                 )
-                sys.stdout.flush()  # a pipe should see each epoch when it ends
-            if run.world.any(run.device, interrupted())[0]:
+                sys.stdout.flush()  # for pipes
+            if run.world.any(interrupted())[0]:
                 raise KeyboardInterrupt
 
 
 def train_epoch(
     run: Run,
-    steps: Steps,
     tracker: Tracker | None,
     interrupted: Callable[[], bool],
+    threads: CpuThreads,
     bar: "tqdm[Any]",
 ) -> tuple[float, float, float]:
-    """Go on to the end of this epoch: its (mean loss, accuracy, images a second).
-
-    What the steps return stays on the device until it is noted, when the run is saved.
-    """
-    count, images, seconds = run.epoch_steps, run.images, run.seconds
-    run.learner.model.train()
-    steps.begin(run.epoch, len(run.points))
+    """Train to the end of the epoch; return its mean loss, accuracy and images a second."""
+    count, images, seconds = run.schedule.epoch_steps, run.images, run.seconds
+    run.train_step.model.train()
+    run.train_step.begin(run.epoch, len(run.points))
     while len(run.points) < count:
-        with timed(run):
-            stop = take_steps(run, steps, interrupted, bar)
-            note(run, tracker, steps.returned)
-        if tracker and len(run.points) < count:
-            keep(run, tracker)
+        begin = time.perf_counter()
+        stop = take_steps(run, interrupted, threads, bar)
+        done = len(run.points)
+        fetch_points(run)
+        run.seconds += time.perf_counter() - begin
+        check_finite(run, done)
+        if tracker:
+            log_points(run, tracker, done)
+            if len(run.points) < count:
+                save_last(run, tracker)
         if stop:
             raise KeyboardInterrupt
     loss = sum(point[LOSS] for point in run.points) / count
     correct = sum(point[CORRECT] for point in run.points)
     speed = (run.images - images) / (run.seconds - seconds)
-    return loss, correct / (count * run.batch_size), speed
+    return loss, correct / (count * run.schedule.batch_size), speed
 
 
-@contextmanager
-def timed(run: Run) -> Iterator[None]:
-    """Count what is done in it as training."""
-    begin = time.perf_counter()
-    yield
-    run.seconds += time.perf_counter() - begin
-
-
-def take_steps(run: Run, steps: Steps, interrupted: Callable[[], bool], bar: "tqdm[Any]") -> bool:
-    """Take steps to the end of the epoch, or until the run is to be saved: whether it must stop."""
-    trainer, world, end = run.cfg.trainer, run.world, (run.epoch + 1) * run.epoch_steps
+def take_steps(
+    run: Run, interrupted: Callable[[], bool], threads: CpuThreads, bar: "tqdm[Any]"
+) -> bool:
+    """Take steps to the next checkpoint or the end of the epoch; return whether to stop there."""
+    trainer, alone = run.cfg.trainer, run.world.size == 1
+    end = (run.epoch + 1) * run.schedule.epoch_steps
     saved_step, saved_time = run.step, time.monotonic()
+    threads.begin()
     while True:
-        steps.take()
+        run.train_step.take()
         run.step += 1
         bar.update()
+        if (run.step - saved_step) % WINDOW == 0:
+            threads.adapt()
         if run.step == end:
             return False
-        if world.size == 1 or run.step % ASK_EVERY == 0:
-            late = past(time.monotonic() - saved_time, trainer.checkpoint_seconds)
-            stop, late = world.any(run.device, interrupted(), late)
-            if stop or late or past(run.step - saved_step, trainer.checkpoint_steps):
-                return stop
+        due, stop = reached(run.step - saved_step, trainer.checkpoint_steps), False
+        if alone or run.step % ASK_EVERY == 0:  # signals and clocks differ between processes
+            late = reached(time.monotonic() - saved_time, trainer.checkpoint_seconds)
+            stop, late = run.world.any(interrupted(), late)
+            due = due or stop or late
+        if due:
+            return stop
 
 
-def past(value: float, limit: float | None) -> bool:
-    """Whether a value has come to its limit; None: there is none."""
+def reached(value: float, limit: float | None) -> bool:
+    """Return whether `value` reached `limit` (None: never)."""
     return limit is not None and value >= limit
 
 
-def note(run: Run, tracker: Tracker | None, returned: Tensor) -> None:
-    """Fetch what the steps since the last time have returned, check it and log it.
-
-    Raises:
-        RunError: A loss or gradient was not a finite number.
-    """
-    done = len(run.points)
-    points = run.world.sum(returned[done : run.step - run.epoch * run.epoch_steps].clone())
+def fetch_points(run: Run) -> None:
+    """Fetch the results of the steps since the last time from the device, over all processes."""
+    first, done = run.epoch * run.schedule.epoch_steps, len(run.points)
+    points = run.world.sum(run.train_step.returned[done : run.step - first].clone())
     points[:, [LOSS, NORM]] /= run.world.size
     run.points += points.tolist()
-    run.images += len(points) * run.batch_size
-    check(run, done)
-    if tracker:
-        log(run, tracker, done)
+    run.images += len(points) * run.schedule.batch_size
 
 
-def check(run: Run, done: int) -> None:
-    """Raise a RunError if a step after the first `done` ones of this epoch has left the numbers."""
-    kinds = (LOSS,) if run.learner.loss_scale else (LOSS, NORM)  # float16 skips what overflows
+def check_finite(run: Run, done: int) -> None:
+    """Raise a RunError for a loss or gradient that is not finite, after `done` steps."""
+    # float16 skips the steps whose gradients overflow
+    kinds = (LOSS,) if run.train_step.loss_scale else (LOSS, NORM)
     for index, point in enumerate(run.points[done:], done):
         if not all(math.isfinite(point[kind]) for kind in kinds):
             what = f"the loss is {point[LOSS]}"
             if math.isfinite(point[LOSS]):
                 what = f"the gradient's norm is {point[NORM]}"
-            raise not_finite(run, what, run.epoch * run.epoch_steps + index + 1)
+            raise not_finite(run, what, run.epoch * run.schedule.epoch_steps + index + 1)
 
 
-def log(run: Run, tracker: Tracker, done: int) -> None:
-    """Add to the curves what came after the first `done` steps of this epoch.
+def log_points(run: Run, tracker: Tracker, done: int) -> None:
+    """Log the steps after the first `done` ones of the epoch.
 
-    Every `log_every` steps make a point, and what is left at the end of the epoch a last one: the
-    means of loss and norm, and the last rate. Steps that float16 skipped have no norm.
+    A point is the mean of `log_every` steps, or of the rest at the end of the epoch; its rate is
+    that of the last step. Steps that float16 skipped have no norm.
     """
-    every, begin, end = run.cfg.trainer.log_every, run.epoch * run.epoch_steps, len(run.points)
+    every, begin, end = (
+        run.cfg.trainer.log_every,
+        run.epoch * run.schedule.epoch_steps,
+        len(run.points),
+    )
     stops = list(range((done // every + 1) * every, end + 1, every))
-    if end == run.epoch_steps and end % every:
+    if end == run.schedule.epoch_steps and end % every:
         stops.append(end)
     for stop in stops:
         window = run.points[(stop - 1) // every * every : stop]
         values = {
             "loss/train": sum(point[LOSS] for point in window) / len(window),
-            "learning_rate": run.rate(begin + stop - 1),
+            "learning_rate": run.schedule.rate(begin + stop - 1),
         }
         norms = [point[NORM] for point in window if math.isfinite(point[NORM])]
         if norms:
@@ -275,32 +240,59 @@ def log(run: Run, tracker: Tracker, done: int) -> None:
         tracker.scalars(begin + stop, values)
 
 
-def keep(run: Run, tracker: Tracker, **metrics: float) -> None:
-    """Write `last.pt`, once the curves up to it are on the disk."""
-    run.logs = tracker.flush()
+def save_last(run: Run, tracker: Tracker, **metrics: float) -> None:
+    """Write `last.pt`, after the curves up to it are on the disk."""
+    run.log_size = tracker.flush()
     save(run, LAST, **metrics)
 
 
 @contextmanager
+def expected_failures(cfg: TrainConfig, run: Run | None = None) -> Iterator[None]:
+    """Convert expected failures (out of memory, full disk, lost peer) to RunError."""
+    try:
+        yield
+    except WriteError as error:
+        raise RunError(f"{error} ({last_good(run)})" if run else str(error)) from error
+    except RuntimeError as error:
+        if lacks_memory(error):
+            where = f"on {cfg.device} before the first step"
+            if run:
+                where = (
+                    f"on {run.device} with trainer.batch_size={run.schedule.batch_size}: "
+                    f"try a smaller one ({last_good(run)})"
+                )
+            raise RunError(f"out of memory {where}") from error
+        if re.search("gloo|nccl", str(error), re.IGNORECASE):
+            where = f"at step {run.step} ({last_good(run)})" if run else "before the first step"
+            raise RunError(f"a process has lost the others {where}") from error
+        raise
+
+
+def lacks_memory(error: RuntimeError) -> bool:
+    """Return whether an exception means that there was not enough memory."""
+    return isinstance(error, torch.OutOfMemoryError) or bool(OUT_OF_MEMORY.search(str(error)))
+
+
+@contextmanager
 def deferred_interrupt() -> Iterator[Callable[[], bool]]:
-    """Hold Ctrl-C and SIGTERM back until the program is at a place where it can stop.
+    """Defer SIGINT and SIGTERM to a moment when the program can stop.
 
     Yields:
-        A function that says whether a signal has come. A second signal raises KeyboardInterrupt
-        at once.
+        A function that returns whether a signal has arrived. A second signal raises
+        KeyboardInterrupt at once.
     """
-    noted = False
+    arrived = False
 
-    def note(number: int, frame: FrameType | None) -> None:
-        nonlocal noted
-        if noted:
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal arrived
+        if arrived:
             raise KeyboardInterrupt
-        noted = True
+        arrived = True
 
     numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, note) for number in numbers]
+    before = [signal.signal(number, handle) for number in numbers]
     try:
-        yield lambda: noted
+        yield lambda: arrived
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)

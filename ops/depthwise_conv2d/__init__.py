@@ -29,9 +29,9 @@ def depthwise_conv2d(
 
     out[n, c, i, j] = bias[c] + Σ weight[c, 0, a, b] · x[n, c, i sH − pH + a dH, j sW − pW + b dW]
     with x zero outside the image; Ho = ⌊(H + 2 pH − dH (kH − 1) − 1) / sH⌋ + 1, and Wo likewise.
-    What lies outside adds nothing to outputs and gradients, also where the image is infinite. Where
-    a weight is not finite it may give NaN, as 0 · ∞ is; in the weight's gradient on a CPU, where
-    the gradient of the output is infinite.
+    What lies outside adds nothing to output and input gradient, also where the image is infinite.
+    Where weights are not finite these may be NaN, as 0 · ∞ is; where the input or the gradient of
+    the output is not finite, so may the weight's gradient of that channel.
 
     Args:
         input: [N, C, H, W] or [C, H, W], any strides; float64, float32, bfloat16 or float16.

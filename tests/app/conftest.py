@@ -17,7 +17,7 @@ def trained_run(tmp_path_factory):
     """The folder of a run that has learned something."""
     import torch
 
-    from app.config.schema import DataConfig, ModelConfig, OptimConfig, TrainConfig, TrainerConfig
+    from app.config.schema import DataConfig, LeNetConfig, OptimConfig, TrainConfig, TrainerConfig
     from app.training.trainer import train
 
     outputs = tmp_path_factory.mktemp("outputs")
@@ -25,7 +25,7 @@ def trained_run(tmp_path_factory):
     torch.set_num_threads(1)  # so small a network only waits for a second one
     train(
         TrainConfig(
-            model=ModelConfig("ncrelu", "depthwise"),
+            model=LeNetConfig("ncrelu", "depthwise"),
             data=DataConfig(name="digits", val_size=150),
             optim=OptimConfig("adamw", lr=0.008),
             trainer=TrainerConfig(epochs=10, batch_size=32),
@@ -43,12 +43,12 @@ def make_run(tmp_path):
     """Makes the folder of a run that has learned nothing: fast, for any kind of network."""
     import torch
 
-    from app.config.schema import ModelConfig
+    from app.config.schema import LeNetConfig, LLTMConfig
     from app.models import build_model
     from app.runs.checkpoint import Checkpoint, save_checkpoint
 
     def make(act="relu", conv="standard", head="fc", network="lenet", **data):
-        cfg = ModelConfig(act, conv, head, network)
+        cfg = LLTMConfig() if network == "lltm" else LeNetConfig(act, conv, head)
         torch.manual_seed(0)
         content = Checkpoint(
             model=build_model(cfg, 10).state_dict(),

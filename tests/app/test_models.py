@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from app.config.schema import ModelConfig
+from app.config.schema import LeNetConfig, LLTMConfig
 from app.models import LEAST_SIDE, OneChannelConv2d, build_model, count_parameters
 from ops import GELU, DepthwiseConv2d, GlobalAvgPool2d, MaxPool2d, NCReLU
 
@@ -32,7 +32,7 @@ PARAMETERS = {
 
 @pytest.mark.parametrize("kind", PARAMETERS)
 def test_shapes_parameters_and_gradients(kind):
-    model = build_model(ModelConfig(*kind), num_classes=10)
+    model = build_model(LeNetConfig(*kind), num_classes=10)
     logits = model(torch.randn(3, 1, 28, 28))
     assert logits.shape == (3, 10)
     assert logits.dtype == torch.float32
@@ -46,13 +46,13 @@ def test_shapes_parameters_and_gradients(kind):
     [("gelu", "depthwise", (GELU, DepthwiseConv2d)), ("ncrelu", "standard", (NCReLU, nn.Conv2d))],
 )
 def test_the_layers_are_our_operators(act, conv, operators):
-    kinds = {type(module) for module in build_model(ModelConfig(act, conv), 10).modules()}
+    kinds = {type(module) for module in build_model(LeNetConfig(act, conv), 10).modules()}
     assert kinds >= set(operators)
     assert nn.ReLU not in kinds
 
 
 def test_the_recurrent_network_reads_rows():
-    model = build_model(ModelConfig(name="lltm"), num_classes=10)
+    model = build_model(LLTMConfig(), num_classes=10)
     assert count_parameters(model) == 3 * 128 * (128 + 28 + 1) + 129 * 10
     images = torch.randn(3, 1, 28, 28)
     logits = model(images)
@@ -66,15 +66,15 @@ def test_the_recurrent_network_reads_rows():
 
 
 def test_number_of_classes():
-    assert build_model(ModelConfig(), num_classes=3)(torch.zeros(2, 1, 28, 28)).shape == (2, 3)
+    assert build_model(LeNetConfig(), num_classes=3)(torch.zeros(2, 1, 28, 28)).shape == (2, 3)
 
 
 def test_the_pooling_head_takes_any_size():
-    pooling = build_model(ModelConfig(head="gap"), num_classes=3)
+    pooling = build_model(LeNetConfig(head="gap"), num_classes=3)
     assert any(isinstance(module, GlobalAvgPool2d) for module in pooling.modules())
     for size in ((LEAST_SIDE, LEAST_SIDE), (13, 40), (28, 28)):
         assert pooling(torch.randn(2, 1, *size)).shape == (2, 3)
-    for model, side in ((pooling, LEAST_SIDE - 1), (build_model(ModelConfig(), 3), 40)):
+    for model, side in ((pooling, LEAST_SIDE - 1), (build_model(LeNetConfig(), 3), 40)):
         with pytest.raises(RuntimeError):
             model(torch.zeros(1, 1, side, side))
 

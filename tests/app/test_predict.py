@@ -16,6 +16,7 @@ from app.data.datasets import load_test_split
 from app.export.export import export
 from app.inference.output import predict
 from app.inference.predictor import load_torch
+from app.runs.folder import read_summary
 
 
 def picture(path, text, size=100):
@@ -31,11 +32,10 @@ def cfg(trained_run, tmp_path):
     return PredictConfig(checkpoint=str(tmp_path / "best.pt"), device="cpu")
 
 
-def test_test_images_are_predicted_into_csv_and_png(cfg, tmp_path, capsys):
+def test_test_images_are_predicted_into_csv_and_png(cfg, trained_run, tmp_path, capsys):
     predict(cfg)
     output = capsys.readouterr().out
-    trained = load_torch(cfg.checkpoint)
-    accuracy = trained.checkpoint.metrics["test_accuracy"]
+    accuracy = read_summary(trained_run)["test_accuracy"]
     assert accuracy > 0.8
     assert output.startswith(f"digits test: {accuracy:.2%} of 359 images right, ")
     for name in ("predictions.csv", "predictions.png"):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.config.schema import ExportConfig, PredictConfig, TrainConfig, shown
+from app.config.schema import DrawConfig, ExportConfig, PredictConfig, TrainConfig, shown
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -27,7 +27,12 @@ def settings():
 
 @pytest.mark.parametrize(("commands", "key", "default"), list(settings()))
 def test_settings_have_these_defaults(commands, key, default):
-    schemas = {"train": TrainConfig, "predict": PredictConfig, "export_onnx": ExportConfig}
+    schemas = {
+        "train": TrainConfig,
+        "predict": PredictConfig,
+        "export_onnx": ExportConfig,
+        "draw": DrawConfig,
+    }
     for command in commands:
         value = schemas[command]()
         for name in key.split("."):
@@ -45,7 +50,7 @@ def test_every_setting_is_there():
                 yield prefix + item.name
 
     told = {key for _, key, _ in settings()}
-    for schema in (TrainConfig, PredictConfig, ExportConfig):
+    for schema in (TrainConfig, PredictConfig, ExportConfig, DrawConfig):
         assert set(keys(schema())) - {"data.name", "model.name", "optim.name"} <= told
 
 

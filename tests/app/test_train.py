@@ -42,7 +42,7 @@ def run(*overrides, folder, **environment):
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
-        ("model.act=foo", "model.act=foo: choose from relu, gelu, ncrelu"),
+        ("model.act=foo", "model.act=foo: Input should be 'relu', 'gelu' or 'ncrelu'"),
         (
             "data.root=/nonexistent/x data.fallback=null",
             "data.root=/nonexistent/x: mnist is not in /nonexistent/x/MNIST/raw and cannot be ",
@@ -107,26 +107,27 @@ def test_a_signal_before_the_first_step_leaves_nothing(tmp_path):
     assert not (tmp_path / "outputs").exists()
 
 
-def test_a_sweep_has_a_folder_for_each_run_and_outlives_a_failed_one(tmp_path):
+@pytest.mark.parametrize("launcher", ["basic", "joblib"])
+def test_a_sweep_has_a_folder_for_each_run_and_outlives_a_failed_one(tmp_path, launcher):
     write_dataset(tmp_path / "data")
-    sweep = ("-m", "data.val_size=50", "trainer.epochs=1", "seed=1,2", "device=cpu,cuda:99")
+    sweep = ["-m", "data.val_size=50", "trainer.epochs=1", "seed=1,2", "device=cuda:99,cpu"]
+    if launcher == "joblib":
+        sweep += ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
     code, _, errors = run(*sweep, folder=tmp_path)
     assert code == 2
     (folder,) = tmp_path.glob("outputs/*/*")
-    failed = [line for line in errors.splitlines() if "WARNING" not in line]
     named = folder.relative_to(tmp_path)
-    assert failed[0].startswith(f"failed: {named}/1: device=cuda:99: not on this machine")
-    assert failed[1].startswith(f"failed: {named}/3: device=cuda:99: not on this machine")
-    assert failed[2:] == ["error: 2 of 4 runs failed"]
+    failed = sorted(line for line in errors.splitlines() if line.startswith("failed"))
+    for number, line in zip((0, 2), failed, strict=True):
+        assert line.startswith(f"failed: {named}/{number}: device=cuda:99: not on this machine")
+    assert errors.splitlines()[-1].startswith("error: device=cuda:99: not on this machine")
     seeds = {
-        path.parent.name: json.loads(path.read_text()).get("seed")
+        path.parent.name: json.loads(path.read_text())["seed"]
         for path in folder.glob("*/summary.json")
     }
-    assert seeds == {"0": 1, "1": None, "2": 2, "3": None}
+    assert seeds == {"1": 1, "3": 2}
     entries = find_entries(folder)
-    assert [entry.status for entry in entries] == ["finished", "failed"] * 2
-    assert entries[1].summary["error"].startswith("device=cuda:99: not on this machine")
-    assert entries[3].settings["seed"] == 2
+    assert [entry.status for entry in entries] == ["finished"] * 2
     assert [item.name for item in group(entries)] == ["all"]
 
 

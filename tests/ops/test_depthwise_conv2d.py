@@ -27,9 +27,7 @@ images = st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(1, 11), st.
 )
 
 
-FEW = (
-    40_000  # elements per multiprocessor: the most of kSmall… in depthwise_conv2d/cuda/dispatch.cu
-)
+FEW = 40_000  # elements per multiprocessor: the most of kSmall… in cuda/dispatch.cu
 
 
 @each_device
@@ -62,8 +60,8 @@ def test_matches_conv2d(
 
 
 # Every filter that has a kernel of its own on some device, and some that do not; more channels than
-# a block takes, and not multiples of what it takes or what a vector holds; images of more column
-# tiles and of fewer.
+# a block takes, and not multiples of what it takes or what a vector holds; images of more
+# column tiles and of fewer.
 @each_device
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS[:2])

@@ -79,7 +79,7 @@ def _export(original, layout, root):
 
     model = build_graph(original, ExportConfig(layout=layout.replace("int8", "standard")))
     if layout == "int8":
-        images = load_data(original.checkpoint, root).val.images[:500]
+        images = load_data(original.checkpoint, root).val.images
         model = quantize(model, normalize(images, *original.normalization))
     return check(model).SerializeToString()
 

@@ -39,8 +39,9 @@ def main(folder):
                     differing[runtime] += int((logits.argmax(1) != case.logits.argmax(1)).sum())
             row = [kind, layout, f"{case.path.stat().st_size:,}", *cells]
             print(f"| {' | '.join(row)} |", flush=True)
-    print("\n| runtime | version | layouts | largest difference of a logit | differing predictions | "
-          "accuracy lost by int8 |\n" + "| --- " * 6 + "|")  # fmt: skip
+    heads = ["runtime", "version", "layouts", "largest difference of a logit"]
+    heads += ["differing predictions", "accuracy lost by int8"]
+    print(f"\n| {' | '.join(heads)} |\n" + "| --- " * 6 + "|")
     for runtime, layouts in RUNTIMES.items():
         int8 = f"{100 * lost[runtime]:.1f} points" if "int8" in layouts else "–"
         cells = [runtime, version_of(runtime), ", ".join(layouts), f"{largest[runtime]:.1g}"]

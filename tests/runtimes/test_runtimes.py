@@ -8,7 +8,9 @@ from tests.runtimes.networks import KINDS, accuracy, prepare
 from tests.runtimes.runtimes import LAYOUTS, MissingError, run
 
 TOLERANCE = 1e-4  # of a logit
-LOSABLE = 0.002  # of accuracy, in int8
+LOSABLE = 0.002  # of accuracy, in int8 and where a runtime computes something else
+ERF = {("OpenVINO", "gelu-standard"), ("OpenVINO", "gelu-depthwise")}  # see docs/runtimes.md
+REFUSED = {("OpenVINO", "lltm"), ("tract", "lltm")}  # they have no Scan, or another's
 FLOAT = [(runtime, layout) for runtime in LAYOUTS for layout in ("function", "standard")]
 
 
@@ -29,14 +31,24 @@ def answer(tmp_path_factory, tmp_path):
     ("runtime", "layout"), [(r, layout) for r, layout in FLOAT if layout in LAYOUTS[r]]
 )
 def test_predictions_and_logits_are_those_of_torch(answer, runtime, layout, kind):
+    if (runtime, kind) in REFUSED:
+        with pytest.raises(Exception, match=r"Scan"):
+            answer(runtime, kind, layout)
+        return
     case, logits = answer(runtime, kind, layout)
     assert len(logits) >= 1000
+    if (runtime, kind) in ERF:
+        assert TOLERANCE < np.abs(logits - case.logits).max() < 0.3
+        assert accuracy(logits, case.labels) >= case.accuracy - LOSABLE
+        return
     assert (logits.argmax(1) != case.logits.argmax(1)).sum() == 0
     np.testing.assert_allclose(logits, case.logits, atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("runtime", [r for r in LAYOUTS if "int8" in LAYOUTS[r]])
+@pytest.mark.parametrize(
+    ("runtime", "kind"),
+    [(r, k) for r in LAYOUTS if "int8" in LAYOUTS[r] for k in KINDS if (r, k) not in REFUSED],
+)
 def test_int8_keeps_the_accuracy(answer, runtime, kind):
     case, logits = answer(runtime, kind, "int8")
     assert accuracy(logits, case.labels) >= case.accuracy - LOSABLE

@@ -131,12 +131,21 @@ struct CorrelateBlock {
   }
 };
 
+// Specialised for the sources' step and for two vectors at a time where that is measured to pay:
+// not for double, nor for x86 processors without AVX2.
 template <typename A>
 auto correlate_for(const Columns& columns, int64_t vectors, int64_t outputs) {
-  constexpr int N = kLanes<A>;
-  return vectors == 2 ? kernel_of<CorrelateBlock<2, false, A>, kMostOutputs / 2>(outputs)
-         : columns.source_step == N ? kernel_of<CorrelateBlock<1, true, A>, kMostOutputs>(outputs)
-                                    : kernel_of<CorrelateBlock<1, false, A>, kMostOutputs>(outputs);
+#if OPS_VECTOR_BYTES > 16 || !defined(__x86_64__)
+  if constexpr (sizeof(A) == 4) {
+    if (vectors == 2) {
+      return kernel_of<CorrelateBlock<2, false, A>, kMostOutputs / 2>(outputs);
+    }
+    if (columns.source_step == kLanes<A>) {
+      return kernel_of<CorrelateBlock<1, true, A>, kMostOutputs>(outputs);
+    }
+  }
+#endif
+  return kernel_of<CorrelateBlock<1, false, A>, kMostOutputs>(outputs);
 }
 
 // Output rows `begin` to `end`, counted over groups of images, groups of channels and rows.

@@ -1,6 +1,18 @@
-// Depthwise convolution straight from global memory: a thread computes a few neighbouring outputs,
-// whose windows overlap in the first-level cache. For images too few to march through, and for
-// channels-last ones whose pixels are not aligned.
+// direct_l1: straight from global memory, for small problems and for NHWC that is not aligned.
+//
+//      input window                     output
+//      ┌───────────────┐               ┌───────────┐
+//      │ x x x x x x x │  FMA, taps    │ register  │
+//      │ x x x x x x x │ ────────────► │ tile      │
+//      └───────────────┘ in registers  └───────────┘
+//
+//   block:   a range of register tiles of all images, of one channel (NCHW) or neighbours (NHWC)
+//   shared:  the block's filters on their way to registers, from 5×5 on
+//   thread:  a register tile of 2 or 4 rows × 4 columns; overlapping windows meet in the L1 cache
+//
+// Weight gradient: each thread sums all taps over its share of the outputs, stage 1 of a two-stage
+// reduction. Kernel, stride and dilation are compile-time constants; direct_l1_runtime.cu is the
+// same for all others.
 #include "core/cuda/divide.cuh"
 #include "depthwise_conv2d/cuda/families.cuh"
 #include "depthwise_conv2d/cuda/two_stage_reduction.cuh"
@@ -77,16 +89,16 @@ struct DirectTile {
   }
 };
 
-// x = V channels of each of kCols neighbouring pixels, those outside of the image zero.
+// x = V channels of each of kCols neighbouring columns; padding is zero.
 template <int kCols, int V, typename T>
-__device__ void load_row(const T* pixel, bool within, int column, int width, int stride,
+__device__ void load_row(const T* position, bool within, int column, int width, int stride,
                          float (&x)[kCols][V]) {
   using Bits = typename BitsOf<V * sizeof(T)>::type;
   Bits bits[kCols] = {};
 #pragma unroll
   for (int i = 0; i < kCols; ++i) {
     if (within && static_cast<unsigned>(column + i) < static_cast<unsigned>(width)) {
-      bits[i] = *reinterpret_cast<const Bits*>(pixel + i * stride);
+      bits[i] = *reinterpret_cast<const Bits*>(position + i * stride);
     }
   }
   widen<T>(bits, x);

@@ -22,6 +22,9 @@ bool is_tileable(const DepthwiseGeometry& g) {
 constexpr int64_t kSmallNchw = 4'500, kSmallNhwc = 40'000, kSmallGradient = 20'000;
 // Outputs of a feature map up to which that holds for weight gradients in NCHW.
 constexpr int64_t kSmallMap = 16 * 16;
+// Taps from which large_filter is faster than direct_l1_runtime: measured on an H100.
+constexpr int64_t kLargeNchw = 36, kLargeNhwc = 121;
+constexpr int64_t kLargeGradientNchw = 144, kLargeGradientNhwc = 400;
 
 // Runs the first family that takes the convolution and returns its name; nullptr: none does.
 template <typename T>
@@ -29,6 +32,7 @@ const char* convolve(const Convolution<T>& c) {
   if constexpr (!std::is_same_v<T, double>) {
     const bool nhwc = c.g.channels_last, nchw = !nhwc;
     const int64_t elements = elements_per_sm(c.g);
+    const bool large = c.g.kernel_h * c.g.kernel_w >= (nhwc ? kLargeNhwc : kLargeNchw);
     if (is_tileable(c.g)) {
       if (nchw && elements <= kSmallNchw && direct_l1(c)) return "direct_l1";
       if (nchw && has_mma() && nchw_mma(c)) return "nchw_mma";
@@ -37,7 +41,7 @@ const char* convolve(const Convolution<T>& c) {
       if (nhwc && elements <= kSmallNhwc && direct_l1(c)) return "direct_l1";
       if (nhwc && nhwc_stream(c)) return "nhwc_stream";
       if (direct_l1(c)) return "direct_l1";
-      if (large_filter(c)) return "large_filter";
+      if (large && elements > kSmallNchw && large_filter(c)) return "large_filter";
     }
   }
   if (direct_l1_runtime(c)) return "direct_l1_runtime";
@@ -53,6 +57,8 @@ const char* sum_gradients(const WeightGradient<T>& c) {
   if constexpr (!std::is_same_v<T, double>) {
     const bool nhwc = c.g.channels_last, nchw = !nhwc;
     const bool small = elements_per_sm(c.g) <= kSmallGradient;
+    const bool large =
+        c.g.kernel_h * c.g.kernel_w >= (nhwc ? kLargeGradientNhwc : kLargeGradientNchw);
     const bool small_map = small && c.g.out_h * c.g.out_w <= kSmallMap;
     if (c.grad_weight && is_tileable(c.g)) {
       if (nchw && small_map && direct_l1_weight_gradient(c)) return "direct_l1";
@@ -62,7 +68,7 @@ const char* sum_gradients(const WeightGradient<T>& c) {
       if (nhwc && small && direct_l1_weight_gradient(c)) return "direct_l1";
       if (nhwc && nhwc_stream_weight_gradient(c)) return "nhwc_stream";
       if (direct_l1_weight_gradient(c)) return "direct_l1";
-      if (large_filter_weight_gradient(c)) return "large_filter";
+      if (large && large_filter_weight_gradient(c)) return "large_filter";
     }
   }
   if (direct_l1_runtime_weight_gradient(c)) return "direct_l1_runtime";

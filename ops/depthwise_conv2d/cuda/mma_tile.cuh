@@ -1,13 +1,20 @@
-// Tiles of 16-bit images that a warp computes on matrix units, with stride 1. A row of a filter is
-// a matrix with its taps along diagonals, which takes neighbouring inputs to neighbouring outputs:
-// most of it is zero, and still 7×7 filters are twice as fast this way as tap by tap. Products are
-// exact, sums are in float32.
+// Implicit GEMM of the mma families: a warp computes tiles of 16-bit feature maps, with stride 1.
 //
-// Pairs of elements move at once, which takes even widths of contiguous images; channels-last ones
-// are turned round first, see nhwc_mma.cuh. Lane 4 g + t of a warp holds, of a
-// matrix product's 16 × 8 results, columns 2 t and 2 t + 1 of rows g and g + 8; of its left factor
-// the same rows, of its right one column g, and of both elements 2 t, 2 t + 1 and these + 8 along
-// the sum.
+//      16 rows of inputs      banded Toeplitz matrix       16 × 8 outputs,
+//      ┌───────────────┐      ┌───────────┐                a product a row of the filter
+//      │ 16 columns    │  ×   │ t         │ 16 inputs      ┌───────┐
+//      │               │      │ t t       │           ──►  │ += 8  │
+//      └───────────────┘      │ t t t   8 │                └───────┘
+//                             └───────────┘ outputs
+//
+// A row of a filter, its taps along diagonals, takes neighbouring inputs to neighbouring outputs.
+// Most of the matrix is zero, and still 7×7 filters are twice as fast as by fused multiply-adds.
+// Products are exact, sums are in float32.
+//
+// Pairs of elements move at once, so widths are even; NHWC is transposed first, see nhwc_mma.cuh.
+// Lane 4 g + t of a warp holds, of a product's 16 × 8 results, columns 2 t and 2 t + 1 of rows g
+// and g + 8; of the left factor the same rows, of the right one column g, and of both elements 2 t,
+// 2 t + 1 and these + 8 along the sum.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -140,7 +147,7 @@ __device__ void recompute_nan(float (&sum)[kProducts][4], const F& exact) {
 }
 
 // The sum of a filter's taps times the inputs whose window begins in row y, column x of an image of
-// in_h × in_w pixels, of which `map` is the first.
+// in_h × in_w elements, of which `map` is the first.
 template <int kWidth, typename T>
 __device__ __noinline__ float exact_output(const T* map, int pitch, int in_h, int in_w, int y,
                                            int x, const T* filter, bool flip) {

@@ -1,4 +1,4 @@
-// Gradients of filters of 16-bit images by matrix units: see mma_tile.cuh.
+// Weight gradients of the mma families: see mma_tile.cuh.
 #pragma once
 
 #include "depthwise_conv2d/cuda/mma_tile.cuh"

@@ -1,5 +1,17 @@
-// Tiles of outputs of contiguous images that a thread computes on its own, with multiply-adds in
-// float32.
+// nchw_fma: register tiles of contiguous images, fused multiply-adds in float32.
+//
+//      ring buffer in shared memory              register tile
+//      ┌────────────┬──────────┬──────────┐      ┌─────────────┐
+//      │ stage i    │ stage i+1│ stage i+2│      │ kRows×kCols │
+//      │ input rows │ (bulk copy in flight)│ ──► │ sums        │ ──► stage i ──► bulk copy out
+//      └────────────┴──────────┴──────────┘      └─────────────┘
+//
+//   block:   a range of feature maps (one channel of one image each) or a band of rows of one
+//   shared:  a ring buffer of kStages spans, filled by bulk copies; results replace the inputs
+//   thread:  a register tile of 4 to 7 rows × 7 or 14 columns of one feature map
+//
+// Weight gradient: a thread keeps one sum a tap and goes through the same tile of all images; stage
+// 1 of a two-stage reduction.
 #pragma once
 
 #include <cuda_fp16.h>

@@ -1,4 +1,5 @@
-// The kernels for contiguous images, whatever a tile is.
+// The kernels of nchw_fma and nchw_mma: stages of feature maps go through a ring buffer, a Tile
+// computes them.
 #pragma once
 
 #include "depthwise_conv2d/cuda/families.cuh"

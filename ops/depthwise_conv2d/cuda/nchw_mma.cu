@@ -1,3 +1,11 @@
+// nchw_mma: 16-bit contiguous images by matrix units, staged as in nchw_fma.cuh and multiplied as
+// in mma_tile.cuh.
+//
+//   block:   a range of feature maps or a band of rows of one
+//   shared:  the ring buffer of nchw_stage.cuh
+//   thread:  a warp has 16 rows × 16, 32 or 56 columns of 1 to 4 feature maps: 4 sums a product
+//
+// Weight gradient: a warp keeps the diagonals of input × grad_output products, one sum a tap.
 #include "depthwise_conv2d/cuda/mma_weight_gradient.cuh"
 #include "depthwise_conv2d/cuda/nchw_kernels.cuh"
 
@@ -19,7 +27,7 @@ bool is_spread(int64_t pitch) {
 }
 
 // f(axis) where matrix units are faster than multiply-adds, measured on an H200: with filters of
-// 7×7, and in images 16 pixels wide, where the threads of FmaTile meet in banks.
+// 7×7, and in images 16 columns wide, where the threads of FmaTile meet in banks.
 template <typename F>
 bool dispatch_nchw_mma(const DepthwiseGeometry& g, int64_t in_w, int64_t out_w,
                        std::initializer_list<const void*> pointers, const F& f) {

@@ -1,6 +1,6 @@
-// Depthwise convolution of contiguous images. What a block works on, whole maps (one image
-// channel each) or a band of rows of one, is one contiguous span of memory: it moves to shared
-// memory and back in 16-byte granules whatever the width, while other spans are at work.
+// Stages of nchw_fma and nchw_mma. What a block works on, whole feature maps (one channel of one
+// image each) or a band of rows of one, is one contiguous span of memory: bulk copies of 16 bytes
+// move it, whatever the width, while other stages are computed.
 #pragma once
 
 #include <optional>

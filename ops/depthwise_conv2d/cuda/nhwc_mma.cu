@@ -1,3 +1,15 @@
+// nhwc_mma: 16-bit channels-last images by matrix units.
+//
+//      image [H, W, C]      shared: [row, col, 16 ch]      shared: 16 feature maps
+//      ┌─────────┐  async   ┌────────────┐   transpose    ┌────┐┌────┐      Toeplitz products
+//      │ tile    │ ───────► │ as loaded  │ ─────────────► │ c0 ││ c1 │ …  ► of mma_tile.cuh,
+//      └─────────┘  copies  └────────────┘                └────┘└────┘      transposed back
+//
+//   block:   tiles of kTileChannels channels: rows of one image, or several small images
+//   shared:  the tile as loaded (the next one arrives meanwhile) and transposed
+//   thread:  a warp has kWarpChannels channels: 16 rows × up to 56 columns, 4 sums a product
+//
+// Weight gradient: a warp keeps the diagonals of input × grad_output products, one sum a tap.
 #include "depthwise_conv2d/cuda/families.cuh"
 #include "depthwise_conv2d/cuda/mma_weight_gradient.cuh"
 #include "depthwise_conv2d/cuda/nhwc_mma.cuh"
@@ -102,9 +114,9 @@ __global__ void __launch_bounds__(kNhwcMmaThreads, kNhwcMmaBlocks)
             }
           });
           recompute_nan(sum, [&](int r, int col) {
-            const T* pixels = reinterpret_cast<const T*>(map + params.in.left - first * kLine);
+            const T* positions = reinterpret_cast<const T*>(map + params.in.left - first * kLine);
             return initial[c] +
-                   exact_output<kWidth>(pixels, 2 * kLine, params.in.h, params.in.w,
+                   exact_output<kWidth>(positions, 2 * kLine, params.in.h, params.in.w,
                                         first + row + lane.g + r, start_w + 2 * lane.t + col,
                                         weight + (place.first + own + c) * kTaps, flip);
           });
@@ -224,7 +236,7 @@ bool dispatch_nhwc_mma(const DepthwiseGeometry& g, int64_t columns,
 // it.
 constexpr int64_t kNarrow = 8, kWide = 16;
 
-// Whether marches of fewer, longer blocks or single pixels are slower: measured on an H200.
+// Whether nhwc_stream and direct_l1 are slower: measured on an H200.
 bool is_worth(const DepthwiseGeometry& g, int64_t columns) {
   const int64_t elements = elements_per_sm(g);
   const bool large = g.kernel_h > 5;

@@ -1,7 +1,6 @@
-// Channels-last images as blocks of threads take them to matrix units. A staged is some rows of
-// kTileChannels channels of an image, or those channels of several images. It lies in shared memory
-// twice: as in the images, where a pixel's channels are beside each other, and turned into maps,
-// where a channel's pixels are, with zeros around them.
+// Tiles of nhwc_mma: some rows of kTileChannels channels of an image, or those channels of several
+// images. A tile lies in shared memory twice: as in the image, channels beside each other, and
+// transposed into feature maps with zeros around them.
 #pragma once
 
 #include <cuda_pipeline.h>
@@ -20,7 +19,7 @@ constexpr int kWarpChannels = 2;  // of a warp, which has them to itself
 constexpr int kNhwcMmaThreads = 32 * kTileChannels / kWarpChannels;
 constexpr int kNhwcMmaBlocks = 2;                      // on a multiprocessor
 constexpr int kUnitChannels = 8;                       // 16 bytes: what moves at once
-constexpr int kUnits = kTileChannels / kUnitChannels;  // of a pixel
+constexpr int kUnits = kTileChannels / kUnitChannels;  // of a position
 
 // One side of the convolution.
 struct TileSide {
@@ -125,7 +124,7 @@ class TileImages {
     if (unit * kUnitChannels >= present_) {
       return;
     }
-    const T* from = pixel(image, row, first) + unit * kUnitChannels;
+    const T* from = position(image, row, first) + unit * kUnitChannels;
     const int units = images * rows * side_.w * kUnits;
     staged += place(threadIdx.x);  // it moves unit i + kNhwcMmaThreads as it moves unit i
     for (int i = threadIdx.x; i < units; i += kNhwcMmaThreads) {
@@ -138,7 +137,7 @@ class TileImages {
   // the images; rows outside of them are zero.
   __device__ void turn(const uint4* staged, unsigned* maps, int images, int loaded, int rows,
                        int first) const {
-    constexpr int kWarps = kNhwcMmaThreads / 32 / kUnits;  // that go through pixels side by side
+    constexpr int kWarps = kNhwcMmaThreads / 32 / kUnits;  // that go through positions side by side
     const unsigned warp = threadIdx.x / 32, unit = warp % kUnits;
     const unsigned pairs = images * side_.rows * side_.words;
     maps += Lines::channel(unit * kUnitChannels) + side_.left;
@@ -174,7 +173,7 @@ class TileImages {
     if (unit * kUnitChannels >= present_) {
       return;
     }
-    T* const to = pixel(image, row, 0) + unit * kUnitChannels;
+    T* const to = position(image, row, 0) + unit * kUnitChannels;
     const unsigned pairs = images * rows * side_.words;
     maps += Lines::channel(unit * kUnitChannels) + side_.left;
     for (unsigned pair = threadIdx.x / kUnits; pair < pairs; pair += kNhwcMmaThreads / kUnits) {
@@ -188,11 +187,11 @@ class TileImages {
         even[c / 2] = __byte_perm(left, right, 0x5410);
         odd[c / 2] = __byte_perm(left, right, 0x7632);
       }
-      T* pixels = to + (line * side_.w + 2 * col) * static_cast<int64_t>(channels_);
+      T* positions = to + (line * side_.w + 2 * col) * static_cast<int64_t>(channels_);
       // By name, as the compiler left to itself stores word by word.
-      __stwb(reinterpret_cast<uint4*>(pixels), make_uint4(even[0], even[1], even[2], even[3]));
+      __stwb(reinterpret_cast<uint4*>(positions), make_uint4(even[0], even[1], even[2], even[3]));
       if (2 * col + 1 < side_.w) {
-        __stwb(reinterpret_cast<uint4*>(pixels + channels_),
+        __stwb(reinterpret_cast<uint4*>(positions + channels_),
                make_uint4(odd[0], odd[1], odd[2], odd[3]));
       }
     }
@@ -203,11 +202,11 @@ class TileImages {
   const TileSide& side_;
   int channels_, present_;
 
-  __device__ T* pixel(int image, int row, int i) const {
+  __device__ T* position(int image, int row, int i) const {
     return data_ + ((static_cast<int64_t>(image) * side_.h + row) * side_.w + i) * channels_;
   }
   // Where the i-th unit of a staged lies: so that neither neighbouring units meet in a bank nor the
-  // same ones of every second pixel.
+  // same ones of every second position.
   __device__ static unsigned place(unsigned i) { return i ^ (i / (4 * kUnits) % 4); }
 };
 
@@ -251,9 +250,9 @@ std::optional<NhwcMmaPlan> plan_nhwc_mma(int64_t images, int64_t channels, int64
     const int64_t left = (padding_w + 1) / 2, out_words = ceil_div(out_w, 2);
     const int64_t in_words = ceil_div(in_w, 2);
     const int64_t words = apart ? in_words : std::max(in_words, out_words);
-    const auto bytes = [&](int64_t pixels) -> int {
-      constexpr int kTurn = 8;  // pixels that TileImages::place moves among themselves
-      return ceil_div(group * pixels, kTurn) * kTurn * kUnits * sizeof(uint4);
+    const auto bytes = [&](int64_t positions) -> int {
+      constexpr int kTurn = 8;  // positions that TileImages::place moves among themselves
+      return ceil_div(group * positions, kTurn) * kTurn * kUnits * sizeof(uint4);
     };
     params.in = side(in_h, in_w, bytes(in_rows * in_w), window, left, words, window);
     params.out =
@@ -270,7 +269,7 @@ std::optional<NhwcMmaPlan> plan_nhwc_mma(int64_t images, int64_t channels, int64
     while (std::gcd(splits, int64_t{map.bands}) > 1) {
       --splits;  // or a block would have the same band of all its images: the last has less to do
     }
-    constexpr int64_t kLatency = 1000;  // of a staged, in pixels
+    constexpr int64_t kLatency = 1000;  // of a tile, in positions
     const int64_t cost = ceil_div(splits * params.chunks, resident_blocks) *
                          ceil_div(params.tiles, splits) *
                          (group * (window * in_w + rows * out_w) + kLatency);

@@ -6,7 +6,7 @@
 namespace ops::cuda {
 
 // A block has lanes × groups × images threads: the lanes' channels lie side by side, and so do the
-// groups' strips. It marches down one segment of its images.
+// groups' column tiles. It streams down one segment of its images.
 struct StreamParams {
   int in_h, in_w, out_h, out_w;
   int start_h, start_w;  // image coordinate of the first output's first input
@@ -22,8 +22,8 @@ constexpr int kMaxLanes = 32;
 constexpr int kMostAhead = 2;  // rows
 constexpr int kRingRows = kMostAhead + 1;
 
-// The V channels of a row_tile that a thread owns. A pixel's move at once, which takes aligned
-// pixels.
+// The V channels of a column tile that a thread owns. A position's move at once, which takes
+// aligned positions.
 template <int V>
 struct StreamPosition {
   int tile, segment;
@@ -55,7 +55,7 @@ struct StreamPosition {
   }
 };
 
-// Reads a row_tile's rows, kCols pixels each, for one thread, which asks for them kAhead rows
+// Reads a column tile's rows, kCols positions each, for one thread, which asks for them kAhead rows
 // before they are needed. Two ahead, the thread has its own copies of kRows rows on their way into
 // shared memory; no other thread reads them, so none has to wait for another. One ahead is held in
 // registers, where they suffice. None ahead, rows come when they are read.
@@ -71,7 +71,7 @@ class RowReader {
   // Shared memory of a block.
   static constexpr size_t kBytes = kRing ? kRows * kCols * sizeof(Bits) * kStreamThreads : 0;
 
-  // `columns` are those of the row_tile that are inside the image; the others are zero.
+  // `columns` are those of the column tile that are inside the image; the others are zero.
   __device__ RowReader(const Place& at, unsigned char* memory, unsigned columns)
       : at_(at), columns_(columns) {
     if constexpr (kRing) {
@@ -82,15 +82,15 @@ class RowReader {
     }
   }
 
-  // Begins to read the row that starts at `pixel`, the thread's first channel of it.
-  __device__ void fetch(const T* pixel, int row) {
+  // Begins to read the row that starts at `position`, the thread's first channel of it.
+  __device__ void fetch(const T* position, int row) {
     if constexpr (kRing) {
 #pragma unroll
-      for (int i = 0; i < kCols; ++i, pixel += at_.channels) {
+      for (int i = 0; i < kCols; ++i, position += at_.channels) {
         if (columns_ & 1u << i) {
 #if __CUDA_ARCH__ >= 800
           const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(slot(row, i)));
-          asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(pixel),
+          asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(position),
                        "n"(sizeof(Bits))
                        : "memory");
 #else
@@ -99,12 +99,12 @@ class RowReader {
         }
       }
     } else if constexpr (kAhead == 1) {
-      load(pixel, held_);
+      load(position, held_);
     }
   }
 
-  // x = the row, which starts at `pixel`; of rows that are held the one that was asked for last.
-  __device__ void read(const T* pixel, int row, float (&x)[kCols][V]) const {
+  // x = the row, which starts at `position`; of rows that are held the one that was asked for last.
+  __device__ void read(const T* position, int row, float (&x)[kCols][V]) const {
     if constexpr (kAhead == 1) {
       widen<T>(held_, x);
     } else {
@@ -115,7 +115,7 @@ class RowReader {
           bits[i] = *slot(row, i);
         }
       } else {
-        load(pixel, bits);
+        load(position, bits);
       }
       widen<T>(bits, x);
     }
@@ -127,12 +127,12 @@ class RowReader {
   Bits* ring_;
   Bits held_[kCols];
 
-  __device__ void load(const T* pixel, Bits (&bits)[kCols]) const {
+  __device__ void load(const T* position, Bits (&bits)[kCols]) const {
 #pragma unroll
-    for (int i = 0; i < kCols; ++i, pixel += at_.channels) {
+    for (int i = 0; i < kCols; ++i, position += at_.channels) {
       bits[i] = {};
       if (columns_ & 1u << i) {
-        bits[i] = *reinterpret_cast<const Bits*>(pixel);
+        bits[i] = *reinterpret_cast<const Bits*>(position);
       }
     }
   }

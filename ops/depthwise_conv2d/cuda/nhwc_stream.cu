@@ -1,6 +1,18 @@
-// Depthwise convolution of channels-last images. A thread owns a few channels of a row_tile a few
-// columns wide and marches down it: every input row is read once and added to all the output rows
-// that it reaches, which wait in registers until they are complete.
+// nhwc_stream: rows of channels-last images stream through registers.
+//
+//      input rows, top to bottom       pending outputs
+//      ┌──────────┐                    ┌──────────┐ row r     complete: stored
+//      │ row y    │ ── each tap row ─► │ partly   │ row r + 1
+//      │ row y+1  │    (prefetched)    │ summed   │ row r + 2 …
+//      └──────────┘                    └──────────┘
+//
+//   block:   a segment of rows of column tiles, some channels, of several images
+//   shared:  the filters; input rows in flight, a ring buffer of each thread's own
+//   thread:  one column tile of 1 to 4 channels: every input row is read once and added to all
+//            pending output rows in registers that it reaches
+//
+// Weight gradient: the last rows of grad_output wait in registers for the inputs that they meet;
+// one sum a tap, stage 1 of a two-stage reduction.
 #include "depthwise_conv2d/cuda/families.cuh"
 #include "depthwise_conv2d/cuda/nhwc_window.cuh"
 #include "depthwise_conv2d/cuda/two_stage_reduction.cuh"
@@ -144,7 +156,7 @@ template <typename StreamAxis, int V>
 struct WeightStreamShape : StreamShape<StreamAxis> {
   using Axis = StreamAxis;
   using Base = StreamShape<Axis>;
-  static_assert(Base::kStepOut == 1, "weights have no transposed march");
+  static_assert(Base::kStepOut == 1, "weight gradients are never transposed");
   static constexpr int kChannels = V;
   static constexpr int kCols = Base::kTaps == 5 ? 4 : Base::kCols;
   static constexpr int kInCols = Axis::inputs(kCols);
@@ -299,7 +311,7 @@ bool nhwc_stream(const Convolution<T>& c) {
 
 namespace {
 
-// V channels a thread; false where their pixels are not aligned.
+// V channels a thread; false where their positions are not aligned.
 template <typename Axis, int V, typename T>
 bool launch_stream_weight_gradient(const WeightGradient<T>& c) {
   using M = WeightStreamShape<Axis, V>;
@@ -332,9 +344,9 @@ bool nhwc_stream_weight_gradient(const WeightGradient<T>& c) {
       return launch_stream_weight_gradient<Axis, 2>(c) ||
              (Axis::step(1) == 1 && launch_stream_weight_gradient<Axis, 1>(c));
     } else {
-      // Marches through images a few strips wide are too short to be worth many channels a thread.
+      // Images a few column tiles wide are too short a stream to be worth many channels a thread.
       if constexpr (WeightStreamShape<Axis, 2>::kLight) {
-        constexpr int kNarrow = 14;  // pixels
+        constexpr int kNarrow = 14;  // positions
         if (c.g.out_w <= kNarrow && launch_stream_weight_gradient<Axis, 2>(c)) {
           return true;
         }

@@ -1,5 +1,4 @@
-// How strips of channels-last images are marched along: what waits in registers, where a march
-// begins, and how images are cut.
+// Plan of nhwc_stream: what waits in registers, where a stream begins, and how images are cut.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +7,7 @@
 
 namespace ops::cuda {
 
-// What a march along Axis keeps in registers. One step takes kStepIn new rows of inputs, completes
+// Registers of a stream along Axis. One step takes kStepIn new rows of inputs, completes
 // kStepOut rows of outputs, and touches kPending rows of outputs in all.
 template <typename Axis>
 struct StreamShape {
@@ -33,7 +32,7 @@ struct StreamShape {
     return round_up(rows, kStepOut);
   }
   static constexpr int kPending = pending();
-  // Steps before the first one that completes rows of the row_tile.
+  // Steps before the first one that completes rows of the column tile.
   static constexpr int kWarmUp = kPending / kStepOut - 1;
   // Steps that are unrolled, so that fewer pending rows have to move.
   static constexpr int kPeriod = kTaps == 3 && Axis::step(2) == 2 ? 3 : 2;
@@ -60,7 +59,7 @@ __device__ void move_rows(float (&rows)[kRows][kCols][V]) {
   }
 }
 
-// Where a row_tile's march begins in an image and its rows.
+// First row and column of a column tile's stream.
 template <typename Axis, typename M, typename Place>
 struct StreamStart {
   int w0, in_w0;       // columns of the first output and the first input
@@ -82,7 +81,7 @@ struct StreamStart {
 struct StreamPlan {
   StreamParams params;
   dim3 grid, block;
-  bool aligned;  // pixels, as vectors are
+  bool aligned;  // positions, as vectors are
 };
 
 template <typename Axis, typename M, typename T>
@@ -96,7 +95,7 @@ StreamPlan plan_stream(int64_t images, int64_t channels, int64_t in_h, int64_t i
   params.start_w = Axis::start(padding_w);
   params.images = images;
   params.channels = channels;
-  // The strips of a row, and then more images, beside as many lanes as leave the fewest idle.
+  // The column tiles of a row, and then more images, beside as many lanes as leave the fewest idle.
   const int64_t vectors = ceil_div(channels, V);
   const int64_t across = ceil_div(out_w, M::kCols);
   int64_t chunks = 0, least = 0;

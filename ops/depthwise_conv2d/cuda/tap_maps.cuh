@@ -19,7 +19,7 @@ __device__ inline int flat_thread() {
   return (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
 }
 
-// x = the V channels that lie in each of kCols loaded pixels; integers for the reason that
+// x = the V channels that lie in each of kCols loaded positions; integers for the reason that
 // load_vector has.
 template <typename T, typename Bits, int kCols, int V>
 __device__ void widen(const Bits (&bits)[kCols], float (&x)[kCols][V]) {

@@ -106,9 +106,9 @@ std::optional<TiledPlan> plan_of(const InvolutionGeometry& g, const TiledInvolut
   return TiledPlan{p, dim3(blocks), dim3(threads), shared};
 }
 
-// Of planes; nothing where shared memory does not suffice for the windows of `channels` channels.
+// In NCHW; nothing where shared memory does not suffice for the windows of `channels` channels.
 template <int K, typename T>
-std::optional<TiledPlan> plan_planes(const InvolutionGeometry& g, TiledInvolution p, int channels) {
+std::optional<TiledPlan> plan_nchw(const InvolutionGeometry& g, TiledInvolution p, int channels) {
   p.source.lanes = lanes_of(p.source.lanes, {p.offset_w - kLead<T, K>});
   set_tiles(p, p.out.w, kTileFours);
   p.pairs = FastDivide(p.fours / 2);
@@ -119,8 +119,8 @@ std::optional<TiledPlan> plan_planes(const InvolutionGeometry& g, TiledInvolutio
   const size_t limit = Device().block_shared;
   for (int rows = kTileThreads / p.fours / 4 * 4; rows > 0; rows -= 4) {
     set_rows(p, p.out.h, rows, 4);
-    p.plane = (p.rows + K - 1) * p.pitch;
-    const size_t shared = sizeof(T) * p.window_channels(channels) * p.plane;
+    p.window_stride = (p.rows + K - 1) * p.pitch;
+    const size_t shared = sizeof(T) * p.window_channels(channels) * p.window_stride;
     if (shared <= limit) {
       return plan_of(g, p, 1, p.fours * p.rows, shared);
     }
@@ -134,14 +134,15 @@ std::optional<TiledPlan> plan_pixels(const InvolutionGeometry& g, TiledInvolutio
                                      const Beside& beside) {
   using Taps = PixelTaps<K, kStride, kFlip>;
   constexpr int kPhases = Taps::kPhases, kTaps = Taps::kTaps, kStep = Taps::kStep;
-  p.lead = p.source.planes ? p.offset_w & (kFour - 1) : 0;
+  p.lead = p.source.nchw ? p.offset_w & (kFour - 1) : 0;
   p.before_h = static_cast<int>(g.padding_h % kPhases);
   p.before_w = static_cast<int>(g.padding_w % kPhases);
   set_tiles(p, ceil_div(p.out.w + p.before_w, kPhases), kPixelFours);
   set_rows(p, ceil_div(p.out.h + p.before_h, kPhases), kPixelRows / kStep, 1);
-  p.plane = window_rows(p, kTaps, kStep) * window_layout<kTaps, kStep>(p).row() * kTileChannels;
+  p.window_stride =
+      window_rows(p, kTaps, kStep) * window_layout<kTaps, kStep>(p).row() * kTileChannels;
   return plan_of(g, p, kPhases, round_up(p.fours * p.rows * kPixelParts, 32),
-                 sizeof(T) * p.plane + beside(p));
+                 sizeof(T) * p.window_stride + beside(p));
 }
 
 template <typename Kernel, typename... Pointers>
@@ -160,9 +161,9 @@ bool involve_tiled(const InvolutionGeometry& g, const T* source, const T* weight
   const auto p = tiled_geometry<kFlip>(g, source, weight, out);
   return p && dispatch_kernel(g, [&](auto kernel, auto stride) {
            constexpr int K = decltype(kernel)::value, S = decltype(stride)::value;
-           if (S == 1 && p->source.planes && p->weight.planes) {
-             return launch(involve_planes_kernel<T, K, kFlip>,
-                           plan_planes<K, T>(g, *p, kTileChannels), stream, source, weight, out);
+           if (S == 1 && p->source.nchw && p->weight.nchw) {
+             return launch(involve_nchw_kernel<T, K, kFlip>, plan_nchw<K, T>(g, *p, kTileChannels),
+                           stream, source, weight, out);
            }
            const auto plan = plan_pixels<K, S, kFlip, T>(g, *p, [](const TiledInvolution& tiles) {
              return sizeof(T) * PixelWeights<T, K, S, kFlip>::size(tiles);
@@ -177,9 +178,9 @@ bool involve_weight_tiled(const InvolutionGeometry& g, const T* x, const T* grad
   const auto p = tiled_geometry<false>(g, x, grad_weight, grad);
   return p && dispatch_kernel(g, [&](auto kernel, auto stride) {
            constexpr int K = decltype(kernel)::value, S = decltype(stride)::value;
-           if (S == 1 && p->source.planes && p->weight.planes &&
-               launch(involve_planes_weight_kernel<T, K>, plan_planes<K, T>(g, *p, p->channels),
-                      stream, x, grad, grad_weight)) {
+           if (S == 1 && p->source.nchw && p->weight.nchw &&
+               launch(involve_nchw_weight_kernel<T, K>, plan_nchw<K, T>(g, *p, p->channels), stream,
+                      x, grad, grad_weight)) {
              return true;
            }
            const auto plan = plan_pixels<K, S, false, T>(g, *p, [](const TiledInvolution& tiles) {

@@ -163,8 +163,8 @@ __device__ void store_weight_row(const float (&sum)[K][kFour], T* __restrict__ g
 // tap's weights moved along with the source.
 template <typename T, int K, bool kFlip>
 __global__ void __launch_bounds__(kTileThreads, 3)
-    involve_planes_kernel(const __grid_constant__ TiledInvolution p, const T* __restrict__ source,
-                          const T* __restrict__ weight, T* __restrict__ out) {
+    involve_nchw_kernel(const __grid_constant__ TiledInvolution p, const T* __restrict__ source,
+                        const T* __restrict__ weight, T* __restrict__ out) {
   extern __shared__ float4 shared[];
   T* windows = reinterpret_cast<T*>(shared);
   const Tile tile(p);
@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(kTileThreads, 3)
         if (c % kFour == 0 && c >= channels) {
           break;
         }
-        const SourceRow<T, K> x(row + c * p.plane);
+        const SourceRow<T, K> x(row + c * p.window_stride);
 #pragma unroll
         for (int b = 0; b < K; ++b) {
 #pragma unroll
@@ -220,8 +220,8 @@ __global__ void __launch_bounds__(kTileThreads, 3)
 // registers.
 template <typename T, int K>
 __global__ void __launch_bounds__(kTileThreads, 3)
-    involve_planes_weight_kernel(const __grid_constant__ TiledInvolution p, const T* __restrict__ x,
-                                 const T* __restrict__ grad, T* __restrict__ grad_weight) {
+    involve_nchw_weight_kernel(const __grid_constant__ TiledInvolution p, const T* __restrict__ x,
+                               const T* __restrict__ grad, T* __restrict__ grad_weight) {
   extern __shared__ float4 shared[];
   T* windows = reinterpret_cast<T*>(shared);
   const Tile tile(p);
@@ -258,13 +258,13 @@ __global__ void __launch_bounds__(kTileThreads, 3)
       if (a == 0 && first == 0) {
         wait_for_copies();
       }
-      const T* row = windows + first * p.plane + (tile.y + a) * p.pitch + tile.x;
+      const T* row = windows + first * p.window_stride + (tile.y + a) * p.pitch + tile.x;
 #pragma unroll
       for (int c = 0; c < kTileChannels; ++c) {
         if (c % kFour == 0 && first + c >= p.channels) {
           break;
         }
-        const SourceRow<T, K> source(row + c * p.plane);
+        const SourceRow<T, K> source(row + c * p.window_stride);
 #pragma unroll
         for (int b = 0; b < K; ++b) {
 #pragma unroll

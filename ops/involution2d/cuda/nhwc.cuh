@@ -23,7 +23,7 @@ class PixelWeights {
                           const PixelTile& tile, T* shared)
       : p_(p), tile_(tile), shared_(shared), weight_(weight), skew_(block_skew(weight)) {}
 
-  __device__ void copy() const { p_.weight.planes ? copy_planes() : copy_runs(); }
+  __device__ void copy() const { p_.weight.nchw ? copy_nchw() : copy_runs(); }
 
   // The factors of the squares' outputs, zeros where a tap does not exist.
   __device__ void take(int a, float (&factor)[Taps::kPhases][Taps::kTaps][kFour]) const {
@@ -84,7 +84,7 @@ class PixelWeights {
   }
   // Elements in shared memory that come before the run.
   __device__ int skipped(int index) const {
-    return p_.weight.planes ? 0 : (index + skew_) & (kBlock - 1);
+    return p_.weight.nchw ? 0 : (index + skew_) & (kBlock - 1);
   }
 
   // A column for a group of threads.
@@ -114,7 +114,7 @@ class PixelWeights {
   }
 
   // Pixels side by side for threads side by side.
-  __device__ void copy_planes() const {
+  __device__ void copy_nchw() const {
     for (Walk at(columns(), p_.rows); at.slow < kRows; at.next()) {
       const int a = at.slow, y = at.middle, x = at.fast;
       const bool inside =
@@ -146,7 +146,7 @@ __device__ void store_pixel_sums(float (&sum)[kPartChannels][kOuts], const Tiled
   const int h = kPhases * (tile.row + tile.y) + tile.phase - p.before_h;
   int w = kPhases * (tile.col + tile.x) - p.before_w, end = p.out.w;
   const int first = tile.part * kPartChannels;
-  if (kPhases > 1 && p.before_w > 0 && p.out.planes) {
+  if (kPhases > 1 && p.before_w > 0 && p.out.nchw) {
     // So that fours are aligned, each thread hands its first output to the one before it.
     const bool alone = tile.x == 0 && !tile.spare && is_inside(h, p.out.h) && is_inside(w, end);
 #pragma unroll
@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(kPixelThreads)
   T* windows = reinterpret_cast<T*>(shared);
   const PixelTile tile(p, Taps::kPhases);
   const PixelWeights<T, K, kStride, kFlip> weights(tile.start(weight, p.weight, tile.group * K * K),
-                                                   p, tile, windows + p.plane);
+                                                   p, tile, windows + p.window_stride);
   weights.copy();
   const PixelRow<Taps::kTaps, Taps::kStep> row(p, tile);
   for (int first = 0; first < p.channels; first += kTileChannels) {
@@ -245,7 +245,7 @@ __global__ void __launch_bounds__(kPixelThreads)
                                  const T* __restrict__ grad, T* __restrict__ grad_weight) {
   extern __shared__ float4 shared[];
   T* windows = reinterpret_cast<T*>(shared);
-  float* sums = reinterpret_cast<float*>(windows + p.plane);
+  float* sums = reinterpret_cast<float*>(windows + p.window_stride);
   const PixelTile tile(p, 1);
   const int h = tile.row + tile.y, w = tile.col + tile.x;
   const PixelRow<K, kStride> row(p, tile);
@@ -300,7 +300,7 @@ __global__ void __launch_bounds__(kPixelThreads)
   }
   const TiledImage& image = p.weight;
   T* to = tile.start(grad_weight, image, tile.group * K * K);
-  if (image.planes) {
+  if (image.nchw) {
     if (!tile.spare && h < image.h && w + tile.part < image.w) {
       to += h * image.row + w + tile.part;
 #pragma unroll K

@@ -70,7 +70,7 @@ OPS_DEVICE inline int window_rows(const TiledInvolution& p, int taps, int step) 
 }
 
 // Where a window's pixel lies; its channel c is at this ^ c. The halves of every other pixels are
-// exchanged, so that threads that store the same channels of rows of planes do so in other banks.
+// exchanged, so that threads that store the same channels of NCHW rows do so in other banks.
 __device__ inline int window_index(const PixelLayout& layout, int place) {
   return place * kTileChannels + (place & layout.of_thread / 2 ? kTileChannels / 2 : 0);
 }
@@ -101,7 +101,7 @@ __device__ void copy_window_pixels(const T* __restrict__ from, const TiledImage&
   }
 }
 
-// Of planes: a thread loads fours of a row before it stores the first; kVector: each at once.
+// NCHW: a thread loads fours of a row before it stores the first; kVector: each at once.
 template <bool kVector, int kMostFours, typename T>
 __device__ void copy_window_rows(const T* __restrict__ from, const TiledImage& image, int row,
                                  int col, int rows, const PixelLayout& layout, int channels,
@@ -159,9 +159,9 @@ __device__ void copy_pixel_windows(const T* __restrict__ from, const TiledInvolu
   const PixelLayout layout = window_layout<kTaps, kStep>(p);
   const int row = tile.row * kStep + p.offset_h, col = tile.col * kStep + p.offset_w - p.lead;
   const int rows = window_rows(p, kTaps, kStep);
-  if (image.planes && image.lanes >= kFour) {
+  if (image.nchw && image.lanes >= kFour) {
     copy_window_rows<true, kMostFours>(from, image, row, col, rows, layout, channels, to);
-  } else if (image.planes) {
+  } else if (image.nchw) {
     copy_window_rows<false, kMostFours>(from, image, row, col, rows, layout, channels, to);
   } else if (image.lanes == kVector) {
     copy_window_pixels<kVector>(from, image, row, col, rows, layout, channels, to);
@@ -224,7 +224,7 @@ __device__ void for_each_pixel_out(const TiledInvolution& p, const PixelTile& ti
   };
   if (p.out.lanes < kFour) {
     visit(Width<1>{}, Width<1>{});
-  } else if (p.out.planes) {
+  } else if (p.out.nchw) {
     visit(Width<1>{}, Width<kFour>{});
   } else {
     visit(Width<kPartChannels>{}, Width<1>{});

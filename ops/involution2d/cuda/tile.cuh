@@ -19,8 +19,8 @@ struct TiledImage {
   int64_t image;
   int channel, row, pixel;
   int h, w;
-  bool planes;  // rows of adjacent pixels; else adjacent channels
-  int lanes;    // adjacent elements that can move at once: of a row or, channels last, of a pixel
+  bool nchw;  // rows of adjacent columns; else adjacent channels
+  int lanes;  // adjacent elements that can move at once: of a row or, channels last, of a pixel
 };
 
 struct TiledInvolution {
@@ -28,12 +28,12 @@ struct TiledInvolution {
   TiledImage source, weight, out;
   int offset_h, offset_w;  // the source's pixel that output 0 takes at tap 0
   int tiles_h, tiles_w;
-  int fours, rows;         // of a tile: an even number, and of planes a multiple of 4
+  int fours, rows;         // of a tile: an even number, and in NCHW a multiple of 4
   int lead;                // columns of a window of pixels before the first that output 0 takes
   int before_h, before_w;  // outputs of the first squares that lie before the image
   FastDivide pairs{1};     // a pair of fours is 8 pixels
   int columns, pitch;  // of a window in shared memory: those that are filled, those that there are
-  int plane;           // from one channel's window to the next
+  int window_stride;   // from one channel's window to the next
 
   OPS_DEVICE int width() const { return kFour * fours; }
   OPS_DEVICE int window_channels(int at_once) const {
@@ -167,15 +167,15 @@ __device__ void copy_async(T* to, const T* from, bool inside) {
 // Copies the windows of `channels` channels, from (row, col) on, to shared memory, V elements at a
 // time; zeros beyond the image, and channels of zeros to make it fours.
 template <int V, typename T>
-__device__ void copy_planes(const T* __restrict__ from, const TiledInvolution& p, int rows, int row,
-                            int col, int channels, T* __restrict__ to) {
+__device__ void copy_nchw(const T* __restrict__ from, const TiledInvolution& p, int rows, int row,
+                          int col, int channels, T* __restrict__ to) {
   const TiledImage& image = p.source;
   const int end = round_up(channels, kFour);
 #pragma unroll 2
   for (Walk at(p.columns / V, rows); at.slow < end; at.next()) {
     const int h = row + at.middle, w = col + at.fast * V;
     const bool inside = h >= 0 && h < image.h && w >= 0 && w < image.w && at.slow < channels;
-    copy_async<V>(to + at.slow * p.plane + at.middle * p.pitch + at.fast * V,
+    copy_async<V>(to + at.slow * p.window_stride + at.middle * p.pitch + at.fast * V,
                   from + (inside ? at.slow * image.channel + h * image.row + w : 0), inside);
   }
 }
@@ -186,7 +186,7 @@ __device__ void copy_windows(const T* __restrict__ from, const TiledInvolution& 
                              int channels, T* __restrict__ to) {
   const int row = tile.row + p.offset_h, col = tile.col + p.offset_w - kLead<T, K>;
   dispatch_lanes<kVectorBytes / sizeof(T)>(p.source, [&](auto lanes) {
-    copy_planes<lanes.value>(from, p, p.rows + K - 1, row, col, channels, to);
+    copy_nchw<lanes.value>(from, p, p.rows + K - 1, row, col, channels, to);
   });
 }
 

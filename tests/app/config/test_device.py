@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from app.config.device import describe, pick_device
+import app.config.device
+from app.config.device import CpuThreads, describe, pick_device
 from app.config.errors import UserError
 
 
@@ -28,3 +29,65 @@ def test_describe(monkeypatch):
     assert describe(torch.device("cpu")) == "cpu, 1 thread"
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     assert describe(torch.device("cpu")) == "cpu, 8 threads"
+
+
+class Clock:
+    """Time that passes only by hand."""
+
+    now = 0.0
+
+    def perf_counter(self):
+        return self.now
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A machine with 4 threads, whose fastest number is set by hand; its clock."""
+    clock = Clock()
+    clock.threads, clock.fastest, clock.probes = 4, 4, 0
+
+    def probe(most):
+        clock.probes += 1
+        return clock.fastest
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(app.config.device, "time", clock)
+    monkeypatch.setattr(app.config.device, "fastest_threads", probe)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: clock.threads)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: setattr(clock, "threads", count))
+    return clock
+
+
+def test_threads_follow_the_load(machine):
+    threads = CpuThreads(torch.device("cpu"))
+
+    def window(seconds):
+        machine.now += seconds
+        threads.adapt()
+        return machine.threads
+
+    assert [window(1.0), window(1.4)] == [4, 4]
+    machine.fastest = 1
+    assert [window(1.4), machine.probes] == [4, 1]
+    assert [window(3.0), machine.probes] == [1, 2]  # slow
+    machine.fastest = 4
+    assert [window(1.2), window(1.2), machine.probes] == [1, 1, 2]
+    assert [window(3.0), machine.probes] == [4, 3]  # after five seconds
+
+
+def test_threads_are_those_of_the_checkpoint_on_resume(machine):
+    machine.fastest = 4
+    CpuThreads(torch.device("cpu"), before=2)
+    assert (machine.threads, machine.probes) == (2, 0)
+
+
+@pytest.mark.parametrize(("device", "environment"), [("cpu", "4"), ("cuda", None)])
+def test_threads_of_the_user_and_of_gpus_are_kept(machine, monkeypatch, device, environment):
+    if environment:
+        monkeypatch.setenv("OMP_NUM_THREADS", environment)
+    machine.fastest = 1
+    threads = CpuThreads(torch.device(device))
+    for seconds in (1.0, 100.0, 100.0):
+        machine.now += seconds
+        threads.adapt()
+    assert (machine.threads, machine.probes) == (4, 0)

@@ -13,11 +13,9 @@ import torch
 import torchvision
 
 import app.data.datasets
-import app.data.download
 from app.config.errors import UserError
 from app.config.schema import DataConfig
-from app.data.datasets import load_dataset
-from app.data.download import DownloadError, download
+from app.data.datasets import DownloadError, download, load_dataset, load_split
 from app.data.transforms import normalize
 from tests.app.idx import FILES, digit_images, encode_idx, write_dataset
 
@@ -211,7 +209,7 @@ def test_a_root_that_is_a_file(tmp_path):
 def test_a_root_that_cannot_be_written(tmp_path, mirror):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "MNIST").write_text("a file, where a folder should be")
-    with pytest.raises(UserError, match=r"data\.root=.*: cannot be written: Not a directory"):
+    with pytest.raises(UserError, match=r"data\.root=.*: cannot be written: "):
         load_dataset(config(tmp_path / "data"))
 
 
@@ -231,7 +229,7 @@ def hanging(monkeypatch, where):
 
 @pytest.mark.parametrize("where", ["name resolution", "connection", "answer"])
 def test_a_network_that_swallows_packets_is_noticed(tmp_path, monkeypatch, where):
-    monkeypatch.setattr(app.data.download, "DEADLINE", 0.3)
+    monkeypatch.setattr(app.data.datasets, "FIRST_BYTE", 0.3)
     monkeypatch.setenv("no_proxy", "*")
     silent = hanging(monkeypatch, where)
     started = time.monotonic()
@@ -243,8 +241,14 @@ def test_a_network_that_swallows_packets_is_noticed(tmp_path, monkeypatch, where
         silent.close()
 
 
-def test_the_deadline_leaves_time_to_spare():
-    assert app.data.download.DEADLINE <= 7  # of the ten seconds, two go to importing torchvision
+def test_the_deadline_leaves_time_to_import_torchvision():
+    assert app.data.datasets.FIRST_BYTE <= 8  # of ten seconds
+
+
+def test_the_test_images_are_read_without_the_training_images(tmp_path):
+    folder = write_dataset(tmp_path)
+    (folder / IMAGES).write_bytes(b"damaged")
+    assert len(load_split(config(tmp_path), train=False)) == 100
 
 
 def test_a_refused_connection_is_a_reason(tmp_path, monkeypatch):

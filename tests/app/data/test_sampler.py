@@ -23,6 +23,12 @@ def test_it_follows_from_seed_and_epoch():
         assert not torch.equal(first.maps, other.maps)
 
 
+def test_seed_and_epoch_are_not_interchangeable():
+    one, other = plan(seed=0, epoch=1), plan(seed=1, epoch=0)
+    assert not torch.equal(one.batches, other.batches)
+    assert not torch.equal(one.maps, other.maps)
+
+
 def test_without_augmentation_the_order_is_the_same():
     bare = plan(augment=None)
     assert bare.maps is None

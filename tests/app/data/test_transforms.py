@@ -50,6 +50,11 @@ def test_limits_are_kept_and_reached():
     assert torch.equal(draw(shear=10)[:, :, 0], torch.tensor([1.0, 0]).expand(1000, 2))
 
 
+def test_rotation_and_shear_keep_the_area():
+    area = draw(rotation=30, shear=20)[:, :, :2].double().det()
+    torch.testing.assert_close(area, torch.ones(1000, dtype=torch.float64), rtol=0, atol=1e-6)
+
+
 def test_an_expected_image_keeps_its_ink():
     images = torch.zeros(500, 1, 28, 28)
     images[:, :, 8:20, 10:18] = 1

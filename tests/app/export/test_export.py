@@ -23,6 +23,7 @@ from app.export import export as exporter
 from app.export.export import check, export
 from app.export.graph import BATCH, build_graph, newest_opset
 from app.inference.predictor import load_data, load_torch
+from app.runs.folder import read_summary
 
 # Only what a consumer has: the two packages, and not a module of this project's or of torch's.
 CONSUMER = """
@@ -95,7 +96,9 @@ def test_metadata_names_data_classes_and_versions(trained_run, tmp_path):
     assert json.loads(about["classes"]) == list("0123456789")
     assert float(about["mean"]) == checkpoint.data["mean"]
     assert float(about["std"]) == checkpoint.data["std"]
-    assert float(about["test_accuracy"]) == pytest.approx(checkpoint.metrics["test_accuracy"])
+    assert float(about["test_accuracy"]) == pytest.approx(
+        read_summary(trained_run)["test_accuracy"]
+    )
     kind = {"name": "lenet", "act": "ncrelu", "conv": "depthwise", "head": "fc"}
     assert json.loads(about["model"]) == kind
     assert {"python", "torch", "onnx"} <= json.loads(about["versions"]).keys()
@@ -258,11 +261,11 @@ def test_raw_pixels_in_and_classes_out(trained, exporter_name):
     ],
     ids=str,
 )
-def test_fp16_and_int8_keep_the_accuracy(trained, capsys, settings, name, most):
+def test_fp16_and_int8_keep_the_accuracy(trained, trained_run, capsys, settings, name, most):
     exported(trained)
     capsys.readouterr()
     model = exported(trained, name, **settings)
-    accuracy = load_torch(trained).checkpoint.metrics["test_accuracy"]
+    accuracy = read_summary(trained_run)["test_accuracy"]
     printed = re.search(r"accuracy (.+)% \(fp32 in torch: (.+)%\)", capsys.readouterr().out)
     assert float(printed[2]) == pytest.approx(100 * accuracy, abs=0.01)
     assert float(printed[1]) >= 100 * accuracy - 0.3  # an image is 0.28 points
@@ -370,7 +373,7 @@ def test_int8_is_calibrated_on_the_validation_images_alone(make_run, monkeypatch
     settings = {"quantize": "int8", "preprocess": preprocess}
     exported(folder, "model-int8.onnx", **settings)
     original = load_torch(folder)
-    expected = load_data(original.checkpoint, "").val.images
+    expected = load_data(original.checkpoint, "data").val.images
     if not preprocess:
         expected = (expected / 255 - 0.2) / 0.3
     (images,) = seen

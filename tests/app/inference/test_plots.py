@@ -3,7 +3,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from app.config.schema import ModelConfig
+from app.config.schema import LeNetConfig, LLTMConfig
 from app.inference import plots
 from app.inference.metrics import Predictions
 from app.models import build_model
@@ -47,7 +47,7 @@ def outside(figure):
 
 @pytest.mark.parametrize(("conv", "count"), [("standard", 6), ("depthwise", 1)])
 def test_filters_are_red_below_zero_and_blue_above(figures, conv, count):
-    model = build_model(ModelConfig(conv=conv), 10)
+    model = build_model(LeNetConfig(conv=conv), 10)
     weight = next(p for p in model.parameters() if p.ndim == 4 and p.shape[-1] == 5)
     with torch.no_grad():
         weight.fill_(0)
@@ -63,9 +63,9 @@ def test_filters_are_red_below_zero_and_blue_above(figures, conv, count):
     assert outside(figures[0]) == []
 
 
-@pytest.mark.parametrize("kind", [{"name": "lltm"}, {"conv": "involution"}], ids=str)
+@pytest.mark.parametrize("kind", [LLTMConfig(), LeNetConfig(conv="involution")], ids=str)
 def test_a_network_without_spatial_convolution_has_no_filters(kind):
-    assert plots.draw_filters(build_model(ModelConfig(**kind), 10)) is None
+    assert plots.draw_filters(build_model(kind, 10)) is None
 
 
 def test_confusion_matrix_is_darkest_where_most_mistakes_are(figures):

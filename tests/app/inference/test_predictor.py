@@ -12,6 +12,7 @@ from app.inference.predictor import (
     load_predictor,
     load_torch,
 )
+from app.runs.folder import read_summary
 from tests.app.idx import write_dataset
 
 
@@ -52,15 +53,15 @@ def test_test_images_give_the_accuracy_of_training(trained_run, make_run, tmp_pa
     split = load_test_split("digits", str(tmp_path))
     predicted = trained.logits(split.images).argmax(1)
     accuracy = (predicted == split.labels).double().mean().item()
-    assert accuracy == pytest.approx(trained.checkpoint.metrics["test_accuracy"], abs=1e-9)
+    assert accuracy == pytest.approx(read_summary(trained_run)["test_accuracy"], abs=1e-9)
 
 
 def test_the_data_is_split_as_it_was_for_training(make_run):
     trained = load_torch(make_run(val_size=40, split_seed=3))
-    val = load_data(trained.checkpoint, "").val
+    val = load_data(trained.checkpoint, "data").val
     assert len(val) == 40
     trained.checkpoint.data["split_seed"] = 4
-    assert not torch.equal(load_data(trained.checkpoint, "").val.labels, val.labels)
+    assert not torch.equal(load_data(trained.checkpoint, "data").val.labels, val.labels)
 
 
 def test_a_missing_data_set_is_not_replaced(make_run, tmp_path, monkeypatch):

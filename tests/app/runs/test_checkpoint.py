@@ -6,13 +6,13 @@ import torch
 
 import app.runs.files
 from app.config.errors import RunError, UserError
-from app.config.schema import ModelConfig
+from app.config.schema import LeNetConfig
 from app.models import build_model
 from app.runs.checkpoint import FORMAT, Checkpoint, load_checkpoint, load_model, save_checkpoint
 
 
 def make_checkpoint(act="ncrelu", conv="depthwise"):
-    cfg = ModelConfig(act, conv)
+    cfg = LeNetConfig(act, conv)
     return Checkpoint(
         model=build_model(cfg, 10).state_dict(),
         model_config=dataclasses.asdict(cfg),
@@ -41,7 +41,7 @@ def test_the_file_is_plain_data(tmp_path):
 
 
 def test_load_model_computes_what_was_saved(tmp_path):
-    model = build_model(ModelConfig("gelu", "depthwise"), 10)
+    model = build_model(LeNetConfig("gelu", "depthwise"), 10).eval()
     checkpoint = make_checkpoint("gelu")
     checkpoint.model = model.state_dict()
     save_checkpoint(tmp_path / "best.pt", checkpoint)
@@ -70,12 +70,6 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch, failing):
     monkeypatch.undo()
     assert path.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["last.pt"]
-
-
-def test_a_temporary_left_by_a_killed_run_is_overwritten(tmp_path):
-    (tmp_path / ".best.pt.tmp").write_bytes(b"half of a checkpoint")
-    save_checkpoint(tmp_path / "best.pt", make_checkpoint())
-    assert [path.name for path in tmp_path.iterdir()] == ["best.pt"]
 
 
 @pytest.mark.parametrize("share", [0, 0.1, 0.5, 0.99])

@@ -39,9 +39,7 @@ def sweep(tmp_path):
             summary = {"status": "failed", "error": "the loss is nan at step 3"}
         if number != 11:
             (folder / "summary.json").write_text(json.dumps(summary))
-    hidden = root / ".12.tmp" / CONFIG.parent  # of a run that was killed as it made its folder
-    hidden.mkdir(parents=True)
-    (hidden / "config.yaml").touch()
+    (root / "12" / CONFIG.parent).mkdir(parents=True)  # killed before its configuration: no run
     return root
 
 
@@ -171,5 +169,5 @@ def test_command_exit_codes_and_output(sweep):
     assert (done.returncode, done.stderr) == (2, "error: nowhere: no such folder\n")
     for wrong in (["--foo"], ["latest", "--output", "x"]):
         done = subprocess.run([*command, *wrong], capture_output=True, text=True)
-        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-        assert done.stderr.startswith("error: ")
+        assert (done.returncode, done.stderr.count("\n")) == (2, 2)
+        assert done.stderr.splitlines()[1].startswith("python -m app.report: error: ")

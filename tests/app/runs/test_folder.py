@@ -5,13 +5,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
-import app.config.overrides
 import app.runs.folder
+import app.training.state
 from app.config.errors import UserError
-from app.config.schema import DataConfig, ModelConfig, OptimConfig, TrainConfig
-from app.runs.folder import RESULTS, SUMMARY, create_run_folder, find_checkpoint, locked
+from app.config.schema import DataConfig, LeNetConfig, OptimConfig, TrainConfig, from_mapping
+from app.runs.folder import (
+    RESULTS,
+    SUMMARY,
+    create_run_folder,
+    find_checkpoint,
+    locked,
+    read_settings,
+)
 from app.training.state import load_config
 
 
@@ -45,9 +51,8 @@ def test_a_new_run_removes_no_folder_of_others(tmp_path):
 
 
 def test_the_configuration_is_in_the_folder(tmp_path):
-    cfg = TrainConfig(model=ModelConfig(act="gelu"), outputs=str(tmp_path), seed=5)
-    saved = OmegaConf.load(create_run_folder(cfg) / ".hydra" / "config.yaml")
-    assert OmegaConf.merge(OmegaConf.structured(TrainConfig), saved) == OmegaConf.structured(cfg)
+    cfg = TrainConfig(model=LeNetConfig(act="gelu"), outputs=str(tmp_path), seed=5)
+    assert from_mapping(TrainConfig, read_settings(create_run_folder(cfg))) == cfg
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):
@@ -59,7 +64,7 @@ def test_a_folder_that_cannot_be_made(tmp_path):
 
 def test_an_option_of_a_group_that_another_run_has_not(tmp_path, monkeypatch):
     cfg = TrainConfig(
-        model=ModelConfig(conv="depthwise"),
+        model=LeNetConfig(conv="depthwise"),
         data=DataConfig(name="digits"),
         optim=OptimConfig("adamw"),
         outputs=str(tmp_path),
@@ -67,8 +72,9 @@ def test_an_option_of_a_group_that_another_run_has_not(tmp_path, monkeypatch):
     folder = create_run_folder(cfg)
 
     def resumed(option, asked):
-        monkeypatch.setattr(app.config.overrides, "typed_overrides", lambda: [option])
-        return load_config(folder, asked)
+        typed = {option.partition("=")[0]: option}
+        monkeypatch.setattr(app.training.state, "typed_overrides", lambda: typed)
+        return load_config(folder, asked, None)
 
     for option, key in {
         "data=mnist": "data.name=mnist: the run to resume has digits",

@@ -11,7 +11,7 @@ from app.runs.tracker import Tracker
 
 
 def test_scalars_are_read_back(tmp_path):
-    with closing(Tracker(tmp_path, {})) as tracker:
+    with closing(Tracker(tmp_path)) as tracker:
         tracker.scalars(10, {"loss/train": 0.5, "learning_rate": 0.01})
         tracker.scalars(20, {"loss/train": 0.25})
     events = EventAccumulator(str(tmp_path)).Reload()
@@ -25,24 +25,18 @@ def test_scalars_are_read_back(tmp_path):
     ]
 
 
-def test_what_came_after_the_sizes_is_cut_off(tmp_path):
-    with closing(Tracker(tmp_path, {})) as tracker:
+def test_points_after_the_checkpoint_are_purged(tmp_path):
+    with closing(Tracker(tmp_path)) as tracker:
         tracker.scalars(1, {"x": 1.0})
-        sizes = tracker.flush()
+        size = tracker.flush()
         tracker.scalars(2, {"x": 2.0})
-    with closing(Tracker(tmp_path, sizes)) as tracker:
+    with closing(Tracker(tmp_path, 1, size)) as tracker:
         tracker.scalars(2, {"x": 3.0})
         tracker.flush()
-    with closing(Tracker(tmp_path, sizes)) as tracker:  # a second time from the same checkpoint
+    with closing(Tracker(tmp_path, 1, size)) as tracker:  # a second time from the same checkpoint
         tracker.scalars(2, {"x": 4.0})
-    files = sorted(tmp_path.glob("events.*"))
-    assert len(files) == 2
-    points = [
-        (point.step, point.value)
-        for file in files
-        for point in EventAccumulator(str(file)).Reload().Scalars("x")
-    ]
-    assert sorted(points) == [(1, 1.0), (2, 4.0)]
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [(point.step, point.value) for point in events.Scalars("x")] == [(1, 1.0), (2, 4.0)]
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["x"] for line in lines] == [1.0, 4.0]
 
@@ -50,8 +44,8 @@ def test_what_came_after_the_sizes_is_cut_off(tmp_path):
 def test_a_disk_that_is_full(tmp_path):
     with pytest.raises(RunError, match="cannot be written: Not a directory"):
         (tmp_path / "file").touch()
-        Tracker(tmp_path / "file" / "x", {})
-    with closing(Tracker(tmp_path, {})) as tracker:
+        Tracker(tmp_path / "file" / "x")
+    with closing(Tracker(tmp_path)) as tracker:
         tracker.scalars(1, {"x": 1.0})
         with limited_files(), pytest.raises(RunError, match="cannot be written: File too large"):
             tracker.scalars(2, {"x": 1.0})

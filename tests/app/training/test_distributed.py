@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,23 +14,26 @@ from app.runs.checkpoint import load_checkpoint
 from app.runs.folder import find_runs
 from app.training.distributed import World
 from app.training.trainer import train
+from tests.app.idx import write_dataset
 from tests.app.test_train import ROOT
 from tests.app.training.test_resume import cfg, lines  # noqa: F401
 
 DYING = """
-import os, signal
-from app.training import trainer as training
+import itertools, os, signal
+from app.training import trainer
+from app.training.step import TrainStep
 from app.train import main
 
-take = training.Steps.take
+take, calls = TrainStep.take, itertools.count()
 
-def dying(steps):
-    if steps.run.step == 10 and steps.run.world.rank == 1 and steps.run.world.restarts == 0:
+def dying(train_step):
+    world = train_step.world
+    if next(calls) == 10 and world.rank == 1 and world.restarts == 0:
         os.kill(os.getpid(), signal.SIGKILL)
-    take(steps)
+    take(train_step)
 
-training.ASK_EVERY = 1
-training.Steps.take = dying
+trainer.ASK_EVERY = 1
+TrainStep.take = dying
 main()
 """
 
@@ -71,7 +75,60 @@ def test_two_are_like_one_even_when_one_dies(cfg, tmp_path):  # noqa: F811
     weights, others = (load_checkpoint(path / "last.pt").model for path in (alone, together))
     torch.testing.assert_close(weights, others, rtol=1e-4, atol=1e-4)
     assert json.loads((together / "summary.json").read_text())["processes"] == 2
-    assert load_checkpoint(together / "last.pt").training["learner"]["model"]
+    assert load_checkpoint(together / "last.pt").training["state"]["model"]
+
+
+DISAGREEING = """
+import os, sys
+from app.train import main
+
+root = sys.argv.pop(1)
+os.environ["DATA_ROOT"] = root if os.environ["RANK"] == "1" else "nothing"
+main()
+"""
+
+SAVING = """
+from app.training import trainer
+from app.train import main
+
+save = trainer.save
+
+def told(run, name, **metrics):
+    if name == "last.pt":
+        print("saved", run.step, flush=True)
+    save(run, name, **metrics)
+
+trainer.save = told
+main()
+"""
+
+
+def test_all_processes_train_on_the_data_of_rank_0(tmp_path, monkeypatch):
+    """Rank 1 has MNIST, rank 0 has not and falls back."""
+    write_dataset(tmp_path / "data")
+    for name in ("http_proxy", "https_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    script = tmp_path / "disagreeing.py"
+    script.write_text(DISAGREEING)
+    overrides = [str(tmp_path / "data"), "trainer.epochs=1", f"outputs={tmp_path / 'out'}"]
+    code, _, errors = torchrun(script, overrides)
+    assert code == 0, errors
+    (folder,) = find_runs(tmp_path / "out")
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["dataset"], summary["fallback_from"]) == ("digits", "mnist")
+    assert summary["processes"] == 2
+    assert errors.count("WARNING: mnist is not in") == 1
+
+
+def test_processes_save_after_the_same_steps_as_one(tmp_path):
+    script = tmp_path / "saving.py"
+    script.write_text(SAVING)
+    overrides = ["data=digits", "trainer.checkpoint_steps=5", "trainer.epochs=1", "device=cpu"]
+    overrides += ["trainer.batch_size=64", f"outputs={tmp_path / 'out'}"]
+    code, output, errors = torchrun(script, overrides)
+    assert code == 0, errors
+    saved = [int(line.split()[1]) for line in output.splitlines() if line.startswith("saved")]
+    assert saved == [5, 10, 15, 20]
 
 
 def test_a_batch_that_cannot_be_shared(cfg):  # noqa: F811
@@ -79,8 +136,11 @@ def test_a_batch_that_cannot_be_shared(cfg):  # noqa: F811
     from app.training.state import start
 
     class Three(World):
-        def broadcast(self, value):
-            return value
+        def from_rank_0(self, function):
+            return function()
 
-    with pytest.raises(UserError, match=r"trainer\.batch_size=32: must be a multiple of 3"):
-        start(cfg, Three(0, 3))
+    with (
+        ExitStack() as stack,
+        pytest.raises(UserError, match=r"trainer\.batch_size=32: must be a multiple of 3"),
+    ):
+        start(cfg, Three(0, 3), stack)

@@ -8,14 +8,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from app.config.schema import ModelConfig, OptimConfig
+from app.config.schema import LeNetConfig, OptimConfig
 from app.models import build_model
 from app.training.optimizers import AdamW, Muon, Stack, one_cycle, orthogonalize
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def test_it_takes_the_steps_of_torchs_class(device):
-    ours = build_model(ModelConfig("gelu"), 10).to(device)
+    ours = build_model(LeNetConfig("gelu"), 10).to(device)
     theirs = copy.deepcopy(ours)
     optimizer = AdamW(ours.parameters(), weight_decay=0.1)
     reference = torch.optim.AdamW(theirs.parameters(), weight_decay=0.1, fused=True)
@@ -59,7 +59,7 @@ def test_muon_takes_the_steps_of_torchs_class(device, together):
 
 
 def test_muon_moves_biases_as_adamw():
-    model = build_model(ModelConfig("ncrelu", "depthwise"), 10)
+    model = build_model(LeNetConfig("ncrelu", "depthwise"), 10)
     twin = copy.deepcopy(model)
     muon, adamw = Muon(model.parameters(), 0.1), AdamW(twin.parameters(), 0.1)
     for network, optimizer in ((model, muon), (twin, adamw)):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import random
 import signal
 import time
@@ -11,20 +12,26 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+import app.training.state
 from app.config.errors import RunError, UserError
 from app.config.schema import (
     AugmentConfig,
     DataConfig,
-    ModelConfig,
+    LeNetConfig,
+    LLTMConfig,
     OptimConfig,
     TrainConfig,
     TrainerConfig,
 )
 from app.runs.checkpoint import load_checkpoint, save_checkpoint
+from app.runs.folder import create_run_folder, find_checkpoint, find_run, locked
 from app.training import trainer as training
+from app.training.state import load_config
+from app.training.step import TrainStep
 from app.training.trainer import train
 from tests.app.idx import write_dataset
 from tests.app.test_train import command, run
+from tests.app.training.moments import before_step
 
 EPOCHS, EPOCH_STEPS = 3, 7
 TIMES = ("images_per_second", "seconds")  # what no two runs have in common
@@ -38,7 +45,7 @@ def cfg(tmp_path):
     """Everything that has a state is in it."""
     write_dataset(tmp_path / "data")
     return TrainConfig(
-        model=ModelConfig(act="ncrelu"),
+        model=LeNetConfig(act="ncrelu"),
         data=DataConfig(root=str(tmp_path / "data"), val_size=60),
         augment=AugmentConfig(rotation=10, shift=2, scale=0.1, shear=5),
         optim=OptimConfig(lr=0.1, ema=0.9),
@@ -55,13 +62,12 @@ def folders(outputs):
 
 def curves(folder):
     """All points of all curves of TensorBoard but those of time, as they are in the files."""
-    points = {}
-    for file in folder.glob("events.*"):
-        events = EventAccumulator(str(file)).Reload()
-        for tag in events.Tags()["scalars"]:
-            if not tag.endswith(TIMES):
-                points.setdefault(tag, []).extend((p.step, p.value) for p in events.Scalars(tag))
-    return {tag: sorted(values) for tag, values in points.items()}
+    events = EventAccumulator(str(folder)).Reload()
+    return {
+        tag: [(point.step, point.value) for point in events.Scalars(tag)]
+        for tag in events.Tags()["scalars"]
+        if not tag.endswith(TIMES)
+    }
 
 
 def lines(folder):
@@ -76,7 +82,7 @@ def assert_same(one, other):
         torch.testing.assert_close(first.model, second.model, rtol=0, atol=0)
         assert first.metrics == second.metrics
     ours, theirs = (load_checkpoint(folder / "last.pt").training for folder in (one, other))
-    torch.testing.assert_close(ours["learner"], theirs["learner"], rtol=0, atol=0)
+    torch.testing.assert_close(ours["state"], theirs["state"], rtol=0, atol=0)
     assert (ours["step"], ours["best"]) == (theirs["step"], theirs["best"])
     assert curves(one) == curves(other)
     assert lines(one) == lines(other)
@@ -87,8 +93,8 @@ class StoppedError(BaseException):
 
 
 def stop_at(monkeypatch, moment, count):
-    """Stop the `count`-th time that Steps.take, or else training.`moment`, is called."""
-    owner = training.Steps if moment == "take" else training
+    """Stop the `count`-th time that TrainStep.take, or else training.`moment`, is called."""
+    owner = TrainStep if moment == "take" else training
     original, calls = getattr(owner, moment), iter(range(1, 1000))
 
     def stopping(*arguments, **options):
@@ -127,7 +133,7 @@ def test_a_stopped_run_ends_like_another(cfg, monkeypatch, stops):
 
 
 def test_a_recurrent_network_too(cfg, monkeypatch):
-    cfg.model.name = "lltm"
+    cfg.model = LLTMConfig()
     test_a_stopped_run_ends_like_another(cfg, monkeypatch, [("take", 9)])
 
 
@@ -145,19 +151,12 @@ def test_in_half_precision_too(cfg, monkeypatch, precision):
 
 def test_an_interrupted_run_is_resumed_by_its_name(cfg, monkeypatch, capsys):
     train(cfg)
-    take = training.Steps.take
-
-    def signalled(steps):
-        if steps.run.step == 9:
-            signal.raise_signal(signal.SIGINT)
-        take(steps)
-
-    monkeypatch.setattr(training.Steps, "take", signalled)
+    before_step(monkeypatch, 9, lambda _: signal.raise_signal(signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
         train(cfg)
     monkeypatch.undo()
     whole, stopped = folders(cfg.outputs)
-    (stopped / ".best.pt.tmp").write_bytes(b"half of a checkpoint")
+    (stopped / ".best.pt.0123.tmp").write_bytes(b"half of a checkpoint")
     train(TrainConfig(resume=str(stopped / "last.pt"), data=cfg.data, outputs=cfg.outputs))
     assert f"going on after step 10 in {stopped}" in capsys.readouterr().out
     assert_same(whole, stopped)
@@ -186,7 +185,7 @@ def stopped(cfg, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": ModelConfig("gelu")}, "model.act=gelu: the run to resume has ncrelu"),
+        ({"model": LeNetConfig("gelu")}, "model.act=gelu: the run to resume has ncrelu"),
         ({"seed": 3}, "seed=3: the run to resume has 0"),
         ({"recipe": "best"}, "recipe=best: the run to resume has fast"),
     ],
@@ -205,7 +204,7 @@ def test_another_kind_of_run_is_refused(cfg, stopped, change, message):
         (lambda c: c.data.update(mean=0.5), "is of data.mean=0.5, here it is"),
         (lambda c: c.training.clear(), "holds a network, but not the state of its training"),
         (lambda c: c.training.pop("step"), "its contents do not fit: 'step'"),
-        (lambda c: c.training["learner"].pop("average"), "its contents do not fit: 'average'"),
+        (lambda c: c.training["state"].pop("average"), "its contents do not fit: 'average'"),
     ],
     ids=["architecture", "data", "pixels", "no-training", "no-step", "no-average"],
 )
@@ -265,9 +264,9 @@ def test_there_is_nothing_to_resume(cfg, resume, message):
 
 def test_a_run_is_written_by_one_process_only(cfg, stopped):
     again = dataclasses.replace(cfg, resume="latest")
-    half_written = stopped / ".last.pt.tmp"
+    half_written = stopped / ".last.pt.0123.tmp"
     half_written.touch()
-    with training.locked(stopped), pytest.raises(UserError, match="going on in another process"):
+    with locked(stopped), pytest.raises(UserError, match="going on in another process"):
         train(again)
     assert half_written.exists()  # the other process's
     train(again)
@@ -279,13 +278,73 @@ def test_weights_that_are_not_finite_are_not_saved(cfg, monkeypatch):
 
     def spoiled(*arguments):
         result = start(*arguments)
-        next(result.learner.average.parameters())[0] = float("nan")
+        next(result.train_step.average.parameters())[0] = float("nan")
         return result
 
     monkeypatch.setattr(training, "start", spoiled)
     with pytest.raises(RunError, match="the weights are not finite at step 2"):
         train(cfg)
     assert not (folders(cfg.outputs)[0] / "last.pt").exists()
+
+
+def test_a_run_that_fell_back_is_resumed_on_the_same_data(cfg, monkeypatch, tmp_path):
+    """Whether or not the data set that it was meant for is there by now."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    cfg.trainer.epochs, original = 2, cfg.data
+    cfg.data = dataclasses.replace(original, root=str(tmp_path / "nothing"))
+    whole = train(cfg)
+    assert (whole["dataset"], whole["fallback_from"]) == ("digits", "mnist")
+    stop_at(monkeypatch, "take", 50)
+    with pytest.raises(StoppedError):
+        train(cfg)
+    monkeypatch.undo()
+    typed = {"data": "data=digits"}
+    monkeypatch.setattr(app.training.state, "typed_overrides", lambda: typed)
+    digits = dataclasses.replace(original, name="digits", val_size=60)
+    summary = train(dataclasses.replace(cfg, resume="latest", data=digits))
+    assert (summary["dataset"], summary["fallback_from"]) == ("digits", "mnist")
+    assert_same(*folders(cfg.outputs))
+
+
+def test_settings_of_the_machine_may_change_on_resume(cfg, stopped, monkeypatch):
+    """A failing CUDA graph may be the reason why the run died."""
+    trainer = dataclasses.replace(cfg.trainer, compile=False, checkpoint_seconds=5.0)
+    asked = dataclasses.replace(cfg, trainer=trainer, device="auto")
+    kept = load_config(stopped, dataclasses.replace(asked, device="auto"), None)
+    assert (kept.trainer.compile, kept.trainer.checkpoint_seconds) == (False, 5.0)
+    assert kept.device == "cpu"
+    monkeypatch.setattr(app.training.state, "typed_overrides", lambda: {"device": "device=auto"})
+    assert load_config(stopped, asked, None).device == "auto"
+    asked.trainer.batch_size = 16
+    with pytest.raises(UserError, match=r"trainer\.batch_size=16: the run to resume has 32"):
+        load_config(stopped, asked, None)
+
+
+def test_the_run_is_locked_before_its_state_is_read(cfg, stopped, monkeypatch):
+    def read(*arguments):
+        with pytest.raises(UserError, match="going on in another process"), locked(stopped):
+            pass
+        raise StoppedError
+
+    monkeypatch.setattr(app.training.state, "load_checkpoint", read)
+    with pytest.raises(StoppedError):
+        train(dataclasses.replace(cfg, resume="latest"))
+
+
+def test_predict_and_resume_mean_the_same_newest_run(cfg, stopped):
+    other = create_run_folder(cfg)
+    (other / "best.pt").write_bytes((stopped / "best.pt").read_bytes())
+    os.utime(other / "best.pt", (1e9, 1e9))
+    assert find_run("latest", cfg.outputs) == find_checkpoint(cfg.outputs).parent == other
+
+
+def test_checkpoints_of_older_versions_are_refused_in_a_line(cfg, stopped):
+    checkpoint = load_checkpoint(stopped / "last.pt")
+    checkpoint.training |= {"logs": {}, "learner": checkpoint.training.pop("state")}
+    save_checkpoint(stopped / "last.pt", checkpoint)
+    with pytest.raises(UserError, match=r"last\.pt: written by an older version, which cannot"):
+        train(dataclasses.replace(cfg, resume="latest"))
 
 
 def test_kill_9_at_random_moments(tmp_path, request):

@@ -1,20 +1,26 @@
 """Steps replayed as a CUDA graph are the steps that would have been taken one by one."""
 
 import dataclasses
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
 
-from app.config.schema import ModelConfig
+from app.config.schema import LeNetConfig
 from app.runs.checkpoint import load_checkpoint
 from app.runs.folder import find_runs
+from app.training.distributed import World
 from app.training.state import start
-from app.training.step import Steps
 from app.training.trainer import train
 from tests.app.training.test_resume import cfg, test_a_stopped_run_ends_like_another  # noqa: F401
 
 pytestmark = pytest.mark.cuda
+
+
+def train_step(cfg):  # noqa: F811
+    with ExitStack() as stack:
+        return start(cfg, World(), stack).train_step
 
 
 def weights_after_training(cfg):  # noqa: F811
@@ -25,7 +31,7 @@ def weights_after_training(cfg):  # noqa: F811
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "fp64"])
 @pytest.mark.parametrize(
-    "model", [ModelConfig("ncrelu", "depthwise"), ModelConfig(conv="involution")]
+    "model", [LeNetConfig("ncrelu", "depthwise"), LeNetConfig(conv="involution")]
 )
 def test_replayed_or_not_they_are_the_same(cfg, precision, model):  # noqa: F811
     cfg.device, cfg.model, cfg.trainer.precision = "cuda", model, precision
@@ -46,8 +52,7 @@ def test_a_compiled_network_is_captured_too(cfg):  # noqa: F811
     returned = []
     for compiled in ("auto", True):
         trainer = dataclasses.replace(cfg.trainer, compile=compiled)
-        run = start(dataclasses.replace(cfg, device="cuda", trainer=trainer))
-        steps = Steps(run)
+        steps = train_step(dataclasses.replace(cfg, device="cuda", trainer=trainer))
         steps.begin(0, 0)
         for _ in range(3):
             steps.take()
@@ -59,8 +64,7 @@ def test_no_step_waits_for_the_gpu(cfg):  # noqa: F811
     """Neither while it is captured nor when it is taken as it is."""
     for compiled in ("auto", False):
         trainer = dataclasses.replace(cfg.trainer, compile=compiled)
-        run = start(dataclasses.replace(cfg, device="cuda", trainer=trainer))
-        steps = Steps(run)
+        steps = train_step(dataclasses.replace(cfg, device="cuda", trainer=trainer))
         steps.begin(0, 0)
         steps.take()
         torch.cuda.set_sync_debug_mode("error")

@@ -1,0 +1,54 @@
+// What direct_l1_runtime.cu and direct_l1_runtime_gradient.cu share: offsets, and threads of a
+// block.
+#pragma once
+
+#include "core/cuda/divide.cuh"
+#include "depthwise_conv2d/cuda/families.cuh"
+
+namespace ops::cuda {
+
+constexpr int kRuntimeThreads = 256, kWarp = 32;
+constexpr int kRuntimeLanes = 32;                   // of channels, in channels-last images
+constexpr int64_t kLargestSize = int64_t{1} << 28;  // of a padded image's sides
+
+struct RuntimeStrides {
+  int64_t n;
+  int c, h, w;
+
+  RuntimeStrides(const DepthwiseGeometry& g, int64_t height, int64_t width) {
+    const auto strides = image_strides(g.channels_last, g.c, height, width);
+    n = strides.n, c = strides.c, h = strides.h, w = strides.w;
+  }
+};
+
+// Threads of a block, in either memory format: neighbours in memory to neighbouring threads.
+struct RuntimeThreads {
+  bool channels_last;
+  int lanes, groups;  // channels (of V each), and threads that share the outputs of a channel
+
+  // At most max_lanes lanes; of contiguous images, whole warps have one channel.
+  RuntimeThreads(bool last, int64_t vectors, int64_t outputs, int64_t max_lanes)
+      : channels_last(last) {
+    if (channels_last) {
+      lanes = ceil_div(vectors, ceil_div(vectors, std::min<int64_t>(kRuntimeLanes, max_lanes)));
+      groups = kRuntimeThreads / lanes;
+    } else {
+      groups = std::min<int64_t>(kRuntimeThreads, ceil_div(outputs, kWarp) * kWarp);
+      lanes = std::min<int64_t>({kRuntimeThreads / groups, vectors, max_lanes});
+    }
+  }
+  dim3 block() const { return channels_last ? dim3(lanes, groups) : dim3(groups, lanes); }
+  __device__ int lane() const { return channels_last ? threadIdx.x : threadIdx.y; }
+  __device__ int group() const { return channels_last ? threadIdx.y : threadIdx.x; }
+};
+
+// Whether 32-bit arithmetic counts the elements of an image, a channel and the filters.
+inline bool fits_32_bits(const DepthwiseGeometry& g) {
+  constexpr int64_t kLimit = int64_t{1} << 30;
+  const int64_t rows = g.h + 2 * g.padding_h, cols = g.w + 2 * g.padding_w;
+  const int64_t channels = g.channels_last ? g.c : 1;
+  return rows < kLargestSize && cols < kLargestSize && rows * cols < kLimit / channels &&
+         g.n < kLimit && g.n * rows * cols < kLimit && g.c * (g.kernel_h * g.kernel_w + 1) < kLimit;
+}
+
+}  // namespace ops::cuda

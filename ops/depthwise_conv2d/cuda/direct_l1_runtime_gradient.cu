@@ -1,0 +1,211 @@
+// direct_l1_runtime, weight gradient: stage 1 of a two-stage reduction.
+//
+//      grad_output             input                       sums
+//      ┌───────────┐          ┌─────────────────┐         ┌───────┐
+//      │ g (1 of a │   × each │ x   x   x       │   ──►   │ 3 × 3 │  + warps, + block, + splits
+//      │  split)   │          │ x   x   x  taps │         │ taps  │
+//      └───────────┘          └─────────────────┘         └───────┘
+//
+//   block:   kTile × kTile taps of some channels, over one split of the outputs
+//   shared:  the tree that adds up the threads' sums
+//   thread:  its share of the outputs; kTile² taps and the bias, V channels each
+#include "depthwise_conv2d/cuda/direct_l1_runtime.cuh"
+#include "depthwise_conv2d/cuda/two_stage_reduction.cuh"
+
+namespace ops::cuda {
+namespace {
+
+struct GradientParams {
+  int in_h, in_w, out_h, out_w;
+  int kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w;
+  RuntimeStrides in, out;
+  RuntimeThreads threads;
+  int channels, chunks;
+  int tiles_w, tiles;  // of taps
+  int outputs, share;  // of a channel, and of them a split's
+  FastDivide by_out_w, by_out_h;
+};
+
+template <int kTile, int V, typename T>
+__global__ void __launch_bounds__(kRuntimeThreads)
+    direct_runtime_weight_gradient_kernel(GradientParams params, const T* __restrict__ in,
+                                          const T* __restrict__ grad,
+                                          WeightReduction<T> reduction) {
+  using Acc = acc_t<T>;
+  constexpr int kTaps = kTile * kTile, kSums = kTaps + 1;
+  extern __shared__ __align__(16) unsigned char memory[];
+  const RuntimeThreads& threads = params.threads;
+  const int chunk = blockIdx.x % params.chunks, rest = blockIdx.x / params.chunks;
+  const int tile = rest % params.tiles, split = rest / params.tiles;
+  const int first_a = tile / params.tiles_w * kTile, first_b = tile % params.tiles_w * kTile;
+  const int first = chunk * threads.lanes * V;
+  const int channel = first + threads.lane() * V;
+  const int begin = split * params.share, end = min(begin + params.share, params.outputs);
+  const int next_tap_h = params.dilation_h * params.in.h;
+  const int next_tap_w = params.dilation_w * params.in.w;
+  // Unused taps of the tile are beyond the filter. Without a filter only the bias is left.
+  const int tile_h = reduction.taps ? min(kTile, params.kernel_h - first_a) : 0;
+  const int tile_w = min(kTile, params.kernel_w - first_b);
+  const int base_h = first_a * params.dilation_h - params.padding_h;
+  const int base_w = first_b * params.dilation_w - params.padding_w;
+  in += channel * static_cast<int64_t>(params.in.c);
+  grad += channel * static_cast<int64_t>(params.out.c);
+  Acc sum[kSums][V] = {};
+#pragma unroll(kTile == 1 ? 4 : 1)
+  for (int i = begin + threads.group(); channel < params.channels && i < end; i += threads.groups) {
+    const int line = params.by_out_w(i), n = params.by_out_h(line);
+    const int row = line - n * params.out_h, col = i - line * params.out_w;
+    const Vector<T, V> g = load_vector<V>(grad + n * params.out.n + row * params.out.h +
+                                          static_cast<int64_t>(col) * params.out.w);
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      sum[kTaps][v] += static_cast<Acc>(g.lane[v]);
+    }
+    const int y = row * params.stride_h + base_h, x = col * params.stride_w + base_w;
+    const T* from = in + n * params.in.n + static_cast<int64_t>(y) * params.in.h +
+                    static_cast<int64_t>(x) * params.in.w;
+#pragma unroll
+    for (int a = 0; a < kTile; ++a) {
+      const bool row_inside = a < tile_h && static_cast<unsigned>(y + a * params.dilation_h) <
+                                                static_cast<unsigned>(params.in_h);
+#pragma unroll
+      for (int b = 0; b < kTile; ++b) {
+        if (row_inside && b < tile_w &&
+            static_cast<unsigned>(x + b * params.dilation_w) < static_cast<unsigned>(params.in_w)) {
+          const Vector<T, V> value = load_vector<V>(from + a * next_tap_h + b * next_tap_w);
+#pragma unroll
+          for (int v = 0; v < V; ++v) {
+            sum[a * kTile + b][v] += static_cast<Acc>(g.lane[v]) * static_cast<Acc>(value.lane[v]);
+          }
+        }
+      }
+    }
+  }
+
+  Acc* shared = reinterpret_cast<Acc*>(memory);
+  const int channels = min(threads.lanes * V, params.channels - first);
+  int parts = 1;  // of each sum: one a warp, where warps have a channel each
+  if (threads.channels_last) {
+    reduce_block(sum, shared, threads.lane(), threads.lanes, threads.group(), threads.groups);
+  } else {
+    trigger_dependent_launch();
+    parts = threads.groups / kWarp;
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+#pragma unroll
+      for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) {
+        sum[i][0] += __shfl_down_sync(~0u, sum[i][0], lanes);
+      }
+      if (threadIdx.x % kWarp == 0) {
+        shared[flat_thread() / kWarp * kSums + i] = sum[i][0];
+      }
+    }
+    __syncthreads();
+  }
+  BlockSums<T> to(reduction, split, first);
+  for (int i = flat_thread(); i < channels * kSums; i += blockDim.x * blockDim.y) {
+    const int c = i / kSums, slot = i % kSums;
+    const int a = slot / kTile, b = slot % kTile;
+    Acc total = shared[c * parts * kSums + slot];
+    for (int part = 1; part < parts; ++part) {
+      total += shared[(c * parts + part) * kSums + slot];
+    }
+    if (slot < kTaps && a < tile_h && b < tile_w) {
+      to.put(c * (reduction.taps + 1) + (first_a + a) * params.kernel_w + first_b + b, total);
+    } else if (slot == kTaps && tile == 0) {
+      to.put(c * (reduction.taps + 1) + reduction.taps, total);
+    }
+  }
+}
+
+constexpr int64_t kFewTurns = 16;  // outputs of a thread
+
+int64_t resident_blocks() {
+  return 4 * Device().multiprocessors;
+}
+
+template <int kTile, int V, typename T>
+bool launch_gradient(const WeightGradient<T>& c) {
+  const DepthwiseGeometry& g = c.g;
+  const int64_t outputs = g.n * g.out_h * g.out_w;
+  const RuntimeThreads threads(g.channels_last, ceil_div(g.c, V), outputs, kRuntimeThreads);
+  const int64_t chunks = ceil_div(g.c, int64_t{threads.lanes} * V);
+  const int64_t tiles_w = c.grad_weight ? ceil_div(g.kernel_w, kTile) : 1;
+  const int64_t tiles = c.grad_weight ? ceil_div(g.kernel_h, kTile) * tiles_w : 1;
+  // A split costs as much as kReduction outputs of a thread: what its block adds up. A second stage
+  // takes longer than kFew of them.
+  constexpr int64_t kReduction = 8, kFew = kTile == 1 ? kFewTurns : 4;
+  const int64_t turns = ceil_div(outputs, threads.groups);
+  const int64_t splits =
+      turns <= kFew ? 1 : best_split(turns, chunks * tiles, resident_blocks(), kReduction);
+  const int64_t share = ceil_div(turns, splits) * threads.groups;
+  if (splits * chunks * tiles >= kMostFastDivided) {
+    return false;
+  }
+  // A single output does not move: strides larger than images are equivalent.
+  const auto stride = [](int64_t s, int64_t out) { return static_cast<int>(out == 1 ? 1 : s); };
+  const auto dilation = [](int64_t d, int64_t k) { return static_cast<int>(k == 1 ? 1 : d); };
+  const GradientParams params{static_cast<int>(g.h),
+                              static_cast<int>(g.w),
+                              static_cast<int>(g.out_h),
+                              static_cast<int>(g.out_w),
+                              static_cast<int>(g.kernel_h),
+                              static_cast<int>(g.kernel_w),
+                              stride(g.stride_h, g.out_h),
+                              stride(g.stride_w, g.out_w),
+                              static_cast<int>(g.padding_h),
+                              static_cast<int>(g.padding_w),
+                              dilation(g.dilation_h, g.kernel_h),
+                              dilation(g.dilation_w, g.kernel_w),
+                              RuntimeStrides(g, g.h, g.w),
+                              RuntimeStrides(g, g.out_h, g.out_w),
+                              threads,
+                              static_cast<int>(g.c),
+                              static_cast<int>(chunks),
+                              static_cast<int>(tiles_w),
+                              static_cast<int>(tiles),
+                              static_cast<int>(outputs),
+                              static_cast<int>(share),
+                              FastDivide(g.out_w),
+                              FastDivide(g.out_h)};
+  const size_t shared =
+      sizeof(acc_t<T>) * reduction_elements(threads.lanes, threads.groups, (kTile * kTile + 1) * V);
+  two_stage_reduction(c, splits, [&](const WeightReduction<T>& reduction) {
+    launch_kernel(direct_runtime_weight_gradient_kernel<kTile, V, T>, dim3(splits * chunks * tiles),
+                  threads.block(), shared, c.stream, params, c.x, c.grad, reduction);
+  });
+  return true;
+}
+
+}  // namespace
+
+template <typename T>
+bool direct_l1_runtime_weight_gradient(const WeightGradient<T>& c) {
+  const DepthwiseGeometry& g = c.g;
+  if (!fits_32_bits(g)) {
+    return false;
+  }
+  constexpr int V = sizeof(T) == 2 ? 2 : 1;
+  const bool vectors =
+      V > 1 && g.channels_last && g.c % V == 0 && are_aligned({c.x, c.grad}, V * sizeof(T));
+  // Too few blocks for the device, and too little for each to be worth a second stage: a tap a
+  // block.
+  const int64_t outputs = g.n * g.out_h * g.out_w;
+  const RuntimeThreads threads(g.channels_last, ceil_div(g.c, vectors ? V : 1), outputs,
+                               kRuntimeThreads);
+  const int64_t tiles = ceil_div(g.kernel_h, 3) * ceil_div(g.kernel_w, 3);
+  if (ceil_div(outputs, threads.groups) <= kFewTurns &&
+      ceil_div(g.c, threads.lanes) * tiles <= resident_blocks()) {
+    return vectors ? launch_gradient<1, V>(c) : launch_gradient<1, 1>(c);
+  }
+  return vectors ? launch_gradient<3, V>(c) : launch_gradient<3, 1>(c);
+}
+
+#define OPS_INSTANTIATE(T) template bool direct_l1_runtime_weight_gradient(const WeightGradient<T>&)
+OPS_INSTANTIATE(double);
+OPS_INSTANTIATE(float);
+OPS_INSTANTIATE(Half);
+OPS_INSTANTIATE(BFloat16);
+#undef OPS_INSTANTIATE
+
+}  // namespace ops::cuda

@@ -1,0 +1,74 @@
+"""Both layouts in one call, the default exporter, and the folder for a static server."""
+
+import json
+from dataclasses import replace
+
+import onnx
+import pytest
+import torch
+
+from app.config.errors import UserError
+from app.config.schema import ExportConfig
+from app.export.export import check_settings, export
+from app.export.graph import exporter
+
+
+@pytest.fixture(autouse=True)
+def measure_briefly(monkeypatch):
+    monkeypatch.setattr("app.export.model_card.BUDGET_S", 0.01)
+
+
+def test_both_layouts_are_written_in_one_call(make_run):
+    folder = make_run("ncrelu", "depthwise")
+    export(ExportConfig(checkpoint=str(folder), layout="both"))
+    models = {path.name: onnx.load(path) for path in folder.glob("*.onnx")}
+    assert sorted(models) == ["model-standard.onnx", "model.onnx"]
+    assert {node.domain for node in models["model-standard.onnx"].graph.node} == {""}
+    assert "lenet_ops" in {node.domain for node in models["model.onnx"].graph.node}
+    for name, layout in (("model.md", "function"), ("model-standard.md", "standard")):
+        assert f"layout={layout}" in (folder / name).read_text()
+
+
+def test_both_layouts_go_beside_a_named_file(make_run, tmp_path):
+    export(ExportConfig(str(make_run()), file=str(tmp_path / "x.onnx"), layout="both"))
+    assert sorted(path.name for path in tmp_path.glob("*.onnx")) == ["x-standard.onnx", "x.onnx"]
+
+
+def test_int8_has_no_functions_and_not_both_layouts():
+    with pytest.raises(UserError, match="has no functions"):
+        check_settings(ExportConfig(quantize="int8", layout="both"))
+
+
+def test_the_default_exporter_is_named_and_recorded(make_run, capsys):
+    folder = make_run()
+    export(ExportConfig(checkpoint=str(folder)))
+    assert capsys.readouterr().out.startswith("exporter=symbolic: ")
+    metadata = {item.key: item.value for item in onnx.load(folder / "model.onnx").metadata_props}
+    assert json.loads(metadata["export"])["exporter"] == "symbolic"
+
+
+def test_without_torchscript_the_default_is_dynamo(monkeypatch):
+    cfg = ExportConfig()
+    assert exporter(cfg) == "symbolic"
+    monkeypatch.delattr(torch.onnx, "register_custom_op_symbolic")
+    assert exporter(cfg) == "dynamo"
+    assert exporter(replace(cfg, exporter="symbolic")) == "symbolic"
+
+
+@pytest.mark.parametrize("runtime", ["./ort/", "https://host.example/ort"])
+def test_the_web_folder_has_all_that_the_page_loads(make_run, capsys, runtime):
+    folder = make_run("gelu")
+    export(ExportConfig(checkpoint=str(folder), web=True, web_runtime=runtime))
+    web = folder / "web"
+    names = {path.name for path in web.iterdir()}
+    page = (web / "index.html").read_text()
+    scripts = "".join(path.read_text() for path in web.glob("*.js"))
+    for name in ("style.css", "main.js", "icon.svg"):
+        assert name in page and name in names
+    for name in ("framing.js", "drawing.js", "bars.js", "network.json"):
+        assert f"{name}" in scripts and name in names
+    settings = json.loads((web / "network.json").read_text())
+    assert settings["runtime"] == runtime.rstrip("/") + "/"
+    assert (web / settings["file"]).read_bytes() == (folder / "model.onnx").read_bytes()
+    told = "npm install onnxruntime-web" in capsys.readouterr().out
+    assert told == ("://" not in runtime)

@@ -1,0 +1,68 @@
+"""Files that several processes write and read at once."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import app.runs.files
+from app.config.errors import WriteError
+from app.runs.files import remove_temporaries, write_atomically
+
+WRITER = """
+import sys
+from app.runs.files import write_atomically
+for number in range(20):
+    write_atomically(sys.argv[1], sys.argv[2].encode() * 100_000)
+"""
+
+
+def test_concurrent_writers_succeed_and_readers_see_whole_files(tmp_path):
+    path = tmp_path / "predictions.csv"
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(path), letter], stderr=subprocess.PIPE)
+        for letter in "abcd"
+    ]
+    while any(writer.poll() is None for writer in writers):
+        if path.exists():
+            content = path.read_bytes()
+            assert content == content[:1] * 100_000
+    assert [(writer.returncode, writer.stderr.read()) for writer in writers] == [(0, b"")] * 4
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_leftovers_of_killed_writers_are_removed_on_request(tmp_path):
+    code = "import os, app.runs.files as f; f.os.fsync = lambda _: os.kill(os.getpid(), 9);"
+    code += f"f.write_atomically({str(tmp_path / 'last.pt')!r}, b'half')"
+    subprocess.run([sys.executable, "-c", code], check=False)
+    (leftover,) = tmp_path.iterdir()
+    write_atomically(tmp_path / "last.pt", b"whole")
+    assert leftover.exists()  # its writer might be alive
+    (tmp_path / ".best.pt.0123.tmp").touch()
+    remove_temporaries(tmp_path / "last.pt")
+    assert {path.name for path in tmp_path.iterdir()} == {"last.pt", ".best.pt.0123.tmp"}
+
+
+def test_the_folder_is_synced_after_the_rename(tmp_path, monkeypatch):
+    calls = []
+    replace, fsync = Path.replace, os.fsync
+
+    def traced_fsync(descriptor):
+        calls.append(("fsync", str(Path(f"/proc/self/fd/{descriptor}").readlink())))
+        fsync(descriptor)
+
+    monkeypatch.setattr(app.runs.files.os, "fsync", traced_fsync)
+    monkeypatch.setattr(
+        Path, "replace", lambda self, target: calls.append("rename") or replace(self, target)
+    )
+    write_atomically(tmp_path / "last.pt", b"content")
+    (_, temporary), *rest = calls
+    assert temporary.startswith(str(tmp_path / ".last.pt."))
+    assert rest == ["rename", ("fsync", str(tmp_path))]
+
+
+def test_a_folder_that_is_not_there_is_a_write_error(tmp_path):
+    with pytest.raises(WriteError, match="cannot be written: No such file or directory"):
+        write_atomically(tmp_path / "nowhere" / "last.pt", b"")
