@@ -281,3 +281,20 @@ def several(shape, dtype, device, layout, seed):
     strength = random((shape[0], 1, 1, 1), dtype, device, seed=seed + 10)
     again = few.repeat(math.ceil(shape[0] / len(few)), 1, 1, 1)[: shape[0]]
     return lay_out(again * strength, layout)
+
+
+@each_device
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_gradients_of_large_images_are_exact(layout, device):
+    """4 million terms a sum: float32 partial sums alone lose ten times as much."""
+    shape = (16, 2, 512, 512)
+    x, grad = (lay_out(random(shape, torch.float32, device, seed=i).abs(), layout) for i in (0, 1))
+    geometry = ([1, 1], [1, 1], [1, 1])
+    weight = torch.zeros(2, 1, 3, 3, device=device)
+    _, of_weight, of_bias = torch.ops.lenet_ops.depthwise_conv2d_backward(
+        grad, x, weight, *geometry, [False, True, True]
+    )
+    exact = torch.stack(((x.double() * grad.double()).sum((0, 2, 3)), grad.double().sum((0, 2, 3))))
+    actual = torch.stack((of_weight[:, 0, 1, 1], of_bias)).double()
+    limit = torch.finfo(torch.float32).eps * (1 if device == "cpu" else 16)
+    assert (actual / exact - 1).abs().max() < limit

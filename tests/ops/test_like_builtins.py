@@ -13,6 +13,7 @@ from tests.ops.operators import each_operator
 from tests.ops.tensors import Recorder, inputs, total
 from tests.ops.test_library import copy_with_cpu_kernels, import_ops
 
+EAGER = hasattr(torch.ops.lenet_ops_eager, "register_autograd")
 TOO_MANY = 2**45  # elements: more than 47 bits of addresses hold
 
 
@@ -28,6 +29,8 @@ def fails_without_memory(function):
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("function", [ops.exp, ops.gelu, ops.ncrelu, raw.exp.default])
 def test_out_of_memory(function, mode):
+    if function is raw.exp.default and mode is torch.inference_mode and not EAGER:
+        pytest.skip("nothing lies between the caller and the kernel without the eager library")
     x = torch.ones(1, 1, requires_grad=True).expand(1, TOO_MANY)
     with mode():
         fails_without_memory(lambda: function(x))
@@ -167,6 +170,7 @@ def host_time(function):
     return min(timeit.repeat(function, number=500, repeat=9))
 
 
+@pytest.mark.skipif(not EAGER, reason="without the eager library, calls go through Python")
 @pytest.mark.parametrize(
     ("ours", "builtin", "limit"),
     [

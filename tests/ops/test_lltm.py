@@ -150,3 +150,18 @@ def test_the_layers_name_what_does_not_fit(module):
     ):
         with pytest.raises(raises, match=f"{module.__name__}: {says}"):
             layer(*arguments)
+
+
+@each_device
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_steps_take_h_as_it_is_returned(dtype, device):
+    """Rounded to `dtype`: its product with a large weight cancels exactly, or not at all."""
+    bias = torch.tensor([0.375, -0.625, 0.8125], dtype=dtype, device=device)
+    weights = torch.tensor([[512.0, -512.0]], dtype=dtype, device=device).expand(3, 2)
+    zeros = torch.zeros(1, 1, dtype=dtype, device=device)
+    first, *_ = lltm(zeros[None], weights, bias, zeros, zeros)
+    output, *_ = lltm(torch.cat((zeros[None], first)), weights, bias, zeros, zeros)
+    i, o, z = bias.double()
+    cell = 2 * torch.nn.functional.elu(z) * i.sigmoid()
+    expected = (cell.tanh() * o.sigmoid()).to(dtype)
+    torch.testing.assert_close(output[1, 0, 0], expected, rtol=torch.finfo(dtype).eps, atol=0)
