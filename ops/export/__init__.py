@@ -1,5 +1,13 @@
 """ONNX export of networks that use the operators."""
 
+try:
+    import onnx  # noqa: F401
+    import onnxscript  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        "ops.export needs onnx and onnxscript: pip install 'lenet-ops[onnx]'", name=error.name
+    ) from error
+
 from ops.export.model import DEFAULT_OPSET, LEAST_OPSET, export_onnx
 from ops.export.operators import DOMAIN, VERSION, register_symbolics, translation_table
 

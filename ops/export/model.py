@@ -5,13 +5,8 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
-try:
-    import onnx
-    import onnxscript  # noqa: F401
-except ImportError as error:
-    raise ImportError(
-        "ops.export needs onnx and onnxscript: pip install 'lenet-ops[onnx]'", name=error.name
-    ) from error
+import onnx
+import onnxscript  # noqa: F401
 import torch
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, helper
 from onnx.inliner import inline_local_functions, inline_selected_functions
