@@ -1,3 +1,5 @@
+"""Command: draw digits on a page in the browser."""
+
 from app.config.cli import hydra_main
 from app.config.errors import UserError
 from app.config.schema import DrawConfig

@@ -1,3 +1,5 @@
+"""Command: export a network to ONNX."""
+
 from app.config.cli import hydra_main
 from app.config.schema import ExportConfig
 

@@ -1,3 +1,5 @@
+"""The networks: LeNet and the LLTM classifier."""
+
 from typing import cast
 
 import torch

@@ -1,3 +1,5 @@
+"""Command: predict the test set or pictures."""
+
 from app.config.cli import hydra_main
 from app.config.schema import PredictConfig
 

@@ -1,3 +1,5 @@
+"""Command: compare runs."""
+
 import argparse
 
 from app.config.errors import exit_codes

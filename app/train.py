@@ -1,3 +1,5 @@
+"""Command: train a network, or resume a run."""
+
 from app.config.cli import hydra_main
 from app.config.schema import TrainConfig
 

@@ -1,3 +1,5 @@
+"""Devices: choose and describe one; memory and threads of the CPU."""
+
 import ctypes
 import math
 import os

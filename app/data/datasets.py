@@ -1,3 +1,5 @@
+"""Data sets: download or read them, split off the validation images, fall back to digits."""
+
 import math
 import socket
 import sys

@@ -1,3 +1,5 @@
+"""Checkpoints: the contents of best.pt and last.pt, written atomically, read safely."""
+
 import dataclasses
 import functools
 import io

@@ -1,3 +1,5 @@
+"""Atomic writes."""
+
 import os
 import secrets
 from collections.abc import Mapping

@@ -1,3 +1,5 @@
+"""Curves of a run: TensorBoard events and JSON lines."""
+
 import json
 import os
 import warnings

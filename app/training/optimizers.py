@@ -1,3 +1,5 @@
+"""Muon and AdamW, the one-cycle rate, the EMA weight, and the loss scale of float16."""
+
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -34,19 +34,15 @@ from app.training.distributed import World
 from app.training.step import Schedule, TrainStep
 
 LAST, BEST = "last.pt", "best.pt"
-COUNTERS = (
-    "step",
-    "epoch",
-    "best",
-    "images",
-    "seconds",
-    "threads",
-    "log_size",
-)  # of Run, in last.pt
+# Fields of Run in last.pt.
+COUNTERS = ("step", "epoch", "best", "images", "seconds", "threads", "log_size")
 # Settings that a resumed run may change.
 CHANGEABLE = (
-    *FREE, "trainer.compile", "trainer.checkpoint_steps", "trainer.checkpoint_seconds"
-)  # fmt: skip
+    *FREE,
+    "trainer.compile",
+    "trainer.checkpoint_steps",
+    "trainer.checkpoint_seconds",
+)
 
 
 @dataclass

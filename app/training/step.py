@@ -1,3 +1,5 @@
+"""One training step, captured as a CUDA graph, and the schedule of the steps."""
+
 import copy
 import dataclasses
 import math

@@ -1,3 +1,5 @@
+"""A thread that answers requests in order, without blocking the event loop."""
+
 import asyncio
 import queue
 import threading

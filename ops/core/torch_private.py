@@ -1,7 +1,7 @@
 """Every private name of PyTorch that the operators use, and why no public one does.
 
-All were tried with torch 2.10, 2.11, 2.12, 2.13, 2.14 and 2.15: the tests run beside the oldest and
-the newest. Only `ops/core/eager`, which is compiled for one version, relies on more.
+`scripts/check_torch.sh` runs the tests beside any version; docs/torch-versions.md has its results.
+Only `ops/core/eager`, which is compiled for one version, relies on more.
 """
 
 from collections.abc import Callable
