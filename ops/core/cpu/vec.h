@@ -133,8 +133,7 @@ template <int N>
 inline void store(BFloat16* p, Vec<float, N> v) {
   const auto bits = bit_cast<Vec<uint32_t, N>>(v);
   const auto nan = bit_cast<Vec<uint32_t, N>>(v != v);
-  const Vec<uint32_t, N> rounded =
-      ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) | (nan & 0x7fc0);
+  const Vec<uint32_t, N> rounded = ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) | (nan & 0x7fc0);
 #if OPS_VECTOR_BYTES == 32
   if constexpr (N == 8) {
     const __m256i r = bit_cast<__m256i>(rounded);

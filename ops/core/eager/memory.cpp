@@ -1,7 +1,7 @@
 // Raises PyTorch's own exception where a kernel could not allocate memory.
 //
-// The stable ABI loses the exception's type, so a kernel throws "cannot allocate N bytes on DEVICE".
-// Here, between autograd and the kernel, the allocation is repeated by PyTorch.
+// The stable ABI loses the exception's type, so a kernel throws "cannot allocate N bytes on
+// DEVICE". Here, between autograd and the kernel, the allocation is repeated by PyTorch.
 #include "core/eager/memory.h"
 
 #include <ATen/ATen.h>
