@@ -130,6 +130,11 @@ if cuda and cuda[1] >= (12, 8):
     nvcc_flags.append("--compress-mode=size")
 
 
+# Two libraries at once, so that no core waits for a last file.
+LIBRARIES_AT_ONCE = None if os.environ.get("MAX_JOBS") else 2
+os.environ.setdefault("MAX_JOBS", str(len(os.sched_getaffinity(0))))
+
+
 class Build(BuildExtension):
     """Keeps compiled objects between builds, but no library that this build does not make."""
 
@@ -137,9 +142,7 @@ class Build(BuildExtension):
         """Called by setuptools, which compiles editable installations in a temporary folder."""
         super().finalize_options()
         self.build_temp = "build/objects"
-        if not os.environ.get("MAX_JOBS"):  # two libraries at once: no core waits for a last file
-            self.parallel = 2
-            os.environ["MAX_JOBS"] = str(len(os.sched_getaffinity(0)))
+        self.parallel = LIBRARIES_AT_ONCE
 
     def build_extension(self, ext: Extension) -> None:
         """Called by setuptools: builds a library in a folder, and with a ninja file, of its own."""

@@ -6,9 +6,9 @@ from pathlib import Path
 from app.inference.onnx_runtime import OnnxPredictor
 from app.runs.files import write_atomically
 
-WEB = Path(__file__).parents[1] / "web"
-OWN = ("index.html", "main.js", "framing.js")
-SHARED = ("style.css", "icon.svg", "drawing.js", "bars.js")  # with the page of app.draw
+PAGE = Path(__file__).parent / "web_page"
+DRAW_PAGE = Path(__file__).parents[1] / "web" / "page"
+SHARED = ("style.css", "icon.svg", "drawing.js", "bars.js")  # taken from the page of app.draw
 MODEL = "model.onnx"
 RUNTIME_FILES = "ort.wasm.min.mjs ort-wasm-simd-threaded.mjs ort-wasm-simd-threaded.wasm"
 
@@ -41,9 +41,8 @@ def write_web_folder(folder: Path, content: bytes, network: OnnxPredictor, runti
     }
     write_atomically(folder / MODEL, content)
     write_atomically(folder / "network.json", json.dumps(settings, indent=2).encode())
-    for room, names in (("static", OWN), ("page", SHARED)):
-        for name in names:
-            write_atomically(folder / name, (WEB / room / name).read_bytes())
+    for file in (*PAGE.iterdir(), *(DRAW_PAGE / name for name in SHARED)):
+        write_atomically(folder / file.name, file.read_bytes())
 
 
 def install_lines(runtime: str) -> list[str]:

@@ -72,7 +72,7 @@ inline std::vector<int64_t> strides_of(const std::vector<int64_t>& sizes, Memory
 
 // Runs a call of torch that allocates bytes() on the device of `like`. The stable ABI loses the
 // type of an exception, so callers of the operator repeat the allocation in PyTorch, which then
-// raises its own (ops/core/memory.py, ops/core/eager/memory.cpp).
+// raises its own (ops/core/memory.py, ops/core/eager/memory.h).
 template <typename Call, typename Bytes>
 Tensor allocate(const Tensor& like, const Call& call, const Bytes& bytes) {
   try {

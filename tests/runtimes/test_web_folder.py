@@ -18,7 +18,7 @@ from tests.networks import DATA_ROOT, ROOT, common_folder, train_once
 from tests.runtimes.networks import KINDS, prepare
 from tests.runtimes.runtimes import MissingError, onnxruntime_web
 
-STATIC = ROOT / "app" / "web" / "static"
+STATIC = ROOT / "app" / "export" / "web_page"
 SCRIPT = """
 import { readFileSync, writeFileSync } from "node:fs";
 const { frame } = await import(process.argv[2]);

@@ -14,6 +14,16 @@ using Vec = typename vector_of<A, N>::type;
 template <typename A>
 constexpr int kLanes = OPS_VECTOR_BYTES / sizeof(A);
 
+// Whether common sizes have kernels of their own, which take long to compile: not for double, nor
+// for x86 processors without AVX2.
+#if defined(__x86_64__) && OPS_VECTOR_BYTES == 16
+template <typename A>
+constexpr bool kSpecialised = false;
+#else
+template <typename A>
+constexpr bool kSpecialised = sizeof(A) == 4;
+#endif
+
 template <typename A>
 using bits_t = std::conditional_t<sizeof(A) == 8, int64_t,
                                   std::conditional_t<sizeof(A) == 4, int32_t, int16_t>>;

@@ -1,11 +1,38 @@
+// Raises PyTorch's own exception where a kernel could not allocate memory.
+//
+// The stable ABI loses the exception's type, so a kernel throws "cannot allocate N bytes on
+// DEVICE". Here, between autograd and the kernel, the allocation is repeated by PyTorch.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <ATen/ops/empty.h>
+
+#include <string>
 
 namespace ops {
 
+inline void repeat_allocation(const std::string& message) {
+  const std::string before_size = "cannot allocate ", before_device = " bytes on ";
+  const size_t size = message.find(before_size), device = message.find(before_device);
+  if (size != std::string::npos && device != std::string::npos) {
+    const size_t begin = device + before_device.size();
+    const c10::Device on(message.substr(begin, message.find_first_of(" (\n", begin) - begin));
+    at::empty({std::stoll(message.substr(size + before_size.size()))},
+              at::dtype(at::kByte).device(on));
+  }
+}
+
 // A BackendSelect kernel: the last one before the device's.
-void call_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+inline void call_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                        torch::jit::Stack* stack) {
+  const c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect);
+  try {
+    op.redispatchBoxed(keys & below, stack);
+  } catch (const std::exception& error) {
+    repeat_allocation(error.what());
+    throw;
+  }
+}
 
 }  // namespace ops

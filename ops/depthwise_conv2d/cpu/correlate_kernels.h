@@ -131,12 +131,9 @@ struct CorrelateBlock {
   }
 };
 
-// Specialised for the sources' step and for two vectors at a time where that is measured to pay:
-// not for double, nor for x86 processors without AVX2.
 template <typename A>
 auto correlate_for(const Columns& columns, int64_t vectors, int64_t outputs) {
-#if OPS_VECTOR_BYTES > 16 || !defined(__x86_64__)
-  if constexpr (sizeof(A) == 4) {
+  if constexpr (kSpecialised<A>) {
     if (vectors == 2) {
       return kernel_of<CorrelateBlock<2, false, A>, kMostOutputs / 2>(outputs);
     }
@@ -144,7 +141,6 @@ auto correlate_for(const Columns& columns, int64_t vectors, int64_t outputs) {
       return kernel_of<CorrelateBlock<1, true, A>, kMostOutputs>(outputs);
     }
   }
-#endif
   return kernel_of<CorrelateBlock<1, false, A>, kMostOutputs>(outputs);
 }
 

@@ -135,7 +135,7 @@ template <int STEP, typename T>
 void pool(const MaxPoolPlan& p, const T* x, int64_t step, const PoolWindow& window, int64_t run,
           T* out, void* indices, int64_t at) {
   constexpr int N = kLanes<acc_t<T>>;
-  if constexpr (STEP > 0) {
+  if constexpr (STEP > 0 && kSpecialised<acc_t<T>>) {
     if (p.is_whole(window, 2)) {
       return pool_run<N, STEP, 2>(p, x, step, window, run, out, indices, at);
     }
