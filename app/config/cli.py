@@ -108,6 +108,8 @@ def check_options(arguments: list[str]) -> None:
         with redirect_stderr(printed):
             get_args_parser().parse_args(arguments)
     except SystemExit as error:
+        if not error.code:  # --version
+            raise
         reason = printed.getvalue().strip().rpartition("error: ")[2]
         raise UserError(f"{reason} (--help shows the options)") from error
 

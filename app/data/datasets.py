@@ -110,7 +110,7 @@ def load_dataset(cfg: DataConfig) -> Dataset:
             training set is too small for `cfg.val_size`.
     """
     try:
-        train = load_split(cfg, train=True)
+        train, test = load_split(cfg, train=True), load_split(cfg, train=False)
     except DownloadError as error:
         if cfg.fallback is None:
             raise UserError(
@@ -133,7 +133,6 @@ def load_dataset(cfg: DataConfig) -> Dataset:
         for part in (order[: cfg.val_size], order[cfg.val_size :])
     )
     classes = _SOURCES[cfg.name].classes if cfg.name in _SOURCES else _DIGITS
-    test = load_split(cfg, train=False)
     return Dataset(cfg.name, classes, *_mean_std(rest.images), rest, val, test)
 
 

@@ -76,7 +76,8 @@ def to_digit(gray: Gray, invert: bool | None = None) -> Gray | None:
 
     Args:
         gray: The picture [H, W], of any size.
-        invert: The ink is darker than its background; None: detect by the largest difference.
+        invert: The ink is darker than its background; None: dark if the mean difference from the
+            paper is negative.
 
     Returns:
         [28, 28], bright ink on black; None for a blank picture.

@@ -87,7 +87,7 @@ class Run:
 def start(cfg: TrainConfig, world: World, lock: ExitStack) -> Run | dict[str, Any]:
     """Start a new run or resume one.
 
-    The folder of a new run comes last, after all checks.
+    The folder of a new run is created last, when all checks have passed.
 
     Args:
         cfg: The configuration.
@@ -237,7 +237,8 @@ def save(run: Run, name: str, **metrics: float) -> None:
     """Write the checkpoint `name` of the run; `last.pt` holds the state to resume from.
 
     Raises:
-        RunError: The weights are not finite, or the file cannot be written.
+        RunError: The weights are not finite.
+        WriteError: The file cannot be written.
     """
     weights = run.train_step.trained.state_dict()
     if not all(bool(value.isfinite().all()) for value in weights.values()):

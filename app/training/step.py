@@ -62,7 +62,7 @@ class Schedule:
 
     @property
     def augment(self) -> AugmentConfig | None:
-        """Distortions of the training images; None: none."""
+        """Distortions of the training images; None: no distortion."""
         cfg = self.cfg.augment
         return cfg if self.cfg.data.augment and any(dataclasses.astuple(cfg)) else None
 
@@ -76,7 +76,7 @@ class TrainStep:
 
     A step finds its batch, maps and learning rate on the device, by its index, which is there too.
     It needs nothing from the host, so on CUDA it is captured once as a graph and then replayed: one
-    launch instead of some two hundred, which take ten times as long as their kernels.
+    launch instead of some two hundred; these take ten times as long as their kernels run.
 
     Args:
         model: The network, on `device`.

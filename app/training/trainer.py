@@ -40,7 +40,7 @@ def train(cfg: TrainConfig) -> dict[str, Any]:
     """Train as `cfg` says, test the best checkpoint once, write everything into a run folder.
 
     Returns:
-        The summary, as in the folder's `summary.json`.
+        The summary, as in the folder's `summary.json`; an empty dict in ranks other than 0.
 
     Raises:
         UserError: The data, the device, the output folder or the run to resume cannot be used;

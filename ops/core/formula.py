@@ -3,11 +3,11 @@
     "exp_backward(grad, output)"
     "max_pool2d_backward(grads[0], indices, kernel_size, input.height, input.width, …)"
 
-A formula is the only place that says what is saved for the gradient. Python and the eager library
+A formula also determines what is saved for the gradient. Python and the eager library
 (ops/core/eager/autograd.h) both execute it. Its terms are
 
-    grad, grads[i]          the gradient of the (only, i-th) output
-    grad_input_mask         which gradients are needed: a bool a tensor argument
+    grad, grads[i]          the gradient of the only output, of output i
+    grad_input_mask         which gradients are needed: one bool for each tensor argument
     NAME                    an argument or output; the only output is `output` if it has no name
     NAME.height, NAME.width, NAME.channels_last      of an argument that is an image
 """

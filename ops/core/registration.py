@@ -54,17 +54,17 @@ def register(
 
     Args:
         op: the operator.
-        fake: f(*args), returns empty outputs.
+        fake: f(*args), returns uninitialised outputs of the right shape, dtype and layout.
         backward: the gradient. A formula such as "exp_backward(grad, output)" (see formula.py),
             executed in C++ if the eager library is loaded; or f(args, grads, needed), which returns
             gradients of the leading arguments.
         saves: names of the tensor arguments that a function `backward` reads, by default all; the
             others are None in its `args`. A formula says this itself.
-        jvp: f(args, outputs, tangents), returns a tangent an output. A tangent is None where the
-            argument is constant or the output not differentiable.
+        jvp: f(args, outputs, tangents), returns one tangent for each output. A tangent is None
+            where the argument is constant or the output not differentiable.
         vmap: f(info, in_dims, *args), returns outputs and their mapped dimensions.
-        recorded: an operator that takes the same and returns, after the one output, what its own
-            formula needs: autograd runs it in place of `op`.
+        recorded: a variant of `op` with the same arguments that returns its output followed by the
+            intermediate tensors for the gradient; autograd runs it in place of `op`.
         autocast: the dtype to cast to (None: the region's) for each device type.
         flops: f(*args, out_shape=...) with shapes in place of tensors.
 
@@ -130,7 +130,7 @@ def _places(op: OpOverload, names: Sequence[str] | None) -> set[int]:
 def _checked_fake(op: OpOverload, fake: Callable[..., Any]) -> Callable[..., Any]:
     """Check dtype and devices before `fake`.
 
-    PyTorch calls fakes for tensors of mixed devices, too, where one has no memory.
+    PyTorch calls fakes even for arguments on different devices, a meta tensor among CPU tensors.
     """
     names = [argument.name for argument in schema_of(op).arguments]
 

@@ -57,7 +57,6 @@ def _by_output(x: Tensor, grad_output: Tensor, output: Tensor) -> Tensor:
     return _exp_backward(x, grad_output)
 
 
-# As torch.exp, it computes in float32 in an autocast region on CUDA.
 register(
     _exp,
     **elementwise(_exp, "exp_backward(grad, output)"),

@@ -157,7 +157,7 @@ std::string depthwise_conv2d_kernel(const Tensor& input, const Tensor& weight,
       c.dry_run = true;
       family = convolve(c);
     } else {
-      check(pass == "weight_gradient", op, ": pass must be forward, input_gradient or ",
+      check(pass == "weight_gradient", op, ": kernel_pass must be forward, input_gradient or ",
             "weight_gradient, got ", pass);
       T* const wanted = input.mutable_data_ptr<T>();  // not written to
       family = sum_gradients<T>(

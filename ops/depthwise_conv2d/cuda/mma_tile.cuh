@@ -200,7 +200,7 @@ class MmaTile {
   using Shape = MmaShape<Axis, kProducts>;
 
   __device__ explicit MmaTile(const NchwParams& params)
-      : launch_(params),
+      : params_(params),
         at_(params),
         odd_(params.start_w & 1),
         in_col_(params.start_w - odd_ + at_.col + 2 * lane_.t) {
@@ -218,7 +218,7 @@ class MmaTile {
     flip_ = flip;
 #pragma unroll
     for (int p = 0; p < Shape::kMaps; ++p) {
-      channel = launch_.wrap(channel + (p > 0));
+      channel = params_.wrap(channel + (p > 0));
       weight_[p] = weight + channel * kWidth * kWidth;
       bias_[p] = bias ? static_cast<float>(bias[channel]) : 0.0f;
       filter_[p].load(weight_[p], flip, odd_);
@@ -226,8 +226,8 @@ class MmaTile {
   }
 
   __device__ void convolve(const T* shared, int /*zeros*/, int maps, const StageRange& range) {
-    const int pitch = launch_.in_w / 2;  // in words
-    const int y = launch_.start_h + range.out_row + at_.row + lane_.g;
+    const int pitch = params_.in_w / 2;  // in words
+    const int y = params_.start_h + range.out_row + at_.row + lane_.g;
     const unsigned* words = reinterpret_cast<const unsigned*>(shared + maps) + in_col_ / 2 +
                             (at_.map * range.in_rows + y - range.in_row) * pitch;
 #pragma unroll
@@ -237,8 +237,8 @@ class MmaTile {
       }
       using Pieces = unsigned[Shape::kPieces];
       multiply(sum_[p], bias_[p], filter_[p], [&](int a, Pieces& upper, Pieces& lower) {
-        const unsigned of_upper = launch_.has_in_row(y + a) ? inside_ : 0;
-        const unsigned of_lower = launch_.has_in_row(y + a + 8) ? inside_ : 0;
+        const unsigned of_upper = params_.has_in_row(y + a) ? inside_ : 0;
+        const unsigned of_lower = params_.has_in_row(y + a + 8) ? inside_ : 0;
 #pragma unroll
         for (int i = 0; i < Shape::kPieces; ++i) {
           upper[i] = of_upper & 1u << i ? words[4 * i + a * pitch] : 0;
@@ -247,16 +247,16 @@ class MmaTile {
       });
       recompute_nan(sum_[p], [&](int row, int col) {
         const T* map =
-            shared + maps + ((at_.map + p) * range.in_rows - range.in_row) * launch_.in_w;
+            shared + maps + ((at_.map + p) * range.in_rows - range.in_row) * params_.in_w;
         return bias_[p] + exact_output<kWidth>(
-                              map, launch_.in_w, launch_.in_h, launch_.in_w, y + row,
-                              launch_.start_w + at_.col + 2 * lane_.t + col, weight_[p], flip_);
+                              map, params_.in_w, params_.in_h, params_.in_w, y + row,
+                              params_.start_w + at_.col + 2 * lane_.t + col, weight_[p], flip_);
       });
     }
   }
 
   __device__ void store(T* maps, const StageRange& range) const {
-    const int pitch = launch_.out_w / 2;
+    const int pitch = params_.out_w / 2;
     const int row = at_.row + lane_.g, col = at_.col + 2 * lane_.t;
     unsigned* words =
         reinterpret_cast<unsigned*>(maps) + (at_.map * range.out_rows + row) * pitch + col / 2;
@@ -267,7 +267,7 @@ class MmaTile {
       }
 #pragma unroll
       for (int n = 0; n < kProducts; ++n) {
-        if (col + 8 * n < launch_.out_w) {
+        if (col + 8 * n < params_.out_w) {
           if (row < range.out_rows) {
             words[4 * n] = Packed<T>::pack(sum_[p][n][0], sum_[p][n][1]);
           }
@@ -282,10 +282,10 @@ class MmaTile {
  private:
   static constexpr int kWidth = Axis::kTaps;
 
-  const NchwParams& launch_;
+  const NchwParams& params_;
   const Lane lane_;
   const MmaPosition<Shape> at_;
-  const int odd_;        // whether inputs are loaded from one before the first, an even one, on
+  const int odd_;        // 1 where the first input column is odd: loads begin one column earlier
   const int in_col_;     // of the first pair
   unsigned inside_ = 0;  // which pieces' pairs are inside the image
   ToeplitzFilter<kWidth, T> filter_[Shape::kMaps];

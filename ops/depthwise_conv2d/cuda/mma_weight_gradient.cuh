@@ -100,29 +100,29 @@ class MmaWeightTile {
   // Floats of shared memory for `total`.
   static size_t floats(int threads) { return Diagonals::floats(threads / 32); }
 
-  __device__ explicit MmaWeightTile(const NchwParams& params) : launch_(params), at_(params) {}
+  __device__ explicit MmaWeightTile(const NchwParams& params) : params_(params), at_(params) {}
 
   __device__ int map() const { return at_.map; }
 
   // `maps` and `grads`: where those of the range lie in `shared`.
   __device__ void add(const T* shared, int /*zeros*/, int maps, int grads,
                       const StageRange& range) {
-    const int in_pitch = launch_.in_w / 2, out_pitch = launch_.out_w / 2;  // in words
+    const int in_pitch = params_.in_w / 2, out_pitch = params_.out_w / 2;  // in words
     const int row = at_.row + lane_.g;
     const unsigned* grad = reinterpret_cast<const unsigned*>(shared + grads) +
                            (at_.map * range.out_rows + row) * out_pitch + lane_.t;
-    const int y = launch_.start_h + range.out_row + row;
-    int in_col = launch_.start_w - kOdd + 2 * lane_.t;
+    const int y = params_.start_h + range.out_row + row;
+    int in_col = params_.start_w - kOdd + 2 * lane_.t;
     const unsigned* upper = reinterpret_cast<const unsigned*>(shared + maps) + in_col / 2 +
                             (at_.map * range.in_rows + y - range.in_row) * in_pitch;
     const unsigned* lower = upper + 8 * in_pitch;
     // Widths of rows, none of those outside of the image.
-    const unsigned upper_w = launch_.has_in_row(y) ? launch_.in_w : 0;
+    const unsigned upper_w = params_.has_in_row(y) ? params_.in_w : 0;
     const unsigned lower_w =
-        launch_.has_in_row(y + 8) && lane_.g < Axis::kTaps - 1 ? launch_.in_w : 0;
-    const int out_w = row < range.out_rows ? launch_.out_w : 0;
+        params_.has_in_row(y + 8) && lane_.g < Axis::kTaps - 1 ? params_.in_w : 0;
+    const int out_w = row < range.out_rows ? params_.out_w : 0;
 #pragma unroll 1
-    for (int col = 2 * lane_.t, products = (launch_.out_w + 15) / 16; products > 0; --products) {
+    for (int col = 2 * lane_.t, products = (params_.out_w + 15) / 16; products > 0; --products) {
       const unsigned g[2] = {col < out_w ? grad[0] : 0, col + 8 < out_w ? grad[4] : 0};
       unsigned in[4][Diagonals::kWords];
 #pragma unroll
@@ -143,11 +143,11 @@ class MmaWeightTile {
   __device__ void total(float* shared, int channels, const Put& put) const {
     sums_.leave(shared, threadIdx.x / 32);
     __syncthreads();
-    Diagonals::add_up(shared, launch_.across * launch_.down, channels, put);
+    Diagonals::add_up(shared, params_.across * params_.down, channels, put);
   }
 
  private:
-  const NchwParams& launch_;
+  const NchwParams& params_;
   const Lane lane_;
   const MmaPosition<Shape> at_;
   Diagonals sums_;

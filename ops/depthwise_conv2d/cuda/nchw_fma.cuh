@@ -166,7 +166,7 @@ class FmaTile {
   using Shape = FmaShape<Axis>;
 
   __device__ explicit FmaTile(const NchwParams& params)
-      : launch_(params), at_(params), window_(params, at_) {}
+      : params_(params), at_(params), window_(params, at_) {}
 
   __device__ int map() const { return at_.map; }  // of a range
   __device__ void load_filter(const T* weight, const T* bias, int channel, bool flip) {
@@ -182,17 +182,17 @@ class FmaTile {
         sum_[q][j] = filter_.bias;
       }
     }
-    window_.join(launch_, at_, shared, zeros, maps, range,
+    window_.join(params_, at_, shared, zeros, maps, range,
                  [&](int q, int j, int tap, float x) { sum_[q][j] += filter_.tap[tap] * x; });
   }
 
   // `maps`: where those of the range's outputs lie.
   __device__ void store(T* maps, const StageRange& range) const {
-    T* to = maps + (at_.map * range.out_rows + at_.row) * launch_.out_w + at_.col;
-    const int rows = range.out_rows - at_.row, cols = launch_.out_w - at_.col;
+    T* to = maps + (at_.map * range.out_rows + at_.row) * params_.out_w + at_.col;
+    const int rows = range.out_rows - at_.row, cols = params_.out_w - at_.col;
     if (rows >= Shape::kRows && cols >= Shape::kCols && at_.col >= 0) {
 #pragma unroll
-      for (int q = 0; q < Shape::kRows; ++q, to += launch_.out_w) {
+      for (int q = 0; q < Shape::kRows; ++q, to += params_.out_w) {
 #pragma unroll
         for (int j = 0; j < Shape::kCols; ++j) {
           to[j] = static_cast<T>(sum_[q][j]);
@@ -200,7 +200,7 @@ class FmaTile {
       }
     } else {
 #pragma unroll
-      for (int q = 0; q < Shape::kRows; ++q, to += launch_.out_w) {
+      for (int q = 0; q < Shape::kRows; ++q, to += params_.out_w) {
 #pragma unroll
         for (int j = 0; j < Shape::kCols; ++j) {
           if (q < rows && j < cols && at_.col + j >= 0) {
@@ -212,7 +212,7 @@ class FmaTile {
   }
 
  private:
-  const NchwParams& launch_;
+  const NchwParams& params_;
   FmaPosition<Axis> at_;
   FmaWindow<Axis, T> window_;
   Filter<Shape::kTaps, T> filter_;
@@ -232,24 +232,24 @@ class FmaWeightTile {
   static size_t floats(int threads) { return static_cast<size_t>(kTaps + 1) * (threads + kSpread); }
 
   __device__ explicit FmaWeightTile(const NchwParams& params)
-      : launch_(params), at_(params), window_(params, at_), grad_inside_(at_.col, params.out_w) {}
+      : params_(params), at_(params), window_(params, at_), grad_inside_(at_.col, params.out_w) {}
 
   __device__ int map() const { return at_.map; }
 
   // `maps` and `grads`: where those of the range lie in `shared`.
   __device__ void add(const T* shared, int zeros, int maps, int grads, const StageRange& range) {
     float g[Shape::kRows][Shape::kCols];
-    grads += (at_.map * range.out_rows + at_.row) * launch_.out_w + at_.col;
+    grads += (at_.map * range.out_rows + at_.row) * params_.out_w + at_.col;
 #pragma unroll
     for (int q = 0; q < Shape::kRows; ++q) {
-      grad_inside_.load(shared + (at_.row + q < range.out_rows ? grads + q * launch_.out_w : zeros),
+      grad_inside_.load(shared + (at_.row + q < range.out_rows ? grads + q * params_.out_w : zeros),
                         g[q]);
 #pragma unroll
       for (int j = 0; j < Shape::kCols; ++j) {
         sum_[kTaps] += g[q][j];
       }
     }
-    window_.join(launch_, at_, shared, zeros, maps, range,
+    window_.join(params_, at_, shared, zeros, maps, range,
                  [&](int q, int j, int tap, float x) { sum_[tap] += g[q][j] * x; });
   }
 
@@ -262,7 +262,7 @@ class FmaWeightTile {
       shared[i * pitch + threadIdx.x] = sum_[i];
     }
     __syncthreads();
-    const int tiles = launch_.across * launch_.down;
+    const int tiles = params_.across * params_.down;
     add_lanes(channels * (kTaps + 1), put, [&](int i, int lane) {
       const float* tile = shared + i % (kTaps + 1) * pitch + i / (kTaps + 1) * tiles;
       float sum = 0;
@@ -276,7 +276,7 @@ class FmaWeightTile {
  private:
   static constexpr int kSpread = kSumLanes;  // in the banks, from sum to sum
 
-  const NchwParams& launch_;
+  const NchwParams& params_;
   FmaPosition<Axis> at_;
   FmaWindow<Axis, T> window_;
   ColumnMasks<T, Shape::kCols> grad_inside_;

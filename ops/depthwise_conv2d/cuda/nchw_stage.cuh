@@ -63,7 +63,7 @@ template <typename Axis, int kRows>
 class StageIterator {
  public:
   __device__ explicit StageIterator(const NchwParams& params)
-      : launch_(params),
+      : params_(params),
         stride_(gridDim.x / params.bands * params.group),
         band_stride_(gridDim.x % params.bands),
         channel_stride_(stride_ % params.channels),
@@ -71,24 +71,24 @@ class StageIterator {
         band_(blockIdx.x % params.bands),
         channel_(map_ % params.channels) {}
 
-  __device__ bool any() const { return map_ < launch_.maps; }
+  __device__ bool any() const { return map_ < params_.maps; }
   __device__ StageRange range() const {
-    return StageRange::at<Axis, kRows>(launch_, map_, min(launch_.group, launch_.maps - map_),
+    return StageRange::at<Axis, kRows>(params_, map_, min(params_.group, params_.maps - map_),
                                        band_);
   }
   // The channel of the range's p-th map.
-  __device__ int channel(int p) const { return launch_.wrap(channel_ + p); }
+  __device__ int channel(int p) const { return params_.wrap(channel_ + p); }
 
   __device__ void advance() {
     map_ += stride_, channel_ += channel_stride_, band_ += band_stride_;
-    if (band_ >= launch_.bands) {
-      band_ -= launch_.bands, map_ += launch_.group, channel_ += launch_.group;
+    if (band_ >= params_.bands) {
+      band_ -= params_.bands, map_ += params_.group, channel_ += params_.group;
     }
-    channel_ = launch_.wrap(channel_);
+    channel_ = params_.wrap(channel_);
   }
 
  private:
-  const NchwParams& launch_;
+  const NchwParams& params_;
   int stride_, band_stride_, channel_stride_;
   int map_, band_, channel_;
 };
@@ -142,7 +142,7 @@ struct StageMemory {
 
 constexpr int kSumLanes = 8;
 
-// put(i, total) for each of `count` reduction: the sum over kSumLanes lanes of part(i, lane), added
+// put(i, total) for each of `count` sums: the sum over kSumLanes lanes of part(i, lane), added
 // by all threads of a block.
 template <typename Put, typename F>
 __device__ void add_lanes(int count, const Put& put, const F& part) {

@@ -34,7 +34,7 @@ __device__ inline void load_matrices(const unsigned* row, unsigned& m0, unsigned
                : "memory");
 }
 
-// Two of them: lanes from 16 on name none.
+// Two such matrices; addresses of lanes 16 to 31 are ignored.
 __device__ inline void load_matrices(const unsigned* row, unsigned& m0, unsigned& m1) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
                : "=r"(m0), "=r"(m1)
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kNhwcMmaThreads, kNhwcMmaBlocks)
                                         weight + (place.first + own + c) * kTaps, flip);
           });
           __syncwarp();
-          // In the place of inputs, of which no later tile reads these rows.
+          // Overwrites inputs that no later tile reads.
           unsigned* to = map + (row + lane.g) * kLine + params.out.left + lane.t;
 #pragma unroll
           for (int n = 0; n < kProducts; ++n) {

@@ -36,11 +36,11 @@ struct NhwcMmaParams {
   TileSide in, out;
   int channels;
   int chunks;         // of kTileChannels channels
-  int images, group;  // in all, and of a staged: more than one only where bands is 1
+  int images, group;  // in all, and of a tile: more than one only where bands is 1
   int tiles;          // of a chunk
 };
 
-// The images and rows of a staged.
+// The images and rows of a tile.
 struct ImageTile {
   int image, images;
   StageRange range;
@@ -57,12 +57,12 @@ struct BlockWork {
         present(min(kTileChannels, params.channels - first)) {}
 };
 
-// Goes from one staged of a block to its next, without a division: blocks take turns.
+// Goes from one tile of a block to its next, without a division: blocks take turns.
 template <typename Axis, int kRows>
 class TileIterator {
  public:
   __device__ TileIterator(const NhwcMmaParams& params, const BlockWork& place)
-      : launch_(params),
+      : params_(params),
         stride_(gridDim.x / params.chunks),
         image_stride_(stride_ / params.map.bands * params.group),
         band_stride_(stride_ % params.map.bands),
@@ -70,25 +70,25 @@ class TileIterator {
         image_(tile_ / params.map.bands * params.group),
         band_(tile_ % params.map.bands) {}
 
-  __device__ bool any() const { return tile_ < launch_.tiles; }
+  __device__ bool any() const { return tile_ < params_.tiles; }
   __device__ ImageTile tile() const {
-    return {image_, min(launch_.group, launch_.images - image_),
-            StageRange::at<Axis, kRows>(launch_.map, 0, 1, band_)};
+    return {image_, min(params_.group, params_.images - image_),
+            StageRange::at<Axis, kRows>(params_.map, 0, 1, band_)};
   }
   __device__ void advance() {
     tile_ += stride_, image_ += image_stride_, band_ += band_stride_;
-    if (band_ >= launch_.map.bands) {
-      band_ -= launch_.map.bands, image_ += launch_.group;
+    if (band_ >= params_.map.bands) {
+      band_ -= params_.map.bands, image_ += params_.group;
     }
   }
 
  private:
-  const NhwcMmaParams& launch_;
+  const NhwcMmaParams& params_;
   int stride_, image_stride_, band_stride_;
   int tile_, image_, band_;
 };
 
-// FeatureMaps in shared memory, in words: rows of all channels, of as many columns as windows of
+// Feature maps in shared memory, in words: rows of all channels, of as many columns as windows of
 // kColumns outputs take. 16 bytes are aligned, and lanes do not meet in banks, whether they go
 // through the columns, through 16 bytes of each of eight rows, or through the columns of two units.
 template <int kColumns>
@@ -205,8 +205,8 @@ class TileImages {
   __device__ T* position(int image, int row, int i) const {
     return data_ + ((static_cast<int64_t>(image) * side_.h + row) * side_.w + i) * channels_;
   }
-  // Where the i-th unit of a staged lies: so that neither neighbouring units meet in a bank nor the
-  // same ones of every second position.
+  // Where the i-th unit of a staged tile lies: so that neither neighbouring units meet in a bank
+  // nor the same ones of every second position.
   __device__ static unsigned place(unsigned i) { return i ^ (i / (4 * kUnits) % 4); }
 };
 
@@ -222,9 +222,9 @@ struct NhwcMmaPlan {
   int blocks() const { return splits * params.chunks; }
 };
 
-// How to cut images into tiles for tiles of kRows rows, with maps for at most kColumns
-// columns of outputs. FeatureMaps of outputs take the place of inputs, or, where `apart`, lie
-// behind them. Nothing where blocks would be too large.
+// How to cut images into shared-memory tiles for warp tiles of kRows rows, with maps for at most
+// kColumns columns of outputs. Feature maps of outputs take the place of inputs, or, where `apart`,
+// lie behind them. Nothing where blocks would be too large.
 template <typename Axis, int kRows, int kColumns>
 std::optional<NhwcMmaPlan> plan_nhwc_mma(int64_t images, int64_t channels, int64_t in_h,
                                          int64_t in_w, int64_t out_h, int64_t out_w,

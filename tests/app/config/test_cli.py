@@ -156,6 +156,13 @@ def test_a_sweep_over_unknown_options_is_wrong_usage(main, capsys):
     assert capsys.readouterr().err.startswith("error: In 'train': Could not find 'model/alexnet'")
 
 
+def test_version_is_hydras(main, capsys):
+    assert main("--version") == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("Hydra") or captured.out
+    assert captured.err == ""
+
+
 def test_predict_has_no_groups(main, capsys):
     assert main("model=lltm", command="predict") == 2
     assert capsys.readouterr().err.startswith("error: Could not override 'model'.")

@@ -104,6 +104,14 @@ def test_too_large_a_validation_split(tmp_path):
         load_dataset(config(tmp_path, val_size=300))
 
 
+def test_missing_test_files_fall_back_like_missing_training_files(tmp_path, offline, capsys):
+    for file in write_dataset(tmp_path).glob("t10k-*"):
+        file.unlink()
+    assert load_dataset(config(tmp_path)).fallback_from == "mnist"
+    with pytest.raises(UserError, match="cannot be downloaded"):
+        load_dataset(config(tmp_path, fallback=None))
+
+
 def test_fallback_is_loud_and_noted(tmp_path, offline, capsys):
     data = load_dataset(config(tmp_path / "nothing", name="kmnist", val_size=5000))
     assert (data.name, data.fallback_from, len(data.val)) == ("digits", "kmnist", 150)
