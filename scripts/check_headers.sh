@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks that the sources compile against the headers of other versions of PyTorch, without
-# installing them. Syntax only: all of the C++ sources and, where there is nvcc, the smallest CUDA
-# source, because CUDA sources take PyTorch's headers through the ones that they share.
+# installing them: the syntax of all C++ sources and, where there is nvcc, all CUDA kernels for one
+# architecture, without optimisation.
 #
 #   scripts/check_headers.sh VERSION...     2.10.0
 set -euo pipefail
@@ -48,10 +48,9 @@ check_cpp() {
 }
 
 check_cuda() {
-  local source
-  source=$(find ops -name '*.cu' -printf '%s %p\n' | sort -n | sed -n '1s/^[0-9]* //p')
-  nvcc -ptx -O0 -Xcicc -O0 -arch=sm_90 -std=c++17 -DUSE_CUDA "$target" -Iops -isystem "$1" \
-    -o /dev/null "$source"
+  find ops -name '*.cu' -print0 |
+    xargs -0 -n 1 -P "$(nproc)" nvcc -cubin -O0 -Xcicc -O0 -Xptxas -O0 --expt-relaxed-constexpr \
+      -arch=sm_90 -std=c++17 -DUSE_CUDA "$target" -Iops -isystem "$1" -o /dev/null
 }
 
 export -f get_headers check_cpp check_cuda
@@ -61,6 +60,6 @@ for version in "$@"; do
   step "Getting the headers of torch $version" bash -euo pipefail -c "get_headers $version"
   step "C++ sources with torch $version" bash -euo pipefail -c "check_cpp $include"
   if command -v nvcc >/dev/null; then
-    step "A CUDA source with torch $version" bash -euo pipefail -c "check_cuda $include"
+    step "CUDA sources with torch $version" bash -euo pipefail -c "check_cuda $include"
   fi
 done

@@ -63,7 +63,7 @@ def small_mnist(folder, training_images=10_000, test_images=1000):
 def _train(outputs, model, data_root):
     import torch
 
-    from app.config.schema import DataConfig, ModelConfig, TrainConfig
+    from app.config.schema import DataConfig, ModelConfig, TrainConfig, from_mapping
     from app.training.trainer import train
 
     name, val_size = ("mnist", 5000) if HAS_MNIST else ("digits", 150)
@@ -73,7 +73,7 @@ def _train(outputs, model, data_root):
     torch.set_num_threads(1)  # several workers train at once
     train(
         TrainConfig(
-            model=ModelConfig(**model),
+            model=from_mapping(ModelConfig, {"name": "lenet"} | model),
             data=DataConfig(str(data_root), name, val_size=val_size),
             device="cpu",
             outputs=str(outputs),

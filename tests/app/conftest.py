@@ -12,6 +12,14 @@ import torch
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.fixture(autouse=True)
+def event_files_in_order():
+    """Number event files from 0, as a process does: TensorBoard reads 10 before 9."""
+    from tensorboard.summary.writer import event_file_writer
+
+    event_file_writer._global_uid = event_file_writer.AtomicCounter(0)
+
+
 @pytest.fixture(scope="session")
 def trained_run(tmp_path_factory):
     """The folder of a run that has learned something."""
