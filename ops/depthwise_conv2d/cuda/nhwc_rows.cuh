@@ -94,7 +94,7 @@ class RowReader {
                        "n"(sizeof(Bits))
                        : "memory");
 #else
-          *slot(row, i) = *reinterpret_cast<const Bits*>(pixel);
+          *slot(row, i) = *reinterpret_cast<const Bits*>(position);
 #endif
         }
       }

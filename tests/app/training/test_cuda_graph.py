@@ -13,7 +13,8 @@ from app.runs.folder import find_runs
 from app.training.distributed import World
 from app.training.state import start
 from app.training.trainer import train
-from tests.app.training.test_resume import cfg, test_a_stopped_run_ends_like_another  # noqa: F401
+from tests.app.training import test_resume
+from tests.app.training.test_resume import cfg  # noqa: F401
 
 pytestmark = pytest.mark.cuda
 
@@ -45,7 +46,7 @@ def test_replayed_or_not_they_are_the_same(cfg, precision, model):  # noqa: F811
 
 def test_a_stopped_run_ends_like_another_on_a_gpu(cfg, monkeypatch):  # noqa: F811
     cfg.device = "cuda"
-    test_a_stopped_run_ends_like_another(cfg, monkeypatch, [("take", 9)])
+    test_resume.test_a_stopped_run_ends_like_another(cfg, monkeypatch, [("take", 9)])
 
 
 def test_a_compiled_network_is_captured_too(cfg):  # noqa: F811
