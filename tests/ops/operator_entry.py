@@ -71,6 +71,8 @@ class Operator:
     # For backward; "own" is a tensor that nobody else sees.
     saves: Literal["input", "output", "both", "own", "nothing"] = "input"
     recorded: str | None = None  # what autograd runs in its place, beside <recorded>_backward
+    # On CUDA, which tensor's gradient may be NaN where another one is not finite.
+    nan_gradient: int | None = None
     roundings: int = 1  # to its dtype, of what reaches a result one after the other
     largest: float = 1e300  # what it, and the float64 reference, hold without overflow inside
     products: bool = False  # made of PyTorch's matrix products, whose bits the threads' number sets

@@ -58,6 +58,7 @@ OPERATOR = Operator(
     bulk=Case(((4, 8, 47, 51), (8, 1, 5, 5), (8,)), {"padding": 2}),
     huge=Case(((3, 66, 2**12, 2**12), (66, 1, 3, 3), (66,)), {"padding": 1}),
     autocast="region",
+    nan_gradient=1,
     module=partial(DepthwiseConv2d, 3, 3, padding=1),
     peer=partial(nn.Conv2d, 3, 3, 3, padding=1, groups=3),
     wrong=(
