@@ -82,7 +82,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--threads", type=int, metavar="N", help="CPU threads (default: torch's)")
     add("--csv", type=Path, metavar="FILE", help="write every implementation's numbers")
     add("--plot", type=Path, metavar="FILE", help="draw time over floor (first dtype)")
-    add("--markdown", type=Path, metavar="FILE", help="write tables")
+    add("--markdown", type=Path, metavar="FILE", help="write the tables of docs/benchmarks.md")
     add("--read", type=Path, metavar="CSV", help="report on an earlier --csv, measure nothing")
     add("--fail-below", type=float, metavar="RATIO", help="exit 1 if a speed-up is less")
     return parser.parse_args(argv)
@@ -225,7 +225,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.csv:
         write_csv(args.csv, rows, name, version)
     if args.markdown:
-        args.markdown.write_text(markdown(rows))
+        args.markdown.write_text(markdown(rows, name))
     if args.plot and rows:
         plot(args.plot, rows, f"{name}, torch {version}")
     slow = [r for r in rows if args.fail_below and r.speedup < args.fail_below]

@@ -1,4 +1,4 @@
-"""What was measured, as lines on the screen, CSV, Markdown tables and a plot."""
+"""Measurements as lines on the screen, CSV, Markdown tables and a plot."""
 
 import csv
 import math
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.cases import OURS
+from bench.page import Result, below_one, headline
 from bench.recurrent import LSTM
 
 COLUMNS = (
@@ -24,6 +25,7 @@ COLUMNS = (
     "fraction_of_floor",
     "speedup_over_best_peer",
     "graph_ms",
+    "graph_speedup_over_best_peer",
 )
 NAME = "op", "shape", "dtype", "format", "what"
 
@@ -63,11 +65,15 @@ class Row:
         """The best peer's time over ours."""
         return self.best_peer()[1] / self.ms[OURS]
 
+    def best_graph_ms(self) -> float:
+        """The best peer's milliseconds inside CUDA graphs, not a number without a peer."""
+        peers = [ms for name, ms in self.graph_ms.items() if name not in (OURS, LSTM)]
+        return min(peers, default=math.nan)
+
     @property
     def graph_speedup(self) -> float:
-        """The same inside CUDA graphs, not a number where there are none."""
-        peers = [ms for name, ms in self.graph_ms.items() if name not in (OURS, LSTM)]
-        return min(peers, default=math.nan) / self.graph_ms.get(OURS, math.nan)
+        """The same as `speedup` inside CUDA graphs, not a number where there are none."""
+        return self.best_graph_ms() / self.graph_ms.get(OURS, math.nan)
 
     def line(self) -> str:
         """The row as the screen shows it."""
@@ -130,15 +136,17 @@ def either_format(rows: Sequence[Row]) -> float:
 def write_csv(path: Path, rows: Iterable[Row], device: str, torch_version: str) -> None:
     """Writes one line an implementation."""
     with path.open("w", newline="") as file:
-        writer = csv.writer(file)
+        writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
         for row in rows:
             for name, ms in row.ms.items():
                 graph = row.graph_ms.get(name)
+                ratios = (row.best_peer()[1] / ms, row.best_graph_ms() / (graph or math.nan))
+                speedup, graph_speedup = ("" if math.isnan(r) else f"{r:.4g}" for r in ratios)
                 writer.writerow(
                     [device, torch_version, *(getattr(row, n) for n in NAME), name]
                     + [f"{v:.5g}" for v in (ms, row.floor_ms, row.floor_ms / ms)]
-                    + [f"{row.best_peer()[1] / ms:.4g}", "" if graph is None else f"{graph:.5g}"]
+                    + [speedup, "" if graph is None else f"{graph:.5g}", graph_speedup]
                 )
 
 
@@ -157,24 +165,24 @@ def read_csv(path: Path) -> tuple[list[Row], str, str]:
     return list(rows.values()), device, version
 
 
-def markdown(rows: Sequence[Row]) -> str:
-    """A table an operator: shapes down, passes across."""
-    text = []
-    for op in dict.fromkeys(row.op for row in rows):
-        chosen = [row for row in rows if row.op == op]
-        passes = list(dict.fromkeys(row.what for row in chosen))
-        text.append(f"### {op}\n\n| shape | dtype | format | {' | '.join(passes)} |")
-        text.append("|---|---|---|" + "---|" * len(passes))
-        lines: dict[tuple[str, str, str], dict[str, str]] = defaultdict(dict)
-        for r in chosen:
-            cell = f"{r.ms[OURS]:.3g} ms, {r.fraction:.2f}, **{r.speedup:.2f}×**"
-            if not math.isnan(r.graph_speedup):
-                cell += f" (graph {r.graph_speedup:.2f}×)"
-            lines[r.shape, r.dtype, r.format][r.what] = cell
-        for key, cells in lines.items():
-            text.append(f"| {' | '.join([*key, *(cells.get(p, '') for p in passes)])} |")
-        text.append("")
-    return "\n".join(text)
+def markdown(rows: Sequence[Row], device: str) -> str:
+    """Return the tables of docs/benchmarks.md for these rows."""
+    results = [
+        Result(
+            row.op,
+            device,
+            row.dtype,
+            row.format,
+            row.shape,
+            row.what,
+            row.fraction,
+            row.speedup,
+            None if math.isnan(row.graph_speedup) else row.graph_speedup,
+        )
+        for row in rows
+        if not math.isnan(row.speedup)
+    ]
+    return f"{headline(results)}\n\n{below_one(results)}\n"
 
 
 def plot(path: Path, rows: Sequence[Row], title: str) -> None:

@@ -1,0 +1,52 @@
+"""Make the tables of docs/benchmarks.md anew from docs/benchmarks/operators-*.csv.
+
+    python scripts/bench_page.py [--check]
+
+Writes the tables between the page's markers and docs/benchmarks/below-1.csv. The CSV files are
+those of `scripts/bench_ops.py --csv`: add or replace one, then run this.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from bench.page import below_one, headline, read_results, write_below_one
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+TABLES = {"headline": headline, "below-1": below_one}
+END = "<!-- end -->"
+
+
+def fill(text: str, tables: dict[str, str]) -> str:
+    """Return the page with each table between its markers."""
+    for name, table in tables.items():
+        start = f"<!-- {name} -->\n"
+        if text.count(start) != 1:
+            raise ValueError(f"the page needs one place marked {start.strip()}")
+        before, after = text.split(start)
+        text = f"{before}{start}\n{table}\n\n{after[after.index(END) :]}"
+    return text
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; return its exit code: with --check 1 if the page is out of date."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--check", action="store_true", help="compare, write nothing")
+    args = parser.parse_args(argv)
+    results = read_results(sorted((DOCS / "benchmarks").glob("operators-*.csv")))
+    page = DOCS / "benchmarks.md"
+    old = page.read_text()
+    new = fill(old, {name: table(results) for name, table in TABLES.items()})
+    if args.check:
+        if old != new:
+            print(f"error: run scripts/bench_page.py: {page.name} differs", file=sys.stderr)
+        return int(old != new)
+    page.write_text(new)
+    write_below_one(DOCS / "benchmarks" / "below-1.csv", results)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
