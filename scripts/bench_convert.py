@@ -46,15 +46,15 @@ class Row:
     dtype: str
     format: str
     converted: int
-    before: float
-    after: float
+    before_images_per_s: float
+    after_images_per_s: float
     ratio: float
 
     def line(self) -> str:
         """The row as the screen shows it."""
         return (
             f"{self.model:20} {self.dtype:9} {self.format}  {self.converted:3} layers "
-            f"{self.before:10,.1f} -> {self.after:10,.1f} images/s  {self.ratio:5.2f}x"
+            f"{self.before_images_per_s:10,.1f} -> {self.after_images_per_s:10,.1f} images/s  {self.ratio:5.2f}x"
         )
 
 
@@ -177,8 +177,8 @@ def markdown(rows: list[Row], title: str) -> str:
         "|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {row.model} | {row.dtype} | {row.format} | {row.before:,.0f} images/s | "
-        f"{row.after:,.0f} images/s | **{row.ratio:.2f}×** |"
+        f"| {row.model} | {row.dtype} | {row.format} | {row.before_images_per_s:,.0f} images/s | "
+        f"{row.after_images_per_s:,.0f} images/s | **{row.ratio:.2f}×** |"
         for row in rows
     ]
     lines += ["", "Geometric means: "]
