@@ -54,7 +54,8 @@ class Row:
         """The row as the screen shows it."""
         return (
             f"{self.model:20} {self.dtype:9} {self.format}  {self.converted:3} layers "
-            f"{self.before_images_per_s:10,.1f} -> {self.after_images_per_s:10,.1f} images/s  {self.ratio:5.2f}x"
+            f"{self.before_images_per_s:10,.1f} -> {self.after_images_per_s:10,.1f} images/s  "
+            f"{self.ratio:5.2f}x"
         )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
 EXCERPT = re.compile(r"^`([\w./]+)`:\n```\w+\n(.*?)^```", re.M | re.S)
 EXCERPTS = [
     pytest.param(file, code, id=f"{page.name}-{file}-{code.splitlines()[0].strip()}")

@@ -55,6 +55,25 @@ def test_new_measurement_reaches_the_tables(copy):
     assert "exp,chip,float32,nchw,8,backward" not in below
 
 
+def test_bench_ops_writes_what_the_page_reads(copy, tmp_path):
+    measured = tmp_path / "measured.csv"
+    measured.write_text(
+        HEADER
+        + "chip,2.14,exp,8,float32,nchw,forward,ours,2,1,0.5,0.25,1,0.75\n"
+        + "chip,2.14,exp,8,float32,nchw,forward,eager,0.5,1,2,1,0.75,1\n"
+    )
+    again = copy / "docs" / "benchmarks" / "operators-new.csv"
+    tables = tmp_path / "tables.md"
+    command = [sys.executable, str(ROOT / "scripts" / "bench_ops.py"), "--read", str(measured)]
+    subprocess.run([*command, "--csv", str(again), "--markdown", str(tables)], check=True)
+    assert again.read_text() == measured.read_text()
+    assert run(copy).returncode == 0
+    page = (copy / "docs" / "benchmarks.md").read_text().splitlines()
+    rows = [line for line in tables.read_text().splitlines() if "chip" in line]
+    assert len(rows) == 2
+    assert all(row in page for row in rows)
+
+
 def test_page_links_every_file():
     page = (ROOT / "docs" / "benchmarks.md").read_text()
     for path in (ROOT / "docs" / "benchmarks").iterdir():
