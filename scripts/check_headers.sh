@@ -9,10 +9,12 @@ if [ $# = 0 ]; then
   printf 'usage: scripts/check_headers.sh VERSION...\n' >&2
   exit 2
 fi
-source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" tools
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" nothing
+interpreter=$(find_python)
+log=build/headers.log # of its own: the set-up may go on beside this
 
 make_work_folder
-python_include=$(python -c 'import sysconfig; print(sysconfig.get_path("include"))')
+python_include=$("$interpreter" -c 'import sysconfig; print(sysconfig.get_path("include"))')
 eager=ops/core/eager
 target=$(sed -nE 's/^TORCH_TARGET = \(([0-9]+), ([0-9]+)\).*/\1 \2/p' setup.py)
 read -r major minor <<<"$target"
@@ -21,9 +23,9 @@ target=$(printf -- '-DTORCH_TARGET_VERSION=0x%02x%02x000000000000' "$major" "$mi
 # Unpacks the headers of a version. Its wheel for Linux on aarch64 has the same ones as the others,
 # and is the smallest for Linux: 0.15 GB, not 0.9.
 get_headers() {
-  python -m pip download --no-deps --only-binary=:all: --platform manylinux_2_28_aarch64 \
+  "$interpreter" -m pip download --no-deps --only-binary=:all: --platform manylinux_2_28_aarch64 \
     --python-version 3.11 --dest "$work/$1" "torch==$1"
-  python - "$work/$1" <<'END'
+  "$interpreter" - "$work/$1" <<'END'
 import sys
 import zipfile
 from pathlib import Path
@@ -54,7 +56,7 @@ check_cuda() {
 }
 
 export -f get_headers check_cpp check_cuda
-export work eager target python_include
+export work eager target python_include interpreter
 for version in "$@"; do
   include="$work/$version/torch/include"
   step "Getting the headers of torch $version" bash -euo pipefail -c "get_headers $version"

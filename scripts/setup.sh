@@ -25,7 +25,7 @@ fail() {
 step() {
   local title=$1
   shift
-  "${interpreter:-python}" scripts/progress.py "$title" build/setup.log "$@"
+  "${interpreter:-python}" scripts/progress.py "$title" "${log:-build/setup.log}" "$@"
 }
 
 is_suitable() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; }

@@ -1,4 +1,4 @@
-"""One training step, captured as a CUDA graph, and the schedule of the steps."""
+"""The training step, captured as a CUDA graph, and the schedule of the steps."""
 
 import copy
 import dataclasses

@@ -156,7 +156,7 @@ torch.fx.wrap("_check_input")
 
 
 def _is_channels_last(weight: Tensor) -> bool:
-    """Whether the weight's memory is [N, Ho, Wo, G, kH, kW]: the kernels' question, on fakes."""
+    """Return whether the weight's memory is [N, Ho, Wo, G, kH, kW], as the kernels decide it."""
     return weight.permute(0, 4, 5, 1, 2, 3).is_contiguous() and not weight.is_contiguous()
 
 

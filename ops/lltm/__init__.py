@@ -13,7 +13,7 @@ from ops.lltm.autograd import State, cell, sequence_loop
 def lltm_cell(
     input: Tensor, weights: Tensor, bias: Tensor | None, old_h: Tensor, old_cell: Tensor
 ) -> State:
-    """One step of an LLTM, the recurrent cell of PyTorch's tutorial on C++ extensions.
+    """Compute one step of an LLTM, the recurrent cell of PyTorch's tutorial on C++ extensions.
 
     [i, o, z] = [h, x] · Wᵀ + b, of S columns each; then
     c' = c + elu(z) · σ(i) and h' = tanh(c') · σ(o).

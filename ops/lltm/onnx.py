@@ -14,7 +14,7 @@ from ops.core.onnx import Node, OnnxOperator, T, sizes_of
 
 def _lltm_cell_function(op: Opset) -> Callable[..., Any]:
     def LLTMCell(X: T, W: T, H: T, C: T, B: Optional[T]) -> Tuple[T, T]:
-        """One step: [i, o, z] = [h, x] * W' + b, c' = c + elu(z) * s(i), h' = tanh(c') * s(o)."""
+        """LLTM step: [i, o, z] = [h, x] * W' + b, c' = c + elu(z) * s(i), h' = tanh(c') * s(o)."""
         size = op.Shape(C, start=1)
         twice = op.Add(size, size)
         gates = op.Gemm(op.Concat(H, X, axis=1), W, B, transB=1)

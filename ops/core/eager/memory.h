@@ -16,8 +16,9 @@ inline void repeat_allocation(const std::string& message) {
   const std::string before_size = "cannot allocate ", before_device = " bytes on ";
   const size_t size = message.find(before_size), device = message.find(before_device);
   if (size != std::string::npos && device != std::string::npos) {
+    // "cpu" or "cuda:0", then ": " and the reason.
     const size_t begin = device + before_device.size();
-    const c10::Device on(message.substr(begin, message.find_first_of(" (\n", begin) - begin));
+    const c10::Device on(message.substr(begin, message.find(": ", begin) - begin));
     at::empty({std::stoll(message.substr(size + before_size.size()))},
               at::dtype(at::kByte).device(on));
   }
