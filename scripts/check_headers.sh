@@ -51,7 +51,7 @@ check_cpp() {
 
 check_cuda() {
   find ops -name '*.cu' -print0 |
-    xargs -0 -n 1 -P "$(nproc)" nvcc -c -O0 -Xcicc -O0 -Xptxas -O0 --expt-relaxed-constexpr \
+    xargs -0 -n 1 -P "$(nproc)" nvcc --cuda -O0 -Xcicc -O0 -Xptxas -O0 --expt-relaxed-constexpr \
       -arch=sm_90 -std=c++17 -DUSE_CUDA "$target" -Iops -isystem "$1" -o /dev/null
 }
 
