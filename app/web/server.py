@@ -72,11 +72,14 @@ def listen(host: str, port: int | None) -> socket.socket:
         family, *_ = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
         try:
             chosen = USUAL_PORT if port is None else port
-            return socket.create_server((host, chosen), family=family)
+            listener = socket.create_server((host, chosen), family=family)
         except OSError:
             if port is not None:
                 raise
-            return socket.create_server((host, 0), family=family)
+            listener = socket.create_server((host, 0), family=family)
+        # asyncio sets this only where the protocol is named; else an answer waits 40 ms for an ACK
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener
     except OSError as error:
         raise UserError(f"{named}: cannot be listened on: {error.strerror}") from error
 

@@ -16,7 +16,7 @@ from PIL import Image
 
 from app.config.errors import UserError
 from app.web.networks import find_networks
-from app.web.server import LARGEST_BODY
+from app.web.server import LARGEST_BODY, listen
 from tests.app.web.conftest import Server
 
 
@@ -249,3 +249,8 @@ def test_a_damaged_network_is_one_line_in_its_answer(ask, default_run):
         (damaged / "best.pt").unlink()
         damaged.rmdir()
         ask("api/networks")
+
+
+def test_answers_do_not_wait_for_acknowledgements():
+    with listen("127.0.0.1", None) as listener:
+        assert listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
