@@ -31,7 +31,7 @@ DEFAULT_ARCHS = "8.0;9.0+PTX"
 
 
 def flag(name: str) -> bool:
-    """Whether an environment variable says yes."""
+    """Return whether an environment variable is set to anything but 0, false, off or no."""
     return os.environ.get(name, "0").lower() not in ("", "0", "false", "off", "no")
 
 
@@ -47,12 +47,12 @@ if tuple(int(part) for part in torch.__version__.split(".")[:2]) < TORCH_TARGET:
 
 
 def has_runtime(root: Path) -> bool:
-    """Whether the CUDA runtime that kernels are linked with is there."""
+    """Return whether a toolkit has the CUDA runtime library, which the kernels are linked with."""
     return any(True for lib in ("lib64", "lib") for _ in (root / lib).glob("libcudart.so*"))
 
 
 def toolkit() -> tuple[Path, tuple[int, int]]:
-    """Returns the CUDA toolkit's root and version; LookupError says why there is none."""
+    """Return the CUDA toolkit's root and version; raise LookupError with the reason if none."""
     nvcc = shutil.which("nvcc")
     candidates = [Path(nvcc).resolve().parent.parent] if nvcc else []
     candidates.append(Path("/usr/local/cuda"))
@@ -125,7 +125,7 @@ cxx_flags = [
     "-fno-math-errno",
     "-fno-trapping-math",
 ]
-nvcc_flags = [target, *optimise, "-std=c++17", "-DUSE_CUDA", "-lineinfo", "--threads=2"]
+nvcc_flags = [target, *optimise, "-std=c++17", "-DUSE_CUDA", "--threads=2"]
 if cuda and cuda[1] >= (12, 8):
     nvcc_flags.append("--compress-mode=size")
 
@@ -136,22 +136,22 @@ os.environ.setdefault("MAX_JOBS", str(len(os.sched_getaffinity(0))))
 
 
 class Build(BuildExtension):
-    """Keeps compiled objects between builds, but no library that this build does not make."""
+    """Keep compiled objects between builds; remove libraries that this build does not make."""
 
     def finalize_options(self) -> None:
-        """Called by setuptools, which compiles editable installations in a temporary folder."""
+        """Keep the objects in build/objects: setuptools compiles editable installations in /tmp."""
         super().finalize_options()
         self.build_temp = "build/objects"
         self.parallel = LIBRARIES_AT_ONCE
 
     def build_extension(self, ext: Extension) -> None:
-        """Called by setuptools: builds a library in a folder, and with a ninja file, of its own."""
+        """Build a library in a folder, and with a ninja file, of its own."""
         command = copy.copy(self)
         command.build_temp = f"{self.build_temp}/{ext.name}"
         super(Build, command).build_extension(ext)
 
     def run(self) -> None:
-        """Called by setuptools."""
+        """Build, then remove the libraries of earlier builds."""
         super().run()
         made = {extension.name.removeprefix("ops.") for extension in self.extensions}
         folders = [Path(self.build_lib) / "ops"]
@@ -165,7 +165,7 @@ class Build(BuildExtension):
 def extension(
     kind: Callable[..., Extension], name: str, sources: Iterable[Path], **flags: list[str]
 ) -> Extension:
-    """Describes one library, compiled from the sources given: those in folders take longest."""
+    """Describe one library. Sources in folders come first: they take longest to compile."""
     ops = Path("ops")
     return kind(
         name,

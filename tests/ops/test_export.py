@@ -17,6 +17,7 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
 from onnx.reference import ReferenceEvaluator  # noqa: E402
+from onnx.reference.ops.op_scan import Scan  # noqa: E402
 
 from ops.export import DOMAIN, LEAST_OPSET, VERSION, export_onnx  # noqa: E402
 
@@ -51,6 +52,8 @@ def checked(model, opset, layout):
 )
 def test_every_opset_means_the_same(op, case, opsets):
     """Onnx's own evaluator: it knows every opset that onnx does."""
+    if op.name == "lltm" and "need_context" not in vars(Scan):
+        pytest.skip("this onnx's evaluator runs a Scan's body without the names outside of it")
     tensors = inputs(case, torch.float32)
     expected = op.function(*tensors, **case.kwargs)
     for layout, opset in product(LAYOUTS, opsets):

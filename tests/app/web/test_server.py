@@ -203,7 +203,7 @@ def test_an_interrupt_ends_the_server_within_a_second(default_run, tmp_path):
         seconds = time.perf_counter() - start
     assert code == 130
     assert (tmp_path / "stderr").read_text() == "interrupted\n"
-    assert seconds < 5  # measured: 0.2 s; a busy machine takes longer
+    assert seconds < 30  # measured: 0.2 s; without a limit the server waits for the browser
 
 
 def test_no_run_is_one_line(command):
