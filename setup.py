@@ -28,6 +28,7 @@ from setuptools import Extension, setup
 TORCH_TARGET = (2, 10)  # the oldest torch that the built libraries run under
 PYTHON_TARGET = "cp310"
 DEFAULT_ARCHS = "8.0;9.0+PTX"
+OLDEST_ARCH = (7, 0)
 
 
 def flag(name: str) -> bool:
@@ -98,11 +99,27 @@ def cuda_toolkit() -> tuple[Path, tuple[int, int]] | None:
     return root, version
 
 
+def architectures() -> str:
+    """Return TORCH_CUDA_ARCH_LIST (default: the visible GPUs' or DEFAULT_ARCHS), if supported."""
+    chosen = os.environ.get("TORCH_CUDA_ARCH_LIST")
+    if not chosen and torch.cuda.is_available():
+        gpus = {torch.cuda.get_device_capability(gpu) for gpu in range(torch.cuda.device_count())}
+        chosen = ";".join(f"{major}.{minor}" for major, minor in sorted(gpus))
+    chosen = chosen or DEFAULT_ARCHS
+    for major, minor in re.findall(r"(\d+)\.(\d+)", chosen):
+        if (int(major), int(minor)) < OLDEST_ARCH:
+            sys.exit(
+                "error: the CUDA kernels need compute capability 7.0 or newer, "
+                f"not {major}.{minor}: set TORCH_CUDA_ARCH_LIST to newer ones, or USE_CUDA=0 for "
+                "CPU kernels only"
+            )
+    return chosen
+
+
 cuda = cuda_toolkit()
 if cuda:
     os.environ["CUDA_HOME"] = str(cuda[0])  # read by torch.utils.cpp_extension when it is imported
-    if not os.environ.get("TORCH_CUDA_ARCH_LIST") and not torch.cuda.is_available():
-        os.environ["TORCH_CUDA_ARCH_LIST"] = DEFAULT_ARCHS
+    os.environ["TORCH_CUDA_ARCH_LIST"] = architectures()
 
 from torch.utils.cpp_extension import BuildExtension, CppExtension, CUDAExtension  # noqa: E402
 

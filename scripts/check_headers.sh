@@ -4,6 +4,9 @@
 # architecture, without optimisation.
 #
 #   scripts/check_headers.sh VERSION...     2.10.0
+#
+# CXX=aarch64-linux-gnu-g++ compiles the C++ sources for another processor, CUDA_ARCH=sm_75 the
+# kernels for another GPU (default: sm_90).
 set -euo pipefail
 if [ $# = 0 ]; then
   printf 'usage: scripts/check_headers.sh VERSION...\n' >&2
@@ -43,16 +46,16 @@ END
 check_cpp() {
   local include=$1
   find ops -name '*.cpp' -not -path "$eager/*" -print0 |
-    xargs -0 -n 1 -P "$(nproc)" c++ -fsyntax-only -std=c++17 "$target" -Iops -isystem "$include"
+    xargs -0 -n 1 -P "$(nproc)" "${CXX:-c++}" -fsyntax-only -std=c++17 "$target" -Iops -isystem "$include"
   find "$eager" -name '*.cpp' -print0 |
-    xargs -0 -n 1 -P "$(nproc)" c++ -fsyntax-only -std=c++17 -Iops -isystem "$include" \
+    xargs -0 -n 1 -P "$(nproc)" "${CXX:-c++}" -fsyntax-only -std=c++17 -Iops -isystem "$include" \
       -isystem "$include/torch/csrc/api/include" -isystem "$python_include"
 }
 
 check_cuda() {
   find ops -name '*.cu' -print0 |
     xargs -0 -n 1 -P "$(nproc)" nvcc --cuda -O0 -Xcicc -O0 -Xptxas -O0 --expt-relaxed-constexpr \
-      -arch=sm_90 -std=c++17 -DUSE_CUDA "$target" -Iops -isystem "$1" -o /dev/null
+      -arch="${CUDA_ARCH:-sm_90}" -std=c++17 -DUSE_CUDA "$target" -Iops -isystem "$1" -o /dev/null
 }
 
 export -f get_headers check_cpp check_cuda

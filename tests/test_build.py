@@ -161,6 +161,21 @@ def test_architectures(plan, toolkit):
     assert os.environ["TORCH_CUDA_ARCH_LIST"] == "9.0"
 
 
+def test_architectures_of_visible_gpus(plan, toolkit, monkeypatch):
+    gpus = [(9, 0), (8, 6), (9, 0)]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", gpus.__getitem__)
+    plan(CUDA_HOME=toolkit("13.2"))
+    assert os.environ["TORCH_CUDA_ARCH_LIST"] == "8.6;9.0"
+
+
+@pytest.mark.parametrize("chosen", ["6.1", "5.2+PTX;9.0", "9.0 6.0"])
+def test_architectures_that_are_too_old(plan, toolkit, chosen):
+    line = error(plan, CUDA_HOME=toolkit("13.2"), TORCH_CUDA_ARCH_LIST=chosen)
+    assert line.startswith("error: the CUDA kernels need compute capability 7.0 or newer, not ")
+
+
 @pytest.mark.parametrize(("debug", "level"), [("1", "-O0"), ("0", "-O3")])
 def test_debug(plan, debug, level, toolkit):
     for f in flags(plan(CUDA_HOME=toolkit("13.2"), DEBUG=debug)):

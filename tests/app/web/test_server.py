@@ -5,7 +5,6 @@ import io
 import json
 import socket
 import struct
-import time
 import urllib.error
 import urllib.request
 import zlib
@@ -192,18 +191,14 @@ def test_own_names_and_origin_are_accepted(ask, server):
         assert ask("", None, Host=host, Origin=f"http://{host}")[0] == 200
 
 
-def test_an_interrupt_ends_the_server_within_a_second(default_run, tmp_path):
+def test_an_interrupt_ends_the_server_though_a_connection_is_open(default_run, tmp_path):
     server = Server(default_run.parents[1], tmp_path / "stderr")
     host, port = server.address[7:].rstrip("/").split(":")
     with socket.create_connection((host, int(port))) as kept:  # as a browser keeps one
         kept.sendall(f"GET / HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode())
         assert kept.recv(20).startswith(b"HTTP/1.1 200")
-        start = time.perf_counter()
-        code = server.stop()
-        seconds = time.perf_counter() - start
-    assert code == 130
+        assert server.stop() == 130  # without a limit of its own it waits for the browser
     assert (tmp_path / "stderr").read_text() == "interrupted\n"
-    assert seconds < 30  # measured: 0.2 s; without a limit the server waits for the browser
 
 
 def test_no_run_is_one_line(command):
