@@ -143,7 +143,8 @@ make_environment() {
   local folder=$1
   shift
   step "Making an environment" "$(find_python)" -m venv --clear "$folder"
-  step "Installing $*" "$folder/bin/python" -m pip install --disable-pip-version-check "$@"
+  step "Installing $*" \
+    "$folder/bin/python" -m pip install --disable-pip-version-check --no-compile "$@"
 }
 
 # Builds a wheel: build_wheel FOLDER [PYTHON SOURCE], of this project with .venv's python, or another.
