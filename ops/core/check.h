@@ -26,20 +26,49 @@ void check(bool condition, const Args&... message) {
   }
 }
 
-// Prints a shape into a message, only where the message is made.
+// Prints integers into a message, as Python prints a list: only where the message is made.
+struct list {
+  const std::vector<int64_t>& values;
+};
+
+inline std::ostream& operator<<(std::ostream& out, const list& l) {
+  out << '[';
+  for (size_t i = 0; i < l.values.size(); ++i) {
+    out << (i ? ", " : "") << l.values[i];
+  }
+  return out << ']';
+}
+
+// A shape.
 struct shape {
   const Tensor& x;
 };
 
 inline std::ostream& operator<<(std::ostream& out, const shape& s) {
-  out << '[';
-  for (int64_t d = 0; d < s.x.dim(); ++d) {
-    out << (d ? ", " : "") << s.x.size(d);
-  }
-  return out << ']';
+  return out << list{{s.x.sizes().begin(), s.x.sizes().end()}};
 }
 
-// And a device.
+// A dtype, as Python names it.
+inline const char* dtype_name(torch::headeronly::ScalarType dtype) {
+  using torch::headeronly::ScalarType;
+  switch (dtype) {
+    case ScalarType::Bool: return "bool";
+    case ScalarType::Byte: return "uint8";
+    case ScalarType::Char: return "int8";
+    case ScalarType::Short: return "int16";
+    case ScalarType::Int: return "int32";
+    case ScalarType::Long: return "int64";
+    case ScalarType::Half: return "float16";
+    case ScalarType::BFloat16: return "bfloat16";
+    case ScalarType::Float: return "float32";
+    case ScalarType::Double: return "float64";
+    case ScalarType::ComplexFloat: return "complex64";
+    case ScalarType::ComplexDouble: return "complex128";
+    default: return torch::headeronly::toString(dtype);
+  }
+}
+
+// A device.
 struct device {
   const Tensor& x;
 };
@@ -59,8 +88,7 @@ inline void check_device(const char* op, const char* x_name, const Tensor& x,
 inline void check_same(const char* op, const char* x_name, const Tensor& x, const char* other_name,
                        const Tensor& other) {
   check(other.scalar_type() == x.scalar_type(), op, ": ", other_name, " must have the dtype of ",
-        x_name, " (", torch::headeronly::toString(x.scalar_type()), "), got ",
-        torch::headeronly::toString(other.scalar_type()));
+        x_name, " (", dtype_name(x.scalar_type()), "), got ", dtype_name(other.scalar_type()));
   check_device(op, x_name, x, other_name, other);
 }
 
@@ -70,25 +98,13 @@ inline void check_shape(const char* op, const char* name, const Tensor& x,
   for (int64_t d = 0; same && d < x.dim(); ++d) {
     same = x.size(d) == expected[d];
   }
-  if (!same) {
-    std::ostringstream text;
-    for (size_t d = 0; d < expected.size(); ++d) {
-      text << (d ? ", " : "") << expected[d];
-    }
-    check(false, op, ": ", name, " must have shape [", text.str(), "], got ", shape{x});
-  }
+  check(same, op, ": ", name, " must have shape ", list{expected}, ", got ", shape{x});
 }
 
-// A gradient must match the tensor that it belongs to in shape, dtype and device.
-inline void check_like(const char* op, const char* name, const Tensor& x, const char* other_name,
-                       const Tensor& other) {
-  bool same = x.dim() == other.dim();
-  for (int64_t d = 0; same && d < x.dim(); ++d) {
-    same = x.size(d) == other.size(d);
-  }
-  check(same, op, ": ", name, " must have the shape of ", other_name, " (", shape{other}, "), got ",
-        shape{x});
-  check_same(op, other_name, other, name, x);
+inline void check_dtype(const char* op, const char* name, const Tensor& x,
+                        torch::headeronly::ScalarType expected) {
+  check(x.scalar_type() == expected, op, ": ", name, " must have dtype ", dtype_name(expected),
+        ", got ", dtype_name(x.scalar_type()));
 }
 
 }  // namespace ops

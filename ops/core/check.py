@@ -8,8 +8,16 @@ import torch
 from torch import Tensor
 
 FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-ALLOWED = ", ".join(str(dtype).removeprefix("torch.") for dtype in FLOATING)
+
 _INTEGERS = (int, torch.SymInt, Integral)  # the last: NumPy's
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of `dtype` without "torch."."""
+    return str(dtype).removeprefix("torch.")
+
+
+ALLOWED = ", ".join(map(dtype_name, FLOATING))
 
 
 def tensor(op: str, name: str, value: object) -> None:
@@ -21,13 +29,19 @@ def tensor(op: str, name: str, value: object) -> None:
     """
     if not isinstance(value, Tensor):
         raise TypeError(f"{op}: {name} must be Tensor, not {type(value).__name__}")
-    if value.layout != torch.strided or value.is_nested:
-        given = "a nested tensor" if value.is_nested else f"layout {value.layout}"
-        raise NotImplementedError(f"{op}: {name} must be strided, got {given}")
+    strided(op, name, value)
     if value.dtype not in FLOATING:
         raise NotImplementedError(
-            f"{op}: not implemented for dtype {value.dtype} of {name}; allowed are {ALLOWED}"
+            f"{op}: not implemented for dtype {dtype_name(value.dtype)} of {name}; "
+            f"allowed are {ALLOWED}"
         )
+
+
+def strided(op: str, name: str, x: Tensor) -> None:
+    """Raise NotImplementedError for a sparse or nested tensor."""
+    if x.layout != torch.strided or x.is_nested:
+        given = "a nested tensor" if x.is_nested else f"layout {x.layout}"
+        raise NotImplementedError(f"{op}: {name} must be strided, got {given}")
 
 
 def image(op: str, input: object) -> None:
@@ -84,5 +98,16 @@ def matches(
     same_shape(op, name, x, shape)
     torch._check(
         x.dtype == like.dtype,
-        lambda: f"{op}: {name} must have the dtype of {like_name} ({like.dtype}), got {x.dtype}",
+        lambda: (
+            f"{op}: {name} must have the dtype of {like_name} ({dtype_name(like.dtype)}), "
+            f"got {dtype_name(x.dtype)}"
+        ),
+    )
+
+
+def dtype(op: str, name: str, x: Tensor, expected: torch.dtype) -> None:
+    """Raise RuntimeError unless the fake `x` has this dtype."""
+    torch._check(
+        x.dtype == expected,
+        lambda: f"{op}: {name} must have dtype {dtype_name(expected)}, got {dtype_name(x.dtype)}",
     )

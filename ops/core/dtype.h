@@ -40,8 +40,8 @@ void dispatch_floating(const char* op, ScalarType dtype, const F& f) {
     case ScalarType::Half: return f(type_tag<Half>{});
     case ScalarType::BFloat16: return f(type_tag<BFloat16>{});
     default:
-      check(false, op, ": not implemented for dtype ", torch::headeronly::toString(dtype),
-            "; allowed are Double, Float, Half and BFloat16");
+      check(false, op, ": not implemented for dtype ", dtype_name(dtype),
+            "; allowed are float64, float32, bfloat16, float16");
   }
 }
 

@@ -21,7 +21,8 @@ Tensor map(const char* op, const Tensor& input, const F& f) {
 template <typename Loop, typename F>
 Tensor map_backward(const char* op, const Tensor& grad_output, const char* saved_name,
                     const Tensor& saved, const F& f) {
-  check_like(op, "grad_output", grad_output, saved_name, saved);
+  check_shape(op, "grad_output", grad_output, {saved.sizes().begin(), saved.sizes().end()});
+  check_same(op, saved_name, saved, "grad_output", grad_output);
   const Tensor x = dense(saved);
   const Tensor g = with_layout_of(grad_output, x);
   Tensor out = empty_as(x);

@@ -45,11 +45,10 @@ struct Spacing {
 inline void check_pair(const char* op, const char* name, const std::vector<int64_t>& values,
                        int64_t least) {
   constexpr int64_t kMost = int64_t{1} << 31;  // beyond it sums of sizes could overflow
-  check(values.size() == 2, op, ": ", name, " must be two integers, got ", values.size());
-  for (const int64_t value : values) {
-    check(value >= least, op, ": ", name, " must be at least ", least, ", got ", value);
-    check(value <= kMost, op, ": ", name, " must be at most ", kMost, ", got ", value);
-  }
+  check(values.size() == 2 && values[0] >= least && values[1] >= least, op, ": ", name,
+        " must be two integers, at least ", least, ", got ", list{values});
+  check(values[0] <= kMost && values[1] <= kMost, op, ": ", name, " must be at most ", kMost,
+        ", got ", list{values});
 }
 
 // The places of a kernel in an image of h by w pixels. With ceil_mode the last ones may reach over

@@ -86,12 +86,12 @@ def places(
         if max(values) > _MOST:
             raise RuntimeError(f"{op}: {name} must be at most {_MOST}, got {list(values)}")
     outputs = []
-    for size, k, s, p, d in zip(sizes, kernel, stride, padding, dilation, strict=True):
+    for side, size, k, s, p, d in zip("HW", sizes, kernel, stride, padding, dilation, strict=True):
         padded, span = size + 2 * p, d * (k - 1) + 1
         torch._check(
             padded + (s - 1 if ceil_mode else 0) >= span,
-            lambda span=span, padded=padded: (  # type: ignore[misc]
-                f"{op}: the dilated kernel must fit into the padded input; "
+            lambda side=side, span=span, padded=padded: (  # type: ignore[misc]
+                f"{op}: the dilated kernel must fit into the padded input; in {side} "
                 f"the kernel spans {span}, the padded input {padded}"
             ),
         )
@@ -139,12 +139,16 @@ def register_bilinear(
         *geometry, mask = geometry_and_mask
         name = name_of(op_backward)
         shape = (*input.shape[:2], *check_arguments(name, input, weight, *geometry))
+        if len(mask) != count:
+            raise RuntimeError(
+                f"{name}: output_mask must be {'two' if count == 2 else 'three'} booleans"
+            )
         check.matches(name, "grad_output", grad_output, shape, "input", input)
         image = layout.resized(input, *input.shape[2:])
         grads = (image, weight_like(weight), weight.new_empty(input.shape[1:2]))
         return tuple(
             grad if needed else weight.new_empty([0])
-            for grad, needed in zip(grads, mask, strict=False)
+            for grad, needed in zip(grads[:count], mask, strict=True)
         )
 
     def apply(input: Tensor, weight: Tensor, geometry: Sequence[Any]) -> Tensor:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from ops.core import check, layout
+from ops.core import check, layout, windows
 from ops.core.families import folded, linear
 from ops.core.memory import repeat_allocation
 from ops.core.registration import register
@@ -56,12 +56,20 @@ class GlobalAvgPool2d(nn.Module):
 
 
 def _fake(input: Tensor) -> Tensor:
+    windows.check_image("global_avg_pool2d", input)
     return layout.resized(input, 1, 1)
 
 
 def _fake_backward(grad_output: Tensor, height: int, width: int, channels_last: bool) -> Tensor:
-    shape = (*grad_output.shape[:2], 1, 1)
-    check.same_shape("global_avg_pool2d_backward", "grad_output", grad_output, shape)
+    op = "global_avg_pool2d_backward"
+    torch._check(
+        grad_output.dim() == 4 and grad_output.shape[2] == 1 and grad_output.shape[3] == 1,
+        lambda: f"{op}: grad_output must have shape [N, C, 1, 1], got {list(grad_output.shape)}",
+    )
+    torch._check(
+        height >= 0 and width >= 0,
+        lambda: f"{op}: height and width must be at least 0, got {height} and {width}",
+    )
     return layout.empty(grad_output, (*grad_output.shape[:2], height, width), channels_last)
 
 

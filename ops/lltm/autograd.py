@@ -58,11 +58,20 @@ def _fake_forward(
     )
 
 
-def _check_like_outputs(op: str, **pairs: tuple[Tensor | None, Tensor]) -> None:
+def _check_saved(
+    op: str,
+    names: Sequence[str],
+    input: Tensor,
+    products: tuple[Tensor, Tensor],
+    **pairs: tuple[Tensor | None, Tensor],
+) -> None:
     """Check gradients of outputs, and saved outputs, against outputs."""
     for name, (x, output) in pairs.items():
         if x is not None:
-            check.matches(op, name, x, output.shape, "its output", output)
+            check.matches(op, name, x, output.shape, names[0], input)
+    saved, sums = products
+    check.dtype(op, "products", saved, sums.dtype)
+    check.same_shape(op, "products", saved, sums.shape)
 
 
 def _fake_gradients(tensors: Sequence[Tensor], mask: Sequence[bool]) -> tuple[Tensor, ...]:
@@ -83,7 +92,8 @@ def _fake_cell_backward(
     *tensors, products, mask = args
     op = "lltm_cell_backward"
     h, c, sums = _fake_forward(op, CELL, 2, *tensors)
-    _check_like_outputs(op, grad_h=(grad_h, h), grad_cell=(grad_cell, c), products=(products, sums))
+    saved = (products, sums)
+    _check_saved(op, CELL, tensors[0], saved, grad_h=(grad_h, h), grad_cell=(grad_cell, c))
     return _fake_gradients(tensors, mask)
 
 
@@ -98,13 +108,15 @@ def _fake_sequence_backward(
     *tensors, output, products, mask = args
     op = "lltm_backward"
     steps, last, sums = _fake_forward(op, SEQUENCE, 3, *tensors)
-    _check_like_outputs(
+    _check_saved(
         op,
+        SEQUENCE,
+        tensors[0],
+        (products, sums),
         grad_output=(grad_output, steps),
         grad_h=(grad_h, last),
         grad_cell=(grad_cell, last),
         output=(output, steps),
-        products=(products, sums),
     )
     return _fake_gradients(tensors, mask)
 

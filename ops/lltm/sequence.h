@@ -114,9 +114,7 @@ FiveTensors lltm_backward(const LltmNames& names, int64_t dim, LltmGradients gra
   prepare("grad_h", grads.last_h, false);
   prepare("grad_cell", grads.last_cell, false);
   prepare("output", output, true);
-  check(products.scalar_type() == sums, op, ": products must have dtype ",
-        torch::headeronly::toString(sums), ", got ",
-        torch::headeronly::toString(products.scalar_type()));
+  check_dtype(op, "products", products, sums);
   check_matrix("products", products, 3 * s, true);
   check(products.is_cuda() == a.input.is_cuda() &&
             products.get_device_index() == a.input.get_device_index(),

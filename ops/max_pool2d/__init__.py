@@ -184,10 +184,7 @@ def _fake_backward(grad_output: Tensor, indices: Tensor, *arguments_and_image: A
     shape = (*grad_output.shape[:2], *_places(op, height, width, *arguments))
     check.same_shape(op, "grad_output", grad_output, shape)
     check.same_shape(op, "indices", indices, shape)
-    torch._check(
-        indices.dtype == _index_type(arguments[0]),
-        lambda: f"{op}: indices must have dtype {_index_type(arguments[0])}, got {indices.dtype}",
-    )
+    check.dtype(op, "indices", indices, _index_type(arguments[0]))
     return layout.empty(grad_output, (*shape[:2], height, width), channels_last)
 
 

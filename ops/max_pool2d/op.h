@@ -94,9 +94,7 @@ Tensor max_pool2d_backward(const Tensor& grad_output, const Tensor& indices,
   Tensor out = empty_image(grad, g.n, g.c, g.h, g.w, channels_last);
   dispatch_floating(op, grad.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    check(indices.scalar_type() == g.index_type(), op, ": indices must have dtype ",
-          torch::headeronly::toString(g.index_type()), " for windows of ", g.taps(),
-          " pixels, got ", torch::headeronly::toString(indices.scalar_type()));
+    check_dtype(op, "indices", indices, g.index_type());
     dispatch_index(g.index_type(), [&](auto index_tag) {
       using I = typename decltype(index_tag)::type;
       if (out.numel() > 0) {

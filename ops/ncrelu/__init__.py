@@ -91,6 +91,12 @@ class NCReLU(nn.Module):
         return f"dim={self.dim}"
 
 
+def _check_dim(op: str, x: Tensor, dim: int) -> None:
+    n = x.dim()
+    torch._check(n > 0, lambda: f"{op}: input must have at least one dimension, got []")
+    torch._check(-n <= dim < n, lambda: f"{op}: dim must be in [{-n}, {n - 1}], got {dim}")
+
+
 def _with_size(x: Tensor, dim: int, size: Any) -> Tensor:
     shape = list(x.shape)
     shape[dim] = size
@@ -98,10 +104,12 @@ def _with_size(x: Tensor, dim: int, size: Any) -> Tensor:
 
 
 def _fake(input: Tensor, dim: int) -> Tensor:
+    _check_dim("ncrelu", input, dim)
     return _with_size(input, dim, 2 * input.shape[dim])
 
 
 def _fake_backward(grad_output: Tensor, input: Tensor, dim: int) -> Tensor:
+    _check_dim("ncrelu_backward", input, dim)
     shape = list(input.shape)
     shape[dim] *= 2
     check.matches("ncrelu_backward", "grad_output", grad_output, shape, "input", input)
@@ -113,6 +121,7 @@ def _sign_bytes(elements: Any) -> Any:
 
 
 def _fake_with_signs(input: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    _check_dim("ncrelu_with_signs", input, dim)
     signs = input.new_empty((_sign_bytes(input.numel()),), dtype=torch.uint8)
     return _with_size(input, dim, 2 * input.shape[dim]), signs
 
@@ -132,9 +141,7 @@ def _fake_with_signs_backward(
     )
     shape[dim] //= 2
     check.same_shape(op, "signs", signs, [_sign_bytes(prod(shape))])
-    torch._check(
-        signs.dtype == torch.uint8, lambda: f"{op}: signs must have dtype uint8, got {signs.dtype}"
-    )
+    check.dtype(op, "signs", signs, torch.uint8)
     return layout.empty(grad_output, shape, channels_last)
 
 

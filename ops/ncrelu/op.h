@@ -141,8 +141,7 @@ Tensor ncrelu_with_signs_backward(const Tensor& grad_output, const Tensor& signs
   if (out.numel() > 0) {
     dispatch_floating(op, g.scalar_type(), [&](auto tag) {
       using T = typename decltype(tag)::type;
-      check(signs.scalar_type() == ScalarType::Byte, op, ": signs must have dtype Byte, got ",
-            torch::headeronly::toString(signs.scalar_type()));
+      check_dtype(op, "signs", signs, ScalarType::Byte);
       Backend::backward(g, layout, g.const_data_ptr<T>(), kept.const_data_ptr<uint8_t>(),
                         out.mutable_data_ptr<T>());
     });

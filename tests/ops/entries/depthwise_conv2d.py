@@ -66,11 +66,11 @@ OPERATOR = Operator(
         Wrong(lambda: conv(X, None), TypeError, "weight … NoneType"),
         Wrong(lambda: conv(X, W, [0]), TypeError, "bias … list"),
         Wrong(lambda: conv(X.int(), W.int()), NotImplementedError, "int32 … input … float32"),
-        Wrong(lambda: conv(X, W.double()), RuntimeError, "weight … dtype … Float … Double"),
+        Wrong(lambda: conv(X, W.double()), RuntimeError, "weight … dtype … float32 … float64"),
         Wrong(
             lambda: conv(X, W, torch.ones(3).half()),
             RuntimeError,
-            "bias … dtype … Float … Half",
+            "bias … dtype … float32 … float16",
         ),
         Wrong(lambda: conv(X[0, 0], W), RuntimeError, "input … [N, C, H, W] … [5, 4]"),
         Wrong(

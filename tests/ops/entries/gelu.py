@@ -17,8 +17,8 @@ OPERATOR = Operator(
     wrong=(
         Wrong(lambda: gelu([1.0]), TypeError, "input … Tensor … list"),
         Wrong(lambda: gelu(X.int()), NotImplementedError, "int32 … input … float32"),
-        Wrong(lambda: raw.gelu(X.int()), RuntimeError, "Int … Float"),
-        Wrong(lambda: raw.gelu(X.cfloat()), RuntimeError, "Complex … Float"),
+        Wrong(lambda: raw.gelu(X.int()), RuntimeError, "int32 … float32"),
+        Wrong(lambda: raw.gelu(X.cfloat()), RuntimeError, "complex64 … float32"),
         Wrong(lambda: raw.gelu(X.to_sparse()), NotImplementedError, "Sparse"),
         Wrong(
             lambda: raw.gelu_backward(X[:1], X),
@@ -28,7 +28,7 @@ OPERATOR = Operator(
         Wrong(
             lambda: raw.gelu_backward(X.double(), X),
             RuntimeError,
-            "grad_output … Float … Double",
+            "grad_output … float32 … float64",
         ),
     ),
 )

@@ -30,7 +30,7 @@ OPERATOR = Operator(
         Wrong(lambda: global_avg_pool2d(X.int()), NotImplementedError, "int32 … input … float32"),
         Wrong(lambda: global_avg_pool2d(X[0, 0]), RuntimeError, "[N, C, H, W] … [5, 4]"),
         Wrong(lambda: raw.global_avg_pool2d(X[0]), RuntimeError, "[N, C, H, W] … [3, 5, 4]"),
-        Wrong(lambda: raw.global_avg_pool2d(X.long()), RuntimeError, "Long … Float"),
+        Wrong(lambda: raw.global_avg_pool2d(X.long()), RuntimeError, "int64 … float32"),
         Wrong(
             lambda: raw.global_avg_pool2d_backward(X, 5, 4, False),
             RuntimeError,

@@ -68,7 +68,9 @@ OPERATOR = Operator(
         Wrong(
             lambda: involution2d(X.int(), W.int()), NotImplementedError, "int32 … input … float32"
         ),
-        Wrong(lambda: involution2d(X, W.double()), RuntimeError, "weight … dtype … Float … Double"),
+        Wrong(
+            lambda: involution2d(X, W.double()), RuntimeError, "weight … dtype … float32 … float64"
+        ),
         Wrong(lambda: involution2d(X[0], W), RuntimeError, "input … [N, C, H, W] … [4, 5, 4]"),
         Wrong(
             lambda: involution2d(X, W[0]),

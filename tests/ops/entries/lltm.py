@@ -52,7 +52,7 @@ OPERATOR = Operator(
         Wrong(lambda: lltm(1, W, B, H, H), TypeError, "sequence … Tensor … int"),
         Wrong(lambda: lltm(X, W, B, None, H), TypeError, "h0 … NoneType"),
         Wrong(lambda: lltm(X.int(), W, B, H, H), NotImplementedError, "int32 … sequence"),
-        Wrong(lambda: lltm(X, W.double(), B, H, H), RuntimeError, "weights … Float … Double"),
+        Wrong(lambda: lltm(X, W.double(), B, H, H), RuntimeError, "weights … float32 … float64"),
         Wrong(
             lambda: lltm(X[None], W, B, H, H), RuntimeError, "sequence … [T, N, I] … [1, 5, 2, 3]"
         ),

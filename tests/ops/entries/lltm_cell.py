@@ -54,8 +54,10 @@ OPERATOR = Operator(
         Wrong(lambda: lltm_cell(X, W, [0], H, H), TypeError, "bias … list"),
         Wrong(lambda: lltm_cell(X, W, B, H, 0.0), TypeError, "old_cell … float"),
         Wrong(lambda: lltm_cell(X.int(), W, B, H, H), NotImplementedError, "int32 … input"),
-        Wrong(lambda: lltm_cell(X, W.double(), B, H, H), RuntimeError, "weights … Float … Double"),
-        Wrong(lambda: lltm_cell(X, W, B, H.half(), H), RuntimeError, "old_h … Float … Half"),
+        Wrong(
+            lambda: lltm_cell(X, W.double(), B, H, H), RuntimeError, "weights … float32 … float64"
+        ),
+        Wrong(lambda: lltm_cell(X, W, B, H.half(), H), RuntimeError, "old_h … float32 … float16"),
         Wrong(lambda: lltm_cell(X[None], W, B, H, H), RuntimeError, "input … [N, I] … [1, 2, 3]"),
         Wrong(lambda: lltm_cell(X, W[:, 1:], B, H, H), RuntimeError, "weights … [12, 7] … [12, 6]"),
         Wrong(lambda: lltm_cell(X, W, B[1:], H, H), RuntimeError, "bias … [12] … [11]"),
@@ -73,7 +75,7 @@ OPERATOR = Operator(
         Wrong(
             lambda: raw.lltm_cell_backward(H, None, X, W, B, H, H, P.half(), MASK),
             RuntimeError,
-            "products … Float … Half",
+            "products … float32 … float16",
         ),
     ),
 )

@@ -45,7 +45,7 @@ OPERATOR = Operator(
         Wrong(lambda: max_pool2d(X, 5), RuntimeError, "kernel … 5 … 4"),
         Wrong(lambda: max_pool2d(X[..., :0], 1, ceil_mode=True), RuntimeError, "kernel … 1 … 0"),
         Wrong(lambda: raw.max_pool2d(X[0], *WINDOWS), RuntimeError, "[N, C, H, W] … [3, 6, 4]"),
-        Wrong(lambda: raw.max_pool2d(X.long(), *WINDOWS), RuntimeError, "Long … Float"),
+        Wrong(lambda: raw.max_pool2d(X.long(), *WINDOWS), RuntimeError, "int64 … float32"),
         Wrong(
             lambda: raw.max_pool2d(X, [2, 2, 2], *WINDOWS[1:]), RuntimeError, "kernel_size … two"
         ),

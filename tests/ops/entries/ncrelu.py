@@ -48,7 +48,7 @@ OPERATOR = Operator(
         Wrong(lambda: ncrelu(X, "C"), TypeError, "dim … int … str"),
         Wrong(lambda: raw.ncrelu(X, 4), RuntimeError, "dim … [-4, 3] … 4"),
         Wrong(lambda: raw.ncrelu(X[0, 0, 0, 0], 0), RuntimeError, "dimension"),
-        Wrong(lambda: raw.ncrelu(X.bool(), 1), RuntimeError, "Bool … Float"),
+        Wrong(lambda: raw.ncrelu(X.bool(), 1), RuntimeError, "bool … float32"),
         Wrong(
             lambda: raw.ncrelu_backward(X, X, 1),
             RuntimeError,
@@ -57,10 +57,10 @@ OPERATOR = Operator(
         Wrong(
             lambda: raw.ncrelu_backward(X.half().repeat(1, 2, 1, 1), X, 1),
             RuntimeError,
-            "grad_output … Float … Half",
+            "grad_output … float32 … float16",
         ),
         Wrong(lambda: raw.ncrelu_with_signs(X, 4), RuntimeError, "dim … [-4, 3] … 4"),
-        Wrong(lambda: raw.ncrelu_with_signs(X.bool(), 1), RuntimeError, "Bool … Float"),
+        Wrong(lambda: raw.ncrelu_with_signs(X.bool(), 1), RuntimeError, "bool … float32"),
         Wrong(
             lambda: raw.ncrelu_with_signs_backward(X, SIGNS, 1, False),
             RuntimeError,
@@ -84,7 +84,7 @@ OPERATOR = Operator(
         Wrong(
             lambda: raw.ncrelu_with_signs_backward(X.int(), SIGNS, 3, False),
             RuntimeError,
-            "Int … Float",
+            "int32 … float32",
         ),
     ),
 )
