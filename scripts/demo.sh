@@ -26,6 +26,7 @@ All of it is in ${newest%/*}:
 To go on by hand:
 
   source .venv/bin/activate
+  python -m app.draw                             draw digits on a page: answers at every stroke
   python -m app.predict input=docs/pictures      or a picture of your own
   python -m app.train model.conv=depthwise       another network: --help shows what can be chosen
   tensorboard --logdir outputs                   the training curves

@@ -70,8 +70,7 @@ def answer(path: Path, gray: Gray, framed: bool, with_maps: bool) -> dict[str, A
     if image is not None:
         images = image[None]
         if with_maps and isinstance(network, TorchPredictor):
-            logits, maps = predict_with_maps(network, images)
-            result["maps"] = [item.to_json() for item in maps]
+            logits, result["maps"] = predict_with_maps(network, images)
         else:
             logits = network.logits(images)
         probabilities = logits[0].softmax(0)

@@ -1,8 +1,7 @@
 """The outputs of a network's first layers, as pictures of 8 bits."""
 
 import base64
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,45 +12,21 @@ from app.models import LeNet, RowReader
 from ops import GELU, NCReLU
 
 
-@dataclass
-class Maps:
-    """Outputs of a layer.
-
-    Attributes:
-        title: For people.
-        values: float32 [maps, H, W].
-        largest: Absolute value that is shown in full colour.
-    """
-
-    title: str
-    values: Tensor
-    largest: float
-
-    def to_json(self) -> dict[str, Any]:
-        """Return sizes and int8 values, -127 ... 127 for -largest ... largest, in base64."""
-        count, height, width = self.values.shape
-        scaled = (self.values * (127 / max(self.largest, 1e-12))).round().to(torch.int8)
-        return {
-            "title": self.title,
-            "count": count,
-            "height": height,
-            "width": width,
-            "largest": self.largest,
-            "values": base64.b64encode(scaled.numpy().tobytes()).decode(),
-        }
-
-
 @torch.inference_mode()
-def predict_with_maps(network: TorchPredictor, images: Tensor) -> tuple[Tensor, list[Maps]]:
+def predict_with_maps(
+    network: TorchPredictor, images: Tensor
+) -> tuple[Tensor, list[dict[str, Any]]]:
     """Return logits [N, classes] of images uint8 [N, 1, H, W], and the maps of the first image.
 
     Maps are the outputs of the first convolution and of the activation after it, or the state of
-    the recurrent network after each row.
+    the recurrent network after each row. Each group of them has a title for people, `count`,
+    `height`, `width`, and `values`: int8 in base64, -127 ... 127 for -`largest` ... `largest`.
     """
     module, output = network.module, normalize(images, *network.normalization)
-    if not isinstance(module, LeNet):
-        return network.logits(images), _states(module, output)
-    maps = []
+    if isinstance(module, RowReader):
+        states, _ = module.rows(output[:1].squeeze(1))
+        return network.logits(images), [_encode("State after each row", states, states)]
+    module, maps = cast(LeNet, module), []
     for layer in module.features:
         output = layer(output)
         if layer in (module.features[0], module.features[2]):
@@ -59,18 +34,28 @@ def predict_with_maps(network: TorchPredictor, images: Tensor) -> tuple[Tensor, 
     return module.classifier(output), maps
 
 
-def _maps(layer: nn.Module, values: Tensor) -> list[Maps]:
-    largest = float(values.abs().max())
+def _maps(layer: nn.Module, values: Tensor) -> list[dict[str, Any]]:
     if isinstance(layer, NCReLU):
         positive, negative = values.chunk(2)
-        return [Maps("Positive half", positive, largest), Maps("Negative half", negative, largest)]
+        return [
+            _encode("Positive half", positive, values),
+            _encode("Negative half", negative, values),
+        ]
     act = {nn.ReLU: "relu", GELU: "gelu"}.get(type(layer))
     title = f"After pooling and {act}" if act else "First convolution"
-    return [Maps(title, values, largest)]
+    return [_encode(title, values, values)]
 
 
-def _states(module: nn.Module, images: Tensor) -> list[Maps]:
-    if not isinstance(module, RowReader):
-        return []
-    states, _ = module.rows(images[:1].squeeze(1))
-    return [Maps("State after each row", states, float(states.abs().max()))]
+def _encode(title: str, maps: Tensor, scale: Tensor) -> dict[str, Any]:
+    """Return maps float32 [count, H, W] as JSON; full colour is the largest value of `scale`."""
+    count, height, width = maps.shape
+    largest = float(scale.abs().max())
+    scaled = (maps * (127 / max(largest, 1e-12))).round().to(torch.int8)
+    return {
+        "title": title,
+        "count": count,
+        "height": height,
+        "width": width,
+        "largest": largest,
+        "values": base64.b64encode(scaled.numpy().tobytes()).decode(),
+    }

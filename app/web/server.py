@@ -31,7 +31,6 @@ from app.web.worker import Worker
 PAGE = Path(__file__).parent / "page"
 USUAL_PORT = 8000
 LARGEST_BODY = 2**20  # bytes
-FLAGS = {None: None, "true": True, "false": False}
 
 
 def serve(cfg: DrawConfig) -> None:
@@ -119,8 +118,8 @@ def create_app(cfg: DrawConfig, entries: dict[str, Entry]) -> Starlette:
         return JSONResponse([_shown(entry) for entry in found.values()])
 
     async def predict(request: Request) -> JSONResponse:
-        entry, framed = entry_of(request), not _flag(request, "frame", True)
-        maps, body = _flag(request, "maps", False), await _read_body(request)
+        entry, framed = entry_of(request), not _flag(request, "frame", "true")
+        maps, body = _flag(request, "maps", "false"), await _read_body(request)
         gray = read_picture(body, _width(request))
         call = functools.partial(answer, entry.path, gray, framed, maps)
         return JSONResponse(await predictions.run(call))
@@ -168,12 +167,11 @@ async def _read_body(request: Request) -> bytes:
     return bytes(body)
 
 
-def _flag(request: Request, key: str, default: bool) -> bool:
-    value = request.query_params.get(key)
-    if value not in FLAGS:
+def _flag(request: Request, key: str, default: str) -> bool:
+    value = request.query_params.get(key, default)
+    if value not in ("true", "false"):
         raise UserError(f"{key}={value}: choose from true, false")
-    flag = FLAGS[value]
-    return default if flag is None else flag
+    return value == "true"
 
 
 def _width(request: Request) -> int | None:

@@ -8,6 +8,8 @@ from tests.runtimes.networks import KINDS, LAYOUTS, accuracy, prepare
 from tests.runtimes.runtimes import LAYOUTS as RUNTIMES
 from tests.runtimes.runtimes import MissingError, run, version_of
 
+TURNS = 5
+
 
 def main(folder):
     folder = Path(folder)
@@ -24,13 +26,13 @@ def main(folder):
                     cells.append("–")
                     continue
                 try:
-                    logits, microseconds = run(runtime, case.path, case.images, folder)
+                    logits, microseconds = run(runtime, case.path, case.images, folder, TURNS)
                 except MissingError as error:
                     sys.exit(str(error))
                 except Exception as error:
                     cells.append(" ".join(str(error).split())[:60])
                     continue
-                cells.append(f"{microseconds:,.0f} µs")
+                cells.append(f"{microseconds:,.0f}")
                 if layout == "int8":
                     loss = case.accuracy - accuracy(logits, case.labels)
                     lost[runtime] = max(lost[runtime], loss)
@@ -44,7 +46,7 @@ def main(folder):
     print(f"\n| {' | '.join(heads)} |\n" + "| --- " * 6 + "|")
     for runtime, layouts in RUNTIMES.items():
         int8 = f"{100 * lost[runtime]:.1f} points" if "int8" in layouts else "–"
-        cells = [runtime, version_of(runtime), ", ".join(layouts), f"{largest[runtime]:.1g}"]
+        cells = [runtime, version_of(runtime), ", ".join(layouts), f"{largest[runtime]:.2g}"]
         print(f"| {' | '.join([*cells, str(differing[runtime]), int8])} |")
 
 

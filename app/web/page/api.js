@@ -14,7 +14,9 @@ export async function request(path, query = {}, body = undefined) {
   return answer;
 }
 
-export function decode(base64, type = Uint8Array) {
-  const bytes = Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
-  return new type(bytes.buffer);
+export function decode(base64) {
+  const text = atob(base64);
+  const bytes = new Uint8Array(text.length); // a loop: Uint8Array.from takes six times as long
+  for (let index = 0; index < bytes.length; index++) bytes[index] = text.charCodeAt(index);
+  return bytes;
 }

@@ -22,9 +22,11 @@ export function showBars(list, classes, probabilities) {
   const best = probabilities ? Math.max(...probabilities) : null;
   for (const [index, bar] of [...list.children].entries()) {
     const share = probabilities?.[index] ?? 0;
+    const text = percent.format(share);
     bar.classList.toggle("best", share === best);
-    bar.children[1].style.setProperty("--share", share);
-    bar.children[2].textContent = percent.format(share);
+    if (bar.lastChild.textContent === text) continue; // or it would be laid out again
+    bar.children[1].style.setProperty("--share", text);
+    bar.lastChild.textContent = text;
   }
 }
 

@@ -37,7 +37,8 @@ export class Drawing extends EventTarget {
   #context;
   #history = [];
   #state = EMPTY;
-  #stroke = null; // the points of the one being drawn
+  #small = new OffscreenCanvas(SIDE, SIDE).getContext("2d", { willReadFrequently: true });
+  #isDrawing = false;
   #pen = { x: 0.5, y: 0.3, down: false, visible: false };
   #held = new Set();
 
@@ -58,7 +59,7 @@ export class Drawing extends EventTarget {
   }
 
   get state() {
-    return this.#stroke ? { strokes: [...this.#strokes(), this.#stroke] } : this.#state;
+    return this.#state;
   }
 
   get canUndo() {
@@ -66,19 +67,18 @@ export class Drawing extends EventTarget {
   }
 
   show(state) {
-    this.#stroke = null;
-    this.#pen.down = false;
+    this.#lift();
     this.#history.push(this.#state);
     this.#state = state;
     this.#changed();
   }
 
   clear() {
-    if (!isEmpty(this.state)) this.show(EMPTY);
+    if (!isEmpty(this.#state)) this.show(EMPTY);
   }
 
   undo() {
-    if (this.#stroke) return this.#lift();
+    this.#lift();
     if (!this.canUndo) return;
     this.#state = this.#history.pop();
     this.#changed();
@@ -86,16 +86,10 @@ export class Drawing extends EventTarget {
 
   // The state as 140x140 bytes of gray, bright on black.
   toGray() {
-    const canvas = new OffscreenCanvas(SIDE, SIDE);
-    const context = canvas.getContext("2d", { willReadFrequently: true });
-    context.fillRect(0, 0, SIDE, SIDE);
-    drawStrokes(context, this.state.strokes, SIDE, "white");
-    const { data } = context.getImageData(0, 0, SIDE, SIDE);
-    return Uint8Array.from({ length: SIDE * SIDE }, (_, index) => data[4 * index]);
-  }
-
-  #strokes() {
-    return this.#state.strokes ?? []; // drawing over a picture begins anew
+    this.#small.fillRect(0, 0, SIDE, SIDE);
+    drawStrokes(this.#small, this.#state.strokes, SIDE, "white");
+    const { data } = this.#small.getImageData(0, 0, SIDE, SIDE);
+    return new Uint8Array(new Uint32Array(data.buffer)); // of each pixel the first byte
   }
 
   #place(event) {
@@ -112,25 +106,33 @@ export class Drawing extends EventTarget {
     } catch {
       // the pointer is gone already: the stroke ends with the next event
     }
-    this.#stroke = [this.#place(event)];
-    this.#changed();
+    this.#begin(this.#place(event));
   }
 
   #move(event) {
-    if (!this.#stroke || this.#pen.down || !event.isPrimary) return;
+    if (!this.#isDrawing || this.#pen.down || !event.isPrimary) return;
     const events = event.getCoalescedEvents?.() ?? [];
-    const places = (events.length ? events : [event]).map((each) => this.#place(each));
-    this.#stroke = [...this.#stroke, ...places];
+    this.#extend((events.length ? events : [event]).map((each) => this.#place(each)));
+  }
+
+  #begin(point) {
+    this.#isDrawing = true;
+    this.#history.push(this.#state);
+    this.#state = { strokes: [...(this.#state.strokes ?? []), [point]] }; // a picture is drawn over
     this.#changed();
   }
 
-  #lift() {
-    if (!this.#stroke) return;
-    this.#history.push(this.#state);
-    this.#state = this.state;
-    this.#stroke = null;
-    this.#setPen(false);
+  #extend(points) {
+    const strokes = [...this.#state.strokes];
+    strokes.push([...strokes.pop(), ...points]);
+    this.#state = { strokes };
     this.#changed();
+  }
+
+  // The drawing stays as it is: its answer is on the way already.
+  #lift() {
+    this.#isDrawing = false;
+    this.#setPen(false);
   }
 
   #key(event) {
@@ -151,8 +153,7 @@ export class Drawing extends EventTarget {
 
   #lower() {
     this.#setPen(true);
-    this.#stroke = [[this.#pen.x, this.#pen.y]];
-    this.#changed();
+    this.#begin([this.#pen.x, this.#pen.y]);
   }
 
   #step(length) {
@@ -161,9 +162,7 @@ export class Drawing extends EventTarget {
       this.#pen.x = Math.min(1, Math.max(0, this.#pen.x + x * length));
       this.#pen.y = Math.min(1, Math.max(0, this.#pen.y + y * length));
     }
-    if (!this.#pen.down) return;
-    this.#stroke = [...this.#stroke, [this.#pen.x, this.#pen.y]];
-    this.#changed();
+    if (this.#pen.down) this.#extend([[this.#pen.x, this.#pen.y]]);
   }
 
   #setPen(down) {
@@ -195,7 +194,7 @@ export class Drawing extends EventTarget {
   }
 
   paint() {
-    const [context, side, state] = [this.#context, this.#canvas.width, this.state];
+    const [context, side, state] = [this.#context, this.#canvas.width, this.#state];
     const style = getComputedStyle(this.#canvas);
     context.clearRect(0, 0, side, side);
     if (state.strokes) drawStrokes(context, state.strokes, side, style.color);
@@ -229,6 +228,6 @@ function drawPixels(context, pixels, side) {
 
 export function paintGray(context, pixels) {
   const image = new ImageData(28, 28);
-  pixels.forEach((value, index) => image.data.set([value, value, value, 255], 4 * index));
+  new Uint32Array(image.data.buffer).set(Array.from(pixels, (value) => 0xff000000 + 0x10101 * value));
   context.putImageData(image, 0, 0);
 }

@@ -6,11 +6,14 @@ export class Layers {
   #element;
   #shape = "";
   #shown = null;
+  #colours = palette();
 
   constructor(element) {
     this.#element = element;
-    const dark = matchMedia("(prefers-color-scheme: dark)");
-    dark.addEventListener("change", () => this.#shown && this.show(this.#shown));
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+      this.#colours = palette();
+      if (this.#shown) this.show(this.#shown);
+    });
   }
 
   // `groups` are the server's maps; null: there are none, for the reason in `note`
@@ -19,11 +22,8 @@ export class Layers {
     const shape = groups ? JSON.stringify(groups.map(shapeOf)) : note;
     if (shape !== this.#shape) this.#element.replaceChildren(...(groups?.map(figure) ?? [text(note)]));
     this.#shape = shape;
-    const colours = paletteOf(getComputedStyle(this.#element));
-    const figures = this.#element.children;
-    for (const [index, group] of (groups ?? []).entries()) {
-      paint(figures[index].querySelectorAll("canvas"), group, colours);
-    }
+    const canvases = this.#element.querySelectorAll("canvas");
+    for (const [index, group] of (groups ?? []).entries()) paint(canvases[index], group, this.#colours);
   }
 }
 
@@ -35,43 +35,49 @@ function text(note) {
   return Object.assign(document.createElement("p"), { className: "note", textContent: note });
 }
 
+// A canvas for all maps of a layer: one for each would take several milliseconds to show.
 function figure({ title, count, width, height }) {
+  const [columns, gap] = gridOf(title, count, width);
   const figure = document.createElement("figure");
-  figure.className = "layer";
-  figure.classList.toggle("half", title.endsWith("half"));
-  figure.classList.toggle("wide", width > 2 * height);
-  const caption = document.createElement("figcaption");
-  caption.textContent = title;
-  const maps = document.createElement("div");
-  maps.className = "maps";
-  for (let index = 0; index < count; index++) {
-    const canvas = Object.assign(document.createElement("canvas"), { width, height });
-    canvas.setAttribute("aria-hidden", "true");
-    maps.append(canvas);
-  }
-  figure.append(caption, maps);
+  figure.className = columns < count ? "layer half" : "layer";
+  const caption = Object.assign(document.createElement("figcaption"), { textContent: title });
+  const canvas = Object.assign(document.createElement("canvas"), {
+    width: columns * (width + gap) - gap,
+    height: Math.ceil(count / columns) * (height + gap) - gap,
+  });
+  canvas.setAttribute("aria-hidden", "true");
+  figure.append(caption, canvas);
   return figure;
 }
 
-function paint(canvases, { values, width, height }, { zero, positive, negative }) {
-  const numbers = decode(values, Int8Array);
-  const size = width * height;
-  for (const [index, canvas] of canvases.entries()) {
-    const image = new ImageData(width, height);
-    for (let pixel = 0; pixel < size; pixel++) {
-      const value = numbers[index * size + pixel] / 127;
-      const [end, share] = [value < 0 ? negative : positive, Math.abs(value) ** 0.7];
-      for (let channel = 0; channel < 3; channel++) {
-        image.data[4 * pixel + channel] = zero[channel] + share * (end[channel] - zero[channel]);
-      }
-      image.data[4 * pixel + 3] = 255;
-    }
-    canvas.getContext("2d").putImageData(image, 0, 0);
+// Columns of maps, and pixels between them.
+function gridOf(title, count, width) {
+  return [title.endsWith("half") ? Math.ceil(count / 2) : count, Math.round(width / 14)];
+}
+
+function paint(canvas, { title, count, values, width, height }, colours) {
+  const [columns, gap] = gridOf(title, count, width);
+  const pixels = new Uint32Array(decode(values)).map((byte) => colours[byte]);
+  const size = 4 * width * height;
+  const context = canvas.getContext("2d");
+  for (let index = 0; index < count; index++) {
+    const map = new ImageData(new Uint8ClampedArray(pixels.buffer, index * size, size), width, height);
+    const [row, column] = [Math.floor(index / columns), index % columns];
+    context.putImageData(map, column * (width + gap), row * (height + gap));
   }
 }
 
-function paletteOf(style) {
-  const colour = (name) => style.getPropertyValue(name).trim().split(" ").map(Number);
-  const names = { zero: "--map-zero", positive: "--map-positive", negative: "--map-negative" };
-  return Object.fromEntries(Object.entries(names).map(([key, name]) => [key, colour(name)]));
+// A colour for each byte of an int8 value.
+function palette() {
+  const style = getComputedStyle(document.documentElement);
+  const [zero, positive, negative] = ["zero", "positive", "negative"].map((name) =>
+    style.getPropertyValue(`--map-${name}`).trim().split(" ").map(Number),
+  );
+  const colours = new Uint8ClampedArray(4 * 256).fill(255);
+  for (let byte = 0; byte < 256; byte++) {
+    const [end, size] = byte < 128 ? [positive, byte] : [negative, 256 - byte];
+    const share = (size / 127) ** 0.7;
+    colours.set(zero.map((from, channel) => from + share * (end[channel] - from)), 4 * byte);
+  }
+  return new Uint32Array(colours.buffer);
 }

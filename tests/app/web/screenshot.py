@@ -21,7 +21,6 @@ def main(outputs="outputs", picture=ROOT / "docs" / "draw.png", *settings):
         draw(page, "5")
         settle(page)
         page.locator("#samples button").first.wait_for()
-        page.wait_for_timeout(500)  # the bars have grown
         content = page.screenshot(full_page=True)
         server.stop()
     colours = Image.open(io.BytesIO(content)).convert("RGB").quantize(128, dither=0)
