@@ -47,7 +47,7 @@ def test_test_images_are_predicted_into_csv_and_png(cfg, trained_run, tmp_path, 
     assert right / len(rows) == pytest.approx(accuracy)
     with Image.open(tmp_path / "predictions.png") as grid:
         assert grid.width > 500
-        assert len(np.unique(np.asarray(grid).reshape(-1, 3), axis=0)) > 50
+        assert len(np.unique(np.asarray(grid.convert("RGB")).reshape(-1, 3), axis=0)) > 50
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "best.pt",
         "predictions.csv",

@@ -10,14 +10,11 @@ from torch import nn
 from ops import MaxPool2d
 from tests.ops.operators import each_case, each_operator
 from tests.ops.tensors import inputs, split
-from tests.ops.test_onnx import Call, check, feed, input_names, run
+from tests.ops.test_onnx import Call, check, evaluate, feed, input_names, run
 
 onnx = pytest.importorskip("onnx")  # the operators themselves do without
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
-
-from onnx.reference import ReferenceEvaluator  # noqa: E402
-from onnx.reference.ops.op_scan import Scan  # noqa: E402
 
 from ops.export import DOMAIN, LEAST_OPSET, VERSION, export_onnx  # noqa: E402
 
@@ -51,16 +48,13 @@ def checked(model, opset, layout):
     ids=["some", "all"],
 )
 def test_every_opset_means_the_same(op, case, opsets):
-    """Onnx's own evaluator: it knows every opset that onnx does."""
-    if op.name == "lltm" and "need_context" not in vars(Scan):
-        pytest.skip("this onnx's evaluator runs a Scan's body without the names outside of it")
     tensors = inputs(case, torch.float32)
     expected = op.function(*tensors, **case.kwargs)
     for layout, opset in product(LAYOUTS, opsets):
         model = checked(
             export(op, case, tensors, layout=layout, opset_version=opset), opset, layout
         )
-        arrays = ReferenceEvaluator(model).run(None, feed(split(op, tensors)[0]))
+        arrays = evaluate(model, feed(split(op, tensors)[0]))
         check([torch.from_numpy(np.asarray(array)) for array in arrays], expected)
 
 
@@ -140,7 +134,7 @@ def test_standard_operators_that_changed_are_converted(opset):
     x = torch.randn(3, 4)
     model = export_onnx(Reduced(), (x,), opset_version=opset)
     onnx.checker.check_model(model, full_check=True)
-    (array,) = ReferenceEvaluator(model).run(None, {"input": x.numpy()})
+    (array,) = evaluate(model, {"input": x.numpy()})
     torch.testing.assert_close(torch.from_numpy(np.asarray(array)), torch.logsumexp(x, 1))
 
 

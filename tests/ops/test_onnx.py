@@ -18,6 +18,7 @@ onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
 from onnx.reference import ReferenceEvaluator  # noqa: E402
+from onnx.reference.ops.op_scan import Scan  # noqa: E402
 
 from ops.export import DOMAIN, VERSION, register_symbolics, translation_table  # noqa: E402
 
@@ -41,6 +42,13 @@ def input_names(data):
 
 def feed(data):
     return {name: x.numpy() for name, x in zip(input_names(data), data, strict=True)}
+
+
+def evaluate(model, arrays):
+    """Runs onnx's own evaluator, which knows every opset that onnx does."""
+    if "Scan" in str(model) and "need_context" not in vars(Scan):
+        pytest.skip("this onnx's evaluator runs a Scan's body without the names outside of it")
+    return ReferenceEvaluator(model).run(None, arrays)
 
 
 def export(op, case, tensors, opset=18, dynamic_axes=None):
@@ -117,7 +125,7 @@ def test_means_what_the_operator_does(op, case, dtype):
     """onnx's own evaluator against the operator's float64 reference."""
     tensors = inputs(case, dtype)
     model = export(op, case, tensors)
-    arrays = ReferenceEvaluator(model).run(None, feed(split(op, tensors)[0]))
+    arrays = evaluate(model, feed(split(op, tensors)[0]))
     expected = op.reference(*(x if x is None else x.double() for x in tensors), **case.kwargs)
     rounding = {torch.float16: 4e-3}.get(dtype, 4 * torch.finfo(dtype).eps)
     for array, e in zip(arrays, as_tuple(expected), strict=True):
