@@ -113,6 +113,11 @@ def start(cfg: TrainConfig, world: World, lock: ExitStack) -> Run | dict[str, An
     if device.type == "cuda" and world.size > 1:
         torch.cuda.set_device(device)
     data = load_same_data(cfg, world, saved).to(device)
+    if len(data.train) < world.size:
+        raise UserError(
+            f"data.val_size={cfg.data.val_size}: leaves {len(data.train)} training images, "
+            f"at least {world.size} are needed, one a process"
+        )
     torch.backends.cudnn.deterministic = True  # the same bits in every run
     torch.manual_seed(cfg.seed)
     model = build_model(cfg.model, len(data.classes)).to(device)

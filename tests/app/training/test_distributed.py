@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from app.config.errors import UserError
 from app.runs.checkpoint import load_checkpoint
 from app.runs.folder import find_runs
 from app.training.distributed import World
+from app.training.state import start
 from app.training.trainer import train
 from tests.app.idx import write_dataset
 from tests.app.test_train import ROOT
@@ -131,16 +133,23 @@ def test_processes_save_after_the_same_steps_as_one(tmp_path):
     assert saved == [5, 10, 15, 20]
 
 
-def test_a_batch_that_cannot_be_shared(cfg):  # noqa: F811
-    from app.config.errors import UserError
-    from app.training.state import start
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({}, r"trainer\.batch_size=32: must be a multiple of 3"),
+        (
+            {"batch_size": 33, "val_size": 298},
+            r"data\.val_size=298: leaves 2 training images, at least 3 are needed, one a process",
+        ),
+    ],
+)
+def test_images_that_cannot_be_shared(cfg, change, message):  # noqa: F811
+    cfg.trainer.batch_size = change.get("batch_size", 32)
+    cfg.data.val_size = change.get("val_size", 60)
 
     class Three(World):
         def from_rank_0(self, function):
             return function()
 
-    with (
-        ExitStack() as stack,
-        pytest.raises(UserError, match=r"trainer\.batch_size=32: must be a multiple of 3"),
-    ):
+    with ExitStack() as stack, pytest.raises(UserError, match=message):
         start(cfg, Three(0, 3), stack)
