@@ -227,15 +227,17 @@ def _mean_std(images: Tensor) -> tuple[float, float]:
 
 
 def _read_split(folder: Path, images_file: str, labels_file: str) -> Split:
-    images = torch.from_numpy(_read_idx(folder / images_file)).unsqueeze(1)
-    labels = torch.from_numpy(_read_idx(folder / labels_file).astype(np.int64))
+    images = _read_idx(folder / images_file)
+    labels = _read_idx(folder / labels_file).astype(np.int64)
     labels = labels[:, 0] if labels.ndim == 2 else labels  # QMNIST: the class, then its origins
-    if images.shape != (len(labels), 1, 28, 28) or not 0 <= labels.min() <= labels.max() <= 9:
+    pixels = images.dtype == np.uint8 and images.shape == (labels.size, 28, 28)
+    classes = labels.ndim == 1 and labels.size and np.isin(labels, range(10)).all()
+    if not (pixels and classes):
         raise UserError(
             f"{folder}: {images_file} and {labels_file} do not belong together: "
             "delete both and run again"
         )
-    return Split(images, labels)
+    return Split(torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels))
 
 
 def _read_idx(path: Path) -> np.ndarray[Any, Any]:

@@ -8,6 +8,7 @@ import urllib.request
 from functools import partial
 from http.server import HTTPServer, SimpleHTTPRequestHandler
 
+import numpy as np
 import pytest
 import torch
 import torchvision
@@ -148,6 +149,28 @@ def test_damaged_file(tmp_path):
         load_dataset(config(tmp_path))
     (folder / IMAGES).write_bytes(encode_idx(digit_images(300, 0)[0]))
     (folder / LABELS).write_bytes(encode_idx(digit_images(300, 0)[1] + 10))
+    with pytest.raises(UserError, match="do not belong together: delete both"):
+        load_dataset(config(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        (IMAGES, np.zeros((0, 28, 28), np.uint8)),
+        (IMAGES, np.zeros((300, 28, 28), np.int32)),
+        (LABELS, np.zeros((300, 1, 1), np.uint8)),
+        (LABELS, np.uint8(7)),
+    ],
+    ids=["no-images", "int32-images", "3d-labels", "scalar"],
+)
+def test_files_of_another_shape_or_dtype(tmp_path, file, content):
+    (write_dataset(tmp_path) / file).write_bytes(encode_idx(content))
+    with pytest.raises(UserError, match="do not belong together: delete both"):
+        load_dataset(config(tmp_path))
+
+
+def test_files_without_images(tmp_path):
+    write_dataset(tmp_path, sizes=(300, 0))
     with pytest.raises(UserError, match="do not belong together: delete both"):
         load_dataset(config(tmp_path))
 
