@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from app.config.errors import UserError
-from app.config.schema import NETWORKS, ModelConfig, choices_of, from_mapping
+from app.config.schema import NETWORKS, DataConfig, ModelConfig, choices_of, from_mapping
 from app.models import build_model
 from app.runs.files import write_atomically
 
@@ -132,8 +132,10 @@ def _own_settings(model_config: dict[str, Any]) -> dict[str, Any]:
 def _check(checkpoint: Checkpoint) -> None:
     """Raise an exception of any type if the parts do not make a usable network."""
     data = checkpoint.data
-    if not all(isinstance(name, str) for name in (data["name"], *data["classes"])):
-        raise ValueError("names of the data set and its classes must be text")
+    settings = {key: data[key] for key in ("name", "val_size", "split_seed") if key in data}
+    from_mapping(DataConfig, settings, "data.")
+    if not all(isinstance(name, str) for name in data["classes"]):
+        raise ValueError("names of the classes must be text")
     if not (math.isfinite(data["mean"]) and math.isfinite(data["std"]) and data["std"] > 0):
         raise ValueError(f"mean {data['mean']} and std {data['std']} of the pixels")
     for name, tensor in checkpoint.model.items():

@@ -139,12 +139,14 @@ def test_a_newer_format_is_refused(tmp_path):
         (lambda c: c.model_config.update(act="gelu"), "size mismatch"),
         (lambda c: c.model_config.update(foo=1), "unknown key"),
         (lambda c: c.data.pop("classes"), "classes"),
+        (lambda c: c.data.update(name="cifar"), "data.name=cifar: Input should be one of mnist"),
+        (lambda c: c.data.update(val_size="x"), "data.val_size=x: Input should be a valid integer"),
         (lambda c: c.data.update(mean="x"), "real number"),
         (lambda c: c.data.update(std=0.0), "std 0.0"),
         (lambda c: next(iter(c.model.values())).fill_(float("nan")), "not finite"),
         (lambda c: setattr(c, "model", None), "NoneType"),
     ],
-    ids=["lacks", "other-act", "unknown", "no-classes", "mean", "std", "nan", "none"],
+    ids=["lacks", "other-act", "unknown", "no-classes", "data-set", "val-size", "mean", "std", "nan", "none"],
 )
 def test_parts_that_do_not_fit_are_refused(tmp_path, spoil, reason):
     checkpoint = make_checkpoint()
