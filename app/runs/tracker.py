@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -17,6 +18,22 @@ from torch.utils.tensorboard.summary import hparams
 from app.config.errors import WriteError
 
 EVENTS, METRICS, RESULTS = "events.out.tfevents.*", "metrics.jsonl", ".results"
+
+
+@contextmanager
+def quiet_writer_thread() -> Iterator[None]:
+    """Print no traceback of a disk error in TensorBoard's thread: `Tracker` raises it, too."""
+    hook = threading.excepthook
+
+    def report(failure: threading.ExceptHookArgs) -> None:
+        if not issubclass(failure.exc_type, OSError):
+            hook(failure)
+
+    threading.excepthook = report
+    try:
+        yield
+    finally:
+        threading.excepthook = hook
 
 
 class Tracker:

@@ -17,7 +17,7 @@ from app.config.device import CpuThreads, keep_freed_memory
 from app.config.errors import RunError, WriteError
 from app.config.schema import TrainConfig
 from app.inference.predictor import evaluate
-from app.runs.tracker import Tracker
+from app.runs.tracker import Tracker, quiet_writer_thread
 from app.training.distributed import connect
 from app.training.state import BEST, LAST, Run, last_good, not_finite, save, start
 from app.training.step import CORRECT, LOSS, NORM
@@ -62,6 +62,7 @@ def train(cfg: TrainConfig) -> dict[str, Any]:
                 fit(run, None, interrupted, threads)
             return {}
         print(introduction(run), flush=True)
+        stack.enter_context(quiet_writer_thread())
         tracker = stack.enter_context(closing(Tracker(run.folder, run.step, run.log_size)))
         return lead(run, tracker, threads, started)
 
