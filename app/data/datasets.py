@@ -1,9 +1,8 @@
 """Data sets: download or read them, split off the validation images, fall back to digits."""
 
 import math
-import socket
+import subprocess
 import sys
-import threading
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,8 +16,23 @@ from torch.nn import functional as F
 from app.config.errors import UserError
 from app.config.schema import DataConfig
 
-FIRST_BYTE = 8.0  # seconds until the first byte of a download, name resolution included
+FIRST_BYTE = 6.0  # seconds until the first byte of a download, name resolution included
 STALLED = 10.0  # seconds without a byte after which a download has failed
+# A process, because a thread that waits for the network cannot be ended. Prints why it failed.
+FETCH = """
+import socket, sys
+from torchvision import datasets
+
+name, root, stalled = sys.argv[1:]
+socket.setdefaulttimeout(float(stalled))
+print(flush=True)  # imported
+try:
+    for train in (True, False):
+        getattr(datasets, name)(root, train=train, download=True)
+except Exception as error:
+    print(*str(error).split())
+    sys.exit(1)
+"""
 
 
 @dataclass
@@ -174,43 +188,37 @@ def load_test_split(name: str, root: str) -> Split:
 def download(name: str, root: Path) -> None:
     """Download torchvision's data set `name` to `root`, with its progress on stderr.
 
-    Archives that are there and whole are not fetched again. The thread bounds what a socket's
-    timeout does not: name resolution, and a timeout for each address of each mirror.
+    Archives that are there and whole are not fetched again.
 
     Raises:
         DownloadError: There is no network, or the transfer failed.
         UserError: `root` cannot be written.
     """
-    from torchvision import datasets  # slow to import, and only needed here
-
-    folder, failures = root / name / "raw", list[Exception]()
+    folder = root / name / "raw"
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    before, timeout = _sizes(folder), socket.getdefaulttimeout()
-
-    def fetch() -> None:
-        try:
-            for train in (True, False):
-                getattr(datasets, name)(root, train=train, download=True)
-        except Exception as error:  # reported below
-            failures.append(error)
-
-    socket.setdefaulttimeout(STALLED)
     try:
-        worker = threading.Thread(target=fetch, daemon=True)
-        worker.start()
-        worker.join(FIRST_BYTE)
-        if worker.is_alive() and _sizes(folder) == before:
-            raise DownloadError(f"no answer within {FIRST_BYTE:.0f} s")
-        worker.join()
-    finally:
-        socket.setdefaulttimeout(timeout)
-        for path in missing:  # made by torchvision; kept where there is something in it
-            with suppress(OSError):
-                path.rmdir()
-    for error in failures:
-        if isinstance(error, PermissionError | NotADirectoryError | FileExistsError):
-            raise UserError(f"data.root={root}: cannot be written: {error.strerror}") from error
-        raise DownloadError(" ".join(str(error).split())) from error
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"data.root={root}: cannot be written: {error.strerror}") from error
+    before, command = _sizes(folder), [sys.executable, "-c", FETCH, name, str(root), str(STALLED)]
+    with subprocess.Popen(
+        command, bufsize=0, stdout=subprocess.PIPE, start_new_session=True
+    ) as process:
+        assert process.stdout
+        try:
+            process.stdout.readline()
+            reason, _ = process.communicate(timeout=FIRST_BYTE)
+        except subprocess.TimeoutExpired as error:
+            if _sizes(folder) == before:
+                raise DownloadError(f"no answer within {FIRST_BYTE:.0f} s") from error
+            reason, _ = process.communicate()
+        finally:
+            process.kill()
+            for path in missing:  # kept where there is something in it
+                with suppress(OSError):
+                    path.rmdir()
+    if process.returncode:
+        raise DownloadError(reason.decode().strip())
 
 
 def _sizes(folder: Path) -> set[tuple[Path, int]]:

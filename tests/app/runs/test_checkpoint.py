@@ -146,7 +146,7 @@ def test_a_newer_format_is_refused(tmp_path):
         (lambda c: next(iter(c.model.values())).fill_(float("nan")), "not finite"),
         (lambda c: setattr(c, "model", None), "NoneType"),
     ],
-    ids=["lacks", "other-act", "unknown", "no-classes", "data-set", "val-size", "mean", "std", "nan", "none"],
+    ids="lacks other-act unknown no-classes data-set val-size mean std nan none".split(),
 )
 def test_parts_that_do_not_fit_are_refused(tmp_path, spoil, reason):
     checkpoint = make_checkpoint()
