@@ -19,7 +19,7 @@ from app.inference.plots import draw_predictions
 from app.inference.predictor import Predictor, load_predictor
 from app.inference.preprocess import SIDE, bright_on_black, frame
 from app.models import LEAST_SIDE
-from app.runs.files import print_and_write
+from app.runs.files import write_atomically
 
 
 def predict(cfg: PredictConfig) -> None:
@@ -56,7 +56,10 @@ def predict_test_images(predictor: Predictor, cfg: PredictConfig) -> None:
     picture = draw_predictions(predictions, split.images, accuracy)
     files = {"predictions.csv": table.encode(), "predictions.png": picture}
     log = sys.stdout if cfg.format == "table" else sys.stderr  # the others are for programs
-    print_and_write(text, predictor.folder, files, log)
+    print(text, end="", flush=True)
+    for name, content in files.items():
+        write_atomically(predictor.folder / name, content)
+        print(f"wrote {predictor.folder / name}", file=log)
 
 
 def predict_pictures(predictor: Predictor, cfg: PredictConfig) -> None:

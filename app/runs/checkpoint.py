@@ -142,8 +142,3 @@ def _check(checkpoint: Checkpoint) -> None:
         if not tensor.isfinite().all():
             raise ValueError(f"{name} is not finite")
     assert checkpoint.network  # builds it
-
-
-def load_model(checkpoint: Checkpoint) -> nn.Module:
-    """Return the network of `checkpoint`, on the CPU, in evaluation mode; it is built once."""
-    return checkpoint.network

@@ -3,7 +3,6 @@
 import csv
 import io
 import statistics
-import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 
 from app.config.errors import UserError
 from app.config.schema import shown
-from app.runs.files import print_and_write
+from app.runs.files import write_atomically
 from app.runs.folder import (
     FREE,
     RESULTS,
@@ -22,6 +21,7 @@ from app.runs.folder import (
     newest,
     read_settings,
     read_summary,
+    started,
 )
 
 UNGROUPED = ("seed", *FREE)  # settings that may differ within a group
@@ -90,19 +90,17 @@ def report(folder: str, outputs: str = "outputs") -> None:
         if entry.status != "finished":
             error = entry.summary.get("error", "")
             lines.append(f"{entry.status}: {entry.folder}" + (f": {error}" if error else ""))
-    files = {"report.csv": to_csv(entries).encode(), "report.png": plot(groups)}
-    print_and_write("\n".join(lines) + "\n\n", root, files, sys.stdout)
+    print("\n".join(lines) + "\n", flush=True)
+    for name, content in (("report.csv", to_csv(entries).encode()), ("report.png", plot(groups))):
+        write_atomically(root / name, content)
+        print(f"wrote {root / name}")
 
 
 def find_entries(root: Path) -> list[Entry]:
-    """Read the runs at any depth under `root`, in natural order of their names: 9 before 10."""
-
-    def natural(path: Path) -> list[tuple[int, str]]:
-        return [(int(part), "") if part.isdigit() else (-1, part) for part in path.parts]
-
+    """Read the runs at any depth under `root`, in the order in which they were started."""
     return [
         Entry(path, flatten(read_settings(path)), read_summary(path))
-        for path in sorted(find_runs(root), key=natural)
+        for path in sorted(find_runs(root), key=started)
     ]
 
 

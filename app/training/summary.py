@@ -13,7 +13,7 @@ from app.inference.metrics import Predictions, score
 from app.inference.plots import draw_confusion, draw_filters, draw_mistakes
 from app.inference.predictor import predict_logits
 from app.models import count_parameters, describe_model
-from app.runs.checkpoint import load_checkpoint, load_model
+from app.runs.checkpoint import load_checkpoint
 from app.runs.files import write_atomically
 from app.runs.folder import FREE, SUMMARY, flatten
 from app.runs.tracker import Tracker
@@ -22,7 +22,7 @@ from app.training.state import BEST, Run
 
 def test(run: Run) -> tuple[nn.Module, Tensor, dict[str, Any]]:
     """Test `best.pt` on the test images; return its network, logits, and loss and accuracy."""
-    model = load_model(load_checkpoint(run.folder / BEST)).to(run.device)
+    model = load_checkpoint(run.folder / BEST).network.to(run.device)
     logits = predict_logits(model, run.data.test.images, run.data.mean, run.data.std)
     loss, accuracy = score(logits, run.data.test.labels)
     return model, logits, {"test_loss": loss, "test_accuracy": accuracy}

@@ -97,17 +97,6 @@ def test_csv_and_json_leave_stdout_to_programs(cfg, tmp_path, capsys):
     assert capsys.readouterr().out == (tmp_path / "predictions.csv").read_text()
 
 
-def test_files_are_written_to_a_closed_pipe(cfg, tmp_path, monkeypatch):
-    def print_to_nobody(*args, **kwargs):
-        raise BrokenPipeError
-
-    monkeypatch.setattr("builtins.print", print_to_nobody)
-    with pytest.raises(BrokenPipeError):
-        predict(cfg)
-    assert (tmp_path / "predictions.csv").is_file()
-    assert (tmp_path / "predictions.png").is_file()
-
-
 def test_standard_input_holds_a_picture_or_names(cfg, tmp_path, capsys, monkeypatch):
     for text in "17":
         picture(tmp_path / f"{text}.png", text)

@@ -27,7 +27,7 @@ from app.data.transforms import normalize
 from app.inference import predictor as inference
 from app.inference.predictor import evaluate
 from app.models import build_model
-from app.runs.checkpoint import load_checkpoint, load_model
+from app.runs.checkpoint import load_checkpoint
 from app.training import summary as final
 from app.training import trainer as training
 from app.training.optimizers import one_cycle
@@ -137,7 +137,7 @@ def test_the_best_checkpoint_is_complete(cfg):
         "val_size": 60,
         "split_seed": 0,
     }
-    loss, accuracy = evaluate(load_model(best), data.test, data)
+    loss, accuracy = evaluate(best.network, data.test, data)
     assert accuracy == summary["test_accuracy"]
     assert loss == pytest.approx(summary["test_loss"], rel=1e-4)
 
@@ -319,7 +319,7 @@ def test_the_best_checkpoint_holds_the_averaged_weights_that_were_validated(cfg)
     train(cfg)
     data = load_dataset(cfg.data)
     best, last = (load_checkpoint(run_folder(cfg) / name) for name in ("best.pt", "last.pt"))
-    loss, accuracy = evaluate(load_model(best), data.val, data)
+    loss, accuracy = evaluate(best.network, data.val, data)
     assert (loss, accuracy) == (best.metrics["val_loss"], best.metrics["val_accuracy"])
     state = last.training["state"]
     assert all(torch.equal(last.model[key], value) for key, value in state["average"].items())
