@@ -1,8 +1,6 @@
 """Exported networks in ONNX Runtime."""
 
-import functools
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,7 +73,8 @@ def load_onnx(path: str | Path, device: str = "cpu", threads: int = ALL_THREADS)
     except UserError:
         raise
     except Exception as error:  # ONNX Runtime has a type for every way to be damaged
-        raise UserError(f"checkpoint={path}: {_reason(error)}") from error
+        reason = " ".join(str(error).split())
+        raise UserError(f"checkpoint={path}: {RUNTIME} cannot load it: {reason}") from error
 
 
 def onnx_predictor(
@@ -142,27 +141,7 @@ def open_session(
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # errors come as exceptions
     options.intra_op_num_threads = threads
-    # Its own fallback to the CPU is announced on stdout, among the predictions.
-    create = functools.partial(onnxruntime.InferenceSession, model, options, enable_fallback=0)
-    try:
-        session = create(providers=providers)
-    except (ValueError, RuntimeError):
-        if device != "auto" or len(providers) == 1:
-            raise
-        session = create(providers=providers[1:])
+    session = onnxruntime.InferenceSession(model, options, providers=providers)
     if device.startswith("cuda") and "CUDAExecutionProvider" not in session.get_providers():
         raise UserError(f"device={device}: ONNX Runtime cannot use it, choose from auto, cpu")
     return session
-
-
-def _reason(error: Exception) -> str:
-    """Return ONNX Runtime's message in one line, without where in its sources it was raised."""
-    text = " ".join(str(error).split())
-    if "INVALID_PROTOBUF" in text or "No graph was found" in text:
-        return "damaged, or not an ONNX model"
-    if newer := re.search(r"Opset (\d+) is under development.* till opset (\d+)", text):
-        return f"written in opset {newer[1]}, this ONNX Runtime reads up to {newer[2]}"
-    if isinstance(error, ValueError):
-        return text
-    text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : (.*\.(cc|h):\d+ .*\) )?", "", text)
-    return f"{RUNTIME} cannot run it: {text}"

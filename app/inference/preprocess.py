@@ -87,7 +87,7 @@ def to_digit(gray: Gray, invert: bool | None = None) -> Gray | None:
     strokes = ink >= threshold
     if not strokes.any() or ink[strokes].mean() - ink[~strokes].mean() < LEAST_CONTRAST:
         return None
-    rows, columns = _extent(_without_specks(strokes))
+    ((rows, columns),) = ndimage.find_objects(_without_specks(strokes).astype(int))
     noise = float(np.percentile(ink[~strokes], 90))
     full = float(np.percentile(ink[strokes], 90))
     return _frame(np.clip((ink - noise) / (full - noise), 0, 1)[rows, columns])
@@ -149,11 +149,6 @@ def _without_specks(strokes: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return large[spots] if large.any() else strokes
 
 
-def _extent(strokes: NDArray[np.bool_]) -> tuple[slice, slice]:
-    y, x = np.nonzero(strokes)
-    return slice(y.min(), y.max() + 1), slice(x.min(), x.max() + 1)
-
-
 def _frame(ink: NDArray[np.float64]) -> Gray:
     """Scale a digit into the box and put its centre of mass into the centre."""
     image = _thicken(_fit(Image.fromarray((ink * 255).round().astype(np.uint8)), BOX * FINE))
@@ -179,9 +174,8 @@ def _fit(image: Image.Image, side: int, enlarge: bool = False) -> Image.Image:
 def _thicken(image: Image.Image) -> Image.Image:
     """Dilate strokes that would fade in the box: a thin pen on a large sheet."""
     scale = max(image.size) / BOX
-    strokes = np.pad(np.asarray(image) > 127, 1)
-    shifted = [np.roll(strokes, step, axis) for step in (-1, 1) for axis in (0, 1)]
-    edge = strokes & ~np.logical_and.reduce(shifted)
+    strokes = np.asarray(image) > 127
+    edge = strokes & ~ndimage.binary_erosion(strokes)
     width = 2 * strokes.sum() / max(1, edge.sum())  # a long stroke has two edges
     grow = int((LEAST_STROKE * scale - width) / 2)
     if grow < 1:

@@ -84,13 +84,9 @@ def load_checkpoint(path: str | Path, key: str = "checkpoint") -> Checkpoint:
             one whose parts do not fit together.
     """
     path = Path(path)
-    try:
-        if path.is_dir():  # a run folder
-            path = path / "best.pt"
-        if not path.is_file():
-            raise UserError(f"{key}={path}: {'not a' if path.exists() else 'no such'} file")
-    except OSError as error:  # too long a name, say
-        raise UserError(f"{key}={path}: {error.strerror}") from error
+    path = path / "best.pt" if path.is_dir() else path
+    if not path.is_file():
+        raise UserError(f"{key}={path}: no such file")
     try:
         with zipfile.ZipFile(path) as archive:
             if damaged := archive.testzip():  # torch compares no checksums
@@ -132,8 +128,8 @@ def _own_settings(model_config: dict[str, Any]) -> dict[str, Any]:
 def _check(checkpoint: Checkpoint) -> None:
     """Raise an exception of any type if the parts do not make a usable network."""
     data = checkpoint.data
-    settings = {key: data[key] for key in ("name", "val_size", "split_seed") if key in data}
-    from_mapping(DataConfig, settings, "data.")
+    keys = {"name", "val_size", "split_seed"}
+    from_mapping(DataConfig, {key: data[key] for key in data if key in keys}, "data.")
     if not all(isinstance(name, str) for name in data["classes"]):
         raise ValueError("names of the classes must be text")
     if not (math.isfinite(data["mean"]) and math.isfinite(data["std"]) and data["std"] > 0):

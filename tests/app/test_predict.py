@@ -113,15 +113,12 @@ def test_standard_input_holds_a_picture_or_names(cfg, tmp_path, capsys, monkeypa
     for content, says in (
         (b"", "input=-: standard input is empty"),
         (b"\x89PNG\r\n\x1a\n\0 half", "input=-: not a picture, or of an unknown format"),
-        (b"no-such-file.png", "input=no-such-file.png: no such file or folder"),
+        (b"no-such-file.png", "input=no-such-file.png: no such picture"),
     ):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
         with pytest.raises(UserError) as raised:
             predict(replace(cfg, input="-"))
         assert str(raised.value) == says
-    monkeypatch.setattr("sys.stdin", None)
-    with pytest.raises(UserError, match="input=-: standard input is closed"):
-        predict(replace(cfg, input="-"))
 
 
 def test_invert_reaches_the_pictures(cfg, tmp_path, capsys):
@@ -180,15 +177,13 @@ def test_unframed_pictures_of_other_sizes_are_refused(make_run, tmp_path, head, 
     ("changes", "says"),
     [
         ({"input": "note.txt"}, "input={}/note.txt: not a picture, or of an unknown format"),
-        ({"input": "missing.png"}, "input={}/missing.png: no such file or folder"),
-        ({"input": "*.zzz"}, "input={}/*.zzz: no picture matches"),
-        ({"input": "a" * 5000}, "input={}/" + "a" * 5000 + ": File name too long"),
+        ({"input": "missing.png"}, "input={}/missing.png: no such picture"),
+        ({"input": "*.zzz"}, "input={}/*.zzz: no such picture"),
         ({"input": "empty"}, "input={}/empty: no picture in this folder"),
         ({"input": "blank.png"}, "input={}/blank.png: a blank picture, there is nothing in it"),
         ({"frame": False}, "frame=false: is for pictures, name them with input=..."),
         ({"invert": False}, "invert=false: is for pictures, name them with input=..."),
         ({"checkpoint": "note.txt"}, "checkpoint={}/note.txt: damaged, or not a checkpoint"),
-        ({"checkpoint": "a" * 5000}, "checkpoint={}/" + "a" * 5000 + ": File name too long"),
         ({"checkpoint": "a.onnx"}, "checkpoint={}/a.onnx: an exported file, use it with runtime="),
         ({"checkpoint": "missing.pt"}, "checkpoint={}/missing.pt: no such file"),
         ({"checkpoint": "half.pt"}, "checkpoint={}/half.pt: damaged, or not a checkpoint"),
@@ -219,7 +214,7 @@ def test_command_exit_codes_and_output(command, trained_run, tmp_path):
     assert done.stdout.startswith(f"{name}  ")
     wrong = command("app.predict", where, "input=nothing.png")
     assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert wrong.stderr == "error: input=nothing.png: no such file or folder\n"
+    assert wrong.stderr == "error: input=nothing.png: no such picture\n"
     assert list((tmp_path / "here").iterdir()) == []
 
 
