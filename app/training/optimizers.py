@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from app.config.schema import OptimConfig
 
 
 class Optimizer:
-    """An optimiser of parameters on one device, with the learning rate as an argument of `step`."""
+    """An optimiser of parameters on one device; `step` takes the learning rate."""
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
         self.parameters = list(parameters)
@@ -259,20 +258,3 @@ def one_cycle(step: int, steps: int, cfg: OptimConfig) -> float:
 def ema_weight(step: int, decay: float) -> float:
     """Return the EMA weight of the parameters after a step: max(1 - decay, 1 / (step + 1))."""
     return max(1 - decay, 1 / (step + 1))
-
-
-def plain(state: Any) -> Any:
-    """Copy nested dictionaries and lists with their tensors to the CPU, contiguous."""
-    if isinstance(state, Tensor):
-        return state.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-    if isinstance(state, dict):
-        return {key: plain(value) for key, value in state.items()}
-    return [plain(value) for value in state] if isinstance(state, list) else state
-
-
-def leaves(state: Any) -> list[Tensor]:
-    """Return the tensors in nested dictionaries and lists."""
-    if isinstance(state, Tensor):
-        return [state]
-    parts = state.values() if isinstance(state, dict) else state
-    return [leaf for part in parts for leaf in leaves(part)]

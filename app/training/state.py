@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from app.config.cli import typed_overrides
 from app.config.device import pick_device
@@ -59,7 +60,7 @@ class Run:
         seconds: Time in training steps, without evaluation and checkpoints.
         threads: CPU threads at the last checkpoint; 0 before.
         points: Loss, number of correct images and gradient norm of this epoch's steps so far, over
-            all processes.
+            all processes, float32 [steps, 3].
         log_size: Bytes of the JSON lines at the last checkpoint.
     """
 
@@ -75,7 +76,7 @@ class Run:
     images: int = 0
     seconds: float = 0.0
     threads: int = 0
-    points: list[list[float]] = field(default_factory=list)
+    points: Tensor = field(default_factory=lambda: torch.zeros(0, 3))
     log_size: int = 0
 
     @property
@@ -250,7 +251,7 @@ def save(run: Run, name: str, **metrics: float) -> None:
         raise not_finite(run, "the weights are not finite", run.step)
     run.threads = torch.get_num_threads()
     training = {counter: getattr(run, counter) for counter in COUNTERS} | {
-        "points": torch.tensor(run.points, dtype=torch.float32).view(-1, 3),
+        "points": run.points,
         "state": run.train_step.state_dict() if name == LAST else {},
     }
     save_checkpoint(
@@ -289,7 +290,7 @@ def restore(run: Run, saved: Checkpoint) -> None:
         run.train_step.load_state_dict(saved.training["state"])
         for counter in COUNTERS:
             setattr(run, counter, saved.training[counter])
-        run.points = saved.training["points"].tolist()
+        run.points = saved.training["points"]
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path}: its contents do not fit: {reason}") from error

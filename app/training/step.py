@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from app.config.schema import AugmentConfig, TrainConfig
 from app.data.datasets import Dataset
@@ -19,14 +20,12 @@ from app.training.optimizers import (
     LossScale,
     copy_into,
     ema_weight,
-    leaves,
     make_optimizer,
     one_cycle,
-    plain,
 )
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-LOSS, CORRECT, NORM = range(3)  # columns of TrainStep.returned
+LOSS, NORM = 0, 2  # columns of TrainStep.returned
 # Steps before a capture: libraries load their kernels in the first ones, and
 # DistributedDataParallel arranges its buckets and measures itself.
 WARM_UP, WARM_UP_TOGETHER = 3, 11
@@ -184,7 +183,7 @@ class TrainStep:
 
     def _capture(self, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
         """Capture a step as a CUDA graph, and restore the state from before."""
-        state = [*leaves(self._state()), self._index]
+        state = [*tree_leaves(self._state()), self._index]
         before = [tensor.clone() for tensor in state]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -200,7 +199,7 @@ class TrainStep:
 
     def state_dict(self) -> dict[str, Any]:
         """Copy the state that the next step depends on to the CPU."""
-        return plain(self._state())
+        return tree_map_only(Tensor, _to_cpu, self._state())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Copy a `state_dict` in place.
@@ -225,6 +224,10 @@ class TrainStep:
         if self.loss_scale is not None:
             state["loss_scale"] = self.loss_scale.state_dict()
         return state
+
+
+def _to_cpu(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def _load(model: nn.Module, state: dict[str, Tensor]) -> None:
