@@ -182,10 +182,10 @@ def make_folder(cfg: TrainConfig, world: World, lock: ExitStack) -> Path:
 
 
 def load_config(folder: Path, asked: TrainConfig, saved: Checkpoint | None) -> TrainConfig:
-    """Load the configuration of the run in `folder`, with the changes that `asked` may make.
+    """Load the configuration of the run in `folder`, with the changes typed in `asked`.
 
     Raises:
-        UserError: It cannot be read, or `asked` is for another run; names the first key.
+        UserError: It cannot be read, or a typed setting is of another run; names the first one.
     """
     values = read_settings(folder)
     try:
@@ -194,21 +194,17 @@ def load_config(folder: Path, asked: TrainConfig, saved: Checkpoint | None) -> T
         raise UserError(
             f"resume={folder}: {CONFIG}: cannot be read: {error}; name another run's folder"
         ) from error
-    own, new, default = flatten(cfg), flatten(asked), flatten(TrainConfig())
+    own, typed = flatten(cfg), typed_overrides()
     # a run that fell back may be resumed by the name of either data set
     used = flatten(dataclasses.replace(cfg, data=data_of(cfg, saved)))
-    typed = typed_overrides()
-    for key, value in new.items():
+    for key, value in flatten(asked).items():
         group, _, name = key.partition(".")
-        option = typed.get(group) if name else None  # data=mnist sets data.name, too
-        wanted = value != default.get(key) or key in typed or option
-        if wanted and key in CHANGEABLE:
-            part = cfg if not name else getattr(cfg, group)
-            setattr(part, name or group, value)
-        elif wanted and value not in (own.get(key), used.get(key)):
-            sets = f"{option}: sets " if option and key not in typed else ""
+        option = typed.get(key) or typed.get(group)  # data=mnist sets data.name, too
+        if option and key in CHANGEABLE:
+            setattr(getattr(cfg, group) if name else cfg, name or group, value)
+        elif option and value not in (own.get(key), used.get(key)):
             raise UserError(
-                f"{sets}{key}={shown(value)}: the run to resume has {shown(own.get(key))}; "
+                f"{option}: the run to resume has {key}={shown(own.get(key))}; "
                 "leave it out, or start a new run"
             )
     cfg.data.root, cfg.outputs, cfg.resume = asked.data.root, asked.outputs, str(folder)

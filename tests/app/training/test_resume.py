@@ -185,12 +185,15 @@ def stopped(cfg, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": LeNetConfig("gelu")}, "model.act=gelu: the run to resume has ncrelu"),
-        ({"seed": 3}, "seed=3: the run to resume has 0"),
-        ({"recipe": "best"}, "recipe=best: the run to resume has fast"),
+        ({"model": LeNetConfig("gelu")}, "model.act=gelu: the run to resume has model.act=ncrelu"),
+        ({"seed": 3}, "seed=3: the run to resume has seed=0"),
+        ({"recipe": "best"}, "recipe=best: the run to resume has recipe=fast"),
     ],
 )
-def test_another_kind_of_run_is_refused(cfg, stopped, change, message):
+def test_another_kind_of_run_is_refused(cfg, stopped, monkeypatch, change, message):
+    override = message.partition(":")[0]
+    typed = {override.partition("=")[0]: override}
+    monkeypatch.setattr(app.training.state, "typed_overrides", lambda: typed)
     with pytest.raises(UserError) as caught:
         train(dataclasses.replace(cfg, resume="latest", **change))
     assert message in str(caught.value)
@@ -310,14 +313,17 @@ def test_a_run_that_fell_back_is_resumed_on_the_same_data(cfg, monkeypatch, tmp_
 def test_settings_of_the_machine_may_change_on_resume(cfg, stopped, monkeypatch):
     """A failing CUDA graph may be the reason why the run died."""
     trainer = dataclasses.replace(cfg.trainer, compile=False, checkpoint_seconds=5.0)
-    asked = dataclasses.replace(cfg, trainer=trainer, device="auto")
-    kept = load_config(stopped, dataclasses.replace(asked, device="auto"), None)
+    asked, typed = dataclasses.replace(cfg, trainer=trainer, device="auto"), {}
+    monkeypatch.setattr(app.training.state, "typed_overrides", lambda: typed)
+    assert load_config(stopped, asked, None).device == "cpu"
+    for override in ("device=auto", "trainer.compile=false", "trainer.checkpoint_seconds=5"):
+        typed[override.partition("=")[0]] = override
+    kept = load_config(stopped, asked, None)
     assert (kept.trainer.compile, kept.trainer.checkpoint_seconds) == (False, 5.0)
-    assert kept.device == "cpu"
-    monkeypatch.setattr(app.training.state, "typed_overrides", lambda: {"device": "device=auto"})
-    assert load_config(stopped, asked, None).device == "auto"
+    assert kept.device == "auto"
     asked.trainer.batch_size = 16
-    with pytest.raises(UserError, match=r"trainer\.batch_size=16: the run to resume has 32"):
+    typed["trainer.batch_size"] = "trainer.batch_size=16"
+    with pytest.raises(UserError, match=r"batch_size=16: the run to resume has .*batch_size=32"):
         load_config(stopped, asked, None)
 
 
