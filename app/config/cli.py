@@ -34,14 +34,10 @@ SPECIAL = re.compile(r"[^\w\s/.$%*@?|:+-]", re.ASCII)  # needs quotes in Hydra's
 def hydra_main(
     config_name: str, schema: type[T]
 ) -> Callable[[Callable[[T], Any]], Callable[[], None]]:
-    """Decorate a command, so that it is called with a checked `schema` object.
+    """Decorate a command: call it with conf/<config_name>.yaml and the command line as a `schema`.
 
-    Composes conf/<config_name>.yaml with the command line. Errors and exit codes are those of
-    `exit_codes`; `HYDRA_FULL_ERROR=1` adds the traceback. SIGTERM acts as Ctrl-C.
-
-    Args:
-        config_name: The primary configuration.
-        schema: The dataclass that it must satisfy.
+    Errors and exit codes are those of `exit_codes`; `HYDRA_FULL_ERROR=1` adds the traceback.
+    SIGTERM acts as Ctrl-C.
     """
 
     def decorate(task: Callable[[T], Any]) -> Callable[[], None]:

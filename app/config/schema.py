@@ -228,15 +228,10 @@ class SettingError(UserError):
 
 
 def from_mapping(schema: type[T] | Any, values: Mapping[str, Any], prefix: str = "") -> T:
-    """Build `schema` from nested plain values and check each of them.
-
-    Args:
-        schema: One of the types above.
-        values: Values by key; a key that is left out keeps its default.
-        prefix: Dotted path of `values`, for messages.
+    """Build `schema` from nested plain values; a key that is left out keeps its default.
 
     Raises:
-        SettingError: A key is unknown or a value is not allowed.
+        SettingError: A key is unknown or a value is not allowed; `prefix` is put before its key.
     """
     try:
         return cast(T, TypeAdapter(schema).validate_python(values))

@@ -100,14 +100,7 @@ def output_path(cfg: ExportConfig, original: TorchPredictor) -> Path:
 
 
 def check(model: ModelProto) -> ModelProto:
-    """Run onnx's checker and strict shape inference.
-
-    Returns:
-        The model with the shape of every value.
-
-    Raises:
-        ValidationError, InferenceError: onnx's, for a broken rule.
-    """
+    """Run onnx's checker and strict shape inference; return the model with every value's shape."""
     del model.graph.value_info[:]  # torch's guesses; strict inference must do without
     model = infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
     onnx.checker.check_model(model, full_check=True)

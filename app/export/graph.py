@@ -26,13 +26,9 @@ EXPORT_KEYS = ("exporter", "layout", "opset", "preprocess", "postprocess", "prec
 
 
 class Deployment(nn.Module):
-    """A network with optional normalisation and softmax; inputs and outputs stay float32.
+    """A network float32 [N, 1, H, W] to logits, with normalisation and softmax as `cfg` says.
 
-    Args:
-        network: float32 [N, 1, H, W] in, logits [N, classes] out.
-        mean: Mean of the training pixels in [0, 1].
-        std: Standard deviation of the training pixels.
-        cfg: Its `preprocess`, `postprocess` and `precision`.
+    Inputs and outputs stay float32; `mean` and `std` are those of the training pixels in [0, 1].
     """
 
     def __init__(self, network: nn.Module, mean: float, std: float, cfg: ExportConfig) -> None:

@@ -21,9 +21,7 @@ STANDARD_INPUT = "-"
 def read_pictures(input: str) -> Iterator[tuple[str, Gray]]:
     """Read the pictures that `input` names: (name, shades of gray) each.
 
-    Args:
-        input: A file, a folder or a glob pattern; or `-` for standard input: one picture, or a
-            name a line.
+    A file, a folder or a glob pattern; or `-` for standard input: one picture, or a name a line.
 
     Raises:
         UserError: There are none, or one of them cannot be read.
@@ -46,11 +44,9 @@ def read_pictures(input: str) -> Iterator[tuple[str, Gray]]:
 def find_pictures(pattern: str) -> list[Path]:
     """List the picture files that a file name, a folder or a glob pattern names.
 
-    In a folder (without its sub-folders) and for a pattern, they are those with a suffix that
-    Pillow knows.
-
     Raises:
-        UserError: There are none.
+        UserError: There are none; of a folder (without sub-folders) and a pattern, none with a
+            suffix that Pillow knows.
     """
     path = Path(pattern)
     if path.is_file():
@@ -73,12 +69,8 @@ def read_gray(file: Path | BinaryIO, name: str | None = None) -> Gray:
     Transparent pixels become background: the median shade of the opaque ones or, where most of
     the picture is transparent, the opposite of the drawing's shade.
 
-    Args:
-        file: The picture.
-        name: Name in error messages; None: the path.
-
     Raises:
-        UserError: Pillow cannot read the file.
+        UserError: Pillow cannot read the file; the message has `name` or the path.
     """
     try:
         with warnings.catch_warnings():

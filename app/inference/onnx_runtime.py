@@ -48,12 +48,7 @@ class OnnxPredictor:
 
 
 def load_onnx(path: str | Path, device: str = "cpu", threads: int = ALL_THREADS) -> OnnxPredictor:
-    """Load a file that `python -m app.export_onnx` wrote.
-
-    Args:
-        path: The file, or a run folder for its `model.onnx`.
-        device: As for `open_session`.
-        threads: On the CPU.
+    """Load a file that `python -m app.export_onnx` wrote; of a run folder its `model.onnx`.
 
     Raises:
         UserError: The file is missing, damaged, too new for this ONNX Runtime, or no export of
@@ -80,7 +75,7 @@ def load_onnx(path: str | Path, device: str = "cpu", threads: int = ALL_THREADS)
 def onnx_predictor(
     content: bytes, folder: Path, device: str = "cpu", threads: int = ALL_THREADS
 ) -> OnnxPredictor:
-    """Return the predictor of an exported file's `content`; arguments as for `load_onnx`.
+    """Return the predictor of an exported file's `content`.
 
     Raises:
         ValueError: The metadata is missing or damaged: not an export of this program.
@@ -121,12 +116,7 @@ def find_exported(outputs: str | Path) -> Path:
 def open_session(
     model: bytes, device: str = "cpu", threads: int = ALL_THREADS
 ) -> onnxruntime.InferenceSession:
-    """Load a model into ONNX Runtime.
-
-    Args:
-        model: Content of the file.
-        device: auto, cpu, cuda or cuda:N; auto is CUDA where this ONNX Runtime has it.
-        threads: On the CPU.
+    """Load a model into ONNX Runtime on device auto (CUDA where it has it), cpu, cuda or cuda:N.
 
     Raises:
         UserError: This ONNX Runtime has no such device.

@@ -118,13 +118,9 @@ def format_confusion(predictions: Predictions) -> str:
 def format_pictures(
     names: Sequence[str], probabilities: Tensor, classes: list[str], format: str
 ) -> str:
-    """Return the predictions for pictures.
+    """Return the predictions for pictures as "table", "csv" (with a heading) or "json" (a list).
 
-    Args:
-        names: File names.
-        probabilities: float32 [N, classes].
-        classes: Class names.
-        format: "table", "csv" (with a heading) or "json" (a list, with all probabilities).
+    `probabilities` is float32 [N, classes]; JSON has all of them.
     """
     confidence, predicted = probabilities.max(1)
     labels = [classes[index] for index in predicted]

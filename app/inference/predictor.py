@@ -71,11 +71,7 @@ class TorchPredictor:
 
 
 def load_torch(path: str | Path, device: torch.device | str = "cpu") -> TorchPredictor:
-    """Load a checkpoint.
-
-    Args:
-        path: The file, or a run folder for its `best.pt`.
-        device: Where the network runs.
+    """Load a checkpoint; of a run folder its `best.pt`.
 
     Raises:
         UserError: The file is missing, damaged or no checkpoint.
@@ -101,13 +97,7 @@ def load_torch(path: str | Path, device: torch.device | str = "cpu") -> TorchPre
 def load_predictor(
     path: str | None, outputs: str = "outputs", runtime: str = "torch", device: str = "auto"
 ) -> Predictor:
-    """Load the network that a command's `checkpoint` names.
-
-    Args:
-        path: File or run folder; None: the newest run under `outputs` that has one.
-        outputs: Where runs are.
-        runtime: torch, or onnx for an exported file.
-        device: auto, cpu, cuda or cuda:N.
+    """Load the network that a command's `checkpoint` names; None: the newest run's under `outputs`.
 
     Raises:
         UserError: There is none, the file cannot be used, or the device is not there.

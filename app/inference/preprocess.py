@@ -26,12 +26,9 @@ DIGITS = ("mnist", "qmnist", "digits")  # data sets of digits
 
 
 def frame(picture: Gray, dataset: str, invert: bool | None = None) -> Tensor | None:
-    """Frame a picture as the images of a data set: digits as MNIST's, others as Fashion-MNIST's.
+    """Frame a picture [H, W] as the images of a data set: MNIST's, or Fashion-MNIST's.
 
-    Args:
-        picture: Shades of gray [H, W], of any size.
-        dataset: As in `DataConfig.name`.
-        invert: The ink is darker than its background; None: detect.
+    `invert` is whether the ink is darker than its background; None: detect.
 
     Returns:
         uint8 [1, 28, 28], bright on black; None for a blank picture.
@@ -43,12 +40,7 @@ def frame(picture: Gray, dataset: str, invert: bool | None = None) -> Tensor | N
 def bright_on_black(picture: Gray, invert: bool | None = None) -> Tensor | None:
     """Return a picture in its own size, uint8 [1, H, W], inverted where it is dark on light.
 
-    Args:
-        picture: Shades of gray [H, W], of any size.
-        invert: The ink is darker than its background; None: detect.
-
-    Returns:
-        None for a blank picture.
+    None for a blank picture.
     """
     if np.ptp(picture) < LEAST_CONTRAST:
         return None
@@ -72,15 +64,10 @@ def to_thumbnail(gray: Gray, invert: bool | None = None) -> Gray | None:
 
 
 def to_digit(gray: Gray, invert: bool | None = None) -> Gray | None:
-    """Find the digit in a picture; crop, scale and centre it as in MNIST.
+    """Find the digit in a picture; crop, scale and centre it as in MNIST: [28, 28].
 
-    Args:
-        gray: The picture [H, W], of any size.
-        invert: The ink is darker than its background; None: dark if the mean difference from the
-            paper is negative.
-
-    Returns:
-        [28, 28], bright ink on black; None for a blank picture.
+    With `invert=None` the ink is dark if its mean difference from the paper is negative. None for
+    a blank picture.
     """
     ink = _ink(_reduce(gray), invert)
     threshold = _otsu(ink)

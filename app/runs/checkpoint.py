@@ -75,13 +75,9 @@ def save_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
 def load_checkpoint(path: str | Path, key: str = "checkpoint") -> Checkpoint:
     """Read a checkpoint, its tensors on the CPU; nothing in the file is executed.
 
-    Args:
-        path: The file, or a run folder for its `best.pt`.
-        key: The setting that names the file, for messages.
-
     Raises:
-        UserError: The file is missing, damaged, no checkpoint of this program, a newer one's, or
-            one whose parts do not fit together.
+        UserError: The file (of a run folder `best.pt`) is missing, damaged, no checkpoint of this
+            program, a newer one's, or its parts do not fit together; `key` names the setting.
     """
     path = Path(path)
     path = path / "best.pt" if path.is_dir() else path

@@ -70,11 +70,9 @@ class Group:
 
 
 def report(folder: str, outputs: str = "outputs") -> None:
-    """Print the table of the runs under `folder`, and write `report.csv` and `report.png` there.
+    """Print the table of the runs under `folder`; write `report.csv` and `report.png` there.
 
-    Args:
-        folder: Run folder, or folder of runs at any depth; `latest`: the newest sweep or run.
-        outputs: Where `latest` looks.
+    `latest` is the newest sweep or run under `outputs`.
 
     Raises:
         UserError: There are no runs, or one of them cannot be read.

@@ -28,14 +28,10 @@ FREE = ("resume", "data.root", "device", "outputs")  # do not make another kind 
 
 
 def create_run_folder(cfg: TrainConfig, launch: str = "") -> Path:
-    """Make the folder of a run with its configuration in `.hydra/`.
+    """Make the folder of a run with its configuration in `.hydra/`; in a sweep it is Hydra's.
 
     Called after all checks, so that wrong usage leaves nothing behind. The configuration comes
-    last: a folder without one is no run. In a sweep the folder is the one that Hydra made.
-
-    Args:
-        cfg: The configuration.
-        launch: Identifies the launch of torchrun; "" without torchrun.
+    last: a folder without one is no run. `launch` identifies the launch of torchrun.
 
     Raises:
         UserError: The folder cannot be made.

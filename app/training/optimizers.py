@@ -44,10 +44,6 @@ class AdamW(Optimizer):
 
     Equals `torch.optim.AdamW(parameters, fused=True)`, by the same torch function, without
     importing torch's compiler, which takes that class two seconds.
-
-    Args:
-        parameters: The parameters to train.
-        weight_decay: Decay of a weight in a step, in units of the learning rate.
     """
 
     def __init__(self, parameters: Iterable[Tensor], weight_decay: float) -> None:
@@ -88,13 +84,9 @@ class AdamW(Optimizer):
 class Muon(Optimizer):
     """Muon (Jordan et al., 2024) for weights, AdamW for parameters of one dimension.
 
-    A weight is a matrix with a row for each output. With its gradient G, M ← β M + (1 − β) G and
-    U = β M + (1 − β) G, it moves by −lr · √max(1, rows / columns) · orthogonalize(U).
-
-    Args:
-        parameters: The parameters to train.
-        weight_decay: As for `AdamW`.
-        momentum: β.
+    A weight is a matrix with a row for each output. With its gradient G and β = `momentum`,
+    M ← β M + (1 − β) G and U = β M + (1 − β) G, it moves by
+    −lr · √max(1, rows / columns) · orthogonalize(U).
     """
 
     def __init__(
@@ -170,14 +162,11 @@ class Stack:
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """Bring the singular values of matrices into (0.6, 1.3), except those near 0.
+    """Bring the singular values of [..., rows, columns] into (0.6, 1.3), except those near 0.
 
     Five Newton-Schulz steps X ← (a + b X Xᵀ + c (X Xᵀ)²) X with a, b, c = 3.4445, −4.7750, 2.0315
     (Jordan et al., 2024). X Xᵀ of a step follows from X Xᵀ of the step before, so that all products
     except the first and the last are of the shorter side only.
-
-    Args:
-        matrices: float32 or float64 [rows, columns] or [n, rows, columns].
     """
     if matrices.shape[-2] > matrices.shape[-1]:
         return orthogonalize(matrices.mT).mT

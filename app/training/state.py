@@ -86,14 +86,9 @@ class Run:
 
 
 def start(cfg: TrainConfig, world: World, lock: ExitStack) -> Run | dict[str, Any]:
-    """Start a new run or resume one.
+    """Start a new run, or resume one: `lock` holds its folder from before its state is read.
 
     The folder of a new run is created last, when all checks have passed.
-
-    Args:
-        cfg: The configuration.
-        world: The processes that train together.
-        lock: Holds the lock of the run folder, in rank 0, from before its state is read.
 
     Returns:
         The run, or the summary of a run that is finished.

@@ -38,8 +38,6 @@ class Schedule:
     Attributes:
         batch_size: Images in a batch of all processes.
         epoch_steps: Steps of an epoch; images after the last full batch are skipped.
-        epochs: Epochs of the whole training.
-        cfg: The configuration.
     """
 
     batch_size: int
@@ -76,13 +74,7 @@ class TrainStep:
     A step finds its batch, maps and learning rate on the device, by its index, which is there too.
     It needs nothing from the host, so on CUDA it is captured once as a graph and then replayed: one
     launch instead of some two hundred; these take ten times as long as their kernels run.
-
-    Args:
-        model: The network, on `device`.
-        data: The data set, on `device`.
-        cfg: The configuration.
-        device: The device.
-        world: The processes that share each batch; gradients are averaged over them.
+    The processes of `world` share each batch; gradients are averaged over them.
 
     Attributes:
         average: The EMA of the network; None without.

@@ -98,11 +98,7 @@ def fit(
 ) -> None:
     """Train to the last epoch; write `last.pt` after each epoch, and `best.pt` if none was better.
 
-    Args:
-        run: The run, new or restored.
-        tracker: The curves; None in processes that do not write.
-        interrupted: Returns whether the run is to stop.
-        threads: Adapts the number of CPU threads.
+    `tracker` is None in ranks other than 0. `interrupted` returns whether the run is to stop.
 
     Raises:
         KeyboardInterrupt: The run was interrupted; it has been saved.
