@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import (
     AfterValidator,
-    BeforeValidator,
     ConfigDict,
     Field,
     StrictBool,
@@ -20,7 +19,7 @@ from pydantic.dataclasses import dataclass
 from app.config.errors import UserError
 
 T = TypeVar("T")
-DATASETS = ("mnist", "fashion_mnist", "kmnist", "qmnist", "digits")
+DatasetName = Literal["mnist", "fashion_mnist", "kmnist", "qmnist", "digits"]
 FORBID = ConfigDict(extra="forbid")
 
 
@@ -36,19 +35,8 @@ def _device(value: str) -> str:
     return value
 
 
-def _dataset(value: str) -> str:
-    if value not in DATASETS:
-        raise ValueError(f"Input should be one of {', '.join(DATASETS)}")
-    return value
-
-
-DatasetName = Annotated[str, AfterValidator(_dataset)]
 # Hydra parses outputs=2026 as a number
-Path = Annotated[
-    str,
-    BeforeValidator(lambda value: str(value) if type(value) in (int, float) else value),
-    AfterValidator(_path),
-]
+Path = Annotated[str, Field(coerce_numbers_to_str=True), AfterValidator(_path)]
 Count = Annotated[int, Field(strict=True, ge=1)]
 Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]

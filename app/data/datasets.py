@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from app.config.errors import UserError
-from app.config.schema import DataConfig
+from app.config.schema import DataConfig, from_mapping
 
 FIRST_BYTE = 6.0  # seconds until the first byte of a download, name resolution included
 STALLED = 10.0  # seconds without a byte after which a download has failed
@@ -180,7 +180,7 @@ def load_test_split(name: str, root: str) -> Split:
         UserError: A file is damaged, or the data cannot be had.
     """
     try:
-        return load_split(DataConfig(root or ".", name), train=False)
+        return load_split(from_mapping(DataConfig, {"root": root, "name": name}), train=False)
     except DownloadError as error:
         raise UserError(f"data.root={root}: {error}; put the files there") from error
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from app.config.errors import UserError
-from app.config.schema import DATASETS
+from app.config.schema import DataConfig, from_mapping
 from app.data.transforms import normalize
 from app.runs.folder import find_newest
 
@@ -84,8 +84,7 @@ def onnx_predictor(
     session = open_session(content, device, threads)
     metadata = session.get_modelmeta().custom_metadata_map
     try:
-        if metadata["dataset"] not in DATASETS:
-            raise ValueError(f"unknown data set {metadata['dataset']}")
+        from_mapping(DataConfig, {"name": metadata["dataset"]}, "data.")
         return OnnxPredictor(
             folder=folder,
             dataset=metadata["dataset"],
@@ -96,7 +95,7 @@ def onnx_predictor(
             std=float(metadata["std"]),
             session=session,
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, UserError) as error:
         reason = f"no {error} in its metadata" if isinstance(error, KeyError) else error
         raise ValueError(f"not a network of `python -m app.export_onnx`: {reason}") from error
 

@@ -1,11 +1,8 @@
 """Logic of `python -m app.predict`: predictions as table, CSV, JSON and predictions.png."""
 
-import csv
-import io
 import json
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -19,7 +16,7 @@ from app.inference.plots import draw_predictions
 from app.inference.predictor import Predictor, load_predictor
 from app.inference.preprocess import SIDE, bright_on_black, frame
 from app.models import LEAST_SIDE
-from app.runs.files import write_atomically
+from app.runs.files import csv_text, write_atomically
 
 
 def predict(cfg: PredictConfig) -> None:
@@ -127,7 +124,7 @@ def format_pictures(
     rows = list(zip(names, labels, confidence.tolist(), strict=True))
     if format == "csv":
         text = ((name, label, f"{share:.6f}") for name, label, share in rows)
-        return _csv(("file", "predicted", "probability"), text)
+        return csv_text(("file", "predicted", "probability"), text)
     if format == "table":
         widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
         return "".join(
@@ -147,7 +144,7 @@ def to_csv(predictions: Predictions) -> str:
     names = predictions.classes
     columns = (predictions.labels, predictions.predicted, predictions.confidence)
     rows = zip(*(column.tolist() for column in columns), strict=True)
-    return _csv(
+    return csv_text(
         ("index", "label", "predicted", "probability"),
         (
             (index, names[label], names[predicted], f"{share:.6f}")
@@ -168,11 +165,3 @@ def to_json(predictions: Predictions, dataset: str) -> str:
         "confusion": predictions.confusion.tolist(),
     }
     return json.dumps(values, ensure_ascii=False)
-
-
-def _csv(heading: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(heading)
-    writer.writerows(rows)
-    return text.getvalue()

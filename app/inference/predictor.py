@@ -116,7 +116,8 @@ def load_data(checkpoint: Checkpoint, root: str) -> Dataset:
         UserError: The data is damaged, or not here and cannot be downloaded.
     """
     data = checkpoint.data
-    return load_dataset(DataConfig(root, data["name"], None, data["val_size"], data["split_seed"]))
+    values = {key: data[key] for key in ("name", "val_size", "split_seed")}
+    return load_dataset(from_mapping(DataConfig, {"root": root, "fallback": None, **values}))
 
 
 @torch.no_grad()

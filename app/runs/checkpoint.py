@@ -100,12 +100,8 @@ def load_checkpoint(path: str | Path, key: str = "checkpoint") -> Checkpoint:
             f"{key}={path}: has format {content['format']}, made by a newer version; "
             f"this one reads up to format {FORMAT}"
         )
-    content.setdefault("training", {})  # absent in the oldest files
-    missing = [name for name in names if name not in content]
-    if missing:
-        raise UserError(f"{key}={path}: not a checkpoint of this program (no {missing[0]!r})")
-    checkpoint = Checkpoint(**{name: content[name] for name in names})
     try:
+        checkpoint = Checkpoint(**{name: content[name] for name in names if name in content})
         checkpoint.model_config = _own_settings(checkpoint.model_config)
         _check(checkpoint)
     except (UserError, RuntimeError, TypeError, KeyError, AttributeError, ValueError) as error:

@@ -1,6 +1,5 @@
 """Runs side by side for `python -m app.report`: a table over seeds, report.csv, report.png."""
 
-import csv
 import io
 import statistics
 import textwrap
@@ -11,7 +10,7 @@ from typing import Any
 
 from app.config.errors import UserError
 from app.config.schema import shown
-from app.runs.files import write_atomically
+from app.runs.files import csv_text, write_atomically
 from app.runs.folder import (
     FREE,
     RESULTS,
@@ -22,6 +21,7 @@ from app.runs.folder import (
     read_settings,
     read_summary,
     started,
+    status_of,
 )
 
 UNGROUPED = ("seed", *FREE)  # settings that may differ within a group
@@ -47,8 +47,8 @@ class Entry:
 
     @property
     def status(self) -> str:
-        """`finished`, `failed`, `interrupted`, or `unfinished`: running or killed."""
-        return str(self.summary.get("status", "unfinished"))
+        """The status of the run."""
+        return status_of(self.summary)
 
 
 @dataclass
@@ -139,14 +139,12 @@ def table(groups: Sequence[Group]) -> str:
 
 def to_csv(entries: Sequence[Entry]) -> str:
     """Return a line a run: folder, varied settings, seed, status, measures, error."""
-    keys, text = [*_varied(entries), "seed"], io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["run", *keys, "status", *RESULTS, "error"])
+    keys, rows = [*_varied(entries), "seed"], []
     for entry in entries:
         settings = [entry.setting(key) for key in keys]
         results = [entry.summary.get(key, "") for key in (*RESULTS, "error")]
-        writer.writerow([entry.folder, *settings, entry.status, *results])
-    return text.getvalue()
+        rows.append([entry.folder, *settings, entry.status, *results])
+    return csv_text(["run", *keys, "status", *RESULTS, "error"], rows)
 
 
 def plot(groups: Sequence[Group]) -> bytes:

@@ -138,29 +138,19 @@ def find_newest(outputs: str | Path, name: str) -> Path | None:
     if not files:
         return None
     folder = max(files, key=lambda path: (started(path), files[path]))
-    state = state_of(folder) if folder in runs else "finished"
-    told = f"using {folder / name} ({state})"
+    status = status_of(read_summary(folder)) if folder in runs else "finished"
+    told = f"using {folder / name} ({status})"
     without = newest(run for run in runs if started(run) > started(folder))
     if without:
-        told += f": {without} ({state_of(without)}) has no {name}"
-    if without or state != "finished":
+        told += f": {without} ({status_of(read_summary(without))}) has no {name}"
+    if without or status != "finished":
         print(told, file=sys.stderr)
     return folder / name
 
 
-def state_of(folder: Path) -> str:
-    """Return the state of a run: running, finished, interrupted, failed; unfinished if killed."""
-    try:
-        with locked(folder):
-            pass
-    except UserError:
-        return "running"
-    except OSError:  # a folder of another user: nobody else can run there
-        pass
-    try:
-        return str(read_summary(folder).get("status", "unfinished"))
-    except UserError:
-        return "unknown"
+def status_of(summary: dict[str, Any]) -> str:
+    """Return finished, interrupted, failed; or unfinished: running or killed."""
+    return str(summary.get("status", "unfinished"))
 
 
 def read_settings(folder: Path) -> dict[str, Any]:

@@ -218,7 +218,7 @@ def load_same_data(cfg: TrainConfig, world: World, saved: Checkpoint | None) -> 
     """Load the data set of the run; all processes use the one that rank 0 could get."""
     wanted, loaded = data_of(cfg, saved), list[Dataset]()
 
-    def load() -> tuple[str, int, str | None]:
+    def load() -> tuple[Any, int, str | None]:
         loaded.append(load_dataset(wanted))
         return loaded[0].name, len(loaded[0].val), loaded[0].fallback_from
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import warnings
 from typing import Any
 
 import torch
@@ -35,13 +36,21 @@ def draw_pictures(run: Run, tracker: Tracker, model: nn.Module, logits: Tensor) 
     confidence, predicted = probabilities.max(1)
     predictions = Predictions(list(data.classes), labels, predicted, confidence)
     try:
-        filters = draw_filters(model)
-        if filters is not None:
-            tracker.picture(step, "first_convolution", filters)
-        tracker.picture(step, "confusion_matrix", draw_confusion(predictions))
-        tracker.picture(step, "mistakes", draw_mistakes(predictions, data.test.images.cpu()))
-        tracker.precision_recall(step, data.classes, labels, probabilities)
-        tracker.graph(model.cpu(), torch.zeros(1, 1, 28, 28))
+        pictures = {
+            "first_convolution": draw_filters(model),
+            "confusion_matrix": draw_confusion(predictions),
+            "mistakes": draw_mistakes(predictions, data.test.images.cpu()),
+        }
+        writer = tracker.results
+        for name, picture in pictures.items():
+            if picture is not None:
+                writer.add_image(name, picture, step, dataformats="HWC")
+        for index, name in enumerate(data.classes):
+            truth, column = labels == index, probabilities[:, index]
+            writer.add_pr_curve(f"class/{name}", truth, column, step)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch deprecates tracing
+            writer.add_graph(model.cpu(), torch.zeros(1, 1, 28, 28))
         tracker.flush()
     except Exception as error:  # the results are written
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"

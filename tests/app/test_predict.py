@@ -41,7 +41,7 @@ def test_test_images_are_predicted_into_csv_and_png(cfg, trained_run, tmp_path, 
     for name in ("predictions.csv", "predictions.png"):
         assert f"wrote {tmp_path / name}\n" in output
     rows = list(csv.DictReader((tmp_path / "predictions.csv").open()))
-    split = load_test_split("digits", "")
+    split = load_test_split("digits", "data")
     assert [int(row["label"]) for row in rows] == split.labels.tolist()
     right = sum(row["label"] == row["predicted"] for row in rows)
     assert right / len(rows) == pytest.approx(accuracy)
@@ -137,7 +137,7 @@ def test_unframed_pictures_keep_their_size(make_run, tmp_path, capsys):
     export(ExportConfig(checkpoint=str(folder)))
     pictures = tmp_path / "pictures"
     pictures.mkdir()
-    images = load_test_split("digits", "").images[:2, 0].numpy()
+    images = load_test_split("digits", "data").images[:2, 0].numpy()
     Image.fromarray(images[0]).save(pictures / "a.png")
     Image.fromarray(255 - images[0]).save(pictures / "dark on light.png")
     Image.fromarray(np.pad(images[1], ((3, 9), (20, 41)))).save(pictures / "wide.png")

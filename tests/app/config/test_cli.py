@@ -89,7 +89,7 @@ TOP = "augment, data, device, model, optim, outputs, recipe, resume, seed, train
         ("seed=4294967296", "seed=4294967296: Input should be less than 4294967296\n"),
         ("model=foo", "In 'train': Could not find 'model/foo' Available options in 'model': lenet"),
         ("data=mist", "In 'train': Could not find 'data/mist' Available options in 'data': digits"),
-        ("data.name=mist", "data.name=mist: Input should be one of mnist, fashion_mnist, kmnist"),
+        ("data.name=mist", "data.name=mist: Input should be 'mnist', 'fashion_mnist', 'kmnist'"),
         ("device=tpu", "device=tpu: Input should be auto, cpu, cuda or cuda:N\n"),
         ("data.root=' '", "data.root= : Input should be a path\n"),
         ("trainer.epochs", "trainer.epochs: Error parsing override 'trainer.epochs'"),

@@ -115,7 +115,7 @@ def test_runs_with_onnxruntime_and_numpy_alone(trained_run, tmp_path):
     (tmp_path / "best.pt").write_bytes((trained_run / "best.pt").read_bytes())
     exported(tmp_path)
     trained = load_torch(tmp_path)
-    images = load_test_split("digits", "").images
+    images = load_test_split("digits", "data").images
     np.save(tmp_path / "images.npy", images.numpy())
     done = subprocess.run(
         [sys.executable, "-c", CONSUMER, "model.onnx", "images.npy"],
@@ -241,7 +241,7 @@ def test_raw_pixels_in_and_classes_out(trained, exporter_name):
         ("class", onnx.TensorProto.INT64),
     ]
     assert all(value.doc_string for value in (*model.graph.input, *model.graph.output))
-    images = load_test_split("digits", "").images
+    images = load_test_split("digits", "data").images
     logits, probabilities, index = inferred(model, images.numpy())
     expected = load_torch(trained).logits(images)
     np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5)

@@ -122,7 +122,7 @@ def set_metadata(key, value):
         (newer_format, "Unsupported model IR version: 99"),
         (foreign, "not a network of `python -m app.export_onnx`: no 'dataset' in its metadata"),
         (set_metadata("classes", "["), "not a network of `python -m app.export_onnx`: Expecting"),
-        (set_metadata("dataset", "cifar10"), "unknown data set cifar10"),
+        (set_metadata("dataset", "cifar10"), "data.name=cifar10: Input should be 'mnist'"),
     ],
 )
 def test_unusable_files_are_refused_in_one_line(exported, change, says):

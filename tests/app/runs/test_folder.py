@@ -15,7 +15,6 @@ from app.runs.folder import (
     SUMMARY,
     create_run_folder,
     find_checkpoint,
-    locked,
     read_settings,
 )
 from app.training.state import load_config
@@ -112,13 +111,9 @@ def test_find_checkpoint_says_what_it_takes(tmp_path, capsys):
         return capsys.readouterr().err
 
     assert told() == f"using {best} (unfinished)\n"
-    with locked(run):
-        assert told() == f"using {best} (running)\n"
     for status in ("interrupted", "failed"):
         (run / SUMMARY).write_text(json.dumps({"status": status}))
         assert told() == f"using {best} ({status})\n"
-    (run / SUMMARY).write_text("{")
-    assert told() == f"using {best} (unknown)\n"
     finished = {"status": "finished"} | dict.fromkeys(RESULTS, 1)
     (run / SUMMARY).write_text(json.dumps(finished))
     assert told() == ""

@@ -46,7 +46,7 @@ def test_a_disk_that_is_full(tmp_path):
     with pytest.raises(RunError, match="cannot be written: Not a directory"):
         (tmp_path / "file").touch()
         Tracker(tmp_path / "file" / "x")
-    with closing(Tracker(tmp_path)) as tracker:
+    with quiet_writer_thread(), closing(Tracker(tmp_path)) as tracker:
         tracker.scalars(1, {"x": 1.0})
         with limited_files(), pytest.raises(RunError, match="cannot be written: File too large"):
             tracker.scalars(2, {"x": 1.0})
