@@ -151,25 +151,16 @@ def plot(groups: Sequence[Group]) -> bytes:
     """Return a PNG of each group's test accuracy: a dot a run, a bar for mean ± sd."""
     from matplotlib.figure import Figure
 
-    names = [textwrap.fill(item.name, 48) for item in groups]
-    lines = sum(1 + name.count("\n") for name in names)
-    height = 1.5 + 0.3 * len(groups) + 0.15 * lines
-    figure = Figure(figsize=(8, height), dpi=120, layout="constrained")
+    figure = Figure(figsize=(8, 1.5 + 0.45 * len(groups)), dpi=120, layout="constrained")
     axes = figure.add_subplot()
-    across = axes.get_yaxis_transform()  # x: share of the width, y: group
     for row, item in enumerate(groups):
         values = item.values("test_accuracy", 100)
-        if not values:
-            axes.text(0.5, row, item.status, color="C3", ha="center", va="center", transform=across)
-            continue
         if len(values) > 1:
             mean, deviation = statistics.mean(values), statistics.stdev(values)
             axes.errorbar(mean, row, xerr=deviation, fmt="|", color="0.6", capsize=4, ms=14)
         axes.plot(values, [row] * len(values), "o", color="C0", alpha=0.8, ms=5, mew=0, zorder=3)
-    axes.set_yticks(range(len(groups)), names)
+    axes.set_yticks(range(len(groups)), [textwrap.fill(item.name, 48) for item in groups])
     axes.set_ylim(len(groups) - 0.5, -0.5)
-    if not any(item.values("test_accuracy") for item in groups):
-        axes.set_xticks([])
     axes.ticklabel_format(axis="x", useOffset=False)
     axes.set_xlabel("test accuracy, %")
     runs = sum(len(item.entries) for item in groups)
