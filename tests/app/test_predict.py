@@ -1,8 +1,6 @@
 import csv
 import io
 import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -216,25 +214,3 @@ def test_command_exit_codes_and_output(command, trained_run, tmp_path):
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr == "error: input=nothing.png: no such picture\n"
     assert list((tmp_path / "here").iterdir()) == []
-
-
-def test_processes_may_predict_at_once_in_one_run(trained_run, tmp_path):
-    """None fails on another's temporary file, and what they leave is whole."""
-    (tmp_path / "best.pt").write_bytes((trained_run / "best.pt").read_bytes())
-    code = """
-import sys
-from app.config.schema import PredictConfig
-from app.inference import output
-output.draw_predictions = lambda *_: b"picture" * 1000
-for _ in range(8):
-    output.predict(PredictConfig(checkpoint=sys.argv[1], device="cpu", format="csv"))
-"""
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-    running = [subprocess.Popen(command, **quiet) for _ in range(3)]
-    for process in running:
-        _, errors = process.communicate(timeout=200)
-        assert process.returncode == 0, errors
-    assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 360
-    names = ["best.pt", "predictions.csv", "predictions.png"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == names

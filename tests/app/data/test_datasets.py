@@ -15,7 +15,7 @@ import torchvision
 import app.data.datasets
 from app.config.errors import UserError
 from app.config.schema import DataConfig
-from app.data.datasets import DownloadError, download, load_dataset, load_split
+from app.data.datasets import DownloadError, download, load_dataset
 from app.data.transforms import normalize
 from tests.app.idx import FILES, digit_images, encode_idx, write_dataset
 
@@ -270,12 +270,6 @@ def test_a_network_that_swallows_packets_is_noticed(tmp_path, monkeypatch, where
 
 def test_the_deadline_leaves_time_to_import_torchvision():
     assert app.data.datasets.FIRST_BYTE <= 7  # of ten seconds
-
-
-def test_the_test_images_are_read_without_the_training_images(tmp_path):
-    folder = write_dataset(tmp_path)
-    (folder / IMAGES).write_bytes(b"damaged")
-    assert len(load_split(config(tmp_path), train=False)) == 100
 
 
 def test_split_moves_to_a_device():

@@ -12,17 +12,18 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+import app.data.datasets
 import app.training.state
 from app.config.errors import RunError, UserError
 from app.config.schema import (
     AugmentConfig,
     DataConfig,
     LeNetConfig,
-    LLTMConfig,
     OptimConfig,
     TrainConfig,
     TrainerConfig,
 )
+from app.data.datasets import DownloadError
 from app.runs.checkpoint import load_checkpoint, save_checkpoint
 from app.runs.folder import create_run_folder, find_checkpoint, find_run, locked
 from app.training import trainer as training
@@ -109,7 +110,6 @@ def stop_at(monkeypatch, moment, count):
     "stops",
     [
         [("take", 1)],  # before the first checkpoint
-        [("take", 6)],
         [("take", 9), ("take", 3), ("take", 4)],
         [("evaluate", 2)],
         [("save", 4)],  # the curves are further than the checkpoint
@@ -132,14 +132,8 @@ def test_a_stopped_run_ends_like_another(cfg, monkeypatch, stops):
     assert_same(whole, stopped)
 
 
-def test_a_recurrent_network_too(cfg, monkeypatch):
-    cfg.model = LLTMConfig()
-    test_a_stopped_run_ends_like_another(cfg, monkeypatch, [("take", 9)])
-
-
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_in_half_precision_too(cfg, monkeypatch, precision):
-    cfg.trainer.precision = precision
+def test_in_half_precision_too(cfg, monkeypatch):
+    cfg.trainer.precision = "fp16"
     assert train(cfg)["test_accuracy"] > 0.5
     stop_at(monkeypatch, "take", 12)
     with pytest.raises(StoppedError):
@@ -292,8 +286,11 @@ def test_weights_that_are_not_finite_are_not_saved(cfg, monkeypatch):
 
 def test_a_run_that_fell_back_is_resumed_on_the_same_data(cfg, monkeypatch, tmp_path):
     """Whether or not the data set that it was meant for is there by now."""
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+
+    def no_network(*arguments):
+        raise DownloadError("no network")
+
+    monkeypatch.setattr(app.data.datasets, "download", no_network)
     cfg.trainer.epochs, original = 2, cfg.data
     cfg.data = dataclasses.replace(original, root=str(tmp_path / "nothing"))
     whole = train(cfg)
@@ -355,7 +352,7 @@ def test_checkpoints_of_older_versions_are_refused_in_a_line(cfg, stopped):
 
 def test_kill_9_at_random_moments(tmp_path, request):
     """`--kills=25` takes longer and more moments."""
-    settings = ["data=digits", "trainer.epochs=6", "trainer.batch_size=32", "model.act=gelu"]
+    settings = ["data=digits", "trainer.epochs=3", "trainer.batch_size=32", "model.act=gelu"]
     settings += ["trainer.checkpoint_steps=7", "optim.ema=0.9", "augment.rotation=10"]
     started = time.monotonic()
     assert run(*settings, "outputs=whole", folder=tmp_path)[0] == 0

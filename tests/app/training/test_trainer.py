@@ -161,19 +161,6 @@ def test_validation_chooses_and_the_test_set_is_used_once(cfg, monkeypatch):
     assert load_checkpoint(run_folder(cfg) / "last.pt").metrics["epoch"] == 4
 
 
-def test_the_same_seed_gives_the_same_weights(cfg, tmp_path):
-    weights = []
-    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
-        run = dataclasses.replace(cfg, seed=seed, outputs=str(tmp_path / name))
-        train(run)
-        weights.append(load_checkpoint(run_folder(run) / "last.pt").model)
-    same, other = (
-        all(torch.equal(weights[0][key], model[key]) for key in model) for model in weights[1:]
-    )
-    assert same
-    assert not other
-
-
 def test_a_signal_in_the_last_step_is_not_lost(cfg, monkeypatch):
     after_step(monkeypatch, 13, lambda _: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(KeyboardInterrupt):
