@@ -74,6 +74,11 @@ def choices_of(network: str) -> tuple[str, ...]:
     return tuple(key for key in keys if key != "name")
 
 
+def foreign_choices(network: str) -> set[str]:
+    """Return the keys of `model` that only other networks have; old run folders hold them."""
+    return {key for other in NETWORKS for key in choices_of(other)} - {*choices_of(network)}
+
+
 @dataclass(config=FORBID)
 class DataRoot:
     """The folder of the data sets."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from app.config.errors import UserError
-from app.config.schema import NETWORKS, DataConfig, ModelConfig, choices_of, from_mapping
+from app.config.schema import DataConfig, ModelConfig, foreign_choices, from_mapping
 from app.models import build_model
 from app.runs.files import write_atomically
 
@@ -89,9 +89,7 @@ def load_checkpoint(path: str | Path, key: str = "checkpoint") -> Checkpoint:
                 raise zipfile.BadZipFile(damaged)
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load raises a different type for every way to be damaged
-        exported = path.suffix == ".onnx"
-        found = "an exported file, not a checkpoint" if exported else "damaged, or not a checkpoint"
-        raise UserError(f"{key}={path}: {found}") from error
+        raise UserError(f"{key}={path}: damaged, or not a checkpoint") from error
     names = [item.name for item in dataclasses.fields(Checkpoint)]
     if not isinstance(content, dict) or not isinstance(content.get("format"), int):
         raise UserError(f"{key}={path}: not a checkpoint of this program")
@@ -113,7 +111,7 @@ def load_checkpoint(path: str | Path, key: str = "checkpoint") -> Checkpoint:
 def _own_settings(model_config: dict[str, Any]) -> dict[str, Any]:
     """Drop the settings of other networks, which older checkpoints hold; add the name."""
     name = model_config.get("name", "lenet")
-    foreign = {key for network in NETWORKS for key in choices_of(network)} - {*choices_of(name)}
+    foreign = foreign_choices(name)
     return {k: v for k, v in model_config.items() if k not in foreign} | {"name": name}
 
 

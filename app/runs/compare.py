@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from app.config.errors import UserError
-from app.config.schema import shown
+from app.config.schema import foreign_choices, shown
 from app.runs.files import csv_text, write_atomically
 from app.runs.folder import (
     FREE,
     RESULTS,
     find_runs,
     flatten,
-    idle,
     newest,
     read_settings,
     read_summary,
@@ -37,7 +36,8 @@ class Entry:
 
     def setting(self, key: str) -> str:
         """Return a setting as typed; "" if the run's network lacks it."""
-        return "" if key in idle(self.settings) else shown(self.settings.get(key))
+        foreign = foreign_choices(self.settings.get("model.name", "lenet"))
+        return "" if key.removeprefix("model.") in foreign else shown(self.settings.get(key))
 
     def label(self, key: str) -> str:
         """Return a setting for the table, `key=value` with four digits; "" as in `setting`."""

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from app.config.cli import swept_dir, typed_overrides
 from app.config.errors import UserError
-from app.config.schema import NETWORKS, TrainConfig, choices_of
+from app.config.schema import TrainConfig
 from app.runs.files import write_atomically
 
 CONFIG = Path(".hydra", "config.yaml")  # a folder without it is no run
@@ -185,13 +185,6 @@ def _read(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UserError(f"{path}: cannot be read: must be a mapping")
     return values
-
-
-def idle(settings: dict[str, Any]) -> set[str]:
-    """Return the dotted keys of `model` that belong to other networks (in old run folders)."""
-    own = choices_of(settings.get("model.name", "lenet"))
-    keys = {key for network in NETWORKS for key in choices_of(network)}
-    return {f"model.{key}" for key in keys - set(own)}
 
 
 def flatten(values: Any, prefix: str = "") -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from app.config.cli import typed_overrides
 from app.config.device import pick_device
 from app.config.errors import RunError, UserError
-from app.config.schema import DataConfig, ModelConfig, TrainConfig, from_mapping, shown
+from app.config.schema import DataConfig, TrainConfig, from_mapping, shown
 from app.data.datasets import Dataset, load_dataset
 from app.models import build_model, cpu_format
 from app.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
@@ -38,12 +38,7 @@ LAST, BEST = "last.pt", "best.pt"
 # Fields of Run in last.pt.
 COUNTERS = ("step", "epoch", "best", "images", "seconds", "threads", "log_size")
 # Settings that a resumed run may change.
-CHANGEABLE = (
-    *FREE,
-    "trainer.compile",
-    "trainer.checkpoint_steps",
-    "trainer.checkpoint_seconds",
-)
+CHANGEABLE = (*FREE, "trainer.compile", "trainer.checkpoint_steps", "trainer.checkpoint_seconds")
 
 
 @dataclass
@@ -111,7 +106,7 @@ def start(cfg: TrainConfig, world: World, lock: ExitStack) -> Run | dict[str, An
     data = load_same_data(cfg, world, saved).to(device)
     if len(data.train) < world.size:
         raise UserError(
-            f"data.val_size={cfg.data.val_size}: leaves {len(data.train)} training images, "
+            f"data.val_size={len(data.val)}: leaves {len(data.train)} training images, "
             f"at least {world.size} are needed, one a process"
         )
     torch.backends.cudnn.deterministic = True  # the same bits in every run
@@ -126,7 +121,9 @@ def start(cfg: TrainConfig, world: World, lock: ExitStack) -> Run | dict[str, An
     if saved:
         restore(run, saved)
     if not folder:
-        run.folder = world.from_rank_0(lambda: make_folder(cfg, world, lock))
+        run.folder = world.from_rank_0(lambda: create_run_folder(cfg, world.launch))
+        if world.rank == 0:
+            lock.enter_context(locked(run.folder))
     return run
 
 
@@ -153,13 +150,11 @@ def find_state(
         return summary
     for name in (LAST, BEST, SUMMARY):
         remove_temporaries(folder / name)
-    saved = load_checkpoint(folder / LAST, "resume") if (folder / LAST).is_file() else None
-    best = None if saved or not (folder / BEST).is_file() else folder / BEST
-    if best and load_checkpoint(best, "resume").metrics["epoch"] > 1:
-        raise UserError(
-            f"resume={folder}: its {LAST} is gone, from which it would go on; "
-            f"its best network is in {BEST}"
-        )
+    best, last, saved = folder / BEST, folder / LAST, None
+    if last.is_file():
+        saved = load_checkpoint(last, "resume")
+    elif best.is_file() and load_checkpoint(best, "resume").metrics["epoch"] > 1:
+        raise UserError(f"resume={folder}: its {LAST} is gone; its best network is in {BEST}")
     return load_config(folder, cfg, saved), folder, saved
 
 
@@ -167,13 +162,6 @@ def find_launched(launch: str, outputs: str) -> Path | None:
     """Return the run folder that an earlier start of the same launch made, if it did."""
     launched = [run for run in find_runs(Path(outputs)) if (run / LAUNCH).is_file()]
     return newest(run for run in launched if (run / LAUNCH).read_text() == launch)
-
-
-def make_folder(cfg: TrainConfig, world: World, lock: ExitStack) -> Path:
-    """Make and lock the folder of a new run."""
-    folder = create_run_folder(cfg, world.launch)
-    lock.enter_context(locked(folder))
-    return folder
 
 
 def load_config(folder: Path, asked: TrainConfig, saved: Checkpoint | None) -> TrainConfig:
@@ -265,11 +253,8 @@ def restore(run: Run, saved: Checkpoint) -> None:
         UserError: It belongs to another network or data set, or holds no state to resume from.
     """
     path = f"resume={run.folder / LAST}"
-    if not saved.training:
-        raise UserError(f"{path}: holds a network, but not the state of its training")
-    network: ModelConfig = from_mapping(ModelConfig, saved.model_config)
     for part, own, here in (
-        ("model", dataclasses.asdict(network), dataclasses.asdict(run.cfg.model)),
+        ("model", saved.model_config, dataclasses.asdict(run.cfg.model)),
         ("data", saved.data, describe_data(run)),
     ):
         for key, value in here.items():

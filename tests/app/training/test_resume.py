@@ -199,7 +199,7 @@ def test_another_kind_of_run_is_refused(cfg, stopped, monkeypatch, change, messa
         (lambda c: c.model_config.update(conv="depthwise"), "its contents do not fit"),
         (lambda c: c.data.update(name="kmnist"), "is of data.name=kmnist, here it is mnist"),
         (lambda c: c.data.update(mean=0.5), "is of data.mean=0.5, here it is"),
-        (lambda c: c.training.clear(), "holds a network, but not the state of its training"),
+        (lambda c: c.training.clear(), "its contents do not fit: 'state'"),
         (lambda c: c.training.pop("step"), "its contents do not fit: 'step'"),
         (lambda c: c.training["state"].pop("average"), "its contents do not fit: 'average'"),
     ],
@@ -224,7 +224,7 @@ def test_a_run_that_has_lost_its_last_checkpoint_keeps_its_best(cfg, stopped):
     best.metrics["epoch"] = 2
     save_checkpoint(stopped / "best.pt", best)
     before = {path: path.read_bytes() for path in stopped.iterdir() if path.is_file()}
-    with pytest.raises(UserError, match=r"its last\.pt is gone, .*; its best network is in best"):
+    with pytest.raises(UserError, match=r"its last\.pt is gone; its best network is in best"):
         train(dataclasses.replace(cfg, resume="latest"))
     assert {path: path.read_bytes() for path in stopped.iterdir() if path.is_file()} == before
 
