@@ -13,7 +13,6 @@ from torch import Tensor
 from app.config.errors import UserError
 from app.config.schema import DataConfig, from_mapping
 from app.data.transforms import normalize
-from app.runs.folder import find_newest
 
 IMAGE, PIXELS = "image", "pixels"  # the input: normalised, or raw with `preprocess`
 LOGITS, PROBABILITIES, CLASS = "logits", "probabilities", "class"  # the outputs
@@ -98,18 +97,6 @@ def onnx_predictor(
     except (KeyError, TypeError, ValueError, UserError) as error:
         reason = f"no {error} in its metadata" if isinstance(error, KeyError) else error
         raise ValueError(f"not a network of `python -m app.export_onnx`: {reason}") from error
-
-
-def find_exported(outputs: str | Path) -> Path:
-    """Return the newest `model.onnx` anywhere under `outputs`.
-
-    Raises:
-        UserError: There is none.
-    """
-    newest = find_newest(outputs, "model.onnx")
-    if newest is None:
-        raise UserError(f"no model.onnx under {outputs}/: {EXPORT}")
-    return newest
 
 
 def open_session(

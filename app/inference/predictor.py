@@ -103,9 +103,9 @@ def load_predictor(
         UserError: There is none, the file cannot be used, or the device is not there.
     """
     if runtime == "onnx":
-        from app.inference.onnx_runtime import find_exported, load_onnx  # late: loading it is slow
+        from app.inference.onnx_runtime import load_onnx  # late: loading it is slow
 
-        return load_onnx(path or find_exported(outputs), device)
+        return load_onnx(path or find_checkpoint(outputs, "model.onnx"), device)
     return load_torch(path or find_checkpoint(outputs), pick_device(device))
 
 

@@ -23,6 +23,10 @@ OVERRIDES = Path(".hydra", "overrides.yaml")
 LAUNCH = Path(".hydra", "launch")  # identifies the torchrun launch that made the folder
 LOCK = Path(".hydra", "lock")
 SUMMARY = "summary.json"
+COMMANDS = {
+    "best.pt": "train one with `python -m app.train`",
+    "model.onnx": "export one with `python -m app.export_onnx`",
+}
 RESULTS = ("test_accuracy", "val_accuracy", "parameters", "training_seconds", "images_per_second")
 FREE = ("resume", "data.root", "device", "outputs")  # do not make another kind of run
 
@@ -105,29 +109,15 @@ def find_run(resume: str, outputs: str) -> Path:
     return folder
 
 
-def find_checkpoint(outputs: str | Path = "outputs") -> Path:
-    """Return the `best.pt` of the newest run under `outputs` that has one.
-
-    Raises:
-        UserError: There is none.
-    """
-    best = find_newest(outputs, "best.pt")
-    if best is None:
-        raise UserError(
-            f"no run under {outputs}/ has a best.pt: train one with `python -m app.train`"
-        )
-    return best
-
-
-def find_newest(outputs: str | Path, name: str) -> Path | None:
-    """Return the file `name` of the newest run under `outputs` that has one; None: none has.
+def find_checkpoint(outputs: str | Path = "outputs", name: str = "best.pt") -> Path:
+    """Return the file `name` of the newest run under `outputs` that has one.
 
     The newest run is the one that was started last; files outside of run folders come after all
     runs, the newest file first. A line on stderr names the run if it is not finished, or if a newer
     one has no such file.
 
     Raises:
-        UserError: `outputs` cannot be read.
+        UserError: None has one, or `outputs` cannot be read.
     """
     root = Path(outputs)
     try:
@@ -136,7 +126,7 @@ def find_newest(outputs: str | Path, name: str) -> Path | None:
     except OSError as error:
         raise UserError(f"outputs={outputs}: {error.strerror}") from error
     if not files:
-        return None
+        raise UserError(f"no run under {outputs}/ has a {name}: {COMMANDS[name]}")
     folder = max(files, key=lambda path: (started(path), files[path]))
     status = status_of(read_summary(folder)) if folder in runs else "finished"
     told = f"using {folder / name} ({status})"

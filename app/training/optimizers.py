@@ -29,11 +29,6 @@ class Optimizer:
         """Return the state by name, without copying its tensors."""
         raise NotImplementedError
 
-    def load_state_dict(self, state: dict[str, list[Tensor]]) -> None:
-        """Copy the values of a `state_dict` in place."""
-        for name, tensors in self.state_dict().items():
-            copy_into(tensors, state[name])
-
     def gradients(self) -> list[Tensor]:
         """Return the gradients of the parameters."""
         return [parameter.grad for parameter in self.parameters]  # type: ignore[misc]
@@ -217,10 +212,6 @@ class LossScale:
     def state_dict(self) -> dict[str, list[Tensor]]:
         """Return the state, without copying its tensors."""
         return {"scale": [self.scale, self.growth]}
-
-    def load_state_dict(self, state: dict[str, list[Tensor]]) -> None:
-        """Copy the values of a `state_dict` in place."""
-        copy_into(self.state_dict()["scale"], state["scale"])
 
 
 @torch.no_grad()

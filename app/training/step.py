@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only, tree_structure
 
 from app.config.schema import AugmentConfig, TrainConfig
 from app.data.datasets import Dataset
@@ -194,17 +194,15 @@ class TrainStep:
         return tree_map_only(Tensor, _to_cpu, self._state())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Copy a `state_dict` in place.
+        """Copy a `state_dict` in place: weights keep their memory format, as sums depend on it.
 
         Raises:
-            KeyError, RuntimeError, ValueError: It belongs to another network or optimiser.
+            ValueError, RuntimeError: It belongs to another network or optimiser.
         """
-        _load(self.model, state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self.average is not None:
-            _load(self.average, state["average"])
-        if self.loss_scale is not None:
-            self.loss_scale.load_state_dict(state["loss_scale"])
+        own = self._state()
+        if tree_structure(own) != tree_structure(state):
+            raise ValueError("the state of another network or optimiser")
+        copy_into(tree_leaves(own), tree_leaves(state))
 
     def _state(self) -> dict[str, Any]:
         state: dict[str, Any] = {
@@ -220,9 +218,3 @@ class TrainStep:
 
 def _to_cpu(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-
-
-def _load(model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Copy in place: the weights keep their memory format, which the order of sums depends on."""
-    own = model.state_dict()
-    copy_into(list(own.values()), [state[name] for name in own])

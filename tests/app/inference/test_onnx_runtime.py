@@ -151,7 +151,7 @@ def test_damaged_files_are_refused(exported, content):
 
 def test_missing_files_and_devices_are_refused(tmp_path, exported):
     for checkpoint, device, says in (
-        (None, "cpu", f"no model.onnx under {tmp_path}/none/: export one with `python -m app.e"),
+        (None, "cpu", f"no run under {tmp_path}/none/ has a model.onnx: export one with `python"),
         ("none.onnx", "cpu", "checkpoint=none.onnx: No such file or directory: export"),
         (
             str(tmp_path),

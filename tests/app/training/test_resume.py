@@ -201,7 +201,10 @@ def test_another_kind_of_run_is_refused(cfg, stopped, monkeypatch, change, messa
         (lambda c: c.data.update(mean=0.5), "is of data.mean=0.5, here it is"),
         (lambda c: c.training.clear(), "its contents do not fit: 'state'"),
         (lambda c: c.training.pop("step"), "its contents do not fit: 'step'"),
-        (lambda c: c.training["state"].pop("average"), "its contents do not fit: 'average'"),
+        (
+            lambda c: c.training["state"].pop("average"),
+            "the state of another network",
+        ),
     ],
     ids=["architecture", "data", "pixels", "no-training", "no-step", "no-average"],
 )
