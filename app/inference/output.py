@@ -45,11 +45,9 @@ def predict_test_images(predictor: Predictor, cfg: PredictConfig) -> None:
     instead = f" (instead of {predictor.fallback_from})" if predictor.fallback_from else ""
     accuracy = f"{predictor.dataset}{instead} test: {accuracy_line(predictions)}"
     table = to_csv(predictions)
-    text = {
-        "csv": lambda: table,
-        "json": lambda: to_json(predictions, predictor.dataset) + "\n",
-        "table": lambda: f"{accuracy}\n\n{format_confusion(predictions)}\n\n",
-    }[cfg.format]()
+    text = f"{accuracy}\n\n{format_confusion(predictions)}\n\n"
+    if cfg.format != "table":
+        text = table if cfg.format == "csv" else to_json(predictions, predictor.dataset) + "\n"
     picture = draw_predictions(predictions, split.images, accuracy)
     files = {"predictions.csv": table.encode(), "predictions.png": picture}
     log = sys.stdout if cfg.format == "table" else sys.stderr  # the others are for programs
