@@ -52,7 +52,7 @@ def draw_confusion(predictions: Predictions) -> Picture:
     side = 1.6 + 0.46 * len(names)
     figure = _figure(side, side + 0.3)
     axes = figure.add_subplot()
-    darkest = 1.3 * max(MANY, wrong.max()) ** 0.5  # not too dark for the numbers
+    darkest = 1.7 * max(MANY, wrong.max()) ** 0.5  # not too dark for the numbers
     axes.imshow(np.sqrt(wrong), cmap="Reds", vmin=0, vmax=darkest)
     for (row, column), count in np.ndenumerate(counts):
         if count:
