@@ -22,10 +22,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from app.config.errors import RunError, UserError, exit_codes, explain
+from app.config.errors import UserError, exit_codes, explain
 from app.config.schema import SettingError, from_mapping
 
-__all__ = ["RunError", "UserError", "hydra_main", "typed_overrides"]
 T = TypeVar("T")
 PATHS = ("checkpoint", "data.root", "file", "input", "outputs", "resume")
 SPECIAL = re.compile(r"[^\w\s/.$%*@?|:+-]", re.ASCII)  # needs quotes in Hydra's grammar
