@@ -22,10 +22,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from app.config.errors import RunError, UserError, exit_codes, explain
+from app.config.errors import UserError, exit_codes, explain
 from app.config.schema import SettingError, from_mapping
 
-__all__ = ["RunError", "UserError", "hydra_main", "typed_overrides"]
 T = TypeVar("T")
 PATHS = ("checkpoint", "data.root", "file", "input", "outputs", "resume")
 SPECIAL = re.compile(r"[^\w\s/.$%*@?|:+-]", re.ASCII)  # needs quotes in Hydra's grammar
@@ -34,14 +33,10 @@ SPECIAL = re.compile(r"[^\w\s/.$%*@?|:+-]", re.ASCII)  # needs quotes in Hydra's
 def hydra_main(
     config_name: str, schema: type[T]
 ) -> Callable[[Callable[[T], Any]], Callable[[], None]]:
-    """Decorate a command, so that it is called with a checked `schema` object.
+    """Decorate a command: call it with conf/<config_name>.yaml and the command line as a `schema`.
 
-    Composes conf/<config_name>.yaml with the command line. Errors and exit codes are those of
-    `exit_codes`; `HYDRA_FULL_ERROR=1` adds the traceback. SIGTERM acts as Ctrl-C.
-
-    Args:
-        config_name: The primary configuration.
-        schema: The dataclass that it must satisfy.
+    Errors and exit codes are those of `exit_codes`; `HYDRA_FULL_ERROR=1` adds the traceback.
+    SIGTERM acts as Ctrl-C.
     """
 
     def decorate(task: Callable[[T], Any]) -> Callable[[], None]:

@@ -60,11 +60,7 @@ class CpuThreads:
 
     Threads wait for one another after each operation; where another process holds a core, fewer are
     faster. The number changes the order of sums and so the last bits of a training. A user's
-    OMP_NUM_THREADS is kept.
-
-    Args:
-        device: The device of the training; on a GPU nothing is adapted.
-        before: Number of threads to go on with; 0: probe.
+    OMP_NUM_THREADS is kept. A resumed training begins with as many as `before`; 0: probe.
     """
 
     def __init__(self, device: torch.device, before: int = 0) -> None:

@@ -41,10 +41,8 @@ def explain(error: Exception) -> Exception:
 def exit_codes(full_error: bool = False) -> Iterator[None]:
     """End the command with a line on stderr and an exit code for whatever is raised inside.
 
-    2 wrong usage, 1 failure, 130 interrupted, 141 output pipe closed.
-
-    Args:
-        full_error: Print the traceback of every error, not only of unexpected ones.
+    2 wrong usage, 1 failure, 130 interrupted, 141 output pipe closed. `full_error` prints the
+    traceback of every error, not only of unexpected ones.
     """
     try:
         yield

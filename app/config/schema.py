@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import (
     AfterValidator,
-    BeforeValidator,
     ConfigDict,
     Field,
     StrictBool,
@@ -20,7 +19,7 @@ from pydantic.dataclasses import dataclass
 from app.config.errors import UserError
 
 T = TypeVar("T")
-DATASETS = ("mnist", "fashion_mnist", "kmnist", "qmnist", "digits")
+DatasetName = Literal["mnist", "fashion_mnist", "kmnist", "qmnist", "digits"]
 FORBID = ConfigDict(extra="forbid")
 
 
@@ -36,19 +35,8 @@ def _device(value: str) -> str:
     return value
 
 
-def _dataset(value: str) -> str:
-    if value not in DATASETS:
-        raise ValueError(f"Input should be one of {', '.join(DATASETS)}")
-    return value
-
-
-DatasetName = Annotated[str, AfterValidator(_dataset)]
 # Hydra parses outputs=2026 as a number
-Path = Annotated[
-    str,
-    BeforeValidator(lambda value: str(value) if type(value) in (int, float) else value),
-    AfterValidator(_path),
-]
+Path = Annotated[str, Field(coerce_numbers_to_str=True), AfterValidator(_path)]
 Count = Annotated[int, Field(strict=True, ge=1)]
 Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
@@ -84,6 +72,11 @@ def choices_of(network: str) -> tuple[str, ...]:
     """Return the keys of `model` that a network has."""
     keys = (item.name for item in dataclasses.fields(NETWORKS[network]))
     return tuple(key for key in keys if key != "name")
+
+
+def foreign_choices(network: str) -> set[str]:
+    """Return the keys of `model` that only other networks have; old run folders hold them."""
+    return {key for other in NETWORKS for key in choices_of(other)} - {*choices_of(network)}
 
 
 @dataclass(config=FORBID)
@@ -228,15 +221,10 @@ class SettingError(UserError):
 
 
 def from_mapping(schema: type[T] | Any, values: Mapping[str, Any], prefix: str = "") -> T:
-    """Build `schema` from nested plain values and check each of them.
-
-    Args:
-        schema: One of the types above.
-        values: Values by key; a key that is left out keeps its default.
-        prefix: Dotted path of `values`, for messages.
+    """Build `schema` from nested plain values; a key that is left out keeps its default.
 
     Raises:
-        SettingError: A key is unknown or a value is not allowed.
+        SettingError: A key is unknown or a value is not allowed; `prefix` is put before its key.
     """
     try:
         return cast(T, TypeAdapter(schema).validate_python(values))

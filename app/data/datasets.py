@@ -1,9 +1,8 @@
 """Data sets: download or read them, split off the validation images, fall back to digits."""
 
 import math
-import socket
+import subprocess
 import sys
-import threading
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,10 +14,25 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from app.config.errors import UserError
-from app.config.schema import DataConfig
+from app.config.schema import DataConfig, from_mapping
 
-FIRST_BYTE = 8.0  # seconds until the first byte of a download, name resolution included
+FIRST_BYTE = 6.0  # seconds until the first byte of a download, name resolution included
 STALLED = 10.0  # seconds without a byte after which a download has failed
+# A process, because a thread that waits for the network cannot be ended. Prints why it failed.
+FETCH = """
+import socket, sys
+from torchvision import datasets
+
+name, root, stalled = sys.argv[1:]
+socket.setdefaulttimeout(float(stalled))
+print(flush=True)  # imported
+try:
+    for train in (True, False):
+        getattr(datasets, name)(root, train=train, download=True)
+except Exception as error:
+    print(*str(error).split())
+    sys.exit(1)
+"""
 
 
 @dataclass
@@ -166,7 +180,7 @@ def load_test_split(name: str, root: str) -> Split:
         UserError: A file is damaged, or the data cannot be had.
     """
     try:
-        return load_split(DataConfig(root or ".", name), train=False)
+        return load_split(from_mapping(DataConfig, {"root": root, "name": name}), train=False)
     except DownloadError as error:
         raise UserError(f"data.root={root}: {error}; put the files there") from error
 
@@ -174,43 +188,37 @@ def load_test_split(name: str, root: str) -> Split:
 def download(name: str, root: Path) -> None:
     """Download torchvision's data set `name` to `root`, with its progress on stderr.
 
-    Archives that are there and whole are not fetched again. The thread bounds what a socket's
-    timeout does not: name resolution, and a timeout for each address of each mirror.
+    Archives that are there and whole are not fetched again.
 
     Raises:
         DownloadError: There is no network, or the transfer failed.
         UserError: `root` cannot be written.
     """
-    from torchvision import datasets  # slow to import, and only needed here
-
-    folder, failures = root / name / "raw", list[Exception]()
+    folder = root / name / "raw"
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    before, timeout = _sizes(folder), socket.getdefaulttimeout()
-
-    def fetch() -> None:
-        try:
-            for train in (True, False):
-                getattr(datasets, name)(root, train=train, download=True)
-        except Exception as error:  # reported below
-            failures.append(error)
-
-    socket.setdefaulttimeout(STALLED)
     try:
-        worker = threading.Thread(target=fetch, daemon=True)
-        worker.start()
-        worker.join(FIRST_BYTE)
-        if worker.is_alive() and _sizes(folder) == before:
-            raise DownloadError(f"no answer within {FIRST_BYTE:.0f} s")
-        worker.join()
-    finally:
-        socket.setdefaulttimeout(timeout)
-        for path in missing:  # made by torchvision; kept where there is something in it
-            with suppress(OSError):
-                path.rmdir()
-    for error in failures:
-        if isinstance(error, PermissionError | NotADirectoryError | FileExistsError):
-            raise UserError(f"data.root={root}: cannot be written: {error.strerror}") from error
-        raise DownloadError(" ".join(str(error).split())) from error
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"data.root={root}: cannot be written: {error.strerror}") from error
+    before, command = _sizes(folder), [sys.executable, "-c", FETCH, name, str(root), str(STALLED)]
+    with subprocess.Popen(
+        command, bufsize=0, stdout=subprocess.PIPE, start_new_session=True
+    ) as process:
+        assert process.stdout
+        try:
+            process.stdout.readline()
+            reason, _ = process.communicate(timeout=FIRST_BYTE)
+        except subprocess.TimeoutExpired as error:
+            if _sizes(folder) == before:
+                raise DownloadError(f"no answer within {FIRST_BYTE:.0f} s") from error
+            reason, _ = process.communicate()
+        finally:
+            process.kill()
+            for path in missing:  # kept where there is something in it
+                with suppress(OSError):
+                    path.rmdir()
+    if process.returncode:
+        raise DownloadError(reason.decode().strip())
 
 
 def _sizes(folder: Path) -> set[tuple[Path, int]]:
@@ -227,15 +235,17 @@ def _mean_std(images: Tensor) -> tuple[float, float]:
 
 
 def _read_split(folder: Path, images_file: str, labels_file: str) -> Split:
-    images = torch.from_numpy(_read_idx(folder / images_file)).unsqueeze(1)
-    labels = torch.from_numpy(_read_idx(folder / labels_file).astype(np.int64))
+    images = _read_idx(folder / images_file)
+    labels = _read_idx(folder / labels_file).astype(np.int64)
     labels = labels[:, 0] if labels.ndim == 2 else labels  # QMNIST: the class, then its origins
-    if images.shape != (len(labels), 1, 28, 28) or not 0 <= labels.min() <= labels.max() <= 9:
+    pixels = images.dtype == np.uint8 and images.shape == (labels.size, 28, 28)
+    classes = labels.ndim == 1 and labels.size and np.isin(labels, range(10)).all()
+    if not (pixels and classes):
         raise UserError(
             f"{folder}: {images_file} and {labels_file} do not belong together: "
             "delete both and run again"
         )
-    return Split(images, labels)
+    return Split(torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels))
 
 
 def _read_idx(path: Path) -> np.ndarray[Any, Any]:

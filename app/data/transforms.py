@@ -17,14 +17,9 @@ def normalize(images: Tensor, mean: float, std: float) -> Tensor:
 def draw_affine(count: int, size: int, cfg: AugmentConfig, generator: torch.Generator) -> Tensor:
     """Draw random affine maps from output to input coordinates: float32 [count, 2, 3].
 
-    Each is a rotation, a shear, a uniform scaling and a shift, all drawn uniformly between minus
-    and plus the limits in `cfg`, in the coordinates of `affine_grid`, -1 to 1.
-
-    Args:
-        count: Number of maps.
-        size: Pixels a side.
-        cfg: Largest distortions.
-        generator: Random numbers, on the CPU: the same for every device.
+    Each is a rotation, a shear, a uniform scaling and a shift, drawn uniformly between minus and
+    plus the limits in `cfg` for images of `size` pixels a side, in the coordinates of
+    `affine_grid`, -1 to 1. `generator` is on the CPU: the same numbers for every device.
     """
     angle, shear, scale, x, y = torch.rand(5, count, generator=generator) * 2 - 1
     angle = angle * math.radians(cfg.rotation)

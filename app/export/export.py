@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +16,7 @@ from app.config.errors import UserError
 from app.config.schema import ExportConfig
 from app.data.datasets import Split, load_test_split
 from app.data.transforms import normalize
-from app.export.graph import build_graph, exporter, newest_opset
+from app.export.graph import build_graph, newest_opset
 from app.export.model_card import write_card
 from app.export.parity import check_parity, compare
 from app.export.quantize import quantize
@@ -26,11 +25,6 @@ from app.inference.onnx_runtime import RUNTIME, onnx_predictor
 from app.inference.predictor import TorchPredictor, load_data, load_torch
 from app.runs.files import write_atomically
 from app.runs.folder import find_checkpoint
-
-EXPORTERS = {
-    "symbolic": "torch.onnx.export(dynamo=False)",
-    "dynamo": "torch.onnx.export(dynamo=True)",
-}
 
 
 def export(cfg: ExportConfig) -> None:
@@ -44,7 +38,6 @@ def export(cfg: ExportConfig) -> None:
     original = load_torch(cfg.checkpoint or find_checkpoint(cfg.outputs))
     path = output_path(cfg, original)
     test = load_test_split(original.dataset, cfg.data.root)
-    print(f"exporter={exporter(cfg)}: {EXPORTERS[exporter(cfg)]}")
     if cfg.layout == "both":
         _export_file(replace(cfg, layout="function", web=False), path, original, test)
         cfg, path = replace(cfg, layout="standard"), path.with_stem(f"{path.stem}-standard")
@@ -59,20 +52,13 @@ def _export_file(cfg: ExportConfig, path: Path, original: TorchPredictor, test: 
             images = load_data(original.checkpoint, cfg.data.root).val.images
             images = images if cfg.preprocess else normalize(images, *original.normalization)
             model = quantize(model, images)
-    rejected = path.with_name(path.name + ".rejected")
-    try:
-        model = check(model)
-        exported = onnx_predictor(model.SerializeToString(), path.parent)
-        parity = compare(exported, original, test)
-        check_parity(parity, exact=cfg.precision == "fp32" and cfg.quantize is None)
-    except Exception:
-        write_atomically(rejected, model.SerializeToString())
-        print(f"the rejected model is kept as {rejected}", file=sys.stderr)
-        raise
+    model = check(model)
+    exported = onnx_predictor(model.SerializeToString(), path.parent)
+    parity = compare(exported, original, test)
+    check_parity(parity, exact=cfg.precision == "fp32" and cfg.quantize is None)
     model.metadata_props.add(key="test_accuracy", value=json.dumps(parity.accuracy))
     content = model.SerializeToString(deterministic=True)
     write_atomically(path, content)
-    rejected.unlink(missing_ok=True)
     card = path.with_suffix(".md")
     write_atomically(card, write_card(path.name, content, original, cfg, parity).encode())
     print("onnx checker, shape inference: passed")
@@ -114,14 +100,7 @@ def output_path(cfg: ExportConfig, original: TorchPredictor) -> Path:
 
 
 def check(model: ModelProto) -> ModelProto:
-    """Run onnx's checker and strict shape inference.
-
-    Returns:
-        The model with the shape of every value.
-
-    Raises:
-        ValidationError, InferenceError: onnx's, for a broken rule.
-    """
+    """Run onnx's checker and strict shape inference; return the model with every value's shape."""
     del model.graph.value_info[:]  # torch's guesses; strict inference must do without
     model = infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
     onnx.checker.check_model(model, full_check=True)

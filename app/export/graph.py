@@ -5,10 +5,8 @@ import dataclasses
 import functools
 import json
 import platform
-import subprocess
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import onnx
 import torch
@@ -28,13 +26,9 @@ EXPORT_KEYS = ("exporter", "layout", "opset", "preprocess", "postprocess", "prec
 
 
 class Deployment(nn.Module):
-    """A network with optional normalisation and softmax; inputs and outputs stay float32.
+    """A network float32 [N, 1, H, W] to logits, with normalisation and softmax as `cfg` says.
 
-    Args:
-        network: float32 [N, 1, H, W] in, logits [N, classes] out.
-        mean: Mean of the training pixels in [0, 1].
-        std: Standard deviation of the training pixels.
-        cfg: Its `preprocess`, `postprocess` and `precision`.
+    Inputs and outputs stay float32; `mean` and `std` are those of the training pixels in [0, 1].
     """
 
     def __init__(self, network: nn.Module, mean: float, std: float, cfg: ExportConfig) -> None:
@@ -148,7 +142,6 @@ def _metadata(original: TorchPredictor, cfg: ExportConfig) -> dict[str, str]:
         "std": mean_std[1],
         "model": {key: kind[key] for key in ("name", *choices_of(original.config.name))},
         "export": {key: settings[key] for key in EXPORT_KEYS},
-        "revision": _git_revision(),
         "versions": original.checkpoint.versions | versions,
     }
     return {
@@ -156,18 +149,3 @@ def _metadata(original: TorchPredictor, cfg: ExportConfig) -> dict[str, str]:
         for key, value in values.items()
         if value is not None
     }
-
-
-def _git_revision() -> str | None:
-    """Return the git commit of this program, `-dirty` where changed; None without git."""
-    root = Path(__file__).parents[2]
-    if not (root / ".git").exists():
-        return None
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        done = subprocess.run(
-            command, cwd=root, capture_output=True, text=True, check=True, timeout=10
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()

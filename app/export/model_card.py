@@ -29,15 +29,7 @@ BUDGET_S = 0.3  # for each measurement
 def write_card(
     name: str, content: bytes, original: TorchPredictor, cfg: ExportConfig, parity: Parity
 ) -> str:
-    """Return the model card as Markdown.
-
-    Args:
-        name: Name of the exported file.
-        content: Content of the exported file.
-        original: The exported checkpoint.
-        cfg: Settings of the export.
-        parity: Result of the comparison.
-    """
+    """Return the model card of the exported file `name` as Markdown."""
     model = onnx.load_model_from_string(content)
     opset = ", ".join(f"{item.domain or 'ai.onnx'} {item.version}" for item in model.opset_import)
     latency = median_time(content, batch=1, threads=1)

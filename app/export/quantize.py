@@ -22,11 +22,8 @@ def quantize(model: ModelProto, images: Tensor) -> ModelProto:
 
     Layers that ONNX Runtime does not quantize, such as recurrent ones, store int8 weights and
     compute in float32. The others use 7 bits: processors without VNNI add pairs of 8-bit products
-    in 16 bits, which overflows (with 8 bits a network lost 24 points of accuracy on one).
-
-    Args:
-        model: Model in float32 and standard operators.
-        images: Calibration images as the model takes them: they set the activations' ranges.
+    in 16 bits, which overflows (with 8 bits a network lost 24 points of accuracy on one). The
+    calibration images, as the model takes them, set the ranges of the activations.
     """
     from onnxruntime import quantization as ort
 

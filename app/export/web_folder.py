@@ -14,13 +14,9 @@ RUNTIME_FILES = "ort.wasm.min.mjs ort-wasm-simd-threaded.mjs ort-wasm-simd-threa
 
 
 def write_web_folder(folder: Path, content: bytes, network: OnnxPredictor, runtime: str) -> None:
-    """Write the folder.
+    """Write the folder with the exported model `content`, which `network` has loaded.
 
-    Args:
-        folder: Made where it is missing.
-        content: The exported model.
-        network: The same, loaded.
-        runtime: Where the page finds onnxruntime-web: an address, or a path relative to the page.
+    `runtime` is where the page finds onnxruntime-web: an address, or a path relative to the page.
 
     Raises:
         WriteError: A file cannot be written.

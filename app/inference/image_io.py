@@ -21,26 +21,19 @@ STANDARD_INPUT = "-"
 def read_pictures(input: str) -> Iterator[tuple[str, Gray]]:
     """Read the pictures that `input` names: (name, shades of gray) each.
 
-    Args:
-        input: A file, a folder or a glob pattern; or `-` for standard input: one picture, or a
-            name a line.
+    A file, a folder or a glob pattern; or `-` for standard input: one picture, or a name a line.
 
     Raises:
         UserError: There are none, or one of them cannot be read.
     """
     names = [input]
     if input == STANDARD_INPUT:
-        if sys.stdin is None:
-            raise UserError("input=-: standard input is closed")
         content = sys.stdin.buffer.read()
-        try:
-            names = [line for line in content.decode().splitlines() if line.strip()]
-            binary = "\0" in content.decode()
-        except UnicodeDecodeError:
-            binary = True
-        if binary:
+        text = content.decode(errors="ignore")
+        if text.encode() != content or "\0" in text:
             yield input, read_gray(io.BytesIO(content), input)
             return
+        names = [line for line in text.splitlines() if line.strip()]
         if not names:
             raise UserError("input=-: standard input is empty")
     for name in names:
@@ -51,32 +44,21 @@ def read_pictures(input: str) -> Iterator[tuple[str, Gray]]:
 def find_pictures(pattern: str) -> list[Path]:
     """List the picture files that a file name, a folder or a glob pattern names.
 
-    In a folder (without its sub-folders) and for a pattern, they are those with a suffix that
-    Pillow knows.
-
     Raises:
-        UserError: There are none.
+        UserError: There are none; of a folder (without sub-folders) and a pattern, none with a
+            suffix that Pillow knows.
     """
     path = Path(pattern)
-    try:
-        if path.is_file():
-            return [path]
-        if path.is_dir():
-            candidates, nothing = list(path.iterdir()), "no picture in this folder"
-        else:
-            names = glob.glob(pattern, recursive=True)  # noqa: PTH207 (Path.glob takes no absolute)
-            candidates = [Path(name) for name in names]
-            plain = not glob.has_magic(pattern)
-            nothing = "no such file or folder" if plain else "no picture matches"
-            if path.exists():
-                nothing = "not a file or folder"
-        known = Image.registered_extensions()
-        pictures = sorted(
-            file for file in candidates if file.suffix.lower() in known and file.is_file()
-        )
-    except OSError as error:
-        raise UserError(f"input={pattern}: {error.strerror}") from error
+    if path.is_file():
+        return [path]
+    names = glob.glob(pattern, recursive=True)  # noqa: PTH207 (Path.glob takes no absolute)
+    candidates = path.iterdir() if path.is_dir() else map(Path, names)
+    known = Image.registered_extensions()
+    pictures = sorted(
+        file for file in candidates if file.suffix.lower() in known and file.is_file()
+    )
     if not pictures:
+        nothing = "no picture in this folder" if path.is_dir() else "no such picture"
         raise UserError(f"input={pattern}: {nothing}")
     return pictures
 
@@ -87,12 +69,8 @@ def read_gray(file: Path | BinaryIO, name: str | None = None) -> Gray:
     Transparent pixels become background: the median shade of the opaque ones or, where most of
     the picture is transparent, the opposite of the drawing's shade.
 
-    Args:
-        file: The picture.
-        name: Name in error messages; None: the path.
-
     Raises:
-        UserError: Pillow cannot read the file.
+        UserError: Pillow cannot read the file; the message has `name` or the path.
     """
     try:
         with warnings.catch_warnings():

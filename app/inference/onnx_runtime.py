@@ -1,8 +1,6 @@
 """Exported networks in ONNX Runtime."""
 
-import functools
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +11,8 @@ import torch
 from torch import Tensor
 
 from app.config.errors import UserError
-from app.config.schema import DATASETS
+from app.config.schema import DataConfig, from_mapping
 from app.data.transforms import normalize
-from app.runs.folder import find_newest
 
 IMAGE, PIXELS = "image", "pixels"  # the input: normalised, or raw with `preprocess`
 LOGITS, PROBABILITIES, CLASS = "logits", "probabilities", "class"  # the outputs
@@ -50,12 +47,7 @@ class OnnxPredictor:
 
 
 def load_onnx(path: str | Path, device: str = "cpu", threads: int = ALL_THREADS) -> OnnxPredictor:
-    """Load a file that `python -m app.export_onnx` wrote.
-
-    Args:
-        path: The file, or a run folder for its `model.onnx`.
-        device: As for `open_session`.
-        threads: On the CPU.
+    """Load a file that `python -m app.export_onnx` wrote; of a run folder its `model.onnx`.
 
     Raises:
         UserError: The file is missing, damaged, too new for this ONNX Runtime, or no export of
@@ -75,13 +67,14 @@ def load_onnx(path: str | Path, device: str = "cpu", threads: int = ALL_THREADS)
     except UserError:
         raise
     except Exception as error:  # ONNX Runtime has a type for every way to be damaged
-        raise UserError(f"checkpoint={path}: {_reason(error)}") from error
+        reason = " ".join(str(error).split())
+        raise UserError(f"checkpoint={path}: {RUNTIME} cannot load it: {reason}") from error
 
 
 def onnx_predictor(
     content: bytes, folder: Path, device: str = "cpu", threads: int = ALL_THREADS
 ) -> OnnxPredictor:
-    """Return the predictor of an exported file's `content`; arguments as for `load_onnx`.
+    """Return the predictor of an exported file's `content`.
 
     Raises:
         ValueError: The metadata is missing or damaged: not an export of this program.
@@ -90,8 +83,7 @@ def onnx_predictor(
     session = open_session(content, device, threads)
     metadata = session.get_modelmeta().custom_metadata_map
     try:
-        if metadata["dataset"] not in DATASETS:
-            raise ValueError(f"unknown data set {metadata['dataset']}")
+        from_mapping(DataConfig, {"name": metadata["dataset"]}, "data.")
         return OnnxPredictor(
             folder=folder,
             dataset=metadata["dataset"],
@@ -102,32 +94,15 @@ def onnx_predictor(
             std=float(metadata["std"]),
             session=session,
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, UserError) as error:
         reason = f"no {error} in its metadata" if isinstance(error, KeyError) else error
         raise ValueError(f"not a network of `python -m app.export_onnx`: {reason}") from error
-
-
-def find_exported(outputs: str | Path) -> Path:
-    """Return the newest `model.onnx` anywhere under `outputs`.
-
-    Raises:
-        UserError: There is none.
-    """
-    newest = find_newest(outputs, "model.onnx")
-    if newest is None:
-        raise UserError(f"no model.onnx under {outputs}/: {EXPORT}")
-    return newest
 
 
 def open_session(
     model: bytes, device: str = "cpu", threads: int = ALL_THREADS
 ) -> onnxruntime.InferenceSession:
-    """Load a model into ONNX Runtime.
-
-    Args:
-        model: Content of the file.
-        device: auto, cpu, cuda or cuda:N; auto is CUDA where this ONNX Runtime has it.
-        threads: On the CPU.
+    """Load a model into ONNX Runtime on device auto (CUDA where it has it), cpu, cuda or cuda:N.
 
     Raises:
         UserError: This ONNX Runtime has no such device.
@@ -142,27 +117,7 @@ def open_session(
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # errors come as exceptions
     options.intra_op_num_threads = threads
-    # Its own fallback to the CPU is announced on stdout, among the predictions.
-    create = functools.partial(onnxruntime.InferenceSession, model, options, enable_fallback=0)
-    try:
-        session = create(providers=providers)
-    except (ValueError, RuntimeError):
-        if device != "auto" or len(providers) == 1:
-            raise
-        session = create(providers=providers[1:])
+    session = onnxruntime.InferenceSession(model, options, providers=providers)
     if device.startswith("cuda") and "CUDAExecutionProvider" not in session.get_providers():
         raise UserError(f"device={device}: ONNX Runtime cannot use it, choose from auto, cpu")
     return session
-
-
-def _reason(error: Exception) -> str:
-    """Return ONNX Runtime's message in one line, without where in its sources it was raised."""
-    text = " ".join(str(error).split())
-    if "INVALID_PROTOBUF" in text or "No graph was found" in text:
-        return "damaged, or not an ONNX model"
-    if newer := re.search(r"Opset (\d+) is under development.* till opset (\d+)", text):
-        return f"written in opset {newer[1]}, this ONNX Runtime reads up to {newer[2]}"
-    if isinstance(error, ValueError):
-        return text
-    text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : (.*\.(cc|h):\d+ .*\) )?", "", text)
-    return f"{RUNTIME} cannot run it: {text}"

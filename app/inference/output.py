@@ -1,11 +1,8 @@
 """Logic of `python -m app.predict`: predictions as table, CSV, JSON and predictions.png."""
 
-import csv
-import io
 import json
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -19,7 +16,7 @@ from app.inference.plots import draw_predictions
 from app.inference.predictor import Predictor, load_predictor
 from app.inference.preprocess import SIDE, bright_on_black, frame
 from app.models import LEAST_SIDE
-from app.runs.files import print_and_write
+from app.runs.files import csv_text, write_atomically
 
 
 def predict(cfg: PredictConfig) -> None:
@@ -48,15 +45,16 @@ def predict_test_images(predictor: Predictor, cfg: PredictConfig) -> None:
     instead = f" (instead of {predictor.fallback_from})" if predictor.fallback_from else ""
     accuracy = f"{predictor.dataset}{instead} test: {accuracy_line(predictions)}"
     table = to_csv(predictions)
-    text = {
-        "csv": lambda: table,
-        "json": lambda: to_json(predictions, predictor.dataset) + "\n",
-        "table": lambda: f"{accuracy}\n\n{format_confusion(predictions)}\n\n",
-    }[cfg.format]()
+    text = f"{accuracy}\n\n{format_confusion(predictions)}\n\n"
+    if cfg.format != "table":
+        text = table if cfg.format == "csv" else to_json(predictions, predictor.dataset) + "\n"
     picture = draw_predictions(predictions, split.images, accuracy)
     files = {"predictions.csv": table.encode(), "predictions.png": picture}
     log = sys.stdout if cfg.format == "table" else sys.stderr  # the others are for programs
-    print_and_write(text, predictor.folder, files, log)
+    print(text, end="", flush=True)
+    for name, content in files.items():
+        write_atomically(predictor.folder / name, content)
+        print(f"wrote {predictor.folder / name}", file=log)
 
 
 def predict_pictures(predictor: Predictor, cfg: PredictConfig) -> None:
@@ -115,20 +113,16 @@ def format_confusion(predictions: Predictions) -> str:
 def format_pictures(
     names: Sequence[str], probabilities: Tensor, classes: list[str], format: str
 ) -> str:
-    """Return the predictions for pictures.
+    """Return the predictions for pictures as "table", "csv" (with a heading) or "json" (a list).
 
-    Args:
-        names: File names.
-        probabilities: float32 [N, classes].
-        classes: Class names.
-        format: "table", "csv" (with a heading) or "json" (a list, with all probabilities).
+    `probabilities` is float32 [N, classes]; JSON has all of them.
     """
     confidence, predicted = probabilities.max(1)
     labels = [classes[index] for index in predicted]
     rows = list(zip(names, labels, confidence.tolist(), strict=True))
     if format == "csv":
         text = ((name, label, f"{share:.6f}") for name, label, share in rows)
-        return _csv(("file", "predicted", "probability"), text)
+        return csv_text(("file", "predicted", "probability"), text)
     if format == "table":
         widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
         return "".join(
@@ -148,7 +142,7 @@ def to_csv(predictions: Predictions) -> str:
     names = predictions.classes
     columns = (predictions.labels, predictions.predicted, predictions.confidence)
     rows = zip(*(column.tolist() for column in columns), strict=True)
-    return _csv(
+    return csv_text(
         ("index", "label", "predicted", "probability"),
         (
             (index, names[label], names[predicted], f"{share:.6f}")
@@ -169,11 +163,3 @@ def to_json(predictions: Predictions, dataset: str) -> str:
         "confusion": predictions.confusion.tolist(),
     }
     return json.dumps(values, ensure_ascii=False)
-
-
-def _csv(heading: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(heading)
-    writer.writerows(rows)
-    return text.getvalue()

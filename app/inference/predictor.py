@@ -71,11 +71,7 @@ class TorchPredictor:
 
 
 def load_torch(path: str | Path, device: torch.device | str = "cpu") -> TorchPredictor:
-    """Load a checkpoint.
-
-    Args:
-        path: The file, or a run folder for its `best.pt`.
-        device: Where the network runs.
+    """Load a checkpoint; of a run folder its `best.pt`.
 
     Raises:
         UserError: The file is missing, damaged or no checkpoint.
@@ -101,21 +97,15 @@ def load_torch(path: str | Path, device: torch.device | str = "cpu") -> TorchPre
 def load_predictor(
     path: str | None, outputs: str = "outputs", runtime: str = "torch", device: str = "auto"
 ) -> Predictor:
-    """Load the network that a command's `checkpoint` names.
-
-    Args:
-        path: File or run folder; None: the newest run under `outputs` that has one.
-        outputs: Where runs are.
-        runtime: torch, or onnx for an exported file.
-        device: auto, cpu, cuda or cuda:N.
+    """Load the network that a command's `checkpoint` names; None: the newest run's under `outputs`.
 
     Raises:
         UserError: There is none, the file cannot be used, or the device is not there.
     """
     if runtime == "onnx":
-        from app.inference.onnx_runtime import find_exported, load_onnx  # late: loading it is slow
+        from app.inference.onnx_runtime import load_onnx  # late: loading it is slow
 
-        return load_onnx(path or find_exported(outputs), device)
+        return load_onnx(path or find_checkpoint(outputs, "model.onnx"), device)
     return load_torch(path or find_checkpoint(outputs), pick_device(device))
 
 
@@ -126,7 +116,8 @@ def load_data(checkpoint: Checkpoint, root: str) -> Dataset:
         UserError: The data is damaged, or not here and cannot be downloaded.
     """
     data = checkpoint.data
-    return load_dataset(DataConfig(root, data["name"], None, data["val_size"], data["split_seed"]))
+    values = {key: data[key] for key in ("name", "val_size", "split_seed")}
+    return load_dataset(from_mapping(DataConfig, {"root": root, "fallback": None, **values}))
 
 
 @torch.no_grad()

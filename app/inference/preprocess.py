@@ -26,12 +26,9 @@ DIGITS = ("mnist", "qmnist", "digits")  # data sets of digits
 
 
 def frame(picture: Gray, dataset: str, invert: bool | None = None) -> Tensor | None:
-    """Frame a picture as the images of a data set: digits as MNIST's, others as Fashion-MNIST's.
+    """Frame a picture [H, W] as the images of a data set: MNIST's, or Fashion-MNIST's.
 
-    Args:
-        picture: Shades of gray [H, W], of any size.
-        dataset: As in `DataConfig.name`.
-        invert: The ink is darker than its background; None: detect.
+    `invert` is whether the ink is darker than its background; None: detect.
 
     Returns:
         uint8 [1, 28, 28], bright on black; None for a blank picture.
@@ -43,12 +40,7 @@ def frame(picture: Gray, dataset: str, invert: bool | None = None) -> Tensor | N
 def bright_on_black(picture: Gray, invert: bool | None = None) -> Tensor | None:
     """Return a picture in its own size, uint8 [1, H, W], inverted where it is dark on light.
 
-    Args:
-        picture: Shades of gray [H, W], of any size.
-        invert: The ink is darker than its background; None: detect.
-
-    Returns:
-        None for a blank picture.
+    None for a blank picture.
     """
     if np.ptp(picture) < LEAST_CONTRAST:
         return None
@@ -72,22 +64,17 @@ def to_thumbnail(gray: Gray, invert: bool | None = None) -> Gray | None:
 
 
 def to_digit(gray: Gray, invert: bool | None = None) -> Gray | None:
-    """Find the digit in a picture; crop, scale and centre it as in MNIST.
+    """Find the digit in a picture; crop, scale and centre it as in MNIST: [28, 28].
 
-    Args:
-        gray: The picture [H, W], of any size.
-        invert: The ink is darker than its background; None: dark if the mean difference from the
-            paper is negative.
-
-    Returns:
-        [28, 28], bright ink on black; None for a blank picture.
+    With `invert=None` the ink is dark if its mean difference from the paper is negative. None for
+    a blank picture.
     """
     ink = _ink(_reduce(gray), invert)
     threshold = _otsu(ink)
     strokes = ink >= threshold
     if not strokes.any() or ink[strokes].mean() - ink[~strokes].mean() < LEAST_CONTRAST:
         return None
-    rows, columns = _extent(_without_specks(strokes))
+    ((rows, columns),) = ndimage.find_objects(_without_specks(strokes).astype(int))
     noise = float(np.percentile(ink[~strokes], 90))
     full = float(np.percentile(ink[strokes], 90))
     return _frame(np.clip((ink - noise) / (full - noise), 0, 1)[rows, columns])
@@ -149,11 +136,6 @@ def _without_specks(strokes: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return large[spots] if large.any() else strokes
 
 
-def _extent(strokes: NDArray[np.bool_]) -> tuple[slice, slice]:
-    y, x = np.nonzero(strokes)
-    return slice(y.min(), y.max() + 1), slice(x.min(), x.max() + 1)
-
-
 def _frame(ink: NDArray[np.float64]) -> Gray:
     """Scale a digit into the box and put its centre of mass into the centre."""
     image = _thicken(_fit(Image.fromarray((ink * 255).round().astype(np.uint8)), BOX * FINE))
@@ -179,9 +161,8 @@ def _fit(image: Image.Image, side: int, enlarge: bool = False) -> Image.Image:
 def _thicken(image: Image.Image) -> Image.Image:
     """Dilate strokes that would fade in the box: a thin pen on a large sheet."""
     scale = max(image.size) / BOX
-    strokes = np.pad(np.asarray(image) > 127, 1)
-    shifted = [np.roll(strokes, step, axis) for step in (-1, 1) for axis in (0, 1)]
-    edge = strokes & ~np.logical_and.reduce(shifted)
+    strokes = np.asarray(image) > 127
+    edge = strokes & ~ndimage.binary_erosion(strokes)
     width = 2 * strokes.sum() / max(1, edge.sum())  # a long stroke has two edges
     grow = int((LEAST_STROKE * scale - width) / 2)
     if grow < 1:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from app.config.errors import UserError
-from app.config.schema import NETWORKS, ModelConfig, choices_of, from_mapping
+from app.config.schema import DataConfig, ModelConfig, foreign_choices, from_mapping
 from app.models import build_model
 from app.runs.files import write_atomically
 
@@ -75,31 +75,21 @@ def save_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
 def load_checkpoint(path: str | Path, key: str = "checkpoint") -> Checkpoint:
     """Read a checkpoint, its tensors on the CPU; nothing in the file is executed.
 
-    Args:
-        path: The file, or a run folder for its `best.pt`.
-        key: The setting that names the file, for messages.
-
     Raises:
-        UserError: The file is missing, damaged, no checkpoint of this program, a newer one's, or
-            one whose parts do not fit together.
+        UserError: The file (of a run folder `best.pt`) is missing, damaged, no checkpoint of this
+            program, a newer one's, or its parts do not fit together; `key` names the setting.
     """
     path = Path(path)
-    try:
-        if path.is_dir():  # a run folder
-            path = path / "best.pt"
-        if not path.is_file():
-            raise UserError(f"{key}={path}: {'not a' if path.exists() else 'no such'} file")
-    except OSError as error:  # too long a name, say
-        raise UserError(f"{key}={path}: {error.strerror}") from error
+    path = path / "best.pt" if path.is_dir() else path
+    if not path.is_file():
+        raise UserError(f"{key}={path}: no such file")
     try:
         with zipfile.ZipFile(path) as archive:
             if damaged := archive.testzip():  # torch compares no checksums
                 raise zipfile.BadZipFile(damaged)
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load raises a different type for every way to be damaged
-        exported = path.suffix == ".onnx"
-        found = "an exported file, not a checkpoint" if exported else "damaged, or not a checkpoint"
-        raise UserError(f"{key}={path}: {found}") from error
+        raise UserError(f"{key}={path}: damaged, or not a checkpoint") from error
     names = [item.name for item in dataclasses.fields(Checkpoint)]
     if not isinstance(content, dict) or not isinstance(content.get("format"), int):
         raise UserError(f"{key}={path}: not a checkpoint of this program")
@@ -108,12 +98,8 @@ def load_checkpoint(path: str | Path, key: str = "checkpoint") -> Checkpoint:
             f"{key}={path}: has format {content['format']}, made by a newer version; "
             f"this one reads up to format {FORMAT}"
         )
-    content.setdefault("training", {})  # absent in the oldest files
-    missing = [name for name in names if name not in content]
-    if missing:
-        raise UserError(f"{key}={path}: not a checkpoint of this program (no {missing[0]!r})")
-    checkpoint = Checkpoint(**{name: content[name] for name in names})
     try:
+        checkpoint = Checkpoint(**{name: content[name] for name in names if name in content})
         checkpoint.model_config = _own_settings(checkpoint.model_config)
         _check(checkpoint)
     except (UserError, RuntimeError, TypeError, KeyError, AttributeError, ValueError) as error:
@@ -125,23 +111,20 @@ def load_checkpoint(path: str | Path, key: str = "checkpoint") -> Checkpoint:
 def _own_settings(model_config: dict[str, Any]) -> dict[str, Any]:
     """Drop the settings of other networks, which older checkpoints hold; add the name."""
     name = model_config.get("name", "lenet")
-    foreign = {key for network in NETWORKS for key in choices_of(network)} - {*choices_of(name)}
+    foreign = foreign_choices(name)
     return {k: v for k, v in model_config.items() if k not in foreign} | {"name": name}
 
 
 def _check(checkpoint: Checkpoint) -> None:
     """Raise an exception of any type if the parts do not make a usable network."""
     data = checkpoint.data
-    if not all(isinstance(name, str) for name in (data["name"], *data["classes"])):
-        raise ValueError("names of the data set and its classes must be text")
+    keys = {"name", "val_size", "split_seed"}
+    from_mapping(DataConfig, {key: data[key] for key in data if key in keys}, "data.")
+    if not all(isinstance(name, str) for name in data["classes"]):
+        raise ValueError("names of the classes must be text")
     if not (math.isfinite(data["mean"]) and math.isfinite(data["std"]) and data["std"] > 0):
         raise ValueError(f"mean {data['mean']} and std {data['std']} of the pixels")
     for name, tensor in checkpoint.model.items():
         if not tensor.isfinite().all():
             raise ValueError(f"{name} is not finite")
     assert checkpoint.network  # builds it
-
-
-def load_model(checkpoint: Checkpoint) -> nn.Module:
-    """Return the network of `checkpoint`, on the CPU, in evaluation mode; it is built once."""
-    return checkpoint.network

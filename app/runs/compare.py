@@ -1,9 +1,7 @@
 """Runs side by side for `python -m app.report`: a table over seeds, report.csv, report.png."""
 
-import csv
 import io
 import statistics
-import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,17 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from app.config.errors import UserError
-from app.config.schema import shown
-from app.runs.files import print_and_write
+from app.config.schema import foreign_choices, shown
+from app.runs.files import csv_text, write_atomically
 from app.runs.folder import (
     FREE,
     RESULTS,
     find_runs,
     flatten,
-    idle,
     newest,
     read_settings,
     read_summary,
+    started,
+    status_of,
 )
 
 UNGROUPED = ("seed", *FREE)  # settings that may differ within a group
@@ -37,7 +36,8 @@ class Entry:
 
     def setting(self, key: str) -> str:
         """Return a setting as typed; "" if the run's network lacks it."""
-        return "" if key in idle(self.settings) else shown(self.settings.get(key))
+        foreign = foreign_choices(self.settings.get("model.name", "lenet"))
+        return "" if key.removeprefix("model.") in foreign else shown(self.settings.get(key))
 
     def label(self, key: str) -> str:
         """Return a setting for the table, `key=value` with four digits; "" as in `setting`."""
@@ -47,8 +47,8 @@ class Entry:
 
     @property
     def status(self) -> str:
-        """`finished`, `failed`, `interrupted`, or `unfinished`: running or killed."""
-        return str(self.summary.get("status", "unfinished"))
+        """The status of the run."""
+        return status_of(self.summary)
 
 
 @dataclass
@@ -70,11 +70,9 @@ class Group:
 
 
 def report(folder: str, outputs: str = "outputs") -> None:
-    """Print the table of the runs under `folder`, and write `report.csv` and `report.png` there.
+    """Print the table of the runs under `folder`; write `report.csv` and `report.png` there.
 
-    Args:
-        folder: Run folder, or folder of runs at any depth; `latest`: the newest sweep or run.
-        outputs: Where `latest` looks.
+    `latest` is the newest sweep or run under `outputs`.
 
     Raises:
         UserError: There are no runs, or one of them cannot be read.
@@ -90,19 +88,17 @@ def report(folder: str, outputs: str = "outputs") -> None:
         if entry.status != "finished":
             error = entry.summary.get("error", "")
             lines.append(f"{entry.status}: {entry.folder}" + (f": {error}" if error else ""))
-    files = {"report.csv": to_csv(entries).encode(), "report.png": plot(groups)}
-    print_and_write("\n".join(lines) + "\n\n", root, files, sys.stdout)
+    print("\n".join(lines) + "\n", flush=True)
+    for name, content in (("report.csv", to_csv(entries).encode()), ("report.png", plot(groups))):
+        write_atomically(root / name, content)
+        print(f"wrote {root / name}")
 
 
 def find_entries(root: Path) -> list[Entry]:
-    """Read the runs at any depth under `root`, in natural order of their names: 9 before 10."""
-
-    def natural(path: Path) -> list[tuple[int, str]]:
-        return [(int(part), "") if part.isdigit() else (-1, part) for part in path.parts]
-
+    """Read the runs at any depth under `root`, in the order in which they were started."""
     return [
         Entry(path, flatten(read_settings(path)), read_summary(path))
-        for path in sorted(find_runs(root), key=natural)
+        for path in sorted(find_runs(root), key=started)
     ]
 
 
@@ -143,39 +139,28 @@ def table(groups: Sequence[Group]) -> str:
 
 def to_csv(entries: Sequence[Entry]) -> str:
     """Return a line a run: folder, varied settings, seed, status, measures, error."""
-    keys, text = [*_varied(entries), "seed"], io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["run", *keys, "status", *RESULTS, "error"])
+    keys, rows = [*_varied(entries), "seed"], []
     for entry in entries:
         settings = [entry.setting(key) for key in keys]
         results = [entry.summary.get(key, "") for key in (*RESULTS, "error")]
-        writer.writerow([entry.folder, *settings, entry.status, *results])
-    return text.getvalue()
+        rows.append([entry.folder, *settings, entry.status, *results])
+    return csv_text(["run", *keys, "status", *RESULTS, "error"], rows)
 
 
 def plot(groups: Sequence[Group]) -> bytes:
     """Return a PNG of each group's test accuracy: a dot a run, a bar for mean ± sd."""
     from matplotlib.figure import Figure
 
-    names = [textwrap.fill(item.name, 48) for item in groups]
-    lines = sum(1 + name.count("\n") for name in names)
-    height = 1.5 + 0.3 * len(groups) + 0.15 * lines
-    figure = Figure(figsize=(8, height), dpi=120, layout="constrained")
+    figure = Figure(figsize=(8, 1.5 + 0.45 * len(groups)), dpi=120, layout="constrained")
     axes = figure.add_subplot()
-    across = axes.get_yaxis_transform()  # x: share of the width, y: group
     for row, item in enumerate(groups):
         values = item.values("test_accuracy", 100)
-        if not values:
-            axes.text(0.5, row, item.status, color="C3", ha="center", va="center", transform=across)
-            continue
         if len(values) > 1:
             mean, deviation = statistics.mean(values), statistics.stdev(values)
             axes.errorbar(mean, row, xerr=deviation, fmt="|", color="0.6", capsize=4, ms=14)
         axes.plot(values, [row] * len(values), "o", color="C0", alpha=0.8, ms=5, mew=0, zorder=3)
-    axes.set_yticks(range(len(groups)), names)
+    axes.set_yticks(range(len(groups)), [textwrap.fill(item.name, 48) for item in groups])
     axes.set_ylim(len(groups) - 0.5, -0.5)
-    if not any(item.values("test_accuracy") for item in groups):
-        axes.set_xticks([])
     axes.ticklabel_format(axis="x", useOffset=False)
     axes.set_xlabel("test accuracy, %")
     runs = sum(len(item.entries) for item in groups)

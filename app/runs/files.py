@@ -1,11 +1,13 @@
-"""Atomic writes."""
+"""Atomic writes, and CSV."""
 
+import csv
+import io
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TextIO
+from typing import Any
 
 from app.config.errors import WriteError
 
@@ -41,31 +43,18 @@ def remove_temporaries(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename in `folder` survive a power failure (POSIX only)."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def print_and_write(text: str, folder: Path, files: Mapping[str, bytes], told: TextIO) -> None:
-    """Print a text, then write files, also where the output pipe is closed.
-
-    Args:
-        text: Text for stdout.
-        folder: Folder of the files.
-        files: Contents by name.
-        told: Stream that names the written files.
-
-    Raises:
-        WriteError: A file cannot be written; the text has been printed.
-    """
+    """Make a rename in `folder` survive a power failure."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        print(text, end="", flush=True)
+        os.fsync(descriptor)
     finally:
-        for name, content in files.items():
-            write_atomically(folder / name, content)
-    for name in files:
-        print(f"wrote {folder / name}", file=told)
+        os.close(descriptor)
+
+
+def csv_text(heading: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Return a table as CSV."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(heading)
+    writer.writerows(rows)
+    return text.getvalue()

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from app.config.cli import swept_dir, typed_overrides
 from app.config.errors import UserError
-from app.config.schema import NETWORKS, TrainConfig, choices_of
+from app.config.schema import TrainConfig
 from app.runs.files import write_atomically
 
 CONFIG = Path(".hydra", "config.yaml")  # a folder without it is no run
@@ -23,19 +23,19 @@ OVERRIDES = Path(".hydra", "overrides.yaml")
 LAUNCH = Path(".hydra", "launch")  # identifies the torchrun launch that made the folder
 LOCK = Path(".hydra", "lock")
 SUMMARY = "summary.json"
+COMMANDS = {
+    "best.pt": "train one with `python -m app.train`",
+    "model.onnx": "export one with `python -m app.export_onnx`",
+}
 RESULTS = ("test_accuracy", "val_accuracy", "parameters", "training_seconds", "images_per_second")
 FREE = ("resume", "data.root", "device", "outputs")  # do not make another kind of run
 
 
 def create_run_folder(cfg: TrainConfig, launch: str = "") -> Path:
-    """Make the folder of a run with its configuration in `.hydra/`.
+    """Make the folder of a run with its configuration in `.hydra/`; in a sweep it is Hydra's.
 
     Called after all checks, so that wrong usage leaves nothing behind. The configuration comes
-    last: a folder without one is no run. In a sweep the folder is the one that Hydra made.
-
-    Args:
-        cfg: The configuration.
-        launch: Identifies the launch of torchrun; "" without torchrun.
+    last: a folder without one is no run. `launch` identifies the launch of torchrun.
 
     Raises:
         UserError: The folder cannot be made.
@@ -109,29 +109,15 @@ def find_run(resume: str, outputs: str) -> Path:
     return folder
 
 
-def find_checkpoint(outputs: str | Path = "outputs") -> Path:
-    """Return the `best.pt` of the newest run under `outputs` that has one.
-
-    Raises:
-        UserError: There is none.
-    """
-    best = find_newest(outputs, "best.pt")
-    if best is None:
-        raise UserError(
-            f"no run under {outputs}/ has a best.pt: train one with `python -m app.train`"
-        )
-    return best
-
-
-def find_newest(outputs: str | Path, name: str) -> Path | None:
-    """Return the file `name` of the newest run under `outputs` that has one; None: none has.
+def find_checkpoint(outputs: str | Path = "outputs", name: str = "best.pt") -> Path:
+    """Return the file `name` of the newest run under `outputs` that has one.
 
     The newest run is the one that was started last; files outside of run folders come after all
     runs, the newest file first. A line on stderr names the run if it is not finished, or if a newer
     one has no such file.
 
     Raises:
-        UserError: `outputs` cannot be read.
+        UserError: None has one, or `outputs` cannot be read.
     """
     root = Path(outputs)
     try:
@@ -140,31 +126,21 @@ def find_newest(outputs: str | Path, name: str) -> Path | None:
     except OSError as error:
         raise UserError(f"outputs={outputs}: {error.strerror}") from error
     if not files:
-        return None
+        raise UserError(f"no run under {outputs}/ has a {name}: {COMMANDS[name]}")
     folder = max(files, key=lambda path: (started(path), files[path]))
-    state = state_of(folder) if folder in runs else "finished"
-    told = f"using {folder / name} ({state})"
+    status = status_of(read_summary(folder)) if folder in runs else "finished"
+    told = f"using {folder / name} ({status})"
     without = newest(run for run in runs if started(run) > started(folder))
     if without:
-        told += f": {without} ({state_of(without)}) has no {name}"
-    if without or state != "finished":
+        told += f": {without} ({status_of(read_summary(without))}) has no {name}"
+    if without or status != "finished":
         print(told, file=sys.stderr)
     return folder / name
 
 
-def state_of(folder: Path) -> str:
-    """Return the state of a run: running, finished, interrupted, failed; unfinished if killed."""
-    try:
-        with locked(folder):
-            pass
-    except UserError:
-        return "running"
-    except OSError:  # a folder of another user: nobody else can run there
-        pass
-    try:
-        return str(read_summary(folder).get("status", "unfinished"))
-    except UserError:
-        return "unknown"
+def status_of(summary: dict[str, Any]) -> str:
+    """Return finished, interrupted, failed; or unfinished: running or killed."""
+    return str(summary.get("status", "unfinished"))
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
@@ -199,13 +175,6 @@ def _read(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UserError(f"{path}: cannot be read: must be a mapping")
     return values
-
-
-def idle(settings: dict[str, Any]) -> set[str]:
-    """Return the dotted keys of `model` that belong to other networks (in old run folders)."""
-    own = choices_of(settings.get("model.name", "lenet"))
-    keys = {key for network in NETWORKS for key in choices_of(network)}
-    return {f"model.{key}" for key in keys - set(own)}
 
 
 def flatten(values: Any, prefix: str = "") -> dict[str, Any]:

@@ -2,21 +2,34 @@
 
 import json
 import os
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
 from app.config.errors import WriteError
 
 EVENTS, METRICS, RESULTS = "events.out.tfevents.*", "metrics.jsonl", ".results"
+
+
+@contextmanager
+def quiet_writer_thread() -> Iterator[None]:
+    """Print no traceback of a disk error in TensorBoard's thread: `Tracker` raises it, too."""
+    hook = threading.excepthook
+
+    def report(failure: threading.ExceptHookArgs) -> None:
+        if not issubclass(failure.exc_type, OSError):
+            hook(failure)
+
+    threading.excepthook = report
+    try:
+        yield
+    finally:
+        threading.excepthook = hook
 
 
 class Tracker:
@@ -58,26 +71,6 @@ class Tracker:
                 path.unlink()
             self._results = SummaryWriter(str(self._folder), filename_suffix=RESULTS)
         return self._results
-
-    def picture(self, step: int, name: str, picture: NDArray[np.uint8]) -> None:
-        """Add an RGB picture uint8 [H, W, 3]."""
-        with self._writing():
-            self.results.add_image(name, picture, step, dataformats="HWC")
-
-    def precision_recall(
-        self, step: int, classes: Sequence[str], labels: Tensor, probabilities: Tensor
-    ) -> None:
-        """Add a curve of each class against the others, by its column of [N, classes]."""
-        with self._writing():
-            for index, name in enumerate(classes):
-                truth, column = labels == index, probabilities[:, index]
-                self.results.add_pr_curve(f"class/{name}", truth, column, step)
-
-    def graph(self, model: nn.Module, example: Tensor) -> None:
-        """Add the network's graph, traced on `example`."""
-        with self._writing(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch deprecates tracing
-            self.results.add_graph(model, example)
 
     def settings(self, values: Mapping[str, Any], results: Mapping[str, float]) -> None:
         """Add settings and results (by the names of their curves) for the HParams tab."""

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from app.config.schema import OptimConfig
 
 
 class Optimizer:
-    """An optimiser of parameters on one device, with the learning rate as an argument of `step`."""
+    """An optimiser of parameters on one device; `step` takes the learning rate."""
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
         self.parameters = list(parameters)
@@ -30,11 +29,6 @@ class Optimizer:
         """Return the state by name, without copying its tensors."""
         raise NotImplementedError
 
-    def load_state_dict(self, state: dict[str, list[Tensor]]) -> None:
-        """Copy the values of a `state_dict` in place."""
-        for name, tensors in self.state_dict().items():
-            copy_into(tensors, state[name])
-
     def gradients(self) -> list[Tensor]:
         """Return the gradients of the parameters."""
         return [parameter.grad for parameter in self.parameters]  # type: ignore[misc]
@@ -45,10 +39,6 @@ class AdamW(Optimizer):
 
     Equals `torch.optim.AdamW(parameters, fused=True)`, by the same torch function, without
     importing torch's compiler, which takes that class two seconds.
-
-    Args:
-        parameters: The parameters to train.
-        weight_decay: Decay of a weight in a step, in units of the learning rate.
     """
 
     def __init__(self, parameters: Iterable[Tensor], weight_decay: float) -> None:
@@ -89,13 +79,9 @@ class AdamW(Optimizer):
 class Muon(Optimizer):
     """Muon (Jordan et al., 2024) for weights, AdamW for parameters of one dimension.
 
-    A weight is a matrix with a row for each output. With its gradient G, M ← β M + (1 − β) G and
-    U = β M + (1 − β) G, it moves by −lr · √max(1, rows / columns) · orthogonalize(U).
-
-    Args:
-        parameters: The parameters to train.
-        weight_decay: As for `AdamW`.
-        momentum: β.
+    A weight is a matrix with a row for each output. With its gradient G and β = `momentum`,
+    M ← β M + (1 − β) G and U = β M + (1 − β) G, it moves by
+    −lr · √max(1, rows / columns) · orthogonalize(U).
     """
 
     def __init__(
@@ -171,14 +157,11 @@ class Stack:
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """Bring the singular values of matrices into (0.6, 1.3), except those near 0.
+    """Bring the singular values of [..., rows, columns] into (0.6, 1.3), except those near 0.
 
     Five Newton-Schulz steps X ← (a + b X Xᵀ + c (X Xᵀ)²) X with a, b, c = 3.4445, −4.7750, 2.0315
     (Jordan et al., 2024). X Xᵀ of a step follows from X Xᵀ of the step before, so that all products
     except the first and the last are of the shorter side only.
-
-    Args:
-        matrices: float32 or float64 [rows, columns] or [n, rows, columns].
     """
     if matrices.shape[-2] > matrices.shape[-1]:
         return orthogonalize(matrices.mT).mT
@@ -230,10 +213,6 @@ class LossScale:
         """Return the state, without copying its tensors."""
         return {"scale": [self.scale, self.growth]}
 
-    def load_state_dict(self, state: dict[str, list[Tensor]]) -> None:
-        """Copy the values of a `state_dict` in place."""
-        copy_into(self.state_dict()["scale"], state["scale"])
-
 
 @torch.no_grad()
 def copy_into(tensors: list[Tensor], values: list[Tensor]) -> None:
@@ -259,20 +238,3 @@ def one_cycle(step: int, steps: int, cfg: OptimConfig) -> float:
 def ema_weight(step: int, decay: float) -> float:
     """Return the EMA weight of the parameters after a step: max(1 - decay, 1 / (step + 1))."""
     return max(1 - decay, 1 / (step + 1))
-
-
-def plain(state: Any) -> Any:
-    """Copy nested dictionaries and lists with their tensors to the CPU, contiguous."""
-    if isinstance(state, Tensor):
-        return state.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-    if isinstance(state, dict):
-        return {key: plain(value) for key, value in state.items()}
-    return [plain(value) for value in state] if isinstance(state, list) else state
-
-
-def leaves(state: Any) -> list[Tensor]:
-    """Return the tensors in nested dictionaries and lists."""
-    if isinstance(state, Tensor):
-        return [state]
-    parts = state.values() if isinstance(state, dict) else state
-    return [leaf for part in parts for leaf in leaves(part)]

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from app.config.cli import typed_overrides
 from app.config.device import pick_device
 from app.config.errors import RunError, UserError
-from app.config.schema import DataConfig, ModelConfig, TrainConfig, from_mapping, shown
+from app.config.schema import DataConfig, TrainConfig, from_mapping, shown
 from app.data.datasets import Dataset, load_dataset
 from app.models import build_model, cpu_format
 from app.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
@@ -37,12 +38,7 @@ LAST, BEST = "last.pt", "best.pt"
 # Fields of Run in last.pt.
 COUNTERS = ("step", "epoch", "best", "images", "seconds", "threads", "log_size")
 # Settings that a resumed run may change.
-CHANGEABLE = (
-    *FREE,
-    "trainer.compile",
-    "trainer.checkpoint_steps",
-    "trainer.checkpoint_seconds",
-)
+CHANGEABLE = (*FREE, "trainer.compile", "trainer.checkpoint_steps", "trainer.checkpoint_seconds")
 
 
 @dataclass
@@ -59,7 +55,7 @@ class Run:
         seconds: Time in training steps, without evaluation and checkpoints.
         threads: CPU threads at the last checkpoint; 0 before.
         points: Loss, number of correct images and gradient norm of this epoch's steps so far, over
-            all processes.
+            all processes, float32 [steps, 3].
         log_size: Bytes of the JSON lines at the last checkpoint.
     """
 
@@ -75,7 +71,7 @@ class Run:
     images: int = 0
     seconds: float = 0.0
     threads: int = 0
-    points: list[list[float]] = field(default_factory=list)
+    points: Tensor = field(default_factory=lambda: torch.zeros(0, 3))
     log_size: int = 0
 
     @property
@@ -85,14 +81,9 @@ class Run:
 
 
 def start(cfg: TrainConfig, world: World, lock: ExitStack) -> Run | dict[str, Any]:
-    """Start a new run or resume one.
+    """Start a new run, or resume one: `lock` holds its folder from before its state is read.
 
     The folder of a new run is created last, when all checks have passed.
-
-    Args:
-        cfg: The configuration.
-        world: The processes that train together.
-        lock: Holds the lock of the run folder, in rank 0, from before its state is read.
 
     Returns:
         The run, or the summary of a run that is finished.
@@ -113,6 +104,11 @@ def start(cfg: TrainConfig, world: World, lock: ExitStack) -> Run | dict[str, An
     if device.type == "cuda" and world.size > 1:
         torch.cuda.set_device(device)
     data = load_same_data(cfg, world, saved).to(device)
+    if len(data.train) < world.size:
+        raise UserError(
+            f"data.val_size={len(data.val)}: leaves {len(data.train)} training images, "
+            f"at least {world.size} are needed, one a process"
+        )
     torch.backends.cudnn.deterministic = True  # the same bits in every run
     torch.manual_seed(cfg.seed)
     model = build_model(cfg.model, len(data.classes)).to(device)
@@ -125,7 +121,9 @@ def start(cfg: TrainConfig, world: World, lock: ExitStack) -> Run | dict[str, An
     if saved:
         restore(run, saved)
     if not folder:
-        run.folder = world.from_rank_0(lambda: make_folder(cfg, world, lock))
+        run.folder = world.from_rank_0(lambda: create_run_folder(cfg, world.launch))
+        if world.rank == 0:
+            lock.enter_context(locked(run.folder))
     return run
 
 
@@ -152,13 +150,11 @@ def find_state(
         return summary
     for name in (LAST, BEST, SUMMARY):
         remove_temporaries(folder / name)
-    saved = load_checkpoint(folder / LAST, "resume") if (folder / LAST).is_file() else None
-    best = None if saved or not (folder / BEST).is_file() else folder / BEST
-    if best and load_checkpoint(best, "resume").metrics["epoch"] > 1:
-        raise UserError(
-            f"resume={folder}: its {LAST} is gone, from which it would go on; "
-            f"its best network is in {BEST}"
-        )
+    best, last, saved = folder / BEST, folder / LAST, None
+    if last.is_file():
+        saved = load_checkpoint(last, "resume")
+    elif best.is_file() and load_checkpoint(best, "resume").metrics["epoch"] > 1:
+        raise UserError(f"resume={folder}: its {LAST} is gone; its best network is in {BEST}")
     return load_config(folder, cfg, saved), folder, saved
 
 
@@ -168,18 +164,11 @@ def find_launched(launch: str, outputs: str) -> Path | None:
     return newest(run for run in launched if (run / LAUNCH).read_text() == launch)
 
 
-def make_folder(cfg: TrainConfig, world: World, lock: ExitStack) -> Path:
-    """Make and lock the folder of a new run."""
-    folder = create_run_folder(cfg, world.launch)
-    lock.enter_context(locked(folder))
-    return folder
-
-
 def load_config(folder: Path, asked: TrainConfig, saved: Checkpoint | None) -> TrainConfig:
-    """Load the configuration of the run in `folder`, with the changes that `asked` may make.
+    """Load the configuration of the run in `folder`, with the changes typed in `asked`.
 
     Raises:
-        UserError: It cannot be read, or `asked` is for another run; names the first key.
+        UserError: It cannot be read, or a typed setting is of another run; names the first one.
     """
     values = read_settings(folder)
     try:
@@ -188,21 +177,17 @@ def load_config(folder: Path, asked: TrainConfig, saved: Checkpoint | None) -> T
         raise UserError(
             f"resume={folder}: {CONFIG}: cannot be read: {error}; name another run's folder"
         ) from error
-    own, new, default = flatten(cfg), flatten(asked), flatten(TrainConfig())
+    own, typed = flatten(cfg), typed_overrides()
     # a run that fell back may be resumed by the name of either data set
     used = flatten(dataclasses.replace(cfg, data=data_of(cfg, saved)))
-    typed = typed_overrides()
-    for key, value in new.items():
+    for key, value in flatten(asked).items():
         group, _, name = key.partition(".")
-        option = typed.get(group) if name else None  # data=mnist sets data.name, too
-        wanted = value != default.get(key) or key in typed or option
-        if wanted and key in CHANGEABLE:
-            part = cfg if not name else getattr(cfg, group)
-            setattr(part, name or group, value)
-        elif wanted and value not in (own.get(key), used.get(key)):
-            sets = f"{option}: sets " if option and key not in typed else ""
+        option = typed.get(key) or typed.get(group)  # data=mnist sets data.name, too
+        if option and key in CHANGEABLE:
+            setattr(getattr(cfg, group) if name else cfg, name or group, value)
+        elif option and value not in (own.get(key), used.get(key)):
             raise UserError(
-                f"{sets}{key}={shown(value)}: the run to resume has {shown(own.get(key))}; "
+                f"{option}: the run to resume has {key}={shown(own.get(key))}; "
                 "leave it out, or start a new run"
             )
     cfg.data.root, cfg.outputs, cfg.resume = asked.data.root, asked.outputs, str(folder)
@@ -221,7 +206,7 @@ def load_same_data(cfg: TrainConfig, world: World, saved: Checkpoint | None) -> 
     """Load the data set of the run; all processes use the one that rank 0 could get."""
     wanted, loaded = data_of(cfg, saved), list[Dataset]()
 
-    def load() -> tuple[str, int, str | None]:
+    def load() -> tuple[Any, int, str | None]:
         loaded.append(load_dataset(wanted))
         return loaded[0].name, len(loaded[0].val), loaded[0].fallback_from
 
@@ -245,7 +230,7 @@ def save(run: Run, name: str, **metrics: float) -> None:
         raise not_finite(run, "the weights are not finite", run.step)
     run.threads = torch.get_num_threads()
     training = {counter: getattr(run, counter) for counter in COUNTERS} | {
-        "points": torch.tensor(run.points, dtype=torch.float32).view(-1, 3),
+        "points": run.points,
         "state": run.train_step.state_dict() if name == LAST else {},
     }
     save_checkpoint(
@@ -268,11 +253,8 @@ def restore(run: Run, saved: Checkpoint) -> None:
         UserError: It belongs to another network or data set, or holds no state to resume from.
     """
     path = f"resume={run.folder / LAST}"
-    if not saved.training:
-        raise UserError(f"{path}: holds a network, but not the state of its training")
-    network: ModelConfig = from_mapping(ModelConfig, saved.model_config)
     for part, own, here in (
-        ("model", dataclasses.asdict(network), dataclasses.asdict(run.cfg.model)),
+        ("model", saved.model_config, dataclasses.asdict(run.cfg.model)),
         ("data", saved.data, describe_data(run)),
     ):
         for key, value in here.items():
@@ -284,7 +266,7 @@ def restore(run: Run, saved: Checkpoint) -> None:
         run.train_step.load_state_dict(saved.training["state"])
         for counter in COUNTERS:
             setattr(run, counter, saved.training[counter])
-        run.points = saved.training["points"].tolist()
+        run.points = saved.training["points"]
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path}: its contents do not fit: {reason}") from error

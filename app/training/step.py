@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves, tree_map_only, tree_structure
 
 from app.config.schema import AugmentConfig, TrainConfig
 from app.data.datasets import Dataset
@@ -19,14 +20,12 @@ from app.training.optimizers import (
     LossScale,
     copy_into,
     ema_weight,
-    leaves,
     make_optimizer,
     one_cycle,
-    plain,
 )
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-LOSS, CORRECT, NORM = range(3)  # columns of TrainStep.returned
+LOSS, NORM = 0, 2  # columns of TrainStep.returned
 # Steps before a capture: libraries load their kernels in the first ones, and
 # DistributedDataParallel arranges its buckets and measures itself.
 WARM_UP, WARM_UP_TOGETHER = 3, 11
@@ -39,8 +38,6 @@ class Schedule:
     Attributes:
         batch_size: Images in a batch of all processes.
         epoch_steps: Steps of an epoch; images after the last full batch are skipped.
-        epochs: Epochs of the whole training.
-        cfg: The configuration.
     """
 
     batch_size: int
@@ -77,13 +74,7 @@ class TrainStep:
     A step finds its batch, maps and learning rate on the device, by its index, which is there too.
     It needs nothing from the host, so on CUDA it is captured once as a graph and then replayed: one
     launch instead of some two hundred; these take ten times as long as their kernels run.
-
-    Args:
-        model: The network, on `device`.
-        data: The data set, on `device`.
-        cfg: The configuration.
-        device: The device.
-        world: The processes that share each batch; gradients are averaged over them.
+    The processes of `world` share each batch; gradients are averaged over them.
 
     Attributes:
         average: The EMA of the network; None without.
@@ -184,7 +175,7 @@ class TrainStep:
 
     def _capture(self, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
         """Capture a step as a CUDA graph, and restore the state from before."""
-        state = [*leaves(self._state()), self._index]
+        state = [*tree_leaves(self._state()), self._index]
         before = [tensor.clone() for tensor in state]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -200,20 +191,18 @@ class TrainStep:
 
     def state_dict(self) -> dict[str, Any]:
         """Copy the state that the next step depends on to the CPU."""
-        return plain(self._state())
+        return tree_map_only(Tensor, _to_cpu, self._state())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Copy a `state_dict` in place.
+        """Copy a `state_dict` in place: weights keep their memory format, as sums depend on it.
 
         Raises:
-            KeyError, RuntimeError, ValueError: It belongs to another network or optimiser.
+            ValueError, RuntimeError: It belongs to another network or optimiser.
         """
-        _load(self.model, state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self.average is not None:
-            _load(self.average, state["average"])
-        if self.loss_scale is not None:
-            self.loss_scale.load_state_dict(state["loss_scale"])
+        own = self._state()
+        if tree_structure(own) != tree_structure(state):
+            raise ValueError("the state of another network or optimiser")
+        copy_into(tree_leaves(own), tree_leaves(state))
 
     def _state(self) -> dict[str, Any]:
         state: dict[str, Any] = {
@@ -227,7 +216,5 @@ class TrainStep:
         return state
 
 
-def _load(model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Copy in place: the weights keep their memory format, which the order of sums depends on."""
-    own = model.state_dict()
-    copy_into(list(own.values()), [state[name] for name in own])
+def _to_cpu(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import warnings
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from app.inference.metrics import Predictions, score
 from app.inference.plots import draw_confusion, draw_filters, draw_mistakes
 from app.inference.predictor import predict_logits
 from app.models import count_parameters, describe_model
-from app.runs.checkpoint import load_checkpoint, load_model
+from app.runs.checkpoint import load_checkpoint
 from app.runs.files import write_atomically
 from app.runs.folder import FREE, SUMMARY, flatten
 from app.runs.tracker import Tracker
@@ -22,7 +23,7 @@ from app.training.state import BEST, Run
 
 def test(run: Run) -> tuple[nn.Module, Tensor, dict[str, Any]]:
     """Test `best.pt` on the test images; return its network, logits, and loss and accuracy."""
-    model = load_model(load_checkpoint(run.folder / BEST)).to(run.device)
+    model = load_checkpoint(run.folder / BEST).network.to(run.device)
     logits = predict_logits(model, run.data.test.images, run.data.mean, run.data.std)
     loss, accuracy = score(logits, run.data.test.labels)
     return model, logits, {"test_loss": loss, "test_accuracy": accuracy}
@@ -35,13 +36,21 @@ def draw_pictures(run: Run, tracker: Tracker, model: nn.Module, logits: Tensor) 
     confidence, predicted = probabilities.max(1)
     predictions = Predictions(list(data.classes), labels, predicted, confidence)
     try:
-        filters = draw_filters(model)
-        if filters is not None:
-            tracker.picture(step, "first_convolution", filters)
-        tracker.picture(step, "confusion_matrix", draw_confusion(predictions))
-        tracker.picture(step, "mistakes", draw_mistakes(predictions, data.test.images.cpu()))
-        tracker.precision_recall(step, data.classes, labels, probabilities)
-        tracker.graph(model.cpu(), torch.zeros(1, 1, 28, 28))
+        pictures = {
+            "first_convolution": draw_filters(model),
+            "confusion_matrix": draw_confusion(predictions),
+            "mistakes": draw_mistakes(predictions, data.test.images.cpu()),
+        }
+        writer = tracker.results
+        for name, picture in pictures.items():
+            if picture is not None:
+                writer.add_image(name, picture, step, dataformats="HWC")
+        for index, name in enumerate(data.classes):
+            truth, column = labels == index, probabilities[:, index]
+            writer.add_pr_curve(f"class/{name}", truth, column, step)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch deprecates tracing
+            writer.add_graph(model.cpu(), torch.zeros(1, 1, 28, 28))
         tracker.flush()
     except Exception as error:  # the results are written
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"

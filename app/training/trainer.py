@@ -17,10 +17,10 @@ from app.config.device import CpuThreads, keep_freed_memory
 from app.config.errors import RunError, WriteError
 from app.config.schema import TrainConfig
 from app.inference.predictor import evaluate
-from app.runs.tracker import Tracker
+from app.runs.tracker import Tracker, quiet_writer_thread
 from app.training.distributed import connect
 from app.training.state import BEST, LAST, Run, last_good, not_finite, save, start
-from app.training.step import CORRECT, LOSS, NORM
+from app.training.step import LOSS, NORM
 from app.training.summary import (
     draw_pictures,
     format_summary,
@@ -62,6 +62,7 @@ def train(cfg: TrainConfig) -> dict[str, Any]:
                 fit(run, None, interrupted, threads)
             return {}
         print(introduction(run), flush=True)
+        stack.enter_context(quiet_writer_thread())
         tracker = stack.enter_context(closing(Tracker(run.folder, run.step, run.log_size)))
         return lead(run, tracker, threads, started)
 
@@ -97,11 +98,7 @@ def fit(
 ) -> None:
     """Train to the last epoch; write `last.pt` after each epoch, and `best.pt` if none was better.
 
-    Args:
-        run: The run, new or restored.
-        tracker: The curves; None in processes that do not write.
-        interrupted: Returns whether the run is to stop.
-        threads: Adapts the number of CPU threads.
+    `tracker` is None in ranks other than 0. `interrupted` returns whether the run is to stop.
 
     Raises:
         KeyboardInterrupt: The run was interrupted; it has been saved.
@@ -113,7 +110,7 @@ def fit(
         while run.epoch < epochs:
             loss, accuracy, speed = train_epoch(run, tracker, interrupted, threads, bar)
             val_loss, val_accuracy = evaluate(run.train_step.trained, run.data.val, run.data)
-            run.epoch, run.points = run.epoch + 1, []
+            run.epoch, run.points = run.epoch + 1, run.points[:0]
             best, run.best = val_accuracy >= run.best, max(val_accuracy, run.best)
             if tracker:
                 curves = {"accuracy/train": accuracy, "images_per_second": speed}
@@ -155,10 +152,9 @@ def train_epoch(
                 save_last(run, tracker)
         if stop:
             raise KeyboardInterrupt
-    loss = sum(point[LOSS] for point in run.points) / count
-    correct = sum(point[CORRECT] for point in run.points)
+    loss, correct, _ = run.points.double().mean(0).tolist()
     speed = (run.images - images) / (run.seconds - seconds)
-    return loss, correct / (count * run.schedule.batch_size), speed
+    return loss, correct / run.schedule.batch_size, speed
 
 
 def take_steps(
@@ -196,20 +192,18 @@ def fetch_points(run: Run) -> None:
     first, done = run.epoch * run.schedule.epoch_steps, len(run.points)
     points = run.world.sum(run.train_step.returned[done : run.step - first].clone())
     points[:, [LOSS, NORM]] /= run.world.size
-    run.points += points.tolist()
+    run.points = torch.cat([run.points, points.cpu()])
     run.images += len(points) * run.schedule.batch_size
 
 
 def check_finite(run: Run, done: int) -> None:
     """Raise a RunError for a loss or gradient that is not finite, after `done` steps."""
     # float16 skips the steps whose gradients overflow
-    kinds = (LOSS,) if run.train_step.loss_scale else (LOSS, NORM)
-    for index, point in enumerate(run.points[done:], done):
-        if not all(math.isfinite(point[kind]) for kind in kinds):
-            what = f"the loss is {point[LOSS]}"
-            if math.isfinite(point[LOSS]):
-                what = f"the gradient's norm is {point[NORM]}"
-            raise not_finite(run, what, run.epoch * run.schedule.epoch_steps + index + 1)
+    kinds = [LOSS] if run.train_step.loss_scale else [LOSS, NORM]
+    for index in (~run.points[done:, kinds].isfinite()).any(1).nonzero().flatten().tolist():
+        loss, _, norm = run.points[done + index].tolist()
+        what = f"the gradient's norm is {norm}" if math.isfinite(loss) else f"the loss is {loss}"
+        raise not_finite(run, what, run.epoch * run.schedule.epoch_steps + done + index + 1)
 
 
 def log_points(run: Run, tracker: Tracker, done: int) -> None:
@@ -218,23 +212,17 @@ def log_points(run: Run, tracker: Tracker, done: int) -> None:
     A point is the mean of `log_every` steps, or of the rest at the end of the epoch; its rate is
     that of the last step. Steps that float16 skipped have no norm.
     """
-    every, begin, end = (
-        run.cfg.trainer.log_every,
-        run.epoch * run.schedule.epoch_steps,
-        len(run.points),
-    )
-    stops = list(range((done // every + 1) * every, end + 1, every))
-    if end == run.schedule.epoch_steps and end % every:
-        stops.append(end)
-    for stop in stops:
-        window = run.points[(stop - 1) // every * every : stop]
-        values = {
-            "loss/train": sum(point[LOSS] for point in window) / len(window),
-            "learning_rate": run.schedule.rate(begin + stop - 1),
-        }
-        norms = [point[NORM] for point in window if math.isfinite(point[NORM])]
-        if norms:
-            values["gradient_norm"] = sum(norms) / len(norms)
+    every, count = run.cfg.trainer.log_every, run.schedule.epoch_steps
+    begin = run.epoch * count
+    for stop in range(done + 1, len(run.points) + 1):
+        if stop % every and stop < count:
+            continue
+        window = run.points[(stop - 1) // every * every : stop].double()
+        rate = run.schedule.rate(begin + stop - 1)
+        values = {"loss/train": window[:, LOSS].mean().item(), "learning_rate": rate}
+        norms = window[:, NORM][window[:, NORM].isfinite()]
+        if len(norms):
+            values["gradient_norm"] = norms.mean().item()
         tracker.scalars(begin + stop, values)
 
 

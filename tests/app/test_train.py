@@ -107,12 +107,10 @@ def test_a_signal_before_the_first_step_leaves_nothing(tmp_path):
     assert not (tmp_path / "outputs").exists()
 
 
-@pytest.mark.parametrize("launcher", ["basic", "joblib"])
-def test_a_sweep_has_a_folder_for_each_run_and_outlives_a_failed_one(tmp_path, launcher):
+def test_a_sweep_has_a_folder_for_each_run_and_outlives_a_failed_one(tmp_path):
     write_dataset(tmp_path / "data")
     sweep = ["-m", "data.val_size=50", "trainer.epochs=1", "seed=1,2", "device=cuda:99,cpu"]
-    if launcher == "joblib":
-        sweep += ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    sweep += ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
     code, _, errors = run(*sweep, folder=tmp_path)
     assert code == 2
     (folder,) = tmp_path.glob("outputs/*/*")

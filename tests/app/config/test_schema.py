@@ -123,6 +123,16 @@ def test_data_root_comes_from_the_environment(monkeypatch):
         ({"model": 3}, "model=3: Input should be a valid dictionary or object"),
         ({"data": {"fallback": "kmnist"}}, "data.fallback=kmnist: Input should be 'digits'"),
         ({"optim": {"lr": float("inf")}}, "optim.lr=inf: Input should be a finite number"),
+        ({"optim": {"lr": True}}, "optim.lr=true: Input should be a valid number"),
+        ({"optim": {"warmup": 1.0}}, "optim.warmup=1: Input should be less than 1"),
+        ({"trainer": {"epochs": "x"}}, "trainer.epochs=x: Input should be a valid integer"),
+        (
+            {"trainer": {"epochs": 0}},
+            "epochs=0: Input should be greater than or equal to 1",
+        ),
+        ({"trainer": {"batch_size": None}}, "batch_size=null: Input should be a valid integer"),
+        ({"data": {"augment": 2}}, "data.augment=2: Input should be a valid boolean"),
+        ({"seed": 2**32}, "seed=4294967296: Input should be less than 4294967296"),
     ],
 )
 def test_errors_name_key_value_and_limits(values, message):

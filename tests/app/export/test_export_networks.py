@@ -2,7 +2,6 @@
 
 import copy
 from dataclasses import replace
-from itertools import product
 
 import pytest
 import torch
@@ -18,10 +17,10 @@ from tests.app.export.test_export import exported
 variants = pytest.mark.parametrize(
     ("act", "conv", "head"),
     [
-        *product(("relu", "gelu", "ncrelu"), ("standard", "depthwise"), ("fc",)),
+        ("relu", "standard", "fc"),
+        ("gelu", "depthwise", "fc"),
         ("ncrelu", "depthwise", "gap"),
         ("relu", "involution", "fc"),
-        ("ncrelu", "involution", "gap"),
     ],
 )
 

@@ -117,12 +117,12 @@ def set_metadata(key, value):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (unknown_operator, f"{RUNTIME} cannot run it: Fatal error: lenet_ops:"),
-        (newer_opset, "written in opset {next}, this ONNX Runtime reads up to {newest}"),
-        (newer_format, f"{RUNTIME} cannot run it: Unsupported model IR version: 99"),
+        (unknown_operator, "Fatal error: lenet_ops:"),
+        (newer_opset, "till opset {newest}"),
+        (newer_format, "Unsupported model IR version: 99"),
         (foreign, "not a network of `python -m app.export_onnx`: no 'dataset' in its metadata"),
         (set_metadata("classes", "["), "not a network of `python -m app.export_onnx`: Expecting"),
-        (set_metadata("dataset", "cifar10"), "unknown data set cifar10"),
+        (set_metadata("dataset", "cifar10"), "data.name=cifar10: Input should be 'mnist'"),
     ],
 )
 def test_unusable_files_are_refused_in_one_line(exported, change, says):
@@ -133,8 +133,8 @@ def test_unusable_files_are_refused_in_one_line(exported, change, says):
     with pytest.raises(UserError) as raised:
         load_onnx(path)
     message = str(raised.value)
-    assert message.startswith(f"checkpoint={path}: ")
-    assert says.format(newest=newest_opset(), next=newest_opset() + 1) in message
+    assert message.startswith(f"checkpoint={path}: {RUNTIME} cannot load it: ")
+    assert says.format(newest=newest_opset()) in message
     assert "\n" not in message
 
 
@@ -145,14 +145,14 @@ def test_damaged_files_are_refused(exported, content):
     path.write_bytes(whole[: len(whole) // 2] if content == "half" else content)
     with pytest.raises(UserError) as raised:
         load_onnx(path)
-    assert str(raised.value) == f"checkpoint={path}: damaged, or not an ONNX model"
+    assert str(raised.value).startswith(f"checkpoint={path}: {RUNTIME} cannot load it: ")
+    assert "\n" not in str(raised.value)
 
 
 def test_missing_files_and_devices_are_refused(tmp_path, exported):
     for checkpoint, device, says in (
-        (None, "cpu", f"no model.onnx under {tmp_path}/none/: export one with `python -m app.e"),
+        (None, "cpu", f"no run under {tmp_path}/none/ has a model.onnx: export one with `python"),
         ("none.onnx", "cpu", "checkpoint=none.onnx: No such file or directory: export"),
-        ("a" * 5000, "cpu", "File name too long"),
         (
             str(tmp_path),
             "cpu",
@@ -166,22 +166,12 @@ def test_missing_files_and_devices_are_refused(tmp_path, exported):
         assert says in str(raised.value)
 
 
-def test_an_unusable_gpu_falls_back_only_with_auto(monkeypatch, exported, capsys):
+def test_an_unusable_gpu_is_refused(monkeypatch, exported):
     providers = ["CUDAExecutionProvider", "CPUExecutionProvider"]
-    create = onnxruntime.InferenceSession
-
-    def without_driver(model, options, providers, enable_fallback):
-        if providers[0] != "CPUExecutionProvider":
-            raise RuntimeError("CUDA driver version is insufficient")
-        return create(model, options, providers=providers)
-
-    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: providers)
-    monkeypatch.setattr(onnxruntime, "InferenceSession", without_driver)
     content = (exported / "model.onnx").read_bytes()
-    assert open_session(content, "auto").get_providers() == ["CPUExecutionProvider"]
-    with pytest.raises(RuntimeError, match="driver"):
-        open_session(content, "cuda")
-    monkeypatch.setattr(onnxruntime, "InferenceSession", lambda *_, **__: create(content))
+    session = open_session(content)
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: providers)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", lambda *_, **__: session)
+    assert open_session(content, "auto") is session
     with pytest.raises(UserError, match="device=cuda:0: ONNX Runtime cannot use it"):
         open_session(content, "cuda:0")
-    assert capsys.readouterr().out == ""

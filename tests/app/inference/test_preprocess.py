@@ -211,9 +211,9 @@ def test_find_pictures_in_files_folders_and_patterns(tmp_path):
     ("pattern", "says"),
     [
         ("empty", "no picture in this folder"),
-        ("missing.png", "no such file or folder"),
-        ("*.gif", "no picture matches"),
-        ("*.txt", "no picture matches"),
+        ("missing.png", "no such picture"),
+        ("*.gif", "no such picture"),
+        ("*.txt", "no such picture"),
     ],
 )
 def test_find_pictures_finds_nothing(pattern, says, tmp_path):

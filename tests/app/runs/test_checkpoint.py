@@ -8,7 +8,7 @@ import app.runs.files
 from app.config.errors import RunError, UserError
 from app.config.schema import LeNetConfig
 from app.models import build_model
-from app.runs.checkpoint import FORMAT, Checkpoint, load_checkpoint, load_model, save_checkpoint
+from app.runs.checkpoint import FORMAT, Checkpoint, load_checkpoint, save_checkpoint
 
 
 def make_checkpoint(act="ncrelu", conv="depthwise"):
@@ -40,12 +40,12 @@ def test_the_file_is_plain_data(tmp_path):
     assert type(content["model"]["classifier.0.weight"]) is torch.Tensor
 
 
-def test_load_model_computes_what_was_saved(tmp_path):
+def test_the_network_computes_what_was_saved(tmp_path):
     model = build_model(LeNetConfig("gelu", "depthwise"), 10).eval()
     checkpoint = make_checkpoint("gelu")
     checkpoint.model = model.state_dict()
     save_checkpoint(tmp_path / "best.pt", checkpoint)
-    loaded = load_model(load_checkpoint(tmp_path / "best.pt"))
+    loaded = load_checkpoint(tmp_path / "best.pt").network
     images = torch.randn(2, 1, 28, 28)
     assert not loaded.training
     torch.testing.assert_close(loaded(images), model(images), rtol=0, atol=0)
@@ -108,7 +108,7 @@ def test_not_a_checkpoint(tmp_path):
     with pytest.raises(UserError, match="not a checkpoint of this program"):
         load_checkpoint(path)
     torch.save({"format": FORMAT, "model": {}}, path)
-    with pytest.raises(UserError, match="no 'model_config'"):
+    with pytest.raises(UserError, match="'model_config'"):
         load_checkpoint(path)
 
 
@@ -139,12 +139,13 @@ def test_a_newer_format_is_refused(tmp_path):
         (lambda c: c.model_config.update(act="gelu"), "size mismatch"),
         (lambda c: c.model_config.update(foo=1), "unknown key"),
         (lambda c: c.data.pop("classes"), "classes"),
+        (lambda c: c.data.update(name="cifar"), "data.name=cifar: Input should be 'mnist'"),
+        (lambda c: c.data.update(val_size="x"), "data.val_size=x: Input should be a valid integer"),
         (lambda c: c.data.update(mean="x"), "real number"),
         (lambda c: c.data.update(std=0.0), "std 0.0"),
         (lambda c: next(iter(c.model.values())).fill_(float("nan")), "not finite"),
         (lambda c: setattr(c, "model", None), "NoneType"),
     ],
-    ids=["lacks", "other-act", "unknown", "no-classes", "mean", "std", "nan", "none"],
 )
 def test_parts_that_do_not_fit_are_refused(tmp_path, spoil, reason):
     checkpoint = make_checkpoint()

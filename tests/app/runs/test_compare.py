@@ -74,7 +74,7 @@ def test_table_rounds_settings_and_csv_does_not(sweep):
     for number, rate in enumerate(rates):
         path = sweep / str(2 * number) / CONFIG  # all of the same activation
         OmegaConf.save(OmegaConf.merge(OmegaConf.load(path), {"optim": {"lr": rate}}), path)
-    entries = find_entries(sweep)[:5:2]
+    entries = find_entries(sweep)[-3:]  # by when they were started
     assert [item.name for item in group(entries)] == [
         "optim.lr=0.02833",
         "optim.lr=0.02833",  # another kind of run all the same
@@ -94,7 +94,7 @@ def test_settings_of_other_networks_are_empty(sweep):
         "model.name=lltm": 1,
     }
     rows = list(csv.DictReader(io.StringIO(to_csv(entries))))
-    assert (rows[2]["model.act"], rows[2]["model.name"]) == ("", "lltm")
+    assert (rows[-1]["model.act"], rows[-1]["model.name"]) == ("", "lltm")
 
 
 def test_csv_has_a_line_a_run(sweep):

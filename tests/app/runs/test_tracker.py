@@ -1,13 +1,14 @@
 import json
 import resource
 import signal
+import threading
 from contextlib import closing, contextmanager
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from app.config.errors import RunError
-from app.runs.tracker import Tracker
+from app.runs.tracker import Tracker, quiet_writer_thread
 
 
 def test_scalars_are_read_back(tmp_path):
@@ -45,11 +46,23 @@ def test_a_disk_that_is_full(tmp_path):
     with pytest.raises(RunError, match="cannot be written: Not a directory"):
         (tmp_path / "file").touch()
         Tracker(tmp_path / "file" / "x")
-    with closing(Tracker(tmp_path)) as tracker:
+    with quiet_writer_thread(), closing(Tracker(tmp_path)) as tracker:
         tracker.scalars(1, {"x": 1.0})
         with limited_files(), pytest.raises(RunError, match="cannot be written: File too large"):
             tracker.scalars(2, {"x": 1.0})
             tracker.flush()
+
+
+def test_a_full_disk_prints_nothing(tmp_path, monkeypatch):
+    """TensorBoard's thread raises what the next call raises, too."""
+    printed = []
+    monkeypatch.setattr(threading, "excepthook", lambda failure: printed.append(failure.exc_type))
+    with quiet_writer_thread(), limited_files(), pytest.raises(RunError, match="File too large"):
+        Tracker(tmp_path)
+    assert printed == []
+    with quiet_writer_thread():
+        threading.excepthook(threading.ExceptHookArgs((ValueError, None, None, None)))
+    assert printed == [ValueError]
 
 
 @contextmanager

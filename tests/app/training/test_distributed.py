@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from app.config.errors import UserError
 from app.runs.checkpoint import load_checkpoint
 from app.runs.folder import find_runs
 from app.training.distributed import World
+from app.training.state import start
 from app.training.trainer import train
 from tests.app.idx import write_dataset
 from tests.app.test_train import ROOT
@@ -80,17 +82,11 @@ def test_two_are_like_one_even_when_one_dies(cfg, tmp_path):  # noqa: F811
 
 DISAGREEING = """
 import os, sys
+from app.training import trainer
 from app.train import main
 
 root = sys.argv.pop(1)
 os.environ["DATA_ROOT"] = root if os.environ["RANK"] == "1" else "nothing"
-main()
-"""
-
-SAVING = """
-from app.training import trainer
-from app.train import main
-
 save = trainer.save
 
 def told(run, name, **metrics):
@@ -103,44 +99,43 @@ main()
 """
 
 
-def test_all_processes_train_on_the_data_of_rank_0(tmp_path, monkeypatch):
+def test_all_processes_train_on_the_data_of_rank_0_and_save_as_one_does(tmp_path, monkeypatch):
     """Rank 1 has MNIST, rank 0 has not and falls back."""
     write_dataset(tmp_path / "data")
     for name in ("http_proxy", "https_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     script = tmp_path / "disagreeing.py"
     script.write_text(DISAGREEING)
-    overrides = [str(tmp_path / "data"), "trainer.epochs=1", f"outputs={tmp_path / 'out'}"]
-    code, _, errors = torchrun(script, overrides)
+    overrides = [str(tmp_path / "data"), "trainer.epochs=1", "trainer.batch_size=64"]
+    overrides += ["trainer.checkpoint_steps=5", f"outputs={tmp_path / 'out'}"]
+    code, output, errors = torchrun(script, overrides)
     assert code == 0, errors
     (folder,) = find_runs(tmp_path / "out")
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["dataset"], summary["fallback_from"]) == ("digits", "mnist")
     assert summary["processes"] == 2
     assert errors.count("WARNING: mnist is not in") == 1
-
-
-def test_processes_save_after_the_same_steps_as_one(tmp_path):
-    script = tmp_path / "saving.py"
-    script.write_text(SAVING)
-    overrides = ["data=digits", "trainer.checkpoint_steps=5", "trainer.epochs=1", "device=cpu"]
-    overrides += ["trainer.batch_size=64", f"outputs={tmp_path / 'out'}"]
-    code, output, errors = torchrun(script, overrides)
-    assert code == 0, errors
     saved = [int(line.split()[1]) for line in output.splitlines() if line.startswith("saved")]
     assert saved == [5, 10, 15, 20]
 
 
-def test_a_batch_that_cannot_be_shared(cfg):  # noqa: F811
-    from app.config.errors import UserError
-    from app.training.state import start
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({}, r"trainer\.batch_size=32: must be a multiple of 3"),
+        (
+            {"batch_size": 33, "val_size": 298},
+            r"data\.val_size=298: leaves 2 training images, at least 3 are needed, one a process",
+        ),
+    ],
+)
+def test_images_that_cannot_be_shared(cfg, change, message):  # noqa: F811
+    cfg.trainer.batch_size = change.get("batch_size", 32)
+    cfg.data.val_size = change.get("val_size", 60)
 
     class Three(World):
         def from_rank_0(self, function):
             return function()
 
-    with (
-        ExitStack() as stack,
-        pytest.raises(UserError, match=r"trainer\.batch_size=32: must be a multiple of 3"),
-    ):
+    with ExitStack() as stack, pytest.raises(UserError, match=message):
         start(cfg, Three(0, 3), stack)
