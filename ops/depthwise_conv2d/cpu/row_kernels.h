@@ -41,12 +41,12 @@ __attribute__((always_inline)) inline void fetch_row(const Place<const T>& place
 // pixels, or fewer where rows are shorter. The last square overlaps the one before it. Meanwhile
 // the same pixels of the next group are on their way: its rows are too short and too many to guess.
 template <int M, typename T>
-void gather_lanes(const Place<const T>& place, int64_t h, acc_t<T>* to) {
+void gather_lanes(const Place<const T>& place, const T* const* rows, acc_t<T>* to) {
   using A = acc_t<T>;
   constexpr int N = kLanes<A>;
   if constexpr (M > 1) {
     if (place.width < M) {
-      return gather_lanes<M / 2>(place, h, to);
+      return gather_lanes<M / 2>(place, rows, to);
     }
   }
   for (int64_t first = 0; first < place.starts; first += M) {
@@ -56,8 +56,8 @@ void gather_lanes(const Place<const T>& place, int64_t h, acc_t<T>* to) {
       OPS_UNROLL
       for (int l = 0; l < M; ++l) {
         v[l] = Vec<A, M>{};
-        if (first + l < place.starts) {
-          const T* row = place.start[first + l] + h * place.row + at;
+        if (rows[first + l]) {
+          const T* row = rows[first + l] + at;
           v[l] = load<M>(row);
           __builtin_prefetch(row + place.next, 0, 2);
         }
@@ -73,12 +73,12 @@ void gather_lanes(const Place<const T>& place, int64_t h, acc_t<T>* to) {
 
 // And back.
 template <int M, typename T>
-void scatter_lanes(const acc_t<T>* from, const Place<T>& place, int64_t h) {
+void scatter_lanes(const acc_t<T>* from, const Place<T>& place, T* const* rows) {
   using A = acc_t<T>;
   constexpr int N = kLanes<A>;
   if constexpr (M > 1) {
     if (place.width < M) {
-      return scatter_lanes<M / 2>(from, place, h);
+      return scatter_lanes<M / 2>(from, place, rows);
     }
   }
   for (int64_t first = 0; first < place.starts; first += M) {
@@ -92,8 +92,8 @@ void scatter_lanes(const acc_t<T>* from, const Place<T>& place, int64_t h) {
       transpose<A, M>(v);
       OPS_UNROLL
       for (int l = 0; l < M; ++l) {
-        if (first + l < place.starts) {
-          store<M>(place.start[first + l] + h * place.row + at, v[l]);
+        if (rows[first + l]) {
+          store<M>(rows[first + l] + at, v[l]);
         }
       }
     }
@@ -105,17 +105,25 @@ template <typename T>
 void gather_row(const Place<const T>& place, int64_t h, const Lanes& lanes, acc_t<T>* to) {
   using A = acc_t<T>;
   constexpr int N = kLanes<A>;
-  if (place.starts < (place.pixel ? lanes.images : lanes.images * lanes.channels)) {
+  const T* rows[kMostLanes] = {};
+  int64_t found = 0;
+  for (int64_t i = 0; i < place.starts; ++i) {
+    rows[i] = place.find(i, h);
+    found += rows[i] != nullptr;
+  }
+  if (found < (place.pixel ? lanes.images : lanes.images * lanes.channels)) {
     __builtin_memset(to, 0, place.width * lanes.lanes * sizeof(A));
   }
   if (!place.pixel) {
-    return gather_lanes<N>(place, h, to);
+    return gather_lanes<N>(place, rows, to);
   }
   for (int64_t i = 0; i < place.starts; ++i) {
-    const T* from = place.start[i] + h * place.row;
+    if (!rows[i]) {
+      continue;
+    }
     A* lane = to + i * lanes.channels;
     fetch_row(place, i, h + 1);
-    convert_pixels<N>(from, place.pixel, lane, lanes.lanes, place.channels, place.width);
+    convert_pixels<N>(rows[i], place.pixel, lane, lanes.lanes, place.channels, place.width);
   }
 }
 
@@ -123,13 +131,18 @@ void gather_row(const Place<const T>& place, int64_t h, const Lanes& lanes, acc_
 template <typename T>
 void scatter_row(const acc_t<T>* from, const Lanes& lanes, const Place<T>& place, int64_t h) {
   constexpr int N = kLanes<acc_t<T>>;
+  T* rows[kMostLanes] = {};
+  for (int64_t i = 0; i < place.starts; ++i) {
+    rows[i] = place.find(i, h);
+  }
   if (!place.pixel) {
-    return scatter_lanes<N>(from, place, h);
+    return scatter_lanes<N>(from, place, rows);
   }
   for (int64_t i = 0; i < place.starts; ++i) {
-    T* to = place.start[i] + h * place.row;
-    const acc_t<T>* lane = from + i * lanes.channels;
-    convert_pixels<N>(lane, lanes.lanes, to, place.pixel, place.channels, place.width);
+    if (rows[i]) {
+      convert_pixels<N>(from + i * lanes.channels, lanes.lanes, rows[i], place.pixel,
+                        place.channels, place.width);
+    }
   }
 }
 
