@@ -181,19 +181,24 @@ struct Lanes {
 // Where the lanes of a vector lie in an image tensor.
 template <typename T>
 struct Place {
-  T* start[kMostLanes];       // of each lane in use in NCHW, of each image in use in NHWC
-  int64_t first[kMostLanes];  // row of the image that its row 0 is
+  T* start[kMostLanes];  // row 0 of each lane in use in NCHW, of each image in use in NHWC
   int64_t starts;
-  int64_t height;
   int64_t channels;           // in use, of each image
   int64_t width, row, pixel;  // pixel is 0 for NCHW
   int64_t ahead;              // rows, from the first, that are prefetched
   int64_t next;               // in NCHW, from a channel to that of the next group
+  bool bands;
+  int64_t first[kMostLanes];  // of bands: where row 0 is in the image
+  int64_t height;             // and the image's rows
 
-  // Row h of a lane's or an image's; null where the image ends before.
-  T* find(int64_t i, int64_t h) const {
-    h += first[i];
-    return h >= 0 && h < height ? start[i] + h * row : nullptr;
+  // The starts, a bit each, whose row h is in the image.
+  uint32_t present(int64_t h) const {
+    uint32_t bits = UINT32_MAX >> (kMostLanes - starts);
+    for (int64_t i = 0; bands && i < starts; ++i) {
+      const bool there = h + first[i] >= 0 && h + first[i] < height;
+      bits &= ~(uint32_t{!there} << i);
+    }
+    return bits;
   }
 };
 
@@ -222,7 +227,8 @@ Place<T> place(const DepthwiseGeometry& g, const Lanes& lanes, const Images<T>& 
   const int64_t n = image_group * lanes.images, c = channel_group * lanes.channels;
   const int64_t channels = std::min(lanes.channels, g.c - c), width = images.width;
   const int64_t bands = lanes.bands.count;
-  Place<T> p{{}, {}, 0, images.height, channels, width, width, 0, 0, lanes.channels * images.c};
+  Place<T> p{{},        0,  channels,     width, width, 0, 0, lanes.channels * images.c,
+             bands > 1, {}, images.height};
   if (g.channels_last) {
     p.row = width * g.c;
     p.pixel = g.c;
@@ -233,7 +239,9 @@ Place<T> place(const DepthwiseGeometry& g, const Lanes& lanes, const Images<T>& 
   for (int64_t i = n; i < std::min(n + lanes.images, g.n * bands); ++i) {
     for (int64_t j = c; j < (g.channels_last ? c + 1 : c + channels); ++j) {
       p.first[p.starts] = i % bands * band - above;
-      p.start[p.starts++] = images.start + i / bands * images.n + j * images.c;
+      p.start[p.starts] = images.start + i / bands * images.n + j * images.c;
+      p.start[p.starts] += p.first[p.starts] * p.row;
+      ++p.starts;
     }
   }
   return p;
