@@ -39,6 +39,18 @@ def pair(op: str, name: str, value: Size | list[int], least: int) -> tuple[int, 
     return first, second
 
 
+def plain(*sizes: object) -> bool:
+    """Return whether each is an int or a pair of ints, and no subclass: C++ takes them unchecked."""
+    for size in sizes:
+        if type(size) is int:
+            continue
+        if type(size) is not tuple or len(size) != 2:
+            return False
+        if type(size[0]) is not int or type(size[1]) is not int:
+            return False
+    return True
+
+
 def check_image(op: str, input: Tensor) -> None:
     """Raise RuntimeError unless the fake `input` is [N, C, H, W]."""
     torch._check(

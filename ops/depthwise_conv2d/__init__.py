@@ -49,7 +49,7 @@ def depthwise_conv2d(
         NotImplementedError: another dtype.
         RuntimeError: shapes, dtypes or devices that do not fit, values out of range.
     """
-    if type(stride) is type(padding) is type(dilation) is int and not is_compiling():
+    if windows.plain(stride, padding, dilation) and not is_compiling():
         return _convolve(input, weight, bias, stride, padding, dilation)  # C++ makes pairs
     _check_tensors(input, weight, bias)
     return _convolve(input, weight, bias, *_pairs(stride, padding, dilation))

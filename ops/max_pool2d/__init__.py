@@ -60,8 +60,8 @@ def max_pool2d(
     """
     if stride is None:
         stride = kernel_size
-    ints = type(kernel_size) is type(stride) is type(padding) is type(dilation) is int
-    if ints and type(ceil_mode) is bool and not is_compiling():  # C++ makes pairs of ints
+    plain = windows.plain(kernel_size, stride, padding, dilation) and type(ceil_mode) is bool
+    if plain and not is_compiling():  # C++ makes pairs of ints
         return _apply(input, kernel_size, stride, padding, dilation, ceil_mode)
     check.tensor("max_pool2d", "input", input)
     check.boolean("max_pool2d", "ceil_mode", ceil_mode)
