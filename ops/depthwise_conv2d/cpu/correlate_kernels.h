@@ -155,6 +155,7 @@ void correlate(const Correlation<T>& c, int64_t begin, int64_t end,
   const int64_t out_h = vertical.out_size, groups = c.lanes.channel_groups;
   Ring<T> ring;
   Place<T> place;
+  int64_t used = lanes;
   for (int64_t index = begin; index < end; ++index) {
     const int64_t h = index % out_h, group = index / out_h % groups;
     if (index == begin || h == 0) {
@@ -162,6 +163,7 @@ void correlate(const Correlation<T>& c, int64_t begin, int64_t end,
       ring = {source_place(c.g, c.lanes, c.source, images, group),
               workspace.ring() + columns.left * lanes, c.source_rows, 0};
       place = out_place(c.g, c.lanes, c.out, images, group);
+      used = lanes_in_use(c.lanes, place);
     }
     const TapRows rows = workspace.find_rows(vertical, h, c.g.kernel_w * lanes, c.source_rows);
     const A* source = nullptr;
@@ -194,7 +196,7 @@ void correlate(const Correlation<T>& c, int64_t begin, int64_t end,
     const A* bias = c.bias + group * lanes;
     for (const Block& block : columns.blocks) {
       const auto run = correlate_for<A>(columns, c.vectors, block.outputs);
-      run(block, columns, workspace.rows.data(), rows.count, lanes, source, weight, bias, out,
+      run(block, columns, workspace.rows.data(), rows.count, used, source, weight, bias, out,
           out_pixel, ahead);
     }
     if (scattered) {

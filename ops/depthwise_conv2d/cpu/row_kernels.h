@@ -139,6 +139,15 @@ void scatter_row(const acc_t<T>* from, const Lanes& lanes, const Place<T>& place
   }
 }
 
+// Lanes up to the last vector that is not idle: the last group may have fewer channels or images.
+template <typename T>
+int64_t lanes_in_use(const Lanes& lanes, const Place<T>& place) {
+  constexpr int N = kLanes<acc_t<T>>;
+  const int64_t used = (place.starts - 1) * lanes.channels + place.channels;
+  const int64_t rounded = (used + N - 1) / N * N;
+  return place.pixel && rounded < lanes.lanes ? rounded : lanes.lanes;
+}
+
 // Rows of a source, the last that were gathered: row h is at h modulo their number.
 template <typename T>
 struct Ring {
