@@ -42,7 +42,7 @@ DTYPES = {
     torch.bfloat16: 2e-2,
     torch.float16: 4e-3,
 }
-ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 25}  # of an input, at most
+ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 25}  # of an input, at most
 REPEATS = 3  # of rows where PyTorch is faster
 SLOW = 4  # times our time: timed once
 

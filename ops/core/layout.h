@@ -43,6 +43,11 @@ inline bool is_channels_last(const Tensor& x) {
   return true;
 }
 
+// Dimension k of a memory format, likewise.
+inline int64_t dim_from_inside(int64_t n, int64_t k, MemoryFormat format) {
+  return format == MemoryFormat::Contiguous ? n - 1 - k : channels_last_dim(n, k);
+}
+
 inline MemoryFormat memory_format(const Tensor& x) {
   if (!is_channels_last(x)) {
     return MemoryFormat::Contiguous;
@@ -53,19 +58,13 @@ inline MemoryFormat memory_format(const Tensor& x) {
 // Strides of a tensor of so many elements each way whose memory has no gaps.
 inline std::vector<int64_t> strides_of(const std::vector<int64_t>& sizes, MemoryFormat format) {
   const int64_t n = sizes.size();
+  const bool contiguous = format == MemoryFormat::Contiguous;
   std::vector<int64_t> strides(n);
   int64_t next = 1;
-  if (format == MemoryFormat::Contiguous) {
-    for (int64_t d = n - 1; d >= 0; --d) {
-      strides[d] = next;
-      next *= std::max<int64_t>(sizes[d], 1);
-    }
-    return strides;
-  }
   for (int64_t k = 0; k < n; ++k) {
-    const int64_t d = channels_last_dim(n, k);
+    const int64_t d = dim_from_inside(n, k, format);
     strides[d] = next;
-    next *= sizes[d];
+    next *= contiguous ? std::max<int64_t>(sizes[d], 1) : sizes[d];
   }
   return strides;
 }
@@ -133,12 +132,16 @@ Tensor allocate_copy(const Tensor& x, ScalarType dtype, const Call& call) {
 
 // x where it has that format, else a copy that has it.
 inline Tensor as_contiguous(const Tensor& x, MemoryFormat format = MemoryFormat::Contiguous) {
-  const auto strides = strides_of({x.sizes().begin(), x.sizes().end()}, format);
-  for (int64_t d = 0; d < x.dim(); ++d) {
-    if (x.size(d) != 1 && x.stride(d) != strides[d]) {
+  const auto sizes = x.sizes(), strides = x.strides();
+  const int64_t n = sizes.size();
+  int64_t next = 1;
+  for (int64_t k = 0; k < n; ++k) {
+    const int64_t d = dim_from_inside(n, k, format);
+    if (sizes[d] != 1 && strides[d] != next) {
       return allocate_copy(x, x.scalar_type(),
                            [&] { return torch::stable::contiguous(x, format); });
     }
+    next *= sizes[d];
   }
   return x;
 }

@@ -15,18 +15,18 @@ Size = int | tuple[int, int]
 Tangents = tuple[Tensor | None, ...]
 
 _MOST = 2**31  # kMost of windows.h: beyond it sums of sizes could overflow
-
-
 _MOST_CHANNELS = 65_535  # of a CUDA grid's second dimension
+_LEAST = {"kernel_size": 1, "stride": 1, "padding": 0, "dilation": 1}
 
 
-def pair(op: str, name: str, value: Size | list[int], least: int) -> tuple[int, int]:
-    """Return `value` as (vertical, horizontal).
+def pair(op: str, name: str, value: Size | list[int]) -> tuple[int, int]:
+    """Return an argument such as "stride" as (vertical, horizontal).
 
     Raises:
         TypeError: not an int or a pair of ints.
-        RuntimeError: less than `least`, or more than 2³¹.
+        RuntimeError: less than 1 (padding: 0), or more than 2³¹.
     """
+    least = _LEAST[name]
     is_pair = isinstance(value, (tuple, list)) and len(value) == 2
     sides: Any = value if is_pair else (value, value)
     first, second = sides
@@ -37,6 +37,22 @@ def pair(op: str, name: str, value: Size | list[int], least: int) -> tuple[int, 
     if max(first, second) > _MOST:
         raise RuntimeError(f"{op}: {name} must be at most {_MOST}, got {value!r}")
     return first, second
+
+
+def pairs(op: str, **arguments: Size) -> list[tuple[int, int]]:
+    """Return the arguments, by name, as :func:`pair` does."""
+    return [pair(op, name, value) for name, value in arguments.items()]
+
+
+def plain(*sizes: object) -> bool:
+    """Return whether each is an int or a pair of ints, no subclass: C++ takes them unchecked."""
+    for size in sizes:
+        if type(size) is not int:
+            if type(size) is not tuple or len(size) != 2:
+                return False
+            if not type(size[0]) is type(size[1]) is int:
+                return False
+    return True
 
 
 def check_image(op: str, input: Tensor) -> None:
@@ -74,11 +90,9 @@ def places(
     Raises:
         RuntimeError: the kernel does not fit.
     """
-    for name, values, least in (
-        ("stride", stride, 1),
-        ("padding", padding, 0),
-        ("dilation", dilation, 1),
-    ):
+    spacing = {"stride": stride, "padding": padding, "dilation": dilation}
+    for name, values in spacing.items():
+        least = _LEAST[name]
         if len(values) != 2 or min(values) < least:
             raise RuntimeError(
                 f"{op}: {name} must be two integers, at least {least}, got {list(values)}"

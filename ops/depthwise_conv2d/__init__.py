@@ -49,7 +49,7 @@ def depthwise_conv2d(
         NotImplementedError: another dtype.
         RuntimeError: shapes, dtypes or devices that do not fit, values out of range.
     """
-    if type(stride) is type(padding) is type(dilation) is int and not is_compiling():
+    if windows.plain(stride, padding, dilation) and not is_compiling():
         return _convolve(input, weight, bias, stride, padding, dilation)  # C++ makes pairs
     _check_tensors(input, weight, bias)
     return _convolve(input, weight, bias, *_pairs(stride, padding, dilation))
@@ -63,11 +63,7 @@ def _check_tensors(input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
 
 
 def _pairs(stride: Size, padding: Size, dilation: Size) -> list[tuple[int, int]]:
-    return [
-        windows.pair("depthwise_conv2d", "stride", stride, least=1),
-        windows.pair("depthwise_conv2d", "padding", padding, least=0),
-        windows.pair("depthwise_conv2d", "dilation", dilation, least=1),
-    ]
+    return windows.pairs("depthwise_conv2d", stride=stride, padding=padding, dilation=dilation)
 
 
 def _convolve(input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Size) -> Tensor:
@@ -121,10 +117,10 @@ class DepthwiseConv2d(nn.Module):
         check.positive(name, "channels", channels)
         check.boolean(name, "bias", bias)
         self.channels = channels
-        self.kernel_size = windows.pair(name, "kernel_size", kernel_size, least=1)
-        self.stride = windows.pair(name, "stride", stride, least=1)
-        self.padding = windows.pair(name, "padding", padding, least=0)
-        self.dilation = windows.pair(name, "dilation", dilation, least=1)
+        self.kernel_size = windows.pair(name, "kernel_size", kernel_size)
+        self.stride = windows.pair(name, "stride", stride)
+        self.padding = windows.pair(name, "padding", padding)
+        self.dilation = windows.pair(name, "dilation", dilation)
         self.weight = nn.Parameter(
             torch.empty(channels, 1, *self.kernel_size, device=device, dtype=dtype)
         )

@@ -50,13 +50,8 @@ def involution2d(
         raise RuntimeError(
             f"{op}: weight must have shape [N, G, kH, kW, Ho, Wo], got {list(weight.shape)}"
         )
-    return _involution(
-        input,
-        weight,
-        windows.pair(op, "stride", stride, least=1),
-        windows.pair(op, "padding", padding, least=0),
-        windows.pair(op, "dilation", dilation, least=1),
-    )
+    geometry = windows.pairs(op, stride=stride, padding=padding, dilation=dilation)
+    return _involution(input, weight, *geometry)
 
 
 torch.fx.wrap("involution2d")  # one node where a network is traced
@@ -100,8 +95,8 @@ class Involution2d(nn.Module):
         ):
             check.positive(name, key, value)
         self.channels = channels
-        self.kernel_size = windows.pair(name, "kernel_size", kernel_size, least=1)
-        self.stride = windows.pair(name, "stride", stride, least=1)
+        self.kernel_size = windows.pair(name, "kernel_size", kernel_size)
+        self.stride = windows.pair(name, "stride", stride)
         self.group_channels = group_channels
         self.reduction_ratio = reduction_ratio
         if channels % group_channels:

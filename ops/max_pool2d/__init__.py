@@ -60,8 +60,8 @@ def max_pool2d(
     """
     if stride is None:
         stride = kernel_size
-    ints = type(kernel_size) is type(stride) is type(padding) is type(dilation) is int
-    if ints and type(ceil_mode) is bool and not is_compiling():  # C++ makes pairs of ints
+    plain = windows.plain(kernel_size, stride, padding, dilation) and type(ceil_mode) is bool
+    if plain and not is_compiling():  # C++ makes pairs of ints
         return _apply(input, kernel_size, stride, padding, dilation, ceil_mode)
     check.tensor("max_pool2d", "input", input)
     check.boolean("max_pool2d", "ceil_mode", ceil_mode)
@@ -69,13 +69,9 @@ def max_pool2d(
 
 
 def _pairs(kernel_size: Size, stride: Size, padding: Size, dilation: Size) -> list[tuple[int, int]]:
-    op = "max_pool2d"
-    return [
-        windows.pair(op, "kernel_size", kernel_size, least=1),
-        windows.pair(op, "stride", stride, least=1),
-        windows.pair(op, "padding", padding, least=0),
-        windows.pair(op, "dilation", dilation, least=1),
-    ]
+    return windows.pairs(
+        "max_pool2d", kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation
+    )
 
 
 def _apply(input: Tensor, *arguments: Any) -> Tensor:
@@ -117,12 +113,10 @@ class MaxPool2d(nn.Module):
     ) -> None:
         super().__init__()
         name = type(self).__name__
-        self.kernel_size = windows.pair(name, "kernel_size", kernel_size, least=1)
-        self.stride = (
-            self.kernel_size if stride is None else windows.pair(name, "stride", stride, least=1)
-        )
-        self.padding = windows.pair(name, "padding", padding, least=0)
-        self.dilation = windows.pair(name, "dilation", dilation, least=1)
+        self.kernel_size = windows.pair(name, "kernel_size", kernel_size)
+        self.stride = self.kernel_size if stride is None else windows.pair(name, "stride", stride)
+        self.padding = windows.pair(name, "padding", padding)
+        self.dilation = windows.pair(name, "dilation", dilation)
         check.boolean(name, "ceil_mode", ceil_mode)
         self.ceil_mode = ceil_mode
 

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import time
 from functools import partial
 
 import numpy as np
@@ -56,6 +57,31 @@ def test_networks_compute_the_same(name, count):
     fresh.load_state_dict(after.state_dict())
     converted.load_state_dict(before.state_dict())
     torch.testing.assert_close(fresh(x), converted(x))
+
+
+def step_time(model, x):
+    """Processor time of forward and backward, which run on the calling thread."""
+    start = time.thread_time()
+    model(x).square().mean().backward()
+    return time.thread_time() - start
+
+
+@each_network
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_networks_are_not_slower(name, count, memory_format):
+    """In turns, the fastest of each: the margin is for noise, converted networks are faster."""
+    before = network(name).to(memory_format=memory_format).train()
+    after = copy.deepcopy(before)
+    convert_depthwise(after)
+    x = torch.randn(4, 3, 64, 64).to(memory_format=memory_format)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        times = [(step_time(before, x), step_time(after, x)) for _ in range(5)]
+    finally:
+        torch.set_num_threads(threads)
+    theirs, ours = (min(column) for column in zip(*times, strict=True))
+    assert ours < 1.1 * theirs
 
 
 def some(quick, *values):

@@ -1,6 +1,7 @@
 """depthwise_conv2d against F.conv2d(groups=C), over whatever geometry Hypothesis comes up with."""
 
 import math
+import time
 
 import pytest
 import torch
@@ -50,6 +51,8 @@ FEW = 40_000  # elements per multiprocessor: the most of kSmall… in cuda/dispa
 @example((7, 3, 5, 9), (3, 3), (1, 1), (1, 1), (1, 1), True, torch.float32, *LAYOUTS[:1] * 2)
 @example((7, 3, 5, 9), (3, 3), (1, 1), (1, 1), (1, 1), True, torch.float32, *LAYOUTS[1:2] * 2)
 @example((1, 2, 3, 300), (3, 3), (1, 1), (1, 1), (1, 1), True, torch.float32, *LAYOUTS[:1] * 2)
+@example((1, 1, 50, 9), (3, 3), (2, 1), (4, 1), (2, 1), True, torch.float32, *LAYOUTS[:1] * 2)
+@example((1, 2, 50, 9), (5, 1), (3, 1), (0, 0), (2, 1), True, torch.float32, *LAYOUTS[1:2] * 2)
 @example((1, 9, 5, 7), (2, 2), (9, 40), (30, 100), (1, 1), True, torch.float32, *LAYOUTS[:1] * 2)
 def test_matches_conv2d(
     device, image, kernel, stride, padding, dilation, bias, dtype, layout, grad_layout
@@ -298,3 +301,32 @@ def test_gradients_of_large_images_are_exact(layout, device):
     actual = torch.stack((of_weight[:, 0, 1, 1], of_bias)).double()
     limit = torch.finfo(torch.float32).eps * (1 if device == "cpu" else 16)
     assert (actual / exact - 1).abs().max() < limit
+
+
+def passes(channels):
+    """Forward, gradient of the input, gradient of the weight of one image."""
+    x = torch.ones(1, channels, 128, 128, requires_grad=True)
+    weight = torch.ones(channels, 1, 5, 5, requires_grad=True)
+    y = depthwise_conv2d(x, weight, None, padding=2)
+    grad = torch.ones_like(y)
+    yield lambda: depthwise_conv2d(x, weight, None, padding=2)
+    yield lambda: torch.autograd.grad(y, x, grad, retain_graph=True)
+    yield lambda: torch.autograd.grad(y, weight, grad, retain_graph=True)
+
+
+def processor_time(function):
+    start = time.thread_time()
+    function()
+    return time.thread_time() - start
+
+
+def test_few_feature_maps_fill_vectors():
+    """One feature map takes less time than four: its rows are spread over the vector."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for one, four in zip(passes(1), passes(4), strict=True):
+            times = [(processor_time(four), processor_time(one)) for _ in range(20)]
+            assert min(t[0] for t in times) > 1.5 * min(t[1] for t in times)
+    finally:
+        torch.set_num_threads(threads)

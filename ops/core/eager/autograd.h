@@ -93,9 +93,9 @@ struct Call {
 
 struct Operator : torch::autograd::Function<Operator> {
   static constexpr bool is_traceable = true;  // by compiled autograd
-  // Saved beside tensors: which of them were given, constants, and the address of the Formula,
-  // which lives as long as the operator.
-  static constexpr const char *kGiven = "given", *kConstants = "constants", *kFormula = "formula";
+  // Saved beside tensors, as one list: the address of the Formula, which lives as long as the
+  // operator; for each tensor argument whether it was given; constants.
+  static constexpr const char* kSaved = "saved";
 
   // Returns the outputs that have gradients; `tensors`, those among the arguments, are for PyTorch.
   static variable_list forward(AutogradContext* ctx, const Call& call, at::TensorList tensors) {
@@ -106,26 +106,24 @@ struct Operator : torch::autograd::Function<Operator> {
     const auto outputs = torch::jit::last(*call.stack, schema.returns().size());
 
     variable_list saved;
-    c10::List<IValue> constants(c10::AnyType::get());
+    c10::List<IValue> values(c10::AnyType::get());
+    values.push_back(reinterpret_cast<int64_t>(&call.formula));
+    for (const size_t i : call.formula.tensors) {
+      values.push_back(arguments[i].isTensor());
+    }
     for (const auto& [kind, i] : call.formula.sources) {
       switch (kind) {
         case Source::grad:
         case Source::mask: break;
         case Source::tensor: saved.push_back(to_tensor(arguments[i])); break;
         case Source::output: saved.push_back(to_tensor(outputs[i])); break;
-        case Source::constant: constants.push_back(arguments[i]); break;
-        default: constants.push_back(of_image(kind, arguments[i].toTensor()));
+        case Source::constant: values.push_back(arguments[i]); break;
+        default: values.push_back(of_image(kind, arguments[i].toTensor()));
       }
-    }
-    c10::List<bool> given;
-    for (const size_t i : call.formula.tensors) {
-      given.push_back(arguments[i].isTensor());
     }
     ctx->save_for_backward(std::move(saved));
     ctx->set_materialize_grads(false);
-    ctx->saved_data[kGiven] = given;
-    ctx->saved_data[kConstants] = constants;
-    ctx->saved_data[kFormula] = reinterpret_cast<int64_t>(&call.formula);
+    ctx->saved_data[kSaved] = std::move(values);
 
     variable_list differentiable;
     for (size_t i = 0; i < call.formula.grads; ++i) {
@@ -136,13 +134,14 @@ struct Operator : torch::autograd::Function<Operator> {
 
   // Returns a gradient for each of the tensors that were given, after nothing for `call`.
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    const auto& formula = *reinterpret_cast<const Formula*>(ctx->saved_data[kFormula].toInt());
-    const auto given = ctx->saved_data[kGiven].toBoolList();
+    const c10::ArrayRef<IValue> values = ctx->saved_data[kSaved].toListRef();
+    const auto& formula = *reinterpret_cast<const Formula*>(values[0].toInt());
+    const auto given = values.slice(1, formula.tensors.size());
     c10::List<bool> mask;
     size_t count = 0;
-    for (const bool there : given) {
-      mask.push_back(there && ctx->needs_input_grad(count));
-      count += there;
+    for (const IValue& there : given) {
+      mask.push_back(there.toBool() && ctx->needs_input_grad(count));
+      count += there.toBool();
     }
     variable_list gradients(1 + count);
     if (std::none_of(grads.begin(), grads.end(), [](const auto& x) { return x.defined(); })) {
@@ -151,15 +150,14 @@ struct Operator : torch::autograd::Function<Operator> {
 
     Stack stack;
     const variable_list saved = ctx->get_saved_variables();
-    const auto constants = ctx->saved_data[kConstants].toList();
-    size_t next_saved = 0, next_constant = 0;
+    size_t next_saved = 0, next_constant = 1 + given.size();
     for (const auto& [kind, i] : formula.sources) {
       switch (kind) {
         case Source::grad: stack.push_back(to_value(grads[i])); break;
         case Source::mask: stack.emplace_back(mask); break;
         case Source::tensor:
         case Source::output: stack.push_back(to_value(saved[next_saved++])); break;
-        default: stack.push_back(constants.get(next_constant++));
+        default: stack.push_back(values[next_constant++]);
       }
     }
     formula.backward.callBoxed(stack);
@@ -168,7 +166,7 @@ struct Operator : torch::autograd::Function<Operator> {
       if (mask[i]) {
         gradients[to] = stack[i].toTensor();
       }
-      to += given[i];
+      to += given[i].toBool();
     }
     return gradients;
   }
@@ -184,12 +182,12 @@ class Recorder : public c10::OperatorKernel {
   void operator()(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) const {
     bool requires_grad = false;
     bool left_to_python = is_transformed();
-    variable_list tensors;
-    for (const IValue& value : torch::jit::last(*stack, op.schema().arguments().size())) {
+    const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
+    for (const IValue& value : arguments) {
       if (value.isTensor()) {
-        tensors.push_back(value.toTensor());
-        requires_grad |= tensors.back().requires_grad();
-        left_to_python |= tensors.back()._fw_grad(/*level=*/0).defined();
+        const at::Tensor& x = value.toTensor();
+        requires_grad |= x.requires_grad();
+        left_to_python |= x._fw_grad(/*level=*/0).defined();
       }
     }
     requires_grad &= at::GradMode::is_enabled();
@@ -200,6 +198,12 @@ class Recorder : public c10::OperatorKernel {
       call_below_autograd(op, keys, stack);
     } else {
       const Call call{*formula_, recorded_, keys, stack};
+      variable_list tensors;
+      for (const IValue& value : arguments) {
+        if (value.isTensor()) {
+          tensors.push_back(value.toTensor());
+        }
+      }
       const variable_list outputs = Operator::apply(call, at::TensorList(tensors));
       const size_t returned = recorded_.schema().returns().size();
       std::copy(outputs.begin(), outputs.end(), stack->end() - returned);

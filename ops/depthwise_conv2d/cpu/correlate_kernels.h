@@ -151,19 +151,21 @@ void correlate(const Correlation<T>& c, int64_t begin, int64_t end,
   using A = acc_t<T>;
   const int64_t lanes = c.lanes.lanes;
   const Columns& columns = c.columns;
-  const int64_t out_h = c.vertical.out_size, groups = c.lanes.channel_groups;
+  const Axis& vertical = c.lanes.bands.axis;
+  const int64_t out_h = vertical.out_size, groups = c.lanes.channel_groups;
   Ring<T> ring;
   Place<T> place;
+  int64_t used = lanes;
   for (int64_t index = begin; index < end; ++index) {
     const int64_t h = index % out_h, group = index / out_h % groups;
     if (index == begin || h == 0) {
       const int64_t images = index / out_h / groups;
-      ring = {c.source_place(images, group), workspace.ring() + columns.left * lanes, c.source_rows,
-              0};
-      place = c.out_place(images, group);
+      ring = {source_place(c.g, c.lanes, c.source, images, group),
+              workspace.ring() + columns.left * lanes, c.source_rows, 0};
+      place = out_place(c.g, c.lanes, c.out, images, group);
+      used = lanes_in_use(c.lanes, place);
     }
-    const TapRows rows =
-        workspace.find_rows(c.vertical, h, c.horizontal.taps * lanes, c.source_rows);
+    const TapRows rows = workspace.find_rows(vertical, h, c.g.kernel_w * lanes, c.source_rows);
     const A* source = nullptr;
     A* out = nullptr;
     int64_t out_pixel = lanes;
@@ -172,7 +174,7 @@ void correlate(const Correlation<T>& c, int64_t begin, int64_t end,
       if (c.direct) {
         source = ring.place.start[0];
         const int64_t next = rows.last + 1, left = ring.place.ahead - next;
-        const int64_t most = c.vertical.transposed ? 1 : c.vertical.stride;
+        const int64_t most = vertical.transposed ? 1 : vertical.stride;
         ahead = {source + next * c.source_rows.size, left < most ? left : most, lanes,
                  c.source_rows.size, false};
       }
@@ -190,11 +192,11 @@ void correlate(const Correlation<T>& c, int64_t begin, int64_t end,
     if (scattered) {
       out = workspace.row();
     }
-    const A* weight = c.weight + group * c.vertical.taps * c.horizontal.taps * lanes;
+    const A* weight = c.weight + group * c.g.kernel_h * c.g.kernel_w * lanes;
     const A* bias = c.bias + group * lanes;
     for (const Block& block : columns.blocks) {
       const auto run = correlate_for<A>(columns, c.vectors, block.outputs);
-      run(block, columns, workspace.rows.data(), rows.count, lanes, source, weight, bias, out,
+      run(block, columns, workspace.rows.data(), rows.count, used, source, weight, bias, out,
           out_pixel, ahead);
     }
     if (scattered) {

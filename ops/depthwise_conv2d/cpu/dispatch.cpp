@@ -33,6 +33,12 @@ bool crowded(const Axis& vertical, const Axis& horizontal, int64_t pixel_bytes) 
   return pixels * rows > kWays * (kPage / std::max(kLine, std::gcd(kPage, pixel_bytes)));
 }
 
+// An image of one channel has either memory format; planes are faster.
+DepthwiseGeometry in_planes(DepthwiseGeometry g) {
+  g.channels_last = g.channels_last && g.c > 1;
+  return g;
+}
+
 // Output rows that are worth a thread, of so many lanes.
 int64_t grain(const DepthwiseGeometry& g, int64_t lanes) {
   const double row = 1.0 * g.out_w * g.kernel_h * g.kernel_w * lanes;
@@ -67,20 +73,20 @@ void correlate(const DepthwiseGeometry& g, bool transposed, Images<const T> sour
   // Lines are used at once where they would not stay in the cache for the rest.
   const int64_t vectors = direct && far ? 2 : 1;
   // The weights of two vectors may be too many for the first-level cache.
-  const Lanes lanes(g, direct ? g.c : taps * kLine > kCache ? vector : pixel);
+  const Lanes lanes(g, vertical, direct ? g.c : taps * kLine > kCache ? vector : pixel);
   const Columns columns(horizontal, lanes.lanes, kMostOutputs / vectors, !direct);
   const auto packed = pack(lanes, weight, g.c, taps);
   const auto packed_bias = pack(lanes, bias, g.c, 1);
-  const SourceRows source_rows{direct ? vertical.source_size : vertical.span(),
+  const Axis& band = lanes.bands.axis;
+  const SourceRows source_rows{direct ? vertical.source_size : band.span(),
                                columns.width * lanes.lanes};
-  const Correlation<T> c{
-      g,      vertical,      horizontal,         lanes, columns, source_rows, vectors, direct,
-      source, packed.data(), packed_bias.data(), out};
+  const Correlation<T> c{g,      lanes,  columns,       source_rows,        vectors,
+                         direct, source, packed.data(), packed_bias.data(), out};
   const int64_t ring_size = direct ? 0 : source_rows.count * source_rows.size;
   const int64_t row_size = direct ? 0 : horizontal.out_size * lanes.lanes;
-  const int64_t rows = lanes.image_groups * lanes.channel_groups * vertical.out_size;
+  const int64_t rows = lanes.image_groups * lanes.channel_groups * band.out_size;
   torch::stable::parallel_for(0, rows, grain(g, lanes.lanes), [&](int64_t begin, int64_t end) {
-    Workspace<A> workspace(vertical.taps, ring_size, row_size);
+    Workspace<A> workspace(band.taps, ring_size, row_size);
     OPS_CALL(correlate(c, begin, end, workspace));
   });
 }
@@ -89,15 +95,17 @@ struct Kernels {
   static constexpr bool kTakesAnyPlanes = true;
 
   template <typename T>
-  static void forward(const Tensor&, const DepthwiseGeometry& g, const T* x, const T* weight,
+  static void forward(const Tensor&, const DepthwiseGeometry& geometry, const T* x, const T* weight,
                       const T* bias, T* out) {
+    const auto g = in_planes(geometry);
     correlate<T>(g, false, input_images(g, x), weight, bias,
                  dense_images(g, out, g.out_h, g.out_w));
   }
 
   template <typename T>
-  static void backward_input(const Tensor&, const DepthwiseGeometry& g, const T* grad,
+  static void backward_input(const Tensor&, const DepthwiseGeometry& geometry, const T* grad,
                              const T* weight, T* out) {
+    const auto g = in_planes(geometry);
     correlate<T>(g, true, dense_images(g, grad, g.out_h, g.out_w), weight, nullptr,
                  dense_images(g, out, g.h, g.w));
   }
@@ -105,9 +113,10 @@ struct Kernels {
   // Ranges of rows make sums of their own, then these are added in order. The ranges depend on the
   // shape alone, so the result does not depend on the number of threads.
   template <typename T>
-  static void backward_weight(const Tensor&, const DepthwiseGeometry& g, const T* grad, const T* x,
-                              T* grad_weight, T* grad_bias) {
+  static void backward_weight(const Tensor&, const DepthwiseGeometry& geometry, const T* grad,
+                              const T* x, T* grad_weight, T* grad_bias) {
     using A = acc_t<T>;
+    const auto g = in_planes(geometry);
     const int64_t vector = vector_bytes() / sizeof(A), pixel = vectors_of(g) * vector;
     const bool direct =
         std::is_same_v<T, A> && x && g.channels_last && g.c >= pixel && g.out_w >= kLongRow &&
@@ -115,7 +124,8 @@ struct Kernels {
         !crowded(vertical_axis(g, false), horizontal_axis(g, false), g.c * sizeof(A));
     const WeightGradient<T> p(g, grad, x, grad_bias,
                               direct ? (g.c + vector - 1) / vector * vector : pixel, direct);
-    const int64_t groups = p.lanes.channel_groups, rows = p.lanes.image_groups * g.out_h;
+    const int64_t groups = p.lanes.channel_groups,
+                  rows = p.lanes.image_groups * p.vertical.out_size;
     const int64_t lanes = p.lanes.lanes, positions = g.kernel_h * g.kernel_w + 1;
     const int64_t thread_rows = grain(g, lanes);
     // Fewer rows, or terms, cost more than they save.

@@ -1,12 +1,12 @@
 // How the CPU computes a depthwise convolution and its gradients.
 //
-// Vectors hold one pixel of several channels (of several images where there are few channels), in
-// either memory format. So a tap is one multiply-add of vectors, whatever the filter, and where
-// adjacent taps take each other's sources, three of them load each source once. Source rows are
-// copied into a ring of rows [pixel][lane], zero-padded left and right, in the accumulator's type;
-// it holds what the taps of one output row span, and stays in the first-level cache. Only where a
-// source meets few taps, as small filters and strides make it, channels-last images are read where
-// they are.
+// Vectors hold one pixel of several channels, in either memory format; where there are few
+// channels, of several images, and where these are few, of several bands of their output rows. So a
+// tap is one multiply-add of vectors, whatever the filter, and where adjacent taps take each
+// other's sources, three of them load each source once. Source rows are copied into a ring of rows
+// [pixel][lane], zero-padded left and right, in the accumulator's type; it holds what the taps of
+// one output row span, and stays in the first-level cache. Only where a source meets few taps, as
+// small filters and strides make it, channels-last images are read where they are.
 //
 // The convolution and its input gradient are both correlations of a source, the input or
 // grad_output, with the filter.
@@ -129,29 +129,77 @@ struct Columns {
   }
 };
 
-// What the lanes of a vector hold: lane i · channels + c is channel c of image i. Where images or
-// channels run out, the last lanes are idle.
+// Bands of output rows, which are computed like images of their own: row h of band b is row
+// h + b · out_rows of the image. Its sources begin `above` rows over the image, so that those of
+// the first band are not negative; rows that are not in the image are zeros.
+struct Bands {
+  int64_t count = 1;                         // in an image
+  int64_t out_rows, source_rows, above = 0;  // from one band to the next, likewise
+  Axis axis;                                 // of a band
+
+  Bands(const Axis& image, int64_t most) : out_rows(image.out_size), source_rows(0), axis(image) {
+    // The input gradient takes rows that lie `stride` apart from adjacent sources.
+    const int64_t unit = image.transposed ? image.stride : 1;
+    const int64_t units = (image.out_size + unit - 1) / unit;
+    const int64_t rows = (units + most - 1) / std::max<int64_t>(1, most) * unit;
+    if (most <= 1 || rows >= image.out_size) {
+      return;
+    }
+    count = (image.out_size + rows - 1) / rows;
+    out_rows = axis.out_size = rows;
+    const int64_t last_tap = (image.taps - 1) * image.dilation;
+    if (image.transposed) {
+      source_rows = rows / image.stride;
+      above = std::max<int64_t>(0, last_tap - image.padding + image.stride - 1) / image.stride;
+      axis.padding += above * image.stride;
+      axis.source_size = (rows - 1 + axis.padding) / image.stride + 1;
+    } else {
+      source_rows = rows * image.stride;
+      above = image.padding;
+      axis.padding = 0;
+      axis.source_size = (rows - 1) * image.stride + last_tap + 1;
+    }
+  }
+};
+
+// What the lanes of a vector hold: lane i · channels + c is channel c of image, or band of an
+// image, i. Where images or channels run out, the last lanes are idle.
 struct Lanes {
   int64_t lanes, channels, images;
+  Bands bands;
   int64_t channel_groups, image_groups;
 
-  Lanes(const DepthwiseGeometry& g, int64_t lanes)
+  Lanes(const DepthwiseGeometry& g, const Axis& vertical, int64_t lanes)
       : lanes(lanes),
         channels(std::min(g.c, lanes)),
         images(lanes / channels),
+        bands(vertical, images / std::max<int64_t>(1, g.n)),
         channel_groups((g.c + channels - 1) / channels),
-        image_groups((g.n + images - 1) / images) {}
+        image_groups((g.n * bands.count + images - 1) / images) {}
 };
 
 // Where the lanes of a vector lie in an image tensor.
 template <typename T>
 struct Place {
-  T* start[kMostLanes];  // of each lane in use in NCHW, of each image in use in NHWC
+  T* start[kMostLanes];  // row 0 of each lane in use in NCHW, of each image in use in NHWC
   int64_t starts;
   int64_t channels;           // in use, of each image
   int64_t width, row, pixel;  // pixel is 0 for NCHW
   int64_t ahead;              // rows, from the first, that are prefetched
   int64_t next;               // in NCHW, from a channel to that of the next group
+  bool bands;
+  int64_t first[kMostLanes];  // of bands: where row 0 is in the image
+  int64_t height;             // and the image's rows
+
+  // The starts, a bit each, whose row h is in the image.
+  uint32_t present(int64_t h) const {
+    uint32_t bits = UINT32_MAX >> (kMostLanes - starts);
+    for (int64_t i = 0; bands && i < starts; ++i) {
+      const bool there = h + first[i] >= 0 && h + first[i] < height;
+      bits &= ~(uint32_t{!there} << i);
+    }
+    return bits;
+  }
 };
 
 // An image tensor: where it is, its size, and from one image, and one channel, to the next.
@@ -172,12 +220,15 @@ Images<T> dense_images(const DepthwiseGeometry& g, T* start, int64_t height, int
   return {start, height, width, strides.n, strides.c};
 }
 
+// Row 0 of band b is row b · band − above of an image.
 template <typename T>
 Place<T> place(const DepthwiseGeometry& g, const Lanes& lanes, const Images<T>& images,
-               int64_t image_group, int64_t channel_group) {
+               int64_t image_group, int64_t channel_group, int64_t band, int64_t above) {
   const int64_t n = image_group * lanes.images, c = channel_group * lanes.channels;
   const int64_t channels = std::min(lanes.channels, g.c - c), width = images.width;
-  Place<T> p{{}, 0, channels, width, width, 0, 0, lanes.channels * images.c};
+  const int64_t bands = lanes.bands.count;
+  Place<T> p{{},        0,  channels,     width, width, 0, 0, lanes.channels * images.c,
+             bands > 1, {}, images.height};
   if (g.channels_last) {
     p.row = width * g.c;
     p.pixel = g.c;
@@ -185,12 +236,27 @@ Place<T> place(const DepthwiseGeometry& g, const Lanes& lanes, const Images<T>& 
       p.ahead = images.height;
     }
   }
-  for (int64_t i = n; i < std::min(n + lanes.images, g.n); ++i) {
+  for (int64_t i = n; i < std::min(n + lanes.images, g.n * bands); ++i) {
     for (int64_t j = c; j < (g.channels_last ? c + 1 : c + channels); ++j) {
-      p.start[p.starts++] = images.start + i * images.n + j * images.c;
+      p.first[p.starts] = i % bands * band - above;
+      p.start[p.starts] = images.start + i / bands * images.n + j * images.c;
+      p.start[p.starts] += p.first[p.starts] * p.row;
+      ++p.starts;
     }
   }
   return p;
+}
+
+template <typename T>
+Place<T> source_place(const DepthwiseGeometry& g, const Lanes& lanes, const Images<T>& images,
+                      int64_t image_group, int64_t group) {
+  return place(g, lanes, images, image_group, group, lanes.bands.source_rows, lanes.bands.above);
+}
+
+template <typename T>
+Place<T> out_place(const DepthwiseGeometry& g, const Lanes& lanes, const Images<T>& images,
+                   int64_t image_group, int64_t group) {
+  return place(g, lanes, images, image_group, group, lanes.bands.out_rows, 0);
 }
 
 // The kernel rows of an output row that are not all padding.
@@ -244,7 +310,6 @@ struct Correlation {
   using A = acc_t<T>;
 
   const DepthwiseGeometry& g;
-  Axis vertical, horizontal;
   Lanes lanes;
   Columns columns;
   SourceRows source_rows;
@@ -253,13 +318,6 @@ struct Correlation {
   Images<const T> source;
   const A *weight, *bias;  // [group of channels][tap][lane], [group of channels][lane]
   Images<T> out;
-
-  Place<const T> source_place(int64_t image_group, int64_t group) const {
-    return place(g, lanes, source, image_group, group);
-  }
-  Place<T> out_place(int64_t image_group, int64_t group) const {
-    return place(g, lanes, out, image_group, group);
-  }
 };
 
 }  // namespace ops::cpu

@@ -41,12 +41,12 @@ __attribute__((always_inline)) inline void fetch_row(const Place<const T>& place
 // pixels, or fewer where rows are shorter. The last square overlaps the one before it. Meanwhile
 // the same pixels of the next group are on their way: its rows are too short and too many to guess.
 template <int M, typename T>
-void gather_lanes(const Place<const T>& place, int64_t h, acc_t<T>* to) {
+void gather_lanes(const Place<const T>& place, int64_t h, uint32_t present, acc_t<T>* to) {
   using A = acc_t<T>;
   constexpr int N = kLanes<A>;
   if constexpr (M > 1) {
     if (place.width < M) {
-      return gather_lanes<M / 2>(place, h, to);
+      return gather_lanes<M / 2>(place, h, present, to);
     }
   }
   for (int64_t first = 0; first < place.starts; first += M) {
@@ -56,7 +56,7 @@ void gather_lanes(const Place<const T>& place, int64_t h, acc_t<T>* to) {
       OPS_UNROLL
       for (int l = 0; l < M; ++l) {
         v[l] = Vec<A, M>{};
-        if (first + l < place.starts) {
+        if (present >> (first + l) & 1) {
           const T* row = place.start[first + l] + h * place.row + at;
           v[l] = load<M>(row);
           __builtin_prefetch(row + place.next, 0, 2);
@@ -73,12 +73,12 @@ void gather_lanes(const Place<const T>& place, int64_t h, acc_t<T>* to) {
 
 // And back.
 template <int M, typename T>
-void scatter_lanes(const acc_t<T>* from, const Place<T>& place, int64_t h) {
+void scatter_lanes(const acc_t<T>* from, const Place<T>& place, int64_t h, uint32_t present) {
   using A = acc_t<T>;
   constexpr int N = kLanes<A>;
   if constexpr (M > 1) {
     if (place.width < M) {
-      return scatter_lanes<M / 2>(from, place, h);
+      return scatter_lanes<M / 2>(from, place, h, present);
     }
   }
   for (int64_t first = 0; first < place.starts; first += M) {
@@ -92,7 +92,7 @@ void scatter_lanes(const acc_t<T>* from, const Place<T>& place, int64_t h) {
       transpose<A, M>(v);
       OPS_UNROLL
       for (int l = 0; l < M; ++l) {
-        if (first + l < place.starts) {
+        if (present >> (first + l) & 1) {
           store<M>(place.start[first + l] + h * place.row + at, v[l]);
         }
       }
@@ -105,13 +105,17 @@ template <typename T>
 void gather_row(const Place<const T>& place, int64_t h, const Lanes& lanes, acc_t<T>* to) {
   using A = acc_t<T>;
   constexpr int N = kLanes<A>;
-  if (place.starts < (place.pixel ? lanes.images : lanes.images * lanes.channels)) {
+  const uint32_t present = place.present(h);
+  if (__builtin_popcount(present) < (place.pixel ? lanes.images : lanes.images * lanes.channels)) {
     __builtin_memset(to, 0, place.width * lanes.lanes * sizeof(A));
   }
   if (!place.pixel) {
-    return gather_lanes<N>(place, h, to);
+    return gather_lanes<N>(place, h, present, to);
   }
   for (int64_t i = 0; i < place.starts; ++i) {
+    if (!(present >> i & 1)) {
+      continue;
+    }
     const T* from = place.start[i] + h * place.row;
     A* lane = to + i * lanes.channels;
     fetch_row(place, i, h + 1);
@@ -123,14 +127,25 @@ void gather_row(const Place<const T>& place, int64_t h, const Lanes& lanes, acc_
 template <typename T>
 void scatter_row(const acc_t<T>* from, const Lanes& lanes, const Place<T>& place, int64_t h) {
   constexpr int N = kLanes<acc_t<T>>;
+  const uint32_t present = place.present(h);
   if (!place.pixel) {
-    return scatter_lanes<N>(from, place, h);
+    return scatter_lanes<N>(from, place, h, present);
   }
   for (int64_t i = 0; i < place.starts; ++i) {
-    T* to = place.start[i] + h * place.row;
-    const acc_t<T>* lane = from + i * lanes.channels;
-    convert_pixels<N>(lane, lanes.lanes, to, place.pixel, place.channels, place.width);
+    if (present >> i & 1) {
+      convert_pixels<N>(from + i * lanes.channels, lanes.lanes, place.start[i] + h * place.row,
+                        place.pixel, place.channels, place.width);
+    }
   }
+}
+
+// Lanes up to the last vector that is not idle: the last group may have fewer channels or images.
+template <typename T>
+int64_t lanes_in_use(const Lanes& lanes, const Place<T>& place) {
+  constexpr int N = kLanes<acc_t<T>>;
+  const int64_t used = (place.starts - 1) * lanes.channels + place.channels;
+  const int64_t rounded = (used + N - 1) / N * N;
+  return place.pixel && rounded < lanes.lanes ? rounded : lanes.lanes;
 }
 
 // Rows of a source, the last that were gathered: row h is at h modulo their number.

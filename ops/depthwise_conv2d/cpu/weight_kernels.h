@@ -81,10 +81,12 @@ void sum_weights(const WeightGradient<T>& p, int64_t group, int64_t begin, int64
   Ring<T> ring;
   Place<const T> place;
   const A* source = nullptr;
+  int64_t used = lanes;
   for (int64_t index = begin; index < end; ++index) {
     const int64_t h = index % out_h;
     if (index == begin || h == 0) {
       place = p.grad_place(index / out_h, group);
+      used = lanes_in_use(p.lanes, place);
       if (p.x) {
         ring = {p.x_place(index / out_h, group), workspace.ring() + p.left * lanes, p.source_rows,
                 0};
@@ -118,7 +120,7 @@ void sum_weights(const WeightGradient<T>& p, int64_t group, int64_t begin, int64
     for (int64_t from = 0; from < out_w; from += kMostTerms) {
       const int64_t until = from + kMostTerms < out_w ? from + kMostTerms : out_w;
       workspace.find_meetings(p, rows.count, from, until);
-      for (int64_t lane = 0; lane < lanes; lane += N) {
+      for (int64_t lane = 0; lane < used; lane += N) {
         const int64_t at = !p.direct || lane + N <= p.pixel ? lane : p.pixel - N;
         const GradRow<A> part{grad.data + at, grad.pixel};
         for (const Meeting& m : workspace.meetings) {

@@ -26,8 +26,9 @@ struct WeightGradient {
   const DepthwiseGeometry& g;
   const T *grad, *x;  // x may be null, for the bias gradient alone
   bool bias;
-  Axis vertical, horizontal;
+  Axis horizontal;
   Lanes lanes;
+  Axis vertical;  // of a band
   std::vector<Column> columns;
   bool direct;          // sources stay in the image, where a pixel has all channels as lanes
   bool mixed;           // all columns' taps are summed together, and meet zeros beside the source
@@ -42,9 +43,9 @@ struct WeightGradient {
         grad(grad),
         x(x),
         bias(bias),
-        vertical(vertical_axis(g, false)),
         horizontal(horizontal_axis(g, false)),
-        lanes(g, lanes_),
+        lanes(g, vertical_axis(g, false), lanes_),
+        vertical(lanes.bands.axis),
         direct(direct),
         pixel(direct ? g.c : lanes_),
         last_vector(lanes_ - (direct ? vector_bytes() / sizeof(acc_t<T>) : 0)) {
@@ -67,10 +68,10 @@ struct WeightGradient {
   int64_t slot(int64_t lane) const { return lane < last_vector ? lane : lane + lanes.lanes - g.c; }
 
   Place<const T> x_place(int64_t image_group, int64_t group) const {
-    return place(g, lanes, input_images(g, x), image_group, group);
+    return source_place(g, lanes, input_images(g, x), image_group, group);
   }
   Place<const T> grad_place(int64_t image_group, int64_t group) const {
-    return place(g, lanes, dense_images(g, grad, g.out_h, g.out_w), image_group, group);
+    return out_place(g, lanes, dense_images(g, grad, g.out_h, g.out_w), image_group, group);
   }
 };
 

@@ -11,11 +11,12 @@ inline Vec<acc_t<T>, N> load_apart(const T* p, int64_t step, std::integer_sequen
     constexpr auto even = std::integer_sequence<int, (2 * I < N ? 2 * I : 2 * I + 1)...>{};
     return shuffle<acc_t<T>, N>(load<N>(p), load<N>(p + N - 1), even);
   } else {
-    T lanes[N];
+    // 16-bit values are inserted into a register: a wide load waits for narrow stores.
+    std::conditional_t<sizeof(T) == 2, Vec<int16_t, N>, T[N]> lanes;
     for (int i = 0; i < N; ++i) {
-      lanes[i] = p[i * step];
+      __builtin_memcpy(&lanes[i], &p[i * step], sizeof(T));
     }
-    return load<N>(lanes);
+    return load<N>(reinterpret_cast<const T*>(&lanes));
   }
 }
 
@@ -135,10 +136,12 @@ template <int STEP, typename T>
 void pool(const MaxPoolPlan& p, const T* x, int64_t step, const PoolWindow& window, int64_t run,
           T* out, void* indices, int64_t at) {
   constexpr int N = kLanes<acc_t<T>>;
-  if constexpr (STEP > 0 && kSpecialised<acc_t<T>>) {
+  if constexpr (kSpecialised<acc_t<T>>) {
     if (p.is_whole(window, 2)) {
       return pool_run<N, STEP, 2>(p, x, step, window, run, out, indices, at);
     }
+  }
+  if constexpr (STEP > 0 && kSpecialised<acc_t<T>>) {
     if (p.is_whole(window, 3)) {
       return pool_run<N, STEP, 3>(p, x, step, window, run, out, indices, at);
     }
