@@ -16,6 +16,9 @@ make_environment "$work/env" --constraint requirements/oldest.txt \
 # compile the sources.
 mkdir "$work/away"
 cp -r tests conf docs scripts README.md pyproject.toml "$work/away"
+if [ -d data ]; then
+  ln -s "$PWD/data" "$work/away"
+fi
 cd "$work/away"
 "$work/env/bin/python" -m pytest --timeout=300 --numprocesses=auto --maxprocesses=4 \
   --ignore=tests/ops/test_bfloat16_store.py --ignore=tests/ops/test_new_operator.py \
