@@ -1,15 +1,15 @@
 """Compile the C++ and CUDA sources under ops/ into libraries beside ops/__init__.py.
 
-    _C                  schemas and CPU kernels, beside any torch since 2.10.
-    _C_cuda             CUDA kernels, likewise.
-    _C_eager_BUILD      autograd and autocast without Python, beside that very build of torch.
+    _C                  schemas and CPU kernels; for any torch >= 2.10.
+    _C_cuda             CUDA kernels; for any torch >= 2.10.
+    _C_eager_BUILD      autograd and autocast in C++; for this build of torch only.
 
 Environment variables:
-    USE_CUDA=0             CPU only, whatever is installed.
-    FORCE_CUDA=1           a missing CUDA toolkit is an error instead of a CPU-only build.
-    TORCH_CUDA_ARCH_LIST   GPU architectures, "9.0" or "8.0;9.0+PTX" (default: the visible GPUs',
-                           without one the latter).
-    CUDA_HOME              the CUDA toolkit (default: the one that nvcc on PATH belongs to).
+    USE_CUDA=0             build for the CPU only.
+    FORCE_CUDA=1           fail without a CUDA toolkit, instead of building for the CPU only.
+    TORCH_CUDA_ARCH_LIST   GPU architectures, such as "9.0" (default: those of the visible GPUs;
+                           without a GPU "8.0;9.0+PTX").
+    CUDA_HOME              the CUDA toolkit (default: that of nvcc on PATH, or /usr/local/cuda).
     DEBUG=1                no optimisation, debug symbols.
     MAX_JOBS               parallel compiler processes.
 """
@@ -25,7 +25,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-TORCH_TARGET = (2, 10)  # the oldest torch that the built libraries run under
+TORCH_TARGET = (2, 10)  # the oldest torch that the libraries support
 PYTHON_TARGET = "cp310"
 DEFAULT_ARCHS = "8.0;9.0+PTX"
 OLDEST_ARCH = (7, 0)
@@ -48,17 +48,17 @@ if tuple(int(part) for part in torch.__version__.split(".")[:2]) < TORCH_TARGET:
 
 
 def has_runtime(root: Path) -> bool:
-    """Return whether a toolkit has the CUDA runtime library, which the kernels are linked with."""
+    """Return whether the toolkit in `root` has the CUDA runtime library."""
     return any(True for lib in ("lib64", "lib") for _ in (root / lib).glob("libcudart.so*"))
 
 
 def toolkit() -> tuple[Path, tuple[int, int]]:
-    """Return the CUDA toolkit's root and version; raise LookupError with the reason if none."""
+    """Return the CUDA toolkit's root and version; raise LookupError if there is none."""
     nvcc = shutil.which("nvcc")
     candidates = [Path(nvcc).resolve().parent.parent] if nvcc else []
     candidates.append(Path("/usr/local/cuda"))
     if nvcc and not has_runtime(candidates[0]):
-        # A wrapper script. The compiler itself knows where it lives: its dry run prints TOP=.
+        # nvcc is a wrapper script: get the toolkit's root from TOP= in the compiler's dry run.
         dry_run = subprocess.run(
             [nvcc, "--dryrun", "-x", "cu", "-E", os.devnull], capture_output=True, text=True
         )
@@ -100,7 +100,7 @@ def cuda_toolkit() -> tuple[Path, tuple[int, int]] | None:
 
 
 def architectures() -> str:
-    """Return TORCH_CUDA_ARCH_LIST (default: the visible GPUs' or DEFAULT_ARCHS), if supported."""
+    """Return the GPU architectures to compile for; exit if one is too old."""
     chosen = os.environ.get("TORCH_CUDA_ARCH_LIST")
     if not chosen and torch.cuda.is_available():
         gpus = {torch.cuda.get_device_capability(gpu) for gpu in range(torch.cuda.device_count())}
@@ -126,8 +126,8 @@ from torch.utils.cpp_extension import BuildExtension, CppExtension, CUDAExtensio
 target = f"-DTORCH_TARGET_VERSION=0x{TORCH_TARGET[0]:02x}{TORCH_TARGET[1]:02x}000000000000"
 optimise = ["-O0", "-g"] if flag("DEBUG") else ["-O3"]
 eager_flags = [
-    *([] if flag("DEBUG") else ["-g0"]),  # Python's own flags ask for debug symbols
-    f"-ffile-prefix-map={Path.cwd()}/=",  # messages name files as they lie in the project
+    *([] if flag("DEBUG") else ["-g0"]),  # overrides -g in Python's flags
+    f"-ffile-prefix-map={Path.cwd()}/=",  # relative paths in error messages
     *optimise,
     "-fvisibility=hidden",
     "-Wall",
@@ -147,13 +147,13 @@ if cuda and cuda[1] >= (12, 8):
     nvcc_flags.append("--compress-mode=size")
 
 
-# Two libraries at once, so that no core waits for a last file.
+# Build two libraries at once: all cores stay busy during the last file of one.
 LIBRARIES_AT_ONCE = None if os.environ.get("MAX_JOBS") else 2
 os.environ.setdefault("MAX_JOBS", str(len(os.sched_getaffinity(0))))
 
 
 class Build(BuildExtension):
-    """Keep compiled objects between builds; remove libraries that this build does not make."""
+    """Keep compiled objects between builds; remove libraries that are no longer built."""
 
     def finalize_options(self) -> None:
         """Keep the objects in build/objects: setuptools compiles editable installations in /tmp."""
@@ -162,7 +162,7 @@ class Build(BuildExtension):
         self.parallel = LIBRARIES_AT_ONCE
 
     def build_extension(self, ext: Extension) -> None:
-        """Build a library in a folder, and with a ninja file, of its own."""
+        """Build a library in its own folder, with its own ninja file."""
         command = copy.copy(self)
         command.build_temp = f"{self.build_temp}/{ext.name}"
         super(Build, command).build_extension(ext)
@@ -172,7 +172,7 @@ class Build(BuildExtension):
         super().run()
         made = {extension.name.removeprefix("ops.") for extension in self.extensions}
         folders = [Path(self.build_lib) / "ops"]
-        if self.inplace or self.editable_mode:  # a wheel may be for others than who works here
+        if self.inplace or self.editable_mode:  # a wheel leaves the sources alone
             folders.append(Path("ops"))
         for library in (path for folder in folders for path in folder.glob("_C*.so")):
             if library.name.split(".")[0] not in made:
@@ -182,7 +182,7 @@ class Build(BuildExtension):
 def extension(
     kind: Callable[..., Extension], name: str, sources: Iterable[Path], **flags: list[str]
 ) -> Extension:
-    """Describe one library. Sources in folders come first: they take longest to compile."""
+    """Describe one library; sources in cpu/ folders, the slowest to compile, come first."""
     ops = Path("ops")
     return kind(
         name,

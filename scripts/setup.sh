@@ -1,14 +1,14 @@
 # shellcheck shell=bash
-# Makes .venv, installs the requirements and builds the operators; does nothing where that is done.
+# Makes .venv, installs the requirements and builds the operators; skips steps that are up to date.
 #
 #   source scripts/setup.sh           what the commands need
 #   source scripts/setup.sh test      also what the tests need
 #   source scripts/setup.sh tools     what the tests need, but no built operators
 #   source scripts/setup.sh nothing   only the functions below
 #
-# Leaves the project's folder current and .venv first on PATH. PYTHON chooses the interpreter for a
-# new .venv. Builds the kernels that this machine can run: for its GPUs' architectures, or for the
-# CPU only. USE_CUDA, FORCE_CUDA and TORCH_CUDA_ARCH_LIST decide otherwise; setup.py explains them.
+# Changes to the project's folder and puts .venv first on PATH. PYTHON is the interpreter of a new
+# .venv. Builds the CPU kernels and, if PyTorch sees GPUs, the CUDA kernels for their architectures.
+# USE_CUDA, FORCE_CUDA and TORCH_CUDA_ARCH_LIST override this: see setup.py.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -21,7 +21,7 @@ fail() {
   exit 1
 }
 
-# Runs a command with its output in a log, and shows its progress.
+# Usage: step TITLE COMMAND... Shows the command's progress; its output goes to a log.
 step() {
   local title=$1
   shift
@@ -30,7 +30,7 @@ step() {
 
 is_suitable() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; }
 
-# The python3 that the user has chosen, if it will do, else the newest there is.
+# Prints the interpreter: PYTHON if set, else python3 if it is 3.10 or newer, else the newest one.
 find_python() {
   local candidates=(python3 python3.14 python3.13 python3.12 python3.11 python3.10 python)
   if [ -n "${PYTHON-}" ]; then
@@ -51,7 +51,7 @@ list_sources() {
   find ops -type f \( -name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu' \) "$@"
 }
 
-# The stamp of a step says what it was done for.
+# Whether a step is up to date: is_done STEP INPUTS compares the step's stamp with its inputs.
 is_done() { [ -f "$venv/$1.stamp" ] && [ "$(cat "$venv/$1.stamp")" = "$2" ]; }
 
 make_venv() {
@@ -91,8 +91,8 @@ if torch.cuda.is_available():
 END
 }
 
-# Prints the variable that makes setup.py build what this machine can run; nothing where the user
-# has set one.
+# Prints the variable for setup.py that selects this machine's kernels; nothing if the user has set
+# one.
 choose_kernels() {
   if [ -n "${USE_CUDA-}${FORCE_CUDA-}${TORCH_CUDA_ARCH_LIST-}" ]; then
     return
@@ -106,7 +106,7 @@ choose_kernels() {
   fi
 }
 
-# Whether those of the last build are all there still.
+# Whether all libraries of the last build still exist.
 has_libraries() { [ -s "$venv/libraries" ] && xargs ls <"$venv/libraries" >/dev/null 2>&1; }
 
 build_operators() {
@@ -130,15 +130,14 @@ build_operators() {
   printf '%s\n' "$wanted" >"$venv/build.stamp"
 }
 
-# Makes the folder $work, which is removed on exit. Not in /tmp, which may be in memory: PyTorch takes
-# gigabytes.
+# Makes the folder $work and removes it on exit. PyTorch takes gigabytes, and /tmp may be in memory.
 make_work_folder() {
   mkdir -p build
   work=$(mktemp -d "$PWD/build/work.XXXXXX")
   trap 'rm -rf "$work"' EXIT
 }
 
-# Makes an environment in a folder, and installs what the other arguments say.
+# Usage: make_environment FOLDER REQUIREMENT... Makes an environment and installs the requirements.
 make_environment() {
   local folder=$1
   shift
@@ -147,7 +146,7 @@ make_environment() {
     "$folder/bin/python" -m pip install --disable-pip-version-check --no-compile "$@"
 }
 
-# Builds a wheel: build_wheel FOLDER [PYTHON SOURCE], of this project with .venv's python, or another.
+# Usage: build_wheel FOLDER [PYTHON SOURCE]. Default: this project, with .venv's python.
 build_wheel() {
   local kernels
   kernels=$(choose_kernels)
@@ -157,8 +156,8 @@ build_wheel() {
 }
 
 unset PYTHONHOME
-export NINJA_STATUS='[%f/%t] ' # as scripts/progress.py reads it
-export PIP_USER=0 PIP_REQUIRE_VIRTUALENV=0 # whatever the user's configuration says: .venv it is
+export NINJA_STATUS='[%f/%t] ' # parsed by scripts/progress.py
+export PIP_USER=0 PIP_REQUIRE_VIRTUALENV=0 # override the user's pip configuration
 if [ "${1:-}" = nothing ]; then
   return
 fi

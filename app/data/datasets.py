@@ -16,9 +16,9 @@ from torch.nn import functional as F
 from app.config.errors import UserError
 from app.config.schema import DataConfig, from_mapping
 
-FIRST_BYTE = 6.0  # seconds until the first byte of a download, name resolution included
-STALLED = 10.0  # seconds without a byte after which a download has failed
-# A process, because a thread that waits for the network cannot be ended. Prints why it failed.
+FIRST_BYTE = 6.0  # timeout in seconds for the first byte of a download, name resolution included
+STALLED = 10.0  # socket timeout in seconds
+# Run in a subprocess: a thread that waits for the network cannot be killed. Prints the error.
 FETCH = """
 import socket, sys
 from torchvision import datasets
@@ -37,7 +37,7 @@ except Exception as error:
 
 @dataclass
 class Split:
-    """Images uint8 [N, 1, 28, 28], 0 is background, and labels int64 [N]."""
+    """Images uint8 [N, 1, 28, 28] with background 0, and labels int64 [N]."""
 
     images: Tensor
     labels: Tensor
@@ -58,11 +58,11 @@ class Dataset:
         name: As in `DataConfig.name`.
         classes: Names of the labels 0, 1, ...
         mean: Mean of the training pixels in [0, 1].
-        std: Their standard deviation.
+        std: Standard deviation of the training pixels.
         train: Training images without the validation images.
-        val: Held out of the training images, to choose a checkpoint.
-        test: Used once, at the end.
-        fallback_from: The requested data set, if this is its replacement.
+        val: Validation images, held out of the training images to choose a checkpoint.
+        test: Test images, used once, at the end.
+        fallback_from: The requested data set, if this one replaces it.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class _Source:
-    """A data set of torchvision: its class there, (images, labels) files, class names."""
+    """A torchvision data set: class in torchvision, (images, labels) files, class names."""
 
     torchvision: str
     train: tuple[str, str]
@@ -110,17 +110,17 @@ _IDX_TYPES: dict[int, np.dtype[Any]] = {8: np.dtype(np.uint8), 12: np.dtype(">i4
 
 
 class DownloadError(Exception):
-    """The files cannot be downloaded; the message says why."""
+    """A failed download, with the reason."""
 
 
 def load_dataset(cfg: DataConfig) -> Dataset:
     """Load a data set and split off its validation images.
 
-    Without a network it is replaced by `cfg.fallback`, with a warning on stderr and
-    `Dataset.fallback_from` set.
+    If the download fails, load `cfg.fallback` instead, warn on stderr and set
+    `Dataset.fallback_from`.
 
     Raises:
-        UserError: A file is damaged, the data cannot be had and `cfg.fallback` is None, or the
+        UserError: A file is damaged, the download failed and `cfg.fallback` is None, or the
             training set is too small for `cfg.val_size`.
     """
     try:
@@ -151,7 +151,7 @@ def load_dataset(cfg: DataConfig) -> Dataset:
 
 
 def load_split(cfg: DataConfig, train: bool) -> Split:
-    """Load the training or the test images of a data set, downloading it if it is not there.
+    """Load the training or test images of a data set; download it if it is missing.
 
     Raises:
         DownloadError: The data set is not under `cfg.root` and cannot be downloaded.
@@ -174,10 +174,10 @@ def load_split(cfg: DataConfig, train: bool) -> Split:
 
 
 def load_test_split(name: str, root: str) -> Split:
-    """Load the test images of a data set alone, downloading it if it is not under `root`.
+    """Load only the test images of a data set; download it if it is not under `root`.
 
     Raises:
-        UserError: A file is damaged, or the data cannot be had.
+        UserError: A file is damaged, or the download failed.
     """
     try:
         return load_split(from_mapping(DataConfig, {"root": root, "name": name}), train=False)
@@ -186,9 +186,9 @@ def load_test_split(name: str, root: str) -> Split:
 
 
 def download(name: str, root: Path) -> None:
-    """Download torchvision's data set `name` to `root`, with its progress on stderr.
+    """Download torchvision's data set `name` to `root`; show the progress on stderr.
 
-    Archives that are there and whole are not fetched again.
+    Complete archives are not downloaded again.
 
     Raises:
         DownloadError: There is no network, or the transfer failed.
@@ -214,7 +214,7 @@ def download(name: str, root: Path) -> None:
             reason, _ = process.communicate()
         finally:
             process.kill()
-            for path in missing:  # kept where there is something in it
+            for path in missing:  # rmdir keeps folders that are not empty
                 with suppress(OSError):
                     path.rmdir()
     if process.returncode:
@@ -226,7 +226,7 @@ def _sizes(folder: Path) -> set[tuple[Path, int]]:
 
 
 def _mean_std(images: Tensor) -> tuple[float, float]:
-    """Return mean and standard deviation of uint8 pixels scaled to [0, 1], by their histogram."""
+    """Return mean and standard deviation of uint8 pixels scaled to [0, 1], from the histogram."""
     count = torch.bincount(images.flatten(), minlength=256).double()
     value = torch.arange(256, dtype=torch.float64) / 255
     mean = (count @ value) / count.sum()
@@ -237,10 +237,10 @@ def _mean_std(images: Tensor) -> tuple[float, float]:
 def _read_split(folder: Path, images_file: str, labels_file: str) -> Split:
     images = _read_idx(folder / images_file)
     labels = _read_idx(folder / labels_file).astype(np.int64)
-    labels = labels[:, 0] if labels.ndim == 2 else labels  # QMNIST: the class, then its origins
-    pixels = images.dtype == np.uint8 and images.shape == (labels.size, 28, 28)
-    classes = labels.ndim == 1 and labels.size and np.isin(labels, range(10)).all()
-    if not (pixels and classes):
+    labels = labels[:, 0] if labels.ndim == 2 else labels  # QMNIST: column 0 is the class
+    valid_images = images.dtype == np.uint8 and images.shape == (labels.size, 28, 28)
+    valid_labels = labels.ndim == 1 and labels.size and np.isin(labels, range(10)).all()
+    if not (valid_images and valid_labels):
         raise UserError(
             f"{folder}: {images_file} and {labels_file} do not belong together: "
             "delete both and run again"
@@ -249,9 +249,9 @@ def _read_split(folder: Path, images_file: str, labels_file: str) -> Split:
 
 
 def _read_idx(path: Path) -> np.ndarray[Any, Any]:
-    """Read an IDX file: two zeros, type, number of sizes, sizes, values, big-endian.
+    """Read an IDX file: two zero bytes, dtype code, rank, shape, values; big-endian.
 
-    torchvision reads them too, but importing it would double the start of every command.
+    Importing torchvision's reader would double the start-up time of every command.
     """
     content = np.fromfile(path, np.uint8)
     magic = content[:4].tolist()
@@ -269,9 +269,9 @@ def _read_idx(path: Path) -> np.ndarray[Any, Any]:
 
 
 def _load_digits(train: bool) -> Split:
-    """Load scikit-learn's 1,797 digits of 8x8 pixels: four in five for training, one for testing.
+    """Load scikit-learn's 1,797 digits of 8x8 pixels: 80 % for training, 20 % for testing.
 
-    Scaled up to 20x20 in the middle of 28x28, as MNIST's digits are.
+    Digits are scaled to 20x20 and centred in 28x28, as in MNIST.
     """
     from sklearn.datasets import load_digits  # slow to import, and only needed here
 

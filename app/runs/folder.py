@@ -1,4 +1,4 @@
-"""Run folders: outputs/<date>/<time>-<random>, one a run, locked by the process that writes."""
+"""Run folders outputs/<date>/<time>-<unique>: create, lock, find, read."""
 
 import dataclasses
 import json
@@ -18,9 +18,9 @@ from app.config.errors import UserError
 from app.config.schema import TrainConfig
 from app.runs.files import write_atomically
 
-CONFIG = Path(".hydra", "config.yaml")  # a folder without it is no run
+CONFIG = Path(".hydra", "config.yaml")  # marks a run folder
 OVERRIDES = Path(".hydra", "overrides.yaml")
-LAUNCH = Path(".hydra", "launch")  # identifies the torchrun launch that made the folder
+LAUNCH = Path(".hydra", "launch")  # identity of the torchrun launch that created the folder
 LOCK = Path(".hydra", "lock")
 SUMMARY = "summary.json"
 COMMANDS = {
@@ -28,17 +28,17 @@ COMMANDS = {
     "model.onnx": "export one with `python -m app.export_onnx`",
 }
 RESULTS = ("test_accuracy", "val_accuracy", "parameters", "training_seconds", "images_per_second")
-FREE = ("resume", "data.root", "device", "outputs")  # do not make another kind of run
+FREE = ("resume", "data.root", "device", "outputs")  # not hyperparameters
 
 
 def create_run_folder(cfg: TrainConfig, launch: str = "") -> Path:
-    """Make the folder of a run with its configuration in `.hydra/`; in a sweep it is Hydra's.
+    """Create a run folder (in a sweep: the one that Hydra named) with the configuration.
 
-    Called after all checks, so that wrong usage leaves nothing behind. The configuration comes
-    last: a folder without one is no run. `launch` identifies the launch of torchrun.
+    Call it after all checks: wrong usage must leave no folder. `.hydra/config.yaml` is written
+    last, because it marks a run folder. `launch` identifies the torchrun launch.
 
     Raises:
-        UserError: The folder cannot be made.
+        UserError: The folder cannot be created.
         WriteError: A file in it cannot be written.
     """
     folder = swept_dir() or Path(cfg.outputs) / run_name()
@@ -61,10 +61,10 @@ def run_name() -> str:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a run; it ends with the process at the latest.
+    """Hold the lock of the run in `folder`; the system releases it if the process dies.
 
     Raises:
-        UserError: Another process holds it, or the folder cannot be written.
+        UserError: Another process holds the lock, or the folder cannot be written.
     """
     try:
         with FileLock(folder / LOCK, blocking=False):
@@ -79,7 +79,7 @@ def find_runs(root: Path) -> list[Path]:
 
 
 def started(folder: Path) -> int:
-    """Return when the run in `folder` was started, in nanoseconds; 0 if it is no run."""
+    """Return the start time of the run in `folder`, in nanoseconds; 0 for any other folder."""
     try:
         return (folder / CONFIG).stat().st_mtime_ns
     except OSError:
@@ -87,7 +87,7 @@ def started(folder: Path) -> int:
 
 
 def newest(runs: Iterable[Path]) -> Path | None:
-    """Return the run that was started last; None of none."""
+    """Return the run that was started last; None if `runs` is empty."""
     return max(runs, key=started, default=None)
 
 
@@ -112,12 +112,12 @@ def find_run(resume: str, outputs: str) -> Path:
 def find_checkpoint(outputs: str | Path = "outputs", name: str = "best.pt") -> Path:
     """Return the file `name` of the newest run under `outputs` that has one.
 
-    The newest run is the one that was started last; files outside of run folders come after all
-    runs, the newest file first. A line on stderr names the run if it is not finished, or if a newer
-    one has no such file.
+    Runs are ordered by their start. If no run has the file, return the newest one outside of run
+    folders. Print the choice on stderr if its run is not finished, or if a newer run lacks the
+    file.
 
     Raises:
-        UserError: None has one, or `outputs` cannot be read.
+        UserError: There is no such file, or `outputs` cannot be read.
     """
     root = Path(outputs)
     try:
@@ -129,17 +129,17 @@ def find_checkpoint(outputs: str | Path = "outputs", name: str = "best.pt") -> P
         raise UserError(f"no run under {outputs}/ has a {name}: {COMMANDS[name]}")
     folder = max(files, key=lambda path: (started(path), files[path]))
     status = status_of(read_summary(folder)) if folder in runs else "finished"
-    told = f"using {folder / name} ({status})"
-    without = newest(run for run in runs if started(run) > started(folder))
-    if without:
-        told += f": {without} ({status_of(read_summary(without))}) has no {name}"
-    if without or status != "finished":
-        print(told, file=sys.stderr)
+    message = f"using {folder / name} ({status})"
+    newer = newest(run for run in runs if started(run) > started(folder))
+    if newer:
+        message += f": {newer} ({status_of(read_summary(newer))}) has no {name}"
+    if newer or status != "finished":
+        print(message, file=sys.stderr)
     return folder / name
 
 
 def status_of(summary: dict[str, Any]) -> str:
-    """Return finished, interrupted, failed; or unfinished: running or killed."""
+    """Return finished, interrupted, failed, or (running or killed) unfinished."""
     return str(summary.get("status", "unfinished"))
 
 
@@ -153,7 +153,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """Return the `summary.json` of the run in `folder`; empty where there is none yet.
+    """Return the `summary.json` of the run in `folder`; empty if there is none yet.
 
     Raises:
         UserError: It cannot be read, or lacks the results of a finished run.
@@ -169,7 +169,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
 def _read(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
     try:
         values = parse(path.read_text())
-    except Exception as error:  # every kind of damage has a type of its own
+    except Exception as error:  # the parsers raise many types
         reason = " ".join(str(error).split())
         raise UserError(f"{path}: cannot be read: {reason}") from error
     if not isinstance(values, dict):

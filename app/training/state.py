@@ -1,4 +1,4 @@
-"""The state of a training run: start it, save it, restore it."""
+"""Start, save, restore and resume a training run."""
 
 import dataclasses
 from contextlib import ExitStack
@@ -48,15 +48,15 @@ class Run:
     Attributes:
         data: The data set, on `device`.
         train_step: The network, its optimiser and its EMA.
-        step: Steps done.
-        epoch: Epochs done, each with its validation.
+        step: Completed steps.
+        epoch: Completed epochs, validation included.
         best: Validation accuracy of best.pt; -1 before there is one.
         images: Images trained on by all processes.
         seconds: Time in training steps, without evaluation and checkpoints.
-        threads: CPU threads at the last checkpoint; 0 before.
-        points: Loss, number of correct images and gradient norm of this epoch's steps so far, over
-            all processes, float32 [steps, 3].
-        log_size: Bytes of the JSON lines at the last checkpoint.
+        threads: CPU threads at the last checkpoint; 0 before the first one.
+        points: Loss, number of correct images and gradient norm of each step of this epoch, reduced
+            over all processes, float32 [steps, 3].
+        log_size: Size of `metrics.jsonl` in bytes at the last checkpoint.
     """
 
     cfg: TrainConfig
@@ -76,14 +76,15 @@ class Run:
 
     @property
     def schedule(self) -> Schedule:
-        """The lengths of the run and its learning rates."""
+        """Batch size, numbers of steps and epochs, and learning rates."""
         return self.train_step.schedule
 
 
 def start(cfg: TrainConfig, world: World, lock: ExitStack) -> Run | dict[str, Any]:
-    """Start a new run, or resume one: `lock` holds its folder from before its state is read.
+    """Start a new run, or resume one.
 
-    The folder of a new run is created last, when all checks have passed.
+    `lock` holds the lock of the run's folder: a resumed run is locked before its state is read. The
+    folder of a new run is created last, after all checks.
 
     Returns:
         The run, or the summary of a run that is finished.
@@ -109,7 +110,7 @@ def start(cfg: TrainConfig, world: World, lock: ExitStack) -> Run | dict[str, An
             f"data.val_size={len(data.val)}: leaves {len(data.train)} training images, "
             f"at least {world.size} are needed, one a process"
         )
-    torch.backends.cudnn.deterministic = True  # the same bits in every run
+    torch.backends.cudnn.deterministic = True  # bitwise reproducible
     torch.manual_seed(cfg.seed)
     model = build_model(cfg.model, len(data.classes)).to(device)
     if device.type == "cpu":
@@ -130,11 +131,11 @@ def start(cfg: TrainConfig, world: World, lock: ExitStack) -> Run | dict[str, An
 def find_state(
     cfg: TrainConfig, world: World, lock: ExitStack
 ) -> tuple[TrainConfig, Path | None, Checkpoint | None] | dict[str, Any]:
-    """Find and lock the run to resume: the one of torchrun's last start, or `cfg.resume`.
+    """Find and lock the run to resume: the one that torchrun restarts, or `cfg.resume`.
 
     Returns:
-        The configuration of the run, its folder (None: a new run) and its last checkpoint (None: it
-        was killed before there was one, and begins anew); or the summary of a finished run.
+        The configuration of the run, its folder (None: a new run) and its last checkpoint (None:
+        start at step 0); or the summary of a finished run.
     """
     folder = None
     if world.restarts and world.launch:
@@ -159,16 +160,16 @@ def find_state(
 
 
 def find_launched(launch: str, outputs: str) -> Path | None:
-    """Return the run folder that an earlier start of the same launch made, if it did."""
+    """Return the run folder that this torchrun launch created before a restart, if any."""
     launched = [run for run in find_runs(Path(outputs)) if (run / LAUNCH).is_file()]
     return newest(run for run in launched if (run / LAUNCH).read_text() == launch)
 
 
 def load_config(folder: Path, asked: TrainConfig, saved: Checkpoint | None) -> TrainConfig:
-    """Load the configuration of the run in `folder`, with the changes typed in `asked`.
+    """Load the configuration of the run in `folder`, updated by the overrides in `asked`.
 
     Raises:
-        UserError: It cannot be read, or a typed setting is of another run; names the first one.
+        UserError: It cannot be read, or an override contradicts it.
     """
     values = read_settings(folder)
     try:
@@ -178,7 +179,7 @@ def load_config(folder: Path, asked: TrainConfig, saved: Checkpoint | None) -> T
             f"resume={folder}: {CONFIG}: cannot be read: {error}; name another run's folder"
         ) from error
     own, typed = flatten(cfg), typed_overrides()
-    # a run that fell back may be resumed by the name of either data set
+    # after a fallback, `data` may name the requested data set or the fallback
     used = flatten(dataclasses.replace(cfg, data=data_of(cfg, saved)))
     for key, value in flatten(asked).items():
         group, _, name = key.partition(".")
@@ -195,7 +196,7 @@ def load_config(folder: Path, asked: TrainConfig, saved: Checkpoint | None) -> T
 
 
 def data_of(cfg: TrainConfig, saved: Checkpoint | None) -> DataConfig:
-    """Return the configuration of the data set that a run is trained on, after a fallback too."""
+    """Return the data set configuration of a run; after a fallback, that of the fallback."""
     if saved is None or saved.data["fallback_from"] is None:
         return cfg.data
     name, val_size = saved.data["name"], saved.data["val_size"]
@@ -203,7 +204,7 @@ def data_of(cfg: TrainConfig, saved: Checkpoint | None) -> DataConfig:
 
 
 def load_same_data(cfg: TrainConfig, world: World, saved: Checkpoint | None) -> Dataset:
-    """Load the data set of the run; all processes use the one that rank 0 could get."""
+    """Load the data set of the run: in every process the one that rank 0 loaded."""
     wanted, loaded = data_of(cfg, saved), list[Dataset]()
 
     def load() -> tuple[Any, int, str | None]:
@@ -219,7 +220,7 @@ def load_same_data(cfg: TrainConfig, world: World, saved: Checkpoint | None) -> 
 
 
 def save(run: Run, name: str, **metrics: float) -> None:
-    """Write the checkpoint `name` of the run; `last.pt` holds the state to resume from.
+    """Write the checkpoint `name`; only `last.pt` holds the state to resume from.
 
     Raises:
         RunError: The weights are not finite.
@@ -250,7 +251,7 @@ def restore(run: Run, saved: Checkpoint) -> None:
     """Restore the run from `saved`.
 
     Raises:
-        UserError: It belongs to another network or data set, or holds no state to resume from.
+        UserError: `saved` has another network or data set, or no state to resume from.
     """
     path = f"resume={run.folder / LAST}"
     for part, own, here in (
@@ -295,6 +296,6 @@ def not_finite(run: Run, what: str, step: int) -> RunError:
 
 
 def last_good(run: Run) -> str:
-    """Name the checkpoint that a failed run can be resumed from."""
+    """Describe the last checkpoint, for error messages."""
     last = run.folder / LAST
     return f"last good checkpoint: {last}" if last.is_file() else "there is no checkpoint yet"

@@ -30,14 +30,14 @@ from app.training.summary import (
     test,
 )
 
-# Out of memory, where it is a plain RuntimeError: PyTorch on the CPU, CUDA's runtime, cuBLAS.
+# Messages of out-of-memory errors that are plain RuntimeErrors: CPU allocator, CUDA, cuBLAS.
 OUT_OF_MEMORY = re.compile(r"DefaultCPUAllocator|CUDA (error: )?out of memory|ALLOC_FAILED")
-WINDOW = 25  # steps between two looks at their speed
-ASK_EVERY = 50  # steps between two questions to the other processes
+WINDOW = 25  # steps between adjustments of the number of CPU threads
+ASK_EVERY = 50  # steps between all-reduces of the interrupt and checkpoint flags
 
 
 def train(cfg: TrainConfig) -> dict[str, Any]:
-    """Train as `cfg` says, test the best checkpoint once, write everything into a run folder.
+    """Train a network and test its best checkpoint once; write all results to a run folder.
 
     Returns:
         The summary, as in the folder's `summary.json`; an empty dict in ranks other than 0.
@@ -45,7 +45,7 @@ def train(cfg: TrainConfig) -> dict[str, Any]:
     Raises:
         UserError: The data, the device, the output folder or the run to resume cannot be used;
             nothing is written.
-        RunError: The run could not go on.
+        RunError: The run failed: no memory, full disk, lost process, non-finite loss.
         KeyboardInterrupt: The run was interrupted; `last.pt` holds its state.
     """
     started = time.perf_counter()
@@ -54,7 +54,7 @@ def train(cfg: TrainConfig) -> dict[str, Any]:
         world = stack.enter_context(closing(connect()))
         with expected_failures(cfg):
             run = start(cfg, world, stack)
-        if isinstance(run, dict):  # finished before
+        if isinstance(run, dict):  # the summary of a finished run
             return run
         threads = CpuThreads(run.device, run.threads)
         if world.rank > 0:
@@ -96,15 +96,15 @@ def lead(run: Run, tracker: Tracker, threads: CpuThreads, started: float) -> dic
 def fit(
     run: Run, tracker: Tracker | None, interrupted: Callable[[], bool], threads: CpuThreads
 ) -> None:
-    """Train to the last epoch; write `last.pt` after each epoch, and `best.pt` if none was better.
+    """Train to the last epoch; write `last.pt` after each epoch, `best.pt` if it is the best.
 
     `tracker` is None in ranks other than 0. `interrupted` returns whether the run is to stop.
 
     Raises:
-        KeyboardInterrupt: The run was interrupted; it has been saved.
+        KeyboardInterrupt: The run was interrupted, after `last.pt` was written.
     """
     epochs = run.schedule.epochs
-    quiet = None if tracker else True  # None: a bar on terminals only
+    quiet = None if tracker else True  # None: show the bar on terminals only
     with closing(tqdm(total=run.schedule.steps, unit="step", disable=quiet, leave=False)) as bar:
         bar.update(run.step)
         while run.epoch < epochs:
@@ -135,7 +135,7 @@ def train_epoch(
     threads: CpuThreads,
     bar: "tqdm[Any]",
 ) -> tuple[float, float, float]:
-    """Train to the end of the epoch; return its mean loss, accuracy and images a second."""
+    """Train to the end of the epoch; return its mean loss, accuracy and images per second."""
     count, images, seconds = run.schedule.epoch_steps, run.images, run.seconds
     run.train_step.model.train()
     run.train_step.begin(run.epoch, len(run.points))
@@ -160,7 +160,7 @@ def train_epoch(
 def take_steps(
     run: Run, interrupted: Callable[[], bool], threads: CpuThreads, bar: "tqdm[Any]"
 ) -> bool:
-    """Take steps to the next checkpoint or the end of the epoch; return whether to stop there."""
+    """Train to the next checkpoint or the end of the epoch; return whether to stop the run."""
     trainer, alone = run.cfg.trainer, run.world.size == 1
     end = (run.epoch + 1) * run.schedule.epoch_steps
     saved_step, saved_time = run.step, time.monotonic()
@@ -188,7 +188,7 @@ def reached(value: float, limit: float | None) -> bool:
 
 
 def fetch_points(run: Run) -> None:
-    """Fetch the results of the steps since the last time from the device, over all processes."""
+    """Append the results of the steps since the last call to `run.points`; reduce over ranks."""
     first, done = run.epoch * run.schedule.epoch_steps, len(run.points)
     points = run.world.sum(run.train_step.returned[done : run.step - first].clone())
     points[:, [LOSS, NORM]] /= run.world.size
@@ -197,8 +197,8 @@ def fetch_points(run: Run) -> None:
 
 
 def check_finite(run: Run, done: int) -> None:
-    """Raise a RunError for a loss or gradient that is not finite, after `done` steps."""
-    # float16 skips the steps whose gradients overflow
+    """Raise RunError for a non-finite loss or gradient in the epoch's steps after `done`."""
+    # fp16 skips steps with overflowing gradients
     kinds = [LOSS] if run.train_step.loss_scale else [LOSS, NORM]
     for index in (~run.points[done:, kinds].isfinite()).any(1).nonzero().flatten().tolist():
         loss, _, norm = run.points[done + index].tolist()
@@ -207,10 +207,10 @@ def check_finite(run: Run, done: int) -> None:
 
 
 def log_points(run: Run, tracker: Tracker, done: int) -> None:
-    """Log the steps after the first `done` ones of the epoch.
+    """Log the epoch's steps after `done`.
 
-    A point is the mean of `log_every` steps, or of the rest at the end of the epoch; its rate is
-    that of the last step. Steps that float16 skipped have no norm.
+    A point is the mean over `log_every` steps (fewer at the end of the epoch), with the learning
+    rate of the last one. The mean norm omits steps that fp16 skipped.
     """
     every, count = run.cfg.trainer.log_every, run.schedule.epoch_steps
     begin = run.epoch * count
@@ -227,7 +227,7 @@ def log_points(run: Run, tracker: Tracker, done: int) -> None:
 
 
 def save_last(run: Run, tracker: Tracker, **metrics: float) -> None:
-    """Write `last.pt`, after the curves up to it are on the disk."""
+    """Flush the curves to the disk, then write `last.pt`."""
     run.log_size = tracker.flush()
     save(run, LAST, **metrics)
 
@@ -250,22 +250,21 @@ def expected_failures(cfg: TrainConfig, run: Run | None = None) -> Iterator[None
             raise RunError(f"out of memory {where}") from error
         if re.search("gloo|nccl", str(error), re.IGNORECASE):
             where = f"at step {run.step} ({last_good(run)})" if run else "before the first step"
-            raise RunError(f"a process has lost the others {where}") from error
+            raise RunError(f"lost the connection to another process {where}") from error
         raise
 
 
 def lacks_memory(error: RuntimeError) -> bool:
-    """Return whether an exception means that there was not enough memory."""
+    """Return whether `error` is an out-of-memory error."""
     return isinstance(error, torch.OutOfMemoryError) or bool(OUT_OF_MEMORY.search(str(error)))
 
 
 @contextmanager
 def deferred_interrupt() -> Iterator[Callable[[], bool]]:
-    """Defer SIGINT and SIGTERM to a moment when the program can stop.
+    """Record the first SIGINT or SIGTERM; raise KeyboardInterrupt at the second.
 
     Yields:
-        A function that returns whether a signal has arrived. A second signal raises
-        KeyboardInterrupt at once.
+        A function that returns whether a signal has arrived.
     """
     arrived = False
 

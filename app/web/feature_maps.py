@@ -1,4 +1,4 @@
-"""The outputs of a network's first layers, as pictures of 8 bits."""
+"""Feature maps of a network's first layers, as 8-bit images."""
 
 import base64
 from typing import Any, cast
@@ -16,11 +16,11 @@ from ops import GELU, NCReLU
 def predict_with_maps(
     network: TorchPredictor, images: Tensor
 ) -> tuple[Tensor, list[dict[str, Any]]]:
-    """Return logits [N, classes] of images uint8 [N, 1, H, W], and the maps of the first image.
+    """Return logits [N, classes] of images uint8 [N, 1, H, W], and feature maps of the first image.
 
-    Maps are the outputs of the first convolution and of the activation after it, or the state of
-    the recurrent network after each row. Each group of them has a title for people, `count`,
-    `height`, `width`, and `values`: int8 in base64, -127 ... 127 for -`largest` ... `largest`.
+    LeNet: the outputs of the first convolution and of the first activation. LLTM: the state after
+    each row. Each group of maps has `title`, `count`, `height`, `width`, `largest`, and `values`:
+    int8 in base64, where 127 stands for `largest`.
     """
     module, output = network.module, normalize(images, *network.normalization)
     if isinstance(module, RowReader):
@@ -47,7 +47,7 @@ def _maps(layer: nn.Module, values: Tensor) -> list[dict[str, Any]]:
 
 
 def _encode(title: str, maps: Tensor, scale: Tensor) -> dict[str, Any]:
-    """Return maps float32 [count, H, W] as JSON; full colour is the largest value of `scale`."""
+    """Quantise maps float32 [count, H, W] to int8; 127 is the largest magnitude in `scale`."""
     count, height, width = maps.shape
     largest = float(scale.abs().max())
     scaled = (maps * (127 / max(largest, 1e-12))).round().to(torch.int8)

@@ -1,4 +1,4 @@
-// Argument checks. ops/core/check.py has those of fakes, with the same messages.
+// Argument checks of kernels. ops/core/check.py checks fakes, with the same messages.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -16,7 +16,8 @@ namespace ops {
 
 using torch::stable::Tensor;
 
-// Raises a Python RuntimeError with the message that the other arguments make.
+// Throws std::runtime_error (in Python RuntimeError) unless `condition` holds. The message is the
+// concatenation of `message`.
 template <typename... Args>
 void check(bool condition, const Args&... message) {
   if (!condition) {
@@ -26,7 +27,7 @@ void check(bool condition, const Args&... message) {
   }
 }
 
-// Prints integers into a message, as Python prints a list: only where the message is made.
+// Formats integers as a Python list, only if a check fails.
 struct list {
   const std::vector<int64_t>& values;
 };
@@ -39,7 +40,7 @@ inline std::ostream& operator<<(std::ostream& out, const list& l) {
   return out << ']';
 }
 
-// A shape.
+// Formats the shape of `x`.
 struct shape {
   const Tensor& x;
 };
@@ -48,7 +49,7 @@ inline std::ostream& operator<<(std::ostream& out, const shape& s) {
   return out << list{{s.x.sizes().begin(), s.x.sizes().end()}};
 }
 
-// A dtype, as Python names it.
+// Returns the dtype's name in Python.
 inline const char* dtype_name(torch::headeronly::ScalarType dtype) {
   using torch::headeronly::ScalarType;
   switch (dtype) {
@@ -68,7 +69,7 @@ inline const char* dtype_name(torch::headeronly::ScalarType dtype) {
   }
 }
 
-// A device.
+// Formats the device of `x` as Python does.
 struct device {
   const Tensor& x;
 };

@@ -1,15 +1,16 @@
-"""Gradients as PyTorch's derivatives.yaml writes them: a call of the backward operator.
+"""Gradient formulas as in PyTorch's derivatives.yaml: a call of the backward operator.
 
     "exp_backward(grad, output)"
     "max_pool2d_backward(grads[0], indices, kernel_size, input.height, input.width, …)"
 
-A formula also determines what is saved for the gradient. Python and the eager library
-(ops/core/eager/autograd.h) both execute it. Its terms are
+Autograd saves what a formula names. Python (autograd.py) or the eager library (eager/autograd.h)
+executes it. Its terms are
 
-    grad, grads[i]          the gradient of the only output, of output i
-    grad_input_mask         which gradients are needed: one bool for each tensor argument
+    grad                    gradient of the only output
+    grads[i]                gradient of output i
+    grad_input_mask         one bool per tensor argument: whether its gradient is needed
     NAME                    an argument or output; the only output is `output` if it has no name
-    NAME.height, NAME.width, NAME.channels_last      of an argument that is an image
+    NAME.height, NAME.width, NAME.channels_last      property of an image argument
 """
 
 import re
@@ -35,8 +36,8 @@ class Term(NamedTuple):
     """The source of one argument of the backward operator."""
 
     kind: Kind
-    place: int  # of a gradient, argument or output
-    type: str  # in the schema's words
+    place: int  # index of the gradient, argument or output
+    type: str  # as in the schema
 
 
 class Formula:
@@ -106,7 +107,7 @@ class Formula:
         return [sources[t.kind][t.place] for t in self.terms if self._is_saved(t)]
 
     def constants(self, inputs: Sequence[Any]) -> list[Any]:
-        """Return the other values to keep, in the order of the terms."""
+        """Return the values other than tensors to save, in the order of the terms."""
         kept = []
         for kind, index, type_ in self.terms:
             if kind in _IMAGE:
@@ -122,7 +123,7 @@ class Formula:
         constants: Sequence[Any],
         needed: Sequence[bool],
     ) -> tuple[Tensor | None, ...]:
-        """Call the backward operator; return a gradient (None if not needed) an argument."""
+        """Call the backward operator; return one gradient per argument (None: not needed)."""
         mask = [needed[i] for i in self.tensors]
         saved_left, constants_left = iter(saved), iter(constants)
         args: list[Any] = []

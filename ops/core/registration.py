@@ -1,4 +1,4 @@
-"""The one way to register an operator with PyTorch: a declaration, checked against its schema."""
+"""Register operators with PyTorch by declarations that are checked against their schemas."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ from ops.core.formula import Formula
 from ops.core.torch_private import OpOverload, name_of, schema_of
 
 Autocast = Mapping[str, torch.dtype | None]
-REGION: Autocast = {"cpu": None, "cuda": None}  # cast to the region's dtype, as conv2d does
+REGION: Autocast = {"cpu": None, "cuda": None}  # the autocast region's dtype, as for conv2d
 
 _fragment = torch.library.Library("lenet_ops", "FRAGMENT")
 _formulas: dict[OpOverload, Formula] = {}
@@ -47,9 +47,9 @@ def register(
     autocast: Autocast | None = None,
     flops: Callable[..., int] | None = None,
 ) -> None:
-    """Register all that PyTorch must know of an operator beside its kernels.
+    """Register fake, autograd, vmap, autocast and FLOP formula of an operator.
 
-    The gradient also works under torch.func's transforms (grad, jacrev, jvp, jacfwd) and their
+    Gradients also work under torch.func's transforms (grad, jacrev, jvp, jacfwd) and their
     compositions with vmap, which torch.library.register_autograd does not allow.
 
     Args:
@@ -58,15 +58,15 @@ def register(
         backward: the gradient. A formula such as "exp_backward(grad, output)" (see formula.py),
             executed in C++ if the eager library is loaded; or f(args, grads, needed), which returns
             gradients of the leading arguments.
-        saves: names of the tensor arguments that a function `backward` reads, by default all; the
-            others are None in its `args`. A formula says this itself.
+        saves: names of the tensor arguments that a function `backward` reads (default: all); the
+            others are None in its `args`. Not allowed with a formula, which names them.
         jvp: f(args, outputs, tangents), returns one tangent for each output. A tangent is None
-            where the argument is constant or the output not differentiable.
+            if the argument is constant or the output not differentiable.
         vmap: f(info, in_dims, *args), returns outputs and their mapped dimensions.
         recorded: a variant of `op` with the same arguments that returns its output followed by the
             intermediate tensors for the gradient; autograd runs it in place of `op`.
         autocast: the dtype to cast to (None: the region's) for each device type.
-        flops: f(*args, out_shape=...) with shapes in place of tensors.
+        flops: f(*args, out_shape=...), returns FLOPs; shapes replace tensors.
 
     Raises:
         TypeError: the declaration does not fit the operator's schema.
@@ -86,7 +86,7 @@ def register(
         gradient = _formulas[op] = Formula(op, backward)
     else:
         _check_takes(op, "backward", backward, 3)
-        gradient = autograd.Gradient(backward, _places(op, saves))
+        gradient = autograd.Gradient(backward, _tensor_indices(op, saves))
 
     torch.library.register_fake(op.name(), _checked_fake(op, fake))
     kernel = autograd.make_kernel(op, gradient, jvp, recorded)
@@ -114,7 +114,8 @@ def _check_takes(
         ) from error
 
 
-def _places(op: OpOverload, names: Sequence[str] | None) -> set[int]:
+def _tensor_indices(op: OpOverload, names: Sequence[str] | None) -> set[int]:
+    """Return the indices of the named tensor arguments; None: of all."""
     arguments = schema_of(op).arguments
     tensors = {x.name: i for i, x in enumerate(arguments) if "Tensor" in str(x.type)}
     if names is None:
@@ -128,9 +129,9 @@ def _places(op: OpOverload, names: Sequence[str] | None) -> set[int]:
 
 
 def _checked_fake(op: OpOverload, fake: Callable[..., Any]) -> Callable[..., Any]:
-    """Check dtype and devices before `fake`.
+    """Wrap `fake` with checks of dtype and devices.
 
-    PyTorch calls fakes even for arguments on different devices, a meta tensor among CPU tensors.
+    PyTorch also calls fakes for arguments on different devices: a meta tensor among CPU tensors.
     """
     names = [argument.name for argument in schema_of(op).arguments]
 
@@ -156,7 +157,7 @@ def _checked_fake(op: OpOverload, fake: Callable[..., Any]) -> Callable[..., Any
 
 
 def _register_eager(op: OpOverload, recorded: OpOverload) -> None:
-    """Tell the eager library which operator to record, and its gradient formula."""
+    """Register the recorded operator and its gradient formula with the eager library."""
     if not hasattr(torch.ops.lenet_ops_eager, "register_autograd"):
         return
     formula = _formulas.get(recorded)

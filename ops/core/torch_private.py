@@ -1,7 +1,7 @@
 """Every private name of PyTorch that the operators use, and why no public one does.
 
-`scripts/check_torch.sh` runs the tests beside any version; docs/torch-versions.md has its results.
-Only `ops/core/eager`, which is compiled for one version, relies on more.
+`scripts/check_torch.sh` runs the tests with another version. Only `ops/core/eager`, which is
+compiled for one version, relies on more.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Operators with sliding windows: arguments, output sizes, derivatives of bilinear ones."""
+"""Sliding-window operators: argument checks, output sizes, derivatives of bilinear operators."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,8 +14,8 @@ from ops.core.torch_private import OpOverload, name_of, schema_of
 Size = int | tuple[int, int]
 Tangents = tuple[Tensor | None, ...]
 
-_MOST = 2**31  # kMost of windows.h: beyond it sums of sizes could overflow
-_MOST_CHANNELS = 65_535  # of a CUDA grid's second dimension
+_MAX_VALUE = 2**31  # kMost in windows.h: larger values could overflow sums of sizes
+_MAX_CHANNELS = 65_535  # maximum gridDim.y in CUDA
 _LEAST = {"kernel_size": 1, "stride": 1, "padding": 0, "dilation": 1}
 
 
@@ -34,8 +34,8 @@ def pair(op: str, name: str, value: Size | list[int]) -> tuple[int, int]:
         raise TypeError(f"{op}: {name} must be an int or a pair of ints, got {value!r}")
     if min(first, second) < least:
         raise RuntimeError(f"{op}: {name} must be at least {least}, got {value!r}")
-    if max(first, second) > _MOST:
-        raise RuntimeError(f"{op}: {name} must be at most {_MOST}, got {value!r}")
+    if max(first, second) > _MAX_VALUE:
+        raise RuntimeError(f"{op}: {name} must be at most {_MAX_VALUE}, got {value!r}")
     return first, second
 
 
@@ -66,7 +66,7 @@ def check_image(op: str, input: Tensor) -> None:
 def count_places(
     size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool
 ) -> int:
-    """Return the output size of one dimension, for a kernel that fits."""
+    """Return the output size of one dimension; the kernel must fit into the padded input."""
     room = size + 2 * padding - dilation * (kernel - 1) - 1
     last = (room + (stride - 1 if ceil_mode else 0)) // stride
     return last if ceil_mode and last * stride >= size + padding else last + 1
@@ -82,13 +82,13 @@ def places(
     *,
     ceil_mode: bool = False,
 ) -> list[int]:
-    """Return the output size of each dimension, checked as windows.h checks it.
+    """Return the output height and width after the checks of windows.h.
 
-    With `ceil_mode` the last window may reach over the padded image, but must begin before the
+    With `ceil_mode` the last window may extend past the padded image, but must start before the
     padding at its end.
 
     Raises:
-        RuntimeError: the kernel does not fit.
+        RuntimeError: an argument is out of range, or the kernel does not fit.
     """
     spacing = {"stride": stride, "padding": padding, "dilation": dilation}
     for name, values in spacing.items():
@@ -97,8 +97,8 @@ def places(
             raise RuntimeError(
                 f"{op}: {name} must be two integers, at least {least}, got {list(values)}"
             )
-        if max(values) > _MOST:
-            raise RuntimeError(f"{op}: {name} must be at most {_MOST}, got {list(values)}")
+        if max(values) > _MAX_VALUE:
+            raise RuntimeError(f"{op}: {name} must be at most {_MAX_VALUE}, got {list(values)}")
     outputs = []
     for side, size, k, s, p, d in zip("HW", sizes, kernel, stride, padding, dilation, strict=True):
         padded, span = size + 2 * p, d * (k - 1) + 1
@@ -122,22 +122,23 @@ def register_bilinear(
     batch_dims: Dims,
     flops: Callable[[Sequence[int], Sequence[int]], int],
 ) -> None:
-    """Register f(input, weight, [bias,] stride, padding, dilation) and its backward operator.
+    """Register op(input, weight, [bias,] stride, padding, dilation) and its backward operator.
 
-    f is linear in input and weight each. The backward operator takes (grad_output, input, weight,
-    stride, padding, dilation, output_mask), and returns [0] for gradients that are not needed.
+    `op` is linear in input and linear in weight. `op_backward` takes (grad_output, input, weight,
+    stride, padding, dilation, output_mask), and returns a tensor of shape [0] for each gradient
+    that the mask excludes.
 
     Args:
-        op: f.
-        op_backward: its backward.
-        check_arguments: f(name, input, weight, stride, padding, dilation), checks the fakes as the
-            kernels of either operator check tensors, and returns the output's height and width.
-        weight_like: f(weight), returns an empty gradient of it.
-        batch_dims: the dimension of each tensor (input, weight, bias) that vmap folds into.
-        flops: f(weight_shape, output_shape), the operations of one pass.
+        op: the forward operator.
+        op_backward: the backward operator.
+        check_arguments: f(name, input, weight, stride, padding, dilation), checks fakes with the
+            messages of the kernels, and returns the output height and width.
+        weight_like: f(weight), returns an empty tensor for the weight gradient.
+        batch_dims: the dimension of input, weight and bias that vmap folds the batch into.
+        flops: f(weight_shape, output_shape), returns the FLOPs of the forward operator.
     """
-    limit = _MOST_CHANNELS if batch_dims[0] == 1 else None
-    count = len(schema_of(op_backward).returns)  # of tensors: input, weight and perhaps bias
+    limit = _MAX_CHANNELS if batch_dims[0] == 1 else None
+    count = len(schema_of(op_backward).returns)  # gradients: input, weight and, if any, bias
 
     def fake(input: Tensor, weight: Tensor, *rest: Any) -> Tensor:
         *biases, stride, padding, dilation = rest
@@ -172,12 +173,12 @@ def register_bilinear(
     def push(
         input: Tensor, weight: Tensor, geometry: Sequence[Any], tangents: Tangents, like: Tensor
     ) -> Tensor | None:
-        """Return the tangent of the output, of the shape of `like`."""
-        of_input, of_weight, of_bias = (*tangents, None)[:3]
+        """Return the output tangent; `like` has the shape of the output."""
+        input_t, weight_t, bias_t = (*tangents, None)[:3]
         return total(
-            None if of_input is None else apply(of_input, weight, geometry),
-            None if of_weight is None else apply(input, of_weight, geometry),
-            None if of_bias is None else of_bias[:, None, None].expand_as(like),
+            None if input_t is None else apply(input_t, weight, geometry),
+            None if weight_t is None else apply(input, weight_t, geometry),
+            None if bias_t is None else bias_t[:, None, None].expand_as(like),
         )
 
     def jvp(args: Sequence[Any], outputs: Sequence[Tensor], tangents: Tangents) -> Tensor | None:
@@ -186,41 +187,44 @@ def register_bilinear(
     def double_backward(
         args: Sequence[Any], grads: Tangents, needed: Sequence[bool]
     ) -> tuple[Tensor | None, ...]:
-        """`grads` belong to the gradients that the backward operator has returned."""
+        """Return the gradients of grad_output, input and weight.
+
+        `grads` are the gradients of op_backward's outputs; gg_input is that of grad_input.
+        """
         grad_output, input, weight, *geometry, mask = args
-        tangents = tuple(g if m else None for g, m in zip(grads, mask, strict=True))
-        of_input, of_weight = tangents[:2]
-        by_grad_output = by_input = by_weight = None
+        gg = tuple(g if m else None for g, m in zip(grads, mask, strict=True))
+        gg_input, gg_weight = gg[:2]
+        gg_output = grad_input = grad_weight = None
         if needed[0]:
-            by_grad_output = push(input, weight, geometry, tangents, grad_output)
-        if needed[1] and of_weight is not None:
+            gg_output = push(input, weight, geometry, gg, grad_output)
+        if needed[1] and gg_weight is not None:
             only = [True, False, False][:count]
-            by_input = op_backward(grad_output, input, of_weight, *geometry, only)[0]
-        if needed[2] and of_input is not None:
+            grad_input = op_backward(grad_output, input, gg_weight, *geometry, only)[0]
+        if needed[2] and gg_input is not None:
             only = [False, True, False][:count]
-            by_weight = op_backward(grad_output, of_input, weight, *geometry, only)[1]
-        return by_grad_output, by_input, by_weight
+            grad_weight = op_backward(grad_output, gg_input, weight, *geometry, only)[1]
+        return gg_output, grad_input, grad_weight
 
     def jvp_backward(
         args: Sequence[Any], outputs: Sequence[Tensor], tangents: Tangents
     ) -> tuple[Tensor, ...]:
         grad_output, input, weight, *geometry, mask = args
-        of_grad_output, of_input, of_weight = tangents[:3]
-        moved = list(map(torch.zeros_like, outputs))
+        grad_output_t, input_t, weight_t = tangents[:3]
+        outputs_t = list(map(torch.zeros_like, outputs))
 
         def add(tensors: Sequence[Tensor], mask: Sequence[bool]) -> None:
             grads = op_backward(*tensors, *geometry, mask)
             for i in range(count):
                 if mask[i]:
-                    moved[i] = moved[i] + grads[i]
+                    outputs_t[i] = outputs_t[i] + grads[i]
 
-        if of_grad_output is not None:
-            add((of_grad_output, input, weight), mask)
-        if of_input is not None and mask[1]:
-            add((grad_output, of_input, weight), [False, True, False][:count])
-        if of_weight is not None and mask[0]:
-            add((grad_output, input, of_weight), [True, False, False][:count])
-        return tuple(moved)
+        if grad_output_t is not None:
+            add((grad_output_t, input, weight), mask)
+        if input_t is not None and mask[1]:
+            add((grad_output, input_t, weight), [False, True, False][:count])
+        if weight_t is not None and mask[0]:
+            add((grad_output, input, weight_t), [True, False, False][:count])
+        return tuple(outputs_t)
 
     def count_flops(_: Any, weight: Sequence[int], *rest: Any, out_shape: Any) -> int:
         return flops(weight, out_shape)
@@ -228,7 +232,7 @@ def register_bilinear(
     def count_flops_backward(
         grad_output: Sequence[int], _: Any, weight: Sequence[int], *rest: Any, out_shape: Any
     ) -> int:
-        return sum(rest[-1][:2]) * flops(weight, grad_output)  # a pass for each of input and weight
+        return sum(rest[-1][:2]) * flops(weight, grad_output)  # one pass per gradient
 
     register(
         op,

@@ -14,7 +14,7 @@ struct ExpForward {
   }
 };
 
-// exp' = exp, which the forward pass has left in its output.
+// exp' = exp: the derivative is the output.
 struct ExpBackward {
   template <typename T>
   OPS_DEVICE T operator()(T grad_output, T output) const {
@@ -22,7 +22,7 @@ struct ExpBackward {
   }
 };
 
-// The operator for one device's Loop.
+// `Loop` is the elementwise loop of a device.
 template <typename Loop>
 Tensor exp(const Tensor& input) {
   return map<Loop>("exp", input, ExpForward{});

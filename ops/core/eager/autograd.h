@@ -1,9 +1,9 @@
-// Autograd without Python: executes the gradient formulas of ops/core/formula.py.
+// Autograd in C++: executes the gradient formulas of ops/core/formula.py.
 //
-// register_autograd names, for an operator, the operator to record in its place (mostly itself),
-// the backward operator, and the source of each argument of that one. Forward mode, torch.func's
-// transforms and gradients of gradients are left to Python. The stable ABI has no autograd, so this
-// library, which has no kernels, is loaded only beside the PyTorch that it was built with.
+// register_autograd takes the operator to record (usually the operator itself), the backward
+// operator, and the source of each argument of the backward operator. Python handles forward mode,
+// torch.func's transforms and double backward. The stable ABI has no autograd: this library is
+// loaded only with the PyTorch that it was built with, and contains no kernels.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -33,8 +33,8 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using torch::jit::Stack;
 
-// The source of an argument of the backward operator: a term of the formula. Tensors are saved as
-// autograd saves them, other values as they are.
+// A term of the formula: the source of one argument of the backward operator. Tensors are saved by
+// save_for_backward, other values in saved_data.
 struct Source {
   enum Kind { grad, mask, tensor, constant, output, height, width, channels_last } kind;
   size_t index;
@@ -62,7 +62,7 @@ inline Source::Kind kind_of(const std::string& name, const c10::Argument* argume
   return kinds.at(name);
 }
 
-inline IValue of_image(Source::Kind kind, const at::Tensor& image) {
+inline IValue image_property(Source::Kind kind, const at::Tensor& image) {
   switch (kind) {
     case Source::height: return image.sym_size(-2);
     case Source::width: return image.sym_size(-1);
@@ -83,7 +83,7 @@ inline void call_below_autograd(const OperatorHandle& op, DispatchKeySet keys, S
   op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
 }
 
-// A call that is to be recorded.
+// A call for autograd to record.
 struct Call {
   const Formula& formula;
   const OperatorHandle& op;
@@ -93,11 +93,11 @@ struct Call {
 
 struct Operator : torch::autograd::Function<Operator> {
   static constexpr bool is_traceable = true;  // by compiled autograd
-  // Saved beside tensors, as one list: the address of the Formula, which lives as long as the
-  // operator; for each tensor argument whether it was given; constants.
+  // One list in saved_data: the address of the Formula, which lives as long as the operator; for
+  // each tensor argument whether it was given; the other arguments.
   static constexpr const char* kSaved = "saved";
 
-  // Returns the outputs that have gradients; `tensors`, those among the arguments, are for PyTorch.
+  // Returns the differentiable outputs. PyTorch connects them to `tensors`, the tensor arguments.
   static variable_list forward(AutogradContext* ctx, const Call& call, at::TensorList tensors) {
     const auto& schema = call.op.schema();
     const auto last = torch::jit::last(*call.stack, schema.arguments().size());
@@ -118,7 +118,7 @@ struct Operator : torch::autograd::Function<Operator> {
         case Source::tensor: saved.push_back(to_tensor(arguments[i])); break;
         case Source::output: saved.push_back(to_tensor(outputs[i])); break;
         case Source::constant: values.push_back(arguments[i]); break;
-        default: values.push_back(of_image(kind, arguments[i].toTensor()));
+        default: values.push_back(image_property(kind, arguments[i].toTensor()));
       }
     }
     ctx->save_for_backward(std::move(saved));
@@ -132,16 +132,16 @@ struct Operator : torch::autograd::Function<Operator> {
     return differentiable;
   }
 
-  // Returns a gradient for each of the tensors that were given, after nothing for `call`.
+  // Returns an undefined gradient for `call`, then one gradient per given tensor.
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const c10::ArrayRef<IValue> values = ctx->saved_data[kSaved].toListRef();
     const auto& formula = *reinterpret_cast<const Formula*>(values[0].toInt());
     const auto given = values.slice(1, formula.tensors.size());
     c10::List<bool> mask;
     size_t count = 0;
-    for (const IValue& there : given) {
-      mask.push_back(there.toBool() && ctx->needs_input_grad(count));
-      count += there.toBool();
+    for (const IValue& is_given : given) {
+      mask.push_back(is_given.toBool() && ctx->needs_input_grad(count));
+      count += is_given.toBool();
     }
     variable_list gradients(1 + count);
     if (std::none_of(grads.begin(), grads.end(), [](const auto& x) { return x.defined(); })) {
@@ -175,7 +175,7 @@ struct Operator : torch::autograd::Function<Operator> {
 // The Autograd kernel of an operator.
 class Recorder : public c10::OperatorKernel {
  public:
-  // `recorded` runs in the place of the operator where it is recorded.
+  // `recorded` replaces the operator if a gradient is required.
   Recorder(OperatorHandle recorded, std::optional<Formula> formula)
       : recorded_(std::move(recorded)), formula_(std::move(formula)) {}
 
@@ -192,7 +192,7 @@ class Recorder : public c10::OperatorKernel {
     }
     requires_grad &= at::GradMode::is_enabled();
     if (left_to_python || (requires_grad && !formula_)) {
-      // Its kernel is registered for all devices, this one only for some.
+      // Python's kernel is an Autograd kernel of all devices; this one is for CPU and CUDA.
       op.redispatchBoxed(DispatchKeySet(DispatchKey::AutogradOther), stack);
     } else if (!requires_grad) {
       call_below_autograd(op, keys, stack);
@@ -212,7 +212,7 @@ class Recorder : public c10::OperatorKernel {
   }
 
  private:
-  // Whether torch.func's transforms are at work.
+  // Whether a torch.func transform is active.
   static bool is_transformed() {
     const auto included = c10::impl::tls_local_dispatch_key_set().included_;
     return included.has(DispatchKey::FuncTorchDynamicLayerFrontMode) ||
@@ -248,8 +248,8 @@ inline Formula make_formula(const FunctionSchema& forward, const std::string& ba
   return formula;
 }
 
-// Registers the formula that Python has checked against the schemas; without `backward`, gradients
-// are Python's.
+// Registers a formula, which Python has checked against the schemas. If `backward` is empty, Python
+// computes the gradients.
 inline void register_autograd(const std::string& name, const std::string& recorded,
                               const std::string& backward, const std::vector<std::string>& kinds,
                               const std::vector<int64_t>& indices) {
