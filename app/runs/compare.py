@@ -176,7 +176,7 @@ def _newest(outputs: Path) -> Path:
     """Return the newest run's folder, or its sweep's."""
     folder = newest(find_runs(outputs))
     if folder is None:
-        raise UserError(f"latest: no run under {outputs}/: train one with `python -m app.train`")
+        raise UserError(f"no run under {outputs}/: train one with `python -m app.train`")
     # A sweep's runs are numbered; Hydra's own sweeper also leaves multirun.yaml, Optuna's does not.
     swept = folder.name.isdigit() or (folder.parent / "multirun.yaml").is_file()
     return folder.parent if swept else folder
