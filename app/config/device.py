@@ -87,9 +87,9 @@ class CpuThreads:
             return
         if torch.get_num_threads() == self.most:
             due = seconds > SLOWER * self.fastest
-            self.fastest = min(self.fastest, seconds)
         else:
             due = now - self.probed > AGAIN
+        self.fastest = min(self.fastest, seconds)  # with any number: all may be wrong from the start
         if due:
             torch.set_num_threads(fastest_threads(self.most))
             self.begin()

@@ -75,6 +75,20 @@ def test_threads_follow_the_load(machine):
     assert [window(3.0), machine.probes] == [4, 3]  # after five seconds
 
 
+def test_threads_that_were_slow_from_their_first_window(machine):
+    """A machine that is busy at the start, and one probe that was wrong about it."""
+    machine.fastest = 1
+    threads = CpuThreads(torch.device("cpu"))
+    machine.now += 2.0
+    threads.adapt()
+    machine.fastest, machine.now = 4, machine.now + 4.0
+    threads.adapt()
+    assert machine.threads == 4
+    machine.fastest, machine.now = 1, machine.now + 6.0
+    threads.adapt()
+    assert machine.threads == 1
+
+
 def test_threads_are_those_of_the_checkpoint_on_resume(machine):
     machine.fastest = 4
     CpuThreads(torch.device("cpu"), before=2)
