@@ -89,7 +89,7 @@ class CpuThreads:
             due = seconds > SLOWER * self.fastest
         else:
             due = now - self.probed > AGAIN
-        self.fastest = min(self.fastest, seconds)  # with any number: all may be wrong from the start
+        self.fastest = min(self.fastest, seconds)  # with any number of threads
         if due:
             torch.set_num_threads(fastest_threads(self.most))
             self.begin()
