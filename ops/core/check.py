@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-
 _INTEGERS = (int, torch.SymInt, Integral)  # the last: NumPy's
 
 

@@ -12,9 +12,12 @@ inline Vec<acc_t<T>, N> load_apart(const T* p, int64_t step, std::integer_sequen
     return shuffle<acc_t<T>, N>(load<N>(p), load<N>(p + N - 1), even);
   } else {
     // 16-bit values are inserted into a register: a wide load waits for narrow stores.
-    std::conditional_t<sizeof(T) == 2, Vec<int16_t, N>, T[N]> lanes;
+    using Lane = std::conditional_t<sizeof(T) == 2, int16_t, T>;
+    std::conditional_t<sizeof(T) == 2, Vec<Lane, N>, Lane[N]> lanes;
     for (int i = 0; i < N; ++i) {
-      __builtin_memcpy(&lanes[i], &p[i * step], sizeof(T));
+      Lane lane;
+      __builtin_memcpy(&lane, &p[i * step], sizeof(T));
+      lanes[i] = lane;  // a vector's element has no address in Clang
     }
     return load<N>(reinterpret_cast<const T*>(&lanes));
   }
