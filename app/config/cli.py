@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from app.config.errors import UserError, exit_codes, explain
-from app.config.schema import SettingError, from_mapping
+from app.config.schema import SettingError, from_mapping, unknown_key
 
 T = TypeVar("T")
 PATHS = ("checkpoint", "data.root", "file", "input", "outputs", "resume")
@@ -113,13 +113,14 @@ def in_one_line(error: Exception) -> str:
     """Return Hydra's message in one line that names the key and the allowed values."""
     message = " ".join(str(error).split()).partition(" Config search path:")[0]
     if isinstance(error, OverrideParseException):
+        if "=" not in error.override:
+            return f"{error.override}: expected KEY=VALUE (--help lists the keys)"
         return f"{error.override}: {message}"
     cause = error.__cause__
     if not isinstance(cause, OmegaConfBaseException):
         return message
     if isinstance(cause.parent_node, DictConfig) and "not in struct" in str(cause):
-        keys = ", ".join(sorted(str(key) for key in cause.parent_node if key != "hydra"))
-        return f"{cause.full_key}: unknown key, choose from {keys}"
+        return f"{cause.full_key}: {unknown_key(map(str, cause.parent_node))}"
     return f"{message} {' '.join(str(cause).split())}"
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import (
@@ -23,10 +23,10 @@ DatasetName = Literal["mnist", "fashion_mnist", "kmnist", "qmnist", "digits"]
 FORBID = ConfigDict(extra="forbid")
 
 
-def _path(value: str) -> str:
+def _not_blank(value: str) -> str:
     if not value.strip():
-        raise ValueError("Input should be a path")
-    return os.path.expanduser(value)  # noqa: PTH111 (Path would drop a leading ./)
+        raise ValueError("Input should not be blank")
+    return value
 
 
 def _device(value: str) -> str:
@@ -36,7 +36,8 @@ def _device(value: str) -> str:
 
 
 # Hydra parses outputs=2026 as a number
-Path = Annotated[str, Field(coerce_numbers_to_str=True), AfterValidator(_path)]
+Text = Annotated[str, Field(coerce_numbers_to_str=True), AfterValidator(_not_blank)]
+Path = Annotated[Text, AfterValidator(os.path.expanduser)]
 Count = Annotated[int, Field(strict=True, ge=1)]
 Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
@@ -188,7 +189,7 @@ class ExportConfig:
     precision: Literal["fp32", "fp16"] = "fp32"
     quantize: Literal["int8"] | None = None
     web: StrictBool = False
-    web_runtime: Annotated[str, Field(pattern=r"\S")] = "./ort/"
+    web_runtime: Text = "./ort/"
     data: DataRoot = dataclasses.field(default_factory=DataRoot)
     outputs: Path = "outputs"
 
@@ -198,7 +199,7 @@ class DrawConfig:
     """The configuration of `python -m app.draw`."""
 
     checkpoint: Path | None = None
-    host: Annotated[str, Field(pattern=r"\S")] = "127.0.0.1"
+    host: Text = "127.0.0.1"
     port: Annotated[int, Field(strict=True, ge=0, lt=2**16)] | None = None
     open: StrictBool = True
     data: DataRoot = dataclasses.field(default_factory=DataRoot)
@@ -233,7 +234,7 @@ def from_mapping(schema: type[T] | Any, values: Mapping[str, Any], prefix: str =
     key = prefix + ".".join(str(part) for part in first["loc"] if part not in NETWORKS)
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "unexpected_keyword_argument":
-        message = "unknown key, choose from " + ", ".join(_siblings(schema, first["loc"]))
+        message = unknown_key(_siblings(schema, first["loc"]))
     raise SettingError(key, f"{key}={shown(first['input'])}: {message}")
 
 
@@ -244,7 +245,13 @@ def _siblings(schema: Any, path: tuple[int | str, ...]) -> list[str]:
             schema = NETWORKS[str(part)]
         else:
             schema = {item.name: item.type for item in dataclasses.fields(schema)}[str(part)]
-    return sorted(item.name for item in dataclasses.fields(schema))
+    return [item.name for item in dataclasses.fields(schema)]
+
+
+def unknown_key(keys: Iterable[str]) -> str:
+    """Return the message for a key that is not among `keys`."""
+    allowed = ", ".join(sorted({*keys} - {"hydra", "name"}))  # name: set by model=, data=, optim=
+    return "unknown key, " + (f"choose from {allowed}" if allowed else "none is allowed here")
 
 
 def shown(value: Any) -> str:

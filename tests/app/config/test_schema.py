@@ -12,6 +12,7 @@ from app.config.errors import UserError
 from app.config.schema import (
     AugmentConfig,
     DataConfig,
+    DrawConfig,
     ExportConfig,
     LeNetConfig,
     LLTMConfig,
@@ -118,7 +119,7 @@ def test_data_root_comes_from_the_environment(monkeypatch):
         ({"bogus": 1}, "bogus=1: unknown key, choose from augment, data, device, model"),
         ({"model": {"bogus": 1}}, "model={'bogus': 1}: Unable to extract tag using discrimi"),
         ({"model": {"name": "lenet", "x": 1}}, "model.x=1: unknown key, choose from act, conv, he"),
-        ({"model": {"name": "lltm", "act": "relu"}}, "model.act=relu: unknown key, choose from na"),
+        ({"model": {"name": "lltm", "act": "relu"}}, "model.act=relu: unknown key, none is all"),
         ({"model": {"name": "foo"}}, "model={'name': 'foo'}: Input tag 'foo' found using 'name' d"),
         ({"model": 3}, "model=3: Input should be a valid dictionary or object"),
         ({"data": {"fallback": "kmnist"}}, "data.fallback=kmnist: Input should be 'digits'"),
@@ -140,6 +141,12 @@ def test_errors_name_key_value_and_limits(values, message):
         from_mapping(TrainConfig, values)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("schema, key", [(DrawConfig, "host"), (ExportConfig, "web_runtime")])
+def test_text_is_not_blank(schema, key):
+    with pytest.raises(UserError, match=f"^{key}= : Input should not be blank$"):
+        from_mapping(schema, {key: " "})
 
 
 def test_limits_hold_for_objects_too():
