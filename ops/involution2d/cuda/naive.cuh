@@ -1,5 +1,14 @@
-// Involution of any kernel, stride, dilation and dtype: a thread a pixel of a group, which takes
-// every weight once for a few channels. 64 bits count.
+// naive: involution of any kernel, stride, dilation, dtype and size, in 64-bit indices.
+//
+//      weight of (group, tap, pixel)        source window        sums
+//      ┌───┐  loaded once for 8 channels    ┌───────────┐       ┌────────────┐
+//      │ w │ ─────────────────────────────► │ × 8 chan. │ ────► │ 8 channels │ ──► out
+//      └───┘  for every tap                 └───────────┘       └────────────┘
+//
+//   block:   256 adjacent (image, group, row, column) pixels
+//   shared:  nothing
+//   thread:  one pixel of a group, 8 channels at a time; weight gradient: one tap of one pixel,
+//            summed over the channels of the group
 #pragma once
 
 #include "core/cuda/common.cuh"
@@ -7,17 +16,15 @@
 
 namespace ops::cuda {
 
-constexpr int kGeneralThreads = 256;
-constexpr int kGeneralChannels = 8;  // a thread's at a time
+constexpr int kNaiveThreads = 256;
+constexpr int kNaiveChannels = 8;  // in registers at a time
 
-// The thread's image, group and pixel of an h × w image, and in the weight gradient its tap.
-// Neighbouring threads have neighbouring pixels.
-struct GeneralPlace {
+// Image, group, tap (weight gradient only) and pixel of the thread, the column fastest.
+struct NaiveIndex {
   int64_t n, group, tap, h, w;
 
-  __device__ GeneralPlace(const InvolutionGeometry& g, int64_t taps, int64_t height,
-                          int64_t width) {
-    int64_t i = static_cast<int64_t>(blockIdx.x) * kGeneralThreads + threadIdx.x;
+  __device__ NaiveIndex(const InvolutionGeometry& g, int64_t taps, int64_t height, int64_t width) {
+    int64_t i = static_cast<int64_t>(blockIdx.x) * kNaiveThreads + threadIdx.x;
     w = i % width, i /= width;
     h = i % height, i /= height;
     tap = i % taps, i /= taps;
@@ -30,32 +37,32 @@ __device__ inline int64_t offset(const ImageStrides& s, int64_t n, int64_t c, in
   return n * s.n + c * s.c + h * s.h + w * s.w;
 }
 
-// The involution, or its input gradient: `source` is x or grad_output.
+// Forward (source: x) or, with kTransposed, input gradient (source: grad_output).
 template <bool kTransposed, typename T>
-__global__ void __launch_bounds__(kGeneralThreads, 2)
-    involve_general_kernel(InvolutionGeometry g, ImageStrides source_strides,
-                           ImageStrides weight_strides, ImageStrides out_strides,
-                           const T* __restrict__ source, const T* __restrict__ weight,
-                           T* __restrict__ out) {
+__global__ void __launch_bounds__(kNaiveThreads, 2)
+    involve_naive_kernel(InvolutionGeometry g, ImageStrides source_strides,
+                         ImageStrides weight_strides, ImageStrides out_strides,
+                         const T* __restrict__ source, const T* __restrict__ weight,
+                         T* __restrict__ out) {
   const int64_t out_h = kTransposed ? g.h : g.out_h, out_w = kTransposed ? g.w : g.out_w;
   const int64_t source_h = kTransposed ? g.out_h : g.h, source_w = kTransposed ? g.out_w : g.w;
-  const GeneralPlace at(g, 1, out_h, out_w);
+  const NaiveIndex at(g, 1, out_h, out_w);
   if (at.n >= g.n) {
     return;
   }
   const int64_t channels = g.group_channels();
-  for (int64_t first = 0; first < channels; first += kGeneralChannels) {
+  for (int64_t first = 0; first < channels; first += kNaiveChannels) {
     const int64_t channel = at.group * channels + first;
-    acc_t<T> sum[kGeneralChannels] = {};
+    acc_t<T> sum[kNaiveChannels] = {};
     for (int64_t a = 0; a < g.kernel_h; ++a) {
       for (int64_t b = 0; b < g.kernel_w; ++b) {
-        int64_t h, w;  // of the source
+        int64_t h, w;  // source pixel
         bool inside = true;
         if (kTransposed) {
-          const int64_t up = at.h + g.padding_h - a * g.dilation_h;
+          const int64_t top = at.h + g.padding_h - a * g.dilation_h;
           const int64_t left = at.w + g.padding_w - b * g.dilation_w;
-          h = up / g.stride_h, w = left / g.stride_w;
-          inside = up >= 0 && left >= 0 && up % g.stride_h == 0 && left % g.stride_w == 0;
+          h = top / g.stride_h, w = left / g.stride_w;
+          inside = top >= 0 && left >= 0 && top % g.stride_h == 0 && left % g.stride_w == 0;
         } else {
           h = at.h * g.stride_h - g.padding_h + a * g.dilation_h;
           w = at.w * g.stride_w - g.padding_w + b * g.dilation_w;
@@ -65,22 +72,22 @@ __global__ void __launch_bounds__(kGeneralThreads, 2)
           continue;
         }
         const int64_t tap = (at.group * g.kernel_h + a) * g.kernel_w + b;
-        const auto factor = static_cast<acc_t<T>>(
+        const auto tap_weight = static_cast<acc_t<T>>(
             kTransposed ? weight[offset(weight_strides, at.n, tap, h, w)]
                         : weight[offset(weight_strides, at.n, tap, at.h, at.w)]);
 #pragma unroll
-        for (int c = 0; c < kGeneralChannels; ++c) {
+        for (int c = 0; c < kNaiveChannels; ++c) {
           if (first + c < channels) {
             sum[c] +=
-                factor * (inside ? static_cast<acc_t<T>>(
-                                       source[offset(source_strides, at.n, channel + c, h, w)])
-                                 : acc_t<T>(0));
+                tap_weight * (inside ? static_cast<acc_t<T>>(
+                                           source[offset(source_strides, at.n, channel + c, h, w)])
+                                     : acc_t<T>(0));
           }
         }
       }
     }
 #pragma unroll
-    for (int c = 0; c < kGeneralChannels; ++c) {
+    for (int c = 0; c < kNaiveChannels; ++c) {
       if (first + c < channels) {
         out[offset(out_strides, at.n, channel + c, at.h, at.w)] = static_cast<T>(sum[c]);
       }
@@ -89,12 +96,12 @@ __global__ void __launch_bounds__(kGeneralThreads, 2)
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kGeneralThreads)
-    involve_general_weight_kernel(InvolutionGeometry g, ImageStrides x_strides,
-                                  ImageStrides weight_strides, ImageStrides grad_strides,
-                                  const T* __restrict__ x, const T* __restrict__ grad,
-                                  T* __restrict__ grad_weight) {
-  const GeneralPlace at(g, g.taps(), g.out_h, g.out_w);
+__global__ void __launch_bounds__(kNaiveThreads)
+    involve_naive_weight_kernel(InvolutionGeometry g, ImageStrides x_strides,
+                                ImageStrides weight_strides, ImageStrides grad_strides,
+                                const T* __restrict__ x, const T* __restrict__ grad,
+                                T* __restrict__ grad_weight) {
+  const NaiveIndex at(g, g.taps(), g.out_h, g.out_w);
   if (at.n >= g.n) {
     return;
   }

@@ -1,5 +1,6 @@
-// The tiles of an involution with a square kernel of 3, 5 or 7: which pixels a block and a thread
-// have, and how those of an image come into shared memory.
+// Tiles of the tuned involution kernels (3×3, 5×5, 7×7): parameters, the mapping of blocks and
+// threads to outputs, and the copy of NCHW windows to shared memory. A window is the input of a
+// tile: its pixels and the halo around them. A quad is 4 adjacent pixels of a row.
 #pragma once
 
 #include <cuda_pipeline.h>
@@ -9,52 +10,53 @@
 
 namespace ops::cuda {
 
-constexpr int kTileThreads = 128;  // at most
-constexpr int kTileChannels = 16;  // a thread's at a time
-constexpr int kFour = 4;           // adjacent pixels that a thread has; the channels of a step
-constexpr int kTileFours = 16;     // along a row of the tile, at most
+constexpr int kNchwThreads = 128;  // maximum of a block
+constexpr int kTileChannels = 16;  // channels in registers at a time
+constexpr int kQuad = 4;
+constexpr int kChannelStep = 4;  // kernels round a group's channels up to a multiple
+constexpr int kNchwQuads = 16;   // maximum along a row of a tile
 
-// An image tensor: its strides, and its size. Within an image 32 bits count.
-struct TiledImage {
-  int64_t image;
-  int channel, row, pixel;
+// Size and strides (elements) of an image tensor. Offsets within one image fit 32 bits.
+struct ImageView {
+  int64_t stride_n;
+  int stride_c, stride_h, stride_w;
   int h, w;
-  bool nchw;  // rows of adjacent columns; else adjacent channels
-  int lanes;  // adjacent elements that can move at once: of a row or, channels last, of a pixel
+  bool nchw;   // stride_w = 1; otherwise channels-last, stride_c = 1
+  int vector;  // elements of the widest aligned load, along w (NCHW) or c (channels-last)
 };
 
 struct TiledInvolution {
-  int groups, channels;  // channels of a group
-  TiledImage source, weight, out;
-  int offset_h, offset_w;  // the source's pixel that output 0 takes at tap 0
+  int groups, channels;  // channels per group
+  ImageView source, weight, out;
+  int offset_h, offset_w;  // source pixel of output 0 at tap 0
   int tiles_h, tiles_w;
-  int fours, rows;         // of a tile: an even number, and in NCHW a multiple of 4
-  int lead;                // columns of a window of pixels before the first that output 0 takes
-  int before_h, before_w;  // outputs of the first squares that lie before the image
-  FastDivide pairs{1};     // a pair of fours is 8 pixels
-  int columns, pitch;  // of a window in shared memory: those that are filled, those that there are
-  int window_stride;   // from one channel's window to the next
+  int quads, rows;  // of a tile; quads are even, rows in NCHW a multiple of 4
+  int lead;         // NHWC kernel: window columns before the first tap, for alignment
+  int cell_offset_h, cell_offset_w;  // NHWC kernel: pixels of the first cell outside the image
+  FastDivide quad_pairs{1};          // divides by quads / 2
+  int window_columns, window_pitch;  // NCHW windows: columns that are filled, row stride
+  int window_stride;  // elements per channel (NCHW kernel) or of all 16 channels (NHWC kernel)
 
-  OPS_DEVICE int width() const { return kFour * fours; }
+  OPS_DEVICE int width() const { return kQuad * quads; }  // of a tile
   OPS_DEVICE int window_channels(int at_once) const {
-    return round_up(channels < at_once ? channels : at_once, kFour);
+    return round_up(channels < at_once ? channels : at_once, kChannelStep);
   }
 };
 
-// The columns of a window before the first that output 0 takes, so that with a padding of half the
-// kernel 16 bytes of a window are 16 aligned bytes of the image.
+// Window columns before the first tap. With a padding of K / 2, aligned 16-byte vectors of the
+// image are then aligned vectors of the window.
 template <typename T, int K>
 constexpr int kLead = round_up(K / 2, kVectorBytes / sizeof(T)) - K / 2;
 
-// Columns of a window that a thread takes, in fours, from the four on that holds its first.
-constexpr int kWindowFours = 3;
+// Quads of a window row that a thread loads: K + 3 columns and those lost to alignment.
+constexpr int kWindowQuads = 3;
 
-// The block's tile.
-struct TilePlace {
+// Image, group and first output of the block's tile.
+struct BlockTile {
   int64_t n;
   int group, row, col;
 
-  __device__ TilePlace(const TiledInvolution& p, int64_t index) {
+  __device__ BlockTile(const TiledInvolution& p, int64_t index) {
     col = static_cast<int>(index % p.tiles_w) * p.width();
     index /= p.tiles_w;
     row = static_cast<int>(index % p.tiles_h) * p.rows;
@@ -63,30 +65,32 @@ struct TilePlace {
     n = index / p.groups;
   }
 
+  // Return a pointer to `first_channel` of the block's image.
   template <typename T>
-  __device__ T* start(T* data, const TiledImage& image, int first_channel) const {
-    return data + n * image.image + static_cast<int64_t>(first_channel) * image.channel;
+  __device__ T* base(T* data, const ImageView& image, int first_channel) const {
+    return data + n * image.stride_n + static_cast<int64_t>(first_channel) * image.stride_c;
   }
 };
 
-// And the thread's pixels in it. Eight threads have two fours of four rows: with rows 32 bytes
-// modulo 64 apart they read other banks.
-struct Tile : TilePlace {
+// First pixel of the thread's quad in the block's tile. Eight threads cover 2 quads × 4 rows: with
+// the window pitch at 32 bytes modulo 64, their loads have no bank conflict.
+struct NchwTile : BlockTile {
   int y, x;
 
-  __device__ explicit Tile(const TiledInvolution& p) : TilePlace(p, blockIdx.x) {
-    const int eight = threadIdx.x / 8, pairs = p.fours / 2;
-    const int y4 = static_cast<int>(p.pairs(eight));
-    y = 4 * y4 + threadIdx.x / 2 % 4;
-    x = 8 * (eight - y4 * pairs) + threadIdx.x % 2 * kFour;
+  __device__ explicit NchwTile(const TiledInvolution& p) : BlockTile(p, blockIdx.x) {
+    const int octet = threadIdx.x / 8, quad_pairs = p.quads / 2;
+    const int quad_row = static_cast<int>(p.quad_pairs(octet));
+    y = 4 * quad_row + threadIdx.x / 2 % 4;
+    x = 8 * (octet - quad_row * quad_pairs) + threadIdx.x % 2 * kQuad;
   }
 };
 
-// A thread's walk over a box of elements that the block's threads take in turns.
-struct Walk {
+// Block-stride loop over a box [slow][middle_size][fast_size]; divides before the loop only.
+struct BlockStrideLoop {
   int fast, middle, slow;
 
-  __device__ Walk(int fasts, int middles) : fasts_(fasts), middles_(middles) {
+  __device__ BlockStrideLoop(int fast_size, int middle_size)
+      : fast_size_(fast_size), middle_size_(middle_size) {
     split(threadIdx.x, fast, middle, slow);
     split(blockDim.x, step_fast_, step_middle_, step_slow_);
   }
@@ -94,25 +98,25 @@ struct Walk {
     fast += step_fast_;
     middle += step_middle_;
     slow += step_slow_;
-    if (fast >= fasts_) {
-      fast -= fasts_;
+    if (fast >= fast_size_) {
+      fast -= fast_size_;
       ++middle;
     }
-    if (middle >= middles_) {
-      middle -= middles_;
+    if (middle >= middle_size_) {
+      middle -= middle_size_;
       ++slow;
     }
   }
 
  private:
-  int fasts_, middles_;
+  int fast_size_, middle_size_;
   int step_fast_, step_middle_, step_slow_;
 
   __device__ void split(int index, int& a, int& b, int& c) const {
-    const int rest = index / fasts_;
-    a = index - rest * fasts_;
-    c = rest / middles_;
-    b = rest - c * middles_;
+    const int rest = index / fast_size_;
+    a = index - rest * fast_size_;
+    c = rest / middle_size_;
+    b = rest - c * middle_size_;
   }
 };
 
@@ -126,7 +130,7 @@ __device__ void store(T* to, const Vector<T, V>& value) {
   *reinterpret_cast<Vector<T, V>*>(to) = value;
 }
 
-// Elements as floats; two of 16 bits lie in a register, and an instruction each converts them.
+// Convert elements to float. A pair of bfloat16 in one register takes one instruction per element.
 template <typename T, int V>
 __device__ void to_floats(const Vector<T, V>& from, float* to) {
 #pragma unroll
@@ -140,19 +144,19 @@ __device__ void to_floats(const Vector<T, V>& from, float* to) {
   }
 }
 
-// Calls f(Width<V>{}) with as many as an image's lanes, a power of two up to kMost.
+// Call f(Width<V>{}) with V = min(image.vector, kMost), a power of two.
 template <int kMost, typename F>
-__device__ void dispatch_lanes(const TiledImage& image, const F& f) {
+__device__ void dispatch_vector(const ImageView& image, const F& f) {
   if constexpr (kMost > 1) {
-    if (image.lanes < kMost) {
-      return dispatch_lanes<kMost / 2>(image, f);
+    if (image.vector < kMost) {
+      return dispatch_vector<kMost / 2>(image, f);
     }
   }
   f(Width<kMost>{});
 }
 
-// Copies an element, or several, without waiting for them where the hardware can; zeros if not
-// `inside`. (The copy's own way to fill with zeros takes several instructions more.)
+// Copy V elements to shared memory, with cp.async from 4 bytes on; store zeros unless `inside`.
+// (The zero-fill operand of cp.async takes more instructions than the branch.)
 template <int V, typename T>
 __device__ void copy_async(T* to, const T* from, bool inside) {
   if constexpr (V * sizeof(T) < 4) {
@@ -164,29 +168,31 @@ __device__ void copy_async(T* to, const T* from, bool inside) {
   }
 }
 
-// Copies the windows of `channels` channels, from (row, col) on, to shared memory, V elements at a
-// time; zeros beyond the image, and channels of zeros to make it fours.
+// Copy the windows of `channels` channels, whose first pixel is (row, col), to shared memory in
+// vectors of V elements. Fill pixels outside the image, and channels up to kChannelStep, with
+// zeros.
 template <int V, typename T>
-__device__ void copy_nchw(const T* __restrict__ from, const TiledInvolution& p, int rows, int row,
-                          int col, int channels, T* __restrict__ to) {
-  const TiledImage& image = p.source;
-  const int end = round_up(channels, kFour);
+__device__ void copy_nchw_windows(const T* __restrict__ from, const TiledInvolution& p, int rows,
+                                  int row, int col, int channels, T* __restrict__ to) {
+  const ImageView& image = p.source;
+  const int end = round_up(channels, kChannelStep);
 #pragma unroll 2
-  for (Walk at(p.columns / V, rows); at.slow < end; at.next()) {
-    const int h = row + at.middle, w = col + at.fast * V;
-    const bool inside = h >= 0 && h < image.h && w >= 0 && w < image.w && at.slow < channels;
-    copy_async<V>(to + at.slow * p.window_stride + at.middle * p.pitch + at.fast * V,
-                  from + (inside ? at.slow * image.channel + h * image.row + w : 0), inside);
+  for (BlockStrideLoop loop(p.window_columns / V, rows); loop.slow < end; loop.next()) {
+    const int h = row + loop.middle, w = col + loop.fast * V;
+    const bool inside = h >= 0 && h < image.h && w >= 0 && w < image.w && loop.slow < channels;
+    copy_async<V>(to + loop.slow * p.window_stride + loop.middle * p.window_pitch + loop.fast * V,
+                  from + (inside ? loop.slow * image.stride_c + h * image.stride_h + w : 0),
+                  inside);
   }
 }
 
-// Starts to copy the windows that a tile takes; wait_for_copies() before they are read.
+// Start copying a tile's windows; call wait_for_copies() before reading them.
 template <int K, typename T>
-__device__ void copy_windows(const T* __restrict__ from, const TiledInvolution& p, const Tile& tile,
-                             int channels, T* __restrict__ to) {
+__device__ void copy_windows(const T* __restrict__ from, const TiledInvolution& p,
+                             const NchwTile& tile, int channels, T* __restrict__ to) {
   const int row = tile.row + p.offset_h, col = tile.col + p.offset_w - kLead<T, K>;
-  dispatch_lanes<kVectorBytes / sizeof(T)>(p.source, [&](auto lanes) {
-    copy_nchw<lanes.value>(from, p, p.rows + K - 1, row, col, channels, to);
+  dispatch_vector<kVectorBytes / sizeof(T)>(p.source, [&](auto lanes) {
+    copy_nchw_windows<lanes.value>(from, p, p.rows + K - 1, row, col, channels, to);
   });
 }
 
@@ -196,42 +202,43 @@ __device__ inline void wait_for_copies() {
   __syncthreads();
 }
 
-// The pixels of a window's row that K taps of four outputs take.
+// The K + 3 pixels of a window row that the K taps of a quad of outputs read, as floats.
 template <typename T, int K>
-struct SourceRow {
-  static constexpr int kFirst = kLead<T, K> / kFour * kFour;  // of the window's columns
-  static_assert(kLead < T, K > -kFirst + K + kFour - 1 <= kWindowFours * kFour);
-  float lane[K + kFour - 1];
+struct WindowRow {
+  static constexpr int kFirst = kLead<T, K> / kQuad * kQuad;  // window column of the first load
+  static_assert(kLead < T, K > -kFirst + K + kQuad - 1 <= kWindowQuads * kQuad);
+  float pixel[K + kQuad - 1];
 
-  __device__ explicit SourceRow(const T* window) {
-    float fours[kWindowFours][kFour];
+  __device__ explicit WindowRow(const T* window) {
+    float quads[kWindowQuads][kQuad];
 #pragma unroll
-    for (int i = 0; i < kWindowFours; ++i) {
-      to_floats(load<kFour>(window + kFirst + i * kFour), fours[i]);
+    for (int i = 0; i < kWindowQuads; ++i) {
+      to_floats(load<kQuad>(window + kFirst + i * kQuad), quads[i]);
     }
 #pragma unroll
-    for (int i = 0; i < K + kFour - 1; ++i) {
+    for (int i = 0; i < K + kQuad - 1; ++i) {
       const int at = kLead<T, K> - kFirst + i;
-      lane[i] = fours[at / kFour][at % kFour];
+      pixel[i] = quads[at / kQuad][at % kQuad];
     }
   }
 };
 
-// Calls f(Width<V>{}, c, i) for every V pixels from channel c and pixel i on that there are of a
-// thread's 16 channels and 4 pixels in the image `out`.
+// Call f(Width<V>{}, c, i) for each vector of V pixels, at channel c < min(channels, 16) and pixel
+// i < 4 of the thread's quad, inside the image p.out.
 template <typename F>
-__device__ void for_each_out(const TiledInvolution& p, const Tile& tile, int channels, const F& f) {
-  const int there = p.out.w - tile.col - tile.x;  // pixels
+__device__ void for_each_output(const TiledInvolution& p, const NchwTile& tile, int channels,
+                                const F& f) {
+  const int pixels = p.out.w - tile.col - tile.x;
   if (tile.row + tile.y >= p.out.h) {
     return;
   }
-  dispatch_lanes<kFour>(p.out, [&](auto lanes) {
+  dispatch_vector<kQuad>(p.out, [&](auto lanes) {
     constexpr int V = decltype(lanes)::value;
 #pragma unroll
     for (int c = 0; c < kTileChannels; ++c) {
 #pragma unroll
-      for (int i = 0; i < kFour; i += V) {
-        if (c < channels && i < there) {
+      for (int i = 0; i < kQuad; i += V) {
+        if (c < channels && i < pixels) {
           f(lanes, c, i);
         }
       }
