@@ -7,8 +7,8 @@
 
 namespace ops {
 
-// Beside each maximum its place in the window is kept, rows first: all that backward needs. A byte
-// holds it where the window has no more than kByteTaps pixels, else int64.
+// Forward saves the tap of each maximum for backward: its row-major position in the window, as
+// uint8 for windows of at most kByteTaps pixels, otherwise int64.
 constexpr int64_t kByteTaps = 256;
 
 struct MaxPoolGeometry : Windows {
@@ -22,13 +22,13 @@ struct MaxPoolGeometry : Windows {
   }
 };
 
-// What users say of the windows.
+// Arguments of the operator.
 struct PoolWindows {
   const std::vector<int64_t>&kernel_size, &stride, &padding, &dilation;
   bool ceil_mode;
 };
 
-// For `x`, the input or the gradient of the output, and an input of h by w pixels.
+// Check the arguments for `x` (input or grad_output) and an input of h × w pixels.
 inline MaxPoolGeometry max_pool_geometry(const char* op, const Tensor& x, int64_t h, int64_t w,
                                          const PoolWindows& p, bool channels_last) {
   check_pair(op, "kernel_size", p.kernel_size, 1);
@@ -49,7 +49,7 @@ void dispatch_index(ScalarType type, const F& f) {
   type == ScalarType::Byte ? f(type_tag<uint8_t>{}) : f(type_tag<int64_t>{});
 }
 
-// The pooling for one Backend, which brings the kernels.
+// Check, allocate and call Backend's kernel.
 template <typename Backend>
 std::tuple<Tensor, Tensor> max_pool2d(const Tensor& input, std::vector<int64_t> kernel_size,
                                       std::vector<int64_t> stride, std::vector<int64_t> padding,
@@ -90,7 +90,7 @@ Tensor max_pool2d_backward(const Tensor& grad_output, const Tensor& indices,
   check_shape(op, "indices", indices, {g.n, g.c, g.out_h, g.out_w});
   check_device(op, "grad_output", grad_output, "indices", indices);
   const Tensor grad = in_format(grad_output, channels_last);
-  const Tensor places = in_format(indices, channels_last);
+  const Tensor taps = in_format(indices, channels_last);
   Tensor out = empty_image(grad, g.n, g.c, g.h, g.w, channels_last);
   dispatch_floating(op, grad.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
@@ -98,7 +98,7 @@ Tensor max_pool2d_backward(const Tensor& grad_output, const Tensor& indices,
     dispatch_index(g.index_type(), [&](auto index_tag) {
       using I = typename decltype(index_tag)::type;
       if (out.numel() > 0) {
-        Backend::backward(grad, g, grad.const_data_ptr<T>(), places.const_data_ptr<I>(),
+        Backend::backward(grad, g, grad.const_data_ptr<T>(), taps.const_data_ptr<I>(),
                           out.mutable_data_ptr<T>());
       }
     });

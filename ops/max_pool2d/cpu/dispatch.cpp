@@ -1,3 +1,5 @@
+// CPU max pooling: forward by rows; backward by rows if windows do not overlap, otherwise by
+// images.
 #include "max_pool2d/cpu/plan.h"
 #include "max_pool2d/op.h"
 #define OPS_KERNELS "max_pool2d/cpu/kernels.h"
@@ -6,14 +8,14 @@
 namespace ops::cpu {
 namespace {
 
-constexpr int64_t kGrain = 32768;  // elements: less is not worth waking a thread for
-constexpr int64_t kLeastRun = 8;   // adjacent outputs: vectors of fewer are slower than none
+constexpr int64_t kGrain = 32768;  // elements per thread, minimum
+constexpr int64_t kMinRun = 8;     // adjacent outputs: below it scalar scatter is faster
 
-// Sums the gradients of an image's outputs where their maxima are. `offset_of` a place says how far
-// that is from the window's first pixel.
+// Scatter-add the output gradients of an image to the maxima. offset_of(tap): elements from the
+// window's first pixel.
 template <typename T, typename I, typename Sum, typename OffsetOf>
-void scatter(const MaxPoolPlan& p, const OffsetOf& offset_of, const T* grad, const I* indices,
-             Sum* sums) {
+void scatter_add(const MaxPoolPlan& p, const OffsetOf& offset_of, const T* grad, const I* indices,
+                 Sum* sums) {
   const MaxPoolGeometry& g = p.g;
   const uint64_t size = p.image();
   const int64_t run = p.run(), step = p.pixel == 1 ? g.stride_w : 1;
@@ -24,7 +26,7 @@ void scatter(const MaxPoolPlan& p, const OffsetOf& offset_of, const T* grad, con
           p.offset(row * g.stride_h - g.padding_h, column * g.stride_w - g.padding_w);
       for (int64_t i = 0; i < run; ++i) {
         const uint64_t at = first + i * step + offset_of(indices[i]);
-        if (at < size) {  // always, but for indices that are not max_pool2d's
+        if (at < size) {  // guards against indices that are not of max_pool2d
           sums[at] += static_cast<Sum>(grad[i]);
         }
       }
@@ -35,32 +37,30 @@ void scatter(const MaxPoolPlan& p, const OffsetOf& offset_of, const T* grad, con
 }
 
 template <typename T, typename I>
-void scatter_images(const MaxPoolPlan& p, const T* grad, const I* indices, T* out) {
+void scatter_add_images(const MaxPoolPlan& p, const T* grad, const I* indices, T* out) {
   using A = acc_t<T>;
-  const auto compute_offset = [&](int64_t place) {
-    constexpr int64_t kNowhere = int64_t{1} << 62;
-    const int64_t row = place / p.g.kernel_w, column = place % p.g.kernel_w;
-    const bool exists = place >= 0 && place < p.g.taps();
-    return exists ? row * p.row_step + column * p.column_step : kNowhere;
+  const auto compute_offset = [&](int64_t tap) {
+    constexpr int64_t kOutside = int64_t{1} << 62;
+    const int64_t row = tap / p.g.kernel_w, column = tap % p.g.kernel_w;
+    const bool valid = tap >= 0 && tap < p.g.taps();
+    return valid ? row * p.row_step + column * p.column_step : kOutside;
   };
   int64_t offsets[kByteTaps];
-  for (int64_t place = 0; place < kByteTaps; ++place) {
-    offsets[place] = compute_offset(place);
+  for (int64_t tap = 0; tap < kByteTaps; ++tap) {
+    offsets[tap] = compute_offset(tap);
   }
-  const auto offset_of = [&](I place) {
-    return sizeof(I) == 1 ? offsets[place] : compute_offset(place);
-  };
+  const auto offset_of = [&](I tap) { return sizeof(I) == 1 ? offsets[tap] : compute_offset(tap); };
   const int64_t size = p.image(), out_size = p.g.out_h * p.g.out_w * p.pixel;
   torch::stable::parallel_for(0, p.images(), kGrain / size + 1, [&](int64_t begin, int64_t end) {
-    const bool in_place = std::is_same_v<A, T> || p.disjoint;  // there is nothing to round
+    const bool in_place = std::is_same_v<A, T> || p.disjoint;  // no rounding of partial sums
     std::vector<A> sums(in_place ? 0 : size);
     for (int64_t i = begin; i < end; ++i) {
       const T* from = grad + i * out_size;
-      const I* places = indices + i * out_size;
+      const I* taps = indices + i * out_size;
       if (in_place) {
-        scatter(p, offset_of, from, places, out + i * size);
+        scatter_add(p, offset_of, from, taps, out + i * size);
       } else {
-        scatter(p, offset_of, from, places, sums.data());
+        scatter_add(p, offset_of, from, taps, sums.data());
         OPS_CALL(convert_all(sums.data(), out + i * size, size));
       }
     }
@@ -81,12 +81,12 @@ struct Kernels {
   static void backward(const Tensor&, const MaxPoolGeometry& g, const T* grad, const I* indices,
                        T* out) {
     const MaxPoolPlan p(g);
-    if (!p.disjoint || p.run() < kLeastRun) {
-      return scatter_images(p, grad, indices, out);
+    if (!p.disjoint || p.run() < kMinRun) {
+      return scatter_add_images(p, grad, indices, out);
     }
     const int64_t grain = kGrain / (g.w * p.pixel * g.stride_h) + 1;
     torch::stable::parallel_for(0, p.images() * g.out_h, grain, [&](int64_t begin, int64_t end) {
-      OPS_CALL(max_pool_spread_rows(p, grad, indices, out, begin, end));
+      OPS_CALL(max_unpool_rows(p, grad, indices, out, begin, end));
     });
   }
 };

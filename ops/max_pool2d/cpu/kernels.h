@@ -1,30 +1,30 @@
-// Max pooling of rows of an image; see plan.h. No include guard: see core/cpu/dispatch_isa.h.
+// Vector kernels of CPU max pooling; see plan.h. No include guard: see core/cpu/dispatch_isa.h.
 
 namespace ops::cpu::OPS_ISA {
 
-// N elements that are STEP, or if that is 0 `step`, apart.
+// Load N elements at stride STEP (0: run-time `step`).
 template <int N, int STEP, typename T, int... I>
-inline Vec<acc_t<T>, N> load_apart(const T* p, int64_t step, std::integer_sequence<int, I...>) {
+inline Vec<acc_t<T>, N> load_strided(const T* p, int64_t step, std::integer_sequence<int, I...>) {
   if constexpr (STEP == 1 || N == 1) {
     return load<N>(p);
-  } else if constexpr (STEP == 2) {  // the second vector ends where the last element is
+  } else if constexpr (STEP == 2) {  // the second load ends at the last element
     constexpr auto even = std::integer_sequence<int, (2 * I < N ? 2 * I : 2 * I + 1)...>{};
     return shuffle<acc_t<T>, N>(load<N>(p), load<N>(p + N - 1), even);
   } else {
-    // 16-bit values are inserted into a register: a wide load waits for narrow stores.
+    // Insert 16-bit values into a register: a wide load after narrow stores stalls (no forwarding).
     using Lane = std::conditional_t<sizeof(T) == 2, int16_t, T>;
     std::conditional_t<sizeof(T) == 2, Vec<Lane, N>, Lane[N]> lanes;
     for (int i = 0; i < N; ++i) {
       Lane lane;
       __builtin_memcpy(&lane, &p[i * step], sizeof(T));
-      lanes[i] = lane;  // a vector's element has no address in Clang
+      lanes[i] = lane;  // Clang: vector elements have no address
     }
     return load<N>(reinterpret_cast<const T*>(&lanes));
   }
 }
 
 template <int N, typename T>
-inline void store_apart(T* p, int64_t step, Vec<acc_t<T>, N> v) {
+inline void store_strided(T* p, int64_t step, Vec<acc_t<T>, N> v) {
   T lanes[N];
   store<N>(lanes, v);
   for (int i = 0; i < N; ++i) {
@@ -32,9 +32,9 @@ inline void store_apart(T* p, int64_t step, Vec<acc_t<T>, N> v) {
   }
 }
 
-// Stores a[0], b[0], a[1], b[1], …
+// Store a[0], b[0], a[1], b[1], …
 template <int N, typename T, int... I>
-inline void store_alternating(T* p, Vec<acc_t<T>, N> a, Vec<acc_t<T>, N> b,
+inline void store_interleaved(T* p, Vec<acc_t<T>, N> a, Vec<acc_t<T>, N> b,
                               std::integer_sequence<int, I...>) {
   using Low = std::integer_sequence<int, (I / 2 + I % 2 * N)...>;
   using High = std::integer_sequence<int, (N / 2 + I / 2 + I % 2 * N)...>;
@@ -43,58 +43,59 @@ inline void store_alternating(T* p, Vec<acc_t<T>, N> a, Vec<acc_t<T>, N> b,
 }
 
 template <int N, typename A, typename I>
-inline Vec<bits_t<A>, N> load_places(const I* p) {
+inline Vec<bits_t<A>, N> load_taps(const I* p) {
   Vec<I, N> v;
   __builtin_memcpy(&v, p, sizeof(v));
   return __builtin_convertvector(v, Vec<bits_t<A>, N>);
 }
 
-// Bytes, or if `wide` int64: one branch a vector compiles faster than a kernel for each.
+// Load uint8 or, if `wide`, int64 indices. A branch per vector instead of a kernel each: compile
+// time.
 template <int N, typename A>
-inline Vec<bits_t<A>, N> load_places(const void* indices, int64_t at, bool wide) {
-  return wide ? load_places<N, A>(static_cast<const int64_t*>(indices) + at)
-              : load_places<N, A>(static_cast<const uint8_t*>(indices) + at);
+inline Vec<bits_t<A>, N> load_taps(const void* indices, int64_t at, bool wide) {
+  return wide ? load_taps<N, A>(static_cast<const int64_t*>(indices) + at)
+              : load_taps<N, A>(static_cast<const uint8_t*>(indices) + at);
 }
 
-template <int N, typename I, typename Places>
-inline void store_places(I* p, Places places) {
-  const auto v = __builtin_convertvector(places, Vec<I, N>);
+template <int N, typename I, typename Taps>
+inline void store_taps(I* p, Taps taps) {
+  const auto v = __builtin_convertvector(taps, Vec<I, N>);
   __builtin_memcpy(p, &v, sizeof(v));
 }
 
-template <int N, typename Places>
-inline void store_places(void* indices, int64_t at, bool wide, Places places) {
-  wide ? store_places<N>(static_cast<int64_t*>(indices) + at, places)
-       : store_places<N>(static_cast<uint8_t*>(indices) + at, places);
+template <int N, typename Taps>
+inline void store_taps(void* indices, int64_t at, bool wide, Taps taps) {
+  wide ? store_taps<N>(static_cast<int64_t*>(indices) + at, taps)
+       : store_taps<N>(static_cast<uint8_t*>(indices) + at, taps);
 }
 
-// Of equal elements the first counts, of several NaNs, which beat all, the last: as in PyTorch.
+// Update maximum and tap. As in PyTorch, the first of equal elements wins; NaN beats everything,
+// the last NaN wins.
 template <int N, int STEP, typename T>
-inline void take(const T* x, int64_t step, int64_t place, Vec<acc_t<T>, N>& best,
-                 Vec<bits_t<acc_t<T>>, N>& places) {
+inline void update_max(const T* x, int64_t step, int64_t tap, Vec<acc_t<T>, N>& best,
+                       Vec<bits_t<acc_t<T>>, N>& taps) {
   using B = bits_t<acc_t<T>>;
-  const auto v = load_apart<N, STEP>(x, step, std::make_integer_sequence<int, N>{});
-  if constexpr (N == 1) {  // of which the compiler makes more than of a vector
+  const auto v = load_strided<N, STEP>(x, step, std::make_integer_sequence<int, N>{});
+  if constexpr (N == 1) {  // scalar code compiles better
     if (v[0] > best[0] || v[0] != v[0]) {
       best = v;
-      places[0] = place;
+      taps[0] = tap;
     }
     return;
   }
-  const Vec<B, N> taken = (v > best) | (v != v);
-  best = taken ? v : best;
-  places = taken ? broadcast<B, N>(place) : places;
+  const Vec<B, N> greater = (v > best) | (v != v);
+  best = greater ? v : best;
+  taps = greater ? broadcast<B, N>(tap) : taps;
 }
 
-// `run` outputs whose windows begin `step` apart: whole ones of K by K pixels, or if that is 0 with
-// the taps of `window`. The last vector overlaps the one before. Not inlined: registers spill where
-// the kernels of all sizes are one function.
+// Pool `run` outputs whose windows are `step` elements apart: full K×K windows, or the taps of
+// `window` if K is 0. The last vector overlaps the one before. noinline avoids register spills.
 template <int N, int STEP, int K, typename T>
 __attribute__((noinline)) void pool_vectors(const MaxPoolPlan& p, const T* x, int64_t step,
                                             const PoolWindow& window, int64_t run, T* out,
                                             void* indices, int64_t at) {
   using A = acc_t<T>;
-  // Copies: a store of a byte may change anything.
+  // Local copies: byte stores alias everything.
   const auto [rows, columns] = window;
   const int64_t row_step = p.row_step, column_step = p.column_step, kernel_w = p.g.kernel_w;
   const bool wide = p.wide;
@@ -102,28 +103,28 @@ __attribute__((noinline)) void pool_vectors(const MaxPoolPlan& p, const T* x, in
   for (int64_t i = 0; i < run; i += N) {
     i = i + N > run ? run - N : i;
     const T* from = x + i * step;
-    auto best = load_apart<N, STEP>(from + first, step, std::make_integer_sequence<int, N>{});
-    auto places = broadcast<bits_t<A>, N>(rows.first * kernel_w + columns.first);
+    auto best = load_strided<N, STEP>(from + first, step, std::make_integer_sequence<int, N>{});
+    auto taps = broadcast<bits_t<A>, N>(rows.first * kernel_w + columns.first);
     if constexpr (K > 0) {
       OPS_UNROLL
       for (int tap = 1; tap < K * K; ++tap) {
         const T* tap_at = from + tap / K * row_step + tap % K * column_step;
-        take<N, STEP>(tap_at, step, tap, best, places);
+        update_max<N, STEP>(tap_at, step, tap, best, taps);
       }
     } else {
       for (int64_t row = rows.first; row < rows.end; ++row) {
         for (int64_t column = columns.first; column < columns.end; ++column) {
           const T* tap_at = from + row * row_step + column * column_step;
-          take<N, STEP>(tap_at, step, row * kernel_w + column, best, places);
+          update_max<N, STEP>(tap_at, step, row * kernel_w + column, best, taps);
         }
       }
     }
     store<N>(out + at + i, best);
-    store_places<N>(indices, at + i, wide && K == 0, places);
+    store_taps<N>(indices, at + i, wide && K == 0, taps);
   }
 }
 
-// In the widest vectors that the run fills.
+// Pool in the widest vectors that fit the run.
 template <int N, int STEP, int K, typename T>
 inline void pool_run(const MaxPoolPlan& p, const T* x, int64_t step, const PoolWindow& window,
                      int64_t run, T* out, void* indices, int64_t at) {
@@ -140,12 +141,12 @@ void pool(const MaxPoolPlan& p, const T* x, int64_t step, const PoolWindow& wind
           T* out, void* indices, int64_t at) {
   constexpr int N = kLanes<acc_t<T>>;
   if constexpr (kSpecialised<acc_t<T>>) {
-    if (p.is_whole(window, 2)) {
+    if (p.is_full(window, 2)) {
       return pool_run<N, STEP, 2>(p, x, step, window, run, out, indices, at);
     }
   }
   if constexpr (STEP > 0 && kSpecialised<acc_t<T>>) {
-    if (p.is_whole(window, 3)) {
+    if (p.is_full(window, 3)) {
       return pool_run<N, STEP, 3>(p, x, step, window, run, out, indices, at);
     }
   }
@@ -154,58 +155,58 @@ void pool(const MaxPoolPlan& p, const T* x, int64_t step, const PoolWindow& wind
   }
   for (int64_t i = at; i < at + run; ++i) {  // all padding
     out[i] = static_cast<T>(-__builtin_inf());
-    store_places<1>(indices, i, p.wide, Vec<int32_t, 1>{});
+    store_taps<1>(indices, i, p.wide, Vec<int32_t, 1>{});
   }
 }
 
-// Stores the gradient where the maxima are at `place`, and zeros elsewhere; where STEP is 2, so for
-// the next place, too, which lies between.
+// Store the gradient where the maximum is at `tap`, zeros elsewhere. STEP 2: interleaved with tap
+// + 1.
 template <int N, int STEP, typename T>
-inline void spread(Vec<acc_t<T>, N> grad, Vec<bits_t<acc_t<T>>, N> places, int64_t step,
-                   int64_t place, T* out) {
+inline void unpool(Vec<acc_t<T>, N> grad, Vec<bits_t<acc_t<T>>, N> taps, int64_t step, int64_t tap,
+                   T* out) {
   using B = bits_t<acc_t<T>>;
   const Vec<acc_t<T>, N> zero{};
-  const auto chosen = places == broadcast<B, N>(place) ? grad : zero;
+  const auto chosen = taps == broadcast<B, N>(tap) ? grad : zero;
   if constexpr (STEP == 2 && N > 1) {
-    const auto next = places == broadcast<B, N>(place + 1) ? grad : zero;
-    store_alternating<N>(out, chosen, next, std::make_integer_sequence<int, N>{});
+    const auto next = taps == broadcast<B, N>(tap + 1) ? grad : zero;
+    store_interleaved<N>(out, chosen, next, std::make_integer_sequence<int, N>{});
   } else if constexpr (STEP > 0) {
     store<N>(out, chosen);
   } else {
-    store_apart<N>(out, step, chosen);
+    store_strided<N>(out, step, chosen);
   }
 }
 
-// The gradients of `run` outputs to their windows, which are as in pool_run. STEP is 2 only for
-// whole windows two pixels wide.
+// Unpool the gradients of `run` outputs to their windows; parameters as in pool_vectors. STEP is 2
+// only for full windows two pixels wide.
 template <int N, int STEP, int K, typename T>
-void spread_run(const MaxPoolPlan& p, const T* grad, const void* indices, int64_t at, int64_t step,
+void unpool_run(const MaxPoolPlan& p, const T* grad, const void* indices, int64_t at, int64_t step,
                 PoolWindow window, int64_t run, T* out) {
   if constexpr (N > 1) {
     if (run < N) {
-      return spread_run<N / 2, STEP, K>(p, grad, indices, at, step, window, run, out);
+      return unpool_run<N / 2, STEP, K>(p, grad, indices, at, step, window, run, out);
     }
   }
-  constexpr int kPixels = STEP == 2 && N > 1 ? 2 : 1;  // at once
+  constexpr int kPixels = STEP == 2 && N > 1 ? 2 : 1;  // per store
   const auto [rows, columns] = window;
   const int64_t row_step = p.row_step, column_step = p.column_step, kernel_w = p.g.kernel_w;
   const bool wide = p.wide;
   for (int64_t i = 0; i < run; i += N) {
     i = i + N > run ? run - N : i;
     const auto v = load<N>(grad + at + i);
-    const auto places = load_places<N, acc_t<T>>(indices, at + i, wide && K == 0);
+    const auto taps = load_taps<N, acc_t<T>>(indices, at + i, wide && K == 0);
     T* to = out + i * step;
     if constexpr (K > 0) {
       OPS_UNROLL
       for (int tap = 0; tap < K * K; tap += kPixels) {
         T* tap_at = to + tap / K * row_step + tap % K * column_step;
-        spread<N, STEP>(v, places, step, tap, tap_at);
+        unpool<N, STEP>(v, taps, step, tap, tap_at);
       }
     } else {
       for (int64_t row = rows.first; row < rows.end; ++row) {
         for (int64_t column = columns.first; column < columns.end; column += kPixels) {
           T* tap_at = to + row * row_step + column * column_step;
-          spread<N, STEP>(v, places, step, row * kernel_w + column, tap_at);
+          unpool<N, STEP>(v, taps, step, row * kernel_w + column, tap_at);
         }
       }
     }
@@ -217,7 +218,7 @@ void convert_all(const A* from, T* to, int64_t n) {
   convert_row<kLanes<A>>(from, to, n);
 }
 
-// Rows of the output.
+// Forward of output rows [begin, end), counted over images.
 template <typename T>
 void max_pool_rows(const MaxPoolPlan& p, const T* x, T* out, void* indices, int64_t begin,
                    int64_t end) {
@@ -227,7 +228,7 @@ void max_pool_rows(const MaxPoolPlan& p, const T* x, T* out, void* indices, int6
     const T* image = x + row / g.out_h * p.image();
     for (int64_t column = 0; column < g.out_w;) {
       const PoolWindow window = p.window(out_row, column);
-      const int64_t length = p.alike(window, column);
+      const int64_t length = p.run_length(window, column);
       const int64_t run = length * p.pixel, step = p.pixel == 1 ? g.stride_w : 1;
       const int64_t at = (row * g.out_w + column) * p.pixel;
       const T* from =
@@ -244,10 +245,10 @@ void max_pool_rows(const MaxPoolPlan& p, const T* x, T* out, void* indices, int6
   }
 }
 
-// The gradient of an input whose pixels are in one window at most, for rows of the output.
+// Backward of disjoint windows, for output rows [begin, end).
 template <typename T>
-void max_pool_spread_rows(const MaxPoolPlan& p, const T* grad, const void* indices, T* out,
-                          int64_t begin, int64_t end) {
+void max_unpool_rows(const MaxPoolPlan& p, const T* grad, const void* indices, T* out,
+                     int64_t begin, int64_t end) {
   constexpr int N = kLanes<acc_t<T>>;
   const MaxPoolGeometry& g = p.g;
   const bool pairs = g.kernel_w == 2 && g.stride_w == 2 && g.dilation_w == 1;
@@ -263,18 +264,18 @@ void max_pool_spread_rows(const MaxPoolPlan& p, const T* grad, const void* indic
     }
     for (int64_t column = 0; column < g.out_w;) {
       const PoolWindow window = p.window(out_row, column);
-      const int64_t length = p.alike(window, column);
+      const int64_t length = p.run_length(window, column);
       const int64_t run = length * p.pixel, step = p.pixel == 1 ? g.stride_w : 1;
       const int64_t at = (row * g.out_w + column) * p.pixel;
       T* to = image + p.offset(first_row, column * g.stride_w - g.padding_w);
-      if (step == 1 && p.is_whole(window, 2)) {
-        spread_run<N, 1, 2>(p, grad, indices, at, step, window, run, to);
+      if (step == 1 && p.is_full(window, 2)) {
+        unpool_run<N, 1, 2>(p, grad, indices, at, step, window, run, to);
       } else if (step == 1) {
-        spread_run<N, 1, 0>(p, grad, indices, at, step, window, run, to);
-      } else if (pairs && p.is_whole(window.columns)) {
-        spread_run<N, 2, 0>(p, grad, indices, at, step, window, run, to);
+        unpool_run<N, 1, 0>(p, grad, indices, at, step, window, run, to);
+      } else if (pairs && p.is_full(window.columns)) {
+        unpool_run<N, 2, 0>(p, grad, indices, at, step, window, run, to);
       } else {
-        spread_run<N, 0, 0>(p, grad, indices, at, step, window, run, to);
+        unpool_run<N, 0, 0>(p, grad, indices, at, step, window, run, to);
       }
       column += length;
     }

@@ -1,7 +1,12 @@
-// How the CPU pools: which pixels of the image a window takes.
+// CPU max pooling: the taps of each window that lie in the image.
 //
-// An image is rows of pixels, of C adjacent elements in channels-last memory and of one in planes.
-// Vectors hold adjacent channels, or adjacent outputs of a row.
+//   NCHW: adjacent outputs                        NHWC: adjacent channels
+//   ┌──┬──┬──┬──┬──┬──┐                           ┌────┬────┬────┬───
+//   │a0│b0│a1│b1│a2│b2│  tap 0: (a0, a1, a2)      │ c0 │ c1 │ c2 │ …    tap 0: (c0, c1, c2, …)
+//   └──┴──┴──┴──┴──┴──┘  tap 1: (b0, b1, b2)      └────┴────┴────┴───
+//
+//   thread:  a range of output rows; backward of overlapping windows: a range of images
+//   lanes:   adjacent outputs of a row with the same taps in the image (NCHW), or channels (NHWC)
 #pragma once
 
 #include <vector>
@@ -11,7 +16,7 @@
 
 namespace ops::cpu {
 
-// The taps that lie in the image, along one axis.
+// Taps [first, end) of a window that lie in the image, along one axis.
 struct TapRange {
   int64_t first, end;
 };
@@ -24,20 +29,20 @@ struct PoolWindow {
 
 struct MaxPoolPlan {
   MaxPoolGeometry g;
-  int64_t pixel;                               // elements
-  std::vector<TapRange> vertical, horizontal;  // of each row and column of the output
-  int64_t end_whole;                           // columns: those beyond are cut at the right
-  int64_t row_step, column_step;               // from tap to tap
-  bool disjoint;                               // no pixel is in two windows,
-  bool tiled;                                  // and each in one
-  bool wide;                                   // places are int64, not bytes
+  int64_t pixel;                               // elements per pixel: C (NHWC) or 1 (NCHW)
+  std::vector<TapRange> vertical, horizontal;  // per output row and column
+  int64_t end_full;               // first output column whose window is cut at the right edge
+  int64_t row_step, column_step;  // elements between taps
+  bool disjoint;                  // no pixel is in two windows
+  bool tiled;                     // each pixel is in exactly one window
+  bool wide;                      // indices are int64, otherwise uint8
 
   explicit MaxPoolPlan(const MaxPoolGeometry& g)
       : g(g),
         pixel(g.channels_last ? g.c : 1),
         vertical(tap_ranges(vertical_axis(g, /*transposed=*/false))),
         horizontal(tap_ranges(horizontal_axis(g, /*transposed=*/false))),
-        end_whole(g.out_w),
+        end_full(g.out_w),
         row_step(offset(g.dilation_h, 0)),
         column_step(offset(0, g.dilation_w)),
         disjoint((g.kernel_h - 1) * g.dilation_h < g.stride_h &&
@@ -46,25 +51,25 @@ struct MaxPoolPlan {
               g.h + g.padding_h <= g.out_h * g.stride_h &&
               g.w + g.padding_w <= g.out_w * g.stride_w),
         wide(g.index_type() == ScalarType::Long) {
-    while (end_whole > 0 && horizontal[end_whole - 1].end < g.kernel_w) {
-      --end_whole;
+    while (end_full > 0 && horizontal[end_full - 1].end < g.kernel_w) {
+      --end_full;
     }
   }
 
   int64_t offset(int64_t row, int64_t column) const { return (row * g.w + column) * pixel; }
-  int64_t run() const { return pixel == 1 ? g.out_w : pixel; }  // adjacent elements of the output
+  int64_t run() const { return pixel == 1 ? g.out_w : pixel; }  // elements per vector loop
 
   PoolWindow window(int64_t row, int64_t column) const {
     return {vertical[row], horizontal[column]};
   }
-  bool is_whole(TapRange columns) const { return columns.end - columns.first == g.kernel_w; }
-  bool is_whole(const PoolWindow& window, int64_t side) const {
-    return g.kernel_h == side && g.kernel_w == side && is_whole(window.columns) &&
+  bool is_full(TapRange columns) const { return columns.end - columns.first == g.kernel_w; }
+  bool is_full(const PoolWindow& window, int64_t side) const {
+    return g.kernel_h == side && g.kernel_w == side && is_full(window.columns) &&
            window.rows.end - window.rows.first == side;
   }
-  // How many outputs from `column` on, adjacent in memory, have the same taps.
-  int64_t alike(const PoolWindow& window, int64_t column) const {
-    return pixel == 1 && is_whole(window.columns) ? end_whole - column : 1;
+  // Return the number of adjacent outputs from `column` on with the same taps.
+  int64_t run_length(const PoolWindow& window, int64_t column) const {
+    return pixel == 1 && is_full(window.columns) ? end_full - column : 1;
   }
 
   int64_t images() const { return g.channels_last ? g.n : g.n * g.c; }

@@ -1,3 +1,12 @@
+// Dispatch of CUDA max pooling. First match wins:
+//
+//   layout         geometry                             indices          kernel
+//   NCHW           2×2, stride 2, no padding, even W    uint8            max_pool_2x2_kernel
+//   any            2×2 or 3×3 without dilation          uint8            max_pool_kernel<2 or 3>
+//   any            any                                  uint8 or int64   max_pool_kernel<0>
+//
+// Backward has the first row and one kernel for all others. The first row also needs out_h = h / 2
+// and pointers aligned to two elements. Indices are 32-bit if all sizes allow it (FastDivide).
 #include "max_pool2d/cuda/kernels.cuh"
 
 namespace ops::cuda {
@@ -7,11 +16,11 @@ bool is_aligned(const void* p, int64_t bytes) {
   return reinterpret_cast<uintptr_t>(p) % bytes == 0;
 }
 
-// Calls f with the way to divide that sizes and products of this pooling allow.
+// Call f with FastDivide if all indices are below 2³¹, otherwise with Divide.
 template <typename F>
-void with_divide(const MaxPoolGeometry& g, const F& f) {
+void dispatch_divider(const MaxPoolGeometry& g, const F& f) {
   const auto reach = [](int64_t size, int64_t padding, int64_t stride) {
-    return 2 * (size + 2 * padding + stride);  // as far from a window's begin as its end may be
+    return 2 * (size + 2 * padding + stride);  // bound of window coordinates
   };
   const bool fast =
       std::max({g.n * g.c * g.h * g.w, g.outputs(), g.taps(), reach(g.h, g.padding_h, g.stride_h),
@@ -19,11 +28,11 @@ void with_divide(const MaxPoolGeometry& g, const F& f) {
   fast ? f(type_tag<FastDivide>{}) : f(type_tag<Divide>{});
 }
 
-// Calls f(Width<V>{}) with how many channels a thread takes: as many as `images` and `indices`
-// allow to move at once.
+// Call f(Width<V>{}) with the widest vector of channels to which `images` and `indices` are
+// aligned.
 template <typename T, typename I, typename F>
-void with_channels(const MaxPoolGeometry& g, std::initializer_list<const void*> images,
-                   const I* indices, const F& f) {
+void dispatch_channels(const MaxPoolGeometry& g, std::initializer_list<const void*> images,
+                       const I* indices, const F& f) {
   if constexpr (sizeof(I) > 1) {
     return f(Width<1>{});
   }
@@ -31,15 +40,14 @@ void with_channels(const MaxPoolGeometry& g, std::initializer_list<const void*> 
                     [&](auto v) { is_aligned(indices, v.value) ? f(v) : f(Width<1>{}); });
 }
 
-// Whether 2x2 windows tile the rows of planes, of which 2 V elements move at once: calls
-// f(Width<V>).
+// If 2×2 windows tile NCHW rows, in vectors of 2 V inputs, call f(Width<V>) and return true.
 template <typename T, typename F>
-bool with_tiles(const MaxPoolGeometry& g, std::initializer_list<const void*> images,
-                const uint8_t* indices, const F& f) {
+bool dispatch_tiled(const MaxPoolGeometry& g, std::initializer_list<const void*> images,
+                    const uint8_t* indices, const F& f) {
   bool launched = false;
   if (g.channels_last || g.kernel_h != 2 || g.kernel_w != 2 || g.stride_h != 2 || g.stride_w != 2 ||
       g.dilation_h != 1 || g.dilation_w != 1 || g.padding_h != 0 || g.padding_w != 0 ||
-      g.out_h != g.h / 2) {  // not with a last row that reaches over
+      g.out_h != g.h / 2) {  // not with ceil_mode and an odd height
     return false;
   }
   dispatch_width<T>(images, {g.w}, [&](auto width) {
@@ -53,10 +61,10 @@ bool with_tiles(const MaxPoolGeometry& g, std::initializer_list<const void*> ima
   return launched;
 }
 
-template <typename Kernel, typename Sizes, typename... Args>
-void launch(const Tensor& like, Kernel kernel, const Sizes& sizes, Args... args) {
-  launch_kernel(kernel, ceil_div(sizes.threads, kPoolThreads), kPoolThreads, 0,
-                current_stream(like), sizes, args...);
+template <typename Kernel, typename Params, typename... Args>
+void launch(const Tensor& like, Kernel kernel, const Params& params, Args... args) {
+  launch_kernel(kernel, ceil_div(params.threads, kPoolThreads), kPoolThreads, 0,
+                current_stream(like), params, args...);
 }
 
 struct Kernels {
@@ -64,28 +72,30 @@ struct Kernels {
   static void forward(const Tensor& like, const MaxPoolGeometry& g, const T* x, T* out,
                       I* indices) {
     const DeviceGuard guard(like.get_device_index());
-    with_divide(g, [&](auto tag) {
-      using By = typename decltype(tag)::type;
+    dispatch_divider(g, [&](auto tag) {
+      using Divider = typename decltype(tag)::type;
       if constexpr (std::is_same_v<I, uint8_t>) {
-        if (with_tiles<T>(g, {x}, indices, [&](auto v) {
-              PoolSizes<By> sizes(g, g.out_h, g.out_w / v.value, 1);
-              launch(like, max_pool_tiles_kernel<v.value, T, By>, sizes, x, out, indices);
+        if (dispatch_tiled<T>(g, {x}, indices, [&](auto v) {
+              PoolParams<Divider> params(g, g.out_h, g.out_w / v.value, 1);
+              launch(like, max_pool_2x2_kernel<v.value, T, Divider>, params, x, out, indices);
             })) {
           return;
         }
       }
-      with_channels<T>(g, {x}, indices, [&](auto v) {
-        const PoolSizes<By> sizes(g, g.out_h, g.out_w, v.value);
+      dispatch_channels<T>(g, {x}, indices, [&](auto v) {
+        const PoolParams<Divider> params(g, g.out_h, g.out_w, v.value);
         if constexpr (std::is_same_v<I, uint8_t>) {
           const bool square = g.kernel_h == g.kernel_w && g.dilation_h == 1 && g.dilation_w == 1;
           if (square && g.kernel_h == 2) {
-            return launch(like, max_pool_kernel<2, v.value, T, I, By>, sizes, x, out, indices);
+            return launch(like, max_pool_kernel<2, v.value, T, I, Divider>, params, x, out,
+                          indices);
           }
           if (square && g.kernel_h == 3) {
-            return launch(like, max_pool_kernel<3, v.value, T, I, By>, sizes, x, out, indices);
+            return launch(like, max_pool_kernel<3, v.value, T, I, Divider>, params, x, out,
+                          indices);
           }
         }
-        launch(like, max_pool_kernel<0, v.value, T, I, By>, sizes, x, out, indices);
+        launch(like, max_pool_kernel<0, v.value, T, I, Divider>, params, x, out, indices);
       });
     });
   }
@@ -94,20 +104,20 @@ struct Kernels {
   static void backward(const Tensor& like, const MaxPoolGeometry& g, const T* grad,
                        const I* indices, T* out) {
     const DeviceGuard guard(like.get_device_index());
-    with_divide(g, [&](auto tag) {
-      using By = typename decltype(tag)::type;
+    dispatch_divider(g, [&](auto tag) {
+      using Divider = typename decltype(tag)::type;
       if constexpr (std::is_same_v<I, uint8_t>) {
-        if (with_tiles<T>(g, {out, grad}, indices, [&](auto v) {
-              const PoolSizes<By> sizes(g, (g.h + 1) / 2, g.out_w / v.value, 1);
-              launch(like, max_pool_tiles_backward_kernel<v.value, T, By>, sizes, grad, indices,
+        if (dispatch_tiled<T>(g, {out, grad}, indices, [&](auto v) {
+              const PoolParams<Divider> params(g, (g.h + 1) / 2, g.out_w / v.value, 1);
+              launch(like, max_pool_2x2_backward_kernel<v.value, T, Divider>, params, grad, indices,
                      out);
             })) {
           return;
         }
       }
-      with_channels<T>(g, {grad}, indices, [&](auto v) {
-        const PoolSizes<By> sizes(g, g.h, g.w, v.value);
-        launch(like, max_pool_backward_kernel<v.value, T, I, By>, sizes, grad, indices, out);
+      dispatch_channels<T>(g, {grad}, indices, [&](auto v) {
+        const PoolParams<Divider> params(g, g.h, g.w, v.value);
+        launch(like, max_pool_backward_kernel<v.value, T, I, Divider>, params, grad, indices, out);
       });
     });
   }

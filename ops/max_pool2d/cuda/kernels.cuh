@@ -1,8 +1,17 @@
-// Max pooling and its gradient for all windows, and faster for planes that 2x2 windows tile.
+// CUDA max pooling. Forward stores the maximum and its tap (row-major position in the window).
 //
-// Memory is rows of pixels, of C adjacent elements in channels-last memory and of one in planes. A
-// thread makes V adjacent channels of a pixel; or, where 2x2 windows tile planes, as many outputs
-// of a row as a vector of its input has.
+//   max_pool_kernel                               max_pool_2x2_kernel: NCHW, stride 2
+//   ┌───┬───┬───┐   V channels (NHWC) or          ┌──┬──┬──┬──┐ one vector of 2 V pixels a row
+//   │   │   │   │   1 channel (NCHW) of           │0 │1 │0 │1 │
+//   ├───┼───┼───┤   each tap: value, tap          ├──┼──┼──┼──┤ ──► V maxima, V taps
+//   │   │   │   │ ─────────────► max, argmax      │2 │3 │2 │3 │
+//   └───┴───┴───┘                                 └──┴──┴──┴──┘
+//
+//   block:   256 adjacent vectors of outputs; backward: of inputs
+//   shared:  nothing; overlapping windows hit the L1 cache
+//   thread:  V running maxima and their taps. Backward gathers, without atomics: V sums of the
+//   output
+//            gradients whose stored tap points at the thread's pixel
 #pragma once
 
 #include "core/cuda/divide.cuh"
@@ -12,20 +21,20 @@ namespace ops::cuda {
 
 constexpr int kPoolThreads = 256;
 
-// Numbers as the kernels need them; By divides by them.
-template <typename By>
-struct PoolSizes {
-  using Index = typename By::Index;
+// Kernel parameters. Divider is FastDivide (32-bit indices) or Divide (64-bit).
+template <typename Divider>
+struct PoolParams {
+  using Index = typename Divider::Index;
   using Signed = std::make_signed_t<Index>;
 
   Signed h, w, out_h, out_w;
   Signed kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w;
-  Signed pixel;  // elements
+  Signed pixel;  // elements per pixel: C (channels-last) or 1
   Index threads;
-  By by_vectors, by_width, by_height, by_stride_h, by_stride_w;
+  Divider by_vectors, by_width, by_height, by_stride_h, by_stride_w;
 
-  // For threads that make vectors of `width` elements of rows by columns of pixels.
-  PoolSizes(const MaxPoolGeometry& g, int64_t rows, int64_t columns, int64_t width)
+  // One thread per vector of `width` elements of an image of rows × columns pixels.
+  PoolParams(const MaxPoolGeometry& g, int64_t rows, int64_t columns, int64_t width)
       : h(g.h),
         w(g.w),
         out_h(g.out_h),
@@ -47,15 +56,15 @@ struct PoolSizes {
         by_stride_w{g.stride_w} {}
 };
 
-// What a thread makes.
+// First element of the thread's vector.
 template <typename Index>
-struct PoolPlace {
+struct PoolPosition {
   Index image, row, column, channel;
 };
 
-template <int V, typename By, typename Index = typename By::Index>
-__device__ PoolPlace<Index> place_of(const PoolSizes<By>& s, Index thread, Index rows,
-                                     Index columns) {
+template <int V, typename Divider, typename Index = typename Divider::Index>
+__device__ PoolPosition<Index> position_of(const PoolParams<Divider>& s, Index thread, Index rows,
+                                           Index columns) {
   const Index pixel = s.by_vectors(thread), row = s.by_width(pixel), image = s.by_height(row);
   return {image, row - image * rows, pixel - row * columns,
           thread * V - pixel * static_cast<Index>(s.pixel)};
@@ -66,50 +75,51 @@ __device__ Index thread_index() {
   return static_cast<Index>(blockIdx.x) * kPoolThreads + threadIdx.x;
 }
 
-// The largest element so far, and its place in the window: of equal ones the first, of several
-// NaNs, which beat all, the last, as in PyTorch.
+// Running maximum and its tap. As in PyTorch, the first of equal elements wins; NaN beats
+// everything, the last NaN wins.
 template <typename T, typename I>
-struct Largest {
+struct RunningMax {
   acc_t<T> value;
-  I place;
+  I tap;
 
-  __device__ void take(T x, I at, bool first = false) {
+  __device__ void update(T x, I at, bool first = false) {
     const auto v = static_cast<acc_t<T>>(x);
     if (first || v > value || v != v) {
       value = v;
-      place = at;
+      tap = at;
     }
   }
 };
 
-// K: side of a window without dilation, 0 for any.
-template <int K, int V, typename T, typename I, typename By>
+// Forward. K: compile-time K×K window without dilation; 0: any window.
+template <int K, int V, typename T, typename I, typename Divider>
 __global__ void __launch_bounds__(kPoolThreads)
-    max_pool_kernel(PoolSizes<By> s, const T* __restrict__ x, T* __restrict__ out,
+    max_pool_kernel(PoolParams<Divider> s, const T* __restrict__ x, T* __restrict__ out,
                     I* __restrict__ indices) {
-  using Index = typename By::Index;
-  using Signed = typename PoolSizes<By>::Signed;
+  using Index = typename Divider::Index;
+  using Signed = typename PoolParams<Divider>::Signed;
   const Index thread = thread_index<Index>();
   if (thread >= s.threads) {
     return;
   }
-  const auto at = place_of<V>(s, thread, static_cast<Index>(s.out_h), static_cast<Index>(s.out_w));
+  const auto at =
+      position_of<V>(s, thread, static_cast<Index>(s.out_h), static_cast<Index>(s.out_w));
   const Signed top = static_cast<Signed>(at.row) * s.stride_h - s.padding_h;
   const Signed left = static_cast<Signed>(at.column) * s.stride_w - s.padding_w;
   const T* image = x + at.image * (s.h * s.w * s.pixel) + at.channel;
-  Largest<T, I> largest[V];
+  RunningMax<T, I> running_max[V];
 #pragma unroll
   for (int v = 0; v < V; ++v) {
-    largest[v] = {-INFINITY, 0};
+    running_max[v] = {-INFINITY, 0};
   }
-  const auto take = [&](Signed row, Signed column, Signed place, bool first) {
+  const auto update = [&](Signed row, Signed column, Signed tap, bool first) {
     const auto values = load_vector<V>(image + (row * s.w + column) * s.pixel);
 #pragma unroll
     for (int v = 0; v < V; ++v) {
-      largest[v].take(values.lane[v], static_cast<I>(place), first);
+      running_max[v].update(values.lane[v], static_cast<I>(tap), first);
     }
   };
-  if constexpr (K > 0) {  // beyond the image its last pixel again, which changes nothing
+  if constexpr (K > 0) {  // outside the image: repeat its edge, which leaves the maximum unchanged
     Signed rows[K], columns[K];
 #pragma unroll
     for (int i = 0; i < K; ++i) {
@@ -119,7 +129,7 @@ __global__ void __launch_bounds__(kPoolThreads)
 #pragma unroll
     for (int i = 0; i < K * K; ++i) {
       const Signed row = rows[i / K], column = columns[i % K];
-      take(row, column, (row - top) * K + column - left, i == 0);
+      update(row, column, (row - top) * K + column - left, i == 0);
     }
   } else {
     bool first = true;
@@ -127,36 +137,36 @@ __global__ void __launch_bounds__(kPoolThreads)
       for (Signed j = 0; j < s.kernel_w; ++j) {
         const Signed row = top + i * s.dilation_h, column = left + j * s.dilation_w;
         if (row >= 0 && row < s.h && column >= 0 && column < s.w) {
-          take(row, column, i * s.kernel_w + j, first);
+          update(row, column, i * s.kernel_w + j, first);
           first = false;
         }
       }
     }
   }
   Vector<T, V> values;
-  Vector<I, V> places;
+  Vector<I, V> argmax;
 #pragma unroll
   for (int v = 0; v < V; ++v) {
-    values.lane[v] = static_cast<T>(largest[v].value);
-    places.lane[v] = largest[v].place;
+    values.lane[v] = static_cast<T>(running_max[v].value);
+    argmax.lane[v] = running_max[v].tap;
   }
   reinterpret_cast<Vector<T, V>*>(out)[thread] = values;
-  reinterpret_cast<Vector<I, V>*>(indices)[thread] = places;
+  reinterpret_cast<Vector<I, V>*>(indices)[thread] = argmax;
 }
 
-// Each pixel gathers from the windows that it is in.
-template <int V, typename T, typename I, typename By>
+// Backward: each pixel sums the gradients of the windows that contain it.
+template <int V, typename T, typename I, typename Divider>
 __global__ void __launch_bounds__(kPoolThreads)
-    max_pool_backward_kernel(PoolSizes<By> s, const T* __restrict__ grad,
+    max_pool_backward_kernel(PoolParams<Divider> s, const T* __restrict__ grad,
                              const I* __restrict__ indices, T* __restrict__ out) {
-  using Index = typename By::Index;
-  using Signed = typename PoolSizes<By>::Signed;
+  using Index = typename Divider::Index;
+  using Signed = typename PoolParams<Divider>::Signed;
   const Index thread = thread_index<Index>();
   if (thread >= s.threads) {
     return;
   }
-  const auto at = place_of<V>(s, thread, static_cast<Index>(s.h), static_cast<Index>(s.w));
-  const Signed y = static_cast<Signed>(at.row) + s.padding_h;  // in the padded image
+  const auto at = position_of<V>(s, thread, static_cast<Index>(s.h), static_cast<Index>(s.w));
+  const Signed y = static_cast<Signed>(at.row) + s.padding_h;  // padded coordinates
   const Signed x = static_cast<Signed>(at.column) + s.padding_w;
   const Signed span_h = (s.kernel_h - 1) * s.dilation_h, span_w = (s.kernel_w - 1) * s.dilation_w;
   const Signed first_row = y > span_h ? s.by_stride_h(y - span_h + s.stride_h - 1) : 0;
@@ -178,10 +188,10 @@ __global__ void __launch_bounds__(kPoolThreads)
       const Signed j = s.dilation_w > 1 ? distance_w / s.dilation_w : distance_w;
       const Index from = image + (row * s.out_w + column) * s.pixel;
       const auto values = load_vector<V>(grad + from);
-      const auto places = *reinterpret_cast<const Vector<I, V>*>(indices + from);
+      const auto argmax = *reinterpret_cast<const Vector<I, V>*>(indices + from);
 #pragma unroll
       for (int v = 0; v < V; ++v) {
-        if (places.lane[v] == static_cast<I>(i * s.kernel_w + j)) {
+        if (argmax.lane[v] == static_cast<I>(i * s.kernel_w + j)) {
           sums[v] += static_cast<acc_t<T>>(values.lane[v]);
         }
       }
@@ -195,12 +205,12 @@ __global__ void __launch_bounds__(kPoolThreads)
   reinterpret_cast<Vector<T, V>*>(out)[thread] = result;
 }
 
-// 2x2 windows that tile rows of planes: V outputs a thread.
-template <int V, typename T, typename By>
+// Forward, 2×2 windows with stride 2 without padding, NCHW: V outputs per thread.
+template <int V, typename T, typename Divider>
 __global__ void __launch_bounds__(kPoolThreads)
-    max_pool_tiles_kernel(PoolSizes<By> s, const T* __restrict__ x, T* __restrict__ out,
-                          uint8_t* __restrict__ indices) {
-  using Index = typename By::Index;
+    max_pool_2x2_kernel(PoolParams<Divider> s, const T* __restrict__ x, T* __restrict__ out,
+                        uint8_t* __restrict__ indices) {
+  using Index = typename Divider::Index;
   const Index thread = thread_index<Index>();
   if (thread >= s.threads) {
     return;
@@ -210,26 +220,26 @@ __global__ void __launch_bounds__(kPoolThreads)
   const T* from = x + (image * s.h + 2 * (row - image * s.out_h)) * s.w + column * 2 * V;
   const auto above = load_vector<2 * V>(from), below = load_vector<2 * V>(from + s.w);
   Vector<T, V> values;
-  Vector<uint8_t, V> places;
+  Vector<uint8_t, V> argmax;
 #pragma unroll
   for (int v = 0; v < V; ++v) {
-    Largest<T, uint8_t> largest{static_cast<acc_t<T>>(above.lane[2 * v]), 0};
-    largest.take(above.lane[2 * v + 1], 1);
-    largest.take(below.lane[2 * v], 2);
-    largest.take(below.lane[2 * v + 1], 3);
-    values.lane[v] = static_cast<T>(largest.value);
-    places.lane[v] = largest.place;
+    RunningMax<T, uint8_t> running_max{static_cast<acc_t<T>>(above.lane[2 * v]), 0};
+    running_max.update(above.lane[2 * v + 1], 1);
+    running_max.update(below.lane[2 * v], 2);
+    running_max.update(below.lane[2 * v + 1], 3);
+    values.lane[v] = static_cast<T>(running_max.value);
+    argmax.lane[v] = running_max.tap;
   }
   reinterpret_cast<Vector<T, V>*>(out)[thread] = values;
-  reinterpret_cast<Vector<uint8_t, V>*>(indices)[thread] = places;
+  reinterpret_cast<Vector<uint8_t, V>*>(indices)[thread] = argmax;
 }
 
-// Their gradient; a last row that no window has gets zeros.
-template <int V, typename T, typename By>
+// Backward of the same; the last row of an odd height is in no window and gets zeros.
+template <int V, typename T, typename Divider>
 __global__ void __launch_bounds__(kPoolThreads)
-    max_pool_tiles_backward_kernel(PoolSizes<By> s, const T* __restrict__ grad,
-                                   const uint8_t* __restrict__ indices, T* __restrict__ out) {
-  using Index = typename By::Index;
+    max_pool_2x2_backward_kernel(PoolParams<Divider> s, const T* __restrict__ grad,
+                                 const uint8_t* __restrict__ indices, T* __restrict__ out) {
+  using Index = typename Divider::Index;
   const Index thread = thread_index<Index>();
   if (thread >= s.threads) {
     return;
@@ -241,15 +251,15 @@ __global__ void __launch_bounds__(kPoolThreads)
   if (out_row < s.out_h) {
     const Index from = (image * s.out_h + out_row) * columns + column;
     const auto values = load_vector<V>(grad + from * V);
-    const auto places = reinterpret_cast<const Vector<uint8_t, V>*>(indices)[from];
+    const auto argmax = reinterpret_cast<const Vector<uint8_t, V>*>(indices)[from];
 #pragma unroll
     for (int v = 0; v < V; ++v) {
       const T zero = static_cast<T>(0), value = values.lane[v];
-      const int place = places.lane[v];
-      above.lane[2 * v] = place == 0 ? value : zero;
-      above.lane[2 * v + 1] = place == 1 ? value : zero;
-      below.lane[2 * v] = place == 2 ? value : zero;
-      below.lane[2 * v + 1] = place == 3 ? value : zero;
+      const int tap = argmax.lane[v];
+      above.lane[2 * v] = tap == 0 ? value : zero;
+      above.lane[2 * v + 1] = tap == 1 ? value : zero;
+      below.lane[2 * v] = tap == 2 ? value : zero;
+      below.lane[2 * v + 1] = tap == 3 ? value : zero;
     }
   }
   T* to = out + (image * s.h + 2 * out_row) * s.w + column * 2 * V;
