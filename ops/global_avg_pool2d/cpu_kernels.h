@@ -1,8 +1,17 @@
-// Sums over images on vectors. No include guard: see core/cpu/dispatch_isa.h.
+// Vector kernels of CPU global average pooling. No include guard: see core/cpu/dispatch_isa.h.
+//
+//   NCHW: sum_contiguous                      NHWC: add_rows
+//   ┌───────────────────────────────┐         ┌──────────────┐ pixel 0
+//   │ 4 vectors of adjacent pixels, │         │ c0 c1 c2 …   │ pixel 1    4 pixels at a time onto
+//   │ one sum each ─► sum_lanes     │         │              │ …       ─► sums[channel] in L1
+//   └───────────────────────────────┘         └──────────────┘
+//
+//   thread:  a range of planes, or of splits of the length
+//   lanes:   adjacent pixels (NCHW), adjacent channels (NHWC)
 
 namespace ops::cpu::OPS_ISA {
 
-// The last n < N of the N elements before `end`, zeros in the place of the others.
+// Load the N elements before `end` and zero all but the last n < N.
 template <int N, typename T>
 inline Vec<acc_t<T>, N> load_last(const T* end, int64_t n) {
   using Lanes = Vec<bits_t<acc_t<T>>, N>;
@@ -14,7 +23,7 @@ inline Vec<acc_t<T>, N> load_last(const T* end, int64_t n) {
   return lane < Lanes{} + static_cast<bits_t<acc_t<T>>>(N - n) ? Vec<acc_t<T>, N>{} : all;
 }
 
-// Lane i of the result is lane i ^ S of v.
+// Permute: result[i] = v[i ^ S].
 template <typename A, int N, int S, int... I>
 inline Vec<A, N> swap_lanes(Vec<A, N> v, std::integer_sequence<int, I...>) {
   return shuffle<A, N>(v, v, std::integer_sequence<int, (I ^ S)...>{});
@@ -29,9 +38,9 @@ inline A sum_lanes(Vec<A, N> v) {
   return v[0];
 }
 
-// The sum of n elements, in an order that n decides.
+// Return the sum of n elements; the order depends on n alone.
 template <typename T>
-acc_t<T> sum_stretch(const T* x, int64_t n) {
+acc_t<T> sum_contiguous(const T* x, int64_t n) {
   using A = acc_t<T>;
   constexpr int N = kLanes<A>;
   Vec<A, N> a{}, b{}, c{}, d{};
@@ -56,7 +65,7 @@ template <typename T>
 void average_planes(const T* x, int64_t planes, int64_t length, T* out) {
   using A = acc_t<T>;
   for (int64_t p = 0; p < planes; ++p, x += length) {
-    store<1>(out + p, Vec<A, 1>{sum_stretch(x, length) / A(length)});
+    store<1>(out + p, Vec<A, 1>{sum_contiguous(x, length) / A(length)});
   }
 }
 
@@ -86,26 +95,26 @@ void add_rows(const T* x, int64_t rows, int64_t width, acc_t<T>* sums) {
   }
 }
 
-constexpr int64_t kMostFolded = 128;  // elements of a row
+constexpr int64_t kMaxFolded = 128;  // elements per row
 
-// sums[k] = Σ x[row, k]. Short rows that are no whole vectors are folded: several make a wide one
-// that is.
+// sums[k] = Σ x[row, k]. Short rows that are not whole vectors are folded: several form one wide
+// row.
 template <typename T>
 void sum_rows(const T* x, int64_t rows, int64_t width, acc_t<T>* sums) {
   using A = acc_t<T>;
   constexpr int N = kLanes<A>;
   if (width == 1) {
-    *sums = sum_stretch(x, rows);
+    *sums = sum_contiguous(x, rows);
     return;
   }
   __builtin_memset(sums, 0, width * sizeof(A));
-  const int64_t divisor = width & -width;  // the largest power of two
+  const int64_t divisor = width & -width;  // largest power of two that divides width
   const int64_t fold = divisor < N ? N / divisor : 1;
-  if (fold == 1 || width > kMostFolded) {
+  if (fold == 1 || width > kMaxFolded) {
     add_rows(x, rows, width, sums);
     return;
   }
-  A wide[kMostFolded * N];
+  A wide[kMaxFolded * N];
   __builtin_memset(wide, 0, fold * width * sizeof(A));
   const int64_t folded = rows / fold;
   add_rows(x, folded, fold * width, wide);
@@ -115,14 +124,14 @@ void sum_rows(const T* x, int64_t rows, int64_t width, acc_t<T>* sums) {
 
 // out[k] = Σ sums[part, k] / length
 template <typename From, typename T>
-void average(const From* sums, int64_t parts, int64_t width, int64_t length, T* out) {
+void average(const From* sums, int64_t splits, int64_t width, int64_t length, T* out) {
   using A = acc_t<T>;
   constexpr int N = kLanes<A>;
   for (int64_t k = 0; k < width; k += N) {
     const int64_t n = k + N < width ? N : width - k;
     Vec<A, N> sum{};
-    for (int64_t part = 0; part < parts; ++part) {
-      const From* from = sums + part * width + k;
+    for (int64_t split = 0; split < splits; ++split) {
+      const From* from = sums + split * width + k;
       sum += n == N ? load<N>(from) : load_some<N>(from, n);
     }
     const Vec<A, N> result = sum / A(length);
@@ -134,18 +143,18 @@ void average(const From* sums, int64_t parts, int64_t width, int64_t length, T* 
   }
 }
 
-// Continues, up to n elements, what the first `period` say: out[i] = out[i − period].
+// Fill out[period, n) periodically: out[i] = out[i − period].
 template <typename T>
-void repeat(T* out, int64_t period, int64_t n) {
-  constexpr int64_t kNear = 6144 / sizeof(T);  // read from the nearest cache, not a moment after
+void repeat_period(T* out, int64_t period, int64_t n) {
+  constexpr int64_t kDistance = 6144 / sizeof(T);  // in the L1 cache, past store forwarding
   int64_t done = period;
-  while (done < n && done < kNear) {
+  while (done < n && done < kDistance) {
     const int64_t more = done < n - done ? done : n - done;
     __builtin_memcpy(out + done, out, more * sizeof(T));
     done += more;
   }
   constexpr int64_t N = OPS_VECTOR_BYTES / sizeof(T);
-  const int64_t back = done;  // whole periods, where there is anything left
+  const int64_t back = done;  // a multiple of the period
   for (; done + N <= n; done += N) {
     Vec<char, OPS_VECTOR_BYTES> bytes;
     __builtin_memcpy(&bytes, out + done - back, sizeof(bytes));
@@ -156,41 +165,41 @@ void repeat(T* out, int64_t period, int64_t n) {
 
 // out[i] = grad / length
 template <typename T>
-void spread_number(T grad, int64_t n, int64_t length, T* out) {
+void fill_quotient(T grad, int64_t n, int64_t length, T* out) {
   using A = acc_t<T>;
   constexpr int64_t N = OPS_VECTOR_BYTES / sizeof(T);
-  T same[N];
-  store<1>(same, Vec<A, 1>{A(grad) / A(length)});
+  T filled[N];
+  store<1>(filled, Vec<A, 1>{A(grad) / A(length)});
   for (int64_t k = 1; k < N; ++k) {
-    same[k] = same[0];
+    filled[k] = filled[0];
   }
   int64_t i = 0;
   for (; i + N <= n; i += N) {
-    __builtin_memcpy(out + i, same, sizeof(same));
+    __builtin_memcpy(out + i, filled, sizeof(filled));
   }
   if (n >= N) {
-    __builtin_memcpy(out + n - N, same, sizeof(same));  // over what is there, in part
+    __builtin_memcpy(out + n - N, filled, sizeof(filled));  // overlaps
   } else {
-    __builtin_memcpy(out, same, n * sizeof(T));
+    __builtin_memcpy(out, filled, n * sizeof(T));
   }
 }
 
 // out[p, i] = grad[p] / length
 template <typename T>
-void spread_planes(const T* grad, int64_t planes, int64_t length, T* out) {
+void broadcast_planes(const T* grad, int64_t planes, int64_t length, T* out) {
   for (int64_t p = 0; p < planes; ++p) {
-    spread_number(grad[p], length, length, out + p * length);
+    fill_quotient(grad[p], length, length, out + p * length);
   }
 }
 
 // out[row, k] = grad[k] / length
 template <typename T>
-void spread(const T* grad, int64_t rows, int64_t width, int64_t length, T* out) {
+void broadcast(const T* grad, int64_t rows, int64_t width, int64_t length, T* out) {
   if (width == 1) {
-    spread_number(*grad, rows, length, out);
+    fill_quotient(*grad, rows, length, out);
   } else if (rows > 0) {
     average(grad, 1, width, length, out);
-    repeat(out, width, rows * width);
+    repeat_period(out, width, rows * width);
   }
 }
 

@@ -5,8 +5,8 @@
 
 namespace ops {
 
-// Memory seen as [outer, length, inner]; the length is averaged over. A contiguous image is
-// [N·C, H·W, 1], a channels-last one [N, H·W, C]. What is left lies in the same order for both.
+// Memory as [outer, length, inner], averaged over the length: NCHW is [N·C, H·W, 1], NHWC
+// [N, H·W, C]. The result [outer, inner] is [N, C] for both.
 struct PoolLayout {
   int64_t outer, length, inner;
 };
@@ -20,7 +20,7 @@ inline Tensor empty_image(const Tensor& like, int64_t height, int64_t width, Mem
   return empty(like, {like.size(0), like.size(1), height, width}, format);
 }
 
-// The pooling for one Backend, which brings the loops over memory.
+// Check, allocate and call Backend's kernel.
 template <typename Backend>
 Tensor global_avg_pool2d(const Tensor& input) {
   const char* op = "global_avg_pool2d";

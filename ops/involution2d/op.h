@@ -8,8 +8,8 @@
 
 namespace ops {
 
-// The weight [N, G, kH, kW, Ho, Wo] is an image of G kH kW channels, and like any image it lies in
-// memory contiguous or channels-last: the latter is what a channels-last convolution leaves.
+// The weight [N, G, kH, kW, Ho, Wo] is stored like an image of G · kH · kW channels: contiguous, or
+// channels-last as a channels-last convolution returns it.
 struct InvolutionGeometry : Windows {
   int64_t n, c, groups;
   bool channels_last;         // of input, output and their gradients
@@ -26,7 +26,7 @@ struct InvolutionGeometry : Windows {
   }
 };
 
-// Whether the weight's memory is [N, Ho, Wo, G, kH, kW], and not also contiguous.
+// Return whether the weight is stored as [N, Ho, Wo, G, kH, kW] and is not contiguous.
 inline bool is_weight_channels_last(const Tensor& weight) {
   int64_t expected = 1;
   for (const int64_t d : {3, 2, 1, 5, 4, 0}) {
@@ -69,7 +69,7 @@ inline Tensor weight_in_format(const Tensor& weight, const InvolutionGeometry& g
   return g.weight_channels_last ? weight : as_contiguous(weight);
 }
 
-// The involution for one Backend, which brings the kernels.
+// Check, allocate and call Backend's kernel.
 template <typename Backend>
 Tensor involution2d(const Tensor& input, const Tensor& weight, std::vector<int64_t> stride,
                     std::vector<int64_t> padding, std::vector<int64_t> dilation) {
@@ -88,7 +88,7 @@ Tensor involution2d(const Tensor& input, const Tensor& weight, std::vector<int64
   return out;
 }
 
-// The gradients that output_mask asks for; the others are tensors of shape [0].
+// Return (grad_input, grad_weight); gradients not in output_mask have shape [0].
 template <typename Backend>
 std::tuple<Tensor, Tensor> involution2d_backward(const Tensor& grad_output, const Tensor& input,
                                                  const Tensor& weight, std::vector<int64_t> stride,

@@ -1,4 +1,13 @@
-// The gradient of global average pooling: a number a plane, spread over it.
+// CUDA global average pooling, backward: broadcast grad / length over the pixels.
+//
+//   grad [outer, inner]            out [outer, length, inner], in 16-byte vectors
+//   ┌────┬────┐  × 1 / length      ┌────┬────┬────┬────┬────┬────┐
+//   │ g0 │ g1 │ ─────────────────► │ g0 │ g0 │ g0 │ g1 │ g1 │ g1 │  (NCHW; NHWC repeats pixels)
+//   └────┴────┘                    └────┴────┴────┴────┴────┴────┘
+//
+//   block:   256 × kVectors adjacent vectors of out
+//   shared:  nothing
+//   thread:  kVectors vectors, 256 vectors apart, computed before the first store
 #pragma once
 
 #include "core/cuda/divide.cuh"
@@ -6,19 +15,18 @@
 
 namespace ops::cuda {
 
-constexpr int kSpreadThreads = 256;
+constexpr int kBroadcastThreads = 256;
 
-// What is spread, the gradient [outer, inner] over [outer, length, inner] of n elements: vectors of
-// kLanes, of which a thread makes kVectors.
-template <int kLanes, int kVectorsOfThread, typename T, typename DivideBy>
-struct Spread {
+// Parameters: n = outer · length · inner elements of out, vectors of kLanes, kVectors per thread.
+template <int kLanes, int kThreadVectors, typename T, typename Divider>
+struct Broadcast {
   using Type = T;
-  using Index = typename DivideBy::Index;
-  static constexpr int V = kLanes, kVectors = kVectorsOfThread;
+  using Index = typename Divider::Index;
+  static constexpr int V = kLanes, kVectors = kThreadVectors;
 
   const T* grad;
   Index n, length, inner;
-  DivideBy by_length, by_inner;
+  Divider by_length, by_inner;
   acc_t<T> scale;
 
   __device__ T scaled(Index i) const {
@@ -26,11 +34,10 @@ struct Spread {
   }
 };
 
-// Contiguous planes (inner is 1) of V elements or more: a vector ends in the plane that it begins
-// in, or in the next.
-template <int V, typename T, typename DivideBy>
-struct SpreadPlanes : Spread<V, 2, T, DivideBy> {
-  using typename Spread<V, 2, T, DivideBy>::Index;
+// NCHW (inner = 1) with length ≥ V: a vector lies in at most two planes.
+template <int V, typename T, typename Divider>
+struct BroadcastPlanes : Broadcast<V, 2, T, Divider> {
+  using typename Broadcast<V, 2, T, Divider>::Index;
 
   __device__ Vector<T, V> operator()(Index first) const {
     const Index plane = this->by_length(first);
@@ -46,10 +53,10 @@ struct SpreadPlanes : Spread<V, 2, T, DivideBy> {
   }
 };
 
-// Channels last, where pixels are whole vectors.
-template <int V, typename T, typename DivideBy>
-struct SpreadPixels : Spread<V, 2, T, DivideBy> {
-  using typename Spread<V, 2, T, DivideBy>::Index;
+// NHWC with inner divisible by V: a vector lies in one pixel.
+template <int V, typename T, typename Divider>
+struct BroadcastPixels : Broadcast<V, 2, T, Divider> {
+  using typename Broadcast<V, 2, T, Divider>::Index;
 
   __device__ Vector<T, V> operator()(Index first) const {
     const Index pixel = this->by_inner(first), image = this->by_length(pixel);
@@ -62,10 +69,10 @@ struct SpreadPixels : Spread<V, 2, T, DivideBy> {
   }
 };
 
-// Channels last, where images are whole vectors, which reach over pixels.
-template <int V, typename T, typename DivideBy>
-struct SpreadAcross : Spread<V, 1, T, DivideBy> {
-  using typename Spread<V, 1, T, DivideBy>::Index;
+// NHWC with length · inner divisible by V: a vector may span pixels of one image.
+template <int V, typename T, typename Divider>
+struct BroadcastUnaligned : Broadcast<V, 1, T, Divider> {
+  using typename Broadcast<V, 1, T, Divider>::Index;
 
   __device__ Vector<T, V> operator()(Index first) const {
     const Index pixel = this->by_inner(first), image = this->by_length(pixel);
@@ -81,22 +88,22 @@ struct SpreadAcross : Spread<V, 1, T, DivideBy> {
 };
 
 template <typename Source, typename T = typename Source::Type>
-__global__ void __launch_bounds__(kSpreadThreads) spread_kernel(Source source, T* out) {
+__global__ void __launch_bounds__(kBroadcastThreads) broadcast_kernel(Source source, T* out) {
   using Index = typename Source::Index;
   constexpr int V = Source::V, kVectors = Source::kVectors;
   const Index first =
-      (static_cast<Index>(blockIdx.x) * kVectors * kSpreadThreads + threadIdx.x) * V;
+      (static_cast<Index>(blockIdx.x) * kVectors * kBroadcastThreads + threadIdx.x) * V;
   Vector<T, V> results[kVectors];
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
-    const Index i = first + k * kSpreadThreads * V;
+    const Index i = first + k * kBroadcastThreads * V;
     if (i < source.n) {
       results[k] = source(i);
     }
   }
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
-    const Index i = first + k * kSpreadThreads * V;
+    const Index i = first + k * kBroadcastThreads * V;
     if (i + V <= source.n) {
       *reinterpret_cast<Vector<T, V>*>(out + i) = results[k];
     } else {
@@ -110,10 +117,10 @@ __global__ void __launch_bounds__(kSpreadThreads) spread_kernel(Source source, T
   }
 }
 
-// Launches what writes out [outer, length, inner].
+// Choose and launch the kernel.
 template <typename T>
-void spread(const Tensor& like, PoolLayout layout, const T* grad, T* out) {
-  constexpr int kWidest = kVectorBytes / sizeof(T);  // a new tensor is aligned
+void broadcast(const Tensor& like, PoolLayout layout, const T* grad, T* out) {
+  constexpr int kWidest = kVectorBytes / sizeof(T);  // `out` is a new tensor: aligned
   const int64_t n = layout.outer * layout.length * layout.inner;
   const auto launch = [&](auto tag) {
     using Source = typename decltype(tag)::type;
@@ -123,25 +130,26 @@ void spread(const Tensor& like, PoolLayout layout, const T* grad, T* out) {
                          decltype(Source::by_length){layout.length},
                          decltype(Source::by_inner){layout.inner},
                          acc_t<T>(1) / static_cast<acc_t<T>>(layout.length)}};
-    launch_kernel(spread_kernel<Source>,
-                  ceil_div(n, int64_t{kSpreadThreads} * Source::kVectors * Source::V),
-                  kSpreadThreads, 0, current_stream(like), source, out);
+    launch_kernel(broadcast_kernel<Source>,
+                  ceil_div(n, int64_t{kBroadcastThreads} * Source::kVectors * Source::V),
+                  kBroadcastThreads, 0, current_stream(like), source, out);
   };
-  const auto with_divide = [&](auto tag) {
+  const auto dispatch_layout = [&](auto tag) {
     using D = typename decltype(tag)::type;
     if (layout.inner == 1 && layout.length < kWidest) {
-      launch(type_tag<SpreadPlanes<1, T, D>>{});
+      launch(type_tag<BroadcastPlanes<1, T, D>>{});
     } else if (layout.inner == 1) {
-      launch(type_tag<SpreadPlanes<kWidest, T, D>>{});
+      launch(type_tag<BroadcastPlanes<kWidest, T, D>>{});
     } else if (layout.inner % kWidest == 0 &&
                reinterpret_cast<uintptr_t>(grad) % kVectorBytes == 0) {
-      launch(type_tag<SpreadPixels<kWidest, T, D>>{});
+      launch(type_tag<BroadcastPixels<kWidest, T, D>>{});
     } else {
       dispatch_width<T>({out}, {layout.length * layout.inner},
-                        [&](auto v) { launch(type_tag<SpreadAcross<v.value, T, D>>{}); });
+                        [&](auto v) { launch(type_tag<BroadcastUnaligned<v.value, T, D>>{}); });
     }
   };
-  n < kMostFastDivided ? with_divide(type_tag<FastDivide>{}) : with_divide(type_tag<Divide>{});
+  n < kMostFastDivided ? dispatch_layout(type_tag<FastDivide>{})
+                       : dispatch_layout(type_tag<Divide>{});
 }
 
 }  // namespace ops::cuda

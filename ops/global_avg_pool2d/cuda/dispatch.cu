@@ -1,3 +1,5 @@
+// Registration of CUDA global average pooling. forward.cuh chooses nchw_kernel (inner = 1) or
+// nhwc_kernel, backward.cuh the broadcast for the layout and alignment.
 #include "global_avg_pool2d/cuda/backward.cuh"
 #include "global_avg_pool2d/cuda/forward.cuh"
 
@@ -14,7 +16,7 @@ struct Loops {
   template <typename T>
   static void backward(const Tensor& like, PoolLayout layout, const T* grad, T* out) {
     const DeviceGuard guard(like.get_device_index());
-    spread(like, layout, grad, out);
+    broadcast(like, layout, grad, out);
   }
 };
 

@@ -1,4 +1,18 @@
-// Global average pooling: every thread sums what is its own, then threads sum up in a fixed order.
+// CUDA global average pooling, forward. Deterministic: all sums have a fixed order.
+//
+//   nchw_kernel: [plane][pixel]                   nhwc_kernel: [image][pixel][channel]
+//   ┌──────────────────────────┐ 8 to 256         ┌──────────────┐
+//   │ plane 0                  │ threads a plane  │ pixel 0      │  columns of threads: vectors
+//   ├──────────────────────────┤                  │ pixel 1      │  of channels; rows of threads:
+//   │ plane 1 …                │ ─► shuffles      │ …            │  every n-th pixel ─► shared
+//   └──────────────────────────┘                  └──────────────┘
+//
+//   block:   nchw: one plane, or 256 / group planes; nhwc: up to 32 vectors of channels of an image
+//   shared:  nchw: one sum per warp; nhwc: the sums of all threads, for the reduction over rows
+//   thread:  V sums; 8 vector loads in flight
+//
+// Where the blocks would not fill the GPU, a two-stage reduction splits the length: stage 1 writes
+// partial sums [splits, outer, inner], stage 2 (second_stage_kernel) adds the splits.
 #pragma once
 
 #include "core/cuda/common.cuh"
@@ -7,27 +21,27 @@
 namespace ops::cuda {
 
 constexpr int kPoolThreads = 256;
-constexpr int kPoolLoads = 8;   // of a thread, in flight
-constexpr int kPoolBlocks = 4;  // of a multiprocessor: more leave no registers for the loads
-constexpr int64_t kMostColumns = 32;
-constexpr int kMostOfRow = 64;  // elements of a row of several pixels
+constexpr int kLoadsInFlight = 8;            // vector loads in flight per thread
+constexpr int kBlocksPerMultiprocessor = 4;  // more would leave no registers for the loads
+constexpr int64_t kMaxColumns = 32;
+constexpr int kMaxRowElements = 64;  // of a row of several pixels
 
-// Adds `count` vectors that are `stride` elements apart, lane by lane. kOnce reads them as the
-// first to leave the cache, which then keeps what others have yet to write.
-template <bool kOnce, int V, typename T>
+// Accumulate `count` vectors at a stride (elements) lane by lane. kStreaming: loads with the
+// evict-first policy (ld.cs).
+template <bool kStreaming, int V, typename T>
 __device__ void add_vectors(const T* from, int count, int64_t stride, acc_t<T> (&sums)[V]) {
   using Bits = typename BitsOf<V * sizeof(T)>::type;
-  for (; count > 0; count -= kPoolLoads, from += kPoolLoads * stride) {
-    Bits bits[kPoolLoads] = {};
+  for (; count > 0; count -= kLoadsInFlight, from += kLoadsInFlight * stride) {
+    Bits bits[kLoadsInFlight] = {};
 #pragma unroll
-    for (int k = 0; k < kPoolLoads; ++k) {
+    for (int k = 0; k < kLoadsInFlight; ++k) {
       if (k < count) {
         const Bits* vector = reinterpret_cast<const Bits*>(from + k * stride);
-        bits[k] = kOnce ? __ldcs(vector) : *vector;
+        bits[k] = kStreaming ? __ldcs(vector) : *vector;
       }
     }
 #pragma unroll
-    for (int k = 0; k < kPoolLoads; ++k) {
+    for (int k = 0; k < kLoadsInFlight; ++k) {
       const auto& values = reinterpret_cast<const Vector<T, V>&>(bits[k]);
 #pragma unroll
       for (int v = 0; v < V; ++v) {
@@ -37,25 +51,24 @@ __device__ void add_vectors(const T* from, int count, int64_t stride, acc_t<T> (
   }
 }
 
-// What is averaged: [outer, length, inner], in parts of `part` along the length. Sums of parts go
-// to `partial` [parts, outer, inner] where there are several.
+// Average x [outer, length, inner] over the length, in splits of split_length. `partial` [splits,
+// outer, inner], if not null, receives the sums of the splits.
 template <typename T>
 struct PoolForward {
   const T* x;
   T* out;
   acc_t<T>* partial;
   int64_t outer, length, inner;
-  int64_t part;
-  bool evict_first;
+  int64_t split_length;
+  bool streaming;
 
-  // Adds the first of `vectors` vectors, which are `stride` / `step` elements apart, and every
-  // step-th after it.
+  // Accumulate every step-th of `vectors` vectors; stride: elements between those.
   template <int V>
   __device__ void add(const T* from, int vectors, int step, int64_t stride,
                       acc_t<T> (&sums)[V]) const {
     const int count = (vectors + step - 1) / step;
-    evict_first ? add_vectors<true>(from, count, stride, sums)
-                : add_vectors<false>(from, count, stride, sums);
+    streaming ? add_vectors<true>(from, count, stride, sums)
+              : add_vectors<false>(from, count, stride, sums);
   }
 
   __device__ void store(int64_t output, acc_t<T> sum) const {
@@ -68,20 +81,20 @@ struct PoolForward {
 };
 
 template <int kGroup>
-constexpr int kPlaneThreads = kGroup > 32 ? kGroup : kPoolThreads;  // of a block
+constexpr int kNchwThreads = kGroup > 32 ? kGroup : kPoolThreads;  // per block
 
-// Contiguous images (inner is 1): kGroup threads a plane.
+// NCHW (inner = 1): kGroup threads per plane.
 template <int V, int kGroup, typename T>
-__global__ void __launch_bounds__(kPlaneThreads<kGroup>, kPoolBlocks)
-    planes_kernel(PoolForward<T> f) {
+__global__ void __launch_bounds__(kNchwThreads<kGroup>, kBlocksPerMultiprocessor)
+    nchw_kernel(PoolForward<T> f) {
   using A = acc_t<T>;
-  constexpr int kGroups = kPlaneThreads<kGroup> / kGroup;
+  constexpr int kGroups = kNchwThreads<kGroup> / kGroup;
   const int lane = threadIdx.x % kGroup;
   const int64_t plane = static_cast<int64_t>(blockIdx.x) * kGroups + threadIdx.x / kGroup;
   A sums[V] = {};
   if (plane < f.outer) {
-    const int64_t first = blockIdx.y * f.part;
-    const int vectors = static_cast<int>(min(f.part, f.length - first) / V);
+    const int64_t first = blockIdx.y * f.split_length;
+    const int vectors = static_cast<int>(min(f.split_length, f.length - first) / V);
     f.add(f.x + plane * f.length + first + lane * V, vectors - lane, kGroup, kGroup * V, sums);
   }
   A sum = sums[0];
@@ -94,7 +107,7 @@ __global__ void __launch_bounds__(kPlaneThreads<kGroup>, kPoolBlocks)
   for (int half = kWidth / 2; half > 0; half /= 2) {
     sum += __shfl_down_sync(0xffffffff, sum, half, kWidth);
   }
-  if constexpr (kGroup > 32) {  // a block a plane
+  if constexpr (kGroup > 32) {  // one plane per block
     __shared__ A warps[kGroup / 32];
     if (threadIdx.x % 32 == 0) {
       warps[threadIdx.x / 32] = sum;
@@ -110,51 +123,50 @@ __global__ void __launch_bounds__(kPlaneThreads<kGroup>, kPoolBlocks)
   }
 }
 
-// On channels-last images a block takes `columns` vectors of neighbouring channels of an image, and
-// as many of their rows at once as it has threads for. Where channels are few, a row is several
-// pixels.
-struct PoolRows {
-  int64_t width;  // elements of a row
-  int pixels;     // of a row
+// NHWC: a block of columns × rows of threads covers `columns` adjacent vectors of an image. With
+// few channels a row is several pixels.
+struct RowTiling {
+  int64_t width;  // elements per row
+  int pixels;     // per row
   int columns;
-  int blocks;  // that lie side by side on an image
+  int blocks;  // per image
 };
 
-// The pixels of a row that make it whole 16-byte vectors, or come closest.
+// Return the pixels per row that make it whole 16-byte vectors, or come closest.
 template <typename T>
 int pixels_of_row(PoolLayout layout) {
   int pixels = 1;
   while (layout.inner * pixels * sizeof(T) % kVectorBytes != 0 &&
-         layout.length % (2 * pixels) == 0 && layout.inner * pixels * 2 <= kMostOfRow) {
+         layout.length % (2 * pixels) == 0 && layout.inner * pixels * 2 <= kMaxRowElements) {
     pixels *= 2;
   }
   return pixels;
 }
 
-// Where a thread is.
+// Row, image and first element of the thread.
 struct RowThread {
-  int rows, row;  // of the block
+  int rows, row;  // rows of threads in the block; own row
   int64_t image;
-  int64_t element;  // the first of its vector in a row
-  bool works;
+  int64_t element;  // first of the thread's vector in a row
+  bool active;
 
-  __device__ RowThread(const PoolRows& r, int vector)
+  __device__ RowThread(const RowTiling& r, int vector)
       : rows(blockDim.x / r.columns),
         row(threadIdx.x / r.columns),
         image(blockIdx.x / r.blocks),
         element((blockIdx.x % r.blocks * int64_t{r.columns} + threadIdx.x % r.columns) * vector),
-        works(row < rows && element < r.width) {}
+        active(row < rows && element < r.width) {}
 };
 
 template <int V, typename T>
-__global__ void __launch_bounds__(kPoolThreads, kPoolBlocks)
-    rows_kernel(PoolForward<T> f, PoolRows r) {
+__global__ void __launch_bounds__(kPoolThreads, kBlocksPerMultiprocessor)
+    nhwc_kernel(PoolForward<T> f, RowTiling r) {
   using A = acc_t<T>;
   const RowThread at(r, V);
   A sums[V] = {};
-  if (at.works) {
-    const int64_t first = blockIdx.y * f.part;
-    const int rows = static_cast<int>(min(f.part, f.length - first) / r.pixels);
+  if (at.active) {
+    const int64_t first = blockIdx.y * f.split_length;
+    const int rows = static_cast<int>(min(f.split_length, f.length - first) / r.pixels);
     const T* x = f.x + (at.image * f.length + first) * f.inner + at.row * r.width + at.element;
     f.add(x, rows - at.row, at.rows, at.rows * r.width, sums);
   }
@@ -163,14 +175,14 @@ __global__ void __launch_bounds__(kPoolThreads, kPoolBlocks)
   for (int v = 0; v < V; ++v) {
     shared[threadIdx.x * V + v] = sums[v];
   }
-  // Threads that share a lane take every so many-th row of it, then one takes what they have.
+  // Two-step reduction in shared memory: over rows, then over the threads of a channel.
   const int lanes = r.columns * V;
-  const int sharing = blockDim.x / lanes * lanes;
+  const int threads_used = blockDim.x / lanes * lanes;
   A sum = 0;
   __syncthreads();
-  if (threadIdx.x < sharing) {
+  if (threadIdx.x < threads_used) {
 #pragma unroll 4
-    for (int i = threadIdx.x; i < at.rows * lanes; i += sharing) {
+    for (int i = threadIdx.x; i < at.rows * lanes; i += threads_used) {
       sum += shared[i];
     }
   }
@@ -182,26 +194,26 @@ __global__ void __launch_bounds__(kPoolThreads, kPoolBlocks)
   if (threadIdx.x < channels && channel < f.inner) {
     sum = 0;
 #pragma unroll 8
-    for (int i = threadIdx.x; i < sharing; i += channels) {
+    for (int i = threadIdx.x; i < threads_used; i += channels) {
       sum += shared[i];
     }
     f.store(at.image * f.inner + channel, sum);
   }
 }
 
-// kGroup threads an output.
+// Stage 2: kGroup threads per output add the splits.
 template <int kGroup, typename T>
 __global__ void __launch_bounds__(kPoolThreads)
-    sum_parts_kernel(const acc_t<T>* __restrict__ partial, T* __restrict__ out, int64_t outputs,
-                     int parts, int64_t length) {
+    second_stage_kernel(const acc_t<T>* __restrict__ partial, T* __restrict__ out, int64_t outputs,
+                        int splits, int64_t length) {
   constexpr int kGroups = kPoolThreads / kGroup;
   const int lane = threadIdx.x % kGroup;
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kGroups + threadIdx.x / kGroup;
   acc_t<T> sum = 0;
   if (i < outputs) {
 #pragma unroll 4
-    for (int part = lane; part < parts; part += kGroup) {
-      sum += partial[part * outputs + i];
+    for (int split = lane; split < splits; split += kGroup) {
+      sum += partial[split * outputs + i];
     }
   }
 #pragma unroll
@@ -213,7 +225,7 @@ __global__ void __launch_bounds__(kPoolThreads)
   }
 }
 
-// Launches what averages layout.
+// Choose and launch the kernels.
 template <typename T>
 class PoolForwardLaunch {
  public:
@@ -221,12 +233,12 @@ class PoolForwardLaunch {
       : like_(like),
         layout_(layout),
         f_{x, out, nullptr, layout.outer, layout.length, layout.inner, layout.length} {
-    // what is not much larger than the cache; on more it costs 4 %
+    // Up to twice the L2 cache; above, it costs 4 %.
     const int64_t elements = layout.outer * layout.length * layout.inner;
-    f_.evict_first = elements * static_cast<int64_t>(sizeof(T)) <= 2 * device_.cache;
+    f_.streaming = elements * static_cast<int64_t>(sizeof(T)) <= 2 * device_.cache;
   }
 
-  void operator()() { layout_.inner == 1 ? planes() : rows(); }
+  void operator()() { layout_.inner == 1 ? launch_nchw() : launch_nhwc(); }
 
  private:
   const Tensor& like_;
@@ -234,23 +246,23 @@ class PoolForwardLaunch {
   const Device device_;
   PoolForward<T> f_;
 
-  void planes() {
+  void launch_nchw() {
     dispatch_width<T>({f_.x}, {f_.length}, [&](auto v) {
       constexpr int V = decltype(v)::value;
       const int64_t vectors = f_.length / V;
       const auto launch = [&](auto group) {
         constexpr int kGroup = decltype(group)::value;
-        constexpr int kThreads = kPlaneThreads<kGroup>;
-        run(planes_kernel<V, kGroup, T>, ceil_div(f_.outer, kThreads / kGroup), kThreads,
-            kThreads * kPoolLoads * V);
+        constexpr int kThreads = kNchwThreads<kGroup>;
+        run(nchw_kernel<V, kGroup, T>, ceil_div(f_.outer, kThreads / kGroup), kThreads,
+            kThreads * kLoadsInFlight * V);
       };
-      if (vectors <= 8 * kPoolLoads) {
+      if (vectors <= 8 * kLoadsInFlight) {
         launch(Width<8>{});
-      } else if (vectors <= 16 * kPoolLoads) {
+      } else if (vectors <= 16 * kLoadsInFlight) {
         launch(Width<16>{});
-      } else if (vectors < 64 * kPoolLoads) {
+      } else if (vectors < 64 * kLoadsInFlight) {
         launch(Width<32>{});
-      } else if (vectors <= 128 * kPoolLoads) {
+      } else if (vectors <= 128 * kLoadsInFlight) {
         launch(Width<128>{});
       } else {
         launch(Width<kPoolThreads>{});
@@ -258,54 +270,55 @@ class PoolForwardLaunch {
     });
   }
 
-  void rows() {
+  void launch_nhwc() {
     const int pixels = pixels_of_row<T>(layout_);
     dispatch_width<T>({f_.x}, {f_.inner * pixels}, [&](auto v) {
       constexpr int V = decltype(v)::value;
       const int64_t vectors = f_.inner * pixels / V;
-      int columns = static_cast<int>(pixels > 1 ? vectors : std::min(vectors, kMostColumns));
+      int columns = static_cast<int>(pixels > 1 ? vectors : std::min(vectors, kMaxColumns));
       while (pixels == 1 && columns > 2 &&
              f_.outer * ceil_div(vectors, columns) < device_.multiprocessors) {
         columns = (columns + 1) / 2;
       }
       int threads = 64;
       while (threads < kPoolThreads &&
-             (threads < columns * V || threads * kPoolLoads < f_.length / pixels * columns)) {
+             (threads < columns * V || threads * kLoadsInFlight < f_.length / pixels * columns)) {
         threads *= 2;
       }
-      const PoolRows r{f_.inner * pixels, pixels, columns,
-                       static_cast<int>(ceil_div(vectors, columns))};
-      run(rows_kernel<V, T>, f_.outer * r.blocks, threads, threads / columns * kPoolLoads * pixels,
-          r);
+      const RowTiling r{f_.inner * pixels, pixels, columns,
+                        static_cast<int>(ceil_div(vectors, columns))};
+      run(nhwc_kernel<V, T>, f_.outer * r.blocks, threads,
+          threads / columns * kLoadsInFlight * pixels, r);
     });
   }
 
-  // Splits the length into multiples of `least` where the blocks would not fill the GPU.
+  // Launch stage 1 and, if blocks alone would not fill the GPU, split the length into multiples of
+  // `unit` and launch stage 2.
   template <typename Kernel, typename... Args>
-  void run(Kernel kernel, int64_t blocks, int threads, int64_t least, Args... args) {
-    int64_t parts = 1;
-    if (blocks < device_.multiprocessors && f_.length >= 2 * least) {
-      const int64_t wanted =
-          std::min(ceil_div(2 * device_.multiprocessors, blocks), f_.length / least);
-      f_.part = ceil_div(f_.length, wanted * least) * least;
-      parts = ceil_div(f_.length, f_.part);
+  void run(Kernel kernel, int64_t blocks, int threads, int64_t unit, Args... args) {
+    int64_t splits = 1;
+    if (blocks < device_.multiprocessors && f_.length >= 2 * unit) {
+      const int64_t target =
+          std::min(ceil_div(2 * device_.multiprocessors, blocks), f_.length / unit);
+      f_.split_length = ceil_div(f_.length, target * unit) * unit;
+      splits = ceil_div(f_.length, f_.split_length);
     }
     const int64_t outputs = f_.outer * f_.inner;
     Tensor partial;
-    if (parts > 1) {
+    if (splits > 1) {
       const auto type = std::is_same_v<acc_t<T>, double> ? ScalarType::Double : ScalarType::Float;
-      partial = empty(like_, {parts, outputs}, type);
+      partial = empty(like_, {splits, outputs}, type);
       f_.partial = partial.mutable_data_ptr<acc_t<T>>();
     }
     const cudaStream_t stream = current_stream(like_);
-    launch_kernel(kernel, dim3(blocks, parts), threads, 0, stream, f_, args...);
-    if (parts > 1) {
+    launch_kernel(kernel, dim3(blocks, splits), threads, 0, stream, f_, args...);
+    if (splits > 1) {
       const auto sum = [&](auto group) {
-        launch_kernel(sum_parts_kernel<group.value, T>,
+        launch_kernel(second_stage_kernel<group.value, T>,
                       ceil_div(outputs, kPoolThreads / group.value), kPoolThreads, 0, stream,
-                      f_.partial, f_.out, outputs, static_cast<int>(parts), f_.length);
+                      f_.partial, f_.out, outputs, static_cast<int>(splits), f_.length);
       };
-      parts < 32 ? sum(Width<1>{}) : sum(Width<32>{});
+      splits < 32 ? sum(Width<1>{}) : sum(Width<32>{});
     }
   }
 };

@@ -1,14 +1,15 @@
-// Rows of images to and from buffers [channel][pixel], which hold acc_t<T>; see plan.h.
-// No include guard: see core/cpu/dispatch_isa.h.
+// Copies of image rows, in any layout, to and from buffers [channel][pixel] of acc_t<T>; see
+// plan.h. Channels-last rows are transposed in registers, in blocks of N×N (N lanes), edges
+// overlapping. No include guard: see core/cpu/dispatch_isa.h.
 
 namespace ops::cpu::OPS_ISA {
 
-// At most N adjacent channels of at most N pixels. Writes N pixels, zeros where there are less.
-// Of N channels that can be read from `from` on, the first `skip` are not wanted; −1: there are not
-// so many.
+// Transpose up to N pixels × N channels; write N pixels, padded with zeros. skip ≥ 0: N channels
+// are readable at `from`, of which the first `skip` are dropped. skip = −1: only `channels` are
+// readable.
 template <typename T>
-void gather_square(const T* from, int64_t pixel, int64_t skip, int64_t channels, int64_t pixels,
-                   acc_t<T>* to, int64_t pitch) {
+void gather_block(const T* from, int64_t pixel, int64_t skip, int64_t channels, int64_t pixels,
+                  acc_t<T>* to, int64_t pitch) {
   using A = acc_t<T>;
   constexpr int N = kLanes<A>;
   Vec<A, N> v[N];
@@ -37,8 +38,8 @@ void gather_square(const T* from, int64_t pixel, int64_t skip, int64_t channels,
 }
 
 template <typename T>
-void scatter_square(const acc_t<T>* from, int64_t pitch, T* to, int64_t pixel, int64_t channels,
-                    int64_t pixels) {
+void scatter_block(const acc_t<T>* from, int64_t pitch, T* to, int64_t pixel, int64_t channels,
+                   int64_t pixels) {
   using A = acc_t<T>;
   constexpr int N = kLanes<A>;
   Vec<A, N> v[N];
@@ -63,36 +64,38 @@ void scatter_square(const acc_t<T>* from, int64_t pitch, T* to, int64_t pixel, i
   }
 }
 
-// Where squares of N begin that cover 0 to n, the last one overlapping: the i-th.
+// Return the start of the i-th block of N that cover [0, n); the last block overlaps the one
+// before.
 template <int N>
-int64_t square_at(int64_t i, int64_t n) {
+int64_t block_start(int64_t i, int64_t n) {
   return i * N + N <= n || n < N ? i * N : n - N;
 }
 
-// Some channels of a pixel, and how many there are on either side of them.
-struct Channels {
+// `count` channels of a pixel, and the number of channels before and after them in memory.
+struct ChannelRange {
   int64_t before, count, after;
 };
 
-// Copies `pixels` pixels of some channels, which lie `channel` and `pixel` apart in memory.
+// Copy a range of channels of `pixels` pixels to a buffer; strides `channel` and `pixel`
+// (elements).
 template <typename T>
-void gather_pixels(const T* from, int64_t channel, int64_t pixel, Channels channels, int64_t pixels,
-                   acc_t<T>* to, int64_t pitch) {
+void gather_pixels(const T* from, int64_t channel, int64_t pixel, ChannelRange channels,
+                   int64_t pixels, acc_t<T>* to, int64_t pitch) {
   constexpr int N = kLanes<acc_t<T>>;
   if (pixel == 1) {
     for (int64_t c = 0; c < channels.count; ++c) {
       convert_row<N>(from + c * channel, to + c * pitch, pixels);
     }
   } else if (channel == 1) {
-    const int64_t needed = N - channels.count - channels.after;  // of those before, to be N
-    const int64_t skip = channels.count >= N || needed <= 0 ? 0 : needed;
+    const int64_t missing = N - channels.count - channels.after;  // channels to N
+    const int64_t skip = channels.count >= N || missing <= 0 ? 0 : missing;
     for (int64_t i = 0; i * N < pixels; ++i) {
       for (int64_t j = 0; j * N < channels.count; ++j) {
-        const int64_t p = square_at<N>(i, pixels), c = square_at<N>(j, channels.count);
-        const bool enough = skip <= channels.before;
-        gather_square(from + p * pixel + c - (enough ? skip : 0), pixel, enough ? skip : -1,
-                      channels.count < N ? channels.count : N, pixels < N ? pixels : N,
-                      to + c * pitch + p, pitch);
+        const int64_t p = block_start<N>(i, pixels), c = block_start<N>(j, channels.count);
+        const bool readable = skip <= channels.before;
+        gather_block(from + p * pixel + c - (readable ? skip : 0), pixel, readable ? skip : -1,
+                     channels.count < N ? channels.count : N, pixels < N ? pixels : N,
+                     to + c * pitch + p, pitch);
       }
     }
   } else {
@@ -115,9 +118,9 @@ void scatter_pixels(const acc_t<T>* from, int64_t pitch, T* to, int64_t channel,
   } else if (channel == 1) {
     for (int64_t i = 0; i * N < pixels; ++i) {
       for (int64_t j = 0; j * N < channels; ++j) {
-        const int64_t p = square_at<N>(i, pixels), c = square_at<N>(j, channels);
-        scatter_square(from + c * pitch + p, pitch, to + p * pixel + c, pixel,
-                       channels < N ? channels : N, pixels < N ? pixels : N);
+        const int64_t p = block_start<N>(i, pixels), c = block_start<N>(j, channels);
+        scatter_block(from + c * pitch + p, pitch, to + p * pixel + c, pixel,
+                      channels < N ? channels : N, pixels < N ? pixels : N);
       }
     }
   } else {

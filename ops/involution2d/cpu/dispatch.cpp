@@ -1,3 +1,4 @@
+// CPU involution: one kernel for every geometry, dtype and layout; see plan.h.
 #include "involution2d/cpu/plan.h"
 #include "involution2d/op.h"
 #define OPS_KERNELS "involution2d/cpu/kernels.h"
@@ -6,16 +7,16 @@
 namespace ops::cpu {
 namespace {
 
-constexpr int64_t kGrain = 200000;  // multiply-adds: less is not worth waking a thread for
+constexpr int64_t kGrain = 200000;  // multiply-adds per thread, minimum
 
-// Every row is computed by itself: no result depends on how threads share them.
+// Rows are independent: results do not depend on the number of threads.
 template <typename T>
 void run(const InvolutionGeometry& g, Pass pass, const T* source, const T* factor, T* out) {
   using A = acc_t<T>;
-  const Involution<T> p(g, pass, vector_bytes() / sizeof(A), source, factor, out);
-  const int64_t row =
+  const InvolutionPlan<T> p(g, pass, vector_bytes() / sizeof(A), source, factor, out);
+  const int64_t row_work =
       p.vertical.out_size > 0 ? p.horizontal.out_size * g.taps() * g.group_channels() : 1;
-  const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, row));
+  const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, row_work));
   torch::stable::parallel_for(0, g.n * g.groups * p.vertical.out_size, grain,
                               [&](int64_t begin, int64_t end) {
                                 InvolutionWorkspace<A> workspace(p);

@@ -1,22 +1,21 @@
-// The CPU's involution on vectors; see plan.h. No include guard: see core/cpu/dispatch_isa.h.
+// Vector kernels of the CPU involution; see plan.h. No include guard: see core/cpu/dispatch_isa.h.
 
 #include "core/cpu/kernel_of.h"
 #include "involution2d/cpu/copy_kernels.h"
 
 namespace ops::cpu::OPS_ISA {
 
-// How many vectors of pixels go together with R sums each: more sums hide more latency.
+// Vectors of pixels per register tile of R channels or taps: R · kVectors sums hide FMA latency.
 template <int R>
 constexpr int kVectors = R > 4   ? 1
                          : R > 2 ? 2
                                  : 4;
 
-// R channels: the sum of weight · source over the taps. A factor is a weight.
+// Register tile of R channels × P vectors of pixels: accumulate weight · source over the taps.
 template <typename A>
-struct OfChannels {
-  // P vectors of pixels.
+struct SumTaps {
   template <int R, int P>
-  static void run(const TapPlace* taps, int64_t count, const A* weights, const A* source,
+  static void run(const TapOffsets* taps, int64_t count, const A* weights, const A* source,
                   int64_t pitch, A* out, int64_t width) {
     constexpr int N = kLanes<A>;
     Vec<A, N> sum[R][P] = {};
@@ -46,12 +45,11 @@ struct OfChannels {
   }
 };
 
-// R taps: the sum of grad_output · source over the channels. A factor is an element of grad_output.
+// Register tile of R taps × P vectors of pixels: accumulate grad_output · source over the channels.
 template <typename A>
-struct OfTaps {
-  // P vectors of pixels.
+struct SumChannels {
   template <int R, int P>
-  static void run(const TapPlace* taps, int64_t channels, const A* grad, const A* source,
+  static void run(const TapOffsets* taps, int64_t channels, const A* grad, const A* source,
                   int64_t pitch, A* out, int64_t width) {
     constexpr int N = kLanes<A>;
     const A* s[R];
@@ -84,12 +82,12 @@ struct OfTaps {
   }
 };
 
-// Either sum, for a row of `width` pixels of R channels or taps. Only the last vectors reach beyond
-// it. From one channel to the next, sources lie `pitch` apart, the others `width`.
+// Run register tiles `Sums` along a row; the last vector may exceed it. Channel strides: `pitch` of
+// the source, `width` of factor and out.
 template <typename Sums, typename A>
-struct OfRow {
+struct RowLoop {
   template <int R>
-  static void run(const TapPlace* taps, int64_t count, const A* factor, const A* source,
+  static void run(const TapOffsets* taps, int64_t count, const A* factor, const A* source,
                   int64_t pitch, A* out, int64_t width) {
     constexpr int N = kLanes<A>, P = kVectors<R>;
     int64_t i = 0;
@@ -102,39 +100,41 @@ struct OfRow {
   }
 };
 
-// One group of channels of one image.
+// Pointers to one group of one image, and the state of its ring buffer.
 template <typename T>
-struct InvolutionGroup {
-  const T *source, *factor;  // its first element
+struct GroupCursor {
+  const T *source, *factor;
   T* out;
   int64_t group;
-  int64_t next = 0;  // the first row of the source that is still to be copied to the ring
+  int64_t next_row = 0;  // first source row that is not in the ring
 
-  InvolutionGroup(const Involution<T>& p, int64_t index) : group(index % p.g.groups) {
+  GroupCursor(const InvolutionPlan<T>& p, int64_t index) : group(index % p.g.groups) {
     const int64_t n = index / p.g.groups;
     source = p.source + n * p.source_strides.n + group * p.source_channels * p.source_strides.c;
     factor = p.factor + n * p.factor_strides.n + group * p.factor_channels * p.factor_strides.c;
     out = p.out + n * p.out_strides.n + group * p.out_channels * p.out_strides.c;
   }
 
-  // `count` of the group's `channels` channels in an image, from `first` on.
-  Channels channels(const Involution<T>& p, int64_t channels, int64_t first, int64_t count) const {
+  // Return the range of channels [first, first + count) of the group, which has `channels`.
+  ChannelRange channels(const InvolutionPlan<T>& p, int64_t channels, int64_t first,
+                        int64_t count) const {
     const int64_t before = group * channels + first;
     return {before, count, p.g.groups * channels - before - count};
   }
 
-  // Sees to it that the ring holds the rows that row h of the outputs takes.
-  void fill_ring(const Involution<T>& p, int64_t h, InvolutionWorkspace<acc_t<T>>& workspace) {
+  // Copy the source rows that output row h reads to the ring, unless they are there.
+  void fill_ring(const InvolutionPlan<T>& p, int64_t h, InvolutionWorkspace<acc_t<T>>& workspace) {
     const int64_t rows = workspace.ring_rows;
     int64_t last = -1;
     for (int64_t a = 0; a < p.vertical.taps; ++a) {
       const int64_t at = p.vertical.source(h, a);
       last = at > last ? at : last;
     }
-    for (next = next > last - rows ? next : last - rows + 1; next <= last; ++next) {
-      for (const Pixels& pixels : p.row.sources) {
-        const T* from = source + next * p.source_strides.h + pixels.first * p.source_strides.w;
-        A* to = workspace.ring + next % rows * p.row.width + pixels.start;
+    for (next_row = next_row > last - rows ? next_row : last - rows + 1; next_row <= last;
+         ++next_row) {
+      for (const PixelPhase& pixels : p.row.sources) {
+        const T* from = source + next_row * p.source_strides.h + pixels.first * p.source_strides.w;
+        A* to = workspace.ring + next_row % rows * p.row.width + pixels.start;
         gather_pixels(from, p.source_strides.c, pixels.step * p.source_strides.w,
                       channels(p, p.source_channels, 0, p.source_channels), pixels.count, to,
                       workspace.pitch);
@@ -146,19 +146,19 @@ struct InvolutionGroup {
   using A = acc_t<T>;
 };
 
-// Rows `begin` to `end` of the outputs of an involution or its input gradient, counted over images,
-// groups and rows.
+// Compute outputs (forward or input gradient) of rows [begin, end), counted over images, groups,
+// rows.
 template <typename T>
-void involve(const Involution<T>& p, int64_t begin, int64_t end,
+void involve(const InvolutionPlan<T>& p, int64_t begin, int64_t end,
              InvolutionWorkspace<acc_t<T>>& workspace) {
   using A = acc_t<T>;
   const int64_t rows = p.vertical.out_size, taps_w = p.horizontal.taps, channels = p.out_channels;
   const ImageStrides& in = p.factor_strides;
-  InvolutionGroup<T> group(p, begin / rows);
+  GroupCursor<T> group(p, begin / rows);
   for (int64_t index = begin; index < end; ++index) {
     const int64_t h = index % rows;
     if (h == 0) {
-      group = InvolutionGroup<T>(p, index / rows);
+      group = GroupCursor<T>(p, index / rows);
     }
     group.fill_ring(p, h, workspace);
     if (!p.vertical.transposed) {
@@ -177,16 +177,16 @@ void involve(const Involution<T>& p, int64_t begin, int64_t end,
       }
     }
     for (const RowPlan::Outputs& outputs : p.row.outputs) {
-      const int64_t count = workspace.find_taps(p, outputs, h);
-      const int64_t parts = (channels + kMostSums - 1) / kMostSums;
-      for (int64_t i = 0; i < parts; ++i) {
-        const int64_t first = channels * i / parts, past = channels * (i + 1) / parts;
-        kernel_of<OfRow<OfChannels<A>, A>, kMostSums>(past - first)(
+      const int64_t count = workspace.list_taps(p, outputs, h);
+      const int64_t chunks = (channels + kMaxSums - 1) / kMaxSums;
+      for (int64_t i = 0; i < chunks; ++i) {
+        const int64_t first = channels * i / chunks, past = channels * (i + 1) / chunks;
+        kernel_of<RowLoop<SumTaps<A>, A>, kMaxSums>(past - first)(
             workspace.taps.data(), count, workspace.weights,
             workspace.ring + first * workspace.pitch, workspace.pitch,
             workspace.rows + first * p.row.out_width, p.row.out_width);
       }
-      const Pixels& pixels = outputs.pixels;
+      const PixelPhase& pixels = outputs.pixels;
       T* to = group.out + h * p.out_strides.h + pixels.first * p.out_strides.w;
       scatter_pixels(workspace.rows, p.row.out_width, to, p.out_strides.c,
                      pixels.step * p.out_strides.w, channels, pixels.count);
@@ -194,27 +194,27 @@ void involve(const Involution<T>& p, int64_t begin, int64_t end,
   }
 }
 
-// Rows `begin` to `end` of the weight gradient, likewise.
+// Compute the weight gradient of rows [begin, end).
 template <typename T>
-void involve_weight(const Involution<T>& p, int64_t begin, int64_t end,
+void involve_weight(const InvolutionPlan<T>& p, int64_t begin, int64_t end,
                     InvolutionWorkspace<acc_t<T>>& workspace) {
   using A = acc_t<T>;
   const int64_t rows = p.vertical.out_size, width = p.row.out_width;
-  InvolutionGroup<T> group(p, begin / rows);
+  GroupCursor<T> group(p, begin / rows);
   for (int64_t index = begin; index < end; ++index) {
     const int64_t h = index % rows;
     if (h == 0) {
-      group = InvolutionGroup<T>(p, index / rows);
+      group = GroupCursor<T>(p, index / rows);
     }
     group.fill_ring(p, h, workspace);
     gather_pixels(group.factor + h * p.factor_strides.h, p.factor_strides.c, p.factor_strides.w,
                   group.channels(p, p.factor_channels, 0, p.factor_channels), p.horizontal.out_size,
                   workspace.rows, width);
-    const int64_t count = workspace.find_taps(p, p.row.outputs[0], h);
-    const int64_t parts = (count + kMostSums - 1) / kMostSums;
-    for (int64_t i = 0; i < parts; ++i) {
-      const int64_t first = count * i / parts, past = count * (i + 1) / parts;
-      kernel_of<OfRow<OfTaps<A>, A>, kMostSums>(past - first)(
+    const int64_t count = workspace.list_taps(p, p.row.outputs[0], h);
+    const int64_t chunks = (count + kMaxSums - 1) / kMaxSums;
+    for (int64_t i = 0; i < chunks; ++i) {
+      const int64_t first = count * i / chunks, past = count * (i + 1) / chunks;
+      kernel_of<RowLoop<SumChannels<A>, A>, kMaxSums>(past - first)(
           &workspace.taps[first], p.factor_channels, workspace.rows, workspace.ring,
           workspace.pitch, workspace.weights, width);
     }

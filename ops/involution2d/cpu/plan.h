@@ -1,12 +1,18 @@
-// How the CPU computes an involution and its gradients.
+// CPU involution: plan and buffers of a pass over rows.
 //
-// Vectors hold adjacent pixels of a row. Rows of x, weight and gradients are copied into buffers
-// [channel][pixel] in the accumulator's type, whatever the dtype and memory format; a weight is
-// loaded once a pixel then, and meets the channels of its group in registers. Rows of images stay
-// in a ring, zeros around them, for as long as the kernel spans them.
+//   source row      ring buffer [channel][kernel rows][pixel]          weights [tap][pixel]
+//   ┌──────────┐    ┌───┬──────────────────────────┬───┐               ┌───────────────────┐
+//   │ any      │ ─► │ 0 │ row y                    │ 0 │   ──► FMA ◄── │ row of outputs    │
+//   │ layout   │    │ 0 │ row y + 1 …              │ 0 │        │      └───────────────────┘
+//   └──────────┘    └───┴──────────────────────────┴───┘        ▼
+//                    zero padding                          sums of up to 8 channels
 //
-// The involution and its input gradient are both correlations of a source, the input or
-// grad_output, with the weight.
+//   thread:  a range of output rows of (image, group), its own ring buffer
+//   lanes:   adjacent pixels of a row; a weight vector is loaded once for up to 8 channels
+//
+// Buffers hold acc_t<T>. Forward and input gradient correlate a source (x or grad_output) with the
+// weight. The weight gradient sums grad_output · x over the channels of the group, for up to 8
+// taps.
 #pragma once
 
 #include <vector>
@@ -16,37 +22,37 @@
 
 namespace ops::cpu {
 
-constexpr int64_t kMostSums = 8;  // vectors that stay in registers: of channels or of taps
+constexpr int64_t kMaxSums = 8;  // sums in registers: channels or taps
 
-// Every `step`-th pixel of a row, adjacent in a buffer: `count` from `first` on.
-struct Pixels {
+// Every `step`-th pixel of a row from `first` on, `count` in all, adjacent in a buffer.
+struct PixelPhase {
   int64_t first, step, count;
-  int64_t start;  // in the buffer's row
+  int64_t start;  // column in the buffer row
 };
 
-// A row of a correlation. Adjacent pixels of one image are `stride` apart in the other, the source
-// or, in the input gradient, the output: that one is cut into the pixels of each phase.
+// Horizontal plan of a correlation. With stride s, the source row (input gradient: the output row)
+// is split into s phases of every s-th pixel, so that adjacent outputs read adjacent source pixels.
 struct RowPlan {
   struct Tap {
-    int64_t column;  // of the kernel
-    int64_t source;  // which of the sources; −1 where it is all padding
-    int64_t shift;   // from an output's place in its pixels to its source's
+    int64_t kernel_column;
+    int64_t source;  // index into `sources`; −1: padding only
+    int64_t shift;   // source position minus output position
   };
   struct Outputs {
-    Pixels pixels;
+    PixelPhase pixels;
     std::vector<Tap> taps;
   };
 
-  std::vector<Pixels> sources;
+  std::vector<PixelPhase> sources;
   std::vector<Outputs> outputs;
-  int64_t width = 0;      // of a buffer's row of sources
-  int64_t out_width = 0;  // of a buffer's row of outputs
+  int64_t width = 0;      // of a ring buffer row
+  int64_t out_width = 0;  // of a row of outputs
 
   RowPlan(const Axis& axis, int64_t lanes) {
     if (axis.transposed) {
       sources.push_back({0, 1, axis.source_size, 0});
       for (int64_t phase = 0; phase < std::min(axis.stride, axis.out_size); ++phase) {
-        outputs.push_back({every(axis.stride, phase, axis.out_size), {}});
+        outputs.push_back({make_phase(axis.stride, phase, axis.out_size), {}});
         for (int64_t tap = 0; tap < axis.taps; ++tap) {
           const int64_t at = phase + axis.padding - tap * axis.dilation;
           if (at % axis.stride == 0) {
@@ -59,31 +65,31 @@ struct RowPlan {
       for (int64_t tap = 0; tap < axis.taps; ++tap) {
         const int64_t at = tap * axis.dilation - axis.padding;
         const int64_t phase = (at % axis.stride + axis.stride) % axis.stride;
-        outputs[0].taps.push_back({tap, find_source(axis, phase), (at - phase) / axis.stride});
+        outputs[0].taps.push_back({tap, source_of_phase(axis, phase), (at - phase) / axis.stride});
       }
     }
-    lay_out(lanes);
+    assign_columns(lanes);
   }
 
-  int64_t place(const Tap& tap) const { return sources[tap.source].start + tap.shift; }
+  int64_t column(const Tap& tap) const { return sources[tap.source].start + tap.shift; }
 
  private:
-  static Pixels every(int64_t step, int64_t first, int64_t size) {
+  static PixelPhase make_phase(int64_t step, int64_t first, int64_t size) {
     return {first, step, first < size ? (size - 1 - first) / step + 1 : 0, 0};
   }
 
-  int64_t find_source(const Axis& axis, int64_t phase) {
+  int64_t source_of_phase(const Axis& axis, int64_t phase) {
     for (size_t i = 0; i < sources.size(); ++i) {
       if (sources[i].first == phase) {
         return i;
       }
     }
-    sources.push_back(every(axis.stride, phase, axis.source_size));
+    sources.push_back(make_phase(axis.stride, phase, axis.source_size));
     return sources.size() - 1;
   }
 
-  // Between the sources' pixels lie as many zeros as taps and whole vectors read beyond them.
-  void lay_out(int64_t lanes) {
+  // Separate the phases by the zeros that taps and whole vectors read beyond their ends.
+  void assign_columns(int64_t lanes) {
     for (size_t i = 0; i < sources.size(); ++i) {
       int64_t left = 0, right = 0;
       for (Outputs& out : outputs) {
@@ -112,21 +118,21 @@ struct RowPlan {
 
 enum class Pass { forward, backward_input, backward_weight };
 
-// A pass, ready to be computed: `out` from `source` (x, or grad_output for the input gradient) and
-// `factor` (the weight, or grad_output for the weight gradient).
+// One pass: `out` from `source` (x; input gradient: grad_output) and `factor` (weight; weight
+// gradient: grad_output).
 template <typename T>
-struct Involution {
+struct InvolutionPlan {
   const InvolutionGeometry& g;
   Axis vertical, horizontal;
   RowPlan row;
   const T *source, *factor;
   T* out;
   ImageStrides source_strides, factor_strides, out_strides;
-  int64_t source_channels, factor_channels, out_channels;  // of a group; a weight's are its taps
-  int64_t weight_width;                                    // of a buffer's row of weights
+  int64_t source_channels, factor_channels, out_channels;  // per group; weight: taps
+  int64_t weight_width;                                    // of a row of weights
 
-  Involution(const InvolutionGeometry& g, Pass pass, int64_t lanes, const T* source,
-             const T* factor, T* out)
+  InvolutionPlan(const InvolutionGeometry& g, Pass pass, int64_t lanes, const T* source,
+                 const T* factor, T* out)
       : g(g),
         vertical(vertical_axis(g, pass == Pass::backward_input)),
         horizontal(horizontal_axis(g, pass == Pass::backward_input)),
@@ -151,24 +157,24 @@ struct Involution {
   }
 };
 
-// Where a tap finds its weights and its source, in elements of the buffers.
-struct TapPlace {
+// Offsets of a tap's weights and source pixels in the buffers.
+struct TapOffsets {
   int64_t weight, source;
 };
 
-// What a thread works in, zeros at first: a ring of rows of the source and a last row that stays
-// zero, for each channel of a group; rows of weights, and of outputs.
+// Buffers of a thread: for each channel of a group a ring of source rows and one row of zeros; rows
+// of weights; rows of outputs. Initialised with zeros.
 template <typename A>
 struct InvolutionWorkspace {
   int64_t ring_rows;
-  int64_t pitch;  // from one channel of the ring to the next
-  std::vector<TapPlace> taps;
+  int64_t pitch;  // channel stride of the ring
+  std::vector<TapOffsets> taps;
   A *ring, *weights, *rows;
 
   template <typename T>
-  explicit InvolutionWorkspace(const Involution<T>& p)
+  explicit InvolutionWorkspace(const InvolutionPlan<T>& p)
       : ring_rows(p.vertical.span()),
-        // an odd number of cache lines, or else channels would share their place in the cache
+        // an odd number of cache lines: channels map to different cache sets
         pitch(((ring_rows + 1) * p.row.width + kLine - 1) / kLine * kLine | kLine),
         taps(p.g.taps()),
         memory_(p.g.group_channels() * (pitch + p.row.out_width) + p.g.taps() * p.weight_width +
@@ -178,18 +184,18 @@ struct InvolutionWorkspace {
     rows = aligned(weights + p.g.taps() * p.weight_width);
   }
 
-  // Lists the taps of row h of the outputs, in the input gradient those that are not all padding.
+  // List the taps of output row h; the input gradient omits taps that read only padding.
   template <typename T>
-  int64_t find_taps(const Involution<T>& p, const RowPlan::Outputs& out, int64_t h) {
+  int64_t list_taps(const InvolutionPlan<T>& p, const RowPlan::Outputs& out, int64_t h) {
     int64_t count = 0;
     for (int64_t a = 0; a < p.vertical.taps; ++a) {
       const int64_t at = p.vertical.source(h, a);
       for (const RowPlan::Tap& tap : out.taps) {
-        const int64_t weight = (a * p.g.kernel_w + tap.column) * p.weight_width;
+        const int64_t weight = (a * p.g.kernel_w + tap.kernel_column) * p.weight_width;
         if (at >= 0 && tap.source >= 0) {
-          const int64_t place = p.row.place(tap);
-          taps[count++] = {p.vertical.transposed ? weight + place : weight,
-                           at % ring_rows * p.row.width + place};
+          const int64_t column = p.row.column(tap);
+          taps[count++] = {p.vertical.transposed ? weight + column : weight,
+                           at % ring_rows * p.row.width + column};
         } else if (!p.vertical.transposed) {
           taps[count++] = {weight, ring_rows * p.row.width};
         }
