@@ -1,3 +1,4 @@
+// exp: schemas and CPU registration.
 #include "exp/op.h"
 
 #define OPS_KERNELS "exp/cpu_kernels.h"

@@ -1,4 +1,4 @@
-// exp on vectors. No include guard: see core/cpu/dispatch_isa.h.
+// Vector kernels of exp. No include guard: see core/cpu/dispatch_isa.h.
 
 #include "core/cpu/elementwise_kernels.h"
 #include "core/cpu/vec_exp.h"

@@ -1,3 +1,4 @@
+// exp: CUDA registration.
 #include "core/cuda/elementwise_loop.cuh"
 #include "exp/op.h"
 

@@ -1,4 +1,4 @@
-// exp, the same on every device.
+// exp: formulas on any device.
 #pragma once
 
 #include <cmath>

@@ -1,3 +1,4 @@
+// gelu: schemas and CPU registration.
 #include "gelu/op.h"
 
 #define OPS_KERNELS "gelu/cpu_kernels.h"

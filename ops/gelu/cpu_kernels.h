@@ -1,13 +1,13 @@
-// gelu on vectors. No include guard: see core/cpu/dispatch_isa.h.
+// Vector kernels of gelu. No include guard: see core/cpu/dispatch_isa.h.
 
 #include "core/cpu/elementwise_kernels.h"
 
 namespace ops::cpu::OPS_ISA {
 
-// exp(−1.702 x) = 2^t with t = c x, and 2^t = 2^n 2^r: n is t rounded, |r| ≤ 1/2, 2^r a polynomial.
-// c is split in two, so that r is exact. Adding `shifter` rounds t and leaves n in the low bits of
-// the sum, from where a shift makes 2^(n − 1); the polynomial makes up for it: it is 2 · 2^r. The
-// limits of x are where 2^(n − 1) is infinite and 0.
+// Constants of exp(−1.702 x) = 2^t, t = c x. Range reduction: 2^t = 2^n 2^r, n = round(t), |r| ≤
+// 1/2. c is split into two terms: r is exact. Adding `shifter` rounds t and leaves n in the low
+// bits of the sum; shifted into the exponent they give 2^(n − 1), so the polynomial is 2 · 2^r. x
+// is clamped to [least, most], where 2^(n − 1) reaches infinity and 0.
 template <typename A>
 struct Exp;
 
@@ -55,7 +55,7 @@ struct OnVectors<GeluForward> {
   }
 };
 
-// With e = exp(−1.702 x), s = 1 / (1 + e) and 1 − s = e s, which keeps its digits near s = 1.
+// With e = exp(−1.702 x): s = 1 / (1 + e), 1 − s = e s, without cancellation near s = 1.
 template <>
 struct OnVectors<GeluBackward> {
   template <typename A, int N>

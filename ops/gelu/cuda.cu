@@ -1,9 +1,10 @@
+// CUDA gelu: the elementwise loop, with approximate exp and reciprocal for 16-bit tensors.
 #include "core/cuda/elementwise_loop.cuh"
 #include "gelu/op.h"
 
 namespace ops::cuda {
 
-// σ(1.702 x) and 1 − σ(1.702 x), to about 1e-6.
+// s = σ(1.702 x) and rest = 1 − s, with an error of about 1e-6.
 struct FastSigmoid {
   float s, rest;
 
@@ -14,8 +15,7 @@ struct FastSigmoid {
   }
 };
 
-// For 16-bit tensors, whose rounding hides the difference: the exact functions take longer than the
-// memory does.
+// 16-bit tensors: rounding hides the error; exact functions would exceed the memory time.
 struct FastGeluForward {
   __device__ float operator()(float x) const { return x * FastSigmoid(x).s; }
 };

@@ -1,4 +1,4 @@
-// gelu, the same on every device.
+// gelu: formulas on any device.
 #pragma once
 
 #include <cmath>
@@ -15,8 +15,8 @@ struct GeluForward {
   }
 };
 
-// gelu'(x) = s + 1.702 x s (1 − s), s = σ(1.702 x). With e = exp(−1.702 x), s = 1 / (1 + e) and
-// 1 − s = e s, which keeps its digits near s = 1.
+// gelu'(x) = s + 1.702 x s (1 − s), s = σ(1.702 x). With e = exp(−1.702 x): s = 1 / (1 + e) and
+// 1 − s = e s, without cancellation near s = 1.
 struct GeluBackward {
   template <typename T>
   OPS_DEVICE T operator()(T grad_output, T x) const {
@@ -27,7 +27,7 @@ struct GeluBackward {
   }
 };
 
-// The operator for one device's Loop.
+// `Loop` is the elementwise loop of a device.
 template <typename Loop>
 Tensor gelu(const Tensor& input) {
   return map<Loop>("gelu", input, GeluForward{});

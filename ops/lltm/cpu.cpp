@@ -1,3 +1,4 @@
+// CPU LLTM: BLAS matrix products and vector steps (cpu_kernels.h), threads over rows of the batch.
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
 
 #include <algorithm>
@@ -10,14 +11,14 @@
 namespace ops::cpu {
 namespace {
 
-constexpr int64_t kGrain = 8192;  // elements: less is not worth waking a thread for
+constexpr int64_t kGrain = 8192;  // elements per thread, minimum
 
 struct Backend {
-  // Matrix products of 16-bit types are those of float.
+  // Matrix products of 16-bit tensors run in float32.
   template <typename T>
-  using Factor = acc_t<T>;
+  using Operand = acc_t<T>;
 
-  static Tensor factor(const Tensor& x) { return to_dtype(x, sum_dtype(x.scalar_type())); }
+  static Tensor operand(const Tensor& x) { return to_dtype(x, sum_dtype(x.scalar_type())); }
 
   // out = a b
   static void multiply(const Tensor& out, const Tensor& a, const Tensor& b) {
@@ -30,16 +31,16 @@ struct Backend {
         aoti_torch_cpu_addmm_out(out.get(), out.get(), a.get(), b.get(), 1, 1));
   }
 
-  // grad_weights = gatesᵀ [h, x], of the h before each step: first h0, then the outputs. One
-  // product, as the gates of a long sequence do not fit a cache.
+  // grad_weights = gatesᵀ · [h, x], where h is h0, then the outputs. One product reads gates, which
+  // exceed the cache for long sequences, once.
   template <typename O>
-  static void multiply_gates(const LltmSizes& sizes, const Tensor& gates, const Tensor& x,
-                             const Tensor& h0, const Tensor& output, const Tensor& grad_weights) {
+  static void weight_gradient(const LltmSizes& sizes, const Tensor& gates, const Tensor& x,
+                              const Tensor& h0, const Tensor& output, const Tensor& grad_weights) {
     const int64_t total = sizes.steps * sizes.batch;
-    const Tensor joined = empty(gates, {total, sizes.state + sizes.input});
-    join_rows(sizes, h0.const_data_ptr<O>(), output.const_data_ptr<O>(), x.const_data_ptr<O>(),
-              joined.mutable_data_ptr<O>());
-    multiply(grad_weights, rows_transposed(gates, 0, total, 3 * sizes.state), joined);
+    const Tensor concat = empty(gates, {total, sizes.state + sizes.input});
+    concat_rows(sizes, h0.const_data_ptr<O>(), output.const_data_ptr<O>(), x.const_data_ptr<O>(),
+                concat.mutable_data_ptr<O>());
+    multiply(grad_weights, rows_transposed(gates, 0, total, 3 * sizes.state), concat);
   }
 
   template <typename T>
@@ -71,7 +72,7 @@ struct Backend {
       step.products = s.products + 3 * t * size;
       step.bias = s.bias;
       if (t == 0) {
-        step.old_cell.outside = s.first_cell;
+        step.old_cell.tensor = s.first_cell;
       } else {
         step.old_cell.carried = s.cells + (t - 1) * size;
       }
@@ -85,7 +86,7 @@ struct Backend {
     using A = acc_t<T>;
     std::vector<A> sums(columns);
     const A* p = x.const_data_ptr<A>();
-    constexpr int64_t kVector = 16;  // elements of the widest vector
+    constexpr int64_t kVector = 16;  // lanes of the widest vector
     torch::stable::parallel_for(0, (columns + kVector - 1) / kVector,
                                 kGrain / std::max<int64_t>(1, rows) + 1,
                                 [&](int64_t begin, int64_t end) {
@@ -96,14 +97,14 @@ struct Backend {
   }
 
  private:
-  // A row [h, x] for each row of each step.
+  // Write rows [h, x] of all steps.
   template <typename O>
-  static void join_rows(const LltmSizes& sizes, const O* h0, const O* output, const O* x,
-                        O* joined) {
+  static void concat_rows(const LltmSizes& sizes, const O* h0, const O* output, const O* x,
+                          O* concat) {
     const int64_t n = sizes.batch, state = sizes.state, input = sizes.input;
     torch::stable::parallel_for(
         0, sizes.steps * n, kGrain / (state + input + 1) + 1, [&](int64_t begin, int64_t end) {
-          O* to = joined + begin * (state + input);
+          O* to = concat + begin * (state + input);
           for (int64_t row = begin; row < end; ++row) {
             const O* h = row < n ? h0 + row * state : output + (row - n) * state;
             to = std::copy(h, h + state, to);

@@ -1,13 +1,20 @@
-// A step of the LLTM on vectors. No include guard: see core/cpu/dispatch_isa.h.
+// Vector kernels of an LLTM step. No include guard: see core/cpu/dispatch_isa.h.
+//
+//   products [N, 3S]: a row               lanes: adjacent features        state [N, S]
+//   ┌─────────┬─────────┬─────────┐       σ, elu, tanh in registers       ┌─────────┐
+//   │ input   │ output  │candidate│ ────────────────────────────────────► │ cell, h │
+//   └─────────┴─────────┴─────────┘                                       └─────────┘
+//
+//   thread:  a range of rows of the batch
 
 #include "core/cpu/vec_exp.h"
 
 namespace ops::cpu::OPS_ISA {
 
-// These are inlined by order: of so many copies GCC would make calls, with vectors in memory.
+// always_inline: GCC would otherwise call these functions and pass vectors in memory.
 
-// exp(x) and exp(x) − 1 for x ≤ 0, each to its own last digits: 2^n + 2^n (e^r − 1), see
-// core/cpu/vec_exp.h. A NaN stays one.
+// exp(x) and exp(x) − 1 for x ≤ 0, both without cancellation: 2^n + 2^n (e^r − 1), see
+// core/cpu/vec_exp.h. Propagates NaN.
 template <typename A, int N>
 struct Exponential {
   Vec<A, N> exp, minus_one;
@@ -67,97 +74,97 @@ struct Tanh {
   }
 };
 
-// N elements, or the first n of them.
-template <bool kWhole, int N, typename T>
+// Load or store N elements (kFull), else the first n.
+template <bool kFull, int N, typename T>
 inline Vec<acc_t<T>, N> read(const T* p, int64_t n) {
-  return kWhole ? load<N>(p) : load_some<N>(p, n);
+  return kFull ? load<N>(p) : load_some<N>(p, n);
 }
 
-template <bool kWhole, int N, typename T>
+template <bool kFull, int N, typename T>
 inline void write(T* p, Vec<acc_t<T>, N> v, int64_t n) {
-  if (kWhole) {
+  if (kFull) {
     store<N>(p, v);
   } else {
     store_some<N>(p, v, n);
   }
 }
 
-template <bool kWhole, int N, typename T>
-inline Vec<acc_t<T>, N> read(const LltmValues<T>& values, int64_t i, int64_t n) {
-  return values.outside   ? read<kWhole, N>(values.outside + i, n)
-         : values.carried ? read<kWhole, N>(values.carried + i, n)
+template <bool kFull, int N, typename T>
+inline Vec<acc_t<T>, N> read(const StateInput<T>& values, int64_t i, int64_t n) {
+  return values.tensor    ? read<kFull, N>(values.tensor + i, n)
+         : values.carried ? read<kFull, N>(values.carried + i, n)
                           : Vec<acc_t<T>, N>{};
 }
 
-template <bool kWhole, int N, typename T>
-inline void write(const LltmResult<T>& result, int64_t i, Vec<acc_t<T>, N> v, int64_t n) {
-  if (result.outside) {
-    write<kWhole, N>(result.outside + i, v, n);
+template <bool kFull, int N, typename T>
+inline void write(const StateOutput<T>& result, int64_t i, Vec<acc_t<T>, N> v, int64_t n) {
+  if (result.tensor) {
+    write<kFull, N>(result.tensor + i, v, n);
   } else if (result.carried) {
-    write<kWhole, N>(result.carried + i, v, n);
+    write<kFull, N>(result.carried + i, v, n);
   }
 }
 
-// N features of a row from `column` on, or the first n of them.
-struct LltmPlace {
+// N features of a row from `column` on, of which n exist.
+struct VectorPosition {
   int64_t state, row, column, n;
 
-  int64_t in_state() const { return row * state + column; }
-  int64_t in_gates() const { return 3 * row * state + column; }
+  int64_t state_offset() const { return row * state + column; }
+  int64_t gates_offset() const { return 3 * row * state + column; }
 };
 
-// A gate before its function; they are counted input, output, candidate.
-template <bool kWhole, int N, typename Step>
-inline auto read_gate(const Step& s, const LltmPlace& at, int gate) {
+// Return a gate before its activation: 0 input, 1 output, 2 candidate.
+template <bool kFull, int N, typename Step>
+inline auto read_gate(const Step& s, const VectorPosition& at, int gate) {
   const int64_t before = gate * at.state;
-  const auto x = read<kWhole, N>(s.products + at.in_gates() + before, at.n);
-  return s.bias ? x + read<kWhole, N>(s.bias + at.column + before, at.n) : x;
+  const auto x = read<kFull, N>(s.products + at.gates_offset() + before, at.n);
+  return s.bias ? x + read<kFull, N>(s.bias + at.column + before, at.n) : x;
 }
 
-template <bool kWhole, int N, typename T, typename O>
-[[gnu::always_inline]] inline void step(const LltmForward<T, O>& s, const LltmPlace& at) {
+template <bool kFull, int N, typename T, typename O>
+[[gnu::always_inline]] inline void step(const LltmForward<T, O>& s, const VectorPosition& at) {
   using A = acc_t<T>;
-  const int64_t i = at.in_state(), n = at.n;
-  const Sigmoid<A, N> in(read_gate<kWhole, N>(s, at, 0));
-  const Elu<A, N> candidate(read_gate<kWhole, N>(s, at, 2));
-  const Vec<A, N> cell = read<kWhole, N>(s.old_cell, i, n) + candidate.value * in.value;
-  write<kWhole, N>(s.new_cell, i, cell, n);
+  const int64_t i = at.state_offset(), n = at.n;
+  const Sigmoid<A, N> in(read_gate<kFull, N>(s, at, 0));
+  const Elu<A, N> candidate(read_gate<kFull, N>(s, at, 2));
+  const Vec<A, N> cell = read<kFull, N>(s.old_cell, i, n) + candidate.value * in.value;
+  write<kFull, N>(s.new_cell, i, cell, n);
   if (!s.new_h) {
     return;
   }
-  const Sigmoid<A, N> out(read_gate<kWhole, N>(s, at, 1));
+  const Sigmoid<A, N> out(read_gate<kFull, N>(s, at, 1));
   const Vec<A, N> h = Tanh<A, N>(cell).value * out.value;
-  write<kWhole, N>(s.new_h + i, h, n);
+  write<kFull, N>(s.new_h + i, h, n);
   if (s.last_h) {
-    write<kWhole, N>(s.last_h + i, h, n);
+    write<kFull, N>(s.last_h + i, h, n);
   }
-  if (s.factor) {  // as it is rounded in new_h
-    write<kWhole, N>(s.factor + i, read<kWhole, N>(s.new_h + i, n), n);
+  if (s.operand) {  // rounded to the dtype of new_h
+    write<kFull, N>(s.operand + i, read<kFull, N>(s.new_h + i, n), n);
   }
 }
 
-template <bool kWhole, int N, typename T, typename O>
-[[gnu::always_inline]] inline void step(const LltmBackward<T, O>& s, const LltmPlace& at) {
+template <bool kFull, int N, typename T, typename O>
+[[gnu::always_inline]] inline void step(const LltmBackward<T, O>& s, const VectorPosition& at) {
   using A = acc_t<T>;
-  const int64_t i = at.in_state(), n = at.n;
-  const Sigmoid<A, N> in(read_gate<kWhole, N>(s, at, 0)), out(read_gate<kWhole, N>(s, at, 1));
-  const Elu<A, N> candidate(read_gate<kWhole, N>(s, at, 2));
-  const Tanh<A, N> cell(read<kWhole, N>(s.old_cell, i, n) + candidate.value * in.value);
-  Vec<A, N> grad_h = read<kWhole, N>(s.grad_h, i, n);
+  const int64_t i = at.state_offset(), n = at.n;
+  const Sigmoid<A, N> in(read_gate<kFull, N>(s, at, 0)), out(read_gate<kFull, N>(s, at, 1));
+  const Elu<A, N> candidate(read_gate<kFull, N>(s, at, 2));
+  const Tanh<A, N> cell(read<kFull, N>(s.old_cell, i, n) + candidate.value * in.value);
+  Vec<A, N> grad_h = read<kFull, N>(s.grad_h, i, n);
   if (s.grad_output) {
-    grad_h = grad_h + read<kWhole, N>(s.grad_output + i, n);
+    grad_h = grad_h + read<kFull, N>(s.grad_output + i, n);
   }
-  const Vec<A, N> grad_cell = read<kWhole, N>(s.grad_cell, i, n) + grad_h * out.value * cell.slope;
-  write<kWhole, N>(s.grad_old_cell, i, grad_cell, n);
+  const Vec<A, N> grad_cell = read<kFull, N>(s.grad_cell, i, n) + grad_h * out.value * cell.slope;
+  write<kFull, N>(s.grad_old_cell, i, grad_cell, n);
   if (s.grad_gates) {
-    O* grad = s.grad_gates + at.in_gates();
-    write<kWhole, N>(grad, grad_cell * candidate.value * in.slope, n);
-    write<kWhole, N>(grad + at.state, grad_h * cell.value * out.slope, n);
-    write<kWhole, N>(grad + 2 * at.state, grad_cell * in.value * candidate.slope, n);
+    O* grad = s.grad_gates + at.gates_offset();
+    write<kFull, N>(grad, grad_cell * candidate.value * in.slope, n);
+    write<kFull, N>(grad + at.state, grad_h * cell.value * out.slope, n);
+    write<kFull, N>(grad + 2 * at.state, grad_cell * in.value * candidate.slope, n);
   }
 }
 
-// A step, forward or backward, for the rows [begin, end).
+// Run a forward or backward step for rows [begin, end).
 template <typename T, typename Step>
 void lltm_rows(const Step& s, int64_t state, int64_t begin, int64_t end) {
   constexpr int N = kLanes<acc_t<T>>;
@@ -172,8 +179,8 @@ void lltm_rows(const Step& s, int64_t state, int64_t begin, int64_t end) {
   }
 }
 
-// sums[j] = Σ x[i, j] over the rows, for columns [begin, end). Blocks of rows are added up first:
-// the order, and so the result, does not depend on the range.
+// sums[j] = Σ x[i, j] for columns [begin, end), in blocks of rows: the order of additions does not
+// depend on the range.
 template <typename A>
 void sum_rows(const A* x, int64_t count, int64_t columns, int64_t begin, int64_t end, A* sums) {
   constexpr int N = kLanes<A>;

@@ -1,5 +1,9 @@
-// What a step of the LLTM takes on every device, and the arguments of its operators. A cell is a
-// sequence of one step.
+// LLTM: parameters of a step on any device, and the checked arguments of the operators. A cell is a
+// sequence of one step. Gates are in the order input, output, candidate:
+//
+//   products = [h, x] · weightsᵀ            [N, 3S]
+//   cell'    = cell + elu(candidate) · σ(input)
+//   h'       = tanh(cell') · σ(output)
 #pragma once
 
 #include <array>
@@ -14,48 +18,48 @@ struct LltmSizes {
   int64_t steps, batch, input, state;
 };
 
-// Values that are a tensor's in the first or last step, and sums on their way in the others; or
-// none at all.
+// Input or output state of a step: a user's tensor (at the ends of a sequence), values carried
+// between steps in the accumulation dtype, or neither (zeros; not written).
 template <typename T>
-struct LltmValues {
-  const T* outside = nullptr;
+struct StateInput {
+  const T* tensor = nullptr;
   const acc_t<T>* carried = nullptr;
 };
 template <typename T>
-struct LltmResult {
-  T* outside = nullptr;
+struct StateOutput {
+  T* tensor = nullptr;
   acc_t<T>* carried = nullptr;
 };
 
-// A step forward. All is contiguous: [N, S], with 3 S a row where gates are concerned, and [3 S]
-// the bias. Matrix products take factors of type O.
+// Forward step. Contiguous [N, S]; products of gates [N, 3S]; bias [3S]. O: dtype of matrix
+// operands.
 template <typename T, typename O>
 struct LltmForward {
-  const acc_t<T>* products;   // of the gates, before the bias
-  const acc_t<T>* recurrent;  // a part of them that is yet to be added, or null
-  acc_t<T>* summed;           // and where the sum is to be kept
+  const acc_t<T>* products;   // of the gates, without bias
+  const acc_t<T>* recurrent;  // h · weights_hᵀ, to be added to products; or null
+  acc_t<T>* sums_out;         // receives products + recurrent
   const T* bias;              // or null
-  LltmValues<T> old_cell;
-  LltmResult<T> new_cell;
-  T* new_h;   // or null: the cell is all that is wanted
-  T* last_h;  // a copy of it, or null
-  O* factor;  // another, for the next product, or null
+  StateInput<T> old_cell;
+  StateOutput<T> new_cell;
+  T* new_h;    // or null: compute the cell only
+  T* last_h;   // copy of new_h, or null
+  O* operand;  // new_h as operand of the next matrix product, or null
 };
 
-// A step backward.
+// Backward step.
 template <typename T, typename O>
 struct LltmBackward {
   const acc_t<T>* products;
   const T* bias;
-  LltmValues<T> old_cell;
+  StateInput<T> old_cell;
   const T* grad_output;     // of new_h, or null
-  LltmValues<T> grad_h;     // to be added to it
-  LltmValues<T> grad_cell;  // of new_cell
+  StateInput<T> grad_h;     // added to grad_output
+  StateInput<T> grad_cell;  // of new_cell
   O* grad_gates;            // or null
-  LltmResult<T> grad_old_cell;
+  StateOutput<T> grad_old_cell;
 };
 
-// cells[t] = cells[t − 1] + candidate · input gate for all steps but the last.
+// Recompute cells[t] = cells[t − 1] + elu(candidate) · σ(input) for all steps but the last.
 template <typename T>
 struct LltmScan {
   const acc_t<T>* products;
@@ -64,7 +68,7 @@ struct LltmScan {
   acc_t<T>* cells;
 };
 
-// The shared memory of x as a matrix, from an offset on.
+// Return a strided view of x as a matrix, from an offset (elements).
 inline Tensor matrix(const Tensor& x, int64_t rows, int64_t columns, int64_t row_stride,
                      int64_t column_stride = 1, int64_t offset = 0) {
   const std::array<int64_t, 2> sizes{rows, columns}, strides{row_stride, column_stride};
@@ -74,7 +78,7 @@ inline Tensor matrix(const Tensor& x, int64_t rows, int64_t columns, int64_t row
   return Tensor(view);
 }
 
-// Rows [begin, end) of a contiguous matrix of so many columns, transposed or not.
+// Return a view of rows [begin, end) of a contiguous matrix.
 inline Tensor rows(const Tensor& x, int64_t begin, int64_t end, int64_t columns) {
   return matrix(x, end - begin, columns, columns, 1, begin * columns);
 }
@@ -97,23 +101,23 @@ const T* data_or_null(const std::optional<Tensor>& x) {
   return x ? x->const_data_ptr<T>() : nullptr;
 }
 
-// What messages call the operator and its arguments.
+// Names of the operator and its arguments in error messages.
 struct LltmNames {
   const char *op, *input, *old_h, *old_cell, *shape;
 };
 
 struct LltmOutputs {
   Tensor output, last_cell, products;
-  std::optional<Tensor> last_h;  // of a sequence
+  std::optional<Tensor> last_h;  // sequence only
 };
 
-struct LltmGradients {  // of the outputs; those that are not there are zero
+struct LltmGradients {  // of the outputs; absent ones are zero
   std::optional<Tensor> output, last_h, last_cell;
 };
 
 using FiveTensors = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
-// The arguments, checked and contiguous.
+// Check the arguments and make them contiguous.
 struct LltmArguments {
   LltmSizes sizes;
   Tensor input, weights, old_h, old_cell;

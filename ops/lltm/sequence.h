@@ -1,13 +1,18 @@
-// The LLTM's matrix products and their order, the same on every device. A Backend brings products,
-// the kernels of a step and the type of the products' factors; where it has a way of its own for a
-// single cell, that is taken.
+// LLTM over a sequence: matrix products and steps, the same on any device. A Backend provides
+// multiply, accumulate, forward, backward, scan, the operand dtype, and optionally a fused cell.
+//
+//   forward                                      backward
+//   x [T·N, I] ──► products [T·N, 3S]            scan: cells of all steps, elementwise
+//                  (one matrix product)          for t = T − 1 … 0:
+//   for t = 0 … T − 1:                             step: gradients of gates t, cell t − 1
+//     products[t] += h · weights_hᵀ                grad_h = gates[t] · weights_h
+//     step: gates ──► cell, h                    grad of x, weights: one product over all steps
 #pragma once
 
 #include "lltm/op.h"
 
 namespace ops {
 
-// The products of all inputs are one matrix product; each step adds that of its h.
 template <typename Backend>
 LltmOutputs lltm_forward(const LltmNames& names, int64_t dim, const Tensor& input,
                          const Tensor& weights, const std::optional<Tensor>& bias,
@@ -28,25 +33,25 @@ LltmOutputs lltm_forward(const LltmNames& names, int64_t dim, const Tensor& inpu
   dispatch_floating(names.op, a.input.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     using A = acc_t<T>;
-    using O = typename Backend::template Factor<T>;
+    using O = typename Backend::template Operand<T>;
     if (!sequence && Backend::template cell_forward<T>(a, out)) {
       return;
     }
-    const Tensor x = Backend::factor(a.input), w = Backend::factor(a.weights);
+    const Tensor x = Backend::operand(a.input), w = Backend::operand(a.weights);
     const Tensor weights_h = matrix(w, s, 3 * s, 1, wide);
     Backend::multiply(rows(out.products, 0, steps * n, 3 * s), rows(x, 0, steps * n, in),
                       matrix(w, in, 3 * s, 1, wide, s));
-    std::optional<Tensor> carried, recurrent, factor;
+    std::optional<Tensor> carried, recurrent, operand;
     if (steps > 1) {
       carried = empty(a.input, {n, s}, sums);
       if (!std::is_same_v<T, O>) {
-        factor = empty(x, {n, s});
+        operand = empty(x, {n, s});
       }
     }
     if (!std::is_same_v<A, O>) {
       recurrent = empty(a.input, {n, 3 * s}, sums);
     }
-    Tensor h = Backend::factor(a.old_h);
+    Tensor h = Backend::operand(a.old_h);
     for (int64_t t = 0; t < steps; ++t) {
       const bool last = t == steps - 1;
       const Tensor products = rows(out.products, t * n, (t + 1) * n, 3 * s);
@@ -60,24 +65,24 @@ LltmOutputs lltm_forward(const LltmNames& names, int64_t dim, const Tensor& inpu
       step.products = products.template const_data_ptr<A>();
       if (recurrent) {
         step.recurrent = recurrent->template const_data_ptr<A>();
-        step.summed = products.template mutable_data_ptr<A>();
+        step.sums_out = products.template mutable_data_ptr<A>();
       }
       step.bias = data_or_null<T>(a.bias);
       if (t == 0) {
-        step.old_cell.outside = a.old_cell.template const_data_ptr<T>();
+        step.old_cell.tensor = a.old_cell.template const_data_ptr<T>();
       } else {
         step.old_cell.carried = carried->template const_data_ptr<A>();
       }
       if (last) {
-        step.new_cell.outside = out.last_cell.template mutable_data_ptr<T>();
+        step.new_cell.tensor = out.last_cell.template mutable_data_ptr<T>();
         step.last_h = out.last_h ? out.last_h->template mutable_data_ptr<T>() : nullptr;
       } else {
         step.new_cell.carried = carried->template mutable_data_ptr<A>();
-        step.factor = factor ? factor->template mutable_data_ptr<O>() : nullptr;
+        step.operand = operand ? operand->template mutable_data_ptr<O>() : nullptr;
       }
       step.new_h = new_h.template mutable_data_ptr<T>();
       Backend::forward(a.input, a.sizes, step);
-      h = factor ? *factor : new_h;
+      h = operand ? *operand : new_h;
     }
   });
   return out;
@@ -85,7 +90,7 @@ LltmOutputs lltm_forward(const LltmNames& names, int64_t dim, const Tensor& inpu
 
 using LltmMask = std::vector<bool>;  // input, weights, bias, old_h, old_cell
 
-// The gradients that the mask asks for; the others are tensors of shape [0].
+// Return the gradients in the mask; others have shape [0].
 template <typename Backend>
 FiveTensors lltm_backward(const LltmNames& names, int64_t dim, LltmGradients grads,
                           const Tensor& input, const Tensor& weights,
@@ -124,14 +129,14 @@ FiveTensors lltm_backward(const LltmNames& names, int64_t dim, LltmGradients gra
              need_h = mask[3], need_cell = mask[4];
   const Tensor p = as_contiguous(products);
 
-  const Tensor w = Backend::factor(a.weights);
+  const Tensor w = Backend::operand(a.weights);
   const auto make = [&](const Tensor& like, bool needed, std::vector<int64_t> sizes) {
     return empty(like, needed ? sizes : std::vector<int64_t>{0});
   };
   const auto shape_of = [](const Tensor& x) {
     return std::vector<int64_t>(x.sizes().begin(), x.sizes().end());
   };
-  // Made by matrix products, and rounded afterwards where these are of another type.
+  // In the dtype of matrix operands; rounded to `dtype` on return.
   Tensor grad_input = make(w, need_input, shape_of(a.input));
   Tensor grad_weights = make(w, need_weights, {3 * s, wide});
   Tensor grad_old_h = make(w, need_h, {n, s});
@@ -141,7 +146,7 @@ FiveTensors lltm_backward(const LltmNames& names, int64_t dim, LltmGradients gra
   dispatch_floating(op, dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     using A = acc_t<T>;
-    using O = typename Backend::template Factor<T>;
+    using O = typename Backend::template Operand<T>;
     const FiveTensors results{grad_input, grad_weights, grad_bias, grad_old_h, grad_old_cell};
     if (!sequence && Backend::template cell_backward<T>(a, grads, p, results)) {
       return;
@@ -165,15 +170,15 @@ FiveTensors lltm_backward(const LltmNames& names, int64_t dim, LltmGradients gra
       step.products = p.const_data_ptr<A>() + t * n * 3 * s;
       step.bias = data_or_null<T>(a.bias);
       if (t == 0) {
-        step.old_cell.outside = a.old_cell.template const_data_ptr<T>();
+        step.old_cell.tensor = a.old_cell.template const_data_ptr<T>();
       } else {
         step.old_cell.carried = cells->template const_data_ptr<A>() + (t - 1) * n * s;
       }
       step.grad_output =
           grads.output ? grads.output->template const_data_ptr<T>() + t * n * s : nullptr;
       if (last) {
-        step.grad_h.outside = data_or_null<T>(grads.last_h);
-        step.grad_cell.outside = data_or_null<T>(grads.last_cell);
+        step.grad_h.tensor = data_or_null<T>(grads.last_h);
+        step.grad_cell.tensor = data_or_null<T>(grads.last_cell);
       } else {
         step.grad_h.carried = grad_h->template const_data_ptr<A>();
         step.grad_cell.carried = grad_cell->template const_data_ptr<A>();
@@ -182,7 +187,7 @@ FiveTensors lltm_backward(const LltmNames& names, int64_t dim, LltmGradients gra
       if (t > 0) {
         step.grad_old_cell.carried = grad_cell->template mutable_data_ptr<A>();
       } else if (need_cell) {
-        step.grad_old_cell.outside = grad_old_cell.template mutable_data_ptr<T>();
+        step.grad_old_cell.tensor = grad_old_cell.template mutable_data_ptr<T>();
       }
       Backend::backward(a.input, a.sizes, step);
       if (t > 0 || need_h) {
@@ -195,9 +200,9 @@ FiveTensors lltm_backward(const LltmNames& names, int64_t dim, LltmGradients gra
                         matrix(w, 3 * s, in, wide, 1, s));
     }
     if (need_weights) {
-      const Tensor x = Backend::factor(a.input), h0 = Backend::factor(a.old_h);
-      Backend::template multiply_gates<O>(a.sizes, gates, x, h0,
-                                          steps > 1 ? Backend::factor(*output) : h0, grad_weights);
+      const Tensor x = Backend::operand(a.input), h0 = Backend::operand(a.old_h);
+      Backend::template weight_gradient<O>(
+          a.sizes, gates, x, h0, steps > 1 ? Backend::operand(*output) : h0, grad_weights);
     }
     if (need_bias) {
       Backend::template sum_rows<T>(gates, total, 3 * s, grad_bias);

@@ -1,3 +1,4 @@
+// CPU ncrelu: ranges of rows over threads; kernels for long and short rows in cpu_kernels.h.
 #include "ncrelu/op.h"
 
 #define OPS_KERNELS "ncrelu/cpu_kernels.h"
@@ -6,12 +7,12 @@
 namespace ops::cpu {
 namespace {
 
-constexpr int64_t kGrain = 32768;  // elements: less is not worth waking a thread for
-constexpr int64_t kBlock = 2048;   // elements that stay in the nearest cache, with their outputs
-constexpr int64_t kVector = 16;    // elements of the widest vector: a shorter row is a short one
+constexpr int64_t kGrain = 32768;  // elements per thread, minimum
+constexpr int64_t kBlock = 2048;   // elements that fit the L1 cache with their outputs
+constexpr int64_t kVector = 16;    // elements of the widest vector; shorter rows are short rows
 
 struct Loops {
-  // `signs`: where they go, or nullptr itself.
+  // `signs`: destination, or nullptr (as a type: no signs).
   template <typename T, typename Signs>
   static void forward(const Tensor&, HalvesLayout layout, const T* x, T* out, Signs signs) {
     const int64_t inner = layout.inner, block = round_up(kBlock, unit(inner));
@@ -20,7 +21,7 @@ struct Loops {
         OPS_CALL(ncrelu_long_rows(x, out, signs, begin, end, inner));
         return;
       }
-      // Signs of rows that are no whole bytes of them are made apart, of what is near by then.
+      // Rows whose signs are not whole bytes: second pass over a block in the L1 cache.
       for (int64_t stop; begin < end; begin = stop) {
         stop = std::min(begin + block, end);
         if (inner < kVector) {
@@ -50,12 +51,12 @@ struct Loops {
   }
 
  private:
-  // Elements that stay together: short rows are whole, and signs begin with a byte.
+  // Return the granularity of ranges (elements): whole short rows, whole bytes of signs.
   static int64_t unit(int64_t inner) { return inner < kVector ? kSignsPerByte * inner : kVector; }
 
   static int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
-  // Calls f(begin, end) for ranges of whole units that together cover all elements.
+  // Call f(begin, end) for ranges of whole units that cover all elements, in parallel.
   template <typename F>
   static void ranges(HalvesLayout layout, const F& f) {
     const int64_t size = unit(layout.inner), elements = layout.elements();

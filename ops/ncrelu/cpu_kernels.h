@@ -1,9 +1,16 @@
-// ncrelu on vectors. Elements are chosen, not calculated with, so they stay the bits that they are.
-// No include guard: see core/cpu/dispatch_isa.h.
+// Vector kernels of CPU ncrelu. Elements are masked, not computed with: all bits, NaN payloads
+// included, are kept. No include guard: see core/cpu/dispatch_isa.h.
+//
+//   x       ┌──────────────┐   sign masks      out ┌─────────────────┬─────────────────┐
+//   (a row) │ N lanes      │ ────────────────►     │ x & ~(x < 0)    │ x & ~(x > 0)    │
+//           └──────────────┘   packed: signs       └─────────────────┴─────────────────┘
+//
+//   thread:  a range of elements (long rows) or of rows (short rows)
+//   lanes:   adjacent elements of a row
 
 namespace ops::cpu::OPS_ISA {
 
-// As many as a vector holds; the signs of 16 fill 32 bits.
+// Lanes of a vector, at most 16: their signs fill 32 bits.
 template <typename T>
 constexpr int kElements = OPS_VECTOR_BYTES / sizeof(T) < 16 ? OPS_VECTOR_BYTES / sizeof(T) : 16;
 
@@ -19,16 +26,16 @@ inline void store_bits(T* p, Vec<bits_t<T>, N> bits) {
   __builtin_memcpy(static_cast<void*>(p), &bits, sizeof(bits));
 }
 
-// Which elements are > 0 and which < 0: all bits of a lane, or none.
+// Masks of the lanes > 0 and < 0: all bits of a lane set, or none.
 template <typename T, int N>
-struct Lanes {
+struct SignMasks {
   Vec<bits_t<T>, N> positive, negative;
 };
 
-// From element i on, of the input itself
+// Return the masks of elements from i on, from the input …
 template <int N, typename T>
-inline Lanes<T, N> lanes_of(const T* x, uint64_t i) {
-  if constexpr (sizeof(T) == 2) {  // of 16 bits, numbers of a sign are in the order of their bits
+inline SignMasks<T, N> sign_masks(const T* x, uint64_t i) {
+  if constexpr (sizeof(T) == 2) {  // compare bits as integers: same order within one sign
     constexpr int16_t kZero = 0, kInfinity = std::is_same_v<T, Half> ? 0x7c00 : 0x7f80;
     const Vec<int16_t, N> bits = load_bits<N>(x + i), opposite = bits ^ int16_t(-0x8000);
     return {(bits > kZero) & (bits <= kInfinity), (opposite > kZero) & (opposite <= kInfinity)};
@@ -39,9 +46,9 @@ inline Lanes<T, N> lanes_of(const T* x, uint64_t i) {
 }
 
 template <typename T, int N, int... I>
-inline Lanes<T, N> test_bits(uint64_t signs, std::integer_sequence<int, I...>) {
+inline SignMasks<T, N> expand_signs(uint64_t signs, std::integer_sequence<int, I...>) {
   using Bits = std::make_unsigned_t<bits_t<T>>;
-  constexpr int kBits = 8 * sizeof(T);  // of a lane, which holds all signs or half of them
+  constexpr int kBits = 8 * sizeof(T);  // of a lane, which holds all or half of the signs
   static_assert(N <= kBits);
   Vec<Bits, N> all;
   if constexpr (2 * N <= kBits) {
@@ -55,65 +62,65 @@ inline Lanes<T, N> test_bits(uint64_t signs, std::integer_sequence<int, I...>) {
   return {(all & first) != 0, (all & second) != 0};
 }
 
-// or of its signs.
+// … or from the saved signs.
 template <int N, typename T>
-inline Lanes<T, N> lanes_of(const uint8_t* signs, uint64_t i) {
+inline SignMasks<T, N> sign_masks(const uint8_t* signs, uint64_t i) {
   constexpr int kBytes = (N + kSignsPerByte - 1) / kSignsPerByte;
   uint64_t bits = 0;
   __builtin_memcpy(&bits, signs + i / kSignsPerByte, kBytes);
   bits |= uint64_t{signs[(i + N - 1) / kSignsPerByte]} << 8 * kBytes;
   bits >>= 2 * (i % kSignsPerByte);
-  return test_bits<T, N>(bits, std::make_integer_sequence<int, N>{});
+  return expand_signs<T, N>(bits, std::make_integer_sequence<int, N>{});
 }
 
-// Both halves keep NaN, as torch.clamp does.
+// Write both halves; both propagate NaN, as torch.clamp does.
 template <int N, typename T>
 inline void split(const T* x, T* positive, T* negative) {
-  const Lanes<T, N> lanes = lanes_of<N>(x, 0);
+  const SignMasks<T, N> masks = sign_masks<N>(x, 0);
   const Vec<bits_t<T>, N> bits = load_bits<N>(x);
-  store_bits<N>(positive, bits & ~lanes.negative);
-  store_bits<N>(negative, bits & ~lanes.positive);
+  store_bits<N>(positive, bits & ~masks.negative);
+  store_bits<N>(negative, bits & ~masks.positive);
 }
 
-// g₊ [x > 0] + g₋ [x < 0]
+// out = g₊ [x > 0] + g₋ [x < 0]
 template <typename T, int N>
-inline void join(Lanes<T, N> x, const T* positive, const T* negative, T* out) {
+inline void select_gradient(SignMasks<T, N> x, const T* positive, const T* negative, T* out) {
   store_bits<N>(out, (load_bits<N>(positive) & x.positive) | (load_bits<N>(negative) & x.negative));
 }
 
-// Two bits an element: a lane's lower half tells one of them, its upper half the other.
+// Pack masks to two bits per element: a lane's lower half is [x > 0], its upper half [x < 0].
 template <int N, typename T>
-inline uint64_t signs_of(const T* x) {
+inline uint64_t pack_signs(const T* x) {
   if constexpr (N > kElements<T>) {
-    return signs_of<N / 2>(x) | signs_of<N / 2>(x + N / 2) << N;
+    return pack_signs<N / 2>(x) | pack_signs<N / 2>(x + N / 2) << N;
   } else {
     using Bits = std::make_unsigned_t<bits_t<T>>;
     constexpr int kHalf = 4 * sizeof(T);
-    const Lanes<T, N> lanes = lanes_of<N>(x, 0);
-    const auto positive = bit_cast<Vec<Bits, N>>(lanes.positive);
-    const auto negative = bit_cast<Vec<Bits, N>>(lanes.negative);
+    const SignMasks<T, N> masks = sign_masks<N>(x, 0);
+    const auto positive = bit_cast<Vec<Bits, N>>(masks.positive);
+    const auto negative = bit_cast<Vec<Bits, N>>(masks.negative);
     return lane_bits<sizeof(T) / 2, 2 * N>(positive >> kHalf | negative << kHalf);
   }
 }
 
-// Of a range of elements that begins with a byte.
+// Store the signs of elements [begin, end); begin is a multiple of kSignsPerByte.
 template <typename T>
 void ncrelu_signs(const T* x, uint8_t* signs, int64_t begin, int64_t end) {
   constexpr int N = 16;
   for (; begin + N <= end; begin += N) {
-    const uint64_t bits = signs_of<N>(x + begin);
+    const uint64_t bits = pack_signs<N>(x + begin);
     __builtin_memcpy(signs + begin / kSignsPerByte, &bits, N / kSignsPerByte);
   }
   for (; begin < end; begin += kSignsPerByte) {
     uint8_t byte = 0;
     for (int i = 0; i < kSignsPerByte && begin + i < end; ++i) {
-      byte |= signs_of<1>(x + begin + i) << 2 * i;
+      byte |= pack_signs<1>(x + begin + i) << 2 * i;
     }
     signs[begin / kSignsPerByte] = byte;
   }
 }
 
-// N elements from i on and, if they are wanted, their signs.
+// Write the halves of N elements from i on and, if Signs is a pointer, their signs.
 template <int N, typename T, typename Signs>
 inline void forward_group(const T* x, T* positive, T* negative, Signs signs, int64_t i) {
   constexpr int kStep = N < kElements<T> ? N : kElements<T>;
@@ -122,19 +129,19 @@ inline void forward_group(const T* x, T* positive, T* negative, Signs signs, int
     split<kStep>(x + i + k, positive + i + k, negative + i + k);
   }
   if constexpr (std::is_pointer_v<Signs>) {
-    const uint64_t bits = signs_of<N>(x + i);
+    const uint64_t bits = pack_signs<N>(x + i);
     __builtin_memcpy(signs + i / kSignsPerByte, &bits, N / kSignsPerByte);
   }
 }
 
-// Elements of long rows. A row's last vector ends where it does and overlaps the one before. With
-// signs, rows are whole bytes of them.
+// Long rows: the last vector of a row overlaps the one before. With signs, inner must be a multiple
+// of kSignsPerByte.
 template <typename T, typename Signs>
 void ncrelu_long_rows(const T* x, T* out, Signs signs, int64_t begin, int64_t end, int64_t inner) {
   constexpr int N = kElements<T> > kSignsPerByte ? kElements<T> : kSignsPerByte;
   for (int64_t row = begin / inner; begin < end; ++row) {
     const int64_t stop = (row + 1) * inner < end ? (row + 1) * inner : end;
-    T* positive = out + row * inner;  // of element 0, if all were in this row
+    T* positive = out + row * inner;  // indexed by i, which counts from row 0
     T* negative = positive + inner;
     int64_t i = begin;
     for (; i + N <= stop; i += N) {
@@ -165,22 +172,22 @@ void ncrelu_backward_long_rows(const Source* source, const T* grad, T* out, int6
     const T* negative = positive + inner;
     int64_t i = begin;
     for (; i + N <= stop; i += N) {
-      join(lanes_of<N, T>(source, i), positive + i, negative + i, out + i);
+      select_gradient(sign_masks<N, T>(source, i), positive + i, negative + i, out + i);
     }
     if (i > begin && i < stop) {
       i = stop - N;
-      join(lanes_of<N, T>(source, i), positive + i, negative + i, out + i);
+      select_gradient(sign_masks<N, T>(source, i), positive + i, negative + i, out + i);
       i = stop;
     }
     for (; i < stop; ++i) {
-      join(lanes_of<1, T>(source, i), positive + i, negative + i, out + i);
+      select_gradient(sign_masks<1, T>(source, i), positive + i, negative + i, out + i);
     }
     begin = stop;
   }
 }
 
-// Short rows. The last vector of a row runs over its end, into what is written after it; where
-// nothing is, at the very end, single elements.
+// Short rows: the last vector of a row exceeds it and is overwritten by the next row; the last rows
+// use single elements.
 template <typename T>
 void ncrelu_short_rows(const T* x, T* out, int64_t begin, int64_t end, int64_t inner) {
   constexpr int N = kElements<T>;
@@ -190,10 +197,10 @@ void ncrelu_short_rows(const T* x, T* out, int64_t begin, int64_t end, int64_t i
     T* negative = positive + inner;
     if (end - begin >= inner + N) {
       for (int64_t i = 0; i < inner; i += N) {
-        store_bits<N>(positive + i, load_bits<N>(row + i) & ~lanes_of<N>(row, i).negative);
+        store_bits<N>(positive + i, load_bits<N>(row + i) & ~sign_masks<N>(row, i).negative);
       }
       for (int64_t i = 0; i < inner; i += N) {
-        store_bits<N>(negative + i, load_bits<N>(row + i) & ~lanes_of<N>(row, i).positive);
+        store_bits<N>(negative + i, load_bits<N>(row + i) & ~sign_masks<N>(row, i).positive);
       }
     } else {
       for (int64_t i = 0; i < inner; ++i) {
@@ -208,16 +215,16 @@ void ncrelu_backward_short_rows(const Source* source, const T* grad, T* out, int
                                 int64_t end, int64_t inner) {
   constexpr int N = kElements<T>;
   for (; begin < end; begin += inner) {
-    const T* positive = grad + begin;  // of element 0, if all were in this row
+    const T* positive = grad + begin;  // indexed by i, which counts from row 0
     const T* negative = positive + inner;
     const int64_t stop = begin + inner;
     if (end - begin >= inner + N) {
       for (int64_t i = begin; i < stop; i += N) {
-        join(lanes_of<N, T>(source, i), positive + i, negative + i, out + i);
+        select_gradient(sign_masks<N, T>(source, i), positive + i, negative + i, out + i);
       }
     } else {
       for (int64_t i = begin; i < stop; ++i) {
-        join(lanes_of<1, T>(source, i), positive + i, negative + i, out + i);
+        select_gradient(sign_masks<1, T>(source, i), positive + i, negative + i, out + i);
       }
     }
   }

@@ -1,4 +1,5 @@
-// ncrelu(x) = concat(max(x, 0), min(x, 0)) along `dim`: what both devices share.
+// ncrelu(x) = concat(max(x, 0), min(x, 0)) along `dim`: arguments, layout and allocation on any
+// device.
 #pragma once
 
 #include <tuple>
@@ -7,7 +8,7 @@
 
 namespace ops {
 
-// Each half keeps NaN, as torch.clamp does.
+// Both halves propagate NaN, as torch.clamp does.
 template <typename T>
 OPS_DEVICE T positive_part(T x) {
   return x < T(0) ? T(0) : x;
@@ -18,11 +19,11 @@ OPS_DEVICE T negative_part(T x) {
   return x > T(0) ? T(0) : x;
 }
 
-// All that the gradient needs of an input is its signs: two bits an element, the first whether it
-// is > 0, the second whether < 0, from the lowest bits of a byte up and in the order of its memory.
+// Signs saved for backward instead of the input: 2 bits per element, bit 0 [x > 0], bit 1 [x < 0],
+// four elements per byte from the low bits up, in memory order.
 constexpr int kSignsPerByte = 4;
 
-// Memory seen as `outer` rows: each is `inner` elements of the input, 2·inner of the output.
+// Memory as [outer, inner] for the input and [outer, 2, inner] for the output.
 struct HalvesLayout {
   int64_t outer = 1;
   int64_t inner = 1;
@@ -37,10 +38,10 @@ inline int64_t wrap_dim(const char* op, int64_t dim, int64_t n) {
   return dim < 0 ? dim + n : dim;
 }
 
-// x is in one of torch's memory formats.
+// Return the layout of x, which is dense in `format`.
 inline HalvesLayout halves_layout(const Tensor& x, int64_t dim, MemoryFormat format) {
   const int64_t n = x.dim();
-  const auto place = [&](int64_t d) {  // of dimension d in memory, outermost first
+  const auto position = [&](int64_t d) {  // of dimension d in memory, outermost first
     if (format == MemoryFormat::Contiguous || d == 0) {
       return d;
     }
@@ -48,20 +49,19 @@ inline HalvesLayout halves_layout(const Tensor& x, int64_t dim, MemoryFormat for
   };
   HalvesLayout layout;
   for (int64_t d = 0; d < n; ++d) {
-    (place(d) < place(dim) ? layout.outer : layout.inner) *= x.size(d);
+    (position(d) < position(dim) ? layout.outer : layout.inner) *= x.size(d);
   }
   return layout;
 }
 
-// An output with `size` channels along dim, otherwise like x, in memory format `format`.
+// Return an empty tensor like x with `size` elements along dim.
 inline Tensor empty_with_size(const Tensor& x, int64_t dim, int64_t size, MemoryFormat format) {
   std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
   sizes[dim] = size;
   return empty(x, sizes, format);
 }
 
-// Returns the output. `make_signs` returns where the input's signs go: a pointer, or nullptr
-// itself.
+// Return the output. make_signs(layout) returns the destination of the signs, or nullptr for none.
 template <typename Backend, typename MakeSigns>
 Tensor ncrelu_output(const char* op, const Tensor& input, int64_t dim,
                      const MakeSigns& make_signs) {
@@ -80,13 +80,13 @@ Tensor ncrelu_output(const char* op, const Tensor& input, int64_t dim,
   return out;
 }
 
-// ncrelu for one Backend, which brings the loops over memory.
+// Check, allocate and call Backend's loop.
 template <typename Backend>
 Tensor ncrelu(const Tensor& input, int64_t dim) {
   return ncrelu_output<Backend>("ncrelu", input, dim, [](HalvesLayout) { return nullptr; });
 }
 
-// The same, and what its gradient needs.
+// Return (output, signs).
 template <typename Backend>
 std::tuple<Tensor, Tensor> ncrelu_with_signs(const Tensor& input, int64_t dim) {
   Tensor signs;
@@ -118,7 +118,7 @@ Tensor ncrelu_backward(const Tensor& grad_output, const Tensor& input, int64_t d
   return out;
 }
 
-// `channels_last`: whether the input was.
+// `channels_last`: memory format of the input.
 template <typename Backend>
 Tensor ncrelu_with_signs_backward(const Tensor& grad_output, const Tensor& signs, int64_t dim,
                                   bool channels_last) {

@@ -1,6 +1,6 @@
 // CUDA global average pooling, backward: broadcast grad / length over the pixels.
 //
-//   grad [outer, inner]            out [outer, length, inner], in 16-byte vectors
+//   grad [outer, inner]            out [outer, length, inner], in vectors of V
 //   ┌────┬────┐  × 1 / length      ┌────┬────┬────┬────┬────┬────┐
 //   │ g0 │ g1 │ ─────────────────► │ g0 │ g0 │ g0 │ g1 │ g1 │ g1 │  (NCHW; NHWC repeats pixels)
 //   └────┴────┘                    └────┴────┴────┴────┴────┴────┘

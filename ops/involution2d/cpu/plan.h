@@ -11,8 +11,7 @@
 //   lanes:   adjacent pixels of a row; a weight vector is loaded once for up to 8 channels
 //
 // Buffers hold acc_t<T>. Forward and input gradient correlate a source (x or grad_output) with the
-// weight. The weight gradient sums grad_output · x over the channels of the group, for up to 8
-// taps.
+// weight. The weight gradient sums grad_output · x over the channels of the group, up to 8 taps.
 #pragma once
 
 #include <vector>

@@ -7,8 +7,7 @@
 //   any                      any                                            any        naive
 //
 // (1) Weight gradient: only if the windows of all channels of a group fit in shared memory.
-// nchw and nhwc need 32-bit offsets in each image of x, output and weight, and fewer than 2³¹
-// blocks.
+// nchw and nhwc need 32-bit offsets within an image of x, output and weight, and < 2³¹ blocks.
 #include "involution2d/cuda/naive.cuh"
 #include "involution2d/cuda/nchw.cuh"
 #include "involution2d/cuda/nhwc.cuh"

@@ -1,13 +1,13 @@
 // nhwc: involution with stride 1 or 2, for 3×3, 5×5 and 7×7 kernels and any layout; tuned for NHWC.
 //
-//      image                   windows [row][slot][16 channels]
-//      ┌─────────┐  cp.async   ┌────────────────────┐          ┌─────┬─────┬──────┬───────┐
-//      │ tile    │ ──────────► │ pixels, 16 channels│ ──┐      │ 0–3 │ 4–7 │ 8–11 │ 12–15 │
-//      channels │ + halo  │             └────────────────────┘   ├────►
-//      ├─────┴─────┴──────┴───────┤ └─────────┘             weights [pixel][tap]     │ FMA  │ 4
-//      threads × 4 pixels     │ a quad ┌─────────┐             ┌────────────────────┐   │
-//      └──────────────────────────┘ │ weight  │ ──────────► │ all taps of a pixel│ ──┘ └─────────┘
-//      └────────────────────┘
+//      image                  windows [row][slot][channel]       a quad: 4 threads
+//      ┌─────────┐  cp.async  ┌───────────────────────┐          ┌─────┬─────┬──────┬───────┐
+//      │ tile    │ ─────────► │ pixels × 16 channels  │ ──┐      │ c 0 │ c 4 │ c 8  │ c 12  │
+//      │ + halo  │            └───────────────────────┘   │ FMA  │ … 3 │ … 7 │ … 11 │ … 15  │
+//      └─────────┘            weights [pixel][tap]        ├────► ├─────┴─────┴──────┴───────┤
+//      ┌─────────┐            ┌───────────────────────┐   │      │ 4 cells each             │
+//      │ weight  │ ─────────► │ all taps of the tile  │ ──┘      └──────────────────────────┘
+//      └─────────┘            └───────────────────────┘
 //
 //   block:   a tile of one group of one image, up to 8 rows (stride 2: 4) × 4 quads; input gradient
 //            with stride 2: one phase row of a tile of 2 × 2 cells
@@ -15,9 +15,8 @@
 //   thread:  4 cells × 4 channels; loads a weight once for 4 channels, an input once for the taps
 //            of a kernel row
 //
-// Weight gradient: a thread sums the taps of its quad over its 4 channels, one kernel row at a
-// time; shuffles add the 4 threads of a quad; sums [pixel][tap] of all channels collect in shared
-// memory.
+// Weight gradient: a thread sums the taps of one kernel row over its 4 channels; shuffles add the 4
+// threads of a quad; sums [pixel][tap] over all channels accumulate in shared memory.
 #pragma once
 
 #include "involution2d/cuda/nhwc_tile.cuh"
@@ -25,9 +24,8 @@
 namespace ops::cuda {
 
 // Weights of a tile in shared memory. Forward: for each pixel a run of all K² taps. Input gradient:
-// for each source pixel and kernel row a run of K taps. Where taps are adjacent in global memory, a
-// run is copied as the aligned 8- or 16-byte blocks that contain it; `skew` is its offset in the
-// first.
+// for each source pixel and kernel row a run of K taps. Channels-last weights are copied as the
+// aligned 8- or 16-byte blocks that contain a run; `skew` is the offset of the run in them.
 template <typename T, int K, int kStride, bool kFlip>
 class WeightTile {
   using Taps = PhaseTaps<K, kStride, kFlip>;

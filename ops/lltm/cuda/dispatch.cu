@@ -1,3 +1,8 @@
+// Dispatch of the CUDA LLTM:
+//
+//   operator         sizes                                   kernels
+//   cell             N ≤ 32 and 3 S (S + I) ≤ 2¹⁹ weights    small_cell.cuh
+//   cell, sequence   any                                     cuBLAS products and step.cuh
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cuda.h>
 
 #include "core/cuda/common.cuh"
@@ -8,13 +13,13 @@ namespace ops::cuda {
 namespace {
 
 struct Backend {
-  // Tensor cores multiply 16-bit types as they are.
+  // Matrix units multiply 16-bit operands directly.
   template <typename T>
-  using Factor = T;
+  using Operand = T;
 
-  static Tensor factor(const Tensor& x) { return x; }
+  static Tensor operand(const Tensor& x) { return x; }
 
-  // out = a b, in float where 16-bit factors are to be summed up further.
+  // out = a b; float32 out from 16-bit operands if more is to be accumulated.
   static void multiply(const Tensor& out, const Tensor& a, const Tensor& b) {
     if (out.scalar_type() == a.scalar_type()) {
       STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_mm_out(out.get(), a.get(), b.get()));
@@ -25,7 +30,7 @@ struct Backend {
         torch::stable::detail::from(out.scalar_type()), torch::stable::detail::from(out)};
     STABLE_TORCH_ERROR_CODE_CHECK(
         torch_call_dispatcher("aten::mm", "dtype_out", stack.data(), TORCH_ABI_VERSION));
-    torch::stable::detail::to<Tensor>(stack[0]);  // the result is ours to release
+    torch::stable::detail::to<Tensor>(stack[0]);  // takes ownership of the result
   }
 
   // out = out + a b
@@ -34,10 +39,10 @@ struct Backend {
         aoti_torch_cuda_addmm_out(out.get(), out.get(), a.get(), b.get(), 1, 1));
   }
 
-  // grad_weights = gatesᵀ [h, x], of the h before each step: first h0, then the outputs.
+  // grad_weights = gatesᵀ · [h, x], where h is h0, then the outputs.
   template <typename O>
-  static void multiply_gates(const LltmSizes& sizes, const Tensor& gates, const Tensor& x,
-                             const Tensor& h0, const Tensor& output, const Tensor& grad_weights) {
+  static void weight_gradient(const LltmSizes& sizes, const Tensor& gates, const Tensor& x,
+                              const Tensor& h0, const Tensor& output, const Tensor& grad_weights) {
     const int64_t n = sizes.batch, total = sizes.steps * n, s = sizes.state, in = sizes.input;
     multiply(matrix(grad_weights, 3 * s, in, s + in, 1, s), rows_transposed(gates, 0, total, 3 * s),
              rows(x, 0, total, in));
@@ -53,12 +58,12 @@ struct Backend {
     if (!is_small(a.sizes)) {
       return false;
     }
-    CellForward<T> cell{joined<T>(a), a.weights.template const_data_ptr<T>(),
+    CellForward<T> cell{concat<T>(a), a.weights.template const_data_ptr<T>(),
                         out.products.template mutable_data_ptr<acc_t<T>>()};
     cell.step.products = cell.products;
     cell.step.bias = data_or_null<T>(a.bias);
-    cell.step.old_cell.outside = a.old_cell.template const_data_ptr<T>();
-    cell.step.new_cell.outside = out.last_cell.template mutable_data_ptr<T>();
+    cell.step.old_cell.tensor = a.old_cell.template const_data_ptr<T>();
+    cell.step.new_cell.tensor = out.last_cell.template mutable_data_ptr<T>();
     cell.step.new_h = out.output.template mutable_data_ptr<T>();
     launch_cell(a.input, a.sizes, cell);
     return true;
@@ -71,25 +76,25 @@ struct Backend {
       return false;
     }
     using A = acc_t<T>;
-    const auto wanted = [](const Tensor& x) {
+    const auto pointer_or_null = [](const Tensor& x) {
       return x.numel() > 0 ? x.template mutable_data_ptr<T>() : nullptr;
     };
     const auto& [input, weights, bias, old_h, old_cell] = results;
     const Tensor gates =
-        empty(a.input, {3 * a.sizes.state, kCellBatch}, sum_dtype(a.input.scalar_type()));
-    CellBackward<T> cell{joined<T>(a),
+        empty(a.input, {3 * a.sizes.state, kMaxCellBatch}, sum_dtype(a.input.scalar_type()));
+    CellBackward<T> cell{concat<T>(a),
                          a.weights.template const_data_ptr<T>(),
                          gates.template mutable_data_ptr<A>(),
-                         wanted(input),
-                         wanted(weights),
-                         wanted(bias),
-                         wanted(old_h)};
+                         pointer_or_null(input),
+                         pointer_or_null(weights),
+                         pointer_or_null(bias),
+                         pointer_or_null(old_h)};
     cell.step.products = products.template const_data_ptr<A>();
     cell.step.bias = data_or_null<T>(a.bias);
-    cell.step.old_cell.outside = a.old_cell.template const_data_ptr<T>();
-    cell.step.grad_h.outside = data_or_null<T>(grads.output);
-    cell.step.grad_cell.outside = data_or_null<T>(grads.last_cell);
-    cell.step.grad_old_cell.outside = wanted(old_cell);
+    cell.step.old_cell.tensor = a.old_cell.template const_data_ptr<T>();
+    cell.step.grad_h.tensor = data_or_null<T>(grads.output);
+    cell.step.grad_cell.tensor = data_or_null<T>(grads.last_cell);
+    cell.step.grad_old_cell.tensor = pointer_or_null(old_cell);
     launch_cell(a.input, a.sizes, cell);
     return true;
   }
@@ -117,7 +122,7 @@ struct Backend {
 
  private:
   template <typename T>
-  static Joined<T> joined(const LltmArguments& a) {
+  static ConcatInput<T> concat(const LltmArguments& a) {
     return {a.old_h.template const_data_ptr<T>(), a.input.template const_data_ptr<T>(),
             static_cast<int>(a.sizes.state), static_cast<int>(a.sizes.input)};
   }

@@ -1,5 +1,23 @@
-// A cell of a short batch and few weights, where launches and small matrix products would take far
-// longer than the arithmetic: one kernel forward, two backward, which read the weights once each.
+// Small LLTM cells (batch ≤ 32), bound by launches: one fused kernel forward, two backward.
+//
+//   cell_forward_kernel: a warp computes a column of the state for 4 rows
+//     [h, x] [4 rows]   ──┐ dot products over k,   reduce over lanes     gates
+//     weights [3 gates] ──┘ lanes stride k ──────► 3 × 4 sums ─────────► cell, h, products
+//   block:   4 columns (warps) × 4 rows of the batch
+//   shared:  nothing
+//   thread:  3 gates × 4 rows partial sums over every 32nd k
+//
+//   cell_gate_gradient_kernel: gradients of gates, then their rows of the weights and the bias
+//     lane = row of the batch: gates ──► shared ──► lane = k: Σ rows gate · [h, x] ──► grad_weights
+//   block:   4 columns of the state (12 rows of the weights), all rows of the batch
+//   shared:  gate gradients [32 rows][3 gates × 4 columns]
+//   thread:  3 gates of one (row, column); then 12 sums of one k, with 32 prefetched [h, x]
+//
+//   cell_input_gradient_kernel: [h, x] gradients = gates · weights, dependent launch
+//     16 warps split the 3S gates ──► partial [16 warps][4 rows][32 columns] ──► sum in order
+//   block:   32 columns of [h, x] × 4 rows of the batch
+//   shared:  the partial sums
+//   thread:  4 rows of one column over 1/16 of the gates; 24 weights prefetched
 #pragma once
 
 #include "lltm/cuda/step.cuh"
@@ -7,21 +25,21 @@
 namespace ops::cuda {
 
 constexpr int kWarp = 32;
-constexpr int kCellColumns = 4;                     // of the state, in a block
-constexpr int kCellRows = 4;                        // of the batch, together in registers
-constexpr int kGateWarps = 8, kInputWarps = 16;     // of a block, in the two kernels backward
-constexpr int kWeightsAhead = 24;                   // of a thread, on their way together
-constexpr int kCellBatch = kWarp;                   // most rows: a lane has one
-constexpr int64_t kCellWeights = int64_t{1} << 19;  // most weights
+constexpr int kCellColumns = 4;                        // of the state per block
+constexpr int kCellRows = 4;                           // of the batch in registers
+constexpr int kGateWarps = 8, kInputWarps = 16;        // warps per block of the backward kernels
+constexpr int kPrefetchedWeights = 24;                 // loads in flight per thread
+constexpr int kMaxCellBatch = kWarp;                   // a lane per row
+constexpr int64_t kMaxCellWeights = int64_t{1} << 19;  // 3 S (S + I)
 
 inline bool is_small(const LltmSizes& sizes) {
-  return sizes.batch > 0 && sizes.batch <= kCellBatch && sizes.state > 0 &&
-         3 * sizes.state * (sizes.state + sizes.input) <= kCellWeights;
+  return sizes.batch > 0 && sizes.batch <= kMaxCellBatch && sizes.state > 0 &&
+         3 * sizes.state * (sizes.state + sizes.input) <= kMaxCellWeights;
 }
 
-// The rows [h, x] that the weights' rows are multiplied with.
+// The concatenation [h, x] of a row, without a copy.
 template <typename T>
-struct Joined {
+struct ConcatInput {
   const T *h, *x;
   int state, input;
 
@@ -33,7 +51,7 @@ struct Joined {
 
 template <typename T>
 struct CellForward {
-  Joined<T> joined;
+  ConcatInput<T> concat;
   const T* weights;
   acc_t<T>* products;
   LltmForward<T, T> step;
@@ -41,14 +59,14 @@ struct CellForward {
 
 template <typename T>
 struct CellBackward {
-  Joined<T> joined;
+  ConcatInput<T> concat;
   const T* weights;
-  acc_t<T>* gates;                                    // [3S, kCellBatch]: their gradients
+  acc_t<T>* gates;                                    // gradients [3S, kMaxCellBatch]
   T *grad_input, *grad_weights, *grad_bias, *grad_h;  // each may be null
   LltmBackward<T, T> step;
 };
 
-// From kCellRows sums in every lane to the sum over all lanes of number lane % kCellRows.
+// Transpose-reduce kCellRows sums over the warp: return sum number lane % kCellRows of all lanes.
 template <typename A>
 __device__ A sum_over_lanes(A (&sums)[kCellRows], int lane) {
 #pragma unroll
@@ -68,13 +86,12 @@ __device__ A sum_over_lanes(A (&sums)[kCellRows], int lane) {
   return sums[0];
 }
 
-// A warp makes a column of the state: its lanes share the three dot products of each row.
 template <typename T>
 __global__ void __launch_bounds__(kWarp* kCellColumns)
     cell_forward_kernel(CellForward<T> cell, LltmSizes sizes) {
   using A = acc_t<T>;
   const int lane = threadIdx.x, batch = static_cast<int>(sizes.batch);
-  const int state = static_cast<int>(sizes.state), columns = cell.joined.columns();
+  const int state = static_cast<int>(sizes.state), columns = cell.concat.columns();
   const int column = blockIdx.x * kCellColumns + threadIdx.y, first = blockIdx.y * kCellRows;
   if (column >= state) {
     return;
@@ -85,7 +102,7 @@ __global__ void __launch_bounds__(kWarp* kCellColumns)
     A values[kCellRows];
 #pragma unroll
     for (int r = 0; r < kCellRows; ++r) {
-      values[r] = static_cast<A>(cell.joined(min(first + r, batch - 1), k));
+      values[r] = static_cast<A>(cell.concat(min(first + r, batch - 1), k));
     }
 #pragma unroll
     for (int gate = 0; gate < 3; ++gate) {
@@ -112,26 +129,23 @@ __global__ void __launch_bounds__(kWarp* kCellColumns)
       gates[gate] += static_cast<A>(cell.step.bias[gate * state + column]);
     }
   }
-  finish(cell.step, gates, static_cast<int64_t>(row) * state + column);
+  apply_gates(cell.step, gates, static_cast<int64_t>(row) * state + column);
 }
 
-// A block makes the gradients of a few columns' gates, a lane a row of the batch; then those of
-// these columns' rows of weights and of their biases, which need no others. What the weights'
-// gradients are made of is on its way meanwhile.
 template <typename T>
 __global__ void __launch_bounds__(kWarp* kGateWarps)
-    cell_gates_kernel(CellBackward<T> cell, LltmSizes sizes) {
+    cell_gate_gradient_kernel(CellBackward<T> cell, LltmSizes sizes) {
   using A = acc_t<T>;
-  __shared__ __align__(16) A grads[kCellBatch][3 * kCellColumns];  // three gates a column
+  __shared__ __align__(16) A grads[kMaxCellBatch][3 * kCellColumns];  // [row][3 · column + gate]
   const int lane = threadIdx.x, warp = threadIdx.y, batch = static_cast<int>(sizes.batch);
-  const int state = static_cast<int>(sizes.state), columns = cell.joined.columns();
+  const int state = static_cast<int>(sizes.state), columns = cell.concat.columns();
   const int first = blockIdx.x * kCellColumns, column = first + warp;
   trigger_dependent_launch();
-  T values[kCellBatch];  // converting them here would wait for them
+  T values[kMaxCellBatch];  // prefetch; converting here would wait for the loads
   const auto load = [&](int k) {
 #pragma unroll
-    for (int row = 0; row < kCellBatch; ++row) {
-      values[row] = row < batch && k < columns ? cell.joined(row, k) : T(0);
+    for (int row = 0; row < kMaxCellBatch; ++row) {
+      values[row] = row < batch && k < columns ? cell.concat(row, k) : T(0);
     }
   };
   const int first_k = kWarp * warp + lane;
@@ -139,16 +153,16 @@ __global__ void __launch_bounds__(kWarp* kGateWarps)
     load(first_k);
   }
   if (warp < kCellColumns) {
-    PerGate<A> own{};
+    GateGradients<A> own{};
     if (lane < batch && column < state) {
       const Gates<T> gates = gates_at(cell.step.products, cell.step.bias, state, lane, column);
-      own = differentiate(cell.step, gates, static_cast<int64_t>(lane) * state + column);
+      own = gate_gradients(cell.step, gates, static_cast<int64_t>(lane) * state + column);
     }
 #pragma unroll
     for (int gate = 0; gate < 3; ++gate) {
       grads[lane][3 * warp + gate] = own.gate[gate];
       if (column < state) {
-        cell.gates[(gate * state + column) * kCellBatch + lane] = own.gate[gate];
+        cell.gates[(gate * state + column) * kMaxCellBatch + lane] = own.gate[gate];
       }
       A sum = own.gate[gate];
       for (int half = kWarp / 2; half > 0; half /= 2) {
@@ -169,7 +183,7 @@ __global__ void __launch_bounds__(kWarp* kGateWarps)
     }
     A sums[3 * kCellColumns] = {};
 #pragma unroll
-    for (int row = 0; row < kCellBatch; ++row) {
+    for (int row = 0; row < kMaxCellBatch; ++row) {
       if (row < batch) {
         const A value = static_cast<A>(values[row]);
 #pragma unroll
@@ -188,36 +202,35 @@ __global__ void __launch_bounds__(kWarp* kGateWarps)
   }
 }
 
-// The gradients of [h, x]: a lane a column; the warps share the sum over the gates. Weights are
-// loaded while the kernel before still makes the gates' gradients.
+// Weights are prefetched before waiting for cell_gate_gradient_kernel.
 template <typename T>
 __global__ void __launch_bounds__(kWarp* kInputWarps)
-    cell_inputs_kernel(CellBackward<T> cell, LltmSizes sizes, int first_column) {
+    cell_input_gradient_kernel(CellBackward<T> cell, LltmSizes sizes, int first_column) {
   using A = acc_t<T>;
   __shared__ A partial[kInputWarps][kCellRows][kWarp];
   const int lane = threadIdx.x, warp = threadIdx.y, batch = static_cast<int>(sizes.batch);
-  const int state = static_cast<int>(sizes.state), columns = cell.joined.columns();
+  const int state = static_cast<int>(sizes.state), columns = cell.concat.columns();
   const int column = first_column + blockIdx.x * kWarp + lane, first = blockIdx.y * kCellRows;
   const int gates = 3 * state, share = (gates + kInputWarps - 1) / kInputWarps;
   const int begin = warp * share, end = column < columns ? min(gates, begin + share) : begin;
-  T weights[kWeightsAhead];
+  T weights[kPrefetchedWeights];
   const auto load = [&](int gate) {
 #pragma unroll
-    for (int i = 0; i < kWeightsAhead; ++i) {
+    for (int i = 0; i < kPrefetchedWeights; ++i) {
       weights[i] = gate + i < end ? cell.weights[(gate + i) * columns + column] : T(0);
     }
   };
   load(begin);
   wait_for_previous_kernel();
   A sums[kCellRows] = {};
-  for (int gate = begin; gate < end; gate += kWeightsAhead) {
+  for (int gate = begin; gate < end; gate += kPrefetchedWeights) {
     if (gate > begin) {
       load(gate);
     }
 #pragma unroll
-    for (int i = 0; i < kWeightsAhead; ++i) {
+    for (int i = 0; i < kPrefetchedWeights; ++i) {
       if (gate + i < end) {
-        const A* from = cell.gates + (gate + i) * kCellBatch + first;
+        const A* from = cell.gates + (gate + i) * kMaxCellBatch + first;
         const auto grads = *reinterpret_cast<const Vector<A, kCellRows>*>(from);
 #pragma unroll
         for (int r = 0; r < kCellRows; ++r) {
@@ -241,7 +254,7 @@ __global__ void __launch_bounds__(kWarp* kInputWarps)
     sum += partial[i][warp][lane];
   }
   if (column >= state) {
-    cell.grad_input[row * cell.joined.input + column - state] = static_cast<T>(sum);
+    cell.grad_input[row * cell.concat.input + column - state] = static_cast<T>(sum);
   } else if (cell.grad_h) {
     cell.grad_h[row * state + column] = static_cast<T>(sum);
   }
@@ -258,14 +271,15 @@ void launch_cell(const Tensor& like, const LltmSizes& sizes, const CellForward<T
 template <typename T>
 void launch_cell(const Tensor& like, const LltmSizes& sizes, const CellBackward<T>& cell) {
   const DeviceGuard guard(like.get_device_index());
-  launch_kernel(cell_gates_kernel<T>, dim3(ceil_div(sizes.state, kCellColumns)),
+  launch_kernel(cell_gate_gradient_kernel<T>, dim3(ceil_div(sizes.state, kCellColumns)),
                 dim3(kWarp, kGateWarps), 0, current_stream(like), cell, sizes);
   const int64_t first = cell.grad_h ? 0 : sizes.state;
   const int64_t end = cell.grad_input ? sizes.state + sizes.input : sizes.state;
   if (first < end) {
-    launch_dependent(
-        cell_inputs_kernel<T>, dim3(ceil_div(end - first, kWarp), ceil_div(sizes.batch, kCellRows)),
-        dim3(kWarp, kInputWarps), current_stream(like), cell, sizes, static_cast<int>(first));
+    launch_dependent(cell_input_gradient_kernel<T>,
+                     dim3(ceil_div(end - first, kWarp), ceil_div(sizes.batch, kCellRows)),
+                     dim3(kWarp, kInputWarps), current_stream(like), cell, sizes,
+                     static_cast<int>(first));
   }
 }
 

@@ -1,4 +1,13 @@
-// A step of the LLTM, a thread an element.
+// Elementwise step of the LLTM after the matrix products: forward, backward, scan over all steps.
+//
+//   products [N, 3S]: a row                                   state [N, S]
+//   ┌─────────┬─────────┬─────────┐   bias, σ, elu, tanh      ┌─────────┐
+//   │ input   │ output  │candidate│ ────────────────────────► │ cell, h │
+//   └─────────┴─────────┴─────────┘                           └─────────┘
+//
+//   block:   256 elements: adjacent features, several rows of the batch if S < 256
+//   shared:  nothing
+//   thread:  one element (row, feature): three gates, cell and h; scan: its cell through all steps
 #pragma once
 
 #include <algorithm>
@@ -11,7 +20,7 @@ namespace ops::cuda {
 
 constexpr int kLltmThreads = 256;
 
-// Threads along the state, and rows of the batch beside each other where it is short.
+// Block of columns × rows of threads: up to 256 features, several rows of the batch if fewer.
 struct LltmGrid {
   dim3 blocks, threads;
 
@@ -26,7 +35,7 @@ struct LltmGrid {
   }
 };
 
-// σ(x) and σ(x) (1 − σ(x)), each to its own last digits.
+// σ(x) and σ(x) (1 − σ(x)), both without cancellation.
 template <typename A>
 struct Sigmoid {
   A value, slope;
@@ -64,27 +73,26 @@ struct Tanh {
 };
 
 template <typename T>
-__device__ acc_t<T> read(const LltmValues<T>& values, int64_t i) {
-  return values.outside   ? static_cast<acc_t<T>>(values.outside[i])
+__device__ acc_t<T> read(const StateInput<T>& values, int64_t i) {
+  return values.tensor    ? static_cast<acc_t<T>>(values.tensor[i])
          : values.carried ? values.carried[i]
                           : acc_t<T>(0);
 }
 
 template <typename T>
-__device__ void write(const LltmResult<T>& result, int64_t i, acc_t<T> value) {
-  if (result.outside) {
-    result.outside[i] = static_cast<T>(value);
+__device__ void write(const StateOutput<T>& result, int64_t i, acc_t<T> value) {
+  if (result.tensor) {
+    result.tensor[i] = static_cast<T>(value);
   } else if (result.carried) {
     result.carried[i] = value;
   }
 }
 
-// The gates before their functions, from the element of the first; they are counted input, output,
-// candidate.
+// The gates of one element before their activations: 0 input, 1 output, 2 candidate.
 template <typename T>
 struct Gates {
   const acc_t<T>* products;
-  const T* bias;  // of the same column
+  const T* bias;  // at the same column
   int64_t state;
 
   __device__ acc_t<T> operator[](int gate) const {
@@ -99,9 +107,9 @@ __device__ Gates<T> gates_at(const acc_t<T>* products, const T* bias, int64_t st
   return {products + 3 * row * state + column, bias ? bias + column : nullptr, state};
 }
 
-// What follows from the gates, however they come by their index.
+// Compute and store cell and h from the gates.
 template <typename T, typename Source>
-__device__ void finish(const LltmForward<T, T>& s, const Source& gates, int64_t i) {
+__device__ void apply_gates(const LltmForward<T, T>& s, const Source& gates, int64_t i) {
   using A = acc_t<T>;
   const A cell = read(s.old_cell, i) + Elu<A>(gates[2]).value * Sigmoid<A>(gates[0]).value;
   const T h = static_cast<T>(Tanh<A>(cell).value * Sigmoid<A>(gates[1]).value);
@@ -119,24 +127,25 @@ __device__ void run(const LltmForward<T, T>& s, const LltmSizes& sizes, int64_t 
   if (s.recurrent) {
     for (int gate = 0; gate < 3; ++gate) {
       const int64_t at = (3 * row + gate) * state + column;
-      s.summed[at] += s.recurrent[at];
+      s.sums_out[at] += s.recurrent[at];
     }
   }
-  // What was summed up is read through the pointer that wrote it.
-  const Gates<T> gates = gates_at(s.recurrent ? s.summed : s.products, s.bias, state, row, column);
-  finish(s, gates, row * state + column);
+  // Read sums through the pointer that wrote them.
+  const Gates<T> gates =
+      gates_at(s.recurrent ? s.sums_out : s.products, s.bias, state, row, column);
+  apply_gates(s, gates, row * state + column);
 }
 
-// One value a gate.
+// One gradient per gate.
 template <typename A>
-struct PerGate {
+struct GateGradients {
   A gate[3];
 };
 
-// The gradients of the gates, which it returns, and of the old cell.
+// Return the gradients of the gates; store the gradient of the old cell.
 template <typename T, typename O, typename Source>
-__device__ PerGate<acc_t<T>> differentiate(const LltmBackward<T, O>& s, const Source& gates,
-                                           int64_t i) {
+__device__ GateGradients<acc_t<T>> gate_gradients(const LltmBackward<T, O>& s, const Source& gates,
+                                                  int64_t i) {
   using A = acc_t<T>;
   const Sigmoid<A> in(gates[0]), out(gates[1]);
   const Elu<A> candidate(gates[2]);
@@ -156,7 +165,7 @@ __device__ void run(const LltmBackward<T, T>& s, const LltmSizes& sizes, int64_t
                     int64_t column) {
   const int64_t state = sizes.state;
   const Gates<T> gates = gates_at(s.products, s.bias, state, row, column);
-  const auto grads = differentiate(s, gates, row * state + column);
+  const auto grads = gate_gradients(s, gates, row * state + column);
   if (s.grad_gates) {
     for (int gate = 0; gate < 3; ++gate) {
       s.grad_gates[(3 * row + gate) * state + column] = static_cast<T>(grads.gate[gate]);
@@ -164,7 +173,7 @@ __device__ void run(const LltmBackward<T, T>& s, const LltmSizes& sizes, int64_t
   }
 }
 
-// All steps in one launch: no step needs another element's.
+// All steps in one launch: elements are independent.
 template <typename T>
 __device__ void run(const LltmScan<T>& s, const LltmSizes& sizes, int64_t row, int64_t column) {
   using A = acc_t<T>;

@@ -1,5 +1,4 @@
-// CPU max pooling: forward by rows; backward by rows if windows do not overlap, otherwise by
-// images.
+// CPU max pooling: forward by rows; backward by rows for disjoint windows, otherwise by images.
 #include "max_pool2d/cpu/plan.h"
 #include "max_pool2d/op.h"
 #define OPS_KERNELS "max_pool2d/cpu/kernels.h"

@@ -11,7 +11,7 @@
 //   shared:  nothing; overlapping windows hit the L1 cache
 //   thread:  V running maxima and their taps. Backward gathers, without atomics: V sums of the
 //   output
-//            gradients whose stored tap points at the thread's pixel
+//            gradients whose tap is the thread's pixel
 #pragma once
 
 #include "core/cuda/divide.cuh"
