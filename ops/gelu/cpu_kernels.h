@@ -4,10 +4,10 @@
 
 namespace ops::cpu::OPS_ISA {
 
-// Constants of exp(−1.702 x) = 2^t, t = c x. Range reduction: 2^t = 2^n 2^r, n = round(t), |r| ≤
-// 1/2. c is split into two terms: r is exact. Adding `shifter` rounds t and leaves n in the low
-// bits of the sum; shifted into the exponent they give 2^(n − 1), so the polynomial is 2 · 2^r. x
-// is clamped to [least, most], where 2^(n − 1) reaches infinity and 0.
+// Constants of exp(−1.702 x) = 2^t = 2^n 2^r with t = c x, n = round(t), |r| ≤ 1/2. Two terms of c
+// make r exact. Adding `shifter` rounds t and leaves n in the low bits of the sum; shifted into the
+// exponent they give 2^(n − 1), so the polynomial is 2 · 2^r. At the limits of x, 2^(n − 1) is
+// infinite and 0.
 template <typename A>
 struct Exp;
 

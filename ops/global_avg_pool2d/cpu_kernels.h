@@ -97,8 +97,7 @@ void add_rows(const T* x, int64_t rows, int64_t width, acc_t<T>* sums) {
 
 constexpr int64_t kMaxFolded = 128;  // elements per row
 
-// sums[k] = Σ x[row, k]. Short rows that are not whole vectors are folded: several form one wide
-// row.
+// sums[k] = Σ x[row, k]. Short rows that are not whole vectors are folded into one wide row.
 template <typename T>
 void sum_rows(const T* x, int64_t rows, int64_t width, acc_t<T>* sums) {
   using A = acc_t<T>;

@@ -31,8 +31,8 @@ struct Backend {
         aoti_torch_cpu_addmm_out(out.get(), out.get(), a.get(), b.get(), 1, 1));
   }
 
-  // grad_weights = gatesᵀ · [h, x], where h is h0, then the outputs. One product reads gates, which
-  // exceed the cache for long sequences, once.
+  // grad_weights = gatesᵀ · [h, x], where h is h0, then the outputs. A single product reads the
+  // gates once: they exceed the cache for long sequences.
   template <typename O>
   static void weight_gradient(const LltmSizes& sizes, const Tensor& gates, const Tensor& x,
                               const Tensor& h0, const Tensor& output, const Tensor& grad_weights) {

@@ -1,8 +1,8 @@
 // LLTM: parameters of a step on any device, and the checked arguments of the operators. A cell is a
 // sequence of one step. Gates are in the order input, output, candidate:
 //
-//   products = [h, x] · weightsᵀ            [N, 3S]
-//   cell'    = cell + elu(candidate) · σ(input)
+//   products = [h, x] · weightsᵀ, gates = products + bias            [N, 3S]
+//   cell'    = cell + elu(candidate) · σ(input)                      [N, S]
 //   h'       = tanh(cell') · σ(output)
 #pragma once
 
@@ -31,8 +31,7 @@ struct StateOutput {
   acc_t<T>* carried = nullptr;
 };
 
-// Forward step. Contiguous [N, S]; products of gates [N, 3S]; bias [3S]. O: dtype of matrix
-// operands.
+// Forward step. Contiguous: states [N, S], products [N, 3S], bias [3S]. O: dtype of operands.
 template <typename T, typename O>
 struct LltmForward {
   const acc_t<T>* products;   // of the gates, without bias

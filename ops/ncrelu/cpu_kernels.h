@@ -32,7 +32,7 @@ struct SignMasks {
   Vec<bits_t<T>, N> positive, negative;
 };
 
-// Return the masks of elements from i on, from the input …
+// Return the masks of N elements from i on: computed from the input.
 template <int N, typename T>
 inline SignMasks<T, N> sign_masks(const T* x, uint64_t i) {
   if constexpr (sizeof(T) == 2) {  // compare bits as integers: same order within one sign
@@ -62,7 +62,7 @@ inline SignMasks<T, N> expand_signs(uint64_t signs, std::integer_sequence<int, I
   return {(all & first) != 0, (all & second) != 0};
 }
 
-// … or from the saved signs.
+// The same, loaded from the saved signs.
 template <int N, typename T>
 inline SignMasks<T, N> sign_masks(const uint8_t* signs, uint64_t i) {
   constexpr int kBytes = (N + kSignsPerByte - 1) / kSignsPerByte;

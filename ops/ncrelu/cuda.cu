@@ -81,13 +81,13 @@ __device__ void store_signs(uint8_t* to, uint64_t i, bool inside, unsigned signs
   }
 }
 
-// Return the signs of the vector at `i`, from the input …
+// Return the signs of the vector at `i`: computed from the input.
 template <int V, typename T>
 __device__ unsigned load_signs(const T* x, uint64_t i) {
   return signs_of(load_vector<V>(x + i));
 }
 
-// … or from the saved signs.
+// The same, loaded from the saved signs.
 template <int V, typename T>
 __device__ unsigned load_signs(const uint8_t* signs, uint64_t i) {
   const unsigned bits = *reinterpret_cast<const SignWord<V>*>(signs + i / kSignsPerByte);

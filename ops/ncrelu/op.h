@@ -1,5 +1,4 @@
-// ncrelu(x) = concat(max(x, 0), min(x, 0)) along `dim`: arguments, layout and allocation on any
-// device.
+// ncrelu(x) = concat(max(x, 0), min(x, 0)) along `dim`: arguments, layout and allocation.
 #pragma once
 
 #include <tuple>

@@ -62,7 +62,7 @@ struct PoolForward {
   int64_t split_length;
   bool streaming;
 
-  // Accumulate every step-th of `vectors` vectors; stride: elements between those.
+  // Accumulate every step-th of `vectors` vectors, `stride` elements apart.
   template <int V>
   __device__ void add(const T* from, int vectors, int step, int64_t stride,
                       acc_t<T> (&sums)[V]) const {

@@ -4,9 +4,8 @@
 
 namespace ops::cpu::OPS_ISA {
 
-// Transpose up to N pixels × N channels; write N pixels, padded with zeros. skip ≥ 0: N channels
-// are readable at `from`, of which the first `skip` are dropped. skip = −1: only `channels` are
-// readable.
+// Transpose up to N pixels × N channels; write N pixels, padded with zeros. skip ≥ 0: load N
+// channels and drop the first `skip`. skip = −1: load only `channels`.
 template <typename T>
 void gather_block(const T* from, int64_t pixel, int64_t skip, int64_t channels, int64_t pixels,
                   acc_t<T>* to, int64_t pitch) {
@@ -64,8 +63,7 @@ void scatter_block(const acc_t<T>* from, int64_t pitch, T* to, int64_t pixel, in
   }
 }
 
-// Return the start of the i-th block of N that cover [0, n); the last block overlaps the one
-// before.
+// Return the start of the i-th block of N that cover [0, n); the last block overlaps.
 template <int N>
 int64_t block_start(int64_t i, int64_t n) {
   return i * N + N <= n || n < N ? i * N : n - N;
@@ -76,8 +74,7 @@ struct ChannelRange {
   int64_t before, count, after;
 };
 
-// Copy a range of channels of `pixels` pixels to a buffer; strides `channel` and `pixel`
-// (elements).
+// Copy a range of channels of `pixels` pixels to a buffer; `channel` and `pixel` are strides.
 template <typename T>
 void gather_pixels(const T* from, int64_t channel, int64_t pixel, ChannelRange channels,
                    int64_t pixels, acc_t<T>* to, int64_t pitch) {

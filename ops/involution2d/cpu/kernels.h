@@ -146,8 +146,7 @@ struct GroupCursor {
   using A = acc_t<T>;
 };
 
-// Compute outputs (forward or input gradient) of rows [begin, end), counted over images, groups,
-// rows.
+// Compute outputs or input gradients of rows [begin, end), counted over images, groups, rows.
 template <typename T>
 void involve(const InvolutionPlan<T>& p, int64_t begin, int64_t end,
              InvolutionWorkspace<acc_t<T>>& workspace) {

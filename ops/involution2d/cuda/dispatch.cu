@@ -34,14 +34,14 @@ bool dispatch_tuned(const InvolutionGeometry& g, const F& f) {
   }
 }
 
-// Return the largest power of two, at most `most`, that divides all extents.
-int widest_vector(int most, std::initializer_list<int64_t> extents) {
+// Return the largest power of two, at most max_vector, that divides all extents.
+int widest_vector(int max_vector, std::initializer_list<int64_t> extents) {
   for (const int64_t extent : extents) {
-    while (extent % most) {
-      most /= 2;
+    while (extent % max_vector) {
+      max_vector /= 2;
     }
   }
-  return most;
+  return max_vector;
 }
 
 template <typename T>

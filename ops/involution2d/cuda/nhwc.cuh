@@ -138,17 +138,17 @@ class WeightTile {
           is_inside(h(a, y), p_.weight.h) & is_inside(w(x), p_.weight.w) & (tap_row(a) < K);
       const T* from = weight_ + (inside ? weight_offset(a, y, x) : 0);
       T* to = shared_ + run_slot(a, y, x) * kPitch;
-      constexpr int kAtOnce = 16;
+      constexpr int kBatch = 16;
 #pragma unroll
-      for (int first = 0; first < kRun; first += kAtOnce) {
-        T loaded[kAtOnce];
+      for (int first = 0; first < kRun; first += kBatch) {
+        T loaded[kBatch];
 #pragma unroll
-        for (int i = 0; i < kAtOnce && first + i < kRun; ++i) {
+        for (int i = 0; i < kBatch && first + i < kRun; ++i) {
           loaded[i] = inside ? *from : T(0);
           from += p_.weight.stride_c;
         }
 #pragma unroll
-        for (int i = 0; i < kAtOnce && first + i < kRun; ++i) {
+        for (int i = 0; i < kBatch && first + i < kRun; ++i) {
           to[first + i] = loaded[i];
         }
       }
@@ -164,7 +164,7 @@ __device__ void store_outputs(float (&sum)[kThreadChannels][kOuts], const TiledI
   int w = kPhases * (tile.col + tile.x) - p.cell_offset_w, end = p.out.w;
   const int first = tile.part * kThreadChannels;
   if (kPhases > 1 && p.cell_offset_w > 0 && p.out.nchw) {
-    // The first cell begins outside the image. Shift outputs by one thread: vectors are aligned.
+    // The first cell begins left of the image: pass outputs to the left neighbour to align vectors.
     const bool cut = tile.x == 0 && !tile.spare && is_inside(h, p.out.h) && is_inside(w, end);
 #pragma unroll
     for (int c = 0; c < kThreadChannels; ++c) {
@@ -256,7 +256,7 @@ __device__ inline float reduce_parts(const float (&sum)[kQuad], int part) {
   return (odd ? half[1] : half[0]) + __shfl_xor_sync(0xffffffff, odd ? half[0] : half[1], 1);
 }
 
-// Weight gradient. sums [pixel][tap]: a thread accumulates the taps of pixel `part` of its quad.
+// Weight gradient. Each thread owns row [tap] of sums [pixel][tap] of pixel `part` of its quad.
 template <typename T, int K, int kStride>
 __global__ void __launch_bounds__(kNhwcThreads)
     involve_nhwc_weight_kernel(const __grid_constant__ TiledInvolution p, const T* __restrict__ x,

@@ -108,7 +108,7 @@ __device__ void transpose_nchw_windows(const T* __restrict__ from, const ImageVi
                                        int channels, T* __restrict__ to) {
   constexpr int kGroup = 4;  // threads per row
   constexpr int kThreadQuads = (kMaxQuads + kGroup - 1) / kGroup;
-  constexpr int kOutside = 1 << 30;  // of any image
+  constexpr int kOutside = 1 << 30;  // of every image
   int w[kThreadQuads], index[kThreadQuads][kQuad];
 #pragma unroll
   for (int k = 0; k < kThreadQuads; ++k) {

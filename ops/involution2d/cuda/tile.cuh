@@ -144,15 +144,15 @@ __device__ void to_floats(const Vector<T, V>& from, float* to) {
   }
 }
 
-// Call f(Width<V>{}) with V = min(image.vector, kMost), a power of two.
-template <int kMost, typename F>
+// Call f(Width<V>{}) with V = min(image.vector, kMaxVector), a power of two.
+template <int kMaxVector, typename F>
 __device__ void dispatch_vector(const ImageView& image, const F& f) {
-  if constexpr (kMost > 1) {
-    if (image.vector < kMost) {
-      return dispatch_vector<kMost / 2>(image, f);
+  if constexpr (kMaxVector > 1) {
+    if (image.vector < kMaxVector) {
+      return dispatch_vector<kMaxVector / 2>(image, f);
     }
   }
-  f(Width<kMost>{});
+  f(Width<kMaxVector>{});
 }
 
 // Copy V elements to shared memory, with cp.async from 4 bytes on; store zeros unless `inside`.
@@ -168,9 +168,8 @@ __device__ void copy_async(T* to, const T* from, bool inside) {
   }
 }
 
-// Copy the windows of `channels` channels, whose first pixel is (row, col), to shared memory in
-// vectors of V elements. Fill pixels outside the image, and channels up to kChannelStep, with
-// zeros.
+// Copy the windows of `channels` channels, from pixel (row, col) on, to shared memory in vectors of
+// V elements. Pixels outside the image and channels up to a multiple of kChannelStep are zero.
 template <int V, typename T>
 __device__ void copy_nchw_windows(const T* __restrict__ from, const TiledInvolution& p, int rows,
                                   int row, int col, int channels, T* __restrict__ to) {

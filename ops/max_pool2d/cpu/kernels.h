@@ -49,8 +49,7 @@ inline Vec<bits_t<A>, N> load_taps(const I* p) {
   return __builtin_convertvector(v, Vec<bits_t<A>, N>);
 }
 
-// Load uint8 or, if `wide`, int64 indices. A branch per vector instead of a kernel each: compile
-// time.
+// Load uint8 or, if `wide`, int64 indices. A branch, not a template parameter: compile time.
 template <int N, typename A>
 inline Vec<bits_t<A>, N> load_taps(const void* indices, int64_t at, bool wide) {
   return wide ? load_taps<N, A>(static_cast<const int64_t*>(indices) + at)
@@ -69,8 +68,7 @@ inline void store_taps(void* indices, int64_t at, bool wide, Taps taps) {
        : store_taps<N>(static_cast<uint8_t*>(indices) + at, taps);
 }
 
-// Update maximum and tap. As in PyTorch, the first of equal elements wins; NaN beats everything,
-// the last NaN wins.
+// Update maximum and tap. As in PyTorch: the first of equal elements wins, the last NaN wins.
 template <int N, int STEP, typename T>
 inline void update_max(const T* x, int64_t step, int64_t tap, Vec<acc_t<T>, N>& best,
                        Vec<bits_t<acc_t<T>>, N>& taps) {
@@ -159,8 +157,7 @@ void pool(const MaxPoolPlan& p, const T* x, int64_t step, const PoolWindow& wind
   }
 }
 
-// Store the gradient where the maximum is at `tap`, zeros elsewhere. STEP 2: interleaved with tap
-// + 1.
+// Store the gradient where `tap` is the maximum, zeros elsewhere. STEP 2: interleave the next tap.
 template <int N, int STEP, typename T>
 inline void unpool(Vec<acc_t<T>, N> grad, Vec<bits_t<acc_t<T>>, N> taps, int64_t step, int64_t tap,
                    T* out) {

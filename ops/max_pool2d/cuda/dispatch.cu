@@ -28,8 +28,7 @@ void dispatch_divider(const MaxPoolGeometry& g, const F& f) {
   fast ? f(type_tag<FastDivide>{}) : f(type_tag<Divide>{});
 }
 
-// Call f(Width<V>{}) with the widest vector of channels to which `images` and `indices` are
-// aligned.
+// Call f(Width<V>{}) with the widest vector of channels that all pointers are aligned to.
 template <typename T, typename I, typename F>
 void dispatch_channels(const MaxPoolGeometry& g, std::initializer_list<const void*> images,
                        const I* indices, const F& f) {

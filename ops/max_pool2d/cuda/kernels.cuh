@@ -9,8 +9,7 @@
 //
 //   block:   256 adjacent vectors of outputs; backward: of inputs
 //   shared:  nothing; overlapping windows hit the L1 cache
-//   thread:  V running maxima and their taps. Backward gathers, without atomics: V sums of the
-//   output
+//   thread:  V running maxima and their taps; backward, without atomics: V sums of the output
 //            gradients whose tap is the thread's pixel
 #pragma once
 
@@ -75,8 +74,7 @@ __device__ Index thread_index() {
   return static_cast<Index>(blockIdx.x) * kPoolThreads + threadIdx.x;
 }
 
-// Running maximum and its tap. As in PyTorch, the first of equal elements wins; NaN beats
-// everything, the last NaN wins.
+// Running maximum and its tap. As in PyTorch: the first of equal elements wins, the last NaN wins.
 template <typename T, typename I>
 struct RunningMax {
   acc_t<T> value;
