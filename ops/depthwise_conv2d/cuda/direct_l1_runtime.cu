@@ -1,4 +1,4 @@
-// direct_l1 for every geometry and dtype: kernel, stride, dilation and padding are run-time values.
+// direct_l1_runtime: any kernel size, stride, dilation, padding and dtype, as run-time values.
 //
 //      output rows o, o + s, …            input                          shared memory
 //      ┌───┐ ┌───┐                ┌─────────────────────┐              ┌──────────────────┐
@@ -6,10 +6,9 @@
 //      └───┘ └───┘                └─────────────────────┘              └──────────────────┘
 //
 // Forward and input gradient
-//   block:   some channels of a range of output tiles, of all images
-//   shared:  channels-last: the filters of the channels, transposed to [tap][channel]
-//   thread:  kRows outputs of one column that meet the same taps, V channels each
-// In contiguous images a warp has one channel: its filter comes from the L1 cache, too.
+//   block:   lanes × V channels of a range of output tiles of all images
+//   shared:  NHWC: the filters of these channels, transposed to [tap][channel]; NCHW: nothing
+//   thread:  kRows outputs of one column that use the same taps, V channels each
 #include <numeric>
 
 #include "depthwise_conv2d/cuda/direct_l1_runtime.cuh"
@@ -19,23 +18,23 @@ namespace {
 
 constexpr size_t kFilterBytes = 32 * 1024;
 
-// One axis of a convolution or of the gradient of its input. Output o meets the inputs
-// in + k · in_step with the taps tap + k · tap_step, k = 0, 1, …; (tap, in) is start(o).
+// Index map of one axis of a convolution or of its input gradient (`transposed`). With (tap, in) =
+// start(o), output o is the sum over k of tap + k · tap_step times input in + k · in_step.
 struct Axis {
   int in, out, taps;
   int stride, dilation, padding;
   bool transposed;
   int tap_step, in_step;
-  int out_step, in_of_out;  // outputs out_step apart meet the same taps, inputs in_of_out apart
-  int before;               // inputs that keep dividends positive
+  int out_step, in_of_out;  // outputs out_step apart use the same taps, on inputs in_of_out apart
+  int before;               // quotient added to keep dividends positive
   FastDivide by_stride, by_in_step, by_tap_step;
 
   Axis(int64_t in_size, int64_t out_size, int64_t kernel, int64_t s, int64_t d, int64_t p, bool t)
       : in(in_size),
         out(out_size),
         taps(kernel),
-        stride(std::min(s, kLargestSize)),  // larger ones are equivalent,
-        dilation(kernel == 1 ? 1 : d),      // and so are all of one tap
+        stride(std::min(s, kLargestSize)),  // equivalent to any larger stride
+        dilation(kernel == 1 ? 1 : d),      // unused with one tap
         padding(p),
         transposed(t),
         tap_step(t ? stride / std::gcd(stride, dilation) : 1),
@@ -64,14 +63,14 @@ struct Axis {
     }
     return {taps, 0};
   }
-  // Skips the taps that meet padding; returns the number of the others.
+  // Advance `at` past taps on padding; return the number of taps inside the image.
   __device__ int clip(Start& at) const {
-    const int outside = transposed ? at.in - (in - 1) : -at.in;  // before the first input inside
+    const int outside = transposed ? at.in - (in - 1) : -at.in;  // inputs before the image
     if (outside > 0) {
       const int skipped = by_in_step(outside + abs(in_step) - 1);
       at.tap += skipped * tap_step, at.in += skipped * in_step;
     }
-    const int inside = transposed ? at.in : in - 1 - at.in;  // up to the last one
+    const int inside = transposed ? at.in : in - 1 - at.in;  // inputs after this one
     if (inside < 0 || at.tap >= taps) {
       return 0;
     }
@@ -83,12 +82,12 @@ struct ConvolutionParams {
   Axis rows, cols;
   RuntimeStrides in, out;
   RuntimeThreads threads;
-  int channels, chunks;  // chunks of the channels of a block
-  int row_tiles, tiles;  // of an image, and of all images
+  int channels, chunks;  // C, and blocks along channels
+  int row_tiles, tiles;  // output tiles: rows of an image; total of a channel
   FastDivide by_cols, by_row_tiles, by_out_step;
 };
 
-// kStaged: filters are read from shared memory, as those of neighbouring channels are far apart.
+// kStaged: stage filters in shared memory (NHWC, where lanes read filters of different channels).
 template <int kRows, int V, bool kStaged, typename T>
 __global__ void __launch_bounds__(kRuntimeThreads)
     direct_runtime_kernel(ConvolutionParams params, const T* __restrict__ in,
@@ -127,7 +126,7 @@ __global__ void __launch_bounds__(kRuntimeThreads)
        tile < params.tiles; tile += step) {
     const int line = params.by_cols(tile), n = params.by_row_tiles(line);
     const int col = tile - line * cols.out, row_tile = line - n * params.row_tiles;
-    int row = row_tile;  // of the first output
+    int row = row_tile;  // of the thread's first output
     if constexpr (kRows > 1) {
       row += params.by_out_step(row_tile) * (kRows - 1) * rows.out_step;
     }
@@ -201,8 +200,8 @@ bool launch_convolution(const Convolution<T>& c, const Axis& rows, const Axis& c
   if (shared > kSharedBytes || tiles >= kMostFastDivided) {
     return false;
   }
-  // Blocks that stage filters have several tiles a thread where others keep the device busy.
-  constexpr int64_t kBlocks = 32;  // of a multiprocessor
+  // Staged filters are reused by several tiles per thread once there are kBlocks blocks per SM.
+  constexpr int64_t kBlocks = 32;
   const int64_t most = ceil_div(kBlocks * Device().multiprocessors, chunks);
   const int64_t all = ceil_div(tiles, threads.groups);
   const int64_t turns = kStaged ? ceil_div(all, most) : 1;
@@ -227,7 +226,7 @@ bool launch_convolution(const Convolution<T>& c, const Axis& rows, const Axis& c
   return true;
 }
 
-// f(Width<V>{}) with the most channels that move at once, up to 8 bytes of aligned positions.
+// Call f(Width<V>{}) with the channels per vector: up to 8 bytes if C and all pointers are aligned.
 template <typename T, int V = 8 / sizeof(T), typename F>
 bool dispatch_vectors(const DepthwiseGeometry& g, std::initializer_list<const void*> pointers,
                       const F& f) {
@@ -252,8 +251,8 @@ bool direct_l1_runtime(const Convolution<T>& c) {
   const Axis cols(c.in.w, c.out.w, g.kernel_w, g.stride_w, g.dilation_w, g.padding_w, backward);
   return dispatch_vectors<T>(g, {c.in.data, c.out.data}, [&](auto width) {
     constexpr int V = width.value;
-    // Several outputs of a thread share loads of taps. They must not lie beyond the image, and must
-    // leave blocks for every multiprocessor: measured on an H100.
+    // Several rows per thread reuse loads of taps, if at most 20 % of the rows lie outside the
+    // image and at least `least` blocks per SM remain (measured on an H100).
     const int64_t blocks =
         g.n * g.c * c.out.h * c.out.w / V / kRuntimeThreads / Device().multiprocessors;
     const auto fits = [&](int64_t outputs, int64_t least) {

@@ -1,5 +1,4 @@
-// What direct_l1_runtime.cu and direct_l1_runtime_gradient.cu share: offsets, and threads of a
-// block.
+// Strides, 32-bit limits and block shapes of the direct_l1_runtime kernels.
 #pragma once
 
 #include "core/cuda/divide.cuh"
@@ -8,8 +7,8 @@
 namespace ops::cuda {
 
 constexpr int kRuntimeThreads = 256, kWarp = 32;
-constexpr int kRuntimeLanes = 32;                   // of channels, in channels-last images
-constexpr int64_t kLargestSize = int64_t{1} << 28;  // of a padded image's sides
+constexpr int kRuntimeLanes = 32;                   // threads along NHWC channels, at most
+constexpr int64_t kLargestSize = int64_t{1} << 28;  // height and width of a padded image, exclusive
 
 struct RuntimeStrides {
   int64_t n;
@@ -21,12 +20,13 @@ struct RuntimeStrides {
   }
 };
 
-// Threads of a block, in either memory format: neighbours in memory to neighbouring threads.
+// Shape of a block: lanes × groups threads; consecutive threads access consecutive addresses.
 struct RuntimeThreads {
   bool channels_last;
-  int lanes, groups;  // channels (of V each), and threads that share the outputs of a channel
+  int lanes;   // threads along channels, V channels each
+  int groups;  // threads along outputs
 
-  // At most max_lanes lanes; of contiguous images, whole warps have one channel.
+  // At most max_lanes lanes. NCHW: all threads of a warp have the same channel.
   RuntimeThreads(bool last, int64_t vectors, int64_t outputs, int64_t max_lanes)
       : channels_last(last) {
     if (channels_last) {
@@ -42,7 +42,7 @@ struct RuntimeThreads {
   __device__ int group() const { return channels_last ? threadIdx.y : threadIdx.x; }
 };
 
-// Whether 32-bit arithmetic counts the elements of an image, a channel and the filters.
+// Return whether offsets within an image, a channel and the filters fit in 32 bits.
 inline bool fits_32_bits(const DepthwiseGeometry& g) {
   constexpr int64_t kLimit = int64_t{1} << 30;
   const int64_t rows = g.h + 2 * g.padding_h, cols = g.w + 2 * g.padding_w;

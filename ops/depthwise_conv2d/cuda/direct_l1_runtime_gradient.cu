@@ -1,4 +1,4 @@
-// direct_l1_runtime, weight gradient: stage 1 of a two-stage reduction.
+// direct_l1_runtime, weight and bias gradient: stage 1 of a two-stage reduction.
 //
 //      grad_output             input                       sums
 //      ┌───────────┐          ┌─────────────────┐         ┌───────┐
@@ -6,9 +6,9 @@
 //      │  split)   │          │ x   x   x  taps │         │ taps  │
 //      └───────────┘          └─────────────────┘         └───────┘
 //
-//   block:   kTile × kTile taps of some channels, over one split of the outputs
-//   shared:  the tree that adds up the threads' sums
-//   thread:  its share of the outputs; kTile² taps and the bias, V channels each
+//   block:   kTile × kTile taps of lanes × V channels, over one split of the outputs
+//   shared:  partial sums of threads (NHWC) or warps (NCHW), for the reduction over the block
+//   thread:  kTile² taps and the bias of V channels, accumulated over every groups-th output
 #include "depthwise_conv2d/cuda/direct_l1_runtime.cuh"
 #include "depthwise_conv2d/cuda/two_stage_reduction.cuh"
 
@@ -21,8 +21,8 @@ struct GradientParams {
   RuntimeStrides in, out;
   RuntimeThreads threads;
   int channels, chunks;
-  int tiles_w, tiles;  // of taps
-  int outputs, share;  // of a channel, and of them a split's
+  int tiles_w, tiles;  // tiles of taps: along the filter's width; total
+  int outputs, share;  // outputs of a channel over all images; of one split
   FastDivide by_out_w, by_out_h;
 };
 
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kRuntimeThreads)
   const int begin = split * params.share, end = min(begin + params.share, params.outputs);
   const int next_tap_h = params.dilation_h * params.in.h;
   const int next_tap_w = params.dilation_w * params.in.w;
-  // Unused taps of the tile are beyond the filter. Without a filter only the bias is left.
+  // Taps of the tile that lie within the filter; none if only the bias gradient is wanted.
   const int tile_h = reduction.taps ? min(kTile, params.kernel_h - first_a) : 0;
   const int tile_w = min(kTile, params.kernel_w - first_b);
   const int base_h = first_a * params.dilation_h - params.padding_h;
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kRuntimeThreads)
 
   Acc* shared = reinterpret_cast<Acc*>(memory);
   const int channels = min(threads.lanes * V, params.channels - first);
-  int parts = 1;  // of each sum: one a warp, where warps have a channel each
+  int parts = 1;  // partial sums per channel: NCHW has one per warp
   if (threads.channels_last) {
     reduce_block(sum, shared, threads.lane(), threads.lanes, threads.group(), threads.groups);
   } else {
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kRuntimeThreads)
   }
 }
 
-constexpr int64_t kFewTurns = 16;  // outputs of a thread
+constexpr int64_t kFewTurns = 16;  // outputs per thread
 
 int64_t resident_blocks() {
   return 4 * Device().multiprocessors;
@@ -132,8 +132,8 @@ bool launch_gradient(const WeightGradient<T>& c) {
   const int64_t chunks = ceil_div(g.c, int64_t{threads.lanes} * V);
   const int64_t tiles_w = c.grad_weight ? ceil_div(g.kernel_w, kTile) : 1;
   const int64_t tiles = c.grad_weight ? ceil_div(g.kernel_h, kTile) * tiles_w : 1;
-  // A split costs as much as kReduction outputs of a thread: what its block adds up. A second stage
-  // takes longer than kFew of them.
+  // In units of one output per thread: the block reduction of a split costs kReduction, a second
+  // stage more than kFew.
   constexpr int64_t kReduction = 8, kFew = kTile == 1 ? kFewTurns : 4;
   const int64_t turns = ceil_div(outputs, threads.groups);
   const int64_t splits =
@@ -142,7 +142,7 @@ bool launch_gradient(const WeightGradient<T>& c) {
   if (splits * chunks * tiles >= kMostFastDivided) {
     return false;
   }
-  // A single output does not move: strides larger than images are equivalent.
+  // The stride of a single output and the dilation of a single tap are unused; they may overflow.
   const auto stride = [](int64_t s, int64_t out) { return static_cast<int>(out == 1 ? 1 : s); };
   const auto dilation = [](int64_t d, int64_t k) { return static_cast<int>(k == 1 ? 1 : d); };
   const GradientParams params{static_cast<int>(g.h),
@@ -188,8 +188,7 @@ bool direct_l1_runtime_weight_gradient(const WeightGradient<T>& c) {
   constexpr int V = sizeof(T) == 2 ? 2 : 1;
   const bool vectors =
       V > 1 && g.channels_last && g.c % V == 0 && are_aligned({c.x, c.grad}, V * sizeof(T));
-  // Too few blocks for the device, and too little for each to be worth a second stage: a tap a
-  // block.
+  // Small problem: one tap per block, which needs no second stage and fills more of the device.
   const int64_t outputs = g.n * g.out_h * g.out_w;
   const RuntimeThreads threads(g.channels_last, ceil_div(g.c, vectors ? V : 1), outputs,
                                kRuntimeThreads);
