@@ -1,4 +1,4 @@
-// Argument checks of kernels. ops/core/check.py checks fakes, with the same messages.
+// Argument checks of the kernels. ops/core/check.py has the same checks and messages for fakes.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -16,8 +16,8 @@ namespace ops {
 
 using torch::stable::Tensor;
 
-// Throws std::runtime_error (in Python RuntimeError) unless `condition` holds. The message is the
-// concatenation of `message`.
+// Throw std::runtime_error (RuntimeError in Python) if `condition` is false. The parts of `message`
+// are concatenated.
 template <typename... Args>
 void check(bool condition, const Args&... message) {
   if (!condition) {
@@ -27,7 +27,7 @@ void check(bool condition, const Args&... message) {
   }
 }
 
-// Formats integers as a Python list, only if a check fails.
+// Stream manipulators for messages, formatted only if a check fails. Integers as a Python list:
 struct list {
   const std::vector<int64_t>& values;
 };
@@ -40,7 +40,7 @@ inline std::ostream& operator<<(std::ostream& out, const list& l) {
   return out << ']';
 }
 
-// Formats the shape of `x`.
+// The shape of `x` as a Python list.
 struct shape {
   const Tensor& x;
 };
@@ -49,7 +49,7 @@ inline std::ostream& operator<<(std::ostream& out, const shape& s) {
   return out << list{{s.x.sizes().begin(), s.x.sizes().end()}};
 }
 
-// Returns the dtype's name in Python.
+// Return the dtype's name in Python.
 inline const char* dtype_name(torch::headeronly::ScalarType dtype) {
   using torch::headeronly::ScalarType;
   switch (dtype) {
@@ -69,7 +69,7 @@ inline const char* dtype_name(torch::headeronly::ScalarType dtype) {
   }
 }
 
-// Formats the device of `x` as Python does.
+// The device of `x`: "cpu" or "cuda:0".
 struct device {
   const Tensor& x;
 };
@@ -85,7 +85,7 @@ inline void check_device(const char* op, const char* x_name, const Tensor& x,
         device{other});
 }
 
-// `other` must match `x` in dtype and device: kernels read both through one pointer type.
+// Check that `other` has the dtype and device of `x`.
 inline void check_same(const char* op, const char* x_name, const Tensor& x, const char* other_name,
                        const Tensor& other) {
   check(other.scalar_type() == x.scalar_type(), op, ": ", other_name, " must have the dtype of ",

@@ -1,4 +1,4 @@
-// Definitions that the headers of torch 2.10, 2.11 and 2.12 lack.
+// Definitions missing from the headers of torch 2.10, 2.11 and 2.12.
 #pragma once
 
 #include <torch/csrc/stable/macros.h>
@@ -13,7 +13,7 @@
 
 namespace ops {
 
-// Raises the failed call's own message, which torch keeps from 2.13 on, else names the call.
+// Throw with the message of the failed call (kept by torch >= 2.13), or else with its source text.
 [[noreturn]] inline void throw_failed_call(const char* call, const char* file, int line) {
   std::ostringstream text;
   using GetMessage = const char* (*)();

@@ -1,4 +1,4 @@
-// Element types, and dispatch over them.
+// Element types, accumulator types and dtype dispatch.
 #pragma once
 
 #include <torch/headeronly/core/ScalarType.h>
@@ -9,7 +9,7 @@
 
 #include "core/check.h"
 
-// For functions that CPU and CUDA kernels share.
+// Attribute of functions used by CPU and CUDA kernels.
 #ifdef __CUDACC__
 #define OPS_DEVICE __host__ __device__
 #else
@@ -22,7 +22,7 @@ using torch::headeronly::BFloat16;
 using torch::headeronly::Half;
 using torch::headeronly::ScalarType;
 
-// Sums and transcendental functions of T are computed in acc_t<T>.
+// Accumulator type: double for double, else float.
 template <typename T>
 using acc_t = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
@@ -31,7 +31,7 @@ struct type_tag {
   using type = T;
 };
 
-// Calls f(type_tag<T>{}) with the C++ type of `dtype`.
+// Call f(type_tag<T>{}) with the C++ type T of `dtype`.
 template <typename F>
 void dispatch_floating(const char* op, ScalarType dtype, const F& f) {
   switch (dtype) {

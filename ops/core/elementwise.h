@@ -1,11 +1,11 @@
-// Elementwise operators: what is the same on every device.
+// Device-independent part of elementwise operators: checks, allocation, dtype dispatch.
 #pragma once
 
 #include "core/layout.h"
 
 namespace ops {
 
-// out = f(input), layout kept. Loop::run is the device's loop over dense memory.
+// Return f(input) with the layout of `input`. Loop::run is the device's loop over dense memory.
 template <typename Loop, typename F>
 Tensor map(const char* op, const Tensor& input, const F& f) {
   const Tensor x = dense(input);
@@ -17,7 +17,7 @@ Tensor map(const char* op, const Tensor& input, const F& f) {
   return out;
 }
 
-// grad_input = f(grad_output, saved), laid out as the saved tensor.
+// Return grad_input = f(grad_output, saved) with the layout of `saved`.
 template <typename Loop, typename F>
 Tensor map_backward(const char* op, const Tensor& grad_output, const char* saved_name,
                     const Tensor& saved, const F& f) {

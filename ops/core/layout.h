@@ -1,4 +1,4 @@
-// Memory layout: new tensors, and copies where a kernel needs another layout.
+// Memory formats: queries, allocation, and copies into the layout that a kernel needs.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -20,30 +20,30 @@ namespace ops {
 
 using torch::headeronly::MemoryFormat;
 
-// Dimensions of a channels-last layout from the innermost outwards: C, the last spatial one, …, N.
+// Return the k-th innermost dimension of a channels-last layout: C, the last spatial one, …, N.
 inline int64_t channels_last_dim(int64_t n, int64_t k) {
   return k == 0 ? 1 : (k == n - 1 ? 0 : n - k);
 }
 
-// Whether x has a channels-last layout (4-D NHWC or 5-D NDHWC), decided as torch decides it:
-// from the strides, and in favour of contiguous where a tensor is both and they tell nothing.
+// Return whether x is channels-last (4-D NHWC or 5-D NDHWC). Same rules as torch's
+// suggest_memory_format: by strides; ambiguous tensors count as contiguous.
 inline bool is_channels_last(const Tensor& x) {
   const int64_t n = x.dim();
   if ((n != 4 && n != 5) || x.stride(1) == 0) {
     return false;
   }
-  int64_t least = 0;
+  int64_t min_stride = 0;
   for (int64_t k = 0; k < n; ++k) {
     const int64_t d = channels_last_dim(n, k);
-    if (x.size(d) == 0 || x.stride(d) < least || (d == 0 && least == x.stride(1))) {
+    if (x.size(d) == 0 || x.stride(d) < min_stride || (d == 0 && min_stride == x.stride(1))) {
       return false;
     }
-    least = x.size(d) > 1 ? x.stride(d) * x.size(d) : x.stride(d);
+    min_stride = x.size(d) > 1 ? x.stride(d) * x.size(d) : x.stride(d);
   }
   return true;
 }
 
-// Dimension k of a memory format, likewise.
+// Return the k-th innermost dimension of `format`.
 inline int64_t dim_from_inside(int64_t n, int64_t k, MemoryFormat format) {
   return format == MemoryFormat::Contiguous ? n - 1 - k : channels_last_dim(n, k);
 }
@@ -55,23 +55,24 @@ inline MemoryFormat memory_format(const Tensor& x) {
   return x.dim() == 4 ? MemoryFormat::ChannelsLast : MemoryFormat::ChannelsLast3d;
 }
 
-// Strides of a tensor of so many elements each way whose memory has no gaps.
+// Return the strides of a dense tensor of shape `sizes`.
 inline std::vector<int64_t> strides_of(const std::vector<int64_t>& sizes, MemoryFormat format) {
   const int64_t n = sizes.size();
   const bool contiguous = format == MemoryFormat::Contiguous;
   std::vector<int64_t> strides(n);
-  int64_t next = 1;
+  int64_t stride = 1;
   for (int64_t k = 0; k < n; ++k) {
     const int64_t d = dim_from_inside(n, k, format);
-    strides[d] = next;
-    next *= contiguous ? std::max<int64_t>(sizes[d], 1) : sizes[d];
+    strides[d] = stride;
+    stride *= contiguous ? std::max<int64_t>(sizes[d], 1) : sizes[d];
   }
   return strides;
 }
 
-// Runs a call of torch that allocates bytes() on the device of `like`. The stable ABI loses the
-// type of an exception, so callers of the operator repeat the allocation in PyTorch, which then
-// raises its own (ops/core/memory.py, ops/core/eager/memory.h).
+// Run call(), which allocates bytes() bytes on the device of `like`. Rethrow a failure as "cannot
+// allocate N bytes on DEVICE". The stable ABI loses the exception's type, so callers of the
+// operator parse the message and repeat the allocation to raise torch.OutOfMemoryError
+// (ops/core/memory.py, ops/core/eager/memory.h).
 template <typename Call, typename Bytes>
 Tensor allocate(const Tensor& like, const Call& call, const Bytes& bytes) {
   try {
@@ -91,19 +92,19 @@ inline int64_t element_size(ScalarType dtype) {
   return aoti_torch_dtype_element_size(shim_dtype(dtype));
 }
 
-// A new tensor on the device of `like`. torch::stable::empty looks up its operator by name at every
-// call, this does not.
+// Allocate a tensor on the device of `like`. Unlike torch::stable::empty, which looks up its
+// operator by name at every call, this costs no lookup.
 inline Tensor empty_strided(const Tensor& like, const int64_t* sizes, const int64_t* strides,
                             int64_t dim, ScalarType dtype) {
   int32_t device = 0;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device));
-  const auto make = [&] {
-    AtenTensorHandle made = nullptr;
+  const auto call = [&] {
+    AtenTensorHandle out = nullptr;
     STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(dim, sizes, strides, shim_dtype(dtype),
-                                                           device, like.get_device_index(), &made));
-    return Tensor(made);
+                                                           device, like.get_device_index(), &out));
+    return Tensor(out);
   };
-  return allocate(like, make, [&] {
+  return allocate(like, call, [&] {
     return std::accumulate(sizes, sizes + dim, element_size(dtype), std::multiplies<int64_t>());
   });
 }
@@ -119,41 +120,41 @@ inline Tensor empty(const Tensor& like, const std::vector<int64_t>& sizes,
   return empty_strided(like, sizes.data(), strides.data(), sizes.size(), like.scalar_type());
 }
 
-// In the layout of x, too, which is dense.
+// Allocate a tensor with the shape, strides and dtype of the dense tensor x.
 inline Tensor empty_as(const Tensor& x) {
   return empty_strided(x, x.sizes().data(), x.strides().data(), x.dim(), x.scalar_type());
 }
 
-// Runs a call that copies x to elements of `dtype`.
+// Run call(), which returns a copy of x in `dtype`.
 template <typename Call>
 Tensor allocate_copy(const Tensor& x, ScalarType dtype, const Call& call) {
   return allocate(x, call, [&] { return x.numel() * element_size(dtype); });
 }
 
-// x where it has that format, else a copy that has it.
+// Return x if it is contiguous in `format`, else a contiguous copy.
 inline Tensor as_contiguous(const Tensor& x, MemoryFormat format = MemoryFormat::Contiguous) {
   const auto sizes = x.sizes(), strides = x.strides();
   const int64_t n = sizes.size();
-  int64_t next = 1;
+  int64_t stride = 1;
   for (int64_t k = 0; k < n; ++k) {
     const int64_t d = dim_from_inside(n, k, format);
-    if (sizes[d] != 1 && strides[d] != next) {
+    if (sizes[d] != 1 && strides[d] != stride) {
       return allocate_copy(x, x.scalar_type(),
                            [&] { return torch::stable::contiguous(x, format); });
     }
-    next *= sizes[d];
+    stride *= sizes[d];
   }
   return x;
 }
 
-// Whether x's elements fill their memory without gap or overlap, in whatever order.
+// Return whether x is non-overlapping and dense: no gaps, dimensions in any order.
 inline bool is_dense(const Tensor& x) {
   if (x.numel() == 0 || x.is_contiguous()) {
     return true;
   }
   const auto sizes = x.sizes();
   const auto strides = x.strides();
-  int64_t expected = 1;  // the stride that the next dimension outwards must have
+  int64_t expected = 1;  // stride of the next outer dimension
   for (bool found = true; found;) {
     found = false;
     for (size_t d = 0; d < sizes.size() && !found; ++d) {
@@ -166,13 +167,13 @@ inline bool is_dense(const Tensor& x) {
   return expected == x.numel();
 }
 
-// x where it is dense, else a dense copy with the strides that empty_as(x) has.
+// Return x if it is dense, else a dense copy.
 inline Tensor dense(const Tensor& x) {
   return is_dense(x) ? x
                      : allocate_copy(x, x.scalar_type(), [&] { return torch::stable::clone(x); });
 }
 
-// x where its strides are those of `other` (dense, same shape), else a copy that has them.
+// Return x if it has the strides of `other` (dense, same shape), else a copy with these strides.
 inline Tensor with_layout_of(const Tensor& x, const Tensor& other) {
   for (int64_t d = 0; d < x.dim(); ++d) {
     if (x.size(d) > 1 && x.stride(d) != other.stride(d)) {

@@ -1,4 +1,4 @@
-// Windows that slide over images: what operators like convolution share.
+// Geometry of sliding-window operators (convolution, pooling, involution).
 #pragma once
 
 #include "core/layout.h"
@@ -7,14 +7,14 @@ namespace ops {
 
 struct Windows {
   int64_t h, w;          // input
-  int64_t out_h, out_w;  // output: the places of the window
+  int64_t out_h, out_w;  // output
   int64_t kernel_h, kernel_w;
   int64_t stride_h, stride_w;
   int64_t padding_h, padding_w;
   int64_t dilation_h, dilation_w;
 };
 
-// Distances between elements of an image tensor.
+// Strides of an image tensor in elements.
 struct ImageStrides {
   int64_t n, c, h, w;
 };
@@ -37,30 +37,30 @@ inline Tensor in_format(const Tensor& x, bool channels_last) {
   return as_contiguous(x, image_format(channels_last));
 }
 
-// How windows lie, as users say it: each is two integers, vertical and horizontal.
+// User arguments: each two integers, vertical and horizontal.
 struct Spacing {
   const std::vector<int64_t>&stride, &padding, &dilation;
 };
 
 inline void check_pair(const char* op, const char* name, const std::vector<int64_t>& values,
-                       int64_t least) {
-  constexpr int64_t kMost = int64_t{1} << 31;  // beyond it sums of sizes could overflow
-  check(values.size() == 2 && values[0] >= least && values[1] >= least, op, ": ", name,
-        " must be two integers, at least ", least, ", got ", list{values});
-  check(values[0] <= kMost && values[1] <= kMost, op, ": ", name, " must be at most ", kMost,
-        ", got ", list{values});
+                       int64_t minimum) {
+  constexpr int64_t kMaximum = int64_t{1} << 31;  // avoids overflow in sums of sizes
+  check(values.size() == 2 && values[0] >= minimum && values[1] >= minimum, op, ": ", name,
+        " must be two integers, at least ", minimum, ", got ", list{values});
+  check(values[0] <= kMaximum && values[1] <= kMaximum, op, ": ", name, " must be at most ",
+        kMaximum, ", got ", list{values});
 }
 
-// The places of a kernel in an image of h by w pixels. With ceil_mode the last ones may reach over
-// the padded image's end, but begin before the padding there.
+// Check the arguments and compute the output size for an h × w image. As in torch, with ceil_mode
+// the last window may extend beyond the padded image, but must not start in the right padding.
 inline Windows windows(const char* op, int64_t h, int64_t w, int64_t kernel_h, int64_t kernel_w,
                        const Spacing& spacing, bool ceil_mode = false) {
   const auto& [stride, padding, dilation] = spacing;
   check_pair(op, "stride", stride, 1);
   check_pair(op, "padding", padding, 0);
   check_pair(op, "dilation", dilation, 1);
-  const auto places = [&](char side, int64_t size, int64_t kernel, int64_t s, int64_t p,
-                          int64_t d) {
+  const auto output_size = [&](char side, int64_t size, int64_t kernel, int64_t s, int64_t p,
+                               int64_t d) {
     const int64_t span = d * (kernel - 1) + 1;
     const int64_t room = size + 2 * p - span + (ceil_mode ? s - 1 : 0);
     check(room >= 0, op, ": the dilated kernel must fit into the padded input; in ", side,
@@ -70,8 +70,8 @@ inline Windows windows(const char* op, int64_t h, int64_t w, int64_t kernel_h, i
   };
   return {h,
           w,
-          places('H', h, kernel_h, stride[0], padding[0], dilation[0]),
-          places('W', w, kernel_w, stride[1], padding[1], dilation[1]),
+          output_size('H', h, kernel_h, stride[0], padding[0], dilation[0]),
+          output_size('W', w, kernel_w, stride[1], padding[1], dilation[1]),
           kernel_h,
           kernel_w,
           stride[0],

@@ -1,4 +1,4 @@
-// One axis of windows over an image; see core/windows.h.
+// Index maps of one axis (vertical or horizontal) of a sliding-window operator.
 #pragma once
 
 #include <algorithm>
@@ -7,9 +7,10 @@
 
 namespace ops::cpu {
 
-// Which outputs and sources an axis of a correlation has, and how they meet.
+// Maps (output, tap) to a source position. Forward: source = input, out = output. Input gradient
+// (`transposed`): source = grad_output, out = grad_input.
 struct Axis {
-  bool transposed;  // the input gradient
+  bool transposed;
   int64_t source_size, out_size, taps, stride, padding, dilation;
 
   Axis(bool transposed, int64_t input_size, int64_t output_size, int64_t taps, int64_t stride,
@@ -22,7 +23,7 @@ struct Axis {
         padding(padding),
         dilation(dilation) {}
 
-  // The source position that an output takes at a tap, −1 if none.
+  // Return the source position that tap `tap` of output `out` reads, or −1 for padding.
   int64_t source(int64_t out, int64_t tap) const {
     int64_t at =
         transposed ? out + padding - tap * dilation : out * stride - padding + tap * dilation;
@@ -32,7 +33,7 @@ struct Axis {
     return at >= 0 && at < source_size ? at : -1;
   }
 
-  // Source positions from the first that an output takes to the last, at most.
+  // Return the most source positions that the taps of one output span.
   int64_t span() const {
     const int64_t distance = (taps - 1) * dilation;
     return std::min(source_size, (transposed ? distance / stride : distance) + 1);

@@ -1,13 +1,12 @@
-// Compiles the header that OPS_KERNELS names once an instruction set, each time into a namespace of
-// its own (ops::cpu::baseline, avx2, avx512) and with the vectors of vec.h. One wheel runs anywhere
-// and uses what the processor has: OPS_CALL picks.
+// Compile the header OPS_KERNELS once per instruction set, into the namespaces ops::cpu::baseline,
+// avx2 and avx512, with vec.h at that vector width. OPS_CALL selects the namespace at run time.
 //
 //     #define OPS_KERNELS "x_kernels.h"
 //     #include "core/cpu/dispatch_isa.h"
 //     ... OPS_CALL(x_forward(in, out, n));
 //
-// Kernels call only each other and vec.h: a function shared between instruction sets (std::min, a
-// lambda's) might be emitted once, for the wrong one.
+// Kernels may call only each other and vec.h. The linker keeps one copy of an inline function used
+// by several instruction sets (std::min, a lambda), perhaps one that the processor cannot run.
 
 #include "core/cpu/isa.h"
 #include "core/dtype.h"

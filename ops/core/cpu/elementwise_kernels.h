@@ -1,13 +1,13 @@
-// The loop of an elementwise operator. No include guard: see dispatch_isa.h.
+// SIMD loop of elementwise operators. No include guard: see dispatch_isa.h.
 
 namespace ops::cpu::OPS_ISA {
 
-// An operator specialises this: how its functor F computes on vectors,
+// SIMD version of the functor F. Each operator specialises it with
 // template <typename A, int N> static Vec<A, N> apply(Vec<A, N>...).
 template <typename F>
 struct OnVectors;
 
-// out[i] = F(in[i]...)
+// Compute out[i] = F(in[i]...) for i < n.
 template <typename F, typename T, typename... In>
 void map(T* out, int64_t n, const In*... in) {
   using A = acc_t<T>;

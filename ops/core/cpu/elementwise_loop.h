@@ -1,14 +1,14 @@
-// Elementwise operators on the CPU's threads. Include after dispatch_isa.h.
+// Multithreaded CPU loop of elementwise operators. Include after dispatch_isa.h.
 #pragma once
 
 #include "core/elementwise.h"
 
 namespace ops::cpu {
 
-constexpr int64_t kGrain = 32768;  // elements: less is not worth waking a thread for
+constexpr int64_t kGrain = 32768;  // minimum elements per thread
 
 struct PointwiseLoop {
-  // out[i] = F(in[i]...); all laid out as `like`, which is dense.
+  // Compute out[i] = F(in[i]...). All tensors are dense, with the layout of `like`.
   template <typename T, typename F, typename... In>
   static void run(const Tensor& like, T* out, const F&, const In*... in) {
     torch::stable::parallel_for(0, like.numel(), kGrain, [&](int64_t begin, int64_t end) {

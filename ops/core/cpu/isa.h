@@ -1,4 +1,4 @@
-// Which of the instruction sets that kernels are compiled for this processor has.
+// Run-time detection of the processor's instruction set.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,8 @@ namespace ops::cpu {
 
 enum class Isa { baseline, avx2, avx512 };
 
-// The best of them, or less where ATEN_CPU_CAPABILITY (torch's variable) is "default" or "avx2".
+// Return the widest supported instruction set. As in torch, ATEN_CPU_CAPABILITY=default or avx2
+// limits it.
 inline Isa isa() {
   static const Isa best = [] {
     const char* limit = std::getenv("ATEN_CPU_CAPABILITY");
@@ -36,7 +37,7 @@ inline Isa isa() {
   return best;
 }
 
-// Width of its vectors.
+// Return the vector width of isa() in bytes.
 inline int64_t vector_bytes() {
   return isa() == Isa::avx512 ? 64 : isa() == Isa::avx2 ? 32 : 16;
 }

@@ -1,17 +1,17 @@
-// Kernels with sums in registers, whose number the compiler must know. No include guard: see
-// dispatch_isa.h.
+// Dispatch of a run-time count to a template argument, for kernels whose accumulators stay in
+// registers. No include guard: see dispatch_isa.h.
 
 namespace ops::cpu::OPS_ISA {
 
-// Kernel::run<n>, for n from 1 to MOST.
-template <typename Kernel, int MOST>
+// Return &Kernel::run<n>; 1 ≤ n ≤ MAX.
+template <typename Kernel, int MAX>
 auto kernel_of(int64_t n) {
-  if constexpr (MOST > 1) {
-    if (n < MOST) {
-      return kernel_of<Kernel, MOST - 1>(n);
+  if constexpr (MAX > 1) {
+    if (n < MAX) {
+      return kernel_of<Kernel, MAX - 1>(n);
     }
   }
-  return &Kernel::template run<MOST>;
+  return &Kernel::template run<MAX>;
 }
 
 }  // namespace ops::cpu::OPS_ISA

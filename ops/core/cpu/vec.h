@@ -1,6 +1,6 @@
-// Vectors in the compiler's own extension, for the instruction set that dispatch_isa.h is at: +, *,
-// <, ?: work lane by lane, and a * b + c becomes one instruction where there is one. No include
-// guard: included once an instruction set.
+// SIMD vectors (GCC and Clang vector extension) for the instruction set that dispatch_isa.h is
+// compiling. +, *, <, ?: work per lane; a * b + c contracts to FMA. No include guard: included once
+// per instruction set.
 
 namespace ops::cpu::OPS_ISA {
 
@@ -14,8 +14,8 @@ using Vec = typename vector_of<A, N>::type;
 template <typename A>
 constexpr int kLanes = OPS_VECTOR_BYTES / sizeof(A);
 
-// Whether common sizes have kernels of their own, which take long to compile: not for double, nor
-// for x86 processors without AVX2.
+// Whether to compile specialised kernels for common sizes. False for double and for x86 without
+// AVX2, to save compile time.
 #if defined(__x86_64__) && OPS_VECTOR_BYTES == 16
 template <typename A>
 constexpr bool kSpecialised = false;
@@ -41,25 +41,25 @@ inline Vec<A, N> broadcast(A x) {
   return x - Vec<A, N>{};
 }
 
-// x within [least, most]; a NaN stays one.
+// Clamp x to [low, high]; NaN propagates.
 template <typename A, int N>
-inline Vec<A, N> clamp(Vec<A, N> x, A least, A most) {
+inline Vec<A, N> clamp(Vec<A, N> x, A low, A high) {
 #if OPS_VECTOR_BYTES == 32
   if constexpr (N * sizeof(A) == 32 && sizeof(A) == 4) {
-    // The second operand comes out where one is NaN.
-    return _mm256_min_ps(_mm256_set1_ps(most), _mm256_max_ps(_mm256_set1_ps(least), x));
+    // min and max return the second operand if either is NaN.
+    return _mm256_min_ps(_mm256_set1_ps(high), _mm256_max_ps(_mm256_set1_ps(low), x));
   }
 #elif OPS_VECTOR_BYTES == 64
   if constexpr (N * sizeof(A) == 64 && sizeof(A) == 4) {
-    const __m512 up = _mm512_maskz_max_ps(0xffff, _mm512_set1_ps(least), x);
-    return _mm512_maskz_min_ps(0xffff, _mm512_set1_ps(most), up);
+    const __m512 raised = _mm512_maskz_max_ps(0xffff, _mm512_set1_ps(low), x);
+    return _mm512_maskz_min_ps(0xffff, _mm512_set1_ps(high), raised);
   }
 #endif
-  x = x < least ? broadcast<A, N>(least) : x;
-  return x > most ? broadcast<A, N>(most) : x;
+  x = x < low ? broadcast<A, N>(low) : x;
+  return x > high ? broadcast<A, N>(high) : x;
 }
 
-// Σ coefficients[k] x^k
+// Evaluate Σ coefficients[k] · x^k (Horner).
 template <typename A, int N, int COUNT>
 inline Vec<A, N> polynomial(const A (&coefficients)[COUNT], Vec<A, N> x) {
   Vec<A, N> sum = broadcast<A, N>(coefficients[COUNT - 1]);
@@ -70,7 +70,7 @@ inline Vec<A, N> polynomial(const A (&coefficients)[COUNT], Vec<A, N> x) {
   return sum;
 }
 
-// Loads and stores of N lanes, unaligned; 16-bit types are float in registers.
+// Unaligned loads and stores of N lanes. 16-bit types are converted to float.
 
 template <int N>
 inline Vec<float, N> load(const float* p) {
@@ -138,13 +138,13 @@ inline void store(double* p, Vec<double, N> v) {
   __builtin_memcpy(p, &v, sizeof(v));
 }
 
-// Rounds to nearest, ties to even. A NaN's payload may overflow: all of its bits are set.
+// Round to nearest even. A NaN becomes all ones: rounding its payload could overflow to 0.
 template <int N>
 inline void store(BFloat16* p, Vec<float, N> v) {
   const auto bits = bit_cast<Vec<uint32_t, N>>(v);
   Vec<uint32_t, N> sum = bits + 0x7fff + ((bits >> 16) & 1);
 #if OPS_VECTOR_BYTES == 64
-  if constexpr (N == 16) {  // in two instructions, where compilers take four
+  if constexpr (N == 16) {  // two instructions; compilers emit four for the generic form
     const __m512 x = bit_cast<__m512>(v);
     const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
     sum = bit_cast<Vec<uint32_t, N>>(
@@ -186,7 +186,7 @@ inline void store(Half* p, Vec<float, N> v) {
   }
 }
 
-// The first n < N lanes, zeros behind them.
+// Load n < N lanes; the others are zero.
 template <int N, typename T>
 inline Vec<acc_t<T>, N> load_some(const T* p, int64_t n) {
   T lanes[N] = {};
@@ -195,13 +195,13 @@ inline Vec<acc_t<T>, N> load_some(const T* p, int64_t n) {
 }
 
 template <int N, typename T>
-inline void store_some(T* p, Vec<acc_t<T>, N> v, int64_t n) {
+inline void store_some(T* p, Vec<acc_t<T>, N> v, int64_t n) {  // the first n < N lanes
   T lanes[N];
   store<N>(lanes, v);
   __builtin_memcpy(p, lanes, n * sizeof(T));
 }
 
-// Converts n elements, at most 2 N − 1.
+// Convert n < 2 N elements, in vectors of N, N / 2, … lanes.
 template <int N, typename From, typename To>
 inline void convert_some(const From* from, To* to, int64_t n) {
   if (n & N) {
@@ -214,7 +214,7 @@ inline void convert_some(const From* from, To* to, int64_t n) {
   }
 }
 
-// Converts n elements of a row. The last vector overlaps the one before.
+// Convert n elements. The last vector overlaps the one before it.
 template <int N, typename From, typename To>
 void convert_row(const From* from, To* to, int64_t n) {
   if (n < N) {
@@ -227,8 +227,7 @@ void convert_row(const From* from, To* to, int64_t n) {
   store<N>(to + n - N, load<N>(from + n - N));
 }
 
-// Bit i of the result: of the N lanes of so many bytes that a vector is taken for, lane i's upmost.
-// All of a lane's bits are alike.
+// Return a mask with bit i = lane i, for N lanes of BYTES bytes that are all ones or all zeros.
 template <int BYTES, int N, typename Vector>
 inline uint64_t lane_bits(Vector v) {
   static_assert(sizeof(v) == BYTES * N && BYTES <= 4 && (BYTES > 1 || sizeof(v) < 64));
@@ -263,7 +262,7 @@ inline uint64_t lane_bits(Vector v) {
   return bits;
 }
 
-// Lane i of the result is lane I of a, or lane I − N of b.
+// Select lanes I... of the concatenation (a, b).
 template <typename A, int N, int... I>
 inline Vec<A, N> shuffle(Vec<A, N> a, Vec<A, N> b, std::integer_sequence<int, I...>) {
 #if defined(__clang__)
@@ -273,7 +272,7 @@ inline Vec<A, N> shuffle(Vec<A, N> a, Vec<A, N> b, std::integer_sequence<int, I.
 #endif
 }
 
-// Swaps the two off-diagonal quarters of each square of 2 S rows and lanes.
+// One transposition step: swap the off-diagonal S × S blocks of each 2 S × 2 S block.
 template <typename A, int N, int S, int... I>
 inline void transpose_squares(Vec<A, N>* rows, std::integer_sequence<int, I...>) {
   OPS_UNROLL
@@ -286,7 +285,7 @@ inline void transpose_squares(Vec<A, N>* rows, std::integer_sequence<int, I...>)
   }
 }
 
-// Lane j of row i changes places with lane i of row j.
+// Transpose N rows of N lanes in place.
 template <typename A, int N, int S = 1>
 inline void transpose(Vec<A, N>* rows) {
   if constexpr (S < N) {

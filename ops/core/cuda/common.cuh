@@ -1,4 +1,4 @@
-// What the CUDA kernels share: device, stream, vector access.
+// CUDA helpers: device attributes, launches, vectorised loads, integer arithmetic.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -22,10 +22,10 @@ inline cudaStream_t current_stream(const Tensor& x) {
   return static_cast<cudaStream_t>(stream);
 }
 
-// What the current device has.
+// Attributes of the current device. Memory sizes are in bytes.
 struct Device {
   int multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
-  int64_t cache = attribute(cudaDevAttrL2CacheSize);  // bytes
+  int64_t cache = attribute(cudaDevAttrL2CacheSize);
   size_t shared = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
   size_t block_shared = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
 
@@ -37,13 +37,14 @@ struct Device {
   }
 };
 
-// Whether the current device has mma.m16n8k16 for float16 and bfloat16.
+// Return whether the current device has mma.m16n8k16 for float16 and bfloat16.
 inline bool has_mma() {
   return Device::attribute(cudaDevAttrComputeCapabilityMajor) >= 8;
 }
 
-constexpr size_t kSharedBytes = 48 * 1024;  // a block's, unless it asks for more
+constexpr size_t kSharedBytes = 48 * 1024;  // per block without opt-in
 
+// Launch with `shared` bytes of dynamic shared memory; opt in above 48 KB.
 template <typename Kernel, typename... Args>
 void launch_kernel(Kernel kernel, dim3 blocks, dim3 threads, size_t shared, cudaStream_t stream,
                    Args... args) {
@@ -55,9 +56,10 @@ void launch_kernel(Kernel kernel, dim3 blocks, dim3 threads, size_t shared, cuda
   STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
-// Programmatic dependent launch: the kernel may start once all blocks of the previous kernel in the
-// stream have called trigger_dependent_launch or ended. It calls wait_for_previous_kernel before it
-// reads results of that one. Before compute capability 9.0 it is an ordinary launch.
+// Launch with programmatic dependent launch: the kernel may start once all blocks of the previous
+// kernel in the stream have exited or called trigger_dependent_launch. It must call
+// wait_for_previous_kernel before it reads that kernel's results. An ordinary launch below compute
+// capability 9.0.
 template <typename Kernel, typename... Args>
 void launch_dependent(Kernel kernel, dim3 blocks, dim3 threads, cudaStream_t stream, Args... args) {
   cudaLaunchAttribute attribute{};
@@ -84,13 +86,13 @@ __device__ inline void wait_for_previous_kernel() {
 #endif
 }
 
-// N elements that move as one load or store.
+// N elements, aligned for one vectorised load or store.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Vector {
   T lane[N];
 };
 
-// An integer type of so many bytes, for the registers of a vector on its way.
+// Integer type of kBytes bytes, for vectorised loads and stores.
 template <int kBytes>
 struct BitsOf;
 template <>
@@ -112,7 +114,8 @@ struct BitsOf<16> {
 
 constexpr int kVectorBytes = 16;
 
-// V elements in one load: as an integer, since the compiler takes vectors of 16-bit classes apart.
+// Load V elements with one instruction. The load is of an integer type, because nvcc splits loads
+// of structs of 16-bit classes.
 template <int V, typename T>
 __device__ Vector<T, V> load_vector(const T* from) {
   using Bits = typename BitsOf<V * sizeof(T)>::type;
@@ -123,8 +126,8 @@ __device__ Vector<T, V> load_vector(const T* from) {
 template <int V>
 using Width = std::integral_constant<int, V>;
 
-// Calls f(Width<V>{}) with the widest V of which every pointer is a multiple and that divides every
-// extent (elements): 16 bytes, or a half, a quarter, … of it, down to single elements.
+// Call f(Width<V>{}) with the largest vector width V (in elements, a power of two, at most 16
+// bytes) to which all pointers are aligned and that divides all extents (in elements).
 template <typename T, typename F, int V = kVectorBytes / sizeof(T)>
 void dispatch_width(std::initializer_list<const void*> pointers,
                     std::initializer_list<int64_t> extents, const F& f) {

@@ -1,14 +1,14 @@
-// Division of indices by a number that is the same for all threads.
+// Division of indices by a divisor known on the host.
 #pragma once
 
 #include "core/cuda/common.cuh"
 
 namespace ops::cuda {
 
-constexpr int64_t kMostFastDivided = int64_t{1} << 31;
+constexpr int64_t kMostFastDivided = int64_t{1} << 31;  // exclusive limit of FastDivide's dividends
 
-// n / divisor for n < 2³¹ by multiplication: with s = ⌈log₂ divisor⌉ and m = ⌊2³² (2ˢ − divisor) /
-// divisor⌋ + 1 it is (⌊m n / 2³²⌋ + n) / 2ˢ.
+// Division by an invariant (Granlund and Montgomery): n / divisor = (⌊m n / 2³²⌋ + n) / 2ˢ for
+// n < 2³¹, with s = ⌈log₂ divisor⌉ and m = ⌊2³² (2ˢ − divisor) / divisor⌋ + 1.
 struct FastDivide {
   using Index = unsigned;
   unsigned multiplier, shift = 0;
@@ -25,6 +25,7 @@ struct FastDivide {
   }
 };
 
+// 64-bit division with the interface of FastDivide.
 struct Divide {
   using Index = int64_t;
   int64_t divisor;

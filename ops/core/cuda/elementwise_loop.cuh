@@ -1,4 +1,4 @@
-// The CUDA loop behind every elementwise operator.
+// CUDA loop of elementwise operators.
 #pragma once
 
 #include "core/cuda/common.cuh"
@@ -8,18 +8,19 @@ namespace ops::cuda {
 
 constexpr int kPointwiseThreads = 256;
 
-// The functor that computes F for tensors of T, where that is another one.
+// Functor that computes F for elements of type T. Operators may specialise it.
 template <typename F, typename T>
 struct ForStorage {
   using type = F;
 };
 
-// As many blocks of T as keep a multiprocessor full of threads: what hides the memory's latency is
-// that, not several vectors a thread, whose distant pages cost bandwidth. Doubles need registers.
+// Blocks per SM: full occupancy (2,048 threads) hides memory latency. Several vectors per thread
+// would touch more DRAM pages at once and lose bandwidth. No limit for double, which needs more
+// registers.
 template <typename T>
 constexpr int kPointwiseBlocks = sizeof(T) == 8 ? 1 : 2048 / kPointwiseThreads;
 
-// out[i] = f(in[i]...) in acc_t<T>, V elements a thread.
+// Compute out[i] = f(in[i]...) in acc_t<T>; V elements per thread.
 template <int V, typename T, typename F, typename... In>
 __global__ void __launch_bounds__(kPointwiseThreads, kPointwiseBlocks<T>)
     pointwise_kernel(T* __restrict__ out, int64_t n, F f, const In* __restrict__... in) {
@@ -41,7 +42,7 @@ __global__ void __launch_bounds__(kPointwiseThreads, kPointwiseBlocks<T>)
 }
 
 struct PointwiseLoop {
-  // All laid out as `like`, which is dense.
+  // Compute out[i] = f(in[i]...). All tensors are dense, with the layout of `like`.
   template <typename T, typename F, typename... In>
   static void run(const Tensor& like, T* out, const F&, const In*... in) {
     const int64_t n = like.numel();

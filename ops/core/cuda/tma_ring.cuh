@@ -1,6 +1,6 @@
-// Moves contiguous spans of tensors, of any size and alignment, through buffers in shared memory
-// that take turns. From compute capability 9.0 on one thread has the copy engine do it; before, all
-// threads copy. All threads of a block call everything but `load`, together.
+// Ring of shared-memory buffers for asynchronous copies of contiguous spans of any size and
+// alignment. Compute capability ≥ 9.0: thread 0 issues bulk copies (TMA). Below: all threads issue
+// cp.async. All threads of a block must call every function together, except `load`.
 #pragma once
 
 #include <cuda_pipeline.h>
@@ -9,11 +9,11 @@
 
 namespace ops::cuda {
 
-constexpr int kGranule = 16;  // bytes: what moves at once
-constexpr int kAhead = 2;     // loads under way while a buffer is at work
+constexpr int kGranule = 16;          // bytes: alignment and unit of copies
+constexpr int kPrefetchDistance = 2;  // loads in flight while a buffer is computed
 
-// `size` elements from `first` on of a tensor that ends at `end`. A buffer holds them `skew`
-// elements on, as they lie in their first granule.
+// Elements first[0 … size) of a tensor that ends at `end`. Copies start at the preceding 16-byte
+// boundary, so in its buffer the span begins at offset skew().
 template <typename T>
 struct Span {
   T* first;
@@ -23,10 +23,10 @@ struct Span {
   static constexpr int kLanes = kGranule / sizeof(T);
 
   __device__ int skew() const { return reinterpret_cast<uintptr_t>(first) % kGranule / sizeof(T); }
-  // Those of the span, the last one only if all of it belongs to the tensor.
+  // Granules to copy. A last one that extends beyond the tensor is not counted.
   __device__ int granules() const {
-    const int64_t there = (end - (first - skew())) / kLanes;
-    return min(static_cast<int64_t>((skew() + size + kLanes - 1) / kLanes), there);
+    const int64_t available = (end - (first - skew())) / kLanes;
+    return min(static_cast<int64_t>((skew() + size + kLanes - 1) / kLanes), available);
   }
 };
 
@@ -35,7 +35,7 @@ class RingBuffer {
  public:
   static constexpr int kBytes = round_up(kBuffers * sizeof(uint64_t), kGranule);
 
-  // `memory`, of kBytes bytes, is shared.
+  // Initialise the barriers in kBytes bytes of shared memory.
   __device__ explicit RingBuffer(unsigned char* memory)
       : barriers_(static_cast<unsigned>(__cvta_generic_to_shared(memory))) {
 #if __CUDA_ARCH__ >= 900
@@ -49,8 +49,8 @@ class RingBuffer {
 #endif
   }
 
-  // Whether this thread takes part in loads.
-  __device__ bool loads() const {
+  // Return whether this thread issues loads.
+  __device__ bool issues_loads() const {
 #if __CUDA_ARCH__ >= 900
     return threadIdx.x == 0;
 #else
@@ -58,13 +58,14 @@ class RingBuffer {
 #endif
   }
 
-  // Begins to load spans into the next buffer, where `any` are left: load(any, to, span, to, span).
-  // Called by all threads that load, which have synchronised since that buffer was last used.
+  // Start to load spans into the next buffer: load(valid, to, span, to, span). Not `valid`: advance
+  // the ring without a copy. Call it from all threads that issue loads, after a __syncthreads that
+  // follows the buffer's last use.
   template <typename... Pairs>
-  __device__ void load(bool any, const Pairs&... pairs) {
+  __device__ void load(bool valid, const Pairs&... pairs) {
 #if __CUDA_ARCH__ >= 900
-    if (any) {
-      // The buffer's last results must have left it; newer ones may still be on their way.
+    if (valid) {
+      // This buffer's store must have completed; the newest store may be in flight.
       asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
       asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier(loads_)),
                    "r"(bytes(pairs...))
@@ -73,14 +74,14 @@ class RingBuffer {
     }
     loads_ = (loads_ + 1) % kBuffers;
 #else
-    if (any) {
+    if (valid) {
       copy(pairs...);
     }
     __pipeline_commit();
 #endif
   }
 
-  // Waits for the oldest load that has not been waited for.
+  // Wait for the oldest load in flight.
   __device__ void wait() {
 #if __CUDA_ARCH__ >= 900
     unsigned done;
@@ -98,19 +99,19 @@ class RingBuffer {
     waits_ = (waits_ + 1) % kBuffers;
     phase_ ^= waits_ == 0;
 #else
-    __pipeline_wait_prior(kAhead - 1);
+    __pipeline_wait_prior(kPrefetchDistance - 1);
     __syncthreads();
 #endif
   }
 
-  // Begins to store `size` elements that the threads have just written into a buffer, `skew`
-  // elements on. first(), called where it is needed, is where they go.
+  // Start to store shared[skew … skew + size), just written by the threads, to first(). Whole
+  // granules are copied in bulk; head and tail element by element.
   template <typename T, typename F>
   __device__ void store(const T* shared, int skew, int size, const F& first) {
     constexpr int kLanes = Span<T>::kLanes;
     const int end = skew + size;
-    const int whole = (skew + kLanes - 1) / kLanes * kLanes;  // first element of a whole granule
-    const int rest = max(whole, end / kLanes * kLanes);       // and of the last, if that is not one
+    const int whole = (skew + kLanes - 1) / kLanes * kLanes;  // first element of the whole granules
+    const int rest = max(whole, end / kLanes * kLanes);       // first element of the tail
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncthreads();
@@ -142,8 +143,8 @@ class RingBuffer {
     }
   }
 
-  // Before the block ends.
-  __device__ void finish() {
+  // Wait for all stores to have read shared memory. Call it before the block exits.
+  __device__ void drain() {
 #if __CUDA_ARCH__ >= 900
     if (threadIdx.x == 0) {
       asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
@@ -166,7 +167,7 @@ class RingBuffer {
     return span.granules() * kGranule + bytes(pairs...);
   }
 
-  // Called by thread 0 alone, or by all threads where there is no copy engine.
+  // Issue the copies: thread 0 alone with TMA, else all threads.
   __device__ void copy() {}
   template <typename T, typename... Pairs>
   __device__ void copy(T* to, const Span<const T>& span, const Pairs&... pairs) {
@@ -186,7 +187,7 @@ class RingBuffer {
       __pipeline_memcpy_async(to + i, from + i, kGranule);
     }
 #endif
-    // At the end of a tensor: by the thread that has waited for the buffer.
+    // Rest of the tensor's last granule: element by element.
     if (threadIdx.x == 0) {
 #pragma unroll 1
       for (int i = whole; i < span.skew() + span.size; ++i) {

@@ -1,4 +1,4 @@
-// Casts an operator's tensors in autocast regions without Python, as built-in operators' are.
+// Autocast in C++: cast an operator's tensor arguments with torch's own cached_cast.
 #pragma once
 
 #include <ATen/autocast_mode.h>
@@ -36,10 +36,11 @@ class Autocast : public c10::OperatorKernel {
 
  private:
   c10::DeviceType device_;
-  std::optional<c10::ScalarType> dtype_;  // none: the region's
+  std::optional<c10::ScalarType> dtype_;  // nullopt: the dtype of the autocast region
 };
 
-// `device`: of the regions. `dtype`: what is cast to, none for the region's.
+// Register autocast of an operator for regions on `device`. Cast to `dtype`, or to the region's
+// dtype if it is not given.
 inline void register_autocast(const std::string& name, c10::Device device,
                               std::optional<c10::ScalarType> dtype) {
   static torch::Library libraries[] = {

@@ -33,8 +33,8 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using torch::jit::Stack;
 
-// A term of the formula: the source of one argument of the backward operator. Tensors are saved by
-// save_for_backward, other values in saved_data.
+// Source of one argument of the backward operator. Tensors are saved by save_for_backward, other
+// values in saved_data.
 struct Source {
   enum Kind { grad, mask, tensor, constant, output, height, width, channels_last } kind;
   size_t index;
@@ -83,7 +83,7 @@ inline void call_below_autograd(const OperatorHandle& op, DispatchKeySet keys, S
   op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
 }
 
-// A call for autograd to record.
+// Arguments of Operator::forward.
 struct Call {
   const Formula& formula;
   const OperatorHandle& op;
@@ -91,13 +91,14 @@ struct Call {
   Stack* stack;  // the arguments, then the outputs
 };
 
+// Autograd node of every operator.
 struct Operator : torch::autograd::Function<Operator> {
   static constexpr bool is_traceable = true;  // by compiled autograd
-  // One list in saved_data: the address of the Formula, which lives as long as the operator; for
-  // each tensor argument whether it was given; the other arguments.
+  // Key of one list in saved_data: address of the Formula (never freed), one bool per tensor
+  // argument (given or not), then the constants.
   static constexpr const char* kSaved = "saved";
 
-  // Returns the differentiable outputs. PyTorch connects them to `tensors`, the tensor arguments.
+  // Run the operator and return its differentiable outputs. PyTorch connects them to `tensors`.
   static variable_list forward(AutogradContext* ctx, const Call& call, at::TensorList tensors) {
     const auto& schema = call.op.schema();
     const auto last = torch::jit::last(*call.stack, schema.arguments().size());
@@ -132,7 +133,7 @@ struct Operator : torch::autograd::Function<Operator> {
     return differentiable;
   }
 
-  // Returns an undefined gradient for `call`, then one gradient per given tensor.
+  // Return an undefined gradient for `call`, then one gradient per given tensor.
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const c10::ArrayRef<IValue> values = ctx->saved_data[kSaved].toListRef();
     const auto& formula = *reinterpret_cast<const Formula*>(values[0].toInt());
@@ -172,7 +173,7 @@ struct Operator : torch::autograd::Function<Operator> {
   }
 };
 
-// The Autograd kernel of an operator.
+// Autograd kernel of an operator: records a node, or redispatches if no gradient is required.
 class Recorder : public c10::OperatorKernel {
  public:
   // `recorded` replaces the operator if a gradient is required.
@@ -181,18 +182,18 @@ class Recorder : public c10::OperatorKernel {
 
   void operator()(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) const {
     bool requires_grad = false;
-    bool left_to_python = is_transformed();
+    bool handled_by_python = is_transformed();
     const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
     for (const IValue& value : arguments) {
       if (value.isTensor()) {
         const at::Tensor& x = value.toTensor();
         requires_grad |= x.requires_grad();
-        left_to_python |= x._fw_grad(/*level=*/0).defined();
+        handled_by_python |= x._fw_grad(/*level=*/0).defined();
       }
     }
     requires_grad &= at::GradMode::is_enabled();
-    if (left_to_python || (requires_grad && !formula_)) {
-      // Python's kernel is an Autograd kernel of all devices; this one is for CPU and CUDA.
+    if (handled_by_python || (requires_grad && !formula_)) {
+      // Python registers for the alias key Autograd; AutogradOther selects its kernel.
       op.redispatchBoxed(DispatchKeySet(DispatchKey::AutogradOther), stack);
     } else if (!requires_grad) {
       call_below_autograd(op, keys, stack);
@@ -212,7 +213,7 @@ class Recorder : public c10::OperatorKernel {
   }
 
  private:
-  // Whether a torch.func transform is active.
+  // Return whether a torch.func transform is active.
   static bool is_transformed() {
     const auto included = c10::impl::tls_local_dispatch_key_set().included_;
     return included.has(DispatchKey::FuncTorchDynamicLayerFrontMode) ||
@@ -248,8 +249,8 @@ inline Formula make_formula(const FunctionSchema& forward, const std::string& ba
   return formula;
 }
 
-// Registers a formula, which Python has checked against the schemas. If `backward` is empty, Python
-// computes the gradients.
+// Register a gradient formula. Python has checked it against the schemas. If `backward` is empty,
+// Python computes the gradients.
 inline void register_autograd(const std::string& name, const std::string& recorded,
                               const std::string& backward, const std::vector<std::string>& kinds,
                               const std::vector<int64_t>& indices) {

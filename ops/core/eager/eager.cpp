@@ -1,5 +1,5 @@
-// Registers autograd and autocast without Python. One file: ATen's headers compile longer than all
-// that follows.
+// Register autograd and autocast in C++. A single translation unit, because ATen's headers dominate
+// the compile time.
 #include "core/eager/autocast.h"
 #include "core/eager/autograd.h"
 

@@ -1,7 +1,5 @@
-// Raises PyTorch's own exception where a kernel could not allocate memory.
-//
-// The stable ABI loses the exception's type, so a kernel throws "cannot allocate N bytes on
-// DEVICE". Here, between autograd and the kernel, the allocation is repeated by PyTorch.
+// Convert a kernel's "cannot allocate N bytes on DEVICE" to PyTorch's out-of-memory exception. The
+// stable ABI loses the exception's type, so the allocation is repeated through ATen.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -12,6 +10,7 @@
 
 namespace ops {
 
+// If `message` reports a failed allocation, repeat it, so that ATen throws.
 inline void repeat_allocation(const std::string& message) {
   const std::string before_size = "cannot allocate ", before_device = " bytes on ";
   const size_t size = message.find(before_size), device = message.find(before_device);
@@ -24,7 +23,7 @@ inline void repeat_allocation(const std::string& message) {
   }
 }
 
-// A BackendSelect kernel: the last one before the device's.
+// BackendSelect kernel, the last in the dispatch order before the device's kernel.
 inline void call_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                         torch::jit::Stack* stack) {
   const c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect);

@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kNchwThreads, Tile::Shape::kThreadsPerSm / kNc
   Walk walk(params);
   // Begins to load the range that is so many after the next one.
   const auto load = [&](int ahead, int turn) {
-    if (ring.loads()) {
+    if (ring.issues_loads()) {
       Walk there = walk;
       for (int i = 0; i < ahead; ++i) {
         there.advance();
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kNchwThreads, Tile::Shape::kThreadsPerSm / kNc
                 inputs.span(range.map, range.maps, range.in_row, range.in_rows));
     }
   };
-  for (int i = 0; i < kAhead; ++i) {
+  for (int i = 0; i < kPrefetchDistance; ++i) {
     load(i, i);
   }
   __syncthreads();
@@ -65,9 +65,9 @@ __global__ void __launch_bounds__(kNchwThreads, Tile::Shape::kThreadsPerSm / kNc
     ring.store(shared + buffer, skew, outputs.elements(range.maps, range.out_rows),
                [&] { return outputs.row(range.map, range.out_row); });
     turn = (turn + 1) % kStages;
-    load(kAhead, (turn + 1) % kStages);
+    load(kPrefetchDistance, (turn + 1) % kStages);
   }
-  ring.finish();
+  ring.drain();
 }
 
 // Block (range of channels, split) goes through every gridDim.y-th image, and each tile through the
@@ -79,9 +79,9 @@ __global__ void __launch_bounds__(kNchwThreads, Sums::Shape::kThreadsPerSm / kNc
                                 const typename Sums::T* __restrict__ grad,
                                 WeightReduction<typename Sums::T> reduction) {
   using T = typename Sums::T;
-  using Memory = StageMemory<kAhead, T>;
+  using Memory = StageMemory<kPrefetchDistance, T>;
   extern __shared__ __align__(kGuard) unsigned char memory[];
-  RingBuffer<kAhead> ring(memory);
+  RingBuffer<kPrefetchDistance> ring(memory);
   T* shared = Memory::clear(memory);
   const int buffer_size = (params.in_bytes + params.out_bytes) / sizeof(T);
   const int grad_offset = params.in_bytes / sizeof(T);
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kNchwThreads, Sums::Shape::kThreadsPerSm / kNc
   const FeatureMaps<const T> inputs(x, maps, params.in_h, params.in_w);
   const FeatureMaps<const T> outputs(grad, maps, params.out_h, params.out_w);
   const auto load = [&](int n, int turn) {
-    if (ring.loads()) {
+    if (ring.issues_loads()) {
       const StageRange range = range_of(n);
       T* buffer = shared + Memory::kFirst + turn * buffer_size;
       ring.load(n < images, buffer, inputs.span(range.map, range.maps, range.in_row, range.in_rows),
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(kNchwThreads, Sums::Shape::kThreadsPerSm / kNc
                 outputs.span(range.map, range.maps, range.out_row, range.out_rows));
     }
   };
-  for (int i = 0; i < kAhead; ++i) {
+  for (int i = 0; i < kPrefetchDistance; ++i) {
     load(blockIdx.y + i * gridDim.y, i);
   }
   __syncthreads();
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(kNchwThreads, Sums::Shape::kThreadsPerSm / kNc
                buffer + grad_offset + outputs.skew(range.map, range.out_row), range);
     }
     __syncthreads();
-    load(n + kAhead * gridDim.y, turn);
+    load(n + kPrefetchDistance * gridDim.y, turn);
   }
   trigger_dependent_launch();
   BlockSums<T> to(reduction, blockIdx.y * params.bands + band, first_channel);
@@ -143,7 +143,7 @@ bool launch_nchw(const Convolution<T>& c) {
 template <typename Sums, typename T>
 bool launch_nchw_weight_gradient(const WeightGradient<T>& c) {
   const DepthwiseGeometry& g = c.g;
-  using Memory = StageMemory<kAhead, T>;
+  using Memory = StageMemory<kPrefetchDistance, T>;
   const auto plan = plan_nchw<typename Sums::Axis, typename Sums::Shape>(
       g.c, g.c, g.h, g.w, g.out_h, g.out_w, g.padding_h, g.padding_w, g.n, sizeof(T), true,
       Memory::kBytes);

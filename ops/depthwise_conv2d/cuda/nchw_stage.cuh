@@ -235,7 +235,7 @@ std::optional<NchwPlan> plan_nchw(int64_t maps, int64_t channels, int64_t in_h, 
     const size_t in_bytes = bytes(group * in_rows * in_w);
     const size_t out_bytes = bytes(group * out_rows * out_w);
     plan.threads = round_up(ceil_div(group, Shape::kMaps) * row_threads * params.down, 32);
-    plan.shared = fixed_bytes + (apart ? kAhead * (in_bytes + out_bytes)
+    plan.shared = fixed_bytes + (apart ? kPrefetchDistance * (in_bytes + out_bytes)
                                        : kStages * std::max(in_bytes, out_bytes));
     if (params.down != last && plan.threads <= most_threads && plan.shared <= device.block_shared) {
       params.in_bytes = in_bytes, params.out_bytes = out_bytes;
