@@ -1,4 +1,4 @@
-// Depthwise convolution: arguments, geometry and output allocation, the same on every device.
+// Device-independent part of depthwise convolution: argument checks, geometry, output allocation.
 #pragma once
 
 #include <optional>
@@ -9,9 +9,9 @@
 namespace ops {
 
 struct DepthwiseGeometry : Windows {
-  int64_t n, c;        // batch, channels
-  bool channels_last;  // of input, output and their gradients; the weight is [C, 1, kH, kW]
-  int64_t input_n = 0, input_c = 0;  // from one image, and one channel, of the input to the next
+  int64_t n, c;                      // batch, channels
+  bool channels_last;                // memory format of input, output and their gradients
+  int64_t input_n = 0, input_c = 0;  // strides between images and channels of the input
 
   bool empty() const { return n == 0 || c == 0 || out_h == 0 || out_w == 0; }
 };
@@ -28,13 +28,14 @@ inline DepthwiseGeometry depthwise_geometry(const char* op, const Tensor& input,
           input.size(0), input.size(1), is_channels_last(input)};
 }
 
-// The input as the Backend reads it, and in `g` where its images and channels are. If that takes
-// planes wherever they are, a slice or an expansion of channels is not copied.
+// Return the input in a layout that Backend reads, and set its strides in `g`. A backend with
+// kReadsStridedPlanes reads NCHW planes at any batch and channel stride: slices and expansions are not
+// copied.
 template <typename Backend>
 Tensor input_of(const Tensor& input, DepthwiseGeometry& g) {
   const bool dense_planes =
       (g.w == 1 || input.stride(3) == 1) && (g.h == 1 || input.stride(2) == g.w);
-  if (Backend::kTakesAnyPlanes && !g.channels_last && dense_planes) {
+  if (Backend::kReadsStridedPlanes && !g.channels_last && dense_planes) {
     g.input_n = input.stride(0);
     g.input_c = input.stride(1);
     return input;
@@ -45,7 +46,7 @@ Tensor input_of(const Tensor& input, DepthwiseGeometry& g) {
   return in_format(input, g.channels_last);
 }
 
-// The convolution for one Backend, which brings the kernels.
+// Return the convolution; Backend has the device's kernels.
 template <typename Backend>
 Tensor depthwise_conv2d(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias,
                         std::vector<int64_t> stride, std::vector<int64_t> padding,
@@ -70,7 +71,7 @@ Tensor depthwise_conv2d(const Tensor& input, const Tensor& weight, std::optional
   return out;
 }
 
-// The gradients that output_mask asks for; the others are tensors of shape [0].
+// Return (grad_input, grad_weight, grad_bias). Those not in output_mask have shape [0].
 template <typename Backend>
 std::tuple<Tensor, Tensor, Tensor> depthwise_conv2d_backward(
     const Tensor& grad_output, const Tensor& input, const Tensor& weight,
@@ -87,13 +88,13 @@ std::tuple<Tensor, Tensor, Tensor> depthwise_conv2d_backward(
   const Tensor x = need_weight ? input_of<Backend>(input, g) : input;
   const Tensor w = as_contiguous(weight);
   const Tensor grad = in_format(grad_output, g.channels_last);
-  const auto make = [&](bool needed, std::vector<int64_t> sizes) {
+  const auto allocate_if = [&](bool needed, std::vector<int64_t> sizes) {
     return empty(weight, needed ? sizes : std::vector<int64_t>{0});
   };
   Tensor grad_input =
-      need_input ? empty_image(x, g.n, g.c, g.h, g.w, g.channels_last) : make(false, {});
-  Tensor grad_weight = make(need_weight, {g.c, 1, g.kernel_h, g.kernel_w});
-  Tensor grad_bias = make(need_bias, {g.c});
+      need_input ? empty_image(x, g.n, g.c, g.h, g.w, g.channels_last) : allocate_if(false, {});
+  Tensor grad_weight = allocate_if(need_weight, {g.c, 1, g.kernel_h, g.kernel_w});
+  Tensor grad_bias = allocate_if(need_bias, {g.c});
   dispatch_floating(op, x.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     const T* grad_data = grad.const_data_ptr<T>();

@@ -1,20 +1,20 @@
-// The convolution and its input gradient on vectors; see plan.h. No include guard: see
+// SIMD kernel of the forward pass and the input gradient; figure in plan.h. No include guard: see
 // core/cpu/dispatch_isa.h.
 
 namespace ops::cpu::OPS_ISA {
 
-// What is about to be touched, on its way to the second-level cache: sources of the next output row
-// and the outputs of the next block, which processors do not guess while lanes are the inner loop.
+// Prefetch to the L2 cache: sources of the next output row and outputs of the next block. With
+// lanes as the inner loop the access pattern defeats the hardware prefetcher.
 template <typename A>
-struct Ahead {
-  const A* source;      // the first of so many rows
-  int64_t rows, pixel;  // and from one pixel to the next
-  int64_t row;          // from one row to the next
-  bool out;
+struct Prefetch {
+  const A* source;  // first of `rows` rows
+  int64_t rows;
+  int64_t pixel, row;  // strides of source pixels and rows
+  bool out;            // prefetch outputs, too
 
-  // Not inlined it would be left out: to GCC a function that only prefetches has no effect.
+  // always_inline: GCC treats a function that only prefetches as pure and drops the call.
   template <int R>
-  __attribute__((always_inline)) void fetch(int64_t at, int64_t step, const A* out_at,
+  __attribute__((always_inline)) void issue(int64_t at, int64_t step, const A* out_at,
                                             int64_t out_step) const {
     for (int64_t i = 0; i < rows; ++i) {
       for (int64_t p = 0; p < step; p += pixel) {
@@ -33,8 +33,8 @@ struct Ahead {
   }
 };
 
-// A vector that is used several times. Compilers would rather load it each time, in the same
-// instruction that uses it: no slower where two loads go with two multiply-adds a cycle.
+// Load a vector that TIMES multiply-adds use. With AVX-512, keep it in a register: compilers repeat
+// the load as a memory operand of each FMA, which is free only with two loads per two FMAs.
 template <int TIMES, typename A>
 inline Vec<A, kLanes<A>> load_once(const A* from) {
   Vec<A, kLanes<A>> x = load<kLanes<A>>(from);
@@ -46,7 +46,8 @@ inline Vec<A, kLanes<A>> load_once(const A* from) {
   return x;
 }
 
-// Adds TAPS taps to R sums of V vectors. Their sources lie `step` apart, so most are each other's.
+// Accumulate TAPS adjacent taps in R × V vectors. Source p serves tap t of output p − t, so
+// R + TAPS − 1 sources, `step` elements apart, are loaded once.
 template <int TAPS, int R, int V, typename A>
 inline void add_taps(Vec<A, kLanes<A>> (&sum)[R][V], const Tap* taps, const A* weight,
                      const A* source, int64_t step) {
@@ -75,25 +76,25 @@ inline void add_taps(Vec<A, kLanes<A>> (&sum)[R][V], const Tap* taps, const A* w
   }
 }
 
-// R outputs, V vectors of lanes at a time, their sums in registers over all taps. ADJACENT outputs
-// take adjacent sources, which saves address arithmetic.
+// Compute a register block: R outputs, V vectors of lanes at a time, accumulated over all taps.
+// ADJACENT: the step between sources is one vector, a compile-time constant.
 template <int V, bool ADJACENT, typename A>
 struct CorrelateBlock {
   template <int R>
-  static void run(const Block& block, const Columns& columns, const Tap* rows, int64_t num_rows,
+  static void run(const Block& block, const RowPlan& row_plan, const Tap* rows, int64_t num_rows,
                   int64_t lanes, const A* source, const A* weight, const A* bias, A* out,
-                  int64_t out_pixel, Ahead<A> ahead) {
+                  int64_t out_pixel, Prefetch<A> prefetch) {
     constexpr int N = kLanes<A>;
-    const int64_t step = ADJACENT ? N : columns.source_step;
-    const int64_t out_step = columns.out_step * out_pixel;
-    const Tap *begin = columns.taps.data() + block.tap_begin,
-              *end = columns.taps.data() + block.tap_end;
+    const int64_t step = ADJACENT ? N : row_plan.source_step;
+    const int64_t out_step = row_plan.out_step * out_pixel;
+    const Tap *begin = row_plan.taps.data() + block.tap_begin,
+              *end = row_plan.taps.data() + block.tap_end;
     source += block.source;
     out += block.out * out_pixel;
     for (int64_t next = 0; next < lanes; next += V * N) {
-      const int64_t lane = next + V * N <= lanes ? next : lanes - V * N;  // overlaps those before
-      if (next * sizeof(A) % kLine == 0) {
-        ahead.template fetch<R>(block.source + lane, step, out + lane, out_step);
+      const int64_t lane = next + V * N <= lanes ? next : lanes - V * N;  // the last may overlap
+      if (next * sizeof(A) % kCacheLine == 0) {
+        prefetch.template issue<R>(block.source + lane, step, out + lane, out_step);
       }
       Vec<A, N> sum[R][V];
       OPS_UNROLL
@@ -107,7 +108,7 @@ struct CorrelateBlock {
         const A* row = source + rows[i].source + lane;
         const A* row_weight = weight + rows[i].weight + lane;
         const Tap* tap = begin;
-        if constexpr (V == 1) {  // else registers hold no more than one
+        if constexpr (V == 1) {  // V = 2: registers for one tap only
           for (; block.shared && end - tap >= 3; tap += 3) {
             add_taps<3>(sum, tap, row_weight, row, step);
           }
@@ -132,75 +133,75 @@ struct CorrelateBlock {
 };
 
 template <typename A>
-auto correlate_for(const Columns& columns, int64_t vectors, int64_t outputs) {
+auto select_correlate(const RowPlan& row_plan, int64_t vectors, int64_t outputs) {
   if constexpr (kSpecialised<A>) {
     if (vectors == 2) {
-      return kernel_of<CorrelateBlock<2, false, A>, kMostOutputs / 2>(outputs);
+      return kernel_of<CorrelateBlock<2, false, A>, kMaxOutputs / 2>(outputs);
     }
-    if (columns.source_step == kLanes<A>) {
-      return kernel_of<CorrelateBlock<1, true, A>, kMostOutputs>(outputs);
+    if (row_plan.source_step == kLanes<A>) {
+      return kernel_of<CorrelateBlock<1, true, A>, kMaxOutputs>(outputs);
     }
   }
-  return kernel_of<CorrelateBlock<1, false, A>, kMostOutputs>(outputs);
+  return kernel_of<CorrelateBlock<1, false, A>, kMaxOutputs>(outputs);
 }
 
-// Output rows `begin` to `end`, counted over groups of images, groups of channels and rows.
+// Compute output rows [begin, end) of the index [image group][channel group][row].
 template <typename T>
 void correlate(const Correlation<T>& c, int64_t begin, int64_t end,
                Workspace<acc_t<T>>& workspace) {
   using A = acc_t<T>;
-  const int64_t lanes = c.lanes.lanes;
-  const Columns& columns = c.columns;
+  const int64_t lanes = c.lanes.count;
+  const RowPlan& row_plan = c.row_plan;
   const Axis& vertical = c.lanes.bands.axis;
   const int64_t out_h = vertical.out_size, groups = c.lanes.channel_groups;
   Ring<T> ring;
-  Place<T> place;
-  int64_t used = lanes;
+  LanePointers<T> pointers;
+  int64_t active = lanes;
   for (int64_t index = begin; index < end; ++index) {
     const int64_t h = index % out_h, group = index / out_h % groups;
     if (index == begin || h == 0) {
       const int64_t images = index / out_h / groups;
-      ring = {source_place(c.g, c.lanes, c.source, images, group),
-              workspace.ring() + columns.left * lanes, c.source_rows, 0};
-      place = out_place(c.g, c.lanes, c.out, images, group);
-      used = lanes_in_use(c.lanes, place);
+      ring = {source_pointers(c.g, c.lanes, c.source, images, group),
+              workspace.ring() + row_plan.left * lanes, c.source_rows, 0};
+      pointers = out_pointers(c.g, c.lanes, c.out, images, group);
+      active = active_lanes(c.lanes, pointers);
     }
     const TapRows rows = workspace.find_rows(vertical, h, c.g.kernel_w * lanes, c.source_rows);
     const A* source = nullptr;
     A* out = nullptr;
     int64_t out_pixel = lanes;
-    Ahead<A> ahead{nullptr, 0, lanes, 0, false};
+    Prefetch<A> prefetch{nullptr, 0, lanes, 0, false};
     if constexpr (std::is_same_v<T, A>) {
       if (c.direct) {
-        source = ring.place.start[0];
-        const int64_t next = rows.last + 1, left = ring.place.ahead - next;
+        source = ring.pointers.base[0];
+        const int64_t next = rows.last + 1, left = ring.pointers.prefetch_rows - next;
         const int64_t most = vertical.transposed ? 1 : vertical.stride;
-        ahead = {source + next * c.source_rows.size, left < most ? left : most, lanes,
-                 c.source_rows.size, false};
+        prefetch = {source + next * c.source_rows.size, left < most ? left : most, lanes,
+                    c.source_rows.size, false};
       }
-      if (place.pixel && place.channels == lanes) {  // blocks can write to memory themselves
-        out = place.start[0] + h * place.row;
-        out_pixel = place.pixel;
-        ahead.out = place.ahead > 0;
+      if (pointers.pixel_stride && pointers.channels == lanes) {  // blocks store to the image
+        out = pointers.base[0] + h * pointers.row_stride;
+        out_pixel = pointers.pixel_stride;
+        prefetch.out = pointers.prefetch_rows > 0;
       }
     }
     if (!source) {
       ring.gather(c.lanes, rows.last);
       source = ring.data;
     }
-    const bool scattered = !out;
-    if (scattered) {
+    const bool via_buffer = !out;
+    if (via_buffer) {
       out = workspace.row();
     }
     const A* weight = c.weight + group * c.g.kernel_h * c.g.kernel_w * lanes;
     const A* bias = c.bias + group * lanes;
-    for (const Block& block : columns.blocks) {
-      const auto run = correlate_for<A>(columns, c.vectors, block.outputs);
-      run(block, columns, workspace.rows.data(), rows.count, used, source, weight, bias, out,
-          out_pixel, ahead);
+    for (const Block& block : row_plan.blocks) {
+      const auto run = select_correlate<A>(row_plan, c.vectors, block.outputs);
+      run(block, row_plan, workspace.rows.data(), rows.count, active, source, weight, bias, out,
+          out_pixel, prefetch);
     }
-    if (scattered) {
-      scatter_row(out, c.lanes, place, h);
+    if (via_buffer) {
+      scatter_row(out, c.lanes, pointers, h);
     }
   }
 }

@@ -1,7 +1,7 @@
-// The CPU's depthwise kernels. No include guard: see core/cpu/dispatch_isa.h.
+// All SIMD kernels of depthwise convolution. No include guard: see core/cpu/dispatch_isa.h.
 
 #include "core/cpu/kernel_of.h"
 #include "depthwise_conv2d/cpu/row_kernels.h"
-// The others are made of these.
+// After row_kernels.h, which these use.
 #include "depthwise_conv2d/cpu/correlate_kernels.h"
 #include "depthwise_conv2d/cpu/weight_kernels.h"

@@ -1,15 +1,20 @@
-// How the CPU computes a depthwise convolution and its gradients.
+// CPU depthwise convolution: plan of the forward pass and the input gradient.
 //
-// Vectors hold one pixel of several channels, in either memory format; where there are few
-// channels, of several images, and where these are few, of several bands of their output rows. So a
-// tap is one multiply-add of vectors, whatever the filter, and where adjacent taps take each
-// other's sources, three of them load each source once. Source rows are copied into a ring of rows
-// [pixel][lane], zero-padded left and right, in the accumulator's type; it holds what the taps of
-// one output row span, and stays in the first-level cache. Only where a source meets few taps, as
-// small filters and strides make it, channels-last images are read where they are.
+//      source image (NCHW)            ring of source rows           register block
+//      ┌─────────┐ ─ lane 0           ┌───────────────────┐         ┌────────────┐
+//      │ band 0  │        transpose   │ 0 │ [pixel] │ 0   │   FMA   │ R outputs  │
+//      ├─────────┤ ─ lane 1 ────────► │ 0 │ [lane]  │ 0   │ ──────► │ × V vectors│ ──► output row
+//      │ band 1  │                    └───────────────────┘         └────────────┘
+//      └─────────┘ ─ lane 2 …          zero-padded, acc_t<T>
 //
-// The convolution and its input gradient are both correlations of a source, the input or
-// grad_output, with the filter.
+//   thread:  a range of output rows of all images and channels, in register blocks of R ≤ 14
+//   lanes:   one pixel of several channels; if C is small also of several images; if N is small,
+//            too, also of several bands of output rows
+//   ring:    the source rows that the taps of one output row span; stays in the L1 cache
+//
+// A tap is one multiply-add of vectors; up to three adjacent taps share each source load. Channels-
+// last sources are read in place, without the ring (`direct`), if few outputs read each pixel.
+// Forward (source = input) and input gradient (source = grad_output) run the same kernel.
 #pragma once
 
 #include <algorithm>
@@ -21,62 +26,65 @@
 
 namespace ops::cpu {
 
-constexpr int64_t kLine = 64;         // bytes that memory comes in
-constexpr int64_t kMostLanes = 32;    // of two vectors
-constexpr int64_t kMostOutputs = 14;  // vectors of sums that fit into registers
-constexpr int64_t kFewTaps = 6;       // in a row: to share them is not worth a second block
+constexpr int64_t kCacheLine = 64;     // bytes
+constexpr int64_t kMaxLanes = 32;      // two AVX-512 vectors of float
+constexpr int64_t kMaxOutputs = 14;    // accumulator vectors of a block, in registers
+constexpr int64_t kMinSharedTaps = 6;  // taps per row that make sharing worth a second block
 
-// Outputs of a block whose taps are shared: beside three of them, 16 registers hold fewer.
-inline int64_t most_sharing() {
-  return vector_bytes() < kLine ? 12 : kMostOutputs;
+// Maximum outputs of a block with shared loads: three taps and 12 accumulators fill 16 registers.
+inline int64_t max_shared_outputs() {
+  return vector_bytes() < kCacheLine ? 12 : kMaxOutputs;
 }
 
-// Where a tap finds its weights and its source, in elements.
+// Offsets of a tap's weights and source, in elements.
 struct Tap {
   int64_t weight, source;
 };
 
-// Adjacent outputs that are computed together, from taps that are not all padding.
+// Register block: outputs of a row that are accumulated together.
 struct Block {
   int64_t outputs;
-  int64_t out, source;  // of the first, in pixels and in elements
-  int64_t tap_begin, tap_end;
-  bool shared;  // what a tap takes for an output, the tap before it takes for the next output
+  int64_t out;                 // first output, in pixels
+  int64_t source;              // source offset of the first output, in elements
+  int64_t tap_begin, tap_end;  // taps that do not read only padding
+  bool shared;  // sources of tap t and output r + 1 = sources of tap t + 1 and output r
 
   bool has_taps_of(const Block& other) const {
     return tap_begin == other.tap_begin && tap_end == other.tap_end;
   }
 };
 
-// An output row of a correlation, cut into blocks. Outputs of one block take the same taps, so in
-// the input gradient they lie `stride` apart.
-struct Columns {
-  int64_t out_step, source_step;  // from one output of a block to the next, likewise
-  int64_t left = 0, width = 0;    // zeros before the source, and all that blocks read, in pixels
+// Partition of an output row into register blocks. All outputs of a block have the same taps: in
+// the input gradient they are `stride` pixels apart (one phase of the transposed convolution).
+struct RowPlan {
+  int64_t out_step;     // between outputs of a block, in pixels
+  int64_t source_step;  // between sources of these outputs, in elements
+  int64_t left = 0;     // zeros before a source row, in pixels
+  int64_t width = 0;    // source row with padding, in pixels
   std::vector<Tap> taps;
   std::vector<Block> blocks;
 
-  // A pixel has so many lanes, a block at most `most` outputs. Unless there are zeros around the
-  // source, blocks take no tap that is padding to any of their outputs.
-  Columns(const Axis& axis, int64_t lanes, int64_t most, bool padded) {
+  // Plan rows of pixels of `lanes` lanes, in blocks of at most `max_outputs`. If sources are not
+  // `padded` with zeros, all outputs of a block have the same valid taps.
+  RowPlan(const Axis& axis, int64_t lanes, int64_t max_outputs, bool padded) {
     const int64_t phases = axis.transposed ? axis.stride : 1;
     const int64_t step = axis.transposed ? 1 : axis.stride;
     out_step = phases;
     source_step = step * lanes;
     width = axis.source_size;
     for (int64_t phase = 0; phase < std::min(phases, axis.out_size); ++phase) {
-      add_phase(axis, phase, phases, step, lanes, most, padded);
+      add_phase(axis, phase, phases, step, lanes, max_outputs, padded);
     }
     width += left;
   }
 
  private:
-  // The outputs phase, phase + phases, …, whose sources lie `step` apart.
+  // Add the outputs phase, phase + phases, …; their sources are `step` pixels apart.
   void add_phase(const Axis& axis, int64_t phase, int64_t phases, int64_t step, int64_t lanes,
-                 int64_t most, bool padded) {
+                 int64_t max_outputs, bool padded) {
     const int64_t first_tap = taps.size();
     for (int64_t i = 0; i < axis.taps; ++i) {
-      const int64_t tap = axis.transposed ? axis.taps - 1 - i : i;  // sources ascend
+      const int64_t tap = axis.transposed ? axis.taps - 1 - i : i;  // in order of the sources
       const int64_t at = axis.transposed ? phase + axis.padding - tap * axis.dilation
                                          : tap * axis.dilation - axis.padding;
       if (at % phases == 0) {
@@ -86,8 +94,8 @@ struct Columns {
     const int64_t num_taps = taps.size() - first_tap;
     const bool adjacent =
         num_taps > 2 && taps[first_tap + 1].source - taps[first_tap].source == source_step;
-    // A block reads at most as far beyond the source as it is long: far apart, outputs are alone.
-    most = std::min(most, 1 + (axis.source_size + kMostOutputs) / step);
+    // Large strides: limit the padding that a block reads by the size of the source.
+    max_outputs = std::min(max_outputs, 1 + (axis.source_size + kMaxOutputs) / step);
     const auto source = [&](int64_t tap, int64_t output) {
       return taps[tap].source / lanes + output * step;
     };
@@ -97,7 +105,7 @@ struct Columns {
                   begin * step * lanes,
                   first_tap,
                   static_cast<int64_t>(taps.size()),
-                  adjacent && end - begin <= most_sharing()};
+                  adjacent && end - begin <= max_shared_outputs()};
       while (block.tap_begin < block.tap_end && source(block.tap_begin, end - 1) < 0) {
         ++block.tap_begin;
       }
@@ -113,9 +121,10 @@ struct Columns {
       while (end < outputs && block(begin, begin + 1).has_taps_of(block(end, end + 1))) {
         ++end;
       }
-      const bool alone = end - begin <= most && num_taps < kFewTaps;
-      const int64_t fit = adjacent && !alone ? std::min(most, most_sharing()) : most;
-      // Blocks of one size may overlap, but all run the same code: no branch is predicted wrongly.
+      const bool single_block = end - begin <= max_outputs && num_taps < kMinSharedTaps;
+      const int64_t fit =
+          adjacent && !single_block ? std::min(max_outputs, max_shared_outputs()) : max_outputs;
+      // Equal block sizes, overlapping if necessary: one code path, no branch mispredictions.
       const int64_t count = (end - begin + fit - 1) / fit, size = (end - begin + count - 1) / count;
       for (int64_t i = 0; i < count; ++i) {
         const int64_t at = begin + i * (end - begin - size) / std::max<int64_t>(1, count - 1);
@@ -129,20 +138,22 @@ struct Columns {
   }
 };
 
-// Bands of output rows, which are computed like images of their own: row h of band b is row
-// h + b · out_rows of the image. Its sources begin `above` rows over the image, so that those of
-// the first band are not negative; rows that are not in the image are zeros.
+// Bands of output rows, each computed as an image of its own. Row h of band b is row
+// h + b · out_rows of the image. Source row h of band b is row h + b · source_rows − above of the
+// image; rows outside the image are zero.
 struct Bands {
-  int64_t count = 1;                         // in an image
-  int64_t out_rows, source_rows, above = 0;  // from one band to the next, likewise
-  Axis axis;                                 // of a band
+  int64_t count = 1;              // per image
+  int64_t out_rows, source_rows;  // from one band to the next
+  int64_t above = 0;              // source rows of band 0 above the image
+  Axis axis;                      // vertical axis of a band
 
-  Bands(const Axis& image, int64_t most) : out_rows(image.out_size), source_rows(0), axis(image) {
-    // The input gradient takes rows that lie `stride` apart from adjacent sources.
+  Bands(const Axis& image, int64_t max_bands)
+      : out_rows(image.out_size), source_rows(0), axis(image) {
+    // Input gradient: bands are a multiple of the stride, so that all have the same tap phases.
     const int64_t unit = image.transposed ? image.stride : 1;
     const int64_t units = (image.out_size + unit - 1) / unit;
-    const int64_t rows = (units + most - 1) / std::max<int64_t>(1, most) * unit;
-    if (most <= 1 || rows >= image.out_size) {
+    const int64_t rows = (units + max_bands - 1) / std::max<int64_t>(1, max_bands) * unit;
+    if (max_bands <= 1 || rows >= image.out_size) {
       return;
     }
     count = (image.out_size + rows - 1) / rows;
@@ -162,131 +173,136 @@ struct Bands {
   }
 };
 
-// What the lanes of a vector hold: lane i · channels + c is channel c of image, or band of an
-// image, i. Where images or channels run out, the last lanes are idle.
-struct Lanes {
-  int64_t lanes, channels, images;
+// Assignment of lanes: lane i · channels + c holds channel c of image (or band of an image) i.
+// Lanes without an image or channel are idle.
+struct LaneLayout {
+  int64_t count, channels, images;  // lanes; channels and images (or bands) per vector
   Bands bands;
-  int64_t channel_groups, image_groups;
+  int64_t channel_groups, image_groups;  // vectors that cover all channels, all images and bands
 
-  Lanes(const DepthwiseGeometry& g, const Axis& vertical, int64_t lanes)
-      : lanes(lanes),
-        channels(std::min(g.c, lanes)),
-        images(lanes / channels),
+  LaneLayout(const DepthwiseGeometry& g, const Axis& vertical, int64_t count)
+      : count(count),
+        channels(std::min(g.c, count)),
+        images(count / channels),
         bands(vertical, images / std::max<int64_t>(1, g.n)),
         channel_groups((g.c + channels - 1) / channels),
         image_groups((g.n * bands.count + images - 1) / images) {}
 };
 
-// Where the lanes of a vector lie in an image tensor.
+// Addresses of a vector's lanes in an image tensor. Sizes and strides are in elements.
 template <typename T>
-struct Place {
-  T* start[kMostLanes];  // row 0 of each lane in use in NCHW, of each image in use in NHWC
-  int64_t starts;
-  int64_t channels;           // in use, of each image
-  int64_t width, row, pixel;  // pixel is 0 for NCHW
-  int64_t ahead;              // rows, from the first, that are prefetched
-  int64_t next;               // in NCHW, from a channel to that of the next group
-  bool bands;
-  int64_t first[kMostLanes];  // of bands: where row 0 is in the image
-  int64_t height;             // and the image's rows
+struct LanePointers {
+  T* base[kMaxLanes];  // row 0; NCHW: of each active lane; NHWC: of each active image
+  int64_t count;       // of `base`
+  int64_t channels;    // active, per image
+  int64_t width;       // pixels of a row
+  int64_t row_stride;
+  int64_t pixel_stride;   // 0: NCHW
+  int64_t prefetch_rows;  // prefetch rows below this one
+  int64_t group_stride;   // NCHW: to the same lane of the next group of channels
+  bool has_bands;
+  int64_t first_row[kMaxLanes];  // with bands: row of the image at `base`
+  int64_t height;                // of the image
 
-  // The starts, a bit each, whose row h is in the image.
-  uint32_t present(int64_t h) const {
-    uint32_t bits = UINT32_MAX >> (kMostLanes - starts);
-    for (int64_t i = 0; bands && i < starts; ++i) {
-      const bool there = h + first[i] >= 0 && h + first[i] < height;
-      bits &= ~(uint32_t{!there} << i);
+  // Return a mask with bit i set if row h of base[i] is in the image.
+  uint32_t valid_mask(int64_t h) const {
+    uint32_t bits = UINT32_MAX >> (kMaxLanes - count);
+    for (int64_t i = 0; has_bands && i < count; ++i) {
+      const bool inside = h + first_row[i] >= 0 && h + first_row[i] < height;
+      bits &= ~(uint32_t{!inside} << i);
     }
     return bits;
   }
 };
 
-// An image tensor: where it is, its size, and from one image, and one channel, to the next.
 template <typename T>
-struct Images {
-  T* start;
-  int64_t height, width, n, c;
+struct ImageTensor {
+  T* data;
+  int64_t height, width;
+  int64_t stride_n, stride_c;  // between images and between channels, in elements
 };
 
 template <typename T>
-Images<const T> input_images(const DepthwiseGeometry& g, const T* x) {
+ImageTensor<const T> input_tensor(const DepthwiseGeometry& g, const T* x) {
   return {x, g.h, g.w, g.input_n, g.input_c};
 }
 
 template <typename T>
-Images<T> dense_images(const DepthwiseGeometry& g, T* start, int64_t height, int64_t width) {
+ImageTensor<T> dense_tensor(const DepthwiseGeometry& g, T* data, int64_t height, int64_t width) {
   const auto strides = image_strides(g.channels_last, g.c, height, width);
-  return {start, height, width, strides.n, strides.c};
+  return {data, height, width, strides.n, strides.c};
 }
 
-// Row 0 of band b is row b · band − above of an image.
+// Return the lanes' addresses. Row 0 of band b is row b · band_rows − above of its image.
 template <typename T>
-Place<T> place(const DepthwiseGeometry& g, const Lanes& lanes, const Images<T>& images,
-               int64_t image_group, int64_t channel_group, int64_t band, int64_t above) {
+LanePointers<T> lane_pointers(const DepthwiseGeometry& g, const LaneLayout& lanes,
+                              const ImageTensor<T>& images, int64_t image_group,
+                              int64_t channel_group, int64_t band_rows, int64_t above) {
   const int64_t n = image_group * lanes.images, c = channel_group * lanes.channels;
   const int64_t channels = std::min(lanes.channels, g.c - c), width = images.width;
   const int64_t bands = lanes.bands.count;
-  Place<T> p{{},        0,  channels,     width, width, 0, 0, lanes.channels * images.c,
-             bands > 1, {}, images.height};
+  LanePointers<T> p{
+      {},        0,  channels,     width, width, 0, 0, lanes.channels * images.stride_c,
+      bands > 1, {}, images.height};
   if (g.channels_last) {
-    p.row = width * g.c;
-    p.pixel = g.c;
-    if (g.c * sizeof(T) > kLine) {  // else lines are read one after the other
-      p.ahead = images.height;
+    p.row_stride = width * g.c;
+    p.pixel_stride = g.c;
+    if (g.c * sizeof(T) > kCacheLine) {  // else the hardware prefetcher follows
+      p.prefetch_rows = images.height;
     }
   }
   for (int64_t i = n; i < std::min(n + lanes.images, g.n * bands); ++i) {
     for (int64_t j = c; j < (g.channels_last ? c + 1 : c + channels); ++j) {
-      p.first[p.starts] = i % bands * band - above;
-      p.start[p.starts] = images.start + i / bands * images.n + j * images.c;
-      p.start[p.starts] += p.first[p.starts] * p.row;
-      ++p.starts;
+      p.first_row[p.count] = i % bands * band_rows - above;
+      p.base[p.count] = images.data + i / bands * images.stride_n + j * images.stride_c;
+      p.base[p.count] += p.first_row[p.count] * p.row_stride;
+      ++p.count;
     }
   }
   return p;
 }
 
 template <typename T>
-Place<T> source_place(const DepthwiseGeometry& g, const Lanes& lanes, const Images<T>& images,
-                      int64_t image_group, int64_t group) {
-  return place(g, lanes, images, image_group, group, lanes.bands.source_rows, lanes.bands.above);
+LanePointers<T> source_pointers(const DepthwiseGeometry& g, const LaneLayout& lanes,
+                                const ImageTensor<T>& images, int64_t image_group, int64_t group) {
+  return lane_pointers(g, lanes, images, image_group, group, lanes.bands.source_rows,
+                       lanes.bands.above);
 }
 
 template <typename T>
-Place<T> out_place(const DepthwiseGeometry& g, const Lanes& lanes, const Images<T>& images,
-                   int64_t image_group, int64_t group) {
-  return place(g, lanes, images, image_group, group, lanes.bands.out_rows, 0);
+LanePointers<T> out_pointers(const DepthwiseGeometry& g, const LaneLayout& lanes,
+                             const ImageTensor<T>& images, int64_t image_group, int64_t group) {
+  return lane_pointers(g, lanes, images, image_group, group, lanes.bands.out_rows, 0);
 }
 
-// The kernel rows of an output row that are not all padding.
+// Rows of the filter that read a valid source row.
 struct TapRows {
   int64_t count;
-  int64_t last;  // source row
+  int64_t last;  // last source row that they read
 };
 
-// Source rows at hand, in a ring or in the image itself: row h is at h modulo their number. Sizes
-// are in elements.
+// Source rows in the ring, or in the image if `direct`: `count` rows of `size` elements. Row h is
+// in slot h % count.
 struct SourceRows {
   int64_t count, size;
 };
 
-// What a thread works in: a ring of source rows, and a row of outputs; zeros at first.
+// Zero-initialised buffers of a thread: a ring of source rows and one row of outputs.
 template <typename A>
 class Workspace {
  public:
   std::vector<Tap> rows;
 
   Workspace(int64_t taps, int64_t ring_size, int64_t row_size)
-      : rows(taps), ring_size_(ring_size), memory_(ring_size + row_size + kLine / sizeof(A)) {}
+      : rows(taps), ring_size_(ring_size), memory_(ring_size + row_size + kCacheLine / sizeof(A)) {}
 
   A* ring() {
     const auto address = reinterpret_cast<uintptr_t>(memory_.data());
-    return memory_.data() + (kLine - address % kLine) % kLine / sizeof(A);
+    return memory_.data() + (kCacheLine - address % kCacheLine) % kCacheLine / sizeof(A);
   }
   A* row() { return ring() + ring_size_; }
 
-  // Lists the kernel rows of output row h in `rows`; one has weight_row elements.
+  // List the filter rows of output row h in `rows`. A filter row has weight_row elements.
   TapRows find_rows(const Axis& vertical, int64_t h, int64_t weight_row, SourceRows sources) {
     TapRows found{0, -1};
     for (int64_t tap = 0; tap < vertical.taps; ++tap) {
@@ -304,20 +320,20 @@ class Workspace {
   std::vector<A> memory_;
 };
 
-// Either correlation, ready to be computed.
+// Arguments of the kernel `correlate`: forward pass or input gradient.
 template <typename T>
 struct Correlation {
   using A = acc_t<T>;
 
   const DepthwiseGeometry& g;
-  Lanes lanes;
-  Columns columns;
+  LaneLayout lanes;
+  RowPlan row_plan;
   SourceRows source_rows;
-  int64_t vectors;  // of lanes in a block
-  bool direct;      // sources stay in the image, where a pixel has all channels as lanes
-  Images<const T> source;
-  const A *weight, *bias;  // [group of channels][tap][lane], [group of channels][lane]
-  Images<T> out;
+  int64_t vectors;  // of lanes per register block
+  bool direct;      // read sources in place (channels-last); the lanes are all channels of a pixel
+  ImageTensor<const T> source;
+  const A *weight, *bias;  // [channel group][tap][lane], [channel group][lane]
+  ImageTensor<T> out;
 };
 
 }  // namespace ops::cpu

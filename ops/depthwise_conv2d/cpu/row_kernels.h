@@ -1,9 +1,9 @@
-// Rows of images from memory to vectors and back; see plan.h. No include guard: see
-// core/cpu/dispatch_isa.h.
+// Copies of image rows between memory and the vector layout [pixel][lane]; see plan.h. No include
+// guard: see core/cpu/dispatch_isa.h.
 
 namespace ops::cpu::OPS_ISA {
 
-// Converts `channels` of each of n pixels, at most two vectors.
+// Convert `channels` ≤ 2 N channels of each of n pixels.
 template <int N, typename From, typename To>
 void convert_pixels(const From* from, int64_t from_pixel, To* to, int64_t to_pixel,
                     int64_t channels, int64_t n) {
@@ -25,41 +25,40 @@ void convert_pixels(const From* from, int64_t from_pixel, To* to, int64_t to_pix
   }
 }
 
-// A row of an image, if it is one of those, on its way to the second-level cache: processors do
-// not guess pixels that lie far apart. Inline, because to GCC a function that only prefetches has
-// no effect.
+// Prefetch row h < prefetch_rows to the L2 cache: large pixel strides defeat the hardware
+// prefetcher. always_inline: GCC treats a function that only prefetches as pure and drops the call.
 template <typename T>
-__attribute__((always_inline)) inline void fetch_row(const Place<const T>& place, int64_t image,
-                                                     int64_t h) {
-  const T* row = place.start[image] + h * place.row;
-  for (int64_t w = 0; h < place.ahead && w < place.width; ++w) {
-    __builtin_prefetch(row + w * place.pixel, 0, 2);
+__attribute__((always_inline)) inline void prefetch_row(const LanePointers<const T>& pointers,
+                                                        int64_t image, int64_t h) {
+  const T* row = pointers.base[image] + h * pointers.row_stride;
+  for (int64_t w = 0; h < pointers.prefetch_rows && w < pointers.width; ++w) {
+    __builtin_prefetch(row + w * pointers.pixel_stride, 0, 2);
   }
 }
 
-// Pixels of channels that are rows of memory, to [pixel][lane]: squares of M lanes and as many
-// pixels, or fewer where rows are shorter. The last square overlaps the one before it. Meanwhile
-// the same pixels of the next group are on their way: its rows are too short and too many to guess.
+// Gather an NCHW row: transpose blocks of M lanes × M pixels to [pixel][lane]. M is halved for rows
+// shorter than M; the last block overlaps the one before it. The row of the next channel group is
+// prefetched in software: many short rows defeat the hardware prefetcher.
 template <int M, typename T>
-void gather_lanes(const Place<const T>& place, int64_t h, uint32_t present, acc_t<T>* to) {
+void gather_lanes(const LanePointers<const T>& pointers, int64_t h, uint32_t valid, acc_t<T>* to) {
   using A = acc_t<T>;
   constexpr int N = kLanes<A>;
   if constexpr (M > 1) {
-    if (place.width < M) {
-      return gather_lanes<M / 2>(place, h, present, to);
+    if (pointers.width < M) {
+      return gather_lanes<M / 2>(pointers, h, valid, to);
     }
   }
-  for (int64_t first = 0; first < place.starts; first += M) {
-    for (int64_t i = 0; i < place.width; i += M) {
-      const int64_t at = i + M <= place.width ? i : place.width - M;
+  for (int64_t first = 0; first < pointers.count; first += M) {
+    for (int64_t i = 0; i < pointers.width; i += M) {
+      const int64_t at = i + M <= pointers.width ? i : pointers.width - M;
       Vec<A, M> v[M];
       OPS_UNROLL
       for (int l = 0; l < M; ++l) {
         v[l] = Vec<A, M>{};
-        if (present >> (first + l) & 1) {
-          const T* row = place.start[first + l] + h * place.row + at;
+        if (valid >> (first + l) & 1) {
+          const T* row = pointers.base[first + l] + h * pointers.row_stride + at;
           v[l] = load<M>(row);
-          __builtin_prefetch(row + place.next, 0, 2);
+          __builtin_prefetch(row + pointers.group_stride, 0, 2);
         }
       }
       transpose<A, M>(v);
@@ -71,19 +70,20 @@ void gather_lanes(const Place<const T>& place, int64_t h, uint32_t present, acc_
   }
 }
 
-// And back.
+// Scatter [pixel][lane] to an NCHW row: inverse of gather_lanes.
 template <int M, typename T>
-void scatter_lanes(const acc_t<T>* from, const Place<T>& place, int64_t h, uint32_t present) {
+void scatter_lanes(const acc_t<T>* from, const LanePointers<T>& pointers, int64_t h,
+                   uint32_t valid) {
   using A = acc_t<T>;
   constexpr int N = kLanes<A>;
   if constexpr (M > 1) {
-    if (place.width < M) {
-      return scatter_lanes<M / 2>(from, place, h, present);
+    if (pointers.width < M) {
+      return scatter_lanes<M / 2>(from, pointers, h, valid);
     }
   }
-  for (int64_t first = 0; first < place.starts; first += M) {
-    for (int64_t i = 0; i < place.width; i += M) {
-      const int64_t at = i + M <= place.width ? i : place.width - M;
+  for (int64_t first = 0; first < pointers.count; first += M) {
+    for (int64_t i = 0; i < pointers.width; i += M) {
+      const int64_t at = i + M <= pointers.width ? i : pointers.width - M;
       Vec<A, M> v[M];
       OPS_UNROLL
       for (int p = 0; p < M; ++p) {
@@ -92,73 +92,80 @@ void scatter_lanes(const acc_t<T>* from, const Place<T>& place, int64_t h, uint3
       transpose<A, M>(v);
       OPS_UNROLL
       for (int l = 0; l < M; ++l) {
-        if (present >> (first + l) & 1) {
-          store<M>(place.start[first + l] + h * place.row + at, v[l]);
+        if (valid >> (first + l) & 1) {
+          store<M>(pointers.base[first + l] + h * pointers.row_stride + at, v[l]);
         }
       }
     }
   }
 }
 
-// One row to [pixel][lane]; idle lanes are zero, as they are in `to` at first.
+// Gather row h to [pixel][lane]. Idle lanes stay zero, as `to` is initialised; invalid ones are set
+// to zero.
 template <typename T>
-void gather_row(const Place<const T>& place, int64_t h, const Lanes& lanes, acc_t<T>* to) {
+void gather_row(const LanePointers<const T>& pointers, int64_t h, const LaneLayout& lanes,
+                acc_t<T>* to) {
   using A = acc_t<T>;
   constexpr int N = kLanes<A>;
-  const uint32_t present = place.present(h);
-  if (__builtin_popcount(present) < (place.pixel ? lanes.images : lanes.images * lanes.channels)) {
-    __builtin_memset(to, 0, place.width * lanes.lanes * sizeof(A));
+  const uint32_t valid = pointers.valid_mask(h);
+  if (__builtin_popcount(valid) <
+      (pointers.pixel_stride ? lanes.images : lanes.images * lanes.channels)) {
+    __builtin_memset(to, 0, pointers.width * lanes.count * sizeof(A));
   }
-  if (!place.pixel) {
-    return gather_lanes<N>(place, h, present, to);
+  if (!pointers.pixel_stride) {
+    return gather_lanes<N>(pointers, h, valid, to);
   }
-  for (int64_t i = 0; i < place.starts; ++i) {
-    if (!(present >> i & 1)) {
+  for (int64_t i = 0; i < pointers.count; ++i) {
+    if (!(valid >> i & 1)) {
       continue;
     }
-    const T* from = place.start[i] + h * place.row;
+    const T* from = pointers.base[i] + h * pointers.row_stride;
     A* lane = to + i * lanes.channels;
-    fetch_row(place, i, h + 1);
-    convert_pixels<N>(from, place.pixel, lane, lanes.lanes, place.channels, place.width);
+    prefetch_row(pointers, i, h + 1);
+    convert_pixels<N>(from, pointers.pixel_stride, lane, lanes.count, pointers.channels,
+                      pointers.width);
   }
 }
 
-// One row from [pixel][lane].
+// Scatter [pixel][lane] to row h.
 template <typename T>
-void scatter_row(const acc_t<T>* from, const Lanes& lanes, const Place<T>& place, int64_t h) {
+void scatter_row(const acc_t<T>* from, const LaneLayout& lanes, const LanePointers<T>& pointers,
+                 int64_t h) {
   constexpr int N = kLanes<acc_t<T>>;
-  const uint32_t present = place.present(h);
-  if (!place.pixel) {
-    return scatter_lanes<N>(from, place, h, present);
+  const uint32_t valid = pointers.valid_mask(h);
+  if (!pointers.pixel_stride) {
+    return scatter_lanes<N>(from, pointers, h, valid);
   }
-  for (int64_t i = 0; i < place.starts; ++i) {
-    if (present >> i & 1) {
-      convert_pixels<N>(from + i * lanes.channels, lanes.lanes, place.start[i] + h * place.row,
-                        place.pixel, place.channels, place.width);
+  for (int64_t i = 0; i < pointers.count; ++i) {
+    if (valid >> i & 1) {
+      convert_pixels<N>(from + i * lanes.channels, lanes.count,
+                        pointers.base[i] + h * pointers.row_stride, pointers.pixel_stride,
+                        pointers.channels, pointers.width);
     }
   }
 }
 
-// Lanes up to the last vector that is not idle: the last group may have fewer channels or images.
+// Return the lanes up to the last vector with an active lane: the last group may be incomplete.
 template <typename T>
-int64_t lanes_in_use(const Lanes& lanes, const Place<T>& place) {
+int64_t active_lanes(const LaneLayout& lanes, const LanePointers<T>& pointers) {
   constexpr int N = kLanes<acc_t<T>>;
-  const int64_t used = (place.starts - 1) * lanes.channels + place.channels;
-  const int64_t rounded = (used + N - 1) / N * N;
-  return place.pixel && rounded < lanes.lanes ? rounded : lanes.lanes;
+  const int64_t lane_count = (pointers.count - 1) * lanes.channels + pointers.channels;
+  const int64_t rounded = (lane_count + N - 1) / N * N;
+  return pointers.pixel_stride && rounded < lanes.count ? rounded : lanes.count;
 }
 
-// Rows of a source, the last that were gathered: row h is at h modulo their number.
+// Ring buffer of the latest source rows: row h is in slot h % rows.count.
 template <typename T>
 struct Ring {
-  Place<const T> place;
-  acc_t<T>* data;  // behind the left padding
+  LanePointers<const T> pointers;
+  acc_t<T>* data;  // first pixel after the left padding of slot 0
   SourceRows rows;
-  int64_t next;  // the first row that is still to be gathered
+  int64_t next;  // first row not yet gathered
 
-  void gather(const Lanes& lanes, int64_t last) {
+  // Gather the missing rows up to `last`.
+  void gather(const LaneLayout& lanes, int64_t last) {
     for (next = next > last - rows.count ? next : last - rows.count + 1; next <= last; ++next) {
-      gather_row(place, next, lanes, data + next % rows.count * rows.size);
+      gather_row(pointers, next, lanes, data + next % rows.count * rows.size);
     }
   }
 };

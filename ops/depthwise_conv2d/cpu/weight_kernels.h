@@ -1,18 +1,18 @@
-// The weight and bias gradients on vectors; see plan.h. No include guard: see
+// SIMD kernel of the weight and bias gradients; figure in weight_plan.h. No include guard: see
 // core/cpu/dispatch_isa.h.
 
 namespace ops::cpu::OPS_ISA {
 
-// A row of grad_output, and from one of its pixels to the next.
+// A row of grad_output; `pixel` is the pixel stride in elements.
 template <typename A>
 struct GradRow {
   const A* data;
   int64_t pixel;
 };
 
-// Adds to the sums of COUNT taps: grad_output · input, over pixels `begin` to `end` of a row.
+// Accumulate grad_output · input over pixels [begin, end) of a row in the sums of COUNT taps.
 template <typename A>
-struct AddProducts {
+struct AccumulateTaps {
   template <int COUNT>
   static void run(const Tap* taps, GradRow<A> grad, const A* source, int64_t step, int64_t begin,
                   int64_t end, A* sums) {
@@ -38,9 +38,10 @@ struct AddProducts {
   }
 };
 
-// Adds pixels `begin` to `end` to a total, in four parts: an addition takes several cycles.
+// Add pixels [begin, end) of grad_output to `total` (bias gradient). Four accumulators hide the
+// latency of additions.
 template <typename A>
-void add_all(GradRow<A> grad, int64_t begin, int64_t end, double* total) {
+void accumulate_grad(GradRow<A> grad, int64_t begin, int64_t end, double* total) {
   constexpr int N = kLanes<A>;
   Vec<A, N> sum[4] = {};
   int64_t i = begin;
@@ -58,41 +59,41 @@ void add_all(GradRow<A> grad, int64_t begin, int64_t end, double* total) {
   }
 }
 
-// From sums to totals, and zeros into the sums.
+// Add n sums to the totals and reset them.
 template <typename A>
-void move_sums(A* __restrict__ sums, double* __restrict__ totals, int64_t n) {
+void flush_sums(A* __restrict__ sums, double* __restrict__ totals, int64_t n) {
   for (int64_t i = 0; i < n; ++i) {
     totals[i] += sums[i];
     sums[i] = 0;
   }
 }
 
-// Adds to a group's totals what output rows `begin` to `end`, counted over groups of images and
-// rows, make.
+// Accumulate output rows [begin, end) of the index [image group][row] in the totals of a channel
+// group.
 template <typename T>
-void sum_weights(const WeightGradient<T>& p, int64_t group, int64_t begin, int64_t end,
-                 WeightWorkspace<acc_t<T>>& workspace) {
+void accumulate_weight_gradient(const WeightGradient<T>& p, int64_t group, int64_t begin,
+                                int64_t end, WeightWorkspace<acc_t<T>>& workspace) {
   using A = acc_t<T>;
   constexpr int N = kLanes<A>;
-  const int64_t lanes = p.lanes.lanes;
+  const int64_t lanes = p.lanes.count;
   const int64_t out_h = p.vertical.out_size, out_w = p.horizontal.out_size;
   const int64_t taps = p.vertical.taps * p.horizontal.taps;
-  int64_t terms = 0;  // in each sum
+  int64_t terms = 0;  // since the last flush
   Ring<T> ring;
-  Place<const T> place;
+  LanePointers<const T> pointers;
   const A* source = nullptr;
-  int64_t used = lanes;
+  int64_t active = lanes;
   for (int64_t index = begin; index < end; ++index) {
     const int64_t h = index % out_h;
     if (index == begin || h == 0) {
-      place = p.grad_place(index / out_h, group);
-      used = lanes_in_use(p.lanes, place);
+      pointers = p.grad_pointers(index / out_h, group);
+      active = active_lanes(p.lanes, pointers);
       if (p.x) {
-        ring = {p.x_place(index / out_h, group), workspace.ring() + p.left * lanes, p.source_rows,
-                0};
+        ring = {p.x_pointers(index / out_h, group), workspace.ring() + p.left * lanes,
+                p.source_rows, 0};
         source = ring.data;
         if constexpr (std::is_same_v<T, A>) {
-          source = p.direct ? ring.place.start[0] : source;
+          source = p.direct ? ring.pointers.base[0] : source;
         }
       }
     }
@@ -101,7 +102,7 @@ void sum_weights(const WeightGradient<T>& p, int64_t group, int64_t begin, int64
       rows = workspace.find_rows(p.vertical, h, p.horizontal.taps * lanes, p.source_rows);
       if (p.direct) {
         for (int64_t i = 1; i <= p.vertical.stride; ++i) {
-          fetch_row(ring.place, 0, rows.last + i);
+          prefetch_row(ring.pointers, 0, rows.last + i);
         }
       } else {
         ring.gather(p.lanes, rows.last);
@@ -109,32 +110,32 @@ void sum_weights(const WeightGradient<T>& p, int64_t group, int64_t begin, int64
     }
     GradRow<A> grad{workspace.row(), lanes};
     if constexpr (std::is_same_v<T, A>) {
-      if (p.direct || (place.pixel && place.channels == lanes)) {
-        grad = {place.start[0] + h * place.row, place.pixel};
-        fetch_row(place, 0, h + 1);
+      if (p.direct || (pointers.pixel_stride && pointers.channels == lanes)) {
+        grad = {pointers.base[0] + h * pointers.row_stride, pointers.pixel_stride};
+        prefetch_row(pointers, 0, h + 1);
       }
     }
     if (grad.data == workspace.row()) {
-      gather_row(place, h, p.lanes, workspace.row());
+      gather_row(pointers, h, p.lanes, workspace.row());
     }
-    for (int64_t from = 0; from < out_w; from += kMostTerms) {
-      const int64_t until = from + kMostTerms < out_w ? from + kMostTerms : out_w;
-      workspace.find_meetings(p, rows.count, from, until);
-      for (int64_t lane = 0; lane < used; lane += N) {
+    for (int64_t from = 0; from < out_w; from += kFlushTerms) {
+      const int64_t until = from + kFlushTerms < out_w ? from + kFlushTerms : out_w;
+      workspace.find_tap_groups(p, rows.count, from, until);
+      for (int64_t lane = 0; lane < active; lane += N) {
         const int64_t at = !p.direct || lane + N <= p.pixel ? lane : p.pixel - N;
         const GradRow<A> part{grad.data + at, grad.pixel};
-        for (const Meeting& m : workspace.meetings) {
-          kernel_of<AddProducts<A>, kMostTaps>(m.count)(&workspace.taps[m.first], part, source + at,
-                                                        p.horizontal.stride * p.pixel, m.begin,
-                                                        m.end, workspace.sums() + lane);
+        for (const TapGroup& tap_group : workspace.tap_groups) {
+          kernel_of<AccumulateTaps<A>, kMaxGroupTaps>(tap_group.count)(
+              &workspace.taps[tap_group.first], part, source + at, p.horizontal.stride * p.pixel,
+              tap_group.begin, tap_group.end, workspace.sums() + lane);
         }
         if (p.bias) {
-          add_all(part, from, until, &workspace.totals[taps * lanes + lane]);
+          accumulate_grad(part, from, until, &workspace.totals[taps * lanes + lane]);
         }
       }
       terms += until - from;
-      if (terms >= kMostTerms || (index + 1 == end && until == out_w)) {
-        move_sums(workspace.sums(), workspace.totals, taps * lanes);
+      if (terms >= kFlushTerms || (index + 1 == end && until == out_w)) {
+        flush_sums(workspace.sums(), workspace.totals, taps * lanes);
         terms = 0;
       }
     }

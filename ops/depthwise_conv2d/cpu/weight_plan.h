@@ -1,40 +1,48 @@
-// How the CPU computes the weight and bias gradients: a tap's is the sum, over all pixels of all
-// images, of grad_output times the input that it meets there; see plan.h.
+// CPU depthwise convolution: plan of the weight and bias gradients. Lanes and ring are those of
+// plan.h; grad_weight[tap] is the sum of grad_output · input over all pixels of all images.
+//
+//      grad_output row  │ g0 │ g1 │ … │           sums of ≤ 10 taps      totals
+//                         ×    ×         FMA      ┌─────────┐  flush    ┌──────────────────┐
+//      source rows      │ x0 │ x1 │ … │ ───────►  │ float   │ ────────► │ double           │
+//      (ring, a tap each)                         └─────────┘ 256 terms │ [tap, bias][lane]│
+//                                                  registers            └──────────────────┘
+//   thread:  a range of output rows of one channel group; ranges are reduced in order
+//   lanes:   one pixel of several channels, images or bands
+//   ring:    the source rows that the taps of one output row span
 #pragma once
 
 #include "depthwise_conv2d/cpu/plan.h"
 
 namespace ops::cpu {
 
-constexpr int64_t kMostTaps = 10;    // whose sums fit into registers, beside as many addresses
-constexpr int64_t kMostTerms = 256;  // in a sum, before it is added to a total in double
+constexpr int64_t kMaxGroupTaps = 10;  // accumulators and source pointers fit in registers
+constexpr int64_t kFlushTerms = 256;   // terms after which sums are flushed to double
 
-// Taps that are summed together, over pixels `begin` to `end` of an output row.
-struct Meeting {
-  int64_t first, count;
+// Taps accumulated together over pixels [begin, end) of an output row.
+struct TapGroup {
+  int64_t first, count;  // taps
   int64_t begin, end;
 };
 
 template <typename T>
 struct WeightGradient {
-  // A kernel column: where it finds the source of output 0, in pixels, and the outputs that meet
-  // it.
+  // A filter column: source pixel of output 0, and the outputs [begin, end) with a valid source.
   struct Column {
     int64_t source, begin, end;
   };
 
   const DepthwiseGeometry& g;
-  const T *grad, *x;  // x may be null, for the bias gradient alone
+  const T *grad, *x;  // x is null for the bias gradient alone
   bool bias;
   Axis horizontal;
-  Lanes lanes;
+  LaneLayout lanes;
   Axis vertical;  // of a band
   std::vector<Column> columns;
-  bool direct;          // sources stay in the image, where a pixel has all channels as lanes
-  bool mixed;           // all columns' taps are summed together, and meet zeros beside the source
-  int64_t left;         // zeros before the source, in pixels
-  int64_t pixel;        // elements of a source's
-  int64_t last_vector;  // its first lane, where it overlaps the one before
+  bool direct;          // read sources in place (channels-last); lanes are all channels of a pixel
+  bool padded;          // source rows are zero-padded, so that a tap group may mix filter columns
+  int64_t left;         // zeros before a source row, in pixels
+  int64_t pixel;        // source pixel stride, in elements
+  int64_t last_vector;  // first lane of the last vector, which may overlap the one before it
   SourceRows source_rows;
 
   WeightGradient(const DepthwiseGeometry& g, const T* grad, const T* x, bool bias, int64_t lanes_,
@@ -57,71 +65,72 @@ struct WeightGradient {
       columns.push_back({source, begin, std::min(end, g.out_w)});
     }
     const int64_t last = columns.back().source + (g.out_w - 1) * stride;
-    const bool much = std::max(g.padding_w, last - g.w) > g.w + 64;  // beside the source
-    mixed = !direct && !much;
-    left = mixed ? g.padding_w : 0;
+    const bool wide_padding = std::max(g.padding_w, last - g.w) > g.w + 64;
+    padded = !direct && !wide_padding;
+    left = padded ? g.padding_w : 0;
     source_rows = {direct ? g.h : vertical.span(),
-                   (left + (mixed ? std::max(g.w, last + 1) : g.w)) * pixel};
+                   (left + (padded ? std::max(g.w, last + 1) : g.w)) * pixel};
   }
 
-  // Where a lane's sums lie.
-  int64_t slot(int64_t lane) const { return lane < last_vector ? lane : lane + lanes.lanes - g.c; }
+  // Return the index of a lane's sums.
+  int64_t slot(int64_t lane) const { return lane < last_vector ? lane : lane + lanes.count - g.c; }
 
-  Place<const T> x_place(int64_t image_group, int64_t group) const {
-    return source_place(g, lanes, input_images(g, x), image_group, group);
+  LanePointers<const T> x_pointers(int64_t image_group, int64_t group) const {
+    return source_pointers(g, lanes, input_tensor(g, x), image_group, group);
   }
-  Place<const T> grad_place(int64_t image_group, int64_t group) const {
-    return out_place(g, lanes, dense_images(g, grad, g.out_h, g.out_w), image_group, group);
+  LanePointers<const T> grad_pointers(int64_t image_group, int64_t group) const {
+    return out_pointers(g, lanes, dense_tensor(g, grad, g.out_h, g.out_w), image_group, group);
   }
 };
 
-// Besides, sums, and where their totals go: [tap, and the bias behind them][lane].
+// Buffers of a thread: those of Workspace, float sums, and a pointer to the double totals. Both are
+// [tap 0, …, last tap, bias][lane].
 template <typename A>
 class WeightWorkspace : public Workspace<A> {
  public:
   std::vector<Tap> taps;
-  std::vector<Meeting> meetings;
+  std::vector<TapGroup> tap_groups;
   double* totals;
 
   template <typename T>
   WeightWorkspace(const WeightGradient<T>& p, double* totals)
       : Workspace<A>(p.vertical.taps, p.direct ? 0 : p.source_rows.count * p.source_rows.size,
-                     p.direct ? 0 : p.horizontal.out_size * p.lanes.lanes),
+                     p.direct ? 0 : p.horizontal.out_size * p.lanes.count),
         totals(totals),
-        sums_((p.vertical.taps * p.horizontal.taps + 1) * p.lanes.lanes) {}
+        sums_((p.vertical.taps * p.horizontal.taps + 1) * p.lanes.count) {}
 
   A* sums() { return sums_.data(); }
 
-  // Lists what is to be summed over pixels `from` to `until` of an output row that meets num_rows
-  // rows of the kernel.
+  // List the taps and tap groups for pixels [from, until) of an output row with num_rows valid
+  // filter rows.
   template <typename T>
-  void find_meetings(const WeightGradient<T>& p, int64_t num_rows, int64_t from, int64_t until) {
+  void find_tap_groups(const WeightGradient<T>& p, int64_t num_rows, int64_t from, int64_t until) {
     if (num_rows != num_rows_ || from != from_) {
-      list_meetings(p, num_rows, from, until);
+      list_tap_groups(p, num_rows, from, until);
     }
-    for (size_t i = 0; i < terms_.size(); ++i) {
-      const Tap& row = this->rows[terms_[i].row];
-      taps[i] = {row.weight + terms_[i].column * p.lanes.lanes,
-                 row.source + p.columns[terms_[i].column].source * p.pixel};
+    for (size_t i = 0; i < ranges_.size(); ++i) {
+      const Tap& row = this->rows[ranges_[i].row];
+      taps[i] = {row.weight + ranges_[i].column * p.lanes.count,
+                 row.source + p.columns[ranges_[i].column].source * p.pixel};
     }
   }
 
  private:
-  // A tap, and the pixels of grad_output that meet it.
-  struct Term {
+  // A tap and the pixels of grad_output with a valid source.
+  struct TapRange {
     int64_t row, column, begin, end;
   };
 
-  // Most rows meet what the one before them met. Unless columns are mixed, pixels that meet the
-  // same ones are summed together. Neighbours meet the same pixels, so columns are the outer loop.
+  // Rebuild the groups; called only when num_rows or `from` changes. Without padding, split the row
+  // into pixel ranges with the same valid filter columns.
   template <typename T>
-  void list_meetings(const WeightGradient<T>& p, int64_t num_rows, int64_t from, int64_t until) {
+  void list_tap_groups(const WeightGradient<T>& p, int64_t num_rows, int64_t from, int64_t until) {
     num_rows_ = num_rows;
     from_ = from;
-    meetings.clear();
-    terms_.clear();
-    if (p.mixed) {
-      list_meetings_between(p, num_rows, from, until);
+    tap_groups.clear();
+    ranges_.clear();
+    if (p.padded) {
+      add_tap_groups(p, num_rows, from, until);
     } else {
       std::vector<int64_t> cuts{from, until};
       for (const auto& column : p.columns) {
@@ -130,38 +139,38 @@ class WeightWorkspace : public Workspace<A> {
       }
       std::sort(cuts.begin(), cuts.end());
       for (size_t i = 0; i + 1 < cuts.size(); ++i) {
-        list_meetings_between(p, num_rows, cuts[i], cuts[i + 1]);
+        add_tap_groups(p, num_rows, cuts[i], cuts[i + 1]);
       }
     }
-    taps.resize(terms_.size());
+    taps.resize(ranges_.size());
   }
 
   template <typename T>
-  void list_meetings_between(const WeightGradient<T>& p, int64_t num_rows, int64_t from,
-                             int64_t until) {
-    const int64_t before = terms_.size();
+  void add_tap_groups(const WeightGradient<T>& p, int64_t num_rows, int64_t from, int64_t until) {
+    const int64_t before = ranges_.size();
     for (size_t column = 0; column < p.columns.size(); ++column) {
       const int64_t begin = std::max(p.columns[column].begin, from);
       const int64_t end = std::min(p.columns[column].end, until);
       for (int64_t row = 0; row < num_rows && begin < end; ++row) {
-        terms_.push_back({row, static_cast<int64_t>(column), begin, end});
+        ranges_.push_back({row, static_cast<int64_t>(column), begin, end});
       }
     }
-    const int64_t listed = terms_.size() - before, parts = (listed + kMostTaps - 1) / kMostTaps;
+    const int64_t added = ranges_.size() - before,
+                  parts = (added + kMaxGroupTaps - 1) / kMaxGroupTaps;
     for (int64_t i = 0; i < parts; ++i) {
-      const int64_t first = before + listed * i / parts, past = before + listed * (i + 1) / parts;
-      Meeting meeting{first, past - first, until, from};
-      for (int64_t k = first; k < past; ++k) {
-        meeting.begin = std::min(meeting.begin, terms_[k].begin);
-        meeting.end = std::max(meeting.end, terms_[k].end);
+      const int64_t first = before + added * i / parts, end = before + added * (i + 1) / parts;
+      TapGroup group{first, end - first, until, from};
+      for (int64_t k = first; k < end; ++k) {
+        group.begin = std::min(group.begin, ranges_[k].begin);
+        group.end = std::max(group.end, ranges_[k].end);
       }
-      meetings.push_back(meeting);
+      tap_groups.push_back(group);
     }
   }
 
   std::vector<A> sums_;
-  std::vector<Term> terms_;
-  int64_t num_rows_ = -1, from_ = -1;  // of what is listed
+  std::vector<TapRange> ranges_;
+  int64_t num_rows_ = -1, from_ = -1;  // arguments of the last list_tap_groups
 };
 
 }  // namespace ops::cpu

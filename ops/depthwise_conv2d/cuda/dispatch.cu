@@ -101,7 +101,7 @@ Convolution<T> input_gradient_problem(const DepthwiseGeometry& g, const T* grad,
 }
 
 struct Kernels {
-  static constexpr bool kTakesAnyPlanes = false;
+  static constexpr bool kReadsStridedPlanes = false;
 
   template <typename T>
   static void forward(const Tensor& like, const DepthwiseGeometry& g, const T* x, const T* weight,
