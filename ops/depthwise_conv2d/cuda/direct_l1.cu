@@ -1,4 +1,6 @@
-// direct_l1: straight from global memory, for small problems and for NHWC that is not aligned.
+// direct_l1: reads global memory through the L1 cache, without staging. For small problems and
+// unaligned NHWC. Kernel, stride and dilation are compile-time constants; direct_l1_runtime.cu has
+// the run-time version.
 //
 //      input window                     output
 //      ┌───────────────┐               ┌───────────┐
@@ -6,13 +8,14 @@
 //      │ x x x x x x x │ ────────────► │ tile      │
 //      └───────────────┘ in registers  └───────────┘
 //
-//   block:   a range of register tiles of all images, of one channel (NCHW) or neighbours (NHWC)
-//   shared:  the block's filters on their way to registers, from 5×5 on
-//   thread:  a register tile of 2 or 4 rows × 4 columns; overlapping windows meet in the L1 cache
+//   block:   a range of register tiles of all images, of one channel (NCHW) or several (NHWC)
+//   shared:  nothing; from 5×5 on the block's filters, on their way to registers
+//   thread:  a register tile of 2 or 4 rows × 4 columns; overlapping windows hit the L1 cache
 //
-// Weight gradient: each thread sums all taps over its share of the outputs, stage 1 of a two-stage
-// reduction. Kernel, stride and dilation are compile-time constants; direct_l1_runtime.cu is the
-// same for all others.
+// Weight gradient
+//   block:   the same, with tiles of 1 row × 4 or 8 columns
+//   shared:  the sums of the threads, at the end
+//   thread:  one sum per tap; stage 1 of a two-stage reduction
 #include "core/cuda/divide.cuh"
 #include "depthwise_conv2d/cuda/families.cuh"
 #include "depthwise_conv2d/cuda/two_stage_reduction.cuh"
@@ -36,16 +39,16 @@ struct DirectStrides {
   }
 };
 
-// A block has lanes × groups threads: lanes of channels that lie side by side, groups of tiles.
+// A block has (lanes, groups) threads: lanes for adjacent channels, groups for tiles.
 struct DirectParams {
   int in_h, in_w, out_h, out_w;
   DirectStrides in, out;
-  int start_h, start_w;  // image coordinate of the first output's first input
+  int start_h, start_w;  // input coordinates of the first output's window
   int channels;
-  int tiles_h, tiles_w;  // of an image
+  int tiles_h, tiles_w;  // per image
   FastDivide by_tiles_h, by_tiles_w;
   int tiles;  // of all images
-  int share;  // a block's
+  int tiles_per_block;
 };
 
 struct DirectPlan {
@@ -53,7 +56,7 @@ struct DirectPlan {
   dim3 grid, block;
 };
 
-// Outputs in tiles of kRows × kCols, V channels a thread, in at most about `blocks` blocks.
+// Plan tiles of kRows × kCols outputs, V channels per thread, and at most about `blocks` blocks.
 template <typename Axis, int kRows, int kCols, int V>
 DirectPlan plan_direct(const DepthwiseGeometry& g, int64_t in_h, int64_t in_w, int64_t out_h,
                        int64_t out_w, int64_t padding_h, int64_t padding_w, int64_t blocks) {
@@ -63,18 +66,19 @@ DirectPlan plan_direct(const DepthwiseGeometry& g, int64_t in_h, int64_t in_w, i
   const int64_t tiles_h = ceil_div(out_h, kRows), tiles_w = ceil_div(out_w, kCols);
   const int64_t tiles = g.n * tiles_h * tiles_w;
   const int groups = std::min<int64_t>(kDirectThreads / lanes, tiles);
-  const int64_t turns = ceil_div(ceil_div(tiles, groups), std::max<int64_t>(1, blocks / chunks));
-  const int share = groups * turns;
+  const int64_t iterations =
+      ceil_div(ceil_div(tiles, groups), std::max<int64_t>(1, blocks / chunks));
+  const int tiles_per_block = groups * iterations;
   return {{static_cast<int>(in_h), static_cast<int>(in_w), static_cast<int>(out_h),
            static_cast<int>(out_w), DirectStrides(g, in_h, in_w), DirectStrides(g, out_h, out_w),
            Axis::start(padding_h), Axis::start(padding_w), static_cast<int>(g.c),
            static_cast<int>(tiles_h), static_cast<int>(tiles_w), FastDivide(tiles_h),
-           FastDivide(tiles_w), static_cast<int>(tiles), share},
-          dim3(ceil_div(tiles, share), chunks),
+           FastDivide(tiles_w), static_cast<int>(tiles), tiles_per_block},
+          dim3(ceil_div(tiles, tiles_per_block), chunks),
           dim3(lanes, groups)};
 }
 
-// A tile's image, first output, and first input.
+// A tile's image n, first output (row, col) and first input (y, x).
 template <typename Axis, int kRows, int kCols>
 struct DirectTile {
   int n, row, col, y, x;
@@ -89,25 +93,25 @@ struct DirectTile {
   }
 };
 
-// x = V channels of each of kCols neighbouring columns; padding is zero.
+// Load V channels of each of kCols adjacent columns to x; padding is zero.
 template <int kCols, int V, typename T>
-__device__ void load_row(const T* position, bool within, int column, int width, int stride,
+__device__ void load_row(const T* position, bool row_inside, int column, int width, int stride,
                          float (&x)[kCols][V]) {
   using Bits = typename BitsOf<V * sizeof(T)>::type;
   Bits bits[kCols] = {};
 #pragma unroll
   for (int i = 0; i < kCols; ++i) {
-    if (within && static_cast<unsigned>(column + i) < static_cast<unsigned>(width)) {
+    if (row_inside && static_cast<unsigned>(column + i) < static_cast<unsigned>(width)) {
       bits[i] = *reinterpret_cast<const Bits*>(position + i * stride);
     }
   }
   widen<T>(bits, x);
 }
 
-// Whether each thread reads its filters itself: sooner there than by way of shared memory, which
-// pays off where they are many reads that are far apart.
+// Whether threads read filters from global memory. 3×3: lower latency. Larger filters go through
+// shared memory, which coalesces their reads.
 template <typename Axis>
-constexpr bool kOwnFilters = Axis::kTaps == 3;
+constexpr bool kFiltersFromGlobal = Axis::kTaps == 3;
 
 template <typename Axis, int kRows, int kCols, int V, typename T>
 __global__ void __launch_bounds__(kDirectThreads)
@@ -117,7 +121,7 @@ __global__ void __launch_bounds__(kDirectThreads)
   constexpr int kInRows = Axis::inputs(kRows), kInCols = Axis::inputs(kCols);
   extern __shared__ float filters[];  // [channels of the block][kTaps]
   const int first = blockIdx.y * blockDim.x * V;
-  if constexpr (!kOwnFilters<Axis>) {
+  if constexpr (!kFiltersFromGlobal<Axis>) {
     const int count = min(static_cast<int>(blockDim.x) * V, params.channels - first) * kTaps;
     for (int i = flat_thread(); i < count; i += blockDim.x * blockDim.y) {
       filters[i] = static_cast<float>(weight[first * kTaps + i]);
@@ -135,7 +139,7 @@ __global__ void __launch_bounds__(kDirectThreads)
 #pragma unroll
     for (int i = 0; i < kTaps; ++i) {
       const int tap = flip ? kTaps - 1 - i : i;
-      if constexpr (kOwnFilters<Axis>) {
+      if constexpr (kFiltersFromGlobal<Axis>) {
         filter[i][v] = static_cast<float>(weight[(channel + v) * kTaps + tap]);
       } else {
         filter[i][v] = filters[(threadIdx.x * V + v) * kTaps + tap];
@@ -144,8 +148,8 @@ __global__ void __launch_bounds__(kDirectThreads)
   }
   in += channel * static_cast<int64_t>(params.in.c);
   out += channel * static_cast<int64_t>(params.out.c);
-  const int begin = blockIdx.x * params.share;
-  const int end = min(begin + params.share, params.tiles);
+  const int begin = blockIdx.x * params.tiles_per_block;
+  const int end = min(begin + params.tiles_per_block, params.tiles);
 #pragma unroll 1
   for (int tile = begin + threadIdx.y; tile < end; tile += blockDim.y) {
     const DirectTile<Axis, kRows, kCols> at(params, tile);
@@ -157,10 +161,10 @@ __global__ void __launch_bounds__(kDirectThreads)
     }
 #pragma unroll
     for (int r = 0; r < kInRows; ++r, from += params.in.h) {
-      const bool within = static_cast<unsigned>(at.y + r) < static_cast<unsigned>(params.in_h);
+      const bool row_inside = static_cast<unsigned>(at.y + r) < static_cast<unsigned>(params.in_h);
       float x[kInCols][V];
-      load_row(from, within, at.x, params.in_w, params.in.w, x);
-      join_row<Axis, Axis, kRows, kCols, kInCols>(r, [&](int q, int j, int tap, int i) {
+      load_row(from, row_inside, at.x, params.in_w, params.in.w, x);
+      for_each_tap<Axis, Axis, kRows, kCols, kInCols>(r, [&](int q, int j, int tap, int i) {
 #pragma unroll
         for (int v = 0; v < V; ++v) {
           sum[q][j][v] += filter[tap][v] * x[i][v];
@@ -188,14 +192,14 @@ __global__ void __launch_bounds__(kDirectThreads)
   constexpr int kInRows = Axis::inputs(1), kInCols = Axis::inputs(kCols);
   extern __shared__ float sums[];
   const int channel = blockIdx.y * blockDim.x + threadIdx.x;
-  const bool present = channel < params.channels;
+  const bool valid = channel < params.channels;
   in += channel * static_cast<int64_t>(params.in.c);
   grad += channel * static_cast<int64_t>(params.out.c);
-  const int begin = blockIdx.x * params.share;
-  const int end = min(begin + params.share, params.tiles);
+  const int begin = blockIdx.x * params.tiles_per_block;
+  const int end = min(begin + params.tiles_per_block, params.tiles);
   float sum[kSums][1] = {};
 #pragma unroll 1
-  for (int tile = begin + threadIdx.y; present && tile < end; tile += blockDim.y) {
+  for (int tile = begin + threadIdx.y; valid && tile < end; tile += blockDim.y) {
     const DirectTile<Axis, 1, kCols> at(params, tile);
     const T* from = in + params.in.offset(at.n, at.y, at.x);
     float g[kCols][1];
@@ -207,28 +211,28 @@ __global__ void __launch_bounds__(kDirectThreads)
     }
 #pragma unroll
     for (int r = 0; r < kInRows; ++r, from += params.in.h) {
-      const bool within = static_cast<unsigned>(at.y + r) < static_cast<unsigned>(params.in_h);
+      const bool row_inside = static_cast<unsigned>(at.y + r) < static_cast<unsigned>(params.in_h);
       float x[kInCols][1];
-      load_row(from, within, at.x, params.in_w, params.in.w, x);
-      join_row<Axis, Axis, 1, kCols, kInCols>(
+      load_row(from, row_inside, at.x, params.in_w, params.in.w, x);
+      for_each_tap<Axis, Axis, 1, kCols, kInCols>(
           r, [&](int, int j, int tap, int i) { sum[tap][0] += g[j][0] * x[i][0]; });
     }
   }
 
   const int first = blockIdx.y * blockDim.x;
   const int channels = min(static_cast<int>(blockDim.x), params.channels - first);
-  put_block(sum, sums, threadIdx.x, blockDim.x, threadIdx.y, blockDim.y, channels,
-            BlockSums<T>(reduction, blockIdx.x, first));
+  reduce_and_put(sum, sums, threadIdx.x, blockDim.x, threadIdx.y, blockDim.y, channels,
+                 BlockSums<T>(reduction, blockIdx.x, first));
 }
 
 template <typename Axis, int kRows, int kCols, int V, typename T>
 void launch_direct(const Convolution<T>& c) {
-  constexpr int kBlocks = 32;  // on a multiprocessor
+  constexpr int kBlocks = 32;  // per SM
   const auto plan =
       plan_direct<Axis, kRows, kCols, V>(c.g, c.in.h, c.in.w, c.out.h, c.out.w, c.padding_h,
                                          c.padding_w, int64_t{kBlocks} * Device().multiprocessors);
   const size_t filters =
-      kOwnFilters<Axis> ? 0 : sizeof(float) * plan.block.x * V * Axis::kTaps * Axis::kTaps;
+      kFiltersFromGlobal<Axis> ? 0 : sizeof(float) * plan.block.x * V * Axis::kTaps * Axis::kTaps;
   c.launch(direct_kernel<Axis, kRows, kCols, V, T>, plan.grid, plan.block, filters, plan.params,
            c.flip, c.in.data, c.weight, c.bias, c.out.data);
 }
@@ -239,23 +243,23 @@ template <typename T>
 bool direct_l1(const Convolution<T>& c) {
   return dispatch_axis(c.g, c.transposed, [&](auto axis) {
     using Axis = decltype(axis);
-    constexpr int kWord = 4 / sizeof(T);  // channels in 32 bits
-    const bool words = c.g.channels_last && c.g.c % kWord == 0 &&
-                       are_aligned({c.in.data, c.out.data}, kWord * sizeof(T));
-    // High tiles read less twice, but must be enough for the device.
-    constexpr int kLow = 2, kHigh = 4, kCols = 4;
+    constexpr int kWordChannels = 4 / sizeof(T);  // channels of a 32-bit word
+    const bool vectorised = c.g.channels_last && c.g.c % kWordChannels == 0 &&
+                            are_aligned({c.in.data, c.out.data}, kWordChannels * sizeof(T));
+    // High tiles re-read fewer halo rows, but need enough threads to fill the device.
+    constexpr int kLowRows = 2, kHighRows = 4, kCols = 4;
     const int64_t outputs = c.g.n * c.g.c * c.out.h * c.out.w;
-    const int64_t threads = outputs / (kHigh * kCols * (words ? kWord : 1));
+    const int64_t threads = outputs / (kHighRows * kCols * (vectorised ? kWordChannels : 1));
     const bool high = threads >= int64_t{kDirectThreads} * Device().multiprocessors;
-    if (words && high) {
-      launch_direct<Axis, kHigh, kCols, kWord>(c);
-    } else if (words) {
-      launch_direct<Axis, kLow, kCols, kWord>(c);
+    if (vectorised && high) {
+      launch_direct<Axis, kHighRows, kCols, kWordChannels>(c);
+    } else if (vectorised) {
+      launch_direct<Axis, kLowRows, kCols, kWordChannels>(c);
     } else if (high) {
-      launch_direct<Axis, kHigh, kCols, 1>(c);
+      launch_direct<Axis, kHighRows, kCols, 1>(c);
     } else if (c.g.channels_last || c.transposed) {
-      launch_direct<Axis, kLow, kCols, 1>(c);
-    } else if constexpr (Axis::step(2) > 1) {  // threads' inputs are nearer to each other
+      launch_direct<Axis, kLowRows, kCols, 1>(c);
+    } else if constexpr (Axis::step(2) > 1) {  // smaller tiles coalesce better
       launch_direct<Axis, 1, 2, 1>(c);
     }
     return true;
@@ -264,7 +268,7 @@ bool direct_l1(const Convolution<T>& c) {
 
 namespace {
 
-// In rows of kCols outputs, on kBlocks blocks of each multiprocessor.
+// Launch with tiles of 1 × kCols outputs and kBlocks blocks per SM.
 template <typename Axis, int kCols, int kBlocks, typename T>
 void launch_direct_weight_gradient(const WeightGradient<T>& c) {
   const DepthwiseGeometry& g = c.g;

@@ -1,5 +1,5 @@
-// Which kernel runs a depthwise convolution: tables of families, of which the first match wins.
-// Each family's file draws and describes it.
+// CUDA dispatch of depthwise convolution: two tables of kernel families; the first match runs.
+// docs/kernels.md explains them; each family's file has its figure.
 #include <string>
 
 #include "depthwise_conv2d/cuda/families.cuh"
@@ -8,7 +8,7 @@
 namespace ops::cuda {
 namespace {
 
-// Whether the tiled kernels' 32-bit coordinates and grids hold the problem.
+// Return whether the problem fits the 32-bit indices and grid sizes of the tiled kernels.
 bool is_tileable(const DepthwiseGeometry& g) {
   constexpr int64_t kLimit = int64_t{1} << 30;
   const int64_t rows = g.h + 2 * g.padding_h, cols = g.w + 2 * g.padding_w;
@@ -17,18 +17,16 @@ bool is_tileable(const DepthwiseGeometry& g) {
          ceil_div(rows, 8) * ceil_div(cols, 8) < 65536;
 }
 
-// Elements of input and output per multiprocessor up to which direct_l1 is faster than kernels that
-// stage tiles: measured on an H200.
+// elements_per_sm up to which direct_l1 is faster than kernels that stage tiles (H200).
 constexpr int64_t kSmallNchw = 4'500, kSmallNhwc = 40'000, kSmallGradient = 20'000;
-// Outputs of a feature map up to which that holds for weight gradients in NCHW.
-constexpr int64_t kSmallMap = 16 * 16;
-// Taps from which large_filter is faster than direct_l1_runtime: measured on an H100.
+constexpr int64_t kSmallMap = 16 * 16;  // outputs per map; the limit for NCHW weight gradients
+// Taps from which large_filter is faster than direct_l1_runtime (H100).
 constexpr int64_t kLargeNchw = 36, kLargeNhwc = 121;
 constexpr int64_t kLargeGradientNchw = 144, kLargeGradientNhwc = 400;
 
-// Runs the first family that takes the convolution and returns its name; nullptr: none does.
+// Run the first matching family and return its name, or nullptr if none matches.
 template <typename T>
-const char* convolve(const Convolution<T>& c) {
+const char* run_convolution(const Convolution<T>& c) {
   if constexpr (!std::is_same_v<T, double>) {
     const bool nhwc = c.g.channels_last, nchw = !nhwc;
     const int64_t elements = elements_per_sm(c.g);
@@ -48,9 +46,8 @@ const char* convolve(const Convolution<T>& c) {
   return nullptr;
 }
 
-// The same for the gradients of weight and bias.
 template <typename T>
-const char* sum_gradients(const WeightGradient<T>& c) {
+const char* run_weight_gradient(const WeightGradient<T>& c) {
   if (c.g.empty()) {
     return nullptr;
   }
@@ -108,7 +105,7 @@ struct Kernels {
                       const T* bias, T* out) {
     const DeviceGuard guard(like.get_device_index());
     const cudaStream_t stream = current_stream(like);
-    if (!convolve(forward_problem(g, x, weight, bias, out, stream))) {
+    if (!run_convolution(forward_problem(g, x, weight, bias, out, stream))) {
       launch_kernel(naive_forward_kernel<T>, ceil_div(g.n * g.c * g.out_h * g.out_w, kNaiveThreads),
                     kNaiveThreads, 0, stream, g, x, weight, bias, out);
     }
@@ -119,7 +116,7 @@ struct Kernels {
                              const T* weight, T* out) {
     const DeviceGuard guard(like.get_device_index());
     const cudaStream_t stream = current_stream(like);
-    if (!convolve(input_gradient_problem(g, grad, weight, out, stream))) {
+    if (!run_convolution(input_gradient_problem(g, grad, weight, out, stream))) {
       launch_kernel(naive_input_gradient_kernel<T>, ceil_div(g.n * g.c * g.h * g.w, kNaiveThreads),
                     kNaiveThreads, 0, stream, g, grad, weight, out);
     }
@@ -130,15 +127,15 @@ struct Kernels {
                               const T* x, T* grad_weight, T* grad_bias) {
     const DeviceGuard guard(like.get_device_index());
     const cudaStream_t stream = current_stream(like);
-    if (!sum_gradients<T>({g, like, x, grad, grad_weight, grad_bias, stream})) {
+    if (!run_weight_gradient<T>({g, like, x, grad, grad_weight, grad_bias, stream})) {
       launch_kernel(naive_weight_gradient_kernel<T>, g.c * (g.kernel_h * g.kernel_w + 1),
                     kNaiveThreads, 0, stream, g, grad, x, grad_weight, grad_bias);
     }
   }
 };
 
-// The family that runs one pass ("forward", "input_gradient", "weight_gradient") of a convolution
-// of a dense input, with results that are aligned as new tensors are. For tests and curiosity.
+// Return the family that runs `pass` ("forward", "input_gradient", "weight_gradient") for a dense
+// input and newly allocated results. For tests and inspection.
 std::string depthwise_conv2d_kernel(const Tensor& input, const Tensor& weight,
                                     std::vector<int64_t> stride, std::vector<int64_t> padding,
                                     std::vector<int64_t> dilation, std::string pass) {
@@ -148,20 +145,20 @@ std::string depthwise_conv2d_kernel(const Tensor& input, const Tensor& weight,
   const char* family = nullptr;
   dispatch_floating(op, input.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    T* const aligned = nullptr;
+    T* const aligned = nullptr;  // passes every alignment check
     if (pass == "forward" || pass == "input_gradient") {
       Convolution<T> c =
           pass == "forward"
               ? forward_problem<T>(g, input.const_data_ptr<T>(), aligned, aligned, aligned, nullptr)
               : input_gradient_problem<T>(g, aligned, aligned, aligned, nullptr);
       c.dry_run = true;
-      family = convolve(c);
+      family = run_convolution(c);
     } else {
       check(pass == "weight_gradient", op, ": kernel_pass must be forward, input_gradient or ",
             "weight_gradient, got ", pass);
-      T* const wanted = input.mutable_data_ptr<T>();  // not written to
-      family = sum_gradients<T>(
-          {g, input, input.const_data_ptr<T>(), aligned, wanted, nullptr, nullptr, true});
+      T* const non_null = input.mutable_data_ptr<T>();  // requests the gradient; not written to
+      family = run_weight_gradient<T>(
+          {g, input, input.const_data_ptr<T>(), aligned, non_null, nullptr, nullptr, true});
     }
   });
   return family ? family : "naive";

@@ -1,5 +1,5 @@
-// The kernel families of depthwise convolution, as dispatch.cu calls them. Each function returns
-// false where its family has no kernel for the problem.
+// Launch functions of the kernel families, for dispatch.cu. Each returns false if its family has no
+// kernel for the problem.
 #pragma once
 
 #include "depthwise_conv2d/cuda/tap_maps.cuh"
@@ -7,15 +7,14 @@
 
 namespace ops::cuda {
 
-// An image on one side of the convolution.
 template <typename T>
 struct Image {
   T* data;
   int64_t h, w;
 };
 
-// out = the convolution of `in` with the filters of g, or the gradient of its input: that is with
-// stride 1 the convolution with flipped filters, with others a transposed one.
+// Forward pass or input gradient. The input gradient is the convolution with the flipped filter
+// (`flip`) if the stride is 1, else a transposed convolution (`transposed`).
 template <typename T>
 struct Convolution {
   const DepthwiseGeometry& g;
@@ -27,7 +26,7 @@ struct Convolution {
   const T* weight;
   const T* bias;
   cudaStream_t stream;
-  bool dry_run = false;  // choose a family, launch nothing
+  bool dry_run = false;  // select a family without a launch
 
   template <typename Kernel, typename... Args>
   void launch(Kernel kernel, dim3 grid, dim3 block, size_t shared, const Args&... args) const {
@@ -40,22 +39,22 @@ struct Convolution {
 template <typename T>
 struct WeightGradient {
   const DepthwiseGeometry& g;
-  const Tensor& like;  // device of the sums of splits
+  const Tensor& like;  // device of the split sums
   const T* x;
   const T* grad;
-  T* grad_weight;  // nullptr: not wanted
-  T* grad_bias;    // nullptr: not wanted
+  T* grad_weight;  // nullptr: not requested
+  T* grad_bias;    // nullptr: not requested
   cudaStream_t stream;
   bool dry_run = false;
 };
 
-// NCHW: tiles staged by bulk copies, fused multiply-adds in float32.
+// NCHW: stages loaded by bulk copies, FMAs in float32.
 template <typename T>
 bool nchw_fma(const Convolution<T>& c);
 template <typename T>
 bool nchw_fma_weight_gradient(const WeightGradient<T>& c);
 
-// NCHW, 16 bits: the same stages, matrix units.
+// NCHW, 16 bits: the same stages, implicit GEMM on matrix units.
 template <typename T>
 bool nchw_mma(const Convolution<T>& c);
 template <typename T>
@@ -67,7 +66,7 @@ inline bool nchw_mma_weight_gradient(const WeightGradient<float>&) {
   return false;
 }
 
-// NHWC, 16 bits: tiles transposed in shared memory, matrix units.
+// NHWC, 16 bits: tiles transposed in shared memory, implicit GEMM on matrix units.
 template <typename T>
 bool nhwc_mma(const Convolution<T>& c);
 template <typename T>
@@ -79,31 +78,31 @@ inline bool nhwc_mma_weight_gradient(const WeightGradient<float>&) {
   return false;
 }
 
-// NHWC: rows stream through registers.
+// NHWC: input rows stream through registers.
 template <typename T>
 bool nhwc_stream(const Convolution<T>& c);
 template <typename T>
 bool nhwc_stream_weight_gradient(const WeightGradient<T>& c);
 
-// Either format: straight from the L1 cache, register tiles.
+// NCHW or NHWC: register tiles, inputs from the L1 cache.
 template <typename T>
 bool direct_l1(const Convolution<T>& c);
 template <typename T>
 bool direct_l1_weight_gradient(const WeightGradient<T>& c);
 
-// The same for any kernel, stride and dilation, and for float64.
+// The same with run-time kernel, stride and dilation; also float64.
 template <typename T>
 bool direct_l1_runtime(const Convolution<T>& c);
 template <typename T>
 bool direct_l1_runtime_weight_gradient(const WeightGradient<T>& c);
 
-// Either format, stride 1: input and filter in shared memory.
+// NCHW or NHWC, stride 1, dilation 1: input and filter in shared memory.
 template <typename T>
 bool large_filter(const Convolution<T>& c);
 template <typename T>
 bool large_filter_weight_gradient(const WeightGradient<T>& c);
 
-// f(Direct<K, S, D>{}) for the geometries that are compile-time constants; false for the others.
+// Return f(Direct<K, S, D>{}) for the tuned geometries, else false.
 template <typename F>
 bool dispatch_direct(const DepthwiseGeometry& g, const F& f) {
   if (g.kernel_h != g.kernel_w || g.stride_h != g.stride_w || g.dilation_h != g.dilation_w) {
@@ -122,7 +121,7 @@ bool dispatch_direct(const DepthwiseGeometry& g, const F& f) {
   return false;
 }
 
-// f(Transposed<K, parity>{}) likewise.
+// Return f(Transposed<K, padding parity>{}) for the tuned transposed geometries, else false.
 template <typename F>
 bool dispatch_transposed(const DepthwiseGeometry& g, const F& f) {
   if (g.kernel_h != g.kernel_w || g.stride_h != 2 || g.stride_w != 2 || g.dilation_h != 1 ||
@@ -143,7 +142,7 @@ bool dispatch_axis(const DepthwiseGeometry& g, bool transposed, const F& f) {
   return transposed ? dispatch_transposed(g, f) : dispatch_direct(g, f);
 }
 
-// Elements of input and output for each multiprocessor of the device: thresholds of the dispatch.
+// Return the input and output elements per SM: the "load" in the dispatch thresholds.
 inline int64_t elements_per_sm(const DepthwiseGeometry& g) {
   const int64_t elements = g.n * g.c * (g.h * g.w + g.out_h * g.out_w);
   return elements / Device::attribute(cudaDevAttrMultiProcessorCount);

@@ -1,6 +1,6 @@
-// large_filter: stride 1 and any filter that fits into shared memory, made for large ones.
+// large_filter: stride 1, dilation 1, any filter that fits in shared memory.
 //
-//      input window              filter, zeros around it
+//      input window              zero-padded filter
 //      ┌─────────────┐           ┌───────────┐
 //      │  2 × 8 out  │  slides   │ b … b + 3 │      sum[2][8] += filter[b] · input[8 + 4]
 //      │  ┌───────┐──┼──────►    │───────────│
@@ -8,10 +8,12 @@
 //
 //   block:   one tile of outputs of one channel, of several images
 //   shared:  the channel's filter and each image's input window, in float32
-//   thread:  2 × 8 outputs; skips the taps that the edge of the image hides
+//   thread:  2 × 8 outputs of one image; skips filter rows that read only padding
 //
-// The gradient of the weight is the same correlation with grad_output for the filter; its blocks
-// are stage 1 of a two-stage reduction.
+// Weight gradient: the same correlation with grad_output as the filter
+//   block:   one tile of taps of one channel, over a split of the images
+//   shared:  grad_output and input window of blockDim.z images, in float32; at the end the sums
+//   thread:  2 × 8 taps over every blockDim.z-th image; stage 1 of a two-stage reduction
 #include <optional>
 
 #include "depthwise_conv2d/cuda/families.cuh"
@@ -23,23 +25,23 @@ namespace {
 struct LargeFilterParams {
   int in_h, in_w, filter_h, filter_w, out_h, out_w;
   int padding_h, padding_w;
-  int tile_h, tile_w;      // outputs a tile
-  int tiles_h, tiles_w;    // tiles a map
-  int window_h, window_w;  // inputs staged a tile
-  int filter_pitch;
+  int tile_h, tile_w;      // outputs per tile
+  int tiles_h, tiles_w;    // tiles per map
+  int window_h, window_w;  // staged inputs per tile
+  int filter_pitch;        // row stride of the staged filter
   int images;
   ImageStrides in, filter, out;
 };
 
-constexpr int kLargeRows = 2;  // a thread's outputs
+constexpr int kLargeRows = 2;  // outputs per thread
 constexpr int kLargeCols = 8;
 
 inline __host__ __device__ int floor4(int x) {
   return x & ~3;
 }
 
-// Staged filters have a row of zeros above and below, and columns of zeros on both sides; their
-// column b lies so that the first tap that a thread reads is a multiple of 4.
+// Return the left zero columns of the staged filter, which align the threads' float4 loads. It also
+// has a row of zeros above and below, and zeros to the right.
 inline __host__ __device__ int filter_shift(int padding_w) {
   return 4 + (4 - (padding_w & 3)) % 4;
 }
@@ -74,20 +76,19 @@ __device__ void stage_window(const LargeFilterParams& params, float* shared,
   }
 }
 
-// Adds to sum what outputs (h … h + 1, w … w + 7) are: Σ filter[a, b] · image[h − p + a, w − p +
-// b].
+// Accumulate outputs (h … h + 1, w … w + 7): Σ filter[a, b] · image[h − p + a, w − p + b].
 __device__ inline void correlate(const LargeFilterParams& params, const float* window, int first_h,
                                  int first_w, const float* filter, int h, int w,
                                  float (&sum)[kLargeRows][kLargeCols]) {
   const int begin = max(0, h - params.padding_h);
   const int end = min(params.in_h, h + kLargeRows - 1 - params.padding_h + params.filter_h);
-  const int left = w - params.padding_w;  // the image column under tap 0 of the first output
+  const int left = w - params.padding_w;  // image column of tap 0 of the first output
   const int start = floor4(max(left, 1 - kLargeCols));
   const int taps = min(params.filter_w, params.in_w - left) - (start - left);
   const int shift = start - left + filter_shift(params.padding_w);
   for (int y = begin; y < end; ++y) {
     const float* x = window + (y - first_h) * params.window_w + start - first_w;
-    // Row y − h + p of the filter, one further down because of the row of zeros.
+    // Filter row y − h + p, below one row of zeros.
     const float* f = filter + (y - h + params.padding_h + 1) * params.filter_pitch + shift;
     float in[kLargeCols + 4];
 #pragma unroll
@@ -121,7 +122,7 @@ __device__ inline void correlate(const LargeFilterParams& params, const float* w
   }
 }
 
-// Block (group of images, channel, tile): every image has blockDim.x × blockDim.y threads.
+// Grid (images / blockDim.z, channel, tile); blockDim.x × blockDim.y threads per image.
 template <typename T>
 __global__ void __launch_bounds__(kMaxThreads)
     large_filter_kernel(LargeFilterParams params, bool flip, const T* __restrict__ in,
@@ -169,8 +170,7 @@ __global__ void __launch_bounds__(kMaxThreads)
   }
 }
 
-// The outputs are taps here. Block (split, channel, tile) goes through its images, blockDim.z at a
-// time, and sums up grad_output itself, too.
+// Grid (split, channel, tile of taps). Also sums grad_output for the bias gradient.
 template <typename T>
 __global__ void __launch_bounds__(kMaxThreads)
     large_filter_weight_gradient_kernel(LargeFilterParams params, const T* __restrict__ in,
@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(kMaxThreads)
     }
   }
 
-  // Over blockDim.z, one after the other, in shared memory that holds the tile and a bias a thread.
+  // Reduce over threadIdx.z in order. Shared memory: tile of taps, then one bias sum per thread.
   const int tile = params.tile_h * params.tile_w;
   for (int z = 0; z < blockDim.z; ++z) {
     __syncthreads();
@@ -243,7 +243,7 @@ __global__ void __launch_bounds__(kMaxThreads)
   }
 }
 
-bool is_unit_stride(const DepthwiseGeometry& g) {
+bool has_unit_stride_and_dilation(const DepthwiseGeometry& g) {
   return g.stride_h == 1 && g.stride_w == 1 && g.dilation_h == 1 && g.dilation_w == 1;
 }
 
@@ -259,8 +259,8 @@ struct LargeFilterPlan {
   size_t shared;
 };
 
-// Blocks of the large kernels, filters shared by the images of a block or one each. Nothing where
-// not even one image's filter and window fit into shared memory.
+// Blocks of the large kernels, filters shared by the images of a block or one image_bytes. Nothing
+// where not even one image's filter and window fit into shared memory.
 std::optional<LargeFilterPlan> plan_large_filter(int64_t images, int64_t in_h, int64_t in_w,
                                                  int64_t filter_h, int64_t filter_w,
                                                  int64_t padding_h, int64_t padding_w,
@@ -274,36 +274,36 @@ std::optional<LargeFilterPlan> plan_large_filter(int64_t images, int64_t in_h, i
   params.images = images;
   params.filter_pitch = round_up(filter_shift(padding_w) + filter_w + 4, 4);
   const size_t filter = sizeof(float) * (filter_h + 2) * params.filter_pitch;
-  for (int most = 64; most >= 8; most /= 2) {
-    params.tiles_h = ceil_div(params.out_h, most), params.tiles_w = ceil_div(params.out_w, most);
+  for (int max_tile = 64; max_tile >= 8; max_tile /= 2) {
+    params.tiles_h = ceil_div(params.out_h, max_tile),
+    params.tiles_w = ceil_div(params.out_w, max_tile);
     params.tile_h = round_up(ceil_div(params.out_h, params.tiles_h), kLargeRows);
     params.tile_w = round_up(ceil_div(params.out_w, params.tiles_w), kLargeCols);
     params.window_h = std::min<int64_t>(params.tile_h + filter_h - 1, in_h);
     params.window_w = round_up(std::min<int64_t>(params.tile_w + filter_w, in_w + 12) + 20, 4);
     const size_t window = sizeof(float) * params.window_h * params.window_w;
     const int threads = params.tile_h / kLargeRows * params.tile_w / kLargeCols;
-    const size_t fixed = shared_filter ? filter : 0;
-    const size_t each = window + filter - fixed;
+    const size_t common_bytes = shared_filter ? filter : 0;
+    const size_t image_bytes = window + filter - common_bytes;
     const size_t sums = sizeof(float) * (params.tile_h * params.tile_w + threads);
-    if (threads > kMaxThreads || std::max(fixed + each, sums) > kSharedBytes) {
+    if (threads > kMaxThreads || std::max(common_bytes + image_bytes, sums) > kSharedBytes) {
       continue;
     }
     const int64_t z = std::min({int64_t{kMaxThreads / threads}, images, int64_t{64},
-                                static_cast<int64_t>((kSharedBytes - fixed) / each)});
+                                static_cast<int64_t>((kSharedBytes - common_bytes) / image_bytes)});
     return LargeFilterPlan{params, dim3(params.tile_w / kLargeCols, params.tile_h / kLargeRows, z),
                            int64_t{params.tiles_h} * params.tiles_w,
-                           std::max(fixed + z * each, sums)};
+                           std::max(common_bytes + z * image_bytes, sums)};
   }
   return std::nullopt;
 }
 
-// The convolution with stride 1 for any filter; false where it is not that or does not fit.
 }  // namespace
 
 template <typename T>
 bool large_filter(const Convolution<T>& c) {
   const DepthwiseGeometry& g = c.g;
-  if (!is_unit_stride(g)) {
+  if (!has_unit_stride_and_dilation(g)) {
     return false;
   }
   auto plan = plan_large_filter(g.n, c.in.h, c.in.w, g.kernel_h, g.kernel_w, c.padding_h,
@@ -323,7 +323,7 @@ bool large_filter(const Convolution<T>& c) {
 template <typename T>
 bool large_filter_weight_gradient(const WeightGradient<T>& c) {
   const DepthwiseGeometry& g = c.g;
-  if (!is_unit_stride(g)) {
+  if (!has_unit_stride_and_dilation(g)) {
     return false;
   }
   auto plan = plan_large_filter(g.n, g.h, g.w, g.out_h, g.out_w, g.padding_h, g.padding_w, false);
@@ -342,12 +342,11 @@ bool large_filter_weight_gradient(const WeightGradient<T>& c) {
   return true;
 }
 
-#define OPS_INSTANTIATE(T)                           \
-  template bool large_filter(const Convolution<T>&); \
-  template bool large_filter_weight_gradient(const WeightGradient<T>&)
-OPS_INSTANTIATE(float);
-OPS_INSTANTIATE(Half);
-OPS_INSTANTIATE(BFloat16);
-#undef OPS_INSTANTIATE
+template bool large_filter(const Convolution<float>&);
+template bool large_filter(const Convolution<Half>&);
+template bool large_filter(const Convolution<BFloat16>&);
+template bool large_filter_weight_gradient(const WeightGradient<float>&);
+template bool large_filter_weight_gradient(const WeightGradient<Half>&);
+template bool large_filter_weight_gradient(const WeightGradient<BFloat16>&);
 
 }  // namespace ops::cuda

@@ -1,20 +1,19 @@
-// Implicit GEMM of the mma families: a warp computes tiles of 16-bit feature maps, with stride 1.
+// Implicit GEMM of the mma families (16 bits, stride 1): warp tiles of feature maps.
 //
 //      16 rows of inputs      banded Toeplitz matrix       16 × 8 outputs,
-//      ┌───────────────┐      ┌───────────┐                a product a row of the filter
+//      ┌───────────────┐      ┌───────────┐                one product per filter row
 //      │ 16 columns    │  ×   │ t         │ 16 inputs      ┌───────┐
 //      │               │      │ t t       │           ──►  │ += 8  │
 //      └───────────────┘      │ t t t   8 │                └───────┘
 //                             └───────────┘ outputs
 //
-// A row of a filter, its taps along diagonals, takes neighbouring inputs to neighbouring outputs.
-// Most of the matrix is zero, and still 7×7 filters are twice as fast as by fused multiply-adds.
-// Products are exact, sums are in float32.
+// The Toeplitz matrix of a filter row has its taps along diagonals. Most of it is zero, yet 7×7
+// filters are twice as fast as with FMAs. Products are exact; accumulation is in float32. Elements
+// are loaded in pairs (32-bit words), so widths are even. NHWC is transposed first: nhwc_mma.cuh.
 //
-// Pairs of elements move at once, so widths are even; NHWC is transposed first, see nhwc_mma.cuh.
-// Lane 4 g + t of a warp holds, of a product's 16 × 8 results, columns 2 t and 2 t + 1 of rows g
-// and g + 8; of the left factor the same rows, of the right one column g, and of both elements 2 t,
-// 2 t + 1 and these + 8 along the sum.
+// Fragments of mma.m16n8k16 in lane 4 g + t: accumulators of rows g, g + 8 and columns 2 t, 2 t +
+// 1; left operand of rows g, g + 8, right operand of column g, both at k = 2 t, 2 t + 1, 2 t + 8,
+// 2 t + 9.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -24,7 +23,7 @@
 
 namespace ops::cuda {
 
-struct Lane {
+struct Lane {  // groupID and threadID_in_group of the PTX documentation
   int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 };
 
@@ -38,10 +37,9 @@ struct Packed<BFloat16> {
     const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
     return reinterpret_cast<const unsigned&>(both);
   }
-  // result = sum + left · right.
-  static __device__ void multiply(float (&result)[4], const float (&sum)[4], unsigned l0,
-                                  unsigned l1, unsigned l2, unsigned l3,
-                                  const unsigned (&right)[2]) {
+  // Compute result = sum + left · right.
+  static __device__ void mma(float (&result)[4], const float (&sum)[4], unsigned l0, unsigned l1,
+                             unsigned l2, unsigned l3, const unsigned (&right)[2]) {
 #if __CUDA_ARCH__ >= 800
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
         "{%8, %9}, {%10, %11, %12, %13};"
@@ -61,9 +59,8 @@ struct Packed<Half> {
     const __half2 both = __floats2half2_rn(low, high);
     return reinterpret_cast<const unsigned&>(both);
   }
-  static __device__ void multiply(float (&result)[4], const float (&sum)[4], unsigned l0,
-                                  unsigned l1, unsigned l2, unsigned l3,
-                                  const unsigned (&right)[2]) {
+  static __device__ void mma(float (&result)[4], const float (&sum)[4], unsigned l0, unsigned l1,
+                             unsigned l2, unsigned l3, const unsigned (&right)[2]) {
 #if __CUDA_ARCH__ >= 800
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
         "{%8, %9}, {%10, %11, %12, %13};"
@@ -76,12 +73,12 @@ struct Packed<Half> {
   }
 };
 
-// The rows of a filter as matrices: row a takes two pieces of 8 inputs to 8 outputs.
+// Fragments of the Toeplitz matrices (16 inputs × 8 outputs), one per filter row.
 template <int kWidth, typename T>
 struct ToeplitzFilter {
   unsigned rows[kWidth][2];
 
-  // Windows begin `odd` inputs before those of the first output.
+  // `odd` (0 or 1): inputs are loaded from one column before the first window.
   __device__ void load(const T* filter, bool flip, int odd) {
     const Lane lane;
     const auto tap = [&](int a, int b) -> unsigned {
@@ -100,12 +97,12 @@ struct ToeplitzFilter {
   }
 };
 
-// sum = bias + the filter times windows of inputs, kProducts pieces of 8 outputs beside each other
-// in each of 16 rows. load(a, upper, lower): the pieces of inputs that row a of the filter meets,
-// those of the first 8 rows and of the others.
+// Compute sum = bias + Σ inputs × Toeplitz matrix over the filter rows, for 16 rows × kProducts
+// blocks of 8 output columns. load(a, upper, lower) loads the inputs of filter row a, in blocks of
+// 8 columns, for output rows 0–7 and 8–15.
 template <int kProducts, int kWidth, typename T, typename Load>
-__device__ void multiply(float (&sum)[kProducts][4], float bias,
-                         const ToeplitzFilter<kWidth, T>& filter, const Load& load) {
+__device__ void toeplitz_product(float (&sum)[kProducts][4], float bias,
+                                 const ToeplitzFilter<kWidth, T>& filter, const Load& load) {
   float initial[4] = {bias, bias, bias, bias};
 #pragma unroll
   for (int a = 0; a < kWidth; ++a) {
@@ -114,14 +111,14 @@ __device__ void multiply(float (&sum)[kProducts][4], float bias,
 #pragma unroll
     for (int n = 0; n < kProducts; ++n) {
       const auto& before = a == 0 ? initial : sum[n];
-      Packed<T>::multiply(sum[n], before, upper[n], lower[n], upper[n + 1], lower[n + 1],
-                          filter.rows[a]);
+      Packed<T>::mma(sum[n], before, upper[n], lower[n], upper[n + 1], lower[n + 1],
+                     filter.rows[a]);
     }
   }
 }
 
-// Zeros of the matrices times inputs that are not finite are not a number. Those sums again, tap by
-// tap: exact(row, column) of a result, from the lane's first on.
+// Zeros of a Toeplitz matrix times non-finite inputs are NaN. Recompute sums that are NaN with
+// exact(row, column), relative to the lane's first result.
 template <int kProducts, typename F>
 __device__ void recompute_nan(float (&sum)[kProducts][4], const F& exact) {
   bool any = false;
@@ -146,8 +143,7 @@ __device__ void recompute_nan(float (&sum)[kProducts][4], const F& exact) {
   }
 }
 
-// The sum of a filter's taps times the inputs whose window begins in row y, column x of an image of
-// in_h × in_w elements, of which `map` is the first.
+// Return one output, tap by tap. Its window begins at row y, column x of the in_h × in_w map.
 template <int kWidth, typename T>
 __device__ __noinline__ float exact_output(const T* map, int pitch, int in_h, int in_w, int y,
                                            int x, const T* filter, bool flip) {
@@ -162,14 +158,14 @@ __device__ __noinline__ float exact_output(const T* map, int pitch, int in_h, in
   return sum;
 }
 
-// 16 rows of outputs of kMaps neighbouring maps, kProducts matrix products beside each other.
+// A warp tile: 16 rows × kProducts blocks of 8 columns, of kMaps adjacent maps.
 template <typename Axis, int kProductsAcross>
 struct MmaShape {
   static constexpr int kWidth = Axis::kTaps;
   static constexpr int kProducts = kProductsAcross;
-  static constexpr int kPieces = kProducts + 1;
+  static constexpr int kColumnBlocks = kProducts + 1;
   static constexpr int kRows = 16, kCols = 8 * kProducts;
-  // As registers allow.
+  // Limited by registers.
   static constexpr int kMaps = kProducts > 4 ? 1 : kProducts > 2 || kWidth == 7 ? 2 : 4;
   static constexpr int kThreads = 32;
   static constexpr int kThreadsPerBlock = 128;
@@ -177,21 +173,21 @@ struct MmaShape {
   static_assert(Axis::step(1) == 1 && 8 + kWidth <= 16, "a product's window");
 };
 
-// The tile that a warp computes in every range of maps: its first map and output.
+// A warp's tile within every stage: its first map and output.
 template <typename Shape>
 struct MmaPosition {
   int map, row, col;
 
   __device__ explicit MmaPosition(const NchwParams& params) {
     const int tile = threadIdx.x / 32;
-    const int line = tile / params.across;
-    map = line / params.down * Shape::kMaps;
-    row = line % params.down * Shape::kRows;
-    col = tile % params.across * Shape::kCols;
+    const int line = tile / params.tiles_w;
+    map = line / params.tiles_h * Shape::kMaps;
+    row = line % params.tiles_h * Shape::kRows;
+    col = tile % params.tiles_w * Shape::kCols;
   }
 };
 
-// A tile of the convolution of contiguous images.
+// Forward pass or input gradient of one warp tile, NCHW. Members as in FmaTile.
 template <typename TileAxis, int kProducts, typename Element>
 class MmaTile {
  public:
@@ -205,49 +201,50 @@ class MmaTile {
         odd_(params.start_w & 1),
         in_col_(params.start_w - odd_ + at_.col + 2 * lane_.t) {
 #pragma unroll
-    for (int i = 0; i < Shape::kPieces; ++i) {
+    for (int i = 0; i < Shape::kColumnBlocks; ++i) {
       const bool inside =
           static_cast<unsigned>(in_col_ + 8 * i) < static_cast<unsigned>(params.in_w);
-      inside_ |= inside ? 1u << i : 0u;
+      inside_mask_ |= inside ? 1u << i : 0u;
     }
   }
 
-  __device__ int map() const { return at_.map; }  // the first, of a range
+  __device__ int map() const { return at_.map; }  // first map within a stage
 
   __device__ void load_filter(const T* weight, const T* bias, int channel, bool flip) {
     flip_ = flip;
 #pragma unroll
     for (int p = 0; p < Shape::kMaps; ++p) {
-      channel = params_.wrap(channel + (p > 0));
+      channel = params_.wrap_channel(channel + (p > 0));
       weight_[p] = weight + channel * kWidth * kWidth;
       bias_[p] = bias ? static_cast<float>(bias[channel]) : 0.0f;
       filter_[p].load(weight_[p], flip, odd_);
     }
   }
 
-  __device__ void convolve(const T* shared, int /*zeros*/, int maps, const StageRange& range) {
+  __device__ void convolve(const T* shared, int /*zeros*/, int in_offset, const StageRange& range) {
     const int pitch = params_.in_w / 2;  // in words
     const int y = params_.start_h + range.out_row + at_.row + lane_.g;
-    const unsigned* words = reinterpret_cast<const unsigned*>(shared + maps) + in_col_ / 2 +
+    const unsigned* words = reinterpret_cast<const unsigned*>(shared + in_offset) + in_col_ / 2 +
                             (at_.map * range.in_rows + y - range.in_row) * pitch;
 #pragma unroll
     for (int p = 0; p < Shape::kMaps; ++p, words += range.in_rows * pitch) {
       if (at_.map + p >= range.maps) {
         break;
       }
-      using Pieces = unsigned[Shape::kPieces];
-      multiply(sum_[p], bias_[p], filter_[p], [&](int a, Pieces& upper, Pieces& lower) {
-        const unsigned of_upper = params_.has_in_row(y + a) ? inside_ : 0;
-        const unsigned of_lower = params_.has_in_row(y + a + 8) ? inside_ : 0;
+      using ColumnBlocks = unsigned[Shape::kColumnBlocks];
+      toeplitz_product(
+          sum_[p], bias_[p], filter_[p], [&](int a, ColumnBlocks& upper, ColumnBlocks& lower) {
+            const unsigned upper_mask = params_.has_in_row(y + a) ? inside_mask_ : 0;
+            const unsigned lower_mask = params_.has_in_row(y + a + 8) ? inside_mask_ : 0;
 #pragma unroll
-        for (int i = 0; i < Shape::kPieces; ++i) {
-          upper[i] = of_upper & 1u << i ? words[4 * i + a * pitch] : 0;
-          lower[i] = of_lower & 1u << i ? words[4 * i + (a + 8) * pitch] : 0;
-        }
-      });
+            for (int i = 0; i < Shape::kColumnBlocks; ++i) {
+              upper[i] = upper_mask & 1u << i ? words[4 * i + a * pitch] : 0;
+              lower[i] = lower_mask & 1u << i ? words[4 * i + (a + 8) * pitch] : 0;
+            }
+          });
       recompute_nan(sum_[p], [&](int row, int col) {
         const T* map =
-            shared + maps + ((at_.map + p) * range.in_rows - range.in_row) * params_.in_w;
+            shared + in_offset + ((at_.map + p) * range.in_rows - range.in_row) * params_.in_w;
         return bias_[p] + exact_output<kWidth>(
                               map, params_.in_w, params_.in_h, params_.in_w, y + row,
                               params_.start_w + at_.col + 2 * lane_.t + col, weight_[p], flip_);
@@ -255,11 +252,11 @@ class MmaTile {
     }
   }
 
-  __device__ void store(T* maps, const StageRange& range) const {
+  __device__ void store(T* outputs, const StageRange& range) const {
     const int pitch = params_.out_w / 2;
     const int row = at_.row + lane_.g, col = at_.col + 2 * lane_.t;
     unsigned* words =
-        reinterpret_cast<unsigned*>(maps) + (at_.map * range.out_rows + row) * pitch + col / 2;
+        reinterpret_cast<unsigned*>(outputs) + (at_.map * range.out_rows + row) * pitch + col / 2;
 #pragma unroll
     for (int p = 0; p < Shape::kMaps; ++p, words += range.out_rows * pitch) {
       if (at_.map + p >= range.maps) {
@@ -285,9 +282,9 @@ class MmaTile {
   const NchwParams& params_;
   const Lane lane_;
   const MmaPosition<Shape> at_;
-  const int odd_;        // 1 where the first input column is odd: loads begin one column earlier
-  const int in_col_;     // of the first pair
-  unsigned inside_ = 0;  // which pieces' pairs are inside the image
+  const int odd_;             // 1 if the first input column is odd: loads begin one column earlier
+  const int in_col_;          // first column of the lane's pairs
+  unsigned inside_mask_ = 0;  // bit i: the pair of column block i is inside the image
   ToeplitzFilter<kWidth, T> filter_[Shape::kMaps];
   const T* weight_[Shape::kMaps];
   float bias_[Shape::kMaps];

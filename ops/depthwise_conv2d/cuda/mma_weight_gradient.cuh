@@ -1,63 +1,69 @@
-// Weight gradients of the mma families: see mma_tile.cuh.
+// Weight gradient of the mma families (implicit GEMM, see mma_tile.cuh for the operand layout).
+//
+//      16 rows of inputs,        8 rows of grad_output,      16 × 8 sums for filter column b,
+//      columns shifted by b      transposed                  added up over all tiles
+//      ┌────────────────┐        ┌───────────┐               ┌───────┐
+//      │ 16 columns     │   ×    │ 16 columns│      ──►      │ +=    │  tap (a, b) = sum of the
+//      └────────────────┘        └───────────┘               └───────┘  a-th diagonal
+//
+// A product with ones instead of inputs gives the bias gradient.
 #pragma once
 
 #include "depthwise_conv2d/cuda/mma_tile.cuh"
 
 namespace ops::cuda {
 
-// Gradients of a filter and its bias, as a warp sums them up. 8 rows of inputs and more times as
-// many rows of grad_output, one a few columns along the other, give a matrix whose diagonals are
-// taps of a filter's column.
+// Accumulators of a warp: one 16 × 8 matrix per filter column, and one for the bias.
 template <int kWidth, typename T>
 class DiagonalSums {
  public:
   static constexpr int kTaps = kWidth * kWidth;
   static constexpr int kRows = 8;  // of grad_output
-  // 1 where the padding that keeps an image's size is odd: loads then begin a column earlier, at an
-  // even one.
+  // Parity of "same" padding. Odd: loads start one column earlier, at an aligned 32-bit word.
   static constexpr int kOdd = (kWidth - 1) / 2 % 2;
-  // Words from which a lane takes the pairs of all columns of a filter.
+  // 32-bit words of inputs that a lane needs for all filter columns.
   static constexpr int kWords = (kOdd + kWidth - 1) / 2 + 1 + kOdd;
   static_assert(kRows + kWidth <= 16, "the window of a product's rows");
 
-  // Floats of shared memory for the sums of so many warps.
-  static constexpr size_t floats(int warps) {
-    return static_cast<size_t>(warps) * kMatrices * kMatrix;
+  // Return the shared memory of `warps` warps, in floats.
+  static constexpr size_t shared_floats(int warps) {
+    return static_cast<size_t>(warps) * kMatrices * kMatrixSize;
   }
 
-  // in: words of row g of the window, of row g + 8, and of both those 8 columns on.
+  // Multiply and accumulate. in: words of window rows g and g + 8, then both 8 columns further.
   __device__ void add(const unsigned (&in)[4][kWords], const unsigned (&grad)[2]) {
 #pragma unroll
     for (int b = 0; b < kWidth; ++b) {
-      Packed<T>::multiply(sum_[b], sum_[b], pair(in[0], b), pair(in[1], b), pair(in[2], b),
-                          pair(in[3], b), grad);
+      Packed<T>::mma(sum_[b], sum_[b], input_pair(in[0], b), input_pair(in[1], b),
+                     input_pair(in[2], b), input_pair(in[3], b), grad);
     }
     constexpr unsigned kOnes = Packed<T>::kOnes;
-    Packed<T>::multiply(sum_[kWidth], sum_[kWidth], kOnes, kOnes, kOnes, kOnes, grad);
+    Packed<T>::mma(sum_[kWidth], sum_[kWidth], kOnes, kOnes, kOnes, kOnes, grad);
   }
 
-  // The sums of a warp, in the place of so many before them, and then, when the threads have
-  // synchronised, put(i, sum) those of `tiles` warps for each of `channels` channels.
-  __device__ void leave(float* shared, int before) const {
+  // Store the accumulators as the index-th of all tiles in shared memory. Then, after
+  // __syncthreads, reduce the diagonals over `tiles` tiles per channel and call put(i, sum).
+  __device__ void store_partial(float* shared, int index) const {
     const Lane lane;
-    float* mine = shared + floats(before);
+    float* matrices = shared + shared_floats(index);
 #pragma unroll
     for (int i = 0; i < kMatrices; ++i) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        mine[i * kMatrix + (lane.g + j / 2 * 8) * 8 + 2 * lane.t + j % 2] = sum_[i][j];
+        matrices[i * kMatrixSize + (lane.g + j / 2 * 8) * 8 + 2 * lane.t + j % 2] = sum_[i][j];
       }
     }
   }
   template <typename Put>
-  __device__ static void add_up(const float* shared, int tiles, int channels, const Put& put) {
-    add_lanes(channels * (kTaps + 1), put, [&](int i, int lane) {
+  __device__ static void reduce_tiles(const float* shared, int tiles, int channels,
+                                      const Put& put) {
+    reduce_lanes(channels * (kTaps + 1), put, [&](int i, int lane) {
       const int tap = i % (kTaps + 1);
       const int matrix = tap < kTaps ? tap % kWidth : kWidth;
       const int row = tap < kTaps ? lane + tap / kWidth : 0;
-      const float* tile = shared + (i / (kTaps + 1) * tiles * kMatrices + matrix) * kMatrix;
+      const float* tile = shared + (i / (kTaps + 1) * tiles * kMatrices + matrix) * kMatrixSize;
       float sum = 0;
-      for (int t = 0; t < tiles; ++t, tile += kMatrices * kMatrix) {
+      for (int t = 0; t < tiles; ++t, tile += kMatrices * kMatrixSize) {
         sum += tile[row * 8 + lane];
       }
       return sum;
@@ -65,20 +71,20 @@ class DiagonalSums {
   }
 
  private:
-  static constexpr int kMatrices = kWidth + 1, kMatrix = 16 * 8;
+  static constexpr int kMatrices = kWidth + 1, kMatrixSize = 16 * 8;
 
-  float sum_[kMatrices][4] = {};  // a filter's columns, and grad_output itself
+  float sum_[kMatrices][4] = {};  // filter columns, bias
 
-  // The inputs that two neighbouring outputs join with column b of the filter.
-  static __device__ unsigned pair(const unsigned (&words)[kWords], int b) {
+  // Return the inputs of two adjacent outputs at filter column b, packed.
+  static __device__ unsigned input_pair(const unsigned (&words)[kWords], int b) {
     const int first = kOdd + b;
     return first % 2 ? __byte_perm(words[first / 2], words[first / 2 + 1], 0x5432)
                      : words[first / 2];
   }
 };
 
-// 8 rows of outputs, as long as they are.
-struct MmaWeightShape {
+// A warp tile: 8 whole rows of grad_output.
+struct MmaWeightGradientShape {
   static constexpr int kRows = 8, kCols = 1 << 20;
   static constexpr int kMaps = 1;
   static constexpr int kThreads = 32;
@@ -86,37 +92,38 @@ struct MmaWeightShape {
   static constexpr int kThreadsPerSm = 512;
 };
 
-// A tile's part of them, of contiguous images.
-template <typename SumsAxis, typename Element>
-class MmaWeightTile {
+// Sums of one warp tile for the gradients of a filter and its bias, NCHW.
+template <typename TileAxis, typename Element>
+class MmaWeightGradientTile {
  public:
-  using Axis = SumsAxis;
+  using Axis = TileAxis;
   using T = Element;
-  using Shape = MmaWeightShape;
+  using Shape = MmaWeightGradientShape;
   using Diagonals = DiagonalSums<Axis::kTaps, T>;
   static constexpr int kTaps = Diagonals::kTaps, kOdd = Diagonals::kOdd;
   static_assert(Axis::step(1) == 1);
 
-  // Floats of shared memory for `total`.
-  static size_t floats(int threads) { return Diagonals::floats(threads / 32); }
+  // Return the shared memory of `reduce`, in floats.
+  static size_t shared_floats(int threads) { return Diagonals::shared_floats(threads / 32); }
 
-  __device__ explicit MmaWeightTile(const NchwParams& params) : params_(params), at_(params) {}
+  __device__ explicit MmaWeightGradientTile(const NchwParams& params)
+      : params_(params), at_(params) {}
 
   __device__ int map() const { return at_.map; }
 
-  // `maps` and `grads`: where those of the range lie in `shared`.
-  __device__ void add(const T* shared, int /*zeros*/, int maps, int grads,
+  // Accumulate a stage: inputs at shared[in_offset], grad_output at shared[grad_offset].
+  __device__ void add(const T* shared, int /*zeros*/, int in_offset, int grad_offset,
                       const StageRange& range) {
     const int in_pitch = params_.in_w / 2, out_pitch = params_.out_w / 2;  // in words
     const int row = at_.row + lane_.g;
-    const unsigned* grad = reinterpret_cast<const unsigned*>(shared + grads) +
+    const unsigned* grad = reinterpret_cast<const unsigned*>(shared + grad_offset) +
                            (at_.map * range.out_rows + row) * out_pitch + lane_.t;
     const int y = params_.start_h + range.out_row + row;
     int in_col = params_.start_w - kOdd + 2 * lane_.t;
-    const unsigned* upper = reinterpret_cast<const unsigned*>(shared + maps) + in_col / 2 +
+    const unsigned* upper = reinterpret_cast<const unsigned*>(shared + in_offset) + in_col / 2 +
                             (at_.map * range.in_rows + y - range.in_row) * in_pitch;
     const unsigned* lower = upper + 8 * in_pitch;
-    // Widths of rows, none of those outside of the image.
+    // Row widths; 0 for rows outside the image.
     const unsigned upper_w = params_.has_in_row(y) ? params_.in_w : 0;
     const unsigned lower_w =
         params_.has_in_row(y + 8) && lane_.g < Axis::kTaps - 1 ? params_.in_w : 0;
@@ -138,12 +145,12 @@ class MmaWeightTile {
     }
   }
 
-  // put(i, sum) the sums of all tiles of each of `channels` maps.
+  // Reduce the sums over the tiles of each of `channels` maps: call put(i, sum).
   template <typename Put>
-  __device__ void total(float* shared, int channels, const Put& put) const {
-    sums_.leave(shared, threadIdx.x / 32);
+  __device__ void reduce(float* shared, int channels, const Put& put) const {
+    sums_.store_partial(shared, threadIdx.x / 32);
     __syncthreads();
-    Diagonals::add_up(shared, params_.across * params_.down, channels, put);
+    Diagonals::reduce_tiles(shared, params_.tiles_w * params_.tiles_h, channels, put);
   }
 
  private:

@@ -1,12 +1,17 @@
-// naive: any geometry of any size, in 64-bit arithmetic.
+// naive: any geometry and size, in 64-bit arithmetic.
 //
 //      input  ┌─┬─┬─┐           output
 //             ├─┼─┼─┤  ───────►  ┌─┐
 //             └─┴─┴─┘            └─┘
 //
-//   block:   kNaiveThreads neighbouring outputs; of weight gradients, one tap of one channel
-//   shared:  nothing; of weight gradients, the sums of its threads
-//   thread:  one output, tap by tap; of weight gradients, its share of the outputs
+//   block:   kNaiveThreads adjacent outputs
+//   shared:  nothing
+//   thread:  one output, tap by tap
+//
+// Weight gradient
+//   block:   one tap (or the bias) of one channel
+//   shared:  one sum per thread
+//   thread:  every kNaiveThreads-th output; then a tree reduction in a fixed order
 #pragma once
 
 #include "core/cuda/common.cuh"
@@ -16,7 +21,7 @@ namespace ops::cuda {
 
 constexpr int kNaiveThreads = 256;
 
-// Position of flat index i (in memory order) of an image of height × width.
+// Coordinates of the element at memory index i of an image tensor.
 struct Position {
   int64_t n, c, h, w;
 
@@ -39,7 +44,6 @@ __device__ inline int64_t offset(const DepthwiseGeometry& g, int64_t n, int64_t 
                          : ((n * g.c + c) * height + h) * width + w;
 }
 
-// One thread an output element, neighbours in memory to neighbouring threads.
 template <typename T>
 __global__ void __launch_bounds__(kNaiveThreads)
     naive_forward_kernel(DepthwiseGeometry g, const T* __restrict__ x, const T* __restrict__ weight,
@@ -93,8 +97,7 @@ __global__ void __launch_bounds__(kNaiveThreads)
   out[i] = static_cast<T>(sum);
 }
 
-// One block a (channel, tap); the last tap of a channel is the bias. Threads add up their shares of
-// the outputs, then each other's sums in a fixed order.
+// Grid: channels × (taps + 1); the last "tap" is the bias.
 template <typename T>
 __global__ void __launch_bounds__(kNaiveThreads)
     naive_weight_gradient_kernel(DepthwiseGeometry g, const T* __restrict__ grad,

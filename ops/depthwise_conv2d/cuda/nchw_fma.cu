@@ -1,3 +1,5 @@
+// nchw_fma: dispatch over geometries and dtypes; kernels in nchw_kernels.cuh, tiles in
+// nchw_fma.cuh.
 #include "depthwise_conv2d/cuda/nchw_fma.cuh"
 #include "depthwise_conv2d/cuda/nchw_kernels.cuh"
 
@@ -12,7 +14,7 @@ bool nchw_fma(const Convolution<T>& c) {
 template <typename T>
 bool nchw_fma_weight_gradient(const WeightGradient<T>& c) {
   return dispatch_direct(c.g, [&](auto axis) {
-    return launch_nchw_weight_gradient<FmaWeightTile<decltype(axis), T>>(c);
+    return launch_nchw_weight_gradient<FmaWeightGradientTile<decltype(axis), T>>(c);
   });
 }
 

@@ -1,4 +1,4 @@
-// nchw_fma: register tiles of contiguous images, fused multiply-adds in float32.
+// nchw_fma: NCHW, register tiles, FMAs in float32.
 //
 //      ring buffer in shared memory              register tile
 //      ┌────────────┬──────────┬──────────┐      ┌─────────────┐
@@ -7,11 +7,13 @@
 //      └────────────┴──────────┴──────────┘      └─────────────┘
 //
 //   block:   a range of feature maps (one channel of one image each) or a band of rows of one
-//   shared:  a ring buffer of kStages spans, filled by bulk copies; results replace the inputs
+//   shared:  a ring buffer of kStages stages, filled by bulk copies; outputs overwrite the inputs
 //   thread:  a register tile of 4 to 7 rows × 7 or 14 columns of one feature map
 //
-// Weight gradient: a thread keeps one sum a tap and goes through the same tile of all images; stage
-// 1 of a two-stage reduction.
+// Weight gradient
+//   block:   a range of channels (or a band of one), of every gridDim.y-th image
+//   shared:  a ring buffer of two stages: inputs and grad_output; at the end the sums
+//   thread:  one sum per tap over the same tile of all images; stage 1 of a two-stage reduction
 #pragma once
 
 #include <cuda_fp16.h>
@@ -20,44 +22,44 @@
 
 namespace ops::cuda {
 
-// Odd steps along a row spread the threads of a warp over the banks of shared memory, and 7 divides
-// the usual 7, 14, 28, 56, 112, 224.
+// Tile sizes. 7 columns: an odd stride avoids bank conflicts, and 7 divides the usual widths 7, 14,
+// 28, 56, 112, 224.
 template <typename Axis>
 struct FmaShape {
   static constexpr bool kTransposed = Axis::step(8) == 4;
   static constexpr int kRows = Axis::kTaps == 7     ? 4
                                : kTransposed        ? (Axis::kTaps == 3 ? 6 : 4)
                                : Axis::step(1) == 2 ? 5
-                                                    : 7;  // as registers allow
+                                                    : 7;  // limited by registers
   static constexpr int kCols = kTransposed ? 14 : 7;
   static constexpr int kInRows = Axis::inputs(kRows);
   static constexpr int kInCols = Axis::inputs(kCols);
   static constexpr int kTaps = Axis::kTaps * Axis::kTaps;
-  static constexpr int kThreads = 1;  // of a tile
+  static constexpr int kThreads = 1;  // per tile
   static constexpr int kMaps = 1;
   static constexpr int kThreadsPerSm = 512;
-  static constexpr int kThreadsPerBlock = 128;  // where a row of tiles is no longer
+  static constexpr int kThreadsPerBlock = 128;  // preferred
 };
 
-// The tile that a thread computes in every range of maps: its map and first output.
+// A thread's tile within every stage: its map and first output.
 template <typename Axis>
 struct FmaPosition {
   int map, row, col;
 
-  // Rows of tiles begin further left, one after the other, where threads of a warp that are below
-  // each other would meet in a bank.
+  // Shift successive rows of tiles to the left by up to spare_cols, against bank conflicts between
+  // threads with tiles below each other.
   __device__ explicit FmaPosition(const NchwParams& params) {
     using Shape = FmaShape<Axis>;
     constexpr int kStep = Shape::kTransposed ? 2 : 1;
-    const int line = threadIdx.x / params.across;
-    map = line / params.down;
-    row = line % params.down * Shape::kRows;
-    col = threadIdx.x % params.across * Shape::kCols - line % (params.shifts / kStep + 1) * kStep;
+    const int line = threadIdx.x / params.tiles_w;
+    map = line / params.tiles_h;
+    row = line % params.tiles_h * Shape::kRows;
+    col = threadIdx.x % params.tiles_w * Shape::kCols -
+          line % (params.spare_cols / kStep + 1) * kStep;
   }
 };
 
-// Elements that may be outside the image are masked on the way to float32, at the price of one
-// integer instruction.
+// Conversion to float32 that zeroes elements outside the image: one integer instruction.
 template <typename T>
 struct Mask;
 
@@ -71,7 +73,7 @@ struct Mask<float> {
 
 template <>
 struct Mask<BFloat16> {
-  static constexpr unsigned kKeep = 1u << 16;  // the upper half of a float32
+  static constexpr unsigned kKeep = 1u << 16;  // bfloat16 is the upper half of a float32
   static __device__ float apply(BFloat16 x, unsigned mask) { return __uint_as_float(x.x * mask); }
 };
 
@@ -83,7 +85,7 @@ struct Mask<Half> {
   }
 };
 
-// Which of kCount columns from `first` on are inside an image.
+// Masks of kCount columns from `first` on: zero outside the image.
 template <typename T, int kCount>
 struct ColumnMasks {
   unsigned mask[kCount];
@@ -104,7 +106,7 @@ struct ColumnMasks {
   }
 };
 
-// The filter of a channel, and the bias.
+// A channel's filter and bias in registers.
 template <int kTaps, typename T>
 struct Filter {
   float tap[kTaps];
@@ -126,7 +128,7 @@ struct Filter {
   }
 };
 
-// The inputs under a tile.
+// Input window of a tile in shared memory.
 template <typename Axis, typename T>
 class FmaWindow {
   using Shape = FmaShape<Axis>;
@@ -135,19 +137,22 @@ class FmaWindow {
   __device__ FmaWindow(const NchwParams& params, const FmaPosition<Axis>& at)
       : col_(params.start_w + Axis::step(at.col)), inside_(col_, params.in_w) {}
 
-  // Calls multiply(q, j, tap, x) for output (q, j) of the tile and each input x that a tap joins.
+  // Call multiply(q, j, tap, x) for each tap of each output (q, j) of the tile; x is the input that
+  // the tap reads. Offsets into `shared` are in elements.
   template <typename F>
-  __device__ __forceinline__ void join(const NchwParams& params, const FmaPosition<Axis>& at,
-                                       const T* shared, int zeros, int maps,
-                                       const StageRange& range, const F& multiply) const {
+  __device__ __forceinline__ void for_each_product(const NchwParams& params,
+                                                   const FmaPosition<Axis>& at, const T* shared,
+                                                   int zero_offset, int in_offset,
+                                                   const StageRange& range,
+                                                   const F& multiply) const {
     const int y = params.start_h + Axis::step(range.out_row + at.row);
-    const int window = maps + (at.map * range.in_rows + y - range.in_row) * params.in_w + col_;
+    const int window = in_offset + (at.map * range.in_rows + y - range.in_row) * params.in_w + col_;
 #pragma unroll
     for (int r = 0; r < Shape::kInRows; ++r) {
       float x[Shape::kInCols];
       const bool within = params.has_in_row(y + r);
-      inside_.load(shared + (within ? window + r * params.in_w : zeros), x);
-      join_row<Axis, Axis, Shape::kRows, Shape::kCols, Shape::kInCols>(
+      inside_.load(shared + (within ? window + r * params.in_w : zero_offset), x);
+      for_each_tap<Axis, Axis, Shape::kRows, Shape::kCols, Shape::kInCols>(
           r, [&](int q, int j, int tap, int i) { multiply(q, j, tap, x[i]); });
     }
   }
@@ -157,7 +162,7 @@ class FmaWindow {
   ColumnMasks<T, Shape::kInCols> inside_;
 };
 
-// A tile of the convolution.
+// Forward pass or input gradient of one tile.
 template <typename TileAxis, typename Element>
 class FmaTile {
  public:
@@ -168,13 +173,14 @@ class FmaTile {
   __device__ explicit FmaTile(const NchwParams& params)
       : params_(params), at_(params), window_(params, at_) {}
 
-  __device__ int map() const { return at_.map; }  // of a range
+  __device__ int map() const { return at_.map; }  // of a stage
   __device__ void load_filter(const T* weight, const T* bias, int channel, bool flip) {
     filter_.load(weight, bias, channel, flip);
   }
 
-  // `maps`: where those of the range's inputs lie in `shared`, whose first elements are zeros.
-  __device__ void convolve(const T* shared, int zeros, int maps, const StageRange& range) {
+  // Compute the tile from the stage's inputs at shared[in_offset] and zeros at shared[zero_offset].
+  __device__ void convolve(const T* shared, int zero_offset, int in_offset,
+                           const StageRange& range) {
 #pragma unroll
     for (int q = 0; q < Shape::kRows; ++q) {
 #pragma unroll
@@ -182,13 +188,14 @@ class FmaTile {
         sum_[q][j] = filter_.bias;
       }
     }
-    window_.join(params_, at_, shared, zeros, maps, range,
-                 [&](int q, int j, int tap, float x) { sum_[q][j] += filter_.tap[tap] * x; });
+    window_.for_each_product(
+        params_, at_, shared, zero_offset, in_offset, range,
+        [&](int q, int j, int tap, float x) { sum_[q][j] += filter_.tap[tap] * x; });
   }
 
-  // `maps`: where those of the range's outputs lie.
-  __device__ void store(T* maps, const StageRange& range) const {
-    T* to = maps + (at_.map * range.out_rows + at_.row) * params_.out_w + at_.col;
+  // Store the tile to the stage's outputs in shared memory.
+  __device__ void store(T* outputs, const StageRange& range) const {
+    T* to = outputs + (at_.map * range.out_rows + at_.row) * params_.out_w + at_.col;
     const int rows = range.out_rows - at_.row, cols = params_.out_w - at_.col;
     if (rows >= Shape::kRows && cols >= Shape::kCols && at_.col >= 0) {
 #pragma unroll
@@ -219,54 +226,58 @@ class FmaTile {
   float sum_[Shape::kRows][Shape::kCols];
 };
 
-// A tile's part of the gradients of a filter and its bias.
-template <typename SumsAxis, typename Element>
-class FmaWeightTile {
+// Sums of one tile for the gradients of a filter and its bias.
+template <typename TileAxis, typename Element>
+class FmaWeightGradientTile {
  public:
-  using Axis = SumsAxis;
+  using Axis = TileAxis;
   using T = Element;
   using Shape = FmaShape<Axis>;
   static constexpr int kTaps = Shape::kTaps;
 
-  // Floats of shared memory for `total`.
-  static size_t floats(int threads) { return static_cast<size_t>(kTaps + 1) * (threads + kSpread); }
+  // Return the shared memory of `reduce`, in floats.
+  static size_t shared_floats(int threads) {
+    return static_cast<size_t>(kTaps + 1) * (threads + kBankOffset);
+  }
 
-  __device__ explicit FmaWeightTile(const NchwParams& params)
+  __device__ explicit FmaWeightGradientTile(const NchwParams& params)
       : params_(params), at_(params), window_(params, at_), grad_inside_(at_.col, params.out_w) {}
 
   __device__ int map() const { return at_.map; }
 
-  // `maps` and `grads`: where those of the range lie in `shared`.
-  __device__ void add(const T* shared, int zeros, int maps, int grads, const StageRange& range) {
+  // Accumulate a stage: inputs at shared[in_offset], grad_output at shared[grad_offset].
+  __device__ void add(const T* shared, int zero_offset, int in_offset, int grad_offset,
+                      const StageRange& range) {
     float g[Shape::kRows][Shape::kCols];
-    grads += (at_.map * range.out_rows + at_.row) * params_.out_w + at_.col;
+    grad_offset += (at_.map * range.out_rows + at_.row) * params_.out_w + at_.col;
 #pragma unroll
     for (int q = 0; q < Shape::kRows; ++q) {
-      grad_inside_.load(shared + (at_.row + q < range.out_rows ? grads + q * params_.out_w : zeros),
-                        g[q]);
+      grad_inside_.load(
+          shared + (at_.row + q < range.out_rows ? grad_offset + q * params_.out_w : zero_offset),
+          g[q]);
 #pragma unroll
       for (int j = 0; j < Shape::kCols; ++j) {
         sum_[kTaps] += g[q][j];
       }
     }
-    window_.join(params_, at_, shared, zeros, maps, range,
-                 [&](int q, int j, int tap, float x) { sum_[tap] += g[q][j] * x; });
+    window_.for_each_product(params_, at_, shared, zero_offset, in_offset, range,
+                             [&](int q, int j, int tap, float x) { sum_[tap] += g[q][j] * x; });
   }
 
-  // put(i, sum) the sums of all tiles of each of `channels` maps, 8 lanes a sum.
+  // Reduce the sums over the tiles of each of `channels` maps: call put(i, sum).
   template <typename Put>
-  __device__ void total(float* shared, int channels, const Put& put) const {
-    const int pitch = blockDim.x + kSpread;
+  __device__ void reduce(float* shared, int channels, const Put& put) const {
+    const int pitch = blockDim.x + kBankOffset;
 #pragma unroll
     for (int i = 0; i <= kTaps; ++i) {
       shared[i * pitch + threadIdx.x] = sum_[i];
     }
     __syncthreads();
-    const int tiles = params_.across * params_.down;
-    add_lanes(channels * (kTaps + 1), put, [&](int i, int lane) {
+    const int tiles = params_.tiles_w * params_.tiles_h;
+    reduce_lanes(channels * (kTaps + 1), put, [&](int i, int lane) {
       const float* tile = shared + i % (kTaps + 1) * pitch + i / (kTaps + 1) * tiles;
       float sum = 0;
-      for (int t = lane; t < tiles; t += kSumLanes) {
+      for (int t = lane; t < tiles; t += kReduceLanes) {
         sum += tile[t];
       }
       return sum;
@@ -274,7 +285,7 @@ class FmaWeightTile {
   }
 
  private:
-  static constexpr int kSpread = kSumLanes;  // in the banks, from sum to sum
+  static constexpr int kBankOffset = kReduceLanes;  // padding against bank conflicts
 
   const NchwParams& params_;
   FmaPosition<Axis> at_;

@@ -1,20 +1,24 @@
-// nchw_mma: 16-bit contiguous images by matrix units, staged as in nchw_fma.cuh and multiplied as
-// in mma_tile.cuh.
+// nchw_mma: NCHW, 16 bits, matrix units (mma.sync). Stages as in nchw_fma.cuh, implicit GEMM as in
+// mma_tile.cuh and mma_weight_gradient.cuh, which have the figures.
 //
 //   block:   a range of feature maps or a band of rows of one
-//   shared:  the ring buffer of nchw_stage.cuh
-//   thread:  a warp has 16 rows × 16, 32 or 56 columns of 1 to 4 feature maps: 4 sums a product
+//   shared:  the ring buffer of nchw_stage.cuh; outputs overwrite the inputs
+//   thread:  4 accumulators per product; a warp tile has 16 rows × 16, 32 or 56 columns of 1 to 4
+//            feature maps
 //
-// Weight gradient: a warp keeps the diagonals of input × grad_output products, one sum a tap.
+// Weight gradient
+//   block:   a range of channels (or a band of one), of every gridDim.y-th image
+//   shared:  a ring buffer of two stages: inputs and grad_output; at the end the accumulators
+//   thread:  4 accumulators per filter column; a warp tile has 8 whole rows of grad_output
 #include "depthwise_conv2d/cuda/mma_weight_gradient.cuh"
 #include "depthwise_conv2d/cuda/nchw_kernels.cuh"
 
 namespace ops::cuda {
 namespace {
 
-// Whether the lanes of a warp, which read four neighbouring words in each of eight rows that are so
-// many words apart, share a bank of shared memory with at most one other.
-bool is_spread(int64_t pitch) {
+// Return whether bank conflicts are at most 2-way when a warp reads 4 adjacent words of each of 8
+// rows, `pitch` words apart.
+bool has_few_bank_conflicts(int64_t pitch) {
   int lanes[32] = {};
   for (int64_t g = 0; g < 8; ++g) {
     for (int64_t t = 0; t < 4; ++t) {
@@ -26,17 +30,18 @@ bool is_spread(int64_t pitch) {
   return true;
 }
 
-// f(axis) where matrix units are faster than multiply-adds, measured on an H200: with filters of
-// 7×7, and in images 16 columns wide, where the threads of FmaTile meet in banks.
+// Call f(axis) where nchw_mma is faster than nchw_fma, measured on an H200: 7×7 filters, and images
+// 16 columns wide, where FmaTile has bank conflicts.
 template <typename F>
 bool dispatch_nchw_mma(const DepthwiseGeometry& g, int64_t in_w, int64_t out_w,
                        std::initializer_list<const void*> pointers, const F& f) {
-  if (in_w % 2 != 0 || out_w % 2 != 0 || !are_aligned(pointers, 4) || !is_spread(in_w / 2)) {
+  if (in_w % 2 != 0 || out_w % 2 != 0 || !are_aligned(pointers, 4) ||
+      !has_few_bank_conflicts(in_w / 2)) {
     return false;
   }
   return dispatch_direct(g, [&](auto axis) {
     using Axis = decltype(axis);
-    if constexpr (Axis::inputs(8) == 7 + Axis::kTaps) {  // neither strides nor dilation
+    if constexpr (Axis::inputs(8) == 7 + Axis::kTaps) {  // stride 1, dilation 1
       return (Axis::kTaps == 7 || in_w == 16) && f(axis);
     }
     return false;
@@ -65,8 +70,8 @@ bool nchw_mma(const Convolution<T>& c) {
 template <typename T>
 bool nchw_mma_weight_gradient(const WeightGradient<T>& c) {
   return dispatch_nchw_mma(c.g, c.g.w, c.g.out_w, {c.x, c.grad}, [&](auto axis) {
-    using Sums = MmaWeightTile<decltype(axis), T>;
-    return c.g.padding_w % 2 == Sums::kOdd && launch_nchw_weight_gradient<Sums>(c);
+    using Tile = MmaWeightGradientTile<decltype(axis), T>;
+    return c.g.padding_w % 2 == Tile::kOdd && launch_nchw_weight_gradient<Tile>(c);
   });
 }
 

@@ -1,6 +1,6 @@
-// Stages of nchw_fma and nchw_mma. What a block works on, whole feature maps (one channel of one
-// image each) or a band of rows of one, is one contiguous span of memory: bulk copies of 16 bytes
-// move it, whatever the width, while other stages are computed.
+// Stages of nchw_fma and nchw_mma, and the plan that cuts a tensor into them. A stage is a group of
+// whole feature maps (one channel of one image each), or a band of rows of one map. Either is one
+// contiguous span of memory, copied in bulk while other stages are computed.
 #pragma once
 
 #include <optional>
@@ -12,20 +12,20 @@ namespace ops::cuda {
 
 struct NchwParams {
   int in_h, in_w, out_h, out_w;
-  int start_h, start_w;  // image coordinate of the first output's first input
-  int across, down;      // tiles of a map's outputs, or of a band's
-  int shifts;            // columns by which rows of tiles may differ: see FmaPosition
-  int bands;             // of a map; more than 1 only where group is 1
-  int group;             // maps at a time
+  int start_h, start_w;  // input coordinates of the first output's window
+  int tiles_w, tiles_h;  // tiles of the outputs of a map or band
+  int spare_cols;        // columns covered by tiles_w tiles beyond out_w: see FmaPosition
+  int bands;             // per map; > 1 only if group is 1
+  int group;             // maps per stage
   int channels;
   int maps;
-  int in_bytes, out_bytes;  // of shared memory for a span, each with a guard behind it
+  int in_bytes, out_bytes;  // shared memory of a span and the guard behind it
 
   __device__ bool has_in_row(int row) const {
     return static_cast<unsigned>(row) < static_cast<unsigned>(in_h);
   }
-  // The channel that a count over the maps of several images stands for.
-  __device__ int wrap(int channel) const {
+  // Return `channel` modulo `channels`.
+  __device__ int wrap_channel(int channel) const {
     while (channel >= channels) {
       channel -= channels;
     }
@@ -33,11 +33,12 @@ struct NchwParams {
   }
 };
 
-constexpr int kNchwThreads = 256;  // at most
-constexpr int kGuard = 128;        // bytes that windows at an edge reach over a span,
-constexpr int kMaxPadding = 8;     // where there is no more padding than this
+constexpr int kNchwThreads = 256;  // maximum per block
+// Guard around spans: windows at an edge read at most so many bytes beyond, with padding ≤ 8.
+constexpr int kGuardBytes = 128;
+constexpr int kMaxPadding = 8;
 
-// The maps, and rows of them, that a block works on next.
+// Maps and rows of a stage.
 struct StageRange {
   int map, maps;
   int out_row, out_rows;
@@ -47,7 +48,7 @@ struct StageRange {
   __device__ static StageRange at(const NchwParams& params, int map, int maps, int band) {
     StageRange range{map, maps, 0, params.out_h, 0, params.in_h};
     if (params.bands > 1) {
-      const int rows = params.down * kRows;
+      const int rows = params.tiles_h * kRows;
       range.out_row = band * rows;
       range.out_rows = min(rows, params.out_h - range.out_row);
       const int first = params.start_h + Axis::step(range.out_row);
@@ -58,7 +59,7 @@ struct StageRange {
   }
 };
 
-// Goes from one range of a block to its next, without a division.
+// Iterator over the stages of a block (grid-stride, without divisions).
 template <typename Axis, int kRows>
 class StageIterator {
  public:
@@ -71,20 +72,20 @@ class StageIterator {
         band_(blockIdx.x % params.bands),
         channel_(map_ % params.channels) {}
 
-  __device__ bool any() const { return map_ < params_.maps; }
+  __device__ bool valid() const { return map_ < params_.maps; }
   __device__ StageRange range() const {
     return StageRange::at<Axis, kRows>(params_, map_, min(params_.group, params_.maps - map_),
                                        band_);
   }
-  // The channel of the range's p-th map.
-  __device__ int channel(int p) const { return params_.wrap(channel_ + p); }
+  // Return the channel of the stage's p-th map.
+  __device__ int channel(int p) const { return params_.wrap_channel(channel_ + p); }
 
   __device__ void advance() {
     map_ += stride_, channel_ += channel_stride_, band_ += band_stride_;
     if (band_ >= params_.bands) {
       band_ -= params_.bands, map_ += params_.group, channel_ += params_.group;
     }
-    channel_ = params_.wrap(channel_);
+    channel_ = params_.wrap_channel(channel_);
   }
 
  private:
@@ -93,7 +94,7 @@ class StageIterator {
   int map_, band_, channel_;
 };
 
-// The maps of a tensor.
+// Addresses of the feature maps of an NCHW tensor.
 template <typename T>
 class FeatureMaps {
  public:
@@ -107,12 +108,12 @@ class FeatureMaps {
   __device__ T* row(int map, int row) const {
     return data_ + static_cast<int64_t>(map) * size_ + row * w_;
   }
-  // Of a span that begins there.
+  // Return Span::skew of a span that begins at this row, without 64-bit arithmetic.
   __device__ int skew(int map, int row) const {
     return (skew_ + static_cast<unsigned>(map) * size_ + row * w_) % Span<T>::kLanes;
   }
   __device__ int elements(int maps, int rows) const { return maps * rows * w_; }
-  // Rows of neighbouring maps.
+  // Return the span of `rows` rows of one map, or of all rows of adjacent maps.
   __device__ Span<T> span(int map, int maps, int first_row, int rows) const {
     return {row(map, first_row), elements(maps, rows), row(count_, 0)};
   }
@@ -123,12 +124,12 @@ class FeatureMaps {
   unsigned skew_;
 };
 
-// Shared memory of both kernels: the ring's, zeros for rows outside the image (and the guard before
-// the first buffer), then the buffers.
+// Layout of shared memory: barriers of the ring; zeros, read for rows outside the image (and the
+// guard before the first buffer); buffers.
 template <int kBuffers, typename T>
-struct StageMemory {
+struct StageLayout {
   static constexpr int kZeros = RingBuffer<kBuffers>::kBytes / sizeof(T);  // offset in elements
-  static constexpr int kFirst = kZeros + kGuard / sizeof(T);
+  static constexpr int kFirst = kZeros + kGuardBytes / sizeof(T);
   static constexpr size_t kBytes = kFirst * sizeof(T);
 
   static __device__ T* clear(unsigned char* memory) {
@@ -140,20 +141,20 @@ struct StageMemory {
   }
 };
 
-constexpr int kSumLanes = 8;
+constexpr int kReduceLanes = 8;
 
-// put(i, total) for each of `count` sums: the sum over kSumLanes lanes of part(i, lane), added
-// by all threads of a block.
+// Reduce `count` sums: call put(i, Σ part(i, lane) over kReduceLanes lanes). A warp-shuffle
+// reduction by all threads of the block.
 template <typename Put, typename F>
-__device__ void add_lanes(int count, const Put& put, const F& part) {
-  const int lane = threadIdx.x % kSumLanes;
+__device__ void reduce_lanes(int count, const Put& put, const F& part) {
+  const int lane = threadIdx.x % kReduceLanes;
 #pragma unroll 4
-  for (int first = 0; first < count; first += blockDim.x / kSumLanes) {
-    const int i = first + threadIdx.x / kSumLanes;
+  for (int first = 0; first < count; first += blockDim.x / kReduceLanes) {
+    const int i = first + threadIdx.x / kReduceLanes;
     float total = i < count ? part(i, lane) : 0.0f;
 #pragma unroll
-    for (int lanes = kSumLanes / 2; lanes > 0; lanes /= 2) {
-      total += __shfl_down_sync(~0u, total, lanes, kSumLanes);
+    for (int lanes = kReduceLanes / 2; lanes > 0; lanes /= 2) {
+      total += __shfl_down_sync(~0u, total, lanes, kReduceLanes);
     }
     if (lane == 0 && i < count) {
       put(i, total);
@@ -161,16 +162,17 @@ __device__ void add_lanes(int count, const Put& put, const F& part) {
   }
 }
 
-constexpr int kStages = 3;  // two on their way in, one at work or on its way out
+constexpr int kStages = 3;  // ring buffer: two loads in flight, one stage computed or stored
 
 struct NchwPlan {
   NchwParams params;
   int threads;
-  int resident_blocks;  // blocks that run together
-  int ranges;           // of all maps
+  int resident_blocks;  // blocks that fit on the device at once
+  int ranges;           // stages of all maps
   size_t shared;
 
-  // At most that many blocks; preferably so many that each meets the same channels again.
+  // Return the grid size. Preferably a multiple of the channels' period: each block then keeps its
+  // channels, and reloads no filter.
   int blocks() const {
     const int period = params.channels / params.group * params.bands;
     const bool periodic = params.channels % params.group == 0 && period <= resident_blocks;
@@ -178,86 +180,89 @@ struct NchwPlan {
   }
 };
 
-// How to cut maps into ranges for tiles of a Shape: kRows × kCols outputs of each of kMaps
-// maps take kThreads threads, of which blocks have up to kThreadsPerBlock (or kNchwThreads, where
-// a row of tiles takes more) and a multiprocessor has registers for kThreadsPerSm. As much is
-// done `repeats` times. A buffer holds a range of inputs and of outputs in one place, or, where
-// `apart`, side by side. Nothing where a row of tiles is too long for a block, or the padding too
-// wide.
+// Choose the stages with the least estimated cost. Shape: kThreads threads compute a tile of
+// kRows × kCols outputs of each of kMaps maps; kThreadsPerBlock is the preferred and kNchwThreads
+// the maximum block size; registers allow kThreadsPerSm threads. `repeats`: images per range.
+// `separate`: inputs and outputs have separate buffers, else outputs overwrite inputs. nullopt: a
+// row of tiles exceeds a block, or padding_w exceeds kMaxPadding.
 template <typename Axis, typename Shape>
 std::optional<NchwPlan> plan_nchw(int64_t maps, int64_t channels, int64_t in_h, int64_t in_w,
                                   int64_t out_h, int64_t out_w, int64_t padding_h,
                                   int64_t padding_w, int64_t repeats, int64_t element_size,
-                                  bool apart, size_t fixed_bytes) {
+                                  bool separate, size_t fixed_bytes) {
   if (padding_w > kMaxPadding) {
     return std::nullopt;
   }
   const Device device;
-  int across = ceil_div(out_w, Shape::kCols);
-  const int down = ceil_div(out_h, Shape::kRows);
-  // Tiles below each other are so many bytes apart that in a warp several meet in a bank, unless
-  // rows of tiles begin at different columns: with a tile more in each, if blocks have room.
-  const bool meet = Axis::step(Shape::kRows) * in_w * element_size % kGranule == 0;
-  constexpr int kEnough = 3;  // columns
-  const auto maps_of_block = [&](int tiles) {
-    return Shape::kThreadsPerBlock / (tiles * Shape::kThreads * down);
+  int tiles_w = ceil_div(out_w, Shape::kCols);
+  const int tiles_h = ceil_div(out_h, Shape::kRows);
+  // If tiles below each other are a multiple of 16 bytes apart, threads of a warp conflict in
+  // banks. FmaPosition then shifts rows of tiles against each other, for which a row may need one
+  // more tile.
+  const bool bank_conflicts = Axis::step(Shape::kRows) * in_w * element_size % kGranule == 0;
+  constexpr int kMinSpareCols = 3;
+  const auto tiles_per_block = [&](int tiles) {
+    return Shape::kThreadsPerBlock / (tiles * Shape::kThreads * tiles_h);
   };
-  if (meet && across * Shape::kCols - out_w < kEnough && maps_of_block(across) > 0 &&
-      maps_of_block(across + 1) == maps_of_block(across)) {
-    ++across;
+  if (bank_conflicts && tiles_w * Shape::kCols - out_w < kMinSpareCols &&
+      tiles_per_block(tiles_w) > 0 && tiles_per_block(tiles_w + 1) == tiles_per_block(tiles_w)) {
+    ++tiles_w;
   }
-  const int row_threads = across * Shape::kThreads;
-  const int most_threads =
+  const int row_threads = tiles_w * Shape::kThreads;
+  const int max_threads =
       row_threads <= Shape::kThreadsPerBlock ? Shape::kThreadsPerBlock : kNchwThreads;
   std::optional<NchwPlan> best;
-  double least = 0;
-  // Whole maps, then fewer of them, then bands.
+  double least_cost = 0;
+  // Try groups of whole maps of decreasing size, then bands.
   int group =
-      std::min<int64_t>(std::max(1, most_threads / (row_threads * down)) * Shape::kMaps, maps);
-  for (int bands = 1, last = 0; bands <= down && row_threads <= most_threads;) {
+      std::min<int64_t>(std::max(1, max_threads / (row_threads * tiles_h)) * Shape::kMaps, maps);
+  for (int bands = 1, last = 0; bands <= tiles_h && row_threads <= max_threads;) {
     NchwPlan plan{};
     NchwParams& params = plan.params;
     params.in_h = in_h, params.in_w = in_w, params.out_h = out_h, params.out_w = out_w;
     params.start_h = Axis::start(padding_h), params.start_w = Axis::start(padding_w);
     params.channels = channels, params.maps = maps;
-    params.across = across;
-    params.shifts = meet ? across * Shape::kCols - out_w : 0;
-    params.down = ceil_div(down, bands);
-    params.bands = ceil_div(down, params.down);
+    params.tiles_w = tiles_w;
+    params.spare_cols = bank_conflicts ? tiles_w * Shape::kCols - out_w : 0;
+    params.tiles_h = ceil_div(tiles_h, bands);
+    params.bands = ceil_div(tiles_h, params.tiles_h);
     params.group = group;
-    const int64_t in_rows = params.bands == 1
-                                ? in_h
-                                : std::min<int64_t>(in_h, Axis::inputs(params.down * Shape::kRows));
-    const int64_t out_rows = std::min<int64_t>(out_h, params.down * Shape::kRows);
+    const int64_t in_rows =
+        params.bands == 1 ? in_h
+                          : std::min<int64_t>(in_h, Axis::inputs(params.tiles_h * Shape::kRows));
+    const int64_t out_rows = std::min<int64_t>(out_h, params.tiles_h * Shape::kRows);
     const auto bytes = [&](int64_t elements) {
-      return ceil_div(elements * element_size, kGranule) * kGranule + kGranule + kGuard;
+      return ceil_div(elements * element_size, kGranule) * kGranule + kGranule + kGuardBytes;
     };
     const size_t in_bytes = bytes(group * in_rows * in_w);
     const size_t out_bytes = bytes(group * out_rows * out_w);
-    plan.threads = round_up(ceil_div(group, Shape::kMaps) * row_threads * params.down, 32);
-    plan.shared = fixed_bytes + (apart ? kPrefetchDistance * (in_bytes + out_bytes)
-                                       : kStages * std::max(in_bytes, out_bytes));
-    if (params.down != last && plan.threads <= most_threads && plan.shared <= device.block_shared) {
+    plan.threads = round_up(ceil_div(group, Shape::kMaps) * row_threads * params.tiles_h, 32);
+    plan.shared = fixed_bytes + (separate ? kPrefetchDistance * (in_bytes + out_bytes)
+                                          : kStages * std::max(in_bytes, out_bytes));
+    if (params.tiles_h != last && plan.threads <= max_threads &&
+        plan.shared <= device.block_shared) {
       params.in_bytes = in_bytes, params.out_bytes = out_bytes;
-      const int on_one =
+      const int blocks_per_sm =
           std::min<int>(Shape::kThreadsPerSm / plan.threads, device.shared / (plan.shared + 1024));
-      plan.resident_blocks = on_one * device.multiprocessors;
+      plan.resident_blocks = blocks_per_sm * device.multiprocessors;
       plan.ranges = ceil_div(maps, group) * params.bands;
-      // Rounds, each as long as what a multiprocessor does in it, and latencies.
+      // Cost: waves × (threads per SM, 20 % more for the halo of bands, + latency).
       const int64_t blocks = plan.ranges * repeats;
-      const int64_t together = std::min<int64_t>(on_one, ceil_div(blocks, device.multiprocessors));
-      constexpr int kLatency = 128;  // also of the kernel that adds up sums where they are in parts
-      const double round = together * plan.threads * (params.bands > 1 ? 1.2 : 1.0) + kLatency;
-      const double cost = ceil_div(blocks, plan.resident_blocks) * round +
-                          (apart && repeats * params.bands > 1 ? kLatency : 0);
-      if (!best || cost < least) {
-        best = plan, least = cost;
+      const int64_t active_blocks =
+          std::min<int64_t>(blocks_per_sm, ceil_div(blocks, device.multiprocessors));
+      constexpr int kLatency = 128;  // of a wave; also of the second stage of a weight gradient
+      const double round_cost =
+          active_blocks * plan.threads * (params.bands > 1 ? 1.2 : 1.0) + kLatency;
+      const double cost = ceil_div(blocks, plan.resident_blocks) * round_cost +
+                          (separate && repeats * params.bands > 1 ? kLatency : 0);
+      if (!best || cost < least_cost) {
+        best = plan, least_cost = cost;
       }
     }
     if (group > 1) {
       group /= 2;
     } else {
-      last = params.down;
+      last = params.tiles_h;
       bands *= 2;
     }
   }

@@ -1,6 +1,6 @@
-// Tiles of nhwc_mma: some rows of kTileChannels channels of an image, or those channels of several
-// images. A tile lies in shared memory twice: as in the image, channels beside each other, and
-// transposed into feature maps with zeros around them.
+// Tiles of nhwc_mma and their plan: kTileChannels channels of some rows of an image, or of several
+// images. Shared memory has a tile twice: as loaded, [row][col][channel], and transposed into zero-
+// padded feature maps, [row][channel][col].
 #pragma once
 
 #include <cuda_pipeline.h>
@@ -15,62 +15,62 @@
 namespace ops::cuda {
 
 constexpr int kTileChannels = 16;
-constexpr int kWarpChannels = 2;  // of a warp, which has them to itself
+constexpr int kWarpChannels = 2;
 constexpr int kNhwcMmaThreads = 32 * kTileChannels / kWarpChannels;
-constexpr int kNhwcMmaBlocks = 2;                      // on a multiprocessor
-constexpr int kUnitChannels = 8;                       // 16 bytes: what moves at once
-constexpr int kUnits = kTileChannels / kUnitChannels;  // of a position
+constexpr int kNhwcMmaBlocks = 2;                          // per SM
+constexpr int kVectorChannels = 8;                         // channels of a 16-byte vector
+constexpr int kVectors = kTileChannels / kVectorChannels;  // vectors per pixel of a tile
 
-// One side of the convolution.
+// Input or output of a tile. Words have 32 bits: two columns of one channel.
 struct TileSide {
   int h, w;
-  int bytes;  // of shared memory for what is loaded
-  int rows;   // of a map
-  int left;   // words of a row before the first column
-  int words;  // of a row that are written
+  int bytes;  // shared memory of the tile as loaded
+  int rows;   // of a transposed map
+  int left;   // words of left padding
+  int words;  // of a row, without padding
   FastDivide by_words{1}, by_lines{1};
 };
 
 struct NhwcMmaParams {
-  NchwParams map;  // of it sizes, starts, and how an image is cut into bands
+  NchwParams map;  // in_h … start_w, tiles_h and bands are used
   TileSide in, out;
   int channels;
-  int chunks;         // of kTileChannels channels
-  int images, group;  // in all, and of a tile: more than one only where bands is 1
-  int tiles;          // of a chunk
+  int chunks;  // of kTileChannels channels
+  int images;
+  int group;  // images per tile; > 1 only if bands is 1
+  int tiles;  // per chunk
 };
 
-// The images and rows of a tile.
 struct ImageTile {
   int image, images;
   StageRange range;
 };
 
-// What a block has to do: a part of the tiles of a chunk of channels.
+// A block's chunk of channels, and its split of the tiles.
 struct BlockWork {
-  int split;           // which part
-  int first, present;  // channels
+  int split;
+  int first_channel, channel_count;
 
   __device__ explicit BlockWork(const NhwcMmaParams& params)
       : split(blockIdx.x / params.chunks),
-        first(blockIdx.x % params.chunks * kTileChannels),
-        present(min(kTileChannels, params.channels - first)) {}
+        first_channel(blockIdx.x % params.chunks * kTileChannels),
+        channel_count(min(kTileChannels, params.channels - first_channel)) {}
 };
 
-// Goes from one tile of a block to its next, without a division: blocks take turns.
+// Iterator over the tiles of a block (grid-stride, without divisions).
 template <typename Axis, int kRows>
 class TileIterator {
  public:
-  __device__ TileIterator(const NhwcMmaParams& params, const BlockWork& place)
+  __device__ TileIterator(const NhwcMmaParams& params, const BlockWork& work)
       : params_(params),
         stride_(gridDim.x / params.chunks),
         image_stride_(stride_ / params.map.bands * params.group),
         band_stride_(stride_ % params.map.bands),
-        tile_(place.split),
+        tile_(work.split),
         image_(tile_ / params.map.bands * params.group),
         band_(tile_ % params.map.bands) {}
 
-  __device__ bool any() const { return tile_ < params_.tiles; }
+  __device__ bool valid() const { return tile_ < params_.tiles; }
   __device__ ImageTile tile() const {
     return {image_, min(params_.group, params_.images - image_),
             StageRange::at<Axis, kRows>(params_.map, 0, 1, band_)};
@@ -88,74 +88,75 @@ class TileIterator {
   int tile_, image_, band_;
 };
 
-// Feature maps in shared memory, in words: rows of all channels, of as many columns as windows of
-// kColumns outputs take. 16 bytes are aligned, and lanes do not meet in banks, whether they go
-// through the columns, through 16 bytes of each of eight rows, or through the columns of two units.
+// Layout [row][channel][word] of transposed maps for up to kColumns outputs, in words. Rows are
+// 16-byte aligned. The padding avoids bank conflicts of warps that access the columns of a row,
+// 16 bytes of each of 8 rows (ldmatrix), or the columns of two vectors.
 template <int kColumns>
-struct TransposedLines {
+struct TransposedLayout {
   static constexpr int kWords = kColumns / 2 + 4;
-  static constexpr int kLine = kTileChannels * kWords + 16 * kUnits + 4;
+  static constexpr int kPitch = kTileChannels * kWords + 16 * kVectors + 4;
 
-  __device__ static constexpr int channel(int c) { return c * kWords + c / kUnitChannels * 16; }
+  __device__ static constexpr int channel(int c) { return c * kWords + c / kVectorChannels * 16; }
 };
 
-// A block's channels of images on one side. A row of their maps is a line of shared memory.
+// Copies of a block's channels between an image tensor (input or output) and shared memory.
 template <int kColumns, typename T>
 class TileImages {
  public:
-  using Lines = TransposedLines<kColumns>;
-  static constexpr int kLine = Lines::kLine;
+  using Lines = TransposedLayout<kColumns>;
+  static constexpr int kPitch = Lines::kPitch;
 
-  __device__ TileImages(const NhwcMmaParams& params, const TileSide& side, const BlockWork& place,
+  __device__ TileImages(const NhwcMmaParams& params, const TileSide& side, const BlockWork& work,
                         T* data)
-      : data_(data + place.first),
+      : data_(data + work.first_channel),
         side_(side),
         channels_(params.channels),
-        present_(place.present) {}
+        channel_count_(work.channel_count) {}
 
-  // Words before the map of a channel of an image.
+  // Return the offset of a channel's map, in words.
   __device__ int map(int channel, int image) const {
-    return image * side_.rows * kLine + Lines::channel(channel);
+    return image * side_.rows * kPitch + Lines::channel(channel);
   }
 
-  // Begins to copy `rows` rows, from `row` on, of images to shared memory.
+  // Start to copy rows [row, row + rows) of the images to shared memory (cp.async).
   __device__ void load(uint4* staged, int image, int images, int row, int rows) const {
-    const int unit = threadIdx.x % kUnits, first = threadIdx.x / kUnits;
-    if (unit * kUnitChannels >= present_) {
+    const int vector = threadIdx.x % kVectors, first = threadIdx.x / kVectors;
+    if (vector * kVectorChannels >= channel_count_) {
       return;
     }
-    const T* from = position(image, row, first) + unit * kUnitChannels;
-    const int units = images * rows * side_.w * kUnits;
-    staged += place(threadIdx.x);  // it moves unit i + kNhwcMmaThreads as it moves unit i
-    for (int i = threadIdx.x; i < units; i += kNhwcMmaThreads) {
+    const T* from = address(image, row, first) + vector * kVectorChannels;
+    const int vectors = images * rows * side_.w * kVectors;
+    staged += swizzle(threadIdx.x);  // swizzle(i + kNhwcMmaThreads) = swizzle(i) + kNhwcMmaThreads
+    for (int i = threadIdx.x; i < vectors; i += kNhwcMmaThreads) {
       __pipeline_memcpy_async(staged, from, sizeof(uint4));
-      staged += kNhwcMmaThreads, from += kNhwcMmaThreads / kUnits * channels_;
+      staged += kNhwcMmaThreads, from += kNhwcMmaThreads / kVectors * channels_;
     }
   }
 
-  // Turns what has been loaded, rows from `loaded` on, into maps that begin with row `first` of
-  // the images; rows outside of them are zero.
-  __device__ void turn(const uint4* staged, unsigned* maps, int images, int loaded, int rows,
-                       int first) const {
-    constexpr int kWarps = kNhwcMmaThreads / 32 / kUnits;  // that go through positions side by side
-    const unsigned warp = threadIdx.x / 32, unit = warp % kUnits;
+  // Transpose the staged rows [loaded, loaded + rows) to maps that begin at row first_row. Rows
+  // outside the image become zero.
+  __device__ void transpose(const uint4* staged, unsigned* maps, int images, int loaded, int rows,
+                            int first_row) const {
+    constexpr int kWarps = kNhwcMmaThreads / 32 / kVectors;  // warps per vector
+    const unsigned warp = threadIdx.x / 32, vector = warp % kVectors;
     const unsigned pairs = images * side_.rows * side_.words;
-    maps += Lines::channel(unit * kUnitChannels) + side_.left;
-    for (unsigned pair = warp / kUnits * 32 + threadIdx.x % 32; pair < pairs; pair += 32 * kWarps) {
+    maps += Lines::channel(vector * kVectorChannels) + side_.left;
+    for (unsigned pair = warp / kVectors * 32 + threadIdx.x % 32; pair < pairs;
+         pair += 32 * kWarps) {
       const int line = side_.by_words(pair), image = side_.by_lines(line);
       const int word = pair - line * side_.words, col = 2 * word;
-      const int row = first + line - image * side_.rows;
+      const int row = first_row + line - image * side_.rows;
       const unsigned last =
           static_cast<unsigned>(row) < static_cast<unsigned>(side_.h) ? side_.w : 0;
-      const int at = ((image * rows + row - loaded) * side_.w + col) * kUnits + unit;
+      const int at = ((image * rows + row - loaded) * side_.w + col) * kVectors + vector;
       uint4 even{}, odd{};
       if (static_cast<unsigned>(col) < last) {
-        even = staged[place(at)];
+        even = staged[swizzle(at)];
       }
       if (static_cast<unsigned>(col + 1) < last) {
-        odd = staged[place(at + kUnits)];
+        odd = staged[swizzle(at + kVectors)];
       }
-      unsigned* to = maps + line * kLine + word;
+      unsigned* to = maps + line * kPitch + word;
       const auto put = [&](int c, unsigned left, unsigned right) {
         to[c * Lines::kWords] = __byte_perm(left, right, 0x5410);
         to[(c + 1) * Lines::kWords] = __byte_perm(left, right, 0x7632);
@@ -167,31 +168,31 @@ class TileImages {
     }
   }
 
-  // Turns `rows` rows of maps back, into images from `row` on.
+  // Transpose `rows` rows of maps back and store them to the images from `row` on.
   __device__ void store(const unsigned* maps, int image, int images, int row, int rows) const {
-    const int unit = threadIdx.x % kUnits;
-    if (unit * kUnitChannels >= present_) {
+    const int vector = threadIdx.x % kVectors;
+    if (vector * kVectorChannels >= channel_count_) {
       return;
     }
-    T* const to = position(image, row, 0) + unit * kUnitChannels;
+    T* const to = address(image, row, 0) + vector * kVectorChannels;
     const unsigned pairs = images * rows * side_.words;
-    maps += Lines::channel(unit * kUnitChannels) + side_.left;
-    for (unsigned pair = threadIdx.x / kUnits; pair < pairs; pair += kNhwcMmaThreads / kUnits) {
+    maps += Lines::channel(vector * kVectorChannels) + side_.left;
+    for (unsigned pair = threadIdx.x / kVectors; pair < pairs; pair += kNhwcMmaThreads / kVectors) {
       const int line = side_.by_words(pair), i = side_.by_lines(line);
       const int col = pair - line * side_.words;
-      const unsigned* from = maps + (line + i * (side_.rows - side_.h)) * kLine + col;
+      const unsigned* from = maps + (line + i * (side_.rows - side_.h)) * kPitch + col;
       unsigned even[4], odd[4];
 #pragma unroll
-      for (int c = 0; c < kUnitChannels; c += 2) {
+      for (int c = 0; c < kVectorChannels; c += 2) {
         const unsigned left = from[c * Lines::kWords], right = from[(c + 1) * Lines::kWords];
         even[c / 2] = __byte_perm(left, right, 0x5410);
         odd[c / 2] = __byte_perm(left, right, 0x7632);
       }
-      T* positions = to + (line * side_.w + 2 * col) * static_cast<int64_t>(channels_);
-      // By name, as the compiler left to itself stores word by word.
-      __stwb(reinterpret_cast<uint4*>(positions), make_uint4(even[0], even[1], even[2], even[3]));
+      T* pixels = to + (line * side_.w + 2 * col) * static_cast<int64_t>(channels_);
+      // Intrinsic, because nvcc splits an ordinary store into words.
+      __stwb(reinterpret_cast<uint4*>(pixels), make_uint4(even[0], even[1], even[2], even[3]));
       if (2 * col + 1 < side_.w) {
-        __stwb(reinterpret_cast<uint4*>(positions + channels_),
+        __stwb(reinterpret_cast<uint4*>(pixels + channels_),
                make_uint4(odd[0], odd[1], odd[2], odd[3]));
       }
     }
@@ -200,14 +201,14 @@ class TileImages {
  private:
   T* data_;
   const TileSide& side_;
-  int channels_, present_;
+  int channels_, channel_count_;
 
-  __device__ T* position(int image, int row, int i) const {
+  __device__ T* address(int image, int row, int i) const {
     return data_ + ((static_cast<int64_t>(image) * side_.h + row) * side_.w + i) * channels_;
   }
-  // Where the i-th unit of a staged tile lies: so that neither neighbouring units meet in a bank
-  // nor the same ones of every second position.
-  __device__ static unsigned place(unsigned i) { return i ^ (i / (4 * kUnits) % 4); }
+  // Return the index of staged vector i. The XOR swizzle avoids bank conflicts for adjacent vectors
+  // and for the same vector of every second pixel.
+  __device__ static unsigned swizzle(unsigned i) { return i ^ (i / (4 * kVectors) % 4); }
 };
 
 inline TileSide side(int h, int w, int bytes, int rows, int left, int words, int lines) {
@@ -216,75 +217,75 @@ inline TileSide side(int h, int w, int bytes, int rows, int left, int words, int
 
 struct NhwcMmaPlan {
   NhwcMmaParams params;
-  int splits;  // blocks of a chunk
+  int splits;  // blocks per chunk
   size_t shared;
 
   int blocks() const { return splits * params.chunks; }
 };
 
-// How to cut images into shared-memory tiles for warp tiles of kRows rows, with maps for at most
-// kColumns columns of outputs. Feature maps of outputs take the place of inputs, or, where `apart`,
-// lie behind them. Nothing where blocks would be too large.
+// Choose the tile with the least estimated cost, for warp tiles of kRows rows and at most kColumns
+// output columns. `separate`: output maps have their own memory, else they overwrite input maps.
+// nullopt: no tile fits in shared memory.
 template <typename Axis, int kRows, int kColumns>
 std::optional<NhwcMmaPlan> plan_nhwc_mma(int64_t images, int64_t channels, int64_t in_h,
                                          int64_t in_w, int64_t out_h, int64_t out_w,
-                                         int64_t padding_h, int64_t padding_w, bool apart) {
+                                         int64_t padding_h, int64_t padding_w, bool separate) {
   const Device device;
-  const size_t room = std::min(device.block_shared, device.shared / kNhwcMmaBlocks - 1024);
+  const size_t shared_limit = std::min(device.block_shared, device.shared / kNhwcMmaBlocks - 1024);
   const int resident_blocks = kNhwcMmaBlocks * device.multiprocessors;
   std::optional<NhwcMmaPlan> best;
-  int64_t least = 0;
-  const auto consider = [&](int64_t bands, int64_t group) {
+  int64_t least_cost = 0;
+  const auto evaluate = [&](int64_t bands, int64_t group) {
     NhwcMmaParams params{};
     NchwParams& map = params.map;
     map.in_h = in_h, map.in_w = in_w, map.out_h = out_h, map.out_w = out_w;
     map.start_h = Axis::start(padding_h), map.start_w = Axis::start(padding_w);
-    map.down = ceil_div(ceil_div(out_h, kRows), bands);
-    map.bands = ceil_div(ceil_div(out_h, kRows), map.down);
+    map.tiles_h = ceil_div(ceil_div(out_h, kRows), bands);
+    map.bands = ceil_div(ceil_div(out_h, kRows), map.tiles_h);
     params.channels = channels, params.chunks = ceil_div(channels, kTileChannels);
     params.images = images, params.group = group;
     params.tiles = ceil_div(images, group) * map.bands;
-    const int64_t rows = map.down * kRows;
+    const int64_t rows = map.tiles_h * kRows;
     const int64_t window = Axis::inputs(rows);
     const int64_t in_rows = map.bands == 1 ? in_h : std::min(in_h, window);
     const int64_t left = (padding_w + 1) / 2, out_words = ceil_div(out_w, 2);
     const int64_t in_words = ceil_div(in_w, 2);
-    const int64_t words = apart ? in_words : std::max(in_words, out_words);
-    const auto bytes = [&](int64_t positions) -> int {
-      constexpr int kTurn = 8;  // positions that TileImages::place moves among themselves
-      return ceil_div(group * positions, kTurn) * kTurn * kUnits * sizeof(uint4);
+    const int64_t words = separate ? in_words : std::max(in_words, out_words);
+    const auto bytes = [&](int64_t pixels) -> int {
+      constexpr int kSwizzle = 8;  // pixels permuted by TileImages::swizzle
+      return ceil_div(group * pixels, kSwizzle) * kSwizzle * kVectors * sizeof(uint4);
     };
     params.in = side(in_h, in_w, bytes(in_rows * in_w), window, left, words, window);
-    params.out =
-        apart ? side(out_h, out_w, bytes(std::min(out_h, rows) * out_w), rows, 0, out_words, rows)
-              : side(out_h, out_w, 0, window, left, out_words, out_h);
-    using Lines = TransposedLines<kColumns>;
-    constexpr size_t kLineBytes = Lines::kLine * sizeof(unsigned);
+    params.out = separate ? side(out_h, out_w, bytes(std::min(out_h, rows) * out_w), rows, 0,
+                                 out_words, rows)
+                          : side(out_h, out_w, 0, window, left, out_words, out_h);
+    using Lines = TransposedLayout<kColumns>;
+    constexpr size_t kPitchBytes = Lines::kPitch * sizeof(unsigned);
     const size_t shared =
-        params.in.bytes + params.out.bytes + group * (window + (apart ? rows : 0)) * kLineBytes;
-    if (shared > room || left + words > Lines::kWords) {
+        params.in.bytes + params.out.bytes + group * (window + (separate ? rows : 0)) * kPitchBytes;
+    if (shared > shared_limit || left + words > Lines::kWords) {
       return;
     }
     int64_t splits = std::clamp<int64_t>(resident_blocks / params.chunks, 1, params.tiles);
     while (std::gcd(splits, int64_t{map.bands}) > 1) {
-      --splits;  // or a block would have the same band of all its images: the last has less to do
+      --splits;  // else a block has the same band of all images; last bands have fewer rows
     }
-    constexpr int64_t kLatency = 1000;  // of a tile, in positions
+    constexpr int64_t kLatency = 1000;  // per tile, in pixels
     const int64_t cost = ceil_div(splits * params.chunks, resident_blocks) *
                          ceil_div(params.tiles, splits) *
                          (group * (window * in_w + rows * out_w) + kLatency);
-    if (!best || cost < least) {
-      best = NhwcMmaPlan{params, static_cast<int>(splits), shared}, least = cost;
+    if (!best || cost < least_cost) {
+      best = NhwcMmaPlan{params, static_cast<int>(splits), shared}, least_cost = cost;
     }
   };
   if (padding_w < 0 || padding_w > kMaxPadding) {
     return std::nullopt;
   }
   for (int64_t group = 1; group <= std::min<int64_t>(images, 16); ++group) {
-    consider(1, group);
+    evaluate(1, group);
   }
   for (int64_t bands = 2; bands <= ceil_div(out_h, kRows); ++bands) {
-    consider(bands, 1);
+    evaluate(bands, 1);
   }
   return best;
 }

@@ -1,37 +1,36 @@
-// How threads go through channels-last images, and how they read them.
+// Work partition of nhwc_stream, and prefetching reads of NHWC rows.
 #pragma once
 
 #include "depthwise_conv2d/cuda/tap_maps.cuh"
 
 namespace ops::cuda {
 
-// A block has lanes × groups × images threads: the lanes' channels lie side by side, and so do the
-// groups' column tiles. It streams down one segment of its images.
+// A block has (lanes, groups, images) threads: lanes for adjacent channels, groups for adjacent
+// column tiles. It streams down one segment of rows of its images.
 struct StreamParams {
   int in_h, in_w, out_h, out_w;
-  int start_h, start_w;  // image coordinate of the first output's first input
+  int start_h, start_w;  // input coordinates of the first output's window
   int tiles_w;           // blocks across an image
   int segments;          // blocks down an image
-  int steps;             // a segment's length, in groups of output rows that complete together
+  int steps;             // per segment, of kStepOut output rows
   int images;
   int channels;
 };
 
 constexpr int kStreamThreads = 128;
 constexpr int kMaxLanes = 32;
-constexpr int kMostAhead = 2;  // rows
-constexpr int kRingRows = kMostAhead + 1;
+constexpr int kMaxPrefetchRows = 2;
+constexpr int kRingRows = kMaxPrefetchRows + 1;
 
-// The V channels of a column tile that a thread owns. A position's move at once, which takes
-// aligned positions.
+// A thread's column tile and its V channels, which must be aligned for vectorised access.
 template <int V>
 struct StreamPosition {
   int tile, segment;
   int64_t n;
-  int first_channel;  // the block's
-  int channel;
-  int channels;  // of the image
-  bool present;
+  int first_channel;  // of the block
+  int channel;        // of the thread
+  int channels;       // of the image
+  bool valid;
 
   __device__ explicit StreamPosition(const StreamParams& params)
       : tile(blockIdx.x % params.tiles_w),
@@ -41,11 +40,11 @@ struct StreamPosition {
         first_channel(blockIdx.y * blockDim.x * V),
         channel(first_channel + threadIdx.x * V),
         channels(params.channels),
-        present(n < params.images && channel < channels) {}
+        valid(n < params.images && channel < channels) {}
 
-  // Which of kCols columns from `first` on are inside an image, a bit each.
+  // Return a mask with bit i set if column first + i is inside the image.
   template <int kCols>
-  static __device__ unsigned columns(int first, int width) {
+  static __device__ unsigned column_mask(int first, int width) {
     unsigned bits = 0;
 #pragma unroll
     for (int i = 0; i < kCols; ++i) {
@@ -55,25 +54,25 @@ struct StreamPosition {
   }
 };
 
-// Reads a column tile's rows, kCols positions each, for one thread, which asks for them kAhead rows
-// before they are needed. Two ahead, the thread has its own copies of kRows rows on their way into
-// shared memory; no other thread reads them, so none has to wait for another. One ahead is held in
-// registers, where they suffice. None ahead, rows come when they are read.
-template <int V, int kRowsAhead, int kRows, int kCols, typename T>
+// Reader of one thread's rows: kCols pixels × V channels, prefetched kPrefetch rows ahead.
+//   2: cp.async to the thread's own ring of kRows rows in shared memory; needs no __syncthreads
+//   1: to registers
+//   0: no prefetch
+template <int V, int kPrefetch, int kRows, int kCols, typename T>
 class RowReader {
-  using Place = StreamPosition<V>;
+  using Position = StreamPosition<V>;
   using Bits = typename BitsOf<V * sizeof(T)>::type;
 
  public:
-  static constexpr int kAhead = kRowsAhead;
-  static constexpr bool kRing = kAhead == 2;
+  static constexpr int kPrefetchRows = kPrefetch;
+  static constexpr bool kRing = kPrefetchRows == 2;
   static_assert(!kRing || sizeof(Bits) >= 4, "what can be copied asynchronously");
-  // Shared memory of a block.
+  // Shared memory per block.
   static constexpr size_t kBytes = kRing ? kRows * kCols * sizeof(Bits) * kStreamThreads : 0;
 
-  // `columns` are those of the column tile that are inside the image; the others are zero.
-  __device__ RowReader(const Place& at, unsigned char* memory, unsigned columns)
-      : at_(at), columns_(columns) {
+  // Columns outside column_mask read as zero.
+  __device__ RowReader(const Position& at, unsigned char* memory, unsigned column_mask)
+      : at_(at), column_mask_(column_mask) {
     if constexpr (kRing) {
       ring_ = reinterpret_cast<Bits*>(memory) + flat_thread();
       for (int i = 0; i < kRows * kCols; ++i) {
@@ -82,12 +81,12 @@ class RowReader {
     }
   }
 
-  // Begins to read the row that starts at `position`, the thread's first channel of it.
+  // Start to prefetch a row to ring slot `row`. `position`: address of the thread's first channel.
   __device__ void fetch(const T* position, int row) {
     if constexpr (kRing) {
 #pragma unroll
       for (int i = 0; i < kCols; ++i, position += at_.channels) {
-        if (columns_ & 1u << i) {
+        if (column_mask_ & 1u << i) {
 #if __CUDA_ARCH__ >= 800
           const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(slot(row, i)));
           asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(position),
@@ -98,15 +97,15 @@ class RowReader {
 #endif
         }
       }
-    } else if constexpr (kAhead == 1) {
-      load(position, held_);
+    } else if constexpr (kPrefetchRows == 1) {
+      load(position, prefetched_);
     }
   }
 
-  // x = the row, which starts at `position`; of rows that are held the one that was asked for last.
+  // Read a row to x: from ring slot `row`, from the registers, or from `position`.
   __device__ void read(const T* position, int row, float (&x)[kCols][V]) const {
-    if constexpr (kAhead == 1) {
-      widen<T>(held_, x);
+    if constexpr (kPrefetchRows == 1) {
+      widen<T>(prefetched_, x);
     } else {
       Bits bits[kCols];
       if constexpr (kRing) {
@@ -122,16 +121,16 @@ class RowReader {
   }
 
  private:
-  const Place& at_;
-  unsigned columns_;
+  const Position& at_;
+  unsigned column_mask_;
   Bits* ring_;
-  Bits held_[kCols];
+  Bits prefetched_[kCols];
 
   __device__ void load(const T* position, Bits (&bits)[kCols]) const {
 #pragma unroll
     for (int i = 0; i < kCols; ++i, position += at_.channels) {
       bits[i] = {};
-      if (columns_ & 1u << i) {
+      if (column_mask_ & 1u << i) {
         bits[i] = *reinterpret_cast<const Bits*>(position);
       }
     }
@@ -139,17 +138,17 @@ class RowReader {
   __device__ Bits* slot(int row, int i) const { return ring_ + (row * kCols + i) * kStreamThreads; }
 };
 
-// Ends a group of fetches.
+// Commit a cp.async group.
 __device__ inline void commit_row() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
 
-// Waits for all groups but the newest ones, as many as are to be ahead of the row that is needed.
+// Wait for all groups but the newest kMaxPrefetchRows − 1.
 __device__ inline void wait_for_row() {
 #if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_group %0;" ::"n"(kMostAhead - 1) : "memory");
+  asm volatile("cp.async.wait_group %0;" ::"n"(kMaxPrefetchRows - 1) : "memory");
 #endif
 }
 

@@ -1,4 +1,4 @@
-// nhwc_stream: rows of channels-last images stream through registers.
+// nhwc_stream: NHWC, input rows stream through registers.
 //
 //      input rows, top to bottom       pending outputs
 //      ┌──────────┐                    ┌──────────┐ row r     complete: stored
@@ -6,13 +6,16 @@
 //      │ row y+1  │    (prefetched)    │ summed   │ row r + 2 …
 //      └──────────┘                    └──────────┘
 //
-//   block:   a segment of rows of column tiles, some channels, of several images
-//   shared:  the filters; input rows in flight, a ring buffer of each thread's own
-//   thread:  one column tile of 1 to 4 channels: every input row is read once and added to all
-//            pending output rows in registers that it reaches
+//   block:   a segment of rows of adjacent column tiles and channels, of several images
+//   shared:  the filters; input rows in flight, a ring buffer per thread
+//   thread:  one column tile of 1 to 4 channels: each input row is read once and accumulated in all
+//            pending output rows (registers) that use it
 //
-// Weight gradient: the last rows of grad_output wait in registers for the inputs that they meet;
-// one sum a tap, stage 1 of a two-stage reduction.
+// Weight gradient
+//   block:   the same
+//   shared:  rows of input and grad_output in flight; at the end the sums
+//   thread:  one sum per tap and channel; the last kPending rows of grad_output are in registers.
+//            Stage 1 of a two-stage reduction
 #include "depthwise_conv2d/cuda/families.cuh"
 #include "depthwise_conv2d/cuda/nhwc_window.cuh"
 #include "depthwise_conv2d/cuda/two_stage_reduction.cuh"
@@ -20,23 +23,25 @@
 namespace ops::cuda {
 namespace {
 
-constexpr int kMinChannels = 8;  // fewer make too little of a warp's loads
+constexpr int kMinChannels = 8;  // fewer use too little of each memory transaction
 
 template <typename Axis, typename T>
-using StreamReader = RowReader<StreamShape<Axis>::kChannels, StreamShape<Axis>::template kAhead<T>,
-                               kRingRows, StreamShape<Axis>::kInCols, T>;
+using StreamReader =
+    RowReader<StreamShape<Axis>::kChannels, StreamShape<Axis>::template kPrefetchRows<T>, kRingRows,
+              StreamShape<Axis>::kInCols, T>;
 
 template <typename Axis, typename T>
 __global__ void __launch_bounds__(kStreamThreads, StreamShape<Axis>::kBlocks)
     nhwc_stream_kernel(StreamParams params, bool flip, const T* __restrict__ in,
                        const T* __restrict__ weight, const T* __restrict__ bias,
                        T* __restrict__ out) {
-  using M = StreamShape<Axis>;
-  constexpr int V = M::kChannels, kCols = M::kCols, kTaps = M::kTaps, kPending = M::kPending;
-  using Place = StreamPosition<V>;
+  using Shape = StreamShape<Axis>;
+  constexpr int V = Shape::kChannels, kCols = Shape::kCols, kTaps = Shape::kTaps,
+                kPending = Shape::kPending;
+  using Position = StreamPosition<V>;
   extern __shared__ __align__(16) unsigned char memory[];
-  float* weights = reinterpret_cast<float*>(memory);  // [kTaps · kTaps][kPitch], by thread
-  const Place at(params);
+  float* weights = reinterpret_cast<float*>(memory);  // [tap][kPitch]
+  const Position at(params);
   constexpr int kPitch = kMaxLanes * V;
   if (threadIdx.z == 0) {
     for (int tap = threadIdx.y; tap < kTaps * kTaps; tap += blockDim.y) {
@@ -49,25 +54,26 @@ __global__ void __launch_bounds__(kStreamThreads, StreamShape<Axis>::kBlocks)
     }
   }
   __syncthreads();
-  if (!at.present) {
+  if (!at.valid) {
     return;
   }
   const float* w = weights + threadIdx.x * V;
-  const StreamStart<Axis, M, Place> start(params, at);
-  const unsigned out_columns = Place::template columns<kCols>(start.w0, params.out_w);
-  StreamReader<Axis, T> rows(at, memory + sizeof(float) * kTaps * kTaps * kPitch,
-                             Place::template columns<M::kInCols>(start.in_w0, params.in_w));
+  const StreamStart<Axis, Shape, Position> start(params, at);
+  const unsigned out_mask = Position::template column_mask<kCols>(start.w0, params.out_w);
+  StreamReader<Axis, T> rows(
+      at, memory + sizeof(float) * kTaps * kTaps * kPitch,
+      Position::template column_mask<Shape::kInCols>(start.in_w0, params.in_w));
   const int64_t in_row = static_cast<int64_t>(params.in_w) * params.channels;
   const int64_t out_row = static_cast<int64_t>(params.out_w) * params.channels;
   int y = start.first_y;
   in += (at.n * params.in_h + y) * in_row + static_cast<int64_t>(start.in_w0) * params.channels +
         at.channel;
-  out += (at.n * params.out_h + start.h0 - M::kWarmUp * M::kStepOut) * out_row +
+  out += (at.n * params.out_h + start.h0 - Shape::kWarmUp * Shape::kStepOut) * out_row +
          static_cast<int64_t>(start.w0) * params.channels + at.channel;
-  const auto within = [&](int row) { return row >= 0 && row < start.end_y; };
-  constexpr int kAhead = StreamReader<Axis, T>::kAhead;
-  for (int i = 0; i < kAhead; ++i) {
-    if (within(y + i)) {
+  const auto is_input_row = [&](int row) { return row >= 0 && row < start.end_y; };
+  constexpr int kPrefetchRows = StreamReader<Axis, T>::kPrefetchRows;
+  for (int i = 0; i < kPrefetchRows; ++i) {
+    if (is_input_row(y + i)) {
       rows.fetch(in + i * in_row, i);
     }
     commit_row();
@@ -79,42 +85,43 @@ __global__ void __launch_bounds__(kStreamThreads, StreamShape<Axis>::kBlocks)
     initial[v] = bias ? static_cast<float>(bias[at.channel + v]) : 0.0f;
   }
   using Tap = Vector<float, V>;
-  // Rows of outputs; each step touches those from its u · kStepOut on.
-  constexpr int kSums = kPending + (M::kPeriod - 1) * M::kStepOut;
+  // Rows of outputs. Step u of a period accumulates in kPending rows from u · kStepOut on.
+  constexpr int kSums = kPending + (Shape::kPeriod - 1) * Shape::kStepOut;
   float sum[kSums][kCols][V] = {};
   int row = 0;  // of the ring
 #pragma unroll 1
-  for (int first = -M::kWarmUp; first < start.last_step; first += M::kPeriod) {
+  for (int first = -Shape::kWarmUp; first < start.last_step; first += Shape::kPeriod) {
 #pragma unroll
-    for (int u = 0; u < M::kPeriod; ++u) {
+    for (int u = 0; u < Shape::kPeriod; ++u) {
       const int step = first + u;
       if (step >= start.last_step) {
         return;
       }
-      auto& pending = reinterpret_cast<float (&)[kPending][kCols][V]>(sum[u * M::kStepOut]);
+      auto& pending = reinterpret_cast<float (&)[kPending][kCols][V]>(sum[u * Shape::kStepOut]);
 #pragma unroll
-      for (int i = 0; i < M::kStepOut * kCols * V; ++i) {
-        pending[kPending - M::kStepOut + i / (kCols * V)][i / V % kCols][i % V] = initial[i % V];
+      for (int i = 0; i < Shape::kStepOut * kCols * V; ++i) {
+        pending[kPending - Shape::kStepOut + i / (kCols * V)][i / V % kCols][i % V] =
+            initial[i % V];
       }
 #pragma unroll
-      for (int r = 0; r < M::kStepIn; ++r, ++y, in += in_row) {
+      for (int r = 0; r < Shape::kStepIn; ++r, ++y, in += in_row) {
         wait_for_row();
-        const bool there = within(y);
-        float x[M::kInCols][V];
-        if (there) {
+        const bool has_row = is_input_row(y);
+        float x[Shape::kInCols][V];
+        if (has_row) {
           rows.read(in, row, x);
         }
-        if (within(y + kAhead)) {
-          rows.fetch(in + kAhead * in_row, (row + kAhead) % kRingRows);
+        if (is_input_row(y + kPrefetchRows)) {
+          rows.fetch(in + kPrefetchRows * in_row, (row + kPrefetchRows) % kRingRows);
         }
         commit_row();
         row = (row + 1) % kRingRows;
-        if (!there) {
+        if (!has_row) {
           continue;
         }
 #pragma unroll
         for (int m = 0; m < kPending; ++m) {
-          const int a = M::tap(m, r);
+          const int a = Shape::tap(m, r);
           if (a < 0) {
             continue;
           }
@@ -122,7 +129,7 @@ __global__ void __launch_bounds__(kStreamThreads, StreamShape<Axis>::kBlocks)
           for (int b = 0; b < kTaps; ++b) {
             const Tap tap = *reinterpret_cast<const Tap*>(w + (a * kTaps + b) * kPitch);
 #pragma unroll
-            for (int i = 0; i < M::kInCols; ++i) {
+            for (int i = 0; i < Shape::kInCols; ++i) {
 #pragma unroll
               for (int j = 0; j < kCols; ++j) {
                 if (Axis::tap(j, i) == b) {
@@ -137,21 +144,21 @@ __global__ void __launch_bounds__(kStreamThreads, StreamShape<Axis>::kBlocks)
         }
       }
 #pragma unroll
-      for (int m = 0; m < M::kStepOut; ++m, out += out_row) {
-        const bool complete = step >= 0 && start.h0 + step * M::kStepOut + m < params.out_h;
+      for (int m = 0; m < Shape::kStepOut; ++m, out += out_row) {
+        const bool complete = step >= 0 && start.h0 + step * Shape::kStepOut + m < params.out_h;
 #pragma unroll
         for (int j = 0; j < kCols; ++j) {
-          if (complete && out_columns & 1u << j) {
+          if (complete && out_mask & 1u << j) {
             store_vector(out + j * params.channels, pending[m][j]);
           }
         }
       }
     }
-    move_rows<M::kPeriod * M::kStepOut>(sum);
+    shift_rows<Shape::kPeriod * Shape::kStepOut>(sum);
   }
 }
 
-// What nhwc_stream_weight_gradient_kernel has registers for, V channels a thread.
+// Register shape of the weight gradient, V channels per thread.
 template <typename StreamAxis, int V>
 struct WeightStreamShape : StreamShape<StreamAxis> {
   using Axis = StreamAxis;
@@ -160,40 +167,42 @@ struct WeightStreamShape : StreamShape<StreamAxis> {
   static constexpr int kChannels = V;
   static constexpr int kCols = Base::kTaps == 5 ? 4 : Base::kCols;
   static constexpr int kInCols = Axis::inputs(kCols);
-  static constexpr bool kAsksAhead = Axis::step(1) == 1;
-  static constexpr bool kLight = Base::kTaps == 3 && Base::kPending <= 3;  // in registers
-  static constexpr int kBlocks = kLight ? (V == 2 ? 6 : 4) : 3;
+  static constexpr bool kPrefetches = Axis::step(1) == 1;
+  static constexpr bool kFewRegisters = Base::kTaps == 3 && Base::kPending <= 3;
+  static constexpr int kBlocks = kFewRegisters ? (V == 2 ? 6 : 4) : 3;
 };
 
-template <typename M, typename T>
+template <typename Shape, typename T>
 struct WeightReaders {
-  static constexpr int kAhead = !M::kAsksAhead ? 0 : M::kChannels * sizeof(T) >= 4 ? 2 : 1;
-  static_assert(kAhead != 1 || M::kStepIn == 1, "one row is held");
-  using In = RowReader<M::kChannels, kAhead, kRingRows * M::kStepIn, M::kInCols, T>;
-  using Grad = RowReader<M::kChannels, kAhead, kRingRows, M::kCols, T>;
+  static constexpr int kPrefetchRows = !Shape::kPrefetches                 ? 0
+                                       : Shape::kChannels * sizeof(T) >= 4 ? 2
+                                                                           : 1;
+  static_assert(kPrefetchRows != 1 || Shape::kStepIn == 1, "one row is held");
+  using In =
+      RowReader<Shape::kChannels, kPrefetchRows, kRingRows * Shape::kStepIn, Shape::kInCols, T>;
+  using Grad = RowReader<Shape::kChannels, kPrefetchRows, kRingRows, Shape::kCols, T>;
   static constexpr size_t kBytes = In::kBytes + Grad::kBytes;
 };
 
-// A block goes through one segment of blockDim.z images; the last kPending rows of grad_output wait
-// in registers for the inputs that they meet.
-template <typename M, typename T>
-__global__ void __launch_bounds__(kStreamThreads, M::kBlocks)
+template <typename Shape, typename T>
+__global__ void __launch_bounds__(kStreamThreads, Shape::kBlocks)
     nhwc_stream_weight_gradient_kernel(StreamParams params, const T* __restrict__ x,
                                        const T* __restrict__ grad, WeightReduction<T> reduction) {
-  using Axis = typename M::Axis;
-  constexpr int V = M::kChannels, kCols = M::kCols, kTaps = M::kTaps, kPending = M::kPending;
+  using Axis = typename Shape::Axis;
+  constexpr int V = Shape::kChannels, kCols = Shape::kCols, kTaps = Shape::kTaps,
+                kPending = Shape::kPending;
   constexpr int kSums = kTaps * kTaps + 1;
-  using Place = StreamPosition<V>;
-  using Readers = WeightReaders<M, T>;
+  using Position = StreamPosition<V>;
+  using Readers = WeightReaders<Shape, T>;
   extern __shared__ __align__(16) unsigned char memory[];
-  const Place at(params);
+  const Position at(params);
   float sum[kSums][V] = {};
-  if (at.present) {
-    const StreamStart<Axis, M, Place> start(params, at);
-    typename Readers::In rows(at, memory,
-                              Place::template columns<M::kInCols>(start.in_w0, params.in_w));
+  if (at.valid) {
+    const StreamStart<Axis, Shape, Position> start(params, at);
+    typename Readers::In rows(
+        at, memory, Position::template column_mask<Shape::kInCols>(start.in_w0, params.in_w));
     typename Readers::Grad grads(at, memory + Readers::In::kBytes,
-                                 Place::template columns<kCols>(start.w0, params.out_w));
+                                 Position::template column_mask<kCols>(start.w0, params.out_w));
     const int64_t in_row = static_cast<int64_t>(params.in_w) * params.channels;
     const int64_t out_row = static_cast<int64_t>(params.out_w) * params.channels;
     int y = start.first_y;
@@ -201,13 +210,13 @@ __global__ void __launch_bounds__(kStreamThreads, M::kBlocks)
          at.channel;
     grad += (at.n * params.out_h + start.h0) * out_row +
             static_cast<int64_t>(start.w0) * params.channels + at.channel;
-    const auto within = [&](int in_y) { return in_y >= 0 && in_y < start.end_y; };
-    const auto fetch = [&](int step, int ahead, int row) {  // a step `ahead` of the pointers
+    const auto is_input_row = [&](int in_y) { return in_y >= 0 && in_y < start.end_y; };
+    const auto fetch = [&](int step, int ahead, int row) {  // `ahead` steps after the pointers
 #pragma unroll
-      for (int r = 0; r < M::kStepIn; ++r) {
-        const int in_r = ahead * M::kStepIn + r;
-        if (within(y + in_r)) {
-          rows.fetch(x + in_r * in_row, row * M::kStepIn + r);
+      for (int r = 0; r < Shape::kStepIn; ++r) {
+        const int in_r = ahead * Shape::kStepIn + r;
+        if (is_input_row(y + in_r)) {
+          rows.fetch(x + in_r * in_row, row * Shape::kStepIn + r);
         }
       }
       if (step + kPending - 1 < start.last_step) {
@@ -215,18 +224,18 @@ __global__ void __launch_bounds__(kStreamThreads, M::kBlocks)
       }
       commit_row();
     };
-    constexpr int kAhead = Readers::kAhead;
-    for (int i = 0; i < kAhead; ++i) {
-      fetch(i - M::kWarmUp, i, i);
+    constexpr int kPrefetchRows = Readers::kPrefetchRows;
+    for (int i = 0; i < kPrefetchRows; ++i) {
+      fetch(i - Shape::kWarmUp, i, i);
     }
-    // Rows of grad_output; each step multiplies with those from its u on.
-    constexpr int kRows = kPending + M::kPeriod - 1;
+    // Rows of grad_output. Step u of a period multiplies kPending rows from u on.
+    constexpr int kRows = kPending + Shape::kPeriod - 1;
     float g[kRows][kCols][V] = {};
     int row = 0;  // of the rings
 #pragma unroll 1
-    for (int first = -M::kWarmUp; first < start.last_step; first += M::kPeriod) {
+    for (int first = -Shape::kWarmUp; first < start.last_step; first += Shape::kPeriod) {
 #pragma unroll
-      for (int u = 0; u < M::kPeriod; ++u) {
+      for (int u = 0; u < Shape::kPeriod; ++u) {
         const int step = first + u;
         if (step >= start.last_step) {
           break;
@@ -251,40 +260,41 @@ __global__ void __launch_bounds__(kStreamThreads, M::kBlocks)
             sum[kSums - 1][v] += newest[j][v];
           }
         }
-        float in[M::kInCols][V];
-        constexpr bool kHeld = kAhead == 1;
-        if (kHeld && within(y)) {  // before the next one takes its place
+        float in[Shape::kInCols][V];
+        constexpr bool kInRegisters = kPrefetchRows == 1;
+        if (kInRegisters && is_input_row(y)) {  // before fetch overwrites it
           rows.read(x, row, in);
         }
-        fetch(step + kAhead, kAhead, (row + kAhead) % kRingRows);
+        fetch(step + kPrefetchRows, kPrefetchRows, (row + kPrefetchRows) % kRingRows);
 #pragma unroll
-        for (int r = 0; r < M::kStepIn; ++r, ++y, x += in_row) {
-          if (!within(y)) {
+        for (int r = 0; r < Shape::kStepIn; ++r, ++y, x += in_row) {
+          if (!is_input_row(y)) {
             continue;
           }
-          if (!kHeld) {
-            rows.read(x, row * M::kStepIn + r, in);
+          if (!kInRegisters) {
+            rows.read(x, row * Shape::kStepIn + r, in);
           }
-          join_row<M, Axis, kPending, kCols, M::kInCols>(r, [&](int m, int j, int tap, int i) {
+          for_each_tap<Shape, Axis, kPending, kCols, Shape::kInCols>(
+              r, [&](int m, int j, int tap, int i) {
 #pragma unroll
-            for (int v = 0; v < V; ++v) {
-              sum[tap][v] += g[u + m][j][v] * in[i][v];
-            }
-          });
+                for (int v = 0; v < V; ++v) {
+                  sum[tap][v] += g[u + m][j][v] * in[i][v];
+                }
+              });
         }
         grad += out_row;
         row = (row + 1) % kRingRows;
       }
-      move_rows<M::kPeriod>(g);
+      shift_rows<Shape::kPeriod>(g);
     }
   }
   __syncthreads();
 
   const int lanes = blockDim.x;
-  put_block(sum, reinterpret_cast<float*>(memory), threadIdx.x, lanes,
-            threadIdx.z * blockDim.y + threadIdx.y, blockDim.y * blockDim.z,
-            min(lanes * V, params.channels - at.first_channel),
-            BlockSums<T>(reduction, blockIdx.x, at.first_channel));
+  reduce_and_put(sum, reinterpret_cast<float*>(memory), threadIdx.x, lanes,
+                 threadIdx.z * blockDim.y + threadIdx.y, blockDim.y * blockDim.z,
+                 min(lanes * V, params.channels - at.first_channel),
+                 BlockSums<T>(reduction, blockIdx.x, at.first_channel));
 }
 
 }  // namespace
@@ -293,12 +303,14 @@ template <typename T>
 bool nhwc_stream(const Convolution<T>& c) {
   return dispatch_axis(c.g, c.transposed, [&](auto axis) {
     using Axis = decltype(axis);
-    using M = StreamShape<Axis>;
-    if constexpr (Axis::inputs(1) <= Axis::kTaps) {  // unless dilated: few taps meet a row
-      const auto plan = plan_stream<Axis, M, T>(c.g.n, c.g.c, c.in.h, c.in.w, c.out.h, c.out.w,
-                                                c.padding_h, c.padding_w, {c.in.data, c.out.data});
+    using Shape = StreamShape<Axis>;
+    if constexpr (Axis::inputs(1) <= Axis::kTaps) {  // dilation 1
+      const auto plan =
+          plan_stream<Axis, Shape, T>(c.g.n, c.g.c, c.in.h, c.in.w, c.out.h, c.out.w, c.padding_h,
+                                      c.padding_w, {c.in.data, c.out.data});
       if (plan.aligned && c.g.c >= kMinChannels) {
-        constexpr size_t kFilters = sizeof(float) * M::kTaps * M::kTaps * kMaxLanes * M::kChannels;
+        constexpr size_t kFilters =
+            sizeof(float) * Shape::kTaps * Shape::kTaps * kMaxLanes * Shape::kChannels;
         c.launch(nhwc_stream_kernel<Axis, T>, plan.grid, plan.block,
                  kFilters + StreamReader<Axis, T>::kBytes, plan.params, c.flip, c.in.data, c.weight,
                  c.bias, c.out.data);
@@ -311,22 +323,22 @@ bool nhwc_stream(const Convolution<T>& c) {
 
 namespace {
 
-// V channels a thread; false where their positions are not aligned.
+// Launch with V channels per thread. Return false if vectors of V channels are not aligned.
 template <typename Axis, int V, typename T>
 bool launch_stream_weight_gradient(const WeightGradient<T>& c) {
-  using M = WeightStreamShape<Axis, V>;
+  using Shape = WeightStreamShape<Axis, V>;
   const DepthwiseGeometry& g = c.g;
-  const auto plan = plan_stream<Axis, M, T>(g.n, g.c, g.h, g.w, g.out_h, g.out_w, g.padding_h,
-                                            g.padding_w, {c.x, c.grad});
+  const auto plan = plan_stream<Axis, Shape, T>(g.n, g.c, g.h, g.w, g.out_h, g.out_w, g.padding_h,
+                                                g.padding_w, {c.x, c.grad});
   if (!plan.aligned) {
     return false;
   }
   const size_t sums = sizeof(float) * reduction_elements(plan.block.x, plan.block.y * plan.block.z,
-                                                         (M::kTaps * M::kTaps + 1) * V);
+                                                         (Shape::kTaps * Shape::kTaps + 1) * V);
   two_stage_reduction(c, plan.grid.x, [&](const WeightReduction<T>& reduction) {
-    launch_kernel(nhwc_stream_weight_gradient_kernel<M, T>, plan.grid, plan.block,
-                  std::max(WeightReaders<M, T>::kBytes, sums), c.stream, plan.params, c.x, c.grad,
-                  reduction);
+    launch_kernel(nhwc_stream_weight_gradient_kernel<Shape, T>, plan.grid, plan.block,
+                  std::max(WeightReaders<Shape, T>::kBytes, sums), c.stream, plan.params, c.x,
+                  c.grad, reduction);
   });
   return true;
 }
@@ -340,13 +352,13 @@ bool nhwc_stream_weight_gradient(const WeightGradient<T>& c) {
     if constexpr (Axis::kTaps == 7) {
       return launch_stream_weight_gradient<Axis, 1>(c);
     } else if constexpr (Axis::kTaps == 5) {
-      // One channel is always aligned; with stride 2 direct_l1_weight_gradient is faster than that.
+      // V = 1 is always aligned, but slower than direct_l1 with stride 2.
       return launch_stream_weight_gradient<Axis, 2>(c) ||
              (Axis::step(1) == 1 && launch_stream_weight_gradient<Axis, 1>(c));
     } else {
-      // Images a few column tiles wide are too short a stream to be worth many channels a thread.
-      if constexpr (WeightStreamShape<Axis, 2>::kLight) {
-        constexpr int kNarrow = 14;  // positions
+      // Narrow images have too few column tiles for 4 channels per thread.
+      if constexpr (WeightStreamShape<Axis, 2>::kFewRegisters) {
+        constexpr int kNarrow = 14;
         if (c.g.out_w <= kNarrow && launch_stream_weight_gradient<Axis, 2>(c)) {
           return true;
         }

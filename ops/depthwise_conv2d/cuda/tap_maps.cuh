@@ -1,4 +1,4 @@
-// What the tiled depthwise kernels share: which tap joins which input to which output.
+// Compile-time maps from (output, tap) to input index; helpers of the depthwise kernels.
 #pragma once
 
 #include <algorithm>
@@ -14,13 +14,12 @@ inline bool are_aligned(std::initializer_list<const void*> pointers, size_t byte
                      [&](const void* p) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; });
 }
 
-// The place of a thread among all of its block.
+// Return the thread's linear index in its block.
 __device__ inline int flat_thread() {
   return (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
 }
 
-// x = the V channels that lie in each of kCols loaded positions; integers for the reason that
-// load_vector has.
+// Convert kCols loaded vectors of V channels to float32. Bits: see load_vector.
 template <typename T, typename Bits, int kCols, int V>
 __device__ void widen(const Bits (&bits)[kCols], float (&x)[kCols][V]) {
 #pragma unroll
@@ -33,7 +32,7 @@ __device__ void widen(const Bits (&bits)[kCols], float (&x)[kCols][V]) {
   }
 }
 
-// Rounds V values and stores them at once.
+// Round V values and store them with one instruction.
 template <int V, typename T, typename Acc>
 __device__ void store_vector(T* to, const Acc (&x)[V]) {
   Vector<T, V> lanes;
@@ -45,47 +44,47 @@ __device__ void store_vector(T* to, const Acc (&x)[V]) {
   *reinterpret_cast<Bits*>(to) = reinterpret_cast<const Bits&>(lanes);
 }
 
-// Into how many parts to split work of `units` steps, done by each of `blocks` blocks of which
-// `resident_blocks` run together, where a part costs `extra` steps more: the fewest steps in all
-// that the first few numbers of rounds of blocks allow.
+// Return the number of parts to split work into. Each of `blocks` blocks has `units` steps of work;
+// `resident_blocks` run at once; each part costs `extra` steps. Minimises waves × steps of a part.
 inline int64_t best_split(int64_t units, int64_t blocks, int64_t resident_blocks, int64_t extra) {
-  constexpr int64_t kMostRounds = 16;
-  const int64_t least_rounds = ceil_div(blocks, resident_blocks);
-  int64_t best = 1, least = 0;
-  for (int64_t rounds = least_rounds; rounds < least_rounds + kMostRounds; ++rounds) {
-    const int64_t most = std::max<int64_t>(1, std::min(units, rounds * resident_blocks / blocks));
-    const int64_t length = ceil_div(units, most);
+  constexpr int64_t kMaxWaves = 16;
+  const int64_t min_waves = ceil_div(blocks, resident_blocks);
+  int64_t best = 1, min_steps = 0;
+  for (int64_t waves = min_waves; waves < min_waves + kMaxWaves; ++waves) {
+    const int64_t max_parts =
+        std::max<int64_t>(1, std::min(units, waves * resident_blocks / blocks));
+    const int64_t length = ceil_div(units, max_parts);
     const int64_t parts = ceil_div(units, length);
     const int64_t steps = ceil_div(blocks * parts, resident_blocks) * (length + extra);
-    if (least == 0 || steps < least) {
-      best = parts, least = steps;
+    if (min_steps == 0 || steps < min_steps) {
+      best = parts, min_steps = steps;
     }
   }
   return best;
 }
 
-// One axis of a convolution with K taps, stride S and dilation D, as a thread sees it that computes
-// several neighbouring outputs from a window of inputs.
+// One axis of a convolution with K taps, stride S and dilation D: maps between a tile of adjacent
+// outputs and its window of inputs.
 template <int K, int S, int D>
 struct Direct {
   static constexpr int kTaps = K;
 
-  // Inputs under `outputs` neighbouring outputs, and from one such window to the next.
+  // Return the window size of `outputs` adjacent outputs, and the step to the next window.
   static constexpr int inputs(int outputs) { return (outputs - 1) * S + (K - 1) * D + 1; }
   static constexpr int step(int outputs) { return outputs * S; }
 
-  // The tap that joins output o to input i of the window, or -1.
+  // Return the tap with which output o reads input i of the window, or −1.
   static constexpr int tap(int o, int i) {
     const int distance = i - o * S;
     return distance >= 0 && distance % D == 0 && distance / D < K ? distance / D : -1;
   }
 
-  // The image coordinate of the first window's first input.
+  // Return the image coordinate of the first window.
   static constexpr int start(int padding) { return -padding; }
 };
 
-// The same for the gradient with respect to the input of a convolution with stride 2: outputs of
-// this axis are the convolution's inputs. (With stride 1 that is a Direct axis with flipped taps.)
+// The same maps for the input gradient with stride 2: outputs are grad_input, inputs grad_output.
+// (With stride 1 it is a Direct axis with a flipped filter.)
 template <int K, int kPaddingParity>
 struct Transposed {
   static_assert(K % 2 == 1, "the window's first input must not depend on the output's parity");
@@ -102,10 +101,10 @@ struct Transposed {
   static constexpr int start(int padding) { return padding / 2 - (K - 1) / 2; }
 };
 
-// Calls multiply(q, j, tap, i) for each output in row q, column j of a tile and the input in column
-// i of row r of its window that a tap joins.
+// Call multiply(q, j, tap, i) for each output (q, j) of a tile and each tap of it that reads window
+// row r; i is the window column.
 template <typename Rows, typename Cols, int kRows, int kCols, int kInCols, typename F>
-__device__ __forceinline__ void join_row(int r, const F& multiply) {
+__device__ __forceinline__ void for_each_tap(int r, const F& multiply) {
 #pragma unroll
   for (int q = 0; q < kRows; ++q) {
     const int a = Rows::tap(q, r);

@@ -1,11 +1,11 @@
-// Deterministic two-stage reduction of weight and bias gradients, which are sums over all images.
+// Deterministic two-stage reduction of weight and bias gradients (sums over all images).
 //
 //   stage 1   blocks (split, channels, taps) ── shared memory ──► split_sums [splits, C, taps + 1]
 //   stage 2   reduce_splits_kernel: adds the splits in a fixed order ──► grad_weight, grad_bias
 //
-// A single split writes the gradients in stage 1. There are no atomics: the bits are the same every
-// run. Kernels multiply zeros in the place of padding, so where an input or a gradient is not
-// finite, any tap of that channel may be NaN.
+// A single split writes the gradients in stage 1. No atomics: results are bitwise reproducible.
+// Padding is multiplied as zeros: if an input or gradient is non-finite, any tap of its channel may
+// be NaN.
 #pragma once
 
 #include <algorithm>
@@ -14,17 +14,17 @@
 
 namespace ops::cuda {
 
-// Destination of the sums of blocks: for each split and channel one sum a tap, then the bias.
+// Destination of stage 1: per split and channel one sum per tap, then the bias.
 template <typename T>
 struct WeightReduction {
   int channels, taps;
   T* grad_weight;
-  T* grad_bias;          // nullptr: not wanted
+  T* grad_bias;          // nullptr: not requested
   acc_t<T>* split_sums;  // nullptr: a single split, which writes the gradients
 
-  __device__ int sums() const { return channels * (taps + 1); }  // of a split
+  __device__ int sums() const { return channels * (taps + 1); }  // per split
 
-  // Of the i-th sum from that of the channel's first tap on; nullptr where it is not wanted.
+  // Return the destination of sum i, counted from the channel's tap 0; nullptr: not requested.
   __device__ T* gradient(int channel, int i) const {
     channel += i / (taps + 1);
     const int tap = i % (taps + 1);
@@ -34,7 +34,7 @@ struct WeightReduction {
   }
 };
 
-// Takes the sums of a block for its channels from `channel` on.
+// Writer of a block's sums, for the channels from `channel` on.
 template <typename T>
 class BlockSums {
  public:
@@ -43,7 +43,7 @@ class BlockSums {
         channel_(channel),
         first_(static_cast<int64_t>(split) * reduction.sums() + channel * (reduction.taps + 1)) {}
 
-  // The i-th sum: tap i % (taps + 1) of channel i / (taps + 1).
+  // Write sum i: tap i % (taps + 1) of the block's channel i / (taps + 1).
   __device__ void put(int i, acc_t<T> sum) {
     if (reduction_.split_sums) {
       reduction_.split_sums[first_ + i] = sum;
@@ -60,7 +60,7 @@ class BlockSums {
 
 constexpr int kReduceColumns = 32;
 
-// A column of kRows threads adds up one sum, each of them every kRows-th split.
+// Stage 2. kRows threads reduce one sum; each adds every kRows-th split.
 template <int kRows, typename T>
 __global__ void __launch_bounds__(kReduceColumns* kRows)
     reduce_splits_kernel(int splits, WeightReduction<T> reduction) {
@@ -85,14 +85,14 @@ __global__ void __launch_bounds__(kReduceColumns* kRows)
   }
 }
 
-// Elements of shared memory for reduce_block, where each thread has so many sums.
+// Return the shared memory of reduce_block in elements, with `sums` sums per thread.
 inline size_t reduction_elements(int lanes, int groups, int sums) {
   return static_cast<size_t>(lanes) * std::max(1, groups / 2) * sums;
 }
 
-// Adds up, in a tree, the sums of `groups` groups of `lanes` threads: each thread has kSums sums of
-// each of V channels. Afterwards shared[i] is sum i % kSums of the block's channel i / kSums.
-// Called by all threads.
+// Tree reduction over `groups` groups of `lanes` threads; each thread has kSums sums of each of V
+// channels. Afterwards shared[i] is sum i % kSums of the block's channel i / kSums. Call it from
+// all threads.
 template <int kSums, int V, typename Acc>
 __device__ void reduce_block(Acc (&sum)[kSums][V], Acc* shared, int lane, int lanes, int group,
                              int groups) {
@@ -126,10 +126,10 @@ __device__ void reduce_block(Acc (&sum)[kSums][V], Acc* shared, int lane, int la
   __syncthreads();
 }
 
-// reduce_block of threads that have all sums of `channels` channels.
+// reduce_block, then write the sums of `channels` channels.
 template <int kSums, int V, typename T>
-__device__ void put_block(float (&sum)[kSums][V], float* shared, int lane, int lanes, int group,
-                          int groups, int channels, BlockSums<T> to) {
+__device__ void reduce_and_put(float (&sum)[kSums][V], float* shared, int lane, int lanes,
+                               int group, int groups, int channels, BlockSums<T> to) {
   reduce_block(sum, shared, lane, lanes, group, groups);
   for (int i = flat_thread(); i < channels * kSums; i += blockDim.x * blockDim.y * blockDim.z) {
     to.put(i, shared[i]);
@@ -143,14 +143,14 @@ void launch_reduce_splits(const WeightReduction<T>& reduction, int64_t splits, i
                    dim3(kReduceColumns, kRows), stream, static_cast<int>(splits), reduction);
 }
 
-// Runs stage 1, stage1(reduction), whose blocks put so many splits, and then stage 2.
+// Run stage 1, stage1(reduction), which writes `splits` splits, then stage 2.
 template <typename T, typename F>
 void two_stage_reduction(const WeightGradient<T>& c, int64_t splits, const F& stage1) {
   if (c.dry_run) {
     return;
   }
   const DepthwiseGeometry& g = c.g;
-  const int64_t taps = c.grad_weight ? g.kernel_h * g.kernel_w : 0;  // 0: the bias alone
+  const int64_t taps = c.grad_weight ? g.kernel_h * g.kernel_w : 0;  // 0: bias gradient only
   WeightReduction<T> reduction{static_cast<int>(g.c), static_cast<int>(taps), c.grad_weight,
                                c.grad_bias, nullptr};
   if (splits == 1) {
