@@ -29,8 +29,8 @@ inline DepthwiseGeometry depthwise_geometry(const char* op, const Tensor& input,
 }
 
 // Return the input in a layout that Backend reads, and set its strides in `g`. A backend with
-// kReadsStridedPlanes reads NCHW planes at any batch and channel stride: slices and expansions are not
-// copied.
+// kReadsStridedPlanes reads NCHW planes at any batch and channel stride: slices and expansions are
+// not copied.
 template <typename Backend>
 Tensor input_of(const Tensor& input, DepthwiseGeometry& g) {
   const bool dense_planes =
@@ -82,9 +82,7 @@ std::tuple<Tensor, Tensor, Tensor> depthwise_conv2d_backward(
   check_same(op, "input", input, "grad_output", grad_output);
   check_shape(op, "grad_output", grad_output, {g.n, g.c, g.out_h, g.out_w});
   check(output_mask.size() == 3, op, ": output_mask must be three booleans");
-  const bool need_input = output_mask[0];
-  const bool need_weight = output_mask[1];
-  const bool need_bias = output_mask[2];
+  const bool need_input = output_mask[0], need_weight = output_mask[1], need_bias = output_mask[2];
   const Tensor x = need_weight ? input_of<Backend>(input, g) : input;
   const Tensor w = as_contiguous(weight);
   const Tensor grad = in_format(grad_output, g.channels_last);

@@ -9,8 +9,7 @@ namespace ops::cpu {
 
 enum class Isa { baseline, avx2, avx512 };
 
-// Return the widest supported instruction set. As in torch, ATEN_CPU_CAPABILITY=default or avx2
-// limits it.
+// Return the widest supported instruction set, limited by ATEN_CPU_CAPABILITY as in torch.
 inline Isa isa() {
   static const Isa best = [] {
     const char* limit = std::getenv("ATEN_CPU_CAPABILITY");

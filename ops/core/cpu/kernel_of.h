@@ -1,5 +1,4 @@
-// Dispatch of a run-time count to a template argument, for kernels whose accumulators stay in
-// registers. No include guard: see dispatch_isa.h.
+// Dispatch of a run-time count to a template argument. No include guard: see dispatch_isa.h.
 
 namespace ops::cpu::OPS_ISA {
 

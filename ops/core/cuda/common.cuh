@@ -94,22 +94,11 @@ struct alignas(sizeof(T) * N) Vector {
 
 // Integer type of kBytes bytes, for vectorised loads and stores.
 template <int kBytes>
-struct BitsOf;
-template <>
-struct BitsOf<2> {
-  using type = unsigned short;
-};
-template <>
-struct BitsOf<4> {
-  using type = unsigned;
-};
-template <>
-struct BitsOf<8> {
-  using type = uint2;
-};
-template <>
-struct BitsOf<16> {
-  using type = uint4;
+struct BitsOf {
+  static_assert(kBytes == 2 || kBytes == 4 || kBytes == 8 || kBytes == 16);
+  using type = std::conditional_t<
+      kBytes == 2, unsigned short,
+      std::conditional_t<kBytes == 4, unsigned, std::conditional_t<kBytes == 8, uint2, uint4>>>;
 };
 
 constexpr int kVectorBytes = 16;

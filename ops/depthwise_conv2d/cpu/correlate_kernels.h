@@ -1,5 +1,4 @@
-// SIMD kernel of the forward pass and the input gradient; figure in plan.h. No include guard: see
-// core/cpu/dispatch_isa.h.
+// SIMD kernel of the forward pass and the input gradient; figure in plan.h. No include guard.
 
 namespace ops::cpu::OPS_ISA {
 
@@ -155,16 +154,16 @@ void correlate(const Correlation<T>& c, int64_t begin, int64_t end,
   const Axis& vertical = c.lanes.bands.axis;
   const int64_t out_h = vertical.out_size, groups = c.lanes.channel_groups;
   Ring<T> ring;
-  LanePointers<T> pointers;
+  LaneView<T> view;
   int64_t active = lanes;
   for (int64_t index = begin; index < end; ++index) {
     const int64_t h = index % out_h, group = index / out_h % groups;
     if (index == begin || h == 0) {
       const int64_t images = index / out_h / groups;
-      ring = {source_pointers(c.g, c.lanes, c.source, images, group),
+      ring = {source_view(c.g, c.lanes, c.source, images, group),
               workspace.ring() + row_plan.left * lanes, c.source_rows, 0};
-      pointers = out_pointers(c.g, c.lanes, c.out, images, group);
-      active = active_lanes(c.lanes, pointers);
+      view = out_view(c.g, c.lanes, c.out, images, group);
+      active = active_lanes(c.lanes, view);
     }
     const TapRows rows = workspace.find_rows(vertical, h, c.g.kernel_w * lanes, c.source_rows);
     const A* source = nullptr;
@@ -173,16 +172,16 @@ void correlate(const Correlation<T>& c, int64_t begin, int64_t end,
     Prefetch<A> prefetch{nullptr, 0, lanes, 0, false};
     if constexpr (std::is_same_v<T, A>) {
       if (c.direct) {
-        source = ring.pointers.base[0];
-        const int64_t next = rows.last + 1, left = ring.pointers.prefetch_rows - next;
+        source = ring.view.base[0];
+        const int64_t next = rows.last + 1, left = ring.view.prefetch_rows - next;
         const int64_t most = vertical.transposed ? 1 : vertical.stride;
         prefetch = {source + next * c.source_rows.size, left < most ? left : most, lanes,
                     c.source_rows.size, false};
       }
-      if (pointers.pixel_stride && pointers.channels == lanes) {  // blocks store to the image
-        out = pointers.base[0] + h * pointers.row_stride;
-        out_pixel = pointers.pixel_stride;
-        prefetch.out = pointers.prefetch_rows > 0;
+      if (view.pixel_stride && view.channels == lanes) {  // blocks store to the image
+        out = view.base[0] + h * view.row_stride;
+        out_pixel = view.pixel_stride;
+        prefetch.out = view.prefetch_rows > 0;
       }
     }
     if (!source) {
@@ -201,7 +200,7 @@ void correlate(const Correlation<T>& c, int64_t begin, int64_t end,
           out_pixel, prefetch);
     }
     if (via_buffer) {
-      scatter_row(out, c.lanes, pointers, h);
+      scatter_row(out, c.lanes, view, h);
     }
   }
 }

@@ -44,9 +44,8 @@ struct Tap {
 // Register block: outputs of a row that are accumulated together.
 struct Block {
   int64_t outputs;
-  int64_t out;                 // first output, in pixels
-  int64_t source;              // source offset of the first output, in elements
-  int64_t tap_begin, tap_end;  // taps that do not read only padding
+  int64_t out, source;         // first output, in pixels; its source, in elements
+  int64_t tap_begin, tap_end;  // taps with at least one source that is not padding
   bool shared;  // sources of tap t and output r + 1 = sources of tap t + 1 and output r
 
   bool has_taps_of(const Block& other) const {
@@ -57,10 +56,9 @@ struct Block {
 // Partition of an output row into register blocks. All outputs of a block have the same taps: in
 // the input gradient they are `stride` pixels apart (one phase of the transposed convolution).
 struct RowPlan {
-  int64_t out_step;     // between outputs of a block, in pixels
-  int64_t source_step;  // between sources of these outputs, in elements
-  int64_t left = 0;     // zeros before a source row, in pixels
-  int64_t width = 0;    // source row with padding, in pixels
+  int64_t out_step;             // between outputs of a block, in pixels
+  int64_t source_step;          // between sources of these outputs, in elements
+  int64_t left = 0, width = 0;  // of a source row: zeros before it; width with padding, in pixels
   std::vector<Tap> taps;
   std::vector<Block> blocks;
 
@@ -189,17 +187,16 @@ struct LaneLayout {
         image_groups((g.n * bands.count + images - 1) / images) {}
 };
 
-// Addresses of a vector's lanes in an image tensor. Sizes and strides are in elements.
+// Strided view of an image tensor by lane. Sizes and strides are in elements.
 template <typename T>
-struct LanePointers {
-  T* base[kMaxLanes];  // row 0; NCHW: of each active lane; NHWC: of each active image
-  int64_t count;       // of `base`
-  int64_t channels;    // active, per image
-  int64_t width;       // pixels of a row
-  int64_t row_stride;
-  int64_t pixel_stride;   // 0: NCHW
-  int64_t prefetch_rows;  // prefetch rows below this one
-  int64_t group_stride;   // NCHW: to the same lane of the next group of channels
+struct LaneView {
+  T* base[kMaxLanes];                // row 0; NCHW: of each active lane; NHWC: of each active image
+  int64_t count;                     // of `base`
+  int64_t channels;                  // active, per image
+  int64_t width;                     // pixels of a row
+  int64_t row_stride, pixel_stride;  // pixel_stride is 0 for NCHW
+  int64_t prefetch_rows;             // rows h < prefetch_rows are prefetched
+  int64_t group_stride;              // NCHW: to the same lane of the next group of channels
   bool has_bands;
   int64_t first_row[kMaxLanes];  // with bands: row of the image at `base`
   int64_t height;                // of the image
@@ -235,15 +232,14 @@ ImageTensor<T> dense_tensor(const DepthwiseGeometry& g, T* data, int64_t height,
 
 // Return the lanes' addresses. Row 0 of band b is row b · band_rows − above of its image.
 template <typename T>
-LanePointers<T> lane_pointers(const DepthwiseGeometry& g, const LaneLayout& lanes,
-                              const ImageTensor<T>& images, int64_t image_group,
-                              int64_t channel_group, int64_t band_rows, int64_t above) {
+LaneView<T> lane_view(const DepthwiseGeometry& g, const LaneLayout& lanes,
+                      const ImageTensor<T>& images, int64_t image_group, int64_t channel_group,
+                      int64_t band_rows, int64_t above) {
   const int64_t n = image_group * lanes.images, c = channel_group * lanes.channels;
   const int64_t channels = std::min(lanes.channels, g.c - c), width = images.width;
   const int64_t bands = lanes.bands.count;
-  LanePointers<T> p{
-      {},        0,  channels,     width, width, 0, 0, lanes.channels * images.stride_c,
-      bands > 1, {}, images.height};
+  LaneView<T> p{{},        0,  channels,     width, width, 0, 0, lanes.channels * images.stride_c,
+                bands > 1, {}, images.height};
   if (g.channels_last) {
     p.row_stride = width * g.c;
     p.pixel_stride = g.c;
@@ -263,16 +259,16 @@ LanePointers<T> lane_pointers(const DepthwiseGeometry& g, const LaneLayout& lane
 }
 
 template <typename T>
-LanePointers<T> source_pointers(const DepthwiseGeometry& g, const LaneLayout& lanes,
-                                const ImageTensor<T>& images, int64_t image_group, int64_t group) {
-  return lane_pointers(g, lanes, images, image_group, group, lanes.bands.source_rows,
-                       lanes.bands.above);
+LaneView<T> source_view(const DepthwiseGeometry& g, const LaneLayout& lanes,
+                        const ImageTensor<T>& images, int64_t image_group, int64_t group) {
+  return lane_view(g, lanes, images, image_group, group, lanes.bands.source_rows,
+                   lanes.bands.above);
 }
 
 template <typename T>
-LanePointers<T> out_pointers(const DepthwiseGeometry& g, const LaneLayout& lanes,
-                             const ImageTensor<T>& images, int64_t image_group, int64_t group) {
-  return lane_pointers(g, lanes, images, image_group, group, lanes.bands.out_rows, 0);
+LaneView<T> out_view(const DepthwiseGeometry& g, const LaneLayout& lanes,
+                     const ImageTensor<T>& images, int64_t image_group, int64_t group) {
+  return lane_view(g, lanes, images, image_group, group, lanes.bands.out_rows, 0);
 }
 
 // Rows of the filter that read a valid source row.

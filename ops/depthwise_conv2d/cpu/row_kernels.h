@@ -1,5 +1,4 @@
-// Copies of image rows between memory and the vector layout [pixel][lane]; see plan.h. No include
-// guard: see core/cpu/dispatch_isa.h.
+// Copies of image rows between memory and the vector layout [pixel][lane]. No include guard.
 
 namespace ops::cpu::OPS_ISA {
 
@@ -28,11 +27,11 @@ void convert_pixels(const From* from, int64_t from_pixel, To* to, int64_t to_pix
 // Prefetch row h < prefetch_rows to the L2 cache: large pixel strides defeat the hardware
 // prefetcher. always_inline: GCC treats a function that only prefetches as pure and drops the call.
 template <typename T>
-__attribute__((always_inline)) inline void prefetch_row(const LanePointers<const T>& pointers,
+__attribute__((always_inline)) inline void prefetch_row(const LaneView<const T>& view,
                                                         int64_t image, int64_t h) {
-  const T* row = pointers.base[image] + h * pointers.row_stride;
-  for (int64_t w = 0; h < pointers.prefetch_rows && w < pointers.width; ++w) {
-    __builtin_prefetch(row + w * pointers.pixel_stride, 0, 2);
+  const T* row = view.base[image] + h * view.row_stride;
+  for (int64_t w = 0; h < view.prefetch_rows && w < view.width; ++w) {
+    __builtin_prefetch(row + w * view.pixel_stride, 0, 2);
   }
 }
 
@@ -40,25 +39,25 @@ __attribute__((always_inline)) inline void prefetch_row(const LanePointers<const
 // shorter than M; the last block overlaps the one before it. The row of the next channel group is
 // prefetched in software: many short rows defeat the hardware prefetcher.
 template <int M, typename T>
-void gather_lanes(const LanePointers<const T>& pointers, int64_t h, uint32_t valid, acc_t<T>* to) {
+void gather_lanes(const LaneView<const T>& view, int64_t h, uint32_t valid, acc_t<T>* to) {
   using A = acc_t<T>;
   constexpr int N = kLanes<A>;
   if constexpr (M > 1) {
-    if (pointers.width < M) {
-      return gather_lanes<M / 2>(pointers, h, valid, to);
+    if (view.width < M) {
+      return gather_lanes<M / 2>(view, h, valid, to);
     }
   }
-  for (int64_t first = 0; first < pointers.count; first += M) {
-    for (int64_t i = 0; i < pointers.width; i += M) {
-      const int64_t at = i + M <= pointers.width ? i : pointers.width - M;
+  for (int64_t first = 0; first < view.count; first += M) {
+    for (int64_t i = 0; i < view.width; i += M) {
+      const int64_t at = i + M <= view.width ? i : view.width - M;
       Vec<A, M> v[M];
       OPS_UNROLL
       for (int l = 0; l < M; ++l) {
         v[l] = Vec<A, M>{};
         if (valid >> (first + l) & 1) {
-          const T* row = pointers.base[first + l] + h * pointers.row_stride + at;
+          const T* row = view.base[first + l] + h * view.row_stride + at;
           v[l] = load<M>(row);
-          __builtin_prefetch(row + pointers.group_stride, 0, 2);
+          __builtin_prefetch(row + view.group_stride, 0, 2);
         }
       }
       transpose<A, M>(v);
@@ -72,18 +71,17 @@ void gather_lanes(const LanePointers<const T>& pointers, int64_t h, uint32_t val
 
 // Scatter [pixel][lane] to an NCHW row: inverse of gather_lanes.
 template <int M, typename T>
-void scatter_lanes(const acc_t<T>* from, const LanePointers<T>& pointers, int64_t h,
-                   uint32_t valid) {
+void scatter_lanes(const acc_t<T>* from, const LaneView<T>& view, int64_t h, uint32_t valid) {
   using A = acc_t<T>;
   constexpr int N = kLanes<A>;
   if constexpr (M > 1) {
-    if (pointers.width < M) {
-      return scatter_lanes<M / 2>(from, pointers, h, valid);
+    if (view.width < M) {
+      return scatter_lanes<M / 2>(from, view, h, valid);
     }
   }
-  for (int64_t first = 0; first < pointers.count; first += M) {
-    for (int64_t i = 0; i < pointers.width; i += M) {
-      const int64_t at = i + M <= pointers.width ? i : pointers.width - M;
+  for (int64_t first = 0; first < view.count; first += M) {
+    for (int64_t i = 0; i < view.width; i += M) {
+      const int64_t at = i + M <= view.width ? i : view.width - M;
       Vec<A, M> v[M];
       OPS_UNROLL
       for (int p = 0; p < M; ++p) {
@@ -93,71 +91,67 @@ void scatter_lanes(const acc_t<T>* from, const LanePointers<T>& pointers, int64_
       OPS_UNROLL
       for (int l = 0; l < M; ++l) {
         if (valid >> (first + l) & 1) {
-          store<M>(pointers.base[first + l] + h * pointers.row_stride + at, v[l]);
+          store<M>(view.base[first + l] + h * view.row_stride + at, v[l]);
         }
       }
     }
   }
 }
 
-// Gather row h to [pixel][lane]. Idle lanes stay zero, as `to` is initialised; invalid ones are set
-// to zero.
+// Gather row h to [pixel][lane]. Lanes without a row in the image are zero.
 template <typename T>
-void gather_row(const LanePointers<const T>& pointers, int64_t h, const LaneLayout& lanes,
-                acc_t<T>* to) {
+void gather_row(const LaneView<const T>& view, int64_t h, const LaneLayout& lanes, acc_t<T>* to) {
   using A = acc_t<T>;
   constexpr int N = kLanes<A>;
-  const uint32_t valid = pointers.valid_mask(h);
+  const uint32_t valid = view.valid_mask(h);
   if (__builtin_popcount(valid) <
-      (pointers.pixel_stride ? lanes.images : lanes.images * lanes.channels)) {
-    __builtin_memset(to, 0, pointers.width * lanes.count * sizeof(A));
+      (view.pixel_stride ? lanes.images : lanes.images * lanes.channels)) {
+    __builtin_memset(to, 0, view.width * lanes.count * sizeof(A));
   }
-  if (!pointers.pixel_stride) {
-    return gather_lanes<N>(pointers, h, valid, to);
+  if (!view.pixel_stride) {
+    return gather_lanes<N>(view, h, valid, to);
   }
-  for (int64_t i = 0; i < pointers.count; ++i) {
+  for (int64_t i = 0; i < view.count; ++i) {
     if (!(valid >> i & 1)) {
       continue;
     }
-    const T* from = pointers.base[i] + h * pointers.row_stride;
+    const T* from = view.base[i] + h * view.row_stride;
     A* lane = to + i * lanes.channels;
-    prefetch_row(pointers, i, h + 1);
-    convert_pixels<N>(from, pointers.pixel_stride, lane, lanes.count, pointers.channels,
-                      pointers.width);
+    prefetch_row(view, i, h + 1);
+    convert_pixels<N>(from, view.pixel_stride, lane, lanes.count, view.channels, view.width);
   }
 }
 
 // Scatter [pixel][lane] to row h.
 template <typename T>
-void scatter_row(const acc_t<T>* from, const LaneLayout& lanes, const LanePointers<T>& pointers,
+void scatter_row(const acc_t<T>* from, const LaneLayout& lanes, const LaneView<T>& view,
                  int64_t h) {
   constexpr int N = kLanes<acc_t<T>>;
-  const uint32_t valid = pointers.valid_mask(h);
-  if (!pointers.pixel_stride) {
-    return scatter_lanes<N>(from, pointers, h, valid);
+  const uint32_t valid = view.valid_mask(h);
+  if (!view.pixel_stride) {
+    return scatter_lanes<N>(from, view, h, valid);
   }
-  for (int64_t i = 0; i < pointers.count; ++i) {
+  for (int64_t i = 0; i < view.count; ++i) {
     if (valid >> i & 1) {
-      convert_pixels<N>(from + i * lanes.channels, lanes.count,
-                        pointers.base[i] + h * pointers.row_stride, pointers.pixel_stride,
-                        pointers.channels, pointers.width);
+      convert_pixels<N>(from + i * lanes.channels, lanes.count, view.base[i] + h * view.row_stride,
+                        view.pixel_stride, view.channels, view.width);
     }
   }
 }
 
 // Return the lanes up to the last vector with an active lane: the last group may be incomplete.
 template <typename T>
-int64_t active_lanes(const LaneLayout& lanes, const LanePointers<T>& pointers) {
+int64_t active_lanes(const LaneLayout& lanes, const LaneView<T>& view) {
   constexpr int N = kLanes<acc_t<T>>;
-  const int64_t lane_count = (pointers.count - 1) * lanes.channels + pointers.channels;
+  const int64_t lane_count = (view.count - 1) * lanes.channels + view.channels;
   const int64_t rounded = (lane_count + N - 1) / N * N;
-  return pointers.pixel_stride && rounded < lanes.count ? rounded : lanes.count;
+  return view.pixel_stride && rounded < lanes.count ? rounded : lanes.count;
 }
 
 // Ring buffer of the latest source rows: row h is in slot h % rows.count.
 template <typename T>
 struct Ring {
-  LanePointers<const T> pointers;
+  LaneView<const T> view;
   acc_t<T>* data;  // first pixel after the left padding of slot 0
   SourceRows rows;
   int64_t next;  // first row not yet gathered
@@ -165,7 +159,7 @@ struct Ring {
   // Gather the missing rows up to `last`.
   void gather(const LaneLayout& lanes, int64_t last) {
     for (next = next > last - rows.count ? next : last - rows.count + 1; next <= last; ++next) {
-      gather_row(pointers, next, lanes, data + next % rows.count * rows.size);
+      gather_row(view, next, lanes, data + next % rows.count * rows.size);
     }
   }
 };

@@ -1,5 +1,4 @@
-// SIMD kernel of the weight and bias gradients; figure in weight_plan.h. No include guard: see
-// core/cpu/dispatch_isa.h.
+// SIMD kernel of the weight and bias gradients; figure in weight_plan.h. No include guard.
 
 namespace ops::cpu::OPS_ISA {
 
@@ -80,20 +79,20 @@ void accumulate_weight_gradient(const WeightGradient<T>& p, int64_t group, int64
   const int64_t taps = p.vertical.taps * p.horizontal.taps;
   int64_t terms = 0;  // since the last flush
   Ring<T> ring;
-  LanePointers<const T> pointers;
+  LaneView<const T> view;
   const A* source = nullptr;
   int64_t active = lanes;
   for (int64_t index = begin; index < end; ++index) {
     const int64_t h = index % out_h;
     if (index == begin || h == 0) {
-      pointers = p.grad_pointers(index / out_h, group);
-      active = active_lanes(p.lanes, pointers);
+      view = p.grad_view(index / out_h, group);
+      active = active_lanes(p.lanes, view);
       if (p.x) {
-        ring = {p.x_pointers(index / out_h, group), workspace.ring() + p.left * lanes,
-                p.source_rows, 0};
+        ring = {p.x_view(index / out_h, group), workspace.ring() + p.left * lanes, p.source_rows,
+                0};
         source = ring.data;
         if constexpr (std::is_same_v<T, A>) {
-          source = p.direct ? ring.pointers.base[0] : source;
+          source = p.direct ? ring.view.base[0] : source;
         }
       }
     }
@@ -102,7 +101,7 @@ void accumulate_weight_gradient(const WeightGradient<T>& p, int64_t group, int64
       rows = workspace.find_rows(p.vertical, h, p.horizontal.taps * lanes, p.source_rows);
       if (p.direct) {
         for (int64_t i = 1; i <= p.vertical.stride; ++i) {
-          prefetch_row(ring.pointers, 0, rows.last + i);
+          prefetch_row(ring.view, 0, rows.last + i);
         }
       } else {
         ring.gather(p.lanes, rows.last);
@@ -110,13 +109,13 @@ void accumulate_weight_gradient(const WeightGradient<T>& p, int64_t group, int64
     }
     GradRow<A> grad{workspace.row(), lanes};
     if constexpr (std::is_same_v<T, A>) {
-      if (p.direct || (pointers.pixel_stride && pointers.channels == lanes)) {
-        grad = {pointers.base[0] + h * pointers.row_stride, pointers.pixel_stride};
-        prefetch_row(pointers, 0, h + 1);
+      if (p.direct || (view.pixel_stride && view.channels == lanes)) {
+        grad = {view.base[0] + h * view.row_stride, view.pixel_stride};
+        prefetch_row(view, 0, h + 1);
       }
     }
     if (grad.data == workspace.row()) {
-      gather_row(pointers, h, p.lanes, workspace.row());
+      gather_row(view, h, p.lanes, workspace.row());
     }
     for (int64_t from = 0; from < out_w; from += kFlushTerms) {
       const int64_t until = from + kFlushTerms < out_w ? from + kFlushTerms : out_w;

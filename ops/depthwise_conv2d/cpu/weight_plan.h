@@ -7,8 +7,6 @@
 //      (ring, a tap each)                         └─────────┘ 256 terms │ [tap, bias][lane]│
 //                                                  registers            └──────────────────┘
 //   thread:  a range of output rows of one channel group; ranges are reduced in order
-//   lanes:   one pixel of several channels, images or bands
-//   ring:    the source rows that the taps of one output row span
 #pragma once
 
 #include "depthwise_conv2d/cpu/plan.h"
@@ -75,11 +73,11 @@ struct WeightGradient {
   // Return the index of a lane's sums.
   int64_t slot(int64_t lane) const { return lane < last_vector ? lane : lane + lanes.count - g.c; }
 
-  LanePointers<const T> x_pointers(int64_t image_group, int64_t group) const {
-    return source_pointers(g, lanes, input_tensor(g, x), image_group, group);
+  LaneView<const T> x_view(int64_t image_group, int64_t group) const {
+    return source_view(g, lanes, input_tensor(g, x), image_group, group);
   }
-  LanePointers<const T> grad_pointers(int64_t image_group, int64_t group) const {
-    return out_pointers(g, lanes, dense_tensor(g, grad, g.out_h, g.out_w), image_group, group);
+  LaneView<const T> grad_view(int64_t image_group, int64_t group) const {
+    return out_view(g, lanes, dense_tensor(g, grad, g.out_h, g.out_w), image_group, group);
   }
 };
 

@@ -237,6 +237,21 @@ void launch_direct(const Convolution<T>& c) {
            c.flip, c.in.data, c.weight, c.bias, c.out.data);
 }
 
+// Launch with tiles of 1 × kCols outputs and kBlocks blocks per SM.
+template <typename Axis, int kCols, int kBlocks, typename T>
+void launch_direct_weight_gradient(const WeightGradient<T>& c) {
+  const DepthwiseGeometry& g = c.g;
+  const auto plan =
+      plan_direct<Axis, 1, kCols, 1>(g, g.h, g.w, g.out_h, g.out_w, g.padding_h, g.padding_w,
+                                     int64_t{kBlocks} * Device().multiprocessors);
+  const size_t shared =
+      sizeof(float) * reduction_elements(plan.block.x, plan.block.y, Axis::kTaps * Axis::kTaps + 1);
+  two_stage_reduction(c, plan.grid.x, [&](const WeightReduction<T>& reduction) {
+    launch_kernel(direct_weight_gradient_kernel<Axis, kCols, T>, plan.grid, plan.block, shared,
+                  c.stream, plan.params, c.x, c.grad, reduction);
+  });
+}
+
 }  // namespace
 
 template <typename T>
@@ -265,25 +280,6 @@ bool direct_l1(const Convolution<T>& c) {
     return true;
   });
 }
-
-namespace {
-
-// Launch with tiles of 1 × kCols outputs and kBlocks blocks per SM.
-template <typename Axis, int kCols, int kBlocks, typename T>
-void launch_direct_weight_gradient(const WeightGradient<T>& c) {
-  const DepthwiseGeometry& g = c.g;
-  const auto plan =
-      plan_direct<Axis, 1, kCols, 1>(g, g.h, g.w, g.out_h, g.out_w, g.padding_h, g.padding_w,
-                                     int64_t{kBlocks} * Device().multiprocessors);
-  const size_t shared =
-      sizeof(float) * reduction_elements(plan.block.x, plan.block.y, Axis::kTaps * Axis::kTaps + 1);
-  two_stage_reduction(c, plan.grid.x, [&](const WeightReduction<T>& reduction) {
-    launch_kernel(direct_weight_gradient_kernel<Axis, kCols, T>, plan.grid, plan.block, shared,
-                  c.stream, plan.params, c.x, c.grad, reduction);
-  });
-}
-
-}  // namespace
 
 template <typename T>
 bool direct_l1_weight_gradient(const WeightGradient<T>& c) {

@@ -27,46 +27,38 @@ struct Lane {  // groupID and threadID_in_group of the PTX documentation
   int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 };
 
+// Pairs of 16-bit elements in 32-bit words.
 template <typename T>
-struct Packed;
+struct Packed {
+  static constexpr bool kHalf = std::is_same_v<T, Half>;
+  static constexpr unsigned kOnes = kHalf ? 0x3c003c00 : 0x3f803f80;
 
-template <>
-struct Packed<BFloat16> {
-  static constexpr unsigned kOnes = 0x3f803f80;
   static __device__ unsigned pack(float low, float high) {
-    const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
-    return reinterpret_cast<const unsigned&>(both);
+    if constexpr (kHalf) {
+      const __half2 both = __floats2half2_rn(low, high);
+      return reinterpret_cast<const unsigned&>(both);
+    } else {
+      const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
+      return reinterpret_cast<const unsigned&>(both);
+    }
   }
   // Compute result = sum + left · right.
   static __device__ void mma(float (&result)[4], const float (&sum)[4], unsigned l0, unsigned l1,
                              unsigned l2, unsigned l3, const unsigned (&right)[2]) {
 #if __CUDA_ARCH__ >= 800
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, {%10, %11, %12, %13};"
-        : "=f"(result[0]), "=f"(result[1]), "=f"(result[2]), "=f"(result[3])
-        : "r"(l0), "r"(l1), "r"(l2), "r"(l3), "r"(right[0]), "r"(right[1]), "f"(sum[0]),
-          "f"(sum[1]), "f"(sum[2]), "f"(sum[3]));
-#else
-    __trap();  // see has_mma
-#endif
-  }
-};
-
-template <>
-struct Packed<Half> {
-  static constexpr unsigned kOnes = 0x3c003c00;
-  static __device__ unsigned pack(float low, float high) {
-    const __half2 both = __floats2half2_rn(low, high);
-    return reinterpret_cast<const unsigned&>(both);
-  }
-  static __device__ void mma(float (&result)[4], const float (&sum)[4], unsigned l0, unsigned l1,
-                             unsigned l2, unsigned l3, const unsigned (&right)[2]) {
-#if __CUDA_ARCH__ >= 800
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, {%10, %11, %12, %13};"
-        : "=f"(result[0]), "=f"(result[1]), "=f"(result[2]), "=f"(result[3])
-        : "r"(l0), "r"(l1), "r"(l2), "r"(l3), "r"(right[0]), "r"(right[1]), "f"(sum[0]),
-          "f"(sum[1]), "f"(sum[2]), "f"(sum[3]));
+#define OPS_MMA(type)                                                                  \
+  asm("mma.sync.aligned.m16n8k16.row.col.f32." type "." type                           \
+      ".f32 {%0, %1, %2, %3}, "                                                        \
+      "{%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"                              \
+      : "=f"(result[0]), "=f"(result[1]), "=f"(result[2]), "=f"(result[3])             \
+      : "r"(l0), "r"(l1), "r"(l2), "r"(l3), "r"(right[0]), "r"(right[1]), "f"(sum[0]), \
+        "f"(sum[1]), "f"(sum[2]), "f"(sum[3]))
+    if constexpr (kHalf) {
+      OPS_MMA("f16");
+    } else {
+      OPS_MMA("bf16");
+    }
+#undef OPS_MMA
 #else
     __trap();  // see has_mma
 #endif
@@ -101,8 +93,8 @@ struct ToeplitzFilter {
 // blocks of 8 output columns. load(a, upper, lower) loads the inputs of filter row a, in blocks of
 // 8 columns, for output rows 0–7 and 8–15.
 template <int kProducts, int kWidth, typename T, typename Load>
-__device__ void toeplitz_product(float (&sum)[kProducts][4], float bias,
-                                 const ToeplitzFilter<kWidth, T>& filter, const Load& load) {
+__device__ void gemm(float (&sum)[kProducts][4], float bias,
+                     const ToeplitzFilter<kWidth, T>& filter, const Load& load) {
   float initial[4] = {bias, bias, bias, bias};
 #pragma unroll
   for (int a = 0; a < kWidth; ++a) {
@@ -221,30 +213,29 @@ class MmaTile {
     }
   }
 
-  __device__ void convolve(const T* shared, int /*zeros*/, int in_offset, const StageRange& range) {
+  __device__ void convolve(const T* shared, int /*zeros*/, int in_offset, const Stage& stage) {
     const int pitch = params_.in_w / 2;  // in words
-    const int y = params_.start_h + range.out_row + at_.row + lane_.g;
+    const int y = params_.start_h + stage.out_row + at_.row + lane_.g;
     const unsigned* words = reinterpret_cast<const unsigned*>(shared + in_offset) + in_col_ / 2 +
-                            (at_.map * range.in_rows + y - range.in_row) * pitch;
+                            (at_.map * stage.in_rows + y - stage.in_row) * pitch;
 #pragma unroll
-    for (int p = 0; p < Shape::kMaps; ++p, words += range.in_rows * pitch) {
-      if (at_.map + p >= range.maps) {
+    for (int p = 0; p < Shape::kMaps; ++p, words += stage.in_rows * pitch) {
+      if (at_.map + p >= stage.maps) {
         break;
       }
       using ColumnBlocks = unsigned[Shape::kColumnBlocks];
-      toeplitz_product(
-          sum_[p], bias_[p], filter_[p], [&](int a, ColumnBlocks& upper, ColumnBlocks& lower) {
-            const unsigned upper_mask = params_.has_in_row(y + a) ? inside_mask_ : 0;
-            const unsigned lower_mask = params_.has_in_row(y + a + 8) ? inside_mask_ : 0;
+      gemm(sum_[p], bias_[p], filter_[p], [&](int a, ColumnBlocks& upper, ColumnBlocks& lower) {
+        const unsigned upper_mask = params_.has_in_row(y + a) ? inside_mask_ : 0;
+        const unsigned lower_mask = params_.has_in_row(y + a + 8) ? inside_mask_ : 0;
 #pragma unroll
-            for (int i = 0; i < Shape::kColumnBlocks; ++i) {
-              upper[i] = upper_mask & 1u << i ? words[4 * i + a * pitch] : 0;
-              lower[i] = lower_mask & 1u << i ? words[4 * i + (a + 8) * pitch] : 0;
-            }
-          });
+        for (int i = 0; i < Shape::kColumnBlocks; ++i) {
+          upper[i] = upper_mask & 1u << i ? words[4 * i + a * pitch] : 0;
+          lower[i] = lower_mask & 1u << i ? words[4 * i + (a + 8) * pitch] : 0;
+        }
+      });
       recompute_nan(sum_[p], [&](int row, int col) {
         const T* map =
-            shared + in_offset + ((at_.map + p) * range.in_rows - range.in_row) * params_.in_w;
+            shared + in_offset + ((at_.map + p) * stage.in_rows - stage.in_row) * params_.in_w;
         return bias_[p] + exact_output<kWidth>(
                               map, params_.in_w, params_.in_h, params_.in_w, y + row,
                               params_.start_w + at_.col + 2 * lane_.t + col, weight_[p], flip_);
@@ -252,23 +243,23 @@ class MmaTile {
     }
   }
 
-  __device__ void store(T* outputs, const StageRange& range) const {
+  __device__ void store(T* outputs, const Stage& stage) const {
     const int pitch = params_.out_w / 2;
     const int row = at_.row + lane_.g, col = at_.col + 2 * lane_.t;
     unsigned* words =
-        reinterpret_cast<unsigned*>(outputs) + (at_.map * range.out_rows + row) * pitch + col / 2;
+        reinterpret_cast<unsigned*>(outputs) + (at_.map * stage.out_rows + row) * pitch + col / 2;
 #pragma unroll
-    for (int p = 0; p < Shape::kMaps; ++p, words += range.out_rows * pitch) {
-      if (at_.map + p >= range.maps) {
+    for (int p = 0; p < Shape::kMaps; ++p, words += stage.out_rows * pitch) {
+      if (at_.map + p >= stage.maps) {
         break;
       }
 #pragma unroll
       for (int n = 0; n < kProducts; ++n) {
         if (col + 8 * n < params_.out_w) {
-          if (row < range.out_rows) {
+          if (row < stage.out_rows) {
             words[4 * n] = Packed<T>::pack(sum_[p][n][0], sum_[p][n][1]);
           }
-          if (row + 8 < range.out_rows) {
+          if (row + 8 < stage.out_rows) {
             words[4 * n + 8 * pitch] = Packed<T>::pack(sum_[p][n][2], sum_[p][n][3]);
           }
         }

@@ -113,21 +113,21 @@ class MmaWeightGradientTile {
 
   // Accumulate a stage: inputs at shared[in_offset], grad_output at shared[grad_offset].
   __device__ void add(const T* shared, int /*zeros*/, int in_offset, int grad_offset,
-                      const StageRange& range) {
+                      const Stage& stage) {
     const int in_pitch = params_.in_w / 2, out_pitch = params_.out_w / 2;  // in words
     const int row = at_.row + lane_.g;
     const unsigned* grad = reinterpret_cast<const unsigned*>(shared + grad_offset) +
-                           (at_.map * range.out_rows + row) * out_pitch + lane_.t;
-    const int y = params_.start_h + range.out_row + row;
+                           (at_.map * stage.out_rows + row) * out_pitch + lane_.t;
+    const int y = params_.start_h + stage.out_row + row;
     int in_col = params_.start_w - kOdd + 2 * lane_.t;
     const unsigned* upper = reinterpret_cast<const unsigned*>(shared + in_offset) + in_col / 2 +
-                            (at_.map * range.in_rows + y - range.in_row) * in_pitch;
+                            (at_.map * stage.in_rows + y - stage.in_row) * in_pitch;
     const unsigned* lower = upper + 8 * in_pitch;
     // Row widths; 0 for rows outside the image.
     const unsigned upper_w = params_.has_in_row(y) ? params_.in_w : 0;
     const unsigned lower_w =
         params_.has_in_row(y + 8) && lane_.g < Axis::kTaps - 1 ? params_.in_w : 0;
-    const int out_w = row < range.out_rows ? params_.out_w : 0;
+    const int out_w = row < stage.out_rows ? params_.out_w : 0;
 #pragma unroll 1
     for (int col = 2 * lane_.t, products = (params_.out_w + 15) / 16; products > 0; --products) {
       const unsigned g[2] = {col < out_w ? grad[0] : 0, col + 8 < out_w ? grad[4] : 0};

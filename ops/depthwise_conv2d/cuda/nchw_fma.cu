@@ -1,5 +1,4 @@
-// nchw_fma: dispatch over geometries and dtypes; kernels in nchw_kernels.cuh, tiles in
-// nchw_fma.cuh.
+// nchw_fma: dispatch; kernels in nchw_kernels.cuh, tiles and figure in nchw_fma.cuh.
 #include "depthwise_conv2d/cuda/nchw_fma.cuh"
 #include "depthwise_conv2d/cuda/nchw_kernels.cuh"
 

@@ -140,18 +140,17 @@ class FmaWindow {
   // Call multiply(q, j, tap, x) for each tap of each output (q, j) of the tile; x is the input that
   // the tap reads. Offsets into `shared` are in elements.
   template <typename F>
-  __device__ __forceinline__ void for_each_product(const NchwParams& params,
-                                                   const FmaPosition<Axis>& at, const T* shared,
-                                                   int zero_offset, int in_offset,
-                                                   const StageRange& range,
-                                                   const F& multiply) const {
-    const int y = params.start_h + Axis::step(range.out_row + at.row);
-    const int window = in_offset + (at.map * range.in_rows + y - range.in_row) * params.in_w + col_;
+  __device__ __forceinline__ void multiply_taps(const NchwParams& params,
+                                                const FmaPosition<Axis>& at, const T* shared,
+                                                int zeros, int in_offset, const Stage& stage,
+                                                const F& multiply) const {
+    const int y = params.start_h + Axis::step(stage.out_row + at.row);
+    const int window = in_offset + (at.map * stage.in_rows + y - stage.in_row) * params.in_w + col_;
 #pragma unroll
     for (int r = 0; r < Shape::kInRows; ++r) {
       float x[Shape::kInCols];
       const bool within = params.has_in_row(y + r);
-      inside_.load(shared + (within ? window + r * params.in_w : zero_offset), x);
+      inside_.load(shared + (within ? window + r * params.in_w : zeros), x);
       for_each_tap<Axis, Axis, Shape::kRows, Shape::kCols, Shape::kInCols>(
           r, [&](int q, int j, int tap, int i) { multiply(q, j, tap, x[i]); });
     }
@@ -178,9 +177,8 @@ class FmaTile {
     filter_.load(weight, bias, channel, flip);
   }
 
-  // Compute the tile from the stage's inputs at shared[in_offset] and zeros at shared[zero_offset].
-  __device__ void convolve(const T* shared, int zero_offset, int in_offset,
-                           const StageRange& range) {
+  // Compute the tile from the stage's inputs at shared[in_offset] and zeros at shared[zeros].
+  __device__ void convolve(const T* shared, int zeros, int in_offset, const Stage& stage) {
 #pragma unroll
     for (int q = 0; q < Shape::kRows; ++q) {
 #pragma unroll
@@ -188,15 +186,15 @@ class FmaTile {
         sum_[q][j] = filter_.bias;
       }
     }
-    window_.for_each_product(
-        params_, at_, shared, zero_offset, in_offset, range,
+    window_.multiply_taps(
+        params_, at_, shared, zeros, in_offset, stage,
         [&](int q, int j, int tap, float x) { sum_[q][j] += filter_.tap[tap] * x; });
   }
 
   // Store the tile to the stage's outputs in shared memory.
-  __device__ void store(T* outputs, const StageRange& range) const {
-    T* to = outputs + (at_.map * range.out_rows + at_.row) * params_.out_w + at_.col;
-    const int rows = range.out_rows - at_.row, cols = params_.out_w - at_.col;
+  __device__ void store(T* outputs, const Stage& stage) const {
+    T* to = outputs + (at_.map * stage.out_rows + at_.row) * params_.out_w + at_.col;
+    const int rows = stage.out_rows - at_.row, cols = params_.out_w - at_.col;
     if (rows >= Shape::kRows && cols >= Shape::kCols && at_.col >= 0) {
 #pragma unroll
       for (int q = 0; q < Shape::kRows; ++q, to += params_.out_w) {
@@ -237,7 +235,7 @@ class FmaWeightGradientTile {
 
   // Return the shared memory of `reduce`, in floats.
   static size_t shared_floats(int threads) {
-    return static_cast<size_t>(kTaps + 1) * (threads + kBankOffset);
+    return static_cast<size_t>(kTaps + 1) * (threads + kPad);
   }
 
   __device__ explicit FmaWeightGradientTile(const NchwParams& params)
@@ -246,28 +244,27 @@ class FmaWeightGradientTile {
   __device__ int map() const { return at_.map; }
 
   // Accumulate a stage: inputs at shared[in_offset], grad_output at shared[grad_offset].
-  __device__ void add(const T* shared, int zero_offset, int in_offset, int grad_offset,
-                      const StageRange& range) {
+  __device__ void add(const T* shared, int zeros, int in_offset, int grad_offset,
+                      const Stage& stage) {
     float g[Shape::kRows][Shape::kCols];
-    grad_offset += (at_.map * range.out_rows + at_.row) * params_.out_w + at_.col;
+    grad_offset += (at_.map * stage.out_rows + at_.row) * params_.out_w + at_.col;
 #pragma unroll
     for (int q = 0; q < Shape::kRows; ++q) {
       grad_inside_.load(
-          shared + (at_.row + q < range.out_rows ? grad_offset + q * params_.out_w : zero_offset),
-          g[q]);
+          shared + (at_.row + q < stage.out_rows ? grad_offset + q * params_.out_w : zeros), g[q]);
 #pragma unroll
       for (int j = 0; j < Shape::kCols; ++j) {
         sum_[kTaps] += g[q][j];
       }
     }
-    window_.for_each_product(params_, at_, shared, zero_offset, in_offset, range,
-                             [&](int q, int j, int tap, float x) { sum_[tap] += g[q][j] * x; });
+    window_.multiply_taps(params_, at_, shared, zeros, in_offset, stage,
+                          [&](int q, int j, int tap, float x) { sum_[tap] += g[q][j] * x; });
   }
 
   // Reduce the sums over the tiles of each of `channels` maps: call put(i, sum).
   template <typename Put>
   __device__ void reduce(float* shared, int channels, const Put& put) const {
-    const int pitch = blockDim.x + kBankOffset;
+    const int pitch = blockDim.x + kPad;
 #pragma unroll
     for (int i = 0; i <= kTaps; ++i) {
       shared[i * pitch + threadIdx.x] = sum_[i];
@@ -285,7 +282,7 @@ class FmaWeightGradientTile {
   }
 
  private:
-  static constexpr int kBankOffset = kReduceLanes;  // padding against bank conflicts
+  static constexpr int kPad = kReduceLanes;  // padding against bank conflicts
 
   const NchwParams& params_;
   FmaPosition<Axis> at_;

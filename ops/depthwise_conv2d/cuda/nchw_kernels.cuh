@@ -31,9 +31,9 @@ __global__ void __launch_bounds__(kNchwThreads, Tile::Shape::kThreadsPerSm / kNc
       for (int i = 0; i < ahead; ++i) {
         ahead_it.advance();
       }
-      const StageRange range = ahead_it.range();
+      const Stage stage = ahead_it.stage();
       ring.load(ahead_it.valid(), shared + Layout::kFirst + slot * buffer_size,
-                inputs.span(range.map, range.maps, range.in_row, range.in_rows));
+                inputs.span(stage.map, stage.maps, stage.in_row, stage.in_rows));
     }
   };
   for (int i = 0; i < kPrefetchDistance; ++i) {
@@ -44,8 +44,8 @@ __global__ void __launch_bounds__(kNchwThreads, Tile::Shape::kThreadsPerSm / kNc
   int loaded = -1;
   int slot = 0;
   for (; it.valid(); it.advance()) {
-    const StageRange range = it.range();
-    const bool active = tile.map() < range.maps;
+    const Stage stage = it.stage();
+    const bool active = tile.map() < stage.maps;
     const int channel = it.channel(active ? tile.map() : 0);
     if (channel != loaded) {  // rare: see NchwPlan::blocks
       tile.load_filter(weight, bias, channel, flip);
@@ -54,16 +54,16 @@ __global__ void __launch_bounds__(kNchwThreads, Tile::Shape::kThreadsPerSm / kNc
     const int buffer = Layout::kFirst + slot * buffer_size;
     ring.wait();
     if (active) {
-      tile.convolve(shared, Layout::kZeros, buffer + inputs.skew(range.map, range.in_row), range);
+      tile.convolve(shared, Layout::kZeros, buffer + inputs.skew(stage.map, stage.in_row), stage);
     }
     __syncthreads();  // outputs overwrite the inputs
 
-    const int skew = outputs.skew(range.map, range.out_row);
+    const int skew = outputs.skew(stage.map, stage.out_row);
     if (active) {
-      tile.store(shared + buffer + skew, range);
+      tile.store(shared + buffer + skew, stage);
     }
-    ring.store(shared + buffer, skew, outputs.elements(range.maps, range.out_rows),
-               [&] { return outputs.row(range.map, range.out_row); });
+    ring.store(shared + buffer, skew, outputs.elements(stage.maps, stage.out_rows),
+               [&] { return outputs.row(stage.map, stage.out_row); });
     slot = (slot + 1) % kStages;
     load(kPrefetchDistance, (slot + 1) % kStages);
   }
@@ -91,19 +91,19 @@ __global__ void __launch_bounds__(kNchwThreads, GradientTile::Shape::kThreadsPer
   const int first_channel = blockIdx.x / params.bands * params.group;
   const int channels = min(params.group, params.channels - first_channel);
   const int maps = images * params.channels;
-  const auto stage_range = [&](int n) {
-    return StageRange::at<typename GradientTile::Axis, GradientTile::Shape::kRows>(
+  const auto stage_of = [&](int n) {
+    return Stage::at<typename GradientTile::Axis, GradientTile::Shape::kRows>(
         params, n * params.channels + first_channel, channels, band);
   };
   const FeatureMaps<const T> inputs(x, maps, params.in_h, params.in_w);
   const FeatureMaps<const T> outputs(grad, maps, params.out_h, params.out_w);
   const auto load = [&](int n, int slot) {
     if (ring.issues_loads()) {
-      const StageRange range = stage_range(n);
+      const Stage stage = stage_of(n);
       T* buffer = shared + Layout::kFirst + slot * buffer_size;
-      ring.load(n < images, buffer, inputs.span(range.map, range.maps, range.in_row, range.in_rows),
+      ring.load(n < images, buffer, inputs.span(stage.map, stage.maps, stage.in_row, stage.in_rows),
                 buffer + grad_offset,
-                outputs.span(range.map, range.maps, range.out_row, range.out_rows));
+                outputs.span(stage.map, stage.maps, stage.out_row, stage.out_rows));
     }
   };
   for (int i = 0; i < kPrefetchDistance; ++i) {
@@ -115,10 +115,10 @@ __global__ void __launch_bounds__(kNchwThreads, GradientTile::Shape::kThreadsPer
   for (int n = blockIdx.y; n < images; n += gridDim.y, slot ^= 1) {
     ring.wait();
     if (tile.map() < channels) {
-      const StageRange range = stage_range(n);
+      const Stage stage = stage_of(n);
       const int buffer = Layout::kFirst + slot * buffer_size;
-      tile.add(shared, Layout::kZeros, buffer + inputs.skew(range.map, range.in_row),
-               buffer + grad_offset + outputs.skew(range.map, range.out_row), range);
+      tile.add(shared, Layout::kZeros, buffer + inputs.skew(stage.map, stage.in_row),
+               buffer + grad_offset + outputs.skew(stage.map, stage.out_row), stage);
     }
     __syncthreads();
     load(n + kPrefetchDistance * gridDim.y, slot);
@@ -151,10 +151,10 @@ bool launch_nchw_weight_gradient(const WeightGradient<T>& c) {
   if (!plan) {
     return false;
   }
-  const int64_t images = best_split(g.n, plan->ranges, plan->resident_blocks, 2);
+  const int64_t images = best_split(g.n, plan->stages, plan->resident_blocks, 2);
   two_stage_reduction(c, images * plan->params.bands, [&](const WeightReduction<T>& reduction) {
     launch_kernel(
-        nchw_weight_gradient_kernel<GradientTile>, dim3(plan->ranges, images), plan->threads,
+        nchw_weight_gradient_kernel<GradientTile>, dim3(plan->stages, images), plan->threads,
         std::max(plan->shared,
                  Layout::kBytes + sizeof(float) * GradientTile::shared_floats(plan->threads)),
         c.stream, plan->params, static_cast<int>(g.n), c.x, c.grad, reduction);

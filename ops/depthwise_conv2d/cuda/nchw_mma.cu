@@ -3,8 +3,7 @@
 //
 //   block:   a range of feature maps or a band of rows of one
 //   shared:  the ring buffer of nchw_stage.cuh; outputs overwrite the inputs
-//   thread:  4 accumulators per product; a warp tile has 16 rows × 16, 32 or 56 columns of 1 to 4
-//            feature maps
+//   thread:  4 accumulators per product; a warp has 16 rows × 16, 32 or 56 columns of 1 to 4 maps
 //
 // Weight gradient
 //   block:   a range of channels (or a band of one), of every gridDim.y-th image
@@ -56,12 +55,8 @@ bool nchw_mma(const Convolution<T>& c) {
          dispatch_nchw_mma(c.g, c.in.w, c.out.w, {c.in.data, c.out.data}, [&](auto axis) {
            using Axis = decltype(axis);
            if constexpr (Axis::kTaps == 7) {
-             if (c.out.w > 32) {
-               return launch_nchw<MmaTile<Axis, 7, T>>(c);
-             }
-             if (c.out.w > 16) {
-               return launch_nchw<MmaTile<Axis, 4, T>>(c);
-             }
+             if (c.out.w > 32) return launch_nchw<MmaTile<Axis, 7, T>>(c);
+             if (c.out.w > 16) return launch_nchw<MmaTile<Axis, 4, T>>(c);
            }
            return launch_nchw<MmaTile<Axis, 2, T>>(c);
          });

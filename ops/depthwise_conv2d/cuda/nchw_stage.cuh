@@ -34,28 +34,27 @@ struct NchwParams {
 };
 
 constexpr int kNchwThreads = 256;  // maximum per block
-// Guard around spans: windows at an edge read at most so many bytes beyond, with padding ≤ 8.
-constexpr int kGuardBytes = 128;
 constexpr int kMaxPadding = 8;
+constexpr int kGuardBytes = 128;  // around spans: edge windows read beyond, up to kMaxPadding
 
 // Maps and rows of a stage.
-struct StageRange {
+struct Stage {
   int map, maps;
   int out_row, out_rows;
   int in_row, in_rows;
 
   template <typename Axis, int kRows>
-  __device__ static StageRange at(const NchwParams& params, int map, int maps, int band) {
-    StageRange range{map, maps, 0, params.out_h, 0, params.in_h};
+  __device__ static Stage at(const NchwParams& params, int map, int maps, int band) {
+    Stage stage{map, maps, 0, params.out_h, 0, params.in_h};
     if (params.bands > 1) {
       const int rows = params.tiles_h * kRows;
-      range.out_row = band * rows;
-      range.out_rows = min(rows, params.out_h - range.out_row);
-      const int first = params.start_h + Axis::step(range.out_row);
-      range.in_row = min(max(first, 0), params.in_h);
-      range.in_rows = max(0, min(first + Axis::inputs(rows), params.in_h) - range.in_row);
+      stage.out_row = band * rows;
+      stage.out_rows = min(rows, params.out_h - stage.out_row);
+      const int first = params.start_h + Axis::step(stage.out_row);
+      stage.in_row = min(max(first, 0), params.in_h);
+      stage.in_rows = max(0, min(first + Axis::inputs(rows), params.in_h) - stage.in_row);
     }
-    return range;
+    return stage;
   }
 };
 
@@ -73,9 +72,8 @@ class StageIterator {
         channel_(map_ % params.channels) {}
 
   __device__ bool valid() const { return map_ < params_.maps; }
-  __device__ StageRange range() const {
-    return StageRange::at<Axis, kRows>(params_, map_, min(params_.group, params_.maps - map_),
-                                       band_);
+  __device__ Stage stage() const {
+    return Stage::at<Axis, kRows>(params_, map_, min(params_.group, params_.maps - map_), band_);
   }
   // Return the channel of the stage's p-th map.
   __device__ int channel(int p) const { return params_.wrap_channel(channel_ + p); }
@@ -168,7 +166,7 @@ struct NchwPlan {
   NchwParams params;
   int threads;
   int resident_blocks;  // blocks that fit on the device at once
-  int ranges;           // stages of all maps
+  int stages;           // stages of all maps
   size_t shared;
 
   // Return the grid size. Preferably a multiple of the channels' period: each block then keeps its
@@ -176,7 +174,7 @@ struct NchwPlan {
   int blocks() const {
     const int period = params.channels / params.group * params.bands;
     const bool periodic = params.channels % params.group == 0 && period <= resident_blocks;
-    return std::min(ranges, periodic ? resident_blocks / period * period : resident_blocks);
+    return std::min(stages, periodic ? resident_blocks / period * period : resident_blocks);
   }
 };
 
@@ -245,9 +243,9 @@ std::optional<NchwPlan> plan_nchw(int64_t maps, int64_t channels, int64_t in_h, 
       const int blocks_per_sm =
           std::min<int>(Shape::kThreadsPerSm / plan.threads, device.shared / (plan.shared + 1024));
       plan.resident_blocks = blocks_per_sm * device.multiprocessors;
-      plan.ranges = ceil_div(maps, group) * params.bands;
+      plan.stages = ceil_div(maps, group) * params.bands;
       // Cost: waves × (threads per SM, 20 % more for the halo of bands, + latency).
-      const int64_t blocks = plan.ranges * repeats;
+      const int64_t blocks = plan.stages * repeats;
       const int64_t active_blocks =
           std::min<int64_t>(blocks_per_sm, ceil_div(blocks, device.multiprocessors));
       constexpr int kLatency = 128;  // of a wave; also of the second stage of a weight gradient

@@ -7,8 +7,7 @@
 //
 //   block:   tiles of kTileChannels channels: rows of one image, or several small images
 //   shared:  the tile transposed, and the next tile as loaded (in flight)
-//   thread:  4 accumulators per product; a warp has kWarpChannels channels, 16 rows × up to 56
-//            columns of each at a time
+//   thread:  4 accumulators per product; a warp has 2 channels, 16 rows × up to 56 columns of each
 //
 // Weight gradient (figure in mma_weight_gradient.cuh)
 //   block:   a split of the tiles of a chunk of channels
@@ -64,7 +63,7 @@ __global__ void __launch_bounds__(kNhwcMmaThreads, kNhwcMmaBlocks)
   const auto load = [&](const auto& it) {
     if (it.valid()) {
       const ImageTile s = it.tile();
-      inputs.load(staged, s.image, s.images, s.range.in_row, s.range.in_rows);
+      inputs.load(staged, s.image, s.images, s.stage.in_row, s.stage.in_rows);
     }
     __pipeline_commit();
   };
@@ -90,10 +89,10 @@ __global__ void __launch_bounds__(kNhwcMmaThreads, kNhwcMmaBlocks)
 
   while (tiles.valid()) {
     const ImageTile s = tiles.tile();
-    const int first_row = params.map.start_h + s.range.out_row;  // row of the maps
+    const int first_row = params.map.start_h + s.stage.out_row;  // row of the maps
     __pipeline_wait_prior(0);
     __syncthreads();
-    inputs.transpose(staged, maps, s.images, s.range.in_row, s.range.in_rows, first_row);
+    inputs.transpose(staged, maps, s.images, s.stage.in_row, s.stage.in_rows, first_row);
     __syncthreads();
     tiles.advance();
     load(tiles);
@@ -102,23 +101,21 @@ __global__ void __launch_bounds__(kNhwcMmaThreads, kNhwcMmaBlocks)
       for (int image = 0; image < s.images && warp_channel + c < work.channel_count; ++image) {
         unsigned* map = maps + inputs.map(warp_channel + c, image);
 #pragma unroll 1
-        for (int row = 0; row < s.range.out_rows; row += kRows) {
+        for (int row = 0; row < s.stage.out_rows; row += kRows) {
           float sum[kProducts][4];
           const unsigned* words =
               map + (row + threadIdx.x % 16) * kPitch + threadIdx.x % 32 / 16 * 4;
           using ColumnBlocks = unsigned[kProducts + 1];
-          toeplitz_product(sum, initial[c], matrices[c],
-                           [&](int a, ColumnBlocks& upper, ColumnBlocks& lower) {
+          gemm(sum, initial[c], matrices[c], [&](int a, ColumnBlocks& upper, ColumnBlocks& lower) {
 #pragma unroll
-                             for (int p = 0; p < kProducts; p += 2) {
-                               load_matrices(words + a * kPitch + 4 * p, upper[p], lower[p],
-                                             upper[p + 1], lower[p + 1]);
-                             }
-                             if (kProducts % 2 == 0) {
-                               load_matrices(words + a * kPitch + 4 * kProducts, upper[kProducts],
-                                             lower[kProducts]);
-                             }
-                           });
+            for (int p = 0; p < kProducts; p += 2) {
+              load_matrices(words + a * kPitch + 4 * p, upper[p], lower[p], upper[p + 1],
+                            lower[p + 1]);
+            }
+            if (kProducts % 2 == 0) {
+              load_matrices(words + a * kPitch + 4 * kProducts, upper[kProducts], lower[kProducts]);
+            }
+          });
           recompute_nan(sum, [&](int r, int col) {
             const T* pixels = reinterpret_cast<const T*>(map + params.in.left - first_row * kPitch);
             return initial[c] + exact_output<kWidth>(
@@ -140,7 +137,7 @@ __global__ void __launch_bounds__(kNhwcMmaThreads, kNhwcMmaBlocks)
       }
     }
     __syncthreads();
-    outputs.store(maps, s.image, s.images, s.range.out_row, s.range.out_rows);
+    outputs.store(maps, s.image, s.images, s.stage.out_row, s.stage.out_rows);
   }
 }
 
@@ -162,8 +159,8 @@ __global__ void __launch_bounds__(kNhwcMmaThreads, kNhwcMmaBlocks)
   const auto load = [&](const auto& it) {
     if (it.valid()) {
       const ImageTile s = it.tile();
-      inputs.load(staged, s.image, s.images, s.range.in_row, s.range.in_rows);
-      outputs.load(staged_grad, s.image, s.images, s.range.out_row, s.range.out_rows);
+      inputs.load(staged, s.image, s.images, s.stage.in_row, s.stage.in_rows);
+      outputs.load(staged_grad, s.image, s.images, s.stage.out_row, s.stage.out_rows);
     }
     __pipeline_commit();
   };
@@ -176,17 +173,17 @@ __global__ void __launch_bounds__(kNhwcMmaThreads, kNhwcMmaBlocks)
     const ImageTile s = tiles.tile();
     __pipeline_wait_prior(0);
     __syncthreads();
-    inputs.transpose(staged, maps, s.images, s.range.in_row, s.range.in_rows,
-                     params.map.start_h + s.range.out_row);
-    outputs.transpose(staged_grad, grads, s.images, s.range.out_row, s.range.out_rows,
-                      s.range.out_row);
+    inputs.transpose(staged, maps, s.images, s.stage.in_row, s.stage.in_rows,
+                     params.map.start_h + s.stage.out_row);
+    outputs.transpose(staged_grad, grads, s.images, s.stage.out_row, s.stage.out_rows,
+                      s.stage.out_row);
     __syncthreads();
     tiles.advance();
     load(tiles);
 #pragma unroll
     for (int c = 0; c < kWarpChannels; ++c) {
       for (int image = 0; image < s.images && warp_channel + c < work.channel_count; ++image) {
-        for (int row = 0; row < s.range.out_rows; row += Diagonals::kRows) {
+        for (int row = 0; row < s.stage.out_rows; row += Diagonals::kRows) {
           const int at = (row + lane.g) * kPitch + lane.t;
           const unsigned* words = maps + inputs.map(warp_channel + c, image) + at;
           const unsigned* of_grad = grads + outputs.map(warp_channel + c, image) + at;

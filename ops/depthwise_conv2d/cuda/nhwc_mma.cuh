@@ -43,7 +43,7 @@ struct NhwcMmaParams {
 
 struct ImageTile {
   int image, images;
-  StageRange range;
+  Stage stage;
 };
 
 // A block's chunk of channels, and its split of the tiles.
@@ -73,7 +73,7 @@ class TileIterator {
   __device__ bool valid() const { return tile_ < params_.tiles; }
   __device__ ImageTile tile() const {
     return {image_, min(params_.group, params_.images - image_),
-            StageRange::at<Axis, kRows>(params_.map, 0, 1, band_)};
+            Stage::at<Axis, kRows>(params_.map, 0, 1, band_)};
   }
   __device__ void advance() {
     tile_ += stride_, image_ += image_stride_, band_ += band_stride_;

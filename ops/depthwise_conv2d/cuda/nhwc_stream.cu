@@ -8,16 +8,14 @@
 //
 //   block:   a segment of rows of adjacent column tiles and channels, of several images
 //   shared:  the filters; input rows in flight, a ring buffer per thread
-//   thread:  one column tile of 1 to 4 channels: each input row is read once and accumulated in all
-//            pending output rows (registers) that use it
+//   thread:  a column tile of 1 to 4 channels; adds each input row to all pending output rows
 //
 // Weight gradient
 //   block:   the same
 //   shared:  rows of input and grad_output in flight; at the end the sums
-//   thread:  one sum per tap and channel; the last kPending rows of grad_output are in registers.
-//            Stage 1 of a two-stage reduction
+//   thread:  one sum per tap and channel; keeps the last kPending rows of grad_output in registers
 #include "depthwise_conv2d/cuda/families.cuh"
-#include "depthwise_conv2d/cuda/nhwc_window.cuh"
+#include "depthwise_conv2d/cuda/nhwc_stream.cuh"
 #include "depthwise_conv2d/cuda/two_stage_reduction.cuh"
 
 namespace ops::cuda {
@@ -25,10 +23,9 @@ namespace {
 
 constexpr int kMinChannels = 8;  // fewer use too little of each memory transaction
 
-template <typename Axis, typename T>
+template <typename Shape, typename T>
 using StreamReader =
-    RowReader<StreamShape<Axis>::kChannels, StreamShape<Axis>::template kPrefetchRows<T>, kRingRows,
-              StreamShape<Axis>::kInCols, T>;
+    RowReader<Shape::kChannels, Shape::template kPrefetch<T>, kRingRows, Shape::kInCols, T>;
 
 template <typename Axis, typename T>
 __global__ void __launch_bounds__(kStreamThreads, StreamShape<Axis>::kBlocks)
@@ -36,8 +33,8 @@ __global__ void __launch_bounds__(kStreamThreads, StreamShape<Axis>::kBlocks)
                        const T* __restrict__ weight, const T* __restrict__ bias,
                        T* __restrict__ out) {
   using Shape = StreamShape<Axis>;
-  constexpr int V = Shape::kChannels, kCols = Shape::kCols, kTaps = Shape::kTaps,
-                kPending = Shape::kPending;
+  constexpr int V = Shape::kChannels, kCols = Shape::kCols, kInCols = Shape::kInCols;
+  constexpr int kTaps = Shape::kTaps, kPending = Shape::kPending;
   using Position = StreamPosition<V>;
   extern __shared__ __align__(16) unsigned char memory[];
   float* weights = reinterpret_cast<float*>(memory);  // [tap][kPitch]
@@ -60,9 +57,8 @@ __global__ void __launch_bounds__(kStreamThreads, StreamShape<Axis>::kBlocks)
   const float* w = weights + threadIdx.x * V;
   const StreamStart<Axis, Shape, Position> start(params, at);
   const unsigned out_mask = Position::template column_mask<kCols>(start.w0, params.out_w);
-  StreamReader<Axis, T> rows(
-      at, memory + sizeof(float) * kTaps * kTaps * kPitch,
-      Position::template column_mask<Shape::kInCols>(start.in_w0, params.in_w));
+  StreamReader<Shape, T> rows(at, memory + sizeof(float) * kTaps * kTaps * kPitch,
+                              Position::template column_mask<kInCols>(start.in_w0, params.in_w));
   const int64_t in_row = static_cast<int64_t>(params.in_w) * params.channels;
   const int64_t out_row = static_cast<int64_t>(params.out_w) * params.channels;
   int y = start.first_y;
@@ -71,8 +67,8 @@ __global__ void __launch_bounds__(kStreamThreads, StreamShape<Axis>::kBlocks)
   out += (at.n * params.out_h + start.h0 - Shape::kWarmUp * Shape::kStepOut) * out_row +
          static_cast<int64_t>(start.w0) * params.channels + at.channel;
   const auto is_input_row = [&](int row) { return row >= 0 && row < start.end_y; };
-  constexpr int kPrefetchRows = StreamReader<Axis, T>::kPrefetchRows;
-  for (int i = 0; i < kPrefetchRows; ++i) {
+  constexpr int kPrefetch = StreamReader<Shape, T>::kPrefetch;
+  for (int i = 0; i < kPrefetch; ++i) {
     if (is_input_row(y + i)) {
       rows.fetch(in + i * in_row, i);
     }
@@ -107,12 +103,12 @@ __global__ void __launch_bounds__(kStreamThreads, StreamShape<Axis>::kBlocks)
       for (int r = 0; r < Shape::kStepIn; ++r, ++y, in += in_row) {
         wait_for_row();
         const bool has_row = is_input_row(y);
-        float x[Shape::kInCols][V];
+        float x[kInCols][V];
         if (has_row) {
           rows.read(in, row, x);
         }
-        if (is_input_row(y + kPrefetchRows)) {
-          rows.fetch(in + kPrefetchRows * in_row, (row + kPrefetchRows) % kRingRows);
+        if (is_input_row(y + kPrefetch)) {
+          rows.fetch(in + kPrefetch * in_row, (row + kPrefetch) % kRingRows);
         }
         commit_row();
         row = (row + 1) % kRingRows;
@@ -129,7 +125,7 @@ __global__ void __launch_bounds__(kStreamThreads, StreamShape<Axis>::kBlocks)
           for (int b = 0; b < kTaps; ++b) {
             const Tap tap = *reinterpret_cast<const Tap*>(w + (a * kTaps + b) * kPitch);
 #pragma unroll
-            for (int i = 0; i < Shape::kInCols; ++i) {
+            for (int i = 0; i < kInCols; ++i) {
 #pragma unroll
               for (int j = 0; j < kCols; ++j) {
                 if (Axis::tap(j, i) == b) {
@@ -174,13 +170,12 @@ struct WeightStreamShape : StreamShape<StreamAxis> {
 
 template <typename Shape, typename T>
 struct WeightReaders {
-  static constexpr int kPrefetchRows = !Shape::kPrefetches                 ? 0
-                                       : Shape::kChannels * sizeof(T) >= 4 ? 2
-                                                                           : 1;
-  static_assert(kPrefetchRows != 1 || Shape::kStepIn == 1, "one row is held");
-  using In =
-      RowReader<Shape::kChannels, kPrefetchRows, kRingRows * Shape::kStepIn, Shape::kInCols, T>;
-  using Grad = RowReader<Shape::kChannels, kPrefetchRows, kRingRows, Shape::kCols, T>;
+  static constexpr int kPrefetch = !Shape::kPrefetches                 ? 0
+                                   : Shape::kChannels * sizeof(T) >= 4 ? 2
+                                                                       : 1;
+  static_assert(kPrefetch != 1 || Shape::kStepIn == 1, "one row is held");
+  using In = RowReader<Shape::kChannels, kPrefetch, kRingRows * Shape::kStepIn, Shape::kInCols, T>;
+  using Grad = RowReader<Shape::kChannels, kPrefetch, kRingRows, Shape::kCols, T>;
   static constexpr size_t kBytes = In::kBytes + Grad::kBytes;
 };
 
@@ -189,8 +184,8 @@ __global__ void __launch_bounds__(kStreamThreads, Shape::kBlocks)
     nhwc_stream_weight_gradient_kernel(StreamParams params, const T* __restrict__ x,
                                        const T* __restrict__ grad, WeightReduction<T> reduction) {
   using Axis = typename Shape::Axis;
-  constexpr int V = Shape::kChannels, kCols = Shape::kCols, kTaps = Shape::kTaps,
-                kPending = Shape::kPending;
+  constexpr int V = Shape::kChannels, kCols = Shape::kCols, kInCols = Shape::kInCols;
+  constexpr int kTaps = Shape::kTaps, kPending = Shape::kPending;
   constexpr int kSums = kTaps * kTaps + 1;
   using Position = StreamPosition<V>;
   using Readers = WeightReaders<Shape, T>;
@@ -199,8 +194,8 @@ __global__ void __launch_bounds__(kStreamThreads, Shape::kBlocks)
   float sum[kSums][V] = {};
   if (at.valid) {
     const StreamStart<Axis, Shape, Position> start(params, at);
-    typename Readers::In rows(
-        at, memory, Position::template column_mask<Shape::kInCols>(start.in_w0, params.in_w));
+    typename Readers::In rows(at, memory,
+                              Position::template column_mask<kInCols>(start.in_w0, params.in_w));
     typename Readers::Grad grads(at, memory + Readers::In::kBytes,
                                  Position::template column_mask<kCols>(start.w0, params.out_w));
     const int64_t in_row = static_cast<int64_t>(params.in_w) * params.channels;
@@ -224,8 +219,8 @@ __global__ void __launch_bounds__(kStreamThreads, Shape::kBlocks)
       }
       commit_row();
     };
-    constexpr int kPrefetchRows = Readers::kPrefetchRows;
-    for (int i = 0; i < kPrefetchRows; ++i) {
+    constexpr int kPrefetch = Readers::kPrefetch;
+    for (int i = 0; i < kPrefetch; ++i) {
       fetch(i - Shape::kWarmUp, i, i);
     }
     // Rows of grad_output. Step u of a period multiplies kPending rows from u on.
@@ -260,12 +255,12 @@ __global__ void __launch_bounds__(kStreamThreads, Shape::kBlocks)
             sum[kSums - 1][v] += newest[j][v];
           }
         }
-        float in[Shape::kInCols][V];
-        constexpr bool kInRegisters = kPrefetchRows == 1;
+        float in[kInCols][V];
+        constexpr bool kInRegisters = kPrefetch == 1;
         if (kInRegisters && is_input_row(y)) {  // before fetch overwrites it
           rows.read(x, row, in);
         }
-        fetch(step + kPrefetchRows, kPrefetchRows, (row + kPrefetchRows) % kRingRows);
+        fetch(step + kPrefetch, kPrefetch, (row + kPrefetch) % kRingRows);
 #pragma unroll
         for (int r = 0; r < Shape::kStepIn; ++r, ++y, x += in_row) {
           if (!is_input_row(y)) {
@@ -274,13 +269,12 @@ __global__ void __launch_bounds__(kStreamThreads, Shape::kBlocks)
           if (!kInRegisters) {
             rows.read(x, row * Shape::kStepIn + r, in);
           }
-          for_each_tap<Shape, Axis, kPending, kCols, Shape::kInCols>(
-              r, [&](int m, int j, int tap, int i) {
+          for_each_tap<Shape, Axis, kPending, kCols, kInCols>(r, [&](int m, int j, int tap, int i) {
 #pragma unroll
-                for (int v = 0; v < V; ++v) {
-                  sum[tap][v] += g[u + m][j][v] * in[i][v];
-                }
-              });
+            for (int v = 0; v < V; ++v) {
+              sum[tap][v] += g[u + m][j][v] * in[i][v];
+            }
+          });
         }
         grad += out_row;
         row = (row + 1) % kRingRows;
@@ -296,32 +290,6 @@ __global__ void __launch_bounds__(kStreamThreads, Shape::kBlocks)
                  min(lanes * V, params.channels - at.first_channel),
                  BlockSums<T>(reduction, blockIdx.x, at.first_channel));
 }
-
-}  // namespace
-
-template <typename T>
-bool nhwc_stream(const Convolution<T>& c) {
-  return dispatch_axis(c.g, c.transposed, [&](auto axis) {
-    using Axis = decltype(axis);
-    using Shape = StreamShape<Axis>;
-    if constexpr (Axis::inputs(1) <= Axis::kTaps) {  // dilation 1
-      const auto plan =
-          plan_stream<Axis, Shape, T>(c.g.n, c.g.c, c.in.h, c.in.w, c.out.h, c.out.w, c.padding_h,
-                                      c.padding_w, {c.in.data, c.out.data});
-      if (plan.aligned && c.g.c >= kMinChannels) {
-        constexpr size_t kFilters =
-            sizeof(float) * Shape::kTaps * Shape::kTaps * kMaxLanes * Shape::kChannels;
-        c.launch(nhwc_stream_kernel<Axis, T>, plan.grid, plan.block,
-                 kFilters + StreamReader<Axis, T>::kBytes, plan.params, c.flip, c.in.data, c.weight,
-                 c.bias, c.out.data);
-        return true;
-      }
-    }
-    return false;
-  });
-}
-
-namespace {
 
 // Launch with V channels per thread. Return false if vectors of V channels are not aligned.
 template <typename Axis, int V, typename T>
@@ -344,6 +312,28 @@ bool launch_stream_weight_gradient(const WeightGradient<T>& c) {
 }
 
 }  // namespace
+
+template <typename T>
+bool nhwc_stream(const Convolution<T>& c) {
+  return dispatch_axis(c.g, c.transposed, [&](auto axis) {
+    using Axis = decltype(axis);
+    using Shape = StreamShape<Axis>;
+    if constexpr (Axis::inputs(1) <= Axis::kTaps) {  // dilation 1
+      const auto plan =
+          plan_stream<Axis, Shape, T>(c.g.n, c.g.c, c.in.h, c.in.w, c.out.h, c.out.w, c.padding_h,
+                                      c.padding_w, {c.in.data, c.out.data});
+      if (plan.aligned && c.g.c >= kMinChannels) {
+        constexpr size_t kFilters =
+            sizeof(float) * Shape::kTaps * Shape::kTaps * kMaxLanes * Shape::kChannels;
+        c.launch(nhwc_stream_kernel<Axis, T>, plan.grid, plan.block,
+                 kFilters + StreamReader<Shape, T>::kBytes, plan.params, c.flip, c.in.data,
+                 c.weight, c.bias, c.out.data);
+        return true;
+      }
+    }
+    return false;
+  });
+}
 
 template <typename T>
 bool nhwc_stream_weight_gradient(const WeightGradient<T>& c) {
