@@ -69,10 +69,9 @@ inline std::vector<int64_t> strides_of(const std::vector<int64_t>& sizes, Memory
   return strides;
 }
 
-// Run call(), which allocates bytes() bytes on the device of `like`. Rethrow a failure as "cannot
-// allocate N bytes on DEVICE". The stable ABI loses the exception's type, so callers of the
-// operator parse the message and repeat the allocation to raise torch.OutOfMemoryError
-// (ops/core/memory.py, ops/core/eager/memory.h).
+// Run call(), which allocates bytes() bytes on the device of `like`. The stable ABI loses the type
+// of an exception, so a failure is thrown as "cannot allocate N bytes on DEVICE"; memory.py or
+// eager/memory.h then repeats the allocation to raise PyTorch's own exception.
 template <typename Call, typename Bytes>
 Tensor allocate(const Tensor& like, const Call& call, const Bytes& bytes) {
   try {

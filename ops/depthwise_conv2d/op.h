@@ -28,9 +28,8 @@ inline DepthwiseGeometry depthwise_geometry(const char* op, const Tensor& input,
           input.size(0), input.size(1), is_channels_last(input)};
 }
 
-// Return the input in a layout that Backend reads, and set its strides in `g`. A backend with
-// kReadsStridedPlanes reads NCHW planes at any batch and channel stride: slices and expansions are
-// not copied.
+// Return the input in a layout that Backend reads; set its strides in `g`. With
+// kReadsStridedPlanes, NCHW slices and expansions of channels are not copied.
 template <typename Backend>
 Tensor input_of(const Tensor& input, DepthwiseGeometry& g) {
   const bool dense_planes =

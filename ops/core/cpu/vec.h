@@ -14,8 +14,8 @@ using Vec = typename vector_of<A, N>::type;
 template <typename A>
 constexpr int kLanes = OPS_VECTOR_BYTES / sizeof(A);
 
-// Whether to compile specialised kernels for common sizes. False for double and for x86 without
-// AVX2, to save compile time.
+// Compile specialised kernels for common sizes: not for double or x86 without AVX2, to save compile
+// time.
 #if defined(__x86_64__) && OPS_VECTOR_BYTES == 16
 template <typename A>
 constexpr bool kSpecialised = false;

@@ -14,9 +14,8 @@ struct ForStorage {
   using type = F;
 };
 
-// Blocks per SM: full occupancy (2,048 threads) hides memory latency. Several vectors per thread
-// would touch more DRAM pages at once and lose bandwidth. No limit for double, which needs more
-// registers.
+// Blocks per SM. Full occupancy (2,048 threads) hides memory latency; several vectors per thread
+// would spread over more DRAM pages and lose bandwidth. double needs more registers.
 template <typename T>
 constexpr int kPointwiseBlocks = sizeof(T) == 8 ? 1 : 2048 / kPointwiseThreads;
 

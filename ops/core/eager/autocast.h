@@ -39,8 +39,7 @@ class Autocast : public c10::OperatorKernel {
   std::optional<c10::ScalarType> dtype_;  // nullopt: the dtype of the autocast region
 };
 
-// Register autocast of an operator for regions on `device`. Cast to `dtype`, or to the region's
-// dtype if it is not given.
+// Register autocast for regions on `device`, to `dtype` or (nullopt) the region's dtype.
 inline void register_autocast(const std::string& name, c10::Device device,
                               std::optional<c10::ScalarType> dtype) {
   static torch::Library libraries[] = {

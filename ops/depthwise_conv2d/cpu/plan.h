@@ -14,7 +14,6 @@
 //
 // A tap is one multiply-add of vectors; up to three adjacent taps share each source load. Channels-
 // last sources are read in place, without the ring (`direct`), if few outputs read each pixel.
-// Forward (source = input) and input gradient (source = grad_output) run the same kernel.
 #pragma once
 
 #include <algorithm>

@@ -4,7 +4,7 @@
 //      grad_output row  │ g0 │ g1 │ … │           sums of ≤ 10 taps      totals
 //                         ×    ×         FMA      ┌─────────┐  flush    ┌──────────────────┐
 //      source rows      │ x0 │ x1 │ … │ ───────►  │ float   │ ────────► │ double           │
-//      (ring, a tap each)                         └─────────┘ 256 terms │ [tap, bias][lane]│
+//      (ring, one per tap row)                    └─────────┘ 256 terms │ [tap, bias][lane]│
 //                                                  registers            └──────────────────┘
 //   thread:  a range of output rows of one channel group; ranges are reduced in order
 #pragma once

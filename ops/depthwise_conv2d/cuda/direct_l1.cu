@@ -108,8 +108,8 @@ __device__ void load_row(const T* position, bool row_inside, int column, int wid
   widen<T>(bits, x);
 }
 
-// Whether threads read filters from global memory. 3×3: lower latency. Larger filters go through
-// shared memory, which coalesces their reads.
+// Threads read 3×3 filters from global memory (lower latency). Larger filters go through shared
+// memory, which coalesces the reads.
 template <typename Axis>
 constexpr bool kFiltersFromGlobal = Axis::kTaps == 3;
 

@@ -41,8 +41,7 @@ class DiagonalSums {
     Packed<T>::mma(sum_[kWidth], sum_[kWidth], kOnes, kOnes, kOnes, kOnes, grad);
   }
 
-  // Store the accumulators as the index-th of all tiles in shared memory. Then, after
-  // __syncthreads, reduce the diagonals over `tiles` tiles per channel and call put(i, sum).
+  // Store the accumulators as the index-th of all tiles in shared memory.
   __device__ void store_partial(float* shared, int index) const {
     const Lane lane;
     float* matrices = shared + shared_floats(index);
@@ -54,6 +53,7 @@ class DiagonalSums {
       }
     }
   }
+  // After __syncthreads: reduce the diagonals over `tiles` tiles per channel; call put(i, sum).
   template <typename Put>
   __device__ static void reduce_tiles(const float* shared, int tiles, int channels,
                                       const Put& put) {

@@ -70,9 +70,7 @@ __global__ void __launch_bounds__(kNchwThreads, Tile::Shape::kThreadsPerSm / kNc
   ring.drain();
 }
 
-// block:   (range of channels, split): every gridDim.y-th image
-// shared:  a ring buffer of kPrefetchDistance stages, each the inputs and grad_output of one image
-// thread:  the same tile of all images, one sum per tap
+// Grid (range of channels or band, split of the images). Each tile accumulates over its images.
 template <typename GradientTile>
 __global__ void __launch_bounds__(kNchwThreads, GradientTile::Shape::kThreadsPerSm / kNchwThreads)
     nchw_weight_gradient_kernel(NchwParams params, int images,

@@ -180,7 +180,7 @@ struct NchwPlan {
 
 // Choose the stages with the least estimated cost. Shape: kThreads threads compute a tile of
 // kRows × kCols outputs of each of kMaps maps; kThreadsPerBlock is the preferred and kNchwThreads
-// the maximum block size; registers allow kThreadsPerSm threads. `repeats`: images per range.
+// the maximum block size; registers allow kThreadsPerSm threads. `repeats`: images per stage.
 // `separate`: inputs and outputs have separate buffers, else outputs overwrite inputs. nullopt: a
 // row of tiles exceeds a block, or padding_w exceeds kMaxPadding.
 template <typename Axis, typename Shape>

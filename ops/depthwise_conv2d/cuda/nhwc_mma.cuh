@@ -35,10 +35,9 @@ struct NhwcMmaParams {
   NchwParams map;  // in_h … start_w, tiles_h and bands are used
   TileSide in, out;
   int channels;
-  int chunks;  // of kTileChannels channels
-  int images;
-  int group;  // images per tile; > 1 only if bands is 1
-  int tiles;  // per chunk
+  int chunks;         // of kTileChannels channels
+  int images, group;  // in total; per tile (> 1 only if bands is 1)
+  int tiles;          // per chunk
 };
 
 struct ImageTile {
