@@ -49,7 +49,6 @@ inline std::ostream& operator<<(std::ostream& out, const shape& s) {
   return out << list{{s.x.sizes().begin(), s.x.sizes().end()}};
 }
 
-// Return the dtype's name in Python.
 inline const char* dtype_name(torch::headeronly::ScalarType dtype) {
   using torch::headeronly::ScalarType;
   switch (dtype) {

@@ -14,7 +14,6 @@ struct Windows {
   int64_t dilation_h, dilation_w;
 };
 
-// Strides of an image tensor in elements.
 struct ImageStrides {
   int64_t n, c, h, w;
 };

@@ -45,7 +45,6 @@ Tensor input_of(const Tensor& input, DepthwiseGeometry& g) {
   return in_format(input, g.channels_last);
 }
 
-// Return the convolution; Backend has the device's kernels.
 template <typename Backend>
 Tensor depthwise_conv2d(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias,
                         std::vector<int64_t> stride, std::vector<int64_t> padding,

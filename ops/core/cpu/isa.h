@@ -36,7 +36,6 @@ inline Isa isa() {
   return best;
 }
 
-// Return the vector width of isa() in bytes.
 inline int64_t vector_bytes() {
   return isa() == Isa::avx512 ? 64 : isa() == Isa::avx2 ? 32 : 16;
 }

@@ -25,8 +25,7 @@ struct FastDivide {
   }
 };
 
-// 64-bit division with the interface of FastDivide.
-struct Divide {
+struct Divide {  // 64-bit, with the interface of FastDivide
   using Index = int64_t;
   int64_t divisor;
 

@@ -91,7 +91,6 @@ struct Call {
   Stack* stack;  // the arguments, then the outputs
 };
 
-// Autograd node of every operator.
 struct Operator : torch::autograd::Function<Operator> {
   static constexpr bool is_traceable = true;  // by compiled autograd
   // Key of one list in saved_data: address of the Formula (never freed), one bool per tensor

@@ -83,11 +83,18 @@ template <typename T>
 Convolution<T> input_gradient_problem(const DepthwiseGeometry& g, const T* grad, const T* weight,
                                       T* out, cudaStream_t stream) {
   const bool flip = g.stride_h == 1 && g.stride_w == 1;
-  const int64_t padding_h = flip ? (g.kernel_h - 1) * g.dilation_h - g.padding_h : g.padding_h;
-  const int64_t padding_w = flip ? (g.kernel_w - 1) * g.dilation_w - g.padding_w : g.padding_w;
-  return {
-      g,       !flip, {grad, g.out_h, g.out_w}, {out, g.h, g.w}, padding_h, padding_w, flip, weight,
-      nullptr, stream};
+  const int64_t flipped_h = (g.kernel_h - 1) * g.dilation_h - g.padding_h;
+  const int64_t flipped_w = (g.kernel_w - 1) * g.dilation_w - g.padding_w;
+  return {g,
+          !flip,
+          {grad, g.out_h, g.out_w},
+          {out, g.h, g.w},
+          flip ? flipped_h : g.padding_h,
+          flip ? flipped_w : g.padding_w,
+          flip,
+          weight,
+          nullptr,
+          stream};
 }
 
 struct Kernels {

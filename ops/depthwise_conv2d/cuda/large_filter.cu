@@ -247,6 +247,10 @@ bool has_unit_stride_and_dilation(const DepthwiseGeometry& g) {
   return g.stride_h == 1 && g.stride_w == 1 && g.dilation_h == 1 && g.dilation_w == 1;
 }
 
+ImageStrides strides_of(const DepthwiseGeometry& g, int64_t h, int64_t w) {
+  return image_strides(g.channels_last, g.c, h, w);
+}
+
 struct LargeFilterPlan {
   LargeFilterParams params;
   dim3 block;
@@ -306,9 +310,9 @@ bool large_filter(const Convolution<T>& c) {
   if (!plan) {
     return false;
   }
-  plan->params.in = image_strides(g.channels_last, g.c, c.in.h, c.in.w);
+  plan->params.in = strides_of(g, c.in.h, c.in.w);
   plan->params.filter = {0, g.kernel_h * g.kernel_w, g.kernel_w, 1};
-  plan->params.out = image_strides(g.channels_last, g.c, c.out.h, c.out.w);
+  plan->params.out = strides_of(g, c.out.h, c.out.w);
   c.launch(large_filter_kernel<T>, dim3(ceil_div(g.n, plan->block.z), g.c, plan->tiles),
            plan->block, plan->shared, plan->params, c.flip, c.in.data, c.weight, c.bias,
            c.out.data);
@@ -325,8 +329,8 @@ bool large_filter_weight_gradient(const WeightGradient<T>& c) {
   if (!plan) {
     return false;
   }
-  plan->params.in = image_strides(g.channels_last, g.c, g.h, g.w);
-  plan->params.filter = image_strides(g.channels_last, g.c, g.out_h, g.out_w);
+  plan->params.in = strides_of(g, g.h, g.w);
+  plan->params.filter = strides_of(g, g.out_h, g.out_w);
   const int64_t steps = ceil_div(g.n, plan->block.z);
   const int64_t resident_blocks = 4 * Device().multiprocessors;
   const int64_t splits = best_split(steps, g.c * plan->tiles, resident_blocks, 1);

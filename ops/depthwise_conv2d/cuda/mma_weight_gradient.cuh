@@ -103,7 +103,6 @@ class MmaWeightGradientTile {
   static constexpr int kTaps = Diagonals::kTaps, kOdd = Diagonals::kOdd;
   static_assert(Axis::step(1) == 1);
 
-  // Return the shared memory of `reduce`, in floats.
   static size_t shared_floats(int threads) { return Diagonals::shared_floats(threads / 32); }
 
   __device__ explicit MmaWeightGradientTile(const NchwParams& params)

@@ -233,7 +233,6 @@ class FmaWeightGradientTile {
   using Shape = FmaShape<Axis>;
   static constexpr int kTaps = Shape::kTaps;
 
-  // Return the shared memory of `reduce`, in floats.
   static size_t shared_floats(int threads) {
     return static_cast<size_t>(kTaps + 1) * (threads + kPad);
   }

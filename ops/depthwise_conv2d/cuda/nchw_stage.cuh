@@ -24,7 +24,6 @@ struct NchwParams {
   __device__ bool has_in_row(int row) const {
     return static_cast<unsigned>(row) < static_cast<unsigned>(in_h);
   }
-  // Return `channel` modulo `channels`.
   __device__ int wrap_channel(int channel) const {
     while (channel >= channels) {
       channel -= channels;

@@ -140,7 +140,6 @@ class RowReader {
   __device__ Bits* slot(int row, int i) const { return ring_ + (row * kCols + i) * kStreamThreads; }
 };
 
-// Commit a cp.async group.
 __device__ inline void commit_row() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");

@@ -14,7 +14,6 @@ inline bool are_aligned(std::initializer_list<const void*> pointers, size_t byte
                      [&](const void* p) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; });
 }
 
-// Return the thread's linear index in its block.
 __device__ inline int flat_thread() {
   return (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
 }
