@@ -147,7 +147,7 @@ if cuda and cuda[1] >= (12, 8):
     nvcc_flags.append("--compress-mode=size")
 
 
-# Build two libraries at once: all cores stay busy during the last file of one.
+# Two libraries in parallel: all cores stay busy during the last file of one.
 LIBRARIES_AT_ONCE = None if os.environ.get("MAX_JOBS") else 2
 os.environ.setdefault("MAX_JOBS", str(len(os.sched_getaffinity(0))))
 
@@ -182,7 +182,7 @@ class Build(BuildExtension):
 def extension(
     kind: Callable[..., Extension], name: str, sources: Iterable[Path], **flags: list[str]
 ) -> Extension:
-    """Describe one library; sources in cpu/ folders, the slowest to compile, come first."""
+    """Return one library; sources in cpu/ folders, the slowest to compile, come first."""
     ops = Path("ops")
     return kind(
         name,

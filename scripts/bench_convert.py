@@ -1,13 +1,12 @@
-"""Measures what `ops.convert_depthwise` does for the training step of torchvision's models.
+"""Measure the speed-up of torchvision models' training step by `ops.convert_depthwise`.
 
     python scripts/bench_convert.py [--model mobilenet_v2] [--dtype bfloat16] [--csv FILE]
 
-A step is forward, cross entropy, backward and SGD with momentum, on random images that are on the
-device already. The model as torchvision has it and the converted one take turns in one process,
-several steps at a time; what is shown are the medians, in images a second, and the median of the
-turns' ratios. bfloat16 is autocast, parameters stay in float32. cuDNN is in benchmark mode for
-both, TF32 is as torch has it by default. Before it is timed the converted model's output and
-gradients are compared with the other's; a wrong one makes the exit code 1.
+A step is forward, cross entropy, backward and SGD with momentum, on random images resident on the
+device. The original and the converted model take turns in one process, several steps at a time.
+Reported are the median images/s and the median ratio of a turn. bfloat16 is autocast with float32
+parameters; cuDNN runs in benchmark mode, TF32 has PyTorch's default. The converted model's loss and
+gradients are first compared with the original's; if they differ, the exit code is 1.
 """
 
 import argparse
@@ -23,7 +22,7 @@ from itertools import product
 from pathlib import Path
 from statistics import geometric_mean, median
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the project, not installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # import this checkout
 
 import torch
 from torch import Tensor, nn
@@ -35,12 +34,12 @@ MODELS = ("mobilenet_v2", "mobilenet_v3_small", "efficientnet_b0", "convnext_tin
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 CLASSES = 1000
-WRONG = 1e-3  # relative error of the float32 gradients that is no rounding
+TOLERANCE = 1e-3  # relative error of loss and gradients in float32
 
 
 @dataclass
 class Row:
-    """One model, dtype and memory format: images a second before and after the conversion."""
+    """Images/s of a model before and after the conversion, for one dtype and memory format."""
 
     model: str
     dtype: str
@@ -51,7 +50,7 @@ class Row:
     ratio: float
 
     def line(self) -> str:
-        """The row as the screen shows it."""
+        """Return the row as text."""
         return (
             f"{self.model:20} {self.dtype:9} {self.format}  {self.converted:3} layers "
             f"{self.before_images_per_s:10,.1f} -> {self.after_images_per_s:10,.1f} images/s  "
@@ -60,7 +59,7 @@ class Row:
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    """Reads the command line."""
+    """Parse the command line."""
     text = (__doc__ or "").split("\n\n")
     parser = argparse.ArgumentParser(description=text[0], epilog=text[2])
     add = parser.add_argument
@@ -84,7 +83,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def build(name: str, device: str, format: str) -> tuple[nn.Module, nn.Module, int]:
-    """A model, its converted twin, and how many layers were replaced."""
+    """Return a model, its converted copy and the number of converted layers."""
     try:
         from torchvision import models
     except ImportError:
@@ -97,7 +96,7 @@ def build(name: str, device: str, format: str) -> tuple[nn.Module, nn.Module, in
 
 
 def is_same(before: nn.Module, after: nn.Module, images: Tensor) -> bool:
-    """Whether loss and gradients agree, in float32, without TF32, dropout and batch statistics."""
+    """Return whether loss and gradients agree, in float32 and eval mode, without TF32."""
     results = []
     for model in (before, after):
         model.eval()
@@ -107,19 +106,19 @@ def is_same(before: nn.Module, after: nn.Module, images: Tensor) -> bool:
         model.train()
         results.append(torch.cat([loss.view(1), *(grad.flatten() for grad in grads)]).double())
     error = (results[0] - results[1]).norm() / results[0].norm()
-    return bool(error <= WRONG)
+    return bool(error <= TOLERANCE)
 
 
-def step_of(
+def make_step(
     model: nn.Module, images: Tensor, labels: Tensor, dtype: torch.dtype
 ) -> Callable[[], None]:
-    """One training step of a model, ready to be called."""
+    """Return a function that runs one training step."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
     autocast = nullcontext if dtype == torch.float32 else torch.autocast
-    how = () if dtype == torch.float32 else (images.device.type, dtype)
+    autocast_args = () if dtype == torch.float32 else (images.device.type, dtype)
 
     def step() -> None:
-        with autocast(*how):
+        with autocast(*autocast_args):
             loss = F.cross_entropy(model(images), labels)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -129,7 +128,7 @@ def step_of(
 
 
 def seconds(step: Callable[[], None], count: int, device: str) -> float:
-    """Wall time of one of `count` steps, all work on the device done."""
+    """Return the wall time of a step, averaged over `count` steps."""
     synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
     synchronize()
     start = time.perf_counter()
@@ -140,7 +139,7 @@ def seconds(step: Callable[[], None], count: int, device: str) -> float:
 
 
 def measure(args: argparse.Namespace, model: str, dtype: str, format: str) -> Row | None:
-    """Measures one row; None if the converted model computes something else."""
+    """Measure one row; return None if the converted model's results differ."""
     device = args.device
     before, after, converted = build(model, device, format)
     shape = (args.batch, 3, args.side, args.side)
@@ -151,7 +150,7 @@ def measure(args: argparse.Namespace, model: str, dtype: str, format: str) -> Ro
     if args.compile:
         torch._dynamo.reset()
         before, after = torch.compile(before), torch.compile(after)  # type: ignore[assignment]
-    steps = [step_of(each, images, labels, DTYPES[dtype]) for each in (before, after)]
+    steps = [make_step(each, images, labels, DTYPES[dtype]) for each in (before, after)]
     for step in steps:
         seconds(step, 3, device)  # picks algorithms, allocates, compiles
     times = [[seconds(step, args.steps, device) for step in steps] for _ in range(args.turns)]
@@ -161,7 +160,7 @@ def measure(args: argparse.Namespace, model: str, dtype: str, format: str) -> Ro
 
 
 def means(rows: list[Row]) -> dict[str, float]:
-    """Geometric means of the ratios: of each dtype and format over the models, and of all."""
+    """Return geometric means of the ratios: for each dtype and format, and overall."""
     groups: dict[str, list[float]] = {}
     for row in rows:
         groups.setdefault(f"{row.dtype} {row.format}", []).append(row.ratio)
@@ -170,7 +169,7 @@ def means(rows: list[Row]) -> dict[str, float]:
 
 
 def markdown(rows: list[Row], title: str) -> str:
-    """The rows and the means as tables."""
+    """Return a Markdown table of the rows, and the means."""
     lines = [
         title,
         "",
@@ -188,7 +187,7 @@ def markdown(rows: list[Row], title: str) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measures and reports; returns the exit code."""
+    """Run the benchmark and return the exit code."""
     args = parse(argv)
     args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     torch.backends.cudnn.benchmark = True
@@ -202,7 +201,7 @@ def main(argv: list[str] | None = None) -> int:
     for model, dtype, format in product(args.model, args.dtype, args.format):
         row = measure(args, model, dtype, format)
         if row is None:
-            print(f"{model} {dtype} {format}: WRONG: the converted model computes something else")
+            print(f"{model} {dtype} {format}: WRONG: the converted model's results differ")
             failed = True
             continue
         rows.append(row)

@@ -1,13 +1,13 @@
-"""Measure depthwise convolution beside PyTorch's on random geometries; no shape may be slow.
+"""Measure depthwise convolution beside PyTorch's on random geometries.
 
     python scripts/bench_geometry.py [--device cuda|cpu] [--count 300] [--seed 0] [--least 0.95]
 
-Every geometry is timed forward and for the gradients of input and weight, ours and PyTorch's in
-turns in one process on the same tensors. The ratio is the time of PyTorch's fastest backend in the
-same memory format (cuDNN in benchmark mode and without, oneDNN and without) over ours; above 1 ours
-is faster. Rows below 1 are measured three times, and the median counts. Backends several times
-slower than ours are timed once; those whose results differ from ours are left out, unless all do:
-that is an error. Prints the ten worst rows; exits 1 if one is below --least.
+Forward, input gradient and weight gradient of each geometry are timed in turns with PyTorch's, in
+one process on the same tensors. Ratio: time of PyTorch's fastest backend in the same memory format
+(cuDNN in benchmark mode and off, or oneDNN on and off) / our time. Rows below 1 are measured three
+times, and the median counts; rows above 4 by a single call. Backends whose results differ from ours
+are left out; if all of them differ, that is an error. Prints the ten worst rows; exits 1 if one is
+below --least.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the project, not installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # import this checkout
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # read by torch's CPU allocator
 
 import torch
@@ -37,21 +37,21 @@ from app.config.device import keep_freed_memory
 
 PASSES = ("forward", "backward-input", "backward-weight")
 DTYPES = {
-    torch.float64: 1e-9,  # the largest relative difference (norm) of two correct results
+    torch.float64: 1e-9,  # tolerance: relative difference of the norm
     torch.float32: 1e-3,
     torch.bfloat16: 2e-2,
     torch.float16: 4e-3,
 }
-ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 25}  # of an input, at most
-REPEATS = 3  # of rows where PyTorch is faster
-SLOW = 4  # times our time: timed once
+ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 25}  # most elements of an input
+REPEATS = 3  # measurements of a row where PyTorch is faster
+SLOW = 4  # ratio above which a single call decides
 
 Pair = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """One convolution of a random shape."""
+    """A depthwise convolution: shapes, dtype and memory format."""
 
     n: int
     c: int
@@ -65,7 +65,7 @@ class Geometry:
 
     @property
     def label(self) -> str:
-        """Return the geometry as tables show it."""
+        """Return the table's label."""
 
         def side(pair: Pair) -> str:
             return "x".join(map(str, dict.fromkeys(pair)))
@@ -85,7 +85,7 @@ class Geometry:
         return F.conv2d(x, weight, None, self.stride, self.padding, self.dilation, groups=self.c)
 
     def tensors(self, device: str) -> tuple[list[Tensor], Tensor]:
-        """Draw input and weight, and a gradient of the output."""
+        """Draw input and weight, and the gradient of the output."""
         x = torch.randn(self.n, self.c, *self.size, device=device).to(self.dtype)
         x = x.contiguous(memory_format=FORMATS[self.format])
         weight = torch.randn(self.c, 1, *self.kernel, device=device).to(self.dtype)
@@ -93,7 +93,7 @@ class Geometry:
 
 
 def draw(count: int, seed: int, elements: int) -> Iterator[Geometry]:
-    """Yield random geometries: sizes, channels and batches are log-uniform, sides are unequal."""
+    """Yield `count` random geometries with log-uniform sizes, channels and batches."""
     rng = random.Random(seed)
 
     def log_uniform(least: int, most: int) -> int:
@@ -161,7 +161,7 @@ def compare(
     apart = {name: difference(results["ours"], results[name]) for name in calls if name != "ours"}
     for name in apart:
         if not apart[name] <= DTYPES[geometry.dtype]:
-            del calls[name]  # as oneDNN's bfloat16 weight gradients with dilation, which are NaN
+            del calls[name]  # e.g. oneDNN's bfloat16 weight gradient with dilation is NaN
     if len(calls) == 1:
         raise SystemExit(f"error: {geometry.label} {what}: results differ by {apart}")
     del results
@@ -178,7 +178,7 @@ def compare(
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     text = (__doc__ or "").split("\n\n")
     parser = argparse.ArgumentParser(description=text[0], epilog="\n\n".join(text[2:]))
     add = parser.add_argument
@@ -193,7 +193,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; return its exit code."""
+    """Run the benchmark and return the exit code."""
     args = parse(argv)
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     timer: Timer = CudaTimer() if device == "cuda" else CpuTimer()

@@ -1,12 +1,11 @@
-"""Measures exported networks in ONNX Runtime beside the same net of stock layers and torch.
+"""Measure exported networks in ONNX Runtime beside stock layers and PyTorch.
 
     python scripts/bench_onnx.py [--act ncrelu] [--conv depthwise] [--threads 1 2] [--csv FILE]
 
 For each activation and convolution: our network exported by both exporters in both layouts, and
-quantized to int8; the same network of torch.nn's layers with the same weights, exported; and our
-network in torch, eager and compiled. All of them take turns in one process, a block of calls at a
-time, in random order; the fastest block counts, as all else that a machine does only adds.
-The outputs are compared first (int8's only by class).
+quantized to int8; the same network with torch.nn layers and the same weights, exported; our network
+in PyTorch, eager and compiled. They take turns in one process, a block of calls at a time in random
+order; the fastest block counts. The outputs are compared first (int8: only the predicted classes).
 """
 
 import argparse
@@ -25,7 +24,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the project, not installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # import this checkout
 
 import numpy as np
 import onnxruntime
@@ -39,16 +38,16 @@ from app.models import build_model
 from ops.export import export_onnx
 
 BATCHES = (1, 32, 1024)
-BLOCK_S = 0.005  # of calls in a turn, one call at least
+BLOCK_S = 0.005  # seconds of a block of calls, at least one call
 LEAST_TURNS = 9
 STOCK, EAGER = "stock layers", "torch eager"
 OURS = "symbolic, function"
-NEAR = 1e-4
+TOLERANCE = 1e-4  # largest difference of the logits
 
 
 @dataclass
 class Row:
-    """One network, number of threads and batch: seconds a call in each turn, by candidate."""
+    """Seconds a call in each turn, by candidate, for one network, thread count and batch size."""
 
     network: str
     threads: int
@@ -56,16 +55,16 @@ class Row:
     times: dict[str, list[float]] = field(default_factory=dict)
 
     def time(self, name: str) -> float:
-        """Seconds of a call in the fastest turn."""
+        """Return seconds a call in the fastest turn."""
         return min(self.times[name])
 
     def ratio(self, name: str, base: str) -> float:
-        """How many times faster than `base`."""
+        """Return the time of `base` / the time of `name`."""
         return self.time(base) / self.time(name)
 
 
 def models(network: nn.Module, calibration: Tensor) -> dict[str, bytes]:
-    """Every exported file, by what the table calls it."""
+    """Return the exported files by candidate."""
     names = {"input_names": ["image"], "output_names": ["logits"]}
     dynamic = {"image": {0: "batch"}, "logits": {0: "batch"}}
     example = (torch.zeros(2, 1, 28, 28),)
@@ -81,8 +80,8 @@ def models(network: nn.Module, calibration: Tensor) -> dict[str, bytes]:
     return {name: model.SerializeToString() for name, model in exported.items()}
 
 
-def session_of(model: bytes, threads: int, **settings: bool) -> Callable[[Tensor], Any]:
-    """Runs a file on so many threads, with other session options than ONNX Runtime's own."""
+def make_session(model: bytes, threads: int, **settings: bool) -> Callable[[Tensor], Any]:
+    """Return a function that runs an ONNX file; `settings` are session options."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
@@ -95,7 +94,7 @@ def session_of(model: bytes, threads: int, **settings: bool) -> Callable[[Tensor
 
 
 def measure(calls: dict[str, Callable[[], Any]], budget_s: float) -> dict[str, list[float]]:
-    """Seconds of a call in each turn, for as many turns as the budget allows."""
+    """Return seconds a call in each turn, for as many turns as the budget allows."""
 
     def seconds(call: Callable[[], Any], count: int) -> float:
         start = time.perf_counter()
@@ -110,7 +109,7 @@ def measure(calls: dict[str, Callable[[], Any]], budget_s: float) -> dict[str, l
     times: dict[str, list[float]] = {name: [] for name in calls}
     end, order, shuffle = time.perf_counter() + budget_s, list(calls), random.Random(0).shuffle
     while time.perf_counter() < end or len(times[order[0]]) < LEAST_TURNS:
-        shuffle(order)  # who comes after torch finds the caches full of other things
+        shuffle(order)  # torch's calls evict the next candidate's data from the caches
         for name in order:
             calls[name]()
             times[name].append(seconds(calls[name], counts[name]))
@@ -118,21 +117,21 @@ def measure(calls: dict[str, Callable[[], Any]], budget_s: float) -> dict[str, l
 
 
 def check(results: dict[str, Any], expected: Tensor, name: str) -> None:
-    """Raises SystemExit where a candidate computes something else."""
+    """Raise SystemExit if a candidate's results differ from `expected`."""
     for candidate, result in results.items():
         if candidate == "int8":
             right = (result.argmax(1) == expected.argmax(1).numpy()).mean() > 0.9
         else:
-            right = np.abs(np.asarray(result) - expected.numpy()).max() <= NEAR
+            right = np.abs(np.asarray(result) - expected.numpy()).max() <= TOLERANCE
         if not right:
-            raise SystemExit(f"{name}: {candidate} computes something else")
+            raise SystemExit(f"{name}: the results of {candidate} differ")
 
 
-def rows_of(cfg: LeNetConfig, args: argparse.Namespace) -> list[Row]:
-    """Measures one network."""
+def candidate_rows(cfg: LeNetConfig, args: argparse.Namespace) -> list[Row]:
+    """Measure all candidates of one network."""
     torch.manual_seed(0)
     network = build_model(cfg, 10).eval()
-    nn.init.normal_(network.classifier[-1].weight)  # logits that stand apart
+    nn.init.normal_(network.classifier[-1].weight)  # distinct logits
     name = f"{cfg.act}, {cfg.conv}"
     calibration = torch.randn(1000, 1, 28, 28)
     eager = build_model(cfg, 10).eval()
@@ -141,7 +140,7 @@ def rows_of(cfg: LeNetConfig, args: argparse.Namespace) -> list[Row]:
     rows = []
     for threads in args.threads:
         torch.set_num_threads(threads)
-        sessions = {label: session_of(model, threads) for label, model in files.items()}
+        sessions = {label: make_session(model, threads) for label, model in files.items()}
         torch._dynamo.reset()
         runners: dict[str, Callable[[Tensor], Any]] = {
             **sessions,
@@ -160,7 +159,7 @@ def rows_of(cfg: LeNetConfig, args: argparse.Namespace) -> list[Row]:
 
 
 def option_rows(cfg: LeNetConfig, args: argparse.Namespace) -> list[Row]:
-    """Measures one network's default export under several session options."""
+    """Measure the default export of one network with several session options."""
     torch.manual_seed(0)
     model = models(build_model(cfg, 10).eval(), torch.randn(500, 1, 28, 28))[OURS]
     choices: dict[str, dict[str, bool]] = {
@@ -173,7 +172,7 @@ def option_rows(cfg: LeNetConfig, args: argparse.Namespace) -> list[Row]:
     for threads, batch in product(args.threads, args.batch):
         x = torch.randn(batch, 1, 28, 28)
         calls = {
-            name: partial(session_of(model, threads, **choice), x)
+            name: partial(make_session(model, threads, **choice), x)
             for name, choice in choices.items()
         }
         row = Row(f"{cfg.act}, {cfg.conv}", threads, batch, measure(calls, args.seconds))
@@ -183,7 +182,7 @@ def option_rows(cfg: LeNetConfig, args: argparse.Namespace) -> list[Row]:
 
 
 def line(row: Row) -> str:
-    """The row as the screen shows it."""
+    """Return the row as text."""
     cells = [f"{name} {row.time(name) * 1e6:.0f} µs" for name in row.times]
     text = f"{row.network:18} {row.threads} threads, batch {row.batch:4}: {'; '.join(cells)}"
     if STOCK not in row.times:
@@ -192,7 +191,7 @@ def line(row: Row) -> str:
 
 
 def markdown(rows: list[Row]) -> str:
-    """A table: microseconds of a call, and our default export's speed over stock and torch's."""
+    """Return a Markdown table: µs a call, and speed-up over stock layers and eager PyTorch."""
     names = list(rows[0].times)
     head = ["network", "threads", "batch", *names, f"{OURS} / stock", f"{OURS} / eager"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
@@ -205,7 +204,7 @@ def markdown(rows: list[Row]) -> str:
 
 
 def write_csv(path: Path, rows: list[Row]) -> None:
-    """A line for each candidate of each row."""
+    """Write a line for each row and candidate."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(
@@ -219,7 +218,7 @@ def write_csv(path: Path, rows: list[Row]) -> None:
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    """Reads the command line."""
+    """Parse the command line."""
     text = (__doc__ or "").split("\n\n")
     parser = argparse.ArgumentParser(description=text[0], epilog=text[2])
     acts, convs = ["relu", "gelu", "ncrelu"], ["standard", "depthwise"]
@@ -239,15 +238,15 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measures and reports; returns the exit code."""
+    """Run the benchmark and return the exit code."""
     args = parse(argv)
-    logging.disable(logging.WARNING)  # of the exporters
+    logging.disable(logging.WARNING)  # from the exporters
     warnings.simplefilter("ignore")
     versions = f"ONNX Runtime {onnxruntime.__version__}, torch {torch.__version__}"
     print(f"{os.cpu_count()} CPUs ({platform.machine()}), {versions}", flush=True)
     rows = []
     for act, conv in product(args.act, args.conv):
-        rows += (option_rows if args.options else rows_of)(LeNetConfig(act, conv), args)
+        rows += (option_rows if args.options else candidate_rows)(LeNetConfig(act, conv), args)
     if args.options:
         return 0
     if args.csv:

@@ -1,20 +1,19 @@
-"""Measures the operators beside eager PyTorch and torch.compile, in one process on the same inputs.
+"""Measure the operators beside eager PyTorch and torch.compile, in one process on the same inputs.
 
     python scripts/bench_ops.py [--device cuda|cpu] [--op gelu] [--csv FILE] [--plot FILE]
 
-Every row is one pass over one shape, dtype and memory format: our median time; the floor (fewest
-bytes over the measured copy rate or, for convolution if that is more, multiply-adds over the
-measured float32 rate) and its share of our time; the fastest peer in the same memory format and
-how many times faster than it we are. On CUDA small shapes have a second column: the same inside a
-replayed CUDA graph, where launches cost nothing and the cache is warm.
+A row is one pass over one shape, dtype and memory format: our median time; the floor, which is the
+roofline bound max(bytes / copy rate, multiply-adds / float32 rate) at measured rates; floor / our
+time; the fastest peer in the same memory format; its time / our time. On CUDA, small shapes have a
+second column: the same inside a replayed CUDA graph, without launch overhead and with a warm cache.
 
-On the CPU caches stay warm, freed memory is kept and comes in huge pages (THP_MEM_ALLOC_ENABLE=1),
-for all alike: else page faults in the fresh outputs would hide the kernels.
+On the CPU caches are warm. Freed memory is kept and comes in huge pages (THP_MEM_ALLOC_ENABLE=1),
+to keep page faults out of the times of all implementations.
 
-Peers: the plain composition of PyTorch operators (for convolution with cuDNN or oneDNN on, cuDNN
-in benchmark mode, and off) and torch.compile of it, compiled afresh for every row. Forward runs
-without gradients. Backward runs through autograd over a kept graph, for all alike. Each of our
-results is compared with float64 first; a wrong one is not timed, and makes the exit code 1.
+Peers: the composition of PyTorch operators (for convolution with cuDNN in benchmark mode or oneDNN,
+and without) and torch.compile of it, compiled anew for every row. Forward runs without gradients.
+Backward runs through autograd over a retained graph. Each of our results is first compared with
+float64; a wrong one is not timed, and the exit code is 1.
 """
 
 import argparse
@@ -25,7 +24,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the project, not installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # import this checkout
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # read by torch's CPU allocator
 
 import torch
@@ -42,10 +41,10 @@ from bench.cases import (
     Case,
     cases,
     contexts,
-    disagreement,
+    find_error,
     pass_call,
+    reference_results,
     relative_error,
-    truth,
 )
 from bench.measure import Candidate, Device, open_device
 from bench.report import HEADER, Row, markdown, plot, read_csv, summary, write_csv
@@ -54,15 +53,15 @@ from torch import Tensor
 from app.config.device import keep_freed_memory
 
 GRAPH_BYTES = 32 << 20  # inputs up to this size are also timed in CUDA graphs
-PEER_ERROR = 0.03  # a peer further off computes something else
+PEER_ERROR = 0.03  # peers with a larger relative error are left out
 
 
 class WrongResultError(Exception):
-    """Our result is not the float64 one."""
+    """Our result differs from the float64 reference."""
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Reads the command line."""
+    """Parse the command line."""
     text = (__doc__ or "").split("\n\n")
     parser = argparse.ArgumentParser(description=text[0], epilog="\n\n".join(text[2:]))
     add = parser.add_argument
@@ -91,7 +90,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def candidates(
     case: Case, what: str, inputs: list[Tensor], grad: Tensor, compiled: bool
 ) -> Iterator[Candidate]:
-    """Yields ours first, then the peers."""
+    """Yield our operator, then the peers."""
 
     def prepare(make: Callable[[], Callable[..., Tensor]]) -> Callable[[], Callable[[], object]]:
         return lambda: pass_call(what, make(), inputs, grad)
@@ -120,7 +119,7 @@ def measure(
     compiled: bool,
     budget_s: float,
 ) -> None:
-    """Fills `row`; raises WrongResultError where ours is."""
+    """Write the times of all implementations to `row`; raise WrongResultError if ours is wrong."""
     calls = {}
     for candidate in candidates(case, row.what, inputs, grad, compiled):
         name = candidate.name
@@ -135,7 +134,7 @@ def measure(
             print(f"note: {name} fails on {row.op} {row.shape} {row.what}: {error!r:.200}")
             continue
         if name == OURS:
-            if problem := disagreement(case, results, exact, grad):
+            if problem := find_error(case, results, exact, grad):
                 raise WrongResultError(
                     f"{row.op} {row.shape} {row.dtype} {row.format} {row.what}: {problem}"
                 )
@@ -159,7 +158,7 @@ def measure(
 
 
 def run(device: Device, args: argparse.Namespace, wrong: list[Row]) -> Iterator[Row]:
-    """Measures what the arguments select; rows whose results are wrong go to `wrong`, untimed."""
+    """Measure and yield the selected rows; append rows with wrong results to `wrong`."""
     budget_s = {"cpu": 0.3, "cuda": 0.1}[device.type] / (4 if args.quick else 1)
     dtypes = args.dtype or (["float32", "bfloat16"] if args.quick else list(DTYPES))
     for case in cases(device.type):
@@ -170,7 +169,7 @@ def run(device: Device, args: argparse.Namespace, wrong: list[Row]) -> Iterator[
             inputs = case.inputs(device.type, DTYPES[dtype])
             shape = case.composition()(*(x.to("meta") for x in inputs)).shape
             grad = torch.randn(shape, device=device.type).to(DTYPES[dtype])
-            exact = truth(case, inputs, grad)
+            exact = reference_results(case, inputs, grad)
             for layout in case.formats:
                 if args.format and layout not in args.format:
                     continue
@@ -194,10 +193,10 @@ def run(device: Device, args: argparse.Namespace, wrong: list[Row]) -> Iterator[
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the benchmark; returns the exit code."""
+    """Run the benchmark and return the exit code."""
     args = parse(argv)
-    torch._functorch.config.donated_buffer = False  # they forbid a kept backward graph
-    torch.backends.cudnn.benchmark = True  # also for what torch.compile calls
+    torch._functorch.config.donated_buffer = False  # incompatible with retain_graph
+    torch.backends.cudnn.benchmark = True  # also under torch.compile
     keep_freed_memory()
     warnings.filterwarnings("ignore", message="TF32 acceleration on top of oneDNN")
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)

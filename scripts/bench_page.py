@@ -1,9 +1,9 @@
-"""Make the tables of docs/benchmarks.md anew from docs/benchmarks/operators-*.csv.
+"""Update the tables of docs/benchmarks.md from docs/benchmarks/operators-*.csv.
 
     python scripts/bench_page.py [--check]
 
-Writes the tables between the page's markers and docs/benchmarks/below-1.csv. The CSV files are
-those of `scripts/bench_ops.py --csv`: add or replace one, then run this.
+Writes the tables between the page's markers, and docs/benchmarks/below-1.csv. Run it after a
+change to the CSV files, which come from `scripts/bench_ops.py --csv`.
 """
 
 import argparse
@@ -20,7 +20,7 @@ END = "<!-- end -->"
 
 
 def fill(text: str, tables: dict[str, str]) -> str:
-    """Return the page with each table between its markers."""
+    """Return `text` with each table inserted between its markers."""
     for name, table in tables.items():
         start = f"<!-- {name} -->\n"
         if text.count(start) != 1:
@@ -31,7 +31,7 @@ def fill(text: str, tables: dict[str, str]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; return its exit code: with --check 1 if the page is out of date."""
+    """Update the page; with --check, return 1 if it is out of date."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--check", action="store_true", help="compare, write nothing")
     args = parser.parse_args(argv)

@@ -1,16 +1,16 @@
-"""Measures training beside what else one could write, in one process on the same data and network.
+"""Measure the training step beside three PyTorch loops, in one process on the same data.
 
     python scripts/bench_train.py [--device cuda|cpu] [--act relu] [--batch-size 128] [--seeds 5]
 
-(a) a loop in the style of pytorch/examples: torchvision's data set, ToTensor and Normalize an
-    image, a DataLoader, nn layers, torch.optim.AdamW, a step of OneCycleLR a batch;
-(b) the same nn layers, optimiser and schedule with the images on the device, eagerly;
-(c) that under torch.compile;
-(d) ours: app.training's step, with the network, optimiser and schedule of `python -m app.train`.
+(a) as in pytorch/examples: torchvision's data set, ToTensor, Normalize, DataLoader, nn layers,
+    AdamW, OneCycleLR;
+(b) the layers, optimizer and schedule of (a), with the images resident on the device, eager;
+(c) (b) under torch.compile;
+(d) the training step of `python -m app.train`.
 
-Images a second: the best of several rounds, in which the candidates take turns, all with AdamW;
-compiling and warm-up are not counted. Time to 99 %: whole trainings of (d) with Muon for several
-seeds, the training steps' seconds alone, and the accuracy on the test images at the end.
+Images/s: the best of several rounds in turns, all with AdamW, after compilation and warm-up. Time
+to 99 %: complete runs of (d) with Muon, a run for each seed; seconds of the training steps, and
+accuracy on the test images at the end.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the project, not installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # import this checkout
 
 import torch
 from bench.stock import StockGELU, StockNCReLU
@@ -41,7 +41,7 @@ from app.training.step import TrainStep
 
 
 def stock_network(act: str) -> nn.Module:
-    """Build the LeNet of the project without its operators."""
+    """Build the project's LeNet from PyTorch layers."""
     widen = 2 if act == "ncrelu" else 1
     activation = {"relu": nn.ReLU, "gelu": StockGELU, "ncrelu": StockNCReLU}[act]()
     return nn.Sequential(
@@ -53,7 +53,7 @@ def stock_network(act: str) -> nn.Module:
 
 
 class Pictures(Dataset[tuple[Tensor, int]]):
-    """Images as torchvision's MNIST gives them: one at a time, through PIL and the transforms."""
+    """Data set like torchvision's MNIST: PIL images through transforms, one at a time."""
 
     def __init__(self, run: TrainStep) -> None:
         self.images = run.data.train.images.cpu().squeeze(1).numpy()
@@ -92,7 +92,7 @@ def make_step(args: argparse.Namespace, optim: OptimConfig, seed: int = 0) -> Tr
 
 
 def stock_step(run: TrainStep, compiled: bool) -> Callable[[Tensor, Tensor], None]:
-    """Build a step of the usual kind: forward, backward, AdamW, OneCycleLR."""
+    """Build the step of (b), or of (c) if `compiled`."""
     model = stock_network(run.cfg.model.act).to(run.device)
     optim = run.cfg.optim
     optimizer = torch.optim.AdamW(
@@ -112,13 +112,13 @@ def stock_step(run: TrainStep, compiled: bool) -> Callable[[Tensor, Tensor], Non
 
 
 def begin(steps: TrainStep, epoch: int) -> None:
-    """Begin an epoch of ours as app.train does, the same in every run; the others need not be."""
+    """Begin an epoch of (d) with deterministic cuDNN, as app.train does."""
     with torch.backends.cudnn.flags(enabled=True, deterministic=True):
         steps.begin(epoch, 0)
 
 
 def candidates(run: TrainStep) -> dict[str, Iterator[None]]:
-    """For each way to train an endless iterator that takes a step."""
+    """Return an endless iterator of training steps for each of (a) to (d)."""
     data, size, device = run.data, run.schedule.batch_size, run.device
 
     def examples() -> Iterator[None]:
@@ -151,7 +151,7 @@ def candidates(run: TrainStep) -> dict[str, Iterator[None]]:
 
 
 def rate(steps: Iterator[None], count: int, run: TrainStep) -> float:
-    """Images a second over `count` steps."""
+    """Return images/s over `count` steps."""
     _synchronize(run)
     started = time.perf_counter()
     for _ in range(count):
@@ -161,7 +161,7 @@ def rate(steps: Iterator[None], count: int, run: TrainStep) -> float:
 
 
 def compare(args: argparse.Namespace, run: TrainStep) -> None:
-    """Print the images a second of each way to train."""
+    """Print the images/s of (a) to (d)."""
     ways = candidates(run)
     for steps in ways.values():
         rate(steps, 10, run)
@@ -174,8 +174,8 @@ def compare(args: argparse.Namespace, run: TrainStep) -> None:
         print(f"| {name} | {speed:,.0f} | {best['(d) ours'] / speed:.2f}× |", flush=True)
 
 
-def train_whole(args: argparse.Namespace, seed: int) -> tuple[float, float]:
-    """Train by our step; return seconds of its steps, accuracy on the test images."""
+def train_run(args: argparse.Namespace, seed: int) -> tuple[float, float]:
+    """Train a network by (d); return seconds of the steps and test accuracy."""
     run = make_step(args, OptimConfig(lr=args.lr), seed)
     run.model.train()
     begin(run, 0)
@@ -197,16 +197,16 @@ def _synchronize(run: TrainStep) -> None:
 
 
 def main() -> None:
-    """Measure as the arguments say, and print tables in Markdown."""
+    """Run the benchmark and print Markdown tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--act", default="relu", choices=["relu", "gelu", "ncrelu"])
     parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--epochs", type=int, default=1, help="of the whole trainings")
-    parser.add_argument("--lr", type=float, default=0.02, help="of the whole trainings")
+    parser.add_argument("--epochs", type=int, default=1, help="of the complete runs")
+    parser.add_argument("--lr", type=float, default=0.02, help="of the complete runs")
     parser.add_argument("--rounds", type=int, default=7, help="0: no comparison")
     parser.add_argument("--steps", type=int, default=40, help="a round")
-    parser.add_argument("--seeds", type=int, default=5, help="0: no whole trainings")
+    parser.add_argument("--seeds", type=int, default=5, help="complete runs")
     args = parser.parse_args()
 
     keep_freed_memory()
@@ -215,7 +215,7 @@ def main() -> None:
     if args.rounds:
         compare(args, run)
     if args.seeds:
-        results = [train_whole(args, seed) for seed in range(args.seeds)]
+        results = [train_run(args, seed) for seed in range(args.seeds)]
         seconds, accuracies = zip(*results, strict=True)
         reached = sum(accuracy >= 0.99 for accuracy in accuracies)
         print(

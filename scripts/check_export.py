@@ -1,11 +1,10 @@
-"""Exports trained networks in every way there is, and compares each file with torch.
+"""Export trained networks by every exporter, layout and opset; compare each file with PyTorch.
 
     python scripts/check_export.py outputs/2026-01-31/12-00-00-1234abcd ... [--opset 17 18]
 
-Every combination of exporter, layout and opset (all that the installed onnx and ONNX Runtime
-support) is exported, checked (onnx's full check, strict shape inference) and run over the whole
-test split of the data that the network was trained on. The exit code is 1 if any fails, if a
-prediction differs or if a logit differs by more than 1e-5.
+The opsets are those that the installed onnx and ONNX Runtime support. Each file passes onnx's full
+check and strict shape inference, and predicts the test split of the network's data set. The exit
+code is 1 if an export fails, a prediction differs or a logit differs by more than 1e-5.
 """
 
 import argparse
@@ -13,7 +12,7 @@ import sys
 from itertools import product
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the project, not installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # import this checkout
 
 from app.config.schema import ExportConfig
 from app.data.datasets import load_test_split
@@ -25,11 +24,11 @@ from app.inference.predictor import load_torch
 from app.models import describe_model
 from ops.export import LEAST_OPSET
 
-MOST = 1e-5  # between torch's logits and ONNX Runtime's
+TOLERANCE = 1e-5  # largest difference of the logits
 
 
 def main() -> int:
-    """Checks and prints; returns the exit code."""
+    """Run the checks, print the results and return the exit code."""
     text = (__doc__ or "").split("\n\n")
     parser = argparse.ArgumentParser(description=text[0], epilog=text[2])
     opsets = list(range(LEAST_OPSET, newest_opset() + 1))
@@ -52,13 +51,13 @@ def main() -> int:
                 model = check(build_graph(original, cfg))
                 exported = onnx_predictor(model.SerializeToString(), original.folder)
                 parity = compare(exported, original, split)
-                wrong = parity.differing > 0 or not parity.max_abs_difference <= MOST
+                wrong = parity.differing > 0 or not parity.max_abs_difference <= TOLERANCE
                 print(f"{name}: {parity}{'  WRONG' if wrong else ''}", flush=True)
-            except Exception as error:  # whatever it is, it is the result
+            except Exception as error:  # reported as a result
                 wrong = True
                 print(f"{name}: {' '.join(str(error).split())}  FAILED", flush=True)
             failed, files = failed + wrong, files + 1
-    print(f"{files - failed} of {files} exports are right")
+    print(f"{files - failed} of {files} exports passed")
     return int(failed > 0)
 
 

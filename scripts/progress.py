@@ -1,4 +1,4 @@
-"""Run a command with its output in a log; show the time it takes and the files that ninja compiles.
+"""Run a command with its output in a log; show the elapsed time and the file that ninja compiles.
 
     python scripts/progress.py TITLE LOG COMMAND...
 
@@ -21,7 +21,7 @@ from typing import TextIO
 PIPE_INTERVAL = 15.0  # seconds
 TERMINAL_INTERVAL = 0.5
 ERROR_LINES = 6  # an error and the source lines that a compiler shows below it
-LAST_LINES = 20  # shown where no line looks like an error
+LAST_LINES = 20  # shown if no line matches _ERROR
 
 _COMPILED = re.compile(r"\[(\d+)/(\d+)\] .*/ops/(\S+\.(?:cpp|cu)) ")  # a line of ninja -v
 _LIBRARY = re.compile(r"building '(?:\w+\.)*(\w+)' extension")  # a line of setuptools
@@ -30,14 +30,14 @@ _REMARK = re.compile(r"^\s*(lenet-ops: .+)$", re.MULTILINE)  # printed by setup.
 
 
 class Status:
-    """The newest library and file in the output of a build."""
+    """Library and source file that a build is compiling, parsed from its output."""
 
     def __init__(self) -> None:
         self._library = ""
         self._file = ""
 
     def read(self, line: str) -> None:
-        """Take in one line of the output."""
+        """Parse a line of the output."""
         if library := _LIBRARY.search(line):
             self._library, self._file = f" {library[1]}", ""
         elif compiled := _COMPILED.search(line):
@@ -59,7 +59,7 @@ def first_error(log: str) -> str:
 
 
 def remarks(log: str) -> list[str]:
-    """Return the remarks that setup.py has made, each once."""
+    """Return setup.py's messages, without duplicates."""
     return list(dict.fromkeys(_REMARK.findall(log)))
 
 
@@ -71,7 +71,7 @@ def follow(lines: Iterable[str], log: TextIO, status: Status) -> None:
 
 
 class Display:
-    """Writes the progress to a terminal or a pipe."""
+    """Progress line on a terminal, or progress lines in a pipe."""
 
     def __init__(self, title: str, out: TextIO) -> None:
         self._title = title
@@ -82,11 +82,11 @@ class Display:
         self._write(f"{title} ...")
 
     def update(self, status: object) -> None:
-        """Show what the command does now."""
+        """Show `status` and the elapsed time."""
         self._write(f"{self._title}{status} … {self._seconds()} s")
 
     def finish(self, result: str = "") -> None:
-        """Replace the line by the final one."""
+        """Show `result`, or the elapsed time."""
         self._write(f"{self._title}: {result or f'{self._seconds()} s'}")
         if self._terminal:
             self._out.write("\n")
@@ -125,7 +125,7 @@ def run(title: str, log: Path, command: Sequence[str], out: TextIO) -> int:
         reader.start()
         try:
             _wait(reader, lambda: display.update(status), display.interval)
-        except KeyboardInterrupt:  # the terminal has sent it to the command, too
+        except KeyboardInterrupt:  # the command got SIGINT, too
             display.finish("interrupted")
             return 130
         finally:

@@ -1,4 +1,4 @@
-"""Run the Python examples in a Markdown file that import only the named packages, each by itself.
+"""Run the Python examples of a Markdown file that import only the named packages.
 
 Usage: python scripts/run_examples.py README.md torch ops
 """
@@ -23,7 +23,7 @@ def imported(code: str) -> set[str]:
 
 
 def examples(text: str, packages: set[str]) -> list[str]:
-    """Return the examples in `text` that import nothing but `packages`."""
+    """Return the examples in `text` that import only `packages`."""
     return [code for code in _BLOCK.findall(text) if imported(code) <= packages]
 
 

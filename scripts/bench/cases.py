@@ -1,4 +1,4 @@
-"""What is measured: operators, shapes, passes, the peers, and the float64 truth."""
+"""Benchmark cases: operators, shapes, passes, PyTorch peers and the float64 reference."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -19,9 +19,9 @@ OURS = "ours"
 COMPILED = "torch.compile"
 FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-DIGITS = {torch.float32: 24, torch.bfloat16: 8, torch.float16: 11}  # of the mantissa, in bits
+MANTISSA_BITS = {torch.float32: 24, torch.bfloat16: 8, torch.float16: 11}  # with the implicit one
 
-# Which inputs each pass differentiates; the first argument is the image, then weight and bias.
+# Inputs that each pass differentiates: 0 image, 1 weight, 2 bias.
 PASSES = {
     "forward": (),
     "backward": (0,),
@@ -34,15 +34,15 @@ PASSES = {
 
 @dataclass(frozen=True)
 class Case:
-    """An operator on one shape.
+    """An operator and its input shape.
 
     Attributes:
         op: one of OPS.
-        shape: of the input; N, I, S of a recurrent cell, T, N, I, S of its loop.
-        kernel: side of the filter, with its stride and dilation; padding is "same".
-        stride: see kernel.
-        dilation: see kernel.
-        groups: of the involution's channels.
+        shape: the input's; (N, I, S) for a recurrent cell, (T, N, I, S) for a sequence.
+        kernel: height and width of the window; the padding is "same".
+        stride: of the window, in both dimensions.
+        dilation: of the window, in both dimensions.
+        groups: channel groups of the involution.
     """
 
     op: str
@@ -54,12 +54,12 @@ class Case:
 
     @property
     def padding(self) -> int:
-        """Zeros on each side, so that stride 1 keeps the size."""
+        """Return the "same" padding: with stride 1 the output has the input's size."""
         return self.dilation * (self.kernel - 1) // 2
 
     @property
     def label(self) -> str:
-        """The shape as tables show it: (N, C, H, W) k s d."""
+        """Return the table's label: NxCxHxW, kernel, stride, dilation, groups."""
         text = "x".join(map(str, self.shape))
         if self.op in WINDOWED:
             text += f" k{self.kernel} s{self.stride}"
@@ -69,7 +69,7 @@ class Case:
 
     @property
     def passes(self) -> list[str]:
-        """The passes that are timed apart."""
+        """Return the passes to time."""
         if self.op in CONVOLVED:
             return [name for name in PASSES if name != "backward"]
         if self.op in recurrent.NAMES:
@@ -78,12 +78,12 @@ class Case:
 
     @property
     def formats(self) -> list[str]:
-        """The memory formats that the shape can have."""
+        """Return the memory formats to time; shapes other than images have one."""
         images = len(self.shape) == 4 and self.op not in recurrent.NAMES
         return list(FORMATS) if images else ["nchw"]
 
     def function(self) -> Callable[..., Tensor]:
-        """Our operator."""
+        """Return this project's operator."""
         if self.op in recurrent.NAMES:
             return recurrent.ours(self.op)
         if self.op in ("gelu", "exp", "pool"):
@@ -99,7 +99,7 @@ class Case:
         )
 
     def composition(self) -> Callable[..., Tensor]:
-        """The same from PyTorch's own operators."""
+        """Return the same function composed of PyTorch operators."""
         if self.op in recurrent.NAMES:
             return recurrent.composition(self.op)
         if self.op == "gelu":
@@ -119,64 +119,61 @@ class Case:
         )
 
     def _unfolded(self, x: Tensor, weight: Tensor) -> Tensor:
-        """The windows of x, times their kernels, summed."""
+        """Compute the involution by `F.unfold`, multiply and sum."""
         n, groups, _, _, height, width = weight.shape
         windows = F.unfold(x, self.kernel, self.dilation, self.padding, self.stride)
         windows = windows.view(n, groups, -1, self.kernel, self.kernel, height, width)
         return (windows * weight.unsqueeze(2)).sum((3, 4)).view(n, x.shape[1], height, width)
 
     def inputs(self, device: str, dtype: torch.dtype) -> list[Tensor]:
-        """Random input (and weight and bias), the same every time."""
+        """Return the input, weight and bias, drawn with a fixed seed."""
         generator = torch.Generator(device).manual_seed(0)
         shapes: list[tuple[int, ...]] = [self.shape]
         if self.op == "depthwise":
             channels = self.shape[1]
             shapes += [(channels, 1, self.kernel, self.kernel), (channels,)]
         if self.op == "involution":
-            shapes += [(self.shape[0], self.groups, self.kernel, self.kernel, *self.places)]
+            shapes += [(self.shape[0], self.groups, self.kernel, self.kernel, *self.output_size)]
         if self.op in recurrent.NAMES:
             shapes = recurrent.shapes(self.op, self.shape)
         tensors = [torch.randn(s, device=device, generator=generator) for s in shapes]
         if self.op in recurrent.NAMES:
-            tensors[1] /= self.shape[-1] ** 0.5  # else the state grows from step to step
+            tensors[1] /= self.shape[-1] ** 0.5  # keeps the state bounded over the steps
         return [x.to(dtype) for x in tensors]
 
     def lay_out(self, inputs: list[Tensor], memory_format: torch.memory_format) -> None:
-        """Gives the images among the inputs a memory format."""
+        """Convert the images in `inputs` to `memory_format`, in place."""
         inputs[0] = inputs[0].contiguous(memory_format=memory_format)
-        if self.op == "involution":  # an image of kernels
+        if self.op == "involution":  # its weight is an image with G·kH·kW channels
             kernels = inputs[1].flatten(1, 3).contiguous(memory_format=memory_format)
             inputs[1] = kernels.view(inputs[1].shape)
 
     @property
-    def places(self) -> tuple[int, int]:
-        """Height and width of the output."""
+    def output_size(self) -> tuple[int, int]:
+        """Return the output's height and width."""
         height, width = ((side - 1) // self.stride + 1 for side in self.shape[2:])
         return height, width
 
     def elements(self) -> tuple[int, int]:
-        """Number of input and of output elements."""
+        """Return the number of input elements and of output elements."""
         if self.op in recurrent.NAMES:
             *rows, columns, state = self.shape
             return math.prod(rows) * columns, math.prod(rows) * state
-        size = 1
-        for side in self.shape:
-            size *= side
+        size = math.prod(self.shape)
         if self.op in WINDOWED:
-            return size, self.shape[0] * self.shape[1] * self.places[0] * self.places[1]
+            return size, math.prod((*self.shape[:2], *self.output_size))
         if self.op == "pool":
             return size, self.shape[0] * self.shape[1]
         return size, size * (2 if self.op == "ncrelu" else 1)
 
     def floor_ms(self, what: str, itemsize: int, copy_rate: float, fma_rate: float) -> float:
-        """Milliseconds that no implementation beats: bytes at copy rate or, if more, FMAs.
+        """Return the roofline bound in ms: max(bytes / `copy_rate`, FMAs / `fma_rate`).
 
-        Every tensor that the pass needs is read or written once; filters are not counted, but the
-        involution's kernels are.
+        The bytes count each tensor of the pass once, with the involution's kernels and without
+        the convolution's filters.
         """
         size, out = self.elements()
-        # What a gradient needs of the input, or as much of the output: to read. Two bits an element
-        # are enough for ncrelu.
+        # Saved elements that backward reads, per input element; ncrelu saves two bits.
         needed = {"pool": 0.0, "max_pool": 0.0, "ncrelu": 0.25 / itemsize}.get(self.op, 1.0)
         moved, convolutions = {
             "forward": (size + out, 1),
@@ -187,7 +184,7 @@ class Case:
             "forward+backward": ((2 + needed) * size + 2 * out, 3),
         }[what]
         fmas = convolutions * out * self.kernel**2 if self.op in CONVOLVED else 0
-        if self.op == "involution":  # a kernel for the channels of a group
+        if self.op == "involution":  # the channels of a group share a kernel
             moved += fmas * self.groups // self.shape[1]
         if self.op in recurrent.NAMES:
             fmas = convolutions * out * 3 * (self.shape[-1] + self.shape[-2])
@@ -195,7 +192,7 @@ class Case:
 
 
 def cases(device: str) -> Iterator[Case]:
-    """All shapes; the batch is cut for the CPU."""
+    """Yield all cases, with smaller batches for the CPU."""
     cpu = device == "cpu"
     for op in ("gelu", "exp", "ncrelu", "pool"):
         yield Case(op, (16 if cpu else 256, 64, 112, 112))
@@ -244,7 +241,7 @@ def cases(device: str) -> Iterator[Case]:
 
 
 def contexts(op: str, device: str) -> Mapping[str, Callable[[], AbstractContextManager[object]]]:
-    """The eager peers: for convolution with the vendor's library and without it."""
+    """Return context managers for the eager peers: for convolution, cuDNN or oneDNN on and off."""
     if op != "depthwise":
         return {"eager": nullcontext}
     if device == "cuda":
@@ -261,11 +258,10 @@ def contexts(op: str, device: str) -> Mapping[str, Callable[[], AbstractContextM
 def pass_call(
     what: str, function: Callable[..., Tensor], inputs: list[Tensor], grad: Tensor
 ) -> Callable[[], dict[str, Tensor]]:
-    """Prepares one pass and returns the call to time, which returns the pass's results by name.
+    """Return a call that runs one pass and returns its results by name.
 
-    Backward passes go through autograd for every implementation, over a graph that is built once
-    and kept, with only the wanted inputs requiring gradients: so all pay the same for the engine,
-    nothing is computed that the pass does not ask for, and what is timed is what a user gets.
+    Backward passes run through autograd, over a graph built once and retained. Only the inputs
+    that the pass differentiates require gradients.
     """
     wanted = [i for i in PASSES[what] if i < len(inputs)]
     names = [("grad_input", "grad_weight", "grad_bias")[i] for i in wanted]
@@ -286,48 +282,47 @@ def pass_call(
     )
 
 
-def truth(case: Case, inputs: list[Tensor], grad: Tensor) -> dict[str, Tensor]:
-    """Every pass's results in float64."""
+def reference_results(case: Case, inputs: list[Tensor], grad: Tensor) -> dict[str, Tensor]:
+    """Return the output and all gradients in float64, by name."""
     leaves = [x.double().requires_grad_() for x in inputs]
     with torch.backends.mkldnn.flags(enabled=False):
         output = case.composition()(*leaves)
         grads = torch.autograd.grad(output, leaves, grad.double())
-    if case.op == "ncrelu":  # at 0 clamp passes the gradients of both halves on, we neither
+    if case.op == "ncrelu":  # at x = 0 clamp's gradient is that of both halves, ours is 0
         grads = (grads[0] * (leaves[0] != 0),)
     names = ("output", "grad_input", "grad_weight", "grad_bias")
     return dict(zip(names, (output.detach(), *grads), strict=False))
 
 
-def least(dtype: torch.dtype) -> float:
-    """The smallest number above 0, which is the unit of all that are below the normal ones."""
-    return float(torch.finfo(dtype).tiny * 2.0 ** (1 - DIGITS[dtype]))
+def smallest_subnormal(dtype: torch.dtype) -> float:
+    """Return the smallest positive number: the ulp of every subnormal number."""
+    return float(torch.finfo(dtype).tiny * 2.0 ** (1 - MANTISSA_BITS[dtype]))
 
 
 def ulps(x: Tensor, exact: Tensor, dtype: torch.dtype) -> Tensor:
-    """Distance from `exact` in units of the last place that `dtype` has there."""
-    exponent = torch.frexp(exact).exponent - DIGITS[dtype]
-    unit = torch.ldexp(torch.ones_like(exact), exponent).clamp_(min=least(dtype))
+    """Return |x − exact| in ulp of `dtype` at `exact`."""
+    exponent = torch.frexp(exact).exponent - MANTISSA_BITS[dtype]
+    unit = torch.ldexp(torch.ones_like(exact), exponent).clamp_(min=smallest_subnormal(dtype))
     return (x.double() - exact).abs_().div_(unit)
 
 
-def disagreement(
+def find_error(
     case: Case, results: dict[str, Tensor], exact: dict[str, Tensor], grad: Tensor
 ) -> str | None:
-    """What is wrong with our results, None if nothing is.
+    """Return a message if a result differs from the float64 one by more than its tolerance.
 
-    Elementwise: float32 within 4 ulp of the exact value, 16-bit within 1.5 (1 of the rounded one),
-    or else gelu or its derivative within 1e-7; 2.5 for the gradient of exp, which is made from the
-    rounded output. The others: relative error (norm) at most 1e-6, for pooling and the LLTM, whose
-    terms cancel, 1e-5; and half an ulp for rounding to 16 bits, or 8 where the LLTM rounds its
-    state every step. An ulp of a number below the normal ones is the smallest there is.
+    Elementwise operators: 4 ulp in float32 and 1.5 ulp in 16 bits; 1 ulp more for the gradient of
+    exp, computed from the rounded output; gelu also passes within 1e-7. Other operators: relative
+    error of the norm up to 1e-6, and up to 1e-5 for average pooling and the LLTM, whose terms
+    cancel; in 16 bits 0.5 ulp more, or 8 ulp for the LLTM, which rounds its state every step.
     """
     for name, x in results.items():
         if case.op in (*WINDOWED, "pool", *recurrent.NAMES):
-            # half a unit in every element, if they were all below the normal ones
-            subnormal = least(x.dtype) / 2 * x.numel() ** 0.5
+            # The rounding error if every element were subnormal.
+            subnormal = smallest_subnormal(x.dtype) / 2 * x.numel() ** 0.5
             error = relative_error(x, exact[name], free=subnormal)
             limit = 1e-6 if case.op in WINDOWED else 1e-5
-            rounding = (16 if case.op in recurrent.NAMES else 1) * 2.0 ** -DIGITS[x.dtype]
+            rounding = (16 if case.op in recurrent.NAMES else 1) * 2.0 ** -MANTISSA_BITS[x.dtype]
             limit += rounding if x.dtype != torch.float32 else 0
         else:
             distance = ulps(x, exact[name], x.dtype)
@@ -343,5 +338,5 @@ def disagreement(
 
 
 def relative_error(x: Tensor, exact: Tensor, free: float = 0.0) -> float:
-    """‖x − exact‖ / ‖exact‖, of which an error of `free` does not count."""
+    """Return max(‖x − exact‖ − free, 0) / ‖exact‖."""
     return float(((x.double() - exact).norm() - free).clamp(min=0) / exact.norm())

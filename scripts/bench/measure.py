@@ -1,4 +1,4 @@
-"""Timers for CPU and CUDA, and the device's own limits: copy rate and float32 FMA rate."""
+"""Timers for CPU and CUDA; copy rate and float32 FMA rate of a device."""
 
 import gc
 import platform
@@ -17,12 +17,12 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True)
 class Candidate:
-    """One implementation of what is timed.
+    """An implementation to time.
 
     Attributes:
-        name: what the table calls it.
-        prepare: makes the inputs' autograd graph and returns the call to time.
-        context: global switches it runs under, entered outside the timed region.
+        name: column or row in the table.
+        prepare: builds the autograd graph and returns the call to time.
+        context: global settings of the call, entered outside the timed region.
     """
 
     name: str
@@ -31,20 +31,20 @@ class Candidate:
 
 
 class Timer(Protocol):
-    """What both devices' timers do."""
+    """Interface of CpuTimer and CudaTimer."""
 
     def measure(
         self, calls: Mapping[str, tuple[Call, Candidate]], budget_s: float
     ) -> dict[str, float]:
-        """Returns the median milliseconds of each call, measured in turns in one loop."""
+        """Return the median time of each call in ms, measured in turns."""
 
     def measure_graph(self, call: Call, candidate: Candidate, call_ms: float) -> float | None:
-        """Returns the milliseconds of a call inside a replayed CUDA graph, None without one."""
+        """Return the time of a call inside a replayed CUDA graph in ms (None on the CPU)."""
 
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Keeps Python's collector out of the timed region."""
+    """Disable Python's garbage collector."""
     gc.collect()
     gc.disable()
     try:
@@ -54,12 +54,12 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 class CpuTimer:
-    """Wall time; calls shorter than 0.2 ms are repeated until they are not. Caches stay warm.
+    """Time calls on the CPU with warm caches, in blocks of at least 0.2 ms.
 
-    With one thread it is processor time, to which other processes add little.
+    With one thread it measures processor time, which other processes disturb less than wall time.
     """
 
-    LEAST_S = 2e-4
+    BLOCK_S = 2e-4
 
     def __init__(self) -> None:
         self.clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
@@ -81,7 +81,7 @@ class CpuTimer:
             for name, (call, candidate) in calls.items():
                 with candidate.context():
                     once[name] = min(seconds(call, 1) for _ in range(3))
-            repeats = {name: max(1, round(self.LEAST_S / t)) for name, t in once.items()}
+            repeats = {name: max(1, round(self.BLOCK_S / t)) for name, t in once.items()}
             round_s = sum(once[name] * repeats[name] for name in calls)
             for _ in range(min(max(int(budget_s * len(calls) / round_s), 7), 500)):
                 for name, (call, candidate) in calls.items():
@@ -90,23 +90,23 @@ class CpuTimer:
         return {name: median(t) * 1e3 for name, t in times.items()}
 
     def measure_graph(self, call: Call, candidate: Candidate, call_ms: float) -> float | None:
-        """There are no graphs on the CPU."""
+        """Return None: the CPU has no CUDA graphs."""
         return None
 
 
 class CudaTimer:
-    """Events around each call, after the L2 cache is flushed by overwriting a large buffer.
+    """Time calls with CUDA events, after a flush of the L2 cache.
 
-    The flush also keeps the GPU busy while the host launches, so that launch latency shows only
-    where it outlasts the flush (some 70 µs).
+    The flush overwrites a large buffer. It also hides launch latency up to its own duration, about
+    70 µs.
     """
 
     FLUSH_BYTES = 256 << 20
-    GRAPH_MS = 2.0  # of work in one replay, or of the host's where that takes longer
-    GRAPH_CALLS = 20  # in one replay, at most
+    GRAPH_MS = 2.0  # target duration of a replay
+    GRAPH_CALLS = 20  # most calls in a graph
 
     def __init__(self) -> None:
-        # Graphs cannot be captured on the default stream, and backward runs on forward's stream.
+        # Capture needs a stream other than the default; backward runs on forward's stream.
         self.stream = torch.cuda.Stream()
         torch.cuda.set_stream(self.stream)
         self.flush = torch.empty(self.FLUSH_BYTES, dtype=torch.int8, device="cuda")
@@ -139,7 +139,7 @@ class CudaTimer:
         return {name: median(t) for name, t in times.items()}
 
     def measure_graph(self, call: Call, candidate: Candidate, call_ms: float) -> float | None:
-        """See Timer. The graph holds several calls back to back, so the cache is warm."""
+        """See Timer; the graph has several calls back to back, with a warm cache."""
         calls = max(1, min(self.GRAPH_CALLS, round(self.GRAPH_MS / call_ms)))
         graph = torch.cuda.CUDAGraph()
         with candidate.context(), torch.cuda.graph(graph, stream=self.stream):
@@ -158,14 +158,14 @@ class CudaTimer:
 
 @dataclass(frozen=True)
 class Device:
-    """A device and what it can do at most.
+    """A device, its measured peak rates and its timer.
 
     Attributes:
         type: "cpu" or "cuda".
-        name: the processor's name.
+        name: processor, as the tables name it.
         copy_rate: bytes/s of a large `copy_`, read plus written.
-        fma_rate: float32 multiply-adds/s of a large matrix product (torch's default is no TF32).
-        timer: measures on it.
+        fma_rate: float32 multiply-adds/s of a large matrix product, without TF32.
+        timer: for calls on this device.
     """
 
     type: str
@@ -185,7 +185,7 @@ def _cpu_name() -> str:
 
 
 def open_device(kind: str) -> Device:
-    """Measures the copy rate and the FMA rate of `kind`, "cpu" or "cuda"."""
+    """Return the device `kind` ("cpu" or "cuda") with its measured copy and FMA rates."""
     cuda = kind == "cuda"
     timer: Timer = CudaTimer() if cuda else CpuTimer()
     nbytes = (2 << 30) if cuda else (256 << 20)

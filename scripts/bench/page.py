@@ -1,4 +1,4 @@
-"""Tables of docs/benchmarks.md: the headline of each operator, and the rows below 1."""
+"""Tables of docs/benchmarks.md: one row an operator, and the rows with a ratio below 1."""
 
 import csv
 from collections.abc import Iterable, Sequence
@@ -7,16 +7,16 @@ from pathlib import Path
 from statistics import geometric_mean, median
 
 OURS = "ours"
-WORST = 3  # rows named in a line of the second table
+WORST = 3  # rows that `below_one` names for each operator
 
 
 @dataclass(frozen=True)
 class Result:
-    """One pass over one shape, dtype and layout, beside the best peer.
+    """Our result for one pass, shape, dtype and layout, compared with the fastest peer.
 
     Attributes:
-        fraction: share of the floor, floor time / our time.
-        speedup: the best peer's time / ours, call by call.
+        fraction: roofline bound / our time.
+        speedup: fastest peer's time / our time.
         graph_speedup: the same inside CUDA graphs, None where not measured.
     """
 
@@ -32,12 +32,12 @@ class Result:
 
     @property
     def place(self) -> str:
-        """Shape and pass."""
+        """Return shape and pass."""
         return f"{self.shape} {self.what}"
 
 
 def read_results(paths: Iterable[Path]) -> list[Result]:
-    """Read our lines, those with a peer, from files written by `report.write_csv`."""
+    """Read our rows that have a peer from files written by `report.write_csv`."""
     results = []
     for path in paths:
         with path.open(newline="") as file:
@@ -125,7 +125,7 @@ def below_one(results: Sequence[Result]) -> str:
 
 
 def write_below_one(path: Path, results: Iterable[Result]) -> None:
-    """Write every row with a ratio below 1, as a call or in a CUDA graph, as CSV."""
+    """Write the rows with a ratio below 1, eager or in a CUDA graph, as CSV."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(

@@ -9,23 +9,23 @@ from torch import Tensor
 import ops
 
 NAMES = ("lltm_cell", "lltm")
-LSTM = "nn.LSTM"  # computes something else, of the same size
+LSTM = "nn.LSTM"  # for comparison: another function of the same size
 
 
 def shapes(op: str, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Of the tensors, from (N, I, S) for a cell or (T, N, I, S) for a sequence."""
+    """Return the tensors' shapes from (N, I, S) for a cell or (T, N, I, S) for a sequence."""
     *steps, n, i, s = shape
     return [(*steps, n, i), (3 * s, s + i), (3 * s,), (n, s), (n, s)]
 
 
 def ours(op: str) -> Callable[..., Tensor]:
-    """Our operator; of its outputs h."""
+    """Return this project's operator, reduced to its output h."""
     operator = ops.lltm if op == "lltm" else ops.lltm_cell
     return lambda *tensors: operator(*tensors)[0]
 
 
 def composition(op: str) -> Callable[..., Tensor]:
-    """The same from PyTorch's own operators, a loop over the steps in Python."""
+    """Return the same function composed of PyTorch operators, a Python loop over the steps."""
 
     def cell(x: Tensor, weights: Tensor, bias: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, ...]:
         i, o, z = F.linear(torch.cat((h, x), 1), weights, bias).chunk(3, 1)
@@ -43,7 +43,7 @@ def composition(op: str) -> Callable[..., Tensor]:
 
 
 def lstm(op: str, tensors: list[Tensor]) -> tuple[Callable[..., Tensor], list[Tensor]]:
-    """An LSTM of the same size, and its tensors: input and two weights, then biases and state."""
+    """Return an LSTM of the same size and its tensors: input, two weights, two biases, h, c."""
     x, weights, _, h, c = tensors
     state = h.shape[1]
     columns = torch.cat((weights, weights[:state])), x.new_zeros(4 * state)

@@ -1,4 +1,4 @@
-"""Measurements as lines on the screen, CSV, Markdown tables and a plot."""
+"""Reports of measurements: text, CSV, Markdown tables and a plot."""
 
 import csv
 import math
@@ -32,13 +32,13 @@ NAME = "op", "shape", "dtype", "format", "what"
 
 @dataclass
 class Row:
-    """One pass over one shape, dtype and memory format, by every implementation.
+    """Times of every implementation for one pass, shape, dtype and memory format.
 
     Attributes:
         what: the pass.
-        floor_ms: the least that the device's copy and FMA rates allow.
+        floor_ms: roofline bound, see `Case.floor_ms`.
         ms: median milliseconds by implementation.
-        graph_ms: the same inside a CUDA graph, empty where it was not measured.
+        graph_ms: the same inside a CUDA graph; empty if not measured.
     """
 
     op: str
@@ -52,31 +52,31 @@ class Row:
 
     @property
     def fraction(self) -> float:
-        """The floor's share of our time: 1 is as fast as the device can."""
+        """Return roofline bound / our time; 1 is optimal."""
         return self.floor_ms / self.ms[OURS]
 
     def best_peer(self) -> tuple[str, float]:
-        """The fastest other implementation in this memory format, and its milliseconds."""
+        """Return the fastest peer in this memory format and its milliseconds."""
         peers = {name: ms for name, ms in self.ms.items() if name not in (OURS, LSTM)}
         return min(peers.items(), key=lambda item: item[1], default=("none", math.nan))
 
     @property
     def speedup(self) -> float:
-        """The best peer's time over ours."""
+        """Return fastest peer's time / our time."""
         return self.best_peer()[1] / self.ms[OURS]
 
     def best_graph_ms(self) -> float:
-        """The best peer's milliseconds inside CUDA graphs, not a number without a peer."""
+        """Return the fastest peer's milliseconds inside a CUDA graph, NaN if not measured."""
         peers = [ms for name, ms in self.graph_ms.items() if name not in (OURS, LSTM)]
         return min(peers, default=math.nan)
 
     @property
     def graph_speedup(self) -> float:
-        """The same as `speedup` inside CUDA graphs, not a number where there are none."""
+        """Return the speedup inside a CUDA graph, NaN if not measured."""
         return self.best_graph_ms() / self.graph_ms.get(OURS, math.nan)
 
     def line(self) -> str:
-        """The row as the screen shows it."""
+        """Return the row as text, below `HEADER`."""
         peer, peer_ms = self.best_peer()
         text = (
             f"{self.op:9} {self.shape:22} {self.dtype:8} {self.format} {self.what:16} "
@@ -97,13 +97,13 @@ HEADER = (
 
 
 def geometric_mean(values: Iterable[float]) -> float:
-    """Of positive numbers; not a number where there are none."""
+    """Return the geometric mean of positive numbers, ignoring NaN; NaN if there are none."""
     logs = [math.log(v) for v in values if not math.isnan(v)]
     return math.exp(sum(logs) / len(logs)) if logs else math.nan
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """Speed-ups and fractions of the floor by operator and pass."""
+    """Return speed-ups and fractions of the roofline bound by operator and pass."""
     groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
         groups[row.op, row.what].append(row)
@@ -123,7 +123,7 @@ def summary(rows: Sequence[Row]) -> str:
 
 
 def either_format(rows: Sequence[Row]) -> float:
-    """The least speed-up of our faster memory format over the peers' faster one."""
+    """Return the least speed-up if each side takes its faster memory format."""
     groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
         groups[row.shape, row.dtype].append(row)
@@ -134,7 +134,7 @@ def either_format(rows: Sequence[Row]) -> float:
 
 
 def write_csv(path: Path, rows: Iterable[Row], device: str, torch_version: str) -> None:
-    """Writes one line an implementation."""
+    """Write a line for each row and implementation."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
@@ -151,7 +151,7 @@ def write_csv(path: Path, rows: Iterable[Row], device: str, torch_version: str) 
 
 
 def read_csv(path: Path) -> tuple[list[Row], str, str]:
-    """Reads what write_csv wrote: rows, device, torch version."""
+    """Read a file of `write_csv`; return rows, device and torch version."""
     rows: dict[tuple[str, ...], Row] = {}
     device = version = ""
     with path.open(newline="") as file:
@@ -186,7 +186,7 @@ def markdown(rows: Sequence[Row], device: str) -> str:
 
 
 def plot(path: Path, rows: Sequence[Row], title: str) -> None:
-    """Draws each implementation's time over the floor, a panel a pass: left is fast."""
+    """Plot time / roofline bound of each implementation, a panel for each operator and pass."""
     import matplotlib
 
     matplotlib.use("Agg")

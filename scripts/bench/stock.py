@@ -1,4 +1,4 @@
-"""The project's networks without its operators: what one has who does not install them."""
+"""The project's networks with PyTorch's layers in place of the custom operators."""
 
 import torch
 from torch import Tensor, nn
@@ -7,23 +7,23 @@ from ops import GELU, DepthwiseConv2d, NCReLU
 
 
 class StockGELU(nn.Module):
-    """QuickGELU, as models write it without an operator of their own."""
+    """QuickGELU composed of PyTorch operators."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """See GELU."""
+        """Return input · σ(1.702 · input)."""
         return input * torch.sigmoid(1.702 * input)
 
 
 class StockNCReLU(nn.Module):
-    """NCReLU of torch's operators."""
+    """NCReLU composed of PyTorch operators."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """See NCReLU."""
+        """Return concat(max(input, 0), min(input, 0)) over the channels."""
         return torch.cat((input.clamp(min=0), input.clamp(max=0)), 1)
 
 
 def with_stock_layers(module: nn.Module) -> nn.Module:
-    """The same network with torch's layers in the place of ours; the weights are shared."""
+    """Replace the custom layers in `module` by PyTorch's, in place, with the same weights."""
     for name, child in module.named_children():
         if isinstance(child, GELU):
             setattr(module, name, StockGELU())
