@@ -1,1 +1,1 @@
-"""Hydra configuration, a package so that it is found from a wheel and from any folder."""
+"""Hydra configuration; a package, for `pkg://conf` to work in a wheel and from any folder."""

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Installs Chromium for the tests of app.draw, where apt-get and its permission are at hand;
-# without it these tests are skipped.
+# Installs Chromium for the browser tests, as root with apt-get. Without Chromium they are skipped.
 set -euo pipefail
 if command -v chromium chromium-browser google-chrome >/dev/null; then
   exit
@@ -12,4 +11,4 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     exit
   fi
 fi
-printf 'no Chromium, which only root can install by apt-get: the tests in a browser are skipped\n'
+printf 'Chromium not found, and installing it needs root and apt-get: browser tests are skipped\n'

@@ -1,12 +1,10 @@
 #!/usr/bin/env bash
-# Checks that the sources compile against the headers of other versions of PyTorch, without
-# installing them: the syntax of all C++ sources and, where there is nvcc, all CUDA kernels for one
-# architecture, without optimisation.
+# Compiles the sources against the headers of other PyTorch versions, without installing these:
+# C++ with -fsyntax-only and, if nvcc is found, CUDA with -O0 for one architecture.
 #
 #   scripts/check_headers.sh VERSION...     2.10.0
 #
-# CXX=aarch64-linux-gnu-g++ compiles the C++ sources for another processor, CUDA_ARCH=sm_75 the
-# kernels for another GPU (default: sm_90).
+# CXX=aarch64-linux-gnu-g++ cross-compiles; CUDA_ARCH=sm_75 selects another GPU (default: sm_90).
 set -euo pipefail
 if [ $# = 0 ]; then
   printf 'usage: scripts/check_headers.sh VERSION...\n' >&2
@@ -14,7 +12,7 @@ if [ $# = 0 ]; then
 fi
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" nothing
 interpreter=$(find_python)
-log=build/headers.log # of its own: the set-up may go on beside this
+log=build/headers.log # not setup.log: .ci/run runs both in parallel
 
 make_work_folder
 python_include=$("$interpreter" -c 'import sysconfig; print(sysconfig.get_path("include"))')
@@ -23,8 +21,7 @@ target=$(sed -nE 's/^TORCH_TARGET = \(([0-9]+), ([0-9]+)\).*/\1 \2/p' setup.py)
 read -r major minor <<<"$target"
 target=$(printf -- '-DTORCH_TARGET_VERSION=0x%02x%02x000000000000' "$major" "$minor")
 
-# Unpacks the headers of a version. Its wheel for Linux on aarch64 has the same ones as the others,
-# and is the smallest for Linux: 0.15 GB, not 0.9.
+# Downloads a version's headers from its aarch64 wheel: 0.15 GB, and 0.9 GB for x86-64.
 get_headers() {
   "$interpreter" -m pip download --no-deps --only-binary=:all: --platform manylinux_2_28_aarch64 \
     --python-version 3.11 --dest "$work/$1" "torch==$1"
@@ -42,7 +39,6 @@ wheel.unlink()
 END
 }
 
-# Compiles sources, one a core, and writes nothing.
 check_cpp() {
   local include=$1
   find ops -name '*.cpp' -not -path "$eager/*" -print0 |

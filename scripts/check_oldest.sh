@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the tests with the oldest versions that the lower bounds in requirements/ allow, in an
-# environment of its own. The operators come from a wheel that the newest PyTorch, .venv's, builds.
+# Runs the tests with the oldest versions of all dependencies (requirements/oldest.txt), in a
+# separate environment. The operators' wheel is built with the PyTorch in .venv.
 #
 #   scripts/check_oldest.sh [PYTEST ARGUMENTS]
 set -euo pipefail
@@ -12,8 +12,8 @@ build_wheel "$work"
 make_environment "$work/env" --constraint requirements/oldest.txt \
   "$(echo "$work"/lenet_ops-*.whl)[test]"
 
-# Away from the sources, so that `import ops` and `import app` find the wheel; without the tests that
-# compile the sources.
+# Outside the source tree `import ops` and `import app` find the wheel. The ignored tests compile
+# the sources.
 mkdir "$work/away"
 cp -r tests conf docs scripts README.md pyproject.toml "$work/away"
 if [ -d data ]; then

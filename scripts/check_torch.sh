@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Checks the operators beside other versions of PyTorch. For each: builds a wheel with that PyTorch
-# from the source distribution and runs the operators' tests with it, then with the wheel that the
-# newest PyTorch, .venv's, has built. Prints a table with a row a version.
+# Tests the operators with other PyTorch versions, and prints a table with a row for each version:
+# with a wheel built from the source distribution by that version, and with a wheel built by the
+# PyTorch in .venv, the newest.
 #
 #   scripts/check_torch.sh [--no-build] VERSION...     2.10.0 2.13.0
 #
-# --no-build: only the newest wheel. Each environment is removed when its row is done.
+# --no-build: only the wheel built by .venv.
 set -euo pipefail
 builds=yes
 if [ "${1-}" = --no-build ]; then
@@ -20,8 +20,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" tools
 
 make_work_folder
 
-# Runs the operators' tests away from the sources, so that `import ops` finds the wheel. Leaves out
-# the kernels' own loops, which are the same beside any PyTorch, and the tests that need the sources.
+# Runs the operators' tests outside the source tree, where `import ops` finds the wheel. Omits the
+# kernels' values, which no PyTorch version changes, and the tests that need the sources.
 run_tests() {
   (
     cd "$work/tests"
@@ -42,7 +42,7 @@ try_wheel() {
 
 add_row() { printf '| %s | %s | %s | %s |\n' "$@" >>"$work/table"; }
 
-# Adds a row to the table; returns whether all of it is ok.
+# Adds a row to the table; fails if a build or a test fails.
 check_version() {
   local version=$1 python="$work/$1/bin/python" built=- own=- newest=failed
   make_environment "$work/$version" "torch==$version" \

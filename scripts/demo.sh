@@ -3,7 +3,7 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
-# Shows a command as one would type it, and runs it.
+# Prints a command and runs it.
 run() {
   printf '\n$ %s\n' "$*"
   "$@"
@@ -17,17 +17,17 @@ run python -m app.export_onnx
 newest=$(ls -t outputs/*/*/model.onnx | head -n 1)
 cat <<END
 
-All of it is in ${newest%/*}:
+The run's files are in ${newest%/*}:
 
-  summary.json      what was trained, and how well     best.pt      the network
-  predictions.png   its mistakes (look at them)        model.onnx   the network for any runtime
-                                                       model.md     a report on it
+  summary.json      configuration and accuracy     best.pt      checkpoint
+  predictions.png   misclassified test images      model.onnx   exported network
+                                                   model.md     report on model.onnx
 
-To go on by hand:
+Next steps:
 
   source .venv/bin/activate
-  python -m app.draw                             draw digits on a page: answers at every stroke
-  python -m app.predict input=docs/pictures      or a picture of your own
-  python -m app.train model.conv=depthwise       another network: --help shows what can be chosen
-  tensorboard --logdir outputs                   the training curves
+  python -m app.draw                             draw digits in the browser
+  python -m app.predict input=docs/pictures      predict pictures, or a picture of your own
+  python -m app.train model.conv=depthwise       train another network (options: --help)
+  tensorboard --logdir outputs                   show the training curves
 END

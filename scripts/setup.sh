@@ -1,9 +1,9 @@
 # shellcheck shell=bash
 # Makes .venv, installs the requirements and builds the operators; skips steps that are up to date.
 #
-#   source scripts/setup.sh           what the commands need
-#   source scripts/setup.sh test      also what the tests need
-#   source scripts/setup.sh tools     what the tests need, but no built operators
+#   source scripts/setup.sh           requirements of the commands, operators
+#   source scripts/setup.sh test      requirements of the tests, operators
+#   source scripts/setup.sh tools     requirements of the tests
 #   source scripts/setup.sh nothing   only the functions below
 #
 # Changes to the project's folder and puts .venv first on PATH. PYTHON is the interpreter of a new
@@ -51,7 +51,7 @@ list_sources() {
   find ops -type f \( -name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu' \) "$@"
 }
 
-# Whether a step is up to date: is_done STEP INPUTS compares the step's stamp with its inputs.
+# Usage: is_done STEP INPUTS. Succeeds if the step's stamp equals its inputs.
 is_done() { [ -f "$venv/$1.stamp" ] && [ "$(cat "$venv/$1.stamp")" = "$2" ]; }
 
 make_venv() {
@@ -70,7 +70,7 @@ install_requirements() {
     return
   fi
   local install=(python -m pip install --disable-pip-version-check -r "$requirements")
-  if [ -t 1 ]; then # pip draws its own bars
+  if [ -t 1 ]; then # pip shows a progress bar
     printf 'Installing %s (PyTorch is a large download the first time)\n' "$requirements"
     "${install[@]}" || fail "this failed: ${install[*]}"
   else
@@ -91,8 +91,7 @@ if torch.cuda.is_available():
 END
 }
 
-# Prints the variable for setup.py that selects this machine's kernels; nothing if the user has set
-# one.
+# Prints setup.py's variable for this machine's kernels; nothing if the user has set one.
 choose_kernels() {
   if [ -n "${USE_CUDA-}${FORCE_CUDA-}${TORCH_CUDA_ARCH_LIST-}" ]; then
     return
@@ -106,7 +105,7 @@ choose_kernels() {
   fi
 }
 
-# Whether all libraries of the last build still exist.
+# Succeeds if all libraries of the last build exist.
 has_libraries() { [ -s "$venv/libraries" ] && xargs ls <"$venv/libraries" >/dev/null 2>&1; }
 
 build_operators() {
@@ -130,7 +129,8 @@ build_operators() {
   printf '%s\n' "$wanted" >"$venv/build.stamp"
 }
 
-# Makes the folder $work and removes it on exit. PyTorch takes gigabytes, and /tmp may be in memory.
+# Makes the folder $work and removes it on exit; in build/, as PyTorch takes gigabytes and /tmp may
+# be a RAM disk.
 make_work_folder() {
   mkdir -p build
   work=$(mktemp -d "$PWD/build/work.XXXXXX")
@@ -146,7 +146,7 @@ make_environment() {
     "$folder/bin/python" -m pip install --disable-pip-version-check --no-compile "$@"
 }
 
-# Usage: build_wheel FOLDER [PYTHON SOURCE]. Default: this project, with .venv's python.
+# Usage: build_wheel FOLDER [PYTHON SOURCE]. Default: this project, with the Python in .venv.
 build_wheel() {
   local kernels
   kernels=$(choose_kernels)

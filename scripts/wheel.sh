@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
-# Builds a wheel into dist/, audits it, and runs the README's examples for the operators with it, in
-# an environment that has PyTorch and NumPy alone, away from the sources.
+# Builds a wheel into dist/, audits it, and runs the README's operator examples with it, in an
+# environment that has only PyTorch and NumPy.
 #
-#   scripts/wheel.sh [torch==VERSION]     the PyTorch to run beside (default: the newest)
+#   scripts/wheel.sh [torch==VERSION]     PyTorch of that environment (default: the newest)
 #
-# The CUDA kernels are built where there is nvcc, for 8.0;9.0+PTX or what TORCH_CUDA_ARCH_LIST says.
+# With nvcc it has CUDA kernels, for TORCH_CUDA_ARCH_LIST or 8.0;9.0+PTX.
 set -euo pipefail
 beside=${1:-torch}
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" tools
 
 make_work_folder
 
-# Shared libraries that a wheel may take from its environment: PyTorch's, CUDA's and the system's.
+# Shared libraries of the environment that a wheel may link: PyTorch's, CUDA's and the system's.
 allowed='lib(torch|torch_cpu|torch_cuda|c10|c10_cuda|cudart)\.so.*'
 allowed+='|lib(stdc\+\+|gcc_s|gomp|c|m|pthread|dl|rt)\.so.*|ld-linux.*\.so.*'
 
-# The audits: only the stable part of Python's interface, and no library that nobody installs.
+# Checks that the wheel uses only Python's stable ABI and links only allowed libraries.
 audit() {
   local wheel=$1 library
   python -m abi3audit --strict --report --output "$work/abi3audit.json" "$wheel"
@@ -23,13 +23,13 @@ audit() {
   python -m zipfile -e "$wheel" "$work/unpacked"
   for library in "$work"/unpacked/ops/*.so; do
     if needed "$library" | grep -Evx "$allowed"; then
-      fail "${library##*/} needs the libraries above, which neither PyTorch nor CUDA brings"
+      fail "${library##*/} links the libraries above, which neither PyTorch nor CUDA provides"
     fi
   done
   python -m auditwheel show "$wheel"
 }
 
-# Names the shared libraries that a library is linked with.
+# Prints the shared libraries that a library links.
 needed() {
   python - "$1" <<'END'
 import sys
