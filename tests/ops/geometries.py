@@ -1,11 +1,11 @@
-"""What the tests that draw geometries by Hypothesis share."""
+"""Hypothesis settings and strategies for random geometries."""
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 
 def drawn(examples: int) -> settings:
-    """So many geometries, the same in every run."""
+    """Return settings for a number of geometries, the same in every run."""
     return settings(
         max_examples=examples,
         deadline=None,

@@ -1,4 +1,4 @@
-"""What the tests need to know of an operator: an entry of the table, a file in entries/."""
+"""The classes of the operator table in entries/."""
 
 import re
 from collections.abc import Callable
@@ -8,18 +8,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-raw = torch.ops.lenet_ops  # the operators without the checks of their Python functions
+raw = torch.ops.lenet_ops  # without the argument checks of the Python functions
 Shape = tuple[int, ...]
 
 
 def pairs(*values: int | tuple[int, int]) -> list[tuple[int, int]]:
-    """Returns arguments that are an int or a pair as (vertical, horizontal)."""
+    """Return each int or pair as (vertical, horizontal)."""
     return [v if isinstance(v, tuple) else (v, v) for v in values]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One call: the shapes of its tensors (None: that one is left out) and its other arguments."""
+    """A call: the shapes of its tensors (None: no tensor) and its other arguments."""
 
     shapes: tuple[Shape | None, ...]
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -31,10 +31,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Wrong:
-    """A call that must raise, and what its message must say beside the operator's name.
-
-    The parts of `says`, separated by an ellipsis, appear in this order.
-    """
+    """A call that must raise; its message has the parts of `says`, split at ` … `, in order."""
 
     call: Callable[[], object]
     raises: type[Exception]
@@ -50,48 +47,49 @@ class Wrong:
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator of one or several outputs.
+    """An operator and its module.
 
-    Its tensors are its leading arguments, and all of them are differentiable. The module takes the
-    first one, and a recurrent layer's state as a tuple; the others are its parameters, or `applies`
-    says what it does instead.
+    The tensors are the leading arguments, and all are differentiable. The module's input is the
+    first tensor (and the state of a recurrent layer, as a tuple); the other tensors are its
+    parameters. A module of another kind has a `module_reference`.
     """
 
-    name: str  # in torch.ops.lenet_ops, beside <name>_backward
+    name: str  # in torch.ops.lenet_ops, with <name>_backward
     function: Callable[..., Any]
-    reference: Callable[..., Any]  # the same in plain torch, differentiable twice
-    cases: tuple[Case, ...]  # small (gradcheck walks every element); the first is the typical one
-    resized: tuple[Shape | None, ...]  # other shapes for the typical case, for dynamic shapes
+    reference: Callable[..., Any]  # in PyTorch operators, twice differentiable
+    cases: tuple[Case, ...]  # small, for gradcheck; other tests use only the first
+    resized: tuple[Shape | None, ...]  # other shapes for the first case: dynamic shapes
     empty: tuple[Case, ...]
     bulk: Case  # large enough for several threads and several CUDA blocks
     huge: Case  # first tensor > 2^31 elements
-    autocast: Literal["input", "region", "float32"]  # the dtype it runs in; the last on CUDA only
-    module: Callable[..., nn.Module]  # takes device and dtype; fits the typical first tensor
+    # Dtype of the computation: the input's, the region's, or float32 (on CUDA only).
+    autocast: Literal["input", "region", "float32"]
+    module: Callable[..., nn.Module]  # takes device and dtype; fits the first case
     wrong: tuple[Wrong, ...]
-    # For backward; "own" is a tensor that nobody else sees.
+    # Tensors saved for backward; "own" is one that only backward uses.
     saves: Literal["input", "output", "both", "own", "nothing"] = "input"
-    recorded: str | None = None  # what autograd runs in its place, beside <recorded>_backward
-    # On CUDA, which tensor's gradient may be NaN where another one is not finite.
+    recorded: str | None = None  # operator under autograd, with <recorded>_backward
+    # Index of a tensor whose CUDA gradient may be NaN if another tensor is not finite.
     nan_gradient: int | None = None
-    roundings: int = 1  # to its dtype, of what reaches a result one after the other
-    largest: float = 1e300  # what it, and the float64 reference, hold without overflow inside
-    products: bool = False  # made of PyTorch's matrix products, whose bits the threads' number sets
-    samples: int = 0  # their dimension in the first tensor; 0 in those of fewer dimensions
-    state: int = 0  # how many of its tensors, the last ones, networks compute: they have samples
-    applies: Callable[[Any, Tensor], Any] | None = None  # the module's output, from its parts
-    peer: Callable[[], nn.Module] | None = None  # the module in torch.nn with the same parameters
+    roundings: int = 1  # successive roundings to the dtype on the way to a result
+    largest: float = 1e300  # largest input without overflow in operator and reference
+    uses_matmul: bool = False  # PyTorch's products are not bitwise equal across thread counts
+    batch_dim: int = 0  # of the first tensor; tensors of lower rank have it first
+    state: int = 0  # number of state tensors, the last ones
+    module_reference: Callable[[Any, Tensor], Any] | None = None
+    peer: Callable[[], nn.Module] | None = None  # torch.nn module with the same parameters
 
     def __str__(self) -> str:
         return self.name
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All of it in torch.ops.lenet_ops."""
+        """Return the operators in torch.ops.lenet_ops."""
         forward = [self.name, *([self.recorded] if self.recorded else [])]
         return tuple(f"{name}{end}" for name in forward for end in ("", "_backward"))
 
 
-# What every elementwise operator is tried on.
+# Cases for elementwise operators.
 ELEMENTWISE: dict[str, Any] = {
     "cases": (
         Case(((2, 3, 5, 4),)),

@@ -1,4 +1,4 @@
-"""The operators under test, a file each in entries/: the tests here run over this table."""
+"""The operator table, a file for each operator in entries/, and its parametrisations."""
 
 from importlib import import_module
 from pkgutil import iter_modules

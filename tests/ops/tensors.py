@@ -1,4 +1,4 @@
-"""Tensors in every layout, how close results must be, and what an operator was seen to call."""
+"""Input tensors in every layout, tolerances, and a recorder of operator calls."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def lay_out(values: Tensor, layout: str) -> Tensor:
-    """Returns `values` in another layout (only `expanded` changes them, to repetitions)."""
+    """Return `values` in another layout; `expanded` repeats the first one."""
     if layout == "channels_last" and values.dim() in CHANNELS_LAST:
         return values.contiguous(memory_format=CHANNELS_LAST[values.dim()])
     if layout == "transposed" and values.dim() >= 2:
@@ -34,10 +34,10 @@ def lay_out(values: Tensor, layout: str) -> Tensor:
         return first.expand(values.shape)
     if layout == "sliced" and values.dim() >= 1:
         shape = [*(n + 2 for n in values.shape[:-1]), 2 * values.shape[-1] + 3]
-        around = values.new_full(shape, torch.nan)  # what lies between must not be read
+        around = values.new_full(shape, torch.nan)  # a read of the gaps gives NaN
         view = around[(*(slice(1, n + 1) for n in values.shape[:-1]), slice(1, -2, 2))]
         return view.copy_(values)
-    if layout == "surrounded":  # aligned and contiguous, but what lies beside it must not be read
+    if layout == "surrounded":  # aligned and contiguous; an out-of-bounds read gives NaN
         around = values.new_full((values.numel() + 128,), torch.nan)
         return around[64:-64].view(values.shape).copy_(values)
     if layout == "misaligned":
@@ -49,7 +49,7 @@ def lay_out(values: Tensor, layout: str) -> Tensor:
 def random(
     shape: Shape, dtype: torch.dtype, device: str, layout: str = "contiguous", seed: int = 0
 ) -> Tensor:
-    """Draws a tensor that is the same on every device."""
+    """Draw a tensor with the same values on every device."""
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(shape, dtype=torch.float64, generator=generator)
     return lay_out(values.to(device, dtype), layout)
@@ -62,7 +62,7 @@ def inputs(
     layout: str = "contiguous",
     requires_grad: bool = False,
 ) -> list[Tensor | None]:
-    """Draws the tensors that a case asks for."""
+    """Draw the tensors of a case."""
     return [
         None
         if shape is None
@@ -72,30 +72,30 @@ def inputs(
 
 
 def as_tuple(output: Any) -> tuple[Tensor, ...]:
-    """Returns the outputs of an operator that has one or several, of a module also nested ones."""
+    """Return one output, several or nested ones as a flat tuple."""
     return tuple(tree_leaves(output))
 
 
 def total(output: Any) -> Tensor:
-    """Returns the sum of all outputs' elements."""
+    """Return the sum over all elements of all outputs."""
     return sum(y.sum() for y in as_tuple(output))
 
 
 def gradients(
     outputs: Any, tensors: Sequence[Tensor | None], grad_outputs: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Returns the gradient of every tensor that there is."""
+    """Return the gradients of the tensors that are not None."""
     return list(torch.autograd.grad(as_tuple(outputs), present(tensors), grad_outputs))
 
 
 def split(op: Operator, tensors: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Returns what a network passes to the operator, and the parameters that it holds."""
+    """Return the activations (first tensor, state) and the parameters of a layer."""
     end = len(tensors) - op.state
     return [tensors[0], *tensors[end:]], list(tensors[1:end])
 
 
 def join(data: Sequence[Any], parameters: Sequence[Any]) -> list[Any]:
-    """Undoes :func:`split`."""
+    """Return the tensors in the operator's order: the inverse of `split`."""
     return [data[0], *parameters, *data[1:]]
 
 
@@ -104,7 +104,7 @@ def present(tensors: Iterable[Tensor | None]) -> list[Tensor]:
 
 
 def double(tensors: Iterable[Tensor | None]) -> list[Tensor | None]:
-    """Returns the same values in float64, detached, for the reference."""
+    """Return detached float64 copies, the reference's inputs."""
     return [
         None if x is None else x.detach().double().contiguous().requires_grad_(x.requires_grad)
         for x in tensors
@@ -114,15 +114,15 @@ def double(tensors: Iterable[Tensor | None]) -> list[Tensor | None]:
 def assert_accurate(
     actual: Tensor, expected: Tensor, dtype: torch.dtype, terms: float = 1, roundings: int = 1
 ) -> None:
-    """Checks a result in `dtype` against the float64 reference on the same inputs.
+    """Compare a result with the float64 reference.
 
-    Allowed are so many roundings to `dtype`, after an accumulation of `terms` terms in at least
-    float32 that may lose a few units in the last place of the largest sum.
+    The tolerance is the error of `roundings` successive roundings to `dtype`, plus that of a sum of
+    `terms` terms accumulated in at least float32.
     """
     assert actual.dtype == dtype
     accumulated = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
     rounding = 0.5 * roundings * torch.finfo(dtype).eps if dtype.itemsize < 4 else 0.0
-    before = rounding - rounding / roundings  # of terms that may cancel
+    before = rounding - rounding / roundings  # all but the last one: their terms may cancel
     finite = expected[expected.isfinite()].abs()
     scale = max(1.0, finite.max().item() if finite.numel() else 0.0)
     torch.testing.assert_close(
@@ -135,7 +135,7 @@ def assert_accurate(
 
 
 class Call(NamedTuple):
-    """A call of one of our operators below autograd."""
+    """A call of a `lenet_ops` operator below autograd."""
 
     op: torch._ops.OpOverload
     args: tuple[Any, ...]
@@ -143,7 +143,7 @@ class Call(NamedTuple):
 
 
 class Recorder(TorchDispatchMode):
-    """Records the calls that reach our kernels while it is entered."""
+    """Record the calls of `lenet_ops` operators below autograd."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ class Recorder(TorchDispatchMode):
 
 
 def record(op: Operator, case: Case, *tensors: Tensor | None) -> list[Call]:
-    """Runs an operator forward and, where a gradient is asked for, backward."""
+    """Run an operator, and backward if a tensor requires gradients; return the recorded calls."""
     with Recorder() as recorder:
         outputs = total(op.function(*tensors, **case.kwargs))
         if outputs.requires_grad:

@@ -1,4 +1,4 @@
-"""Autocast treats our operators as it treats their built-in peers."""
+"""Dtypes of outputs and gradients in autocast regions."""
 
 import pytest
 import torch
@@ -13,7 +13,6 @@ each_region = pytest.mark.parametrize("region", [torch.bfloat16, torch.float16],
 @each_region
 @each_operator
 def test_autocast(op, region, device):
-    """Output in the dtype that the operator runs in; gradients in the dtype of their tensors."""
     tensors = inputs(op.cases[0], torch.float32, device, requires_grad=True)
     with torch.autocast(device, dtype=region):
         actual = as_tuple(op.function(*tensors, **op.cases[0].kwargs))
@@ -28,8 +27,7 @@ def test_autocast(op, region, device):
 
 @each_device
 @each_operator
-def test_autocast_mixed(op, device):
-    """What a model meets: activations in the region's dtype beside float32 parameters."""
+def test_autocast_of_low_precision_input_and_float32_parameters(op, device):
     first, *rest = inputs(op.cases[0], torch.float32, device)
     with torch.autocast(device, dtype=torch.bfloat16):
         for y in as_tuple(op.function(first.bfloat16(), *rest, **op.cases[0].kwargs)):

@@ -1,4 +1,4 @@
-"""Gradients of gradients, and that nothing is computed that nobody asked for."""
+"""First and second derivatives, saved tensors, and autograd's other features."""
 
 import itertools
 from pathlib import Path
@@ -19,10 +19,10 @@ each_saving = pytest.mark.parametrize(
 
 
 def call_present(op, case, tensors):
-    """Returns the operator as a function of the tensors that are there, and those."""
+    """Return the operator as a function of the tensors that are not None, and these tensors."""
 
-    def function(*there):
-        rest = iter(there)
+    def function(*given):
+        rest = iter(given)
         return op.function(*(None if x is None else next(rest) for x in tensors), **case.kwargs)
 
     return function, present(tensors)
@@ -31,9 +31,8 @@ def call_present(op, case, tensors):
 @each_case
 @pytest.mark.parametrize("check", [gradcheck, gradgradcheck])
 def test_gradients_against_finite_differences(op, case, check):
-    """In reverse and in forward mode."""
     function, tensors = call_present(op, case, inputs(case, requires_grad=True))
-    small = sum(x.numel() for x in tensors) <= 40  # for the others one projection of the Jacobian
+    small = sum(x.numel() for x in tensors) <= 40  # else fast mode: one projection of the Jacobian
     forward = "check_forward_ad" if check is gradcheck else "check_fwd_over_rev"
     settings = {"fast_mode": not small, "check_batched_grad": small, forward: True}
     assert check(function, tensors, **settings)
@@ -47,7 +46,7 @@ def test_gradients_against_finite_differences(op, case, check):
         for needed in itertools.product((False, True), repeat=len(op.cases[0].shapes))
     ],
 )
-def test_computes_only_what_is_asked(op, needed):
+def test_computes_only_required_gradients(op, needed):
     tensors = inputs(op.cases[0], torch.float32)
     for x, requires_grad in zip(tensors, needed, strict=True):
         x.requires_grad_(requires_grad)
@@ -63,7 +62,7 @@ def test_computes_only_what_is_asked(op, needed):
     "op", [op for op in OPERATORS if op.saves in ("input", "output", "both")], ids=str
 )
 def test_saves_what_backward_needs(op):
-    """Changing a saved tensor in place is noticed instead of giving a wrong gradient."""
+    """Expect an error after an in-place change of a saved tensor, and only then."""
     tensors = inputs(op.cases[0], requires_grad=True)
     leaf = tensors[0] * 1
     outputs = as_tuple(op.function(leaf, *tensors[1:], **op.cases[0].kwargs))
@@ -73,7 +72,7 @@ def test_saves_what_backward_needs(op):
         (saved if op.saves in (name, "both") else others).append(x)
     with torch.no_grad():
         for x in others:
-            x.add_(1)  # is not needed, and may change
+            x.add_(1)
     loss.backward(retain_graph=True)
     with torch.no_grad():
         saved[0].add_(1)
@@ -82,7 +81,7 @@ def test_saves_what_backward_needs(op):
 
 
 def tangent_of_gradient(function, tensors, directions):
-    """The product of the Hessian and `directions`: forward mode over reverse mode."""
+    """Return the Hessian-vector products, by forward over reverse mode."""
     with forward_ad.dual_level():
         duals = [forward_ad.make_dual(x, v) for x, v in zip(tensors, directions, strict=True)]
         outputs = as_tuple(function(*duals))
@@ -103,7 +102,6 @@ def test_forward_over_reverse_without_create_graph(op):
 
 @each_operator
 def test_checkpointing(op):
-    """What was saved may be computed anew, and recorded, when the gradient asks for it."""
     function, tensors = call_present(op, op.cases[0], inputs(op.cases[0], requires_grad=True))
     expected = torch.autograd.grad(total(function(*tensors)), tensors)
     again = checkpoint(lambda *xs: function(*(x * 1 for x in xs)), *tensors, use_reentrant=False)
@@ -111,7 +109,7 @@ def test_checkpointing(op):
 
 
 @each_saving
-def test_frees_what_it_saved(op):
+def test_backward_frees_saved_tensors(op):
     tensors = inputs(op.cases[0], requires_grad=True)
     output = total(op.function(*tensors, **op.cases[0].kwargs))
     output.backward()
@@ -120,8 +118,7 @@ def test_frees_what_it_saved(op):
 
 
 @each_operator
-def test_records_without_python(op):
-    """As built-in operators are."""
+def test_autograd_node_is_cpp(op):
     if not list(Path(ops.__file__).parent.glob(f"{library.EAGER}.*")):
         pytest.skip("the eager library was not built for this PyTorch")
     tensors = inputs(op.cases[0], requires_grad=True)
@@ -131,7 +128,6 @@ def test_records_without_python(op):
 
 @each_operator
 def test_saved_tensors_hooks(op):
-    """What is saved can be kept elsewhere meanwhile."""
     function, tensors = call_present(op, op.cases[0], inputs(op.cases[0], requires_grad=True))
     expected = torch.autograd.grad(total(function(*tensors)), tensors)
     packed = []
@@ -144,7 +140,6 @@ def test_saved_tensors_hooks(op):
 
 @each_operator
 def test_compiled_autograd(op):
-    """The backward pass of a graph that was recorded operator by operator, as one graph."""
     function, tensors = call_present(op, op.cases[0], inputs(op.cases[0], requires_grad=True))
     total(function(*tensors)).backward()
     expected = [x.grad for x in tensors]

@@ -19,7 +19,7 @@ from tests.ops.tensors import (
 
 
 def all_calls(op, case, tensors):
-    """Those of a training and, where autograd runs another operator, those of torch.func."""
+    """Return the calls of forward and backward; also torch.func's if autograd runs `recorded`."""
     calls = record(op, case, *tensors)
     if op.recorded:
         with Recorder() as recorder:
@@ -37,7 +37,6 @@ def all_calls(op, case, tensors):
 )
 @each_operator
 def test_opcheck(op, layout, device):
-    """PyTorch's own checks of schema, fakes and gradients, on the calls that a training makes."""
     if layout == "channels_last" and not any(len(s) in CHANNELS_LAST for s in op.cases[0].shapes):
         pytest.skip("has no images")
     tensors = inputs(op.cases[0], torch.float32, device, layout, requires_grad=True)
@@ -45,7 +44,7 @@ def test_opcheck(op, layout, device):
     assert {call.op._opname for call in calls} == set(op.names)
     for call in calls:
         forward = not call.op._opname.endswith("_backward")
-        traced = forward or layout == "contiguous"  # second derivatives once: they take long
+        traced = forward or layout == "contiguous"  # second derivatives in one layout: slow
         args = [
             x.detach().requires_grad_(traced and x.is_floating_point())
             if isinstance(x, torch.Tensor)
@@ -58,8 +57,7 @@ def test_opcheck(op, layout, device):
 @each_device
 @pytest.mark.parametrize("layout", LAYOUTS)
 @each_case
-def test_fake_output_is_laid_out_as_the_real_one(op, case, layout, device):
-    """Also where opcheck's few samples do not reach: every call, its backward and its strides."""
+def test_fake_output_has_real_strides(op, case, layout, device):
     tensors = inputs(case, torch.float16, device, layout, requires_grad=True)
     for call in all_calls(op, case, tensors):
         with torch._subclasses.FakeTensorMode() as mode:
@@ -80,8 +78,8 @@ def test_table_covers_every_operator():
     assert registered == {name for op in OPERATORS for name in op.names}
 
 
-def surrounded(op, kwargs):
-    """Returns a function that the compiler can fuse with: arithmetic around the operator."""
+def with_arithmetic(op, kwargs):
+    """Return a function with elementwise operators before and after `op`, for fusion."""
 
     def function(*tensors):
         output = op.function(*(None if x is None else x * 1.5 for x in tensors), **kwargs)
@@ -102,8 +100,7 @@ def check_compiled(compiled, function, tensors):
 @each_device
 @each_case
 def test_compile(op, case, device):
-    """Forward and backward in one graph each."""
-    function = surrounded(op, case.kwargs)
+    function = with_arithmetic(op, case.kwargs)
     torch._dynamo.reset()
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
     check_compiled(compiled, function, inputs(case, torch.float32, device, requires_grad=True))
@@ -112,9 +109,8 @@ def test_compile(op, case, device):
 @each_device
 @each_operator
 def test_compile_dynamic_shapes(op, device):
-    """One compilation serves every size."""
     case, other = op.cases[0], Case(op.resized, op.cases[0].kwargs)
-    function = surrounded(op, case.kwargs)
+    function = with_arithmetic(op, case.kwargs)
     torch._dynamo.reset()
     compiled = torch.compile(function, fullgraph=True, dynamic=True, backend="aot_eager")
     check_compiled(compiled, function, inputs(case, torch.float32, device, requires_grad=True))
@@ -125,10 +121,9 @@ def test_compile_dynamic_shapes(op, device):
 @each_device
 @each_operator
 def test_compile_with_inductor(op, device):
-    """The default compiler: it relies on the strides that the fakes promise."""
     if " " in torch.__file__:
         pytest.skip("Inductor cannot link with a torch whose path holds a space")
-    function = surrounded(op, op.cases[0].kwargs)
+    function = with_arithmetic(op, op.cases[0].kwargs)
     tensors = inputs(op.cases[0], torch.float32, device, "channels_last", requires_grad=True)
     torch._dynamo.reset()
     check_compiled(torch.compile(function, fullgraph=True), function, tensors)
@@ -147,7 +142,6 @@ class Wrapped(torch.nn.Module):
 @each_device
 @each_operator
 def test_export(op, device):
-    """The exported program holds our operator and takes the sizes that were declared dynamic."""
     case = op.cases[0]
     tensors, others = inputs(case, torch.float32, device), inputs(Case(op.resized), device=device)
     auto = torch.export.Dim.AUTO

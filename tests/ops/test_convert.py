@@ -1,4 +1,4 @@
-"""convert_depthwise: other people's models with our layer, and nothing else changed."""
+"""convert_depthwise: torchvision's models, single layers, and all attributes of a layer."""
 
 import copy
 import pickle
@@ -21,21 +21,21 @@ NETWORKS = {
     "convnext_tiny": 18,
 }
 each_network = pytest.mark.parametrize(("name", "count"), NETWORKS.items())
-SIDE = 32  # of the images
+SIDE = 32  # height and width of the images
 
 
-def network(name, **how):
+def network(name):
     models = pytest.importorskip("torchvision.models")
     torch.manual_seed(0)
-    model = getattr(models, name)(weights=None, num_classes=5, **how).eval()
-    for parameter in model.parameters():  # ConvNeXt scales its blocks by 1e-6
+    model = getattr(models, name)(weights=None, num_classes=5).eval()
+    for parameter in model.parameters():  # ConvNeXt's initial layer scale of 1e-6 hides the blocks
         if parameter.dim() == 3:
             nn.init.normal_(parameter)
     return model
 
 
 @each_network
-def test_networks_compute_the_same(name, count):
+def test_networks_have_equal_outputs_and_gradients(name, count):
     before = network(name).double()
     after = copy.deepcopy(before)
     assert convert_depthwise(after) == count
@@ -60,7 +60,7 @@ def test_networks_compute_the_same(name, count):
 
 
 def step_time(model, x):
-    """Processor time of forward and backward, which run on the calling thread."""
+    """Return the processor time of forward and backward, with one thread."""
     start = time.thread_time()
     model(x).square().mean().backward()
     return time.thread_time() - start
@@ -69,7 +69,6 @@ def step_time(model, x):
 @each_network
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_networks_are_not_slower(name, count, memory_format):
-    """In turns, the fastest of each: the margin is for noise, converted networks are faster."""
     before = network(name).to(memory_format=memory_format).train()
     after = copy.deepcopy(before)
     convert_depthwise(after)
@@ -81,11 +80,11 @@ def test_networks_are_not_slower(name, count, memory_format):
     finally:
         torch.set_num_threads(threads)
     theirs, ours = (min(column) for column in zip(*times, strict=True))
-    assert ours < 1.1 * theirs
+    assert ours < 1.1 * theirs  # margin for noise
 
 
 def some(quick, *values):
-    """The values, all but the quick ones for --exhaustive."""
+    """Return `values` as parameters; those not in `quick` only run with --exhaustive."""
     return [
         pytest.param(*value, marks=[] if value in quick else pytest.mark.exhaustive)
         for value in values
@@ -93,7 +92,7 @@ def some(quick, *values):
 
 
 @pytest.mark.parametrize("name", some([("convnext_tiny",)], *((name,) for name in NETWORKS)))
-def test_networks_compile_without_a_break(name):
+def test_networks_compile_to_one_graph(name):
     model = network(name)
     convert_depthwise(model)
     x = torch.randn(1, 3, SIDE, SIDE)
@@ -104,7 +103,7 @@ def test_networks_compile_without_a_break(name):
 @pytest.mark.parametrize(
     ("name", "exporter"),
     some(
-        [("mobilenet_v3_small", "symbolic")],  # through dynamo see test_export.py
+        [("mobilenet_v3_small", "symbolic")],  # test_export.py covers dynamo
         *((name, exporter) for name in NETWORKS for exporter in ("symbolic", "dynamo")),
     ),
 )
@@ -135,7 +134,7 @@ def test_networks_export(name, exporter):
         partial(nn.Conv2d, 4, 4, 3, groups=4, padding="valid"),
         partial(nn.Conv2d, 4, 4, (3, 5), groups=4, padding="same", dilation=(2, 1)),
         partial(nn.Conv2d, 4, 4, (2, 4), groups=4, padding="same", dilation=2),
-        partial(nn.Conv2d, 4, 4, 3, groups=4, padding_mode="reflect"),  # of nothing
+        partial(nn.Conv2d, 4, 4, 3, groups=4, padding_mode="reflect"),  # with padding=0
         lambda: nn.utils.weight_norm(nn.Conv2d(4, 4, 3, groups=4)),
     ],
 )
@@ -156,7 +155,7 @@ def test_layers_are_converted(make):
     ours = torch.autograd.grad(result, [x, *after.parameters()], seed)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
     assert repr(after[0]).startswith("DepthwiseConv2d(4, kernel_size=")
-    if after[0].weight.is_leaf:  # not weight_norm's
+    if after[0].weight.is_leaf:  # weight_norm's weight cannot be copied
         for again in (copy.deepcopy(after), pickle.loads(pickle.dumps(after))):
             torch.testing.assert_close(again(x), result)
 
@@ -188,7 +187,7 @@ def replaced_forward():
         replaced_forward,
     ],
 )
-def test_other_layers_are_left_alone(make):
+def test_other_layers_are_not_converted(make):
     conv = make()
     model = nn.Sequential(conv)
     assert convert_depthwise(model) == 0
@@ -196,7 +195,7 @@ def test_other_layers_are_left_alone(make):
 
 
 @each_device
-def test_everything_about_a_layer_is_kept(device):
+def test_conversion_keeps_parameters_attributes_and_hooks(device):
     conv = nn.Conv2d(4, 4, 3, groups=4, device=device, dtype=torch.float64)
     conv.weight.requires_grad_(False)
     conv.register_buffer("scale", torch.ones(1))
@@ -229,7 +228,7 @@ def test_everything_about_a_layer_is_kept(device):
     assert conv.bias.grad is not None
 
 
-def test_an_optimizer_goes_on():
+def test_optimizer_updates_converted_layers():
     model = nn.Sequential(nn.Conv2d(4, 4, 3, groups=4))
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     convert_depthwise(model)

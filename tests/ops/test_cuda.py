@@ -1,4 +1,4 @@
-"""What only a GPU can get wrong: streams, devices, graphs, more elements than 32 bits can count."""
+"""CUDA streams, devices and graphs, and tensors of more than 2³¹ elements."""
 
 import pytest
 import torch
@@ -20,24 +20,27 @@ from tests.ops.tensors import (
 pytestmark = pytest.mark.cuda
 
 
-def run(op, case, tensors, grads):
-    """Returns outputs and gradients."""
-    outputs = as_tuple(op.function(*tensors, **case.kwargs))
+def run(op, tensors, grads):
+    """Return outputs and gradients of the first case."""
+    outputs = as_tuple(op.function(*tensors, **op.cases[0].kwargs))
     return [*outputs, *gradients(outputs, tensors, grads)]
 
 
 def prepare(op, device="cuda"):
-    """Returns the typical inputs, gradients for their outputs, and the results to expect."""
+    """Return the first case's tensors, gradients of its outputs, and the results of `run`."""
     tensors = inputs(op.cases[0], torch.float32, device, requires_grad=True)
     outputs = as_tuple(op.function(*tensors, **op.cases[0].kwargs))
     grads = [random(y.shape, y.dtype, device, seed=9) for y in outputs]
-    return tensors, grads, run(op, op.cases[0], tensors, grads)
+    return tensors, grads, run(op, tensors, grads)
 
 
-@each_operator
-def test_runs_on_the_current_stream(op):
-    """The input arrives on a side stream, late: kernels on any other stream would miss it."""
-    tensors, grads, expected = prepare(op)
+def assert_same_bits(actual, expected):
+    for a, e in zip(actual, expected, strict=True):
+        assert torch.equal(a.to(e.device), e)
+
+
+def run_on_side_stream(function, tensors):
+    """Run `function` on a stream that writes its inputs late: other streams would read NaN."""
     late = [torch.full_like(x, torch.nan).requires_grad_() for x in tensors]
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
@@ -46,28 +49,50 @@ def test_runs_on_the_current_stream(op):
         with torch.no_grad():
             for x, value in zip(late, tensors, strict=True):
                 x.copy_(value)
-        actual = run(op, op.cases[0], late, grads)
+        results = function(late)
     stream.synchronize()
-    for a, e in zip(actual, expected, strict=True):
-        assert torch.equal(a, e)
+    return results
+
+
+def run_in_graph(function, tensors):
+    """Capture `function` with zeros, replay it with `tensors`, and return the results."""
+    static = [torch.zeros_like(x).requires_grad_() for x in tensors]
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):  # allocations and lazy loading happen before the capture
+        for _ in range(2):
+            function(static)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = function(static)
+    with torch.no_grad():
+        for x, value in zip(static, tensors, strict=True):
+            x.copy_(value)
+    graph.replay()
+    torch.cuda.synchronize()
+    return results
 
 
 @each_operator
-def test_other_device(op):
-    """The tensors' device counts, not the current one, and that one stays."""
+def test_runs_on_the_current_stream(op):
+    tensors, grads, expected = prepare(op)
+    assert_same_bits(run_on_side_stream(lambda late: run(op, late, grads), tensors), expected)
+
+
+@each_operator
+def test_runs_on_the_device_of_its_tensors(op):
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     _, _, expected = prepare(op)
     torch.cuda.set_device(0)
     _, _, actual = prepare(op, "cuda:1")
     assert torch.cuda.current_device() == 0
-    for a, e in zip(actual, expected, strict=True):
-        assert a.get_device() == 1
-        assert torch.equal(a.to("cuda:0"), e)
+    assert {a.get_device() for a in actual} == {1}
+    assert_same_bits(actual, expected)
 
 
 @each_operator
-def test_tensors_on_different_devices(op):
+def test_tensors_on_different_devices_raise(op):
     tensors = inputs(op.cases[0], torch.float32, "cuda", requires_grad=True)
     for call in record(op, op.cases[0], *tensors):
         positions = [i for i, x in enumerate(call.args) if isinstance(x, torch.Tensor)]
@@ -79,33 +104,16 @@ def test_tensors_on_different_devices(op):
 
 @each_operator
 def test_cuda_graph(op):
-    """Captured once, forward and backward, replayed on other values."""
     tensors, grads, expected = prepare(op)
-    static = [torch.zeros_like(x).requires_grad_() for x in tensors]
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):  # allocations and lazy loading happen before the capture
-        for _ in range(2):
-            run(op, op.cases[0], static, grads)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        actual = run(op, op.cases[0], static, grads)
-    with torch.no_grad():
-        for x, value in zip(static, tensors, strict=True):
-            x.copy_(value)
-    graph.replay()
-    torch.cuda.synchronize()
-    for a, e in zip(actual, expected, strict=True):
-        assert torch.equal(a, e)
+    assert_same_bits(run_in_graph(lambda static: run(op, static, grads), tensors), expected)
 
 
 @each_operator
-def test_does_not_wait_for_the_gpu(op):
-    """No hidden synchronisation: the host runs ahead."""
+def test_does_not_synchronize(op):
     tensors, grads, _ = prepare(op)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        run(op, op.cases[0], tensors, grads)
+        run(op, tensors, grads)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -131,12 +139,12 @@ each_huge = pytest.mark.parametrize(
 
 
 def last_sample(op, x, first):
-    """A view of the last sample of a tensor, beside the first one."""
-    return x.narrow(op.samples if x.dim() == first.dim() else 0, -1, 1)
+    """Return a view of the last sample of `x`, where `first` is the operator's first tensor."""
+    return x.narrow(op.batch_dim if x.dim() == first.dim() else 0, -1, 1)
 
 
 def huge_tensors(op, layout):
-    """Returns what has samples, the first of it in `layout`, and the parameters."""
+    """Return activations, the first in `layout`, and parameters."""
     torch.manual_seed(0)
     first, *rest = (
         torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_()
@@ -153,7 +161,7 @@ def call(op, data, parameters):
 @pytest.mark.usefixtures("big_memory")
 @each_huge
 def test_more_elements_than_32_bits_count(op, layout):
-    """The last sample of a huge batch comes out as it does alone."""
+    """Compare the last sample of a huge batch with the same sample in a batch of one."""
     data, parameters = huge_tensors(op, layout)
     alone = [last_sample(op, x, data[0]).clone().requires_grad_() for x in data]
     outputs = call(op, [x.requires_grad_() for x in data], parameters)
@@ -170,7 +178,7 @@ def test_more_elements_than_32_bits_count(op, layout):
 @pytest.mark.usefixtures("big_memory")
 @each_huge
 def test_parameters_of_more_elements_than_32_bits_count(op, layout):
-    """Samples whose gradient is zero leave the parameters' gradients alone."""
+    """Compare with the last sample's gradients; grad_output is zero for the others."""
     data, parameters = huge_tensors(op, layout)
     wanted = [x.requires_grad_() for x in present(parameters)]
     if not wanted:
@@ -182,13 +190,12 @@ def test_parameters_of_more_elements_than_32_bits_count(op, layout):
     actual = torch.autograd.grad(outputs, wanted, grads)
     alone = call(op, [last_sample(op, x, data[0]) for x in data], parameters)
     expected = torch.autograd.grad(alone, wanted, [last_sample(op, g, data[0]) for g in grads])
-    # 2^24 random terms sum up to about 2^12
+    # The sum of 2^24 random terms is about 2^12.
     torch.testing.assert_close(actual, expected, rtol=0.02, atol=1.0)
 
 
-# A case of depthwise convolution that all passes compute by one kernel family. Between them they
-# use bulk copies, matrix units and blocks with more than 48 KB of shared memory.
-# Image, kernel, stride, padding, dilation, dtype, layout.
+# A depthwise convolution for each kernel family, which computes all passes: input shape, kernel,
+# stride, padding, dilation, dtype, layout.
 FAMILIES = {
     "direct_l1": ((2, 8, 14, 14), 3, 1, 1, 1, torch.float32, "contiguous"),
     "direct_l1_runtime": ((4, 24, 41, 40), 3, 3, 4, 4, torch.float16, "channels_last"),
@@ -202,7 +209,7 @@ each_family = pytest.mark.parametrize("family", FAMILIES)
 
 
 def depthwise_case(family, device="cuda"):
-    """Return input and weight, the geometry, and a gradient for the output."""
+    """Return input, weight and bias, the geometry, and the gradient of the output."""
     image, kernel, *geometry, dtype, layout = FAMILIES[family]
     tensors = [
         random(image, dtype, device, layout, seed=1).requires_grad_(),
@@ -219,15 +226,10 @@ def run_depthwise(tensors, geometry, grad):
     return [output, *torch.autograd.grad(output, tensors, grad)]
 
 
-def assert_same_bits(actual, expected):
-    for a, e in zip(actual, expected, strict=True):
-        assert torch.equal(a.to(e.device), e)
-
-
 @each_family
 @pytest.mark.parametrize("kernel_pass", ["forward", "input_gradient", "weight_gradient"])
 def test_family_runs(family, kernel_pass):
-    """The cases above run the families that they are named after."""
+    """Expect FAMILIES to be named after the selected kernel."""
     (x, weight, _), geometry, _ = depthwise_case(family)
     pairs = [[value] * 2 for value in geometry]
     query = torch.ops.lenet_ops.depthwise_conv2d_kernel
@@ -246,16 +248,7 @@ def test_family_is_deterministic(family):
 def test_family_runs_on_the_current_stream(family):
     tensors, geometry, grad = depthwise_case(family)
     expected = run_depthwise(tensors, geometry, grad)
-    late = [torch.full_like(x, torch.nan).requires_grad_() for x in tensors]
-    torch.cuda.synchronize()
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(200_000_000)  # cycles, about 0.1 s
-        with torch.no_grad():
-            for x, value in zip(late, tensors, strict=True):
-                x.copy_(value)
-        actual = run_depthwise(late, geometry, grad)
-    stream.synchronize()
+    actual = run_on_side_stream(lambda late: run_depthwise(late, geometry, grad), tensors)
     assert_same_bits(actual, expected)
 
 
@@ -273,25 +266,13 @@ def test_family_runs_on_the_device_of_its_tensors(family):
 def test_family_in_a_cuda_graph(family):
     tensors, geometry, grad = depthwise_case(family)
     expected = run_depthwise(tensors, geometry, grad)
-    static = [torch.zeros_like(x).requires_grad_() for x in tensors]
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        run_depthwise(static, geometry, grad)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        actual = run_depthwise(static, geometry, grad)
-    with torch.no_grad():
-        for x, value in zip(static, tensors, strict=True):
-            x.copy_(value)
-    graph.replay()
-    torch.cuda.synchronize()
+    actual = run_in_graph(lambda static: run_depthwise(static, geometry, grad), tensors)
     assert_same_bits(actual, expected)
 
 
 @each_family
-def test_family_reads_nothing_around_its_tensors(family):
-    """Tensors inside memory full of NaN: a value from outside would show."""
+def test_family_reads_within_bounds(family):
+    """Surround the tensors by NaN."""
     tensors, geometry, grad = depthwise_case(family)
     expected = run_depthwise(tensors, geometry, grad)
 
@@ -307,7 +288,7 @@ def test_family_reads_nothing_around_its_tensors(family):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_filter_of_more_taps_than_a_grid_has_rows(dtype):
-    """65,536 taps: a block a tap in gridDim.y would overflow."""
+    """Run 65,536 taps; gridDim.y is at most 65,535."""
     x = random((1, 1, 256, 256), dtype, "cuda", seed=1)
     weight = random((1, 1, 256, 256), dtype, "cuda", seed=2).requires_grad_()
     output = depthwise_conv2d(x, weight)
@@ -318,7 +299,7 @@ def test_filter_of_more_taps_than_a_grid_has_rows(dtype):
 
 
 def test_nan_gradient_is_not_slow():
-    """Every overflow of float16 training gives NaN gradients: they must not be summed twice."""
+    """Compare the time of NaN gradients, as from a float16 overflow, with that of finite ones."""
     x = random((16, 64, 128, 128), torch.float16, "cuda", seed=1)
     weight = random((64, 1, 3, 3), torch.float16, "cuda", seed=2).requires_grad_()
     output = depthwise_conv2d(x, weight, None, 1, 1)
@@ -338,7 +319,6 @@ def test_nan_gradient_is_not_slow():
 
 
 def test_cuda_kernels_are_registered():
-    """A CPU-only build on a machine with a GPU is noticed here, not by slow models."""
     for op in OPERATORS:
         for name in op.names:
             assert torch._C._dispatch_has_kernel_for_dispatch_key(f"lenet_ops::{name}", "CUDA")

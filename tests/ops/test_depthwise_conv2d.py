@@ -1,4 +1,4 @@
-"""depthwise_conv2d against F.conv2d(groups=C), over whatever geometry Hypothesis comes up with."""
+"""depthwise_conv2d against F.conv2d(groups=C), on random and on chosen geometries."""
 
 import math
 import time
@@ -22,13 +22,12 @@ from tests.ops.tensors import (
     random,
 )
 
-# Small in some dimensions, wide in others: vector loops have a body and a rest.
+# Rows or channels are long: vector loops have a body and a tail.
 images = st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(1, 11), st.integers(1, 40)) | (
     st.tuples(st.integers(1, 2), st.integers(1, 70), st.integers(1, 6), st.integers(1, 7))
 )
 
-
-FEW = 40_000  # elements per multiprocessor: the most of kSmall… in cuda/dispatch.cu
+SMALL = 40_000  # elements per multiprocessor: the largest kSmall… in cuda/dispatch.cu
 
 
 @each_device
@@ -62,9 +61,8 @@ def test_matches_conv2d(
     compare(device, image, kernel, (stride, padding, dilation), bias, dtype, layout, grad_layout)
 
 
-# Every filter that has a kernel of its own on some device, and some that do not; more channels than
-# a block takes, and not multiples of what it takes or what a vector holds; images of more
-# column tiles and of fewer.
+# All filters with a specialised kernel on some device, and some without. Channel counts beyond a
+# block, no multiple of a block or a vector. Images with one column tile and with several.
 @each_device
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS[:2])
@@ -85,8 +83,8 @@ def test_every_filter(device, kernel, stride, padding, dilation, channels, width
     compare(device, image, (kernel, kernel), geometry, True, dtype, layout, layout)
 
 
-# Channels whose pixels fall into few sets of a processor's cache, or that are not multiples of a
-# vector; rows that one block may compute, and longer ones.
+# 512 channels map pixels to few cache sets; others are no multiple of a vector. Rows fit into one
+# block, or do not.
 @each_device
 @pytest.mark.parametrize("layout", LAYOUTS[:2])
 @pytest.mark.parametrize(
@@ -95,19 +93,19 @@ def test_every_filter(device, kernel, stride, padding, dilation, channels, width
 @pytest.mark.parametrize(
     ("kernel", "stride", "dilation"), [(3, 1, 1), (3, 2, 1), (3, 1, 2), (5, 1, 1), (7, 1, 1)]
 )
-def test_every_block(device, kernel, stride, dilation, channels, width, layout):
+def test_channels_and_row_lengths(device, kernel, stride, dilation, channels, width, layout):
     geometry = ((stride,) * 2, (kernel // 2 * dilation,) * 2, (dilation,) * 2)
     image = (1, channels, 9, width)
     compare(device, image, (kernel, kernel), geometry, True, torch.float32, layout, layout)
 
 
-# More work than blocks are resident, feature maps cut into bands, and rows too long for that.
+# More blocks than are resident; feature maps split into bands; rows too long for bands.
 @each_device
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS[:2])
 @pytest.mark.parametrize("kernel", [3, 7])
 @pytest.mark.parametrize("image", [(300, 40, 7, 7), (2, 3, 130, 225), (1, 2, 9, 1900)], ids=str)
-def test_every_cut(device, image, kernel, layout, dtype):
+def test_many_small_and_few_large_maps(device, image, kernel, layout, dtype):
     geometry = ((1, 1), (kernel // 2,) * 2, (1, 1))
     compare(device, image, (kernel, kernel), geometry, True, dtype, layout, layout)
 
@@ -115,10 +113,9 @@ def test_every_cut(device, image, kernel, layout, dtype):
 @each_device
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kernel", [3, 5, 7])
-def test_storage_that_is_not_aligned(device, dtype, kernel):
-    """An image that begins between the addresses that vectors are loaded from."""
+def test_misaligned_storage(device, dtype, kernel):
     weight = random((8, 1, kernel, kernel), dtype, device, seed=2)
-    for n in batches(device, dtype, 3, 8 * 9 * 16):
+    for n in batch_sizes(device, dtype, 3, 8 * 9 * 16):
         flat = random((n * 8 * 9 * 16 + 1,), dtype, device, seed=1)[1:]
         for x in (flat.view(n, 8, 9, 16), flat.view(n, 9, 16, 8).permute(0, 3, 1, 2)):
             exact = F.conv2d(x.double(), weight.double(), None, 1, kernel // 2, groups=8)
@@ -128,8 +125,8 @@ def test_storage_that_is_not_aligned(device, dtype, kernel):
 @each_device
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS[:2])
-def test_some_channels_of_an_image(device, dtype, layout):
-    """Channels that are left out, in another order or repeated: on the CPU they are not copied."""
+def test_views_of_channels(device, dtype, layout):
+    """Compare views that select, permute or repeat channels; the CPU kernels do not copy them."""
     image = random((3, 40, 9, 11), dtype, device, layout, seed=1)
     weight = random((20, 1, 3, 3), dtype, device, seed=2).requires_grad_()
     for x in (
@@ -154,9 +151,10 @@ def test_some_channels_of_an_image(device, dtype, layout):
 @pytest.mark.parametrize("layout", LAYOUTS[:2])
 @pytest.mark.parametrize("kernel", [3, 5, 7])
 @pytest.mark.parametrize(("channels", "height", "width"), [(5, 9, 10), (8, 9, 10), (5, 19, 208)])
-def test_infinity_beside_the_edge(device, channels, height, width, kernel, layout, dtype):
-    """What lies beyond an edge counts as nothing, also where the other factor is infinite."""
-    for n in batches(device, dtype, 2, channels * height * width):
+def test_padding_is_not_multiplied_by_infinity(
+    device, channels, height, width, kernel, layout, dtype
+):
+    for n in batch_sizes(device, dtype, 2, channels * height * width):
         x = random((n, channels, height, width), dtype, device, layout, seed=1)
         x[0, 1, -1, -1] = torch.inf
         x[1, 2, 0, 4] = -torch.inf
@@ -169,15 +167,15 @@ def test_infinity_beside_the_edge(device, channels, height, width, kernel, layou
         grad = random(expected.shape, dtype, device, layout, seed=4)
         (actual,) = torch.autograd.grad(actual, weight, grad)
         (expected,) = torch.autograd.grad(expected, exact, grad.double())
-        # Zeros in the place of padding meet infinities: any tap of these channels may be NaN.
+        # In channels 1 and 2 any tap may be NaN: 0 · ∞ where a kernel loads zeros for padding.
         right = (actual.isinf() == expected.isinf()) & (actual.isnan() == expected.isnan())
         assert torch.all(right | actual.isnan())
         finite = [c for c in range(channels) if c not in (1, 2)]
         assert actual[finite].isfinite().all()
 
 
-# Contiguous images that a GPU convolves by matrix units, of each number of products in a row; more
-# feature maps than a block takes, and not multiples of it; rows of several tiles, and bands.
+# Every number of matrix products in a row; feature maps that are more than a block and no multiple
+# of it; rows of several tiles, and bands.
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("channels", [1, 3, 37])
@@ -195,9 +193,8 @@ def test_nchw_mma(kernel, height, width, padding, channels, dtype):
     compare("cuda", image, (kernel, kernel), geometry, True, dtype, *LAYOUTS[:1] * 2)
 
 
-# The same for channels-last ones: rows of each number of pieces and not multiples of a pair, images
-# that are several to a block or cut into bands, and channels that are not multiples of what a block
-# takes.
+# Rows with every number of fragments, odd ones included; several images in a block, and images in
+# bands; channels that are no multiple of a block.
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("channels", [16, 40])
@@ -215,7 +212,7 @@ def test_nhwc_mma(kernel, height, width, padding, channels, dtype):
     compare("cuda", image, (kernel, kernel), geometry, True, dtype, *LAYOUTS[1:2] * 2)
 
 
-# Few images that fill a GPU: cut into many parts.
+# Two images that fill a GPU: split into many parts.
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS[:2])
@@ -230,14 +227,11 @@ def test_large_images(kernel, stride, dilation, channels, layout, dtype):
     compare("cuda", image, (kernel, kernel), geometry, True, dtype, layout, layout)
 
 
-def batches(device, dtype, images, elements):
-    """So many images, of so many elements each, and for a GPU also so many that they fill it.
-
-    It has other kernels for few elements than for many, but the same ones in float64.
-    """
-    if device == "cpu" or dtype == torch.float64:
+def batch_sizes(device, dtype, images, elements):
+    """Return `images` and, on CUDA, the batch size from which the kernels for large inputs run."""
+    if device == "cpu" or dtype == torch.float64:  # one kernel for all sizes
         return [images]
-    filling = FEW * torch.cuda.get_device_properties(device).multi_processor_count + 1
+    filling = SMALL * torch.cuda.get_device_properties(device).multi_processor_count + 1
     return sorted({images, max(images, math.ceil(filling / elements))})
 
 
@@ -250,7 +244,7 @@ def compare(device, image, kernel, geometry, bias, dtype, layout, grad_layout):
         groups=image[1],
     )
     each = math.prod(image[1:]) + math.prod(out.shape[1:])
-    for n in batches(device, dtype, image[0], each):
+    for n in batch_sizes(device, dtype, image[0], each):
         images = (n, *image[1:])
         compare_batch(device, images, kernel, geometry, bias, dtype, layout, grad_layout)
 
@@ -258,7 +252,7 @@ def compare(device, image, kernel, geometry, bias, dtype, layout, grad_layout):
 def compare_batch(device, image, kernel, geometry, bias, dtype, layout, grad_layout):
     channels = image[1]
     tensors = [
-        several(image, dtype, device, layout, seed=1),
+        random_batch(image, dtype, device, layout, seed=1),
         random((channels, 1, *kernel), dtype, device, layout, seed=2),
         random((channels,), dtype, device, layout, seed=3) if bias else None,
     ]
@@ -269,27 +263,26 @@ def compare_batch(device, image, kernel, geometry, bias, dtype, layout, grad_lay
     actual = depthwise_conv2d(*tensors, *geometry)
     expected = F.conv2d(*exact, *geometry, groups=channels)
     assert_accurate(actual, expected, dtype)
-    grad = several(expected.shape, dtype, device, grad_layout, seed=4)
+    grad = random_batch(expected.shape, dtype, device, grad_layout, seed=4)
     for a, e in zip(
         gradients(actual, tensors, [grad]), gradients(expected, exact, double([grad])), strict=True
     ):
         assert_accurate(a, e, dtype, terms=grad.numel() / a.numel())
 
 
-def several(shape, dtype, device, layout, seed):
-    """Draws images; of many, which would take long, a few that come again at other strengths."""
-    few = random((min(8, shape[0]), *shape[1:]), dtype, device, layout, seed)
-    if len(few) == shape[0]:
-        return few
-    strength = random((shape[0], 1, 1, 1), dtype, device, seed=seed + 10)
-    again = few.repeat(math.ceil(shape[0] / len(few)), 1, 1, 1)[: shape[0]]
-    return lay_out(again * strength, layout)
+def random_batch(shape, dtype, device, layout, seed):
+    """Draw images; from the ninth on, scaled copies of the first eight, to save time."""
+    images = random((min(8, shape[0]), *shape[1:]), dtype, device, layout, seed)
+    if len(images) == shape[0]:
+        return images
+    scale = random((shape[0], 1, 1, 1), dtype, device, seed=seed + 10)
+    copies = images.repeat(math.ceil(shape[0] / len(images)), 1, 1, 1)[: shape[0]]
+    return lay_out(copies * scale, layout)
 
 
 @each_device
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
-def test_gradients_of_large_images_are_exact(layout, device):
-    """4 million terms a sum: float32 partial sums alone lose ten times as much."""
+def test_gradients_sum_four_million_terms_accurately(layout, device):
     shape = (16, 2, 512, 512)
     x, grad = (lay_out(random(shape, torch.float32, device, seed=i).abs(), layout) for i in (0, 1))
     geometry = ([1, 1], [1, 1], [1, 1])
@@ -304,7 +297,7 @@ def test_gradients_of_large_images_are_exact(layout, device):
 
 
 def passes(channels):
-    """Forward, gradient of the input, gradient of the weight of one image."""
+    """Yield calls of forward, input gradient and weight gradient."""
     x = torch.ones(1, channels, 128, 128, requires_grad=True)
     weight = torch.ones(channels, 1, 5, 5, requires_grad=True)
     y = depthwise_conv2d(x, weight, None, padding=2)
@@ -321,7 +314,7 @@ def processor_time(function):
 
 
 def test_few_feature_maps_fill_vectors():
-    """One feature map takes less time than four: its rows are spread over the vector."""
+    """Expect one feature map to take less time than four, as vectors run along its rows."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,4 +1,4 @@
-"""The same bits, run after run and with any number of threads."""
+"""Bitwise equal results across runs and thread counts."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def assert_same_bits(first, second):
 @each_device
 @each_dtype
 @each_operator
-def test_every_run_gives_the_same_bits(op, dtype, device):
+def test_runs_are_bitwise_equal(op, dtype, device):
     first = forward_and_backward(op, dtype, device)
     for _ in range(3):
         assert_same_bits(first, forward_and_backward(op, dtype, device))
@@ -32,9 +32,9 @@ def test_every_run_gives_the_same_bits(op, dtype, device):
 
 @each_dtype
 @each_operator
-def test_any_number_of_threads_gives_the_same_bits(op, dtype):
-    if op.products:
-        pytest.skip("as many as torch.mm's: it depends on the number")
+def test_thread_counts_are_bitwise_equal(op, dtype):
+    if op.uses_matmul:
+        pytest.skip("torch.mm's bits depend on the number of threads")
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)

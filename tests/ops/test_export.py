@@ -1,4 +1,4 @@
-"""Export of whole networks: both exporters, both layouts, every opset."""
+"""export_onnx: both exporters, both layouts, every opset."""
 
 from itertools import product
 
@@ -12,7 +12,7 @@ from tests.ops.operators import each_case, each_operator
 from tests.ops.tensors import inputs, split
 from tests.ops.test_onnx import Call, check, evaluate, feed, input_names, run
 
-onnx = pytest.importorskip("onnx")  # the operators themselves do without
+onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
@@ -47,7 +47,7 @@ def checked(model, opset, layout):
     ],
     ids=["some", "all"],
 )
-def test_every_opset_means_the_same(op, case, opsets):
+def test_opsets_match_the_operator(op, case, opsets):
     tensors = inputs(case, torch.float32)
     expected = op.function(*tensors, **case.kwargs)
     for layout, opset in product(LAYOUTS, opsets):
@@ -66,7 +66,7 @@ def test_every_opset_means_the_same(op, case, opsets):
         *(pytest.param(*way, marks=pytest.mark.exhaustive) for way in product(LAYOUTS, (17, 20))),
     ],
 )
-def test_the_exporters_agree(op, layout, opset):
+def test_exporters_match_the_operator(op, layout, opset):
     case = op.cases[0]
     tensors = inputs(case, torch.float32)
     expected = op.function(*tensors, **case.kwargs)
@@ -97,8 +97,7 @@ def test_names_and_dynamic_axes(exporter):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_no_size_of_the_example_stays(layout):
-    """The traced sizes of an involution are those of the example: nothing may come of them."""
+def test_involution_has_dynamic_sizes(layout):
     from ops import Involution2d
 
     net = nn.Sequential(Involution2d(4, 3, group_channels=2), nn.Conv2d(4, 2, 1)).eval()
@@ -113,8 +112,8 @@ def test_no_size_of_the_example_stays(layout):
     check(run(model, other), net(other).detach())
 
 
-def test_a_bias_that_is_not_there_is_not_passed_on():
-    """ONNX Runtime would take a Conv with an empty third input for another one, and a slower."""
+def test_conv_without_bias_has_two_inputs():
+    """Expect no empty third input, with which ONNX Runtime selects a slower kernel."""
     from ops import DepthwiseConv2d
 
     for bias, count in ((True, 3), (False, 2)):
@@ -129,8 +128,8 @@ class Reduced(nn.Module):
 
 
 @pytest.mark.parametrize("opset", [17, NEWEST])
-def test_standard_operators_that_changed_are_converted(opset):
-    """ReduceLogSumExp takes its axes as an attribute up to 17, as an input from 18 on."""
+def test_standard_operators_are_converted_to_the_opset(opset):
+    """Export ReduceLogSumExp: `axes` is an attribute up to opset 17 and an input from 18."""
     x = torch.randn(3, 4)
     model = export_onnx(Reduced(), (x,), opset_version=opset)
     onnx.checker.check_model(model, full_check=True)
@@ -153,12 +152,12 @@ def test_wrong_arguments(settings, says):
         export_onnx(nn.Identity(), (torch.zeros(1),), **settings)
 
 
-def test_only_modules_are_exported():
+def test_function_instead_of_module_raises():
     with pytest.raises(TypeError, match=r"export_onnx: module must be an nn\.Module, got f"):
         export_onnx(lambda x: x, (torch.ones(2),))
 
 
-def test_pooling_windows_that_onnx_runtime_refuses():
+def test_pooling_windows_unsupported_by_onnx_runtime_raise():
     module = MaxPool2d(2, stride=3, padding=1, dilation=3, ceil_mode=True).eval()
     for exporter in ("symbolic", "dynamo"):
         with pytest.raises(Exception, match="reaches 3 pixels over the image; ONNX Runtime allows"):

@@ -1,4 +1,4 @@
-"""The operators without the packages of an extra."""
+"""The operators without optional packages."""
 
 import subprocess
 import sys
@@ -7,13 +7,13 @@ import pytest
 
 
 def without(*packages, code):
-    """Run code where these packages cannot be imported."""
+    """Run `code` in a Python that cannot import `packages`."""
     hidden = f"import sys; sys.modules.update(dict.fromkeys({packages}))\n"
     return subprocess.run([sys.executable, "-c", hidden + code], capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("missing", ["onnx", "onnxscript"])
-def test_export_names_the_extra(missing):
+def test_export_error_names_the_extra(missing):
     failed = without(missing, code="import ops.export")
     *_, line = failed.stderr.splitlines()
     assert line == (

@@ -1,4 +1,4 @@
-"""The CPU's kernels for lesser processors than this one, each in a process that is held to them."""
+"""CPU kernels for older instruction sets, selected by ATEN_CPU_CAPABILITY in a new process."""
 
 import os
 import subprocess
@@ -17,10 +17,10 @@ TESTS = (
 
 
 @pytest.mark.parametrize("level", LEVELS[:-1])
-def test_kernels_of(level):
+def test_older_instruction_set(level):
     best = torch.backends.cpu.get_cpu_capability()
     if best not in LEVELS[LEVELS.index(level) + 1 :]:
-        pytest.skip(f"the other tests run on {best}, {level} is no less")
+        pytest.skip(f"this processor has {best}: the other tests cover {level}, or it lacks it")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-k", "not cuda and not 130", *TESTS],
         cwd=Path(__file__).parents[2],

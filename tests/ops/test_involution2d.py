@@ -1,4 +1,4 @@
-"""involution2d over whatever geometry Hypothesis comes up with, its layouts, and its layer."""
+"""involution2d on random geometries and in both memory formats; Involution2d."""
 
 import pytest
 import torch
@@ -15,11 +15,11 @@ from tests.ops.tensors import DTYPES, assert_accurate, double, gradients, random
 FORMATS = (torch.contiguous_format, torch.channels_last)
 
 
-def draw(image, groups, kernel, places, dtype, device, formats):
-    """Returns x, and the weight as a view of an image of kernels, each in its memory format."""
+def draw(image, groups, kernel, output_size, dtype, device, formats):
+    """Return x and the weight, a view of [N, G·kH·kW, Ho, Wo], in their memory formats."""
     n, *_ = image
-    kernels = random((n, groups * kernel[0] * kernel[1], *places), dtype, device, seed=2)
-    weight = kernels.contiguous(memory_format=formats[1]).view(n, groups, *kernel, *places)
+    kernels = random((n, groups * kernel[0] * kernel[1], *output_size), dtype, device, seed=2)
+    weight = kernels.contiguous(memory_format=formats[1]).view(n, groups, *kernel, *output_size)
     x = random(image, dtype, device, seed=1).contiguous(memory_format=formats[0])
     return [x.requires_grad_(), weight.requires_grad_()]
 
@@ -46,12 +46,12 @@ def draw(image, groups, kernel, places, dtype, device, formats):
 def test_matches_unfolded(
     device, groups, group_channels, size, kernel, stride, padding, dilation, dtype, formats
 ):
-    places = []
+    output_size = []
     for side, k, s, p, d in zip(size, kernel, stride, padding, dilation, strict=True):
         assume(side + 2 * p >= d * (k - 1) + 1)
-        places.append((side + 2 * p - d * (k - 1) - 1) // s + 1)
+        output_size.append((side + 2 * p - d * (k - 1) - 1) // s + 1)
     image = (2, groups * group_channels, *size)
-    tensors = draw(image, groups, kernel, places, dtype, device, formats)
+    tensors = draw(image, groups, kernel, output_size, dtype, device, formats)
     exact = double(tensors)
     actual = involution2d(*tensors, stride, padding, dilation)
     expected = reference(*exact, stride, padding, dilation)
@@ -69,7 +69,6 @@ def test_matches_unfolded(
 @pytest.mark.parametrize("x_format", FORMATS, ids=str)
 @pytest.mark.parametrize("weight_format", FORMATS, ids=str)
 def test_copies_nothing(device, x_format, weight_format):
-    """Neither memory format of image and kernels, also where they differ."""
     tensors = draw(
         (2, 8, 9, 10), 2, (3, 3), (9, 10), torch.float32, device, (x_format, weight_format)
     )
@@ -83,8 +82,7 @@ def test_copies_nothing(device, x_format, weight_format):
 
 @pytest.mark.parametrize("stride", [1, 2, (3, 1)])
 @pytest.mark.parametrize("kernel_size", [3, (5, 1)])
-def test_layer_divides_the_size_by_the_stride(stride, kernel_size):
-    """Rounded up, as a convolution with this padding does."""
+def test_layer_has_the_output_size_of_conv2d(stride, kernel_size):
     layer = Involution2d(8, kernel_size, stride, group_channels=4)
     padding = layer.padding
     conv = torch.nn.Conv2d(8, 8, kernel_size, stride, padding)
@@ -102,7 +100,7 @@ def test_layer_keeps_channels_last():
     torch.testing.assert_close(layer(x), layer(x.contiguous()))
 
 
-def test_layer_trains_all_its_parameters():
+def test_all_parameters_have_gradients():
     layer = Involution2d(8, 3, group_channels=2, reduction_ratio=2)
     layer(torch.randn(2, 8, 6, 5)).square().sum().backward()
     assert all(parameter.grad.abs().sum() > 0 for parameter in layer.parameters())
@@ -136,7 +134,7 @@ def test_constructor(arguments, raises, says):
         assert words in str(raised.value)
 
 
-def test_the_layer_names_an_input_that_does_not_fit():
+def test_input_of_wrong_shape_raises():
     layer = Involution2d(16, 3)
     for x in (torch.ones(2, 8, 5, 5), torch.ones(16, 5, 5)):
         with pytest.raises(RuntimeError, match=r"Involution2d: input .* \[N, 16, H, W\], got \["):

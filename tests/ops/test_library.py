@@ -1,4 +1,4 @@
-"""The libraries as installed: their symbols, and what `import ops` says when it cannot work."""
+"""Installed libraries: their symbols, and the errors and warnings of `import ops`."""
 
 import re
 import shutil
@@ -17,13 +17,13 @@ LIBRARIES = sorted(FOLDER.glob("_C*.so"))
 STABLE = [path for path in LIBRARIES if "eager" not in path.name]
 
 
-def test_libraries_are_there():
+def test_cpu_library_exists():
     assert "_C" in {library.name.split(".")[0] for library in LIBRARIES}
 
 
 @pytest.mark.parametrize("library", STABLE, ids=lambda path: path.name)
 def test_only_the_stable_abi_is_used(library):
-    """Another torch has these C++ functions elsewhere, or not at all; the C shims stay."""
+    """Expect C shims only: PyTorch's C++ symbols change between versions."""
     if not (shutil.which("nm") and shutil.which("c++filt")):
         pytest.skip("needs nm and c++filt (binutils)")
     symbols = subprocess.run(
@@ -32,9 +32,9 @@ def test_only_the_stable_abi_is_used(library):
     names = subprocess.run(
         ["c++filt"], input=symbols, capture_output=True, text=True, check=True
     ).stdout.splitlines()
-    assert any("torch_" in name for name in names)  # the shims are listed, so nm read the table
+    assert any("torch_" in name for name in names)  # C shims: nm has read the symbol table
     assert not [name for name in names if re.search(r"\b(at|c10|torch)::", name)]
-    assert not [name for name in names if re.search(r"\bU _?Py", name)]  # no Python in there
+    assert not [name for name in names if re.search(r"\bU _?Py", name)]
 
 
 def copy_without_libraries(folder: Path) -> Path:
@@ -46,7 +46,7 @@ def copy_without_libraries(folder: Path) -> Path:
 
 
 def import_ops(folder: Path, before: str = "", after: str = "") -> subprocess.CompletedProcess[str]:
-    """Imports the copy of `ops` that is in `folder`, in a new Python."""
+    """Import `ops` from `folder` in a new Python process."""
     path = f"import sys; sys.path.insert(0, {str(folder)!r})"
     code = f"{path}\n{before}\nimport torch, ops\n{after}"
     return subprocess.run(
@@ -54,7 +54,7 @@ def import_ops(folder: Path, before: str = "", after: str = "") -> subprocess.Co
     )
 
 
-def test_import_says_how_to_build(tmp_path):
+def test_import_error_names_the_build_command(tmp_path):
     copy_without_libraries(tmp_path)
     result = import_ops(tmp_path)
     assert result.returncode == 1
@@ -62,7 +62,7 @@ def test_import_says_how_to_build(tmp_path):
     assert last.startswith("ImportError: the operators are not compiled: run `pip install ")
 
 
-def test_import_refuses_an_old_torch(tmp_path):
+def test_import_with_old_torch_raises(tmp_path):
     copy_without_libraries(tmp_path)
     result = import_ops(tmp_path, "import torch; torch.__version__ = '2.9.1+cpu'")
     assert result.stderr.splitlines()[-1] == (
@@ -77,8 +77,7 @@ def copy_with_cpu_kernels(folder: Path) -> Path:
     return copy
 
 
-def test_import_without_cuda_kernels_still_works(tmp_path):
-    """A CUDA library that does not load is a warning: the CPU works."""
+def test_damaged_cuda_library_gives_a_warning(tmp_path):
     copy = copy_with_cpu_kernels(tmp_path)
     (copy / "_C_cuda.abi3.so").write_bytes(b"not a library")
     before = "import torch; torch.version.cuda = '13.0'"
@@ -98,8 +97,7 @@ print(y.dtype, torch.autograd.grad(y.sum(), x)[0].isfinite().all().item())
 """
 
 
-def test_import_of_a_wheel_from_another_torch(tmp_path):
-    """What is made for one PyTorch is left alone by others, without a word: Python does it all."""
+def test_eager_library_of_another_torch_is_ignored(tmp_path):
     copy = copy_with_cpu_kernels(tmp_path)
     (copy / "_C_eager_2_10_0_cpu.abi3.so").write_bytes(b"not a library")
     result = import_ops(tmp_path, after=RECORD)
@@ -117,8 +115,7 @@ print(torch.equal(torch.autograd.grad(y.sum(), x)[0], torch.ones(1, 2, 3)))
 """
 
 
-def test_python_keeps_no_more_for_gradients(tmp_path):
-    """It, too, runs the operator that returns what is kept."""
+def test_python_autograd_saves_only_signs(tmp_path):
     result = import_ops(copy_with_cpu_kernels(tmp_path).parent, after=KEEP)
     assert result.stdout.splitlines() == [
         "ncrelu_with_signs_functionBackward [(torch.uint8, 2)]",
@@ -126,7 +123,7 @@ def test_python_keeps_no_more_for_gradients(tmp_path):
     ]
 
 
-def test_import_of_a_damaged_eager_library(tmp_path):
+def test_damaged_eager_library_gives_a_warning(tmp_path):
     copy = copy_with_cpu_kernels(tmp_path)
     (copy / f"{library.EAGER}.abi3.so").write_bytes(b"not a library")
     result = import_ops(tmp_path, after=RECORD)
@@ -134,7 +131,7 @@ def test_import_of_a_damaged_eager_library(tmp_path):
     assert result.stdout.splitlines() == ["gelu_functionBackward", "torch.float32 True"]
 
 
-def test_public_names():
+def test_public_names_exist():
     for name in ops.__all__:
         assert hasattr(ops, name)
     assert torch.ops.lenet_ops.gelu.default._schema.name == "lenet_ops::gelu"

@@ -1,23 +1,24 @@
-"""What built-in operators have beside values and gradients: memory errors, FLOPs, cached casts."""
+"""Properties of built-in operators: out-of-memory errors, FLOP counts, cached casts, host time."""
 
 import timeit
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import ops
 from tests.ops.operator_entry import raw
 from tests.ops.operators import each_operator
-from tests.ops.tensors import Recorder, inputs, total
+from tests.ops.tensors import inputs, total
 from tests.ops.test_library import copy_with_cpu_kernels, import_ops
 
 EAGER = hasattr(torch.ops.lenet_ops_eager, "register_autograd")
-TOO_MANY = 2**45  # elements: more than 47 bits of addresses hold
+TOO_MANY = 2**45  # elements: more bytes than a 47-bit address space
 
 
-def fails_without_memory(function):
+def assert_out_of_memory(function):
     with pytest.raises(RuntimeError) as raised:
         function()
     message = str(raised.value)
@@ -30,14 +31,14 @@ def fails_without_memory(function):
 @pytest.mark.parametrize("function", [ops.exp, ops.gelu, ops.ncrelu, raw.exp.default])
 def test_out_of_memory(function, mode):
     if function is raw.exp.default and mode is torch.inference_mode and not EAGER:
-        pytest.skip("nothing lies between the caller and the kernel without the eager library")
+        pytest.skip("only the eager library converts the kernel's error here")
     x = torch.ones(1, 1, requires_grad=True).expand(1, TOO_MANY)
     with mode():
-        fails_without_memory(lambda: function(x))
+        assert_out_of_memory(lambda: function(x))
 
 
 def test_out_of_memory_in_backward():
-    fails_without_memory(
+    assert_out_of_memory(
         lambda: raw.global_avg_pool2d_backward(torch.ones(1, 1, 1, 1), 2**23, 2**22, False)
     )
 
@@ -74,9 +75,9 @@ def flops(function, *tensors):
 
 
 def test_flops_of_depthwise_conv2d():
-    """As conv2d's forward and gradient of the input; its formula for grouped weights is too large.
+    """Compare with conv2d's forward; each gradient has the same FLOPs.
 
-    So each of the two gradients counts what the forward pass counts.
+    conv2d's own count for the weight gradient ignores the groups.
     """
     x, weight, bias = inputs_of("depthwise_conv2d")
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
@@ -98,7 +99,7 @@ def test_flops_of_involution2d():
 
 @pytest.mark.parametrize("steps", [None, 5])
 def test_flops_of_lltm(steps):
-    """Those of the matrix products: one forward, two backward."""
+    """Expect the FLOPs of the matrix products: one forward, two backward."""
     x = torch.ones(3, 4) if steps is None else torch.ones(steps, 3, 4)
     weights, h, c = torch.ones(18, 10), torch.ones(3, 6), torch.ones(3, 6)
     function = ops.lltm_cell if steps is None else ops.lltm
@@ -106,17 +107,14 @@ def test_flops_of_lltm(steps):
     assert flops(lambda x, w, h, c: function(x, w, None, h, c), x, weights, h, c) == products
 
 
-def test_flops_of_elementwise_operators():
-    """None, as torch counts none for its own."""
+def test_elementwise_operators_count_no_flops():
     x = torch.ones(2, 3, 4, 4)
     for function in (ops.exp, ops.gelu, ops.ncrelu, ops.global_avg_pool2d):
         assert flops(function, x) == 0
 
 
-class Casts(Recorder):
-    def __init__(self):
-        super().__init__()
-        self.count = 0
+class CastCounter(TorchDispatchMode):
+    count = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.count += func is torch.ops.aten._to_copy.default
@@ -124,11 +122,14 @@ class Casts(Recorder):
 
 
 def count_casts(function):
-    """Of a layer that is applied twice in a region, and once in the next, to a changed weight."""
+    """Return the casts in two regions that apply a layer twice, and the weight's gradient.
+
+    The weight changes between the regions.
+    """
     x, weight = torch.ones(1, 3, 5, 5), torch.ones(3, 1, 3, 3, requires_grad=True)
     counts = []
     for _ in range(2):
-        with Casts() as casts, torch.autocast("cpu", dtype=torch.bfloat16):
+        with CastCounter() as casts, torch.autocast("cpu", dtype=torch.bfloat16):
             y = function(function(x, weight), weight)
         y.sum().backward()
         counts.append(casts.count)
@@ -158,7 +159,6 @@ with torch.autocast("cpu", dtype=torch.bfloat16):
 
 
 def test_autocast_without_the_eager_library(tmp_path):
-    """Casts are cached, and float64 stays."""
     copy = copy_with_cpu_kernels(tmp_path)
     tests = copy.parent / "tests"
     tests.symlink_to(__file__.rsplit("/", 2)[0])
@@ -171,7 +171,7 @@ def host_time(function):
 
 
 def host_ratio(call, other):
-    """The smallest of three ratios, with one thread."""
+    """Return the smallest of three ratios, with one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -194,13 +194,13 @@ def host_ratio(call, other):
     ids=["exp", "ncrelu", "gelu", "global_avg_pool2d", "max_pool2d"],
 )
 def test_host_time(ours, builtin, limit):
-    """A call on a tiny tensor, beside that of a built-in. Limits leave room for a busy machine."""
+    """Compare calls on a tiny tensor; the limits have a margin for noise."""
     x = torch.ones(1, 2, 2, 2)
     assert host_ratio(lambda: ours(x), lambda: builtin(x)) < limit
 
 
 def test_host_time_of_pairs():
-    """Pairs of ints reach C++ without checks in Python, as ints do."""
+    """Compare pairs of ints with ints: both reach C++ without checks in Python."""
     x, weight = torch.ones(1, 2, 2, 2), torch.ones(2, 1, 1, 1)
     pairs = (2, 2), (1, 0), (1, 2)
     limit = 1.4

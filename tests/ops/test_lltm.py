@@ -1,4 +1,4 @@
-"""What only the LLTM has: its modules' arguments, and that its loop is that of its cell."""
+"""LLTM: its loop over cells, its modules' arguments, saturated and rounded values."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ def test_sequence_is_a_loop_of_cells(layer, sequence):
     torch.testing.assert_close((h, c), state)
 
 
-def test_a_sequence_in_two_parts(layer, sequence):
+def test_state_continues_a_sequence(layer, sequence):
     output, state = layer(sequence)
     first, between = layer(sequence[:2])
     second, last = layer(sequence[2:], between)
@@ -63,8 +63,7 @@ def test_without_a_batch(layer, sequence):
 @each_device
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("state", [150, 300])
-def test_cells_beyond_one_pass_of_the_loops(state, dtype, device):
-    """Larger than a vector, a block and a cell in registers; odd enough for every loop's rest."""
+def test_state_larger_than_a_block(state, dtype, device):
     shapes = ((3, 3, 7), (3 * state, state + 7), (3 * state,), (3, state), (3, state))
     tensors = [
         (random(shape, dtype, device, seed=i) / 16).requires_grad_()
@@ -84,7 +83,7 @@ def test_cells_beyond_one_pass_of_the_loops(state, dtype, device):
 
 @pytest.mark.parametrize("used", [0, 1, 2])
 def test_gradient_of_one_output(layer, sequence, used):
-    """The others' gradients are not there; backward must take them for zero."""
+    """Compare undefined gradients of the other outputs with zeros."""
     tensors = (sequence.requires_grad_(), layer.weights, layer.bias, *torch.randn(2, BATCH, STATE))
     tensors = tuple(x.double() for x in tensors)
     outputs = lltm(*tensors)
@@ -97,7 +96,7 @@ def test_gradient_of_one_output(layer, sequence, used):
 
 
 def test_saturated_gates():
-    """Far out, where exp leaves its range, there is neither NaN nor a gate that does not close."""
+    """Expect closed or open gates, and no NaN, where exp overflows or underflows."""
     weights, zeros = torch.zeros(3, 2), torch.zeros(1, 1)
     for x in (1e30, 100.0, 88.1, 87.5):
         bias = torch.tensor([-x, x, x])
@@ -132,14 +131,13 @@ def test_constructor(arguments, raises, says):
             assert words in str(raised.value)
 
 
-def test_a_device_is_no_flag():
-    """Of what nn.LSTM takes in its place, the layer would make true."""
+def test_device_in_place_of_batch_first_raises():
     with pytest.raises(TypeError, match="LLTM: batch_first must be bool, not str"):
         LLTM(4, 5, True, "cpu")
 
 
 @pytest.mark.parametrize("module", [LLTM, LLTMCell])
-def test_the_layers_name_what_does_not_fit(module):
+def test_wrong_input_or_state_raises(module):
     layer, h = module(4, 5), torch.zeros(3, 5)
     for arguments, raises, says in (
         ((torch.randn(3, 6),), RuntimeError, r"input must have 4 features .* \[3, 6\]"),
@@ -154,8 +152,8 @@ def test_the_layers_name_what_does_not_fit(module):
 
 @each_device
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_steps_take_h_as_it_is_returned(dtype, device):
-    """Rounded to `dtype`: its product with a large weight cancels exactly, or not at all."""
+def test_steps_read_the_rounded_h(dtype, device):
+    """Cancel h · 512 with h · −512: exact only if the recurrence uses h rounded to `dtype`."""
     bias = torch.tensor([0.375, -0.625, 0.8125], dtype=dtype, device=device)
     weights = torch.tensor([[512.0, -512.0]], dtype=dtype, device=device).expand(3, 2)
     zeros = torch.zeros(1, 1, dtype=dtype, device=device)

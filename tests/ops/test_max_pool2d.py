@@ -1,4 +1,4 @@
-"""max_pool2d against F.max_pool2d, over whatever windows Hypothesis comes up with."""
+"""max_pool2d against F.max_pool2d, on random windows."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from tests.ops.operator_entry import raw
 from tests.ops.operators import each_device
 from tests.ops.tensors import DTYPES, LAYOUTS, assert_accurate, double, gradients, lay_out, random
 
-# Small in some dimensions, wide in others: vector loops have a body and a rest.
+# Rows or channels are long: vector loops have a body and a tail.
 images = st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(1, 11), st.integers(1, 70)) | (
     st.tuples(st.integers(1, 2), st.integers(1, 70), st.integers(1, 6), st.integers(1, 7))
 )
@@ -54,7 +54,7 @@ def test_matches_max_pool2d(
 ):
     for size, k, p, d in zip(image[2:], kernel, padding, dilation, strict=True):
         assume(p <= k // 2 and size + 2 * p >= d * (k - 1) + 1)
-        assume(p == 0 or size > d * (k - 1))  # else PyTorch sends gradients outside of the image
+        assume(p == 0 or size > d * (k - 1))  # else PyTorch's gradient is out of bounds
     x = random(image, dtype, device)
     if values != "distinct":
         x = x.round()
@@ -76,16 +76,16 @@ def test_matches_max_pool2d(
 @each_device
 @pytest.mark.parametrize("layout", LAYOUTS[:2])
 @pytest.mark.parametrize(("kernel", "stride"), [(2, 2), (3, 2), (17, 3)])
-def test_keeps_a_place_in_the_window(kernel, stride, layout, device):
-    """A byte where that suffices; places that no window has harm nobody."""
+def test_indices_are_bytes_and_checked(kernel, stride, layout, device):
+    """Expect uint8 indices up to 16×16 windows, and zero gradients for invalid indices."""
     x = random((2, 9, 40, 40), torch.float32, device, layout)
     windows = ([kernel] * 2, [stride] * 2, [0, 0], [1, 1], False)
-    output, places = raw.max_pool2d(x, *windows)
-    assert places.dtype == (torch.uint8 if kernel < 17 else torch.int64)
-    assert places.stride() == output.stride()
-    assert places.max() < kernel**2
+    output, indices = raw.max_pool2d(x, *windows)
+    assert indices.dtype == (torch.uint8 if kernel < 17 else torch.int64)
+    assert indices.stride() == output.stride()
+    assert indices.max() < kernel**2
     channels_last = layout == "channels_last"
-    for wrong in (torch.full_like(places, 255), torch.full_like(places, -1)):
+    for wrong in (torch.full_like(indices, 255), torch.full_like(indices, -1)):
         grad = raw.max_pool2d_backward(output, wrong, *windows, 40, 40, channels_last)
         assert grad.isfinite().all() if kernel == 17 else not grad.any()
 
@@ -101,8 +101,7 @@ def test_windows_of_padding_alone():
     assert not x.grad.any()
 
 
-def test_windows_larger_than_the_image_by_far():
-    """Take the time and the memory of the image."""
+def test_window_far_larger_than_the_image():
     assert max_pool2d(torch.ones(1, 1, 2, 2), 30_000, padding=15_000).tolist() == [[[[1.0]]]]
 
 

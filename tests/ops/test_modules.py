@@ -1,4 +1,4 @@
-"""The modules: their function with their parameters, copied, saved, exchanged with torch.nn's."""
+"""Modules: outputs, copies, state dicts, tracing, interchange with torch.nn."""
 
 import copy
 import io
@@ -29,8 +29,8 @@ def assert_equal(actual, expected):
 def test_applies_the_function(op):
     module, tensors = op.module(), inputs(op.cases[0], torch.float32)
     (x, *state), parameters = split(op, tensors)
-    if op.applies:
-        assert_equal(module(x), op.applies(module, x))
+    if op.module_reference:
+        assert_equal(module(x), op.module_reference(module, x))
         return
     held = list(module.parameters())
     assert [p.shape for p in held] == [p.shape for p in parameters]
@@ -40,9 +40,9 @@ def test_applies_the_function(op):
 
 @each_operator
 def test_symbolic_tracing(op):
-    """torch.fx sees the function as one node: how features are extracted and networks rewritten."""
+    """Expect the function as one node of torch.fx."""
     if op.state > 1:
-        pytest.skip("a recurrent layer looks at its input: it is to be declared a leaf")
+        pytest.skip("recurrent layers branch on their input: torch.fx traces them as leaf modules")
     module, x = op.module(), typical_input(op)
     traced = torch.fx.symbolic_trace(module)
     calls = [node.target for node in traced.graph.nodes if node.op == "call_function"]

@@ -1,4 +1,4 @@
-"""ncrelu's signs: two bits an element, from which the gradient is made, and nothing else kept."""
+"""ncrelu's sign mask: two bits an element, the only tensor saved for backward."""
 
 import gc
 import weakref
@@ -21,23 +21,23 @@ SPECIAL = (float("nan"), -float("nan"), 0.0, -0.0, float("inf"), -float("inf"))
 ROWS = (*range(1, 41), 63, 64, 65, 68, 127, 1000, 1003, 40_001, 2**17 + 4)
 
 
-def special(x):
-    """Every other element becomes one that is hard to tell the sign of."""
+def with_special(x):
+    """Replace random elements of `x` by NaN, ±0 and ±∞."""
     values = torch.tensor(SPECIAL, dtype=torch.float64).to(x)
     drawn = random(x.shape, torch.float64, "cpu", seed=5).abs().mul(2).to(x.device)
-    place = drawn.mul(100).long() % len(SPECIAL)
-    return torch.where(drawn < 1, values[place], x)
+    index = drawn.mul(100).long() % len(SPECIAL)
+    return torch.where(drawn < 1, values[index], x)
 
 
 def same_bits(a, b):
-    """Whether two tensors are equal, the signs of zeros included; all NaN are alike."""
+    """Return whether two tensors are bitwise equal, with all NaN equal."""
     integers = {8: torch.int64, 4: torch.int32, 2: torch.int16}[a.itemsize]
     a_bits, b_bits = (x.masked_fill(x.isnan(), float("nan")).view(integers) for x in (a, b))
     return a.dtype == b.dtype and torch.equal(a_bits, b_bits)
 
 
-def unpacked(signs, count):
-    """Whether elements are > 0, and whether < 0, in the order of memory."""
+def unpack(signs, count):
+    """Return the masks x > 0 and x < 0, in memory order."""
     assert signs.numel() == (count + 3) // 4
     bits = (signs.cpu().int()[:, None] & torch.tensor([1 << i for i in range(8)])) != 0
     assert not bits.view(-1)[2 * count :].any()
@@ -45,7 +45,7 @@ def unpacked(signs, count):
 
 
 def check(x, grad, dim, channels_last=False):
-    """Both ways forward and back against torch's own operators, bit by bit."""
+    """Compare ncrelu and ncrelu_with_signs, forward and backward, with PyTorch bit by bit."""
     zero = torch.zeros((), dtype=x.dtype, device=x.device)
     output, signs = raw.ncrelu_with_signs(x, dim)
     expected = torch.cat((torch.where(x < 0, zero, x), torch.where(x > 0, zero, x)), dim)
@@ -53,7 +53,7 @@ def check(x, grad, dim, channels_last=False):
     assert same_bits(raw.ncrelu(x, dim).contiguous(), expected.contiguous())
 
     order = x.movedim(1, -1) if channels_last else x
-    positive, negative = unpacked(signs, x.numel())
+    positive, negative = unpack(signs, x.numel())
     assert torch.equal(positive, (order > 0).flatten().cpu())
     assert torch.equal(negative, (order < 0).flatten().cpu())
 
@@ -73,7 +73,7 @@ def check(x, grad, dim, channels_last=False):
 @each_dtype
 def test_rows_of_any_length(dtype, outer, device):
     for inner in ROWS:
-        x = special(random((outer, inner), dtype, device))
+        x = with_special(random((outer, inner), dtype, device))
         check(x, random((outer, 2 * inner), dtype, device, seed=1), 1)
 
 
@@ -82,7 +82,7 @@ def test_rows_of_any_length(dtype, outer, device):
 @each_dtype
 def test_pointers_of_any_alignment(dtype, offset, device):
     for inner in (5, 8, 10, 12, 16, 24, 64, 1003, 4096):
-        memory = special(random((7 * inner + offset,), dtype, device))
+        memory = with_special(random((7 * inner + offset,), dtype, device))
         grad_memory = random((14 * inner + offset,), dtype, device, seed=1)
         grad = grad_memory[offset:].view(7, -1)
         check(memory[offset:].view(7, -1), grad, 1)
@@ -97,12 +97,11 @@ def test_pointers_of_any_alignment(dtype, offset, device):
 @pytest.mark.parametrize("shape", [(3, 6, 5, 7), (2, 64, 3, 4), (2, 9, 3, 2, 5), (4, 1, 4, 3)])
 @each_dtype
 def test_every_dimension_of_images(dtype, shape, device):
-    """In both memory formats; the gradient comes in another one."""
     for dim in range(-len(shape), len(shape)):
         sizes = list(shape)
         sizes[dim] *= 2
         for layout in ("contiguous", "channels_last"):
-            x = lay_out(special(random(shape, dtype, device)), layout)
+            x = lay_out(with_special(random(shape, dtype, device)), layout)
             channels_last = not x.is_contiguous()
             for grad_layout in LAYOUTS:
                 grad = random(tuple(sizes), dtype, device, grad_layout, seed=1)
@@ -110,7 +109,7 @@ def test_every_dimension_of_images(dtype, shape, device):
 
 
 @each_device
-def test_signs_of_nothing(device):
+def test_signs_of_empty_tensors(device):
     for shape, dim in (((0,), 0), ((2, 0, 3), 1), ((0, 3, 4, 5), 1), ((2, 3, 0, 4), -1)):
         x = torch.empty(shape, device=device)
         output, signs = raw.ncrelu_with_signs(x, dim)
@@ -120,7 +119,7 @@ def test_signs_of_nothing(device):
 
 @each_device
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
-def test_keeps_two_bits_an_element(layout, device):
+def test_saves_two_bits_an_element(layout, device):
     kept = []
     x = random((2, 6, 5, 7), torch.float32, device, layout).requires_grad_()
     with saved_tensors_hooks(lambda saved: kept.append(saved) or saved, lambda saved: saved):
@@ -129,21 +128,21 @@ def test_keeps_two_bits_an_element(layout, device):
 
 
 @each_device
-def test_the_input_may_go(device):
+def test_forward_frees_the_input(device):
     leaf = random((2, 3, 5, 4), torch.float32, device).requires_grad_()
     between = leaf * 1
     output = ncrelu(between)
     memory = weakref.ref(between.untyped_storage())
-    gone = weakref.ref(between)
+    tensor = weakref.ref(between)
     del between
     gc.collect()
-    assert gone() is None
+    assert tensor() is None
     assert memory() is None
     output.sum().backward()
     assert torch.equal(leaf.grad, (leaf != 0).float())
 
 
-def test_the_input_may_change():
+def test_input_changed_in_place_keeps_the_gradient():
     leaf = random((2, 3, 5, 4), torch.float32, "cpu").requires_grad_()
     between = leaf * 1
     output = ncrelu(between)
@@ -153,8 +152,7 @@ def test_the_input_may_change():
     assert torch.equal(leaf.grad, torch.ones_like(leaf))
 
 
-def test_nothing_is_kept_where_nothing_is_recorded():
-    """Also of one that requires gradients, when the graph is traced for inference."""
+def test_inference_graphs_have_no_signs():
     x = random((2, 3, 5, 4), torch.float32, "cpu").requires_grad_()
     program = torch.export.export(NCReLU(), (x,))
     for exported in (program, program.run_decompositions({})):
@@ -169,7 +167,6 @@ def test_nothing_is_kept_where_nothing_is_recorded():
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 @pytest.mark.parametrize("dim", [0, 1, -1])
 def test_batched_and_second_gradients(dim, layout, device):
-    """The gradient's own gradient unpacks the signs, and vmap goes over several at once."""
     x = random((2, 3, 5, 4), torch.float64, device, layout).requires_grad_()
     exact = x.detach().clone().requires_grad_()
     grads = random((3, *reference(x, dim).shape), torch.float64, device, seed=1)
@@ -192,8 +189,7 @@ def second_gradient(x, grad, vector):
     return torch.autograd.grad(first, grad, vector)[0]
 
 
-def test_second_gradients_of_any_size():
-    """The graph of one is good for other sizes."""
+def test_second_gradients_trace_with_dynamic_sizes():
 
     def draw(n, c):
         sizes = ((n, c, 5, 4), (n, 2 * c, 5, 4), (n, c, 5, 4))
@@ -203,8 +199,7 @@ def test_second_gradients_of_any_size():
     assert torch.equal(graph(*draw(3, 7)), second_gradient(*draw(3, 7)))
 
 
-def test_infinite_second_gradients_and_tangents():
-    """Where the other half is, they are zero."""
+def test_infinite_second_gradients_and_tangents_are_masked():
     x = torch.tensor([[1.0, -1.0, 0.0]], dtype=torch.float64)
     vector = torch.full_like(x, torch.inf)
     expected = torch.tensor([[torch.inf, 0, 0, 0, torch.inf, 0]], dtype=torch.float64)
@@ -235,8 +230,7 @@ def test_vmap_over_signs(in_dims):
     torch.testing.assert_close(torch.vmap(backward, in_dims)(*args), torch.stack(samples))
 
 
-def test_transforms_of_what_is_recorded():
-    """A transform inside of a recorded graph, and a recorded graph of its result."""
+def test_autograd_of_vjp():
     x = random((2, 3, 5, 4), torch.float64, "cpu").requires_grad_()
     results = []
     for function in (ncrelu, reference):
@@ -248,7 +242,7 @@ def test_transforms_of_what_is_recorded():
 
 
 @pytest.mark.parametrize("dim", [0, 1, -1, -2])
-def test_vmap_counts_dimensions_without_its_own(dim):
+def test_vmap_dim_excludes_the_batch(dim):
     x = random((3, 2, 5), torch.float64, "cpu")
     expected = torch.stack([ncrelu(sample, dim) for sample in x])
     assert torch.equal(torch.vmap(lambda v: ncrelu(v, dim))(x), expected)

@@ -1,4 +1,4 @@
-"""A copy of ops/exp under a new name is a complete operator: as docs/adding-an-op.md says."""
+"""The steps of docs/adding-an-op.md: a renamed copy of ops/exp passes the operator tests."""
 
 import re
 import shutil
@@ -14,13 +14,12 @@ ROOT = Path(__file__).parents[2]
 TORCH = Path(torch.__file__).parent
 TESTS = ("values", "autograd", "transforms", "arguments", "autocast", "onnx")
 SMALL = "myexp and not bulk and not cuda and not sparse"
-
-
+# Not the operator's name.
 PROTECTED = ("std::exp", "torch.exp", "vec_exp", "exp<A, N>", "op.Exp", "Exponential", "exp' = exp")
 
 
-def renamed(text):
-    """Return the source with `exp` renamed wherever it names the operator."""
+def rename(text):
+    """Return the source with the operator `exp` renamed to `myexp`."""
     for i, name in enumerate(PROTECTED):
         text = text.replace(name, f"@{i}@")
     text = re.sub(r"(?<![a-z])exp(?![a-z])", "myexp", text).replace("Exp", "MyExp")
@@ -37,9 +36,9 @@ def copy_operator(folder):
         shutil.copy(ROOT / name, folder / name)
     shutil.copytree(folder / "ops/exp", folder / "ops/myexp")
     for file in (folder / "ops/myexp").iterdir():
-        file.write_text(renamed(file.read_text()))
+        file.write_text(rename(file.read_text()))
     entry = folder / "tests/ops/entries/exp.py"
-    entry.with_name("myexp.py").write_text(renamed(entry.read_text()))
+    entry.with_name("myexp.py").write_text(rename(entry.read_text()))
     package = folder / "ops/__init__.py"
     lines = package.read_text().replace(
         "from ops.gelu", "from ops.myexp import MyExp, myexp  # noqa: E402\nfrom ops.gelu"
@@ -48,7 +47,7 @@ def copy_operator(folder):
 
 
 def build(folder):
-    """Compile the new operator's CPU source, and load it after ops/_C."""
+    """Compile the new operator's CPU source; load it after ops/_C."""
     subprocess.run(
         [
             *("g++", "-shared", "-fPIC", "-std=c++17", "-O1", "-w"),

@@ -1,4 +1,4 @@
-"""ONNX: every operator exported by its symbolic function, checked, and run by two runtimes."""
+"""ONNX functions of the operators, in ONNX Runtime and in onnx's reference evaluator."""
 
 import io
 import math
@@ -13,7 +13,7 @@ from tests.ops.operator_entry import Case
 from tests.ops.operators import OPERATORS, each_case, each_operator
 from tests.ops.tensors import as_tuple, inputs, join, split
 
-onnx = pytest.importorskip("onnx")  # the operators themselves do without
+onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
@@ -26,7 +26,7 @@ each_opset = pytest.mark.parametrize("opset", [17, 18, 20])
 
 
 class Call(nn.Module):
-    """An operator as the one layer of a network, which holds its parameters."""
+    """A module of one operator and its parameters."""
 
     def __init__(self, op, case, weights):
         super().__init__()
@@ -45,9 +45,9 @@ def feed(data):
 
 
 def evaluate(model, arrays):
-    """Runs onnx's own evaluator, which knows every opset that onnx does."""
+    """Run onnx's reference evaluator."""
     if "Scan" in str(model) and "need_context" not in vars(Scan):
-        pytest.skip("this onnx's evaluator runs a Scan's body without the names outside of it")
+        pytest.skip("this onnx version does not pass outer names to the body of Scan")
     return ReferenceEvaluator(model).run(None, arrays)
 
 
@@ -57,7 +57,7 @@ def export(op, case, tensors, opset=18, dynamic_axes=None):
     data, weights = split(op, tensors)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch's, of its own exporter
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch deprecates dynamo=False
         torch.onnx.export(
             Call(op, case, weights),
             tuple(data),
@@ -96,7 +96,7 @@ def test_runs_in_onnx_runtime(op, case, opset):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_ncrelu_keeps_infinities_nan_and_zeros_sign(dtype):
+def test_ncrelu_keeps_infinities_nan_and_signed_zeros(dtype):
     op = next(op for op in OPERATORS if op.name == "ncrelu")
     x = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 2.0, -2.0], dtype=dtype)
     (y,) = run(export(op, Case(((7,),), {"dim": 0}), (x,)), x)
@@ -106,7 +106,7 @@ def test_ncrelu_keeps_infinities_nan_and_zeros_sign(dtype):
 
 
 @each_case
-def test_graph_shows_the_operator_and_carries_its_meaning(op, case):
+def test_model_has_one_node_and_its_function(op, case):
     model = export(op, case, inputs(case, torch.float32))
     (node,) = [node for node in model.graph.node if node.domain == DOMAIN]
     (function,) = model.functions
@@ -121,8 +121,7 @@ def test_graph_shows_the_operator_and_carries_its_meaning(op, case):
 
 @each_case
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16], ids=str)
-def test_means_what_the_operator_does(op, case, dtype):
-    """onnx's own evaluator against the operator's float64 reference."""
+def test_reference_evaluator_matches_the_reference(op, case, dtype):
     tensors = inputs(case, dtype)
     model = export(op, case, tensors)
     arrays = evaluate(model, feed(split(op, tensors)[0]))
@@ -142,14 +141,14 @@ def test_means_what_the_operator_does(op, case, dtype):
         for index, case in enumerate(op.cases)
     ],
 )
-def test_the_dynamo_exporter_takes_the_same_meaning(op, case):
+def test_dynamo_exporter(op, case):
     tensors = inputs(case, torch.float32)
     data, weights = split(op, tensors)
     program = torch.onnx.export(
         Call(op, case, weights).eval(),
         tuple(data),
         dynamo=True,
-        opset_version=20,  # not the one it translates to
+        opset_version=20,  # other than the translation's own
         input_names=input_names(data),
         custom_translation_table=translation_table(),
         verbose=False,
@@ -162,7 +161,7 @@ def test_the_dynamo_exporter_takes_the_same_meaning(op, case):
 
 
 @each_operator
-def test_dimensions_can_be_dynamic(op):
+def test_dynamic_axes(op):
     case = op.cases[0]
     tensors = inputs(case, torch.float32)
     data, weights = split(op, tensors)

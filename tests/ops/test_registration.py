@@ -1,4 +1,4 @@
-"""A declaration that does not fit its operator's schema raises where it is made."""
+"""Declarations that do not match the operator's schema raise at registration."""
 
 import re
 
@@ -14,7 +14,7 @@ GELU, POOL = raw.gelu.default, raw.max_pool2d.default
 PARTS = elementwise(GELU, "gelu_backward(grad, input)")
 
 
-def refused(says, **parts):
+def assert_raises(says, **parts):
     with pytest.raises(TypeError, match=re.escape(says)):
         register(GELU, **{**PARTS, **parts})
 
@@ -34,7 +34,7 @@ def refused(says, **parts):
     ],
 )
 def test_wrong_formula(formula, says):
-    refused(says, backward=formula)
+    assert_raises(says, backward=formula)
 
 
 def test_formula_with_too_few_gradients():
@@ -43,25 +43,25 @@ def test_formula_with_too_few_gradients():
 
 
 @pytest.mark.parametrize("part", ["fake", "vmap", "jvp", "backward", "flops"])
-def test_function_of_other_arguments(part):
-    refused(f"gelu: {part} must take", **{part: lambda: None})
+def test_function_with_wrong_arguments(part):
+    assert_raises(f"gelu: {part} must take", **{part: lambda: None})
 
 
 def test_unknown_saved_tensor():
-    refused("saves=output: no tensor argument", backward=lambda a, b, c: (), saves=["output"])
-    refused("the gradient formula says what is saved", saves=["input"])
+    assert_raises("saves=output: no tensor argument", backward=lambda a, b, c: (), saves=["output"])
+    assert_raises("the gradient formula says what is saved", saves=["input"])
 
 
-def test_recorded_operator_of_other_arguments():
-    refused("recorded=ncrelu_with_signs takes other", recorded=raw.ncrelu_with_signs.default)
+def test_recorded_operator_with_other_arguments():
+    assert_raises("recorded=ncrelu_with_signs takes other", recorded=raw.ncrelu_with_signs.default)
 
 
-def test_elementwise_derivative_for_each_tensor():
+def test_elementwise_with_too_few_derivatives():
     with pytest.raises(TypeError, match="needs a derivative for each of grad_output, input"):
         elementwise(raw.gelu_backward.default, [torch.mul])
 
 
-def test_formula_names_what_is_saved():
+def test_formula_lists_saved_tensors_and_constants():
     formula = Formula(
         POOL,
         "max_pool2d_backward(grads[0], indices, kernel_size, stride, padding, dilation, "
@@ -74,7 +74,7 @@ def test_formula_names_what_is_saved():
     assert formula.grads == 1
 
 
-def test_linear_operator_has_no_tangent_by_its_constants():
+def test_linear_operator_ignores_tangents_of_constants():
     parts = linear(raw.ncrelu_backward.default, lambda *_: None, saves=["input"])
     outputs = (torch.ones(2),)
     assert not parts["jvp"]((None,), outputs, (None, torch.ones(2), None)).any()

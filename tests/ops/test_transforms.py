@@ -1,4 +1,4 @@
-"""torch.func: vmap over every choice of mapped dimensions, per-sample gradients, jacrev, jacfwd."""
+"""torch.func: vmap over every choice of in_dims, per-sample gradients, jacrev, jacfwd."""
 
 import itertools
 
@@ -15,14 +15,14 @@ BATCH = 3
 
 
 def in_dims_of(op):
-    """Every choice; of more than three tensors, those that map one, all or all but one."""
+    """Return every choice; with more than three tensors, those that map one, all or all but one."""
     tensors = len(op.cases[0].shapes)
     choices = itertools.product((None, 0, -1), repeat=tensors)
     mapped = [dims for dims in choices if any(d is not None for d in dims)]
     if tensors <= 3:
         return mapped
-    few = (tensors - 1, 1, 0)  # tensors that are not mapped
-    return [dims for dims in mapped if len(set(dims)) <= 2 and dims.count(None) in few]
+    unmapped = (tensors - 1, 1, 0)
+    return [dims for dims in mapped if len(set(dims)) <= 2 and dims.count(None) in unmapped]
 
 
 each_in_dims = pytest.mark.parametrize(
@@ -32,7 +32,7 @@ each_in_dims = pytest.mark.parametrize(
 
 
 def batched(op, in_dims, device="cpu"):
-    """Draws the typical inputs, with a dimension more where one is mapped."""
+    """Draw the first case's tensors, with a batch dimension at `in_dims`."""
     return [
         random(shape, torch.float64, device, seed=seed)
         if d is None
@@ -42,7 +42,7 @@ def batched(op, in_dims, device="cpu"):
 
 
 def one_by_one(function, in_dims, tensors):
-    """What vmap means: the function of every sample, stacked."""
+    """Compute vmap's reference: the function of each sample, stacked."""
     samples = [
         function(
             *(x if d is None else x.select(d, i) for x, d in zip(tensors, in_dims, strict=True))
@@ -53,7 +53,7 @@ def one_by_one(function, in_dims, tensors):
 
 
 def typical(op, function=None):
-    """Returns the operator as a function of its tensors, and a loss made of all its outputs."""
+    """Return the first case as a function of its tensors, and a scalar loss of all outputs."""
 
     def outputs(*tensors):
         return (function or op.function)(*tensors, **op.cases[0].kwargs)
@@ -83,7 +83,6 @@ def test_vmap(op, in_dims, device):
 
 @each_in_dims
 def test_vmap_of_grad(op, in_dims):
-    """Per-sample gradients: the backward operator under vmap."""
     _, loss = typical(op)
     gradient = grad(loss, argnums(op))
     tensors = batched(op, in_dims)
@@ -103,13 +102,12 @@ def test_vmap_of_vmap(op):
 
 @each_operator
 def test_grad_of_vmap(op):
-    """A gradient through a mapped operator."""
     function, _ = typical(op)
     in_dims = tuple(0 for _ in op.cases[0].shapes)
     tensors = batched(op, in_dims)
 
-    def total(how):
-        return lambda *tensors: sum(y.square().sum() for y in as_tuple(how(*tensors)))
+    def total(function):
+        return lambda *tensors: sum(y.square().sum() for y in as_tuple(function(*tensors)))
 
     actual = grad(total(vmap(function)), argnums(op))(*tensors)
     looped = total(lambda *tensors: one_by_one(function, in_dims, tensors))
@@ -151,7 +149,6 @@ def test_jacrev_of_grad(op):
 
 @each_operator
 def test_jvp(op):
-    """The derivative in a direction, by each tensor alone."""
     (function, _), (reference, _) = typical(op), typical(op, op.reference)
     tensors = inputs(op.cases[0])
     for i, x in enumerate(tensors):
@@ -173,8 +170,8 @@ def test_second_derivatives(op, outer, inner):
 
 @each_device
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
-def test_vmap_beyond_the_channels_of_a_cuda_grid(layout, device):
-    """Samples become channels; a CUDA grid has 65,535 of them in its second dimension."""
+def test_vmap_splits_more_channels_than_a_cuda_grid(layout, device):
+    """Map samples to channels: gridDim.y is at most 65,535."""
     samples, channels = 3, 30_000
     x = random((samples, 1, channels, 3, 3), torch.float32, device)
     x = lay_out(x[:, 0], layout)[:, None]

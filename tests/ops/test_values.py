@@ -25,7 +25,7 @@ EXTREMES = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0)
 
 
 def check(op, case, dtype, tensors, layout="contiguous"):
-    """Compares outputs and all gradients; the gradients of the outputs come in `layout` too."""
+    """Compare outputs and gradients with the reference; grad_output has `layout`, too."""
     actual = as_tuple(op.function(*tensors, **case.kwargs))
     exact = double(tensors)
     expected = as_tuple(op.reference(*exact, **case.kwargs))
@@ -50,8 +50,8 @@ def test_matches_reference(op, case, dtype, layout, device):
 
 @each_device
 @each_case
-def test_gradient_without_strides(op, case, device):
-    """`.sum()` sends a gradient that is one number, expanded."""
+def test_expanded_gradient(op, case, device):
+    """Compare gradients of `.sum()`, whose grad_output has zero strides."""
     tensors = inputs(case, torch.float64, device, requires_grad=True)
     exact = double(tensors)
     for function, args in ((op.function, tensors), (op.reference, exact)):
@@ -65,7 +65,6 @@ def test_gradient_without_strides(op, case, device):
 @each_dtype
 @each_operator
 def test_many_elements(op, dtype, device):
-    """Enough for several threads or blocks, and odd enough for every vector loop to have a rest."""
     tensors = inputs(op.bulk, dtype, device, requires_grad=True)
     check(op, op.bulk, dtype, tensors)
 
@@ -93,7 +92,6 @@ def test_keeps_memory_format(op, case, device):
 @each_dtype
 @each_operator
 def test_extreme_values(op, dtype, device):
-    """NaN, infinities, zeros and the largest numbers among the first tensor's elements."""
     case = op.cases[0]
     largest = min(torch.finfo(dtype).max, op.largest)
     tensors = inputs(case, dtype, device)
@@ -108,7 +106,7 @@ def test_extreme_values(op, dtype, device):
     actual += tuple(gradients(actual, tensors, grads))
     expected += tuple(gradients(expected, exact, double(grads)))
     for i, (a, e) in enumerate(zip(actual, expected, strict=True), start=-len(grads)):
-        rounded = e.to(dtype).double()  # overflows to infinity where `dtype` does
+        rounded = e.to(dtype).double()  # with the dtype's overflow to infinity
         if device == "cuda" and i == op.nan_gradient:
             rounded[a.isnan()] = torch.nan
         epsilon = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
@@ -119,7 +117,7 @@ def test_extreme_values(op, dtype, device):
 @each_device
 @each_operator
 def test_negative_view(op, device):
-    """A lazily negated tensor (its bit says so, its memory does not) counts with its values."""
+    """Compare a tensor with the negative bit, whose memory has the other sign."""
     case = op.cases[0]
     tensors = inputs(case, torch.float32, device)
     negated = torch.complex(tensors[0], -tensors[0]).conj().imag

@@ -1,5 +1,3 @@
-"""depthwise_conv2d in the tests' table."""
-
 from functools import partial
 
 import torch
@@ -22,7 +20,7 @@ def reference(
     padding: int | tuple[int, int] = 0,
     dilation: int | tuple[int, int] = 1,
 ) -> Tensor:
-    """The sum over the filter's taps, written out. F.conv2d is the other reference: see there."""
+    """Sum over the taps; test_depthwise_conv2d.py compares with F.conv2d."""
     (sh, sw), (ph, pw), (dh, dw) = pairs(stride, padding, dilation)
     kh, kw = weight.shape[-2:]
     ho = (x.shape[-2] + 2 * ph - dh * (kh - 1) - 1) // sh + 1

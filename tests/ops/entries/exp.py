@@ -1,5 +1,3 @@
-"""exp in the tests' table."""
-
 import torch
 
 from ops import Exp, exp

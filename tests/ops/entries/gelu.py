@@ -1,5 +1,3 @@
-"""gelu in the tests' table."""
-
 import torch
 
 from ops import GELU, gelu

@@ -1,5 +1,3 @@
-"""global_avg_pool2d in the tests' table."""
-
 import torch
 
 from ops import GlobalAvgPool2d, global_avg_pool2d

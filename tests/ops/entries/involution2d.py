@@ -1,5 +1,3 @@
-"""involution2d in the tests' table."""
-
 from functools import partial
 
 import torch
@@ -20,7 +18,6 @@ def reference(
     padding: int | tuple[int, int] = 0,
     dilation: int | tuple[int, int] = 1,
 ) -> Tensor:
-    """The windows unfolded, times their kernels, summed."""
     (sh, sw), (ph, pw), (dh, dw) = pairs(stride, padding, dilation)
     _, groups, kh, kw, _, _ = weight.shape
     padded = F.pad(x, (pw, pw, ph, ph))
@@ -31,8 +28,8 @@ def reference(
     return (windows * kernels).sum((-2, -1)).flatten(1, 2)
 
 
-def applied(module: Involution2d, x: Tensor) -> Tensor:
-    """The layer, its parts one by one, in training."""
+def module_reference(module: Involution2d, x: Tensor) -> Tensor:
+    """Compute the layer from its parts, in training mode."""
     reduced = F.conv2d(x, module.reduce.weight)
     normed = F.batch_norm(reduced, None, None, module.norm.weight, module.norm.bias, training=True)
     spanned = F.conv2d(normed.relu(), module.span.weight, module.span.bias)
@@ -61,7 +58,7 @@ OPERATOR = Operator(
     autocast="region",
     module=partial(Involution2d, 6, 3, group_channels=2),
     state=1,
-    applies=applied,
+    module_reference=module_reference,
     wrong=(
         Wrong(lambda: involution2d(1, W), TypeError, "input … int"),
         Wrong(lambda: involution2d(X, None), TypeError, "weight … NoneType"),

@@ -1,5 +1,3 @@
-"""lltm in the tests' table."""
-
 from functools import partial
 
 import torch
@@ -25,7 +23,7 @@ def shapes(t: int, n: int, i: int, s: int, bias: bool = True) -> tuple[Shape | N
 
 
 X, W, B, H = (torch.ones(s) for s in ((5, 2, 3), (12, 7), (12,), (2, 4)))
-P, MASK = torch.ones(5, 2, 12), [True] * 5  # products; gradients that are wanted
+P, MASK = torch.ones(5, 2, 12), [True] * 5  # products, output_mask
 
 OPERATOR = Operator(
     name="lltm",
@@ -44,8 +42,8 @@ OPERATOR = Operator(
     module=partial(LLTM, 7, 3),
     saves="both",
     roundings=6,
-    products=True,
-    samples=1,
+    uses_matmul=True,
+    batch_dim=1,
     state=2,
     largest=1e3,
     wrong=(

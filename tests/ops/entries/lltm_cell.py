@@ -1,5 +1,3 @@
-"""lltm_cell in the tests' table."""
-
 from functools import partial
 
 import torch
@@ -13,7 +11,7 @@ from tests.ops.operator_entry import Case, Operator, Shape, Wrong, raw
 def reference(
     input: Tensor, weights: Tensor, bias: Tensor | None, old_h: Tensor, old_cell: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Written as in PyTorch's tutorial on C++ extensions."""
+    """Compute the cell as PyTorch's tutorial on C++ extensions does."""
     gates = F.linear(torch.cat((old_h, input), -1), weights, bias)
     input_gate, output_gate, candidate = gates.chunk(3, -1)
     new_cell = old_cell + F.elu(candidate) * torch.sigmoid(input_gate)
@@ -25,7 +23,7 @@ def shapes(n: int, i: int, s: int, bias: bool = True) -> tuple[Shape | None, ...
 
 
 X, W, B, H = (torch.ones(s) for s in ((2, 3), (12, 7), (12,), (2, 4)))
-P, MASK = torch.ones(2, 12), [True] * 5  # products; gradients that are wanted
+P, MASK = torch.ones(2, 12), [True] * 5  # products, output_mask
 
 OPERATOR = Operator(
     name="lltm_cell",
@@ -36,7 +34,7 @@ OPERATOR = Operator(
         Case(shapes(2, 3, 8, bias=False)),
         Case(shapes(1, 1, 1)),
         Case(shapes(20, 2, 17)),
-        Case(shapes(34, 3, 4)),  # more than CUDA's kernels for short batches take
+        Case(shapes(34, 3, 4)),  # beyond CUDA's kernels for short batches
     ),
     resized=shapes(4, 9, 5),
     empty=(Case(shapes(0, 3, 4)), Case(shapes(2, 0, 4)), Case(shapes(2, 3, 0))),
@@ -45,7 +43,7 @@ OPERATOR = Operator(
     autocast="region",
     module=partial(LLTMCell, 9, 5),
     roundings=3,
-    products=True,
+    uses_matmul=True,
     state=2,
     largest=1e3,
     wrong=(

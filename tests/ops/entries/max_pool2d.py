@@ -1,5 +1,3 @@
-"""max_pool2d in the tests' table."""
-
 import torch
 import torch.nn.functional as F
 
@@ -7,7 +5,7 @@ from ops import MaxPool2d, max_pool2d
 from tests.ops.operator_entry import Case, Operator, Wrong, raw
 
 X, Y = torch.ones(2, 3, 6, 4), torch.ones(2, 3, 3, 2)
-PLACES = torch.zeros(2, 3, 3, 2, dtype=torch.uint8)
+INDICES = torch.zeros(2, 3, 3, 2, dtype=torch.uint8)
 WINDOWS = ([2, 2], [2, 2], [0, 0], [1, 1], False)  # as torch.ops takes them
 
 OPERATOR = Operator(
@@ -50,27 +48,27 @@ OPERATOR = Operator(
             lambda: raw.max_pool2d(X, [2, 2, 2], *WINDOWS[1:]), RuntimeError, "kernel_size … two"
         ),
         Wrong(
-            lambda: raw.max_pool2d_backward(Y[0], PLACES, *WINDOWS, 6, 4, False),
+            lambda: raw.max_pool2d_backward(Y[0], INDICES, *WINDOWS, 6, 4, False),
             RuntimeError,
             "grad_output … [N, C, Ho, Wo] … [3, 3, 2]",
         ),
         Wrong(
-            lambda: raw.max_pool2d_backward(X, PLACES, *WINDOWS, 6, 4, False),
+            lambda: raw.max_pool2d_backward(X, INDICES, *WINDOWS, 6, 4, False),
             RuntimeError,
             "grad_output … [2, 3, 3, 2] … [2, 3, 6, 4]",
         ),
         Wrong(
-            lambda: raw.max_pool2d_backward(Y, PLACES[1:], *WINDOWS, 6, 4, False),
+            lambda: raw.max_pool2d_backward(Y, INDICES[1:], *WINDOWS, 6, 4, False),
             RuntimeError,
             "indices … [2, 3, 3, 2] … [1, 3, 3, 2]",
         ),
         Wrong(
-            lambda: raw.max_pool2d_backward(Y, PLACES.long(), *WINDOWS, 6, 4, False),
+            lambda: raw.max_pool2d_backward(Y, INDICES.long(), *WINDOWS, 6, 4, False),
             RuntimeError,
             "indices … dtype",
         ),
         Wrong(
-            lambda: raw.max_pool2d_backward(Y, PLACES, *WINDOWS, 0, 4, False),
+            lambda: raw.max_pool2d_backward(Y, INDICES, *WINDOWS, 0, 4, False),
             RuntimeError,
             "kernel … 2 … 0",
         ),

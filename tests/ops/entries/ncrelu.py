@@ -1,5 +1,3 @@
-"""ncrelu in the tests' table."""
-
 import torch
 from torch import Tensor
 
@@ -7,11 +5,11 @@ from ops import NCReLU, ncrelu
 from tests.ops.operator_entry import Case, Operator, Wrong, raw
 
 X = torch.ones(2, 3, 5, 4)
-SIGNS = torch.zeros(15, dtype=torch.uint8)  # of 60 elements: X may be a gradient, halved in dim 3
+SIGNS = torch.zeros(15, dtype=torch.uint8)  # of 60 elements, for X as a gradient with dim=3
 
 
 def reference(x: Tensor, dim: int = 1) -> Tensor:
-    """NaN stays NaN in both halves; like zero, it has no gradient."""
+    """Concatenate both halves; NaN stays NaN, and its gradient is zero."""
     positive = torch.where(x > 0, x, x.detach().clamp(min=0))
     negative = torch.where(x < 0, x, x.detach().clamp(max=0))
     return torch.cat((positive, negative), dim)
