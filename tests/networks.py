@@ -1,4 +1,4 @@
-"""Networks that several test files use: trained once, for all of pytest's workers."""
+"""Trained networks, shared by test files and pytest workers."""
 
 import fcntl
 import os
@@ -11,7 +11,7 @@ HAS_MNIST = (DATA_ROOT / "MNIST" / "raw").is_dir()
 
 
 def common_folder(tmp_path_factory):
-    """A folder that all workers of this pytest have in common; TRAINED_NETWORKS: one that stays."""
+    """Return the folder shared by all pytest workers, or TRAINED_NETWORKS, which persists."""
     if kept := os.environ.get("TRAINED_NETWORKS"):
         return Path(kept)
     own = tmp_path_factory.getbasetemp()
@@ -19,25 +19,25 @@ def common_folder(tmp_path_factory):
 
 
 @contextmanager
-def exclusively(folder):
-    """Keep the other workers out until the block ends."""
+def folder_lock(folder):
+    """Lock `folder` against other workers."""
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def train_once(folder, name, model, data_root=DATA_ROOT):
-    """Return the run folder of a network, trained by whichever worker comes first.
+    """Return the run folder of a network; the first worker trains it.
 
     Args:
-        folder: As `common_folder` returns.
-        name: Of the network.
+        folder: The result of `common_folder`.
+        name: Name of the network.
         model: Fields of `ModelConfig`.
-        data_root: Where MNIST is; digits are taken where it is not.
+        data_root: Folder of MNIST; without it the network is trained on digits.
     """
     outputs = folder / f"trained-{name}"
     outputs.mkdir(exist_ok=True)
-    with exclusively(outputs):
+    with folder_lock(outputs):
         if not any(outputs.rglob("best.pt")):
             _train(outputs, model, data_root)
     (best,) = outputs.rglob("best.pt")
@@ -49,7 +49,7 @@ def small_mnist(folder, training_images=10_000, test_images=1000):
     root = folder / "small-mnist"
     raw = root / "MNIST" / "raw"
     counts = {"train": training_images, "t10k": test_images}
-    with exclusively(folder):
+    with folder_lock(folder):
         for part, count in counts.items() if HAS_MNIST and not raw.is_dir() else ():
             raw.mkdir(parents=True, exist_ok=True)
             for name, header, size in (("images-idx3", 16, 784), ("labels-idx1", 8, 1)):

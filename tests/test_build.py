@@ -1,4 +1,4 @@
-"""setup.py: what it builds, with which flags, what it says when it cannot. Nothing is compiled."""
+"""setup.py: extensions, flags and errors, without compilation."""
 
 import ast
 import os
@@ -19,7 +19,10 @@ VARIABLES = ("USE_CUDA", "FORCE_CUDA", "TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "DEB
 
 @pytest.fixture
 def plan(monkeypatch):
-    """Runs setup.py beside a CUDA build of torch and no GPU, and returns what it would build."""
+    """Return a function that runs setup.py and returns its arguments of setuptools.setup.
+
+    torch is a CUDA build without a GPU.
+    """
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(torch, "__version__", "2.15.0+cu130")
     monkeypatch.setattr(torch.version, "git_version", "0123456789abcdef")
@@ -52,7 +55,7 @@ def flags(plan):
 
 
 def error(plan, **variables):
-    """Returns the line that a failing setup.py leaves."""
+    """Return the one-line error of setup.py."""
     with pytest.raises(SystemExit) as raised:
         plan(**variables)
     message = raised.value.code
@@ -62,7 +65,7 @@ def error(plan, **variables):
 
 @pytest.fixture
 def toolkit(tmp_path):
-    """A folder that looks like a CUDA toolkit of the version asked for."""
+    """Return a function that makes a fake CUDA toolkit of a given version."""
 
     def make(version):
         (tmp_path / "bin").mkdir()
@@ -78,14 +81,14 @@ def toolkit(tmp_path):
     return make
 
 
-def test_without_torch(plan, monkeypatch):
+def test_missing_torch_raises(plan, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     assert error(plan).startswith(
         "error: building lenet-ops needs PyTorch: run `pip install -r requirements.txt`"
     )
 
 
-def test_with_an_old_torch(plan, monkeypatch):
+def test_old_torch_raises(plan, monkeypatch):
     monkeypatch.setattr(torch, "__version__", "2.9.0")
     assert error(plan) == "error: building lenet-ops needs torch >= 2.10, this is 2.9.0"
 
@@ -95,25 +98,23 @@ def test_cpu_and_cuda(plan, toolkit):
     assert set(extensions(cuda)) == {"ops._C", EAGER, "ops._C_cuda"}
     both_compilers = extensions(cuda)["ops._C_cuda"].extra_compile_args
     assert all("-DUSE_CUDA" in both_compilers[name] for name in ("cxx", "nvcc"))
-    assert os.environ["TORCH_CUDA_ARCH_LIST"] == "8.0;9.0+PTX"  # there is no GPU to ask
+    assert os.environ["TORCH_CUDA_ARCH_LIST"] == "8.0;9.0+PTX"  # no GPU
 
 
 @pytest.mark.parametrize(("version", "known"), [("13.0", True), ("12.8", True), ("12.6", False)])
-def test_device_code_is_compressed_where_nvcc_can(plan, toolkit, monkeypatch, version, known):
+def test_device_code_is_compressed_if_nvcc_supports_it(plan, toolkit, monkeypatch, version, known):
     monkeypatch.setattr(torch.version, "cuda", version)
     nvcc = extensions(plan(CUDA_HOME=toolkit(version)))["ops._C_cuda"].extra_compile_args["nvcc"]
     assert ("--compress-mode=size" in nvcc) == known
 
 
-def test_kernels_keep_to_the_stable_abi(plan, toolkit):
-    """And what uses the rest of PyTorch is built under a name that only that PyTorch looks for."""
+def test_kernels_use_the_stable_abi(plan, toolkit):
     for name, extension in extensions(plan(CUDA_HOME=toolkit("13.2"))).items():
         for options in extension.extra_compile_args.values():
             assert ("-DTORCH_TARGET_VERSION=0x020a000000000000" in options) == (name != EAGER)
 
 
 def test_eager_library_is_named_after_the_build_of_torch(plan, monkeypatch):
-    """Two builds of one version need not fit the same library."""
     assert EAGER in extensions(plan(USE_CUDA="0"))
     monkeypatch.setattr(torch.version, "git_version", "fedcba9876543210")
     assert "ops._C_eager_2_15_0_cu130_fedcba98" in extensions(plan(USE_CUDA="0"))
@@ -130,7 +131,7 @@ def test_use_cuda_0(plan, toolkit):
     assert set(extensions(plan(CUDA_HOME=toolkit("13.2"), USE_CUDA="0"))) == {"ops._C", EAGER}
 
 
-def test_no_toolkit_means_cpu_only(plan, tmp_path, capfd):
+def test_missing_toolkit_builds_cpu_only(plan, tmp_path, capfd):
     assert set(extensions(plan(CUDA_HOME=str(tmp_path)))) == {"ops._C", EAGER}
     assert (
         "lenet-ops: building for the CPU only: no CUDA toolkit (nvcc and libcudart) in "
@@ -171,7 +172,7 @@ def test_architectures_of_visible_gpus(plan, toolkit, monkeypatch):
 
 
 @pytest.mark.parametrize("chosen", ["6.1", "5.2+PTX;9.0", "9.0 6.0"])
-def test_architectures_that_are_too_old(plan, toolkit, chosen):
+def test_old_architecture_raises(plan, toolkit, chosen):
     line = error(plan, CUDA_HOME=toolkit("13.2"), TORCH_CUDA_ARCH_LIST=chosen)
     assert line.startswith("error: the CUDA kernels need compute capability 7.0 or newer, not ")
 
@@ -187,7 +188,6 @@ def test_wheel_tag(plan):
 
 
 def test_versions_and_requirements_agree():
-    """What is written in several places is the same everywhere."""
     setup = (ROOT / "setup.py").read_text()
     assert f"TORCH_TARGET = {library.TORCH_TARGET}" in setup
     oldest = ".".join(map(str, library.TORCH_TARGET))
@@ -202,7 +202,7 @@ def requirements(name):
     return [line for line in lines if not line.startswith("#")]
 
 
-def test_requirements_txt_has_all_that_the_extras_have():
+def test_requirements_txt_includes_all_extras():
     pyproject = (ROOT / "pyproject.toml").read_text()
     declared = set(re.findall(r'"(requirements/\w+\.txt)"', pyproject))
     included = {

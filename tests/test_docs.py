@@ -1,4 +1,4 @@
-"""The code that the documentation shows is the code that stands in the files."""
+"""Excerpts and file names in docs/."""
 
 import re
 from pathlib import Path
@@ -16,13 +16,13 @@ EXCERPTS = [
 
 
 @pytest.mark.parametrize(("file", "code"), EXCERPTS)
-def test_excerpt(file, code):
+def test_excerpt_matches_file(file, code):
     assert code in (ROOT / file).read_text()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_named_files_exist(page):
-    """Files named like `ops/gelu.py`; an `x` stands for any operator's name."""
+    """Check paths such as `ops/gelu/op.h`; `x` stands for an operator's name."""
     names = re.findall(r"`((?:ops|app|conf|docs|scripts|tests)/[\w./-]+\.\w+)`", page.read_text())
     for name in names:
         assert (ROOT / re.sub(r"/x(?=[./])", "/gelu", name)).exists(), name

@@ -1,4 +1,4 @@
-"""Runs for the tests that need one: trained on the bundled digits, which need no network."""
+"""Fixtures for tests of app/: runs trained on scikit-learn's digits, offline."""
 
 import os
 import subprocess
@@ -13,16 +13,21 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
-def event_files_in_order():
-    """Number event files from 0, as a process does: TensorBoard reads 10 before 9."""
+def reset_event_file_numbers():
+    """Number event files from 0, as a new process does: TensorBoard reads 10 before 9."""
     from tensorboard.summary.writer import event_file_writer
 
     event_file_writer._global_uid = event_file_writer.AtomicCounter(0)
 
 
+@pytest.fixture
+def short_latency_benchmark(monkeypatch):
+    monkeypatch.setattr("app.export.model_card.BUDGET_S", 0.01)
+
+
 @pytest.fixture(scope="session")
 def trained_run(tmp_path_factory):
-    """The folder of a run that has learned something."""
+    """Return the folder of a run with a trained network."""
     import torch
 
     from app.config.schema import DataConfig, LeNetConfig, OptimConfig, TrainConfig, TrainerConfig
@@ -30,7 +35,7 @@ def trained_run(tmp_path_factory):
 
     outputs = tmp_path_factory.mktemp("outputs")
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # so small a network only waits for a second one
+    torch.set_num_threads(1)  # faster for a network of this size
     train(
         TrainConfig(
             model=LeNetConfig("ncrelu", "depthwise"),
@@ -48,7 +53,7 @@ def trained_run(tmp_path_factory):
 
 @pytest.fixture
 def make_run(tmp_path):
-    """Makes the folder of a run that has learned nothing: fast, for any kind of network."""
+    """Return a function that makes a run folder with an untrained network of any kind."""
     import torch
 
     from app.config.schema import LeNetConfig, LLTMConfig
@@ -82,7 +87,7 @@ def make_run(tmp_path):
 
 @pytest.fixture
 def predictions():
-    """Six images of three classes: two mistakes, the last the surer one."""
+    """Return predictions of six images in three classes, with two mistakes."""
     import torch
 
     from app.inference.metrics import Predictions
@@ -94,7 +99,7 @@ def predictions():
 
 @pytest.fixture
 def command(tmp_path):
-    """Runs `python -m <module> <overrides>` in an empty folder: the finished process."""
+    """Return a function that runs `python -m MODULE OVERRIDES` in an empty folder."""
 
     def run(module, *overrides, **environment):
         inherited = {k: v for k, v in os.environ.items() if k != "HYDRA_FULL_ERROR"}
@@ -114,7 +119,7 @@ def command(tmp_path):
 
 @pytest.fixture
 def one_thread():
-    """Threads of several tests at once would wait for each other."""
+    """Run torch with one thread: parallel tests share the cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

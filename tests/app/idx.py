@@ -1,8 +1,9 @@
-"""Small data sets in the files that torchvision would have downloaded."""
+"""Small data sets in torchvision's file formats, and random images."""
 
 from pathlib import Path
 
 import numpy as np
+import torch
 
 FILES = {
     "MNIST": ("train-{}-idx{}-ubyte", "t10k-{}-idx{}-ubyte"),
@@ -12,6 +13,11 @@ FILES = {
 }
 
 
+def random_images(count):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 256, (count, 1, 28, 28), dtype=torch.uint8, generator=generator)
+
+
 def encode_idx(array):
     kind = {"uint8": 8, "int32": 12}[array.dtype.name]
     header = bytes([0, 0, kind, array.ndim]) + np.array(array.shape, ">i4").tobytes()
@@ -19,7 +25,7 @@ def encode_idx(array):
 
 
 def digit_images(count, seed):
-    """Ten classes that are easy to tell apart: a bright bar whose place is the label."""
+    """Return images and labels of ten easy classes: the label is the row of a bright bar."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, 10, count).astype(np.uint8)
     images = rng.integers(0, 60, (count, 28, 28)).astype(np.uint8)
@@ -29,7 +35,7 @@ def digit_images(count, seed):
 
 
 def write_dataset(root, name="MNIST", sizes=(300, 100)):
-    """Write the four files below `root` and return their folder."""
+    """Write the data set's four files and return their folder."""
     folder = Path(root) / name / "raw"
     folder.mkdir(parents=True)
     for seed, (template, count) in enumerate(zip(FILES[name], sizes, strict=True)):

@@ -17,14 +17,14 @@ INVOLUTION = (
 PARAMETERS = {
     ("relu", "standard"): STANDARD,
     ("gelu", "standard"): STANDARD,
-    # every layer but the first takes twice as many channels
+    # all layers but the first have twice the input channels
     ("ncrelu", "standard"): STANDARD + 6 * 25 * 16 + 400 * 120 + 120 * 84 + 84 * 10,
     ("relu", "depthwise"): 25 + 2 * 6 + 6 * 25 + 7 * 16 + 401 * 120 + 121 * 84 + 85 * 10,
     ("gelu", "depthwise"): 25 + 2 * 6 + 6 * 25 + 7 * 16 + 401 * 120 + 121 * 84 + 85 * 10,
-    # 1x1, then reduce, normalise and span to 2 groups of 5x5; 7x7 pixels are left
+    # 1x1, reduce, norm, span to 2 groups of 5x5; the features are 7x7
     ("relu", "involution"): INVOLUTION,
     ("ncrelu", "depthwise"): 25 + 2 * 6 + 12 * 25 + 13 * 16 + 801 * 120 + 241 * 84 + 169 * 10,
-    # convolutions of 3x3 and 1x1 in the place of the fully connected layers
+    # 3x3 and 1x1 convolutions instead of fully connected layers
     ("relu", "standard", "gap"): 26 * 6 + (6 * 25 + 1) * 16 + (16 * 9 + 1) * 120 + 121 * 10,
     ("ncrelu", "depthwise", "gap"): 25 + 2 * 6 + 12 * 25 + 13 * 16 + 32 * 9 + 33 * 120 + 241 * 10,
 }
@@ -45,13 +45,13 @@ def test_shapes_parameters_and_gradients(kind):
     ("act", "conv", "operators"),
     [("gelu", "depthwise", (GELU, DepthwiseConv2d)), ("ncrelu", "standard", (NCReLU, nn.Conv2d))],
 )
-def test_the_layers_are_our_operators(act, conv, operators):
+def test_layers_are_custom_operators(act, conv, operators):
     kinds = {type(module) for module in build_model(LeNetConfig(act, conv), 10).modules()}
     assert kinds >= set(operators)
     assert nn.ReLU not in kinds
 
 
-def test_the_recurrent_network_reads_rows():
+def test_lltm_network_reads_rows():
     model = build_model(LLTMConfig(), num_classes=10)
     assert count_parameters(model) == 3 * 128 * (128 + 28 + 1) + 129 * 10
     images = torch.randn(3, 1, 28, 28)
@@ -69,7 +69,7 @@ def test_number_of_classes():
     assert build_model(LeNetConfig(), num_classes=3)(torch.zeros(2, 1, 28, 28)).shape == (2, 3)
 
 
-def test_the_pooling_head_takes_any_size():
+def test_gap_head_accepts_any_size():
     pooling = build_model(LeNetConfig(head="gap"), num_classes=3)
     assert any(isinstance(module, GlobalAvgPool2d) for module in pooling.modules())
     for size in ((LEAST_SIDE, LEAST_SIDE), (13, 40), (28, 28)):
@@ -79,7 +79,7 @@ def test_the_pooling_head_takes_any_size():
             model(torch.zeros(1, 1, side, side))
 
 
-def test_pooling_before_ncrelu_is_pooling_after_it():
+def test_max_pool_commutes_with_ncrelu():
     input = torch.randn(4, 6, 8, 8)
     pool, ncrelu = MaxPool2d(2), NCReLU()
     torch.testing.assert_close(ncrelu(pool(input)), pool(ncrelu(input)), rtol=0, atol=0)
@@ -92,7 +92,7 @@ def test_frozen_parameters_are_not_counted():
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
-def test_a_convolution_of_one_channel_is_one(device):
+def test_one_channel_conv2d_matches_conv2d(device):
     ours = OneChannelConv2d(1, 6, 5, padding=2).double().to(device)
     input = torch.randn(3, 1, 28, 28, dtype=torch.float64, device=device)
     results = []

@@ -25,12 +25,12 @@ def picture(path, text, size=100):
 
 @pytest.fixture
 def cfg(trained_run, tmp_path):
-    """The trained run's folder is shared: what is written goes beside a copy of its checkpoint."""
+    """Return a configuration with a copy of the shared checkpoint."""
     (tmp_path / "best.pt").write_bytes((trained_run / "best.pt").read_bytes())
     return PredictConfig(checkpoint=str(tmp_path / "best.pt"), device="cpu")
 
 
-def test_test_images_are_predicted_into_csv_and_png(cfg, trained_run, tmp_path, capsys):
+def test_test_set_predictions_are_written_as_csv_and_png(cfg, trained_run, tmp_path, capsys):
     predict(cfg)
     output = capsys.readouterr().out
     accuracy = read_summary(trained_run)["test_accuracy"]
@@ -53,12 +53,12 @@ def test_test_images_are_predicted_into_csv_and_png(cfg, trained_run, tmp_path, 
     ]
 
 
-def test_a_replaced_data_set_is_named(make_run, capsys):
+def test_fallback_data_set_is_printed(make_run, capsys):
     predict(PredictConfig(checkpoint=str(make_run(fallback_from="mnist")), device="cpu"))
     assert capsys.readouterr().out.startswith("digits (instead of mnist) test: ")
 
 
-def test_a_folder_of_pictures_is_predicted(cfg, tmp_path, capsys):
+def test_folder_of_pictures(cfg, tmp_path, capsys):
     folder = tmp_path / "pictures"
     folder.mkdir()
     for text in "0147":
@@ -86,7 +86,7 @@ def test_torch_and_onnx_print_the_same(cfg, tmp_path, capsys):
         assert printed[0] == printed[1] != ""
 
 
-def test_csv_and_json_leave_stdout_to_programs(cfg, tmp_path, capsys):
+def test_csv_and_json_print_only_data_to_stdout(cfg, tmp_path, capsys):
     predict(replace(cfg, format="json"))
     output = capsys.readouterr()
     assert json.loads(output.out)["images"] == 359
@@ -95,7 +95,7 @@ def test_csv_and_json_leave_stdout_to_programs(cfg, tmp_path, capsys):
     assert capsys.readouterr().out == (tmp_path / "predictions.csv").read_text()
 
 
-def test_standard_input_holds_a_picture_or_names(cfg, tmp_path, capsys, monkeypatch):
+def test_standard_input_is_a_picture_or_file_names(cfg, tmp_path, capsys, monkeypatch):
     for text in "17":
         picture(tmp_path / f"{text}.png", text)
     names = f"{tmp_path}/1.png\n\n{tmp_path}/7.png\n".encode()
@@ -119,7 +119,7 @@ def test_standard_input_holds_a_picture_or_names(cfg, tmp_path, capsys, monkeypa
         assert str(raised.value) == says
 
 
-def test_invert_reaches_the_pictures(cfg, tmp_path, capsys):
+def test_invert_is_applied(cfg, tmp_path, capsys):
     picture(tmp_path / "1.png", "1")
     predict(replace(cfg, input=str(tmp_path / "1.png"), invert=True))
     detected = capsys.readouterr().out
@@ -130,7 +130,6 @@ def test_invert_reaches_the_pictures(cfg, tmp_path, capsys):
 
 
 def test_unframed_pictures_keep_their_size(make_run, tmp_path, capsys):
-    """Unframed, a picture of a test image is that image; others keep their size."""
     folder = make_run(head="gap")
     export(ExportConfig(checkpoint=str(folder)))
     pictures = tmp_path / "pictures"
@@ -159,7 +158,7 @@ def test_unframed_pictures_keep_their_size(make_run, tmp_path, capsys):
         ("fc", (28, 30), "28x30 pixels; with frame=false this network takes 28x28"),
     ],
 )
-def test_unframed_pictures_of_other_sizes_are_refused(make_run, tmp_path, head, size, says):
+def test_unframed_picture_of_wrong_size_raises(make_run, tmp_path, head, size, says):
     file = tmp_path / "a.png"
     image = Image.new("L", size)
     image.paste(255, (4, 4, 7, 9))
@@ -168,7 +167,7 @@ def test_unframed_pictures_of_other_sizes_are_refused(make_run, tmp_path, head, 
     with pytest.raises(UserError) as raised:
         predict(replace(cfg, frame=False))
     assert str(raised.value) == f"input={file}: {says}"
-    predict(cfg)  # framed, any picture fits
+    predict(cfg)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +187,7 @@ def test_unframed_pictures_of_other_sizes_are_refused(make_run, tmp_path, head, 
         ({"checkpoint": None, "outputs": "empty"}, "no run under {}/empty"),
     ],
 )
-def test_wrong_usage_is_one_line(cfg, tmp_path, capsys, changes, says):
+def test_usage_error_is_one_line(cfg, tmp_path, capsys, changes, says):
     (tmp_path / "note.txt").write_text("hello")
     (tmp_path / "empty").mkdir()
     (tmp_path / "half.pt").write_bytes((tmp_path / "best.pt").read_bytes()[:20000])

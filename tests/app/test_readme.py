@@ -1,4 +1,4 @@
-"""What the README shows is what happens."""
+"""The README's table of settings, links and examples."""
 
 import re
 from dataclasses import fields, is_dataclass
@@ -13,7 +13,7 @@ README = (ROOT / "README.md").read_text()
 
 
 def settings():
-    """Rows of the table of settings: (commands, key, default)."""
+    """Yield the rows of the table of settings: (commands, key, default)."""
     commands = ()
     for line in README.partition("## Settings")[2].partition("\n\nExit codes")[0].splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -26,7 +26,7 @@ def settings():
 
 
 @pytest.mark.parametrize(("commands", "key", "default"), list(settings()))
-def test_settings_have_these_defaults(commands, key, default):
+def test_defaults_in_the_table(commands, key, default):
     schemas = {
         "train": TrainConfig,
         "predict": PredictConfig,
@@ -40,7 +40,7 @@ def test_settings_have_these_defaults(commands, key, default):
         assert shown(value.name if key in ("data", "model", "optim") else value) == default
 
 
-def test_every_setting_is_there():
+def test_every_setting_is_in_the_table():
     def keys(cfg, prefix=""):
         for item in fields(cfg):
             value = getattr(cfg, item.name)
@@ -49,9 +49,9 @@ def test_every_setting_is_there():
             else:
                 yield prefix + item.name
 
-    told = {key for _, key, _ in settings()}
+    listed = {key for _, key, _ in settings()}
     for schema in (TrainConfig, PredictConfig, ExportConfig, DrawConfig):
-        assert set(keys(schema())) - {"data.name", "model.name", "optim.name"} <= told
+        assert set(keys(schema())) - {"data.name", "model.name", "optim.name"} <= listed
 
 
 def test_links_and_pictures_exist():
@@ -75,11 +75,11 @@ def exported(trained_run, tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:You are using the legacy:DeprecationWarning")
-def test_the_python_code_runs(exported, tmp_path, capsys):
+def test_python_examples_run(exported, tmp_path, capsys):
     blocks = re.findall(r"```python\n(.+?)```", README, re.DOTALL)
     assert len(blocks) == 4
     capsys.readouterr()
-    for block in blocks:  # each is copied by itself
+    for block in blocks:
         exec(block, {})
     digit, replaced = capsys.readouterr().out.splitlines()
     assert digit in [str(digit) for digit in range(10)]

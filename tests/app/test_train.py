@@ -1,4 +1,4 @@
-"""The command as a user types it, in a process and a folder of its own."""
+"""`python -m app.train` in a new process."""
 
 import json
 import os
@@ -19,7 +19,7 @@ NO_NETWORK = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0
 
 
 def command(*overrides, folder, **environment):
-    """Start `python -m app.train` in `folder`, without a network."""
+    """Start `python -m app.train` in `folder`, offline."""
     inherited = {k: v for k, v in os.environ.items() if k not in ("DATA_ROOT", "HYDRA_FULL_ERROR")}
     threads = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
@@ -33,7 +33,7 @@ def command(*overrides, folder, **environment):
 
 
 def run(*overrides, folder, **environment):
-    """Run it to its end: (exit code, stdout, stderr)."""
+    """Run `python -m app.train`; return exit code, stdout and stderr."""
     process = command(*overrides, folder=folder, **environment)
     output, errors = process.communicate(timeout=120)
     return process.returncode, output, errors
@@ -49,7 +49,7 @@ def run(*overrides, folder, **environment):
         ),
     ],
 )
-def test_wrong_usage_is_one_line(tmp_path, overrides, line):
+def test_usage_error_is_one_line(tmp_path, overrides, line):
     code, output, errors = run(*overrides.split(), folder=tmp_path)
     assert (code, output) == (2, "")
     assert errors.startswith(f"error: {line}")
@@ -58,7 +58,7 @@ def test_wrong_usage_is_one_line(tmp_path, overrides, line):
     assert not Path("/nonexistent").exists()
 
 
-def test_without_a_network_it_trains_on_the_digits_and_says_so(tmp_path):
+def test_offline_training_falls_back_to_digits(tmp_path):
     code, output, errors = run("trainer.epochs=2", folder=tmp_path)
     assert code == 0
     assert "WARNING: mnist is not in data/MNIST/raw and cannot be downloaded" in errors
@@ -73,7 +73,7 @@ def test_without_a_network_it_trains_on_the_digits_and_says_so(tmp_path):
     assert overrides == "- trainer.epochs=2\n"
 
 
-def test_ctrl_c_ends_it_cleanly(tmp_path):
+def test_sigint_writes_summary_and_checkpoint(tmp_path):
     write_dataset(tmp_path / "data")
     process = command("data.val_size=50", "trainer.epochs=100000", folder=tmp_path)
     while not process.stdout.readline().startswith("epoch "):
@@ -87,7 +87,7 @@ def test_ctrl_c_ends_it_cleanly(tmp_path):
     assert last.metrics["step"] > 0
 
 
-def test_a_signal_before_the_first_step_leaves_nothing(tmp_path):
+def test_signal_before_the_first_step_writes_no_files(tmp_path):
     slow = (
         "import time, app.data.datasets as d; d.load_dataset = lambda c: print(1) or time.sleep(60)"
     )
@@ -107,7 +107,7 @@ def test_a_signal_before_the_first_step_leaves_nothing(tmp_path):
     assert not (tmp_path / "outputs").exists()
 
 
-def test_a_sweep_has_a_folder_for_each_run_and_outlives_a_failed_one(tmp_path):
+def test_sweep_continues_after_a_failed_run(tmp_path):
     write_dataset(tmp_path / "data")
     sweep = ["-m", "data.val_size=50", "trainer.epochs=1", "seed=1,2", "device=cuda:99,cpu"]
     sweep += ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
@@ -129,7 +129,7 @@ def test_a_sweep_has_a_folder_for_each_run_and_outlives_a_failed_one(tmp_path):
     assert [item.name for item in group(entries)] == ["all"]
 
 
-def test_help_names_the_groups_and_keys(tmp_path):
+def test_help_lists_groups_and_keys(tmp_path):
     code, output, _ = run("--help", folder=tmp_path)
     assert code == 0
     for word in ("data: digits, fashion_mnist, kmnist, mnist, qmnist", "model: lenet", "epochs: "):

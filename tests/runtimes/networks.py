@@ -1,4 +1,4 @@
-"""Trained networks of every kind, exported in every layout, and images to compare them on."""
+"""Trained networks of every kind, exported in every layout, with reference logits."""
 
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.networks import HAS_MNIST, exclusively, small_mnist, train_once
+from tests.networks import HAS_MNIST, folder_lock, small_mnist, train_once
 
 KINDS = {
     f"{act}-{conv}": {"act": act, "conv": conv}
@@ -23,12 +23,12 @@ IMAGES = 1000
 
 @dataclass
 class Case:
-    """An exported network, with what the original says.
+    """An exported network, images, and the original network's logits.
 
     Attributes:
         path: The file.
         images: Normalised, float32 [N, 1, 28, 28].
-        logits: Of the original, float32 [N, 10].
+        logits: float32 [N, 10].
         labels: int64 [N].
     """
 
@@ -47,10 +47,10 @@ def accuracy(logits, labels):
 
 
 def prepare(folder, kind, layout):
-    """Return the case of a network, trained and exported by whichever worker comes first.
+    """Return a network's case; the first worker trains and exports it.
 
     Args:
-        folder: As `tests.networks.common_folder` returns.
+        folder: The result of `tests.networks.common_folder`.
         kind: A key of `KINDS`.
         layout: One of `LAYOUTS`.
     """
@@ -60,7 +60,7 @@ def prepare(folder, kind, layout):
     run = train_once(folder, f"small-{kind}", KINDS[kind], root)
     path = run / f"model-{layout}.onnx"
     original = load_torch(run)
-    with exclusively(run):
+    with folder_lock(run):
         if not path.exists():
             path.write_bytes(_export(original, layout, str(root)))
         if not (run / "expected.npz").exists():

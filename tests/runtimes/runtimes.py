@@ -1,4 +1,4 @@
-"""The runtimes: each loads a file, runs images through it, and times one image on one thread."""
+"""Inference runtimes: logits of a file, and latency of one image on one thread."""
 
 import shutil
 import subprocess
@@ -10,7 +10,7 @@ from statistics import median
 
 import numpy as np
 
-from tests.networks import ROOT, exclusively
+from tests.networks import ROOT, folder_lock
 
 BATCH = 250
 NPM = ROOT / "build" / "npm"
@@ -68,24 +68,24 @@ RUNTIMES = {
     "tract": (tract, "tract"),
     "onnx reference evaluator": (reference, "onnx"),
 }
-LAYOUTS = {  # that each runs
+LAYOUTS = {  # supported layouts
     "ONNX Runtime": ("function", "standard", "int8"),
     "onnxruntime-web": ("function", "standard", "int8"),
     "OpenVINO": ("standard", "int8"),
     "tract": ("standard", "int8"),
-    "onnx reference evaluator": ("function",),  # 20 ms an image
+    "onnx reference evaluator": ("function",),  # 20 ms for an image
 }
 
 
 def run(runtime, path, images, folder, turns=1):
-    """Return logits [N, classes] and the microseconds for one image on one thread.
+    """Return logits [N, classes] and the latency of one image on one thread in µs.
 
     Args:
         runtime: A key of `LAYOUTS`.
         path: The model.
         images: float32 [N, 1, 28, 28].
         folder: For temporary files.
-        turns: The time is the least of so many medians.
+        turns: Number of medians, of which the least counts.
     """
     if runtime == "onnxruntime-web":
         return _run_in_node(path, images, folder, turns)
@@ -108,11 +108,11 @@ def version_of(runtime):
 
 
 def onnxruntime_web():
-    """Return the folder of onnxruntime-web, installed by npm where it is missing."""
+    """Return the folder of onnxruntime-web; install it by npm if it is missing."""
     if not all(map(shutil.which, ("node", "npm"))):
         raise MissingError("no Node: apt-get install nodejs npm")
     NPM.mkdir(parents=True, exist_ok=True)
-    with exclusively(NPM):
+    with folder_lock(NPM):
         if not (ORT_WEB / "ort.wasm.min.mjs").exists():
             package = f"onnxruntime-web@{ORT_WEB_VERSION}"
             command = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(NPM), package]

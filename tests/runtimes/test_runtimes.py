@@ -1,4 +1,4 @@
-"""Every runtime gives the answers of torch for every network."""
+"""Logits of every network in every runtime, against torch."""
 
 import numpy as np
 import pytest
@@ -7,14 +7,14 @@ from tests.networks import common_folder
 from tests.runtimes.networks import KINDS, accuracy, prepare
 from tests.runtimes.runtimes import LAYOUTS, MissingError, run
 
-TOLERANCE = 1e-4  # of a logit
-LOSABLE = 0.002  # of accuracy, in int8
-REFUSED = {("OpenVINO", "lltm"), ("tract", "lltm")}  # they have no Scan, or another's
+TOLERANCE = 1e-4  # largest difference of the logits
+LOSABLE = 0.002  # largest loss of accuracy in int8
+UNSUPPORTED = {("OpenVINO", "lltm"), ("tract", "lltm")}  # no Scan, or Scan of another opset
 FLOAT = [(runtime, layout) for runtime in LAYOUTS for layout in ("function", "standard")]
 
 
 @pytest.fixture
-def answer(tmp_path_factory, tmp_path):
+def run_runtime(tmp_path_factory, tmp_path):
     def run_case(runtime, kind, layout):
         case = prepare(common_folder(tmp_path_factory), kind, layout)
         try:
@@ -29,12 +29,12 @@ def answer(tmp_path_factory, tmp_path):
 @pytest.mark.parametrize(
     ("runtime", "layout"), [(r, layout) for r, layout in FLOAT if layout in LAYOUTS[r]]
 )
-def test_predictions_and_logits_are_those_of_torch(answer, runtime, layout, kind):
-    if (runtime, kind) in REFUSED:
+def test_logits_match_torch(run_runtime, runtime, layout, kind):
+    if (runtime, kind) in UNSUPPORTED:
         with pytest.raises(Exception, match=r"Scan"):
-            answer(runtime, kind, layout)
+            run_runtime(runtime, kind, layout)
         return
-    case, logits = answer(runtime, kind, layout)
+    case, logits = run_runtime(runtime, kind, layout)
     assert len(logits) >= 1000
     assert (logits.argmax(1) != case.logits.argmax(1)).sum() == 0
     np.testing.assert_allclose(logits, case.logits, atol=TOLERANCE, rtol=0)
@@ -42,15 +42,15 @@ def test_predictions_and_logits_are_those_of_torch(answer, runtime, layout, kind
 
 @pytest.mark.parametrize(
     ("runtime", "kind"),
-    [(r, k) for r in LAYOUTS if "int8" in LAYOUTS[r] for k in KINDS if (r, k) not in REFUSED],
+    [(r, k) for r in LAYOUTS if "int8" in LAYOUTS[r] for k in KINDS if (r, k) not in UNSUPPORTED],
 )
-def test_int8_keeps_the_accuracy(answer, runtime, kind):
-    case, logits = answer(runtime, kind, "int8")
+def test_int8_keeps_the_accuracy(run_runtime, runtime, kind):
+    case, logits = run_runtime(runtime, kind, "int8")
     assert accuracy(logits, case.labels) >= case.accuracy - LOSABLE
 
 
 @pytest.mark.parametrize("runtime", [r for r in LAYOUTS if "function" not in LAYOUTS[r]])
-def test_functions_are_refused_as_the_docs_say(answer, runtime):
-    """Where this fails, the runtime has learned functions: a new row for docs/runtimes.md."""
+def test_runtime_without_functions_raises(run_runtime, runtime):
+    """If this fails, the runtime supports functions: update LAYOUTS and docs/runtimes.md."""
     with pytest.raises(Exception, match=r"NCReLU|MaxPool2d"):
-        answer(runtime, "ncrelu-standard", "function")
+        run_runtime(runtime, "ncrelu-standard", "function")

@@ -1,4 +1,4 @@
-"""Networks of other people, with our depthwise convolution in them, in two runtimes."""
+"""Converted torchvision networks in two runtimes."""
 
 import copy
 
@@ -21,7 +21,7 @@ def test_converted_torchvision_networks_keep_their_logits(name, tmp_path):
     original = models.get_model(name, weights=None).eval()
     images = torch.randn(4, 3, 96, 96)
     with torch.no_grad():
-        for module in original.modules():  # as of a trained network: batch norms are not 0 and 1
+        for module in original.modules():  # non-trivial batch norms, as after training
             if isinstance(module, torch.nn.BatchNorm2d):
                 module.running_var.uniform_(0.5, 1.5)
                 module.weight.uniform_(0.8, 1.2)

@@ -29,7 +29,7 @@ console.log(JSON.stringify(framed.map((image) => image && Array.from(image))));
 
 
 def drawings(count=200, seed=0):
-    """Digits in several hands: moved, scaled, slanted, in pens of different width and shade."""
+    """Draw digits with random position, size, slant, pen width and shade."""
     random = np.random.default_rng(seed)
     for index in range(count):
         side = int(random.integers(60, 200))
@@ -49,7 +49,7 @@ def drawings(count=200, seed=0):
 
 @pytest.mark.skipif(not shutil.which("node"), reason="no Node: apt-get install nodejs")
 @pytest.mark.parametrize("dataset", ["mnist", "fashion_mnist"])
-def test_framing_in_javascript_is_that_of_python(tmp_path, dataset):
+def test_javascript_framing_matches_python(tmp_path, dataset):
     pictures = [*drawings(), np.zeros((30, 30), np.uint8)]
     (tmp_path / "script.mjs").write_text(SCRIPT)
     shutil.copy(STATIC / "framing.js", tmp_path / "framing.mjs")
@@ -77,7 +77,7 @@ def test_framing_in_javascript_is_that_of_python(tmp_path, dataset):
             differences.append(np.abs(expected.numpy().ravel().astype(int) - ours).mean())
     assert len(differences) >= 195
     assert np.mean(differences) <= 0.5
-    # a centre of mass halfway between two pixels may be rounded either way: the whole digit moves
+    # A centre of mass halfway between two pixels may be rounded either way, which shifts the digit.
     assert np.quantile(differences, 0.95) <= 1
 
 
@@ -91,7 +91,7 @@ def npm():
 
 @pytest.fixture
 def host():
-    """Serves a folder by a plain static server: its address."""
+    """Return a function that serves a folder and returns its address."""
     servers = []
 
     class Quiet(SimpleHTTPRequestHandler):
@@ -125,7 +125,7 @@ def add_runtime(npm, folder):
 
 @pytest.mark.browser
 @pytest.mark.parametrize("preprocess", [False, True])
-def test_digits_drawn_on_the_exported_page_are_recognised(
+def test_exported_page_recognises_digits(
     tmp_path_factory, tmp_path, npm, browser, host, preprocess
 ):
     from app.config.schema import DataRoot, ExportConfig
@@ -149,9 +149,7 @@ def test_digits_drawn_on_the_exported_page_are_recognised(
 
 
 @pytest.mark.browser
-def test_a_missing_runtime_is_named_with_the_lines_that_install_it(
-    tmp_path_factory, tmp_path, browser, host
-):
+def test_missing_runtime_shows_how_to_install_it(tmp_path_factory, tmp_path, browser, host):
     from app.config.schema import DataRoot, ExportConfig
     from app.export.export import export
 
@@ -182,7 +180,7 @@ IN_BROWSER = """async ({ model, batch }) => {
 
 @pytest.mark.browser
 @pytest.mark.parametrize("kind", KINDS)
-def test_onnxruntime_web_in_the_browser_gives_the_answers_of_torch(
+def test_onnxruntime_web_in_the_browser_matches_torch(
     tmp_path_factory, tmp_path, npm, browser, host, kind
 ):
     add_runtime(npm, tmp_path / "ort")

@@ -1,4 +1,4 @@
-"""scripts/bench_page.py: the tables of docs/benchmarks.md come from the CSV files beside it."""
+"""scripts/bench_page.py: tables of docs/benchmarks.md from CSV files."""
 
 import shutil
 import subprocess
@@ -36,7 +36,7 @@ def test_published_page_is_up_to_date(copy):
         assert (copy / "docs" / name).read_bytes() == (ROOT / "docs" / name).read_bytes()
 
 
-def test_new_measurement_reaches_the_tables(copy):
+def test_new_measurement_updates_the_tables(copy):
     (copy / "docs" / "benchmarks" / "operators-new.csv").write_text(
         HEADER
         + "chip,2.14,exp,8,float32,nchw,forward,ours,2,1,0.5,0.25,1,0.75\n"
@@ -55,7 +55,7 @@ def test_new_measurement_reaches_the_tables(copy):
     assert "exp,chip,float32,nchw,8,backward" not in below
 
 
-def test_bench_ops_writes_what_the_page_reads(copy, tmp_path):
+def test_page_reads_csv_of_bench_ops(copy, tmp_path):
     measured = tmp_path / "measured.csv"
     measured.write_text(
         HEADER

@@ -1,4 +1,4 @@
-"""scripts/progress.py: ninja's counts, the first error, the log."""
+"""scripts/progress.py: ninja's counts, first error, log."""
 
 import os
 import pty
@@ -125,11 +125,11 @@ def test_terminal_gets_one_line_in_place(monkeypatch):
         display.update(" [3/8] gelu/cpu.cpp" + "x" * 100)
         display.finish()
         written = ""
-        while "\n" not in written:  # a terminal passes on what it has, in parts
+        while "\n" not in written:  # a terminal returns partial reads
             written += os.read(ours, 4096).decode()
     os.close(ours)
     first, update, last = written.split("\r\033[K")[1:]
     assert first == "Building ..."
     assert update.startswith("Building [3/8] gelu/cpu.cpp")
-    assert len(update) == 39  # a longer one would wrap, and could not be rewritten
+    assert len(update) == 39  # a wrapped line could not be rewritten
     assert re.fullmatch(r"Building: \d+ s\r\n", last)

@@ -1,4 +1,4 @@
-"""scripts/run_examples.py: which examples it chooses."""
+"""scripts/run_examples.py: selection and execution of examples."""
 
 import subprocess
 import sys
@@ -28,7 +28,7 @@ def test_imported():
     assert imported(code) == {"a", "c", "e", "i"}
 
 
-def test_examples_with_other_imports_are_left_out():
+def test_examples_with_other_imports_are_skipped():
     assert examples(PAGE, {"math"}) == ['import math\nprint("chosen")\n']
     assert len(examples(PAGE, {"math", "onnx"})) == 2
 
@@ -40,18 +40,18 @@ def run(tmp_path, text, *packages):
     return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
 
 
-def test_chosen_examples_run(tmp_path):
+def test_selected_examples_run(tmp_path):
     done = run(tmp_path, PAGE, "math")
     assert done.stdout.splitlines()[0] == "chosen"
 
 
-def test_a_failing_example_fails(tmp_path):
+def test_failing_example_fails(tmp_path):
     failed = run(tmp_path, "```python\nimport math\nmath.no_such_name\n```\n", "math")
     assert failed.returncode == 1
     assert "no_such_name" in failed.stderr
 
 
-def test_no_example_is_an_error(tmp_path):
+def test_missing_example_raises(tmp_path):
     failed = run(tmp_path, PAGE, "onnx")
     assert failed.returncode == 1
     assert "no example that imports only onnx" in failed.stderr

@@ -1,4 +1,4 @@
-"""scripts/setup.sh: which kernels it builds."""
+"""scripts/setup.sh: its choice of kernels."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ class cuda:
 
 @pytest.fixture
 def choose(tmp_path):
-    """Call choose_kernels beside a torch that sees GPUs of these compute capabilities."""
+    """Return a function that calls choose_kernels with GPUs of given compute capabilities."""
 
     def call(*capabilities, available=True, **variables):
         available = available and bool(capabilities)
@@ -41,20 +41,20 @@ def choose(tmp_path):
     return call
 
 
-def test_without_a_gpu_cpu_kernels_only(choose):
+def test_cpu_kernels_without_gpu(choose):
     assert choose() == "USE_CUDA=0"
 
 
-def test_unusable_gpus_do_not_count(choose):
+def test_cpu_kernels_with_unusable_gpu(choose):
     assert choose((9, 0), available=False) == "USE_CUDA=0"
 
 
-def test_visible_architectures_only(choose):
+def test_architectures_of_visible_gpus(choose):
     assert choose((9, 0)) == "TORCH_CUDA_ARCH_LIST=9.0"
     assert choose((10, 0), (8, 6), (10, 0)) == "TORCH_CUDA_ARCH_LIST=8.6;10.0"
 
 
 @pytest.mark.parametrize("name", ["USE_CUDA", "FORCE_CUDA", "TORCH_CUDA_ARCH_LIST"])
 @pytest.mark.parametrize("gpus", [(), ((9, 0),)])
-def test_the_users_choice_wins(choose, name, gpus):
+def test_user_variables_override(choose, name, gpus):
     assert choose(*gpus, **{name: "1"}) == ""

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def main(tmp_path, monkeypatch):
-    """Run a task as the command `train` in this process; return its exit code."""
+    """Return a function that runs a task as a command in this process and returns its exit code."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
 
@@ -31,13 +31,13 @@ def main(tmp_path, monkeypatch):
     return call
 
 
-def test_the_task_gets_the_checked_configuration(main, tmp_path):
+def test_task_receives_the_validated_configuration(main, tmp_path):
     seen = []
     assert main("model.act=ncrelu", "optim.lr=1e-3", "data=digits", task=seen.append) == 0
     (cfg,) = seen
     assert isinstance(cfg, TrainConfig)
     assert (cfg.model.act, cfg.optim.lr, cfg.data.name) == ("ncrelu", 1e-3, "digits")
-    assert list(tmp_path.iterdir()) == []  # run folders are the task's to make
+    assert list(tmp_path.iterdir()) == []  # Hydra makes no folders
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_the_task_gets_the_checked_configuration(main, tmp_path):
         "*.png",
     ],
 )
-def test_paths_are_taken_as_typed(main, path):
+def test_paths_need_no_escapes(main, path):
     seen = []
     assert main(f"input={path}", command="predict", task=seen.append) == 0
     assert seen[0].input == path
@@ -98,7 +98,7 @@ TOP = "augment, data, device, model, optim, outputs, recipe, resume, seed, train
         ("--config-dir=/nowhere", "Additional config directory '/nowhere' not found\n"),
     ],
 )
-def test_wrong_usage_is_one_line_that_names_the_key(main, tmp_path, capsys, override, line):
+def test_usage_error_names_the_key_in_one_line(main, tmp_path, capsys, override, line):
     assert main(override) == 2
     output, errors = capsys.readouterr()
     assert output == ""
@@ -116,7 +116,7 @@ def test_wrong_usage_is_one_line_that_names_the_key(main, tmp_path, capsys, over
         (["recipe=best"], "recipe=best: sets model.act=gelu: unknown key, none is allowed here\n"),
     ],
 )
-def test_a_network_has_only_its_own_settings(main, capsys, overrides, line):
+def test_key_of_another_network_raises(main, capsys, overrides, line):
     assert main("model=lltm", *overrides) == 2
     assert capsys.readouterr().err == f"error: {line}"
     seen = []
@@ -124,7 +124,7 @@ def test_a_network_has_only_its_own_settings(main, capsys, overrides, line):
     assert seen[0].model == LLTMConfig()
 
 
-def test_a_sweep_runs_all_and_reports_the_failed_runs(main, capsys):
+def test_sweep_runs_all_and_reports_failed_runs(main, capsys):
     seeds = []
 
     def task(cfg):
@@ -139,16 +139,16 @@ def test_a_sweep_runs_all_and_reports_the_failed_runs(main, capsys):
     (folder,) = Path("outputs").glob("*/*")
     errors = capsys.readouterr().err.splitlines()
     assert errors[:2] == [f"failed: {folder}/1: no way", f"failed: {folder}/2: oh"]
-    assert errors[-2:] == ["error: no", "  way"]  # Hydra raises the first
+    assert errors[-2:] == ["error: no", "  way"]  # Hydra raises the first failure
     assert main("-m", "seed=-1,-2", task=task) == 2
 
 
-def test_a_sweep_over_unknown_options_is_wrong_usage(main, capsys):
+def test_sweep_over_unknown_options_is_a_usage_error(main, capsys):
     assert main("-m", "model=lenet,alexnet") == 2
     assert capsys.readouterr().err.startswith("error: In 'train': Could not find 'model/alexnet'")
 
 
-def test_version_is_hydras(main, capsys):
+def test_version(main, capsys):
     assert main("--version") == 0
     captured = capsys.readouterr()
     assert captured.out.startswith("Hydra") or captured.out
@@ -193,7 +193,7 @@ def test_unexpected_exceptions_show_their_traceback(main, capsys):
     assert "hydra/_internal" not in errors
 
 
-def test_full_errors_on_request(main, capsys, monkeypatch):
+def test_hydra_full_error_shows_tracebacks(main, capsys, monkeypatch):
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     for overrides in (["seed=x"], []):
         assert main(*overrides, task=raising(UserError("no"))) == 2
@@ -207,7 +207,7 @@ def test_full_errors_on_request(main, capsys, monkeypatch):
     ("environment", "expected"),
     [({}, "20000"), ({"OMP_WAIT_POLICY": "active"}, None), ({"GOMP_SPINCOUNT": "5"}, "5")],
 )
-def test_openmp_settings_of_the_user_are_kept(main, monkeypatch, environment, expected):
+def test_user_openmp_settings_are_kept(main, monkeypatch, environment, expected):
     for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
         monkeypatch.setenv(name, "to be restored")
         monkeypatch.delenv(name)
@@ -231,7 +231,7 @@ def run_command(folder, command, **streams):
 
 
 @pytest.mark.parametrize("arguments", ["--help", "data=digits"])
-def test_a_closed_output_pipe_ends_the_command_quietly(tmp_path, arguments):
+def test_closed_output_pipe_exits_without_message(tmp_path, arguments):
     read, write = os.pipe()
     os.close(read)
     assert run_command(tmp_path, f"app.train {arguments}", stdout=write) == (141, "")
@@ -240,14 +240,14 @@ def test_a_closed_output_pipe_ends_the_command_quietly(tmp_path, arguments):
         assert json.loads(path.read_text())["status"] == "interrupted"
 
 
-def test_a_full_standard_output_is_named(tmp_path):
+def test_full_standard_output_is_reported(tmp_path):
     with open("/dev/full", "w") as full:  # noqa: PTH123
         code, errors = run_command(tmp_path, "app.train data=digits trainer.epochs=1", stdout=full)
     assert code == 1
     assert errors.endswith("error: standard output: No space left on device\n")
 
 
-def test_operators_that_are_not_compiled_are_a_run_error():
+def test_missing_operator_library_is_a_run_error():
     explained = explain(ImportError("not compiled: run this", name="ops"))
     assert isinstance(explained, RunError)
     assert str(explained) == "not compiled: run this"

@@ -6,7 +6,7 @@ from app.config.device import CpuThreads, describe, pick_device
 from app.config.errors import UserError
 
 
-def test_auto_takes_the_gpu_where_there_is_one(monkeypatch):
+def test_auto_selects_the_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert pick_device("auto") == torch.device("cpu")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -15,7 +15,7 @@ def test_auto_takes_the_gpu_where_there_is_one(monkeypatch):
     assert pick_device("cuda:1") == torch.device("cuda:1")
 
 
-def test_a_device_that_is_not_there(monkeypatch):
+def test_missing_device_raises(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(UserError, match=r"=cuda: not on this machine, choose from auto, cpu$"):
         pick_device("cuda")
@@ -32,7 +32,7 @@ def test_describe(monkeypatch):
 
 
 class Clock:
-    """Time that passes only by hand."""
+    """A clock that tests advance."""
 
     now = 0.0
 
@@ -42,7 +42,7 @@ class Clock:
 
 @pytest.fixture
 def machine(monkeypatch):
-    """A machine with 4 threads, whose fastest number is set by hand; its clock."""
+    """Replace torch's 4 threads and the thread probe; return the clock with their state."""
     clock = Clock()
     clock.threads, clock.fastest, clock.probes = 4, 4, 0
 
@@ -69,14 +69,13 @@ def test_threads_follow_the_load(machine):
     assert [window(1.0), window(1.4)] == [4, 4]
     machine.fastest = 1
     assert [window(1.4), machine.probes] == [4, 1]
-    assert [window(3.0), machine.probes] == [1, 2]  # slow
+    assert [window(3.0), machine.probes] == [1, 2]
     machine.fastest = 4
     assert [window(1.2), window(1.2), machine.probes] == [1, 1, 2]
-    assert [window(3.0), machine.probes] == [4, 3]  # after five seconds
+    assert [window(3.0), machine.probes] == [4, 3]  # five seconds after the last probe
 
 
-def test_threads_that_were_slow_from_their_first_window(machine):
-    """A machine that is busy at the start, and one probe that was wrong about it."""
+def test_threads_chosen_under_load_are_probed_again(machine):
     machine.fastest = 1
     threads = CpuThreads(torch.device("cpu"))
     machine.now += 2.0
@@ -89,14 +88,14 @@ def test_threads_that_were_slow_from_their_first_window(machine):
     assert machine.threads == 1
 
 
-def test_threads_are_those_of_the_checkpoint_on_resume(machine):
+def test_resume_restores_threads(machine):
     machine.fastest = 4
     CpuThreads(torch.device("cpu"), before=2)
     assert (machine.threads, machine.probes) == (2, 0)
 
 
 @pytest.mark.parametrize(("device", "environment"), [("cpu", "4"), ("cuda", None)])
-def test_threads_of_the_user_and_of_gpus_are_kept(machine, monkeypatch, device, environment):
+def test_omp_num_threads_and_gpus_fix_the_threads(machine, monkeypatch, device, environment):
     if environment:
         monkeypatch.setenv("OMP_NUM_THREADS", environment)
     machine.fastest = 1

@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[3]
 SCHEMAS = {"train": TrainConfig, "predict": PredictConfig, "export_onnx": ExportConfig}
 
 
-def composed(command, *overrides):
+def compose_config(command, *overrides):
     with initialize_config_module("conf", version_base="1.3"):
         config = compose(command, list(overrides))
     return from_mapping(SCHEMAS[command], OmegaConf.to_container(config, resolve=True))
@@ -40,7 +40,7 @@ def composed(command, *overrides):
 @pytest.mark.parametrize("command", SCHEMAS)
 def test_yaml_and_schema_have_the_same_defaults(command, monkeypatch):
     monkeypatch.delenv("DATA_ROOT", raising=False)
-    assert composed(command) == SCHEMAS[command]()
+    assert compose_config(command) == SCHEMAS[command]()
 
 
 @pytest.mark.parametrize(
@@ -74,21 +74,20 @@ def test_yaml_and_schema_have_the_same_defaults(command, monkeypatch):
         ),
     ],
 )
-def test_options_of_the_groups(override, expected, monkeypatch):
+def test_option_values(override, expected, monkeypatch):
     monkeypatch.delenv("DATA_ROOT", raising=False)
-    assert composed("train", override) == expected
+    assert compose_config("train", override) == expected
 
 
 def options():
-    """Every option of every group in conf/."""
+    """Yield group=option for every file in conf/."""
     for file in sorted((ROOT / "conf").glob("*/*.yaml")):
         yield f"{file.parent.name}={file.stem}"
 
 
 @pytest.mark.parametrize("option", list(options()))
-def test_every_option_can_be_instantiated(option):
-    """A network, an optimiser, distortions: what the option names can be built and trained."""
-    cfg = composed("train", option, "trainer.batch_size=4")
+def test_every_option_trains_a_step(option):
+    cfg = compose_config("train", option, "trainer.batch_size=4")
     model = build_model(cfg.model, 10)
     images = torch.randint(0, 256, (8, 1, 28, 28), dtype=torch.uint8)
     split = Split(images, torch.arange(8))
@@ -101,16 +100,16 @@ def test_every_option_can_be_instantiated(option):
     assert not all(map(torch.equal, before, model.parameters()))
 
 
-def test_every_option_has_a_test_of_its_values():
-    (mark,) = test_options_of_the_groups.pytestmark
+def test_option_values_cover_every_option():
+    (mark,) = test_option_values.pytestmark
     assert {case[0] for case in mark.args[1]} == set(options())
 
 
 def test_data_root_comes_from_the_environment(monkeypatch):
     monkeypatch.setenv("DATA_ROOT", "/some/where")
-    assert composed("train").data.root == "/some/where"
-    assert composed("predict").data.root == "/some/where"
-    assert composed("train", "data.root=here").data.root == "here"
+    assert compose_config("train").data.root == "/some/where"
+    assert compose_config("predict").data.root == "/some/where"
+    assert compose_config("train", "data.root=here").data.root == "here"
 
 
 @pytest.mark.parametrize(
@@ -144,12 +143,12 @@ def test_errors_name_key_value_and_limits(values, message):
 
 
 @pytest.mark.parametrize("schema, key", [(DrawConfig, "host"), (ExportConfig, "web_runtime")])
-def test_text_is_not_blank(schema, key):
+def test_blank_text_raises(schema, key):
     with pytest.raises(UserError, match=f"^{key}= : Input should not be blank$"):
         from_mapping(schema, {key: " "})
 
 
-def test_limits_hold_for_objects_too():
+def test_dataclass_constructor_checks_limits():
     with pytest.raises(ValueError, match="greater than or equal to 1"):
         TrainerConfig(epochs=0)
 
@@ -167,7 +166,7 @@ def test_allowed_values_are_kept():
     assert from_mapping(TrainConfig, dataclasses.asdict(cfg)) == cfg
 
 
-def test_the_command_line_answers_before_torch_is_loaded():
+def test_command_line_imports_no_heavy_packages():
     heavy = "{'torch', 'torchvision', 'sklearn', 'onnx', 'onnxruntime', 'tensorboard'}"
     code = f"import sys, app.train, app.runs.compare; print({heavy} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

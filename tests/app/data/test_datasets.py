@@ -52,7 +52,7 @@ def test_files_on_disk(tmp_path, name, folder):
 
 
 @pytest.mark.parametrize(("name", "folder"), NAMES.items())
-def test_names_are_torchvisions(name, folder):
+def test_names_match_torchvision(name, folder):
     source, theirs = app.data.datasets._SOURCES[name], getattr(torchvision.datasets, folder)
     assert [label.split(" - ")[0] for label in theirs.classes] == list(source.classes)
     if name == "qmnist":
@@ -63,7 +63,7 @@ def test_names_are_torchvisions(name, folder):
     assert files == [*source.train, *source.test]
 
 
-def test_validation_split_is_seeded_and_apart(tmp_path):
+def test_validation_split_is_seeded_and_disjoint(tmp_path):
     write_dataset(tmp_path)
     one, again = load_dataset(config(tmp_path)), load_dataset(config(tmp_path))
     other = load_dataset(config(tmp_path, split_seed=1))
@@ -72,10 +72,10 @@ def test_validation_split_is_seeded_and_apart(tmp_path):
     everything = torch.from_numpy(digit_images(300, seed=0)[0]).flatten(1)
     parts = torch.cat([one.train.images, one.val.images]).flatten(1)
     assert torch.equal(torch.unique(parts, dim=0), torch.unique(everything, dim=0))
-    assert len(torch.unique(parts, dim=0)) == 300  # so no image is in both
+    assert len(torch.unique(parts, dim=0)) == 300  # disjoint
 
 
-def test_statistics_are_those_of_the_training_pixels(tmp_path):
+def test_mean_and_std_of_training_pixels(tmp_path):
     write_dataset(tmp_path)
     data = load_dataset(config(tmp_path))
     pixels = data.train.images.double() / 255
@@ -98,13 +98,13 @@ def test_digits():
     assert sorted(data.train.labels.unique().tolist()) == list(range(10))
 
 
-def test_too_large_a_validation_split(tmp_path):
+def test_validation_split_too_large_raises(tmp_path):
     write_dataset(tmp_path)
     with pytest.raises(UserError, match=r"data\.val_size=300: must be below 300"):
         load_dataset(config(tmp_path, val_size=300))
 
 
-def test_missing_test_files_fall_back_like_missing_training_files(tmp_path, offline, capsys):
+def test_missing_test_files_fall_back(tmp_path, offline, capsys):
     for file in write_dataset(tmp_path).glob("t10k-*"):
         file.unlink()
     assert load_dataset(config(tmp_path)).fallback_from == "mnist"
@@ -112,7 +112,7 @@ def test_missing_test_files_fall_back_like_missing_training_files(tmp_path, offl
         load_dataset(config(tmp_path, fallback=None))
 
 
-def test_fallback_is_loud_and_noted(tmp_path, offline, capsys):
+def test_fallback_is_warned_and_recorded(tmp_path, offline, capsys):
     data = load_dataset(config(tmp_path / "nothing", name="kmnist", val_size=5000))
     assert (data.name, data.fallback_from, len(data.val)) == ("digits", "kmnist", 150)
     warning = capsys.readouterr().err
@@ -121,7 +121,7 @@ def test_fallback_is_loud_and_noted(tmp_path, offline, capsys):
     assert not (tmp_path / "nothing").exists()
 
 
-def test_without_fallback_it_is_an_error(tmp_path, offline):
+def test_missing_data_without_fallback_raises(tmp_path, offline):
     with pytest.raises(UserError) as caught:
         load_dataset(config(tmp_path / "nothing", fallback=None))
     assert f"data.root={tmp_path / 'nothing'}: mnist is not in" in str(caught.value)
@@ -175,14 +175,14 @@ def test_files_without_images(tmp_path):
 
 
 def prepend(monkeypatch, code):
-    """Run `code` in the process that downloads, before it does."""
+    """Run `code` at the start of the download process."""
     program = f"from torchvision import datasets\n{code}\n{app.data.datasets.FETCH}"
     monkeypatch.setattr(app.data.datasets, "FETCH", program)
 
 
 @pytest.fixture
 def mirror(tmp_path, monkeypatch):
-    """A server on this machine that offers MNIST's archives; yields its folder."""
+    """Serve MNIST's archives on localhost; yield their folder."""
     folder = tmp_path / "mirror"
     folder.mkdir()
     resources = []
@@ -210,10 +210,10 @@ def mirror(tmp_path, monkeypatch):
 def test_download(tmp_path, mirror, capfd):
     data = load_dataset(config(tmp_path / "data"))
     assert (len(data.train), len(data.test)) == (250, 100)
-    assert "100%" in capfd.readouterr().err  # its progress was shown
+    assert "100%" in capfd.readouterr().err  # progress bar
 
 
-def test_archives_put_there_by_hand_need_no_network(tmp_path, mirror, monkeypatch):
+def test_existing_archives_need_no_network(tmp_path, mirror, monkeypatch):
     raw = tmp_path / "data" / "MNIST" / "raw"
     raw.mkdir(parents=True)
     for archive in mirror.iterdir():
@@ -222,27 +222,27 @@ def test_archives_put_there_by_hand_need_no_network(tmp_path, mirror, monkeypatc
     assert len(load_dataset(config(tmp_path / "data")).test) == 100
 
 
-def test_a_damaged_archive_is_fetched_again(tmp_path, mirror):
+def test_damaged_archive_is_downloaded_again(tmp_path, mirror):
     raw = tmp_path / "data" / "MNIST" / "raw"
     raw.mkdir(parents=True)
     (raw / f"{IMAGES}.gz").write_bytes(b"half")
     assert len(load_dataset(config(tmp_path / "data")).train) == 250
 
 
-def test_a_mirror_that_serves_rubbish(tmp_path, mirror):
+def test_invalid_download_raises(tmp_path, mirror):
     for archive in mirror.iterdir():
         archive.write_bytes(b"<html>please log in</html>")
     with pytest.raises(UserError, match="cannot be downloaded"):
         load_dataset(config(tmp_path / "data", fallback=None))
 
 
-def test_a_root_that_is_a_file(tmp_path):
+def test_root_that_is_a_file_raises(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"data\.root=.*file: must be a folder"):
         load_dataset(DataConfig(root=str(tmp_path / "file")))
 
 
-def test_a_root_that_cannot_be_written(tmp_path, mirror):
+def test_unwritable_root_raises(tmp_path, mirror):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "MNIST").write_text("a file, where a folder should be")
     with pytest.raises(UserError, match=r"data\.root=.*: cannot be written: "):
@@ -250,7 +250,7 @@ def test_a_root_that_cannot_be_written(tmp_path, mirror):
 
 
 @pytest.mark.parametrize("where", ["name resolution", "answer"])
-def test_a_network_that_swallows_packets_is_noticed(tmp_path, monkeypatch, where):
+def test_silent_network_times_out(tmp_path, monkeypatch, where):
     monkeypatch.setattr(app.data.datasets, "FIRST_BYTE", 0.3)
     monkeypatch.setenv("no_proxy", "*")
     threads = threading.active_count()
@@ -264,11 +264,11 @@ def test_a_network_that_swallows_packets_is_noticed(tmp_path, monkeypatch, where
             download("MNIST", tmp_path / "data")
     assert not (tmp_path / "data").exists()
     assert threading.active_count() == threads
-    with pytest.raises(ChildProcessError):  # none is left
+    with pytest.raises(ChildProcessError):  # no child process is left
         os.waitpid(-1, os.WNOHANG)
 
 
-def test_the_deadline_leaves_time_to_import_torchvision():
+def test_timeout_leaves_time_to_import_torchvision():
     assert app.data.datasets.FIRST_BYTE <= 7  # of ten seconds
 
 

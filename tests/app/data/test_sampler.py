@@ -10,11 +10,11 @@ def plan(seed=0, epoch=0, augment=AUGMENT, share=(0, 1)):
     return plan_epoch(seed, epoch, 230, 32, augment, share)
 
 
-def test_it_follows_from_seed_and_epoch():
+def test_plan_depends_on_seed_and_epoch():
     first = plan()
     assert first.batches.shape == (7, 32)
     assert first.maps.shape == (7, 32, 2, 3)
-    assert len(first.batches.unique()) == 7 * 32  # no image twice
+    assert len(first.batches.unique()) == 7 * 32  # each image once
     again = plan()
     assert torch.equal(first.batches, again.batches)
     assert torch.equal(first.maps, again.maps)
@@ -29,7 +29,7 @@ def test_seed_and_epoch_are_not_interchangeable():
     assert not torch.equal(one.maps, other.maps)
 
 
-def test_without_augmentation_the_order_is_the_same():
+def test_augmentation_does_not_change_the_order():
     bare = plan(augment=None)
     assert bare.maps is None
     assert torch.equal(bare.batches, plan().batches)

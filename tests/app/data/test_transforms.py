@@ -13,21 +13,21 @@ def draw(count=1000, **limits):
     return draw_affine(count, 28, AugmentConfig(**limits), torch.Generator().manual_seed(0))
 
 
-def test_nothing_allowed_changes_nothing():
+def test_zero_limits_are_the_identity():
     images = torch.rand(3, 1, 28, 28)
     torch.testing.assert_close(warp(images, draw(3)), images, rtol=0, atol=1e-5)
 
 
-def test_a_shift_of_whole_pixels_is_one():
+def test_shift_by_whole_pixels():
     images = torch.rand(1, 1, 28, 28)
     right = torch.tensor([[[1.0, 0, -2 / 28 * 3], [0, 1, 0]]])
     moved = warp(images, right)
     torch.testing.assert_close(moved[..., 3:], images[..., :-3], rtol=0, atol=1e-5)
-    assert moved[..., :3].abs().max() < 1e-4  # what comes in is background
+    assert moved[..., :3].abs().max() < 1e-4  # background
 
 
 @pytest.mark.parametrize("angle", [-30.0, 15.0])
-def test_a_rotation_is_torchvisions(angle):
+def test_rotation_matches_torchvision(angle):
     images = torch.rand(2, 1, 28, 28)
     cos, sin = math.cos(math.radians(angle)), math.sin(math.radians(angle))
     maps = torch.tensor([[[cos, -sin, 0.0], [sin, cos, 0.0]]]).expand(2, 2, 3)
@@ -55,7 +55,7 @@ def test_rotation_and_shear_keep_the_area():
     torch.testing.assert_close(area, torch.ones(1000, dtype=torch.float64), rtol=0, atol=1e-6)
 
 
-def test_an_expected_image_keeps_its_ink():
+def test_augmentation_keeps_the_ink():
     images = torch.zeros(500, 1, 28, 28)
     images[:, :, 8:20, 10:18] = 1
     warped = warp(images, draw(500, rotation=15, shift=2, scale=0.1, shear=10))

@@ -1,4 +1,4 @@
-"""Export of trained networks: the model, what it says about itself, what is refused."""
+"""Export of trained networks: model, metadata, accuracy, errors."""
 
 import copy
 import json
@@ -25,7 +25,7 @@ from app.export.graph import BATCH, build_graph, newest_opset
 from app.inference.predictor import load_data, load_torch
 from app.runs.folder import read_summary
 
-# Only what a consumer has: the two packages, and not a module of this project's or of torch's.
+# Runs a model with ONNX Runtime and NumPy only.
 CONSUMER = """
 import sys
 sys.modules |= dict.fromkeys(("torch", "onnx", "onnxscript", "ops", "app"))  # None: no import
@@ -42,10 +42,7 @@ classes = json.loads(about["classes"])
 print(json.dumps([classes[index] for index in logits.argmax(1)]))
 """
 
-
-@pytest.fixture(autouse=True)
-def measure_briefly(monkeypatch):
-    monkeypatch.setattr("app.export.model_card.BUDGET_S", 0.01)
+pytestmark = pytest.mark.usefixtures("short_latency_benchmark")
 
 
 def exported(folder, name="model.onnx", **settings):
@@ -55,12 +52,12 @@ def exported(folder, name="model.onnx", **settings):
 
 @pytest.fixture
 def trained(trained_run, tmp_path):
-    """A folder of its own with the shared run's checkpoint."""
+    """Return a new folder with the checkpoint of `trained_run`."""
     (tmp_path / "best.pt").write_bytes((trained_run / "best.pt").read_bytes())
     return tmp_path
 
 
-def inferred(model, images):
+def run_model(model, images):
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), providers=["CPUExecutionProvider"]
     )
@@ -130,7 +127,7 @@ def test_runs_with_onnxruntime_and_numpy_alone(trained_run, tmp_path):
 
 
 class Shifted(nn.Module):
-    """A network that is not quite the given one."""
+    """A network with logits shifted by a constant."""
 
     def __init__(self, module, by):
         super().__init__()
@@ -147,7 +144,7 @@ def shifted(by):
 
 
 @pytest.mark.parametrize("by", [2e-4, float("nan")])
-def test_a_model_with_other_logits_is_rejected(make_run, monkeypatch, by):
+def test_different_logits_raise(make_run, monkeypatch, by):
     folder = make_run()
     monkeypatch.setattr(exporter, "build_graph", shifted(by))
     with pytest.raises(RunError, match="differ by more than 1e-05: "):
@@ -155,7 +152,7 @@ def test_a_model_with_other_logits_is_rejected(make_run, monkeypatch, by):
     assert [path.name for path in folder.iterdir()] == ["best.pt"]
 
 
-def test_a_rejected_model_keeps_the_earlier_file(make_run, monkeypatch):
+def test_failed_export_keeps_the_earlier_file(make_run, monkeypatch):
     folder = make_run()
     exported(folder)
     before = (folder / "model.onnx").read_bytes()
@@ -165,7 +162,7 @@ def test_a_rejected_model_keeps_the_earlier_file(make_run, monkeypatch):
     assert (folder / "model.onnx").read_bytes() == before
 
 
-def test_an_invalid_model_is_rejected(make_run, monkeypatch):
+def test_invalid_model_raises(make_run, monkeypatch):
     folder = make_run()
 
     def broken(trained, cfg):
@@ -186,7 +183,7 @@ def test_check_infers_every_shape(make_run):
     assert produced == known
 
 
-def test_missing_and_damaged_checkpoints_are_refused(tmp_path):
+def test_missing_or_damaged_checkpoint_raises(tmp_path):
     (tmp_path / "half.pt").write_bytes(b"PK\x03\x04 half a checkpoint")
     for cfg in (
         ExportConfig(outputs=str(tmp_path)),
@@ -227,7 +224,7 @@ def test_exporters_layouts_and_opsets(make_run, capsys, exporter_name, layout, o
 
 
 @pytest.mark.parametrize("exporter_name", ["symbolic", "dynamo"])
-def test_raw_pixels_in_and_classes_out(trained, exporter_name):
+def test_preprocess_and_postprocess(trained, exporter_name):
     model = exported(trained, exporter=exporter_name, preprocess=True, postprocess=True)
     interface = [
         (value.name, value.type.tensor_type.elem_type)
@@ -242,7 +239,7 @@ def test_raw_pixels_in_and_classes_out(trained, exporter_name):
     ]
     assert all(value.doc_string for value in (*model.graph.input, *model.graph.output))
     images = load_test_split("digits", "data").images
-    logits, probabilities, index = inferred(model, images.numpy())
+    logits, probabilities, index = run_model(model, images.numpy())
     expected = load_torch(trained).logits(images)
     np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(probabilities, expected.softmax(1), rtol=1e-4, atol=1e-6)
@@ -264,14 +261,14 @@ def test_fp16_and_int8_keep_the_accuracy(trained, trained_run, capsys, settings,
     accuracy = read_summary(trained_run)["test_accuracy"]
     printed = re.search(r"accuracy (.+)% \(fp32 in torch: (.+)%\)", capsys.readouterr().out)
     assert float(printed[2]) == pytest.approx(100 * accuracy, abs=0.01)
-    assert float(printed[1]) >= 100 * accuracy - 0.3  # an image is 0.28 points
+    assert float(printed[1]) >= 100 * accuracy - 0.3  # one of 359 images is 0.28 %
     assert (trained / name).stat().st_size < most * (trained / "model.onnx").stat().st_size
     kinds = {tensor.data_type for tensor in model.graph.initializer if len(tensor.dims) == 4}
     assert kinds == {onnx.TensorProto.INT8 if "quantize" in settings else onnx.TensorProto.FLOAT16}
     assert model.graph.output[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT
 
 
-def test_loss_of_accuracy_is_refused(trained, monkeypatch):
+def test_loss_of_accuracy_raises(trained, monkeypatch):
     def useless(model, images):
         model = copy.deepcopy(model)
         model.graph.initializer[0].ClearField("raw_data")
@@ -286,7 +283,7 @@ def test_loss_of_accuracy_is_refused(trained, monkeypatch):
     assert not (trained / "model-int8.onnx").exists()
 
 
-def test_the_same_checkpoint_gives_the_same_bytes(trained):
+def test_export_is_deterministic(trained):
     contents = []
     for name in ("one.onnx", "two.onnx"):
         exported(trained, name, file=str(trained / name), quantize="int8", postprocess=True)
@@ -294,7 +291,7 @@ def test_the_same_checkpoint_gives_the_same_bytes(trained):
     assert contents[0] == contents[1]
 
 
-def test_model_card_shows_code_that_runs(trained, monkeypatch, capsys):
+def test_model_card_example_runs(trained, monkeypatch, capsys):
     monkeypatch.chdir(trained)
     for number, settings in enumerate(({}, {"preprocess": True, "postprocess": True})):
         name = f"model{number}.onnx"
@@ -319,7 +316,7 @@ def test_model_card_shows_code_that_runs(trained, monkeypatch, capsys):
         ({"file": "no/model.onnx"}, "file=no/model.onnx: no is not a folder that can be written"),
     ],
 )
-def test_conflicting_settings_are_refused(make_run, settings, says):
+def test_conflicting_settings_raise(make_run, settings, says):
     folder = make_run()
     with pytest.raises(UserError) as raised:
         exported(folder, **settings)
@@ -327,7 +324,7 @@ def test_conflicting_settings_are_refused(make_run, settings, says):
     assert [path.name for path in folder.iterdir()] == ["best.pt"]
 
 
-def test_the_command_shows_no_warning(command, make_run, tmp_path):
+def test_command_prints_no_warning(command, make_run, tmp_path):
     folder = make_run("gelu", "depthwise")
     done = command("app.export_onnx", f"outputs={folder.parents[1]}")
     assert (done.returncode, done.stderr) == (0, "")
@@ -352,13 +349,13 @@ def test_programming_errors_keep_their_traceback(make_run, monkeypatch, step):
         export(ExportConfig(checkpoint=str(folder), quantize="int8"))
 
 
-def test_int8_takes_any_number_of_validation_images(make_run):
-    """300 images: a batch of 250 would leave a shorter one, which the calibrator cannot stack."""
+def test_int8_accepts_any_number_of_validation_images(make_run):
+    """Calibrate on 300 images: the calibrator needs batches of equal size, and 250 leave 50."""
     exported(make_run(val_size=300), "model-int8.onnx", quantize="int8")
 
 
 @pytest.mark.parametrize("preprocess", [False, True])
-def test_int8_is_calibrated_on_the_validation_images_alone(make_run, monkeypatch, preprocess):
+def test_int8_is_calibrated_on_validation_images(make_run, monkeypatch, preprocess):
     folder, seen = make_run(val_size=40), []
 
     def record(model, images):
@@ -376,7 +373,7 @@ def test_int8_is_calibrated_on_the_validation_images_alone(make_run, monkeypatch
     torch.testing.assert_close(images, expected, rtol=0, atol=1e-6)
 
 
-def test_a_checkpoint_is_read_and_its_network_built_once(make_run, monkeypatch):
+def test_export_loads_the_checkpoint_once(make_run, monkeypatch):
     folder, calls = make_run("gelu", "depthwise"), Counter()
 
     def counted(name, function):

@@ -1,4 +1,4 @@
-"""Export of every kind of network: its nodes, recurrent ones, images of any size."""
+"""Export of every kind of network."""
 
 import copy
 from dataclasses import replace
@@ -24,14 +24,11 @@ variants = pytest.mark.parametrize(
     ],
 )
 
-
-@pytest.fixture(autouse=True)
-def measure_briefly(monkeypatch):
-    monkeypatch.setattr("app.export.model_card.BUDGET_S", 0.01)
+pytestmark = pytest.mark.usefixtures("short_latency_benchmark")
 
 
 @variants
-def test_every_network_is_exported_and_checked(make_run, capsys, act, conv, head):
+def test_every_lenet(make_run, capsys, act, conv, head):
     folder = make_run(act, conv, head)
     model = exported(folder)
     output = capsys.readouterr()
@@ -49,7 +46,7 @@ def test_every_network_is_exported_and_checked(make_run, capsys, act, conv, head
 
 
 @pytest.mark.parametrize("exporter", ["symbolic", "dynamo"])
-def test_a_recurrent_network_is_exported(make_run, capsys, exporter):
+def test_lltm_network(make_run, capsys, exporter):
     model = exported(make_run(network="lltm"), exporter=exporter)
     assert "0 of 359 predictions differ" in capsys.readouterr().out
     assert [node.op_type for node in model.graph.node if node.domain == "lenet_ops"] == ["LLTM"]
@@ -63,7 +60,7 @@ def test_a_recurrent_network_is_exported(make_run, capsys, exporter):
         ("involution", {"layout": "standard"}),
     ],
 )
-def test_gap_networks_take_any_size(make_run, conv, settings):
+def test_gap_networks_accept_any_size(make_run, conv, settings):
     folder = make_run("gelu", conv, "gap")
     model = exported(folder, **settings)
     sizes = model.graph.input[0].type.tensor_type.shape.dim
@@ -76,9 +73,9 @@ def test_gap_networks_take_any_size(make_run, conv, settings):
     assert "any size" in (folder / "model.md").read_text()
 
 
-def test_a_difference_in_another_size_is_noticed(make_run, monkeypatch):
+def test_difference_at_another_size_raises(make_run, monkeypatch):
     class Forgetful(nn.Module):
-        """Right for 28x28 only."""
+        """Return wrong logits for sizes other than 28x28."""
 
         def forward(self, x):
             return x.sum((2, 3), keepdim=True) / 25

@@ -1,4 +1,4 @@
-"""Both layouts in one call, the default exporter, and the folder for a static server."""
+"""Export layouts, the default exporter, and the folder for a static web server."""
 
 import json
 from dataclasses import replace
@@ -12,10 +12,7 @@ from app.config.schema import ExportConfig
 from app.export.export import check_settings, export
 from app.export.graph import exporter
 
-
-@pytest.fixture(autouse=True)
-def measure_briefly(monkeypatch):
-    monkeypatch.setattr("app.export.model_card.BUDGET_S", 0.01)
+pytestmark = pytest.mark.usefixtures("short_latency_benchmark")
 
 
 def test_both_layouts_are_written_in_one_call(make_run):
@@ -29,24 +26,24 @@ def test_both_layouts_are_written_in_one_call(make_run):
         assert f"layout={layout}" in (folder / name).read_text()
 
 
-def test_both_layouts_go_beside_a_named_file(make_run, tmp_path):
+def test_both_layouts_with_a_file_name(make_run, tmp_path):
     export(ExportConfig(str(make_run()), file=str(tmp_path / "x.onnx"), layout="both"))
     assert sorted(path.name for path in tmp_path.glob("*.onnx")) == ["x-standard.onnx", "x.onnx"]
 
 
-def test_int8_has_no_functions_and_not_both_layouts():
+def test_int8_with_other_layouts_raises():
     with pytest.raises(UserError, match="has no functions"):
         check_settings(ExportConfig(quantize="int8", layout="both"))
 
 
-def test_the_default_exporter_is_recorded(make_run):
+def test_default_exporter_is_recorded(make_run):
     folder = make_run()
     export(ExportConfig(checkpoint=str(folder)))
     metadata = {item.key: item.value for item in onnx.load(folder / "model.onnx").metadata_props}
     assert json.loads(metadata["export"])["exporter"] == "symbolic"
 
 
-def test_without_torchscript_the_default_is_dynamo(monkeypatch):
+def test_default_exporter_without_torchscript_is_dynamo(monkeypatch):
     cfg = ExportConfig()
     assert exporter(cfg) == "symbolic"
     monkeypatch.delattr(torch.onnx, "register_custom_op_symbolic")
@@ -55,7 +52,7 @@ def test_without_torchscript_the_default_is_dynamo(monkeypatch):
 
 
 @pytest.mark.parametrize("runtime", ["./ort/", "https://host.example/ort"])
-def test_the_web_folder_has_all_that_the_page_loads(make_run, capsys, runtime):
+def test_web_folder_is_complete(make_run, capsys, runtime):
     folder = make_run("gelu")
     export(ExportConfig(checkpoint=str(folder), web=True, web_runtime=runtime))
     web = folder / "web"

@@ -11,7 +11,7 @@ from app.inference.predictor import load_torch
 
 @pytest.fixture
 def card(make_run, monkeypatch):
-    """A card made by a clock on which one image takes 250 µs on one thread, 1,024 take 0.5 s."""
+    """Return a card with simulated times: 250 µs for 1 image on 1 thread, 0.5 s for 1,024."""
     clock, seconds = [0.0], {(1, 1): 250e-6, (1024, 0): 0.5}
 
     def open_session(content, device="cpu", threads=0):
@@ -29,15 +29,15 @@ def card(make_run, monkeypatch):
     return model_card.write_card("model.onnx", content, original, cfg, parity).splitlines()
 
 
-def test_latency_is_microseconds_of_one_image_on_one_thread(card):
+def test_latency_of_one_image_on_one_thread(card):
     assert "| latency | 250 µs for one image on one thread |" in card
 
 
-def test_throughput_is_images_a_second_on_all_threads(card):
+def test_throughput_on_all_threads(card):
     assert "| throughput | 2,048 images/s in batches of 1024 on all threads |" in card
 
 
-def test_accuracy_and_parity_are_those_of_the_comparison(card):
+def test_accuracy_and_parity(card):
     assert "| accuracy | 99.00% of 10,000 test images (99.01% in torch, float32) |" in card
     assert (
         "| parity | 3 predictions differ from torch's; logits by 1e-06 at most "
@@ -45,6 +45,6 @@ def test_accuracy_and_parity_are_those_of_the_comparison(card):
     ) in card
 
 
-def test_custom_operators_are_named(card):
+def test_custom_operators_are_listed(card):
     assert "| lenet_ops | GELU | 4 |" in card
     assert "Custom operators defined in this file:" in card

@@ -14,15 +14,15 @@ def parity(images, lost, difference=0.0):
 @pytest.mark.parametrize(
     ("images", "losable"), [(100, 2), (359, 2), (1499, 2), (1500, 3), (10_000, 20)]
 )
-def test_fp16_and_int8_may_lose_two_images_or_a_fifth_of_a_percent(images, losable):
+def test_fp16_and_int8_may_lose_two_images_or_0_2_percent(images, losable):
     check_parity(parity(images, losable), exact=False)
-    check_parity(parity(images, -5), exact=False)  # more right than the original
+    check_parity(parity(images, -5), exact=False)  # better than the original
     with pytest.raises(RunError, match=f"at most {losable} may be"):
         check_parity(parity(images, losable + 1), exact=False)
 
 
 @pytest.mark.parametrize("difference", [1.1e-4, float("nan"), float("inf")])
-def test_float32_must_agree_to_a_share_of_the_largest_logit(difference):
+def test_float32_tolerance_is_relative_to_the_largest_logit(difference):
     check_parity(parity(100, 0, 0.9e-4), exact=True)
     check_parity(parity(100, 0, difference), exact=False)
     with pytest.raises(RunError, match=r"differ by more than 0\.0001"):
@@ -30,7 +30,7 @@ def test_float32_must_agree_to_a_share_of_the_largest_logit(difference):
 
 
 class Fake:
-    """A predictor of the given logits."""
+    """A predictor that returns the given logits."""
 
     any_size = False
 

@@ -11,15 +11,11 @@ from app.export.graph import build_graph
 from app.export.quantize import equal_batches, quantize
 from app.inference.onnx_runtime import open_session
 from app.inference.predictor import load_torch
-
-
-def some_images(count):
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(0, 256, (count, 1, 28, 28), dtype=torch.uint8, generator=generator)
+from tests.app.idx import random_images
 
 
 @pytest.mark.parametrize("count", [1, 249, 250, 251, 300, 499, 500, 5000, 5003])
-def test_calibration_batches_have_one_size_and_all_images(count):
+def test_calibration_batches_are_equal_and_complete(count):
     images = torch.arange(count)
     batches = list(equal_batches(images, 250))
     (size,) = {len(batch) for batch in batches}
@@ -28,10 +24,10 @@ def test_calibration_batches_have_one_size_and_all_images(count):
     assert size * len(batches) < count + len(batches)  # few are repeated
 
 
-def test_recurrent_weights_are_kept_in_int8(make_run):
+def test_int8_keeps_recurrent_weights(make_run):
     cfg = ExportConfig(quantize="int8")
     whole = build_graph(load_torch(make_run(network="lltm")), cfg)
-    images = normalize(some_images(20), 0.2, 0.3)
+    images = normalize(random_images(20), 0.2, 0.3)
     quantized = quantize(whole, images)
     assert quantized.ByteSize() < 0.35 * whole.ByteSize()
     logits, expected = (
@@ -41,8 +37,8 @@ def test_recurrent_weights_are_kept_in_int8(make_run):
     assert 0 < abs(logits - expected).max() < 0.05 * abs(expected).max()
 
 
-def test_int8_saves_bytes_and_runs_as_int8(make_run, tmp_path):
-    images = normalize(some_images(20), 0.2, 0.3)
+def test_int8_model_is_smaller_and_runs_int8_kernels(make_run, tmp_path):
+    images = normalize(random_images(20), 0.2, 0.3)
     for head, most in (("fc", 0.32), ("gap", 0.75)):
         trained = load_torch(make_run("relu", "depthwise", head))
         whole = build_graph(trained, ExportConfig(quantize="int8"))
@@ -50,7 +46,7 @@ def test_int8_saves_bytes_and_runs_as_int8(make_run, tmp_path):
         assert quantized.ByteSize() < most * whole.ByteSize()
         options = onnxruntime.SessionOptions()
         options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
-        options.log_severity_level = 3  # says that such a file is for this machine only
+        options.log_severity_level = 3  # warns that the optimised file is machine-specific
         onnxruntime.InferenceSession(quantized.SerializeToString(), options)
         left = Counter(node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node)
         was = Counter(node.op_type for node in whole.graph.node)
@@ -60,7 +56,7 @@ def test_int8_saves_bytes_and_runs_as_int8(make_run, tmp_path):
 @pytest.mark.parametrize("opset", [20, 21])
 def test_int8_involutions_run_in_every_opset(make_run, opset):
     cfg = ExportConfig(quantize="int8", opset=opset)
-    images = normalize(some_images(20), 0.2, 0.3)
+    images = normalize(random_images(20), 0.2, 0.3)
     whole = build_graph(load_torch(make_run("relu", "involution")), cfg)
     session = open_session(quantize(whole, images).SerializeToString())
     assert session.run(None, {"image": images.numpy()})[0].shape == (20, 10)

@@ -1,4 +1,4 @@
-"""Exported files in ONNX Runtime: what runs, and what is refused in one line."""
+"""Exported files in ONNX Runtime: logits, metadata, errors."""
 
 import numpy as np
 import onnx
@@ -13,27 +13,20 @@ from app.export.export import export
 from app.export.graph import build_graph, newest_opset
 from app.inference.onnx_runtime import BATCH_SIZE, RUNTIME, load_onnx, open_session
 from app.inference.predictor import load_predictor, load_torch
+from tests.app.idx import random_images
 
-
-def some_images(count):
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(0, 256, (count, 1, 28, 28), dtype=torch.uint8, generator=generator)
-
-
-@pytest.fixture(autouse=True)
-def measure_briefly(monkeypatch):
-    monkeypatch.setattr("app.export.model_card.BUDGET_S", 0.01)
+pytestmark = pytest.mark.usefixtures("short_latency_benchmark")
 
 
 @pytest.fixture(scope="module")
 def kept():
-    """The exported file, once it is there: to export once is enough."""
+    """Return a cache for the exported file of this module."""
     return {}
 
 
 @pytest.fixture
 def exported(make_run, kept):
-    """The folder of a run with a model.onnx."""
+    """Return a run folder with a model.onnx."""
     folder = make_run("gelu", "depthwise", classes=list("abcdefghij"), fallback_from="mnist")
     if not kept:
         export(ExportConfig(checkpoint=str(folder)))
@@ -49,11 +42,11 @@ def test_logits_equal_torch(make_run, preprocess):
     theirs = load_torch(folder).logits
     ours = load_onnx(folder).logits
     for count in (1, BATCH_SIZE + 1):
-        images = some_images(count)
+        images = random_images(count)
         torch.testing.assert_close(ours(images), theirs(images), rtol=1e-5, atol=1e-5)
 
 
-def test_metadata_becomes_the_predictor(exported):
+def test_predictor_reads_metadata(exported):
     outputs = str(exported.parents[1])
     for checkpoint in (None, str(exported), str(exported / "model.onnx")):
         network = load_predictor(checkpoint, outputs, "onnx")
@@ -64,15 +57,14 @@ def test_metadata_becomes_the_predictor(exported):
 
 @pytest.mark.filterwarnings("error", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("layout", ["function", "standard"])
-def test_neither_exporter_nor_onnx_runtime_warns(make_run, capfd, layout):
-    """Neither by the exporter nor by ONNX Runtime as whoever gets the file opens it."""
+def test_exporter_and_onnx_runtime_print_no_warning(make_run, capfd, layout):
     trained = load_torch(make_run(network="lltm"))
     content = build_graph(trained, ExportConfig(layout=layout)).SerializeToString()
     onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     assert capfd.readouterr() == ("", "")
 
 
-def test_the_newest_opset_runs_and_the_next_does_not():
+def test_newest_opset_is_the_limit_of_onnx_runtime():
     def run(version):
         value = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 1, 28, 28])
         image = helper.make_tensor_value_info("image", TensorProto.FLOAT, ["batch", 1, 28, 28])
@@ -125,7 +117,7 @@ def set_metadata(key, value):
         (set_metadata("dataset", "cifar10"), "data.name=cifar10: Input should be 'mnist'"),
     ],
 )
-def test_unusable_files_are_refused_in_one_line(exported, change, says):
+def test_unusable_model_raises(exported, change, says):
     path = exported / "model.onnx"
     model = onnx.load(path)
     change(model)
@@ -139,7 +131,7 @@ def test_unusable_files_are_refused_in_one_line(exported, change, says):
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", "half"])
-def test_damaged_files_are_refused(exported, content):
+def test_damaged_file_raises(exported, content):
     path = exported / "model.onnx"
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2] if content == "half" else content)
@@ -149,7 +141,7 @@ def test_damaged_files_are_refused(exported, content):
     assert "\n" not in str(raised.value)
 
 
-def test_missing_files_and_devices_are_refused(tmp_path, exported):
+def test_missing_file_or_device_raises(tmp_path, exported):
     for checkpoint, device, says in (
         (None, "cpu", f"no run under {tmp_path}/none/ has a model.onnx: export one with `python"),
         ("none.onnx", "cpu", "checkpoint=none.onnx: No such file or directory: export"),
@@ -166,7 +158,7 @@ def test_missing_files_and_devices_are_refused(tmp_path, exported):
         assert says in str(raised.value)
 
 
-def test_an_unusable_gpu_is_refused(monkeypatch, exported):
+def test_unusable_gpu_raises(monkeypatch, exported):
     providers = ["CUDAExecutionProvider", "CPUExecutionProvider"]
     content = (exported / "model.onnx").read_bytes()
     session = open_session(content)

@@ -16,7 +16,7 @@ def confused(labels, predicted, classes=("cat", "dog", "Ankle boot")):
 
 @pytest.fixture
 def figures(monkeypatch):
-    """The figures that are drawn."""
+    """Return the list of figures that the plots add to."""
     drawn = []
 
     class Recorded(Figure):
@@ -29,12 +29,12 @@ def figures(monkeypatch):
 
 
 def texts(figure):
-    """Every visible text of a figure."""
+    """Return the visible texts of a figure."""
     return [item.get_text() for item in figure.findobj(lambda item: hasattr(item, "get_text"))]
 
 
 def outside(figure):
-    """The texts that the edge of a figure cuts."""
+    """Return the texts that extend beyond the figure."""
     renderer, frame = figure.canvas.get_renderer(), figure.bbox
     items = figure.findobj(lambda item: hasattr(item, "get_text") and item.get_text())
     boxes = {item.get_text(): item.get_window_extent(renderer) for item in items}
@@ -64,18 +64,18 @@ def test_filters_are_red_below_zero_and_blue_above(figures, conv, count):
 
 
 @pytest.mark.parametrize("kind", [LLTMConfig(), LeNetConfig(conv="involution")], ids=str)
-def test_a_network_without_spatial_convolution_has_no_filters(kind):
+def test_network_without_spatial_convolution_has_no_filters(kind):
     assert plots.draw_filters(build_model(kind, 10)) is None
 
 
-def test_confusion_matrix_is_darkest_where_most_mistakes_are(figures):
+def test_confusion_matrix_shades_mistakes(figures):
     picture = plots.draw_confusion(confused([0, 0, 0, 1, 2, 2], [0, 1, 1, 1, 2, 0]))
     assert (picture.dtype, picture.shape[2]) == (np.uint8, 3)
     (axes,) = figures[0].axes
     shade = axes.images[0].to_rgba(axes.images[0].get_array())[..., :3].sum(2)
-    assert shade[0, 1] < shade[2, 0] < shade[1, 0]  # twice, once, never
+    assert shade[0, 1] < shade[2, 0] < shade[1, 0]  # 2, 1, 0 mistakes
     assert shade[0, 0] == shade[1, 1] == shade[2, 2] == shade[1, 0]
-    assert shade[2, 0] > 1.8  # one mistake is pale
+    assert shade[2, 0] > 1.8
     assert {"true class", "predicted class", "3 of 6 images wrong"} <= set(texts(figures[0]))
     assert [label.get_text() for label in axes.get_yticklabels()] == ["cat", "dog", "Ankle boot"]
     assert outside(figures[0]) == []
@@ -95,14 +95,14 @@ def test_predictions_show_mistakes_first(figures, predictions):
     assert outside(figures[0]) == []
 
 
-def test_mistakes_are_the_wrong_ones(figures, predictions):
+def test_mistakes_shows_only_mistakes(figures, predictions):
     images = torch.zeros(6, 1, 28, 28, dtype=torch.uint8)
     plots.draw_mistakes(predictions, images)
     assert len(figures[0].axes[0].images) == 2
     assert "2 of 6 images wrong" in texts(figures[0])
 
 
-def test_a_perfect_network_has_plots_too(figures):
+def test_plots_without_mistakes(figures):
     perfect = confused([0, 1], [0, 1])
     images = torch.zeros(2, 1, 28, 28, dtype=torch.uint8)
     for picture in (plots.draw_mistakes(perfect, images), plots.draw_confusion(perfect)):

@@ -13,15 +13,10 @@ from app.inference.predictor import (
     load_torch,
 )
 from app.runs.folder import read_summary
-from tests.app.idx import write_dataset
+from tests.app.idx import random_images, write_dataset
 
 
-def some_images(count):
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(0, 256, (count, 1, 28, 28), dtype=torch.uint8, generator=generator)
-
-
-def test_the_newest_run_is_the_default(make_run):
+def test_default_is_the_newest_run(make_run):
     folder = make_run()
     outputs = str(folder.parents[1])
     assert load_predictor(None, outputs).folder == folder
@@ -30,8 +25,8 @@ def test_the_newest_run_is_the_default(make_run):
 
 
 @pytest.mark.parametrize("count", [0, 1, BATCH_SIZE, BATCH_SIZE + 1])
-def test_logits_normalise_and_take_any_number_of_images(make_run, count):
-    trained, images = load_torch(make_run()), some_images(count)
+def test_logits_of_any_number_of_images(make_run, count):
+    trained, images = load_torch(make_run()), random_images(count)
     data = trained.checkpoint.data
     with torch.no_grad():
         expected = trained.module(normalize(images, data["mean"], data["std"]))
@@ -41,14 +36,14 @@ def test_logits_normalise_and_take_any_number_of_images(make_run, count):
 
 @pytest.mark.cuda
 def test_logits_on_a_gpu_equal_the_cpu(make_run):
-    trained, images = load_torch(make_run("ncrelu", "depthwise")), some_images(7)
+    trained, images = load_torch(make_run("ncrelu", "depthwise")), random_images(7)
     expected = trained.logits(images)
     logits = load_torch(trained.folder, "cuda").logits(images)
     assert logits.device.type == "cpu"
     np.testing.assert_allclose(logits, expected, rtol=1e-3, atol=1e-3)  # TF32 may be on
 
 
-def test_test_images_give_the_accuracy_of_training(trained_run, make_run, tmp_path):
+def test_accuracy_matches_the_summary_of_training(trained_run, make_run, tmp_path):
     trained = load_torch(trained_run)
     split = load_test_split("digits", str(tmp_path))
     predicted = trained.logits(split.images).argmax(1)
@@ -56,7 +51,7 @@ def test_test_images_give_the_accuracy_of_training(trained_run, make_run, tmp_pa
     assert accuracy == pytest.approx(read_summary(trained_run)["test_accuracy"], abs=1e-9)
 
 
-def test_the_data_is_split_as_it_was_for_training(make_run):
+def test_data_split_matches_training(make_run):
     trained = load_torch(make_run(val_size=40, split_seed=3))
     val = load_data(trained.checkpoint, "data").val
     assert len(val) == 40
@@ -64,7 +59,7 @@ def test_the_data_is_split_as_it_was_for_training(make_run):
     assert not torch.equal(load_data(trained.checkpoint, "data").val.labels, val.labels)
 
 
-def test_a_missing_data_set_is_not_replaced(make_run, tmp_path, monkeypatch):
+def test_missing_data_set_raises_without_fallback(make_run, tmp_path, monkeypatch):
     from app.data import datasets as data
 
     def no_network(*_):
@@ -80,7 +75,7 @@ def test_a_missing_data_set_is_not_replaced(make_run, tmp_path, monkeypatch):
             load()
 
 
-def test_test_images_are_read_without_the_training_images(tmp_path, monkeypatch):
+def test_test_split_needs_no_training_files(tmp_path, monkeypatch):
     folder = write_dataset(tmp_path)
     expected = load_dataset(DataConfig(root=str(tmp_path), val_size=1)).test
     for path in folder.glob("train-*"):

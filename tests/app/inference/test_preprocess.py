@@ -13,7 +13,7 @@ from app.inference.preprocess import BOX, CENTRE, SIDE, frame, to_digit
 
 
 def drawn(text="5", size=120, at=(60, 40), canvas=(200, 240), ink=0, paper=255, mode="L"):
-    """A character of about `size` pixels on a sheet."""
+    """Return an image of a character about `size` pixels high."""
     image = Image.new(mode, canvas, paper)
     ImageDraw.Draw(image).text(at, text, ink, ImageFont.load_default(size))
     return image
@@ -26,7 +26,7 @@ def digit_of(image, tmp_path, name="picture.png", invert=None, **how):
 
 
 def difference(one, other):
-    """Mean over the pixels; a shift by one, where the centre lies between two, does not count."""
+    """Return the mean absolute difference, the least over shifts by one pixel."""
     shifts = [(y, x) for y in (-1, 0, 1) for x in (-1, 0, 1)]
     return min(np.abs(np.roll(one.astype(float), shift, (0, 1)) - other).mean() for shift in shifts)
 
@@ -73,7 +73,7 @@ def test_proportions_are_kept(tmp_path):
     ],
 )
 def test_size_place_colour_and_polarity_do_not_matter(image, expected, tmp_path):
-    # two different digits differ by 14 at the least
+    # different digits differ by at least 14
     assert difference(digit_of(image, tmp_path), expected) < 12
 
 
@@ -111,7 +111,7 @@ def test_transparent_corners_are_background(expected, tmp_path):
 
 def test_exif_orientation_is_applied(expected, tmp_path):
     exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned clockwise
+    exif[0x0112] = 6  # rotate clockwise
     turned = drawn().transpose(Image.Transpose.ROTATE_90)
     assert difference(digit_of(turned, tmp_path, "a.jpg", exif=exif), expected) < 3
 
@@ -129,7 +129,7 @@ def test_thin_strokes_are_widened():
     thin = Image.new("L", (400, 400), 255)
     ImageDraw.Draw(thin).line([(100, 60), (300, 60), (160, 340)], fill=0, width=4)
     digit = to_digit(np.asarray(thin))
-    assert (digit > 127).sum() > 50  # 4 of 280 pixels would be a quarter of a pixel of 20
+    assert (digit > 127).sum() > 50  # unwidened strokes would be 0.3 pixels wide
 
 
 def test_dust_is_removed(expected):
@@ -138,10 +138,10 @@ def test_dust_is_removed(expected):
     assert difference(to_digit(sheet), expected) < 1
 
 
-def test_a_digit_in_two_parts_stays_whole():
+def test_digit_in_two_parts():
     parts = Image.new("L", (300, 300), 255)
     draw = ImageDraw.Draw(parts)
-    draw.line([(140, 40), (240, 40)], fill=0, width=16)  # the bar of a five, not quite joined
+    draw.line([(140, 40), (240, 40)], fill=0, width=16)  # the bar of a five, detached
     draw.line([(120, 60), (120, 140), (200, 180), (110, 250)], fill=0, width=16)
     digit = to_digit(np.asarray(parts))
     rows, _ = np.nonzero(digit > 127)
@@ -149,7 +149,7 @@ def test_a_digit_in_two_parts_stays_whole():
     assert top.sum() > 6
 
 
-def test_invert_overrides_what_is_detected(expected):
+def test_invert_overrides_detection(expected):
     sheet = np.asarray(drawn())
     assert np.array_equal(to_digit(sheet, invert=True), expected)
     assert difference(to_digit(255 - sheet, invert=False), expected) < 1
@@ -158,7 +158,7 @@ def test_invert_overrides_what_is_detected(expected):
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 500), (28, 28), (700, 900)])
-def test_a_blank_sheet_has_no_digit(shape):
+def test_blank_image_has_no_digit(shape):
     assert to_digit(np.full(shape, 200, np.uint8)) is None
     noise = np.random.default_rng(0).normal(200, 3, shape)
     assert to_digit(noise.astype(np.uint8)) is None
@@ -169,19 +169,19 @@ def test_a_blank_sheet_has_no_digit(shape):
     arrays(np.uint8, array_shapes(min_dims=2, max_dims=2, max_side=70)),
     st.sampled_from([None, True, False]),
 )
-def test_any_picture_gives_a_digit_or_none(gray, invert):
+def test_random_images_give_a_digit_or_none(gray, invert):
     digit = to_digit(gray, invert)
     if digit is not None:
         assert (digit.shape, digit.dtype) == ((SIDE, SIDE), np.uint8)
         assert digit.max() == 255
 
 
-def test_an_mnist_image_is_unchanged():
+def test_mnist_image_is_unchanged():
     digit = to_digit(np.asarray(drawn()))
     assert difference(to_digit(digit), digit) < 4
 
 
-def test_other_and_damaged_files_are_refused(tmp_path):
+def test_other_and_damaged_files_raise(tmp_path):
     text, damaged = tmp_path / "note.png", tmp_path / "half.png"
     text.write_text("hello")
     drawn().save(damaged)
@@ -204,7 +204,7 @@ def test_find_pictures_in_files_folders_and_patterns(tmp_path):
     assert names(folder / "*.png") == ["b.png", "odd[1].png"]
     assert names(folder / "**" / "*.png") == ["b.png", "deeper/c.png", "odd[1].png"]
     assert names(folder / "odd[1].png") == ["odd[1].png"]
-    assert names(folder / "notes.txt") == ["notes.txt"]  # named by the user, whatever its suffix
+    assert names(folder / "notes.txt") == ["notes.txt"]  # an explicit name needs no picture suffix
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_find_pictures_in_files_folders_and_patterns(tmp_path):
         ("*.txt", "no such picture"),
     ],
 )
-def test_find_pictures_finds_nothing(pattern, says, tmp_path):
+def test_find_pictures_without_match_raises(pattern, says, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "a.txt").write_text("")
     with pytest.raises(UserError) as raised:
@@ -224,8 +224,8 @@ def test_find_pictures_finds_nothing(pattern, says, tmp_path):
     assert str(raised.value) == f"input={tmp_path / pattern}: {says}"
 
 
-def test_clothes_keep_their_place():
-    """A shirt, dark on white, off the centre of a wide picture: all of it is kept as it lies."""
+def test_clothes_are_not_cropped():
+    """Frame a dark shirt off the centre of a wide white picture."""
     picture = Image.new("L", (280, 140), 255)
     ImageDraw.Draw(picture).rectangle((20, 20, 79, 119), 55)
     expected = np.zeros((SIDE, SIDE))
@@ -237,7 +237,7 @@ def test_clothes_keep_their_place():
     ):
         framed = frame(gray, "fashion_mnist", invert)[0].numpy()
         assert framed.dtype == np.uint8
-        assert np.abs(framed - expected)[9:19].mean() < 12  # the edges of strokes are smoothed
+        assert np.abs(framed - expected)[9:19].mean() < 12  # edges are smoothed
         assert framed[:7].max() == framed[21:].max() == 0
     assert frame(np.full((50, 60), 255, np.uint8), "fashion_mnist") is None
     np.testing.assert_array_equal(

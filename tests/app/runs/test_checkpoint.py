@@ -21,7 +21,7 @@ def make_checkpoint(act="ncrelu", conv="depthwise"):
     )
 
 
-def test_what_is_saved_is_loaded(tmp_path):
+def test_save_and_load(tmp_path):
     checkpoint = make_checkpoint()
     save_checkpoint(tmp_path / "best.pt", checkpoint)
     loaded = load_checkpoint(tmp_path / "best.pt")
@@ -29,18 +29,18 @@ def test_what_is_saved_is_loaded(tmp_path):
     for name in ("model_config", "data", "metrics", "versions"):
         assert getattr(loaded, name) == getattr(checkpoint, name)
     assert loaded.versions["torch"] == torch.__version__
-    assert load_checkpoint(tmp_path).data == checkpoint.data  # a run folder: its best.pt
+    assert load_checkpoint(tmp_path).data == checkpoint.data  # best.pt of a run folder
     assert [path.name for path in tmp_path.iterdir()] == ["best.pt"]
 
 
-def test_the_file_is_plain_data(tmp_path):
+def test_file_loads_with_weights_only(tmp_path):
     save_checkpoint(tmp_path / "best.pt", make_checkpoint())
     content = torch.load(tmp_path / "best.pt", weights_only=True)
     assert content["format"] == FORMAT
     assert type(content["model"]["classifier.0.weight"]) is torch.Tensor
 
 
-def test_the_network_computes_what_was_saved(tmp_path):
+def test_loaded_network_has_equal_logits(tmp_path):
     model = build_model(LeNetConfig("gelu", "depthwise"), 10).eval()
     checkpoint = make_checkpoint("gelu")
     checkpoint.model = model.state_dict()
@@ -52,7 +52,7 @@ def test_the_network_computes_what_was_saved(tmp_path):
 
 
 @pytest.mark.parametrize("failing", ["fsync", "replace", "write"])
-def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch, failing):
+def test_failed_write_keeps_the_old_file(tmp_path, monkeypatch, failing):
     path = tmp_path / "last.pt"
     save_checkpoint(path, make_checkpoint())
     before = path.read_bytes()
@@ -73,7 +73,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch, failing):
 
 
 @pytest.mark.parametrize("share", [0, 0.1, 0.5, 0.99])
-def test_truncated(tmp_path, share):
+def test_truncated_file_raises(tmp_path, share):
     path = tmp_path / "best.pt"
     save_checkpoint(path, make_checkpoint())
     content = path.read_bytes()
@@ -82,8 +82,8 @@ def test_truncated(tmp_path, share):
         load_checkpoint(path)
 
 
-def test_damaged_weights(tmp_path):
-    """torch loads them without a word."""
+def test_damaged_weights_raise(tmp_path):
+    """Change bytes that torch.load does not verify."""
     path = tmp_path / "best.pt"
     save_checkpoint(path, make_checkpoint())
     content = bytearray(path.read_bytes())
@@ -94,7 +94,7 @@ def test_damaged_weights(tmp_path):
         load_checkpoint(path)
 
 
-def test_not_a_checkpoint(tmp_path):
+def test_other_file_raises(tmp_path):
     path = tmp_path / "model.pt"
     with pytest.raises(UserError, match=r"checkpoint=.*model\.pt: no such file"):
         load_checkpoint(path)
@@ -123,7 +123,7 @@ def test_code_in_a_file_is_not_executed(tmp_path):
     assert not (tmp_path / "sprung").exists()
 
 
-def test_a_newer_format_is_refused(tmp_path):
+def test_newer_format_raises(tmp_path):
     path = tmp_path / "best.pt"
     save_checkpoint(path, make_checkpoint())
     content = torch.load(path, weights_only=True) | {"format": FORMAT + 1}
@@ -147,7 +147,7 @@ def test_a_newer_format_is_refused(tmp_path):
         (lambda c: setattr(c, "model", None), "NoneType"),
     ],
 )
-def test_parts_that_do_not_fit_are_refused(tmp_path, spoil, reason):
+def test_mismatched_parts_raise(tmp_path, spoil, reason):
     checkpoint = make_checkpoint()
     spoil(checkpoint)
     save_checkpoint(tmp_path / "best.pt", checkpoint)

@@ -18,7 +18,7 @@ from app.runs.folder import CONFIG
 
 @pytest.fixture
 def sweep(tmp_path):
-    """Two activations and two seeds; one run has failed, one was killed."""
+    """Return a sweep of two activations and two seeds, with a failed and a killed run."""
     root = tmp_path / "outputs" / "2026-01-31" / "12-00-00-abcd"
     for number in range(12):
         act, seed = ("relu", "ncrelu")[number % 2], number // 2
@@ -39,7 +39,7 @@ def sweep(tmp_path):
             summary = {"status": "failed", "error": "the loss is nan at step 3"}
         if number != 11:
             (folder / "summary.json").write_text(json.dumps(summary))
-    (root / "12" / CONFIG.parent).mkdir(parents=True)  # killed before its configuration: no run
+    (root / "12" / CONFIG.parent).mkdir(parents=True)  # killed before it wrote its configuration
     return root
 
 
@@ -59,32 +59,32 @@ def test_table_has_mean_and_deviation_over_seeds(sweep):
     assert len(set(map(len, lines))) == 1  # aligned
 
 
-def test_a_group_without_results_shows_its_status(sweep, recwarn):
+def test_group_without_results_shows_its_status(sweep, recwarn):
     for path in sweep.glob("*/summary.json"):
         path.write_text(json.dumps({"status": "failed", "error": "no"}))
     lines = table(group(find_entries(sweep))).splitlines()
     assert lines[2].split() == ["model.act=relu", "0", "of", "6", "failed"]
     assert lines[3].split()[-3:] == ["failed", "or", "unfinished"]
     report(str(sweep))
-    assert not recwarn  # of matplotlib, at an empty plot
+    assert not recwarn  # matplotlib warns about empty plots
 
 
 def test_table_rounds_settings_and_csv_does_not(sweep):
     rates = (0.028332004457282706, 0.028332004999999999, 1e12)
     for number, rate in enumerate(rates):
-        path = sweep / str(2 * number) / CONFIG  # all of the same activation
+        path = sweep / str(2 * number) / CONFIG
         OmegaConf.save(OmegaConf.merge(OmegaConf.load(path), {"optim": {"lr": rate}}), path)
-    entries = find_entries(sweep)[-3:]  # by when they were started
+    entries = find_entries(sweep)[-3:]  # by start time
     assert [item.name for item in group(entries)] == [
         "optim.lr=0.02833",
-        "optim.lr=0.02833",  # another kind of run all the same
+        "optim.lr=0.02833",
         "optim.lr=1e+12",
     ]
     rows = csv.DictReader(io.StringIO(to_csv(entries)))
     assert [float(row["optim.lr"]) for row in rows] == list(rates)
 
 
-def test_settings_of_other_networks_are_empty(sweep):
+def test_missing_settings_are_empty(sweep):
     config = {"model": {"name": "lltm", "act": "relu", "conv": "standard"}, "seed": 0}
     OmegaConf.save(OmegaConf.create(config), sweep / "2" / CONFIG)
     entries = find_entries(sweep)
@@ -97,7 +97,7 @@ def test_settings_of_other_networks_are_empty(sweep):
     assert (rows[-1]["model.act"], rows[-1]["model.name"]) == ("", "lltm")
 
 
-def test_csv_has_a_line_a_run(sweep):
+def test_csv_has_a_line_for_each_run(sweep):
     rows = list(csv.DictReader(io.StringIO(to_csv(find_entries(sweep)))))
     assert [row["run"].rsplit("/", 1)[1] for row in rows] == [str(number) for number in range(12)]
     assert (rows[3]["model.act"], rows[3]["seed"], rows[3]["status"]) == ("ncrelu", "1", "finished")
@@ -118,7 +118,7 @@ def test_report_writes_csv_and_png(sweep, capsys, folder):
         assert picture.width > picture.height > 100
 
 
-def test_one_run_is_a_report(sweep, capsys):
+def test_report_on_one_run(sweep, capsys):
     report(str(sweep / "0"))
     assert "99.00 %" in capsys.readouterr().out
     alone = sweep.parent / "12-00-01-abcd"
@@ -136,7 +136,7 @@ def test_latest_finds_a_sweep_of_named_runs(sweep, capsys):
     assert f"{sweep}: 12 runs\n" in capsys.readouterr().out
 
 
-def test_a_folder_without_runs_is_refused(tmp_path):
+def test_folder_without_runs_raises(tmp_path):
     with pytest.raises(UserError, match=r"nowhere: no such folder"):
         report("nowhere")
     with pytest.raises(UserError, match=rf"{tmp_path}: no runs in it"):
@@ -147,13 +147,13 @@ def test_a_folder_without_runs_is_refused(tmp_path):
 
 @pytest.mark.parametrize("name", [".hydra/config.yaml", "summary.json"])
 @pytest.mark.parametrize("content", ["- 1", "a: [b", '{"a": '])
-def test_a_damaged_run_is_refused(sweep, name, content):
+def test_damaged_run_raises(sweep, name, content):
     (sweep / "3" / name).write_text(content)
     with pytest.raises(UserError, match=rf"3/{name}: cannot be read: [^\n]+$"):
         report(str(sweep))
 
 
-def test_missing_results_are_refused(sweep):
+def test_missing_results_raise(sweep):
     (sweep / "3" / "summary.json").write_text('{"status": "finished"}')
     with pytest.raises(UserError, match=r"3/summary.json: cannot be read: 'test_accuracy' must be"):
         report(str(sweep))

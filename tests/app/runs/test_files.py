@@ -1,4 +1,4 @@
-"""Files that several processes write and read at once."""
+"""Atomic writes: concurrent processes, killed writers, errors."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ for number in range(20):
 """
 
 
-def test_concurrent_writers_succeed_and_readers_see_whole_files(tmp_path):
+def test_concurrent_writes_are_atomic(tmp_path):
     path = tmp_path / "predictions.csv"
     writers = [
         subprocess.Popen([sys.executable, "-c", WRITER, str(path), letter], stderr=subprocess.PIPE)
@@ -33,19 +33,19 @@ def test_concurrent_writers_succeed_and_readers_see_whole_files(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_leftovers_of_killed_writers_are_removed_on_request(tmp_path):
+def test_remove_temporaries_of_killed_writers(tmp_path):
     code = "import os, app.runs.files as f; f.os.fsync = lambda _: os.kill(os.getpid(), 9);"
     code += f"f.write_atomically({str(tmp_path / 'last.pt')!r}, b'half')"
     subprocess.run([sys.executable, "-c", code], check=False)
     (leftover,) = tmp_path.iterdir()
     write_atomically(tmp_path / "last.pt", b"whole")
-    assert leftover.exists()  # its writer might be alive
+    assert leftover.exists()  # its writer could be alive
     (tmp_path / ".best.pt.0123.tmp").touch()
     remove_temporaries(tmp_path / "last.pt")
     assert {path.name for path in tmp_path.iterdir()} == {"last.pt", ".best.pt.0123.tmp"}
 
 
-def test_the_folder_is_synced_after_the_rename(tmp_path, monkeypatch):
+def test_folder_is_synced_after_the_rename(tmp_path, monkeypatch):
     calls = []
     replace, fsync = Path.replace, os.fsync
 
@@ -63,6 +63,6 @@ def test_the_folder_is_synced_after_the_rename(tmp_path, monkeypatch):
     assert rest == ["rename", ("fsync", str(tmp_path))]
 
 
-def test_a_folder_that_is_not_there_is_a_write_error(tmp_path):
+def test_missing_folder_is_a_write_error(tmp_path):
     with pytest.raises(WriteError, match="cannot be written: No such file or directory"):
         write_atomically(tmp_path / "nowhere" / "last.pt", b"")

@@ -20,7 +20,7 @@ from app.runs.folder import (
 from app.training.state import load_config
 
 
-def test_runs_of_the_same_second_have_folders_of_their_own(tmp_path):
+def test_runs_of_the_same_second_have_different_folders(tmp_path):
     cfg = TrainConfig(outputs=str(tmp_path))
     with ThreadPoolExecutor(8) as pool:
         folders = list(pool.map(create_run_folder, [cfg] * 40))
@@ -30,7 +30,7 @@ def test_runs_of_the_same_second_have_folders_of_their_own(tmp_path):
         assert re.fullmatch(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d-[0-9a-f]{8}", name)
 
 
-def test_a_name_that_is_taken_is_not_shared(tmp_path, monkeypatch):
+def test_existing_folder_is_not_reused(tmp_path, monkeypatch):
     monkeypatch.setattr(app.runs.folder, "run_name", lambda: "2026-01-31/12-00-00-same")
     cfg = TrainConfig(outputs=str(tmp_path))
     create_run_folder(cfg)
@@ -38,8 +38,7 @@ def test_a_name_that_is_taken_is_not_shared(tmp_path, monkeypatch):
         create_run_folder(cfg)
 
 
-def test_a_new_run_removes_no_folder_of_others(tmp_path):
-    """`outputs` may be a folder that holds other things, the home folder for one."""
+def test_new_run_removes_no_other_folders(tmp_path):
     for name in ("projects/.thesis.tmp", "projects/thesis/.draft.tmp"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "chapter").touch()
@@ -49,19 +48,19 @@ def test_a_new_run_removes_no_folder_of_others(tmp_path):
     assert before < set(tmp_path.rglob("*"))
 
 
-def test_the_configuration_is_in_the_folder(tmp_path):
+def test_configuration_is_saved(tmp_path):
     cfg = TrainConfig(model=LeNetConfig(act="gelu"), outputs=str(tmp_path), seed=5)
     assert from_mapping(TrainConfig, read_settings(create_run_folder(cfg))) == cfg
 
 
-def test_a_folder_that_cannot_be_made(tmp_path):
+def test_unwritable_folder_raises(tmp_path):
     (tmp_path / "file").touch()
     for outputs in (tmp_path / "file", Path("/proc/nowhere")):
         with pytest.raises(UserError, match=r"outputs=.*: cannot be written: "):
             create_run_folder(TrainConfig(outputs=str(outputs)))
 
 
-def test_an_option_of_a_group_that_another_run_has_not(tmp_path, monkeypatch):
+def test_conflicting_group_option_raises(tmp_path, monkeypatch):
     cfg = TrainConfig(
         model=LeNetConfig(conv="depthwise"),
         data=DataConfig(name="digits"),
@@ -86,7 +85,7 @@ def test_an_option_of_a_group_that_another_run_has_not(tmp_path, monkeypatch):
     assert resumed("model=lenet_depthwise", TrainConfig(model=cfg.model)).optim == cfg.optim
 
 
-def test_find_checkpoint_takes_the_newest(tmp_path, capsys):
+def test_find_checkpoint_returns_the_newest(tmp_path, capsys):
     with pytest.raises(UserError, match=r"no run under .* has a best.pt: train one with `python -"):
         find_checkpoint(tmp_path)
     for age, name in enumerate(["a/new", "sweep/1", "sweep/0", "b/old"]):
@@ -95,10 +94,10 @@ def test_find_checkpoint_takes_the_newest(tmp_path, capsys):
         (folder / "best.pt").touch()
         os.utime(folder / "best.pt", (1e9 - age, 1e9 - age))
     assert find_checkpoint(tmp_path) == tmp_path / "a" / "new" / "best.pt"
-    assert capsys.readouterr().err == ""  # nothing is known of it
+    assert capsys.readouterr().err == ""
 
 
-def test_find_checkpoint_says_what_it_takes(tmp_path, capsys):
+def test_find_checkpoint_prints_its_choice(tmp_path, capsys):
     cfg = TrainConfig(outputs=str(tmp_path))
     run = create_run_folder(cfg)
     with pytest.raises(UserError, match=r"no run under .* has a best.pt"):

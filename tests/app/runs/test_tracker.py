@@ -34,7 +34,7 @@ def test_points_after_the_checkpoint_are_purged(tmp_path):
     with closing(Tracker(tmp_path, 1, size)) as tracker:
         tracker.scalars(2, {"x": 3.0})
         tracker.flush()
-    with closing(Tracker(tmp_path, 1, size)) as tracker:  # a second time from the same checkpoint
+    with closing(Tracker(tmp_path, 1, size)) as tracker:  # resume again from the same checkpoint
         tracker.scalars(2, {"x": 4.0})
     events = EventAccumulator(str(tmp_path)).Reload()
     assert [(point.step, point.value) for point in events.Scalars("x")] == [(1, 1.0), (2, 4.0)]
@@ -42,7 +42,7 @@ def test_points_after_the_checkpoint_are_purged(tmp_path):
     assert [json.loads(line)["x"] for line in lines] == [1.0, 4.0]
 
 
-def test_a_disk_that_is_full(tmp_path):
+def test_full_disk_raises(tmp_path):
     with pytest.raises(RunError, match="cannot be written: Not a directory"):
         (tmp_path / "file").touch()
         Tracker(tmp_path / "file" / "x")
@@ -53,8 +53,8 @@ def test_a_disk_that_is_full(tmp_path):
             tracker.flush()
 
 
-def test_a_full_disk_prints_nothing(tmp_path, monkeypatch):
-    """TensorBoard's thread raises what the next call raises, too."""
+def test_full_disk_prints_nothing(tmp_path, monkeypatch):
+    """Expect no traceback of TensorBoard's thread, as the next call raises its error."""
     printed = []
     monkeypatch.setattr(threading, "excepthook", lambda failure: printed.append(failure.exc_type))
     with quiet_writer_thread(), limited_files(), pytest.raises(RunError, match="File too large"):
@@ -67,7 +67,7 @@ def test_a_full_disk_prints_nothing(tmp_path, monkeypatch):
 
 @contextmanager
 def limited_files():
-    """No file may grow, as on a full disk."""
+    """Limit file sizes to simulate a full disk."""
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))

@@ -1,4 +1,4 @@
-"""Act at a step of a training."""
+"""Callbacks before or after a training step."""
 
 import itertools
 
@@ -6,12 +6,12 @@ from app.training.step import TrainStep
 
 
 def before_step(monkeypatch, number, action):
-    """Call `action(train_step)` before the step that comes after `number` others."""
+    """Call `action(train_step)` before step `number`, counted from 0."""
     _patch(monkeypatch, number, action, before=True)
 
 
 def after_step(monkeypatch, number, action):
-    """Call `action(train_step)` after that step."""
+    """Call `action(train_step)` after step `number`, counted from 0."""
     _patch(monkeypatch, number, action, before=False)
 
 

@@ -1,4 +1,4 @@
-"""Steps replayed as a CUDA graph are the steps that would have been taken one by one."""
+"""Training steps replayed as a CUDA graph."""
 
 import dataclasses
 from contextlib import ExitStack
@@ -34,7 +34,7 @@ def weights_after_training(cfg):  # noqa: F811
 @pytest.mark.parametrize(
     "model", [LeNetConfig("ncrelu", "depthwise"), LeNetConfig(conv="involution")]
 )
-def test_replayed_or_not_they_are_the_same(cfg, precision, model):  # noqa: F811
+def test_graph_matches_eager_bitwise(cfg, precision, model):  # noqa: F811
     cfg.device, cfg.model, cfg.trainer.precision = "cuda", model, precision
     replayed, again = weights_after_training(cfg), weights_after_training(cfg)
     cfg.trainer.compile = False
@@ -44,12 +44,12 @@ def test_replayed_or_not_they_are_the_same(cfg, precision, model):  # noqa: F811
         assert torch.equal(value, again[name]), name
 
 
-def test_a_stopped_run_ends_like_another_on_a_gpu(cfg, monkeypatch):  # noqa: F811
+def test_resume_on_gpu_is_bitwise_equal(cfg, monkeypatch):  # noqa: F811
     cfg.device = "cuda"
-    test_resume.test_a_stopped_run_ends_like_another(cfg, monkeypatch, [("take", 9)])
+    test_resume.test_resume_is_bitwise_equal(cfg, monkeypatch, [("take", 9)])
 
 
-def test_a_compiled_network_is_captured_too(cfg):  # noqa: F811
+def test_compiled_network_matches_eager(cfg):  # noqa: F811
     returned = []
     for compiled in ("auto", True):
         trainer = dataclasses.replace(cfg.trainer, compile=compiled)
@@ -61,8 +61,7 @@ def test_a_compiled_network_is_captured_too(cfg):  # noqa: F811
     torch.testing.assert_close(*returned, rtol=1e-3, atol=1e-3)
 
 
-def test_no_step_waits_for_the_gpu(cfg):  # noqa: F811
-    """Neither while it is captured nor when it is taken as it is."""
+def test_steps_do_not_synchronize(cfg):  # noqa: F811
     for compiled in ("auto", False):
         trainer = dataclasses.replace(cfg.trainer, compile=compiled)
         steps = train_step(dataclasses.replace(cfg, device="cuda", trainer=trainer))

@@ -1,4 +1,4 @@
-"""Two processes under torchrun, on the CPU: what one computes, and one of them may die."""
+"""Two CPU processes under torchrun: equal to one process, restart, shared data set."""
 
 import json
 import os
@@ -41,7 +41,7 @@ main()
 
 
 def torchrun(script, overrides, *options):
-    """Run a script in two processes: (exit code, stdout, stderr)."""
+    """Run a script in two processes; return exit code, stdout and stderr."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
         [*command, *options, str(script), *overrides],
@@ -53,7 +53,7 @@ def torchrun(script, overrides, *options):
     return done.returncode, done.stdout, done.stderr
 
 
-def test_two_are_like_one_even_when_one_dies(cfg, tmp_path):  # noqa: F811
+def test_two_processes_with_a_restart_match_one(cfg, tmp_path):  # noqa: F811
     cfg.trainer.precision, cfg.optim.ema = "fp64", 0.0
     train(cfg)
     (alone,) = find_runs(Path(cfg.outputs))
@@ -67,7 +67,7 @@ def test_two_are_like_one_even_when_one_dies(cfg, tmp_path):  # noqa: F811
     ]  # fmt: skip
     code, output, errors = torchrun(script, overrides, "--max-restarts=1")
     assert code == 0, errors
-    (together,) = find_runs(tmp_path / "two")  # one folder, one process that writes
+    (together,) = find_runs(tmp_path / "two")  # only rank 0 writes
     assert "going on after step" in output
     assert output.count("test accuracy") == 1
     ours, theirs = lines(alone), lines(together)
@@ -89,18 +89,18 @@ root = sys.argv.pop(1)
 os.environ["DATA_ROOT"] = root if os.environ["RANK"] == "1" else "nothing"
 save = trainer.save
 
-def told(run, name, **metrics):
+def printing_save(run, name, **metrics):
     if name == "last.pt":
         print("saved", run.step, flush=True)
     save(run, name, **metrics)
 
-trainer.save = told
+trainer.save = printing_save
 main()
 """
 
 
-def test_all_processes_train_on_the_data_of_rank_0_and_save_as_one_does(tmp_path, monkeypatch):
-    """Rank 1 has MNIST, rank 0 has not and falls back."""
+def test_fallback_on_rank_0_applies_to_all_ranks(tmp_path, monkeypatch):
+    """Train with MNIST on rank 1 only; compare the checkpoints with a single process."""
     write_dataset(tmp_path / "data")
     for name in ("http_proxy", "https_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
@@ -129,7 +129,7 @@ def test_all_processes_train_on_the_data_of_rank_0_and_save_as_one_does(tmp_path
         ),
     ],
 )
-def test_images_that_cannot_be_shared(cfg, change, message):  # noqa: F811
+def test_indivisible_batch_or_data_raises(cfg, change, message):  # noqa: F811
     cfg.trainer.batch_size = change.get("batch_size", 32)
     cfg.data.val_size = change.get("val_size", 60)
 

@@ -7,7 +7,7 @@ from app.training.trainer import deferred_interrupt
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_waits_until_it_is_asked_for(number):
+def test_first_signal_is_deferred(number):
     before = signal.getsignal(number)
     with deferred_interrupt() as interrupted:
         assert not interrupted()
@@ -16,7 +16,7 @@ def test_a_signal_waits_until_it_is_asked_for(number):
     assert signal.getsignal(number) is before
 
 
-def test_a_second_signal_does_not_wait():
+def test_second_signal_interrupts():
     with pytest.raises(KeyboardInterrupt), deferred_interrupt():
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)

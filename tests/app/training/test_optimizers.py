@@ -14,7 +14,7 @@ from app.training.optimizers import AdamW, Muon, Stack, one_cycle, orthogonalize
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
-def test_it_takes_the_steps_of_torchs_class(device):
+def test_adamw_matches_torch(device):
     ours = build_model(LeNetConfig("gelu"), 10).to(device)
     theirs = copy.deepcopy(ours)
     optimizer = AdamW(ours.parameters(), weight_decay=0.1)
@@ -36,8 +36,8 @@ def test_it_takes_the_steps_of_torchs_class(device):
 
 @pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
-def test_muon_takes_the_steps_of_torchs_class(device, together):
-    """Theirs orthogonalises in bfloat16, so that the steps agree to its precision."""
+def test_muon_matches_torch(device, together):
+    """Compare to bfloat16 precision, in which torch.optim.Muon orthogonalises."""
     torch.manual_seed(0)
     shapes = ((12, 30), (30, 12), (7, 21))
     ours = [torch.randn(shape, device=device, requires_grad=True) for shape in shapes]
@@ -58,7 +58,7 @@ def test_muon_takes_the_steps_of_torchs_class(device, together):
             other.data.copy_(mine.data)
 
 
-def test_muon_moves_biases_as_adamw():
+def test_muon_updates_biases_by_adamw():
     model = build_model(LeNetConfig("ncrelu", "depthwise"), 10)
     twin = copy.deepcopy(model)
     muon, adamw = Muon(model.parameters(), 0.1), AdamW(twin.parameters(), 0.1)
@@ -70,7 +70,7 @@ def test_muon_moves_biases_as_adamw():
         assert torch.equal(mine, other) == (mine.ndim == 1)
 
 
-def test_muon_stands_still_when_gradients_overflow():
+def test_muon_skips_steps_with_overflow():
     weight = torch.randn(3, 4, requires_grad=True)
     optimizer = Muon([weight], weight_decay=0.1)
     for step, gradient in enumerate((torch.randn(3, 4), torch.full((3, 4), math.inf))):
@@ -86,20 +86,20 @@ def test_orthogonalize(shape):
     matrix = torch.randn(shape, dtype=torch.float64)
     u, _, v = torch.linalg.svd(matrix, full_matrices=False)
     result = orthogonalize(matrix)
-    around = u.mT @ result @ v.mT  # the same directions, all about as long
-    torch.testing.assert_close(around, around.diagonal().diag())
-    assert around.diagonal().min() > 0.6
-    assert around.diagonal().max() < 1.3
+    singular = u.mT @ result @ v.mT  # diagonal, with singular values near 1
+    torch.testing.assert_close(singular, singular.diagonal().diag())
+    assert singular.diagonal().min() > 0.6
+    assert singular.diagonal().max() < 1.3
     assert orthogonalize(torch.zeros(shape)).count_nonzero() == 0
 
 
-def test_a_parameter_without_a_gradient_is_an_error():
+def test_parameter_without_gradient_raises():
     weight = torch.zeros(3, requires_grad=True)
     with pytest.raises((TypeError, RuntimeError)):
         AdamW([weight], weight_decay=0.0).step(lr=0.1)
 
 
-def test_training_starts_without_torchs_compiler():
+def test_training_does_not_import_dynamo():
     code = """
 import sys, torch, app.training.trainer
 from app.training.optimizers import AdamW, Muon, Stack, one_cycle, orthogonalize
@@ -123,7 +123,7 @@ def test_one_cycle():
     assert one_cycle(0, 1, cfg) > 0  # a run of one step
 
 
-def test_one_cycle_is_the_usual_one():
+def test_one_cycle_matches_torch():
     weight = nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([weight])
     theirs = torch.optim.lr_scheduler.OneCycleLR(

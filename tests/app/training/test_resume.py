@@ -1,4 +1,4 @@
-"""A run that was stopped, whenever and however, ends like one that was not."""
+"""Resume: stopped runs end bitwise equal to uninterrupted ones; unusable checkpoints raise."""
 
 import dataclasses
 import json
@@ -35,15 +35,14 @@ from tests.app.test_train import command, run
 from tests.app.training.moments import before_step
 
 EPOCHS, EPOCH_STEPS = 3, 7
-TIMES = ("images_per_second", "seconds")  # what no two runs have in common
-
+TIMES = ("images_per_second", "seconds")  # not compared
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture
 def cfg(tmp_path):
-    """Everything that has a state is in it."""
+    """Return a configuration with every kind of state: augmentation, Muon, EMA."""
     write_dataset(tmp_path / "data")
     return TrainConfig(
         model=LeNetConfig(act="ncrelu"),
@@ -62,7 +61,7 @@ def folders(outputs):
 
 
 def curves(folder):
-    """All points of all curves of TensorBoard but those of time, as they are in the files."""
+    """Return the points of all TensorBoard curves except times."""
     events = EventAccumulator(str(folder)).Reload()
     return {
         tag: [(point.step, point.value) for point in events.Scalars(tag)]
@@ -77,7 +76,7 @@ def lines(folder):
 
 
 def assert_same(one, other):
-    """Two runs have come to the same end by the same way, bit by bit."""
+    """Compare checkpoints and curves of two runs bit by bit."""
     for name in ("last.pt", "best.pt"):
         first, second = load_checkpoint(one / name), load_checkpoint(other / name)
         torch.testing.assert_close(first.model, second.model, rtol=0, atol=0)
@@ -90,11 +89,11 @@ def assert_same(one, other):
 
 
 class StoppedError(BaseException):
-    """As sudden as a kill, in this process."""
+    """Simulated SIGKILL."""
 
 
 def stop_at(monkeypatch, moment, count):
-    """Stop the `count`-th time that TrainStep.take, or else training.`moment`, is called."""
+    """Raise StoppedError in the `count`-th call of TrainStep.take or of training.`moment`."""
     owner = TrainStep if moment == "take" else training
     original, calls = getattr(owner, moment), iter(range(1, 1000))
 
@@ -112,12 +111,12 @@ def stop_at(monkeypatch, moment, count):
         [("take", 1)],  # before the first checkpoint
         [("take", 9), ("take", 3), ("take", 4)],
         [("evaluate", 2)],
-        [("save", 4)],  # the curves are further than the checkpoint
+        [("save", 4)],  # curves have points after the checkpoint
         [("test", 1)],
     ],
     ids=lambda stops: "-".join(f"{moment}{count}" for moment, count in stops),
 )
-def test_a_stopped_run_ends_like_another(cfg, monkeypatch, stops):
+def test_resume_is_bitwise_equal(cfg, monkeypatch, stops):
     train(cfg)
     (whole,) = folders(cfg.outputs)
     for index, (moment, count) in enumerate(stops):
@@ -132,7 +131,7 @@ def test_a_stopped_run_ends_like_another(cfg, monkeypatch, stops):
     assert_same(whole, stopped)
 
 
-def test_in_half_precision_too(cfg, monkeypatch):
+def test_resume_in_fp16_is_bitwise_equal(cfg, monkeypatch):
     cfg.trainer.precision = "fp16"
     assert train(cfg)["test_accuracy"] > 0.5
     stop_at(monkeypatch, "take", 12)
@@ -143,7 +142,7 @@ def test_in_half_precision_too(cfg, monkeypatch):
     assert_same(*folders(cfg.outputs))
 
 
-def test_an_interrupted_run_is_resumed_by_its_name(cfg, monkeypatch, capsys):
+def test_resume_by_checkpoint_path(cfg, monkeypatch, capsys):
     train(cfg)
     before_step(monkeypatch, 9, lambda _: signal.raise_signal(signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
@@ -157,7 +156,7 @@ def test_an_interrupted_run_is_resumed_by_its_name(cfg, monkeypatch, capsys):
     assert not list(stopped.glob(".*.tmp"))
 
 
-def test_a_finished_run_is_left_as_it_is(cfg, capsys):
+def test_resume_of_finished_run_changes_no_files(cfg, capsys):
     summary = train(cfg)
     (folder,) = folders(cfg.outputs)
     before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
@@ -168,7 +167,7 @@ def test_a_finished_run_is_left_as_it_is(cfg, capsys):
 
 @pytest.fixture
 def stopped(cfg, monkeypatch):
-    """The folder of a run that was stopped after its first epoch."""
+    """Return the folder of a run stopped in its second epoch."""
     stop_at(monkeypatch, "take", 11)
     with pytest.raises(StoppedError):
         train(cfg)
@@ -184,7 +183,7 @@ def stopped(cfg, monkeypatch):
         ({"recipe": "best"}, "recipe=best: the run to resume has recipe=fast"),
     ],
 )
-def test_another_kind_of_run_is_refused(cfg, stopped, monkeypatch, change, message):
+def test_conflicting_override_raises(cfg, stopped, monkeypatch, change, message):
     override = message.partition(":")[0]
     typed = {override.partition("=")[0]: override}
     monkeypatch.setattr(app.training.state, "typed_overrides", lambda: typed)
@@ -208,7 +207,7 @@ def test_another_kind_of_run_is_refused(cfg, stopped, monkeypatch, change, messa
     ],
     ids=["architecture", "data", "pixels", "no-training", "no-step", "no-average"],
 )
-def test_a_checkpoint_that_does_not_fit_is_refused(cfg, stopped, spoil, message):
+def test_mismatched_checkpoint_raises(cfg, stopped, spoil, message):
     checkpoint = load_checkpoint(stopped / "last.pt")
     spoil(checkpoint)
     save_checkpoint(stopped / "last.pt", checkpoint)
@@ -220,7 +219,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(cfg, stopped, spoil, message)
     assert (stopped / "metrics.jsonl").read_bytes() == before
 
 
-def test_a_run_that_has_lost_its_last_checkpoint_keeps_its_best(cfg, stopped):
+def test_missing_last_checkpoint_raises_and_keeps_best(cfg, stopped):
     (stopped / "last.pt").unlink()
     best = load_checkpoint(stopped / "best.pt")
     assert best.metrics["epoch"] == 1
@@ -232,14 +231,14 @@ def test_a_run_that_has_lost_its_last_checkpoint_keeps_its_best(cfg, stopped):
     assert {path: path.read_bytes() for path in stopped.iterdir() if path.is_file()} == before
 
 
-def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(cfg, stopped):
+def test_resume_without_checkpoint_starts_at_step_0(cfg, stopped):
     (stopped / "last.pt").unlink()
     train(dataclasses.replace(cfg, resume="latest"))
     train(cfg)
     assert_same(*folders(cfg.outputs))
 
 
-def test_a_checkpoint_that_is_damaged_is_refused(cfg, stopped):
+def test_damaged_checkpoint_raises(cfg, stopped):
     path = stopped / "last.pt"
     newer = torch.load(path, weights_only=True) | {"format": 99}
     for content in (b"", path.read_bytes()[:-999], newer):
@@ -256,24 +255,24 @@ def test_a_checkpoint_that_is_damaged_is_refused(cfg, stopped):
     ("resume", "message"),
     [("nowhere", "resume=nowhere: not a run folder"), ("latest", "resume=latest: no run under")],
 )
-def test_there_is_nothing_to_resume(cfg, resume, message):
+def test_resume_without_run_raises(cfg, resume, message):
     with pytest.raises(UserError, match=message):
         train(dataclasses.replace(cfg, resume=resume))
     assert not Path(cfg.outputs).exists()
 
 
-def test_a_run_is_written_by_one_process_only(cfg, stopped):
+def test_locked_run_raises(cfg, stopped):
     again = dataclasses.replace(cfg, resume="latest")
     half_written = stopped / ".last.pt.0123.tmp"
     half_written.touch()
     with locked(stopped), pytest.raises(UserError, match="going on in another process"):
         train(again)
-    assert half_written.exists()  # the other process's
+    assert half_written.exists()  # belongs to the other process
     train(again)
     assert not half_written.exists()
 
 
-def test_weights_that_are_not_finite_are_not_saved(cfg, monkeypatch):
+def test_nonfinite_weights_are_not_saved(cfg, monkeypatch):
     start = training.start
 
     def spoiled(*arguments):
@@ -287,9 +286,7 @@ def test_weights_that_are_not_finite_are_not_saved(cfg, monkeypatch):
     assert not (folders(cfg.outputs)[0] / "last.pt").exists()
 
 
-def test_a_run_that_fell_back_is_resumed_on_the_same_data(cfg, monkeypatch, tmp_path):
-    """Whether or not the data set that it was meant for is there by now."""
-
+def test_resume_keeps_the_fallback_data_set(cfg, monkeypatch, tmp_path):
     def no_network(*arguments):
         raise DownloadError("no network")
 
@@ -310,8 +307,7 @@ def test_a_run_that_fell_back_is_resumed_on_the_same_data(cfg, monkeypatch, tmp_
     assert_same(*folders(cfg.outputs))
 
 
-def test_settings_of_the_machine_may_change_on_resume(cfg, stopped, monkeypatch):
-    """A failing CUDA graph may be the reason why the run died."""
+def test_resume_accepts_other_device_and_compile_settings(cfg, stopped, monkeypatch):
     trainer = dataclasses.replace(cfg.trainer, compile=False, checkpoint_seconds=5.0)
     asked, typed = dataclasses.replace(cfg, trainer=trainer, device="auto"), {}
     monkeypatch.setattr(app.training.state, "typed_overrides", lambda: typed)
@@ -327,7 +323,7 @@ def test_settings_of_the_machine_may_change_on_resume(cfg, stopped, monkeypatch)
         load_config(stopped, asked, None)
 
 
-def test_the_run_is_locked_before_its_state_is_read(cfg, stopped, monkeypatch):
+def test_resume_locks_before_reading(cfg, stopped, monkeypatch):
     def read(*arguments):
         with pytest.raises(UserError, match="going on in another process"), locked(stopped):
             pass
@@ -338,14 +334,14 @@ def test_the_run_is_locked_before_its_state_is_read(cfg, stopped, monkeypatch):
         train(dataclasses.replace(cfg, resume="latest"))
 
 
-def test_predict_and_resume_mean_the_same_newest_run(cfg, stopped):
+def test_predict_and_resume_find_the_same_newest_run(cfg, stopped):
     other = create_run_folder(cfg)
     (other / "best.pt").write_bytes((stopped / "best.pt").read_bytes())
     os.utime(other / "best.pt", (1e9, 1e9))
     assert find_run("latest", cfg.outputs) == find_checkpoint(cfg.outputs).parent == other
 
 
-def test_checkpoints_of_older_versions_are_refused_in_a_line(cfg, stopped):
+def test_checkpoint_of_an_older_version_raises(cfg, stopped):
     checkpoint = load_checkpoint(stopped / "last.pt")
     checkpoint.training |= {"logs": {}, "learner": checkpoint.training.pop("state")}
     save_checkpoint(stopped / "last.pt", checkpoint)
@@ -353,8 +349,8 @@ def test_checkpoints_of_older_versions_are_refused_in_a_line(cfg, stopped):
         train(dataclasses.replace(cfg, resume="latest"))
 
 
-def test_kill_9_at_random_moments(tmp_path, request):
-    """`--kills=25` takes longer and more moments."""
+def test_resume_after_sigkill_is_bitwise_equal(tmp_path, request):
+    """Kill and resume `--kills` runs at random times."""
     settings = ["data=digits", "trainer.epochs=3", "trainer.batch_size=32", "model.act=gelu"]
     settings += ["trainer.checkpoint_steps=7", "optim.ema=0.9", "augment.rotation=10"]
     started = time.monotonic()
@@ -371,5 +367,5 @@ def test_kill_9_at_random_moments(tmp_path, request):
         code, output, errors = run("resume=latest", outputs, folder=tmp_path)
         assert (code, errors) == (0, "")
         (killed,) = folders(tmp_path / str(number))
-        print(f"kill {number}: {output.splitlines()[:3][-1]}")  # one line if it was at its end
+        print(f"kill {number}: {output.splitlines()[:3][-1]}")  # a finished run prints one line
         assert_same(whole, killed)

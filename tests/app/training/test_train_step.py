@@ -1,4 +1,4 @@
-"""The arithmetic of a step on the CPU, against PyTorch's own."""
+"""Loss, EMA and weights of a training step on the CPU, against PyTorch."""
 
 import argparse
 import copy
@@ -42,7 +42,7 @@ def batch_of(step, index):
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_loss_is_cross_entropy(smoothing):
+def test_loss_is_cross_entropy(smoothing):
     step = train_step(label_smoothing=smoothing)
     images, labels = batch_of(step, 0)
     expected = F.cross_entropy(step.model(images), labels, label_smoothing=smoothing)
@@ -51,8 +51,7 @@ def test_the_loss_is_cross_entropy(smoothing):
     assert step.returned[0, LOSS] == expected
 
 
-def test_the_ema_is_that_of_the_reference():
-    """The weights after each step, averaged by the definition."""
+def test_ema_matches_its_definition():
     step = train_step(ema=0.7)
     expected = [parameter.detach().clone() for parameter in step.model.parameters()]
     step.begin(0, 0)
@@ -65,13 +64,13 @@ def test_the_ema_is_that_of_the_reference():
         torch.testing.assert_close(parameter, average, rtol=1e-5, atol=1e-7)
 
 
-def test_the_ema_weight_is_a_plain_mean_at_first():
+def test_ema_weight_starts_as_a_mean():
     assert [ema_weight(step, 0.9) for step in (0, 1, 2)] == [1, 1 / 2, 1 / 3]
     assert ema_weight(1000, 0.9) == pytest.approx(0.1)
     assert ema_weight(1000, 0.0) == 1
 
 
-def test_the_ema_copies_the_statistics_of_batch_normalisation():
+def test_ema_copies_batch_norm_statistics():
     step = train_step(LeNetConfig(conv="involution"), ema=0.9)
     before = [buffer.clone() for buffer in step.trained.buffers()]
     step.begin(0, 0)
@@ -84,7 +83,7 @@ def test_the_ema_copies_the_statistics_of_batch_normalisation():
         assert not torch.equal(new, old)
 
 
-def test_a_step_is_that_of_torchs_adamw():
+def test_step_matches_torch_adamw():
     step = train_step(weight_decay=0.1)
     reference = copy.deepcopy(step.model)
     optimizer = torch.optim.AdamW(reference.parameters(), weight_decay=0.1, fused=True)
@@ -100,7 +99,7 @@ def test_a_step_is_that_of_torchs_adamw():
         torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
 
 
-def test_the_benchmark_trains_the_network_in_the_applications_memory_format(monkeypatch):
+def test_benchmark_uses_the_memory_format_of_training(monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT / "scripts")])
     spec = importlib.util.spec_from_file_location("bench_train", ROOT / "scripts/bench_train.py")
     bench = importlib.util.module_from_spec(spec)

@@ -42,7 +42,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture
 def cfg(tmp_path):
-    """Two epochs of seven steps on a data set that is learned in one."""
+    """Return a configuration of two epochs of seven steps on an easy data set."""
     write_dataset(tmp_path / "data")
     return TrainConfig(
         model=LeNetConfig(act="ncrelu"),
@@ -59,7 +59,7 @@ def run_folder(cfg):
     return summary.parent
 
 
-def test_a_run_learns_and_leaves_everything(cfg, capfd):
+def test_run_learns_and_writes_its_files(cfg, capfd):
     summary = train(cfg)
     folder = run_folder(cfg)
     assert summary["test_accuracy"] > 0.9
@@ -69,7 +69,7 @@ def test_a_run_learns_and_leaves_everything(cfg, capfd):
     names = {path.name.split(".")[0] for path in folder.iterdir() if path.name != ".hydra"}
     assert names == {"best", "last", "summary", "events", "metrics"}
     output, errors = capfd.readouterr()
-    assert errors == ""  # no progress bar in a pipe
+    assert errors == ""  # a pipe has no progress bar
     assert len([line for line in output.splitlines() if line.startswith("epoch ")]) == 2
     last = output.splitlines()[-1]
     assert last.startswith(f"test accuracy {summary['test_accuracy']:.2%} in ")
@@ -77,7 +77,7 @@ def test_a_run_learns_and_leaves_everything(cfg, capfd):
     assert "images/s" in last
 
 
-def test_the_curves(cfg):
+def test_tensorboard_curves(cfg):
     summary = train(cfg)
     events = EventAccumulator(str(run_folder(cfg))).Reload()
     steps = {tag: [p.step for p in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
@@ -94,11 +94,11 @@ def test_the_curves(cfg):
     assert any("NCReLU" in node.name for node in events.Graph().node)
 
 
-def test_a_network_without_convolutions(cfg, capsys):
+def test_lltm_run(cfg, capsys):
     cfg.model = LLTMConfig()
     summary = train(cfg)
     assert summary["model"] == "lltm"
-    assert not {"act", "conv", "head"} & summary.keys()  # it has no choice of them
+    assert not {"act", "conv", "head"} & summary.keys()
     assert summary["test_accuracy"] > 0.5
     assert "LLTM of 128 features" in capsys.readouterr().out
     events = EventAccumulator(str(run_folder(cfg))).Reload()
@@ -106,7 +106,7 @@ def test_a_network_without_convolutions(cfg, capsys):
     assert any("lltm" in node.name.lower() for node in events.Graph().node)
 
 
-def test_what_a_sweep_is_compared_by(cfg):
+def test_tensorboard_hparams(cfg):
     summary = train(cfg)
     events = EventAccumulator(str(run_folder(cfg))).Reload()
     content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
@@ -121,7 +121,7 @@ def test_what_a_sweep_is_compared_by(cfg):
     assert events.Scalars("final/parameters")[0].value == summary["parameters"]
 
 
-def test_the_best_checkpoint_is_complete(cfg):
+def test_best_checkpoint_contents(cfg):
     summary = train(cfg)
     best = load_checkpoint(run_folder(cfg) / "best.pt")
     assert best.model_config == dataclasses.asdict(cfg.model)
@@ -142,7 +142,7 @@ def test_the_best_checkpoint_is_complete(cfg):
     assert loss == pytest.approx(summary["test_loss"], rel=1e-4)
 
 
-def test_validation_chooses_and_the_test_set_is_used_once(cfg, monkeypatch):
+def test_best_checkpoint_is_selected_by_validation(cfg, monkeypatch):
     cfg.trainer.epochs = 4
     accuracies = iter([(0.9, 0.3), (0.5, 0.8), (0.4, 0.8), (0.6, 0.7), (0.1, 0.75)])
     used = []
@@ -156,12 +156,12 @@ def test_validation_chooses_and_the_test_set_is_used_once(cfg, monkeypatch):
     summary = train(cfg)
     assert used == [60, 60, 60, 60, 100]
     best = load_checkpoint(run_folder(cfg) / "best.pt").metrics
-    assert (best["epoch"], best["val_accuracy"]) == (3, 0.8)  # the later of equals
+    assert (best["epoch"], best["val_accuracy"]) == (3, 0.8)  # the later epoch of equal ones
     assert (summary["val_accuracy"], summary["test_accuracy"]) == (0.8, 0.75)
     assert load_checkpoint(run_folder(cfg) / "last.pt").metrics["epoch"] == 4
 
 
-def test_a_signal_in_the_last_step_is_not_lost(cfg, monkeypatch):
+def test_signal_in_the_last_step_interrupts(cfg, monkeypatch):
     after_step(monkeypatch, 13, lambda _: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(KeyboardInterrupt):
         train(cfg)
@@ -171,7 +171,7 @@ def test_a_signal_in_the_last_step_is_not_lost(cfg, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_keeps_what_it_reached(cfg, monkeypatch, capsys, number):
+def test_interrupted_run_writes_checkpoint_and_summary(cfg, monkeypatch, capsys, number):
     before_step(monkeypatch, 9, lambda _: os.kill(os.getpid(), number))
     with pytest.raises(KeyboardInterrupt):
         train(cfg)
@@ -184,7 +184,7 @@ def test_an_interrupted_run_keeps_what_it_reached(cfg, monkeypatch, capsys, numb
     assert "stopped after step 10" in capsys.readouterr().out
 
 
-def test_a_loss_that_is_not_finite_stops_the_run(cfg, monkeypatch):
+def test_nonfinite_loss_raises(cfg, monkeypatch):
     after_step(monkeypatch, 10, lambda step: step.returned[3].fill_(math.nan))
     with pytest.raises(
         RunError, match=r"the loss is nan at step 11, .* smaller optim\.lr"
@@ -193,16 +193,16 @@ def test_a_loss_that_is_not_finite_stops_the_run(cfg, monkeypatch):
     (last,) = Path(cfg.outputs).rglob("last.pt")
     assert f"(last good checkpoint: {last})" in str(error.value)
     assert json.loads((last.parent / "summary.json").read_text())["status"] == "failed"
-    assert load_checkpoint(last).metrics["epoch"] == 1  # the one before it is kept
+    assert load_checkpoint(last).metrics["epoch"] == 1  # the last good one
 
 
 @pytest.mark.parametrize("name", ["empty", "operator"])
-def test_too_little_memory_is_said_in_a_line(cfg, monkeypatch, name):
-    def hungry(_):
+def test_out_of_memory_raises_run_error(cfg, monkeypatch, name):
+    def allocate(_):
         element = torch.empty(1)
         element.new_empty(2**44) if name == "empty" else ops.exp(element.expand(2**44))
 
-    before_step(monkeypatch, 10, hungry)
+    before_step(monkeypatch, 10, allocate)
     with pytest.raises(RunError, match=r"out of memory on cpu with trainer\.batch_size=32"):
         train(cfg)
     (last,) = Path(cfg.outputs).rglob("last.pt")
@@ -217,21 +217,21 @@ def test_too_little_memory_is_said_in_a_line(cfg, monkeypatch, name):
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
     ],
 )
-def test_too_little_memory_is_known_by_its_message(text):
+def test_out_of_memory_is_recognised_by_message(text):
     assert training.lacks_memory(RuntimeError(text))
     assert not training.lacks_memory(RuntimeError(f"depthwise_conv2d: {text[-9:]}"))
 
 
-def test_memory_that_another_process_has_is_said_in_a_line(cfg, monkeypatch):
-    def hungry(*arguments):
+def test_out_of_memory_before_the_first_step(cfg, monkeypatch):
+    def allocate(*arguments):
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(training, "start", hungry)
+    monkeypatch.setattr(training, "start", allocate)
     with pytest.raises(RunError, match="out of memory on cpu before the first step"):
         train(cfg)
 
 
-def test_a_full_disk_leaves_the_last_checkpoint(cfg, monkeypatch):
+def test_full_disk_keeps_the_last_checkpoint(cfg, monkeypatch):
     before_step(monkeypatch, 10, lambda _: stack.enter_context(limited_files()))
     with ExitStack() as stack, pytest.raises(RunError, match="cannot be written: File") as error:
         train(cfg)
@@ -250,7 +250,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(cfg, monkeypatch):
         ("outputs", "a-file/outputs", "outputs=a-file/outputs: cannot be written: Not a directory"),
     ],
 )
-def test_wrong_usage_leaves_nothing(cfg, tmp_path, monkeypatch, key, value, message):
+def test_usage_error_writes_no_files(cfg, tmp_path, monkeypatch, key, value, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a-file").touch()
     setattr(cfg, key, value)
@@ -261,14 +261,14 @@ def test_wrong_usage_leaves_nothing(cfg, tmp_path, monkeypatch, key, value, mess
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_batch_larger_than_the_data(cfg):
+def test_batch_size_is_limited_to_the_data(cfg):
     cfg.trainer.batch_size = 10_000
     schedule = Schedule.of(cfg, images=240, processes=1)
     assert (schedule.batch_size, schedule.steps) == (240, 2)
     assert Schedule.of(cfg, images=241, processes=2).batch_size == 240
 
 
-def test_evaluate_in_portions_is_evaluate_at_once(cfg):
+def test_evaluate_does_not_depend_on_batch_size(cfg):
     data = load_dataset(cfg.data)
     model = build_model(cfg.model, 10)
     logits = model(normalize(data.test.images, data.mean, data.std))
@@ -287,7 +287,7 @@ def test_on_a_gpu(cfg):
     assert all(tensor.device.type == "cpu" for tensor in weights.values())
 
 
-def test_a_picture_that_fails_is_a_warning_after_the_results(cfg, monkeypatch, capsys):
+def test_failed_plot_is_a_warning(cfg, monkeypatch, capsys):
     def broken(*arguments):
         raise ZeroDivisionError("no\n ink")
 
@@ -301,7 +301,7 @@ def test_a_picture_that_fails_is_a_warning_after_the_results(cfg, monkeypatch, c
     assert train(dataclasses.replace(cfg, resume="latest")) == summary
 
 
-def test_the_best_checkpoint_holds_the_averaged_weights_that_were_validated(cfg):
+def test_best_checkpoint_has_ema_weights(cfg):
     cfg.optim.ema = 0.9
     train(cfg)
     data = load_dataset(cfg.data)
@@ -313,7 +313,7 @@ def test_the_best_checkpoint_holds_the_averaged_weights_that_were_validated(cfg)
     assert not all(torch.equal(last.model[key], value) for key, value in state["model"].items())
 
 
-def test_validation_chooses_by_the_averaged_weights(cfg, monkeypatch):
+def test_validation_uses_ema_weights(cfg, monkeypatch):
     cfg.optim.ema, validated = 0.9, []
 
     def recorded(model, *arguments):

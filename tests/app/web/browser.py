@@ -1,4 +1,4 @@
-"""A headless Chromium for the tests: Debian's, through Playwright."""
+"""Headless Chromium of the system, driven by Playwright."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ ARGUMENTS = [
 
 
 def missing():
-    """Return what the tests in a browser lack, or None."""
+    """Return why browser tests cannot run, or None."""
     if find_spec("playwright") is None:
         return "no Playwright: pip install playwright"
     return None if executable() else "no Chromium: apt-get install chromium"
@@ -43,7 +43,7 @@ def chromium():
 
 
 def open_page(context, address, faults):
-    """Open the address; other hosts' requests, console errors go to `faults`."""
+    """Open `address`; append requests to other hosts and console errors to `faults`."""
     page = context.new_page()
     page.on(
         "request", lambda r: r.url.startswith((address, "data:", "blob:")) or faults.append(r.url)
@@ -68,7 +68,7 @@ def draw(page, digit, strokes=DIGITS):
 
 
 def settle(page, panel="digit"):
-    """Wait for the answer to the drawing as it is, and return it."""
+    """Wait for the prediction of the current drawing, and return it."""
     page.wait_for_function(
         "id => document.getElementById(id).dataset.version === document.body.dataset.version",
         arg=panel,

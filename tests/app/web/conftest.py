@@ -1,4 +1,4 @@
-"""A server over a trained network, and a browser for it."""
+"""Fixtures for tests of app.draw: a trained run, its server, pages in Chromium."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.app.web.browser import open_page
-from tests.networks import DATA_ROOT, ROOT, common_folder, exclusively, train_once
+from tests.networks import DATA_ROOT, ROOT, common_folder, folder_lock, train_once
 
 
 class Server:
@@ -40,13 +40,13 @@ class Server:
 
 @pytest.fixture(scope="session")
 def default_run(tmp_path_factory):
-    """The folder of a run of the default recipe with ncrelu, exported."""
+    """Return the folder of an exported run of the default recipe with ncrelu."""
     from app.config.schema import DataRoot, ExportConfig
     from app.export.export import export
 
     common = common_folder(tmp_path_factory)
     run = train_once(common, "ncrelu", {"act": "ncrelu"})
-    with exclusively(common):
+    with folder_lock(common):
         if not (run / "model.onnx").exists():
             export(ExportConfig(checkpoint=str(run), data=DataRoot(str(DATA_ROOT))))
     return run
@@ -61,7 +61,7 @@ def server(default_run, tmp_path_factory):
 
 @pytest.fixture
 def visit(browser, server):
-    """Opens the page in a new context; the test fails on foreign requests and console errors."""
+    """Return a function that opens the page; fail on requests to other hosts and console errors."""
     faults, contexts = [], []
 
     def open(**options):

@@ -1,10 +1,10 @@
-"""The ten digits as a person draws them: strokes of points, in shares of the drawing's side."""
+"""Ten handwritten digits: strokes of (x, y) points in units of the canvas side."""
 
 import math
 
 
 def arc(x, y, width, height, start, end, points=14):
-    """Points of an ellipse's arc; degrees clockwise from the right."""
+    """Return points of an elliptic arc; angles are in degrees, clockwise from the right."""
     angles = (math.radians(start + (end - start) * step / points) for step in range(points + 1))
     return [(x + width / 2 * math.cos(a), y + height / 2 * math.sin(a)) for a in angles]
 

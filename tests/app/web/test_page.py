@@ -1,4 +1,4 @@
-"""The page in a real browser: Debian's Chromium, driven by Playwright."""
+"""The page of app.draw in Chromium."""
 
 import io
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.browser
 
 
 def png(points, size=(600, 400), ink=40, paper=235):
-    """A picture of strokes, as a PNG file."""
+    """Return a PNG file of one stroke."""
     image = Image.new("L", size, paper)
     places = [(x * size[0], y * size[1]) for x, y in points]
     ImageDraw.Draw(image).line(places, fill=ink, width=24, joint="curve")
@@ -23,7 +23,7 @@ def png(points, size=(600, 400), ink=40, paper=235):
     return file.getvalue()
 
 
-def test_nine_of_ten_drawn_digits_are_recognised(page):
+def test_recognises_nine_of_ten_digits(page):
     answers = {}
     for digit in DIGITS:
         page.keyboard.press("c")
@@ -42,7 +42,7 @@ def test_probabilities_are_shown_as_ten_bars(page):
     assert page.locator(".bars .best .name").text_content() == digit
 
 
-def test_the_network_gets_what_predict_would_frame(page):
+def test_framing_matches_predict(page):
     from app.inference.preprocess import frame
 
     answers = []
@@ -57,7 +57,7 @@ def test_the_network_gets_what_predict_would_frame(page):
     assert shown == frame(sent.copy(), "mnist").flatten().tolist()
 
 
-def test_clear_leaves_no_answer_and_undo_brings_it_back(page):
+def test_undo_restores_a_cleared_drawing(page):
     draw(page, "3")
     answered = settle(page)
     assert answered
@@ -77,7 +77,7 @@ def test_undo_removes_the_last_stroke(page):
     assert settle(page) == before
 
 
-def test_the_end_of_a_stroke_sends_nothing_anew(page):
+def test_pointerup_sends_no_second_request(page):
     sent = []
     page.on("request", lambda request: "predict" in request.url and sent.append(request))
     box = page.locator("#drawing").bounding_box()
@@ -91,7 +91,7 @@ def test_the_end_of_a_stroke_sends_nothing_anew(page):
     assert len(sent) == count > 0
 
 
-def test_first_convolution_and_both_halves_of_ncrelu_are_shown(page):
+def test_maps_of_first_convolution_and_ncrelu_are_shown(page):
     draw(page, "5")
     settle(page)
     captions = page.locator(".layer figcaption").all_text_contents()
@@ -110,7 +110,7 @@ def test_first_convolution_and_both_halves_of_ncrelu_are_shown(page):
     assert page.locator(".layer").count() == 0
 
 
-def test_a_click_on_a_mistake_shows_it(page):
+def test_click_on_a_misclassified_image_loads_it(page):
     button = page.locator("#samples button").first
     button.wait_for(timeout=60_000)
     assert "mistake" in button.get_attribute("class")
@@ -126,7 +126,7 @@ def test_a_click_on_a_mistake_shows_it(page):
     assert page.evaluate(same)
 
 
-def test_two_networks_answer_the_same_drawing_side_by_side(page):
+def test_two_networks_side_by_side(page):
     page.check("#compare")
     draw(page, "4")
     assert settle(page) == settle(page, "digit-2") == "4"
@@ -138,7 +138,7 @@ def test_two_networks_answer_the_same_drawing_side_by_side(page):
     assert page.locator(".panel").count() == 1
 
 
-def test_another_network_answers_at_once_when_chosen(page):
+def test_selecting_a_network_predicts_at_once(page):
     draw(page, "6")
     settle(page)
     exported = page.locator("select option").nth(1).get_attribute("value")
@@ -149,7 +149,7 @@ def test_another_network_answers_at_once_when_chosen(page):
     page.wait_for_selector("text=choose torch to see the layers")
 
 
-def test_a_picture_can_be_opened_and_dropped(page):
+def test_picture_can_be_opened_and_dropped(page):
     seven = png(DIGITS["7"][0])
     page.set_input_files("#picture", {"name": "7.png", "mimeType": "image/png", "buffer": seven})
     page.locator("#digit", has_text="7").wait_for()
@@ -167,7 +167,7 @@ def test_a_picture_can_be_opened_and_dropped(page):
     page.locator("#digit", has_text="7").wait_for()
 
 
-def test_a_file_that_is_no_picture_is_reported(page):
+def test_invalid_picture_is_reported(page):
     page.set_input_files("#picture", {"name": "a.png", "mimeType": "image/png", "buffer": b"no"})
     page.locator("#message", has_text="a.png is not a picture").wait_for()
 
@@ -191,22 +191,22 @@ def test_touch_draws(visit):
     assert page.evaluate("scrollY") == 0
 
 
-def test_everything_fits_a_narrow_screen(visit):
+def test_layout_on_a_narrow_screen(visit):
     page = visit(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
     draw(page, "3")
     settle(page)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     answer = page.locator("#digit").bounding_box()
-    assert answer["y"] + answer["height"] < 844  # beside the drawing, without scrolling
+    assert answer["y"] + answer["height"] < 844  # visible without scrolling
 
 
-def test_a_digit_is_drawn_with_the_keyboard_only(page):
+def test_keyboard_draws(page):
     while page.evaluate("document.activeElement.id") != "drawing":
         page.keyboard.press("Tab")
     for key, times in (("ArrowLeft", 4), (" ", 1), ("ArrowRight", 8)):
         for _ in range(times):
             page.keyboard.press(key)
-    for _ in range(4):  # two arrows at once: diagonally
+    for _ in range(4):  # two arrow keys together draw diagonally
         page.keyboard.down("ArrowLeft")
         for _ in range(3):
             page.keyboard.press("ArrowDown")
@@ -219,7 +219,7 @@ def test_a_digit_is_drawn_with_the_keyboard_only(page):
     assert settle(page) == ""
 
 
-def test_a_screen_reader_finds_names_and_live_regions(page):
+def test_controls_have_accessible_names_and_live_regions(page):
     page.locator("#samples button").first.wait_for(timeout=60_000)
     output = page.locator("#digit")
     assert output.get_attribute("aria-live") == "polite"
@@ -233,7 +233,7 @@ def test_a_screen_reader_finds_names_and_live_regions(page):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_has_enough_contrast(visit, scheme):
-    """WCAG 2.2 AA: 4.5 between text and what is behind it."""
+    """Require WCAG 2.2 AA: a contrast ratio of 4.5."""
     page = visit(color_scheme=scheme)
     colours = page.evaluate(
         """() => {

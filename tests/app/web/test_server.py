@@ -1,4 +1,4 @@
-"""The server: what it answers, and what it refuses."""
+"""The server of app.draw: responses, errors, security headers, shutdown."""
 
 import base64
 import io
@@ -21,7 +21,7 @@ from tests.app.web.conftest import Server
 
 @pytest.fixture
 def ask(server):
-    """Sends a request: status, headers, answer."""
+    """Return a function that sends a request and returns status, headers and body."""
 
     def send(path, body=None, **headers):
         request = urllib.request.Request(server.address + path, body, headers)
@@ -52,7 +52,7 @@ def png(gray):
 
 
 def bomb(side):
-    """A PNG file of side x side black pixels in a few kilobytes."""
+    """Return a PNG file of side × side black pixels in a few kilobytes."""
 
     def chunk(kind, content):
         check = zlib.crc32(kind + content)
@@ -64,7 +64,7 @@ def bomb(side):
     return b"\x89PNG\r\n\x1a\n" + parts
 
 
-def test_page_and_modules_are_served_under_a_strict_policy(ask):
+def test_page_and_modules_have_a_content_security_policy(ask):
     for path, kind in (("", "text/html"), ("main.js", "javascript"), ("style.css", "text/css")):
         status, headers, body = ask(path)
         assert (status, bool(body)) == (200, True)
@@ -75,7 +75,7 @@ def test_page_and_modules_are_served_under_a_strict_policy(ask):
         assert headers["x-content-type-options"] == "nosniff"
 
 
-def test_networks_are_listed_with_what_runs_them(ask):
+def test_networks_are_listed_with_their_runtime(ask):
     listed = json.loads(ask("api/networks")[2])
     assert [item["runtime"] for item in listed] == ["torch", "ONNX"]
     assert {item["title"] for item in listed} == {"ncrelu standard"}
@@ -84,7 +84,7 @@ def test_networks_are_listed_with_what_runs_them(ask):
 
 
 @pytest.mark.parametrize("runtime", [0, 1])
-def test_png_and_gray_bytes_get_the_answer_of_predict(ask, default_run, runtime):
+def test_png_and_raw_pixels_match_predict(ask, default_run, runtime):
     from app.inference.predictor import load_torch
     from app.inference.preprocess import frame
 
@@ -101,7 +101,7 @@ def test_png_and_gray_bytes_get_the_answer_of_predict(ask, default_run, runtime)
         assert answer["maps"] is None
 
 
-def test_maps_are_those_of_the_first_layers(ask, network, default_run):
+def test_maps_match_the_first_layers(ask, network, default_run):
     from app.data.transforms import normalize
     from app.inference.predictor import load_torch
     from app.inference.preprocess import frame
@@ -119,13 +119,13 @@ def test_maps_are_those_of_the_first_layers(ask, network, default_run):
         np.testing.assert_allclose(shown * step, values.detach().numpy(), atol=0.51 * step)
 
 
-def test_a_blank_picture_has_no_answer(ask, network):
+def test_blank_picture_has_no_prediction(ask, network):
     status, _, content = ask(f"api/predict?network={network}&width=28", bytes(784))
     assert status == 200
     assert json.loads(content)["class"] is None
 
 
-def test_test_images_begin_with_the_surest_mistakes(ask, network):
+def test_samples_start_with_confident_mistakes(ask, network):
     images = json.loads(ask(f"api/samples?network={network}")[2])
     flags = [image["mistake"] for image in images]
     assert flags == sorted(flags, reverse=True)
@@ -175,7 +175,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_wrong_requests_are_refused_and_the_server_goes_on(ask, network, case):
+def test_invalid_requests_are_rejected(ask, network, case):
     path, body, headers, expected = REFUSED[case]
     status, answer, content = ask(path.replace("NETWORK", network), body, **headers)
     assert status == expected
@@ -185,23 +185,23 @@ def test_wrong_requests_are_refused_and_the_server_goes_on(ask, network, case):
     assert ask(f"api/predict?network={network}&width=140", drawing().tobytes())[0] == 200
 
 
-def test_own_names_and_origin_are_accepted(ask, server):
+def test_own_hosts_and_origin_are_accepted(ask, server):
     port = server.address.rstrip("/").rpartition(":")[2]
     for host in (f"localhost:{port}", f"127.0.0.1:{port}", "localhost:9000"):
         assert ask("", None, Host=host, Origin=f"http://{host}")[0] == 200
 
 
-def test_an_interrupt_ends_the_server_though_a_connection_is_open(default_run, tmp_path):
+def test_interrupt_stops_the_server_with_open_connections(default_run, tmp_path):
     server = Server(default_run.parents[1], tmp_path / "stderr")
     host, port = server.address[7:].rstrip("/").split(":")
-    with socket.create_connection((host, int(port))) as kept:  # as a browser keeps one
+    with socket.create_connection((host, int(port))) as kept:  # keep-alive
         kept.sendall(f"GET / HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode())
         assert kept.recv(20).startswith(b"HTTP/1.1 200")
-        assert server.stop() == 130  # without a limit of its own it waits for the browser
+        assert server.stop() == 130
     assert (tmp_path / "stderr").read_text() == "interrupted\n"
 
 
-def test_no_run_is_one_line(command):
+def test_missing_run_is_reported_in_one_line(command):
     done = command("app.draw", "open=false")
     assert done.returncode == 2
     assert done.stderr == (
@@ -209,7 +209,7 @@ def test_no_run_is_one_line(command):
     )
 
 
-def test_a_port_in_use_is_one_line(command, default_run):
+def test_port_in_use_is_reported_in_one_line(command, default_run):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         settings = [f"port={port}", "open=false", f"outputs={default_run.parents[1]}"]
@@ -219,7 +219,7 @@ def test_a_port_in_use_is_one_line(command, default_run):
     assert done.stderr.count("\n") == 1
 
 
-def test_the_network_named_by_checkpoint_comes_first(make_run):
+def test_checkpoint_is_listed_first(make_run):
     runs = [make_run("relu"), make_run("gelu")]
     outputs = str(runs[0].parents[1])
     for run in runs:
@@ -230,7 +230,7 @@ def test_the_network_named_by_checkpoint_comes_first(make_run):
         find_networks(outputs, "nowhere")
 
 
-def test_a_damaged_network_is_one_line_in_its_answer(ask, default_run):
+def test_damaged_network_is_reported_in_one_line(ask, default_run):
     damaged = default_run.parent / "damaged"
     damaged.mkdir()
     (damaged / "best.pt").write_bytes(b"PK")
@@ -246,6 +246,6 @@ def test_a_damaged_network_is_one_line_in_its_answer(ask, default_run):
         ask("api/networks")
 
 
-def test_answers_do_not_wait_for_acknowledgements():
+def test_server_sets_tcp_nodelay():
     with listen("127.0.0.1", None) as listener:
         assert listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

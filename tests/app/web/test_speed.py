@@ -1,4 +1,4 @@
-"""From the end of a stroke to its answer, and what is lost when many come at once."""
+"""Latency of a prediction after a stroke, and concurrent strokes of two tabs."""
 
 import json
 import os
@@ -28,8 +28,8 @@ STROKES = """async (strokes) => {
     await sleep(20);
   }
 }"""
-# Draws strokes, a point a frame, and returns for each the milliseconds from its last point and end,
-# in one event, to the answer on the page; and those of as many requests for a small file.
+# Returns the milliseconds from the end of each stroke to the prediction on the page, and of as many
+# requests for a small file. A stroke has a point in each frame.
 MEASURE = """async ({ count, withMaps }) => {
   const output = document.getElementById('digit');
   const switched = document.getElementById('maps');
@@ -68,7 +68,7 @@ MEASURE = """async ({ count, withMaps }) => {
 
 
 class Unwatched:
-    """A page that Playwright has let go: its watch on requests doubles their time."""
+    """A page outside Playwright, whose request tracking doubles the latency."""
 
     def __init__(self, browser, address):
         self.session = browser.new_browser_cdp_session()
@@ -83,14 +83,14 @@ class Unwatched:
         self.answers.append(json.loads(event["message"]))
 
     def evaluate(self, script):
-        """Return the value of a script once it is resolved; None: the page was still loading."""
+        """Return the script's resolved value, or None if the page is loading."""
         options = {"expression": script, "awaitPromise": True, "returnByValue": True}
         message = {"id": 1, "method": "Runtime.evaluate", "params": options}
         call = {**self.attached, "message": json.dumps(message)}
         self.session.send("Target.sendMessageToTarget", call)
         while not self.answers:
             time.sleep(0.1)
-            self.session.send("Target.getTargets")  # receives
+            self.session.send("Target.getTargets")  # delivers pending events
         answer = self.answers.pop().get("result", {})
         assert "exceptionDetails" not in answer, answer
         return answer.get("result", {}).get("value")
@@ -103,8 +103,8 @@ def report(times):
     return {"p50": round(median(times), 1), "p99": round(quantiles(times, n=100)[98], 1)}
 
 
-def test_an_answer_takes_little_more_than_a_request(browser, server, capsys):
-    """The bound is relative, for busy machines; the printed times count on an idle one."""
+def test_latency_is_a_few_requests(browser, server, capsys):
+    """Compare with the latency of a request, and print the times for runs on an idle machine."""
     page = Unwatched(browser, server.address)
     while not page.evaluate("document.querySelector('#samples button') !== null"):
         time.sleep(0.2)
@@ -126,10 +126,10 @@ def test_an_answer_takes_little_more_than_a_request(browser, server, capsys):
     assert median(without) < 4 * median(request)
 
 
-def test_fifty_strokes_a_second_from_two_tabs_lose_nothing(visit):
+def test_two_tabs_keep_all_strokes(visit):
     pages = [visit(), visit()]
     strokes = [[[0.3, 0.02 * i], [0.7, 0.02 * i]] for i in range(50)]
-    for page in pages:  # both draw at once: the first call does not wait for its strokes
+    for page in pages:  # returns at once: both pages draw concurrently
         page.evaluate(f"strokes => {{ {TOOLS} window.done = ({STROKES})(strokes) }}", strokes)
     start = time.perf_counter()
     for page in pages:
@@ -143,7 +143,7 @@ def test_fifty_strokes_a_second_from_two_tabs_lose_nothing(visit):
     )
     assert pages[0].evaluate(shown) == pages[1].evaluate(shown)
     for page in pages:
-        for _ in strokes:  # every stroke is there: undo takes each back
+        for _ in strokes:
             assert page.is_enabled("#undo")
             page.keyboard.press("Control+z")
         assert settle(page) == ""
