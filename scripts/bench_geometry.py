@@ -1,4 +1,4 @@
-"""Measure depthwise convolution beside PyTorch's on random geometries.
+"""Measure depthwise convolution against PyTorch's on random geometries.
 
     python scripts/bench_geometry.py [--device cuda|cpu] [--count 300] [--seed 0] [--least 0.95]
 
@@ -141,7 +141,7 @@ def seconds(call: Callable[[], object], candidate: Candidate, device: str) -> fl
 def compare(
     geometry: Geometry, what: str, tensors: list[Tensor], grad: Tensor, timer: Timer, budget: float
 ) -> tuple[float, float, str]:
-    """Return our milliseconds, those of PyTorch's fastest backend, and its name."""
+    """Return our time in ms, that of PyTorch's fastest backend, and its name."""
     device = grad.device.type
 
     def candidate(name: str, function: Callable[..., Tensor], **context: object) -> Candidate:

@@ -1,4 +1,4 @@
-"""Measure exported networks in ONNX Runtime beside stock layers and PyTorch.
+"""Measure exported networks in ONNX Runtime against stock layers and PyTorch.
 
     python scripts/bench_onnx.py [--act ncrelu] [--conv depthwise] [--threads 1 2] [--csv FILE]
 

@@ -1,4 +1,4 @@
-"""Measure the operators beside eager PyTorch and torch.compile, in one process on the same inputs.
+"""Measure the operators against eager PyTorch and torch.compile, in one process on the same inputs.
 
     python scripts/bench_ops.py [--device cuda|cpu] [--op gelu] [--csv FILE] [--plot FILE]
 

@@ -1,4 +1,4 @@
-"""Measure the training step beside three PyTorch loops, in one process on the same data.
+"""Measure the training step against three PyTorch loops, in one process on the same data.
 
     python scripts/bench_train.py [--device cuda|cpu] [--act relu] [--batch-size 128] [--seeds 5]
 

@@ -1,4 +1,4 @@
-"""The LLTM beside its composition and an LSTM: functions of (x, weights, bias, h, c)."""
+"""The LLTM against its composition and an LSTM: functions of (x, weights, bias, h, c)."""
 
 from collections.abc import Callable
 
