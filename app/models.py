@@ -1,11 +1,11 @@
-"""The networks: LeNet and the LLTM classifier."""
+"""The networks: LeNet, a tiny one of separable convolutions, and the LLTM classifier."""
 
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from app.config.schema import LeNetConfig, LLTMConfig, ModelConfig
+from app.config.schema import LeNetConfig, LLTMConfig, ModelConfig, TinyConfig
 from ops import (
     GELU,
     LLTM,
@@ -83,6 +83,43 @@ class LeNet(nn.Module):
         return logits
 
 
+class TinyNet(nn.Module):
+    """A fully convolutional network of 7,858 parameters for 10 classes and images of any size.
+
+    A 5x5 convolution to 16 channels, then depthwise separable convolutions to 24 (5x5), 32, 48 and
+    56 channels (3x3), each followed by GELU; 2x2 max pooling after the first and third, before the
+    activation as in `LeNet`. The mean of a 1x1 convolution's map of a class is the class's logit.
+
+    Args:
+        num_classes: Features of the last layer.
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            _conv("standard", 1, 16, 5, padding=2),
+            MaxPool2d(2),
+            GELU(),
+            _conv("depthwise", 16, 24, 5, padding=2),
+            GELU(),
+            _conv("depthwise", 24, 32, 3, padding=1),
+            MaxPool2d(2),
+            GELU(),
+            _conv("depthwise", 32, 48, 3, padding=1),
+            GELU(),
+            _conv("depthwise", 48, 56, 3, padding=0),
+            GELU(),
+        )
+        self.classifier = nn.Sequential(
+            nn.Conv2d(56, num_classes, 1), GlobalAvgPool2d(), nn.Flatten()
+        )
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Map normalised images float [N, 1, H, W] to logits [N, num_classes]."""
+        logits: Tensor = self.classifier(self.features(input))
+        return logits
+
+
 class RowReader(nn.Module):
     """An LLTM over the rows of an image; the last state is classified.
 
@@ -104,12 +141,14 @@ class RowReader(nn.Module):
 
 def build_model(cfg: ModelConfig, num_classes: int) -> nn.Module:
     """Build a network with new weights: float32 [N, 1, 28, 28] to logits [N, num_classes]."""
-    return RowReader(num_classes) if isinstance(cfg, LLTMConfig) else LeNet(cfg, num_classes)
+    if isinstance(cfg, LLTMConfig):
+        return RowReader(num_classes)
+    return TinyNet(num_classes) if isinstance(cfg, TinyConfig) else LeNet(cfg, num_classes)
 
 
 def takes_any_size(cfg: ModelConfig) -> bool:
     """Return whether images may be of another size than 28x28."""
-    return isinstance(cfg, LeNetConfig) and cfg.head == "gap"
+    return isinstance(cfg, TinyConfig) or (isinstance(cfg, LeNetConfig) and cfg.head == "gap")
 
 
 def cpu_format(cfg: ModelConfig) -> torch.memory_format:
@@ -119,7 +158,7 @@ def cpu_format(cfg: ModelConfig) -> torch.memory_format:
     """
     if isinstance(cfg, LLTMConfig):
         return torch.contiguous_format
-    few = cfg.conv == "standard" and cfg.head == "fc"
+    few = isinstance(cfg, LeNetConfig) and cfg.conv == "standard" and cfg.head == "fc"
     return torch.contiguous_format if few else torch.channels_last
 
 
@@ -127,6 +166,8 @@ def describe_model(cfg: ModelConfig) -> str:
     """Describe the network in a few words."""
     if isinstance(cfg, LLTMConfig):
         return f"LLTM of {STATE} features over an image's rows"
+    if isinstance(cfg, TinyConfig):
+        return "depthwise separable convolutions with gelu and global average pooling"
     pooled = " and global average pooling" if cfg.head == "gap" else ""
     return f"LeNet with {cfg.act}{',' if pooled else ' and'} {cfg.conv} convolutions{pooled}"
 

@@ -62,11 +62,15 @@ class LLTMConfig:
     name: Literal["lltm"] = "lltm"
 
 
-ModelConfig = Annotated[LeNetConfig | LLTMConfig, Field(discriminator="name")]
-NETWORKS: dict[str, type[LeNetConfig] | type[LLTMConfig]] = {
-    "lenet": LeNetConfig,
-    "lltm": LLTMConfig,
-}
+@dataclass(config=FORBID)
+class TinyConfig:
+    """A network of depthwise separable convolutions with 7,858 parameters."""
+
+    name: Literal["tiny"] = "tiny"
+
+
+ModelConfig = Annotated[LeNetConfig | LLTMConfig | TinyConfig, Field(discriminator="name")]
+NETWORKS: dict[str, type[Any]] = {"lenet": LeNetConfig, "lltm": LLTMConfig, "tiny": TinyConfig}
 
 
 def choices_of(network: str) -> tuple[str, ...]:
@@ -149,7 +153,7 @@ class TrainConfig:
     """The configuration of `python -m app.train`."""
 
     resume: Path | None = None
-    recipe: Literal["fast", "best", "gap"] = "fast"
+    recipe: Literal["fast", "best", "gap", "tiny"] = "fast"
     model: ModelConfig = dataclasses.field(default_factory=LeNetConfig)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     augment: AugmentConfig = dataclasses.field(default_factory=AugmentConfig)

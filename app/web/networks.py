@@ -77,7 +77,8 @@ def _entry(id: str, path: Path) -> Entry:
         accuracy = read_summary(path.parent).get("test_accuracy")
     except (UserError, KeyError):  # moved away from its run, or not finished
         pass
-    title = "LLTM" if model.get("name") == "lltm" else " ".join(map(str, _kind(model)))
+    titles = {"lltm": "LLTM", "tiny": "tiny"}
+    title = titles.get(model.get("name", ""), " ".join(map(str, _kind(model))))
     folder = path.parent
     return Entry(
         id=id,

@@ -56,12 +56,12 @@ def make_run(tmp_path):
     """Return a function that makes a run folder with an untrained network of any kind."""
     import torch
 
-    from app.config.schema import LeNetConfig, LLTMConfig
+    from app.config.schema import NETWORKS, LeNetConfig
     from app.models import build_model
     from app.runs.checkpoint import Checkpoint, save_checkpoint
 
     def make(act="relu", conv="standard", head="fc", network="lenet", **data):
-        cfg = LLTMConfig() if network == "lltm" else LeNetConfig(act, conv, head)
+        cfg = LeNetConfig(act, conv, head) if network == "lenet" else NETWORKS[network]()
         torch.manual_seed(0)
         content = Checkpoint(
             model=build_model(cfg, 10).state_dict(),

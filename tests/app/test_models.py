@@ -2,8 +2,14 @@ import pytest
 import torch
 from torch import nn
 
-from app.config.schema import LeNetConfig, LLTMConfig
-from app.models import LEAST_SIDE, OneChannelConv2d, build_model, count_parameters
+from app.config.schema import LeNetConfig, LLTMConfig, TinyConfig
+from app.models import (
+    LEAST_SIDE,
+    OneChannelConv2d,
+    build_model,
+    count_parameters,
+    takes_any_size,
+)
 from ops import GELU, DepthwiseConv2d, GlobalAvgPool2d, MaxPool2d, NCReLU
 
 STANDARD = (1 * 25 + 1) * 6 + (6 * 25 + 1) * 16 + 401 * 120 + 121 * 84 + 85 * 10
@@ -65,12 +71,23 @@ def test_lltm_network_reads_rows():
     torch.testing.assert_close(model.classifier(state[0]), logits)
 
 
+def test_tiny_network_has_few_parameters():
+    model = build_model(TinyConfig(), num_classes=10)
+    assert count_parameters(model) == 7858
+    logits = model(torch.randn(3, 1, 28, 28))
+    assert logits.shape == (3, 10)
+    logits.square().sum().backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in model.parameters())
+
+
 def test_number_of_classes():
     assert build_model(LeNetConfig(), num_classes=3)(torch.zeros(2, 1, 28, 28)).shape == (2, 3)
 
 
-def test_gap_head_accepts_any_size():
-    pooling = build_model(LeNetConfig(head="gap"), num_classes=3)
+@pytest.mark.parametrize("kind", [LeNetConfig(head="gap"), TinyConfig()], ids=str)
+def test_global_pooling_accepts_any_size(kind):
+    assert takes_any_size(kind)
+    pooling = build_model(kind, num_classes=3)
     assert any(isinstance(module, GlobalAvgPool2d) for module in pooling.modules())
     for size in ((LEAST_SIDE, LEAST_SIDE), (13, 40), (28, 28)):
         assert pooling(torch.randn(2, 1, *size)).shape == (2, 3)

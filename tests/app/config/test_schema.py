@@ -18,6 +18,7 @@ from app.config.schema import (
     LLTMConfig,
     OptimConfig,
     PredictConfig,
+    TinyConfig,
     TrainConfig,
     TrainerConfig,
     from_mapping,
@@ -50,6 +51,7 @@ def test_yaml_and_schema_have_the_same_defaults(command, monkeypatch):
         ("model=lenet_depthwise", TrainConfig(model=LeNetConfig(conv="depthwise"))),
         ("model=lenet_involution", TrainConfig(model=LeNetConfig(conv="involution"))),
         ("model=lltm", TrainConfig(model=LLTMConfig())),
+        ("model=tiny", TrainConfig(model=TinyConfig())),
         ("data=mnist", TrainConfig()),
         ("data=fashion_mnist", TrainConfig(data=DataConfig(name="fashion_mnist", augment=False))),
         ("data=kmnist", TrainConfig(data=DataConfig(name="kmnist", augment=False))),
@@ -61,6 +63,16 @@ def test_yaml_and_schema_have_the_same_defaults(command, monkeypatch):
         (
             "recipe=gap",
             TrainConfig(recipe="gap", model=LeNetConfig(act="ncrelu", head="gap")),
+        ),
+        (
+            "recipe=tiny",
+            TrainConfig(
+                recipe="tiny",
+                model=TinyConfig(),
+                trainer=TrainerConfig(epochs=50, batch_size=256),
+                optim=OptimConfig(ema=0.998),
+                augment=AugmentConfig(rotation=8, shift=1.3, scale=0.08, shear=6),
+            ),
         ),
         (
             "recipe=best",

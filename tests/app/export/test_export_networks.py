@@ -62,6 +62,15 @@ def test_lltm_network(make_run, capsys, exporter):
 )
 def test_gap_networks_accept_any_size(make_run, conv, settings):
     folder = make_run("gelu", conv, "gap")
+    check_any_size(folder, **settings)
+
+
+@pytest.mark.parametrize("settings", [{}, {"exporter": "dynamo"}, {"layout": "standard"}])
+def test_the_tiny_network_takes_any_size(make_run, settings):
+    check_any_size(make_run(network="tiny"), **settings)
+
+
+def check_any_size(folder, **settings):
     model = exported(folder, **settings)
     sizes = model.graph.input[0].type.tensor_type.shape.dim
     assert [size.dim_param or size.dim_value for size in sizes] == [BATCH, 1, "height", "width"]
