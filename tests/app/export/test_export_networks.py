@@ -66,7 +66,7 @@ def test_gap_networks_accept_any_size(make_run, conv, settings):
 
 
 @pytest.mark.parametrize("settings", [{}, {"exporter": "dynamo"}, {"layout": "standard"}])
-def test_the_tiny_network_takes_any_size(make_run, settings):
+def test_tiny_network_takes_any_size(make_run, settings):
     check_any_size(make_run(network="tiny"), **settings)
 
 
