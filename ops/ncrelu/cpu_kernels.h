@@ -1,5 +1,5 @@
-// Vector kernels of CPU ncrelu. Elements are masked, not computed with: all bits, NaN payloads
-// included, are kept. No include guard: see core/cpu/dispatch_isa.h.
+// Vector kernels of CPU ncrelu. Results are bitwise ANDs of the input: NaN payloads are preserved.
+// No include guard: see core/cpu/dispatch_isa.h.
 //
 //   x       ┌──────────────┐   sign masks      out ┌─────────────────┬─────────────────┐
 //   (a row) │ N lanes      │ ────────────────►     │ x & ~(x < 0)    │ x & ~(x > 0)    │
@@ -10,7 +10,7 @@
 
 namespace ops::cpu::OPS_ISA {
 
-// Lanes of a vector, at most 16: their signs fill 32 bits.
+// Lanes of a vector, at most 16: two sign bits each fill 32 bits.
 template <typename T>
 constexpr int kElements = OPS_VECTOR_BYTES / sizeof(T) < 16 ? OPS_VECTOR_BYTES / sizeof(T) : 16;
 
@@ -35,7 +35,7 @@ struct SignMasks {
 // Return the masks of N elements from i on: computed from the input.
 template <int N, typename T>
 inline SignMasks<T, N> sign_masks(const T* x, uint64_t i) {
-  if constexpr (sizeof(T) == 2) {  // compare bits as integers: same order within one sign
+  if constexpr (sizeof(T) == 2) {  // compare as integers: positive floats order like their bits
     constexpr int16_t kZero = 0, kInfinity = std::is_same_v<T, Half> ? 0x7c00 : 0x7f80;
     const Vec<int16_t, N> bits = load_bits<N>(x + i), opposite = bits ^ int16_t(-0x8000);
     return {(bits > kZero) & (bits <= kInfinity), (opposite > kZero) & (opposite <= kInfinity)};
@@ -62,7 +62,7 @@ inline SignMasks<T, N> expand_signs(uint64_t signs, std::integer_sequence<int, I
   return {(all & first) != 0, (all & second) != 0};
 }
 
-// The same, loaded from the saved signs.
+// Return the masks of N elements from i on, from the saved signs.
 template <int N, typename T>
 inline SignMasks<T, N> sign_masks(const uint8_t* signs, uint64_t i) {
   constexpr int kBytes = (N + kSignsPerByte - 1) / kSignsPerByte;
@@ -141,7 +141,7 @@ void ncrelu_long_rows(const T* x, T* out, Signs signs, int64_t begin, int64_t en
   constexpr int N = kElements<T> > kSignsPerByte ? kElements<T> : kSignsPerByte;
   for (int64_t row = begin / inner; begin < end; ++row) {
     const int64_t stop = (row + 1) * inner < end ? (row + 1) * inner : end;
-    T* positive = out + row * inner;  // indexed by i, which counts from row 0
+    T* positive = out + row * inner;  // biased: positive[i] belongs to x[i]
     T* negative = positive + inner;
     int64_t i = begin;
     for (; i + N <= stop; i += N) {
@@ -215,7 +215,7 @@ void ncrelu_backward_short_rows(const Source* source, const T* grad, T* out, int
                                 int64_t end, int64_t inner) {
   constexpr int N = kElements<T>;
   for (; begin < end; begin += inner) {
-    const T* positive = grad + begin;  // indexed by i, which counts from row 0
+    const T* positive = grad + begin;  // biased: positive[i] belongs to x[i]
     const T* negative = positive + inner;
     const int64_t stop = begin + inner;
     if (end - begin >= inner + N) {

@@ -21,7 +21,7 @@ class Candidate:
 
     Attributes:
         name: column or row in the table.
-        prepare: builds the autograd graph and returns the call to time.
+        prepare: runs what is not timed (for a backward pass, forward); returns the call to time.
         context: global settings of the call, entered outside the timed region.
     """
 
@@ -36,7 +36,7 @@ class Timer(Protocol):
     def measure(
         self, calls: Mapping[str, tuple[Call, Candidate]], budget_s: float
     ) -> dict[str, float]:
-        """Return the median time of each call in ms, measured in turns."""
+        """Return the median ms of each call; calls are interleaved, `budget_s` is for each."""
 
     def measure_graph(self, call: Call, candidate: Candidate, call_ms: float) -> float | None:
         """Return the time of a call inside a replayed CUDA graph in ms (None on the CPU)."""
@@ -95,10 +95,9 @@ class CpuTimer:
 
 
 class CudaTimer:
-    """Time calls with CUDA events, after a flush of the L2 cache.
+    """Time calls with CUDA events, after a flush of the L2 cache (but in graphs).
 
-    The flush overwrites a large buffer. It also hides launch latency up to its own duration, about
-    70 µs.
+    The flush overwrites a large buffer. Launches overlap it: their first 70 µs are not measured.
     """
 
     FLUSH_BYTES = 256 << 20

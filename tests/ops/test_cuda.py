@@ -1,4 +1,4 @@
-"""CUDA streams, devices and graphs, and tensors of more than 2³¹ elements."""
+"""CUDA streams, devices, graphs, tensors of more than 2³¹ elements, and depthwise families."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ def assert_same_bits(actual, expected):
 
 
 def run_on_side_stream(function, tensors):
-    """Run `function` on a stream that writes its inputs late: other streams would read NaN."""
+    """Run `function` on a stream that writes its inputs late; any other stream reads NaN."""
     late = [torch.full_like(x, torch.nan).requires_grad_() for x in tensors]
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
@@ -190,11 +190,11 @@ def test_parameters_of_more_elements_than_32_bits_count(op, layout):
     actual = torch.autograd.grad(outputs, wanted, grads)
     alone = call(op, [last_sample(op, x, data[0]) for x in data], parameters)
     expected = torch.autograd.grad(alone, wanted, [last_sample(op, g, data[0]) for g in grads])
-    # The sum of 2^24 random terms is about 2^12.
+    # The sum of 2^24 random terms has standard deviation 2^12.
     torch.testing.assert_close(actual, expected, rtol=0.02, atol=1.0)
 
 
-# A depthwise convolution for each kernel family, which computes all passes: input shape, kernel,
+# For each kernel family a depthwise convolution of which it runs all passes: input shape, kernel,
 # stride, padding, dilation, dtype, layout.
 FAMILIES = {
     "direct_l1": ((2, 8, 14, 14), 3, 1, 1, 1, torch.float32, "contiguous"),
@@ -229,7 +229,7 @@ def run_depthwise(tensors, geometry, grad):
 @each_family
 @pytest.mark.parametrize("kernel_pass", ["forward", "input_gradient", "weight_gradient"])
 def test_family_runs(family, kernel_pass):
-    """Expect FAMILIES to be named after the selected kernel."""
+    """The dispatch selects the family that the case is named after."""
     (x, weight, _), geometry, _ = depthwise_case(family)
     pairs = [[value] * 2 for value in geometry]
     query = torch.ops.lenet_ops.depthwise_conv2d_kernel

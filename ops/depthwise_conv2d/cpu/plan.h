@@ -8,8 +8,8 @@
 //      └─────────┘ ─ lane 2 …          zero-padded, acc_t<T>
 //
 //   thread:  a range of output rows of all images and channels, in register blocks of R ≤ 14
-//   lanes:   one pixel of several channels; if C is small also of several images; if N is small,
-//            too, also of several bands of output rows
+//   lanes:   one pixel of several channels; if C < lanes of several images, too; if N·C ≤ lanes / 2
+//            also of several bands of output rows
 //   ring:    the source rows that the taps of one output row span; stays in the L1 cache
 //
 // A tap is one multiply-add of vectors; up to three adjacent taps share each source load. Channels-
@@ -28,7 +28,7 @@ namespace ops::cpu {
 constexpr int64_t kCacheLine = 64;     // bytes
 constexpr int64_t kMaxLanes = 32;      // two AVX-512 vectors of float
 constexpr int64_t kMaxOutputs = 14;    // accumulator vectors of a block, in registers
-constexpr int64_t kMinSharedTaps = 6;  // taps per row that make sharing worth a second block
+constexpr int64_t kMinSharedTaps = 6;  // taps per row from which sharing pays for a second block
 
 // Maximum outputs of a block with shared loads: three taps and 12 accumulators fill 16 registers.
 inline int64_t max_shared_outputs() {
@@ -45,7 +45,7 @@ struct Block {
   int64_t outputs;
   int64_t out, source;         // first output, in pixels; its source, in elements
   int64_t tap_begin, tap_end;  // taps with at least one source that is not padding
-  bool shared;  // sources of tap t and output r + 1 = sources of tap t + 1 and output r
+  bool shared;                 // tap t of output r + 1 reads the source of tap t + 1 of output r
 
   bool has_taps_of(const Block& other) const {
     return tap_begin == other.tap_begin && tap_end == other.tap_end;
@@ -62,7 +62,7 @@ struct RowPlan {
   std::vector<Block> blocks;
 
   // Plan rows of pixels of `lanes` lanes, in blocks of at most `max_outputs`. If sources are not
-  // `padded` with zeros, all outputs of a block have the same valid taps.
+  // `padded` with zeros, all outputs of a block have the same valid taps, so none reads padding.
   RowPlan(const Axis& axis, int64_t lanes, int64_t max_outputs, bool padded) {
     const int64_t phases = axis.transposed ? axis.stride : 1;
     const int64_t step = axis.transposed ? 1 : axis.stride;
@@ -91,7 +91,7 @@ struct RowPlan {
     const int64_t num_taps = taps.size() - first_tap;
     const bool adjacent =
         num_taps > 2 && taps[first_tap + 1].source - taps[first_tap].source == source_step;
-    // Large strides: limit the padding that a block reads by the size of the source.
+    // Large strides: shorten blocks, so that they read no more padding than source.
     max_outputs = std::min(max_outputs, 1 + (axis.source_size + kMaxOutputs) / step);
     const auto source = [&](int64_t tap, int64_t output) {
       return taps[tap].source / lanes + output * step;
@@ -173,9 +173,9 @@ struct Bands {
 // Assignment of lanes: lane i · channels + c holds channel c of image (or band of an image) i.
 // Lanes without an image or channel are idle.
 struct LaneLayout {
-  int64_t count, channels, images;  // lanes; channels and images (or bands) per vector
+  int64_t count, channels, images;  // lanes; of these, channels × images (or bands)
   Bands bands;
-  int64_t channel_groups, image_groups;  // vectors that cover all channels, all images and bands
+  int64_t channel_groups, image_groups;  // groups of lanes that cover all channels, all images
 
   LaneLayout(const DepthwiseGeometry& g, const Axis& vertical, int64_t count)
       : count(count),
@@ -286,7 +286,7 @@ struct SourceRows {
 template <typename A>
 class Workspace {
  public:
-  std::vector<Tap> rows;
+  std::vector<Tap> rows;  // of the filter
 
   Workspace(int64_t taps, int64_t ring_size, int64_t row_size)
       : rows(taps), ring_size_(ring_size), memory_(ring_size + row_size + kCacheLine / sizeof(A)) {}
@@ -324,7 +324,7 @@ struct Correlation {
   LaneLayout lanes;
   RowPlan row_plan;
   SourceRows source_rows;
-  int64_t vectors;  // of lanes per register block
+  int64_t vectors;  // SIMD vectors per output of a register block
   bool direct;      // read sources in place (channels-last); the lanes are all channels of a pixel
   ImageTensor<const T> source;
   const A *weight, *bias;  // [channel group][tap][lane], [channel group][lane]

@@ -40,8 +40,8 @@ inline __host__ __device__ int floor4(int x) {
   return x & ~3;
 }
 
-// Return the left zero columns of the staged filter, which align the threads' float4 loads. It also
-// has a row of zeros above and below, and zeros to the right.
+// Return the number of zero columns left of the staged filter: they align float4 loads. The filter
+// also has a row of zeros above and below, and zeros to the right.
 inline __host__ __device__ int filter_shift(int padding_w) {
   return 4 + (4 - (padding_w & 3)) % 4;
 }
@@ -88,7 +88,7 @@ __device__ inline void correlate(const LargeFilterParams& params, const float* w
   const int shift = start - left + filter_shift(params.padding_w);
   for (int y = begin; y < end; ++y) {
     const float* x = window + (y - first_h) * params.window_w + start - first_w;
-    // Filter row y − h + p, below one row of zeros.
+    // Filter row y − h + p; + 1 for the row of zeros above the filter.
     const float* f = filter + (y - h + params.padding_h + 1) * params.filter_pitch + shift;
     float in[kLargeCols + 4];
 #pragma unroll
@@ -258,8 +258,8 @@ struct LargeFilterPlan {
   size_t shared;
 };
 
-// Blocks of the large kernels, filters shared by the images of a block or one image_bytes. Nothing
-// where not even one image's filter and window fit into shared memory.
+// Choose the tile size and the images per block. `shared_filter`: one filter per block, else one
+// per image. Return nothing if the filter and window of one image exceed shared memory.
 std::optional<LargeFilterPlan> plan_large_filter(int64_t images, int64_t in_h, int64_t in_w,
                                                  int64_t filter_h, int64_t filter_w,
                                                  int64_t padding_h, int64_t padding_w,

@@ -1,6 +1,6 @@
-// Tiles of nhwc_mma and their plan: kTileChannels channels of some rows of an image, or of several
-// images. Shared memory has a tile twice: as loaded, [row][col][channel], and transposed into zero-
-// padded feature maps, [row][channel][col].
+// Tiles of nhwc_mma and their plan. A tile is kTileChannels channels of a band of rows of one
+// image, or of several whole images. Shared memory has it twice: as loaded, [row][col][channel],
+// and transposed into zero-padded feature maps, [row][channel][col].
 #pragma once
 
 #include <cuda_pipeline.h>
@@ -24,11 +24,11 @@ constexpr int kVectors = kTileChannels / kVectorChannels;  // vectors per pixel 
 // Input or output of a tile. Words have 32 bits: two columns of one channel.
 struct TileSide {
   int h, w;
-  int bytes;  // shared memory of the tile as loaded
-  int rows;   // of a transposed map
-  int left;   // words of left padding
-  int words;  // of a row, without padding
-  FastDivide by_words{1}, by_lines{1};
+  int bytes;                            // shared memory of the tile as loaded
+  int rows;                             // per transposed map
+  int left;                             // words of left padding
+  int words;                            // per row, without padding
+  FastDivide by_words{1}, by_lines{1};  // line: a row of one channel
 };
 
 struct NhwcMmaParams {
@@ -36,7 +36,7 @@ struct NhwcMmaParams {
   TileSide in, out;
   int channels;
   int chunks;         // of kTileChannels channels
-  int images, group;  // in total; per tile (> 1 only if bands is 1)
+  int images, group;  // images of the batch; images per tile (1 unless there is one band)
   int tiles;          // per chunk
 };
 
@@ -88,8 +88,8 @@ class TileIterator {
 };
 
 // Layout [row][channel][word] of transposed maps for up to kColumns outputs, in words. Rows are
-// 16-byte aligned. The padding avoids bank conflicts of warps that access the columns of a row,
-// 16 bytes of each of 8 rows (ldmatrix), or the columns of two vectors.
+// 16-byte aligned. The padding avoids bank conflicts: of warps that read along a row, of ldmatrix
+// (16 bytes of each of 8 rows), and of the transposition, which touches two vectors at a time.
 template <int kColumns>
 struct TransposedLayout {
   static constexpr int kWords = kColumns / 2 + 4;
@@ -205,8 +205,8 @@ class TileImages {
   __device__ T* address(int image, int row, int i) const {
     return data_ + ((static_cast<int64_t>(image) * side_.h + row) * side_.w + i) * channels_;
   }
-  // Return the index of staged vector i. The XOR swizzle avoids bank conflicts for adjacent vectors
-  // and for the same vector of every second pixel.
+  // Return the index of staged vector i. The XOR swizzle avoids bank conflicts of loads (adjacent
+  // vectors) and of the transposition (the same vector of every second pixel).
   __device__ static unsigned swizzle(unsigned i) { return i ^ (i / (4 * kVectors) % 4); }
 };
 
@@ -267,9 +267,9 @@ std::optional<NhwcMmaPlan> plan_nhwc_mma(int64_t images, int64_t channels, int64
     }
     int64_t splits = std::clamp<int64_t>(resident_blocks / params.chunks, 1, params.tiles);
     while (std::gcd(splits, int64_t{map.bands}) > 1) {
-      --splits;  // else a block has the same band of all images; last bands have fewer rows
+      --splits;  // else some blocks have only last bands, which have fewer rows
     }
-    constexpr int64_t kLatency = 1000;  // per tile, in pixels
+    constexpr int64_t kLatency = 1000;  // of a tile, as pixels computed in that time
     const int64_t cost = ceil_div(splits * params.chunks, resident_blocks) *
                          ceil_div(params.tiles, splits) *
                          (group * (window * in_w + rows * out_w) + kLatency);

@@ -7,7 +7,8 @@
 //   │ plane 1 …                │ ─► shuffles      │ …            │  every n-th pixel ─► shared
 //   └──────────────────────────┘                  └──────────────┘
 //
-//   block:   nchw: one plane, or 256 / group planes; nhwc: up to 32 vectors of channels of an image
+//   block:   nchw: one plane, or 256 / group planes; nhwc: 2 to 32 vectors of channels of an image,
+//            fewer to fill the GPU
 //   shared:  nchw: one sum per warp; nhwc: the sums of all threads, for the reduction over rows
 //   thread:  V sums; 8 vector loads in flight
 //

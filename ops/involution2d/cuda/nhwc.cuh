@@ -1,6 +1,6 @@
 // nhwc: involution with stride 1 or 2, for 3×3, 5×5 and 7×7 kernels and any layout; tuned for NHWC.
 //
-//      image                  windows [row][slot][channel]       a quad: 4 threads
+//      image                  windows [row][slot][channel]       4 threads of a quad
 //      ┌─────────┐  cp.async  ┌───────────────────────┐          ┌─────┬─────┬──────┬───────┐
 //      │ tile    │ ─────────► │ pixels × 16 channels  │ ──┐      │ c 0 │ c 4 │ c 8  │ c 12  │
 //      │ + halo  │            └───────────────────────┘   │ FMA  │ … 3 │ … 7 │ … 11 │ … 15  │
@@ -10,10 +10,9 @@
 //      └─────────┘            └───────────────────────┘
 //
 //   block:   a tile of one group of one image, up to 8 rows (stride 2: 4) × 4 quads; input gradient
-//            with stride 2: one phase row of a tile of 2 × 2 cells
+//            with stride 2: one row of pixels of each 2 × 2 cell
 //   shared:  all weights of the tile; the windows of the tile, 16 channels at a time
-//   thread:  4 cells × 4 channels; loads a weight once for 4 channels, an input once for the taps
-//            of a kernel row
+//   thread:  4 cells × 4 channels; loads a weight once for 4 channels, an input once per kernel row
 //
 // Weight gradient: a thread sums the taps of one kernel row over its 4 channels; shuffles add the 4
 // threads of a quad; sums [pixel][tap] over all channels accumulate in shared memory.
@@ -50,7 +49,7 @@ class WeightTile {
           shared_ + run_slot(row, tile_.y, x) * kPitch + skew(weight_offset(row, tile_.y, x));
 #pragma unroll
       for (int b = 0; b < Taps::kTaps; ++b) {
-        const int i = kFlip ? j - b : j;
+        const int i = kFlip ? j - b : j;  // cell of the quad to which tap b of source j adds
 #pragma unroll
         for (int phase = 0; phase < Taps::kPhases; ++phase) {
           const int tap = Taps::tap(phase, b);
@@ -80,7 +79,7 @@ class WeightTile {
     return reinterpret_cast<uintptr_t>(at) / sizeof(T) % kBlock;
   }
 
-  // Layout of a row of runs in the input gradient. Forward: all quads of the tile form one row.
+  // Layout of a row of runs in the input gradient. Forward: the whole tile is one row.
   static OPS_DEVICE InterleavedRow layout(const TiledInvolution& p) {
     return InterleavedRow{p.quads + (Taps::kTaps + kQuad - 2) / kQuad, kQuad};
   }
@@ -164,7 +163,7 @@ __device__ void store_outputs(float (&sum)[kThreadChannels][kOuts], const TiledI
   int w = kPhases * (tile.col + tile.x) - p.cell_offset_w, end = p.out.w;
   const int first = tile.part * kThreadChannels;
   if (kPhases > 1 && p.cell_offset_w > 0 && p.out.nchw) {
-    // The first cell begins left of the image: pass outputs to the left neighbour to align vectors.
+    // The first cell begins left of the image: shift outputs by one thread, so that stores align.
     const bool cut = tile.x == 0 && !tile.spare && is_inside(h, p.out.h) && is_inside(w, end);
 #pragma unroll
     for (int c = 0; c < kThreadChannels; ++c) {
@@ -256,7 +255,7 @@ __device__ inline float reduce_parts(const float (&sum)[kQuad], int part) {
   return (odd ? half[1] : half[0]) + __shfl_xor_sync(0xffffffff, odd ? half[0] : half[1], 1);
 }
 
-// Weight gradient. Each thread owns row [tap] of sums [pixel][tap] of pixel `part` of its quad.
+// Weight gradient. A thread accumulates all taps of one pixel: pixel `part` of its quad.
 template <typename T, int K, int kStride>
 __global__ void __launch_bounds__(kNhwcThreads)
     involve_nhwc_weight_kernel(const __grid_constant__ TiledInvolution p, const T* __restrict__ x,

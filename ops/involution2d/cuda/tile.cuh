@@ -13,7 +13,7 @@ namespace ops::cuda {
 constexpr int kNchwThreads = 128;  // maximum of a block
 constexpr int kTileChannels = 16;  // channels in registers at a time
 constexpr int kQuad = 4;
-constexpr int kChannelStep = 4;  // kernels round a group's channels up to a multiple
+constexpr int kChannelStep = 4;  // kernels round a group's channels up to a multiple of this
 constexpr int kNchwQuads = 16;   // maximum along a row of a tile
 
 // Size and strides (elements) of an image tensor. Offsets within one image fit 32 bits.
@@ -30,9 +30,9 @@ struct TiledInvolution {
   ImageView source, weight, out;
   int offset_h, offset_w;  // source pixel of output 0 at tap 0
   int tiles_h, tiles_w;
-  int quads, rows;  // of a tile; quads are even, rows in NCHW a multiple of 4
+  int quads, rows;  // tile size: quads per row (even), rows (NCHW kernel: a multiple of 4)
   int lead;         // NHWC kernel: window columns before the first tap, for alignment
-  int cell_offset_h, cell_offset_w;  // NHWC kernel: pixels of the first cell outside the image
+  int cell_offset_h, cell_offset_w;  // NHWC kernel: pixels by which the first cell overhangs
   FastDivide quad_pairs{1};          // divides by quads / 2
   int window_columns, window_pitch;  // NCHW windows: columns that are filled, row stride
   int window_stride;  // elements per channel (NCHW kernel) or of all 16 channels (NHWC kernel)
@@ -48,7 +48,7 @@ struct TiledInvolution {
 template <typename T, int K>
 constexpr int kLead = round_up(K / 2, kVectorBytes / sizeof(T)) - K / 2;
 
-// Quads of a window row that a thread loads: K + 3 columns and those lost to alignment.
+// Quads of a window row that a thread loads: enough for K + 3 columns at any alignment.
 constexpr int kWindowQuads = 3;
 
 // Image, group and first output of the block's tile.
@@ -85,7 +85,7 @@ struct NchwTile : BlockTile {
   }
 };
 
-// Block-stride loop over a box [slow][middle_size][fast_size]; divides before the loop only.
+// Block-stride loop over a box [slow][middle][fast]; divides before the loop only.
 struct BlockStrideLoop {
   int fast, middle, slow;
 
@@ -155,8 +155,8 @@ __device__ void dispatch_vector(const ImageView& image, const F& f) {
   f(Width<kMaxVector>{});
 }
 
-// Copy V elements to shared memory, with cp.async from 4 bytes on; store zeros unless `inside`.
-// (The zero-fill operand of cp.async takes more instructions than the branch.)
+// Copy V elements to shared memory, by cp.async if they have at least 4 bytes; zeros unless
+// `inside`. (The zero-fill operand of cp.async takes more instructions than the branch.)
 template <int V, typename T>
 __device__ void copy_async(T* to, const T* from, bool inside) {
   if constexpr (V * sizeof(T) < 4) {

@@ -5,9 +5,10 @@
 //     weights [3 gates] ──┘ lanes stride k ──────► 3 × 4 sums ─────────► cell, h, products
 //   block:   4 columns (warps) × 4 rows of the batch
 //   shared:  nothing
-//   thread:  3 gates × 4 rows partial sums over every 32nd k
+//   thread:  3 gates × 4 rows partial sums over k = lane, lane + 32, …
 //
-//   cell_gate_gradient_kernel: gradients of gates, then their rows of the weights and the bias
+//   cell_gate_gradient_kernel: gate gradients, then gradients of the weights and bias of these
+//   gates
 //     lane = row of the batch: gates ──► shared ──► lane = k: Σ rows gate · [h, x] ──► grad_weights
 //   block:   4 columns of the state (12 rows of the weights), all rows of the batch
 //   shared:  gate gradients [32 rows][3 gates × 4 columns]
@@ -61,12 +62,12 @@ template <typename T>
 struct CellBackward {
   ConcatInput<T> concat;
   const T* weights;
-  acc_t<T>* gates;                                    // gradients [3S, kMaxCellBatch]
+  acc_t<T>* gates;                                    // gate gradients [3S, kMaxCellBatch]
   T *grad_input, *grad_weights, *grad_bias, *grad_h;  // each may be null
   LltmBackward<T, T> step;
 };
 
-// Transpose-reduce kCellRows sums over the warp: return sum number lane % kCellRows of all lanes.
+// Transpose-reduce kCellRows sums: lane l returns the total over the warp of sums[l % kCellRows].
 template <typename A>
 __device__ A sum_over_lanes(A (&sums)[kCellRows], int lane) {
 #pragma unroll
@@ -141,7 +142,7 @@ __global__ void __launch_bounds__(kWarp* kGateWarps)
   const int state = static_cast<int>(sizes.state), columns = cell.concat.columns();
   const int first = blockIdx.x * kCellColumns, column = first + warp;
   trigger_dependent_launch();
-  T values[kMaxCellBatch];  // prefetch; converting here would wait for the loads
+  T values[kMaxCellBatch];  // prefetch; a conversion here would stall on the loads
   const auto load = [&](int k) {
 #pragma unroll
     for (int row = 0; row < kMaxCellBatch; ++row) {

@@ -1,7 +1,7 @@
 // CUDA max pooling. Forward stores the maximum and its tap (row-major position in the window).
 //
 //   max_pool_kernel                               max_pool_2x2_kernel: NCHW, stride 2
-//   ┌───┬───┬───┐   V channels (NHWC) or          ┌──┬──┬──┬──┐ one vector of 2 V pixels a row
+//   ┌───┬───┬───┐   V channels (NHWC) or          ┌──┬──┬──┬──┐ one vector of 2 V pixels per row
 //   │   │   │   │   1 channel (NCHW) of           │0 │1 │0 │1 │
 //   ├───┼───┼───┤   each tap: value, tap          ├──┼──┼──┼──┤ ──► V maxima, V taps
 //   │   │   │   │ ─────────────► max, argmax      │2 │3 │2 │3 │
@@ -9,8 +9,8 @@
 //
 //   block:   256 adjacent vectors of outputs; backward: of inputs
 //   shared:  nothing; overlapping windows hit the L1 cache
-//   thread:  V running maxima and their taps; backward, without atomics: V sums of the output
-//            gradients whose tap is the thread's pixel
+//   thread:  V running maxima and their taps; backward: V sums, gathered without atomics from the
+//            windows whose maximum is the thread's pixel
 #pragma once
 
 #include "core/cuda/divide.cuh"
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kPoolThreads)
       running_max[v].update(values.lane[v], static_cast<I>(tap), first);
     }
   };
-  if constexpr (K > 0) {  // outside the image: repeat its edge, which leaves the maximum unchanged
+  if constexpr (K > 0) {  // clamp coordinates: the edge pixel is in the window anyway
     Signed rows[K], columns[K];
 #pragma unroll
     for (int i = 0; i < K; ++i) {
@@ -232,7 +232,7 @@ __global__ void __launch_bounds__(kPoolThreads)
   reinterpret_cast<Vector<uint8_t, V>*>(indices)[thread] = argmax;
 }
 
-// Backward of the same; the last row of an odd height is in no window and gets zeros.
+// Backward of max_pool_2x2_kernel; the last row of an odd height is in no window and gets zeros.
 template <int V, typename T, typename Divider>
 __global__ void __launch_bounds__(kPoolThreads)
     max_pool_2x2_backward_kernel(PoolParams<Divider> s, const T* __restrict__ grad,
