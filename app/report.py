@@ -13,7 +13,7 @@ def main() -> None:
         "over seeds, and report.csv and report.png in the folder.",
         allow_abbrev=False,
     )
-    newest = "a folder with runs in it, or %(default)s: the newest sweep (the default)"
+    newest = "a folder with runs in it, or %(default)s: the newest sweep or run (the default)"
     parser.add_argument("folder", nargs="?", default="latest", help=newest)
     parser.add_argument("--outputs", default="outputs", help="where latest looks (%(default)s)")
     with exit_codes():

@@ -1,6 +1,10 @@
 #!/usr/bin/env bash
 # Sets up, trains a network on handwritten digits, predicts with it and exports it to ONNX.
 set -euo pipefail
+if [ $# -gt 0 ]; then
+  printf 'usage: scripts/demo.sh\n' >&2
+  exit 2
+fi
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 # Prints a command and runs it.

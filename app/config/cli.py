@@ -61,11 +61,14 @@ def hydra_main(
                 # OpenMP's default spins for milliseconds, which stalls a busy machine
                 os.environ["GOMP_SPINCOUNT"] = "20000"
             refused: tuple[type[Exception], ...] = (HydraException, OmegaConfBaseException)
-            if not {"-m", "--multirun"} & set(sys.argv):  # a sweep needs Hydra's grammar
+            sweep = {"-m", "--multirun"} & set(sys.argv)
+            if not sweep:  # a sweep needs Hydra's grammar
                 sys.argv[1:] = map(quote_path, sys.argv[1:])
                 refused = (*refused, ValueError)  # Hydra raises it, too
             with exit_codes(full_error):
                 check_options(sys.argv[1:])
+                if sweep and int(os.environ.get("WORLD_SIZE", 1)) > 1:  # each rank would start one
+                    raise UserError("-m: a sweep cannot run under torchrun")
                 os.environ["HYDRA_FULL_ERROR"] = "1"  # raise, where Hydra would print and exit
                 try:
                     hydra.main("pkg://conf", config_name, version_base="1.3")(job)()
@@ -85,12 +88,15 @@ def check(schema: type[T], cfg: DictConfig) -> T:
     Raises:
         UserError: A key is unknown or a value is not allowed.
     """
+    typed = typed_overrides()
+    for key, override in typed.items():
+        if key in ("data.name", "model.name", "optim.name"):  # the others of the group would stay
+            raise UserError(f"{override}: use {override.replace('.name', '', 1)}")
     try:
         return from_mapping(schema, OmegaConf.to_container(cfg, resolve=True))  # type: ignore[arg-type]
     except OmegaConfBaseException as error:  # an interpolation
         raise UserError(in_one_line(error)) from error
     except SettingError as error:
-        typed = typed_overrides()
         if error.key not in typed and "recipe" in typed:
             raise UserError(f"{typed['recipe']}: sets {error}") from error
         raise

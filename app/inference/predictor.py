@@ -78,7 +78,7 @@ def load_torch(path: str | Path, device: torch.device | str = "cpu") -> TorchPre
     """
     path = Path(path)
     if path.suffix == ".onnx":
-        raise UserError(f"checkpoint={path}: an exported file, use it with runtime=onnx")
+        raise UserError(f"checkpoint={path}: an exported file; app.predict runtime=onnx takes it")
     checkpoint = load_checkpoint(path)
     data = checkpoint.data
     config: ModelConfig = from_mapping(ModelConfig, checkpoint.model_config)

@@ -96,10 +96,13 @@ def report(folder: str, outputs: str = "outputs") -> None:
 
 def find_entries(root: Path) -> list[Entry]:
     """Read the runs at any depth under `root`, in the order in which they were started."""
-    return [
-        Entry(path, flatten(read_settings(path)), read_summary(path))
-        for path in sorted(find_runs(root), key=started)
-    ]
+    entries = []
+    for path in sorted(find_runs(root), key=started):
+        settings, summary = flatten(read_settings(path)), read_summary(path)
+        if "dataset" in summary:
+            settings["data.name"] = summary["dataset"]  # after a fallback, the data set used
+        entries.append(Entry(path, settings, summary))
+    return entries
 
 
 def group(entries: Sequence[Entry]) -> list[Group]:

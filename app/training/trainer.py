@@ -123,7 +123,8 @@ def fit(
                     f"epoch {run.epoch:{len(str(epochs))}}/{epochs}  loss {loss:.4f}  "
                     f"accuracy {accuracy:.2%}  validation {val_accuracy:.2%}  {speed:,.0f} images/s"
                 )
-                sys.stdout.flush()  # for pipes
+                if sys.stdout:  # None: closed
+                    sys.stdout.flush()  # for pipes
             if run.world.any(interrupted())[0]:
                 raise KeyboardInterrupt
 

@@ -27,6 +27,7 @@ def samples(path: Path, data_root: str) -> list[dict[str, Any]]:
     Raises:
         UserError: The network or its data set cannot be used.
     """
+    load_network(path)  # raises if the file is gone
     return _samples(path, path.stat().st_mtime_ns, data_root)
 
 

@@ -24,7 +24,8 @@ def load() -> None:
     cpu = next(folder.glob("_C.*"), None)
     if cpu is None:
         raise ImportError(
-            f"the operators are not compiled: run `{BUILD_COMMAND}` in the project's folder",
+            f"the operators are not compiled: run `{BUILD_COMMAND}` in the project's folder "
+            "(from other folders, an installed copy is used)",
             name="ops",
         )
     try:

@@ -82,7 +82,8 @@ TOP = "augment, data, device, model, optim, outputs, recipe, resume, seed, train
         ("trainer=5", "trainer=5: Input should be a dictionary or an instance of TrainerConfig"),
         ("model=foo", "In 'train': Could not find 'model/foo' Available options in 'model': lenet"),
         ("data=mist", "In 'train': Could not find 'data/mist' Available options in 'data': digits"),
-        ("data.name=mist", "data.name=mist: Input should be 'mnist', 'fashion_mnist', 'kmnist'"),
+        ("data.name=digits", "data.name=digits: use data=digits\n"),
+        ("optim.name=adamw", "optim.name=adamw: use optim=adamw\n"),
         ("device=tpu", "device=tpu: Input should be auto, cpu, cuda or cuda:N\n"),
         ("data.root=' '", "data.root= : Input should not be blank\n"),
         ("trainer.epochs", "trainer.epochs: expected KEY=VALUE (--help lists the keys)\n"),
@@ -141,6 +142,12 @@ def test_sweep_runs_all_and_reports_failed_runs(main, capsys):
     assert errors[:2] == [f"failed: {folder}/1: no way", f"failed: {folder}/2: oh"]
     assert errors[-2:] == ["error: no", "  way"]  # Hydra raises the first failure
     assert main("-m", "seed=-1,-2", task=task) == 2
+
+
+def test_sweep_under_torchrun_is_a_usage_error(main, monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main("-m", "seed=1,2") == 2
+    assert capsys.readouterr().err == "error: -m: a sweep cannot run under torchrun\n"
 
 
 def test_sweep_over_unknown_options_is_a_usage_error(main, capsys):

@@ -84,6 +84,15 @@ def test_table_rounds_settings_and_csv_does_not(sweep):
     assert [float(row["optim.lr"]) for row in rows] == list(rates)
 
 
+def test_fallback_runs_are_grouped_by_the_data_set_used(sweep):
+    for number in range(10):
+        file = sweep / str(number) / "summary.json"
+        used = {"dataset": "digits" if number < 6 else "mnist"}
+        file.write_text(json.dumps(json.loads(file.read_text()) | used))
+    names = {item.name for item in group(find_entries(sweep))}
+    assert {f"model.act=relu data.name={name}" for name in ("digits", "mnist")} <= names
+
+
 def test_missing_settings_are_empty(sweep):
     config = {"model": {"name": "lltm", "act": "relu", "conv": "standard"}, "seed": 0}
     OmegaConf.save(OmegaConf.create(config), sweep / "2" / CONFIG)

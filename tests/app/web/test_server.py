@@ -15,6 +15,7 @@ from PIL import Image
 
 from app.config.errors import UserError
 from app.web.networks import find_networks
+from app.web.samples import samples
 from app.web.server import LARGEST_BODY, listen
 from tests.app.web.conftest import Server
 
@@ -123,6 +124,11 @@ def test_blank_picture_has_no_prediction(ask, network):
     status, _, content = ask(f"api/predict?network={network}&width=28", bytes(784))
     assert status == 200
     assert json.loads(content)["class"] is None
+
+
+def test_samples_of_a_deleted_run_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"best\.pt: No such file"):
+        samples(tmp_path / "best.pt", "data")
 
 
 def test_samples_start_with_confident_mistakes(ask, network):
