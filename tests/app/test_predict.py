@@ -181,7 +181,7 @@ def test_unframed_picture_of_wrong_size_raises(make_run, tmp_path, head, size, s
         ({"frame": False}, "frame=false: is for pictures, name them with input=..."),
         ({"invert": False}, "invert=false: is for pictures, name them with input=..."),
         ({"checkpoint": "note.txt"}, "checkpoint={}/note.txt: damaged, or not a checkpoint"),
-        ({"checkpoint": "a.onnx"}, "checkpoint={}/a.onnx: an exported file, use it with runtime="),
+        ({"checkpoint": "a.onnx"}, "checkpoint={}/a.onnx: an exported file; app.predict runtime="),
         ({"checkpoint": "missing.pt"}, "checkpoint={}/missing.pt: no such file"),
         ({"checkpoint": "half.pt"}, "checkpoint={}/half.pt: damaged, or not a checkpoint"),
         ({"checkpoint": None, "outputs": "empty"}, "no run under {}/empty"),
