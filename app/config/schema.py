@@ -29,6 +29,10 @@ def _not_blank(value: str) -> str:
     return value
 
 
+def _path(value: str) -> str:
+    return os.path.expanduser(_not_blank(value))  # noqa: PTH111 (Path would drop a leading ./)
+
+
 def _device(value: str) -> str:
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
         raise ValueError("Input should be auto, cpu, cuda or cuda:N")
@@ -37,7 +41,7 @@ def _device(value: str) -> str:
 
 # Hydra parses outputs=2026 as a number
 Text = Annotated[str, Field(coerce_numbers_to_str=True), AfterValidator(_not_blank)]
-Path = Annotated[Text, AfterValidator(os.path.expanduser)]
+Path = Annotated[str, Field(coerce_numbers_to_str=True), AfterValidator(_path)]
 Count = Annotated[int, Field(strict=True, ge=1)]
 Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
