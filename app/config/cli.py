@@ -90,7 +90,7 @@ def check(schema: type[T], cfg: DictConfig) -> T:
     """
     typed = typed_overrides()
     for key, override in typed.items():
-        if key in ("data.name", "model.name", "optim.name"):  # the others of the group would stay
+        if key in ("data.name", "model.name", "optim.name"):  # keeps the group's other values
             raise UserError(f"{override}: use {override.replace('.name', '', 1)}")
     try:
         return from_mapping(schema, OmegaConf.to_container(cfg, resolve=True))  # type: ignore[arg-type]
