@@ -14,7 +14,7 @@ from app.config.errors import RunError, UserError
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@dataclass
 class World:
     """This process among the processes of a training.
 
@@ -23,12 +23,15 @@ class World:
         size: Number of processes.
         restarts: How often torchrun has restarted them.
         launch: Identifies this launch of torchrun; "" without torchrun.
+        cpu_group: The process group for CPU tensors. DistributedDataParallel never frees its own,
+            whose threads may then release a Python tensor while the interpreter exits: SIGABRT.
     """
 
     rank: int = 0
     size: int = 1
     restarts: int = 0
     launch: str = ""
+    cpu_group: "torch.distributed.ProcessGroup | None" = None
 
     def replicate(self, model: nn.Module, device: torch.device) -> nn.Module:
         """Wrap the network, so that gradients are averaged over the processes."""
@@ -42,7 +45,7 @@ class World:
     def sum(self, values: Tensor) -> Tensor:
         """Sum a tensor over the processes, in place."""
         if self.size > 1:
-            torch.distributed.all_reduce(values)
+            torch.distributed.all_reduce(values, group=self.cpu_group if values.is_cpu else None)
         return values
 
     def any(self, *flags: bool) -> list[bool]:
@@ -61,15 +64,16 @@ class World:
                 outcome = [function()]
             except (UserError, RunError) as error:
                 outcome = [error]
-        torch.distributed.broadcast_object_list(outcome)
+        torch.distributed.broadcast_object_list(outcome, group=self.cpu_group)
         if isinstance(outcome[0], UserError | RunError):
             raise outcome[0]
         return outcome[0]  # type: ignore[return-value]
 
     def close(self) -> None:
-        """Leave the process group."""
+        """Leave the process groups; wait for the threads of `cpu_group`."""
         if self.size > 1 and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
+            self.cpu_group = None
 
 
 def connect() -> World:
@@ -79,6 +83,7 @@ def connect() -> World:
     identity = environment.get("TORCHELASTIC_RUN_ID", "")
     launch = f"{identity} {socket.gethostname()} {os.getppid()}" if identity else ""
     restarts = int(environment.get("TORCHELASTIC_RESTART_COUNT", 0))
+    group = None
     if size > 1:
         from torch import distributed
         from torch.distributed.rendezvous import rendezvous
@@ -88,4 +93,5 @@ def connect() -> World:
         store = distributed.PrefixStore(f"start {restarts}", store)  # type: ignore[attr-defined]
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         distributed.init_process_group(backend, store=store, rank=rank, world_size=size)
-    return World(int(environment.get("RANK", 0)), size, restarts, launch)
+        group = distributed.new_group(backend="gloo")
+    return World(int(environment.get("RANK", 0)), size, restarts, launch, group)  # type: ignore[arg-type]

@@ -80,6 +80,33 @@ def test_two_processes_with_a_restart_match_one(cfg, tmp_path):  # noqa: F811
     assert load_checkpoint(together / "last.pt").training["state"]["model"]
 
 
+CLOSING = """
+import os
+import torch
+from app.training.distributed import connect
+
+def gloo_threads():
+    threads = [f"/proc/self/task/{thread}/comm" for thread in os.listdir("/proc/self/task")]
+    return sum(open(thread).read().startswith("pt_gloo") for thread in threads)
+
+world = connect()
+replica = world.replicate(torch.nn.Linear(3, 3), torch.device("cpu"))
+replica(torch.ones(2, 3)).sum().backward()
+assert world.any(world.rank == 1) == [True]
+before = gloo_threads()
+world.close()
+print(f"joined {before - gloo_threads()}", flush=True)
+"""
+
+
+def test_close_joins_the_threads_that_hold_python_tensors(tmp_path):
+    script = tmp_path / "closing.py"
+    script.write_text(CLOSING)
+    code, output, errors = torchrun(script, [])
+    assert code == 0, errors
+    assert output.count("joined 2") == 2
+
+
 DISAGREEING = """
 import os, sys
 from app.training import trainer
