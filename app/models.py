@@ -21,7 +21,19 @@ LEAST_SIDE = 12  # smallest image: less leaves no pixel after the last pooling
 STATE = 128  # features of the LLTM
 
 
-class LeNet(nn.Module):
+class ConvNet(nn.Module):
+    """A network of two parts, `features` and `classifier`."""
+
+    features: nn.Sequential
+    classifier: nn.Sequential
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Map normalised images float [N, 1, H, W] to logits [N, num_classes]."""
+        logits: Tensor = self.classifier(self.features(input))
+        return logits
+
+
+class LeNet(ConvNet):
     """LeNet-5 (LeCun et al., 1998) for 28x28 images, with a choice of activation and convolution.
 
     A 5x5 convolution to 6 channels, a second to 16, each followed by 2x2 max pooling and the
@@ -77,13 +89,8 @@ class LeNet(nn.Module):
             nn.Linear(84 * widen, num_classes),
         )
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Map normalised images float [N, 1, H, W] to logits [N, num_classes]."""
-        logits: Tensor = self.classifier(self.features(input))
-        return logits
 
-
-class TinyNet(nn.Module):
+class TinyNet(ConvNet):
     """A fully convolutional network of 7,858 parameters for 10 classes and images of any size.
 
     A 5x5 convolution to 16 channels, then depthwise separable convolutions to 24 (5x5), 32, 48 and
@@ -113,11 +120,6 @@ class TinyNet(nn.Module):
         self.classifier = nn.Sequential(
             nn.Conv2d(56, num_classes, 1), GlobalAvgPool2d(), nn.Flatten()
         )
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Map normalised images float [N, 1, H, W] to logits [N, num_classes]."""
-        logits: Tensor = self.classifier(self.features(input))
-        return logits
 
 
 class RowReader(nn.Module):

@@ -67,6 +67,8 @@ def hydra_main(
                 refused = (*refused, ValueError)  # Hydra raises it, too
             with exit_codes(full_error):
                 check_options(sys.argv[1:])
+                if sweep and config_name != "train":
+                    raise UserError("-m: sweeps are for app.train")
                 if sweep and int(os.environ.get("WORLD_SIZE", 1)) > 1:  # each rank would start one
                     raise UserError("-m: a sweep cannot run under torchrun")
                 os.environ["HYDRA_FULL_ERROR"] = "1"  # raise, where Hydra would print and exit

@@ -18,27 +18,27 @@ Gray = NDArray[np.uint8]  # [H, W], 0 is black
 STANDARD_INPUT = "-"
 
 
-def read_pictures(input: str) -> Iterator[tuple[str, Gray]]:
-    """Read the pictures that `input` names: (name, shades of gray) each.
+def list_pictures(input: str) -> Iterator[tuple[str, Path | BinaryIO]]:
+    """List the pictures that `input` names, for `read_gray`: (name, file) each.
 
     A file, a folder or a glob pattern; or `-` for standard input: one picture, or a name a line.
 
     Raises:
-        UserError: There are none, or one of them cannot be read.
+        UserError: There are none.
     """
     names = [input]
     if input == STANDARD_INPUT:
         content = sys.stdin.buffer.read()
         text = content.decode(errors="ignore")
         if text.encode() != content or "\0" in text:
-            yield input, read_gray(io.BytesIO(content), input)
+            yield input, io.BytesIO(content)
             return
         names = [line for line in text.splitlines() if line.strip()]
         if not names:
             raise UserError("input=-: standard input is empty")
     for name in names:
         for path in find_pictures(name):
-            yield str(path), read_gray(path)
+            yield str(path), path
 
 
 def find_pictures(pattern: str) -> list[Path]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from app.config.errors import UserError
 from app.config.schema import PredictConfig, shown
 from app.data.datasets import load_test_split
-from app.inference.image_io import Gray, read_pictures
+from app.inference.image_io import Gray, list_pictures, read_gray
 from app.inference.metrics import Predictions
 from app.inference.plots import draw_predictions
 from app.inference.predictor import Predictor, load_predictor
@@ -58,14 +58,35 @@ def predict_test_images(predictor: Predictor, cfg: PredictConfig) -> None:
 
 
 def predict_pictures(predictor: Predictor, cfg: PredictConfig) -> None:
-    """Print the predictions for the pictures that `input` names."""
-    names, images = [], []
-    for name, gray in read_pictures(str(cfg.input)):
-        names.append(name)
-        images.append(_prepare(name, gray, predictor, cfg))
+    """Print the predictions for the pictures that `input` names; skip those that are no good.
+
+    Raises:
+        UserError: There are no pictures, or some were skipped.
+    """
+    names, images, skipped = [], [], []
+    for name, file in list_pictures(str(cfg.input)):
+        try:
+            images.append(_prepare(name, read_gray(file, name), predictor, cfg))
+            names.append(name)
+        except UserError as error:
+            skipped.append(error)
+    count = len(names) + len(skipped)
+    if count == len(skipped) == 1:
+        raise skipped[0]
+    for reason in skipped:
+        print(f"skipped: {reason}", file=sys.stderr)
+    if names:
+        _print_predictions(names, images, predictor, cfg)
+    if skipped:
+        raise UserError(f"input={cfg.input}: skipped {len(skipped)} of {count} pictures")
+
+
+def _print_predictions(
+    names: list[str], images: list[Tensor], predictor: Predictor, cfg: PredictConfig
+) -> None:
     batches = [torch.stack(images)] if cfg.frame else [image[None] for image in images]
     probabilities = torch.cat([predictor.logits(batch) for batch in batches]).softmax(1)
-    print(format_pictures(names, probabilities, predictor.classes, cfg.format), end="")
+    print(format_pictures(names, probabilities, predictor.classes, cfg.format), end="", flush=True)
 
 
 def _prepare(name: str, gray: Gray, predictor: Predictor, cfg: PredictConfig) -> Tensor:

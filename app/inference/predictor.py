@@ -1,5 +1,6 @@
 """Trained networks that predict: a checkpoint in torch, or an exported file in ONNX Runtime."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -15,7 +16,7 @@ from app.data.transforms import normalize
 from app.inference.metrics import score
 from app.models import takes_any_size
 from app.runs.checkpoint import Checkpoint, load_checkpoint
-from app.runs.folder import find_checkpoint
+from app.runs.folder import find_checkpoint, outdated
 
 BATCH_SIZE = 1000
 
@@ -105,7 +106,11 @@ def load_predictor(
     if runtime == "onnx":
         from app.inference.onnx_runtime import load_onnx  # late: loading it is slow
 
-        return load_onnx(path or find_checkpoint(outputs, "model.onnx"), device)
+        file = Path(path or find_checkpoint(outputs, "model.onnx"))
+        predictor = load_onnx(file, device)
+        if outdated(file / "model.onnx" if file.is_dir() else file):
+            print(f"{file}: older than best.pt beside it, export again", file=sys.stderr)
+        return predictor
     return load_torch(path or find_checkpoint(outputs), pick_device(device))
 
 

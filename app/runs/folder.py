@@ -138,6 +138,14 @@ def find_checkpoint(outputs: str | Path = "outputs", name: str = "best.pt") -> P
     return folder / name
 
 
+def outdated(path: Path) -> bool:
+    """Return whether the run's `best.pt` is newer than an exported file beside it."""
+    checkpoint = path.with_name("best.pt")
+    if path == checkpoint or not checkpoint.is_file():
+        return False
+    return checkpoint.stat().st_mtime > path.stat().st_mtime + 2  # seconds: copied together
+
+
 def status_of(summary: dict[str, Any]) -> str:
     """Return finished, interrupted, failed, or (running or killed) unfinished."""
     return str(summary.get("status", "unfinished"))

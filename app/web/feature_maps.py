@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from app.data.transforms import normalize
 from app.inference.predictor import TorchPredictor
-from app.models import LeNet, RowReader
+from app.models import ConvNet, RowReader
 from ops import GELU, NCReLU
 
 
@@ -18,15 +18,15 @@ def predict_with_maps(
 ) -> tuple[Tensor, list[dict[str, Any]]]:
     """Return logits [N, classes] of images uint8 [N, 1, H, W], and feature maps of the first image.
 
-    LeNet: the outputs of the first convolution and of the first activation. LLTM: the state after
-    each row. Each group of maps has `title`, `count`, `height`, `width`, `largest`, and `values`:
-    int8 in base64, where 127 stands for `largest`.
+    Convolutional networks: the outputs of the first convolution and of the first activation. LLTM:
+    the state after each row. Each group of maps has `title`, `count`, `height`, `width`, `largest`,
+    and `values`: int8 in base64, where 127 stands for `largest`.
     """
     module, output = network.module, normalize(images, *network.normalization)
     if isinstance(module, RowReader):
         states, _ = module.rows(output[:1].squeeze(1))
         return network.logits(images), [_encode("State after each row", states, states)]
-    module, maps = cast(LeNet, module), []
+    module, maps = cast(ConvNet, module), []
     for layer in module.features:
         output = layer(output)
         if layer in (module.features[0], module.features[2]):

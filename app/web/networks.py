@@ -7,7 +7,7 @@ from typing import Any
 
 from app.config.errors import UserError
 from app.inference.predictor import Predictor, load_torch
-from app.runs.folder import find_checkpoint, read_settings, read_summary
+from app.runs.folder import find_checkpoint, outdated, read_settings, read_summary
 
 CHECKPOINT = "best.pt"
 
@@ -23,6 +23,7 @@ class Entry:
         runtime: What runs it, for people.
         accuracy: On the test images, in [0, 1]; None: unknown.
         started: When the run was started.
+        dataset: Training data; "": unknown.
     """
 
     id: str
@@ -31,6 +32,7 @@ class Entry:
     runtime: str
     accuracy: float | None
     started: str
+    dataset: str
 
 
 def find_networks(outputs: str, first: str | None = None) -> dict[str, Entry]:
@@ -71,10 +73,11 @@ def _id(path: Path, root: Path) -> str:
 
 def _entry(id: str, path: Path) -> Entry:
     model: dict[str, Any] = {}
-    accuracy = None
+    accuracy, dataset = None, ""
     try:
-        model = read_settings(path.parent)["model"]
-        accuracy = read_summary(path.parent).get("test_accuracy")
+        settings, summary = read_settings(path.parent), read_summary(path.parent)
+        model, dataset = settings["model"], summary.get("dataset", settings["data"]["name"])
+        accuracy = None if outdated(path) else summary.get("test_accuracy")
     except (UserError, KeyError):  # moved away from its run, or not finished
         pass
     titles = {"lltm": "LLTM", "tiny": "tiny"}
@@ -84,9 +87,10 @@ def _entry(id: str, path: Path) -> Entry:
         id=id,
         path=path,
         title=title or folder.name,
-        runtime=_runtime(path),
+        runtime=_runtime(path) + (", older than the checkpoint" if outdated(path) else ""),
         accuracy=accuracy,
         started=f"{folder.parent.name} {folder.name[:8].replace('-', ':')}",
+        dataset=dataset,
     )
 
 

@@ -71,6 +71,23 @@ def test_folder_of_pictures(cfg, tmp_path, capsys):
     assert not (tmp_path / "predictions.csv").exists()
 
 
+def test_pictures_that_cannot_be_predicted_are_skipped(cfg, tmp_path, capsys):
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    picture(folder / "7.png", "7")
+    Image.new("L", (50, 50), 255).save(folder / "blank.png")
+    (folder / "half.png").write_bytes((folder / "7.png").read_bytes()[:60])
+    with pytest.raises(UserError) as raised:
+        predict(replace(cfg, input=str(folder), format="csv"))
+    assert str(raised.value) == f"input={folder}: skipped 2 of 3 pictures"
+    output, errors = capsys.readouterr()
+    assert output.splitlines()[1].startswith(f"{folder}/7.png,7,")
+    assert output.count("\n") == 2
+    blank, half = errors.splitlines()
+    assert blank.startswith(f"skipped: input={folder}/blank.png: a blank picture")
+    assert half.startswith(f"skipped: input={folder}/half.png: cannot be read")
+
+
 def test_torch_and_onnx_print_the_same(cfg, tmp_path, capsys):
     export(ExportConfig(checkpoint=str(tmp_path)))
     folder = tmp_path / "pictures"

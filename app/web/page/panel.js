@@ -102,7 +102,8 @@ function options(networks) {
   const groups = new Map();
   for (const network of networks) {
     if (!groups.has(network.started)) {
-      const group = Object.assign(document.createElement("optgroup"), { label: network.started });
+      const label = [network.started, network.dataset].filter(Boolean).join(" · ");
+      const group = Object.assign(document.createElement("optgroup"), { label });
       groups.set(network.started, group);
     }
     const accuracy = network.accuracy === null ? "" : ` · ${(100 * network.accuracy).toFixed(2)} %`;

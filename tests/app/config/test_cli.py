@@ -150,6 +150,12 @@ def test_sweep_under_torchrun_is_a_usage_error(main, monkeypatch, capsys):
     assert capsys.readouterr().err == "error: -m: a sweep cannot run under torchrun\n"
 
 
+def test_only_training_can_be_swept(main, tmp_path, capsys):
+    assert main("-m", "format=csv,json", command="predict") == 2
+    assert capsys.readouterr().err == "error: -m: sweeps are for app.train\n"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_sweep_over_unknown_options_is_a_usage_error(main, capsys):
     assert main("-m", "model=lenet,alexnet") == 2
     assert capsys.readouterr().err.startswith("error: In 'train': Could not find 'model/alexnet'")
@@ -252,6 +258,12 @@ def test_full_standard_output_is_reported(tmp_path):
         code, errors = run_command(tmp_path, "app.train data=digits trainer.epochs=1", stdout=full)
     assert code == 1
     assert errors.endswith("error: standard output: No space left on device\n")
+
+
+def test_missing_packages_name_the_extra(tmp_path):
+    hidden = "import sys; sys.modules['hydra'] = None; import app"
+    done = subprocess.run([sys.executable, "-c", hidden], cwd=ROOT, capture_output=True, text=True)
+    assert done.stderr.endswith("more packages: pip install 'lenet-ops[app]'\n")
 
 
 def test_missing_operator_library_is_a_run_error():

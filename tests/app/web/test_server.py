@@ -80,6 +80,7 @@ def test_networks_are_listed_with_their_runtime(ask):
     listed = json.loads(ask("api/networks")[2])
     assert [item["runtime"] for item in listed] == ["torch", "ONNX"]
     assert {item["title"] for item in listed} == {"ncrelu standard"}
+    assert {item["dataset"] for item in listed} <= {"mnist", "digits"}
     assert all(item["accuracy"] > 0.9 for item in listed)
     assert all("path" not in item for item in listed)
 
