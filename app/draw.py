@@ -11,7 +11,7 @@ def main(cfg: DrawConfig) -> None:
     try:
         from app.web.server import serve
     except ModuleNotFoundError as error:
-        if error.name not in ("starlette", "uvicorn"):
+        if error.name not in ("starlette", "uvicorn", "websockets"):
             raise
         raise UserError(f"{error.name} is missing: pip install 'lenet-ops[web]'") from error
 

@@ -8,6 +8,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+SCHEMES = {"http": "http", "https": "https", "ws": "http", "wss": "https"}  # of a page
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -49,10 +50,14 @@ class Guard:
         refused = None
         if not self._is_own(host):
             refused = f"Host: {host}: not this server's name"
-        elif origin is not None and origin != f"{scope['scheme']}://{host}":
+        elif origin is not None and origin != f"{SCHEMES[scope['scheme']]}://{host}":
             refused = f"Origin: {origin}: another site"
-        app = self._app if refused is None else JSONResponse({"error": refused}, 403)
-        await app(scope, receive, send_with_headers)
+        if refused is None:
+            await self._app(scope, receive, send_with_headers)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close"})  # before it is accepted: 403
+        else:
+            await JSONResponse({"error": refused}, 403)(scope, receive, send_with_headers)
 
     def _is_own(self, host: str) -> bool:
         try:

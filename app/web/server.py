@@ -1,24 +1,29 @@
-"""The server of `python -m app.draw`: one page, three answers in JSON."""
+"""The server of `python -m app.draw`: one page, and answers in JSON."""
 
 import dataclasses
 import functools
+import json
 import os
 import socket
 import sys
 import threading
 import webbrowser
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import uvicorn
+import websockets  # noqa: F401 (uvicorn imports it late)
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse
-from starlette.routing import Mount, Route
+from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.staticfiles import StaticFiles
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from app.config.errors import UserError
 from app.config.schema import DrawConfig
@@ -52,7 +57,9 @@ def serve(cfg: DrawConfig) -> None:
             log_level="error",
             access_log=False,
             lifespan="off",
-            ws="none",
+            ws="websockets-sansio",
+            ws_max_size=LARGEST_BODY,
+            ws_per_message_deflate=False,
             server_header=False,
             timeout_graceful_shutdown=1,
         )
@@ -105,8 +112,8 @@ def create_app(cfg: DrawConfig, entries: dict[str, Entry]) -> Starlette:
     known = dict(entries)
     predictions, tests = Worker(), Worker()  # no stroke waits for the test images
 
-    def entry_of(request: Request) -> Entry:
-        id = request.query_params.get("network", "")
+    def entry_of(query: QueryParams) -> Entry:
+        id = query.get("network", "")
         if id not in known:
             raise HTTPException(404, f"network={id}: not one of /api/networks")
         return known[id]
@@ -117,21 +124,36 @@ def create_app(cfg: DrawConfig, entries: dict[str, Entry]) -> Starlette:
         known.update(found)
         return JSONResponse([_shown(entry) for entry in found.values()])
 
-    async def predict(request: Request) -> JSONResponse:
-        entry, framed = entry_of(request), not _flag(request, "frame", "true")
-        maps, body = _flag(request, "maps", "false"), await _read_body(request)
-        gray = read_picture(body, _width(request))
+    async def answer_to(query: QueryParams, body: bytes) -> dict[str, Any]:
+        entry, framed = entry_of(query), not _flag(query, "frame", "true")
+        maps, gray = _flag(query, "maps", "false"), read_picture(body, _width(query))
         call = functools.partial(answer, entry.path, gray, framed, maps)
-        return JSONResponse(await predictions.run(call))
+        return await predictions.run(call)
+
+    async def predict(request: Request) -> JSONResponse:
+        return JSONResponse(await answer_to(request.query_params, await _read_body(request)))
+
+    async def predict_strokes(socket: WebSocket) -> None:
+        """Answer one picture after the other: its query as text, then its body."""
+        await socket.accept()
+        with suppress(WebSocketDisconnect, KeyError):  # closed; text for bytes, or bytes for text
+            while True:
+                query, body = await socket.receive_text(), await socket.receive_bytes()
+                try:
+                    result = await answer_to(QueryParams(query), body)
+                except (UserError, HTTPException) as error:
+                    result = _problem(error)
+                await socket.send_text(json.dumps(result))
 
     async def list_samples(request: Request) -> JSONResponse:
-        path = entry_of(request).path
+        path = entry_of(request.query_params).path
         return JSONResponse(await tests.run(lambda: samples(path, cfg.data.root)))
 
     api = [
         Route("/networks", list_networks),
         Route("/samples", list_samples),
         Route("/predict", predict, methods=["POST"]),
+        WebSocketRoute("/strokes", predict_strokes),  # a third of the latency of requests
     ]
     return Starlette(
         routes=[
@@ -149,7 +171,11 @@ def _shown(entry: Entry) -> dict[str, Any]:
 
 async def _refuse(request: Request, error: Exception) -> JSONResponse:
     status = error.status_code if isinstance(error, HTTPException) else 400
-    return JSONResponse({"error": getattr(error, "detail", str(error))}, status)
+    return JSONResponse(_problem(error), status)
+
+
+def _problem(error: Exception) -> dict[str, Any]:
+    return {"error": getattr(error, "detail", str(error))}
 
 
 async def _read_body(request: Request) -> bytes:
@@ -167,15 +193,15 @@ async def _read_body(request: Request) -> bytes:
     return bytes(body)
 
 
-def _flag(request: Request, key: str, default: str) -> bool:
-    value = request.query_params.get(key, default)
+def _flag(query: QueryParams, key: str, default: str) -> bool:
+    value = query.get(key, default)
     if value not in ("true", "false"):
         raise UserError(f"{key}={value}: choose from true, false")
     return value == "true"
 
 
-def _width(request: Request) -> int | None:
-    value = request.query_params.get("width")
+def _width(query: QueryParams) -> int | None:
+    value = query.get("width")
     if value is None:
         return None
     if not (value.isascii() and value.isdigit() and len(value) < 6):

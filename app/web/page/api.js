@@ -1,12 +1,46 @@
 // Requests to app/web/server.py.
 
-export async function request(path, query = {}, body = undefined) {
+const NO_ANSWER = "The server does not answer. Is it still running?";
+
+// Predictions over a WebSocket, which take a third of the time of requests.
+export class Predictions {
+  #socket = null;
+
+  // Call it again only after it has returned: the next message is the answer.
+  async ask(query, body) {
+    const socket = await this.#open();
+    const message = await new Promise((resolve, reject) => {
+      socket.onmessage = resolve;
+      socket.onclose = ({ reason }) => reject(new Error(reason || NO_ANSWER));
+      socket.send(new URLSearchParams(query).toString());
+      socket.send(body);
+    });
+    const answer = JSON.parse(message.data);
+    if (answer.error) throw new Error(answer.error);
+    return answer;
+  }
+
+  async #open() {
+    if (this.#socket?.readyState !== WebSocket.OPEN) {
+      const address = new URL("api/strokes", location.href);
+      address.protocol = address.protocol.replace("http", "ws");
+      this.#socket = new WebSocket(address);
+      await new Promise((resolve, reject) => {
+        this.#socket.onopen = resolve;
+        this.#socket.onclose = () => reject(new Error(NO_ANSWER));
+      });
+    }
+    return this.#socket;
+  }
+}
+
+export async function request(path, query = {}) {
   const address = `api/${path}?${new URLSearchParams(query)}`;
   let response;
   try {
-    response = await fetch(address, body === undefined ? {} : { method: "POST", body });
+    response = await fetch(address);
   } catch {
-    throw new Error("The server does not answer. Is it still running?");
+    throw new Error(NO_ANSWER);
   }
   const failed = { error: `The server failed with status ${response.status}.` };
   const answer = await response.json().catch(() => failed);

@@ -1,6 +1,7 @@
 """The page of app.draw in Chromium."""
 
 import io
+import json
 
 import numpy as np
 import pytest
@@ -42,14 +43,20 @@ def test_probabilities_are_shown_as_ten_bars(page):
     assert page.locator(".bars .best .name").text_content() == digit
 
 
+def messages_of(page, event):
+    """Collect the messages of the WebSockets that the page opens from now on."""
+    messages = []
+    page.on("websocket", lambda socket: socket.on(event, lambda sent: messages.append(sent)))
+    return messages
+
+
 def test_framing_matches_predict(page):
     from app.inference.preprocess import frame
 
-    answers = []
-    page.on("response", lambda answer: "predict" in answer.url and answers.append(answer))
+    messages = messages_of(page, "framesent")
     draw(page, "2")
     settle(page)
-    sent = np.frombuffer(answers[-1].request.post_data_buffer, np.uint8).reshape(-1, 140)
+    sent = np.frombuffer(messages[-1], np.uint8).reshape(-1, 140)
     shown = page.evaluate(
         "[...document.querySelector('.input canvas').getContext('2d')"
         ".getImageData(0, 0, 28, 28).data].filter((_, index) => index % 4 === 0)"
@@ -78,8 +85,7 @@ def test_undo_removes_the_last_stroke(page):
 
 
 def test_pointerup_sends_no_second_request(page):
-    sent = []
-    page.on("request", lambda request: "predict" in request.url and sent.append(request))
+    sent = messages_of(page, "framesent")
     box = page.locator("#drawing").bounding_box()
     page.mouse.move(box["x"] + 100, box["y"] + 100)
     page.mouse.down()
@@ -139,14 +145,16 @@ def test_two_networks_side_by_side(page):
 
 
 def test_selecting_a_network_predicts_at_once(page):
+    received = messages_of(page, "framereceived")
     draw(page, "6")
     settle(page)
     exported = page.locator("select option").nth(1).get_attribute("value")
     assert exported.endswith("model.onnx")
-    with page.expect_response(f"**/api/predict*{'model.onnx'}*") as response:
-        page.select_option("select", exported)
-    assert response.value.json()["class"] == "6"
+    count = len(received)
+    page.select_option("select", exported)
     page.wait_for_selector("text=choose torch to see the layers")
+    (message,) = received[count:]
+    assert json.loads(message)["class"] == "6"
 
 
 def test_picture_can_be_opened_and_dropped(page):

@@ -1,6 +1,7 @@
 """The server of app.draw: responses, errors, security headers, shutdown."""
 
 import base64
+import functools
 import io
 import json
 import socket
@@ -8,10 +9,13 @@ import struct
 import urllib.error
 import urllib.request
 import zlib
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
 from PIL import Image
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
 
 from app.config.errors import UserError
 from app.web.networks import find_networks
@@ -192,6 +196,71 @@ def test_invalid_requests_are_rejected(ask, network, case):
     assert ask(f"api/predict?network={network}&width=140", drawing().tobytes())[0] == 200
 
 
+@pytest.fixture
+def strokes(server):
+    """Return a function that opens a WebSocket for strokes."""
+    return functools.partial(open_strokes, server.address)
+
+
+def open_strokes(address, host=None, **options):
+    own = urlsplit(address)
+    return connect(
+        f"ws://{host or own.netloc}/api/strokes",
+        sock=socket.create_connection((own.hostname, own.port)),  # no proxy
+        **options,
+    )
+
+
+def test_strokes_get_the_answers_of_requests(ask, network, strokes, server):
+    body, query = drawing().tobytes(), f"network={network}&width=140&maps=true"
+    with strokes(origin=server.address.rstrip("/")) as socket:
+        for asked in (query, query.replace("true", "false")):
+            socket.send(asked)
+            socket.send(body)
+            answer, posted = (
+                json.loads(socket.recv()),
+                json.loads(ask(f"api/predict?{asked}", body)[2]),
+            )
+            assert answer.pop("milliseconds").keys() == posted.pop("milliseconds").keys()
+            assert answer == posted
+
+
+@pytest.mark.parametrize(
+    ("query", "body", "error"),
+    [
+        ("network=../../x", b"x", "network=../../x: not one of /api/networks"),
+        ("network=NETWORK", b"x", "not a PNG picture; with width=... gray bytes are taken, too"),
+        ("network=NETWORK&maps=1", b"x", "maps=1: choose from true, false"),
+    ],
+)
+def test_strokes_get_the_errors_of_requests(network, strokes, query, body, error):
+    with strokes() as socket:
+        socket.send(query.replace("NETWORK", network))
+        socket.send(body)
+        assert json.loads(socket.recv())["error"] == error
+        socket.send(f"network={network}&width=140")  # the connection goes on
+        socket.send(drawing().tobytes())
+        assert json.loads(socket.recv())["class"]
+
+
+@pytest.mark.parametrize(
+    "headers", [{"origin": "http://evil.example"}, {"origin": "null"}, {"host": "evil.example"}]
+)
+def test_strokes_from_other_sites_are_rejected(strokes, headers):
+    with pytest.raises(InvalidStatus, match="403"):
+        strokes(**headers)
+
+
+@pytest.mark.parametrize("messages", [[b"x"], ["x", "y"], ["x", bytes(LARGEST_BODY + 1)]])
+def test_invalid_messages_close_the_connection(ask, network, strokes, messages):
+    with strokes() as socket:
+        for message in messages:
+            socket.send(message)
+        with pytest.raises(ConnectionClosed):
+            socket.recv()
+    assert ask(f"api/predict?network={network}&width=140", drawing().tobytes())[0] == 200
+
+
 def test_own_hosts_and_origin_are_accepted(ask, server):
     port = server.address.rstrip("/").rpartition(":")[2]
     for host in (f"localhost:{port}", f"127.0.0.1:{port}", "localhost:9000"):
@@ -201,7 +270,10 @@ def test_own_hosts_and_origin_are_accepted(ask, server):
 def test_interrupt_stops_the_server_with_open_connections(default_run, tmp_path):
     server = Server(default_run.parents[1], tmp_path / "stderr")
     host, port = server.address[7:].rstrip("/").split(":")
-    with socket.create_connection((host, int(port))) as kept:  # keep-alive
+    with (
+        open_strokes(server.address),
+        socket.create_connection((host, int(port))) as kept,  # keep-alive
+    ):
         kept.sendall(f"GET / HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode())
         assert kept.recv(20).startswith(b"HTTP/1.1 200")
         assert server.stop() == 130
