@@ -18,6 +18,25 @@ images = st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(1, 11), st.
 )
 
 
+def assert_matches(device, image, windows, values, dtype, layout, grad_layout):
+    """Compare output and gradient with F.max_pool2d in float64; windows: its other arguments."""
+    x = random(image, dtype, device)
+    if values != "distinct":
+        x = x.round()
+    if values in ("infinite", "NaN"):
+        x[random(image, dtype, device, seed=1) > 0.5] = float("nan" if values == "NaN" else "-inf")
+    x = lay_out(x, layout).requires_grad_()
+    actual = max_pool2d(x, *windows)
+    (exact,) = double([x])
+    expected = F.max_pool2d(exact, *windows)
+    torch.testing.assert_close(actual.double(), expected, rtol=0, atol=0, equal_nan=True)
+    grad = random(expected.shape, dtype, device, grad_layout, seed=2)
+    (grad_input,) = gradients(actual, [x], [grad])
+    (grad_exact,) = gradients(expected, [exact], [grad.double()])
+    assert_accurate(grad_input, grad_exact, dtype)
+    assert grad_input.is_contiguous() or grad_input.is_contiguous(memory_format=torch.channels_last)
+
+
 @each_device
 @drawn(300)
 @given(
@@ -55,22 +74,19 @@ def test_matches_max_pool2d(
     for size, k, p, d in zip(image[2:], kernel, padding, dilation, strict=True):
         assume(p <= k // 2 and size + 2 * p >= d * (k - 1) + 1)
         assume(p == 0 or size > d * (k - 1))  # else PyTorch's gradient is out of bounds
-    x = random(image, dtype, device)
-    if values != "distinct":
-        x = x.round()
-    if values in ("infinite", "NaN"):
-        x[random(image, dtype, device, seed=1) > 0.5] = float("nan" if values == "NaN" else "-inf")
-    x = lay_out(x, layout).requires_grad_()
     windows = (kernel, stride, padding, dilation, ceil_mode)
-    actual = max_pool2d(x, *windows)
-    (exact,) = double([x])
-    expected = F.max_pool2d(exact, *windows)
-    torch.testing.assert_close(actual.double(), expected, rtol=0, atol=0, equal_nan=True)
-    grad = random(expected.shape, dtype, device, grad_layout, seed=2)
-    (grad_input,) = gradients(actual, [x], [grad])
-    (grad_exact,) = gradients(expected, [exact], [grad.double()])
-    assert_accurate(grad_input, grad_exact, dtype)
-    assert grad_input.is_contiguous() or grad_input.is_contiguous(memory_format=torch.channels_last)
+    assert_matches(device, image, windows, values, dtype, layout, grad_layout)
+
+
+@each_device
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("ceil_mode", [False, True])
+@pytest.mark.parametrize("padding", [(0, 0), (0, 1), (1, 0), (1, 1)])
+def test_overlapping_windows(padding, ceil_mode, dtype, device):
+    """3×3 windows with stride 2, as after the first convolution of ResNet, in rows of any width."""
+    for image in ((2, 3, 8, 40), (1, 2, 9, 36), (2, 2, 7, 34), (1, 3, 8, 33), (1, 1, 3, 3)):
+        windows = ((3, 3), (2, 2), padding, (1, 1), ceil_mode)
+        assert_matches(device, image, windows, "equal", dtype, *LAYOUTS[:1] * 2)
 
 
 @each_device

@@ -8,7 +8,8 @@
 // Forward and input gradient
 //   block:   lanes × V channels of a range of output tiles of all images
 //   shared:  NHWC: the filters of these channels, transposed to [tap][channel]; NCHW: nothing
-//   thread:  kRows outputs of one column that use the same taps, V channels each
+//   thread:  V channels of kRows outputs below each other, or of one output of kImages images; they
+//            use the same taps
 #include <numeric>
 
 #include "depthwise_conv2d/cuda/direct_l1_runtime.cuh"
@@ -82,18 +83,21 @@ struct ConvolutionParams {
   Axis rows, cols;
   RuntimeStrides in, out;
   RuntimeThreads threads;
-  int channels, chunks;  // C, and blocks along channels
+  int images, channels;
+  int chunks;            // blocks along channels
   int row_tiles, tiles;  // output tiles: rows of an image; total of a channel
   FastDivide by_cols, by_row_tiles, by_out_step;
 };
 
 // kStaged: stage filters in shared memory (NHWC, where lanes read filters of different channels).
-template <int kRows, int V, bool kStaged, typename T>
-__global__ void __launch_bounds__(kRuntimeThreads)
+// The bound on blocks per SM grants registers with which the loads of 4 taps are in flight at once.
+template <int kRows, int kImages, int V, bool kStaged, typename T>
+__global__ void __launch_bounds__(kRuntimeThreads, kRows* kImages > 1 ? 3 : 4)
     direct_runtime_kernel(ConvolutionParams params, const T* __restrict__ in,
                           const T* __restrict__ weight, const T* __restrict__ bias,
                           T* __restrict__ out) {
   using Acc = acc_t<T>;
+  constexpr int kOutputs = kRows * kImages;
   extern __shared__ __align__(16) unsigned char memory[];
   Acc* filters = reinterpret_cast<Acc*>(memory);  // [tap][channel of the block]
   const Axis &rows = params.rows, &cols = params.cols;
@@ -124,33 +128,42 @@ __global__ void __launch_bounds__(kRuntimeThreads)
   const int step = gridDim.x / params.chunks * threads.groups;
   for (int tile = blockIdx.x / params.chunks * threads.groups + threads.group();
        tile < params.tiles; tile += step) {
-    const int line = params.by_cols(tile), n = params.by_row_tiles(line);
-    const int col = tile - line * cols.out, row_tile = line - n * params.row_tiles;
+    const int line = params.by_cols(tile), group = params.by_row_tiles(line);
+    const int col = tile - line * cols.out, row_tile = line - group * params.row_tiles;
+    const int first_image = group * kImages;
     int row = row_tile;  // of the thread's first output
     if constexpr (kRows > 1) {
       row += params.by_out_step(row_tile) * (kRows - 1) * rows.out_step;
     }
     Axis::Start at_row = rows.start(row), at_col = cols.start(col);
     const int col_taps = cols.clip(at_col);
-    Acc sum[kRows][V];
+    Acc sum[kOutputs][V];
 #pragma unroll
-    for (int i = 0; i < kRows * V; ++i) {
+    for (int i = 0; i < kOutputs * V; ++i) {
       sum[i / V][i % V] = initial[i % V];
     }
-    const T* image = in + n * params.in.n + static_cast<int64_t>(at_col.in) * params.in.w;
+    const T* image[kImages];  // past the last image: the last, whose sums are not stored
+#pragma unroll
+    for (int i = 0; i < kImages; ++i) {
+      image[i] = in + min(first_image + i, params.images - 1) * params.in.n +
+                 static_cast<int64_t>(at_col.in) * params.in.w;
+    }
     const int next_x = cols.in_step * params.in.w;
     int row_taps = rows.taps;
     if constexpr (kRows == 1) {
       row_taps = rows.clip(at_row);
     }
     for (; row_taps > 0 && at_row.tap < rows.taps; --row_taps) {
-      const T* from[kRows];
+      const T* from[kOutputs];
       bool inside[kRows];
 #pragma unroll
       for (int q = 0; q < kRows; ++q) {
         const int y = at_row.in + q * rows.in_of_out;
         inside[q] = kRows == 1 || static_cast<unsigned>(y) < static_cast<unsigned>(rows.in);
-        from[q] = image + static_cast<int64_t>(y) * params.in.h;
+#pragma unroll
+        for (int i = 0; i < kImages; ++i) {
+          from[q * kImages + i] = image[i] + static_cast<int64_t>(y) * params.in.h;
+        }
       }
       const int first_tap = at_row.tap * cols.taps + at_col.tap;
 #pragma unroll 4
@@ -163,8 +176,8 @@ __global__ void __launch_bounds__(kRuntimeThreads)
           tap.lane[0] = static_cast<Acc>(weight[first_tap + k * cols.tap_step]);
         }
 #pragma unroll
-        for (int q = 0; q < kRows; ++q) {
-          if (inside[q]) {
+        for (int q = 0; q < kOutputs; ++q) {
+          if (inside[q / kImages]) {
             const Vector<T, V> x = load_vector<V>(from[q] + k * next_x);
 #pragma unroll
             for (int v = 0; v < V; ++v) {
@@ -175,25 +188,27 @@ __global__ void __launch_bounds__(kRuntimeThreads)
       }
       at_row.tap += rows.tap_step, at_row.in += rows.in_step;
     }
-    T* to = out + n * params.out.n + static_cast<int64_t>(col) * params.out.w;
 #pragma unroll
-    for (int q = 0; q < kRows; ++q) {
-      const int64_t y = row + static_cast<int64_t>(q) * rows.out_step;
-      if (y < rows.out) {
-        store_vector(to + y * params.out.h, sum[q]);
+    for (int q = 0; q < kOutputs; ++q) {
+      const int n = first_image + q % kImages;
+      const int64_t y = row + static_cast<int64_t>(q / kImages) * rows.out_step;
+      if (n < params.images && y < rows.out) {
+        store_vector(
+            out + n * params.out.n + y * params.out.h + static_cast<int64_t>(col) * params.out.w,
+            sum[q]);
       }
     }
   }
 }
 
-template <int kRows, int V, bool kStaged, typename T>
+template <int kRows, int kImages, int V, bool kStaged, typename T>
 bool launch_convolution(const Convolution<T>& c, const Axis& rows, const Axis& cols) {
   const DepthwiseGeometry& g = c.g;
   const int64_t filter_bytes = kStaged ? sizeof(acc_t<T>) * V * rows.taps * cols.taps : 1;
   const int64_t max_lanes = std::max<int64_t>(1, kFilterBytes / filter_bytes - 1);
   const int64_t row_tiles =
       kRows == 1 ? c.out.h : ceil_div(c.out.h, int64_t{rows.out_step} * kRows) * rows.out_step;
-  const int64_t tiles = g.n * row_tiles * c.out.w;
+  const int64_t tiles = ceil_div(g.n, kImages) * row_tiles * c.out.w;
   const RuntimeThreads threads(g.channels_last, ceil_div(g.c, V), tiles, max_lanes);
   const size_t shared = kStaged ? (threads.lanes + 1) * filter_bytes : 0;
   const int64_t chunks = ceil_div(g.c, int64_t{threads.lanes} * V);
@@ -210,6 +225,7 @@ bool launch_convolution(const Convolution<T>& c, const Axis& rows, const Axis& c
                                  RuntimeStrides(g, c.in.h, c.in.w),
                                  RuntimeStrides(g, c.out.h, c.out.w),
                                  threads,
+                                 static_cast<int>(g.n),
                                  static_cast<int>(g.c),
                                  static_cast<int>(chunks),
                                  static_cast<int>(row_tiles),
@@ -221,8 +237,8 @@ bool launch_convolution(const Convolution<T>& c, const Axis& rows, const Axis& c
   if (blocks >= kMostFastDivided) {
     return false;
   }
-  c.launch(direct_runtime_kernel<kRows, V, kStaged, T>, dim3(blocks), threads.block(), shared,
-           params, c.in.data, c.weight, c.bias, c.out.data);
+  c.launch(direct_runtime_kernel<kRows, kImages, V, kStaged, T>, dim3(blocks), threads.block(),
+           shared, params, c.in.data, c.weight, c.bias, c.out.data);
   return true;
 }
 
@@ -251,21 +267,28 @@ bool direct_l1_runtime(const Convolution<T>& c) {
   const Axis cols(c.in.w, c.out.w, g.kernel_w, g.stride_w, g.dilation_w, g.padding_w, backward);
   return dispatch_vectors<T>(g, {c.in.data, c.out.data}, [&](auto width) {
     constexpr int V = width.value;
-    // Several rows per thread reuse loads of taps, if at most 20 % of the rows lie outside the
-    // image and at least `least` blocks per SM remain (measured on an H100).
+    const auto launch = [&](auto same_rows, auto same_images) {
+      constexpr int kRows = same_rows.value, kImages = same_images.value;
+      if constexpr (V == 1) {
+        if (!g.channels_last) {
+          return launch_convolution<kRows, kImages, V, false>(c, rows, cols);
+        }
+      }
+      return launch_convolution<kRows, kImages, V, true>(c, rows, cols);
+    };
+    // 4 outputs per thread share loads of taps, if at least 4 blocks per SM remain and at most 20 %
+    // of the outputs are outside. A row may be outside at some taps only, which costs a test in the
+    // loop; images do not, which pays if the loop is long (measured on an H200).
     const int64_t blocks =
         g.n * g.c * c.out.h * c.out.w / V / kRuntimeThreads / Device().multiprocessors;
-    const auto fits = [&](int64_t outputs, int64_t least) {
-      const int64_t period = rows.out_step * outputs;
-      return blocks >= least && ceil_div(c.out.h, period) * period * 5 <= c.out.h * 6;
+    const auto fits = [&](int64_t size, int64_t group) {
+      return blocks >= 4 && ceil_div(size, group) * group * 5 <= size * 6;
     };
-    if (g.channels_last) {
-      return fits(4, 8) ? launch_convolution<4, V, true>(c, rows, cols)
-                        : launch_convolution<1, V, true>(c, rows, cols);
-    }
-    return fits(4, backward ? 8 : 64) ? launch_convolution<4, 1, false>(c, rows, cols)
-           : fits(2, 8)               ? launch_convolution<2, 1, false>(c, rows, cols)
-                                      : launch_convolution<1, 1, false>(c, rows, cols);
+    const bool fits_rows = fits(c.out.h, int64_t{4} * rows.out_step);
+    const bool long_loop = ceil_div(cols.taps, cols.tap_step) >= 4;
+    return fits(g.n, 4) && (long_loop || !fits_rows) ? launch(Width<1>{}, Width<4>{})
+           : fits_rows                               ? launch(Width<4>{}, Width<1>{})
+                                                     : launch(Width<1>{}, Width<1>{});
   });
 }
 

@@ -2,8 +2,8 @@
 //
 //      grad_output             input                       sums
 //      ┌───────────┐          ┌─────────────────┐         ┌───────┐
-//      │ g (1 of a │   × each │ x   x   x       │   ──►   │ 3 × 3 │  + warps, + block, + splits
-//      │  split)   │          │ x   x   x  taps │         │ taps  │
+//      │ g (1 of a │   × each │ x   x   x       │   ──►   │ tile  │  + warps, + block, + splits
+//      │  split)   │          │ x   x   x  taps │         │ (3×3) │
 //      └───────────┘          └─────────────────┘         └───────┘
 //
 //   block:   kTile × kTile taps of lanes × V channels, over one split of the outputs
@@ -26,13 +26,15 @@ struct GradientParams {
   FastDivide by_out_w, by_out_h;
 };
 
+// The bound on blocks per SM grants registers with which all loads of a turn are in flight at once.
 template <int kTile, int V, typename T>
-__global__ void __launch_bounds__(kRuntimeThreads)
+__global__ void __launch_bounds__(kRuntimeThreads, 2)
     direct_runtime_weight_gradient_kernel(GradientParams params, const T* __restrict__ in,
                                           const T* __restrict__ grad,
                                           WeightReduction<T> reduction) {
   using Acc = acc_t<T>;
   constexpr int kTaps = kTile * kTile, kSums = kTaps + 1;
+  constexpr int kTurn = kTile == 1 ? 4 : kTile == 2 ? 2 : 1;  // outputs per turn of a thread
   extern __shared__ __align__(16) unsigned char memory[];
   const RuntimeThreads& threads = params.threads;
   const int chunk = blockIdx.x % params.chunks, rest = blockIdx.x / params.chunks;
@@ -51,33 +53,43 @@ __global__ void __launch_bounds__(kRuntimeThreads)
   in += channel * static_cast<int64_t>(params.in.c);
   grad += channel * static_cast<int64_t>(params.out.c);
   Acc sum[kSums][V] = {};
-#pragma unroll(kTile == 1 ? 4 : 1)
-  for (int i = begin + threads.group(); channel < params.channels && i < end; i += threads.groups) {
-    const int line = params.by_out_w(i), n = params.by_out_h(line);
-    const int row = line - n * params.out_h, col = i - line * params.out_w;
-    const Vector<T, V> g = load_vector<V>(grad + n * params.out.n + row * params.out.h +
-                                          static_cast<int64_t>(col) * params.out.w);
+  for (int i = begin + threads.group(); channel < params.channels && i < end;
+       i += kTurn * threads.groups) {
+    Vector<T, V> g[kTurn] = {}, value[kTurn][kTaps] = {};  // zeros outside of the image
 #pragma unroll
-    for (int v = 0; v < V; ++v) {
-      sum[kTaps][v] += static_cast<Acc>(g.lane[v]);
-    }
-    const int y = row * params.stride_h + base_h, x = col * params.stride_w + base_w;
-    const T* from = in + n * params.in.n + static_cast<int64_t>(y) * params.in.h +
-                    static_cast<int64_t>(x) * params.in.w;
+    for (int turn = 0; turn < kTurn; ++turn) {
+      const int output = i + turn * threads.groups;
+      const int line = params.by_out_w(output), n = params.by_out_h(line);
+      const int row = line - n * params.out_h, col = output - line * params.out_w;
+      const int y = row * params.stride_h + base_h, x = col * params.stride_w + base_w;
+      const T* from = in + n * params.in.n + static_cast<int64_t>(y) * params.in.h +
+                      static_cast<int64_t>(x) * params.in.w;
+      if (output < end) {
+        g[turn] = load_vector<V>(grad + n * params.out.n + row * params.out.h +
+                                 static_cast<int64_t>(col) * params.out.w);
+      }
 #pragma unroll
-    for (int a = 0; a < kTile; ++a) {
-      const bool row_inside = a < tile_h && static_cast<unsigned>(y + a * params.dilation_h) <
-                                                static_cast<unsigned>(params.in_h);
+      for (int a = 0; a < kTile; ++a) {
+        const bool row_inside =
+            output < end && a < tile_h &&
+            static_cast<unsigned>(y + a * params.dilation_h) < static_cast<unsigned>(params.in_h);
 #pragma unroll
-      for (int b = 0; b < kTile; ++b) {
-        if (row_inside && b < tile_w &&
-            static_cast<unsigned>(x + b * params.dilation_w) < static_cast<unsigned>(params.in_w)) {
-          const Vector<T, V> value = load_vector<V>(from + a * next_tap_h + b * next_tap_w);
-#pragma unroll
-          for (int v = 0; v < V; ++v) {
-            sum[a * kTile + b][v] += static_cast<Acc>(g.lane[v]) * static_cast<Acc>(value.lane[v]);
+        for (int b = 0; b < kTile; ++b) {
+          if (row_inside && b < tile_w &&
+              static_cast<unsigned>(x + b * params.dilation_w) <
+                  static_cast<unsigned>(params.in_w)) {
+            value[turn][a * kTile + b] = load_vector<V>(from + a * next_tap_h + b * next_tap_w);
           }
         }
+      }
+    }
+#pragma unroll
+    for (int v = 0; v < kTurn * V; ++v) {
+      const Acc gradient = static_cast<Acc>(g[v / V].lane[v % V]);
+      sum[kTaps][v % V] += gradient;
+#pragma unroll
+      for (int k = 0; k < kTaps; ++k) {
+        sum[k][v % V] += gradient * static_cast<Acc>(value[v / V][k].lane[v % V]);
       }
     }
   }
@@ -118,27 +130,38 @@ __global__ void __launch_bounds__(kRuntimeThreads)
   }
 }
 
-constexpr int64_t kFewTurns = 16;  // outputs per thread
+// Division of a weight gradient into blocks of tile × tile taps.
+struct TapTiles {
+  RuntimeThreads threads;
+  int64_t chunks, turns;  // blocks along channels; outputs per thread, over all splits
+  int64_t tiles_w, tiles, splits;
+  int64_t cost;  // estimated, in multiply-adds of a thread
 
-int64_t resident_blocks() {
-  return 4 * Device().multiprocessors;
-}
+  TapTiles(const DepthwiseGeometry& g, bool weight, int64_t outputs, int tile, int V)
+      : threads(g.channels_last, ceil_div(g.c, V), outputs, kRuntimeThreads),
+        chunks(ceil_div(g.c, int64_t{threads.lanes} * V)),
+        turns(ceil_div(outputs, threads.groups)),
+        tiles_w(weight ? ceil_div(g.kernel_w, tile) : 1),
+        tiles(weight ? ceil_div(g.kernel_h, tile) * tiles_w : 1) {
+    // Measured on an H200: indices take as long as kIndices taps, the reduction over a block as
+    // long as kReduction outputs, and up to `few` outputs per thread are faster than a second
+    // stage.
+    constexpr int64_t kIndices = 6, kReduction = 8;
+    const int64_t few = tile == 1 ? 16 : 4, resident = 4 * Device().multiprocessors;
+    splits = turns <= few ? 1 : best_split(turns, chunks * tiles, resident, kReduction);
+    cost = ceil_div(chunks * tiles * splits, resident) * (ceil_div(turns, splits) + kReduction) *
+           (tile * tile + kIndices);
+  }
+};
 
 template <int kTile, int V, typename T>
 bool launch_gradient(const WeightGradient<T>& c) {
   const DepthwiseGeometry& g = c.g;
   const int64_t outputs = g.n * g.out_h * g.out_w;
-  const RuntimeThreads threads(g.channels_last, ceil_div(g.c, V), outputs, kRuntimeThreads);
-  const int64_t chunks = ceil_div(g.c, int64_t{threads.lanes} * V);
-  const int64_t tiles_w = c.grad_weight ? ceil_div(g.kernel_w, kTile) : 1;
-  const int64_t tiles = c.grad_weight ? ceil_div(g.kernel_h, kTile) * tiles_w : 1;
-  // In units of one output per thread: the block reduction of a split costs kReduction, a second
-  // stage more than kFew.
-  constexpr int64_t kReduction = 8, kFew = kTile == 1 ? kFewTurns : 4;
-  const int64_t turns = ceil_div(outputs, threads.groups);
-  const int64_t splits =
-      turns <= kFew ? 1 : best_split(turns, chunks * tiles, resident_blocks(), kReduction);
-  const int64_t share = ceil_div(turns, splits) * threads.groups;
+  const TapTiles plan(g, c.grad_weight, outputs, kTile, V);
+  const RuntimeThreads& threads = plan.threads;
+  const int64_t chunks = plan.chunks, tiles = plan.tiles, splits = plan.splits;
+  const int64_t share = ceil_div(plan.turns, splits) * threads.groups;
   if (splits * chunks * tiles >= kMostFastDivided) {
     return false;
   }
@@ -162,7 +185,7 @@ bool launch_gradient(const WeightGradient<T>& c) {
                               threads,
                               static_cast<int>(g.c),
                               static_cast<int>(chunks),
-                              static_cast<int>(tiles_w),
+                              static_cast<int>(plan.tiles_w),
                               static_cast<int>(tiles),
                               static_cast<int>(outputs),
                               static_cast<int>(share),
@@ -177,6 +200,30 @@ bool launch_gradient(const WeightGradient<T>& c) {
   return true;
 }
 
+// Call launch_gradient with the tile of the least cost.
+template <int V, typename T>
+bool launch_cheapest(const WeightGradient<T>& c) {
+  const DepthwiseGeometry& g = c.g;
+  const int64_t outputs = g.n * g.out_h * g.out_w;
+  const int64_t largest = std::min<int64_t>(V == 1 ? 4 : 3, std::max(g.kernel_h, g.kernel_w));
+  int best = 1;
+  int64_t least = TapTiles(g, c.grad_weight, outputs, 1, V).cost;
+  for (int tile = 2; tile <= largest; ++tile) {
+    const int64_t cost = TapTiles(g, c.grad_weight, outputs, tile, V).cost;
+    if (cost < least) {
+      best = tile, least = cost;
+    }
+  }
+  if constexpr (V == 1) {
+    if (best == 4) {
+      return launch_gradient<4, V>(c);
+    }
+  }
+  return best == 1   ? launch_gradient<1, V>(c)
+         : best == 2 ? launch_gradient<2, V>(c)
+                     : launch_gradient<3, V>(c);
+}
+
 }  // namespace
 
 template <typename T>
@@ -186,18 +233,10 @@ bool direct_l1_runtime_weight_gradient(const WeightGradient<T>& c) {
     return false;
   }
   constexpr int V = sizeof(T) == 2 ? 2 : 1;
-  const bool vectors =
-      V > 1 && g.channels_last && g.c % V == 0 && are_aligned({c.x, c.grad}, V * sizeof(T));
-  // Small problem: one tap per block, which needs no second stage and fills more of the device.
-  const int64_t outputs = g.n * g.out_h * g.out_w;
-  const RuntimeThreads threads(g.channels_last, ceil_div(g.c, vectors ? V : 1), outputs,
-                               kRuntimeThreads);
-  const int64_t tiles = ceil_div(g.kernel_h, 3) * ceil_div(g.kernel_w, 3);
-  if (ceil_div(outputs, threads.groups) <= kFewTurns &&
-      ceil_div(g.c, threads.lanes) * tiles <= resident_blocks()) {
-    return vectors ? launch_gradient<1, V>(c) : launch_gradient<1, 1>(c);
+  if (V > 1 && g.channels_last && g.c % V == 0 && are_aligned({c.x, c.grad}, V * sizeof(T))) {
+    return launch_cheapest<V>(c);
   }
-  return vectors ? launch_gradient<3, V>(c) : launch_gradient<3, 1>(c);
+  return launch_cheapest<1>(c);
 }
 
 #define OPS_INSTANTIATE(T) template bool direct_l1_runtime_weight_gradient(const WeightGradient<T>&)

@@ -5,8 +5,13 @@
 //   any            2×2 or 3×3 without dilation          uint8            max_pool_kernel<2 or 3>
 //   any            any                                  uint8 or int64   max_pool_kernel<0>
 //
-// Backward has the first row and one kernel for all others. The first row also needs out_h = h / 2
-// and pointers aligned to two elements. Indices are 32-bit if all sizes allow it (FastDivide).
+//   backward:
+//   NCHW           2×2, stride 2, no padding, even W    uint8            max_pool_2x2_…
+//   NCHW           3×3, stride 2, padding 0 or 1        uint8            max_pool_3x3_…
+//   any            any                                  uint8 or int64   max_pool_backward_kernel
+//
+// The 2×2 kernels also need out_h = h / 2 and pointers aligned to two elements. Indices are 32-bit
+// if all sizes allow it (FastDivide).
 #include "max_pool2d/cuda/kernels.cuh"
 
 namespace ops::cuda {
@@ -58,6 +63,12 @@ bool dispatch_tiled(const MaxPoolGeometry& g, std::initializer_list<const void*>
     }
   });
   return launched;
+}
+
+bool is_3x3_stride_2(const MaxPoolGeometry& g) {
+  return !g.channels_last && g.kernel_h == 3 && g.kernel_w == 3 && g.stride_h == 2 &&
+         g.stride_w == 2 && g.dilation_h == 1 && g.dilation_w == 1 && g.padding_h <= 1 &&
+         g.padding_w <= 1;
 }
 
 template <typename Kernel, typename Params, typename... Args>
@@ -112,6 +123,14 @@ struct Kernels {
                      out);
             })) {
           return;
+        }
+        if (is_3x3_stride_2(g)) {
+          return dispatch_width<T>({out}, {g.w}, [&](auto width) {
+            constexpr int kPixels = width.value == 1 ? 2 : width.value;  // of a row, per thread
+            const PoolParams<Divider> params(g, (g.h + 1) / 2, ceil_div(g.w, kPixels), 1);
+            launch(like, max_pool_3x3_backward_kernel<width.value, T, Divider>, params, grad,
+                   indices, out);
+          });
         }
       }
       dispatch_channels<T>(g, {grad}, indices, [&](auto v) {

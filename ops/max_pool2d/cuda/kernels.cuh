@@ -203,6 +203,79 @@ __global__ void __launch_bounds__(kPoolThreads)
   reinterpret_cast<Vector<T, V>*>(out)[thread] = result;
 }
 
+// Backward of 3×3 windows with stride 2 and padding 0 or 1, NCHW: 2 × 2 V pixels per thread. Of two
+// adjacent rows or columns, that at an even padded coordinate is tap 2 of one window and tap 0 of
+// the next; the odd one is tap 1 of a single window. S: elements per store, 2 V; 1 for an odd
+// width.
+template <int S, typename T, typename Divider>
+__global__ void __launch_bounds__(kPoolThreads)
+    max_pool_3x3_backward_kernel(PoolParams<Divider> s, const T* __restrict__ grad,
+                                 const uint8_t* __restrict__ indices, T* __restrict__ out) {
+  using Index = typename Divider::Index;
+  using Signed = typename PoolParams<Divider>::Signed;
+  using Acc = acc_t<T>;
+  constexpr int V = S == 1 ? 1 : S / 2, kNoTap = 255;
+  const Index thread = thread_index<Index>();
+  if (thread >= s.threads) {
+    return;
+  }
+  const Signed rows = (s.h + 1) / 2, columns = (s.w + 2 * V - 1) / (2 * V);
+  const Signed line = s.by_width(thread), image = s.by_height(line);
+  const Signed row = line - image * rows;
+  const Signed column = (static_cast<Signed>(thread) - line * columns) * V;
+  const bool odd_first_h = s.padding_h == 1, odd_first_w = s.padding_w == 1;
+  const Signed top = row - 1 + s.padding_h, left = column - 1 + s.padding_w;
+  Acc even_row[2 * V] = {}, odd_row[2 * V] = {};  // [2 j]: even column, [2 j + 1]: odd column
+#pragma unroll
+  for (int a = 0; a < 2; ++a) {
+    const bool row_inside = top + a >= 0 && top + a < s.out_h;
+    const Index from = (image * s.out_h + top + a) * s.out_w;
+    const int even_tap = a == 0 ? 6 : 0, odd_tap = odd_first_h == (a == 0) ? 3 : kNoTap + 1;
+#pragma unroll
+    for (int j = 0; j <= V; ++j) {
+      const bool inside = row_inside && left + j >= 0 && left + j < s.out_w;
+      const Acc value = inside ? static_cast<Acc>(grad[from + left + j]) : Acc(0);
+      const int tap = inside ? indices[from + left + j] : kNoTap;
+#pragma unroll
+      for (int b = 0; b < 2; ++b) {
+        const int pair = j - b;
+        if (pair >= 0 && pair < V) {
+          const bool has_odd = odd_first_w == (b == 0);
+          const int even_column = b == 0 ? 2 : 0;
+          even_row[2 * pair] += tap == even_tap + even_column ? value : Acc(0);
+          odd_row[2 * pair] += tap == odd_tap + even_column ? value : Acc(0);
+          even_row[2 * pair + 1] += has_odd && tap == even_tap + 1 ? value : Acc(0);
+          odd_row[2 * pair + 1] += has_odd && tap == odd_tap + 1 ? value : Acc(0);
+        }
+      }
+    }
+  }
+  T* to = out + (static_cast<Index>(image) * s.h + 2 * row) * s.w + 2 * column;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (2 * row + i < s.h) {
+      Vector<T, 2 * V> result;
+#pragma unroll
+      for (int j = 0; j < 2 * V; ++j) {
+        const int even = j / 2 * 2, odd = even + 1;
+        const int same = j, other = j == even ? odd : even;
+        const Acc first = odd_first_w ? odd_row[other] : odd_row[same];
+        const Acc second = odd_first_w ? even_row[other] : even_row[same];
+        result.lane[j] = static_cast<T>(odd_first_h == (i == 0) ? first : second);
+      }
+      if constexpr (S == 1) {
+        to[0] = result.lane[0];
+        if (2 * column + 1 < s.w) {
+          to[1] = result.lane[1];
+        }
+      } else {
+        *reinterpret_cast<Vector<T, S>*>(to) = result;
+      }
+      to += s.w;
+    }
+  }
+}
+
 // Forward, 2×2 windows with stride 2 without padding, NCHW: V outputs per thread.
 template <int V, typename T, typename Divider>
 __global__ void __launch_bounds__(kPoolThreads)
