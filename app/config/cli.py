@@ -22,6 +22,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+import conf
 from app.config.errors import UserError, exit_codes, explain
 from app.config.schema import SettingError, from_mapping, unknown_key
 
@@ -67,8 +68,10 @@ def hydra_main(
                 refused = (*refused, ValueError)  # Hydra raises it, too
             with exit_codes(full_error):
                 check_options(sys.argv[1:])
-                if sweep and config_name != "train":
-                    raise UserError("-m: sweeps are for app.train")
+                if config_name != "train":
+                    if sweep:
+                        raise UserError("-m: sweeps are for app.train")
+                    check_no_groups(config_name, sys.argv[1:])
                 if sweep and int(os.environ.get("WORLD_SIZE", 1)) > 1:  # each rank would start one
                     raise UserError("-m: a sweep cannot run under torchrun")
                 os.environ["HYDRA_FULL_ERROR"] = "1"  # raise, where Hydra would print and exit
@@ -115,6 +118,14 @@ def check_options(arguments: list[str]) -> None:
             raise
         reason = printed.getvalue().strip().rpartition("error: ")[2]
         raise UserError(f"{reason} (--help shows the options)") from error
+
+
+def check_no_groups(command: str, arguments: list[str]) -> None:
+    """Raise a UserError for a choice from a folder of conf/, such as data=digits."""
+    for argument in arguments:
+        key = argument.partition("=")[0]
+        if key.isidentifier() and (Path(conf.__file__).parent / key).is_dir():
+            raise UserError(f"{argument}: {command} has no group '{key}' (--help lists the keys)")
 
 
 def in_one_line(error: Exception) -> str:

@@ -170,7 +170,9 @@ def test_version(main, capsys):
 
 def test_predict_has_no_groups(main, capsys):
     assert main("model=lltm", command="predict") == 2
-    assert capsys.readouterr().err.startswith("error: Could not override 'model'.")
+    assert capsys.readouterr().err == (
+        "error: model=lltm: predict has no group 'model' (--help lists the keys)\n"
+    )
     assert main("--help", command="predict") == 0
     output = capsys.readouterr().out
     assert "runtime: torch" in output
