@@ -2,6 +2,7 @@
 
 from importlib.util import find_spec
 
-if find_spec("pydantic") is None or find_spec("hydra") is None:
-    missing = "the commands need more packages: pip install 'lenet-ops[app]'"
-    raise ModuleNotFoundError(missing, name="hydra")
+for package in ("pydantic", "hydra"):
+    if find_spec(package) is None:
+        missing = f"{package} is missing: pip install 'lenet-ops[app]'"
+        raise ModuleNotFoundError(missing, name=package)

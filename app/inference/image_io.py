@@ -19,12 +19,12 @@ STANDARD_INPUT = "-"
 
 
 def list_pictures(input: str) -> Iterator[tuple[str, Path | BinaryIO]]:
-    """List the pictures that `input` names, for `read_gray`: (name, file) each.
+    """Yield (name, file) of each picture that `input` names, for `read_gray`.
 
     A file, a folder or a glob pattern; or `-` for standard input: one picture, or a name a line.
 
     Raises:
-        UserError: There are none.
+        UserError: There are none. Of several names, one without pictures is yielded as it is.
     """
     names = [input]
     if input == STANDARD_INPUT:
@@ -37,7 +37,13 @@ def list_pictures(input: str) -> Iterator[tuple[str, Path | BinaryIO]]:
         if not names:
             raise UserError("input=-: standard input is empty")
     for name in names:
-        for path in find_pictures(name):
+        try:
+            pictures = find_pictures(name)
+        except UserError:
+            if len(names) == 1:
+                raise
+            pictures = [Path(name)]
+        for path in pictures:
             yield str(path), path
 
 
@@ -83,6 +89,8 @@ def read_gray(file: Path | BinaryIO, name: str | None = None) -> Gray:
                     return np.asarray(image.convert("L"))
                 gray = np.asarray(image.convert("RGBA").convert("L"), dtype=np.float64)
                 alpha = np.asarray(image.convert("RGBA").getchannel("A")) / 255.0
+    except FileNotFoundError as error:
+        raise UserError(f"input={name or file}: no such picture") from error
     except UnidentifiedImageError as error:
         raise UserError(f"input={name or file}: not a picture, or of an unknown format") from error
     except Exception as error:  # a damaged file makes Pillow raise nearly anything

@@ -58,7 +58,7 @@ def predict_test_images(predictor: Predictor, cfg: PredictConfig) -> None:
 
 
 def predict_pictures(predictor: Predictor, cfg: PredictConfig) -> None:
-    """Print the predictions for the pictures that `input` names; skip those that are no good.
+    """Print the predictions for the pictures that `input` names; skip those that cannot be used.
 
     Raises:
         UserError: There are no pictures, or some were skipped.
@@ -69,16 +69,16 @@ def predict_pictures(predictor: Predictor, cfg: PredictConfig) -> None:
             images.append(_prepare(name, read_gray(file, name), predictor, cfg))
             names.append(name)
         except UserError as error:
-            skipped.append(error)
-    count = len(names) + len(skipped)
-    if count == len(skipped) == 1:
-        raise skipped[0]
+            skipped.append(str(error))
+    if not names and len(skipped) == 1:
+        raise UserError(skipped[0])
     for reason in skipped:
         print(f"skipped: {reason}", file=sys.stderr)
     if names:
         _print_predictions(names, images, predictor, cfg)
     if skipped:
-        raise UserError(f"input={cfg.input}: skipped {len(skipped)} of {count} pictures")
+        count = f"{len(skipped)} of {len(skipped) + len(names)} pictures"
+        raise UserError(f"input={cfg.input}: skipped {count}")
 
 
 def _print_predictions(

@@ -16,7 +16,7 @@ from app.data.transforms import normalize
 from app.inference.metrics import score
 from app.models import takes_any_size
 from app.runs.checkpoint import Checkpoint, load_checkpoint
-from app.runs.folder import find_checkpoint, outdated
+from app.runs.folder import find_checkpoint, is_outdated
 
 BATCH_SIZE = 1000
 
@@ -108,7 +108,7 @@ def load_predictor(
 
         file = Path(path or find_checkpoint(outputs, "model.onnx"))
         predictor = load_onnx(file, device)
-        if outdated(file / "model.onnx" if file.is_dir() else file):
+        if is_outdated(file / "model.onnx" if file.is_dir() else file):
             print(f"{file}: older than best.pt beside it, export again", file=sys.stderr)
         return predictor
     return load_torch(path or find_checkpoint(outputs), pick_device(device))

@@ -138,12 +138,12 @@ def find_checkpoint(outputs: str | Path = "outputs", name: str = "best.pt") -> P
     return folder / name
 
 
-def outdated(path: Path) -> bool:
-    """Return whether the run's `best.pt` is newer than an exported file beside it."""
+def is_outdated(path: Path) -> bool:
+    """Return whether an exported file is older than `best.pt` in its folder."""
     checkpoint = path.with_name("best.pt")
     if path == checkpoint or not checkpoint.is_file():
         return False
-    return checkpoint.stat().st_mtime > path.stat().st_mtime + 2  # seconds: copied together
+    return checkpoint.stat().st_mtime > path.stat().st_mtime + 2  # copies differ by seconds
 
 
 def status_of(summary: dict[str, Any]) -> str:

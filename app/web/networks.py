@@ -7,7 +7,7 @@ from typing import Any
 
 from app.config.errors import UserError
 from app.inference.predictor import Predictor, load_torch
-from app.runs.folder import find_checkpoint, outdated, read_settings, read_summary
+from app.runs.folder import find_checkpoint, is_outdated, read_settings, read_summary
 
 CHECKPOINT = "best.pt"
 
@@ -73,11 +73,11 @@ def _id(path: Path, root: Path) -> str:
 
 def _entry(id: str, path: Path) -> Entry:
     model: dict[str, Any] = {}
-    accuracy, dataset = None, ""
+    accuracy, dataset, outdated = None, "", is_outdated(path)
     try:
         settings, summary = read_settings(path.parent), read_summary(path.parent)
-        model, dataset = settings["model"], summary.get("dataset", settings["data"]["name"])
-        accuracy = None if outdated(path) else summary.get("test_accuracy")
+        model, dataset = settings["model"], summary.get("dataset") or settings["data"]["name"]
+        accuracy = None if outdated else summary.get("test_accuracy")
     except (UserError, KeyError):  # moved away from its run, or not finished
         pass
     titles = {"lltm": "LLTM", "tiny": "tiny"}
@@ -87,7 +87,7 @@ def _entry(id: str, path: Path) -> Entry:
         id=id,
         path=path,
         title=title or folder.name,
-        runtime=_runtime(path) + (", older than the checkpoint" if outdated(path) else ""),
+        runtime=_runtime(path) + (", older than the checkpoint" if outdated else ""),
         accuracy=accuracy,
         started=f"{folder.parent.name} {folder.name[:8].replace('-', ':')}",
         dataset=dataset,

@@ -2,18 +2,18 @@
 
 import dataclasses
 import functools
-import json
 import os
 import socket
 import sys
 import threading
+import traceback
 import webbrowser
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import uvicorn
-import websockets  # noqa: F401 (uvicorn imports it late)
+import websockets  # noqa: F401 (uvicorn imports it only when it starts)
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import QueryParams
@@ -134,16 +134,22 @@ def create_app(cfg: DrawConfig, entries: dict[str, Entry]) -> Starlette:
         return JSONResponse(await answer_to(request.query_params, await _read_body(request)))
 
     async def predict_strokes(socket: WebSocket) -> None:
-        """Answer one picture after the other: its query as text, then its body."""
+        """Predict one picture after the other: a text message, its query, then a binary one."""
         await socket.accept()
-        with suppress(WebSocketDisconnect, KeyError):  # closed; text for bytes, or bytes for text
+        with suppress(WebSocketDisconnect):
             while True:
-                query, body = await socket.receive_text(), await socket.receive_bytes()
+                try:
+                    query, body = await socket.receive_text(), await socket.receive_bytes()
+                except KeyError:  # text for bytes, or bytes for text
+                    return
                 try:
                     result = await answer_to(QueryParams(query), body)
                 except (UserError, HTTPException) as error:
-                    result = _problem(error)
-                await socket.send_text(json.dumps(result))
+                    result = _error_body(error)
+                except Exception as error:
+                    traceback.print_exc()
+                    result = {"error": f"The server failed: {error!r}"}
+                await socket.send_json(result)
 
     async def list_samples(request: Request) -> JSONResponse:
         path = entry_of(request.query_params).path
@@ -153,7 +159,7 @@ def create_app(cfg: DrawConfig, entries: dict[str, Entry]) -> Starlette:
         Route("/networks", list_networks),
         Route("/samples", list_samples),
         Route("/predict", predict, methods=["POST"]),
-        WebSocketRoute("/strokes", predict_strokes),  # a third of the latency of requests
+        WebSocketRoute("/strokes", predict_strokes),  # /predict for the page: less latency
     ]
     return Starlette(
         routes=[
@@ -171,15 +177,15 @@ def _shown(entry: Entry) -> dict[str, Any]:
 
 async def _refuse(request: Request, error: Exception) -> JSONResponse:
     status = error.status_code if isinstance(error, HTTPException) else 400
-    return JSONResponse(_problem(error), status)
+    return JSONResponse(_error_body(error), status)
 
 
-def _problem(error: Exception) -> dict[str, Any]:
+def _error_body(error: Exception) -> dict[str, Any]:
     return {"error": getattr(error, "detail", str(error))}
 
 
 async def _read_body(request: Request) -> bytes:
-    """Read the body; of one that is too large, drop the rest: unread, it would cut off the answer.
+    """Read the body, to its end: a rest that is not read would reset the connection.
 
     Raises:
         HTTPException: It is larger than `LARGEST_BODY`.

@@ -136,6 +136,18 @@ def test_standard_input_is_a_picture_or_file_names(cfg, tmp_path, capsys, monkey
         assert str(raised.value) == says
 
 
+def test_missing_names_on_standard_input_are_skipped(cfg, tmp_path, capsys, monkeypatch):
+    picture(tmp_path / "1.png", "1")
+    names = f"{tmp_path}/1.png\n{tmp_path}/missing.png\n".encode()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(names)))
+    with pytest.raises(UserError, match="skipped 1 of 2 pictures"):
+        predict(replace(cfg, input="-", format="csv"))
+    printed = capsys.readouterr()
+    (row,) = csv.DictReader(printed.out.splitlines())
+    assert row["file"] == f"{tmp_path}/1.png"
+    assert printed.err == f"skipped: input={tmp_path}/missing.png: no such picture\n"
+
+
 def test_invert_is_applied(cfg, tmp_path, capsys):
     picture(tmp_path / "1.png", "1")
     predict(replace(cfg, input=str(tmp_path / "1.png"), invert=True))

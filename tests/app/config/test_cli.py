@@ -265,7 +265,7 @@ def test_full_standard_output_is_reported(tmp_path):
 def test_missing_packages_name_the_extra(tmp_path):
     hidden = "import sys; sys.modules['hydra'] = None; import app"
     done = subprocess.run([sys.executable, "-c", hidden], cwd=ROOT, capture_output=True, text=True)
-    assert done.stderr.endswith("more packages: pip install 'lenet-ops[app]'\n")
+    assert done.stderr.endswith("hydra is missing: pip install 'lenet-ops[app]'\n")
 
 
 def test_missing_operator_library_is_a_run_error():

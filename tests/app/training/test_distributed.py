@@ -95,16 +95,16 @@ replica(torch.ones(2, 3)).sum().backward()
 assert world.any(world.rank == 1) == [True]
 before = gloo_threads()
 world.close()
-print(f"joined {before - gloo_threads()}", flush=True)
+print(f"joined: {before > gloo_threads()}", flush=True)
 """
 
 
-def test_close_joins_the_threads_that_hold_python_tensors(tmp_path):
+def test_close_joins_gloo_threads(tmp_path):
     script = tmp_path / "closing.py"
     script.write_text(CLOSING)
     code, output, errors = torchrun(script, [])
     assert code == 0, errors
-    assert output.count("joined 2") == 2
+    assert output.count("joined: True") == 2
 
 
 DISAGREEING = """

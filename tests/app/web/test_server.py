@@ -1,5 +1,6 @@
 """The server of app.draw: responses, errors, security headers, shutdown."""
 
+import asyncio
 import base64
 import functools
 import io
@@ -18,9 +19,10 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from app.config.errors import UserError
+from app.config.schema import DrawConfig
 from app.web.networks import find_networks
 from app.web.samples import samples
-from app.web.server import LARGEST_BODY, listen
+from app.web.server import LARGEST_BODY, create_app, listen
 from tests.app.web.conftest import Server
 
 
@@ -211,7 +213,7 @@ def open_strokes(address, host=None, **options):
     )
 
 
-def test_strokes_get_the_answers_of_requests(ask, network, strokes, server):
+def test_websocket_answers_as_requests_are_answered(ask, network, strokes, server):
     body, query = drawing().tobytes(), f"network={network}&width=140&maps=true"
     with strokes(origin=server.address.rstrip("/")) as socket:
         for asked in (query, query.replace("true", "false")):
@@ -233,7 +235,7 @@ def test_strokes_get_the_answers_of_requests(ask, network, strokes, server):
         ("network=NETWORK&maps=1", b"x", "maps=1: choose from true, false"),
     ],
 )
-def test_strokes_get_the_errors_of_requests(network, strokes, query, body, error):
+def test_websocket_reports_errors(network, strokes, query, body, error):
     with strokes() as socket:
         socket.send(query.replace("NETWORK", network))
         socket.send(body)
@@ -241,6 +243,33 @@ def test_strokes_get_the_errors_of_requests(network, strokes, query, body, error
         socket.send(f"network={network}&width=140")  # the connection goes on
         socket.send(drawing().tobytes())
         assert json.loads(socket.recv())["class"]
+
+
+def test_failures_are_answers(default_run, monkeypatch, capsys):
+    def fail(*_):
+        raise KeyError("a bug")
+
+    monkeypatch.setattr("app.web.server.answer", fail)
+    entries = find_networks(default_run.parents[1], None)
+    received = [
+        {"type": "websocket.connect"},
+        {"type": "websocket.receive", "text": f"network={next(iter(entries))}&width=140"},
+        {"type": "websocket.receive", "bytes": drawing().tobytes()},
+        {"type": "websocket.disconnect", "code": 1000},
+    ]
+    sent = []
+
+    async def receive():
+        return received.pop(0)
+
+    async def send(message):
+        sent.append(message)
+
+    host = (b"host", b"127.0.0.1:8000")
+    scope = {"type": "websocket", "path": "/api/strokes", "headers": [host], "query_string": b""}
+    asyncio.run(create_app(DrawConfig(), entries)(scope, receive, send))
+    assert json.loads(sent[1]["text"]) == {"error": "The server failed: KeyError('a bug')"}
+    assert "a bug" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
