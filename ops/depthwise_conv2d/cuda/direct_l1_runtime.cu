@@ -8,8 +8,9 @@
 // Forward and input gradient
 //   block:   lanes × V channels of a range of output tiles of all images
 //   shared:  NHWC: the filters of these channels, transposed to [tap][channel]; NCHW: nothing
-//   thread:  V channels of kRows outputs below each other, or of one output of kImages images; they
-//            use the same taps
+//   thread:  1 or 4 outputs that share taps, V channels each: kRows rows out_step apart, or one
+//   pixel
+//            of kImages images (one of the two is 1)
 #include <numeric>
 
 #include "depthwise_conv2d/cuda/direct_l1_runtime.cuh"
@@ -85,12 +86,12 @@ struct ConvolutionParams {
   RuntimeThreads threads;
   int images, channels;
   int chunks;            // blocks along channels
-  int row_tiles, tiles;  // output tiles: rows of an image; total of a channel
+  int row_tiles, tiles;  // output tiles: of a column of an image; of a channel
   FastDivide by_cols, by_row_tiles, by_out_step;
 };
 
 // kStaged: stage filters in shared memory (NHWC, where lanes read filters of different channels).
-// The bound on blocks per SM grants registers with which the loads of 4 taps are in flight at once.
+// The bound on blocks per SM leaves enough registers to load 4 taps at once.
 template <int kRows, int kImages, int V, bool kStaged, typename T>
 __global__ void __launch_bounds__(kRuntimeThreads, kRows* kImages > 1 ? 3 : 4)
     direct_runtime_kernel(ConvolutionParams params, const T* __restrict__ in,
@@ -128,9 +129,9 @@ __global__ void __launch_bounds__(kRuntimeThreads, kRows* kImages > 1 ? 3 : 4)
   const int step = gridDim.x / params.chunks * threads.groups;
   for (int tile = blockIdx.x / params.chunks * threads.groups + threads.group();
        tile < params.tiles; tile += step) {
-    const int line = params.by_cols(tile), group = params.by_row_tiles(line);
-    const int col = tile - line * cols.out, row_tile = line - group * params.row_tiles;
-    const int first_image = group * kImages;
+    const int line = params.by_cols(tile), image_tile = params.by_row_tiles(line);
+    const int col = tile - line * cols.out, row_tile = line - image_tile * params.row_tiles;
+    const int first_image = image_tile * kImages;
     int row = row_tile;  // of the thread's first output
     if constexpr (kRows > 1) {
       row += params.by_out_step(row_tile) * (kRows - 1) * rows.out_step;
@@ -142,7 +143,7 @@ __global__ void __launch_bounds__(kRuntimeThreads, kRows* kImages > 1 ? 3 : 4)
     for (int i = 0; i < kOutputs * V; ++i) {
       sum[i / V][i % V] = initial[i % V];
     }
-    const T* image[kImages];  // past the last image: the last, whose sums are not stored
+    const T* image[kImages];  // clamped to the last image; sums of clamped images are not stored
 #pragma unroll
     for (int i = 0; i < kImages; ++i) {
       image[i] = in + min(first_image + i, params.images - 1) * params.in.n +
@@ -267,8 +268,8 @@ bool direct_l1_runtime(const Convolution<T>& c) {
   const Axis cols(c.in.w, c.out.w, g.kernel_w, g.stride_w, g.dilation_w, g.padding_w, backward);
   return dispatch_vectors<T>(g, {c.in.data, c.out.data}, [&](auto width) {
     constexpr int V = width.value;
-    const auto launch = [&](auto same_rows, auto same_images) {
-      constexpr int kRows = same_rows.value, kImages = same_images.value;
+    const auto launch = [&](auto rows_per_thread, auto images_per_thread) {
+      constexpr int kRows = rows_per_thread.value, kImages = images_per_thread.value;
       if constexpr (V == 1) {
         if (!g.channels_last) {
           return launch_convolution<kRows, kImages, V, false>(c, rows, cols);
@@ -276,17 +277,17 @@ bool direct_l1_runtime(const Convolution<T>& c) {
       }
       return launch_convolution<kRows, kImages, V, true>(c, rows, cols);
     };
-    // 4 outputs per thread share loads of taps, if at least 4 blocks per SM remain and at most 20 %
-    // of the outputs are outside. A row may be outside at some taps only, which costs a test in the
-    // loop; images do not, which pays if the loop is long (measured on an H200).
+    // Compute 4 outputs per thread if one output per thread makes at least 4 blocks per SM, and a
+    // multiple of 4 adds at most 20 %. Rows need a bounds test per tap, images do not: prefer
+    // images for 4 or more taps along a row (measured on an H200).
     const int64_t blocks =
         g.n * g.c * c.out.h * c.out.w / V / kRuntimeThreads / Device().multiprocessors;
-    const auto fits = [&](int64_t size, int64_t group) {
-      return blocks >= 4 && ceil_div(size, group) * group * 5 <= size * 6;
+    const auto fits = [&](int64_t size, int64_t multiple) {
+      return blocks >= 4 && ceil_div(size, multiple) * multiple * 5 <= size * 6;
     };
     const bool fits_rows = fits(c.out.h, int64_t{4} * rows.out_step);
-    const bool long_loop = ceil_div(cols.taps, cols.tap_step) >= 4;
-    return fits(g.n, 4) && (long_loop || !fits_rows) ? launch(Width<1>{}, Width<4>{})
+    const bool many_taps = ceil_div(cols.taps, cols.tap_step) >= 4;
+    return fits(g.n, 4) && (many_taps || !fits_rows) ? launch(Width<1>{}, Width<4>{})
            : fits_rows                               ? launch(Width<4>{}, Width<1>{})
                                                      : launch(Width<1>{}, Width<1>{});
   });

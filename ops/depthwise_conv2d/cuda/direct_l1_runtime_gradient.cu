@@ -26,7 +26,7 @@ struct GradientParams {
   FastDivide by_out_w, by_out_h;
 };
 
-// The bound on blocks per SM grants registers with which all loads of a turn are in flight at once.
+// The bound on blocks per SM leaves enough registers to load all inputs of an iteration at once.
 template <int kTile, int V, typename T>
 __global__ void __launch_bounds__(kRuntimeThreads, 2)
     direct_runtime_weight_gradient_kernel(GradientParams params, const T* __restrict__ in,
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kRuntimeThreads, 2)
                                           WeightReduction<T> reduction) {
   using Acc = acc_t<T>;
   constexpr int kTaps = kTile * kTile, kSums = kTaps + 1;
-  constexpr int kTurn = kTile == 1 ? 4 : kTile == 2 ? 2 : 1;  // outputs per turn of a thread
+  constexpr int kUnroll = kTile == 1 ? 4 : kTile == 2 ? 2 : 1;  // outputs per iteration
   extern __shared__ __align__(16) unsigned char memory[];
   const RuntimeThreads& threads = params.threads;
   const int chunk = blockIdx.x % params.chunks, rest = blockIdx.x / params.chunks;
@@ -54,19 +54,21 @@ __global__ void __launch_bounds__(kRuntimeThreads, 2)
   grad += channel * static_cast<int64_t>(params.out.c);
   Acc sum[kSums][V] = {};
   for (int i = begin + threads.group(); channel < params.channels && i < end;
-       i += kTurn * threads.groups) {
-    Vector<T, V> g[kTurn] = {}, value[kTurn][kTaps] = {};  // zeros outside of the image
+       i += kUnroll * threads.groups) {
+    Vector<T, V> g[kUnroll] = {},
+                 value[kUnroll][kTaps] =
+                     {};  // zero outside the image: 0 times a non-finite gradient is NaN
 #pragma unroll
-    for (int turn = 0; turn < kTurn; ++turn) {
-      const int output = i + turn * threads.groups;
+    for (int u = 0; u < kUnroll; ++u) {
+      const int output = i + u * threads.groups;
       const int line = params.by_out_w(output), n = params.by_out_h(line);
       const int row = line - n * params.out_h, col = output - line * params.out_w;
       const int y = row * params.stride_h + base_h, x = col * params.stride_w + base_w;
       const T* from = in + n * params.in.n + static_cast<int64_t>(y) * params.in.h +
                       static_cast<int64_t>(x) * params.in.w;
       if (output < end) {
-        g[turn] = load_vector<V>(grad + n * params.out.n + row * params.out.h +
-                                 static_cast<int64_t>(col) * params.out.w);
+        g[u] = load_vector<V>(grad + n * params.out.n + row * params.out.h +
+                              static_cast<int64_t>(col) * params.out.w);
       }
 #pragma unroll
       for (int a = 0; a < kTile; ++a) {
@@ -78,13 +80,13 @@ __global__ void __launch_bounds__(kRuntimeThreads, 2)
           if (row_inside && b < tile_w &&
               static_cast<unsigned>(x + b * params.dilation_w) <
                   static_cast<unsigned>(params.in_w)) {
-            value[turn][a * kTile + b] = load_vector<V>(from + a * next_tap_h + b * next_tap_w);
+            value[u][a * kTile + b] = load_vector<V>(from + a * next_tap_h + b * next_tap_w);
           }
         }
       }
     }
 #pragma unroll
-    for (int v = 0; v < kTurn * V; ++v) {
+    for (int v = 0; v < kUnroll * V; ++v) {
       const Acc gradient = static_cast<Acc>(g[v / V].lane[v % V]);
       sum[kTaps][v % V] += gradient;
 #pragma unroll
@@ -130,10 +132,10 @@ __global__ void __launch_bounds__(kRuntimeThreads, 2)
   }
 }
 
-// Division of a weight gradient into blocks of tile × tile taps.
+// Launch plan with tile × tile taps per block.
 struct TapTiles {
   RuntimeThreads threads;
-  int64_t chunks, turns;  // blocks along channels; outputs per thread, over all splits
+  int64_t chunks, turns;  // blocks along channels; outputs per thread before splitting
   int64_t tiles_w, tiles, splits;
   int64_t cost;  // estimated, in multiply-adds of a thread
 
@@ -143,9 +145,8 @@ struct TapTiles {
         turns(ceil_div(outputs, threads.groups)),
         tiles_w(weight ? ceil_div(g.kernel_w, tile) : 1),
         tiles(weight ? ceil_div(g.kernel_h, tile) * tiles_w : 1) {
-    // Measured on an H200: indices take as long as kIndices taps, the reduction over a block as
-    // long as kReduction outputs, and up to `few` outputs per thread are faster than a second
-    // stage.
+    // Measured on an H200: index arithmetic costs kIndices taps, the block reduction kReduction
+    // outputs; up to `few` outputs per thread, a single split is faster than a second stage.
     constexpr int64_t kIndices = 6, kReduction = 8;
     const int64_t few = tile == 1 ? 16 : 4, resident = 4 * Device().multiprocessors;
     splits = turns <= few ? 1 : best_split(turns, chunks * tiles, resident, kReduction);

@@ -5,10 +5,9 @@
 //   any            2×2 or 3×3 without dilation          uint8            max_pool_kernel<2 or 3>
 //   any            any                                  uint8 or int64   max_pool_kernel<0>
 //
-//   backward:
-//   NCHW           2×2, stride 2, no padding, even W    uint8            max_pool_2x2_…
-//   NCHW           3×3, stride 2, padding 0 or 1        uint8            max_pool_3x3_…
-//   any            any                                  uint8 or int64   max_pool_backward_kernel
+//   Backward: NCHW, 3×3, stride 2, padding 0 or 1, no dilation, uint8, 32-bit indices run in
+//   max_pool_3x3_backward_kernel, the first row in max_pool_2x2_backward_kernel, any other case in
+//   max_pool_backward_kernel.
 //
 // The 2×2 kernels also need out_h = h / 2 and pointers aligned to two elements. Indices are 32-bit
 // if all sizes allow it (FastDivide).
@@ -124,13 +123,15 @@ struct Kernels {
             })) {
           return;
         }
-        if (is_3x3_stride_2(g)) {
-          return dispatch_width<T>({out}, {g.w}, [&](auto width) {
-            constexpr int kPixels = width.value == 1 ? 2 : width.value;  // of a row, per thread
-            const PoolParams<Divider> params(g, (g.h + 1) / 2, ceil_div(g.w, kPixels), 1);
-            launch(like, max_pool_3x3_backward_kernel<width.value, T, Divider>, params, grad,
-                   indices, out);
-          });
+        if constexpr (std::is_same_v<Divider, FastDivide>) {
+          if (is_3x3_stride_2(g)) {
+            return dispatch_width<T>({out}, {g.w}, [&](auto width) {
+              constexpr int kPixels = width.value == 1 ? 2 : width.value;  // of a row, per thread
+              const PoolParams<Divider> params(g, (g.h + 1) / 2, ceil_div(g.w, kPixels), 1);
+              launch(like, max_pool_3x3_backward_kernel<width.value, T, Divider>, params, grad,
+                     indices, out);
+            });
+          }
         }
       }
       dispatch_channels<T>(g, {grad}, indices, [&](auto v) {

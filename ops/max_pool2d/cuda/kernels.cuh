@@ -203,10 +203,13 @@ __global__ void __launch_bounds__(kPoolThreads)
   reinterpret_cast<Vector<T, V>*>(out)[thread] = result;
 }
 
-// Backward of 3×3 windows with stride 2 and padding 0 or 1, NCHW: 2 × 2 V pixels per thread. Of two
-// adjacent rows or columns, that at an even padded coordinate is tap 2 of one window and tap 0 of
-// the next; the odd one is tap 1 of a single window. S: elements per store, 2 V; 1 for an odd
-// width.
+// Backward, 3×3 windows with stride 2, padding 0 or 1, NCHW: 2 rows × 2 V columns per thread.
+//
+//      padded column   2c   2c+1   2c+2   2c+3        a column is in one window, as tap 1, if its
+//      window c         0     1      2                padded number is odd, otherwise in two, as
+//      window c+1                    0      1  …      tap 2 and tap 0; rows likewise
+//
+// S: elements per store, 2 V, or 1 for an odd width.
 template <int S, typename T, typename Divider>
 __global__ void __launch_bounds__(kPoolThreads)
     max_pool_3x3_backward_kernel(PoolParams<Divider> s, const T* __restrict__ grad,
