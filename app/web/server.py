@@ -141,7 +141,7 @@ def create_app(cfg: DrawConfig, entries: dict[str, Entry]) -> Starlette:
                 try:
                     query, body = await socket.receive_text(), await socket.receive_bytes()
                 except KeyError:  # text for bytes, or bytes for text
-                    return
+                    return await socket.close(1003)
                 try:
                     result = await answer_to(QueryParams(query), body)
                 except (UserError, HTTPException) as error:

@@ -85,17 +85,16 @@ import os
 import torch
 from app.training.distributed import connect
 
-def gloo_threads():
-    threads = [f"/proc/self/task/{thread}/comm" for thread in os.listdir("/proc/self/task")]
-    return sum(open(thread).read().startswith("pt_gloo") for thread in threads)
+def threads():
+    return len(os.listdir("/proc/self/task"))
 
 world = connect()
 replica = world.replicate(torch.nn.Linear(3, 3), torch.device("cpu"))
 replica(torch.ones(2, 3)).sum().backward()
 assert world.any(world.rank == 1) == [True]
-before = gloo_threads()
+before = threads()
 world.close()
-print(f"joined: {before > gloo_threads()}", flush=True)
+print(f"joined: {before > threads()}", flush=True)
 """
 
 
