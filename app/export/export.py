@@ -37,6 +37,7 @@ def export(cfg: ExportConfig) -> None:
     check_settings(cfg)
     original = load_torch(cfg.checkpoint or find_checkpoint(cfg.outputs))
     path = output_path(cfg, original)
+    check_overwritten(cfg, path)
     test = load_test_split(original.dataset, cfg.data.root)
     if cfg.layout == "both":
         _export_file(replace(cfg, layout="function", web=False), path, original, test)
@@ -97,6 +98,18 @@ def output_path(cfg: ExportConfig, original: TorchPredictor) -> Path:
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise UserError(f"file={cfg.file}: {path.parent} is not a folder that can be written to")
     return path
+
+
+def check_overwritten(cfg: ExportConfig, path: Path) -> None:
+    """Raise a UserError if the export would overwrite files that are not of an earlier one."""
+    both = [path.with_stem(f"{path.stem}-standard")] if cfg.layout == "both" else []
+    for file in (path, *both):
+        card = file.with_suffix(".md")
+        if card.exists() and not card.read_bytes().startswith(f"# {file.name}\n".encode()):
+            raise UserError(f"file={path}: {card} is not a model card and would be overwritten")
+    folder = path.parent / "web"
+    if cfg.web and folder.exists() and not (folder / "network.json").is_file():
+        raise UserError(f"web=true: {folder} is of another origin and would be overwritten")
 
 
 def check(model: ModelProto) -> ModelProto:

@@ -28,7 +28,7 @@ def list_pictures(input: str) -> Iterator[tuple[str, Path | BinaryIO]]:
     """
     names = [input]
     if input == STANDARD_INPUT:
-        content = sys.stdin.buffer.read()
+        content = sys.stdin.buffer.read() if sys.stdin else b""  # None: it is closed
         text = content.decode(errors="ignore")
         if text.encode() != content or "\0" in text:
             yield input, io.BytesIO(content)

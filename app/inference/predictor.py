@@ -108,8 +108,9 @@ def load_predictor(
 
         file = Path(path or find_checkpoint(outputs, "model.onnx"))
         predictor = load_onnx(file, device)
-        if is_outdated(file / "model.onnx" if file.is_dir() else file):
-            print(f"{file}: older than best.pt beside it, export again", file=sys.stderr)
+        file = file / "model.onnx" if file.is_dir() else file
+        if is_outdated(file):
+            print(f"{file}: older than best.pt in its folder, export again", file=sys.stderr)
         return predictor
     return load_torch(path or find_checkpoint(outputs), pick_device(device))
 

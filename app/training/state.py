@@ -136,6 +136,9 @@ def find_state(
     Returns:
         The configuration of the run, its folder (None: a new run) and its last checkpoint (None:
         start at step 0); or the summary of a finished run.
+
+    Raises:
+        UserError: The run cannot be read, or a setting contradicts it.
     """
     folder = None
     if world.restarts and world.launch:
@@ -146,15 +149,17 @@ def find_state(
         return cfg, None, None
     lock.enter_context(locked(folder))
     summary = read_summary(folder)
-    if summary.get("status") == "finished":
-        print(f"{folder} is finished: test accuracy {summary['test_accuracy']:.2%}")
-        return summary
-    for name in (LAST, BEST, SUMMARY):
+    finished = summary.get("status") == "finished"
+    for name in () if finished else (LAST, BEST, SUMMARY):
         remove_temporaries(folder / name)
     best, last, saved = folder / BEST, folder / LAST, None
     if last.is_file():
         saved = load_checkpoint(last, "resume")
-    elif best.is_file() and load_checkpoint(best, "resume").metrics["epoch"] > 1:
+    if finished:
+        load_config(folder, cfg, saved)
+        print(f"{folder} is finished: test accuracy {summary['test_accuracy']:.2%}")
+        return summary
+    if saved is None and best.is_file() and load_checkpoint(best, "resume").metrics["epoch"] > 1:
         raise UserError(f"resume={folder}: its {LAST} is gone; its best network is in {BEST}")
     return load_config(folder, cfg, saved), folder, saved
 

@@ -125,6 +125,9 @@ def test_standard_input_is_a_picture_or_file_names(cfg, tmp_path, capsys, monkey
         rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
         assert [row["file"] for row in rows] == expected
         assert rows[0]["predicted"] == "1"
+    monkeypatch.setattr("sys.stdin", None)  # closed
+    with pytest.raises(UserError, match="standard input is empty"):
+        predict(replace(cfg, input="-"))
     for content, says in (
         (b"", "input=-: standard input is empty"),
         (b"\x89PNG\r\n\x1a\n\0 half", "input=-: not a picture, or of an unknown format"),

@@ -324,6 +324,22 @@ def test_conflicting_settings_raise(make_run, settings, says):
     assert [path.name for path in folder.iterdir()] == ["best.pt"]
 
 
+def test_foreign_files_are_not_overwritten(make_run, tmp_path):
+    folder, card, page = make_run(), tmp_path / "README.md", tmp_path / "web" / "index.html"
+    page.parent.mkdir()
+    for file in (card, page):
+        file.write_text("# README")
+    for settings, says in (
+        ({"file": f"{tmp_path}/README.onnx"}, f"{card} is not a model card"),
+        ({"file": f"{tmp_path}/x.onnx", "web": True}, f"web=true: {page.parent} is of another"),
+    ):
+        with pytest.raises(UserError, match=re.escape(says)):
+            export(ExportConfig(checkpoint=str(folder), **settings))
+    assert {file.read_text() for file in (card, page)} == {"# README"}
+    for _ in range(2):  # an earlier export is replaced
+        export(ExportConfig(checkpoint=str(folder), layout="both", web=True))
+
+
 def test_command_prints_no_warning(command, make_run, tmp_path):
     folder = make_run("gelu", "depthwise")
     done = command("app.export_onnx", f"outputs={folder.parents[1]}")

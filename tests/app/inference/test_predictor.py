@@ -40,7 +40,9 @@ def test_export_older_than_the_checkpoint_is_reported(make_run, capsys):
     os.utime(folder / "best.pt", times)
     for path in (folder, file):
         load_predictor(str(path), runtime="onnx")
-        assert capsys.readouterr().err == f"{path}: older than best.pt beside it, export again\n"
+        assert (
+            capsys.readouterr().err == f"{file}: older than best.pt in its folder, export again\n"
+        )
     outdated = {entry.path.name: entry for entry in find_networks(str(folder)).values()}
     assert outdated["model.onnx"].runtime == "ONNX, older than the checkpoint"
     assert outdated["model.onnx"].accuracy is None

@@ -165,6 +165,15 @@ def test_resume_of_finished_run_changes_no_files(cfg, capsys):
     assert "is finished" in capsys.readouterr().out
 
 
+def test_resume_of_finished_run_with_another_setting_raises(cfg, monkeypatch):
+    train(cfg)
+    (folder,) = folders(cfg.outputs)
+    typed = {"seed": "seed=3"}
+    monkeypatch.setattr(app.training.state, "typed_overrides", lambda: typed)
+    with pytest.raises(UserError, match="seed=3: the run to resume has seed=0"):
+        train(dataclasses.replace(cfg, resume=str(folder), seed=3))
+
+
 @pytest.fixture
 def stopped(cfg, monkeypatch):
     """Return the folder of a run stopped in its second epoch."""
