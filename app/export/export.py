@@ -108,8 +108,9 @@ def check_overwritten(cfg: ExportConfig, path: Path) -> None:
         if card.exists() and not card.read_bytes().startswith(f"# {file.name}\n".encode()):
             raise UserError(f"file={path}: {card} is not a model card and would be overwritten")
     folder = path.parent / "web"
-    if cfg.web and folder.exists() and not (folder / "network.json").is_file():
-        raise UserError(f"web=true: {folder} is of another origin and would be overwritten")
+    ours = (folder / "network.json").is_file() or (folder.is_dir() and not any(folder.iterdir()))
+    if cfg.web and folder.exists() and not ours:
+        raise UserError(f"web=true: {folder} has other files, which would be overwritten")
 
 
 def check(model: ModelProto) -> ModelProto:

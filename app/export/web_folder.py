@@ -35,8 +35,9 @@ def write_web_folder(folder: Path, content: bytes, network: OnnxPredictor, runti
         "runtime": runtime,
         "install": install_lines(runtime),
     }
-    write_atomically(folder / MODEL, content)
+    # first: marks the folder as ours, should the rest fail
     write_atomically(folder / "network.json", json.dumps(settings, indent=2).encode())
+    write_atomically(folder / MODEL, content)
     for file in (*PAGE.iterdir(), *(DRAW_PAGE / name for name in SHARED)):
         write_atomically(folder / file.name, file.read_bytes())
 

@@ -150,8 +150,9 @@ def find_state(
     lock.enter_context(locked(folder))
     summary = read_summary(folder)
     finished = summary.get("status") == "finished"
-    for name in () if finished else (LAST, BEST, SUMMARY):
-        remove_temporaries(folder / name)
+    if not finished:
+        for name in (LAST, BEST, SUMMARY):
+            remove_temporaries(folder / name)
     best, last, saved = folder / BEST, folder / LAST, None
     if last.is_file():
         saved = load_checkpoint(last, "resume")

@@ -55,9 +55,8 @@ __global__ void __launch_bounds__(kRuntimeThreads, 2)
   Acc sum[kSums][V] = {};
   for (int i = begin + threads.group(); channel < params.channels && i < end;
        i += kUnroll * threads.groups) {
-    Vector<T, V> g[kUnroll] = {},
-                 value[kUnroll][kTaps] =
-                     {};  // zero outside the image: 0 times a non-finite gradient is NaN
+    // Zero outside the image: 0 times a non-finite gradient is NaN.
+    Vector<T, V> g[kUnroll] = {}, value[kUnroll][kTaps] = {};
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const int output = i + u * threads.groups;

@@ -331,7 +331,7 @@ def test_foreign_files_are_not_overwritten(make_run, tmp_path):
         file.write_text("# README")
     for settings, says in (
         ({"file": f"{tmp_path}/README.onnx"}, f"{card} is not a model card"),
-        ({"file": f"{tmp_path}/x.onnx", "web": True}, f"web=true: {page.parent} is of another"),
+        ({"file": f"{tmp_path}/x.onnx", "web": True}, f"web=true: {page.parent} has other files"),
     ):
         with pytest.raises(UserError, match=re.escape(says)):
             export(ExportConfig(checkpoint=str(folder), **settings))
