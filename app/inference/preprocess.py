@@ -4,6 +4,9 @@ MNIST's images were made by scaling each digit into a 20×20 box, keeping its pr
 putting its centre of mass into the centre of 28×28 (LeCun, Cortes & Burges, THE MNIST DATABASE).
 """
 
+import functools
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -22,6 +25,7 @@ WORKING_SIDE = 512  # larger pictures are reduced to this
 FIT_SIDE = 64  # samples along a side for the fit of the paper
 LEAST_CONTRAST = 20  # of 255, between ink and background: less is a blank sheet
 SPECK = 0.02  # share of the ink: a smaller component is dust
+EIGHT_NEIGHBOURS = np.ones((3, 3), bool)  # the pixels that a component joins
 DIGITS = ("mnist", "qmnist", "digits")  # data sets of digits
 
 
@@ -72,12 +76,11 @@ def to_digit(gray: Gray, invert: bool | None = None) -> Gray | None:
     ink = _ink(_reduce(gray), invert)
     threshold = _otsu(ink)
     strokes = ink >= threshold
-    if not strokes.any() or ink[strokes].mean() - ink[~strokes].mean() < LEAST_CONTRAST:
+    line, paper = ink[strokes], ink[~strokes]
+    if not line.size or line.mean() - paper.mean() < LEAST_CONTRAST:
         return None
-    ((rows, columns),) = ndimage.find_objects(_without_specks(strokes).astype(int))
-    noise = float(np.percentile(ink[~strokes], 90))
-    full = float(np.percentile(ink[strokes], 90))
-    return _frame(np.clip((ink - noise) / (full - noise), 0, 1)[rows, columns])
+    noise, full = _percentile_90(paper), _percentile_90(line)
+    return _frame(np.clip((_crop(ink, strokes) - noise) / (full - noise), 0, 1))
 
 
 def _background(gray: Gray) -> float:
@@ -96,25 +99,35 @@ def _reduce(gray: Gray) -> Gray:
 
 def _ink(gray: Gray, invert: bool | None) -> NDArray[np.float64]:
     """Subtract the paper, a quadratic surface (uneven light), and return the ink, [H, W]."""
-    height, width = gray.shape
+    x, y, border, coarse, surface = _grid(*gray.shape)
+    difference, samples = gray - np.median(gray.take(border)), gray[coarse].astype(np.float64)
+    paper = None
+    for _ in range(3):
+        last, paper = paper, np.abs(difference[coarse]) <= max(8.0, np.ptp(difference) / 4)
+        if last is not None and np.array_equal(last, paper):
+            break  # the fit would be the same
+        terms, shades = surface.compress(paper.ravel(), axis=0), samples[paper]
+        # the normal equations: well conditioned on [-1, 1], and a tenth of the time
+        a, *_ = np.linalg.lstsq(terms.T @ terms, terms.T @ shades, rcond=None)
+        light = (a[0] + a[1] * x + a[3] * x * x) + (a[2] * y + a[5] * y * y)
+        light += a[4] * y * x
+        difference = np.subtract(gray, light, out=light)
+    if invert is None:
+        invert = bool(difference.mean() < 0)
+    return np.clip(-difference if invert else difference, 0, 255)
+
+
+@functools.lru_cache(maxsize=4)
+def _grid(height: int, width: int) -> tuple[Any, ...]:
+    """Return constants: x, y, indices of the border, the coarse grid and its terms [N, 6]."""
     y, x = np.linspace(-1, 1, height)[:, None], np.linspace(-1, 1, width)[None]
     ring = max(1, min(height, width) // 20)
     border = np.ones((height, width), bool)
     border[ring:-ring, ring:-ring] = False
-    difference = gray - np.median(gray[border])
-    coarse = tuple(slice(None, None, max(1, side // FIT_SIDE)) for side in gray.shape)
+    coarse = tuple(slice(None, None, max(1, side // FIT_SIDE)) for side in (height, width))
     v, u = np.broadcast_arrays(y[coarse[0]], x[:, coarse[1]])
     surface = np.stack([np.ones_like(u), u, v, u * u, u * v, v * v], axis=-1)
-    for _ in range(3):
-        paper = np.abs(difference[coarse]) <= max(8.0, np.ptp(difference) / 4)
-        terms, shades = surface[paper], gray[coarse][paper].astype(np.float64)
-        # the normal equations: well conditioned on [-1, 1], and a tenth of the time
-        a, *_ = np.linalg.lstsq(terms.T @ terms, terms.T @ shades, rcond=None)
-        light = (a[0] + a[1] * x + a[3] * x * x) + (a[2] * y + a[5] * y * y) + a[4] * y * x
-        difference = gray - light
-    if invert is None:
-        invert = bool(difference.mean() < 0)
-    return np.clip(-difference if invert else difference, 0, 255)
+    return x, y, np.flatnonzero(border), coarse, surface.reshape(-1, 6)
 
 
 def _otsu(ink: NDArray[np.float64]) -> float:
@@ -124,16 +137,31 @@ def _otsu(ink: NDArray[np.float64]) -> float:
     above = ink.size - below
     total = np.cumsum(histogram * edges[:-1])
     with np.errstate(divide="ignore", invalid="ignore"):
-        between = np.nan_to_num(below * above * (total / below - (total[-1] - total) / above) ** 2)
+        between = below * above * (total / below - (total[-1] - total) / above) ** 2
+    between[np.isnan(between)] = 0  # a class is empty
     return float(edges[1:][between == between.max()].mean())  # the middle of a plateau
 
 
-def _without_specks(strokes: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Remove small connected components."""
-    spots, _ = ndimage.label(strokes, np.ones((3, 3)))
-    large = np.bincount(spots.ravel()) >= SPECK * strokes.sum()
+def _percentile_90(values: NDArray[np.float64]) -> float:
+    """Return `np.percentile(values, 90)`, bit for bit, in half the time."""
+    place = (values.size - 1) * 0.9
+    index = int(place)
+    share, following = place - index, min(index + 1, values.size - 1)
+    low, high = np.partition(values, (index, following))[[index, following]]
+    return float(low + (high - low) * share if share < 0.5 else high - (high - low) * (1 - share))
+
+
+def _crop(ink: NDArray[np.float64], strokes: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Crop to the strokes, leaving out small connected components."""
+    (box,) = ndimage.find_objects(strokes.view(np.uint8), 1)
+    ink, strokes = ink[box], strokes[box]
+    spots, _ = ndimage.label(strokes, EIGHT_NEIGHBOURS)
+    large = np.bincount(spots.ravel()) >= SPECK * np.count_nonzero(strokes)
     large[0] = False  # the background
-    return large[spots] if large.any() else strokes
+    if large[1:].all() or not large.any():
+        return ink
+    (box,) = ndimage.find_objects(large[spots].view(np.uint8), 1)
+    return ink[box]
 
 
 def _frame(ink: NDArray[np.float64]) -> Gray:
@@ -143,7 +171,7 @@ def _frame(ink: NDArray[np.float64]) -> Gray:
     digit *= 255 / digit.max()
     framed = np.zeros((SIDE, SIDE), np.uint8)
     top, left = (
-        int(np.clip(round(CENTRE - centre), 0, SIDE - length))
+        min(max(round(CENTRE - centre), 0), SIDE - length)
         for centre, length in zip(ndimage.center_of_mass(digit), digit.shape, strict=True)
     )
     framed[top : top + digit.shape[0], left : left + digit.shape[1]] = digit.round()
@@ -162,8 +190,10 @@ def _thicken(image: Image.Image) -> Image.Image:
     """Dilate strokes that would fade in the box: a thin pen on a large sheet."""
     scale = max(image.size) / BOX
     strokes = np.asarray(image) > 127
-    edge = strokes & ~ndimage.binary_erosion(strokes)
-    width = 2 * strokes.sum() / max(1, edge.sum())  # a long stroke has two edges
+    middle = strokes[1:-1, 1:-1] & strokes[:-2, 1:-1] & strokes[2:, 1:-1]
+    inner = np.count_nonzero(middle & strokes[1:-1, :-2] & strokes[1:-1, 2:])
+    area = np.count_nonzero(strokes)
+    width = 2 * area / max(1, int(area - inner))  # a long stroke has two edges
     grow = int((LEAST_STROKE * scale - width) / 2)
     if grow < 1:
         return image
