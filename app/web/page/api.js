@@ -8,7 +8,8 @@ export class Predictions {
 
   // One call at a time: the next message is its answer.
   async ask(query, body) {
-    const socket = await this.#open();
+    if (this.#socket?.readyState !== WebSocket.OPEN) await this.#open(); // else it is sent at once
+    const socket = this.#socket;
     const message = await new Promise((resolve, reject) => {
       socket.onmessage = resolve;
       socket.onclose = ({ reason }) => reject(new Error(reason || NO_ANSWER));
@@ -21,16 +22,13 @@ export class Predictions {
   }
 
   async #open() {
-    if (this.#socket?.readyState !== WebSocket.OPEN) {
-      const address = new URL("api/strokes", location.href);
-      address.protocol = address.protocol.replace("http", "ws");
-      this.#socket = new WebSocket(address);
-      await new Promise((resolve, reject) => {
-        this.#socket.onopen = resolve;
-        this.#socket.onclose = () => reject(new Error(NO_ANSWER));
-      });
-    }
-    return this.#socket;
+    const address = new URL("api/strokes", location.href);
+    address.protocol = address.protocol.replace("http", "ws");
+    const socket = (this.#socket = new WebSocket(address));
+    await new Promise((resolve, reject) => {
+      socket.onopen = resolve;
+      socket.onclose = () => reject(new Error(NO_ANSWER));
+    });
   }
 }
 

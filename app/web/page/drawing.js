@@ -183,8 +183,8 @@ export class Drawing extends EventTarget {
   }
 
   #changed() {
+    this.dispatchEvent(new Event("change")); // first: the server works meanwhile
     this.paint();
-    this.dispatchEvent(new Event("change"));
   }
 
   #resize() {
