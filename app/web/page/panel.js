@@ -88,7 +88,7 @@ export class Panel extends EventTarget {
     else input.clearRect(0, 0, 28, 28);
     const { maps, image } = answer ?? {};
     this.#layers.show(maps ?? null, image && drawing.query.maps ? NO_MAPS : "");
-    const { framing, network } = answer?.milliseconds ?? {};
+    const [framing, network] = Object.values(answer?.milliseconds ?? {}).map((ms) => ms.toFixed(1));
     cost.textContent = answer ? `Framing ${framing} ms, network ${network} ms` : "";
     output.dataset.version = drawing.version;
   }
@@ -107,7 +107,7 @@ function options(networks) {
       const group = Object.assign(document.createElement("optgroup"), { label });
       groups.set(network.started, group);
     }
-    const accuracy = network.accuracy === null ? "" : ` · ${(100 * network.accuracy).toFixed(2)} %`;
+    const accuracy = network.accuracy === null ? "" : ` · ${(100 * network.accuracy).toFixed(2)}%`;
     const text = `${network.title} · ${network.runtime}${accuracy}`;
     groups.get(network.started).append(new Option(text, network.id));
   }

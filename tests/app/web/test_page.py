@@ -41,6 +41,8 @@ def test_probabilities_are_shown_as_ten_bars(page):
     assert len(shares) == 10
     assert sum(float(share.rstrip("%")) for share in shares) == pytest.approx(100, abs=0.6)
     assert page.locator(".bars .best .name").text_content() == digit
+    starts = {bar.bounding_box()["x"] for bar in page.locator(".track").all()}
+    assert len(starts) == 1  # a bold or long name does not move its bar
 
 
 def messages_of(page, event):
