@@ -73,22 +73,41 @@ def locked(folder: Path) -> Iterator[None]:
         raise UserError(f"resume={folder}: the run is going on in another process") from error
 
 
-def find_runs(root: Path) -> list[Path]:
-    """Return the run folders at any depth under `root`."""
-    return [path.parents[1] for path in root.rglob(str(CONFIG))]
-
-
 def started(folder: Path) -> int:
     """Return the start time of the run in `folder`, in nanoseconds; 0 for any other folder."""
-    try:
-        return (folder / CONFIG).stat().st_mtime_ns
-    except OSError:
-        return 0
+    config = folder / CONFIG
+    return config.stat().st_mtime_ns if config.is_file() else 0
 
 
-def newest(runs: Iterable[Path]) -> Path | None:
-    """Return the run that was started last; None if `runs` is empty."""
-    return max(runs, key=started, default=None)
+def find_runs(root: Path) -> list[Path]:
+    """Return the run folders at any depth under `root` in the order in which they were started."""
+    return sorted((path.parents[1] for path in root.rglob(str(CONFIG))), key=started)
+
+
+def all_runs(root: Path) -> list[Path]:
+    """Return what `find_runs` returns, the newest run last.
+
+    Raises:
+        UserError: There is none.
+    """
+    runs = find_runs(root)
+    if not runs:
+        where = f"{root}/" if root.is_dir() else f"{root}/ (no such folder)"
+        raise UserError(f"no run under {where}: {COMMANDS['best.pt']}")
+    return runs
+
+
+def newest_first(files: Iterable[Path]) -> list[Path]:
+    """Sort files in run folders by the start of their run, the newest first.
+
+    Files of other folders come last, a folder's in the order of its oldest.
+    """
+    oldest: dict[Path, int] = {}
+    files = list(files)
+    for path in files:
+        time = path.stat().st_mtime_ns
+        oldest[path.parent] = min(oldest.get(path.parent, time), time)
+    return sorted(files, key=lambda path: (-started(path.parent), -oldest[path.parent]))
 
 
 def find_run(resume: str, outputs: str) -> Path:
@@ -98,10 +117,7 @@ def find_run(resume: str, outputs: str) -> Path:
         UserError: There is no such run.
     """
     if resume == "latest":
-        latest = newest(find_runs(Path(outputs)))
-        if latest is None:
-            raise UserError(f"resume=latest: no run under {outputs}/")
-        return latest
+        return all_runs(Path(outputs))[-1]
     folder = Path(resume).expanduser()
     folder = folder.parent if folder.is_file() else folder
     if not (folder / CONFIG).is_file():
@@ -112,30 +128,24 @@ def find_run(resume: str, outputs: str) -> Path:
 def find_checkpoint(outputs: str | Path = "outputs", name: str = "best.pt") -> Path:
     """Return the file `name` of the newest run under `outputs` that has one.
 
-    Runs are ordered by their start. If no run has the file, return the newest one outside of run
-    folders. Print the choice on stderr if its run is not finished, or if a newer run lacks the
-    file.
+    If no run has the file, return the newest one outside of run folders. Print the choice on
+    stderr, with the status of its run, and a newer run that lacks the file.
 
     Raises:
-        UserError: There is no such file, or `outputs` cannot be read.
+        UserError: There is no such file.
     """
     root = Path(outputs)
-    try:
-        files = {path.parent: path.stat().st_mtime_ns for path in root.rglob(name)}
-        runs = find_runs(root)
-    except OSError as error:
-        raise UserError(f"outputs={outputs}: {error.strerror}") from error
+    files = newest_first(root.rglob(name))
     if not files:
         raise UserError(f"no run under {outputs}/ has a {name}: {COMMANDS[name]}")
-    folder = max(files, key=lambda path: (started(path), files[path]))
-    status = status_of(read_summary(folder)) if folder in runs else "finished"
-    message = f"using {folder / name} ({status})"
-    newer = newest(run for run in runs if started(run) > started(folder))
-    if newer:
-        message += f": {newer} ({status_of(read_summary(newer))}) has no {name}"
-    if newer or status != "finished":
-        print(message, file=sys.stderr)
-    return folder / name
+    path, message = files[0], f"using {files[0]}"
+    if started(path.parent):
+        message += f" ({status_of(read_summary(path.parent))})"
+    for newer in find_runs(root)[-1:]:
+        if started(newer) > started(path.parent):
+            message += f": {newer} ({status_of(read_summary(newer))}) has no {name}"
+    print(message, file=sys.stderr)
+    return path
 
 
 def is_outdated(path: Path) -> bool:

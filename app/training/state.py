@@ -27,7 +27,6 @@ from app.runs.folder import (
     find_runs,
     flatten,
     locked,
-    newest,
     read_settings,
     read_summary,
 )
@@ -167,8 +166,10 @@ def find_state(
 
 def find_launched(launch: str, outputs: str) -> Path | None:
     """Return the run folder that this torchrun launch created before a restart, if any."""
-    launched = [run for run in find_runs(Path(outputs)) if (run / LAUNCH).is_file()]
-    return newest(run for run in launched if (run / LAUNCH).read_text() == launch)
+    for run in reversed(find_runs(Path(outputs))):
+        if (run / LAUNCH).is_file() and (run / LAUNCH).read_text() == launch:
+            return run
+    return None
 
 
 def load_config(folder: Path, asked: TrainConfig, saved: Checkpoint | None) -> TrainConfig:
