@@ -61,8 +61,9 @@ def hydra_main(
                 os.environ["GOMP_SPINCOUNT"] = "20000"
             refused: tuple[type[Exception], ...] = (HydraException, OmegaConfBaseException)
             with exit_codes(full_error):
-                if not check_command_line(config_name, sys.argv[1:]):  # a sweep needs the grammar
-                    sys.argv[1:] = map(quote, sys.argv[1:])
+                sweep = check_command_line(config_name, sys.argv[1:])
+                sys.argv[1:] = [quote(argument, sweep) for argument in sys.argv[1:]]
+                if not sweep:  # whose runs may raise it
                     refused = (*refused, ValueError)  # Hydra raises it, too
                 os.environ["HYDRA_FULL_ERROR"] = "1"  # raise, where Hydra would print and exit
                 try:
@@ -156,18 +157,19 @@ def in_one_line(error: Exception) -> str:
     return f"{message} {' '.join(str(cause).split())}"
 
 
-def quote(argument: str) -> str:
+def quote(argument: str, sweep: bool) -> str:
     """Quote a value that Hydra's grammar would not read as text, where text is meant.
 
-    This is a path such as `IMG (1).png`, an option of a group, or a value with an open bracket.
+    This is a path such as `IMG (1).png` (a sweep needs the grammar), an option of a group that is
+    no name, or a value with an open bracket.
     """
     key, given, value = argument.partition("=")
     if not given or not value.strip() or value[0] in "'\"":
         return argument
-    if key in PATHS:
+    if key in PATHS and not sweep:
         literal = bool(SPECIAL.search(value))
     elif is_group(key):
-        literal = value == "null" or not value.isidentifier()
+        literal = value == "null" or not value[0].isalpha()
     else:
         literal = not (key.startswith("-") or parses(argument))
     # backslashes escape where a quote follows them, the closing one included

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from app.config.errors import UserError
+from app.config.errors import UserError, writing
 from app.config.schema import DataConfig, from_mapping
 
 FIRST_BYTE = 6.0  # timeout in seconds for the first byte of a download, name resolution included
@@ -196,10 +196,8 @@ def download(name: str, root: Path) -> None:
     """
     folder = root / name / "raw"
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
+    with writing(f"data.root={root}", UserError):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"data.root={root}: cannot be written: {error.strerror}") from error
     before, command = _sizes(folder), [sys.executable, "-c", FETCH, name, str(root), str(STALLED)]
     with subprocess.Popen(
         command, bufsize=0, stdout=subprocess.PIPE, start_new_session=True

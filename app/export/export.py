@@ -2,7 +2,7 @@
 
 import json
 import logging
-import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,7 +12,7 @@ import onnx
 from onnx import ModelProto
 from onnx.shape_inference import infer_shapes
 
-from app.config.errors import UserError
+from app.config.errors import UserError, writing
 from app.config.schema import ExportConfig
 from app.data.datasets import Split, load_test_split
 from app.data.transforms import normalize
@@ -88,16 +88,16 @@ def output_path(cfg: ExportConfig, original: TorchPredictor) -> Path:
 
     Raises:
         UserError: `cfg.file` cannot be written.
+        WriteError: The checkpoint's folder cannot be written.
     """
-    if cfg.file is None:
-        numbers = cfg.quantize or ("" if cfg.precision == "fp32" else cfg.precision)
-        return original.folder / (f"model-{numbers}.onnx" if numbers else "model.onnx")
-    path = Path(cfg.file)
+    numbers = cfg.quantize or cfg.precision
+    name = "model.onnx" if numbers == "fp32" else f"model-{numbers}.onnx"
+    path = Path(cfg.file or original.folder / name)
     if path.suffix != ".onnx":
         raise UserError(f"file={cfg.file}: must end with .onnx")
-    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise UserError(f"file={cfg.file}: {path.parent} is not a folder that can be written to")
-    return path
+    checked = writing(f"file={path}", UserError) if cfg.file else writing(path)
+    with checked, tempfile.TemporaryFile(dir=path.parent):
+        return path
 
 
 def check_overwritten(cfg: ExportConfig, path: Path) -> None:

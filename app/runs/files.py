@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from app.config.errors import WriteError
+from app.config.errors import writing
 
 
 def write_atomically(path: str | Path, content: bytes | memoryview) -> None:
@@ -23,14 +23,13 @@ def write_atomically(path: str | Path, content: bytes | memoryview) -> None:
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with temporary.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        sync_folder(path.parent)
-    except OSError as error:
-        raise WriteError(f"{path}: cannot be written: {error.strerror}") from error
+        with writing(path):
+            with temporary.open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            sync_folder(path.parent)
     finally:
         with suppress(OSError):  # gone after the rename; on a read-only file system, never there
             temporary.unlink()

@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 from omegaconf import OmegaConf
 
 from app.config.cli import swept_dir, typed_overrides
-from app.config.errors import UserError
+from app.config.errors import UserError, writing
 from app.config.schema import TrainConfig
 from app.runs.files import write_atomically
 
@@ -42,10 +42,8 @@ def create_run_folder(cfg: TrainConfig, launch: str = "") -> Path:
         WriteError: A file in it cannot be written.
     """
     folder = swept_dir() or Path(cfg.outputs) / run_name()
-    try:
+    with writing(f"outputs={cfg.outputs}", UserError):
         (folder / CONFIG.parent).mkdir(parents=True, exist_ok=False)
-    except OSError as error:
-        raise UserError(f"outputs={cfg.outputs}: cannot be written: {error.strerror}") from error
     typed = OmegaConf.to_yaml(list(typed_overrides().values()))
     write_atomically(folder / OVERRIDES, typed.encode())
     if launch:
@@ -64,13 +62,17 @@ def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of the run in `folder`; the system releases it if the process dies.
 
     Raises:
-        UserError: Another process holds the lock, or the folder cannot be written.
+        UserError: Another process holds the lock.
+        WriteError: The folder cannot be written.
     """
-    try:
-        with FileLock(folder / LOCK, blocking=False):
-            yield
-    except Timeout as error:
-        raise UserError(f"resume={folder}: the run is going on in another process") from error
+    with writing(folder):
+        try:
+            held = FileLock(folder / LOCK).acquire(blocking=False)
+        except Timeout as error:
+            reason = f"resume={folder}: the run is going on in another process"
+            raise UserError(reason) from error
+    with held:
+        yield
 
 
 def started(folder: Path) -> int:

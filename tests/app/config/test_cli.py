@@ -169,6 +169,8 @@ def test_only_training_can_be_swept(main, tmp_path, capsys):
 def test_sweep_over_unknown_options_is_a_usage_error(main, capsys):
     assert main("-m", "model=lenet,alexnet") == 2
     assert capsys.readouterr().err == f"error: model=alexnet: {MODELS}"
+    assert main("-m", "model=null") == 2
+    assert capsys.readouterr().err == f"error: model=null: {MODELS}"
 
 
 def test_resuming_the_latest_run_is_no_sweep(main, tmp_path, capsys):

@@ -9,7 +9,7 @@ import pytest
 
 import app.runs.folder
 import app.training.state
-from app.config.errors import UserError
+from app.config.errors import UserError, WriteError
 from app.config.schema import DataConfig, LeNetConfig, OptimConfig, TrainConfig, from_mapping
 from app.runs.compare import _newest
 from app.runs.folder import (
@@ -19,6 +19,7 @@ from app.runs.folder import (
     create_run_folder,
     find_checkpoint,
     find_run,
+    locked,
     read_settings,
 )
 from app.training.state import load_config
@@ -63,6 +64,12 @@ def test_unwritable_folder_raises(tmp_path):
     for outputs in (tmp_path / "file", Path("/proc/nowhere")):
         with pytest.raises(UserError, match=r"outputs=.*: cannot be written: "):
             create_run_folder(TrainConfig(outputs=str(outputs)))
+
+
+def test_unwritable_run_cannot_be_locked():
+    reason = "^/proc: cannot be written: No such file or directory$"
+    with pytest.raises(WriteError, match=reason), locked(Path("/proc")):
+        pass
 
 
 def test_conflicting_group_option_raises(tmp_path, monkeypatch):

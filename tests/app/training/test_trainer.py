@@ -268,6 +268,13 @@ def test_batch_size_is_limited_to_the_data(cfg):
     assert Schedule.of(cfg, images=241, processes=2).batch_size == 240
 
 
+def test_batch_size_above_the_data_is_reported(cfg, capsys):
+    cfg.trainer.batch_size, cfg.trainer.epochs = 10_000, 1
+    train(cfg)
+    note = "trainer.batch_size=10000: only 240 training images, which make one batch\n"
+    assert capsys.readouterr().err == note
+
+
 def test_evaluate_does_not_depend_on_batch_size(cfg):
     data = load_dataset(cfg.data)
     model = build_model(cfg.model, 10)
