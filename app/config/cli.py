@@ -79,11 +79,7 @@ def hydra_main(
 
 
 def check(schema: type[T], cfg: DictConfig) -> T:
-    """Build `schema` from what Hydra composed.
-
-    Raises:
-        UserError: A key is unknown or a value is not allowed.
-    """
+    """Build `schema` from what Hydra composed; raise a UserError for a wrong key or value."""
     typed = typed_overrides()
     for key, override in typed.items():
         if key in ("data.name", "model.name", "optim.name"):  # keeps the group's other values
@@ -99,11 +95,7 @@ def check(schema: type[T], cfg: DictConfig) -> T:
 
 
 def check_command_line(command: str, arguments: list[str]) -> bool:
-    """Return whether the arguments ask for a sweep.
-
-    Raises:
-        UserError: An argument is none of Hydra's options, or an override without effect.
-    """
+    """Return whether the arguments ask for a sweep; raise a UserError for one without effect."""
     printed = io.StringIO()
     try:
         with redirect_stderr(printed):

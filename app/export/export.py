@@ -30,9 +30,7 @@ from app.runs.folder import find_checkpoint
 def export(cfg: ExportConfig) -> None:
     """Export a checkpoint to an ONNX file and a model card beside it, after checking the file.
 
-    Raises:
-        UserError: The settings conflict, or the checkpoint or its data cannot be used.
-        RunError: The exported network differs from the checkpoint's.
+    Raise a UserError for settings that cannot be used, a RunError if the networks differ.
     """
     check_settings(cfg)
     original = load_torch(cfg.checkpoint or find_checkpoint(cfg.outputs))
@@ -84,12 +82,7 @@ def check_settings(cfg: ExportConfig) -> None:
 
 
 def output_path(cfg: ExportConfig, original: TorchPredictor) -> Path:
-    """Return the file to write.
-
-    Raises:
-        UserError: `cfg.file` cannot be written.
-        WriteError: The checkpoint's folder cannot be written.
-    """
+    """Return the file to write, or raise a UserError or WriteError if that is impossible."""
     numbers = cfg.quantize or cfg.precision
     name = "model.onnx" if numbers == "fp32" else f"model-{numbers}.onnx"
     path = Path(cfg.file or original.folder / name)

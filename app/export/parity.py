@@ -76,9 +76,7 @@ def compare(exported: Predictor, original: Predictor, split: Split) -> Parity:
 def check_parity(parity: Parity, exact: bool) -> None:
     """Raise RunError unless the exported network is as good as the original.
 
-    Args:
-        parity: Result of `compare`.
-        exact: The exported network computes in float32, as the original does.
+    `exact` tells that it computes in float32, as the original does.
     """
     tolerance = TOLERANCE * max(1.0, parity.largest_logit)
     if exact and not parity.max_abs_difference <= tolerance:  # false for NaN

@@ -22,9 +22,7 @@ def list_pictures(input: str) -> Iterator[tuple[str, Path | BinaryIO]]:
     """Yield (name, file) of each picture that `input` names, for `read_gray`.
 
     A file, a folder or a glob pattern; or `-` for standard input: one picture, or a name a line.
-
-    Raises:
-        UserError: There are none. Of several names, one without pictures is yielded as it is.
+    Without pictures raise a UserError; of several names, yield one without pictures as it is.
     """
     names = [input]
     if input == STANDARD_INPUT:
@@ -50,9 +48,8 @@ def list_pictures(input: str) -> Iterator[tuple[str, Path | BinaryIO]]:
 def find_pictures(pattern: str) -> list[Path]:
     """List the picture files that a file name, a folder or a glob pattern names.
 
-    Raises:
-        UserError: There are none; of a folder (without sub-folders) and a pattern, none with a
-            suffix that Pillow knows.
+    Of a folder (without sub-folders) and a pattern, these are the files with a suffix that Pillow
+    knows. Raise a UserError if there are none.
     """
     path = Path(pattern)
     if path.is_file():
@@ -73,10 +70,8 @@ def read_gray(file: Path | BinaryIO, name: str | None = None) -> Gray:
     """Read a picture of any format, mode and depth as shades of gray; the first frame of several.
 
     Transparent pixels become background: the median shade of the opaque ones or, where most of
-    the picture is transparent, the opposite of the drawing's shade.
-
-    Raises:
-        UserError: Pillow cannot read the file; the message has `name` or the path.
+    the picture is transparent, the opposite of the drawing's shade. If Pillow cannot read the file,
+    raise a UserError with `name` or the path.
     """
     try:
         with warnings.catch_warnings():

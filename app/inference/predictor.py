@@ -3,7 +3,6 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +20,8 @@ from app.runs.folder import find_checkpoint, is_outdated
 BATCH_SIZE = 1000
 
 
-class Predictor(Protocol):
+@dataclass
+class Predictor:
     """A trained network that predicts, in whichever runtime.
 
     Attributes:
@@ -40,10 +40,11 @@ class Predictor(Protocol):
 
     def logits(self, images: Tensor) -> Tensor:
         """Return logits float32 [N, classes], on the CPU, for images uint8 [N, 1, H, W]."""
+        raise NotImplementedError
 
 
 @dataclass
-class TorchPredictor:
+class TorchPredictor(Predictor):
     """A checkpoint's network in torch.
 
     Attributes:
@@ -52,17 +53,12 @@ class TorchPredictor:
         module: The network, in evaluation mode; takes normalised images.
     """
 
-    folder: Path
-    dataset: str
-    fallback_from: str | None
-    classes: list[str]
-    any_size: bool
     checkpoint: Checkpoint
     config: ModelConfig
     module: nn.Module
 
     def logits(self, images: Tensor) -> Tensor:
-        """Return logits float32 [N, classes], on the CPU, for images uint8 [N, 1, H, W]."""
+        """See `Predictor.logits`."""
         return predict_logits(self.module, images, *self.normalization).cpu()
 
     @property
@@ -72,11 +68,7 @@ class TorchPredictor:
 
 
 def load_torch(path: str | Path, device: torch.device | str = "cpu") -> TorchPredictor:
-    """Load a checkpoint; of a run folder its `best.pt`.
-
-    Raises:
-        UserError: The file is missing, damaged or no checkpoint.
-    """
+    """Load a checkpoint; of a run folder its `best.pt`."""
     path = Path(path)
     if path.suffix == ".onnx":
         raise UserError(f"checkpoint={path}: an exported file; app.predict runtime=onnx takes it")
@@ -100,8 +92,7 @@ def load_predictor(
 ) -> Predictor:
     """Load the network that a command's `checkpoint` names; None: the newest run's under `outputs`.
 
-    Raises:
-        UserError: There is none, the file cannot be used, or the device is not there.
+    Raise a UserError if there is none, the file cannot be used, or the device is not there.
     """
     if runtime == "onnx":
         from app.inference.onnx_runtime import load_onnx  # late: loading it is slow
@@ -116,11 +107,7 @@ def load_predictor(
 
 
 def load_data(checkpoint: Checkpoint, root: str) -> Dataset:
-    """Load the data set that the checkpoint was trained on, split as it was then.
-
-    Raises:
-        UserError: The data is damaged, or not here and cannot be downloaded.
-    """
+    """Load the data set that the checkpoint was trained on, split as it was then."""
     data = checkpoint.data
     values = {key: data[key] for key in ("name", "val_size", "split_seed")}
     return load_dataset(from_mapping(DataConfig, {"root": root, "fallback": None, **values}))

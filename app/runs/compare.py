@@ -70,10 +70,6 @@ def report(folder: str, outputs: str = "outputs") -> None:
     """Print the table of the runs under `folder`; write `report.csv` and `report.png` there.
 
     `latest` is the newest sweep or run under `outputs`.
-
-    Raises:
-        UserError: There are no runs, or one of them cannot be read.
-        RunError: The files cannot be written.
     """
     root = _newest(Path(outputs)) if folder == "latest" else Path(folder).expanduser()
     entries = find_entries(root)
@@ -92,11 +88,7 @@ def report(folder: str, outputs: str = "outputs") -> None:
 
 
 def find_entries(root: Path) -> list[Entry]:
-    """Read the runs at any depth under `root`, in the order in which they were started.
-
-    Raises:
-        UserError: There are none, or one cannot be read.
-    """
+    """Read the runs at any depth under `root`, in the order in which they were started."""
     entries = []
     for path in all_runs(root):
         settings, summary = flatten(read_settings(path)), read_summary(path)

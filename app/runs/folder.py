@@ -36,12 +36,9 @@ def create_run_folder(cfg: TrainConfig, launch: str = "") -> Path:
 
     Call it after all checks: wrong usage must leave no folder. `.hydra/config.yaml` is written
     last, because it marks a run folder. `launch` identifies the torchrun launch.
-
-    Raises:
-        UserError: The folder cannot be created.
-        WriteError: A file in it cannot be written.
     """
-    folder = swept_dir() or Path(cfg.outputs) / run_name()
+    name = f"{datetime.now():%Y-%m-%d/%H-%M-%S}-{secrets.token_hex(4)}"
+    folder = swept_dir() or Path(cfg.outputs) / name
     with writing(f"outputs={cfg.outputs}", UserError):
         (folder / CONFIG.parent).mkdir(parents=True, exist_ok=False)
     typed = OmegaConf.to_yaml(list(typed_overrides().values()))
@@ -52,18 +49,11 @@ def create_run_folder(cfg: TrainConfig, launch: str = "") -> Path:
     return folder
 
 
-def run_name() -> str:
-    """Return a name for a new run: `<date>/<time>-<eight random hexadecimal digits>`."""
-    return f"{datetime.now():%Y-%m-%d/%H-%M-%S}-{secrets.token_hex(4)}"
-
-
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of the run in `folder`; the system releases it if the process dies.
+    """Hold the lock of the run in `folder`, or raise a UserError if another process does.
 
-    Raises:
-        UserError: Another process holds the lock.
-        WriteError: The folder cannot be written.
+    The system releases it if the process dies.
     """
     with writing(folder):
         try:
@@ -87,11 +77,7 @@ def find_runs(root: Path) -> list[Path]:
 
 
 def all_runs(root: Path) -> list[Path]:
-    """Return what `find_runs` returns, the newest run last.
-
-    Raises:
-        UserError: There is none.
-    """
+    """Return `find_runs`, the newest last; raise a UserError if there is none."""
     runs = find_runs(root)
     if not runs:
         where = f"{root}/" if root.is_dir() else f"{root}/ (no such folder)"
@@ -113,11 +99,7 @@ def newest_first(files: Iterable[Path]) -> list[Path]:
 
 
 def find_run(resume: str, outputs: str) -> Path:
-    """Return the run folder for `resume`: a folder, one of its checkpoints, or `latest`.
-
-    Raises:
-        UserError: There is no such run.
-    """
+    """Return the run folder for `resume`: a folder, one of its checkpoints, or `latest`."""
     if resume == "latest":
         return all_runs(Path(outputs))[-1]
     folder = Path(resume).expanduser()
@@ -130,11 +112,8 @@ def find_run(resume: str, outputs: str) -> Path:
 def find_checkpoint(outputs: str | Path = "outputs", name: str = "best.pt") -> Path:
     """Return the file `name` of the newest run under `outputs` that has one.
 
-    If no run has the file, return the newest one outside of run folders. Print the choice on
-    stderr, with the status of its run, and a newer run that lacks the file.
-
-    Raises:
-        UserError: There is no such file.
+    If no run has the file, return the newest one outside of run folders; if there is none, raise a
+    UserError. Print the choice on stderr, with the status of its run, and a newer run without one.
     """
     root = Path(outputs)
     files = newest_first(root.rglob(name))
@@ -164,20 +143,12 @@ def status_of(summary: dict[str, Any]) -> str:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """Return the configuration of the run in `folder` as nested plain values.
-
-    Raises:
-        UserError: It cannot be read.
-    """
+    """Return the configuration of the run in `folder` as nested plain values."""
     return _read(folder / CONFIG, lambda text: OmegaConf.to_container(OmegaConf.create(text)))
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """Return the `summary.json` of the run in `folder`; empty if there is none yet.
-
-    Raises:
-        UserError: It cannot be read, or lacks the results of a finished run.
-    """
+    """Return the `summary.json` of the run in `folder`; empty if there is none yet."""
     path = folder / SUMMARY
     summary = _read(path, json.loads) if path.is_file() else {}
     for key in RESULTS if summary.get("status") == "finished" else ():
@@ -187,14 +158,15 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 
 def _read(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
+    """Parse a file that must hold a mapping; raise a UserError otherwise."""
     try:
         values = parse(path.read_text())
+        if not isinstance(values, dict):
+            raise ValueError("must be a mapping")
+        return values
     except Exception as error:  # the parsers raise many types
         reason = " ".join(str(error).split())
         raise UserError(f"{path}: cannot be read: {reason}") from error
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: cannot be read: must be a mapping")
-    return values
 
 
 def flatten(values: Any, prefix: str = "") -> dict[str, Any]:

@@ -36,15 +36,13 @@ class Tracker:
     """The curves of a run: TensorBoard events, and the same scalars in `metrics.jsonl`.
 
     What the test adds at the end goes into an event file of its own, which replaces the one of an
-    earlier test of the same run: a resumed run has no point twice.
+    earlier test of the same run: a resumed run has no point twice. All methods raise a WriteError
+    if the files cannot be written.
 
     Args:
         folder: The run folder.
         step: The step to go on after; later points of a killed run are purged.
         size: Bytes of `metrics.jsonl` at that step, as `flush` returned them.
-
-    Raises:
-        WriteError: The files cannot be written; as with all the methods.
     """
 
     def __init__(self, folder: str | Path, step: int = 0, size: int = 0) -> None:
@@ -93,9 +91,7 @@ class Tracker:
 
     def close(self) -> None:
         """Close the files; `flush` has reported what could not be written."""
-        for close in (self._lines.close, self._writer.close):
-            with suppress(OSError):
-                close()
-        if self._results is not None:
-            with suppress(OSError):
-                self._results.close()
+        for file in (self._lines, self._writer, self._results):
+            if file is not None:
+                with suppress(OSError):
+                    file.close()

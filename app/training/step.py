@@ -17,10 +17,11 @@ from app.data.sampler import Plan, plan_epoch
 from app.data.transforms import normalize, warp
 from app.training.distributed import World
 from app.training.optimizers import (
+    OPTIMIZERS,
     LossScale,
     copy_into,
     ema_weight,
-    make_optimizer,
+    gradients,
     one_cycle,
 )
 
@@ -87,7 +88,7 @@ class TrainStep:
     ) -> None:
         self.model, self.data, self.cfg, self.device, self.world = model, data, cfg, device, world
         self.schedule = Schedule.of(cfg, len(data.train), world.size)
-        self.optimizer = make_optimizer(model.parameters(), cfg.optim)
+        self.optimizer = OPTIMIZERS[cfg.optim.name](model.parameters(), cfg.optim.weight_decay)
         self.average = copy.deepcopy(model).requires_grad_(False) if cfg.optim.ema else None
         self.dtype = AUTOCAST.get(cfg.trainer.precision)
         self.loss_scale = LossScale(device) if self.dtype == torch.float16 else None
@@ -151,21 +152,19 @@ class TrainStep:
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
             logits = self._forward(inputs.to(self.optimizer.parameters[0].dtype))
             loss = F.cross_entropy(logits, labels, label_smoothing=smoothing)
-        overflow = None
-        if self.loss_scale is None:
-            loss.backward()
-        else:
-            (loss * self.loss_scale.scale).backward()
-            overflow = self.loss_scale.unscale(self.optimizer.gradients())
+        scale, overflow, parameters = self.loss_scale, None, self.optimizer.parameters
+        (loss * scale.scale if scale else loss).backward()
+        if scale:
+            overflow = scale.unscale(gradients(parameters))
 
         with torch.no_grad():
-            norms = torch._foreach_norm(self.optimizer.gradients())
+            norms = torch._foreach_norm(gradients(parameters))
             norm = torch.linalg.vector_norm(torch.stack(norms))
             correct = (logits.argmax(1) == labels).sum()
             self.optimizer.step(lr, overflow)
             if self.average is not None:
                 averages: list[Tensor] = list(self.average.parameters())
-                moves = list(torch._foreach_sub(self.optimizer.parameters, averages))
+                moves = list(torch._foreach_sub(parameters, averages))
                 torch._foreach_mul_(moves, ema)
                 torch._foreach_add_(averages, moves)
                 copy_into(list(self.average.buffers()), list(self.model.buffers()))
@@ -191,13 +190,13 @@ class TrainStep:
 
     def state_dict(self) -> dict[str, Any]:
         """Copy the state that the next step depends on to the CPU."""
-        return tree_map_only(Tensor, _to_cpu, self._state())
+        kwargs = {"copy": True, "memory_format": torch.contiguous_format}
+        return tree_map_only(Tensor, lambda it: it.detach().to("cpu", **kwargs), self._state())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Copy a `state_dict` in place: weights keep their memory format, as sums depend on it.
 
-        Raises:
-            ValueError, RuntimeError: It belongs to another network or optimiser.
+        Raise a ValueError or RuntimeError if it belongs to another network or optimiser.
         """
         own = self._state()
         if tree_structure(own) != tree_structure(state):
@@ -205,16 +204,10 @@ class TrainStep:
         copy_into(tree_leaves(own), tree_leaves(state))
 
     def _state(self) -> dict[str, Any]:
-        state: dict[str, Any] = {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+        parts = {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "average": self.average,
+            "loss_scale": self.loss_scale,
         }
-        if self.average is not None:
-            state["average"] = self.average.state_dict()
-        if self.loss_scale is not None:
-            state["loss_scale"] = self.loss_scale.state_dict()
-        return state
-
-
-def _to_cpu(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        return {name: part.state_dict() for name, part in parts.items() if part is not None}

@@ -43,8 +43,7 @@ def train(cfg: TrainConfig) -> dict[str, Any]:
         The summary, as in the folder's `summary.json`; an empty dict in ranks other than 0.
 
     Raises:
-        UserError: The data, the device, the output folder or the run to resume cannot be used;
-            nothing is written.
+        UserError: A setting cannot be used; nothing is written.
         RunError: The run failed: no memory, full disk, lost process, non-finite loss.
         KeyboardInterrupt: The run was interrupted; `last.pt` holds its state.
     """
@@ -98,10 +97,8 @@ def fit(
 ) -> None:
     """Train to the last epoch; write `last.pt` after each epoch, `best.pt` if it is the best.
 
-    `tracker` is None in ranks other than 0. `interrupted` returns whether the run is to stop.
-
-    Raises:
-        KeyboardInterrupt: The run was interrupted, after `last.pt` was written.
+    `tracker` is None in ranks other than 0. If `interrupted` returns true, write `last.pt` and
+    raise KeyboardInterrupt.
     """
     epochs = run.schedule.epochs
     quiet = None if tracker else True  # None: show the bar on terminals only
@@ -241,7 +238,7 @@ def expected_failures(cfg: TrainConfig, run: Run | None = None) -> Iterator[None
     except WriteError as error:
         raise RunError(f"{error} ({last_good(run)})" if run else str(error)) from error
     except RuntimeError as error:
-        if lacks_memory(error):
+        if isinstance(error, torch.OutOfMemoryError) or OUT_OF_MEMORY.search(str(error)):
             where = f"on {cfg.device} before the first step"
             if run:
                 where = (
@@ -255,17 +252,11 @@ def expected_failures(cfg: TrainConfig, run: Run | None = None) -> Iterator[None
         raise
 
 
-def lacks_memory(error: RuntimeError) -> bool:
-    """Return whether `error` is an out-of-memory error."""
-    return isinstance(error, torch.OutOfMemoryError) or bool(OUT_OF_MEMORY.search(str(error)))
-
-
 @contextmanager
 def deferred_interrupt() -> Iterator[Callable[[], bool]]:
     """Record the first SIGINT or SIGTERM; raise KeyboardInterrupt at the second.
 
-    Yields:
-        A function that returns whether a signal has arrived.
+    The function that it yields returns whether a signal has arrived.
     """
     arrived = False
 

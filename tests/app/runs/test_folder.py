@@ -37,7 +37,7 @@ def test_runs_of_the_same_second_have_different_folders(tmp_path):
 
 
 def test_existing_folder_is_not_reused(tmp_path, monkeypatch):
-    monkeypatch.setattr(app.runs.folder, "run_name", lambda: "2026-01-31/12-00-00-same")
+    monkeypatch.setattr(app.runs.folder, "swept_dir", lambda: tmp_path / "same")
     cfg = TrainConfig(outputs=str(tmp_path))
     create_run_folder(cfg)
     with pytest.raises(UserError, match="cannot be written: File exists"):
