@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -156,26 +156,20 @@ def quote(argument: str, sweep: bool) -> str:
     no name, or a value with an open bracket.
     """
     key, given, value = argument.partition("=")
-    if not given or not value.strip() or value[0] in "'\"":
+    if not given or not value.strip() or value[0] in "'\"" or key.startswith("-"):
         return argument
     if key in PATHS and not sweep:
         literal = bool(SPECIAL.search(value))
     elif is_group(key):
         literal = value == "null" or not value[0].isalpha()
     else:
-        literal = not (key.startswith("-") or parses(argument))
+        literal = True
+        with suppress(HydraException):
+            OverridesParser.create().parse_override(argument)
+            literal = False
     # backslashes escape where a quote follows them, the closing one included
     quoted = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
     return f"{key}='{quoted}'" if literal else argument
-
-
-def parses(argument: str) -> bool:
-    """Return whether Hydra can parse an override."""
-    try:
-        OverridesParser.create().parse_override(argument)
-    except HydraException:
-        return False
-    return True
 
 
 def typed_overrides() -> dict[str, str]:

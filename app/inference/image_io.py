@@ -79,7 +79,9 @@ def read_gray(file: Path | BinaryIO, name: str | None = None) -> Gray:
             with Image.open(file) as opened:
                 image = ImageOps.exif_transpose(opened)
                 if image.mode.startswith(("I", "F")):  # Pillow would clip these at 255
-                    return _stretch(np.asarray(image, dtype=np.float64))
+                    values = np.nan_to_num(np.asarray(image, dtype=np.float64))
+                    values -= values.min()
+                    return (values * (255 / max(values.max(), 1e-9))).round().astype(np.uint8)
                 if not image.has_transparency_data:
                     return np.asarray(image.convert("L"))
                 gray = np.asarray(image.convert("RGBA").convert("L"), dtype=np.float64)
@@ -97,10 +99,3 @@ def read_gray(file: Path | BinaryIO, name: str | None = None) -> Gray:
     else:
         background = 255.0 if np.average(gray, weights=alpha) < 128 else 0.0
     return (gray * alpha + background * (1 - alpha)).round().astype(np.uint8)
-
-
-def _stretch(values: NDArray[np.float64]) -> Gray:
-    """Scale values of any range to 0 to 255."""
-    values = np.nan_to_num(values)
-    low, high = values.min(), values.max()
-    return ((values - low) * (255 / max(high - low, 1e-9))).round().astype(np.uint8)

@@ -14,13 +14,13 @@ from app.config.errors import UserError
 from app.config.schema import DataConfig, from_mapping
 from app.data.transforms import normalize
 from app.inference.predictor import Predictor
+from app.runs.folder import COMMANDS
 
 IMAGE, PIXELS = "image", "pixels"  # the input: normalised, or raw with `preprocess`
 LOGITS, PROBABILITIES, CLASS = "logits", "probabilities", "class"  # the outputs
 RUNTIME = f"ONNX Runtime {onnxruntime.__version__}"
 ALL_THREADS = 0
 BATCH_SIZE = 250  # an involution takes megabytes an image
-EXPORT = "export one with `python -m app.export_onnx`"
 
 
 @dataclass
@@ -56,7 +56,7 @@ def load_onnx(path: str | Path, device: str = "cpu", threads: int = ALL_THREADS)
             raise UserError(f"checkpoint={path}: a checkpoint, export it first with {export}")
         content = path.read_bytes()
     except OSError as error:
-        raise UserError(f"checkpoint={path}: {error.strerror}: {EXPORT}") from error
+        raise UserError(f"checkpoint={path}: {error.strerror}: {COMMANDS['model.onnx']}") from error
     try:
         return onnx_predictor(content, path.parent, device, threads)
     except UserError:

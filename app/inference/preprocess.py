@@ -69,7 +69,9 @@ def to_digit(gray: Gray, invert: bool | None = None) -> Gray | None:
     With `invert=None` the ink is dark if its mean difference from the paper is negative. None for
     a blank picture.
     """
-    ink = _ink(_reduce(gray), invert)
+    factor = -(-max(gray.shape) // WORKING_SIDE)
+    reduced = gray if factor == 1 else np.asarray(Image.fromarray(gray).reduce(factor))
+    ink = _ink(reduced, invert)
     threshold = _otsu(ink)
     strokes = ink >= threshold
     if not strokes.any() or ink[strokes].mean() - ink[~strokes].mean() < LEAST_CONTRAST:
@@ -87,11 +89,6 @@ def _background(gray: Gray) -> float:
 
 def _is_inverted(gray: Gray, invert: bool | None) -> bool:
     return _background(gray) > 127 if invert is None else invert
-
-
-def _reduce(gray: Gray) -> Gray:
-    factor = -(-max(gray.shape) // WORKING_SIDE)
-    return gray if factor == 1 else np.asarray(Image.fromarray(gray).reduce(factor))
 
 
 def _ink(gray: Gray, invert: bool | None) -> NDArray[np.float64]:

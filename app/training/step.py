@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map_only, tree_structure
 
-from app.config.schema import AugmentConfig, TrainConfig
+from app.config.schema import TrainConfig
 from app.data.datasets import Dataset
 from app.data.sampler import Plan, plan_epoch
 from app.data.transforms import normalize, warp
@@ -32,37 +31,23 @@ LOSS, NORM = 0, 2  # columns of TrainStep.returned
 WARM_UP, WARM_UP_TOGETHER = 3, 11
 
 
-@dataclass(frozen=True)
 class Schedule:
-    """The lengths of a training, and the learning rate of each step.
+    """The lengths of a training on a number of images, and the learning rate of each step.
 
     Attributes:
-        batch_size: Images in a batch of all processes.
+        batch_size: Images in a batch of all processes; a small set limits it.
         epoch_steps: Steps of an epoch; images after the last full batch are skipped.
+        augment: Distortions of the training images; None: no distortion.
     """
 
-    batch_size: int
-    epoch_steps: int
-    epochs: int
-    cfg: TrainConfig
-
-    @classmethod
-    def of(cls, cfg: TrainConfig, images: int, processes: int) -> "Schedule":
-        """Build the schedule for a number of training images; a small set limits the batch."""
-        batch_size = min(cfg.trainer.batch_size, images // processes * processes)
-        epochs = cfg.trainer.epochs or max(2, math.ceil(12_000 / images))
-        return cls(batch_size, images // batch_size, epochs, cfg)
-
-    @property
-    def steps(self) -> int:
-        """Steps of the whole training."""
-        return self.epochs * self.epoch_steps
-
-    @property
-    def augment(self) -> AugmentConfig | None:
-        """Distortions of the training images; None: no distortion."""
-        cfg = self.cfg.augment
-        return cfg if self.cfg.data.augment and any(dataclasses.astuple(cfg)) else None
+    def __init__(self, cfg: TrainConfig, images: int, processes: int) -> None:
+        self.cfg = cfg
+        self.batch_size = min(cfg.trainer.batch_size, images // processes * processes)
+        self.epoch_steps = images // self.batch_size
+        self.epochs = cfg.trainer.epochs or max(2, math.ceil(12_000 / images))
+        self.steps = self.epochs * self.epoch_steps
+        distorts = cfg.data.augment and any(dataclasses.astuple(cfg.augment))
+        self.augment = cfg.augment if distorts else None
 
     def rate(self, step: int) -> float:
         """Return the learning rate of a step."""
@@ -87,7 +72,7 @@ class TrainStep:
         self, model: nn.Module, data: Dataset, cfg: TrainConfig, device: torch.device, world: World
     ) -> None:
         self.model, self.data, self.cfg, self.device, self.world = model, data, cfg, device, world
-        self.schedule = Schedule.of(cfg, len(data.train), world.size)
+        self.schedule = Schedule(cfg, len(data.train), world.size)
         self.optimizer = OPTIMIZERS[cfg.optim.name](model.parameters(), cfg.optim.weight_decay)
         self.average = copy.deepcopy(model).requires_grad_(False) if cfg.optim.ema else None
         self.dtype = AUTOCAST.get(cfg.trainer.precision)
@@ -123,9 +108,10 @@ class TrainStep:
         self._rates.copy_(torch.tensor(rates))
         self._index.fill_(index)
         if self._plan is not None:
-            self._plan.copy_(plan)
+            old, new = ([part for part in it if part is not None] for it in (self._plan, plan))
+            copy_into(old, new)
             return
-        self._plan = plan.to(self.device)
+        self._plan = tree_map_only(Tensor, lambda part: part.to(self.device), plan)
         if self._stream is not None:
             with torch.cuda.device(self.device):
                 self._graph = self._capture(self._stream)

@@ -171,18 +171,13 @@ def take_steps(
             threads.adapt()
         if run.step == end:
             return False
-        due, stop = reached(run.step - saved_step, trainer.checkpoint_steps), False
+        due, stop = run.step - saved_step >= (trainer.checkpoint_steps or math.inf), False
         if alone or run.step % ASK_EVERY == 0:  # signals and clocks differ between processes
-            late = reached(time.monotonic() - saved_time, trainer.checkpoint_seconds)
+            late = time.monotonic() - saved_time >= (trainer.checkpoint_seconds or math.inf)
             stop, late = run.world.any(interrupted(), late)
             due = due or stop or late
         if due:
             return stop
-
-
-def reached(value: float, limit: float | None) -> bool:
-    """Return whether `value` reached `limit` (None: never)."""
-    return limit is not None and value >= limit
 
 
 def fetch_points(run: Run) -> None:

@@ -268,9 +268,9 @@ def test_usage_error_writes_no_files(cfg, tmp_path, monkeypatch, key, value, mes
 
 def test_batch_size_is_limited_to_the_data(cfg):
     cfg.trainer.batch_size = 10_000
-    schedule = Schedule.of(cfg, images=240, processes=1)
+    schedule = Schedule(cfg, images=240, processes=1)
     assert (schedule.batch_size, schedule.steps) == (240, 2)
-    assert Schedule.of(cfg, images=241, processes=2).batch_size == 240
+    assert Schedule(cfg, images=241, processes=2).batch_size == 240
 
 
 def test_batch_size_above_the_data_is_reported(cfg, capsys):
