@@ -55,27 +55,16 @@ class Split:
 
 @dataclass
 class Dataset:
-    """A data set in memory.
+    """A data set in memory."""
 
-    Attributes:
-        name: As in `DataConfig.name`.
-        classes: Names of the labels 0, 1, ...
-        mean: Mean of the training pixels in [0, 1].
-        std: Standard deviation of the training pixels.
-        train: Training images without the validation images.
-        val: Validation images, held out of the training images to choose a checkpoint.
-        test: Test images, used once, at the end.
-        fallback_from: The requested data set, if this one replaces it.
-    """
-
-    name: str
-    classes: tuple[str, ...]
-    mean: float
-    std: float
-    train: Split
-    val: Split
-    test: Split
-    fallback_from: str | None = None
+    name: str  # as in `DataConfig.name`
+    classes: tuple[str, ...]  # names of the labels 0, 1, ...
+    mean: float  # mean of the training pixels in [0, 1]
+    std: float  # standard deviation of the training pixels
+    train: Split  # training images without the validation images
+    val: Split  # validation images, held out of the training images to choose a checkpoint
+    test: Split  # test images, used once, at the end
+    fallback_from: str | None = None  # the requested data set, if this one replaces it
 
     def to(self, device: torch.device) -> "Dataset":
         """Return the data set with its images on `device`."""

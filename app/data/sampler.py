@@ -10,14 +10,10 @@ from app.data.transforms import draw_affine
 
 
 class Plan(NamedTuple):
-    """The batches of an epoch, drawn on the CPU before its first step.
+    """The batches of an epoch, drawn on the CPU before its first step."""
 
-    Attributes:
-        batches: Indices into the training images, int64 [steps, batch].
-        maps: Affine maps of the images, float32 [steps, batch, 2, 3]; None without augmentation.
-    """
-
-    batches: Tensor
+    batches: Tensor  # indices into the training images, int64 [steps, batch]
+    # affine maps of the images, float32 [steps, batch, 2, 3]; None without augmentation
     maps: Tensor | None
 
 

@@ -19,23 +19,14 @@ SAMPLE = 100  # images in each of them
 
 @dataclass
 class Parity:
-    """Comparison of two predictors over labelled images.
+    """Comparison of two predictors over labelled images."""
 
-    Attributes:
-        images: Number of images.
-        max_abs_difference: Largest difference of a logit, in any size; NaN if one is.
-        largest_logit: Largest absolute logit of the original.
-        differing: Number of predictions that differ.
-        right: Number of right predictions of the exported network.
-        original_right: Number of right predictions of the original, in float32.
-    """
-
-    images: int
-    max_abs_difference: float
-    largest_logit: float
-    differing: int
-    right: int
-    original_right: int
+    images: int  # number of images
+    max_abs_difference: float  # largest difference of a logit, in any size; NaN if one is
+    largest_logit: float  # largest absolute logit of the original
+    differing: int  # number of predictions that differ
+    right: int  # number of right predictions of the exported network
+    original_right: int  # number of right predictions of the original, in float32
 
     @property
     def accuracy(self) -> float:

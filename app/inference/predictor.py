@@ -22,21 +22,13 @@ BATCH_SIZE = 1000
 
 @dataclass
 class Predictor:
-    """A trained network that predicts, in whichever runtime.
+    """A trained network that predicts, in whichever runtime."""
 
-    Attributes:
-        folder: Folder of the file, for results.
-        dataset: Training data, as in `DataConfig.name`.
-        fallback_from: Data set that was asked for when it could not be had.
-        classes: Class names by label.
-        any_size: Images may have another size than 28x28.
-    """
-
-    folder: Path
-    dataset: str
-    fallback_from: str | None
-    classes: list[str]
-    any_size: bool
+    folder: Path  # folder of the file, for results
+    dataset: str  # training data, as in `DataConfig.name`
+    fallback_from: str | None  # data set that was asked for when it could not be had
+    classes: list[str]  # class names by label
+    any_size: bool  # images may have another size than 28x28
 
     def logits(self, images: Tensor) -> Tensor:
         """Return logits float32 [N, classes], on the CPU, for images uint8 [N, 1, H, W]."""
@@ -45,17 +37,11 @@ class Predictor:
 
 @dataclass
 class TorchPredictor(Predictor):
-    """A checkpoint's network in torch.
+    """A checkpoint's network in torch."""
 
-    Attributes:
-        checkpoint: Content of the file.
-        config: Kind of network.
-        module: The network, in evaluation mode; takes normalised images.
-    """
-
-    checkpoint: Checkpoint
-    config: ModelConfig
-    module: nn.Module
+    checkpoint: Checkpoint  # content of the file
+    config: ModelConfig  # kind of network
+    module: nn.Module  # the network, in evaluation mode; takes normalised images
 
     def logits(self, images: Tensor) -> Tensor:
         """See `Predictor.logits`."""

@@ -24,26 +24,17 @@ VERSIONS = {"python": platform.python_version(), "torch": str(torch.__version__)
 
 @dataclass
 class Checkpoint:
-    """A network and what its users need, as plain tensors and plain data.
+    """A network and what its users need, as plain tensors and plain data."""
 
-    Attributes:
-        model: The network's state dict, on the CPU; of the averaged weights with EMA.
-        model_config: Fields of `ModelConfig`.
-        data: The training set: `name`, `classes` (list of str), `mean` and `std` of
-            the pixels in [0, 1], `fallback_from` (str or None), `val_size`, `split_seed`.
-        metrics: Numbers so far: `epoch`, `step`, `val_accuracy`, ...
-        config: The whole configuration of the run, as nested plain values.
-        training: The state to resume from, see `app.training.state`; empty in `best.pt`.
-        versions: Versions of `python` and `torch` that wrote it.
-    """
-
-    model: dict[str, Tensor]
-    model_config: dict[str, Any]
+    model: dict[str, Tensor]  # state dict on the CPU; of the averaged weights with EMA
+    model_config: dict[str, Any]  # fields of `ModelConfig`
+    # name, classes (list of str), mean and std of the training pixels in [0, 1],
+    # fallback_from (str or None), val_size, split_seed
     data: dict[str, Any]
-    metrics: dict[str, Any] = field(default_factory=dict)
-    config: dict[str, Any] = field(default_factory=dict)
-    training: dict[str, Any] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=lambda: dict(VERSIONS))
+    metrics: dict[str, Any] = field(default_factory=dict)  # epoch, step, val_accuracy, ...
+    config: dict[str, Any] = field(default_factory=dict)  # the whole, as nested plain values
+    training: dict[str, Any] = field(default_factory=dict)  # to resume from; empty in best.pt
+    versions: dict[str, str] = field(default_factory=lambda: dict(VERSIONS))  # that wrote it
 
     @functools.cached_property
     def network(self) -> nn.Module:

@@ -42,36 +42,24 @@ CHANGEABLE = (*FREE, "trainer.compile", "trainer.checkpoint_steps", "trainer.che
 
 @dataclass
 class Run:
-    """A training run.
-
-    Attributes:
-        data: The data set, on `device`.
-        train_step: The network, its optimiser and its EMA.
-        step: Completed steps.
-        epoch: Completed epochs, validation included.
-        best: Validation accuracy of best.pt; -1 before there is one.
-        images: Images trained on by all processes.
-        seconds: Time in training steps, without evaluation and checkpoints.
-        threads: CPU threads at the last checkpoint; 0 before the first one.
-        points: Loss, number of correct images and gradient norm of each step of this epoch, reduced
-            over all processes, float32 [steps, 3].
-        log_size: Size of `metrics.jsonl` in bytes at the last checkpoint.
-    """
+    """A training run."""
 
     cfg: TrainConfig
     world: World
-    data: Dataset
-    train_step: TrainStep
+    data: Dataset  # the data set, on `device`
+    train_step: TrainStep  # the network, its optimiser and its EMA
     device: torch.device
     folder: Path
-    step: int = 0
-    epoch: int = 0
-    best: float = -1.0
-    images: int = 0
-    seconds: float = 0.0
-    threads: int = 0
+    step: int = 0  # completed steps
+    epoch: int = 0  # completed epochs, validation included
+    best: float = -1.0  # validation accuracy of best.pt; -1 before there is one
+    images: int = 0  # images trained on by all processes
+    seconds: float = 0.0  # time in training steps, without evaluation and checkpoints
+    threads: int = 0  # CPU threads at the last checkpoint; 0 before the first one
+    # loss, number of correct images and gradient norm of each step of this epoch, reduced over all
+    # processes, float32 [steps, 3]
     points: Tensor = field(default_factory=lambda: torch.zeros(0, 3))
-    log_size: int = 0
+    log_size: int = 0  # size of `metrics.jsonl` in bytes at the last checkpoint
 
     @property
     def schedule(self) -> Schedule:
