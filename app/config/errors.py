@@ -67,13 +67,14 @@ def handle_signals() -> None:
 
 
 def is_first(message: str) -> bool:
-    """Return whether no process of this torchrun launch asked for `message` before a restart."""
+    """Return whether no process of this torchrun launch, also before a restart, asked before."""
     with suppress(Exception):
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+        if os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True":  # KeyError without torchrun
+            from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-        store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=5))
-        return store.add(message, 1) == 1
+            host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+            store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=5))
+            return store.add(f"printed: {message}", 1) == 1
     return True
 
 

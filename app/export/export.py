@@ -3,8 +3,7 @@
 import json
 import logging
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,7 +44,9 @@ def export(cfg: ExportConfig) -> None:
 
 def _export_file(cfg: ExportConfig, path: Path, original: TorchPredictor, test: Split) -> None:
     """Export to one file, in one layout."""
-    with _quiet():
+    with ExitStack() as log:  # silence the exporter's and quantizer's
+        log.callback(logging.disable, logging.root.manager.disable)
+        logging.disable(logging.WARNING)
         model = build_graph(original, cfg)
         if cfg.quantize:
             images = load_data(original.checkpoint, cfg.data.root).val.images
@@ -112,14 +113,3 @@ def check(model: ModelProto) -> ModelProto:
     model = infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
     onnx.checker.check_model(model, full_check=True)
     return model
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the exporter's and quantizer's log."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)

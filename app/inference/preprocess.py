@@ -26,12 +26,10 @@ DIGITS = ("mnist", "qmnist", "digits")  # data sets of digits
 
 
 def frame(picture: Gray, dataset: str, invert: bool | None = None) -> Tensor | None:
-    """Frame a picture [H, W] as the images of a data set: MNIST's, or Fashion-MNIST's.
+    """Frame a picture [H, W] as the images of a data set: uint8 [1, 28, 28], bright on black.
 
-    `invert` is whether the ink is darker than its background; None: detect.
-
-    Returns:
-        uint8 [1, 28, 28], bright on black; None for a blank picture.
+    `invert` is whether the ink is darker than its background; None: detect. Return None for a blank
+    picture.
     """
     image = (to_digit if dataset in DIGITS else to_thumbnail)(picture, invert)
     return None if image is None else torch.from_numpy(image).unsqueeze(0)

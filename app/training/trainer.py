@@ -57,8 +57,8 @@ def train(cfg: TrainConfig) -> dict[str, Any]:
             return run
         threads = CpuThreads(run.device, run.threads)
         if world.rank > 0:
-            with expected_failures(cfg, run), deferred_interrupt() as interrupted:
-                fit(run, None, interrupted, threads)
+            with expected_failures(cfg, run):
+                fit(run, None, threads)
             return {}
         print(introduction(run), flush=True)
         stack.enter_context(quiet_writer_thread())
@@ -70,8 +70,7 @@ def lead(run: Run, tracker: Tracker, threads: CpuThreads, started: float) -> dic
     """Run rank 0: train, test, log, summarise."""
     try:
         with expected_failures(run.cfg, run):
-            with deferred_interrupt() as interrupted:
-                fit(run, tracker, interrupted, threads)
+            fit(run, tracker, threads)
             model, logits, results = test(run)
             log_results(run, tracker, results)
             tracker.flush()
@@ -92,17 +91,16 @@ def lead(run: Run, tracker: Tracker, threads: CpuThreads, started: float) -> dic
     return summary
 
 
-def fit(
-    run: Run, tracker: Tracker | None, interrupted: Callable[[], bool], threads: CpuThreads
-) -> None:
+def fit(run: Run, tracker: Tracker | None, threads: CpuThreads) -> None:
     """Train to the last epoch; write `last.pt` after each epoch, `best.pt` if it is the best.
 
-    `tracker` is None in ranks other than 0. If `interrupted` returns true, write `last.pt` and
-    raise KeyboardInterrupt.
+    `tracker` is None in ranks other than 0. If a signal arrives, write `last.pt` and raise
+    KeyboardInterrupt.
     """
     epochs = run.schedule.epochs
     quiet = None if tracker else True  # None: show the bar on terminals only
-    with closing(tqdm(total=run.schedule.steps, unit="step", disable=quiet, leave=False)) as bar:
+    bar = tqdm(total=run.schedule.steps, unit="step", disable=quiet, leave=False)
+    with closing(bar), deferred_interrupt() as interrupted:
         bar.update(run.step)
         while run.epoch < epochs:
             loss, accuracy, speed = train_epoch(run, tracker, interrupted, threads, bar)
