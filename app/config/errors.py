@@ -60,7 +60,7 @@ def interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def handle_signals() -> None:
-    """End a command by `interrupt` at SIGINT, unless the parent ignores it, and at SIGTERM."""
+    """Handle SIGINT and SIGTERM by `interrupt`, unless the parent process ignores them."""
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, interrupt)
