@@ -4,7 +4,6 @@ import errno
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -101,6 +100,8 @@ def exit_codes(full_error: bool = False) -> Iterator[None]:
         explained = explain(error)
         expected = isinstance(explained, UserError | RunError)
         if full_error or not expected:
+            import traceback  # late: `handle_signals` is not to wait for it
+
             traceback.print_exception(error)
         if expected and (isinstance(explained, RunError) or is_first(str(explained))):
             print(f"error: {explained}", file=sys.stderr)
