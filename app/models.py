@@ -53,10 +53,6 @@ class LeNet(ConvNet):
     - `head="gap"` has no fully connected layers: a 3x3 convolution to 120 channels, then a 1x1 that
       makes a map of each class, whose mean is the class's logit (Lin et al., Network In Network,
       arXiv 1312.4400). Images may then be of any height and width from 12 on.
-
-    Args:
-        cfg: Activation, kind of convolution, and head.
-        num_classes: Features of the last layer.
     """
 
     def __init__(self, cfg: LeNetConfig, num_classes: int) -> None:
@@ -96,9 +92,6 @@ class TinyNet(ConvNet):
     A 5x5 convolution to 16 channels, then depthwise separable convolutions to 24 (5x5), 32, 48 and
     56 channels (3x3), each followed by GELU; 2x2 max pooling after the first and third, before the
     activation as in `LeNet`. The mean of a 1x1 convolution's map of a class is the class's logit.
-
-    Args:
-        num_classes: Features of the last layer.
     """
 
     def __init__(self, num_classes: int) -> None:
@@ -123,11 +116,7 @@ class TinyNet(ConvNet):
 
 
 class RowReader(nn.Module):
-    """An LLTM over the rows of an image; the last state is classified.
-
-    Args:
-        num_classes: Features of the last layer.
-    """
+    """An LLTM over the rows of an image; the last state is classified."""
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
@@ -201,21 +190,13 @@ class OneChannelConv2d(nn.Conv2d):
         return depthwise_conv2d(copies, self.weight, self.bias, padding=padding)
 
 
-def _full_conv(in_channels: int, out_channels: int, kernel: int, padding: int = 0) -> nn.Module:
-    layer = OneChannelConv2d if in_channels == 1 else nn.Conv2d
-    return layer(in_channels, out_channels, kernel, padding=padding)
-
-
 def _conv(conv: str, in_channels: int, out_channels: int, kernel: int, padding: int) -> nn.Module:
+    layer = OneChannelConv2d if in_channels == 1 else nn.Conv2d
     if conv == "standard":
-        return _full_conv(in_channels, out_channels, kernel, padding)
+        return layer(in_channels, out_channels, kernel, padding=padding)
     if conv == "involution":
-        half = out_channels // 2
-        return nn.Sequential(
-            _full_conv(in_channels, out_channels, 1),
-            Involution2d(out_channels, kernel, group_channels=half, reduction_ratio=2),
-        )
-    return nn.Sequential(
-        DepthwiseConv2d(in_channels, kernel, padding=padding, bias=False),  # the 1x1 has the bias
-        _full_conv(in_channels, out_channels, 1),
-    )
+        pointwise, half = layer(in_channels, out_channels, 1), out_channels // 2
+        spatial = Involution2d(out_channels, kernel, group_channels=half, reduction_ratio=2)
+        return nn.Sequential(pointwise, spatial)
+    depthwise = DepthwiseConv2d(in_channels, kernel, padding=padding, bias=False)
+    return nn.Sequential(depthwise, layer(in_channels, out_channels, 1))  # the 1x1 has the bias

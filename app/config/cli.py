@@ -7,17 +7,17 @@ import functools
 import io
 import os
 import re
-import signal
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, OverrideParseException
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -37,7 +37,6 @@ def hydra_main(
     """Decorate a command: call it with conf/<config_name>.yaml and the command line as a `schema`.
 
     Errors and exit codes are those of `exit_codes`; `HYDRA_FULL_ERROR=1` adds the traceback.
-    SIGTERM acts as Ctrl-C.
     """
 
     def decorate(task: Callable[[T], Any]) -> Callable[[], None]:
@@ -57,23 +56,15 @@ def hydra_main(
 
         @functools.wraps(task)
         def main() -> None:
-            signal.signal(signal.SIGTERM, signal.default_int_handler)
             if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
                 # OpenMP's default spins for milliseconds, which stalls a busy machine
                 os.environ["GOMP_SPINCOUNT"] = "20000"
             refused: tuple[type[Exception], ...] = (HydraException, OmegaConfBaseException)
-            sweep = {"-m", "--multirun"} & set(sys.argv)
-            if not sweep:  # a sweep needs Hydra's grammar
-                sys.argv[1:] = map(quote_path, sys.argv[1:])
-                refused = (*refused, ValueError)  # Hydra raises it, too
             with exit_codes(full_error):
-                check_options(sys.argv[1:])
-                if config_name != "train":
-                    if sweep:
-                        raise UserError("-m: sweeps are for app.train")
-                    check_no_groups(config_name, sys.argv[1:])
-                if sweep and int(os.environ.get("WORLD_SIZE", 1)) > 1:  # each rank would start one
-                    raise UserError("-m: a sweep cannot run under torchrun")
+                sweep = check_command_line(config_name, sys.argv[1:])
+                sys.argv[1:] = [quote(argument, sweep) for argument in sys.argv[1:]]
+                if not sweep:  # whose runs may raise it
+                    refused = (*refused, ValueError)  # Hydra raises it, too
                 os.environ["HYDRA_FULL_ERROR"] = "1"  # raise, where Hydra would print and exit
                 try:
                     hydra.main("pkg://conf", config_name, version_base="1.3")(job)()
@@ -88,11 +79,7 @@ def hydra_main(
 
 
 def check(schema: type[T], cfg: DictConfig) -> T:
-    """Build `schema` from what Hydra composed.
-
-    Raises:
-        UserError: A key is unknown or a value is not allowed.
-    """
+    """Build `schema` from what Hydra composed; raise a UserError for a wrong key or value."""
     typed = typed_overrides()
     for key, override in typed.items():
         if key in ("data.name", "model.name", "optim.name"):  # keeps the group's other values
@@ -107,50 +94,82 @@ def check(schema: type[T], cfg: DictConfig) -> T:
         raise
 
 
-def check_options(arguments: list[str]) -> None:
-    """Raise a UserError for an option that Hydra does not have, in place of argparse's usage."""
+def check_command_line(command: str, arguments: list[str]) -> bool:
+    """Return whether the arguments ask for a sweep; raise a UserError for one without effect."""
     printed = io.StringIO()
     try:
         with redirect_stderr(printed):
-            get_args_parser().parse_args(arguments)
+            options = get_args_parser().parse_args(arguments)
     except SystemExit as error:
         if not error.code:  # --version
             raise
         reason = printed.getvalue().strip().rpartition("error: ")[2]
         raise UserError(f"{reason} (--help shows the options)") from error
+    for override in options.overrides:
+        key, given, _ = override.partition("=")
+        if key.startswith("~"):
+            raise UserError(f"{override}: no setting can be removed (--help lists the keys)")
+        if not key or not given:
+            raise UserError(f"{override}: expected KEY=VALUE (--help lists the keys)")
+        if key.lstrip("+") == "hydra.run.dir":
+            raise UserError(f"{override}: use outputs=FOLDER, the parent of the run folders")
+        if command != "train" and is_group(key):
+            raise UserError(f"{override}: {command} has no group '{key}' (--help lists the keys)")
+    if options.multirun and command != "train":
+        raise UserError("-m: sweeps are for app.train")
+    if options.multirun and int(os.environ.get("WORLD_SIZE", 1)) > 1:  # each rank would start one
+        raise UserError("-m: a sweep cannot run under torchrun")
+    if options.multirun and "resume=latest" in options.overrides:
+        raise UserError("resume=latest: is one run; leave out -m, or name folders for -m")
+    return bool(options.multirun)
 
 
-def check_no_groups(command: str, arguments: list[str]) -> None:
-    """Raise a UserError for a choice from a folder of conf/, such as data=digits."""
-    for argument in arguments:
-        key = argument.partition("=")[0]
-        if key.isidentifier() and (Path(conf.__file__).parent / key).is_dir():
-            raise UserError(f"{argument}: {command} has no group '{key}' (--help lists the keys)")
+def is_group(key: str) -> bool:
+    """Return whether `key` is chosen among the files of a folder in conf/, such as data=digits."""
+    return key.isidentifier() and (Path(conf.__file__).parent / key).is_dir()
 
 
 def in_one_line(error: Exception) -> str:
     """Return Hydra's message in one line that names the key and the allowed values."""
     message = " ".join(str(error).split()).partition(" Config search path:")[0]
     if isinstance(error, OverrideParseException):
-        if "=" not in error.override:
-            return f"{error.override}: expected KEY=VALUE (--help lists the keys)"
-        return f"{error.override}: {message}"
+        return f"{error.override}: cannot be parsed, a quote or bracket may be open"
+    if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
+        group, _, option = error.missing_cfg_file.rpartition("/")
+        return f"{group}={option}: choose from {', '.join(error.options)}"
     cause = error.__cause__
     if not isinstance(cause, OmegaConfBaseException):
         return message
     if isinstance(cause.parent_node, DictConfig) and "not in struct" in str(cause):
-        return f"{cause.full_key}: {unknown_key(map(str, cause.parent_node))}"
+        keys: Any = OmegaConf.to_container(cause.parent_node, resolve=False)
+        groups = {group: value for group, value in keys.items() if isinstance(value, dict)}
+        nested = [f"{group}.{cause.key}" for group in groups if cause.key in groups[group]]
+        hint = f"unknown key, did you mean {nested[0]}?" if nested else unknown_key(keys)
+        return f"{cause.full_key}: {hint}"
     return f"{message} {' '.join(str(cause).split())}"
 
 
-def quote_path(argument: str) -> str:
-    """Quote a path with characters that Hydra's grammar would parse, such as `IMG (1).png`."""
-    key, _, path = argument.partition("=")
-    if key not in PATHS or not path.strip() or path[0] in "'\"" or not SPECIAL.search(path):
+def quote(argument: str, sweep: bool) -> str:
+    """Quote a value that Hydra's grammar would not read as text, where text is meant.
+
+    This is a path such as `IMG (1).png` (a sweep needs the grammar), an option of a group that is
+    no name, or a value with an open bracket.
+    """
+    key, given, value = argument.partition("=")
+    if not given or not value.strip() or value[0] in "'\"" or key.startswith("-"):
         return argument
+    if key in PATHS and not sweep:
+        literal = bool(SPECIAL.search(value))
+    elif is_group(key):
+        literal = value == "null" or not value[0].isalpha()
+    else:
+        literal = True
+        with suppress(HydraException):
+            OverridesParser.create().parse_override(argument)
+            literal = False
     # backslashes escape where a quote follows them, the closing one included
-    quoted = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), path)
-    return f"{key}='{quoted}'"
+    quoted = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
+    return f"{key}='{quoted}'" if literal else argument
 
 
 def typed_overrides() -> dict[str, str]:

@@ -17,12 +17,9 @@ AGAIN = 5.0  # seconds between probes while threads are idle
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device for `auto`, `cpu`, `cuda` or `cuda:N`.
+    """Return the device for `auto`, `cpu`, `cuda` or `cuda:N`, or raise a UserError without it.
 
     Without a number: the first GPU; under torchrun, the GPU of the local rank.
-
-    Raises:
-        UserError: There is no such device.
     """
     count = torch.cuda.device_count()
     device = torch.device(("cuda" if count else "cpu") if name == "auto" else name)

@@ -2,10 +2,12 @@
 
 import errno
 import os
+import signal
 import sys
-import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from types import FrameType
 
 INTERRUPTED, PIPE_CLOSED = 130, 141  # exit codes of shells after SIGINT and SIGPIPE
 
@@ -26,6 +28,15 @@ class WriteError(RunError):
     """A file could not be written: no space, no permission."""
 
 
+@contextmanager
+def writing(name: object, kind: type[Exception] = WriteError) -> Iterator[None]:
+    """Convert an OSError to an exception of `kind`: `name` cannot be written, and the reason."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{name}: cannot be written: {error.strerror or error}") from error
+
+
 def explain(error: Exception) -> Exception:
     """Convert an expected failure to a RunError; return any other exception as it is."""
     if isinstance(error, ImportError) and error.name == "ops":  # not compiled
@@ -37,13 +48,44 @@ def explain(error: Exception) -> Exception:
     return error
 
 
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt; during an import end the process, as packages fail half imported."""
+    while frame:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            print("interrupted", file=sys.stderr, flush=True)
+            os._exit(INTERRUPTED)
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
+def handle_signals() -> None:
+    """Handle SIGINT and SIGTERM by `interrupt`, unless the parent process ignores them."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, interrupt)
+
+
+def is_first(message: str) -> bool:
+    """Return whether no process of this torchrun launch, also before a restart, asked before."""
+    with suppress(Exception):
+        if os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True":  # KeyError without torchrun
+            from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+            host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+            store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=5))
+            return store.add(f"printed: {message}", 1) == 1
+    return True
+
+
 @contextmanager
 def exit_codes(full_error: bool = False) -> Iterator[None]:
     """End the command with a line on stderr and an exit code for whatever is raised inside.
 
     2 wrong usage, 1 failure, 130 interrupted, 141 output pipe closed. `full_error` prints the
-    traceback of every error, not only of unexpected ones.
+    traceback of every error, not only of unexpected ones. Of all processes and restarts of a
+    torchrun launch, one prints a wrong usage.
     """
+    handle_signals()
     try:
         yield
         if sys.stdout:
@@ -58,7 +100,9 @@ def exit_codes(full_error: bool = False) -> Iterator[None]:
         explained = explain(error)
         expected = isinstance(explained, UserError | RunError)
         if full_error or not expected:
+            import traceback  # late: `handle_signals` is not to wait for it
+
             traceback.print_exception(error)
-        if expected:
+        if expected and (isinstance(explained, RunError) or is_first(str(explained))):
             print(f"error: {explained}", file=sys.stderr)
         sys.exit(getattr(explained, "exit_code", 1))

@@ -6,14 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import (
-    AfterValidator,
-    ConfigDict,
-    Field,
-    StrictBool,
-    TypeAdapter,
-    ValidationError,
-)
+from pydantic import AfterValidator, ConfigDict, Field, StrictBool, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from app.config.errors import UserError
@@ -169,25 +162,30 @@ class TrainConfig:
 
 
 @dataclass(config=FORBID)
-class PredictConfig:
-    """The configuration of `python -m app.predict`."""
+class UseConfig:
+    """The settings of all commands that use a trained network."""
 
     checkpoint: Path | None = None
+    data: DataRoot = dataclasses.field(default_factory=DataRoot)
+    outputs: Path = "outputs"
+
+
+@dataclass(config=FORBID)
+class PredictConfig(UseConfig):
+    """The configuration of `python -m app.predict`."""
+
     runtime: Literal["torch", "onnx"] = "torch"
     input: Path | None = None
     invert: StrictBool | None = None
     frame: StrictBool = True
     format: Literal["table", "csv", "json"] = "table"
-    data: DataRoot = dataclasses.field(default_factory=DataRoot)
     device: Device = "auto"
-    outputs: Path = "outputs"
 
 
 @dataclass(config=FORBID)
-class ExportConfig:
+class ExportConfig(UseConfig):
     """The configuration of `python -m app.export_onnx`."""
 
-    checkpoint: Path | None = None
     file: Path | None = None
     exporter: Literal["symbolic", "dynamo"] | None = None
     layout: Literal["function", "standard", "both"] | None = None
@@ -198,20 +196,15 @@ class ExportConfig:
     quantize: Literal["int8"] | None = None
     web: StrictBool = False
     web_runtime: Text = "./ort/"
-    data: DataRoot = dataclasses.field(default_factory=DataRoot)
-    outputs: Path = "outputs"
 
 
 @dataclass(config=FORBID)
-class DrawConfig:
+class DrawConfig(UseConfig):
     """The configuration of `python -m app.draw`."""
 
-    checkpoint: Path | None = None
     host: Text = "127.0.0.1"
     port: Annotated[int, Field(strict=True, ge=0, lt=2**16)] | None = None
     open: StrictBool = True
-    data: DataRoot = dataclasses.field(default_factory=DataRoot)
-    outputs: Path = "outputs"
 
 
 class SettingError(UserError):
@@ -232,8 +225,7 @@ class SettingError(UserError):
 def from_mapping(schema: type[T] | Any, values: Mapping[str, Any], prefix: str = "") -> T:
     """Build `schema` from nested plain values; a key that is left out keeps its default.
 
-    Raises:
-        SettingError: A key is unknown or a value is not allowed; `prefix` is put before its key.
+    For an unknown key or a value that is not allowed raise a SettingError, `prefix` before its key.
     """
     try:
         return cast(T, TypeAdapter(schema).validate_python(values))

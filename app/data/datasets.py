@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from app.config.errors import UserError
+from app.config.errors import UserError, writing
 from app.config.schema import DataConfig, from_mapping
 
 FIRST_BYTE = 6.0  # timeout in seconds for the first byte of a download, name resolution included
@@ -45,6 +45,9 @@ class Split:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def __getitem__(self, index: Tensor) -> "Split":
+        return Split(self.images[index], self.labels[index])
+
     def to(self, device: torch.device | str) -> "Split":
         """Return the split on `device`."""
         return Split(self.images.to(device), self.labels.to(device))
@@ -52,27 +55,16 @@ class Split:
 
 @dataclass
 class Dataset:
-    """A data set in memory.
+    """A data set in memory."""
 
-    Attributes:
-        name: As in `DataConfig.name`.
-        classes: Names of the labels 0, 1, ...
-        mean: Mean of the training pixels in [0, 1].
-        std: Standard deviation of the training pixels.
-        train: Training images without the validation images.
-        val: Validation images, held out of the training images to choose a checkpoint.
-        test: Test images, used once, at the end.
-        fallback_from: The requested data set, if this one replaces it.
-    """
-
-    name: str
-    classes: tuple[str, ...]
-    mean: float
-    std: float
-    train: Split
-    val: Split
-    test: Split
-    fallback_from: str | None = None
+    name: str  # as in `DataConfig.name`
+    classes: tuple[str, ...]  # names of the labels 0, 1, ...
+    mean: float  # mean of the training pixels in [0, 1]
+    std: float  # standard deviation of the training pixels
+    train: Split  # training images without the validation images
+    val: Split  # validation images, held out of the training images to choose a checkpoint
+    test: Split  # test images, used once, at the end
+    fallback_from: str | None = None  # the requested data set, if this one replaces it
 
     def to(self, device: torch.device) -> "Dataset":
         """Return the data set with its images on `device`."""
@@ -117,35 +109,23 @@ def load_dataset(cfg: DataConfig) -> Dataset:
     """Load a data set and split off its validation images.
 
     If the download fails, load `cfg.fallback` instead, warn on stderr and set
-    `Dataset.fallback_from`.
-
-    Raises:
-        UserError: A file is damaged, the download failed and `cfg.fallback` is None, or the
-            training set is too small for `cfg.val_size`.
+    `Dataset.fallback_from`; without a fallback raise a UserError.
     """
     try:
         train, test = load_split(cfg, train=True), load_split(cfg, train=False)
     except DownloadError as error:
         if cfg.fallback is None:
-            raise UserError(
-                f"data.root={cfg.root}: {error}; put the files there, or train with "
-                "data.fallback=digits"
-            ) from error
-        line = "!" * 100
-        told = f"WARNING: {error}. Using scikit-learn's small digits data set instead."
-        print(f"{line}\n{told}\n{line}", file=sys.stderr, flush=True)
+            remedy = "put the files there, or train with data.fallback=digits"
+            raise UserError(f"data.root={cfg.root}: {error}; {remedy}") from error
+        warning = f"WARNING: {error}. Using scikit-learn's small digits data set instead."
+        print("!" * 100, warning, "!" * 100, sep="\n", file=sys.stderr, flush=True)
         small = replace(cfg, name="digits", val_size=min(cfg.val_size, 150))
         return replace(load_dataset(small), fallback_from=cfg.name)
     if cfg.val_size >= len(train):
-        raise UserError(
-            f"data.val_size={cfg.val_size}: must be below {len(train)}, "
-            f"the number of training images of {cfg.name}"
-        )
+        limit = f"must be below {len(train)}, the number of training images of {cfg.name}"
+        raise UserError(f"data.val_size={cfg.val_size}: {limit}")
     order = torch.randperm(len(train), generator=torch.Generator().manual_seed(cfg.split_seed))
-    val, rest = (
-        Split(train.images[part], train.labels[part])
-        for part in (order[: cfg.val_size], order[cfg.val_size :])
-    )
+    val, rest = train[order[: cfg.val_size]], train[order[cfg.val_size :]]
     classes = _SOURCES[cfg.name].classes if cfg.name in _SOURCES else _DIGITS
     return Dataset(cfg.name, classes, *_mean_std(rest.images), rest, val, test)
 
@@ -153,9 +133,7 @@ def load_dataset(cfg: DataConfig) -> Dataset:
 def load_split(cfg: DataConfig, train: bool) -> Split:
     """Load the training or test images of a data set; download it if it is missing.
 
-    Raises:
-        DownloadError: The data set is not under `cfg.root` and cannot be downloaded.
-        UserError: A file is damaged, or `cfg.root` cannot be used.
+    Raise a DownloadError if that fails, a UserError if a file is damaged or `cfg.root` unusable.
     """
     if cfg.name == "digits":
         return _load_digits(train)
@@ -174,11 +152,7 @@ def load_split(cfg: DataConfig, train: bool) -> Split:
 
 
 def load_test_split(name: str, root: str) -> Split:
-    """Load only the test images of a data set; download it if it is not under `root`.
-
-    Raises:
-        UserError: A file is damaged, or the download failed.
-    """
+    """Load only the test images of a data set; download it if it is not under `root`."""
     try:
         return load_split(from_mapping(DataConfig, {"root": root, "name": name}), train=False)
     except DownloadError as error:
@@ -188,18 +162,12 @@ def load_test_split(name: str, root: str) -> Split:
 def download(name: str, root: Path) -> None:
     """Download torchvision's data set `name` to `root`; show the progress on stderr.
 
-    Complete archives are not downloaded again.
-
-    Raises:
-        DownloadError: There is no network, or the transfer failed.
-        UserError: `root` cannot be written.
+    Complete archives are not downloaded again. Raise a DownloadError without a network.
     """
     folder = root / name / "raw"
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
+    with writing(f"data.root={root}", UserError):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"data.root={root}: cannot be written: {error.strerror}") from error
     before, command = _sizes(folder), [sys.executable, "-c", FETCH, name, str(root), str(STALLED)]
     with subprocess.Popen(
         command, bufsize=0, stdout=subprocess.PIPE, start_new_session=True
@@ -241,10 +209,8 @@ def _read_split(folder: Path, images_file: str, labels_file: str) -> Split:
     valid_images = images.dtype == np.uint8 and images.shape == (labels.size, 28, 28)
     valid_labels = labels.ndim == 1 and labels.size and np.isin(labels, range(10)).all()
     if not (valid_images and valid_labels):
-        raise UserError(
-            f"{folder}: {images_file} and {labels_file} do not belong together: "
-            "delete both and run again"
-        )
+        both = f"{images_file} and {labels_file}"
+        raise UserError(f"{folder}: {both} do not belong together: delete both and run again")
     return Split(torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels))
 
 
@@ -261,10 +227,8 @@ def _read_idx(path: Path) -> np.ndarray[Any, Any]:
     sizes = content[4:start].view(">i4").tolist() if len(content) >= start else []
     expected = start + math.prod(sizes) * dtype.itemsize
     if len(content) != expected:
-        raise UserError(
-            f"{path}: damaged ({len(content):,} bytes where {expected:,} belong): "
-            "delete it and run again"
-        )
+        found = f"{len(content):,} bytes where {expected:,} belong"
+        raise UserError(f"{path}: damaged ({found}): delete it and run again")
     return content[start:].view(dtype).reshape(sizes)
 
 
@@ -281,5 +245,4 @@ def _load_digits(train: bool) -> Split:
     images = F.pad(scaled.round().clamp(0, 255).to(torch.uint8), (4, 4, 4, 4))
     labels = torch.from_numpy(classes).long()
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    part = order[len(order) // 5 :] if train else order[: len(order) // 5]
-    return Split(images[part], labels[part])
+    return Split(images, labels)[order[len(order) // 5 :] if train else order[: len(order) // 5]]

@@ -1,6 +1,6 @@
 """The batches of an epoch and the distortion of each image: a function of (seed, epoch)."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,27 +9,12 @@ from app.config.schema import AugmentConfig
 from app.data.transforms import draw_affine
 
 
-@dataclass
-class Plan:
-    """The batches of an epoch, drawn on the CPU before its first step.
+class Plan(NamedTuple):
+    """The batches of an epoch, drawn on the CPU before its first step."""
 
-    Attributes:
-        batches: Indices into the training images, int64 [steps, batch].
-        maps: Affine maps of the images, float32 [steps, batch, 2, 3]; None without augmentation.
-    """
-
-    batches: Tensor
+    batches: Tensor  # indices into the training images, int64 [steps, batch]
+    # affine maps of the images, float32 [steps, batch, 2, 3]; None without augmentation
     maps: Tensor | None
-
-    def to(self, device: torch.device) -> "Plan":
-        """Return the plan on `device`."""
-        return Plan(self.batches.to(device), None if self.maps is None else self.maps.to(device))
-
-    def copy_(self, other: "Plan") -> None:
-        """Copy the plan of another epoch of the same run in place."""
-        self.batches.copy_(other.batches)
-        if self.maps is not None and other.maps is not None:
-            self.maps.copy_(other.maps)
 
 
 def plan_epoch(

@@ -2,9 +2,8 @@
 
 import json
 import logging
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import tempfile
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import onnx
 from onnx import ModelProto
 from onnx.shape_inference import infer_shapes
 
-from app.config.errors import UserError
+from app.config.errors import UserError, writing
 from app.config.schema import ExportConfig
 from app.data.datasets import Split, load_test_split
 from app.data.transforms import normalize
@@ -30,9 +29,7 @@ from app.runs.folder import find_checkpoint
 def export(cfg: ExportConfig) -> None:
     """Export a checkpoint to an ONNX file and a model card beside it, after checking the file.
 
-    Raises:
-        UserError: The settings conflict, or the checkpoint or its data cannot be used.
-        RunError: The exported network differs from the checkpoint's.
+    Raise a UserError for settings that cannot be used, a RunError if the networks differ.
     """
     check_settings(cfg)
     original = load_torch(cfg.checkpoint or find_checkpoint(cfg.outputs))
@@ -47,7 +44,9 @@ def export(cfg: ExportConfig) -> None:
 
 def _export_file(cfg: ExportConfig, path: Path, original: TorchPredictor, test: Split) -> None:
     """Export to one file, in one layout."""
-    with _quiet():
+    with ExitStack() as log:  # silence the exporter's and quantizer's
+        log.callback(logging.disable, logging.root.manager.disable)
+        logging.disable(logging.WARNING)
         model = build_graph(original, cfg)
         if cfg.quantize:
             images = load_data(original.checkpoint, cfg.data.root).val.images
@@ -84,20 +83,15 @@ def check_settings(cfg: ExportConfig) -> None:
 
 
 def output_path(cfg: ExportConfig, original: TorchPredictor) -> Path:
-    """Return the file to write.
-
-    Raises:
-        UserError: `cfg.file` cannot be written.
-    """
-    if cfg.file is None:
-        numbers = cfg.quantize or ("" if cfg.precision == "fp32" else cfg.precision)
-        return original.folder / (f"model-{numbers}.onnx" if numbers else "model.onnx")
-    path = Path(cfg.file)
+    """Return the file to write, or raise a UserError or WriteError if that is impossible."""
+    numbers = cfg.quantize or cfg.precision
+    name = "model.onnx" if numbers == "fp32" else f"model-{numbers}.onnx"
+    path = Path(cfg.file or original.folder / name)
     if path.suffix != ".onnx":
         raise UserError(f"file={cfg.file}: must end with .onnx")
-    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise UserError(f"file={cfg.file}: {path.parent} is not a folder that can be written to")
-    return path
+    checked = writing(f"file={path}", UserError) if cfg.file else writing(path)
+    with checked, tempfile.TemporaryFile(dir=path.parent):
+        return path
 
 
 def check_overwritten(cfg: ExportConfig, path: Path) -> None:
@@ -119,14 +113,3 @@ def check(model: ModelProto) -> ModelProto:
     model = infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
     onnx.checker.check_model(model, full_check=True)
     return model
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the exporter's and quantizer's log."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)

@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import functools
 import json
-import platform
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
@@ -19,6 +18,7 @@ from app.inference.onnx_runtime import CLASS, IMAGE, LOGITS, PIXELS, PROBABILITI
 from app.inference.predictor import TorchPredictor
 from app.inference.preprocess import SIDE
 from app.models import describe_model
+from app.runs.checkpoint import VERSIONS
 from ops.export import LEAST_OPSET, export_onnx
 
 BATCH, HEIGHT, WIDTH = "batch", "height", "width"
@@ -129,11 +129,6 @@ def _metadata(original: TorchPredictor, cfg: ExportConfig) -> dict[str, str]:
     """Return the file's metadata; numbers and lists as JSON."""
     kind, mean_std = dataclasses.asdict(original.config), original.normalization
     settings = dataclasses.asdict(cfg) | {"layout": layout(cfg), "exporter": exporter(cfg)}
-    versions = {
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "onnx": onnx.__version__,
-    }
     values = {
         "dataset": original.dataset,
         "fallback_from": original.fallback_from,
@@ -142,7 +137,7 @@ def _metadata(original: TorchPredictor, cfg: ExportConfig) -> dict[str, str]:
         "std": mean_std[1],
         "model": {key: kind[key] for key in ("name", *choices_of(original.config.name))},
         "export": {key: settings[key] for key in EXPORT_KEYS},
-        "versions": original.checkpoint.versions | versions,
+        "versions": original.checkpoint.versions | VERSIONS | {"onnx": onnx.__version__},
     }
     return {
         key: value if isinstance(value, str) else json.dumps(value)

@@ -67,24 +67,21 @@ def write_card(
 def usage(name: str, cfg: ExportConfig, any_size: bool = False) -> str:
     """Return Python code that loads the model and runs it."""
     sizes = f"; any size from {LEAST_SIDE}x{LEAST_SIDE}" if any_size else ""
-    lines = [
-        "import json",
-        "import numpy as np",
-        "import onnxruntime",
-        "",
-        f'session = onnxruntime.InferenceSession("{name}")',
-        "about = session.get_modelmeta().custom_metadata_map",
-        f"pixels = np.zeros((1, 1, {SIDE}, {SIDE}), np.uint8)"
-        f"  # 0 ... 255, bright ink on black{sizes}",
-    ]
-    feed = f'{{"{PIXELS}": pixels}}'
-    if not cfg.preprocess:
-        lines.append('image = (pixels / 255 - float(about["mean"])) / float(about["std"])')
-        feed = f'{{"{IMAGE}": image.astype(np.float32)}}'
+    image = '\nimage = (pixels / 255 - float(about["mean"])) / float(about["std"])'
+    feed = f'{{"{IMAGE}": image.astype(np.float32)}}'
+    if cfg.preprocess:
+        image, feed = "", f'{{"{PIXELS}": pixels}}'
     output, index = (CLASS, "output[0]") if cfg.postprocess else (LOGITS, "output[0].argmax()")
-    lines.append(f'(output,) = session.run(["{output}"], {feed})')
-    lines.append(f'print(json.loads(about["classes"])[{index}])')
-    return "\n".join(lines)
+    return f"""\
+import json
+import numpy as np
+import onnxruntime
+
+session = onnxruntime.InferenceSession("{name}")
+about = session.get_modelmeta().custom_metadata_map
+pixels = np.zeros((1, 1, {SIDE}, {SIDE}), np.uint8)  # 0 ... 255, bright ink on black{sizes}{image}
+(output,) = session.run(["{output}"], {feed})
+print(json.loads(about["classes"])[{index}])"""
 
 
 def median_time(content: bytes, batch: int, threads: int) -> float:

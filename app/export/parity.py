@@ -19,23 +19,14 @@ SAMPLE = 100  # images in each of them
 
 @dataclass
 class Parity:
-    """Comparison of two predictors over labelled images.
+    """Comparison of two predictors over labelled images."""
 
-    Attributes:
-        images: Number of images.
-        max_abs_difference: Largest difference of a logit, in any size; NaN if one is.
-        largest_logit: Largest absolute logit of the original.
-        differing: Number of predictions that differ.
-        right: Number of right predictions of the exported network.
-        original_right: Number of right predictions of the original, in float32.
-    """
-
-    images: int
-    max_abs_difference: float
-    largest_logit: float
-    differing: int
-    right: int
-    original_right: int
+    images: int  # number of images
+    max_abs_difference: float  # largest difference of a logit, in any size; NaN if one is
+    largest_logit: float  # largest absolute logit of the original
+    differing: int  # number of predictions that differ
+    right: int  # number of right predictions of the exported network
+    original_right: int  # number of right predictions of the original, in float32
 
     @property
     def accuracy(self) -> float:
@@ -76,9 +67,7 @@ def compare(exported: Predictor, original: Predictor, split: Split) -> Parity:
 def check_parity(parity: Parity, exact: bool) -> None:
     """Raise RunError unless the exported network is as good as the original.
 
-    Args:
-        parity: Result of `compare`.
-        exact: The exported network computes in float32, as the original does.
+    `exact` tells that it computes in float32, as the original does.
     """
     tolerance = TOLERANCE * max(1.0, parity.largest_logit)
     if exact and not parity.max_abs_difference <= tolerance:  # false for NaN

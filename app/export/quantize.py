@@ -31,13 +31,11 @@ def quantize(model: ModelProto, images: Tensor) -> ModelProto:
     original, model = model, ModelProto()  # ONNX Runtime empties the model that it is given
     model.CopyFrom(original)
 
-    class Reader(ort.CalibrationDataReader):  # type: ignore[misc]
-        def __init__(self) -> None:
-            self.batches = equal_batches(images, BATCH_SIZE)
+    feeds = ({name: batch.numpy()} for batch in equal_batches(images, BATCH_SIZE))
 
+    class Reader(ort.CalibrationDataReader):  # type: ignore[misc]
         def get_next(self) -> dict[str, Any] | None:
-            batch = next(self.batches, None)
-            return None if batch is None else {name: batch.numpy()}
+            return next(feeds, None)
 
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(StringIO()):
         path = Path(folder) / "model.onnx"

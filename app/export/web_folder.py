@@ -17,9 +17,6 @@ def write_web_folder(folder: Path, content: bytes, network: OnnxPredictor, runti
     """Write the folder with the exported model `content`, which `network` has loaded.
 
     `runtime` is where the page finds onnxruntime-web: an address, or a path relative to the page.
-
-    Raises:
-        WriteError: A file cannot be written.
     """
     folder.mkdir(exist_ok=True)
     runtime = runtime.rstrip("/") + "/"

@@ -22,9 +22,7 @@ def list_pictures(input: str) -> Iterator[tuple[str, Path | BinaryIO]]:
     """Yield (name, file) of each picture that `input` names, for `read_gray`.
 
     A file, a folder or a glob pattern; or `-` for standard input: one picture, or a name a line.
-
-    Raises:
-        UserError: There are none. Of several names, one without pictures is yielded as it is.
+    Without pictures raise a UserError; of several names, yield one without pictures as it is.
     """
     names = [input]
     if input == STANDARD_INPUT:
@@ -50,9 +48,8 @@ def list_pictures(input: str) -> Iterator[tuple[str, Path | BinaryIO]]:
 def find_pictures(pattern: str) -> list[Path]:
     """List the picture files that a file name, a folder or a glob pattern names.
 
-    Raises:
-        UserError: There are none; of a folder (without sub-folders) and a pattern, none with a
-            suffix that Pillow knows.
+    Of a folder (without sub-folders) and a pattern, these are the files with a suffix that Pillow
+    knows. Raise a UserError if there are none.
     """
     path = Path(pattern)
     if path.is_file():
@@ -73,10 +70,8 @@ def read_gray(file: Path | BinaryIO, name: str | None = None) -> Gray:
     """Read a picture of any format, mode and depth as shades of gray; the first frame of several.
 
     Transparent pixels become background: the median shade of the opaque ones or, where most of
-    the picture is transparent, the opposite of the drawing's shade.
-
-    Raises:
-        UserError: Pillow cannot read the file; the message has `name` or the path.
+    the picture is transparent, the opposite of the drawing's shade. If Pillow cannot read the file,
+    raise a UserError with `name` or the path.
     """
     try:
         with warnings.catch_warnings():
@@ -84,7 +79,9 @@ def read_gray(file: Path | BinaryIO, name: str | None = None) -> Gray:
             with Image.open(file) as opened:
                 image = ImageOps.exif_transpose(opened)
                 if image.mode.startswith(("I", "F")):  # Pillow would clip these at 255
-                    return _stretch(np.asarray(image, dtype=np.float64))
+                    values = np.nan_to_num(np.asarray(image, dtype=np.float64))
+                    values -= values.min()
+                    return (values * (255 / max(values.max(), 1e-9))).round().astype(np.uint8)
                 if not image.has_transparency_data:
                     return np.asarray(image.convert("L"))
                 gray = np.asarray(image.convert("RGBA").convert("L"), dtype=np.float64)
@@ -102,10 +99,3 @@ def read_gray(file: Path | BinaryIO, name: str | None = None) -> Gray:
     else:
         background = 255.0 if np.average(gray, weights=alpha) < 128 else 0.0
     return (gray * alpha + background * (1 - alpha)).round().astype(np.uint8)
-
-
-def _stretch(values: NDArray[np.float64]) -> Gray:
-    """Scale values of any range to 0 to 255."""
-    values = np.nan_to_num(values)
-    low, high = values.min(), values.max()
-    return ((values - low) * (255 / max(high - low, 1e-9))).round().astype(np.uint8)

@@ -9,19 +9,12 @@ from torch.nn import functional as F
 
 @dataclass
 class Predictions:
-    """Predictions for labelled images.
+    """Predictions for labelled images."""
 
-    Attributes:
-        classes: Class names by label.
-        labels: True classes, int64 [N].
-        predicted: Most probable classes, int64 [N].
-        confidence: Their probabilities, float32 [N].
-    """
-
-    classes: list[str]
-    labels: Tensor
-    predicted: Tensor
-    confidence: Tensor
+    classes: list[str]  # class names by label
+    labels: Tensor  # true classes, int64 [N]
+    predicted: Tensor  # most probable classes, int64 [N]
+    confidence: Tensor  # their probabilities, float32 [N]
 
     @property
     def mistakes(self) -> Tensor:

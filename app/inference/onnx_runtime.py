@@ -13,30 +13,26 @@ from torch import Tensor
 from app.config.errors import UserError
 from app.config.schema import DataConfig, from_mapping
 from app.data.transforms import normalize
+from app.inference.predictor import Predictor
+from app.runs.folder import COMMANDS
 
 IMAGE, PIXELS = "image", "pixels"  # the input: normalised, or raw with `preprocess`
 LOGITS, PROBABILITIES, CLASS = "logits", "probabilities", "class"  # the outputs
 RUNTIME = f"ONNX Runtime {onnxruntime.__version__}"
 ALL_THREADS = 0
 BATCH_SIZE = 250  # an involution takes megabytes an image
-EXPORT = "export one with `python -m app.export_onnx`"
 
 
 @dataclass
-class OnnxPredictor:
+class OnnxPredictor(Predictor):
     """An exported network in ONNX Runtime; its input is raw pixels or normalised images."""
 
-    folder: Path
-    dataset: str
-    fallback_from: str | None
-    classes: list[str]
-    any_size: bool
     mean: float
     std: float
     session: onnxruntime.InferenceSession
 
     def logits(self, images: Tensor) -> Tensor:
-        """Return logits float32 [N, classes], on the CPU, for images uint8 [N, 1, H, W]."""
+        """See `Predictor.logits`."""
         (input,) = self.session.get_inputs()
         raw = input.type == "tensor(uint8)"
         results = []
@@ -49,9 +45,8 @@ class OnnxPredictor:
 def load_onnx(path: str | Path, device: str = "cpu", threads: int = ALL_THREADS) -> OnnxPredictor:
     """Load a file that `python -m app.export_onnx` wrote; of a run folder its `model.onnx`.
 
-    Raises:
-        UserError: The file is missing, damaged, too new for this ONNX Runtime, or no export of
-            this program; or the device is not there.
+    A UserError tells that the file is missing, damaged, too new for this ONNX Runtime, or no export
+    of this program, or that the device is not there.
     """
     path = Path(path)
     try:
@@ -61,7 +56,7 @@ def load_onnx(path: str | Path, device: str = "cpu", threads: int = ALL_THREADS)
             raise UserError(f"checkpoint={path}: a checkpoint, export it first with {export}")
         content = path.read_bytes()
     except OSError as error:
-        raise UserError(f"checkpoint={path}: {error.strerror}: {EXPORT}") from error
+        raise UserError(f"checkpoint={path}: {error.strerror}: {COMMANDS['model.onnx']}") from error
     try:
         return onnx_predictor(content, path.parent, device, threads)
     except UserError:
@@ -76,9 +71,7 @@ def onnx_predictor(
 ) -> OnnxPredictor:
     """Return the predictor of an exported file's `content`.
 
-    Raises:
-        ValueError: The metadata is missing or damaged: not an export of this program.
-        Exception: ONNX Runtime cannot load it.
+    Raise a ValueError if its metadata is not this program's; ONNX Runtime raises types of its own.
     """
     session = open_session(content, device, threads)
     metadata = session.get_modelmeta().custom_metadata_map
@@ -102,11 +95,7 @@ def onnx_predictor(
 def open_session(
     model: bytes, device: str = "cpu", threads: int = ALL_THREADS
 ) -> onnxruntime.InferenceSession:
-    """Load a model into ONNX Runtime on device auto (CUDA where it has it), cpu, cuda or cuda:N.
-
-    Raises:
-        UserError: This ONNX Runtime has no such device.
-    """
+    """Load a model into ONNX Runtime on device auto (CUDA where it has it), cpu, cuda or cuda:N."""
     providers: list[Any] = ["CPUExecutionProvider"]
     here = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
     if device.startswith("cuda") and not here:

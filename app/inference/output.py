@@ -20,12 +20,7 @@ from app.runs.files import csv_text, write_atomically
 
 
 def predict(cfg: PredictConfig) -> None:
-    """Predict the pictures that `input` names or, without, the test images.
-
-    Raises:
-        UserError: The network, the pictures, the data or the device cannot be used.
-        RunError: The results cannot be written.
-    """
+    """Predict the pictures that `input` names or, without, the test images."""
     for key in ("frame", "invert"):
         value = getattr(cfg, key)
         if cfg.input is None and value != getattr(PredictConfig(), key):
@@ -58,10 +53,9 @@ def predict_test_images(predictor: Predictor, cfg: PredictConfig) -> None:
 
 
 def predict_pictures(predictor: Predictor, cfg: PredictConfig) -> None:
-    """Print the predictions for the pictures that `input` names; skip those that cannot be used.
+    """Print the predictions for the pictures that `input` names.
 
-    Raises:
-        UserError: There are no pictures, or some were skipped.
+    Skip those that cannot be used; then, or if there are none, raise a UserError.
     """
     names, images, skipped = [], [], []
     for name, file in list_pictures(str(cfg.input)):
@@ -75,26 +69,17 @@ def predict_pictures(predictor: Predictor, cfg: PredictConfig) -> None:
     for reason in skipped:
         print(f"skipped: {reason}", file=sys.stderr)
     if names:
-        _print_predictions(names, images, predictor, cfg)
+        batches = [torch.stack(images)] if cfg.frame else [image[None] for image in images]
+        probabilities = torch.cat([predictor.logits(batch) for batch in batches]).softmax(1)
+        text = format_pictures(names, probabilities, predictor.classes, cfg.format)
+        print(text, end="", flush=True)
     if skipped:
         count = f"{len(skipped)} of {len(skipped) + len(names)} pictures"
         raise UserError(f"input={cfg.input}: skipped {count}")
 
 
-def _print_predictions(
-    names: list[str], images: list[Tensor], predictor: Predictor, cfg: PredictConfig
-) -> None:
-    batches = [torch.stack(images)] if cfg.frame else [image[None] for image in images]
-    probabilities = torch.cat([predictor.logits(batch) for batch in batches]).softmax(1)
-    print(format_pictures(names, probabilities, predictor.classes, cfg.format), end="", flush=True)
-
-
 def _prepare(name: str, gray: Gray, predictor: Predictor, cfg: PredictConfig) -> Tensor:
-    """Return the image uint8 [1, H, W] of a picture.
-
-    Raises:
-        UserError: The picture is blank, or of a size that the network does not take.
-    """
+    """Return the image uint8 [1, H, W] of a picture, or raise a UserError: blank, or wrong size."""
     if cfg.frame:
         image = frame(gray, predictor.dataset, cfg.invert)
     else:

@@ -3,7 +3,6 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,48 +20,31 @@ from app.runs.folder import find_checkpoint, is_outdated
 BATCH_SIZE = 1000
 
 
-class Predictor(Protocol):
-    """A trained network that predicts, in whichever runtime.
+@dataclass
+class Predictor:
+    """A trained network that predicts, in whichever runtime."""
 
-    Attributes:
-        folder: Folder of the file, for results.
-        dataset: Training data, as in `DataConfig.name`.
-        fallback_from: Data set that was asked for when it could not be had.
-        classes: Class names by label.
-        any_size: Images may have another size than 28x28.
-    """
-
-    folder: Path
-    dataset: str
-    fallback_from: str | None
-    classes: list[str]
-    any_size: bool
+    folder: Path  # folder of the file, for results
+    dataset: str  # training data, as in `DataConfig.name`
+    fallback_from: str | None  # data set that was asked for when it could not be had
+    classes: list[str]  # class names by label
+    any_size: bool  # images may have another size than 28x28
 
     def logits(self, images: Tensor) -> Tensor:
         """Return logits float32 [N, classes], on the CPU, for images uint8 [N, 1, H, W]."""
+        raise NotImplementedError
 
 
 @dataclass
-class TorchPredictor:
-    """A checkpoint's network in torch.
+class TorchPredictor(Predictor):
+    """A checkpoint's network in torch."""
 
-    Attributes:
-        checkpoint: Content of the file.
-        config: Kind of network.
-        module: The network, in evaluation mode; takes normalised images.
-    """
-
-    folder: Path
-    dataset: str
-    fallback_from: str | None
-    classes: list[str]
-    any_size: bool
-    checkpoint: Checkpoint
-    config: ModelConfig
-    module: nn.Module
+    checkpoint: Checkpoint  # content of the file
+    config: ModelConfig  # kind of network
+    module: nn.Module  # the network, in evaluation mode; takes normalised images
 
     def logits(self, images: Tensor) -> Tensor:
-        """Return logits float32 [N, classes], on the CPU, for images uint8 [N, 1, H, W]."""
+        """See `Predictor.logits`."""
         return predict_logits(self.module, images, *self.normalization).cpu()
 
     @property
@@ -72,11 +54,7 @@ class TorchPredictor:
 
 
 def load_torch(path: str | Path, device: torch.device | str = "cpu") -> TorchPredictor:
-    """Load a checkpoint; of a run folder its `best.pt`.
-
-    Raises:
-        UserError: The file is missing, damaged or no checkpoint.
-    """
+    """Load a checkpoint; of a run folder its `best.pt`."""
     path = Path(path)
     if path.suffix == ".onnx":
         raise UserError(f"checkpoint={path}: an exported file; app.predict runtime=onnx takes it")
@@ -100,8 +78,7 @@ def load_predictor(
 ) -> Predictor:
     """Load the network that a command's `checkpoint` names; None: the newest run's under `outputs`.
 
-    Raises:
-        UserError: There is none, the file cannot be used, or the device is not there.
+    Raise a UserError if there is none, the file cannot be used, or the device is not there.
     """
     if runtime == "onnx":
         from app.inference.onnx_runtime import load_onnx  # late: loading it is slow
@@ -116,11 +93,7 @@ def load_predictor(
 
 
 def load_data(checkpoint: Checkpoint, root: str) -> Dataset:
-    """Load the data set that the checkpoint was trained on, split as it was then.
-
-    Raises:
-        UserError: The data is damaged, or not here and cannot be downloaded.
-    """
+    """Load the data set that the checkpoint was trained on, split as it was then."""
     data = checkpoint.data
     values = {key: data[key] for key in ("name", "val_size", "split_seed")}
     return load_dataset(from_mapping(DataConfig, {"root": root, "fallback": None, **values}))

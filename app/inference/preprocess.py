@@ -30,12 +30,10 @@ DIGITS = ("mnist", "qmnist", "digits")  # data sets of digits
 
 
 def frame(picture: Gray, dataset: str, invert: bool | None = None) -> Tensor | None:
-    """Frame a picture [H, W] as the images of a data set: MNIST's, or Fashion-MNIST's.
+    """Frame a picture [H, W] as the images of a data set: uint8 [1, 28, 28], bright on black.
 
-    `invert` is whether the ink is darker than its background; None: detect.
-
-    Returns:
-        uint8 [1, 28, 28], bright on black; None for a blank picture.
+    `invert` is whether the ink is darker than its background; None: detect. Return None for a blank
+    picture.
     """
     image = (to_digit if dataset in DIGITS else to_thumbnail)(picture, invert)
     return None if image is None else torch.from_numpy(image).unsqueeze(0)
@@ -73,7 +71,9 @@ def to_digit(gray: Gray, invert: bool | None = None) -> Gray | None:
     With `invert=None` the ink is dark if its mean difference from the paper is negative. None for
     a blank picture.
     """
-    ink = _ink(_reduce(gray), invert)
+    factor = -(-max(gray.shape) // WORKING_SIDE)
+    reduced = gray if factor == 1 else np.asarray(Image.fromarray(gray).reduce(factor))
+    ink = _ink(reduced, invert)
     threshold = _otsu(ink)
     strokes = ink >= threshold
     line, paper = ink[strokes], ink[~strokes]
@@ -90,11 +90,6 @@ def _background(gray: Gray) -> float:
 
 def _is_inverted(gray: Gray, invert: bool | None) -> bool:
     return _background(gray) > 127 if invert is None else invert
-
-
-def _reduce(gray: Gray) -> Gray:
-    factor = -(-max(gray.shape) // WORKING_SIDE)
-    return gray if factor == 1 else np.asarray(Image.fromarray(gray).reduce(factor))
 
 
 def _ink(gray: Gray, invert: bool | None) -> NDArray[np.float64]:

@@ -19,35 +19,22 @@ from app.models import build_model
 from app.runs.files import write_atomically
 
 FORMAT = 1  # incremented when older programs cannot read the file
+VERSIONS = {"python": platform.python_version(), "torch": str(torch.__version__)}
 
 
 @dataclass
 class Checkpoint:
-    """A network and what its users need, as plain tensors and plain data.
+    """A network and what its users need, as plain tensors and plain data."""
 
-    Attributes:
-        model: The network's state dict, on the CPU; of the averaged weights with EMA.
-        model_config: Fields of `ModelConfig`.
-        data: The training set: `name`, `classes` (list of str), `mean` and `std` of
-            the pixels in [0, 1], `fallback_from` (str or None), `val_size`, `split_seed`.
-        metrics: Numbers so far: `epoch`, `step`, `val_accuracy`, ...
-        config: The whole configuration of the run, as nested plain values.
-        training: The state to resume from, see `app.training.state`; empty in `best.pt`.
-        versions: Versions of `python` and `torch` that wrote it.
-    """
-
-    model: dict[str, Tensor]
-    model_config: dict[str, Any]
+    model: dict[str, Tensor]  # state dict on the CPU; of the averaged weights with EMA
+    model_config: dict[str, Any]  # fields of `ModelConfig`
+    # name, classes (list of str), mean and std of the training pixels in [0, 1],
+    # fallback_from (str or None), val_size, split_seed
     data: dict[str, Any]
-    metrics: dict[str, Any] = field(default_factory=dict)
-    config: dict[str, Any] = field(default_factory=dict)
-    training: dict[str, Any] = field(default_factory=dict)
-    versions: dict[str, str] = field(
-        default_factory=lambda: {
-            "python": platform.python_version(),
-            "torch": str(torch.__version__),
-        }
-    )
+    metrics: dict[str, Any] = field(default_factory=dict)  # epoch, step, val_accuracy, ...
+    config: dict[str, Any] = field(default_factory=dict)  # the whole, as nested plain values
+    training: dict[str, Any] = field(default_factory=dict)  # to resume from; empty in best.pt
+    versions: dict[str, str] = field(default_factory=lambda: dict(VERSIONS))  # that wrote it
 
     @functools.cached_property
     def network(self) -> nn.Module:
@@ -58,26 +45,22 @@ class Checkpoint:
         return model.eval()
 
 
-def save_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint atomically.
+FIELDS = [item.name for item in dataclasses.fields(Checkpoint)]
 
-    Raises:
-        WriteError: The file cannot be written (no space, no permission); the old one is untouched.
-    """
-    content = {"format": FORMAT} | {
-        item.name: getattr(checkpoint, item.name) for item in dataclasses.fields(checkpoint)
-    }
+
+def save_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint atomically, as `write_atomically` does."""
+    fields = {name: getattr(checkpoint, name) for name in FIELDS}
     buffer = io.BytesIO()
-    torch.save(content, buffer)
+    torch.save({"format": FORMAT} | fields, buffer)
     write_atomically(path, buffer.getbuffer())
 
 
 def load_checkpoint(path: str | Path, key: str = "checkpoint") -> Checkpoint:
-    """Read a checkpoint, its tensors on the CPU; nothing in the file is executed.
+    """Read a checkpoint, of a run folder `best.pt`, to the CPU; nothing in it is executed.
 
-    Raises:
-        UserError: The file (of a run folder `best.pt`) is missing, damaged, no checkpoint of this
-            program, a newer one's, or its parts do not fit together; `key` names the setting.
+    A UserError, with `key` as the setting, tells that the file is missing, damaged, no checkpoint
+    of this program, or a newer one's, or that its parts do not fit together.
     """
     path = Path(path)
     path = path / "best.pt" if path.is_dir() else path
@@ -90,7 +73,6 @@ def load_checkpoint(path: str | Path, key: str = "checkpoint") -> Checkpoint:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load raises a different type for every way to be damaged
         raise UserError(f"{key}={path}: damaged, or not a checkpoint") from error
-    names = [item.name for item in dataclasses.fields(Checkpoint)]
     if not isinstance(content, dict) or not isinstance(content.get("format"), int):
         raise UserError(f"{key}={path}: not a checkpoint of this program")
     if content["format"] > FORMAT:
@@ -99,20 +81,15 @@ def load_checkpoint(path: str | Path, key: str = "checkpoint") -> Checkpoint:
             f"this one reads up to format {FORMAT}"
         )
     try:
-        checkpoint = Checkpoint(**{name: content[name] for name in names if name in content})
-        checkpoint.model_config = _own_settings(checkpoint.model_config)
+        checkpoint = Checkpoint(**{name: content[name] for name in FIELDS if name in content})
+        name = checkpoint.model_config.setdefault("name", "lenet")
+        for key in foreign_choices(name):  # older checkpoints hold settings of other networks
+            checkpoint.model_config.pop(key, None)
         _check(checkpoint)
     except (UserError, RuntimeError, TypeError, KeyError, AttributeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{key}={path}: its contents do not fit: {reason}") from error
     return checkpoint
-
-
-def _own_settings(model_config: dict[str, Any]) -> dict[str, Any]:
-    """Drop the settings of other networks, which older checkpoints hold; add the name."""
-    name = model_config.get("name", "lenet")
-    foreign = foreign_choices(name)
-    return {k: v for k, v in model_config.items() if k not in foreign} | {"name": name}
 
 
 def _check(checkpoint: Checkpoint) -> None:

@@ -8,20 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.config.errors import UserError
 from app.config.schema import foreign_choices, shown
 from app.runs.files import csv_text, write_atomically
-from app.runs.folder import (
-    FREE,
-    RESULTS,
-    find_runs,
-    flatten,
-    newest,
-    read_settings,
-    read_summary,
-    started,
-    status_of,
-)
+from app.runs.folder import FREE, RESULTS, all_runs, flatten, read_settings, read_summary, status_of
 
 UNGROUPED = ("seed", *FREE)  # settings that may differ within a group
 
@@ -73,21 +62,17 @@ def report(folder: str, outputs: str = "outputs") -> None:
     """Print the table of the runs under `folder`; write `report.csv` and `report.png` there.
 
     `latest` is the newest sweep or run under `outputs`.
-
-    Raises:
-        UserError: There are no runs, or one of them cannot be read.
-        RunError: The files cannot be written.
     """
     root = _newest(Path(outputs)) if folder == "latest" else Path(folder).expanduser()
     entries = find_entries(root)
-    if not entries:
-        raise UserError(f"{root}: {'no runs in it' if root.is_dir() else 'no such folder'}")
     groups = group(entries)
     lines = [f"{root}: {len(entries)} run{'s' if len(entries) > 1 else ''}", "", table(groups)]
     for entry in entries:
         if entry.status != "finished":
-            error = entry.summary.get("error", "")
-            lines.append(f"{entry.status}: {entry.folder}" + (f": {error}" if error else ""))
+            reason = entry.summary.get(
+                "error", f"continue it with `python -m app.train resume={entry.folder}`"
+            )
+            lines.append(f"{entry.status}: {entry.folder}: {reason}")
     print("\n".join(lines) + "\n", flush=True)
     for name, content in (("report.csv", to_csv(entries).encode()), ("report.png", plot(groups))):
         write_atomically(root / name, content)
@@ -97,7 +82,7 @@ def report(folder: str, outputs: str = "outputs") -> None:
 def find_entries(root: Path) -> list[Entry]:
     """Read the runs at any depth under `root`, in the order in which they were started."""
     entries = []
-    for path in sorted(find_runs(root), key=started):
+    for path in all_runs(root):
         settings, summary = flatten(read_settings(path)), read_summary(path)
         if "dataset" in summary:
             settings["data.name"] = summary["dataset"]  # after a fallback, the data set used
@@ -177,9 +162,7 @@ def plot(groups: Sequence[Group]) -> bytes:
 
 def _newest(outputs: Path) -> Path:
     """Return the newest run's folder, or its sweep's."""
-    folder = newest(find_runs(outputs))
-    if folder is None:
-        raise UserError(f"no run under {outputs}/: train one with `python -m app.train`")
+    folder = all_runs(outputs)[-1]
     # A sweep's runs are numbered; Hydra's own sweeper also leaves multirun.yaml, Optuna's does not.
     swept = folder.name.isdigit() or (folder.parent / "multirun.yaml").is_file()
     return folder.parent if swept else folder

@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 from omegaconf import OmegaConf
 
 from app.config.cli import swept_dir, typed_overrides
-from app.config.errors import UserError
+from app.config.errors import UserError, writing
 from app.config.schema import TrainConfig
 from app.runs.files import write_atomically
 
@@ -36,16 +36,11 @@ def create_run_folder(cfg: TrainConfig, launch: str = "") -> Path:
 
     Call it after all checks: wrong usage must leave no folder. `.hydra/config.yaml` is written
     last, because it marks a run folder. `launch` identifies the torchrun launch.
-
-    Raises:
-        UserError: The folder cannot be created.
-        WriteError: A file in it cannot be written.
     """
-    folder = swept_dir() or Path(cfg.outputs) / run_name()
-    try:
+    name = f"{datetime.now():%Y-%m-%d/%H-%M-%S}-{secrets.token_hex(4)}"
+    folder = swept_dir() or Path(cfg.outputs) / name
+    with writing(f"outputs={cfg.outputs}", UserError):
         (folder / CONFIG.parent).mkdir(parents=True, exist_ok=False)
-    except OSError as error:
-        raise UserError(f"outputs={cfg.outputs}: cannot be written: {error.strerror}") from error
     typed = OmegaConf.to_yaml(list(typed_overrides().values()))
     write_atomically(folder / OVERRIDES, typed.encode())
     if launch:
@@ -54,54 +49,59 @@ def create_run_folder(cfg: TrainConfig, launch: str = "") -> Path:
     return folder
 
 
-def run_name() -> str:
-    """Return a name for a new run: `<date>/<time>-<eight random hexadecimal digits>`."""
-    return f"{datetime.now():%Y-%m-%d/%H-%M-%S}-{secrets.token_hex(4)}"
-
-
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of the run in `folder`; the system releases it if the process dies.
+    """Hold the lock of the run in `folder`, or raise a UserError if another process does.
 
-    Raises:
-        UserError: Another process holds the lock, or the folder cannot be written.
+    The system releases it if the process dies.
     """
-    try:
-        with FileLock(folder / LOCK, blocking=False):
-            yield
-    except Timeout as error:
-        raise UserError(f"resume={folder}: the run is going on in another process") from error
-
-
-def find_runs(root: Path) -> list[Path]:
-    """Return the run folders at any depth under `root`."""
-    return [path.parents[1] for path in root.rglob(str(CONFIG))]
+    with writing(folder):
+        try:
+            held = FileLock(folder / LOCK).acquire(blocking=False)
+        except Timeout as error:
+            reason = f"resume={folder}: the run is going on in another process"
+            raise UserError(reason) from error
+    with held:
+        yield
 
 
 def started(folder: Path) -> int:
     """Return the start time of the run in `folder`, in nanoseconds; 0 for any other folder."""
-    try:
-        return (folder / CONFIG).stat().st_mtime_ns
-    except OSError:
-        return 0
+    config = folder / CONFIG
+    return config.stat().st_mtime_ns if config.is_file() else 0
 
 
-def newest(runs: Iterable[Path]) -> Path | None:
-    """Return the run that was started last; None if `runs` is empty."""
-    return max(runs, key=started, default=None)
+def find_runs(root: Path) -> list[Path]:
+    """Return the run folders at any depth under `root` in the order in which they were started."""
+    return sorted((path.parents[1] for path in root.rglob(str(CONFIG))), key=started)
+
+
+def all_runs(root: Path) -> list[Path]:
+    """Return `find_runs`, the newest last; raise a UserError if there is none."""
+    runs = find_runs(root)
+    if not runs:
+        where = f"{root}/" if root.is_dir() else f"{root}/ (no such folder)"
+        raise UserError(f"no run under {where}: {COMMANDS['best.pt']}")
+    return runs
+
+
+def newest_first(files: Iterable[Path]) -> list[Path]:
+    """Sort files in run folders by the start of their run, the newest first.
+
+    Files of other folders come last, a folder's in the order of its oldest.
+    """
+    oldest: dict[Path, int] = {}
+    files = list(files)
+    for path in files:
+        time = path.stat().st_mtime_ns
+        oldest[path.parent] = min(oldest.get(path.parent, time), time)
+    return sorted(files, key=lambda path: (-started(path.parent), -oldest[path.parent]))
 
 
 def find_run(resume: str, outputs: str) -> Path:
-    """Return the run folder for `resume`: a folder, one of its checkpoints, or `latest`.
-
-    Raises:
-        UserError: There is no such run.
-    """
+    """Return the run folder for `resume`: a folder, one of its checkpoints, or `latest`."""
     if resume == "latest":
-        latest = newest(find_runs(Path(outputs)))
-        if latest is None:
-            raise UserError(f"resume=latest: no run under {outputs}/")
-        return latest
+        return all_runs(Path(outputs))[-1]
     folder = Path(resume).expanduser()
     folder = folder.parent if folder.is_file() else folder
     if not (folder / CONFIG).is_file():
@@ -112,30 +112,21 @@ def find_run(resume: str, outputs: str) -> Path:
 def find_checkpoint(outputs: str | Path = "outputs", name: str = "best.pt") -> Path:
     """Return the file `name` of the newest run under `outputs` that has one.
 
-    Runs are ordered by their start. If no run has the file, return the newest one outside of run
-    folders. Print the choice on stderr if its run is not finished, or if a newer run lacks the
-    file.
-
-    Raises:
-        UserError: There is no such file, or `outputs` cannot be read.
+    If no run has the file, return the newest one outside of run folders; if there is none, raise a
+    UserError. Print the choice on stderr, with the status of its run, and a newer run without one.
     """
     root = Path(outputs)
-    try:
-        files = {path.parent: path.stat().st_mtime_ns for path in root.rglob(name)}
-        runs = find_runs(root)
-    except OSError as error:
-        raise UserError(f"outputs={outputs}: {error.strerror}") from error
+    files = newest_first(root.rglob(name))
     if not files:
         raise UserError(f"no run under {outputs}/ has a {name}: {COMMANDS[name]}")
-    folder = max(files, key=lambda path: (started(path), files[path]))
-    status = status_of(read_summary(folder)) if folder in runs else "finished"
-    message = f"using {folder / name} ({status})"
-    newer = newest(run for run in runs if started(run) > started(folder))
-    if newer:
-        message += f": {newer} ({status_of(read_summary(newer))}) has no {name}"
-    if newer or status != "finished":
-        print(message, file=sys.stderr)
-    return folder / name
+    path, message = files[0], f"using {files[0]}"
+    if started(path.parent):
+        message += f" ({status_of(read_summary(path.parent))})"
+    for newer in find_runs(root)[-1:]:
+        if started(newer) > started(path.parent):
+            message += f": {newer} ({status_of(read_summary(newer))}) has no {name}"
+    print(message, file=sys.stderr)
+    return path
 
 
 def is_outdated(path: Path) -> bool:
@@ -152,20 +143,12 @@ def status_of(summary: dict[str, Any]) -> str:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """Return the configuration of the run in `folder` as nested plain values.
-
-    Raises:
-        UserError: It cannot be read.
-    """
+    """Return the configuration of the run in `folder` as nested plain values."""
     return _read(folder / CONFIG, lambda text: OmegaConf.to_container(OmegaConf.create(text)))
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """Return the `summary.json` of the run in `folder`; empty if there is none yet.
-
-    Raises:
-        UserError: It cannot be read, or lacks the results of a finished run.
-    """
+    """Return the `summary.json` of the run in `folder`; empty if there is none yet."""
     path = folder / SUMMARY
     summary = _read(path, json.loads) if path.is_file() else {}
     for key in RESULTS if summary.get("status") == "finished" else ():
@@ -175,14 +158,15 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 
 def _read(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
+    """Parse a file that must hold a mapping; raise a UserError otherwise."""
     try:
         values = parse(path.read_text())
+        if not isinstance(values, dict):
+            raise ValueError("must be a mapping")
+        return values
     except Exception as error:  # the parsers raise many types
         reason = " ".join(str(error).split())
         raise UserError(f"{path}: cannot be read: {reason}") from error
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: cannot be read: must be a mapping")
-    return values
 
 
 def flatten(values: Any, prefix: str = "") -> dict[str, Any]:

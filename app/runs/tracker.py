@@ -11,7 +11,7 @@ from typing import Any
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-from app.config.errors import WriteError
+from app.config.errors import writing
 
 EVENTS, METRICS, RESULTS = "events.out.tfevents.*", "metrics.jsonl", ".results"
 
@@ -36,28 +36,26 @@ class Tracker:
     """The curves of a run: TensorBoard events, and the same scalars in `metrics.jsonl`.
 
     What the test adds at the end goes into an event file of its own, which replaces the one of an
-    earlier test of the same run: a resumed run has no point twice.
+    earlier test of the same run: a resumed run has no point twice. All methods raise a WriteError
+    if the files cannot be written.
 
     Args:
         folder: The run folder.
         step: The step to go on after; later points of a killed run are purged.
         size: Bytes of `metrics.jsonl` at that step, as `flush` returned them.
-
-    Raises:
-        WriteError: The files cannot be written; as with all the methods.
     """
 
     def __init__(self, folder: str | Path, step: int = 0, size: int = 0) -> None:
         self._folder = Path(folder)
         self._results: SummaryWriter | None = None
-        with self._writing():
+        with writing(self._folder):
             self._lines = (self._folder / METRICS).open("a")
             self._lines.truncate(size)
             self._writer = SummaryWriter(str(folder), purge_step=step + 1)
 
     def scalars(self, step: int, values: Mapping[str, float], results: bool = False) -> None:
         """Add a point to each of the named curves, and an object to `metrics.jsonl`."""
-        with self._writing():
+        with writing(self._folder):
             self._lines.write(json.dumps({"step": step, **values}) + "\n")
             writer = self.results if results else self._writer
             for name, value in values.items():
@@ -75,13 +73,13 @@ class Tracker:
     def settings(self, values: Mapping[str, Any], results: Mapping[str, float]) -> None:
         """Add settings and results (by the names of their curves) for the HParams tab."""
         settings = {key: "null" if value is None else value for key, value in values.items()}
-        with self._writing():
+        with writing(self._folder):
             for part in hparams(settings, dict(results)):
                 self.results._get_file_writer().add_summary(part, 0)
 
     def flush(self) -> int:
         """Write everything to the disk; return the size of `metrics.jsonl` in bytes."""
-        with self._writing():
+        with writing(self._folder):
             self._lines.flush()
             os.fsync(self._lines.fileno())
             for writer in filter(None, (self._writer, self._results)):
@@ -93,17 +91,7 @@ class Tracker:
 
     def close(self) -> None:
         """Close the files; `flush` has reported what could not be written."""
-        for close in (self._lines.close, self._writer.close):
-            with suppress(OSError):
-                close()
-        if self._results is not None:
-            with suppress(OSError):
-                self._results.close()
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            reason = f"{self._folder}: cannot be written: {error.strerror}"
-            raise WriteError(reason) from error
+        for file in (self._lines, self._writer, self._results):
+            if file is not None:
+                with suppress(OSError):
+                    file.close()

@@ -16,21 +16,14 @@ T = TypeVar("T")
 
 @dataclass
 class World:
-    """This process among the processes of a training.
+    """This process among the processes of a training."""
 
-    Attributes:
-        rank: Index of this process; rank 0 writes and prints.
-        size: Number of processes.
-        restarts: How often torchrun has restarted them.
-        launch: Identifies this launch of torchrun; "" without torchrun.
-        cpu_group: The process group for CPU tensors. DistributedDataParallel never frees its own,
-            whose threads may then release a Python tensor while the interpreter exits: SIGABRT.
-    """
-
-    rank: int = 0
-    size: int = 1
-    restarts: int = 0
-    launch: str = ""
+    rank: int = 0  # index of this process; rank 0 writes and prints
+    size: int = 1  # number of processes
+    restarts: int = 0  # how often torchrun has restarted them
+    launch: str = ""  # identifies this launch of torchrun; "" without torchrun
+    # the process group for CPU tensors. DistributedDataParallel never frees its own, whose threads
+    # may then release a Python tensor while the interpreter exits: SIGABRT
     cpu_group: "torch.distributed.ProcessGroup | None" = None
 
     def replicate(self, model: nn.Module, device: torch.device) -> nn.Module:

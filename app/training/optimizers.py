@@ -10,31 +10,12 @@ from torch.optim.adamw import adamw
 from app.config.schema import OptimConfig
 
 
-class Optimizer:
-    """An optimiser of parameters on one device; `step` takes the learning rate."""
-
-    def __init__(self, parameters: Iterable[Tensor]) -> None:
-        self.parameters = list(parameters)
-
-    def step(self, lr: float | Tensor, overflow: Tensor | None = None) -> None:
-        """Update the parameters by their gradients, then drop the gradients.
-
-        Args:
-            lr: The learning rate.
-            overflow: float32 []; 1 skips the update, without waiting for the device.
-        """
-        raise NotImplementedError
-
-    def state_dict(self) -> dict[str, list[Tensor]]:
-        """Return the state by name, without copying its tensors."""
-        raise NotImplementedError
-
-    def gradients(self) -> list[Tensor]:
-        """Return the gradients of the parameters."""
-        return [parameter.grad for parameter in self.parameters]  # type: ignore[misc]
+def gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
+    """Return the gradients of the parameters."""
+    return [parameter.grad for parameter in parameters]  # type: ignore[misc]
 
 
-class AdamW(Optimizer):
+class AdamW:
     """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101).
 
     Equals `torch.optim.AdamW(parameters, fused=True)`, by the same torch function, without
@@ -42,18 +23,20 @@ class AdamW(Optimizer):
     """
 
     def __init__(self, parameters: Iterable[Tensor], weight_decay: float) -> None:
-        super().__init__(parameters)
-        self.weight_decay = weight_decay
+        self.parameters, self.weight_decay = list(parameters), weight_decay
         self.means = [torch.zeros_like(parameter) for parameter in self.parameters]
         self.squares = [torch.zeros_like(parameter) for parameter in self.parameters]
         self.steps = [torch.zeros((), device=parameter.device) for parameter in self.parameters]
 
     @torch.no_grad()
     def step(self, lr: float | Tensor, overflow: Tensor | None = None) -> None:
-        """See `Optimizer.step`."""
+        """Update the parameters by their gradients, then drop the gradients.
+
+        `overflow`, float32 [], skips the update if it is 1, without waiting for the device.
+        """
         adamw(
             self.parameters,
-            self.gradients(),
+            gradients(self.parameters),
             self.means,
             self.squares,
             [],
@@ -72,11 +55,11 @@ class AdamW(Optimizer):
             parameter.grad = None
 
     def state_dict(self) -> dict[str, list[Tensor]]:
-        """See `Optimizer.state_dict`."""
+        """Return the state by name, without copying its tensors."""
         return {"means": self.means, "squares": self.squares, "steps": self.steps}
 
 
-class Muon(Optimizer):
+class Muon:
     """Muon (Jordan et al., 2024) for weights, AdamW for parameters of one dimension.
 
     A weight is a matrix with a row for each output. With its gradient G and β = `momentum`,
@@ -87,7 +70,7 @@ class Muon(Optimizer):
     def __init__(
         self, parameters: Iterable[Tensor], weight_decay: float, momentum: float = 0.9
     ) -> None:
-        super().__init__(parameters)
+        self.parameters = list(parameters)
         self.weight_decay, self.momentum = weight_decay, momentum
         weights = [parameter for parameter in self.parameters if parameter.ndim > 1]
         # a GPU takes as long for one of these matrices as for all of them
@@ -99,7 +82,7 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, lr: float | Tensor, overflow: Tensor | None = None) -> None:
-        """See `Optimizer.step`."""
+        """See `AdamW.step`."""
         self.others.step(lr, overflow)
         share: float | Tensor = 1 - self.momentum
         if overflow is not None:
@@ -117,7 +100,7 @@ class Muon(Optimizer):
                 weight.grad = None
 
     def state_dict(self) -> dict[str, list[Tensor]]:
-        """See `Optimizer.state_dict`."""
+        """See `AdamW.state_dict`."""
         momenta = [part for stack in self.stacks for part in stack.parts(stack.momentum)]
         return {"momenta": momenta, **self.others.state_dict()}
 
@@ -151,8 +134,7 @@ class Stack:
     def gradients(self) -> Tensor:
         """Stack the gradients of the weights, [n, rows, columns]."""
         stacked = torch.zeros_like(self.momentum)
-        gradients: list[Tensor] = [weight.grad for weight in self.weights]  # type: ignore[misc]
-        torch._foreach_copy_(self.parts(stacked), gradients)
+        torch._foreach_copy_(self.parts(stacked), gradients(self.weights))
         return stacked
 
 
@@ -183,10 +165,7 @@ def _newton_schulz(gram: Tensor) -> Tensor:
     return factor
 
 
-def make_optimizer(parameters: Iterable[Tensor], cfg: OptimConfig) -> Optimizer:
-    """Build the optimiser that the configuration names."""
-    optimizers: dict[str, type[AdamW | Muon]] = {"adamw": AdamW, "muon": Muon}
-    return optimizers[cfg.name](parameters, cfg.weight_decay)
+OPTIMIZERS: dict[str, type[AdamW | Muon]] = {"adamw": AdamW, "muon": Muon}
 
 
 class LossScale:

@@ -27,7 +27,6 @@ from app.runs.folder import (
     find_runs,
     flatten,
     locked,
-    newest,
     read_settings,
     read_summary,
 )
@@ -43,36 +42,24 @@ CHANGEABLE = (*FREE, "trainer.compile", "trainer.checkpoint_steps", "trainer.che
 
 @dataclass
 class Run:
-    """A training run.
-
-    Attributes:
-        data: The data set, on `device`.
-        train_step: The network, its optimiser and its EMA.
-        step: Completed steps.
-        epoch: Completed epochs, validation included.
-        best: Validation accuracy of best.pt; -1 before there is one.
-        images: Images trained on by all processes.
-        seconds: Time in training steps, without evaluation and checkpoints.
-        threads: CPU threads at the last checkpoint; 0 before the first one.
-        points: Loss, number of correct images and gradient norm of each step of this epoch, reduced
-            over all processes, float32 [steps, 3].
-        log_size: Size of `metrics.jsonl` in bytes at the last checkpoint.
-    """
+    """A training run."""
 
     cfg: TrainConfig
     world: World
-    data: Dataset
-    train_step: TrainStep
+    data: Dataset  # the data set, on `device`
+    train_step: TrainStep  # the network, its optimiser and its EMA
     device: torch.device
     folder: Path
-    step: int = 0
-    epoch: int = 0
-    best: float = -1.0
-    images: int = 0
-    seconds: float = 0.0
-    threads: int = 0
+    step: int = 0  # completed steps
+    epoch: int = 0  # completed epochs, validation included
+    best: float = -1.0  # validation accuracy of best.pt; -1 before there is one
+    images: int = 0  # images trained on by all processes
+    seconds: float = 0.0  # time in training steps, without evaluation and checkpoints
+    threads: int = 0  # CPU threads at the last checkpoint; 0 before the first one
+    # loss, number of correct images and gradient norm of each step of this epoch, reduced over all
+    # processes, float32 [steps, 3]
     points: Tensor = field(default_factory=lambda: torch.zeros(0, 3))
-    log_size: int = 0
+    log_size: int = 0  # size of `metrics.jsonl` in bytes at the last checkpoint
 
     @property
     def schedule(self) -> Schedule:
@@ -81,16 +68,10 @@ class Run:
 
 
 def start(cfg: TrainConfig, world: World, lock: ExitStack) -> Run | dict[str, Any]:
-    """Start a new run, or resume one.
+    """Start a new run, or resume one; of a finished run return the summary.
 
     `lock` holds the lock of the run's folder: a resumed run is locked before its state is read. The
-    folder of a new run is created last, after all checks.
-
-    Returns:
-        The run, or the summary of a run that is finished.
-
-    Raises:
-        UserError: The data, the device, the output folder or the run to resume cannot be used.
+    folder of a new run is created last, after all checks, which raise a UserError.
     """
     found = world.from_rank_0(lambda: find_state(cfg, world, lock))
     if isinstance(found, dict):
@@ -136,9 +117,6 @@ def find_state(
     Returns:
         The configuration of the run, its folder (None: a new run) and its last checkpoint (None:
         start at step 0); or the summary of a finished run.
-
-    Raises:
-        UserError: The run cannot be read, or a setting contradicts it.
     """
     folder = None
     if world.restarts and world.launch:
@@ -149,41 +127,37 @@ def find_state(
         return cfg, None, None
     lock.enter_context(locked(folder))
     summary = read_summary(folder)
-    finished = summary.get("status") == "finished"
-    if not finished:
-        for name in (LAST, BEST, SUMMARY):
-            remove_temporaries(folder / name)
-    best, last, saved = folder / BEST, folder / LAST, None
-    if last.is_file():
-        saved = load_checkpoint(last, "resume")
-    if finished:
-        load_config(folder, cfg, saved)
+    best, last = folder / BEST, folder / LAST
+    saved = load_checkpoint(last, "resume") if last.is_file() else None
+    cfg = load_config(folder, cfg, saved)
+    if summary.get("status") == "finished":
         print(f"{folder} is finished: test accuracy {summary['test_accuracy']:.2%}")
         return summary
+    for name in (LAST, BEST, SUMMARY):
+        remove_temporaries(folder / name)
     if saved is None and best.is_file() and load_checkpoint(best, "resume").metrics["epoch"] > 1:
         raise UserError(f"resume={folder}: its {LAST} is gone; its best network is in {BEST}")
-    return load_config(folder, cfg, saved), folder, saved
+    return cfg, folder, saved
 
 
 def find_launched(launch: str, outputs: str) -> Path | None:
     """Return the run folder that this torchrun launch created before a restart, if any."""
-    launched = [run for run in find_runs(Path(outputs)) if (run / LAUNCH).is_file()]
-    return newest(run for run in launched if (run / LAUNCH).read_text() == launch)
+    for run in reversed(find_runs(Path(outputs))):
+        if (run / LAUNCH).is_file() and (run / LAUNCH).read_text() == launch:
+            return run
+    return None
 
 
 def load_config(folder: Path, asked: TrainConfig, saved: Checkpoint | None) -> TrainConfig:
     """Load the configuration of the run in `folder`, updated by the overrides in `asked`.
 
-    Raises:
-        UserError: It cannot be read, or an override contradicts it.
+    Raise a UserError for an override that contradicts it.
     """
     values = read_settings(folder)
     try:
         cfg: TrainConfig = from_mapping(TrainConfig, values)
     except UserError as error:
-        raise UserError(
-            f"resume={folder}: {CONFIG}: cannot be read: {error}; name another run's folder"
-        ) from error
+        raise UserError(f"resume={folder}: {CONFIG}: cannot be read: {error}") from error
     own, typed = flatten(cfg), typed_overrides()
     # after a fallback, `data` may name the requested data set or the fallback
     used = flatten(dataclasses.replace(cfg, data=data_of(cfg, saved)))
@@ -228,18 +202,15 @@ def load_same_data(cfg: TrainConfig, world: World, saved: Checkpoint | None) -> 
 def save(run: Run, name: str, **metrics: float) -> None:
     """Write the checkpoint `name`; only `last.pt` holds the state to resume from.
 
-    Raises:
-        RunError: The weights are not finite.
-        WriteError: The file cannot be written.
+    Raise a RunError if the weights are not finite.
     """
     weights = run.train_step.trained.state_dict()
     if not all(bool(value.isfinite().all()) for value in weights.values()):
         raise not_finite(run, "the weights are not finite", run.step)
-    run.threads = torch.get_num_threads()
-    training = {counter: getattr(run, counter) for counter in COUNTERS} | {
-        "points": run.points,
-        "state": run.train_step.state_dict() if name == LAST else {},
-    }
+    run.threads, training = torch.get_num_threads(), {}
+    if name == LAST:
+        training = {key: getattr(run, key) for key in (*COUNTERS, "points")}
+        training["state"] = run.train_step.state_dict()
     save_checkpoint(
         run.folder / name,
         Checkpoint(
@@ -248,17 +219,13 @@ def save(run: Run, name: str, **metrics: float) -> None:
             data=describe_data(run),
             metrics={"epoch": run.epoch, "step": run.step, **metrics},
             config=dataclasses.asdict(run.cfg),
-            training=training if name == LAST else {},
+            training=training,
         ),
     )
 
 
 def restore(run: Run, saved: Checkpoint) -> None:
-    """Restore the run from `saved`.
-
-    Raises:
-        UserError: `saved` has another network or data set, or no state to resume from.
-    """
+    """Restore the run from `saved`, or raise a UserError if it is not of this run."""
     path = f"resume={run.folder / LAST}"
     for part, own, here in (
         ("model", saved.model_config, dataclasses.asdict(run.cfg.model)),
@@ -271,9 +238,8 @@ def restore(run: Run, saved: Checkpoint) -> None:
         raise UserError(f"{path}: written by an older version, which cannot be resumed")
     try:
         run.train_step.load_state_dict(saved.training["state"])
-        for counter in COUNTERS:
-            setattr(run, counter, saved.training[counter])
-        run.points = saved.training["points"]
+        for key in (*COUNTERS, "points"):
+            setattr(run, key, saved.training[key])
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path}: its contents do not fit: {reason}") from error
@@ -281,13 +247,9 @@ def restore(run: Run, saved: Checkpoint) -> None:
 
 def describe_data(run: Run) -> dict[str, Any]:
     """Return the description of the run's data set for checkpoints."""
-    data = run.data
-    return {
-        "name": data.name,
+    data, keys = run.data, ("name", "mean", "std", "fallback_from")
+    return {key: getattr(data, key) for key in keys} | {
         "classes": list(data.classes),
-        "mean": data.mean,
-        "std": data.std,
-        "fallback_from": data.fallback_from,
         "val_size": len(data.val),
         "split_seed": run.cfg.data.split_seed,
     }

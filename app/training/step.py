@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,16 +10,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map_only, tree_structure
 
-from app.config.schema import AugmentConfig, TrainConfig
+from app.config.schema import TrainConfig
 from app.data.datasets import Dataset
 from app.data.sampler import Plan, plan_epoch
 from app.data.transforms import normalize, warp
 from app.training.distributed import World
 from app.training.optimizers import (
+    OPTIMIZERS,
     LossScale,
     copy_into,
     ema_weight,
-    make_optimizer,
+    gradients,
     one_cycle,
 )
 
@@ -31,37 +31,23 @@ LOSS, NORM = 0, 2  # columns of TrainStep.returned
 WARM_UP, WARM_UP_TOGETHER = 3, 11
 
 
-@dataclass(frozen=True)
 class Schedule:
-    """The lengths of a training, and the learning rate of each step.
+    """The lengths of a training on a number of images, and the learning rate of each step.
 
     Attributes:
-        batch_size: Images in a batch of all processes.
+        batch_size: Images in a batch of all processes; a small set limits it.
         epoch_steps: Steps of an epoch; images after the last full batch are skipped.
+        augment: Distortions of the training images; None: no distortion.
     """
 
-    batch_size: int
-    epoch_steps: int
-    epochs: int
-    cfg: TrainConfig
-
-    @classmethod
-    def of(cls, cfg: TrainConfig, images: int, processes: int) -> "Schedule":
-        """Build the schedule for a number of training images; a small set limits the batch."""
-        batch_size = min(cfg.trainer.batch_size, images // processes * processes)
-        epochs = cfg.trainer.epochs or max(2, math.ceil(12_000 / images))
-        return cls(batch_size, images // batch_size, epochs, cfg)
-
-    @property
-    def steps(self) -> int:
-        """Steps of the whole training."""
-        return self.epochs * self.epoch_steps
-
-    @property
-    def augment(self) -> AugmentConfig | None:
-        """Distortions of the training images; None: no distortion."""
-        cfg = self.cfg.augment
-        return cfg if self.cfg.data.augment and any(dataclasses.astuple(cfg)) else None
+    def __init__(self, cfg: TrainConfig, images: int, processes: int) -> None:
+        self.cfg = cfg
+        self.batch_size = min(cfg.trainer.batch_size, images // processes * processes)
+        self.epoch_steps = images // self.batch_size
+        self.epochs = cfg.trainer.epochs or max(2, math.ceil(12_000 / images))
+        self.steps = self.epochs * self.epoch_steps
+        distorts = cfg.data.augment and any(dataclasses.astuple(cfg.augment))
+        self.augment = cfg.augment if distorts else None
 
     def rate(self, step: int) -> float:
         """Return the learning rate of a step."""
@@ -86,8 +72,8 @@ class TrainStep:
         self, model: nn.Module, data: Dataset, cfg: TrainConfig, device: torch.device, world: World
     ) -> None:
         self.model, self.data, self.cfg, self.device, self.world = model, data, cfg, device, world
-        self.schedule = Schedule.of(cfg, len(data.train), world.size)
-        self.optimizer = make_optimizer(model.parameters(), cfg.optim)
+        self.schedule = Schedule(cfg, len(data.train), world.size)
+        self.optimizer = OPTIMIZERS[cfg.optim.name](model.parameters(), cfg.optim.weight_decay)
         self.average = copy.deepcopy(model).requires_grad_(False) if cfg.optim.ema else None
         self.dtype = AUTOCAST.get(cfg.trainer.precision)
         self.loss_scale = LossScale(device) if self.dtype == torch.float16 else None
@@ -122,9 +108,10 @@ class TrainStep:
         self._rates.copy_(torch.tensor(rates))
         self._index.fill_(index)
         if self._plan is not None:
-            self._plan.copy_(plan)
+            old, new = ([part for part in it if part is not None] for it in (self._plan, plan))
+            copy_into(old, new)
             return
-        self._plan = plan.to(self.device)
+        self._plan = tree_map_only(Tensor, lambda part: part.to(self.device), plan)
         if self._stream is not None:
             with torch.cuda.device(self.device):
                 self._graph = self._capture(self._stream)
@@ -151,21 +138,19 @@ class TrainStep:
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
             logits = self._forward(inputs.to(self.optimizer.parameters[0].dtype))
             loss = F.cross_entropy(logits, labels, label_smoothing=smoothing)
-        overflow = None
-        if self.loss_scale is None:
-            loss.backward()
-        else:
-            (loss * self.loss_scale.scale).backward()
-            overflow = self.loss_scale.unscale(self.optimizer.gradients())
+        scale, overflow, parameters = self.loss_scale, None, self.optimizer.parameters
+        (loss * scale.scale if scale else loss).backward()
+        if scale:
+            overflow = scale.unscale(gradients(parameters))
 
         with torch.no_grad():
-            norms = torch._foreach_norm(self.optimizer.gradients())
+            norms = torch._foreach_norm(gradients(parameters))
             norm = torch.linalg.vector_norm(torch.stack(norms))
             correct = (logits.argmax(1) == labels).sum()
             self.optimizer.step(lr, overflow)
             if self.average is not None:
                 averages: list[Tensor] = list(self.average.parameters())
-                moves = list(torch._foreach_sub(self.optimizer.parameters, averages))
+                moves = list(torch._foreach_sub(parameters, averages))
                 torch._foreach_mul_(moves, ema)
                 torch._foreach_add_(averages, moves)
                 copy_into(list(self.average.buffers()), list(self.model.buffers()))
@@ -191,13 +176,13 @@ class TrainStep:
 
     def state_dict(self) -> dict[str, Any]:
         """Copy the state that the next step depends on to the CPU."""
-        return tree_map_only(Tensor, _to_cpu, self._state())
+        kwargs = {"copy": True, "memory_format": torch.contiguous_format}
+        return tree_map_only(Tensor, lambda it: it.detach().to("cpu", **kwargs), self._state())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Copy a `state_dict` in place: weights keep their memory format, as sums depend on it.
 
-        Raises:
-            ValueError, RuntimeError: It belongs to another network or optimiser.
+        Raise a ValueError or RuntimeError if it belongs to another network or optimiser.
         """
         own = self._state()
         if tree_structure(own) != tree_structure(state):
@@ -205,16 +190,10 @@ class TrainStep:
         copy_into(tree_leaves(own), tree_leaves(state))
 
     def _state(self) -> dict[str, Any]:
-        state: dict[str, Any] = {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+        parts = {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "average": self.average,
+            "loss_scale": self.loss_scale,
         }
-        if self.average is not None:
-            state["average"] = self.average.state_dict()
-        if self.loss_scale is not None:
-            state["loss_scale"] = self.loss_scale.state_dict()
-        return state
-
-
-def _to_cpu(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        return {name: part.state_dict() for name, part in parts.items() if part is not None}

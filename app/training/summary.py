@@ -122,6 +122,9 @@ def format_summary(run: Run, summary: dict[str, Any]) -> str:
 def introduction(run: Run) -> str:
     """Describe the run in three lines."""
     data, cfg, size = run.data, run.cfg, run.world.size
+    if cfg.trainer.batch_size > len(data.train):
+        note = f"only {len(data.train):,} training images, which make one batch"
+        print(f"trainer.batch_size={cfg.trainer.batch_size}: {note}", file=sys.stderr)
     count = count_parameters(run.train_step.model)
     processes = f", {size} processes" if size > 1 else ""
     going_on = f"going on after step {run.step:,} in" if cfg.resume else "writing to"

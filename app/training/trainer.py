@@ -43,8 +43,7 @@ def train(cfg: TrainConfig) -> dict[str, Any]:
         The summary, as in the folder's `summary.json`; an empty dict in ranks other than 0.
 
     Raises:
-        UserError: The data, the device, the output folder or the run to resume cannot be used;
-            nothing is written.
+        UserError: A setting cannot be used; nothing is written.
         RunError: The run failed: no memory, full disk, lost process, non-finite loss.
         KeyboardInterrupt: The run was interrupted; `last.pt` holds its state.
     """
@@ -58,8 +57,8 @@ def train(cfg: TrainConfig) -> dict[str, Any]:
             return run
         threads = CpuThreads(run.device, run.threads)
         if world.rank > 0:
-            with expected_failures(cfg, run), deferred_interrupt() as interrupted:
-                fit(run, None, interrupted, threads)
+            with expected_failures(cfg, run):
+                fit(run, None, threads)
             return {}
         print(introduction(run), flush=True)
         stack.enter_context(quiet_writer_thread())
@@ -71,8 +70,7 @@ def lead(run: Run, tracker: Tracker, threads: CpuThreads, started: float) -> dic
     """Run rank 0: train, test, log, summarise."""
     try:
         with expected_failures(run.cfg, run):
-            with deferred_interrupt() as interrupted:
-                fit(run, tracker, interrupted, threads)
+            fit(run, tracker, threads)
             model, logits, results = test(run)
             log_results(run, tracker, results)
             tracker.flush()
@@ -93,19 +91,16 @@ def lead(run: Run, tracker: Tracker, threads: CpuThreads, started: float) -> dic
     return summary
 
 
-def fit(
-    run: Run, tracker: Tracker | None, interrupted: Callable[[], bool], threads: CpuThreads
-) -> None:
+def fit(run: Run, tracker: Tracker | None, threads: CpuThreads) -> None:
     """Train to the last epoch; write `last.pt` after each epoch, `best.pt` if it is the best.
 
-    `tracker` is None in ranks other than 0. `interrupted` returns whether the run is to stop.
-
-    Raises:
-        KeyboardInterrupt: The run was interrupted, after `last.pt` was written.
+    `tracker` is None in ranks other than 0. If a signal arrives, write `last.pt` and raise
+    KeyboardInterrupt.
     """
     epochs = run.schedule.epochs
     quiet = None if tracker else True  # None: show the bar on terminals only
-    with closing(tqdm(total=run.schedule.steps, unit="step", disable=quiet, leave=False)) as bar:
+    bar = tqdm(total=run.schedule.steps, unit="step", disable=quiet, leave=False)
+    with closing(bar), deferred_interrupt() as interrupted:
         bar.update(run.step)
         while run.epoch < epochs:
             loss, accuracy, speed = train_epoch(run, tracker, interrupted, threads, bar)
@@ -174,18 +169,13 @@ def take_steps(
             threads.adapt()
         if run.step == end:
             return False
-        due, stop = reached(run.step - saved_step, trainer.checkpoint_steps), False
+        due, stop = run.step - saved_step >= (trainer.checkpoint_steps or math.inf), False
         if alone or run.step % ASK_EVERY == 0:  # signals and clocks differ between processes
-            late = reached(time.monotonic() - saved_time, trainer.checkpoint_seconds)
+            late = time.monotonic() - saved_time >= (trainer.checkpoint_seconds or math.inf)
             stop, late = run.world.any(interrupted(), late)
             due = due or stop or late
         if due:
             return stop
-
-
-def reached(value: float, limit: float | None) -> bool:
-    """Return whether `value` reached `limit` (None: never)."""
-    return limit is not None and value >= limit
 
 
 def fetch_points(run: Run) -> None:
@@ -241,7 +231,7 @@ def expected_failures(cfg: TrainConfig, run: Run | None = None) -> Iterator[None
     except WriteError as error:
         raise RunError(f"{error} ({last_good(run)})" if run else str(error)) from error
     except RuntimeError as error:
-        if lacks_memory(error):
+        if isinstance(error, torch.OutOfMemoryError) or OUT_OF_MEMORY.search(str(error)):
             where = f"on {cfg.device} before the first step"
             if run:
                 where = (
@@ -255,17 +245,11 @@ def expected_failures(cfg: TrainConfig, run: Run | None = None) -> Iterator[None
         raise
 
 
-def lacks_memory(error: RuntimeError) -> bool:
-    """Return whether `error` is an out-of-memory error."""
-    return isinstance(error, torch.OutOfMemoryError) or bool(OUT_OF_MEMORY.search(str(error)))
-
-
 @contextmanager
 def deferred_interrupt() -> Iterator[Callable[[], bool]]:
     """Record the first SIGINT or SIGTERM; raise KeyboardInterrupt at the second.
 
-    Yields:
-        A function that returns whether a signal has arrived.
+    The function that it yields returns whether a signal has arrived.
     """
     arrived = False
 

@@ -2,12 +2,20 @@
 
 import functools
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from app.config.errors import UserError
 from app.inference.predictor import Predictor, load_torch
-from app.runs.folder import find_checkpoint, is_outdated, read_settings, read_summary
+from app.runs.folder import (
+    find_checkpoint,
+    is_outdated,
+    newest_first,
+    read_settings,
+    read_summary,
+    started,
+)
 
 CHECKPOINT = "best.pt"
 
@@ -22,7 +30,7 @@ class Entry:
         title: Kind of network, for people.
         runtime: What runs it, for people.
         accuracy: On the test images, in [0, 1]; None: unknown.
-        started: When the run was started.
+        started: Local time at which the run was started; "": outside of a run folder.
         dataset: Training data; "": unknown.
     """
 
@@ -48,13 +56,7 @@ def find_networks(outputs: str, first: str | None = None) -> dict[str, Entry]:
     root = Path(outputs)
     files = [*root.rglob(CHECKPOINT), *root.rglob("*.onnx")]
     files = [path for path in files if path.parent.name != "web"]  # copies, of web=true
-    times = {path: path.stat().st_mtime_ns for path in files}
-    newest: dict[Path, int] = {}
-    for path in files:  # a run is as old as its checkpoint, whatever was exported later
-        newest[path.parent] = min(newest.get(path.parent, times[path]), times[path])
-    files.sort(
-        key=lambda path: (-newest[path.parent], path.suffix != ".pt", path.name.count("-"), path)
-    )
+    files = newest_first(sorted(files, key=_rank))
     if first is not None:
         path = Path(first)
         path = path / CHECKPOINT if path.is_dir() else path
@@ -65,6 +67,11 @@ def find_networks(outputs: str, first: str | None = None) -> dict[str, Entry]:
         find_checkpoint(outputs)  # raises: there is none
     ids = [_id(path, root) for path in files]
     return {id: _entry(id, path) for id, path in zip(ids, files, strict=True)}
+
+
+def _rank(path: Path) -> tuple[bool, int, Path]:
+    """Return the sort key of a file within its folder: checkpoint, model.onnx, others."""
+    return path.suffix != ".pt", path.name.count("-"), path
 
 
 def _id(path: Path, root: Path) -> str:
@@ -82,14 +89,14 @@ def _entry(id: str, path: Path) -> Entry:
         pass
     titles = {"lltm": "LLTM", "tiny": "tiny"}
     title = titles.get(model.get("name", ""), " ".join(map(str, _kind(model))))
-    folder = path.parent
+    folder, time = path.parent, started(path.parent)
     return Entry(
         id=id,
         path=path,
         title=title or folder.name,
         runtime=_runtime(path) + (", older than the checkpoint" if outdated else ""),
         accuracy=accuracy,
-        started=f"{folder.parent.name} {folder.name[:8].replace('-', ':')}",
+        started=f"{datetime.fromtimestamp(time / 1e9):%Y-%m-%d %H:%M:%S}" if time else "",
         dataset=dataset,
     )
 

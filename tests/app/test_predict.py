@@ -239,9 +239,10 @@ def test_command_exit_codes_and_output(command, trained_run, tmp_path):
     picture(name, "7")
     where = f"outputs={trained_run.parents[1]}"
     done = command("app.predict", where, f"input={name}")
-    assert (done.returncode, done.stderr) == (0, "")
+    best = trained_run / "best.pt"
+    assert (done.returncode, done.stderr) == (0, f"using {best} (finished)\n")
     assert done.stdout.startswith(f"{name}  ")
     wrong = command("app.predict", where, "input=nothing.png")
     assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert wrong.stderr == "error: input=nothing.png: no such picture\n"
+    assert wrong.stderr.endswith("\nerror: input=nothing.png: no such picture\n")
     assert list((tmp_path / "here").iterdir()) == []

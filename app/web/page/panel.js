@@ -102,14 +102,15 @@ export class Panel extends EventTarget {
 function options(networks) {
   const groups = new Map();
   for (const network of networks) {
-    if (!groups.has(network.started)) {
+    const folder = network.id.replace(/[^/]*$/, "");
+    if (!groups.has(folder)) {
       const label = [network.started, network.dataset].filter(Boolean).join(" · ");
       const group = Object.assign(document.createElement("optgroup"), { label });
-      groups.set(network.started, group);
+      groups.set(folder, group);
     }
     const accuracy = network.accuracy === null ? "" : ` · ${(100 * network.accuracy).toFixed(2)}%`;
     const text = `${network.title} · ${network.runtime}${accuracy}`;
-    groups.get(network.started).append(new Option(text, network.id));
+    groups.get(folder).append(new Option(text, network.id));
   }
   return groups.values();
 }

@@ -1,5 +1,6 @@
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -65,6 +66,7 @@ def test_paths_need_no_escapes(main, path):
 
 
 TOP = "augment, data, device, model, optim, outputs, recipe, resume, seed, trainer\n"
+MODELS = "choose from lenet, lenet_depthwise, lenet_involution, lltm, tiny\n"
 
 
 @pytest.mark.parametrize(
@@ -80,22 +82,30 @@ TOP = "augment, data, device, model, optim, outputs, recipe, resume, seed, train
         ("trainer.epochs=1.5", "trainer.epochs=1.5: Input should be a valid integer\n"),
         ("trainer.compile=no", "trainer.compile=no: Input should be 'auto', True or False\n"),
         ("trainer=5", "trainer=5: Input should be a dictionary or an instance of TrainerConfig"),
-        ("model=foo", "In 'train': Could not find 'model/foo' Available options in 'model': lenet"),
-        ("data=mist", "In 'train': Could not find 'data/mist' Available options in 'data': digits"),
+        ("epochs=3", "epochs: unknown key, did you mean trainer.epochs?\n"),
+        ("lr=0.1", "lr: unknown key, did you mean optim.lr?\n"),
+        ("model=foo", f"model=foo: {MODELS}"),
+        ("model=1", f"model=1: {MODELS}"),
+        ("model=null", f"model=null: {MODELS}"),
+        ("model=", f"model=: {MODELS}"),
+        ("data=mist", "data=mist: choose from digits, fashion_mnist, kmnist, mnist, qmnist\n"),
         ("data.name=digits", "data.name=digits: use data=digits\n"),
         ("optim.name=adamw", "optim.name=adamw: use optim=adamw\n"),
         ("device=tpu", "device=tpu: Input should be auto, cpu, cuda or cuda:N\n"),
         ("data.root=' '", "data.root= : Input should not be blank\n"),
         ("trainer.epochs", "trainer.epochs: expected KEY=VALUE (--help lists the keys)\n"),
-        ("model.act=[a", "model.act=[a: "),
+        ("model.act=[a", "model.act=[a: Input should be 'relu', 'gelu' or 'ncrelu'\n"),
+        ("optim.lr=[1", "optim.lr=[1: Input should be a valid number\n"),
+        ("seed='1", "seed='1: cannot be parsed, a quote or bracket may be open\n"),
+        ("~model", "~model: no setting can be removed (--help lists the keys)\n"),
+        ("hydra.run.dir=x", "hydra.run.dir=x: use outputs=FOLDER, the parent of the run folders\n"),
         ("data.root=${nowhere}", "Interpolation key 'nowhere' not found full_key: data.root"),
         ("seed=1,2", "Ambiguous value for argument 'seed=1,2' 1. To use it as a list"),
-        ("=1", "Config group override must be a string or a list. Got int\n"),
-        ("model=null", "Config group override must be a string or a list. Got NoneType\n"),
+        ("=1", "=1: expected KEY=VALUE (--help lists the keys)\n"),
         ("--foo", "unrecognized arguments: --foo (--help shows the options)\n"),
         ("--multirun=3", "argument --multirun/-m: ignored explicit argument '3' (--help shows"),
         ("hydra.foo=1", "Could not override 'hydra.foo'."),
-        ("hydra/sweeper=nope", "In 'hydra/config': Could not find 'hydra/sweeper/nope' Available"),
+        ("hydra/sweeper=nope", "hydra/sweeper=nope: choose from basic"),
         ("--config-dir=/nowhere", "Additional config directory '/nowhere' not found\n"),
     ],
 )
@@ -158,7 +168,39 @@ def test_only_training_can_be_swept(main, tmp_path, capsys):
 
 def test_sweep_over_unknown_options_is_a_usage_error(main, capsys):
     assert main("-m", "model=lenet,alexnet") == 2
-    assert capsys.readouterr().err.startswith("error: In 'train': Could not find 'model/alexnet'")
+    assert capsys.readouterr().err == f"error: model=alexnet: {MODELS}"
+    assert main("-m", "model=null") == 2
+    assert capsys.readouterr().err == f"error: model=null: {MODELS}"
+
+
+def test_resuming_the_latest_run_is_no_sweep(main, tmp_path, capsys):
+    assert main("-m", "resume=latest") == 2
+    line = "error: resume=latest: is one run; leave out -m, or name folders for -m\n"
+    assert capsys.readouterr().err == line
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("package", "arguments"),
+    [
+        ("typing_extensions", ["-m", "app.train"]),
+        ("argparse", ["-m", "app.report"]),
+        ("slow", ["-c", "import app.config.errors as e\nwith e.exit_codes(): import slow"]),
+    ],
+)
+def test_interrupt_during_an_import_is_one_line(tmp_path, package, arguments):
+    (tmp_path / f"{package}.py").write_text("print(flush=True)\nwhile True: pass")
+    process = subprocess.Popen(
+        [sys.executable, *arguments],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate()
+    assert (process.returncode, errors) == (130, "interrupted\n")
 
 
 def test_version(main, capsys):

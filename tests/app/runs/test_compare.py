@@ -121,7 +121,8 @@ def test_report_writes_csv_and_png(sweep, capsys, folder):
     output = capsys.readouterr().out
     assert "12 runs" in output
     assert f"failed: {sweep}/10: the loss is nan at step 3\n" in output
-    assert f"unfinished: {sweep}/11\n" in output
+    resume = f"continue it with `python -m app.train resume={sweep}/11`"
+    assert f"unfinished: {sweep}/11: {resume}\n" in output
     assert (sweep / "report.csv").is_file()
     with Image.open(sweep / "report.png") as picture:
         assert picture.width > picture.height > 100
@@ -146,12 +147,13 @@ def test_latest_finds_a_sweep_of_named_runs(sweep, capsys):
 
 
 def test_folder_without_runs_raises(tmp_path):
-    with pytest.raises(UserError, match=r"nowhere: no such folder"):
-        report("nowhere")
-    with pytest.raises(UserError, match=rf"{tmp_path}: no runs in it"):
-        report(str(tmp_path))
-    with pytest.raises(UserError, match=r"^no run under .*: train one with"):
-        report("latest", str(tmp_path))
+    hint = "train one with `python -m app.train`"
+    for folder, outputs in (("nowhere", "outputs"), ("latest", "nowhere")):
+        with pytest.raises(UserError, match=rf"^no run under nowhere/ \(no such folder\): {hint}$"):
+            report(folder, outputs)
+    for folder, outputs in ((str(tmp_path), "outputs"), ("latest", str(tmp_path))):
+        with pytest.raises(UserError, match=rf"^no run under {tmp_path}/: {hint}$"):
+            report(folder, outputs)
 
 
 @pytest.mark.parametrize("name", [".hydra/config.yaml", "summary.json"])
@@ -175,7 +177,10 @@ def test_command_exit_codes_and_output(sweep):
     newest = [*command, "--outputs", str(sweep.parent)]
     assert done.stdout == subprocess.run(newest, capture_output=True, text=True).stdout
     done = subprocess.run([*command, "nowhere"], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (2, "error: nowhere: no such folder\n")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: no run under nowhere/ (no such folder): train one with `python -m app.train`\n",
+    )
     for wrong in (["--foo"], ["latest", "--output", "x"]):
         done = subprocess.run([*command, *wrong], capture_output=True, text=True)
         assert (done.returncode, done.stderr.count("\n")) == (2, 2)

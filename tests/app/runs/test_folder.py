@@ -2,22 +2,28 @@ import json
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 import app.runs.folder
 import app.training.state
-from app.config.errors import UserError
+from app.config.errors import UserError, WriteError
 from app.config.schema import DataConfig, LeNetConfig, OptimConfig, TrainConfig, from_mapping
+from app.runs.compare import _newest
 from app.runs.folder import (
+    CONFIG,
     RESULTS,
     SUMMARY,
     create_run_folder,
     find_checkpoint,
+    find_run,
+    locked,
     read_settings,
 )
 from app.training.state import load_config
+from app.web.networks import find_networks
 
 
 def test_runs_of_the_same_second_have_different_folders(tmp_path):
@@ -31,7 +37,7 @@ def test_runs_of_the_same_second_have_different_folders(tmp_path):
 
 
 def test_existing_folder_is_not_reused(tmp_path, monkeypatch):
-    monkeypatch.setattr(app.runs.folder, "run_name", lambda: "2026-01-31/12-00-00-same")
+    monkeypatch.setattr(app.runs.folder, "swept_dir", lambda: tmp_path / "same")
     cfg = TrainConfig(outputs=str(tmp_path))
     create_run_folder(cfg)
     with pytest.raises(UserError, match="cannot be written: File exists"):
@@ -58,6 +64,12 @@ def test_unwritable_folder_raises(tmp_path):
     for outputs in (tmp_path / "file", Path("/proc/nowhere")):
         with pytest.raises(UserError, match=r"outputs=.*: cannot be written: "):
             create_run_folder(TrainConfig(outputs=str(outputs)))
+
+
+def test_unwritable_run_cannot_be_locked():
+    reason = "^/proc: cannot be written: No such file or directory$"
+    with pytest.raises(WriteError, match=reason), locked(Path("/proc")):
+        pass
 
 
 def test_conflicting_group_option_raises(tmp_path, monkeypatch):
@@ -93,8 +105,31 @@ def test_find_checkpoint_returns_the_newest(tmp_path, capsys):
         folder.mkdir(parents=True)
         (folder / "best.pt").touch()
         os.utime(folder / "best.pt", (1e9 - age, 1e9 - age))
-    assert find_checkpoint(tmp_path) == tmp_path / "a" / "new" / "best.pt"
-    assert capsys.readouterr().err == ""
+    best = tmp_path / "a" / "new" / "best.pt"
+    assert find_checkpoint(tmp_path) == best
+    assert capsys.readouterr().err == f"using {best}\n"
+
+
+def test_newest_run_is_the_one_started_last(tmp_path, make_run):
+    """In every command, also if an older run was resumed or exported later."""
+    older, newer = make_run("relu"), make_run("gelu")
+    for folder, time in ((older, 1e9), (newer, 1.1e9)):
+        (folder / CONFIG.parent).mkdir()
+        (folder / CONFIG).write_text("{}")
+        os.utime(folder / CONFIG, (time, time))
+        (folder / "model.onnx").write_bytes(b"")
+    for name, time in (("best.pt", 1.2e9), ("model.onnx", 1.3e9)):
+        os.utime(older / name, (time + 1, time + 1))
+        os.utime(newer / name, (time, time))
+    outputs = str(tmp_path / "outputs")
+    assert find_run("latest", outputs) == newer
+    assert find_checkpoint(outputs) == newer / "best.pt"
+    assert find_checkpoint(outputs, "model.onnx") == newer / "model.onnx"
+    networks = list(find_networks(outputs).values())
+    assert [network.path.parent for network in networks] == [newer, newer, older, older]
+    assert _newest(Path(outputs)) == newer
+    start = f"{datetime.fromtimestamp(1.1e9):%Y-%m-%d %H:%M:%S}"
+    assert networks[0].started == start  # of sweeps, too, whose folders have no date
 
 
 def test_find_checkpoint_prints_its_choice(tmp_path, capsys):
@@ -115,7 +150,7 @@ def test_find_checkpoint_prints_its_choice(tmp_path, capsys):
         assert told() == f"using {best} ({status})\n"
     finished = {"status": "finished"} | dict.fromkeys(RESULTS, 1)
     (run / SUMMARY).write_text(json.dumps(finished))
-    assert told() == ""
+    assert told() == f"using {best} (finished)\n"
     newer = create_run_folder(cfg)
     os.utime(best, (1e9, 1e9))
     assert told() == f"using {best} (finished): {newer} (unfinished) has no best.pt\n"

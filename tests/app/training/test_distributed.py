@@ -145,6 +145,15 @@ def test_fallback_on_rank_0_applies_to_all_ranks(tmp_path, monkeypatch):
     assert saved == [5, 10, 15, 20]
 
 
+@pytest.mark.parametrize("override", ["seed=x", "data.val_size=5000"])
+def test_usage_error_is_printed_once(tmp_path, override):
+    """Not once a process and once a restart."""
+    overrides = ["data=digits", override, f"outputs={tmp_path}"]
+    code, _, errors = torchrun(ROOT / "app" / "train.py", overrides, "--max-restarts=1")
+    assert code != 0
+    assert errors.count(f"error: {override}: ") == 1
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -218,8 +218,13 @@ def test_out_of_memory_raises_run_error(cfg, monkeypatch, name):
     ],
 )
 def test_out_of_memory_is_recognised_by_message(text):
-    assert training.lacks_memory(RuntimeError(text))
-    assert not training.lacks_memory(RuntimeError(f"depthwise_conv2d: {text[-9:]}"))
+    with (
+        pytest.raises(RunError, match=r"^out of memory"),
+        training.expected_failures(TrainConfig()),
+    ):
+        raise RuntimeError(text)
+    with pytest.raises(RuntimeError, match=r"^depth"), training.expected_failures(TrainConfig()):
+        raise RuntimeError(f"depthwise_conv2d: {text[-9:]}")
 
 
 def test_out_of_memory_before_the_first_step(cfg, monkeypatch):
@@ -263,9 +268,16 @@ def test_usage_error_writes_no_files(cfg, tmp_path, monkeypatch, key, value, mes
 
 def test_batch_size_is_limited_to_the_data(cfg):
     cfg.trainer.batch_size = 10_000
-    schedule = Schedule.of(cfg, images=240, processes=1)
+    schedule = Schedule(cfg, images=240, processes=1)
     assert (schedule.batch_size, schedule.steps) == (240, 2)
-    assert Schedule.of(cfg, images=241, processes=2).batch_size == 240
+    assert Schedule(cfg, images=241, processes=2).batch_size == 240
+
+
+def test_batch_size_above_the_data_is_reported(cfg, capsys):
+    cfg.trainer.batch_size, cfg.trainer.epochs = 10_000, 1
+    train(cfg)
+    note = "trainer.batch_size=10000: only 240 training images, which make one batch\n"
+    assert capsys.readouterr().err == note
 
 
 def test_evaluate_does_not_depend_on_batch_size(cfg):
