@@ -44,17 +44,6 @@ def pairs(op: str, **arguments: Size) -> list[tuple[int, int]]:
     return [pair(op, name, value) for name, value in arguments.items()]
 
 
-def plain(*sizes: object) -> bool:
-    """Return whether each is an int or a pair of ints, no subclass: C++ takes them unchecked."""
-    for size in sizes:
-        if type(size) is not int:
-            if type(size) is not tuple or len(size) != 2:
-                return False
-            if not type(size[0]) is type(size[1]) is int:
-                return False
-    return True
-
-
 def check_image(op: str, input: Tensor) -> None:
     """Raise RuntimeError unless the fake `input` is [N, C, H, W]."""
     torch._check(

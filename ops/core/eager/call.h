@@ -1,0 +1,257 @@
+// Calls from Python: a C function per operator, which reads its arguments as the schema says.
+//
+// Only plain arguments in a plain state are read here: exact types, no mode, transform or trace.
+// All other calls go to `otherwise`, a Python function. torch.ops parses the same arguments three
+// times as slowly. Python's own functions are those of its stable ABI; libtorch_python's headers
+// need more, so what is used of them is declared here.
+#pragma once
+
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <ATen/ops/empty.h>
+#include <Python.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <cstring>
+#include <exception>
+#include <string>
+#include <utility>
+#include <vector>
+
+extern __attribute__((visibility("default"))) PyObject *THPVariableClass, *ParameterClass;
+__attribute__((visibility("default"))) PyObject* THPVariable_Wrap(const at::TensorBase& x);
+namespace torch {
+__attribute__((visibility("default"))) void translate_exception_to_python(
+    const std::exception_ptr& error);
+}
+
+namespace ops {
+
+// Return the offset of the at::Tensor in a Python tensor, which differs between versions of torch;
+// 0: unknown.
+inline size_t tensor_offset() {
+  static const size_t offset = [] {
+    const at::Tensor x = at::empty({0});
+    PyObject* const object = THPVariable_Wrap(x);
+    size_t found = 0;
+    for (const size_t at : {sizeof(PyObject), sizeof(PyObject) + sizeof(void*)}) {
+      const void* const held = x.unsafeGetTensorImpl();
+      if (object && !std::memcmp(reinterpret_cast<char*>(object) + at, &held, sizeof(held))) {
+        found = at;
+        break;
+      }
+    }
+    Py_XDECREF(object);
+    return found;
+  }();
+  return offset;
+}
+
+// Return whether neither a mode of Python nor a transform nor a trace sees the calls of this
+// thread.
+inline bool is_plain_state() {
+  const auto included = c10::impl::tls_local_dispatch_key_set().included_;
+  return (included | c10::default_included_set) == c10::default_included_set &&
+         !at::impl::torch_function_mode_enabled();
+}
+
+class ReleasedGil {
+ public:
+  ReleasedGil() : state_(PyEval_SaveThread()) {}
+  ~ReleasedGil() { PyEval_RestoreThread(state_); }
+  ReleasedGil(const ReleasedGil&) = delete;
+  ReleasedGil& operator=(const ReleasedGil&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
+
+class Entry {
+ public:
+  // Call operator `op`, and return its first `outputs` outputs. If `rank` is not 0, that must be
+  // the rank of the first argument.
+  Entry(c10::OperatorHandle op, size_t outputs, int64_t rank, PyObject* otherwise)
+      : op_(std::move(op)),
+        outputs_(outputs),
+        rank_(rank),
+        otherwise_(otherwise),
+        name_(op_.schema().name()) {
+    for (const auto& argument : op_.schema().arguments()) {
+      kinds_.push_back(kind_of_type(argument));
+    }
+    Py_INCREF(otherwise);
+  }
+
+  // Return the Python function. It and its Entry are never freed: operators live as long.
+  PyObject* function() {
+    PyObject* const self = PyCapsule_New(this, nullptr, nullptr);
+    return self ? PyCFunction_NewEx(&definition_, self, nullptr) : nullptr;
+  }
+
+ private:
+  enum class Kind { tensor, optional_tensor, integer, pair, boolean, other };
+
+  static Kind kind_of_type(const c10::Argument& argument) {
+    const auto& type = *argument.type();
+    if (type == *c10::TensorType::get()) {
+      return Kind::tensor;
+    }
+    if (type == *c10::OptionalType::ofTensor()) {
+      return Kind::optional_tensor;
+    }
+    if (type == *c10::IntType::get()) {
+      return Kind::integer;
+    }
+    if (type == *c10::ListType::ofInts() && argument.N() == 2) {
+      return Kind::pair;
+    }
+    return type == *c10::BoolType::get() ? Kind::boolean : Kind::other;
+  }
+
+  static PyObject* call(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+    const auto& entry = *static_cast<const Entry*>(PyCapsule_GetPointer(self, nullptr));
+    torch::jit::Stack stack;
+    stack.reserve(count);
+    if (!is_plain_state() || !entry.read(args, count, &stack)) {
+      return entry.call_otherwise(args, count);
+    }
+    try {
+      {
+        const ReleasedGil released;
+        entry.op_.callBoxed(stack);
+      }
+      return entry.wrap(stack);
+    } catch (...) {
+      torch::translate_exception_to_python(std::current_exception());
+      return nullptr;
+    }
+  }
+
+  bool read(PyObject* const* args, Py_ssize_t count, torch::jit::Stack* stack) const {
+    if (count != static_cast<Py_ssize_t>(kinds_.size())) {
+      return false;
+    }
+    for (Py_ssize_t i = 0; i < count; ++i) {
+      if (!read(kinds_[i], args[i], stack)) {
+        return false;
+      }
+    }
+    return rank_ == 0 || stack->front().toTensor().dim() == rank_;
+  }
+
+  static bool read(Kind kind, PyObject* value, torch::jit::Stack* stack) {
+    PyTypeObject* const type = Py_TYPE(value);
+    int64_t pair[2];
+    switch (kind) {
+      case Kind::optional_tensor:
+        if (value == Py_None) {
+          stack->emplace_back();
+          return true;
+        }
+        [[fallthrough]];
+      case Kind::tensor: {
+        const auto exact = reinterpret_cast<PyObject*>(type);
+        if (exact != THPVariableClass && exact != ParameterClass) {
+          return false;
+        }
+        const auto at = reinterpret_cast<char*>(value) + tensor_offset();
+        stack->emplace_back(*reinterpret_cast<const at::Tensor*>(at));
+        return true;
+      }
+      case Kind::integer:
+        if (!read_int(value, pair)) {
+          return false;
+        }
+        stack->emplace_back(pair[0]);
+        return true;
+      case Kind::pair:
+        if (type == &PyTuple_Type) {
+          if (PyTuple_Size(value) != 2 || !read_int(PyTuple_GetItem(value, 0), pair) ||
+              !read_int(PyTuple_GetItem(value, 1), pair + 1)) {
+            return false;
+          }
+        } else if (read_int(value, pair)) {
+          pair[1] = pair[0];
+        } else {
+          return false;
+        }
+        stack->emplace_back(c10::IntArrayRef(pair));
+        return true;
+      case Kind::boolean:
+        if (type != &PyBool_Type) {
+          return false;
+        }
+        stack->emplace_back(value == Py_True);
+        return true;
+      default: return false;
+    }
+  }
+
+  static bool read_int(PyObject* value, int64_t* to) {
+    if (Py_TYPE(value) != &PyLong_Type) {
+      return false;
+    }
+    int overflow = 0;
+    *to = PyLong_AsLongLongAndOverflow(value, &overflow);
+    return overflow == 0;
+  }
+
+  PyObject* call_otherwise(PyObject* const* args, Py_ssize_t count) const {
+    PyObject* const tuple = PyTuple_New(count);
+    if (!tuple) {
+      return nullptr;
+    }
+    for (Py_ssize_t i = 0; i < count; ++i) {
+      Py_INCREF(args[i]);
+      PyTuple_SetItem(tuple, i, args[i]);
+    }
+    PyObject* const result = PyObject_CallObject(otherwise_, tuple);
+    Py_DECREF(tuple);
+    return result;
+  }
+
+  PyObject* wrap(const torch::jit::Stack& outputs) const {
+    if (outputs_ == 1) {
+      return THPVariable_Wrap(outputs[0].toTensor());
+    }
+    PyObject* const tuple = PyTuple_New(outputs_);
+    for (size_t i = 0; tuple && i < outputs_; ++i) {
+      PyTuple_SetItem(tuple, i, THPVariable_Wrap(outputs[i].toTensor()));
+    }
+    return tuple;
+  }
+
+  c10::OperatorHandle op_;
+  std::vector<Kind> kinds_;
+  size_t outputs_;
+  int64_t rank_;
+  PyObject* otherwise_;
+  std::string name_;
+  PyMethodDef definition_{name_.c_str(),
+                          reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call)),
+                          METH_FASTCALL, nullptr};
+};
+
+// direct(name, outputs, rank, otherwise): see torch_private.direct.
+inline PyObject* direct(PyObject*, PyObject* args) {
+  const char* name = nullptr;
+  Py_ssize_t outputs = 0, rank = 0;
+  PyObject* otherwise = nullptr;
+  if (!PyArg_ParseTuple(args, "snnO", &name, &outputs, &rank, &otherwise)) {
+    return nullptr;
+  }
+  try {
+    if (tensor_offset() == 0) {
+      Py_INCREF(otherwise);
+      return otherwise;
+    }
+    const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+    return (new Entry(op, outputs, rank, otherwise))->function();
+  } catch (...) {
+    torch::translate_exception_to_python(std::current_exception());
+    return nullptr;
+  }
+}
+
+}  // namespace ops
