@@ -8,15 +8,21 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
-#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/dynamo/compiled_autograd.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -29,12 +35,10 @@ using c10::DispatchKeySet;
 using c10::FunctionSchema;
 using c10::IValue;
 using c10::OperatorHandle;
-using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using torch::jit::Stack;
 
-// Source of one argument of the backward operator. Tensors are saved by save_for_backward, other
-// values in saved_data.
+// Source of one argument of the backward operator.
 struct Source {
   enum Kind { grad, mask, tensor, constant, output, height, width, channels_last } kind;
   size_t index;
@@ -45,6 +49,7 @@ struct Formula {
   std::vector<Source> sources;
   size_t grads = 0;             // leading outputs of the forward operator that have gradients
   std::vector<size_t> tensors;  // arguments of the forward operator that are tensors
+  size_t saved_arguments = 0;   // tensor arguments that are saved
 };
 
 inline bool takes_tensor(const c10::Argument& argument) {
@@ -70,12 +75,16 @@ inline IValue image_property(Source::Kind kind, const at::Tensor& image) {
   }
 }
 
-inline at::Tensor to_tensor(const IValue& value) {
-  return value.isTensor() ? value.toTensor() : at::Tensor();
-}
-
 inline IValue to_value(const at::Tensor& x) {
   return x.defined() ? IValue(x) : IValue();
+}
+
+inline c10::List<bool> to_list(const std::vector<bool>& values) {
+  c10::List<bool> list;
+  for (const bool value : values) {
+    list.push_back(value);
+  }
+  return list;
 }
 
 inline void call_below_autograd(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
@@ -83,94 +92,157 @@ inline void call_below_autograd(const OperatorHandle& op, DispatchKeySet keys, S
   op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
 }
 
-// Arguments of Operator::forward.
-struct Call {
-  const Formula& formula;
-  const OperatorHandle& op;
-  DispatchKeySet keys;
-  Stack* stack;  // the arguments, then the outputs
-};
+// Node of the autograd graph: calls the backward operator. Its edges are the tensor arguments of
+// the forward operator; torch::autograd::Function would copy all arguments, and its node is
+// generic.
+class Gradient : public torch::autograd::Node {
+ public:
+  explicit Gradient(const Formula& formula) : formula_(formula) {}
 
-struct Operator : torch::autograd::Function<Operator> {
-  static constexpr bool is_traceable = true;  // by compiled autograd
-  // Key of one list in saved_data: address of the Formula (never freed), one bool per tensor
-  // argument (given or not), then the constants.
-  static constexpr const char* kSaved = "saved";
-
-  // Run the operator and return its differentiable outputs. PyTorch connects them to `tensors`.
-  static variable_list forward(AutogradContext* ctx, const Call& call, at::TensorList tensors) {
-    const auto& schema = call.op.schema();
-    const auto last = torch::jit::last(*call.stack, schema.arguments().size());
-    const Stack arguments(last.begin(), last.end());
-    call_below_autograd(call.op, call.keys, call.stack);
-    const auto outputs = torch::jit::last(*call.stack, schema.returns().size());
-
-    variable_list saved;
-    c10::List<IValue> values(c10::AnyType::get());
-    values.push_back(reinterpret_cast<int64_t>(&call.formula));
-    for (const size_t i : call.formula.tensors) {
-      values.push_back(arguments[i].isTensor());
+  void save_arguments(c10::ArrayRef<IValue> arguments) {
+    saved_.reserve(formula_.sources.size());
+    torch::autograd::edge_list edges;
+    edges.reserve(formula_.tensors.size());
+    for (const size_t i : formula_.tensors) {
+      edges.push_back(arguments[i].isTensor()
+                          ? torch::autograd::impl::gradient_edge(arguments[i].toTensor())
+                          : torch::autograd::Edge());
     }
-    for (const auto& [kind, i] : call.formula.sources) {
+    set_next_edges(std::move(edges));
+    for (const auto& [kind, i] : formula_.sources) {
       switch (kind) {
         case Source::grad:
-        case Source::mask: break;
-        case Source::tensor: saved.push_back(to_tensor(arguments[i])); break;
-        case Source::output: saved.push_back(to_tensor(outputs[i])); break;
-        case Source::constant: values.push_back(arguments[i]); break;
-        default: values.push_back(image_property(kind, arguments[i].toTensor()));
+        case Source::mask:
+        case Source::output: break;
+        case Source::tensor: save(arguments[i], false); break;
+        case Source::constant: constants_.push_back(arguments[i]); break;
+        default: constants_.push_back(image_property(kind, arguments[i].toTensor()));
       }
     }
-    ctx->save_for_backward(std::move(saved));
-    ctx->set_materialize_grads(false);
-    ctx->saved_data[kSaved] = std::move(values);
-
-    variable_list differentiable;
-    for (size_t i = 0; i < call.formula.grads; ++i) {
-      differentiable.push_back(outputs[i].toTensor());
-    }
-    return differentiable;
   }
 
-  // Return an undefined gradient for `call`, then one gradient per given tensor.
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    const c10::ArrayRef<IValue> values = ctx->saved_data[kSaved].toListRef();
-    const auto& formula = *reinterpret_cast<const Formula*>(values[0].toInt());
-    const auto given = values.slice(1, formula.tensors.size());
-    c10::List<bool> mask;
-    size_t count = 0;
-    for (const IValue& is_given : given) {
-      mask.push_back(is_given.toBool() && ctx->needs_input_grad(count));
-      count += is_given.toBool();
+  void save_outputs(c10::ArrayRef<IValue> outputs) {
+    for (const auto& [kind, i] : formula_.sources) {
+      if (kind == Source::output) {
+        save(outputs[i], i < formula_.grads);
+      }
     }
-    variable_list gradients(1 + count);
+  }
+
+  std::string name() const override { return formula_.backward.schema().name(); }
+
+  variable_list apply(variable_list&& grads) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return call(formula_, grads, unpack(), constants_, needed());
+  }
+
+  void release_variables() override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (auto& x : saved_) {
+      x.reset_data();
+    }
+  }
+
+  // Compiled autograd: the key of its cache, and the call as one node of its graph.
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
+    args.collect(reinterpret_cast<uint64_t>(&formula_));
+    args.collect(saved_, /*is_output=*/true);
+    for (const IValue& value : constants_) {
+      args.collect(value, /*nested=*/true);
+    }
+  }
+
+  variable_list apply_with_saved(const variable_list& grads,
+                                 torch::dynamo::autograd::SwapSavedVariables& swap) override {
+    using namespace torch::dynamo::autograd;  // NOLINT
+    swap.before(saved_);
+    PackedArgs packed;
+    packed.pack(unpack());
+    swap.after(saved_);
+    const auto args = std::move(packed).vec();
+    const auto function = [&formula = formula_, constants = constants_, needed = needed()](
+                              const variable_list& grads, const std::vector<IValue>& args) {
+      return call(formula, grads, PackedArgs(args).unpack<variable_list>(), constants, needed);
+    };
+    const auto& compiler = getPyCompilerInterface();
+    const auto bound = compiler->bind_function(swap.get_py_compiler(), name(), function,
+                                               {args[0].type()}, /*is_custom_function=*/true);
+    return compiler->call_function(swap.get_py_compiler(), "apply_functional", bound, grads, args,
+                                   IValuePacker<std::vector<std::optional<InputMetadata>>>::pack(
+                                       get_input_metadata(next_edges())));
+  }
+
+ private:
+  // Call the backward operator; return a gradient for each tensor argument that needs one.
+  static variable_list call(const Formula& formula, const variable_list& grads,
+                            const variable_list& saved, const std::vector<IValue>& constants,
+                            const std::vector<bool>& needed) {
+    variable_list gradients(needed.size());
     if (std::none_of(grads.begin(), grads.end(), [](const auto& x) { return x.defined(); })) {
       return gradients;
     }
-
     Stack stack;
-    const variable_list saved = ctx->get_saved_variables();
-    size_t next_saved = 0, next_constant = 1 + given.size();
+    stack.reserve(formula.sources.size());
+    size_t next_argument = 0, next_output = formula.saved_arguments, next_constant = 0;
     for (const auto& [kind, i] : formula.sources) {
       switch (kind) {
         case Source::grad: stack.push_back(to_value(grads[i])); break;
-        case Source::mask: stack.emplace_back(mask); break;
-        case Source::tensor:
-        case Source::output: stack.push_back(to_value(saved[next_saved++])); break;
-        default: stack.push_back(values[next_constant++]);
+        case Source::mask: stack.emplace_back(to_list(needed)); break;
+        case Source::tensor: stack.push_back(to_value(saved[next_argument++])); break;
+        case Source::output: stack.push_back(to_value(saved[next_output++])); break;
+        default: stack.push_back(constants[next_constant++]);
       }
     }
     formula.backward.callBoxed(stack);
-
-    for (size_t i = 0, to = 1; i < mask.size(); ++i) {
-      if (mask[i]) {
-        gradients[to] = stack[i].toTensor();
+    for (size_t i = 0; i < stack.size(); ++i) {
+      if (needed[i]) {
+        gradients[i] = std::move(stack[i]).toTensor();
       }
-      to += given[i].toBool();
     }
     return gradients;
   }
+
+  void save(const IValue& value, bool is_output) {
+    if (value.isTensor()) {
+      saved_.emplace_back(value.toTensor(), is_output);
+    } else {
+      saved_.emplace_back();
+    }
+  }
+
+  variable_list unpack() {
+    variable_list tensors;
+    tensors.reserve(saved_.size());
+    for (size_t i = 0; i < saved_.size(); ++i) {
+      tensors.push_back(i < formula_.saved_arguments ? saved_[i].unpack()
+                                                     : saved_[i].unpack(getptr()));
+    }
+    return tensors;
+  }
+
+  // Return which tensor arguments need a gradient.
+  std::vector<bool> needed() const {
+    std::vector<bool> needed(formula_.tensors.size());
+    for (size_t i = 0; i < needed.size(); ++i) {
+      needed[i] = task_should_compute_output(i);
+    }
+    return needed;
+  }
+
+  const Formula& formula_;
+  std::vector<torch::autograd::SavedVariable> saved_;  // arguments, then outputs
+  std::vector<IValue> constants_;
 };
+
+// Return a new node, owned by a std::shared_ptr before torch 2.14.
+template <typename Pointer = decltype(torch::autograd::Edge::function)>
+auto make_node(const Formula& formula) {
+  if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>) {
+    return std::shared_ptr<Gradient>(new Gradient(formula), [](auto* node) { deleteNode(node); });
+  } else {
+    return c10::make_intrusive<Gradient>(formula);
+  }
+}
 
 // Autograd kernel of an operator: records a node, or redispatches if no gradient is required.
 class Recorder : public c10::OperatorKernel {
@@ -197,16 +269,15 @@ class Recorder : public c10::OperatorKernel {
     } else if (!requires_grad) {
       call_below_autograd(op, keys, stack);
     } else {
-      const Call call{*formula_, recorded_, keys, stack};
-      variable_list tensors;
-      for (const IValue& value : arguments) {
-        if (value.isTensor()) {
-          tensors.push_back(value.toTensor());
-        }
-      }
-      const variable_list outputs = Operator::apply(call, at::TensorList(tensors));
+      const auto node = make_node(*formula_);
+      node->save_arguments(arguments);
+      call_below_autograd(recorded_, keys, stack);
       const size_t returned = recorded_.schema().returns().size();
-      std::copy(outputs.begin(), outputs.end(), stack->end() - returned);
+      const auto outputs = torch::jit::last(*stack, returned);
+      for (size_t i = 0; i < formula_->grads; ++i) {
+        torch::autograd::set_history(outputs[i].toTensor(), node);
+      }
+      node->save_outputs(outputs);
       torch::jit::drop(*stack, returned - op.schema().returns().size());
     }
   }
@@ -230,7 +301,7 @@ inline OperatorHandle find(const std::string& name) {
 inline Formula make_formula(const FunctionSchema& forward, const std::string& backward,
                             const std::vector<std::string>& kinds,
                             const std::vector<int64_t>& indices) {
-  Formula formula{find(backward), {}, 0, {}};
+  Formula formula{find(backward), {}, 0, {}, 0};
   const auto& arguments = forward.arguments();
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (takes_tensor(arguments[i])) {
@@ -241,6 +312,7 @@ inline Formula make_formula(const FunctionSchema& forward, const std::string& ba
     const size_t index = indices[i];
     const auto kind = kind_of(kinds[i], index < arguments.size() ? &arguments[index] : nullptr);
     formula.sources.push_back({kind, index});
+    formula.saved_arguments += kind == Source::tensor;
     if (kind == Source::grad) {
       formula.grads = std::max(formula.grads, index + 1);
     }
