@@ -278,6 +278,9 @@ class Recorder : public c10::OperatorKernel {
         torch::autograd::set_history(outputs[i].toTensor(), node);
       }
       node->save_outputs(outputs);
+#if __has_include(<torch/csrc/autograd/node_creation_hook.h>)  // new in torch 2.14
+      torch::autograd::fire_node_creation_hooks(node);
+#endif
       torch::jit::drop(*stack, returned - op.schema().returns().size());
     }
   }
