@@ -56,9 +56,7 @@ def depthwise_conv2d(
         raise
 
 
-def _any_convolution(
-    input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Size
-) -> Tensor:
+def _any_convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Size) -> Tensor:
     return _convolve(input, weight, bias, *_pairs(*geometry))
 
 

@@ -1,9 +1,9 @@
 // Calls from Python: a C function per operator, which reads its arguments as the schema says.
 //
-// Only plain arguments in a plain state are read here: exact types, no mode, transform or trace.
-// All other calls go to `otherwise`, a Python function. torch.ops parses the same arguments three
-// times as slowly. Python's own functions are those of its stable ABI; libtorch_python's headers
-// need more, so what is used of them is declared here.
+// It reads exact types only, and only without modes, transforms and traces; `otherwise`, a Python
+// function, takes all other calls. torch.ops takes longer, because it parses every type for every
+// overload. The library uses Python's stable ABI. The headers of libtorch_python need more, so its
+// names are declared here.
 #pragma once
 
 #include <ATen/PythonTorchFunctionTLS.h>
@@ -28,28 +28,24 @@ __attribute__((visibility("default"))) void translate_exception_to_python(
 
 namespace ops {
 
-// Return the offset of the at::Tensor in a Python tensor, which differs between versions of torch;
-// 0: unknown.
-inline size_t tensor_offset() {
-  static const size_t offset = [] {
-    const at::Tensor x = at::empty({0});
-    PyObject* const object = THPVariable_Wrap(x);
-    size_t found = 0;
-    for (const size_t at : {sizeof(PyObject), sizeof(PyObject) + sizeof(void*)}) {
-      const void* const held = x.unsafeGetTensorImpl();
-      if (object && !std::memcmp(reinterpret_cast<char*>(object) + at, &held, sizeof(held))) {
-        found = at;
-        break;
-      }
-    }
-    Py_XDECREF(object);
-    return found;
-  }();
-  return offset;
+// First members of a Python tensor (THPVariable).
+struct PythonTensor {
+  PyObject header;
+  at::Tensor tensor;
+};
+
+// Return whether Python tensors of this torch are laid out like PythonTensor.
+inline bool has_known_layout() {
+  const at::Tensor x = at::empty({0});
+  PyObject* const object = THPVariable_Wrap(x);
+  const void* const expected = x.unsafeGetTensorImpl();
+  const bool same = object && !std::memcmp(&reinterpret_cast<PythonTensor*>(object)->tensor,
+                                           &expected, sizeof(expected));
+  Py_XDECREF(object);
+  return same;
 }
 
-// Return whether neither a mode of Python nor a transform nor a trace sees the calls of this
-// thread.
+// Return whether no Python mode, transform or trace is active in this thread.
 inline bool is_plain_state() {
   const auto included = c10::impl::tls_local_dispatch_key_set().included_;
   return (included | c10::default_included_set) == c10::default_included_set &&
@@ -83,7 +79,7 @@ class Entry {
     Py_INCREF(otherwise);
   }
 
-  // Return the Python function. It and its Entry are never freed: operators live as long.
+  // Return the Python function. Neither it nor its Entry is freed, as operators are not.
   PyObject* function() {
     PyObject* const self = PyCapsule_New(this, nullptr, nullptr);
     return self ? PyCFunction_NewEx(&definition_, self, nullptr) : nullptr;
@@ -155,8 +151,7 @@ class Entry {
         if (exact != THPVariableClass && exact != ParameterClass) {
           return false;
         }
-        const auto at = reinterpret_cast<char*>(value) + tensor_offset();
-        stack->emplace_back(*reinterpret_cast<const at::Tensor*>(at));
+        stack->emplace_back(reinterpret_cast<PythonTensor*>(value)->tensor);
         return true;
       }
       case Kind::integer:
@@ -242,7 +237,8 @@ inline PyObject* direct(PyObject*, PyObject* args) {
     return nullptr;
   }
   try {
-    if (tensor_offset() == 0) {
+    static const bool known_layout = has_known_layout();
+    if (!known_layout) {
       Py_INCREF(otherwise);
       return otherwise;
     }

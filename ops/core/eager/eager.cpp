@@ -2,7 +2,7 @@
 // because ATen's headers dominate the compile time.
 #include "core/eager/autocast.h"
 #include "core/eager/autograd.h"
-#include "core/eager/call.h"  // first: Python.h must precede the standard headers
+#include "core/eager/call.h"
 
 namespace ops {
 
