@@ -70,21 +70,17 @@ def version_of(x: Tensor) -> int:
 
 
 def direct(
-    op: OpOverload,
-    otherwise: Callable[..., Any] | None = None,
-    *,
-    outputs: int = 1,
-    rank: int = 0,
+    op: OpOverload, otherwise: Callable[..., Any] | None = None, *, rank: int = 0
 ) -> Callable[..., Any]:
-    """Return a C function that calls `op` with all its arguments; torch.compile cannot trace it.
+    """Return a C function of all arguments of `op` that returns the first output.
 
-    It calls `otherwise` with the same arguments unless each has exactly the type in the schema (or
-    is one int for two), and under modes, transforms and traces; without the eager library, always.
+    It calls `otherwise` instead where an argument has not exactly the type in the schema (or is one
+    int for two), under modes, transforms and traces. Without the eager library, return `otherwise`.
+    torch.compile cannot trace the function.
 
     Args:
         op: the operator.
         otherwise: the function for all other calls; None: `op` itself, which takes bools for ints.
-        outputs: the number of leading outputs to return.
         rank: the rank of the first argument, or 0 for any.
     """
     if otherwise is None:
@@ -92,7 +88,7 @@ def direct(
     if not hasattr(torch.ops.lenet_ops_eager, "register_autograd"):
         return otherwise
     eager = importlib.import_module(f"ops.{EAGER}")
-    return eager.direct(op.name().removesuffix(".default"), outputs, rank, otherwise)
+    return eager.direct(op.name().removesuffix(".default"), rank, otherwise)
 
 
 def name_of(op: OpOverload) -> str:

@@ -65,14 +65,10 @@ class ReleasedGil {
 
 class Entry {
  public:
-  // Call operator `op`, and return its first `outputs` outputs. If `rank` is not 0, that must be
-  // the rank of the first argument.
-  Entry(c10::OperatorHandle op, size_t outputs, int64_t rank, PyObject* otherwise)
-      : op_(std::move(op)),
-        outputs_(outputs),
-        rank_(rank),
-        otherwise_(otherwise),
-        name_(op_.schema().name()) {
+  // Call operator `op`, and return its first output. If `rank` is not 0, it must be the rank of the
+  // first argument.
+  Entry(c10::OperatorHandle op, int64_t rank, PyObject* otherwise)
+      : op_(std::move(op)), rank_(rank), otherwise_(otherwise), name_(op_.schema().name()) {
     for (const auto& argument : op_.schema().arguments()) {
       kinds_.push_back(kind_of_type(argument));
     }
@@ -117,7 +113,7 @@ class Entry {
         const ReleasedGil released;
         entry.op_.callBoxed(stack);
       }
-      return entry.wrap(stack);
+      return THPVariable_Wrap(stack[0].toTensor());
     } catch (...) {
       torch::translate_exception_to_python(std::current_exception());
       return nullptr;
@@ -206,20 +202,8 @@ class Entry {
     return result;
   }
 
-  PyObject* wrap(const torch::jit::Stack& outputs) const {
-    if (outputs_ == 1) {
-      return THPVariable_Wrap(outputs[0].toTensor());
-    }
-    PyObject* const tuple = PyTuple_New(outputs_);
-    for (size_t i = 0; tuple && i < outputs_; ++i) {
-      PyTuple_SetItem(tuple, i, THPVariable_Wrap(outputs[i].toTensor()));
-    }
-    return tuple;
-  }
-
   c10::OperatorHandle op_;
   std::vector<Kind> kinds_;
-  size_t outputs_;
   int64_t rank_;
   PyObject* otherwise_;
   std::string name_;
@@ -228,12 +212,12 @@ class Entry {
                           METH_FASTCALL, nullptr};
 };
 
-// direct(name, outputs, rank, otherwise): see torch_private.direct.
+// direct(name, rank, otherwise): see torch_private.direct.
 inline PyObject* direct(PyObject*, PyObject* args) {
   const char* name = nullptr;
-  Py_ssize_t outputs = 0, rank = 0;
+  Py_ssize_t rank = 0;
   PyObject* otherwise = nullptr;
-  if (!PyArg_ParseTuple(args, "snnO", &name, &outputs, &rank, &otherwise)) {
+  if (!PyArg_ParseTuple(args, "snO", &name, &rank, &otherwise)) {
     return nullptr;
   }
   try {
@@ -243,7 +227,7 @@ inline PyObject* direct(PyObject*, PyObject* args) {
       return otherwise;
     }
     const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
-    return (new Entry(op, outputs, rank, otherwise))->function();
+    return (new Entry(op, rank, otherwise))->function();
   } catch (...) {
     torch::translate_exception_to_python(std::current_exception());
     return nullptr;
