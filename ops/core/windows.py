@@ -27,6 +27,8 @@ def pair(op: str, name: str, value: Size | list[int]) -> tuple[int, int]:
         RuntimeError: less than 1 (padding: 0), or more than 2³¹.
     """
     least = _LEAST[name]
+    if type(value) is int and least <= value <= _MAX_VALUE:  # without the checks below
+        return value, value
     is_pair = isinstance(value, (tuple, list)) and len(value) == 2
     sides: Any = value if is_pair else (value, value)
     first, second = sides
