@@ -2,7 +2,7 @@
 
     _C                  schemas and CPU kernels; for any torch >= 2.10.
     _C_cuda             CUDA kernels; for any torch >= 2.10.
-    _C_eager_BUILD      autograd and autocast in C++; for this build of torch only.
+    _C_eager_BUILD      autograd, autocast and calls in C++; for this build of torch only.
 
 Environment variables:
     USE_CUDA=0             build for the CPU only.
@@ -20,7 +20,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -180,7 +180,11 @@ class Build(BuildExtension):
 
 
 def extension(
-    kind: Callable[..., Extension], name: str, sources: Iterable[Path], **flags: list[str]
+    kind: Callable[..., Extension],
+    name: str,
+    sources: Iterable[Path],
+    libraries: Sequence[str] = (),
+    **flags: list[str],
 ) -> Extension:
     """Return one library; sources in cpu/ folders, the slowest to compile, come first."""
     ops = Path("ops")
@@ -188,6 +192,7 @@ def extension(
         name,
         [str(path) for path in sorted(sources, key=lambda path: (path.parent.name != "cpu", path))],
         include_dirs=[str(ops.resolve())],
+        libraries=list(libraries),
         depends=sorted(map(str, [*ops.rglob("*.h"), *ops.rglob("*.cuh")])),
         extra_compile_args=flags,
         py_limited_api=True,
@@ -198,7 +203,13 @@ EAGER = Path("ops/core/eager")
 cpu_sources = [path for path in Path("ops").rglob("*.cpp") if path.parent != EAGER]
 build = re.sub(r"\W", "_", f"{torch.__version__}_{torch.version.git_version[:8]}")
 extensions = [
-    extension(CppExtension, f"ops._C_eager_{build}", EAGER.glob("*.cpp"), cxx=eager_flags),
+    extension(
+        CppExtension,
+        f"ops._C_eager_{build}",
+        EAGER.glob("*.cpp"),
+        libraries=["torch_python"],
+        cxx=eager_flags,
+    ),
     extension(CppExtension, "ops._C", cpu_sources, cxx=cxx_flags),
 ]
 if cuda:

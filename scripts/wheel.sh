@@ -12,7 +12,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" tools
 make_work_folder
 
 # Shared libraries of the environment that a wheel may link: PyTorch's, CUDA's and the system's.
-allowed='lib(torch|torch_cpu|torch_cuda|c10|c10_cuda|cudart)\.so.*'
+allowed='lib(torch|torch_cpu|torch_python|torch_cuda|c10|c10_cuda|cudart)\.so.*'
 allowed+='|lib(stdc\+\+|gcc_s|gomp|c|m|pthread|dl|rt)\.so.*|ld-linux.*\.so.*'
 
 # Checks that the wheel uses only Python's stable ABI and links only allowed libraries.

@@ -130,6 +130,13 @@ Tensor allocate_copy(const Tensor& x, ScalarType dtype, const Call& call) {
   return allocate(x, call, [&] { return x.numel() * element_size(dtype); });
 }
 
+// Return `to` after x has been copied to it. Unlike torch::stable::copy_, which looks up its
+// operator by name at every call, this costs no lookup.
+inline Tensor copy_to(const Tensor& to, const Tensor& x) {
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_copy_(to.get(), x.get(), /*non_blocking=*/0));
+  return to;
+}
+
 // Return x if it is contiguous in `format`, else a contiguous copy.
 inline Tensor as_contiguous(const Tensor& x, MemoryFormat format = MemoryFormat::Contiguous) {
   const auto sizes = x.sizes(), strides = x.strides();
@@ -138,8 +145,7 @@ inline Tensor as_contiguous(const Tensor& x, MemoryFormat format = MemoryFormat:
   for (int64_t k = 0; k < n; ++k) {
     const int64_t d = dim_from_inside(n, k, format);
     if (sizes[d] != 1 && strides[d] != stride) {
-      return allocate_copy(x, x.scalar_type(),
-                           [&] { return torch::stable::contiguous(x, format); });
+      return copy_to(empty(x, {sizes.begin(), sizes.end()}, format), x);
     }
     stride *= sizes[d];
   }
@@ -176,8 +182,7 @@ inline Tensor dense(const Tensor& x) {
 inline Tensor with_layout_of(const Tensor& x, const Tensor& other) {
   for (int64_t d = 0; d < x.dim(); ++d) {
     if (x.size(d) > 1 && x.stride(d) != other.stride(d)) {
-      Tensor copy = empty_as(other);
-      return torch::stable::copy_(copy, x);
+      return copy_to(empty_as(other), x);
     }
   }
   return x;

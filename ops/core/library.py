@@ -36,7 +36,7 @@ def load() -> None:
             f"them with `{BUILD_COMMAND}`",
             name="ops",
         ) from error
-    _load_optional(folder, EAGER, "autograd and autocast", "Python does their work")
+    _load_optional(folder, EAGER, "autograd, autocast and calls", "Python does their work")
     if torch.version.cuda is not None:
         _load_optional(folder, "_C_cuda", "CUDA kernels", "only the CPU works")
 

@@ -4,6 +4,7 @@
 compiled for one version, relies on more.
 """
 
+import importlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -18,6 +19,8 @@ from torch._functorch.utils import (  # allows SingleLevelFunction below a trans
 )
 from torch._ops import OpOverload as OpOverload  # the type of torch.ops.x.y.default
 from torch.autograd import forward_ad
+
+from ops.core.library import EAGER
 
 # An autograd.Function for one level of torch.func. The public class is for all levels at once, and
 # cannot be registered as a dispatcher kernel.
@@ -66,12 +69,26 @@ def version_of(x: Tensor) -> int:
     return x._version
 
 
-def direct(op: OpOverload) -> Callable[..., Any]:
-    """Return an operator's C++ callable, which saves a Python frame; torch.compile cannot trace it.
+def direct(
+    op: OpOverload, otherwise: Callable[..., Any] | None = None, *, rank: int = 0
+) -> Callable[..., Any]:
+    """Return a C function of all arguments of `op` that returns the first output.
 
-    It takes bools for ints: check them before.
+    It calls `otherwise` instead where an argument has not exactly the type in the schema (or is one
+    int for two), under modes, transforms and traces. Without the eager library, return `otherwise`.
+    torch.compile cannot trace the function.
+
+    Args:
+        op: the operator.
+        otherwise: the function for all other calls; None: `op` itself, which takes bools for ints.
+        rank: the rank of the first argument, or 0 for any.
     """
-    return op._op
+    if otherwise is None:
+        otherwise = op._op
+    if not hasattr(torch.ops.lenet_ops_eager, "register_autograd"):
+        return otherwise
+    eager = importlib.import_module(f"ops.{EAGER}")
+    return eager.direct(op.name().removesuffix(".default"), rank, otherwise)
 
 
 def name_of(op: OpOverload) -> str:

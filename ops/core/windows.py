@@ -27,6 +27,8 @@ def pair(op: str, name: str, value: Size | list[int]) -> tuple[int, int]:
         RuntimeError: less than 1 (padding: 0), or more than 2³¹.
     """
     least = _LEAST[name]
+    if type(value) is int and least <= value <= _MAX_VALUE:  # without the checks below
+        return value, value
     is_pair = isinstance(value, (tuple, list)) and len(value) == 2
     sides: Any = value if is_pair else (value, value)
     first, second = sides
@@ -42,17 +44,6 @@ def pair(op: str, name: str, value: Size | list[int]) -> tuple[int, int]:
 def pairs(op: str, **arguments: Size) -> list[tuple[int, int]]:
     """Return the arguments, by name, as :func:`pair` does."""
     return [pair(op, name, value) for name, value in arguments.items()]
-
-
-def plain(*sizes: object) -> bool:
-    """Return whether each is an int or a pair of ints, no subclass: C++ takes them unchecked."""
-    for size in sizes:
-        if type(size) is not int:
-            if type(size) is not tuple or len(size) != 2:
-                return False
-            if not type(size[0]) is type(size[1]) is int:
-                return False
-    return True
 
 
 def check_image(op: str, input: Tensor) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 
 from ops.core import check, windows
 from ops.core.memory import repeat_allocation
@@ -13,7 +13,6 @@ from ops.core.torch_private import direct
 from ops.core.windows import Size
 
 _conv = torch.ops.lenet_ops.depthwise_conv2d.default
-_conv_direct = direct(_conv)
 _conv_backward = torch.ops.lenet_ops.depthwise_conv2d_backward.default
 
 
@@ -49,17 +48,16 @@ def depthwise_conv2d(
         NotImplementedError: another dtype.
         RuntimeError: shapes, dtypes or devices that do not fit, values out of range.
     """
-    if windows.plain(stride, padding, dilation) and not is_compiling():
-        return _convolve(input, weight, bias, stride, padding, dilation)  # C++ makes pairs
-    _check_tensors(input, weight, bias)
-    return _convolve(input, weight, bias, *_pairs(stride, padding, dilation))
+    try:
+        call = _any_convolution if is_dynamo_compiling() else _conv_direct
+        return call(input, weight, bias, stride, padding, dilation)
+    except Exception as error:
+        _explain(error, input, weight, bias, stride, padding, dilation)
+        raise
 
 
-def _check_tensors(input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    check.tensor("depthwise_conv2d", "input", input)
-    check.tensor("depthwise_conv2d", "weight", weight)
-    if bias is not None:
-        check.tensor("depthwise_conv2d", "bias", bias)
+def _any_convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Size) -> Tensor:
+    return _convolve(input, weight, bias, *_pairs(*geometry))
 
 
 def _pairs(stride: Size, padding: Size, dilation: Size) -> list[tuple[int, int]]:
@@ -69,17 +67,27 @@ def _pairs(stride: Size, padding: Size, dilation: Size) -> list[tuple[int, int]]
 def _convolve(input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Size) -> Tensor:
     """Take a geometry of the right types."""
     try:
-        call = _conv if is_compiling() else _conv_direct
         if input.dim() != 3:
-            return call(input, weight, bias, *geometry)
-        return call(input.unsqueeze(0), weight, bias, *geometry).squeeze(0)
+            return _conv(input, weight, bias, *geometry)
+        return _conv(input.unsqueeze(0), weight, bias, *geometry).squeeze(0)
     except Exception as error:
-        _check_tensors(input, weight, bias)
-        check.image("depthwise_conv2d", input)
-        _pairs(*geometry)
-        repeat_allocation(error)
+        _explain(error, input, weight, bias, *geometry)
         raise
 
+
+def _explain(
+    error: Exception, input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Size
+) -> None:
+    check.tensor("depthwise_conv2d", "input", input)
+    check.tensor("depthwise_conv2d", "weight", weight)
+    if bias is not None:
+        check.tensor("depthwise_conv2d", "bias", bias)
+    check.image("depthwise_conv2d", input)
+    _pairs(*geometry)
+    repeat_allocation(error)
+
+
+_conv_direct = direct(_conv, _any_convolution, rank=4)
 
 torch.fx.wrap("_convolve")  # one node where a network is traced
 
@@ -139,7 +147,9 @@ class DepthwiseConv2d(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the convolution of `input` [N, C, H, W] or [C, H, W]."""
-        return _convolve(input, self.weight, self.bias, self.stride, self.padding, self.dilation)
+        return depthwise_conv2d(
+            input, self.weight, self.bias, self.stride, self.padding, self.dilation
+        )
 
     def extra_repr(self) -> str:
         """Show the arguments that differ from their defaults."""

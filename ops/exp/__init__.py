@@ -2,7 +2,7 @@
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 
 from ops.core import check
 from ops.core.families import elementwise
@@ -31,7 +31,7 @@ def exp(input: Tensor) -> Tensor:
         NotImplementedError: another dtype.
     """
     try:
-        return (_exp if is_compiling() else _exp_direct)(input)
+        return (_exp if is_dynamo_compiling() else _exp_direct)(input)
     except Exception as error:
         check.tensor("exp", "input", input)
         repeat_allocation(error)

@@ -2,7 +2,7 @@
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 
 from ops.core import check
 from ops.core.families import elementwise
@@ -34,7 +34,7 @@ def gelu(input: Tensor) -> Tensor:
         NotImplementedError: another dtype.
     """
     try:
-        return (_gelu if is_compiling() else _gelu_direct)(input)
+        return (_gelu if is_dynamo_compiling() else _gelu_direct)(input)
     except Exception as error:
         check.tensor("gelu", "input", input)
         repeat_allocation(error)

@@ -2,7 +2,7 @@
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 
 from ops.core import check, layout, windows
 from ops.core.families import folded, linear
@@ -11,7 +11,6 @@ from ops.core.registration import register
 from ops.core.torch_private import direct
 
 _pool = torch.ops.lenet_ops.global_avg_pool2d.default
-_pool_direct = direct(_pool)
 _pool_backward = torch.ops.lenet_ops.global_avg_pool2d_backward.default
 
 
@@ -36,13 +35,19 @@ def global_avg_pool2d(input: Tensor) -> Tensor:
         RuntimeError: another number of dimensions.
     """
     try:
-        call = _pool if is_compiling() else _pool_direct
-        return call(input) if input.dim() != 3 else call(input.unsqueeze(0)).squeeze(0)
+        return (_any_pool if is_dynamo_compiling() else _pool_direct)(input)
     except Exception as error:
         check.image("global_avg_pool2d", input)
         repeat_allocation(error)
         raise
 
+
+def _any_pool(input: Tensor) -> Tensor:
+    output: Tensor = _pool(input) if input.dim() != 3 else _pool(input.unsqueeze(0)).squeeze(0)
+    return output
+
+
+_pool_direct = direct(_pool, _any_pool, rank=4)
 
 torch.fx.wrap("global_avg_pool2d")  # one node where a network is traced
 

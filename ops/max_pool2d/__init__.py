@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 
 from ops.core import check, layout, windows
 from ops.core.families import folded, linear
@@ -15,7 +15,6 @@ from ops.core.torch_private import direct
 from ops.core.windows import Size
 
 _pool = torch.ops.lenet_ops.max_pool2d.default
-_pool_direct = direct(_pool)
 _pool_backward = torch.ops.lenet_ops.max_pool2d_backward.default
 
 _BYTE_TAPS = 256  # as the kernels: the most pixels of a window whose number is kept in a byte
@@ -60,12 +59,19 @@ def max_pool2d(
     """
     if stride is None:
         stride = kernel_size
-    plain = windows.plain(kernel_size, stride, padding, dilation) and type(ceil_mode) is bool
-    if plain and not is_compiling():  # C++ makes pairs of ints
-        return _apply(input, kernel_size, stride, padding, dilation, ceil_mode)
-    check.tensor("max_pool2d", "input", input)
+    try:
+        call = _any_pool if is_dynamo_compiling() else _pool_direct
+        output: Tensor = call(input, kernel_size, stride, padding, dilation, ceil_mode)
+        return output
+    except Exception as error:
+        _explain(error, input, kernel_size, stride, padding, dilation)
+        raise
+
+
+def _any_pool(input: Tensor, *arguments: Any) -> Tensor:
+    *sizes, ceil_mode = arguments
     check.boolean("max_pool2d", "ceil_mode", ceil_mode)
-    return _apply(input, *_pairs(kernel_size, stride, padding, dilation), ceil_mode)
+    return _apply(input, *_pairs(*sizes), ceil_mode)
 
 
 def _pairs(kernel_size: Size, stride: Size, padding: Size, dilation: Size) -> list[tuple[int, int]]:
@@ -77,17 +83,22 @@ def _pairs(kernel_size: Size, stride: Size, padding: Size, dilation: Size) -> li
 def _apply(input: Tensor, *arguments: Any) -> Tensor:
     """Take arguments of the right types."""
     try:
-        call = _pool if is_compiling() else _pool_direct
         if input.dim() != 3:
-            output: Tensor = call(input, *arguments)[0]
+            output: Tensor = _pool(input, *arguments)[0]
             return output
-        return call(input.unsqueeze(0), *arguments)[0].squeeze(0)
+        return _pool(input.unsqueeze(0), *arguments)[0].squeeze(0)
     except Exception as error:
-        check.image("max_pool2d", input)
-        _pairs(*arguments[:4])
-        repeat_allocation(error)
+        _explain(error, input, *arguments[:4])
         raise
 
+
+def _explain(error: Exception, input: Tensor, *sizes: Any) -> None:
+    check.image("max_pool2d", input)
+    _pairs(*sizes)
+    repeat_allocation(error)
+
+
+_pool_direct = direct(_pool, _any_pool, rank=4)
 
 torch.fx.wrap("_apply")  # one node where a network is traced
 
@@ -122,7 +133,7 @@ class MaxPool2d(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return max_pool2d of `input` [N, C, H, W] or [C, H, W]."""
-        return _apply(
+        return max_pool2d(
             input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode
         )
 

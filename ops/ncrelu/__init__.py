@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 
 from ops.core import check, layout
 from ops.core.families import Dims, batch_first, linear, one_by_one
@@ -15,7 +15,6 @@ from ops.core.registration import register
 from ops.core.torch_private import direct
 
 _ncrelu = torch.ops.lenet_ops.ncrelu.default
-_ncrelu_direct = direct(_ncrelu)
 _ncrelu_backward = torch.ops.lenet_ops.ncrelu_backward.default
 _with_signs = torch.ops.lenet_ops.ncrelu_with_signs.default
 _with_signs_backward = torch.ops.lenet_ops.ncrelu_with_signs_backward.default
@@ -44,20 +43,24 @@ def ncrelu(input: Tensor, dim: int = 1) -> Tensor:
         NotImplementedError: another dtype.
         IndexError: `input` has no dimension `dim`.
     """
-    if type(dim) is not int:  # an integer of NumPy, or an error
-        check.tensor("ncrelu", "input", input)
-        check.integer("ncrelu", "dim", dim)
-        dim = int(dim)
     try:
-        return (_ncrelu if is_compiling() else _ncrelu_direct)(input, dim)
+        return (_any_ncrelu if is_dynamo_compiling() else _ncrelu_direct)(input, dim)
     except Exception as error:
         _check_arguments(input, dim)
         repeat_allocation(error)
         raise
 
 
+def _any_ncrelu(input: Tensor, dim: int) -> Tensor:
+    if type(dim) is not int:  # an integer of NumPy, or an error
+        _check_arguments(input, dim)
+        dim = int(dim)
+    return _ncrelu(input, dim)
+
+
 def _check_arguments(input: Tensor, dim: int) -> None:
     check.tensor("ncrelu", "input", input)
+    check.integer("ncrelu", "dim", dim)
     if input.dim() == 0:
         raise IndexError("ncrelu: input must have at least one dimension, got a scalar")
     if not -input.dim() <= dim < input.dim():
@@ -66,6 +69,8 @@ def _check_arguments(input: Tensor, dim: int) -> None:
             f"allowed are [{-input.dim()}, {input.dim() - 1}]"
         )
 
+
+_ncrelu_direct = direct(_ncrelu, _any_ncrelu)
 
 torch.fx.wrap("ncrelu")  # one node where a network is traced
 

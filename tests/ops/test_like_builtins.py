@@ -171,32 +171,48 @@ def host_time(function):
 
 
 def host_ratio(call, other):
-    """Return the smallest of three ratios, with one thread."""
+    """Return the smallest of five ratios, with one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with torch.no_grad():
-            return min(host_time(call) / host_time(other) for _ in range(3))
+        return min(host_time(call) / host_time(other) for _ in range(5))
     finally:
         torch.set_num_threads(threads)
 
 
-@pytest.mark.skipif(not EAGER, reason="without the eager library, calls go through Python")
-@pytest.mark.parametrize(
-    ("ours", "builtin", "limit"),
+each_peer = pytest.mark.parametrize(
+    ("ours", "builtin"),
     [
-        (ops.exp, torch.exp, 2),
-        (ops.ncrelu, torch.relu, 2.5),
-        (ops.gelu, F.gelu, 1.5),
-        (ops.global_avg_pool2d, lambda x: F.adaptive_avg_pool2d(x, 1), 1.5),
-        (lambda x: ops.max_pool2d(x, 2), lambda x: F.max_pool2d(x, 2), 3),
+        (ops.exp, torch.exp),
+        (ops.ncrelu, torch.relu),
+        (ops.gelu, F.gelu),
+        (ops.global_avg_pool2d, lambda x: F.adaptive_avg_pool2d(x, 1)),
+        (lambda x: ops.max_pool2d(x, 2), lambda x: F.max_pool2d(x, 2)),
     ],
     ids=["exp", "ncrelu", "gelu", "global_avg_pool2d", "max_pool2d"],
 )
-def test_host_time(ours, builtin, limit):
-    """Compare calls on a tiny tensor; the limits have a margin for noise."""
-    x = torch.ones(1, 2, 2, 2)
-    assert host_ratio(lambda: ours(x), lambda: builtin(x)) < limit
+
+
+@pytest.mark.skipif(not EAGER, reason="without the eager library, calls go through Python")
+@each_peer
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+def test_host_time(ours, builtin, mode):
+    """Compare calls on a tiny tensor."""
+    x = torch.ones(1, 2, 2, 2, requires_grad=True)
+    with mode():
+        assert host_ratio(lambda: ours(x), lambda: builtin(x)) < 1.45
+
+
+@pytest.mark.skipif(not EAGER, reason="without the eager library, calls go through Python")
+@each_peer
+def test_host_time_with_backward(ours, builtin):
+    x = torch.ones(1, 2, 2, 2, requires_grad=True)
+
+    def differentiate(function):
+        grad = torch.ones_like(function(x))
+        return lambda: torch.autograd.grad(function(x), x, grad)
+
+    assert host_ratio(differentiate(ours), differentiate(builtin)) < 1.3
 
 
 def test_host_time_of_pairs():

@@ -1,7 +1,8 @@
-// Register autograd and autocast in C++. A single translation unit, because ATen's headers dominate
-// the compile time.
+// Register autograd and autocast in C++, and call operators from Python. A single translation unit,
+// because ATen's headers dominate the compile time.
 #include "core/eager/autocast.h"
 #include "core/eager/autograd.h"
+#include "core/eager/call.h"
 
 namespace ops {
 
@@ -14,3 +15,20 @@ TORCH_LIBRARY_FRAGMENT(lenet_ops_eager, library) {
 }
 
 }  // namespace ops
+
+#define OPS_CONCATENATE(a, b) a##b
+#define OPS_INIT(name) OPS_CONCATENATE(PyInit_, name)
+
+PyMODINIT_FUNC OPS_INIT(TORCH_EXTENSION_NAME)() {
+  static PyMethodDef functions[] = {{"direct", &ops::direct, METH_VARARGS, nullptr}, {}};
+  static PyModuleDef module{PyModuleDef_HEAD_INIT,
+                            "_C_eager",
+                            nullptr,
+                            -1,
+                            functions,
+                            nullptr,
+                            nullptr,
+                            nullptr,
+                            nullptr};
+  return PyModule_Create(&module);
+}

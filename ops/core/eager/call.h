@@ -1,0 +1,237 @@
+// Calls from Python: a C function per operator, which reads its arguments as the schema says.
+//
+// It reads exact types only, and only without modes, transforms and traces; `otherwise`, a Python
+// function, takes all other calls. torch.ops takes longer, because it parses every type for every
+// overload. The library uses Python's stable ABI. The headers of libtorch_python need more, so its
+// names are declared here.
+#pragma once
+
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <ATen/ops/empty.h>
+#include <Python.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <cstring>
+#include <exception>
+#include <string>
+#include <utility>
+#include <vector>
+
+extern __attribute__((visibility("default"))) PyObject *THPVariableClass, *ParameterClass;
+__attribute__((visibility("default"))) PyObject* THPVariable_Wrap(const at::TensorBase& x);
+namespace torch {
+__attribute__((visibility("default"))) void translate_exception_to_python(
+    const std::exception_ptr& error);
+}
+
+namespace ops {
+
+// First members of a Python tensor (THPVariable).
+struct PythonTensor {
+  PyObject header;
+  at::Tensor tensor;
+};
+
+// Return whether Python tensors of this torch are laid out like PythonTensor.
+inline bool has_known_layout() {
+  const at::Tensor x = at::empty({0});
+  PyObject* const object = THPVariable_Wrap(x);
+  const void* const expected = x.unsafeGetTensorImpl();
+  const bool same = object && !std::memcmp(&reinterpret_cast<PythonTensor*>(object)->tensor,
+                                           &expected, sizeof(expected));
+  Py_XDECREF(object);
+  return same;
+}
+
+// Return whether no Python mode, transform or trace is active in this thread.
+inline bool is_plain_state() {
+  const auto included = c10::impl::tls_local_dispatch_key_set().included_;
+  return (included | c10::default_included_set) == c10::default_included_set &&
+         !at::impl::torch_function_mode_enabled();
+}
+
+class ReleasedGil {
+ public:
+  ReleasedGil() : state_(PyEval_SaveThread()) {}
+  ~ReleasedGil() { PyEval_RestoreThread(state_); }
+  ReleasedGil(const ReleasedGil&) = delete;
+  ReleasedGil& operator=(const ReleasedGil&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
+
+class Entry {
+ public:
+  // Call operator `op`, and return its first output. If `rank` is not 0, it must be the rank of the
+  // first argument.
+  Entry(c10::OperatorHandle op, int64_t rank, PyObject* otherwise)
+      : op_(std::move(op)), rank_(rank), otherwise_(otherwise), name_(op_.schema().name()) {
+    for (const auto& argument : op_.schema().arguments()) {
+      kinds_.push_back(kind_of_type(argument));
+    }
+    Py_INCREF(otherwise);
+  }
+
+  // Return the Python function. Neither it nor its Entry is freed, as operators are not.
+  PyObject* function() {
+    PyObject* const self = PyCapsule_New(this, nullptr, nullptr);
+    return self ? PyCFunction_NewEx(&definition_, self, nullptr) : nullptr;
+  }
+
+ private:
+  enum class Kind { tensor, optional_tensor, integer, pair, boolean, other };
+
+  static Kind kind_of_type(const c10::Argument& argument) {
+    const auto& type = *argument.type();
+    if (type == *c10::TensorType::get()) {
+      return Kind::tensor;
+    }
+    if (type == *c10::OptionalType::ofTensor()) {
+      return Kind::optional_tensor;
+    }
+    if (type == *c10::IntType::get()) {
+      return Kind::integer;
+    }
+    if (type == *c10::ListType::ofInts() && argument.N() == 2) {
+      return Kind::pair;
+    }
+    return type == *c10::BoolType::get() ? Kind::boolean : Kind::other;
+  }
+
+  static PyObject* call(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+    const auto& entry = *static_cast<const Entry*>(PyCapsule_GetPointer(self, nullptr));
+    torch::jit::Stack stack;
+    stack.reserve(count);
+    if (!is_plain_state() || !entry.read(args, count, &stack)) {
+      return entry.call_otherwise(args, count);
+    }
+    try {
+      {
+        const ReleasedGil released;
+        entry.op_.callBoxed(stack);
+      }
+      return THPVariable_Wrap(stack[0].toTensor());
+    } catch (...) {
+      torch::translate_exception_to_python(std::current_exception());
+      return nullptr;
+    }
+  }
+
+  bool read(PyObject* const* args, Py_ssize_t count, torch::jit::Stack* stack) const {
+    if (count != static_cast<Py_ssize_t>(kinds_.size())) {
+      return false;
+    }
+    for (Py_ssize_t i = 0; i < count; ++i) {
+      if (!read(kinds_[i], args[i], stack)) {
+        return false;
+      }
+    }
+    return rank_ == 0 || stack->front().toTensor().dim() == rank_;
+  }
+
+  static bool read(Kind kind, PyObject* value, torch::jit::Stack* stack) {
+    PyTypeObject* const type = Py_TYPE(value);
+    int64_t pair[2];
+    switch (kind) {
+      case Kind::optional_tensor:
+        if (value == Py_None) {
+          stack->emplace_back();
+          return true;
+        }
+        [[fallthrough]];
+      case Kind::tensor: {
+        const auto exact = reinterpret_cast<PyObject*>(type);
+        if (exact != THPVariableClass && exact != ParameterClass) {
+          return false;
+        }
+        stack->emplace_back(reinterpret_cast<PythonTensor*>(value)->tensor);
+        return true;
+      }
+      case Kind::integer:
+        if (!read_int(value, pair)) {
+          return false;
+        }
+        stack->emplace_back(pair[0]);
+        return true;
+      case Kind::pair:
+        if (type == &PyTuple_Type) {
+          if (PyTuple_Size(value) != 2 || !read_int(PyTuple_GetItem(value, 0), pair) ||
+              !read_int(PyTuple_GetItem(value, 1), pair + 1)) {
+            return false;
+          }
+        } else if (read_int(value, pair)) {
+          pair[1] = pair[0];
+        } else {
+          return false;
+        }
+        stack->emplace_back(c10::IntArrayRef(pair));
+        return true;
+      case Kind::boolean:
+        if (type != &PyBool_Type) {
+          return false;
+        }
+        stack->emplace_back(value == Py_True);
+        return true;
+      default: return false;
+    }
+  }
+
+  static bool read_int(PyObject* value, int64_t* to) {
+    if (Py_TYPE(value) != &PyLong_Type) {
+      return false;
+    }
+    int overflow = 0;
+    *to = PyLong_AsLongLongAndOverflow(value, &overflow);
+    return overflow == 0;
+  }
+
+  PyObject* call_otherwise(PyObject* const* args, Py_ssize_t count) const {
+    PyObject* const tuple = PyTuple_New(count);
+    if (!tuple) {
+      return nullptr;
+    }
+    for (Py_ssize_t i = 0; i < count; ++i) {
+      Py_INCREF(args[i]);
+      PyTuple_SetItem(tuple, i, args[i]);
+    }
+    PyObject* const result = PyObject_CallObject(otherwise_, tuple);
+    Py_DECREF(tuple);
+    return result;
+  }
+
+  c10::OperatorHandle op_;
+  std::vector<Kind> kinds_;
+  int64_t rank_;
+  PyObject* otherwise_;
+  std::string name_;
+  PyMethodDef definition_{name_.c_str(),
+                          reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call)),
+                          METH_FASTCALL, nullptr};
+};
+
+// direct(name, rank, otherwise): see torch_private.direct.
+inline PyObject* direct(PyObject*, PyObject* args) {
+  const char* name = nullptr;
+  Py_ssize_t rank = 0;
+  PyObject* otherwise = nullptr;
+  if (!PyArg_ParseTuple(args, "snO", &name, &rank, &otherwise)) {
+    return nullptr;
+  }
+  try {
+    static const bool known_layout = has_known_layout();
+    if (!known_layout) {
+      Py_INCREF(otherwise);
+      return otherwise;
+    }
+    const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+    return (new Entry(op, rank, otherwise))->function();
+  } catch (...) {
+    torch::translate_exception_to_python(std::current_exception());
+    return nullptr;
+  }
+}
+
+}  // namespace ops
