@@ -194,8 +194,8 @@ def test_parameters_of_more_elements_than_32_bits_count(op, layout):
     torch.testing.assert_close(actual, expected, rtol=0.02, atol=1.0)
 
 
-# For each kernel family a depthwise convolution of which it runs all passes: input shape, kernel,
-# stride, padding, dilation, dtype, layout.
+# For each kernel family a depthwise convolution that it runs: input shape, kernel, stride, padding,
+# dilation, dtype, layout.
 FAMILIES = {
     "direct_l1": ((2, 8, 14, 14), 3, 1, 1, 1, torch.float32, "contiguous"),
     "direct_l1_runtime": ((4, 24, 41, 40), 3, 3, 4, 4, torch.float16, "channels_last"),
@@ -203,9 +203,12 @@ FAMILIES = {
     "nchw_fma": ((64, 96, 56, 57), 3, 1, 1, 1, torch.float32, "contiguous"),
     "nchw_mma": ((64, 96, 56, 56), 7, 1, 3, 1, torch.bfloat16, "contiguous"),
     "nhwc_mma": ((64, 96, 56, 56), 7, 1, 3, 1, torch.bfloat16, "channels_last"),
-    "nhwc_stream": ((64, 96, 56, 57), 3, 1, 1, 1, torch.float32, "channels_last"),
+    "nhwc_ring": ((64, 96, 56, 57), 3, 1, 1, 1, torch.float32, "channels_last"),
+    "nhwc_stream": ((64, 96, 56, 57), 7, 1, 3, 1, torch.float32, "channels_last"),
 }
+WEIGHT_GRADIENT_FAMILIES = {"nhwc_stream": "nhwc_ring"}  # the others run their own
 each_family = pytest.mark.parametrize("family", FAMILIES)
+RING_GEOMETRIES = [(3, 1, 1), (3, 1, 2), (3, 2, 1), (5, 1, 1), (5, 2, 1), (7, 1, 1), (7, 2, 1)]
 
 
 def depthwise_case(family, device="cuda"):
@@ -233,7 +236,31 @@ def test_family_runs(family, kernel_pass):
     (x, weight, _), geometry, _ = depthwise_case(family)
     pairs = [[value] * 2 for value in geometry]
     query = torch.ops.lenet_ops.depthwise_conv2d_kernel
-    assert query(x, weight, *pairs, kernel_pass) == family
+    expected = family
+    if kernel_pass == "weight_gradient":
+        expected = WEIGHT_GRADIENT_FAMILIES.get(family, family)
+    assert query(x, weight, *pairs, kernel_pass) == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("channels", [66, 72], ids=["4-byte copies", "16-byte copies"])
+@pytest.mark.parametrize(("kernel", "stride", "dilation"), RING_GEOMETRIES)
+def test_ring_over_several_images(kernel, stride, dilation, channels, dtype):
+    """Blocks of nhwc_ring and nhwc_stream begin and end within images of odd sizes."""
+    padding = dilation * (kernel // 2)
+    x = random((96, channels, 45, 23), dtype, "cuda", "channels_last", seed=1).requires_grad_()
+    weight = random((channels, 1, kernel, kernel), dtype, "cuda", seed=2).requires_grad_()
+    bias = random((channels,), dtype, "cuda", seed=3).requires_grad_()
+    geometry = (stride, padding, dilation)
+    output = depthwise_conv2d(x, weight, bias, *geometry)
+    grad = random(output.shape, dtype, "cuda", "channels_last", seed=4)
+    actual = [output, *torch.autograd.grad(output, (x, weight, bias), grad)]
+    exact = [t.detach().double().requires_grad_() for t in (x, weight, bias)]
+    reference = torch.nn.functional.conv2d(*exact, *geometry, groups=channels)
+    expected = [reference, *torch.autograd.grad(reference, exact, grad.double())]
+    for a, e in zip(actual, expected, strict=True):
+        error = (a.double() - e).norm() / e.norm()
+        assert error < (1e-5 if dtype is torch.float32 else 1e-2)
 
 
 @each_family

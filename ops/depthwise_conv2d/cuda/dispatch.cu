@@ -18,7 +18,8 @@ bool is_tileable(const DepthwiseGeometry& g) {
 }
 
 // elements_per_sm up to which direct_l1 is faster than kernels that stage tiles (H200).
-constexpr int64_t kSmallNchw = 4'500, kSmallNhwc = 40'000, kSmallGradient = 20'000;
+constexpr int64_t kSmallNchw = 4'500, kSmallGradient = 20'000;
+constexpr int64_t kSmallNhwc = 40'000, kSmallNhwc3x3 = 60'000;  // the latter: 16 bits, 3×3
 constexpr int64_t kSmallMap = 16 * 16;  // outputs per map; the limit for NCHW weight gradients
 // Taps from which large_filter is faster than direct_l1_runtime (H100).
 constexpr int64_t kLargeNchw = 36, kLargeNhwc = 121;
@@ -30,13 +31,17 @@ const char* run_convolution(const Convolution<T>& c) {
   if constexpr (!std::is_same_v<T, double>) {
     const bool nhwc = c.g.channels_last, nchw = !nhwc;
     const int64_t elements = elements_per_sm(c.g);
-    const bool large = c.g.kernel_h * c.g.kernel_w >= (nhwc ? kLargeNhwc : kLargeNchw);
+    const int64_t taps = c.g.kernel_h * c.g.kernel_w;
+    const int64_t small_nhwc = sizeof(T) == 2 && taps == 9 ? kSmallNhwc3x3 : kSmallNhwc;
+    const bool small = elements <= (nchw ? kSmallNchw : small_nhwc);
+    const bool large = taps >= (nhwc ? kLargeNhwc : kLargeNchw);
     if (is_tileable(c.g)) {
-      if (nchw && elements <= kSmallNchw && direct_l1(c)) return "direct_l1";
+      if (nchw && small && direct_l1(c)) return "direct_l1";
       if (nchw && has_mma() && nchw_mma(c)) return "nchw_mma";
       if (nchw && nchw_fma(c)) return "nchw_fma";
       if (nhwc && has_mma() && nhwc_mma(c)) return "nhwc_mma";
-      if (nhwc && elements <= kSmallNhwc && direct_l1(c)) return "direct_l1";
+      if (nhwc && small && direct_l1(c)) return "direct_l1";
+      if (nhwc && nhwc_ring(c)) return "nhwc_ring";
       if (nhwc && nhwc_stream(c)) return "nhwc_stream";
       if (direct_l1(c)) return "direct_l1";
       if (large && elements > kSmallNchw && large_filter(c)) return "large_filter";
@@ -63,7 +68,7 @@ const char* run_weight_gradient(const WeightGradient<T>& c) {
       if (nchw && nchw_fma_weight_gradient(c)) return "nchw_fma";
       if (nhwc && has_mma() && nhwc_mma_weight_gradient(c)) return "nhwc_mma";
       if (nhwc && small && direct_l1_weight_gradient(c)) return "direct_l1";
-      if (nhwc && nhwc_stream_weight_gradient(c)) return "nhwc_stream";
+      if (nhwc && nhwc_ring_weight_gradient(c)) return "nhwc_ring";
       if (direct_l1_weight_gradient(c)) return "direct_l1";
       if (large && large_filter_weight_gradient(c)) return "large_filter";
     }

@@ -78,11 +78,15 @@ inline bool nhwc_mma_weight_gradient(const WeightGradient<float>&) {
   return false;
 }
 
-// NHWC: input rows stream through registers.
+// NHWC: a ring buffer of input rows, pending output rows in registers.
+template <typename T>
+bool nhwc_ring(const Convolution<T>& c);
+template <typename T>
+bool nhwc_ring_weight_gradient(const WeightGradient<T>& c);
+
+// NHWC, 7×7 with stride 1: the same, with a ring buffer per thread.
 template <typename T>
 bool nhwc_stream(const Convolution<T>& c);
-template <typename T>
-bool nhwc_stream_weight_gradient(const WeightGradient<T>& c);
 
 // NCHW or NHWC: register tiles, inputs from the L1 cache.
 template <typename T>

@@ -239,7 +239,7 @@ bool dispatch_nhwc_mma(const DepthwiseGeometry& g, int64_t columns,
 // Output widths up to which half of a tile is empty, and up to which nhwc_mma is always faster.
 constexpr int64_t kNarrow = 8, kWide = 16;
 
-// Return whether nhwc_mma is faster than nhwc_stream and direct_l1, measured on an H200.
+// Return whether nhwc_mma is faster than nhwc_ring, nhwc_stream and direct_l1, measured on an H200.
 bool is_faster(const DepthwiseGeometry& g, int64_t columns) {
   const int64_t elements = elements_per_sm(g);
   const bool large = g.kernel_h > 5;

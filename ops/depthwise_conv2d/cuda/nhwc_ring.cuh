@@ -1,0 +1,345 @@
+// nhwc_ring: register shapes, sequence of steps, copies to the ring buffer, launch plan.
+#pragma once
+
+#include <algorithm>
+
+#include "depthwise_conv2d/cuda/families.cuh"
+
+namespace ops::cuda {
+
+// A block has (lanes, groups) threads: lanes for adjacent vectors of V channels, groups for
+// adjacent tiles of kCols columns. It computes `share` steps of one sequence over the rows of all
+// images. A step reads kStepIn input rows and completes kStepOut output rows.
+struct RingParams {
+  int in_h, in_w, out_h, out_w;
+  int start_h, start_w;  // input coordinates of the first output's window
+  int in_cols;           // input columns of a block
+  int channels;
+  int chunks;            // blocks along channels
+  int steps;             // of an image
+  int share, all_steps;  // of a block; of all images
+  int copy_bytes;        // 16 or 4
+  int ring_bytes;        // of shared memory
+};
+
+// Register shape along an axis: kCols columns of V channels per thread, kDepth steps copied ahead,
+// two blocks of kThreads threads per SM.
+template <typename ShapeAxis, int V, int kTileCols, int kStepsAhead, int kMaxThreads>
+struct RingShape {
+  using Axis = ShapeAxis;
+  static constexpr int kTaps = Axis::kTaps, kChannels = V, kCols = kTileCols;
+  static constexpr int kDepth = kStepsAhead, kThreads = kMaxThreads, kBlocks = 2;
+  static constexpr int kInCols = Axis::inputs(kCols);
+  static constexpr int kStepOut = Axis::step(2) == 1 ? 2 : 1;
+  static constexpr int kStepIn = Axis::step(kStepOut);
+  static constexpr int kWindow = Axis::inputs(kStepOut);
+
+  // Return the tap with which pending output row m reads new input row r, or −1.
+  static constexpr int tap(int m, int r) { return Axis::tap(m, kWindow - kStepIn + r); }
+
+  static constexpr int pending() {
+    int rows = 0;
+    for (int m = 0; m < kTaps * 4; ++m) {
+      for (int r = 0; r < kStepIn; ++r) {
+        rows = tap(m, r) >= 0 ? m + 1 : rows;
+      }
+    }
+    return round_up(rows, kStepOut);
+  }
+  static constexpr int kPending = pending();
+  // Steps before the first one that completes output rows.
+  static constexpr int kWarmUp = kPending / kStepOut - 1;
+
+  // Skip pending rows of other blocks: a branch per row, which costs more than short warm-ups.
+  static constexpr bool kSkipsRows = kWarmUp >= 4;
+
+  // Steps of a period are unrolled. Few pending rows rotate through the registers; more would
+  // unroll to long code, so they move down after each period.
+  static constexpr bool kRotates = kPending <= 3 * kStepOut;
+  static constexpr int kPeriod = kRotates ? kPending / kStepOut : 2;
+  static constexpr int kRows = kRotates ? kPending : kPending + (kPeriod - 1) * kStepOut;
+  // Return the register row of pending row m in step u of a period.
+  static __device__ constexpr int row(int u, int m) { return (u * kStepOut + m) % kRows; }
+
+  static __device__ void end_period(float (&rows)[kRows][kCols][V]) {
+    constexpr int kBy = kPeriod * kStepOut;
+#pragma unroll
+    for (int i = 0; !kRotates && i < (kRows - kBy) * kCols * V; ++i) {
+      const int m = i / (kCols * V), j = i / V % kCols;
+      rows[m][j][i % V] = rows[m + kBy][j][i % V];
+    }
+  }
+};
+
+// Steps copied ahead. Larger filters are bound by multiply-adds.
+constexpr int ring_depth(int taps, int stride, int element_bytes) {
+  return stride == 2 || taps > 3 ? 2 : element_bytes == 2 ? 4 : 3;
+}
+
+// Position in the sequence of a block's steps. Each image, or part of an image, begins with kWarmUp
+// steps that complete no output rows.
+template <typename Shape>
+struct RingCursor {
+  const RingParams& params;
+  int end;  // of the block, in steps of all images
+  int image, step;
+  int first, last;  // complete steps of the image: [first, last); last ≤ 0: end of the block
+
+  __device__ RingCursor(const RingParams& p, int begin)
+      : params(p), end(min(begin + p.share, p.all_steps)), image(begin / p.steps) {
+    enter(begin - image * p.steps);
+  }
+  __device__ void enter(int at) {
+    first = at, step = at - Shape::kWarmUp;
+    last = min(params.steps, end - image * params.steps);
+  }
+  __device__ bool valid() const { return last > 0; }
+  // Advance; return whether the next step is of another image.
+  __device__ bool next() {
+    if (++step < last) {
+      return false;
+    }
+    ++image;
+    enter(0);
+    return true;
+  }
+  // First input row of the step.
+  __device__ int in_row() const {
+    return params.start_h + step * Shape::kStepIn + Shape::kWindow - Shape::kStepIn;
+  }
+  __device__ bool is_input_row(int y) const {
+    return static_cast<unsigned>(y) < static_cast<unsigned>(params.in_h);
+  }
+  // Return whether the block computes pending row m.
+  __device__ bool computes(int m) const {
+    const int at = step + m / Shape::kStepOut;
+    return at >= first && at < last;
+  }
+};
+
+// Copies rows of a tile to shared memory, [column][channel], asynchronously where the GPU can. All
+// threads of a block copy. Pixels outside the image and channels beyond the last are not written.
+template <typename T>
+class RowCopy {
+ public:
+  // Tile of `cols` columns and `pitch` channels, from (first_col, first_channel) on.
+  __device__ RowCopy(const T* images, int height, int width, int first_col, int cols,
+                     int first_channel, int pitch, const RingParams& params)
+      : height_(height),
+        row_bytes_(static_cast<int64_t>(width) * params.channels * sizeof(T)),
+        wide_(params.copy_bytes == kVectorBytes) {
+    constexpr int kSize = sizeof(T);
+    const int lanes = params.copy_bytes / kSize, units = pitch / lanes;  // units of copies
+    const int thread = flat_thread(), step = static_cast<int>(blockDim.x * blockDim.y) / units;
+    const int group = thread / units, channel = thread % units * lanes;
+    const int begin = max(0, -first_col), end = min(cols, width - first_col);
+    const int col = group + (max(begin - group, 0) + step - 1) / step * step;
+    const bool copies = group < step && first_channel + channel < params.channels && col < end;
+    copies_ = copies ? (end - col + step - 1) / step : 0;
+    images_ = reinterpret_cast<const char*>(
+        images + static_cast<int64_t>(first_col + col) * params.channels + first_channel + channel);
+    from_step_ = static_cast<int64_t>(step) * params.channels * kSize;
+    to_ = (col * pitch + channel) * kSize;
+    to_step_ = step * pitch * kSize;
+  }
+
+  // Continue with row y of an image; y may be outside of it.
+  __device__ void seek(int image, int y) {
+    from_ = images_ + (static_cast<int64_t>(image) * height_ + y) * row_bytes_;
+  }
+  // Start to copy the row to shared memory, if it is `inside` the image. Go to the next one.
+  __device__ void copy(bool inside, unsigned char* memory) {
+    if (inside) {
+      const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(memory)) + to_;
+      wide_ ? copy_units<16>(to) : copy_units<4>(to);
+    }
+    from_ += row_bytes_;
+  }
+
+ private:
+  const char *images_, *from_;
+  int height_, copies_;
+  int64_t row_bytes_, from_step_;
+  unsigned to_, to_step_;
+  bool wide_;
+
+  template <int kBytes>
+  __device__ void copy_units(unsigned to) const {
+    const char* from = from_;
+#pragma unroll 1
+    for (int left = copies_; left > 0; --left, from += from_step_, to += to_step_) {
+#if __CUDA_ARCH__ >= 800
+      if constexpr (kBytes == 16) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+      } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+      }
+#else
+      using Bits = typename BitsOf<kBytes>::type;
+      *static_cast<Bits*>(__cvta_shared_to_generic(to)) = *reinterpret_cast<const Bits*>(from);
+#endif
+    }
+  }
+};
+
+__device__ inline void commit_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Wait for all groups of copies but the newest kNewest.
+template <int kNewest>
+__device__ void wait_for_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(kNewest) : "memory");
+#endif
+}
+
+// Clear `bytes` bytes of shared memory, a multiple of 16.
+__device__ inline void clear_shared(unsigned char* memory, int bytes) {
+  for (int i = flat_thread(); i < bytes / 16; i += blockDim.x * blockDim.y) {
+    reinterpret_cast<uint4*>(memory)[i] = {};
+  }
+  __syncthreads();
+}
+
+// kCols pixels of V channels, read from shared memory.
+template <typename T, int kCols, int V>
+struct Pixels {
+  using Bits = typename BitsOf<V * sizeof(T)>::type;
+  Bits bits[kCols];
+
+  __device__ Pixels(const unsigned char* from, int pitch_bytes) {
+#pragma unroll
+    for (int i = 0; i < kCols; ++i) {
+      bits[i] = *reinterpret_cast<const Bits*>(from + i * pitch_bytes);
+    }
+  }
+  __device__ void to_float(float (&x)[kCols][V]) const {
+    if constexpr (std::is_same_v<T, BFloat16> && V == 2) {  // two instructions instead of three
+#pragma unroll
+      for (int i = 0; i < kCols; ++i) {
+        x[i][0] = __uint_as_float(bits[i] << 16);
+        x[i][1] = __uint_as_float(bits[i] & 0xffff0000u);
+      }
+    } else {
+      widen<T>(bits, x);
+    }
+  }
+};
+
+struct RingPlan {
+  RingParams params;
+  dim3 grid, block;
+  size_t shared;
+  bool fits;
+};
+
+// Return the steps per block with the least estimated time. Each part of an image costs
+// `per_image` steps, each block `per_block`.
+inline int64_t choose_share(int64_t all_steps, int64_t steps, int64_t blocks, int64_t resident,
+                            int64_t per_image, int64_t per_block) {
+  constexpr int64_t kMaxWaves = 16;
+  int64_t best = all_steps, least = 0;
+  for (int64_t waves = 1; waves <= kMaxWaves; ++waves) {
+    const int64_t even = ceil_div(all_steps, std::max<int64_t>(1, waves * resident / blocks));
+    // Whole images, or equal parts of one, need fewer warm-up steps.
+    const int64_t whole =
+        even >= steps ? ceil_div(even, steps) * steps : ceil_div(steps, steps / even);
+    for (const int64_t share : {even, whole}) {
+      const int64_t images = share == whole ? ceil_div(share, steps) : share / steps + 2;
+      const int64_t cost = ceil_div(blocks * ceil_div(all_steps, share), resident) *
+                           (share + images * per_image + per_block);
+      if (least == 0 || cost < least) {
+        best = share, least = cost;
+      }
+    }
+  }
+  return best;
+}
+
+// Partition the images into blocks. A stage of the ring has kStepIn input rows and kGradRows rows
+// of grad_output; filter_bytes: shared memory per lane for filters.
+template <typename Shape, int kGradRows, typename T>
+RingPlan plan_ring(int64_t images, int64_t channels, int64_t in_h, int64_t in_w, int64_t out_h,
+                   int64_t out_w, int64_t padding_h, int64_t padding_w, int filter_bytes,
+                   std::initializer_list<const void*> pointers) {
+  using Axis = typename Shape::Axis;
+  constexpr int64_t kPixel = Shape::kChannels * sizeof(T);  // bytes of a thread's pixel
+  constexpr int64_t kSector = 32, kLine = 128;              // bytes of memory transactions
+  constexpr int64_t kReserved = 1024;                       // bytes of shared memory per block
+  constexpr int64_t kWarps = Shape::kBlocks * Shape::kThreads / 32;  // per SM, by registers
+  constexpr double kFew = 0.75;  // share of kWarps that hides the latency
+  constexpr int64_t kTries = 8, kPerBlock = 3;
+  RingPlan plan{};
+  const auto aligned = [&](int64_t bytes) {
+    return channels * static_cast<int64_t>(sizeof(T)) % bytes == 0 && are_aligned(pointers, bytes);
+  };
+  const int64_t copy_bytes = aligned(kVectorBytes) ? kVectorBytes : 4;
+  const int64_t all_steps = images * ceil_div(out_h, Shape::kStepOut);
+  if (!aligned(std::max(copy_bytes, kPixel)) || all_steps >= int64_t{1} << 30) {
+    return plan;
+  }
+
+  // Choose the shape of a block by estimated time: warps over all blocks, more for halo columns and
+  // partly used memory transactions, and if shared memory limits the resident warps.
+  RingParams& params = plan.params;
+  const Device device;
+  const int64_t vectors = ceil_div(channels, Shape::kChannels);
+  const int64_t across = ceil_div(out_w, Shape::kCols);
+  const int64_t multiple = std::max<int64_t>(1, copy_bytes / kPixel);  // of lanes
+  const int64_t min_tiles = ceil_div(across * multiple, Shape::kThreads);
+  int64_t per_sm = 0;  // resident blocks
+  double least = 0;
+  for (int64_t tiles = min_tiles; tiles < min_tiles + kTries && tiles <= across; ++tiles) {
+    const int64_t groups = ceil_div(across, tiles);
+    const int64_t in_cols = Axis::inputs(groups * Shape::kCols);
+    const int64_t stage = Shape::kStepIn * in_cols + kGradRows * groups * Shape::kCols;  // pixels
+    const double halo = static_cast<double>(in_cols) / Axis::step(groups * Shape::kCols);
+    const int64_t min_chunks = ceil_div(vectors, Shape::kThreads / groups / multiple * multiple);
+    for (int64_t n = min_chunks; n < min_chunks + kTries; ++n) {
+      const int64_t lanes = ceil_div(ceil_div(vectors, n), multiple) * multiple;
+      const int64_t bytes = lanes * kPixel, chunks = ceil_div(vectors, lanes);
+      // The row after the stages stays zero: it is read in place of rows outside the image.
+      const int64_t ring = ((Shape::kDepth + 1) * stage + in_cols) * bytes;
+      const int64_t ring_bytes = ceil_div(ring, kVectorBytes) * kVectorBytes;
+      const int64_t shared = ring_bytes + lanes * filter_bytes;
+      const int64_t warps = ceil_div(lanes * groups, 32);
+      const int64_t resident =
+          std::min<int64_t>(kWarps / warps, device.shared / (shared + kReserved));
+      const bool copies_pixels = bytes <= lanes * groups * copy_bytes;  // the block, in one go
+      if (resident == 0 || shared > static_cast<int64_t>(device.block_shared) || !copies_pixels) {
+        continue;
+      }
+      const double waste = lanes >= vectors || bytes % kLine == 0 ? 1
+                           : bytes % (2 * kSector) == 0           ? 1.1
+                           : bytes % kSector == 0                 ? 1.25
+                                                                  : 1.5;
+      const double idle = static_cast<double>(kWarps) / (resident * warps);
+      const double cost = chunks * tiles * warps * (1 + halo) * waste * std::max(1.0, idle * kFew);
+      if (least == 0 || cost < least) {
+        least = cost, per_sm = resident, plan.shared = shared;
+        plan.block = dim3(lanes, groups);
+        params.chunks = chunks, params.in_cols = in_cols, params.ring_bytes = ring_bytes;
+      }
+    }
+  }
+  if (per_sm == 0) {
+    return plan;
+  }
+  params.in_h = in_h, params.in_w = in_w, params.out_h = out_h, params.out_w = out_w;
+  params.start_h = Axis::start(padding_h), params.start_w = Axis::start(padding_w);
+  params.channels = channels;
+  params.steps = ceil_div(out_h, Shape::kStepOut), params.all_steps = all_steps;
+  params.copy_bytes = copy_bytes;
+  const int64_t blocks = params.chunks * ceil_div(across, plan.block.y);
+  const int64_t per_image = Shape::kSkipsRows ? Shape::kWarmUp / 2 : Shape::kWarmUp;
+  params.share = choose_share(all_steps, params.steps, blocks, per_sm * device.multiprocessors,
+                              per_image, kPerBlock);
+  plan.grid = dim3(blocks, ceil_div(all_steps, params.share));
+  plan.fits = plan.grid.y < 65536;
+  return plan;
+}
+
+}  // namespace ops::cuda

@@ -1,0 +1,171 @@
+// nhwc_ring, weight and bias gradient: stage 1 of a two-stage reduction.
+//
+//      ring buffer in shared memory        registers
+//      ┌──────────────────┐                ┌──────────────────┐
+//      │ row y of input   │ ─────────────► │ × the last rows  │   sums of all taps
+//      │ row of grad      │ ─► newest row  │   of grad_output │ ──► + block, + splits
+//      └──────────────────┘                └──────────────────┘
+//
+//   block:   a range of rows of all images, at adjacent columns and channels
+//   shared:  stages of rows of input and grad_output; at the end the sums
+//   thread:  one sum per tap and channel; keeps the last kPending rows of grad_output
+#include "depthwise_conv2d/cuda/nhwc_ring.cuh"
+#include "depthwise_conv2d/cuda/two_stage_reduction.cuh"
+
+namespace ops::cuda {
+namespace {
+
+// Register shape of the weight gradient. From 5×5 on, the sums of one channel fill the registers.
+template <typename Axis, typename T>
+using GradientShape =
+    RingShape<Axis, Axis::kTaps == 3 ? 2 : 1, (Axis::kTaps == 7 && Axis::step(1) == 2 ? 4 : 7),
+              ring_depth(Axis::kTaps, Axis::step(1), sizeof(T)),
+              (Axis::kTaps == 7 || Axis::inputs(1) > Axis::kTaps ? 192 : 256)>;
+
+template <typename Shape, typename T>
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
+    nhwc_ring_weight_gradient_kernel(RingParams params, const T* __restrict__ x,
+                                     const T* __restrict__ grad, WeightReduction<T> reduction) {
+  using Axis = typename Shape::Axis;
+  constexpr int V = Shape::kChannels, kCols = Shape::kCols, kInCols = Shape::kInCols;
+  constexpr int kTaps = Shape::kTaps, kPending = Shape::kPending;
+  constexpr int kSums = kTaps * kTaps + 1;
+  static_assert(Shape::kStepOut == 1, "weight gradients are never transposed");
+  extern __shared__ __align__(16) unsigned char memory[];
+  const int pitch = blockDim.x * V, pitch_bytes = pitch * static_cast<int>(sizeof(T));
+  const int chunk = blockIdx.x % params.chunks, tile = blockIdx.x / params.chunks;
+  const int first_channel = chunk * pitch, tile_cols = blockDim.y * kCols;
+  clear_shared(memory, params.ring_bytes);
+
+  // A stage: kStepIn rows of the input, then a row of grad_output.
+  const int row_bytes = params.in_cols * pitch_bytes;
+  const int grad_at = Shape::kStepIn * row_bytes, stage = grad_at + tile_cols * pitch_bytes;
+  RowCopy<T> ins(x, params.in_h, params.in_w, params.start_w + Axis::step(tile * tile_cols),
+                 params.in_cols, first_channel, pitch, params);
+  RowCopy<T> grads(grad, params.out_h, params.out_w, tile * tile_cols, tile_cols, first_channel,
+                   pitch, params);
+  RingCursor<Shape> now(params, blockIdx.y * params.share), ahead = now;
+  const auto has_grad = [](const RingCursor<Shape>& at) {
+    return at.step + kPending - 1 < at.last;
+  };
+  const auto seek = [&] {
+    ins.seek(ahead.image, ahead.in_row());
+    grads.seek(ahead.image, ahead.step + kPending - 1);
+  };
+  seek();
+  const auto fetch = [&](int to) {
+    if (ahead.valid()) {
+      const int y = ahead.in_row();
+#pragma unroll
+      for (int r = 0; r < Shape::kStepIn; ++r) {
+        ins.copy(ahead.is_input_row(y + r), memory + to + r * row_bytes);
+      }
+      grads.copy(has_grad(ahead), memory + to + grad_at);
+      if (ahead.next()) {
+        seek();
+      }
+    }
+    commit_copies();
+  };
+  for (int i = 0; i < Shape::kDepth; ++i) {
+    fetch(i * stage);
+  }
+
+  using Row = Pixels<T, kInCols, V>;
+  const unsigned char* lane = memory + threadIdx.x * V * sizeof(T);
+  const unsigned char* my_in = lane + Axis::step(threadIdx.y * kCols) * pitch_bytes;
+  const unsigned char* my_grad = lane + threadIdx.y * kCols * pitch_bytes;
+  const int end = (Shape::kDepth + 1) * stage;
+  int from = 0, to = Shape::kDepth * stage;  // stages to read and to fill
+  float sum[kSums][V] = {};
+  float g[Shape::kRows][kCols][V] = {};  // rows of grad_output
+#pragma unroll 1
+  while (now.valid()) {
+#pragma unroll
+    for (int u = 0; u < Shape::kPeriod; ++u) {
+      if (!now.valid()) {
+        break;
+      }
+      wait_for_copies<Shape::kDepth - 1>();
+      __syncthreads();
+      const int y = now.in_row();
+      const auto row_at = [&](int r) {
+        return Row(my_in + (now.is_input_row(y + r) ? from + r * row_bytes : end), pitch_bytes);
+      };
+      const Pixels<T, kCols, V> grad_row(my_grad + (has_grad(now) ? from + grad_at : end),
+                                         pitch_bytes);
+      const Row first_row = row_at(0);
+      fetch(to);
+      auto& newest = g[Shape::row(u, kPending - 1)];
+      grad_row.to_float(newest);
+#pragma unroll
+      for (int i = 0; i < kCols * V; ++i) {
+        sum[kSums - 1][i % V] += newest[i / V][i % V];
+      }
+#pragma unroll
+      for (int r = 0; r < Shape::kStepIn; ++r) {
+        float in[kInCols][V];
+        (r == 0 ? first_row : row_at(r)).to_float(in);
+#pragma unroll
+        for (int m = 0; m < kPending; ++m) {
+          const int a = Shape::tap(m, r);
+          if (a < 0 || (Shape::kSkipsRows && !now.computes(m))) {
+            continue;
+          }
+#pragma unroll
+          for (int i = 0; i < kInCols; ++i) {
+#pragma unroll
+            for (int j = 0; j < kCols; ++j) {
+              const int b = Axis::tap(j, i);
+              if (b >= 0) {
+#pragma unroll
+                for (int v = 0; v < V; ++v) {
+                  sum[a * kTaps + b][v] += g[Shape::row(u, m)][j][v] * in[i][v];
+                }
+              }
+            }
+          }
+        }
+      }
+      now.next();
+      from = from + stage == end ? 0 : from + stage;
+      to = to + stage == end ? 0 : to + stage;
+    }
+    Shape::end_period(g);
+  }
+  wait_for_copies<0>();
+  __syncthreads();
+  reduce_and_put(sum, reinterpret_cast<float*>(memory), threadIdx.x, blockDim.x, threadIdx.y,
+                 blockDim.y, min(pitch, params.channels - first_channel),
+                 BlockSums<T>(reduction, tile * gridDim.y + blockIdx.y, first_channel));
+}
+
+}  // namespace
+
+template <typename T>
+bool nhwc_ring_weight_gradient(const WeightGradient<T>& c) {
+  const DepthwiseGeometry& g = c.g;
+  return dispatch_direct(g, [&](auto axis) {
+    using Shape = GradientShape<decltype(axis), T>;
+    const auto plan = plan_ring<Shape, 1, T>(g.n, g.c, g.h, g.w, g.out_h, g.out_w, g.padding_h,
+                                             g.padding_w, 0, {c.x, c.grad});
+    const size_t sums =
+        sizeof(float) * reduction_elements(plan.block.x, plan.block.y,
+                                           (Shape::kTaps * Shape::kTaps + 1) * Shape::kChannels);
+    if (!plan.fits || sums > Device().block_shared) {
+      return false;
+    }
+    const int64_t splits = int64_t{plan.grid.x} / plan.params.chunks * plan.grid.y;
+    two_stage_reduction(c, splits, [&](const WeightReduction<T>& reduction) {
+      launch_kernel(nhwc_ring_weight_gradient_kernel<Shape, T>, plan.grid, plan.block,
+                    std::max(plan.shared, sums), c.stream, plan.params, c.x, c.grad, reduction);
+    });
+    return true;
+  });
+}
+
+template bool nhwc_ring_weight_gradient(const WeightGradient<float>&);
+template bool nhwc_ring_weight_gradient(const WeightGradient<Half>&);
+template bool nhwc_ring_weight_gradient(const WeightGradient<BFloat16>&);
+
+}  // namespace ops::cuda
