@@ -217,8 +217,9 @@ __global__ void __launch_bounds__(kNhwcMmaThreads, kNhwcMmaBlocks)
   Diagonals::reduce_tiles(shared, 1, work.channel_count, [&](int i, float sum) { to.put(i, sum); });
 }
 
-// Call f(axis, kColumns) for the geometries with a kernel.
-template <typename F>
+// Call f(axis, kColumns) for the geometries with a kernel: stride 1, dilation 1, from kMinTaps on.
+// FMAs are faster for smaller filters.
+template <int kMinTaps, typename F>
 bool dispatch_nhwc_mma(const DepthwiseGeometry& g, int64_t columns,
                        std::initializer_list<const void*> pointers, const F& f) {
   if (g.c % kVectorChannels != 0 || !are_aligned(pointers, sizeof(uint4))) {
@@ -226,8 +227,7 @@ bool dispatch_nhwc_mma(const DepthwiseGeometry& g, int64_t columns,
   }
   return dispatch_direct(g, [&](auto axis) {
     using Axis = decltype(axis);
-    // Stride 1, dilation 1. FMAs are faster for 3×3.
-    if constexpr (Axis::kTaps > 3 && Axis::inputs(8) == 7 + Axis::kTaps) {
+    if constexpr (Axis::kTaps >= kMinTaps && Axis::inputs(8) == 7 + Axis::kTaps) {
       if (columns <= 16) return f(axis, Width<16>{});
       if (columns <= 32) return f(axis, Width<32>{});
       if (columns <= 56) return f(axis, Width<56>{});
@@ -249,10 +249,7 @@ bool is_faster(const DepthwiseGeometry& g, int64_t columns) {
   return columns <= kWide || elements >= (large ? 300 : 500) * columns;
 }
 
-bool is_weight_gradient_faster(const DepthwiseGeometry& g) {
-  const int64_t elements = elements_per_sm(g);
-  return elements > 5'000 && (g.kernel_h > 5 || g.out_w > kNarrow || elements <= 18'000);
-}
+constexpr int64_t kMinGradientElements = 5'000;  // per SM
 
 }  // namespace
 
@@ -261,7 +258,7 @@ bool nhwc_mma(const Convolution<T>& c) {
   if (c.transposed || !is_faster(c.g, c.out.w)) {
     return false;
   }
-  return dispatch_nhwc_mma(c.g, c.out.w, {c.in.data, c.out.data}, [&](auto axis, auto columns) {
+  return dispatch_nhwc_mma<5>(c.g, c.out.w, {c.in.data, c.out.data}, [&](auto axis, auto columns) {
     using Axis = decltype(axis);
     constexpr int kColumns = columns.value;
     const auto plan = plan_nhwc_mma<Axis, 16, kColumns>(c.g.n, c.g.c, c.in.h, c.in.w, c.out.h,
@@ -277,10 +274,10 @@ bool nhwc_mma(const Convolution<T>& c) {
 template <typename T>
 bool nhwc_mma_weight_gradient(const WeightGradient<T>& c) {
   const DepthwiseGeometry& g = c.g;
-  if (!is_weight_gradient_faster(g)) {
+  if (elements_per_sm(g) <= kMinGradientElements) {
     return false;
   }
-  return dispatch_nhwc_mma(g, g.out_w, {c.x, c.grad}, [&](auto axis, auto columns) {
+  return dispatch_nhwc_mma<7>(g, g.out_w, {c.x, c.grad}, [&](auto axis, auto columns) {
     using Axis = decltype(axis);
     using Diagonals = DiagonalSums<Axis::kTaps, T>;
     constexpr int kColumns = columns.value;
