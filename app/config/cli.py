@@ -1,6 +1,6 @@
 """The command line: Hydra composes, pydantic checks, errors become a line and an exit code.
 
-Imports no torch; the commands import the heavy modules when they run.
+This module does not import torch; commands import heavy modules when they run.
 """
 
 import functools
@@ -34,9 +34,10 @@ SPECIAL = re.compile(r"[^\w\s/.$%*@?|:+-]", re.ASCII)  # needs quotes in Hydra's
 def hydra_main(
     config_name: str, schema: type[T]
 ) -> Callable[[Callable[[T], Any]], Callable[[], None]]:
-    """Decorate a command: call it with conf/<config_name>.yaml and the command line as a `schema`.
+    """Decorate a command that takes its configuration as an instance of `schema`.
 
-    Errors and exit codes are those of `exit_codes`; `HYDRA_FULL_ERROR=1` adds the traceback.
+    Hydra composes it from conf/<config_name>.yaml and the command line. `exit_codes` handles
+    errors; `HYDRA_FULL_ERROR=1` adds the traceback.
     """
 
     def decorate(task: Callable[[T], Any]) -> Callable[[], None]:
@@ -49,7 +50,7 @@ def hydra_main(
                     return task(check(schema, cfg))
             try:
                 return task(check(schema, cfg))
-            except Exception as error:  # Hydra runs the others, then raises the first
+            except Exception as error:  # Hydra runs the remaining jobs, then raises
                 reason = " ".join(str(explain(error)).split())
                 print(f"failed: {folder}: {reason}", file=sys.stderr, flush=True)
                 raise
@@ -63,9 +64,9 @@ def hydra_main(
             with exit_codes(full_error):
                 sweep = check_command_line(config_name, sys.argv[1:])
                 sys.argv[1:] = [quote(argument, sweep) for argument in sys.argv[1:]]
-                if not sweep:  # whose runs may raise it
-                    refused = (*refused, ValueError)  # Hydra raises it, too
-                os.environ["HYDRA_FULL_ERROR"] = "1"  # raise, where Hydra would print and exit
+                if not sweep:  # Hydra raises it, too; in a sweep, so may the runs
+                    refused = (*refused, ValueError)
+                os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra prints and exits
                 try:
                     hydra.main("pkg://conf", config_name, version_base="1.3")(job)()
                 except refused as error:
@@ -79,14 +80,14 @@ def hydra_main(
 
 
 def check(schema: type[T], cfg: DictConfig) -> T:
-    """Build `schema` from what Hydra composed; raise a UserError for a wrong key or value."""
+    """Build `schema` from Hydra's configuration; raise a UserError for a wrong key or value."""
     typed = typed_overrides()
     for key, override in typed.items():
-        if key in ("data.name", "model.name", "optim.name"):  # keeps the group's other values
+        if key in ("data.name", "model.name", "optim.name"):  # would keep the group's other values
             raise UserError(f"{override}: use {override.replace('.name', '', 1)}")
     try:
         return from_mapping(schema, OmegaConf.to_container(cfg, resolve=True))  # type: ignore[arg-type]
-    except OmegaConfBaseException as error:  # an interpolation
+    except OmegaConfBaseException as error:  # a wrong interpolation
         raise UserError(in_one_line(error)) from error
     except SettingError as error:
         if error.key not in typed and "recipe" in typed:
@@ -95,7 +96,7 @@ def check(schema: type[T], cfg: DictConfig) -> T:
 
 
 def check_command_line(command: str, arguments: list[str]) -> bool:
-    """Return whether the arguments ask for a sweep; raise a UserError for one without effect."""
+    """Return whether the arguments ask for a sweep; raise a UserError for wrong arguments."""
     printed = io.StringIO()
     try:
         with redirect_stderr(printed):
@@ -125,12 +126,12 @@ def check_command_line(command: str, arguments: list[str]) -> bool:
 
 
 def is_group(key: str) -> bool:
-    """Return whether `key` is chosen among the files of a folder in conf/, such as data=digits."""
+    """Return whether `key` is a config group, a folder in conf/: `data` in data=digits."""
     return key.isidentifier() and (Path(conf.__file__).parent / key).is_dir()
 
 
 def in_one_line(error: Exception) -> str:
-    """Return Hydra's message in one line that names the key and the allowed values."""
+    """Return Hydra's message in one line, with the key and the allowed values where known."""
     message = " ".join(str(error).split()).partition(" Config search path:")[0]
     if isinstance(error, OverrideParseException):
         return f"{error.override}: cannot be parsed, a quote or bracket may be open"
@@ -150,10 +151,11 @@ def in_one_line(error: Exception) -> str:
 
 
 def quote(argument: str, sweep: bool) -> str:
-    """Quote a value that Hydra's grammar would not read as text, where text is meant.
+    """Quote the value of KEY=VALUE if it is text that Hydra's grammar would not read as text.
 
-    This is a path such as `IMG (1).png` (a sweep needs the grammar), an option of a group that is
-    no name, or a value with an open bracket.
+    Quoted are paths with special characters such as `IMG (1).png` (except in sweeps, which list
+    values in the grammar), options of a group that do not begin with a letter or are `null`, and
+    values that cannot be parsed, such as those with an open bracket.
     """
     key, given, value = argument.partition("=")
     if not given or not value.strip() or value[0] in "'\"" or key.startswith("-"):
@@ -167,13 +169,13 @@ def quote(argument: str, sweep: bool) -> str:
         with suppress(HydraException):
             OverridesParser.create().parse_override(argument)
             literal = False
-    # backslashes escape where a quote follows them, the closing one included
+    # double the backslashes before a quote, also before the closing one: there they escape
     quoted = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
     return f"{key}='{quoted}'" if literal else argument
 
 
 def typed_overrides() -> dict[str, str]:
-    """Return the overrides of the command line by key or group; none outside of a command."""
+    """Return the overrides of the command line by key or group; empty outside of a command."""
     if not HydraConfig.initialized():
         return {}
     typed: Any = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)

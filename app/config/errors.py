@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from types import FrameType
 
-INTERRUPTED, PIPE_CLOSED = 130, 141  # exit codes of shells after SIGINT and SIGPIPE
+INTERRUPTED, PIPE_CLOSED = 130, 141  # exit codes of a shell: 128 + SIGINT, SIGPIPE
 
 
 class UserError(Exception):
@@ -30,7 +30,7 @@ class WriteError(RunError):
 
 @contextmanager
 def writing(name: object, kind: type[Exception] = WriteError) -> Iterator[None]:
-    """Convert an OSError to an exception of `kind`: `name` cannot be written, and the reason."""
+    """Convert an OSError to an exception of `kind`: "`name`: cannot be written: reason"."""
     try:
         yield
     except OSError as error:
@@ -49,7 +49,7 @@ def explain(error: Exception) -> Exception:
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt; during an import end the process, as packages fail half imported."""
+    """Raise KeyboardInterrupt; during an import, end the process: half-imported packages fail."""
     while frame:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             print("interrupted", file=sys.stderr, flush=True)
@@ -59,14 +59,14 @@ def interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def handle_signals() -> None:
-    """Handle SIGINT and SIGTERM by `interrupt`, unless the parent process ignores them."""
+    """Let `interrupt` handle SIGINT and SIGTERM, unless the process inherited SIG_IGN for them."""
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, interrupt)
 
 
 def is_first(message: str) -> bool:
-    """Return whether no process of this torchrun launch, also before a restart, asked before."""
+    """Return whether this call is the first with `message` in its torchrun launch and restarts."""
     with suppress(Exception):
         if os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True":  # KeyError without torchrun
             from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -79,11 +79,11 @@ def is_first(message: str) -> bool:
 
 @contextmanager
 def exit_codes(full_error: bool = False) -> Iterator[None]:
-    """End the command with a line on stderr and an exit code for whatever is raised inside.
+    """End the command with an exit code and a line on stderr if the block raises.
 
-    2 wrong usage, 1 failure, 130 interrupted, 141 output pipe closed. `full_error` prints the
-    traceback of every error, not only of unexpected ones. Of all processes and restarts of a
-    torchrun launch, one prints a wrong usage.
+    Exit codes: 2 wrong usage, 1 failure, 130 interrupted, 141 output pipe closed (without a line).
+    `full_error` prints the traceback of every error, not only of unexpected ones. In a torchrun
+    launch, only one process prints a wrong usage, also after restarts.
     """
     handle_signals()
     try:
@@ -100,7 +100,7 @@ def exit_codes(full_error: bool = False) -> Iterator[None]:
         explained = explain(error)
         expected = isinstance(explained, UserError | RunError)
         if full_error or not expected:
-            import traceback  # late: `handle_signals` is not to wait for it
+            import traceback  # late: signals must be handled early
 
             traceback.print_exception(error)
         if expected and (isinstance(explained, RunError) or is_first(str(explained))):

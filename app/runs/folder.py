@@ -23,19 +23,20 @@ OVERRIDES = Path(".hydra", "overrides.yaml")
 LAUNCH = Path(".hydra", "launch")  # identity of the torchrun launch that created the folder
 LOCK = Path(".hydra", "lock")
 SUMMARY = "summary.json"
-COMMANDS = {
+COMMANDS = {  # how to make a missing file
     "best.pt": "train one with `python -m app.train`",
     "model.onnx": "export one with `python -m app.export_onnx`",
 }
+# numbers in the summary of a finished run
 RESULTS = ("test_accuracy", "val_accuracy", "parameters", "training_seconds", "images_per_second")
 FREE = ("resume", "data.root", "device", "outputs")  # not hyperparameters
 
 
 def create_run_folder(cfg: TrainConfig, launch: str = "") -> Path:
-    """Create a run folder (in a sweep: the one that Hydra named) with the configuration.
+    """Create a run folder (in a sweep: at the path that Hydra chose) and write the configuration.
 
-    Call it after all checks: wrong usage must leave no folder. `.hydra/config.yaml` is written
-    last, because it marks a run folder. `launch` identifies the torchrun launch.
+    Call it after all checks, because wrong usage must leave no folder. `.hydra/config.yaml` is
+    written last, because it marks a run folder. `launch` identifies the torchrun launch.
     """
     name = f"{datetime.now():%Y-%m-%d/%H-%M-%S}-{secrets.token_hex(4)}"
     folder = swept_dir() or Path(cfg.outputs) / name
@@ -51,9 +52,9 @@ def create_run_folder(cfg: TrainConfig, launch: str = "") -> Path:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of the run in `folder`, or raise a UserError if another process does.
+    """Hold the lock of the run in `folder`, or raise a UserError if another process holds it.
 
-    The system releases it if the process dies.
+    The operating system releases the lock if the process dies.
     """
     with writing(folder):
         try:
@@ -72,12 +73,12 @@ def started(folder: Path) -> int:
 
 
 def find_runs(root: Path) -> list[Path]:
-    """Return the run folders at any depth under `root` in the order in which they were started."""
+    """Return the run folders at any depth under `root`, oldest start first."""
     return sorted((path.parents[1] for path in root.rglob(str(CONFIG))), key=started)
 
 
 def all_runs(root: Path) -> list[Path]:
-    """Return `find_runs`, the newest last; raise a UserError if there is none."""
+    """Return the run folders under `root`, oldest first; raise a UserError if there is none."""
     runs = find_runs(root)
     if not runs:
         where = f"{root}/" if root.is_dir() else f"{root}/ (no such folder)"
@@ -88,7 +89,7 @@ def all_runs(root: Path) -> list[Path]:
 def newest_first(files: Iterable[Path]) -> list[Path]:
     """Sort files in run folders by the start of their run, the newest first.
 
-    Files of other folders come last, a folder's in the order of its oldest.
+    Files outside of run folders come last, sorted by the oldest file of their folder, newest first.
     """
     oldest: dict[Path, int] = {}
     files = list(files)
@@ -113,7 +114,8 @@ def find_checkpoint(outputs: str | Path = "outputs", name: str = "best.pt") -> P
     """Return the file `name` of the newest run under `outputs` that has one.
 
     If no run has the file, return the newest one outside of run folders; if there is none, raise a
-    UserError. Print the choice on stderr, with the status of its run, and a newer run without one.
+    UserError. Print the path and the status of its run on stderr. If a newer run has no such file,
+    name that run, too.
     """
     root = Path(outputs)
     files = newest_first(root.rglob(name))
@@ -134,11 +136,11 @@ def is_outdated(path: Path) -> bool:
     checkpoint = path.with_name("best.pt")
     if path == checkpoint or not checkpoint.is_file():
         return False
-    return checkpoint.stat().st_mtime > path.stat().st_mtime + 2  # copies differ by seconds
+    return checkpoint.stat().st_mtime > path.stat().st_mtime + 2  # copying may shift both
 
 
 def status_of(summary: dict[str, Any]) -> str:
-    """Return finished, interrupted, failed, or (running or killed) unfinished."""
+    """Return finished, interrupted or failed; unfinished for a running or killed run."""
     return str(summary.get("status", "unfinished"))
 
 

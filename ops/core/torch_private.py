@@ -1,7 +1,7 @@
-"""Every private name of PyTorch that the operators use, and why no public one does.
+"""Every private name of PyTorch that the operators use, and why no public name serves.
 
 `scripts/check_torch.sh` runs the tests with another version. Only `ops/core/eager`, which is
-compiled for one version, relies on more.
+compiled for one version, uses other private names.
 """
 
 import importlib
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch.eager_transforms import (  # torch.func has no public counterpart
+from torch._functorch.eager_transforms import (  # no public counterpart in torch.func
     enable_inplace_requires_grad as enable_inplace_requires_grad,
 )
 from torch._functorch.utils import (  # allows SingleLevelFunction below a transform
@@ -22,8 +22,8 @@ from torch.autograd import forward_ad
 
 from ops.core.library import EAGER
 
-# An autograd.Function for one level of torch.func. The public class is for all levels at once, and
-# cannot be registered as a dispatcher kernel.
+# An autograd.Function that records one level of torch.func. The public class handles all levels in
+# one call, and cannot be registered as a dispatcher kernel.
 SingleLevelFunction: Any = torch.autograd.function._SingleLevelFunction
 
 # Dispatch to the backend's kernel. Public code can do so only in C++.
@@ -36,7 +36,7 @@ transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_activ
 
 
 def any_requires_grad(args: tuple[Any, ...]) -> bool:
-    """Return whether a tensor among `args` requires grad; in C++, as it runs at every call."""
+    """Return whether a tensor among `args` requires grad (in C++: it runs at every call)."""
     return torch._C._any_requires_grad(*args)
 
 
@@ -46,7 +46,7 @@ def forward_mode() -> bool:
 
 
 def below_autocast(device: str) -> AbstractContextManager[None]:
-    """Disable the autocast kernels of a device type, as at::autocast kernels do."""
+    """Disable the autocast kernels of a device type, as PyTorch's own autocast kernels do."""
     key = getattr(torch._C.DispatchKey, f"Autocast{device.upper()}")
     guard: AbstractContextManager[None] = torch._C._ExcludeDispatchKeyGuard(
         torch._C.DispatchKeySet(key)
@@ -55,17 +55,17 @@ def below_autocast(device: str) -> AbstractContextManager[None]:
 
 
 def is_traced() -> bool:
-    """Return whether torch.jit.trace records; torch.jit.is_tracing is true in scripts only."""
+    """Return whether torch.jit.trace is active; torch.jit.is_tracing is for scripts only."""
     return torch._C._get_tracing_state() is not None
 
 
 def suggest_memory_format(x: Tensor) -> torch.memory_format:
-    """Return the memory format of an output shaped like `x`; is_channels_last of layout.h."""
+    """Return the memory format of an output shaped like `x`, as is_channels_last in layout.h."""
     return torch._prims_common.suggest_memory_format(x)
 
 
 def version_of(x: Tensor) -> int:
-    """Return the version counter, which every change in place raises."""
+    """Return the version counter, which every in-place change increments."""
     return x._version
 
 
@@ -74,14 +74,14 @@ def direct(
 ) -> Callable[..., Any]:
     """Return a C function of all arguments of `op` that returns the first output.
 
-    It calls `otherwise` instead where an argument has not exactly the type in the schema (or is one
-    int for two), under modes, transforms and traces. Without the eager library, return `otherwise`.
-    torch.compile cannot trace the function.
+    The function calls `otherwise` instead if an argument is not exactly of the schema's type, or if
+    a mode, transform or trace is active. An `int[2]` may be a tuple of two ints, or one int for
+    both. Without the eager library, return `otherwise`. torch.compile cannot trace the function.
 
     Args:
         op: the operator.
         otherwise: the function for all other calls; None: `op` itself, which takes bools for ints.
-        rank: the rank of the first argument, or 0 for any.
+        rank: the rank that the first argument must have, else `otherwise` is called; 0: any rank.
     """
     if otherwise is None:
         otherwise = op._op
@@ -103,7 +103,7 @@ def schema_of(op: OpOverload) -> torch._C.FunctionSchema:
 
 def onnx_sizes(value: Any) -> list[int | None] | None:
     """Return the sizes of a torch._C.Value as the TorchScript exporter knows them."""
-    from torch.onnx import symbolic_helper  # late: `import ops` does without torch.onnx
+    from torch.onnx import symbolic_helper  # late: `import ops` does not need torch.onnx
 
     return symbolic_helper._get_tensor_sizes(value)
 

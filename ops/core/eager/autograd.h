@@ -1,9 +1,10 @@
 // Autograd in C++: executes the gradient formulas of ops/core/formula.py.
 //
-// register_autograd takes the operator to record (usually the operator itself), the backward
+// register_autograd takes the recorded operator (usually the operator itself), the backward
 // operator, and the source of each argument of the backward operator. Python handles forward mode,
-// torch.func's transforms and double backward. The stable ABI has no autograd: this library is
-// loaded only with the PyTorch that it was built with, and contains no kernels.
+// torch.func's transforms and double backward. The stable ABI has no autograd. This library
+// therefore uses ATen, is loaded only with the PyTorch that it was built with, and contains no
+// device kernels.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -33,6 +34,7 @@ inline bool takes_tensor(const c10::Argument& argument) {
   return argument.type()->isSubtypeOf(*c10::OptionalType::ofTensor());
 }
 
+// Return the kind of a formula's term by the name of its kind in formula.py.
 inline Source::Kind kind_of(const std::string& name, const c10::Argument* argument) {
   static const std::map<std::string, Source::Kind> kinds{
       {"grad", Source::grad},     {"mask", Source::mask},
@@ -52,7 +54,8 @@ inline void call_below_autograd(const OperatorHandle& op, DispatchKeySet keys, S
 // Autograd kernel of an operator: records a node, or redispatches if no gradient is required.
 class Recorder : public c10::OperatorKernel {
  public:
-  // `recorded` replaces the operator if a gradient is required.
+  // If a gradient is required, `recorded` is called in place of the operator: it may return further
+  // outputs, which the gradient uses and the caller does not get.
   Recorder(OperatorHandle recorded, std::optional<Formula> formula)
       : recorded_(std::move(recorded)), formula_(std::move(formula)) {}
 
@@ -128,8 +131,8 @@ inline Formula make_formula(const FunctionSchema& forward, const std::string& ba
   return formula;
 }
 
-// Register a gradient formula. Python has checked it against the schemas. If `backward` is empty,
-// Python computes the gradients.
+// Register an operator's autograd kernel (Recorder) and its BackendSelect kernel (memory.h). Python
+// has checked the formula against the schemas. If `backward` is empty, Python computes gradients.
 inline void register_autograd(const std::string& name, const std::string& recorded,
                               const std::string& backward, const std::vector<std::string>& kinds,
                               const std::vector<int64_t>& indices) {

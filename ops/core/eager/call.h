@@ -1,9 +1,9 @@
-// Calls from Python: a C function per operator, which reads its arguments as the schema says.
+// Calls from Python: a C function per operator, which converts its arguments by the schema.
 //
-// It reads exact types only, and only without modes, transforms and traces; `otherwise`, a Python
-// function, takes all other calls. torch.ops takes longer, because it parses every type for every
-// overload. The library uses Python's stable ABI. The headers of libtorch_python need more, so its
-// names are declared here.
+// It accepts exact types only, and only if no mode, transform or trace is active; `otherwise`, a
+// Python function, takes all other calls. torch.ops takes longer, because its parser is
+// made for every type and overload. The library uses Python's stable ABI. The headers of
+// libtorch_python need the full API, so the names used from it are declared here.
 #pragma once
 
 #include <ATen/PythonTorchFunctionTLS.h>
@@ -52,6 +52,7 @@ inline bool is_plain_state() {
          !at::impl::torch_function_mode_enabled();
 }
 
+// Releases Python's global interpreter lock (GIL) for its lifetime.
 class ReleasedGil {
  public:
   ReleasedGil() : state_(PyEval_SaveThread()) {}
@@ -63,10 +64,11 @@ class ReleasedGil {
   PyThreadState* state_;
 };
 
+// The C function of one operator.
 class Entry {
  public:
-  // Call operator `op`, and return its first output. If `rank` is not 0, it must be the rank of the
-  // first argument.
+  // The function calls `op` and returns the first output. Unless `rank` is 0, calls whose first
+  // argument has another rank go to `otherwise`.
   Entry(c10::OperatorHandle op, int64_t rank, PyObject* otherwise)
       : op_(std::move(op)), rank_(rank), otherwise_(otherwise), name_(op_.schema().name()) {
     for (const auto& argument : op_.schema().arguments()) {
@@ -75,7 +77,7 @@ class Entry {
     Py_INCREF(otherwise);
   }
 
-  // Return the Python function. Neither it nor its Entry is freed, as operators are not.
+  // Return the Python function. The Entry is never freed, because operators are not.
   PyObject* function() {
     PyObject* const self = PyCapsule_New(this, nullptr, nullptr);
     return self ? PyCFunction_NewEx(&definition_, self, nullptr) : nullptr;
@@ -103,21 +105,21 @@ class Entry {
 
   static PyObject* call(PyObject* self, PyObject* const* args, Py_ssize_t count) {
     const auto& entry = *static_cast<const Entry*>(PyCapsule_GetPointer(self, nullptr));
-    torch::jit::Stack stack;
-    stack.reserve(count);
-    if (!is_plain_state() || !entry.read(args, count, &stack)) {
-      return entry.call_otherwise(args, count);
-    }
     try {
-      {
-        const ReleasedGil released;
-        entry.op_.callBoxed(stack);
+      torch::jit::Stack stack;
+      stack.reserve(count);
+      if (is_plain_state() && entry.read(args, count, &stack)) {
+        {
+          const ReleasedGil released;
+          entry.op_.callBoxed(stack);
+        }
+        return THPVariable_Wrap(stack[0].toTensor());
       }
-      return THPVariable_Wrap(stack[0].toTensor());
     } catch (...) {
       torch::translate_exception_to_python(std::current_exception());
       return nullptr;
     }
+    return entry.call_otherwise(args, count);
   }
 
   bool read(PyObject* const* args, Py_ssize_t count, torch::jit::Stack* stack) const {
@@ -132,6 +134,8 @@ class Entry {
     return rank_ == 0 || stack->front().toTensor().dim() == rank_;
   }
 
+  // Push one argument to the stack; return false if it is not exactly of this kind. A pair is a
+  // tuple of two ints, or one int for both.
   static bool read(Kind kind, PyObject* value, torch::jit::Stack* stack) {
     PyTypeObject* const type = Py_TYPE(value);
     int64_t pair[2];

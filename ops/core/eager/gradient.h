@@ -25,18 +25,21 @@ using c10::OperatorHandle;
 using torch::autograd::variable_list;
 using torch::jit::Stack;
 
-// Source of one argument of the backward operator.
+// Source of one argument of the backward operator: its kind, and the index of the gradient, forward
+// argument or forward output. tensor and constant are whole arguments; height, width and
+// channels_last are properties of an argument.
 struct Source {
   enum Kind { grad, mask, tensor, constant, output, height, width, channels_last } kind;
   size_t index;
 };
 
+// Gradient formula of a forward operator: a call of the backward operator (see formula.py).
 struct Formula {
   OperatorHandle backward;
   std::vector<Source> sources;
-  size_t grads = 0;             // leading outputs of the forward operator that have gradients
-  std::vector<size_t> tensors;  // arguments of the forward operator that are tensors
-  size_t saved_arguments = 0;   // tensor arguments that are saved
+  size_t grads = 0;             // number of leading forward outputs that have gradients
+  std::vector<size_t> tensors;  // indices of the forward arguments that are tensors
+  size_t saved_arguments = 0;   // number of tensor arguments that are saved
 };
 
 inline IValue image_property(Source::Kind kind, const at::Tensor& image) {
@@ -60,8 +63,7 @@ inline c10::List<bool> to_list(const std::vector<bool>& values) {
 }
 
 // Node of the autograd graph, with an edge for each tensor argument of the forward operator. A
-// torch::autograd::Function takes longer: it copies all arguments and demangles its name in
-// backward.
+// torch::autograd::Function is slower: it copies all arguments, and demangles its name in backward.
 class Gradient : public torch::autograd::Node {
  public:
   explicit Gradient(const Formula& formula) : formula_(formula) {}
@@ -110,7 +112,7 @@ class Gradient : public torch::autograd::Node {
     }
   }
 
-  // Compiled autograd: the key of its cache, and the call as one node of its graph.
+  // Compiled autograd: collect the key of its cache.
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
     args.collect(reinterpret_cast<uint64_t>(&formula_));
     args.collect(saved_, /*is_output=*/true);
@@ -119,6 +121,7 @@ class Gradient : public torch::autograd::Node {
     }
   }
 
+  // Compiled autograd: add the call to its graph as one node.
   variable_list apply_with_saved(const variable_list& grads,
                                  torch::dynamo::autograd::SwapSavedVariables& swap) override {
     using namespace torch::dynamo::autograd;  // NOLINT
@@ -187,7 +190,7 @@ class Gradient : public torch::autograd::Node {
     return tensors;
   }
 
-  // Return which tensor arguments need a gradient.
+  // Return one bool per tensor argument: whether its gradient is needed.
   std::vector<bool> needed() const {
     std::vector<bool> needed(formula_.tensors.size());
     for (size_t i = 0; i < needed.size(); ++i) {
@@ -198,7 +201,7 @@ class Gradient : public torch::autograd::Node {
 
   const Formula& formula_;
   std::vector<torch::autograd::SavedVariable> saved_;  // arguments, then outputs
-  std::vector<IValue> constants_;
+  std::vector<IValue> constants_;                      // in the order of the formula's sources
 };
 
 // Return a new node, owned by a std::shared_ptr before torch 2.14.

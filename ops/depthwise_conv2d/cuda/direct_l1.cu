@@ -10,7 +10,8 @@
 //
 //   block:   a range of register tiles of all images, of one channel (NCHW) or several (NHWC)
 //   shared:  nothing; from 5×5 on the block's filters, on their way to registers
-//   thread:  a register tile of 2 or 4 rows × 4 columns; overlapping windows hit the L1 cache
+//   thread:  a register tile of 2 or 4 rows × 4 columns (small NCHW forward: 1 × 2); overlapping
+//            windows hit the L1 cache
 //
 // Weight gradient
 //   block:   the same, with tiles of 1 row × 4 or 8 columns

@@ -1,5 +1,6 @@
-// CUDA dispatch of depthwise convolution: two tables of kernel families; the first match runs.
-// docs/kernels.md explains them; each family's file has its figure.
+// CUDA dispatch of depthwise convolution: a table of kernel families for the forward pass and the
+// input gradient, and one for the weight gradient. The first match runs; naive runs if none
+// matches. docs/kernels.md explains the tables; each family's file has its figure.
 #include <string>
 
 #include "depthwise_conv2d/cuda/families.cuh"
@@ -17,11 +18,13 @@ bool is_tileable(const DepthwiseGeometry& g) {
          ceil_div(rows, 8) * ceil_div(cols, 8) < 65536;
 }
 
-// elements_per_sm up to which direct_l1 is faster than kernels that stage tiles (H200).
+// Largest elements_per_sm at which direct_l1 is faster than kernels that stage tiles (H200).
 constexpr int64_t kSmallNchw = 4'500, kSmallGradient = 20'000;
-constexpr int64_t kSmallNhwc = 40'000, kSmallNhwc3x3 = 60'000;  // the latter: 16 bits, 3×3
-constexpr int64_t kSmallMap = 16 * 16;  // outputs per map; the limit for NCHW weight gradients
-// Taps from which large_filter is faster than direct_l1_runtime (H100).
+constexpr int64_t kSmallNhwc = 40'000, kSmallNhwc3x3 = 60'000;  // kSmallNhwc3x3: 16 bits
+// Largest number of outputs per feature map at which direct_l1 comes first for NCHW weight
+// gradients.
+constexpr int64_t kSmallMap = 16 * 16;
+// Smallest number of taps at which large_filter is faster than direct_l1_runtime (H100).
 constexpr int64_t kLargeNchw = 36, kLargeNhwc = 121;
 constexpr int64_t kLargeGradientNchw = 144, kLargeGradientNhwc = 400;
 
@@ -139,8 +142,8 @@ struct Kernels {
   }
 };
 
-// Return the family that runs `pass` ("forward", "input_gradient", "weight_gradient") for a dense
-// input and newly allocated results. For tests and inspection.
+// Return the name of the family that runs `pass` ("forward", "input_gradient", "weight_gradient")
+// for a dense input and newly allocated results, without a launch. For tests and inspection.
 std::string depthwise_conv2d_kernel(const Tensor& input, const Tensor& weight,
                                     std::vector<int64_t> stride, std::vector<int64_t> padding,
                                     std::vector<int64_t> dilation, std::string pass) {

@@ -7,8 +7,8 @@
 //      └──────────────┘                    └──────────┘
 //
 //   block:   a range of rows of all images, at adjacent columns and channels
-//   shared:  kDepth + 1 stages of input rows; from 5×5 on the filters
-//   thread:  a tile of columns of V channels; adds each input row to all pending output rows
+//   shared:  kDepth + 1 stages of input rows and a zero row; from 5×5 on also the filters
+//   thread:  4 to 8 columns of 2 channels; adds each input row to all pending output rows
 #include "depthwise_conv2d/cuda/nhwc_ring.cuh"
 
 namespace ops::cuda {
@@ -16,7 +16,8 @@ namespace {
 
 constexpr int kMinChannels = 8;  // fewer use too little of each memory transaction
 
-// Columns and threads that fill the registers without spills.
+// Columns per thread and threads per block that fill the registers without spills. Direct axes have
+// step(2) > 1 (stride 1: 2), Transposed axes step(2) = 1.
 template <typename Axis>
 constexpr int kForwardCols = Axis::step(2) > 1 ? 7 : (Axis::kTaps == 3 ? 8 : 4);
 template <typename Axis>
@@ -26,7 +27,8 @@ using ForwardShape =
     RingShape<Axis, 2, kForwardCols<Axis>, ring_depth(Axis::kTaps, Axis::step(2) / 2, sizeof(T)),
               kManySums<Axis> ? 192 : 256>;
 
-// Filters in registers (3×3), or in shared memory, [row][lane][column][channel].
+// The filters of a thread's V channels in float32: in registers (3×3), or in shared memory,
+// [row][lane][column][channel].
 template <typename Shape>
 struct RingTaps {
   static constexpr int kTaps = Shape::kTaps, V = Shape::kChannels;
@@ -37,9 +39,10 @@ struct RingTaps {
   static constexpr int kBytes = kRegisters ? 0 : kTaps * kStride * sizeof(float);  // per lane
 
   float taps[kRegisters ? kTaps * kTaps * V : 1];
-  float* shared;  // the thread's row 0
-  int row_stride;
+  float* shared;   // the thread's row 0
+  int row_stride;  // floats
 
+  // tap_of(k, v): tap k of the thread's channel v.
   template <typename F>
   __device__ RingTaps(float* memory, const F& tap_of)
       : shared(memory + threadIdx.x * kStride), row_stride(blockDim.x * kStride) {
@@ -72,7 +75,7 @@ struct RingTaps {
   }
 };
 
-// Return the address of pixel j of a row; one multiply-add.
+// Return the address of pixel j of a row, with one integer multiply-add.
 template <typename T>
 __device__ T* pixel(T* row, unsigned channels, unsigned j) {
   return reinterpret_cast<T*>(reinterpret_cast<char*>(row) +
@@ -103,6 +106,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
                   first_channel, pitch, params);
   RingCursor<Shape> now(params, blockIdx.y * params.share), ahead = now;
   rows.seek(ahead.image, ahead.in_row());
+  // Start the copies of the next step to the stage at byte `to`; always commit a group.
   const auto fetch = [&](int to) {
     if (ahead.valid()) {
       const int y = ahead.in_row();
@@ -134,10 +138,11 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   const unsigned char* mine =
       memory + Axis::step(threadIdx.y * kCols) * pitch_bytes + threadIdx.x * V * sizeof(T);
   const int end = (Shape::kDepth + 1) * stage;
-  int from = 0, to = Shape::kDepth * stage;  // stages to read and to fill
-  unsigned channels;                         // kept in a register
+  int from = 0, to = Shape::kDepth * stage;  // byte offsets of the stages to read and to fill
+  unsigned channels;                         // the asm keeps it in a register
   asm("mov.u32 %0, %1;" : "=r"(channels) : "r"(params.channels));
   const int64_t out_row = static_cast<int64_t>(params.out_w) * params.channels;
+  // Return the first output of the current step.
   const auto output = [&] {
     return out + (static_cast<int64_t>(now.image) * params.out_h + now.step * kStepOut) * out_row +
            static_cast<int64_t>(w0) * params.channels + channel;
@@ -157,8 +162,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       const auto row_at = [&](int r) {
         return Row(mine + (now.is_input_row(y + r) ? from + r * row_bytes : end), pitch_bytes);
       };
-      const Row first_row = row_at(0);  // its latency overlaps the copies' launch
+      const Row first_row = row_at(0);  // before fetch, to overlap the latency of both
       fetch(to);
+      // The newest pending rows start with the bias.
 #pragma unroll
       for (int i = 0; i < kStepOut * kCols * V; ++i) {
         const int m = kPending - kStepOut + i / (kCols * V);
@@ -222,12 +228,16 @@ bool nhwc_ring(const Convolution<T>& c) {
   return dispatch_axis(c.g, c.transposed, [&](auto axis) {
     using Axis = decltype(axis);
     constexpr bool kDilated = Axis::inputs(1) > Axis::kTaps;
-    if constexpr (!kDilated && !std::is_same_v<Axis, Direct<7, 1, 1>>) {  // nhwc_stream has 7×7
+    // 7×7 with stride 1 is nhwc_stream's, dilation 2 direct_l1's.
+    if (c.g.c < kMinChannels) {
+      return false;
+    }
+    if constexpr (!kDilated && !std::is_same_v<Axis, Direct<7, 1, 1>>) {
       using Shape = ForwardShape<Axis, T>;
       const auto plan =
           plan_ring<Shape, 0, T>(c.g.n, c.g.c, c.in.h, c.in.w, c.out.h, c.out.w, c.padding_h,
                                  c.padding_w, RingTaps<Shape>::kBytes, {c.in.data, c.out.data});
-      if (plan.fits && c.g.c >= kMinChannels) {
+      if (plan.fits) {
         c.launch(nhwc_ring_kernel<Shape, T>, plan.grid, plan.block, plan.shared, plan.params,
                  c.flip, c.in.data, c.weight, c.bias, c.out.data);
         return true;

@@ -1,4 +1,5 @@
-// nhwc_ring: register shapes, sequence of steps, copies to the ring buffer, launch plan.
+// Shared by nhwc_ring and its weight gradient: register shapes, sequence of steps, copies to the
+// ring buffer, launch plan.
 #pragma once
 
 #include <algorithm>
@@ -8,35 +9,40 @@
 namespace ops::cuda {
 
 // A block has (lanes, groups) threads: lanes for adjacent vectors of V channels, groups for
-// adjacent tiles of kCols columns. It computes `share` steps of one sequence over the rows of all
-// images. A step reads kStepIn input rows and completes kStepOut output rows.
+// adjacent tiles of kCols output columns. All rows of all images form one sequence of steps, of
+// which a block computes `share`. A step reads kStepIn input rows and completes kStepOut output
+// rows.
 struct RingParams {
   int in_h, in_w, out_h, out_w;
   int start_h, start_w;  // input coordinates of the first output's window
   int in_cols;           // input columns of a block
   int channels;
   int chunks;            // blocks along channels
-  int steps;             // of an image
-  int share, all_steps;  // of a block; of all images
-  int copy_bytes;        // 16 or 4
-  int ring_bytes;        // of shared memory
+  int steps;             // per image
+  int share, all_steps;  // steps per block; of all images
+  int copy_bytes;        // per asynchronous copy: 16 or 4
+  int ring_bytes;        // shared memory of the stages and the zero row
 };
 
-// Register shape along an axis: kCols columns of V channels per thread, kDepth steps copied ahead,
-// two blocks of kThreads threads per SM.
-template <typename ShapeAxis, int V, int kTileCols, int kStepsAhead, int kMaxThreads>
+// Register shape of a thread: kCols columns of V channels, and kPending output rows that still need
+// input rows. Copies run kDepth steps ahead. An SM holds kBlocks blocks of up to kThreads threads.
+// Axis::step(2), the input columns that two outputs advance, tells the axes apart: 2 for Direct
+// with stride 1, 4 with stride 2, 1 for Transposed, whose steps therefore complete two rows.
+template <typename ShapeAxis, int V, int kTileCols, int kStepsAhead, int kBlockThreads>
 struct RingShape {
   using Axis = ShapeAxis;
   static constexpr int kTaps = Axis::kTaps, kChannels = V, kCols = kTileCols;
-  static constexpr int kDepth = kStepsAhead, kThreads = kMaxThreads, kBlocks = 2;
+  static constexpr int kDepth = kStepsAhead, kThreads = kBlockThreads, kBlocks = 2;
   static constexpr int kInCols = Axis::inputs(kCols);
   static constexpr int kStepOut = Axis::step(2) == 1 ? 2 : 1;
   static constexpr int kStepIn = Axis::step(kStepOut);
-  static constexpr int kWindow = Axis::inputs(kStepOut);
+  static constexpr int kWindow = Axis::inputs(kStepOut);  // input rows of a step's output rows
 
-  // Return the tap with which pending output row m reads new input row r, or −1.
+  // Return the tap row with which pending output row m reads input row r of the step, or −1. Row 0
+  // is the oldest, completed by this step.
   static constexpr int tap(int m, int r) { return Axis::tap(m, kWindow - kStepIn + r); }
 
+  // Return the number of output rows that use a step's input rows, in whole steps.
   static constexpr int pending() {
     int rows = 0;
     for (int m = 0; m < kTaps * 4; ++m) {
@@ -50,11 +56,12 @@ struct RingShape {
   // Steps before the first one that completes output rows.
   static constexpr int kWarmUp = kPending / kStepOut - 1;
 
-  // Skip pending rows of other blocks: a branch per row, which costs more than short warm-ups.
+  // Skip pending rows outside the block's part of the image (RingCursor::computes). Each row then
+  // costs a branch, which pays only for long warm-ups.
   static constexpr bool kSkipsRows = kWarmUp >= 4;
 
-  // Steps of a period are unrolled. Few pending rows rotate through the registers; more would
-  // unroll to long code, so they move down after each period.
+  // kPeriod steps are unrolled. Few pending rows rotate: an output row stays in its registers, and
+  // their index depends on the step. Many would unroll to long code: end_period moves them down.
   static constexpr bool kRotates = kPending <= 3 * kStepOut;
   static constexpr int kPeriod = kRotates ? kPending / kStepOut : 2;
   static constexpr int kRows = kRotates ? kPending : kPending + (kPeriod - 1) * kStepOut;
@@ -71,24 +78,26 @@ struct RingShape {
   }
 };
 
-// Steps copied ahead. Larger filters are bound by multiply-adds.
+// Return the number of steps copied ahead: 2 is enough for strided steps, which copy two rows, and
+// for filters above 3×3, which are bound by multiply-adds.
 constexpr int ring_depth(int taps, int stride, int element_bytes) {
   return stride == 2 || taps > 3 ? 2 : element_bytes == 2 ? 4 : 3;
 }
 
-// Position in the sequence of a block's steps. Each image, or part of an image, begins with kWarmUp
-// steps that complete no output rows.
+// Position in a block's sequence of steps. The block's part of each image begins with kWarmUp steps
+// that complete no output rows (step < first).
 template <typename Shape>
 struct RingCursor {
   const RingParams& params;
   int end;  // of the block, in steps of all images
   int image, step;
-  int first, last;  // complete steps of the image: [first, last); last ≤ 0: end of the block
+  int first, last;  // steps of the image that complete rows: [first, last); last ≤ 0: end of block
 
   __device__ RingCursor(const RingParams& p, int begin)
       : params(p), end(min(begin + p.share, p.all_steps)), image(begin / p.steps) {
     enter(begin - image * p.steps);
   }
+  // Begin an image at its step `at`, with the warm-up.
   __device__ void enter(int at) {
     first = at, step = at - Shape::kWarmUp;
     last = min(params.steps, end - image * params.steps);
@@ -110,26 +119,28 @@ struct RingCursor {
   __device__ bool is_input_row(int y) const {
     return static_cast<unsigned>(y) < static_cast<unsigned>(params.in_h);
   }
-  // Return whether the block computes pending row m.
+  // Return whether pending row m is one that the block completes.
   __device__ bool computes(int m) const {
     const int at = step + m / Shape::kStepOut;
     return at >= first && at < last;
   }
 };
 
-// Copies rows of a tile to shared memory, [column][channel], asynchronously where the GPU can. All
-// threads of a block copy. Pixels outside the image and channels beyond the last are not written.
+// Copies rows of a tile to shared memory, [column][channel], asynchronously from compute capability
+// 8.0. All threads of a block copy: `units` adjacent threads a pixel, `step` pixels at a time.
+// Pixels outside the image and channels beyond the last are not written; they keep the zeros of
+// clear_shared.
 template <typename T>
 class RowCopy {
  public:
-  // Tile of `cols` columns and `pitch` channels, from (first_col, first_channel) on.
+  // The tile has `cols` columns and `pitch` channels, from (first_col, first_channel) on.
   __device__ RowCopy(const T* images, int height, int width, int first_col, int cols,
                      int first_channel, int pitch, const RingParams& params)
       : height_(height),
         row_bytes_(static_cast<int64_t>(width) * params.channels * sizeof(T)),
         wide_(params.copy_bytes == kVectorBytes) {
     constexpr int kSize = sizeof(T);
-    const int lanes = params.copy_bytes / kSize, units = pitch / lanes;  // units of copies
+    const int lanes = params.copy_bytes / kSize, units = pitch / lanes;  // copies per pixel
     const int thread = flat_thread(), step = static_cast<int>(blockDim.x * blockDim.y) / units;
     const int group = thread / units, channel = thread % units * lanes;
     const int begin = max(0, -first_col), end = min(cols, width - first_col);
@@ -147,7 +158,8 @@ class RowCopy {
   __device__ void seek(int image, int y) {
     from_ = images_ + (static_cast<int64_t>(image) * height_ + y) * row_bytes_;
   }
-  // Start to copy the row to shared memory, if it is `inside` the image. Go to the next one.
+  // Start to copy the row to shared memory if it is `inside` the image, then advance to the next
+  // row.
   __device__ void copy(bool inside, unsigned char* memory) {
     if (inside) {
       const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(memory)) + to_;
@@ -236,15 +248,16 @@ struct RingPlan {
   bool fits;
 };
 
-// Return the steps per block with the least estimated time. Each part of an image costs
-// `per_image` steps, each block `per_block`.
+// Return the steps per block (`share`) with the least estimated time: waves × steps of a block.
+// `blocks` blocks cover the columns and channels, `resident` run at once. Each image in a block's
+// share costs `per_image` extra steps (warm-up), each block `per_block`.
 inline int64_t choose_share(int64_t all_steps, int64_t steps, int64_t blocks, int64_t resident,
                             int64_t per_image, int64_t per_block) {
   constexpr int64_t kMaxWaves = 16;
   int64_t best = all_steps, least = 0;
   for (int64_t waves = 1; waves <= kMaxWaves; ++waves) {
     const int64_t even = ceil_div(all_steps, std::max<int64_t>(1, waves * resident / blocks));
-    // Whole images, or equal parts of one, need fewer warm-up steps.
+    // Also try whole images, or equal parts of one: they need fewer warm-up steps.
     const int64_t whole =
         even >= steps ? ceil_div(even, steps) * steps : ceil_div(steps, steps / even);
     for (const int64_t share : {even, whole}) {
@@ -259,8 +272,9 @@ inline int64_t choose_share(int64_t all_steps, int64_t steps, int64_t blocks, in
   return best;
 }
 
-// Partition the images into blocks. A stage of the ring has kStepIn input rows and kGradRows rows
-// of grad_output; filter_bytes: shared memory per lane for filters.
+// Partition the images into blocks; plan.fits is false if no shape of a block fits. A stage of the
+// ring has kStepIn input rows and kGradRows rows of grad_output. filter_bytes: shared memory for
+// filters, per lane. pointers: tensors whose alignment limits the width of copies and stores.
 template <typename Shape, int kGradRows, typename T>
 RingPlan plan_ring(int64_t images, int64_t channels, int64_t in_h, int64_t in_w, int64_t out_h,
                    int64_t out_w, int64_t padding_h, int64_t padding_w, int filter_bytes,
@@ -270,7 +284,8 @@ RingPlan plan_ring(int64_t images, int64_t channels, int64_t in_h, int64_t in_w,
   constexpr int64_t kSector = 32, kLine = 128;              // bytes of memory transactions
   constexpr int64_t kReserved = 1024;                       // bytes of shared memory per block
   constexpr int64_t kWarps = Shape::kBlocks * Shape::kThreads / 32;  // per SM, by registers
-  constexpr double kFew = 0.75;  // share of kWarps that hides the latency
+  constexpr double kFew = 0.75;  // fraction of kWarps that hides the latency
+  // Candidates per loop (tiles, chunks); steps that starting a block costs.
   constexpr int64_t kTries = 8, kPerBlock = 3;
   RingPlan plan{};
   const auto aligned = [&](int64_t bytes) {
@@ -282,13 +297,13 @@ RingPlan plan_ring(int64_t images, int64_t channels, int64_t in_h, int64_t in_w,
     return plan;
   }
 
-  // Choose the shape of a block by estimated time: warps over all blocks, more for halo columns and
-  // partly used memory transactions, and if shared memory limits the resident warps.
+  // Choose the shape of a block by estimated time: the warps of all blocks, times factors for halo
+  // columns, for partly used memory transactions, and for too few resident warps (shared memory).
   RingParams& params = plan.params;
   const Device device;
   const int64_t vectors = ceil_div(channels, Shape::kChannels);
   const int64_t across = ceil_div(out_w, Shape::kCols);
-  const int64_t multiple = std::max<int64_t>(1, copy_bytes / kPixel);  // of lanes
+  const int64_t multiple = std::max<int64_t>(1, copy_bytes / kPixel);  // lanes per copy
   const int64_t min_tiles = ceil_div(across * multiple, Shape::kThreads);
   int64_t per_sm = 0;  // resident blocks
   double least = 0;
@@ -301,14 +316,15 @@ RingPlan plan_ring(int64_t images, int64_t channels, int64_t in_h, int64_t in_w,
     for (int64_t n = min_chunks; n < min_chunks + kTries; ++n) {
       const int64_t lanes = ceil_div(ceil_div(vectors, n), multiple) * multiple;
       const int64_t bytes = lanes * kPixel, chunks = ceil_div(vectors, lanes);
-      // The row after the stages stays zero: it is read in place of rows outside the image.
+      // A zero row follows the stages; threads read it in place of rows outside the image.
       const int64_t ring = ((Shape::kDepth + 1) * stage + in_cols) * bytes;
       const int64_t ring_bytes = ceil_div(ring, kVectorBytes) * kVectorBytes;
       const int64_t shared = ring_bytes + lanes * filter_bytes;
       const int64_t warps = ceil_div(lanes * groups, 32);
       const int64_t resident =
           std::min<int64_t>(kWarps / warps, device.shared / (shared + kReserved));
-      const bool copies_pixels = bytes <= lanes * groups * copy_bytes;  // the block, in one go
+      // RowCopy copies a pixel of the block with at most one copy per thread.
+      const bool copies_pixels = bytes <= lanes * groups * copy_bytes;
       if (resident == 0 || shared > static_cast<int64_t>(device.block_shared) || !copies_pixels) {
         continue;
       }

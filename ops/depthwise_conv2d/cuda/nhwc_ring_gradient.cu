@@ -2,20 +2,22 @@
 //
 //      ring buffer in shared memory        registers
 //      ┌──────────────────┐                ┌──────────────────┐
-//      │ row y of input   │ ─────────────► │ × the last rows  │   sums of all taps
-//      │ row of grad      │ ─► newest row  │   of grad_output │ ──► + block, + splits
+//      │ input rows       │ ─────────────► │ × pending rows   │     a sum per tap
+//      │ grad_output row  │ ─► newest row  │   of grad_output │ ──► stage 1, then stage 2
 //      └──────────────────┘                └──────────────────┘
 //
 //   block:   a range of rows of all images, at adjacent columns and channels
-//   shared:  stages of rows of input and grad_output; at the end the sums
-//   thread:  one sum per tap and channel; keeps the last kPending rows of grad_output
+//   shared:  stages, each of input rows and a row of grad_output, and a zero row; then the sums
+//   thread:  one sum per tap and one for the bias, per channel, over a tile of columns; keeps the
+//            newest kPending rows of grad_output of its tile
 #include "depthwise_conv2d/cuda/nhwc_ring.cuh"
 #include "depthwise_conv2d/cuda/two_stage_reduction.cuh"
 
 namespace ops::cuda {
 namespace {
 
-// Register shape of the weight gradient. From 5×5 on, the sums of one channel fill the registers.
+// Register shape of the weight gradient: 2 channels per thread for 3×3; 1 from 5×5 on, whose sums
+// fill the registers. step(1) is the stride.
 template <typename Axis, typename T>
 using GradientShape =
     RingShape<Axis, Axis::kTaps == 3 ? 2 : 1, (Axis::kTaps == 7 && Axis::step(1) == 2 ? 4 : 7),
@@ -29,7 +31,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   using Axis = typename Shape::Axis;
   constexpr int V = Shape::kChannels, kCols = Shape::kCols, kInCols = Shape::kInCols;
   constexpr int kTaps = Shape::kTaps, kPending = Shape::kPending;
-  constexpr int kSums = kTaps * kTaps + 1;
+  constexpr int kSums = kTaps * kTaps + 1;  // taps, then the bias
   static_assert(Shape::kStepOut == 1, "weight gradients are never transposed");
   extern __shared__ __align__(16) unsigned char memory[];
   const int pitch = blockDim.x * V, pitch_bytes = pitch * static_cast<int>(sizeof(T));
@@ -45,6 +47,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   RowCopy<T> grads(grad, params.out_h, params.out_w, tile * tile_cols, tile_cols, first_channel,
                    pitch, params);
   RingCursor<Shape> now(params, blockIdx.y * params.share), ahead = now;
+  // Return whether the step's newest row of grad_output belongs to the block's part of the image.
+  // Zeros replace other rows, so that only zeros are pending when the next image begins.
   const auto has_grad = [](const RingCursor<Shape>& at) {
     return at.step + kPending - 1 < at.last;
   };
@@ -53,6 +57,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     grads.seek(ahead.image, ahead.step + kPending - 1);
   };
   seek();
+  // Start the copies of the next step to the stage at byte `to`; always commit a group.
   const auto fetch = [&](int to) {
     if (ahead.valid()) {
       const int y = ahead.in_row();
@@ -76,9 +81,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   const unsigned char* my_in = lane + Axis::step(threadIdx.y * kCols) * pitch_bytes;
   const unsigned char* my_grad = lane + threadIdx.y * kCols * pitch_bytes;
   const int end = (Shape::kDepth + 1) * stage;
-  int from = 0, to = Shape::kDepth * stage;  // stages to read and to fill
+  int from = 0, to = Shape::kDepth * stage;  // byte offsets of the stages to read and to fill
   float sum[kSums][V] = {};
-  float g[Shape::kRows][kCols][V] = {};  // rows of grad_output
+  float g[Shape::kRows][kCols][V] = {};  // pending rows of grad_output
 #pragma unroll 1
   while (now.valid()) {
 #pragma unroll

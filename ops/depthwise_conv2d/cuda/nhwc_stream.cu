@@ -1,5 +1,6 @@
-// nhwc_stream: NHWC, 7×7 with stride 1, forward and input gradient. Bound by multiply-adds: each
-// thread copies the rows that it reads itself, so that no thread waits for another.
+// nhwc_stream: NHWC, 7×7 with stride 1, forward and input gradient. These are bound by
+// multiply-adds: each thread copies its own input rows, halo included, so that no thread waits for
+// another.
 //
 //      input rows, top to bottom       pending outputs (registers)
 //      ┌──────────┐                    ┌──────────┐ row r     complete: stored
@@ -7,7 +8,7 @@
 //      │ row y+1 …│ (copies in flight) │ summed   │ row r + 2 …
 //      └──────────┘                    └──────────┘
 //
-//   block:   a segment of rows of adjacent column tiles and channels, of several images
+//   block:   a segment of rows, at adjacent column tiles and channels, of one or several images
 //   shared:  the filters; a ring buffer of input rows per thread
 //   thread:  a tile of 7 columns of 2 channels; adds each input row to 7 pending output rows
 #include "depthwise_conv2d/cuda/families.cuh"
@@ -18,13 +19,13 @@ namespace {
 using Axis = Direct<7, 1, 1>;
 constexpr int kTaps = Axis::kTaps, V = 2, kCols = 7, kInCols = Axis::inputs(kCols);
 constexpr int kPending = kTaps, kWarmUp = kPending - 1;  // steps before the first complete row
-constexpr int kPeriod = 2;                               // unrolled steps, then rows are shifted
+constexpr int kPeriod = 2;  // steps that are unrolled; then the pending rows move down
 constexpr int kThreads = 128, kBlocks = 3, kMaxLanes = 32;
-constexpr int kPrefetch = 2, kRingRows = kPrefetch + 1;
+constexpr int kPrefetch = 2, kRingRows = kPrefetch + 1;  // rows copied ahead; rows of the ring
 constexpr int kMinChannels = 8;  // fewer use too little of each memory transaction
 
-// A block has (lanes, groups, images) threads: lanes for adjacent channels, groups for adjacent
-// column tiles. It streams down one segment of rows of its images.
+// A block has (lanes, groups, images) threads: lanes for adjacent vectors of V channels, groups for
+// adjacent column tiles. It computes one segment of output rows of its images, from top to bottom.
 struct StreamParams {
   int in_h, in_w, out_h, out_w;
   int start_h, start_w;  // input coordinates of the first output's window
@@ -66,8 +67,8 @@ __device__ unsigned column_mask(int first, int width) {
   return bits;
 }
 
-// A thread's ring of rows in shared memory, filled kPrefetch rows ahead by cp.async; needs no
-// __syncthreads. Columns outside column_mask read as zero.
+// A thread's ring of input rows in shared memory, filled kPrefetch rows ahead by cp.async. No other
+// thread reads it, so it needs no __syncthreads. Columns outside column_mask read as zero.
 template <typename T>
 class RowReader {
   using Bits = typename BitsOf<V * sizeof(T)>::type;
@@ -182,8 +183,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     initial[v] = bias ? static_cast<float>(bias[at.channel + v]) : 0.0f;
   }
   using Tap = Vector<float, V>;
-  float sum[kPending + kPeriod - 1][kCols][V] = {};  // step u of a period adds to rows from u on
-  int row = 0;                                       // of the ring
+  // In step u of a period, the pending rows are sum[u … u + kPending).
+  float sum[kPending + kPeriod - 1][kCols][V] = {};
+  int row = 0;  // ring slot to read
 #pragma unroll 1
   for (int first = -kWarmUp; first < last_step; first += kPeriod) {
 #pragma unroll
@@ -212,7 +214,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       if (has_row) {
 #pragma unroll
         for (int m = 0; m < kPending; ++m) {
-          const int a = kPending - 1 - m;  // the tap row that adds the input row to pending row m
+          const int a = kPending - 1 - m;  // tap row with which pending row m reads the input row
 #pragma unroll
           for (int b = 0; b < kTaps; ++b) {
             const Tap tap = *reinterpret_cast<const Tap*>(w + (a * kTaps + b) * kPitch);
@@ -265,7 +267,8 @@ bool nhwc_stream(const Convolution<T>& c) {
   params.start_w = Axis::start(c.padding_w);
   params.images = g.n;
   params.channels = g.c;
-  // Choose the lanes that need the fewest warps; fill the block with column tiles, then images.
+  // Choose the number of lanes that needs the fewest warps; fill the block with column tiles, then
+  // images.
   const int64_t vectors = ceil_div(g.c, V), across = ceil_div(c.out.w, kCols);
   int64_t chunks = 0, min_warps = 0;
   dim3 block;
@@ -281,7 +284,7 @@ bool nhwc_stream(const Convolution<T>& c) {
       block = dim3(lanes, groups, z);
     }
   }
-  // Segments: long ones repeat fewer warm-up steps, short ones fill the device better.
+  // Choose the length of segments: long ones repeat fewer warm-up steps, short ones fill the GPU.
   const int64_t columns = ceil_div(g.n, block.z) * params.tiles_w;
   const int warps = ceil_div(block.x * block.y * block.z, 32);
   const int resident_blocks = kBlocks * kThreads / 32 / warps * Device().multiprocessors;
