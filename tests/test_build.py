@@ -1,6 +1,7 @@
 """setup.py: extensions, flags and errors, without compilation."""
 
 import ast
+import contextlib
 import os
 import re
 import runpy
@@ -229,3 +230,24 @@ def test_every_module_is_packaged():
         path.relative_to(ROOT) for top in ("app", "ops") for path in ROOT.glob(f"{top}/**/*.py")
     ]
     assert {".".join(path.parent.parts) for path in modules} <= set(packages)
+
+
+@pytest.mark.parametrize(("version", "raises"), [("2.14.1", True), ("2.15.0", False)])
+def test_eager_library_is_optional_beside_an_untested_torch(
+    plan, monkeypatch, capsys, version, raises
+):
+    monkeypatch.setattr(torch, "__version__", version)
+    arguments = plan(USE_CUDA="0")
+    eager, kernels = arguments["ext_modules"]
+
+    def fail(self, ext):
+        raise RuntimeError("Error compiling objects for extension")
+
+    build = object.__new__(arguments["cmdclass"]["build_ext"])
+    build.build_temp = "build"
+    monkeypatch.setattr(type(build).__base__, "build_extension", fail)
+    with pytest.raises(RuntimeError) if raises else contextlib.nullcontext():
+        build.build_extension(eager)
+    assert (f"does not compile beside torch {version}" in capsys.readouterr().err) is not raises
+    with pytest.raises(RuntimeError):
+        build.build_extension(kernels)
