@@ -5,6 +5,13 @@ import argparse
 from app.config.errors import exit_codes
 
 
+def folder_name(value: str) -> str:
+    """Return `value`; raise a ValueError, which argparse reports, if it is blank."""
+    if not value.strip():
+        raise ValueError
+    return value
+
+
 def main() -> None:
     """Compare the runs under a folder: print a table, write `report.csv` and `report.png`."""
     parser = argparse.ArgumentParser(
@@ -14,8 +21,10 @@ def main() -> None:
         allow_abbrev=False,
     )
     newest = "a folder with runs in it, or %(default)s: the newest sweep or run (the default)"
-    parser.add_argument("folder", nargs="?", default="latest", help=newest)
-    parser.add_argument("--outputs", default="outputs", help="where latest looks (%(default)s)")
+    parser.add_argument("folder", nargs="?", type=folder_name, default="latest", help=newest)
+    parser.add_argument(
+        "--outputs", type=folder_name, default="outputs", help="where latest looks (%(default)s)"
+    )
     with exit_codes():
         arguments = parser.parse_args()
         from app.runs.compare import report

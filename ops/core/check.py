@@ -79,7 +79,9 @@ def positive(op: str, name: str, value: Any) -> None:
 def boolean(op: str, name: str, value: object) -> None:
     """Raise TypeError unless `value` is a bool: a device or dtype in its place is an error."""
     if not isinstance(value, bool):
-        raise TypeError(f"{op}: {name} must be bool, not {type(value).__name__}")
+        kind = type(value)
+        given = kind.__name__ if kind.__name__ != "bool" else f"{kind.__module__}.bool"  # numpy's
+        raise TypeError(f"{op}: {name} must be bool, not {given}")
 
 
 def same_shape(op: str, name: str, x: Tensor, shape: Sequence[Any]) -> None:

@@ -1,5 +1,6 @@
 """max_pool2d against F.max_pool2d, on random windows."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -126,3 +127,8 @@ def test_vectorized_forward_mode():
     jacobian = torch.autograd.functional.jacobian
     forward = jacobian(lambda x: max_pool2d(x, 2), x, vectorize=True, strategy="forward-mode")
     assert torch.equal(forward, jacobian(lambda x: max_pool2d(x, 2), x))
+
+
+def test_bool_of_numpy_is_named():
+    with pytest.raises(TypeError, match=r"ceil_mode must be bool, not (numpy\.bool|bool_)$"):
+        max_pool2d(torch.ones(1, 1, 4, 4), 2, ceil_mode=np.bool_(True))

@@ -181,7 +181,7 @@ def test_command_exit_codes_and_output(sweep):
         2,
         "error: no run under nowhere/ (no such folder): train one with `python -m app.train`\n",
     )
-    for wrong in (["--foo"], ["latest", "--output", "x"]):
+    for wrong in (["--foo"], ["latest", "--output", "x"], [""], ["--outputs", " "]):
         done = subprocess.run([*command, *wrong], capture_output=True, text=True)
         assert (done.returncode, done.stderr.count("\n")) == (2, 2)
         assert done.stderr.splitlines()[1].startswith("python -m app.report: error: ")
