@@ -13,7 +13,6 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-import torch
 from torch import nn
 
 from app.config.errors import RunError, UserError
@@ -22,7 +21,7 @@ from app.data.datasets import load_test_split
 from app.export import export as exporter
 from app.export.export import check, export
 from app.export.graph import BATCH, build_graph, newest_opset
-from app.inference.predictor import load_data, load_torch
+from app.inference.predictor import load_torch
 from app.runs.folder import read_summary
 
 # Runs a model with ONNX Runtime and NumPy only.
@@ -364,30 +363,6 @@ def test_programming_errors_keep_their_traceback(make_run, monkeypatch, step):
     monkeypatch.setattr(exporter, step, mistake)
     with pytest.raises(ValueError, match="a mistake of the program"):
         export(ExportConfig(checkpoint=str(folder), quantize="int8"))
-
-
-def test_int8_accepts_any_number_of_validation_images(make_run):
-    """Calibrate on 300 images: the calibrator needs batches of equal size, and 250 leave 50."""
-    exported(make_run(val_size=300), "model-int8.onnx", quantize="int8")
-
-
-@pytest.mark.parametrize("preprocess", [False, True])
-def test_int8_is_calibrated_on_validation_images(make_run, monkeypatch, preprocess):
-    folder, seen = make_run(val_size=40), []
-
-    def record(model, images):
-        seen.append(images)
-        return model
-
-    monkeypatch.setattr(exporter, "quantize", record)
-    settings = {"quantize": "int8", "preprocess": preprocess}
-    exported(folder, "model-int8.onnx", **settings)
-    original = load_torch(folder)
-    expected = load_data(original.checkpoint, "data").val.images
-    if not preprocess:
-        expected = (expected / 255 - 0.2) / 0.3
-    (images,) = seen
-    torch.testing.assert_close(images, expected, rtol=0, atol=1e-6)
 
 
 def test_export_loads_the_checkpoint_once(make_run, monkeypatch):

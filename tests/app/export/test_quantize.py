@@ -7,10 +7,12 @@ import torch
 
 from app.config.schema import ExportConfig
 from app.data.transforms import normalize
+from app.export import export as exporter
+from app.export.export import export
 from app.export.graph import build_graph
 from app.export.quantize import equal_batches, quantize
 from app.inference.onnx_runtime import open_session
-from app.inference.predictor import load_torch
+from app.inference.predictor import load_data, load_torch
 from tests.app.idx import random_images
 
 
@@ -60,3 +62,28 @@ def test_int8_involutions_run_in_every_opset(make_run, opset):
     whole = build_graph(load_torch(make_run("relu", "involution")), cfg)
     session = open_session(quantize(whole, images).SerializeToString())
     assert session.run(None, {"image": images.numpy()})[0].shape == (20, 10)
+
+
+@pytest.mark.usefixtures("short_latency_benchmark")
+def test_int8_accepts_any_number_of_validation_images(make_run):
+    """Calibrate on 300 images: the calibrator needs batches of equal size, and 250 leave 50."""
+    export(ExportConfig(checkpoint=str(make_run(val_size=300)), quantize="int8"))
+
+
+@pytest.mark.usefixtures("short_latency_benchmark")
+@pytest.mark.parametrize("preprocess", [False, True])
+def test_int8_is_calibrated_on_validation_images(make_run, monkeypatch, preprocess):
+    folder, seen = make_run(val_size=40), []
+
+    def record(model, images):
+        seen.append(images)
+        return model
+
+    monkeypatch.setattr(exporter, "quantize", record)
+    export(ExportConfig(checkpoint=str(folder), quantize="int8", preprocess=preprocess))
+    original = load_torch(folder)
+    expected = load_data(original.checkpoint, "data").val.images
+    if not preprocess:
+        expected = (expected / 255 - 0.2) / 0.3
+    (images,) = seen
+    torch.testing.assert_close(images, expected, rtol=0, atol=1e-6)
