@@ -3,18 +3,22 @@
 This module does not import torch; commands import heavy modules when they run.
 """
 
+import argparse
 import functools
 import io
 import os
 import re
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import hydra
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -23,10 +27,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import conf
-from app.config.errors import UserError, exit_codes, explain
+from app.config.errors import UserError, exit_codes, explain, writing
 from app.config.schema import SettingError, from_mapping, unknown_key
 
 T = TypeVar("T")
+SWEEP_KEYS = ("hydra.sweep", "hydra/sweeper", "hydra.launcher", "hydra/launcher")
 PATHS = ("checkpoint", "data.root", "file", "input", "outputs", "resume")
 SPECIAL = re.compile(r"[^\w\s/.$%*@?|:+-]", re.ASCII)  # needs quotes in Hydra's grammar
 
@@ -47,9 +52,9 @@ def hydra_main(
             folder = swept_dir()
             if folder is None:
                 with exit_codes(full_error):
-                    return task(check(schema, cfg))
+                    return task(check(schema, cfg, typed_overrides()))
             try:
-                return task(check(schema, cfg))
+                return task(check(schema, cfg, typed_overrides()))
             except Exception as error:  # Hydra runs the remaining jobs, then raises
                 reason = " ".join(str(explain(error)).split())
                 print(f"failed: {folder}: {reason}", file=sys.stderr, flush=True)
@@ -62,12 +67,16 @@ def hydra_main(
                 os.environ["GOMP_SPINCOUNT"] = "20000"
             refused: tuple[type[Exception], ...] = (HydraException, OmegaConfBaseException)
             with exit_codes(full_error):
-                sweep = check_command_line(config_name, sys.argv[1:])
+                options = check_command_line(config_name, sys.argv[1:])
+                prints = options.help, options.hydra_help, options.cfg, options.info
+                sweep = options.multirun and not any(prints)
                 sys.argv[1:] = [quote(argument, sweep) for argument in sys.argv[1:]]
                 if not sweep:  # Hydra raises it, too; in a sweep, so may the runs
                     refused = (*refused, ValueError)
                 os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra prints and exits
                 try:
+                    if sweep:
+                        check_sweep(config_name, schema, options)
                     hydra.main("pkg://conf", config_name, version_base="1.3")(job)()
                 except refused as error:
                     raise UserError(in_one_line(error)) from error
@@ -79,9 +88,33 @@ def hydra_main(
     return decorate
 
 
-def check(schema: type[T], cfg: DictConfig) -> T:
-    """Build `schema` from Hydra's configuration; raise a UserError for a wrong key or value."""
-    typed = typed_overrides()
+def check_sweep(config_name: str, schema: type[T], options: argparse.Namespace) -> None:
+    """Raise a UserError if a run of the sweep has a wrong setting or `outputs` cannot be written.
+
+    With another sweeper than Hydra's own, each run is checked only when it starts.
+    """
+    overrides = [quote(override, sweep=True) for override in options.overrides]
+    other = options.config_dir or options.config_name
+    if other or any(override.startswith("hydra/sweeper=") for override in overrides):
+        return
+    outputs = set()
+    with hydra.initialize_config_module("conf", version_base="1.3"):
+        parser = OverridesParser.create(GlobalHydra.instance().config_loader())
+        (jobs,) = BasicSweeper.split_arguments(parser.parse_overrides(overrides), None)
+        for job in jobs:
+            cfg: Any = check(schema, hydra.compose(config_name, job), by_key(job))
+            outputs.add(cfg.outputs)
+    for folder in map(Path, outputs):
+        with writing(f"outputs={folder}", UserError):
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+
+
+def check(schema: type[T], cfg: DictConfig, typed: dict[str, str]) -> T:
+    """Build `schema` from Hydra's configuration; raise a UserError for a wrong key or value.
+
+    `typed` has the overrides of the command line by key.
+    """
     for key, override in typed.items():
         if key in ("data.name", "model.name", "optim.name"):  # would keep the group's other values
             raise UserError(f"{override}: use {override.replace('.name', '', 1)}")
@@ -95,8 +128,8 @@ def check(schema: type[T], cfg: DictConfig) -> T:
         raise
 
 
-def check_command_line(command: str, arguments: list[str]) -> bool:
-    """Return whether the arguments ask for a sweep; raise a UserError for wrong arguments."""
+def check_command_line(command: str, arguments: list[str]) -> argparse.Namespace:
+    """Parse the arguments of a command; raise a UserError for wrong ones."""
     printed = io.StringIO()
     try:
         with redirect_stderr(printed):
@@ -114,6 +147,8 @@ def check_command_line(command: str, arguments: list[str]) -> bool:
             raise UserError(f"{override}: expected KEY=VALUE (--help lists the keys)")
         if key.lstrip("+") == "hydra.run.dir":
             raise UserError(f"{override}: use outputs=FOLDER, the parent of the run folders")
+        if key.lstrip("+").startswith(SWEEP_KEYS) and not options.multirun:
+            raise UserError(f"{override}: is for sweeps, add -m")
         if command != "train" and is_group(key):
             raise UserError(f"{override}: {command} has no group '{key}' (--help lists the keys)")
     if options.multirun and command != "train":
@@ -122,7 +157,7 @@ def check_command_line(command: str, arguments: list[str]) -> bool:
         raise UserError("-m: a sweep cannot run under torchrun")
     if options.multirun and "resume=latest" in options.overrides:
         raise UserError("resume=latest: is one run; leave out -m, or name folders for -m")
-    return bool(options.multirun)
+    return options
 
 
 def is_group(key: str) -> bool:
@@ -179,7 +214,12 @@ def typed_overrides() -> dict[str, str]:
     if not HydraConfig.initialized():
         return {}
     typed: Any = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
-    return {override.lstrip("+").partition("=")[0]: override for override in typed}
+    return by_key(typed)
+
+
+def by_key(overrides: Sequence[str]) -> dict[str, str]:
+    """Return overrides by key or group."""
+    return {override.lstrip("+").partition("=")[0]: override for override in overrides}
 
 
 def swept_dir() -> Path | None:

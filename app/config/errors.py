@@ -42,8 +42,8 @@ def explain(error: Exception) -> Exception:
     if isinstance(error, ImportError) and error.name == "ops":  # not compiled
         return RunError(str(error))
     if isinstance(error, OSError) and error.strerror:
-        full = error.errno == errno.ENOSPC and error.filename is None
-        where = "standard output" if full else error.filename
+        full = error.errno == errno.ENOSPC
+        where = error.filename or ("standard output or the temporary folder" if full else "")
         return RunError(f"{where}: {error.strerror}" if where else error.strerror)
     return error
 

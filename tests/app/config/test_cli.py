@@ -104,8 +104,12 @@ MODELS = "choose from lenet, lenet_depthwise, lenet_involution, lltm, tiny\n"
         ("=1", "=1: expected KEY=VALUE (--help lists the keys)\n"),
         ("--foo", "unrecognized arguments: --foo (--help shows the options)\n"),
         ("--multirun=3", "argument --multirun/-m: ignored explicit argument '3' (--help shows"),
+        ("hydra.sweep.dir=x", "hydra.sweep.dir=x: is for sweeps, add -m\n"),
+        ("hydra/launcher=joblib", "hydra/launcher=joblib: is for sweeps, add -m\n"),
+        ("hydra.sweeper.params.seed=1", "hydra.sweeper.params.seed=1: is for sweeps, add -m\n"),
         ("hydra.foo=1", "Could not override 'hydra.foo'."),
-        ("hydra/sweeper=nope", "hydra/sweeper=nope: choose from basic"),
+        ("hydra/sweeper=basic", "hydra/sweeper=basic: is for sweeps, add -m\n"),
+        ("hydra/output=nope", "hydra/output=nope: choose from default"),
         ("--config-dir=/nowhere", "Additional config directory '/nowhere' not found\n"),
     ],
 )
@@ -151,7 +155,29 @@ def test_sweep_runs_all_and_reports_failed_runs(main, capsys):
     errors = capsys.readouterr().err.splitlines()
     assert errors[:2] == [f"failed: {folder}/1: no way", f"failed: {folder}/2: oh"]
     assert errors[-2:] == ["error: no", "  way"]  # Hydra raises the first failure
-    assert main("-m", "seed=-1,-2", task=task) == 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (["seed=1,-2,-3"], "seed=-2: Input should be greater than or equal to 0\n"),
+        (["seed=1", "model=lltm,lenet", "model.act=gelu"], "model.act: unknown key, none is"),
+        (["seed=1,2", "recipe=fast,best", "model=lltm"], "recipe=best: sets model.act=gelu: unkn"),
+        (["model=lenet,alexnet"], f"model=alexnet: {MODELS}"),
+        (["model=null"], f"model=null: {MODELS}"),
+        (["seed=1,2", "outputs=/proc/x"], "outputs=/proc/x: cannot be written: No such file"),
+        (["hydra/sweeper=nope"], "hydra/sweeper=nope: choose from basic"),
+        (["--cfg=job"], "Only one of --run, --multirun, --cfg, --info and --shell_completion can"),
+    ],
+)
+def test_wrong_sweep_is_refused_before_its_first_run(main, tmp_path, capsys, overrides, line):
+    ran = []
+    assert main("-m", *overrides, task=ran.append) == 2
+    output, errors = capsys.readouterr()
+    assert (output, ran) == ("", [])
+    assert errors.startswith(f"error: {line}")
+    assert errors.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_sweep_under_torchrun_is_a_usage_error(main, monkeypatch, capsys):
@@ -164,13 +190,6 @@ def test_only_training_can_be_swept(main, tmp_path, capsys):
     assert main("-m", "format=csv,json", command="predict") == 2
     assert capsys.readouterr().err == "error: -m: sweeps are for app.train\n"
     assert list(tmp_path.iterdir()) == []
-
-
-def test_sweep_over_unknown_options_is_a_usage_error(main, capsys):
-    assert main("-m", "model=lenet,alexnet") == 2
-    assert capsys.readouterr().err == f"error: model=alexnet: {MODELS}"
-    assert main("-m", "model=null") == 2
-    assert capsys.readouterr().err == f"error: model=null: {MODELS}"
 
 
 def test_resuming_the_latest_run_is_no_sweep(main, tmp_path, capsys):
@@ -301,7 +320,9 @@ def test_full_standard_output_is_reported(tmp_path):
     with open("/dev/full", "w") as full:  # noqa: PTH123
         code, errors = run_command(tmp_path, "app.train data=digits trainer.epochs=1", stdout=full)
     assert code == 1
-    assert errors.endswith("error: standard output: No space left on device\n")
+    assert errors.endswith(
+        "error: standard output or the temporary folder: No space left on device\n"
+    )
 
 
 def test_missing_packages_name_the_extra(tmp_path):
