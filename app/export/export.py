@@ -32,9 +32,14 @@ def export(cfg: ExportConfig) -> None:
     Raise a UserError for settings that cannot be used, a RunError if the networks differ.
     """
     check_settings(cfg)
+    if cfg.file:
+        check_output(cfg, Path(cfg.file))
     original = load_torch(cfg.checkpoint or find_checkpoint(cfg.outputs))
-    path = output_path(cfg, original)
-    check_overwritten(cfg, path)
+    numbers = cfg.quantize or cfg.precision
+    name = "model.onnx" if numbers == "fp32" else f"model-{numbers}.onnx"
+    path = Path(cfg.file or original.folder / name)
+    if not cfg.file:
+        check_output(cfg, path)
     test = load_test_split(original.dataset, cfg.data.root)
     if cfg.layout == "both":
         _export_file(replace(cfg, layout="function", web=False), path, original, test)
@@ -82,20 +87,15 @@ def check_settings(cfg: ExportConfig) -> None:
         raise UserError("quantize=int8: has no functions, choose layout=standard or leave it out")
 
 
-def output_path(cfg: ExportConfig, original: TorchPredictor) -> Path:
-    """Return the file to write, or raise a UserError or WriteError if that is impossible."""
-    numbers = cfg.quantize or cfg.precision
-    name = "model.onnx" if numbers == "fp32" else f"model-{numbers}.onnx"
-    path = Path(cfg.file or original.folder / name)
+def check_output(cfg: ExportConfig, path: Path) -> None:
+    """Raise a UserError if `path` is unsuitable or the export would overwrite foreign files.
+
+    Raise a WriteError if the folder of the checkpoint cannot be written.
+    """
     if path.suffix != ".onnx":
-        raise UserError(f"file={cfg.file}: must end with .onnx")
-    checked = writing(f"file={path}", UserError) if cfg.file else writing(path)
-    with checked, tempfile.TemporaryFile(dir=path.parent):
-        return path
-
-
-def check_overwritten(cfg: ExportConfig, path: Path) -> None:
-    """Raise a UserError if the export would overwrite files that are not of an earlier one."""
+        raise UserError(f"file={path}: must end with .onnx")
+    with writing(f"file={path}", UserError) if cfg.file else writing(path):
+        tempfile.TemporaryFile(dir=path.parent).close()
     both = [path.with_stem(f"{path.stem}-standard")] if cfg.layout == "both" else []
     for file in (path, *both):
         card = file.with_suffix(".md")

@@ -14,7 +14,7 @@ from app.config.errors import UserError
 from app.config.schema import DataConfig, from_mapping
 from app.data.transforms import normalize
 from app.inference.predictor import Predictor
-from app.runs.folder import COMMANDS
+from app.runs.folder import network_file
 
 IMAGE, PIXELS = "image", "pixels"  # the input: normalised, or raw with `preprocess`
 LOGITS, PROBABILITIES, CLASS = "logits", "probabilities", "class"  # the outputs
@@ -48,17 +48,12 @@ def load_onnx(path: str | Path, device: str = "cpu", threads: int = ALL_THREADS)
     A UserError tells that the file is missing, damaged, too new for this ONNX Runtime, or no export
     of this program, or that the device is not there.
     """
-    path = Path(path)
+    path = network_file(path, "model.onnx")
+    if path.suffix == ".pt":
+        export = f"`python -m app.export_onnx checkpoint={path}`"
+        raise UserError(f"checkpoint={path}: a checkpoint, export it first with {export}")
     try:
-        path = path / "model.onnx" if path.is_dir() else path
-        if path.suffix == ".pt" and path.is_file():
-            export = f"`python -m app.export_onnx checkpoint={path}`"
-            raise UserError(f"checkpoint={path}: a checkpoint, export it first with {export}")
-        content = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"checkpoint={path}: {error.strerror}: {COMMANDS['model.onnx']}") from error
-    try:
-        return onnx_predictor(content, path.parent, device, threads)
+        return onnx_predictor(path.read_bytes(), path.parent, device, threads)
     except UserError:
         raise
     except Exception as error:  # ONNX Runtime has a type for every way to be damaged

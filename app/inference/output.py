@@ -46,9 +46,10 @@ def predict_test_images(predictor: Predictor, cfg: PredictConfig) -> None:
     picture = draw_predictions(predictions, split.images, accuracy)
     files = {"predictions.csv": table.encode(), "predictions.png": picture}
     log = sys.stdout if cfg.format == "table" else sys.stderr  # the others are for programs
-    print(text, end="", flush=True)
     for name, content in files.items():
         write_atomically(predictor.folder / name, content)
+    print(text, end="", flush=True)
+    for name in files:
         print(f"wrote {predictor.folder / name}", file=log)
 
 

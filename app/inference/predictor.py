@@ -15,7 +15,7 @@ from app.data.transforms import normalize
 from app.inference.metrics import score
 from app.models import takes_any_size
 from app.runs.checkpoint import Checkpoint, load_checkpoint
-from app.runs.folder import find_checkpoint, is_outdated
+from app.runs.folder import find_checkpoint, is_outdated, network_file
 
 BATCH_SIZE = 1000
 
@@ -55,14 +55,14 @@ class TorchPredictor(Predictor):
 
 def load_torch(path: str | Path, device: torch.device | str = "cpu") -> TorchPredictor:
     """Load a checkpoint; of a run folder its `best.pt`."""
-    path = Path(path)
+    path = network_file(path, "best.pt")
     if path.suffix == ".onnx":
         raise UserError(f"checkpoint={path}: an exported file; app.predict runtime=onnx takes it")
     checkpoint = load_checkpoint(path)
     data = checkpoint.data
     config: ModelConfig = from_mapping(ModelConfig, checkpoint.model_config)
     return TorchPredictor(
-        folder=path if path.is_dir() else path.parent,
+        folder=path.parent,
         dataset=data["name"],
         fallback_from=data["fallback_from"],
         classes=list(data["classes"]),
@@ -83,9 +83,8 @@ def load_predictor(
     if runtime == "onnx":
         from app.inference.onnx_runtime import load_onnx  # late: loading it is slow
 
-        file = Path(path or find_checkpoint(outputs, "model.onnx"))
+        file = network_file(path or find_checkpoint(outputs, "model.onnx"), "model.onnx")
         predictor = load_onnx(file, device)
-        file = file / "model.onnx" if file.is_dir() else file
         if is_outdated(file):
             print(f"{file}: older than best.pt in its folder, export again", file=sys.stderr)
         return predictor

@@ -17,6 +17,7 @@ from app.config.errors import UserError
 from app.config.schema import DataConfig, ModelConfig, foreign_choices, from_mapping
 from app.models import build_model
 from app.runs.files import write_atomically
+from app.runs.folder import network_file
 
 FORMAT = 1  # incremented when older programs cannot read the file
 VERSIONS = {"python": platform.python_version(), "torch": str(torch.__version__)}
@@ -62,10 +63,7 @@ def load_checkpoint(path: str | Path, key: str = "checkpoint") -> Checkpoint:
     A UserError, with `key` as the setting, tells that the file is missing, damaged, no checkpoint
     of this program, or a newer one's, or that its parts do not fit together.
     """
-    path = Path(path)
-    path = path / "best.pt" if path.is_dir() else path
-    if not path.is_file():
-        raise UserError(f"{key}={path}: no such file")
+    path = network_file(path, "best.pt", key)
     try:
         with zipfile.ZipFile(path) as archive:
             if damaged := archive.testzip():  # torch compares no checksums

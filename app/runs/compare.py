@@ -10,9 +10,17 @@ from typing import Any
 
 from app.config.schema import foreign_choices, shown
 from app.runs.files import csv_text, write_atomically
-from app.runs.folder import FREE, RESULTS, all_runs, flatten, read_settings, read_summary, status_of
+from app.runs.folder import (
+    NON_HYPERPARAMETERS,
+    RESULTS,
+    all_runs,
+    flatten,
+    read_settings,
+    read_summary,
+    status_of,
+)
 
-UNGROUPED = ("seed", *FREE)  # settings that may differ within a group
+UNGROUPED = ("seed", *NON_HYPERPARAMETERS)  # settings that may differ within a group
 
 
 @dataclass

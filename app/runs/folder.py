@@ -5,7 +5,7 @@ import json
 import secrets
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -21,15 +21,16 @@ from app.runs.files import write_atomically
 CONFIG = Path(".hydra", "config.yaml")  # marks a run folder
 OVERRIDES = Path(".hydra", "overrides.yaml")
 LAUNCH = Path(".hydra", "launch")  # identity of the torchrun launch that created the folder
+START = Path(".hydra", "start")  # start of the run, ISO 8601
 LOCK = Path(".hydra", "lock")
 SUMMARY = "summary.json"
-COMMANDS = {  # how to make a missing file
+REMEDIES = {  # for a missing file
     "best.pt": "train one with `python -m app.train`",
     "model.onnx": "export one with `python -m app.export_onnx`",
 }
 # numbers in the summary of a finished run
 RESULTS = ("test_accuracy", "val_accuracy", "parameters", "training_seconds", "images_per_second")
-FREE = ("resume", "data.root", "device", "outputs")  # not hyperparameters
+NON_HYPERPARAMETERS = ("resume", "data.root", "device", "outputs")
 
 
 def create_run_folder(cfg: TrainConfig, launch: str = "") -> Path:
@@ -44,6 +45,7 @@ def create_run_folder(cfg: TrainConfig, launch: str = "") -> Path:
         (folder / CONFIG.parent).mkdir(parents=True, exist_ok=False)
     typed = OmegaConf.to_yaml(list(typed_overrides().values()))
     write_atomically(folder / OVERRIDES, typed.encode())
+    write_atomically(folder / START, datetime.now().astimezone().isoformat().encode())
     if launch:
         write_atomically(folder / LAUNCH, launch.encode())
     write_atomically(folder / CONFIG, OmegaConf.to_yaml(dataclasses.asdict(cfg)).encode())
@@ -66,15 +68,17 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def started(folder: Path) -> int:
-    """Return the start time of the run in `folder`, in nanoseconds; 0 for any other folder."""
-    config = folder / CONFIG
-    return config.stat().st_mtime_ns if config.is_file() else 0
+def start_time(folder: Path) -> float:
+    """Return the start of the run in `folder`, in seconds since 1970; 0 for any other folder."""
+    with suppress(OSError, ValueError):
+        return datetime.fromisoformat((folder / START).read_text()).timestamp()
+    config = folder / CONFIG  # runs of older versions have no record
+    return config.stat().st_mtime if config.is_file() else 0.0
 
 
 def find_runs(root: Path) -> list[Path]:
     """Return the run folders at any depth under `root`, oldest start first."""
-    return sorted((path.parents[1] for path in root.rglob(str(CONFIG))), key=started)
+    return sorted((path.parents[1] for path in root.rglob(str(CONFIG))), key=start_time)
 
 
 def all_runs(root: Path) -> list[Path]:
@@ -82,7 +86,7 @@ def all_runs(root: Path) -> list[Path]:
     runs = find_runs(root)
     if not runs:
         where = f"{root}/" if root.is_dir() else f"{root}/ (no such folder)"
-        raise UserError(f"no run under {where}: {COMMANDS['best.pt']}")
+        raise UserError(f"no run under {where}: {REMEDIES['best.pt']}")
     return runs
 
 
@@ -96,7 +100,7 @@ def newest_first(files: Iterable[Path]) -> list[Path]:
     for path in files:
         time = path.stat().st_mtime_ns
         oldest[path.parent] = min(oldest.get(path.parent, time), time)
-    return sorted(files, key=lambda path: (-started(path.parent), -oldest[path.parent]))
+    return sorted(files, key=lambda path: (-start_time(path.parent), -oldest[path.parent]))
 
 
 def find_run(resume: str, outputs: str) -> Path:
@@ -120,15 +124,31 @@ def find_checkpoint(outputs: str | Path = "outputs", name: str = "best.pt") -> P
     root = Path(outputs)
     files = newest_first(root.rglob(name))
     if not files:
-        raise UserError(f"no run under {outputs}/ has a {name}: {COMMANDS[name]}")
+        raise UserError(f"no run under {outputs}/ has a {name}: {REMEDIES[name]}")
     path, message = files[0], f"using {files[0]}"
-    if started(path.parent):
+    if start_time(path.parent):
         message += f" ({status_of(read_summary(path.parent))})"
     for newer in find_runs(root)[-1:]:
-        if started(newer) > started(path.parent):
+        if start_time(newer) > start_time(path.parent):
             message += f": {newer} ({status_of(read_summary(newer))}) has no {name}"
     print(message, file=sys.stderr)
     return path
+
+
+def network_file(path: str | Path, name: str, key: str = "checkpoint") -> Path:
+    """Return the file that the setting `key` names: `path`, or the file `name` in that folder.
+
+    Raise a UserError without it; for a folder of runs, name the newest one.
+    """
+    path = Path(path)
+    file = path / name if path.is_dir() else path
+    if file.is_file():
+        return file
+    if file == path:
+        raise UserError(f"{key}={path}: no such file")
+    runs = newest_first(path.rglob(name))
+    hint = f"did you mean {key}={runs[0].parent}?" if runs else REMEDIES[name]
+    raise UserError(f"{key}={path}: no {name} in this folder, {hint}")
 
 
 def is_outdated(path: Path) -> bool:

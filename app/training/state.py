@@ -19,8 +19,8 @@ from app.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from app.runs.files import remove_temporaries
 from app.runs.folder import (
     CONFIG,
-    FREE,
     LAUNCH,
+    NON_HYPERPARAMETERS,
     SUMMARY,
     create_run_folder,
     find_run,
@@ -37,7 +37,12 @@ LAST, BEST = "last.pt", "best.pt"
 # Fields of Run in last.pt.
 COUNTERS = ("step", "epoch", "best", "images", "seconds", "threads", "log_size")
 # Settings that a resumed run may change.
-CHANGEABLE = (*FREE, "trainer.compile", "trainer.checkpoint_steps", "trainer.checkpoint_seconds")
+CHANGEABLE = (
+    *NON_HYPERPARAMETERS,
+    "trainer.compile",
+    "trainer.checkpoint_steps",
+    "trainer.checkpoint_seconds",
+)
 
 
 @dataclass

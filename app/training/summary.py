@@ -16,7 +16,7 @@ from app.inference.predictor import predict_logits
 from app.models import count_parameters, describe_model
 from app.runs.checkpoint import load_checkpoint
 from app.runs.files import write_atomically
-from app.runs.folder import FREE, SUMMARY, flatten
+from app.runs.folder import NON_HYPERPARAMETERS, SUMMARY, flatten
 from app.runs.tracker import Tracker
 from app.training.state import BEST, Run
 
@@ -69,7 +69,9 @@ def log_results(run: Run, tracker: Tracker, results: dict[str, Any]) -> None:
         "final/images_per_second": run.images / run.seconds,
     }
     tracker.scalars(run.step, values | numbers, results=True)
-    settings = {key: value for key, value in flatten(run.cfg).items() if key not in FREE}
+    settings = {
+        key: value for key, value in flatten(run.cfg).items() if key not in NON_HYPERPARAMETERS
+    }
     tracker.settings(settings, numbers)
 
 

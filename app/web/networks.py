@@ -11,10 +11,11 @@ from app.inference.predictor import Predictor, load_torch
 from app.runs.folder import (
     find_checkpoint,
     is_outdated,
+    network_file,
     newest_first,
     read_settings,
     read_summary,
-    started,
+    start_time,
 )
 
 CHECKPOINT = "best.pt"
@@ -58,10 +59,7 @@ def find_networks(outputs: str, first: str | None = None) -> dict[str, Entry]:
     files = [path for path in files if path.parent.name != "web"]  # copies, of web=true
     files = newest_first(sorted(files, key=_rank))
     if first is not None:
-        path = Path(first)
-        path = path / CHECKPOINT if path.is_dir() else path
-        if not path.is_file():
-            raise UserError(f"checkpoint={first}: no such file")
+        path = network_file(first, CHECKPOINT)
         files = [path, *(file for file in files if file.resolve() != path.resolve())]
     if not files:
         find_checkpoint(outputs)  # raises: there is none
@@ -89,14 +87,14 @@ def _entry(id: str, path: Path) -> Entry:
         pass
     titles = {"lltm": "LLTM", "tiny": "tiny"}
     title = titles.get(model.get("name", ""), " ".join(map(str, _kind(model))))
-    folder, time = path.parent, started(path.parent)
+    folder, time = path.parent, start_time(path.parent)
     return Entry(
         id=id,
         path=path,
         title=title or folder.name,
         runtime=_runtime(path) + (", older than the checkpoint" if outdated else ""),
         accuracy=accuracy,
-        started=f"{datetime.fromtimestamp(time / 1e9):%Y-%m-%d %H:%M:%S}" if time else "",
+        started=f"{datetime.fromtimestamp(time):%Y-%m-%d %H:%M:%S}" if time else "",
         dataset=dataset,
     )
 

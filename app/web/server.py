@@ -65,6 +65,7 @@ def serve(cfg: DrawConfig) -> None:
         )
     )
     server.run(sockets=[listener])
+    raise KeyboardInterrupt  # uvicorn returns where the process inherited SIG_IGN
 
 
 def listen(host: str, port: int | None) -> socket.socket:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from app.config.errors import UserError
+from app.config.errors import UserError, WriteError
 from app.config.schema import ExportConfig, PredictConfig
 from app.data.datasets import load_test_split
 from app.export.export import export
@@ -56,6 +56,13 @@ def test_test_set_predictions_are_written_as_csv_and_png(cfg, trained_run, tmp_p
 def test_fallback_data_set_is_printed(make_run, capsys):
     predict(PredictConfig(checkpoint=str(make_run(fallback_from="mnist")), device="cpu"))
     assert capsys.readouterr().out.startswith("digits (instead of mnist) test: ")
+
+
+def test_unwritable_run_folder_prints_no_table(cfg, tmp_path, capsys):
+    (tmp_path / "predictions.png").mkdir()
+    with pytest.raises(WriteError, match=r"predictions.png: cannot be written: Is a directory$"):
+        predict(cfg)
+    assert capsys.readouterr().out == ""
 
 
 def test_folder_of_pictures(cfg, tmp_path, capsys):
@@ -215,6 +222,11 @@ def test_unframed_picture_of_wrong_size_raises(make_run, tmp_path, head, size, s
         ({"checkpoint": "note.txt"}, "checkpoint={}/note.txt: damaged, or not a checkpoint"),
         ({"checkpoint": "a.onnx"}, "checkpoint={}/a.onnx: an exported file; app.predict runtime="),
         ({"checkpoint": "missing.pt"}, "checkpoint={}/missing.pt: no such file"),
+        ({"checkpoint": "empty"}, "checkpoint={}/empty: no best.pt in this folder, train one with"),
+        (
+            {"checkpoint": "runs"},
+            "checkpoint={0}/runs: no best.pt in this folder, did you mean checkpoint={0}/runs/a?",
+        ),
         ({"checkpoint": "half.pt"}, "checkpoint={}/half.pt: damaged, or not a checkpoint"),
         ({"checkpoint": None, "outputs": "empty"}, "no run under {}/empty"),
     ],
@@ -222,6 +234,9 @@ def test_unframed_picture_of_wrong_size_raises(make_run, tmp_path, head, size, s
 def test_usage_error_is_one_line(cfg, tmp_path, capsys, changes, says):
     (tmp_path / "note.txt").write_text("hello")
     (tmp_path / "empty").mkdir()
+    (tmp_path / "a.onnx").touch()
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    (tmp_path / "runs" / "a" / "best.pt").touch()
     (tmp_path / "half.pt").write_bytes((tmp_path / "best.pt").read_bytes()[:20000])
     Image.new("L", (50, 50), 255).save(tmp_path / "blank.png")
     before = sorted(tmp_path.rglob("*"))

@@ -320,9 +320,8 @@ def test_full_standard_output_is_reported(tmp_path):
     with open("/dev/full", "w") as full:  # noqa: PTH123
         code, errors = run_command(tmp_path, "app.train data=digits trainer.epochs=1", stdout=full)
     assert code == 1
-    assert errors.endswith(
-        "error: standard output or the temporary folder: No space left on device\n"
-    )
+    where = "standard output or the temporary folder"
+    assert errors.endswith(f"error: {where}: No space left on device\n")
 
 
 def test_missing_packages_name_the_extra(tmp_path):

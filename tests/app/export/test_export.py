@@ -324,7 +324,7 @@ def test_conflicting_settings_raise(make_run, settings, says):
     assert [path.name for path in folder.iterdir()] == ["best.pt"]
 
 
-def test_foreign_files_are_not_overwritten(make_run, tmp_path):
+def test_foreign_files_are_not_overwritten(make_run, tmp_path, capsys):
     folder, card, page = make_run(), tmp_path / "README.md", tmp_path / "web" / "index.html"
     page.parent.mkdir()
     for file in (card, page):
@@ -334,8 +334,9 @@ def test_foreign_files_are_not_overwritten(make_run, tmp_path):
         ({"file": f"{tmp_path}/x.onnx", "web": True}, f"web=true: {page.parent} has other files"),
     ):
         with pytest.raises(UserError, match=re.escape(says)):
-            export(ExportConfig(checkpoint=str(folder), **settings))
+            export(ExportConfig(outputs=str(folder.parent), **settings))
     assert {file.read_text() for file in (card, page)} == {"# README"}
+    assert capsys.readouterr().err == ""  # no word about the checkpoint before
     for _ in range(2):  # an earlier export is replaced
         export(ExportConfig(checkpoint=str(folder), layout="both", web=True))
 

@@ -144,11 +144,12 @@ def test_damaged_file_raises(exported, content):
 def test_missing_file_or_device_raises(tmp_path, exported):
     for checkpoint, device, says in (
         (None, "cpu", f"no run under {tmp_path}/none/ has a model.onnx: export one with `python"),
-        ("none.onnx", "cpu", "checkpoint=none.onnx: No such file or directory: export"),
+        ("none.onnx", "cpu", "checkpoint=none.onnx: no such file"),
+        ("app", "cpu", "checkpoint=app: no model.onnx in this folder, export one with `python"),
         (
             str(tmp_path),
             "cpu",
-            f"checkpoint={tmp_path}/model.onnx: No such file or directory: exp",
+            f"no model.onnx in this folder, did you mean checkpoint={exported}?",
         ),
         (str(exported / "best.pt"), "cpu", "best.pt: a checkpoint, export it first with `python"),
         (str(exported), "cuda:7", "device=cuda:7: this ONNX Runtime has no CUDA, choose from auto"),

@@ -1,6 +1,7 @@
 import json
 import os
 import re
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
@@ -19,6 +20,7 @@ from app.runs.folder import (
     create_run_folder,
     find_checkpoint,
     find_run,
+    find_runs,
     locked,
     read_settings,
 )
@@ -130,6 +132,15 @@ def test_newest_run_is_the_one_started_last(tmp_path, make_run):
     assert _newest(Path(outputs)) == newer
     start = f"{datetime.fromtimestamp(1.1e9):%Y-%m-%d %H:%M:%S}"
     assert networks[0].started == start  # of sweeps, too, whose folders have no date
+
+
+def test_newest_run_is_the_same_in_a_copy(tmp_path):
+    older, newer = (create_run_folder(TrainConfig(outputs=str(tmp_path / "a"))) for _ in range(2))
+    for age, folder in enumerate((older, newer)):
+        copy = tmp_path / "b" / folder.name
+        shutil.copytree(folder, copy)
+        os.utime(copy / CONFIG, (1e9 - age, 1e9 - age))
+    assert [run.name for run in find_runs(tmp_path / "b")] == [older.name, newer.name]
 
 
 def test_find_checkpoint_prints_its_choice(tmp_path, capsys):

@@ -5,6 +5,7 @@ import base64
 import functools
 import io
 import json
+import signal
 import socket
 import struct
 import urllib.error
@@ -307,6 +308,16 @@ def test_interrupt_stops_the_server_with_open_connections(default_run, tmp_path)
         assert kept.recv(20).startswith(b"HTTP/1.1 200")
         assert server.stop() == 130
     assert (tmp_path / "stderr").read_text() == "interrupted\n"
+
+
+def test_interrupt_ends_a_server_that_inherited_it_ignored(default_run, tmp_path):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        server = Server(default_run.parents[1], tmp_path / "stderr")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    urllib.request.urlopen(server.address).close()  # uvicorn has installed its handler
+    assert server.stop() == 130
 
 
 def test_missing_run_is_reported_in_one_line(command):
