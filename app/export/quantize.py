@@ -1,9 +1,7 @@
 """Quantisation to int8 by ONNX Runtime, and removal of what it leaves redundant."""
 
 import itertools
-import math
 import tempfile
-from collections.abc import Iterator
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -31,7 +29,10 @@ def quantize(model: ModelProto, images: Tensor) -> ModelProto:
     original, model = model, ModelProto()  # ONNX Runtime empties the model that it is given
     model.CopyFrom(original)
 
-    feeds = ({name: batch.numpy()} for batch in equal_batches(images, BATCH_SIZE))
+    # ONNX Runtime's calibrators stack the results of batches, which must be equal.
+    size = min(BATCH_SIZE, len(images))
+    batches = images[: len(images) // size * size].split(size)
+    feeds = ({name: batch.numpy()} for batch in batches)
 
     class Reader(ort.CalibrationDataReader):  # type: ignore[misc]
         def get_next(self) -> dict[str, Any] | None:
@@ -61,18 +62,6 @@ def quantize(model: ModelProto, images: Tensor) -> ModelProto:
         setattr(quantized, field, getattr(original, field))
     helper.set_model_props(quantized, {item.key: item.value for item in original.metadata_props})
     return quantized
-
-
-def equal_batches(images: Tensor, largest: int) -> Iterator[Tensor]:
-    """Split `images` into batches of one size: ONNX Runtime's calibrators stack their results.
-
-    Where the number of images is no multiple, the last batch repeats a few of the one before it.
-    """
-    count = len(images)
-    size = math.ceil(count / math.ceil(count / largest))
-    for start in range(0, count, size):
-        start = min(start, count - size)
-        yield images[start : start + size]
 
 
 def keep_in_int8(graph: GraphProto) -> None:

@@ -1,5 +1,6 @@
 """Accuracy, loss and confusion matrix of predictions for labelled images."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,10 +17,21 @@ class Predictions:
     predicted: Tensor  # most probable classes, int64 [N]
     confidence: Tensor  # their probabilities, float32 [N]
 
+    @classmethod
+    def of(cls, classes: Sequence[str], labels: Tensor, logits: Tensor) -> "Predictions":
+        """Return the predictions of `logits` [N, C], on the CPU."""
+        confidence, predicted = logits.cpu().softmax(1).max(1)
+        return cls(list(classes), labels.cpu(), predicted, confidence)
+
     @property
     def mistakes(self) -> Tensor:
         """Mask of the wrong predictions, bool [N]."""
         return self.predicted != self.labels
+
+    @property
+    def order(self) -> Tensor:
+        """Indices: mistakes by falling confidence, then hits by rising confidence."""
+        return torch.where(self.mistakes, -1 - self.confidence, self.confidence).argsort()
 
     @property
     def confusion(self) -> Tensor:

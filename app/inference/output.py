@@ -35,8 +35,8 @@ def predict(cfg: PredictConfig) -> None:
 def predict_test_images(predictor: Predictor, cfg: PredictConfig) -> None:
     """Print accuracy and confusion matrix; write predictions.csv and predictions.png."""
     split = load_test_split(predictor.dataset, cfg.data.root)
-    confidence, predicted = predictor.logits(split.images).softmax(1).max(1)
-    predictions = Predictions(predictor.classes, split.labels, predicted, confidence)
+    logits = predictor.logits(split.images)
+    predictions = Predictions.of(predictor.classes, split.labels, logits)
     instead = f" (instead of {predictor.fallback_from})" if predictor.fallback_from else ""
     accuracy = f"{predictor.dataset}{instead} test: {accuracy_line(predictions)}"
     table = to_csv(predictions)

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -26,23 +25,16 @@ MANY = 10  # the darkest red begins at this count or above
 def draw_predictions(predictions: Predictions, images: Tensor, title: str) -> bytes:
     """Return a PNG of test images: mistakes, most confident first, then least confident hits."""
     png = io.BytesIO()
-    order = most_confident_mistakes(predictions)[:PREDICTIONS]
-    _grid(predictions, images, order, title).savefig(png, dpi=DPI)
+    _grid(predictions, images, predictions.order[:PREDICTIONS], title).savefig(png, dpi=DPI)
     return png.getvalue()
 
 
 def draw_mistakes(predictions: Predictions, images: Tensor) -> Picture:
     """Draw the misclassified images uint8 [N, 1, H, W], most confident first."""
     wrong = int(predictions.mistakes.sum())
-    order = most_confident_mistakes(predictions)[: min(wrong, MISTAKES)]
+    order = predictions.order[: min(wrong, MISTAKES)]
     title = f"{wrong:,} of {len(predictions.labels):,} images wrong"
     return _to_array(_grid(predictions, images, order, title))
-
-
-def most_confident_mistakes(predictions: Predictions) -> Tensor:
-    """Sort images: mistakes by falling confidence, then hits by rising confidence."""
-    confidence = predictions.confidence
-    return torch.where(predictions.mistakes, -1 - confidence, confidence).argsort()
 
 
 def draw_confusion(predictions: Predictions) -> Picture:

@@ -79,7 +79,7 @@ def to_digit(gray: Gray, invert: bool | None = None) -> Gray | None:
     line, paper = ink[strokes], ink[~strokes]
     if not line.size or line.mean() - paper.mean() < LEAST_CONTRAST:
         return None
-    noise, full = _percentile_90(paper), _percentile_90(line)
+    noise, full = np.percentile(paper, 90), np.percentile(line, 90)
     return _frame(np.clip((_crop(ink, strokes) - noise) / (full - noise), 0, 1))
 
 
@@ -137,15 +137,6 @@ def _otsu(ink: NDArray[np.float64]) -> float:
     return float(edges[1:][between == between.max()].mean())  # the middle of a plateau
 
 
-def _percentile_90(values: NDArray[np.float64]) -> float:
-    """Return `np.percentile(values, 90)`, bit for bit, in half the time."""
-    place = (values.size - 1) * 0.9
-    index = int(place)
-    share, following = place - index, min(index + 1, values.size - 1)
-    low, high = np.partition(values, (index, following))[[index, following]]
-    return float(low + (high - low) * share if share < 0.5 else high - (high - low) * (1 - share))
-
-
 def _crop(ink: NDArray[np.float64], strokes: NDArray[np.bool_]) -> NDArray[np.float64]:
     """Crop to the strokes, leaving out small connected components."""
     (box,) = ndimage.find_objects(strokes.view(np.uint8), 1)
@@ -185,9 +176,7 @@ def _thicken(image: Image.Image) -> Image.Image:
     """Dilate strokes that would fade in the box: a thin pen on a large sheet."""
     scale = max(image.size) / BOX
     strokes = np.asarray(image) > 127
-    middle = strokes[1:-1, 1:-1] & strokes[:-2, 1:-1] & strokes[2:, 1:-1]
-    inner = np.count_nonzero(middle & strokes[1:-1, :-2] & strokes[1:-1, 2:])
-    area = np.count_nonzero(strokes)
+    area, inner = strokes.sum(), ndimage.binary_erosion(strokes).sum()
     width = 2 * area / max(1, int(area - inner))  # a long stroke has two edges
     grow = int((LEAST_STROKE * scale - width) / 2)
     if grow < 1:

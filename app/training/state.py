@@ -232,13 +232,9 @@ def save(run: Run, name: str, **metrics: float) -> None:
 def restore(run: Run, saved: Checkpoint) -> None:
     """Restore the run from `saved`, or raise a UserError if it is not of this run."""
     path = f"resume={run.folder / LAST}"
-    for part, own, here in (
-        ("model", saved.model_config, dataclasses.asdict(run.cfg.model)),
-        ("data", saved.data, describe_data(run)),
-    ):
-        for key, value in here.items():
-            if own.get(key) != value:
-                raise UserError(f"{path}: is of {part}.{key}={own.get(key)}, here it is {value}")
+    for key, value in describe_data(run).items():
+        if (own := saved.data.get(key)) != value:
+            raise UserError(f"{path}: is of data.{key}={own}, here it is {value}")
     if "logs" in saved.training:
         raise UserError(f"{path}: written by an older version, which cannot be resumed")
     try:

@@ -32,9 +32,7 @@ def test(run: Run) -> tuple[nn.Module, Tensor, dict[str, Any]]:
 def draw_pictures(run: Run, tracker: Tracker, model: nn.Module, logits: Tensor) -> None:
     """Log pictures of the network and its test results; a failure is a warning on stderr."""
     data, step = run.data, run.step
-    labels, probabilities = data.test.labels.cpu(), logits.softmax(1).cpu()
-    confidence, predicted = probabilities.max(1)
-    predictions = Predictions(list(data.classes), labels, predicted, confidence)
+    predictions = Predictions.of(data.classes, data.test.labels, logits)
     try:
         pictures = {
             "first_convolution": draw_filters(model),
@@ -45,9 +43,8 @@ def draw_pictures(run: Run, tracker: Tracker, model: nn.Module, logits: Tensor) 
         for name, picture in pictures.items():
             if picture is not None:
                 writer.add_image(name, picture, step, dataformats="HWC")
-        for index, name in enumerate(data.classes):
-            truth, column = labels == index, probabilities[:, index]
-            writer.add_pr_curve(f"class/{name}", truth, column, step)
+        for index, (name, column) in enumerate(zip(data.classes, logits.softmax(1).T, strict=True)):
+            writer.add_pr_curve(f"class/{name}", predictions.labels == index, column, step)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch deprecates tracing
             writer.add_graph(model.cpu(), torch.zeros(1, 1, 28, 28))

@@ -25,8 +25,7 @@ _HEADER = struct.Struct(">8s8xII")  # signature, width, height
 def read_picture(body: bytes, width: int | None) -> Gray:
     """Read the picture of a request: a PNG file or, with `width`, bytes of gray row by row.
 
-    Raises:
-        UserError: It is neither, damaged, or too large.
+    Raise a UserError if it is neither, damaged, or too large.
     """
     if width is not None:
         if not (width > 0 and body and len(body) % width == 0):
@@ -44,21 +43,12 @@ def read_picture(body: bytes, width: int | None) -> Gray:
 
 
 def answer(path: Path, gray: Gray, framed: bool, with_maps: bool) -> dict[str, Any]:
-    """Predict a picture.
+    """Predict a picture with the network in `path`.
 
-    Args:
-        path: File of the network.
-        gray: The picture.
-        framed: Whether it is 28x28, as the network takes it; False: it is framed as
-            `python -m app.predict` does.
-        with_maps: Whether to return the first layers' outputs.
-
-    Returns:
-        `class` and `probabilities`, both None for a blank picture; `image`, as the network got it;
-        `maps`; and `milliseconds` of framing and network.
-
-    Raises:
-        UserError: The network cannot be used, or the picture is not 28x28.
+    A `framed` picture is 28x28; others are framed as in `python -m app.predict`. Return `class` and
+    `probabilities`, both None for a blank picture; `image`, the input of the network; `maps`, the
+    first layers' outputs, if `with_maps`; and `milliseconds` of framing and network. Raise a
+    UserError if the network or the size cannot be used.
     """
     network, start = load_network(path), time.perf_counter()
     if framed and gray.shape != (SIDE, SIDE):

@@ -1,7 +1,8 @@
-"""Refusal of requests from other sites, and the headers that fence in the page."""
+"""Refusal of requests from other sites, and the security headers of every response."""
 
 import ipaddress
 import socket
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -23,19 +24,14 @@ HEADERS = {
 
 
 class Guard:
-    """Let through requests for this server's own names that come from its own pages.
+    """Middleware that refuses requests with the Host or the Origin of another site.
 
-    A page of another site can have its name resolve to this machine (DNS rebinding); its Host
-    header tells. One that posts here without that is told by its Origin header.
-
-    Args:
-        app: What answers the other requests.
-        host: The address that the server listens on.
+    The Host header detects DNS rebinding, the Origin header cross-site requests. `host` is the
+    address that the server listens on.
     """
 
     def __init__(self, app: ASGIApp, host: str) -> None:
         self._app, self._host = app, host
-        self._local = host in LOOPBACK
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 403 to foreign requests, and add the headers to every answer."""
@@ -60,19 +56,11 @@ class Guard:
             await JSONResponse({"error": refused}, 403)(scope, receive, send_with_headers)
 
     def _is_own(self, host: str) -> bool:
-        try:
+        """Return whether the Host header names this server; an IP address cannot be rebound."""
+        with suppress(ValueError):
             name = urlsplit(f"//{host}").hostname or ""
-        except ValueError:
-            return False
-        if name in LOOPBACK or name == self._host.lower():
-            return True
-        return not self._local and (name == socket.gethostname().lower() or _is_address(name))
-
-
-def _is_address(name: str) -> bool:
-    """Return whether `name` is an IP address, which no foreign site can rebind."""
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
+            if name in LOOPBACK or name == self._host.lower():
+                return True
+            if self._host not in LOOPBACK:
+                return name == socket.gethostname().lower() or bool(ipaddress.ip_address(name))
         return False
-    return True

@@ -23,36 +23,21 @@ CHECKPOINT = "best.pt"
 
 @dataclass(frozen=True)
 class Entry:
-    """A file that holds a network.
+    """A file that holds a network."""
 
-    Attributes:
-        id: Its name in requests, unique among all entries.
-        path: The checkpoint or the exported file.
-        title: Kind of network, for people.
-        runtime: What runs it, for people.
-        accuracy: On the test images, in [0, 1]; None: unknown.
-        started: Local time at which the run was started; "": outside of a run folder.
-        dataset: Training data; "": unknown.
-    """
-
-    id: str
-    path: Path
-    title: str
-    runtime: str
-    accuracy: float | None
-    started: str
-    dataset: str
+    id: str  # unique name in requests
+    path: Path  # the checkpoint or the exported file
+    title: str  # kind of network, for people
+    runtime: str  # torch or ONNX, for people
+    accuracy: float | None  # on the test images, in [0, 1]; None: unknown
+    started: str  # local time of the start of the run; "": outside of a run folder
+    dataset: str  # training data; "": unknown
 
 
 def find_networks(outputs: str, first: str | None = None) -> dict[str, Entry]:
-    """List the networks under `outputs` by id, the newest run first.
+    """List the networks under `outputs` by id, the newest run first; raise a UserError without one.
 
-    Args:
-        outputs: Where runs are.
-        first: A checkpoint, an exported file or a run folder to begin the list with.
-
-    Raises:
-        UserError: There is none.
+    `first`, a checkpoint, an exported file or a run folder, begins the list.
     """
     root = Path(outputs)
     files = [*root.rglob(CHECKPOINT), *root.rglob("*.onnx")]
@@ -112,11 +97,7 @@ def _runtime(path: Path) -> str:
 
 
 def load_network(path: Path) -> Predictor:
-    """Return the network in a file, read again only when the file has changed.
-
-    Raises:
-        UserError: The file cannot be used.
-    """
+    """Return the network in a file, cached until the file changes, or raise a UserError."""
     try:
         return _load(path, path.stat().st_mtime_ns)
     except OSError as error:

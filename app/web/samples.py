@@ -8,24 +8,17 @@ from typing import Any
 import torch
 
 from app.data.datasets import Split, load_test_split
+from app.inference.metrics import Predictions
 from app.web.networks import load_network
 
 MISTAKES, IMAGES = 40, 60  # at most that many of the images are mistakes
 
 
 def samples(path: Path, data_root: str) -> list[dict[str, Any]]:
-    """Choose test images: the surest mistakes first, then images of every class.
+    """Choose test images for the network in `path`: confident mistakes first, then hits.
 
-    Args:
-        path: File of the network.
-        data_root: Where data sets lie.
-
-    Returns:
-        Of each image its label, the network's answer, whether they differ, and its pixels, 28x28
-        bytes in base64.
-
-    Raises:
-        UserError: The network or its data set cannot be used.
+    Return the label, the network's answer, whether they differ, and the pixels, 28x28 bytes in
+    base64, of each. Raise a UserError if the network or its data set cannot be used.
     """
     load_network(path)  # raises if the file is gone
     return _samples(path, path.stat().st_mtime_ns, data_root)
@@ -35,10 +28,10 @@ def samples(path: Path, data_root: str) -> list[dict[str, Any]]:
 def _samples(path: Path, _modified: int, data_root: str) -> list[dict[str, Any]]:
     network = load_network(path)
     split = _test_split(network.dataset, data_root)
-    confidence, predicted = network.logits(split.images).softmax(1).max(1)
-    wrong = predicted != split.labels
-    order = confidence.argsort(descending=True)
-    mistakes = order[wrong[order]][:MISTAKES].tolist()
+    logits = network.logits(split.images)
+    predictions = Predictions.of(network.classes, split.labels, logits)
+    wrong, predicted = predictions.mistakes, predictions.predicted
+    mistakes = predictions.order[: min(int(wrong.sum()), MISTAKES)].tolist()
     right = torch.nonzero(~wrong).flatten().tolist()[: IMAGES - len(mistakes)]
     return [
         {

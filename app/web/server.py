@@ -1,17 +1,19 @@
 """The server of `python -m app.draw`: one page, and answers in JSON."""
 
+import asyncio
 import dataclasses
-import functools
 import os
 import socket
 import sys
 import threading
 import traceback
 import webbrowser
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 import uvicorn
 import websockets  # noqa: F401 (uvicorn imports it only when it starts)
 from starlette.applications import Starlette
@@ -31,7 +33,6 @@ from app.web.answer import answer, read_picture
 from app.web.guard import Guard
 from app.web.networks import Entry, find_networks, load_network
 from app.web.samples import samples
-from app.web.worker import Worker
 
 PAGE = Path(__file__).parent / "page"
 USUAL_PORT = 8000
@@ -41,8 +42,7 @@ LARGEST_BODY = 2**20  # bytes
 def serve(cfg: DrawConfig) -> None:
     """Serve the page until the process is interrupted.
 
-    Raises:
-        UserError: There is no network, the first one cannot be used, or the port is taken.
+    Raise a UserError without a network, or if the first one or the port cannot be used.
     """
     entries = find_networks(cfg.outputs, cfg.checkpoint)
     load_network(next(iter(entries.values())).path)  # the first stroke need not wait for it
@@ -69,11 +69,7 @@ def serve(cfg: DrawConfig) -> None:
 
 
 def listen(host: str, port: int | None) -> socket.socket:
-    """Open a listening socket; without a port, on 8000 or any free one.
-
-    Raises:
-        UserError: It cannot be opened.
-    """
+    """Open a listening socket, without a port on 8000 or any free one, or raise a UserError."""
     named = f"host={host}" if port is None else f"host={host} port={port}"
     try:
         family, *_ = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
@@ -104,14 +100,13 @@ def has_screen() -> bool:
 
 
 def create_app(cfg: DrawConfig, entries: dict[str, Entry]) -> Starlette:
-    """Build the application.
-
-    Args:
-        cfg: Where runs and data are, and the host to answer for.
-        entries: The networks that there are at the start.
-    """
+    """Build the application; `entries` are the networks at the start."""
     known = dict(entries)
-    predictions, tests = Worker(), Worker()  # no stroke waits for the test images
+    # A thread each, so that no stroke waits for the test images; one core, because a single image
+    # gains nothing from a second.
+    predictions, tests = (
+        ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) for _ in range(2)
+    )
 
     def entry_of(query: QueryParams) -> Entry:
         id = query.get("network", "")
@@ -128,8 +123,8 @@ def create_app(cfg: DrawConfig, entries: dict[str, Entry]) -> Starlette:
     async def answer_to(query: QueryParams, body: bytes) -> dict[str, Any]:
         entry, framed = entry_of(query), not _flag(query, "frame", "true")
         maps, gray = _flag(query, "maps", "false"), read_picture(body, _width(query))
-        call = functools.partial(answer, entry.path, gray, framed, maps)
-        return await predictions.run(call)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(predictions, answer, entry.path, gray, framed, maps)
 
     async def predict(request: Request) -> JSONResponse:
         return JSONResponse(await answer_to(request.query_params, await _read_body(request)))
@@ -154,7 +149,8 @@ def create_app(cfg: DrawConfig, entries: dict[str, Entry]) -> Starlette:
 
     async def list_samples(request: Request) -> JSONResponse:
         path = entry_of(request.query_params).path
-        return JSONResponse(await tests.run(lambda: samples(path, cfg.data.root)))
+        loop = asyncio.get_running_loop()
+        return JSONResponse(await loop.run_in_executor(tests, samples, path, cfg.data.root))
 
     api = [
         Route("/networks", list_networks),
@@ -186,10 +182,9 @@ def _error_body(error: Exception) -> dict[str, Any]:
 
 
 async def _read_body(request: Request) -> bytes:
-    """Read the body, to its end: a rest that is not read would reset the connection.
+    """Read the body to its end: an unread rest would reset the connection.
 
-    Raises:
-        HTTPException: It is larger than `LARGEST_BODY`.
+    Raise an HTTPException above `LARGEST_BODY`.
     """
     body = bytearray()
     async for chunk in request.stream():

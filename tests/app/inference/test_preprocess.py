@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from app.config.errors import UserError
 from app.inference.image_io import find_pictures, read_gray
-from app.inference.preprocess import BOX, CENTRE, SIDE, _percentile_90, frame, to_digit
+from app.inference.preprocess import BOX, CENTRE, SIDE, frame, to_digit
 
 
 def drawn(text="5", size=120, at=(60, 40), canvas=(200, 240), ink=0, paper=255, mode="L"):
@@ -243,13 +243,6 @@ def test_clothes_are_not_cropped():
     np.testing.assert_array_equal(
         frame(np.asarray(drawn()), "mnist")[0], to_digit(np.asarray(drawn()))
     )
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 10, 11, 12, 101, 5000])
-def test_percentile_matches_numpy(count):
-    values = np.random.default_rng(count).normal(size=(200, count))
-    for row in values:
-        assert _percentile_90(row) == np.percentile(row, 90)
 
 
 def test_pictures_of_one_size_are_framed_independently(tmp_path):
