@@ -14,7 +14,7 @@ from app.data.datasets import Dataset, Split, load_dataset
 from app.data.transforms import normalize
 from app.inference.metrics import score
 from app.models import takes_any_size
-from app.runs.checkpoint import Checkpoint, load_checkpoint
+from app.runs.checkpoint import SPLIT_KEYS, Checkpoint, load_checkpoint
 from app.runs.folder import find_checkpoint, is_outdated, network_file
 
 BATCH_SIZE = 1000
@@ -93,8 +93,7 @@ def load_predictor(
 
 def load_data(checkpoint: Checkpoint, root: str) -> Dataset:
     """Load the data set that the checkpoint was trained on, split as it was then."""
-    data = checkpoint.data
-    values = {key: data[key] for key in ("name", "val_size", "split_seed")}
+    values = {key: checkpoint.data[key] for key in SPLIT_KEYS}
     return load_dataset(from_mapping(DataConfig, {"root": root, "fallback": None, **values}))
 
 

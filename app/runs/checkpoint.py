@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import io
-import math
 import platform
 import zipfile
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from app.runs.files import write_atomically
 from app.runs.folder import network_file
 
 FORMAT = 1  # incremented when older programs cannot read the file
+SPLIT_KEYS = ("name", "val_size", "split_seed")  # of `Checkpoint.data`: to load it again
 VERSIONS = {"python": platform.python_version(), "torch": str(torch.__version__)}
 
 
@@ -83,23 +83,10 @@ def load_checkpoint(path: str | Path, key: str = "checkpoint") -> Checkpoint:
         name = checkpoint.model_config.setdefault("name", "lenet")
         for key in foreign_choices(name):  # older checkpoints hold settings of other networks
             checkpoint.model_config.pop(key, None)
-        _check(checkpoint)
+        values = {key: checkpoint.data[key] for key in SPLIT_KEYS if key in checkpoint.data}
+        from_mapping(DataConfig, values, "data.")
+        assert checkpoint.network  # builds it
     except (UserError, RuntimeError, TypeError, KeyError, AttributeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{key}={path}: its contents do not fit: {reason}") from error
     return checkpoint
-
-
-def _check(checkpoint: Checkpoint) -> None:
-    """Raise an exception of any type if the parts do not make a usable network."""
-    data = checkpoint.data
-    keys = {"name", "val_size", "split_seed"}
-    from_mapping(DataConfig, {key: data[key] for key in data if key in keys}, "data.")
-    if not all(isinstance(name, str) for name in data["classes"]):
-        raise ValueError("names of the classes must be text")
-    if not (math.isfinite(data["mean"]) and math.isfinite(data["std"]) and data["std"] > 0):
-        raise ValueError(f"mean {data['mean']} and std {data['std']} of the pixels")
-    for name, tensor in checkpoint.model.items():
-        if not tensor.isfinite().all():
-            raise ValueError(f"{name} is not finite")
-    assert checkpoint.network  # builds it

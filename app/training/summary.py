@@ -57,19 +57,22 @@ def draw_pictures(run: Run, tracker: Tracker, model: nn.Module, logits: Tensor) 
 def log_results(run: Run, tracker: Tracker, results: dict[str, Any]) -> None:
     """Log the test results, and the settings and final numbers for the HParams tab."""
     values = {"loss/test": results["test_loss"], "accuracy/test": results["test_accuracy"]}
-    numbers = {
-        "final/test_accuracy": results["test_accuracy"],
-        "final/test_loss": results["test_loss"],
-        "final/val_accuracy": run.best,
-        "final/parameters": count_parameters(run.train_step.model),
-        "final/training_seconds": run.seconds,
-        "final/images_per_second": run.images / run.seconds,
-    }
+    numbers = {f"final/{key}": value for key, value in (results | measures(run)).items()}
     tracker.scalars(run.step, values | numbers, results=True)
     settings = {
         key: value for key, value in flatten(run.cfg).items() if key not in NON_HYPERPARAMETERS
     }
     tracker.settings(settings, numbers)
+
+
+def measures(run: Run) -> dict[str, Any]:
+    """Return the measures of a run apart from its test."""
+    return {
+        "val_accuracy": run.best if run.best >= 0 else None,
+        "images_per_second": run.images / run.seconds if run.seconds else None,
+        "training_seconds": run.seconds,
+        "parameters": count_parameters(run.train_step.model),
+    }
 
 
 def summarize(run: Run, status: str, **results: Any) -> dict[str, Any]:
@@ -78,12 +81,9 @@ def summarize(run: Run, status: str, **results: Any) -> dict[str, Any]:
     summary = {
         "status": status,
         **results,
-        "val_accuracy": run.best if run.best >= 0 else None,
-        "images_per_second": run.images / run.seconds if run.seconds else None,
-        "training_seconds": run.seconds,
+        **measures(run),
         "epochs": run.epoch,
         "steps": run.step,
-        "parameters": count_parameters(run.train_step.model),
         "model": cfg.model.name,
         **{key: getattr(cfg.model, key) for key in choices_of(cfg.model.name)},
         "recipe": cfg.recipe,

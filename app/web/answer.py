@@ -2,13 +2,13 @@
 
 import base64
 import io
-import struct
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 from app.config.errors import UserError
 from app.inference.image_io import Gray, read_gray
@@ -18,8 +18,6 @@ from app.web.feature_maps import predict_with_maps
 from app.web.networks import load_network
 
 MOST_PIXELS = 4096 * 4096  # of a picture: a small PNG file may hold gigabytes of them
-_PNG = b"\x89PNG\r\n\x1a\n"
-_HEADER = struct.Struct(">8s8xII")  # signature, width, height
 
 
 def read_picture(body: bytes, width: int | None) -> Gray:
@@ -31,9 +29,11 @@ def read_picture(body: bytes, width: int | None) -> Gray:
         if not (width > 0 and body and len(body) % width == 0):
             raise UserError(f"{len(body)} bytes are not rows of width={width}")
         return np.frombuffer(body, np.uint8).reshape(-1, width)
-    if len(body) < _HEADER.size or not body.startswith(_PNG):
-        raise UserError("not a PNG picture; with width=... gray bytes are taken, too")
-    _, columns, rows = _HEADER.unpack_from(body)
+    try:
+        with Image.open(io.BytesIO(body), formats=["PNG"]) as header:
+            columns, rows = header.size
+    except Exception as error:  # a damaged file makes Pillow raise nearly anything
+        raise UserError("not a PNG picture; with width=... gray bytes are taken, too") from error
     if columns * rows > MOST_PIXELS:
         raise UserError(f"picture of {columns}x{rows} pixels: at most {MOST_PIXELS:,} are taken")
     try:

@@ -48,17 +48,14 @@ def find_networks(outputs: str, first: str | None = None) -> dict[str, Entry]:
         files = [path, *(file for file in files if file.resolve() != path.resolve())]
     if not files:
         find_checkpoint(outputs)  # raises: there is none
-    ids = [_id(path, root) for path in files]
+    inside = [path.relative_to(root) if path.is_relative_to(root) else path for path in files]
+    ids = [path.as_posix() for path in inside]
     return {id: _entry(id, path) for id, path in zip(ids, files, strict=True)}
 
 
 def _rank(path: Path) -> tuple[bool, int, Path]:
     """Return the sort key of a file within its folder: checkpoint, model.onnx, others."""
     return path.suffix != ".pt", path.name.count("-"), path
-
-
-def _id(path: Path, root: Path) -> str:
-    return (path.relative_to(root) if path.is_relative_to(root) else path).as_posix()
 
 
 def _entry(id: str, path: Path) -> Entry:
@@ -70,8 +67,10 @@ def _entry(id: str, path: Path) -> Entry:
         accuracy = None if outdated else summary.get("test_accuracy")
     except (UserError, KeyError):  # moved away from its run, or not finished
         pass
-    titles = {"lltm": "LLTM", "tiny": "tiny"}
-    title = titles.get(model.get("name", ""), " ".join(map(str, _kind(model))))
+    choices = (model.get(key) for key in ("act", "conv", "head"))
+    title = {"lltm": "LLTM", "tiny": "tiny"}.get(model.get("name", "")) or " ".join(
+        choice for choice in choices if choice and choice != "fc"
+    )
     folder, time = path.parent, start_time(path.parent)
     return Entry(
         id=id,
@@ -82,12 +81,6 @@ def _entry(id: str, path: Path) -> Entry:
         started=f"{datetime.fromtimestamp(time):%Y-%m-%d %H:%M:%S}" if time else "",
         dataset=dataset,
     )
-
-
-def _kind(model: dict[str, Any]) -> list[Any]:
-    usual = {"head": "fc"}
-    values = ((key, model.get(key)) for key in ("act", "conv", "head"))
-    return [value for key, value in values if value and value != usual.get(key)]
 
 
 def _runtime(path: Path) -> str:

@@ -11,11 +11,13 @@ import webbrowser
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import uvicorn
 import websockets  # noqa: F401 (uvicorn imports it only when it starts)
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import QueryParams
@@ -28,7 +30,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from app.config.errors import UserError
-from app.config.schema import DrawConfig
+from app.config.schema import DrawConfig, from_mapping
 from app.web.answer import answer, read_picture
 from app.web.guard import Guard
 from app.web.networks import Entry, find_networks, load_network
@@ -37,6 +39,15 @@ from app.web.samples import samples
 PAGE = Path(__file__).parent / "page"
 USUAL_PORT = 8000
 LARGEST_BODY = 2**20  # bytes
+
+
+@dataclass
+class PictureOptions:
+    """The options of a request for a prediction."""
+
+    width: Annotated[int, Field(gt=0)] | None = None  # of rows of gray bytes; None: a PNG file
+    frame: bool = True  # find and centre the digit; False: the picture is 28x28
+    maps: bool = False  # return feature maps, too
 
 
 def serve(cfg: DrawConfig) -> None:
@@ -121,10 +132,12 @@ def create_app(cfg: DrawConfig, entries: dict[str, Entry]) -> Starlette:
         return JSONResponse([_shown(entry) for entry in found.values()])
 
     async def answer_to(query: QueryParams, body: bytes) -> dict[str, Any]:
-        entry, framed = entry_of(query), not _flag(query, "frame", "true")
-        maps, gray = _flag(query, "maps", "false"), read_picture(body, _width(query))
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(predictions, answer, entry.path, gray, framed, maps)
+        path = entry_of(query).path
+        options: PictureOptions = from_mapping(PictureOptions, dict(query))
+        gray, loop = read_picture(body, options.width), asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            predictions, answer, path, gray, not options.frame, options.maps
+        )
 
     async def predict(request: Request) -> JSONResponse:
         return JSONResponse(await answer_to(request.query_params, await _read_body(request)))
@@ -193,19 +206,3 @@ async def _read_body(request: Request) -> bytes:
     if len(body) > LARGEST_BODY:
         raise HTTPException(413, f"more than {LARGEST_BODY:,} bytes")
     return bytes(body)
-
-
-def _flag(query: QueryParams, key: str, default: str) -> bool:
-    value = query.get(key, default)
-    if value not in ("true", "false"):
-        raise UserError(f"{key}={value}: choose from true, false")
-    return value == "true"
-
-
-def _width(query: QueryParams) -> int | None:
-    value = query.get("width")
-    if value is None:
-        return None
-    if not (value.isascii() and value.isdigit() and len(value) < 6):
-        raise UserError(f"width={value}: must be an integer above 0")
-    return int(value)

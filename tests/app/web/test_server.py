@@ -233,7 +233,11 @@ def test_websocket_answers_as_requests_are_answered(ask, network, strokes, serve
     [
         ("network=../../x", b"x", "network=../../x: not one of /api/networks"),
         ("network=NETWORK", b"x", "not a PNG picture; with width=... gray bytes are taken, too"),
-        ("network=NETWORK&maps=1", b"x", "maps=1: choose from true, false"),
+        (
+            "network=NETWORK&maps=2",
+            b"x",
+            "maps=2: Input should be a valid boolean, unable to interpret input",
+        ),
     ],
 )
 def test_websocket_reports_errors(network, strokes, query, body, error):
