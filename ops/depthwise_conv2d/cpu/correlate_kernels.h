@@ -45,12 +45,14 @@ inline Vec<A, kLanes<A>> load_once(const A* from) {
   return x;
 }
 
-// Accumulate TAPS adjacent taps in R × V vectors. Source p serves tap t of output p − t, so
-// R + TAPS − 1 sources, `step` elements apart, are loaded once.
-template <int TAPS, int R, int V, typename A>
+// Accumulate TAPS adjacent taps in R × V vectors. Source p serves tap t of output (p − t) / STRIDE,
+// so (R − 1) · STRIDE + TAPS sources, `step` elements apart, are loaded once.
+// pads_first, pads_last: the first or last source is padding.
+template <int TAPS, int STRIDE, int R, int V, typename A>
 inline void add_taps(Vec<A, kLanes<A>> (&sum)[R][V], const Tap* taps, const A* weight,
-                     const A* source, int64_t step) {
-  constexpr int N = kLanes<A>;
+                     const A* source, int64_t step, bool pads_first, bool pads_last) {
+  constexpr int N = kLanes<A>, SOURCES = (R - 1) * STRIDE + TAPS;
+  static constexpr A zeros[V * N] = {};
   Vec<A, N> tap[TAPS][V];
   OPS_UNROLL
   for (int t = 0; t < TAPS; ++t) {
@@ -61,14 +63,16 @@ inline void add_taps(Vec<A, kLanes<A>> (&sum)[R][V], const Tap* taps, const A* w
   }
   source += taps[0].source;
   OPS_UNROLL
-  for (int p = 0; p < R + TAPS - 1; ++p) {
+  for (int p = 0; p < SOURCES; ++p) {
+    const bool pads = (p == 0 && pads_first) || (p == SOURCES - 1 && pads_last);
+    const A* from = pads ? zeros : source + p * step;
     OPS_UNROLL
     for (int v = 0; v < V; ++v) {
-      const Vec<A, N> x = load_once<TAPS>(source + p * step + v * N);
+      const Vec<A, N> x = load_once<TAPS>(from + v * N);
       OPS_UNROLL
       for (int t = 0; t < TAPS; ++t) {
-        if (p - t >= 0 && p - t < R) {
-          sum[p - t][v] += tap[t][v] * x;
+        if (p >= t && (p - t) % STRIDE == 0 && p - t < R * STRIDE) {
+          sum[(p - t) / STRIDE][v] += tap[t][v] * x;
         }
       }
     }
@@ -76,8 +80,9 @@ inline void add_taps(Vec<A, kLanes<A>> (&sum)[R][V], const Tap* taps, const A* w
 }
 
 // Compute a register block: R outputs, V vectors of lanes at a time, accumulated over all taps.
-// ADJACENT: the step between sources is one vector, a compile-time constant.
-template <int V, bool ADJACENT, typename A>
+// ADJACENT: the step between sources is one vector, a compile-time constant. STRIDE: steps between
+// sources of adjacent outputs, where taps share sources.
+template <int V, bool ADJACENT, int STRIDE, typename A>
 struct CorrelateBlock {
   template <int R>
   static void run(const Block& block, const RowPlan& row_plan, const Tap* rows, int64_t num_rows,
@@ -85,6 +90,8 @@ struct CorrelateBlock {
                   int64_t out_pixel, Prefetch<A> prefetch) {
     constexpr int N = kLanes<A>;
     const int64_t step = ADJACENT ? N : row_plan.source_step;
+    const int64_t tap_step = STRIDE == 1 ? step : row_plan.tap_step;
+    const bool shared = block.shared && row_plan.source_step == STRIDE * row_plan.tap_step;
     const int64_t out_step = row_plan.out_step * out_pixel;
     const Tap *begin = row_plan.taps.data() + block.tap_begin,
               *end = row_plan.taps.data() + block.tap_end;
@@ -108,16 +115,20 @@ struct CorrelateBlock {
         const A* row_weight = weight + rows[i].weight + lane;
         const Tap* tap = begin;
         if constexpr (V == 1) {  // V = 2: registers for one tap only
-          for (; block.shared && end - tap >= 3; tap += 3) {
-            add_taps<3>(sum, tap, row_weight, row, step);
+          for (; shared && end - tap >= 3; tap += 3) {
+            add_taps<3, STRIDE>(sum, tap, row_weight, row, tap_step,
+                                tap == begin && block.pads_first,
+                                tap + 3 == end && block.pads_last);
           }
-          if (block.shared && end - tap == 2) {
-            add_taps<2>(sum, tap, row_weight, row, step);
+          if (shared && end - tap == 2) {
+            add_taps<2, STRIDE>(sum, tap, row_weight, row, tap_step,
+                                tap == begin && block.pads_first, block.pads_last);
             tap = end;
           }
         }
         for (; tap < end; ++tap) {
-          add_taps<1>(sum, tap, row_weight, row, step);
+          add_taps<1, 1>(sum, tap, row_weight, row, step, tap == begin && block.pads_first,
+                         tap + 1 == end && block.pads_last);
         }
       }
       OPS_UNROLL
@@ -135,13 +146,16 @@ template <typename A>
 auto select_correlate(const RowPlan& row_plan, int64_t vectors, int64_t outputs) {
   if constexpr (kSpecialised<A>) {
     if (vectors == 2) {
-      return kernel_of<CorrelateBlock<2, false, A>, kMaxOutputs / 2>(outputs);
+      return kernel_of<CorrelateBlock<2, false, 1, A>, kMaxOutputs / 2>(outputs);
     }
     if (row_plan.source_step == kLanes<A>) {
-      return kernel_of<CorrelateBlock<1, true, A>, kMaxOutputs>(outputs);
+      return kernel_of<CorrelateBlock<1, true, 1, A>, kMaxOutputs>(outputs);
+    }
+    if (row_plan.source_step == 2 * row_plan.tap_step) {
+      return kernel_of<CorrelateBlock<1, false, 2, A>, kMaxOutputs>(outputs);
     }
   }
-  return kernel_of<CorrelateBlock<1, false, A>, kMaxOutputs>(outputs);
+  return kernel_of<CorrelateBlock<1, false, 1, A>, kMaxOutputs>(outputs);
 }
 
 // Compute output rows [begin, end) of the index [image group][channel group][row].

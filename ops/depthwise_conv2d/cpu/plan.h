@@ -45,11 +45,8 @@ struct Block {
   int64_t outputs;
   int64_t out, source;         // first output, in pixels; its source, in elements
   int64_t tap_begin, tap_end;  // taps with at least one source that is not padding
-  bool shared;                 // tap t of output r + 1 reads the source of tap t + 1 of output r
-
-  bool has_taps_of(const Block& other) const {
-    return tap_begin == other.tap_begin && tap_end == other.tap_end;
-  }
+  bool shared;                 // tap t of output r + 1 reads the source of a later tap of output r
+  bool pads_first, pads_last;  // first tap of the first output, last tap of the last: padding
 };
 
 // Partition of an output row into register blocks. All outputs of a block have the same taps: in
@@ -57,12 +54,13 @@ struct Block {
 struct RowPlan {
   int64_t out_step;             // between outputs of a block, in pixels
   int64_t source_step;          // between sources of these outputs, in elements
+  int64_t tap_step = 0;         // between sources of adjacent taps, in elements
   int64_t left = 0, width = 0;  // of a source row: zeros before it; width with padding, in pixels
   std::vector<Tap> taps;
   std::vector<Block> blocks;
 
   // Plan rows of pixels of `lanes` lanes, in blocks of at most `max_outputs`. If sources are not
-  // `padded` with zeros, all outputs of a block have the same valid taps, so none reads padding.
+  // `padded` with zeros, a block reads at most one source of padding at either end.
   RowPlan(const Axis& axis, int64_t lanes, int64_t max_outputs, bool padded) {
     const int64_t phases = axis.transposed ? axis.stride : 1;
     const int64_t step = axis.transposed ? 1 : axis.stride;
@@ -89,8 +87,9 @@ struct RowPlan {
       }
     }
     const int64_t num_taps = taps.size() - first_tap;
+    tap_step = num_taps > 1 ? taps[first_tap + 1].source - taps[first_tap].source : 0;
     const bool adjacent =
-        num_taps > 2 && taps[first_tap + 1].source - taps[first_tap].source == source_step;
+        num_taps > 2 && (source_step == tap_step || source_step == 2 * tap_step);
     // Large strides: shorten blocks, so that they read no more padding than source.
     max_outputs = std::min(max_outputs, 1 + (axis.source_size + kMaxOutputs) / step);
     const auto source = [&](int64_t tap, int64_t output) {
@@ -102,7 +101,9 @@ struct RowPlan {
                   begin * step * lanes,
                   first_tap,
                   static_cast<int64_t>(taps.size()),
-                  adjacent && end - begin <= max_shared_outputs()};
+                  adjacent && end - begin <= max_shared_outputs(),
+                  false,
+                  false};
       while (block.tap_begin < block.tap_end && source(block.tap_begin, end - 1) < 0) {
         ++block.tap_begin;
       }
@@ -110,12 +111,26 @@ struct RowPlan {
              source(block.tap_end - 1, begin) >= axis.source_size) {
         --block.tap_end;
       }
+      if (!padded && block.tap_begin < block.tap_end) {
+        block.pads_first = source(block.tap_begin, begin) < 0;
+        block.pads_last = source(block.tap_end - 1, end - 1) >= axis.source_size;
+      }
       return block;
+    };
+    // Return whether a block reads padding at most in the first tap of its first output and in the
+    // last tap of its last output.
+    const auto reads_image = [&](int64_t begin, int64_t end) {
+      const Block whole = block(begin, end);
+      const int64_t first = whole.tap_begin, last = whole.tap_end - 1;
+      return begin + 1 == end ||
+             (first < last && source(first + 1, begin) >= 0 && source(first, begin + 1) >= 0 &&
+              source(last - 1, end - 1) < axis.source_size &&
+              source(last, end - 2) < axis.source_size);
     };
     const int64_t outputs = (axis.out_size - 1 - phase) / phases + 1;
     for (int64_t begin = 0, end; begin < outputs; begin = end) {
       end = padded ? outputs : begin + 1;
-      while (end < outputs && block(begin, begin + 1).has_taps_of(block(end, end + 1))) {
+      while (end < outputs && reads_image(begin, end + 1)) {
         ++end;
       }
       const bool single_block = end - begin <= max_outputs && num_taps < kMinSharedTaps;
@@ -126,7 +141,7 @@ struct RowPlan {
       for (int64_t i = 0; i < count; ++i) {
         const int64_t at = begin + i * (end - begin - size) / std::max<int64_t>(1, count - 1);
         blocks.push_back(block(at, at + size));
-        if (blocks.back().tap_begin < blocks.back().tap_end) {
+        if (padded && blocks.back().tap_begin < blocks.back().tap_end) {
           left = std::max(left, -source(blocks.back().tap_begin, at));
           width = std::max(width, source(blocks.back().tap_end - 1, at + size - 1) + 1);
         }
