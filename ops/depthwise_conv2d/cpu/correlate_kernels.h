@@ -64,8 +64,14 @@ inline void add_taps(Vec<A, kLanes<A>> (&sum)[R][V], const Tap* taps, const A* w
   source += taps[0].source;
   OPS_UNROLL
   for (int p = 0; p < SOURCES; ++p) {
+    if (p > 0 && p % 4 == 0) {
+      source += 4 * step;
+      if (!__builtin_constant_p(step)) {  // else compilers emit one chain of additions
+        asm("" : "+r"(source));
+      }
+    }
     const bool pads = (p == 0 && pads_first) || (p == SOURCES - 1 && pads_last);
-    const A* from = pads ? zeros : source + p * step;
+    const A* from = pads ? zeros : source + p % 4 * step;
     OPS_UNROLL
     for (int v = 0; v < V; ++v) {
       const Vec<A, N> x = load_once<TAPS>(from + v * N);

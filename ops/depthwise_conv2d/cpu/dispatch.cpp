@@ -16,7 +16,6 @@ constexpr int64_t kMaxTasks = 64;   // of a weight gradient
 // Outputs per source pixel up to which sources are read in place, without and with L1 set
 // conflicts.
 constexpr int64_t kMaxReuse = 9, kMaxConflictReuse = 4;
-constexpr int64_t kMinDirectRow = 20;  // outputs per row from which weight gradients read in place
 constexpr int64_t kWayBytes = 4096, kWays = 8;  // smallest L1 data cache
 constexpr int64_t kL1Bytes = kWays * kWayBytes;
 
@@ -122,7 +121,7 @@ struct Kernels {
     const auto g = single_channel_as_nchw(geometry);
     const int64_t vector = vector_bytes() / sizeof(A), pixel = vectors_of(g) * vector;
     const bool direct =
-        std::is_same_v<T, A> && x && g.channels_last && g.c >= pixel && g.out_w >= kMinDirectRow &&
+        std::is_same_v<T, A> && x && g.channels_last && g.c >= pixel &&
         g.kernel_h * g.kernel_w <= kMaxConflictReuse * g.stride_h * g.stride_w &&
         !has_cache_conflicts(vertical_axis(g, false), horizontal_axis(g, false), g.c * sizeof(A));
     const WeightGradient<T> p(g, grad, x, grad_bias,

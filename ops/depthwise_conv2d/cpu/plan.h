@@ -88,8 +88,7 @@ struct RowPlan {
     }
     const int64_t num_taps = taps.size() - first_tap;
     tap_step = num_taps > 1 ? taps[first_tap + 1].source - taps[first_tap].source : 0;
-    const bool adjacent =
-        num_taps > 2 && (source_step == tap_step || source_step == 2 * tap_step);
+    const bool adjacent = num_taps > 2 && (source_step == tap_step || source_step == 2 * tap_step);
     // Large strides: shorten blocks, so that they read no more padding than source.
     max_outputs = std::min(max_outputs, 1 + (axis.source_size + kMaxOutputs) / step);
     const auto source = [&](int64_t tap, int64_t output) {

@@ -37,6 +37,70 @@ struct AccumulateTaps {
   }
 };
 
+// Output rows whose sources are read in place, and strides in elements. All have the same taps.
+template <typename A>
+struct DirectRows {
+  int64_t count;
+  GradRow<A> grad;
+  int64_t grad_row;
+  const A* source;
+  int64_t step, source_row;  // between sources of adjacent pixels and rows
+};
+
+// Accumulate grad_output · input of several rows in the sums of COUNT taps. Padding is not in
+// memory: zeros stand for it at the edges.
+template <typename A>
+struct AccumulateRows {
+  template <int COUNT>
+  static void run(const Tap* taps, const TapRange* ranges, const DirectRows<A>& rows,
+                  const TapGroup& group, int64_t lane, A* sums) {
+    constexpr int N = kLanes<A>;
+    static constexpr A zeros[N] = {};
+    const A* x[COUNT];
+    Vec<A, N> sum[COUNT];
+    GradRow<A> grad{rows.grad.data + lane, rows.grad.pixel};
+    const int64_t step = rows.step;
+    OPS_UNROLL
+    for (int t = 0; t < COUNT; ++t) {
+      x[t] = rows.source + lane + taps[t].source;
+      sum[t] = load<N>(sums + taps[t].weight);
+    }
+    const auto add_edge = [&](int64_t i) {
+      const Vec<A, N> g = load<N>(grad.data + i * grad.pixel);
+      OPS_UNROLL
+      for (int t = 0; t < COUNT; ++t) {
+        const bool valid = i >= ranges[t].begin && i < ranges[t].end;
+        sum[t] += g * load<N>(valid ? x[t] + i * step : zeros);
+      }
+    };
+    for (int64_t row = 0; row < rows.count; ++row) {
+      int64_t i = group.begin;
+      for (; i < group.inner_begin && i < group.end; ++i) {
+        add_edge(i);
+      }
+      for (; i < group.inner_end; ++i) {
+        const Vec<A, N> g = load<N>(grad.data + i * grad.pixel);
+        OPS_UNROLL
+        for (int t = 0; t < COUNT; ++t) {
+          sum[t] += g * load<N>(x[t] + i * step);
+        }
+      }
+      for (; i < group.end; ++i) {
+        add_edge(i);
+      }
+      grad.data += rows.grad_row;
+      OPS_UNROLL
+      for (int t = 0; t < COUNT; ++t) {
+        x[t] += rows.source_row;
+      }
+    }
+    OPS_UNROLL
+    for (int t = 0; t < COUNT; ++t) {
+      store<N>(sums + taps[t].weight, sum[t]);
+    }
+  }
+};
+
 // Add pixels [begin, end) of grad_output to `total` (bias gradient). Four accumulators hide the
 // latency of additions.
 template <typename A>
@@ -77,12 +141,14 @@ void accumulate_weight_gradient(const WeightGradient<T>& p, int64_t group, int64
   const int64_t lanes = p.lanes.count;
   const int64_t out_h = p.vertical.out_size, out_w = p.horizontal.out_size;
   const int64_t taps = p.vertical.taps * p.horizontal.taps;
+  const int64_t min_terms = p.pixel * sizeof(A) % kCacheLine == 0 ? kMinTerms : kMinUnalignedTerms;
   int64_t terms = 0;  // since the last flush
   Ring<T> ring;
   LaneView<const T> view;
   const A* source = nullptr;
   int64_t active = lanes;
-  for (int64_t index = begin; index < end; ++index) {
+  int64_t count;  // output rows accumulated together
+  for (int64_t index = begin; index < end; index += count) {
     const int64_t h = index % out_h;
     if (index == begin || h == 0) {
       view = p.grad_view(index / out_h, group);
@@ -97,11 +163,18 @@ void accumulate_weight_gradient(const WeightGradient<T>& p, int64_t group, int64
       }
     }
     TapRows rows{0, -1};
+    count = 1;
     if (p.x) {
       rows = workspace.find_rows(p.vertical, h, p.horizontal.taps * lanes, p.source_rows);
       if (p.direct) {
-        for (int64_t i = 1; i <= p.vertical.stride; ++i) {
-          prefetch_row(ring.view, 0, rows.last + i);
+        while (rows.count == p.vertical.taps && index + count < end && h + count < out_h &&
+               count * out_w < min_terms &&
+               p.vertical.source(h + count, p.vertical.taps - 1) >= 0) {
+          ++count;
+        }
+        const int64_t last = rows.last + (count - 1) * p.vertical.stride;
+        for (int64_t i = 1; i <= count * p.vertical.stride; ++i) {
+          prefetch_row(ring.view, 0, last + i);
         }
       } else {
         ring.gather(p.lanes, rows.last);
@@ -111,12 +184,15 @@ void accumulate_weight_gradient(const WeightGradient<T>& p, int64_t group, int64
     if constexpr (std::is_same_v<T, A>) {
       if (p.direct || (view.pixel_stride && view.channels == lanes)) {
         grad = {view.base[0] + h * view.row_stride, view.pixel_stride};
-        prefetch_row(view, 0, h + 1);
+        prefetch_row(view, 0, h + count);
       }
     }
     if (grad.data == workspace.row()) {
       gather_row(view, h, p.lanes, workspace.row());
     }
+    const int64_t step = p.horizontal.stride * p.pixel;
+    const DirectRows<A> direct{count,  grad, view.row_stride,
+                               source, step, p.vertical.stride * p.source_rows.size};
     for (int64_t from = 0; from < out_w; from += kFlushTerms) {
       const int64_t until = from + kFlushTerms < out_w ? from + kFlushTerms : out_w;
       workspace.find_tap_groups(p, rows.count, from, until);
@@ -124,16 +200,23 @@ void accumulate_weight_gradient(const WeightGradient<T>& p, int64_t group, int64
         const int64_t at = !p.direct || lane + N <= p.pixel ? lane : p.pixel - N;
         const GradRow<A> part{grad.data + at, grad.pixel};
         for (const TapGroup& tap_group : workspace.tap_groups) {
+          if (p.direct) {
+            kernel_of<AccumulateRows<A>, kMaxGroupTaps>(tap_group.count)(
+                &workspace.taps[tap_group.first], &workspace.ranges[tap_group.first], direct,
+                tap_group, at, workspace.sums() + lane);
+            continue;
+          }
           kernel_of<AccumulateTaps<A>, kMaxGroupTaps>(tap_group.count)(
-              &workspace.taps[tap_group.first], part, source + at, p.horizontal.stride * p.pixel,
-              tap_group.begin, tap_group.end, workspace.sums() + lane);
+              &workspace.taps[tap_group.first], part, source + at, step, tap_group.begin,
+              tap_group.end, workspace.sums() + lane);
         }
-        if (p.bias) {
-          accumulate_grad(part, from, until, &workspace.totals[taps * lanes + lane]);
+        for (int64_t row = 0; p.bias && row < count; ++row) {
+          accumulate_grad(GradRow<A>{part.data + row * view.row_stride, part.pixel}, from, until,
+                          &workspace.totals[taps * lanes + lane]);
         }
       }
-      terms += until - from;
-      if (terms >= kFlushTerms || (index + 1 == end && until == out_w)) {
+      terms += (until - from) * count;
+      if (terms >= kFlushTerms || (index + count == end && until == out_w)) {
         flush_sums(workspace.sums(), workspace.totals, taps * lanes);
         terms = 0;
       }

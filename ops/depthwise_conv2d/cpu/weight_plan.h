@@ -15,11 +15,20 @@ namespace ops::cpu {
 
 constexpr int64_t kMaxGroupTaps = 10;  // accumulators and source pointers fit in registers
 constexpr int64_t kFlushTerms = 256;   // terms after which sums are flushed to double
+// Terms up to which rows read in place are accumulated together, and if pixels are not aligned to
+// cache lines: more rows would exceed the L1 cache.
+constexpr int64_t kMinTerms = 64, kMinUnalignedTerms = 16;
 
-// Taps accumulated together over pixels [begin, end) of an output row.
+// A tap (row and column of the filter) and the pixels of grad_output with a valid source.
+struct TapRange {
+  int64_t row, column, begin, end;
+};
+
+// Taps accumulated together over pixels [begin, end) of an output row. All taps have a valid source
+// or padding in memory for pixels [inner_begin, inner_end).
 struct TapGroup {
   int64_t first, count;  // taps
-  int64_t begin, end;
+  int64_t begin, end, inner_begin, inner_end;
 };
 
 template <typename T>
@@ -87,6 +96,7 @@ template <typename A>
 class WeightWorkspace : public Workspace<A> {
  public:
   std::vector<Tap> taps;
+  std::vector<TapRange> ranges;  // of the taps
   std::vector<TapGroup> tap_groups;
   double* totals;
 
@@ -106,28 +116,23 @@ class WeightWorkspace : public Workspace<A> {
     if (num_rows != num_rows_ || from != from_) {
       list_tap_groups(p, num_rows, from, until);
     }
-    for (size_t i = 0; i < ranges_.size(); ++i) {
-      const Tap& row = this->rows[ranges_[i].row];
-      taps[i] = {row.weight + ranges_[i].column * p.lanes.count,
-                 row.source + p.columns[ranges_[i].column].source * p.pixel};
+    for (size_t i = 0; i < ranges.size(); ++i) {
+      const Tap& row = this->rows[ranges[i].row];
+      taps[i] = {row.weight + ranges[i].column * p.lanes.count,
+                 row.source + p.columns[ranges[i].column].source * p.pixel};
     }
   }
 
  private:
-  // A tap and the pixels of grad_output with a valid source.
-  struct TapRange {
-    int64_t row, column, begin, end;
-  };
-
-  // Rebuild the groups; called only when num_rows or `from` changes. Without padding, split the row
-  // into pixel ranges with the same valid filter columns.
+  // Rebuild the groups; called only when num_rows or `from` changes. A ring without padding: split
+  // the row into pixel ranges with the same valid filter columns.
   template <typename T>
   void list_tap_groups(const WeightGradient<T>& p, int64_t num_rows, int64_t from, int64_t until) {
     num_rows_ = num_rows;
     from_ = from;
     tap_groups.clear();
-    ranges_.clear();
-    if (p.padded) {
+    ranges.clear();
+    if (p.padded || p.direct) {
       add_tap_groups(p, num_rows, from, until);
     } else {
       std::vector<int64_t> cuts{from, until};
@@ -140,34 +145,37 @@ class WeightWorkspace : public Workspace<A> {
         add_tap_groups(p, num_rows, cuts[i], cuts[i + 1]);
       }
     }
-    taps.resize(ranges_.size());
+    taps.resize(ranges.size());
   }
 
   template <typename T>
   void add_tap_groups(const WeightGradient<T>& p, int64_t num_rows, int64_t from, int64_t until) {
-    const int64_t before = ranges_.size();
+    const int64_t before = ranges.size();
     for (size_t column = 0; column < p.columns.size(); ++column) {
       const int64_t begin = std::max(p.columns[column].begin, from);
       const int64_t end = std::min(p.columns[column].end, until);
       for (int64_t row = 0; row < num_rows && begin < end; ++row) {
-        ranges_.push_back({row, static_cast<int64_t>(column), begin, end});
+        ranges.push_back({row, static_cast<int64_t>(column), begin, end});
       }
     }
-    const int64_t added = ranges_.size() - before,
+    const int64_t added = ranges.size() - before,
                   parts = (added + kMaxGroupTaps - 1) / kMaxGroupTaps;
     for (int64_t i = 0; i < parts; ++i) {
       const int64_t first = before + added * i / parts, end = before + added * (i + 1) / parts;
-      TapGroup group{first, end - first, until, from};
+      TapGroup group{first, end - first, until, from, from, until};
       for (int64_t k = first; k < end; ++k) {
-        group.begin = std::min(group.begin, ranges_[k].begin);
-        group.end = std::max(group.end, ranges_[k].end);
+        group.begin = std::min(group.begin, ranges[k].begin);
+        group.end = std::max(group.end, ranges[k].end);
+        if (!p.padded) {
+          group.inner_begin = std::max(group.inner_begin, ranges[k].begin);
+          group.inner_end = std::min(group.inner_end, ranges[k].end);
+        }
       }
       tap_groups.push_back(group);
     }
   }
 
   std::vector<A> sums_;
-  std::vector<TapRange> ranges_;
   int64_t num_rows_ = -1, from_ = -1;  // arguments of the last list_tap_groups
 };
 
