@@ -52,6 +52,8 @@ SMALL = 40_000  # elements per multiprocessor: the largest kSmall… in cuda/dis
 @example((1, 2, 3, 300), (3, 3), (1, 1), (1, 1), (1, 1), True, torch.float32, *LAYOUTS[:1] * 2)
 @example((1, 1, 50, 9), (3, 3), (2, 1), (4, 1), (2, 1), True, torch.float32, *LAYOUTS[:1] * 2)
 @example((1, 2, 50, 9), (5, 1), (3, 1), (0, 0), (2, 1), True, torch.float32, *LAYOUTS[1:2] * 2)
+@example((2, 32, 9, 8), (3, 3), (2, 2), (1, 1), (1, 1), True, torch.float32, *LAYOUTS[1:2] * 2)
+@example((1, 33, 9, 9), (3, 3), (2, 2), (1, 1), (1, 1), True, torch.float32, *LAYOUTS[1:2] * 2)
 @example((1, 9, 5, 7), (2, 2), (9, 40), (30, 100), (1, 1), True, torch.float32, *LAYOUTS[:1] * 2)
 def test_matches_conv2d(
     device, image, kernel, stride, padding, dilation, bias, dtype, layout, grad_layout

@@ -48,7 +48,7 @@ inline Vec<A, kLanes<A>> load_once(const A* from) {
 // Accumulate TAPS adjacent taps in R × V vectors. Source p serves tap t of output (p − t) / STRIDE,
 // so (R − 1) · STRIDE + TAPS sources, `step` elements apart, are loaded once.
 // pads_first, pads_last: the first or last source is padding.
-template <int TAPS, int STRIDE, int R, int V, typename A>
+template <int TAPS, int STRIDE, bool DIRECT, int R, int V, typename A>
 inline void add_taps(Vec<A, kLanes<A>> (&sum)[R][V], const Tap* taps, const A* weight,
                      const A* source, int64_t step, bool pads_first, bool pads_last) {
   constexpr int N = kLanes<A>, SOURCES = (R - 1) * STRIDE + TAPS;
@@ -64,14 +64,12 @@ inline void add_taps(Vec<A, kLanes<A>> (&sum)[R][V], const Tap* taps, const A* w
   source += taps[0].source;
   OPS_UNROLL
   for (int p = 0; p < SOURCES; ++p) {
-    if (p > 0 && p % 4 == 0) {
+    if (DIRECT && p > 0 && p % 4 == 0) {
       source += 4 * step;
-      if (!__builtin_constant_p(step)) {  // else compilers emit one chain of additions
-        asm("" : "+r"(source));
-      }
+      asm("" : "+r"(source));  // else compilers emit one chain of additions
     }
     const bool pads = (p == 0 && pads_first) || (p == SOURCES - 1 && pads_last);
-    const A* from = pads ? zeros : source + p % 4 * step;
+    const A* from = pads ? zeros : source + (DIRECT ? p % 4 : p) * step;
     OPS_UNROLL
     for (int v = 0; v < V; ++v) {
       const Vec<A, N> x = load_once<TAPS>(from + v * N);
@@ -87,8 +85,9 @@ inline void add_taps(Vec<A, kLanes<A>> (&sum)[R][V], const Tap* taps, const A* w
 
 // Compute a register block: R outputs, V vectors of lanes at a time, accumulated over all taps.
 // ADJACENT: the step between sources is one vector, a compile-time constant. STRIDE: steps between
-// sources of adjacent outputs, where taps share sources.
-template <int V, bool ADJACENT, int STRIDE, typename A>
+// sources of adjacent outputs, where taps share sources. DIRECT: sources may be padding that is not
+// in memory.
+template <int V, bool ADJACENT, int STRIDE, bool DIRECT, typename A>
 struct CorrelateBlock {
   template <int R>
   static void run(const Block& block, const RowPlan& row_plan, const Tap* rows, int64_t num_rows,
@@ -97,6 +96,7 @@ struct CorrelateBlock {
     constexpr int N = kLanes<A>;
     const int64_t step = ADJACENT ? N : row_plan.source_step;
     const int64_t tap_step = STRIDE == 1 ? step : row_plan.tap_step;
+    const bool pads_first = DIRECT && block.pads_first, pads_last = DIRECT && block.pads_last;
     const bool shared = block.shared && row_plan.source_step == STRIDE * row_plan.tap_step;
     const int64_t out_step = row_plan.out_step * out_pixel;
     const Tap *begin = row_plan.taps.data() + block.tap_begin,
@@ -122,19 +122,22 @@ struct CorrelateBlock {
         const Tap* tap = begin;
         if constexpr (V == 1) {  // V = 2: registers for one tap only
           for (; shared && end - tap >= 3; tap += 3) {
-            add_taps<3, STRIDE>(sum, tap, row_weight, row, tap_step,
-                                tap == begin && block.pads_first,
-                                tap + 3 == end && block.pads_last);
+            add_taps<3, STRIDE, DIRECT>(sum, tap, row_weight, row, tap_step,
+                                        tap == begin && pads_first, tap + 3 == end && pads_last);
           }
           if (shared && end - tap == 2) {
-            add_taps<2, STRIDE>(sum, tap, row_weight, row, tap_step,
-                                tap == begin && block.pads_first, block.pads_last);
+            add_taps<2, STRIDE, DIRECT>(sum, tap, row_weight, row, tap_step,
+                                        tap == begin && pads_first, pads_last);
             tap = end;
           }
         }
         for (; tap < end; ++tap) {
-          add_taps<1, 1>(sum, tap, row_weight, row, step, tap == begin && block.pads_first,
-                         tap + 1 == end && block.pads_last);
+          if (pads_first || pads_last) {
+            add_taps<1, 1, DIRECT>(sum, tap, row_weight, row, step, tap == begin && pads_first,
+                                   tap + 1 == end && pads_last);
+          } else {
+            add_taps<1, 1, false>(sum, tap, row_weight, row, step, false, false);
+          }
         }
       }
       OPS_UNROLL
@@ -152,16 +155,18 @@ template <typename A>
 auto select_correlate(const RowPlan& row_plan, int64_t vectors, int64_t outputs) {
   if constexpr (kSpecialised<A>) {
     if (vectors == 2) {
-      return kernel_of<CorrelateBlock<2, false, 1, A>, kMaxOutputs / 2>(outputs);
+      return kernel_of<CorrelateBlock<2, false, 1, true, A>, kMaxOutputs / 2>(outputs);
     }
-    if (row_plan.source_step == kLanes<A>) {
-      return kernel_of<CorrelateBlock<1, true, 1, A>, kMaxOutputs>(outputs);
+    if (row_plan.in_place && row_plan.source_step == 2 * row_plan.tap_step) {
+      return kernel_of<CorrelateBlock<1, false, 2, true, A>, kMaxOutputs>(outputs);
     }
-    if (row_plan.source_step == 2 * row_plan.tap_step) {
-      return kernel_of<CorrelateBlock<1, false, 2, A>, kMaxOutputs>(outputs);
+    if (!row_plan.in_place) {
+      return row_plan.source_step == kLanes<A>
+                 ? kernel_of<CorrelateBlock<1, true, 1, false, A>, kMaxOutputs>(outputs)
+                 : kernel_of<CorrelateBlock<1, false, 1, false, A>, kMaxOutputs>(outputs);
     }
   }
-  return kernel_of<CorrelateBlock<1, false, 1, A>, kMaxOutputs>(outputs);
+  return kernel_of<CorrelateBlock<1, false, 1, true, A>, kMaxOutputs>(outputs);
 }
 
 // Compute output rows [begin, end) of the index [image group][channel group][row].

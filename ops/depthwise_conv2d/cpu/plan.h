@@ -47,14 +47,20 @@ struct Block {
   int64_t tap_begin, tap_end;  // taps with at least one source that is not padding
   bool shared;                 // tap t of output r + 1 reads the source of a later tap of output r
   bool pads_first, pads_last;  // first tap of the first output, last tap of the last: padding
+
+  bool has_taps_of(const Block& other) const {
+    return tap_begin == other.tap_begin && tap_end == other.tap_end;
+  }
 };
 
-// Partition of an output row into register blocks. All outputs of a block have the same taps: in
-// the input gradient they are `stride` pixels apart (one phase of the transposed convolution).
+// Partition of an output row into register blocks. All outputs of a block have the same taps
+// (in place, the first and the last output may lack one that reads padding): in the input gradient
+// they are `stride` pixels apart (one phase of the transposed convolution).
 struct RowPlan {
   int64_t out_step;             // between outputs of a block, in pixels
   int64_t source_step;          // between sources of these outputs, in elements
   int64_t tap_step = 0;         // between sources of adjacent taps, in elements
+  bool in_place = false;        // taps share sources that are read in place, up to the padding
   int64_t left = 0, width = 0;  // of a source row: zeros before it; width with padding, in pixels
   std::vector<Tap> taps;
   std::vector<Block> blocks;
@@ -88,7 +94,9 @@ struct RowPlan {
     }
     const int64_t num_taps = taps.size() - first_tap;
     tap_step = num_taps > 1 ? taps[first_tap + 1].source - taps[first_tap].source : 0;
-    const bool adjacent = num_taps > 2 && (source_step == tap_step || source_step == 2 * tap_step);
+    const bool adjacent =
+        num_taps > 2 && (source_step == tap_step || (!padded && source_step == 2 * tap_step));
+    in_place = in_place || (adjacent && !padded);
     // Large strides: shorten blocks, so that they read no more padding than source.
     max_outputs = std::min(max_outputs, 1 + (axis.source_size + kMaxOutputs) / step);
     const auto source = [&](int64_t tap, int64_t output) {
@@ -121,10 +129,16 @@ struct RowPlan {
     const auto reads_image = [&](int64_t begin, int64_t end) {
       const Block whole = block(begin, end);
       const int64_t first = whole.tap_begin, last = whole.tap_end - 1;
-      return begin + 1 == end ||
-             (first < last && source(first + 1, begin) >= 0 && source(first, begin + 1) >= 0 &&
-              source(last - 1, end - 1) < axis.source_size &&
-              source(last, end - 2) < axis.source_size);
+      if (!adjacent) {
+        return !whole.pads_first && !whole.pads_last && block(begin, begin + 1).has_taps_of(whole);
+      }
+      const auto valid = [&](int64_t tap, int64_t output) {
+        return source(tap, output) >= 0 && source(tap, output) < axis.source_size;
+      };
+      return (!whole.pads_first ||
+              (valid(first, begin + 1) && (first == last || valid(first + 1, begin)))) &&
+             (!whole.pads_last ||
+              (valid(last, end - 2) && (first == last || valid(last - 1, end - 1))));
     };
     const int64_t outputs = (axis.out_size - 1 - phase) / phases + 1;
     for (int64_t begin = 0, end; begin < outputs; begin = end) {
