@@ -1,1 +1,1 @@
-"""Loading, registration and argument checks: what every operator builds on."""
+"""Loading, registration and argument checks shared by all operators."""

@@ -1,4 +1,4 @@
-"""Autocast without the eager library."""
+"""Autocast kernels in Python, used without the eager library."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,18 +9,18 @@ from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from ops.core.torch_private import OpOverload, below_autocast, transforms_active, version_of
 
-# A weight that is used several times is cast once, as at::autocast::cached_cast does. An entry is
-# good for one version of the weight, and lasts as long as autograd holds the result.
+# Cache of cast weights, as in at::autocast::cached_cast. An entry is valid for one version of the
+# weight, and only while autograd keeps the result alive.
 _casts = WeakTensorKeyDictionary()
 
 
 def make_kernel(op: OpOverload, device: str, dtype: torch.dtype | None) -> Callable[..., Any]:
-    """Return a kernel that casts the tensors of `op` on `device`; float64 stays.
+    """Return an autocast kernel: cast floating tensors on `device`, except float64, and call `op`.
 
     Args:
         op: the operator.
-        device: the region's device type.
-        dtype: the dtype to cast to; None: the region's.
+        device: device type of the autocast region.
+        dtype: the dtype to cast to; None: that of the autocast region.
     """
 
     def autocast(*args: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Autograd in Python: executes the gradients that the eager library does not.
+"""Autograd kernels in Python.
 
-It serves every operator beside a torch without an eager library, and otherwise forward mode,
-torch.func's transforms and gradients of gradients.
+Without the eager library, they run every operator's gradient. With it, they run only forward mode,
+torch.func transforms and double backward.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,25 +30,25 @@ Optionals = Sequence[Tensor | None]
 
 
 class Gradient:
-    """A gradient as a function of arguments, for gradients of gradients."""
+    """A gradient that is a Python function, such as that of a backward operator."""
 
-    def __init__(self, function: Callable[..., Any], places: set[int]) -> None:
-        """Take f(args, grads, needed), and the places of the tensors that it reads in `args`."""
-        self.function, self.places = function, places
+    def __init__(self, function: Callable[..., Any], indices: set[int]) -> None:
+        """Store f(args, grads, needed) and the indices of the tensors in `args` that it reads."""
+        self.function, self.indices = function, indices
         self.grads: int | None = None  # all outputs have gradients
 
     def saved(self, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> list[Tensor | None]:
         """Return the tensors to save."""
-        return [x if i in self.places else None for i, x in enumerate(inputs)]
+        return [x if i in self.indices else None for i, x in enumerate(inputs)]
 
     def constants(self, inputs: Sequence[Any]) -> list[Any]:
-        """Return the other values to keep."""
+        """Return the non-tensor arguments to save."""
         return [None if isinstance(x, Tensor) else x for x in inputs]
 
     def call(
         self, grads: Optionals, saved: Optionals, constants: Sequence[Any], needed: Sequence[bool]
     ) -> tuple[Tensor | None, ...]:
-        """Return a gradient (None if not needed) an argument."""
+        """Return one gradient per argument (None: not needed)."""
         args = [c if x is None else x for x, c in zip(saved, constants, strict=True)]
         result = as_tuple(self.function(args, grads, needed))
         return (*result, *[None] * (len(args) - len(result)))
@@ -72,7 +72,7 @@ def make_kernel(
 
     def record(ctx: Any, *args: Any) -> Any:
         if transforms_active():
-            with torch.enable_grad(), enable_forward_ad(True):  # of the transforms outside
+            with torch.enable_grad(), enable_forward_ad(True):  # for outer transforms
                 output = forward(*args)
         else:
             output = forward(*args)
@@ -82,41 +82,41 @@ def make_kernel(
         ctx.set_materialize_grads(False)
         if gradient.grads is not None:
             ctx.mark_non_differentiable(*outputs[gradient.grads :])
-        if forward_mode():  # for `push`, which follows immediately if at all
+        if forward_mode():  # for `apply_jvp`, which runs right after `record`
             ctx.arguments = [None if isinstance(x, Tensor) else x for x in args]
             ctx.save_for_forward(*(x if isinstance(x, Tensor) else None for x in args), *outputs)
         return output
 
-    def push(ctx: Any, *tangents: Tensor | None) -> Any:
-        with enable_forward_ad(True):  # transforms outside may differentiate this
+    def apply_jvp(ctx: Any, *tangents: Tensor | None) -> Any:
+        with enable_forward_ad(True):  # outer transforms may differentiate the tangent
             saved = [
                 x if x is None else forward_ad.unpack_dual(x).primal for x in ctx.saved_tensors
             ]
             inputs = [x if x is not None else c for x, c in zip(saved, ctx.arguments, strict=False)]
             return jvp(inputs, saved[len(inputs) :], tangents)
 
-    def pull(ctx: Any, *grads: Tensor | None) -> Any:
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
         if all(grad is None for grad in grads):
             return (None,) * len(schema_of(op).arguments)
-        saved = ctx.saved_tensors  # checkpointing may have to compute them anew, and records it
+        saved = ctx.saved_tensors  # not below autograd: checkpointing may recompute here
         args = (grads, saved, ctx.constants, ctx.needs_input_grad)
         if isinstance(gradient, Gradient) or torch.is_grad_enabled() or forward_mode():
             return gradient.call(*args)
         try:
-            with below_autograd():  # nothing to record
+            with below_autograd():  # no double backward
                 return gradient.call(*args)
         except RuntimeError as error:
             repeat_allocation(error)
             raise
 
-    # Of one level, as the kernels of built-ins are: each transform calls it for its own.
+    # Single-level, as the kernels of built-ins: each transform calls it for its own level.
     function: Any = type(
         f"{name_of(op)}_function",
         (SingleLevelFunction,),
         {
             "forward": staticmethod(record),
-            "backward": staticmethod(pull),
-            "jvp": staticmethod(push),
+            "backward": staticmethod(backward),
+            "jvp": staticmethod(apply_jvp),
             "_compiled_autograd_key": staticmethod(lambda ctx: (ctx._autograd_function_id,)),
         },
     )

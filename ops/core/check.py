@@ -1,4 +1,4 @@
-"""Argument checks: of public functions, and of fakes with the messages of check.h."""
+"""Argument checks of public functions and of fakes; the latter have the messages of check.h."""
 
 from collections.abc import Sequence
 from numbers import Integral
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-_INTEGERS = (int, torch.SymInt, Integral)  # the last: NumPy's
+_INTEGERS = (int, torch.SymInt, Integral)  # Integral: NumPy integers
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -20,7 +20,7 @@ ALLOWED = ", ".join(map(dtype_name, FLOATING))
 
 
 def tensor(op: str, name: str, value: object) -> None:
-    """Check that `value` is a strided tensor of a floating dtype, which C++ cannot see.
+    """Check that `value` is a strided tensor of a supported floating dtype.
 
     Raises:
         TypeError: not a tensor.
@@ -59,7 +59,7 @@ def image(op: str, input: object) -> None:
 
 
 def is_int(value: object) -> bool:
-    """Return whether `value` is an integer of Python or NumPy, and no bool."""
+    """Return whether `value` is a Python, NumPy or symbolic integer (not a bool)."""
     return isinstance(value, _INTEGERS) and not isinstance(value, bool)
 
 
@@ -77,7 +77,7 @@ def positive(op: str, name: str, value: Any) -> None:
 
 
 def boolean(op: str, name: str, value: object) -> None:
-    """Raise TypeError unless `value` is a bool: a device or dtype in its place is an error."""
+    """Raise TypeError unless `value` is a bool; a misplaced device or dtype would be truthy."""
     if not isinstance(value, bool):
         kind = type(value)
         given = kind.__name__ if kind.__name__ != "bool" else f"{kind.__module__}.bool"  # numpy's

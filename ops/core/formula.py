@@ -3,13 +3,13 @@
     "exp_backward(grad, output)"
     "max_pool2d_backward(grads[0], indices, kernel_size, input.height, input.width, …)"
 
-Autograd saves what a formula names. Python (autograd.py) or the eager library (eager/autograd.h)
-executes it. Its terms are
+Autograd saves the arguments and outputs named in the formula. The eager library (eager/autograd.h)
+or Python (autograd.py) executes it. Terms:
 
     grad                    gradient of the only output
     grads[i]                gradient of output i
     grad_input_mask         one bool per tensor argument: whether its gradient is needed
-    NAME                    an argument or output; the only output is `output` if it has no name
+    NAME                    an argument or output; a single unnamed output is called `output`
     NAME.height, NAME.width, NAME.channels_last      property of an image argument
 """
 
@@ -25,7 +25,7 @@ from ops.core.torch_private import OpOverload, name_of, schema_of
 
 Kind = Literal["grad", "mask", "argument", "output", "height", "width", "channels_last"]
 
-_IMAGE: dict[str, tuple[Callable[[Tensor], Any], str]] = {
+_IMAGE_PROPERTIES: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "height": (lambda x: x.shape[-2], "int"),
     "width": (lambda x: x.shape[-1], "int"),
     "channels_last": (is_channels_last, "bool"),
@@ -36,7 +36,7 @@ class Term(NamedTuple):
     """The source of one argument of the backward operator."""
 
     kind: Kind
-    place: int  # index of the gradient, argument or output
+    position: int  # index of the gradient, argument or output
     type: str  # as in the schema
 
 
@@ -57,7 +57,7 @@ class Formula:
         self.backward: OpOverload = getattr(torch.ops.lenet_ops, call[1]).default
         self.terms = [self._parse(term.strip()) for term in call[2].split(",")]
         self.tensors = [i for i, x in enumerate(self.schema.arguments) if _is_tensor(str(x.type))]
-        self.grads = 1 + max((t.place for t in self.terms if t.kind == "grad"), default=-1)
+        self.grads = 1 + max((t.position for t in self.terms if t.kind == "grad"), default=-1)
         self._check()
 
     def _parse(self, term: str) -> Term:
@@ -70,8 +70,8 @@ class Formula:
             return Term("grad", int(grad[1] or 0), "Optional[Tensor]")
         if term == "grad_input_mask":
             return Term("mask", 0, "List[bool]")
-        if name in names and part in _IMAGE:
-            return Term(part, names.index(name), _IMAGE[part][1])  # type: ignore[arg-type]
+        if name in names and part in _IMAGE_PROPERTIES:
+            return Term(part, names.index(name), _IMAGE_PROPERTIES[part][1])  # type: ignore[arg-type]
         if term in names:
             index = names.index(term)
             return Term("argument", index, str(self.schema.arguments[index].type))
@@ -94,7 +94,7 @@ class Formula:
             raise self._error(
                 f"returns {len(schema.returns)} gradients for {len(self.tensors)} tensor arguments"
             )
-        given = {term.place for term in self.terms if term.kind == "grad"}
+        given = {term.position for term in self.terms if term.kind == "grad"}
         if given != set(range(self.grads)) or not 0 < self.grads <= len(self.schema.returns):
             raise self._error("must take the gradients of one or several leading outputs")
 
@@ -104,14 +104,14 @@ class Formula:
     def saved(self, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> list[Tensor | None]:
         """Return the tensors to save, in the order of the terms."""
         sources = {"argument": inputs, "output": outputs}
-        return [sources[t.kind][t.place] for t in self.terms if self._is_saved(t)]
+        return [sources[t.kind][t.position] for t in self.terms if self._is_saved(t)]
 
     def constants(self, inputs: Sequence[Any]) -> list[Any]:
-        """Return the values other than tensors to save, in the order of the terms."""
+        """Return the non-tensor values to save, in the order of the terms."""
         kept = []
         for kind, index, type_ in self.terms:
-            if kind in _IMAGE:
-                kept.append(_IMAGE[kind][0](inputs[index]))
+            if kind in _IMAGE_PROPERTIES:
+                kept.append(_IMAGE_PROPERTIES[kind][0](inputs[index]))
             elif kind == "argument" and not _is_tensor(type_):
                 kept.append(inputs[index])
         return kept
@@ -129,7 +129,7 @@ class Formula:
         args: list[Any] = []
         for term in self.terms:
             if term.kind == "grad":
-                args.append(grads[term.place])
+                args.append(grads[term.position])
             elif term.kind == "mask":
                 args.append(mask)
             else:

@@ -1,4 +1,4 @@
-"""Memory layout of fake tensors, decided as layout.h decides it for real ones."""
+"""Memory format of fake tensors, by the rules of layout.h."""
 
 from typing import Any
 
@@ -26,5 +26,5 @@ def empty(like: Tensor, shape: Any, channels_last: bool) -> Tensor:
 
 
 def resized(x: Tensor, height: Any, width: Any) -> Tensor:
-    """Return an empty image [N, C, height, width], otherwise like `x` [N, C, H, W]."""
+    """Return an empty image [N, C, height, width] with dtype, device and memory format of `x`."""
     return empty(x, (*x.shape[:2], height, width), is_channels_last(x))

@@ -1,4 +1,4 @@
-"""Load the compiled libraries that lie beside ops/__init__.py."""
+"""Load the compiled libraries in the folder ops/."""
 
 import re
 import warnings
@@ -8,7 +8,7 @@ import torch
 
 TORCH_TARGET = (2, 10)
 BUILD_COMMAND = "pip install --no-build-isolation -e ."
-_BUILD = f"{torch.__version__}_{torch.version.git_version[:8]}"  # versions are built more than once
+_BUILD = f"{torch.__version__}_{torch.version.git_version[:8]}"  # a version may have several builds
 EAGER = "_C_eager_" + re.sub(r"\W", "_", _BUILD)  # as setup.py names it
 
 
@@ -16,7 +16,7 @@ def load() -> None:
     """Load ops/_C and, if present and compatible, ops/_C_eager and ops/_C_cuda.
 
     Raises:
-        ImportError: torch is older than the libraries allow, or they have not been built.
+        ImportError: torch is too old, or a required library is not built or cannot be loaded.
     """
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < TORCH_TARGET:
         raise ImportError(f"ops needs torch >= 2.10, this is torch {torch.__version__}", name="ops")
@@ -42,7 +42,7 @@ def load() -> None:
 
 
 def _load_optional(folder: Path, name: str, contents: str, fallback: str) -> None:
-    """Load the library `name`, or warn that `fallback` applies if it is damaged."""
+    """Load the library `name` if it exists; if that fails, warn that `fallback` applies."""
     library = next(folder.glob(f"{name}.*"), None)
     if library is None:
         return

@@ -1,8 +1,8 @@
-"""Raise PyTorch's own exception where a kernel could not allocate memory.
+"""Convert failed allocations in kernels to PyTorch's out-of-memory errors.
 
-The stable ABI loses the exception's type, so a kernel raises "cannot allocate N bytes on DEVICE",
-and the allocation is repeated by PyTorch: by the eager library wherever the operator is called,
-else by the operator's Python function and by autograd.
+The stable ABI loses the exception's type: a kernel raises "cannot allocate N bytes on DEVICE".
+PyTorch then repeats the allocation, which raises the right type. The eager library does this in
+every call; without it, the operator's Python function and autograd do.
 """
 
 import re
@@ -11,7 +11,7 @@ import torch
 
 
 def repeat_allocation(error: Exception) -> None:
-    """Raise torch.OutOfMemoryError or the CPU allocator's RuntimeError if `error` was one."""
+    """Raise torch.OutOfMemoryError (CPU: RuntimeError) if `error` is a failed allocation."""
     failed = re.search(r"cannot allocate (\d+) bytes on (\w+(?::\d+)?)", str(error))
     if failed is None:
         return

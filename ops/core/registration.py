@@ -1,4 +1,4 @@
-"""Register operators with PyTorch by declarations that are checked against their schemas."""
+"""Register operators with PyTorch; check each declaration against the operator's schema."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ _formulas: dict[OpOverload, Formula] = {}
 
 
 class Derivatives(TypedDict):
-    """Arguments of :func:`register` that helpers make for linear operators."""
+    """Arguments of :func:`register` returned by ``families.linear``."""
 
     backward: str | Callable[..., Any]
     saves: Sequence[str] | None
@@ -29,7 +29,7 @@ class Derivatives(TypedDict):
 
 
 class Parts(Derivatives):
-    """Arguments of :func:`register` that helpers make for elementwise operators."""
+    """Arguments of :func:`register` returned by ``families.elementwise``."""
 
     fake: Callable[..., Any]
     vmap: Callable[..., Any]
@@ -65,7 +65,7 @@ def register(
         vmap: f(info, in_dims, *args), returns outputs and their mapped dimensions.
         recorded: a variant of `op` with the same arguments that returns its output followed by the
             intermediate tensors for the gradient; autograd runs it in place of `op`.
-        autocast: the dtype to cast to (None: the region's) for each device type.
+        autocast: for each device type, the dtype to cast to (None: that of the autocast region).
         flops: f(*args, out_shape=...), returns FLOPs; shapes replace tensors.
 
     Raises:
@@ -115,7 +115,7 @@ def _check_takes(
 
 
 def _tensor_indices(op: OpOverload, names: Sequence[str] | None) -> set[int]:
-    """Return the indices of the named tensor arguments; None: of all."""
+    """Return the indices of the named tensor arguments (None: of all)."""
     arguments = schema_of(op).arguments
     tensors = {x.name: i for i, x in enumerate(arguments) if "Tensor" in str(x.type)}
     if names is None:
@@ -131,7 +131,7 @@ def _tensor_indices(op: OpOverload, names: Sequence[str] | None) -> set[int]:
 def _checked_fake(op: OpOverload, fake: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap `fake` with checks of dtype and devices.
 
-    PyTorch also calls fakes for arguments on different devices: a meta tensor among CPU tensors.
+    PyTorch also calls fakes if arguments are on different devices, such as meta and CPU.
     """
     names = [argument.name for argument in schema_of(op).arguments]
 
@@ -166,7 +166,7 @@ def _register_eager(op: OpOverload, recorded: OpOverload) -> None:
         name_of(recorded),
         name_of(formula.backward) if formula else "",
         [term.kind for term in formula.terms] if formula else [],
-        [term.place for term in formula.terms] if formula else [],
+        [term.position for term in formula.terms] if formula else [],
     )
 
 

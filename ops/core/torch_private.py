@@ -1,6 +1,6 @@
-"""Every private name of PyTorch that the operators use, and why no public name serves.
+"""Private PyTorch names that the operators use, each with the reason.
 
-`scripts/check_torch.sh` runs the tests with another version. Only `ops/core/eager`, which is
+`scripts/check_torch.sh` runs the tests with another PyTorch. Only `ops/core/eager`, which is
 compiled for one version, uses other private names.
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._functorch.eager_transforms import (  # no public counterpart in torch.func
     enable_inplace_requires_grad as enable_inplace_requires_grad,
 )
-from torch._functorch.utils import (  # allows SingleLevelFunction below a transform
+from torch._functorch.utils import (  # allows SingleLevelFunction in a transform
     enable_single_level_autograd_function as enable_single_level_autograd_function,
 )
 from torch._ops import OpOverload as OpOverload  # the type of torch.ops.x.y.default
@@ -26,7 +26,7 @@ from ops.core.library import EAGER
 # one call, and cannot be registered as a dispatcher kernel.
 SingleLevelFunction: Any = torch.autograd.function._SingleLevelFunction
 
-# Dispatch to the backend's kernel. Public code can do so only in C++.
+# Skip autograd and dispatch to the backend's kernel. The public equivalent exists only in C++.
 below_autograd: Callable[[], AbstractContextManager[None]] = torch._C._AutoDispatchBelowAutograd
 
 # Enable forward-mode AD, which torch.func disables while it runs a kernel.
@@ -36,7 +36,7 @@ transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_activ
 
 
 def any_requires_grad(args: tuple[Any, ...]) -> bool:
-    """Return whether a tensor among `args` requires grad (in C++: it runs at every call)."""
+    """Return whether a tensor among `args` requires grad (in C++, because every call runs it)."""
     return torch._C._any_requires_grad(*args)
 
 
@@ -46,7 +46,7 @@ def forward_mode() -> bool:
 
 
 def below_autocast(device: str) -> AbstractContextManager[None]:
-    """Disable the autocast kernels of a device type, as PyTorch's own autocast kernels do."""
+    """Disable autocast dispatch for a device type, as built-in autocast kernels do."""
     key = getattr(torch._C.DispatchKey, f"Autocast{device.upper()}")
     guard: AbstractContextManager[None] = torch._C._ExcludeDispatchKeyGuard(
         torch._C.DispatchKeySet(key)
@@ -70,25 +70,25 @@ def version_of(x: Tensor) -> int:
 
 
 def direct(
-    op: OpOverload, otherwise: Callable[..., Any] | None = None, *, rank: int = 0
+    op: OpOverload, fallback: Callable[..., Any] | None = None, *, rank: int = 0
 ) -> Callable[..., Any]:
-    """Return a C function of all arguments of `op` that returns the first output.
+    """Return a C function that calls `op` and returns its first output.
 
-    The function calls `otherwise` instead if an argument is not exactly of the schema's type, or if
+    It calls `fallback` instead if the type of an argument is not exactly that of the schema, or if
     a mode, transform or trace is active. An `int[2]` may be a tuple of two ints, or one int for
-    both. Without the eager library, return `otherwise`. torch.compile cannot trace the function.
+    both. Without the eager library, return `fallback`. torch.compile cannot trace the C function.
 
     Args:
         op: the operator.
-        otherwise: the function for all other calls; None: `op` itself, which takes bools for ints.
-        rank: the rank that the first argument must have, else `otherwise` is called; 0: any rank.
+        fallback: function for all other calls; None: `op` itself, which accepts bools as ints.
+        rank: required rank of the first argument; other ranks go to `fallback`. 0: any rank.
     """
-    if otherwise is None:
-        otherwise = op._op
+    if fallback is None:
+        fallback = op._op
     if not hasattr(torch.ops.lenet_ops_eager, "register_autograd"):
-        return otherwise
+        return fallback
     eager = importlib.import_module(f"ops.{EAGER}")
-    return eager.direct(op.name().removesuffix(".default"), rank, otherwise)
+    return eager.direct(op.name().removesuffix(".default"), rank, fallback)
 
 
 def name_of(op: OpOverload) -> str:
