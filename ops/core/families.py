@@ -1,4 +1,4 @@
-"""Parts of a declaration that follow for whole families of operators."""
+"""Fake, gradient, jvp and vmap for families of operators: elementwise, linear, batched."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,13 +15,13 @@ Dims = Sequence[int | None]
 
 
 def elementwise(op: OpOverload, derivative: str | Sequence[Callable[..., Tensor]]) -> Parts:
-    """Make fake, gradient, jvp and vmap of an operator whose tensors have one shape.
+    """Return fake, gradient, jvp and vmap of an elementwise operator (all tensors of one shape).
 
-    Its Jacobian is diagonal, so that gradient and directional derivative are the same products.
+    The Jacobian is diagonal: vector-Jacobian and Jacobian-vector products are equal.
 
     Args:
         op: the operator.
-        derivative: the gradient formula of an operator of one tensor; or, for each tensor, a
+        derivative: the gradient formula of a one-tensor operator; or, for each tensor, a
             function f(x, *tensors) that returns x times the partial derivative.
     """
     names = [argument.name for argument in schema_of(op).arguments]
@@ -38,10 +38,10 @@ def elementwise(op: OpOverload, derivative: str | Sequence[Callable[..., Tensor]
     if isinstance(derivative, str):
         formula = Formula(op, derivative)
 
-        def push(args: Any, outputs: Any, tangents: Any) -> Tensor | None:
+        def call_jvp(args: Any, outputs: Any, tangents: Any) -> Tensor | None:
             return formula.call(tangents, formula.saved(args, outputs), (), (True,))[0]
 
-        return {"fake": fake, "backward": derivative, "saves": None, "jvp": push, "vmap": vmap}
+        return {"fake": fake, "backward": derivative, "saves": None, "jvp": call_jvp, "vmap": vmap}
 
     partials = tuple(derivative)
     if len(partials) != len(names):
@@ -67,10 +67,10 @@ def elementwise(op: OpOverload, derivative: str | Sequence[Callable[..., Tensor]
 def linear(
     op: OpOverload, transpose: str | Callable[..., Tensor], saves: Sequence[str] | None = None
 ) -> Derivatives:
-    """Make gradient and jvp of an operator that is linear in its first tensor.
+    """Return gradient and jvp of an operator that is linear in its first tensor.
 
     Args:
-        op: the operator; its derivative by other arguments is zero.
+        op: the operator; the derivative with respect to all other arguments is zero.
         transpose: the gradient formula, or f(grad, *rest) with the other arguments.
         saves: names of the tensors among `rest` that a function `transpose` reads.
     """
@@ -97,15 +97,15 @@ def folded(
     mask: bool = False,
     limit: int | None = None,
 ) -> Callable[..., Any]:
-    """Make a vmap rule that folds the mapped dimension into one that the operator has.
+    """Return a vmap rule that folds the mapped dimension into an existing dimension.
 
     Args:
         op: the operator.
-        batch_dims: for each tensor the dimension to fold into; None: a parameter, which has none.
-            Where a parameter is mapped, the samples are computed one by one.
-        out_dims: the same of the outputs; None: a sum over the samples.
-        mask: whether the last argument says which outputs are needed.
-        limit: the largest size of a folded dimension; beyond it the operator is called repeatedly.
+        batch_dims: for each tensor, the dimension to fold into; None: a parameter, which has no
+            batch dimension. If a parameter is mapped, the rule loops over the samples.
+        out_dims: for each output, the folded dimension; None: the output is a sum over samples.
+        mask: whether the last argument is a mask of the outputs to compute.
+        limit: maximum size of a folded dimension; a larger batch is computed in chunks.
     """
     parameters = [i for i, dim in enumerate(batch_dims) if dim is None]
 
@@ -113,7 +113,7 @@ def folded(
         needed = args[-1] if mask else [True] * len(out_dims)
         sums = any(dim is None and wanted for dim, wanted in zip(out_dims, needed, strict=True))
         if sums or any(in_dims[i] is not None for i in parameters):
-            return one_by_one(op, info, in_dims, *args)
+            return loop_over_samples(op, info, in_dims, *args)
         inputs = list(args)
         for i, dim in enumerate(batch_dims):
             if dim is not None and args[i] is not None:
@@ -125,7 +125,7 @@ def folded(
         )
         samples = info.batch_size if limit is None else max(1, limit // max(1, largest))
         if samples < info.batch_size:
-            results = _in_parts(op, info.batch_size, samples, inputs, batch_dims, out_dims)
+            results = _call_in_chunks(op, info.batch_size, samples, inputs, batch_dims, out_dims)
         else:
             results = op(*inputs)
         outputs: list[Tensor] = []
@@ -144,10 +144,10 @@ def folded(
     return rule
 
 
-def _in_parts(
+def _call_in_chunks(
     op: OpOverload, batch: int, samples: int, inputs: Sequence[Any], dims: Dims, out_dims: Dims
 ) -> Any:
-    """Call `op` for so many of the folded samples at a time, and concatenate the outputs."""
+    """Call `op` on chunks of `samples` folded samples; concatenate the outputs."""
     parts = []
     for start in range(0, batch, samples):
         count = min(samples, batch - start)
@@ -166,15 +166,15 @@ def _in_parts(
 
 
 def batch_first(info: Any, in_dims: Dims, *tensors: Tensor) -> list[Tensor]:
-    """Return vmap's operands with the mapped dimension first, expanded where one has none."""
+    """Move the mapped dimension to the front; expand tensors that are not mapped."""
     return [
         x.unsqueeze(0).expand(info.batch_size, *x.shape) if d is None else x.movedim(d, 0)
         for d, x in zip(in_dims, tensors, strict=True)
     ]
 
 
-def one_by_one(op: Callable[..., Any], info: Any, in_dims: Dims, *args: Any) -> Any:
-    """Stack the outputs of each sample: a vmap rule where samples share no kernel."""
+def loop_over_samples(op: Callable[..., Any], info: Any, in_dims: Dims, *args: Any) -> Any:
+    """Call `op` once per sample and stack the outputs, as an unbatched vmap rule."""
     samples = [
         op(
             *(
@@ -191,6 +191,6 @@ def one_by_one(op: Callable[..., Any], info: Any, in_dims: Dims, *args: Any) -> 
 
 
 def total(*terms: Tensor | None) -> Tensor | None:
-    """Return the sum of the terms that are not None."""
-    there = [term for term in terms if term is not None]
-    return sum(there[1:], there[0]) if there else None
+    """Return the sum of the terms that are not None; None if all are None."""
+    present = [term for term in terms if term is not None]
+    return sum(present[1:], present[0]) if present else None

@@ -1,6 +1,6 @@
-"""The parts of an operator's onnx.py: types, sizes and attributes of its ONNX node."""
+"""Helpers for each operator's onnx.py: types, sizes and attributes of the ONNX node."""
 
-# Types as onnxscript reads them, which knows Union, not X | Y:
+# onnxscript supports Union, but not X | Y:
 # ruff: noqa: UP007
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,11 +11,11 @@ from onnxscript import BFLOAT16, DOUBLE, FLOAT, FLOAT16
 from onnxscript.values import Opset
 
 from ops.core.torch_private import onnx_sizes
-from ops.core.windows import count_places
+from ops.core.windows import output_length
 
 T = TypeVar("T", bound=Union[FLOAT, FLOAT16, DOUBLE, BFLOAT16])
 Value = Any  # of the graph being exported: torch._C.Value or onnx_ir.Value
-Sizes = Any  # a list of int or, for dynamic ones, None; None if not even their number is known
+Sizes = Any  # list of int (None: dynamic size); None if the rank is unknown
 
 
 class Node(NamedTuple):
@@ -27,12 +27,12 @@ class Node(NamedTuple):
 
 
 class OnnxOperator(NamedTuple):
-    """An operator's node and its definition.
+    """The ONNX function of an operator, and the node that calls it.
 
     Attributes:
-        function: f(op), returns the ONNX function in the standard operators `op`, for onnxscript.
-            Its name is the node's.
-        node: f(*args), makes the node from the arguments of the operator in torch.ops.lenet_ops.
+        function: f(op), returns the ONNX function in onnxscript, with standard operators of the
+            opset `op`. The node has the name of the function.
+        node: f(*args), returns the node for a call torch.ops.lenet_ops.NAME(*args).
     """
 
     function: Callable[[Opset], Callable[..., Any]]
@@ -40,7 +40,7 @@ class OnnxOperator(NamedTuple):
 
 
 def elementwise(input: T) -> Node:
-    """Make the node of an operator of one tensor that keeps its shape."""
+    """Return the node of a one-tensor operator that keeps the shape."""
     return Node([input], [sizes_of(input)])
 
 
@@ -58,16 +58,16 @@ def window_sizes(
     dilation: Sequence[int],
     ceil_mode: bool = False,
 ) -> Sizes:
-    """Return the output's sizes for an input [N, C, H, W]."""
+    """Return the output sizes [N, C, Ho, Wo] for an input [N, C, H, W]."""
     windows = zip(input[2:], kernel, stride, padding, dilation, strict=True)
-    places = [None if w[0] is None else count_places(w[0], *w[1:], ceil_mode) for w in windows]
-    return [*input[:2], *places]
+    size = [None if w[0] is None else output_length(w[0], *w[1:], ceil_mode) for w in windows]
+    return [*input[:2], *size]
 
 
 def window_attributes(
     stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> dict[str, Any]:
-    """Return the attributes in ONNX's form, which pads all beginnings, then all ends."""
+    """Return ONNX attributes; `pads` lists the start of every axis, then the ends."""
     return {
         "strides": list(stride),
         "pads": [*padding, *padding],

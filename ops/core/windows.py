@@ -16,18 +16,18 @@ Tangents = tuple[Tensor | None, ...]
 
 _MAX_VALUE = 2**31  # kMost in windows.h: larger values could overflow sums of sizes
 _MAX_CHANNELS = 65_535  # maximum gridDim.y in CUDA
-_LEAST = {"kernel_size": 1, "stride": 1, "padding": 0, "dilation": 1}
+_MIN_VALUE = {"kernel_size": 1, "stride": 1, "padding": 0, "dilation": 1}
 
 
 def pair(op: str, name: str, value: Size | list[int]) -> tuple[int, int]:
-    """Return an argument such as "stride" as (vertical, horizontal).
+    """Expand an argument such as "stride" to (vertical, horizontal).
 
     Raises:
         TypeError: not an int or a pair of ints.
         RuntimeError: less than 1 (padding: 0), or more than 2³¹.
     """
-    least = _LEAST[name]
-    if type(value) is int and least <= value <= _MAX_VALUE:  # without the checks below
+    least = _MIN_VALUE[name]
+    if type(value) is int and least <= value <= _MAX_VALUE:  # the fast path
         return value, value
     is_pair = isinstance(value, (tuple, list)) and len(value) == 2
     sides: Any = value if is_pair else (value, value)
@@ -42,7 +42,7 @@ def pair(op: str, name: str, value: Size | list[int]) -> tuple[int, int]:
 
 
 def pairs(op: str, **arguments: Size) -> list[tuple[int, int]]:
-    """Return the arguments, by name, as :func:`pair` does."""
+    """Apply :func:`pair` to each argument."""
     return [pair(op, name, value) for name, value in arguments.items()]
 
 
@@ -54,16 +54,16 @@ def check_image(op: str, input: Tensor) -> None:
     )
 
 
-def count_places(
+def output_length(
     size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool
 ) -> int:
-    """Return the output size of one dimension; the kernel must fit into the padded input."""
+    """Return the output size along one dimension. The kernel must fit into the padded input."""
     room = size + 2 * padding - dilation * (kernel - 1) - 1
     last = (room + (stride - 1 if ceil_mode else 0)) // stride
     return last if ceil_mode and last * stride >= size + padding else last + 1
 
 
-def places(
+def output_size(
     op: str,
     sizes: Sequence[int],
     kernel: Sequence[int],
@@ -73,17 +73,17 @@ def places(
     *,
     ceil_mode: bool = False,
 ) -> list[int]:
-    """Return the output height and width after the checks of windows.h.
+    """Check the arguments as windows.h does; return the output height and width.
 
-    With `ceil_mode` the last window may extend past the padded image, but must start before the
-    padding at its end.
+    With `ceil_mode`, the last window may extend past the padded input. Windows that would start in
+    the padding at the end are ignored.
 
     Raises:
         RuntimeError: an argument is out of range, or the kernel does not fit.
     """
     spacing = {"stride": stride, "padding": padding, "dilation": dilation}
     for name, values in spacing.items():
-        least = _LEAST[name]
+        least = _MIN_VALUE[name]
         if len(values) != 2 or min(values) < least:
             raise RuntimeError(
                 f"{op}: {name} must be two integers, at least {least}, got {list(values)}"
@@ -100,7 +100,7 @@ def places(
                 f"the kernel spans {span}, the padded input {padded}"
             ),
         )
-        outputs.append(count_places(size, k, s, p, d, ceil_mode))
+        outputs.append(output_length(size, k, s, p, d, ceil_mode))
     return outputs
 
 
@@ -161,7 +161,7 @@ def register_bilinear(
         out: Tensor = op(input, weight, *[None] * (count - 2), *geometry)
         return out
 
-    def push(
+    def output_tangent(
         input: Tensor, weight: Tensor, geometry: Sequence[Any], tangents: Tangents, like: Tensor
     ) -> Tensor | None:
         """Return the output tangent; `like` has the shape of the output."""
@@ -173,21 +173,21 @@ def register_bilinear(
         )
 
     def jvp(args: Sequence[Any], outputs: Sequence[Tensor], tangents: Tangents) -> Tensor | None:
-        return push(args[0], args[1], args[count:], tangents[:count], outputs[0])
+        return output_tangent(args[0], args[1], args[count:], tangents[:count], outputs[0])
 
     def double_backward(
         args: Sequence[Any], grads: Tangents, needed: Sequence[bool]
     ) -> tuple[Tensor | None, ...]:
         """Return the gradients of grad_output, input and weight.
 
-        `grads` are the gradients of op_backward's outputs; gg_input is that of grad_input.
+        `grads` are the gradients of op_backward's outputs; gg_input is the gradient of grad_input.
         """
         grad_output, input, weight, *geometry, mask = args
         gg = tuple(g if m else None for g, m in zip(grads, mask, strict=True))
         gg_input, gg_weight = gg[:2]
         gg_output = grad_input = grad_weight = None
         if needed[0]:
-            gg_output = push(input, weight, geometry, gg, grad_output)
+            gg_output = output_tangent(input, weight, geometry, gg, grad_output)
         if needed[1] and gg_weight is not None:
             only = [True, False, False][:count]
             grad_input = op_backward(grad_output, input, gg_weight, *geometry, only)[0]

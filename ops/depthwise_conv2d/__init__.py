@@ -1,4 +1,4 @@
-"""Depthwise convolution: one filter a channel."""
+"""Depthwise convolution: one filter per channel."""
 
 import math
 from collections.abc import Sequence
@@ -24,39 +24,39 @@ def depthwise_conv2d(
     padding: Size = 0,
     dilation: Size = 1,
 ) -> Tensor:
-    """Convolve every channel with a filter of its own: ``F.conv2d(..., groups=C)``.
+    """Convolve each channel with its own filter, as ``F.conv2d(..., groups=C)``.
 
     out[n, c, i, j] = bias[c] + Σ weight[c, 0, a, b] · x[n, c, i sH − pH + a dH, j sW − pW + b dW]
     with x zero outside the image; Ho = ⌊(H + 2 pH − dH (kH − 1) − 1) / sH⌋ + 1, and Wo likewise.
-    What lies outside adds nothing to output and input gradient, also where the image is infinite.
-    Where weights are not finite these may be NaN, as 0 · ∞ is; where the input or the gradient of
-    the output is not finite, so may the weight's gradient of that channel.
+    Padding adds nothing to output and input gradient, even for an infinite image. With non-finite
+    weights, both may be NaN (0 · ∞). With a non-finite input or output gradient, the weight
+    gradient of the same channel may be NaN.
 
     Args:
         input: [N, C, H, W] or [C, H, W], any strides; float64, float32, bfloat16 or float16.
         weight: [C, 1, kH, kW], dtype and device of `input`.
         bias: [C] or None.
-        stride: int or pair, at least 1.
+        stride: step of the filter, int or pair; at least 1.
         padding: int or pair, zeros added on both sides; at least 0, may exceed the kernel.
-        dilation: int or pair, distance between the filter's taps; at least 1.
+        dilation: spacing between filter taps, int or pair; at least 1.
 
     Returns:
         [N, C, Ho, Wo] (or [C, Ho, Wo]) in the dtype and memory format of `input`.
 
     Raises:
         TypeError: an argument of the wrong type.
-        NotImplementedError: another dtype.
-        RuntimeError: shapes, dtypes or devices that do not fit, values out of range.
+        NotImplementedError: an unsupported dtype.
+        RuntimeError: mismatched shapes, dtypes or devices, values out of range.
     """
     try:
-        call = _any_convolution if is_dynamo_compiling() else _conv_direct
+        call = _conv_fallback if is_dynamo_compiling() else _conv_direct
         return call(input, weight, bias, stride, padding, dilation)
     except Exception as error:
-        _explain(error, input, weight, bias, stride, padding, dilation)
+        _raise_specific_error(error, input, weight, bias, stride, padding, dilation)
         raise
 
 
-def _any_convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Size) -> Tensor:
+def _conv_fallback(input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Size) -> Tensor:
     return _convolve(input, weight, bias, *_pairs(*geometry))
 
 
@@ -65,17 +65,17 @@ def _pairs(stride: Size, padding: Size, dilation: Size) -> list[tuple[int, int]]
 
 
 def _convolve(input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Size) -> Tensor:
-    """Take a geometry of the right types."""
+    """Call the operator on [N, C, H, W] or [C, H, W]; `geometry` has the schema's types."""
     try:
         if input.dim() != 3:
             return _conv(input, weight, bias, *geometry)
         return _conv(input.unsqueeze(0), weight, bias, *geometry).squeeze(0)
     except Exception as error:
-        _explain(error, input, weight, bias, *geometry)
+        _raise_specific_error(error, input, weight, bias, *geometry)
         raise
 
 
-def _explain(
+def _raise_specific_error(
     error: Exception, input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Size
 ) -> None:
     check.tensor("depthwise_conv2d", "input", input)
@@ -87,25 +87,25 @@ def _explain(
     repeat_allocation(error)
 
 
-_conv_direct = direct(_conv, _any_convolution, rank=4)
+_conv_direct = direct(_conv, _conv_fallback, rank=4)
 
-torch.fx.wrap("_convolve")  # one node where a network is traced
+torch.fx.wrap("_convolve")  # one node in torch.fx graphs
 
 
 class DepthwiseConv2d(nn.Module):
-    """Apply :func:`depthwise_conv2d` with parameters named and initialised as nn.Conv2d's.
+    """Apply :func:`depthwise_conv2d`, with names and initialisation of ``nn.Conv2d`` parameters.
 
     State dicts interchange with ``nn.Conv2d(channels, channels, kernel_size, groups=channels)``.
 
     Args:
-        channels: C, of input and output.
-        kernel_size: int or pair.
-        stride: int or pair.
-        padding: int or pair.
-        dilation: int or pair.
+        channels: number of input and output channels, C.
+        kernel_size: filter size, int or pair.
+        stride: step of the filter, int or pair.
+        padding: zeros added on both sides, int or pair.
+        dilation: spacing between filter taps, int or pair.
         bias: whether to add a learned bias [C].
-        device: of the parameters.
-        dtype: of the parameters.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ def _check_fakes(op: str, input: Tensor, weight: Tensor, *geometry: list[int]) -
         ),
     )
     check.matches(op, "weight", weight, weight.shape, "input", input)
-    return windows.places(op, input.shape[2:], weight.shape[2:], *geometry)
+    return windows.output_size(op, input.shape[2:], weight.shape[2:], *geometry)
 
 
 def _flops(weight: Sequence[int], output: Sequence[int]) -> int:
@@ -184,7 +184,7 @@ def _flops(weight: Sequence[int], output: Sequence[int]) -> int:
     return 2 * math.prod(output) * math.prod(weight[2:])
 
 
-# Channels share nothing, so vmap folds the mapped dimension into them.
+# Channels are independent, so vmap folds the mapped dimension into them.
 windows.register_bilinear(
     _conv,
     _conv_backward,

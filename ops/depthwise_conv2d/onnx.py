@@ -1,6 +1,6 @@
 """depthwise_conv2d in ONNX."""
 
-# Names as ONNX writes them, types as onnxscript reads them:
+# Names of ONNX, and types that onnxscript supports:
 # ruff: noqa: N802, N803, UP045
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ def _function(op: Opset) -> Callable[..., Any]:
         dilations: Sequence[int],
         group: int,
     ) -> T:
-        """Convolution with one filter a channel: `group` is the number of channels."""
+        """Convolution with one filter per channel: `group` is the number of channels."""
         return op.Conv(X, W, B, strides=strides, pads=pads, dilations=dilations, group=group)
 
     return DepthwiseConv2d

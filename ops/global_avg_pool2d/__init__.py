@@ -1,4 +1,4 @@
-"""Global average pooling: an image's mean, channel by channel."""
+"""Global average pooling: the mean of each channel of an image."""
 
 import torch
 from torch import Tensor, nn
@@ -15,41 +15,39 @@ _pool_backward = torch.ops.lenet_ops.global_avg_pool2d_backward.default
 
 
 def global_avg_pool2d(input: Tensor) -> Tensor:
-    """Average every channel over the whole image: ``F.adaptive_avg_pool2d(input, 1)``.
+    """Average each channel over height and width, as ``F.adaptive_avg_pool2d(input, 1)``.
 
-    out[n, c, 0, 0] = Σ x[n, c, i, j] / (H W), summed in at least float32. The gradient of every
-    x[n, c, i, j] is that of out[n, c, 0, 0], divided by H W.
+    out[n, c, 0, 0] = Σ x[n, c, i, j] / (H W), summed in at least float32.
+    grad_x[n, c, i, j] = grad_out[n, c, 0, 0] / (H W).
     Lin, Chen & Yan, Network In Network, arXiv 1312.4400, section 3.2.
 
     Args:
-        input: [N, C, H, W] or [C, H, W] of any height and width and any strides; float64, float32,
-            bfloat16 or float16.
+        input: [N, C, H, W] or [C, H, W], any strides; float64, float32, bfloat16 or float16.
 
     Returns:
-        [N, C, 1, 1] (or [C, 1, 1]) in the dtype and memory format of `input`; NaN where an image
-        has no pixels, as the mean of nothing is.
+        [N, C, 1, 1] (or [C, 1, 1]) in the dtype and memory format of `input`; NaN if H or W is 0.
 
     Raises:
         TypeError: `input` is not a tensor.
-        NotImplementedError: another dtype.
-        RuntimeError: another number of dimensions.
+        NotImplementedError: an unsupported dtype.
+        RuntimeError: `input` has neither 3 nor 4 dimensions.
     """
     try:
-        return (_any_pool if is_dynamo_compiling() else _pool_direct)(input)
+        return (_pool_fallback if is_dynamo_compiling() else _pool_direct)(input)
     except Exception as error:
         check.image("global_avg_pool2d", input)
         repeat_allocation(error)
         raise
 
 
-def _any_pool(input: Tensor) -> Tensor:
+def _pool_fallback(input: Tensor) -> Tensor:
     output: Tensor = _pool(input) if input.dim() != 3 else _pool(input.unsqueeze(0)).squeeze(0)
     return output
 
 
-_pool_direct = direct(_pool, _any_pool, rank=4)
+_pool_direct = direct(_pool, _pool_fallback, rank=4)
 
-torch.fx.wrap("global_avg_pool2d")  # one node where a network is traced
+torch.fx.wrap("global_avg_pool2d")  # one node in torch.fx graphs
 
 
 class GlobalAvgPool2d(nn.Module):
@@ -78,7 +76,7 @@ def _fake_backward(grad_output: Tensor, height: int, width: int, channels_last: 
     return layout.empty(grad_output, (*grad_output.shape[:2], height, width), channels_last)
 
 
-# Nothing is saved for the gradient but the size and layout of the image.
+# Autograd saves only the size and memory format of the image.
 register(
     _pool,
     **linear(

@@ -1,6 +1,6 @@
 """global_avg_pool2d in ONNX."""
 
-# Names as ONNX writes them, types as onnxscript reads them:
+# Names of ONNX, and types that onnxscript supports:
 # ruff: noqa: N802, N803
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from ops.core.onnx import Node, OnnxOperator, T, sizes_of
 
 def _function(op: Opset) -> Callable[..., Any]:
     def GlobalAvgPool2d(X: T) -> T:
-        """Every channel's mean over its image."""
+        """Mean of each channel over height and width."""
         return op.GlobalAveragePool(X)
 
     return GlobalAvgPool2d

@@ -1,4 +1,4 @@
-"""Involution: a kernel for every place of an image, shared by the channels of a group."""
+"""Involution: one kernel per output pixel, shared by the channels of a group."""
 
 from collections.abc import Sequence
 from math import prod
@@ -18,7 +18,7 @@ _involution_backward = torch.ops.lenet_ops.involution2d_backward.default
 def involution2d(
     input: Tensor, weight: Tensor, stride: Size = 1, padding: Size = 0, dilation: Size = 1
 ) -> Tensor:
-    """Multiply every window of an image by a kernel of its own (Li et al., CVPR 2021).
+    """Apply involution: each output pixel has its own kernel (Li et al., CVPR 2021).
 
     out[n, c, i, j] = Σ weight[n, g, a, b, i, j] · x[n, c, i sH − pH + a dH, j sW − pW + b dW]
     with g = ⌊c G / C⌋ and x zero outside the image;
@@ -26,20 +26,20 @@ def involution2d(
 
     Args:
         input: [N, C, H, W], any strides; float64, float32, bfloat16 or float16.
-        weight: [N, G, kH, kW, Ho, Wo] where G divides C, dtype and device of `input`. It is not
-            copied where it is contiguous or `image.view(N, G, kH, kW, Ho, Wo)` of a channels-last
-            image [N, G kH kW, Ho, Wo].
-        stride: int or pair, at least 1.
+        weight: [N, G, kH, kW, Ho, Wo] where G divides C, dtype and device of `input`. Copied unless
+            contiguous, or `image.view(N, G, kH, kW, Ho, Wo)` of a channels-last image
+            [N, G kH kW, Ho, Wo].
+        stride: step of the kernel, int or pair; at least 1.
         padding: int or pair, zeros added on both sides; at least 0, may exceed the kernel.
-        dilation: int or pair, distance between the kernel's taps; at least 1.
+        dilation: spacing between kernel taps, int or pair; at least 1.
 
     Returns:
         [N, C, Ho, Wo] in the dtype and memory format of `input`.
 
     Raises:
         TypeError: an argument of the wrong type.
-        NotImplementedError: another dtype.
-        RuntimeError: shapes, dtypes or devices that do not fit, values out of range.
+        NotImplementedError: an unsupported dtype.
+        RuntimeError: mismatched shapes, dtypes or devices, values out of range.
     """
     op = "involution2d"
     check.tensor(op, "input", input)
@@ -54,25 +54,25 @@ def involution2d(
     return _involution(input, weight, *geometry)
 
 
-torch.fx.wrap("involution2d")  # one node where a network is traced
+torch.fx.wrap("involution2d")  # one node in torch.fx graphs
 
 
 class Involution2d(nn.Module):
-    """Apply :func:`involution2d` with kernels that it makes from the input itself.
+    """Apply :func:`involution2d` with kernels generated from the input.
 
-    weight = span(relu(norm(reduce(x)))), where `reduce` and `span` are 1×1 convolutions to
-    C / reduction_ratio and to G kH kW channels and `norm` is batch normalisation. With a stride, x
-    is averaged over windows of that size before. The padding is kernel_size // 2, so that stride 1
-    keeps the size of the image: [N, C, H, W] → [N, C, ⌈H / sH⌉, ⌈W / sW⌉].
+    weight = span(relu(norm(reduce(pool(x))))), where `reduce` and `span` are 1×1 convolutions to
+    C / reduction_ratio and to G kH kW channels, `norm` is batch normalisation, and `pool` averages
+    windows of the size of the stride. The padding is kernel_size // 2: stride 1 keeps the size of
+    the image. [N, C, H, W] → [N, C, ⌈H / sH⌉, ⌈W / sW⌉].
 
     Args:
-        channels: C, of input and output.
-        kernel_size: int or pair, odd.
-        stride: int or pair.
-        group_channels: C / G, how many channels share a kernel; divides C.
-        reduction_ratio: how many times fewer channels the kernels are made from, at least one.
-        device: of the parameters.
-        dtype: of the parameters.
+        channels: number of input and output channels, C.
+        kernel_size: odd kernel size, int or pair.
+        stride: step of the kernel, int or pair.
+        group_channels: number of channels that share a kernel, C / G; must divide C.
+        reduction_ratio: `reduce` has max(1, C // reduction_ratio) output channels.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Involution2d(nn.Module):
         self.span = nn.Conv2d(reduced, weights, 1, **factory)
 
     def make_weight(self, input: Tensor) -> Tensor:
-        """Return the kernels for `input` [N, C, H, W]: [N, G, kH, kW, Ho, Wo]."""
+        """Generate the kernels [N, G, kH, kW, Ho, Wo] from `input` [N, C, H, W]."""
         image = self.span(self.act(self.norm(self.reduce(self.pool(input)))))
         groups = self.channels // self.group_channels
         weight: Tensor = image.unflatten(1, (groups, *self.kernel_size))
@@ -151,7 +151,7 @@ torch.fx.wrap("_check_input")
 
 
 def _is_channels_last(weight: Tensor) -> bool:
-    """Return whether the weight's memory is [N, Ho, Wo, G, kH, kW], as the kernels decide it."""
+    """Return whether the memory order is [N, Ho, Wo, G, kH, kW], by the rule of the kernels."""
     return weight.permute(0, 4, 5, 1, 2, 3).is_contiguous() and not weight.is_contiguous()
 
 
@@ -178,7 +178,7 @@ def _check_fakes(op: str, input: Tensor, weight: Tensor, *geometry: list[int]) -
             f"divisor of C = {channels}, got {list(weight.shape)}"
         ),
     )
-    size = windows.places(op, input.shape[2:], weight.shape[2:4], *geometry)
+    size = windows.output_size(op, input.shape[2:], weight.shape[2:4], *geometry)
     torch._check(
         list(weight.shape[4:]) == size,
         lambda: (
@@ -195,7 +195,7 @@ def _flops(weight: Sequence[int], output: Sequence[int]) -> int:
     return 2 * prod(output) * prod(weight[2:4])
 
 
-# Images have their own kernels, so vmap folds the mapped dimension into them.
+# Images are independent, so vmap folds the mapped dimension into N.
 windows.register_bilinear(
     _involution,
     _involution_backward,

@@ -1,6 +1,6 @@
 """involution2d in ONNX."""
 
-# Names as ONNX writes them, types as onnxscript reads them:
+# Names of ONNX, and types that onnxscript supports:
 # ruff: noqa: N802, N803
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ def _function(op: Opset) -> Callable[..., Any]:
         pads: Sequence[int],
         dilations: Sequence[int],
     ) -> T:
-        """Windows of X [N, C, H, W] times kernels of their own, W [N, G, kH, kW, Ho, Wo], summed.
+        """Involution of X [N, C, H, W] with the kernels W [N, G, kH, kW, Ho, Wo].
 
         C / G channels share a kernel.
         """
@@ -31,23 +31,23 @@ def _function(op: Opset) -> Callable[..., Any]:
         stride = op.Constant(value_ints=strides)
         dilation = op.Constant(value_ints=dilations)
 
-        # The rows and columns of x, padded, that the windows are made of: [kH, Ho] and [kW, Wo].
+        # Row and column indices of the windows in the padded X: [kH, Ho] and [kW, Wo].
         taps_h = op.Mul(op.Range(first, kernel_h, second), op.Gather(dilation, first))
         taps_w = op.Mul(op.Range(first, kernel_w, second), op.Gather(dilation, second))
-        places_h = op.Mul(op.Range(first, out_h, second), op.Gather(stride, first))
-        places_w = op.Mul(op.Range(first, out_w, second), op.Gather(stride, second))
+        starts_h = op.Mul(op.Range(first, out_h, second), op.Gather(stride, first))
+        starts_w = op.Mul(op.Range(first, out_w, second), op.Gather(stride, second))
         last = op.Constant(value_ints=[1])
-        rows = op.Add(op.Unsqueeze(taps_h, last), places_h)
-        columns = op.Add(op.Unsqueeze(taps_w, last), places_w)
+        rows = op.Add(op.Unsqueeze(taps_h, last), starts_h)
+        columns = op.Add(op.Unsqueeze(taps_w, last), starts_w)
 
         none = op.Constant(value_ints=[0, 0])
         pad = op.Constant(value_ints=pads)
         begin = op.Gather(pad, op.Constant(value_ints=[0, 1]))
         end = op.Gather(pad, op.Constant(value_ints=[2, 3]))
         padded = op.Pad(X, op.Concat(none, begin, none, end, axis=0), op.CastLike(0.0, X))
-        # Transposed, so that whole rows are gathered: numbers one by one take four times as long.
-        across = op.Gather(op.Transpose(padded, perm=[0, 1, 3, 2]), columns, axis=2)
-        windows = op.Gather(op.Transpose(across, perm=[0, 1, 2, 4, 3]), rows, axis=3)
+        # Transposed to gather whole rows: gathering single elements takes four times as long.
+        gathered = op.Gather(op.Transpose(padded, perm=[0, 1, 3, 2]), columns, axis=2)
+        windows = op.Gather(op.Transpose(gathered, perm=[0, 1, 2, 4, 3]), rows, axis=3)
 
         # [N, G, C / G, kW, kH, Ho, Wo]
         order = op.Constant(value_ints=[3, 2, 4, 5])
@@ -72,7 +72,7 @@ def _function(op: Opset) -> Callable[..., Any]:
 def _node(
     input: T, weight: T, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> Node:
-    kernel = sizes_of(weight)[2:4]  # what follows, the places, tracing takes from the example
+    kernel = sizes_of(weight)[2:4]  # not Ho, Wo: tracing fixes them to the example's
     sizes = window_sizes(sizes_of(input), kernel, stride, padding, dilation)
     return Node([input, weight], [sizes], window_attributes(stride, padding, dilation))
 

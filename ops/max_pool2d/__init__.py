@@ -1,4 +1,4 @@
-"""Max pooling: the largest element of every window that slides over an image."""
+"""Max pooling: the maximum of each sliding window."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,8 +17,8 @@ from ops.core.windows import Size
 _pool = torch.ops.lenet_ops.max_pool2d.default
 _pool_backward = torch.ops.lenet_ops.max_pool2d_backward.default
 
-_BYTE_TAPS = 256  # as the kernels: the most pixels of a window whose number is kept in a byte
-_MOST_TAPS = 2**31  # and the most that one may have
+_MAX_UINT8_TAPS = 256  # largest kH·kW with uint8 indices, as in the kernels
+_MAX_TAPS = 2**31  # largest kH·kW
 
 
 def max_pool2d(
@@ -29,24 +29,23 @@ def max_pool2d(
     dilation: Size = 1,
     ceil_mode: bool = False,
 ) -> Tensor:
-    """Take the largest element of every window, as ``F.max_pool2d`` does.
+    """Take the maximum of each sliding window, as ``F.max_pool2d`` does.
 
-    out[n, c, i, j] = max over k, l of x[n, c, i·sH − pH + k·dH, j·sW − pW + l·dW], where pixels
-    outside of the image do not count. The gradient of out[n, c, i, j] goes to the first of the
-    window's largest elements, rows first; a NaN counts as the largest, and then the last one. All
-    that is kept for the gradient is where in the window that was: a byte for each output (eight
-    for windows of more than 256 pixels). PyTorch keeps eight bytes and the input.
-
-    Unlike ``F.max_pool2d`` it takes no integers and returns no indices.
+    out[n, c, i, j] = max over k, l of x[n, c, i·sH − pH + k·dH, j·sW − pW + l·dW]; padding is −∞.
+    The gradient of out[n, c, i, j] goes to the first maximum of the window in row-major order. NaN
+    is larger than any number; of several NaNs, the last one is the maximum.
+    Autograd saves the index of the maximum within its window: one byte per output (eight bytes for
+    windows of more than 256 pixels). PyTorch saves eight bytes per output and the input.
+    Unlike ``F.max_pool2d``, there are no integer dtypes and no ``return_indices``.
 
     Args:
-        input: [N, C, H, W] or [C, H, W] of any strides; float64, float32, bfloat16 or float16.
-        kernel_size: of the window, (kH, kW) or one for both.
-        stride: from window to window; None: kernel_size.
-        padding: pixels around the image, at most half of kernel_size.
-        dilation: from pixel to pixel of a window.
-        ceil_mode: whether a last window that begins in the image or before it may reach over the
-            padded image's end.
+        input: [N, C, H, W] or [C, H, W], any strides; float64, float32, bfloat16 or float16.
+        kernel_size: window size, int or pair (kH, kW).
+        stride: step between windows, int or pair; None: kernel_size.
+        padding: int or pair, −∞ added on both sides; at most half of kernel_size.
+        dilation: spacing between the elements of a window, int or pair.
+        ceil_mode: round the output size up instead of down; a window that would start in the
+            padding on the right or at the bottom is ignored.
 
     Returns:
         [N, C, Ho, Wo] (or [C, Ho, Wo]) in the dtype and memory format of `input`, where
@@ -54,24 +53,24 @@ def max_pool2d(
 
     Raises:
         TypeError: an argument of the wrong type.
-        NotImplementedError: another dtype.
-        RuntimeError: a window that does not fit, an image without pixels, other dimensions.
+        NotImplementedError: an unsupported dtype.
+        RuntimeError: a window larger than the padded image, an empty image, not 3 or 4 dimensions.
     """
     if stride is None:
         stride = kernel_size
     try:
-        call = _any_pool if is_dynamo_compiling() else _pool_direct
+        call = _pool_fallback if is_dynamo_compiling() else _pool_direct
         output: Tensor = call(input, kernel_size, stride, padding, dilation, ceil_mode)
         return output
     except Exception as error:
-        _explain(error, input, kernel_size, stride, padding, dilation)
+        _raise_specific_error(error, input, kernel_size, stride, padding, dilation)
         raise
 
 
-def _any_pool(input: Tensor, *arguments: Any) -> Tensor:
+def _pool_fallback(input: Tensor, *arguments: Any) -> Tensor:
     *sizes, ceil_mode = arguments
     check.boolean("max_pool2d", "ceil_mode", ceil_mode)
-    return _apply(input, *_pairs(*sizes), ceil_mode)
+    return _max_pool2d(input, *_pairs(*sizes), ceil_mode)
 
 
 def _pairs(kernel_size: Size, stride: Size, padding: Size, dilation: Size) -> list[tuple[int, int]]:
@@ -80,38 +79,38 @@ def _pairs(kernel_size: Size, stride: Size, padding: Size, dilation: Size) -> li
     )
 
 
-def _apply(input: Tensor, *arguments: Any) -> Tensor:
-    """Take arguments of the right types."""
+def _max_pool2d(input: Tensor, *arguments: Any) -> Tensor:
+    """Call the operator on [N, C, H, W] or [C, H, W]; the arguments have the schema's types."""
     try:
         if input.dim() != 3:
             output: Tensor = _pool(input, *arguments)[0]
             return output
         return _pool(input.unsqueeze(0), *arguments)[0].squeeze(0)
     except Exception as error:
-        _explain(error, input, *arguments[:4])
+        _raise_specific_error(error, input, *arguments[:4])
         raise
 
 
-def _explain(error: Exception, input: Tensor, *sizes: Any) -> None:
+def _raise_specific_error(error: Exception, input: Tensor, *sizes: Any) -> None:
     check.image("max_pool2d", input)
     _pairs(*sizes)
     repeat_allocation(error)
 
 
-_pool_direct = direct(_pool, _any_pool, rank=4)
+_pool_direct = direct(_pool, _pool_fallback, rank=4)
 
-torch.fx.wrap("_apply")  # one node where a network is traced
+torch.fx.wrap("_max_pool2d")  # one node in torch.fx graphs
 
 
 class MaxPool2d(nn.Module):
-    """Apply :func:`max_pool2d`: ``nn.MaxPool2d`` of the same arguments.
+    """Apply :func:`max_pool2d`, as ``nn.MaxPool2d`` with the same arguments.
 
     Args:
-        kernel_size: see :func:`max_pool2d`, as the others.
-        stride: None: kernel_size.
-        padding: at most half of kernel_size.
-        dilation: from pixel to pixel of a window.
-        ceil_mode: whether windows may reach over the padded image's end.
+        kernel_size: window size, int or pair.
+        stride: step between windows, int or pair; None: kernel_size.
+        padding: int or pair, −∞ added on both sides; at most half of kernel_size.
+        dilation: spacing between the elements of a window, int or pair.
+        ceil_mode: round the output size up instead of down.
     """
 
     def __init__(
@@ -145,19 +144,19 @@ class MaxPool2d(nn.Module):
         )
 
 
-def _places(op: str, height: Any, width: Any, *arguments: Any) -> list[int]:
+def _output_size(op: str, height: Any, width: Any, *arguments: Any) -> list[int]:
     """Check the arguments as the kernels do; return the output's height and width."""
     kernel_size, *spacing, ceil_mode = arguments
     if len(kernel_size) != 2 or min(kernel_size) < 1:
         raise RuntimeError(
             f"{op}: kernel_size must be two integers, at least 1, got {list(kernel_size)}"
         )
-    size = windows.places(op, (height, width), kernel_size, *spacing, ceil_mode=ceil_mode)
+    size = windows.output_size(op, (height, width), kernel_size, *spacing, ceil_mode=ceil_mode)
     torch._check(
         height > 0 and width > 0,
         lambda: f"{op}: the input must have pixels, got height {height} and width {width}",
     )
-    if kernel_size[0] * kernel_size[1] > _MOST_TAPS:
+    if kernel_size[0] * kernel_size[1] > _MAX_TAPS:
         raise RuntimeError(
             f"{op}: kernel_size must have at most 2^31 pixels, got {list(kernel_size)}"
         )
@@ -171,12 +170,12 @@ def _places(op: str, height: Any, width: Any, *arguments: Any) -> list[int]:
 
 def _fake(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     windows.check_image("max_pool2d", input)
-    out = layout.resized(input, *_places("max_pool2d", *input.shape[2:], *arguments))
+    out = layout.resized(input, *_output_size("max_pool2d", *input.shape[2:], *arguments))
     return out, torch.empty_like(out, dtype=_index_type(arguments[0]))
 
 
 def _index_type(kernel_size: tuple[int, int]) -> torch.dtype:
-    return torch.uint8 if kernel_size[0] * kernel_size[1] <= _BYTE_TAPS else torch.int64
+    return torch.uint8 if kernel_size[0] * kernel_size[1] <= _MAX_UINT8_TAPS else torch.int64
 
 
 def _fake_backward(grad_output: Tensor, indices: Tensor, *arguments_and_image: Any) -> Tensor:
@@ -186,7 +185,7 @@ def _fake_backward(grad_output: Tensor, indices: Tensor, *arguments_and_image: A
         grad_output.dim() == 4,
         lambda: f"{op}: grad_output must have shape [N, C, Ho, Wo], got {list(grad_output.shape)}",
     )
-    shape = (*grad_output.shape[:2], *_places(op, height, width, *arguments))
+    shape = (*grad_output.shape[:2], *_output_size(op, height, width, *arguments))
     check.same_shape(op, "grad_output", grad_output, shape)
     check.same_shape(op, "indices", indices, shape)
     check.dtype(op, "indices", indices, _index_type(arguments[0]))
@@ -194,19 +193,19 @@ def _fake_backward(grad_output: Tensor, indices: Tensor, *arguments_and_image: A
 
 
 def _gather(image: Tensor, indices: Tensor, windows: Any) -> Tensor:
-    """Gather the maxima of `image`: the directional derivative of the output, in any order."""
+    """Gather the elements of `image` at `indices`: the jvp, differentiable to any order."""
     (_, kernel_w), stride, padding, dilation, _ = windows
     height, width = indices.shape[2:]
-    place = indices.long()
+    tap = indices.long()
     starts = [
         torch.arange(count, device=image.device) * s - p
         for count, s, p in zip((height, width), stride, padding, strict=True)
     ]
-    row = place // kernel_w * dilation[0] + starts[0][:, None]
-    column = place % kernel_w * dilation[1] + starts[1]
-    at = row * image.shape[3] + column
-    flat = (*image.shape[:2], -1)  # not by flatten, which has no rule for forward mode's vmap
-    return image.reshape(flat).gather(2, at.reshape(flat)).reshape(indices.shape)
+    row = tap // kernel_w * dilation[0] + starts[0][:, None]
+    column = tap % kernel_w * dilation[1] + starts[1]
+    pixel = row * image.shape[3] + column
+    flat = (*image.shape[:2], -1)  # flatten has no vmap rule in forward mode
+    return image.reshape(flat).gather(2, pixel.reshape(flat)).reshape(indices.shape)
 
 
 def _jvp(

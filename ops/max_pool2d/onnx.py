@@ -1,6 +1,6 @@
 """max_pool2d in ONNX."""
 
-# Names as ONNX writes them, types as onnxscript reads them:
+# Names of ONNX, and types that onnxscript supports:
 # ruff: noqa: N802, N803
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ def _function(op: Opset) -> Callable[..., Any]:
         pads: Sequence[int],
         dilations: Sequence[int],
     ) -> T:
-        """Maximum of every window."""
+        """Maximum of each window."""
         return op.MaxPool(
             X, kernel_shape=kernel_shape, strides=strides, pads=pads, dilations=dilations
         )
@@ -38,7 +38,7 @@ def _node(
     image = sizes_of(input)
     sizes = window_sizes(image, kernel_size, stride, padding, dilation, bool(ceil_mode))
     attributes = window_attributes(stride, padding, dilation) | {"kernel_shape": list(kernel_size)}
-    if ceil_mode:  # as padding, since what ONNX says of the last window differs between opsets
+    if ceil_mode:  # expressed as padding, because opsets define the last window differently
         if None in image[2:]:
             raise ValueError("max_pool2d: with ceil_mode, ONNX needs height and width to be fixed")
         for side in (0, 1):

@@ -1,4 +1,4 @@
-"""NCReLU: both halves of the input, as channels of their own."""
+"""NCReLU: positive and negative part of the input, concatenated along the channels."""
 
 from functools import partial
 from math import prod
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
 from ops.core import check, layout
-from ops.core.families import Dims, batch_first, linear, one_by_one
+from ops.core.families import Dims, batch_first, linear, loop_over_samples
 from ops.core.memory import repeat_allocation
 from ops.core.registration import register
 from ops.core.torch_private import direct
@@ -19,19 +19,19 @@ _ncrelu_backward = torch.ops.lenet_ops.ncrelu_backward.default
 _with_signs = torch.ops.lenet_ops.ncrelu_with_signs.default
 _with_signs_backward = torch.ops.lenet_ops.ncrelu_with_signs_backward.default
 
-_PER_BYTE = 4  # elements whose signs a byte keeps, as in the kernels
+_ELEMENTS_PER_BYTE = 4  # two sign bits per element, as in the kernels
 
 
 def ncrelu(input: Tensor, dim: int = 1) -> Tensor:
     """Concatenate the positive and the negative part: concat(max(x, 0), min(x, 0)).
 
     CReLU (Shang et al., arXiv 1603.05201) with the negative half kept negative, so that the two
-    halves sum to x. Gradient: g₊ · [x > 0] + g₋ · [x < 0]. All that is kept for it are two bits an
-    element; the input may go, or change (not under torch.func's transforms and in forward mode,
-    which keep it).
+    halves sum to x. Gradient: g₊ · [x > 0] + g₋ · [x < 0]. Autograd saves two bits per element, so
+    the input may be freed or changed in place. torch.func transforms and forward mode save the
+    input.
 
     Args:
-        input: [N, C, ...] (any shape and strides that have `dim`); float64, float32, bfloat16 or
+        input: [N, C, ...], or any shape that has `dim`; any strides; float64, float32, bfloat16 or
             float16.
         dim: the channel dimension; negative counts from the end.
 
@@ -40,19 +40,19 @@ def ncrelu(input: Tensor, dim: int = 1) -> Tensor:
 
     Raises:
         TypeError: `input` is not a tensor, or `dim` not an int.
-        NotImplementedError: another dtype.
+        NotImplementedError: an unsupported dtype.
         IndexError: `input` has no dimension `dim`.
     """
     try:
-        return (_any_ncrelu if is_dynamo_compiling() else _ncrelu_direct)(input, dim)
+        return (_ncrelu_fallback if is_dynamo_compiling() else _ncrelu_direct)(input, dim)
     except Exception as error:
         _check_arguments(input, dim)
         repeat_allocation(error)
         raise
 
 
-def _any_ncrelu(input: Tensor, dim: int) -> Tensor:
-    if type(dim) is not int:  # an integer of NumPy, or an error
+def _ncrelu_fallback(input: Tensor, dim: int) -> Tensor:
+    if type(dim) is not int:  # a NumPy integer or a wrong type
         _check_arguments(input, dim)
         dim = int(dim)
     return _ncrelu(input, dim)
@@ -70,9 +70,9 @@ def _check_arguments(input: Tensor, dim: int) -> None:
         )
 
 
-_ncrelu_direct = direct(_ncrelu, _any_ncrelu)
+_ncrelu_direct = direct(_ncrelu, _ncrelu_fallback)
 
-torch.fx.wrap("ncrelu")  # one node where a network is traced
+torch.fx.wrap("ncrelu")  # one node in torch.fx graphs
 
 
 class NCReLU(nn.Module):
@@ -122,7 +122,7 @@ def _fake_backward(grad_output: Tensor, input: Tensor, dim: int) -> Tensor:
 
 
 def _sign_bytes(elements: Any) -> Any:
-    return (elements + _PER_BYTE - 1) // _PER_BYTE
+    return (elements + _ELEMENTS_PER_BYTE - 1) // _ELEMENTS_PER_BYTE
 
 
 def _fake_with_signs(input: Tensor, dim: int) -> tuple[Tensor, Tensor]:
@@ -159,9 +159,9 @@ def _split(tangent: Tensor, input: Tensor, dim: int) -> Tensor:
 
 
 def _unpack(signs: Tensor, shape: torch.Size, channels_last: bool) -> list[Tensor]:
-    """Return masks of the elements > 0 and < 0 of an input of this shape."""
+    """Unpack `signs` to the masks (input > 0, input < 0) of an input of this shape."""
     bits = signs.unsqueeze(1) >> torch.arange(8, dtype=torch.uint8, device=signs.device) & 1
-    sizes = (shape[0], *shape[2:], shape[1]) if channels_last else shape  # as they lie in memory
+    sizes = (shape[0], *shape[2:], shape[1]) if channels_last else shape  # in memory order
     flat = bits.view(-1, 2)[: prod(shape)].bool()
     masks = [mask.reshape(sizes) for mask in flat.unbind(1)]
     return [mask.movedim(-1, 1) for mask in masks] if channels_last else masks
@@ -176,31 +176,31 @@ def _jvp(args: Any, outputs: Any, tangents: Any) -> Tensor:
     return _split(tangents[0], *args)
 
 
-def _shifted(dim: int) -> int:
-    """Return `dim` of a tensor with vmap's dimension in front."""
+def _shift_dim(dim: int) -> int:
+    """Return the index of `dim` after vmap's dimension is prepended."""
     return dim + 1 if dim >= 0 else dim
 
 
 def _vmap(info: Any, in_dims: Dims, input: Tensor, dim: int) -> tuple[Tensor, int]:
     (input,) = batch_first(info, in_dims[:1], input)
-    return _ncrelu(input, _shifted(dim)), 0
+    return _ncrelu(input, _shift_dim(dim)), 0
 
 
 def _vmap_backward(
     info: Any, in_dims: Dims, grad_output: Tensor, input: Tensor, dim: int
 ) -> tuple[Tensor, int]:
     grad_output, input = batch_first(info, in_dims[:2], grad_output, input)
-    return _ncrelu_backward(grad_output, input, _shifted(dim)), 0
+    return _ncrelu_backward(grad_output, input, _shift_dim(dim)), 0
 
 
-# Autograd runs ncrelu_with_signs, which saves two bits an element. torch.func and forward mode,
-# which differentiate more than once and map over saved tensors, run ncrelu, which saves its input.
+# Autograd runs ncrelu_with_signs, which saves two bits per element. torch.func and forward mode run
+# ncrelu, which saves its input: they differentiate repeatedly and map over saved tensors.
 register(
     _with_signs,
     fake=_fake_with_signs,
     backward="ncrelu_with_signs_backward(grads[0], signs, dim, input.channels_last)",
     jvp=lambda args, outputs, tangents: (_jvp(args, outputs, tangents), None),
-    vmap=partial(one_by_one, _with_signs),
+    vmap=partial(loop_over_samples, _with_signs),
 )
 register(
     _ncrelu,
@@ -220,5 +220,5 @@ register(
     _with_signs_backward,
     **linear(_with_signs_backward, _split_by_signs, saves=["signs"]),
     fake=_fake_with_signs_backward,
-    vmap=partial(one_by_one, _with_signs_backward),
+    vmap=partial(loop_over_samples, _with_signs_backward),
 )

@@ -1,6 +1,6 @@
 """ncrelu in ONNX."""
 
-# Names as ONNX writes them, types as onnxscript reads them:
+# Names of ONNX, and types that onnxscript supports:
 # ruff: noqa: N802, N803
 
 from collections.abc import Callable
@@ -14,8 +14,8 @@ from ops.core.onnx import Node, OnnxOperator, T, sizes_of
 
 def _function(op: Opset) -> Callable[..., Any]:
     def NCReLU(X: T, axis: int = 1) -> T:
-        """Positive and negative parts side by side: concat(max(x, 0), min(x, 0))."""
-        # ONNX Runtime's bounds where none are given are finite.
+        """Concatenation of positive and negative parts: concat(max(x, 0), min(x, 0))."""
+        # Infinite bounds: the default bounds of Clip in ONNX Runtime are finite.
         zero = op.CastLike(0.0, X)
         least = op.CastLike(-inf, X)
         most = op.CastLike(inf, X)
