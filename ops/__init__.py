@@ -2,7 +2,7 @@
 
 from ops.core import library
 
-library.load()  # the operators' modules look them up in torch.ops
+library.load()  # registers torch.ops.lenet_ops, which the modules below use
 
 from ops.convert import convert_depthwise  # noqa: E402
 from ops.depthwise_conv2d import DepthwiseConv2d, depthwise_conv2d  # noqa: E402

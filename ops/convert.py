@@ -1,4 +1,4 @@
-"""Our operators in other people's models."""
+"""Replace layers of existing models by layers of this package."""
 
 from torch import nn
 
@@ -9,26 +9,25 @@ _DEVICES = ("cpu", "cuda", "meta")
 
 
 def convert_depthwise(module: nn.Module) -> int:
-    """Replace every depthwise ``nn.Conv2d`` of a model by a :class:`DepthwiseConv2d`.
+    """Replace every depthwise ``nn.Conv2d`` of a model by a :class:`DepthwiseConv2d`, in place.
 
-    The model is changed in place. The new layers have the very parameters of the old ones (an
-    optimizer goes on with them, state dicts stay as they are), their hooks, buffers, attributes,
-    dtype, device and training state; a layer that is in several places stays one layer.
+    New layers share the parameters of the old layers: optimizers and state dicts remain valid.
+    Hooks, buffers, attributes, dtype, device and training mode are kept. A layer that the model
+    holds several times is replaced by one layer.
 
-    Left alone is what DepthwiseConv2d could not do the same way: subclasses of Conv2d (layers with
-    parametrizations and lazy ones are among them), other padding than with zeros,
-    ``padding="same"`` where it is not the same on both sides, layers whose ``forward`` was
-    replaced, complex numbers and other devices than CPU and CUDA.
+    Layers that DepthwiseConv2d cannot reproduce stay unchanged: subclasses of Conv2d (also
+    parametrized and lazy layers), ``padding_mode`` other than "zeros", asymmetric
+    ``padding="same"``, a replaced ``forward``, complex dtypes, devices other than CPU and CUDA.
 
     Args:
         module: The model.
 
     Returns:
-        How many layers were replaced.
+        The number of replaced layers.
 
     Raises:
         TypeError: `module` is not an nn.Module.
-        ValueError: `module` is itself such a layer, so that nothing holds it.
+        ValueError: `module` itself is a depthwise Conv2d: it has no parent to replace it in.
     """
     if not isinstance(module, nn.Module):
         raise TypeError(
@@ -54,7 +53,7 @@ def _convertible(module: nn.Module) -> bool:
         return False
     if not module.in_channels == module.out_channels == module.groups:
         return False
-    weight = module.weight  # of weight_norm's layers, too, where it is no parameter
+    weight = module.weight  # under torch.nn.utils.weight_norm a plain tensor
     if weight.dtype not in check.FLOATING or weight.device.type not in _DEVICES:
         return False
     padding = _padding(module)
@@ -62,7 +61,7 @@ def _convertible(module: nn.Module) -> bool:
 
 
 def _padding(conv: nn.Conv2d) -> tuple[int, int] | None:
-    """Return the padding of both sides; None if the two sides differ."""
+    """Return the padding (height, width) of each side; None if it is asymmetric."""
     if conv.padding == "valid":
         return 0, 0
     if not isinstance(conv.padding, str):
@@ -75,7 +74,7 @@ def _padding(conv: nn.Conv2d) -> tuple[int, int] | None:
 def _convert(conv: nn.Module) -> DepthwiseConv2d:
     assert isinstance(conv, nn.Conv2d)
     layer = DepthwiseConv2d.__new__(DepthwiseConv2d)
-    layer.__dict__ |= vars(conv)  # all that nn.Module knows of a layer, and what users have added
+    layer.__dict__ |= vars(conv)  # parameters, buffers, hooks, mode, users' attributes
     layer.channels = conv.in_channels
     layer.padding = _padding(conv) or (0, 0)
     return layer

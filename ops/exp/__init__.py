@@ -1,4 +1,4 @@
-"""The exponential function, whose gradient is its own output."""
+"""Exponential function. The derivative is the output."""
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +16,9 @@ _exp_backward = torch.ops.lenet_ops.exp_backward.default
 
 
 def exp(input: Tensor) -> Tensor:
-    """Exponential function, eˣ. Its gradient is its output: exp' = exp.
+    """Compute eˣ, element by element. The derivative is the output: exp' = exp.
 
-    In an autocast region on CUDA it computes in float32, as torch.exp does.
+    CUDA autocast computes in float32, as for torch.exp.
 
     Args:
         input: any shape and strides; float64, float32, bfloat16 or float16.
@@ -28,7 +28,7 @@ def exp(input: Tensor) -> Tensor:
 
     Raises:
         TypeError: `input` is not a tensor.
-        NotImplementedError: another dtype.
+        NotImplementedError: an unsupported dtype.
     """
     try:
         return (_exp if is_dynamo_compiling() else _exp_direct)(input)
@@ -38,7 +38,7 @@ def exp(input: Tensor) -> Tensor:
         raise
 
 
-torch.fx.wrap("exp")  # one node where a network is traced
+torch.fx.wrap("exp")  # one node in torch.fx graphs
 
 
 class Exp(nn.Module):

@@ -1,6 +1,6 @@
 """exp in ONNX."""
 
-# Names as ONNX writes them, types as onnxscript reads them:
+# Names of ONNX, and types that onnxscript supports:
 # ruff: noqa: N802, N803
 
 from collections.abc import Callable

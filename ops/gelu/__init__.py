@@ -1,4 +1,4 @@
-"""GELU in its sigmoid form: gelu(x) = x · σ(1.702 x)."""
+"""GELU, sigmoid approximation: gelu(x) = x · σ(1.702 x)."""
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ SLOPE = 1.702
 
 
 def gelu(input: Tensor) -> Tensor:
-    """Gaussian error linear unit, sigmoid approximation (known as QuickGELU).
+    """Apply the sigmoid approximation of the Gaussian error linear unit (QuickGELU).
 
     gelu(x) = x · σ(1.702 x), and gelu'(x) = s + 1.702 x s (1 − s) with s = σ(1.702 x).
     Hendrycks & Gimpel, Gaussian Error Linear Units, arXiv 1606.08415, section 2.
@@ -31,7 +31,7 @@ def gelu(input: Tensor) -> Tensor:
 
     Raises:
         TypeError: `input` is not a tensor.
-        NotImplementedError: another dtype.
+        NotImplementedError: an unsupported dtype.
     """
     try:
         return (_gelu if is_dynamo_compiling() else _gelu_direct)(input)
@@ -41,7 +41,7 @@ def gelu(input: Tensor) -> Tensor:
         raise
 
 
-torch.fx.wrap("gelu")  # one node where a network is traced
+torch.fx.wrap("gelu")  # one node in torch.fx graphs
 
 
 class GELU(nn.Module):
@@ -57,7 +57,7 @@ def _by_grad_output(x: Tensor, grad_output: Tensor, input: Tensor) -> Tensor:
 
 
 def _by_input(x: Tensor, grad_output: Tensor, input: Tensor) -> Tensor:
-    """gelu''(x) = 1.702 s (1 − s) (2 + 1.702 x (1 − 2 s)) with s = σ(1.702 x)."""
+    """Multiply by gelu''(x) = 1.702 s (1 − s) (2 + 1.702 x (1 − 2 s)) with s = σ(1.702 x)."""
     s = torch.sigmoid(SLOPE * input)
     return x * grad_output * (SLOPE * s * (1 - s) * (2 + SLOPE * input * (1 - 2 * s)))
 

@@ -1,6 +1,6 @@
 """gelu in ONNX."""
 
-# Names as ONNX writes them, types as onnxscript reads them:
+# Names of ONNX, and types that onnxscript supports:
 # ruff: noqa: N802, N803
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from onnxscript.values import Opset
 
 from ops.core.onnx import OnnxOperator, T, elementwise
 
-_SLOPE = make_tensor("slope", TensorProto.DOUBLE, [], [1.702])  # exact enough for any type
+_SLOPE = make_tensor("slope", TensorProto.DOUBLE, [], [1.702])  # precise enough for every dtype
 
 
 def _function(op: Opset) -> Callable[..., Any]:

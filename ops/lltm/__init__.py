@@ -13,18 +13,18 @@ from ops.lltm.autograd import State, cell, sequence_loop
 def lltm_cell(
     input: Tensor, weights: Tensor, bias: Tensor | None, old_h: Tensor, old_cell: Tensor
 ) -> State:
-    """Compute one step of an LLTM, the recurrent cell of PyTorch's tutorial on C++ extensions.
+    """Compute one step of the LLTM, the recurrent cell of PyTorch's tutorial on C++ extensions.
 
     [i, o, z] = [h, x] · Wᵀ + b, of S columns each; then
     c' = c + elu(z) · σ(i) and h' = tanh(c') · σ(o).
 
-    An LSTM without a forget gate, whose candidate is an ELU (Clevert et al., arXiv 1511.07289).
+    The LLTM is an LSTM without a forget gate. The activation of the candidate z is ELU (Clevert et
+    al., arXiv 1511.07289).
     https://docs.pytorch.org/tutorials/advanced/cpp_extension.html
 
     Args:
         input: x, [N, I] or [I]; float64, float32, bfloat16 or float16.
-        weights: W, [3S, S + I]: the columns of h come first. Dtype and device of `input`, as the
-            others.
+        weights: W, [3S, S + I], columns of h first. All tensors have one dtype and device.
         bias: b, [3S], or None.
         old_h: h, [N, S] or [S].
         old_cell: c, [N, S] or [S].
@@ -34,8 +34,8 @@ def lltm_cell(
 
     Raises:
         TypeError: an argument of the wrong type.
-        NotImplementedError: another dtype.
-        RuntimeError: shapes, dtypes or devices that do not fit.
+        NotImplementedError: an unsupported dtype.
+        RuntimeError: mismatched shapes, dtypes or devices.
     """
     tensors = {"input": input, "weights": weights, "old_h": old_h, "old_cell": old_cell}
     _check("lltm_cell", tensors, bias, "[N, I] or [I]", 2)
@@ -49,23 +49,23 @@ def lltm_cell(
 def lltm(
     sequence: Tensor, weights: Tensor, bias: Tensor | None, h0: Tensor, c0: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Apply :func:`lltm_cell` to every step of a sequence, each to the state before it.
+    """Apply :func:`lltm_cell` to each step of a sequence.
 
     Args:
         sequence: [T, N, I] or [T, I], at least one step; float64, float32, bfloat16 or float16.
-        weights: [3S, S + I]. Dtype and device of `sequence`, as the others.
+        weights: [3S, S + I]. All tensors have one dtype and device.
         bias: [3S], or None.
-        h0: [N, S] or [S], before the first step.
-        c0: [N, S] or [S].
+        h0: initial h, [N, S] or [S].
+        c0: initial c, [N, S] or [S].
 
     Returns:
-        h of every step, [T, N, S] or [T, S], and h and c after the last one. 16-bit sums of
-        products and cells are carried from step to step in float32, h as it is returned.
+        h of all steps, [T, N, S] or [T, S], and h and c after the last step. For 16-bit dtypes, the
+        recurrence keeps sums of products and c in float32, and h in its own dtype.
 
     Raises:
         TypeError: an argument of the wrong type.
-        NotImplementedError: another dtype.
-        RuntimeError: shapes, dtypes or devices that do not fit, no step.
+        NotImplementedError: an unsupported dtype.
+        RuntimeError: mismatched shapes, dtypes or devices, an empty sequence.
     """
     tensors = {"sequence": sequence, "weights": weights, "h0": h0, "c0": c0}
     _check("lltm", tensors, bias, "[T, N, I] or [T, I]", 3)
@@ -79,7 +79,7 @@ def lltm(
 def _check(
     op: str, tensors: dict[str, Tensor], bias: Tensor | None, shapes: str, batched_dim: int
 ) -> None:
-    """Check types, and the shapes of calls without a batch, for which kernels see one."""
+    """Check types, and for unbatched calls shapes: kernels would report batched shapes."""
     for name, x in tensors.items():
         check.tensor(op, name, x)
     if bias is not None:
@@ -103,7 +103,7 @@ def _check(
 
 
 class _Recurrent(nn.Module):
-    """Parameters and their initialisation, as torch.nn's recurrent layers have them."""
+    """Parameters and initialisation of a recurrent layer, as in torch.nn."""
 
     def __init__(
         self,
@@ -166,18 +166,18 @@ class _Recurrent(nn.Module):
 
 
 class LLTMCell(_Recurrent):
-    """Apply :func:`lltm_cell`: called as ``nn.LSTMCell`` is.
+    """Apply :func:`lltm_cell`, with the call signature of ``nn.LSTMCell``.
 
     Args:
-        input_size: I.
-        hidden_size: S.
+        input_size: number of input features, I.
+        hidden_size: number of features of the state, S.
         bias: whether to add a learned bias [3S].
-        device: of the parameters.
-        dtype: of the parameters.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
     """
 
     def forward(self, input: Tensor, state: State | None = None) -> State:
-        """Return (h', c') of `input` [N, I] or [I] and of the state (h, c), by default zeros."""
+        """Return (h', c') for `input` [N, I] or [I] and `state` (h, c); None: zeros."""
         self._check_arguments(input, state)
         if state is None:
             zeros = input.new_zeros(*input.shape[:-1], self.hidden_size)
@@ -186,15 +186,15 @@ class LLTMCell(_Recurrent):
 
 
 class LLTM(_Recurrent):
-    """Apply :func:`lltm`: called as ``nn.LSTM`` is, but its state has no dimension of layers.
+    """Apply :func:`lltm`, as ``nn.LSTM`` with one layer. States have no layer dimension.
 
     Args:
-        input_size: I.
-        hidden_size: S.
+        input_size: number of input features, I.
+        hidden_size: number of features of the state, S.
         bias: whether to add a learned bias [3S].
         batch_first: whether input and output are [N, T, …] instead of [T, N, …].
-        device: of the parameters.
-        dtype: of the parameters.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
     """
 
     def __init__(
@@ -212,11 +212,11 @@ class LLTM(_Recurrent):
         self.batch_first = batch_first
 
     def forward(self, input: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """Return h of all steps, and (h, c) of the last one.
+        """Return h of all steps, and (h, c) after the last step.
 
         Args:
             input: [T, N, I], [N, T, I] with `batch_first`, or [T, I].
-            state: (h, c) before the first step, each [N, S] or [S]; None: zeros.
+            state: initial (h, c), each [N, S] or [S]; None: zeros.
         """
         self._check_arguments(input, state)
         swap = self.batch_first and input.dim() == 3

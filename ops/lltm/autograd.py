@@ -29,7 +29,7 @@ SEQUENCE = ("sequence", "weights", "bias", "h0", "c0")
 def _fake_forward(
     op: str, names: tuple[str, ...], dim: int, *tensors: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Check the arguments as the kernels do; return h of every step, a cell and the products."""
+    """Check the arguments as the kernels do; return fakes of all h, one c and the products."""
     input, _, _, h, _ = tensors
     assert input is not None and h is not None
     shape = "[T, N, I]" if dim == 3 else "[N, I]"
@@ -65,7 +65,7 @@ def _check_saved(
     products: tuple[Tensor, Tensor],
     **pairs: tuple[Tensor | None, Tensor],
 ) -> None:
-    """Check gradients of outputs, and saved outputs, against outputs."""
+    """Check output gradients and saved outputs against fake outputs."""
     for name, (x, output) in pairs.items():
         if x is not None:
             check.matches(op, name, x, output.shape, names[0], input)
@@ -75,7 +75,7 @@ def _check_saved(
 
 
 def _fake_gradients(tensors: Sequence[Tensor], mask: Sequence[bool]) -> tuple[Tensor, ...]:
-    """Gradients like the five tensors, or empty ones."""
+    """Return fake gradients of the five tensors, of shape [0] if not needed."""
     return tuple(
         tensors[0].new_empty(x.shape if needed and x is not None else [0])
         for x, needed in zip(tensors, mask, strict=True)
@@ -122,18 +122,18 @@ def _fake_sequence_backward(
 
 
 def _flops(input: Sequence[int], weights: Sequence[int], *_: Any, out_shape: Any) -> int:
-    """Count the matrix products, as torch counts its own: 2 · rows · columns · terms."""
+    """Count the matrix products as torch does: 2 · rows · columns · inner size."""
     return 2 * prod(input[:-1]) * prod(weights)
 
 
 def _flops_backward(*args: Any, out_shape: Any) -> int:
-    """Count a product for the gradients of input and state, and one for that of the weights."""
+    """Count one product for input and state gradients, and one for the weight gradient."""
     *_, input, weights, _, _, _ = args[: -2 if len(args) == 9 else -3]
     mask = args[-1]
     return (int(mask[0] or mask[3]) + int(mask[1])) * _flops(input, weights, out_shape=None)
 
 
-# Second derivatives: the gradient of the first ones, of the same in PyTorch's operators.
+# Double backward: differentiate the gradient of the same function in PyTorch operators.
 
 
 def _compose_cell(
@@ -158,7 +158,7 @@ def _compose_sequence(
 def _second_gradients(
     compose: Callable[..., tuple[Tensor, ...]], outputs: int
 ) -> Callable[..., tuple[Tensor | None, ...]]:
-    """Make the gradient of a backward operator that takes gradients of `outputs` outputs."""
+    """Return the gradient of a backward operator that takes `outputs` output gradients."""
     end = outputs + 5
 
     def backward(
@@ -201,14 +201,14 @@ def _where(mask: Sequence[bool], tensors: Sequence[Tensor | None]) -> list[Tenso
 
 
 def _fill(
-    places: Sequence[Tensor | None], values: Sequence[Tensor], others: Sequence[Tensor | None]
+    slots: Sequence[Tensor | None], values: Sequence[Tensor], others: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
-    """Return `values` where `places` has a tensor, and `others` elsewhere."""
+    """Return `values`, in order, where `slots` has a tensor, and `others` elsewhere."""
     rest = iter(values)
-    return [x if place is None else next(rest) for place, x in zip(places, others, strict=True)]
+    return [x if slot is None else next(rest) for slot, x in zip(slots, others, strict=True)]
 
 
-# Forward mode: the same in PyTorch's operators, on dual numbers.
+# Forward mode: the same function in PyTorch operators, on dual numbers.
 
 
 def _jvp(compose: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Any, ...]]:
@@ -227,7 +227,7 @@ def _jvp_backward(
     ) -> tuple[Tensor, ...]:
         end = outputs + 5
         with torch.enable_grad(), enable_inplace_requires_grad(True):
-            leaves = [  # of this level: to detach would cut them off from transforms outside
+            leaves = [  # of this level; detach() would disconnect outer transforms
                 x if x is None or x.requires_grad else x.view_as(x).requires_grad_()
                 for x in inputs[outputs:end]
             ]
@@ -254,7 +254,7 @@ def _dual(x: Tensor, tangent: Tensor | None) -> Tensor:
     return x if tangent is None else forward_ad.make_dual(x, tangent)
 
 
-# Under vmap, samples that share their parameters are a larger batch.
+# If samples share the parameters, vmap folds them into the batch.
 register(
     cell,
     fake=_fake_cell,

@@ -1,6 +1,6 @@
 """The LLTM in ONNX."""
 
-# Names as ONNX writes them, types as onnxscript reads them:
+# Names of ONNX, and types that onnxscript supports:
 # ruff: noqa: N802, N803, UP006, UP035, UP045
 
 from collections.abc import Callable
@@ -34,11 +34,11 @@ def _lltm_cell_node(input: T, weights: T, bias: Optional[T], old_h: T, old_cell:
 
 def _lltm_function(op: Opset) -> Callable[..., Any]:
     def LLTM(X: T, W: T, H: T, C: T, B: Optional[T]) -> Tuple[T, T, T]:
-        """LLTMCell over the steps of X, each to the state before it: all h, the last h and c."""
+        """LLTMCell over the steps of X, recurrently: all h, the last h, the last c."""
         size = op.Shape(C, start=1)
         twice = op.Add(size, size)
         rest = op.Add(twice, size)
-        # Transposed here: ONNX Runtime warns of a Slice whose output the body of a Scan takes.
+        # Transposed outside: ONNX Runtime warns if the body of a Scan reads a Slice's output.
         weights_h = op.Transpose(op.Slice(W, [0], size, [1]), perm=[1, 0])
         weights_x = op.Transpose(op.Slice(W, size, op.Shape(W, start=1), [1]), perm=[1, 0])
         products = op.MatMul(X, weights_x)
