@@ -1,4 +1,4 @@
-"""export_onnx: one call for both of PyTorch's exporters."""
+"""export_onnx: ONNX export by either PyTorch exporter (TorchScript or dynamo)."""
 
 import io
 import warnings
@@ -27,7 +27,7 @@ Layout = Literal["function", "standard"]
 
 LEAST_OPSET = 17
 DEFAULT_OPSET = 18
-_EXPORTED_OPSETS = {"symbolic": (LEAST_OPSET, 20), "dynamo": (18, 18)}  # without conversion
+_EXPORTED_OPSETS = {"symbolic": (LEAST_OPSET, 20), "dynamo": (18, 18)}  # others: by conversion
 
 
 def export_onnx(
@@ -41,28 +41,28 @@ def export_onnx(
     output_names: Sequence[str] = ("output",),
     dynamic_axes: Mapping[str, Mapping[int, str]] | None = None,
 ) -> ModelProto:
-    """Export a network to ONNX; every runtime can run its operators.
+    """Export a network to an ONNX model that needs no custom kernels.
 
     Args:
-        module: The network, in evaluation mode. In float64 the model is right, but ONNX Runtime's
-            CPU provider has neither Conv nor GlobalAveragePool in it.
+        module: The network, in evaluation mode. float64 is exported, but ONNX Runtime's CPU
+            provider lacks Conv and GlobalAveragePool in float64.
         args: Example inputs. Sizes along dynamic axes should be at least 2.
-        exporter: "symbolic": traced, `torch.onnx.export(dynamo=False)`; "dynamo": by torch.export.
-        layout: "function": our operators are nodes of the domain `lenet_ops`, whose meaning the
-            model carries as functions; "standard": standard operators only.
-        opset_version: Version of the standard operators, from 17 to the newest that onnx knows;
-            a runtime may not know it yet.
+        exporter: "symbolic": tracing, `torch.onnx.export(dynamo=False)`; "dynamo": torch.export.
+        layout: "function": custom operators are nodes of the domain `lenet_ops`, which the model
+            defines as functions; "standard": standard operators only.
+        opset_version: Opset of the standard operators, from 17 to the newest of the onnx package;
+            runtimes may support fewer.
         input_names: Names of the graph's inputs.
-        output_names: Names of its outputs.
-        dynamic_axes: For each name of an input or output, names of its dynamic axes.
+        output_names: Names of the graph's outputs.
+        dynamic_axes: Names of dynamic axes, as {input or output name: {axis: name}}.
 
     Returns:
-        The model, in the least IR version that holds it.
+        The model, in the lowest IR version for its opsets.
 
     Raises:
-        TypeError: Not a module.
-        ValueError: An unknown exporter, layout or opset, or an operator that cannot be written in
-            that opset.
+        TypeError: `module` is not an nn.Module.
+        ValueError: An unknown exporter, layout, opset or name, or an operator that the opset
+            cannot express.
     """
     newest = onnx.defs.onnx_opset_version()
     if not isinstance(module, nn.Module):
@@ -89,7 +89,7 @@ def export_onnx(
         output_names=list(output_names),
         dynamic_axes=dynamic_axes or {},
     )
-    model = _carry_functions(_convert(model, opset_version), opset_version)
+    model = _add_functions(_convert(model, opset_version), opset_version)
     if layout == "standard":
         model = _inline(model)
     model.ir_version = helper.find_min_ir_version_for(list(model.opset_import), ignore_unknown=True)
@@ -142,28 +142,28 @@ def _export_dynamo(
     assert program is not None
     model = program.model_proto
     for item in (model, model.graph, *model.graph.node, *model.graph.value_info):
-        del item.metadata_props[:]  # lines of the source, with paths of this machine
+        del item.metadata_props[:]  # source lines, with local paths
     return model
 
 
 def _convert(model: ModelProto, opset_version: int) -> ModelProto:
-    """Convert the standard operators to another version; ours are nodes without functions."""
+    """Convert standard operators to another opset; drop the functions of custom operators."""
     if _opset_of(model) == opset_version:
         return model
     ours = [(f.domain, f.name) for f in model.functions if f.domain == DOMAIN]
     model = inline_selected_functions(model, ours, exclude=True)  # the converter drops functions
     try:
         return convert_version(model, opset_version)
-    except Exception as error:  # onnx's, of no common type
+    except Exception as error:  # onnx raises several types
         reason = " ".join(str(error).split())
         raise ValueError(
             f"opset_version={opset_version}: cannot be written in it: {reason}"
         ) from error
 
 
-def _carry_functions(model: ModelProto, opset_version: int) -> ModelProto:
-    """Add the functions of those of our operators that the model uses."""
-    used: dict[str, int] = {}  # the most inputs that a node of this name has
+def _add_functions(model: ModelProto, opset_version: int) -> ModelProto:
+    """Add the function of each custom operator that the model uses."""
+    used: dict[str, int] = {}  # largest number of inputs by operator name
     for node in _nodes(model.graph):
         if node.domain == DOMAIN:
             count = max((i for i, name in enumerate(node.input, 1) if name), default=0)
@@ -184,16 +184,16 @@ def _carry_functions(model: ModelProto, opset_version: int) -> ModelProto:
 
 
 def _inline(model: ModelProto) -> ModelProto:
-    """Return the model with functions in place of their nodes, and simplified."""
+    """Inline all functions and simplify the model."""
     model = inline_local_functions(model)
-    del model.graph.value_info[:]  # of tracing: in some, a dynamic size is the example's
+    del model.graph.value_info[:]  # tracing may record an example's size for a dynamic axis
     return optimizer.optimize(model)
 
 
 def _drop_inputs(function: FunctionProto, given: int) -> None:
-    """Drop from the body the optional last inputs that no node gives.
+    """Remove omitted optional inputs (index ≥ `given`) from the nodes of the function body.
 
-    ONNX Runtime does not optimise a Conv with an empty third input as one with two.
+    ONNX Runtime optimises a Conv with two inputs better than one with an empty third input.
     """
     missing = set(function.input[given:])
     for node in _nodes(function):

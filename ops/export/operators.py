@@ -1,7 +1,7 @@
-"""The operators in both of PyTorch's ONNX exporters, from the onnx.py of each.
+"""Register each operator's onnx.py with both PyTorch exporters.
 
-An exported graph shows one node an operator, of the domain `lenet_ops`. The model carries the
-node's definition as a function in standard operators, so that every runtime can run it.
+In an exported graph, each operator is one node of the domain `lenet_ops`. The model defines the
+node as a function of standard operators, so that every runtime can run it.
 """
 
 import functools
@@ -20,12 +20,12 @@ from ops.core.onnx import OnnxOperator, T, Value
 from ops.core.torch_private import OpOverload, onnx_argument, schema_of
 
 DOMAIN = "lenet_ops"
-VERSION = 1  # of the domain: raise it when a function's inputs, attributes or meaning change
+VERSION = 1  # of the domain; increment if a function's inputs, attributes or result change
 
-_DYNAMO_OPSET = 18  # the dynamo exporter translates to it, and converts to another afterwards
-_ARGUMENT_KINDS: Any = {int: "i", Sequence[int]: "is"}  # torch's letters; "v": a tensor
+_DYNAMO_OPSET = 18  # the dynamo exporter writes this opset; others by conversion
+_ARGUMENT_KINDS: Any = {int: "i", Sequence[int]: "is"}  # codes of torch.onnx; "v": tensor
 _ATTRIBUTE_TYPES = {int: OpSchema.AttrType.INT, Sequence[int]: OpSchema.AttrType.INTS}
-_TENSOR_TYPES = ("tensor(float)", "tensor(float16)", "tensor(double)", "tensor(bfloat16)")  # T's
+_TENSOR_TYPES = ("tensor(float)", "tensor(float16)", "tensor(double)", "tensor(bfloat16)")  # of T
 
 OPERATORS: dict[str, OnnxOperator] = {
     name: operator
@@ -37,9 +37,9 @@ OPERATORS: dict[str, OnnxOperator] = {
 
 @functools.cache
 def functions(opset_version: int) -> dict[str, OnnxFunction]:
-    """Return each operator's ONNX function by the name of its node.
+    """Return the operators' ONNX functions by node name.
 
-    A function has to import the same opset as the model that carries it: hence one set a version.
+    A function must import the opset of the model, so each opset version has its own functions.
 
     Args:
         opset_version: version of the standard (`ai.onnx`) operators, 17 or newer.
@@ -55,7 +55,7 @@ def register_symbolics(opset_version: int) -> None:
     Pass `custom_opsets={DOMAIN: VERSION}` to the export. Registering again is harmless.
 
     Args:
-        opset_version: the opset to export, and the least one that this serves.
+        opset_version: the lowest opset that the registration applies to.
     """
     for name in OPERATORS:
         torch.onnx.register_custom_op_symbolic(  # type: ignore[attr-defined]
@@ -79,9 +79,9 @@ def _symbolic(name: str) -> Callable[..., Any]:
         )
         if len(node.sizes) == 1:
             outputs = [outputs]
-        of_input = node.inputs[0].type()  # set by hand: torch infers none for a domain of ours
+        input_type = node.inputs[0].type()  # torch infers no types in custom domains
         typed = [
-            y.setType(of_input.with_sizes(s)) for y, s in zip(outputs, node.sizes, strict=True)
+            y.setType(input_type.with_sizes(s)) for y, s in zip(outputs, node.sizes, strict=True)
         ]
         return typed[0] if returns == 1 else (*typed, *[None] * (returns - len(typed)))
 
@@ -89,11 +89,11 @@ def _symbolic(name: str) -> Callable[..., Any]:
 
 
 def translation_table(nodes: bool = False) -> dict[Callable[..., Any], Callable[..., Value]]:
-    """Return the operators for `torch.onnx.export(dynamo=True, custom_translation_table=...)`.
+    """Return the table for `torch.onnx.export(dynamo=True, custom_translation_table=...)`.
 
     Args:
-        nodes: put nodes of our domain into the graph, for the caller to add the functions.
-            Otherwise the graph has standard operators: that exporter inlines every function.
+        nodes: True: nodes of the custom domain, whose functions the caller adds to the model.
+            False: standard operators, because the dynamo exporter inlines every function.
     """
     return {_overload(name): _translation(name, nodes) for name in OPERATORS}
 
@@ -103,7 +103,7 @@ def _translation(name: str, nodes: bool) -> Callable[..., Value]:
     returns = len(schema_of(_overload(name)).returns)
     function: Any = _function(name, _DYNAMO_OPSET)
     if nodes:
-        function = _without_body(function)
+        function = _declare_operator(function)
 
     @functools.wraps(make_node)  # the exporter reads the arguments' types
     def translation(*args: Any, **kwargs: Any) -> Value:
@@ -115,8 +115,8 @@ def _translation(name: str, nodes: bool) -> Callable[..., Value]:
     return translation
 
 
-def _without_body(function: OnnxFunction) -> Op:
-    """Return an operator with the signature of a function."""
+def _declare_operator(function: OnnxFunction) -> Op:
+    """Return an onnxscript operator with the signature of `function`."""
     signature = inspect.signature(function.function)
     inputs, attributes = [], []
     for item in signature.parameters.values():
