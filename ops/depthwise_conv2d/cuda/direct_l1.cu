@@ -275,7 +275,7 @@ bool direct_l1(const Convolution<T>& c) {
       launch_direct<Axis, kHighRows, kCols, 1>(c);
     } else if (c.g.channels_last || c.transposed) {
       launch_direct<Axis, kLowRows, kCols, 1>(c);
-    } else if constexpr (Axis::step(2) > 1) {  // smaller tiles coalesce better
+    } else if constexpr (!Axis::kTransposed) {  // smaller tiles coalesce better
       launch_direct<Axis, 1, 2, 1>(c);
     }
     return true;

@@ -20,11 +20,13 @@ bool is_tileable(const DepthwiseGeometry& g) {
 
 // Largest elements_per_sm at which direct_l1 is faster than kernels that stage tiles (H200).
 constexpr int64_t kSmallNchw = 4'500, kSmallGradient = 20'000;
-constexpr int64_t kSmallNhwc = 40'000, kSmallNhwc3x3 = 60'000;  // kSmallNhwc3x3: 16 bits
+constexpr int64_t kSmallNhwc = 40'000, kSmallNhwc3x3Bits16 = 60'000;
 // Largest number of outputs per feature map at which direct_l1 comes first for NCHW weight
 // gradients.
 constexpr int64_t kSmallMap = 16 * 16;
-// Smallest number of taps at which large_filter is faster than direct_l1_runtime (H100).
+// Least elements_per_sm, and number of taps, at which large_filter is faster than direct_l1_runtime
+// (H100).
+constexpr int64_t kLargeFilterMinElements = 4'500;
 constexpr int64_t kLargeNchw = 36, kLargeNhwc = 121;
 constexpr int64_t kLargeGradientNchw = 144, kLargeGradientNhwc = 400;
 
@@ -35,7 +37,7 @@ const char* run_convolution(const Convolution<T>& c) {
     const bool nhwc = c.g.channels_last, nchw = !nhwc;
     const int64_t elements = elements_per_sm(c.g);
     const int64_t taps = c.g.kernel_h * c.g.kernel_w;
-    const int64_t small_nhwc = sizeof(T) == 2 && taps == 9 ? kSmallNhwc3x3 : kSmallNhwc;
+    const int64_t small_nhwc = sizeof(T) == 2 && taps == 9 ? kSmallNhwc3x3Bits16 : kSmallNhwc;
     const bool small = elements <= (nchw ? kSmallNchw : small_nhwc);
     const bool large = taps >= (nhwc ? kLargeNhwc : kLargeNchw);
     if (is_tileable(c.g)) {
@@ -47,7 +49,7 @@ const char* run_convolution(const Convolution<T>& c) {
       if (nhwc && nhwc_ring(c)) return "nhwc_ring";
       if (nhwc && nhwc_stream(c)) return "nhwc_stream";
       if (direct_l1(c)) return "direct_l1";
-      if (large && elements > kSmallNchw && large_filter(c)) return "large_filter";
+      if (large && elements > kLargeFilterMinElements && large_filter(c)) return "large_filter";
     }
   }
   if (direct_l1_runtime(c)) return "direct_l1_runtime";
@@ -142,11 +144,12 @@ struct Kernels {
   }
 };
 
-// Return the name of the family that runs `pass` ("forward", "input_gradient", "weight_gradient")
-// for a dense input and newly allocated results, without a launch. For tests and inspection.
+// Return the name of the family that runs kernel_pass ("forward", "input_gradient",
+// "weight_gradient") for a dense input and newly allocated results, without a launch. For tests and
+// inspection.
 std::string depthwise_conv2d_kernel(const Tensor& input, const Tensor& weight,
                                     std::vector<int64_t> stride, std::vector<int64_t> padding,
-                                    std::vector<int64_t> dilation, std::string pass) {
+                                    std::vector<int64_t> dilation, std::string kernel_pass) {
   const char* op = "depthwise_conv2d_kernel";
   const auto g = depthwise_geometry(op, input, weight, {stride, padding, dilation});
   const DeviceGuard guard(input.get_device_index());
@@ -154,16 +157,17 @@ std::string depthwise_conv2d_kernel(const Tensor& input, const Tensor& weight,
   dispatch_floating(op, input.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     T* const aligned = nullptr;  // passes every alignment check
-    if (pass == "forward" || pass == "input_gradient") {
+    if (kernel_pass == "forward" || kernel_pass == "input_gradient") {
       Convolution<T> c =
-          pass == "forward"
+          kernel_pass == "forward"
               ? forward_problem<T>(g, input.const_data_ptr<T>(), aligned, aligned, aligned, nullptr)
               : input_gradient_problem<T>(g, aligned, aligned, aligned, nullptr);
       c.dry_run = true;
       family = run_convolution(c);
     } else {
-      check(pass == "weight_gradient", op, ": kernel_pass must be forward, input_gradient or ",
-            "weight_gradient, got ", pass);
+      check(kernel_pass == "weight_gradient", op,
+            ": kernel_pass must be forward, input_gradient or ", "weight_gradient, got ",
+            kernel_pass);
       T* const non_null = input.mutable_data_ptr<T>();  // requests the gradient; not written to
       family = run_weight_gradient<T>(
           {g, input, input.const_data_ptr<T>(), aligned, non_null, nullptr, nullptr, true});

@@ -26,7 +26,7 @@ namespace ops::cuda {
 // 28, 56, 112, 224.
 template <typename Axis>
 struct FmaShape {
-  static constexpr bool kTransposed = Axis::step(8) == 4;
+  static constexpr bool kTransposed = Axis::kTransposed;
   static constexpr int kRows = Axis::kTaps == 7     ? 4
                                : kTransposed        ? (Axis::kTaps == 3 ? 6 : 4)
                                : Axis::step(1) == 2 ? 5

@@ -6,7 +6,7 @@
 //      │ row y+1 …    │ (copies in flight) │ summed   │ row r + 2 …
 //      └──────────────┘                    └──────────┘
 //
-//   block:   a range of rows of all images, at adjacent columns and channels
+//   block:   a range of the sequence of all images' output rows, at adjacent columns and channels
 //   shared:  kDepth + 1 stages of input rows and a zero row; from 5×5 on also the filters
 //   thread:  4 to 8 columns of 2 channels; adds each input row to all pending output rows
 #include "depthwise_conv2d/cuda/nhwc_ring.cuh"
@@ -16,16 +16,15 @@ namespace {
 
 constexpr int kMinChannels = 8;  // fewer use too little of each memory transaction
 
-// Columns per thread and threads per block that fill the registers without spills. Direct axes have
-// step(2) > 1 (stride 1: 2), Transposed axes step(2) = 1.
+// Columns per thread and threads per block that fill the registers without spills.
 template <typename Axis>
-constexpr int kForwardCols = Axis::step(2) > 1 ? 7 : (Axis::kTaps == 3 ? 8 : 4);
-template <typename Axis>
-constexpr bool kManySums = Axis::kTaps == 7 || (Axis::kTaps == 5 && Axis::step(2) == 2);
+constexpr int kForwardCols = !Axis::kTransposed ? 7 : (Axis::kTaps == 3 ? 8 : 4);
+template <typename Axis>  // 5×5 with stride 1, 7×7
+constexpr bool kManySums =
+    Axis::kTaps == 7 || (Axis::kTaps == 5 && !Axis::kTransposed && Axis::step(1) == 1);
 template <typename Axis, typename T>
 using ForwardShape =
-    RingShape<Axis, 2, kForwardCols<Axis>, ring_depth(Axis::kTaps, Axis::step(2) / 2, sizeof(T)),
-              kManySums<Axis> ? 192 : 256>;
+    RingShape<Axis, 2, kForwardCols<Axis>, kRingDepth<Axis, T>, kManySums<Axis> ? 192 : 256>;
 
 // The filters of a thread's V channels in float32: in registers (3×3), or in shared memory,
 // [row][lane][column][channel].
@@ -106,7 +105,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
                   first_channel, pitch, params);
   RingCursor<Shape> now(params, blockIdx.y * params.share), ahead = now;
   rows.seek(ahead.image, ahead.in_row());
-  // Start the copies of the next step to the stage at byte `to`; always commit a group.
+  // Start the copies of the next step to the stage at byte `to`. Commit a group even without
+  // copies: wait_for_copies counts one per step.
   const auto fetch = [&](int to) {
     if (ahead.valid()) {
       const int y = ahead.in_row();
@@ -137,18 +137,18 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   using Row = Pixels<T, kInCols, V>;
   const unsigned char* mine =
       memory + Axis::step(threadIdx.y * kCols) * pitch_bytes + threadIdx.x * V * sizeof(T);
-  const int end = (Shape::kDepth + 1) * stage;
+  const int zero_row = (Shape::kDepth + 1) * stage;  // byte offset; follows the last stage
   int from = 0, to = Shape::kDepth * stage;  // byte offsets of the stages to read and to fill
   unsigned channels;                         // the asm keeps it in a register
   asm("mov.u32 %0, %1;" : "=r"(channels) : "r"(params.channels));
   const int64_t out_row = static_cast<int64_t>(params.out_w) * params.channels;
-  // Return the first output of the current step.
+  // Return the thread's first output of the current step (during the warm-up before the image).
   const auto output = [&] {
     return out + (static_cast<int64_t>(now.image) * params.out_h + now.step * kStepOut) * out_row +
            static_cast<int64_t>(w0) * params.channels + channel;
   };
   T* result = output();
-  float sum[Shape::kRows][kCols][V] = {};
+  float sum[Shape::kRegisterRows][kCols][V] = {};
 #pragma unroll 1
   while (now.valid()) {
 #pragma unroll
@@ -160,11 +160,13 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       __syncthreads();
       const int y = now.in_row();
       const auto row_at = [&](int r) {
-        return Row(mine + (now.is_input_row(y + r) ? from + r * row_bytes : end), pitch_bytes);
+        return Row(mine + (now.is_input_row(y + r) ? from + r * row_bytes : zero_row), pitch_bytes);
       };
       const Row first_row = row_at(0);  // before fetch, to overlap the latency of both
       fetch(to);
-      // The newest pending rows start with the bias.
+      // The newest pending rows start with the bias. Sums of an earlier image in their registers
+      // are dropped: warm-up steps store nothing, and after them all pending rows are of this
+      // image.
 #pragma unroll
       for (int i = 0; i < kStepOut * kCols * V; ++i) {
         const int m = kPending - kStepOut + i / (kCols * V);
@@ -201,8 +203,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       }
 #pragma unroll
       for (int m = 0; m < kStepOut; ++m) {
-        const bool complete = now.step >= now.first && now.step * kStepOut + m < params.out_h;
-        const int stored = complete ? cols : 0;
+        const bool stores = now.step >= now.first && now.step * kStepOut + m < params.out_h;
+        const int stored = stores ? cols : 0;
 #pragma unroll
         for (int j = 0; j < kCols; ++j) {
           if (j < stored) {
@@ -214,8 +216,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       if (now.next()) {
         result = output();
       }
-      from = from + stage == end ? 0 : from + stage;
-      to = to + stage == end ? 0 : to + stage;
+      from = from + stage == zero_row ? 0 : from + stage;
+      to = to + stage == zero_row ? 0 : to + stage;
     }
     Shape::end_period(sum);
   }
@@ -228,10 +230,10 @@ bool nhwc_ring(const Convolution<T>& c) {
   return dispatch_axis(c.g, c.transposed, [&](auto axis) {
     using Axis = decltype(axis);
     constexpr bool kDilated = Axis::inputs(1) > Axis::kTaps;
-    // 7×7 with stride 1 is nhwc_stream's, dilation 2 direct_l1's.
     if (c.g.c < kMinChannels) {
       return false;
     }
+    // nhwc_stream runs 7×7 with stride 1, direct_l1 dilation 2.
     if constexpr (!kDilated && !std::is_same_v<Axis, Direct<7, 1, 1>>) {
       using Shape = ForwardShape<Axis, T>;
       const auto plan =

@@ -9,43 +9,43 @@
 namespace ops::cuda {
 
 // A block has (lanes, groups) threads: lanes for adjacent vectors of V channels, groups for
-// adjacent tiles of kCols output columns. All rows of all images form one sequence of steps, of
-// which a block computes `share`. A step reads kStepIn input rows and completes kStepOut output
+// adjacent tiles of kCols output columns. The output rows of all images form one sequence of steps,
+// of which a block computes `share`. A step reads kStepIn input rows and completes kStepOut output
 // rows.
 struct RingParams {
   int in_h, in_w, out_h, out_w;
   int start_h, start_w;  // input coordinates of the first output's window
   int in_cols;           // input columns of a block
   int channels;
-  int chunks;            // blocks along channels
-  int steps;             // per image
-  int share, all_steps;  // steps per block; of all images
-  int copy_bytes;        // per asynchronous copy: 16 or 4
-  int ring_bytes;        // shared memory of the stages and the zero row
+  int chunks;      // blocks along channels
+  int steps;       // of an image
+  int share;       // steps of a block
+  int all_steps;   // of all images
+  int copy_bytes;  // per asynchronous copy: 16 or 4
+  int ring_bytes;  // shared memory of the stages and of the zero row after them
 };
 
 // Register shape of a thread: kCols columns of V channels, and kPending output rows that still need
 // input rows. Copies run kDepth steps ahead. An SM holds kBlocks blocks of up to kThreads threads.
-// Axis::step(2), the input columns that two outputs advance, tells the axes apart: 2 for Direct
-// with stride 1, 4 with stride 2, 1 for Transposed, whose steps therefore complete two rows.
+// A step of a Transposed axis completes two output rows, as each input row is read by two.
 template <typename ShapeAxis, int V, int kTileCols, int kStepsAhead, int kBlockThreads>
 struct RingShape {
   using Axis = ShapeAxis;
   static constexpr int kTaps = Axis::kTaps, kChannels = V, kCols = kTileCols;
   static constexpr int kDepth = kStepsAhead, kThreads = kBlockThreads, kBlocks = 2;
   static constexpr int kInCols = Axis::inputs(kCols);
-  static constexpr int kStepOut = Axis::step(2) == 1 ? 2 : 1;
+  static constexpr int kStepOut = Axis::kTransposed ? 2 : 1;
   static constexpr int kStepIn = Axis::step(kStepOut);
   static constexpr int kWindow = Axis::inputs(kStepOut);  // input rows of a step's output rows
 
-  // Return the tap row with which pending output row m reads input row r of the step, or −1. Row 0
-  // is the oldest, completed by this step.
+  // Return the tap row with which pending output row m reads input row r of the step, or −1. The
+  // step completes the oldest pending rows, from 0 on; its input rows are the last of their window.
   static constexpr int tap(int m, int r) { return Axis::tap(m, kWindow - kStepIn + r); }
 
-  // Return the number of output rows that use a step's input rows, in whole steps.
+  // Return the number of output rows that use a step's input rows, rounded up to whole steps.
   static constexpr int pending() {
     int rows = 0;
-    for (int m = 0; m < kTaps * 4; ++m) {
+    for (int m = 0; m < kTaps * 4; ++m) {  // an upper bound for every axis
       for (int r = 0; r < kStepIn; ++r) {
         rows = tap(m, r) >= 0 ? m + 1 : rows;
       }
@@ -60,29 +60,31 @@ struct RingShape {
   // costs a branch, which pays only for long warm-ups.
   static constexpr bool kSkipsRows = kWarmUp >= 4;
 
-  // kPeriod steps are unrolled. Few pending rows rotate: an output row stays in its registers, and
-  // their index depends on the step. Many would unroll to long code: end_period moves them down.
+  // kPeriod steps are unrolled. Few pending rows rotate: nothing moves, and the register row of
+  // pending row m depends on the step. For many, that code would be too long: spare register rows
+  // take the rows of two steps, and end_period moves all rows down.
   static constexpr bool kRotates = kPending <= 3 * kStepOut;
   static constexpr int kPeriod = kRotates ? kPending / kStepOut : 2;
-  static constexpr int kRows = kRotates ? kPending : kPending + (kPeriod - 1) * kStepOut;
+  static constexpr int kRegisterRows = kRotates ? kPending : kPending + (kPeriod - 1) * kStepOut;
   // Return the register row of pending row m in step u of a period.
-  static __device__ constexpr int row(int u, int m) { return (u * kStepOut + m) % kRows; }
+  static __device__ constexpr int row(int u, int m) { return (u * kStepOut + m) % kRegisterRows; }
 
-  static __device__ void end_period(float (&rows)[kRows][kCols][V]) {
+  static __device__ void end_period(float (&rows)[kRegisterRows][kCols][V]) {
     constexpr int kBy = kPeriod * kStepOut;
 #pragma unroll
-    for (int i = 0; !kRotates && i < (kRows - kBy) * kCols * V; ++i) {
+    for (int i = 0; !kRotates && i < (kRegisterRows - kBy) * kCols * V; ++i) {
       const int m = i / (kCols * V), j = i / V % kCols;
       rows[m][j][i % V] = rows[m + kBy][j][i % V];
     }
   }
 };
 
-// Return the number of steps copied ahead: 2 is enough for strided steps, which copy two rows, and
-// for filters above 3×3, which are bound by multiply-adds.
-constexpr int ring_depth(int taps, int stride, int element_bytes) {
-  return stride == 2 || taps > 3 ? 2 : element_bytes == 2 ? 4 : 3;
-}
+// Steps copied ahead: 2 are enough with stride 2, where a step copies two input rows, and for
+// filters above 3×3, which are bound by multiply-adds.
+template <typename Axis, typename T>
+constexpr int kRingDepth = (!Axis::kTransposed && Axis::step(1) == 2) || Axis::kTaps > 3 ? 2
+                           : sizeof(T) == 2                                              ? 4
+                                                                                         : 3;
 
 // Position in a block's sequence of steps. The block's part of each image begins with kWarmUp steps
 // that complete no output rows (step < first).
@@ -91,7 +93,8 @@ struct RingCursor {
   const RingParams& params;
   int end;  // of the block, in steps of all images
   int image, step;
-  int first, last;  // steps of the image that complete rows: [first, last); last ≤ 0: end of block
+  int first, last;  // steps of the image that complete rows: [first, last); last ≤ 0: none, as the
+                    // image begins after `end`
 
   __device__ RingCursor(const RingParams& p, int begin)
       : params(p), end(min(begin + p.share, p.all_steps)), image(begin / p.steps) {
@@ -127,9 +130,10 @@ struct RingCursor {
 };
 
 // Copies rows of a tile to shared memory, [column][channel], asynchronously from compute capability
-// 8.0. All threads of a block copy: `units` adjacent threads a pixel, `step` pixels at a time.
-// Pixels outside the image and channels beyond the last are not written; they keep the zeros of
-// clear_shared.
+// 8.0. All threads of a block copy: `copies_per_pixel` adjacent threads a pixel, `step` pixels at a
+// time. Columns outside the image and channels beyond the last are never written and keep the zeros
+// of clear_shared. Rows outside the image are not copied: their stage keeps an old row, in whose
+// place threads read the zero row.
 template <typename T>
 class RowCopy {
  public:
@@ -140,12 +144,16 @@ class RowCopy {
         row_bytes_(static_cast<int64_t>(width) * params.channels * sizeof(T)),
         wide_(params.copy_bytes == kVectorBytes) {
     constexpr int kSize = sizeof(T);
-    const int lanes = params.copy_bytes / kSize, units = pitch / lanes;  // copies per pixel
-    const int thread = flat_thread(), step = static_cast<int>(blockDim.x * blockDim.y) / units;
-    const int group = thread / units, channel = thread % units * lanes;
+    const int copy_channels = params.copy_bytes / kSize, copies_per_pixel = pitch / copy_channels;
+    const int thread = flat_thread();
+    const int step = static_cast<int>(blockDim.x * blockDim.y) / copies_per_pixel;
+    const int first_pixel = thread / copies_per_pixel;
+    const int channel = thread % copies_per_pixel * copy_channels;
     const int begin = max(0, -first_col), end = min(cols, width - first_col);
-    const int col = group + (max(begin - group, 0) + step - 1) / step * step;
-    const bool copies = group < step && first_channel + channel < params.channels && col < end;
+    // the thread's first column inside the image
+    const int col = first_pixel + (max(begin - first_pixel, 0) + step - 1) / step * step;
+    const bool copies =
+        first_pixel < step && first_channel + channel < params.channels && col < end;
     copies_ = copies ? (end - col + step - 1) / step : 0;
     images_ = reinterpret_cast<const char*>(
         images + static_cast<int64_t>(first_col + col) * params.channels + first_channel + channel);
@@ -257,7 +265,7 @@ inline int64_t choose_share(int64_t all_steps, int64_t steps, int64_t blocks, in
   int64_t best = all_steps, least = 0;
   for (int64_t waves = 1; waves <= kMaxWaves; ++waves) {
     const int64_t even = ceil_div(all_steps, std::max<int64_t>(1, waves * resident / blocks));
-    // Also try whole images, or equal parts of one: they need fewer warm-up steps.
+    // Also try whole images, or images in equal parts: they need fewer warm-up steps.
     const int64_t whole =
         even >= steps ? ceil_div(even, steps) * steps : ceil_div(steps, steps / even);
     for (const int64_t share : {even, whole}) {
@@ -284,7 +292,7 @@ RingPlan plan_ring(int64_t images, int64_t channels, int64_t in_h, int64_t in_w,
   constexpr int64_t kSector = 32, kLine = 128;              // bytes of memory transactions
   constexpr int64_t kReserved = 1024;                       // bytes of shared memory per block
   constexpr int64_t kWarps = Shape::kBlocks * Shape::kThreads / 32;  // per SM, by registers
-  constexpr double kFew = 0.75;  // fraction of kWarps that hides the latency
+  constexpr double kEnough = 0.75;  // fraction of kWarps that hides the latency
   // Candidates per loop (tiles, chunks); steps that starting a block costs.
   constexpr int64_t kTries = 8, kPerBlock = 3;
   RingPlan plan{};
@@ -297,8 +305,9 @@ RingPlan plan_ring(int64_t images, int64_t channels, int64_t in_h, int64_t in_w,
     return plan;
   }
 
-  // Choose the shape of a block by estimated time: the warps of all blocks, times factors for halo
-  // columns, for partly used memory transactions, and for too few resident warps (shared memory).
+  // Choose the shape of a block by estimated time: the warps of all blocks, times factors for reads
+  // per input column (halo; + 1: the output), for partly used memory transactions, and for too few
+  // resident warps (shared memory).
   RingParams& params = plan.params;
   const Device device;
   const int64_t vectors = ceil_div(channels, Shape::kChannels);
@@ -311,19 +320,20 @@ RingPlan plan_ring(int64_t images, int64_t channels, int64_t in_h, int64_t in_w,
     const int64_t groups = ceil_div(across, tiles);
     const int64_t in_cols = Axis::inputs(groups * Shape::kCols);
     const int64_t stage = Shape::kStepIn * in_cols + kGradRows * groups * Shape::kCols;  // pixels
-    const double halo = static_cast<double>(in_cols) / Axis::step(groups * Shape::kCols);
+    const double reads = static_cast<double>(in_cols) / Axis::step(groups * Shape::kCols);
     const int64_t min_chunks = ceil_div(vectors, Shape::kThreads / groups / multiple * multiple);
     for (int64_t n = min_chunks; n < min_chunks + kTries; ++n) {
       const int64_t lanes = ceil_div(ceil_div(vectors, n), multiple) * multiple;
       const int64_t bytes = lanes * kPixel, chunks = ceil_div(vectors, lanes);
-      // A zero row follows the stages; threads read it in place of rows outside the image.
+      // The zero row follows the stages; threads read it in place of rows outside the image.
       const int64_t ring = ((Shape::kDepth + 1) * stage + in_cols) * bytes;
       const int64_t ring_bytes = ceil_div(ring, kVectorBytes) * kVectorBytes;
       const int64_t shared = ring_bytes + lanes * filter_bytes;
       const int64_t warps = ceil_div(lanes * groups, 32);
       const int64_t resident =
           std::min<int64_t>(kWarps / warps, device.shared / (shared + kReserved));
-      // RowCopy copies a pixel of the block with at most one copy per thread.
+      // RowCopy needs a thread for each copy of a pixel. Blocks one tile wide have too few for
+      // copies of 4 bytes in float32.
       const bool copies_pixels = bytes <= lanes * groups * copy_bytes;
       if (resident == 0 || shared > static_cast<int64_t>(device.block_shared) || !copies_pixels) {
         continue;
@@ -332,8 +342,9 @@ RingPlan plan_ring(int64_t images, int64_t channels, int64_t in_h, int64_t in_w,
                            : bytes % (2 * kSector) == 0           ? 1.1
                            : bytes % kSector == 0                 ? 1.25
                                                                   : 1.5;
-      const double idle = static_cast<double>(kWarps) / (resident * warps);
-      const double cost = chunks * tiles * warps * (1 + halo) * waste * std::max(1.0, idle * kFew);
+      const double shortage = static_cast<double>(kWarps) / (resident * warps);
+      const double cost =
+          chunks * tiles * warps * (1 + reads) * waste * std::max(1.0, shortage * kEnough);
       if (least == 0 || cost < least) {
         least = cost, per_sm = resident, plan.shared = shared;
         plan.block = dim3(lanes, groups);

@@ -6,8 +6,10 @@
 //      │ grad_output row  │ ─► newest row  │   of grad_output │ ──► stage 1, then stage 2
 //      └──────────────────┘                └──────────────────┘
 //
-//   block:   a range of rows of all images, at adjacent columns and channels
-//   shared:  stages, each of input rows and a row of grad_output, and a zero row; then the sums
+//   block:   a range of the sequence of all images' output rows, at adjacent columns and channels
+//   shared:  stages, each of input rows and a row of grad_output, and a zero row; at the end the
+//   sums
+//            overwrite them
 //   thread:  one sum per tap and one for the bias, per channel, over a tile of columns; keeps the
 //            newest kPending rows of grad_output of its tile
 #include "depthwise_conv2d/cuda/nhwc_ring.cuh"
@@ -17,12 +19,11 @@ namespace ops::cuda {
 namespace {
 
 // Register shape of the weight gradient: 2 channels per thread for 3×3; 1 from 5×5 on, whose sums
-// fill the registers. step(1) is the stride.
+// fill the registers. Axis::step(1) is the stride.
 template <typename Axis, typename T>
 using GradientShape =
     RingShape<Axis, Axis::kTaps == 3 ? 2 : 1, (Axis::kTaps == 7 && Axis::step(1) == 2 ? 4 : 7),
-              ring_depth(Axis::kTaps, Axis::step(1), sizeof(T)),
-              (Axis::kTaps == 7 || Axis::inputs(1) > Axis::kTaps ? 192 : 256)>;
+              kRingDepth<Axis, T>, (Axis::kTaps == 7 || Axis::inputs(1) > Axis::kTaps ? 192 : 256)>;
 
 template <typename Shape, typename T>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
@@ -47,8 +48,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   RowCopy<T> grads(grad, params.out_h, params.out_w, tile * tile_cols, tile_cols, first_channel,
                    pitch, params);
   RingCursor<Shape> now(params, blockIdx.y * params.share), ahead = now;
-  // Return whether the step's newest row of grad_output belongs to the block's part of the image.
-  // Zeros replace other rows, so that only zeros are pending when the next image begins.
+  // Return whether the step's newest row of grad_output belongs to the block's part of the image
+  // (it is never before `first`: the warm-up has kPending − 1 steps). Zeros replace other rows, so
+  // that only zeros are pending when the next image begins.
   const auto has_grad = [](const RingCursor<Shape>& at) {
     return at.step + kPending - 1 < at.last;
   };
@@ -57,7 +59,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     grads.seek(ahead.image, ahead.step + kPending - 1);
   };
   seek();
-  // Start the copies of the next step to the stage at byte `to`; always commit a group.
+  // Start the copies of the next step to the stage at byte `to`; see nhwc_ring_kernel.
   const auto fetch = [&](int to) {
     if (ahead.valid()) {
       const int y = ahead.in_row();
@@ -80,10 +82,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   const unsigned char* lane = memory + threadIdx.x * V * sizeof(T);
   const unsigned char* my_in = lane + Axis::step(threadIdx.y * kCols) * pitch_bytes;
   const unsigned char* my_grad = lane + threadIdx.y * kCols * pitch_bytes;
-  const int end = (Shape::kDepth + 1) * stage;
+  const int zero_row = (Shape::kDepth + 1) * stage;
   int from = 0, to = Shape::kDepth * stage;  // byte offsets of the stages to read and to fill
   float sum[kSums][V] = {};
-  float g[Shape::kRows][kCols][V] = {};  // pending rows of grad_output
+  float g[Shape::kRegisterRows][kCols][V] = {};  // pending rows of grad_output, oldest first
 #pragma unroll 1
   while (now.valid()) {
 #pragma unroll
@@ -95,9 +97,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       __syncthreads();
       const int y = now.in_row();
       const auto row_at = [&](int r) {
-        return Row(my_in + (now.is_input_row(y + r) ? from + r * row_bytes : end), pitch_bytes);
+        return Row(my_in + (now.is_input_row(y + r) ? from + r * row_bytes : zero_row),
+                   pitch_bytes);
       };
-      const Pixels<T, kCols, V> grad_row(my_grad + (has_grad(now) ? from + grad_at : end),
+      const Pixels<T, kCols, V> grad_row(my_grad + (has_grad(now) ? from + grad_at : zero_row),
                                          pitch_bytes);
       const Row first_row = row_at(0);
       fetch(to);
@@ -133,8 +136,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
         }
       }
       now.next();
-      from = from + stage == end ? 0 : from + stage;
-      to = to + stage == end ? 0 : to + stage;
+      from = from + stage == zero_row ? 0 : from + stage;
+      to = to + stage == zero_row ? 0 : to + stage;
     }
     Shape::end_period(g);
   }

@@ -67,6 +67,7 @@ inline int64_t best_split(int64_t units, int64_t blocks, int64_t resident_blocks
 template <int K, int S, int D>
 struct Direct {
   static constexpr int kTaps = K;
+  static constexpr bool kTransposed = false;
 
   // Return the window size of `outputs` adjacent outputs, and the step to the next window.
   static constexpr int inputs(int outputs) { return (outputs - 1) * S + (K - 1) * D + 1; }
@@ -88,6 +89,7 @@ template <int K, int kPaddingParity>
 struct Transposed {
   static_assert(K % 2 == 1, "the window's first input must not depend on the output's parity");
   static constexpr int kTaps = K;
+  static constexpr bool kTransposed = true;
 
   static constexpr int inputs(int outputs) {
     return (outputs - 1 + kPaddingParity) / 2 + (K - 1) / 2 + 1;
