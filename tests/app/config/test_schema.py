@@ -80,7 +80,7 @@ def test_yaml_and_schema_have_the_same_defaults(command, monkeypatch):
                 recipe="best",
                 model=LeNetConfig(act="gelu"),
                 trainer=TrainerConfig(epochs=30, batch_size=256),
-                optim=OptimConfig("adamw", lr=0.008, ema=0.998),
+                optim=OptimConfig(lr=0.01, ema=0.998),
                 augment=AugmentConfig(rotation=12, shift=2, scale=0.12, shear=10),
             ),
         ),
