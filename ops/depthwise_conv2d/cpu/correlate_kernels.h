@@ -6,20 +6,20 @@ namespace ops::cpu::OPS_ISA {
 // lanes as the inner loop the access pattern defeats the hardware prefetcher.
 template <typename A>
 struct Prefetch {
-  const A* source;  // first of `rows` rows
-  int64_t rows;
-  int64_t pixel, row;  // strides of source pixels and rows
-  bool out;            // prefetch outputs, too
+  const A* source;  // first of num_rows rows
+  int64_t num_rows;
+  int64_t pixel_stride, row_stride;  // of the source
+  bool out;                          // prefetch outputs, too
 
   // always_inline: GCC treats a function that only prefetches as pure and drops the call.
   template <int R>
   __attribute__((always_inline)) void issue(int64_t at, int64_t step, const A* out_at,
                                             int64_t out_step) const {
-    for (int64_t i = 0; i < rows; ++i) {
-      for (int64_t p = 0; p < step; p += pixel) {
+    for (int64_t i = 0; i < num_rows; ++i) {
+      for (int64_t p = 0; p < step; p += pixel_stride) {
         OPS_UNROLL
         for (int r = 0; r < R; ++r) {
-          __builtin_prefetch(source + at + i * row + p + r * step, 0, 2);
+          __builtin_prefetch(source + at + i * row_stride + p + r * step, 0, 2);
         }
       }
     }
@@ -33,7 +33,8 @@ struct Prefetch {
 };
 
 // Load a vector that TIMES multiply-adds use. With AVX-512, keep it in a register: compilers repeat
-// the load as a memory operand of each FMA, which is free only with two loads per two FMAs.
+// the load as a memory operand of each FMA. Two FMAs per cycle then need both load ports, and loads
+// that cross cache lines occupy a port twice.
 template <int TIMES, typename A>
 inline Vec<A, kLanes<A>> load_once(const A* from) {
   Vec<A, kLanes<A>> x = load<kLanes<A>>(from);
@@ -84,25 +85,25 @@ inline void add_taps(Vec<A, kLanes<A>> (&sum)[R][V], const Tap* taps, const A* w
 }
 
 // Compute a register block: R outputs, V vectors of lanes at a time, accumulated over all taps.
-// ADJACENT: the step between sources is one vector, a compile-time constant. STRIDE: steps between
-// sources of adjacent outputs, where taps share sources. DIRECT: sources may be padding that is not
-// in memory.
-template <int V, bool ADJACENT, int STRIDE, bool DIRECT, typename A>
+// UNIT_STEP: sources of adjacent outputs are one vector apart, a compile-time constant. STRIDE:
+// source_step / tap_step, where taps share sources. DIRECT: sources may be padding that is not in
+// memory.
+template <int V, bool UNIT_STEP, int STRIDE, bool DIRECT, typename A>
 struct CorrelateBlock {
   template <int R>
-  static void run(const Block& block, const RowPlan& row_plan, const Tap* rows, int64_t num_rows,
-                  int64_t lanes, const A* source, const A* weight, const A* bias, A* out,
-                  int64_t out_pixel, Prefetch<A> prefetch) {
+  static void run(const Block& block, const RowPlan& row_plan, const Tap* filter_rows,
+                  int64_t num_rows, int64_t lanes, const A* source, const A* weight, const A* bias,
+                  A* out, int64_t out_pixel_stride, Prefetch<A> prefetch) {
     constexpr int N = kLanes<A>;
-    const int64_t step = ADJACENT ? N : row_plan.source_step;
+    const int64_t step = UNIT_STEP ? N : row_plan.source_step;
     const int64_t tap_step = STRIDE == 1 ? step : row_plan.tap_step;
     const bool pads_first = DIRECT && block.pads_first, pads_last = DIRECT && block.pads_last;
     const bool shared = block.shared && row_plan.source_step == STRIDE * row_plan.tap_step;
-    const int64_t out_step = row_plan.out_step * out_pixel;
+    const int64_t out_step = row_plan.out_step * out_pixel_stride;
     const Tap *begin = row_plan.taps.data() + block.tap_begin,
               *end = row_plan.taps.data() + block.tap_end;
     source += block.source;
-    out += block.out * out_pixel;
+    out += block.out * out_pixel_stride;
     for (int64_t next = 0; next < lanes; next += V * N) {
       const int64_t lane = next + V * N <= lanes ? next : lanes - V * N;  // the last may overlap
       if (next * sizeof(A) % kCacheLine == 0) {
@@ -117,8 +118,8 @@ struct CorrelateBlock {
         }
       }
       for (int64_t i = 0; i < num_rows; ++i) {
-        const A* row = source + rows[i].source + lane;
-        const A* row_weight = weight + rows[i].weight + lane;
+        const A* row = source + filter_rows[i].source + lane;
+        const A* row_weight = weight + filter_rows[i].weight + lane;
         const Tap* tap = begin;
         if constexpr (V == 1) {  // V = 2: registers for one tap only
           for (; shared && end - tap >= 3; tap += 3) {
@@ -157,10 +158,10 @@ auto select_correlate(const RowPlan& row_plan, int64_t vectors, int64_t outputs)
     if (vectors == 2) {
       return kernel_of<CorrelateBlock<2, false, 1, true, A>, kMaxOutputs / 2>(outputs);
     }
-    if (row_plan.in_place && row_plan.source_step == 2 * row_plan.tap_step) {
+    if (row_plan.shares_in_place && row_plan.source_step == 2 * row_plan.tap_step) {
       return kernel_of<CorrelateBlock<1, false, 2, true, A>, kMaxOutputs>(outputs);
     }
-    if (!row_plan.in_place) {
+    if (!row_plan.shares_in_place) {
       return row_plan.source_step == kLanes<A>
                  ? kernel_of<CorrelateBlock<1, true, 1, false, A>, kMaxOutputs>(outputs)
                  : kernel_of<CorrelateBlock<1, false, 1, false, A>, kMaxOutputs>(outputs);
@@ -174,55 +175,56 @@ template <typename T>
 void correlate(const Correlation<T>& c, int64_t begin, int64_t end,
                Workspace<acc_t<T>>& workspace) {
   using A = acc_t<T>;
-  const int64_t lanes = c.lanes.count;
+  const int64_t lane_count = c.lanes.count;
   const RowPlan& row_plan = c.row_plan;
   const Axis& vertical = c.lanes.bands.axis;
   const int64_t out_h = vertical.out_size, groups = c.lanes.channel_groups;
   Ring<T> ring;
   LaneView<T> view;
-  int64_t active = lanes;
+  int64_t active = lane_count;
   for (int64_t index = begin; index < end; ++index) {
     const int64_t h = index % out_h, group = index / out_h % groups;
     if (index == begin || h == 0) {
       const int64_t images = index / out_h / groups;
       ring = {source_view(c.g, c.lanes, c.source, images, group),
-              workspace.ring() + row_plan.left * lanes, c.source_rows, 0};
+              workspace.ring() + row_plan.left * lane_count, c.source_rows, 0};
       view = out_view(c.g, c.lanes, c.out, images, group);
       active = active_lanes(c.lanes, view);
     }
-    const TapRows rows = workspace.find_rows(vertical, h, c.g.kernel_w * lanes, c.source_rows);
+    const ValidRows valid =
+        workspace.find_rows(vertical, h, c.g.kernel_w * lane_count, c.source_rows);
     const A* source = nullptr;
     A* out = nullptr;
-    int64_t out_pixel = lanes;
-    Prefetch<A> prefetch{nullptr, 0, lanes, 0, false};
+    int64_t out_pixel_stride = lane_count;
+    Prefetch<A> prefetch{nullptr, 0, lane_count, 0, false};
     if constexpr (std::is_same_v<T, A>) {
       if (c.direct) {
         source = ring.view.base[0];
-        const int64_t next = rows.last + 1, left = ring.view.prefetch_rows - next;
+        const int64_t next = valid.last + 1, left = ring.view.prefetch_rows - next;
         const int64_t most = vertical.transposed ? 1 : vertical.stride;
-        prefetch = {source + next * c.source_rows.size, left < most ? left : most, lanes,
+        prefetch = {source + next * c.source_rows.size, left < most ? left : most, lane_count,
                     c.source_rows.size, false};
       }
-      if (view.pixel_stride && view.channels == lanes) {  // blocks store to the image
+      if (view.pixel_stride && view.channels == lane_count) {  // blocks store to the image
         out = view.base[0] + h * view.row_stride;
-        out_pixel = view.pixel_stride;
+        out_pixel_stride = view.pixel_stride;
         prefetch.out = view.prefetch_rows > 0;
       }
     }
     if (!source) {
-      ring.gather(c.lanes, rows.last);
+      ring.gather(c.lanes, valid.last);
       source = ring.data;
     }
     const bool via_buffer = !out;
     if (via_buffer) {
       out = workspace.row();
     }
-    const A* weight = c.weight + group * c.g.kernel_h * c.g.kernel_w * lanes;
-    const A* bias = c.bias + group * lanes;
+    const A* weight = c.weight + group * c.g.kernel_h * c.g.kernel_w * lane_count;
+    const A* bias = c.bias + group * lane_count;
     for (const Block& block : row_plan.blocks) {
       const auto run = select_correlate<A>(row_plan, c.vectors, block.outputs);
-      run(block, row_plan, workspace.rows.data(), rows.count, active, source, weight, bias, out,
-          out_pixel, prefetch);
+      run(block, row_plan, workspace.filter_rows.data(), valid.count, active, source, weight, bias,
+          out, out_pixel_stride, prefetch);
     }
     if (via_buffer) {
       scatter_row(out, c.lanes, view, h);

@@ -13,19 +13,23 @@ namespace {
 
 constexpr int64_t kGrain = 200000;  // minimum multiply-adds per thread
 constexpr int64_t kMaxTasks = 64;   // of a weight gradient
-// Outputs per source pixel up to which sources are read in place, without and with L1 set
-// conflicts.
+// Channels-last sources are read in place if taps / (vertical · horizontal stride) is at most 9,
+// with cache conflicts 4 (weight gradient: 4, without conflicts). The quotient is the outputs that
+// read a source pixel; in the input gradient, the taps of an output.
 constexpr int64_t kMaxReuse = 9, kMaxConflictReuse = 4;
 constexpr int64_t kWayBytes = 4096, kWays = 8;  // smallest L1 data cache
 constexpr int64_t kL1Bytes = kWays * kWayBytes;
 
-// Return the vectors of channels per group of lanes. Channels-last: two, a cache line with AVX2.
+// Return the vectors per group of lanes. NCHW rows are transposed to one vector. Channels-last:
+// two, a cache line of each pixel in float32 and float64 with AVX2, in 16 bits with AVX-512.
 int64_t vectors_of(const DepthwiseGeometry& g) {
   return g.channels_last ? 2 : 1;
 }
 
-// Return whether the sources of a block exceed the L1 sets that the pixel stride of a channels-last
-// image maps to. A line that one AVX-512 load consumes must stay only for the taps of one row.
+// Channels-last pixels a multiple of 4 KB / n apart (n = 1, 2, 4, … 64) share n L1 sets. Return
+// whether the pixels that a block rereads exceed the lines of these sets. With AVX-512, a load
+// reads a whole line, and only the taps of one row reread it. With shorter vectors, the next vector
+// of channels rereads the lines of all rows.
 bool has_cache_conflicts(const Axis& vertical, const Axis& horizontal, int64_t pixel_bytes) {
   const int64_t step = horizontal.transposed ? 1 : horizontal.stride;
   const int64_t pixels = (kMaxOutputs - 1) * step + horizontal.span();
@@ -68,14 +72,15 @@ void correlate(const DepthwiseGeometry& g, bool transposed, ImageTensor<const T>
   using A = acc_t<T>;
   const Axis vertical = vertical_axis(g, transposed), horizontal = horizontal_axis(g, transposed);
   const int64_t taps = g.kernel_h * g.kernel_w;
-  const int64_t vector = vector_bytes() / sizeof(A), pixel = vectors_of(g) * vector;
+  const int64_t vector = vector_bytes() / sizeof(A), group_lanes = vectors_of(g) * vector;
   const bool conflicts = has_cache_conflicts(vertical, horizontal, g.c * sizeof(A));
-  const bool direct = std::is_same_v<T, A> && g.channels_last && g.c >= pixel &&
+  const bool direct = std::is_same_v<T, A> && g.channels_last && g.c >= group_lanes &&
                       taps <= (conflicts ? kMaxConflictReuse : kMaxReuse) * g.stride_h * g.stride_w;
   // With conflicts, consume a cache line at once: two vectors per block.
   const int64_t vectors = direct && conflicts ? 2 : 1;
   // One vector of lanes if the weights of two would exceed the L1 cache.
-  const LaneLayout lanes(g, vertical, direct ? g.c : taps * kCacheLine > kL1Bytes ? vector : pixel);
+  const int64_t ring_lanes = taps * kCacheLine > kL1Bytes ? vector : group_lanes;
+  const LaneLayout lanes(g, vertical, direct ? g.c : ring_lanes);
   const RowPlan row_plan(horizontal, lanes.count, kMaxOutputs / vectors, !direct);
   const auto packed = pack_channels(lanes, weight, g.c, taps);
   const auto packed_bias = pack_channels(lanes, bias, g.c, 1);
@@ -119,25 +124,25 @@ struct Kernels {
                               const T* x, T* grad_weight, T* grad_bias) {
     using A = acc_t<T>;
     const auto g = single_channel_as_nchw(geometry);
-    const int64_t vector = vector_bytes() / sizeof(A), pixel = vectors_of(g) * vector;
+    const int64_t vector = vector_bytes() / sizeof(A), group_lanes = vectors_of(g) * vector;
     const bool direct =
-        std::is_same_v<T, A> && x && g.channels_last && g.c >= pixel &&
+        std::is_same_v<T, A> && x && g.channels_last && g.c >= group_lanes &&
         g.kernel_h * g.kernel_w <= kMaxConflictReuse * g.stride_h * g.stride_w &&
         !has_cache_conflicts(vertical_axis(g, false), horizontal_axis(g, false), g.c * sizeof(A));
     const WeightGradient<T> p(g, grad, x, grad_bias,
-                              direct ? (g.c + vector - 1) / vector * vector : pixel, direct);
+                              direct ? (g.c + vector - 1) / vector * vector : group_lanes, direct);
     const int64_t groups = p.lanes.channel_groups,
                   rows = p.lanes.image_groups * p.vertical.out_size;
-    const int64_t lanes = p.lanes.count, positions = g.kernel_h * g.kernel_w + 1;
+    const int64_t lanes = p.lanes.count, sums_per_channel = g.kernel_h * g.kernel_w + 1;
     const int64_t thread_rows = row_grain(g, lanes);
     const int64_t min_rows = std::max(thread_rows, kFlushTerms / std::max<int64_t>(1, g.out_w) + 1);
     const int64_t ranges =
         std::clamp<int64_t>(rows / min_rows, 1, std::max<int64_t>(1, kMaxTasks / groups));
-    std::vector<double> totals(ranges * groups * positions * lanes);
+    std::vector<double> totals(ranges * groups * sums_per_channel * lanes);
     const auto work = [&](int64_t begin, int64_t end) {
       for (int64_t task = begin; task < end; ++task) {
         const int64_t group = task % groups, range = task / groups;
-        WeightWorkspace<A> workspace(p, &totals[task * positions * lanes]);
+        WeightWorkspace<A> workspace(p, &totals[task * sums_per_channel * lanes]);
         OPS_CALL(accumulate_weight_gradient(p, group, rows * range / ranges,
                                             rows * (range + 1) / ranges, workspace));
       }
@@ -148,29 +153,29 @@ struct Kernels {
   }
 
  private:
-  // Reduce totals [range][group][position][lane] over ranges and images to the gradients.
+  // Reduce totals [range][group][tap, bias][lane] over ranges and images to the gradients.
   template <typename T>
   static void reduce_totals(const WeightGradient<T>& p, const std::vector<double>& totals,
                             int64_t ranges, T* grad_weight, T* grad_bias) {
-    const int64_t taps = p.g.kernel_h * p.g.kernel_w, positions = taps + 1;
+    const int64_t taps = p.g.kernel_h * p.g.kernel_w, sums_per_channel = taps + 1;
     const int64_t groups = p.lanes.channel_groups, lanes = p.lanes.count;
     std::vector<double> sums(lanes);
-    for (int64_t i = 0; i < groups * positions; ++i) {
-      const int64_t first = i / positions * p.lanes.channels, position = i % positions;
+    for (int64_t i = 0; i < groups * sums_per_channel; ++i) {
+      const int64_t first = i / sums_per_channel * p.lanes.channels, tap = i % sums_per_channel;
       std::fill(sums.begin(), sums.end(), 0);
       for (int64_t range = 0; range < ranges; ++range) {
-        const double* from = &totals[(range * groups * positions + i) * lanes];
+        const double* from = &totals[(range * groups * sums_per_channel + i) * lanes];
         std::transform(sums.begin(), sums.end(), from, sums.begin(), std::plus<>());
       }
       for (int64_t c = first; c < std::min(first + p.lanes.channels, p.g.c); ++c) {
         double total = 0;
         for (int64_t image = 0; image < p.lanes.images; ++image) {
-          total += sums[p.slot(image * p.lanes.channels + c - first)];
+          total += sums[p.sum_index(image * p.lanes.channels + c - first)];
         }
-        if (position == taps && grad_bias) {
+        if (tap == taps && grad_bias) {  // the bias follows the last tap
           grad_bias[c] = static_cast<T>(total);
-        } else if (position < taps && grad_weight) {
-          grad_weight[c * taps + position] = static_cast<T>(total);
+        } else if (tap < taps && grad_weight) {
+          grad_weight[c * taps + tap] = static_cast<T>(total);
         }
       }
     }

@@ -8,12 +8,13 @@
 //      └─────────┘ ─ lane 2 …          zero-padded, acc_t<T>
 //
 //   thread:  a range of output rows of all images and channels, in register blocks of R ≤ 14
-//   lanes:   one pixel of several channels; if C < lanes of several images, too; if N·C ≤ lanes / 2
-//            also of several bands of output rows
+//   lanes:   the same pixel of several channels. If C < lanes: of several images, too. If
+//            2·N·C ≤ lanes: of several bands of output rows, too
 //   ring:    the source rows that the taps of one output row span; stays in the L1 cache
 //
 // A tap is one multiply-add of vectors; up to three adjacent taps share each source load. Channels-
-// last sources are read in place, without the ring (`direct`), if few outputs read each pixel.
+// last sources are read in place, without the ring (`direct`), if taps / (vertical · horizontal
+// stride) is at most 9 (kMaxReuse), with cache conflicts 4.
 #pragma once
 
 #include <algorithm>
@@ -25,10 +26,12 @@
 
 namespace ops::cpu {
 
-constexpr int64_t kCacheLine = 64;     // bytes
-constexpr int64_t kMaxLanes = 32;      // two AVX-512 vectors of float
-constexpr int64_t kMaxOutputs = 14;    // accumulator vectors of a block, in registers
-constexpr int64_t kMinSharedTaps = 6;  // taps per row from which sharing pays for a second block
+constexpr int64_t kCacheLine = 64;   // bytes
+constexpr int64_t kMaxLanes = 32;    // of a group in the ring: two AVX-512 vectors of float
+constexpr int64_t kMaxOutputs = 14;  // accumulator vectors of a block, in registers
+// With at least this many taps per row, shared loads save more than splitting the row into one more
+// block costs.
+constexpr int64_t kMinSharedTaps = 6;
 
 // Maximum outputs of a block with shared loads: three taps and 12 accumulators fill 16 registers.
 inline int64_t max_shared_outputs() {
@@ -53,20 +56,22 @@ struct Block {
   }
 };
 
-// Partition of an output row into register blocks. All outputs of a block have the same taps
-// (in place, the first and the last output may lack one that reads padding): in the input gradient
-// they are `stride` pixels apart (one phase of the transposed convolution).
+// Partition of an output row into register blocks. All outputs of a block have the same taps, but
+// see pads_first and pads_last. In the input gradient, the outputs of a block are `stride` pixels
+// apart: one phase of the transposed convolution.
 struct RowPlan {
-  int64_t out_step;             // between outputs of a block, in pixels
-  int64_t source_step;          // between sources of these outputs, in elements
-  int64_t tap_step = 0;         // between sources of adjacent taps, in elements
-  bool in_place = false;        // taps share sources that are read in place, up to the padding
-  int64_t left = 0, width = 0;  // of a source row: zeros before it; width with padding, in pixels
+  int64_t out_step;              // between outputs of a block, in pixels
+  int64_t source_step;           // between sources of these outputs, in elements
+  int64_t tap_step = 0;          // between sources of adjacent taps, in elements
+  bool shares_in_place = false;  // direct, and adjacent taps share source loads
+  int64_t left = 0;              // zero pixels before a source row
+  int64_t width = 0;             // pixels of a source row with zeros on both sides
   std::vector<Tap> taps;
   std::vector<Block> blocks;
 
   // Plan rows of pixels of `lanes` lanes, in blocks of at most `max_outputs`. If sources are not
-  // `padded` with zeros, a block reads at most one source of padding at either end.
+  // `padded` with zeros, and taps share them, a block's first output may have one tap of padding
+  // before the row, and its last output one after it.
   RowPlan(const Axis& axis, int64_t lanes, int64_t max_outputs, bool padded) {
     const int64_t phases = axis.transposed ? axis.stride : 1;
     const int64_t step = axis.transposed ? 1 : axis.stride;
@@ -94,10 +99,11 @@ struct RowPlan {
     }
     const int64_t num_taps = taps.size() - first_tap;
     tap_step = num_taps > 1 ? taps[first_tap + 1].source - taps[first_tap].source : 0;
-    const bool adjacent =
+    const bool shares_sources =
         num_taps > 2 && (source_step == tap_step || (!padded && source_step == 2 * tap_step));
-    in_place = in_place || (adjacent && !padded);
-    // Large strides: shorten blocks, so that they read no more padding than source.
+    shares_in_place = shares_in_place || (shares_sources && !padded);
+    // Large strides: shorten blocks, so that the zeros on either side of a source row, at most
+    // (outputs − 1) · step, do not exceed source_size + kMaxOutputs. Stride 1 keeps whole blocks.
     max_outputs = std::min(max_outputs, 1 + (axis.source_size + kMaxOutputs) / step);
     const auto source = [&](int64_t tap, int64_t output) {
       return taps[tap].source / lanes + output * step;
@@ -108,7 +114,7 @@ struct RowPlan {
                   begin * step * lanes,
                   first_tap,
                   static_cast<int64_t>(taps.size()),
-                  adjacent && end - begin <= max_shared_outputs(),
+                  shares_sources && end - begin <= max_shared_outputs(),
                   false,
                   false};
       while (block.tap_begin < block.tap_end && source(block.tap_begin, end - 1) < 0) {
@@ -129,7 +135,7 @@ struct RowPlan {
     const auto reads_image = [&](int64_t begin, int64_t end) {
       const Block whole = block(begin, end);
       const int64_t first = whole.tap_begin, last = whole.tap_end - 1;
-      if (!adjacent) {
+      if (!shares_sources) {
         return !whole.pads_first && !whole.pads_last && block(begin, begin + 1).has_taps_of(whole);
       }
       const auto valid = [&](int64_t tap, int64_t output) {
@@ -147,8 +153,9 @@ struct RowPlan {
         ++end;
       }
       const bool single_block = end - begin <= max_outputs && num_taps < kMinSharedTaps;
-      const int64_t fit =
-          adjacent && !single_block ? std::min(max_outputs, max_shared_outputs()) : max_outputs;
+      const int64_t fit = shares_sources && !single_block
+                              ? std::min(max_outputs, max_shared_outputs())
+                              : max_outputs;
       // Equal block sizes, overlapping if necessary: one code path, no branch mispredictions.
       const int64_t count = (end - begin + fit - 1) / fit, size = (end - begin + count - 1) / count;
       for (int64_t i = 0; i < count; ++i) {
@@ -201,7 +208,10 @@ struct Bands {
 // Assignment of lanes: lane i · channels + c holds channel c of image (or band of an image) i.
 // Lanes without an image or channel are idle.
 struct LaneLayout {
-  int64_t count, channels, images;  // lanes; of these, channels × images (or bands)
+  // Lanes that one pass over a row computes: 1 or 2 vectors; if direct, all C channels (in the
+  // weight gradient rounded up to whole vectors).
+  int64_t count;
+  int64_t channels, images;  // of a group: channels · images (or bands) ≤ count
   Bands bands;
   int64_t channel_groups, image_groups;  // groups of lanes that cover all channels, all images
 
@@ -217,7 +227,9 @@ struct LaneLayout {
 // Strided view of an image tensor by lane. Sizes and strides are in elements.
 template <typename T>
 struct LaneView {
-  T* base[kMaxLanes];                // row 0; NCHW: of each active lane; NHWC: of each active image
+  // Address of row 0 of the image or band (may lie before the image, see valid_mask); NCHW: one per
+  // active lane, NHWC: one per active image or band.
+  T* base[kMaxLanes];
   int64_t count;                     // of `base`
   int64_t channels;                  // active, per image
   int64_t width;                     // pixels of a row
@@ -298,8 +310,8 @@ LaneView<T> out_view(const DepthwiseGeometry& g, const LaneLayout& lanes,
   return lane_view(g, lanes, images, image_group, group, lanes.bands.out_rows, 0);
 }
 
-// Rows of the filter that read a valid source row.
-struct TapRows {
+// Filter rows that read a valid source row.
+struct ValidRows {
   int64_t count;
   int64_t last;  // last source row that they read
 };
@@ -314,10 +326,12 @@ struct SourceRows {
 template <typename A>
 class Workspace {
  public:
-  std::vector<Tap> rows;  // of the filter
+  std::vector<Tap> filter_rows;  // offsets of the weights and the source row of each
 
   Workspace(int64_t taps, int64_t ring_size, int64_t row_size)
-      : rows(taps), ring_size_(ring_size), memory_(ring_size + row_size + kCacheLine / sizeof(A)) {}
+      : filter_rows(taps),
+        ring_size_(ring_size),
+        memory_(ring_size + row_size + kCacheLine / sizeof(A)) {}
 
   A* ring() {
     const auto address = reinterpret_cast<uintptr_t>(memory_.data());
@@ -325,14 +339,14 @@ class Workspace {
   }
   A* row() { return ring() + ring_size_; }
 
-  // List the filter rows of output row h in `rows`. A filter row has weight_row elements.
-  TapRows find_rows(const Axis& vertical, int64_t h, int64_t weight_row, SourceRows sources) {
-    TapRows found{0, -1};
+  // List the valid filter rows of output row h. A filter row has weight_row elements.
+  ValidRows find_rows(const Axis& vertical, int64_t h, int64_t weight_row, SourceRows sources) {
+    ValidRows found{0, -1};
     for (int64_t tap = 0; tap < vertical.taps; ++tap) {
       const int64_t at = vertical.source(h, tap);
       if (at >= 0) {
         found.last = std::max(found.last, at);
-        rows[found.count++] = {tap * weight_row, at % sources.count * sources.size};
+        filter_rows[found.count++] = {tap * weight_row, at % sources.count * sources.size};
       }
     }
     return found;
@@ -353,7 +367,7 @@ struct Correlation {
   RowPlan row_plan;
   SourceRows source_rows;
   int64_t vectors;  // SIMD vectors per output of a register block
-  bool direct;      // read sources in place (channels-last); the lanes are all channels of a pixel
+  bool direct;      // read sources in place (channels-last); lanes are all channels of a pixel
   ImageTensor<const T> source;
   const A *weight, *bias;  // [channel group][tap][lane], [channel group][lane]
   ImageTensor<T> out;

@@ -4,23 +4,23 @@ namespace ops::cpu::OPS_ISA {
 
 // Convert `channels` ≤ 2 N channels of each of n pixels.
 template <int N, typename From, typename To>
-void convert_pixels(const From* from, int64_t from_pixel, To* to, int64_t to_pixel,
+void convert_pixels(const From* from, int64_t from_stride, To* to, int64_t to_stride,
                     int64_t channels, int64_t n) {
   if (channels == N) {
     for (int64_t i = 0; i < n; ++i) {
-      store<N>(to + i * to_pixel, load<N>(from + i * from_pixel));
+      store<N>(to + i * to_stride, load<N>(from + i * from_stride));
     }
     return;
   }
   if (channels == 2 * N) {
     for (int64_t i = 0; i < n; ++i) {
-      store<N>(to + i * to_pixel, load<N>(from + i * from_pixel));
-      store<N>(to + i * to_pixel + N, load<N>(from + i * from_pixel + N));
+      store<N>(to + i * to_stride, load<N>(from + i * from_stride));
+      store<N>(to + i * to_stride + N, load<N>(from + i * from_stride + N));
     }
     return;
   }
   for (int64_t i = 0; i < n; ++i) {
-    convert_some<N>(from + i * from_pixel, to + i * to_pixel, channels);
+    convert_some<N>(from + i * from_stride, to + i * to_stride, channels);
   }
 }
 
@@ -148,18 +148,18 @@ int64_t active_lanes(const LaneLayout& lanes, const LaneView<T>& view) {
   return view.pixel_stride && rounded < lanes.count ? rounded : lanes.count;
 }
 
-// Ring buffer of the latest source rows: row h is in slot h % rows.count.
+// Ring buffer of the latest source rows: row h is in slot h % slots.count.
 template <typename T>
 struct Ring {
   LaneView<const T> view;
   acc_t<T>* data;  // first pixel after the left padding of slot 0
-  SourceRows rows;
+  SourceRows slots;
   int64_t next;  // first row not yet gathered
 
   // Gather the missing rows up to `last`.
   void gather(const LaneLayout& lanes, int64_t last) {
-    for (next = next > last - rows.count ? next : last - rows.count + 1; next <= last; ++next) {
-      gather_row(view, next, lanes, data + next % rows.count * rows.size);
+    for (next = next > last - slots.count ? next : last - slots.count + 1; next <= last; ++next) {
+      gather_row(view, next, lanes, data + next % slots.count * slots.size);
     }
   }
 };

@@ -2,11 +2,11 @@
 
 namespace ops::cpu::OPS_ISA {
 
-// A row of grad_output; `pixel` is the pixel stride in elements.
+// A row of grad_output. The stride is in elements.
 template <typename A>
 struct GradRow {
   const A* data;
-  int64_t pixel;
+  int64_t pixel_stride;
 };
 
 // Accumulate grad_output · input over pixels [begin, end) of a row in the sums of COUNT taps.
@@ -24,7 +24,7 @@ struct AccumulateTaps {
       sum[t] = load<N>(sums + taps[t].weight);
     }
     for (int64_t i = begin; i < end; ++i) {
-      const Vec<A, N> g = load<N>(grad.data + i * grad.pixel);
+      const Vec<A, N> g = load<N>(grad.data + i * grad.pixel_stride);
       OPS_UNROLL
       for (int t = 0; t < COUNT; ++t) {
         sum[t] += g * load<N>(x[t] + i * step);
@@ -37,11 +37,12 @@ struct AccumulateTaps {
   }
 };
 
-// Output rows whose sources are read in place, and strides in elements. All have the same taps.
+// Output rows accumulated together; sources are read in place. All rows have the same taps. Strides
+// are in elements.
 template <typename A>
-struct DirectRows {
+struct JoinedRows {
   int64_t count;
-  GradRow<A> grad;
+  GradRow<A> grad;  // first row
   int64_t grad_row;
   const A* source;
   int64_t step, source_row;  // between sources of adjacent pixels and rows
@@ -52,34 +53,34 @@ struct DirectRows {
 template <typename A>
 struct AccumulateRows {
   template <int COUNT>
-  static void run(const Tap* taps, const TapRange* ranges, const DirectRows<A>& rows,
+  static void run(const Tap* taps, const TapRange* ranges, const JoinedRows<A>& joined,
                   const TapGroup& group, int64_t lane, A* sums) {
     constexpr int N = kLanes<A>;
     static constexpr A zeros[N] = {};
     const A* x[COUNT];
     Vec<A, N> sum[COUNT];
-    GradRow<A> grad{rows.grad.data + lane, rows.grad.pixel};
-    const int64_t step = rows.step;
+    GradRow<A> grad{joined.grad.data + lane, joined.grad.pixel_stride};
+    const int64_t step = joined.step;
     OPS_UNROLL
     for (int t = 0; t < COUNT; ++t) {
-      x[t] = rows.source + lane + taps[t].source;
+      x[t] = joined.source + lane + taps[t].source;
       sum[t] = load<N>(sums + taps[t].weight);
     }
     const auto add_edge = [&](int64_t i) {
-      const Vec<A, N> g = load<N>(grad.data + i * grad.pixel);
+      const Vec<A, N> g = load<N>(grad.data + i * grad.pixel_stride);
       OPS_UNROLL
       for (int t = 0; t < COUNT; ++t) {
         const bool valid = i >= ranges[t].begin && i < ranges[t].end;
         sum[t] += g * load<N>(valid ? x[t] + i * step : zeros);
       }
     };
-    for (int64_t row = 0; row < rows.count; ++row) {
+    for (int64_t row = 0; row < joined.count; ++row) {
       int64_t i = group.begin;
       for (; i < group.inner_begin && i < group.end; ++i) {
         add_edge(i);
       }
       for (; i < group.inner_end; ++i) {
-        const Vec<A, N> g = load<N>(grad.data + i * grad.pixel);
+        const Vec<A, N> g = load<N>(grad.data + i * grad.pixel_stride);
         OPS_UNROLL
         for (int t = 0; t < COUNT; ++t) {
           sum[t] += g * load<N>(x[t] + i * step);
@@ -88,10 +89,10 @@ struct AccumulateRows {
       for (; i < group.end; ++i) {
         add_edge(i);
       }
-      grad.data += rows.grad_row;
+      grad.data += joined.grad_row;
       OPS_UNROLL
       for (int t = 0; t < COUNT; ++t) {
-        x[t] += rows.source_row;
+        x[t] += joined.source_row;
       }
     }
     OPS_UNROLL
@@ -110,11 +111,11 @@ void accumulate_grad(GradRow<A> grad, int64_t begin, int64_t end, double* total)
   int64_t i = begin;
   for (; i + 4 <= end; i += 4) {
     for (int k = 0; k < 4; ++k) {
-      sum[k] += load<N>(grad.data + (i + k) * grad.pixel);
+      sum[k] += load<N>(grad.data + (i + k) * grad.pixel_stride);
     }
   }
   for (; i < end; ++i) {
-    sum[0] += load<N>(grad.data + i * grad.pixel);
+    sum[0] += load<N>(grad.data + i * grad.pixel_stride);
   }
   sum[0] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
   for (int lane = 0; lane < N; ++lane) {
@@ -138,15 +139,16 @@ void accumulate_weight_gradient(const WeightGradient<T>& p, int64_t group, int64
                                 int64_t end, WeightWorkspace<acc_t<T>>& workspace) {
   using A = acc_t<T>;
   constexpr int N = kLanes<A>;
-  const int64_t lanes = p.lanes.count;
+  const int64_t lane_count = p.lanes.count;
   const int64_t out_h = p.vertical.out_size, out_w = p.horizontal.out_size;
   const int64_t taps = p.vertical.taps * p.horizontal.taps;
-  const int64_t min_terms = p.pixel * sizeof(A) % kCacheLine == 0 ? kMinTerms : kMinUnalignedTerms;
+  const int64_t join_terms =
+      p.pixel_stride * sizeof(A) % kCacheLine == 0 ? kJoinTerms : kUnalignedJoinTerms;
   int64_t terms = 0;  // since the last flush
   Ring<T> ring;
   LaneView<const T> view;
   const A* source = nullptr;
-  int64_t active = lanes;
+  int64_t active = lane_count;
   int64_t count;  // output rows accumulated together
   for (int64_t index = begin; index < end; index += count) {
     const int64_t h = index % out_h;
@@ -154,35 +156,35 @@ void accumulate_weight_gradient(const WeightGradient<T>& p, int64_t group, int64
       view = p.grad_view(index / out_h, group);
       active = active_lanes(p.lanes, view);
       if (p.x) {
-        ring = {p.x_view(index / out_h, group), workspace.ring() + p.left * lanes, p.source_rows,
-                0};
+        ring = {p.x_view(index / out_h, group), workspace.ring() + p.left * lane_count,
+                p.source_rows, 0};
         source = ring.data;
         if constexpr (std::is_same_v<T, A>) {
           source = p.direct ? ring.view.base[0] : source;
         }
       }
     }
-    TapRows rows{0, -1};
+    ValidRows valid{0, -1};
     count = 1;
     if (p.x) {
-      rows = workspace.find_rows(p.vertical, h, p.horizontal.taps * lanes, p.source_rows);
+      valid = workspace.find_rows(p.vertical, h, p.horizontal.taps * lane_count, p.source_rows);
       if (p.direct) {
-        while (rows.count == p.vertical.taps && index + count < end && h + count < out_h &&
-               count * out_w < min_terms &&
+        while (valid.count == p.vertical.taps && index + count < end && h + count < out_h &&
+               count * out_w < join_terms &&
                p.vertical.source(h + count, p.vertical.taps - 1) >= 0) {
           ++count;
         }
-        const int64_t last = rows.last + (count - 1) * p.vertical.stride;
+        const int64_t last = valid.last + (count - 1) * p.vertical.stride;
         for (int64_t i = 1; i <= count * p.vertical.stride; ++i) {
           prefetch_row(ring.view, 0, last + i);
         }
       } else {
-        ring.gather(p.lanes, rows.last);
+        ring.gather(p.lanes, valid.last);
       }
     }
-    GradRow<A> grad{workspace.row(), lanes};
+    GradRow<A> grad{workspace.row(), lane_count};
     if constexpr (std::is_same_v<T, A>) {
-      if (p.direct || (view.pixel_stride && view.channels == lanes)) {
+      if (p.direct || (view.pixel_stride && view.channels == lane_count)) {
         grad = {view.base[0] + h * view.row_stride, view.pixel_stride};
         prefetch_row(view, 0, h + count);
       }
@@ -190,19 +192,19 @@ void accumulate_weight_gradient(const WeightGradient<T>& p, int64_t group, int64
     if (grad.data == workspace.row()) {
       gather_row(view, h, p.lanes, workspace.row());
     }
-    const int64_t step = p.horizontal.stride * p.pixel;
-    const DirectRows<A> direct{count,  grad, view.row_stride,
+    const int64_t step = p.horizontal.stride * p.pixel_stride;
+    const JoinedRows<A> joined{count,  grad, view.row_stride,
                                source, step, p.vertical.stride * p.source_rows.size};
     for (int64_t from = 0; from < out_w; from += kFlushTerms) {
       const int64_t until = from + kFlushTerms < out_w ? from + kFlushTerms : out_w;
-      workspace.find_tap_groups(p, rows.count, from, until);
+      workspace.find_tap_groups(p, valid.count, from, until);
       for (int64_t lane = 0; lane < active; lane += N) {
-        const int64_t at = !p.direct || lane + N <= p.pixel ? lane : p.pixel - N;
-        const GradRow<A> part{grad.data + at, grad.pixel};
+        const int64_t at = !p.direct || lane + N <= p.pixel_stride ? lane : p.pixel_stride - N;
+        const GradRow<A> part{grad.data + at, grad.pixel_stride};
         for (const TapGroup& tap_group : workspace.tap_groups) {
           if (p.direct) {
             kernel_of<AccumulateRows<A>, kMaxGroupTaps>(tap_group.count)(
-                &workspace.taps[tap_group.first], &workspace.ranges[tap_group.first], direct,
+                &workspace.taps[tap_group.first], &workspace.ranges[tap_group.first], joined,
                 tap_group, at, workspace.sums() + lane);
             continue;
           }
@@ -211,13 +213,13 @@ void accumulate_weight_gradient(const WeightGradient<T>& p, int64_t group, int64
               tap_group.end, workspace.sums() + lane);
         }
         for (int64_t row = 0; p.bias && row < count; ++row) {
-          accumulate_grad(GradRow<A>{part.data + row * view.row_stride, part.pixel}, from, until,
-                          &workspace.totals[taps * lanes + lane]);
+          accumulate_grad(GradRow<A>{part.data + row * view.row_stride, part.pixel_stride}, from,
+                          until, &workspace.totals[taps * lane_count + lane]);
         }
       }
       terms += (until - from) * count;
       if (terms >= kFlushTerms || (index + count == end && until == out_w)) {
-        flush_sums(workspace.sums(), workspace.totals, taps * lanes);
+        flush_sums(workspace.sums(), workspace.totals, taps * lane_count);
         terms = 0;
       }
     }

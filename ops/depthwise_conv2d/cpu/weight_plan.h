@@ -15,9 +15,12 @@ namespace ops::cpu {
 
 constexpr int64_t kMaxGroupTaps = 10;  // accumulators and source pointers fit in registers
 constexpr int64_t kFlushTerms = 256;   // terms after which sums are flushed to double
-// Terms up to which rows read in place are accumulated together, and if pixels are not aligned to
-// cache lines: more rows would exceed the L1 cache.
-constexpr int64_t kMinTerms = 64, kMinUnalignedTerms = 16;
+// Rows read in place are accumulated together until they have this many terms (fewer if pixels are
+// not aligned to cache lines): more rows would exceed the L1 cache.
+constexpr int64_t kJoinTerms = 64, kUnalignedJoinTerms = 16;
+// Source rows are zero-padded if either side needs no more zero pixels than a row has, plus this
+// allowance for short rows. Otherwise, list_tap_groups splits rows.
+constexpr int64_t kPaddingAllowance = 64;
 
 // A tap (row and column of the filter) and the pixels of grad_output with a valid source.
 struct TapRange {
@@ -45,25 +48,25 @@ struct WeightGradient {
   LaneLayout lanes;
   Axis vertical;  // of a band
   std::vector<Column> columns;
-  bool direct;          // read sources in place (channels-last); lanes are all channels of a pixel
-  bool padded;          // source rows are zero-padded, so that a tap group may mix filter columns
-  int64_t left;         // zeros before a source row, in pixels
-  int64_t pixel;        // source pixel stride, in elements
-  int64_t last_vector;  // first lane of the last vector, which may overlap the one before it
+  bool direct;           // read sources in place (channels-last); lanes are all channels of a pixel
+  bool padded;           // source rows are zero-padded, so that a tap group may mix filter columns
+  int64_t left;          // zero pixels before a source row
+  int64_t pixel_stride;  // of the source, in elements
+  int64_t last_vector;   // direct: where the sums of the last vector start
   SourceRows source_rows;
 
-  WeightGradient(const DepthwiseGeometry& g, const T* grad, const T* x, bool bias, int64_t lanes_,
-                 bool direct)
+  WeightGradient(const DepthwiseGeometry& g, const T* grad, const T* x, bool bias,
+                 int64_t lane_count, bool direct)
       : g(g),
         grad(grad),
         x(x),
         bias(bias),
         horizontal(horizontal_axis(g, false)),
-        lanes(g, vertical_axis(g, false), lanes_),
+        lanes(g, vertical_axis(g, false), lane_count),
         vertical(lanes.bands.axis),
         direct(direct),
-        pixel(direct ? g.c : lanes_),
-        last_vector(lanes_ - (direct ? vector_bytes() / sizeof(acc_t<T>) : 0)) {
+        pixel_stride(direct ? g.c : lane_count),
+        last_vector(lane_count - (direct ? vector_bytes() / sizeof(acc_t<T>) : 0)) {
     const int64_t stride = g.stride_w;
     for (int64_t tap = 0; tap < g.kernel_w; ++tap) {
       const int64_t source = tap * g.dilation_w - g.padding_w;
@@ -72,15 +75,18 @@ struct WeightGradient {
       columns.push_back({source, begin, std::min(end, g.out_w)});
     }
     const int64_t last = columns.back().source + (g.out_w - 1) * stride;
-    const bool wide_padding = std::max(g.padding_w, last - g.w) > g.w + 64;
+    const bool wide_padding = std::max(g.padding_w, last - g.w) > g.w + kPaddingAllowance;
     padded = !direct && !wide_padding;
     left = padded ? g.padding_w : 0;
     source_rows = {direct ? g.h : vertical.span(),
-                   (left + (padded ? std::max(g.w, last + 1) : g.w)) * pixel};
+                   (left + (padded ? std::max(g.w, last + 1) : g.w)) * pixel_stride};
   }
 
-  // Return the index of a lane's sums.
-  int64_t slot(int64_t lane) const { return lane < last_vector ? lane : lane + lanes.count - g.c; }
+  // Return where the sums of a lane are stored. If direct, the last vector starts at channel C − N,
+  // but its sums at the last multiple of N below C.
+  int64_t sum_index(int64_t lane) const {
+    return lane < last_vector ? lane : lane + lanes.count - g.c;
+  }
 
   LaneView<const T> x_view(int64_t image_group, int64_t group) const {
     return source_view(g, lanes, input_tensor(g, x), image_group, group);
@@ -117,9 +123,9 @@ class WeightWorkspace : public Workspace<A> {
       list_tap_groups(p, num_rows, from, until);
     }
     for (size_t i = 0; i < ranges.size(); ++i) {
-      const Tap& row = this->rows[ranges[i].row];
+      const Tap& row = this->filter_rows[ranges[i].row];
       taps[i] = {row.weight + ranges[i].column * p.lanes.count,
-                 row.source + p.columns[ranges[i].column].source * p.pixel};
+                 row.source + p.columns[ranges[i].column].source * p.pixel_stride};
     }
   }
 
