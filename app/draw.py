@@ -7,7 +7,7 @@ from app.config.schema import DrawConfig
 
 @hydra_main("draw", DrawConfig)
 def main(cfg: DrawConfig) -> None:
-    """Serve a page to draw digits on, answered by the trained networks."""
+    """Serve a page to draw digits on; the trained networks predict them."""
     try:
         from app.web.server import serve
     except ModuleNotFoundError as error:

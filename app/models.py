@@ -1,4 +1,4 @@
-"""The networks: LeNet, a tiny one of separable convolutions, and the LLTM classifier."""
+"""Networks: LeNet, TinyNet (depthwise separable convolutions), LLTM classifier."""
 
 from typing import cast
 
@@ -17,8 +17,8 @@ from ops import (
     depthwise_conv2d,
 )
 
-LEAST_SIDE = 12  # smallest image: less leaves no pixel after the last pooling
-STATE = 128  # features of the LLTM
+MIN_SIDE = 12  # of an image; smaller ones have no pixel after the last pooling
+HIDDEN_SIZE = 128  # features of the LLTM
 
 
 class ConvNet(nn.Module):
@@ -38,21 +38,20 @@ class LeNet(ConvNet):
 
     A 5x5 convolution to 6 channels, a second to 16, each followed by 2x2 max pooling and the
     activation, then fully connected layers of 120, 84 and `num_classes` features. Pooling comes
-    before the activation because it leaves a quarter of the work to it; for the monotone ReLU and
-    NCReLU the result is the same either way.
+    before the activation, which then has a quarter of the work. The order does not change the
+    result for ReLU and NCReLU, which are monotone.
 
-    - `act="ncrelu"` doubles the channels of what it is given, so the layer after it takes twice
-      as many.
-    - `conv="depthwise"` splits each convolution into a depthwise one (a filter a channel) and a
-      pointwise 1x1 that mixes the channels. The input has one channel, so there the depthwise
-      part is a single learned 5x5 filter over the image, and the pointwise part only scales and
-      shifts it for each of the 6 channels.
-    - `conv="involution"` mixes the channels by a pointwise 1x1 first. What spans pixels is an
-      involution then (Li et al., arXiv 2103.06255): a kernel for every pixel, made from that
-      pixel's channels, for either half of them. It keeps the size: 7x7 pixels are left, not 5x5.
-    - `head="gap"` has no fully connected layers: a 3x3 convolution to 120 channels, then a 1x1 that
-      makes a map of each class, whose mean is the class's logit (Lin et al., Network In Network,
-      arXiv 1312.4400). Images may then be of any height and width from 12 on.
+    - `act="ncrelu"` doubles the number of channels, so the next layer has twice as many inputs.
+    - `conv="depthwise"` splits each convolution into a depthwise one (a filter per channel) and a
+      pointwise 1x1 that mixes the channels. The image has one channel: the first depthwise part
+      is a single learned 5x5 filter, and its pointwise part only scales and shifts the result for
+      each of the 6 channels.
+    - `conv="involution"` mixes the channels by a pointwise 1x1, followed by an involution (Li et
+      al., arXiv 2103.06255): it computes a kernel for each pixel and each half of the channels
+      from the channels of that pixel. It keeps the size: 7x7 pixels remain instead of 5x5.
+    - `head="gap"` replaces the fully connected layers by a 3x3 convolution to 120 channels and a
+      1x1 to a map per class, whose mean is the logit of the class (Lin et al., Network In
+      Network, arXiv 1312.4400). Images may have any height and width from 12 on.
     """
 
     def __init__(self, cfg: LeNetConfig, num_classes: int) -> None:
@@ -91,7 +90,7 @@ class TinyNet(ConvNet):
 
     A 5x5 convolution to 16 channels, then depthwise separable convolutions to 24 (5x5), 32, 48 and
     56 channels (3x3), each followed by GELU; 2x2 max pooling after the first and third, before the
-    activation as in `LeNet`. The mean of a 1x1 convolution's map of a class is the class's logit.
+    activation as in `LeNet`. A 1x1 convolution makes a map per class; its mean is the logit.
     """
 
     def __init__(self, num_classes: int) -> None:
@@ -115,13 +114,13 @@ class TinyNet(ConvNet):
         )
 
 
-class RowReader(nn.Module):
-    """An LLTM over the rows of an image; the last state is classified."""
+class LLTMClassifier(nn.Module):
+    """An LLTM over the rows of an image, and a linear layer on its last state."""
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
-        self.rows = LLTM(28, STATE, batch_first=True)
-        self.classifier = nn.Linear(STATE, num_classes)
+        self.rows = LLTM(28, HIDDEN_SIZE, batch_first=True)
+        self.classifier = nn.Linear(HIDDEN_SIZE, num_classes)
 
     def forward(self, input: Tensor) -> Tensor:
         """Map normalised images float [N, 1, 28, 28] to logits [N, num_classes]."""
@@ -131,21 +130,21 @@ class RowReader(nn.Module):
 
 
 def build_model(cfg: ModelConfig, num_classes: int) -> nn.Module:
-    """Build a network with new weights: float32 [N, 1, 28, 28] to logits [N, num_classes]."""
+    """Build a network with random weights: float32 [N, 1, 28, 28] to logits [N, num_classes]."""
     if isinstance(cfg, LLTMConfig):
-        return RowReader(num_classes)
+        return LLTMClassifier(num_classes)
     return TinyNet(num_classes) if isinstance(cfg, TinyConfig) else LeNet(cfg, num_classes)
 
 
 def takes_any_size(cfg: ModelConfig) -> bool:
-    """Return whether images may be of another size than 28x28."""
+    """Return whether the network takes images of any size from `MIN_SIDE` on."""
     return isinstance(cfg, TinyConfig) or (isinstance(cfg, LeNetConfig) and cfg.head == "gap")
 
 
 def cpu_format(cfg: ModelConfig) -> torch.memory_format:
-    """Return the memory format in which the network trains faster on a CPU, by measurement.
+    """Return the memory format in which the network trains faster on a CPU, as measured.
 
-    Channels last, by up to a quarter, except for the few channels of standard convolutions.
+    Channels last is up to a quarter faster, except with `conv="standard"` and `head="fc"`.
     """
     if isinstance(cfg, LLTMConfig):
         return torch.contiguous_format
@@ -156,7 +155,7 @@ def cpu_format(cfg: ModelConfig) -> torch.memory_format:
 def describe_model(cfg: ModelConfig) -> str:
     """Describe the network in a few words."""
     if isinstance(cfg, LLTMConfig):
-        return f"LLTM of {STATE} features over an image's rows"
+        return f"LLTM of {HIDDEN_SIZE} features over an image's rows"
     if isinstance(cfg, TinyConfig):
         return "depthwise separable convolutions with gelu and global average pooling"
     pooled = " and global average pooling" if cfg.head == "gap" else ""
@@ -174,11 +173,11 @@ def _act(act: str) -> nn.Module:
 
 
 class OneChannelConv2d(nn.Conv2d):
-    """nn.Conv2d of one input channel, trained by the kernels of depthwise convolution.
+    """nn.Conv2d of one input channel that trains by `depthwise_conv2d`.
 
     Equals a depthwise convolution of `out_channels` copies of the input; the copies are a view.
-    cuDNN's deterministic weight gradient takes twenty times as long; oneDNN's convolution and
-    gradient one and a half times.
+    cuDNN's deterministic weight gradient takes 20 times as long, oneDNN's convolution and gradient
+    1.5 times.
     """
 
     def forward(self, input: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from app.config.errors import exit_codes
 
 
 def folder_name(value: str) -> str:
-    """Return `value`; raise a ValueError, which argparse reports, if it is blank."""
+    """Return `value`; raise a ValueError (reported by argparse) if it is blank."""
     if not value.strip():
         raise ValueError
     return value

@@ -6,7 +6,7 @@ from app.config.schema import TrainConfig
 
 @hydra_main("train", TrainConfig)
 def main(cfg: TrainConfig) -> float | None:
-    """Train a network in a run folder; return the validation accuracy, which sweepers maximise."""
+    """Train a network; return its validation accuracy, the objective of sweepers."""
     from app.training.trainer import train
 
     return train(cfg).get("val_accuracy")

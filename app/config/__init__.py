@@ -1,1 +1,1 @@
-"""Settings: their schema, the command line, errors and devices."""
+"""Configuration: schema, command line, errors, devices."""

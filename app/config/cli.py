@@ -1,4 +1,4 @@
-"""The command line: Hydra composes, pydantic checks, errors become a line and an exit code.
+"""Command line: Hydra composes the configuration, pydantic validates it.
 
 This module does not import torch; commands import heavy modules when they run.
 """
@@ -27,13 +27,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import conf
-from app.config.errors import UserError, exit_codes, explain, writing
+from app.config.errors import UserError, exit_codes, to_run_error, writing
 from app.config.schema import SettingError, from_mapping, unknown_key
 
 T = TypeVar("T")
 SWEEP_KEYS = ("hydra.sweep", "hydra/sweeper", "hydra.launcher", "hydra/launcher")
 PATHS = ("checkpoint", "data.root", "file", "input", "outputs", "resume")
-SPECIAL = re.compile(r"[^\w\s/.$%*@?|:+-]", re.ASCII)  # needs quotes in Hydra's grammar
+SPECIAL = re.compile(r"[^\w\s/.$%*@?|:+-]", re.ASCII)  # characters that Hydra needs quoted
 
 
 def hydra_main(
@@ -41,8 +41,8 @@ def hydra_main(
 ) -> Callable[[Callable[[T], Any]], Callable[[], None]]:
     """Decorate a command that takes its configuration as an instance of `schema`.
 
-    Hydra composes it from conf/<config_name>.yaml and the command line. `exit_codes` handles
-    errors; `HYDRA_FULL_ERROR=1` adds the traceback.
+    Hydra composes the configuration from conf/<config_name>.yaml and the overrides. `exit_codes`
+    handles errors; `HYDRA_FULL_ERROR=1` adds the traceback.
     """
 
     def decorate(task: Callable[[T], Any]) -> Callable[[], None]:
@@ -52,28 +52,28 @@ def hydra_main(
             folder = swept_dir()
             if folder is None:
                 with exit_codes(full_error):
-                    return task(check(schema, cfg, typed_overrides()))
+                    return task(build_config(schema, cfg, typed_overrides()))
             try:
-                return task(check(schema, cfg, typed_overrides()))
+                return task(build_config(schema, cfg, typed_overrides()))
             except Exception as error:  # Hydra runs the remaining jobs, then raises
-                reason = " ".join(str(explain(error)).split())
+                reason = " ".join(str(to_run_error(error)).split())
                 print(f"failed: {folder}: {reason}", file=sys.stderr, flush=True)
                 raise
 
         @functools.wraps(task)
         def main() -> None:
             if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
-                # OpenMP's default spins for milliseconds, which stalls a busy machine
+                # by default OpenMP threads spin for milliseconds, which stalls a busy machine
                 os.environ["GOMP_SPINCOUNT"] = "20000"
             refused: tuple[type[Exception], ...] = (HydraException, OmegaConfBaseException)
             with exit_codes(full_error):
-                options = check_command_line(config_name, sys.argv[1:])
+                options = parse_arguments(config_name, sys.argv[1:])
                 prints = options.help, options.hydra_help, options.cfg, options.info
                 sweep = options.multirun and not any(prints)
                 sys.argv[1:] = [quote(argument, sweep) for argument in sys.argv[1:]]
-                if not sweep:  # Hydra raises it, too; in a sweep, so may the runs
+                if not sweep:  # Hydra raises ValueError; in a sweep, the runs may raise it, too
                     refused = (*refused, ValueError)
-                os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra prints and exits
+                os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise, not print and exit
                 try:
                     if sweep:
                         check_sweep(config_name, schema, options)
@@ -91,7 +91,7 @@ def hydra_main(
 def check_sweep(config_name: str, schema: type[T], options: argparse.Namespace) -> None:
     """Raise a UserError if a run of the sweep has a wrong setting or `outputs` cannot be written.
 
-    With another sweeper than Hydra's own, each run is checked only when it starts.
+    Check the runs of Hydra's basic sweeper only; other sweepers choose settings while they run.
     """
     overrides = [quote(override, sweep=True) for override in options.overrides]
     other = options.config_dir or options.config_name
@@ -102,7 +102,7 @@ def check_sweep(config_name: str, schema: type[T], options: argparse.Namespace) 
         parser = OverridesParser.create(GlobalHydra.instance().config_loader())
         (jobs,) = BasicSweeper.split_arguments(parser.parse_overrides(overrides), None)
         for job in jobs:
-            cfg: Any = check(schema, hydra.compose(config_name, job), by_key(job))
+            cfg: Any = build_config(schema, hydra.compose(config_name, job), by_key(job))
             outputs.add(cfg.outputs)
     for folder in map(Path, outputs):
         with writing(f"outputs={folder}", UserError):
@@ -110,13 +110,13 @@ def check_sweep(config_name: str, schema: type[T], options: argparse.Namespace) 
             tempfile.TemporaryFile(dir=folder).close()
 
 
-def check(schema: type[T], cfg: DictConfig, typed: dict[str, str]) -> T:
+def build_config(schema: type[T], cfg: DictConfig, typed: dict[str, str]) -> T:
     """Build `schema` from Hydra's configuration; raise a UserError for a wrong key or value.
 
-    `typed` has the overrides of the command line by key.
+    `typed` maps keys to overrides of the command line.
     """
     for key, override in typed.items():
-        if key in ("data.name", "model.name", "optim.name"):  # would keep the group's other values
+        if key in ("data.name", "model.name", "optim.name"):  # the group's other values would stay
             raise UserError(f"{override}: use {override.replace('.name', '', 1)}")
     try:
         return from_mapping(schema, OmegaConf.to_container(cfg, resolve=True))  # type: ignore[arg-type]
@@ -128,8 +128,8 @@ def check(schema: type[T], cfg: DictConfig, typed: dict[str, str]) -> T:
         raise
 
 
-def check_command_line(command: str, arguments: list[str]) -> argparse.Namespace:
-    """Parse the arguments of a command; raise a UserError for wrong ones."""
+def parse_arguments(command: str, arguments: list[str]) -> argparse.Namespace:
+    """Parse the arguments of a command; raise a UserError if they are invalid."""
     printed = io.StringIO()
     try:
         with redirect_stderr(printed):
@@ -153,7 +153,7 @@ def check_command_line(command: str, arguments: list[str]) -> argparse.Namespace
             raise UserError(f"{override}: {command} has no group '{key}' (--help lists the keys)")
     if options.multirun and command != "train":
         raise UserError("-m: sweeps are for app.train")
-    if options.multirun and int(os.environ.get("WORLD_SIZE", 1)) > 1:  # each rank would start one
+    if options.multirun and int(os.environ.get("WORLD_SIZE", 1)) > 1:  # one sweep per rank
         raise UserError("-m: a sweep cannot run under torchrun")
     if options.multirun and "resume=latest" in options.overrides:
         raise UserError("resume=latest: is one run; leave out -m, or name folders for -m")
@@ -161,12 +161,12 @@ def check_command_line(command: str, arguments: list[str]) -> argparse.Namespace
 
 
 def is_group(key: str) -> bool:
-    """Return whether `key` is a config group, a folder in conf/: `data` in data=digits."""
+    """Return whether `key` is a config group (a folder in conf/), as `data` in data=digits."""
     return key.isidentifier() and (Path(conf.__file__).parent / key).is_dir()
 
 
 def in_one_line(error: Exception) -> str:
-    """Return Hydra's message in one line, with the key and the allowed values where known."""
+    """Return Hydra's message in one line, with the key and the allowed values if known."""
     message = " ".join(str(error).split()).partition(" Config search path:")[0]
     if isinstance(error, OverrideParseException):
         return f"{error.override}: cannot be parsed, a quote or bracket may be open"
@@ -186,11 +186,11 @@ def in_one_line(error: Exception) -> str:
 
 
 def quote(argument: str, sweep: bool) -> str:
-    """Quote the value of KEY=VALUE if it is text that Hydra's grammar would not read as text.
+    """Quote the value of KEY=VALUE where Hydra's grammar would not read it as a string.
 
-    Quoted are paths with special characters such as `IMG (1).png` (except in sweeps, which list
-    values in the grammar), options of a group that do not begin with a letter or are `null`, and
-    values that cannot be parsed, such as those with an open bracket.
+    Quote paths with special characters such as `IMG (1).png` (except in sweeps, where a value may
+    be a list), options of a group that are `null` or begin with another character than a letter,
+    and values that Hydra cannot parse, for example with an open bracket.
     """
     key, given, value = argument.partition("=")
     if not given or not value.strip() or value[0] in "'\"" or key.startswith("-"):
@@ -204,13 +204,13 @@ def quote(argument: str, sweep: bool) -> str:
         with suppress(HydraException):
             OverridesParser.create().parse_override(argument)
             literal = False
-    # double the backslashes before a quote, also before the closing one: there they escape
+    # backslashes before a quote (also the closing one) would escape it: double them
     quoted = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
     return f"{key}='{quoted}'" if literal else argument
 
 
 def typed_overrides() -> dict[str, str]:
-    """Return the overrides of the command line by key or group; empty outside of a command."""
+    """Return the overrides of the command line by key or group; {} outside of a Hydra job."""
     if not HydraConfig.initialized():
         return {}
     typed: Any = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
@@ -218,12 +218,12 @@ def typed_overrides() -> dict[str, str]:
 
 
 def by_key(overrides: Sequence[str]) -> dict[str, str]:
-    """Return overrides by key or group."""
+    """Map the key or group of each override to the override."""
     return {override.lstrip("+").partition("=")[0]: override for override in overrides}
 
 
 def swept_dir() -> Path | None:
-    """Return the folder that Hydra made for this run of a sweep; None outside of a sweep."""
+    """Return the output folder of this run of a sweep; None outside of a sweep."""
     if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.MULTIRUN:
         return None
     folder = Path(HydraConfig.get().runtime.output_dir)

@@ -1,4 +1,4 @@
-"""Devices: choose and describe one; memory and threads of the CPU."""
+"""Choose and describe a device; configure memory and threads of the CPU."""
 
 import ctypes
 import math
@@ -10,16 +10,16 @@ import torch
 
 from app.config.errors import UserError
 
-PROBE = 0.06  # seconds of a probe for each number of threads
-FASTER = 1.3  # how much faster fewer threads must be
-SLOWER = 1.5  # how much slower than the fastest a window of steps must be for a probe
-AGAIN = 5.0  # seconds between probes while threads are idle
+PROBE_SECONDS = 0.06  # for each number of threads
+MIN_SPEEDUP = 1.3  # of fewer threads, to prefer them
+SLOW_FACTOR = 1.5  # a window this much slower than the fastest starts a probe
+PROBE_INTERVAL = 5.0  # seconds between probes while threads are idle
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device for `auto`, `cpu`, `cuda` or `cuda:N`, or raise a UserError without it.
+    """Return the device for `auto`, `cpu`, `cuda` or `cuda:N`; raise a UserError if it is missing.
 
-    Without a number: the first GPU; under torchrun, the GPU of the local rank.
+    `cuda` is the first GPU or, under torchrun, the GPU of the local rank.
     """
     count = torch.cuda.device_count()
     device = torch.device(("cuda" if count else "cpu") if name == "auto" else name)
@@ -40,10 +40,10 @@ def describe(device: torch.device) -> str:
 
 
 def keep_freed_memory() -> None:
-    """Keep freed memory in the C library, for the tensors of the next step (glibc only).
+    """Let glibc keep freed memory for the tensors of the next step.
 
-    By default glibc returns large pieces to the system, which clears them page by page when they
-    are allocated again: a fifth of a training step, and more.
+    By default glibc returns large blocks to the kernel, which zeroes their pages at the next
+    allocation: a fifth of the time of a training step or more.
     """
     if platform.libc_ver()[0] == "glibc":
         trim_threshold, mmap_threshold, gibibyte = -1, -3, 2**30  # as in malloc.h
@@ -55,9 +55,9 @@ def keep_freed_memory() -> None:
 class CpuThreads:
     """The number of CPU threads, adapted to other processes on the machine.
 
-    Threads wait for one another after each operation; where another process holds a core, fewer are
-    faster. The number changes the order of sums and so the last bits of a training. A user's
-    OMP_NUM_THREADS is kept. A resumed training begins with as many as `before`; 0: probe.
+    Threads synchronise after each operation: if another process occupies a core, fewer threads are
+    faster. The number of threads affects the order of sums and so the last bits of the weights.
+    OMP_NUM_THREADS disables the adaptation. A resumed run starts with `before` threads; 0: probe.
     """
 
     def __init__(self, device: torch.device, before: int = 0) -> None:
@@ -77,16 +77,16 @@ class CpuThreads:
         self.last = time.perf_counter()
 
     def adapt(self) -> None:
-        """End a window of steps, and probe if it was slow or if threads are idle."""
+        """End a window of steps; probe if it was slow or, while threads are idle, at intervals."""
         now = time.perf_counter()
         seconds, self.last = now - self.last, now
         if not self.adapts:
             return
         if torch.get_num_threads() == self.most:
-            due = seconds > SLOWER * self.fastest
+            due = seconds > SLOW_FACTOR * self.fastest
         else:
-            due = now - self.probed > AGAIN
-        self.fastest = min(self.fastest, seconds)  # with any number of threads
+            due = now - self.probed > PROBE_INTERVAL
+        self.fastest = min(self.fastest, seconds)  # over all numbers of threads
         if due:
             torch.set_num_threads(fastest_threads(self.most))
             self.begin()
@@ -94,17 +94,17 @@ class CpuThreads:
 
 
 def fastest_threads(most: int) -> int:
-    """Probe which number of threads up to `most` is fastest now; of similar ones, the largest."""
+    """Return the number of threads up to `most` that is fastest now; prefer more if similar."""
     before, values = torch.get_num_threads(), torch.rand(2**17)
     best, highest = most, 0.0
     for threads in sorted({most, (most + 1) // 2, 1}, reverse=True):
         torch.set_num_threads(threads)
         torch.sigmoid(values)
-        count, end = 0, time.perf_counter() + PROBE
+        count, end = 0, time.perf_counter() + PROBE_SECONDS
         while time.perf_counter() < end:
             torch.sigmoid(values)
             count += 1
-        if count > FASTER * highest:
+        if count > MIN_SPEEDUP * highest:
             best, highest = threads, count
     torch.set_num_threads(before)
     return best

@@ -37,7 +37,7 @@ def writing(name: object, kind: type[Exception] = WriteError) -> Iterator[None]:
         raise kind(f"{name}: cannot be written: {error.strerror or error}") from error
 
 
-def explain(error: Exception) -> Exception:
+def to_run_error(error: Exception) -> Exception:
     """Convert an expected failure to a RunError; return any other exception as it is."""
     if isinstance(error, ImportError) and error.name == "ops":  # not compiled
         return RunError(str(error))
@@ -49,7 +49,7 @@ def explain(error: Exception) -> Exception:
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt; during an import, end the process: half-imported packages fail."""
+    """Raise KeyboardInterrupt; exit at once during an import, which cannot be unwound safely."""
     while frame:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             print("interrupted", file=sys.stderr, flush=True)
@@ -59,14 +59,14 @@ def interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def handle_signals() -> None:
-    """Let `interrupt` handle SIGINT and SIGTERM, unless the process inherited SIG_IGN for them."""
+    """Install `interrupt` for SIGINT and SIGTERM, except where the process inherited SIG_IGN."""
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, interrupt)
 
 
 def is_first(message: str) -> bool:
-    """Return whether this call is the first with `message` in its torchrun launch and restarts."""
+    """Return whether this is the first call with `message` in a torchrun launch with restarts."""
     with suppress(Exception):
         if os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True":  # KeyError without torchrun
             from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -81,9 +81,9 @@ def is_first(message: str) -> bool:
 def exit_codes(full_error: bool = False) -> Iterator[None]:
     """End the command with an exit code and a line on stderr if the block raises.
 
-    Exit codes: 2 wrong usage, 1 failure, 130 interrupted, 141 output pipe closed (without a line).
-    `full_error` prints the traceback of every error, not only of unexpected ones. In a torchrun
-    launch, only one process prints a wrong usage, also after restarts.
+    Exit codes: 2 wrong usage, 1 failure, 130 interrupted, 141 output pipe closed (prints nothing).
+    `full_error` prints the traceback of expected errors, too. Under torchrun, one process prints a
+    UserError, once for all restarts.
     """
     handle_signals()
     try:
@@ -94,15 +94,15 @@ def exit_codes(full_error: bool = False) -> Iterator[None]:
         print("interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # flushed at exit
         sys.exit(PIPE_CLOSED)
     except Exception as error:
-        explained = explain(error)
-        expected = isinstance(explained, UserError | RunError)
+        converted = to_run_error(error)
+        expected = isinstance(converted, UserError | RunError)
         if full_error or not expected:
-            import traceback  # late: signals must be handled early
+            import traceback  # late: importing it would delay handle_signals()
 
             traceback.print_exception(error)
-        if expected and (isinstance(explained, RunError) or is_first(str(explained))):
-            print(f"error: {explained}", file=sys.stderr)
-        sys.exit(getattr(explained, "exit_code", 1))
+        if expected and (isinstance(converted, RunError) or is_first(str(converted))):
+            print(f"error: {converted}", file=sys.stderr)
+        sys.exit(getattr(converted, "exit_code", 1))

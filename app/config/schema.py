@@ -1,4 +1,4 @@
-"""The schema of conf/: every key with its type, default and limits. Imports no torch."""
+"""The schema of conf/: every key with its type, default and limits. Does not import torch."""
 
 import dataclasses
 import os
@@ -70,15 +70,15 @@ ModelConfig = Annotated[LeNetConfig | LLTMConfig | TinyConfig, Field(discriminat
 NETWORKS: dict[str, type[Any]] = {"lenet": LeNetConfig, "lltm": LLTMConfig, "tiny": TinyConfig}
 
 
-def choices_of(network: str) -> tuple[str, ...]:
-    """Return the keys of `model` that a network has."""
+def model_keys(network: str) -> tuple[str, ...]:
+    """Return the keys of `model` that apply to `network`."""
     keys = (item.name for item in dataclasses.fields(NETWORKS[network]))
     return tuple(key for key in keys if key != "name")
 
 
-def foreign_choices(network: str) -> set[str]:
-    """Return the keys of `model` that only other networks have; old run folders hold them."""
-    return {key for other in NETWORKS for key in choices_of(other)} - {*choices_of(network)}
+def foreign_model_keys(network: str) -> set[str]:
+    """Return the keys of `model` that apply only to other networks; old run folders have them."""
+    return {key for other in NETWORKS for key in model_keys(other)} - {*model_keys(network)}
 
 
 @dataclass(config=FORBID)
@@ -90,7 +90,7 @@ class DataRoot:
 
 @dataclass(config=FORBID)
 class DataConfig(DataRoot):
-    """The data set, its validation split, and whether its images may be distorted."""
+    """The data set, its validation split, and whether to augment its images."""
 
     name: DatasetName = "mnist"
     fallback: Literal["digits"] | None = "digits"
@@ -101,9 +101,9 @@ class DataConfig(DataRoot):
 
 @dataclass(config=FORBID)
 class AugmentConfig:
-    """The largest random distortion of a training image in either direction; all 0: none.
+    """The largest random distortion of a training image in either direction; 0: none.
 
-    Degrees, pixels, share of the size, degrees.
+    Rotation and shear are in degrees, shift in pixels, scale relative to the size.
     """
 
     rotation: Annotated[float, Field(strict=True, ge=0, le=180)] = 0.0
@@ -114,9 +114,9 @@ class AugmentConfig:
 
 @dataclass(config=FORBID)
 class OptimConfig:
-    """The optimiser and its one-cycle rate: up to `lr` over `warmup` of the steps, then down.
+    """The optimiser and its one-cycle schedule: peak `lr` after the share `warmup` of the steps.
 
-    `ema` is the decay of the exponential moving average of the weights; 0: no average.
+    `ema` is the decay of the exponential moving average of the weights; 0: no EMA.
     """
 
     name: Literal["adamw", "muon"] = "muon"
@@ -129,11 +129,11 @@ class OptimConfig:
 
 @dataclass(config=FORBID)
 class TrainerConfig:
-    """Length, batch size and precision of a training, and how often it logs and saves.
+    """Length, batch size and precision of training; intervals of logs and checkpoints.
 
-    `epochs=None`: 2, or as many as show 12,000 images. Each epoch ends with a checkpoint; more
-    come `checkpoint_steps` or `checkpoint_seconds` after the last one. `compile="auto"` captures a
-    step as a CUDA graph; True compiles the network by torch.compile first; False does neither.
+    `epochs=None`: 2, or more to reach 12,000 images. A checkpoint is written after each epoch, and
+    `checkpoint_steps` or `checkpoint_seconds` after the last one. `compile="auto"` captures a step
+    as a CUDA graph; True compiles the network by torch.compile first; False does neither.
     """
 
     epochs: Count | None = None
@@ -163,7 +163,7 @@ class TrainConfig:
 
 @dataclass(config=FORBID)
 class UseConfig:
-    """The settings of all commands that use a trained network."""
+    """The common settings of commands that use a trained network."""
 
     checkpoint: Path | None = None
     data: DataRoot = dataclasses.field(default_factory=DataRoot)
@@ -223,9 +223,9 @@ class SettingError(UserError):
 
 
 def from_mapping(schema: type[T] | Any, values: Mapping[str, Any], prefix: str = "") -> T:
-    """Build `schema` from nested plain values; a key that is left out keeps its default.
+    """Build `schema` from nested plain values; missing keys keep their defaults.
 
-    For an unknown key or a value that is not allowed raise a SettingError, `prefix` before its key.
+    Raise a SettingError for an unknown key or a wrong value, with `prefix` before the key.
     """
     try:
         return cast(T, TypeAdapter(schema).validate_python(values))
@@ -234,12 +234,12 @@ def from_mapping(schema: type[T] | Any, values: Mapping[str, Any], prefix: str =
     key = prefix + ".".join(str(part) for part in first["loc"] if part not in NETWORKS)
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "unexpected_keyword_argument":
-        message = unknown_key(_siblings(schema, first["loc"]))
-    raise SettingError(key, f"{key}={shown(first['input'])}: {message}")
+        message = unknown_key(_allowed_keys(schema, first["loc"]))
+    raise SettingError(key, f"{key}={format_value(first['input'])}: {message}")
 
 
-def _siblings(schema: Any, path: tuple[int | str, ...]) -> list[str]:
-    """Return the keys that are allowed where `path` ends."""
+def _allowed_keys(schema: Any, path: tuple[int | str, ...]) -> list[str]:
+    """Return the keys of the dataclass that holds the last part of `path`."""
     for part in path[:-1]:
         if part in NETWORKS:
             schema = NETWORKS[str(part)]
@@ -249,13 +249,13 @@ def _siblings(schema: Any, path: tuple[int | str, ...]) -> list[str]:
 
 
 def unknown_key(keys: Iterable[str]) -> str:
-    """Return the message for a key that is not among `keys`."""
-    allowed = ", ".join(sorted({*keys} - {"hydra", "name"}))  # name: set by model=, data=, optim=
+    """Return the error message for an unknown key; `keys` are the known ones."""
+    allowed = ", ".join(sorted({*keys} - {"hydra", "name"}))  # the groups set `name`
     return "unknown key, " + (f"choose from {allowed}" if allowed else "none is allowed here")
 
 
-def shown(value: Any) -> str:
-    """Return a value as it is typed on the command line."""
+def format_value(value: Any) -> str:
+    """Format a value in the syntax of the command line."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value).removesuffix(".0")

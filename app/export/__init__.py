@@ -1,1 +1,1 @@
-"""Export to ONNX: the graph, its quantisation, its check against torch, its model card."""
+"""Export to ONNX: graph, quantisation, parity with torch, model card."""

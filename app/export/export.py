@@ -1,4 +1,4 @@
-"""Export of a checkpoint: checkpoint, predictor, graph, parity, file."""
+"""Export a checkpoint to ONNX files that agree with torch."""
 
 import json
 import logging
@@ -27,16 +27,16 @@ from app.runs.folder import find_checkpoint
 
 
 def export(cfg: ExportConfig) -> None:
-    """Export a checkpoint to an ONNX file and a model card beside it, after checking the file.
+    """Export a checkpoint to an ONNX file with a model card, if it agrees with torch.
 
-    Raise a UserError for settings that cannot be used, a RunError if the networks differ.
+    Raise a UserError for unusable settings, a RunError if the exported network differs.
     """
     check_settings(cfg)
     if cfg.file:
         check_output(cfg, Path(cfg.file))
     original = load_torch(cfg.checkpoint or find_checkpoint(cfg.outputs))
-    numbers = cfg.quantize or cfg.precision
-    name = "model.onnx" if numbers == "fp32" else f"model-{numbers}.onnx"
+    number_format = cfg.quantize or cfg.precision
+    name = "model.onnx" if number_format == "fp32" else f"model-{number_format}.onnx"
     path = Path(cfg.file or original.folder / name)
     if not cfg.file:
         check_output(cfg, path)
@@ -48,8 +48,8 @@ def export(cfg: ExportConfig) -> None:
 
 
 def _export_file(cfg: ExportConfig, path: Path, original: TorchPredictor, test: Split) -> None:
-    """Export to one file, in one layout."""
-    with ExitStack() as log:  # silence the exporter's and quantizer's
+    """Export to one file in one layout; write it only if its parity check passes."""
+    with ExitStack() as log:  # silences exporter and quantizer
         log.callback(logging.disable, logging.root.manager.disable)
         logging.disable(logging.WARNING)
         model = build_graph(original, cfg)
@@ -77,7 +77,7 @@ def _export_file(cfg: ExportConfig, path: Path, original: TorchPredictor, test: 
 
 
 def check_settings(cfg: ExportConfig) -> None:
-    """Raise UserError for settings that conflict, or that the installed packages lack."""
+    """Raise a UserError for conflicting settings or an opset that is not installed."""
     if cfg.opset > newest_opset():
         newest = f"the newest of onnx {onnx.__version__} and {RUNTIME}"
         raise UserError(f"opset={cfg.opset}: choose from 17 to {newest_opset()}, {newest}")
@@ -88,9 +88,9 @@ def check_settings(cfg: ExportConfig) -> None:
 
 
 def check_output(cfg: ExportConfig, path: Path) -> None:
-    """Raise a UserError if `path` is unsuitable or the export would overwrite foreign files.
+    """Raise a UserError if `path` is unusable or the export would overwrite other files.
 
-    Raise a WriteError if the folder of the checkpoint cannot be written.
+    Raise a WriteError if the folder of the checkpoint is not writable.
     """
     if path.suffix != ".onnx":
         raise UserError(f"file={path}: must end with .onnx")
@@ -108,8 +108,8 @@ def check_output(cfg: ExportConfig, path: Path) -> None:
 
 
 def check(model: ModelProto) -> ModelProto:
-    """Run onnx's checker and strict shape inference; return the model with every value's shape."""
-    del model.graph.value_info[:]  # torch's guesses; strict inference must do without
+    """Run onnx's checker and strict shape inference; return the model with inferred shapes."""
+    del model.graph.value_info[:]  # torch's shapes; strict inference must not rely on them
     model = infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
     onnx.checker.check_model(model, full_check=True)
     return model

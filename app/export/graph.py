@@ -12,7 +12,7 @@ import torch
 from onnx import ModelProto, TensorProto, helper
 from torch import Tensor, nn
 
-from app.config.schema import ExportConfig, choices_of
+from app.config.schema import ExportConfig, model_keys
 from app.data.transforms import normalize
 from app.inference.onnx_runtime import CLASS, IMAGE, LOGITS, PIXELS, PROBABILITIES, open_session
 from app.inference.predictor import TorchPredictor
@@ -26,9 +26,9 @@ EXPORT_KEYS = ("exporter", "layout", "opset", "preprocess", "postprocess", "prec
 
 
 class Deployment(nn.Module):
-    """A network float32 [N, 1, H, W] to logits, with normalisation and softmax as `cfg` says.
+    """A network with the normalisation, softmax and precision of `cfg`.
 
-    Inputs and outputs stay float32; `mean` and `std` are those of the training pixels in [0, 1].
+    Float inputs and outputs are float32. `mean` and `std` are of the training pixels in [0, 1].
     """
 
     def __init__(self, network: nn.Module, mean: float, std: float, cfg: ExportConfig) -> None:
@@ -39,7 +39,7 @@ class Deployment(nn.Module):
         self.preprocess, self.postprocess = cfg.preprocess, cfg.postprocess
 
     def forward(self, image: Tensor) -> Tensor | tuple[Tensor, Tensor, Tensor]:
-        """Return logits; with `postprocess` probabilities and the class, int64 [N], too."""
+        """Return logits; with `postprocess` also probabilities and classes, int64 [N]."""
         if self.preprocess:
             image = normalize(image, self.mean, self.std)
         logits = self.network(image.half()).float() if self.half_precision else self.network(image)
@@ -51,7 +51,7 @@ class Deployment(nn.Module):
 def build_graph(original: TorchPredictor, cfg: ExportConfig) -> ModelProto:
     """Export a network to ONNX, in float32 or float16, with dynamic batch size.
 
-    Height and width are dynamic where the network takes any size.
+    Height and width are dynamic if the network takes any size.
     """
     module = Deployment(original.module, *original.normalization, cfg).eval()
     dtype = torch.uint8 if cfg.preprocess else torch.float32
@@ -63,7 +63,7 @@ def build_graph(original: TorchPredictor, cfg: ExportConfig) -> ModelProto:
     model = export_onnx(
         module,
         (torch.zeros(2, 1, SIDE, SIDE, dtype=dtype),),
-        exporter=exporter(cfg),  # type: ignore[arg-type]  # one of them, says the schema
+        exporter=exporter(cfg),  # type: ignore[arg-type]  # the schema checks it
         layout=layout(cfg),  # type: ignore[arg-type]
         opset_version=cfg.opset,
         input_names=inputs,
@@ -81,7 +81,7 @@ def layout(cfg: ExportConfig) -> str:
 
 
 def exporter(cfg: ExportConfig) -> str:
-    """Return the exporter: by default `symbolic` where this torch has the TorchScript exporter."""
+    """Return the exporter: by default `symbolic` if torch has the TorchScript exporter."""
     torchscript = hasattr(torch.onnx, "register_custom_op_symbolic")
     return cfg.exporter or ("symbolic" if torchscript else "dynamo")
 
@@ -122,11 +122,11 @@ def _document(model: ModelProto, original: TorchPredictor) -> None:
     with suppress(PackageNotFoundError):  # run from the sources
         model.producer_version = version("lenet-ops")
     for node in model.graph.node:
-        node.doc_string = ""  # lines of the source
+        node.doc_string = ""  # source locations
 
 
 def _metadata(original: TorchPredictor, cfg: ExportConfig) -> dict[str, str]:
-    """Return the file's metadata; numbers and lists as JSON."""
+    """Return the metadata of the file: strings as they are, other values as JSON."""
     kind, mean_std = dataclasses.asdict(original.config), original.normalization
     settings = dataclasses.asdict(cfg) | {"layout": layout(cfg), "exporter": exporter(cfg)}
     values = {
@@ -135,7 +135,7 @@ def _metadata(original: TorchPredictor, cfg: ExportConfig) -> dict[str, str]:
         "classes": original.classes,
         "mean": mean_std[0],
         "std": mean_std[1],
-        "model": {key: kind[key] for key in ("name", *choices_of(original.config.name))},
+        "model": {key: kind[key] for key in ("name", *model_keys(original.config.name))},
         "export": {key: settings[key] for key in EXPORT_KEYS},
         "versions": original.checkpoint.versions | VERSIONS | {"onnx": onnx.__version__},
     }

@@ -1,4 +1,4 @@
-"""Model card beside an exported file: accuracy, parity, speed, nodes, and code that runs it."""
+"""Model card of an exported file: accuracy, parity, speed, nodes, usage."""
 
 import os
 import platform
@@ -16,7 +16,7 @@ from app.export.parity import Parity
 from app.inference.onnx_runtime import CLASS, IMAGE, LOGITS, PIXELS, RUNTIME, open_session
 from app.inference.predictor import TorchPredictor
 from app.inference.preprocess import SIDE
-from app.models import LEAST_SIDE, describe_model
+from app.models import MIN_SIDE, describe_model
 
 RUNTIMES = {
     "function": "ONNX Runtime, onnxruntime-web, onnx's reference evaluator; for others, "
@@ -66,7 +66,7 @@ def write_card(
 
 def usage(name: str, cfg: ExportConfig, any_size: bool = False) -> str:
     """Return Python code that loads the model and runs it."""
-    sizes = f"; any size from {LEAST_SIDE}x{LEAST_SIDE}" if any_size else ""
+    sizes = f"; any size from {MIN_SIDE}x{MIN_SIDE}" if any_size else ""
     image = '\nimage = (pixels / 255 - float(about["mean"])) / float(about["std"])'
     feed = f'{{"{IMAGE}": image.astype(np.float32)}}'
     if cfg.preprocess:
@@ -85,7 +85,7 @@ print(json.loads(about["classes"])[{index}])"""
 
 
 def median_time(content: bytes, batch: int, threads: int) -> float:
-    """Return the median seconds of a batch in ONNX Runtime; `threads` 0: all."""
+    """Return the median time of a batch in ONNX Runtime in seconds; `threads` 0: all."""
     session = open_session(content, threads=threads)
     (input,) = session.get_inputs()
     dtype = np.uint8 if "uint8" in input.type else np.float32
@@ -100,7 +100,7 @@ def median_time(content: bytes, batch: int, threads: int) -> float:
 
 
 def _signature(value: ValueInfoProto) -> str:
-    """Return name, type, shape and meaning of an input or output."""
+    """Format name, type, shape and description of an input or output."""
     tensor = value.type.tensor_type
     sizes = ", ".join(size.dim_param or str(size.dim_value) for size in tensor.shape.dim)
     dtype = TensorProto.DataType.Name(tensor.elem_type).lower()

@@ -11,10 +11,10 @@ from app.data.datasets import Split
 from app.inference.predictor import Predictor
 
 TOLERANCE = 1e-5  # largest difference of a float32 logit, relative to the largest logit
-LOSABLE_SHARE = 0.002  # of the test images that fp16 and int8 may lose: 0.2 points of accuracy
-LOSABLE_IMAGES = 2  # that they may lose of a small test set: each of 359 is 0.28 points
-OTHER_SIZES = ((12, 12), (37, 64))  # compared, too, where the network takes any size
-SAMPLE = 100  # images in each of them
+MAX_LOST_SHARE = 0.002  # of the test images: 0.2 points of accuracy in fp16 and int8
+MAX_LOST_IMAGES = 2  # at least, for small test sets: 1 of 359 images is 0.28 points
+OTHER_SIZES = ((12, 12), (37, 64))  # compared, too, if the network takes any size
+SAMPLE = 100  # images of each other size
 
 
 @dataclass
@@ -22,7 +22,7 @@ class Parity:
     """Comparison of two predictors over labelled images."""
 
     images: int  # number of images
-    max_abs_difference: float  # largest difference of a logit, in any size; NaN if one is
+    max_abs_difference: float  # largest difference of a logit, over all sizes; may be NaN
     largest_logit: float  # largest absolute logit of the original
     differing: int  # number of predictions that differ
     right: int  # number of right predictions of the exported network
@@ -47,7 +47,7 @@ class Parity:
 
 
 def compare(exported: Predictor, original: Predictor, split: Split) -> Parity:
-    """Run both predictors over `split`, and over other sizes where they take any."""
+    """Compare both predictors on `split` and, if they take any size, on `OTHER_SIZES`."""
     ours, reference = exported.logits(split.images), original.logits(split.images)
     differences = [ours - reference]
     for size in OTHER_SIZES if original.any_size else ():
@@ -65,14 +65,14 @@ def compare(exported: Predictor, original: Predictor, split: Split) -> Parity:
 
 
 def check_parity(parity: Parity, exact: bool) -> None:
-    """Raise RunError unless the exported network is as good as the original.
+    """Raise a RunError if the exported network loses too many right predictions.
 
-    `exact` tells that it computes in float32, as the original does.
+    With `exact` (float32), also if a logit differs by more than the tolerance.
     """
     tolerance = TOLERANCE * max(1.0, parity.largest_logit)
     if exact and not parity.max_abs_difference <= tolerance:  # false for NaN
         raise RunError(f"ONNX Runtime and torch differ by more than {tolerance:.2g}: {parity}")
-    losable = max(LOSABLE_IMAGES, math.floor(LOSABLE_SHARE * parity.images))
+    allowed = max(MAX_LOST_IMAGES, math.floor(MAX_LOST_SHARE * parity.images))
     lost = parity.original_right - parity.right
-    if lost > losable:
-        raise RunError(f"{lost:,} right predictions are lost, at most {losable} may be: {parity}")
+    if lost > allowed:
+        raise RunError(f"{lost:,} right predictions are lost, at most {allowed} may be: {parity}")

@@ -1,4 +1,4 @@
-"""Quantisation to int8 by ONNX Runtime, and removal of what it leaves redundant."""
+"""Quantisation to int8 by ONNX Runtime, and reduction of the file size."""
 
 import itertools
 import tempfile
@@ -16,20 +16,20 @@ from app.inference.onnx_runtime import BATCH_SIZE
 
 
 def quantize(model: ModelProto, images: Tensor) -> ModelProto:
-    """Quantize weights (one scale a channel) and activations, as QuantizeLinear/DequantizeLinear.
+    """Quantize weights (per channel) and activations with QuantizeLinear and DequantizeLinear.
 
-    Layers that ONNX Runtime does not quantize, such as recurrent ones, store int8 weights and
-    compute in float32. The others use 7 bits: processors without VNNI add pairs of 8-bit products
-    in 16 bits, which overflows (with 8 bits a network lost 24 points of accuracy on one). The
-    calibration images, as the model takes them, set the ranges of the activations.
+    `images` are inputs of the model that calibrate the ranges of the activations. Convolutions and
+    fully connected layers have 7-bit weights: processors without VNNI add pairs of 8-bit products
+    in 16 bits, which overflows (on one of them a network with 8 bits lost 24 points of accuracy).
+    Other layers, such as recurrent ones, store int8 weights and compute in float32.
     """
     from onnxruntime import quantization as ort
 
     name = model.graph.input[0].name
-    original, model = model, ModelProto()  # ONNX Runtime empties the model that it is given
+    original, model = model, ModelProto()  # quantize_static empties its argument
     model.CopyFrom(original)
 
-    # ONNX Runtime's calibrators stack the results of batches, which must be equal.
+    # The calibrator stacks the results of batches, so their sizes must be equal.
     size = min(BATCH_SIZE, len(images))
     batches = images[: len(images) // size * size].split(size)
     feeds = ({name: batch.numpy()} for batch in batches)
@@ -45,27 +45,27 @@ def quantize(model: ModelProto, images: Tensor) -> ModelProto:
             path,
             Reader(),
             quant_format=ort.QuantFormat.QDQ,
-            # One value in 100,000 may lie outside a range, else outliers would set its steps.
+            # Clips one value in 100,000; otherwise outliers would coarsen the scale.
             calibrate_method=ort.CalibrationMethod.Percentile,
             op_types_to_quantize=["Conv", "Gemm"],
-            # ONNX Runtime on x86 converts int8 to uint8, from opset 21 on at times wrongly.
+            # From opset 21 on, ONNX Runtime on x86 sometimes converts int8 to uint8 wrongly.
             activation_type=ort.QuantType.QUInt8,
             weight_type=ort.QuantType.QInt8,
             per_channel=True,
             reduce_range=True,
-            extra_options={"QuantizeBias": False},  # smaller; done at loading
+            extra_options={"QuantizeBias": False},  # smaller file; quantized at loading
         )
         quantized = onnx.load(path)
-    keep_in_int8(quantized.graph)
-    shorten(quantized.graph, original.graph)
+    store_weights_as_int8(quantized.graph)
+    compact_names(quantized.graph, original.graph)
     for field in ("ir_version", "producer_name", "producer_version", "doc_string"):
         setattr(quantized, field, getattr(original, field))
     helper.set_model_props(quantized, {item.key: item.value for item in original.metadata_props})
     return quantized
 
 
-def keep_in_int8(graph: GraphProto) -> None:
-    """Store the remaining float32 weights in int8, with a scale a row."""
+def store_weights_as_int8(graph: GraphProto) -> None:
+    """Store the remaining float32 weights as int8, with a scale per row."""
     for weights in list(graph.initializer):
         if weights.data_type != TensorProto.FLOAT or len(weights.dims) < 2:
             continue
@@ -79,10 +79,10 @@ def keep_in_int8(graph: GraphProto) -> None:
         graph.node.insert(0, helper.make_node("DequantizeLinear", inputs, [name], axis=0))
 
 
-def shorten(graph: GraphProto, original: GraphProto) -> None:
+def compact_names(graph: GraphProto, original: GraphProto) -> None:
     """Shorten the quantizer's names and merge equal scales and zero points.
 
-    In a small network they are most of the file. Names of the original and of weights stay.
+    They make up most of the file of a small network. Names of `original` and of weights stay.
     """
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     kept = {name for node in original.node for name in (*node.input, *node.output)}
@@ -95,7 +95,7 @@ def shorten(graph: GraphProto, original: GraphProto) -> None:
             continue
         names[name] = next(fresh)
         if name in tensors:
-            tensors[name].name = ""  # or no two would be equal
+            tensors[name].name = ""  # compare without the name
             names[name] = shared.setdefault(tensors[name].SerializeToString(), names[name])
             tensors[name].name = names[name]
     for node in graph.node:

@@ -1,4 +1,4 @@
-"""A folder for any static web server: a page that runs the exported network by onnxruntime-web."""
+"""Web folder of an exported network: a static page that runs it by onnxruntime-web."""
 
 import json
 from pathlib import Path
@@ -8,15 +8,15 @@ from app.runs.files import write_atomically
 
 PAGE = Path(__file__).parent / "web_page"
 DRAW_PAGE = Path(__file__).parents[1] / "web" / "page"
-SHARED = ("style.css", "icon.svg", "drawing.js", "bars.js")  # taken from the page of app.draw
+SHARED = ("style.css", "icon.svg", "drawing.js", "bars.js")  # copied from the page of app.draw
 MODEL = "model.onnx"
 RUNTIME_FILES = "ort.wasm.min.mjs ort-wasm-simd-threaded.mjs ort-wasm-simd-threaded.wasm"
 
 
 def write_web_folder(folder: Path, content: bytes, network: OnnxPredictor, runtime: str) -> None:
-    """Write the folder with the exported model `content`, which `network` has loaded.
+    """Write the folder for the exported model `content`; `network` is the same model, loaded.
 
-    `runtime` is where the page finds onnxruntime-web: an address, or a path relative to the page.
+    `runtime` is the location of onnxruntime-web: a URL, or a path relative to the page.
     """
     folder.mkdir(exist_ok=True)
     runtime = runtime.rstrip("/") + "/"
@@ -32,7 +32,7 @@ def write_web_folder(folder: Path, content: bytes, network: OnnxPredictor, runti
         "runtime": runtime,
         "install": install_lines(runtime),
     }
-    # first: marks the folder as ours, should the rest fail
+    # first: it marks the folder as ours, even if a later write fails
     write_atomically(folder / "network.json", json.dumps(settings, indent=2).encode())
     write_atomically(folder / MODEL, content)
     for file in (*PAGE.iterdir(), *(DRAW_PAGE / name for name in SHARED)):
@@ -40,7 +40,7 @@ def write_web_folder(folder: Path, content: bytes, network: OnnxPredictor, runti
 
 
 def install_lines(runtime: str) -> list[str]:
-    """Return the commands that put onnxruntime-web where the page looks for it; none for a URL."""
+    """Return the commands that install onnxruntime-web at `runtime`; none for a URL."""
     if "://" in runtime:
         return []
     files = RUNTIME_FILES.replace(" ", ",")

@@ -1,1 +1,1 @@
-"""Trained networks in use: from images to predictions, metrics and pictures."""
+"""Inference: images to predictions, metrics and plots."""

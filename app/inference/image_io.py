@@ -1,4 +1,4 @@
-"""Pictures from files and standard input, read as shades of gray."""
+"""Read pictures from files and standard input as grayscale."""
 
 import glob
 import io
@@ -21,12 +21,12 @@ STANDARD_INPUT = "-"
 def list_pictures(input: str) -> Iterator[tuple[str, Path | BinaryIO]]:
     """Yield (name, file) of each picture that `input` names, for `read_gray`.
 
-    A file, a folder or a glob pattern; or `-` for standard input: one picture, or a name a line.
-    Without pictures raise a UserError; of several names, yield one without pictures as it is.
+    `input` is a file, a folder, a glob pattern, or `-`: standard input with a picture, or a name
+    per line. Raise a UserError if a single name has no picture; yield it as it is among several.
     """
     names = [input]
     if input == STANDARD_INPUT:
-        content = sys.stdin.buffer.read() if sys.stdin else b""  # None: it is closed
+        content = sys.stdin.buffer.read() if sys.stdin else b""  # None: closed
         text = content.decode(errors="ignore")
         if text.encode() != content or "\0" in text:
             yield input, io.BytesIO(content)
@@ -48,8 +48,8 @@ def list_pictures(input: str) -> Iterator[tuple[str, Path | BinaryIO]]:
 def find_pictures(pattern: str) -> list[Path]:
     """List the picture files that a file name, a folder or a glob pattern names.
 
-    Of a folder (without sub-folders) and a pattern, these are the files with a suffix that Pillow
-    knows. Raise a UserError if there are none.
+    In a folder (without sub-folders) or a pattern, keep the files with a suffix that Pillow knows.
+    Raise a UserError if there are none.
     """
     path = Path(pattern)
     if path.is_file():
@@ -67,11 +67,11 @@ def find_pictures(pattern: str) -> list[Path]:
 
 
 def read_gray(file: Path | BinaryIO, name: str | None = None) -> Gray:
-    """Read a picture of any format, mode and depth as shades of gray; the first frame of several.
+    """Read the first frame of a picture of any format, mode and depth as grayscale.
 
-    Transparent pixels become background: the median shade of the opaque ones or, where most of
-    the picture is transparent, the opposite of the drawing's shade. If Pillow cannot read the file,
-    raise a UserError with `name` or the path.
+    Transparent pixels become background: the median of the opaque pixels or, if most pixels are
+    transparent, black under a bright drawing and white under a dark one. Raise a UserError with
+    `name` (default: the path) if Pillow cannot read the file.
     """
     try:
         with warnings.catch_warnings():
@@ -90,7 +90,7 @@ def read_gray(file: Path | BinaryIO, name: str | None = None) -> Gray:
         raise UserError(f"input={name or file}: no such picture") from error
     except UnidentifiedImageError as error:
         raise UserError(f"input={name or file}: not a picture, or of an unknown format") from error
-    except Exception as error:  # a damaged file makes Pillow raise nearly anything
+    except Exception as error:  # Pillow raises many types for damaged files
         raise UserError(f"input={name or file}: cannot be read ({error})") from error
     if not alpha.any():
         return np.zeros(alpha.shape, np.uint8)

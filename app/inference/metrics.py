@@ -30,12 +30,12 @@ class Predictions:
 
     @property
     def order(self) -> Tensor:
-        """Indices: mistakes by falling confidence, then hits by rising confidence."""
+        """Indices of mistakes by falling confidence, then of hits by rising confidence."""
         return torch.where(self.mistakes, -1 - self.confidence, self.confidence).argsort()
 
     @property
     def confusion(self) -> Tensor:
-        """Confusion matrix int64 [C, C]: a row a class, a column a prediction."""
+        """Confusion matrix int64 [C, C]: rows are true classes, columns predictions."""
         count = len(self.classes)
         pairs = self.labels * count + self.predicted
         return torch.bincount(pairs, minlength=count * count).view(count, count)

@@ -16,11 +16,11 @@ from app.data.transforms import normalize
 from app.inference.predictor import Predictor
 from app.runs.folder import network_file
 
-IMAGE, PIXELS = "image", "pixels"  # the input: normalised, or raw with `preprocess`
+IMAGE, PIXELS = "image", "pixels"  # the input: normalised float32, or (`preprocess`) raw uint8
 LOGITS, PROBABILITIES, CLASS = "logits", "probabilities", "class"  # the outputs
 RUNTIME = f"ONNX Runtime {onnxruntime.__version__}"
 ALL_THREADS = 0
-BATCH_SIZE = 250  # an involution takes megabytes an image
+BATCH_SIZE = 250  # an involution takes megabytes per image
 
 
 @dataclass
@@ -43,10 +43,10 @@ class OnnxPredictor(Predictor):
 
 
 def load_onnx(path: str | Path, device: str = "cpu", threads: int = ALL_THREADS) -> OnnxPredictor:
-    """Load a file that `python -m app.export_onnx` wrote; of a run folder its `model.onnx`.
+    """Load a file of `python -m app.export_onnx` (`model.onnx` if `path` is a run folder).
 
-    A UserError tells that the file is missing, damaged, too new for this ONNX Runtime, or no export
-    of this program, or that the device is not there.
+    Raise a UserError if the file is missing, damaged, too new for this ONNX Runtime, or not an
+    export of this program, or if the device is not available.
     """
     path = network_file(path, "model.onnx")
     if path.suffix == ".pt":
@@ -56,7 +56,7 @@ def load_onnx(path: str | Path, device: str = "cpu", threads: int = ALL_THREADS)
         return onnx_predictor(path.read_bytes(), path.parent, device, threads)
     except UserError:
         raise
-    except Exception as error:  # ONNX Runtime has a type for every way to be damaged
+    except Exception as error:  # ONNX Runtime raises many types
         reason = " ".join(str(error).split())
         raise UserError(f"checkpoint={path}: {RUNTIME} cannot load it: {reason}") from error
 
@@ -64,9 +64,9 @@ def load_onnx(path: str | Path, device: str = "cpu", threads: int = ALL_THREADS)
 def onnx_predictor(
     content: bytes, folder: Path, device: str = "cpu", threads: int = ALL_THREADS
 ) -> OnnxPredictor:
-    """Return the predictor of an exported file's `content`.
+    """Return the predictor for `content`, the bytes of an exported file.
 
-    Raise a ValueError if its metadata is not this program's; ONNX Runtime raises types of its own.
+    Raise a ValueError if the metadata is not of this program. ONNX Runtime raises other types.
     """
     session = open_session(content, device, threads)
     metadata = session.get_modelmeta().custom_metadata_map
@@ -90,7 +90,7 @@ def onnx_predictor(
 def open_session(
     model: bytes, device: str = "cpu", threads: int = ALL_THREADS
 ) -> onnxruntime.InferenceSession:
-    """Load a model into ONNX Runtime on device auto (CUDA where it has it), cpu, cuda or cuda:N."""
+    """Load a model into ONNX Runtime on device auto (CUDA if available), cpu, cuda or cuda:N."""
     providers: list[Any] = ["CPUExecutionProvider"]
     here = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
     if device.startswith("cuda") and not here:
@@ -99,7 +99,7 @@ def open_session(
         index = device.partition(":")[2] or "0"
         providers.insert(0, ("CUDAExecutionProvider", {"device_id": index}))
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # errors come as exceptions
+    options.log_severity_level = 4  # fatal only: errors are raised, too
     options.intra_op_num_threads = threads
     session = onnxruntime.InferenceSession(model, options, providers=providers)
     if device.startswith("cuda") and "CUDAExecutionProvider" not in session.get_providers():

@@ -8,23 +8,25 @@ import torch
 from torch import Tensor
 
 from app.config.errors import UserError
-from app.config.schema import PredictConfig, shown
+from app.config.schema import PredictConfig, format_value
 from app.data.datasets import load_test_split
 from app.inference.image_io import Gray, list_pictures, read_gray
 from app.inference.metrics import Predictions
 from app.inference.plots import draw_predictions
 from app.inference.predictor import Predictor, load_predictor
 from app.inference.preprocess import SIDE, bright_on_black, frame
-from app.models import LEAST_SIDE
+from app.models import MIN_SIDE
 from app.runs.files import csv_text, write_atomically
 
 
 def predict(cfg: PredictConfig) -> None:
-    """Predict the pictures that `input` names or, without, the test images."""
+    """Predict the pictures that `input` names; without `input`, the test images."""
     for key in ("frame", "invert"):
         value = getattr(cfg, key)
         if cfg.input is None and value != getattr(PredictConfig(), key):
-            raise UserError(f"{key}={shown(value)}: is for pictures, name them with input=...")
+            raise UserError(
+                f"{key}={format_value(value)}: is for pictures, name them with input=..."
+            )
     predictor = load_predictor(cfg.checkpoint, cfg.outputs, cfg.runtime, cfg.device)
     if cfg.input is None:
         predict_test_images(predictor, cfg)
@@ -45,7 +47,7 @@ def predict_test_images(predictor: Predictor, cfg: PredictConfig) -> None:
         text = table if cfg.format == "csv" else to_json(predictions, predictor.dataset) + "\n"
     picture = draw_predictions(predictions, split.images, accuracy)
     files = {"predictions.csv": table.encode(), "predictions.png": picture}
-    log = sys.stdout if cfg.format == "table" else sys.stderr  # the others are for programs
+    log = sys.stdout if cfg.format == "table" else sys.stderr  # keeps CSV and JSON parseable
     for name, content in files.items():
         write_atomically(predictor.folder / name, content)
     print(text, end="", flush=True)
@@ -56,7 +58,7 @@ def predict_test_images(predictor: Predictor, cfg: PredictConfig) -> None:
 def predict_pictures(predictor: Predictor, cfg: PredictConfig) -> None:
     """Print the predictions for the pictures that `input` names.
 
-    Skip those that cannot be used; then, or if there are none, raise a UserError.
+    Skip unusable pictures; raise a UserError at the end if any was skipped.
     """
     names, images, skipped = [], [], []
     for name, file in list_pictures(str(cfg.input)):
@@ -80,14 +82,14 @@ def predict_pictures(predictor: Predictor, cfg: PredictConfig) -> None:
 
 
 def _prepare(name: str, gray: Gray, predictor: Predictor, cfg: PredictConfig) -> Tensor:
-    """Return the image uint8 [1, H, W] of a picture, or raise a UserError: blank, or wrong size."""
+    """Return a picture as image uint8 [1, H, W]; raise a UserError if blank or of a wrong size."""
     if cfg.frame:
         image = frame(gray, predictor.dataset, cfg.invert)
     else:
         height, width = gray.shape
         allowed, fits = f"{SIDE}x{SIDE}", gray.shape == (SIDE, SIDE)
         if predictor.any_size:
-            allowed, fits = f"at least {LEAST_SIDE}x{LEAST_SIDE}", min(gray.shape) >= LEAST_SIDE
+            allowed, fits = f"at least {MIN_SIDE}x{MIN_SIDE}", min(gray.shape) >= MIN_SIDE
         if not fits:
             size = f"{width}x{height} pixels; with frame=false this network takes {allowed}"
             raise UserError(f"input={name}: {size}")
@@ -95,19 +97,19 @@ def _prepare(name: str, gray: Gray, predictor: Predictor, cfg: PredictConfig) ->
     if image is None:
         found = "a blank picture, there is nothing in it"
         if cfg.invert is not None:
-            found = f"nothing in it with invert={shown(cfg.invert)}, leave that out"
+            found = f"nothing in it with invert={format_value(cfg.invert)}, leave that out"
         raise UserError(f"input={name}: {found}")
     return image
 
 
 def accuracy_line(predictions: Predictions) -> str:
-    """Return the accuracy in a sentence."""
+    """Format accuracy, number of images and number of mistakes."""
     count, wrong = len(predictions.labels), int(predictions.mistakes.sum())
     return f"{1 - wrong / count:.2%} of {count:,} images right, {wrong:,} wrong"
 
 
 def format_confusion(predictions: Predictions) -> str:
-    """Return the confusion matrix as a table: a row a class, a column a prediction."""
+    """Format the confusion matrix: rows are true classes, columns predictions."""
     names = [name[:8] for name in predictions.classes]
     counts = [[f"{count:,}" if count else "." for count in row] for row in predictions.confusion]
     width = max(len(cell) for row in [names, *counts] for cell in row) + 2
@@ -120,9 +122,9 @@ def format_confusion(predictions: Predictions) -> str:
 def format_pictures(
     names: Sequence[str], probabilities: Tensor, classes: list[str], format: str
 ) -> str:
-    """Return the predictions for pictures as "table", "csv" (with a heading) or "json" (a list).
+    """Format the predictions for pictures as "table", "csv" (with a heading) or "json" (a list).
 
-    `probabilities` is float32 [N, classes]; JSON has all of them.
+    `probabilities` is float32 [N, classes]; only JSON includes those of all classes.
     """
     confidence, predicted = probabilities.max(1)
     labels = [classes[index] for index in predicted]
@@ -145,7 +147,7 @@ def format_pictures(
 
 
 def to_csv(predictions: Predictions) -> str:
-    """Return a line an image, in the order of the test images."""
+    """Return CSV with one line per image, in the order of the test images."""
     names = predictions.classes
     columns = (predictions.labels, predictions.predicted, predictions.confidence)
     rows = zip(*(column.tolist() for column in columns), strict=True)
@@ -159,7 +161,7 @@ def to_csv(predictions: Predictions) -> str:
 
 
 def to_json(predictions: Predictions, dataset: str) -> str:
-    """Return accuracy and confusion matrix (a list a class, an entry a prediction)."""
+    """Return accuracy and confusion matrix (a list per true class) as JSON."""
     count, wrong = len(predictions.labels), int(predictions.mistakes.sum())
     values = {
         "dataset": dataset,

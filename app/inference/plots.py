@@ -1,4 +1,4 @@
-"""Plots of a network and of its predictions: predictions.png, and TensorBoard's pictures."""
+"""Plots of a network and its predictions, for predictions.png and TensorBoard."""
 
 import io
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 Picture = NDArray[np.uint8]  # RGB, [H, W, 3]
 DPI = 100
 COLUMNS = 10  # images in a row
-TILE, GAP, CAPTION, TITLE = 0.78, 0.12, 0.36, 0.5  # inches: an image, between images, texts
+TILE, GAP, CAPTION, TITLE = 0.78, 0.12, 0.36, 0.5  # inches: image, space between images, texts
 RIGHT, WRONG = "#2e7d32", "#c62828"
 PREDICTIONS, MISTAKES = 100, 50  # images shown at most
-MANY = 10  # the darkest red begins at this count or above
+MIN_SCALE = 10  # the color scale ends at this count or a larger one
 
 
 def draw_predictions(predictions: Predictions, images: Tensor, title: str) -> bytes:
@@ -38,13 +38,13 @@ def draw_mistakes(predictions: Predictions, images: Tensor) -> Picture:
 
 
 def draw_confusion(predictions: Predictions) -> Picture:
-    """Draw the confusion matrix: a row a class, a column a prediction; red: mistakes."""
+    """Draw the confusion matrix: rows are true classes, columns predictions; mistakes are red."""
     counts, names = predictions.confusion.numpy(), [name[:12] for name in predictions.classes]
     wrong = counts - np.diag(counts.diagonal())
     side = 1.6 + 0.46 * len(names)
     figure = _figure(side, side + 0.3)
     axes = figure.add_subplot()
-    darkest = 1.7 * max(MANY, wrong.max()) ** 0.5  # not too dark for the numbers
+    darkest = 1.7 * max(MIN_SCALE, wrong.max()) ** 0.5  # not too dark for the numbers
     axes.imshow(np.sqrt(wrong), cmap="Reds", vmin=0, vmax=darkest)
     for (row, column), count in np.ndenumerate(counts):
         if count:
@@ -57,7 +57,7 @@ def draw_confusion(predictions: Predictions) -> Picture:
 
 
 def draw_filters(model: nn.Module) -> Picture | None:
-    """Draw the filters of the first spatial convolution, red below 0, blue above; None: no such."""
+    """Draw the filters of the first spatial convolution, red below 0, blue above; None if none."""
     filters = (p.detach().cpu() for p in model.parameters() if p.ndim == 4 and p.shape[-1] > 1)
     weight = next(filters, None)
     if weight is None:
@@ -74,7 +74,7 @@ def draw_filters(model: nn.Module) -> Picture | None:
 
 
 def _grid(predictions: Predictions, images: Tensor, order: Tensor, title: str) -> "Figure":
-    """Draw the images of `order` in rows, each above its prediction and, if wrong, its class."""
+    """Draw the images of `order` in rows, with the prediction and, if wrong, the true class."""
     captions = [_captions(predictions, index) for index in order.tolist()]
     longest = max((len(text) for pair in captions for text in pair), default=0)
     width = max(TILE, 0.075 * longest) + GAP
@@ -100,7 +100,7 @@ def _grid(predictions: Predictions, images: Tensor, order: Tensor, title: str) -
 
 
 def _captions(predictions: Predictions, index: int) -> tuple[str, str]:
-    """Return the prediction with its confidence, and the true class where that differs."""
+    """Return the prediction with its confidence, and the true class if it differs."""
     names: Sequence[str] = predictions.classes
     predicted, label = int(predictions.predicted[index]), int(predictions.labels[index])
     caption = f"{names[predicted]} ({float(predictions.confidence[index]):.0%})"
@@ -108,8 +108,8 @@ def _captions(predictions: Predictions, index: int) -> tuple[str, str]:
 
 
 def _figure(width: float, height: float, constrained: bool = True) -> "Figure":
-    """Return an empty figure of a size in inches, drawn without a display."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # late: it takes half a second
+    """Return an empty figure, size in inches, that needs no display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # late: takes half a second
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained" if constrained else None)

@@ -1,4 +1,4 @@
-"""Trained networks that predict: a checkpoint in torch, or an exported file in ONNX Runtime."""
+"""Predictors: the common interface of checkpoints in torch and files in ONNX Runtime."""
 
 import sys
 from dataclasses import dataclass
@@ -22,13 +22,13 @@ BATCH_SIZE = 1000
 
 @dataclass
 class Predictor:
-    """A trained network that predicts, in whichever runtime."""
+    """A trained network, independent of its runtime."""
 
-    folder: Path  # folder of the file, for results
+    folder: Path  # folder of the file; results are written there
     dataset: str  # training data, as in `DataConfig.name`
-    fallback_from: str | None  # data set that was asked for when it could not be had
+    fallback_from: str | None  # requested data set, if it was not available
     classes: list[str]  # class names by label
-    any_size: bool  # images may have another size than 28x28
+    any_size: bool  # whether images need not be 28x28
 
     def logits(self, images: Tensor) -> Tensor:
         """Return logits float32 [N, classes], on the CPU, for images uint8 [N, 1, H, W]."""
@@ -39,7 +39,7 @@ class Predictor:
 class TorchPredictor(Predictor):
     """A checkpoint's network in torch."""
 
-    checkpoint: Checkpoint  # content of the file
+    checkpoint: Checkpoint  # contents of the file
     config: ModelConfig  # kind of network
     module: nn.Module  # the network, in evaluation mode; takes normalised images
 
@@ -54,7 +54,7 @@ class TorchPredictor(Predictor):
 
 
 def load_torch(path: str | Path, device: torch.device | str = "cpu") -> TorchPredictor:
-    """Load a checkpoint; of a run folder its `best.pt`."""
+    """Load a checkpoint (`best.pt` if `path` is a run folder)."""
     path = network_file(path, "best.pt")
     if path.suffix == ".onnx":
         raise UserError(f"checkpoint={path}: an exported file; app.predict runtime=onnx takes it")
@@ -76,12 +76,12 @@ def load_torch(path: str | Path, device: torch.device | str = "cpu") -> TorchPre
 def load_predictor(
     path: str | None, outputs: str = "outputs", runtime: str = "torch", device: str = "auto"
 ) -> Predictor:
-    """Load the network that a command's `checkpoint` names; None: the newest run's under `outputs`.
+    """Load the network in `path`; None: the network of the newest run under `outputs`.
 
-    Raise a UserError if there is none, the file cannot be used, or the device is not there.
+    Raise a UserError if the file is missing or unusable, or the device is not available.
     """
     if runtime == "onnx":
-        from app.inference.onnx_runtime import load_onnx  # late: loading it is slow
+        from app.inference.onnx_runtime import load_onnx  # late: importing it is slow
 
         file = network_file(path or find_checkpoint(outputs, "model.onnx"), "model.onnx")
         predictor = load_onnx(file, device)
@@ -92,7 +92,7 @@ def load_predictor(
 
 
 def load_data(checkpoint: Checkpoint, root: str) -> Dataset:
-    """Load the data set that the checkpoint was trained on, split as it was then."""
+    """Load the data set of the checkpoint, with the same validation split."""
     values = {key: checkpoint.data[key] for key in SPLIT_KEYS}
     return load_dataset(from_mapping(DataConfig, {"root": root, "fallback": None, **values}))
 

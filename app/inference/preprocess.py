@@ -19,32 +19,32 @@ from app.inference.image_io import Gray
 SIDE = 28  # pixels of an MNIST image
 BOX = 20  # pixels of the longer side of a digit in it
 CENTRE = 14  # pixel index of a digit's centre of mass in it
-FINE = 8  # resolution of the stroke width, relative to the box
-LEAST_STROKE = 2  # pixels of the box; MNIST's median is 2.4
-WORKING_SIDE = 512  # larger pictures are reduced to this
-FIT_SIDE = 64  # samples along a side for the fit of the paper
-LEAST_CONTRAST = 20  # of 255, between ink and background: less is a blank sheet
-SPECK = 0.02  # share of the ink: a smaller component is dust
-EIGHT_NEIGHBOURS = np.ones((3, 3), bool)  # the pixels that a component joins
+FINE = 8  # oversampling of the box when the stroke width is measured
+MIN_STROKE = 2  # width in pixels of the box; MNIST's median is 2.4
+WORKING_SIDE = 512  # pixels; larger pictures are reduced
+FIT_SIDE = 64  # samples along a side to fit the background surface
+MIN_CONTRAST = 20  # of 255, between ink and background; below: blank
+SPECK = 0.02  # share of the ink; smaller components are dropped
+EIGHT_NEIGHBOURS = np.ones((3, 3), bool)  # connectivity of components
 DIGITS = ("mnist", "qmnist", "digits")  # data sets of digits
 
 
 def frame(picture: Gray, dataset: str, invert: bool | None = None) -> Tensor | None:
     """Frame a picture [H, W] as the images of a data set: uint8 [1, 28, 28], bright on black.
 
-    `invert` is whether the ink is darker than its background; None: detect. Return None for a blank
-    picture.
+    `invert` tells that the ink is darker than the background; None: detect. Return None for a
+    blank picture.
     """
     image = (to_digit if dataset in DIGITS else to_thumbnail)(picture, invert)
     return None if image is None else torch.from_numpy(image).unsqueeze(0)
 
 
 def bright_on_black(picture: Gray, invert: bool | None = None) -> Tensor | None:
-    """Return a picture in its own size, uint8 [1, H, W], inverted where it is dark on light.
+    """Return a picture in its own size, uint8 [1, H, W], inverted if it is dark on light.
 
-    None for a blank picture.
+    Return None for a blank picture.
     """
-    if np.ptp(picture) < LEAST_CONTRAST:
+    if np.ptp(picture) < MIN_CONTRAST:
         return None
     return torch.tensor(255 - picture if _is_inverted(picture, invert) else picture).unsqueeze(0)
 
@@ -57,7 +57,7 @@ def to_thumbnail(gray: Gray, invert: bool | None = None) -> Gray | None:
     """
     background = _background(gray)
     small = np.asarray(_fit(Image.fromarray(gray), SIDE, enlarge=True), dtype=np.float64)
-    if np.ptp(small) < LEAST_CONTRAST:
+    if np.ptp(small) < MIN_CONTRAST:
         return None
     framed = np.full((SIDE, SIDE), background)
     top, left = ((SIDE - length) // 2 for length in small.shape)
@@ -68,8 +68,8 @@ def to_thumbnail(gray: Gray, invert: bool | None = None) -> Gray | None:
 def to_digit(gray: Gray, invert: bool | None = None) -> Gray | None:
     """Find the digit in a picture; crop, scale and centre it as in MNIST: [28, 28].
 
-    With `invert=None` the ink is dark if its mean difference from the paper is negative. None for
-    a blank picture.
+    With `invert=None` the ink is dark if the mean difference from the background is negative.
+    Return None for a blank picture.
     """
     factor = -(-max(gray.shape) // WORKING_SIDE)
     reduced = gray if factor == 1 else np.asarray(Image.fromarray(gray).reduce(factor))
@@ -77,7 +77,7 @@ def to_digit(gray: Gray, invert: bool | None = None) -> Gray | None:
     threshold = _otsu(ink)
     strokes = ink >= threshold
     line, paper = ink[strokes], ink[~strokes]
-    if not line.size or line.mean() - paper.mean() < LEAST_CONTRAST:
+    if not line.size or line.mean() - paper.mean() < MIN_CONTRAST:
         return None
     noise, full = np.percentile(paper, 90), np.percentile(line, 90)
     return _frame(np.clip((_crop(ink, strokes) - noise) / (full - noise), 0, 1))
@@ -93,7 +93,7 @@ def _is_inverted(gray: Gray, invert: bool | None) -> bool:
 
 
 def _ink(gray: Gray, invert: bool | None) -> NDArray[np.float64]:
-    """Subtract the paper, a quadratic surface (uneven light), and return the ink, [H, W]."""
+    """Subtract the background, a quadratic surface (uneven light); return the ink, [H, W]."""
     x, y, border, coarse, surface = _grid(*gray.shape)
     difference, samples = gray - np.median(gray.take(border)), gray[coarse].astype(np.float64)
     paper = None
@@ -102,7 +102,7 @@ def _ink(gray: Gray, invert: bool | None) -> NDArray[np.float64]:
         if last is not None and np.array_equal(last, paper):
             break  # the fit would be the same
         terms, shades = surface.compress(paper.ravel(), axis=0), samples[paper]
-        # the normal equations: well conditioned on [-1, 1], and a tenth of the time
+        # normal equations: well conditioned on [-1, 1], ten times as fast
         a, *_ = np.linalg.lstsq(terms.T @ terms, terms.T @ shades, rcond=None)
         light = (a[0] + a[1] * x + a[3] * x * x) + (a[2] * y + a[5] * y * y)
         light += a[4] * y * x
@@ -126,7 +126,7 @@ def _grid(height: int, width: int) -> tuple[Any, ...]:
 
 
 def _otsu(ink: NDArray[np.float64]) -> float:
-    """Return Otsu's threshold (1979): the one of least variance within both classes."""
+    """Return Otsu's threshold (1979), which maximises the variance between both classes."""
     histogram, edges = np.bincount(ink.astype(np.intp).ravel(), minlength=256), np.arange(257)
     below = np.cumsum(histogram)
     above = ink.size - below
@@ -173,12 +173,12 @@ def _fit(image: Image.Image, side: int, enlarge: bool = False) -> Image.Image:
 
 
 def _thicken(image: Image.Image) -> Image.Image:
-    """Dilate strokes that would fade in the box: a thin pen on a large sheet."""
+    """Dilate thin strokes, which would fade when they are scaled to the box."""
     scale = max(image.size) / BOX
     strokes = np.asarray(image) > 127
     area, inner = strokes.sum(), ndimage.binary_erosion(strokes).sum()
     width = 2 * area / max(1, int(area - inner))  # a long stroke has two edges
-    grow = int((LEAST_STROKE * scale - width) / 2)
+    grow = int((MIN_STROKE * scale - width) / 2)
     if grow < 1:
         return image
     return ImageOps.expand(image, grow).filter(ImageFilter.MaxFilter(2 * grow + 1))

@@ -1,1 +1,1 @@
-"""Run folders on disk: checkpoints, curves, and the comparison of runs."""
+"""Run folders: checkpoints, curves, comparison of runs."""

@@ -1,4 +1,4 @@
-"""Checkpoints: the contents of best.pt and last.pt, written atomically, read safely."""
+"""Checkpoints best.pt and last.pt: contents, atomic write, load without pickled code."""
 
 import dataclasses
 import functools
@@ -13,29 +13,29 @@ import torch
 from torch import Tensor, nn
 
 from app.config.errors import UserError
-from app.config.schema import DataConfig, ModelConfig, foreign_choices, from_mapping
+from app.config.schema import DataConfig, ModelConfig, foreign_model_keys, from_mapping
 from app.models import build_model
 from app.runs.files import write_atomically
 from app.runs.folder import network_file
 
-FORMAT = 1  # incremented when older programs cannot read the file
-SPLIT_KEYS = ("name", "val_size", "split_seed")  # of `Checkpoint.data`: to load it again
+FORMAT = 1  # incremented on changes that older versions cannot read
+SPLIT_KEYS = ("name", "val_size", "split_seed")  # of `Checkpoint.data`: determine the split
 VERSIONS = {"python": platform.python_version(), "torch": str(torch.__version__)}
 
 
 @dataclass
 class Checkpoint:
-    """A network and what its users need, as plain tensors and plain data."""
+    """The contents of a checkpoint: tensors and plain Python values only."""
 
-    model: dict[str, Tensor]  # state dict on the CPU; of the averaged weights with EMA
+    model: dict[str, Tensor]  # state dict on the CPU; with EMA, of the averaged weights
     model_config: dict[str, Any]  # fields of `ModelConfig`
     # name, classes (list of str), mean and std of the training pixels in [0, 1],
     # fallback_from (str or None), val_size, split_seed
     data: dict[str, Any]
     metrics: dict[str, Any] = field(default_factory=dict)  # epoch, step, val_accuracy, ...
-    config: dict[str, Any] = field(default_factory=dict)  # the whole, as nested plain values
-    training: dict[str, Any] = field(default_factory=dict)  # to resume from; empty in best.pt
-    versions: dict[str, str] = field(default_factory=lambda: dict(VERSIONS))  # that wrote it
+    config: dict[str, Any] = field(default_factory=dict)  # fields of `TrainConfig`, nested
+    training: dict[str, Any] = field(default_factory=dict)  # state to resume from; empty in best.pt
+    versions: dict[str, str] = field(default_factory=lambda: dict(VERSIONS))  # of the writer
 
     @functools.cached_property
     def network(self) -> nn.Module:
@@ -58,18 +58,18 @@ def save_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
 
 
 def load_checkpoint(path: str | Path, key: str = "checkpoint") -> Checkpoint:
-    """Read a checkpoint, of a run folder `best.pt`, to the CPU; nothing in it is executed.
+    """Load a checkpoint (`best.pt` if `path` is a run folder) to the CPU without pickled code.
 
-    A UserError, with `key` as the setting, tells that the file is missing, damaged, no checkpoint
-    of this program, or a newer one's, or that its parts do not fit together.
+    Raise a UserError that names the setting `key` if the file is missing, damaged, inconsistent, of
+    a newer format, or not a checkpoint of this program.
     """
     path = network_file(path, "best.pt", key)
     try:
         with zipfile.ZipFile(path) as archive:
-            if damaged := archive.testzip():  # torch compares no checksums
+            if damaged := archive.testzip():  # torch.load does not verify checksums
                 raise zipfile.BadZipFile(damaged)
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch.load raises a different type for every way to be damaged
+    except Exception as error:  # torch.load raises many types
         raise UserError(f"{key}={path}: damaged, or not a checkpoint") from error
     if not isinstance(content, dict) or not isinstance(content.get("format"), int):
         raise UserError(f"{key}={path}: not a checkpoint of this program")
@@ -81,11 +81,11 @@ def load_checkpoint(path: str | Path, key: str = "checkpoint") -> Checkpoint:
     try:
         checkpoint = Checkpoint(**{name: content[name] for name in FIELDS if name in content})
         name = checkpoint.model_config.setdefault("name", "lenet")
-        for key in foreign_choices(name):  # older checkpoints hold settings of other networks
+        for key in foreign_model_keys(name):  # older checkpoints have keys of other networks
             checkpoint.model_config.pop(key, None)
         values = {key: checkpoint.data[key] for key in SPLIT_KEYS if key in checkpoint.data}
         from_mapping(DataConfig, values, "data.")
-        assert checkpoint.network  # builds it
+        assert checkpoint.network  # builds the network
     except (UserError, RuntimeError, TypeError, KeyError, AttributeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{key}={path}: its contents do not fit: {reason}") from error

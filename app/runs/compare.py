@@ -1,4 +1,4 @@
-"""Runs side by side for `python -m app.report`: a table over seeds, report.csv, report.png."""
+"""Comparison of runs for `python -m app.report`: table over seeds, report.csv, report.png."""
 
 import io
 import statistics
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.config.schema import foreign_choices, shown
+from app.config.schema import foreign_model_keys, format_value
 from app.runs.files import csv_text, write_atomically
 from app.runs.folder import (
     NON_HYPERPARAMETERS,
@@ -32,12 +32,12 @@ class Entry:
     summary: dict[str, Any]
 
     def setting(self, key: str) -> str:
-        """Return a setting as typed; "" if the run's network lacks it."""
-        foreign = foreign_choices(self.settings.get("model.name", "lenet"))
-        return "" if key.removeprefix("model.") in foreign else shown(self.settings.get(key))
+        """Return a setting in command-line syntax; "" if the run's network lacks it."""
+        foreign = foreign_model_keys(self.settings.get("model.name", "lenet"))
+        return "" if key.removeprefix("model.") in foreign else format_value(self.settings.get(key))
 
     def label(self, key: str) -> str:
-        """Return a setting for the table, `key=value` with four digits; "" as in `setting`."""
+        """Return `key=value` for the table, with four digits; "" if the run's network lacks it."""
         value = self.settings.get(key)
         text = f"{value:.4g}" if isinstance(value, float) else self.setting(key)
         return f"{key}={text}" if text else ""
@@ -50,14 +50,14 @@ class Entry:
 
 @dataclass
 class Group:
-    """Runs that differ in nothing but the seed, named by the settings that vary among groups."""
+    """Runs that differ only in `UNGROUPED` settings, named by the settings that vary."""
 
     name: str
     entries: list[Entry]
 
     @property
     def status(self) -> str:
-        """Every status among the runs."""
+        """The distinct statuses of the runs."""
         return " or ".join(sorted({entry.status for entry in self.entries}))
 
     def values(self, measure: str, scale: float = 1) -> list[float]:
@@ -88,7 +88,7 @@ def report(folder: str, outputs: str = "outputs") -> None:
 
 
 def find_entries(root: Path) -> list[Entry]:
-    """Read the runs at any depth under `root`, in the order in which they were started."""
+    """Read the runs at any depth under `root`, oldest start first."""
     entries = []
     for path in all_runs(root):
         settings, summary = flatten(read_settings(path)), read_summary(path)
@@ -99,7 +99,7 @@ def find_entries(root: Path) -> list[Entry]:
 
 
 def group(entries: Sequence[Entry]) -> list[Group]:
-    """Group the runs that differ in nothing but the seed, in order of appearance."""
+    """Group the runs that differ only in `UNGROUPED` settings, in order of appearance."""
     keys = _varied(entries)
     groups: dict[tuple[str, ...], Group] = {}
     for entry in entries:
@@ -110,7 +110,7 @@ def group(entries: Sequence[Entry]) -> list[Group]:
 
 
 def table(groups: Sequence[Group]) -> str:
-    """Return a line a group: mean ± standard deviation over its finished runs."""
+    """Return one line per group: mean ± standard deviation over its finished runs."""
     rows = [["", "runs", "validation", "test accuracy", "parameters", "training", "images/s"]]
     for item in groups:
         finished, every = len(item.values("parameters")), len(item.entries)
@@ -134,7 +134,7 @@ def table(groups: Sequence[Group]) -> str:
 
 
 def to_csv(entries: Sequence[Entry]) -> str:
-    """Return a line a run: folder, varied settings, seed, status, measures, error."""
+    """Return one line per run: folder, varied settings, seed, status, measures, error."""
     keys, rows = [*_varied(entries), "seed"], []
     for entry in entries:
         settings = [entry.setting(key) for key in keys]
@@ -144,7 +144,7 @@ def to_csv(entries: Sequence[Entry]) -> str:
 
 
 def plot(groups: Sequence[Group]) -> bytes:
-    """Return a PNG of each group's test accuracy: a dot a run, a bar for mean ± sd."""
+    """Return a PNG of each group's test accuracy: a dot per run, a bar for mean ± sd."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 1.5 + 0.45 * len(groups)), dpi=120, layout="constrained")
@@ -169,15 +169,15 @@ def plot(groups: Sequence[Group]) -> bytes:
 
 
 def _newest(outputs: Path) -> Path:
-    """Return the newest run's folder, or its sweep's."""
+    """Return the folder of the newest run, or of the sweep that it belongs to."""
     folder = all_runs(outputs)[-1]
-    # A sweep's runs are numbered; Hydra's own sweeper also leaves multirun.yaml, Optuna's does not.
+    # Runs of a sweep are numbered. Only Hydra's basic sweeper writes multirun.yaml, too.
     swept = folder.name.isdigit() or (folder.parent / "multirun.yaml").is_file()
     return folder.parent if swept else folder
 
 
 def _varied(entries: Sequence[Entry]) -> list[str]:
-    """Return the keys of the settings that differ among the runs, except the seed."""
+    """Return the keys of the settings that differ among the runs, except `UNGROUPED`."""
     keys = dict.fromkeys(key for entry in entries for key in entry.settings if key not in UNGROUPED)
     return [key for key in keys if len({repr(entry.settings.get(key)) for entry in entries}) > 1]
 

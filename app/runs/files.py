@@ -13,10 +13,10 @@ from app.config.errors import writing
 
 
 def write_atomically(path: str | Path, content: bytes | memoryview) -> None:
-    """Replace a file, so that readers see the old content or the new one, never a part of it.
+    """Replace a file atomically: readers see the old content or the new one.
 
-    Safe for several writers at once: each has a temporary file of its own, the last one wins. If
-    it fails, it raises a WriteError, and the old file is untouched.
+    Concurrent writers use separate temporary files; the last one wins. On failure raise a
+    WriteError and keep the old file.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
@@ -28,10 +28,10 @@ def write_atomically(path: str | Path, content: bytes | memoryview) -> None:
                 os.fsync(file.fileno())
             temporary.replace(path)
             folder = os.open(path.parent, os.O_RDONLY)
-            os.fsync(folder)  # the rename survives a power failure
+            os.fsync(folder)  # makes the rename durable
             os.close(folder)
     finally:
-        with suppress(OSError):  # gone after the rename; on a read-only file system, never there
+        with suppress(OSError):  # missing after the rename or on a read-only file system
             temporary.unlink()
 
 

@@ -24,7 +24,7 @@ LAUNCH = Path(".hydra", "launch")  # identity of the torchrun launch that create
 START = Path(".hydra", "start")  # start of the run, ISO 8601
 LOCK = Path(".hydra", "lock")
 SUMMARY = "summary.json"
-REMEDIES = {  # for a missing file
+REMEDIES = {  # hint for a missing file
     "best.pt": "train one with `python -m app.train`",
     "model.onnx": "export one with `python -m app.export_onnx`",
 }
@@ -36,8 +36,8 @@ NON_HYPERPARAMETERS = ("resume", "data.root", "device", "outputs")
 def create_run_folder(cfg: TrainConfig, launch: str = "") -> Path:
     """Create a run folder (in a sweep: at the path that Hydra chose) and write the configuration.
 
-    Call it after all checks, because wrong usage must leave no folder. `.hydra/config.yaml` is
-    written last, because it marks a run folder. `launch` identifies the torchrun launch.
+    Call it after all checks, so that a UserError leaves no folder. `.hydra/config.yaml` is written
+    last, because it marks a run folder. `launch` identifies the torchrun launch.
     """
     name = f"{datetime.now():%Y-%m-%d/%H-%M-%S}-{secrets.token_hex(4)}"
     folder = swept_dir() or Path(cfg.outputs) / name
@@ -72,7 +72,7 @@ def start_time(folder: Path) -> float:
     """Return the start of the run in `folder`, in seconds since 1970; 0 for any other folder."""
     with suppress(OSError, ValueError):
         return datetime.fromisoformat((folder / START).read_text()).timestamp()
-    config = folder / CONFIG  # runs of older versions have no record
+    config = folder / CONFIG  # older versions did not write START
     return config.stat().st_mtime if config.is_file() else 0.0
 
 
@@ -91,9 +91,9 @@ def all_runs(root: Path) -> list[Path]:
 
 
 def newest_first(files: Iterable[Path]) -> list[Path]:
-    """Sort files in run folders by the start of their run, the newest first.
+    """Sort files by the start of their run, newest first.
 
-    Files outside of run folders come last, sorted by the oldest file of their folder, newest first.
+    Files outside of run folders come last, by the oldest listed file of their folder, newest first.
     """
     oldest: dict[Path, int] = {}
     files = list(files)
@@ -115,11 +115,10 @@ def find_run(resume: str, outputs: str) -> Path:
 
 
 def find_checkpoint(outputs: str | Path = "outputs", name: str = "best.pt") -> Path:
-    """Return the file `name` of the newest run under `outputs` that has one.
+    """Return the file `name` of the newest run under `outputs` that has it.
 
-    If no run has the file, return the newest one outside of run folders; if there is none, raise a
-    UserError. Print the path and the status of its run on stderr. If a newer run has no such file,
-    name that run, too.
+    Fall back to the newest such file outside of run folders; without one, raise a UserError. Print
+    the path and the status of its run on stderr, and the newest run if that lacks the file.
     """
     root = Path(outputs)
     files = newest_first(root.rglob(name))
@@ -136,9 +135,9 @@ def find_checkpoint(outputs: str | Path = "outputs", name: str = "best.pt") -> P
 
 
 def network_file(path: str | Path, name: str, key: str = "checkpoint") -> Path:
-    """Return the file that the setting `key` names: `path`, or the file `name` in that folder.
+    """Return `path`, the value of the setting `key`; for a folder, its file `name`.
 
-    Raise a UserError without it; for a folder of runs, name the newest one.
+    Raise a UserError if the file is missing, with the newest run if `path` is a folder of runs.
     """
     path = Path(path)
     file = path / name if path.is_dir() else path
@@ -156,11 +155,11 @@ def is_outdated(path: Path) -> bool:
     checkpoint = path.with_name("best.pt")
     if path == checkpoint or not checkpoint.is_file():
         return False
-    return checkpoint.stat().st_mtime > path.stat().st_mtime + 2  # copying may shift both
+    return checkpoint.stat().st_mtime > path.stat().st_mtime + 2  # seconds: copying may shift times
 
 
 def status_of(summary: dict[str, Any]) -> str:
-    """Return finished, interrupted or failed; unfinished for a running or killed run."""
+    """Return finished, interrupted or failed; unfinished if the run is going on or was killed."""
     return str(summary.get("status", "unfinished"))
 
 
@@ -180,7 +179,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 
 def _read(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
-    """Parse a file that must hold a mapping; raise a UserError otherwise."""
+    """Parse a file to a dict; raise a UserError if it cannot be read or holds another type."""
     try:
         values = parse(path.read_text())
         if not isinstance(values, dict):
@@ -192,7 +191,7 @@ def _read(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
 
 
 def flatten(values: Any, prefix: str = "") -> dict[str, Any]:
-    """Return the values of nested dictionaries or dataclasses by dotted key."""
+    """Flatten nested dictionaries or dataclasses to one dictionary with dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in (values if isinstance(values, dict) else dataclasses.asdict(values)).items():
         name = f"{prefix}{key}"

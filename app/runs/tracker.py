@@ -18,7 +18,7 @@ EVENTS, METRICS, RESULTS = "events.out.tfevents.*", "metrics.jsonl", ".results"
 
 @contextmanager
 def quiet_writer_thread() -> Iterator[None]:
-    """Print no traceback of a disk error in TensorBoard's thread: `Tracker` raises it, too."""
+    """Suppress tracebacks of OSErrors in TensorBoard's thread, which `Tracker` raises, too."""
     hook = threading.excepthook
 
     def report(failure: threading.ExceptHookArgs) -> None:
@@ -35,14 +35,14 @@ def quiet_writer_thread() -> Iterator[None]:
 class Tracker:
     """The curves of a run: TensorBoard events, and the same scalars in `metrics.jsonl`.
 
-    What the test adds at the end goes into an event file of its own, which replaces the one of an
-    earlier test of the same run: a resumed run has no point twice. All methods raise a WriteError
-    if the files cannot be written.
+    Test results go to a separate event file, which replaces that of an earlier test of the run, so
+    that a resumed run has each point once. All methods except `close` raise a WriteError if the
+    files cannot be written.
 
     Args:
         folder: The run folder.
-        step: The step to go on after; later points of a killed run are purged.
-        size: Bytes of `metrics.jsonl` at that step, as `flush` returned them.
+        step: The last step of the checkpoint; points of later steps are purged.
+        size: Size of `metrics.jsonl` in bytes at that step, as `flush` returned it.
     """
 
     def __init__(self, folder: str | Path, step: int = 0, size: int = 0) -> None:
@@ -54,7 +54,7 @@ class Tracker:
             self._writer = SummaryWriter(str(folder), purge_step=step + 1)
 
     def scalars(self, step: int, values: Mapping[str, float], results: bool = False) -> None:
-        """Add a point to each of the named curves, and an object to `metrics.jsonl`."""
+        """Add a point to each named curve, and a line with all values to `metrics.jsonl`."""
         with writing(self._folder):
             self._lines.write(json.dumps({"step": step, **values}) + "\n")
             writer = self.results if results else self._writer
@@ -63,7 +63,7 @@ class Tracker:
 
     @property
     def results(self) -> SummaryWriter:
-        """The writer of the results, begun anew by each process."""
+        """The writer of the test results; deletes the results of earlier processes."""
         if self._results is None:
             for path in self._folder.glob(EVENTS + RESULTS):
                 path.unlink()
@@ -71,7 +71,7 @@ class Tracker:
         return self._results
 
     def settings(self, values: Mapping[str, Any], results: Mapping[str, float]) -> None:
-        """Add settings and results (by the names of their curves) for the HParams tab."""
+        """Add settings and results, keyed by the names of their curves, for the HParams tab."""
         settings = {key: "null" if value is None else value for key, value in values.items()}
         with writing(self._folder):
             for part in hparams(settings, dict(results)):
@@ -90,7 +90,7 @@ class Tracker:
             return self._lines.tell()
 
     def close(self) -> None:
-        """Close the files; `flush` has reported what could not be written."""
+        """Close the files; ignore errors, which `flush` has raised before."""
         for file in (self._lines, self._writer, self._results):
             if file is not None:
                 with suppress(OSError):

@@ -1,1 +1,1 @@
-"""Training: one step, the loop around it, and the state that a run resumes from."""
+"""Training: the step, the loop, and the state to resume from."""

@@ -1,4 +1,4 @@
-"""The processes of a training under torchrun; a single one without it."""
+"""Collective operations of training processes under torchrun; no-ops for one process."""
 
 import os
 import socket
@@ -16,18 +16,18 @@ T = TypeVar("T")
 
 @dataclass
 class World:
-    """This process among the processes of a training."""
+    """This process and its communication with the other ranks."""
 
     rank: int = 0  # index of this process; rank 0 writes and prints
     size: int = 1  # number of processes
-    restarts: int = 0  # how often torchrun has restarted them
+    restarts: int = 0  # number of restarts by torchrun
     launch: str = ""  # identifies this launch of torchrun; "" without torchrun
-    # the process group for CPU tensors. DistributedDataParallel never frees its own, whose threads
-    # may then release a Python tensor while the interpreter exits: SIGABRT
+    # process group for CPU tensors. Not the default group: DistributedDataParallel never frees it,
+    # and its threads may release a Python tensor while the interpreter exits (SIGABRT)
     cpu_group: "torch.distributed.ProcessGroup | None" = None
 
     def replicate(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """Wrap the network, so that gradients are averaged over the processes."""
+        """Wrap the network in DistributedDataParallel, which averages gradients over the ranks."""
         if self.size == 1:
             return model
         from torch.nn.parallel import DistributedDataParallel
@@ -48,7 +48,7 @@ class World:
         return [count > 0 for count in self.sum(torch.tensor(flags).int()).tolist()]
 
     def from_rank_0(self, function: Callable[[], T]) -> T:
-        """Call `function` in rank 0; return its result, or raise its error, in every process."""
+        """Call `function` on rank 0; return its result, or raise its error, on every rank."""
         if self.size == 1:
             return function()
         outcome: list[T | Exception | None] = [None]
@@ -63,14 +63,14 @@ class World:
         return outcome[0]  # type: ignore[return-value]
 
     def close(self) -> None:
-        """Leave the process groups; wait for the threads of `cpu_group`."""
+        """Destroy the process groups; wait for the threads of `cpu_group`."""
         if self.size > 1 and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
             self.cpu_group = None
 
 
 def connect() -> World:
-    """Join the processes that torchrun started: NCCL for CUDA tensors, gloo for the others."""
+    """Join the process group of torchrun: NCCL for CUDA tensors, gloo for CPU tensors."""
     environment = os.environ
     size = int(environment.get("WORLD_SIZE", 1))
     identity = environment.get("TORCHELASTIC_RUN_ID", "")
@@ -82,7 +82,7 @@ def connect() -> World:
         from torch.distributed.rendezvous import rendezvous
 
         store, rank, size = next(rendezvous("env://"))
-        # a restart finds the old store with the addresses of dead processes
+        # after a restart the store still has the addresses of dead processes
         store = distributed.PrefixStore(f"start {restarts}", store)  # type: ignore[attr-defined]
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         distributed.init_process_group(backend, store=store, rank=rank, world_size=size)

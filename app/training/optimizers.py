@@ -1,4 +1,4 @@
-"""Muon and AdamW, the one-cycle rate, the EMA weight, and the loss scale of float16."""
+"""Muon, AdamW, one-cycle learning rate, EMA weight, and loss scaling for float16."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -18,8 +18,8 @@ def gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
 class AdamW:
     """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101).
 
-    Equals `torch.optim.AdamW(parameters, fused=True)`, by the same torch function, without
-    importing torch's compiler, which takes that class two seconds.
+    Equals `torch.optim.AdamW(parameters, fused=True)` and calls the same torch function, but does
+    not import torch's compiler, which takes two seconds.
     """
 
     def __init__(self, parameters: Iterable[Tensor], weight_decay: float) -> None:
@@ -30,9 +30,9 @@ class AdamW:
 
     @torch.no_grad()
     def step(self, lr: float | Tensor, overflow: Tensor | None = None) -> None:
-        """Update the parameters by their gradients, then drop the gradients.
+        """Update the parameters, then set their gradients to None.
 
-        `overflow`, float32 [], skips the update if it is 1, without waiting for the device.
+        If `overflow`, float32 [], is 1, skip the update, without synchronising the device.
         """
         adamw(
             self.parameters,
@@ -62,9 +62,9 @@ class AdamW:
 class Muon:
     """Muon (Jordan et al., 2024) for weights, AdamW for parameters of one dimension.
 
-    A weight is a matrix with a row for each output. With its gradient G and β = `momentum`,
-    M ← β M + (1 − β) G and U = β M + (1 − β) G, it moves by
-    −lr · √max(1, rows / columns) · orthogonalize(U).
+    A weight W is a matrix with a row per output. With its gradient G and β = `momentum`,
+    M ← β M + (1 − β) G, U = β M + (1 − β) G, and
+    W ← W (1 − lr · weight_decay) − lr · √max(1, rows / columns) · orthogonalize(U).
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Muon:
         self.parameters = list(parameters)
         self.weight_decay, self.momentum = weight_decay, momentum
         weights = [parameter for parameter in self.parameters if parameter.ndim > 1]
-        # a GPU takes as long for one of these matrices as for all of them
+        # a GPU takes as long for one matrix as for all of them
         together = bool(weights) and weights[0].device.type == "cuda"
         self.stacks = [Stack(weights)] if together else [Stack([weight]) for weight in weights]
         self.others = AdamW(
@@ -123,7 +123,7 @@ class Stack:
         self.scale = self.momentum.new_tensor(scales).view(-1, 1, 1)
 
     def parts(self, stacked: Tensor) -> list[Tensor]:
-        """Return views of a tensor like `momentum`, one for each weight in its shape."""
+        """Split a tensor like `momentum` into views with the shapes of the weights."""
         parts = []
         for matrix, weight in zip(stacked, self.weights, strict=True):
             rows, columns = weight.flatten(1).shape
@@ -142,8 +142,8 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     """Bring the singular values of [..., rows, columns] into (0.6, 1.3), except those near 0.
 
     Five Newton-Schulz steps X ← (a + b X Xᵀ + c (X Xᵀ)²) X with a, b, c = 3.4445, −4.7750, 2.0315
-    (Jordan et al., 2024). X Xᵀ of a step follows from X Xᵀ of the step before, so that all products
-    except the first and the last are of the shorter side only.
+    (Jordan et al., 2024). Each step updates the Gram matrix X Xᵀ, whose side is the shorter one of
+    X, so that only the first and the last product involve X.
     """
     if matrices.shape[-2] > matrices.shape[-1]:
         return orthogonalize(matrices.mT).mT
@@ -171,7 +171,7 @@ OPTIMIZERS: dict[str, type[AdamW | Muon]] = {"adamw": AdamW, "muon": Muon}
 class LossScale:
     """Dynamic loss scaling for float16, by the functions of `torch.amp.GradScaler`.
 
-    Its state stays on the device.
+    Its state stays on the device, so that no call synchronises.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -181,7 +181,7 @@ class LossScale:
 
     @torch.no_grad()
     def unscale(self, gradients: list[Tensor]) -> Tensor:
-        """Divide the gradients by the scale; return float32 []: 1 if one is not finite, else 0."""
+        """Divide the gradients by the scale; return float32 []: 1 if any is non-finite, else 0."""
         self.overflow.zero_()
         inverse = self.scale.reciprocal()
         torch._amp_foreach_non_finite_check_and_unscale_(gradients, self.overflow, inverse)
@@ -201,10 +201,10 @@ def copy_into(tensors: list[Tensor], values: list[Tensor]) -> None:
 
 
 def one_cycle(step: int, steps: int, cfg: OptimConfig) -> float:
-    """Return the learning rate of a step: cosine up to `cfg.lr`, then cosine down to 0.
+    """Return the learning rate of a step: cosine from `cfg.lr` / 25 to `cfg.lr`, then down to 0.
 
-    After Smith and Topin (arXiv 1708.07120): from 1/25 of the peak, which comes after `cfg.warmup`
-    of the steps.
+    The peak is after `cfg.warmup * steps` steps. One-cycle schedule of Smith and Topin (arXiv
+    1708.07120).
     """
     rise = cfg.warmup * steps
     if step < rise:

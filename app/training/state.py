@@ -12,7 +12,7 @@ from torch import Tensor
 from app.config.cli import typed_overrides
 from app.config.device import pick_device
 from app.config.errors import RunError, UserError
-from app.config.schema import DataConfig, TrainConfig, from_mapping, shown
+from app.config.schema import DataConfig, TrainConfig, format_value, from_mapping
 from app.data.datasets import Dataset, load_dataset
 from app.models import build_model, cpu_format
 from app.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
@@ -57,7 +57,7 @@ class Run:
     folder: Path
     step: int = 0  # completed steps
     epoch: int = 0  # completed epochs, validation included
-    best: float = -1.0  # validation accuracy of best.pt; -1 before there is one
+    best: float = -1.0  # validation accuracy of best.pt; -1 without one
     images: int = 0  # images trained on by all processes
     seconds: float = 0.0  # time in training steps, without evaluation and checkpoints
     threads: int = 0  # CPU threads at the last checkpoint; 0 before the first one
@@ -73,10 +73,10 @@ class Run:
 
 
 def start(cfg: TrainConfig, world: World, lock: ExitStack) -> Run | dict[str, Any]:
-    """Start a new run, or resume one; of a finished run return the summary.
+    """Start or resume a run; if the run to resume is finished, return its summary.
 
-    `lock` holds the lock of the run's folder: a resumed run is locked before its state is read. The
-    folder of a new run is created last, after all checks, which raise a UserError.
+    `lock` receives the lock of the run folder; a resumed run is locked before its state is read.
+    The folder of a new run is created after all checks, which raise a UserError.
     """
     found = world.from_rank_0(lambda: find_state(cfg, world, lock))
     if isinstance(found, dict):
@@ -121,7 +121,7 @@ def find_state(
 
     Returns:
         The configuration of the run, its folder (None: a new run) and its last checkpoint (None:
-        start at step 0); or the summary of a finished run.
+        start at step 0). For a finished run, its summary.
     """
     folder = None
     if world.restarts and world.launch:
@@ -156,7 +156,7 @@ def find_launched(launch: str, outputs: str) -> Path | None:
 def load_config(folder: Path, asked: TrainConfig, saved: Checkpoint | None) -> TrainConfig:
     """Load the configuration of the run in `folder`, updated by the overrides in `asked`.
 
-    Raise a UserError for an override that contradicts it.
+    Raise a UserError for an override that changes a setting outside of `CHANGEABLE`.
     """
     values = read_settings(folder)
     try:
@@ -173,7 +173,7 @@ def load_config(folder: Path, asked: TrainConfig, saved: Checkpoint | None) -> T
             setattr(getattr(cfg, group) if name else cfg, name or group, value)
         elif option and value not in (own.get(key), used.get(key)):
             raise UserError(
-                f"{option}: the run to resume has {key}={shown(own.get(key))}; "
+                f"{option}: the run to resume has {key}={format_value(own.get(key))}; "
                 "leave it out, or start a new run"
             )
     cfg.data.root, cfg.outputs, cfg.resume = asked.data.root, asked.outputs, str(folder)
@@ -181,7 +181,7 @@ def load_config(folder: Path, asked: TrainConfig, saved: Checkpoint | None) -> T
 
 
 def data_of(cfg: TrainConfig, saved: Checkpoint | None) -> DataConfig:
-    """Return the data set configuration of a run; after a fallback, that of the fallback."""
+    """Return the configuration of the data set that a run uses, which may be the fallback."""
     if saved is None or saved.data["fallback_from"] is None:
         return cfg.data
     name, val_size = saved.data["name"], saved.data["val_size"]
@@ -189,7 +189,7 @@ def data_of(cfg: TrainConfig, saved: Checkpoint | None) -> DataConfig:
 
 
 def load_same_data(cfg: TrainConfig, world: World, saved: Checkpoint | None) -> Dataset:
-    """Load the data set of the run: in every process the one that rank 0 loaded."""
+    """Load the data set of the run; all ranks load the one that rank 0 did, with its fallback."""
     wanted, loaded = data_of(cfg, saved), list[Dataset]()
 
     def load() -> tuple[Any, int, str | None]:
@@ -205,9 +205,9 @@ def load_same_data(cfg: TrainConfig, world: World, saved: Checkpoint | None) -> 
 
 
 def save(run: Run, name: str, **metrics: float) -> None:
-    """Write the checkpoint `name`; only `last.pt` holds the state to resume from.
+    """Write the checkpoint `name`; `last.pt` includes the state to resume from.
 
-    Raise a RunError if the weights are not finite.
+    Raise a RunError if a weight is non-finite.
     """
     weights = run.train_step.trained.state_dict()
     if not all(bool(value.isfinite().all()) for value in weights.values()):
@@ -230,7 +230,7 @@ def save(run: Run, name: str, **metrics: float) -> None:
 
 
 def restore(run: Run, saved: Checkpoint) -> None:
-    """Restore the run from `saved`, or raise a UserError if it is not of this run."""
+    """Restore the run from `saved`; raise a UserError if it does not match the run."""
     path = f"resume={run.folder / LAST}"
     for key, value in describe_data(run).items():
         if (own := saved.data.get(key)) != value:
@@ -257,7 +257,7 @@ def describe_data(run: Run) -> dict[str, Any]:
 
 
 def not_finite(run: Run, what: str, step: int) -> RunError:
-    """Return the error for a run that diverged at `step`."""
+    """Return the RunError for non-finite values at `step`."""
     return RunError(
         f"{what} at step {step}, where the learning rate was {run.schedule.rate(step - 1):.2g}: "
         f"try a smaller optim.lr ({last_good(run)})"

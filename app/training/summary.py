@@ -1,4 +1,4 @@
-"""The end of a run: test of the best checkpoint, pictures, and summary.json."""
+"""Test the best checkpoint of a run, log pictures and results, write summary.json."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from app.config.device import describe
-from app.config.schema import choices_of
+from app.config.schema import model_keys
 from app.inference.metrics import Predictions, score
 from app.inference.plots import draw_confusion, draw_filters, draw_mistakes
 from app.inference.predictor import predict_logits
@@ -22,7 +22,7 @@ from app.training.state import BEST, Run
 
 
 def test(run: Run) -> tuple[nn.Module, Tensor, dict[str, Any]]:
-    """Test `best.pt` on the test images; return its network, logits, and loss and accuracy."""
+    """Test `best.pt` on the test images; return network, logits, and loss and accuracy by name."""
     model = load_checkpoint(run.folder / BEST).network.to(run.device)
     logits = predict_logits(model, run.data.test.images, run.data.mean, run.data.std)
     loss, accuracy = score(logits, run.data.test.labels)
@@ -30,7 +30,7 @@ def test(run: Run) -> tuple[nn.Module, Tensor, dict[str, Any]]:
 
 
 def draw_pictures(run: Run, tracker: Tracker, model: nn.Module, logits: Tensor) -> None:
-    """Log pictures of the network and its test results; a failure is a warning on stderr."""
+    """Log pictures of the network and its test results; on failure print a warning on stderr."""
     data, step = run.data, run.step
     predictions = Predictions.of(data.classes, data.test.labels, logits)
     try:
@@ -49,15 +49,15 @@ def draw_pictures(run: Run, tracker: Tracker, model: nn.Module, logits: Tensor) 
             warnings.simplefilter("ignore")  # torch deprecates tracing
             writer.add_graph(model.cpu(), torch.zeros(1, 1, 28, 28))
         tracker.flush()
-    except Exception as error:  # the results are written
+    except Exception as error:  # optional: the results are written already
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         print(f"WARNING: pictures are missing in TensorBoard: {reason}", file=sys.stderr)
 
 
 def log_results(run: Run, tracker: Tracker, results: dict[str, Any]) -> None:
-    """Log the test results, and the settings and final numbers for the HParams tab."""
+    """Log the test results, and settings and final metrics for the HParams tab."""
     values = {"loss/test": results["test_loss"], "accuracy/test": results["test_accuracy"]}
-    numbers = {f"final/{key}": value for key, value in (results | measures(run)).items()}
+    numbers = {f"final/{key}": value for key, value in (results | metrics(run)).items()}
     tracker.scalars(run.step, values | numbers, results=True)
     settings = {
         key: value for key, value in flatten(run.cfg).items() if key not in NON_HYPERPARAMETERS
@@ -65,8 +65,8 @@ def log_results(run: Run, tracker: Tracker, results: dict[str, Any]) -> None:
     tracker.settings(settings, numbers)
 
 
-def measures(run: Run) -> dict[str, Any]:
-    """Return the measures of a run apart from its test."""
+def metrics(run: Run) -> dict[str, Any]:
+    """Return the metrics of a run except those of the test."""
     return {
         "val_accuracy": run.best if run.best >= 0 else None,
         "images_per_second": run.images / run.seconds if run.seconds else None,
@@ -81,11 +81,11 @@ def summarize(run: Run, status: str, **results: Any) -> dict[str, Any]:
     summary = {
         "status": status,
         **results,
-        **measures(run),
+        **metrics(run),
         "epochs": run.epoch,
         "steps": run.step,
         "model": cfg.model.name,
-        **{key: getattr(cfg.model, key) for key in choices_of(cfg.model.name)},
+        **{key: getattr(cfg.model, key) for key in model_keys(cfg.model.name)},
         "recipe": cfg.recipe,
         "precision": cfg.trainer.precision,
         "seed": cfg.seed,
@@ -103,7 +103,7 @@ def summarize(run: Run, status: str, **results: Any) -> dict[str, Any]:
 
 
 def format_summary(run: Run, summary: dict[str, Any]) -> str:
-    """Format the end of a run: a small table, and the most important line last."""
+    """Format the results of a run: a table, and the test accuracy in the last line."""
     epochs = f"{run.epoch} epoch{'s' if run.epoch > 1 else ''}"
     rows = {
         "test": f"{summary['test_accuracy']:.2%} accuracy, {summary['test_loss']:.4f} loss",
@@ -118,8 +118,8 @@ def format_summary(run: Run, summary: dict[str, Any]) -> str:
     )
 
 
-def introduction(run: Run) -> str:
-    """Describe the run in three lines."""
+def describe_run(run: Run) -> str:
+    """Describe data, network and folder in a line each; warn if a batch exceeds the data."""
     data, cfg, size = run.data, run.cfg, run.world.size
     if cfg.trainer.batch_size > len(data.train):
         note = f"only {len(data.train):,} training images, which make one batch"

@@ -22,9 +22,9 @@ from app.training.distributed import connect
 from app.training.state import BEST, LAST, Run, last_good, not_finite, save, start
 from app.training.step import LOSS, NORM
 from app.training.summary import (
+    describe_run,
     draw_pictures,
     format_summary,
-    introduction,
     log_results,
     summarize,
     test,
@@ -33,7 +33,7 @@ from app.training.summary import (
 # Messages of out-of-memory errors that are plain RuntimeErrors: CPU allocator, CUDA, cuBLAS.
 OUT_OF_MEMORY = re.compile(r"DefaultCPUAllocator|CUDA (error: )?out of memory|ALLOC_FAILED")
 WINDOW = 25  # steps between adjustments of the number of CPU threads
-ASK_EVERY = 50  # steps between all-reduces of the interrupt and checkpoint flags
+ALL_REDUCE_EVERY = 50  # steps between all-reduces of interrupt and checkpoint flags
 
 
 def train(cfg: TrainConfig) -> dict[str, Any]:
@@ -43,8 +43,8 @@ def train(cfg: TrainConfig) -> dict[str, Any]:
         The summary, as in the folder's `summary.json`; an empty dict in ranks other than 0.
 
     Raises:
-        UserError: A setting cannot be used; nothing is written.
-        RunError: The run failed: no memory, full disk, lost process, non-finite loss.
+        UserError: A setting is invalid; nothing is written.
+        RunError: The run failed: out of memory, full disk, lost peer, non-finite loss.
         KeyboardInterrupt: The run was interrupted; `last.pt` holds its state.
     """
     started = time.perf_counter()
@@ -60,13 +60,13 @@ def train(cfg: TrainConfig) -> dict[str, Any]:
             with expected_failures(cfg, run):
                 fit(run, None, threads)
             return {}
-        print(introduction(run), flush=True)
+        print(describe_run(run), flush=True)
         stack.enter_context(quiet_writer_thread())
         tracker = stack.enter_context(closing(Tracker(run.folder, run.step, run.log_size)))
-        return lead(run, tracker, threads, started)
+        return run_rank_0(run, tracker, threads, started)
 
 
-def lead(run: Run, tracker: Tracker, threads: CpuThreads, started: float) -> dict[str, Any]:
+def run_rank_0(run: Run, tracker: Tracker, threads: CpuThreads, started: float) -> dict[str, Any]:
     """Run rank 0: train, test, log, summarise."""
     try:
         with expected_failures(run.cfg, run):
@@ -92,7 +92,7 @@ def lead(run: Run, tracker: Tracker, threads: CpuThreads, started: float) -> dic
 
 
 def fit(run: Run, tracker: Tracker | None, threads: CpuThreads) -> None:
-    """Train to the last epoch; write `last.pt` after each epoch, `best.pt` if it is the best.
+    """Train to the last epoch; after each, write `last.pt` and, if it is the best, `best.pt`.
 
     `tracker` is None in ranks other than 0. If a signal arrives, write `last.pt` and raise
     KeyboardInterrupt.
@@ -170,7 +170,7 @@ def take_steps(
         if run.step == end:
             return False
         due, stop = run.step - saved_step >= (trainer.checkpoint_steps or math.inf), False
-        if alone or run.step % ASK_EVERY == 0:  # signals and clocks differ between processes
+        if alone or run.step % ALL_REDUCE_EVERY == 0:  # signals and clocks differ between processes
             late = time.monotonic() - saved_time >= (trainer.checkpoint_seconds or math.inf)
             stop, late = run.world.any(interrupted(), late)
             due = due or stop or late
@@ -179,7 +179,7 @@ def take_steps(
 
 
 def fetch_points(run: Run) -> None:
-    """Append the results of the steps since the last call to `run.points`; reduce over ranks."""
+    """Reduce the results of new steps over all ranks and append them to `run.points`."""
     first, done = run.epoch * run.schedule.epoch_steps, len(run.points)
     points = run.world.sum(run.train_step.returned[done : run.step - first].clone())
     points[:, [LOSS, NORM]] /= run.world.size
@@ -200,8 +200,8 @@ def check_finite(run: Run, done: int) -> None:
 def log_points(run: Run, tracker: Tracker, done: int) -> None:
     """Log the epoch's steps after `done`.
 
-    A point is the mean over `log_every` steps (fewer at the end of the epoch), with the learning
-    rate of the last one. The mean norm omits steps that fp16 skipped.
+    A point is the mean over `log_every` steps (fewer at the end of the epoch) and the learning
+    rate of the last of them. The mean norm omits the steps that fp16 skipped.
     """
     every, count = run.cfg.trainer.log_every, run.schedule.epoch_steps
     begin = run.epoch * count
@@ -218,7 +218,7 @@ def log_points(run: Run, tracker: Tracker, done: int) -> None:
 
 
 def save_last(run: Run, tracker: Tracker, **metrics: float) -> None:
-    """Flush the curves to the disk, then write `last.pt`."""
+    """Flush the curves, then write `last.pt`, which records their size."""
     run.log_size = tracker.flush()
     save(run, LAST, **metrics)
 
@@ -249,7 +249,7 @@ def expected_failures(cfg: TrainConfig, run: Run | None = None) -> Iterator[None
 def deferred_interrupt() -> Iterator[Callable[[], bool]]:
     """Record the first SIGINT or SIGTERM; raise KeyboardInterrupt at the second.
 
-    The function that it yields returns whether a signal has arrived.
+    Yield a function that returns whether a signal has arrived.
     """
     arrived = False
 

@@ -1,1 +1,1 @@
-"""A page to draw digits on, and the server that answers it."""
+"""A page to draw digits on, and its server."""

@@ -1,4 +1,4 @@
-"""From a picture in a request to the answer in JSON."""
+"""Read the picture of a request and predict it."""
 
 import base64
 import io
@@ -17,13 +17,13 @@ from app.inference.preprocess import SIDE, frame
 from app.web.feature_maps import predict_with_maps
 from app.web.networks import load_network
 
-MOST_PIXELS = 4096 * 4096  # of a picture: a small PNG file may hold gigabytes of them
+MAX_PIXELS = 4096 * 4096  # per picture; a small PNG file may decompress to gigabytes
 
 
 def read_picture(body: bytes, width: int | None) -> Gray:
-    """Read the picture of a request: a PNG file or, with `width`, bytes of gray row by row.
+    """Read the picture of a request: a PNG file or, with `width`, raw 8-bit gray rows.
 
-    Raise a UserError if it is neither, damaged, or too large.
+    Raise a UserError if the body is malformed or the picture too large.
     """
     if width is not None:
         if not (width > 0 and body and len(body) % width == 0):
@@ -32,23 +32,23 @@ def read_picture(body: bytes, width: int | None) -> Gray:
     try:
         with Image.open(io.BytesIO(body), formats=["PNG"]) as header:
             columns, rows = header.size
-    except Exception as error:  # a damaged file makes Pillow raise nearly anything
+    except Exception as error:  # Pillow raises many types for damaged files
         raise UserError("not a PNG picture; with width=... gray bytes are taken, too") from error
-    if columns * rows > MOST_PIXELS:
-        raise UserError(f"picture of {columns}x{rows} pixels: at most {MOST_PIXELS:,} are taken")
+    if columns * rows > MAX_PIXELS:
+        raise UserError(f"picture of {columns}x{rows} pixels: at most {MAX_PIXELS:,} are taken")
     try:
         return read_gray(io.BytesIO(body), "picture")
     except UserError as error:
         raise UserError(str(error).removeprefix("input=")) from error
 
 
-def answer(path: Path, gray: Gray, framed: bool, with_maps: bool) -> dict[str, Any]:
+def predict_picture(path: Path, gray: Gray, framed: bool, with_maps: bool) -> dict[str, Any]:
     """Predict a picture with the network in `path`.
 
-    A `framed` picture is 28x28; others are framed as in `python -m app.predict`. Return `class` and
-    `probabilities`, both None for a blank picture; `image`, the input of the network; `maps`, the
-    first layers' outputs, if `with_maps`; and `milliseconds` of framing and network. Raise a
-    UserError if the network or the size cannot be used.
+    A `framed` picture is 28x28; others are framed as in `python -m app.predict`. Return `classes`,
+    `class`, `probabilities`, `image` (the input in base64), `maps` (feature maps of the first
+    layers) and `milliseconds`. For a blank picture all but the first and last are None; so is
+    `maps` without `with_maps`. Raise a UserError if the network or the size cannot be used.
     """
     network, start = load_network(path), time.perf_counter()
     if framed and gray.shape != (SIDE, SIDE):

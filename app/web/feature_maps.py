@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from app.data.transforms import normalize
 from app.inference.predictor import TorchPredictor
-from app.models import ConvNet, RowReader
+from app.models import ConvNet, LLTMClassifier
 from ops import GELU, NCReLU
 
 
@@ -20,10 +20,10 @@ def predict_with_maps(
 
     Convolutional networks: the outputs of the first convolution and of the first activation. LLTM:
     the state after each row. Each group of maps has `title`, `count`, `height`, `width`, `largest`,
-    and `values`: int8 in base64, where 127 stands for `largest`.
+    and `values`: int8 in base64, in units of `largest` / 127.
     """
     module, output = network.module, normalize(images, *network.normalization)
-    if isinstance(module, RowReader):
+    if isinstance(module, LLTMClassifier):
         states, _ = module.rows(output[:1].squeeze(1))
         return network.logits(images), [_encode("State after each row", states, states)]
     module, maps = cast(ConvNet, module), []
@@ -47,7 +47,7 @@ def _maps(layer: nn.Module, values: Tensor) -> list[dict[str, Any]]:
 
 
 def _encode(title: str, maps: Tensor, scale: Tensor) -> dict[str, Any]:
-    """Quantise maps float32 [count, H, W] to int8; 127 is the largest magnitude in `scale`."""
+    """Quantise maps float32 [count, H, W] to int8, in units of max|`scale`| / 127."""
     count, height, width = maps.shape
     largest = float(scale.abs().max())
     scaled = (maps * (127 / max(largest, 1e-12))).round().to(torch.int8)

@@ -1,4 +1,4 @@
-"""Refusal of requests from other sites, and the security headers of every response."""
+"""Middleware: refuse requests from other sites, add security headers to responses."""
 
 import ipaddress
 import socket
@@ -9,7 +9,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-SCHEMES = {"http": "http", "https": "https", "ws": "http", "wss": "https"}  # of a page
+SCHEMES = {"http": "http", "https": "https", "ws": "http", "wss": "https"}  # of the Origin
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -24,17 +24,17 @@ HEADERS = {
 
 
 class Guard:
-    """Middleware that refuses requests with the Host or the Origin of another site.
+    """Middleware that refuses requests with a foreign Host or Origin header.
 
-    The Host header detects DNS rebinding, the Origin header cross-site requests. `host` is the
-    address that the server listens on.
+    The Host check stops DNS rebinding, the Origin check cross-site requests. `host` is the address
+    that the server listens on.
     """
 
     def __init__(self, app: ASGIApp, host: str) -> None:
         self._app, self._host = app, host
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer 403 to foreign requests, and add the headers to every answer."""
+        """Answer 403 to foreign requests; add `HEADERS` to every response."""
         headers = Headers(scope=scope)
 
         async def send_with_headers(message: Message) -> None:
@@ -51,12 +51,12 @@ class Guard:
         if refused is None:
             await self._app(scope, receive, send_with_headers)
         elif scope["type"] == "websocket":
-            await send({"type": "websocket.close"})  # before it is accepted: 403
+            await send({"type": "websocket.close"})  # closing before accepting answers 403
         else:
             await JSONResponse({"error": refused}, 403)(scope, receive, send_with_headers)
 
     def _is_own(self, host: str) -> bool:
-        """Return whether the Host header names this server; an IP address cannot be rebound."""
+        """Return whether the Host header names this server; DNS rebinding cannot use an IP."""
         with suppress(ValueError):
             name = urlsplit(f"//{host}").hostname or ""
             if name in LOOPBACK or name == self._host.lower():

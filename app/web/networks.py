@@ -1,4 +1,4 @@
-"""The trained networks under `outputs`: a list to choose from, and each one loaded once."""
+"""Find the trained networks under `outputs`; load them through a cache."""
 
 import functools
 from dataclasses import dataclass
@@ -25,36 +25,36 @@ CHECKPOINT = "best.pt"
 class Entry:
     """A file that holds a network."""
 
-    id: str  # unique name in requests
+    id: str  # identifies the network in requests
     path: Path  # the checkpoint or the exported file
-    title: str  # kind of network, for people
-    runtime: str  # torch or ONNX, for people
+    title: str  # kind of network, displayed
+    runtime: str  # torch or ONNX, displayed
     accuracy: float | None  # on the test images, in [0, 1]; None: unknown
     started: str  # local time of the start of the run; "": outside of a run folder
     dataset: str  # training data; "": unknown
 
 
 def find_networks(outputs: str, first: str | None = None) -> dict[str, Entry]:
-    """List the networks under `outputs` by id, the newest run first; raise a UserError without one.
+    """Return the networks under `outputs` by id, newest run first; if none, raise a UserError.
 
-    `first`, a checkpoint, an exported file or a run folder, begins the list.
+    `first` (a checkpoint, an exported file or a run folder) comes before all others.
     """
     root = Path(outputs)
     files = [*root.rglob(CHECKPOINT), *root.rglob("*.onnx")]
-    files = [path for path in files if path.parent.name != "web"]  # copies, of web=true
-    files = newest_first(sorted(files, key=_rank))
+    files = [path for path in files if path.parent.name != "web"]  # web=true puts copies there
+    files = newest_first(sorted(files, key=_sort_key))
     if first is not None:
         path = network_file(first, CHECKPOINT)
         files = [path, *(file for file in files if file.resolve() != path.resolve())]
     if not files:
-        find_checkpoint(outputs)  # raises: there is none
+        find_checkpoint(outputs)  # raises the UserError
     inside = [path.relative_to(root) if path.is_relative_to(root) else path for path in files]
     ids = [path.as_posix() for path in inside]
     return {id: _entry(id, path) for id, path in zip(ids, files, strict=True)}
 
 
-def _rank(path: Path) -> tuple[bool, int, Path]:
-    """Return the sort key of a file within its folder: checkpoint, model.onnx, others."""
+def _sort_key(path: Path) -> tuple[bool, int, Path]:
+    """Return the sort key within a folder: the checkpoint, then model.onnx, then the others."""
     return path.suffix != ".pt", path.name.count("-"), path
 
 
@@ -65,7 +65,7 @@ def _entry(id: str, path: Path) -> Entry:
         settings, summary = read_settings(path.parent), read_summary(path.parent)
         model, dataset = settings["model"], summary.get("dataset") or settings["data"]["name"]
         accuracy = None if outdated else summary.get("test_accuracy")
-    except (UserError, KeyError):  # moved away from its run, or not finished
+    except (UserError, KeyError):  # no run folder, or an unfinished run
         pass
     choices = (model.get(key) for key in ("act", "conv", "head"))
     title = {"lltm": "LLTM", "tiny": "tiny"}.get(model.get("name", "")) or " ".join(
@@ -100,7 +100,7 @@ def load_network(path: Path) -> Predictor:
 @functools.lru_cache(maxsize=16)
 def _load(path: Path, _modified: int) -> Predictor:
     if path.suffix == ".onnx":
-        from app.inference.onnx_runtime import load_onnx  # late: loading it is slow
+        from app.inference.onnx_runtime import load_onnx  # late: importing it is slow
 
         return load_onnx(path, threads=1)
     return load_torch(path)

@@ -1,4 +1,4 @@
-"""Test images to try a network on, its mistakes first."""
+"""Choose test images to try a network on."""
 
 import base64
 import functools
@@ -11,21 +11,21 @@ from app.data.datasets import Split, load_test_split
 from app.inference.metrics import Predictions
 from app.web.networks import load_network
 
-MISTAKES, IMAGES = 40, 60  # at most that many of the images are mistakes
+MISTAKES, IMAGES = 40, 60  # largest numbers of mistakes and of all images
 
 
-def samples(path: Path, data_root: str) -> list[dict[str, Any]]:
+def choose_samples(path: Path, data_root: str) -> list[dict[str, Any]]:
     """Choose test images for the network in `path`: confident mistakes first, then hits.
 
-    Return the label, the network's answer, whether they differ, and the pixels, 28x28 bytes in
-    base64, of each. Raise a UserError if the network or its data set cannot be used.
+    Return for each the label, the predicted class, whether they differ, and the pixels (28x28
+    bytes in base64). Raise a UserError if the network or its data set cannot be used.
     """
     load_network(path)  # raises if the file is gone
-    return _samples(path, path.stat().st_mtime_ns, data_root)
+    return _choose(path, path.stat().st_mtime_ns, data_root)
 
 
 @functools.lru_cache(maxsize=16)
-def _samples(path: Path, _modified: int, data_root: str) -> list[dict[str, Any]]:
+def _choose(path: Path, _modified: int, data_root: str) -> list[dict[str, Any]]:
     network = load_network(path)
     split = _test_split(network.dataset, data_root)
     logits = network.logits(split.images)

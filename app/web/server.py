@@ -1,4 +1,4 @@
-"""The server of `python -m app.draw`: one page, and answers in JSON."""
+"""The server of `python -m app.draw`: one page and a JSON API."""
 
 import asyncio
 import dataclasses
@@ -31,21 +31,21 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from app.config.errors import UserError
 from app.config.schema import DrawConfig, from_mapping
-from app.web.answer import answer, read_picture
+from app.web.answer import predict_picture, read_picture
 from app.web.guard import Guard
 from app.web.networks import Entry, find_networks, load_network
-from app.web.samples import samples
+from app.web.samples import choose_samples
 
 PAGE = Path(__file__).parent / "page"
-USUAL_PORT = 8000
-LARGEST_BODY = 2**20  # bytes
+DEFAULT_PORT = 8000
+MAX_BODY = 2**20  # bytes
 
 
 @dataclass
 class PictureOptions:
     """The options of a request for a prediction."""
 
-    width: Annotated[int, Field(gt=0)] | None = None  # of rows of gray bytes; None: a PNG file
+    width: Annotated[int, Field(gt=0)] | None = None  # row length of gray bytes; None: PNG
     frame: bool = True  # find and centre the digit; False: the picture is 28x28
     maps: bool = False  # return feature maps, too
 
@@ -53,14 +53,14 @@ class PictureOptions:
 def serve(cfg: DrawConfig) -> None:
     """Serve the page until the process is interrupted.
 
-    Raise a UserError without a network, or if the first one or the port cannot be used.
+    Raise a UserError if no network is found, or if the first one or the port cannot be used.
     """
     entries = find_networks(cfg.outputs, cfg.checkpoint)
-    load_network(next(iter(entries.values())).path)  # the first stroke need not wait for it
+    load_network(next(iter(entries.values())).path)  # cached before the first request
     listener = listen(cfg.host, cfg.port)
     address = url(cfg.host, listener.getsockname()[1])
     print(f"draw a digit at {address} (Ctrl-C ends)", flush=True)
-    if cfg.open and has_screen():  # waits, as the browser does, in the listener's queue
+    if cfg.open and has_screen():  # its request waits in the listener's queue
         threading.Thread(target=webbrowser.open, args=[address], daemon=True).start()
     server = uvicorn.Server(
         uvicorn.Config(
@@ -69,7 +69,7 @@ def serve(cfg: DrawConfig) -> None:
             access_log=False,
             lifespan="off",
             ws="websockets-sansio",
-            ws_max_size=LARGEST_BODY,
+            ws_max_size=MAX_BODY,
             ws_per_message_deflate=False,
             server_header=False,
             timeout_graceful_shutdown=1,
@@ -80,18 +80,18 @@ def serve(cfg: DrawConfig) -> None:
 
 
 def listen(host: str, port: int | None) -> socket.socket:
-    """Open a listening socket, without a port on 8000 or any free one, or raise a UserError."""
+    """Open a listening socket; `port` None: 8000 or, if taken, a free one. Or raise a UserError."""
     named = f"host={host}" if port is None else f"host={host} port={port}"
     try:
         family, *_ = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
         try:
-            chosen = USUAL_PORT if port is None else port
+            chosen = DEFAULT_PORT if port is None else port
             listener = socket.create_server((host, chosen), family=family)
         except OSError:
             if port is not None:
                 raise
             listener = socket.create_server((host, 0), family=family)
-        # asyncio sets this only where the protocol is named; else an answer waits 40 ms for an ACK
+        # asyncio sets it only on sockets with an explicit protocol; else a response waits 40 ms
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
     except OSError as error:
@@ -105,7 +105,7 @@ def url(host: str, port: int) -> str:
 
 
 def has_screen() -> bool:
-    """Return whether a browser would open in a window, rather than in this terminal."""
+    """Return whether a browser can open a window: there is a desktop."""
     unix = sys.platform not in ("darwin", "win32")
     return not unix or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
@@ -113,13 +113,13 @@ def has_screen() -> bool:
 def create_app(cfg: DrawConfig, entries: dict[str, Entry]) -> Starlette:
     """Build the application; `entries` are the networks at the start."""
     known = dict(entries)
-    # A thread each, so that no stroke waits for the test images; one core, because a single image
-    # gains nothing from a second.
-    predictions, tests = (
+    # Two threads: a prediction never waits for the test images. One core each: a second one does
+    # not speed up a single image.
+    prediction_thread, sample_thread = (
         ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) for _ in range(2)
     )
 
-    def entry_of(query: QueryParams) -> Entry:
+    def find_entry(query: QueryParams) -> Entry:
         id = query.get("network", "")
         if id not in known:
             raise HTTPException(404, f"network={id}: not one of /api/networks")
@@ -129,21 +129,21 @@ def create_app(cfg: DrawConfig, entries: dict[str, Entry]) -> Starlette:
         found = await run_in_threadpool(find_networks, cfg.outputs, cfg.checkpoint)
         known.clear()
         known.update(found)
-        return JSONResponse([_shown(entry) for entry in found.values()])
+        return JSONResponse([_entry_json(entry) for entry in found.values()])
 
-    async def answer_to(query: QueryParams, body: bytes) -> dict[str, Any]:
-        path = entry_of(query).path
+    async def predict_request(query: QueryParams, body: bytes) -> dict[str, Any]:
+        path = find_entry(query).path
         options: PictureOptions = from_mapping(PictureOptions, dict(query))
         gray, loop = read_picture(body, options.width), asyncio.get_running_loop()
         return await loop.run_in_executor(
-            predictions, answer, path, gray, not options.frame, options.maps
+            prediction_thread, predict_picture, path, gray, not options.frame, options.maps
         )
 
     async def predict(request: Request) -> JSONResponse:
-        return JSONResponse(await answer_to(request.query_params, await _read_body(request)))
+        return JSONResponse(await predict_request(request.query_params, await _read_body(request)))
 
     async def predict_strokes(socket: WebSocket) -> None:
-        """Predict one picture after the other: a text message, its query, then a binary one."""
+        """Predict pictures in turn: each is a text message (the query), then a binary one."""
         await socket.accept()
         with suppress(WebSocketDisconnect):
             while True:
@@ -152,7 +152,7 @@ def create_app(cfg: DrawConfig, entries: dict[str, Entry]) -> Starlette:
                 except KeyError:  # text for bytes, or bytes for text
                     return await socket.close(1003)
                 try:
-                    result = await answer_to(QueryParams(query), body)
+                    result = await predict_request(QueryParams(query), body)
                 except (UserError, HTTPException) as error:
                     result = _error_body(error)
                 except Exception as error:
@@ -161,15 +161,15 @@ def create_app(cfg: DrawConfig, entries: dict[str, Entry]) -> Starlette:
                 await socket.send_json(result)
 
     async def list_samples(request: Request) -> JSONResponse:
-        path = entry_of(request.query_params).path
-        loop = asyncio.get_running_loop()
-        return JSONResponse(await loop.run_in_executor(tests, samples, path, cfg.data.root))
+        path, loop = find_entry(request.query_params).path, asyncio.get_running_loop()
+        run = loop.run_in_executor(sample_thread, choose_samples, path, cfg.data.root)
+        return JSONResponse(await run)
 
     api = [
         Route("/networks", list_networks),
         Route("/samples", list_samples),
         Route("/predict", predict, methods=["POST"]),
-        WebSocketRoute("/strokes", predict_strokes),  # /predict for the page: less latency
+        WebSocketRoute("/strokes", predict_strokes),  # as /predict, with less latency
     ]
     return Starlette(
         routes=[
@@ -181,7 +181,7 @@ def create_app(cfg: DrawConfig, entries: dict[str, Entry]) -> Starlette:
     )
 
 
-def _shown(entry: Entry) -> dict[str, Any]:
+def _entry_json(entry: Entry) -> dict[str, Any]:
     return {key: value for key, value in dataclasses.asdict(entry).items() if key != "path"}
 
 
@@ -195,14 +195,14 @@ def _error_body(error: Exception) -> dict[str, Any]:
 
 
 async def _read_body(request: Request) -> bytes:
-    """Read the body to its end: an unread rest would reset the connection.
+    """Read the whole body, because unread data would reset the connection.
 
-    Raise an HTTPException above `LARGEST_BODY`.
+    Raise an HTTPException if it exceeds `MAX_BODY`.
     """
     body = bytearray()
     async for chunk in request.stream():
-        if len(body) <= LARGEST_BODY:
+        if len(body) <= MAX_BODY:
             body += chunk
-    if len(body) > LARGEST_BODY:
-        raise HTTPException(413, f"more than {LARGEST_BODY:,} bytes")
+    if len(body) > MAX_BODY:
+        raise HTTPException(413, f"more than {MAX_BODY:,} bytes")
     return bytes(body)

@@ -4,7 +4,7 @@ from torch import nn
 
 from app.config.schema import LeNetConfig, LLTMConfig, TinyConfig
 from app.models import (
-    LEAST_SIDE,
+    MIN_SIDE,
     OneChannelConv2d,
     build_model,
     count_parameters,
@@ -89,9 +89,9 @@ def test_global_pooling_accepts_any_size(kind):
     assert takes_any_size(kind)
     pooling = build_model(kind, num_classes=3)
     assert any(isinstance(module, GlobalAvgPool2d) for module in pooling.modules())
-    for size in ((LEAST_SIDE, LEAST_SIDE), (13, 40), (28, 28)):
+    for size in ((MIN_SIDE, MIN_SIDE), (13, 40), (28, 28)):
         assert pooling(torch.randn(2, 1, *size)).shape == (2, 3)
-    for model, side in ((pooling, LEAST_SIDE - 1), (build_model(LeNetConfig(), 3), 40)):
+    for model, side in ((pooling, MIN_SIDE - 1), (build_model(LeNetConfig(), 3), 40)):
         with pytest.raises(RuntimeError):
             model(torch.zeros(1, 1, side, side))
 

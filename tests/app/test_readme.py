@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.config.schema import DrawConfig, ExportConfig, PredictConfig, TrainConfig, shown
+from app.config.schema import DrawConfig, ExportConfig, PredictConfig, TrainConfig, format_value
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -37,7 +37,7 @@ def test_defaults_in_the_table(commands, key, default):
         value = schemas[command]()
         for name in key.split("."):
             value = getattr(value, name)
-        assert shown(value.name if key in ("data", "model", "optim") else value) == default
+        assert format_value(value.name if key in ("data", "model", "optim") else value) == default
 
 
 def test_every_setting_is_in_the_table():

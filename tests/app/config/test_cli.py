@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.config.cli import hydra_main
-from app.config.errors import RunError, UserError, explain
+from app.config.errors import RunError, UserError, to_run_error
 from app.config.schema import LLTMConfig, PredictConfig, TrainConfig
 
 ROOT = Path(__file__).parents[3]
@@ -331,8 +331,8 @@ def test_missing_packages_name_the_extra(tmp_path):
 
 
 def test_missing_operator_library_is_a_run_error():
-    explained = explain(ImportError("not compiled: run this", name="ops"))
-    assert isinstance(explained, RunError)
-    assert str(explained) == "not compiled: run this"
+    converted = to_run_error(ImportError("not compiled: run this", name="ops"))
+    assert isinstance(converted, RunError)
+    assert str(converted) == "not compiled: run this"
     other = ImportError("no module", name="torch")
-    assert explain(other) is other
+    assert to_run_error(other) is other

@@ -34,7 +34,7 @@ def dying(train_step):
         os.kill(os.getpid(), signal.SIGKILL)
     take(train_step)
 
-trainer.ASK_EVERY = 1
+trainer.ALL_REDUCE_EVERY = 1
 TrainStep.take = dying
 main()
 """

@@ -22,8 +22,8 @@ from websockets.sync.client import connect
 from app.config.errors import UserError
 from app.config.schema import DrawConfig
 from app.web.networks import find_networks
-from app.web.samples import samples
-from app.web.server import LARGEST_BODY, create_app, listen
+from app.web.samples import choose_samples
+from app.web.server import MAX_BODY, create_app, listen
 from tests.app.web.conftest import Server
 
 
@@ -136,7 +136,7 @@ def test_blank_picture_has_no_prediction(ask, network):
 
 def test_samples_of_a_deleted_run_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"best\.pt: No such file"):
-        samples(tmp_path / "best.pt", "data")
+        choose_samples(tmp_path / "best.pt", "data")
 
 
 def test_samples_start_with_confident_mistakes(ask, network):
@@ -162,7 +162,7 @@ REFUSED = {
     ),
     "no origin": (PREDICT, b"x", {"Origin": "null"}, 403),
     "two megabytes": (PREDICT, bytes(2 * 2**20), {}, 413),
-    "one byte too many": (PREDICT, bytes(LARGEST_BODY + 1), {}, 413),
+    "one byte too many": (PREDICT, bytes(MAX_BODY + 1), {}, 413),
     "nothing": (PREDICT, b"", {}, 400),
     "no picture": (PREDICT, b"<svg/>", {}, 400),
     "half a PNG": (PREDICT, png(drawing())[:60], {}, 400),
@@ -254,7 +254,7 @@ def test_failures_are_answers(default_run, monkeypatch, capsys):
     def fail(*_):
         raise KeyError("a bug")
 
-    monkeypatch.setattr("app.web.server.answer", fail)
+    monkeypatch.setattr("app.web.server.predict_picture", fail)
     entries = find_networks(default_run.parents[1], None)
     received = [
         {"type": "websocket.connect"},
@@ -285,7 +285,7 @@ def test_strokes_from_other_sites_are_rejected(strokes, headers):
         strokes(**headers)
 
 
-@pytest.mark.parametrize("messages", [[b"x"], ["x", "y"], ["x", bytes(LARGEST_BODY + 1)]])
+@pytest.mark.parametrize("messages", [[b"x"], ["x", "y"], ["x", bytes(MAX_BODY + 1)]])
 def test_invalid_messages_close_the_connection(ask, network, strokes, messages):
     with strokes() as socket:
         for message in messages:
