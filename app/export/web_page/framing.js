@@ -8,9 +8,9 @@ const SIDE = 28; // pixels of an MNIST image
 const BOX = 20; // pixels of the longer side of a digit in it
 const CENTRE = 14; // pixel index of a digit's centre of mass in it
 const FINE = 8; // resolution of the stroke width, relative to the box
-const LEAST_STROKE = 2; // pixels of the box
+const MIN_STROKE = 2; // pixels of the box
 const FIT_SIDE = 64; // samples along a side for the fit of the paper
-const LEAST_CONTRAST = 20; // of 255, between ink and background
+const MIN_CONTRAST = 20; // of 255, between ink and background
 const SPECK = 0.02; // share of the ink: a smaller component is dust
 const DIGITS = ["mnist", "qmnist", "digits"];
 
@@ -26,7 +26,7 @@ export function toDigit(picture) {
   const strokes = ink.map((value) => (value >= threshold ? 1 : 0));
   const inside = ink.filter((_, index) => strokes[index]);
   const outside = ink.filter((_, index) => !strokes[index]);
-  if (!inside.length || mean(inside) - mean(outside) < LEAST_CONTRAST) return null;
+  if (!inside.length || mean(inside) - mean(outside) < MIN_CONTRAST) return null;
   const { top, bottom, left, right } = extent(withoutSpecks(strokes, width, height), width);
   const noise = percentile(outside, 0.9);
   const full = percentile(inside, 0.9);
@@ -47,7 +47,7 @@ export function toThumbnail(picture) {
   for (let y = 0; y < height; y++) edge.push(data[y * width], data[(y + 1) * width - 1]);
   const background = percentile(edge, 0.5);
   const small = fit(picture, SIDE, true);
-  if (span(small.data) < LEAST_CONTRAST) return null;
+  if (span(small.data) < MIN_CONTRAST) return null;
   const framed = new Float64Array(SIDE * SIDE).fill(background);
   paste(framed, small, (SIDE - small.width) >> 1, (SIDE - small.height) >> 1);
   const inverted = background > 127;
@@ -251,7 +251,7 @@ function thicken(image) {
     }
   }
   const scale = Math.max(width, height) / BOX;
-  const grow = Math.trunc((LEAST_STROKE * scale - (2 * area) / Math.max(1, edge)) / 2);
+  const grow = Math.trunc((MIN_STROKE * scale - (2 * area) / Math.max(1, edge)) / 2);
   if (grow < 1) return image;
   const [newWidth, newHeight] = [width + 2 * grow, height + 2 * grow];
   const result = new Float64Array(newWidth * newHeight);
