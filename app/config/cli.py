@@ -172,7 +172,8 @@ def in_one_line(error: Exception) -> str:
         return f"{error.override}: cannot be parsed, a quote or bracket may be open"
     if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
         group, _, option = error.missing_cfg_file.rpartition("/")
-        return f"{group}={option}: choose from {', '.join(error.options)}"
+        plugin = ", or install its plug-in" if group.startswith("hydra/") else ""
+        return f"{group}={option}: choose from {', '.join(error.options)}{plugin}"
     cause = error.__cause__
     if not isinstance(cause, OmegaConfBaseException):
         return message

@@ -48,9 +48,11 @@ def predict_test_images(predictor: Predictor, cfg: PredictConfig) -> None:
     picture = draw_predictions(predictions, split.images, accuracy)
     files = {"predictions.csv": table.encode(), "predictions.png": picture}
     log = sys.stdout if cfg.format == "table" else sys.stderr  # keeps CSV and JSON parseable
-    for name, content in files.items():
-        write_atomically(predictor.folder / name, content)
-    print(text, end="", flush=True)
+    try:
+        for name, content in files.items():
+            write_atomically(predictor.folder / name, content)
+    finally:  # also if the folder is read-only
+        print(text, end="", flush=True)
     for name in files:
         print(f"wrote {predictor.folder / name}", file=log)
 

@@ -118,7 +118,7 @@ def find_checkpoint(outputs: str | Path = "outputs", name: str = "best.pt") -> P
     """Return the file `name` of the newest run under `outputs` that has it.
 
     Fall back to the newest such file outside of run folders; without one, raise a UserError. Print
-    the path and the status of its run on stderr, and the newest run if that lacks the file.
+    the path and the status of its run on stderr, and newer runs without the file.
     """
     root = Path(outputs)
     files = newest_first(root.rglob(name))
@@ -127,9 +127,11 @@ def find_checkpoint(outputs: str | Path = "outputs", name: str = "best.pt") -> P
     path, message = files[0], f"using {files[0]}"
     if start_time(path.parent):
         message += f" ({status_of(read_summary(path.parent))})"
-    for newer in find_runs(root)[-1:]:
-        if start_time(newer) > start_time(path.parent):
-            message += f": {newer} ({status_of(read_summary(newer))}) has no {name}"
+    newer = [run for run in find_runs(root) if start_time(run) > start_time(path.parent)]
+    if newer:
+        newest = f"{newer[-1]} ({status_of(read_summary(newer[-1]))})"
+        have = f"{len(newer)} newer runs, up to {newest}, have" if newer[1:] else f"{newest} has"
+        message += f": {have} no {name}"
     print(message, file=sys.stderr)
     return path
 
@@ -147,6 +149,8 @@ def network_file(path: str | Path, name: str, key: str = "checkpoint") -> Path:
         raise UserError(f"{key}={path}: no such file")
     runs = newest_first(path.rglob(name))
     hint = f"did you mean {key}={runs[0].parent}?" if runs else REMEDIES[name]
+    if name == "best.pt" and (last := path / "last.pt").is_file():
+        hint = f"did you mean {key}={last}?"
     raise UserError(f"{key}={path}: no {name} in this folder, {hint}")
 
 

@@ -104,11 +104,14 @@ def summarize(run: Run, status: str, **results: Any) -> dict[str, Any]:
 
 def format_summary(run: Run, summary: dict[str, Any]) -> str:
     """Format the results of a run: a table, and the test accuracy in the last line."""
-    epochs = f"{run.epoch} epoch{'s' if run.epoch > 1 else ''}"
+    epochs, steps = (
+        f"{count:,} {unit}{'s' if count > 1 else ''}"
+        for count, unit in ((run.epoch, "epoch"), (run.step, "step"))
+    )
     rows = {
         "test": f"{summary['test_accuracy']:.2%} accuracy, {summary['test_loss']:.4f} loss",
         "validation": f"{summary['val_accuracy']:.2%} accuracy, by which the checkpoint was chosen",
-        "training": f"{epochs}, {run.step:,} steps, {run.seconds:.1f} s",
+        "training": f"{epochs}, {steps}, {run.seconds:.1f} s",
         "network": f"{summary['parameters']:,} parameters, {describe_model(run.cfg.model)}",
     }
     table = "\n".join(f"  {name:<12}{value}" for name, value in rows.items())

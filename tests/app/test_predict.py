@@ -58,11 +58,13 @@ def test_fallback_data_set_is_printed(make_run, capsys):
     assert capsys.readouterr().out.startswith("digits (instead of mnist) test: ")
 
 
-def test_unwritable_run_folder_prints_no_table(cfg, tmp_path, capsys):
+def test_unwritable_run_folder_is_an_error_after_the_table(cfg, tmp_path, capsys):
     (tmp_path / "predictions.png").mkdir()
     with pytest.raises(WriteError, match=r"predictions.png: cannot be written: Is a directory$"):
         predict(cfg)
-    assert capsys.readouterr().out == ""
+    output = capsys.readouterr().out
+    assert output.startswith("digits test: ")
+    assert "wrote" not in output
 
 
 def test_folder_of_pictures(cfg, tmp_path, capsys):
@@ -227,6 +229,10 @@ def test_unframed_picture_of_wrong_size_raises(make_run, tmp_path, head, size, s
             {"checkpoint": "runs"},
             "checkpoint={0}/runs: no best.pt in this folder, did you mean checkpoint={0}/runs/a?",
         ),
+        (
+            {"checkpoint": "lost"},
+            "checkpoint={0}/lost: no best.pt in this folder, did you mean checkpoint={0}/lost/last",
+        ),
         ({"checkpoint": "half.pt"}, "checkpoint={}/half.pt: damaged, or not a checkpoint"),
         ({"checkpoint": None, "outputs": "empty"}, "no run under {}/empty"),
     ],
@@ -237,6 +243,8 @@ def test_usage_error_is_one_line(cfg, tmp_path, capsys, changes, says):
     (tmp_path / "a.onnx").touch()
     (tmp_path / "runs" / "a").mkdir(parents=True)
     (tmp_path / "runs" / "a" / "best.pt").touch()
+    (tmp_path / "lost").mkdir()
+    (tmp_path / "lost" / "last.pt").touch()
     (tmp_path / "half.pt").write_bytes((tmp_path / "best.pt").read_bytes()[:20000])
     Image.new("L", (50, 50), 255).save(tmp_path / "blank.png")
     before = sorted(tmp_path.rglob("*"))

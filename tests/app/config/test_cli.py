@@ -166,7 +166,7 @@ def test_sweep_runs_all_and_reports_failed_runs(main, capsys):
         (["model=lenet,alexnet"], f"model=alexnet: {MODELS}"),
         (["model=null"], f"model=null: {MODELS}"),
         (["seed=1,2", "outputs=/proc/x"], "outputs=/proc/x: cannot be written: No such file"),
-        (["hydra/sweeper=nope"], "hydra/sweeper=nope: choose from basic"),
+        (["hydra/sweeper=nope"], "hydra/sweeper=nope: choose from basic, or install its plug-in"),
         (["--cfg=job"], "Only one of --run, --multirun, --cfg, --info and --shell_completion can"),
     ],
 )
