@@ -139,7 +139,8 @@ def find_checkpoint(outputs: str | Path = "outputs", name: str = "best.pt") -> P
 def network_file(path: str | Path, name: str, key: str = "checkpoint") -> Path:
     """Return `path`, the value of the setting `key`; for a folder, its file `name`.
 
-    Raise a UserError if the file is missing, with the newest run if `path` is a folder of runs.
+    Raise a UserError if the file is missing. It suggests `last.pt` for a run without `best.pt`,
+    and the newest run for a folder of runs.
     """
     path = Path(path)
     file = path / name if path.is_dir() else path
