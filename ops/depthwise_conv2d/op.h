@@ -10,7 +10,7 @@ namespace ops {
 
 struct DepthwiseGeometry : Windows {
   int64_t n, c;                      // batch, channels
-  bool channels_last;                // memory format of input, output and their gradients
+  bool channels_last;                // layout of the kernels: NHWC
   int64_t input_n = 0, input_c = 0;  // strides between images and channels of the input
 
   bool empty() const { return n == 0 || c == 0 || out_h == 0 || out_w == 0; }
@@ -24,9 +24,18 @@ inline DepthwiseGeometry depthwise_geometry(const char* op, const Tensor& input,
         op, ": weight must have shape [C, 1, kH, kW] with C = ", input.size(1), ", got ",
         shape{weight});
   check_same(op, "input", input, "weight", weight);
+  // A single channel is both NCHW and NHWC; the NCHW kernels are faster.
   return {windows(op, input.size(2), input.size(3), weight.size(2), weight.size(3), spacing),
-          input.size(0), input.size(1), is_channels_last(input)};
+          input.size(0), input.size(1), input.size(1) > 1 && is_channels_last(input)};
 }
+
+// Gradients to compute; nullptr: not requested, or empty.
+template <typename T>
+struct DepthwiseGradients {
+  T* input;
+  T* weight;
+  T* bias;
+};
 
 // Return the input in a layout that Backend reads; set its strides in `g`. With
 // kReadsStridedPlanes, NCHW slices and expansions of channels are not copied.
@@ -58,7 +67,7 @@ Tensor depthwise_conv2d(const Tensor& input, const Tensor& weight, std::optional
   const Tensor x = input_of<Backend>(input, g);
   const Tensor w = as_contiguous(weight);
   const std::optional<Tensor> b = bias ? std::optional<Tensor>(as_contiguous(*bias)) : std::nullopt;
-  Tensor out = empty_image(x, g.n, g.c, g.out_h, g.out_w, g.channels_last);
+  Tensor out = empty_image(x, g.n, g.c, g.out_h, g.out_w, is_channels_last(input));
   dispatch_floating(op, x.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     if (!g.empty()) {
@@ -87,22 +96,20 @@ std::tuple<Tensor, Tensor, Tensor> depthwise_conv2d_backward(
   const auto allocate_if = [&](bool needed, std::vector<int64_t> sizes) {
     return empty(weight, needed ? sizes : std::vector<int64_t>{0});
   };
-  Tensor grad_input =
-      need_input ? empty_image(x, g.n, g.c, g.h, g.w, g.channels_last) : allocate_if(false, {});
+  Tensor grad_input = need_input ? empty_image(x, g.n, g.c, g.h, g.w, is_channels_last(input))
+                                 : allocate_if(false, {});
   Tensor grad_weight = allocate_if(need_weight, {g.c, 1, g.kernel_h, g.kernel_w});
   Tensor grad_bias = allocate_if(need_bias, {g.c});
   dispatch_floating(op, x.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const T* grad_data = grad.const_data_ptr<T>();
-    if (need_input && grad_input.numel() > 0) {
-      Backend::backward_input(x, g, grad_data, w.const_data_ptr<T>(),
-                              grad_input.mutable_data_ptr<T>());
-    }
-    if ((need_weight || need_bias) && g.c > 0) {
-      Backend::backward_weight(x, g, grad_data, need_weight ? x.const_data_ptr<T>() : nullptr,
-                               need_weight ? grad_weight.mutable_data_ptr<T>() : nullptr,
-                               need_bias ? grad_bias.mutable_data_ptr<T>() : nullptr);
-    }
+    const auto pointer = [](bool needed, const Tensor& to) {
+      return needed && to.numel() > 0 ? to.mutable_data_ptr<T>() : nullptr;
+    };
+    Backend::backward(
+        x, g, grad.const_data_ptr<T>(), need_weight ? x.const_data_ptr<T>() : nullptr,
+        w.const_data_ptr<T>(),
+        DepthwiseGradients<T>{pointer(need_input, grad_input), pointer(need_weight, grad_weight),
+                              pointer(need_bias, grad_bias)});
   });
   return {grad_input, grad_weight, grad_bias};
 }

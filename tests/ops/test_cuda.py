@@ -225,12 +225,18 @@ def depthwise_case(family, device="cuda"):
 
 
 def run_depthwise(tensors, geometry, grad):
+    """Return the output, all gradients, and those of the input and of the parameters alone."""
     output = depthwise_conv2d(*tensors, *geometry)
-    return [output, *torch.autograd.grad(output, tensors, grad)]
+    results = [output]
+    for wanted in (tensors, tensors[:1], tensors[1:]):
+        results += torch.autograd.grad(output, wanted, grad, retain_graph=True)
+    return results
 
 
 @each_family
-@pytest.mark.parametrize("kernel_pass", ["forward", "input_gradient", "weight_gradient"])
+@pytest.mark.parametrize(
+    "kernel_pass", ["forward", "input_gradient", "weight_gradient", "all_gradients"]
+)
 def test_family_runs(family, kernel_pass):
     """The dispatch selects the family that the case is named after."""
     (x, weight, _), geometry, _ = depthwise_case(family)
@@ -239,6 +245,8 @@ def test_family_runs(family, kernel_pass):
     expected = family
     if kernel_pass == "weight_gradient":
         expected = WEIGHT_GRADIENT_FAMILIES.get(family, family)
+    elif kernel_pass == "all_gradients":
+        expected = family if family == "nhwc_ring" else "separate"
     assert query(x, weight, *pairs, kernel_pass) == expected
 
 
@@ -252,12 +260,15 @@ def test_ring_over_several_images(kernel, stride, dilation, channels, dtype):
     weight = random((channels, 1, kernel, kernel), dtype, "cuda", seed=2).requires_grad_()
     bias = random((channels,), dtype, "cuda", seed=3).requires_grad_()
     geometry = (stride, padding, dilation)
-    output = depthwise_conv2d(x, weight, bias, *geometry)
-    grad = random(output.shape, dtype, "cuda", "channels_last", seed=4)
-    actual = [output, *torch.autograd.grad(output, (x, weight, bias), grad)]
-    exact = [t.detach().double().requires_grad_() for t in (x, weight, bias)]
+    tensors = [x, weight, bias]
+    with torch.no_grad():
+        shape = depthwise_conv2d(*tensors, *geometry).shape
+    grad = random(shape, dtype, "cuda", "channels_last", seed=4)
+    actual = run_depthwise(tensors, geometry, grad)
+    exact = [t.detach().double().requires_grad_() for t in tensors]
     reference = torch.nn.functional.conv2d(*exact, *geometry, groups=channels)
-    expected = [reference, *torch.autograd.grad(reference, exact, grad.double())]
+    gradients = torch.autograd.grad(reference, exact, grad.double())
+    expected = [reference, *gradients, *gradients]
     for a, e in zip(actual, expected, strict=True):
         error = (a.double() - e).norm() / e.norm()
         assert error < (1e-5 if dtype is torch.float32 else 1e-2)

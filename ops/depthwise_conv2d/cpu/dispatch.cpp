@@ -38,12 +38,6 @@ bool has_cache_conflicts(const Axis& vertical, const Axis& horizontal, int64_t p
          kWays * (kWayBytes / std::max(kCacheLine, std::gcd(kWayBytes, pixel_bytes)));
 }
 
-// A single channel is both NCHW and NHWC; the NCHW path is faster.
-DepthwiseGeometry single_channel_as_nchw(DepthwiseGeometry g) {
-  g.channels_last = g.channels_last && g.c > 1;
-  return g;
-}
-
 // Return the minimum output rows per thread.
 int64_t row_grain(const DepthwiseGeometry& g, int64_t lanes) {
   const double row = 1.0 * g.out_w * g.kernel_h * g.kernel_w * lanes;
@@ -102,17 +96,26 @@ struct Kernels {
   static constexpr bool kReadsStridedPlanes = true;
 
   template <typename T>
-  static void forward(const Tensor&, const DepthwiseGeometry& geometry, const T* x, const T* weight,
+  static void forward(const Tensor&, const DepthwiseGeometry& g, const T* x, const T* weight,
                       const T* bias, T* out) {
-    const auto g = single_channel_as_nchw(geometry);
     correlate<T>(g, false, input_tensor(g, x), weight, bias,
                  dense_tensor(g, out, g.out_h, g.out_w));
   }
 
   template <typename T>
-  static void backward_input(const Tensor&, const DepthwiseGeometry& geometry, const T* grad,
-                             const T* weight, T* out) {
-    const auto g = single_channel_as_nchw(geometry);
+  static void backward(const Tensor&, const DepthwiseGeometry& g, const T* grad, const T* x,
+                       const T* weight, const DepthwiseGradients<T>& to) {
+    if (to.input) {
+      backward_input(g, grad, weight, to.input);
+    }
+    if (to.weight || to.bias) {
+      backward_weight(g, grad, x, to.weight, to.bias);
+    }
+  }
+
+ private:
+  template <typename T>
+  static void backward_input(const DepthwiseGeometry& g, const T* grad, const T* weight, T* out) {
     correlate<T>(g, true, dense_tensor(g, grad, g.out_h, g.out_w), weight, nullptr,
                  dense_tensor(g, out, g.h, g.w));
   }
@@ -120,10 +123,9 @@ struct Kernels {
   // Deterministic two-stage reduction: sum ranges of rows, then add the ranges in order. Ranges
   // depend on the shape alone, so the result does not depend on the number of threads.
   template <typename T>
-  static void backward_weight(const Tensor&, const DepthwiseGeometry& geometry, const T* grad,
-                              const T* x, T* grad_weight, T* grad_bias) {
+  static void backward_weight(const DepthwiseGeometry& g, const T* grad, const T* x, T* grad_weight,
+                              T* grad_bias) {
     using A = acc_t<T>;
-    const auto g = single_channel_as_nchw(geometry);
     const int64_t vector = vector_bytes() / sizeof(A), group_lanes = vectors_of(g) * vector;
     const bool direct =
         std::is_same_v<T, A> && x && g.channels_last && g.c >= group_lanes &&
@@ -152,7 +154,6 @@ struct Kernels {
     reduce_totals(p, totals, ranges, grad_weight, grad_bias);
   }
 
- private:
   // Reduce totals [range][group][tap, bias][lane] over ranges and images to the gradients.
   template <typename T>
   static void reduce_totals(const WeightGradient<T>& p, const std::vector<double>& totals,

@@ -82,6 +82,18 @@ const char* run_weight_gradient(const WeightGradient<T>& c) {
   return nullptr;
 }
 
+// Run a family that computes all gradients in one pass.
+template <typename T>
+const char* run_all_gradients(const Convolution<T>& input_gradient, const WeightGradient<T>& c) {
+  if constexpr (!std::is_same_v<T, double>) {
+    if (c.g.channels_last && !c.g.empty() && is_tileable(c.g) &&
+        nhwc_ring_backward(input_gradient, c)) {
+      return "nhwc_ring";
+    }
+  }
+  return nullptr;
+}
+
 template <typename T>
 Convolution<T> forward_problem(const DepthwiseGeometry& g, const T* x, const T* weight,
                                const T* bias, T* out, cudaStream_t stream) {
@@ -122,31 +134,29 @@ struct Kernels {
   }
 
   template <typename T>
-  static void backward_input(const Tensor& like, const DepthwiseGeometry& g, const T* grad,
-                             const T* weight, T* out) {
+  static void backward(const Tensor& like, const DepthwiseGeometry& g, const T* grad, const T* x,
+                       const T* weight, const DepthwiseGradients<T>& to) {
     const DeviceGuard guard(like.get_device_index());
     const cudaStream_t stream = current_stream(like);
-    if (!run_convolution(input_gradient_problem(g, grad, weight, out, stream))) {
-      launch_kernel(naive_input_gradient_kernel<T>, ceil_div(g.n * g.c * g.h * g.w, kNaiveThreads),
-                    kNaiveThreads, 0, stream, g, grad, weight, out);
+    const auto input_gradient = input_gradient_problem(g, grad, weight, to.input, stream);
+    const WeightGradient<T> weight_gradient{g, like, x, grad, to.weight, to.bias, stream};
+    if (to.input && to.weight && run_all_gradients(input_gradient, weight_gradient)) {
+      return;
     }
-  }
-
-  template <typename T>
-  static void backward_weight(const Tensor& like, const DepthwiseGeometry& g, const T* grad,
-                              const T* x, T* grad_weight, T* grad_bias) {
-    const DeviceGuard guard(like.get_device_index());
-    const cudaStream_t stream = current_stream(like);
-    if (!run_weight_gradient<T>({g, like, x, grad, grad_weight, grad_bias, stream})) {
+    if (to.input && !run_convolution(input_gradient)) {
+      launch_kernel(naive_input_gradient_kernel<T>, ceil_div(g.n * g.c * g.h * g.w, kNaiveThreads),
+                    kNaiveThreads, 0, stream, g, grad, weight, to.input);
+    }
+    if ((to.weight || to.bias) && !run_weight_gradient(weight_gradient)) {
       launch_kernel(naive_weight_gradient_kernel<T>, g.c * (g.kernel_h * g.kernel_w + 1),
-                    kNaiveThreads, 0, stream, g, grad, x, grad_weight, grad_bias);
+                    kNaiveThreads, 0, stream, g, grad, x, to.weight, to.bias);
     }
   }
 };
 
 // Return the name of the family that runs kernel_pass ("forward", "input_gradient",
-// "weight_gradient") for a dense input and newly allocated results, without a launch. For tests and
-// inspection.
+// "weight_gradient") for a dense input and newly allocated results, without a launch; for
+// "all_gradients", "separate" if each gradient has its own kernel. For tests and inspection.
 std::string depthwise_conv2d_kernel(const Tensor& input, const Tensor& weight,
                                     std::vector<int64_t> stride, std::vector<int64_t> padding,
                                     std::vector<int64_t> dilation, std::string kernel_pass) {
@@ -156,21 +166,24 @@ std::string depthwise_conv2d_kernel(const Tensor& input, const Tensor& weight,
   const char* family = nullptr;
   dispatch_floating(op, input.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
+    const T* const x = input.const_data_ptr<T>();
     T* const aligned = nullptr;  // passes every alignment check
-    if (kernel_pass == "forward" || kernel_pass == "input_gradient") {
-      Convolution<T> c =
-          kernel_pass == "forward"
-              ? forward_problem<T>(g, input.const_data_ptr<T>(), aligned, aligned, aligned, nullptr)
-              : input_gradient_problem<T>(g, aligned, aligned, aligned, nullptr);
-      c.dry_run = true;
-      family = run_convolution(c);
+    auto forward = forward_problem<T>(g, x, aligned, aligned, aligned, nullptr);
+    auto input_gradient = input_gradient_problem<T>(g, aligned, aligned, aligned, nullptr);
+    forward.dry_run = input_gradient.dry_run = true;
+    T* const non_null = input.mutable_data_ptr<T>();  // requests the gradient; not written to
+    const WeightGradient<T> weight_gradient{g, input, x, aligned, non_null, nullptr, nullptr, true};
+    if (kernel_pass == "forward") {
+      family = run_convolution(forward);
+    } else if (kernel_pass == "input_gradient") {
+      family = run_convolution(input_gradient);
+    } else if (kernel_pass == "weight_gradient") {
+      family = run_weight_gradient(weight_gradient);
     } else {
-      check(kernel_pass == "weight_gradient", op,
-            ": kernel_pass must be forward, input_gradient or ", "weight_gradient, got ",
-            kernel_pass);
-      T* const non_null = input.mutable_data_ptr<T>();  // requests the gradient; not written to
-      family = run_weight_gradient<T>(
-          {g, input, input.const_data_ptr<T>(), aligned, non_null, nullptr, nullptr, true});
+      check(kernel_pass == "all_gradients", op, ": kernel_pass must be forward, input_gradient, ",
+            "weight_gradient or all_gradients, got ", kernel_pass);
+      family = run_all_gradients(input_gradient, weight_gradient);
+      family = family ? family : "separate";
     }
   });
   return family ? family : "naive";

@@ -83,6 +83,9 @@ template <typename T>
 bool nhwc_ring(const Convolution<T>& c);
 template <typename T>
 bool nhwc_ring_weight_gradient(const WeightGradient<T>& c);
+// All gradients in one pass.
+template <typename T>
+bool nhwc_ring_backward(const Convolution<T>& input_gradient, const WeightGradient<T>& c);
 
 // NHWC, 7×7 with stride 1: the same, with a ring buffer per thread.
 template <typename T>

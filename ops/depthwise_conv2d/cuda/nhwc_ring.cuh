@@ -1,5 +1,5 @@
-// Shared by nhwc_ring and its weight gradient: register shapes, sequence of steps, copies to the
-// ring buffer, launch plan.
+// Shared by the nhwc_ring kernels: register shapes, sequence of steps, copies to the ring buffer,
+// launch plan.
 #pragma once
 
 #include <algorithm>
@@ -7,6 +7,8 @@
 #include "depthwise_conv2d/cuda/families.cuh"
 
 namespace ops::cuda {
+
+constexpr int kMinChannels = 8;  // fewer use too little of each memory transaction
 
 // A block has (lanes, groups) threads: lanes for adjacent vectors of V channels, groups for
 // adjacent tiles of kCols output columns. The output rows of all images form one sequence of steps,
@@ -28,11 +30,12 @@ struct RingParams {
 // Register shape of a thread: kCols columns of V channels, and kPending output rows that still need
 // input rows. Copies run kDepth steps ahead. An SM holds kBlocks blocks of up to kThreads threads.
 // A step of a Transposed axis completes two output rows, as each input row is read by two.
-template <typename ShapeAxis, int V, int kTileCols, int kStepsAhead, int kBlockThreads>
+template <typename ShapeAxis, int V, int kTileCols, int kStepsAhead, int kBlockThreads,
+          int kBlocksPerSm = 2>
 struct RingShape {
   using Axis = ShapeAxis;
   static constexpr int kTaps = Axis::kTaps, kChannels = V, kCols = kTileCols;
-  static constexpr int kDepth = kStepsAhead, kThreads = kBlockThreads, kBlocks = 2;
+  static constexpr int kDepth = kStepsAhead, kThreads = kBlockThreads, kBlocks = kBlocksPerSm;
   static constexpr int kInCols = Axis::inputs(kCols);
   static constexpr int kStepOut = Axis::kTransposed ? 2 : 1;
   static constexpr int kStepIn = Axis::step(kStepOut);
@@ -281,9 +284,10 @@ inline int64_t choose_share(int64_t all_steps, int64_t steps, int64_t blocks, in
 }
 
 // Partition the images into blocks; plan.fits is false if no shape of a block fits. A stage of the
-// ring has kStepIn input rows and kGradRows rows of grad_output. filter_bytes: shared memory for
-// filters, per lane. pointers: tensors whose alignment limits the width of copies and stores.
-template <typename Shape, int kGradRows, typename T>
+// ring has kStepIn input rows and kTileRows rows of the other tensor (weight gradient), which are
+// as wide as the tile. filter_bytes: shared memory for filters, per lane. pointers: tensors whose
+// alignment limits the width of copies and stores.
+template <typename Shape, int kTileRows, typename T>
 RingPlan plan_ring(int64_t images, int64_t channels, int64_t in_h, int64_t in_w, int64_t out_h,
                    int64_t out_w, int64_t padding_h, int64_t padding_w, int filter_bytes,
                    std::initializer_list<const void*> pointers) {
@@ -319,14 +323,15 @@ RingPlan plan_ring(int64_t images, int64_t channels, int64_t in_h, int64_t in_w,
   for (int64_t tiles = min_tiles; tiles < min_tiles + kTries && tiles <= across; ++tiles) {
     const int64_t groups = ceil_div(across, tiles);
     const int64_t in_cols = Axis::inputs(groups * Shape::kCols);
-    const int64_t stage = Shape::kStepIn * in_cols + kGradRows * groups * Shape::kCols;  // pixels
+    const int64_t stage = Shape::kStepIn * in_cols + kTileRows * groups * Shape::kCols;  // pixels
     const double reads = static_cast<double>(in_cols) / Axis::step(groups * Shape::kCols);
     const int64_t min_chunks = ceil_div(vectors, Shape::kThreads / groups / multiple * multiple);
     for (int64_t n = min_chunks; n < min_chunks + kTries; ++n) {
       const int64_t lanes = ceil_div(ceil_div(vectors, n), multiple) * multiple;
       const int64_t bytes = lanes * kPixel, chunks = ceil_div(vectors, lanes);
       // The zero row follows the stages; threads read it in place of rows outside the image.
-      const int64_t ring = ((Shape::kDepth + 1) * stage + in_cols) * bytes;
+      const int64_t zeros = std::max(in_cols, kTileRows ? groups * Shape::kCols : 0);
+      const int64_t ring = ((Shape::kDepth + 1) * stage + zeros) * bytes;
       const int64_t ring_bytes = ceil_div(ring, kVectorBytes) * kVectorBytes;
       const int64_t shared = ring_bytes + lanes * filter_bytes;
       const int64_t warps = ceil_div(lanes * groups, 32);

@@ -1,0 +1,72 @@
+// nhwc_ring, all gradients in one pass over grad_output.
+//
+//      ring buffer in shared memory     registers
+//      ┌──────────────────┐             ┌──────────────────────────┐
+//      │ grad_output row  │ ─ × taps ─► │ pending rows, grad_input │ ──► complete: stored
+//      │                  │ ─ × ──────► │ a sum per tap            │ ──► stage 1, then stage 2
+//      │ row of x         │ ──────────► │ pending rows, x          │
+//      └──────────────────┘             └──────────────────────────┘
+//
+//   block:   a range of the sequence of all images' rows of grad_input, at adjacent columns and
+//            channels
+//   shared:  stages, each of rows of grad_output and of x, and a zero row; 5×5: also the filters;
+//   at
+//            the end the sums overwrite them
+//   thread:  pending rows of grad_input, the rows of x at the same positions, and one sum per tap
+//            and one for the bias, per channel
+#include "depthwise_conv2d/cuda/nhwc_ring_kernel.cuh"
+
+namespace ops::cuda {
+namespace {
+
+// Register shape that was fastest on an H200. 16-bit rows are cheap to copy: larger tiles pay.
+template <typename Axis, typename T>
+using BackwardShape = std::conditional_t<
+    Axis::kTaps == 3,
+    std::conditional_t<Axis::kTransposed || sizeof(T) == 4,
+                       RingShape<Axis, 2, 4, kRingDepth<Axis, T>, 192>,
+                       RingShape<Axis, 2, 7, kRingDepth<Axis, T>, 128, 3>>,
+    std::conditional_t<Axis::kTransposed, RingShape<Axis, 2, 4, kRingDepth<Axis, T>, 128>,
+                       RingShape<Axis, 1, 7, kRingDepth<Axis, T>, 192>>>;
+
+}  // namespace
+
+template <typename T>
+bool nhwc_ring_backward(const Convolution<T>& c, const WeightGradient<T>& w) {
+  const DepthwiseGeometry& g = c.g;
+  // The bias gradient counts each pixel of grad_output at the filter's centre, which must be inside
+  // the image.
+  if (g.c < kMinChannels || g.padding_h > g.kernel_h / 2 || g.padding_w > g.kernel_w / 2) {
+    return false;
+  }
+  return dispatch_axis(g, c.transposed, [&](auto axis) {
+    using Axis = decltype(axis);
+    if constexpr (Axis::kTaps <= 5 && Axis::inputs(1) <= Axis::kTaps &&
+                  (Axis::kTransposed || Axis::step(1) == 1)) {
+      using Shape = BackwardShape<Axis, T>;
+      const auto plan = plan_ring<Shape, Shape::kStepOut, T>(
+          g.n, g.c, c.in.h, c.in.w, c.out.h, c.out.w, c.padding_h, c.padding_w,
+          RingTaps<Shape>::kBytes, {c.in.data, c.out.data, w.x});
+      const size_t sums =
+          sizeof(float) * reduction_elements(plan.block.x, plan.block.y,
+                                             (Shape::kTaps * Shape::kTaps + 1) * Shape::kChannels);
+      if (!plan.fits || sums > Device().block_shared) {
+        return false;
+      }
+      const int64_t splits = int64_t{plan.grid.x} / plan.params.chunks * plan.grid.y;
+      two_stage_reduction(w, splits, [&](const WeightReduction<T>& reduction) {
+        c.launch(nhwc_ring_kernel<Shape, T, true>, plan.grid, plan.block,
+                 std::max(plan.shared, sums), plan.params, c.flip, c.in.data, c.weight, c.bias,
+                 c.out.data, w.x, reduction);
+      });
+      return true;
+    }
+    return false;
+  });
+}
+
+template bool nhwc_ring_backward(const Convolution<float>&, const WeightGradient<float>&);
+template bool nhwc_ring_backward(const Convolution<Half>&, const WeightGradient<Half>&);
+template bool nhwc_ring_backward(const Convolution<BFloat16>&, const WeightGradient<BFloat16>&);
+
+}  // namespace ops::cuda
