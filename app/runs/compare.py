@@ -20,7 +20,8 @@ from app.runs.folder import (
     status_of,
 )
 
-UNGROUPED = ("seed", *NON_HYPERPARAMETERS)  # settings that may differ within a group
+# Settings that may differ within a group. `data.name` is the data set after the fallback.
+UNGROUPED = ("seed", "data.fallback", "trainer.log_every", *NON_HYPERPARAMETERS)
 
 
 @dataclass

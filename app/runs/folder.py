@@ -30,7 +30,14 @@ REMEDIES = {  # hint for a missing file
 }
 # numbers in the summary of a finished run
 RESULTS = ("test_accuracy", "val_accuracy", "parameters", "training_seconds", "images_per_second")
-NON_HYPERPARAMETERS = ("resume", "data.root", "device", "outputs")
+NON_HYPERPARAMETERS = (
+    "resume",
+    "data.root",
+    "device",
+    "outputs",
+    "trainer.checkpoint_steps",
+    "trainer.checkpoint_seconds",
+)
 
 
 def create_run_folder(cfg: TrainConfig, launch: str = "") -> Path:
@@ -86,6 +93,7 @@ def all_runs(root: Path) -> list[Path]:
     runs = find_runs(root)
     if not runs:
         where = f"{root}/" if root.is_dir() else f"{root}/ (no such folder)"
+        where = f"{root} (a file, not a folder)" if root.is_file() else where
         raise UserError(f"no run under {where}: {REMEDIES['best.pt']}")
     return runs
 
