@@ -199,6 +199,13 @@ def test_invalid_requests_are_rejected(ask, network, case):
     assert ask(f"api/predict?network={network}&width=140", drawing().tobytes())[0] == 200
 
 
+@pytest.mark.parametrize("side", [5_000, 30_000])
+def test_too_large_picture_names_the_limit(ask, network, side):
+    body = bomb(side)
+    content = ask(f"api/predict?network={network}", body)[2]
+    assert json.loads(content) == {"error": "picture: too large, at most 16,777,216 pixels"}
+
+
 @pytest.fixture
 def strokes(server):
     """Return a function that opens a WebSocket for strokes."""
