@@ -70,7 +70,7 @@ def hydra_main(
                 options = parse_arguments(config_name, sys.argv[1:])
                 prints = options.help, options.hydra_help, options.cfg, options.info
                 sweep = options.multirun and not any(prints)
-                sys.argv[1:] = [quote(argument, sweep) for argument in sys.argv[1:]]
+                sys.argv[1:] = [quote(argument, options.multirun) for argument in sys.argv[1:]]
                 if not sweep:  # Hydra raises ValueError; in a sweep, the runs may raise it, too
                     refused = (*refused, ValueError)
                 os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise, not print and exit
@@ -191,20 +191,21 @@ def quote(argument: str, sweep: bool) -> str:
 
     Quote paths with special characters such as `IMG (1).png` (except in sweeps, where a value may
     be a list), options of a group that are `null` or begin with another character than a letter,
-    and values that Hydra cannot parse, for example with an open bracket.
+    and values that Hydra cannot parse, for example with an open bracket. Raise a UserError for a
+    list of values outside of a sweep.
     """
     key, given, value = argument.partition("=")
     if not given or not value.strip() or value[0] in "'\"" or key.startswith("-"):
         return argument
+    literal = True
     if key in PATHS and not sweep:
         literal = bool(SPECIAL.search(value))
-    elif is_group(key):
-        literal = value == "null" or not value[0].isalpha()
-    else:
-        literal = True
+    elif not is_group(key) or (value != "null" and value[0].isalpha()):
         with suppress(HydraException):
-            OverridesParser.create().parse_override(argument)
+            parsed = OverridesParser.create().parse_override(argument)
             literal = False
+            if parsed.is_sweep_override() and not sweep:
+                raise UserError(f"{argument}: is a list of values, add -m for a run with each")
     # backslashes before a quote (also the closing one) would escape it: double them
     quoted = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
     return f"{key}='{quoted}'" if literal else argument

@@ -29,12 +29,13 @@ class WriteError(RunError):
 
 
 @contextmanager
-def writing(name: object, kind: type[Exception] = WriteError) -> Iterator[None]:
+def writing(name: object, kind: type[Exception] = WriteError, remedy: str = "") -> Iterator[None]:
     """Convert an OSError to an exception of `kind`: "`name`: cannot be written: reason"."""
     try:
         yield
     except OSError as error:
-        raise kind(f"{name}: cannot be written: {error.strerror or error}") from error
+        reason = f"{error.strerror or error}{remedy and '; '}{remedy}"
+        raise kind(f"{name}: cannot be written: {reason}") from error
 
 
 def to_run_error(error: Exception) -> Exception:

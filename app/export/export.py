@@ -88,13 +88,13 @@ def check_settings(cfg: ExportConfig) -> None:
 
 
 def check_output(cfg: ExportConfig, path: Path) -> None:
-    """Raise a UserError if `path` is unusable or the export would overwrite other files.
-
-    Raise a WriteError if the folder of the checkpoint is not writable.
-    """
+    """Raise a UserError if `path` is unusable or the export would overwrite other files."""
     if path.suffix != ".onnx":
         raise UserError(f"file={path}: must end with .onnx")
-    with writing(f"file={path}", UserError) if cfg.file else writing(path):
+    setting, remedy = f"file={path}", ""
+    if not cfg.file:
+        setting, remedy = f"checkpoint={path.parent}", "choose another path with file=..."
+    with writing(setting, UserError, remedy):
         tempfile.TemporaryFile(dir=path.parent).close()
     both = [path.with_stem(f"{path.stem}-standard")] if cfg.layout == "both" else []
     for file in (path, *both):

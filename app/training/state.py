@@ -1,6 +1,7 @@
 """Start, save, restore and resume a training run."""
 
 import dataclasses
+import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from app.config.cli import typed_overrides
 from app.config.device import pick_device
-from app.config.errors import RunError, UserError
+from app.config.errors import RunError, UserError, writing
 from app.config.schema import DataConfig, TrainConfig, format_value, from_mapping
 from app.data.datasets import Dataset, load_dataset
 from app.models import build_model, cpu_format
@@ -37,12 +38,7 @@ LAST, BEST = "last.pt", "best.pt"
 # Fields of Run in last.pt.
 COUNTERS = ("step", "epoch", "best", "images", "seconds", "threads", "log_size")
 # Settings that a resumed run may change.
-CHANGEABLE = (
-    *NON_HYPERPARAMETERS,
-    "trainer.compile",
-    "trainer.checkpoint_steps",
-    "trainer.checkpoint_seconds",
-)
+CHANGEABLE = (*NON_HYPERPARAMETERS, "trainer.compile")
 
 
 @dataclass
@@ -130,19 +126,31 @@ def find_state(
         folder = find_run(cfg.resume, cfg.outputs)
     if folder is None:
         return cfg, None, None
+    remedy = "a resumed run writes to its own folder, so make it writable or copy it"
+    with writing(f"resume={folder}", UserError, remedy):
+        tempfile.TemporaryFile(dir=folder).close()
     lock.enter_context(locked(folder))
     summary = read_summary(folder)
-    best, last = folder / BEST, folder / LAST
-    saved = load_checkpoint(last, "resume") if last.is_file() else None
+    saved = load_to_resume(folder / LAST)
     cfg = load_config(folder, cfg, saved)
     if summary.get("status") == "finished":
         print(f"{folder} is finished: test accuracy {summary['test_accuracy']:.2%}")
         return summary
     for name in (LAST, BEST, SUMMARY):
         remove_temporaries(folder / name)
-    if saved is None and best.is_file() and load_checkpoint(best, "resume").metrics["epoch"] > 1:
+    best = None if saved else load_to_resume(folder / BEST)
+    if best and best.metrics["epoch"] > 1:
         raise UserError(f"resume={folder}: its {LAST} is gone; its best network is in {BEST}")
     return cfg, folder, saved
+
+
+def load_to_resume(path: Path) -> Checkpoint | None:
+    """Load a checkpoint of a run to resume; None if it is missing."""
+    try:
+        return load_checkpoint(path, "resume") if path.is_file() else None
+    except UserError as error:
+        remedy = f"delete {LAST} and {BEST} in this folder to start over"
+        raise UserError(f"{error}; {remedy}") from error
 
 
 def find_launched(launch: str, outputs: str) -> Path | None:
