@@ -30,12 +30,11 @@ class WriteError(RunError):
 
 @contextmanager
 def writing(name: object, kind: type[Exception] = WriteError, remedy: str = "") -> Iterator[None]:
-    """Convert an OSError to an exception of `kind`: "`name`: cannot be written: reason"."""
+    """Convert an OSError to an exception of `kind`: "`name`: cannot be written: reason`remedy`"."""
     try:
         yield
     except OSError as error:
-        reason = f"{error.strerror or error}{remedy and '; '}{remedy}"
-        raise kind(f"{name}: cannot be written: {reason}") from error
+        raise kind(f"{name}: cannot be written: {error.strerror or error}{remedy}") from error
 
 
 def to_run_error(error: Exception) -> Exception:

@@ -93,7 +93,7 @@ def check_output(cfg: ExportConfig, path: Path) -> None:
         raise UserError(f"file={path}: must end with .onnx")
     setting, remedy = f"file={path}", ""
     if not cfg.file:
-        setting, remedy = f"checkpoint={path.parent}", "choose another path with file=..."
+        setting, remedy = f"checkpoint={path.parent}", "; choose another path with file=..."
     with writing(setting, UserError, remedy):
         tempfile.TemporaryFile(dir=path.parent).close()
     both = [path.with_stem(f"{path.stem}-standard")] if cfg.layout == "both" else []

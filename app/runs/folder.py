@@ -92,8 +92,8 @@ def all_runs(root: Path) -> list[Path]:
     """Return the run folders under `root`, oldest first; raise a UserError if there is none."""
     runs = find_runs(root)
     if not runs:
-        where = f"{root}/" if root.is_dir() else f"{root}/ (no such folder)"
-        where = f"{root} (a file, not a folder)" if root.is_file() else where
+        where = f"{root} (a file, not a folder)" if root.is_file() else f"{root}/"
+        where += "" if root.exists() else " (no such folder)"
         raise UserError(f"no run under {where}: {REMEDIES['best.pt']}")
     return runs
 

@@ -126,7 +126,7 @@ def find_state(
         folder = find_run(cfg.resume, cfg.outputs)
     if folder is None:
         return cfg, None, None
-    remedy = "a resumed run writes to its own folder, so make it writable or copy it"
+    remedy = "; a resumed run writes to its own folder, so make it writable or copy it"
     with writing(f"resume={folder}", UserError, remedy):
         tempfile.TemporaryFile(dir=folder).close()
     lock.enter_context(locked(folder))
