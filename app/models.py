@@ -146,10 +146,9 @@ def cpu_format(cfg: ModelConfig) -> torch.memory_format:
 
     Channels last is up to a quarter faster, except with `conv="standard"` and `head="fc"`.
     """
-    if isinstance(cfg, LLTMConfig):
-        return torch.contiguous_format
-    few = isinstance(cfg, LeNetConfig) and cfg.conv == "standard" and cfg.head == "fc"
-    return torch.contiguous_format if few else torch.channels_last
+    plain = isinstance(cfg, LeNetConfig) and cfg.conv == "standard" and cfg.head == "fc"
+    contiguous = plain or isinstance(cfg, LLTMConfig)
+    return torch.contiguous_format if contiguous else torch.channels_last
 
 
 def describe_model(cfg: ModelConfig) -> str:

@@ -27,7 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import conf
-from app.config.errors import UserError, exit_codes, to_run_error, writing
+from app.config.errors import UserError, exit_codes, one_line, to_run_error, writing
 from app.config.schema import SettingError, from_mapping, unknown_key
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ def hydra_main(
             try:
                 return task(build_config(schema, cfg, typed_overrides()))
             except Exception as error:  # Hydra runs the remaining jobs, then raises
-                reason = " ".join(str(to_run_error(error)).split())
+                reason = one_line(to_run_error(error))
                 print(f"failed: {folder}: {reason}", file=sys.stderr, flush=True)
                 raise
 
@@ -123,7 +123,7 @@ def build_config(schema: type[T], cfg: DictConfig, typed: dict[str, str]) -> T:
     except OmegaConfBaseException as error:  # a wrong interpolation
         raise UserError(in_one_line(error)) from error
     except SettingError as error:
-        if error.key not in typed and "recipe" in typed:
+        if error.args[0] not in typed and "recipe" in typed:
             raise UserError(f"{typed['recipe']}: sets {error}") from error
         raise
 
@@ -167,7 +167,7 @@ def is_group(key: str) -> bool:
 
 def in_one_line(error: Exception) -> str:
     """Return Hydra's message in one line, with the key and the allowed values if known."""
-    message = " ".join(str(error).split()).partition(" Config search path:")[0]
+    message = one_line(error).partition(" Config search path:")[0]
     if isinstance(error, OverrideParseException):
         return f"{error.override}: cannot be parsed, a quote or bracket may be open"
     if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
@@ -183,7 +183,7 @@ def in_one_line(error: Exception) -> str:
         nested = [f"{group}.{cause.key}" for group in groups if cause.key in groups[group]]
         hint = f"unknown key, did you mean {nested[0]}?" if nested else unknown_key(keys)
         return f"{cause.full_key}: {hint}"
-    return f"{message} {' '.join(str(cause).split())}"
+    return f"{message} {one_line(cause)}"
 
 
 def quote(argument: str, sweep: bool) -> str:

@@ -37,6 +37,11 @@ def writing(name: object, kind: type[Exception] = WriteError, remedy: str = "") 
         raise kind(f"{name}: cannot be written: {error.strerror or error}{remedy}") from error
 
 
+def one_line(message: object) -> str:
+    """Return a message without line feeds and repeated spaces."""
+    return " ".join(str(message).split())
+
+
 def to_run_error(error: Exception) -> Exception:
     """Convert an expected failure to a RunError; return any other exception as it is."""
     if isinstance(error, ImportError) and error.name == "ops":  # not compiled

@@ -10,7 +10,7 @@ import onnxruntime
 import torch
 from torch import Tensor
 
-from app.config.errors import UserError
+from app.config.errors import UserError, one_line
 from app.config.schema import DataConfig, from_mapping
 from app.data.transforms import normalize
 from app.inference.predictor import Predictor
@@ -23,7 +23,7 @@ ALL_THREADS = 0
 BATCH_SIZE = 250  # an involution takes megabytes per image
 
 
-@dataclass
+@dataclass(eq=False)
 class OnnxPredictor(Predictor):
     """An exported network in ONNX Runtime; its input is raw pixels or normalised images."""
 
@@ -57,8 +57,8 @@ def load_onnx(path: str | Path, device: str = "cpu", threads: int = ALL_THREADS)
     except UserError:
         raise
     except Exception as error:  # ONNX Runtime raises many types
-        reason = " ".join(str(error).split())
-        raise UserError(f"checkpoint={path}: {RUNTIME} cannot load it: {reason}") from error
+        reason = f"{RUNTIME} cannot load it: {one_line(error)}"
+        raise UserError(f"checkpoint={path}: {reason}") from error
 
 
 def onnx_predictor(

@@ -20,7 +20,7 @@ from app.runs.folder import find_checkpoint, is_outdated, network_file
 BATCH_SIZE = 1000
 
 
-@dataclass
+@dataclass(eq=False)  # hashable
 class Predictor:
     """A trained network, independent of its runtime."""
 
@@ -35,7 +35,7 @@ class Predictor:
         raise NotImplementedError
 
 
-@dataclass
+@dataclass(eq=False)
 class TorchPredictor(Predictor):
     """A checkpoint's network in torch."""
 
@@ -98,21 +98,17 @@ def load_data(checkpoint: Checkpoint, root: str) -> Dataset:
 
 
 @torch.no_grad()
-def predict_logits(
-    model: nn.Module, images: Tensor, mean: float, std: float, batch_size: int = BATCH_SIZE
-) -> Tensor:
+def predict_logits(model: nn.Module, images: Tensor, mean: float, std: float) -> Tensor:
     """Return logits [N, classes] of `model`, in evaluation mode, for images uint8 [N, 1, H, W]."""
     model.eval()
     weight = next(model.parameters())
     parts = [
         model(normalize(part.to(weight.device), mean, std).to(weight.dtype))
-        for part in images.split(batch_size)
+        for part in images.split(BATCH_SIZE)
     ]
     return torch.cat(parts)
 
 
-def evaluate(
-    model: nn.Module, split: Split, data: Dataset, batch_size: int = BATCH_SIZE
-) -> tuple[float, float]:
+def evaluate(model: nn.Module, split: Split, data: Dataset) -> tuple[float, float]:
     """Return mean cross-entropy and accuracy of `model` over a split of `data`."""
-    return score(predict_logits(model, split.images, data.mean, data.std, batch_size), split.labels)
+    return score(predict_logits(model, split.images, data.mean, data.std), split.labels)

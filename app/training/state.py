@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from app.config.cli import typed_overrides
-from app.config.device import pick_device
-from app.config.errors import RunError, UserError, writing
+from app.config.device import CpuThreads, pick_device
+from app.config.errors import RunError, UserError, one_line, writing
 from app.config.schema import DataConfig, TrainConfig, format_value, from_mapping
 from app.data.datasets import Dataset, load_dataset
 from app.models import build_model, cpu_format
@@ -36,7 +36,7 @@ from app.training.step import Schedule, TrainStep
 
 LAST, BEST = "last.pt", "best.pt"
 # Fields of Run in last.pt.
-COUNTERS = ("step", "epoch", "best", "images", "seconds", "threads", "log_size")
+COUNTERS = ("step", "epoch", "best", "images", "seconds", "log_size")
 # Settings that a resumed run may change.
 CHANGEABLE = (*NON_HYPERPARAMETERS, "trainer.compile")
 
@@ -50,13 +50,13 @@ class Run:
     data: Dataset  # the data set, on `device`
     train_step: TrainStep  # the network, its optimiser and its EMA
     device: torch.device
+    threads: CpuThreads
     folder: Path
     step: int = 0  # completed steps
     epoch: int = 0  # completed epochs, validation included
     best: float = -1.0  # validation accuracy of best.pt; -1 without one
     images: int = 0  # images trained on by all processes
     seconds: float = 0.0  # time in training steps, without evaluation and checkpoints
-    threads: int = 0  # CPU threads at the last checkpoint; 0 before the first one
     # loss, number of correct images and gradient norm of each step of this epoch, reduced over all
     # processes, float32 [steps, 3]
     points: Tensor = field(default_factory=lambda: torch.zeros(0, 3))
@@ -100,7 +100,8 @@ def start(cfg: TrainConfig, world: World, lock: ExitStack) -> Run | dict[str, An
     if cfg.trainer.precision == "fp64":
         model.double()
     train_step = TrainStep(model, data, cfg, device, world)
-    run = Run(cfg, world, data, train_step, device, folder or Path())
+    threads = CpuThreads(device, saved.training.get("threads", 0) if saved else 0)
+    run = Run(cfg, world, data, train_step, device, threads, folder or Path())
     if saved:
         restore(run, saved)
     if not folder:
@@ -133,7 +134,7 @@ def find_state(
     summary = read_summary(folder)
     saved = load_to_resume(folder / LAST)
     cfg = load_config(folder, cfg, saved)
-    if summary.get("status") == "finished":
+    if summary["status"] == "finished":
         print(f"{folder} is finished: test accuracy {summary['test_accuracy']:.2%}")
         return summary
     for name in (LAST, BEST, SUMMARY):
@@ -220,9 +221,10 @@ def save(run: Run, name: str, **metrics: float) -> None:
     weights = run.train_step.trained.state_dict()
     if not all(bool(value.isfinite().all()) for value in weights.values()):
         raise not_finite(run, "the weights are not finite", run.step)
-    run.threads, training = torch.get_num_threads(), {}
+    training: dict[str, Any] = {}
     if name == LAST:
         training = {key: getattr(run, key) for key in (*COUNTERS, "points")}
+        training["threads"] = torch.get_num_threads()
         training["state"] = run.train_step.state_dict()
     save_checkpoint(
         run.folder / name,
@@ -250,8 +252,7 @@ def restore(run: Run, saved: Checkpoint) -> None:
         for key in (*COUNTERS, "points"):
             setattr(run, key, saved.training[key])
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path}: its contents do not fit: {reason}") from error
+        raise UserError(f"{path}: its contents do not fit: {one_line(error)}") from error
 
 
 def describe_data(run: Run) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def read_picture(body: bytes, width: int | None) -> Gray:
     Raise a UserError if the body is malformed or the picture too large.
     """
     if width is not None:
-        if not (width > 0 and body and len(body) % width == 0):
+        if not body or len(body) % width:
             raise UserError(f"{len(body)} bytes are not rows of width={width}")
         return np.frombuffer(body, np.uint8).reshape(-1, width)
     if not body.startswith(b"\x89PNG"):

@@ -125,7 +125,7 @@ def test_sweep_continues_after_a_failed_run(tmp_path):
     }
     assert seeds == {"1": 1, "3": 2}
     entries = find_entries(folder)
-    assert [entry.status for entry in entries] == ["finished"] * 2
+    assert [entry.summary["status"] for entry in entries] == ["finished"] * 2
     assert [item.name for item in group(entries)] == ["all"]
 
 
