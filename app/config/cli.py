@@ -65,20 +65,19 @@ def hydra_main(
             if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
                 # by default OpenMP threads spin for milliseconds, which stalls a busy machine
                 os.environ["GOMP_SPINCOUNT"] = "20000"
-            refused: tuple[type[Exception], ...] = (HydraException, OmegaConfBaseException)
             with exit_codes(full_error):
                 options = parse_arguments(config_name, sys.argv[1:])
                 prints = options.help, options.hydra_help, options.cfg, options.info
                 sweep = options.multirun and not any(prints)
                 sys.argv[1:] = [quote(argument, options.multirun) for argument in sys.argv[1:]]
-                if not sweep:  # Hydra raises ValueError; in a sweep, the runs may raise it, too
-                    refused = (*refused, ValueError)
+                # Hydra raises ValueError, too; in a sweep the runs may raise it
+                by_hydra = () if sweep else (ValueError,)
                 os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise, not print and exit
                 try:
                     if sweep:
                         check_sweep(config_name, schema, options)
                     hydra.main("pkg://conf", config_name, version_base="1.3")(job)()
-                except refused as error:
+                except (HydraException, OmegaConfBaseException, *by_hydra) as error:
                     raise UserError(in_one_line(error)) from error
                 finally:
                     os.environ["HYDRA_FULL_ERROR"] = "1" if full_error else "0"

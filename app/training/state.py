@@ -86,7 +86,9 @@ def start(cfg: TrainConfig, world: World, lock: ExitStack) -> Run | dict[str, An
     device = pick_device(cfg.device)
     if device.type == "cuda" and world.size > 1:
         torch.cuda.set_device(device)
-    data = load_same_data(cfg, world, saved).to(device)
+    data = world.from_rank_0(lambda: load_dataset(data_of(cfg, saved))).to(device)
+    if saved:
+        data.fallback_from = saved.data["fallback_from"]
     if len(data.train) < world.size:
         raise UserError(
             f"data.val_size={len(data.val)}: leaves {len(data.train)} training images, "
@@ -195,22 +197,6 @@ def data_of(cfg: TrainConfig, saved: Checkpoint | None) -> DataConfig:
         return cfg.data
     name, val_size = saved.data["name"], saved.data["val_size"]
     return dataclasses.replace(cfg.data, name=name, val_size=val_size)
-
-
-def load_same_data(cfg: TrainConfig, world: World, saved: Checkpoint | None) -> Dataset:
-    """Load the data set of the run; all ranks load the one that rank 0 did, with its fallback."""
-    wanted, loaded = data_of(cfg, saved), list[Dataset]()
-
-    def load() -> tuple[Any, int, str | None]:
-        loaded.append(load_dataset(wanted))
-        return loaded[0].name, len(loaded[0].val), loaded[0].fallback_from
-
-    name, val_size, fallback_from = world.from_rank_0(load)
-    if not loaded:
-        same = dataclasses.replace(wanted, name=name, val_size=val_size, fallback=None)
-        loaded.append(load_dataset(same))
-    fallback_from = saved.data["fallback_from"] if saved else fallback_from
-    return dataclasses.replace(loaded[0], fallback_from=fallback_from)
 
 
 def save(run: Run, name: str, **metrics: float) -> None:

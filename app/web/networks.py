@@ -1,6 +1,7 @@
 """Find the trained networks under `outputs`; load them through a cache."""
 
 import functools
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -58,12 +59,10 @@ def find_networks(outputs: str, first: str | None = None) -> dict[str, Entry]:
 def _entry(id: str, path: Path) -> Entry:
     model: dict[str, Any] = {}
     accuracy, dataset, outdated = None, "", is_outdated(path)
-    try:
+    with suppress(UserError, KeyError):  # no run folder, or an unfinished run
         settings, summary = read_settings(path.parent), read_summary(path.parent)
         model, dataset = settings["model"], summary.get("dataset") or settings["data"]["name"]
         accuracy = None if outdated else summary.get("test_accuracy")
-    except (UserError, KeyError):  # no run folder, or an unfinished run
-        pass
     choices = (model.get(key) for key in ("act", "conv", "head"))
     title = {"lltm": "LLTM", "tiny": "tiny"}.get(model.get("name", "")) or " ".join(
         choice for choice in choices if choice and choice != "fc"
