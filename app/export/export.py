@@ -14,7 +14,6 @@ from onnx.shape_inference import infer_shapes
 from app.config.errors import UserError, writing
 from app.config.schema import ExportConfig
 from app.data.datasets import Split, load_test_split
-from app.data.transforms import normalize
 from app.export.graph import build_graph, newest_opset
 from app.export.model_card import write_card
 from app.export.parity import check_parity, compare
@@ -55,7 +54,7 @@ def _export_file(cfg: ExportConfig, path: Path, original: TorchPredictor, test: 
         model = build_graph(original, cfg)
         if cfg.quantize:
             images = load_data(original.checkpoint, cfg.data.root).val.images
-            images = images if cfg.preprocess else normalize(images, *original.normalization)
+            images = images if cfg.preprocess else original.normalize(images)
             model = quantize(model, images)
     model = check(model)
     exported = onnx_predictor(model.SerializeToString(), path.parent)

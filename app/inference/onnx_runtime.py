@@ -12,7 +12,6 @@ from torch import Tensor
 
 from app.config.errors import UserError, one_line
 from app.config.schema import DataConfig, from_mapping
-from app.data.transforms import normalize
 from app.inference.predictor import Predictor
 from app.runs.folder import network_file
 
@@ -27,8 +26,6 @@ BATCH_SIZE = 250  # an involution takes megabytes per image
 class OnnxPredictor(Predictor):
     """An exported network in ONNX Runtime; its input is raw pixels or normalised images."""
 
-    mean: float
-    std: float
     session: onnxruntime.InferenceSession
 
     def logits(self, images: Tensor) -> Tensor:
@@ -37,7 +34,7 @@ class OnnxPredictor(Predictor):
         raw = input.type == "tensor(uint8)"
         results = []
         for batch in images.split(BATCH_SIZE):
-            feed = batch if raw else normalize(batch, self.mean, self.std)
+            feed = batch if raw else self.normalize(batch)
             results += self.session.run([LOGITS], {input.name: feed.numpy()})
         return torch.from_numpy(np.concatenate(results))
 

@@ -28,11 +28,17 @@ class Predictor:
     dataset: str  # training data, as in `DataConfig.name`
     fallback_from: str | None  # requested data set, if it was not available
     classes: list[str]  # class names by label
+    mean: float  # mean of the training pixels in [0, 1]
+    std: float  # standard deviation of the training pixels
     any_size: bool  # whether images need not be 28x28
 
     def logits(self, images: Tensor) -> Tensor:
         """Return logits float32 [N, classes], on the CPU, for images uint8 [N, 1, H, W]."""
         raise NotImplementedError
+
+    def normalize(self, images: Tensor) -> Tensor:
+        """Normalise images uint8 [N, 1, H, W] by the statistics of the training pixels."""
+        return normalize(images, self.mean, self.std)
 
 
 @dataclass(eq=False)
@@ -45,12 +51,7 @@ class TorchPredictor(Predictor):
 
     def logits(self, images: Tensor) -> Tensor:
         """See `Predictor.logits`."""
-        return predict_logits(self.module, images, *self.normalization).cpu()
-
-    @property
-    def normalization(self) -> tuple[float, float]:
-        """Mean and standard deviation of the training pixels in [0, 1]."""
-        return self.checkpoint.data["mean"], self.checkpoint.data["std"]
+        return predict_logits(self.module, images, self.mean, self.std).cpu()
 
 
 def load_torch(path: str | Path, device: torch.device | str = "cpu") -> TorchPredictor:
@@ -59,13 +60,15 @@ def load_torch(path: str | Path, device: torch.device | str = "cpu") -> TorchPre
     if path.suffix == ".onnx":
         raise UserError(f"checkpoint={path}: an exported file; app.predict runtime=onnx takes it")
     checkpoint = load_checkpoint(path)
-    data = checkpoint.data
     config: ModelConfig = from_mapping(ModelConfig, checkpoint.model_config)
+    data = checkpoint.data
     return TorchPredictor(
         folder=path.parent,
         dataset=data["name"],
         fallback_from=data["fallback_from"],
-        classes=list(data["classes"]),
+        classes=data["classes"],
+        mean=data["mean"],
+        std=data["std"],
         any_size=takes_any_size(config),
         checkpoint=checkpoint,
         config=config,
