@@ -10,8 +10,10 @@ import os
 import re
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, suppress
+from multiprocessing import current_process
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +29,16 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import conf
-from app.config.errors import UserError, exit_codes, one_line, to_run_error, writing
+from app.config.errors import (
+    GRACE,
+    UserError,
+    exit_codes,
+    handle_signals,
+    interrupt_after_grace,
+    one_line,
+    to_run_error,
+    writing,
+)
 from app.config.schema import SettingError, from_mapping, unknown_key
 
 T = TypeVar("T")
@@ -59,6 +70,10 @@ def hydra_main(
                 reason = one_line(to_run_error(error))
                 print(f"failed: {folder}: {reason}", file=sys.stderr, flush=True)
                 raise
+            except KeyboardInterrupt:
+                if current_process().name != "MainProcess":  # a worker: start no further run
+                    time.sleep(2 * GRACE)
+                raise
 
         @functools.wraps(task)
         def main() -> None:
@@ -76,6 +91,8 @@ def hydra_main(
                 try:
                     if sweep:
                         check_sweep(config_name, schema, options)
+                        if any(item.startswith("hydra/launcher=") for item in options.overrides):
+                            handle_signals(interrupt_after_grace)
                     hydra.main("pkg://conf", config_name, version_base="1.3")(job)()
                 except (HydraException, OmegaConfBaseException, *by_hydra) as error:
                     raise UserError(in_one_line(error)) from error

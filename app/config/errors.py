@@ -4,12 +4,14 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from types import FrameType
 
 INTERRUPTED, PIPE_CLOSED = 130, 141  # exit codes of a shell: 128 + SIGINT, SIGPIPE
+GRACE = 3.0  # seconds in which the workers of a launcher save their runs, before it kills them
 
 
 class UserError(Exception):
@@ -63,11 +65,18 @@ def interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def handle_signals() -> None:
-    """Install `interrupt` for SIGINT and SIGTERM, except where the process inherited SIG_IGN."""
+def interrupt_after_grace(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt after `GRACE` seconds; at a second signal, at once."""
+    signal.signal(number, interrupt)
+    time.sleep(GRACE)
+    raise KeyboardInterrupt
+
+
+def handle_signals(handler: Callable[[int, FrameType | None], None] = interrupt) -> None:
+    """Install `handler` for SIGINT and SIGTERM, except where the process inherited SIG_IGN."""
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, interrupt)
+            signal.signal(number, handler)
 
 
 def is_first(message: str) -> bool:
