@@ -95,7 +95,7 @@ def hydra_main(
                             handle_signals(interrupt_after_grace)
                     hydra.main("pkg://conf", config_name, version_base="1.3")(job)()
                 except (HydraException, OmegaConfBaseException, *by_hydra) as error:
-                    raise UserError(in_one_line(error)) from error
+                    raise UserError(hydra_message(error)) from error
                 finally:
                     os.environ["HYDRA_FULL_ERROR"] = "1" if full_error else "0"
 
@@ -137,7 +137,7 @@ def build_config(schema: type[T], cfg: DictConfig, typed: dict[str, str]) -> T:
     try:
         return from_mapping(schema, OmegaConf.to_container(cfg, resolve=True))  # type: ignore[arg-type]
     except OmegaConfBaseException as error:  # a wrong interpolation
-        raise UserError(in_one_line(error)) from error
+        raise UserError(hydra_message(error)) from error
     except SettingError as error:
         if error.args[0] not in typed and "recipe" in typed:
             raise UserError(f"{typed['recipe']}: sets {error}") from error
@@ -181,7 +181,7 @@ def is_group(key: str) -> bool:
     return key.isidentifier() and (Path(conf.__file__).parent / key).is_dir()
 
 
-def in_one_line(error: Exception) -> str:
+def hydra_message(error: Exception) -> str:
     """Return Hydra's message in one line, with the key and the allowed values if known."""
     message = one_line(error).partition(" Config search path:")[0]
     if isinstance(error, OverrideParseException):
