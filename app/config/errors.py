@@ -66,10 +66,10 @@ def interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def interrupt_after_grace(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt after `GRACE` seconds; at a second signal, at once."""
+    """Call `interrupt` after `GRACE` seconds; at a second signal, at once."""
     signal.signal(number, interrupt)
     time.sleep(GRACE)
-    raise KeyboardInterrupt
+    interrupt(number, frame)
 
 
 def handle_signals(handler: Callable[[int, FrameType | None], None] = interrupt) -> None:

@@ -208,7 +208,7 @@ class DrawConfig(UseConfig):
 
 
 class SettingError(UserError):
-    """An invalid setting: its dotted key and the message."""
+    """An invalid setting; `args` are its dotted key and the message."""
 
     def __str__(self) -> str:
         return str(self.args[1])
