@@ -19,6 +19,7 @@ from ops import (
 
 MIN_SIDE = 12  # of an image; smaller ones have no pixel after the last pooling
 HIDDEN_SIZE = 128  # features of the LLTM
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": GELU, "ncrelu": NCReLU}
 
 
 class ConvNet(nn.Module):
@@ -56,20 +57,20 @@ class LeNet(ConvNet):
 
     def __init__(self, cfg: LeNetConfig, num_classes: int) -> None:
         super().__init__()
-        widen = 2 if cfg.act == "ncrelu" else 1
+        act, widen = ACTIVATIONS[cfg.act], 2 if cfg.act == "ncrelu" else 1
         side = 7 if cfg.conv == "involution" else 5
         self.features = nn.Sequential(
             _conv(cfg.conv, 1, 6, 5, padding=2),
             MaxPool2d(2),
-            _act(cfg.act),
+            act(),
             _conv(cfg.conv, 6 * widen, 16, 5, padding=0),
             MaxPool2d(2),
-            _act(cfg.act),
+            act(),
         )
         if cfg.head == "gap":
             self.classifier = nn.Sequential(
                 _conv(cfg.conv, 16 * widen, 120, 3, padding=1),
-                _act(cfg.act),
+                act(),
                 nn.Conv2d(120 * widen, num_classes, 1),
                 GlobalAvgPool2d(),
                 nn.Flatten(),
@@ -78,9 +79,9 @@ class LeNet(ConvNet):
         self.features.append(nn.Flatten())
         self.classifier = nn.Sequential(
             nn.Linear(16 * widen * side**2, 120),
-            _act(cfg.act),
+            act(),
             nn.Linear(120 * widen, 84),
-            _act(cfg.act),
+            act(),
             nn.Linear(84 * widen, num_classes),
         )
 
@@ -146,10 +147,9 @@ def cpu_format(cfg: ModelConfig) -> torch.memory_format:
 
     Channels last is up to a quarter faster, except with `conv="standard"` and `head="fc"`.
     """
-    if isinstance(cfg, LLTMConfig):
-        return torch.contiguous_format
-    few = isinstance(cfg, LeNetConfig) and cfg.conv == "standard" and cfg.head == "fc"
-    return torch.contiguous_format if few else torch.channels_last
+    plain = isinstance(cfg, LeNetConfig) and cfg.conv == "standard" and cfg.head == "fc"
+    contiguous = plain or isinstance(cfg, LLTMConfig)
+    return torch.contiguous_format if contiguous else torch.channels_last
 
 
 def describe_model(cfg: ModelConfig) -> str:
@@ -165,11 +165,6 @@ def describe_model(cfg: ModelConfig) -> str:
 def count_parameters(model: nn.Module) -> int:
     """Return the number of trainable scalars."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-
-
-def _act(act: str) -> nn.Module:
-    modules: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": GELU, "ncrelu": NCReLU}
-    return modules[act]()
 
 
 class OneChannelConv2d(nn.Conv2d):

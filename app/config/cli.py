@@ -10,8 +10,10 @@ import os
 import re
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, suppress
+from multiprocessing import current_process
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +29,16 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import conf
-from app.config.errors import UserError, exit_codes, to_run_error, writing
+from app.config.errors import (
+    GRACE,
+    UserError,
+    exit_codes,
+    handle_signals,
+    interrupt_after_grace,
+    one_line,
+    to_run_error,
+    writing,
+)
 from app.config.schema import SettingError, from_mapping, unknown_key
 
 T = TypeVar("T")
@@ -56,8 +67,12 @@ def hydra_main(
             try:
                 return task(build_config(schema, cfg, typed_overrides()))
             except Exception as error:  # Hydra runs the remaining jobs, then raises
-                reason = " ".join(str(to_run_error(error)).split())
+                reason = one_line(to_run_error(error))
                 print(f"failed: {folder}: {reason}", file=sys.stderr, flush=True)
+                raise
+            except KeyboardInterrupt:
+                if current_process().name != "MainProcess":  # a worker: start no further run
+                    time.sleep(2 * GRACE)
                 raise
 
         @functools.wraps(task)
@@ -65,21 +80,22 @@ def hydra_main(
             if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
                 # by default OpenMP threads spin for milliseconds, which stalls a busy machine
                 os.environ["GOMP_SPINCOUNT"] = "20000"
-            refused: tuple[type[Exception], ...] = (HydraException, OmegaConfBaseException)
             with exit_codes(full_error):
                 options = parse_arguments(config_name, sys.argv[1:])
                 prints = options.help, options.hydra_help, options.cfg, options.info
                 sweep = options.multirun and not any(prints)
-                sys.argv[1:] = [quote(argument, sweep) for argument in sys.argv[1:]]
-                if not sweep:  # Hydra raises ValueError; in a sweep, the runs may raise it, too
-                    refused = (*refused, ValueError)
+                sys.argv[1:] = [quote(argument, options.multirun) for argument in sys.argv[1:]]
+                # Hydra raises ValueError, too; in a sweep the runs may raise it
+                by_hydra = () if sweep else (ValueError,)
                 os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise, not print and exit
                 try:
                     if sweep:
                         check_sweep(config_name, schema, options)
+                        if any(item.startswith("hydra/launcher=") for item in options.overrides):
+                            handle_signals(interrupt_after_grace)
                     hydra.main("pkg://conf", config_name, version_base="1.3")(job)()
-                except refused as error:
-                    raise UserError(in_one_line(error)) from error
+                except (HydraException, OmegaConfBaseException, *by_hydra) as error:
+                    raise UserError(hydra_message(error)) from error
                 finally:
                     os.environ["HYDRA_FULL_ERROR"] = "1" if full_error else "0"
 
@@ -121,9 +137,9 @@ def build_config(schema: type[T], cfg: DictConfig, typed: dict[str, str]) -> T:
     try:
         return from_mapping(schema, OmegaConf.to_container(cfg, resolve=True))  # type: ignore[arg-type]
     except OmegaConfBaseException as error:  # a wrong interpolation
-        raise UserError(in_one_line(error)) from error
+        raise UserError(hydra_message(error)) from error
     except SettingError as error:
-        if error.key not in typed and "recipe" in typed:
+        if error.args[0] not in typed and "recipe" in typed:
             raise UserError(f"{typed['recipe']}: sets {error}") from error
         raise
 
@@ -165,9 +181,9 @@ def is_group(key: str) -> bool:
     return key.isidentifier() and (Path(conf.__file__).parent / key).is_dir()
 
 
-def in_one_line(error: Exception) -> str:
+def hydra_message(error: Exception) -> str:
     """Return Hydra's message in one line, with the key and the allowed values if known."""
-    message = " ".join(str(error).split()).partition(" Config search path:")[0]
+    message = one_line(error).partition(" Config search path:")[0]
     if isinstance(error, OverrideParseException):
         return f"{error.override}: cannot be parsed, a quote or bracket may be open"
     if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
@@ -183,7 +199,7 @@ def in_one_line(error: Exception) -> str:
         nested = [f"{group}.{cause.key}" for group in groups if cause.key in groups[group]]
         hint = f"unknown key, did you mean {nested[0]}?" if nested else unknown_key(keys)
         return f"{cause.full_key}: {hint}"
-    return f"{message} {' '.join(str(cause).split())}"
+    return f"{message} {one_line(cause)}"
 
 
 def quote(argument: str, sweep: bool) -> str:
@@ -191,20 +207,21 @@ def quote(argument: str, sweep: bool) -> str:
 
     Quote paths with special characters such as `IMG (1).png` (except in sweeps, where a value may
     be a list), options of a group that are `null` or begin with another character than a letter,
-    and values that Hydra cannot parse, for example with an open bracket.
+    and values that Hydra cannot parse, for example with an open bracket. Raise a UserError for a
+    list of values outside of a sweep.
     """
     key, given, value = argument.partition("=")
     if not given or not value.strip() or value[0] in "'\"" or key.startswith("-"):
         return argument
+    literal = True
     if key in PATHS and not sweep:
         literal = bool(SPECIAL.search(value))
-    elif is_group(key):
-        literal = value == "null" or not value[0].isalpha()
-    else:
-        literal = True
+    elif not is_group(key) or (value != "null" and value[0].isalpha()):
         with suppress(HydraException):
-            OverridesParser.create().parse_override(argument)
+            parsed = OverridesParser.create().parse_override(argument)
             literal = False
+            if parsed.is_sweep_override() and not sweep:
+                raise UserError(f"{argument}: is a list of values, add -m for a run with each")
     # backslashes before a quote (also the closing one) would escape it: double them
     quoted = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
     return f"{key}='{quoted}'" if literal else argument

@@ -65,10 +65,9 @@ class CpuThreads:
         free = "OMP_NUM_THREADS" not in os.environ and self.most > 1
         self.adapts = device.type == "cpu" and free
         self.fastest = math.inf
-        if self.adapts and before:
-            torch.set_num_threads(min(before, self.most))
-        elif self.adapts:
-            torch.set_num_threads(fastest_threads(self.most))
+        if self.adapts:
+            count = min(before, self.most) if before else fastest_threads(self.most)
+            torch.set_num_threads(count)
         self.begin()
         self.probed = self.last
 

@@ -4,12 +4,14 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from types import FrameType
 
 INTERRUPTED, PIPE_CLOSED = 130, 141  # exit codes of a shell: 128 + SIGINT, SIGPIPE
+GRACE = 3.0  # seconds in which the workers of a launcher save their runs, before it kills them
 
 
 class UserError(Exception):
@@ -29,12 +31,17 @@ class WriteError(RunError):
 
 
 @contextmanager
-def writing(name: object, kind: type[Exception] = WriteError) -> Iterator[None]:
-    """Convert an OSError to an exception of `kind`: "`name`: cannot be written: reason"."""
+def writing(name: object, kind: type[Exception] = WriteError, remedy: str = "") -> Iterator[None]:
+    """Convert an OSError to an exception of `kind`: "`name`: cannot be written: reason`remedy`"."""
     try:
         yield
     except OSError as error:
-        raise kind(f"{name}: cannot be written: {error.strerror or error}") from error
+        raise kind(f"{name}: cannot be written: {error.strerror or error}{remedy}") from error
+
+
+def one_line(message: object) -> str:
+    """Return a message without line feeds and repeated spaces."""
+    return " ".join(str(message).split())
 
 
 def to_run_error(error: Exception) -> Exception:
@@ -58,11 +65,18 @@ def interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def handle_signals() -> None:
-    """Install `interrupt` for SIGINT and SIGTERM, except where the process inherited SIG_IGN."""
+def interrupt_after_grace(number: int, frame: FrameType | None) -> None:
+    """Call `interrupt` after `GRACE` seconds; at a second signal, at once."""
+    signal.signal(number, interrupt)
+    time.sleep(GRACE)
+    interrupt(number, frame)
+
+
+def handle_signals(handler: Callable[[int, FrameType | None], None] = interrupt) -> None:
+    """Install `handler` for SIGINT and SIGTERM, except where the process inherited SIG_IGN."""
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, interrupt)
+            signal.signal(number, handler)
 
 
 def is_first(message: str) -> bool:

@@ -208,15 +208,7 @@ class DrawConfig(UseConfig):
 
 
 class SettingError(UserError):
-    """An invalid setting.
-
-    Attributes:
-        key: Its dotted key.
-    """
-
-    def __init__(self, key: str, message: str) -> None:
-        super().__init__(key, message)
-        self.key = key
+    """An invalid setting; `args` are its dotted key and the message."""
 
     def __str__(self) -> str:
         return str(self.args[1])

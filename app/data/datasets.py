@@ -138,8 +138,6 @@ def load_split(cfg: DataConfig, train: bool) -> Split:
     if cfg.name == "digits":
         return _load_digits(train)
     source, root = _SOURCES[cfg.name], Path(cfg.root).expanduser()
-    if root.exists() and not root.is_dir():
-        raise UserError(f"data.root={cfg.root}: must be a folder")
     folder = root / source.torchvision / "raw"
     files = source.train if train else source.test
     if not all((folder / file).is_file() for file in files):

@@ -25,15 +25,10 @@ def plan_epoch(
     augment: AugmentConfig | None,
     share: tuple[int, int] = (0, 1),
 ) -> Plan:
-    """Draw the plan of an epoch; images after the last full batch are skipped.
+    """Draw the plan of an epoch of `count` images, without those after the last full batch.
 
-    Args:
-        seed: Seed of the run.
-        epoch: Epoch, counted from 0.
-        count: Number of training images.
-        batch_size: Images in a batch of all processes together.
-        augment: Largest distortions of 28x28 images; None: none.
-        share: (rank, number of processes); each process takes its part of every batch.
+    `augment` limits the distortions of 28x28 images (None: none). `share` is (rank, number of
+    processes): each process takes its part of every batch of `batch_size` images.
     """
     generator = torch.Generator().manual_seed((seed << 20) + epoch)
     steps, (rank, ranks) = count // batch_size, share

@@ -14,7 +14,6 @@ from onnx.shape_inference import infer_shapes
 from app.config.errors import UserError, writing
 from app.config.schema import ExportConfig
 from app.data.datasets import Split, load_test_split
-from app.data.transforms import normalize
 from app.export.graph import build_graph, newest_opset
 from app.export.model_card import write_card
 from app.export.parity import check_parity, compare
@@ -55,7 +54,7 @@ def _export_file(cfg: ExportConfig, path: Path, original: TorchPredictor, test: 
         model = build_graph(original, cfg)
         if cfg.quantize:
             images = load_data(original.checkpoint, cfg.data.root).val.images
-            images = images if cfg.preprocess else normalize(images, *original.normalization)
+            images = images if cfg.preprocess else original.normalize(images)
             model = quantize(model, images)
     model = check(model)
     exported = onnx_predictor(model.SerializeToString(), path.parent)
@@ -88,13 +87,13 @@ def check_settings(cfg: ExportConfig) -> None:
 
 
 def check_output(cfg: ExportConfig, path: Path) -> None:
-    """Raise a UserError if `path` is unusable or the export would overwrite other files.
-
-    Raise a WriteError if the folder of the checkpoint is not writable.
-    """
+    """Raise a UserError if `path` is unusable or the export would overwrite other files."""
     if path.suffix != ".onnx":
         raise UserError(f"file={path}: must end with .onnx")
-    with writing(f"file={path}", UserError) if cfg.file else writing(path):
+    setting, remedy = f"file={path}", ""
+    if not cfg.file:
+        setting, remedy = f"checkpoint={path.parent}", "; choose another path with file=..."
+    with writing(setting, UserError, remedy):
         tempfile.TemporaryFile(dir=path.parent).close()
     both = [path.with_stem(f"{path.stem}-standard")] if cfg.layout == "both" else []
     for file in (path, *both):

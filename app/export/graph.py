@@ -13,7 +13,6 @@ from onnx import ModelProto, TensorProto, helper
 from torch import Tensor, nn
 
 from app.config.schema import ExportConfig, model_keys
-from app.data.transforms import normalize
 from app.inference.onnx_runtime import CLASS, IMAGE, LOGITS, PIXELS, PROBABILITIES, open_session
 from app.inference.predictor import TorchPredictor
 from app.inference.preprocess import SIDE
@@ -28,20 +27,20 @@ EXPORT_KEYS = ("exporter", "layout", "opset", "preprocess", "postprocess", "prec
 class Deployment(nn.Module):
     """A network with the normalisation, softmax and precision of `cfg`.
 
-    Float inputs and outputs are float32. `mean` and `std` are of the training pixels in [0, 1].
+    Float inputs and outputs are float32.
     """
 
-    def __init__(self, network: nn.Module, mean: float, std: float, cfg: ExportConfig) -> None:
+    def __init__(self, original: TorchPredictor, cfg: ExportConfig) -> None:
         super().__init__()
-        self.half_precision = cfg.precision == "fp16"
+        self.half_precision, network = cfg.precision == "fp16", original.module
         self.network = copy.deepcopy(network).half() if self.half_precision else network
-        self.mean, self.std = mean, std
+        self.normalize = original.normalize
         self.preprocess, self.postprocess = cfg.preprocess, cfg.postprocess
 
     def forward(self, image: Tensor) -> Tensor | tuple[Tensor, Tensor, Tensor]:
         """Return logits; with `postprocess` also probabilities and classes, int64 [N]."""
         if self.preprocess:
-            image = normalize(image, self.mean, self.std)
+            image = self.normalize(image)
         logits = self.network(image.half()).float() if self.half_precision else self.network(image)
         if not self.postprocess:
             return logits
@@ -53,7 +52,7 @@ def build_graph(original: TorchPredictor, cfg: ExportConfig) -> ModelProto:
 
     Height and width are dynamic if the network takes any size.
     """
-    module = Deployment(original.module, *original.normalization, cfg).eval()
+    module = Deployment(original, cfg).eval()
     dtype = torch.uint8 if cfg.preprocess else torch.float32
     inputs = [PIXELS if cfg.preprocess else IMAGE]
     outputs = [LOGITS, PROBABILITIES, CLASS] if cfg.postprocess else [LOGITS]
@@ -105,9 +104,8 @@ def newest_opset() -> int:
 
 def _document(model: ModelProto, original: TorchPredictor) -> None:
     """Describe the model, its inputs and outputs; remove source locations."""
-    mean, std = original.normalization
     texts = {
-        IMAGE: f"(pixels / 255 - {mean:.6f}) / {std:.6f}",
+        IMAGE: f"(pixels / 255 - {original.mean:.6f}) / {original.std:.6f}",
         PIXELS: "0 to 255, bright on black",
         LOGITS: f"one a class: {', '.join(original.classes)}",
         PROBABILITIES: "softmax of the logits",
@@ -127,14 +125,14 @@ def _document(model: ModelProto, original: TorchPredictor) -> None:
 
 def _metadata(original: TorchPredictor, cfg: ExportConfig) -> dict[str, str]:
     """Return the metadata of the file: strings as they are, other values as JSON."""
-    kind, mean_std = dataclasses.asdict(original.config), original.normalization
+    kind = dataclasses.asdict(original.config)
     settings = dataclasses.asdict(cfg) | {"layout": layout(cfg), "exporter": exporter(cfg)}
     values = {
         "dataset": original.dataset,
         "fallback_from": original.fallback_from,
         "classes": original.classes,
-        "mean": mean_std[0],
-        "std": mean_std[1],
+        "mean": original.mean,
+        "std": original.std,
         "model": {key: kind[key] for key in ("name", *model_keys(original.config.name))},
         "export": {key: settings[key] for key in EXPORT_KEYS},
         "versions": original.checkpoint.versions | VERSIONS | {"onnx": onnx.__version__},

@@ -10,7 +10,7 @@ PAGE = Path(__file__).parent / "web_page"
 DRAW_PAGE = Path(__file__).parents[1] / "web" / "page"
 SHARED = ("style.css", "icon.svg", "drawing.js", "bars.js")  # copied from the page of app.draw
 MODEL = "model.onnx"
-RUNTIME_FILES = "ort.wasm.min.mjs ort-wasm-simd-threaded.mjs ort-wasm-simd-threaded.wasm"
+RUNTIME_FILES = "ort.wasm.min.mjs,ort-wasm-simd-threaded.mjs,ort-wasm-simd-threaded.wasm"
 
 
 def write_web_folder(folder: Path, content: bytes, network: OnnxPredictor, runtime: str) -> None:
@@ -43,8 +43,7 @@ def install_lines(runtime: str) -> list[str]:
     """Return the commands that install onnxruntime-web at `runtime`; none for a URL."""
     if "://" in runtime:
         return []
-    files = RUNTIME_FILES.replace(" ", ",")
     return [
         "npm install onnxruntime-web",
-        f"mkdir -p {runtime} && cp node_modules/onnxruntime-web/dist/{{{files}}} {runtime}",
+        f"mkdir -p {runtime} && cp node_modules/onnxruntime-web/dist/{{{RUNTIME_FILES}}} {runtime}",
     ]

@@ -16,6 +16,7 @@ from app.config.errors import UserError
 
 Gray = NDArray[np.uint8]  # [H, W], 0 is black
 STANDARD_INPUT = "-"
+MAX_PIXELS = 178_956_970  # of a picture, as in Pillow
 
 
 def list_pictures(input: str) -> Iterator[tuple[str, Path | BinaryIO]]:
@@ -66,17 +67,25 @@ def find_pictures(pattern: str) -> list[Path]:
     return pictures
 
 
-def read_gray(file: Path | BinaryIO, name: str | None = None) -> Gray:
-    """Read the first frame of a picture of any format, mode and depth as grayscale.
+def read_gray(
+    file: Path | BinaryIO,
+    name: str | None = None,
+    most: int = MAX_PIXELS,
+    formats: list[str] | None = None,
+) -> Gray:
+    """Read the first frame of a picture of any mode and depth as grayscale.
 
     Transparent pixels become background: the median of the opaque pixels or, if most pixels are
     transparent, black under a bright drawing and white under a dark one. Raise a UserError with
-    `name` (default: the path) if Pillow cannot read the file.
+    `name` (default: the path) if Pillow cannot read the file as one of `formats` (None: any), or if
+    it has more than `most` pixels.
     """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            with Image.open(file) as opened:
+            with Image.open(file, formats=formats) as opened:
+                if opened.width * opened.height > most:
+                    raise Image.DecompressionBombError
                 image = ImageOps.exif_transpose(opened)
                 if image.mode.startswith(("I", "F")):  # Pillow would clip these at 255
                     values = np.nan_to_num(np.asarray(image, dtype=np.float64))
@@ -88,6 +97,9 @@ def read_gray(file: Path | BinaryIO, name: str | None = None) -> Gray:
                 alpha = np.asarray(image.convert("RGBA").getchannel("A")) / 255.0
     except FileNotFoundError as error:
         raise UserError(f"input={name or file}: no such picture") from error
+    except Image.DecompressionBombError as error:
+        reason = f"too large, at most {most:,} pixels"
+        raise UserError(f"input={name or file}: {reason}") from error
     except UnidentifiedImageError as error:
         raise UserError(f"input={name or file}: not a picture, or of an unknown format") from error
     except Exception as error:  # Pillow raises many types for damaged files

@@ -10,9 +10,8 @@ import onnxruntime
 import torch
 from torch import Tensor
 
-from app.config.errors import UserError
+from app.config.errors import UserError, one_line
 from app.config.schema import DataConfig, from_mapping
-from app.data.transforms import normalize
 from app.inference.predictor import Predictor
 from app.runs.folder import network_file
 
@@ -23,12 +22,10 @@ ALL_THREADS = 0
 BATCH_SIZE = 250  # an involution takes megabytes per image
 
 
-@dataclass
+@dataclass(eq=False)
 class OnnxPredictor(Predictor):
     """An exported network in ONNX Runtime; its input is raw pixels or normalised images."""
 
-    mean: float
-    std: float
     session: onnxruntime.InferenceSession
 
     def logits(self, images: Tensor) -> Tensor:
@@ -37,7 +34,7 @@ class OnnxPredictor(Predictor):
         raw = input.type == "tensor(uint8)"
         results = []
         for batch in images.split(BATCH_SIZE):
-            feed = batch if raw else normalize(batch, self.mean, self.std)
+            feed = batch if raw else self.normalize(batch)
             results += self.session.run([LOGITS], {input.name: feed.numpy()})
         return torch.from_numpy(np.concatenate(results))
 
@@ -57,8 +54,8 @@ def load_onnx(path: str | Path, device: str = "cpu", threads: int = ALL_THREADS)
     except UserError:
         raise
     except Exception as error:  # ONNX Runtime raises many types
-        reason = " ".join(str(error).split())
-        raise UserError(f"checkpoint={path}: {RUNTIME} cannot load it: {reason}") from error
+        reason = f"{RUNTIME} cannot load it: {one_line(error)}"
+        raise UserError(f"checkpoint={path}: {reason}") from error
 
 
 def onnx_predictor(

@@ -135,6 +135,7 @@ def format_pictures(
         text = ((name, label, f"{share:.6f}") for name, label, share in rows)
         return csv_text(("file", "predicted", "probability"), text)
     if format == "table":
+        rows = [(name if name.isprintable() else repr(name)[1:-1], *rest) for name, *rest in rows]
         widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
         return "".join(
             f"{name:{widths[0]}}  {label:{widths[1]}}  {share:7.2%}\n"

@@ -20,7 +20,7 @@ from app.runs.folder import find_checkpoint, is_outdated, network_file
 BATCH_SIZE = 1000
 
 
-@dataclass
+@dataclass(eq=False)  # hashable
 class Predictor:
     """A trained network, independent of its runtime."""
 
@@ -28,14 +28,20 @@ class Predictor:
     dataset: str  # training data, as in `DataConfig.name`
     fallback_from: str | None  # requested data set, if it was not available
     classes: list[str]  # class names by label
+    mean: float  # mean of the training pixels in [0, 1]
+    std: float  # standard deviation of the training pixels
     any_size: bool  # whether images need not be 28x28
 
     def logits(self, images: Tensor) -> Tensor:
         """Return logits float32 [N, classes], on the CPU, for images uint8 [N, 1, H, W]."""
         raise NotImplementedError
 
+    def normalize(self, images: Tensor) -> Tensor:
+        """Normalise images uint8 [N, 1, H, W] by the statistics of the training pixels."""
+        return normalize(images, self.mean, self.std)
 
-@dataclass
+
+@dataclass(eq=False)
 class TorchPredictor(Predictor):
     """A checkpoint's network in torch."""
 
@@ -45,12 +51,7 @@ class TorchPredictor(Predictor):
 
     def logits(self, images: Tensor) -> Tensor:
         """See `Predictor.logits`."""
-        return predict_logits(self.module, images, *self.normalization).cpu()
-
-    @property
-    def normalization(self) -> tuple[float, float]:
-        """Mean and standard deviation of the training pixels in [0, 1]."""
-        return self.checkpoint.data["mean"], self.checkpoint.data["std"]
+        return predict_logits(self.module, images, self.mean, self.std).cpu()
 
 
 def load_torch(path: str | Path, device: torch.device | str = "cpu") -> TorchPredictor:
@@ -59,13 +60,15 @@ def load_torch(path: str | Path, device: torch.device | str = "cpu") -> TorchPre
     if path.suffix == ".onnx":
         raise UserError(f"checkpoint={path}: an exported file; app.predict runtime=onnx takes it")
     checkpoint = load_checkpoint(path)
-    data = checkpoint.data
     config: ModelConfig = from_mapping(ModelConfig, checkpoint.model_config)
+    data = checkpoint.data
     return TorchPredictor(
         folder=path.parent,
         dataset=data["name"],
         fallback_from=data["fallback_from"],
-        classes=list(data["classes"]),
+        classes=data["classes"],
+        mean=data["mean"],
+        std=data["std"],
         any_size=takes_any_size(config),
         checkpoint=checkpoint,
         config=config,
@@ -98,21 +101,17 @@ def load_data(checkpoint: Checkpoint, root: str) -> Dataset:
 
 
 @torch.no_grad()
-def predict_logits(
-    model: nn.Module, images: Tensor, mean: float, std: float, batch_size: int = BATCH_SIZE
-) -> Tensor:
+def predict_logits(model: nn.Module, images: Tensor, mean: float, std: float) -> Tensor:
     """Return logits [N, classes] of `model`, in evaluation mode, for images uint8 [N, 1, H, W]."""
     model.eval()
     weight = next(model.parameters())
     parts = [
         model(normalize(part.to(weight.device), mean, std).to(weight.dtype))
-        for part in images.split(batch_size)
+        for part in images.split(BATCH_SIZE)
     ]
     return torch.cat(parts)
 
 
-def evaluate(
-    model: nn.Module, split: Split, data: Dataset, batch_size: int = BATCH_SIZE
-) -> tuple[float, float]:
+def evaluate(model: nn.Module, split: Split, data: Dataset) -> tuple[float, float]:
     """Return mean cross-entropy and accuracy of `model` over a split of `data`."""
-    return score(predict_logits(model, split.images, data.mean, data.std, batch_size), split.labels)
+    return score(predict_logits(model, split.images, data.mean, data.std), split.labels)

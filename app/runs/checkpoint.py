@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from app.config.errors import UserError
+from app.config.errors import UserError, one_line
 from app.config.schema import DataConfig, ModelConfig, foreign_model_keys, from_mapping
 from app.models import build_model
 from app.runs.files import write_atomically
@@ -81,12 +81,12 @@ def load_checkpoint(path: str | Path, key: str = "checkpoint") -> Checkpoint:
     try:
         checkpoint = Checkpoint(**{name: content[name] for name in FIELDS if name in content})
         name = checkpoint.model_config.setdefault("name", "lenet")
-        for key in foreign_model_keys(name):  # older checkpoints have keys of other networks
-            checkpoint.model_config.pop(key, None)
-        values = {key: checkpoint.data[key] for key in SPLIT_KEYS if key in checkpoint.data}
+        for foreign in foreign_model_keys(name):  # older checkpoints have keys of other networks
+            checkpoint.model_config.pop(foreign, None)
+        values = {name: checkpoint.data[name] for name in SPLIT_KEYS if name in checkpoint.data}
         from_mapping(DataConfig, values, "data.")
         assert checkpoint.network  # builds the network
     except (UserError, RuntimeError, TypeError, KeyError, AttributeError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{key}={path}: its contents do not fit: {reason}") from error
+        reason = f"its contents do not fit: {one_line(error)}"
+        raise UserError(f"{key}={path}: {reason}") from error
     return checkpoint

@@ -17,10 +17,10 @@ from app.runs.folder import (
     flatten,
     read_settings,
     read_summary,
-    status_of,
 )
 
-UNGROUPED = ("seed", *NON_HYPERPARAMETERS)  # settings that may differ within a group
+# Settings that may differ within a group. `data.name` is the data set after the fallback.
+UNGROUPED = ("seed", "data.fallback", "trainer.log_every", *NON_HYPERPARAMETERS)
 
 
 @dataclass
@@ -42,11 +42,6 @@ class Entry:
         text = f"{value:.4g}" if isinstance(value, float) else self.setting(key)
         return f"{key}={text}" if text else ""
 
-    @property
-    def status(self) -> str:
-        """The status of the run."""
-        return status_of(self.summary)
-
 
 @dataclass
 class Group:
@@ -55,15 +50,10 @@ class Group:
     name: str
     entries: list[Entry]
 
-    @property
-    def status(self) -> str:
-        """The distinct statuses of the runs."""
-        return " or ".join(sorted({entry.status for entry in self.entries}))
-
     def values(self, measure: str, scale: float = 1) -> list[float]:
         """Return `scale` times a measure of each finished run."""
-        finished = [entry for entry in self.entries if entry.status == "finished"]
-        return [scale * float(entry.summary[measure]) for entry in finished]
+        finished = [e.summary for e in self.entries if e.summary["status"] == "finished"]
+        return [scale * float(summary[measure]) for summary in finished]
 
 
 def report(folder: str, outputs: str = "outputs") -> None:
@@ -76,11 +66,9 @@ def report(folder: str, outputs: str = "outputs") -> None:
     groups = group(entries)
     lines = [f"{root}: {len(entries)} run{'s' if len(entries) > 1 else ''}", "", table(groups)]
     for entry in entries:
-        if entry.status != "finished":
-            reason = entry.summary.get(
-                "error", f"continue it with `python -m app.train resume={entry.folder}`"
-            )
-            lines.append(f"{entry.status}: {entry.folder}: {reason}")
+        if (status := entry.summary["status"]) != "finished":
+            remedy = f"continue it with `python -m app.train resume={entry.folder}`"
+            lines.append(f"{status}: {entry.folder}: {entry.summary.get('error', remedy)}")
     print("\n".join(lines) + "\n", flush=True)
     for name, content in (("report.csv", to_csv(entries).encode()), ("report.png", plot(groups))):
         write_atomically(root / name, content)
@@ -124,7 +112,8 @@ def table(groups: Sequence[Group]) -> str:
                 f"{statistics.mean(item.values('images_per_second')):,.0f}",
             ]
         else:
-            row += [item.status, "", "", "", ""]
+            statuses = {entry.summary["status"] for entry in item.entries}
+            row += [" or ".join(sorted(statuses)), "", "", "", ""]
         rows.append(row)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
@@ -135,12 +124,11 @@ def table(groups: Sequence[Group]) -> str:
 
 def to_csv(entries: Sequence[Entry]) -> str:
     """Return one line per run: folder, varied settings, seed, status, measures, error."""
-    keys, rows = [*_varied(entries), "seed"], []
+    keys, results, rows = [*_varied(entries), "seed"], ("status", *RESULTS, "error"), []
     for entry in entries:
         settings = [entry.setting(key) for key in keys]
-        results = [entry.summary.get(key, "") for key in (*RESULTS, "error")]
-        rows.append([entry.folder, *settings, entry.status, *results])
-    return csv_text(["run", *keys, "status", *RESULTS, "error"], rows)
+        rows.append([entry.folder, *settings, *(entry.summary.get(key, "") for key in results)])
+    return csv_text(["run", *keys, *results], rows)
 
 
 def plot(groups: Sequence[Group]) -> bytes:

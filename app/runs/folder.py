@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 from omegaconf import OmegaConf
 
 from app.config.cli import swept_dir, typed_overrides
-from app.config.errors import UserError, writing
+from app.config.errors import UserError, one_line, writing
 from app.config.schema import TrainConfig
 from app.runs.files import write_atomically
 
@@ -30,7 +30,14 @@ REMEDIES = {  # hint for a missing file
 }
 # numbers in the summary of a finished run
 RESULTS = ("test_accuracy", "val_accuracy", "parameters", "training_seconds", "images_per_second")
-NON_HYPERPARAMETERS = ("resume", "data.root", "device", "outputs")
+NON_HYPERPARAMETERS = (
+    "resume",
+    "data.root",
+    "device",
+    "outputs",
+    "trainer.checkpoint_steps",
+    "trainer.checkpoint_seconds",
+)
 
 
 def create_run_folder(cfg: TrainConfig, launch: str = "") -> Path:
@@ -85,7 +92,8 @@ def all_runs(root: Path) -> list[Path]:
     """Return the run folders under `root`, oldest first; raise a UserError if there is none."""
     runs = find_runs(root)
     if not runs:
-        where = f"{root}/" if root.is_dir() else f"{root}/ (no such folder)"
+        where = f"{root} (a file, not a folder)" if root.is_file() else f"{root}/"
+        where += "" if root.exists() else " (no such folder)"
         raise UserError(f"no run under {where}: {REMEDIES['best.pt']}")
     return runs
 
@@ -126,10 +134,10 @@ def find_checkpoint(outputs: str | Path = "outputs", name: str = "best.pt") -> P
         raise UserError(f"no run under {outputs}/ has a {name}: {REMEDIES[name]}")
     path, message = files[0], f"using {files[0]}"
     if start_time(path.parent):
-        message += f" ({status_of(read_summary(path.parent))})"
+        message += f" ({read_summary(path.parent)['status']})"
     newer = [run for run in find_runs(root) if start_time(run) > start_time(path.parent)]
     if newer:
-        newest = f"{newer[-1]} ({status_of(read_summary(newer[-1]))})"
+        newest = f"{newer[-1]} ({read_summary(newer[-1])['status']})"
         have = f"{len(newer)} newer runs, up to {newest}, have" if newer[1:] else f"{newest} has"
         message += f": {have} no {name}"
     print(message, file=sys.stderr)
@@ -163,21 +171,19 @@ def is_outdated(path: Path) -> bool:
     return checkpoint.stat().st_mtime > path.stat().st_mtime + 2  # seconds: copying may shift times
 
 
-def status_of(summary: dict[str, Any]) -> str:
-    """Return finished, interrupted or failed; unfinished if the run is going on or was killed."""
-    return str(summary.get("status", "unfinished"))
-
-
 def read_settings(folder: Path) -> dict[str, Any]:
     """Return the configuration of the run in `folder` as nested plain values."""
     return _read(folder / CONFIG, lambda text: OmegaConf.to_container(OmegaConf.create(text)))
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """Return the `summary.json` of the run in `folder`; empty if there is none yet."""
+    """Return the `summary.json` of the run in `folder`.
+
+    `status` is finished, interrupted or failed; unfinished if the run is going on or was killed.
+    """
     path = folder / SUMMARY
-    summary = _read(path, json.loads) if path.is_file() else {}
-    for key in RESULTS if summary.get("status") == "finished" else ():
+    summary = {"status": "unfinished"} | (_read(path, json.loads) if path.is_file() else {})
+    for key in RESULTS if summary["status"] == "finished" else ():
         if not isinstance(summary.get(key), int | float):
             raise UserError(f"{path}: cannot be read: {key!r} must be a number")
     return summary
@@ -191,8 +197,7 @@ def _read(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
             raise ValueError("must be a mapping")
         return values
     except Exception as error:  # the parsers raise many types
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path}: cannot be read: {reason}") from error
+        raise UserError(f"{path}: cannot be read: {one_line(error)}") from error
 
 
 def flatten(values: Any, prefix: str = "") -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Start, save, restore and resume a training run."""
 
 import dataclasses
+import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,8 +11,8 @@ import torch
 from torch import Tensor
 
 from app.config.cli import typed_overrides
-from app.config.device import pick_device
-from app.config.errors import RunError, UserError
+from app.config.device import CpuThreads, pick_device
+from app.config.errors import RunError, UserError, one_line, writing
 from app.config.schema import DataConfig, TrainConfig, format_value, from_mapping
 from app.data.datasets import Dataset, load_dataset
 from app.models import build_model, cpu_format
@@ -35,14 +36,9 @@ from app.training.step import Schedule, TrainStep
 
 LAST, BEST = "last.pt", "best.pt"
 # Fields of Run in last.pt.
-COUNTERS = ("step", "epoch", "best", "images", "seconds", "threads", "log_size")
+COUNTERS = ("step", "epoch", "best", "images", "seconds", "log_size")
 # Settings that a resumed run may change.
-CHANGEABLE = (
-    *NON_HYPERPARAMETERS,
-    "trainer.compile",
-    "trainer.checkpoint_steps",
-    "trainer.checkpoint_seconds",
-)
+CHANGEABLE = (*NON_HYPERPARAMETERS, "trainer.compile")
 
 
 @dataclass
@@ -54,13 +50,13 @@ class Run:
     data: Dataset  # the data set, on `device`
     train_step: TrainStep  # the network, its optimiser and its EMA
     device: torch.device
+    threads: CpuThreads
     folder: Path
     step: int = 0  # completed steps
     epoch: int = 0  # completed epochs, validation included
     best: float = -1.0  # validation accuracy of best.pt; -1 without one
     images: int = 0  # images trained on by all processes
     seconds: float = 0.0  # time in training steps, without evaluation and checkpoints
-    threads: int = 0  # CPU threads at the last checkpoint; 0 before the first one
     # loss, number of correct images and gradient norm of each step of this epoch, reduced over all
     # processes, float32 [steps, 3]
     points: Tensor = field(default_factory=lambda: torch.zeros(0, 3))
@@ -90,7 +86,9 @@ def start(cfg: TrainConfig, world: World, lock: ExitStack) -> Run | dict[str, An
     device = pick_device(cfg.device)
     if device.type == "cuda" and world.size > 1:
         torch.cuda.set_device(device)
-    data = load_same_data(cfg, world, saved).to(device)
+    data = world.from_rank_0(lambda: load_dataset(data_of(cfg, saved))).to(device)
+    if saved:
+        data.fallback_from = saved.data["fallback_from"]
     if len(data.train) < world.size:
         raise UserError(
             f"data.val_size={len(data.val)}: leaves {len(data.train)} training images, "
@@ -104,7 +102,8 @@ def start(cfg: TrainConfig, world: World, lock: ExitStack) -> Run | dict[str, An
     if cfg.trainer.precision == "fp64":
         model.double()
     train_step = TrainStep(model, data, cfg, device, world)
-    run = Run(cfg, world, data, train_step, device, folder or Path())
+    threads = CpuThreads(device, saved.training.get("threads", 0) if saved else 0)
+    run = Run(cfg, world, data, train_step, device, threads, folder or Path())
     if saved:
         restore(run, saved)
     if not folder:
@@ -130,19 +129,31 @@ def find_state(
         folder = find_run(cfg.resume, cfg.outputs)
     if folder is None:
         return cfg, None, None
+    remedy = "; a resumed run writes to its own folder, so make it writable or copy it"
+    with writing(f"resume={folder}", UserError, remedy):
+        tempfile.TemporaryFile(dir=folder).close()
     lock.enter_context(locked(folder))
     summary = read_summary(folder)
-    best, last = folder / BEST, folder / LAST
-    saved = load_checkpoint(last, "resume") if last.is_file() else None
+    saved = load_to_resume(folder / LAST)
     cfg = load_config(folder, cfg, saved)
-    if summary.get("status") == "finished":
+    if summary["status"] == "finished":
         print(f"{folder} is finished: test accuracy {summary['test_accuracy']:.2%}")
         return summary
     for name in (LAST, BEST, SUMMARY):
         remove_temporaries(folder / name)
-    if saved is None and best.is_file() and load_checkpoint(best, "resume").metrics["epoch"] > 1:
+    best = None if saved else load_to_resume(folder / BEST)
+    if best and best.metrics["epoch"] > 1:
         raise UserError(f"resume={folder}: its {LAST} is gone; its best network is in {BEST}")
     return cfg, folder, saved
+
+
+def load_to_resume(path: Path) -> Checkpoint | None:
+    """Load a checkpoint of a run to resume; None if it is missing."""
+    try:
+        return load_checkpoint(path, "resume") if path.is_file() else None
+    except UserError as error:
+        remedy = f"delete {LAST} and {BEST} in this folder to start over"
+        raise UserError(f"{error}; {remedy}") from error
 
 
 def find_launched(launch: str, outputs: str) -> Path | None:
@@ -188,22 +199,6 @@ def data_of(cfg: TrainConfig, saved: Checkpoint | None) -> DataConfig:
     return dataclasses.replace(cfg.data, name=name, val_size=val_size)
 
 
-def load_same_data(cfg: TrainConfig, world: World, saved: Checkpoint | None) -> Dataset:
-    """Load the data set of the run; all ranks load the one that rank 0 did, with its fallback."""
-    wanted, loaded = data_of(cfg, saved), list[Dataset]()
-
-    def load() -> tuple[Any, int, str | None]:
-        loaded.append(load_dataset(wanted))
-        return loaded[0].name, len(loaded[0].val), loaded[0].fallback_from
-
-    name, val_size, fallback_from = world.from_rank_0(load)
-    if not loaded:
-        same = dataclasses.replace(wanted, name=name, val_size=val_size, fallback=None)
-        loaded.append(load_dataset(same))
-    fallback_from = saved.data["fallback_from"] if saved else fallback_from
-    return dataclasses.replace(loaded[0], fallback_from=fallback_from)
-
-
 def save(run: Run, name: str, **metrics: float) -> None:
     """Write the checkpoint `name`; `last.pt` includes the state to resume from.
 
@@ -212,9 +207,10 @@ def save(run: Run, name: str, **metrics: float) -> None:
     weights = run.train_step.trained.state_dict()
     if not all(bool(value.isfinite().all()) for value in weights.values()):
         raise not_finite(run, "the weights are not finite", run.step)
-    run.threads, training = torch.get_num_threads(), {}
+    training: dict[str, Any] = {}
     if name == LAST:
         training = {key: getattr(run, key) for key in (*COUNTERS, "points")}
+        training["threads"] = torch.get_num_threads()
         training["state"] = run.train_step.state_dict()
     save_checkpoint(
         run.folder / name,
@@ -242,8 +238,7 @@ def restore(run: Run, saved: Checkpoint) -> None:
         for key in (*COUNTERS, "points"):
             setattr(run, key, saved.training[key])
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path}: its contents do not fit: {reason}") from error
+        raise UserError(f"{path}: its contents do not fit: {one_line(error)}") from error
 
 
 def describe_data(run: Run) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from app.config.device import describe
+from app.config.errors import one_line
 from app.config.schema import model_keys
 from app.inference.metrics import Predictions, score
 from app.inference.plots import draw_confusion, draw_filters, draw_mistakes
@@ -50,7 +51,7 @@ def draw_pictures(run: Run, tracker: Tracker, model: nn.Module, logits: Tensor) 
             writer.add_graph(model.cpu(), torch.zeros(1, 1, 28, 28))
         tracker.flush()
     except Exception as error:  # optional: the results are written already
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        reason = f"{type(error).__name__}: {one_line(error)}"
         print(f"WARNING: pictures are missing in TensorBoard: {reason}", file=sys.stderr)
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from app.config.device import CpuThreads, keep_freed_memory
-from app.config.errors import RunError, WriteError
+from app.config.device import keep_freed_memory
+from app.config.errors import RunError, WriteError, one_line
 from app.config.schema import TrainConfig
 from app.inference.predictor import evaluate
 from app.runs.tracker import Tracker, quiet_writer_thread
@@ -55,22 +55,21 @@ def train(cfg: TrainConfig) -> dict[str, Any]:
             run = start(cfg, world, stack)
         if isinstance(run, dict):  # the summary of a finished run
             return run
-        threads = CpuThreads(run.device, run.threads)
         if world.rank > 0:
             with expected_failures(cfg, run):
-                fit(run, None, threads)
+                fit(run, None)
             return {}
         print(describe_run(run), flush=True)
         stack.enter_context(quiet_writer_thread())
         tracker = stack.enter_context(closing(Tracker(run.folder, run.step, run.log_size)))
-        return run_rank_0(run, tracker, threads, started)
+        return run_rank_0(run, tracker, started)
 
 
-def run_rank_0(run: Run, tracker: Tracker, threads: CpuThreads, started: float) -> dict[str, Any]:
+def run_rank_0(run: Run, tracker: Tracker, started: float) -> dict[str, Any]:
     """Run rank 0: train, test, log, summarise."""
     try:
         with expected_failures(run.cfg, run):
-            fit(run, tracker, threads)
+            fit(run, tracker)
             model, logits, results = test(run)
             log_results(run, tracker, results)
             tracker.flush()
@@ -84,14 +83,14 @@ def run_rank_0(run: Run, tracker: Tracker, threads: CpuThreads, started: float) 
         raise
     except Exception as error:
         with suppress(RunError):  # a full disk
-            summarize(run, "failed", error=" ".join(str(error).split()))
+            summarize(run, "failed", error=one_line(error))
         raise
     draw_pictures(run, tracker, model, logits)
     print(format_summary(run, summary), flush=True)
     return summary
 
 
-def fit(run: Run, tracker: Tracker | None, threads: CpuThreads) -> None:
+def fit(run: Run, tracker: Tracker | None) -> None:
     """Train to the last epoch; after each, write `last.pt` and, if it is the best, `best.pt`.
 
     `tracker` is None in ranks other than 0. If a signal arrives, write `last.pt` and raise
@@ -103,7 +102,7 @@ def fit(run: Run, tracker: Tracker | None, threads: CpuThreads) -> None:
     with closing(bar), deferred_interrupt() as interrupted:
         bar.update(run.step)
         while run.epoch < epochs:
-            loss, accuracy, speed = train_epoch(run, tracker, interrupted, threads, bar)
+            loss, accuracy, speed = train_epoch(run, tracker, interrupted, bar)
             val_loss, val_accuracy = evaluate(run.train_step.trained, run.data.val, run.data)
             run.epoch, run.points = run.epoch + 1, run.points[:0]
             best, run.best = val_accuracy >= run.best, max(val_accuracy, run.best)
@@ -125,11 +124,7 @@ def fit(run: Run, tracker: Tracker | None, threads: CpuThreads) -> None:
 
 
 def train_epoch(
-    run: Run,
-    tracker: Tracker | None,
-    interrupted: Callable[[], bool],
-    threads: CpuThreads,
-    bar: "tqdm[Any]",
+    run: Run, tracker: Tracker | None, interrupted: Callable[[], bool], bar: "tqdm[Any]"
 ) -> tuple[float, float, float]:
     """Train to the end of the epoch; return its mean loss, accuracy and images per second."""
     count, images, seconds = run.schedule.epoch_steps, run.images, run.seconds
@@ -137,7 +132,7 @@ def train_epoch(
     run.train_step.begin(run.epoch, len(run.points))
     while len(run.points) < count:
         begin = time.perf_counter()
-        stop = take_steps(run, interrupted, threads, bar)
+        stop = take_steps(run, interrupted, bar)
         done = len(run.points)
         fetch_points(run)
         run.seconds += time.perf_counter() - begin
@@ -153,20 +148,18 @@ def train_epoch(
     return loss, correct / run.schedule.batch_size, speed
 
 
-def take_steps(
-    run: Run, interrupted: Callable[[], bool], threads: CpuThreads, bar: "tqdm[Any]"
-) -> bool:
+def take_steps(run: Run, interrupted: Callable[[], bool], bar: "tqdm[Any]") -> bool:
     """Train to the next checkpoint or the end of the epoch; return whether to stop the run."""
     trainer, alone = run.cfg.trainer, run.world.size == 1
     end = (run.epoch + 1) * run.schedule.epoch_steps
     saved_step, saved_time = run.step, time.monotonic()
-    threads.begin()
+    run.threads.begin()
     while True:
         run.train_step.take()
         run.step += 1
         bar.update()
         if (run.step - saved_step) % WINDOW == 0:
-            threads.adapt()
+            run.threads.adapt()
         if run.step == end:
             return False
         due, stop = run.step - saved_step >= (trainer.checkpoint_steps or math.inf), False

@@ -6,7 +6,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from app.data.transforms import normalize
 from app.inference.predictor import TorchPredictor
 from app.models import ConvNet, LLTMClassifier
 from ops import GELU, NCReLU
@@ -22,7 +21,7 @@ def predict_with_maps(
     the state after each row. Each group of maps has `title`, `count`, `height`, `width`, `largest`,
     and `values`: int8 in base64, in units of `largest` / 127.
     """
-    module, output = network.module, normalize(images, *network.normalization)
+    module, output = network.module, network.normalize(images)
     if isinstance(module, LLTMClassifier):
         states, _ = module.rows(output[:1].squeeze(1))
         return network.logits(images), [_encode("State after each row", states, states)]

@@ -1,6 +1,7 @@
 """Find the trained networks under `outputs`; load them through a cache."""
 
 import functools
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -42,7 +43,9 @@ def find_networks(outputs: str, first: str | None = None) -> dict[str, Entry]:
     root = Path(outputs)
     files = [*root.rglob(CHECKPOINT), *root.rglob("*.onnx")]
     files = [path for path in files if path.parent.name != "web"]  # web=true puts copies there
-    files = newest_first(sorted(files, key=_sort_key))
+    # within a folder: the checkpoint, then model.onnx, then the others
+    files.sort(key=lambda path: (path.suffix != ".pt", path.name.count("-"), path))
+    files = newest_first(files)
     if first is not None:
         path = network_file(first, CHECKPOINT)
         files = [path, *(file for file in files if file.resolve() != path.resolve())]
@@ -53,40 +56,29 @@ def find_networks(outputs: str, first: str | None = None) -> dict[str, Entry]:
     return {id: _entry(id, path) for id, path in zip(ids, files, strict=True)}
 
 
-def _sort_key(path: Path) -> tuple[bool, int, Path]:
-    """Return the sort key within a folder: the checkpoint, then model.onnx, then the others."""
-    return path.suffix != ".pt", path.name.count("-"), path
-
-
 def _entry(id: str, path: Path) -> Entry:
     model: dict[str, Any] = {}
     accuracy, dataset, outdated = None, "", is_outdated(path)
-    try:
+    with suppress(UserError, KeyError):  # no run folder, or an unfinished run
         settings, summary = read_settings(path.parent), read_summary(path.parent)
         model, dataset = settings["model"], summary.get("dataset") or settings["data"]["name"]
         accuracy = None if outdated else summary.get("test_accuracy")
-    except (UserError, KeyError):  # no run folder, or an unfinished run
-        pass
     choices = (model.get(key) for key in ("act", "conv", "head"))
     title = {"lltm": "LLTM", "tiny": "tiny"}.get(model.get("name", "")) or " ".join(
         choice for choice in choices if choice and choice != "fc"
     )
     folder, time = path.parent, start_time(path.parent)
+    exported = f"ONNX {path.stem.removeprefix('model').replace('-', ' ').strip()}".strip()
+    runtime = "torch" if path.suffix == ".pt" else exported
     return Entry(
         id=id,
         path=path,
         title=title or folder.name,
-        runtime=_runtime(path) + (", older than the checkpoint" if outdated else ""),
+        runtime=runtime + (", older than the checkpoint" if outdated else ""),
         accuracy=accuracy,
         started=f"{datetime.fromtimestamp(time):%Y-%m-%d %H:%M:%S}" if time else "",
         dataset=dataset,
     )
-
-
-def _runtime(path: Path) -> str:
-    if path.suffix == ".pt":
-        return "torch"
-    return f"ONNX {path.stem.removeprefix('model').replace('-', ' ').strip()}".strip()
 
 
 def load_network(path: Path) -> Predictor:

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from app.data.datasets import Split, load_test_split
+from app.data.datasets import load_test_split
 from app.inference.metrics import Predictions
+from app.inference.predictor import Predictor
 from app.web.networks import load_network
 
 MISTAKES, IMAGES = 40, 60  # largest numbers of mistakes and of all images
@@ -20,13 +21,14 @@ def choose_samples(path: Path, data_root: str) -> list[dict[str, Any]]:
     Return for each the label, the predicted class, whether they differ, and the pixels (28x28
     bytes in base64). Raise a UserError if the network or its data set cannot be used.
     """
-    load_network(path)  # raises if the file is gone
-    return _choose(path, path.stat().st_mtime_ns, data_root)
+    return _choose(load_network(path), data_root)
+
+
+_test_split = functools.lru_cache(maxsize=4)(load_test_split)
 
 
 @functools.lru_cache(maxsize=16)
-def _choose(path: Path, _modified: int, data_root: str) -> list[dict[str, Any]]:
-    network = load_network(path)
+def _choose(network: Predictor, data_root: str) -> list[dict[str, Any]]:
     split = _test_split(network.dataset, data_root)
     logits = network.logits(split.images)
     predictions = Predictions.of(network.classes, split.labels, logits)
@@ -42,8 +44,3 @@ def _choose(path: Path, _modified: int, data_root: str) -> list[dict[str, Any]]:
         }
         for index in (*mistakes, *right)
     ]
-
-
-@functools.lru_cache(maxsize=4)
-def _test_split(name: str, data_root: str) -> Split:
-    return load_test_split(name, data_root)

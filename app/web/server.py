@@ -129,7 +129,8 @@ def create_app(cfg: DrawConfig, entries: dict[str, Entry]) -> Starlette:
         found = await run_in_threadpool(find_networks, cfg.outputs, cfg.checkpoint)
         known.clear()
         known.update(found)
-        return JSONResponse([_entry_json(entry) for entry in found.values()])
+        listed = map(dataclasses.asdict, found.values())
+        return JSONResponse([{key: item[key] for key in item if key != "path"} for item in listed])
 
     async def predict_request(query: QueryParams, body: bytes) -> dict[str, Any]:
         path = find_entry(query).path
@@ -179,10 +180,6 @@ def create_app(cfg: DrawConfig, entries: dict[str, Entry]) -> Starlette:
         middleware=[Middleware(Guard, host=cfg.host)],
         exception_handlers={UserError: _refuse, HTTPException: _refuse},
     )
-
-
-def _entry_json(entry: Entry) -> dict[str, Any]:
-    return {key: value for key, value in dataclasses.asdict(entry).items() if key != "path"}
 
 
 async def _refuse(request: Request, error: Exception) -> JSONResponse:

@@ -118,6 +118,16 @@ def command(tmp_path):
 
 
 @pytest.fixture
+def unwritable(monkeypatch):
+    """Refuse new files as a read-only folder does; a superuser may write to any folder."""
+
+    def refuse(*arguments, dir, **options):
+        raise PermissionError(13, "Permission denied", str(dir))
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+
+
+@pytest.fixture
 def one_thread():
     """Run torch with one thread: parallel tests share the cores."""
     before = torch.get_num_threads()

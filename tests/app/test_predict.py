@@ -160,6 +160,22 @@ def test_missing_names_on_standard_input_are_skipped(cfg, tmp_path, capsys, monk
     assert printed.err == f"skipped: input={tmp_path}/missing.png: no such picture\n"
 
 
+def test_control_characters_in_names_do_not_break_the_table(cfg, tmp_path, capsys):
+    picture(tmp_path / "a\nb.png", "1")
+    picture(tmp_path / "c.png", "1")
+    predict(replace(cfg, input=f"{tmp_path}/*.png"))
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{tmp_path}/a\\nb.png  ")
+    assert second.startswith(f"{tmp_path}/c.png     ")
+
+
+def test_too_large_picture_names_the_limit(cfg, tmp_path):
+    Image.new("1", (20_000, 10_000)).save(tmp_path / "1.png")
+    with pytest.raises(UserError) as raised:
+        predict(replace(cfg, input=str(tmp_path / "1.png")))
+    assert str(raised.value) == f"input={tmp_path}/1.png: too large, at most 178,956,970 pixels"
+
+
 def test_invert_is_applied(cfg, tmp_path, capsys):
     picture(tmp_path / "1.png", "1")
     predict(replace(cfg, input=str(tmp_path / "1.png"), invert=True))

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ def command(*overrides, folder, **environment):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
 
 
@@ -125,8 +127,24 @@ def test_sweep_continues_after_a_failed_run(tmp_path):
     }
     assert seeds == {"1": 1, "3": 2}
     entries = find_entries(folder)
-    assert [entry.status for entry in entries] == ["finished"] * 2
+    assert [entry.summary["status"] for entry in entries] == ["finished"] * 2
     assert [item.name for item in group(entries)] == ["all"]
+
+
+def test_interrupted_workers_of_a_sweep_save_their_runs(tmp_path):
+    write_dataset(tmp_path / "data")
+    sweep = ["-m", "data.val_size=50", "trainer.epochs=99999", "seed=1,2,3"]
+    sweep += ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    process = command(*sweep, folder=tmp_path)
+    while len(list(tmp_path.glob("outputs/*/*/*/last.pt"))) < 2:
+        assert process.poll() is None
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C in a terminal
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors.splitlines()[0]) == (130, "interrupted")
+    entries = find_entries(tmp_path)
+    assert {entry.settings["seed"] for entry in entries} == {1, 2}  # the third did not start
+    assert [entry.summary["status"] for entry in entries] == ["interrupted"] * 2
 
 
 def test_help_lists_groups_and_keys(tmp_path):

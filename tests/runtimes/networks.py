@@ -71,7 +71,6 @@ def prepare(folder, kind, layout):
 
 def _export(original, layout, root):
     from app.config.schema import ExportConfig
-    from app.data.transforms import normalize
     from app.export.export import check
     from app.export.graph import build_graph
     from app.export.quantize import quantize
@@ -80,21 +79,20 @@ def _export(original, layout, root):
     model = build_graph(original, ExportConfig(layout=layout.replace("int8", "standard")))
     if layout == "int8":
         images = load_data(original.checkpoint, root).val.images
-        model = quantize(model, normalize(images, *original.normalization))
+        model = quantize(model, original.normalize(images))
     return check(model).SerializeToString()
 
 
 def _expected(original, root):
     import torch
 
-    from app.data.transforms import normalize
     from app.inference.predictor import load_data
 
     data = load_data(original.checkpoint, root)
     splits = [data.test] if HAS_MNIST else [data.test, data.val, data.train]
     images = torch.cat([split.images for split in splits])[:IMAGES]
     return {
-        "images": normalize(images, *original.normalization).numpy(),
+        "images": original.normalize(images).numpy(),
         "logits": original.logits(images).numpy(),
         "labels": torch.cat([split.labels for split in splits])[:IMAGES].numpy(),
     }

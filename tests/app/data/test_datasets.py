@@ -238,7 +238,7 @@ def test_invalid_download_raises(tmp_path, mirror):
 
 def test_root_that_is_a_file_raises(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"data\.root=.*file: must be a folder"):
+    with pytest.raises(UserError, match=r"data\.root=.*file: cannot be written: Not a dir"):
         load_dataset(DataConfig(root=str(tmp_path / "file")))
 
 

@@ -324,6 +324,14 @@ def test_conflicting_settings_raise(make_run, settings, says):
     assert [path.name for path in folder.iterdir()] == ["best.pt"]
 
 
+def test_unwritable_checkpoint_folder_names_the_key(make_run, unwritable):
+    folder = make_run()
+    with pytest.raises(UserError) as raised:
+        export(ExportConfig(checkpoint=str(folder)))
+    reason = "cannot be written: Permission denied"
+    assert str(raised.value) == f"checkpoint={folder}: {reason}; choose another path with file=..."
+
+
 def test_foreign_files_are_not_overwritten(make_run, tmp_path, capsys):
     folder, card, page = make_run(), tmp_path / "README.md", tmp_path / "web" / "index.html"
     page.parent.mkdir()

@@ -152,3 +152,12 @@ def test_mismatched_parts_raise(tmp_path, spoil, reason):
         load_checkpoint(tmp_path / "best.pt")
     assert str(error.value).startswith(f"checkpoint={tmp_path / 'best.pt'}: ")
     assert "\n" not in str(error.value)
+
+
+def test_damaged_checkpoint_of_another_network_names_the_key(make_run):
+    path = make_run(network="tiny") / "best.pt"
+    checkpoint = load_checkpoint(path)
+    del checkpoint.data["classes"]
+    save_checkpoint(path, checkpoint)
+    with pytest.raises(UserError, match=r"^checkpoint=.*best\.pt: its contents do not fit"):
+        load_checkpoint(path)

@@ -106,6 +106,18 @@ def test_missing_settings_are_empty(sweep):
     assert (rows[-1]["model.act"], rows[-1]["model.name"]) == ("", "lltm")
 
 
+def test_settings_without_influence_on_results_are_not_compared(sweep):
+    for number in range(12):
+        path = sweep / str(number) / CONFIG
+        trainer = {"checkpoint_seconds": number, "checkpoint_steps": number, "log_every": number}
+        added = {"trainer": trainer, "data": {"fallback": None if number % 3 else "digits"}}
+        OmegaConf.save(OmegaConf.merge(OmegaConf.load(path), added), path)
+    assert [item.name for item in group(find_entries(sweep))] == [
+        "model.act=relu",
+        "model.act=ncrelu",
+    ]
+
+
 def test_csv_has_a_line_for_each_run(sweep):
     rows = list(csv.DictReader(io.StringIO(to_csv(find_entries(sweep)))))
     assert [row["run"].rsplit("/", 1)[1] for row in rows] == [str(number) for number in range(12)]
@@ -151,6 +163,11 @@ def test_folder_without_runs_raises(tmp_path):
     for folder, outputs in (("nowhere", "outputs"), ("latest", "nowhere")):
         with pytest.raises(UserError, match=rf"^no run under nowhere/ \(no such folder\): {hint}$"):
             report(folder, outputs)
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        UserError, match=rf"^no run under {tmp_path}/file \(a file, not a folder\): "
+    ):
+        report(str(tmp_path / "file"))
     for folder, outputs in ((str(tmp_path), "outputs"), ("latest", str(tmp_path))):
         with pytest.raises(UserError, match=rf"^no run under {tmp_path}/: {hint}$"):
             report(folder, outputs)

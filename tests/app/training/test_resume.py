@@ -260,6 +260,30 @@ def test_damaged_checkpoint_raises(cfg, stopped):
             train(dataclasses.replace(cfg, resume="latest"))
 
 
+@pytest.mark.parametrize("name", ["last.pt", "best.pt"])
+def test_damaged_checkpoint_names_the_remedy(cfg, stopped, name):
+    best, last = stopped / "best.pt", stopped / "last.pt"
+    if name == "best.pt":  # read if last.pt is missing
+        last.unlink()
+    (stopped / name).write_bytes(b"")
+    remedy = "delete last.pt and best.pt in this folder to start over"
+    with pytest.raises(UserError, match=rf"{name}: damaged, or not a checkpoint; {remedy}$"):
+        train(dataclasses.replace(cfg, resume=str(stopped)))
+    last.unlink(missing_ok=True)
+    best.unlink()
+    train(dataclasses.replace(cfg, resume=str(stopped)))
+    train(cfg)
+    assert_same(*folders(cfg.outputs))
+
+
+def test_unwritable_run_folder_names_the_key(cfg, stopped, unwritable):
+    with pytest.raises(UserError) as caught:
+        train(dataclasses.replace(cfg, resume=str(stopped)))
+    reason = "cannot be written: Permission denied"
+    remedy = "a resumed run writes to its own folder, so make it writable or copy it"
+    assert str(caught.value) == f"resume={stopped}: {reason}; {remedy}"
+
+
 @pytest.mark.parametrize(
     ("resume", "message"),
     [

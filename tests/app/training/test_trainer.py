@@ -280,13 +280,14 @@ def test_batch_size_above_the_data_is_reported(cfg, capsys):
     assert capsys.readouterr().err == note
 
 
-def test_evaluate_does_not_depend_on_batch_size(cfg):
+def test_evaluate_does_not_depend_on_batch_size(cfg, monkeypatch):
+    monkeypatch.setattr("app.inference.predictor.BATCH_SIZE", 33)
     data = load_dataset(cfg.data)
     model = build_model(cfg.model, 10)
     logits = model(normalize(data.test.images, data.mean, data.std))
     accuracy = (logits.argmax(1) == data.test.labels).float().mean().item()
     loss = F.cross_entropy(logits, data.test.labels).item()
-    assert evaluate(model, data.test, data, batch_size=33) == pytest.approx((loss, accuracy))
+    assert evaluate(model, data.test, data) == pytest.approx((loss, accuracy))
     assert not model.training
 
 

@@ -111,14 +111,13 @@ def test_png_and_raw_pixels_match_predict(ask, default_run, runtime):
 
 
 def test_maps_match_the_first_layers(ask, network, default_run):
-    from app.data.transforms import normalize
     from app.inference.predictor import load_torch
     from app.inference.preprocess import frame
 
     body = drawing().tobytes()
     answer = json.loads(ask(f"api/predict?network={network}&width=140&maps=true", body)[2])
     trained = load_torch(default_run)
-    input = normalize(frame(drawing(), "mnist")[None], *trained.normalization)
+    input = trained.normalize(frame(drawing(), "mnist")[None])
     convolution = trained.module.features[0](input)
     halves = trained.module.features[:3](input)[0].chunk(2)
     for maps, values in zip(answer["maps"], (convolution[0], *halves), strict=True):
@@ -197,6 +196,13 @@ def test_invalid_requests_are_rejected(ask, network, case):
     assert error and "\n" not in error and "input=" not in error
     assert answer["content-security-policy"]
     assert ask(f"api/predict?network={network}&width=140", drawing().tobytes())[0] == 200
+
+
+@pytest.mark.parametrize("side", [5_000, 30_000])
+def test_too_large_picture_names_the_limit(ask, network, side):
+    body = bomb(side)
+    content = ask(f"api/predict?network={network}", body)[2]
+    assert json.loads(content) == {"error": "picture: too large, at most 16,777,216 pixels"}
 
 
 @pytest.fixture
