@@ -14,15 +14,15 @@
 namespace ops::cuda {
 namespace {
 
-// Columns per thread and threads per block that fill the registers without spills.
+// Columns per thread and threads per block that fill the registers without spills. V: channels.
 template <typename Axis>
 constexpr int kForwardCols = !Axis::kTransposed ? 7 : (Axis::kTaps == 3 ? 8 : 4);
 template <typename Axis>  // 5×5 with stride 1, 7×7
 constexpr bool kManySums =
     Axis::kTaps == 7 || (Axis::kTaps == 5 && !Axis::kTransposed && Axis::step(1) == 1);
-template <typename Axis, typename T>
+template <typename Axis, typename T, int V>
 using ForwardShape =
-    RingShape<Axis, 2, kForwardCols<Axis>, kRingDepth<Axis, T>, kManySums<Axis> ? 192 : 256>;
+    RingShape<Axis, V, kForwardCols<Axis>, kRingDepth<Axis, T>, kManySums<Axis> ? 192 : 256>;
 
 }  // namespace
 
@@ -36,15 +36,23 @@ bool nhwc_ring(const Convolution<T>& c) {
     }
     // nhwc_stream runs 7×7 with stride 1, direct_l1 dilation 2.
     if constexpr (!kDilated && !std::is_same_v<Axis, Direct<7, 1, 1>>) {
-      using Shape = ForwardShape<Axis, T>;
-      const auto plan =
-          plan_ring<Shape, 0, T>(c.g.n, c.g.c, c.in.h, c.in.w, c.out.h, c.out.w, c.padding_h,
-                                 c.padding_w, RingTaps<Shape>::kBytes, {c.in.data, c.out.data});
-      if (plan.fits) {
-        c.launch(nhwc_ring_kernel<Shape, T, false>, plan.grid, plan.block, plan.shared, plan.params,
-                 c.flip, c.in.data, c.weight, c.bias, c.out.data, static_cast<const T*>(nullptr),
-                 WeightReduction<T>{});
-        return true;
+      const auto launch = [&](auto shape) {
+        using Shape = decltype(shape);
+        const auto plan =
+            plan_ring<Shape, 0, T>(c.g.n, c.g.c, c.in.h, c.in.w, c.out.h, c.out.w, c.padding_h,
+                                   c.padding_w, RingTaps<Shape>::kBytes, {c.in.data, c.out.data});
+        if (plan.fits) {
+          c.launch(nhwc_ring_kernel<Shape, T, false>, plan.grid, plan.block, plan.shared,
+                   plan.params, c.flip, c.in.data, c.weight, c.bias, c.out.data,
+                   static_cast<const T*>(nullptr), WeightReduction<T>{});
+        }
+        return plan.fits;
+      };
+      // Odd channels, or misaligned: one channel per thread. With stride 2, direct_l1 is faster.
+      if constexpr (!Axis::kTransposed && Axis::step(1) == 1) {
+        return launch(ForwardShape<Axis, T, 2>{}) || launch(ForwardShape<Axis, T, 1>{});
+      } else {
+        return launch(ForwardShape<Axis, T, 2>{});
       }
     }
     return false;

@@ -19,12 +19,14 @@ struct RingParams {
   int start_h, start_w;  // input coordinates of the first output's window
   int in_cols;           // input columns of a block
   int channels;
-  int chunks;      // blocks along channels
-  int steps;       // of an image
-  int share;       // steps of a block
-  int all_steps;   // of all images
-  int copy_bytes;  // per asynchronous copy: 16 or 4
-  int ring_bytes;  // shared memory of the stages and of the zero row after them
+  int chunks;       // blocks along channels
+  int steps;        // of an image
+  int share;        // steps of a block
+  int all_steps;    // of all images
+  int copy_bytes;   // per asynchronous copy: 16 or 4
+  bool shifted;     // 16-bit pixels may begin at half a 4-byte word (see PixelShift)
+  int pitch_bytes;  // shared memory of a pixel: its channels in the block; shifted: up to 4 more
+  int ring_bytes;   // shared memory of the stages and of the zero row after them
 };
 
 // Register shape of a thread: kCols columns of V channels, and kPending output rows that still need
@@ -37,6 +39,8 @@ struct RingShape {
   static constexpr int kTaps = Axis::kTaps, kChannels = V, kCols = kTileCols;
   static constexpr int kDepth = kStepsAhead, kThreads = kBlockThreads, kBlocks = kBlocksPerSm;
   static constexpr int kInCols = Axis::inputs(kCols);
+  template <typename T>
+  static constexpr bool kShifts = V * sizeof(T) == 2;  // reads shifted pixels
   static constexpr int kStepOut = Axis::kTransposed ? 2 : 1;
   static constexpr int kStepIn = Axis::step(kStepOut);
   static constexpr int kWindow = Axis::inputs(kStepOut);  // input rows of a step's output rows
@@ -132,37 +136,70 @@ struct RingCursor {
   }
 };
 
+// Byte offset of pixels in their copies. With an odd number of 16-bit channels, pixels begin
+// alternately at a whole and at half a 4-byte word. Copies are of whole words; where the first word
+// begins with the channel before, the pixel is shifted by 2 bytes. (The last word may end 2 bytes
+// after the tensor, but not after its allocation.) kShifts = false: never.
+template <bool kShifts>
+class PixelShift {
+ public:
+  // Pixels from column `col` and channel `channel` on.
+  template <typename T>
+  __device__ PixelShift(const T* images, int height, int width, int col, int channel,
+                        const RingParams& params)
+      : odd_(kShifts && params.shifted ? params.channels & 1 : 0),
+        row_(width & odd_),
+        image_(height & row_),
+        first_(0) {
+    if (kShifts && params.shifted) {
+      const int element = static_cast<int>(reinterpret_cast<uintptr_t>(images) / 2);
+      first_ = (element + channel + (col & odd_)) & 1;
+    }
+  }
+  // Return the shift in bytes of the first column of row y; next(): the bits in which the shift of
+  // the next column differs.
+  __device__ int at(int image, int y) const {
+    return kShifts ? (first_ ^ (image_ & image) ^ (row_ & y)) * 2 : 0;
+  }
+  __device__ int next() const { return kShifts ? odd_ * 2 : 0; }
+
+ private:
+  int odd_, row_, image_, first_;  // parities: of a pixel, a row, an image, the first pixel's index
+};
+
 // Copies rows of a tile to shared memory, [column][channel], asynchronously from compute capability
 // 8.0. All threads of a block copy: `copies_per_pixel` adjacent threads a pixel, `step` pixels at a
-// time. Columns outside the image and channels beyond the last are never written and keep the zeros
-// of clear_shared. Rows outside the image are not copied: their stage keeps an old row, in whose
-// place threads read the zero row.
-template <typename T>
+// time. Columns outside the image are never written and keep the zeros of clear_shared, as do
+// channels beyond the last unless pixels are shifted. Rows outside the image are not copied: their
+// stage keeps an old row, in whose place threads read the zero row.
+template <typename T, bool kShifts>
 class RowCopy {
  public:
-  // The tile has `cols` columns and `pitch` channels, from (first_col, first_channel) on.
+  // The tile has `cols` columns and the channels from first_channel on.
   __device__ RowCopy(const T* images, int height, int width, int first_col, int cols,
-                     int first_channel, int pitch, const RingParams& params)
+                     int first_channel, const RingParams& params)
       : height_(height),
         row_bytes_(static_cast<int64_t>(width) * params.channels * sizeof(T)),
         wide_(params.copy_bytes == kVectorBytes) {
     constexpr int kSize = sizeof(T);
-    const int copy_channels = params.copy_bytes / kSize, copies_per_pixel = pitch / copy_channels;
+    const int copies_per_pixel = params.pitch_bytes / params.copy_bytes;
     const int thread = flat_thread();
     const int step = static_cast<int>(blockDim.x * blockDim.y) / copies_per_pixel;
     const int first_pixel = thread / copies_per_pixel;
-    const int channel = thread % copies_per_pixel * copy_channels;
+    const int at = thread % copies_per_pixel * params.copy_bytes;  // within the pixel
+    left_ = (params.channels - first_channel) * kSize - at;
     const int begin = max(0, -first_col), end = min(cols, width - first_col);
     // the thread's first column inside the image
     const int col = first_pixel + (max(begin - first_pixel, 0) + step - 1) / step * step;
-    const bool copies =
-        first_pixel < step && first_channel + channel < params.channels && col < end;
+    const bool copies = first_pixel < step && left_ + (params.shifted ? 2 : 0) > 0 && col < end;
     copies_ = copies ? (end - col + step - 1) / step : 0;
-    images_ = reinterpret_cast<const char*>(
-        images + static_cast<int64_t>(first_col + col) * params.channels + first_channel + channel);
+    images_ =
+        reinterpret_cast<const char*>(
+            images + static_cast<int64_t>(first_col + col) * params.channels + first_channel) +
+        at;
     from_step_ = static_cast<int64_t>(step) * params.channels * kSize;
-    to_ = (col * pitch + channel) * kSize;
-    to_step_ = step * pitch * kSize;
+    to_ = col * params.pitch_bytes + at;
+    to_step_ = step * params.pitch_bytes;
   }
 
   // Continue with row y of an image; y may be outside of it.
@@ -181,7 +218,7 @@ class RowCopy {
 
  private:
   const char *images_, *from_;
-  int height_, copies_;
+  int height_, copies_, left_;  // left_: bytes of the pixel from the copy on
   int64_t row_bytes_, from_step_;
   unsigned to_, to_step_;
   bool wide_;
@@ -191,15 +228,23 @@ class RowCopy {
     const char* from = from_;
 #pragma unroll 1
     for (int left = copies_; left > 0; --left, from += from_step_, to += to_step_) {
+      const char* unit = from;
+      if constexpr (kShifts && kBytes == 4) {
+        const int shift = static_cast<int>(reinterpret_cast<uintptr_t>(from)) & 2;
+        if (left_ + shift <= 0) {
+          continue;
+        }
+        unit -= shift;
+      }
 #if __CUDA_ARCH__ >= 800
       if constexpr (kBytes == 16) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(unit) : "memory");
       } else {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(unit) : "memory");
       }
 #else
       using Bits = typename BitsOf<kBytes>::type;
-      *static_cast<Bits*>(__cvta_shared_to_generic(to)) = *reinterpret_cast<const Bits*>(from);
+      *static_cast<Bits*>(__cvta_shared_to_generic(to)) = *reinterpret_cast<const Bits*>(unit);
 #endif
     }
   }
@@ -233,10 +278,12 @@ struct Pixels {
   using Bits = typename BitsOf<V * sizeof(T)>::type;
   Bits bits[kCols];
 
-  __device__ Pixels(const unsigned char* from, int pitch_bytes) {
+  // shift, next: see PixelShift.
+  __device__ Pixels(const unsigned char* from, int pitch_bytes, int shift, int next) {
+    const unsigned char* const pixels[] = {from + shift, from + (shift ^ next)};
 #pragma unroll
     for (int i = 0; i < kCols; ++i) {
-      bits[i] = *reinterpret_cast<const Bits*>(from + i * pitch_bytes);
+      bits[i] = *reinterpret_cast<const Bits*>(pixels[i % 2] + i * pitch_bytes);
     }
   }
   __device__ void to_float(float (&x)[kCols][V]) const {
@@ -304,8 +351,9 @@ RingPlan plan_ring(int64_t images, int64_t channels, int64_t in_h, int64_t in_w,
     return channels * static_cast<int64_t>(sizeof(T)) % bytes == 0 && are_aligned(pointers, bytes);
   };
   const int64_t copy_bytes = aligned(kVectorBytes) ? kVectorBytes : 4;
+  const bool shifted = Shape::template kShifts<T> && !aligned(copy_bytes);
   const int64_t all_steps = images * ceil_div(out_h, Shape::kStepOut);
-  if (!aligned(std::max(copy_bytes, kPixel)) || all_steps >= int64_t{1} << 30) {
+  if (!(shifted || aligned(std::max(copy_bytes, kPixel))) || all_steps >= int64_t{1} << 30) {
     return plan;
   }
 
@@ -328,7 +376,8 @@ RingPlan plan_ring(int64_t images, int64_t channels, int64_t in_h, int64_t in_w,
     const int64_t min_chunks = ceil_div(vectors, Shape::kThreads / groups / multiple * multiple);
     for (int64_t n = min_chunks; n < min_chunks + kTries; ++n) {
       const int64_t lanes = ceil_div(ceil_div(vectors, n), multiple) * multiple;
-      const int64_t bytes = lanes * kPixel, chunks = ceil_div(vectors, lanes);
+      const int64_t bytes = ceil_div(lanes * kPixel + (shifted ? 2 : 0), copy_bytes) * copy_bytes;
+      const int64_t chunks = ceil_div(vectors, lanes);
       // The zero row follows the stages; threads read it in place of rows outside the image.
       const int64_t zeros = std::max(in_cols, kTileRows ? groups * Shape::kCols : 0);
       const int64_t ring = ((Shape::kDepth + 1) * stage + zeros) * bytes;
@@ -354,6 +403,7 @@ RingPlan plan_ring(int64_t images, int64_t channels, int64_t in_h, int64_t in_w,
         least = cost, per_sm = resident, plan.shared = shared;
         plan.block = dim3(lanes, groups);
         params.chunks = chunks, params.in_cols = in_cols, params.ring_bytes = ring_bytes;
+        params.pitch_bytes = bytes;
       }
     }
   }
@@ -364,7 +414,7 @@ RingPlan plan_ring(int64_t images, int64_t channels, int64_t in_h, int64_t in_w,
   params.start_h = Axis::start(padding_h), params.start_w = Axis::start(padding_w);
   params.channels = channels;
   params.steps = ceil_div(out_h, Shape::kStepOut), params.all_steps = all_steps;
-  params.copy_bytes = copy_bytes;
+  params.copy_bytes = copy_bytes, params.shifted = shifted;
   const int64_t blocks = params.chunks * ceil_div(across, plan.block.y);
   const int64_t per_image = Shape::kSkipsRows ? Shape::kWarmUp / 2 : Shape::kWarmUp;
   params.share = choose_share(all_steps, params.steps, blocks, per_sm * device.multiprocessors,

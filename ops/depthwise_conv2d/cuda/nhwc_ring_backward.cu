@@ -19,7 +19,7 @@
 namespace ops::cuda {
 namespace {
 
-// Register shape that was fastest on an H200. 16-bit rows are cheap to copy: larger tiles pay.
+// Register shapes that were fastest on an H200. 16-bit rows are cheap to copy: larger tiles pay.
 template <typename Axis, typename T>
 using BackwardShape = std::conditional_t<
     Axis::kTaps == 3,
@@ -28,6 +28,9 @@ using BackwardShape = std::conditional_t<
                        RingShape<Axis, 2, 7, kRingDepth<Axis, T>, 128, 3>>,
     std::conditional_t<Axis::kTransposed, RingShape<Axis, 2, 4, kRingDepth<Axis, T>, 128>,
                        RingShape<Axis, 1, 7, kRingDepth<Axis, T>, 192>>>;
+// Odd channels, or misaligned.
+template <typename Axis, typename T>
+using OddBackwardShape = RingShape<Axis, 1, 7, kRingDepth<Axis, T>, 192>;
 
 }  // namespace
 
@@ -43,23 +46,30 @@ bool nhwc_ring_backward(const Convolution<T>& c, const WeightGradient<T>& w) {
     using Axis = decltype(axis);
     if constexpr (Axis::kTaps <= 5 && Axis::inputs(1) <= Axis::kTaps &&
                   (Axis::kTransposed || Axis::step(1) == 1)) {
-      using Shape = BackwardShape<Axis, T>;
-      const auto plan = plan_ring<Shape, Shape::kStepOut, T>(
-          g.n, g.c, c.in.h, c.in.w, c.out.h, c.out.w, c.padding_h, c.padding_w,
-          RingTaps<Shape>::kBytes, {c.in.data, c.out.data, w.x});
-      const size_t sums =
-          sizeof(float) * reduction_elements(plan.block.x, plan.block.y,
-                                             (Shape::kTaps * Shape::kTaps + 1) * Shape::kChannels);
-      if (!plan.fits || sums > Device().block_shared) {
-        return false;
+      const auto launch = [&](auto shape) {
+        using Shape = decltype(shape);
+        const auto plan = plan_ring<Shape, Shape::kStepOut, T>(
+            g.n, g.c, c.in.h, c.in.w, c.out.h, c.out.w, c.padding_h, c.padding_w,
+            RingTaps<Shape>::kBytes, {c.in.data, c.out.data, w.x});
+        const size_t sums = sizeof(float) * reduction_elements(plan.block.x, plan.block.y,
+                                                               (Shape::kTaps * Shape::kTaps + 1) *
+                                                                   Shape::kChannels);
+        if (!plan.fits || sums > Device().block_shared) {
+          return false;
+        }
+        const int64_t splits = int64_t{plan.grid.x} / plan.params.chunks * plan.grid.y;
+        two_stage_reduction(w, splits, [&](const WeightReduction<T>& reduction) {
+          c.launch(nhwc_ring_kernel<Shape, T, true>, plan.grid, plan.block,
+                   std::max(plan.shared, sums), plan.params, c.flip, c.in.data, c.weight, c.bias,
+                   c.out.data, w.x, reduction);
+        });
+        return true;
+      };
+      if constexpr (Axis::kTaps == 3 && !Axis::kTransposed) {
+        return launch(BackwardShape<Axis, T>{}) || launch(OddBackwardShape<Axis, T>{});
+      } else {
+        return launch(BackwardShape<Axis, T>{});
       }
-      const int64_t splits = int64_t{plan.grid.x} / plan.params.chunks * plan.grid.y;
-      two_stage_reduction(w, splits, [&](const WeightReduction<T>& reduction) {
-        c.launch(nhwc_ring_kernel<Shape, T, true>, plan.grid, plan.block,
-                 std::max(plan.shared, sums), plan.params, c.flip, c.in.data, c.weight, c.bias,
-                 c.out.data, w.x, reduction);
-      });
-      return true;
     }
     return false;
   });

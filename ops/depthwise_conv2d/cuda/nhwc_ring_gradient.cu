@@ -18,12 +18,11 @@
 namespace ops::cuda {
 namespace {
 
-// Register shape of the weight gradient: 2 channels per thread for 3×3; 1 from 5×5 on, whose sums
-// fill the registers. Axis::step(1) is the stride.
-template <typename Axis, typename T>
+// Register shape of the weight gradient for V channels per thread. Axis::step(1) is the stride.
+template <typename Axis, typename T, int V>
 using GradientShape =
-    RingShape<Axis, Axis::kTaps == 3 ? 2 : 1, (Axis::kTaps == 7 && Axis::step(1) == 2 ? 4 : 7),
-              kRingDepth<Axis, T>, (Axis::kTaps == 7 || Axis::inputs(1) > Axis::kTaps ? 192 : 256)>;
+    RingShape<Axis, V, (Axis::kTaps == 7 && Axis::step(1) == 2 ? 4 : 7), kRingDepth<Axis, T>,
+              (Axis::kTaps == 7 || Axis::inputs(1) > Axis::kTaps ? 192 : 256)>;
 
 template <typename Shape, typename T>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
@@ -35,18 +34,20 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   constexpr int kSums = kTaps * kTaps + 1;  // taps, then the bias
   static_assert(Shape::kStepOut == 1, "weight gradients are never transposed");
   extern __shared__ __align__(16) unsigned char memory[];
-  const int pitch = blockDim.x * V, pitch_bytes = pitch * static_cast<int>(sizeof(T));
+  const int block_channels = blockDim.x * V, pitch_bytes = params.pitch_bytes;
   const int chunk = blockIdx.x % params.chunks, tile = blockIdx.x / params.chunks;
-  const int first_channel = chunk * pitch, tile_cols = blockDim.y * kCols;
+  const int first_channel = chunk * block_channels, tile_cols = blockDim.y * kCols;
   clear_shared(memory, params.ring_bytes);
 
   // A stage: kStepIn rows of the input, then a row of grad_output.
   const int row_bytes = params.in_cols * pitch_bytes;
   const int grad_at = Shape::kStepIn * row_bytes, stage = grad_at + tile_cols * pitch_bytes;
-  RowCopy<T> ins(x, params.in_h, params.in_w, params.start_w + Axis::step(tile * tile_cols),
-                 params.in_cols, first_channel, pitch, params);
-  RowCopy<T> grads(grad, params.out_h, params.out_w, tile * tile_cols, tile_cols, first_channel,
-                   pitch, params);
+  constexpr bool kShifts = Shape::template kShifts<T>;
+  const int first_col = params.start_w + Axis::step(tile * tile_cols);
+  RowCopy<T, kShifts> ins(x, params.in_h, params.in_w, first_col, params.in_cols, first_channel,
+                          params);
+  RowCopy<T, kShifts> grads(grad, params.out_h, params.out_w, tile * tile_cols, tile_cols,
+                            first_channel, params);
   RingCursor<Shape> now(params, blockIdx.y * params.share), ahead = now;
   // Return whether the step's newest row of grad_output belongs to the block's part of the image
   // (it is never before `first`: the warm-up has kPending − 1 steps). Zeros replace other rows, so
@@ -82,6 +83,12 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   const unsigned char* lane = memory + threadIdx.x * V * sizeof(T);
   const unsigned char* my_in = lane + Axis::step(threadIdx.y * kCols) * pitch_bytes;
   const unsigned char* my_grad = lane + threadIdx.y * kCols * pitch_bytes;
+  const PixelShift<kShifts> shift(x, params.in_h, params.in_w,
+                                  first_col + Axis::step(threadIdx.y * kCols), first_channel,
+                                  params);
+  const PixelShift<kShifts> grad_shift(grad, params.out_h, params.out_w,
+                                       tile * tile_cols + threadIdx.y * kCols, first_channel,
+                                       params);
   const int zero_row = (Shape::kDepth + 1) * stage;
   int from = 0, to = Shape::kDepth * stage;  // byte offsets of the stages to read and to fill
   float sum[kSums][V] = {};
@@ -97,11 +104,12 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       __syncthreads();
       const int y = now.in_row();
       const auto row_at = [&](int r) {
-        return Row(my_in + (now.is_input_row(y + r) ? from + r * row_bytes : zero_row),
-                   pitch_bytes);
+        return Row(my_in + (now.is_input_row(y + r) ? from + r * row_bytes : zero_row), pitch_bytes,
+                   shift.at(now.image, y + r), shift.next());
       };
-      const Pixels<T, kCols, V> grad_row(my_grad + (has_grad(now) ? from + grad_at : zero_row),
-                                         pitch_bytes);
+      const Pixels<T, kCols, V> grad_row(
+          my_grad + (has_grad(now) ? from + grad_at : zero_row), pitch_bytes,
+          grad_shift.at(now.image, now.step + kPending - 1), grad_shift.next());
       const Row first_row = row_at(0);
       fetch(to);
       auto& newest = g[Shape::row(u, kPending - 1)];
@@ -144,7 +152,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   wait_for_copies<0>();
   __syncthreads();
   reduce_and_put(sum, reinterpret_cast<float*>(memory), threadIdx.x, blockDim.x, threadIdx.y,
-                 blockDim.y, min(pitch, params.channels - first_channel),
+                 blockDim.y, min(block_channels, params.channels - first_channel),
                  BlockSums<T>(reduction, tile * gridDim.y + blockIdx.y, first_channel));
 }
 
@@ -154,21 +162,33 @@ template <typename T>
 bool nhwc_ring_weight_gradient(const WeightGradient<T>& c) {
   const DepthwiseGeometry& g = c.g;
   return dispatch_direct(g, [&](auto axis) {
-    using Shape = GradientShape<decltype(axis), T>;
-    const auto plan = plan_ring<Shape, 1, T>(g.n, g.c, g.h, g.w, g.out_h, g.out_w, g.padding_h,
-                                             g.padding_w, 0, {c.x, c.grad});
-    const size_t sums =
-        sizeof(float) * reduction_elements(plan.block.x, plan.block.y,
-                                           (Shape::kTaps * Shape::kTaps + 1) * Shape::kChannels);
-    if (!plan.fits || sums > Device().block_shared) {
-      return false;
+    using Axis = decltype(axis);
+    const auto launch = [&](auto shape) {
+      using Shape = decltype(shape);
+      const auto plan = plan_ring<Shape, 1, T>(g.n, g.c, g.h, g.w, g.out_h, g.out_w, g.padding_h,
+                                               g.padding_w, 0, {c.x, c.grad});
+      const size_t sums =
+          sizeof(float) * reduction_elements(plan.block.x, plan.block.y,
+                                             (Shape::kTaps * Shape::kTaps + 1) * Shape::kChannels);
+      if (!plan.fits || sums > Device().block_shared) {
+        return false;
+      }
+      const int64_t splits = int64_t{plan.grid.x} / plan.params.chunks * plan.grid.y;
+      two_stage_reduction(c, splits, [&](const WeightReduction<T>& reduction) {
+        launch_kernel(nhwc_ring_weight_gradient_kernel<Shape, T>, plan.grid, plan.block,
+                      std::max(plan.shared, sums), c.stream, plan.params, c.x, c.grad, reduction);
+      });
+      return true;
+    };
+    // One channel per thread from 5×5 on, whose sums fill the registers, and for odd channels or
+    // misaligned tensors, except where direct_l1 is faster then.
+    if constexpr (Axis::kTaps > 3) {
+      return launch(GradientShape<Axis, T, 1>{});
+    } else if constexpr (std::is_same_v<Axis, Direct<3, 1, 1>>) {
+      return launch(GradientShape<Axis, T, 2>{}) || launch(GradientShape<Axis, T, 1>{});
+    } else {
+      return launch(GradientShape<Axis, T, 2>{});
     }
-    const int64_t splits = int64_t{plan.grid.x} / plan.params.chunks * plan.grid.y;
-    two_stage_reduction(c, splits, [&](const WeightReduction<T>& reduction) {
-      launch_kernel(nhwc_ring_weight_gradient_kernel<Shape, T>, plan.grid, plan.block,
-                    std::max(plan.shared, sums), c.stream, plan.params, c.x, c.grad, reduction);
-    });
-    return true;
   });
 }
 

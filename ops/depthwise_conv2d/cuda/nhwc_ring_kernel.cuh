@@ -76,9 +76,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   constexpr int V = Shape::kChannels, kCols = Shape::kCols, kInCols = Shape::kInCols;
   constexpr int kTaps = Shape::kTaps, kPending = Shape::kPending, kStepOut = Shape::kStepOut;
   extern __shared__ __align__(16) unsigned char memory[];
-  const int pitch = blockDim.x * V, pitch_bytes = pitch * static_cast<int>(sizeof(T));
+  const int block_channels = blockDim.x * V, pitch_bytes = params.pitch_bytes;
   const int chunk = blockIdx.x % params.chunks, tile = blockIdx.x / params.chunks;
-  const int first_channel = chunk * pitch, channel = first_channel + threadIdx.x * V;
+  const int first_channel = chunk * block_channels, channel = first_channel + threadIdx.x * V;
   const int w0 = (tile * blockDim.y + threadIdx.y) * kCols;  // the thread's first output column
   const bool has_channel = channel < params.channels;
   const int cols = has_channel ? min(kCols, params.out_w - w0) : 0;
@@ -88,10 +88,12 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   const int row_bytes = params.in_cols * pitch_bytes, tile_cols = blockDim.y * kCols;
   const int x_at = Shape::kStepIn * row_bytes, x_bytes = tile_cols * pitch_bytes;
   const int stage = x_at + (kWeightGradient ? kStepOut * x_bytes : 0);
-  RowCopy<T> rows(in, params.in_h, params.in_w, params.start_w + Axis::step(tile * tile_cols),
-                  params.in_cols, first_channel, pitch, params);
-  RowCopy<T> xs(x, params.out_h, params.out_w, tile * tile_cols, tile_cols, first_channel, pitch,
-                params);
+  constexpr bool kShifts = Shape::template kShifts<T>;
+  const int first_col = params.start_w + Axis::step(tile * tile_cols);
+  RowCopy<T, kShifts> rows(in, params.in_h, params.in_w, first_col, params.in_cols, first_channel,
+                           params);
+  RowCopy<T, kShifts> xs(x, params.out_h, params.out_w, tile * tile_cols, tile_cols, first_channel,
+                         params);
   RingCursor<Shape> now(params, blockIdx.y * params.share), ahead = now;
   // Return the newest pending row's index within the image, minus m; rows from `last` on are
   // another block's: zeros replace their x.
@@ -145,6 +147,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   const unsigned char* lane = memory + threadIdx.x * V * sizeof(T);
   const unsigned char* mine = lane + Axis::step(threadIdx.y * kCols) * pitch_bytes;
   const unsigned char* my_x = lane + threadIdx.y * kCols * pitch_bytes;
+  const PixelShift<kShifts> shift(in, params.in_h, params.in_w,
+                                  first_col + Axis::step(threadIdx.y * kCols), first_channel,
+                                  params);
+  const PixelShift<kShifts> x_shift(x, params.out_h, params.out_w, w0, first_channel, params);
   const int zero_row = (Shape::kDepth + 1) * stage;  // byte offset; follows the last stage
   int from = 0, to = Shape::kDepth * stage;  // byte offsets of the stages to read and to fill
   unsigned channels;                         // the asm keeps it in a register
@@ -171,13 +177,14 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       __syncthreads();
       const int y = now.in_row();
       const auto row_at = [&](int r) {
-        return Row(mine + (now.is_input_row(y + r) ? from + r * row_bytes : zero_row), pitch_bytes);
+        return Row(mine + (now.is_input_row(y + r) ? from + r * row_bytes : zero_row), pitch_bytes,
+                   shift.at(now.image, y + r), shift.next());
       };
       const Row first_row = row_at(0);  // before fetch, to overlap the latency of both
 #pragma unroll
       for (int m = 0; kWeightGradient && m < kStepOut; ++m) {
         Pixels<T, kCols, V>(my_x + (has_x(now, m) ? from + x_at + m * x_bytes : zero_row),
-                            pitch_bytes)
+                            pitch_bytes, x_shift.at(now.image, newest(now) + m), x_shift.next())
             .to_float(pending_x[Shape::row(u, kPending - kStepOut + m)]);
       }
       fetch(to);
@@ -259,7 +266,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     wait_for_copies<0>();
     __syncthreads();
     reduce_and_put(ordered, reinterpret_cast<float*>(memory), threadIdx.x, blockDim.x, threadIdx.y,
-                   blockDim.y, min(pitch, params.channels - first_channel),
+                   blockDim.y, min(block_channels, params.channels - first_channel),
                    BlockSums<T>(reduction, tile * gridDim.y + blockIdx.y, first_channel));
   }
 }
