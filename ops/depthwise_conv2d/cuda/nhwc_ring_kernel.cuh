@@ -62,10 +62,10 @@ __device__ T* pixel(T* row, unsigned channels, unsigned j) {
                               static_cast<uint64_t>(channels) * (j * sizeof(T)));
 }
 
-// Convolve `in` (forward pass, input gradient). With kWeightGradient, `in` is grad_output and `out`
-// is grad_input: the input rows x are copied along with the rows of grad_output, stay in registers
-// as long as the rows of grad_input at the same position are pending, and each product of a pixel
-// of grad_output with a tap has a second one with a pixel of x.
+// Convolve `in` (forward pass, input gradient). With kWeightGradient, `in` is grad_output, `out` is
+// grad_input, and the weight gradient is added up as well. A row of x stays in registers as long as
+// the row of grad_input at the same position is pending; for each tap, a pixel of grad_output is
+// multiplied by the weight (for grad_input) and by the pixel of x (for the weight gradient).
 template <typename Shape, typename T, bool kWeightGradient>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     nhwc_ring_kernel(RingParams params, bool flip, const T* __restrict__ in,
@@ -95,8 +95,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   RowCopy<T, kShifts> xs(x, params.out_h, params.out_w, tile * tile_cols, tile_cols, first_channel,
                          params);
   RingCursor<Shape> now(params, blockIdx.y * params.share), ahead = now;
-  // Return the newest pending row's index within the image, minus m; rows from `last` on are
-  // another block's: zeros replace their x.
+  // newest: image row of the first of the kStepOut newest pending rows. has_x: whether the block
+  // completes newest + m. Zeros replace x in other rows (beyond the image, or of another block), so
+  // that they add nothing to the weight gradient.
   const auto newest = [](const RingCursor<Shape>& at) {
     return (at.step + Shape::kWarmUp) * kStepOut;
   };
