@@ -115,7 +115,6 @@ def _document(model: ModelProto, original: TorchPredictor) -> None:
         value.doc_string = texts[value.name]
     model.graph.name = original.config.name
     model.doc_string = f"{describe_model(original.config)} for {original.dataset}"
-    model.graph.doc_string = model.doc_string
     model.producer_name, model.producer_version = "lenet-ops", ""
     with suppress(PackageNotFoundError):  # run from the sources
         model.producer_version = version("lenet-ops")

@@ -1,6 +1,5 @@
-"""Quantisation to int8 by ONNX Runtime, and reduction of the file size."""
+"""Quantisation to int8 by ONNX Runtime."""
 
-import itertools
 import tempfile
 from contextlib import redirect_stdout
 from io import StringIO
@@ -12,6 +11,7 @@ import onnx
 from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
 from torch import Tensor
 
+from app.export.compact import compact
 from app.inference.onnx_runtime import BATCH_SIZE
 
 
@@ -57,7 +57,7 @@ def quantize(model: ModelProto, images: Tensor) -> ModelProto:
         )
         quantized = onnx.load(path)
     store_weights_as_int8(quantized.graph)
-    compact_names(quantized.graph, original.graph)
+    compact(quantized.graph)
     for field in ("ir_version", "producer_name", "producer_version", "doc_string"):
         setattr(quantized, field, getattr(original, field))
     helper.set_model_props(quantized, {item.key: item.value for item in original.metadata_props})
@@ -77,32 +77,3 @@ def store_weights_as_int8(graph: GraphProto) -> None:
         graph.initializer.append(numpy_helper.from_array(scale.ravel(), f"{name}_scale"))
         inputs = [f"{name}_quantized", f"{name}_scale"]
         graph.node.insert(0, helper.make_node("DequantizeLinear", inputs, [name], axis=0))
-
-
-def compact_names(graph: GraphProto, original: GraphProto) -> None:
-    """Shorten the quantizer's names and merge equal scales and zero points.
-
-    They make up most of the file of a small network. Names of `original` and of weights stay.
-    """
-    tensors = {tensor.name: tensor for tensor in graph.initializer}
-    kept = {name for node in original.node for name in (*node.input, *node.output)}
-    kept |= {tensor.name + end for tensor in original.initializer for end in ("", "_quantized")}
-    fresh = (name for name in map("q{}".format, itertools.count()) if name not in kept)
-    names = {name: name for name in kept}
-    shared: dict[bytes, str] = {}
-    for name in (name for node in graph.node for name in (*node.input, *node.output)):
-        if name in names:
-            continue
-        names[name] = next(fresh)
-        if name in tensors:
-            tensors[name].name = ""  # compare without the name
-            names[name] = shared.setdefault(tensors[name].SerializeToString(), names[name])
-            tensors[name].name = names[name]
-    for node in graph.node:
-        node.input[:] = [names[name] for name in node.input]
-        node.output[:] = [names[name] for name in node.output]
-        if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
-            node.name = node.output[0]
-    unique = {tensor.name: tensor for tensor in tensors.values()}
-    del graph.initializer[:]
-    graph.initializer.extend(unique.values())

@@ -141,7 +141,9 @@ def _export_dynamo(
     )
     assert program is not None
     model = program.model_proto
-    for item in (model, model.graph, *model.graph.node, *model.graph.value_info):
+    graph = model.graph
+    values = (*graph.input, *graph.output, *graph.value_info)
+    for item in (model, graph, *graph.node, *values):
         del item.metadata_props[:]  # source lines, with local paths
     return model
 
@@ -187,7 +189,10 @@ def _inline(model: ModelProto) -> ModelProto:
     """Inline all functions and simplify the model."""
     model = inline_local_functions(model)
     del model.graph.value_info[:]  # tracing may record an example's size for a dynamic axis
-    return optimizer.optimize(model)
+    model = optimizer.optimize(model)
+    for node in _nodes(model.graph):
+        del node.metadata_props[:]  # names of the optimiser's rules
+    return model
 
 
 def _drop_inputs(function: FunctionProto, given: int) -> None:
