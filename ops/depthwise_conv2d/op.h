@@ -10,7 +10,7 @@ namespace ops {
 
 struct DepthwiseGeometry : Windows {
   int64_t n, c;                      // batch, channels
-  bool channels_last;                // layout of the kernels: NHWC
+  bool channels_last;                // the kernels run in NHWC
   int64_t input_n = 0, input_c = 0;  // strides between images and channels of the input
 
   bool empty() const { return n == 0 || c == 0 || out_h == 0 || out_w == 0; }
@@ -38,7 +38,8 @@ struct DepthwiseGradients {
 };
 
 // Return the input in a layout that Backend reads; set its strides in `g`. With
-// kReadsStridedPlanes, NCHW slices and expansions of channels are not copied.
+// kReadsStridedPlanes, an NCHW input with dense planes, such as a slice or an expansion along N or
+// C, is not copied.
 template <typename Backend>
 Tensor input_of(const Tensor& input, DepthwiseGeometry& g) {
   const bool dense_planes =
@@ -96,8 +97,8 @@ std::tuple<Tensor, Tensor, Tensor> depthwise_conv2d_backward(
   const auto allocate_if = [&](bool needed, std::vector<int64_t> sizes) {
     return empty(weight, needed ? sizes : std::vector<int64_t>{0});
   };
-  Tensor grad_input = need_input ? empty_image(x, g.n, g.c, g.h, g.w, is_channels_last(input))
-                                 : allocate_if(false, {});
+  Tensor grad_input =
+      need_input ? empty_image(x, g.n, g.c, g.h, g.w, is_channels_last(input)) : empty(weight, {0});
   Tensor grad_weight = allocate_if(need_weight, {g.c, 1, g.kernel_h, g.kernel_w});
   Tensor grad_bias = allocate_if(need_bias, {g.c});
   dispatch_floating(op, x.scalar_type(), [&](auto tag) {

@@ -1,6 +1,7 @@
 // CUDA dispatch of depthwise convolution: a table of kernel families for the forward pass and the
 // input gradient, and one for the weight gradient. The first match runs; naive runs if none
-// matches. docs/kernels.md explains the tables; each family's file has its figure.
+// matches. If input and weight gradient are both requested, a kernel for all gradients comes first.
+// docs/kernels.md explains the tables; each family's file has its figure.
 #include <string>
 
 #include "depthwise_conv2d/cuda/families.cuh"
@@ -84,10 +85,12 @@ const char* run_weight_gradient(const WeightGradient<T>& c) {
 
 // Run a family that computes all gradients in one pass.
 template <typename T>
-const char* run_all_gradients(const Convolution<T>& input_gradient, const WeightGradient<T>& c) {
+const char* run_all_gradients(const Convolution<T>& input_gradient,
+                              const WeightGradient<T>& weight_gradient) {
   if constexpr (!std::is_same_v<T, double>) {
-    if (c.g.channels_last && !c.g.empty() && is_tileable(c.g) &&
-        nhwc_ring_backward(input_gradient, c)) {
+    const DepthwiseGeometry& g = weight_gradient.g;
+    if (g.channels_last && !g.empty() && is_tileable(g) &&
+        nhwc_ring_all_gradients(input_gradient, weight_gradient)) {
       return "nhwc_ring";
     }
   }

@@ -1,5 +1,5 @@
 // Launch functions of the kernel families, for dispatch.cu. Each returns false if its family has no
-// kernel for the problem.
+// kernel for the problem, or a slow one.
 #pragma once
 
 #include "depthwise_conv2d/cuda/tap_maps.cuh"
@@ -85,7 +85,8 @@ template <typename T>
 bool nhwc_ring_weight_gradient(const WeightGradient<T>& c);
 // All gradients in one pass.
 template <typename T>
-bool nhwc_ring_backward(const Convolution<T>& input_gradient, const WeightGradient<T>& c);
+bool nhwc_ring_all_gradients(const Convolution<T>& input_gradient,
+                             const WeightGradient<T>& weight_gradient);
 
 // NHWC, 7×7 with stride 1: the same, with a ring buffer per thread.
 template <typename T>

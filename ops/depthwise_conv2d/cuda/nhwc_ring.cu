@@ -8,7 +8,9 @@
 //
 //   block:   a range of the sequence of all images' output rows, at adjacent columns and channels
 //   shared:  kDepth + 1 stages of input rows and a zero row; from 5×5 on also the filters
-//   thread:  4 to 8 columns of 2 channels; adds each input row to all pending output rows
+//   thread:  4 to 8 columns of 2 channels (1 if C is odd or a tensor is misaligned); adds each
+//   input
+//            row to the pending output rows that use it
 #include "depthwise_conv2d/cuda/nhwc_ring_kernel.cuh"
 
 namespace ops::cuda {
@@ -48,7 +50,8 @@ bool nhwc_ring(const Convolution<T>& c) {
         }
         return plan.fits;
       };
-      // Odd channels, or misaligned: one channel per thread. With stride 2, direct_l1 is faster.
+      // Odd C, a misaligned tensor, or too few threads for the copies: one channel per thread. With
+      // stride 2, direct_l1 is faster.
       if constexpr (!Axis::kTransposed && Axis::step(1) == 1) {
         return launch(ForwardShape<Axis, T, 2>{}) || launch(ForwardShape<Axis, T, 1>{});
       } else {

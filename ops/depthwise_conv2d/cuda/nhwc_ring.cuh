@@ -8,12 +8,12 @@
 
 namespace ops::cuda {
 
-constexpr int kMinChannels = 8;  // fewer use too little of each memory transaction
+constexpr int kMinChannels = 8;  // but for weight gradients; fewer are faster in direct_l1
 
 // A block has (lanes, groups) threads: lanes for adjacent vectors of V channels, groups for
 // adjacent tiles of kCols output columns. The output rows of all images form one sequence of steps,
-// of which a block computes `share`. A step reads kStepIn input rows and completes kStepOut output
-// rows.
+// of which a block computes `share`. A step reads kStepIn input rows and, after the warm-up,
+// completes kStepOut output rows. See RingShape for the constants.
 struct RingParams {
   int in_h, in_w, out_h, out_w;
   int start_h, start_w;  // input coordinates of the first output's window
@@ -25,13 +25,14 @@ struct RingParams {
   int all_steps;    // of all images
   int copy_bytes;   // per asynchronous copy: 16 or 4
   bool shifted;     // 16-bit pixels may begin at half a 4-byte word (see PixelShift)
-  int pitch_bytes;  // shared memory of a pixel: its channels in the block; shifted: up to 4 more
+  int pitch_bytes;  // shared memory of a pixel: its channels in the block; shifted: 4 more
   int ring_bytes;   // shared memory of the stages and of the zero row after them
 };
 
 // Register shape of a thread: kCols columns of V channels, and kPending output rows that still need
 // input rows. Copies run kDepth steps ahead. An SM holds kBlocks blocks of up to kThreads threads.
-// A step of a Transposed axis completes two output rows, as each input row is read by two.
+// A step of a Transposed axis reads one input row and completes two output rows: the window moves
+// by one input row per two output rows.
 template <typename ShapeAxis, int V, int kTileCols, int kStepsAhead, int kBlockThreads,
           int kBlocksPerSm = 2>
 struct RingShape {
@@ -46,10 +47,11 @@ struct RingShape {
   static constexpr int kWindow = Axis::inputs(kStepOut);  // input rows of a step's output rows
 
   // Return the tap row with which pending output row m reads input row r of the step, or −1. The
-  // step completes the oldest pending rows, from 0 on; its input rows are the last of their window.
+  // step completes pending rows 0 … kStepOut − 1; its input rows are the last of their window.
   static constexpr int tap(int m, int r) { return Axis::tap(m, kWindow - kStepIn + r); }
 
-  // Return the number of output rows that use a step's input rows, rounded up to whole steps.
+  // Return the span of output rows from the oldest to the newest that uses the step's input rows,
+  // rounded up to whole steps.
   static constexpr int pending() {
     int rows = 0;
     for (int m = 0; m < kTaps * 4; ++m) {  // an upper bound for every axis
@@ -67,9 +69,10 @@ struct RingShape {
   // costs a branch, which pays only for long warm-ups.
   static constexpr bool kSkipsRows = kWarmUp >= 4;
 
-  // kPeriod steps are unrolled. Few pending rows rotate: nothing moves, and the register row of
-  // pending row m depends on the step. For many, that code would be too long: spare register rows
-  // take the rows of two steps, and end_period moves all rows down.
+  // kPeriod steps are unrolled. Few pending rows rotate: nothing moves, and pending row m is in
+  // another register row at each step. For many, that code would be too long: a period is two
+  // steps, kStepOut spare register rows take the new rows of the second, and end_period then moves
+  // all rows down.
   static constexpr bool kRotates = kPending <= 3 * kStepOut;
   static constexpr int kPeriod = kRotates ? kPending / kStepOut : 2;
   static constexpr int kRegisterRows = kRotates ? kPending : kPending + (kPeriod - 1) * kStepOut;
@@ -86,8 +89,8 @@ struct RingShape {
   }
 };
 
-// Steps copied ahead: 2 are enough with stride 2, where a step copies two input rows, and for
-// filters above 3×3, which are bound by multiply-adds.
+// Steps copied ahead: 2 where a step copies two input rows, and for filters larger than 3×3, which
+// are bound by multiply-adds; else 4 in 16 bits, 3 in float32.
 template <typename Axis, typename T>
 constexpr int kRingDepth = (!Axis::kTransposed && Axis::step(1) == 2) || Axis::kTaps > 3 ? 2
                            : sizeof(T) == 2                                              ? 4
@@ -101,7 +104,7 @@ struct RingCursor {
   int end;  // of the block, in steps of all images
   int image, step;
   int first, last;  // steps of the image that complete rows: [first, last); last ≤ 0: none, as the
-                    // image begins after `end`
+                    // image begins at or after `end`
 
   __device__ RingCursor(const RingParams& p, int begin)
       : params(p), end(min(begin + p.share, p.all_steps)), image(begin / p.steps) {
@@ -122,7 +125,7 @@ struct RingCursor {
     enter(0);
     return true;
   }
-  // First input row of the step.
+  // First input row that the step adds.
   __device__ int in_row() const {
     return params.start_h + step * Shape::kStepIn + Shape::kWindow - Shape::kStepIn;
   }
@@ -136,10 +139,11 @@ struct RingCursor {
   }
 };
 
-// Byte offset of pixels in their copies. With an odd number of 16-bit channels, pixels begin
-// alternately at a whole and at half a 4-byte word. Copies are of whole words; where the first word
-// begins with the channel before, the pixel is shifted by 2 bytes. (The last word may end 2 bytes
-// after the tensor, but not after its allocation.) kShifts = false: never.
+// Shift of a pixel in shared memory, 0 or 2 bytes. 16-bit pixels may begin at half a 4-byte word:
+// every second one if the number of channels is odd, all if the tensor is misaligned. Words are
+// copied whole, so that a copy may begin with the element before the block's first channel. Words
+// at both ends may reach 2 bytes beyond the tensor, but not beyond its allocation. RowCopy derives
+// the same shift from addresses. kShifts = false: never.
 template <bool kShifts>
 class PixelShift {
  public:
@@ -156,11 +160,11 @@ class PixelShift {
       first_ = (element + channel + (col & odd_)) & 1;
     }
   }
-  // Return the shift in bytes of the first column of row y; next(): the bits in which the shift of
-  // the next column differs.
+  // Return the shift of the first column of row y.
   __device__ int at(int image, int y) const {
     return kShifts ? (first_ ^ (image_ & image) ^ (row_ & y)) * 2 : 0;
   }
+  // Return the XOR of the shifts of two adjacent columns.
   __device__ int next() const { return kShifts ? odd_ * 2 : 0; }
 
  private:
@@ -168,10 +172,10 @@ class PixelShift {
 };
 
 // Copies rows of a tile to shared memory, [column][channel], asynchronously from compute capability
-// 8.0. All threads of a block copy: `copies_per_pixel` adjacent threads a pixel, `step` pixels at a
-// time. Columns outside the image are never written and keep the zeros of clear_shared, as do
-// channels beyond the last unless pixels are shifted. Rows outside the image are not copied: their
-// stage keeps an old row, in whose place threads read the zero row.
+// 8.0. `copies_per_pixel` adjacent threads copy a pixel, `step` pixels at a time. Columns outside
+// the image are never written and keep the zeros of clear_shared, as do channels beyond the last
+// unless pixels are shifted. Rows outside the image are not copied: their stage keeps an old row,
+// in whose place threads read the zero row.
 template <typename T, bool kShifts>
 class RowCopy {
  public:
@@ -218,7 +222,7 @@ class RowCopy {
 
  private:
   const char *images_, *from_;
-  int height_, copies_, left_;  // left_: bytes of the pixel from the copy on
+  int height_, copies_, left_;  // left_: bytes from the thread's copy to the last channel
   int64_t row_bytes_, from_step_;
   unsigned to_, to_step_;
   bool wide_;
@@ -231,7 +235,7 @@ class RowCopy {
       const char* unit = from;
       if constexpr (kShifts && kBytes == 4) {
         const int shift = static_cast<int>(reinterpret_cast<uintptr_t>(from)) & 2;
-        if (left_ + shift <= 0) {
+        if (left_ + shift <= 0) {  // the shift needs no further word
           continue;
         }
         unit -= shift;
@@ -331,10 +335,10 @@ inline int64_t choose_share(int64_t all_steps, int64_t steps, int64_t blocks, in
 }
 
 // Partition the images into blocks; plan.fits is false if no shape of a block fits. A stage of the
-// ring has kStepIn input rows and kTileRows rows of the other tensor (weight gradient), which are
+// ring has kStepIn input rows and kOtherRows rows of the other tensor (weight gradient), which are
 // as wide as the tile. filter_bytes: shared memory for filters, per lane. pointers: tensors whose
 // alignment limits the width of copies and stores.
-template <typename Shape, int kTileRows, typename T>
+template <typename Shape, int kOtherRows, typename T>
 RingPlan plan_ring(int64_t images, int64_t channels, int64_t in_h, int64_t in_w, int64_t out_h,
                    int64_t out_w, int64_t padding_h, int64_t padding_w, int filter_bytes,
                    std::initializer_list<const void*> pointers) {
@@ -344,7 +348,7 @@ RingPlan plan_ring(int64_t images, int64_t channels, int64_t in_h, int64_t in_w,
   constexpr int64_t kReserved = 1024;                       // bytes of shared memory per block
   constexpr int64_t kWarps = Shape::kBlocks * Shape::kThreads / 32;  // per SM, by registers
   constexpr double kEnough = 0.75;  // fraction of kWarps that hides the latency
-  // Candidates per loop (tiles, chunks); steps that starting a block costs.
+  // Candidates tried per loop (tiles, chunks), and the cost of starting a block in steps.
   constexpr int64_t kTries = 8, kPerBlock = 3;
   RingPlan plan{};
   const auto aligned = [&](int64_t bytes) {
@@ -371,7 +375,7 @@ RingPlan plan_ring(int64_t images, int64_t channels, int64_t in_h, int64_t in_w,
   for (int64_t tiles = min_tiles; tiles < min_tiles + kTries && tiles <= across; ++tiles) {
     const int64_t groups = ceil_div(across, tiles);
     const int64_t in_cols = Axis::inputs(groups * Shape::kCols);
-    const int64_t stage = Shape::kStepIn * in_cols + kTileRows * groups * Shape::kCols;  // pixels
+    const int64_t stage = Shape::kStepIn * in_cols + kOtherRows * groups * Shape::kCols;  // pixels
     const double reads = static_cast<double>(in_cols) / Axis::step(groups * Shape::kCols);
     const int64_t min_chunks = ceil_div(vectors, Shape::kThreads / groups / multiple * multiple);
     for (int64_t n = min_chunks; n < min_chunks + kTries; ++n) {
@@ -379,7 +383,7 @@ RingPlan plan_ring(int64_t images, int64_t channels, int64_t in_h, int64_t in_w,
       const int64_t bytes = ceil_div(lanes * kPixel + (shifted ? 2 : 0), copy_bytes) * copy_bytes;
       const int64_t chunks = ceil_div(vectors, lanes);
       // The zero row follows the stages; threads read it in place of rows outside the image.
-      const int64_t zeros = std::max(in_cols, kTileRows ? groups * Shape::kCols : 0);
+      const int64_t zeros = std::max(in_cols, kOtherRows ? groups * Shape::kCols : 0);
       const int64_t ring = ((Shape::kDepth + 1) * stage + zeros) * bytes;
       const int64_t ring_bytes = ceil_div(ring, kVectorBytes) * kVectorBytes;
       const int64_t shared = ring_bytes + lanes * filter_bytes;
@@ -387,7 +391,7 @@ RingPlan plan_ring(int64_t images, int64_t channels, int64_t in_h, int64_t in_w,
       const int64_t resident =
           std::min<int64_t>(kWarps / warps, device.shared / (shared + kReserved));
       // RowCopy needs a thread for each copy of a pixel. Blocks one tile wide have too few for
-      // copies of 4 bytes in float32.
+      // copies of 4 bytes in float32 with two channels per thread.
       const bool copies_pixels = bytes <= lanes * groups * copy_bytes;
       if (resident == 0 || shared > static_cast<int64_t>(device.block_shared) || !copies_pixels) {
         continue;

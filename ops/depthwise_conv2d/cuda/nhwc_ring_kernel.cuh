@@ -1,5 +1,5 @@
 // Kernel of nhwc_ring, with or without the weight gradient; figures in nhwc_ring.cu and
-// nhwc_ring_backward.cu.
+// nhwc_ring_all_gradients.cu.
 #pragma once
 
 #include "depthwise_conv2d/cuda/nhwc_ring.cuh"
@@ -95,9 +95,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   RowCopy<T, kShifts> xs(x, params.out_h, params.out_w, tile * tile_cols, tile_cols, first_channel,
                          params);
   RingCursor<Shape> now(params, blockIdx.y * params.share), ahead = now;
-  // newest: image row of the first of the kStepOut newest pending rows. has_x: whether the block
-  // completes newest + m. Zeros replace x in other rows (beyond the image, or of another block), so
-  // that they add nothing to the weight gradient.
+  // newest: row of x at which the kStepOut rows begin that become pending in step `at`. has_x:
+  // whether the block completes row newest + m, which is never before its part of the image. Zeros
+  // replace x in other rows, so that they add nothing to the weight gradient.
   const auto newest = [](const RingCursor<Shape>& at) {
     return (at.step + Shape::kWarmUp) * kStepOut;
   };
@@ -157,7 +157,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   unsigned channels;                         // the asm keeps it in a register
   asm("mov.u32 %0, %1;" : "=r"(channels) : "r"(params.channels));
   const int64_t out_row = static_cast<int64_t>(params.out_w) * params.channels;
-  // Return the thread's first output of the current step (during the warm-up before the image).
+  // Return the thread's first output of the current step (in the warm-up it may lie before the
+  // image; nothing is stored).
   const auto output = [&] {
     return out + (static_cast<int64_t>(now.image) * params.out_h + now.step * kStepOut) * out_row +
            static_cast<int64_t>(w0) * params.channels + channel;
@@ -222,6 +223,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
                     if constexpr (kWeightGradient) {
                       weight_sum[a * kTaps + b][v] +=
                           pending_x[Shape::row(u, m)][j][v] * pixels[i][v];
+                      // bias gradient: each pixel once, where it meets the filter's centre
                       if (a == kTaps / 2 && b == kTaps / 2 && now.computes(m)) {
                         weight_sum[kSums - 1][v] += pixels[i][v];
                       }

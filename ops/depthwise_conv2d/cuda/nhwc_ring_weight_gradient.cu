@@ -7,9 +7,8 @@
 //      └──────────────────┘                └──────────────────┘
 //
 //   block:   a range of the sequence of all images' output rows, at adjacent columns and channels
-//   shared:  stages, each of input rows and a row of grad_output, and a zero row; at the end the
-//   sums
-//            overwrite them
+//   shared:  stages, each of input rows and a row of grad_output, and a zero row. At the end the
+//            sums overwrite them
 //   thread:  one sum per tap and one for the bias, per channel, over a tile of columns; keeps the
 //            newest kPending rows of grad_output of its tile
 #include "depthwise_conv2d/cuda/nhwc_ring.cuh"
@@ -92,7 +91,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   const int zero_row = (Shape::kDepth + 1) * stage;
   int from = 0, to = Shape::kDepth * stage;  // byte offsets of the stages to read and to fill
   float sum[kSums][V] = {};
-  float g[Shape::kRegisterRows][kCols][V] = {};  // pending rows of grad_output, oldest first
+  float pending_grad[Shape::kRegisterRows][kCols][V] = {};  // rows of grad_output, by Shape::row
 #pragma unroll 1
   while (now.valid()) {
 #pragma unroll
@@ -112,7 +111,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
           grad_shift.at(now.image, now.step + kPending - 1), grad_shift.next());
       const Row first_row = row_at(0);
       fetch(to);
-      auto& newest = g[Shape::row(u, kPending - 1)];
+      auto& newest = pending_grad[Shape::row(u, kPending - 1)];
       grad_row.to_float(newest);
 #pragma unroll
       for (int i = 0; i < kCols * V; ++i) {
@@ -136,7 +135,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
               if (b >= 0) {
 #pragma unroll
                 for (int v = 0; v < V; ++v) {
-                  sum[a * kTaps + b][v] += g[Shape::row(u, m)][j][v] * in[i][v];
+                  sum[a * kTaps + b][v] += pending_grad[Shape::row(u, m)][j][v] * in[i][v];
                 }
               }
             }
@@ -147,7 +146,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       from = from + stage == zero_row ? 0 : from + stage;
       to = to + stage == zero_row ? 0 : to + stage;
     }
-    Shape::end_period(g);
+    Shape::end_period(pending_grad);
   }
   wait_for_copies<0>();
   __syncthreads();
@@ -180,8 +179,8 @@ bool nhwc_ring_weight_gradient(const WeightGradient<T>& c) {
       });
       return true;
     };
-    // One channel per thread from 5×5 on, whose sums fill the registers, and for odd channels or
-    // misaligned tensors, except where direct_l1 is faster then.
+    // From 5×5 on one channel per thread: its sums fill the registers. 3×3: two, or one if C is odd
+    // or a tensor misaligned; with stride 2 or dilation 2, direct_l1 is faster than one.
     if constexpr (Axis::kTaps > 3) {
       return launch(GradientShape<Axis, T, 1>{});
     } else if constexpr (std::is_same_v<Axis, Direct<3, 1, 1>>) {

@@ -9,9 +9,8 @@
 //
 //   block:   a range of the sequence of all images' rows of grad_input, at adjacent columns and
 //            channels
-//   shared:  stages, each of rows of grad_output and of x, and a zero row; 5×5: also the filters;
-//   at
-//            the end the sums overwrite them
+//   shared:  stages, each of rows of grad_output and of x, and a zero row; 5×5: also the filters.
+//            At the end the sums overwrite them
 //   thread:  pending rows of grad_input, the rows of x at the same positions, and one sum per tap
 //            and one for the bias, per channel
 #include "depthwise_conv2d/cuda/nhwc_ring_kernel.cuh"
@@ -19,26 +18,28 @@
 namespace ops::cuda {
 namespace {
 
-// Register shapes that were fastest on an H200. 16-bit rows are cheap to copy: larger tiles pay.
+// Register shapes that were fastest on an H200.
 template <typename Axis, typename T>
-using BackwardShape = std::conditional_t<
+using AllGradientsShape = std::conditional_t<
     Axis::kTaps == 3,
     std::conditional_t<Axis::kTransposed || sizeof(T) == 4,
                        RingShape<Axis, 2, 4, kRingDepth<Axis, T>, 192>,
                        RingShape<Axis, 2, 7, kRingDepth<Axis, T>, 128, 3>>,
     std::conditional_t<Axis::kTransposed, RingShape<Axis, 2, 4, kRingDepth<Axis, T>, 128>,
                        RingShape<Axis, 1, 7, kRingDepth<Axis, T>, 192>>>;
-// Odd channels, or misaligned.
+// For 3×3 if C is odd or a tensor misaligned.
 template <typename Axis, typename T>
-using OddBackwardShape = RingShape<Axis, 1, 7, kRingDepth<Axis, T>, 192>;
+using OneChannelShape = RingShape<Axis, 1, 7, kRingDepth<Axis, T>, 192>;
 
 }  // namespace
 
 template <typename T>
-bool nhwc_ring_backward(const Convolution<T>& c, const WeightGradient<T>& w) {
+bool nhwc_ring_all_gradients(const Convolution<T>& input_gradient,
+                             const WeightGradient<T>& weight_gradient) {
+  const auto& c = input_gradient;
   const DepthwiseGeometry& g = c.g;
-  // The bias gradient counts each pixel of grad_output at the filter's centre, which must be inside
-  // the image.
+  // The bias gradient counts each pixel of grad_output where it meets the filter's centre: all
+  // centres must be inside the image.
   if (g.c < kMinChannels || g.padding_h > g.kernel_h / 2 || g.padding_w > g.kernel_w / 2) {
     return false;
   }
@@ -50,7 +51,7 @@ bool nhwc_ring_backward(const Convolution<T>& c, const WeightGradient<T>& w) {
         using Shape = decltype(shape);
         const auto plan = plan_ring<Shape, Shape::kStepOut, T>(
             g.n, g.c, c.in.h, c.in.w, c.out.h, c.out.w, c.padding_h, c.padding_w,
-            RingTaps<Shape>::kBytes, {c.in.data, c.out.data, w.x});
+            RingTaps<Shape>::kBytes, {c.in.data, c.out.data, weight_gradient.x});
         const size_t sums = sizeof(float) * reduction_elements(plan.block.x, plan.block.y,
                                                                (Shape::kTaps * Shape::kTaps + 1) *
                                                                    Shape::kChannels);
@@ -58,25 +59,26 @@ bool nhwc_ring_backward(const Convolution<T>& c, const WeightGradient<T>& w) {
           return false;
         }
         const int64_t splits = int64_t{plan.grid.x} / plan.params.chunks * plan.grid.y;
-        two_stage_reduction(w, splits, [&](const WeightReduction<T>& reduction) {
+        two_stage_reduction(weight_gradient, splits, [&](const WeightReduction<T>& reduction) {
           c.launch(nhwc_ring_kernel<Shape, T, true>, plan.grid, plan.block,
                    std::max(plan.shared, sums), plan.params, c.flip, c.in.data, c.weight, c.bias,
-                   c.out.data, w.x, reduction);
+                   c.out.data, weight_gradient.x, reduction);
         });
         return true;
       };
       if constexpr (Axis::kTaps == 3 && !Axis::kTransposed) {
-        return launch(BackwardShape<Axis, T>{}) || launch(OddBackwardShape<Axis, T>{});
+        return launch(AllGradientsShape<Axis, T>{}) || launch(OneChannelShape<Axis, T>{});
       } else {
-        return launch(BackwardShape<Axis, T>{});
+        return launch(AllGradientsShape<Axis, T>{});
       }
     }
     return false;
   });
 }
 
-template bool nhwc_ring_backward(const Convolution<float>&, const WeightGradient<float>&);
-template bool nhwc_ring_backward(const Convolution<Half>&, const WeightGradient<Half>&);
-template bool nhwc_ring_backward(const Convolution<BFloat16>&, const WeightGradient<BFloat16>&);
+template bool nhwc_ring_all_gradients(const Convolution<float>&, const WeightGradient<float>&);
+template bool nhwc_ring_all_gradients(const Convolution<Half>&, const WeightGradient<Half>&);
+template bool nhwc_ring_all_gradients(const Convolution<BFloat16>&,
+                                      const WeightGradient<BFloat16>&);
 
 }  // namespace ops::cuda
