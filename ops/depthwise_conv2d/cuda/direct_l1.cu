@@ -286,10 +286,10 @@ template <typename T>
 bool direct_l1_weight_gradient(const WeightGradient<T>& c) {
   return dispatch_direct(c.g, [&](auto axis) {
     using Axis = decltype(axis);
-    if constexpr (Axis::step(1) == 2 && sizeof(T) == 2) {
+    if constexpr (Axis::kStride == 2 && sizeof(T) == 2) {
       launch_direct_weight_gradient<Axis, 4, 4>(c);
     } else {
-      launch_direct_weight_gradient<Axis, 8, Axis::kTaps == 3 && Axis::step(1) == 1 ? 8 : 2>(c);
+      launch_direct_weight_gradient<Axis, 8, Axis::kTaps == 3 && Axis::kStride == 1 ? 8 : 2>(c);
     }
     return true;
   });

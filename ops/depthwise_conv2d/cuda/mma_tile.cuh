@@ -162,7 +162,7 @@ struct MmaShape {
   static constexpr int kThreads = 32;
   static constexpr int kThreadsPerBlock = 128;
   static constexpr int kThreadsPerSm = 512;
-  static_assert(Axis::step(1) == 1 && 8 + kWidth <= 16, "a product's window");
+  static_assert(Axis::kStride == 1 && 8 + kWidth <= 16, "a product's window");
 };
 
 // A warp's tile within every stage: its first map and output.

@@ -101,7 +101,7 @@ class MmaWeightGradientTile {
   using Shape = MmaWeightGradientShape;
   using Diagonals = DiagonalSums<Axis::kTaps, T>;
   static constexpr int kTaps = Diagonals::kTaps, kOdd = Diagonals::kOdd;
-  static_assert(Axis::step(1) == 1);
+  static_assert(Axis::kStride == 1);
 
   static size_t shared_floats(int threads) { return Diagonals::shared_floats(threads / 32); }
 

@@ -27,10 +27,10 @@ namespace ops::cuda {
 template <typename Axis>
 struct FmaShape {
   static constexpr bool kTransposed = Axis::kTransposed;
-  static constexpr int kRows = Axis::kTaps == 7     ? 4
+  static constexpr int kRows = Axis::kTaps == 7     ? 4  // limited by registers
                                : kTransposed        ? (Axis::kTaps == 3 ? 6 : 4)
-                               : Axis::step(1) == 2 ? 5
-                                                    : 7;  // limited by registers
+                               : Axis::kStride == 2 ? 5
+                                                    : 7;
   static constexpr int kCols = kTransposed ? 14 : 7;
   static constexpr int kInRows = Axis::inputs(kRows);
   static constexpr int kInCols = Axis::inputs(kCols);

@@ -18,13 +18,12 @@ namespace {
 
 // Columns per thread and threads per block that fill the registers without spills. V: channels.
 template <typename Axis>
-constexpr int kForwardCols = !Axis::kTransposed ? 7 : (Axis::kTaps == 3 ? 8 : 4);
+constexpr int kConvolutionCols = !Axis::kTransposed ? 7 : (Axis::kTaps == 3 ? 8 : 4);
 template <typename Axis>  // 5×5 with stride 1, 7×7
-constexpr bool kManySums =
-    Axis::kTaps == 7 || (Axis::kTaps == 5 && !Axis::kTransposed && Axis::step(1) == 1);
+constexpr bool kManySums = Axis::kTaps == 7 || (Axis::kTaps == 5 && Axis::kStride == 1);
 template <typename Axis, typename T, int V>
-using ForwardShape =
-    RingShape<Axis, V, kForwardCols<Axis>, kRingDepth<Axis, T>, kManySums<Axis> ? 192 : 256>;
+using ConvolutionShape =
+    RingShape<Axis, V, kConvolutionCols<Axis>, kRingDepth<Axis, T>, kManySums<Axis> ? 192 : 256>;
 
 }  // namespace
 
@@ -32,12 +31,11 @@ template <typename T>
 bool nhwc_ring(const Convolution<T>& c) {
   return dispatch_axis(c.g, c.transposed, [&](auto axis) {
     using Axis = decltype(axis);
-    constexpr bool kDilated = Axis::inputs(1) > Axis::kTaps;
     if (c.g.c < kMinChannels) {
       return false;
     }
     // nhwc_stream runs 7×7 with stride 1, direct_l1 dilation 2.
-    if constexpr (!kDilated && !std::is_same_v<Axis, Direct<7, 1, 1>>) {
+    if constexpr (Axis::kDilation == 1 && !std::is_same_v<Axis, Direct<7, 1, 1>>) {
       const auto launch = [&](auto shape) {
         using Shape = decltype(shape);
         const auto plan =
@@ -52,10 +50,10 @@ bool nhwc_ring(const Convolution<T>& c) {
       };
       // Odd C, a misaligned tensor, or too few threads for the copies: one channel per thread. With
       // stride 2, direct_l1 is faster.
-      if constexpr (!Axis::kTransposed && Axis::step(1) == 1) {
-        return launch(ForwardShape<Axis, T, 2>{}) || launch(ForwardShape<Axis, T, 1>{});
+      if constexpr (Axis::kStride == 1) {
+        return launch(ConvolutionShape<Axis, T, 2>{}) || launch(ConvolutionShape<Axis, T, 1>{});
       } else {
-        return launch(ForwardShape<Axis, T, 2>{});
+        return launch(ConvolutionShape<Axis, T, 2>{});
       }
     }
     return false;

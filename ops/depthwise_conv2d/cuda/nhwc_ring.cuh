@@ -79,10 +79,11 @@ struct RingShape {
   // Return the register row of pending row m in step u of a period.
   static __device__ constexpr int row(int u, int m) { return (u * kStepOut + m) % kRegisterRows; }
 
+  // Move the rows down by a period (rotating rows: by nothing).
   static __device__ void end_period(float (&rows)[kRegisterRows][kCols][V]) {
     constexpr int kBy = kPeriod * kStepOut;
 #pragma unroll
-    for (int i = 0; !kRotates && i < (kRegisterRows - kBy) * kCols * V; ++i) {
+    for (int i = 0; i < (kRegisterRows - kBy) * kCols * V; ++i) {
       const int m = i / (kCols * V), j = i / V % kCols;
       rows[m][j][i % V] = rows[m + kBy][j][i % V];
     }
@@ -92,7 +93,7 @@ struct RingShape {
 // Steps copied ahead: 2 where a step copies two input rows, and for filters larger than 3×3, which
 // are bound by multiply-adds; else 4 in 16 bits, 3 in float32.
 template <typename Axis, typename T>
-constexpr int kRingDepth = (!Axis::kTransposed && Axis::step(1) == 2) || Axis::kTaps > 3 ? 2
+constexpr int kRingDepth = (!Axis::kTransposed && Axis::kStride == 2) || Axis::kTaps > 3 ? 2
                            : sizeof(T) == 2                                              ? 4
                                                                                          : 3;
 
@@ -172,7 +173,7 @@ class PixelShift {
 };
 
 // Copies rows of a tile to shared memory, [column][channel], asynchronously from compute capability
-// 8.0. `copies_per_pixel` adjacent threads copy a pixel, `step` pixels at a time. Columns outside
+// 8.0. `copies_per_pixel` adjacent threads copy a pixel, `pixels` pixels at a time. Columns outside
 // the image are never written and keep the zeros of clear_shared, as do channels beyond the last
 // unless pixels are shifted. Rows outside the image are not copied: their stage keeps an old row,
 // in whose place threads read the zero row.
@@ -188,27 +189,26 @@ class RowCopy {
     constexpr int kSize = sizeof(T);
     const int copies_per_pixel = params.pitch_bytes / params.copy_bytes;
     const int thread = flat_thread();
-    const int step = static_cast<int>(blockDim.x * blockDim.y) / copies_per_pixel;
+    const int pixels = static_cast<int>(blockDim.x * blockDim.y) / copies_per_pixel;
     const int first_pixel = thread / copies_per_pixel;
     const int at = thread % copies_per_pixel * params.copy_bytes;  // within the pixel
     left_ = (params.channels - first_channel) * kSize - at;
     const int begin = max(0, -first_col), end = min(cols, width - first_col);
     // the thread's first column inside the image
-    const int col = first_pixel + (max(begin - first_pixel, 0) + step - 1) / step * step;
-    const bool copies = first_pixel < step && left_ + (params.shifted ? 2 : 0) > 0 && col < end;
-    copies_ = copies ? (end - col + step - 1) / step : 0;
-    images_ =
-        reinterpret_cast<const char*>(
-            images + static_cast<int64_t>(first_col + col) * params.channels + first_channel) +
-        at;
-    from_step_ = static_cast<int64_t>(step) * params.channels * kSize;
+    const int col = first_pixel + (max(begin - first_pixel, 0) + pixels - 1) / pixels * pixels;
+    const bool active = first_pixel < pixels && left_ + (params.shifted ? 2 : 0) > 0 && col < end;
+    copies_ = active ? (end - col + pixels - 1) / pixels : 0;
+    first_ = reinterpret_cast<const char*>(
+                 images + static_cast<int64_t>(first_col + col) * params.channels + first_channel) +
+             at;
+    from_step_ = static_cast<int64_t>(pixels) * params.channels * kSize;
     to_ = col * params.pitch_bytes + at;
-    to_step_ = step * params.pitch_bytes;
+    to_step_ = pixels * params.pitch_bytes;
   }
 
   // Continue with row y of an image; y may be outside of it.
   __device__ void seek(int image, int y) {
-    from_ = images_ + (static_cast<int64_t>(image) * height_ + y) * row_bytes_;
+    from_ = first_ + (static_cast<int64_t>(image) * height_ + y) * row_bytes_;
   }
   // Start to copy the row to shared memory if it is `inside` the image, then advance to the next
   // row.
@@ -221,7 +221,7 @@ class RowCopy {
   }
 
  private:
-  const char *images_, *from_;
+  const char *first_, *from_;   // of the first row, of the next row
   int height_, copies_, left_;  // left_: bytes from the thread's copy to the last channel
   int64_t row_bytes_, from_step_;
   unsigned to_, to_step_;

@@ -18,18 +18,19 @@
 namespace ops::cuda {
 namespace {
 
+// One channel per thread: 5×5 with stride 1; 3×3 if C is odd or a tensor misaligned.
+template <typename Axis, typename T>
+using OneChannelShape = RingShape<Axis, 1, 7, kRingDepth<Axis, T>, 192>;
+
 // Register shapes that were fastest on an H200.
 template <typename Axis, typename T>
 using AllGradientsShape = std::conditional_t<
-    Axis::kTaps == 3,
+    Axis::kTaps == 5,
+    std::conditional_t<Axis::kTransposed, RingShape<Axis, 2, 4, kRingDepth<Axis, T>, 128>,
+                       OneChannelShape<Axis, T>>,
     std::conditional_t<Axis::kTransposed || sizeof(T) == 4,
                        RingShape<Axis, 2, 4, kRingDepth<Axis, T>, 192>,
-                       RingShape<Axis, 2, 7, kRingDepth<Axis, T>, 128, 3>>,
-    std::conditional_t<Axis::kTransposed, RingShape<Axis, 2, 4, kRingDepth<Axis, T>, 128>,
-                       RingShape<Axis, 1, 7, kRingDepth<Axis, T>, 192>>>;
-// For 3×3 if C is odd or a tensor misaligned.
-template <typename Axis, typename T>
-using OneChannelShape = RingShape<Axis, 1, 7, kRingDepth<Axis, T>, 192>;
+                       RingShape<Axis, 2, 7, kRingDepth<Axis, T>, 128, 3>>>;
 
 }  // namespace
 
@@ -45,8 +46,8 @@ bool nhwc_ring_all_gradients(const Convolution<T>& input_gradient,
   }
   return dispatch_axis(g, c.transposed, [&](auto axis) {
     using Axis = decltype(axis);
-    if constexpr (Axis::kTaps <= 5 && Axis::inputs(1) <= Axis::kTaps &&
-                  (Axis::kTransposed || Axis::step(1) == 1)) {
+    if constexpr (Axis::kTaps <= 5 && Axis::kDilation == 1 &&
+                  (Axis::kTransposed || Axis::kStride == 1)) {
       const auto launch = [&](auto shape) {
         using Shape = decltype(shape);
         const auto plan = plan_ring<Shape, Shape::kStepOut, T>(

@@ -17,11 +17,11 @@
 namespace ops::cuda {
 namespace {
 
-// Register shape of the weight gradient for V channels per thread. Axis::step(1) is the stride.
+// Register shape of the weight gradient for V channels per thread.
 template <typename Axis, typename T, int V>
 using GradientShape =
-    RingShape<Axis, V, (Axis::kTaps == 7 && Axis::step(1) == 2 ? 4 : 7), kRingDepth<Axis, T>,
-              (Axis::kTaps == 7 || Axis::inputs(1) > Axis::kTaps ? 192 : 256)>;
+    RingShape<Axis, V, (Axis::kTaps == 7 && Axis::kStride == 2 ? 4 : 7), kRingDepth<Axis, T>,
+              (Axis::kTaps == 7 || Axis::kDilation > 1 ? 192 : 256)>;
 
 template <typename Shape, typename T>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)

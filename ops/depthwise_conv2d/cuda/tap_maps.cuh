@@ -66,7 +66,7 @@ inline int64_t best_split(int64_t units, int64_t blocks, int64_t resident_blocks
 // outputs and its window of inputs.
 template <int K, int S, int D>
 struct Direct {
-  static constexpr int kTaps = K;
+  static constexpr int kTaps = K, kStride = S, kDilation = D;
   static constexpr bool kTransposed = false;
 
   // Return the window size of `outputs` adjacent outputs, and the step to the next window.
@@ -88,7 +88,7 @@ struct Direct {
 template <int K, int kPaddingParity>
 struct Transposed {
   static_assert(K % 2 == 1, "the window's first input must not depend on the output's parity");
-  static constexpr int kTaps = K;
+  static constexpr int kTaps = K, kStride = 2, kDilation = 1;
   static constexpr bool kTransposed = true;
 
   static constexpr int inputs(int outputs) {
