@@ -147,8 +147,9 @@ def plot(groups: Sequence[Group]) -> bytes:
     axes.set_ylim(len(groups) - 0.5, -0.5)
     axes.ticklabel_format(axis="x", useOffset=False)
     axes.set_xlabel("test accuracy, %")
-    runs = sum(len(item.entries) for item in groups)
-    figure.suptitle(f"{runs} runs: a dot each, mean ± standard deviation over seeds", fontsize=11)
+    drawn = sum(len(item.values("test_accuracy")) for item in groups)
+    runs = f"{drawn} finished run{'s' if drawn != 1 else ''}"
+    figure.suptitle(f"{runs}: a dot per run, mean ± standard deviation per group", fontsize=11)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="x", alpha=0.3)
     png = io.BytesIO()

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from app.config.errors import UserError
-from app.runs.compare import find_entries, group, report, table, to_csv
+from app.runs.compare import find_entries, group, plot, report, table, to_csv
 from app.runs.folder import CONFIG
 
 
@@ -138,6 +138,16 @@ def test_report_writes_csv_and_png(sweep, capsys, folder):
     assert (sweep / "report.csv").is_file()
     with Image.open(sweep / "report.png") as picture:
         assert picture.width > picture.height > 100
+
+
+@pytest.mark.parametrize(("finished", "says"), [(10, "10 finished runs"), (1, "1 finished run")])
+def test_plot_counts_the_runs_it_draws(sweep, monkeypatch, finished, says):
+    titles = []
+    monkeypatch.setattr("matplotlib.figure.Figure.suptitle", lambda _, t, **__: titles.append(t))
+    for number in range(finished, 10):
+        (sweep / str(number) / "summary.json").unlink()
+    plot(group(find_entries(sweep)))
+    assert titles == [f"{says}: a dot per run, mean ± standard deviation per group"]
 
 
 def test_report_on_one_run(sweep, capsys):
