@@ -42,7 +42,9 @@ from app.config.errors import (
 from app.config.schema import SettingError, from_mapping, unknown_key
 
 T = TypeVar("T")
+# Prefixes of the keys that need -m.
 SWEEP_KEYS = ("hydra.sweep", "hydra/sweeper", "hydra.launcher", "hydra/launcher")
+# Settings that hold a path, which may have special characters.
 PATHS = ("checkpoint", "data.root", "file", "input", "outputs", "resume")
 SPECIAL = re.compile(r"[^\w\s/.$%*@?|:+-]", re.ASCII)  # characters that Hydra needs quoted
 
@@ -62,6 +64,8 @@ def hydra_main(
         def job(cfg: DictConfig) -> Any:
             folder = swept_dir()
             if folder is None:
+                # A single run ends here, so that main does not take the task's ValueError for
+                # Hydra's.
                 with exit_codes(full_error):
                     return task(build_config(schema, cfg, typed_overrides()))
             try:
@@ -71,7 +75,8 @@ def hydra_main(
                 print(f"failed: {folder}: {reason}", file=sys.stderr, flush=True)
                 raise
             except KeyboardInterrupt:
-                if current_process().name != "MainProcess":  # a worker: start no further run
+                # a launcher's worker: wait until it is killed instead of starting the next run
+                if current_process().name != "MainProcess":
                     time.sleep(2 * GRACE)
                 raise
 
@@ -82,11 +87,11 @@ def hydra_main(
                 os.environ["GOMP_SPINCOUNT"] = "20000"
             with exit_codes(full_error):
                 options = parse_arguments(config_name, sys.argv[1:])
-                prints = options.help, options.hydra_help, options.cfg, options.info
-                sweep = options.multirun and not any(prints)
+                prints_only = any((options.help, options.hydra_help, options.cfg, options.info))
+                sweep = options.multirun and not prints_only
                 sys.argv[1:] = [quote(argument, options.multirun) for argument in sys.argv[1:]]
                 # Hydra raises ValueError, too; in a sweep the runs may raise it
-                by_hydra = () if sweep else (ValueError,)
+                value_errors = () if sweep else (ValueError,)
                 os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise, not print and exit
                 try:
                     if sweep:
@@ -94,7 +99,7 @@ def hydra_main(
                         if any(item.startswith("hydra/launcher=") for item in options.overrides):
                             handle_signals(interrupt_after_grace)
                     hydra.main("pkg://conf", config_name, version_base="1.3")(job)()
-                except (HydraException, OmegaConfBaseException, *by_hydra) as error:
+                except (HydraException, OmegaConfBaseException, *value_errors) as error:
                     raise UserError(hydra_message(error)) from error
                 finally:
                     os.environ["HYDRA_FULL_ERROR"] = "1" if full_error else "0"
@@ -110,8 +115,8 @@ def check_sweep(config_name: str, schema: type[T], options: argparse.Namespace) 
     Check the runs of Hydra's basic sweeper only; other sweepers choose settings while they run.
     """
     overrides = [quote(override, sweep=True) for override in options.overrides]
-    other = options.config_dir or options.config_name
-    if other or any(override.startswith("hydra/sweeper=") for override in overrides):
+    other_config = options.config_dir or options.config_name
+    if other_config or any(override.startswith("hydra/sweeper=") for override in overrides):
         return
     outputs = set()
     with hydra.initialize_config_module("conf", version_base="1.3"):
@@ -139,7 +144,7 @@ def build_config(schema: type[T], cfg: DictConfig, typed: dict[str, str]) -> T:
     except OmegaConfBaseException as error:  # a wrong interpolation
         raise UserError(hydra_message(error)) from error
     except SettingError as error:
-        if error.args[0] not in typed and "recipe" in typed:
+        if error.key not in typed and "recipe" in typed:
             raise UserError(f"{typed['recipe']}: sets {error}") from error
         raise
 
@@ -156,10 +161,10 @@ def parse_arguments(command: str, arguments: list[str]) -> argparse.Namespace:
         reason = printed.getvalue().strip().rpartition("error: ")[2]
         raise UserError(f"{reason} (--help shows the options)") from error
     for override in options.overrides:
-        key, given, _ = override.partition("=")
+        key, equals, _ = override.partition("=")
         if key.startswith("~"):
             raise UserError(f"{override}: no setting can be removed (--help lists the keys)")
-        if not key or not given:
+        if not key or not equals:
             raise UserError(f"{override}: expected KEY=VALUE (--help lists the keys)")
         if key.lstrip("+") == "hydra.run.dir":
             raise UserError(f"{override}: use outputs=FOLDER, the parent of the run folders")
@@ -203,28 +208,28 @@ def hydra_message(error: Exception) -> str:
 
 
 def quote(argument: str, sweep: bool) -> str:
-    """Quote the value of KEY=VALUE where Hydra's grammar would not read it as a string.
+    """Quote the value of KEY=VALUE where Hydra would reject or misread it.
 
     Quote paths with special characters such as `IMG (1).png` (except in sweeps, where a value may
     be a list), options of a group that are `null` or begin with another character than a letter,
     and values that Hydra cannot parse, for example with an open bracket. Raise a UserError for a
     list of values outside of a sweep.
     """
-    key, given, value = argument.partition("=")
-    if not given or not value.strip() or value[0] in "'\"" or key.startswith("-"):
+    key, equals, value = argument.partition("=")
+    if not equals or not value.strip() or value[0] in "'\"" or key.startswith("-"):
         return argument
-    literal = True
+    needs_quotes = True
     if key in PATHS and not sweep:
-        literal = bool(SPECIAL.search(value))
+        needs_quotes = bool(SPECIAL.search(value))
     elif not is_group(key) or (value != "null" and value[0].isalpha()):
         with suppress(HydraException):
             parsed = OverridesParser.create().parse_override(argument)
-            literal = False
+            needs_quotes = False
             if parsed.is_sweep_override() and not sweep:
                 raise UserError(f"{argument}: is a list of values, add -m for a run with each")
     # backslashes before a quote (also the closing one) would escape it: double them
     quoted = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
-    return f"{key}='{quoted}'" if literal else argument
+    return f"{key}='{quoted}'" if needs_quotes else argument
 
 
 def typed_overrides() -> dict[str, str]:

@@ -11,7 +11,8 @@ from datetime import timedelta
 from types import FrameType
 
 INTERRUPTED, PIPE_CLOSED = 130, 141  # exit codes of a shell: 128 + SIGINT, SIGPIPE
-GRACE = 3.0  # seconds in which the workers of a launcher save their runs, before it kills them
+# Seconds between a signal and the end of a launcher, in which its workers save their runs.
+GRACE = 3.0
 
 
 class UserError(Exception):
@@ -80,7 +81,10 @@ def handle_signals(handler: Callable[[int, FrameType | None], None] = interrupt)
 
 
 def is_first(message: str) -> bool:
-    """Return whether this is the first call with `message` in a torchrun launch with restarts."""
+    """Return whether this is the first call with `message` in a torchrun launch with restarts.
+
+    Return True also without torchrun or if its store fails.
+    """
     with suppress(Exception):
         if os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True":  # KeyError without torchrun
             from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -95,6 +99,8 @@ def is_first(message: str) -> bool:
 def exit_codes(full_error: bool = False) -> Iterator[None]:
     """End the command with an exit code and a line on stderr if the block raises.
 
+    Install signal handlers (`handle_signals`), which stay after the block.
+
     Exit codes: 2 wrong usage, 1 failure, 130 interrupted, 141 output pipe closed (prints nothing).
     `full_error` prints the traceback of expected errors, too. Under torchrun, one process prints a
     UserError, once for all restarts.
@@ -108,7 +114,8 @@ def exit_codes(full_error: bool = False) -> Iterator[None]:
         print("interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # flushed at exit
+        # else the flush at exit would fail again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(PIPE_CLOSED)
     except Exception as error:
         converted = to_run_error(error)

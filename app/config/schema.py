@@ -208,10 +208,14 @@ class DrawConfig(UseConfig):
 
 
 class SettingError(UserError):
-    """An invalid setting; `args` are its dotted key and the message."""
+    """An invalid setting: its dotted `key` and a message."""
+
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(key, message)
+        self.key, self.message = key, message
 
     def __str__(self) -> str:
-        return str(self.args[1])
+        return self.message
 
 
 def from_mapping(schema: type[T] | Any, values: Mapping[str, Any], prefix: str = "") -> T:

@@ -20,7 +20,7 @@ from app.runs.folder import find_checkpoint, is_outdated, network_file
 BATCH_SIZE = 1000
 
 
-@dataclass(eq=False)  # hashable
+@dataclass(eq=False)  # eq=False keeps the hash by identity
 class Predictor:
     """A trained network, independent of its runtime."""
 
@@ -102,7 +102,10 @@ def load_data(checkpoint: Checkpoint, root: str) -> Dataset:
 
 @torch.no_grad()
 def predict_logits(model: nn.Module, images: Tensor, mean: float, std: float) -> Tensor:
-    """Return logits [N, classes] of `model`, in evaluation mode, for images uint8 [N, 1, H, W]."""
+    """Switch `model` to evaluation mode and return logits [N, classes].
+
+    `images` are uint8 [N, 1, H, W].
+    """
     model.eval()
     weight = next(model.parameters())
     parts = [

@@ -1,4 +1,4 @@
-"""Comparison of runs for `python -m app.report`: table over seeds, report.csv, report.png."""
+"""Comparison of runs for `python -m app.report`: table of groups, report.csv, report.png."""
 
 import io
 import statistics
@@ -19,7 +19,8 @@ from app.runs.folder import (
     read_summary,
 )
 
-# Settings that may differ within a group. `data.name` is the data set after the fallback.
+# Settings that may differ within a group.
+# `data.fallback` may differ, because `data.name` names the data set in use.
 UNGROUPED = ("seed", "data.fallback", "trainer.log_every", *NON_HYPERPARAMETERS)
 
 
@@ -37,7 +38,10 @@ class Entry:
         return "" if key.removeprefix("model.") in foreign else format_value(self.settings.get(key))
 
     def label(self, key: str) -> str:
-        """Return `key=value` for the table, with four digits; "" if the run's network lacks it."""
+        """Return `key=value` for the table, with four significant digits.
+
+        Return "" if the run's network lacks the setting.
+        """
         value = self.settings.get(key)
         text = f"{value:.4g}" if isinstance(value, float) else self.setting(key)
         return f"{key}={text}" if text else ""
@@ -63,7 +67,7 @@ def report(folder: str, outputs: str = "outputs") -> None:
     """
     root = _newest(Path(outputs)) if folder == "latest" else Path(folder).expanduser()
     entries = find_entries(root)
-    groups = group(entries)
+    groups = group_runs(entries)
     lines = [f"{root}: {len(entries)} run{'s' if len(entries) > 1 else ''}", "", table(groups)]
     for entry in entries:
         if (status := entry.summary["status"]) != "finished":
@@ -86,7 +90,7 @@ def find_entries(root: Path) -> list[Entry]:
     return entries
 
 
-def group(entries: Sequence[Entry]) -> list[Group]:
+def group_runs(entries: Sequence[Entry]) -> list[Group]:
     """Group the runs that differ only in `UNGROUPED` settings, in order of appearance."""
     keys = _varied(entries)
     groups: dict[tuple[str, ...], Group] = {}
@@ -101,14 +105,14 @@ def table(groups: Sequence[Group]) -> str:
     """Return one line per group: mean ± standard deviation over its finished runs."""
     rows = [["", "runs", "validation", "test accuracy", "parameters", "training", "images/s"]]
     for item in groups:
-        finished, every = len(item.values("parameters")), len(item.entries)
-        row = [item.name, str(every) if finished == every else f"{finished} of {every}"]
+        finished, total = len(item.values("parameters")), len(item.entries)
+        row = [item.name, str(total) if finished == total else f"{finished} of {total}"]
         if finished:
             row += [
-                _mean(item.values("val_accuracy", 100), 2, " %"),
-                _mean(item.values("test_accuracy", 100), 2, " %"),
+                _format_mean(item.values("val_accuracy", 100), 2, " %"),
+                _format_mean(item.values("test_accuracy", 100), 2, " %"),
                 f"{item.values('parameters')[0]:,.0f}",
-                _mean(item.values("training_seconds"), 1, " s"),
+                _format_mean(item.values("training_seconds"), 1, " s"),
                 f"{statistics.mean(item.values('images_per_second')):,.0f}",
             ]
         else:
@@ -147,8 +151,9 @@ def plot(groups: Sequence[Group]) -> bytes:
     axes.set_ylim(len(groups) - 0.5, -0.5)
     axes.ticklabel_format(axis="x", useOffset=False)
     axes.set_xlabel("test accuracy, %")
-    runs = sum(len(item.entries) for item in groups)
-    figure.suptitle(f"{runs} runs: a dot each, mean ± standard deviation over seeds", fontsize=11)
+    drawn = sum(len(item.values("test_accuracy")) for item in groups)
+    runs = f"{drawn} finished run{'s' if drawn != 1 else ''}"
+    figure.suptitle(f"{runs}: a dot per run, mean ± standard deviation per group", fontsize=11)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="x", alpha=0.3)
     png = io.BytesIO()
@@ -159,7 +164,7 @@ def plot(groups: Sequence[Group]) -> bytes:
 def _newest(outputs: Path) -> Path:
     """Return the folder of the newest run, or of the sweep that it belongs to."""
     folder = all_runs(outputs)[-1]
-    # Runs of a sweep are numbered. Only Hydra's basic sweeper writes multirun.yaml, too.
+    # Sweeps number their runs; the basic sweeper also writes multirun.yaml.
     swept = folder.name.isdigit() or (folder.parent / "multirun.yaml").is_file()
     return folder.parent if swept else folder
 
@@ -170,7 +175,7 @@ def _varied(entries: Sequence[Entry]) -> list[str]:
     return [key for key in keys if len({repr(entry.settings.get(key)) for entry in entries}) > 1]
 
 
-def _mean(values: Sequence[float], digits: int, unit: str) -> str:
+def _format_mean(values: Sequence[float], digits: int, unit: str) -> str:
     """Format mean ± standard deviation."""
     deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.{digits}f}{deviation}{unit}"

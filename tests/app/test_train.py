@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from app.runs.checkpoint import load_checkpoint
-from app.runs.compare import find_entries, group
+from app.runs.compare import find_entries, group_runs
 from app.runs.folder import find_checkpoint
 from tests.app.idx import write_dataset
 
@@ -128,7 +128,7 @@ def test_sweep_continues_after_a_failed_run(tmp_path):
     assert seeds == {"1": 1, "3": 2}
     entries = find_entries(folder)
     assert [entry.summary["status"] for entry in entries] == ["finished"] * 2
-    assert [item.name for item in group(entries)] == ["all"]
+    assert [item.name for item in group_runs(entries)] == ["all"]
 
 
 def test_interrupted_workers_of_a_sweep_save_their_runs(tmp_path):

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from app.config.errors import UserError
-from app.runs.compare import find_entries, group, report, table, to_csv
+from app.runs.compare import find_entries, group_runs, plot, report, table, to_csv
 from app.runs.folder import CONFIG
 
 
@@ -44,7 +44,7 @@ def sweep(tmp_path):
 
 
 def test_table_has_mean_and_deviation_over_seeds(sweep):
-    groups = group(find_entries(sweep))
+    groups = group_runs(find_entries(sweep))
     assert [(item.name, len(item.entries)) for item in groups] == [
         ("model.act=relu", 6),
         ("model.act=ncrelu", 6),
@@ -62,7 +62,7 @@ def test_table_has_mean_and_deviation_over_seeds(sweep):
 def test_group_without_results_shows_its_status(sweep, recwarn):
     for path in sweep.glob("*/summary.json"):
         path.write_text(json.dumps({"status": "failed", "error": "no"}))
-    lines = table(group(find_entries(sweep))).splitlines()
+    lines = table(group_runs(find_entries(sweep))).splitlines()
     assert lines[2].split() == ["model.act=relu", "0", "of", "6", "failed"]
     assert lines[3].split()[-3:] == ["failed", "or", "unfinished"]
     report(str(sweep))
@@ -75,7 +75,7 @@ def test_table_rounds_settings_and_csv_does_not(sweep):
         path = sweep / str(2 * number) / CONFIG
         OmegaConf.save(OmegaConf.merge(OmegaConf.load(path), {"optim": {"lr": rate}}), path)
     entries = find_entries(sweep)[-3:]  # by start time
-    assert [item.name for item in group(entries)] == [
+    assert [item.name for item in group_runs(entries)] == [
         "optim.lr=0.02833",
         "optim.lr=0.02833",
         "optim.lr=1e+12",
@@ -89,7 +89,7 @@ def test_fallback_runs_are_grouped_by_the_data_set_used(sweep):
         file = sweep / str(number) / "summary.json"
         used = {"dataset": "digits" if number < 6 else "mnist"}
         file.write_text(json.dumps(json.loads(file.read_text()) | used))
-    names = {item.name for item in group(find_entries(sweep))}
+    names = {item.name for item in group_runs(find_entries(sweep))}
     assert {f"model.act=relu data.name={name}" for name in ("digits", "mnist")} <= names
 
 
@@ -97,7 +97,7 @@ def test_missing_settings_are_empty(sweep):
     config = {"model": {"name": "lltm", "act": "relu", "conv": "standard"}, "seed": 0}
     OmegaConf.save(OmegaConf.create(config), sweep / "2" / CONFIG)
     entries = find_entries(sweep)
-    assert {item.name: len(item.entries) for item in group(entries)} == {
+    assert {item.name: len(item.entries) for item in group_runs(entries)} == {
         "model.name=lenet model.act=relu": 5,
         "model.name=lenet model.act=ncrelu": 6,
         "model.name=lltm": 1,
@@ -112,7 +112,7 @@ def test_settings_without_influence_on_results_are_not_compared(sweep):
         trainer = {"checkpoint_seconds": number, "checkpoint_steps": number, "log_every": number}
         added = {"trainer": trainer, "data": {"fallback": None if number % 3 else "digits"}}
         OmegaConf.save(OmegaConf.merge(OmegaConf.load(path), added), path)
-    assert [item.name for item in group(find_entries(sweep))] == [
+    assert [item.name for item in group_runs(find_entries(sweep))] == [
         "model.act=relu",
         "model.act=ncrelu",
     ]
@@ -138,6 +138,16 @@ def test_report_writes_csv_and_png(sweep, capsys, folder):
     assert (sweep / "report.csv").is_file()
     with Image.open(sweep / "report.png") as picture:
         assert picture.width > picture.height > 100
+
+
+@pytest.mark.parametrize(("finished", "says"), [(10, "10 finished runs"), (1, "1 finished run")])
+def test_plot_counts_the_runs_it_draws(sweep, monkeypatch, finished, says):
+    titles = []
+    monkeypatch.setattr("matplotlib.figure.Figure.suptitle", lambda _, t, **__: titles.append(t))
+    for number in range(finished, 10):
+        (sweep / str(number) / "summary.json").unlink()
+    plot(group_runs(find_entries(sweep)))
+    assert titles == [f"{says}: a dot per run, mean ± standard deviation per group"]
 
 
 def test_report_on_one_run(sweep, capsys):
