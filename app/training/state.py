@@ -134,9 +134,10 @@ def find_state(
         tempfile.TemporaryFile(dir=folder).close()
     lock.enter_context(locked(folder))
     summary = read_summary(folder)
-    saved = load_to_resume(folder / LAST)
+    finished = summary["status"] == "finished"
+    saved = load_to_resume(folder / LAST, required=not finished)
     cfg = load_config(folder, cfg, saved)
-    if summary["status"] == "finished":
+    if finished:
         print(f"{folder} is finished: test accuracy {summary['test_accuracy']:.2%}")
         return summary
     for name in (LAST, BEST, SUMMARY):
@@ -147,12 +148,14 @@ def find_state(
     return cfg, folder, saved
 
 
-def load_to_resume(path: Path) -> Checkpoint | None:
-    """Load a checkpoint of a run to resume; None if it is missing."""
+def load_to_resume(path: Path, required: bool = True) -> Checkpoint | None:
+    """Load a checkpoint of a run to resume; None if it is missing, or damaged and not required."""
     try:
         return load_checkpoint(path, "resume") if path.is_file() else None
     except UserError as error:
-        remedy = f"delete {LAST} and {BEST} in this folder to start over"
+        if not required:
+            return None
+        remedy = f"move {LAST} and {BEST} out of this folder to start over"
         raise UserError(f"{error}; {remedy}") from error
 
 

@@ -266,7 +266,7 @@ def test_damaged_checkpoint_names_the_remedy(cfg, stopped, name):
     if name == "best.pt":  # read if last.pt is missing
         last.unlink()
     (stopped / name).write_bytes(b"")
-    remedy = "delete last.pt and best.pt in this folder to start over"
+    remedy = "move last.pt and best.pt out of this folder to start over"
     with pytest.raises(UserError, match=rf"{name}: damaged, or not a checkpoint; {remedy}$"):
         train(dataclasses.replace(cfg, resume=str(stopped)))
     last.unlink(missing_ok=True)
@@ -274,6 +274,14 @@ def test_damaged_checkpoint_names_the_remedy(cfg, stopped, name):
     train(dataclasses.replace(cfg, resume=str(stopped)))
     train(cfg)
     assert_same(*folders(cfg.outputs))
+
+
+def test_finished_run_needs_no_last_checkpoint(cfg, capsys):
+    train(cfg)
+    (folder,) = folders(cfg.outputs)
+    (folder / "last.pt").write_bytes(b"")
+    train(dataclasses.replace(cfg, resume=str(folder)))
+    assert f"{folder} is finished" in capsys.readouterr().out
 
 
 def test_unwritable_run_folder_names_the_key(cfg, stopped, unwritable):
