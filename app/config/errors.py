@@ -125,5 +125,5 @@ def exit_codes(full_error: bool = False) -> Iterator[None]:
 
             traceback.print_exception(error)
         if expected and (isinstance(converted, RunError) or is_first(str(converted))):
-            print(f"error: {converted}", file=sys.stderr)
+            print("error:", str(converted).replace("\n", "\\n"), file=sys.stderr)
         sys.exit(getattr(converted, "exit_code", 1))
