@@ -2,7 +2,7 @@
 // nhwc_ring_all_gradients.cu.
 #pragma once
 
-#include "depthwise_conv2d/cuda/nhwc_ring.cuh"
+#include "depthwise_conv2d/cuda/nhwc_ring_copy.cuh"
 #include "depthwise_conv2d/cuda/two_stage_reduction.cuh"
 
 namespace ops::cuda {

@@ -11,7 +11,7 @@
 //            sums overwrite them
 //   thread:  one sum per tap and one for the bias, per channel, over a tile of columns; keeps the
 //            newest kPending rows of grad_output of its tile
-#include "depthwise_conv2d/cuda/nhwc_ring.cuh"
+#include "depthwise_conv2d/cuda/nhwc_ring_copy.cuh"
 #include "depthwise_conv2d/cuda/two_stage_reduction.cuh"
 
 namespace ops::cuda {

@@ -196,6 +196,21 @@ def test_nonfinite_loss_raises(cfg, monkeypatch):
     assert load_checkpoint(last).metrics["epoch"] == 1  # the last good one
 
 
+def test_nonfinite_weights_are_not_saved(cfg, monkeypatch):
+    start = training.start
+
+    def spoiled(*arguments):
+        result = start(*arguments)
+        next(result.train_step.average.parameters())[0] = float("nan")
+        return result
+
+    monkeypatch.setattr(training, "start", spoiled)
+    cfg.optim.ema, cfg.trainer.checkpoint_steps = 0.9, 2
+    with pytest.raises(RunError, match="the weights are not finite at step 2"):
+        train(cfg)
+    assert not list(Path(cfg.outputs).rglob("last.pt"))
+
+
 @pytest.mark.parametrize("name", ["empty", "operator"])
 def test_out_of_memory_raises_run_error(cfg, monkeypatch, name):
     def allocate(_):

@@ -1,0 +1,172 @@
+// Shared by the nhwc_ring kernels: asynchronous copies of rows to the ring buffer, and reads from
+// it.
+#pragma once
+
+#include "depthwise_conv2d/cuda/nhwc_ring.cuh"
+
+namespace ops::cuda {
+
+// Shift of a pixel in shared memory, 0 or 2 bytes. 16-bit pixels may begin at half a 4-byte word:
+// every second one if the number of channels is odd, all if the tensor is misaligned. Words are
+// copied whole, so that a copy may begin with the element before the block's first channel. Words
+// at both ends may reach 2 bytes beyond the tensor, but not beyond its allocation. RowCopy derives
+// the same shift from addresses. kShifts = false: never.
+template <bool kShifts>
+class PixelShift {
+ public:
+  // Pixels from column `col` and channel `channel` on.
+  template <typename T>
+  __device__ PixelShift(const T* images, int height, int width, int col, int channel,
+                        const RingParams& params)
+      : odd_(kShifts && params.shifted ? params.channels & 1 : 0),
+        row_(width & odd_),
+        image_(height & row_),
+        first_(0) {
+    if (kShifts && params.shifted) {
+      const int element = static_cast<int>(reinterpret_cast<uintptr_t>(images) / 2);
+      first_ = (element + channel + (col & odd_)) & 1;
+    }
+  }
+  // Return the shift of the first column of row y.
+  __device__ int at(int image, int y) const {
+    return kShifts ? (first_ ^ (image_ & image) ^ (row_ & y)) * 2 : 0;
+  }
+  // Return the XOR of the shifts of two adjacent columns.
+  __device__ int next() const { return kShifts ? odd_ * 2 : 0; }
+
+ private:
+  int odd_, row_, image_, first_;  // parities: of a pixel, a row, an image, the first pixel's index
+};
+
+// Copies rows of a tile to shared memory, [column][channel], asynchronously from compute capability
+// 8.0. `copies_per_pixel` adjacent threads copy a pixel, `pixels` pixels at a time. Columns outside
+// the image are never written and keep the zeros of clear_shared, as do channels beyond the last
+// unless pixels are shifted. Rows outside the image are not copied: their stage keeps an old row,
+// in whose place threads read the zero row.
+template <typename T, bool kShifts>
+class RowCopy {
+ public:
+  // The tile has `cols` columns and the channels from first_channel on.
+  __device__ RowCopy(const T* images, int height, int width, int first_col, int cols,
+                     int first_channel, const RingParams& params)
+      : height_(height),
+        row_bytes_(static_cast<int64_t>(width) * params.channels * sizeof(T)),
+        wide_(params.copy_bytes == kVectorBytes) {
+    constexpr int kSize = sizeof(T);
+    const int copies_per_pixel = params.pitch_bytes / params.copy_bytes;
+    const int thread = flat_thread();
+    const int pixels = static_cast<int>(blockDim.x * blockDim.y) / copies_per_pixel;
+    const int first_pixel = thread / copies_per_pixel;
+    const int at = thread % copies_per_pixel * params.copy_bytes;  // within the pixel
+    left_ = (params.channels - first_channel) * kSize - at;
+    const int begin = max(0, -first_col), end = min(cols, width - first_col);
+    // the thread's first column inside the image
+    const int col = first_pixel + (max(begin - first_pixel, 0) + pixels - 1) / pixels * pixels;
+    const bool active = first_pixel < pixels && left_ + (params.shifted ? 2 : 0) > 0 && col < end;
+    copies_ = active ? (end - col + pixels - 1) / pixels : 0;
+    first_ = reinterpret_cast<const char*>(
+                 images + static_cast<int64_t>(first_col + col) * params.channels + first_channel) +
+             at;
+    from_step_ = static_cast<int64_t>(pixels) * params.channels * kSize;
+    to_ = col * params.pitch_bytes + at;
+    to_step_ = pixels * params.pitch_bytes;
+  }
+
+  // Continue with row y of an image; y may be outside of it.
+  __device__ void seek(int image, int y) {
+    from_ = first_ + (static_cast<int64_t>(image) * height_ + y) * row_bytes_;
+  }
+  // Start to copy the row to shared memory if it is `inside` the image, then advance to the next
+  // row.
+  __device__ void copy(bool inside, unsigned char* memory) {
+    if (inside) {
+      const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(memory)) + to_;
+      wide_ ? copy_units<16>(to) : copy_units<4>(to);
+    }
+    from_ += row_bytes_;
+  }
+
+ private:
+  const char *first_, *from_;   // of the first row, of the next row
+  int height_, copies_, left_;  // left_: bytes from the thread's copy to the last channel
+  int64_t row_bytes_, from_step_;
+  unsigned to_, to_step_;
+  bool wide_;
+
+  template <int kBytes>
+  __device__ void copy_units(unsigned to) const {
+    const char* from = from_;
+#pragma unroll 1
+    for (int left = copies_; left > 0; --left, from += from_step_, to += to_step_) {
+      const char* unit = from;
+      if constexpr (kShifts && kBytes == 4) {
+        const int shift = static_cast<int>(reinterpret_cast<uintptr_t>(from)) & 2;
+        if (left_ + shift <= 0) {  // the shift needs no further word
+          continue;
+        }
+        unit -= shift;
+      }
+#if __CUDA_ARCH__ >= 800
+      if constexpr (kBytes == 16) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(unit) : "memory");
+      } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(unit) : "memory");
+      }
+#else
+      using Bits = typename BitsOf<kBytes>::type;
+      *static_cast<Bits*>(__cvta_shared_to_generic(to)) = *reinterpret_cast<const Bits*>(unit);
+#endif
+    }
+  }
+};
+
+__device__ inline void commit_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Wait for all groups of copies but the newest kNewest.
+template <int kNewest>
+__device__ void wait_for_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(kNewest) : "memory");
+#endif
+}
+
+// Clear `bytes` bytes of shared memory, a multiple of 16.
+__device__ inline void clear_shared(unsigned char* memory, int bytes) {
+  for (int i = flat_thread(); i < bytes / 16; i += blockDim.x * blockDim.y) {
+    reinterpret_cast<uint4*>(memory)[i] = {};
+  }
+  __syncthreads();
+}
+
+// kCols pixels of V channels, read from shared memory.
+template <typename T, int kCols, int V>
+struct Pixels {
+  using Bits = typename BitsOf<V * sizeof(T)>::type;
+  Bits bits[kCols];
+
+  // shift, next: see PixelShift.
+  __device__ Pixels(const unsigned char* from, int pitch_bytes, int shift, int next) {
+    const unsigned char* const pixels[] = {from + shift, from + (shift ^ next)};
+#pragma unroll
+    for (int i = 0; i < kCols; ++i) {
+      bits[i] = *reinterpret_cast<const Bits*>(pixels[i % 2] + i * pitch_bytes);
+    }
+  }
+  __device__ void to_float(float (&x)[kCols][V]) const {
+    if constexpr (std::is_same_v<T, BFloat16> && V == 2) {  // two instructions instead of three
+#pragma unroll
+      for (int i = 0; i < kCols; ++i) {
+        x[i][0] = __uint_as_float(bits[i] << 16);
+        x[i][1] = __uint_as_float(bits[i] & 0xffff0000u);
+      }
+    } else {
+      widen<T>(bits, x);
+    }
+  }
+};
+
+}  // namespace ops::cuda
