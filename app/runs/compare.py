@@ -92,10 +92,10 @@ def find_entries(root: Path) -> list[Entry]:
 
 def group_runs(entries: Sequence[Entry]) -> list[Group]:
     """Group the runs that differ only in `UNGROUPED` settings, in order of appearance."""
-    keys = _varied(entries)
-    groups: dict[tuple[str, ...], Group] = {}
+    keys, groups = _varied(entries), dict[tuple[str, ...], Group]()
+    named = [key for key in keys if key == "recipe" or not _follows_recipe(entries, key)]
     for entry in entries:
-        name = " ".join(filter(None, (entry.label(key) for key in keys))) or "all"
+        name = " ".join(filter(None, (entry.label(key) for key in named))) or "all"
         settings = tuple(entry.setting(key) for key in keys)
         groups.setdefault(settings, Group(name, [])).entries.append(entry)
     return list(groups.values())
@@ -173,6 +173,12 @@ def _varied(entries: Sequence[Entry]) -> list[str]:
     """Return the keys of the settings that differ among the runs, except `UNGROUPED`."""
     keys = dict.fromkeys(key for entry in entries for key in entry.settings if key not in UNGROUPED)
     return [key for key in keys if len({repr(entry.settings.get(key)) for entry in entries}) > 1]
+
+
+def _follows_recipe(entries: Sequence[Entry], key: str) -> bool:
+    """Return whether all runs with the same recipe have the same value of a setting."""
+    pairs = {(entry.setting("recipe"), entry.setting(key)) for entry in entries}
+    return len(pairs) == len({recipe for recipe, _ in pairs})
 
 
 def _format_mean(values: Sequence[float], digits: int, unit: str) -> str:

@@ -93,6 +93,16 @@ def test_fallback_runs_are_grouped_by_the_data_set_used(sweep):
     assert {f"model.act=relu data.name={name}" for name in ("digits", "mnist")} <= names
 
 
+def test_names_omit_settings_that_follow_from_the_recipe(sweep):
+    best = {"recipe": "best", "model": {"act": "gelu"}, "optim": {"ema": 0.99}}
+    for number, change in ((0, best), (1, best | {"trainer": {"epochs": 7}})):
+        path = sweep / str(number) / CONFIG
+        OmegaConf.save(OmegaConf.merge(OmegaConf.load(path), change), path)
+    names = {item.name for item in group_runs(find_entries(sweep))}
+    assert not any("optim.ema" in name for name in names)
+    assert sum("recipe=best" in name for name in names) == 2
+
+
 def test_missing_settings_are_empty(sweep):
     config = {"model": {"name": "lltm", "act": "relu", "conv": "standard"}, "seed": 0}
     OmegaConf.save(OmegaConf.create(config), sweep / "2" / CONFIG)
