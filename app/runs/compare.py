@@ -49,7 +49,10 @@ class Entry:
 
 @dataclass
 class Group:
-    """Runs that differ only in `UNGROUPED` settings, named by the settings that vary."""
+    """Runs that differ only in `UNGROUPED` settings.
+
+    The name has the settings that vary among the runs, without those that follow from the recipe.
+    """
 
     name: str
     entries: list[Entry]
@@ -92,7 +95,8 @@ def find_entries(root: Path) -> list[Entry]:
 
 def group_runs(entries: Sequence[Entry]) -> list[Group]:
     """Group the runs that differ only in `UNGROUPED` settings, in order of appearance."""
-    keys, groups = _varied(entries), dict[tuple[str, ...], Group]()
+    keys = _varied(entries)
+    groups: dict[tuple[str, ...], Group] = {}
     named = [key for key in keys if key == "recipe" or not _follows_recipe(entries, key)]
     for entry in entries:
         name = " ".join(filter(None, (entry.label(key) for key in named))) or "all"
