@@ -14,6 +14,7 @@ from ops import (
     Involution2d,
     MaxPool2d,
     NCReLU,
+    conv2d_max_pool2d,
     depthwise_conv2d,
 )
 
@@ -32,6 +33,31 @@ class ConvNet(nn.Module):
         """Map normalised images float [N, 1, H, W] to logits [N, num_classes]."""
         logits: Tensor = self.classifier(self.features(input))
         return logits
+
+
+class Features(nn.Sequential):
+    """Layers in sequence; a convolution and the max pooling after it train as one on the CPU.
+
+    `conv2d_max_pool2d` then computes no gradient for the three quarters of the pixels that a 2x2
+    pooling drops.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Apply the layers."""
+        layers = list(self)
+        fuse = self.training and input.device.type == "cpu"
+        while layers:
+            layer = layers.pop(0)
+            after = layers[0] if layers else None
+            if fuse and isinstance(layer, nn.Conv2d) and isinstance(after, MaxPool2d):
+                layers.pop(0)
+                padding = cast(tuple[int, int], layer.padding)
+                input = conv2d_max_pool2d(
+                    input, layer.weight, layer.bias, padding=padding, pool=after.kernel_size
+                )
+            else:
+                input = layer(input)
+        return input
 
 
 class LeNet(ConvNet):
@@ -59,7 +85,7 @@ class LeNet(ConvNet):
         super().__init__()
         act, widen = ACTIVATIONS[cfg.act], 2 if cfg.act == "ncrelu" else 1
         side = 7 if cfg.conv == "involution" else 5
-        self.features = nn.Sequential(
+        self.features = Features(
             _conv(cfg.conv, 1, 6, 5, padding=2),
             MaxPool2d(2),
             act(),

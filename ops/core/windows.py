@@ -16,7 +16,7 @@ Tangents = tuple[Tensor | None, ...]
 
 _MAX_VALUE = 2**31  # kMost in windows.h: larger values could overflow sums of sizes
 _MAX_CHANNELS = 65_535  # maximum gridDim.y in CUDA
-_MIN_VALUE = {"kernel_size": 1, "stride": 1, "padding": 0, "dilation": 1}
+_MIN_VALUE = {"kernel_size": 1, "pool": 1, "stride": 1, "padding": 0, "dilation": 1}
 
 
 def pair(op: str, name: str, value: Size | list[int]) -> tuple[int, int]:
