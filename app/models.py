@@ -1,6 +1,6 @@
 """Networks: LeNet, TinyNet (depthwise separable convolutions), LLTM classifier."""
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -35,26 +35,25 @@ class ConvNet(nn.Module):
         return logits
 
 
-class Features(nn.Sequential):
-    """Layers in sequence; a convolution and the max pooling after it train as one on the CPU.
+class PooledFeatures(nn.Sequential):
+    """Layers in sequence, in which max pooling without overlap follows each convolution.
 
-    `conv2d_max_pool2d` then computes no gradient for the three quarters of the pixels that a 2x2
-    pooling drops.
+    On the CPU the two train as one operator: it computes no gradient for the three quarters of the
+    convolution's pixels that 2x2 pooling drops.
     """
 
     def forward(self, input: Tensor) -> Tensor:
         """Apply the layers."""
-        layers = list(self)
-        fuse = self.training and input.device.type == "cpu"
-        while layers:
-            layer = layers.pop(0)
-            after = layers[0] if layers else None
-            if fuse and isinstance(layer, nn.Conv2d) and isinstance(after, MaxPool2d):
-                layers.pop(0)
-                padding = cast(tuple[int, int], layer.padding)
-                input = conv2d_max_pool2d(
-                    input, layer.weight, layer.bias, padding=padding, pool=after.kernel_size
-                )
+        if not self.training or input.device.type != "cpu":
+            output: Tensor = super().forward(input)
+            return output
+        layers = iter(self)
+        for layer in layers:
+            if isinstance(layer, nn.Conv2d):
+                pool = next(layers)
+                assert isinstance(pool, MaxPool2d) and pool.stride == pool.kernel_size
+                windows: Any = (layer.stride, layer.padding, layer.dilation, pool.kernel_size)
+                input = conv2d_max_pool2d(input, layer.weight, layer.bias, *windows)
             else:
                 input = layer(input)
         return input
@@ -85,7 +84,7 @@ class LeNet(ConvNet):
         super().__init__()
         act, widen = ACTIVATIONS[cfg.act], 2 if cfg.act == "ncrelu" else 1
         side = 7 if cfg.conv == "involution" else 5
-        self.features = Features(
+        self.features = PooledFeatures(
             _conv(cfg.conv, 1, 6, 5, padding=2),
             MaxPool2d(2),
             act(),

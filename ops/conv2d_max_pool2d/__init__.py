@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
 from ops.core import check, layout, windows
-from ops.core.families import folded, total
+from ops.core.families import folded
 from ops.core.memory import repeat_allocation
 from ops.core.registration import REGION, register
 from ops.core.torch_private import direct
@@ -17,10 +17,6 @@ from ops.core.windows import Size
 
 _conv = torch.ops.lenet_ops.conv2d_max_pool2d.default
 _conv_backward = torch.ops.lenet_ops.conv2d_max_pool2d_backward.default
-
-_MAX_UINT8_TAPS = 256  # largest pooling window with uint8 indices, as in max_pool2d
-
-Tangents = Sequence[Tensor | None]
 
 
 def conv2d_max_pool2d(
@@ -35,10 +31,13 @@ def conv2d_max_pool2d(
     """Compute ``F.max_pool2d(F.conv2d(input, weight, bias, stride, padding, dilation), pool)``.
 
     The gradient of the convolution's output has one non-zero pixel in each pooling window. On the
-    CPU, the float32 gradients of weight and input visit only these, if a row of the filter has at
-    most 64 weights (kW · C), its dilation is 1, and the batch has 32 images or more; PyTorch
-    computes all others, and the convolution itself. Gradients that are zero are skipped, even for
-    infinite inputs and weights. Autograd saves the input and the indices of the maxima.
+    CPU, the float32 gradients of weight and input visit only these pixels, which leaves out the
+    products of zero gradients with infinite or NaN elements. Conditions: 32 images or more,
+    dilation 1, at most 64 weights in a row of the filter (kW · C), 3 or more pixels in a pooling
+    window, and at most 32,768 elements in a padded image.
+    PyTorch computes all other gradients, and the convolution itself: on CUDA, its precision and
+    determinism are those of ``torch.backends.cudnn``.
+    Autograd saves the input and the indices of the maxima, but not the convolution's output.
 
     Args:
         input: [N, C, H, W] or [C, H, W], any strides; float64, float32, bfloat16 or float16.
@@ -161,10 +160,6 @@ def _output_size(op: str, input: Tensor, weight: Tensor, *geometry: Sequence[int
     return [height // pool[0], width // pool[1]]
 
 
-def _index_type(pool: Sequence[int]) -> torch.dtype:
-    return torch.uint8 if pool[0] * pool[1] <= _MAX_UINT8_TAPS else torch.int64
-
-
 def _fake(
     input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
@@ -174,7 +169,7 @@ def _fake(
         check.matches(op, "bias", bias, weight.shape[:1], "input", input)
     shape = (input.shape[0], weight.shape[0], *size)
     out = layout.empty(input, shape, layout.is_channels_last(input))
-    return out, torch.empty_like(out, dtype=_index_type(geometry[3]))
+    return out, torch.empty_like(out, dtype=windows.index_type(geometry[3]))
 
 
 def _fake_backward(
@@ -185,91 +180,28 @@ def _fake_backward(
     shape = (input.shape[0], weight.shape[0], *_output_size(op, input, weight, *geometry))
     check.matches(op, "grad_output", grad_output, shape, "input", input)
     check.same_shape(op, "indices", indices, shape)
-    check.dtype(op, "indices", indices, _index_type(geometry[3]))
-    if len(mask) != 3:
-        raise RuntimeError(f"{op}: output_mask must be three booleans")
+    check.dtype(op, "indices", indices, windows.index_type(geometry[3]))
     image = layout.resized(input, *input.shape[2:])
     grads = (image, weight.new_empty(weight.shape), weight.new_empty(weight.shape[:1]))
-    return tuple(
-        grad if needed else weight.new_empty([0]) for grad, needed in zip(grads, mask, strict=True)
-    )
+    return windows.select(op, mask, *grads)
 
 
-def _choose(image: Tensor, indices: Tensor, pool: Sequence[int]) -> Tensor:
-    """Gather the pixels of the convolution `image` at the indices of the maxima."""
-    tap = indices.long()
-    starts = [
-        torch.arange(n, device=image.device) * k
-        for n, k in zip(indices.shape[2:], pool, strict=True)
-    ]
-    row, column = tap // pool[1] + starts[0][:, None], tap % pool[1] + starts[1]
-    flat = (*image.shape[:2], -1)  # flatten has no vmap rule in forward mode
-    pixel = (row * image.shape[3] + column).reshape(flat)
-    return image.reshape(flat).gather(2, pixel).reshape(indices.shape)
-
-
-def _output_tangent(
-    input: Tensor, weight: Tensor, indices: Tensor, geometry: Sequence[Any], tangents: Tangents
-) -> Tensor | None:
-    """Return the tangent of the pooled output."""
+def _apply(input: Tensor, weight: Tensor, indices: Tensor, *geometry: Any) -> Tensor:
+    """Compute the pixels of the convolution at the indices of the maxima."""
     *spacing, pool = geometry
-    input_t, weight_t, bias_t = tangents
-    image = total(
-        None if input_t is None else torch.conv2d(input_t, weight, None, *spacing),
-        None if weight_t is None else torch.conv2d(input, weight_t, None, *spacing),
-    )
-    return total(
-        None if image is None else _choose(image, indices, pool),
-        None if bias_t is None else bias_t[:, None, None].expand(indices.shape),
-    )
+    image = torch.conv2d(input, weight, None, *spacing)
+    return windows.gather(image, indices, pool, pool, (0, 0), (1, 1))
+
+
+_output_tangent, _derivatives = windows.bilinear(_conv_backward, _apply, saved=1)
 
 
 def _jvp(
-    args: Sequence[Any], outputs: Sequence[Tensor], tangents: Tangents
+    args: Sequence[Any], outputs: Sequence[Tensor], tangents: windows.Tangents
 ) -> tuple[Tensor | None, None]:
     input, weight, _, *geometry = args
-    return _output_tangent(input, weight, outputs[1], geometry, tangents[:3]), None
-
-
-def _double_backward(
-    args: Sequence[Any], grads: Tangents, needed: Sequence[bool]
-) -> tuple[Tensor | None, ...]:
-    """Return the gradients of grad_output, input and weight."""
-    grad_output, indices, input, weight, *geometry, mask = args
-    gg_input, gg_weight, gg_bias = (g if m else None for g, m in zip(grads, mask, strict=True))
-    gg_output = grad_input = grad_weight = None
-    if needed[0]:
-        tangents = (gg_input, gg_weight, gg_bias)
-        gg_output = _output_tangent(input, weight, indices, geometry, tangents)
-    if needed[2] and gg_weight is not None:
-        only = [True, False, False]
-        grad_input = _conv_backward(grad_output, indices, input, gg_weight, *geometry, only)[0]
-    if needed[3] and gg_input is not None:
-        only = [False, True, False]
-        grad_weight = _conv_backward(grad_output, indices, gg_input, weight, *geometry, only)[1]
-    return gg_output, None, grad_input, grad_weight
-
-
-def _jvp_backward(
-    args: Sequence[Any], outputs: Sequence[Tensor], tangents: Tangents
-) -> tuple[Tensor, ...]:
-    grad_output, indices, input, weight, *geometry, mask = args
-    grad_output_t, _, input_t, weight_t = tangents[:4]
-    outputs_t = list(map(torch.zeros_like, outputs))
-
-    def add(grad: Tensor, input: Tensor, weight: Tensor, mask: Sequence[bool]) -> None:
-        grads = _conv_backward(grad, indices, input, weight, *geometry, mask)
-        for i in range(3):
-            if mask[i]:
-                outputs_t[i] = outputs_t[i] + grads[i]
-
-    if grad_output_t is not None:
-        add(grad_output_t, input, weight, mask)
-    if input_t is not None and mask[1]:
-        add(grad_output, input_t, weight, [False, True, False])
-    if weight_t is not None and mask[0]:
-        add(grad_output, input, weight_t, [True, False, False])
-    return tuple(outputs_t)
+    rest = (outputs[1], *geometry)
+    return _output_tangent(input, weight, rest, tangents[:3], outputs[0]), None
 
 
 def _flops(input: Any, weight: Sequence[int], *rest: Any, out_shape: Any) -> int:
@@ -303,8 +235,7 @@ register(
 register(
     _conv_backward,
     fake=_fake_backward,
-    backward=_double_backward,
-    jvp=_jvp_backward,
+    **_derivatives,
     vmap=folded(_conv_backward, (0, 0, 0, None), (0, None, None), mask=True),
     flops=_flops_backward,
 )

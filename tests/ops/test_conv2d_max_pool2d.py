@@ -5,11 +5,12 @@ import torch
 import torch.nn.functional as F
 
 from ops import conv2d_max_pool2d
+from tests.ops.operator_entry import raw
 
 GEOMETRIES = (  # input, weight, stride, padding, pool
     ((128, 6, 14, 14), (16, 6, 5, 5), 1, 0, 2),
     ((128, 1, 28, 28), (6, 1, 5, 5), 1, 2, 2),
-    ((33, 20, 9, 9), (5, 20, 3, 3), 1, (0, 1), (3, 1)),
+    ((33, 20, 9, 9), (5, 20, 3, 3), 1, (0, 1), (3, 2)),
     ((40, 3, 17, 13), (7, 3, 9, 2), 2, 1, (2, 3)),
     ((32, 12, 14, 14), (9, 12, 5, 5), (2, 1), 0, 2),
 )
@@ -35,11 +36,11 @@ def test_gradients_of_batches(image, filters, stride, padding, pool, layout):
     def ours(*tensors):
         return conv2d_max_pool2d(*tensors, stride, padding, pool=pool)
 
-    def stock(*tensors):
+    def exactly(*tensors):
         return F.max_pool2d(F.conv2d(*tensors, stride, padding), pool)
 
     actual = gradients(ours, tensors, grad)
-    exact = gradients(stock, [x.detach().double().requires_grad_() for x in tensors], grad)
+    exact = gradients(exactly, [x.detach().double().requires_grad_() for x in tensors], grad)
     for a, e in zip(actual, exact, strict=True):
         assert (a - e).abs().max() <= 2e-5 * e.abs().max()
     before = torch.get_num_threads()
@@ -51,11 +52,48 @@ def test_gradients_of_batches(image, filters, stride, padding, pool, layout):
     assert all(map(torch.equal, actual, alone))
 
 
-def test_nan_gradient_reaches_weight_and_input():
-    x, weight = torch.randn(32, 2, 6, 6, requires_grad=True), torch.randn(3, 2, 3, 3)
-    output = conv2d_max_pool2d(x, weight.requires_grad_())
-    grad = torch.zeros_like(output)
-    grad[4, 1] = torch.nan
-    of_x, of_weight = torch.autograd.grad(output, (x, weight), grad)
-    assert of_weight.isnan().any((1, 2, 3)).tolist() == [False, True, False]
-    assert of_x.isnan().any((1, 2, 3)).nonzero().tolist() == [[4]]
+def batch(value=0.0):
+    """Return an input with `value` in one pixel, a weight, and a gradient of the pooled output."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight, grad = (
+        torch.randn(size, generator=generator)
+        for size in ((32, 3, 9, 8), (4, 3, 3, 3), (32, 4, 3, 3))
+    )
+    x[5, 1, 4, 3] = value
+    return x.requires_grad_(), weight.requires_grad_(), grad
+
+
+def stock(x, weight):
+    return F.max_pool2d(F.conv2d(x, weight), 2)
+
+
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan, 3e38])
+def test_extreme_input(value):
+    """Expect PyTorch's gradients, but numbers where it multiplies infinity by a zero gradient."""
+    x, weight, grad = batch(value)
+    actual = gradients(conv2d_max_pool2d, (x, weight), grad)
+    expected = gradients(stock, (x, weight), grad)
+    for a, e in zip(actual, expected, strict=True):
+        a = torch.where(e.isnan(), e, a)
+        torch.testing.assert_close(a, e, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_non_finite_gradient_reaches_its_window_alone(value):
+    x, weight, grad = batch()
+    grad[4, 1, 1, 1] = value
+    actual = gradients(conv2d_max_pool2d, (x, weight), grad)
+    expected = gradients(stock, (x, weight), grad)
+    for a, e in zip(actual, expected, strict=True):
+        assert not e.isfinite().all()
+        torch.testing.assert_close(a, e, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+def test_invalid_indices_have_no_gradient():
+    x, weight, grad = batch()
+    indices = torch.full(grad.shape, 4, dtype=torch.uint8)
+    lists = [1, 1], [0, 0], [1, 1], [2, 2]
+    for of_n in (32, 31):  # by the kernels; by max_pool2d_backward
+        tensors = (grad[:of_n], indices[:of_n], x[:of_n].detach(), weight.detach())
+        for result in raw.conv2d_max_pool2d_backward(*tensors, *lists, [True] * 3):
+            assert not result.any()

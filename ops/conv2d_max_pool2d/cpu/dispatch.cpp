@@ -4,7 +4,9 @@
 namespace ops::cpu {
 namespace {
 
+// Limits of the kernels: within them no geometry of bench_geometry.py is slower than PyTorch's.
 constexpr int64_t kMaxTapRow = 64;            // floats of a row of taps, at most 8 or 16 vectors
+constexpr int64_t kMinPixels = 3;             // of a pooling window: fewer skip too little
 constexpr int64_t kMaxPackedImage = 1 << 15;  // floats: two stay in the L2 cache
 constexpr int64_t kMinImages = 32;            // fewer leave threads without work
 constexpr int64_t kMaxBlocks = 32;
@@ -22,8 +24,9 @@ struct Kernels {
   // Return whether the kernels are faster than PyTorch's convolution.
   static bool covers(const ConvPool& g, const Tensor& input) {
     const Windows& conv = g.conv;
+    const int64_t pixels = g.pool_h * g.pool_w;
     return !input.is_cuda() && input.scalar_type() == ScalarType::Float && g.n >= kMinImages &&
-           g.pool_h * g.pool_w > 1 && g.pool_h * g.pool_w <= 256 && conv.dilation_h == 1 &&
+           pixels >= kMinPixels && pixels <= kByteTaps && conv.dilation_h == 1 &&
            conv.dilation_w == 1 && conv.kernel_w * g.in_c <= kMaxTapRow &&
            (conv.h + 2 * conv.padding_h) * (conv.w + 2 * conv.padding_w) * g.in_c <=
                kMaxPackedImage;

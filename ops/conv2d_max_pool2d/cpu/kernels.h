@@ -86,17 +86,24 @@ inline void backward_image(const GradientPlan& p, int64_t n, float* x, float* gr
                            float* grad_weight, float* grad_bias) {
   const auto gather = kernel_of<EachRow<Gather>, kMaxTapRow / kTapLanes>(p.tap_row / kTapLanes);
   const auto scatter = kernel_of<EachRow<Scatter>, kMaxTapRow / kTapLanes>(p.tap_row / kTapLanes);
+  // Call copy(offset in the image, offset in the packed image) for each row of pixels.
+  const bool channels_last = p.image.c == 1;
   const auto each_row = [&](const auto& copy) {
-    for (int64_t c = 0; c < p.in_c; ++c) {
+    for (int64_t c = 0; c < (channels_last ? 1 : p.in_c); ++c) {
       for (int64_t h = 0; h < p.conv.h; ++h) {
         copy(n * p.image.n + c * p.image.c + h * p.image.h, p.padding + h * p.row + c);
       }
     }
   };
+  const size_t row_bytes = p.conv.w * p.in_c * sizeof(float);
   if (grad_weight) {
     each_row([&](int64_t from, int64_t to) {
+      if (channels_last) {
+        __builtin_memcpy(x + to, p.x + from, row_bytes);
+        return;
+      }
       for (int64_t w = 0; w < p.conv.w; ++w) {
-        x[to + w * p.in_c] = p.x[from + w * p.image.w];
+        x[to + w * p.in_c] = p.x[from + w];
       }
     });
   }
@@ -112,8 +119,9 @@ inline void backward_image(const GradientPlan& p, int64_t n, float* x, float* gr
     float sum = 0;
     for (int64_t i = 0; i < window_count; ++i) {
       const int64_t at = plane + windows[i].source;
-      const float factor = p.grad[at];
-      *end = {factor, windows[i].offset + taps[p.indices[at]]};
+      const int32_t tap = taps[p.indices[at]];
+      const float factor = tap < 0 ? 0 : p.grad[at];
+      *end = {factor, windows[i].offset + tap};
       end += (bit_cast<uint32_t>(factor) << 1) != 0;  // no branch; NaN is a term
       sum += factor;
     }
@@ -121,14 +129,27 @@ inline void backward_image(const GradientPlan& p, int64_t n, float* x, float* gr
     if (grad_weight) {
       gather(p.conv.kernel_h, terms, end, x, p.row, grad_weight + c * p.filter(), p.tap_row);
     }
-    if (p.grad_input) {
-      scatter(p.conv.kernel_h, terms, end, p.weight + c * p.filter(), p.tap_row, grad, p.row);
+    const float* weight = p.weight + c * p.filter();
+    if (p.grad_input && sum - sum == 0) {
+      scatter(p.conv.kernel_h, terms, end, weight, p.tap_row, grad, p.row);
+    } else if (p.grad_input) {  // an infinite factor times the padding of `weight` is NaN
+      for (const Term* term = terms; term != end; ++term) {
+        for (int64_t r = 0; r < p.conv.kernel_h; ++r) {
+          for (int64_t i = 0; i < p.conv.kernel_w * p.in_c; ++i) {
+            grad[term->offset + r * p.row + i] += term->factor * weight[r * p.tap_row + i];
+          }
+        }
+      }
     }
   }
   if (p.grad_input) {
     each_row([&](int64_t to, int64_t from) {
+      if (channels_last) {
+        __builtin_memcpy(p.grad_input + to, grad + from, row_bytes);
+        return;
+      }
       for (int64_t w = 0; w < p.conv.w; ++w) {
-        p.grad_input[to + w * p.image.w] = grad[from + w * p.in_c];
+        p.grad_input[to + w] = grad[from + w * p.in_c];
       }
     });
   }

@@ -7,7 +7,7 @@
 //     grad_input[window]   += gradient · weight[co]
 //
 // A row of a window, [kw][ci], is contiguous in the packed image [h][w][ci] and in the packed
-// weight [co][kh][tap_row]: both lines are multiples of rows.
+// weight [co][kh][tap_row].
 #pragma once
 
 #include <vector>
@@ -32,7 +32,7 @@ struct GradientPlan : ConvPool {
   int64_t row, padding;        // packed image: size of a row, offset of the first pixel
   int64_t tap_row;             // packed weight: size of a row, whole vectors
   std::vector<PoolWindow> windows;
-  std::vector<int32_t> taps;  // offset of each tap of a pooling window in the packed image
+  std::vector<int32_t> taps;  // offsets of a pooling window's taps in the packed image; -1: no tap
   const float *grad, *x, *weight;
   const uint8_t* indices;
   float* grad_input;  // null: not needed
@@ -43,7 +43,8 @@ struct GradientPlan : ConvPool {
         pooled(image_strides(g.channels_last, g.out_c, g.out_h, g.out_w)),
         row((g.conv.w + 2 * g.conv.padding_w) * g.in_c),
         padding(g.conv.padding_h * row + g.conv.padding_w * g.in_c),
-        tap_row((g.conv.kernel_w * g.in_c + lanes - 1) / lanes * lanes) {
+        tap_row((g.conv.kernel_w * g.in_c + lanes - 1) / lanes * lanes),
+        taps(kByteTaps, -1) {
     const int64_t step_h = conv.stride_h * row, step_w = conv.stride_w * in_c;
     // Columns first: adjacent terms then overlap in the same vectors of grad_input, or not at all.
     for (int64_t w = 0; w < out_w; ++w) {
@@ -53,7 +54,7 @@ struct GradientPlan : ConvPool {
       }
     }
     for (int64_t tap = 0; tap < pool_h * pool_w; ++tap) {
-      taps.push_back(tap / pool_w * step_h + tap % pool_w * step_w);
+      taps[tap] = tap / pool_w * step_h + tap % pool_w * step_w;
     }
   }
 
