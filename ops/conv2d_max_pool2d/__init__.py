@@ -32,11 +32,10 @@ def conv2d_max_pool2d(
 
     The gradient of the convolution's output has one non-zero pixel in each pooling window. On the
     CPU, the float32 gradients of weight and input visit only these pixels, which leaves out the
-    products of zero gradients with infinite or NaN elements. Conditions: 32 images or more,
-    dilation 1, at most 64 weights in a row of the filter (kW · C), 3 or more pixels in a pooling
-    window, and at most 32,768 elements in a padded image.
-    PyTorch computes all other gradients, and the convolution itself: on CUDA, its precision and
-    determinism are those of ``torch.backends.cudnn``.
+    products of zero gradients with infinite or NaN elements, for batches of 32 images or more, with
+    dilation 1 and windows of 3 pixels or more, if images and filters fit in the L2 cache and in
+    registers (``covers`` in cpu/dispatch.cpp). PyTorch computes all other gradients, and the
+    convolution itself: on CUDA, ``torch.backends.cudnn`` decides its precision and determinism.
     Autograd saves the input and the indices of the maxima, but not the convolution's output.
 
     Args:

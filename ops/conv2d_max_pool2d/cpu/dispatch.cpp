@@ -4,12 +4,14 @@
 namespace ops::cpu {
 namespace {
 
-// Limits of the kernels: within them no geometry of bench_geometry.py is slower than PyTorch's.
+// Limits of the kernels, measured by scripts/bench_geometry.py --op conv_max_pool.
 constexpr int64_t kMaxTapRow = 64;            // floats of a row of taps, at most 8 or 16 vectors
 constexpr int64_t kMinPixels = 3;             // of a pooling window: fewer skip too little
+constexpr int64_t kMinWindows = 2;            // of an image, which loads and stores all sums once
 constexpr int64_t kMaxPackedImage = 1 << 15;  // floats: two stay in the L2 cache
 constexpr int64_t kMinImages = 32;            // fewer leave threads without work
 constexpr int64_t kMaxBlocks = 32;
+constexpr int64_t kMinTerms = 16;  // maxima of a channel in a block: fewer cost less than its sum
 
 }  // namespace
 }  // namespace ops::cpu
@@ -26,8 +28,8 @@ struct Kernels {
     const Windows& conv = g.conv;
     const int64_t pixels = g.pool_h * g.pool_w;
     return !input.is_cuda() && input.scalar_type() == ScalarType::Float && g.n >= kMinImages &&
-           pixels >= kMinPixels && pixels <= kByteTaps && conv.dilation_h == 1 &&
-           conv.dilation_w == 1 && conv.kernel_w * g.in_c <= kMaxTapRow &&
+           g.out_h * g.out_w >= kMinWindows && pixels >= kMinPixels && pixels <= kByteTaps &&
+           conv.dilation_h == 1 && conv.dilation_w == 1 && conv.kernel_w * g.in_c <= kMaxTapRow &&
            (conv.h + 2 * conv.padding_h) * (conv.w + 2 * conv.padding_w) * g.in_c <=
                kMaxPackedImage;
   }
@@ -57,7 +59,8 @@ struct Kernels {
     std::vector<float> packed(filters);
     for_weights(p, [&](int64_t i, int64_t at) { packed[at] = w.const_data_ptr<float>()[i]; });
     p.weight = packed.data();
-    const int64_t blocks = std::min(g.n, kMaxBlocks);
+    const int64_t maxima = g.n * g.out_h * g.out_w;
+    const int64_t blocks = std::clamp<int64_t>(maxima / kMinTerms, 1, kMaxBlocks);
     std::vector<float> sums(blocks * sums_size);
     torch::stable::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
       std::vector<float> image(p.packed_size()), grad_image(mask[0] ? p.packed_size() : 0);
