@@ -6,6 +6,7 @@ namespace {
 
 // Limits of the kernels, measured by scripts/bench_geometry.py --op conv_max_pool.
 constexpr int64_t kMaxTapRow = 64;            // floats of a row of taps, at most 8 or 16 vectors
+constexpr int64_t kMaxOutChannels = 128;      // more fill PyTorch's blocks of channels well
 constexpr int64_t kMinPixels = 3;             // of a pooling window: fewer skip too little
 constexpr int64_t kMinWindows = 2;            // of an image, which loads and stores all sums once
 constexpr int64_t kMaxPackedImage = 1 << 15;  // floats: two stay in the L2 cache
@@ -28,8 +29,9 @@ struct Kernels {
     const Windows& conv = g.conv;
     const int64_t pixels = g.pool_h * g.pool_w;
     return !input.is_cuda() && input.scalar_type() == ScalarType::Float && g.n >= kMinImages &&
-           g.out_h * g.out_w >= kMinWindows && pixels >= kMinPixels && pixels <= kByteTaps &&
-           conv.dilation_h == 1 && conv.dilation_w == 1 && conv.kernel_w * g.in_c <= kMaxTapRow &&
+           g.out_c <= kMaxOutChannels && g.out_h * g.out_w >= kMinWindows && pixels >= kMinPixels &&
+           pixels <= kByteTaps && conv.dilation_h == 1 && conv.dilation_w == 1 &&
+           conv.kernel_w * g.in_c <= kMaxTapRow &&
            (conv.h + 2 * conv.padding_h) * (conv.w + 2 * conv.padding_w) * g.in_c <=
                kMaxPackedImage;
   }
