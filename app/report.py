@@ -2,7 +2,7 @@
 
 import argparse
 
-from app.config.errors import exit_codes
+from app.config.errors import exit_codes, usage_error
 
 
 def folder_name(value: str) -> str:
@@ -20,6 +20,7 @@ def main() -> None:
         "over seeds, and report.csv and report.png in the folder.",
         allow_abbrev=False,
     )
+    parser.error = usage_error  # type: ignore[method-assign]
     newest = "a folder with runs in it, or %(default)s: the newest sweep or run (the default)"
     parser.add_argument("folder", nargs="?", type=folder_name, default="latest", help=newest)
     parser.add_argument(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from types import FrameType
+from typing import NoReturn
 
 INTERRUPTED, PIPE_CLOSED = 130, 141  # exit codes of a shell: 128 + SIGINT, SIGPIPE
 # Seconds between a signal and the end of a launcher, in which its workers save their runs.
@@ -29,6 +30,11 @@ class RunError(Exception):
 
 class WriteError(RunError):
     """A file could not be written: no space, no permission."""
+
+
+def usage_error(message: str) -> NoReturn:
+    """Raise a UserError; replaces `ArgumentParser.error`, which prints the usage and exits."""
+    raise UserError(f"{message} (--help shows the options)")
 
 
 @contextmanager

@@ -73,7 +73,9 @@ MODELS = "choose from lenet, lenet_depthwise, lenet_involution, lltm, tiny\n"
     ("override", "line"),
     [
         ("bogus=1", f"bogus: unknown key, choose from {TOP}"),
-        ("+bogus=1", f"bogus=1: unknown key, choose from {TOP}"),
+        ("+bogus=1", f"bogus: unknown key, choose from {TOP}"),
+        ("+model.act=foo", "model.act=foo: Input should be 'relu', 'gelu' or 'ncrelu'\n"),
+        ("+model=foo", f"model=foo: {MODELS}"),
         ("foo/bar=1", f"foo/bar: unknown key, choose from {TOP}"),
         ("model.bogus=1", "model.bogus: unknown key, choose from act, conv, head\n"),
         ("model.act=foo", "model.act=foo: Input should be 'relu', 'gelu' or 'ncrelu'\n"),
@@ -100,7 +102,7 @@ MODELS = "choose from lenet, lenet_depthwise, lenet_involution, lltm, tiny\n"
         ("seed='1", "seed='1: cannot be parsed, a quote or bracket may be open\n"),
         ("~model", "~model: no setting can be removed (--help lists the keys)\n"),
         ("hydra.run.dir=x", "hydra.run.dir=x: use outputs=FOLDER, the parent of the run folders\n"),
-        ("data.root=${nowhere}", "Interpolation key 'nowhere' not found full_key: data.root"),
+        ("data.root=${nowhere}", "data.root: Interpolation key 'nowhere' not found\n"),
         ("seed=1,2", "seed=1,2: is a list of values, add -m for a run with each\n"),
         ("recipe=fast,best", "recipe=fast,best: is a list of values, add -m for a run with each\n"),
         ("seed=range(0,3)", "seed=range(0,3): is a list of values, add -m for a run with each\n"),
@@ -110,7 +112,8 @@ MODELS = "choose from lenet, lenet_depthwise, lenet_involution, lltm, tiny\n"
         ("hydra.sweep.dir=x", "hydra.sweep.dir=x: is for sweeps, add -m\n"),
         ("hydra/launcher=joblib", "hydra/launcher=joblib: is for sweeps, add -m\n"),
         ("hydra.sweeper.params.seed=1", "hydra.sweeper.params.seed=1: is for sweeps, add -m\n"),
-        ("hydra.foo=1", "Could not override 'hydra.foo'."),
+        ("hydra.foo=1", "hydra.foo: unknown key, choose from callbacks, env, "),
+        ("hydra.job.chdir=x", "hydra.job.chdir: Value 'x' is not a valid bool (type str)\n"),
         ("hydra/sweeper=basic", "hydra/sweeper=basic: is for sweeps, add -m\n"),
         ("hydra/output=nope", "hydra/output=nope: choose from default"),
         ("--config-dir=/nowhere", "Additional config directory '/nowhere' not found\n"),
@@ -129,7 +132,7 @@ def test_usage_error_names_the_key_in_one_line(main, tmp_path, capsys, override,
     ("overrides", "line"),
     [
         (["model.act=relu"], "model.act: unknown key, none is allowed here\n"),
-        (["++model.head=gap"], "model.head=gap: unknown key, none is allowed here\n"),
+        (["++model.head=gap"], "model.head: unknown key, none is allowed here\n"),
         (["recipe=gap"], "recipe=gap: sets model.act=ncrelu: unknown key, none is allowed here\n"),
         (["recipe=best"], "recipe=best: sets model.act=gelu: unknown key, none is allowed here\n"),
     ],
@@ -169,6 +172,8 @@ def test_sweep_runs_all_and_reports_failed_runs(main, capsys):
         (["model=lenet,alexnet"], f"model=alexnet: {MODELS}"),
         (["model=null"], f"model=null: {MODELS}"),
         (["seed=1,2", "outputs=/proc/x"], "outputs=/proc/x: cannot be written: No such file"),
+        (["hydra.launcher.n_jobs=2"], "hydra.launcher.n_jobs: unknown key, choose from _target_\n"),
+        (["hydra.sweeper.max_batch_size=x"], "hydra.sweeper.max_batch_size: Value 'x' of type"),
         (["hydra/sweeper=nope"], "hydra/sweeper=nope: choose from basic, or install its plug-in"),
         (["--cfg=job"], "Only one of --run, --multirun, --cfg, --info and --shell_completion can"),
     ],
@@ -181,6 +186,12 @@ def test_wrong_sweep_is_refused_before_its_first_run(main, tmp_path, capsys, ove
     assert errors.startswith(f"error: {line}")
     assert errors.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_flags_may_stand_between_settings(main):
+    seen = []
+    assert main("model.act=gelu", "-m", "seed=1,2", task=seen.append) == 0
+    assert [(cfg.model.act, cfg.seed) for cfg in seen] == [("gelu", 1), ("gelu", 2)]
 
 
 def test_sweep_under_torchrun_is_a_usage_error(main, monkeypatch, capsys):
