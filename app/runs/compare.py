@@ -2,6 +2,7 @@
 
 import io
 import statistics
+import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from app.config.schema import foreign_model_keys, format_value
-from app.runs.files import csv_text, write_atomically
+from app.runs.files import csv_text, write_results
 from app.runs.folder import (
     NON_HYPERPARAMETERS,
     RESULTS,
@@ -77,9 +78,8 @@ def report(folder: str, outputs: str = "outputs") -> None:
             remedy = f"continue it with `python -m app.train resume={entry.folder}`"
             lines.append(f"{status}: {entry.folder}: {entry.summary.get('error', remedy)}")
     print("\n".join(lines) + "\n", flush=True)
-    for name, content in (("report.csv", to_csv(entries).encode()), ("report.png", plot(groups))):
-        write_atomically(root / name, content)
-        print(f"wrote {root / name}")
+    files = {"report.csv": to_csv(entries).encode(), "report.png": plot(groups)}
+    write_results(root, files, sys.stdout)
 
 
 def find_entries(root: Path) -> list[Entry]:
