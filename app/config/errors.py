@@ -52,9 +52,11 @@ def one_line(message: object) -> str:
 
 
 def to_run_error(error: Exception) -> Exception:
-    """Convert an expected failure to a RunError; return any other exception as it is."""
+    """Convert an expected failure to a RunError or UserError; return any other as it is."""
     if isinstance(error, ImportError) and error.name == "ops":  # not compiled
         return RunError(str(error))
+    if isinstance(error, ModuleNotFoundError) and "." not in str(error.name):
+        return UserError(f"{error.name} is missing: pip install 'lenet-ops[app,web]'")
     if isinstance(error, OSError) and error.strerror:
         full = error.errno == errno.ENOSPC
         where = error.filename or ("standard output or the temporary folder" if full else "")

@@ -313,6 +313,7 @@ def test_model_card_example_runs(trained, monkeypatch, capsys):
         ({"opset": 99}, "opset=99: choose from 17 to "),
         ({"quantize": "int8", "precision": "fp16"}, "quantize=int8: starts from float32"),
         ({"quantize": "int8", "layout": "function"}, "quantize=int8: has no functions"),
+        ({"quantize": "int8", "layout": "both"}, "quantize=int8: has no functions"),
         ({"file": "model.pb"}, "file=model.pb: must end with .onnx"),
         ({"file": "/proc/a.onnx"}, "file=/proc/a.onnx: cannot be written: No such file"),
     ],
