@@ -1,6 +1,7 @@
 """Command: compare runs."""
 
 import argparse
+import os
 
 from app.config.errors import exit_codes, usage_error
 from app.config.schema import ReportConfig, from_mapping
@@ -19,7 +20,7 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", default="latest", help=newest)
     where = "where latest looks (%(default)s)"
     parser.add_argument("--outputs", default="outputs", help=where)
-    with exit_codes():
+    with exit_codes(os.environ.get("HYDRA_FULL_ERROR") == "1"):
         arguments = vars(parser.parse_args())
         from app.runs.compare import report
 

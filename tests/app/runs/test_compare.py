@@ -227,6 +227,9 @@ def test_command_exit_codes_and_output(sweep):
         2,
         "error: no run under nowhere/ (no such folder): train one with `python -m app.train`\n",
     )
+    traced = os.environ | {"HYDRA_FULL_ERROR": "1"}
+    done = subprocess.run([*command, "nowhere"], capture_output=True, text=True, env=traced)
+    assert done.stderr.startswith("Traceback (most recent call last)")
     for wrong, says in (
         (["--foo"], "unrecognized arguments: --foo (--help shows the options)"),
         (
