@@ -44,9 +44,7 @@ from app.config.schema import SettingError, from_mapping, unknown_key
 T = TypeVar("T")
 # Prefixes of the keys that need -m.
 SWEEP_KEYS = ("hydra.sweep", "hydra/sweeper", "hydra.launcher", "hydra/launcher")
-# Settings that hold a path, which may have special characters.
-PATHS = ("checkpoint", "data.root", "file", "input", "outputs", "resume")
-SPECIAL = re.compile(r"[^\w\s/.$%*@?|:+-]", re.ASCII)  # characters that Hydra needs quoted
+PATHS = ("checkpoint", "data.root", "file", "input", "outputs", "resume")  # settings with a path
 
 
 def hydra_main(
@@ -208,10 +206,10 @@ def hydra_message(error: Exception) -> str:
 def quote(override: str, sweep: bool) -> str:
     """Quote the value of an override where Hydra would reject or misread it.
 
-    Quote paths with special characters such as `IMG (1).png` (except in sweeps, where a value may
-    be a list), options of a group that are `null` or begin with another character than a letter,
-    and values that Hydra cannot parse, for example with an open bracket. Raise a UserError for a
-    list of values outside of a sweep.
+    Quote paths that Hydra would change, such as `2026_11` or `a,b.png` (a list in sweeps), options
+    of a group that are `null` or begin with another character than a letter, and values that Hydra
+    cannot parse, for example with an open bracket. Raise a UserError for a list of values outside
+    of a sweep.
     """
     if not override.lstrip("+").startswith("hydra"):
         override = override.lstrip("+")  # all keys are in conf/: there is nothing to add
@@ -219,13 +217,13 @@ def quote(override: str, sweep: bool) -> str:
     if not value.strip() or value[0] in "'\"":
         return override
     needs_quotes = True
-    if key in PATHS and not sweep:
-        needs_quotes = bool(SPECIAL.search(value))
-    elif not is_group(key) or (value != "null" and value[0].isalpha()):
+    if not is_group(key) or (value != "null" and value[0].isalpha()):
         with suppress(HydraException):
             parsed = OverridesParser.create().parse_override(override)
-            needs_quotes = False
-            if parsed.is_sweep_override() and not sweep:
+            is_list = parsed.is_sweep_override()
+            is_path = key in PATHS and value != "null" and not (sweep and is_list)
+            needs_quotes = is_path and str(parsed.value()) != value
+            if is_list and not sweep and not is_path:
                 raise UserError(f"{override}: is a list of values, add -m for a run with each")
     # backslashes before a quote (also the closing one) would escape it: double them
     quoted = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)

@@ -46,6 +46,13 @@ def test_task_receives_the_validated_configuration(main, tmp_path):
     [
         "plain/x.png",
         "2026",
+        "2026_11",
+        "1e3",
+        "true",
+        "[a]",
+        "{a: 1}",
+        "a,b.png",
+        "range(3)",
         "a b.png",
         "IMG (1).png",
         "a=b, [c] {d}.png",
@@ -63,6 +70,12 @@ def test_paths_need_no_escapes(main, path):
     seen = []
     assert main(f"input={path}", command="predict", task=seen.append) == 0
     assert seen[0].input == path
+
+
+def test_paths_of_a_sweep_may_look_like_numbers(main):
+    seen = []
+    assert main("-m", "outputs=2026_11", "data.root=a,b", task=seen.append) == 0
+    assert [(cfg.outputs, cfg.data.root) for cfg in seen] == [("2026_11", "a"), ("2026_11", "b")]
 
 
 TOP = "augment, data, device, model, optim, outputs, recipe, resume, seed, trainer\n"
