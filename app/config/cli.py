@@ -8,7 +8,6 @@ import functools
 import os
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -31,13 +30,13 @@ import conf
 from app.config.errors import (
     GRACE,
     UserError,
+    check_writable,
     exit_codes,
     handle_signals,
     interrupt_after_grace,
     one_line,
     to_run_error,
     usage_error,
-    writing,
 )
 from app.config.schema import SettingError, from_mapping, unknown_key
 
@@ -127,9 +126,7 @@ def check_sweep(config_name: str, schema: type[T], options: argparse.Namespace) 
             cfg: Any = build_config(schema, hydra.compose(config_name, job), by_key(job))
             outputs.add(cfg.outputs)
     for folder in map(Path, outputs):
-        with writing(f"outputs={folder}", UserError):
-            folder.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=folder).close()
+        check_writable(folder, f"outputs={folder}")
 
 
 def build_config(schema: type[T], cfg: DictConfig, typed: dict[str, str]) -> T:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -44,6 +45,15 @@ def writing(name: object, kind: type[Exception] = WriteError, remedy: str = "") 
         yield
     except OSError as error:
         raise kind(f"{name}: cannot be written: {error.strerror or error}{remedy}") from error
+
+
+def check_writable(folder: Path, setting: str, remedy: str = "") -> None:
+    """Make a folder; raise a UserError that begins with `setting` if it takes no file."""
+    from tempfile import TemporaryFile  # late: it would delay handle_signals()
+
+    with writing(setting, UserError, remedy):
+        folder.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=folder).close()
 
 
 def one_line(message: object) -> str:

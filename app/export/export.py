@@ -2,7 +2,6 @@
 
 import json
 import logging
-import tempfile
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ import onnx
 from onnx import ModelProto
 from onnx.shape_inference import infer_shapes
 
-from app.config.errors import UserError, writing
+from app.config.errors import UserError, check_writable
 from app.config.schema import ExportConfig
 from app.data.datasets import Split, load_test_split
 from app.export.graph import build_graph, newest_opset
@@ -95,9 +94,7 @@ def check_output(cfg: ExportConfig, path: Path) -> None:
     setting, remedy = f"file={path}", ""
     if not cfg.file:
         setting, remedy = f"checkpoint={path.parent}", "; choose another path with file=..."
-    with writing(setting, UserError, remedy):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=path.parent).close()
+    check_writable(path.parent, setting, remedy)
     both = [path.with_stem(f"{path.stem}-standard")] if cfg.layout == "both" else []
     for file in (path, *both):
         card = file.with_suffix(".md")
