@@ -30,8 +30,7 @@ class ConvNet(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """Map normalised images float [N, 1, H, W] to logits [N, num_classes]."""
-        logits: Tensor = self.classifier(self.features(input))
-        return logits
+        return self.classifier(self.features(input))
 
 
 class LeNet(ConvNet):
@@ -126,8 +125,7 @@ class LLTMClassifier(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         """Map normalised images float [N, 1, 28, 28] to logits [N, num_classes]."""
         _, (h, _) = self.rows(input.squeeze(1))
-        logits: Tensor = self.classifier(h)
-        return logits
+        return self.classifier(h)
 
 
 def build_model(cfg: ModelConfig, num_classes: int) -> nn.Module:

@@ -4,7 +4,6 @@ import asyncio
 import dataclasses
 import os
 import socket
-import sys
 import threading
 import traceback
 import webbrowser
@@ -38,7 +37,7 @@ from app.web.samples import choose_samples
 
 PAGE = Path(__file__).parent / "page"
 DEFAULT_PORT = 8000
-MAX_BODY = 2**20  # bytes
+MAX_BODY = 2**20  # bytes of a picture
 
 
 @dataclass
@@ -60,7 +59,8 @@ def serve(cfg: DrawConfig) -> None:
     listener = listen(cfg.host, cfg.port)
     address = url(cfg.host, listener.getsockname()[1])
     print(f"draw a digit at {address} (Ctrl-C ends)", flush=True)
-    if cfg.open and has_screen():  # its request waits in the listener's queue
+    has_screen = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if cfg.open and has_screen:  # its request waits in the listener's queue
         threading.Thread(target=webbrowser.open, args=[address], daemon=True).start()
     server = uvicorn.Server(
         uvicorn.Config(
@@ -104,12 +104,6 @@ def url(host: str, port: int) -> str:
     return f"http://{f'[{name}]' if ':' in name else name}:{port}/"
 
 
-def has_screen() -> bool:
-    """Return whether a browser can open a window: there is a desktop."""
-    unix = sys.platform not in ("darwin", "win32")
-    return not unix or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-
-
 def create_app(cfg: DrawConfig, entries: dict[str, Entry]) -> Starlette:
     """Build the application; `entries` are the networks at the start."""
     known = dict(entries)
@@ -132,7 +126,7 @@ def create_app(cfg: DrawConfig, entries: dict[str, Entry]) -> Starlette:
         listed = map(dataclasses.asdict, found.values())
         return JSONResponse([{key: item[key] for key in item if key != "path"} for item in listed])
 
-    async def predict_request(query: QueryParams, body: bytes) -> dict[str, Any]:
+    async def predict(query: QueryParams, body: bytes) -> dict[str, Any]:
         path = find_entry(query).path
         options: PictureOptions = from_mapping(PictureOptions, dict(query))
         gray, loop = read_picture(body, options.width), asyncio.get_running_loop()
@@ -140,11 +134,11 @@ def create_app(cfg: DrawConfig, entries: dict[str, Entry]) -> Starlette:
             prediction_thread, predict_picture, path, gray, not options.frame, options.maps
         )
 
-    async def predict(request: Request) -> JSONResponse:
-        return JSONResponse(await predict_request(request.query_params, await _read_body(request)))
+    async def predict_pictures(socket: WebSocket) -> None:
+        """Predict pictures in turn: each is a text message (the query), then a binary one.
 
-    async def predict_strokes(socket: WebSocket) -> None:
-        """Predict pictures in turn: each is a text message (the query), then a binary one."""
+        A WebSocket has less latency than a request for each.
+        """
         await socket.accept()
         with suppress(WebSocketDisconnect):
             while True:
@@ -153,7 +147,7 @@ def create_app(cfg: DrawConfig, entries: dict[str, Entry]) -> Starlette:
                 except KeyError:  # text for bytes, or bytes for text
                     return await socket.close(1003)
                 try:
-                    result = await predict_request(QueryParams(query), body)
+                    result = await predict(QueryParams(query), body)
                 except (UserError, HTTPException) as error:
                     result = _error_body(error)
                 except Exception as error:
@@ -161,16 +155,17 @@ def create_app(cfg: DrawConfig, entries: dict[str, Entry]) -> Starlette:
                     result = {"error": f"The server failed: {error!r}"}
                 await socket.send_json(result)
 
+    def samples_of(path: Path) -> list[dict[str, Any]]:
+        return choose_samples(load_network(path), cfg.data.root)
+
     async def list_samples(request: Request) -> JSONResponse:
         path, loop = find_entry(request.query_params).path, asyncio.get_running_loop()
-        run = loop.run_in_executor(sample_thread, choose_samples, path, cfg.data.root)
-        return JSONResponse(await run)
+        return JSONResponse(await loop.run_in_executor(sample_thread, samples_of, path))
 
     api = [
         Route("/networks", list_networks),
         Route("/samples", list_samples),
-        Route("/predict", predict, methods=["POST"]),
-        WebSocketRoute("/strokes", predict_strokes),  # as /predict, with less latency
+        WebSocketRoute("/predict", predict_pictures),
     ]
     return Starlette(
         routes=[
@@ -189,17 +184,3 @@ async def _refuse(request: Request, error: Exception) -> JSONResponse:
 
 def _error_body(error: Exception) -> dict[str, Any]:
     return {"error": getattr(error, "detail", str(error))}
-
-
-async def _read_body(request: Request) -> bytes:
-    """Read the whole body, because unread data would reset the connection.
-
-    Raise an HTTPException if it exceeds `MAX_BODY`.
-    """
-    body = bytearray()
-    async for chunk in request.stream():
-        if len(body) <= MAX_BODY:
-            body += chunk
-    if len(body) > MAX_BODY:
-        raise HTTPException(413, f"more than {MAX_BODY:,} bytes")
-    return bytes(body)
