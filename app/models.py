@@ -30,7 +30,8 @@ class ConvNet(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """Map normalised images float [N, 1, H, W] to logits [N, num_classes]."""
-        return self.classifier(self.features(input))
+        logits: Tensor = self.classifier(self.features(input))
+        return logits
 
 
 class LeNet(ConvNet):
@@ -125,7 +126,8 @@ class LLTMClassifier(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         """Map normalised images float [N, 1, 28, 28] to logits [N, num_classes]."""
         _, (h, _) = self.rows(input.squeeze(1))
-        return self.classifier(h)
+        logits: Tensor = self.classifier(h)
+        return logits
 
 
 def build_model(cfg: ModelConfig, num_classes: int) -> nn.Module:

@@ -60,7 +60,7 @@ def predict_pictures(predictor: Predictor, cfg: PredictConfig) -> None:
     names, images, skipped = [], [], []
     for name, file in list_pictures(str(cfg.input)):
         try:
-            images.append(_prepare(name, read_gray(file, f"input={name}"), predictor, cfg))
+            images.append(_prepare(name, read_gray(file, name), predictor, cfg))
             names.append(name)
         except UserError as error:
             skipped.append(str(error))
@@ -146,12 +146,16 @@ def format_pictures(
 
 def to_csv(predictions: Predictions) -> str:
     """Return CSV with one line per image, in the order of the test images."""
+    names = predictions.classes
     columns = (predictions.labels, predictions.predicted, predictions.confidence)
     rows = zip(*(column.tolist() for column in columns), strict=True)
-    names, lines = predictions.classes, []
-    for index, (label, predicted, share) in enumerate(rows):
-        lines.append((index, names[label], names[predicted], f"{share:.6f}"))
-    return csv_text(("index", "label", "predicted", "probability"), lines)
+    return csv_text(
+        ("index", "label", "predicted", "probability"),
+        (
+            (index, names[label], names[predicted], f"{share:.6f}")
+            for index, (label, predicted, share) in enumerate(rows)
+        ),
+    )
 
 
 def to_json(predictions: Predictions, dataset: str) -> str:

@@ -37,7 +37,7 @@ from app.web.samples import choose_samples
 
 PAGE = Path(__file__).parent / "page"
 DEFAULT_PORT = 8000
-MAX_BODY = 2**20  # bytes of a picture
+MAX_BODY = 2**20  # bytes
 
 
 @dataclass
@@ -126,7 +126,7 @@ def create_app(cfg: DrawConfig, entries: dict[str, Entry]) -> Starlette:
         listed = map(dataclasses.asdict, found.values())
         return JSONResponse([{key: item[key] for key in item if key != "path"} for item in listed])
 
-    async def predict(query: QueryParams, body: bytes) -> dict[str, Any]:
+    async def predict_request(query: QueryParams, body: bytes) -> dict[str, Any]:
         path = find_entry(query).path
         options: PictureOptions = from_mapping(PictureOptions, dict(query))
         gray, loop = read_picture(body, options.width), asyncio.get_running_loop()
@@ -134,11 +134,11 @@ def create_app(cfg: DrawConfig, entries: dict[str, Entry]) -> Starlette:
             prediction_thread, predict_picture, path, gray, not options.frame, options.maps
         )
 
-    async def predict_pictures(socket: WebSocket) -> None:
-        """Predict pictures in turn: each is a text message (the query), then a binary one.
+    async def predict(request: Request) -> JSONResponse:
+        return JSONResponse(await predict_request(request.query_params, await _read_body(request)))
 
-        A WebSocket has less latency than a request for each.
-        """
+    async def predict_strokes(socket: WebSocket) -> None:
+        """Predict pictures in turn: each is a text message (the query), then a binary one."""
         await socket.accept()
         with suppress(WebSocketDisconnect):
             while True:
@@ -147,7 +147,7 @@ def create_app(cfg: DrawConfig, entries: dict[str, Entry]) -> Starlette:
                 except KeyError:  # text for bytes, or bytes for text
                     return await socket.close(1003)
                 try:
-                    result = await predict(QueryParams(query), body)
+                    result = await predict_request(QueryParams(query), body)
                 except (UserError, HTTPException) as error:
                     result = _error_body(error)
                 except Exception as error:
@@ -155,17 +155,16 @@ def create_app(cfg: DrawConfig, entries: dict[str, Entry]) -> Starlette:
                     result = {"error": f"The server failed: {error!r}"}
                 await socket.send_json(result)
 
-    def samples_of(path: Path) -> list[dict[str, Any]]:
-        return choose_samples(load_network(path), cfg.data.root)
-
     async def list_samples(request: Request) -> JSONResponse:
         path, loop = find_entry(request.query_params).path, asyncio.get_running_loop()
-        return JSONResponse(await loop.run_in_executor(sample_thread, samples_of, path))
+        run = loop.run_in_executor(sample_thread, choose_samples, path, cfg.data.root)
+        return JSONResponse(await run)
 
     api = [
         Route("/networks", list_networks),
         Route("/samples", list_samples),
-        WebSocketRoute("/predict", predict_pictures),
+        Route("/predict", predict, methods=["POST"]),
+        WebSocketRoute("/strokes", predict_strokes),  # as /predict, with less latency
     ]
     return Starlette(
         routes=[
@@ -184,3 +183,17 @@ async def _refuse(request: Request, error: Exception) -> JSONResponse:
 
 def _error_body(error: Exception) -> dict[str, Any]:
     return {"error": getattr(error, "detail", str(error))}
+
+
+async def _read_body(request: Request) -> bytes:
+    """Read the whole body, because unread data would reset the connection.
+
+    Raise an HTTPException if it exceeds `MAX_BODY`.
+    """
+    body = bytearray()
+    async for chunk in request.stream():
+        if len(body) <= MAX_BODY:
+            body += chunk
+    if len(body) > MAX_BODY:
+        raise HTTPException(413, f"more than {MAX_BODY:,} bytes")
+    return bytes(body)

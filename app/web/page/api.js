@@ -22,7 +22,7 @@ export class Predictions {
   }
 
   async #open() {
-    const address = new URL("api/predict", location.href);
+    const address = new URL("api/strokes", location.href);
     address.protocol = address.protocol.replace("http", "ws");
     const socket = (this.#socket = new WebSocket(address));
     await new Promise((resolve, reject) => {

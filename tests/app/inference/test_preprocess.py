@@ -22,7 +22,7 @@ def drawn(text="5", size=120, at=(60, 40), canvas=(200, 240), ink=0, paper=255, 
 def digit_of(image, tmp_path, name="picture.png", invert=None, **how):
     path = tmp_path / name
     image.save(path, **how)
-    return to_digit(read_gray(path, "input=a"), invert)
+    return to_digit(read_gray(path), invert)
 
 
 def difference(one, other):
@@ -187,8 +187,8 @@ def test_other_and_damaged_files_raise(tmp_path):
     drawn().save(damaged)
     os.truncate(damaged, damaged.stat().st_size // 2)
     for path in (text, damaged):
-        with pytest.raises(UserError, match=r"^input=a: "):
-            read_gray(path, "input=a")
+        with pytest.raises(UserError, match=f"^input={path}: "):
+            read_gray(path)
 
 
 def test_find_pictures_in_files_folders_and_patterns(tmp_path):

@@ -21,7 +21,8 @@ from websockets.sync.client import connect
 
 from app.config.errors import UserError
 from app.config.schema import DrawConfig
-from app.web.networks import find_networks, load_network
+from app.web.networks import find_networks
+from app.web.samples import choose_samples
 from app.web.server import MAX_BODY, create_app, listen
 from tests.app.web.conftest import Server
 
@@ -30,41 +31,13 @@ from tests.app.web.conftest import Server
 def ask(server):
     """Return a function that sends a request and returns status, headers and body."""
 
-    def send(path, **headers):
-        request = urllib.request.Request(server.address + path, headers=headers)
+    def send(path, body=None, **headers):
+        request = urllib.request.Request(server.address + path, body, headers)
         try:
             with urllib.request.urlopen(request, timeout=60) as response:
                 return response.status, response.headers, response.read()
         except urllib.error.HTTPError as error:
             return error.code, error.headers, error.read()
-
-    return send
-
-
-@pytest.fixture
-def open_socket(server):
-    """Return a function that opens a WebSocket for pictures."""
-    return functools.partial(open_websocket, server.address)
-
-
-def open_websocket(address, host=None, **options):
-    own = urlsplit(address)
-    return connect(
-        f"ws://{host or own.netloc}/api/predict",
-        sock=socket.create_connection((own.hostname, own.port)),  # no proxy
-        **options,
-    )
-
-
-@pytest.fixture
-def predict(open_socket, server):
-    """Return a function that sends a picture and returns the answer."""
-
-    def send(query, picture):
-        with open_socket(origin=server.address.rstrip("/")) as socket:
-            socket.send(query)
-            socket.send(picture)
-            return json.loads(socket.recv())
 
     return send
 
@@ -120,7 +93,7 @@ def test_networks_are_listed_with_their_runtime(ask):
 
 
 @pytest.mark.parametrize("runtime", [0, 1])
-def test_png_and_raw_pixels_match_predict(ask, predict, default_run, runtime):
+def test_png_and_raw_pixels_match_predict(ask, default_run, runtime):
     from app.inference.predictor import load_torch
     from app.inference.preprocess import frame
 
@@ -128,19 +101,21 @@ def test_png_and_raw_pixels_match_predict(ask, predict, default_run, runtime):
     image = frame(drawing(), "mnist")
     expected = load_torch(default_run).logits(image[None])[0].softmax(0)
     for query, body in (("&width=140", drawing().tobytes()), ("", png(drawing()))):
-        answer = predict(f"network={id}{query}", body)
+        status, _, content = ask(f"api/predict?network={id}{query}", body)
+        answer = json.loads(content)
+        assert status == 200
         assert answer["probabilities"] == pytest.approx(expected.tolist(), abs=1e-4)
         assert answer["class"] == str(int(expected.argmax()))
         assert base64.b64decode(answer["image"]) == image.numpy().tobytes()
         assert answer["maps"] is None
 
 
-def test_maps_match_the_first_layers(predict, network, default_run):
+def test_maps_match_the_first_layers(ask, network, default_run):
     from app.inference.predictor import load_torch
     from app.inference.preprocess import frame
 
     body = drawing().tobytes()
-    answer = predict(f"network={network}&width=140&maps=true", body)
+    answer = json.loads(ask(f"api/predict?network={network}&width=140&maps=true", body)[2])
     trained = load_torch(default_run)
     input = trained.normalize(frame(drawing(), "mnist")[None])
     convolution = trained.module.features[0](input)
@@ -154,82 +129,130 @@ def test_maps_match_the_first_layers(predict, network, default_run):
         np.testing.assert_allclose(shown * step, values.detach().numpy(), atol=0.51 * step)
 
 
-def test_blank_picture_has_no_prediction(predict, network):
-    assert predict(f"network={network}&width=28", bytes(784))["class"] is None
+def test_blank_picture_has_no_prediction(ask, network):
+    status, _, content = ask(f"api/predict?network={network}&width=28", bytes(784))
+    assert status == 200
+    assert json.loads(content)["class"] is None
 
 
-def test_deleted_run_is_refused(tmp_path):
+def test_samples_of_a_deleted_run_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"best\.pt: No such file"):
-        load_network(tmp_path / "best.pt")
+        choose_samples(tmp_path / "best.pt", "data")
 
 
-def test_samples_start_with_confident_mistakes(ask, predict, network):
+def test_samples_start_with_confident_mistakes(ask, network):
     images = json.loads(ask(f"api/samples?network={network}")[2])
     flags = [image["mistake"] for image in images]
     assert flags == sorted(flags, reverse=True)
     assert all((image["label"] != image["answer"]) == image["mistake"] for image in images)
     pixels = base64.b64decode(images[0]["pixels"])
-    answer = predict(f"network={network}&width=28&frame=false", pixels)
-    assert answer["class"] == images[0]["answer"]
+    answer = ask(f"api/predict?network={network}&width=28&frame=false", pixels)[2]
+    assert json.loads(answer)["class"] == images[0]["answer"]
 
 
+PREDICT = "api/predict?network=NETWORK"
 REFUSED = {
-    "a foreign host": ("api/networks", {"Host": "evil.example"}, 403),
-    "a foreign host with a known port": ("", {"Host": "evil.example:8000"}, 403),
-    "another address": ("", {"Host": "192.168.0.1"}, 403),
-    "a foreign origin": ("api/networks", {"Origin": "http://evil.example"}, 403),
-    "no origin": ("api/networks", {"Origin": "null"}, 403),
-    "samples of no network": ("api/samples?network=x", {}, 404),
-    "a file outside of the page": ("../server.py", {}, 404),
-    "an encoded path upwards": ("%2e%2e/server.py", {}, 404),
+    "a foreign host": ("api/networks", None, {"Host": "evil.example"}, 403),
+    "a foreign host with a known port": ("", None, {"Host": "evil.example:8000"}, 403),
+    "another address": ("", None, {"Host": "192.168.0.1"}, 403),
+    "a foreign origin": (
+        PREDICT + "",
+        b"x",
+        {"Origin": "http://evil.example"},
+        403,
+    ),
+    "no origin": (PREDICT, b"x", {"Origin": "null"}, 403),
+    "two megabytes": (PREDICT, bytes(2 * 2**20), {}, 413),
+    "one byte too many": (PREDICT, bytes(MAX_BODY + 1), {}, 413),
+    "nothing": (PREDICT, b"", {}, 400),
+    "no picture": (PREDICT, b"<svg/>", {}, 400),
+    "half a PNG": (PREDICT, png(drawing())[:60], {}, 400),
+    "a PNG's signature": (PREDICT, b"\x89PNG\r\n\x1a\n", {}, 400),
+    "a decompression bomb": (PREDICT, bomb(30_000), {}, 400),
+    "incomplete rows": (PREDICT + "&width=140", bytes(100), {}, 400),
+    "a width of 0": (PREDICT + "&width=0", bytes(100), {}, 400),
+    "a width below 0": (PREDICT + "&width=-1", bytes(100), {}, 400),
+    "a width that is no number": (PREDICT + "&width=x", bytes(100), {}, 400),
+    "an unframed picture": (
+        PREDICT + "&width=10&frame=false",
+        bytes(100),
+        {},
+        400,
+    ),
+    "an unknown flag": (PREDICT + "&maps=1", b"x", {}, 400),
+    "a path upwards": ("api/predict?network=../../x", b"x", {}, 404),
+    "no network": ("api/predict", b"x", {}, 404),
+    "samples of no network": ("api/samples?network=x", None, {}, 404),
+    "a file outside of the page": ("../server.py", None, {}, 404),
+    "an encoded path upwards": ("%2e%2e/server.py", None, {}, 404),
+    "GET of a prediction": (PREDICT, None, {}, 405),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_invalid_requests_are_rejected(ask, case):
-    path, headers, expected = REFUSED[case]
-    status, answer, content = ask(path, **headers)
+def test_invalid_requests_are_rejected(ask, network, case):
+    path, body, headers, expected = REFUSED[case]
+    status, answer, content = ask(path.replace("NETWORK", network), body, **headers)
     assert status == expected
     error = json.loads(content)["error"]
-    assert error and "\n" not in error
+    assert error and "\n" not in error and "input=" not in error
     assert answer["content-security-policy"]
+    assert ask(f"api/predict?network={network}&width=140", drawing().tobytes())[0] == 200
 
 
-BOOL = "Input should be a valid boolean, unable to interpret input"
+@pytest.mark.parametrize("side", [5_000, 30_000])
+def test_too_large_picture_names_the_limit(ask, network, side):
+    body = bomb(side)
+    content = ask(f"api/predict?network={network}", body)[2]
+    assert json.loads(content) == {"error": "picture: too large, at most 16,777,216 pixels"}
+
+
+@pytest.fixture
+def strokes(server):
+    """Return a function that opens a WebSocket for strokes."""
+    return functools.partial(open_strokes, server.address)
+
+
+def open_strokes(address, host=None, **options):
+    own = urlsplit(address)
+    return connect(
+        f"ws://{host or own.netloc}/api/strokes",
+        sock=socket.create_connection((own.hostname, own.port)),  # no proxy
+        **options,
+    )
+
+
+def test_websocket_answers_as_requests_are_answered(ask, network, strokes, server):
+    body, query = drawing().tobytes(), f"network={network}&width=140&maps=true"
+    with strokes(origin=server.address.rstrip("/")) as socket:
+        for asked in (query, query.replace("true", "false")):
+            socket.send(asked)
+            socket.send(body)
+            answer, posted = (
+                json.loads(socket.recv()),
+                json.loads(ask(f"api/predict?{asked}", body)[2]),
+            )
+            assert answer.pop("milliseconds").keys() == posted.pop("milliseconds").keys()
+            assert answer == posted
 
 
 @pytest.mark.parametrize(
-    ("query", "picture", "error"),
+    ("query", "body", "error"),
     [
         ("network=../../x", b"x", "network=../../x: not one of /api/networks"),
-        ("", b"x", "network=: not one of /api/networks"),
-        ("network=NETWORK&maps=2", b"x", f"maps=2: {BOOL}"),
-        ("network=NETWORK", b"", "not a PNG picture; with width=... gray bytes are taken, too"),
-        ("network=NETWORK", b"<svg/>", "not a PNG picture; with width=... gray bytes are taken"),
-        ("network=NETWORK", png(drawing())[:60], "picture: cannot be read ("),
+        ("network=NETWORK", b"x", "not a PNG picture; with width=... gray bytes are taken, too"),
         (
-            "network=NETWORK",
-            b"\x89PNG\r\n\x1a\n",
-            "picture: not a picture, or of an unknown format",
-        ),
-        ("network=NETWORK", bomb(5_000), "picture: too large, at most 16,777,216 pixels"),
-        ("network=NETWORK", bomb(30_000), "picture: too large, at most 16,777,216 pixels"),
-        ("network=NETWORK&width=140", bytes(100), "100 bytes are not rows of width=140"),
-        ("network=NETWORK&width=0", bytes(100), "width=0: Input should be greater than 0"),
-        ("network=NETWORK&width=-1", bytes(100), "width=-1: Input should be greater than 0"),
-        ("network=NETWORK&width=x", bytes(100), "width=x: Input should be a valid integer"),
-        (
-            "network=NETWORK&width=10&frame=false",
-            bytes(100),
-            "frame=false: takes 28x28 pixels, not ",
+            "network=NETWORK&maps=2",
+            b"x",
+            "maps=2: Input should be a valid boolean, unable to interpret input",
         ),
     ],
 )
-def test_invalid_pictures_are_answered(network, open_socket, query, picture, error):
-    with open_socket() as socket:
+def test_websocket_reports_errors(network, strokes, query, body, error):
+    with strokes() as socket:
         socket.send(query.replace("NETWORK", network))
-        socket.send(picture)
-        assert json.loads(socket.recv())["error"].startswith(error)
+        socket.send(body)
+        assert json.loads(socket.recv())["error"] == error
         socket.send(f"network={network}&width=140")  # the connection goes on
         socket.send(drawing().tobytes())
         assert json.loads(socket.recv())["class"]
@@ -256,7 +279,7 @@ def test_failures_are_answers(default_run, monkeypatch, capsys):
         sent.append(message)
 
     host = (b"host", b"127.0.0.1:8000")
-    scope = {"type": "websocket", "path": "/api/predict", "headers": [host], "query_string": b""}
+    scope = {"type": "websocket", "path": "/api/strokes", "headers": [host], "query_string": b""}
     asyncio.run(create_app(DrawConfig(), entries)(scope, receive, send))
     assert json.loads(sent[1]["text"]) == {"error": "The server failed: KeyError('a bug')"}
     assert "a bug" in capsys.readouterr().err
@@ -265,32 +288,32 @@ def test_failures_are_answers(default_run, monkeypatch, capsys):
 @pytest.mark.parametrize(
     "headers", [{"origin": "http://evil.example"}, {"origin": "null"}, {"host": "evil.example"}]
 )
-def test_websockets_from_other_sites_are_rejected(open_socket, headers):
+def test_strokes_from_other_sites_are_rejected(strokes, headers):
     with pytest.raises(InvalidStatus, match="403"):
-        open_socket(**headers)
+        strokes(**headers)
 
 
 @pytest.mark.parametrize("messages", [[b"x"], ["x", "y"], ["x", bytes(MAX_BODY + 1)]])
-def test_invalid_messages_close_the_connection(predict, network, open_socket, messages):
-    with open_socket() as socket:
+def test_invalid_messages_close_the_connection(ask, network, strokes, messages):
+    with strokes() as socket:
         for message in messages:
             socket.send(message)
         with pytest.raises(ConnectionClosed):
             socket.recv()
-    assert predict(f"network={network}&width=140", drawing().tobytes())["class"]
+    assert ask(f"api/predict?network={network}&width=140", drawing().tobytes())[0] == 200
 
 
 def test_own_hosts_and_origin_are_accepted(ask, server):
     port = server.address.rstrip("/").rpartition(":")[2]
     for host in (f"localhost:{port}", f"127.0.0.1:{port}", "localhost:9000"):
-        assert ask("", Host=host, Origin=f"http://{host}")[0] == 200
+        assert ask("", None, Host=host, Origin=f"http://{host}")[0] == 200
 
 
 def test_interrupt_stops_the_server_with_open_connections(default_run, tmp_path):
     server = Server(default_run.parents[1], tmp_path / "stderr")
     host, port = server.address[7:].rstrip("/").split(":")
     with (
-        open_websocket(server.address),
+        open_strokes(server.address),
         socket.create_connection((host, int(port))) as kept,  # keep-alive
     ):
         kept.sendall(f"GET / HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode())
@@ -338,15 +361,16 @@ def test_checkpoint_is_listed_first(make_run):
         find_networks(outputs, "nowhere")
 
 
-def test_damaged_network_is_reported_in_one_line(ask, predict, default_run):
+def test_damaged_network_is_reported_in_one_line(ask, default_run):
     damaged = default_run.parent / "damaged"
     damaged.mkdir()
     (damaged / "best.pt").write_bytes(b"PK")
     try:
         listed = [item["id"] for item in json.loads(ask("api/networks")[2])]
         (id,) = [id for id in listed if "damaged" in id]
-        answer = predict(f"network={id}&width=140", drawing().tobytes())
-        assert "damaged, or not a checkpoint" in answer["error"]
+        status, _, content = ask(f"api/predict?network={id}&width=140", drawing().tobytes())
+        assert status == 400
+        assert "damaged, or not a checkpoint" in json.loads(content)["error"]
     finally:
         (damaged / "best.pt").unlink()
         damaged.rmdir()
