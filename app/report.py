@@ -3,7 +3,7 @@
 import argparse
 import os
 
-from app.config.errors import exit_codes, usage_error
+from app.config.errors import exit_codes, usage_errors
 from app.config.schema import ReportConfig, from_mapping
 
 
@@ -15,13 +15,13 @@ def main() -> None:
         "over seeds, and report.csv and report.png in the folder.",
         allow_abbrev=False,
     )
-    parser.error = usage_error  # type: ignore[method-assign]
     newest = "a folder with runs in it, or %(default)s: the newest sweep or run (the default)"
     parser.add_argument("folder", nargs="?", default="latest", help=newest)
     where = "where latest looks (%(default)s)"
     parser.add_argument("--outputs", default="outputs", help=where)
     with exit_codes(os.environ.get("HYDRA_FULL_ERROR") == "1"):
-        arguments = vars(parser.parse_args())
+        with usage_errors():
+            arguments = vars(parser.parse_args())
         from app.runs.compare import report
 
         report(from_mapping(ReportConfig, arguments))

@@ -36,7 +36,7 @@ from app.config.errors import (
     interrupt_after_grace,
     one_line,
     to_run_error,
-    usage_error,
+    usage_errors,
 )
 from app.config.schema import SettingError, from_mapping, unknown_key
 
@@ -149,9 +149,8 @@ def build_config(schema: type[T], cfg: DictConfig, typed: dict[str, str]) -> T:
 
 def parse_arguments(command: str, arguments: list[str]) -> argparse.Namespace:
     """Parse the arguments of a command; raise a UserError if they are invalid."""
-    parser = get_args_parser()
-    parser.error = usage_error  # type: ignore[method-assign]
-    options = parser.parse_intermixed_args(arguments)
+    with usage_errors():
+        options = get_args_parser().parse_intermixed_args(arguments)
     for override in options.overrides:
         key, equals, _ = override.lstrip("+").partition("=")
         if key.startswith("~"):

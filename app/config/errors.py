@@ -1,16 +1,16 @@
 """Errors that end a command with one line and an exit code."""
 
 import errno
+import io
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, suppress
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
 
 INTERRUPTED, PIPE_CLOSED = 130, 141  # exit codes of a shell: 128 + SIGINT, SIGPIPE
 # Seconds between a signal and the end of a launcher, in which its workers save their runs.
@@ -33,9 +33,18 @@ class WriteError(RunError):
     """A file could not be written: no space, no permission."""
 
 
-def usage_error(message: str) -> NoReturn:
-    """Raise a UserError; replaces `ArgumentParser.error`, which prints the usage and exits."""
-    raise UserError(f"{message} (--help shows the options)")
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    """Convert the exit of argparse for wrong arguments to a UserError of one line."""
+    printed = io.StringIO()
+    try:
+        with redirect_stderr(printed):
+            yield
+    except SystemExit as error:
+        if not error.code:  # --help, --version
+            raise
+        reason = printed.getvalue().strip().rpartition("error: ")[2]
+        raise UserError(f"{reason} (--help shows the options)") from error
 
 
 @contextmanager
