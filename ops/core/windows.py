@@ -47,12 +47,20 @@ def pairs(op: str, **arguments: Size) -> list[tuple[int, int]]:
     return [pair(op, name, value) for name, value in arguments.items()]
 
 
-def check_image(op: str, input: Tensor) -> None:
-    """Raise RuntimeError unless the fake `input` is [N, C, H, W]."""
-    torch._check(
-        input.dim() == 4,
-        lambda: f"{op}: input must have shape [N, C, H, W], got {list(input.shape)}",
-    )
+def check_image(op: str, x: Tensor, name: str = "input", shape: str = "[N, C, H, W]") -> None:
+    """Raise RuntimeError unless the fake `x` has four dimensions."""
+    torch._check(x.dim() == 4, lambda: f"{op}: {name} must have shape {shape}, got {list(x.shape)}")
+
+
+def check_pair(op: str, name: str, values: Sequence[int]) -> None:
+    """Raise RuntimeError unless the values are two integers in range."""
+    least = _MIN_VALUE[name]
+    if len(values) != 2 or min(values) < least:
+        raise RuntimeError(
+            f"{op}: {name} must be two integers, at least {least}, got {list(values)}"
+        )
+    if max(values) > _MAX_VALUE:
+        raise RuntimeError(f"{op}: {name} must be at most {_MAX_VALUE}, got {list(values)}")
 
 
 def output_length(
@@ -82,15 +90,9 @@ def output_size(
     Raises:
         RuntimeError: an argument is out of range, or the kernel does not fit.
     """
-    spacing = {"stride": stride, "padding": padding, "dilation": dilation}
-    for name, values in spacing.items():
-        least = _MIN_VALUE[name]
-        if len(values) != 2 or min(values) < least:
-            raise RuntimeError(
-                f"{op}: {name} must be two integers, at least {least}, got {list(values)}"
-            )
-        if max(values) > _MAX_VALUE:
-            raise RuntimeError(f"{op}: {name} must be at most {_MAX_VALUE}, got {list(values)}")
+    check_pair(op, "stride", stride)
+    check_pair(op, "padding", padding)
+    check_pair(op, "dilation", dilation)
     outputs = []
     for side, size, k, s, p, d in zip("HW", sizes, kernel, stride, padding, dilation, strict=True):
         padded, span = size + 2 * p, d * (k - 1) + 1

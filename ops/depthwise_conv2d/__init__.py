@@ -77,11 +77,10 @@ def _convolve(input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Siz
 def _raise_specific_error(
     error: Exception, input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Size
 ) -> None:
-    check.tensor("depthwise_conv2d", "input", input)
+    check.image("depthwise_conv2d", input)
     check.tensor("depthwise_conv2d", "weight", weight)
     if bias is not None:
         check.tensor("depthwise_conv2d", "bias", bias)
-    check.image("depthwise_conv2d", input)
     _pairs(*geometry)
     repeat_allocation(error)
 
