@@ -42,11 +42,7 @@ struct Loops {
                        T* out) {
     const int64_t inner = layout.inner;
     ranges(layout, [=](int64_t begin, int64_t end) {
-      if (inner < kVector) {
-        OPS_CALL(ncrelu_backward_short_rows(source, grad, out, begin, end, inner));
-      } else {
-        OPS_CALL(ncrelu_backward_long_rows(source, grad, out, begin, end, inner));
-      }
+      OPS_CALL(ncrelu_backward_rows(source, grad, out, begin, end, inner));
     });
   }
 
