@@ -42,7 +42,11 @@ struct Loops {
                        T* out) {
     const int64_t inner = layout.inner;
     ranges(layout, [=](int64_t begin, int64_t end) {
-      OPS_CALL(ncrelu_backward_rows(source, grad, out, begin, end, inner));
+      if (inner < kVector) {
+        OPS_CALL(ncrelu_backward_short_rows(source, grad, out, begin, end, inner));
+      } else {
+        OPS_CALL(ncrelu_backward_long_rows(source, grad, out, begin, end, inner));
+      }
     });
   }
 

@@ -16,7 +16,9 @@ constexpr int kElements = OPS_VECTOR_BYTES / sizeof(T) < 16 ? OPS_VECTOR_BYTES /
 
 template <int N, typename T>
 inline Vec<bits_t<T>, N> load_bits(const T* p) {
-  return load_bytes<Vec<bits_t<T>, N>>(p);
+  Vec<bits_t<T>, N> bits;
+  __builtin_memcpy(&bits, p, sizeof(bits));
+  return bits;
 }
 
 template <int N, typename T>
@@ -159,6 +161,31 @@ void ncrelu_long_rows(const T* x, T* out, Signs signs, int64_t begin, int64_t en
   }
 }
 
+// `source`: the input or its signs.
+template <typename T, typename Source>
+void ncrelu_backward_long_rows(const Source* source, const T* grad, T* out, int64_t begin,
+                               int64_t end, int64_t inner) {
+  constexpr int N = kElements<T>;
+  for (int64_t row = begin / inner; begin < end; ++row) {
+    const int64_t stop = (row + 1) * inner < end ? (row + 1) * inner : end;
+    const T* positive = grad + row * inner;
+    const T* negative = positive + inner;
+    int64_t i = begin;
+    for (; i + N <= stop; i += N) {
+      select_gradient(sign_masks<N, T>(source, i), positive + i, negative + i, out + i);
+    }
+    if (i > begin && i < stop) {
+      i = stop - N;
+      select_gradient(sign_masks<N, T>(source, i), positive + i, negative + i, out + i);
+      i = stop;
+    }
+    for (; i < stop; ++i) {
+      select_gradient(sign_masks<1, T>(source, i), positive + i, negative + i, out + i);
+    }
+    begin = stop;
+  }
+}
+
 // Short rows: the last vector of a row exceeds it and is overwritten by the next row; the last rows
 // use single elements.
 template <typename T>
@@ -183,30 +210,23 @@ void ncrelu_short_rows(const T* x, T* out, int64_t begin, int64_t end, int64_t i
   }
 }
 
-// `source`: the input or its signs. A vector may exceed its row, but not `end`: the next row
-// overwrites it.
 template <typename T, typename Source>
-void ncrelu_backward_rows(const Source* source, const T* grad, T* out, int64_t begin, int64_t end,
-                          int64_t inner) {
+void ncrelu_backward_short_rows(const Source* source, const T* grad, T* out, int64_t begin,
+                                int64_t end, int64_t inner) {
   constexpr int N = kElements<T>;
-  for (int64_t row = begin / inner * inner; begin < end; row += inner) {
-    const int64_t stop = row + inner < end ? row + inner : end;
-    const T* positive = grad + row;  // biased: positive[i] belongs to x[i]
+  for (; begin < end; begin += inner) {
+    const T* positive = grad + begin;  // biased: positive[i] belongs to x[i]
     const T* negative = positive + inner;
-    if (stop + N <= end) {
+    const int64_t stop = begin + inner;
+    if (end - begin >= inner + N) {
       for (int64_t i = begin; i < stop; i += N) {
         select_gradient(sign_masks<N, T>(source, i), positive + i, negative + i, out + i);
       }
     } else {
-      int64_t i = begin;
-      for (; i + N <= stop; i += N) {
-        select_gradient(sign_masks<N, T>(source, i), positive + i, negative + i, out + i);
-      }
-      for (; i < stop; ++i) {
+      for (int64_t i = begin; i < stop; ++i) {
         select_gradient(sign_masks<1, T>(source, i), positive + i, negative + i, out + i);
       }
     }
-    begin = stop;
   }
 }
 
