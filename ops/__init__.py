@@ -4,6 +4,7 @@ from ops.core import library
 
 library.load()  # registers torch.ops.lenet_ops, which the modules below use
 
+from ops.conv2d_max_pool2d import Conv2dMaxPool2d, conv2d_max_pool2d  # noqa: E402
 from ops.convert import convert_depthwise  # noqa: E402
 from ops.depthwise_conv2d import DepthwiseConv2d, depthwise_conv2d  # noqa: E402
 from ops.exp import Exp, exp  # noqa: E402
@@ -17,6 +18,7 @@ from ops.ncrelu import NCReLU, ncrelu  # noqa: E402
 __all__ = [
     "GELU",
     "LLTM",
+    "Conv2dMaxPool2d",
     "DepthwiseConv2d",
     "Exp",
     "GlobalAvgPool2d",
@@ -24,6 +26,7 @@ __all__ = [
     "LLTMCell",
     "MaxPool2d",
     "NCReLU",
+    "conv2d_max_pool2d",
     "convert_depthwise",
     "depthwise_conv2d",
     "exp",

@@ -5,6 +5,10 @@
 
 namespace ops {
 
+// The tap of a maximum, its row-major position in the pooling window, is a uint8 in windows of at
+// most kByteTaps pixels, otherwise an int64.
+constexpr int64_t kByteTaps = 256;
+
 struct Windows {
   int64_t h, w;          // input
   int64_t out_h, out_w;  // output

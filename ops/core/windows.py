@@ -17,7 +17,8 @@ Tangents = tuple[Tensor | None, ...]
 
 _MAX_VALUE = 2**31  # kMost in windows.h: larger values could overflow sums of sizes
 _MAX_CHANNELS = 65_535  # maximum gridDim.y in CUDA
-_MIN_VALUE = {"kernel_size": 1, "stride": 1, "padding": 0, "dilation": 1}
+_BYTE_TAPS = 256  # kByteTaps in windows.h: most pixels of a pooling window with uint8 indices
+_MIN_VALUE = {"kernel_size": 1, "pool": 1, "stride": 1, "padding": 0, "dilation": 1}
 
 
 def pair(op: str, name: str, value: Size | list[int]) -> tuple[int, int]:
@@ -107,6 +108,125 @@ def output_size(
     return outputs
 
 
+def index_type(pool: Sequence[int]) -> torch.dtype:
+    """Return the dtype of the taps of maxima in pooling windows of this size."""
+    return torch.uint8 if pool[0] * pool[1] <= _BYTE_TAPS else torch.int64
+
+
+def gather(
+    image: Tensor,
+    taps: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Tensor:
+    """Gather the pixels of `image` at `taps`, each in its window; differentiable to any order."""
+    tap = taps.long()
+    starts = [
+        torch.arange(count, device=image.device) * s - p
+        for count, s, p in zip(taps.shape[2:], stride, padding, strict=True)
+    ]
+    row = tap // kernel_size[1] * dilation[0] + starts[0][:, None]
+    column = tap % kernel_size[1] * dilation[1] + starts[1]
+    pixel = row * image.shape[3] + column
+    flat = (*image.shape[:2], -1)  # flatten has no vmap rule in forward mode
+    return image.reshape(flat).gather(2, pixel.reshape(flat)).reshape(taps.shape)
+
+
+def select(op: str, mask: Sequence[bool], *grads: Tensor) -> tuple[Tensor, ...]:
+    """Return the fake gradients, those that the mask excludes with shape [0]."""
+    if len(mask) != len(grads):
+        raise RuntimeError(
+            f"{op}: output_mask must be {'two' if len(grads) == 2 else 'three'} booleans"
+        )
+    return tuple(
+        grad if needed else grad.new_empty([0]) for grad, needed in zip(grads, mask, strict=True)
+    )
+
+
+def bilinear(
+    op_backward: OpOverload, apply: Callable[..., Tensor], saved: int = 0
+) -> tuple[Callable[..., Tensor | None], dict[str, Any]]:
+    """Return the tangent of a bilinear operator, and gradient and jvp of its backward operator.
+
+    `op_backward` takes (grad_output, *saved, input, weight, *geometry, output_mask). It returns the
+    gradients of input and weight, and perhaps of a bias.
+
+    Args:
+        op_backward: the backward operator.
+        apply: f(input, weight, *saved, *geometry), the operator without bias.
+        saved: number of further tensors saved by forward, which are constants.
+
+    Returns:
+        f(input, weight, rest, tangents, like), the tangent: rest is (*saved, *geometry), `tangents`
+        are of input, weight and bias, `like` has the shape of the output; and the derivatives.
+    """
+    count = len(schema_of(op_backward).returns)
+
+    def call(grad: Tensor, input: Tensor, weight: Tensor, rest: Any, mask: Sequence[bool]) -> Any:
+        only = [bool(needed) for needed in mask][:count]
+        return op_backward(grad, *rest[:saved], input, weight, *rest[saved:], only)
+
+    def split(args: Sequence[Any]) -> tuple[Any, ...]:
+        """Return grad_output, input, weight, (*saved, *geometry) and output_mask."""
+        grad, *others, mask = args
+        input, weight = others[saved : saved + 2]
+        return grad, input, weight, (*others[:saved], *others[saved + 2 :]), mask
+
+    def output_tangent(
+        input: Tensor, weight: Tensor, rest: Sequence[Any], tangents: Tangents, like: Tensor
+    ) -> Tensor | None:
+        input_t, weight_t, bias_t = (*tangents, None)[:3]
+        return total(
+            None if input_t is None else apply(input_t, weight, *rest),
+            None if weight_t is None else apply(input, weight_t, *rest),
+            None if bias_t is None else bias_t[:, None, None].expand_as(like),
+        )
+
+    def backward(
+        args: Sequence[Any], grads: Tangents, needed: Sequence[bool]
+    ) -> tuple[Tensor | None, ...]:
+        """Return the gradients of grad_output, input and weight.
+
+        `grads` are the gradients of op_backward's outputs; gg_input is the gradient of grad_input.
+        """
+        grad_output, input, weight, rest, mask = split(args)
+        gg = tuple(g if m else None for g, m in zip(grads, mask, strict=True))
+        gg_input, gg_weight = gg[:2]
+        gg_output = grad_input = grad_weight = None
+        if needed[0]:
+            gg_output = output_tangent(input, weight, rest, gg, grad_output)
+        if needed[1 + saved] and gg_weight is not None:
+            grad_input = call(grad_output, input, gg_weight, rest, (True, False, False))[0]
+        if needed[2 + saved] and gg_input is not None:
+            grad_weight = call(grad_output, gg_input, weight, rest, (False, True, False))[1]
+        return gg_output, *[None] * saved, grad_input, grad_weight
+
+    def jvp(
+        args: Sequence[Any], outputs: Sequence[Tensor], tangents: Tangents
+    ) -> tuple[Tensor, ...]:
+        grad_output, input, weight, rest, mask = split(args)
+        grad_output_t, input_t, weight_t = tangents[0], *tangents[1 + saved : 3 + saved]
+        outputs_t = list(map(torch.zeros_like, outputs))
+
+        def add(grad: Tensor, input: Tensor, weight: Tensor, mask: Sequence[bool]) -> None:
+            grads = call(grad, input, weight, rest, mask)
+            for i in range(count):
+                if mask[i]:
+                    outputs_t[i] = outputs_t[i] + grads[i]
+
+        if grad_output_t is not None:
+            add(grad_output_t, input, weight, mask)
+        if input_t is not None and mask[1]:
+            add(grad_output, input_t, weight, (False, True, False))
+        if weight_t is not None and mask[0]:
+            add(grad_output, input, weight_t, (True, False, False))
+        return tuple(outputs_t)
+
+    return output_tangent, {"backward": backward, "saves": None, "jvp": jvp}
+
+
 def register_bilinear(
     op: OpOverload,
     op_backward: OpOverload,
@@ -146,77 +266,19 @@ def register_bilinear(
         *geometry, mask = geometry_and_mask
         name = name_of(op_backward)
         shape = (*input.shape[:2], *check_arguments(name, input, weight, *geometry))
-        if len(mask) != count:
-            raise RuntimeError(
-                f"{name}: output_mask must be {'two' if count == 2 else 'three'} booleans"
-            )
         check.matches(name, "grad_output", grad_output, shape, "input", input)
         image = layout.resized(input, *input.shape[2:])
         grads = (image, weight_like(weight), weight.new_empty(input.shape[1:2]))
-        return tuple(
-            grad if needed else weight.new_empty([0])
-            for grad, needed in zip(grads[:count], mask, strict=True)
-        )
+        return select(name, mask, *grads[:count])
 
-    def apply(input: Tensor, weight: Tensor, geometry: Sequence[Any]) -> Tensor:
+    def apply(input: Tensor, weight: Tensor, *geometry: Any) -> Tensor:
         out: Tensor = op(input, weight, *[None] * (count - 2), *geometry)
         return out
 
-    def output_tangent(
-        input: Tensor, weight: Tensor, geometry: Sequence[Any], tangents: Tangents, like: Tensor
-    ) -> Tensor | None:
-        """Return the output tangent; `like` has the shape of the output."""
-        input_t, weight_t, bias_t = (*tangents, None)[:3]
-        return total(
-            None if input_t is None else apply(input_t, weight, geometry),
-            None if weight_t is None else apply(input, weight_t, geometry),
-            None if bias_t is None else bias_t[:, None, None].expand_as(like),
-        )
+    output_tangent, derivatives = bilinear(op_backward, apply)
 
     def jvp(args: Sequence[Any], outputs: Sequence[Tensor], tangents: Tangents) -> Tensor | None:
         return output_tangent(args[0], args[1], args[count:], tangents[:count], outputs[0])
-
-    def double_backward(
-        args: Sequence[Any], grads: Tangents, needed: Sequence[bool]
-    ) -> tuple[Tensor | None, ...]:
-        """Return the gradients of grad_output, input and weight.
-
-        `grads` are the gradients of op_backward's outputs; gg_input is the gradient of grad_input.
-        """
-        grad_output, input, weight, *geometry, mask = args
-        gg = tuple(g if m else None for g, m in zip(grads, mask, strict=True))
-        gg_input, gg_weight = gg[:2]
-        gg_output = grad_input = grad_weight = None
-        if needed[0]:
-            gg_output = output_tangent(input, weight, geometry, gg, grad_output)
-        if needed[1] and gg_weight is not None:
-            only = [True, False, False][:count]
-            grad_input = op_backward(grad_output, input, gg_weight, *geometry, only)[0]
-        if needed[2] and gg_input is not None:
-            only = [False, True, False][:count]
-            grad_weight = op_backward(grad_output, gg_input, weight, *geometry, only)[1]
-        return gg_output, grad_input, grad_weight
-
-    def jvp_backward(
-        args: Sequence[Any], outputs: Sequence[Tensor], tangents: Tangents
-    ) -> tuple[Tensor, ...]:
-        grad_output, input, weight, *geometry, mask = args
-        grad_output_t, input_t, weight_t = tangents[:3]
-        outputs_t = list(map(torch.zeros_like, outputs))
-
-        def add(tensors: Sequence[Tensor], mask: Sequence[bool]) -> None:
-            grads = op_backward(*tensors, *geometry, mask)
-            for i in range(count):
-                if mask[i]:
-                    outputs_t[i] = outputs_t[i] + grads[i]
-
-        if grad_output_t is not None:
-            add((grad_output_t, input, weight), mask)
-        if input_t is not None and mask[1]:
-            add((grad_output, input_t, weight), [False, True, False][:count])
-        if weight_t is not None and mask[0]:
-            add((grad_output, input, weight_t), [True, False, False][:count])
-        return tuple(outputs_t)
 
     def flops(_: Any, weight: Sequence[int], *rest: Any, out_shape: Any) -> int:
         """Count a multiplication and an addition for each tap of each output."""
@@ -240,8 +302,7 @@ def register_bilinear(
     register(
         op_backward,
         fake=fake_backward,
-        backward=double_backward,
-        jvp=jvp_backward,
+        **derivatives,
         vmap=folded(
             op_backward, (batch_dims[0], *batch_dims[:2]), batch_dims, mask=True, limit=limit
         ),

@@ -17,7 +17,6 @@ from ops.core.windows import Size
 _pool = torch.ops.lenet_ops.max_pool2d.default
 _pool_backward = torch.ops.lenet_ops.max_pool2d_backward.default
 
-_MAX_UINT8_TAPS = 256  # largest kH·kW with uint8 indices, as in the kernels
 _MAX_TAPS = 2**31  # largest kH·kW
 
 
@@ -168,11 +167,7 @@ def _output_size(op: str, height: Any, width: Any, *arguments: Any) -> list[int]
 def _fake(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     windows.check_image("max_pool2d", input)
     out = layout.resized(input, *_output_size("max_pool2d", *input.shape[2:], *arguments))
-    return out, torch.empty_like(out, dtype=_index_type(arguments[0]))
-
-
-def _index_type(kernel_size: tuple[int, int]) -> torch.dtype:
-    return torch.uint8 if kernel_size[0] * kernel_size[1] <= _MAX_UINT8_TAPS else torch.int64
+    return out, torch.empty_like(out, dtype=windows.index_type(arguments[0]))
 
 
 def _fake_backward(grad_output: Tensor, indices: Tensor, *arguments_and_image: Any) -> Tensor:
@@ -182,35 +177,19 @@ def _fake_backward(grad_output: Tensor, indices: Tensor, *arguments_and_image: A
     shape = (*grad_output.shape[:2], *_output_size(op, height, width, *arguments))
     check.same_shape(op, "grad_output", grad_output, shape)
     check.same_shape(op, "indices", indices, shape)
-    check.dtype(op, "indices", indices, _index_type(arguments[0]))
+    check.dtype(op, "indices", indices, windows.index_type(arguments[0]))
     return layout.empty(grad_output, (*shape[:2], height, width), channels_last)
-
-
-def _gather(image: Tensor, indices: Tensor, windows: Any) -> Tensor:
-    """Gather the elements of `image` at `indices`: the jvp, differentiable to any order."""
-    (_, kernel_w), stride, padding, dilation, _ = windows
-    height, width = indices.shape[2:]
-    tap = indices.long()
-    starts = [
-        torch.arange(count, device=image.device) * s - p
-        for count, s, p in zip((height, width), stride, padding, strict=True)
-    ]
-    row = tap // kernel_w * dilation[0] + starts[0][:, None]
-    column = tap % kernel_w * dilation[1] + starts[1]
-    pixel = row * image.shape[3] + column
-    flat = (*image.shape[:2], -1)  # flatten has no vmap rule in forward mode
-    return image.reshape(flat).gather(2, pixel.reshape(flat)).reshape(indices.shape)
 
 
 def _jvp(
     args: Sequence[Any], outputs: Sequence[Tensor], tangents: Sequence[Tensor | None]
 ) -> tuple[Tensor, None]:
     assert tangents[0] is not None
-    return _gather(tangents[0], outputs[1], args[1:]), None
+    return windows.gather(tangents[0], outputs[1], *args[1:5]), None
 
 
 def _transpose(grad: Tensor, indices: Tensor, *windows_and_image: Any) -> Tensor:
-    return _gather(grad, indices, windows_and_image[:5])
+    return windows.gather(grad, indices, *windows_and_image[:4])
 
 
 register(

@@ -7,10 +7,6 @@
 
 namespace ops {
 
-// Forward saves the tap of each maximum for backward: its row-major position in the window, as
-// uint8 for windows of at most kByteTaps pixels, otherwise int64.
-constexpr int64_t kByteTaps = 256;
-
 struct MaxPoolGeometry : Windows {
   int64_t n, c;
   bool channels_last;  // of input, output, indices and gradients

@@ -63,12 +63,12 @@ def inputs(
     requires_grad: bool = False,
 ) -> list[Tensor | None]:
     """Draw the tensors of a case."""
-    return [
-        None
-        if shape is None
-        else random(shape, dtype, device, layout, seed).requires_grad_(requires_grad)
-        for seed, shape in enumerate(case.shapes)
-    ]
+
+    def draw(shape: Shape, seed: int) -> Tensor:
+        values = random(shape, dtype, device, layout, seed)
+        return (values.round_() if case.integers else values).requires_grad_(requires_grad)
+
+    return [None if s is None else draw(s, seed) for seed, s in enumerate(case.shapes)]
 
 
 def as_tuple(output: Any) -> tuple[Tensor, ...]:

@@ -1,0 +1,67 @@
+// Gradients of convolution and max pooling: layouts of the packed tensors.
+//
+// Pooling passes one gradient of each window on; the others are zero. The kernels visit those that
+// are not, one output channel after the other:
+//
+//     grad_weight[co]      += gradient · the window of input pixels
+//     grad_input[window]   += gradient · weight[co]
+//
+// A row of a window, [kw][ci], is contiguous in the packed image [h][w][ci] and in the packed
+// weight [co][kh][tap_row].
+#pragma once
+
+#include <vector>
+
+#include "conv2d_max_pool2d/op.h"
+
+namespace ops::cpu {
+
+// A non-zero gradient of the convolution's output, and the window that it belongs to.
+struct Term {
+  float factor;
+  int32_t offset;
+};
+
+struct PoolWindow {
+  int64_t source;  // in a plane of grad_output
+  int32_t offset;  // of its first pixel's window in the packed image
+};
+
+struct GradientPlan : ConvPool {
+  ImageStrides image, pooled;  // strides of input and grad_output
+  int64_t row, padding;        // packed image: size of a row, offset of the first pixel
+  int64_t tap_row;             // packed weight: size of a row, whole vectors
+  std::vector<PoolWindow> windows;
+  std::vector<int32_t> taps;  // offsets of a pooling window's taps in the packed image; -1: no tap
+  const float *grad, *x, *weight;
+  const uint8_t* indices;
+  float* grad_input;  // null: not needed
+
+  GradientPlan(const ConvPool& g, int64_t lanes)
+      : ConvPool(g),
+        image(image_strides(g.channels_last, g.in_c, g.conv.h, g.conv.w)),
+        pooled(image_strides(g.channels_last, g.out_c, g.out_h, g.out_w)),
+        row((g.conv.w + 2 * g.conv.padding_w) * g.in_c),
+        padding(g.conv.padding_h * row + g.conv.padding_w * g.in_c),
+        tap_row((g.conv.kernel_w * g.in_c + lanes - 1) / lanes * lanes),
+        taps(kByteTaps, -1) {
+    const int64_t step_h = conv.stride_h * row, step_w = conv.stride_w * in_c;
+    // Columns first: adjacent terms then overlap in the same vectors of grad_input, or not at all.
+    for (int64_t w = 0; w < out_w; ++w) {
+      for (int64_t h = 0; h < out_h; ++h) {
+        windows.push_back({h * pooled.h + w * pooled.w,
+                           static_cast<int32_t>(h * pool_h * step_h + w * pool_w * step_w)});
+      }
+    }
+    for (int64_t tap = 0; tap < pool_h * pool_w; ++tap) {
+      taps[tap] = tap / pool_w * step_h + tap % pool_w * step_w;
+    }
+  }
+
+  int64_t filter() const { return conv.kernel_h * tap_row; }
+  int64_t packed_size() const {  // the last row is read in whole vectors
+    return (conv.h + 2 * conv.padding_h) * row + tap_row;
+  }
+};
+
+}  // namespace ops::cpu
