@@ -1,15 +1,10 @@
 """Command: compare runs."""
 
 import argparse
+import os
 
-from app.config.errors import exit_codes
-
-
-def folder_name(value: str) -> str:
-    """Return `value`; raise a ValueError (reported by argparse) if it is blank."""
-    if not value.strip():
-        raise ValueError
-    return value
+from app.config.errors import exit_codes, usage_errors
+from app.config.schema import ReportConfig, from_mapping
 
 
 def main() -> None:
@@ -21,15 +16,15 @@ def main() -> None:
         allow_abbrev=False,
     )
     newest = "a folder with runs in it, or %(default)s: the newest sweep or run (the default)"
-    parser.add_argument("folder", nargs="?", type=folder_name, default="latest", help=newest)
-    parser.add_argument(
-        "--outputs", type=folder_name, default="outputs", help="where latest looks (%(default)s)"
-    )
-    with exit_codes():
-        arguments = parser.parse_args()
+    parser.add_argument("folder", nargs="?", default="latest", help=newest)
+    where = "where latest looks (%(default)s)"
+    parser.add_argument("--outputs", default="outputs", help=where)
+    with exit_codes(os.environ.get("HYDRA_FULL_ERROR") == "1"):
+        with usage_errors():
+            arguments = vars(parser.parse_args())
         from app.runs.compare import report
 
-        report(arguments.folder, arguments.outputs)
+        report(from_mapping(ReportConfig, arguments))
 
 
 if __name__ == "__main__":

@@ -5,14 +5,12 @@ This module does not import torch; commands import heavy modules when they run.
 
 import argparse
 import functools
-import io
 import os
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr, suppress
+from contextlib import suppress
 from multiprocessing import current_process
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,27 +24,26 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 import conf
 from app.config.errors import (
     GRACE,
     UserError,
+    check_writable,
     exit_codes,
     handle_signals,
     interrupt_after_grace,
     one_line,
     to_run_error,
-    writing,
+    usage_errors,
 )
 from app.config.schema import SettingError, from_mapping, unknown_key
 
 T = TypeVar("T")
 # Prefixes of the keys that need -m.
 SWEEP_KEYS = ("hydra.sweep", "hydra/sweeper", "hydra.launcher", "hydra/launcher")
-# Settings that hold a path, which may have special characters.
-PATHS = ("checkpoint", "data.root", "file", "input", "outputs", "resume")
-SPECIAL = re.compile(r"[^\w\s/.$%*@?|:+-]", re.ASCII)  # characters that Hydra needs quoted
+PATHS = ("checkpoint", "data.root", "file", "input", "outputs", "resume")  # settings with a path
 
 
 def hydra_main(
@@ -89,7 +86,9 @@ def hydra_main(
                 options = parse_arguments(config_name, sys.argv[1:])
                 prints_only = any((options.help, options.hydra_help, options.cfg, options.info))
                 sweep = options.multirun and not prints_only
-                sys.argv[1:] = [quote(argument, options.multirun) for argument in sys.argv[1:]]
+                flags = [item for item in sys.argv[1:] if item not in options.overrides]
+                options.overrides = [quote(item, options.multirun) for item in options.overrides]
+                sys.argv[1:] = [*options.overrides, *flags]  # Hydra takes no flag between overrides
                 # Hydra raises ValueError, too; in a sweep the runs may raise it
                 value_errors = () if sweep else (ValueError,)
                 os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise, not print and exit
@@ -98,6 +97,8 @@ def hydra_main(
                         check_sweep(config_name, schema, options)
                         if any(item.startswith("hydra/launcher=") for item in options.overrides):
                             handle_signals(interrupt_after_grace)
+                            # killed workers leave semaphores to the tracker, which frees them
+                            os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
                     hydra.main("pkg://conf", config_name, version_base="1.3")(job)()
                 except (HydraException, OmegaConfBaseException, *value_errors) as error:
                     raise UserError(hydra_message(error)) from error
@@ -114,21 +115,18 @@ def check_sweep(config_name: str, schema: type[T], options: argparse.Namespace) 
 
     Check the runs of Hydra's basic sweeper only; other sweepers choose settings while they run.
     """
-    overrides = [quote(override, sweep=True) for override in options.overrides]
     other_config = options.config_dir or options.config_name
-    if other_config or any(override.startswith("hydra/sweeper=") for override in overrides):
+    if other_config or any(item.startswith("hydra/sweeper=") for item in options.overrides):
         return
     outputs = set()
     with hydra.initialize_config_module("conf", version_base="1.3"):
         parser = OverridesParser.create(GlobalHydra.instance().config_loader())
-        (jobs,) = BasicSweeper.split_arguments(parser.parse_overrides(overrides), None)
+        (jobs,) = BasicSweeper.split_arguments(parser.parse_overrides(options.overrides), None)
         for job in jobs:
             cfg: Any = build_config(schema, hydra.compose(config_name, job), by_key(job))
             outputs.add(cfg.outputs)
     for folder in map(Path, outputs):
-        with writing(f"outputs={folder}", UserError):
-            folder.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=folder).close()
+        check_writable(folder, f"outputs={folder}")
 
 
 def build_config(schema: type[T], cfg: DictConfig, typed: dict[str, str]) -> T:
@@ -151,24 +149,17 @@ def build_config(schema: type[T], cfg: DictConfig, typed: dict[str, str]) -> T:
 
 def parse_arguments(command: str, arguments: list[str]) -> argparse.Namespace:
     """Parse the arguments of a command; raise a UserError if they are invalid."""
-    printed = io.StringIO()
-    try:
-        with redirect_stderr(printed):
-            options = get_args_parser().parse_args(arguments)
-    except SystemExit as error:
-        if not error.code:  # --version
-            raise
-        reason = printed.getvalue().strip().rpartition("error: ")[2]
-        raise UserError(f"{reason} (--help shows the options)") from error
+    with usage_errors():
+        options = get_args_parser().parse_intermixed_args(arguments)
     for override in options.overrides:
-        key, equals, _ = override.partition("=")
+        key, equals, _ = override.lstrip("+").partition("=")
         if key.startswith("~"):
             raise UserError(f"{override}: no setting can be removed (--help lists the keys)")
         if not key or not equals:
             raise UserError(f"{override}: expected KEY=VALUE (--help lists the keys)")
-        if key.lstrip("+") == "hydra.run.dir":
+        if key == "hydra.run.dir":
             raise UserError(f"{override}: use outputs=FOLDER, the parent of the run folders")
-        if key.lstrip("+").startswith(SWEEP_KEYS) and not options.multirun:
+        if key.startswith(SWEEP_KEYS) and not options.multirun:
             raise UserError(f"{override}: is for sweeps, add -m")
         if command != "train" and is_group(key):
             raise UserError(f"{override}: {command} has no group '{key}' (--help lists the keys)")
@@ -195,41 +186,44 @@ def hydra_message(error: Exception) -> str:
         group, _, option = error.missing_cfg_file.rpartition("/")
         plugin = ", or install its plug-in" if group.startswith("hydra/") else ""
         return f"{group}={option}: choose from {', '.join(error.options)}{plugin}"
-    cause = error.__cause__
+    cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
     if not isinstance(cause, OmegaConfBaseException):
         return message
-    if isinstance(cause.parent_node, DictConfig) and "not in struct" in str(cause):
+    reason = one_line(cause).partition(" full_key:")[0]
+    unknown = isinstance(cause, ConfigAttributeError | ConfigKeyError)
+    if unknown and isinstance(cause.parent_node, DictConfig):
         keys: Any = OmegaConf.to_container(cause.parent_node, resolve=False)
         groups = {group: value for group, value in keys.items() if isinstance(value, dict)}
         nested = [f"{group}.{cause.key}" for group in groups if cause.key in groups[group]]
-        hint = f"unknown key, did you mean {nested[0]}?" if nested else unknown_key(keys)
-        return f"{cause.full_key}: {hint}"
-    return f"{message} {one_line(cause)}"
+        reason = f"unknown key, did you mean {nested[0]}?" if nested else unknown_key(keys)
+    return f"{cause.full_key}: {reason}"
 
 
-def quote(argument: str, sweep: bool) -> str:
-    """Quote the value of KEY=VALUE where Hydra would reject or misread it.
+def quote(override: str, sweep: bool) -> str:
+    """Quote the value of an override where Hydra would reject or misread it.
 
-    Quote paths with special characters such as `IMG (1).png` (except in sweeps, where a value may
-    be a list), options of a group that are `null` or begin with another character than a letter,
-    and values that Hydra cannot parse, for example with an open bracket. Raise a UserError for a
-    list of values outside of a sweep.
+    Quote paths that Hydra would change, such as `2026_11` or `a,b.png` (a list in sweeps), options
+    of a group that are `null` or begin with another character than a letter, and values that Hydra
+    cannot parse, for example with an open bracket. Raise a UserError for a list of values outside
+    of a sweep.
     """
-    key, equals, value = argument.partition("=")
-    if not equals or not value.strip() or value[0] in "'\"" or key.startswith("-"):
-        return argument
+    if not override.lstrip("+").startswith("hydra"):
+        override = override.lstrip("+")  # all keys are in conf/: there is nothing to add
+    key, _, value = override.partition("=")
+    if not value.strip() or value[0] in "'\"":
+        return override
     needs_quotes = True
-    if key in PATHS and not sweep:
-        needs_quotes = bool(SPECIAL.search(value))
-    elif not is_group(key) or (value != "null" and value[0].isalpha()):
+    if not is_group(key) or (value != "null" and value[0].isalpha()):
         with suppress(HydraException):
-            parsed = OverridesParser.create().parse_override(argument)
-            needs_quotes = False
-            if parsed.is_sweep_override() and not sweep:
-                raise UserError(f"{argument}: is a list of values, add -m for a run with each")
+            parsed = OverridesParser.create().parse_override(override)
+            is_list = parsed.is_sweep_override()
+            is_path = key in PATHS and value != "null" and not (sweep and is_list)
+            needs_quotes = is_path and str(parsed.value()) != value
+            if is_list and not sweep and not is_path:
+                raise UserError(f"{override}: is a list of values, add -m for a run with each")
     # backslashes before a quote (also the closing one) would escape it: double them
     quoted = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
-    return f"{key}='{quoted}'" if needs_quotes else argument
+    return f"{key}='{quoted}'" if needs_quotes else override
 
 
 def typed_overrides() -> dict[str, str]:
@@ -242,7 +236,7 @@ def typed_overrides() -> dict[str, str]:
 
 def by_key(overrides: Sequence[str]) -> dict[str, str]:
     """Map the key or group of each override to the override."""
-    return {override.lstrip("+").partition("=")[0]: override for override in overrides}
+    return {override.partition("=")[0]: override for override in overrides}
 
 
 def swept_dir() -> Path | None:

@@ -1,13 +1,15 @@
 """Errors that end a command with one line and an exit code."""
 
 import errno
+import io
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, suppress
 from datetime import timedelta
+from pathlib import Path
 from types import FrameType
 
 INTERRUPTED, PIPE_CLOSED = 130, 141  # exit codes of a shell: 128 + SIGINT, SIGPIPE
@@ -32,6 +34,20 @@ class WriteError(RunError):
 
 
 @contextmanager
+def usage_errors() -> Iterator[None]:
+    """Convert the exit of argparse for wrong arguments to a UserError of one line."""
+    printed = io.StringIO()
+    try:
+        with redirect_stderr(printed):
+            yield
+    except SystemExit as error:
+        if not error.code:  # --help, --version
+            raise
+        reason = printed.getvalue().strip().rpartition("error: ")[2]
+        raise UserError(f"{reason} (--help shows the options)") from error
+
+
+@contextmanager
 def writing(name: object, kind: type[Exception] = WriteError, remedy: str = "") -> Iterator[None]:
     """Convert an OSError to an exception of `kind`: "`name`: cannot be written: reason`remedy`"."""
     try:
@@ -40,15 +56,26 @@ def writing(name: object, kind: type[Exception] = WriteError, remedy: str = "") 
         raise kind(f"{name}: cannot be written: {error.strerror or error}{remedy}") from error
 
 
+def check_writable(folder: Path, setting: str, remedy: str = "") -> None:
+    """Make a folder; raise a UserError that begins with `setting` if it takes no file."""
+    from tempfile import TemporaryFile  # late: it would delay handle_signals()
+
+    with writing(setting, UserError, remedy):
+        folder.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=folder).close()
+
+
 def one_line(message: object) -> str:
     """Return a message without line feeds and repeated spaces."""
     return " ".join(str(message).split())
 
 
 def to_run_error(error: Exception) -> Exception:
-    """Convert an expected failure to a RunError; return any other exception as it is."""
+    """Convert an expected failure to a RunError or UserError; return any other as it is."""
     if isinstance(error, ImportError) and error.name == "ops":  # not compiled
         return RunError(str(error))
+    if isinstance(error, ModuleNotFoundError) and "." not in str(error.name):
+        return UserError(f"{error.name} is missing: pip install 'lenet-ops[app,web]'")
     if isinstance(error, OSError) and error.strerror:
         full = error.errno == errno.ENOSPC
         where = error.filename or ("standard output or the temporary folder" if full else "")

@@ -207,6 +207,14 @@ class DrawConfig(UseConfig):
     open: StrictBool = True
 
 
+@dataclass(config=FORBID)
+class ReportConfig:
+    """The arguments of `python -m app.report`."""
+
+    folder: Path = "latest"
+    outputs: Path = "outputs"
+
+
 class SettingError(UserError):
     """An invalid setting: its dotted `key` and a message."""
 

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import tempfile
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ import onnx
 from onnx import ModelProto
 from onnx.shape_inference import infer_shapes
 
-from app.config.errors import UserError, writing
+from app.config.errors import UserError, check_writable
 from app.config.schema import ExportConfig
 from app.data.datasets import Split, load_test_split
 from app.export.graph import build_graph, newest_opset
@@ -31,14 +30,11 @@ def export(cfg: ExportConfig) -> None:
     Raise a UserError for unusable settings, a RunError if the exported network differs.
     """
     check_settings(cfg)
-    if cfg.file:
-        check_output(cfg, Path(cfg.file))
     original = load_torch(cfg.checkpoint or find_checkpoint(cfg.outputs))
     number_format = cfg.quantize or cfg.precision
     name = "model.onnx" if number_format == "fp32" else f"model-{number_format}.onnx"
     path = Path(cfg.file or original.folder / name)
-    if not cfg.file:
-        check_output(cfg, path)
+    check_output(cfg, path)
     test = load_test_split(original.dataset, cfg.data.root)
     if cfg.layout == "both":
         _export_file(replace(cfg, layout="function", web=False), path, original, test)
@@ -89,14 +85,16 @@ def check_settings(cfg: ExportConfig) -> None:
 
 
 def check_output(cfg: ExportConfig, path: Path) -> None:
-    """Raise a UserError if `path` is unusable or the export would overwrite other files."""
+    """Make the folder of `path`.
+
+    Raise a UserError if the path is unusable or the export would overwrite other files.
+    """
     if path.suffix != ".onnx":
         raise UserError(f"file={path}: must end with .onnx")
     setting, remedy = f"file={path}", ""
     if not cfg.file:
         setting, remedy = f"checkpoint={path.parent}", "; choose another path with file=..."
-    with writing(setting, UserError, remedy):
-        tempfile.TemporaryFile(dir=path.parent).close()
+    check_writable(path.parent, setting, remedy)
     both = [path.with_stem(f"{path.stem}-standard")] if cfg.layout == "both" else []
     for file in (path, *both):
         card = file.with_suffix(".md")

@@ -49,8 +49,8 @@ def list_pictures(input: str) -> Iterator[tuple[str, Path | BinaryIO]]:
 def find_pictures(pattern: str) -> list[Path]:
     """List the picture files that a file name, a folder or a glob pattern names.
 
-    In a folder (without sub-folders) or a pattern, keep the files with a suffix that Pillow knows.
-    Raise a UserError if there are none.
+    In a folder (without sub-folders) or a pattern, keep the files with a suffix that Pillow knows,
+    dangling links included. Raise a UserError if there are none.
     """
     path = Path(pattern)
     if path.is_file():
@@ -59,7 +59,9 @@ def find_pictures(pattern: str) -> list[Path]:
     candidates = path.iterdir() if path.is_dir() else map(Path, names)
     known = Image.registered_extensions()
     pictures = sorted(
-        file for file in candidates if file.suffix.lower() in known and file.is_file()
+        file
+        for file in candidates
+        if file.suffix.lower() in known and (file.is_file() or not file.exists())
     )
     if not pictures:
         nothing = "no picture in this folder" if path.is_dir() else "no such picture"

@@ -16,7 +16,7 @@ from app.inference.plots import draw_predictions
 from app.inference.predictor import Predictor, load_predictor
 from app.inference.preprocess import SIDE, bright_on_black, frame
 from app.models import MIN_SIDE
-from app.runs.files import csv_text, write_atomically
+from app.runs.files import csv_text, write_results
 
 
 def predict(cfg: PredictConfig) -> None:
@@ -47,14 +47,9 @@ def predict_test_images(predictor: Predictor, cfg: PredictConfig) -> None:
         text = table if cfg.format == "csv" else to_json(predictions, predictor.dataset) + "\n"
     picture = draw_predictions(predictions, split.images, accuracy)
     files = {"predictions.csv": table.encode(), "predictions.png": picture}
+    print(text, end="", flush=True)
     log = sys.stdout if cfg.format == "table" else sys.stderr  # keeps CSV and JSON parseable
-    try:
-        for name, content in files.items():
-            write_atomically(predictor.folder / name, content)
-    finally:  # also if the folder is read-only
-        print(text, end="", flush=True)
-    for name in files:
-        print(f"wrote {predictor.folder / name}", file=log)
+    write_results(predictor.folder, files, log)
 
 
 def predict_pictures(predictor: Predictor, cfg: PredictConfig) -> None:

@@ -1,7 +1,6 @@
 """Plots of a network and its predictions, for predictions.png and TensorBoard."""
 
 import io
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -101,7 +100,7 @@ def _grid(predictions: Predictions, images: Tensor, order: Tensor, title: str) -
 
 def _captions(predictions: Predictions, index: int) -> tuple[str, str]:
     """Return the prediction with its confidence, and the true class if it differs."""
-    names: Sequence[str] = predictions.classes
+    names = predictions.classes
     predicted, label = int(predictions.predicted[index]), int(predictions.labels[index])
     caption = f"{names[predicted]} ({float(predictions.confidence[index]):.0%})"
     return caption, "" if predicted == label else f"is {names[label]}"

@@ -16,7 +16,7 @@ from app.config.errors import UserError, one_line
 from app.config.schema import DataConfig, ModelConfig, foreign_model_keys, from_mapping
 from app.models import build_model
 from app.runs.files import write_atomically
-from app.runs.folder import network_file
+from app.runs.folder import REMEDIES, network_file
 
 FORMAT = 1  # incremented on changes that older versions cannot read
 SPLIT_KEYS = ("name", "val_size", "split_seed")  # of `Checkpoint.data`: determine the split
@@ -70,7 +70,8 @@ def load_checkpoint(path: str | Path, key: str = "checkpoint") -> Checkpoint:
                 raise zipfile.BadZipFile(damaged)
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load raises many types
-        raise UserError(f"{key}={path}: damaged, or not a checkpoint") from error
+        remedy = f": take another, or {REMEDIES['best.pt']}" if key == "checkpoint" else ""
+        raise UserError(f"{key}={path}: damaged, or not a checkpoint{remedy}") from error
     if not isinstance(content, dict) or not isinstance(content.get("format"), int):
         raise UserError(f"{key}={path}: not a checkpoint of this program")
     if content["format"] > FORMAT:

@@ -2,14 +2,15 @@
 
 import io
 import statistics
+import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.config.schema import foreign_model_keys, format_value
-from app.runs.files import csv_text, write_atomically
+from app.config.schema import ReportConfig, foreign_model_keys, format_value
+from app.runs.files import csv_text, write_results
 from app.runs.folder import (
     NON_HYPERPARAMETERS,
     RESULTS,
@@ -63,12 +64,9 @@ class Group:
         return [scale * float(summary[measure]) for summary in finished]
 
 
-def report(folder: str, outputs: str = "outputs") -> None:
-    """Print the table of the runs under `folder`; write `report.csv` and `report.png` there.
-
-    `latest` is the newest sweep or run under `outputs`.
-    """
-    root = _newest(Path(outputs)) if folder == "latest" else Path(folder).expanduser()
+def report(cfg: ReportConfig) -> None:
+    """Print the table of the runs under `folder`; write `report.csv` and `report.png` there."""
+    root = _newest(Path(cfg.outputs)) if cfg.folder == "latest" else Path(cfg.folder)
     entries = find_entries(root)
     groups = group_runs(entries)
     lines = [f"{root}: {len(entries)} run{'s' if len(entries) > 1 else ''}", "", table(groups)]
@@ -77,9 +75,8 @@ def report(folder: str, outputs: str = "outputs") -> None:
             remedy = f"continue it with `python -m app.train resume={entry.folder}`"
             lines.append(f"{status}: {entry.folder}: {entry.summary.get('error', remedy)}")
     print("\n".join(lines) + "\n", flush=True)
-    for name, content in (("report.csv", to_csv(entries).encode()), ("report.png", plot(groups))):
-        write_atomically(root / name, content)
-        print(f"wrote {root / name}")
+    files = {"report.csv": to_csv(entries).encode(), "report.png": plot(groups)}
+    write_results(root, files, sys.stdout)
 
 
 def find_entries(root: Path) -> list[Entry]:

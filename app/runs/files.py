@@ -4,12 +4,13 @@ import csv
 import io
 import os
 import secrets
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from app.config.errors import writing
+from app.config.errors import WriteError, writing
 
 
 def write_atomically(path: str | Path, content: bytes | memoryview) -> None:
@@ -33,6 +34,16 @@ def write_atomically(path: str | Path, content: bytes | memoryview) -> None:
     finally:
         with suppress(OSError):  # missing after the rename or on a read-only file system
             temporary.unlink()
+
+
+def write_results(folder: Path, files: Mapping[str, bytes], log: TextIO | None) -> None:
+    """Write files by name and print their paths to `log`, or a warning on stderr on failure."""
+    for name, content in files.items():
+        try:
+            write_atomically(folder / name, content)
+            print(f"wrote {folder / name}", file=log)
+        except WriteError as error:
+            print(f"WARNING: {error}", file=sys.stderr)
 
 
 def remove_temporaries(path: Path) -> None:

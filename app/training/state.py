@@ -1,7 +1,6 @@
 """Start, save, restore and resume a training run."""
 
 import dataclasses
-import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from app.config.cli import typed_overrides
 from app.config.device import CpuThreads, pick_device
-from app.config.errors import RunError, UserError, one_line, writing
+from app.config.errors import RunError, UserError, check_writable, one_line
 from app.config.schema import DataConfig, TrainConfig, format_value, from_mapping
 from app.data.datasets import Dataset, load_dataset
 from app.models import build_model, cpu_format
@@ -130,8 +129,7 @@ def find_state(
     if folder is None:
         return cfg, None, None
     remedy = "; a resumed run writes to its own folder, so make it writable or copy it"
-    with writing(f"resume={folder}", UserError, remedy):
-        tempfile.TemporaryFile(dir=folder).close()
+    check_writable(folder, f"resume={folder}", remedy)
     lock.enter_context(locked(folder))
     summary = read_summary(folder)
     finished = summary["status"] == "finished"

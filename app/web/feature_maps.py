@@ -18,8 +18,8 @@ def predict_with_maps(
     """Return logits [N, classes] of images uint8 [N, 1, H, W], and feature maps of the first image.
 
     Convolutional networks: the outputs of the first convolution and of the first activation. LLTM:
-    the state after each row. Each group of maps has `title`, `count`, `height`, `width`, `largest`,
-    and `values`: int8 in base64, in units of `largest` / 127.
+    the state after each row. Each group of maps has `title`, `count`, `height`, `width` and
+    `values`: int8 in base64, ±127 for the largest absolute value of the layer.
     """
     module, output = network.module, network.normalize(images)
     if isinstance(module, LLTMClassifier):
@@ -48,13 +48,11 @@ def _maps(layer: nn.Module, values: Tensor) -> list[dict[str, Any]]:
 def _encode(title: str, maps: Tensor, scale: Tensor) -> dict[str, Any]:
     """Quantise maps float32 [count, H, W] to int8, in units of max|`scale`| / 127."""
     count, height, width = maps.shape
-    largest = float(scale.abs().max())
-    scaled = (maps * (127 / max(largest, 1e-12))).round().to(torch.int8)
+    scaled = (maps * (127 / scale.abs().max().clamp(min=1e-12))).round().to(torch.int8)
     return {
         "title": title,
         "count": count,
         "height": height,
         "width": width,
-        "largest": largest,
         "values": base64.b64encode(scaled.numpy().tobytes()).decode(),
     }

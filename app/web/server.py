@@ -4,7 +4,6 @@ import asyncio
 import dataclasses
 import os
 import socket
-import sys
 import threading
 import traceback
 import webbrowser
@@ -60,7 +59,8 @@ def serve(cfg: DrawConfig) -> None:
     listener = listen(cfg.host, cfg.port)
     address = url(cfg.host, listener.getsockname()[1])
     print(f"draw a digit at {address} (Ctrl-C ends)", flush=True)
-    if cfg.open and has_screen():  # its request waits in the listener's queue
+    has_screen = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if cfg.open and has_screen:  # its request waits in the listener's queue
         threading.Thread(target=webbrowser.open, args=[address], daemon=True).start()
     server = uvicorn.Server(
         uvicorn.Config(
@@ -102,12 +102,6 @@ def url(host: str, port: int) -> str:
     """Return the address to type into a browser on this machine."""
     name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://{f'[{name}]' if ':' in name else name}:{port}/"
-
-
-def has_screen() -> bool:
-    """Return whether a browser can open a window: there is a desktop."""
-    unix = sys.platform not in ("darwin", "win32")
-    return not unix or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def create_app(cfg: DrawConfig, entries: dict[str, Entry]) -> Starlette:

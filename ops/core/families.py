@@ -8,10 +8,10 @@ from torch import Tensor
 
 from ops.core import check
 from ops.core.formula import Formula, as_tuple
-from ops.core.registration import Derivatives, Parts
 from ops.core.torch_private import OpOverload, name_of, schema_of
 
 Dims = Sequence[int | None]
+Parts = dict[str, Any]  # arguments of registration.register
 
 
 def elementwise(op: OpOverload, derivative: str | Sequence[Callable[..., Tensor]]) -> Parts:
@@ -41,7 +41,7 @@ def elementwise(op: OpOverload, derivative: str | Sequence[Callable[..., Tensor]
         def call_jvp(args: Any, outputs: Any, tangents: Any) -> Tensor | None:
             return formula.call(tangents, formula.saved(args, outputs), (), (True,))[0]
 
-        return {"fake": fake, "backward": derivative, "saves": None, "jvp": call_jvp, "vmap": vmap}
+        return {"fake": fake, "backward": derivative, "jvp": call_jvp, "vmap": vmap}
 
     partials = tuple(derivative)
     if len(partials) != len(names):
@@ -61,12 +61,12 @@ def elementwise(op: OpOverload, derivative: str | Sequence[Callable[..., Tensor]
             )
         )
 
-    return {"fake": fake, "backward": backward, "saves": None, "jvp": jvp, "vmap": vmap}
+    return {"fake": fake, "backward": backward, "jvp": jvp, "vmap": vmap}
 
 
 def linear(
     op: OpOverload, transpose: str | Callable[..., Tensor], saves: Sequence[str] | None = None
-) -> Derivatives:
+) -> Parts:
     """Return gradient and jvp of an operator that is linear in its first tensor.
 
     Args:
@@ -82,7 +82,7 @@ def linear(
         return result
 
     if isinstance(transpose, str):
-        return {"backward": transpose, "saves": None, "jvp": jvp}
+        return {"backward": transpose, "jvp": jvp}
 
     def backward(args: Any, grads: Any, needed: Any) -> tuple[Tensor]:
         return (transpose(grads[0], *args[1:]),)

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,21 +18,6 @@ REGION: Autocast = {"cpu": None, "cuda": None}  # the autocast region's dtype, a
 
 _fragment = torch.library.Library("lenet_ops", "FRAGMENT")
 _formulas: dict[OpOverload, Formula] = {}
-
-
-class Derivatives(TypedDict):
-    """Arguments of :func:`register` returned by ``families.linear``."""
-
-    backward: str | Callable[..., Any]
-    saves: Sequence[str] | None
-    jvp: Callable[..., Any]
-
-
-class Parts(Derivatives):
-    """Arguments of :func:`register` returned by ``families.elementwise``."""
-
-    fake: Callable[..., Any]
-    vmap: Callable[..., Any]
 
 
 def register(

@@ -1,6 +1,7 @@
 """Sliding-window operators: argument checks, output sizes, derivatives of bilinear operators."""
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from ops.core import check, layout
 from ops.core.families import Dims, folded, total
-from ops.core.registration import REGION, Derivatives, register
+from ops.core.registration import REGION, register
 from ops.core.torch_private import OpOverload, name_of, schema_of
 
 Size = int | tuple[int, int]
@@ -47,12 +48,20 @@ def pairs(op: str, **arguments: Size) -> list[tuple[int, int]]:
     return [pair(op, name, value) for name, value in arguments.items()]
 
 
-def check_image(op: str, input: Tensor) -> None:
-    """Raise RuntimeError unless the fake `input` is [N, C, H, W]."""
-    torch._check(
-        input.dim() == 4,
-        lambda: f"{op}: input must have shape [N, C, H, W], got {list(input.shape)}",
-    )
+def check_image(op: str, x: Tensor, name: str = "input", shape: str = "[N, C, H, W]") -> None:
+    """Raise RuntimeError unless the fake `x` has four dimensions."""
+    torch._check(x.dim() == 4, lambda: f"{op}: {name} must have shape {shape}, got {list(x.shape)}")
+
+
+def check_pair(op: str, name: str, values: Sequence[int]) -> None:
+    """Raise RuntimeError unless the values are two integers in range."""
+    least = _MIN_VALUE[name]
+    if len(values) != 2 or min(values) < least:
+        raise RuntimeError(
+            f"{op}: {name} must be two integers, at least {least}, got {list(values)}"
+        )
+    if max(values) > _MAX_VALUE:
+        raise RuntimeError(f"{op}: {name} must be at most {_MAX_VALUE}, got {list(values)}")
 
 
 def output_length(
@@ -82,15 +91,9 @@ def output_size(
     Raises:
         RuntimeError: an argument is out of range, or the kernel does not fit.
     """
-    spacing = {"stride": stride, "padding": padding, "dilation": dilation}
-    for name, values in spacing.items():
-        least = _MIN_VALUE[name]
-        if len(values) != 2 or min(values) < least:
-            raise RuntimeError(
-                f"{op}: {name} must be two integers, at least {least}, got {list(values)}"
-            )
-        if max(values) > _MAX_VALUE:
-            raise RuntimeError(f"{op}: {name} must be at most {_MAX_VALUE}, got {list(values)}")
+    check_pair(op, "stride", stride)
+    check_pair(op, "padding", padding)
+    check_pair(op, "dilation", dilation)
     outputs = []
     for side, size, k, s, p, d in zip("HW", sizes, kernel, stride, padding, dilation, strict=True):
         padded, span = size + 2 * p, d * (k - 1) + 1
@@ -144,7 +147,7 @@ def select(op: str, mask: Sequence[bool], *grads: Tensor) -> tuple[Tensor, ...]:
 
 def bilinear(
     op_backward: OpOverload, apply: Callable[..., Tensor], saved: int = 0
-) -> tuple[Callable[..., Tensor | None], Derivatives]:
+) -> tuple[Callable[..., Tensor | None], dict[str, Any]]:
     """Return the tangent of a bilinear operator, and gradient and jvp of its backward operator.
 
     `op_backward` takes (grad_output, *saved, input, weight, *geometry, output_mask). It returns the
@@ -231,13 +234,12 @@ def register_bilinear(
     check_arguments: Callable[..., Sequence[int]],
     weight_like: Callable[[Tensor], Tensor],
     batch_dims: Dims,
-    flops: Callable[[Sequence[int], Sequence[int]], int],
 ) -> None:
     """Register op(input, weight, [bias,] stride, padding, dilation) and its backward operator.
 
-    `op` is linear in input and linear in weight. `op_backward` takes (grad_output, input, weight,
-    stride, padding, dilation, output_mask), and returns a tensor of shape [0] for each gradient
-    that the mask excludes.
+    `op` is linear in input and linear in weight, whose dimensions 2 and 3 are the taps.
+    `op_backward` takes (grad_output, input, weight, stride, padding, dilation, output_mask), and
+    returns a tensor of shape [0] for each gradient that the mask excludes.
 
     Args:
         op: the forward operator.
@@ -246,7 +248,6 @@ def register_bilinear(
             messages of the kernels, and returns the output height and width.
         weight_like: f(weight), returns an empty tensor for the weight gradient.
         batch_dims: the dimension of input, weight and bias that vmap folds the batch into.
-        flops: f(weight_shape, output_shape), returns the FLOPs of the forward operator.
     """
     limit = _MAX_CHANNELS if batch_dims[0] == 1 else None
     count = len(schema_of(op_backward).returns)  # gradients: input, weight and, if any, bias
@@ -279,13 +280,14 @@ def register_bilinear(
     def jvp(args: Sequence[Any], outputs: Sequence[Tensor], tangents: Tangents) -> Tensor | None:
         return output_tangent(args[0], args[1], args[count:], tangents[:count], outputs[0])
 
-    def count_flops(_: Any, weight: Sequence[int], *rest: Any, out_shape: Any) -> int:
-        return flops(weight, out_shape)
+    def flops(_: Any, weight: Sequence[int], *rest: Any, out_shape: Any) -> int:
+        """Count a multiplication and an addition for each tap of each output."""
+        return 2 * prod(out_shape) * prod(weight[2:4])
 
-    def count_flops_backward(
+    def flops_backward(
         grad_output: Sequence[int], _: Any, weight: Sequence[int], *rest: Any, out_shape: Any
     ) -> int:
-        return sum(rest[-1][:2]) * flops(weight, grad_output)  # one pass per gradient
+        return sum(rest[-1][:2]) * flops(_, weight, out_shape=grad_output)  # a pass per gradient
 
     register(
         op,
@@ -295,7 +297,7 @@ def register_bilinear(
         jvp=jvp,
         vmap=folded(op, batch_dims, batch_dims[:1], limit=limit),
         autocast=REGION,
-        flops=count_flops,
+        flops=flops,
     )
     register(
         op_backward,
@@ -304,5 +306,5 @@ def register_bilinear(
         vmap=folded(
             op_backward, (batch_dims[0], *batch_dims[:2]), batch_dims, mask=True, limit=limit
         ),
-        flops=count_flops_backward,
+        flops=flops_backward,
     )

@@ -1,7 +1,6 @@
 """Depthwise convolution: one filter per channel."""
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -78,11 +77,10 @@ def _convolve(input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Siz
 def _raise_specific_error(
     error: Exception, input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Size
 ) -> None:
-    check.tensor("depthwise_conv2d", "input", input)
+    check.image("depthwise_conv2d", input)
     check.tensor("depthwise_conv2d", "weight", weight)
     if bias is not None:
         check.tensor("depthwise_conv2d", "bias", bias)
-    check.image("depthwise_conv2d", input)
     _pairs(*geometry)
     repeat_allocation(error)
 
@@ -179,11 +177,6 @@ def _check_fakes(op: str, input: Tensor, weight: Tensor, *geometry: list[int]) -
     return windows.output_size(op, input.shape[2:], weight.shape[2:], *geometry)
 
 
-def _flops(weight: Sequence[int], output: Sequence[int]) -> int:
-    """Count a multiplication and an addition for each tap of each output."""
-    return 2 * math.prod(output) * math.prod(weight[2:])
-
-
 # Channels are independent, so vmap folds the mapped dimension into them.
 windows.register_bilinear(
     _conv,
@@ -191,5 +184,4 @@ windows.register_bilinear(
     check_arguments=_check_fakes,
     weight_like=lambda weight: weight.new_empty(weight.shape),
     batch_dims=(1, 0, 0),
-    flops=_flops,
 )

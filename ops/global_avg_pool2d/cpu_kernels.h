@@ -155,8 +155,7 @@ void repeat_period(T* out, int64_t period, int64_t n) {
   constexpr int64_t N = OPS_VECTOR_BYTES / sizeof(T);
   const int64_t back = done;  // a multiple of the period
   for (; done + N <= n; done += N) {
-    Vec<char, OPS_VECTOR_BYTES> bytes;
-    __builtin_memcpy(&bytes, out + done - back, sizeof(bytes));
+    const auto bytes = load_bytes<Vec<char, OPS_VECTOR_BYTES>>(out + done - back);
     __builtin_memcpy(out + done, &bytes, sizeof(bytes));
   }
   __builtin_memcpy(out + done, out + done - back, (n - done) * sizeof(T));

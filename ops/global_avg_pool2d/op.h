@@ -16,10 +16,6 @@ inline PoolLayout pool_layout(const Tensor& image, MemoryFormat format) {
   return format == MemoryFormat::Contiguous ? PoolLayout{n * c, area, 1} : PoolLayout{n, area, c};
 }
 
-inline Tensor empty_image(const Tensor& like, int64_t height, int64_t width, MemoryFormat format) {
-  return empty(like, {like.size(0), like.size(1), height, width}, format);
-}
-
 // Check, allocate and call Backend's kernel.
 template <typename Backend>
 Tensor global_avg_pool2d(const Tensor& input) {
@@ -27,7 +23,7 @@ Tensor global_avg_pool2d(const Tensor& input) {
   check(input.dim() == 4, op, ": input must have shape [N, C, H, W], got ", shape{input});
   const MemoryFormat format = memory_format(input);
   const Tensor x = as_contiguous(input, format);
-  Tensor out = empty_image(x, 1, 1, format);
+  Tensor out = empty(x, {x.size(0), x.size(1), 1, 1}, format);
   dispatch_floating(op, x.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     if (out.numel() > 0) {
@@ -47,7 +43,7 @@ Tensor global_avg_pool2d_backward(const Tensor& grad_output, int64_t height, int
         " and ", width);
   const Tensor grad = as_contiguous(grad_output);
   const MemoryFormat format = channels_last ? MemoryFormat::ChannelsLast : MemoryFormat::Contiguous;
-  Tensor out = empty_image(grad, height, width, format);
+  Tensor out = empty(grad, {grad.size(0), grad.size(1), height, width}, format);
   dispatch_floating(op, grad.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     if (out.numel() > 0) {

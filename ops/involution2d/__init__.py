@@ -1,7 +1,5 @@
 """Involution: one kernel per output pixel, shared by the channels of a group."""
 
-from collections.abc import Sequence
-from math import prod
 from typing import Any
 
 import torch
@@ -190,11 +188,6 @@ def _check_fakes(op: str, input: Tensor, weight: Tensor, *geometry: list[int]) -
     return size
 
 
-def _flops(weight: Sequence[int], output: Sequence[int]) -> int:
-    """Count a multiplication and an addition for each tap of each output."""
-    return 2 * prod(output) * prod(weight[2:4])
-
-
 # Images are independent, so vmap folds the mapped dimension into N.
 windows.register_bilinear(
     _involution,
@@ -202,5 +195,4 @@ windows.register_bilinear(
     check_arguments=_check_fakes,
     weight_like=_weight_like,
     batch_dims=(0, 0),
-    flops=_flops,
 )

@@ -69,7 +69,10 @@ inline Tensor weight_in_format(const Tensor& weight, const InvolutionGeometry& g
   return g.weight_channels_last ? weight : as_contiguous(weight);
 }
 
-// Check, allocate and call Backend's kernel.
+enum class Pass { forward, backward_input, backward_weight };
+
+// Check, allocate and call Backend::run(like, g, pass, source, factor, out): `source` is x (input
+// gradient: grad_output), `factor` the weight (weight gradient: grad_output).
 template <typename Backend>
 Tensor involution2d(const Tensor& input, const Tensor& weight, std::vector<int64_t> stride,
                     std::vector<int64_t> padding, std::vector<int64_t> dilation) {
@@ -81,8 +84,8 @@ Tensor involution2d(const Tensor& input, const Tensor& weight, std::vector<int64
   dispatch_floating(op, x.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     if (!g.empty()) {
-      Backend::forward(x, g, x.const_data_ptr<T>(), w.const_data_ptr<T>(),
-                       out.mutable_data_ptr<T>());
+      Backend::run(x, g, Pass::forward, x.const_data_ptr<T>(), w.const_data_ptr<T>(),
+                   out.mutable_data_ptr<T>());
     }
   });
   return out;
@@ -109,13 +112,13 @@ std::tuple<Tensor, Tensor> involution2d_backward(const Tensor& grad_output, cons
     using T = typename decltype(tag)::type;
     if (grad_input.numel() > 0) {
       const Tensor w = weight_in_format(weight, g);
-      Backend::backward_input(input, g, grad.const_data_ptr<T>(), w.const_data_ptr<T>(),
-                              grad_input.mutable_data_ptr<T>());
+      Backend::run(input, g, Pass::backward_input, grad.const_data_ptr<T>(), w.const_data_ptr<T>(),
+                   grad_input.mutable_data_ptr<T>());
     }
     if (grad_weight.numel() > 0) {
       const Tensor x = in_format(input, g.channels_last);
-      Backend::backward_weight(input, g, grad.const_data_ptr<T>(), x.const_data_ptr<T>(),
-                               grad_weight.mutable_data_ptr<T>());
+      Backend::run(input, g, Pass::backward_weight, x.const_data_ptr<T>(), grad.const_data_ptr<T>(),
+                   grad_weight.mutable_data_ptr<T>());
     }
   });
   return {grad_input, grad_weight};

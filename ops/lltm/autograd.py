@@ -1,6 +1,6 @@
 """Registration of the LLTM's operators: fakes, derivatives, vmap, FLOP formulas."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -58,24 +58,27 @@ def _fake_forward(
     )
 
 
-def _check_saved(
+def _fake_backward(
     op: str,
-    names: Sequence[str],
-    input: Tensor,
-    products: tuple[Tensor, Tensor],
-    **pairs: tuple[Tensor | None, Tensor],
-) -> None:
-    """Check output gradients and saved outputs against fake outputs."""
-    for name, (x, output) in pairs.items():
-        if x is not None:
-            check.matches(op, name, x, output.shape, names[0], input)
-    saved, sums = products
-    check.dtype(op, "products", saved, sums.dtype)
-    check.same_shape(op, "products", saved, sums.shape)
+    names: tuple[str, ...],
+    dim: int,
+    tensors: Sequence[Tensor],
+    saved: Tensor,
+    mask: Sequence[bool],
+    steps: Mapping[str, Tensor | None],
+    last: Mapping[str, Tensor | None],
+) -> tuple[Tensor, ...]:
+    """Check saved products, and tensors shaped like all h (`steps`) or one state (`last`).
 
-
-def _fake_gradients(tensors: Sequence[Tensor], mask: Sequence[bool]) -> tuple[Tensor, ...]:
-    """Return fake gradients of the five tensors, of shape [0] if not needed."""
+    Return fake gradients of the five tensors, of shape [0] if not needed.
+    """
+    h, c, products = _fake_forward(op, names, dim, *tensors)
+    for like, group in ((h, steps), (c, last)):
+        for name, x in group.items():
+            if x is not None:
+                check.matches(op, name, x, like.shape, names[0], tensors[0])
+    check.dtype(op, "products", saved, products.dtype)
+    check.same_shape(op, "products", saved, products.shape)
     return tuple(
         tensors[0].new_empty(x.shape if needed and x is not None else [0])
         for x, needed in zip(tensors, mask, strict=True)
@@ -90,11 +93,8 @@ def _fake_cell_backward(
     grad_h: Tensor | None, grad_cell: Tensor | None, *args: Any
 ) -> tuple[Tensor, ...]:
     *tensors, products, mask = args
-    op = "lltm_cell_backward"
-    h, c, sums = _fake_forward(op, CELL, 2, *tensors)
-    saved = (products, sums)
-    _check_saved(op, CELL, tensors[0], saved, grad_h=(grad_h, h), grad_cell=(grad_cell, c))
-    return _fake_gradients(tensors, mask)
+    steps, last = {"grad_h": grad_h}, {"grad_cell": grad_cell}
+    return _fake_backward("lltm_cell_backward", CELL, 2, tensors, products, mask, steps, last)
 
 
 def _fake_sequence(*tensors: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -106,19 +106,9 @@ def _fake_sequence_backward(
     grad_output: Tensor | None, grad_h: Tensor | None, grad_cell: Tensor | None, *args: Any
 ) -> tuple[Tensor, ...]:
     *tensors, output, products, mask = args
-    op = "lltm_backward"
-    steps, last, sums = _fake_forward(op, SEQUENCE, 3, *tensors)
-    _check_saved(
-        op,
-        SEQUENCE,
-        tensors[0],
-        (products, sums),
-        grad_output=(grad_output, steps),
-        grad_h=(grad_h, last),
-        grad_cell=(grad_cell, last),
-        output=(output, steps),
-    )
-    return _fake_gradients(tensors, mask)
+    steps = {"grad_output": grad_output, "output": output}
+    last = {"grad_h": grad_h, "grad_cell": grad_cell}
+    return _fake_backward("lltm_backward", SEQUENCE, 3, tensors, products, mask, steps, last)
 
 
 def _flops(input: Sequence[int], weights: Sequence[int], *_: Any, out_shape: Any) -> int:

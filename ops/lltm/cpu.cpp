@@ -14,6 +14,8 @@ namespace {
 constexpr int64_t kGrain = 8192;  // elements per thread, minimum
 
 struct Backend {
+  static constexpr bool kFusesCells = false;
+
   // Matrix products of 16-bit tensors run in float32.
   template <typename T>
   using Operand = acc_t<T>;
@@ -43,29 +45,16 @@ struct Backend {
     multiply(grad_weights, rows_transposed(gates, 0, total, 3 * sizes.state), concat);
   }
 
-  template <typename T>
-  static bool cell_forward(const LltmArguments&, LltmOutputs&) {
-    return false;
+  // Run a forward or backward step.
+  template <typename Step>
+  static void run(const Tensor&, const LltmSizes& sizes, const Step& step) {
+    torch::stable::parallel_for(
+        0, sizes.batch, kGrain / std::max<int64_t>(1, sizes.state) + 1,
+        [&](int64_t begin, int64_t end) { OPS_CALL(lltm_rows(step, sizes.state, begin, end)); });
   }
 
   template <typename T>
-  static bool cell_backward(const LltmArguments&, const LltmGradients&, const Tensor&,
-                            const FiveTensors&) {
-    return false;
-  }
-
-  template <typename T, typename O>
-  static void forward(const Tensor&, const LltmSizes& sizes, const LltmForward<T, O>& step) {
-    run<T>(sizes, step);
-  }
-
-  template <typename T, typename O>
-  static void backward(const Tensor&, const LltmSizes& sizes, const LltmBackward<T, O>& step) {
-    run<T>(sizes, step);
-  }
-
-  template <typename T>
-  static void scan(const Tensor&, const LltmSizes& sizes, const LltmScan<T>& s) {
+  static void run(const Tensor& like, const LltmSizes& sizes, const LltmScan<T>& s) {
     for (int64_t t = 0; t < sizes.steps - 1; ++t) {
       const int64_t size = sizes.batch * sizes.state;
       LltmForward<T, acc_t<T>> step{};
@@ -77,7 +66,7 @@ struct Backend {
         step.old_cell.carried = s.cells + (t - 1) * size;
       }
       step.new_cell.carried = s.cells + t * size;
-      run<T>(sizes, step);
+      run(like, sizes, step);
     }
   }
 
@@ -111,13 +100,6 @@ struct Backend {
             to = std::copy(x + row * input, x + (row + 1) * input, to);
           }
         });
-  }
-
-  template <typename T, typename Step>
-  static void run(const LltmSizes& sizes, const Step& step) {
-    torch::stable::parallel_for(
-        0, sizes.batch, kGrain / std::max<int64_t>(1, sizes.state) + 1,
-        [&](int64_t begin, int64_t end) { OPS_CALL(lltm_rows<T>(step, sizes.state, begin, end)); });
   }
 };
 

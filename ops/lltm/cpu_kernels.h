@@ -165,9 +165,9 @@ template <bool kFull, int N, typename T, typename O>
 }
 
 // Run a forward or backward step for rows [begin, end).
-template <typename T, typename Step>
+template <typename Step>
 void lltm_rows(const Step& s, int64_t state, int64_t begin, int64_t end) {
-  constexpr int N = kLanes<acc_t<T>>;
+  constexpr int N = kLanes<typename Step::A>;
   for (int64_t row = begin; row < end; ++row) {
     int64_t column = 0;
     for (; column + N <= state; column += N) {

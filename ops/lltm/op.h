@@ -34,10 +34,12 @@ struct StateOutput {
 // Forward step. Contiguous: states [N, S], products [N, 3S], bias [3S]. O: dtype of operands.
 template <typename T, typename O>
 struct LltmForward {
-  const acc_t<T>* products;   // of the gates, without bias
-  const acc_t<T>* recurrent;  // h · weights_hᵀ, to be added to products; or null
-  acc_t<T>* sums_out;         // receives products + recurrent
-  const T* bias;              // or null
+  using A = acc_t<T>;
+
+  const A* products;   // of the gates, without bias
+  const A* recurrent;  // h · weights_hᵀ, to be added to products; or null
+  A* sums_out;         // receives products + recurrent
+  const T* bias;       // or null
   StateInput<T> old_cell;
   StateOutput<T> new_cell;
   T* new_h;    // or null: compute the cell only
@@ -48,7 +50,9 @@ struct LltmForward {
 // Backward step.
 template <typename T, typename O>
 struct LltmBackward {
-  const acc_t<T>* products;
+  using A = acc_t<T>;
+
+  const A* products;
   const T* bias;
   StateInput<T> old_cell;
   const T* grad_output;     // of new_h, or null

@@ -1,5 +1,5 @@
 // LLTM over a sequence: matrix products and steps, the same on any device. A Backend provides
-// multiply, accumulate, forward, backward, scan, the operand dtype, and optionally a fused cell.
+// multiply, accumulate, run (a step or a scan), the operand dtype, and optionally a fused cell.
 //
 //   forward                                      backward
 //   x [T·N, I] ──► products [T·N, 3S]            scan: cells of all steps, elementwise
@@ -34,8 +34,10 @@ LltmOutputs lltm_forward(const LltmNames& names, int64_t dim, const Tensor& inpu
     using T = typename decltype(tag)::type;
     using A = acc_t<T>;
     using O = typename Backend::template Operand<T>;
-    if (!sequence && Backend::template cell_forward<T>(a, out)) {
-      return;
+    if constexpr (Backend::kFusesCells) {
+      if (!sequence && Backend::template cell_forward<T>(a, out)) {
+        return;
+      }
     }
     const Tensor x = Backend::operand(a.input), w = Backend::operand(a.weights);
     const Tensor weights_h = matrix(w, s, 3 * s, 1, wide);
@@ -81,7 +83,7 @@ LltmOutputs lltm_forward(const LltmNames& names, int64_t dim, const Tensor& inpu
         step.operand = operand ? operand->template mutable_data_ptr<O>() : nullptr;
       }
       step.new_h = new_h.template mutable_data_ptr<T>();
-      Backend::forward(a.input, a.sizes, step);
+      Backend::run(a.input, a.sizes, step);
       h = operand ? *operand : new_h;
     }
   });
@@ -121,9 +123,7 @@ FiveTensors lltm_backward(const LltmNames& names, int64_t dim, LltmGradients gra
   prepare("output", output, true);
   check_dtype(op, "products", products, sums);
   check_matrix("products", products, 3 * s, true);
-  check(products.is_cuda() == a.input.is_cuda() &&
-            products.get_device_index() == a.input.get_device_index(),
-        op, ": products must be on the device of ", names.input);
+  check_device(op, names.input, a.input, "products", products);
   check(mask.size() == 5, op, ": output_mask must be five booleans");
   const bool need_input = mask[0], need_weights = mask[1], need_bias = mask[2] && a.bias,
              need_h = mask[3], need_cell = mask[4];
@@ -133,11 +133,8 @@ FiveTensors lltm_backward(const LltmNames& names, int64_t dim, LltmGradients gra
   const auto make = [&](const Tensor& like, bool needed, std::vector<int64_t> sizes) {
     return empty(like, needed ? sizes : std::vector<int64_t>{0});
   };
-  const auto shape_of = [](const Tensor& x) {
-    return std::vector<int64_t>(x.sizes().begin(), x.sizes().end());
-  };
   // In the dtype of matrix operands; rounded to `dtype` on return.
-  Tensor grad_input = make(w, need_input, shape_of(a.input));
+  Tensor grad_input = make(w, need_input, {a.input.sizes().begin(), a.input.sizes().end()});
   Tensor grad_weights = make(w, need_weights, {3 * s, wide});
   Tensor grad_old_h = make(w, need_h, {n, s});
   Tensor grad_bias = make(a.input, need_bias, {3 * s});
@@ -147,9 +144,11 @@ FiveTensors lltm_backward(const LltmNames& names, int64_t dim, LltmGradients gra
     using T = typename decltype(tag)::type;
     using A = acc_t<T>;
     using O = typename Backend::template Operand<T>;
-    const FiveTensors results{grad_input, grad_weights, grad_bias, grad_old_h, grad_old_cell};
-    if (!sequence && Backend::template cell_backward<T>(a, grads, p, results)) {
-      return;
+    if constexpr (Backend::kFusesCells) {
+      const FiveTensors results{grad_input, grad_weights, grad_bias, grad_old_h, grad_old_cell};
+      if (!sequence && Backend::template cell_backward<T>(a, grads, p, results)) {
+        return;
+      }
     }
     const Tensor weights_h = matrix(w, 3 * s, s, wide);
     const bool need_gates = need_input || need_weights || need_bias || need_h || steps > 1;
@@ -159,10 +158,10 @@ FiveTensors lltm_backward(const LltmNames& names, int64_t dim, LltmGradients gra
       cells = empty(a.input, {steps - 1, n, s}, sums);
       grad_h = empty(a.input, {n, s}, sums);
       grad_cell = empty(a.input, {n, s}, sums);
-      Backend::scan(a.input, a.sizes,
-                    LltmScan<T>{p.const_data_ptr<A>(), data_or_null<T>(a.bias),
-                                a.old_cell.template const_data_ptr<T>(),
-                                cells->template mutable_data_ptr<A>()});
+      Backend::run(a.input, a.sizes,
+                   LltmScan<T>{p.const_data_ptr<A>(), data_or_null<T>(a.bias),
+                               a.old_cell.template const_data_ptr<T>(),
+                               cells->template mutable_data_ptr<A>()});
     }
     for (int64_t t = steps - 1; t >= 0; --t) {
       const bool last = t == steps - 1;
@@ -189,7 +188,7 @@ FiveTensors lltm_backward(const LltmNames& names, int64_t dim, LltmGradients gra
       } else if (need_cell) {
         step.grad_old_cell.tensor = grad_old_cell.template mutable_data_ptr<T>();
       }
-      Backend::backward(a.input, a.sizes, step);
+      Backend::run(a.input, a.sizes, step);
       if (t > 0 || need_h) {
         Backend::multiply(t > 0 ? *grad_h : grad_old_h, rows(gates, t * n, (t + 1) * n, 3 * s),
                           weights_h);

@@ -146,10 +146,7 @@ class MaxPool2d(nn.Module):
 def _output_size(op: str, height: Any, width: Any, *arguments: Any) -> list[int]:
     """Check the arguments as the kernels do; return the output's height and width."""
     kernel_size, *spacing, ceil_mode = arguments
-    if len(kernel_size) != 2 or min(kernel_size) < 1:
-        raise RuntimeError(
-            f"{op}: kernel_size must be two integers, at least 1, got {list(kernel_size)}"
-        )
+    windows.check_pair(op, "kernel_size", kernel_size)
     size = windows.output_size(op, (height, width), kernel_size, *spacing, ceil_mode=ceil_mode)
     torch._check(
         height > 0 and width > 0,
@@ -176,10 +173,7 @@ def _fake(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
 def _fake_backward(grad_output: Tensor, indices: Tensor, *arguments_and_image: Any) -> Tensor:
     op = "max_pool2d_backward"
     *arguments, height, width, channels_last = arguments_and_image
-    torch._check(
-        grad_output.dim() == 4,
-        lambda: f"{op}: grad_output must have shape [N, C, Ho, Wo], got {list(grad_output.shape)}",
-    )
+    windows.check_image(op, grad_output, "grad_output", "[N, C, Ho, Wo]")
     shape = (*grad_output.shape[:2], *_output_size(op, height, width, *arguments))
     check.same_shape(op, "grad_output", grad_output, shape)
     check.same_shape(op, "indices", indices, shape)

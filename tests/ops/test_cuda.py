@@ -212,8 +212,12 @@ RING_GEOMETRIES = [(3, 1, 1), (3, 1, 2), (3, 2, 1), (5, 1, 1), (5, 2, 1), (7, 1,
 
 
 def depthwise_case(family, device="cuda"):
+    return make_case(FAMILIES[family], device)
+
+
+def make_case(case, device="cuda"):
     """Return input, weight and bias, the geometry, and the gradient of the output."""
-    image, kernel, *geometry, dtype, layout = FAMILIES[family]
+    image, kernel, *geometry, dtype, layout = case
     tensors = [
         random(image, dtype, device, layout, seed=1).requires_grad_(),
         random((image[1], 1, kernel, kernel), dtype, device, seed=2).requires_grad_(),
@@ -231,6 +235,18 @@ def run_depthwise(tensors, geometry, grad):
     for wanted in (tensors, tensors[:1], tensors[1:]):
         results += torch.autograd.grad(output, wanted, grad, retain_graph=True)
     return results
+
+
+def assert_accurate(tensors, geometry, grad):
+    """Compare the output and all gradients with PyTorch's in float64."""
+    actual = run_depthwise(tensors, geometry, grad)
+    exact = [t.detach().double().requires_grad_() for t in tensors]
+    reference = torch.nn.functional.conv2d(*exact, *geometry, groups=tensors[0].shape[1])
+    gradients = torch.autograd.grad(reference, exact, grad.double())
+    expected = [reference, *gradients, *gradients]
+    for a, e in zip(actual, expected, strict=True):
+        error = (a.double() - e).norm() / e.norm()
+        assert error < (1e-5 if grad.dtype is torch.float32 else 1e-2)
 
 
 @each_family
@@ -251,27 +267,31 @@ def test_family_runs(family, kernel_pass):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("channels", [66, 72], ids=["4-byte copies", "16-byte copies"])
+@pytest.mark.parametrize("channels", [66, 67, 72], ids=["4-byte copies", "odd", "16-byte copies"])
 @pytest.mark.parametrize(("kernel", "stride", "dilation"), RING_GEOMETRIES)
 def test_ring_over_several_images(kernel, stride, dilation, channels, dtype):
     """Blocks of nhwc_ring and nhwc_stream begin and end within images of odd sizes."""
     padding = dilation * (kernel // 2)
-    x = random((96, channels, 45, 23), dtype, "cuda", "channels_last", seed=1).requires_grad_()
-    weight = random((channels, 1, kernel, kernel), dtype, "cuda", seed=2).requires_grad_()
-    bias = random((channels,), dtype, "cuda", seed=3).requires_grad_()
-    geometry = (stride, padding, dilation)
-    tensors = [x, weight, bias]
-    with torch.no_grad():
-        shape = depthwise_conv2d(*tensors, *geometry).shape
-    grad = random(shape, dtype, "cuda", "channels_last", seed=4)
-    actual = run_depthwise(tensors, geometry, grad)
-    exact = [t.detach().double().requires_grad_() for t in tensors]
-    reference = torch.nn.functional.conv2d(*exact, *geometry, groups=channels)
-    gradients = torch.autograd.grad(reference, exact, grad.double())
-    expected = [reference, *gradients, *gradients]
-    for a, e in zip(actual, expected, strict=True):
-        error = (a.double() - e).norm() / e.norm()
-        assert error < (1e-5 if dtype is torch.float32 else 1e-2)
+    case = ((96, channels, 45, 23), kernel, stride, padding, dilation, dtype, "channels_last")
+    assert_accurate(*make_case(case))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("kernel", "stride", "width"), [(3, 1, 1333), (5, 1, 1024), (3, 2, 1791)])
+def test_wide_images_run_in_bands_of_one_tile(kernel, stride, width, dtype):
+    case = ((4, 32, 90, width), kernel, stride, kernel // 2, 1, dtype, "contiguous")
+    tensors, geometry, grad = make_case(case)
+    query = torch.ops.lenet_ops.depthwise_conv2d_kernel
+    pairs = [[value] * 2 for value in geometry]
+    for kernel_pass in ("forward", "input_gradient", "weight_gradient"):
+        assert query(*tensors[:2], *pairs, kernel_pass) == "nchw_fma"
+    assert_accurate(tensors, geometry, grad)
+
+
+def test_odd_channels_of_7x7_filters_run_in_the_ring():
+    (x, weight, _), _, _ = make_case(((64, 97, 28, 28), 7, 1, 3, 1, torch.float32, "channels_last"))
+    query = torch.ops.lenet_ops.depthwise_conv2d_kernel
+    assert query(x, weight, [1, 1], [3, 3], [1, 1], "forward") == "nhwc_ring"
 
 
 @each_family

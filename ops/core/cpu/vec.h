@@ -72,18 +72,16 @@ inline Vec<A, N> polynomial(const A (&coefficients)[COUNT], Vec<A, N> x) {
 
 // Unaligned loads and stores of N lanes. 16-bit types are converted to float.
 
-template <int N>
-inline Vec<float, N> load(const float* p) {
-  Vec<float, N> v;
+template <typename V>
+inline V load_bytes(const void* p) {
+  V v;
   __builtin_memcpy(&v, p, sizeof(v));
   return v;
 }
 
-template <int N>
-inline Vec<double, N> load(const double* p) {
-  Vec<double, N> v;
-  __builtin_memcpy(&v, p, sizeof(v));
-  return v;
+template <int N, typename A, typename = std::enable_if_t<std::is_floating_point_v<A>>>
+inline Vec<A, N> load(const A* p) {
+  return load_bytes<Vec<A, N>>(p);
 }
 
 template <int N>
@@ -101,8 +99,7 @@ inline Vec<float, N> load(const BFloat16* p) {
         << 16);
   }
 #endif
-  Vec<uint16_t, N> v;
-  __builtin_memcpy(&v, p, sizeof(v));
+  const auto v = load_bytes<Vec<uint16_t, N>>(p);
   return bit_cast<Vec<float, N>>(__builtin_convertvector(v, Wide) << 16);
 }
 
@@ -128,13 +125,8 @@ inline Vec<float, N> load(const Half* p) {
   return v;
 }
 
-template <int N>
-inline void store(float* p, Vec<float, N> v) {
-  __builtin_memcpy(p, &v, sizeof(v));
-}
-
-template <int N>
-inline void store(double* p, Vec<double, N> v) {
+template <int N, typename A, typename = std::enable_if_t<std::is_floating_point_v<A>>>
+inline void store(A* p, Vec<A, N> v) {
   __builtin_memcpy(p, &v, sizeof(v));
 }
 

@@ -54,14 +54,6 @@ inline IValue to_value(const at::Tensor& x) {
   return x.defined() ? IValue(x) : IValue();
 }
 
-inline c10::List<bool> to_list(const std::vector<bool>& values) {
-  c10::List<bool> list;
-  for (const bool value : values) {
-    list.push_back(value);
-  }
-  return list;
-}
-
 // Node of the autograd graph, with an edge for each tensor argument of the forward operator. A
 // torch::autograd::Function is slower: it copies all arguments, and demangles its name in backward.
 class Gradient : public torch::autograd::Node {
@@ -157,7 +149,7 @@ class Gradient : public torch::autograd::Node {
     for (const auto& [kind, i] : formula.sources) {
       switch (kind) {
         case Source::grad: stack.push_back(to_value(grads[i])); break;
-        case Source::mask: stack.emplace_back(to_list(needed)); break;
+        case Source::mask: stack.emplace_back(needed); break;
         case Source::tensor: stack.push_back(to_value(saved[next_argument++])); break;
         case Source::output: stack.push_back(to_value(saved[next_output++])); break;
         default: stack.push_back(constants[next_constant++]);

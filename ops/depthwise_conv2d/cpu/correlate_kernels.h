@@ -85,17 +85,16 @@ inline void add_taps(Vec<A, kLanes<A>> (&sum)[R][V], const Tap* taps, const A* w
 }
 
 // Compute a register block: R outputs, V vectors of lanes at a time, accumulated over all taps.
-// UNIT_STEP: sources of adjacent outputs are one vector apart, a compile-time constant. STRIDE:
-// source_step / tap_step, where taps share sources. DIRECT: sources may be padding that is not in
-// memory.
-template <int V, bool UNIT_STEP, int STRIDE, bool DIRECT, typename A>
+// STRIDE: source_step / tap_step, where taps share sources. DIRECT: sources may be padding that is
+// not in memory.
+template <int V, int STRIDE, bool DIRECT, typename A>
 struct CorrelateBlock {
   template <int R>
   static void run(const Block& block, const RowPlan& row_plan, const Tap* filter_rows,
                   int64_t num_rows, int64_t lanes, const A* source, const A* weight, const A* bias,
                   A* out, int64_t out_pixel_stride, Prefetch<A> prefetch) {
     constexpr int N = kLanes<A>;
-    const int64_t step = UNIT_STEP ? N : row_plan.source_step;
+    const int64_t step = row_plan.source_step;
     const int64_t tap_step = STRIDE == 1 ? step : row_plan.tap_step;
     const bool pads_first = DIRECT && block.pads_first, pads_last = DIRECT && block.pads_last;
     const bool shared = block.shared && row_plan.source_step == STRIDE * row_plan.tap_step;
@@ -156,18 +155,16 @@ template <typename A>
 auto select_correlate(const RowPlan& row_plan, int64_t vectors, int64_t outputs) {
   if constexpr (kSpecialised<A>) {
     if (vectors == 2) {
-      return kernel_of<CorrelateBlock<2, false, 1, true, A>, kMaxOutputs / 2>(outputs);
+      return kernel_of<CorrelateBlock<2, 1, true, A>, kMaxOutputs / 2>(outputs);
     }
     if (row_plan.shares_in_place && row_plan.source_step == 2 * row_plan.tap_step) {
-      return kernel_of<CorrelateBlock<1, false, 2, true, A>, kMaxOutputs>(outputs);
+      return kernel_of<CorrelateBlock<1, 2, true, A>, kMaxOutputs>(outputs);
     }
     if (!row_plan.shares_in_place) {
-      return row_plan.source_step == kLanes<A>
-                 ? kernel_of<CorrelateBlock<1, true, 1, false, A>, kMaxOutputs>(outputs)
-                 : kernel_of<CorrelateBlock<1, false, 1, false, A>, kMaxOutputs>(outputs);
+      return kernel_of<CorrelateBlock<1, 1, false, A>, kMaxOutputs>(outputs);
     }
   }
-  return kernel_of<CorrelateBlock<1, false, 1, true, A>, kMaxOutputs>(outputs);
+  return kernel_of<CorrelateBlock<1, 1, true, A>, kMaxOutputs>(outputs);
 }
 
 // Compute output rows [begin, end) of the index [image group][channel group][row].

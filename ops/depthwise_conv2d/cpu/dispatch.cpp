@@ -106,7 +106,8 @@ struct Kernels {
   static void backward(const Tensor&, const DepthwiseGeometry& g, const T* grad, const T* x,
                        const T* weight, const DepthwiseGradients<T>& to) {
     if (to.input) {
-      backward_input(g, grad, weight, to.input);
+      correlate<T>(g, true, dense_tensor(g, grad, g.out_h, g.out_w), weight, nullptr,
+                   dense_tensor(g, to.input, g.h, g.w));
     }
     if (to.weight || to.bias) {
       backward_weight(g, grad, x, to.weight, to.bias);
@@ -114,12 +115,6 @@ struct Kernels {
   }
 
  private:
-  template <typename T>
-  static void backward_input(const DepthwiseGeometry& g, const T* grad, const T* weight, T* out) {
-    correlate<T>(g, true, dense_tensor(g, grad, g.out_h, g.out_w), weight, nullptr,
-                 dense_tensor(g, out, g.h, g.w));
-  }
-
   // Deterministic two-stage reduction: sum ranges of rows, then add the ranges in order. Ranges
   // depend on the shape alone, so the result does not depend on the number of threads.
   template <typename T>

@@ -153,11 +153,11 @@ void accumulate_weight_gradient(const WeightGradient<T>& p, int64_t group, int64
   for (int64_t index = begin; index < end; index += count) {
     const int64_t h = index % out_h;
     if (index == begin || h == 0) {
-      view = p.grad_view(index / out_h, group);
+      view = out_view(p.g, p.lanes, p.grad, index / out_h, group);
       active = active_lanes(p.lanes, view);
-      if (p.x) {
-        ring = {p.x_view(index / out_h, group), workspace.ring() + p.left * lane_count,
-                p.source_rows, 0};
+      if (p.x.data) {
+        ring = {source_view(p.g, p.lanes, p.x, index / out_h, group),
+                workspace.ring() + p.left * lane_count, p.source_rows, 0};
         source = ring.data;
         if constexpr (std::is_same_v<T, A>) {
           source = p.direct ? ring.view.base[0] : source;
@@ -166,7 +166,7 @@ void accumulate_weight_gradient(const WeightGradient<T>& p, int64_t group, int64
     }
     ValidRows valid{0, -1};
     count = 1;
-    if (p.x) {
+    if (p.x.data) {
       valid = workspace.find_rows(p.vertical, h, p.horizontal.taps * lane_count, p.source_rows);
       if (p.direct) {
         while (valid.count == p.vertical.taps && index + count < end && h + count < out_h &&

@@ -42,7 +42,7 @@ struct WeightGradient {
   };
 
   const DepthwiseGeometry& g;
-  const T *grad, *x;  // x is null for the bias gradient alone
+  ImageTensor<const T> grad, x;  // x.data is null for the bias gradient alone
   bool bias;
   Axis horizontal;
   LaneLayout lanes;
@@ -58,8 +58,8 @@ struct WeightGradient {
   WeightGradient(const DepthwiseGeometry& g, const T* grad, const T* x, bool bias,
                  int64_t lane_count, bool direct)
       : g(g),
-        grad(grad),
-        x(x),
+        grad(dense_tensor(g, grad, g.out_h, g.out_w)),
+        x(input_tensor(g, x)),
         bias(bias),
         horizontal(horizontal_axis(g, false)),
         lanes(g, vertical_axis(g, false), lane_count),
@@ -86,13 +86,6 @@ struct WeightGradient {
   // but its sums at the last multiple of N below C.
   int64_t sum_index(int64_t lane) const {
     return lane < last_vector ? lane : lane + lanes.count - g.c;
-  }
-
-  LaneView<const T> x_view(int64_t image_group, int64_t group) const {
-    return source_view(g, lanes, input_tensor(g, x), image_group, group);
-  }
-  LaneView<const T> grad_view(int64_t image_group, int64_t group) const {
-    return out_view(g, lanes, dense_tensor(g, grad, g.out_h, g.out_w), image_group, group);
   }
 };
 

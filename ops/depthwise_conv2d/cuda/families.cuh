@@ -88,7 +88,7 @@ template <typename T>
 bool nhwc_ring_all_gradients(const Convolution<T>& input_gradient,
                              const WeightGradient<T>& weight_gradient);
 
-// NHWC, 7×7 with stride 1: the same, with a ring buffer per thread.
+// NHWC, 7×7 with stride 1, two channels per thread: the same, with a ring buffer per thread.
 template <typename T>
 bool nhwc_stream(const Convolution<T>& c);
 

@@ -260,7 +260,8 @@ std::optional<NchwPlan> plan_nchw(int64_t maps, int64_t channels, int64_t in_h, 
       group /= 2;
     } else {
       last = params.tiles_h;
-      bands *= 2;
+      // The last plan has one row of tiles per band: wide images fit no other.
+      bands = bands < tiles_h ? std::min(bands * 2, tiles_h) : bands * 2;
     }
   }
   return best;

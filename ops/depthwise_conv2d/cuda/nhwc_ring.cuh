@@ -64,8 +64,8 @@ struct RingShape {
   // Steps before the first one that completes output rows.
   static constexpr int kWarmUp = kPending / kStepOut - 1;
 
-  // Skip pending rows outside the block's part of the image (RingCursor::computes). Each row then
-  // costs a branch, which pays only for long warm-ups.
+  // Skip input rows outside the image, and pending rows outside the block's part of it
+  // (RingCursor::computes). Each row then costs a branch, which pays only for long warm-ups.
   static constexpr bool kSkipsRows = kWarmUp >= 4;
 
   // kPeriod steps are unrolled. Few pending rows rotate: nothing moves, and pending row m is in
@@ -184,7 +184,7 @@ RingPlan plan_ring(int64_t images, int64_t channels, int64_t in_h, int64_t in_w,
   constexpr int64_t kReserved = 1024;                       // bytes of shared memory per block
   constexpr int64_t kWarps = Shape::kBlocks * Shape::kThreads / 32;  // per SM, by registers
   constexpr double kEnough = 0.75;  // fraction of kWarps that hides the latency
-  // Candidates tried per loop (tiles, chunks), and the cost of starting a block in steps.
+  // Candidates tried per loop (groups, chunks), and the cost of starting a block in steps.
   constexpr int64_t kTries = 8, kPerBlock = 3;
   RingPlan plan{};
   const auto aligned = [&](int64_t bytes) {
@@ -208,8 +208,12 @@ RingPlan plan_ring(int64_t images, int64_t channels, int64_t in_h, int64_t in_w,
   const int64_t min_tiles = ceil_div(across * multiple, Shape::kThreads);
   int64_t per_sm = 0;  // resident blocks
   double least = 0;
-  for (int64_t tiles = min_tiles; tiles < min_tiles + kTries && tiles <= across; ++tiles) {
-    const int64_t groups = ceil_div(across, tiles);
+  // Fewer groups per block with each try. Shifted pixels are slower with one group.
+  const int64_t min_groups = shifted ? ceil_div(across, min_tiles + kTries - 1) : 1;
+  int64_t groups = 0;
+  for (int64_t i = 0; i < kTries && groups != min_groups; ++i) {
+    const int64_t tiles = i == 0 ? min_tiles : ceil_div(across, groups - 1);
+    groups = ceil_div(across, tiles);
     const int64_t in_cols = Axis::inputs(groups * Shape::kCols);
     const int64_t stage = Shape::kStepIn * in_cols + kOtherRows * groups * Shape::kCols;  // pixels
     const double reads = static_cast<double>(in_cols) / Axis::step(groups * Shape::kCols);
@@ -232,7 +236,9 @@ RingPlan plan_ring(int64_t images, int64_t channels, int64_t in_h, int64_t in_w,
       if (resident == 0 || shared > static_cast<int64_t>(device.block_shared) || !copies_pixels) {
         continue;
       }
+      const bool narrow = sizeof(T) == 4 && bytes < 2 * kSector && !aligned(kSector);
       const double waste = lanes >= vectors || bytes % kLine == 0 ? 1
+                           : narrow                               ? 1 + double{kSector} / bytes
                            : bytes % (2 * kSector) == 0           ? 1.1
                            : bytes % kSector == 0                 ? 1.25
                                                                   : 1.5;

@@ -200,6 +200,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       }
 #pragma unroll
       for (int r = 0; r < Shape::kStepIn; ++r) {
+        if (Shape::kSkipsRows && !now.is_input_row(y + r)) {
+          continue;
+        }
         float pixels[kInCols][V];
         (r == 0 ? first_row : row_at(r)).to_float(pixels);
 #pragma unroll

@@ -9,42 +9,25 @@ namespace {
 
 constexpr int64_t kGrain = 200000;  // multiply-adds per thread, minimum
 
-// Rows are independent: results do not depend on the number of threads.
-template <typename T>
-void run(const InvolutionGeometry& g, Pass pass, const T* source, const T* factor, T* out) {
-  using A = acc_t<T>;
-  const InvolutionPlan<T> p(g, pass, vector_bytes() / sizeof(A), source, factor, out);
-  const int64_t row_work =
-      p.vertical.out_size > 0 ? p.horizontal.out_size * g.taps() * g.group_channels() : 1;
-  const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, row_work));
-  torch::stable::parallel_for(0, g.n * g.groups * p.vertical.out_size, grain,
-                              [&](int64_t begin, int64_t end) {
-                                InvolutionWorkspace<A> workspace(p);
-                                if (pass == Pass::backward_weight) {
-                                  OPS_CALL(involve_weight(p, begin, end, workspace));
-                                } else {
-                                  OPS_CALL(involve(p, begin, end, workspace));
-                                }
-                              });
-}
-
 struct Kernels {
+  // Rows are independent: results do not depend on the number of threads.
   template <typename T>
-  static void forward(const Tensor&, const InvolutionGeometry& g, const T* x, const T* weight,
-                      T* out) {
-    run(g, Pass::forward, x, weight, out);
-  }
-
-  template <typename T>
-  static void backward_input(const Tensor&, const InvolutionGeometry& g, const T* grad,
-                             const T* weight, T* out) {
-    run(g, Pass::backward_input, grad, weight, out);
-  }
-
-  template <typename T>
-  static void backward_weight(const Tensor&, const InvolutionGeometry& g, const T* grad, const T* x,
-                              T* out) {
-    run(g, Pass::backward_weight, x, grad, out);
+  static void run(const Tensor&, const InvolutionGeometry& g, Pass pass, const T* source,
+                  const T* factor, T* out) {
+    using A = acc_t<T>;
+    const InvolutionPlan<T> p(g, pass, vector_bytes() / sizeof(A), source, factor, out);
+    const int64_t rows = p.vertical.out_size;
+    const int64_t row_work = rows > 0 ? p.horizontal.out_size * g.taps() * g.group_channels() : 1;
+    const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, row_work));
+    const auto work = [&](int64_t begin, int64_t end) {
+      InvolutionWorkspace<A> workspace(p);
+      if (pass == Pass::backward_weight) {
+        OPS_CALL(involve_weight(p, begin, end, workspace));
+      } else {
+        OPS_CALL(involve(p, begin, end, workspace));
+      }
+    };
+    torch::stable::parallel_for(0, g.n * g.groups * rows, grain, work);
   }
 };
 

@@ -11,91 +11,67 @@ constexpr int kVectors = R > 4   ? 1
                          : R > 2 ? 2
                                  : 4;
 
-// Register tile of R channels × P vectors of pixels: accumulate weight · source over the taps.
-template <typename A>
-struct SumTaps {
-  template <int R, int P>
-  static void run(const TapOffsets* taps, int64_t count, const A* weights, const A* source,
-                  int64_t pitch, A* out, int64_t width) {
-    constexpr int N = kLanes<A>;
-    Vec<A, N> sum[R][P] = {};
-    for (int64_t t = 0; t < count; ++t) {
-      const A* w = weights + taps[t].weight;
-      const A* s = source + taps[t].source;
-      Vec<A, N> weight[P];
-      OPS_UNROLL
-      for (int p = 0; p < P; ++p) {
-        weight[p] = load<N>(w + p * N);
-      }
-      OPS_UNROLL
-      for (int r = 0; r < R; ++r) {
-        OPS_UNROLL
-        for (int p = 0; p < P; ++p) {
-          sum[r][p] += weight[p] * load<N>(s + r * pitch + p * N);
-        }
-      }
+// Offsets of the terms of R sums. Forward, input gradient: R channels, summed over the taps.
+struct TapTerms {
+  const TapOffsets* taps;
+  int64_t pitch, width;  // channel strides: of the source, of factor and out
+
+  int64_t factor(int64_t tap) const { return taps[tap].weight; }
+  int64_t source(int64_t tap, int r) const { return taps[tap].source + r * pitch; }
+  int64_t out(int r) const { return r * width; }
+};
+
+// Weight gradient: R taps, summed over the channels.
+struct ChannelTerms {
+  const TapOffsets* taps;
+  int64_t pitch, width;
+
+  int64_t factor(int64_t channel) const { return channel * width; }
+  int64_t source(int64_t channel, int r) const { return taps[r].source + channel * pitch; }
+  int64_t out(int r) const { return taps[r].weight; }
+};
+
+// Register tile of R sums × P vectors of pixels: accumulate factor · source over the terms.
+template <int R, int P, typename Terms, typename A>
+void sum_terms(const Terms& terms, int64_t count, const A* factor, const A* source, A* out) {
+  constexpr int N = kLanes<A>;
+  Vec<A, N> sum[R][P] = {};
+  for (int64_t t = 0; t < count; ++t) {
+    const A* f = factor + terms.factor(t);
+    Vec<A, N> v[P];
+    OPS_UNROLL
+    for (int p = 0; p < P; ++p) {
+      v[p] = load<N>(f + p * N);
     }
     OPS_UNROLL
     for (int r = 0; r < R; ++r) {
       OPS_UNROLL
       for (int p = 0; p < P; ++p) {
-        store<N>(out + r * width + p * N, sum[r][p]);
+        sum[r][p] += v[p] * load<N>(source + terms.source(t, r) + p * N);
       }
     }
   }
-};
-
-// Register tile of R taps × P vectors of pixels: accumulate grad_output · source over the channels.
-template <typename A>
-struct SumChannels {
-  template <int R, int P>
-  static void run(const TapOffsets* taps, int64_t channels, const A* grad, const A* source,
-                  int64_t pitch, A* out, int64_t width) {
-    constexpr int N = kLanes<A>;
-    const A* s[R];
-    Vec<A, N> sum[R][P] = {};
+  OPS_UNROLL
+  for (int r = 0; r < R; ++r) {
     OPS_UNROLL
-    for (int r = 0; r < R; ++r) {
-      s[r] = source + taps[r].source;
-    }
-    for (int64_t c = 0; c < channels; ++c) {
-      Vec<A, N> g[P];
-      OPS_UNROLL
-      for (int p = 0; p < P; ++p) {
-        g[p] = load<N>(grad + c * width + p * N);
-      }
-      OPS_UNROLL
-      for (int r = 0; r < R; ++r) {
-        OPS_UNROLL
-        for (int p = 0; p < P; ++p) {
-          sum[r][p] += g[p] * load<N>(s[r] + c * pitch + p * N);
-        }
-      }
-    }
-    OPS_UNROLL
-    for (int r = 0; r < R; ++r) {
-      OPS_UNROLL
-      for (int p = 0; p < P; ++p) {
-        store<N>(out + taps[r].weight + p * N, sum[r][p]);
-      }
+    for (int p = 0; p < P; ++p) {
+      store<N>(out + terms.out(r) + p * N, sum[r][p]);
     }
   }
-};
+}
 
-// Run register tiles `Sums` along a row; the last vector may exceed it. Channel strides: `pitch` of
-// the source, `width` of factor and out.
-template <typename Sums, typename A>
+// Run register tiles along a row; the last vector may exceed it.
+template <typename Terms, typename A>
 struct RowLoop {
   template <int R>
-  static void run(const TapOffsets* taps, int64_t count, const A* factor, const A* source,
-                  int64_t pitch, A* out, int64_t width) {
+  static void run(const Terms& terms, int64_t count, const A* factor, const A* source, A* out) {
     constexpr int N = kLanes<A>, P = kVectors<R>;
     int64_t i = 0;
-    for (; P > 1 && i + (P - 1) * N < width; i += P * N) {
-      Sums::template run<R, P>(taps, count, factor + i, source + i, pitch, out + i, width);
+    for (; P > 1 && i + (P - 1) * N < terms.width; i += P * N) {
+      sum_terms<R, P>(terms, count, factor + i, source + i, out + i);
     }
-    for (; i < width; i += N) {
-      Sums::template run<R, 1>(taps, count, factor + i, source + i, pitch, out + i, width);
+    for (; i < terms.width; i += N) {
+      sum_terms<R, 1>(terms, count, factor + i, source + i, out + i);
     }
   }
 };
@@ -180,10 +156,9 @@ void involve(const InvolutionPlan<T>& p, int64_t begin, int64_t end,
       const int64_t chunks = (channels + kMaxSums - 1) / kMaxSums;
       for (int64_t i = 0; i < chunks; ++i) {
         const int64_t first = channels * i / chunks, past = channels * (i + 1) / chunks;
-        kernel_of<RowLoop<SumTaps<A>, A>, kMaxSums>(past - first)(
-            workspace.taps.data(), count, workspace.weights,
-            workspace.ring + first * workspace.pitch, workspace.pitch,
-            workspace.rows + first * p.row.out_width, p.row.out_width);
+        kernel_of<RowLoop<TapTerms, A>, kMaxSums>(past - first)(
+            {workspace.taps.data(), workspace.pitch, p.row.out_width}, count, workspace.weights,
+            workspace.ring + first * workspace.pitch, workspace.rows + first * p.row.out_width);
       }
       const PixelPhase& pixels = outputs.pixels;
       T* to = group.out + h * p.out_strides.h + pixels.first * p.out_strides.w;
@@ -213,9 +188,9 @@ void involve_weight(const InvolutionPlan<T>& p, int64_t begin, int64_t end,
     const int64_t chunks = (count + kMaxSums - 1) / kMaxSums;
     for (int64_t i = 0; i < chunks; ++i) {
       const int64_t first = count * i / chunks, past = count * (i + 1) / chunks;
-      kernel_of<RowLoop<SumChannels<A>, A>, kMaxSums>(past - first)(
-          &workspace.taps[first], p.factor_channels, workspace.rows, workspace.ring,
-          workspace.pitch, workspace.weights, width);
+      kernel_of<RowLoop<ChannelTerms, A>, kMaxSums>(past - first)(
+          {&workspace.taps[first], workspace.pitch, width}, p.factor_channels, workspace.rows,
+          workspace.ring, workspace.weights);
     }
     scatter_pixels(workspace.weights, width, group.out + h * p.out_strides.h, p.out_strides.c,
                    p.out_strides.w, p.out_channels, p.horizontal.out_size);

@@ -115,10 +115,7 @@ struct RowPlan {
   }
 };
 
-enum class Pass { forward, backward_input, backward_weight };
-
-// One pass: `out` from `source` (x; input gradient: grad_output) and `factor` (weight; weight
-// gradient: grad_output).
+// One pass: `out` from `source` and `factor`, see op.h.
 template <typename T>
 struct InvolutionPlan {
   const InvolutionGeometry& g;

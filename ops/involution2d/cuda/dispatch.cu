@@ -200,10 +200,8 @@ bool run_tuned_weight(const InvolutionGeometry& g, const T* x, const T* grad, T*
 }
 
 template <bool kTransposed, typename T>
-void run(const Tensor& like, const InvolutionGeometry& g, const T* source, const T* weight,
-         T* out) {
-  const DeviceGuard guard(like.get_device_index());
-  const cudaStream_t stream = current_stream(like);
+void involve(const InvolutionGeometry& g, const T* source, const T* weight, T* out,
+             cudaStream_t stream) {
   if constexpr (!std::is_same_v<T, double>) {
     if (run_tuned<kTransposed>(g, source, weight, out, stream)) {
       return;
@@ -216,33 +214,31 @@ void run(const Tensor& like, const InvolutionGeometry& g, const T* source, const
                 kTransposed ? g.input_strides() : g.output_strides(), source, weight, out);
 }
 
+template <typename T>
+void involve_weight(const InvolutionGeometry& g, const T* x, const T* grad, T* out,
+                    cudaStream_t stream) {
+  if constexpr (!std::is_same_v<T, double>) {
+    if (run_tuned_weight(g, x, grad, out, stream)) {
+      return;
+    }
+  }
+  launch_kernel(involve_naive_weight_kernel<T>,
+                ceil_div(g.n * g.groups * g.taps() * g.out_h * g.out_w, kNaiveThreads),
+                kNaiveThreads, 0, stream, g, g.input_strides(), g.weight_strides(),
+                g.output_strides(), x, grad, out);
+}
+
 struct Kernels {
   template <typename T>
-  static void forward(const Tensor& like, const InvolutionGeometry& g, const T* x, const T* weight,
-                      T* out) {
-    run<false>(like, g, x, weight, out);
-  }
-
-  template <typename T>
-  static void backward_input(const Tensor& like, const InvolutionGeometry& g, const T* grad,
-                             const T* weight, T* out) {
-    run<true>(like, g, grad, weight, out);
-  }
-
-  template <typename T>
-  static void backward_weight(const Tensor& like, const InvolutionGeometry& g, const T* grad,
-                              const T* x, T* out) {
+  static void run(const Tensor& like, const InvolutionGeometry& g, Pass pass, const T* source,
+                  const T* factor, T* out) {
     const DeviceGuard guard(like.get_device_index());
     const cudaStream_t stream = current_stream(like);
-    if constexpr (!std::is_same_v<T, double>) {
-      if (run_tuned_weight(g, x, grad, out, stream)) {
-        return;
-      }
+    switch (pass) {
+      case Pass::forward: return involve<false>(g, source, factor, out, stream);
+      case Pass::backward_input: return involve<true>(g, source, factor, out, stream);
+      case Pass::backward_weight: return involve_weight(g, source, factor, out, stream);
     }
-    launch_kernel(involve_naive_weight_kernel<T>,
-                  ceil_div(g.n * g.groups * g.taps() * g.out_h * g.out_w, kNaiveThreads),
-                  kNaiveThreads, 0, stream, g, g.input_strides(), g.weight_strides(),
-                  g.output_strides(), x, grad, out);
   }
 };
 

@@ -13,6 +13,8 @@ namespace ops::cuda {
 namespace {
 
 struct Backend {
+  static constexpr bool kFusesCells = true;
+
   // Matrix units multiply 16-bit operands directly.
   template <typename T>
   using Operand = T;
@@ -99,19 +101,16 @@ struct Backend {
     return true;
   }
 
-  template <typename T>
-  static void forward(const Tensor& like, const LltmSizes& sizes, const LltmForward<T, T>& step) {
-    launch(like, sizes, step);
-  }
-
-  template <typename T>
-  static void backward(const Tensor& like, const LltmSizes& sizes, const LltmBackward<T, T>& step) {
-    launch(like, sizes, step);
-  }
-
-  template <typename T>
-  static void scan(const Tensor& like, const LltmSizes& sizes, const LltmScan<T>& scan) {
-    launch(like, sizes, scan);
+  // Run a forward step, a backward step or a scan.
+  template <typename Step>
+  static void run(const Tensor& like, const LltmSizes& sizes, const Step& step) {
+    if (sizes.batch == 0 || sizes.state == 0) {
+      return;
+    }
+    const DeviceGuard guard(like.get_device_index());
+    const LltmGrid grid(sizes);
+    lltm_kernel<<<grid.blocks, grid.threads, 0, current_stream(like)>>>(step, sizes);
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
   }
 
   template <typename T>
@@ -125,17 +124,6 @@ struct Backend {
   static ConcatInput<T> concat(const LltmArguments& a) {
     return {a.old_h.template const_data_ptr<T>(), a.input.template const_data_ptr<T>(),
             static_cast<int>(a.sizes.state), static_cast<int>(a.sizes.input)};
-  }
-
-  template <typename Step>
-  static void launch(const Tensor& like, const LltmSizes& sizes, const Step& step) {
-    if (sizes.batch == 0 || sizes.state == 0) {
-      return;
-    }
-    const DeviceGuard guard(like.get_device_index());
-    const LltmGrid grid(sizes);
-    lltm_kernel<<<grid.blocks, grid.threads, 0, current_stream(like)>>>(step, sizes);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
   }
 };
 

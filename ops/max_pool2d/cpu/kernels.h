@@ -44,9 +44,7 @@ inline void store_interleaved(T* p, Vec<acc_t<T>, N> a, Vec<acc_t<T>, N> b,
 
 template <int N, typename A, typename I>
 inline Vec<bits_t<A>, N> load_taps(const I* p) {
-  Vec<I, N> v;
-  __builtin_memcpy(&v, p, sizeof(v));
-  return __builtin_convertvector(v, Vec<bits_t<A>, N>);
+  return __builtin_convertvector(load_bytes<Vec<I, N>>(p), Vec<bits_t<A>, N>);
 }
 
 // Load uint8 or, if `wide`, int64 indices. A branch, not a template parameter: compile time.

@@ -46,6 +46,13 @@ def test_task_receives_the_validated_configuration(main, tmp_path):
     [
         "plain/x.png",
         "2026",
+        "2026_11",
+        "1e3",
+        "true",
+        "[a]",
+        "{a: 1}",
+        "a,b.png",
+        "range(3)",
         "a b.png",
         "IMG (1).png",
         "a=b, [c] {d}.png",
@@ -65,6 +72,12 @@ def test_paths_need_no_escapes(main, path):
     assert seen[0].input == path
 
 
+def test_paths_of_a_sweep_may_look_like_numbers(main):
+    seen = []
+    assert main("-m", "outputs=2026_11", "data.root=a,b", task=seen.append) == 0
+    assert [(cfg.outputs, cfg.data.root) for cfg in seen] == [("2026_11", "a"), ("2026_11", "b")]
+
+
 TOP = "augment, data, device, model, optim, outputs, recipe, resume, seed, trainer\n"
 MODELS = "choose from lenet, lenet_depthwise, lenet_involution, lltm, tiny\n"
 
@@ -73,7 +86,9 @@ MODELS = "choose from lenet, lenet_depthwise, lenet_involution, lltm, tiny\n"
     ("override", "line"),
     [
         ("bogus=1", f"bogus: unknown key, choose from {TOP}"),
-        ("+bogus=1", f"bogus=1: unknown key, choose from {TOP}"),
+        ("+bogus=1", f"bogus: unknown key, choose from {TOP}"),
+        ("+model.act=foo", "model.act=foo: Input should be 'relu', 'gelu' or 'ncrelu'\n"),
+        ("+model=foo", f"model=foo: {MODELS}"),
         ("foo/bar=1", f"foo/bar: unknown key, choose from {TOP}"),
         ("model.bogus=1", "model.bogus: unknown key, choose from act, conv, head\n"),
         ("model.act=foo", "model.act=foo: Input should be 'relu', 'gelu' or 'ncrelu'\n"),
@@ -100,7 +115,7 @@ MODELS = "choose from lenet, lenet_depthwise, lenet_involution, lltm, tiny\n"
         ("seed='1", "seed='1: cannot be parsed, a quote or bracket may be open\n"),
         ("~model", "~model: no setting can be removed (--help lists the keys)\n"),
         ("hydra.run.dir=x", "hydra.run.dir=x: use outputs=FOLDER, the parent of the run folders\n"),
-        ("data.root=${nowhere}", "Interpolation key 'nowhere' not found full_key: data.root"),
+        ("data.root=${nowhere}", "data.root: Interpolation key 'nowhere' not found\n"),
         ("seed=1,2", "seed=1,2: is a list of values, add -m for a run with each\n"),
         ("recipe=fast,best", "recipe=fast,best: is a list of values, add -m for a run with each\n"),
         ("seed=range(0,3)", "seed=range(0,3): is a list of values, add -m for a run with each\n"),
@@ -110,7 +125,8 @@ MODELS = "choose from lenet, lenet_depthwise, lenet_involution, lltm, tiny\n"
         ("hydra.sweep.dir=x", "hydra.sweep.dir=x: is for sweeps, add -m\n"),
         ("hydra/launcher=joblib", "hydra/launcher=joblib: is for sweeps, add -m\n"),
         ("hydra.sweeper.params.seed=1", "hydra.sweeper.params.seed=1: is for sweeps, add -m\n"),
-        ("hydra.foo=1", "Could not override 'hydra.foo'."),
+        ("hydra.foo=1", "hydra.foo: unknown key, choose from callbacks, env, "),
+        ("hydra.job.chdir=x", "hydra.job.chdir: Value 'x' is not a valid bool (type str)\n"),
         ("hydra/sweeper=basic", "hydra/sweeper=basic: is for sweeps, add -m\n"),
         ("hydra/output=nope", "hydra/output=nope: choose from default"),
         ("--config-dir=/nowhere", "Additional config directory '/nowhere' not found\n"),
@@ -129,7 +145,7 @@ def test_usage_error_names_the_key_in_one_line(main, tmp_path, capsys, override,
     ("overrides", "line"),
     [
         (["model.act=relu"], "model.act: unknown key, none is allowed here\n"),
-        (["++model.head=gap"], "model.head=gap: unknown key, none is allowed here\n"),
+        (["++model.head=gap"], "model.head: unknown key, none is allowed here\n"),
         (["recipe=gap"], "recipe=gap: sets model.act=ncrelu: unknown key, none is allowed here\n"),
         (["recipe=best"], "recipe=best: sets model.act=gelu: unknown key, none is allowed here\n"),
     ],
@@ -169,6 +185,8 @@ def test_sweep_runs_all_and_reports_failed_runs(main, capsys):
         (["model=lenet,alexnet"], f"model=alexnet: {MODELS}"),
         (["model=null"], f"model=null: {MODELS}"),
         (["seed=1,2", "outputs=/proc/x"], "outputs=/proc/x: cannot be written: No such file"),
+        (["hydra.launcher.n_jobs=2"], "hydra.launcher.n_jobs: unknown key, choose from _target_\n"),
+        (["hydra.sweeper.max_batch_size=x"], "hydra.sweeper.max_batch_size: Value 'x' of type"),
         (["hydra/sweeper=nope"], "hydra/sweeper=nope: choose from basic, or install its plug-in"),
         (["--cfg=job"], "Only one of --run, --multirun, --cfg, --info and --shell_completion can"),
     ],
@@ -181,6 +199,12 @@ def test_wrong_sweep_is_refused_before_its_first_run(main, tmp_path, capsys, ove
     assert errors.startswith(f"error: {line}")
     assert errors.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_flags_may_stand_between_settings(main):
+    seen = []
+    assert main("model.act=gelu", "-m", "seed=1,2", task=seen.append) == 0
+    assert [(cfg.model.act, cfg.seed) for cfg in seen] == [("gelu", 1), ("gelu", 2)]
 
 
 def test_sweep_under_torchrun_is_a_usage_error(main, monkeypatch, capsys):
@@ -327,10 +351,17 @@ def test_full_standard_output_is_reported(tmp_path):
     assert errors.endswith(f"error: {where}: No space left on device\n")
 
 
-def test_missing_packages_name_the_extra(tmp_path):
+def test_missing_packages_name_the_extra():
     hidden = "import sys; sys.modules['hydra'] = None; import app"
     done = subprocess.run([sys.executable, "-c", hidden], cwd=ROOT, capture_output=True, text=True)
     assert done.stderr.endswith("hydra is missing: pip install 'lenet-ops[app]'\n")
+
+
+def test_missing_package_of_a_command_names_the_extras():
+    hidden = "import sys; sys.modules['uvicorn'] = None; import app.draw; app.draw.main()"
+    done = subprocess.run([sys.executable, "-c", hidden], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "error: uvicorn is missing: pip install 'lenet-ops[app,web]'\n"
 
 
 def test_missing_operator_library_is_a_run_error():

@@ -7,9 +7,8 @@ import onnx
 import pytest
 import torch
 
-from app.config.errors import UserError
 from app.config.schema import ExportConfig
-from app.export.export import check_settings, export
+from app.export.export import export
 from app.export.graph import exporter
 
 pytestmark = pytest.mark.usefixtures("short_latency_benchmark")
@@ -29,11 +28,6 @@ def test_both_layouts_are_written_in_one_call(make_run):
 def test_both_layouts_with_a_file_name(make_run, tmp_path):
     export(ExportConfig(str(make_run()), file=str(tmp_path / "x.onnx"), layout="both"))
     assert sorted(path.name for path in tmp_path.glob("*.onnx")) == ["x-standard.onnx", "x.onnx"]
-
-
-def test_int8_with_other_layouts_raises():
-    with pytest.raises(UserError, match="has no functions"):
-        check_settings(ExportConfig(quantize="int8", layout="both"))
 
 
 def test_default_exporter_is_recorded(make_run):

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from app.config.errors import UserError
+from app.config.schema import ReportConfig
 from app.runs.compare import find_entries, group_runs, plot, report, table, to_csv
 from app.runs.folder import CONFIG
 
@@ -65,7 +66,7 @@ def test_group_without_results_shows_its_status(sweep, recwarn):
     lines = table(group_runs(find_entries(sweep))).splitlines()
     assert lines[2].split() == ["model.act=relu", "0", "of", "6", "failed"]
     assert lines[3].split()[-3:] == ["failed", "or", "unfinished"]
-    report(str(sweep))
+    report(ReportConfig(str(sweep)))
     assert not recwarn  # matplotlib warns about empty plots
 
 
@@ -139,7 +140,7 @@ def test_csv_has_a_line_for_each_run(sweep):
 
 @pytest.mark.parametrize("folder", ["latest", "sweep"])
 def test_report_writes_csv_and_png(sweep, capsys, folder):
-    report(folder if folder == "latest" else str(sweep), str(sweep.parents[1]))
+    report(ReportConfig(folder if folder == "latest" else str(sweep), str(sweep.parents[1])))
     output = capsys.readouterr().out
     assert "12 runs" in output
     assert f"failed: {sweep}/10: the loss is nan at step 3\n" in output
@@ -161,12 +162,12 @@ def test_plot_counts_the_runs_it_draws(sweep, monkeypatch, finished, says):
 
 
 def test_report_on_one_run(sweep, capsys):
-    report(str(sweep / "0"))
+    report(ReportConfig(str(sweep / "0")))
     assert "99.00 %" in capsys.readouterr().out
     alone = sweep.parent / "12-00-01-abcd"
     shutil.copytree(sweep / "0", alone)
     os.utime(alone / CONFIG, (2e9, 2e9))
-    report("latest", str(sweep.parents[1]))
+    report(ReportConfig("latest", str(sweep.parents[1])))
     assert f"{alone}: 1 run\n" in capsys.readouterr().out
 
 
@@ -174,23 +175,31 @@ def test_latest_finds_a_sweep_of_named_runs(sweep, capsys):
     (sweep / "9").rename(sweep / "last")
     os.utime(sweep / "last" / CONFIG, (2e9, 2e9))
     (sweep / "multirun.yaml").touch()
-    report("latest", str(sweep.parents[1]))
+    report(ReportConfig("latest", str(sweep.parents[1])))
     assert f"{sweep}: 12 runs\n" in capsys.readouterr().out
+
+
+def test_unwritable_folder_is_a_warning_after_the_table(sweep, capsys):
+    (sweep / "report.csv").mkdir()
+    report(ReportConfig(str(sweep)))
+    output, errors = capsys.readouterr()
+    assert output.endswith(f"\n\nwrote {sweep}/report.png\n")
+    assert errors == f"WARNING: {sweep}/report.csv: cannot be written: Is a directory\n"
 
 
 def test_folder_without_runs_raises(tmp_path):
     hint = "train one with `python -m app.train`"
     for folder, outputs in (("nowhere", "outputs"), ("latest", "nowhere")):
         with pytest.raises(UserError, match=rf"^no run under nowhere/ \(no such folder\): {hint}$"):
-            report(folder, outputs)
+            report(ReportConfig(folder, outputs))
     (tmp_path / "file").touch()
     with pytest.raises(
         UserError, match=rf"^no run under {tmp_path}/file \(a file, not a folder\): "
     ):
-        report(str(tmp_path / "file"))
+        report(ReportConfig(str(tmp_path / "file")))
     for folder, outputs in ((str(tmp_path), "outputs"), ("latest", str(tmp_path))):
         with pytest.raises(UserError, match=rf"^no run under {tmp_path}/: {hint}$"):
-            report(folder, outputs)
+            report(ReportConfig(folder, outputs))
 
 
 @pytest.mark.parametrize("name", [".hydra/config.yaml", "summary.json"])
@@ -198,13 +207,13 @@ def test_folder_without_runs_raises(tmp_path):
 def test_damaged_run_raises(sweep, name, content):
     (sweep / "3" / name).write_text(content)
     with pytest.raises(UserError, match=rf"3/{name}: cannot be read: [^\n]+$"):
-        report(str(sweep))
+        report(ReportConfig(str(sweep)))
 
 
 def test_missing_results_raise(sweep):
     (sweep / "3" / "summary.json").write_text('{"status": "finished"}')
     with pytest.raises(UserError, match=r"3/summary.json: cannot be read: 'test_accuracy' must be"):
-        report(str(sweep))
+        report(ReportConfig(str(sweep)))
 
 
 def test_command_exit_codes_and_output(sweep):
@@ -218,7 +227,17 @@ def test_command_exit_codes_and_output(sweep):
         2,
         "error: no run under nowhere/ (no such folder): train one with `python -m app.train`\n",
     )
-    for wrong in (["--foo"], ["latest", "--output", "x"], [""], ["--outputs", " "]):
+    traced = os.environ | {"HYDRA_FULL_ERROR": "1"}
+    done = subprocess.run([*command, "nowhere"], capture_output=True, text=True, env=traced)
+    assert done.stderr.startswith("Traceback (most recent call last)")
+    for wrong, says in (
+        (["--foo"], "unrecognized arguments: --foo (--help shows the options)"),
+        (
+            ["latest", "--output", "x"],
+            "unrecognized arguments: --output x (--help shows the options)",
+        ),
+        ([""], "folder=: Input should not be blank"),
+        (["--outputs", " "], "outputs= : Input should not be blank"),
+    ):
         done = subprocess.run([*command, *wrong], capture_output=True, text=True)
-        assert (done.returncode, done.stderr.count("\n")) == (2, 2)
-        assert done.stderr.splitlines()[1].startswith("python -m app.report: error: ")
+        assert (done.returncode, done.stderr) == (2, f"error: {says}\n")
