@@ -277,7 +277,7 @@ def test_ring_over_several_images(kernel, stride, dilation, channels, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("kernel", "stride", "width"), [(3, 1, 1333), (5, 1, 1024), (3, 2, 1791)])
+@pytest.mark.parametrize(("kernel", "stride", "width"), [(3, 1, 1333), (5, 1, 1024), (3, 2, 1333)])
 def test_wide_images_run_in_bands_of_one_tile(kernel, stride, width, dtype):
     case = ((4, 32, 90, width), kernel, stride, kernel // 2, 1, dtype, "contiguous")
     tensors, geometry, grad = make_case(case)
@@ -379,4 +379,6 @@ def test_nan_gradient_is_not_slow():
 def test_cuda_kernels_are_registered():
     for op in OPERATORS:
         for name in op.names:
-            assert torch._C._dispatch_has_kernel_for_dispatch_key(f"lenet_ops::{name}", "CUDA")
+            assert torch._C._dispatch_has_computed_kernel_for_dispatch_key(
+                f"lenet_ops::{name}", "CUDA"
+            )
