@@ -36,10 +36,10 @@ class ConvNet(nn.Module):
 
 
 class PooledFeatures(nn.Sequential):
-    """Layers in sequence, in which max pooling without overlap follows each convolution.
+    """Layers in sequence, in which max pooling without overlap follows each `nn.Conv2d`.
 
-    On the CPU the two train as one operator: it computes no gradient for the three quarters of the
-    convolution's pixels that 2x2 pooling drops.
+    On the CPU the two train as one operator, `conv2d_max_pool2d`: its gradients skip the three
+    quarters of the convolution's pixels that 2x2 pooling drops. Hooks of the two do not run then.
     """
 
     def forward(self, input: Tensor) -> Tensor:

@@ -176,7 +176,7 @@ def draw_conv_max_pool(seed: int, elements: int) -> Iterator[ConvMaxPool]:
         padding = (rng.randint(0, kernel[0] // 2), rng.randint(0, kernel[1] // 2))
         side = log_uniform(rng, 6, 64)
         size = side, side if rng.random() < 0.6 else log_uniform(rng, 6, 64)
-        channels, out_c = log_uniform(rng, 1, 64), log_uniform(rng, 1, 64)
+        channels, out_c = log_uniform(rng, 1, 64), log_uniform(rng, 1, 160)
         batch = log_uniform(rng, 1, 256)
         sides = zip(size, kernel, padding, dilation, stride, pool, strict=True)
         fits = all(s + 2 * p - d * (k - 1) > t * (w - 1) for s, k, p, d, t, w in sides)

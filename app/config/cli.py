@@ -204,8 +204,8 @@ def quote(override: str, sweep: bool) -> str:
 
     Quote paths that Hydra would change, such as `2026_11` or `a,b.png` (a list in sweeps), options
     of a group that are `null` or begin with another character than a letter, and values that Hydra
-    cannot parse, for example with an open bracket. Raise a UserError for a list of values outside
-    of a sweep.
+    cannot parse, for example with an open bracket. Raise a UserError for a list of values if -m is
+    missing.
     """
     if not override.lstrip("+").startswith("hydra"):
         override = override.lstrip("+")  # all keys are in conf/: there is nothing to add

@@ -57,7 +57,7 @@ def writing(name: object, kind: type[Exception] = WriteError, remedy: str = "") 
 
 
 def check_writable(folder: Path, setting: str, remedy: str = "") -> None:
-    """Make a folder; raise a UserError that begins with `setting` if it takes no file."""
+    """Make `folder`; raise a UserError that begins with `setting` if no file can be made in it."""
     from tempfile import TemporaryFile  # late: it would delay handle_signals()
 
     with writing(setting, UserError, remedy):

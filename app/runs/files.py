@@ -37,7 +37,7 @@ def write_atomically(path: str | Path, content: bytes | memoryview) -> None:
 
 
 def write_results(folder: Path, files: Mapping[str, bytes], log: TextIO | None) -> None:
-    """Write files by name and print their paths to `log`, or a warning on stderr on failure."""
+    """Write files by name; print each path to `log`, or a warning to stderr if that failed."""
     for name, content in files.items():
         try:
             write_atomically(folder / name, content)

@@ -30,13 +30,13 @@ def conv2d_max_pool2d(
 ) -> Tensor:
     """Compute ``F.max_pool2d(F.conv2d(input, weight, bias, stride, padding, dilation), pool)``.
 
-    The gradient of the convolution's output has one non-zero pixel in each pooling window. On the
-    CPU, the float32 gradients of weight and input visit only these pixels, which leaves out the
-    products of zero gradients with infinite or NaN elements, for batches of 32 images or more, with
-    dilation 1 and windows of 3 pixels or more, if images and filters fit in the L2 cache and in
-    registers (``covers`` in cpu/dispatch.cpp). PyTorch computes all other gradients, and the
-    convolution itself: on CUDA, ``torch.backends.cudnn`` decides its precision and determinism.
-    Autograd saves the input and the indices of the maxima, but not the convolution's output.
+    The gradient of the convolution's output has at most one non-zero pixel in each pooling window.
+    In float32 on the CPU, the gradients are computed from these pixels alone for batches of 32
+    small images or more (limits: ``covers`` in cpu/dispatch.cpp). Products of zero gradients with
+    infinite or NaN elements are then left out. Otherwise PyTorch's convolution runs, or
+    `depthwise_conv2d` for one input channel on the CPU: on CUDA the operator is no faster, and
+    ``torch.backends.cudnn`` decides its precision and determinism. Autograd saves the input and the
+    indices of the maxima, but not the convolution's output.
 
     Args:
         input: [N, C, H, W] or [C, H, W], any strides; float64, float32, bfloat16 or float16.
@@ -130,7 +130,7 @@ class Conv2dMaxPool2d(nn.Conv2d):
         return conv2d_max_pool2d(input, self.weight, self.bias, *geometry)
 
     def extra_repr(self) -> str:
-        """Show the arguments that differ from their defaults."""
+        """Show the arguments of ``nn.Conv2d`` and the size of the pooling windows."""
         return f"{super().extra_repr()}, pool={self.pool}"
 
 
@@ -147,8 +147,7 @@ def _output_size(op: str, input: Tensor, weight: Tensor, *geometry: Sequence[int
     )
     check.matches(op, "weight", weight, weight.shape, "input", input)
     height, width = windows.output_size(op, input.shape[2:], weight.shape[2:], *spacing)
-    if len(pool) != 2 or min(pool) < 1:
-        raise RuntimeError(f"{op}: pool must be two integers, at least 1, got {list(pool)}")
+    windows.check_pair(op, "pool", pool)
     torch._check(
         pool[0] <= height and pool[1] <= width,
         lambda: (
@@ -204,7 +203,7 @@ def _jvp(
 
 
 def _flops(input: Any, weight: Sequence[int], *rest: Any, out_shape: Any) -> int:
-    """Count a multiplication and an addition for each tap of each pixel before pooling."""
+    """Count a multiplication and an addition for each tap of each pixel in a pooling window."""
     pool = rest[-1]
     return 2 * math.prod(out_shape[0]) * math.prod(pool) * math.prod(weight[1:])
 

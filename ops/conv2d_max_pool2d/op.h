@@ -1,5 +1,5 @@
-// Convolution and max pooling: argument checks, and the operator in PyTorch's convolution and
-// max_pool2d, for any device.
+// Convolution and max pooling for any device: argument checks, and the implementation by PyTorch's
+// convolution (or depthwise_conv2d) and max_pool2d.
 #pragma once
 
 #include <torch/headeronly/util/HeaderOnlyArrayRef.h>
@@ -49,8 +49,8 @@ inline ConvPool conv_pool(const char* op, const Tensor& input, const Tensor& wei
           pool[1], conv.out_h / pool[0], conv.out_w / pool[1], is_channels_last(input)};
 }
 
-// Run call(). An exception of another operator has lost its type: if `bytes` bytes are not
-// available, throw as `empty` does.
+// Return call(). The stable ABI loses the type of an exception: if call() fails, allocate `bytes`
+// bytes, for which `empty` throws the out-of-memory error if they are not available.
 template <typename Call>
 auto with_memory(const Tensor& like, int64_t bytes, const Call& call) {
   try {

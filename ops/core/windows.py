@@ -15,7 +15,7 @@ from ops.core.torch_private import OpOverload, name_of, schema_of
 Size = int | tuple[int, int]
 Tangents = tuple[Tensor | None, ...]
 
-_MAX_VALUE = 2**31  # kMost in windows.h: larger values could overflow sums of sizes
+_MAX_VALUE = 2**31  # kMaximum in windows.h: larger values could overflow sums of sizes
 _MAX_CHANNELS = 65_535  # maximum gridDim.y in CUDA
 _BYTE_TAPS = 256  # kByteTaps in windows.h: most pixels of a pooling window with uint8 indices
 _MIN_VALUE = {"kernel_size": 1, "pool": 1, "stride": 1, "padding": 0, "dilation": 1}
@@ -148,7 +148,7 @@ def select(op: str, mask: Sequence[bool], *grads: Tensor) -> tuple[Tensor, ...]:
 def bilinear(
     op_backward: OpOverload, apply: Callable[..., Tensor], saved: int = 0
 ) -> tuple[Callable[..., Tensor | None], dict[str, Any]]:
-    """Return the tangent of a bilinear operator, and gradient and jvp of its backward operator.
+    """Return the tangent of a bilinear operator and the derivatives of its backward operator.
 
     `op_backward` takes (grad_output, *saved, input, weight, *geometry, output_mask). It returns the
     gradients of input and weight, and perhaps of a bias.
@@ -159,8 +159,9 @@ def bilinear(
         saved: number of further tensors saved by forward, which are constants.
 
     Returns:
-        f(input, weight, rest, tangents, like), the tangent: rest is (*saved, *geometry), `tangents`
-        are of input, weight and bias, `like` has the shape of the output; and the derivatives.
+        tangent(input, weight, rest, tangents, like): rest is (*saved, *geometry), `tangents` are of
+            input, weight and bias, `like` has the shape of the output.
+        derivatives: the arguments `backward`, `saves` and `jvp` of `register` for `op_backward`.
     """
     count = len(schema_of(op_backward).returns)
 

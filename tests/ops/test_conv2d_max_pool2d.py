@@ -97,3 +97,17 @@ def test_invalid_indices_have_no_gradient():
         tensors = (grad[:of_n], indices[:of_n], x[:of_n].detach(), weight.detach())
         for result in raw.conv2d_max_pool2d_backward(*tensors, *lists, [True] * 3):
             assert not result.any()
+
+
+def test_sizes_of_padded_images_do_not_overflow():
+    """Rows x columns of the padded image exceed 2^63: PyTorch's convolution gets the arguments."""
+    x, weight = torch.randn(32, 1, 8, 8), torch.randn(1, 1, 3, 3)
+    grad, indices = torch.zeros(32, 1, 4, 2), torch.zeros(32, 1, 4, 2, dtype=torch.uint8)
+    windows = ([2**29] * 2, [2**31 - 1, 2**30], [1, 1], [2, 2])
+    backward = torch.ops.lenet_ops.conv2d_max_pool2d_backward
+    try:
+        grads = backward(grad, indices, x, weight, *windows, [True] * 3)
+    except RuntimeError as error:  # PyTorch may refuse them
+        assert "std::vector" not in str(error)
+    else:
+        assert all(g.count_nonzero() == 0 for g in grads)

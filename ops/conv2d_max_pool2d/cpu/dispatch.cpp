@@ -5,14 +5,14 @@ namespace ops::cpu {
 namespace {
 
 // Limits of the kernels, measured by scripts/bench_geometry.py --op conv_max_pool.
-constexpr int64_t kMaxTapRow = 64;            // floats of a row of taps, at most 8 or 16 vectors
-constexpr int64_t kMaxOutChannels = 128;      // more fill PyTorch's blocks of channels well
-constexpr int64_t kMinPixels = 3;             // of a pooling window: fewer skip too little
-constexpr int64_t kMinWindows = 2;            // of an image, which loads and stores all sums once
-constexpr int64_t kMaxPackedImage = 1 << 15;  // floats: two stay in the L2 cache
-constexpr int64_t kMinImages = 32;            // fewer leave threads without work
-constexpr int64_t kMaxBlocks = 32;
-constexpr int64_t kMinTerms = 16;  // maxima of a channel in a block: fewer cost less than its sum
+constexpr int64_t kMaxTapRow = 64;            // weights of a filter row: sums in registers
+constexpr int64_t kMaxOutChannels = 128;      // above, PyTorch's convolution is faster
+constexpr int64_t kMinPixels = 3;             // per pooling window: below, few pixels are skipped
+constexpr int64_t kMinWindows = 2;            // per image: each image updates all sums
+constexpr int64_t kMaxPackedImage = 1 << 15;  // floats: two images stay in the L2 cache
+constexpr int64_t kMinImages = 32;            // below, threads are idle
+constexpr int64_t kMaxBlocks = 32;            // partial sums of the two-stage reduction
+constexpr int64_t kMinTerms = 16;             // maxima per channel and partial sum
 
 }  // namespace
 }  // namespace ops::cpu
@@ -28,12 +28,13 @@ struct Kernels {
   static bool covers(const ConvPool& g, const Tensor& input) {
     const Windows& conv = g.conv;
     const int64_t pixels = g.pool_h * g.pool_w;
+    const int64_t rows = conv.h + 2 * conv.padding_h;
+    const int64_t row = (conv.w + 2 * conv.padding_w) * g.in_c;
     return !input.is_cuda() && input.scalar_type() == ScalarType::Float && g.n >= kMinImages &&
            g.out_c <= kMaxOutChannels && g.out_h * g.out_w >= kMinWindows && pixels >= kMinPixels &&
            pixels <= kByteTaps && conv.dilation_h == 1 && conv.dilation_w == 1 &&
-           conv.kernel_w * g.in_c <= kMaxTapRow &&
-           (conv.h + 2 * conv.padding_h) * (conv.w + 2 * conv.padding_w) * g.in_c <=
-               kMaxPackedImage;
+           conv.kernel_w * g.in_c <= kMaxTapRow && std::max(rows, row) <= kMaxPackedImage &&
+           rows * row <= kMaxPackedImage;
   }
 
   // Deterministic two-stage reduction: sum blocks of images, then add the blocks in order. Blocks

@@ -4,8 +4,8 @@
 
 namespace ops::cpu::OPS_ISA {
 
-// At most 256 bits: rows are unaligned, and every access of 512 would cross a cache line.
-// kTapVectors: of accumulators.
+// Vectors of at most 256 bits: rows are unaligned, and nearly every 512-bit access would cross a
+// cache line. kTapVectors: number of accumulators.
 constexpr int kTapLanes = OPS_VECTOR_BYTES < 32 ? 4 : 8;
 constexpr int kTapVectors = OPS_VECTOR_BYTES == 64 ? 24 : OPS_VECTOR_BYTES == 32 ? 12 : 16;
 

@@ -1,13 +1,13 @@
 // Gradients of convolution and max pooling: layouts of the packed tensors.
 //
-// Pooling passes one gradient of each window on; the others are zero. The kernels visit those that
-// are not, one output channel after the other:
+// The gradient of the convolution's output has at most one non-zero element per pooling window. For
+// each output channel, the kernels loop over these elements:
 //
-//     grad_weight[co]      += gradient · the window of input pixels
-//     grad_input[window]   += gradient · weight[co]
+//     grad_weight[co]              += gradient · receptive field in the input
+//     grad_input[receptive field]  += gradient · weight[co]
 //
-// A row of a window, [kw][ci], is contiguous in the packed image [h][w][ci] and in the packed
-// weight [co][kh][tap_row].
+// A row of a receptive field, [kw][ci], is contiguous in the packed image [h][w][ci] and in the
+// packed weight [co][kh][tap_row].
 #pragma once
 
 #include <vector>
@@ -16,7 +16,7 @@
 
 namespace ops::cpu {
 
-// A non-zero gradient of the convolution's output, and the window that it belongs to.
+// A non-zero gradient, and the offset of its receptive field in the packed image.
 struct Term {
   float factor;
   int32_t offset;
@@ -24,7 +24,7 @@ struct Term {
 
 struct PoolWindow {
   int64_t source;  // in a plane of grad_output
-  int32_t offset;  // of its first pixel's window in the packed image
+  int32_t offset;  // receptive field of its first pixel in the packed image
 };
 
 struct GradientPlan : ConvPool {

@@ -208,7 +208,7 @@ RingPlan plan_ring(int64_t images, int64_t channels, int64_t in_h, int64_t in_w,
   const int64_t min_tiles = ceil_div(across * multiple, Shape::kThreads);
   int64_t per_sm = 0;  // resident blocks
   double least = 0;
-  // Fewer groups per block with each try. Shifted pixels are slower with one group.
+  // Each try has fewer groups per block. Shifted pixels are slower in many narrow tiles.
   const int64_t min_groups = shifted ? ceil_div(across, min_tiles + kTries - 1) : 1;
   int64_t groups = 0;
   for (int64_t i = 0; i < kTries && groups != min_groups; ++i) {
