@@ -8,7 +8,8 @@ or Python (autograd.py) executes it. Terms:
 
     grad                    gradient of the only output
     grads[i]                gradient of output i
-    grad_input_mask         one bool per tensor argument: whether its gradient is needed
+    grad_input_mask         one bool per tensor argument: whether its gradient is needed (arguments
+                            that the operator mutates have none)
     NAME                    an argument or output; a single unnamed output is called `output`
     NAME.height, NAME.width, NAME.channels_last      property of an image argument
 """
@@ -56,7 +57,11 @@ class Formula:
             raise self._error("is not a call of an operator of lenet_ops")
         self.backward: OpOverload = getattr(torch.ops.lenet_ops, call[1]).default
         self.terms = [self._parse(term.strip()) for term in call[2].split(",")]
-        self.tensors = [i for i, x in enumerate(self.schema.arguments) if _is_tensor(str(x.type))]
+        self.tensors = [
+            i
+            for i, x in enumerate(self.schema.arguments)
+            if _is_tensor(str(x.type)) and not _is_mutable(x)
+        ]
         self.grads = 1 + max((t.position for t in self.terms if t.kind == "grad"), default=-1)
         self._check()
 
@@ -148,6 +153,11 @@ class Formula:
 def as_tuple(outputs: Any) -> tuple[Tensor, ...]:
     """Return an operator's outputs as a tuple."""
     return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+def _is_mutable(argument: Any) -> bool:
+    """Return whether the operator writes to an argument of its schema, as in Tensor(a!)."""
+    return argument.alias_info is not None and argument.alias_info.is_write
 
 
 def _is_tensor(type_: str) -> bool:

@@ -1,19 +1,17 @@
 """Registration of the LLTM's operators: fakes, derivatives, vmap, FLOP formulas."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import forward_ad
-from torch.func import vjp
 
 from ops.core import check
+from ops.core.composition import composed
 from ops.core.families import folded
 from ops.core.registration import REGION, register
-from ops.core.torch_private import enable_inplace_requires_grad
 
 cell = torch.ops.lenet_ops.lltm_cell.default
 cell_backward = torch.ops.lenet_ops.lltm_cell_backward.default
@@ -123,9 +121,6 @@ def _flops_backward(*args: Any, out_shape: Any) -> int:
     return (int(mask[0] or mask[3]) + int(mask[1])) * _flops(input, weights, out_shape=None)
 
 
-# Double backward: differentiate the gradient of the same function in PyTorch operators.
-
-
 def _compose_cell(
     input: Tensor, weights: Tensor, bias: Tensor | None, old_h: Tensor, old_cell: Tensor
 ) -> State:
@@ -145,104 +140,8 @@ def _compose_sequence(
     return torch.stack(outputs), h, c
 
 
-def _second_gradients(
-    compose: Callable[..., tuple[Tensor, ...]], outputs: int
-) -> Callable[..., tuple[Tensor | None, ...]]:
-    """Return the gradient of a backward operator that takes `outputs` output gradients."""
-    end = outputs + 5
-
-    def backward(
-        args: Sequence[Any], grads: Sequence[Tensor | None], needed: Sequence[bool]
-    ) -> tuple[Tensor | None, ...]:
-        tensors, mask = args[:end], args[-1]
-        asked = _where(needed[:end], tensors)
-
-        def first(*values: Tensor) -> tuple[Tensor, ...]:
-            given = _fill(asked, values, tensors)
-            inputs = given[outputs:]
-            wanted = _where(mask, inputs)
-            result, pull, *_ = vjp(
-                lambda *xs: compose(*_fill(wanted, xs, inputs)), *_present(wanted)
-            )
-            return pull(
-                tuple(
-                    torch.zeros_like(y) if grad is None else grad
-                    for y, grad in zip(result, given[:outputs], strict=True)
-                )
-            )
-
-        _, pull, *_ = vjp(first, *_present(asked))
-        weights = (
-            torch.zeros_like(x) if grad is None else grad
-            for grad, x in zip(grads, _where(mask, tensors[outputs:]), strict=True)
-            if x is not None
-        )
-        return tuple(_fill(asked, pull(tuple(weights)), [None] * len(asked)))
-
-    return backward
-
-
-def _present(tensors: Sequence[Tensor | None]) -> list[Tensor]:
-    return [x for x in tensors if x is not None]
-
-
-def _where(mask: Sequence[bool], tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
-    return [x if chosen else None for x, chosen in zip(tensors, mask, strict=True)]
-
-
-def _fill(
-    slots: Sequence[Tensor | None], values: Sequence[Tensor], others: Sequence[Tensor | None]
-) -> list[Tensor | None]:
-    """Return `values`, in order, where `slots` has a tensor, and `others` elsewhere."""
-    rest = iter(values)
-    return [x if slot is None else next(rest) for slot, x in zip(slots, others, strict=True)]
-
-
-# Forward mode: the same function in PyTorch operators, on dual numbers.
-
-
-def _jvp(compose: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Any, ...]]:
-    def jvp(inputs: Sequence[Any], _: Any, tangents: Sequence[Any]) -> tuple[Any, ...]:
-        outputs = compose(*map(_dual, inputs, tangents))
-        return *(forward_ad.unpack_dual(y).tangent for y in outputs), None  # None: the products
-
-    return jvp
-
-
-def _jvp_backward(
-    compose: Callable[..., tuple[Tensor, ...]], outputs: int
-) -> Callable[..., tuple[Tensor, ...]]:
-    def jvp(
-        inputs: Sequence[Any], results: Sequence[Tensor], tangents: Sequence[Any]
-    ) -> tuple[Tensor, ...]:
-        end = outputs + 5
-        with torch.enable_grad(), enable_inplace_requires_grad(True):
-            leaves = [  # of this level; detach() would disconnect outer transforms
-                x if x is None or x.requires_grad else x.view_as(x).requires_grad_()
-                for x in inputs[outputs:end]
-            ]
-            duals = list(map(_dual, leaves, tangents[outputs:end]))
-            grads = map(_dual, inputs[:outputs], tangents[:outputs])
-            given = [(y, g) for y, g in zip(compose(*duals), grads, strict=True) if g is not None]
-            needed = [i for i, wanted in enumerate(inputs[-1]) if wanted]
-            computed = torch.autograd.grad(
-                [y for y, _ in given],
-                [duals[i] for i in needed],
-                [g for _, g in given],
-                create_graph=True,
-            )
-        moved = list(map(torch.zeros_like, results))
-        for i, grad in zip(needed, computed, strict=True):
-            tangent = forward_ad.unpack_dual(grad).tangent
-            moved[i] = moved[i] if tangent is None else tangent
-        return tuple(moved)
-
-    return jvp
-
-
-def _dual(x: Tensor, tangent: Tensor | None) -> Tensor:
-    return x if tangent is None else forward_ad.make_dual(x, tangent)
-
+_cell, _cell_backward = composed(_compose_cell, inputs=5, outputs=2)
+_loop, _loop_backward = composed(_compose_sequence, inputs=5, outputs=3)
 
 # If samples share the parameters, vmap folds them into the batch.
 register(
@@ -250,7 +149,7 @@ register(
     fake=_fake_cell,
     backward="lltm_cell_backward(grads[0], grads[1], input, weights, bias, old_h, old_cell, "
     "products, grad_input_mask)",
-    jvp=_jvp(_compose_cell),
+    **_cell,
     vmap=folded(cell, (0, None, None, 0, 0), (0, 0, 0)),
     autocast=REGION,  # as lstm_cell
     flops=_flops,
@@ -258,8 +157,7 @@ register(
 register(
     cell_backward,
     fake=_fake_cell_backward,
-    backward=_second_gradients(_compose_cell, 2),
-    jvp=_jvp_backward(_compose_cell, 2),
+    **_cell_backward,
     vmap=folded(cell_backward, (0, 0, 0, None, None, 0, 0, 0), (0, None, None, 0, 0), mask=True),
     flops=_flops_backward,
 )
@@ -268,7 +166,7 @@ register(
     fake=_fake_sequence,
     backward="lltm_backward(grads[0], grads[1], grads[2], sequence, weights, bias, h0, c0, "
     "output, products, grad_input_mask)",
-    jvp=_jvp(_compose_sequence),
+    **_loop,
     vmap=folded(sequence_loop, (1, None, None, 0, 0), (1, 0, 0, 1)),
     autocast=REGION,
     flops=_flops,
@@ -276,8 +174,7 @@ register(
 register(
     sequence_loop_backward,
     fake=_fake_sequence_backward,
-    backward=_second_gradients(_compose_sequence, 3),
-    jvp=_jvp_backward(_compose_sequence, 3),
+    **_loop_backward,
     vmap=folded(
         sequence_loop_backward,
         (1, 0, 0, 1, None, None, 0, 0, 1, 1),

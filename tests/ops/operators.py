@@ -13,11 +13,17 @@ OPERATORS: tuple[Operator, ...] = tuple(
     for module in iter_modules(entries.__path__)
 )
 
+EXPORTED = tuple(op for op in OPERATORS if op.exported)
+
+
+def _each_case(operators: tuple[Operator, ...]) -> pytest.MarkDecorator:
+    cases = [pytest.param(op, case, id=f"{op} {case}") for op in operators for case in op.cases]
+    return pytest.mark.parametrize(("op", "case"), cases)
+
+
 each_operator = pytest.mark.parametrize("op", OPERATORS, ids=str)
-each_case = pytest.mark.parametrize(
-    ("op", "case"),
-    [pytest.param(op, case, id=f"{op} {case}") for op in OPERATORS for case in op.cases],
-)
+each_exported = pytest.mark.parametrize("op", EXPORTED, ids=str)
+each_case, each_exported_case = map(_each_case, (OPERATORS, EXPORTED))
 each_device = pytest.mark.parametrize(
     "device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 )

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ops import MaxPool2d
-from tests.ops.operators import each_case, each_operator
+from tests.ops.operators import each_exported, each_exported_case
 from tests.ops.tensors import inputs, split
 from tests.ops.test_onnx import Call, check, evaluate, feed, input_names, run
 
@@ -38,7 +38,7 @@ def checked(model, opset, layout):
     return model
 
 
-@each_case
+@each_exported_case
 @pytest.mark.parametrize(
     "opsets",
     [
@@ -58,7 +58,7 @@ def test_opsets_match_the_operator(op, case, opsets):
         check([torch.from_numpy(np.asarray(array)) for array in arrays], expected)
 
 
-@each_operator
+@each_exported
 @pytest.mark.parametrize(
     ("layout", "opset"),
     [

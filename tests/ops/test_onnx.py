@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tests.ops.operator_entry import Case
-from tests.ops.operators import OPERATORS, each_case, each_operator
+from tests.ops.operators import EXPORTED, OPERATORS, each_exported, each_exported_case
 from tests.ops.tensors import as_tuple, inputs, join, split
 
 onnx = pytest.importorskip("onnx")
@@ -86,7 +86,7 @@ def check(actual, expected, rtol=1e-5, atol=1e-6):
         torch.testing.assert_close(a, e, rtol=rtol, atol=atol)
 
 
-@each_case
+@each_exported_case
 @each_opset
 def test_runs_in_onnx_runtime(op, case, opset):
     tensors = inputs(case, torch.float32)
@@ -105,7 +105,7 @@ def test_ncrelu_keeps_infinities_nan_and_signed_zeros(dtype):
     assert torch.equal(y.signbit() | y.isnan(), expected.signbit() | expected.isnan())
 
 
-@each_case
+@each_exported_case
 def test_model_has_one_node_and_its_function(op, case):
     model = export(op, case, inputs(case, torch.float32))
     (node,) = [node for node in model.graph.node if node.domain == DOMAIN]
@@ -119,7 +119,7 @@ def test_model_has_one_node_and_its_function(op, case):
     }
 
 
-@each_case
+@each_exported_case
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16], ids=str)
 def test_reference_evaluator_matches_the_reference(op, case, dtype):
     tensors = inputs(case, dtype)
@@ -137,7 +137,7 @@ def test_reference_evaluator_matches_the_reference(op, case, dtype):
     ("op", "case"),
     [
         pytest.param(op, case, id=f"{op} {case}", marks=[pytest.mark.exhaustive] * (index > 0))
-        for op in OPERATORS
+        for op in EXPORTED
         for index, case in enumerate(op.cases)
     ],
 )
@@ -160,7 +160,7 @@ def test_dynamo_exporter(op, case):
     check(run(model, *data), expected)
 
 
-@each_operator
+@each_exported
 def test_dynamic_axes(op):
     case = op.cases[0]
     tensors = inputs(case, torch.float32)

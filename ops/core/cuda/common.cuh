@@ -112,6 +112,13 @@ __device__ Vector<T, V> load_vector(const T* from) {
   return reinterpret_cast<const Vector<T, V>&>(bits);
 }
 
+// Store V elements with one instruction, for the same reason.
+template <typename T, int V>
+__device__ void store_vector(T* to, const Vector<T, V>& vector) {
+  using Bits = typename BitsOf<V * sizeof(T)>::type;
+  *reinterpret_cast<Bits*>(to) = reinterpret_cast<const Bits&>(vector);
+}
+
 template <int V>
 using Width = std::integral_constant<int, V>;
 

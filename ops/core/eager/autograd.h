@@ -115,7 +115,8 @@ inline Formula make_formula(const FunctionSchema& forward, const std::string& ba
   Formula formula{find(backward), {}, 0, {}, 0};
   const auto& arguments = forward.arguments();
   for (size_t i = 0; i < arguments.size(); ++i) {
-    if (takes_tensor(arguments[i])) {
+    const bool is_mutable = arguments[i].alias_info() && arguments[i].alias_info()->isWrite();
+    if (takes_tensor(arguments[i]) && !is_mutable) {
       formula.tensors.push_back(i);
     }
   }

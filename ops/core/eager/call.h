@@ -84,7 +84,7 @@ class Entry {
   }
 
  private:
-  enum class Kind { tensor, optional_tensor, integer, pair, boolean, other };
+  enum class Kind { tensor, optional_tensor, integer, real, pair, boolean, other };
 
   static Kind kind_of_type(const c10::Argument& argument) {
     const auto& type = *argument.type();
@@ -96,6 +96,9 @@ class Entry {
     }
     if (type == *c10::IntType::get()) {
       return Kind::integer;
+    }
+    if (type == *c10::FloatType::get()) {
+      return Kind::real;
     }
     if (type == *c10::ListType::ofInts() && argument.N() == 2) {
       return Kind::pair;
@@ -159,6 +162,12 @@ class Entry {
           return false;
         }
         stack->emplace_back(pair[0]);
+        return true;
+      case Kind::real:
+        if (type != &PyFloat_Type) {
+          return false;
+        }
+        stack->emplace_back(PyFloat_AsDouble(value));
         return true;
       case Kind::pair:
         if (type == &PyTuple_Type) {

@@ -38,7 +38,7 @@ struct Formula {
   OperatorHandle backward;
   std::vector<Source> sources;
   size_t grads = 0;             // number of leading forward outputs that have gradients
-  std::vector<size_t> tensors;  // indices of the forward arguments that are tensors
+  std::vector<size_t> tensors;  // indices of the forward arguments that are tensors, not mutable
   size_t saved_arguments = 0;   // number of tensor arguments that are saved
 };
 
@@ -54,7 +54,7 @@ inline IValue to_value(const at::Tensor& x) {
   return x.defined() ? IValue(x) : IValue();
 }
 
-// Node of the autograd graph, with an edge for each tensor argument of the forward operator. A
+// Node of the autograd graph, with an edge for each of the formula's tensors. A
 // torch::autograd::Function is slower: it copies all arguments, and demangles its name in backward.
 class Gradient : public torch::autograd::Node {
  public:

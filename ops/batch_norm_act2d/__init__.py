@@ -1,0 +1,255 @@
+"""Batch normalisation and the activation that follows it, in one operator."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
+
+from ops.core import check, layout
+from ops.core.composition import composed
+from ops.core.families import folded
+from ops.core.memory import repeat_allocation
+from ops.core.registration import register
+from ops.core.torch_private import direct
+
+_norm = torch.ops.lenet_ops.batch_norm_act2d.default
+_norm_backward = torch.ops.lenet_ops.batch_norm_act2d_backward.default
+
+# In the order of `enum class Activation` in op.h.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "identity": lambda x: x,
+    "relu": F.relu,
+    "relu6": F.relu6,
+    "silu": F.silu,
+    "hardswish": F.hardswish,
+}
+_INDEX = {name: index for index, name in enumerate(ACTIVATIONS)}
+
+
+def batch_norm_act2d(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    activation: str = "relu",
+) -> Tensor:
+    """Apply ``F.batch_norm`` and an activation.
+
+    y = activation((x - mean) / sqrt(variance + eps) * weight + bias), with mean and variance of
+    each channel. In training they are those of the batch, and one operator reads the input twice
+    and writes the output once; its gradient saves the input alone. Otherwise PyTorch's operators
+    run.
+
+    Args:
+        input: [N, C, H, W], any strides; float64, float32, bfloat16 or float16.
+        running_mean: [C] or None; in training, moves towards the batch's mean.
+        running_var: [C] or None; in training, moves towards the batch's unbiased variance.
+        weight: [C] or None, in the dtype of `input`, or float32 for 16-bit input.
+        bias: [C] or None, as `weight`.
+        training: use the batch's statistics, not the running ones.
+        momentum: weight of the batch in the running statistics.
+        eps: added to the variance.
+        activation: "identity", "relu", "relu6", "silu" or "hardswish".
+
+    Returns:
+        [N, C, H, W] in the dtype and memory format of `input`.
+
+    Raises:
+        TypeError: an argument of the wrong type.
+        NotImplementedError: an unsupported dtype.
+        ValueError: an unknown activation.
+        RuntimeError: mismatched shapes, dtypes or devices, one value per channel in training.
+    """
+    if activation not in _INDEX:
+        raise ValueError(
+            f"batch_norm_act2d: activation must be one of {', '.join(_INDEX)}, got {activation!r}"
+        )
+    if not training:
+        check.image("batch_norm_act2d", input)
+        normal = F.batch_norm(input, running_mean, running_var, weight, bias, eps=eps)
+        return ACTIVATIONS[activation](normal)
+    call = _fallback if is_dynamo_compiling() else _direct
+    try:
+        output: Tensor = call(
+            input, weight, bias, _INDEX[activation], eps, running_mean, running_var, momentum
+        )
+        return output
+    except Exception as error:
+        for name, x in (("input", input), ("weight", weight), ("bias", bias)):
+            if x is not None or name == "input":
+                check.tensor("batch_norm_act2d", name, x)
+        repeat_allocation(error)
+        raise
+
+
+def _fallback(*args: Any) -> Tensor:
+    output: Tensor = _norm(*args)[0]
+    return output
+
+
+_direct = direct(_norm, _fallback, rank=4)
+
+torch.fx.wrap("batch_norm_act2d")  # one node in torch.fx graphs
+
+
+class BatchNormAct2d(nn.BatchNorm2d):
+    """Apply :func:`batch_norm_act2d`, with the arguments and state of ``nn.BatchNorm2d``.
+
+    Args:
+        num_features: C.
+        activation: "identity", "relu", "relu6", "silu" or "hardswish".
+        options: eps, momentum, affine, track_running_stats, device and dtype of
+            ``nn.BatchNorm2d``.
+    """
+
+    def __init__(self, num_features: int, activation: str = "relu", **options: Any) -> None:
+        super().__init__(num_features, **options)
+        self.activation = activation
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the activations of `input` [N, C, H, W]."""
+        momentum = 0.0 if self.momentum is None else self.momentum
+        if self.training and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if self.momentum is None:  # cumulative average
+                momentum = 1.0 / float(self.num_batches_tracked)
+        tracked = not self.training or self.track_running_stats
+        return batch_norm_act2d(
+            input,
+            self.running_mean if tracked else None,
+            self.running_var if tracked else None,
+            self.weight,
+            self.bias,
+            self.training or self.running_mean is None,
+            momentum,
+            self.eps,
+            self.activation,
+        )
+
+    def extra_repr(self) -> str:
+        """Show the arguments of ``nn.BatchNorm2d`` and the activation."""
+        return f"{super().extra_repr()}, activation={self.activation!r}"
+
+
+def _check(op: str, input: Tensor, activation: int, **channels: Tensor | None) -> None:
+    """Check the arguments as the kernels do; `channels` have one value per channel."""
+    torch._check(
+        input.dim() == 4,
+        lambda: f"{op}: input must have shape [N, C, H, W], got {list(input.shape)}",
+    )
+    torch._check(
+        input.shape[0] * input.shape[2] * input.shape[3] > 1,
+        lambda: f"{op}: input must have more than 1 value per channel, got {list(input.shape)}",
+    )
+    for name, x in channels.items():
+        if x is not None:
+            check.same_shape(op, name, x, input.shape[1:2])
+            torch._check(
+                x.dtype in (input.dtype, _sums(input)),
+                lambda name=name, x=x: (
+                    f"{op}: {name} must have the dtype of input "
+                    f"({check.dtype_name(input.dtype)}) or {check.dtype_name(_sums(input))}, got "
+                    f"{check.dtype_name(x.dtype)}"
+                ),
+            )
+    torch._check(
+        0 <= activation < len(ACTIVATIONS),
+        lambda: f"{op}: activation must be between 0 and 4, got {activation}",
+    )
+
+
+def _sums(input: Tensor) -> torch.dtype:
+    return torch.float64 if input.dtype == torch.float64 else torch.float32
+
+
+def _fake(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    activation: int,
+    eps: float,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momentum: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    _check("batch_norm_act2d", input, activation, weight=weight, bias=bias)
+    _check(
+        "batch_norm_act2d", input, activation, running_mean=running_mean, running_var=running_var
+    )
+    channels = input.new_empty(input.shape[1:2], dtype=_sums(input))
+    return layout.resized(input, *input.shape[2:]), channels, torch.empty_like(channels)
+
+
+def _fake_backward(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    rstd: Tensor,
+    activation: int,
+    eps: float,
+    mask: Sequence[bool],
+) -> tuple[Tensor, Tensor, Tensor]:
+    op = "batch_norm_act2d_backward"
+    _check(op, input, activation, weight=weight, bias=bias)
+    check.matches(op, "grad_output", grad_output, input.shape, "input", input)
+    for name, x in (("mean", mean), ("rstd", rstd)):
+        check.same_shape(op, name, x, input.shape[1:2])
+        check.dtype(op, name, x, _sums(input))
+    grads = [layout.resized(input, *input.shape[2:])]
+    grads += [input.new_empty(0) if x is None else torch.empty_like(x) for x in (weight, bias)]
+    a, b, c = (x if needed else input.new_empty(0) for x, needed in zip(grads, mask, strict=True))
+    return a, b, c
+
+
+def _compose(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, activation: int, eps: float, *_: Any
+) -> Tensor:
+    """Compute the output with operators of which PyTorch has all derivatives."""
+    x = input.to(_sums(input))
+    x = x - x.mean((0, 2, 3), keepdim=True)
+    x = x * (x.square().mean((0, 2, 3), keepdim=True) + eps).rsqrt()
+    if weight is not None:
+        x = x * weight.view(-1, 1, 1)
+    if bias is not None:
+        x = x + bias.view(-1, 1, 1)
+    name = list(ACTIVATIONS)[activation]
+    y = x * x.sigmoid() if name == "silu" else ACTIVATIONS[name](x)
+    return y.to(input.dtype)
+
+
+_derivatives, _second_derivatives = composed(_compose, inputs=3, outputs=1)
+
+
+def _vmap(info: Any, in_dims: Sequence[int | None], *args: Any) -> Any:
+    """Compute samples as further channels."""
+    if args[5] is not None or args[6] is not None:
+        raise RuntimeError(
+            "batch_norm_act2d: vmap cannot update running statistics; pass None, or eval() the "
+            "module"
+        )
+    return folded(_norm, (1, 0, 0), (1, 0, 0))(info, in_dims, *args)
+
+
+register(
+    _norm,
+    fake=_fake,
+    backward="batch_norm_act2d_backward(grads[0], input, weight, bias, mean, rstd, "
+    "activation, eps, grad_input_mask)",
+    **_derivatives,
+    vmap=_vmap,
+)
+register(
+    _norm_backward,
+    fake=_fake_backward,
+    **_second_derivatives,
+    vmap=folded(_norm_backward, (1, 1, 0, 0, 0, 0), (1, 0, 0), mask=True),
+)

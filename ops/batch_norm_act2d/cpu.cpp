@@ -1,0 +1,284 @@
+// CPU batch normalisation and activation: a deterministic two-stage reduction over runs of memory,
+// then a pass over the same runs.
+#include "batch_norm_act2d/op.h"
+
+#define OPS_KERNELS "batch_norm_act2d/cpu_kernels.h"
+#include "core/cpu/dispatch_isa.h"
+
+namespace ops::cpu {
+namespace {
+
+constexpr int64_t kRun = 32768;    // elements of a run, about
+constexpr int64_t kMinWidth = 64;  // elements of a row, at least
+constexpr int64_t kPlanes = 1024;  // elements of a row of small planes, about
+constexpr int64_t kMaxLanes = 16;  // of a vector
+
+// Elements of one chunk: pixels with all channels (NHWC), or from several images (NCHW) a piece of
+// a plane or adjacent small planes.
+struct Run {
+  int64_t chunk;  // index among the runs of a channel
+  int64_t channel, channels;
+  int64_t offset, length;  // first element; adjacent elements
+  int64_t images, stride;  // repetitions in memory
+  int64_t count;           // elements of each channel
+
+  // Call f(offset) for each sequence of adjacent elements.
+  template <typename F>
+  void for_each_image(const F& f) const {
+    for (int64_t i = 0; i < images; ++i) {
+      f(offset + i * stride);
+    }
+  }
+};
+
+// Division of a tensor into runs. It depends on the shape alone: results do not depend on threads.
+struct Runs {
+  NormLayout layout;
+  bool nchw;
+  int64_t each;      // adjacent elements of a channel in a row: a small plane, or 1
+  int64_t channels;  // of a run, at most
+  int64_t width;     // elements of a row: channels × each, times a power of two
+  int64_t piece;     // elements of a piece of a plane (NCHW), at most
+  int64_t pieces;    // of a plane
+  int64_t images;    // of a run (NCHW), or pixels (NHWC), at most
+  int64_t chunks;    // runs of each channel
+  int64_t groups;    // runs of each chunk
+
+  explicit Runs(NormLayout layout) : layout(layout), nchw(layout.inner > 1) {
+    each = nchw && layout.inner <= kPlanes / 2 ? layout.inner : 1;
+    channels = nchw && each == 1 ? 1 : layout.channels;
+    if (each > 1) {
+      channels = std::min(channels, kPlanes / each);
+    }
+    width = channels * each;
+    if (width < kMinWidth) {
+      width *= kMaxLanes / std::gcd(width, kMaxLanes);  // whole vectors
+      while (width < kMinWidth) {
+        width *= 2;
+      }
+    }
+    piece = std::min(layout.inner, kRun);
+    pieces = (layout.inner + piece - 1) / piece;
+    images = std::max<int64_t>(1, kRun / (channels * layout.inner));
+    chunks = (layout.outer + images - 1) / images * pieces;
+    groups = (layout.channels + channels - 1) / channels;
+  }
+
+  Run at(int64_t run) const {
+    const int64_t chunk = run / groups, channel = run % groups * channels;
+    const int64_t image = chunk / pieces * images, begin = chunk % pieces * piece;
+    const int64_t n = std::min(images, layout.outer - image);
+    const int64_t c = std::min(channels, layout.channels - channel);
+    const int64_t length = std::min(piece, layout.inner - begin);
+    const int64_t offset = (image * layout.channels + channel) * layout.inner + begin;
+    if (!nchw) {
+      return {chunk, channel, c, offset, n * c, 1, 0, n};
+    }
+    return {chunk, channel, c, offset, c * length, n, layout.channels * layout.inner, n * length};
+  }
+
+  // Return the number of elements of each channel in a chunk.
+  int64_t count(int64_t chunk) const { return at(chunk * groups).count; }
+
+  template <typename A, typename F>
+  void for_each(std::initializer_list<const A*> arguments, const F& f) const;
+};
+
+// Rows of one thread, padded to whole vectors.
+template <typename A>
+class Rows {
+ public:
+  Rows(const Runs& runs, size_t count)
+      : runs_(runs), size_(runs.width + kMaxLanes), memory_(count * size_) {}
+
+  A* operator[](size_t i) { return memory_.data() + i * size_; }
+
+  // Fill row i with the values of `channels` channels, `stride` apart.
+  template <typename T>
+  void repeat(size_t i, const T* values, int64_t channels, int64_t stride) {
+    A* row = (*this)[i];
+    for (int64_t c = 0; c < channels; ++c) {
+      row[c * runs_.each] = static_cast<A>(values[c * stride]);
+    }
+    for (int64_t c = 0; runs_.each > 1 && c < channels; ++c) {
+      std::fill_n(row + c * runs_.each, runs_.each, row[c * runs_.each]);
+    }
+    for (int64_t k = channels * runs_.each; k < runs_.width; ++k) {
+      row[k] = row[k - channels * runs_.each];
+    }
+  }
+
+  void clear(size_t i) { std::fill_n((*this)[i], size_, A(0)); }
+
+  // Add up the columns of each channel of row i; return the sums of the channels.
+  const A* fold(size_t i) {
+    A* row = (*this)[i];
+    const int64_t columns = runs_.channels * runs_.each;
+    for (int64_t half = runs_.width / 2; half >= columns; half /= 2) {
+      for (int64_t k = 0; k < half; ++k) {
+        row[k] += row[k + half];
+      }
+    }
+    for (int64_t c = 0; runs_.each > 1 && c < runs_.channels; ++c) {
+      row[c] = std::accumulate(row + c * runs_.each, row + (c + 1) * runs_.each, A(0));
+    }
+    return row;
+  }
+
+ private:
+  const Runs& runs_;
+  int64_t size_;
+  std::vector<A> memory_;
+};
+
+// Call f(run, rows) for each run, in several threads. The first rows are the arguments [C]; three
+// more are free.
+template <typename A, typename F>
+void Runs::for_each(std::initializer_list<const A*> arguments, const F& f) const {
+  const int64_t grain = kRun / (count(0) * channels) + 1;
+  torch::stable::parallel_for(0, chunks * groups, grain, [&](int64_t begin, int64_t end) {
+    Rows<A> rows(*this, arguments.size() + 3);
+    for (int64_t i = begin; i < end; ++i) {
+      const Run run = at(i);
+      if (groups > 1 || i == begin) {
+        size_t row = 0;
+        for (const A* argument : arguments) {
+          rows.repeat(row++, argument + run.channel, run.channels, 1);
+        }
+      }
+      f(run, rows);
+    }
+  });
+}
+
+// Two values of each chunk and channel.
+template <typename A>
+struct Partials {
+  int64_t channels;
+  std::vector<A> first, second;
+
+  explicit Partials(const Runs& runs)
+      : channels(runs.layout.channels), first(runs.chunks * channels), second(first.size()) {}
+
+  int64_t at(const Run& run) const { return run.chunk * channels + run.channel; }
+};
+
+// Coefficients of each channel: z = (x − mean) scale + bias.
+template <typename A>
+struct Coefficients {
+  std::vector<A> scale, bias;
+
+  explicit Coefficients(const Channels<A>& from, int64_t channels)
+      : scale(from.rstd, from.rstd + channels), bias(channels) {
+    for (int64_t c = 0; c < channels; ++c) {
+      scale[c] *= from.weight ? from.weight[c] : A(1);
+      bias[c] = from.bias ? from.bias[c] : A(0);
+    }
+  }
+};
+
+struct Backend {
+  template <typename T, typename A, typename F>
+  static void forward(const Tensor&, NormLayout layout, const T* x, const Statistics<A>& statistics,
+                      const Channels<A>& channels, const F& f, T* out) {
+    const Runs runs(layout);
+    Partials<A> partials(runs);  // mean and Σ (x − mean)²
+    runs.for_each<A>({}, [&](const Run& run, Rows<A>& rows) {
+      const T* first = x + run.offset;
+      rows.repeat(0, first, run.channels, runs.each);
+      rows.clear(1);
+      rows.clear(2);
+      run.for_each_image([&](int64_t i) {
+        OPS_CALL(statistics(x + i, run.length, runs.width, rows[0], rows[1], rows[2]));
+      });
+      const A *sum = rows.fold(1), *square = rows.fold(2), n = static_cast<A>(run.count);
+      for (int64_t c = 0, to = partials.at(run); c < run.channels; ++c, ++to) {
+        partials.first[to] = static_cast<A>(first[c * runs.each]) + sum[c] / n;
+        partials.second[to] = std::max(square[c] - sum[c] * (sum[c] / n), A(0));
+      }
+    });
+    for (int64_t c = 0; c < layout.channels; ++c) {  // Chan, Golub, LeVeque
+      const double origin = partials.first[c], n = static_cast<double>(layout.count());
+      double sum = 0, square = 0, inner = 0;
+      for (int64_t chunk = 0; chunk < runs.chunks; ++chunk) {
+        const double m = static_cast<double>(runs.count(chunk));
+        const double d = partials.first[chunk * layout.channels + c] - origin;
+        sum += m * d;
+        square += m * d * d;
+        inner += partials.second[chunk * layout.channels + c];
+      }
+      statistics.store(c, origin + sum / n, inner + (square - sum * sum / n));
+    }
+    const Coefficients<A> with(channels, layout.channels);
+    const A *mean = channels.mean, *scale = with.scale.data(), *bias = with.bias.data();
+    runs.for_each<A>({mean, scale, bias}, [&](const Run& run, Rows<A>& rows) {
+      run.for_each_image([&](int64_t i) {
+        OPS_CALL(normalise(x + i, run.length, runs.width, {rows[0], rows[1], rows[2]}, f, out + i));
+      });
+    });
+  }
+
+  // `out` may be null: no gradient of the input.
+  template <typename T, typename A, typename F>
+  static void backward(const Tensor&, NormLayout layout, const T* grad, const T* x,
+                       const Channels<A>& channels, const F& f, T* out, A* grad_weight,
+                       A* grad_bias) {
+    const Runs runs(layout);
+    Partials<A> partials(runs);  // Σ g and Σ g (x − mean)
+    const Coefficients<A> with(channels, layout.channels);
+    const A *mean = channels.mean, *scale = with.scale.data(), *bias = with.bias.data();
+    runs.for_each<A>({mean, scale, bias}, [&](const Run& run, Rows<A>& rows) {
+      rows.clear(3);
+      rows.clear(4);
+      run.for_each_image([&](int64_t i) {
+        OPS_CALL(gradients(grad + i, x + i, run.length, runs.width, {rows[0], rows[1], rows[2]}, f,
+                           rows[3], rows[4]));
+      });
+      std::copy_n(rows.fold(3), run.channels, partials.first.data() + partials.at(run));
+      std::copy_n(rows.fold(4), run.channels, partials.second.data() + partials.at(run));
+    });
+    std::vector<A> offsets(layout.channels), slopes(layout.channels);
+    for (int64_t c = 0; c < layout.channels; ++c) {
+      double sum = 0, product = 0;
+      for (int64_t chunk = 0; chunk < runs.chunks; ++chunk) {
+        sum += partials.first[chunk * layout.channels + c];
+        product += partials.second[chunk * layout.channels + c];
+      }
+      grad_bias[c] = static_cast<A>(sum);
+      grad_weight[c] = static_cast<A>(product * channels.rstd[c]);
+      const A factor = scale[c] / static_cast<A>(layout.count());
+      offsets[c] = factor * grad_bias[c];
+      slopes[c] = factor * (grad_weight[c] * channels.rstd[c]);
+    }
+    if (out == nullptr) {
+      return;
+    }
+    const A *offset = offsets.data(), *slope = slopes.data();
+    runs.for_each<A>({mean, scale, bias, offset, slope}, [&](const Run& run, Rows<A>& rows) {
+      run.for_each_image([&](int64_t i) {
+        OPS_CALL(input_gradient(grad + i, x + i, run.length, runs.width,
+                                {rows[0], rows[1], rows[2]}, f, rows[3], rows[4], out + i));
+      });
+    });
+  }
+};
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(lenet_ops, m) {
+  m.def(
+      "batch_norm_act2d(Tensor input, Tensor? weight, Tensor? bias, int activation, float eps, "
+      "Tensor(a!)? running_mean, Tensor(b!)? running_var, float momentum) -> "
+      "(Tensor output, Tensor mean, Tensor rstd)");
+  m.def(
+      "batch_norm_act2d_backward(Tensor grad_output, Tensor input, Tensor? weight, Tensor? bias, "
+      "Tensor mean, Tensor rstd, int activation, float eps, bool[3] output_mask) -> "
+      "(Tensor grad_input, Tensor grad_weight, Tensor grad_bias)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CPU, m) {
+  m.impl("batch_norm_act2d", TORCH_BOX(&batch_norm_act2d<Backend>));
+  m.impl("batch_norm_act2d_backward", TORCH_BOX(&batch_norm_act2d_backward<Backend>));
+}
+
+}  // namespace ops::cpu

@@ -1,0 +1,117 @@
+"""Derivatives of operators that have a composition of PyTorch operators.
+
+Double backward and forward mode run the composition: they are rare, and need no kernels.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.func import vjp
+
+from ops.core.families import Parts
+from ops.core.formula import as_tuple
+from ops.core.torch_private import enable_inplace_requires_grad
+
+Optionals = Sequence[Tensor | None]
+
+
+def composed(compose: Callable[..., Any], inputs: int, outputs: int) -> tuple[Parts, Parts]:
+    """Return derivatives of an operator and of its backward operator, as `register` takes them.
+
+    Args:
+        compose: f(*inputs, *constants), the differentiable outputs by PyTorch's operators.
+        inputs: number of leading arguments that are tensors or None.
+        outputs: number of leading outputs that are differentiable.
+
+    The backward operator takes `outputs` gradients, the inputs, saved tensors, the constants and
+    the mask of gradients to compute.
+    """
+    end = outputs + inputs
+
+    def constants(args: Sequence[Any]) -> list[Any]:
+        return [x for x in args[end:-1] if not isinstance(x, Tensor)]
+
+    def jvp(args: Sequence[Any], results: Sequence[Tensor], tangents: Optionals) -> tuple[Any, ...]:
+        moved = [
+            forward_ad.unpack_dual(y).tangent
+            for y in as_tuple(compose(*map(_dual, args, tangents)))
+        ]
+        return *moved, *[None] * (len(results) - len(moved))
+
+    def backward(
+        args: Sequence[Any], grads: Optionals, needed: Sequence[bool]
+    ) -> tuple[Tensor | None, ...]:
+        tensors, mask = args[:end], args[-1]
+        asked = _where(needed[:end], tensors)
+
+        def first(*values: Tensor) -> tuple[Tensor, ...]:
+            given = _fill(asked, values, tensors)
+            wanted = _where(mask, given[outputs:])
+            result, pull, *_ = vjp(
+                lambda *xs: as_tuple(
+                    compose(*_fill(wanted, xs, given[outputs:]), *constants(args))
+                ),
+                *_present(wanted),
+            )
+            return pull(
+                tuple(
+                    torch.zeros_like(y) if grad is None else grad
+                    for y, grad in zip(result, given[:outputs], strict=True)
+                )
+            )
+
+        _, pull, *_ = vjp(first, *_present(asked))
+        weights = (
+            torch.zeros_like(x) if grad is None else grad
+            for grad, x in zip(grads, _where(mask, tensors[outputs:]), strict=True)
+            if x is not None
+        )
+        return tuple(_fill(asked, pull(tuple(weights)), [None] * len(asked)))
+
+    def backward_jvp(
+        args: Sequence[Any], results: Sequence[Tensor], tangents: Optionals
+    ) -> tuple[Tensor, ...]:
+        with torch.enable_grad(), enable_inplace_requires_grad(True):
+            leaves = [  # of this level; detach() would disconnect outer transforms
+                x if x is None or x.requires_grad else x.view_as(x).requires_grad_()
+                for x in args[outputs:end]
+            ]
+            duals = list(map(_dual, leaves, tangents[outputs:end]))
+            values = as_tuple(compose(*duals, *constants(args)))
+            grads = map(_dual, args[:outputs], tangents[:outputs])
+            given = [(y, g) for y, g in zip(values, grads, strict=True) if g is not None]
+            needed = [i for i, wanted in enumerate(args[-1]) if wanted and duals[i] is not None]
+            computed = torch.autograd.grad(
+                [y for y, _ in given],
+                [duals[i] for i in needed],
+                [g for _, g in given],
+                create_graph=True,
+            )
+        moved = list(map(torch.zeros_like, results))
+        for i, grad in zip(needed, computed, strict=True):
+            tangent = forward_ad.unpack_dual(grad).tangent
+            moved[i] = moved[i] if tangent is None else tangent
+        return tuple(moved)
+
+    return {"jvp": jvp}, {"backward": backward, "jvp": backward_jvp}
+
+
+def _present(tensors: Optionals) -> list[Tensor]:
+    return [x for x in tensors if x is not None]
+
+
+def _where(mask: Sequence[bool], tensors: Optionals) -> list[Tensor | None]:
+    return [x if chosen else None for x, chosen in zip(tensors, mask, strict=True)]
+
+
+def _fill(slots: Optionals, values: Sequence[Tensor], others: Optionals) -> list[Tensor | None]:
+    """Return `values`, in order, where `slots` has a tensor, and `others` elsewhere."""
+    rest = iter(values)
+    return [x if slot is None else next(rest) for slot, x in zip(slots, others, strict=True)]
+
+
+def _dual(x: Any, tangent: Tensor | None) -> Any:
+    return x if tangent is None else forward_ad.make_dual(x, tangent)
