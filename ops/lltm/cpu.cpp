@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kGrain = 8192;  // elements per thread, minimum
 
 struct Backend {
-  static constexpr bool kFusesCells = false;
+  static constexpr bool kFuses = false;
 
   // Matrix products of 16-bit tensors run in float32.
   template <typename T>

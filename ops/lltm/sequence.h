@@ -1,5 +1,6 @@
 // LLTM over a sequence: matrix products and steps, the same on any device. A Backend provides
-// multiply, accumulate, run (a step or a scan), the operand dtype, and optionally a fused cell.
+// multiply, accumulate, run (a step or a scan), the operand dtype, and optionally fused
+// cells and sequences.
 //
 //   forward                                      backward
 //   x [T·N, I] ──► products [T·N, 3S]            scan: cells of all steps, elementwise
@@ -34,7 +35,7 @@ LltmOutputs lltm_forward(const LltmNames& names, int64_t dim, const Tensor& inpu
     using T = typename decltype(tag)::type;
     using A = acc_t<T>;
     using O = typename Backend::template Operand<T>;
-    if constexpr (Backend::kFusesCells) {
+    if constexpr (Backend::kFuses) {
       if (!sequence && Backend::template cell_forward<T>(a, out)) {
         return;
       }
@@ -43,6 +44,11 @@ LltmOutputs lltm_forward(const LltmNames& names, int64_t dim, const Tensor& inpu
     const Tensor weights_h = matrix(w, s, 3 * s, 1, wide);
     Backend::multiply(rows(out.products, 0, steps * n, 3 * s), rows(x, 0, steps * n, in),
                       matrix(w, in, 3 * s, 1, wide, s));
+    if constexpr (Backend::kFuses) {
+      if (Backend::template sequence_forward<T>(a, out)) {
+        return;
+      }
+    }
     std::optional<Tensor> carried, recurrent, operand;
     if (steps > 1) {
       carried = empty(a.input, {n, s}, sums);
@@ -144,7 +150,7 @@ FiveTensors lltm_backward(const LltmNames& names, int64_t dim, LltmGradients gra
     using T = typename decltype(tag)::type;
     using A = acc_t<T>;
     using O = typename Backend::template Operand<T>;
-    if constexpr (Backend::kFusesCells) {
+    if constexpr (Backend::kFuses) {
       const FiveTensors results{grad_input, grad_weights, grad_bias, grad_old_h, grad_old_cell};
       if (!sequence && Backend::template cell_backward<T>(a, grads, p, results)) {
         return;
@@ -163,7 +169,12 @@ FiveTensors lltm_backward(const LltmNames& names, int64_t dim, LltmGradients gra
                                a.old_cell.template const_data_ptr<T>(),
                                cells->template mutable_data_ptr<A>()});
     }
-    for (int64_t t = steps - 1; t >= 0; --t) {
+    bool fused = false;
+    if constexpr (Backend::kFuses) {
+      fused = Backend::template sequence_backward<T>(a, grads, p, cells, gates, grad_bias,
+                                                     grad_old_h, grad_old_cell);
+    }
+    for (int64_t t = fused ? -1 : steps - 1; t >= 0; --t) {
       const bool last = t == steps - 1;
       LltmBackward<T, O> step{};
       step.products = p.const_data_ptr<A>() + t * n * 3 * s;
@@ -203,7 +214,7 @@ FiveTensors lltm_backward(const LltmNames& names, int64_t dim, LltmGradients gra
       Backend::template weight_gradient<O>(
           a.sizes, gates, x, h0, steps > 1 ? Backend::operand(*output) : h0, grad_weights);
     }
-    if (need_bias) {
+    if (need_bias && !fused) {
       Backend::template sum_rows<T>(gates, total, 3 * s, grad_bias);
     }
   });

@@ -5,8 +5,9 @@ import torch
 
 from ops import LLTM, LLTMCell, lltm, lltm_cell
 from tests.ops.entries.lltm import reference
+from tests.ops.operator_entry import raw
 from tests.ops.operators import each_device
-from tests.ops.tensors import DTYPES, assert_accurate, double, gradients, random
+from tests.ops.tensors import DTYPES, assert_accurate, double, gradients, lay_out, random
 
 STEPS, BATCH, INPUT, STATE = 5, 3, 4, 6
 
@@ -62,9 +63,10 @@ def test_without_a_batch(layer, sequence):
 
 @each_device
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("state", [150, 300])
-def test_state_larger_than_a_block(state, dtype, device):
-    shapes = ((3, 3, 7), (3 * state, state + 7), (3 * state,), (3, state), (3, state))
+@pytest.mark.parametrize("state", [48, 112, 128, 150, 300])
+def test_large_state(state, dtype, device):
+    """Cover CUDA's persistent kernels (48 to 128) and states larger than a block."""
+    shapes = ((3, 9, 7), (3 * state, state + 7), (3 * state,), (9, state), (9, state))
     tensors = [
         (random(shape, dtype, device, seed=i) / 16).requires_grad_()
         for i, shape in enumerate(shapes)
@@ -163,3 +165,15 @@ def test_steps_read_the_rounded_h(dtype, device):
     cell = 2 * torch.nn.functional.elu(z) * i.sigmoid()
     expected = (cell.tanh() * o.sigmoid()).to(dtype)
     torch.testing.assert_close(output[1, 0, 0], expected, rtol=torch.finfo(dtype).eps, atol=0)
+
+
+@each_device
+def test_backward_with_misaligned_products(device):
+    shapes = ((3, 5, 2), (48, 18), (48,), (5, 16), (5, 16))
+    tensors = [random(s, torch.bfloat16, device, seed=i) for i, s in enumerate(shapes)]
+    output, _, _, products = raw.lltm(*tensors)
+    actual, expected = (
+        raw.lltm_backward(output, None, None, *tensors, output, p, [True] * 5)
+        for p in (lay_out(products, "misaligned"), products)
+    )
+    torch.testing.assert_close(actual, expected, rtol=0.05, atol=0.05)

@@ -2,18 +2,22 @@
 //
 //   operator         sizes                                   kernels
 //   cell             N ≤ 32 and 3 S (S + I) ≤ 2¹⁹ weights    small_cell.cuh
+//   sequence         T ≥ 2, S ≤ 128 a multiple of 16         persistent_mma.cuh (16 bits),
+//                                                            persistent_fma.cuh (float32)
 //   cell, sequence   any                                     cuBLAS products and step.cuh
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cuda.h>
 
 #include "core/cuda/common.cuh"
-#include "lltm/cuda/small_cell.cuh"
+#include "lltm/cuda/persistent_fma.cuh"
+#include "lltm/cuda/persistent_mma.cuh"
+#include "lltm/cuda/small_cell_backward.cuh"
 #include "lltm/sequence.h"
 
 namespace ops::cuda {
 namespace {
 
 struct Backend {
-  static constexpr bool kFusesCells = true;
+  static constexpr bool kFuses = true;
 
   // Matrix units multiply 16-bit operands directly.
   template <typename T>
@@ -78,26 +82,72 @@ struct Backend {
       return false;
     }
     using A = acc_t<T>;
-    const auto pointer_or_null = [](const Tensor& x) {
-      return x.numel() > 0 ? x.template mutable_data_ptr<T>() : nullptr;
-    };
     const auto& [input, weights, bias, old_h, old_cell] = results;
-    const Tensor gates =
-        empty(a.input, {3 * a.sizes.state, kMaxCellBatch}, sum_dtype(a.input.scalar_type()));
     CellBackward<T> cell{concat<T>(a),
                          a.weights.template const_data_ptr<T>(),
-                         gates.template mutable_data_ptr<A>(),
-                         pointer_or_null(input),
-                         pointer_or_null(weights),
-                         pointer_or_null(bias),
-                         pointer_or_null(old_h)};
+                         pointer_or_null<T>(input),
+                         pointer_or_null<T>(weights),
+                         pointer_or_null<T>(bias),
+                         pointer_or_null<T>(old_h)};
     cell.step.products = products.template const_data_ptr<A>();
     cell.step.bias = data_or_null<T>(a.bias);
     cell.step.old_cell.tensor = a.old_cell.template const_data_ptr<T>();
     cell.step.grad_h.tensor = data_or_null<T>(grads.output);
     cell.step.grad_cell.tensor = data_or_null<T>(grads.last_cell);
-    cell.step.grad_old_cell.tensor = pointer_or_null(old_cell);
+    cell.step.grad_old_cell.tensor = pointer_or_null<T>(old_cell);
     launch_cell(a.input, a.sizes, cell);
+    return true;
+  }
+
+  // All steps after the products with x.
+  template <typename T>
+  static bool sequence_forward(const LltmArguments& a, LltmOutputs& out) {
+    if (!out.last_h || persistent_blocks<T>(a.sizes) == 0) {
+      return false;
+    }
+    run_persistent<T>(
+        a, PersistentForward<T>{a.weights.template const_data_ptr<T>(), data_or_null<T>(a.bias),
+                                a.old_h.template const_data_ptr<T>(),
+                                a.old_cell.template const_data_ptr<T>(),
+                                out.products.template mutable_data_ptr<acc_t<T>>(),
+                                out.output.template mutable_data_ptr<T>(),
+                                out.last_h->template mutable_data_ptr<T>(),
+                                out.last_cell.template mutable_data_ptr<T>()});
+    return true;
+  }
+
+  // Gradients of the gates, bias, old_h and old_cell. `cells`: of all steps but the last.
+  template <typename T>
+  static bool sequence_backward(const LltmArguments& a, const LltmGradients& grads,
+                                const Tensor& products, const std::optional<Tensor>& cells,
+                                const Tensor& gates, Tensor& grad_bias, const Tensor& grad_old_h,
+                                const Tensor& grad_old_cell) {
+    using A = acc_t<T>;
+    const int64_t blocks = persistent_blocks<T>(a.sizes), columns = 3 * a.sizes.state;
+    const bool need_bias = grad_bias.numel() > 0;
+    const auto address = reinterpret_cast<uintptr_t>(products.template const_data_ptr<A>());
+    if (!cells || blocks == 0 || address % (2 * sizeof(A)) != 0) {  // loaded in pairs
+      return false;
+    }
+    std::optional<Tensor> bias_sums;
+    if (need_bias) {
+      bias_sums = empty(a.input, {blocks, columns}, sum_dtype(a.input.scalar_type()));
+    }
+    run_persistent<T>(
+        a, PersistentBackward<T>{a.weights.template const_data_ptr<T>(), data_or_null<T>(a.bias),
+                                 a.old_cell.template const_data_ptr<T>(),
+                                 products.template const_data_ptr<A>(),
+                                 cells->template const_data_ptr<A>(), data_or_null<T>(grads.output),
+                                 data_or_null<T>(grads.last_h), data_or_null<T>(grads.last_cell),
+                                 gates.template mutable_data_ptr<T>(),
+                                 pointer_or_null<T>(grad_old_h), pointer_or_null<T>(grad_old_cell),
+                                 need_bias ? bias_sums->template mutable_data_ptr<A>() : nullptr});
+    if (need_bias) {
+      const DeviceGuard guard(a.input.get_device_index());
+      launch_kernel(bias_gradient_kernel<T>, dim3(ceil_div(columns, 32)), dim3(32, 32), 0,
+                    current_stream(a.input), bias_sums->template const_data_ptr<A>(), blocks,
+                    static_cast<int>(columns), grad_bias.template mutable_data_ptr<T>());
+    }
     return true;
   }
 
@@ -120,6 +170,21 @@ struct Backend {
   }
 
  private:
+  template <typename T>
+  static T* pointer_or_null(const Tensor& x) {
+    return x.numel() > 0 ? x.template mutable_data_ptr<T>() : nullptr;
+  }
+
+  template <typename T, typename Arguments>
+  static void run_persistent(const LltmArguments& a, const Arguments& arguments) {
+    if constexpr (sizeof(T) <= 4) {
+      const DeviceGuard guard(a.input.get_device_index());
+      launch_kernel(persistent_kernel(arguments, a.sizes.state),
+                    dim3(persistent_blocks<T>(a.sizes)), dim3(2 * a.sizes.state), 0,
+                    current_stream(a.input), arguments, a.sizes);
+    }
+  }
+
   template <typename T>
   static ConcatInput<T> concat(const LltmArguments& a) {
     return {a.old_h.template const_data_ptr<T>(), a.input.template const_data_ptr<T>(),

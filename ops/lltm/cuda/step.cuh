@@ -11,9 +11,9 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 
 #include "core/cuda/common.cuh"
+#include "lltm/cuda/activations.cuh"
 #include "lltm/op.h"
 
 namespace ops::cuda {
@@ -32,43 +32,6 @@ struct LltmGrid {
     threads = dim3(columns, kLltmThreads / columns);
     blocks = dim3(ceil_div(sizes.batch, threads.y),
                   std::min<int64_t>(ceil_div(sizes.state, threads.x), 65535));
-  }
-};
-
-// σ(x) and σ(x) (1 − σ(x)), both without cancellation.
-template <typename A>
-struct Sigmoid {
-  A value, slope;
-
-  __device__ explicit Sigmoid(A x) {
-    const A e = std::exp(x < 0 ? x : -x);
-    const A inverse = 1 / (1 + e);
-    value = x < 0 ? e * inverse : inverse;
-    slope = e * inverse * inverse;
-  }
-};
-
-// elu(x) and elu'(x)
-template <typename A>
-struct Elu {
-  A value, slope;
-
-  __device__ explicit Elu(A x) {
-    value = x > 0 ? x : std::expm1(x);
-    slope = x > 0 ? A(1) : std::exp(x);
-  }
-};
-
-// tanh(x) and tanh'(x) = 1 − tanh²(x) = 4 e / (1 + e)², e = exp(−2 |x|)
-template <typename A>
-struct Tanh {
-  A value, slope;
-
-  __device__ explicit Tanh(A x) {
-    const A e = std::exp(x < 0 ? 2 * x : -2 * x);
-    const A inverse = 1 / (1 + e);
-    value = std::tanh(x);
-    slope = 4 * e * inverse * inverse;
   }
 };
 
@@ -107,12 +70,18 @@ __device__ Gates<T> gates_at(const acc_t<T>* products, const T* bias, int64_t st
   return {products + 3 * row * state + column, bias ? bias + column : nullptr, state};
 }
 
+// Advance the cell and return h.
+template <typename T, typename Source>
+__device__ acc_t<T> apply_gates(const Source& gates, acc_t<T>& cell) {
+  cell += Elu<T>(gates[2]).value * Sigmoid<T>(gates[0]).value;
+  return Tanh<T>(cell).value * Sigmoid<T>(gates[1]).value;
+}
+
 // Compute and store cell and h from the gates.
 template <typename T, typename Source>
 __device__ void apply_gates(const LltmForward<T, T>& s, const Source& gates, int64_t i) {
-  using A = acc_t<T>;
-  const A cell = read(s.old_cell, i) + Elu<A>(gates[2]).value * Sigmoid<A>(gates[0]).value;
-  const T h = static_cast<T>(Tanh<A>(cell).value * Sigmoid<A>(gates[1]).value);
+  acc_t<T> cell = read(s.old_cell, i);
+  const T h = static_cast<T>(apply_gates<T>(gates, cell));
   write(s.new_cell, i, cell);
   s.new_h[i] = h;
   if (s.last_h) {
@@ -136,28 +105,71 @@ __device__ void run(const LltmForward<T, T>& s, const LltmSizes& sizes, int64_t 
   apply_gates(s, gates, row * state + column);
 }
 
+// Return first ? a : b without a branch, which nvcc would make around shuffles.
+__device__ inline float select(unsigned first, float a, float b) {
+  float result;
+  asm("{ .reg .pred p; setp.ne.u32 p, %1, 0; selp.f32 %0, %2, %3, p; }"
+      : "=f"(result)
+      : "r"(first), "f"(a), "f"(b));
+  return result;
+}
+__device__ inline double select(unsigned first, double a, double b) {
+  return first ? a : b;
+}
+
+// Transpose-reduce N sums over groups of kLanes lanes: lane l returns the total of sums[l % N].
+template <int kLanes, int N, typename A>
+__device__ A sum_over_lanes(const A (&sums)[N], int lane) {
+  if constexpr (N > 1) {
+    const unsigned upper = lane & (N / 2);
+    A halves[N / 2];
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) {
+      const A kept = select(upper, sums[i + N / 2], sums[i]);
+      const A sent = select(upper, sums[i], sums[i + N / 2]);
+      halves[i] = kept + __shfl_xor_sync(~0u, sent, N / 2);
+    }
+    A sum = sum_over_lanes<N / 2>(halves, lane);
+#pragma unroll
+    for (int other = N; other < kLanes; other *= 2) {
+      sum += __shfl_xor_sync(~0u, sum, other);
+    }
+    return sum;
+  } else {
+    return sums[0];
+  }
+}
+
 // One gradient per gate.
 template <typename A>
 struct GateGradients {
   A gate[3];
 };
 
+// Return the gradients of the gates; replace the gradient of the cell by that of the old cell.
+template <typename T, typename Source>
+__device__ GateGradients<acc_t<T>> gate_gradients(const Source& gates, acc_t<T> old_cell,
+                                                  acc_t<T> grad_h, acc_t<T>& grad_cell) {
+  const Sigmoid<T> in(gates[0]), out(gates[1]);
+  const Elu<T> candidate(gates[2]);
+  const Tanh<T> cell(old_cell + candidate.value * in.value);
+  grad_cell += grad_h * out.value * cell.slope;
+  return {grad_cell * candidate.value * in.slope, grad_h * cell.value * out.slope,
+          grad_cell * in.value * candidate.slope};
+}
+
 // Return the gradients of the gates; store the gradient of the old cell.
 template <typename T, typename O, typename Source>
 __device__ GateGradients<acc_t<T>> gate_gradients(const LltmBackward<T, O>& s, const Source& gates,
                                                   int64_t i) {
   using A = acc_t<T>;
-  const Sigmoid<A> in(gates[0]), out(gates[1]);
-  const Elu<A> candidate(gates[2]);
-  const Tanh<A> cell(read(s.old_cell, i) + candidate.value * in.value);
-  A grad_h = read(s.grad_h, i);
+  A grad_h = read(s.grad_h, i), grad_cell = read(s.grad_cell, i);
   if (s.grad_output) {
     grad_h += static_cast<A>(s.grad_output[i]);
   }
-  const A grad_cell = read(s.grad_cell, i) + grad_h * out.value * cell.slope;
+  const auto grads = gate_gradients<T>(gates, read(s.old_cell, i), grad_h, grad_cell);
   write(s.grad_old_cell, i, grad_cell);
-  return {grad_cell * candidate.value * in.slope, grad_h * cell.value * out.slope,
-          grad_cell * in.value * candidate.slope};
+  return grads;
 }
 
 template <typename T>
@@ -177,12 +189,28 @@ __device__ void run(const LltmBackward<T, T>& s, const LltmSizes& sizes, int64_t
 template <typename T>
 __device__ void run(const LltmScan<T>& s, const LltmSizes& sizes, int64_t row, int64_t column) {
   using A = acc_t<T>;
+  constexpr int kAhead = 8;  // steps loaded at once
   const int64_t state = sizes.state, elements = sizes.batch * state, i = row * state + column;
-  A cell = static_cast<A>(s.first_cell[i]);
-  for (int64_t t = 0; t < sizes.steps - 1; ++t) {
-    const Gates<T> gates = gates_at(s.products + 3 * t * elements, s.bias, state, row, column);
-    cell += Elu<A>(gates[2]).value * Sigmoid<A>(gates[0]).value;
-    s.cells[t * elements + i] = cell;
+  const A* sums = s.products + 3 * row * state + column;
+  A cell = static_cast<A>(s.first_cell[i]), bias[3] = {};
+  for (int gate = 0; s.bias && gate < 3; ++gate) {
+    bias[gate] = static_cast<A>(s.bias[gate * state + column]);
+  }
+  for (int64_t first = 0; first < sizes.steps - 1; first += kAhead) {
+    A input[kAhead], candidate[kAhead];
+#pragma unroll
+    for (int ahead = 0; ahead < kAhead; ++ahead) {
+      const int64_t at = 3 * min(first + ahead, sizes.steps - 1) * elements;
+      input[ahead] = sums[at];
+      candidate[ahead] = sums[at + 2 * state];
+    }
+#pragma unroll
+    for (int ahead = 0; ahead < kAhead; ++ahead) {
+      if (first + ahead < sizes.steps - 1) {
+        cell += Elu<T>(candidate[ahead] + bias[2]).value * Sigmoid<T>(input[ahead] + bias[0]).value;
+        s.cells[(first + ahead) * elements + i] = cell;
+      }
+    }
   }
 }
 
