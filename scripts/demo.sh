@@ -24,7 +24,7 @@ cat <<END
 The run's files are in ${newest%/*}:
 
   summary.json      configuration and accuracy     best.pt      checkpoint
-  predictions.png   misclassified test images      model.onnx   exported network
+  predictions.png   test images, mistakes first    model.onnx   exported network
                                                    model.md     report on model.onnx
 
 Next steps:

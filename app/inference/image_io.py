@@ -105,7 +105,8 @@ def read_gray(
     except UnidentifiedImageError as error:
         raise UserError(f"input={name or file}: not a picture, or of an unknown format") from error
     except Exception as error:  # Pillow raises many types for damaged files
-        raise UserError(f"input={name or file}: cannot be read ({error})") from error
+        cause = getattr(error, "strerror", None) or error
+        raise UserError(f"input={name or file}: cannot be read ({cause})") from error
     if not alpha.any():
         return np.zeros(alpha.shape, np.uint8)
     if alpha.mean() > 0.5:

@@ -1,6 +1,7 @@
 """Plots of a network and its predictions, for predictions.png and TensorBoard."""
 
 import io
+import logging
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -108,6 +109,8 @@ def _captions(predictions: Predictions, index: int) -> tuple[str, str]:
 
 def _figure(width: float, height: float, constrained: bool = True) -> "Figure":
     """Return an empty figure, size in inches, that needs no display."""
+    # a first run logs, as information, that it makes a font cache
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # late: takes half a second
     from matplotlib.figure import Figure
 

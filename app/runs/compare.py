@@ -140,7 +140,10 @@ def plot(groups: Sequence[Group]) -> bytes:
     """Return a PNG of each group's test accuracy: a dot per run, a bar for mean ± sd."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 1.5 + 0.45 * len(groups)), dpi=120, layout="constrained")
+    names = [textwrap.fill(item.name, 48) for item in groups]
+    lines = max(name.count("\n") + 1 for name in names)
+    height = max(0.45, 0.1 + 0.17 * lines)  # inches a group
+    figure = Figure(figsize=(8, 1.5 + height * len(groups)), dpi=120, layout="constrained")
     axes = figure.add_subplot()
     for row, item in enumerate(groups):
         values = item.values("test_accuracy", 100)
@@ -148,7 +151,7 @@ def plot(groups: Sequence[Group]) -> bytes:
             mean, deviation = statistics.mean(values), statistics.stdev(values)
             axes.errorbar(mean, row, xerr=deviation, fmt="|", color="0.6", capsize=4, ms=14)
         axes.plot(values, [row] * len(values), "o", color="C0", alpha=0.8, ms=5, mew=0, zorder=3)
-    axes.set_yticks(range(len(groups)), [textwrap.fill(item.name, 48) for item in groups])
+    axes.set_yticks(range(len(groups)), names)
     axes.set_ylim(len(groups) - 0.5, -0.5)
     axes.ticklabel_format(axis="x", useOffset=False)
     axes.set_xlabel("test accuracy, %")

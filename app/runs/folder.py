@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import secrets
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -85,6 +86,8 @@ def start_time(folder: Path) -> float:
 
 def find_runs(root: Path) -> list[Path]:
     """Return the run folders at any depth under `root`, oldest start first."""
+    if root.is_dir():
+        os.scandir(root).close()  # raises if `root` cannot be read; rglob would find nothing
     return sorted((path.parents[1] for path in root.rglob(str(CONFIG))), key=start_time)
 
 
@@ -129,13 +132,13 @@ def find_checkpoint(outputs: str | Path = "outputs", name: str = "best.pt") -> P
     the path and the status of its run on stderr, and newer runs without the file.
     """
     root = Path(outputs)
-    files = newest_first(root.rglob(name))
+    runs, files = find_runs(root), newest_first(root.rglob(name))
     if not files:
         raise UserError(f"no run under {outputs}/ has a {name}: {REMEDIES[name]}")
     path, message = files[0], f"using {files[0]}"
     if start_time(path.parent):
         message += f" ({read_summary(path.parent)['status']})"
-    newer = [run for run in find_runs(root) if start_time(run) > start_time(path.parent)]
+    newer = [run for run in runs if start_time(run) > start_time(path.parent)]
     if newer:
         newest = f"{newer[-1]} ({read_summary(newer[-1])['status']})"
         have = f"{len(newer)} newer runs, up to {newest}, have" if newer[1:] else f"{newest} has"
@@ -147,12 +150,16 @@ def find_checkpoint(outputs: str | Path = "outputs", name: str = "best.pt") -> P
 def network_file(path: str | Path, name: str, key: str = "checkpoint") -> Path:
     """Return `path`, the value of the setting `key`; for a folder, its file `name`.
 
-    Raise a UserError if the file is missing. It suggests `last.pt` for a run without `best.pt`,
-    and the newest run for a folder of runs.
+    Raise a UserError if the file is missing or unreadable. It suggests `last.pt` for a run without
+    `best.pt`, and the newest run for a folder of runs.
     """
     path = Path(path)
     file = path / name if path.is_dir() else path
     if file.is_file():
+        try:
+            file.open("rb").close()
+        except OSError as error:
+            raise UserError(f"{key}={file}: cannot be read: {error.strerror}") from error
         return file
     if file == path:
         raise UserError(f"{key}={path}: no such file")

@@ -62,7 +62,7 @@ def train(cfg: TrainConfig) -> dict[str, Any]:
         print(describe_run(run), flush=True)
         stack.enter_context(quiet_writer_thread())
         tracker = stack.enter_context(closing(Tracker(run.folder, run.step, run.log_size)))
-        return run_rank_0(run, tracker, started)
+        return run_rank_0(run, tracker, started - run.seconds)  # training before a resume
 
 
 def run_rank_0(run: Run, tracker: Tracker, started: float) -> dict[str, Any]:

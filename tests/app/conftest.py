@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[2]
+NOBODY = 65534  # the user without rights
 
 
 @pytest.fixture(autouse=True)
@@ -125,6 +127,18 @@ def unwritable(monkeypatch):
         raise PermissionError(13, "Permission denied", str(dir))
 
     monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+
+
+@pytest.fixture
+def unprivileged():
+    """Return a folder to test permissions in, as a user who is no superuser."""
+    with tempfile.TemporaryDirectory() as folder:  # others may not enter tmp_path
+        user = os.geteuid()
+        if user == 0:
+            os.chown(folder, NOBODY, NOBODY)
+            os.seteuid(NOBODY)
+        yield Path(folder)
+        os.seteuid(user)
 
 
 @pytest.fixture

@@ -290,3 +290,11 @@ def test_command_exit_codes_and_output(command, trained_run, tmp_path):
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr.endswith("\nerror: input=nothing.png: no such picture\n")
     assert list((tmp_path / "here").iterdir()) == []
+
+
+def test_first_use_of_matplotlib_logs_nothing(command, make_run, tmp_path):
+    """It makes a font cache and logs that, which Hydra's handler would print."""
+    done = command("app.predict", f"checkpoint={make_run()}", MPLCONFIGDIR=str(tmp_path / "new"))
+    assert (tmp_path / "new").is_dir()
+    assert "HYDRA" not in done.stdout + done.stderr
+    assert done.returncode == 0

@@ -191,6 +191,13 @@ def test_other_and_damaged_files_raise(tmp_path):
             read_gray(path)
 
 
+def test_unreadable_picture_names_the_reason_once(unprivileged):
+    path = unprivileged / "a.png"
+    path.touch(mode=0)
+    with pytest.raises(UserError, match=f"^input={path}: cannot be read \\(Permission denied\\)$"):
+        read_gray(path)
+
+
 def test_find_pictures_in_files_folders_and_patterns(tmp_path):
     folder = tmp_path / "pictures"
     (folder / "deeper").mkdir(parents=True)

@@ -6,6 +6,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from omegaconf import OmegaConf
@@ -159,6 +160,17 @@ def test_plot_counts_the_runs_it_draws(sweep, monkeypatch, finished, says):
         (sweep / str(number) / "summary.json").unlink()
     plot(group_runs(find_entries(sweep)))
     assert titles == [f"{says}: a dot per run, mean ± standard deviation per group"]
+
+
+def test_labels_of_many_settings_do_not_overlap(sweep, monkeypatch):
+    figures = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, _: figures.append(self))
+    groups = group_runs(find_entries(sweep))
+    settings = " ".join(f"optim.setting_{number}=0.02" for number in range(9))
+    plot([replace(group, name=f"{group.name} {settings}") for group in groups])
+    figures[0].draw_without_rendering()
+    upper, lower = (label.get_window_extent() for label in figures[0].axes[0].get_yticklabels())
+    assert upper.y0 >= lower.y1
 
 
 def test_report_on_one_run(sweep, capsys):

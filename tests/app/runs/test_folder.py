@@ -17,11 +17,13 @@ from app.runs.folder import (
     CONFIG,
     RESULTS,
     SUMMARY,
+    all_runs,
     create_run_folder,
     find_checkpoint,
     find_run,
     find_runs,
     locked,
+    network_file,
     read_settings,
 )
 from app.training.state import load_config
@@ -141,6 +143,19 @@ def test_newest_run_is_the_same_in_a_copy(tmp_path):
         shutil.copytree(folder, copy)
         os.utime(copy / CONFIG, (1e9 - age, 1e9 - age))
     assert [run.name for run in find_runs(tmp_path / "b")] == [older.name, newer.name]
+
+
+def test_unreadable_checkpoint_is_not_called_damaged(unprivileged):
+    (unprivileged / "best.pt").touch(mode=0)
+    with pytest.raises(UserError, match=r"^checkpoint=.*best\.pt: cannot be read: Permission"):
+        network_file(unprivileged, "best.pt")
+
+
+@pytest.mark.parametrize("find", [all_runs, find_checkpoint])
+def test_unreadable_outputs_are_not_called_empty(unprivileged, find):
+    unprivileged.chmod(0)
+    with pytest.raises(PermissionError):
+        find(unprivileged)
 
 
 def test_find_checkpoint_prints_its_choice(tmp_path, capsys):

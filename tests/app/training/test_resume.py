@@ -187,6 +187,14 @@ def stopped(cfg, monkeypatch):
     return folders(cfg.outputs)[0]
 
 
+def test_time_includes_the_training_before_the_resume(cfg, stopped):
+    checkpoint = load_checkpoint(stopped / "last.pt")
+    checkpoint.training["seconds"] = 1000.0
+    save_checkpoint(stopped / "last.pt", checkpoint)
+    summary = train(dataclasses.replace(cfg, resume=str(stopped)))
+    assert summary["seconds"] > summary["training_seconds"] > 1000
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
