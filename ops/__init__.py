@@ -6,7 +6,7 @@ library.load()  # registers torch.ops.lenet_ops, which the modules below use
 
 from ops.batch_norm_act2d import BatchNormAct2d, batch_norm_act2d  # noqa: E402
 from ops.conv2d_max_pool2d import Conv2dMaxPool2d, conv2d_max_pool2d  # noqa: E402
-from ops.convert import convert_depthwise  # noqa: E402
+from ops.convert import convert_batch_norm, convert_depthwise  # noqa: E402
 from ops.depthwise_conv2d import DepthwiseConv2d, depthwise_conv2d  # noqa: E402
 from ops.exp import Exp, exp  # noqa: E402
 from ops.gelu import GELU, gelu  # noqa: E402
@@ -30,6 +30,7 @@ __all__ = [
     "NCReLU",
     "batch_norm_act2d",
     "conv2d_max_pool2d",
+    "convert_batch_norm",
     "convert_depthwise",
     "depthwise_conv2d",
     "exp",

@@ -1,11 +1,23 @@
 """Replace layers of existing models by layers of this package."""
 
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+from typing import TypeGuard
+
 from torch import nn
 
+from ops.batch_norm_act2d import BatchNormAct2d
 from ops.core import check
 from ops.depthwise_conv2d import DepthwiseConv2d
 
 _DEVICES = ("cpu", "cuda", "meta")
+_ACTIVATIONS: dict[type[nn.Module], str] = {
+    nn.ReLU: "relu",
+    nn.ReLU6: "relu6",
+    nn.SiLU: "silu",
+    nn.Hardswish: "hardswish",
+}
 
 
 def convert_depthwise(module: nn.Module) -> int:
@@ -29,21 +41,65 @@ def convert_depthwise(module: nn.Module) -> int:
         TypeError: `module` is not an nn.Module.
         ValueError: `module` itself is a depthwise Conv2d: it has no parent to replace it in.
     """
+    return _replace("convert_depthwise", "depthwise Conv2d", module, _convertible, _convert)
+
+
+def convert_batch_norm(module: nn.Module) -> int:
+    """Replace every ``nn.BatchNorm2d`` of a model by a :class:`BatchNormAct2d`, in place.
+
+    An activation (ReLU, ReLU6, SiLU or Hardswish) that directly follows in an ``nn.Sequential``
+    becomes part of the layer, and an ``nn.Identity`` takes its place: the keys of the state dict
+    remain. New layers share the parameters and buffers of the old layers, and keep hooks,
+    attributes and training mode. Only training becomes faster.
+
+    Layers stay unchanged that are subclasses of BatchNorm2d (such as SyncBatchNorm), have a
+    replaced ``forward``, or are on devices other than CPU and CUDA. An activation stays if it or
+    the layer before it has hooks, or if that layer occurs several times in the model.
+
+    Args:
+        module: The model.
+
+    Returns:
+        The number of replaced layers.
+
+    Raises:
+        TypeError: `module` is not an nn.Module.
+        ValueError: `module` itself is a BatchNorm2d: it has no parent to replace it in.
+    """
+    count = _replace(
+        "convert_batch_norm", "BatchNorm2d", module, _is_batch_norm, _convert_batch_norm
+    )
+    uses = Counter(child for parent in module.modules() for child in parent._modules.values())
+    for parent in module.modules():
+        if type(parent).forward is nn.Sequential.forward and "forward" not in vars(parent):
+            for (_, norm), (name, act) in pairwise(parent.named_children()):
+                if _is_fusible(norm, act) and uses[norm] == 1:
+                    norm.activation = _ACTIVATIONS[type(act)]
+                    parent._modules[name] = nn.Identity()
+    return count
+
+
+def _replace(
+    function: str,
+    kind: str,
+    module: nn.Module,
+    convertible: Callable[[nn.Module], bool],
+    convert: Callable[[nn.Module], nn.Module],
+) -> int:
+    """Replace the convertible submodules; return their number."""
     if not isinstance(module, nn.Module):
-        raise TypeError(
-            f"convert_depthwise: module must be an nn.Module, got {type(module).__name__}"
-        )
-    if _convertible(module):
+        raise TypeError(f"{function}: module must be an nn.Module, got {type(module).__name__}")
+    if convertible(module):
         raise ValueError(
-            "convert_depthwise: module is itself a depthwise Conv2d, which can only be replaced "
-            "in a module that holds it; use DepthwiseConv2d, or wrap it in nn.Sequential"
+            f"{function}: module is itself a {kind}, which can only be replaced in a module that "
+            "holds it; wrap it in nn.Sequential"
         )
     converted: dict[nn.Module, nn.Module] = {}
     for parent in list(module.modules()):
         for name, child in parent._modules.items():
-            if child is not None and _convertible(child):
+            if child is not None and convertible(child):
                 if child not in converted:
-                    converted[child] = _convert(child)
+                    converted[child] = convert(child)
                 parent._modules[name] = converted[child]
     return len(converted)
 
@@ -78,3 +134,30 @@ def _convert(conv: nn.Module) -> DepthwiseConv2d:
     layer.channels = conv.in_channels
     layer.padding = _padding(conv) or (0, 0)
     return layer
+
+
+def _is_batch_norm(module: nn.Module) -> bool:
+    if type(module) is not nn.BatchNorm2d or "forward" in vars(module):
+        return False
+    tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    return all(x.device.type in _DEVICES and not x.is_complex() for x in tensors)
+
+
+def _convert_batch_norm(norm: nn.Module) -> BatchNormAct2d:
+    layer = BatchNormAct2d.__new__(BatchNormAct2d)
+    layer.__dict__ |= vars(norm)  # parameters, buffers, hooks, mode, users' attributes
+    layer.activation = "identity"
+    return layer
+
+
+def _is_fusible(norm: nn.Module, act: nn.Module) -> TypeGuard[BatchNormAct2d]:
+    """Return whether `act` can become part of `norm`, which comes before it."""
+    return (
+        isinstance(norm, BatchNormAct2d)
+        and norm.activation == "identity"
+        and type(act) in _ACTIVATIONS
+        and "forward" not in vars(act)
+        and not any(
+            hooks for x in (norm, act) for key, hooks in vars(x).items() if key.endswith("_hooks")
+        )
+    )

@@ -67,19 +67,14 @@ def batch_norm_act2d(
         ValueError: an unknown activation.
         RuntimeError: mismatched shapes, dtypes or devices, one value per channel in training.
     """
-    if activation not in _INDEX:
-        raise ValueError(
-            f"batch_norm_act2d: activation must be one of {', '.join(_INDEX)}, got {activation!r}"
-        )
+    index = _index_of(activation)
     if not training:
         check.image("batch_norm_act2d", input)
         normal = F.batch_norm(input, running_mean, running_var, weight, bias, eps=eps)
         return ACTIVATIONS[activation](normal)
     call = _fallback if is_dynamo_compiling() else _direct
     try:
-        output: Tensor = call(
-            input, weight, bias, _INDEX[activation], eps, running_mean, running_var, momentum
-        )
+        output: Tensor = call(input, weight, bias, index, eps, running_mean, running_var, momentum)
         return output
     except Exception as error:
         for name, x in (("input", input), ("weight", weight), ("bias", bias)):
@@ -87,6 +82,14 @@ def batch_norm_act2d(
                 check.tensor("batch_norm_act2d", name, x)
         repeat_allocation(error)
         raise
+
+
+def _index_of(activation: str) -> int:
+    if activation not in _INDEX:
+        raise ValueError(
+            f"batch_norm_act2d: activation must be one of {', '.join(_INDEX)}, got {activation!r}"
+        )
+    return _INDEX[activation]
 
 
 def _fallback(*args: Any) -> Tensor:
@@ -111,6 +114,7 @@ class BatchNormAct2d(nn.BatchNorm2d):
 
     def __init__(self, num_features: int, activation: str = "relu", **options: Any) -> None:
         super().__init__(num_features, **options)
+        _index_of(activation)
         self.activation = activation
 
     def forward(self, input: Tensor) -> Tensor:
@@ -148,20 +152,24 @@ def _check(op: str, input: Tensor, activation: int, **channels: Tensor | None) -
         input.shape[0] * input.shape[2] * input.shape[3] > 1,
         lambda: f"{op}: input must have more than 1 value per channel, got {list(input.shape)}",
     )
+    allowed = input.dtype, _sums(input)
     for name, x in channels.items():
         if x is not None:
             check.same_shape(op, name, x, input.shape[1:2])
-            torch._check(
-                x.dtype in (input.dtype, _sums(input)),
-                lambda name=name, x=x: (
-                    f"{op}: {name} must have the dtype of input "
-                    f"({check.dtype_name(input.dtype)}) or {check.dtype_name(_sums(input))}, got "
-                    f"{check.dtype_name(x.dtype)}"
-                ),
-            )
+            _check_dtype(op, name, x, allowed)
     torch._check(
         0 <= activation < len(ACTIVATIONS),
         lambda: f"{op}: activation must be between 0 and 4, got {activation}",
+    )
+
+
+def _check_dtype(op: str, name: str, x: Tensor, allowed: tuple[torch.dtype, torch.dtype]) -> None:
+    names = [check.dtype_name(dtype) for dtype in (*allowed, x.dtype)]
+    torch._check(
+        x.dtype in allowed,
+        lambda: (
+            f"{op}: {name} must have the dtype of input ({names[0]}) or {names[1]}, got {names[2]}"
+        ),
     )
 
 

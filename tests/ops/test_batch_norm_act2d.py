@@ -1,0 +1,268 @@
+"""batch_norm_act2d beside F.batch_norm: running statistics, precision; convert_batch_norm."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import vmap
+
+from ops import BatchNormAct2d, batch_norm_act2d, convert_batch_norm
+from ops.batch_norm_act2d import ACTIVATIONS
+from tests.ops.operators import each_device
+from tests.ops.tensors import Recorder
+from tests.ops.test_convert import SIDE, network
+
+each_activation = pytest.mark.parametrize("activation", ACTIVATIONS)
+each_layout = pytest.mark.parametrize(
+    "layout", [torch.contiguous_format, torch.channels_last], ids=str
+)
+
+
+def image(shape, dtype=torch.float32, device="cpu", layout=torch.contiguous_format):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(shape, generator=generator, dtype=torch.float64) * 2 + 3
+    return x.to(device, dtype).to(memory_format=layout)
+
+
+def layers(channels, activation, device="cpu", dtype=torch.float32, **options):
+    """Return a BatchNormAct2d, and nn.BatchNorm2d with the same state."""
+    torch.manual_seed(0)
+    ours = BatchNormAct2d(channels, activation, **options)
+    if ours.affine:
+        nn.init.normal_(ours.weight)
+        nn.init.normal_(ours.bias)
+    theirs = nn.BatchNorm2d(channels, **options)
+    theirs.load_state_dict(ours.state_dict())
+    return ours.to(device, dtype), theirs.to(device, dtype)
+
+
+@each_device
+@each_layout
+@each_activation
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (3, 5, 4, 6),
+        (2, 24, 7, 7),
+        (4, 70, 9, 8),  # several groups of channels
+        (40, 3, 40, 40),  # several chunks, on CPU and CUDA
+        (1, 2, 210, 200),  # planes in pieces
+        (2, 1100, 3, 2),
+        (3, 4, 1, 1),
+    ],
+)
+def test_equals_batch_norm(shape, activation, layout, device):
+    ours, theirs = layers(shape[1], activation, device)
+    x = image(shape, device=device, layout=layout).requires_grad_()
+    for training in (True, True, False):
+        ours.train(training)
+        theirs.train(training)
+        expected, actual = ACTIVATIONS[activation](theirs(x)), ours(x)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+        grad = torch.randn_like(expected)
+        inputs = [[x, *layer.parameters()] for layer in (ours, theirs)]
+        torch.testing.assert_close(
+            torch.autograd.grad(actual, inputs[0], grad),
+            torch.autograd.grad(expected, inputs[1], grad),
+            rtol=1e-3,
+            atol=1e-3,
+        )
+    for (name, a), e in zip(ours.named_buffers(), theirs.buffers(), strict=True):
+        torch.testing.assert_close(a, e, msg=lambda text, name=name: f"{name} {text}")
+
+
+@each_device
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"momentum": None},
+        {"momentum": 0.5, "eps": 0.1},
+        {"affine": False},
+        {"track_running_stats": False},
+    ],
+    ids=str,
+)
+def test_options_of_batch_norm(options, device):
+    ours, theirs = layers(4, "identity", device, **options)
+    for step in range(3):
+        x = image((3, 4, 5, 6), device=device) + step
+        torch.testing.assert_close(ours(x), theirs(x), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict())
+    ours.eval()
+    theirs.eval()
+    torch.testing.assert_close(ours(x), theirs(x), rtol=1e-4, atol=1e-4)
+
+
+@each_device
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_running_statistics_of_other_dtypes(dtype, device):
+    ours, theirs = layers(4, "identity", device, dtype)
+    x = image((3, 4, 5, 6), dtype, device)
+    ours(x)
+    theirs(x)
+    torch.testing.assert_close(ours.running_mean, theirs.running_mean)
+    torch.testing.assert_close(ours.running_var, theirs.running_var)
+
+
+@each_device
+@each_layout
+def test_variance_beside_a_large_mean(layout, device):
+    x = image((8, 6, 20, 20), torch.float64, device, layout) + 1000
+    y = batch_norm_act2d(x.float(), None, None, training=True, activation="identity")
+    expected = F.batch_norm(x.float().double(), None, None, training=True)
+    torch.testing.assert_close(y.double(), expected, rtol=0, atol=1e-3)
+
+
+@each_device
+def test_backward_without_gradient_of_the_input(device):
+    ours, theirs = layers(5, "relu", device)
+    x = image((3, 5, 4, 4), device=device)
+    ours(x).square().sum().backward()
+    F.relu(theirs(x)).square().sum().backward()
+    torch.testing.assert_close(ours.weight.grad, theirs.weight.grad, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(ours.bias.grad, theirs.bias.grad, rtol=1e-4, atol=1e-4)
+
+
+@each_device
+def test_nan_spoils_its_channel_alone(device):
+    x = image((2, 3, 4, 4), device=device)
+    x[0, 1, 0, 0] = torch.nan
+    y = batch_norm_act2d(x, None, None, training=True, activation="relu6")
+    assert y.isnan().all(dim=(0, 2, 3)).tolist() == [False, True, False]
+    assert y.isnan().any(dim=(0, 2, 3)).tolist() == [False, True, False]
+
+
+@each_device
+@each_activation
+def test_compile_updates_running_statistics(activation, device):
+    torch._dynamo.reset()
+    ours, _ = layers(4, activation, device)
+    again = copy.deepcopy(ours)
+    compiled = torch.compile(again, fullgraph=True, backend="aot_eager")
+    x = image((3, 4, 5, 6), device=device).requires_grad_()
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), ours(x))
+    torch.testing.assert_close(again.state_dict(), ours.state_dict())
+    compiled(x).sum().backward()
+    assert again.weight.grad is not None
+
+
+def test_export_updates_running_statistics():
+    ours, _ = layers(4, "relu")
+    again = copy.deepcopy(ours)
+    x = image((3, 4, 5, 6))
+    exported = torch.export.export(again, (x,)).run_decompositions({}).module()
+    torch.testing.assert_close(exported(x), ours(x))
+    torch.testing.assert_close(dict(exported.named_buffers()), dict(ours.named_buffers()))
+
+
+def test_vmap_rejects_running_statistics():
+    ours, _ = layers(4, "relu")
+    x = image((3, 2, 4, 5, 6))
+    with pytest.raises(RuntimeError, match="vmap cannot update running statistics"):
+        vmap(ours)(x)
+
+
+def test_evaluation_runs_standard_operators():
+    ours, _ = layers(4, "relu")
+    with Recorder() as recorder:
+        ours.eval()(image((3, 4, 5, 6)))
+    assert recorder.calls == []
+    with pytest.raises(RuntimeError, match=r"\[N, C, H, W\]"):
+        ours(torch.ones(4, 5))
+
+
+NORMS = {"mobilenet_v3_small": 34, "mobilenet_v2": 52, "efficientnet_b0": 49}
+
+
+@pytest.mark.parametrize(("name", "count"), NORMS.items())
+def test_networks_train_alike(name, count):
+    before = network(name).double().train()
+    after = copy.deepcopy(before)
+    assert convert_batch_norm(after) == count
+    kinds = {type(layer) for layer in after.modules()}
+    assert nn.BatchNorm2d not in kinds
+    assert nn.ReLU6 not in kinds
+    x = torch.randn(4, 3, SIDE, SIDE, dtype=torch.float64)
+    results = []
+    for model in (before, after):
+        torch.manual_seed(1)  # dropout, stochastic depth
+        y = model(x)
+        y.square().mean().backward()
+        results.append((y, [p.grad for p in model.parameters()]))
+    torch.testing.assert_close(*results)
+    torch.testing.assert_close(after.state_dict(), before.state_dict())
+    torch.testing.assert_close(after.eval()(x), before.eval()(x))
+
+
+def test_activation_becomes_part_of_the_layer():
+    model = nn.Sequential(nn.BatchNorm2d(3), nn.ReLU6(), nn.BatchNorm2d(3), nn.ELU())
+    keys = list(model.state_dict())
+    assert convert_batch_norm(model) == 2
+    assert [type(layer).__name__ for layer in model] == [
+        "BatchNormAct2d",
+        "Identity",
+        "BatchNormAct2d",
+        "ELU",
+    ]
+    assert [model[0].activation, model[2].activation] == ["relu6", "identity"]
+    assert list(model.state_dict()) == keys
+    assert repr(model[0]).endswith("activation='relu6')")
+
+
+class Reordered(nn.Sequential):
+    def forward(self, x):
+        return self[0](self[1](x))
+
+
+def hooked(layer):
+    layer.register_forward_hook(lambda *_: None)
+    return layer
+
+
+def test_activation_that_is_used_otherwise_stays():
+    norm = nn.BatchNorm2d(3)
+    for model in (
+        Reordered(nn.BatchNorm2d(3), nn.ReLU()),
+        nn.Sequential(hooked(nn.BatchNorm2d(3)), nn.ReLU()),
+        nn.Sequential(nn.BatchNorm2d(3), hooked(nn.ReLU())),
+        nn.Sequential(norm, nn.ReLU(), norm),
+    ):
+        assert convert_batch_norm(model) == 1
+        assert type(model[0]) is BatchNormAct2d
+        assert model[0].activation == "identity"
+        assert type(model[1]) is nn.ReLU
+
+
+class Subclass(nn.BatchNorm2d):
+    pass
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: Subclass(3), lambda: nn.SyncBatchNorm(3), lambda: nn.BatchNorm1d(3)]
+)
+def test_other_layers_are_not_converted(make):
+    model = nn.Sequential(make(), nn.ReLU())
+    assert convert_batch_norm(model) == 0
+    assert type(model[1]) is nn.ReLU
+
+
+def test_wrong_arguments():
+    with pytest.raises(TypeError, match=r"convert_batch_norm: module must be an nn\.Module"):
+        convert_batch_norm(3)
+    with pytest.raises(ValueError, match="is itself a BatchNorm2d"):
+        convert_batch_norm(nn.BatchNorm2d(3))
+    with pytest.raises(ValueError, match="activation must be one of identity, relu"):
+        BatchNormAct2d(3, "tanh")
+
+
+def test_converted_network_exports_to_standard_operators():
+    pytest.importorskip("onnxscript")
+    from ops.export import export_onnx
+
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.SiLU()).eval()
+    convert_batch_norm(model)
+    exported = export_onnx(model, (torch.ones(2, 3, 8, 8),))
+    assert {node.domain for node in exported.graph.node} == {""}
