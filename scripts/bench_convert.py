@@ -1,6 +1,8 @@
-"""Measure the speed-up of torchvision models' training step by `ops.convert_depthwise`.
+"""Measure the speed-up of torchvision models' training step by `ops.convert_…`.
 
     python scripts/bench_convert.py [--model mobilenet_v2] [--dtype bfloat16] [--csv FILE]
+
+Convolutions (`convert_depthwise`) and batch normalisation (`convert_batch_norm`) are converted.
 
 A step is forward, cross entropy, backward and SGD with momentum, on random images resident on the
 device. The original and the converted model take turns in one process, several steps at a time.
@@ -28,13 +30,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ops import convert_depthwise
+import ops
 
 MODELS = ("mobilenet_v2", "mobilenet_v3_small", "efficientnet_b0", "convnext_tiny")
+CONVERSIONS = ("depthwise", "batch_norm")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 CLASSES = 1000
-TOLERANCE = 1e-3  # relative error of loss and gradients in float32
+TOLERANCE = 1e-6  # relative error of loss and gradients in float64
 
 
 @dataclass
@@ -61,10 +64,11 @@ class Row:
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     text = (__doc__ or "").split("\n\n")
-    parser = argparse.ArgumentParser(description=text[0], epilog=text[2])
+    parser = argparse.ArgumentParser(description=text[0], epilog=text[3])
     add = parser.add_argument
     add("--device", choices=["cpu", "cuda"], help="default: cuda where there is one")
     add("--model", choices=MODELS, nargs="+", default=MODELS, help="default: all")
+    add("--convert", choices=CONVERSIONS, nargs="+", default=CONVERSIONS, help="default: both")
     add("--dtype", choices=list(DTYPES), nargs="+", default=list(DTYPES), help="default: both")
     add("--format", choices=list(FORMATS), nargs="+", default=list(FORMATS), help="default: both")
     add("--batch", type=int, default=128, metavar="N", help="images in a step (default: 128)")
@@ -82,7 +86,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def build(name: str, device: str, format: str) -> tuple[nn.Module, nn.Module, int]:
+def build(args: argparse.Namespace, name: str, format: str) -> tuple[nn.Module, nn.Module, int]:
     """Return a model, its converted copy and the number of converted layers."""
     try:
         from torchvision import models
@@ -90,21 +94,21 @@ def build(name: str, device: str, format: str) -> tuple[nn.Module, nn.Module, in
         raise SystemExit("this benchmark needs torchvision") from None
     torch.manual_seed(0)
     before = getattr(models, name)(weights=None, num_classes=CLASSES)
-    before = before.to(device, memory_format=FORMATS[format]).train()
+    before = before.to(args.device, memory_format=FORMATS[format]).train()
     after = copy.deepcopy(before)
-    return before, after, convert_depthwise(after)
+    count = sum(getattr(ops, f"convert_{name}")(after) for name in args.convert)
+    return before, after, count
 
 
 def is_same(before: nn.Module, after: nn.Module, images: Tensor) -> bool:
-    """Return whether loss and gradients agree, in float32 and eval mode, without TF32."""
+    """Return whether loss and gradients agree in float64."""
     results = []
     for model in (before, after):
-        model.eval()
-        with torch.backends.cudnn.flags(allow_tf32=False, deterministic=True):
-            loss = model(images).square().mean()
-            grads = torch.autograd.grad(loss, list(model.parameters()))
-        model.train()
-        results.append(torch.cat([loss.view(1), *(grad.flatten() for grad in grads)]).double())
+        twin = copy.deepcopy(model).double()
+        torch.manual_seed(0)  # dropout, stochastic depth
+        loss = twin(images.double()).square().mean()
+        grads = torch.autograd.grad(loss, list(twin.parameters()))
+        results.append(torch.cat([loss.view(1), *(grad.flatten() for grad in grads)]))
     error = (results[0] - results[1]).norm() / results[0].norm()
     return bool(error <= TOLERANCE)
 
@@ -141,11 +145,11 @@ def seconds(step: Callable[[], None], count: int, device: str) -> float:
 def measure(args: argparse.Namespace, model: str, dtype: str, format: str) -> Row | None:
     """Measure one row; return None if the converted model's results differ."""
     device = args.device
-    before, after, converted = build(model, device, format)
+    before, after, converted = build(args, model, format)
     shape = (args.batch, 3, args.side, args.side)
     images = torch.randn(shape, device=device).to(memory_format=FORMATS[format])
     labels = torch.randint(CLASSES, (args.batch,), device=device)
-    if not is_same(before, after, images[:4]):
+    if not is_same(before, after, images[:8]):
         return None
     if args.compile:
         torch._dynamo.reset()

