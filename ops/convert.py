@@ -13,6 +13,7 @@ from ops.depthwise_conv2d import DepthwiseConv2d
 
 _DEVICES = ("cpu", "cuda", "meta")
 _ACTIVATIONS: dict[type[nn.Module], str] = {
+    nn.Identity: "identity",
     nn.ReLU: "relu",
     nn.ReLU6: "relu6",
     nn.SiLU: "silu",
@@ -49,8 +50,9 @@ def convert_batch_norm(module: nn.Module) -> int:
 
     An activation (ReLU, ReLU6, SiLU or Hardswish) that directly follows in an ``nn.Sequential``
     becomes part of the layer, and an ``nn.Identity`` takes its place: the keys of the state dict
-    remain. New layers share the parameters and buffers of the old layers, and keep hooks,
-    attributes and training mode. Only training becomes faster.
+    remain. timm's layer of the same name is replaced with its activation. New layers share the
+    parameters and buffers of the old layers, and keep hooks, attributes and training mode. Only
+    training becomes faster.
 
     Layers stay unchanged that are subclasses of BatchNorm2d (such as SyncBatchNorm), have a
     replaced ``forward``, or are on devices other than CPU and CUDA. An activation stays if it or
@@ -137,16 +139,33 @@ def _convert(conv: nn.Module) -> DepthwiseConv2d:
 
 
 def _is_batch_norm(module: nn.Module) -> bool:
-    if type(module) is not nn.BatchNorm2d or "forward" in vars(module):
+    if "forward" in vars(module) or _activation_of(module) is None:
         return False
     tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
     return all(x.device.type in _DEVICES and not x.is_complex() for x in tensors)
 
 
+def _activation_of(norm: nn.Module) -> str | None:
+    """Return the activation of batch normalisation; None for layers that cannot be replaced."""
+    kind = type(norm)
+    if kind is nn.BatchNorm2d:
+        return "identity"
+    if f"{kind.__module__}.{kind.__name__}" != "timm.layers.norm_act.BatchNormAct2d":
+        return None
+    dropout, activation = norm.drop, norm.act
+    if type(dropout) is not nn.Identity or _has_hooks(dropout) or _has_hooks(activation):
+        return None
+    return _ACTIVATIONS.get(type(activation))  # type: ignore[arg-type]
+
+
+def _has_hooks(module: object) -> bool:
+    return any(hooks for name, hooks in vars(module).items() if name.endswith("_hooks"))
+
+
 def _convert_batch_norm(norm: nn.Module) -> BatchNormAct2d:
     layer = BatchNormAct2d.__new__(BatchNormAct2d)
     layer.__dict__ |= vars(norm)  # parameters, buffers, hooks, mode, users' attributes
-    layer.activation = "identity"
+    layer.activation = _activation_of(norm) or "identity"
     return layer
 
 
@@ -157,7 +176,6 @@ def _is_fusible(norm: nn.Module, act: nn.Module) -> TypeGuard[BatchNormAct2d]:
         and norm.activation == "identity"
         and type(act) in _ACTIVATIONS
         and "forward" not in vars(act)
-        and not any(
-            hooks for x in (norm, act) for key, hooks in vars(x).items() if key.endswith("_hooks")
-        )
+        and not _has_hooks(norm)
+        and not _has_hooks(act)
     )

@@ -212,6 +212,52 @@ def test_activation_becomes_part_of_the_layer():
     assert repr(model[0]).endswith("activation='relu6')")
 
 
+def timm_layer(act, drop=None):
+    """Return a layer with the names, attributes and result of timm's."""
+    layer = nn.BatchNorm2d(3)
+    layer.drop, layer.act = drop or nn.Identity(), act
+    kind = type("BatchNormAct2d", (nn.BatchNorm2d,), {"__module__": "timm.layers.norm_act"})
+    kind.forward = lambda self, x: self.act(self.drop(nn.BatchNorm2d.forward(self, x)))
+    layer.__class__ = kind
+    return layer
+
+
+@pytest.mark.parametrize("act", [nn.SiLU(), nn.ReLU6(), nn.Identity()], ids=repr)
+def test_layers_of_timm_are_converted(act):
+    before = nn.Sequential(timm_layer(act))
+    after = copy.deepcopy(before)
+    assert convert_batch_norm(after) == 1
+    x = image((3, 3, 4, 5))
+    torch.testing.assert_close(after(x), before(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(after.eval()(x), before.eval()(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(after.state_dict(), before.state_dict())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: timm_layer(nn.ELU()), lambda: timm_layer(nn.ReLU(), nn.Dropout())],
+    ids=["activation", "dropout"],
+)
+def test_other_layers_of_timm_stay(make):
+    assert convert_batch_norm(nn.Sequential(make())) == 0
+
+
+def test_network_of_timm_trains_alike():
+    timm = pytest.importorskip("timm")
+    before = timm.create_model("efficientnet_b0", pretrained=False).double().train()
+    after = copy.deepcopy(before)
+    assert convert_batch_norm(after) == 49
+    x = torch.randn(4, 3, SIDE, SIDE, dtype=torch.float64)
+    results = []
+    for model in (before, after):
+        torch.manual_seed(1)
+        y = model(x)
+        y.square().mean().backward()
+        results.append((y, [p.grad for p in model.parameters()]))
+    torch.testing.assert_close(*results)
+    torch.testing.assert_close(after.state_dict(), before.state_dict())
+
+
 class Reordered(nn.Sequential):
     def forward(self, x):
         return self[0](self[1](x))
