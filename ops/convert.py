@@ -54,6 +54,9 @@ def convert_batch_norm(module: nn.Module) -> int:
     parameters and buffers of the old layers, and keep hooks, attributes and training mode. Only
     training becomes faster.
 
+    For synchronized batch normalisation, call ``convert_sync_batchnorm`` before this function:
+    afterwards it would drop the activations, as would ``fuse_conv_bn_eval``.
+
     Layers stay unchanged that are subclasses of BatchNorm2d (such as SyncBatchNorm), have a
     replaced ``forward``, or are on devices other than CPU and CUDA. An activation stays if it or
     the layer before it has hooks, or if that layer occurs several times in the model.
@@ -74,9 +77,9 @@ def convert_batch_norm(module: nn.Module) -> int:
     uses = Counter(child for parent in module.modules() for child in parent._modules.values())
     for parent in module.modules():
         if type(parent).forward is nn.Sequential.forward and "forward" not in vars(parent):
-            for (_, norm), (name, act) in pairwise(parent.named_children()):
+            for (_, norm), (name, act) in pairwise(list(parent._modules.items())):
                 if _is_fusible(norm, act) and uses[norm] == 1:
-                    norm.activation = _ACTIVATIONS[type(act)]
+                    norm.activation = _ACTIVATIONS[type(act)]  # type: ignore[index]
                     parent._modules[name] = nn.Identity()
     return count
 
@@ -153,13 +156,16 @@ def _activation_of(norm: nn.Module) -> str | None:
     if f"{kind.__module__}.{kind.__name__}" != "timm.layers.norm_act.BatchNormAct2d":
         return None
     dropout, activation = norm.drop, norm.act
-    if type(dropout) is not nn.Identity or _has_hooks(dropout) or _has_hooks(activation):
+    if type(dropout) is not nn.Identity or not (_is_plain(dropout) and _is_plain(activation)):
         return None
     return _ACTIVATIONS.get(type(activation))  # type: ignore[arg-type]
 
 
-def _has_hooks(module: object) -> bool:
-    return any(hooks for name, hooks in vars(module).items() if name.endswith("_hooks"))
+def _is_plain(module: object) -> bool:
+    """Return whether a module has neither hooks nor a replaced forward."""
+    return "forward" not in vars(module) and not any(
+        hooks for name, hooks in vars(module).items() if name.endswith("_hooks")
+    )
 
 
 def _convert_batch_norm(norm: nn.Module) -> BatchNormAct2d:
@@ -169,13 +175,12 @@ def _convert_batch_norm(norm: nn.Module) -> BatchNormAct2d:
     return layer
 
 
-def _is_fusible(norm: nn.Module, act: nn.Module) -> TypeGuard[BatchNormAct2d]:
+def _is_fusible(norm: nn.Module | None, act: nn.Module | None) -> TypeGuard[BatchNormAct2d]:
     """Return whether `act` can become part of `norm`, which comes before it."""
     return (
         isinstance(norm, BatchNormAct2d)
         and norm.activation == "identity"
         and type(act) in _ACTIVATIONS
-        and "forward" not in vars(act)
-        and not _has_hooks(norm)
-        and not _has_hooks(act)
+        and _is_plain(norm)
+        and _is_plain(act)
     )

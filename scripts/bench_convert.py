@@ -45,6 +45,7 @@ class Row:
     """Images/s of a model before and after the conversion, for one dtype and memory format."""
 
     model: str
+    convert: str
     dtype: str
     format: str
     converted: int
@@ -160,7 +161,10 @@ def measure(args: argparse.Namespace, model: str, dtype: str, format: str) -> Ro
     times = [[seconds(step, args.steps, device) for step in steps] for _ in range(args.turns)]
     before_s, after_s = (median(column) for column in zip(*times, strict=True))
     ratio = median(theirs / ours for theirs, ours in times)
-    return Row(model, dtype, format, converted, args.batch / before_s, args.batch / after_s, ratio)
+    convert = "+".join(args.convert)
+    return Row(
+        model, convert, dtype, format, converted, args.batch / before_s, args.batch / after_s, ratio
+    )
 
 
 def means(rows: list[Row]) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """Batch normalisation and the activation that follows it, in one operator."""
 
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from ops.core.memory import repeat_allocation
 from ops.core.registration import register
 from ops.core.torch_private import direct
 
+_NAME = "batch_norm_act2d"
 _norm = torch.ops.lenet_ops.batch_norm_act2d.default
 _norm_backward = torch.ops.lenet_ops.batch_norm_act2d_backward.default
 
@@ -44,8 +46,8 @@ def batch_norm_act2d(
 
     y = activation((x - mean) / sqrt(variance + eps) * weight + bias), with mean and variance of
     each channel. In training they are those of the batch, and one operator reads the input twice
-    and writes the output once; its gradient saves the input alone. Otherwise PyTorch's operators
-    run.
+    and writes the output once; for backward it saves the input, not the normalised values.
+    Otherwise PyTorch's operators run.
 
     Args:
         input: [N, C, H, W], any strides; float64, float32, bfloat16 or float16.
@@ -64,30 +66,50 @@ def batch_norm_act2d(
     Raises:
         TypeError: an argument of the wrong type.
         NotImplementedError: an unsupported dtype.
-        ValueError: an unknown activation.
-        RuntimeError: mismatched shapes, dtypes or devices, one value per channel in training.
+        ValueError: an unknown activation, negative `eps`, one value per channel in training.
+        RuntimeError: mismatched shapes, dtypes or devices.
     """
     index = _index_of(activation)
     if not training:
-        check.image("batch_norm_act2d", input)
+        _check_image(input)
         normal = F.batch_norm(input, running_mean, running_var, weight, bias, eps=eps)
         return ACTIVATIONS[activation](normal)
     call = _fallback if is_dynamo_compiling() else _direct
+    args = (input, weight, bias, index, eps, running_mean, running_var, momentum)
     try:
-        output: Tensor = call(input, weight, bias, index, eps, running_mean, running_var, momentum)
+        output: Tensor = call(*args)
         return output
     except Exception as error:
-        for name, x in (("input", input), ("weight", weight), ("bias", bias)):
-            if x is not None or name == "input":
-                check.tensor("batch_norm_act2d", name, x)
-        repeat_allocation(error)
+        _raise_specific_error(error, *args)
         raise
+
+
+def _check_image(input: Tensor) -> None:
+    check.tensor(_NAME, "input", input)
+    if input.dim() != 4:
+        raise RuntimeError(f"{_NAME}: input must have shape [N, C, H, W], got {list(input.shape)}")
+
+
+def _raise_specific_error(error: Exception, input: Tensor, *args: Any) -> None:
+    weight, bias, _, eps, running_mean, running_var, momentum = args
+    _check_image(input)
+    channels = {"weight": weight, "bias": bias}
+    channels |= {"running_mean": running_mean, "running_var": running_var}
+    for name, x in channels.items():
+        if x is not None:
+            check.tensor(_NAME, name, x)
+    for name, number in (("eps", eps), ("momentum", momentum)):
+        if not isinstance(number, Real):
+            raise TypeError(f"{_NAME}: {name} must be float, not {type(number).__name__}")
+    if eps < 0 or input.numel() == input.shape[1]:
+        raise ValueError(str(error).partition("\n")[0]) from None
+    repeat_allocation(error)
 
 
 def _index_of(activation: str) -> int:
     if activation not in _INDEX:
         raise ValueError(
-            f"batch_norm_act2d: activation must be one of {', '.join(_INDEX)}, got {activation!r}"
+            f"{_NAME}: activation must be one of {', '.join(_INDEX)}, got {activation!r}"
         )
     return _INDEX[activation]
 
@@ -105,6 +127,9 @@ torch.fx.wrap("batch_norm_act2d")  # one node in torch.fx graphs
 class BatchNormAct2d(nn.BatchNorm2d):
     """Apply :func:`batch_norm_act2d`, with the arguments and state of ``nn.BatchNorm2d``.
 
+    ``torch.fx.symbolic_trace`` traces through this layer: trace it in evaluation, or as a leaf
+    module like those of torch.nn.
+
     Args:
         num_features: C.
         activation: "identity", "relu", "relu6", "silu" or "hardswish".
@@ -120,7 +145,8 @@ class BatchNormAct2d(nn.BatchNorm2d):
     def forward(self, input: Tensor) -> Tensor:
         """Return the activations of `input` [N, C, H, W]."""
         momentum = 0.0 if self.momentum is None else self.momentum
-        if self.training and self.num_batches_tracked is not None:
+        counts = self.training and self.track_running_stats
+        if counts and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
             if self.momentum is None:  # cumulative average
                 momentum = 1.0 / float(self.num_batches_tracked)
@@ -131,7 +157,7 @@ class BatchNormAct2d(nn.BatchNorm2d):
             self.running_var if tracked else None,
             self.weight,
             self.bias,
-            self.training or self.running_mean is None,
+            self.training or (self.running_mean is None and self.running_var is None),
             momentum,
             self.eps,
             self.activation,
@@ -142,14 +168,14 @@ class BatchNormAct2d(nn.BatchNorm2d):
         return f"{super().extra_repr()}, activation={self.activation!r}"
 
 
-def _check(op: str, input: Tensor, activation: int, **channels: Tensor | None) -> None:
+def _check(op: str, input: Tensor, activation: int, eps: float, **channels: Tensor | None) -> None:
     """Check the arguments as the kernels do; `channels` have one value per channel."""
     torch._check(
         input.dim() == 4,
         lambda: f"{op}: input must have shape [N, C, H, W], got {list(input.shape)}",
     )
     torch._check(
-        input.shape[0] * input.shape[2] * input.shape[3] > 1,
+        input.shape[0] * input.shape[2] * input.shape[3] != 1,
         lambda: f"{op}: input must have more than 1 value per channel, got {list(input.shape)}",
     )
     allowed = input.dtype, _sums(input)
@@ -161,6 +187,7 @@ def _check(op: str, input: Tensor, activation: int, **channels: Tensor | None) -
         0 <= activation < len(ACTIVATIONS),
         lambda: f"{op}: activation must be between 0 and 4, got {activation}",
     )
+    torch._check(eps >= 0, lambda: f"{op}: eps must be at least 0, got {eps}")
 
 
 def _check_dtype(op: str, name: str, x: Tensor, allowed: tuple[torch.dtype, torch.dtype]) -> None:
@@ -187,10 +214,8 @@ def _fake(
     running_var: Tensor | None,
     momentum: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    _check("batch_norm_act2d", input, activation, weight=weight, bias=bias)
-    _check(
-        "batch_norm_act2d", input, activation, running_mean=running_mean, running_var=running_var
-    )
+    running = {"running_mean": running_mean, "running_var": running_var}
+    _check(_NAME, input, activation, eps, weight=weight, bias=bias, **running)
     channels = input.new_empty(input.shape[1:2], dtype=_sums(input))
     return layout.resized(input, *input.shape[2:]), channels, torch.empty_like(channels)
 
@@ -206,8 +231,8 @@ def _fake_backward(
     eps: float,
     mask: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    op = "batch_norm_act2d_backward"
-    _check(op, input, activation, weight=weight, bias=bias)
+    op = f"{_NAME}_backward"
+    _check(op, input, activation, eps, weight=weight, bias=bias)
     check.matches(op, "grad_output", grad_output, input.shape, "input", input)
     for name, x in (("mean", mean), ("rstd", rstd)):
         check.same_shape(op, name, x, input.shape[1:2])
@@ -241,8 +266,7 @@ def _vmap(info: Any, in_dims: Sequence[int | None], *args: Any) -> Any:
     """Compute samples as further channels."""
     if args[5] is not None or args[6] is not None:
         raise RuntimeError(
-            "batch_norm_act2d: vmap cannot update running statistics; pass None, or eval() the "
-            "module"
+            f"{_NAME}: vmap cannot update running statistics; pass None, or eval() the module"
         )
     return folded(_norm, (1, 0, 0), (1, 0, 0))(info, in_dims, *args)
 

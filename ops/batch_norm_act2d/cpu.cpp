@@ -1,5 +1,8 @@
 // CPU batch normalisation and activation: a deterministic two-stage reduction over runs of memory,
 // then a pass over the same runs.
+#include <array>
+#include <vector>
+
 #include "batch_norm_act2d/op.h"
 
 #define OPS_KERNELS "batch_norm_act2d/cpu_kernels.h"
@@ -8,49 +11,50 @@
 namespace ops::cpu {
 namespace {
 
-constexpr int64_t kRun = 32768;    // elements of a run, about
-constexpr int64_t kMinWidth = 64;  // elements of a row, at least
-constexpr int64_t kPlanes = 1024;  // elements of a row of small planes, about
-constexpr int64_t kMaxLanes = 16;  // of a vector
+constexpr int64_t kRun = 32768;      // elements of a run, about
+constexpr int64_t kMinWidth = 64;    // elements of a row, at least
+constexpr int64_t kMaxWidth = 1024;  // elements of a row of several channels, at most
+constexpr int64_t kMaxLanes = 16;    // of a vector
 
-// Elements of one chunk: pixels with all channels (NHWC), or from several images (NCHW) a piece of
-// a plane or adjacent small planes.
+// The unit of work: some channels of some images (NHWC: of some pixels).
 struct Run {
-  int64_t chunk;  // index among the runs of a channel
+  int64_t chunk;  // index of the images (and piece of a plane)
   int64_t channel, channels;
-  int64_t offset, length;  // first element; adjacent elements
-  int64_t images, stride;  // repetitions in memory
-  int64_t count;           // elements of each channel
+  int64_t offset, length;       // first element; adjacent elements
+  int64_t repetitions, stride;  // of `length` elements in memory
+  int64_t count;                // elements of each channel
 
   // Call f(offset) for each sequence of adjacent elements.
   template <typename F>
-  void for_each_image(const F& f) const {
-    for (int64_t i = 0; i < images; ++i) {
+  void for_each_sequence(const F& f) const {
+    for (int64_t i = 0; i < repetitions; ++i) {
       f(offset + i * stride);
     }
   }
 };
 
 // Division of a tensor into runs. It depends on the shape alone: results do not depend on threads.
+//
+//              groups of channels                        a row of per-channel arguments
+//   images ┌─────────┬─────────┬───┐ chunk 0             ┌────────────────────────────────┐
+//          │   run   │   run   │run│                     │ c0 c0 c0 c1 c1 c1 c2 c2 c2     │ small
+//          planes ├─────────┼─────────┼───┤ chunk 1 …           │ c0 c1 c2 c0 c1 c2 c0 c1 c2 …   │
+//          NHWC └─────────┴─────────┴───┘                     └────────────────────────────────┘
 struct Runs {
   NormLayout layout;
   bool nchw;
-  int64_t each;      // adjacent elements of a channel in a row: a small plane, or 1
+  int64_t plane;     // elements of a channel in a row: a small plane of NCHW, or 1
   int64_t channels;  // of a run, at most
-  int64_t width;     // elements of a row: channels × each, times a power of two
-  int64_t piece;     // elements of a piece of a plane (NCHW), at most
+  int64_t width;     // elements of a row: channels × plane, times a power of two
+  int64_t piece;     // elements of a piece of a plane, at most
   int64_t pieces;    // of a plane
-  int64_t images;    // of a run (NCHW), or pixels (NHWC), at most
-  int64_t chunks;    // runs of each channel
-  int64_t groups;    // runs of each chunk
+  int64_t images;    // of a run, at most
+  int64_t chunks, groups;
 
   explicit Runs(NormLayout layout) : layout(layout), nchw(layout.inner > 1) {
-    each = nchw && layout.inner <= kPlanes / 2 ? layout.inner : 1;
-    channels = nchw && each == 1 ? 1 : layout.channels;
-    if (each > 1) {
-      channels = std::min(channels, kPlanes / each);
-    }
-    width = channels * each;
+    plane = nchw && layout.inner <= kMaxWidth / 2 ? layout.inner : 1;
+    channels = nchw && plane == 1 ? 1 : std::min(layout.channels, kMaxWidth / plane);
+    width = channels * plane;
     if (width < kMinWidth) {
       width *= kMaxLanes / std::gcd(width, kMaxLanes);  // whole vectors
       while (width < kMinWidth) {
@@ -71,7 +75,7 @@ struct Runs {
     const int64_t c = std::min(channels, layout.channels - channel);
     const int64_t length = std::min(piece, layout.inner - begin);
     const int64_t offset = (image * layout.channels + channel) * layout.inner + begin;
-    if (!nchw) {
+    if (!nchw && groups == 1) {  // the pixels are adjacent
       return {chunk, channel, c, offset, n * c, 1, 0, n};
     }
     return {chunk, channel, c, offset, c * length, n, layout.channels * layout.inner, n * length};
@@ -98,13 +102,13 @@ class Rows {
   void repeat(size_t i, const T* values, int64_t channels, int64_t stride) {
     A* row = (*this)[i];
     for (int64_t c = 0; c < channels; ++c) {
-      row[c * runs_.each] = static_cast<A>(values[c * stride]);
+      row[c * runs_.plane] = static_cast<A>(values[c * stride]);
     }
-    for (int64_t c = 0; runs_.each > 1 && c < channels; ++c) {
-      std::fill_n(row + c * runs_.each, runs_.each, row[c * runs_.each]);
+    for (int64_t c = 0; runs_.plane > 1 && c < channels; ++c) {
+      std::fill_n(row + c * runs_.plane, runs_.plane, row[c * runs_.plane]);
     }
-    for (int64_t k = channels * runs_.each; k < runs_.width; ++k) {
-      row[k] = row[k - channels * runs_.each];
+    for (int64_t k = channels * runs_.plane; k < runs_.width; ++k) {
+      row[k] = row[k - channels * runs_.plane];
     }
   }
 
@@ -113,14 +117,14 @@ class Rows {
   // Add up the columns of each channel of row i; return the sums of the channels.
   const A* fold(size_t i) {
     A* row = (*this)[i];
-    const int64_t columns = runs_.channels * runs_.each;
+    const int64_t columns = runs_.channels * runs_.plane;
     for (int64_t half = runs_.width / 2; half >= columns; half /= 2) {
       for (int64_t k = 0; k < half; ++k) {
         row[k] += row[k + half];
       }
     }
-    for (int64_t c = 0; runs_.each > 1 && c < runs_.channels; ++c) {
-      row[c] = std::accumulate(row + c * runs_.each, row + (c + 1) * runs_.each, A(0));
+    for (int64_t c = 0; runs_.plane > 1 && c < runs_.channels; ++c) {
+      row[c] = std::accumulate(row + c * runs_.plane, row + (c + 1) * runs_.plane, A(0));
     }
     return row;
   }
@@ -151,6 +155,8 @@ void Runs::for_each(std::initializer_list<const A*> arguments, const F& f) const
   });
 }
 
+using Sums = std::array<double, 3>;
+
 // Two values of each chunk and channel.
 template <typename A>
 struct Partials {
@@ -161,6 +167,25 @@ struct Partials {
       : channels(runs.layout.channels), first(runs.chunks * channels), second(first.size()) {}
 
   int64_t at(const Run& run) const { return run.chunk * channels + run.channel; }
+
+  // Call add(sums, chunk, first, second, origin) for each chunk of a channel, then
+  // finish(channel, sums, origin); `origin` is the first value of the first chunk.
+  template <typename Add, typename Finish>
+  void combine(const Runs& runs, const Add& add, const Finish& finish) const {
+    torch::stable::parallel_for(0, channels, kRun / runs.chunks + 1,
+                                [&](int64_t begin, int64_t end) {
+                                  std::vector<Sums> sums(end - begin);
+                                  for (int64_t chunk = 0; chunk < runs.chunks; ++chunk) {
+                                    for (int64_t c = begin; c < end; ++c) {
+                                      const int64_t i = chunk * channels + c;
+                                      add(sums[c - begin], chunk, first[i], second[i], first[c]);
+                                    }
+                                  }
+                                  for (int64_t c = begin; c < end; ++c) {
+                                    finish(c, sums[c - begin], first[c]);
+                                  }
+                                });
+  }
 };
 
 // Coefficients of each channel: z = (x − mean) scale + bias.
@@ -185,34 +210,32 @@ struct Backend {
     Partials<A> partials(runs);  // mean and Σ (x − mean)²
     runs.for_each<A>({}, [&](const Run& run, Rows<A>& rows) {
       const T* first = x + run.offset;
-      rows.repeat(0, first, run.channels, runs.each);
+      rows.repeat(0, first, run.channels, runs.plane);
       rows.clear(1);
       rows.clear(2);
-      run.for_each_image([&](int64_t i) {
+      run.for_each_sequence([&](int64_t i) {
         OPS_CALL(statistics(x + i, run.length, runs.width, rows[0], rows[1], rows[2]));
       });
       const A *sum = rows.fold(1), *square = rows.fold(2), n = static_cast<A>(run.count);
       for (int64_t c = 0, to = partials.at(run); c < run.channels; ++c, ++to) {
-        partials.first[to] = static_cast<A>(first[c * runs.each]) + sum[c] / n;
+        partials.first[to] = static_cast<A>(first[c * runs.plane]) + sum[c] / n;
         partials.second[to] = std::max(square[c] - sum[c] * (sum[c] / n), A(0));
       }
     });
-    for (int64_t c = 0; c < layout.channels; ++c) {  // Chan, Golub, LeVeque
-      const double origin = partials.first[c], n = static_cast<double>(layout.count());
-      double sum = 0, square = 0, inner = 0;
-      for (int64_t chunk = 0; chunk < runs.chunks; ++chunk) {
-        const double m = static_cast<double>(runs.count(chunk));
-        const double d = partials.first[chunk * layout.channels + c] - origin;
-        sum += m * d;
-        square += m * d * d;
-        inner += partials.second[chunk * layout.channels + c];
-      }
-      statistics.store(c, origin + sum / n, inner + (square - sum * sum / n));
-    }
+    const double n = static_cast<double>(layout.count());
+    partials.combine(
+        runs,
+        [&](Sums& sums, int64_t chunk, double mean, double squares, double origin) {
+          const double m = static_cast<double>(runs.count(chunk)), d = mean - origin;
+          sums = {sums[0] + m * d, sums[1] + m * d * d, sums[2] + squares};
+        },
+        [&](int64_t c, const Sums& sums, double origin) {  // Chan, Golub, LeVeque
+          statistics.store(c, origin + sums[0] / n, sums[2] + (sums[1] - sums[0] * sums[0] / n));
+        });
     const Coefficients<A> with(channels, layout.channels);
     const A *mean = channels.mean, *scale = with.scale.data(), *bias = with.bias.data();
     runs.for_each<A>({mean, scale, bias}, [&](const Run& run, Rows<A>& rows) {
-      run.for_each_image([&](int64_t i) {
+      run.for_each_sequence([&](int64_t i) {
         OPS_CALL(normalise(x + i, run.length, runs.width, {rows[0], rows[1], rows[2]}, f, out + i));
       });
     });
@@ -230,7 +253,7 @@ struct Backend {
     runs.for_each<A>({mean, scale, bias}, [&](const Run& run, Rows<A>& rows) {
       rows.clear(3);
       rows.clear(4);
-      run.for_each_image([&](int64_t i) {
+      run.for_each_sequence([&](int64_t i) {
         OPS_CALL(gradients(grad + i, x + i, run.length, runs.width, {rows[0], rows[1], rows[2]}, f,
                            rows[3], rows[4]));
       });
@@ -238,24 +261,24 @@ struct Backend {
       std::copy_n(rows.fold(4), run.channels, partials.second.data() + partials.at(run));
     });
     std::vector<A> offsets(layout.channels), slopes(layout.channels);
-    for (int64_t c = 0; c < layout.channels; ++c) {
-      double sum = 0, product = 0;
-      for (int64_t chunk = 0; chunk < runs.chunks; ++chunk) {
-        sum += partials.first[chunk * layout.channels + c];
-        product += partials.second[chunk * layout.channels + c];
-      }
-      grad_bias[c] = static_cast<A>(sum);
-      grad_weight[c] = static_cast<A>(product * channels.rstd[c]);
-      const A factor = scale[c] / static_cast<A>(layout.count());
-      offsets[c] = factor * grad_bias[c];
-      slopes[c] = factor * (grad_weight[c] * channels.rstd[c]);
-    }
+    partials.combine(
+        runs,
+        [](Sums& sums, int64_t, double sum, double product, double) {
+          sums = {sums[0] + sum, sums[1] + product, 0};
+        },
+        [&](int64_t c, const Sums& sums, double) {
+          grad_bias[c] = static_cast<A>(sums[0]);
+          grad_weight[c] = static_cast<A>(sums[1] * channels.rstd[c]);
+          const A factor = scale[c] / static_cast<A>(layout.count());
+          offsets[c] = factor * grad_bias[c];
+          slopes[c] = factor * (grad_weight[c] * channels.rstd[c]);
+        });
     if (out == nullptr) {
       return;
     }
     const A *offset = offsets.data(), *slope = slopes.data();
     runs.for_each<A>({mean, scale, bias, offset, slope}, [&](const Run& run, Rows<A>& rows) {
-      run.for_each_image([&](int64_t i) {
+      run.for_each_sequence([&](int64_t i) {
         OPS_CALL(input_gradient(grad + i, x + i, run.length, runs.width,
                                 {rows[0], rows[1], rows[2]}, f, rows[3], rows[4], out + i));
       });

@@ -24,13 +24,13 @@ inline Vec<A, N> gradient(const Clamp<A>& f, Vec<A, N> g, Vec<A, N> z) {
 
 template <int N, typename A>
 inline Vec<A, N> value(const Silu<A>&, Vec<A, N> z) {
-  return z / (exp<A, N>(-z) + A(1));
+  return z * Sigmoid<A, N>(z).value;
 }
 
 template <int N, typename A>
 inline Vec<A, N> gradient(const Silu<A>&, Vec<A, N> g, Vec<A, N> z) {
-  const Vec<A, N> s = A(1) / (exp<A, N>(-z) + A(1));
-  return g * (s * (z * (A(1) - s) + A(1)));
+  const Sigmoid<A, N> s(z);
+  return g * (s.value + z * s.slope);
 }
 
 template <int N, typename A>
@@ -40,8 +40,8 @@ inline Vec<A, N> value(const Hardswish<A>&, Vec<A, N> z) {
 
 template <int N, typename A>
 inline Vec<A, N> gradient(const Hardswish<A>&, Vec<A, N> g, Vec<A, N> z) {
-  const Vec<A, N> inside = z <= A(3) ? g * (z * A(1.0 / 3.0) + A(0.5)) : g;
-  return z < A(-3) ? Vec<A, N>{} : inside;
+  const Vec<A, N> inside = z < A(3) ? g * (z * A(1.0 / 3.0) + A(0.5)) : g;
+  return z <= A(-3) ? Vec<A, N>{} : inside;
 }
 
 // Load or store N lanes, or the first n < N of them.

@@ -1,5 +1,5 @@
-// Batch normalisation with batch statistics, followed by an activation: arguments, memory layout,
-// allocation and formulas, the same on every device.
+// Batch normalisation with batch statistics, followed by an activation: arguments, memory layout
+// and allocation on any device; scalar formulas (cpu_kernels.h has them for vectors).
 #pragma once
 
 #include <cmath>
@@ -59,7 +59,7 @@ struct Hardswish {
     return z * (t < A(0) ? A(0) : t > A(6) ? A(6) : t) * A(1.0 / 6.0);
   }
   OPS_DEVICE A gradient(A g, A z) const {
-    return z < A(-3) ? A(0) : z <= A(3) ? g * (z * A(1.0 / 3.0) + A(0.5)) : g;
+    return z <= A(-3) ? A(0) : z < A(3) ? g * (z * A(1.0 / 3.0) + A(0.5)) : g;
   }
 };
 
@@ -78,10 +78,6 @@ void dispatch_activation(int64_t activation, const F& f) {
   }
 }
 
-inline ScalarType accumulator_dtype(ScalarType dtype) {
-  return dtype == ScalarType::Double ? dtype : ScalarType::Float;
-}
-
 // Check a tensor of one value per channel, in the dtype of the input or of its accumulators.
 inline void check_channels(const char* op, const Tensor& input, const char* name,
                            const std::optional<Tensor>& x) {
@@ -96,36 +92,39 @@ inline void check_channels(const char* op, const Tensor& input, const char* name
 }
 
 inline void check_norm(const char* op, const Tensor& input, const std::optional<Tensor>& weight,
-                       const std::optional<Tensor>& bias, int64_t activation) {
+                       const std::optional<Tensor>& bias, int64_t activation, double eps) {
   check(input.dim() == 4, op, ": input must have shape [N, C, H, W], got ", shape{input});
   dispatch_floating(op, input.scalar_type(), [](auto) {});
-  check(input.size(0) * input.size(2) * input.size(3) > 1, op,
+  check(input.size(0) * input.size(2) * input.size(3) != 1, op,
         ": input must have more than 1 value per channel, got ", shape{input});
   check_channels(op, input, "weight", weight);
   check_channels(op, input, "bias", bias);
   check(0 <= activation && activation <= static_cast<int64_t>(Activation::hardswish), op,
         ": activation must be between 0 and 4, got ", activation);
+  check(eps >= 0, op, ": eps must be at least 0, got ", eps);
 }
 
-// Return a contiguous copy in `dtype`, or x itself.
-inline Tensor in_dtype(const Tensor& x, ScalarType dtype) {
-  return x.scalar_type() == dtype
-             ? as_contiguous(x)
-             : copy_to(empty(x, {x.sizes().begin(), x.sizes().end()}, dtype), x);
+// Return x contiguous in `dtype`: x itself, or a copy.
+inline std::optional<Tensor> in_dtype(const std::optional<Tensor>& x, ScalarType dtype) {
+  return x ? std::optional(as_contiguous(to_dtype(*x, dtype))) : std::nullopt;
 }
 
-// Return the pointer to a tensor's elements; null without a tensor.
 template <typename A>
-A* data_of(const std::optional<Tensor>& x) {
+A* mutable_data_or_null(const std::optional<Tensor>& x) {
   return x ? static_cast<A*>(x->data_ptr()) : nullptr;
 }
 
-inline std::optional<Tensor> optional_in_dtype(const std::optional<Tensor>& x, ScalarType dtype) {
-  return x ? std::optional(in_dtype(*x, dtype)) : std::nullopt;
+// Return one value per channel: to be computed, or zeros for an empty batch.
+inline Tensor sums_of(const Tensor& x, NormLayout layout, ScalarType dtype) {
+  Tensor sums = empty(x, {layout.channels}, dtype);
+  if (layout.count() == 0) {
+    torch::stable::zero_(sums);
+  }
+  return sums;
 }
 
-// Copy x to the tensor that it was converted from.
-inline void store_copy(const std::optional<Tensor>& x, const std::optional<Tensor>& to) {
+// Copy x back to `to`, unless x is `to`.
+inline void copy_back(const std::optional<Tensor>& x, const std::optional<Tensor>& to) {
   if (to && to->get() != x->get()) {
     copy_to(*to, *x);
   }
@@ -144,11 +143,16 @@ struct Statistics {
     mean[c] = static_cast<A>(batch_mean);
     rstd[c] = static_cast<A>(1 / std::sqrt(squares / n + eps));
     if (running_mean) {
-      running_mean[c] += static_cast<A>(momentum * (batch_mean - running_mean[c]));
+      move(running_mean + c, batch_mean);
     }
     if (running_var) {
-      running_var[c] += static_cast<A>(momentum * (squares / (n - 1) - running_var[c]));
+      move(running_var + c, squares / (n - 1));
     }
+  }
+
+ private:
+  OPS_DEVICE void move(A* running, double batch) const {
+    *running = static_cast<A>((1 - momentum) * *running + momentum * batch);
   }
 };
 
@@ -162,26 +166,29 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_act2d(const Tensor& input,
                                                     std::optional<Tensor> running_var,
                                                     double momentum) {
   const char* op = "batch_norm_act2d";
-  check_norm(op, input, weight, bias, activation);
+  check_norm(op, input, weight, bias, activation, eps);
   check_channels(op, input, "running_mean", running_mean);
   check_channels(op, input, "running_var", running_var);
   const ScalarType dtype = accumulator_dtype(input.scalar_type());
   const MemoryFormat format = memory_format(input);
   const Tensor x = as_contiguous(input, format);
   const NormLayout layout = norm_layout(x, format);
-  const auto w = optional_in_dtype(weight, dtype), b = optional_in_dtype(bias, dtype);
-  const auto running = optional_in_dtype(running_mean, dtype);
-  const auto running_squares = optional_in_dtype(running_var, dtype);
+  const auto w = in_dtype(weight, dtype), b = in_dtype(bias, dtype);
+  const auto new_mean = in_dtype(running_mean, dtype), new_var = in_dtype(running_var, dtype);
   Tensor out = empty(x, {x.sizes().begin(), x.sizes().end()}, format);
-  Tensor mean = empty(x, {layout.channels}, dtype), rstd = empty(x, {layout.channels}, dtype);
+  Tensor mean = sums_of(x, layout, dtype), rstd = sums_of(x, layout, dtype);
   dispatch_floating(op, x.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     using A = acc_t<T>;
     A *const mean_data = mean.mutable_data_ptr<A>(), *const rstd_data = rstd.mutable_data_ptr<A>();
-    const Statistics<A> statistics{
-        mean_data, rstd_data, data_of<A>(running), data_of<A>(running_squares),
-        momentum,  eps,       layout.count()};
-    const Channels<A> channels{data_of<A>(w), data_of<A>(b), mean_data, rstd_data};
+    const Statistics<A> statistics{mean_data,
+                                   rstd_data,
+                                   mutable_data_or_null<A>(new_mean),
+                                   mutable_data_or_null<A>(new_var),
+                                   momentum,
+                                   eps,
+                                   layout.count()};
+    const Channels<A> channels{data_or_null<A>(w), data_or_null<A>(b), mean_data, rstd_data};
     if (x.numel() > 0) {
       dispatch_activation<A>(activation, [&](const auto& f) {
         Backend::forward(x, layout, x.const_data_ptr<T>(), statistics, channels, f,
@@ -189,8 +196,8 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_act2d(const Tensor& input,
       });
     }
   });
-  store_copy(running, running_mean);
-  store_copy(running_squares, running_var);
+  copy_back(new_mean, running_mean);
+  copy_back(new_var, running_var);
   return {out, mean, rstd};
 }
 
@@ -198,10 +205,10 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_act2d(const Tensor& input,
 template <typename Backend>
 std::tuple<Tensor, Tensor, Tensor> batch_norm_act2d_backward(
     const Tensor& grad_output, const Tensor& input, std::optional<Tensor> weight,
-    std::optional<Tensor> bias, const Tensor& mean, const Tensor& rstd, int64_t activation, double,
-    std::vector<bool> output_mask) {
+    std::optional<Tensor> bias, const Tensor& mean, const Tensor& rstd, int64_t activation,
+    double eps, std::vector<bool> output_mask) {
   const char* op = "batch_norm_act2d_backward";
-  check_norm(op, input, weight, bias, activation);
+  check_norm(op, input, weight, bias, activation, eps);
   check_same(op, "input", input, "grad_output", grad_output);
   check_shape(op, "grad_output", grad_output, {input.sizes().begin(), input.sizes().end()});
   const ScalarType dtype = accumulator_dtype(input.scalar_type());
@@ -214,15 +221,15 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_act2d_backward(
   const MemoryFormat format = memory_format(input);
   const Tensor x = as_contiguous(input, format), grad = as_contiguous(grad_output, format);
   const NormLayout layout = norm_layout(x, format);
-  const auto w = optional_in_dtype(weight, dtype), b = optional_in_dtype(bias, dtype);
-  const std::optional<Tensor> mu = as_contiguous(mean), r = as_contiguous(rstd);
+  const auto w = in_dtype(weight, dtype), b = in_dtype(bias, dtype);
+  const Tensor mu = as_contiguous(mean), r = as_contiguous(rstd);
   Tensor grad_input = output_mask[0] ? empty_as(x) : empty(x, {0});
-  Tensor grad_weight = empty(x, {layout.channels}, dtype);
-  Tensor grad_bias = empty(x, {layout.channels}, dtype);
+  Tensor grad_weight = sums_of(x, layout, dtype), grad_bias = sums_of(x, layout, dtype);
   dispatch_floating(op, x.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     using A = acc_t<T>;
-    const Channels<A> channels{data_of<A>(w), data_of<A>(b), data_of<A>(mu), data_of<A>(r)};
+    const Channels<A> channels{data_or_null<A>(w), data_or_null<A>(b), mu.const_data_ptr<A>(),
+                               r.const_data_ptr<A>()};
     if (x.numel() > 0) {
       dispatch_activation<A>(activation, [&](const auto& f) {
         Backend::backward(x, layout, grad.const_data_ptr<T>(), x.const_data_ptr<T>(), channels, f,
@@ -232,7 +239,7 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_act2d_backward(
     }
   });
   const auto result = [&](bool wanted, const Tensor& gradient, const std::optional<Tensor>& like) {
-    return wanted && like ? in_dtype(gradient, like->scalar_type()) : empty(x, {0});
+    return wanted && like ? to_dtype(gradient, like->scalar_type()) : empty(x, {0});
   };
   return {grad_input, result(output_mask[1], grad_weight, weight),
           result(output_mask[2], grad_bias, bias)};

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ops.core.formula import Formula, as_tuple
+from ops.core.formula import Formula, as_tuple, is_mutable
 from ops.core.memory import repeat_allocation
 from ops.core.torch_private import (
     OpOverload,
@@ -61,6 +61,7 @@ def make_kernel(
     recorded: OpOverload | None,
 ) -> Callable[..., Any]:
     """Return the Autograd kernel of `op`. The arguments are those of registration.register."""
+    mutable = [(i, x.name) for i, x in enumerate(schema_of(op).arguments) if is_mutable(x)]
 
     def forward(*args: Any) -> Any:
         try:
@@ -124,6 +125,11 @@ def make_kernel(
     def kernel(*args: Any) -> Any:
         if not (torch.is_grad_enabled() and any_requires_grad(args)) and not forward_mode():
             return forward(*args)
+        for index, name in mutable:
+            if args[index] is not None and args[index].requires_grad:
+                raise RuntimeError(
+                    f"{name_of(op)} is not differentiable with respect to argument '{name}'"
+                )
         if transforms_active():
             with enable_single_level_autograd_function():
                 return function.apply(*args)

@@ -26,6 +26,11 @@ using torch::headeronly::ScalarType;
 template <typename T>
 using acc_t = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
+// The dtype of acc_t<T>.
+inline ScalarType accumulator_dtype(ScalarType dtype) {
+  return dtype == ScalarType::Double ? dtype : ScalarType::Float;
+}
+
 template <typename T>
 struct type_tag {
   using type = T;

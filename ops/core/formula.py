@@ -60,7 +60,7 @@ class Formula:
         self.tensors = [
             i
             for i, x in enumerate(self.schema.arguments)
-            if _is_tensor(str(x.type)) and not _is_mutable(x)
+            if _is_tensor(str(x.type)) and not is_mutable(x)
         ]
         self.grads = 1 + max((t.position for t in self.terms if t.kind == "grad"), default=-1)
         self._check()
@@ -155,7 +155,7 @@ def as_tuple(outputs: Any) -> tuple[Tensor, ...]:
     return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
-def _is_mutable(argument: Any) -> bool:
+def is_mutable(argument: Any) -> bool:
     """Return whether the operator writes to an argument of its schema, as in Tensor(a!)."""
     return argument.alias_info is not None and argument.alias_info.is_write
 

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <numeric>
+#include <optional>
 #include <vector>
 
 #include "core/check.h"
@@ -128,6 +129,18 @@ inline Tensor empty_as(const Tensor& x) {
 template <typename Call>
 Tensor allocate_copy(const Tensor& x, ScalarType dtype, const Call& call) {
   return allocate(x, call, [&] { return x.numel() * element_size(dtype); });
+}
+
+// Return x in `dtype`: x itself, or a copy.
+inline Tensor to_dtype(const Tensor& x, ScalarType dtype) {
+  return x.scalar_type() == dtype
+             ? x
+             : allocate_copy(x, dtype, [&] { return torch::stable::to(x, dtype); });
+}
+
+template <typename T>
+const T* data_or_null(const std::optional<Tensor>& x) {
+  return x ? x->const_data_ptr<T>() : nullptr;
 }
 
 // Return `to` after x has been copied to it. Unlike torch::stable::copy_, which looks up its

@@ -60,8 +60,8 @@ struct Loops {
             average_planes(x + begin * layout.length, end - begin, layout.length, out + begin));
       });
     }
-    const ScalarType type = std::is_same_v<A, double> ? ScalarType::Double : ScalarType::Float;
-    Tensor memory = empty(like, {layout.outer * splits.count * layout.inner}, type);
+    Tensor memory = empty(like, {layout.outer * splits.count * layout.inner},
+                          accumulator_dtype(like.scalar_type()));
     A* sums = memory.mutable_data_ptr<A>();
     splits.for_each(layout, [&](int64_t i, int64_t o, int64_t first, int64_t rows) {
       const T* from = x + (o * layout.length + first) * layout.inner;

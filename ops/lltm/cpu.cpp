@@ -20,7 +20,7 @@ struct Backend {
   template <typename T>
   using Operand = acc_t<T>;
 
-  static Tensor operand(const Tensor& x) { return to_dtype(x, sum_dtype(x.scalar_type())); }
+  static Tensor operand(const Tensor& x) { return to_dtype(x, accumulator_dtype(x.scalar_type())); }
 
   // out = a b
   static void multiply(const Tensor& out, const Tensor& a, const Tensor& b) {

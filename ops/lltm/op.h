@@ -89,21 +89,6 @@ inline Tensor rows_transposed(const Tensor& x, int64_t begin, int64_t end, int64
   return matrix(x, columns, end - begin, 1, columns, begin * columns);
 }
 
-inline Tensor to_dtype(const Tensor& x, ScalarType dtype) {
-  return x.scalar_type() == dtype
-             ? x
-             : allocate_copy(x, dtype, [&] { return torch::stable::to(x, dtype); });
-}
-
-inline ScalarType sum_dtype(ScalarType dtype) {
-  return dtype == ScalarType::Double ? dtype : ScalarType::Float;
-}
-
-template <typename T>
-const T* data_or_null(const std::optional<Tensor>& x) {
-  return x ? x->const_data_ptr<T>() : nullptr;
-}
-
 // Names of the operator and its arguments in error messages.
 struct LltmNames {
   const char *op, *input, *old_h, *old_cell, *shape;

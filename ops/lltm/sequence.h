@@ -28,7 +28,7 @@ LltmOutputs lltm_forward(const LltmNames& names, int64_t dim, const Tensor& inpu
   if (sequence) {
     out.last_h = empty(a.input, {n, s});
   }
-  const ScalarType sums = sum_dtype(a.input.scalar_type());
+  const ScalarType sums = accumulator_dtype(a.input.scalar_type());
   out.products =
       empty(a.input, sequence ? std::vector{steps, n, 3 * s} : std::vector{n, 3 * s}, sums);
   dispatch_floating(names.op, a.input.scalar_type(), [&](auto tag) {
@@ -109,7 +109,7 @@ FiveTensors lltm_backward(const LltmNames& names, int64_t dim, LltmGradients gra
   const LltmArguments a(names, dim, input, weights, bias, old_h, old_cell);
   const int64_t steps = a.sizes.steps, n = a.sizes.batch, in = a.sizes.input, s = a.sizes.state;
   const int64_t wide = s + in, total = steps * n;
-  const ScalarType dtype = a.input.scalar_type(), sums = sum_dtype(dtype);
+  const ScalarType dtype = a.input.scalar_type(), sums = accumulator_dtype(dtype);
   const bool sequence = dim == 3;
   const auto check_matrix = [&](const char* name, const Tensor& x, int64_t columns,
                                 bool steps_too) {

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import ops
 from ops.core import library
-from tests.ops.operators import OPERATORS, each_case, each_operator
+from tests.ops.operators import OPERATORS, each_case, each_device, each_operator
 from tests.ops.tensors import as_tuple, gradients, inputs, present, random, record, total
 
 each_saving = pytest.mark.parametrize(
@@ -38,6 +38,7 @@ def test_gradients_against_finite_differences(op, case, check):
     assert check(function, tensors, **settings)
 
 
+@each_device
 @pytest.mark.parametrize(
     ("op", "needed"),
     [
@@ -46,8 +47,8 @@ def test_gradients_against_finite_differences(op, case, check):
         for needed in itertools.product((False, True), repeat=len(op.cases[0].shapes))
     ],
 )
-def test_computes_only_required_gradients(op, needed):
-    tensors = inputs(op.cases[0], torch.float32)
+def test_computes_only_required_gradients(op, needed, device):
+    tensors = inputs(op.cases[0], torch.float32, device)
     for x, requires_grad in zip(tensors, needed, strict=True):
         x.requires_grad_(requires_grad)
     forward, *backward = record(op, op.cases[0], *tensors)

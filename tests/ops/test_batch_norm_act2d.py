@@ -50,6 +50,7 @@ def layers(channels, activation, device="cpu", dtype=torch.float32, **options):
         (40, 3, 40, 40),  # several chunks, on CPU and CUDA
         (1, 2, 210, 200),  # planes in pieces
         (2, 1100, 3, 2),
+        (3, 5000, 1, 2),  # several groups of channels in NHWC
         (3, 4, 1, 1),
     ],
 )
@@ -126,6 +127,80 @@ def test_backward_without_gradient_of_the_input(device):
 
 
 @each_device
+def test_empty_batch(device):
+    ours, theirs = layers(4, "relu", device)
+    x = torch.ones(0, 4, 3, 3, device=device, requires_grad=True)
+    for layer in (ours, theirs):
+        layer(x).sum().backward()
+    assert ours.weight.grad.tolist() == ours.bias.grad.tolist() == [0] * 4
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict())
+
+
+@each_device
+@each_activation
+def test_gradient_at_the_bounds_of_an_activation(activation, device):
+    """Compare z = -3, 0, 3 and 6 exactly, in planes larger than a vector."""
+    x = torch.randn(2, 4, 5, 5, device=device)
+    bias = torch.tensor([-3.0, 0.0, 3.0, 6.0], device=device, requires_grad=True)
+    grads = []
+    for function in (batch_norm_act2d, F.batch_norm):
+        y = function(
+            x,
+            None,
+            None,
+            torch.zeros(4, device=device),
+            bias,
+            training=True,
+            **({"activation": activation} if function is batch_norm_act2d else {}),
+        )
+        y = y if function is batch_norm_act2d else ACTIVATIONS[activation](y)
+        grads.append(torch.autograd.grad(y.sum(), bias)[0])
+    torch.testing.assert_close(*grads)
+
+
+@each_device
+def test_momentum_of_1_forgets_the_running_statistics(device):
+    ours, theirs = layers(4, "relu", device, momentum=1.0)
+    for layer in (ours, theirs):
+        layer.running_mean.fill_(1e10)
+        layer.running_var.fill_(1e10)
+        layer(image((3, 4, 5, 6), device=device))
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict())
+
+
+@pytest.mark.parametrize("name", ["running_mean", "running_var"])
+def test_running_statistics_that_require_grad_raise(name):
+    stats = {"running_mean": torch.zeros(3), "running_var": torch.ones(3)}
+    stats[name].requires_grad_()
+    x = image((2, 3, 4, 4)).requires_grad_()
+    with pytest.raises(RuntimeError, match=f"not differentiable .* argument '{name}'"):
+        batch_norm_act2d(x, **stats, training=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "raises", "says"),
+    [
+        ({"running_mean": 1}, TypeError, "running_mean must be Tensor, not int"),
+        ({"momentum": None}, TypeError, "momentum must be float, not NoneType"),
+        ({"eps": "a"}, TypeError, "eps must be float, not str"),
+        ({"eps": -1.0}, ValueError, "eps must be at least 0, got -1"),
+    ],
+)
+def test_wrong_settings(arguments, raises, says):
+    settings = {"running_mean": None, "running_var": None, "training": True} | arguments
+    with pytest.raises(raises, match=f"^batch_norm_act2d: {says}$"):
+        batch_norm_act2d(image((2, 3, 4, 4)), **settings)
+
+
+def test_stopped_tracking_keeps_the_count():
+    ours, theirs = layers(4, "relu")
+    for layer in (ours, theirs):
+        layer.track_running_stats = False
+        layer(image((2, 4, 3, 3)))
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict())
+
+
+@each_device
 def test_nan_spoils_its_channel_alone(device):
     x = image((2, 3, 4, 4), device=device)
     x[0, 1, 0, 0] = torch.nan
@@ -170,8 +245,9 @@ def test_evaluation_runs_standard_operators():
     with Recorder() as recorder:
         ours.eval()(image((3, 4, 5, 6)))
     assert recorder.calls == []
-    with pytest.raises(RuntimeError, match=r"\[N, C, H, W\]"):
-        ours(torch.ones(4, 5))
+    for shape in ((4, 5), (3, 4, 5)):
+        with pytest.raises(RuntimeError, match=r"must have shape \[N, C, H, W\], got"):
+            ours(torch.ones(shape))
 
 
 NORMS = {"mobilenet_v3_small": 34, "mobilenet_v2": 52, "efficientnet_b0": 49}
@@ -280,6 +356,15 @@ def test_activation_that_is_used_otherwise_stays():
         assert type(model[0]) is BatchNormAct2d
         assert model[0].activation == "identity"
         assert type(model[1]) is nn.ReLU
+
+
+def test_layers_apart_are_not_fused():
+    conv = nn.Conv2d(3, 3, 1)
+    before = nn.Sequential(conv, nn.BatchNorm2d(3), conv, nn.ReLU())
+    after = copy.deepcopy(before)
+    assert convert_batch_norm(after) == 1
+    x = image((2, 3, 4, 4))
+    torch.testing.assert_close(after(x), before(x), rtol=1e-4, atol=1e-5)
 
 
 class Subclass(nn.BatchNorm2d):

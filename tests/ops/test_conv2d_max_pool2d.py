@@ -99,6 +99,9 @@ def test_invalid_indices_have_no_gradient():
             assert not result.any()
 
 
+@pytest.mark.skipif(
+    torch.__version__ < (2, 13), reason="the gradient of PyTorch 2.10's convolution crashes"
+)
 def test_sizes_of_padded_images_do_not_overflow():
     """Rows x columns of the padded image exceed 2^63: PyTorch's convolution gets the arguments."""
     x, weight = torch.randn(32, 1, 8, 8), torch.randn(1, 1, 3, 3)

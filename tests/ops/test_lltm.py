@@ -5,6 +5,7 @@ import torch
 
 from ops import LLTM, LLTMCell, lltm, lltm_cell
 from tests.ops.entries.lltm import reference
+from tests.ops.entries.lltm_cell import reference as cell_reference
 from tests.ops.operator_entry import raw
 from tests.ops.operators import each_device
 from tests.ops.tensors import DTYPES, assert_accurate, double, gradients, lay_out, random
@@ -81,6 +82,25 @@ def test_large_state(state, dtype, device):
         gradients(actual, tensors, grads), gradients(expected, exact, double(grads)), strict=True
     ):
         assert_accurate(a, e, dtype, terms=state, roundings=6)
+
+
+@each_device
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("batch", [9, 20])
+def test_largest_fused_cell(batch, dtype, device):
+    """Expect gradients where CUDA's fused cell needs the most shared memory."""
+    shapes = ((batch, 7), (1200, 407), (1200,), (batch, 400), (batch, 400))
+    tensors = [
+        (random(shape, dtype, device, seed=i) / 16).requires_grad_()
+        for i, shape in enumerate(shapes)
+    ]
+    exact = double(tensors)
+    actual, expected = lltm_cell(*tensors), cell_reference(*exact)
+    grads = [random(y.shape, dtype, device, seed=9) for y in expected]
+    for a, e in zip(
+        gradients(actual, tensors, grads), gradients(expected, exact, double(grads)), strict=True
+    ):
+        assert_accurate(a, e, dtype, terms=400, roundings=6)
 
 
 @pytest.mark.parametrize("used", [0, 1, 2])

@@ -34,6 +34,11 @@ inline bool takes_tensor(const c10::Argument& argument) {
   return argument.type()->isSubtypeOf(*c10::OptionalType::ofTensor());
 }
 
+// Return whether the operator writes to an argument, as to Tensor(a!).
+inline bool is_mutable(const c10::Argument& argument) {
+  return argument.alias_info() && argument.alias_info()->isWrite();
+}
+
 // Return the kind of a formula's term by the name of its kind in formula.py.
 inline Source::Kind kind_of(const std::string& name, const c10::Argument* argument) {
   static const std::map<std::string, Source::Kind> kinds{
@@ -63,14 +68,18 @@ class Recorder : public c10::OperatorKernel {
     bool requires_grad = false;
     bool handled_by_python = is_transformed();
     const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
-    for (const IValue& value : arguments) {
-      if (value.isTensor()) {
-        const at::Tensor& x = value.toTensor();
-        requires_grad |= x.requires_grad();
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      if (arguments[i].isTensor()) {
+        const at::Tensor& x = arguments[i].toTensor();
+        if (x.requires_grad() && at::GradMode::is_enabled()) {
+          const c10::Argument& argument = op.schema().arguments()[i];
+          TORCH_CHECK(!is_mutable(argument), op.schema().name(),
+                      " is not differentiable with respect to argument '", argument.name(), "'");
+          requires_grad = true;
+        }
         handled_by_python |= x._fw_grad(/*level=*/0).defined();
       }
     }
-    requires_grad &= at::GradMode::is_enabled();
     if (handled_by_python || (requires_grad && !formula_)) {
       // Python registers for the alias key Autograd; AutogradOther selects its kernel.
       op.redispatchBoxed(DispatchKeySet(DispatchKey::AutogradOther), stack);
@@ -115,8 +124,7 @@ inline Formula make_formula(const FunctionSchema& forward, const std::string& ba
   Formula formula{find(backward), {}, 0, {}, 0};
   const auto& arguments = forward.arguments();
   for (size_t i = 0; i < arguments.size(); ++i) {
-    const bool is_mutable = arguments[i].alias_info() && arguments[i].alias_info()->isWrite();
-    if (takes_tensor(arguments[i]) && !is_mutable) {
+    if (takes_tensor(arguments[i]) && !is_mutable(arguments[i])) {
       formula.tensors.push_back(i);
     }
   }

@@ -78,7 +78,9 @@ struct Backend {
   template <typename T>
   static bool cell_backward(const LltmArguments& a, const LltmGradients& grads,
                             const Tensor& products, const FiveTensors& results) {
-    if (!is_small(a.sizes)) {
+    // float64: the gates' gradients need 96 S bytes of shared memory, beside 19 KB of static.
+    constexpr int64_t kMaxState = sizeof(T) == 8 ? 300 : kMaxCellWeights;
+    if (!is_small(a.sizes) || a.sizes.state > kMaxState) {
       return false;
     }
     using A = acc_t<T>;
@@ -102,6 +104,7 @@ struct Backend {
   // All steps after the products with x.
   template <typename T>
   static bool sequence_forward(const LltmArguments& a, LltmOutputs& out) {
+    const DeviceGuard guard(a.input.get_device_index());
     if (!out.last_h || persistent_blocks<T>(a.sizes) == 0) {
       return false;
     }
@@ -123,6 +126,7 @@ struct Backend {
                                 const Tensor& gates, Tensor& grad_bias, const Tensor& grad_old_h,
                                 const Tensor& grad_old_cell) {
     using A = acc_t<T>;
+    const DeviceGuard guard(a.input.get_device_index());
     const int64_t blocks = persistent_blocks<T>(a.sizes), columns = 3 * a.sizes.state;
     const bool need_bias = grad_bias.numel() > 0;
     const auto address = reinterpret_cast<uintptr_t>(products.template const_data_ptr<A>());
@@ -131,7 +135,7 @@ struct Backend {
     }
     std::optional<Tensor> bias_sums;
     if (need_bias) {
-      bias_sums = empty(a.input, {blocks, columns}, sum_dtype(a.input.scalar_type()));
+      bias_sums = empty(a.input, {blocks, columns}, accumulator_dtype(a.input.scalar_type()));
     }
     run_persistent<T>(
         a, PersistentBackward<T>{a.weights.template const_data_ptr<T>(), data_or_null<T>(a.bias),

@@ -173,10 +173,12 @@ __device__ void input_gradients(const CellBackward<T>& cell, const LltmSizes& si
   for (int i = 0; i < kCellWarps; ++i) {
     sum += partial[i][warp][lane];
   }
-  if (column >= state) {
+  if (column < state) {
+    if (cell.grad_h) {
+      cell.grad_h[row * state + column] = static_cast<T>(sum);
+    }
+  } else if (cell.grad_input) {  // the last block of grad_h alone has columns of x
     cell.grad_input[row * cell.concat.input + column - state] = static_cast<T>(sum);
-  } else if (cell.grad_h) {
-    cell.grad_h[row * state + column] = static_cast<T>(sum);
   }
 }
 

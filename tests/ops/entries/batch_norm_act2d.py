@@ -83,7 +83,7 @@ OPERATOR = Operator(
         Wrong(lambda: function(X, W[1:]), RuntimeError, "weight … [3] … [2]"),
         Wrong(lambda: function(X, W, W.double()), RuntimeError, "bias … float32 … float64"),
         Wrong(lambda: function(X[0]), RuntimeError, "input … [N, C, H, W] … [3, 4, 5]"),
-        Wrong(lambda: function(X[:1, :, :1, :1]), RuntimeError, "more than 1 value … [1, 3, 1, 1]"),
+        Wrong(lambda: function(X[:1, :, :1, :1]), ValueError, "more than 1 value … [1, 3, 1, 1]"),
         Wrong(lambda: function(X, activation="elu"), ValueError, "activation … relu6 … 'elu'"),
         Wrong(
             lambda: batch_norm_act2d(X, W[1:], None, training=True),
