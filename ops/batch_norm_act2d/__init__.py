@@ -244,7 +244,7 @@ def _fake_backward(
 
 
 def _compose(
-    input: Tensor, weight: Tensor | None, bias: Tensor | None, activation: int, eps: float, *_: Any
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, activation: int, eps: float
 ) -> Tensor:
     """Compute the output with operators of which PyTorch has all derivatives."""
     x = input.to(_sums(input))
@@ -259,7 +259,7 @@ def _compose(
     return y.to(input.dtype)
 
 
-_derivatives, _second_derivatives = composed(_compose, inputs=3, outputs=1)
+_derivatives, _second_derivatives = composed(_compose, inputs=3, outputs=1, constants=2)
 
 
 def _vmap(info: Any, in_dims: Sequence[int | None], *args: Any) -> Any:

@@ -18,26 +18,27 @@ from ops.core.torch_private import enable_inplace_requires_grad
 Optionals = Sequence[Tensor | None]
 
 
-def composed(compose: Callable[..., Any], inputs: int, outputs: int) -> tuple[Parts, Parts]:
+def composed(
+    compose: Callable[..., Any], inputs: int, outputs: int, constants: int = 0
+) -> tuple[Parts, Parts]:
     """Return derivatives of an operator and of its backward operator, as `register` takes them.
 
     Args:
         compose: f(*inputs, *constants), the differentiable outputs by PyTorch's operators.
         inputs: number of leading arguments that are tensors or None.
         outputs: number of leading outputs that are differentiable.
+        constants: number of arguments that follow and are not tensors.
 
     The backward operator takes `outputs` gradients, the inputs, saved tensors, the constants and
     the mask of gradients to compute.
     """
     end = outputs + inputs
-
-    def constants(args: Sequence[Any]) -> list[Any]:
-        return [x for x in args[end:-1] if not isinstance(x, Tensor)]
+    rest = slice(-1 - constants, -1)  # of the backward operator: the constants
 
     def jvp(args: Sequence[Any], results: Sequence[Tensor], tangents: Optionals) -> tuple[Any, ...]:
         moved = [
             forward_ad.unpack_dual(y).tangent
-            for y in as_tuple(compose(*map(_dual, args, tangents)))
+            for y in as_tuple(compose(*map(_dual, args[: inputs + constants], tangents)))
         ]
         return *moved, *[None] * (len(results) - len(moved))
 
@@ -51,9 +52,7 @@ def composed(compose: Callable[..., Any], inputs: int, outputs: int) -> tuple[Pa
             given = _fill(asked, values, tensors)
             wanted = _where(mask, given[outputs:])
             result, pull, *_ = vjp(
-                lambda *xs: as_tuple(
-                    compose(*_fill(wanted, xs, given[outputs:]), *constants(args))
-                ),
+                lambda *xs: as_tuple(compose(*_fill(wanted, xs, given[outputs:]), *args[rest])),
                 *_present(wanted),
             )
             return pull(
@@ -80,7 +79,7 @@ def composed(compose: Callable[..., Any], inputs: int, outputs: int) -> tuple[Pa
                 for x in args[outputs:end]
             ]
             duals = list(map(_dual, leaves, tangents[outputs:end]))
-            values = as_tuple(compose(*duals, *constants(args)))
+            values = as_tuple(compose(*duals, *args[rest]))
             grads = map(_dual, args[:outputs], tangents[:outputs])
             given = [(y, g) for y, g in zip(values, grads, strict=True) if g is not None]
             needed = [i for i, wanted in enumerate(args[-1]) if wanted and duals[i] is not None]

@@ -56,7 +56,7 @@ __device__ void load_state(float (&values)[4], const T* from, const Elements& ow
   }
 }
 
-__device__ inline float2 load_pair(const float* from, bool valid) {
+__device__ inline float2 load_pair_or_zero(const float* from, bool valid) {
   return valid ? *reinterpret_cast<const float2*>(from) : make_float2(0, 0);
 }
 
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kPersistentThreads, 1)
   const auto load = [&] {
 #pragma unroll
     for (int i = 0; i < 6; ++i) {
-      next[i / 2][i % 2] = load_pair(products + own.gates[i / 2][i % 2], own.valid[i % 2]);
+      next[i / 2][i % 2] = load_pair_or_zero(products + own.gates[i / 2][i % 2], own.valid[i % 2]);
     }
     products += 3 * own.step;
   };
@@ -186,14 +186,14 @@ __global__ void __launch_bounds__(kPersistentThreads, 1)
     const float* sums = p.products + 3 * at;
 #pragma unroll
     for (int i = 0; i < 6; ++i) {
-      products[i / 2][i % 2] = load_pair(sums + own.gates[i / 2][i % 2], own.valid[i % 2]);
+      products[i / 2][i % 2] = load_pair_or_zero(sums + own.gates[i / 2][i % 2], own.valid[i % 2]);
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const bool any = p.grad_output && own.valid[r];
       grad_output[r] = any ? load_pair(p.grad_output + at + own.state[r], pairs) : 0;
       if (t > 0) {
-        cells[r] = load_pair(p.cells + at - own.step + own.state[r], own.valid[r]);
+        cells[r] = load_pair_or_zero(p.cells + at - own.step + own.state[r], own.valid[r]);
       }
     }
   };

@@ -1,12 +1,12 @@
 // Backward of small LLTM cells (batch ≤ 32) in one kernel.
 //
-//   cell_backward_kernel: blocks of two kinds, each computes the gate gradients it needs
+// Blocks are of two kinds; each computes the gate gradients that it needs.
+//
 //   weight_gradients: gradients of the weights, the bias and the old cell
 //     lane = row of the batch: gates ──► shared ──► lane = k: Σ rows gate · [h, x] ──► grad_weights
 //   block:   4 columns of the state (12 rows of the weights), all rows of the batch
 //   shared:  gate gradients [16 or 32 rows][3 gates × 4 columns]
-//   thread:  3 gates of one (row, column); then 12 sums of one k, with all rows of [h, x]
-//   prefetched
+//   thread:  3 gates of one (row, column); then 12 sums of one k. Loads all rows of [h, x] first
 //
 //   input_gradients: [h, x] gradients = gates · weights
 //     16 warps split the 3S gates ──► partial [16 warps][4 rows][32 columns] ──► sum in order
