@@ -44,7 +44,7 @@ struct Grid {
         channels(layout.channels),
         plane(layout.inner / (V / kChannels)) {
     const int64_t vectors = channels / kChannels;
-    // Columns of a block: whole sectors; more tiles while over a tenth of the threads would be idle.
+    // Columns of a block: whole sectors. More tiles while over a tenth of the threads would idle.
     const auto width = [&] {
       return std::min(vectors, ceil_div(ceil_div(vectors, tiles), kSectorVectors) * kSectorVectors);
     };
