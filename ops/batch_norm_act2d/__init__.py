@@ -178,11 +178,10 @@ def _check(op: str, input: Tensor, activation: int, eps: float, **channels: Tens
         input.shape[0] * input.shape[2] * input.shape[3] != 1,
         lambda: f"{op}: input must have more than 1 value per channel, got {list(input.shape)}",
     )
-    allowed = input.dtype, _sums(input)
     for name, x in channels.items():
         if x is not None:
             check.same_shape(op, name, x, input.shape[1:2])
-            _check_dtype(op, name, x, allowed)
+            _check_dtype(op, name, x, input)
     torch._check(
         0 <= activation < len(ACTIVATIONS),
         lambda: f"{op}: activation must be between 0 and 4, got {activation}",
@@ -190,12 +189,13 @@ def _check(op: str, input: Tensor, activation: int, eps: float, **channels: Tens
     torch._check(eps >= 0, lambda: f"{op}: eps must be at least 0, got {eps}")
 
 
-def _check_dtype(op: str, name: str, x: Tensor, allowed: tuple[torch.dtype, torch.dtype]) -> None:
-    names = [check.dtype_name(dtype) for dtype in (*allowed, x.dtype)]
+def _check_dtype(op: str, name: str, x: Tensor, input: Tensor) -> None:
+    allowed = dict.fromkeys((input.dtype, _sums(input)))
     torch._check(
         x.dtype in allowed,
         lambda: (
-            f"{op}: {name} must have the dtype of input ({names[0]}) or {names[1]}, got {names[2]}"
+            f"{op}: {name} must have dtype {' or '.join(map(check.dtype_name, allowed))}, got "
+            f"{check.dtype_name(x.dtype)}"
         ),
     )
 

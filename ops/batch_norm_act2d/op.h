@@ -86,7 +86,7 @@ inline void check_channels(const char* op, const Tensor& input, const char* name
     check_device(op, "input", input, name, *x);
     check_shape(op, name, *x, {input.size(1)});
     check(x->scalar_type() == dtype || x->scalar_type() == sums, op, ": ", name,
-          " must have the dtype of input (", dtype_name(dtype), ") or ", dtype_name(sums), ", got ",
+          " must have dtype ", dtype_name(dtype), dtype == sums ? "" : " or float32", ", got ",
           dtype_name(x->scalar_type()));
   }
 }
