@@ -1,4 +1,5 @@
 from functools import partial, wraps
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,16 +12,10 @@ from tests.ops.operator_entry import Case, Operator, Shape, Wrong, raw
 
 @wraps(batch_norm_act2d)
 def function(
-    input: Tensor,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    activation: str = "relu",
-    eps: float = 1e-5,
+    input: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, **settings: Any
 ) -> Tensor:
     """Normalise in training, without running statistics."""
-    return batch_norm_act2d(
-        input, None, None, weight, bias, training=True, eps=eps, activation=activation
-    )
+    return batch_norm_act2d(input, None, None, weight, bias, training=True, **settings)
 
 
 def reference(

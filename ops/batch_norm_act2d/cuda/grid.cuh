@@ -1,0 +1,120 @@
+// CUDA batch normalisation and activation: distribution of a tensor over blocks and threads. The
+// figure is in kernels.cuh.
+#pragma once
+
+#include "batch_norm_act2d/op.h"
+#include "core/cuda/common.cuh"
+
+namespace ops::cuda {
+
+constexpr int kThreads = 256;
+constexpr int kUnroll = 4;
+constexpr int kBlocks = 4;         // per multiprocessor; without a bound ptxas serialises the loads
+constexpr int kColumns = 64;       // of a block, at most
+constexpr int kSectorVectors = 4;  // vectors in 32 bytes, at most
+
+// Distribution of a tensor over blocks. Vectors of V elements lie along the channels (NHWC), or
+// along the pixels of one channel (NCHW).
+template <int kLanes, bool kNhwc>
+struct Grid {
+  static constexpr int V = kLanes;
+  static constexpr bool kAlongChannels = kNhwc;
+  static constexpr int kChannels = kNhwc ? V : 1;  // channels of a vector
+
+  int64_t rows;      // vectors of a column
+  int64_t channels;  // C
+  int64_t plane;     // vectors of a channel in an image (NHWC: 1)
+  int columns, lines;
+  int64_t tiles, chunk, chunks;  // blocks along the columns; rows of a chunk; blocks along the rows
+
+  // Use about `blocks` blocks per multiprocessor.
+  Grid(NormLayout layout, int blocks)
+      : rows(layout.count() / (V / kChannels)),
+        channels(layout.channels),
+        plane(layout.inner / (V / kChannels)) {
+    const int64_t vectors = channels / kChannels;
+    // Columns of a block: whole sectors. More tiles while over a tenth of the threads would idle.
+    const auto width = [&] {
+      return std::min(vectors, ceil_div(ceil_div(vectors, tiles), kSectorVectors) * kSectorVectors);
+    };
+    tiles = kNhwc ? ceil_div(vectors, kColumns) : channels;
+    while (kNhwc && vectors > 8 * tiles &&
+           10 * (kThreads / width()) * vectors < 9 * kThreads * tiles) {
+      ++tiles;
+    }
+    columns = kNhwc ? static_cast<int>(width()) : 1;
+    tiles = ceil_div(vectors, columns);
+    lines = kThreads / columns;
+    const int64_t wanted =
+        ceil_div(blocks * Device::attribute(cudaDevAttrMultiProcessorCount), tiles);
+    const int64_t most = std::max<int64_t>(1, rows / (lines * kUnroll));
+    chunk = ceil_div(rows, std::min({wanted, most, int64_t{65535}}));
+    chunks = ceil_div(rows, chunk);
+  }
+
+  dim3 blocks() const { return dim3(tiles, chunks); }
+};
+
+// The vectors of one thread.
+template <typename G>
+struct Slice {
+  const G& g;
+  int column, line;
+  int64_t channel, first, last;  // channel of lane 0; rows of the chunk: [first, last)
+
+  __device__ Slice(const G& g, bool reverse)
+      : g(g), column(threadIdx.x % g.columns), line(threadIdx.x / g.columns) {
+    const int64_t index = reverse ? gridDim.y - 1 - blockIdx.y : blockIdx.y;
+    channel = (static_cast<int64_t>(blockIdx.x) * g.columns + column) * G::kChannels;
+    first = index * g.chunk;
+    last = min(first + g.chunk, g.rows);
+  }
+
+  __device__ bool inside() const { return line < g.lines && channel < g.channels; }
+
+  // Return the index of the first element of a vector.
+  __device__ int64_t offset(int64_t row) const {
+    if constexpr (G::kAlongChannels) {
+      return row * g.channels + channel;
+    } else {
+      const int64_t image = row / g.plane, pixel = row - image * g.plane;
+      return ((image * g.channels + channel) * g.plane + pixel) * G::V;
+    }
+  }
+
+  // Call f(Width<n>{}, offsets) for groups of n vectors.
+  template <typename F>
+  __device__ void for_each(const F& f) const {
+    int64_t row = first + line, at = offset(row);
+    [[maybe_unused]] int64_t pixel = row % g.plane;  // NCHW
+    const int64_t images = g.lines / g.plane, pixels = g.lines % g.plane;
+    const int64_t image_size = g.channels * g.plane * (G::V / G::kChannels);
+    const int64_t step = images * image_size + pixels * G::V;
+    const auto next = [&] {
+      const int64_t result = at;
+      at += step;
+      if constexpr (!G::kAlongChannels) {
+        pixel += pixels;
+        if (pixel >= g.plane) {
+          pixel -= g.plane;
+          at += image_size - g.plane * G::V;
+        }
+      }
+      return result;
+    };
+    int64_t offsets[kUnroll];
+    for (; row + (kUnroll - 1) * g.lines < last; row += kUnroll * g.lines) {
+#pragma unroll
+      for (int64_t& offset : offsets) {
+        offset = next();
+      }
+      f(Width<kUnroll>{}, offsets);
+    }
+    for (; row < last; row += g.lines) {
+      offsets[0] = next();
+      f(Width<1>{}, offsets);
+    }
+  }
+};
+
+}  // namespace ops::cuda
