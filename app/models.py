@@ -1,11 +1,12 @@
-"""Networks: LeNet, TinyNet (depthwise separable convolutions), LLTM classifier."""
+"""Networks: LeNet, SeparableNet (depthwise separable convolutions), LLTM classifier."""
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from app.config.schema import LeNetConfig, LLTMConfig, ModelConfig, TinyConfig
+from app.config.schema import LeNetConfig, LLTMConfig, ModelConfig, SeparableConfig
 from ops import (
     GELU,
     LLTM,
@@ -20,6 +21,10 @@ from ops import (
 
 MIN_SIDE = 12  # of an image; smaller ones have no pixel after the last pooling
 HIDDEN_SIZE = 128  # features of the LLTM
+SEPARABLE: dict[str, tuple[int, Sequence[int], Sequence[int]]] = {
+    "separable": (32, (72, 72, 72), (112, 112, 112)),
+    "tiny": (16, (24, 24), (40, 48)),
+}
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": GELU, "ncrelu": NCReLU}
 
 
@@ -111,32 +116,31 @@ class LeNet(ConvNet):
         )
 
 
-class TinyNet(ConvNet):
-    """A fully convolutional network of 7,858 parameters for 10 classes and images of any size.
+class SeparableNet(ConvNet):
+    """A fully convolutional network of depthwise separable convolutions, for images of any size.
 
-    A 5x5 convolution to 16 channels, then depthwise separable convolutions to 24 (5x5), 32, 48 and
-    56 channels (3x3), each followed by GELU; 2x2 max pooling after the first and third, before the
-    activation as in `LeNet`. A 1x1 convolution makes a map per class; its mean is the logit.
+    A 5x5 convolution to the first of `channels`, 2x2 max pooling, separable convolutions to the
+    second ones (the first of them 5x5, the others 3x3), pooling, and 3x3 ones to the third, the
+    last without padding. GELU follows each convolution, after the pooling as in `LeNet`. A 1x1
+    convolution makes a map per class; its mean is the logit.
     """
 
-    def __init__(self, num_classes: int) -> None:
+    def __init__(
+        self, channels: tuple[int, Sequence[int], Sequence[int]], num_classes: int
+    ) -> None:
         super().__init__()
-        self.features = nn.Sequential(
-            _conv("standard", 1, 16, 5, padding=2),
-            MaxPool2d(2),
-            GELU(),
-            _conv("depthwise", 16, 24, 5, padding=2),
-            GELU(),
-            _conv("depthwise", 24, 32, 3, padding=1),
-            MaxPool2d(2),
-            GELU(),
-            _conv("depthwise", 32, 48, 3, padding=1),
-            GELU(),
-            _conv("depthwise", 48, 56, 3, padding=0),
-            GELU(),
-        )
+        first, second, third = channels
+        layers = [_conv("standard", 1, first, 5, padding=2), MaxPool2d(2), GELU()]
+        for width, kernel in zip(second, (5, *[3] * len(second)), strict=False):
+            layers += [_conv("depthwise", first, width, kernel, padding=kernel // 2), GELU()]
+            first = width
+        layers.insert(-1, MaxPool2d(2))
+        for width, padding in zip(third, (*[1] * (len(third) - 1), 0), strict=True):
+            layers += [_conv("depthwise", first, width, 3, padding=padding), GELU()]
+            first = width
+        self.features = nn.Sequential(*layers)
         self.classifier = nn.Sequential(
-            nn.Conv2d(56, num_classes, 1), GlobalAvgPool2d(), nn.Flatten()
+            nn.Conv2d(first, num_classes, 1), GlobalAvgPool2d(), nn.Flatten()
         )
 
 
@@ -159,12 +163,14 @@ def build_model(cfg: ModelConfig, num_classes: int) -> nn.Module:
     """Build a network with random weights: float32 [N, 1, 28, 28] to logits [N, num_classes]."""
     if isinstance(cfg, LLTMConfig):
         return LLTMClassifier(num_classes)
-    return TinyNet(num_classes) if isinstance(cfg, TinyConfig) else LeNet(cfg, num_classes)
+    if isinstance(cfg, SeparableConfig):
+        return SeparableNet(SEPARABLE[cfg.name], num_classes)
+    return LeNet(cfg, num_classes)
 
 
 def takes_any_size(cfg: ModelConfig) -> bool:
     """Return whether the network takes images of any size from `MIN_SIDE` on."""
-    return isinstance(cfg, TinyConfig) or (isinstance(cfg, LeNetConfig) and cfg.head == "gap")
+    return isinstance(cfg, SeparableConfig) or (isinstance(cfg, LeNetConfig) and cfg.head == "gap")
 
 
 def cpu_format(cfg: ModelConfig) -> torch.memory_format:
@@ -181,7 +187,7 @@ def describe_model(cfg: ModelConfig) -> str:
     """Describe the network in a few words."""
     if isinstance(cfg, LLTMConfig):
         return f"LLTM of {HIDDEN_SIZE} features over an image's rows"
-    if isinstance(cfg, TinyConfig):
+    if isinstance(cfg, SeparableConfig):
         return "depthwise separable convolutions with gelu and global average pooling"
     pooled = " and global average pooling" if cfg.head == "gap" else ""
     return f"LeNet with {cfg.act}{',' if pooled else ' and'} {cfg.conv} convolutions{pooled}"

@@ -64,16 +64,14 @@ def _entry(id: str, path: Path) -> Entry:
         model, dataset = settings["model"], summary.get("dataset") or settings["data"]["name"]
         accuracy = None if outdated else summary.get("test_accuracy")
     choices = (model.get(key) for key in ("act", "conv", "head"))
-    title = {"lltm": "LLTM", "tiny": "tiny"}.get(model.get("name", "")) or " ".join(
-        choice for choice in choices if choice and choice != "fc"
-    )
+    title = " ".join(choice for choice in choices if choice and choice != "fc")
     folder, time = path.parent, start_time(path.parent)
     exported = f"ONNX {path.stem.removeprefix('model').replace('-', ' ').strip()}".strip()
     runtime = "torch" if path.suffix == ".pt" else exported
     return Entry(
         id=id,
         path=path,
-        title=title or folder.name,
+        title=title or model.get("name", folder.name),
         runtime=runtime + (", older than the checkpoint" if outdated else ""),
         accuracy=accuracy,
         started=f"{datetime.fromtimestamp(time):%Y-%m-%d %H:%M:%S}" if time else "",

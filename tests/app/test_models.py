@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from app.config.schema import LeNetConfig, LLTMConfig, TinyConfig
+from app.config.schema import LeNetConfig, LLTMConfig, SeparableConfig
 from app.models import (
     MIN_SIDE,
     OneChannelConv2d,
@@ -87,9 +87,10 @@ def test_lltm_network_reads_rows():
     torch.testing.assert_close(model.classifier(state[0]), logits)
 
 
-def test_tiny_network_has_few_parameters():
-    model = build_model(TinyConfig(), num_classes=10)
-    assert count_parameters(model) == 7858
+@pytest.mark.parametrize(("name", "parameters"), [("separable", 53_098), ("tiny", 6_074)])
+def test_parameters_of_separable_networks(name, parameters):
+    model = build_model(SeparableConfig(name), num_classes=10)
+    assert count_parameters(model) == parameters
     logits = model(torch.randn(3, 1, 28, 28))
     assert logits.shape == (3, 10)
     logits.square().sum().backward()
@@ -100,7 +101,7 @@ def test_number_of_classes():
     assert build_model(LeNetConfig(), num_classes=3)(torch.zeros(2, 1, 28, 28)).shape == (2, 3)
 
 
-@pytest.mark.parametrize("kind", [LeNetConfig(head="gap"), TinyConfig()], ids=str)
+@pytest.mark.parametrize("kind", [LeNetConfig(head="gap"), SeparableConfig()], ids=str)
 def test_global_pooling_accepts_any_size(kind):
     assert takes_any_size(kind)
     pooling = build_model(kind, num_classes=3)

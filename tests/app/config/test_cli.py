@@ -79,7 +79,7 @@ def test_paths_of_a_sweep_may_look_like_numbers(main):
 
 
 TOP = "augment, data, device, model, optim, outputs, recipe, resume, seed, trainer\n"
-MODELS = "choose from lenet, lenet_depthwise, lenet_involution, lltm, tiny\n"
+MODELS = "choose from lenet, lenet_depthwise, lenet_involution, lltm, separable, tiny\n"
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,6 @@ def test_usage_error_names_the_key_in_one_line(main, tmp_path, capsys, override,
         (["model.act=relu"], "model.act: unknown key, none is allowed here\n"),
         (["++model.head=gap"], "model.head: unknown key, none is allowed here\n"),
         (["recipe=gap"], "recipe=gap: sets model.act=ncrelu: unknown key, none is allowed here\n"),
-        (["recipe=best"], "recipe=best: sets model.act=gelu: unknown key, none is allowed here\n"),
     ],
 )
 def test_key_of_another_network_raises(main, capsys, overrides, line):
@@ -181,7 +180,7 @@ def test_sweep_runs_all_and_reports_failed_runs(main, capsys):
     [
         (["seed=1,-2,-3"], "seed=-2: Input should be greater than or equal to 0\n"),
         (["seed=1", "model=lltm,lenet", "model.act=gelu"], "model.act: unknown key, none is"),
-        (["seed=1,2", "recipe=fast,best", "model=lltm"], "recipe=best: sets model.act=gelu: unkn"),
+        (["seed=1,2", "recipe=fast,gap", "model=lltm"], "recipe=gap: sets model.act=ncrelu: unkno"),
         (["model=lenet,alexnet"], f"model=alexnet: {MODELS}"),
         (["model=null"], f"model=null: {MODELS}"),
         (["seed=1,2", "outputs=/proc/x"], "outputs=/proc/x: cannot be written: No such file"),
