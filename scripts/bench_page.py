@@ -1,8 +1,8 @@
-"""Update the tables of docs/benchmarks.md from docs/benchmarks/operators-*.csv.
+"""Update the tables of docs/benchmarks.md and README.md from docs/benchmarks/operators-*.csv.
 
     python scripts/bench_page.py [--check]
 
-Writes the tables between the page's markers, and docs/benchmarks/below-1.csv. Run it after a
+Writes the tables between the pages' markers, and docs/benchmarks/below-1.csv. Run it after a
 change to the CSV files, which come from `scripts/bench_ops.py --csv`.
 """
 
@@ -12,10 +12,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from bench.page import below_one, headline, read_results, write_below_one
+from bench.page import below_one, headline, read_results, summary, write_below_one
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
-TABLES = {"headline": headline, "below-1": below_one}
+ROOT = Path(__file__).resolve().parents[1]
+BENCHMARKS = ROOT / "docs" / "benchmarks"
+TABLES = {
+    ROOT / "docs" / "benchmarks.md": {"headline": headline, "below-1": below_one},
+    ROOT / "README.md": {"speed": summary},
+}
 END = "<!-- end -->"
 
 
@@ -31,21 +35,23 @@ def fill(text: str, tables: dict[str, str]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Update the page; with --check, return 1 if it is out of date."""
+    """Update the pages; with --check, return 1 if one is out of date."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--check", action="store_true", help="compare, write nothing")
     args = parser.parse_args(argv)
-    results = read_results(sorted((DOCS / "benchmarks").glob("operators-*.csv")))
-    page = DOCS / "benchmarks.md"
-    old = page.read_text()
-    new = fill(old, {name: table(results) for name, table in TABLES.items()})
-    if args.check:
-        if old != new:
+    results = read_results(sorted(BENCHMARKS.glob("operators-*.csv")))
+    differs = 0
+    for page, tables in TABLES.items():
+        old = page.read_text()
+        new = fill(old, {name: table(results) for name, table in tables.items()})
+        if not args.check:
+            page.write_text(new)
+        elif old != new:
             print(f"error: run scripts/bench_page.py: {page.name} differs", file=sys.stderr)
-        return int(old != new)
-    page.write_text(new)
-    write_below_one(DOCS / "benchmarks" / "below-1.csv", results)
-    return 0
+            differs = 1
+    if not args.check:
+        write_below_one(BENCHMARKS / "below-1.csv", results)
+    return differs
 
 
 if __name__ == "__main__":

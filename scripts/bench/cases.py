@@ -12,7 +12,8 @@ from torch import Tensor
 import ops
 from bench import recurrent
 
-OPS = ("gelu", "exp", "ncrelu", "pool", "max_pool", "depthwise", "involution", *recurrent.NAMES)
+ELEMENTWISE = ("gelu", "exp", "ncrelu")
+OPS = (*ELEMENTWISE, "pool", "max_pool", "batch_norm", "depthwise", "involution", *recurrent.NAMES)
 CONVOLVED = ("depthwise", "involution")
 WINDOWED = (*CONVOLVED, "max_pool")
 OURS = "ours"
@@ -72,7 +73,7 @@ class Case:
         """Return the passes to time."""
         if self.op in CONVOLVED:
             return [name for name in PASSES if name != "backward"]
-        if self.op in recurrent.NAMES:
+        if self.op in ("batch_norm", *recurrent.NAMES):
             return ["forward", "backward-all", "forward+backward"]
         return ["forward", "backward", "forward+backward"]
 
@@ -90,6 +91,8 @@ class Case:
             return {"gelu": ops.gelu, "exp": ops.exp, "pool": ops.global_avg_pool2d}[self.op]
         if self.op == "max_pool":
             return lambda x: ops.max_pool2d(x, self.kernel, self.stride, self.padding)
+        if self.op == "batch_norm":
+            return lambda x, w, b: ops.batch_norm_act2d(x, None, None, w, b, training=True)
         if self.op == "ncrelu":
             return lambda x: ops.ncrelu(x, min(1, x.dim() - 1))
         if self.op == "involution":
@@ -110,6 +113,8 @@ class Case:
             return lambda x: F.adaptive_avg_pool2d(x, 1)
         if self.op == "max_pool":
             return lambda x: F.max_pool2d(x, self.kernel, self.stride, self.padding)
+        if self.op == "batch_norm":
+            return lambda x, w, b: F.relu(F.batch_norm(x, None, None, w, b, training=True))
         if self.op == "ncrelu":
             return lambda x: torch.cat((x.clamp(min=0), x.clamp(max=0)), min(1, x.dim() - 1))
         if self.op == "involution":
@@ -126,12 +131,17 @@ class Case:
         return (windows * weight.unsqueeze(2)).sum((3, 4)).view(n, x.shape[1], height, width)
 
     def inputs(self, device: str, dtype: torch.dtype) -> list[Tensor]:
-        """Return the input, weight and bias, drawn with a fixed seed."""
+        """Return the input, weight and bias, drawn with a fixed seed.
+
+        Batch normalisation has float32 parameters, as under autocast.
+        """
         generator = torch.Generator(device).manual_seed(0)
         shapes: list[tuple[int, ...]] = [self.shape]
         if self.op == "depthwise":
             channels = self.shape[1]
             shapes += [(channels, 1, self.kernel, self.kernel), (channels,)]
+        if self.op == "batch_norm":
+            shapes += [(self.shape[1],)] * 2
         if self.op == "involution":
             shapes += [(self.shape[0], self.groups, self.kernel, self.kernel, *self.output_size)]
         if self.op in recurrent.NAMES:
@@ -139,6 +149,8 @@ class Case:
         tensors = [torch.randn(s, device=device, generator=generator) for s in shapes]
         if self.op in recurrent.NAMES:
             tensors[1] /= self.shape[-1] ** 0.5  # keeps the state bounded over the steps
+        if self.op == "batch_norm":
+            return [tensors[0].to(dtype), *tensors[1:]]
         return [x.to(dtype) for x in tensors]
 
     def lay_out(self, inputs: list[Tensor], memory_format: torch.memory_format) -> None:
@@ -211,6 +223,8 @@ def cases(device: str) -> Iterator[Case]:
         (64, 8, 97, 57, 3),
     ):
         yield Case("max_pool", (cpu_n if cpu else n, c, side, side), k, 2)
+    for c, side in ((96, 112), (144, 56), (384, 14), (960, 7)):
+        yield Case("batch_norm", (8 if cpu else 128, c, side, side))
     for n, cpu_n, c, h, w, k, stride, dilation in (
         (64, 4, 144, 56, 56, 3, 1, 1),
         (64, 4, 144, 56, 56, 3, 2, 1),
@@ -313,11 +327,12 @@ def find_error(
 
     Elementwise operators: 4 ulp in float32 and 1.5 ulp in 16 bits; 1 ulp more for the gradient of
     exp, computed from the rounded output; gelu also passes within 1e-7. Other operators: relative
-    error of the norm up to 1e-6, and up to 1e-5 for average pooling and the LLTM, whose terms
-    cancel; in 16 bits 0.5 ulp more, or 8 ulp for the LLTM, which rounds its state every step.
+    error of the norm up to 1e-6, and up to 1e-5 where terms cancel (average pooling, batch
+    normalisation, LLTM); in 16 bits 0.5 ulp more, or 8 ulp for the LLTM, which rounds its state
+    every step.
     """
     for name, x in results.items():
-        if case.op in (*WINDOWED, "pool", *recurrent.NAMES):
+        if case.op not in ELEMENTWISE:
             # The rounding error if every element were subnormal.
             subnormal = smallest_subnormal(x.dtype) / 2 * x.numel() ** 0.5
             error = relative_error(x, exact[name], free=subnormal)

@@ -1,4 +1,4 @@
-"""Tables of docs/benchmarks.md: one row an operator, and the rows with a ratio below 1."""
+"""Tables of docs/benchmarks.md and README.md."""
 
 import csv
 from collections.abc import Iterable, Sequence
@@ -8,6 +8,13 @@ from statistics import geometric_mean, median
 
 OURS = "ours"
 WORST = 3  # rows that `below_one` names for each operator
+NAMES = {
+    "batch_norm": "batch_norm_act2d",
+    "depthwise": "depthwise_conv2d",
+    "involution": "involution2d",
+    "max_pool": "max_pool2d",
+    "pool": "global_avg_pool2d",
+}
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,11 @@ class Result:
     fraction: float
     speedup: float
     graph_speedup: float | None
+
+    @property
+    def ratio(self) -> float:
+        """Return the speed-up, in a CUDA graph where it was measured."""
+        return self.graph_speedup or self.speedup
 
     @property
     def place(self) -> str:
@@ -72,6 +84,20 @@ def in_graph(results: Iterable[Result]) -> list[tuple[float, Result]]:
     """Return the results measured in CUDA graphs, the lowest ratio first."""
     pairs = [(r.graph_speedup, r) for r in results if r.graph_speedup is not None]
     return sorted(pairs, key=lambda pair: pair[0])
+
+
+def summary(results: Sequence[Result]) -> str:
+    """Return a table of each operator's ratio in forward and backward together: mean (least)."""
+    lines = ["| forward and backward | NVIDIA H200 | CPU |", "|---|---|---|"]
+    whole = [r for r in results if r.what == "forward+backward"]
+    named = {NAMES.get(op, op): rows for (op,), rows in group(whole, "op").items()}
+    for name, rows in sorted(named.items()):
+        cells = [f"`{name}`"]
+        for on_gpu in (True, False):
+            ratios = [r.ratio for r in rows if r.device.startswith("NVIDIA") == on_gpu]
+            cells.append(f"{geometric_mean(ratios):.1f} ({min(ratios):.1f})" if ratios else "")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def headline(results: Sequence[Result]) -> str:

@@ -63,7 +63,9 @@ def make_run(tmp_path):
     from app.runs.checkpoint import Checkpoint, save_checkpoint
 
     def make(act="relu", conv="standard", head="fc", network="lenet", **data):
-        cfg = LeNetConfig(act, conv, head) if network == "lenet" else NETWORKS[network](name=network)
+        cfg = (
+            LeNetConfig(act, conv, head) if network == "lenet" else NETWORKS[network](name=network)
+        )
         torch.manual_seed(0)
         content = Checkpoint(
             model=build_model(cfg, 10).state_dict(),

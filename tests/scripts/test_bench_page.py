@@ -1,4 +1,4 @@
-"""scripts/bench_page.py: tables of docs/benchmarks.md from CSV files."""
+"""scripts/bench_page.py: tables of docs/benchmarks.md and README.md from CSV files."""
 
 import shutil
 import subprocess
@@ -18,6 +18,7 @@ HEADER = (
 def copy(tmp_path):
     shutil.copytree(ROOT / "docs" / "benchmarks", tmp_path / "docs" / "benchmarks")
     shutil.copy(ROOT / "docs" / "benchmarks.md", tmp_path / "docs")
+    shutil.copy(ROOT / "README.md", tmp_path)
     (tmp_path / "scripts" / "bench").mkdir(parents=True)
     for name in ("bench_page.py", "bench/__init__.py", "bench/page.py"):
         shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts" / name)
@@ -32,8 +33,8 @@ def run(root, *args):
 def test_published_page_is_up_to_date(copy):
     assert run(copy, "--check").returncode == 0
     assert run(copy).returncode == 0
-    for name in ("benchmarks.md", "benchmarks/below-1.csv"):
-        assert (copy / "docs" / name).read_bytes() == (ROOT / "docs" / name).read_bytes()
+    for name in ("README.md", "docs/benchmarks.md", "docs/benchmarks/below-1.csv"):
+        assert (copy / name).read_bytes() == (ROOT / name).read_bytes()
 
 
 def test_new_measurement_updates_the_tables(copy):
@@ -41,6 +42,8 @@ def test_new_measurement_updates_the_tables(copy):
         HEADER
         + "chip,2.14,exp,8,float32,nchw,forward,ours,2,1,0.5,0.25,1,0.75\n"
         + "chip,2.14,exp,8,float32,nchw,backward,ours,2,1,0.3,4,1,3\n"
+        + "chip,2.14,new,8,float32,nchw,forward+backward,ours,2,1,0.3,9,1,4\n"
+        + "chip,2.14,new,9,float32,nchw,forward+backward,ours,2,1,0.3,1,,\n"
         + "chip,2.14,exp,8,float32,nchw,forward,eager,0.5,1,2,1,0.75,1\n"
     )
     assert run(copy, "--check").returncode == 1
@@ -50,6 +53,7 @@ def test_new_measurement_updates_the_tables(copy):
     assert f"| {headline} | 1.50, 0.75: 8 forward |" in page
     slow = "0.25: 8 forward float32 nchw | 1 of 2 | 0.75: 8 forward float32 nchw"
     assert f"| exp | chip | 1 of 2 | {slow} |" in page
+    assert "| `new` |  | 2.0 (1.0) |\n" in (copy / "README.md").read_text()
     below = (copy / "docs" / "benchmarks" / "below-1.csv").read_text()
     assert "exp,chip,float32,nchw,8,forward,0.25,0.75\n" in below
     assert "exp,chip,float32,nchw,8,backward" not in below
