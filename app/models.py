@@ -21,10 +21,6 @@ from ops import (
 
 MIN_SIDE = 12  # of an image; smaller ones have no pixel after the last pooling
 HIDDEN_SIZE = 128  # features of the LLTM
-SEPARABLE: dict[str, tuple[int, Sequence[int], Sequence[int]]] = {
-    "separable": (32, (72, 72, 72), (112, 112, 112)),
-    "tiny": (16, (24, 24), (40, 48)),
-}
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": GELU, "ncrelu": NCReLU}
 
 
@@ -119,28 +115,29 @@ class LeNet(ConvNet):
 class SeparableNet(ConvNet):
     """A fully convolutional network of depthwise separable convolutions, for images of any size.
 
-    A 5x5 convolution to the first of `channels`, 2x2 max pooling, separable convolutions to the
-    second ones (the first of them 5x5, the others 3x3), pooling, and 3x3 ones to the third, the
-    last without padding. GELU follows each convolution, after the pooling as in `LeNet`. A 1x1
+    `channels` are those of each convolution, in three stages with 2x2 max pooling between them. The
+    first convolution is a standard one. It and the first of the second stage are 5x5, the others
+    3x3, and the last has no padding. GELU follows each, after the pooling as in `LeNet`. A 1x1
     convolution makes a map per class; its mean is the logit.
     """
 
-    def __init__(
-        self, channels: tuple[int, Sequence[int], Sequence[int]], num_classes: int
-    ) -> None:
+    def __init__(self, channels: Sequence[Sequence[int]], num_classes: int) -> None:
         super().__init__()
-        first, second, third = channels
-        layers = [_conv("standard", 1, first, 5, padding=2), MaxPool2d(2), GELU()]
-        for width, kernel in zip(second, (5, *[3] * len(second)), strict=False):
-            layers += [_conv("depthwise", first, width, kernel, padding=kernel // 2), GELU()]
-            first = width
-        layers.insert(-1, MaxPool2d(2))
-        for width, padding in zip(third, (*[1] * (len(third) - 1), 0), strict=True):
-            layers += [_conv("depthwise", first, width, 3, padding=padding), GELU()]
-            first = width
+        layers: list[nn.Module] = []
+        inputs = 1
+        for stage, widths in enumerate(channels):
+            for index, outputs in enumerate(widths):
+                conv = "depthwise" if layers else "standard"
+                kernel = 5 if index == 0 and stage < 2 else 3
+                is_last = stage == 2 and index == len(widths) - 1
+                padding = 0 if is_last else kernel // 2
+                layers += [_conv(conv, inputs, outputs, kernel, padding), GELU()]
+                inputs = outputs
+            if stage < 2:
+                layers.insert(-1, MaxPool2d(2))
         self.features = nn.Sequential(*layers)
         self.classifier = nn.Sequential(
-            nn.Conv2d(first, num_classes, 1), GlobalAvgPool2d(), nn.Flatten()
+            nn.Conv2d(inputs, num_classes, 1), GlobalAvgPool2d(), nn.Flatten()
         )
 
 
@@ -164,7 +161,7 @@ def build_model(cfg: ModelConfig, num_classes: int) -> nn.Module:
     if isinstance(cfg, LLTMConfig):
         return LLTMClassifier(num_classes)
     if isinstance(cfg, SeparableConfig):
-        return SeparableNet(SEPARABLE[cfg.name], num_classes)
+        return SeparableNet(cfg.channels, num_classes)
     return LeNet(cfg, num_classes)
 
 

@@ -39,6 +39,9 @@ Count = Annotated[int, Field(strict=True, ge=1)]
 Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(strict=True, ge=0, lt=1)]
+Channels = Annotated[int, Field(strict=True, ge=1, le=1024)]
+Stage = Annotated[list[Channels], Field(min_length=1)]
+Stages = Annotated[list[Stage], Field(min_length=3, max_length=3)]
 Device = Annotated[str, AfterValidator(_device)]
 
 
@@ -61,9 +64,12 @@ class LLTMConfig:
 
 @dataclass(config=FORBID)
 class SeparableConfig:
-    """A network of depthwise separable convolutions: 53,098 parameters, `tiny` 6,074."""
+    """A network of depthwise separable convolutions: the channels of each, in three stages."""
 
-    name: Literal["separable", "tiny"] = "separable"
+    channels: Stages = dataclasses.field(
+        default_factory=lambda: [[32], [72, 72, 72], [112, 112, 112]]
+    )
+    name: Literal["separable"] = "separable"
 
 
 ModelConfig = Annotated[LeNetConfig | LLTMConfig | SeparableConfig, Field(discriminator="name")]
@@ -71,12 +77,13 @@ NETWORKS: dict[str, type[Any]] = {
     "lenet": LeNetConfig,
     "lltm": LLTMConfig,
     "separable": SeparableConfig,
-    "tiny": SeparableConfig,
 }
 
 
 def model_keys(network: str) -> tuple[str, ...]:
     """Return the keys of `model` that apply to `network`."""
+    if network not in NETWORKS:  # of an older version
+        return ()
     keys = (item.name for item in dataclasses.fields(NETWORKS[network]))
     return tuple(key for key in keys if key != "name")
 

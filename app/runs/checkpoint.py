@@ -81,6 +81,9 @@ def load_checkpoint(path: str | Path, key: str = "checkpoint") -> Checkpoint:
         )
     try:
         checkpoint = Checkpoint(**{name: content[name] for name in FIELDS if name in content})
+        if checkpoint.model_config == {"name": "tiny"}:  # older checkpoints
+            channels = [[16], [24, 32], [48, 56]]
+            checkpoint.model_config = {"name": "separable", "channels": channels}
         name = checkpoint.model_config.setdefault("name", "lenet")
         for foreign in foreign_model_keys(name):  # older checkpoints have keys of other networks
             checkpoint.model_config.pop(foreign, None)

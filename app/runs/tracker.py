@@ -12,6 +12,7 @@ from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
 from app.config.errors import writing
+from app.config.schema import format_value
 
 EVENTS, METRICS, RESULTS = "events.out.tfevents.*", "metrics.jsonl", ".results"
 
@@ -72,7 +73,10 @@ class Tracker:
 
     def settings(self, values: Mapping[str, Any], results: Mapping[str, float]) -> None:
         """Add settings and results, keyed by the names of their curves, for the HParams tab."""
-        settings = {key: "null" if value is None else value for key, value in values.items()}
+        settings = {
+            key: format_value(value) if value is None or isinstance(value, list) else value
+            for key, value in values.items()
+        }
         with writing(self._folder):
             for part in hparams(settings, dict(results)):
                 self.results._get_file_writer().add_summary(part, 0)

@@ -58,14 +58,12 @@ def make_run(tmp_path):
     """Return a function that makes a run folder with an untrained network of any kind."""
     import torch
 
-    from app.config.schema import NETWORKS, LeNetConfig
+    from app.config.schema import LeNetConfig
     from app.models import build_model
     from app.runs.checkpoint import Checkpoint, save_checkpoint
 
-    def make(act="relu", conv="standard", head="fc", network="lenet", **data):
-        cfg = (
-            LeNetConfig(act, conv, head) if network == "lenet" else NETWORKS[network](name=network)
-        )
+    def make(act="relu", conv="standard", head="fc", model=None, **data):
+        cfg = model or LeNetConfig(act, conv, head)
         torch.manual_seed(0)
         content = Checkpoint(
             model=build_model(cfg, 10).state_dict(),

@@ -11,6 +11,7 @@ from app.models import (
     takes_any_size,
 )
 from ops import GELU, DepthwiseConv2d, GlobalAvgPool2d, MaxPool2d, NCReLU
+from tests.app.networks import TINY
 from tests.ops.tensors import Recorder
 
 STANDARD = (1 * 25 + 1) * 6 + (6 * 25 + 1) * 16 + 401 * 120 + 121 * 84 + 85 * 10
@@ -87,9 +88,9 @@ def test_lltm_network_reads_rows():
     torch.testing.assert_close(model.classifier(state[0]), logits)
 
 
-@pytest.mark.parametrize(("name", "parameters"), [("separable", 53_098), ("tiny", 6_074)])
-def test_parameters_of_separable_networks(name, parameters):
-    model = build_model(SeparableConfig(name), num_classes=10)
+@pytest.mark.parametrize(("kind", "parameters"), [(SeparableConfig(), 53_098), (TINY, 6_074)])
+def test_parameters_of_separable_networks(kind, parameters):
+    model = build_model(kind, num_classes=10)
     assert count_parameters(model) == parameters
     logits = model(torch.randn(3, 1, 28, 28))
     assert logits.shape == (3, 10)

@@ -157,6 +157,24 @@ def test_key_of_another_network_raises(main, capsys, overrides, line):
     assert seen[0].model == LLTMConfig()
 
 
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("model.act=relu", "model.act: unknown key, choose from channels\n"),
+        ("model.channels=3", "model.channels=3: Input should be a valid list\n"),
+        (
+            "model.channels=[[8],[8]]",
+            "model.channels=[[8], [8]]: List should have at least 3 ",
+        ),
+        ("model.channels=[[8],[0],[8]]", "model.channels.1.0=0: Input should be greater than or"),
+        ("model.channels=[[8],[],[8]]", "model.channels.1=[]: List should have at least 1 item"),
+    ],
+)
+def test_channels_of_separable_networks(main, capsys, override, line):
+    assert main("recipe=best", override) == 2
+    assert capsys.readouterr().err.startswith(f"error: {line}")
+
+
 def test_sweep_runs_all_and_reports_failed_runs(main, capsys):
     seeds = []
 

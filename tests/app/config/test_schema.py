@@ -27,6 +27,7 @@ from app.data.datasets import Dataset, Split
 from app.models import build_model
 from app.training.distributed import World
 from app.training.step import TrainStep
+from tests.app.networks import TINY
 
 ROOT = Path(__file__).parents[3]
 SCHEMAS = {"train": TrainConfig, "predict": PredictConfig, "export_onnx": ExportConfig}
@@ -52,7 +53,7 @@ def test_yaml_and_schema_have_the_same_defaults(command, monkeypatch):
         ("model=lenet_involution", TrainConfig(model=LeNetConfig(conv="involution"))),
         ("model=lltm", TrainConfig(model=LLTMConfig())),
         ("model=separable", TrainConfig(model=SeparableConfig())),
-        ("model=tiny", TrainConfig(model=SeparableConfig("tiny"))),
+        ("model=tiny", TrainConfig(model=TINY)),
         ("data=mnist", TrainConfig()),
         ("data=fashion_mnist", TrainConfig(data=DataConfig(name="fashion_mnist", augment=False))),
         ("data=kmnist", TrainConfig(data=DataConfig(name="kmnist", augment=False))),
@@ -69,7 +70,7 @@ def test_yaml_and_schema_have_the_same_defaults(command, monkeypatch):
             "recipe=tiny",
             TrainConfig(
                 recipe="tiny",
-                model=SeparableConfig("tiny"),
+                model=TINY,
                 trainer=TrainerConfig(epochs=50, batch_size=256),
                 optim=OptimConfig(ema=0.998),
                 augment=AugmentConfig(rotation=8, shift=1.3, scale=0.08, shear=6),

@@ -13,6 +13,7 @@ from app.export.quantize import quantize
 from app.inference.onnx_runtime import open_session
 from app.inference.predictor import load_torch
 from tests.app.idx import random_images
+from tests.app.networks import TINY
 
 EXPORTERS = pytest.mark.parametrize("exporter", ["symbolic", "dynamo"])
 
@@ -20,7 +21,7 @@ EXPORTERS = pytest.mark.parametrize("exporter", ["symbolic", "dynamo"])
 @EXPORTERS
 @pytest.mark.usefixtures("short_latency_benchmark")
 def test_int8_file_of_the_tiny_network_has_at_most_12_kb(make_run, exporter):
-    folder = make_run(network="tiny")
+    folder = make_run(model=TINY)
     export(ExportConfig(checkpoint=str(folder), quantize="int8", exporter=exporter))
     assert (folder / "model-int8.onnx").stat().st_size <= 12_000
 

@@ -8,11 +8,13 @@ import torch
 from torch import nn
 
 from app.config.errors import RunError
+from app.config.schema import LLTMConfig
 from app.export import export as exporter
 from app.export.graph import BATCH, build_graph
 from app.inference.onnx_runtime import load_onnx
 from app.inference.predictor import load_torch
 from tests.app.export.test_export import exported
+from tests.app.networks import TINY
 
 variants = pytest.mark.parametrize(
     ("act", "conv", "head"),
@@ -47,7 +49,7 @@ def test_every_lenet(make_run, capsys, act, conv, head):
 
 @pytest.mark.parametrize("exporter", ["symbolic", "dynamo"])
 def test_lltm_network(make_run, capsys, exporter):
-    model = exported(make_run(network="lltm"), exporter=exporter)
+    model = exported(make_run(model=LLTMConfig()), exporter=exporter)
     assert "0 of 359 predictions differ" in capsys.readouterr().out
     assert [node.op_type for node in model.graph.node if node.domain == "lenet_ops"] == ["LLTM"]
 
@@ -67,7 +69,7 @@ def test_gap_networks_accept_any_size(make_run, conv, settings):
 
 @pytest.mark.parametrize("settings", [{}, {"exporter": "dynamo"}, {"layout": "standard"}])
 def test_tiny_network_takes_any_size(make_run, settings):
-    check_any_size(make_run(network="tiny"), **settings)
+    check_any_size(make_run(model=TINY), **settings)
 
 
 def check_any_size(folder, **settings):

@@ -5,7 +5,7 @@ import onnxruntime
 import pytest
 import torch
 
-from app.config.schema import ExportConfig
+from app.config.schema import ExportConfig, LLTMConfig
 from app.data.transforms import normalize
 from app.export import export as exporter
 from app.export.export import export
@@ -26,7 +26,7 @@ def test_calibration_takes_any_number_of_images(make_run, monkeypatch):
 
 def test_int8_keeps_recurrent_weights(make_run):
     cfg = ExportConfig(quantize="int8")
-    whole = build_graph(load_torch(make_run(network="lltm")), cfg)
+    whole = build_graph(load_torch(make_run(model=LLTMConfig())), cfg)
     images = normalize(random_images(20), 0.2, 0.3)
     quantized = quantize(whole, images)
     assert quantized.ByteSize() < 0.35 * whole.ByteSize()

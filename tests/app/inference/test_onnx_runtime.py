@@ -8,7 +8,7 @@ import torch
 from onnx import TensorProto, helper
 
 from app.config.errors import UserError
-from app.config.schema import ExportConfig
+from app.config.schema import ExportConfig, LLTMConfig
 from app.export.export import export
 from app.export.graph import build_graph, newest_opset
 from app.inference.onnx_runtime import BATCH_SIZE, RUNTIME, load_onnx, open_session
@@ -58,7 +58,7 @@ def test_predictor_reads_metadata(exported):
 @pytest.mark.filterwarnings("error", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("layout", ["function", "standard"])
 def test_exporter_and_onnx_runtime_print_no_warning(make_run, capfd, layout):
-    trained = load_torch(make_run(network="lltm"))
+    trained = load_torch(make_run(model=LLTMConfig()))
     content = build_graph(trained, ExportConfig(layout=layout)).SerializeToString()
     onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     assert capfd.readouterr() == ("", "")

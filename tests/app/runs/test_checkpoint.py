@@ -6,7 +6,7 @@ import torch
 
 import app.runs.files
 from app.config.errors import RunError, UserError
-from app.config.schema import LeNetConfig
+from app.config.schema import LeNetConfig, SeparableConfig
 from app.models import build_model
 from app.runs.checkpoint import FORMAT, Checkpoint, load_checkpoint, save_checkpoint
 
@@ -154,8 +154,16 @@ def test_mismatched_parts_raise(tmp_path, spoil, reason):
     assert "\n" not in str(error.value)
 
 
+def test_older_checkpoint_of_a_tiny_network(make_run):
+    path = make_run(model=SeparableConfig([[16], [24, 32], [48, 56]])) / "best.pt"
+    checkpoint = load_checkpoint(path)
+    checkpoint.model_config = {"name": "tiny"}
+    save_checkpoint(path, checkpoint)
+    torch.testing.assert_close(load_checkpoint(path).network.state_dict(), checkpoint.model)
+
+
 def test_damaged_checkpoint_of_another_network_names_the_key(make_run):
-    path = make_run(network="tiny") / "best.pt"
+    path = make_run(model=SeparableConfig()) / "best.pt"
     checkpoint = load_checkpoint(path)
     del checkpoint.data["classes"]
     save_checkpoint(path, checkpoint)

@@ -118,6 +118,22 @@ def test_missing_settings_are_empty(sweep):
     assert (rows[-1]["model.act"], rows[-1]["model.name"]) == ("", "lltm")
 
 
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ({"name": "tiny"}, "model.name=tiny"),  # of older runs
+        (
+            {"name": "separable", "channels": [[16], [24], [40]]},
+            "model.name=separable model.channels=[[16], [24], [40]]",
+        ),
+    ],
+)
+def test_settings_of_other_networks(sweep, model, name):
+    path = sweep / "2" / CONFIG
+    OmegaConf.save(OmegaConf.create({"model": model, "seed": 0}), path)
+    assert name in {item.name for item in group_runs(find_entries(sweep))}
+
+
 def test_settings_without_influence_on_results_are_not_compared(sweep):
     for number in range(12):
         path = sweep / str(number) / CONFIG
