@@ -20,6 +20,6 @@ if [ -d data ]; then
   ln -s "$PWD/data" "$work/away"
 fi
 cd "$work/away"
-"$work/env/bin/python" -m pytest --timeout=300 --numprocesses=auto --maxprocesses=4 \
+"$work/env/bin/python" -m pytest --timeout=300 --numprocesses=auto --maxprocesses=4 --dist=worksteal \
   --ignore=tests/ops/test_bfloat16_store.py --ignore=tests/ops/test_new_operator.py \
   tests/ops tests/app "$@"

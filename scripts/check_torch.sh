@@ -26,7 +26,7 @@ run_tests() {
   (
     cd "$work/tests"
     "$1" -c 'import ops, torch; print(f"{ops.__file__} beside torch {torch.__version__}")'
-    "$1" -m pytest -q --numprocesses=auto --maxprocesses=4 --timeout=300 tests/ops \
+    "$1" -m pytest -q --timeout=300 --numprocesses=auto --maxprocesses=4 --dist=worksteal tests/ops \
       --ignore=tests/ops/test_depthwise_conv2d.py --ignore=tests/ops/test_instruction_sets.py \
       --ignore=tests/ops/test_bfloat16_store.py --ignore=tests/ops/test_new_operator.py \
       -k "not test_values"

@@ -143,7 +143,7 @@ make_environment() {
   shift
   step "Making an environment" "$(find_python)" -m venv --clear "$folder"
   step "Installing $*" \
-    "$folder/bin/python" -m pip install --disable-pip-version-check --no-compile "$@"
+    "$folder/bin/python" -m pip install --disable-pip-version-check "$@"
 }
 
 # Usage: build_wheel FOLDER [PYTHON SOURCE]. Default: this project, with the Python in .venv.
@@ -158,6 +158,7 @@ build_wheel() {
 unset PYTHONHOME
 export NINJA_STATUS='[%f/%t] ' # parsed by scripts/progress.py
 export PIP_USER=0 PIP_REQUIRE_VIRTUALENV=0 # override the user's pip configuration
+export PIP_COMPILE=0 # Python compiles modules when they are first imported
 if [ "${1:-}" = nothing ]; then
   return
 fi

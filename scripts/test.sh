@@ -9,4 +9,4 @@ mypy
 lint-imports
 list_sources -exec clang-format --dry-run -Werror {} +
 shellcheck scripts/*.sh .ci/run
-python -m pytest --timeout=300 --numprocesses=auto --maxprocesses=4 "$@"
+python -m pytest --timeout=300 --numprocesses=auto --maxprocesses=4 --dist=worksteal "$@"
