@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import time
 from contextlib import nullcontext
 
 import numpy as np
@@ -184,6 +185,7 @@ def test_gil_is_released():
         while not finished:
             steps[0] += 1
             running.set()
+            time.sleep(1e-4)  # releases the GIL, else the main thread waits for the interval
 
     finished = False
     interval = sys.getswitchinterval()
