@@ -26,29 +26,30 @@ def folder_lock(folder):
         yield
 
 
-def train_once(folder, name, model, data_root=DATA_ROOT):
+def train_once(folder, name, model):
     """Return the run folder of a network; the first worker trains it.
 
     Args:
         folder: The result of `common_folder`.
         name: Name of the network.
         model: Fields of `ModelConfig`.
-        data_root: Folder of MNIST; without it the network is trained on digits.
+
+    It is trained on `small_mnist`, or on digits if MNIST is missing.
     """
     outputs = folder / f"trained-{name}"
     outputs.mkdir(exist_ok=True)
     with folder_lock(outputs):
         if not any(outputs.rglob("best.pt")):
-            _train(outputs, model, data_root)
+            _train(outputs, model, small_mnist(folder))
     (best,) = outputs.rglob("best.pt")
     return best.parent
 
 
-def small_mnist(folder, training_images=10_000, test_images=1000):
+def small_mnist(folder):
     """Return a data root with the first images of MNIST."""
     root = folder / "small-mnist"
     raw = root / "MNIST" / "raw"
-    counts = {"train": training_images, "t10k": test_images}
+    counts = {"train": 10_000, "t10k": 1000}
     with folder_lock(folder):
         for part, count in counts.items() if HAS_MNIST and not raw.is_dir() else ():
             raw.mkdir(parents=True, exist_ok=True)
@@ -66,9 +67,7 @@ def _train(outputs, model, data_root):
     from app.config.schema import DataConfig, ModelConfig, TrainConfig, from_mapping
     from app.training.trainer import train
 
-    name, val_size = ("mnist", 5000) if HAS_MNIST else ("digits", 150)
-    if data_root != DATA_ROOT:
-        val_size = min(val_size, 1000)
+    name, val_size = ("mnist", 1000) if HAS_MNIST else ("digits", 150)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # several workers train at once
     train(

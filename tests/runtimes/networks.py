@@ -56,8 +56,8 @@ def prepare(folder, kind, layout):
     """
     from app.inference.predictor import load_torch
 
-    root = small_mnist(folder, test_images=IMAGES)
-    run = train_once(folder, f"small-{kind}", KINDS[kind], root)
+    root = small_mnist(folder)
+    run = train_once(folder, kind, KINDS[kind])
     path = run / f"model-{layout}.onnx"
     original = load_torch(run)
     with folder_lock(run):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.app.web.browser import open_page
-from tests.networks import DATA_ROOT, ROOT, common_folder, folder_lock, train_once
+from tests.networks import DATA_ROOT, ROOT, common_folder, folder_lock, small_mnist, train_once
 
 
 class Server:
@@ -45,10 +45,10 @@ def default_run(tmp_path_factory):
     from app.export.export import export
 
     common = common_folder(tmp_path_factory)
-    run = train_once(common, "ncrelu", {"act": "ncrelu"})
+    run, root = train_once(common, "ncrelu", {"act": "ncrelu"}), small_mnist(common)
     with folder_lock(common):
         if not (run / "model.onnx").exists():
-            export(ExportConfig(checkpoint=str(run), data=DataRoot(str(DATA_ROOT))))
+            export(ExportConfig(checkpoint=str(run), data=DataRoot(str(root))))
     return run
 
 
