@@ -99,6 +99,7 @@ def test_pictures_that_cannot_be_predicted_are_skipped(cfg, tmp_path, capsys):
     assert lost == f"skipped: input={folder}/lost.png: no such picture"
 
 
+@pytest.mark.usefixtures("short_latency_benchmark")
 def test_torch_and_onnx_print_the_same(cfg, tmp_path, capsys):
     export(ExportConfig(checkpoint=str(tmp_path)))
     folder = tmp_path / "pictures"
@@ -278,7 +279,7 @@ def test_usage_error_is_one_line(cfg, tmp_path, capsys, changes, says):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_command_exit_codes_and_output(command, trained_run, tmp_path):
+def test_command_prints_predictions(command, trained_run, tmp_path):
     name = tmp_path / "IMG (1).png"
     picture(name, "7")
     where = f"outputs={trained_run.parents[1]}"
@@ -286,9 +287,6 @@ def test_command_exit_codes_and_output(command, trained_run, tmp_path):
     best = trained_run / "best.pt"
     assert (done.returncode, done.stderr) == (0, f"using {best} (finished)\n")
     assert done.stdout.startswith(f"{name}  ")
-    wrong = command("app.predict", where, "input=nothing.png")
-    assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert wrong.stderr.endswith("\nerror: input=nothing.png: no such picture\n")
     assert list((tmp_path / "here").iterdir()) == []
 
 

@@ -346,10 +346,12 @@ def test_command_prints_no_warning(command, make_run, tmp_path):
     assert done.stdout.splitlines()[-2:] == [
         f"wrote {folder / name}" for name in ("model.onnx", "model.md")
     ]
-    wrong = command("app.export_onnx", "outputs=nowhere")
-    assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert wrong.stderr.startswith("error: no run under nowhere/")
     assert list((tmp_path / "here").iterdir()) == []
+
+
+def test_export_without_run_raises():
+    with pytest.raises(UserError, match=r"^no run under nowhere/"):
+        export(ExportConfig(outputs="nowhere"))
 
 
 @pytest.mark.parametrize("step", ["build_graph", "quantize", "compare", "write_card"])

@@ -28,6 +28,7 @@ def test_default_is_the_newest_run(make_run):
     assert load_predictor(str(folder / "best.pt"), "elsewhere").folder == folder
 
 
+@pytest.mark.usefixtures("short_latency_benchmark")
 def test_export_older_than_the_checkpoint_is_reported(make_run, capsys):
     folder = make_run()
     export(ExportConfig(checkpoint=str(folder)))

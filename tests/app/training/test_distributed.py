@@ -145,11 +145,12 @@ def test_fallback_on_rank_0_applies_to_all_ranks(tmp_path, monkeypatch):
     assert saved == [5, 10, 15, 20]
 
 
-@pytest.mark.parametrize("override", ["seed=x", "data.val_size=5000"])
-def test_usage_error_is_printed_once(tmp_path, override):
-    """Not once a process and once a restart."""
+@pytest.mark.parametrize(("override", "restarts"), [("seed=x", 1), ("data.val_size=5000", 0)])
+def test_usage_error_is_printed_once(tmp_path, override, restarts):
+    """Not once a process and once a restart; rank 0 sends errors in the data to the others."""
     overrides = ["data=digits", override, f"outputs={tmp_path}"]
-    code, _, errors = torchrun(ROOT / "app" / "train.py", overrides, "--max-restarts=1")
+    script = ROOT / "app" / "train.py"
+    code, _, errors = torchrun(script, overrides, f"--max-restarts={restarts}")
     assert code != 0
     assert errors.count(f"error: {override}: ") == 1
 
