@@ -37,7 +37,6 @@ from bench.report import geometric_mean
 from torch import Tensor
 
 import ops
-from app.config.device import keep_freed_memory
 
 DTYPES = {
     torch.float64: 1e-9,  # tolerance: relative difference of the norm
@@ -270,6 +269,8 @@ def main(argv: list[str] | None = None) -> int:
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     timer: Timer = CudaTimer(HIDING_FLUSHES) if device == "cuda" else CpuTimer()
     if device == "cpu":
+        from app.config.device import keep_freed_memory  # on a GPU, torch is enough
+
         keep_freed_memory()
     torch.manual_seed(args.seed)
     rows = []

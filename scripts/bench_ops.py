@@ -50,8 +50,6 @@ from bench.measure import Candidate, Device, open_device
 from bench.report import HEADER, Row, markdown, plot, read_csv, summary, write_csv
 from torch import Tensor
 
-from app.config.device import keep_freed_memory
-
 GRAPH_BYTES = 32 << 20  # inputs up to this size are also timed in CUDA graphs
 PEER_ERROR = 0.03  # peers with a larger relative error are left out
 
@@ -197,7 +195,11 @@ def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     torch._functorch.config.donated_buffer = False  # incompatible with retain_graph
     torch.backends.cudnn.benchmark = True  # also under torch.compile
-    keep_freed_memory()
+    kind = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if kind == "cpu":
+        from app.config.device import keep_freed_memory  # on a GPU, torch is enough
+
+        keep_freed_memory()
     warnings.filterwarnings("ignore", message="TF32 acceleration on top of oneDNN")
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     wrong: list[Row] = []
@@ -206,7 +208,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.read:
         rows, name, version = read_csv(args.read)
     else:
-        device = open_device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        device = open_device(kind)
         name, version = device.name, torch.__version__
         print(
             f"{name}, torch {version}: copy {device.copy_rate / 1e9:.1f} GB/s, "
