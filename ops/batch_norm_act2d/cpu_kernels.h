@@ -44,21 +44,6 @@ inline Vec<A, N> gradient(const Hardswish<A>&, Vec<A, N> g, Vec<A, N> z) {
   return z <= A(-3) ? Vec<A, N>{} : inside;
 }
 
-// Load or store N lanes, or the first n < N of them.
-template <int N, typename T>
-inline Vec<acc_t<T>, N> load_first(const T* p, int64_t n) {
-  return n < N ? load_some<N>(p, n) : load<N>(p);
-}
-
-template <int N, typename T>
-inline void store_first(T* p, Vec<acc_t<T>, N> v, int64_t n) {
-  if (n < N) {
-    store_some<N>(p, v, n);
-  } else {
-    store<N>(p, v);
-  }
-}
-
 // sum += x − origin and square += (x − origin)², for R rows.
 template <int R, typename T, typename A = acc_t<T>>
 inline void add_statistics(const T* x, int64_t stride, int64_t width, const A* origin, A* sum,

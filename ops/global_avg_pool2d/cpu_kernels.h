@@ -127,18 +127,11 @@ void average(const From* sums, int64_t splits, int64_t width, int64_t length, T*
   using A = acc_t<T>;
   constexpr int N = kLanes<A>;
   for (int64_t k = 0; k < width; k += N) {
-    const int64_t n = k + N < width ? N : width - k;
     Vec<A, N> sum{};
     for (int64_t split = 0; split < splits; ++split) {
-      const From* from = sums + split * width + k;
-      sum += n == N ? load<N>(from) : load_some<N>(from, n);
+      sum += load_first<N>(sums + split * width + k, width - k);
     }
-    const Vec<A, N> result = sum / A(length);
-    if (n == N) {
-      store<N>(out + k, result);
-    } else {
-      store_some<N>(out + k, result, n);
-    }
+    store_first<N>(out + k, sum / A(length), width - k);
   }
 }
 

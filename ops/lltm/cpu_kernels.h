@@ -39,38 +39,23 @@ struct Tanh {
   }
 };
 
-// Load or store N elements (kFull), else the first n.
-template <bool kFull, int N, typename T>
-inline Vec<acc_t<T>, N> read(const T* p, int64_t n) {
-  return kFull ? load<N>(p) : load_some<N>(p, n);
-}
-
-template <bool kFull, int N, typename T>
-inline void write(T* p, Vec<acc_t<T>, N> v, int64_t n) {
-  if (kFull) {
-    store<N>(p, v);
-  } else {
-    store_some<N>(p, v, n);
-  }
-}
-
-template <bool kFull, int N, typename T>
+template <int N, typename T>
 inline Vec<acc_t<T>, N> read(const StateInput<T>& values, int64_t i, int64_t n) {
-  return values.tensor    ? read<kFull, N>(values.tensor + i, n)
-         : values.carried ? read<kFull, N>(values.carried + i, n)
+  return values.tensor    ? load_first<N>(values.tensor + i, n)
+         : values.carried ? load_first<N>(values.carried + i, n)
                           : Vec<acc_t<T>, N>{};
 }
 
-template <bool kFull, int N, typename T>
+template <int N, typename T>
 inline void write(const StateOutput<T>& result, int64_t i, Vec<acc_t<T>, N> v, int64_t n) {
   if (result.tensor) {
-    write<kFull, N>(result.tensor + i, v, n);
+    store_first<N>(result.tensor + i, v, n);
   } else if (result.carried) {
-    write<kFull, N>(result.carried + i, v, n);
+    store_first<N>(result.carried + i, v, n);
   }
 }
 
-// N features of a row from `column` on, of which n exist.
+// N features of a row from `column` on, of which min(n, N) exist.
 struct VectorPosition {
   int64_t state, row, column, n;
 
@@ -79,53 +64,53 @@ struct VectorPosition {
 };
 
 // Return a gate before its activation: 0 input, 1 output, 2 candidate.
-template <bool kFull, int N, typename Step>
+template <int N, typename Step>
 inline auto read_gate(const Step& s, const VectorPosition& at, int gate) {
   const int64_t before = gate * at.state;
-  const auto x = read<kFull, N>(s.products + at.gates_offset() + before, at.n);
-  return s.bias ? x + read<kFull, N>(s.bias + at.column + before, at.n) : x;
+  const auto x = load_first<N>(s.products + at.gates_offset() + before, at.n);
+  return s.bias ? x + load_first<N>(s.bias + at.column + before, at.n) : x;
 }
 
-template <bool kFull, int N, typename T, typename O>
+template <int N, typename T, typename O>
 [[gnu::always_inline]] inline void step(const LltmForward<T, O>& s, const VectorPosition& at) {
   using A = acc_t<T>;
   const int64_t i = at.state_offset(), n = at.n;
-  const Sigmoid<A, N> in(read_gate<kFull, N>(s, at, 0));
-  const Elu<A, N> candidate(read_gate<kFull, N>(s, at, 2));
-  const Vec<A, N> cell = read<kFull, N>(s.old_cell, i, n) + candidate.value * in.value;
-  write<kFull, N>(s.new_cell, i, cell, n);
+  const Sigmoid<A, N> in(read_gate<N>(s, at, 0));
+  const Elu<A, N> candidate(read_gate<N>(s, at, 2));
+  const Vec<A, N> cell = read<N>(s.old_cell, i, n) + candidate.value * in.value;
+  write<N>(s.new_cell, i, cell, n);
   if (!s.new_h) {
     return;
   }
-  const Sigmoid<A, N> out(read_gate<kFull, N>(s, at, 1));
+  const Sigmoid<A, N> out(read_gate<N>(s, at, 1));
   const Vec<A, N> h = Tanh<A, N>(cell).value * out.value;
-  write<kFull, N>(s.new_h + i, h, n);
+  store_first<N>(s.new_h + i, h, n);
   if (s.last_h) {
-    write<kFull, N>(s.last_h + i, h, n);
+    store_first<N>(s.last_h + i, h, n);
   }
   if (s.operand) {  // rounded to the dtype of new_h
-    write<kFull, N>(s.operand + i, read<kFull, N>(s.new_h + i, n), n);
+    store_first<N>(s.operand + i, load_first<N>(s.new_h + i, n), n);
   }
 }
 
-template <bool kFull, int N, typename T, typename O>
+template <int N, typename T, typename O>
 [[gnu::always_inline]] inline void step(const LltmBackward<T, O>& s, const VectorPosition& at) {
   using A = acc_t<T>;
   const int64_t i = at.state_offset(), n = at.n;
-  const Sigmoid<A, N> in(read_gate<kFull, N>(s, at, 0)), out(read_gate<kFull, N>(s, at, 1));
-  const Elu<A, N> candidate(read_gate<kFull, N>(s, at, 2));
-  const Tanh<A, N> cell(read<kFull, N>(s.old_cell, i, n) + candidate.value * in.value);
-  Vec<A, N> grad_h = read<kFull, N>(s.grad_h, i, n);
+  const Sigmoid<A, N> in(read_gate<N>(s, at, 0)), out(read_gate<N>(s, at, 1));
+  const Elu<A, N> candidate(read_gate<N>(s, at, 2));
+  const Tanh<A, N> cell(read<N>(s.old_cell, i, n) + candidate.value * in.value);
+  Vec<A, N> grad_h = read<N>(s.grad_h, i, n);
   if (s.grad_output) {
-    grad_h = grad_h + read<kFull, N>(s.grad_output + i, n);
+    grad_h = grad_h + load_first<N>(s.grad_output + i, n);
   }
-  const Vec<A, N> grad_cell = read<kFull, N>(s.grad_cell, i, n) + grad_h * out.value * cell.slope;
-  write<kFull, N>(s.grad_old_cell, i, grad_cell, n);
+  const Vec<A, N> grad_cell = read<N>(s.grad_cell, i, n) + grad_h * out.value * cell.slope;
+  write<N>(s.grad_old_cell, i, grad_cell, n);
   if (s.grad_gates) {
     O* grad = s.grad_gates + at.gates_offset();
-    write<kFull, N>(grad, grad_cell * candidate.value * in.slope, n);
-    write<kFull, N>(grad + at.state, grad_h * cell.value * out.slope, n);
-    write<kFull, N>(grad + 2 * at.state, grad_cell * in.value * candidate.slope, n);
+    store_first<N>(grad, grad_cell * candidate.value * in.slope, n);
+    store_first<N>(grad + at.state, grad_h * cell.value * out.slope, n);
+    store_first<N>(grad + 2 * at.state, grad_cell * in.value * candidate.slope, n);
   }
 }
 
@@ -134,12 +119,8 @@ template <typename Step>
 void lltm_rows(const Step& s, int64_t state, int64_t begin, int64_t end) {
   constexpr int N = kLanes<typename Step::A>;
   for (int64_t row = begin; row < end; ++row) {
-    int64_t column = 0;
-    for (; column + N <= state; column += N) {
-      step<true, N>(s, {state, row, column, N});
-    }
-    if (column < state) {
-      step<false, N>(s, {state, row, column, state - column});
+    for (int64_t column = 0; column < state; column += N) {
+      step<N>(s, {state, row, column, state - column});
     }
   }
 }
@@ -153,16 +134,15 @@ void sum_rows(const A* x, int64_t count, int64_t columns, int64_t begin, int64_t
   for (int64_t first = 0; first < count; first += kBlock) {
     const int64_t last = count - first < kBlock ? count : first + kBlock;
     for (int64_t column = begin; column < end; column += N) {
-      const int64_t n = end - column < N ? end - column : N;
+      const int64_t n = end - column;
       Vec<A, N> total{};
       for (int64_t row = first; row < last; ++row) {
-        const A* p = x + row * columns + column;
-        total = total + (n == N ? load<N>(p) : load_some<N>(p, n));
+        total = total + load_first<N>(x + row * columns + column, n);
       }
       if (first) {
-        total = total + (n == N ? load<N>(sums + column) : load_some<N>(sums + column, n));
+        total = total + load_first<N>(sums + column, n);
       }
-      store_some<N>(sums + column, total, n);
+      store_first<N>(sums + column, total, n);
     }
   }
 }

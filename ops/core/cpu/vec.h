@@ -49,11 +49,6 @@ inline Vec<A, N> clamp(Vec<A, N> x, A low, A high) {
     // min and max return the second operand if either is NaN.
     return _mm256_min_ps(_mm256_set1_ps(high), _mm256_max_ps(_mm256_set1_ps(low), x));
   }
-#elif OPS_VECTOR_BYTES == 64
-  if constexpr (N * sizeof(A) == 64 && sizeof(A) == 4) {
-    const __m512 raised = _mm512_maskz_max_ps(0xffff, _mm512_set1_ps(low), x);
-    return _mm512_maskz_min_ps(0xffff, _mm512_set1_ps(high), raised);
-  }
 #endif
   x = x < low ? broadcast<A, N>(low) : x;
   return x > high ? broadcast<A, N>(high) : x;
@@ -136,14 +131,7 @@ inline void store(BFloat16* p, Vec<float, N> v) {
   const auto bits = bit_cast<Vec<uint32_t, N>>(v);
   Vec<uint32_t, N> sum = bits + 0x7fff + ((bits >> 16) & 1);
 #if OPS_VECTOR_BYTES == 64
-  if constexpr (N == 16) {  // two instructions; compilers emit four for the generic form
-    const __m512 x = bit_cast<__m512>(v);
-    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-    sum = bit_cast<Vec<uint32_t, N>>(
-        _mm512_mask_mov_epi32(bit_cast<__m512i>(sum), nan, _mm512_set1_epi32(-1)));
-  } else {
-    sum |= bit_cast<Vec<uint32_t, N>>(v != v);
-  }
+  sum = v == v ? sum : ~Vec<uint32_t, N>{};  // a masked addition
 #else
   sum |= bit_cast<Vec<uint32_t, N>>(v != v);
 #endif
@@ -191,6 +179,21 @@ inline void store_some(T* p, Vec<acc_t<T>, N> v, int64_t n) {  // the first n < 
   T lanes[N];
   store<N>(lanes, v);
   __builtin_memcpy(p, lanes, n * sizeof(T));
+}
+
+// Load or store min(n, N) lanes.
+template <int N, typename T>
+inline Vec<acc_t<T>, N> load_first(const T* p, int64_t n) {
+  return n < N ? load_some<N>(p, n) : load<N>(p);
+}
+
+template <int N, typename T>
+inline void store_first(T* p, Vec<acc_t<T>, N> v, int64_t n) {
+  if (n < N) {
+    store_some<N>(p, v, n);
+  } else {
+    store<N>(p, v);
+  }
 }
 
 // Convert n < 2 N elements, in vectors of N, N / 2, … lanes.
