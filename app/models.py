@@ -115,10 +115,11 @@ class LeNet(ConvNet):
 class SeparableNet(ConvNet):
     """A fully convolutional network of depthwise separable convolutions, for images of any size.
 
-    `channels` are those of each convolution, in three stages with 2x2 max pooling between them. The
-    first convolution is a standard one. It and the first of the second stage are 5x5, the others
-    3x3, and the last has no padding. GELU follows each, after the pooling as in `LeNet`. A 1x1
-    convolution makes a map per class; its mean is the logit.
+    `channels` has the output channels of each convolution, in three stages with 2x2 max pooling
+    between them. The first convolution is standard, the others are depthwise separable. The first
+    of stages 1 and 2 have 5x5 filters, the others 3x3; the last has no padding. GELU follows each,
+    after the pooling as in `LeNet`. A 1x1 convolution makes a map per class, whose mean is the
+    logit.
     """
 
     def __init__(self, channels: Sequence[Sequence[int]], num_classes: int) -> None:
@@ -185,7 +186,8 @@ def describe_model(cfg: ModelConfig) -> str:
     if isinstance(cfg, LLTMConfig):
         return f"LLTM of {HIDDEN_SIZE} features over an image's rows"
     if isinstance(cfg, SeparableConfig):
-        return "depthwise separable convolutions with gelu and global average pooling"
+        count = sum(map(len, cfg.channels))
+        return f"{count} convolutions, depthwise separable after the first, with gelu"
     pooled = " and global average pooling" if cfg.head == "gap" else ""
     return f"LeNet with {cfg.act}{',' if pooled else ' and'} {cfg.conv} convolutions{pooled}"
 

@@ -269,7 +269,8 @@ def main(argv: list[str] | None = None) -> int:
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     timer: Timer = CudaTimer(HIDING_FLUSHES) if device == "cuda" else CpuTimer()
     if device == "cpu":
-        from app.config.device import keep_freed_memory  # on a GPU, torch is enough
+        # Not at the top: measuring a GPU needs torch alone.
+        from app.config.device import keep_freed_memory
 
         keep_freed_memory()
     torch.manual_seed(args.seed)

@@ -197,7 +197,8 @@ def main(argv: list[str] | None = None) -> int:
     torch.backends.cudnn.benchmark = True  # also under torch.compile
     kind = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if kind == "cpu":
-        from app.config.device import keep_freed_memory  # on a GPU, torch is enough
+        # Not at the top: measuring a GPU needs torch alone.
+        from app.config.device import keep_freed_memory
 
         keep_freed_memory()
     warnings.filterwarnings("ignore", message="TF32 acceleration on top of oneDNN")

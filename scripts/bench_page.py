@@ -12,13 +12,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from bench.page import below_one, headline, read_results, summary, write_below_one
+from bench.page import below_one, headline, read_results, speed_table, write_below_one
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = ROOT / "docs" / "benchmarks"
 TABLES = {
     ROOT / "docs" / "benchmarks.md": {"headline": headline, "below-1": below_one},
-    ROOT / "README.md": {"speed": summary},
+    ROOT / "README.md": {"speed": speed_table},
 }
 END = "<!-- end -->"
 
@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="compare, write nothing")
     args = parser.parse_args(argv)
     results = read_results(sorted(BENCHMARKS.glob("operators-*.csv")))
-    differs = 0
+    outdated = False
     for page, tables in TABLES.items():
         old = page.read_text()
         new = fill(old, {name: table(results) for name, table in tables.items()})
@@ -48,10 +48,10 @@ def main(argv: list[str] | None = None) -> int:
             page.write_text(new)
         elif old != new:
             print(f"error: run scripts/bench_page.py: {page.name} differs", file=sys.stderr)
-            differs = 1
+            outdated = True
     if not args.check:
         write_below_one(BENCHMARKS / "below-1.csv", results)
-    return differs
+    return int(outdated)
 
 
 if __name__ == "__main__":

@@ -64,7 +64,13 @@ def small_mnist(folder):
 def _train(outputs, model, data_root):
     import torch
 
-    from app.config.schema import DataConfig, ModelConfig, TrainConfig, from_mapping
+    from app.config.schema import (
+        DataConfig,
+        ModelConfig,
+        TrainConfig,
+        TrainerConfig,
+        from_mapping,
+    )
     from app.training.trainer import train
 
     name, val_size = ("mnist", 1000) if HAS_MNIST else ("digits", 150)
@@ -74,6 +80,7 @@ def _train(outputs, model, data_root):
         TrainConfig(
             model=from_mapping(ModelConfig, {"name": "lenet"} | model),
             data=DataConfig(str(data_root), name, val_size=val_size),
+            trainer=TrainerConfig(batch_size=64),  # enough steps for few images
             device="cpu",
             outputs=str(outputs),
         )

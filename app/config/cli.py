@@ -142,7 +142,7 @@ def build_config(schema: type[T], cfg: DictConfig, typed: dict[str, str]) -> T:
     except OmegaConfBaseException as error:  # a wrong interpolation
         raise UserError(hydra_message(error)) from error
     except SettingError as error:
-        key = error.key.rstrip(".0123456789")  # without the index in a list
+        key = re.sub(r"(\.\d+)+$", "", error.key)  # model.channels.1.0: model.channels
         if key not in typed and "recipe" in typed:
             raise UserError(f"{typed['recipe']}: sets {error}") from error
         raise

@@ -64,7 +64,7 @@ class LLTMConfig:
 
 @dataclass(config=FORBID)
 class SeparableConfig:
-    """A network of depthwise separable convolutions: the channels of each, in three stages."""
+    """A network of depthwise separable convolutions: output channels of each, in three stages."""
 
     channels: Stages = dataclasses.field(
         default_factory=lambda: [[32], [72, 72, 72], [112, 112, 112]]
@@ -82,7 +82,7 @@ NETWORKS: dict[str, type[Any]] = {
 
 def model_keys(network: str) -> tuple[str, ...]:
     """Return the keys of `model` that apply to `network`."""
-    if network not in NETWORKS:  # of an older version
+    if network not in NETWORKS:  # a run folder of an older version
         return ()
     keys = (item.name for item in dataclasses.fields(NETWORKS[network]))
     return tuple(key for key in keys if key != "name")

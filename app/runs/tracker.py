@@ -74,7 +74,7 @@ class Tracker:
     def settings(self, values: Mapping[str, Any], results: Mapping[str, float]) -> None:
         """Add settings and results, keyed by the names of their curves, for the HParams tab."""
         settings = {
-            key: format_value(value) if value is None or isinstance(value, list) else value
+            key: value if isinstance(value, bool | int | float | str) else format_value(value)
             for key, value in values.items()
         }
         with writing(self._folder):

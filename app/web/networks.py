@@ -33,6 +33,7 @@ class Entry:
     accuracy: float | None  # on the test images, in [0, 1]; None: unknown
     started: str  # local time of the start of the run; "": outside of a run folder
     dataset: str  # training data; "": unknown
+    parameters: int | None  # None: unknown
 
 
 def find_networks(outputs: str, first: str | None = None) -> dict[str, Entry]:
@@ -58,10 +59,11 @@ def find_networks(outputs: str, first: str | None = None) -> dict[str, Entry]:
 
 def _entry(id: str, path: Path) -> Entry:
     model: dict[str, Any] = {}
-    accuracy, dataset, outdated = None, "", is_outdated(path)
+    accuracy, dataset, parameters, outdated = None, "", None, is_outdated(path)
     with suppress(UserError, KeyError):  # no run folder, or an unfinished run
         settings, summary = read_settings(path.parent), read_summary(path.parent)
         model, dataset = settings["model"], summary.get("dataset") or settings["data"]["name"]
+        parameters = summary.get("parameters")
         accuracy = None if outdated else summary.get("test_accuracy")
     choices = (model.get(key) for key in ("act", "conv", "head"))
     title = " ".join(choice for choice in choices if choice and choice != "fc")
@@ -76,6 +78,7 @@ def _entry(id: str, path: Path) -> Entry:
         accuracy=accuracy,
         started=f"{datetime.fromtimestamp(time):%Y-%m-%d %H:%M:%S}" if time else "",
         dataset=dataset,
+        parameters=parameters,
     )
 
 

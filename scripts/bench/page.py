@@ -8,7 +8,7 @@ from statistics import geometric_mean, median
 
 OURS = "ours"
 WORST = 3  # rows that `below_one` names for each operator
-NAMES = {
+FUNCTIONS = {
     "batch_norm": "batch_norm_act2d",
     "depthwise": "depthwise_conv2d",
     "involution": "involution2d",
@@ -38,8 +38,8 @@ class Result:
     graph_speedup: float | None
 
     @property
-    def ratio(self) -> float:
-        """Return the speed-up, in a CUDA graph where it was measured."""
+    def gpu_speedup(self) -> float:
+        """Return the speed-up in a CUDA graph, or of a call where that was not measured."""
         return self.graph_speedup or self.speedup
 
     @property
@@ -86,16 +86,16 @@ def in_graph(results: Iterable[Result]) -> list[tuple[float, Result]]:
     return sorted(pairs, key=lambda pair: pair[0])
 
 
-def summary(results: Sequence[Result]) -> str:
-    """Return a table of each operator's ratio in forward and backward together: mean (least)."""
-    lines = ["| forward and backward | NVIDIA H200 | CPU |", "|---|---|---|"]
-    whole = [r for r in results if r.what == "forward+backward"]
-    named = {NAMES.get(op, op): rows for (op,), rows in group(whole, "op").items()}
+def speed_table(results: Sequence[Result]) -> str:
+    """Return a table of each operator's forward+backward ratio: geometric mean (least)."""
+    lines = ["| operator | NVIDIA H200 | CPU |", "|---|---|---|"]
+    both = [r for r in results if r.what == "forward+backward"]
+    named = {FUNCTIONS.get(op, op): rows for (op,), rows in group(both, "op").items()}
     for name, rows in sorted(named.items()):
         cells = [f"`{name}`"]
         for on_gpu in (True, False):
-            ratios = [r.ratio for r in rows if r.device.startswith("NVIDIA") == on_gpu]
-            cells.append(f"{geometric_mean(ratios):.1f} ({min(ratios):.1f})" if ratios else "")
+            ratios = [r.gpu_speedup for r in rows if r.device.startswith("NVIDIA") == on_gpu]
+            cells.append(f"{geometric_mean(ratios):.2f} ({min(ratios):.2f})" if ratios else "")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

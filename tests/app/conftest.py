@@ -27,9 +27,9 @@ def short_latency_benchmark(monkeypatch):
     """Measure one image on one thread at a time for the model card, for 10 ms."""
     from app.export import model_card
 
-    whole = model_card.median_time
+    measure = model_card.median_time
     monkeypatch.setattr(model_card, "BUDGET_S", 0.01)
-    monkeypatch.setattr(model_card, "median_time", lambda content, **_: whole(content, 1, 1))
+    monkeypatch.setattr(model_card, "median_time", lambda content, **_: measure(content, 1, 1))
 
 
 @pytest.fixture(scope="session")

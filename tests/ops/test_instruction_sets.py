@@ -15,7 +15,7 @@ TESTS = (
     "tests/ops/test_depthwise_conv2d.py::test_every_filter",
     "tests/ops/test_ncrelu.py::test_rows_of_any_length",
 )
-SELECTED = "not cuda and not 130 and not overflow"  # that one is PyTorch's convolution
+SELECTED = "not cuda and not 130 and not overflow"  # overflow: only PyTorch's convolution
 
 
 @pytest.mark.parametrize("level", LEVELS[:-1])

@@ -16,6 +16,7 @@ KINDS = {
     "gap": {"act": "ncrelu", "conv": "depthwise", "head": "gap"},
     "involution": {"act": "relu", "conv": "involution"},
     "lltm": {"name": "lltm"},
+    "separable": {"name": "separable", "channels": [[16], [24, 24], [40, 48]]},
 }
 LAYOUTS = ("function", "standard", "int8")
 IMAGES = 1000

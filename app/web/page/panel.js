@@ -104,7 +104,8 @@ function options(networks) {
   for (const network of networks) {
     const folder = network.id.replace(/[^/]*$/, "");
     if (!groups.has(folder)) {
-      const label = [network.started, network.dataset].filter(Boolean).join(" · ");
+      const size = network.parameters && `${network.parameters.toLocaleString("en")} parameters`;
+      const label = [network.started, network.dataset, size].filter(Boolean).join(" · ");
       const group = Object.assign(document.createElement("optgroup"), { label });
       groups.set(folder, group);
     }

@@ -131,7 +131,7 @@ inline void store(BFloat16* p, Vec<float, N> v) {
   const auto bits = bit_cast<Vec<uint32_t, N>>(v);
   Vec<uint32_t, N> sum = bits + 0x7fff + ((bits >> 16) & 1);
 #if OPS_VECTOR_BYTES == 64
-  sum = v == v ? sum : ~Vec<uint32_t, N>{};  // a masked addition
+  sum = v == v ? sum : ~Vec<uint32_t, N>{};  // one masked instruction
 #else
   sum |= bit_cast<Vec<uint32_t, N>>(v != v);
 #endif
@@ -181,7 +181,7 @@ inline void store_some(T* p, Vec<acc_t<T>, N> v, int64_t n) {  // the first n < 
   __builtin_memcpy(p, lanes, n * sizeof(T));
 }
 
-// Load or store min(n, N) lanes.
+// Load min(n, N) lanes, the others zero; or store them.
 template <int N, typename T>
 inline Vec<acc_t<T>, N> load_first(const T* p, int64_t n) {
   return n < N ? load_some<N>(p, n) : load<N>(p);

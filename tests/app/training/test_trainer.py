@@ -19,6 +19,7 @@ from app.config.schema import (
     LeNetConfig,
     LLTMConfig,
     OptimConfig,
+    SeparableConfig,
     TrainConfig,
     TrainerConfig,
 )
@@ -104,6 +105,12 @@ def test_lltm_run(cfg, capsys):
     events = EventAccumulator(str(run_folder(cfg))).Reload()
     assert set(events.Tags()["images"]) == {"confusion_matrix", "mistakes"}
     assert any("lltm" in node.name.lower() for node in events.Graph().node)
+
+
+def test_separable_network_trains(cfg):
+    """TensorBoard's hyperparameters are scalars, `model.channels` is a list."""
+    network = SeparableConfig([[4], [4], [4]])
+    assert train(dataclasses.replace(cfg, model=network))["channels"] == network.channels
 
 
 def test_tensorboard_hparams(cfg):

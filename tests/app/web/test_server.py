@@ -89,6 +89,7 @@ def test_networks_are_listed_with_their_runtime(ask):
     assert {item["title"] for item in listed} == {"ncrelu standard"}
     assert {item["dataset"] for item in listed} <= {"mnist", "digits"}
     assert all(item["accuracy"] > 0.9 for item in listed)
+    assert all(item["parameters"] == 123_026 for item in listed)
     assert all("path" not in item for item in listed)
 
 
