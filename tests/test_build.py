@@ -6,6 +6,7 @@ import os
 import re
 import runpy
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,16 @@ def test_every_source_is_built(plan, toolkit):
     files = [*(ROOT / "ops").rglob("*.cpp"), *(ROOT / "ops").rglob("*.cu")]
     built = [source for e in cuda["ext_modules"] for source in e.sources]
     assert sorted(built) == sorted(str(f.relative_to(ROOT)) for f in files)
+
+
+def test_types_have_unique_names():
+    """The linker keeps one of two inline functions, such as destructors, of types of one name."""
+    defined = re.compile(r"^(?:struct|class) (\w+)(?: final)? [:{]", re.MULTILINE)
+    for pattern in ("*.h", "*.cuh"):  # CPU and CUDA
+        texts = [path.read_text() for path in (ROOT / "ops").rglob(pattern)]
+        names = Counter(name for text in texts for name in defined.findall(text))
+        assert len(names) > 20
+        assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_use_cuda_0(plan, toolkit):

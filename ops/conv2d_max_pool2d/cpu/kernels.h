@@ -110,7 +110,7 @@ inline void backward_image(const GradientPlan& p, int64_t n, float* x, float* gr
   if (p.grad_input) {
     __builtin_memset(grad, 0, p.packed_size() * sizeof(float));
   }
-  const PoolWindow* windows = p.windows.data();
+  const PooledPixel* windows = p.windows.data();
   const int64_t window_count = p.windows.size();
   const int32_t* taps = p.taps.data();
   for (int64_t c = 0; c < p.out_c; ++c) {

@@ -22,7 +22,7 @@ struct Term {
   int32_t offset;
 };
 
-struct PoolWindow {
+struct PooledPixel {
   int64_t source;  // in a plane of grad_output
   int32_t offset;  // receptive field of its first pixel in the packed image
 };
@@ -31,7 +31,7 @@ struct GradientPlan : ConvPool {
   ImageStrides image, pooled;  // strides of input and grad_output
   int64_t row, padding;        // packed image: size of a row, offset of the first pixel
   int64_t tap_row;             // packed weight: size of a row, whole vectors
-  std::vector<PoolWindow> windows;
+  std::vector<PooledPixel> windows;
   std::vector<int32_t> taps;  // offsets of a pooling window's taps in the packed image; -1: no tap
   const float *grad, *x, *weight;
   const uint8_t* indices;

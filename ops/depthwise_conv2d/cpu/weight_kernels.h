@@ -53,7 +53,7 @@ struct JoinedRows {
 template <typename A>
 struct AccumulateRows {
   template <int COUNT>
-  static void run(const Tap* taps, const TapRange* ranges, const JoinedRows<A>& joined,
+  static void run(const Tap* taps, const TapOutputs* ranges, const JoinedRows<A>& joined,
                   const TapGroup& group, int64_t lane, A* sums) {
     constexpr int N = kLanes<A>;
     static constexpr A zeros[N] = {};

@@ -23,7 +23,7 @@ constexpr int64_t kJoinTerms = 64, kUnalignedJoinTerms = 16;
 constexpr int64_t kPaddingAllowance = 64;
 
 // A tap (row and column of the filter) and the pixels of grad_output with a valid source.
-struct TapRange {
+struct TapOutputs {
   int64_t row, column, begin, end;
 };
 
@@ -95,7 +95,7 @@ template <typename A>
 class WeightWorkspace : public Workspace<A> {
  public:
   std::vector<Tap> taps;
-  std::vector<TapRange> ranges;  // of the taps
+  std::vector<TapOutputs> ranges;  // of the taps
   std::vector<TapGroup> tap_groups;
   double* totals;
 

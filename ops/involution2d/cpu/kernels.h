@@ -151,7 +151,7 @@ void involve(const InvolutionPlan<T>& p, int64_t begin, int64_t end,
                       p.weight_width);
       }
     }
-    for (const RowPlan::Outputs& outputs : p.row.outputs) {
+    for (const PhasePlan::Outputs& outputs : p.row.outputs) {
       const int64_t count = workspace.list_taps(p, outputs, h);
       const int64_t chunks = (channels + kMaxSums - 1) / kMaxSums;
       for (int64_t i = 0; i < chunks; ++i) {

@@ -31,7 +31,7 @@ struct PixelPhase {
 
 // Horizontal plan of a correlation. With stride s, the source row (input gradient: the output row)
 // is split into s phases of every s-th pixel, so that adjacent outputs read adjacent source pixels.
-struct RowPlan {
+struct PhasePlan {
   struct Tap {
     int64_t kernel_column;
     int64_t source;  // index into `sources`; −1: padding only
@@ -47,7 +47,7 @@ struct RowPlan {
   int64_t width = 0;      // of a ring buffer row
   int64_t out_width = 0;  // of a row of outputs
 
-  RowPlan(const Axis& axis, int64_t lanes) {
+  PhasePlan(const Axis& axis, int64_t lanes) {
     if (axis.transposed) {
       sources.push_back({0, 1, axis.source_size, 0});
       for (int64_t phase = 0; phase < std::min(axis.stride, axis.out_size); ++phase) {
@@ -120,7 +120,7 @@ template <typename T>
 struct InvolutionPlan {
   const InvolutionGeometry& g;
   Axis vertical, horizontal;
-  RowPlan row;
+  PhasePlan row;
   const T *source, *factor;
   T* out;
   ImageStrides source_strides, factor_strides, out_strides;
@@ -182,11 +182,11 @@ struct InvolutionWorkspace {
 
   // List the taps of output row h; the input gradient omits taps that read only padding.
   template <typename T>
-  int64_t list_taps(const InvolutionPlan<T>& p, const RowPlan::Outputs& out, int64_t h) {
+  int64_t list_taps(const InvolutionPlan<T>& p, const PhasePlan::Outputs& out, int64_t h) {
     int64_t count = 0;
     for (int64_t a = 0; a < p.vertical.taps; ++a) {
       const int64_t at = p.vertical.source(h, a);
-      for (const RowPlan::Tap& tap : out.taps) {
+      for (const PhasePlan::Tap& tap : out.taps) {
         const int64_t weight = (a * p.g.kernel_w + tap.kernel_column) * p.weight_width;
         if (at >= 0 && tap.source >= 0) {
           const int64_t column = p.row.column(tap);
