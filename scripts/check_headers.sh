@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Compiles the sources against the headers of other PyTorch versions, without installing these:
-# C++ with -fsyntax-only and, if nvcc is found, CUDA with -O0 for one architecture.
+# C++ with -fsyntax-only and, if nvcc is found, CUDA to PTX with -O0 for one architecture.
 #
 #   scripts/check_headers.sh VERSION...     2.10.0
 #
-# CXX=aarch64-linux-gnu-g++ cross-compiles; CUDA_ARCH=sm_75 selects another GPU (default: sm_90).
+# CXX=aarch64-linux-gnu-g++ cross-compiles; CUDA_ARCH=compute_75 selects another GPU (default: compute_90).
 set -euo pipefail
 if [ $# = 0 ]; then
   printf 'usage: scripts/check_headers.sh VERSION...\n' >&2
@@ -50,8 +50,8 @@ check_cpp() {
 
 check_cuda() {
   find ops -name '*.cu' -print0 |
-    xargs -0 -n 1 -P "$(nproc)" nvcc --cuda -O0 -Xcicc -O0 -Xptxas -O0 --expt-relaxed-constexpr \
-      -arch="${CUDA_ARCH:-sm_90}" -std=c++17 -DUSE_CUDA "$target" -Iops -isystem "$1" -o /dev/null
+    xargs -0 -n 1 -P "$(nproc)" nvcc --cuda -O0 -Xcicc -O0 --expt-relaxed-constexpr \
+      -arch="${CUDA_ARCH:-compute_90}" -std=c++17 -DUSE_CUDA "$target" -Iops -isystem "$1" -o /dev/null
 }
 
 export -f get_headers check_cpp check_cuda

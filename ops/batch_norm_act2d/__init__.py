@@ -12,7 +12,6 @@ from torch.compiler import is_dynamo_compiling
 from ops.core import check, layout
 from ops.core.composition import composed
 from ops.core.families import folded
-from ops.core.memory import repeat_allocation
 from ops.core.registration import register
 from ops.core.torch_private import direct
 
@@ -103,7 +102,6 @@ def _raise_specific_error(error: Exception, input: Tensor, *args: Any) -> None:
             raise TypeError(f"{_NAME}: {name} must be float, not {type(number).__name__}")
     if eps < 0 or input.numel() == input.shape[1]:
         raise ValueError(str(error).partition("\n")[0]) from None
-    repeat_allocation(error)
 
 
 def _index_of(activation: str) -> int:

@@ -10,7 +10,6 @@ from torch.compiler import is_dynamo_compiling
 
 from ops.core import check, layout, windows
 from ops.core.families import folded
-from ops.core.memory import repeat_allocation
 from ops.core.registration import REGION, register
 from ops.core.torch_private import direct
 from ops.core.windows import Size
@@ -59,8 +58,12 @@ def conv2d_max_pool2d(
         call = _fallback if is_dynamo_compiling() else _direct
         output: Tensor = call(input, weight, bias, stride, padding, dilation, pool)
         return output
-    except Exception as error:
-        _raise_specific_error(error, input, weight, bias, stride, padding, dilation, pool)
+    except Exception:
+        check.image("conv2d_max_pool2d", input)
+        check.tensor("conv2d_max_pool2d", "weight", weight)
+        if bias is not None:
+            check.tensor("conv2d_max_pool2d", "bias", bias)
+        _pairs(stride, padding, dilation, pool)
         raise
 
 
@@ -69,34 +72,17 @@ def _fallback(input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Siz
 
 
 def _pairs(stride: Size, padding: Size, dilation: Size, pool: Size) -> list[tuple[int, int]]:
-    op = "conv2d_max_pool2d"
-    pairs = windows.pairs(op, stride=stride, padding=padding, dilation=dilation)
-    return [*pairs, windows.pair(op, "pool", pool)]
+    return windows.pairs(
+        "conv2d_max_pool2d", stride=stride, padding=padding, dilation=dilation, pool=pool
+    )
 
 
 def _convolve(input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Size) -> Tensor:
     """Call the operator on [N, C, H, W] or [C, H, W]; `geometry` has the schema's types."""
-    try:
-        if input.dim() != 3:
-            output: Tensor = _conv(input, weight, bias, *geometry)[0]
-            return output
-        return _conv(input.unsqueeze(0), weight, bias, *geometry)[0].squeeze(0)
-    except Exception as error:
-        _raise_specific_error(error, input, weight, bias, *geometry)
-        raise
-
-
-def _raise_specific_error(
-    error: Exception, input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Size
-) -> None:
-    op = "conv2d_max_pool2d"
-    check.tensor(op, "input", input)
-    check.tensor(op, "weight", weight)
-    if bias is not None:
-        check.tensor(op, "bias", bias)
-    check.image(op, input)
-    _pairs(*geometry)
-    repeat_allocation(error)
+    if input.dim() != 3:
+        output: Tensor = _conv(input, weight, bias, *geometry)[0]
+        return output
+    return _conv(input.unsqueeze(0), weight, bias, *geometry)[0].squeeze(0)
 
 
 _direct = direct(_conv, _fallback, rank=4)

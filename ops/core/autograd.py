@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ops.core.formula import Formula, as_tuple, is_mutable
-from ops.core.memory import repeat_allocation
+from ops.core.memory import with_torch_errors
 from ops.core.torch_private import (
     OpOverload,
     SingleLevelFunction,
@@ -63,13 +63,15 @@ def make_kernel(
     """Return the Autograd kernel of `op`. The arguments are those of registration.register."""
     mutable = [(i, x.name) for i, x in enumerate(schema_of(op).arguments) if is_mutable(x)]
 
+    @with_torch_errors
     def forward(*args: Any) -> Any:
-        try:
-            with below_autograd():
-                return op(*args)
-        except RuntimeError as error:
-            repeat_allocation(error)
-            raise
+        with below_autograd():
+            return op(*args)
+
+    @with_torch_errors
+    def differentiate_once(*args: Any) -> Any:
+        with below_autograd():
+            return gradient.call(*args)
 
     def record(ctx: Any, *args: Any) -> Any:
         if transforms_active():
@@ -100,15 +102,9 @@ def make_kernel(
         if all(grad is None for grad in grads):
             return (None,) * len(schema_of(op).arguments)
         saved = ctx.saved_tensors  # not below autograd: checkpointing may recompute here
-        args = (grads, saved, ctx.constants, ctx.needs_input_grad)
-        if isinstance(gradient, Gradient) or torch.is_grad_enabled() or forward_mode():
-            return gradient.call(*args)
-        try:
-            with below_autograd():  # no double backward
-                return gradient.call(*args)
-        except RuntimeError as error:
-            repeat_allocation(error)
-            raise
+        twice = isinstance(gradient, Gradient) or torch.is_grad_enabled() or forward_mode()
+        call = gradient.call if twice else differentiate_once
+        return call(grads, saved, ctx.constants, ctx.needs_input_grad)
 
     # Single-level, as the kernels of built-ins: each transform calls it for its own level.
     function: Any = type(

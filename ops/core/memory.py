@@ -2,16 +2,30 @@
 
 The stable ABI loses the exception's type: a kernel raises "cannot allocate N bytes on DEVICE".
 PyTorch then repeats the allocation, which raises the right type. The eager library does this in
-every call; without it, the operator's Python function and autograd do.
+every call; without it, `with_torch_errors` does.
 """
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 
-def repeat_allocation(error: Exception) -> None:
-    """Raise torch.OutOfMemoryError (CPU: RuntimeError) if `error` is a failed allocation."""
+def with_torch_errors(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap `function`: a failed allocation raises torch.OutOfMemoryError (CPU: RuntimeError)."""
+
+    def call(*args: Any) -> Any:
+        try:
+            return function(*args)
+        except RuntimeError as error:
+            _repeat_allocation(error)
+            raise
+
+    return call
+
+
+def _repeat_allocation(error: RuntimeError) -> None:
     failed = re.search(r"cannot allocate (\d+) bytes on (\w+(?::\d+)?)", str(error))
     if failed is None:
         return

@@ -21,6 +21,7 @@ from torch._ops import OpOverload as OpOverload  # the type of torch.ops.x.y.def
 from torch.autograd import forward_ad
 
 from ops.core.library import EAGER
+from ops.core.memory import with_torch_errors
 
 # An autograd.Function that records one level of torch.func. The public class handles all levels in
 # one call, and cannot be registered as a dispatcher kernel.
@@ -76,7 +77,7 @@ def direct(
 
     It calls `fallback` instead if the type of an argument is not exactly that of the schema, or if
     a mode, transform or trace is active. An `int[2]` may be a tuple of two ints, or one int for
-    both. Without the eager library, return `fallback`. torch.compile cannot trace the C function.
+    both. torch.compile cannot trace the C function. Without the eager library, return `fallback`.
 
     Args:
         op: the operator.
@@ -86,7 +87,7 @@ def direct(
     if fallback is None:
         fallback = op._op
     if not hasattr(torch.ops.lenet_ops_eager, "register_autograd"):
-        return fallback
+        return with_torch_errors(fallback)
     eager = importlib.import_module(f"ops.{EAGER}")
     return eager.direct(op.name().removesuffix(".default"), rank, fallback)
 

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
 from ops.core import check, windows
-from ops.core.memory import repeat_allocation
 from ops.core.torch_private import direct
 from ops.core.windows import Size
 
@@ -50,8 +49,12 @@ def depthwise_conv2d(
     try:
         call = _conv_fallback if is_dynamo_compiling() else _conv_direct
         return call(input, weight, bias, stride, padding, dilation)
-    except Exception as error:
-        _raise_specific_error(error, input, weight, bias, stride, padding, dilation)
+    except Exception:
+        check.image("depthwise_conv2d", input)
+        check.tensor("depthwise_conv2d", "weight", weight)
+        if bias is not None:
+            check.tensor("depthwise_conv2d", "bias", bias)
+        _pairs(stride, padding, dilation)
         raise
 
 
@@ -65,24 +68,9 @@ def _pairs(stride: Size, padding: Size, dilation: Size) -> list[tuple[int, int]]
 
 def _convolve(input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Size) -> Tensor:
     """Call the operator on [N, C, H, W] or [C, H, W]; `geometry` has the schema's types."""
-    try:
-        if input.dim() != 3:
-            return _conv(input, weight, bias, *geometry)
-        return _conv(input.unsqueeze(0), weight, bias, *geometry).squeeze(0)
-    except Exception as error:
-        _raise_specific_error(error, input, weight, bias, *geometry)
-        raise
-
-
-def _raise_specific_error(
-    error: Exception, input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Size
-) -> None:
-    check.image("depthwise_conv2d", input)
-    check.tensor("depthwise_conv2d", "weight", weight)
-    if bias is not None:
-        check.tensor("depthwise_conv2d", "bias", bias)
-    _pairs(*geometry)
-    repeat_allocation(error)
+    if input.dim() != 3:
+        return _conv(input, weight, bias, *geometry)
+    return _conv(input.unsqueeze(0), weight, bias, *geometry).squeeze(0)
 
 
 _conv_direct = direct(_conv, _conv_fallback, rank=4)

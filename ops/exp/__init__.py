@@ -6,7 +6,6 @@ from torch.compiler import is_dynamo_compiling
 
 from ops.core import check
 from ops.core.families import elementwise
-from ops.core.memory import repeat_allocation
 from ops.core.registration import register
 from ops.core.torch_private import direct
 
@@ -32,9 +31,8 @@ def exp(input: Tensor) -> Tensor:
     """
     try:
         return (_exp if is_dynamo_compiling() else _exp_direct)(input)
-    except Exception as error:
+    except Exception:
         check.tensor("exp", "input", input)
-        repeat_allocation(error)
         raise
 
 

@@ -6,7 +6,6 @@ from torch.compiler import is_dynamo_compiling
 
 from ops.core import check
 from ops.core.families import elementwise
-from ops.core.memory import repeat_allocation
 from ops.core.registration import register
 from ops.core.torch_private import direct
 
@@ -35,9 +34,8 @@ def gelu(input: Tensor) -> Tensor:
     """
     try:
         return (_gelu if is_dynamo_compiling() else _gelu_direct)(input)
-    except Exception as error:
+    except Exception:
         check.tensor("gelu", "input", input)
-        repeat_allocation(error)
         raise
 
 

@@ -6,7 +6,6 @@ from torch.compiler import is_dynamo_compiling
 
 from ops.core import check, layout, windows
 from ops.core.families import folded, linear
-from ops.core.memory import repeat_allocation
 from ops.core.registration import register
 from ops.core.torch_private import direct
 
@@ -34,9 +33,8 @@ def global_avg_pool2d(input: Tensor) -> Tensor:
     """
     try:
         return (_pool_fallback if is_dynamo_compiling() else _pool_direct)(input)
-    except Exception as error:
+    except Exception:
         check.image("global_avg_pool2d", input)
-        repeat_allocation(error)
         raise
 
 

@@ -9,7 +9,6 @@ from torch.compiler import is_dynamo_compiling
 
 from ops.core import check, layout, windows
 from ops.core.families import folded, linear
-from ops.core.memory import repeat_allocation
 from ops.core.registration import register
 from ops.core.torch_private import direct
 from ops.core.windows import Size
@@ -61,8 +60,9 @@ def max_pool2d(
         call = _pool_fallback if is_dynamo_compiling() else _pool_direct
         output: Tensor = call(input, kernel_size, stride, padding, dilation, ceil_mode)
         return output
-    except Exception as error:
-        _raise_specific_error(error, input, kernel_size, stride, padding, dilation)
+    except Exception:
+        check.image("max_pool2d", input)
+        _pairs(kernel_size, stride, padding, dilation)
         raise
 
 
@@ -80,20 +80,10 @@ def _pairs(kernel_size: Size, stride: Size, padding: Size, dilation: Size) -> li
 
 def _max_pool2d(input: Tensor, *arguments: Any) -> Tensor:
     """Call the operator on [N, C, H, W] or [C, H, W]; the arguments have the schema's types."""
-    try:
-        if input.dim() != 3:
-            output: Tensor = _pool(input, *arguments)[0]
-            return output
-        return _pool(input.unsqueeze(0), *arguments)[0].squeeze(0)
-    except Exception as error:
-        _raise_specific_error(error, input, *arguments[:4])
-        raise
-
-
-def _raise_specific_error(error: Exception, input: Tensor, *sizes: Any) -> None:
-    check.image("max_pool2d", input)
-    _pairs(*sizes)
-    repeat_allocation(error)
+    if input.dim() != 3:
+        output: Tensor = _pool(input, *arguments)[0]
+        return output
+    return _pool(input.unsqueeze(0), *arguments)[0].squeeze(0)
 
 
 _pool_direct = direct(_pool, _pool_fallback, rank=4)

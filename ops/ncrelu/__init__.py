@@ -10,7 +10,6 @@ from torch.compiler import is_dynamo_compiling
 
 from ops.core import check, layout
 from ops.core.families import Dims, batch_first, linear, loop_over_samples
-from ops.core.memory import repeat_allocation
 from ops.core.registration import register
 from ops.core.torch_private import direct
 
@@ -45,9 +44,8 @@ def ncrelu(input: Tensor, dim: int = 1) -> Tensor:
     """
     try:
         return (_ncrelu_fallback if is_dynamo_compiling() else _ncrelu_direct)(input, dim)
-    except Exception as error:
+    except Exception:
         _check_arguments(input, dim)
-        repeat_allocation(error)
         raise
 
 
