@@ -136,7 +136,6 @@ def _convert(conv: nn.Module) -> DepthwiseConv2d:
     assert isinstance(conv, nn.Conv2d)
     layer = DepthwiseConv2d.__new__(DepthwiseConv2d)
     layer.__dict__ |= vars(conv)  # parameters, buffers, hooks, mode, users' attributes
-    layer.channels = conv.in_channels
     layer.padding = _padding(conv) or (0, 0)
     return layer
 

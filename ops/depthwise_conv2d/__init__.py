@@ -1,6 +1,6 @@
 """Depthwise convolution: one filter per channel."""
 
-import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -78,8 +78,8 @@ _conv_direct = direct(_conv, _conv_fallback, rank=4)
 torch.fx.wrap("_convolve")  # one node in torch.fx graphs
 
 
-class DepthwiseConv2d(nn.Module):
-    """Apply :func:`depthwise_conv2d`, with names and initialisation of ``nn.Conv2d`` parameters.
+class DepthwiseConv2d(nn.Conv2d):
+    """Apply :func:`depthwise_conv2d`, with parameters and initialisation of ``nn.Conv2d``.
 
     State dicts interchange with ``nn.Conv2d(channels, channels, kernel_size, groups=channels)``.
 
@@ -106,45 +106,20 @@ class DepthwiseConv2d(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
         name = type(self).__name__
         check.positive(name, "channels", channels)
         check.boolean(name, "bias", bias)
-        self.channels = channels
-        self.kernel_size = windows.pair(name, "kernel_size", kernel_size)
-        self.stride = windows.pair(name, "stride", stride)
-        self.padding = windows.pair(name, "padding", padding)
-        self.dilation = windows.pair(name, "dilation", dilation)
-        self.weight = nn.Parameter(
-            torch.empty(channels, 1, *self.kernel_size, device=device, dtype=dtype)
+        pairs: Any = windows.pairs(
+            name, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation
         )
-        if bias:
-            self.bias = nn.Parameter(torch.empty(channels, device=device, dtype=dtype))
-        else:
-            self.register_parameter("bias", None)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw weight and bias from U(−1/√(kH·kW), 1/√(kH·kW)), as nn.Conv2d does."""
-        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
-        if self.bias is not None:
-            bound = 1 / math.sqrt(math.prod(self.kernel_size))
-            nn.init.uniform_(self.bias, -bound, bound)
+        super().__init__(
+            channels, channels, *pairs, groups=channels, bias=bias, device=device, dtype=dtype
+        )
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the convolution of `input` [N, C, H, W] or [C, H, W]."""
-        return depthwise_conv2d(
-            input, self.weight, self.bias, self.stride, self.padding, self.dilation
-        )
-
-    def extra_repr(self) -> str:
-        """Show the arguments that differ from their defaults."""
-        text = f"{self.channels}, kernel_size={self.kernel_size}, stride={self.stride}"
-        if self.padding != (0, 0):
-            text += f", padding={self.padding}"
-        if self.dilation != (1, 1):
-            text += f", dilation={self.dilation}"
-        return text if self.bias is not None else text + ", bias=False"
+        geometry: Any = (self.stride, self.padding, self.dilation)
+        return depthwise_conv2d(input, self.weight, self.bias, *geometry)
 
 
 def _check_fakes(op: str, input: Tensor, weight: Tensor, *geometry: list[int]) -> list[int]:

@@ -91,7 +91,7 @@ _pool_direct = direct(_pool, _pool_fallback, rank=4)
 torch.fx.wrap("_max_pool2d")  # one node in torch.fx graphs
 
 
-class MaxPool2d(nn.Module):
+class MaxPool2d(nn.MaxPool2d):
     """Apply :func:`max_pool2d`, as ``nn.MaxPool2d`` with the same arguments.
 
     Args:
@@ -110,27 +110,21 @@ class MaxPool2d(nn.Module):
         dilation: Size = 1,
         ceil_mode: bool = False,
     ) -> None:
-        super().__init__()
         name = type(self).__name__
-        self.kernel_size = windows.pair(name, "kernel_size", kernel_size)
-        self.stride = self.kernel_size if stride is None else windows.pair(name, "stride", stride)
-        self.padding = windows.pair(name, "padding", padding)
-        self.dilation = windows.pair(name, "dilation", dilation)
         check.boolean(name, "ceil_mode", ceil_mode)
-        self.ceil_mode = ceil_mode
+        pairs: Any = windows.pairs(
+            name,
+            kernel_size=kernel_size,
+            stride=kernel_size if stride is None else stride,
+            padding=padding,
+            dilation=dilation,
+        )
+        super().__init__(*pairs, ceil_mode=ceil_mode)
 
     def forward(self, input: Tensor) -> Tensor:
         """Return max_pool2d of `input` [N, C, H, W] or [C, H, W]."""
-        return max_pool2d(
-            input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode
-        )
-
-    def extra_repr(self) -> str:
-        """Show the arguments."""
-        return (
-            f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}, "
-            f"dilation={self.dilation}, ceil_mode={self.ceil_mode}"
-        )
+        geometry: Any = (self.kernel_size, self.stride, self.padding, self.dilation)
+        return max_pool2d(input, *geometry, self.ceil_mode)
 
 
 def _output_size(op: str, height: Any, width: Any, *arguments: Any) -> list[int]:

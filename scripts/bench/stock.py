@@ -30,7 +30,7 @@ def with_stock_layers(module: nn.Module) -> nn.Module:
         elif isinstance(child, NCReLU):
             setattr(module, name, StockNCReLU())
         elif isinstance(child, DepthwiseConv2d):
-            size, channels = child.kernel_size, child.channels
+            size, channels = child.kernel_size, child.in_channels
             stock = nn.Conv2d(
                 channels, channels, size, child.stride, child.padding, groups=channels, bias=False
             )

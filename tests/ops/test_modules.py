@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import ops
-from ops import GELU, DepthwiseConv2d, NCReLU
+from ops import GELU, DepthwiseConv2d, MaxPool2d, NCReLU
 from tests.ops.operators import OPERATORS, each_operator
 from tests.ops.tensors import as_tuple, inputs, join, split
 
@@ -113,13 +113,23 @@ def test_same_seed_same_initial_weights(op):
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.parametrize(
+    ("layer", "base"),
+    [(DepthwiseConv2d(4, 3), nn.Conv2d), (MaxPool2d(2), nn.MaxPool2d)],
+)
+def test_layers_are_instances_of_the_built_in_ones(layer, base):
+    """Functions that select layers by type, such as initialisation, find them."""
+    assert isinstance(layer, base)
+
+
 def test_repr():
     assert repr(GELU()) == "GELU()"
     assert repr(NCReLU(dim=2)) == "NCReLU(dim=2)"
     with pytest.raises(TypeError, match="NCReLU: dim must be int, not float"):
         NCReLU(1.0)
     assert repr(DepthwiseConv2d(3, 5, padding=(2, 1), bias=False)) == (
-        "DepthwiseConv2d(3, kernel_size=(5, 5), stride=(1, 1), padding=(2, 1), bias=False)"
+        "DepthwiseConv2d(3, 3, kernel_size=(5, 5), stride=(1, 1), padding=(2, 1), groups=3, "
+        "bias=False)"
     )
 
 
