@@ -1,8 +1,5 @@
 """conv2d_max_pool2d in ONNX."""
 
-# Names of ONNX, and types that onnxscript supports:
-# ruff: noqa: N802, N803, UP045
-
 from collections.abc import Callable, Sequence
 from typing import Any, Optional
 

@@ -1,8 +1,5 @@
 """Helpers for each operator's onnx.py: types, sizes and attributes of the ONNX node."""
 
-# onnxscript supports Union, but not X | Y:
-# ruff: noqa: UP007
-
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, Union

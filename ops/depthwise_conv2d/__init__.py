@@ -109,11 +109,11 @@ class DepthwiseConv2d(nn.Conv2d):
         name = type(self).__name__
         check.positive(name, "channels", channels)
         check.boolean(name, "bias", bias)
-        pairs: Any = windows.pairs(
+        size, step, pad, spacing = windows.pairs(
             name, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation
         )
         super().__init__(
-            channels, channels, *pairs, groups=channels, bias=bias, device=device, dtype=dtype
+            channels, channels, size, step, pad, spacing, channels, bias, device=device, dtype=dtype
         )
 
     def forward(self, input: Tensor) -> Tensor:

@@ -1,8 +1,5 @@
 """gelu in ONNX."""
 
-# Names of ONNX, and types that onnxscript supports:
-# ruff: noqa: N802, N803
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,5 @@
 """global_avg_pool2d in ONNX."""
 
-# Names of ONNX, and types that onnxscript supports:
-# ruff: noqa: N802, N803
-
 from collections.abc import Callable
 from typing import Any
 

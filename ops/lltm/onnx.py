@@ -1,8 +1,5 @@
 """The LLTM in ONNX."""
 
-# Names of ONNX, and types that onnxscript supports:
-# ruff: noqa: N802, N803, UP006, UP035, UP045
-
 from collections.abc import Callable
 from typing import Any, Optional, Tuple
 

@@ -112,19 +112,19 @@ class MaxPool2d(nn.MaxPool2d):
     ) -> None:
         name = type(self).__name__
         check.boolean(name, "ceil_mode", ceil_mode)
-        pairs: Any = windows.pairs(
+        super().__init__(kernel_size, stride, padding, dilation, ceil_mode=ceil_mode)
+        self.kernel_size, self.stride, self.padding, self.dilation = windows.pairs(
             name,
             kernel_size=kernel_size,
             stride=kernel_size if stride is None else stride,
             padding=padding,
             dilation=dilation,
         )
-        super().__init__(*pairs, ceil_mode=ceil_mode)
 
     def forward(self, input: Tensor) -> Tensor:
         """Return max_pool2d of `input` [N, C, H, W] or [C, H, W]."""
-        geometry: Any = (self.kernel_size, self.stride, self.padding, self.dilation)
-        return max_pool2d(input, *geometry, self.ceil_mode)
+        geometry: Any = (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
+        return max_pool2d(input, *geometry)
 
 
 def _output_size(op: str, height: Any, width: Any, *arguments: Any) -> list[int]:

@@ -1,8 +1,5 @@
 """ncrelu in ONNX."""
 
-# Names of ONNX, and types that onnxscript supports:
-# ruff: noqa: N802, N803
-
 from collections.abc import Callable
 from math import inf
 from typing import Any
