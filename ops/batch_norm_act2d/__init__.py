@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
-from ops.core import check, layout
+from ops.core import check, layout, windows
 from ops.core.composition import composed
 from ops.core.families import folded
 from ops.core.registration import register
@@ -85,8 +85,7 @@ def batch_norm_act2d(
 
 def _check_image(input: Tensor) -> None:
     check.tensor(_NAME, "input", input)
-    if input.dim() != 4:
-        raise RuntimeError(f"{_NAME}: input must have shape [N, C, H, W], got {list(input.shape)}")
+    windows.check_image(_NAME, input)
 
 
 def _raise_specific_error(error: Exception, input: Tensor, *args: Any) -> None:
@@ -168,10 +167,7 @@ class BatchNormAct2d(nn.BatchNorm2d):
 
 def _check(op: str, input: Tensor, activation: int, eps: float, **channels: Tensor | None) -> None:
     """Check the arguments as the kernels do; `channels` have one value per channel."""
-    torch._check(
-        input.dim() == 4,
-        lambda: f"{op}: input must have shape [N, C, H, W], got {list(input.shape)}",
-    )
+    windows.check_image(op, input)
     torch._check(
         input.shape[0] * input.shape[2] * input.shape[3] != 1,
         lambda: f"{op}: input must have more than 1 value per channel, got {list(input.shape)}",

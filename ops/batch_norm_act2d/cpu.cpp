@@ -18,10 +18,10 @@ constexpr int64_t kMaxLanes = 16;    // of a vector
 
 // The unit of work: some channels of some images (NHWC: of some pixels).
 struct Run {
-  int64_t chunk;  // index of the images (and piece of a plane)
+  int64_t chunk;  // index: a range of images, or a piece of a plane
   int64_t channel, channels;
-  int64_t offset, length;       // first element; adjacent elements
-  int64_t repetitions, stride;  // of `length` elements in memory
+  int64_t offset, length;       // of the first sequence of adjacent elements
+  int64_t repetitions, stride;  // number of sequences, elements between their starts
   int64_t count;                // elements of each channel
 
   // Call f(offset) for each sequence of adjacent elements.
@@ -35,11 +35,12 @@ struct Run {
 
 // Division of a tensor into runs. It depends on the shape alone: results do not depend on threads.
 //
-//              groups of channels                        a row of per-channel arguments
-//   images ┌─────────┬─────────┬───┐ chunk 0             ┌────────────────────────────────┐
-//          │   run   │   run   │run│                     │ c0 c0 c0 c1 c1 c1 c2 c2 c2     │ small
-//          planes ├─────────┼─────────┼───┤ chunk 1 …           │ c0 c1 c2 c0 c1 c2 c0 c1 c2 …   │
-//          NHWC └─────────┴─────────┴───┘                     └────────────────────────────────┘
+//            groups of channels                   a row of per-channel arguments
+//          ┌─────────┬─────────┬───┐              ┌────────────────────────────────┐
+//   images │   run   │   run   │run│ chunk 0      │ c0 c0 c0 c1 c1 c1 c2 c2 c2 …   │ small planes
+//          ├─────────┼─────────┼───┤              │ c0 c1 c2 c0 c1 c2 c0 c1 c2 …   │ NHWC
+//   images │   run   │   run   │run│ chunk 1 …    └────────────────────────────────┘
+//          └─────────┴─────────┴───┘
 struct Runs {
   NormLayout layout;
   bool nchw;
@@ -135,8 +136,8 @@ class Rows {
   std::vector<A> memory_;
 };
 
-// Call f(run, rows) for each run, in several threads. The first rows are the arguments [C]; three
-// more are free.
+// Call f(run, rows) for each run, in several threads. The first rows are the arguments [C],
+// followed by three scratch rows.
 template <typename A, typename F>
 void Runs::for_each(std::initializer_list<const A*> arguments, const F& f) const {
   const int64_t grain = kRun / (count(0) * channels) + 1;

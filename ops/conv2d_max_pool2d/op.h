@@ -2,19 +2,35 @@
 // convolution (or depthwise_conv2d) and max_pool2d.
 #pragma once
 
-#include <torch/headeronly/util/HeaderOnlyArrayRef.h>
+#include <torch/csrc/stable/library.h>
 
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <tuple>
+#include <utility>
 
-#include "core/call_operator.h"
+#include "core/compat.h"
 #include "core/windows.h"
 
 namespace ops {
 
 using Pair = std::vector<int64_t>;
 using Gradients = std::tuple<Tensor, Tensor, Tensor>;  // of input, weight and bias
+
+template <typename... Outputs, size_t... I>
+std::tuple<Outputs...> outputs_of(const StableIValue* stack, std::index_sequence<I...>) {
+  return {torch::stable::detail::to<Outputs>(stack[I])...};
+}
+
+// Call an operator by name, such as "aten::convolution". The types are those of its schema.
+template <typename... Outputs, typename... Args>
+std::tuple<Outputs...> call_operator(const char* name, const Args&... args) {
+  std::array<StableIValue, std::max(sizeof...(Outputs), sizeof...(Args))> stack{
+      torch::stable::detail::from(args)...};
+  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, "", stack.data(), TORCH_ABI_VERSION));
+  return outputs_of<Outputs...>(stack.data(), std::index_sequence_for<Outputs...>{});
+}
 
 struct ConvPool {
   Windows conv;
@@ -49,8 +65,8 @@ inline ConvPool conv_pool(const char* op, const Tensor& input, const Tensor& wei
           pool[1], conv.out_h / pool[0], conv.out_w / pool[1], is_channels_last(input)};
 }
 
-// Return call(). The stable ABI loses the type of an exception: if call() fails, allocate `bytes`
-// bytes, for which `empty` throws the out-of-memory error if they are not available.
+// Return call(). The stable ABI loses the type of an exception: if call() throws, allocate `bytes`;
+// if memory is short, that throws the out-of-memory error.
 template <typename Call>
 auto with_memory(const Tensor& like, int64_t bytes, const Call& call) {
   try {
@@ -61,8 +77,8 @@ auto with_memory(const Tensor& like, int64_t bytes, const Call& call) {
   }
 }
 
-// One input channel on the CPU: a depthwise convolution of copies, which are a view, is faster if a
-// row fills its vectors.
+// One input channel on the CPU: depthwise_conv2d of the input expanded to Co channels (a view) is
+// faster if a row fills its vectors.
 inline bool is_depthwise(const ConvPool& g, const Tensor& input) {
   return g.in_c == 1 && g.conv.out_w >= 16 && !input.is_cuda();
 }
@@ -98,47 +114,6 @@ inline std::tuple<Tensor, Tensor> conv2d_max_pool2d(const Tensor& input, const T
                                          in_format(convolve(), g.channels_last), pool, pool,
                                          Pair{0, 0}, Pair{1, 1}, false);
   });
-}
-
-// Return the gradients; those not in output_mask have shape [0]. Backend computes the float32
-// gradients that it covers.
-template <typename Backend>
-Gradients conv2d_max_pool2d_backward(const Tensor& grad_output, const Tensor& indices,
-                                     const Tensor& input, const Tensor& weight, Pair stride,
-                                     Pair padding, Pair dilation, Pair pool,
-                                     std::vector<bool> output_mask) {
-  const char* op = "conv2d_max_pool2d_backward";
-  const ConvPool g = conv_pool(op, input, weight, {stride, padding, dilation}, pool);
-  check_same(op, "input", input, "grad_output", grad_output);
-  check_shape(op, "grad_output", grad_output, {g.n, g.out_c, g.out_h, g.out_w});
-  check_shape(op, "indices", indices, {g.n, g.out_c, g.out_h, g.out_w});
-  check_device(op, "input", input, "indices", indices);
-  check_dtype(op, "indices", indices,
-              g.pool_h * g.pool_w <= kByteTaps ? ScalarType::Byte : ScalarType::Long);
-  check(output_mask.size() == 3, op, ": output_mask must be three booleans");
-  if (Backend::covers(g, input)) {
-    return Backend::backward(g, grad_output, indices, input, weight, output_mask);
-  }
-  const auto differentiate = [&] {
-    const auto [image] = call_operator<Tensor>("lenet_ops::max_pool2d_backward", grad_output,
-                                               indices, pool, pool, Pair{0, 0}, Pair{1, 1}, false,
-                                               g.conv.out_h, g.conv.out_w, g.channels_last);
-    const std::array<bool, 3> array{output_mask[0], output_mask[1], output_mask[2]};
-    const torch::headeronly::HeaderOnlyArrayRef<bool> mask(array);
-    if (is_depthwise(g, input) && !output_mask[0]) {
-      return call_operator<Tensor, Tensor, Tensor>("lenet_ops::depthwise_conv2d_backward", image,
-                                                   copies(g, input), weight, stride, padding,
-                                                   dilation, mask);
-    }
-    return call_operator<Tensor, Tensor, Tensor>(
-        "aten::convolution_backward", image, input, weight, std::optional<Pair>(Pair{g.out_c}),
-        stride, padding, dilation, false, Pair{0, 0}, int64_t{1}, mask);
-  };
-  const auto [grad_input, grad_weight, grad_bias] =
-      with_memory(input, g.pass_bytes(input), differentiate);
-  return {output_mask[0] ? in_format(grad_input, g.channels_last) : empty(input, {0}),
-          output_mask[1] ? as_contiguous(grad_weight) : empty(input, {0}),
-          output_mask[2] ? grad_bias : empty(input, {0})};
 }
 
 }  // namespace ops

@@ -35,7 +35,7 @@ class Gradient:
     def __init__(self, function: Callable[..., Any], indices: set[int]) -> None:
         """Store f(args, grads, needed) and the indices of the tensors in `args` that it reads."""
         self.function, self.indices = function, indices
-        self.grads: int | None = None  # all outputs have gradients
+        self.grads: int | None = None  # None: all outputs are differentiable
 
     def saved(self, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> list[Tensor | None]:
         """Return the tensors to save."""
@@ -106,7 +106,7 @@ def make_kernel(
         call = gradient.call if twice else differentiate_once
         return call(grads, saved, ctx.constants, ctx.needs_input_grad)
 
-    # Single-level, as the kernels of built-ins: each transform calls it for its own level.
+    # Records one functorch level; each active transform dispatches here, as for built-ins.
     function: Any = type(
         f"{name_of(op)}_function",
         (SingleLevelFunction,),

@@ -24,7 +24,7 @@ from torch import Tensor
 from ops.core.layout import is_channels_last
 from ops.core.torch_private import OpOverload, name_of, schema_of
 
-Kind = Literal["grad", "mask", "argument", "output", "height", "width", "channels_last"]
+Kind = Literal["grad", "mask", "tensor", "constant", "output", "height", "width", "channels_last"]
 
 _IMAGE_PROPERTIES: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "height": (lambda x: x.shape[-2], "int"),
@@ -79,7 +79,8 @@ class Formula:
             return Term(part, names.index(name), _IMAGE_PROPERTIES[part][1])  # type: ignore[arg-type]
         if term in names:
             index = names.index(term)
-            return Term("argument", index, str(self.schema.arguments[index].type))
+            type_ = str(self.schema.arguments[index].type)
+            return Term("tensor" if _is_tensor(type_) else "constant", index, type_)
         if term in outputs:
             return Term("output", outputs.index(term), "Tensor")
         raise self._error(f"{term} is no gradient, argument or output of {self.schema}")
@@ -108,16 +109,16 @@ class Formula:
 
     def saved(self, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> list[Tensor | None]:
         """Return the tensors to save, in the order of the terms."""
-        sources = {"argument": inputs, "output": outputs}
-        return [sources[t.kind][t.position] for t in self.terms if self._is_saved(t)]
+        sources = {"tensor": inputs, "output": outputs}
+        return [sources[t.kind][t.position] for t in self.terms if t.kind in sources]
 
     def constants(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the non-tensor values to save, in the order of the terms."""
         kept = []
-        for kind, index, type_ in self.terms:
+        for kind, index, _ in self.terms:
             if kind in _IMAGE_PROPERTIES:
                 kept.append(_IMAGE_PROPERTIES[kind][0](inputs[index]))
-            elif kind == "argument" and not _is_tensor(type_):
+            elif kind == "constant":
                 kept.append(inputs[index])
         return kept
 
@@ -137,17 +138,15 @@ class Formula:
                 args.append(grads[term.position])
             elif term.kind == "mask":
                 args.append(mask)
+            elif term.kind in ("tensor", "output"):
+                args.append(next(saved_left))
             else:
-                args.append(next(saved_left if self._is_saved(term) else constants_left))
+                args.append(next(constants_left))
         outputs = self.backward(*args)
         result: list[Tensor | None] = [None] * len(self.schema.arguments)
         for i, grad in zip(self.tensors, as_tuple(outputs), strict=True):
             result[i] = grad if needed[i] else None
         return tuple(result)
-
-    @staticmethod
-    def _is_saved(term: Term) -> bool:
-        return term.kind == "output" or (term.kind == "argument" and _is_tensor(term.type))
 
 
 def as_tuple(outputs: Any) -> tuple[Tensor, ...]:

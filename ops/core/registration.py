@@ -152,6 +152,7 @@ def _register_eager(op: OpOverload, recorded: OpOverload) -> None:
         name_of(formula.backward) if formula else "",
         [term.kind for term in formula.terms] if formula else [],
         [term.position for term in formula.terms] if formula else [],
+        formula.tensors if formula else [],
     )
 
 

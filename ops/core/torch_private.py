@@ -61,7 +61,7 @@ def is_traced() -> bool:
 
 
 def suggest_memory_format(x: Tensor) -> torch.memory_format:
-    """Return the memory format of an output shaped like `x`, as is_channels_last in layout.h."""
+    """Return the memory format that `x` suggests for outputs, as is_channels_last in layout.h."""
     return torch._prims_common.suggest_memory_format(x)
 
 

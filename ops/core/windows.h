@@ -5,8 +5,8 @@
 
 namespace ops {
 
-// The tap of a maximum, its row-major position in the pooling window, is a uint8 in windows of at
-// most kByteTaps pixels, otherwise an int64.
+// Max pooling stores the tap of each maximum, its row-major index in the window: as uint8 in
+// windows of at most kByteTaps pixels, else as int64.
 constexpr int64_t kByteTaps = 256;
 
 struct Windows {

@@ -17,7 +17,7 @@ Tangents = tuple[Tensor | None, ...]
 
 _MAX_VALUE = 2**31  # kMaximum in windows.h: larger values could overflow sums of sizes
 _MAX_CHANNELS = 65_535  # maximum gridDim.y in CUDA
-_BYTE_TAPS = 256  # kByteTaps in windows.h: most pixels of a pooling window with uint8 indices
+_BYTE_TAPS = 256  # kByteTaps in windows.h: largest pooling window with uint8 indices
 _MIN_VALUE = {"kernel_size": 1, "pool": 1, "stride": 1, "padding": 0, "dilation": 1}
 
 
@@ -109,7 +109,7 @@ def output_size(
 
 
 def index_type(pool: Sequence[int]) -> torch.dtype:
-    """Return the dtype of the taps of maxima in pooling windows of this size."""
+    """Return the dtype of max pooling indices: uint8 up to 256 taps, else int64."""
     return torch.uint8 if pool[0] * pool[1] <= _BYTE_TAPS else torch.int64
 
 
@@ -135,7 +135,7 @@ def gather(
 
 
 def select(op: str, mask: Sequence[bool], *grads: Tensor) -> tuple[Tensor, ...]:
-    """Return the fake gradients, those that the mask excludes with shape [0]."""
+    """Return `grads`, those that `mask` excludes as tensors of shape [0]."""
     if len(mask) != len(grads):
         raise RuntimeError(
             f"{op}: output_mask must be {'two' if len(grads) == 2 else 'three'} booleans"

@@ -10,10 +10,10 @@ namespace {
 
 constexpr int64_t kSplit = 32768;  // elements per split and thread, minimum
 
-// Splits of the length, whose bounds depend on the shape alone: results do not depend on threads.
+// Partition of the length. It depends on the shape alone: results do not depend on threads.
 struct Splits {
   int64_t rows;   // per split
-  int64_t count;  // splits of a [length, inner]
+  int64_t count;  // splits per outer index
 
   explicit Splits(PoolLayout layout)
       : rows(std::max<int64_t>(1, kSplit / layout.inner)),

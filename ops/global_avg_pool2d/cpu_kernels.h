@@ -138,7 +138,8 @@ void average(const From* sums, int64_t splits, int64_t width, int64_t length, T*
 // Fill out[period, n) periodically: out[i] = out[i − period].
 template <typename T>
 void repeat_period(T* out, int64_t period, int64_t n) {
-  constexpr int64_t kDistance = 6144 / sizeof(T);  // in the L1 cache, past store forwarding
+  // Copy from this far back: no load waits for store forwarding, and the source is in the L1 cache.
+  constexpr int64_t kDistance = 6144 / sizeof(T);
   int64_t done = period;
   while (done < n && done < kDistance) {
     const int64_t more = done < n - done ? done : n - done;

@@ -1,6 +1,7 @@
 """Registration of the LLTM's operators: fakes, derivatives, vmap, FLOP formulas."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -66,7 +67,7 @@ def _fake_backward(
     steps: Mapping[str, Tensor | None],
     last: Mapping[str, Tensor | None],
 ) -> tuple[Tensor, ...]:
-    """Check saved products, and tensors shaped like all h (`steps`) or one state (`last`).
+    """Check `saved`, and tensors with the shape of all h (`steps`) or of one state (`last`).
 
     Return fake gradients of the five tensors, of shape [0] if not needed.
     """
@@ -114,10 +115,12 @@ def _flops(input: Sequence[int], weights: Sequence[int], *_: Any, out_shape: Any
     return 2 * prod(input[:-1]) * prod(weights)
 
 
-def _flops_backward(*args: Any, out_shape: Any) -> int:
-    """Count one product for input and state gradients, and one for the weight gradient."""
-    *_, input, weights, _, _, _ = args[: -2 if len(args) == 9 else -3]
-    mask = args[-1]
+def _flops_backward(grads: int, *args: Any, out_shape: Any) -> int:
+    """Count one product for input and state gradients, and one for the weight gradient.
+
+    `args` has `grads` gradients before input and weights.
+    """
+    input, weights, mask = args[grads], args[grads + 1], args[-1]
     return (int(mask[0] or mask[3]) + int(mask[1])) * _flops(input, weights, out_shape=None)
 
 
@@ -159,7 +162,7 @@ register(
     fake=_fake_cell_backward,
     **_cell_backward,
     vmap=folded(cell_backward, (0, 0, 0, None, None, 0, 0, 0), (0, None, None, 0, 0), mask=True),
-    flops=_flops_backward,
+    flops=partial(_flops_backward, 2),
 )
 register(
     sequence_loop,
@@ -181,5 +184,5 @@ register(
         (1, None, None, 0, 0),
         mask=True,
     ),
-    flops=_flops_backward,
+    flops=partial(_flops_backward, 3),
 )

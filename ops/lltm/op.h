@@ -18,8 +18,8 @@ struct LltmSizes {
   int64_t steps, batch, input, state;
 };
 
-// Input or output state of a step: a user's tensor (at the ends of a sequence), values carried
-// between steps in the accumulation dtype, or neither (zeros; not written).
+// Input or output state of a step: `tensor` at the ends of a sequence, `carried` between steps; if
+// both are null, zeros are read and nothing is written.
 template <typename T>
 struct StateInput {
   const T* tensor = nullptr;

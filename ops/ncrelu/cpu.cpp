@@ -9,7 +9,7 @@ namespace {
 
 constexpr int64_t kGrain = 32768;  // elements per thread, minimum
 constexpr int64_t kBlock = 2048;   // elements that fit the L1 cache with their outputs
-constexpr int64_t kVector = 16;    // elements of the widest vector; shorter rows are short rows
+constexpr int64_t kVector = 16;    // elements of the widest vector; minimum of a long row
 
 struct Loops {
   // `signs`: destination, or nullptr (as a type: no signs).

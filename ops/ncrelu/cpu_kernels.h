@@ -88,6 +88,41 @@ inline void select_gradient(SignMasks<T, N> x, const T* positive, const T* negat
   store_bits<N>(out, (load_bits<N>(positive) & x.positive) | (load_bits<N>(negative) & x.negative));
 }
 
+// Return a mask with bit i = lane i, for N lanes of BYTES bytes that are all ones or all zeros.
+template <int BYTES, int N, typename Vector>
+inline uint64_t lane_bits(Vector v) {
+  static_assert(sizeof(v) == BYTES * N && BYTES <= 4 && (BYTES > 1 || sizeof(v) < 64));
+#if defined(__x86_64__)
+  if constexpr (sizeof(v) == 16) {
+    const auto x = bit_cast<__m128i>(v);
+    return BYTES == 1   ? _mm_movemask_epi8(x)
+           : BYTES == 2 ? _mm_movemask_epi8(_mm_packs_epi16(x, _mm_setzero_si128()))
+                        : _mm_movemask_ps(_mm_castsi128_ps(x));
+  }
+#endif
+#if OPS_VECTOR_BYTES >= 32
+  if constexpr (sizeof(v) == 32) {
+    const auto x = bit_cast<__m256i>(v);
+    const __m128i low = _mm256_castsi256_si128(x), high = _mm256_extracti128_si256(x, 1);
+    return BYTES == 1   ? static_cast<uint32_t>(_mm256_movemask_epi8(x))
+           : BYTES == 2 ? _mm_movemask_epi8(_mm_packs_epi16(low, high))
+                        : _mm256_movemask_ps(_mm256_castsi256_ps(x));
+  }
+#endif
+#if OPS_VECTOR_BYTES == 64
+  if constexpr (sizeof(v) == 64) {
+    const auto x = bit_cast<__m512i>(v);
+    return BYTES == 2 ? _mm512_movepi16_mask(x) : _mm512_movepi32_mask(x);
+  }
+#endif
+  const auto bytes = bit_cast<Vec<uint8_t, BYTES * N>>(v);
+  uint64_t bits = 0;
+  for (int i = 0; i < N; ++i) {
+    bits |= uint64_t{bytes[BYTES * i]} >> 7 << i;
+  }
+  return bits;
+}
+
 // Pack masks to two bits per element: a lane's lower half is [x > 0], its upper half [x < 0].
 template <int N, typename T>
 inline uint64_t pack_signs(const T* x) {

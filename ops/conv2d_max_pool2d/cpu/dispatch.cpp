@@ -1,11 +1,14 @@
 // conv2d_max_pool2d: schemas, dispatch and packing.
+#include <torch/headeronly/util/HeaderOnlyArrayRef.h>
+
 #include "conv2d_max_pool2d/cpu/plan.h"
+#define OPS_KERNELS "conv2d_max_pool2d/cpu/kernels.h"
+#include "core/cpu/dispatch_isa.h"
 
 namespace ops::cpu {
 namespace {
 
 // Limits of the kernels, measured by scripts/bench_geometry.py --op conv_max_pool.
-constexpr int64_t kMaxTapRow = 64;            // weights of a filter row: sums in registers
 constexpr int64_t kMaxOutChannels = 128;      // above, PyTorch's convolution is faster
 constexpr int64_t kMinPixels = 3;             // per pooling window: below, few pixels are skipped
 constexpr int64_t kMinWindows = 2;            // per image: each image updates all sums
@@ -13,15 +16,6 @@ constexpr int64_t kMaxPackedImage = 1 << 15;  // floats: two images stay in the 
 constexpr int64_t kMinImages = 32;            // below, threads are idle
 constexpr int64_t kMaxBlocks = 32;            // partial sums of the two-stage reduction
 constexpr int64_t kMinTerms = 16;             // maxima per channel and partial sum
-
-}  // namespace
-}  // namespace ops::cpu
-
-#define OPS_KERNELS "conv2d_max_pool2d/cpu/kernels.h"
-#include "core/cpu/dispatch_isa.h"
-
-namespace ops::cpu {
-namespace {
 
 struct Kernels {
   // Return whether the kernels are faster than PyTorch's convolution.
@@ -107,6 +101,45 @@ struct Kernels {
   }
 };
 
+// Return the gradients; those not in output_mask have shape [0].
+Gradients conv2d_max_pool2d_backward(const Tensor& grad_output, const Tensor& indices,
+                                     const Tensor& input, const Tensor& weight, Pair stride,
+                                     Pair padding, Pair dilation, Pair pool,
+                                     std::vector<bool> output_mask) {
+  const char* op = "conv2d_max_pool2d_backward";
+  const ConvPool g = conv_pool(op, input, weight, {stride, padding, dilation}, pool);
+  check_same(op, "input", input, "grad_output", grad_output);
+  check_shape(op, "grad_output", grad_output, {g.n, g.out_c, g.out_h, g.out_w});
+  check_shape(op, "indices", indices, {g.n, g.out_c, g.out_h, g.out_w});
+  check_device(op, "input", input, "indices", indices);
+  check_dtype(op, "indices", indices,
+              g.pool_h * g.pool_w <= kByteTaps ? ScalarType::Byte : ScalarType::Long);
+  check(output_mask.size() == 3, op, ": output_mask must be three booleans");
+  if (Kernels::covers(g, input)) {
+    return Kernels::backward(g, grad_output, indices, input, weight, output_mask);
+  }
+  const auto differentiate = [&] {
+    const auto [image] = call_operator<Tensor>("lenet_ops::max_pool2d_backward", grad_output,
+                                               indices, pool, pool, Pair{0, 0}, Pair{1, 1}, false,
+                                               g.conv.out_h, g.conv.out_w, g.channels_last);
+    const std::array<bool, 3> array{output_mask[0], output_mask[1], output_mask[2]};
+    const torch::headeronly::HeaderOnlyArrayRef<bool> mask(array);
+    if (is_depthwise(g, input) && !output_mask[0]) {
+      return call_operator<Tensor, Tensor, Tensor>("lenet_ops::depthwise_conv2d_backward", image,
+                                                   copies(g, input), weight, stride, padding,
+                                                   dilation, mask);
+    }
+    return call_operator<Tensor, Tensor, Tensor>(
+        "aten::convolution_backward", image, input, weight, std::optional<Pair>(Pair{g.out_c}),
+        stride, padding, dilation, false, Pair{0, 0}, int64_t{1}, mask);
+  };
+  const auto [grad_input, grad_weight, grad_bias] =
+      with_memory(input, g.pass_bytes(input), differentiate);
+  return {output_mask[0] ? in_format(grad_input, g.channels_last) : empty(input, {0}),
+          output_mask[1] ? as_contiguous(grad_weight) : empty(input, {0}),
+          output_mask[2] ? grad_bias : empty(input, {0})};
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(lenet_ops, m) {
@@ -122,7 +155,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(lenet_ops, m) {
 // On every device: PyTorch's convolution has kernels for all.
 STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CompositeExplicitAutograd, m) {
   m.impl("conv2d_max_pool2d", TORCH_BOX(&conv2d_max_pool2d));
-  m.impl("conv2d_max_pool2d_backward", TORCH_BOX(&conv2d_max_pool2d_backward<Kernels>));
+  m.impl("conv2d_max_pool2d_backward", TORCH_BOX(&conv2d_max_pool2d_backward));
 }
 
 }  // namespace ops::cpu

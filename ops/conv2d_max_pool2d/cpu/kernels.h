@@ -1,7 +1,5 @@
 // SIMD kernels of the gradients; layouts in plan.h. No include guard: see core/cpu/dispatch_isa.h.
 
-#include "core/cpu/kernel_of.h"
-
 namespace ops::cpu::OPS_ISA {
 
 // Vectors of at most 256 bits: rows are unaligned, and nearly every 512-bit access would cross a
@@ -87,9 +85,8 @@ inline void backward_image(const GradientPlan& p, int64_t n, float* x, float* gr
   const auto gather = kernel_of<EachRow<Gather>, kMaxTapRow / kTapLanes>(p.tap_row / kTapLanes);
   const auto scatter = kernel_of<EachRow<Scatter>, kMaxTapRow / kTapLanes>(p.tap_row / kTapLanes);
   // Call copy(offset in the image, offset in the packed image) for each row of pixels.
-  const bool channels_last = p.image.c == 1;
   const auto each_row = [&](const auto& copy) {
-    for (int64_t c = 0; c < (channels_last ? 1 : p.in_c); ++c) {
+    for (int64_t c = 0; c < (p.channels_last ? 1 : p.in_c); ++c) {
       for (int64_t h = 0; h < p.conv.h; ++h) {
         copy(n * p.image.n + c * p.image.c + h * p.image.h, p.padding + h * p.row + c);
       }
@@ -98,7 +95,7 @@ inline void backward_image(const GradientPlan& p, int64_t n, float* x, float* gr
   const size_t row_bytes = p.conv.w * p.in_c * sizeof(float);
   if (grad_weight) {
     each_row([&](int64_t from, int64_t to) {
-      if (channels_last) {
+      if (p.channels_last) {
         __builtin_memcpy(x + to, p.x + from, row_bytes);
         return;
       }
@@ -144,7 +141,7 @@ inline void backward_image(const GradientPlan& p, int64_t n, float* x, float* gr
   }
   if (p.grad_input) {
     each_row([&](int64_t to, int64_t from) {
-      if (channels_last) {
+      if (p.channels_last) {
         __builtin_memcpy(p.grad_input + to, grad + from, row_bytes);
         return;
       }

@@ -16,15 +16,18 @@
 
 namespace ops::cpu {
 
+constexpr int64_t kMaxTapRow = 64;  // weights of a filter row: sums in registers
+
 // A non-zero gradient, and the offset of its receptive field in the packed image.
 struct Term {
   float factor;
   int32_t offset;
 };
 
+// A pixel of the pooled output.
 struct PooledPixel {
   int64_t source;  // in a plane of grad_output
-  int32_t offset;  // receptive field of its first pixel in the packed image
+  int32_t offset;  // receptive field of the first pixel of its window, in the packed image
 };
 
 struct GradientPlan : ConvPool {

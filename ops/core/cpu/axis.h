@@ -33,7 +33,7 @@ struct Axis {
     return at >= 0 && at < source_size ? at : -1;
   }
 
-  // Return the most source positions that the taps of one output span.
+  // Return the maximum distance from the first to the last source of an output, plus 1.
   int64_t span() const {
     const int64_t distance = (taps - 1) * dilation;
     return std::min(source_size, (transposed ? distance / stride : distance) + 1);

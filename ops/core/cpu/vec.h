@@ -14,8 +14,8 @@ using Vec = typename vector_of<A, N>::type;
 template <typename A>
 constexpr int kLanes = OPS_VECTOR_BYTES / sizeof(A);
 
-// Compile specialised kernels for common sizes: not for double or x86 without AVX2, to save compile
-// time.
+// Return whether kernels are specialised for common sizes; double and x86 without AVX2 are not, to
+// save compile time.
 #if defined(__x86_64__) && OPS_VECTOR_BYTES == 16
 template <typename A>
 constexpr bool kSpecialised = false;
@@ -210,8 +210,9 @@ inline void convert_some(const From* from, To* to, int64_t n) {
 }
 
 // Convert n elements. The last vector overlaps the one before it.
-template <int N, typename From, typename To>
+template <typename From, typename To>
 void convert_row(const From* from, To* to, int64_t n) {
+  constexpr int N = kLanes<acc_t<From>>;
   if (n < N) {
     convert_some<(N + 1) / 2>(from, to, n);
     return;
@@ -220,41 +221,6 @@ void convert_row(const From* from, To* to, int64_t n) {
     store<N>(to + i, load<N>(from + i));
   }
   store<N>(to + n - N, load<N>(from + n - N));
-}
-
-// Return a mask with bit i = lane i, for N lanes of BYTES bytes that are all ones or all zeros.
-template <int BYTES, int N, typename Vector>
-inline uint64_t lane_bits(Vector v) {
-  static_assert(sizeof(v) == BYTES * N && BYTES <= 4 && (BYTES > 1 || sizeof(v) < 64));
-#if defined(__x86_64__)
-  if constexpr (sizeof(v) == 16) {
-    const auto x = bit_cast<__m128i>(v);
-    return BYTES == 1   ? _mm_movemask_epi8(x)
-           : BYTES == 2 ? _mm_movemask_epi8(_mm_packs_epi16(x, _mm_setzero_si128()))
-                        : _mm_movemask_ps(_mm_castsi128_ps(x));
-  }
-#endif
-#if OPS_VECTOR_BYTES >= 32
-  if constexpr (sizeof(v) == 32) {
-    const auto x = bit_cast<__m256i>(v);
-    const __m128i low = _mm256_castsi256_si128(x), high = _mm256_extracti128_si256(x, 1);
-    return BYTES == 1   ? static_cast<uint32_t>(_mm256_movemask_epi8(x))
-           : BYTES == 2 ? _mm_movemask_epi8(_mm_packs_epi16(low, high))
-                        : _mm256_movemask_ps(_mm256_castsi256_ps(x));
-  }
-#endif
-#if OPS_VECTOR_BYTES == 64
-  if constexpr (sizeof(v) == 64) {
-    const auto x = bit_cast<__m512i>(v);
-    return BYTES == 2 ? _mm512_movepi16_mask(x) : _mm512_movepi32_mask(x);
-  }
-#endif
-  const auto bytes = bit_cast<Vec<uint8_t, BYTES * N>>(v);
-  uint64_t bits = 0;
-  for (int i = 0; i < N; ++i) {
-    bits |= uint64_t{bytes[BYTES * i]} >> 7 << i;
-  }
-  return bits;
 }
 
 // Select lanes I... of the concatenation (a, b).
@@ -287,6 +253,17 @@ inline void transpose(Vec<A, N>* rows) {
     transpose_squares<A, N, S>(rows, std::make_integer_sequence<int, N>{});
     transpose<A, N, 2 * S>(rows);
   }
+}
+
+// Return &Kernel::run<n>; 1 ≤ n ≤ MAX.
+template <typename Kernel, int MAX>
+auto kernel_of(int64_t n) {
+  if constexpr (MAX > 1) {
+    if (n < MAX) {
+      return kernel_of<Kernel, MAX - 1>(n);
+    }
+  }
+  return &Kernel::template run<MAX>;
 }
 
 }  // namespace ops::cpu::OPS_ISA

@@ -4,8 +4,8 @@ namespace ops::cpu::OPS_ISA {
 
 // e^x = 2^n e^r with n = round(x / ln 2) and |r| ≤ ln 2 / 2. e^r = 1 + r + r² q(r), where q is a
 // Chebyshev interpolation on that interval. Cody-Waite: ln 2 is split so that n · ln2 is exact.
-// Adding `shifter` rounds to an integer, left in the low mantissa bits. x is clamped to [low,
-// high], beyond which the result is 0 or infinity.
+// Adding `shifter` rounds to n and leaves n in the low mantissa bits. x is clamped to [low, high]:
+// e^x is 0 below and infinite above.
 template <typename A>
 struct ExpTerms;
 
@@ -53,10 +53,8 @@ inline Vec<A, N> exp(Vec<A, N> x) {
   return power * power_of_two<A, N>(half) * power_of_two<A, N>(rest);
 }
 
-// always_inline: GCC would otherwise call these constructors and pass vectors in memory.
-
 // exp(x) and exp(x) − 1 for x ≤ 0, both without cancellation: 2^n + 2^n (e^r − 1).
-// Propagates NaN.
+// Propagates NaN. Constructors are always_inline: GCC passes vectors to calls in memory.
 template <typename A, int N>
 struct Exponential {
   Vec<A, N> exp, minus_one;

@@ -28,26 +28,19 @@ namespace ops {
 
 using c10::DispatchKey;
 using c10::DispatchKeySet;
-using c10::FunctionSchema;
-
-inline bool takes_tensor(const c10::Argument& argument) {
-  return argument.type()->isSubtypeOf(*c10::OptionalType::ofTensor());
-}
 
 // Return whether the operator writes to an argument, as to Tensor(a!).
 inline bool is_mutable(const c10::Argument& argument) {
   return argument.alias_info() && argument.alias_info()->isWrite();
 }
 
-// Return the kind of a formula's term by the name of its kind in formula.py.
-inline Source::Kind kind_of(const std::string& name, const c10::Argument* argument) {
+// Return the kind of a formula's term by its name in formula.py.
+inline Source::Kind kind_of(const std::string& name) {
   static const std::map<std::string, Source::Kind> kinds{
       {"grad", Source::grad},     {"mask", Source::mask},
+      {"tensor", Source::tensor}, {"constant", Source::constant},
       {"output", Source::output}, {"height", Source::height},
       {"width", Source::width},   {"channels_last", Source::channels_last}};
-  if (name == "argument") {
-    return takes_tensor(*argument) ? Source::tensor : Source::constant;
-  }
   return kinds.at(name);
 }
 
@@ -59,8 +52,8 @@ inline void call_below_autograd(const OperatorHandle& op, DispatchKeySet keys, S
 // Autograd kernel of an operator: records a node, or redispatches if no gradient is required.
 class Recorder : public c10::OperatorKernel {
  public:
-  // If a gradient is required, `recorded` is called in place of the operator: it may return further
-  // outputs, which the gradient uses and the caller does not get.
+  // If a gradient is required, call `recorded` instead of the operator. Its additional outputs are
+  // saved for backward and not returned.
   Recorder(OperatorHandle recorded, std::optional<Formula> formula)
       : recorded_(std::move(recorded)), formula_(std::move(formula)) {}
 
@@ -118,23 +111,16 @@ inline OperatorHandle find(const std::string& name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(("lenet_ops::" + name).c_str(), "");
 }
 
-inline Formula make_formula(const FunctionSchema& forward, const std::string& backward,
-                            const std::vector<std::string>& kinds,
-                            const std::vector<int64_t>& indices) {
-  Formula formula{find(backward), {}, 0, {}, 0};
-  const auto& arguments = forward.arguments();
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    if (takes_tensor(arguments[i]) && !is_mutable(arguments[i])) {
-      formula.tensors.push_back(i);
-    }
-  }
+inline Formula make_formula(const std::string& backward, const std::vector<std::string>& kinds,
+                            const std::vector<int64_t>& indices,
+                            const std::vector<int64_t>& tensors) {
+  Formula formula{find(backward), {}, 0, {tensors.begin(), tensors.end()}, 0};
   for (size_t i = 0; i < kinds.size(); ++i) {
-    const size_t index = indices[i];
-    const auto kind = kind_of(kinds[i], index < arguments.size() ? &arguments[index] : nullptr);
-    formula.sources.push_back({kind, index});
-    formula.saved_arguments += kind == Source::tensor;
-    if (kind == Source::grad) {
-      formula.grads = std::max(formula.grads, index + 1);
+    const Source source{kind_of(kinds[i]), static_cast<size_t>(indices[i])};
+    formula.sources.push_back(source);
+    formula.saved_arguments += source.kind == Source::tensor;
+    if (source.kind == Source::grad) {
+      formula.grads = std::max(formula.grads, source.index + 1);
     }
   }
   return formula;
@@ -144,7 +130,8 @@ inline Formula make_formula(const FunctionSchema& forward, const std::string& ba
 // has checked the formula against the schemas. If `backward` is empty, Python computes gradients.
 inline void register_autograd(const std::string& name, const std::string& recorded,
                               const std::string& backward, const std::vector<std::string>& kinds,
-                              const std::vector<int64_t>& indices) {
+                              const std::vector<int64_t>& indices,
+                              const std::vector<int64_t>& tensors) {
   static torch::Library libraries[] = {
       {torch::Library::IMPL, "lenet_ops", DispatchKey::AutogradCPU, __FILE__, __LINE__},
       {torch::Library::IMPL, "lenet_ops", DispatchKey::AutogradCUDA, __FILE__, __LINE__},
@@ -156,7 +143,7 @@ inline void register_autograd(const std::string& name, const std::string& record
   for (torch::Library& library : libraries) {
     std::optional<Formula> formula;
     if (!backward.empty()) {
-      formula = make_formula(op.schema(), backward, kinds, indices);
+      formula = make_formula(backward, kinds, indices, tensors);
     }
     library.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunctor(
                                    std::make_unique<Recorder>(op, std::move(formula))));

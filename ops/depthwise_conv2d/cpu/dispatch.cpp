@@ -13,23 +13,23 @@ namespace {
 
 constexpr int64_t kGrain = 200000;  // minimum multiply-adds per thread
 constexpr int64_t kMaxTasks = 64;   // of a weight gradient
-// Channels-last sources are read in place if taps / (vertical · horizontal stride) is at most 9,
-// with cache conflicts 4 (weight gradient: 4, without conflicts). The quotient is the outputs that
-// read a source pixel; in the input gradient, the taps of an output.
+// Channels-last sources are read in place if taps / (vertical · horizontal stride), the number of
+// outputs that read a source pixel, is at most kMaxReuse; with cache conflicts at most
+// kMaxConflictReuse. The weight gradient reads in place up to kMaxConflictReuse, without conflicts.
 constexpr int64_t kMaxReuse = 9, kMaxConflictReuse = 4;
 constexpr int64_t kWayBytes = 4096, kWays = 8;  // smallest L1 data cache
 constexpr int64_t kL1Bytes = kWays * kWayBytes;
 
-// Return the vectors per group of lanes. NCHW rows are transposed to one vector. Channels-last:
-// two, a cache line of each pixel in float32 and float64 with AVX2, in 16 bits with AVX-512.
+// Return the vectors per group of lanes. NCHW: one. Channels-last: two, which are a cache line of a
+// pixel (32 and 64 bits with AVX2, 16 bits with AVX-512).
 int64_t vectors_of(const DepthwiseGeometry& g) {
   return g.channels_last ? 2 : 1;
 }
 
-// Channels-last pixels a multiple of 4 KB / n apart (n = 1, 2, 4, … 64) share n L1 sets. Return
-// whether the pixels that a block rereads exceed the lines of these sets. With AVX-512, a load
-// reads a whole line, and only the taps of one row reread it. With shorter vectors, the next vector
-// of channels rereads the lines of all rows.
+// Channels-last pixels a multiple of 4 KB / n apart (n = 1, 2, 4, … 64) map to n sets of the L1
+// cache. Return whether a block rereads more pixels than these sets have lines. With AVX-512, a
+// load is a whole line, and only the taps of one row reread it. With shorter vectors, the next
+// vector of channels rereads the lines of all rows.
 bool has_cache_conflicts(const Axis& vertical, const Axis& horizontal, int64_t pixel_bytes) {
   const int64_t step = horizontal.transposed ? 1 : horizontal.stride;
   const int64_t pixels = (kMaxOutputs - 1) * step + horizontal.span();

@@ -13,8 +13,7 @@
 //   ring:    the source rows that the taps of one output row span; stays in the L1 cache
 //
 // A tap is one multiply-add of vectors; up to three adjacent taps share each source load. Channels-
-// last sources are read in place, without the ring (`direct`), if taps / (vertical · horizontal
-// stride) is at most 9 (kMaxReuse), with cache conflicts 4.
+// last sources with few taps are read in place, without the ring (`direct`): see kMaxReuse.
 #pragma once
 
 #include <algorithm>
@@ -49,7 +48,7 @@ struct Block {
   int64_t out, source;         // first output, in pixels; its source, in elements
   int64_t tap_begin, tap_end;  // taps with at least one source that is not padding
   bool shared;                 // tap t of output r + 1 reads the source of a later tap of output r
-  bool pads_first, pads_last;  // first tap of the first output, last tap of the last: padding
+  bool pads_first, pads_last;  // the first output's first tap, the last output's last: padding
 
   bool has_taps_of(const Block& other) const {
     return tap_begin == other.tap_begin && tap_end == other.tap_end;
@@ -69,9 +68,8 @@ struct RowPlan {
   std::vector<Tap> taps;
   std::vector<Block> blocks;
 
-  // Plan rows of pixels of `lanes` lanes, in blocks of at most `max_outputs`. If sources are not
-  // `padded` with zeros, and taps share them, a block's first output may have one tap of padding
-  // before the row, and its last output one after it.
+  // Plan rows of pixels of `lanes` lanes, in blocks of at most `max_outputs`. Without zeros around
+  // source rows (`padded`), a block that shares loads may have one tap of padding at each end.
   RowPlan(const Axis& axis, int64_t lanes, int64_t max_outputs, bool padded) {
     const int64_t phases = axis.transposed ? axis.stride : 1;
     const int64_t step = axis.transposed ? 1 : axis.stride;
@@ -102,8 +100,8 @@ struct RowPlan {
     const bool shares_sources =
         num_taps > 2 && (source_step == tap_step || (!padded && source_step == 2 * tap_step));
     shares_in_place = shares_in_place || (shares_sources && !padded);
-    // Large strides: shorten blocks, so that the zeros on either side of a source row, at most
-    // (outputs − 1) · step, do not exceed source_size + kMaxOutputs. Stride 1 keeps whole blocks.
+    // Limit the zeros on either side of a source row, at most (outputs − 1) · step, to source_size
+    // + kMaxOutputs. It shortens blocks of large strides only.
     max_outputs = std::min(max_outputs, 1 + (axis.source_size + kMaxOutputs) / step);
     const auto source = [&](int64_t tap, int64_t output) {
       return taps[tap].source / lanes + output * step;

@@ -139,7 +139,7 @@ void scatter_row(const acc_t<T>* from, const LaneLayout& lanes, const LaneView<T
   }
 }
 
-// Return the lanes up to the last vector with an active lane: the last group may be incomplete.
+// Return the lanes to compute: the active ones, rounded up to whole vectors (NCHW: all).
 template <typename T>
 int64_t active_lanes(const LaneLayout& lanes, const LaneView<T>& view) {
   constexpr int N = kLanes<acc_t<T>>;

@@ -18,8 +18,8 @@ constexpr int64_t kFlushTerms = 256;   // terms after which sums are flushed to 
 // Rows read in place are accumulated together until they have this many terms (fewer if pixels are
 // not aligned to cache lines): more rows would exceed the L1 cache.
 constexpr int64_t kJoinTerms = 64, kUnalignedJoinTerms = 16;
-// Source rows are zero-padded if either side needs no more zero pixels than a row has, plus this
-// allowance for short rows. Otherwise, list_tap_groups splits rows.
+// Source rows are zero-padded if each side needs at most the pixels of a row plus this. Otherwise,
+// list_tap_groups splits rows.
 constexpr int64_t kPaddingAllowance = 64;
 
 // A tap (row and column of the filter) and the pixels of grad_output with a valid source.
@@ -82,8 +82,8 @@ struct WeightGradient {
                    (left + (padded ? std::max(g.w, last + 1) : g.w)) * pixel_stride};
   }
 
-  // Return where the sums of a lane are stored. If direct, the last vector starts at channel C − N,
-  // but its sums at the last multiple of N below C.
+  // Return the index of a lane's sum. If direct, the last vector overlaps: it loads channels from
+  // C − N on, but its sums start at the last multiple of N below C.
   int64_t sum_index(int64_t lane) const {
     return lane < last_vector ? lane : lane + lanes.count - g.c;
   }

@@ -5,7 +5,7 @@
 namespace ops::cpu::OPS_ISA {
 
 // Transpose up to N pixels × N channels; write N pixels, padded with zeros. skip ≥ 0: load N
-// channels and drop the first `skip`. skip = −1: load only `channels`.
+// channels, `skip` of them before the first one wanted. skip = −1: load `channels` only.
 template <typename T>
 void gather_block(const T* from, int64_t pixel, int64_t skip, int64_t channels, int64_t pixels,
                   acc_t<T>* to, int64_t pitch) {
@@ -21,7 +21,7 @@ void gather_block(const T* from, int64_t pixel, int64_t skip, int64_t channels, 
     for (int p = 0; p < N; ++p) {
       A lanes[N] = {};
       if (p < pixels) {
-        convert_row<N>(from + p * pixel, lanes, skip >= 0 ? N : channels);
+        convert_row(from + p * pixel, lanes, skip >= 0 ? N : channels);
       }
       v[p] = load<N>(lanes);
     }
@@ -57,7 +57,7 @@ void scatter_block(const acc_t<T>* from, int64_t pitch, T* to, int64_t pixel, in
       A lanes[N];
       store<N>(lanes, v[p]);
       if (p < pixels) {
-        convert_row<N>(lanes, to + p * pixel, channels);
+        convert_row(lanes, to + p * pixel, channels);
       }
     }
   }
@@ -81,10 +81,10 @@ void gather_pixels(const T* from, int64_t channel, int64_t pixel, ChannelRange c
   constexpr int N = kLanes<acc_t<T>>;
   if (pixel == 1) {
     for (int64_t c = 0; c < channels.count; ++c) {
-      convert_row<N>(from + c * channel, to + c * pitch, pixels);
+      convert_row(from + c * channel, to + c * pitch, pixels);
     }
   } else if (channel == 1) {
-    const int64_t missing = N - channels.count - channels.after;  // channels to N
+    const int64_t missing = N - channels.count - channels.after;  // to a whole vector
     const int64_t skip = channels.count >= N || missing <= 0 ? 0 : missing;
     for (int64_t i = 0; i * N < pixels; ++i) {
       for (int64_t j = 0; j * N < channels.count; ++j) {
@@ -110,7 +110,7 @@ void scatter_pixels(const acc_t<T>* from, int64_t pitch, T* to, int64_t channel,
   constexpr int N = kLanes<acc_t<T>>;
   if (pixel == 1) {
     for (int64_t c = 0; c < channels; ++c) {
-      convert_row<N>(from + c * pitch, to + c * channel, pixels);
+      convert_row(from + c * pitch, to + c * channel, pixels);
     }
   } else if (channel == 1) {
     for (int64_t i = 0; i * N < pixels; ++i) {

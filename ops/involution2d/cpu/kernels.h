@@ -1,6 +1,5 @@
 // Vector kernels of the CPU involution; see plan.h. No include guard: see core/cpu/dispatch_isa.h.
 
-#include "core/cpu/kernel_of.h"
 #include "involution2d/cpu/copy_kernels.h"
 
 namespace ops::cpu::OPS_ISA {

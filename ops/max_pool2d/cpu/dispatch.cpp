@@ -8,7 +8,7 @@ namespace ops::cpu {
 namespace {
 
 constexpr int64_t kGrain = 32768;  // elements per thread, minimum
-constexpr int64_t kMinRun = 8;     // adjacent outputs: below it scalar scatter is faster
+constexpr int64_t kMinRun = 8;     // minimum adjacent outputs; below, scalar scatter is faster
 
 // Scatter-add the output gradients of an image to the maxima. offset_of(tap): elements from the
 // window's first pixel.
@@ -16,7 +16,7 @@ template <typename T, typename I, typename Sum, typename OffsetOf>
 void scatter_add(const MaxPoolPlan& p, const OffsetOf& offset_of, const T* grad, const I* indices,
                  Sum* sums) {
   const MaxPoolGeometry& g = p.g;
-  const uint64_t size = p.image();
+  const uint64_t size = p.image_size();
   const int64_t run = p.run(), step = p.pixel == 1 ? g.stride_w : 1;
   std::fill_n(sums, size, Sum(0));
   for (int64_t row = 0; row < g.out_h; ++row) {
@@ -49,7 +49,7 @@ void scatter_add_images(const MaxPoolPlan& p, const T* grad, const I* indices, T
     offsets[tap] = compute_offset(tap);
   }
   const auto offset_of = [&](I tap) { return sizeof(I) == 1 ? offsets[tap] : compute_offset(tap); };
-  const int64_t size = p.image(), out_size = p.g.out_h * p.g.out_w * p.pixel;
+  const int64_t size = p.image_size(), out_size = p.g.out_h * p.g.out_w * p.pixel;
   torch::stable::parallel_for(0, p.images(), kGrain / size + 1, [&](int64_t begin, int64_t end) {
     const bool in_place = std::is_same_v<A, T> || p.disjoint;  // no rounding of partial sums
     std::vector<A> sums(in_place ? 0 : size);
@@ -60,7 +60,7 @@ void scatter_add_images(const MaxPoolPlan& p, const T* grad, const I* indices, T
         scatter_add(p, offset_of, from, taps, out + i * size);
       } else {
         scatter_add(p, offset_of, from, taps, sums.data());
-        OPS_CALL(convert_all(sums.data(), out + i * size, size));
+        OPS_CALL(convert_row(sums.data(), out + i * size, size));
       }
     }
   });

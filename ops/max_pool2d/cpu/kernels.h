@@ -208,11 +208,6 @@ void unpool_run(const MaxPoolPlan& p, const T* grad, const void* indices, int64_
   }
 }
 
-template <typename A, typename T>
-void convert_all(const A* from, T* to, int64_t n) {
-  convert_row<kLanes<A>>(from, to, n);
-}
-
 // Forward of output rows [begin, end), counted over images.
 template <typename T>
 void max_pool_rows(const MaxPoolPlan& p, const T* x, T* out, void* indices, int64_t begin,
@@ -220,7 +215,7 @@ void max_pool_rows(const MaxPoolPlan& p, const T* x, T* out, void* indices, int6
   const MaxPoolGeometry& g = p.g;
   for (int64_t row = begin; row < end; ++row) {
     const int64_t out_row = row % g.out_h;
-    const T* image = x + row / g.out_h * p.image();
+    const T* image = x + row / g.out_h * p.image_size();
     for (int64_t column = 0; column < g.out_w;) {
       const PoolWindow window = p.window(out_row, column);
       const int64_t length = p.run_length(window, column);
@@ -249,7 +244,7 @@ void max_unpool_rows(const MaxPoolPlan& p, const T* grad, const void* indices, T
   const bool pairs = g.kernel_w == 2 && g.stride_w == 2 && g.dilation_w == 1;
   for (int64_t row = begin; row < end; ++row) {
     const int64_t out_row = row % g.out_h, first_row = out_row * g.stride_h - g.padding_h;
-    T* image = out + row / g.out_h * p.image();
+    T* image = out + row / g.out_h * p.image_size();
     if (!p.tiled) {
       const int64_t next_row = first_row + g.stride_h;
       const int64_t from = out_row > 0 ? first_row : 0;

@@ -57,7 +57,7 @@ struct MaxPoolPlan {
   }
 
   int64_t offset(int64_t row, int64_t column) const { return (row * g.w + column) * pixel; }
-  int64_t run() const { return pixel == 1 ? g.out_w : pixel; }  // elements per vector loop
+  int64_t run() const { return pixel == 1 ? g.out_w : pixel; }  // outputs computed together
 
   PoolWindow window(int64_t row, int64_t column) const {
     return {vertical[row], horizontal[column]};
@@ -73,7 +73,7 @@ struct MaxPoolPlan {
   }
 
   int64_t images() const { return g.channels_last ? g.n : g.n * g.c; }
-  int64_t image() const { return offset(g.h, 0); }
+  int64_t image_size() const { return offset(g.h, 0); }
 
  private:
   static std::vector<TapRange> tap_ranges(const Axis& axis) {
