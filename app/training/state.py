@@ -168,14 +168,15 @@ def find_launched(launch: str, outputs: str) -> Path | None:
 def load_config(folder: Path, asked: TrainConfig, saved: Checkpoint | None) -> TrainConfig:
     """Load the configuration of the run in `folder`, updated by the overrides in `asked`.
 
-    Raise a UserError for an override that changes a setting outside of `CHANGEABLE`.
+    Keep the run's `data.root` unless another is typed or the folder is gone; `DATA_ROOT` does not
+    change it. Raise a UserError for an override that changes a setting outside of `CHANGEABLE`.
     """
     values = read_settings(folder)
     try:
         cfg: TrainConfig = from_mapping(TrainConfig, values)
     except UserError as error:
         raise UserError(f"resume={folder}: {CONFIG}: cannot be read: {error}") from error
-    own, typed = flatten(cfg), typed_overrides()
+    own, typed, root = flatten(cfg), typed_overrides(), cfg.data.root
     # after a fallback, `data` may name the requested data set or the fallback
     used = flatten(dataclasses.replace(cfg, data=data_of(cfg, saved)))
     for key, value in flatten(asked).items():
@@ -188,7 +189,9 @@ def load_config(folder: Path, asked: TrainConfig, saved: Checkpoint | None) -> T
                 f"{option}: the run to resume has {key}={format_value(own.get(key))}; "
                 "leave it out, or start a new run"
             )
-    cfg.data.root, cfg.outputs, cfg.resume = asked.data.root, asked.outputs, str(folder)
+    keeps_root = "data.root" not in typed and Path(root).is_dir()
+    cfg.data.root = root if keeps_root else asked.data.root
+    cfg.outputs, cfg.resume = asked.outputs, str(folder)
     return cfg
 
 

@@ -1,0 +1,34 @@
+"""Settings of a resumed run."""
+
+import pytest
+
+import app.training.state
+from app.config.schema import DataConfig, TrainConfig
+from app.runs.folder import create_run_folder
+from app.training.state import load_config
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ([], "saved"),
+        (["data=mnist"], "saved"),  # the option's data.root was not typed
+        (["data.root=other"], "other"),
+        (["data=mnist", "data.root=other"], "other"),
+    ],
+)
+def test_resumed_run_keeps_its_data_root(tmp_path, monkeypatch, typed, expected):
+    for name in ("saved", "other"):
+        (tmp_path / name).mkdir()
+    saved, other = (DataConfig(root=str(tmp_path / name)) for name in ("saved", "other"))
+    folder = create_run_folder(TrainConfig(data=saved, outputs=str(tmp_path)))
+    by_key = {override.partition("=")[0]: override for override in typed}
+    monkeypatch.setattr(app.training.state, "typed_overrides", lambda: by_key)
+    asked = TrainConfig(data=other, outputs=str(tmp_path))
+    assert load_config(folder, asked, None).data.root == str(tmp_path / expected)
+
+
+def test_resumed_run_whose_data_root_is_gone_takes_the_default(tmp_path):
+    gone = DataConfig(root=str(tmp_path / "gone"))
+    folder = create_run_folder(TrainConfig(data=gone, outputs=str(tmp_path)))
+    assert load_config(folder, TrainConfig(), None).data.root == "data"
