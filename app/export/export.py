@@ -21,7 +21,7 @@ from app.export.web_folder import install_lines, write_web_folder
 from app.inference.onnx_runtime import RUNTIME, onnx_predictor
 from app.inference.predictor import TorchPredictor, load_data, load_torch
 from app.runs.files import write_atomically
-from app.runs.folder import find_checkpoint
+from app.runs.folder import WEB_SETTINGS, find_checkpoint
 
 
 def export(cfg: ExportConfig) -> None:
@@ -101,7 +101,7 @@ def check_output(cfg: ExportConfig, path: Path) -> None:
         if card.exists() and not card.read_bytes().startswith(f"# {file.name}\n".encode()):
             raise UserError(f"file={path}: {card} is not a model card and would be overwritten")
     folder = path.parent / "web"
-    ours = (folder / "network.json").is_file() or (folder.is_dir() and not any(folder.iterdir()))
+    ours = (folder / WEB_SETTINGS).is_file() or (folder.is_dir() and not any(folder.iterdir()))
     if cfg.web and folder.exists() and not ours:
         raise UserError(f"web=true: {folder} has other files, which would be overwritten")
 

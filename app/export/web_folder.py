@@ -5,6 +5,7 @@ from pathlib import Path
 
 from app.inference.onnx_runtime import OnnxPredictor
 from app.runs.files import write_atomically
+from app.runs.folder import WEB_SETTINGS
 
 PAGE = Path(__file__).parent / "web_page"
 DRAW_PAGE = Path(__file__).parents[1] / "web" / "page"
@@ -33,7 +34,7 @@ def write_web_folder(folder: Path, content: bytes, network: OnnxPredictor, runti
         "install": install_lines(runtime),
     }
     # first: it marks the folder as ours, even if a later write fails
-    write_atomically(folder / "network.json", json.dumps(settings, indent=2).encode())
+    write_atomically(folder / WEB_SETTINGS, json.dumps(settings, indent=2).encode())
     write_atomically(folder / MODEL, content)
     for file in (*PAGE.iterdir(), *(DRAW_PAGE / name for name in SHARED)):
         write_atomically(folder / file.name, file.read_bytes())

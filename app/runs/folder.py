@@ -24,6 +24,7 @@ OVERRIDES = Path(".hydra", "overrides.yaml")
 LAUNCH = Path(".hydra", "launch")  # identity of the torchrun launch that created the folder
 START = Path(".hydra", "start")  # start of the run, ISO 8601
 LOCK = Path(".hydra", "lock")
+WEB_SETTINGS = "network.json"  # marks a folder for web servers (app.export_onnx web=true)
 SUMMARY = "summary.json"
 REMEDIES = {  # hint for a missing file
     "best.pt": "train one with `python -m app.train`",
@@ -101,6 +102,11 @@ def all_runs(root: Path) -> list[Path]:
     return runs
 
 
+def find_files(root: Path, name: str) -> Iterator[Path]:
+    """Yield the files `name` (may be a pattern) at any depth under `root`, without web copies."""
+    return (path for path in root.rglob(name) if not path.with_name(WEB_SETTINGS).is_file())
+
+
 def newest_first(files: Iterable[Path]) -> list[Path]:
     """Sort files by the start of their run, newest first.
 
@@ -132,7 +138,7 @@ def find_checkpoint(outputs: str | Path = "outputs", name: str = "best.pt") -> P
     the path and the status of its run on stderr, and newer runs without the file.
     """
     root = Path(outputs)
-    runs, files = find_runs(root), newest_first(root.rglob(name))
+    runs, files = find_runs(root), newest_first(find_files(root, name))
     if not files:
         raise UserError(f"no run under {outputs}/ has a {name}: {REMEDIES[name]}")
     path, message = files[0], f"using {files[0]}"
@@ -163,7 +169,7 @@ def network_file(path: str | Path, name: str, key: str = "checkpoint") -> Path:
         return file
     if file == path:
         raise UserError(f"{key}={path}: no such file")
-    runs = newest_first(path.rglob(name))
+    runs = newest_first(find_files(path, name))
     hint = f"did you mean {key}={runs[0].parent}?" if runs else REMEDIES[name]
     if name == "best.pt" and (last := path / "last.pt").is_file():
         hint = f"did you mean {key}={last}?"

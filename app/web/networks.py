@@ -11,6 +11,7 @@ from app.config.errors import UserError
 from app.inference.predictor import Predictor, load_torch
 from app.runs.folder import (
     find_checkpoint,
+    find_files,
     is_outdated,
     network_file,
     newest_first,
@@ -42,8 +43,7 @@ def find_networks(outputs: str, first: str | None = None) -> dict[str, Entry]:
     `first` (a checkpoint, an exported file or a run folder) comes before all others.
     """
     root = Path(outputs)
-    files = [*root.rglob(CHECKPOINT), *root.rglob("*.onnx")]
-    files = [path for path in files if path.parent.name != "web"]  # web=true puts copies there
+    files = [*find_files(root, CHECKPOINT), *find_files(root, "*.onnx")]
     # within a folder: the checkpoint, then model.onnx, then the others
     files.sort(key=lambda path: (path.suffix != ".pt", path.name.count("-"), path))
     files = newest_first(files)
