@@ -63,8 +63,9 @@ def _entry(id: str, path: Path) -> Entry:
     with suppress(UserError, KeyError):  # no run folder, or an unfinished run
         settings, summary = read_settings(path.parent), read_summary(path.parent)
         model, dataset = settings["model"], summary.get("dataset") or settings["data"]["name"]
-        parameters = summary.get("parameters")
-        accuracy = None if outdated else summary.get("test_accuracy")
+        parameters, accuracy = summary.get("parameters"), summary.get("test_accuracy")
+    if path.suffix == ".onnx":
+        accuracy = _exported_accuracy(path, path.stat().st_mtime_ns)
     choices = (model.get(key) for key in ("act", "conv", "head"))
     title = " ".join(choice for choice in choices if choice and choice != "fc")
     folder, time = path.parent, start_time(path.parent)
@@ -80,6 +81,18 @@ def _entry(id: str, path: Path) -> Entry:
         dataset=dataset,
         parameters=parameters,
     )
+
+
+@functools.lru_cache(maxsize=1024)
+def _exported_accuracy(path: Path, _modified: int) -> float | None:
+    """Return the test accuracy in the metadata of an exported file; None if it has none."""
+    import onnx  # late: importing it is slow
+
+    with suppress(Exception):  # onnx raises many types for damaged files
+        model = onnx.load(path, load_external_data=False)
+        accuracy = float({item.key: item.value for item in model.metadata_props}["test_accuracy"])
+        return accuracy if 0 <= accuracy <= 1 else None
+    return None
 
 
 def load_network(path: Path) -> Predictor:

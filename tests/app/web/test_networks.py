@@ -2,12 +2,20 @@
 
 import json
 
+import onnx
 import pytest
 from omegaconf import OmegaConf
+from onnx import helper
 
 from app.config.errors import UserError
 from app.runs.folder import CONFIG, RESULTS, SUMMARY
 from app.web.networks import find_networks
+
+
+def write_onnx(path, **metadata):
+    model = helper.make_model(helper.make_graph([], "empty", [], []))
+    helper.set_model_props(model, metadata)
+    onnx.save(model, path)
 
 
 @pytest.fixture
@@ -19,6 +27,24 @@ def run(make_run):
     summary = {"status": "finished"} | dict.fromkeys(RESULTS, 1) | {"test_accuracy": 0.99}
     (folder / SUMMARY).write_text(json.dumps(summary))
     return folder
+
+
+def test_each_file_has_its_own_accuracy(run):
+    def accuracies():
+        found = find_networks(str(run.parents[1])).values()
+        return {entry.path.name: entry.accuracy for entry in found}
+
+    write_onnx(run / "model.onnx", test_accuracy="0.98")
+    write_onnx(run / "model-int8.onnx", test_accuracy="0.97")
+    write_onnx(run / "foreign.onnx")
+    write_onnx(run / "percent.onnx", test_accuracy="97")
+    write_onnx(run / "text.onnx", test_accuracy="high")
+    (run / "damaged.onnx").write_bytes(b"PK")
+    unknown = dict.fromkeys(["foreign.onnx", "percent.onnx", "text.onnx", "damaged.onnx"])
+    known = {"best.pt": 0.99, "model.onnx": 0.98, "model-int8.onnx": 0.97}
+    assert accuracies() == known | unknown
+    write_onnx(run / "model.onnx", test_accuracy="0.5")
+    assert accuracies()["model.onnx"] == 0.5
 
 
 def test_published_copies_are_not_listed(run):
