@@ -7,8 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from app.inference.predictor import TorchPredictor
-from app.models import ConvNet, LLTMClassifier
-from ops import GELU, NCReLU
+from app.models import ACTIVATIONS, ConvNet, LLTMClassifier
+from ops import MaxPool2d, NCReLU
+
+NAMES = {layer: name for name, layer in ACTIVATIONS.items()}
 
 
 @torch.inference_mode()
@@ -25,24 +27,27 @@ def predict_with_maps(
     if isinstance(module, LLTMClassifier):
         states, _ = module.rows(output[:1].squeeze(1))
         return network.logits(images), [_encode("State after each row", states, states)]
-    module, maps = cast(ConvNet, module), []
-    for layer in module.features:
+    module = cast(ConvNet, module)
+    layers = list(module.features)
+    first = next(index for index, layer in enumerate(layers) if type(layer) in NAMES)
+    pooled, maps = any(isinstance(layer, MaxPool2d) for layer in layers[:first]), []
+    for index, layer in enumerate(layers):
         output = layer(output)
-        if layer in (module.features[0], module.features[2]):
-            maps += _maps(layer, output[0])
+        if index == 0:
+            maps.append(_encode("First convolution", output[0], output[0]))
+        if index == first:
+            maps += _activation_maps(layer, output[0], "pooling and " if pooled else "")
     return module.classifier(output), maps
 
 
-def _maps(layer: nn.Module, values: Tensor) -> list[dict[str, Any]]:
+def _activation_maps(layer: nn.Module, values: Tensor, before: str) -> list[dict[str, Any]]:
     if isinstance(layer, NCReLU):
         positive, negative = values.chunk(2)
         return [
             _encode("Positive half", positive, values),
             _encode("Negative half", negative, values),
         ]
-    act = {nn.ReLU: "relu", GELU: "gelu"}.get(type(layer))
-    title = f"After pooling and {act}" if act else "First convolution"
-    return [_encode(title, values, values)]
+    return [_encode(f"After {before}{NAMES[type(layer)]}", values, values)]
 
 
 def _encode(title: str, maps: Tensor, scale: Tensor) -> dict[str, Any]:
