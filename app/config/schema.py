@@ -274,4 +274,4 @@ def format_value(value: Any) -> str:
     """Format a value in the syntax of the command line."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    return str(value).removesuffix(".0")
+    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
