@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import current_process
 from pathlib import Path
 from typing import Any, TypeVar
@@ -150,8 +151,11 @@ def build_config(schema: type[T], cfg: DictConfig, typed: dict[str, str]) -> T:
 
 def parse_arguments(command: str, arguments: list[str]) -> argparse.Namespace:
     """Parse the arguments of a command; raise a UserError if they are invalid."""
+    parser = get_args_parser()
+    ours = parser.add_argument_group(conflict_handler="resolve")  # replaces Hydra's --version
+    ours.add_argument("--version", action="version", version=f"lenet-ops {package_version()}")
     with usage_errors():
-        options = get_args_parser().parse_intermixed_args(arguments)
+        options = parser.parse_intermixed_args(arguments)
     for override in options.overrides:
         key, equals, _ = override.lstrip("+").partition("=")
         if key.startswith("~"):
@@ -171,6 +175,14 @@ def parse_arguments(command: str, arguments: list[str]) -> argparse.Namespace:
     if options.multirun and "resume=latest" in options.overrides:
         raise UserError("resume=latest: is one run; leave out -m, or name folders for -m")
     return options
+
+
+def package_version() -> str:
+    """Return the version of lenet-ops; "" if it runs from the sources, without installation."""
+    try:
+        return version("lenet-ops")
+    except PackageNotFoundError:
+        return ""
 
 
 def is_group(key: str) -> bool:

@@ -4,14 +4,13 @@ import copy
 import dataclasses
 import functools
 import json
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 
 import onnx
 import torch
 from onnx import ModelProto, TensorProto, helper
 from torch import Tensor, nn
 
+from app.config.cli import package_version
 from app.config.schema import ExportConfig, model_keys
 from app.inference.onnx_runtime import CLASS, IMAGE, LOGITS, PIXELS, PROBABILITIES, open_session
 from app.inference.predictor import TorchPredictor
@@ -115,9 +114,7 @@ def _document(model: ModelProto, original: TorchPredictor) -> None:
         value.doc_string = texts[value.name]
     model.graph.name = original.config.name
     model.doc_string = f"{describe_model(original.config)} for {original.dataset}"
-    model.producer_name, model.producer_version = "lenet-ops", ""
-    with suppress(PackageNotFoundError):  # run from the sources
-        model.producer_version = version("lenet-ops")
+    model.producer_name, model.producer_version = "lenet-ops", package_version()
     for node in model.graph.node:
         node.doc_string = ""  # source locations
 

@@ -267,11 +267,11 @@ def test_interrupt_during_an_import_is_one_line(tmp_path, package, arguments):
     assert (process.returncode, errors) == (130, "interrupted\n")
 
 
-def test_version(main, capsys):
+@pytest.mark.parametrize(("version", "line"), [("1.2.3", "lenet-ops 1.2.3"), ("", "lenet-ops")])
+def test_version_is_that_of_the_package(main, capsys, monkeypatch, version, line):
+    monkeypatch.setattr("app.config.cli.package_version", lambda: version)
     assert main("--version") == 0
-    captured = capsys.readouterr()
-    assert captured.out.startswith("Hydra") or captured.out
-    assert captured.err == ""
+    assert capsys.readouterr() == (f"{line}\n", "")
 
 
 def test_predict_has_no_groups(main, capsys):
