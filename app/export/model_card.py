@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, ValueInfoProto
 
-from app.config.schema import ExportConfig
+from app.config.schema import ExportConfig, LLTMConfig, ModelConfig
 from app.export.graph import exporter, layout
 from app.export.parity import Parity
 from app.inference.onnx_runtime import CLASS, IMAGE, LOGITS, PIXELS, RUNTIME, open_session
@@ -18,11 +18,6 @@ from app.inference.predictor import TorchPredictor
 from app.inference.preprocess import SIDE
 from app.models import MIN_SIDE, describe_model
 
-RUNTIMES = {
-    "function": "ONNX Runtime, onnxruntime-web, onnx's reference evaluator; for others, "
-    "layout=standard",
-    "standard": "ONNX Runtime, onnxruntime-web, OpenVINO, tract",
-}
 BUDGET_S = 0.3  # for each measurement
 
 
@@ -37,7 +32,7 @@ def write_card(
     facts = {
         "file": f"{len(content):,} bytes, IR version {model.ir_version}, opset {opset}",
         "export": f"exporter={exporter(cfg)}, layout={layout(cfg)}",
-        "runtimes": RUNTIMES[layout(cfg)],
+        "runtimes": runtimes(original.config, cfg),
         "numbers": cfg.quantize or cfg.precision,
         "input": "; ".join(map(_signature, model.graph.input)),
         "outputs": "<br>".join(map(_signature, model.graph.output)),
@@ -62,6 +57,15 @@ def write_card(
         lines += ["\nCustom operators defined in this file:\n", *functions]
     lines += ["\n## Use\n\nIt takes ONNX Runtime and numpy:\n\n```python"]
     return "\n".join([*lines, usage(name, cfg, original.any_size), "```\n"])
+
+
+def runtimes(network: ModelConfig, cfg: ExportConfig) -> str:
+    """Return the runtimes that run the file, as in docs/runtimes.md."""
+    names, has_scan = ["ONNX Runtime", "onnxruntime-web"], isinstance(network, LLTMConfig)
+    if layout(cfg) == "function":
+        names.append("onnx's reference evaluator")
+        return ", ".join(names) + ("" if has_scan else "; for others, layout=standard")
+    return ", ".join(names if has_scan else [*names, "OpenVINO", "tract"])
 
 
 def usage(name: str, cfg: ExportConfig, any_size: bool = False) -> str:

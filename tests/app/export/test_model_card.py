@@ -2,11 +2,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from app.config.schema import ExportConfig
+from app.config.schema import ExportConfig, LeNetConfig, LLTMConfig
 from app.export import model_card
 from app.export.graph import build_graph
 from app.export.parity import Parity
 from app.inference.predictor import load_torch
+
+ONNX_RUNTIME = "ONNX Runtime, onnxruntime-web"
 
 
 @pytest.fixture
@@ -27,6 +29,25 @@ def card(make_run, monkeypatch):
     content = build_graph(original, cfg).SerializeToString()
     parity = Parity(10_000, 1e-6, 12.5, differing=3, right=9900, original_right=9901)
     return model_card.write_card("model.onnx", content, original, cfg, parity).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("network", "settings", "expected"),
+    [
+        (
+            LeNetConfig(),
+            {},
+            f"{ONNX_RUNTIME}, onnx's reference evaluator; for others, layout=standard",
+        ),
+        (LeNetConfig(), {"layout": "standard"}, f"{ONNX_RUNTIME}, OpenVINO, tract"),
+        (LeNetConfig(), {"quantize": "int8"}, f"{ONNX_RUNTIME}, OpenVINO, tract"),
+        (LLTMConfig(), {}, f"{ONNX_RUNTIME}, onnx's reference evaluator"),
+        (LLTMConfig(), {"layout": "standard"}, ONNX_RUNTIME),
+        (LLTMConfig(), {"quantize": "int8"}, ONNX_RUNTIME),
+    ],
+)
+def test_runtimes_depend_on_network_and_layout(network, settings, expected):
+    assert model_card.runtimes(network, ExportConfig(**settings)) == expected
 
 
 def test_latency_of_one_image_on_one_thread(card):
