@@ -21,6 +21,11 @@ export class Predictions {
     return answer;
   }
 
+  close() {
+    this.#socket?.close();
+    this.#socket = null;
+  }
+
   async #open() {
     const address = new URL("api/strokes", location.href);
     address.protocol = address.protocol.replace("http", "ws");

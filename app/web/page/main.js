@@ -75,7 +75,7 @@ part("picture").addEventListener("change", ({ target }) => {
 part("compare").addEventListener("change", ({ target }) => {
   document.body.classList.toggle("comparing", target.checked);
   if (target.checked) addPanel();
-  else panels.pop().element.remove();
+  else panels.pop().remove();
 });
 document.addEventListener("keydown", (event) => {
   if (event.target.closest("select, input:not([type=checkbox])") || event.altKey) return;

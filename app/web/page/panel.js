@@ -58,6 +58,12 @@ export class Panel extends EventTarget {
     this.#answer();
   }
 
+  // Its connection closes after the answer that is on its way.
+  remove() {
+    this.element.remove();
+    this.show(null);
+  }
+
   async #answer() {
     if (this.#busy) return;
     this.#busy = true;
@@ -75,6 +81,7 @@ export class Panel extends EventTarget {
       this.#shown = drawing;
     }
     this.#busy = false;
+    if (!this.#wanted) this.#predictions.close();
   }
 
   #render(answer, drawing) {

@@ -146,6 +146,20 @@ def test_two_networks_side_by_side(page):
     assert page.locator(".panel").count() == 1
 
 
+def test_removed_network_closes_its_connection(page):
+    sockets = []
+    page.on("websocket", lambda socket: sockets.append(socket))
+    draw(page, "4")
+    settle(page)
+    (first,) = sockets
+    page.check("#compare")
+    settle(page, "digit-2")
+    _, second = sockets
+    with second.expect_event("close", timeout=5000):
+        page.uncheck("#compare")
+    assert not first.is_closed()
+
+
 def test_selecting_a_network_predicts_at_once(page):
     received = messages_of(page, "framereceived")
     draw(page, "6")
