@@ -165,6 +165,42 @@ def test_missing_runtime_shows_how_to_install_it(tmp_path_factory, tmp_path, bro
         page.locator("#message", has_text="npm install onnxruntime-web").wait_for()
 
 
+FAILING = """// onnxruntime-web that fails on demand
+export const env = { wasm: {} };
+export class Tensor {}
+async function run() {
+  if (window.failing) throw new Error("out of memory");
+  return { logits: { data: Float32Array.from({ length: 10 }, (_, index) => index) } };
+}
+export const InferenceSession = { create: async () => ({ run }) };
+"""
+
+
+@pytest.mark.browser
+def test_failed_run_is_shown_and_the_next_drawing_answered(
+    tmp_path_factory, tmp_path, browser, host
+):
+    from app.export.web_folder import write_web_folder
+    from app.inference.onnx_runtime import load_onnx
+
+    case = prepare(common_folder(tmp_path_factory), "gap", "standard")
+    write_web_folder(tmp_path, b"", load_onnx(case.path), "./ort/")
+    (tmp_path / "ort").mkdir()
+    (tmp_path / "ort" / "ort.wasm.min.mjs").write_text(FAILING)
+    faults = []
+    with browser.new_context() as context:
+        page = open_page(context, host(tmp_path), faults)
+        page.evaluate("window.failing = true")
+        draw(page, "1")
+        page.locator("#message", has_text="out of memory").wait_for(timeout=5000)
+        assert settle(page) == ""
+        page.evaluate("window.failing = false")
+        draw(page, "0")
+        assert settle(page) == "9"
+        assert page.locator("#message").text_content() == ""
+    assert faults == []
+
+
 IN_BROWSER = """async ({ model, batch }) => {
   const ort = await import('/ort/ort.wasm.min.mjs');
   ort.env.wasm.wasmPaths = '/ort/';

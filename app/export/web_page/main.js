@@ -42,7 +42,13 @@ async function answer() {
     answered = version;
     const picture = { width: SIDE, height: SIDE, data: drawing.toGray() };
     const image = isEmpty(drawing.state) ? null : frame(picture, network.dataset);
-    const probabilities = image ? await predict(image) : null;
+    let [probabilities, problem] = [null, ""];
+    try {
+      if (image) probabilities = await predict(image);
+    } catch (error) {
+      problem = error.message ?? `${error}`; // wasm throws numbers, too
+    }
+    part("message").textContent = problem;
     if (image) paintGray(input, image);
     else input.clearRect(0, 0, 28, 28);
     showVerdict(part("digit"), document.querySelector(".sure"), network.classes, probabilities);
