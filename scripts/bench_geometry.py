@@ -260,7 +260,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--budget", type=float, default=0.02, metavar="S", help="seconds a call (default: 0.02)")
     add("--least", type=float, metavar="RATIO", help="exit 1 if a ratio is less")
     add("--csv", type=Path, metavar="FILE", help="write every row")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.count < 1:
+        parser.error("--count must be at least 1")
+    if not all(0 <= index < args.count for index in args.only or ()):
+        parser.error(f"--only takes indices from 0 to {args.count - 1} (below --count)")
+    return args
 
 
 def main(argv: list[str] | None = None) -> int:
