@@ -80,19 +80,6 @@ NETWORKS: dict[str, type[Any]] = {
 }
 
 
-def model_keys(network: str) -> tuple[str, ...]:
-    """Return the keys of `model` that apply to `network`."""
-    if network not in NETWORKS:  # a run folder of an older version
-        return ()
-    keys = (item.name for item in dataclasses.fields(NETWORKS[network]))
-    return tuple(key for key in keys if key != "name")
-
-
-def foreign_model_keys(network: str) -> set[str]:
-    """Return the keys of `model` that apply only to other networks; old run folders have them."""
-    return {key for other in NETWORKS for key in model_keys(other)} - {*model_keys(network)}
-
-
 @dataclass(config=FORBID)
 class DataRoot:
     """The folder of the data sets."""

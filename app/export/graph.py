@@ -11,7 +11,7 @@ from onnx import ModelProto, TensorProto, helper
 from torch import Tensor, nn
 
 from app.config.cli import package_version
-from app.config.schema import ExportConfig, model_keys
+from app.config.schema import ExportConfig
 from app.inference.onnx_runtime import CLASS, IMAGE, LOGITS, PIXELS, PROBABILITIES, open_session
 from app.inference.predictor import TorchPredictor
 from app.inference.preprocess import SIDE
@@ -121,7 +121,6 @@ def _document(model: ModelProto, original: TorchPredictor) -> None:
 
 def _metadata(original: TorchPredictor, cfg: ExportConfig) -> dict[str, str]:
     """Return the metadata of the file: strings as they are, other values as JSON."""
-    kind = dataclasses.asdict(original.config)
     settings = dataclasses.asdict(cfg) | {"layout": layout(cfg), "exporter": exporter(cfg)}
     values = {
         "dataset": original.dataset,
@@ -129,7 +128,7 @@ def _metadata(original: TorchPredictor, cfg: ExportConfig) -> dict[str, str]:
         "classes": original.classes,
         "mean": original.mean,
         "std": original.std,
-        "model": {key: kind[key] for key in ("name", *model_keys(original.config.name))},
+        "model": {"name": original.config.name} | dataclasses.asdict(original.config),
         "export": {key: settings[key] for key in EXPORT_KEYS},
         "versions": original.checkpoint.versions | VERSIONS | {"onnx": onnx.__version__},
     }

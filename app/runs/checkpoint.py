@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from app.config.errors import UserError, one_line
-from app.config.schema import DataConfig, ModelConfig, foreign_model_keys, from_mapping
+from app.config.schema import DataConfig, ModelConfig, from_mapping
 from app.models import build_model
 from app.runs.files import write_atomically
 from app.runs.folder import REMEDIES, network_file
@@ -81,12 +81,8 @@ def load_checkpoint(path: str | Path, key: str = "checkpoint") -> Checkpoint:
         )
     try:
         checkpoint = Checkpoint(**{name: content[name] for name in FIELDS if name in content})
-        if checkpoint.model_config == {"name": "tiny"}:  # older checkpoints
-            channels = [[16], [24, 32], [48, 56]]
-            checkpoint.model_config = {"name": "separable", "channels": channels}
-        name = checkpoint.model_config.setdefault("name", "lenet")
-        for foreign in foreign_model_keys(name):  # older checkpoints have keys of other networks
-            checkpoint.model_config.pop(foreign, None)
+        if checkpoint.model_config.setdefault("name", "lenet") == "lltm":
+            checkpoint.model_config = {"name": "lltm"}  # 0.1.0 wrote the keys of a LeNet, too
         values = {name: checkpoint.data[name] for name in SPLIT_KEYS if name in checkpoint.data}
         from_mapping(DataConfig, values, "data.")
         assert checkpoint.network  # builds the network

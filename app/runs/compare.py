@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.config.schema import ReportConfig, foreign_model_keys, format_value
+from app.config.schema import ReportConfig, format_value
 from app.runs.files import csv_text, write_results
 from app.runs.folder import (
     NON_HYPERPARAMETERS,
@@ -34,14 +34,13 @@ class Entry:
     summary: dict[str, Any]
 
     def setting(self, key: str) -> str:
-        """Return a setting in command-line syntax; "" if the run's network lacks it."""
-        foreign = foreign_model_keys(self.settings.get("model.name", "lenet"))
-        return "" if key.removeprefix("model.") in foreign else format_value(self.settings.get(key))
+        """Return a setting in command-line syntax; "" if the run lacks it."""
+        return format_value(self.settings[key]) if key in self.settings else ""
 
     def label(self, key: str) -> str:
         """Return `key=value` for the table, with four significant digits.
 
-        Return "" if the run's network lacks the setting.
+        Return "" if the run lacks the setting.
         """
         value = self.settings.get(key)
         text = f"{value:.4g}" if isinstance(value, float) else self.setting(key)
@@ -174,9 +173,17 @@ def _newest(outputs: Path) -> Path:
 
 
 def _varied(entries: Sequence[Entry]) -> list[str]:
-    """Return the keys of the settings that differ among the runs, except `UNGROUPED`."""
+    """Return the keys of the settings that differ among the runs, except `UNGROUPED`.
+
+    Settings of a network differ only among the runs that have them.
+    """
+
+    def values(key: str) -> set[str]:
+        having = [e.settings for e in entries if key in e.settings or not key.startswith("model.")]
+        return {repr(settings.get(key)) for settings in having}
+
     keys = dict.fromkeys(key for entry in entries for key in entry.settings if key not in UNGROUPED)
-    return [key for key in keys if len({repr(entry.settings.get(key)) for entry in entries}) > 1]
+    return [key for key in keys if len(values(key)) > 1]
 
 
 def _follows_recipe(entries: Sequence[Entry], key: str) -> bool:

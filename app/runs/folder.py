@@ -186,7 +186,11 @@ def is_outdated(path: Path) -> bool:
 
 def read_settings(folder: Path) -> dict[str, Any]:
     """Return the configuration of the run in `folder` as nested plain values."""
-    return _read(folder / CONFIG, lambda text: OmegaConf.to_container(OmegaConf.create(text)))
+    settings = _read(folder / CONFIG, lambda text: OmegaConf.to_container(OmegaConf.create(text)))
+    network = settings.get("model")
+    if isinstance(network, dict) and network.get("name") == "lltm":
+        settings["model"] = {"name": "lltm"}  # 0.1.0 wrote the keys of a LeNet, too
+    return settings
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Test the best checkpoint of a run, log pictures and results, write summary.json."""
 
+import dataclasses
 import json
 import sys
 import warnings
@@ -10,7 +11,6 @@ from torch import Tensor, nn
 
 from app.config.device import describe
 from app.config.errors import one_line
-from app.config.schema import model_keys
 from app.inference.metrics import Predictions, score
 from app.inference.plots import draw_confusion, draw_filters, draw_mistakes
 from app.inference.predictor import predict_logits
@@ -79,14 +79,15 @@ def metrics(run: Run) -> dict[str, Any]:
 def summarize(run: Run, status: str, **results: Any) -> dict[str, Any]:
     """Write `summary.json`, one flat object for scripts, and return it."""
     data, cfg = run.data, run.cfg
+    network = dataclasses.asdict(cfg.model)
     summary = {
         "status": status,
         **results,
         **metrics(run),
         "epochs": run.epoch,
         "steps": run.step,
-        "model": cfg.model.name,
-        **{key: getattr(cfg.model, key) for key in model_keys(cfg.model.name)},
+        "model": network.pop("name"),
+        **network,
         "recipe": cfg.recipe,
         "precision": cfg.trainer.precision,
         "seed": cfg.seed,

@@ -6,7 +6,7 @@ import torch
 
 import app.runs.files
 from app.config.errors import RunError, UserError
-from app.config.schema import LeNetConfig, SeparableConfig
+from app.config.schema import LeNetConfig, LLTMConfig, SeparableConfig
 from app.models import build_model
 from app.runs.checkpoint import FORMAT, Checkpoint, load_checkpoint, save_checkpoint
 
@@ -154,12 +154,18 @@ def test_mismatched_parts_raise(tmp_path, spoil, reason):
     assert "\n" not in str(error.value)
 
 
-def test_older_checkpoint_of_a_tiny_network(make_run):
-    path = make_run(model=SeparableConfig([[16], [24, 32], [48, 56]])) / "best.pt"
+@pytest.mark.parametrize("model", [LeNetConfig(), LLTMConfig()])
+def test_checkpoint_of_0_1_0(make_run, model):
+    """Such a checkpoint has the keys of a LeNet for every network, and no name for a LeNet."""
+    path = make_run(model=model) / "best.pt"
     checkpoint = load_checkpoint(path)
-    checkpoint.model_config = {"name": "tiny"}
+    checkpoint.model_config = {"act": "relu", "conv": "standard", "head": "fc"}
+    if model.name == "lltm":
+        checkpoint.model_config["name"] = "lltm"
     save_checkpoint(path, checkpoint)
-    torch.testing.assert_close(load_checkpoint(path).network.state_dict(), checkpoint.model)
+    loaded = load_checkpoint(path)
+    assert loaded.model_config == dataclasses.asdict(model)
+    torch.testing.assert_close(loaded.network.state_dict(), checkpoint.model)
 
 
 def test_damaged_checkpoint_of_another_network_names_the_key(make_run):

@@ -118,20 +118,21 @@ def test_missing_settings_are_empty(sweep):
     assert (rows[-1]["model.act"], rows[-1]["model.name"]) == ("", "lltm")
 
 
-@pytest.mark.parametrize(
-    ("model", "name"),
-    [
-        ({"name": "tiny"}, "model.name=tiny"),  # of older runs
-        (
-            {"name": "separable", "channels": [[16], [24], [40]]},
-            "model.name=separable model.channels=[[16], [24], [40]]",
-        ),
-    ],
-)
-def test_settings_of_other_networks(sweep, model, name):
-    path = sweep / "2" / CONFIG
-    OmegaConf.save(OmegaConf.create({"model": model, "seed": 0}), path)
-    assert name in {item.name for item in group_runs(find_entries(sweep))}
+def test_settings_of_other_networks(sweep):
+    """Settings of a network are named only if they differ among its runs."""
+
+    def names():
+        return [item.name for item in group_runs(find_entries(sweep))]
+
+    for number, width in ((0, 40), (1, 48)):
+        model = {"name": "separable", "channels": [[16], [24], [width]]}
+        OmegaConf.save({"model": model, "seed": 0}, sweep / str(number) / CONFIG)
+        if number == 0:
+            lenets = ["model.name=lenet model.act=ncrelu", "model.name=lenet model.act=relu"]
+            assert sorted(names()) == [*lenets, "model.name=separable"]
+    assert {f"model.name=separable model.channels=[[16], [24], [{n}]]" for n in (40, 48)} < {
+        *names()
+    }
 
 
 def test_settings_without_influence_on_results_are_not_compared(sweep):
