@@ -70,17 +70,14 @@ def find_pictures(pattern: str) -> list[Path]:
 
 
 def read_gray(
-    file: Path | BinaryIO,
-    name: str | None = None,
-    most: int = MAX_PIXELS,
-    formats: list[str] | None = None,
+    file: Path | BinaryIO, most: int = MAX_PIXELS, formats: list[str] | None = None
 ) -> Gray:
     """Read the first frame of a picture of any mode and depth as grayscale.
 
     Transparent pixels become background: the median of the opaque pixels or, if most pixels are
-    transparent, black under a bright drawing and white under a dark one. Raise a UserError with
-    `name` (default: the path) if Pillow cannot read the file as one of `formats` (None: any), or if
-    it has more than `most` pixels.
+    transparent, black under a bright drawing and white under a dark one. Raise a UserError with the
+    reason if Pillow cannot read the file as one of `formats` (None: any), or if it has more than
+    `most` pixels.
     """
     try:
         with warnings.catch_warnings():
@@ -98,15 +95,13 @@ def read_gray(
                 gray = np.asarray(image.convert("RGBA").convert("L"), dtype=np.float64)
                 alpha = np.asarray(image.convert("RGBA").getchannel("A")) / 255.0
     except FileNotFoundError as error:
-        raise UserError(f"input={name or file}: no such picture") from error
+        raise UserError("no such picture") from error
     except Image.DecompressionBombError as error:
-        reason = f"too large, at most {most:,} pixels"
-        raise UserError(f"input={name or file}: {reason}") from error
+        raise UserError(f"too large, at most {most:,} pixels") from error
     except UnidentifiedImageError as error:
-        raise UserError(f"input={name or file}: not a picture, or of an unknown format") from error
+        raise UserError("not a picture, or of an unknown format") from error
     except Exception as error:  # Pillow raises many types for damaged files
-        cause = getattr(error, "strerror", None) or error
-        raise UserError(f"input={name or file}: cannot be read ({cause})") from error
+        raise UserError(f"cannot be read ({getattr(error, 'strerror', None) or error})") from error
     if not alpha.any():
         return np.zeros(alpha.shape, np.uint8)
     if alpha.mean() > 0.5:

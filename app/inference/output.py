@@ -60,10 +60,10 @@ def predict_pictures(predictor: Predictor, cfg: PredictConfig) -> None:
     names, images, skipped = [], [], []
     for name, file in list_pictures(str(cfg.input)):
         try:
-            images.append(_prepare(name, read_gray(file, name), predictor, cfg))
+            images.append(_prepare(read_gray(file), predictor, cfg))
             names.append(name)
         except UserError as error:
-            skipped.append(str(error))
+            skipped.append(f"input={name}: {error}")
     if not names and len(skipped) == 1:
         raise UserError(skipped[0])
     for reason in skipped:
@@ -78,7 +78,7 @@ def predict_pictures(predictor: Predictor, cfg: PredictConfig) -> None:
         raise UserError(f"input={cfg.input}: skipped {count}")
 
 
-def _prepare(name: str, gray: Gray, predictor: Predictor, cfg: PredictConfig) -> Tensor:
+def _prepare(gray: Gray, predictor: Predictor, cfg: PredictConfig) -> Tensor:
     """Return a picture as image uint8 [1, H, W]; raise a UserError if blank or of a wrong size."""
     if cfg.frame:
         image = frame(gray, predictor.dataset, cfg.invert)
@@ -88,14 +88,14 @@ def _prepare(name: str, gray: Gray, predictor: Predictor, cfg: PredictConfig) ->
         if predictor.any_size:
             allowed, fits = f"at least {MIN_SIDE}x{MIN_SIDE}", min(gray.shape) >= MIN_SIDE
         if not fits:
-            size = f"{width}x{height} pixels; with frame=false this network takes {allowed}"
-            raise UserError(f"input={name}: {size}")
+            raise UserError(
+                f"{width}x{height} pixels; with frame=false this network takes {allowed}"
+            )
         image = bright_on_black(gray, cfg.invert)
     if image is None:
-        found = "a blank picture, there is nothing in it"
-        if cfg.invert is not None:
-            found = f"nothing in it with invert={format_value(cfg.invert)}, leave that out"
-        raise UserError(f"input={name}: {found}")
+        if cfg.invert is None:
+            raise UserError("a blank picture, there is nothing in it")
+        raise UserError(f"nothing in it with invert={format_value(cfg.invert)}, leave that out")
     return image
 
 

@@ -30,10 +30,7 @@ def read_picture(body: bytes, width: int | None) -> Gray:
         return np.frombuffer(body, np.uint8).reshape(-1, width)
     if not body.startswith(b"\x89PNG"):
         raise UserError("not a PNG picture; with width=... gray bytes are taken, too")
-    try:
-        return read_gray(io.BytesIO(body), "picture", MAX_PIXELS, ["PNG"])
-    except UserError as error:
-        raise UserError(str(error).removeprefix("input=")) from error
+    return read_gray(io.BytesIO(body), MAX_PIXELS, ["PNG"])
 
 
 def predict_picture(path: Path, gray: Gray, framed: bool, with_maps: bool) -> dict[str, Any]:

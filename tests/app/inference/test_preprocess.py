@@ -186,15 +186,15 @@ def test_other_and_damaged_files_raise(tmp_path):
     text.write_text("hello")
     drawn().save(damaged)
     os.truncate(damaged, damaged.stat().st_size // 2)
-    for path in (text, damaged):
-        with pytest.raises(UserError, match=f"^input={path}: "):
+    for path, says in ((text, "not a picture, or of an unknown"), (damaged, "cannot be read [(]")):
+        with pytest.raises(UserError, match=f"^{says}"):
             read_gray(path)
 
 
 def test_unreadable_picture_names_the_reason_once(unprivileged):
     path = unprivileged / "a.png"
     path.touch(mode=0)
-    with pytest.raises(UserError, match=f"^input={path}: cannot be read \\(Permission denied\\)$"):
+    with pytest.raises(UserError, match=r"^cannot be read \(Permission denied\)$"):
         read_gray(path)
 
 

@@ -205,7 +205,7 @@ def test_invalid_requests_are_rejected(ask, network, case):
 def test_too_large_picture_names_the_limit(ask, network, side):
     body = bomb(side)
     content = ask(f"api/predict?network={network}", body)[2]
-    assert json.loads(content) == {"error": "picture: too large, at most 16,777,216 pixels"}
+    assert json.loads(content) == {"error": "too large, at most 16,777,216 pixels"}
 
 
 @pytest.fixture
