@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import functools
 import json
+import platform
 
 import onnx
 import torch
@@ -16,9 +17,13 @@ from app.inference.onnx_runtime import CLASS, IMAGE, LOGITS, PIXELS, PROBABILITI
 from app.inference.predictor import TorchPredictor
 from app.inference.preprocess import SIDE
 from app.models import describe_model
-from app.runs.checkpoint import VERSIONS
 from ops.export import LEAST_OPSET, export_onnx
 
+VERSIONS = {
+    "python": platform.python_version(),
+    "torch": str(torch.__version__),
+    "onnx": onnx.__version__,
+}
 BATCH, HEIGHT, WIDTH = "batch", "height", "width"
 EXPORT_KEYS = ("exporter", "layout", "opset", "preprocess", "postprocess", "precision", "quantize")
 
@@ -130,7 +135,7 @@ def _metadata(original: TorchPredictor, cfg: ExportConfig) -> dict[str, str]:
         "std": original.std,
         "model": {"name": original.config.name} | dataclasses.asdict(original.config),
         "export": {key: settings[key] for key in EXPORT_KEYS},
-        "versions": original.checkpoint.versions | VERSIONS | {"onnx": onnx.__version__},
+        "versions": VERSIONS,
     }
     return {
         key: value if isinstance(value, str) else json.dumps(value)

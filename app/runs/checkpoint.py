@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import io
-import platform
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +19,6 @@ from app.runs.folder import REMEDIES, network_file
 
 FORMAT = 1  # incremented on changes that older versions cannot read
 SPLIT_KEYS = ("name", "val_size", "split_seed")  # of `Checkpoint.data`: determine the split
-VERSIONS = {"python": platform.python_version(), "torch": str(torch.__version__)}
 
 
 @dataclass
@@ -35,7 +33,6 @@ class Checkpoint:
     metrics: dict[str, Any] = field(default_factory=dict)  # epoch, step, val_accuracy, ...
     config: dict[str, Any] = field(default_factory=dict)  # fields of `TrainConfig`, nested
     training: dict[str, Any] = field(default_factory=dict)  # state to resume from; empty in best.pt
-    versions: dict[str, str] = field(default_factory=lambda: dict(VERSIONS))  # of the writer
 
     @functools.cached_property
     def network(self) -> nn.Module:

@@ -26,9 +26,8 @@ def test_save_and_load(tmp_path):
     save_checkpoint(tmp_path / "best.pt", checkpoint)
     loaded = load_checkpoint(tmp_path / "best.pt")
     torch.testing.assert_close(loaded.model, dict(checkpoint.model), rtol=0, atol=0)
-    for name in ("model_config", "data", "metrics", "versions"):
+    for name in ("model_config", "data", "metrics"):
         assert getattr(loaded, name) == getattr(checkpoint, name)
-    assert loaded.versions["torch"] == torch.__version__
     assert load_checkpoint(tmp_path).data == checkpoint.data  # best.pt of a run folder
     assert [path.name for path in tmp_path.iterdir()] == ["best.pt"]
 
