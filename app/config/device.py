@@ -9,6 +9,7 @@ import time
 import torch
 
 from app.config.errors import UserError
+from app.config.schema import counted
 
 PROBE_SECONDS = 0.06  # for each number of threads
 MIN_SPEEDUP = 1.3  # of fewer threads, to prefer them
@@ -35,8 +36,7 @@ def describe(device: torch.device) -> str:
     """Describe the device: the GPU's name, or the number of CPU threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    threads = torch.get_num_threads()
-    return f"{device.type}, {threads} thread{'s' if threads > 1 else ''}"
+    return f"{device.type}, {counted(torch.get_num_threads(), 'thread')}"
 
 
 def keep_freed_memory() -> None:

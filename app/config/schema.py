@@ -257,6 +257,11 @@ def unknown_key(keys: Iterable[str]) -> str:
     return "unknown key, " + (f"choose from {allowed}" if allowed else "none is allowed here")
 
 
+def counted(count: int, unit: str) -> str:
+    """Format a number of units, as "1 run" and "2 runs"."""
+    return f"{count:,} {unit}{'' if count == 1 else 's'}"
+
+
 def format_value(value: Any) -> str:
     """Format a value in the syntax of the command line."""
     if value is None or isinstance(value, bool):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.config.schema import ReportConfig, format_value
+from app.config.schema import ReportConfig, counted, format_value
 from app.runs.files import csv_text, write_results
 from app.runs.folder import (
     NON_HYPERPARAMETERS,
@@ -68,7 +68,7 @@ def report(cfg: ReportConfig) -> None:
     root = _newest(Path(cfg.outputs)) if cfg.folder == "latest" else Path(cfg.folder)
     entries = find_entries(root)
     groups = group_runs(entries)
-    lines = [f"{root}: {len(entries)} run{'s' if len(entries) > 1 else ''}", "", table(groups)]
+    lines = [f"{root}: {counted(len(entries), 'run')}", "", table(groups)]
     for entry in entries:
         if (status := entry.summary["status"]) != "finished":
             remedy = f"continue it with `python -m app.train resume={entry.folder}`"
@@ -155,7 +155,7 @@ def plot(groups: Sequence[Group]) -> bytes:
     axes.ticklabel_format(axis="x", useOffset=False)
     axes.set_xlabel("test accuracy, %")
     drawn = sum(len(item.values("test_accuracy")) for item in groups)
-    runs = f"{drawn} finished run{'s' if drawn != 1 else ''}"
+    runs = counted(drawn, "finished run")
     figure.suptitle(f"{runs}: a dot per run, mean ± standard deviation per group", fontsize=11)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="x", alpha=0.3)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from app.config.device import describe
 from app.config.errors import one_line
+from app.config.schema import counted
 from app.inference.metrics import Predictions, score
 from app.inference.plots import draw_confusion, draw_filters, draw_mistakes
 from app.inference.predictor import predict_logits
@@ -106,14 +107,11 @@ def summarize(run: Run, status: str, **results: Any) -> dict[str, Any]:
 
 def format_summary(run: Run, summary: dict[str, Any]) -> str:
     """Format the results of a run: a table, and the test accuracy in the last line."""
-    epochs, steps = (
-        f"{count:,} {unit}{'s' if count > 1 else ''}"
-        for count, unit in ((run.epoch, "epoch"), (run.step, "step"))
-    )
+    length = f"{counted(run.epoch, 'epoch')}, {counted(run.step, 'step')}"
     rows = {
         "test": f"{summary['test_accuracy']:.2%} accuracy, {summary['test_loss']:.4f} loss",
         "validation": f"{summary['val_accuracy']:.2%} accuracy, by which the checkpoint was chosen",
-        "training": f"{epochs}, {steps}, {run.seconds:.1f} s",
+        "training": f"{length}, {run.seconds:.1f} s",
         "network": f"{summary['parameters']:,} parameters, {describe_model(run.cfg.model)}",
     }
     table = "\n".join(f"  {name:<12}{value}" for name, value in rows.items())
