@@ -32,8 +32,7 @@ class ConvNet(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """Map normalised images float [N, 1, H, W] to logits [N, num_classes]."""
-        logits: Tensor = self.classifier(self.features(input))
-        return logits
+        return self.classifier(self.features(input))
 
 
 class PooledFeatures(nn.Sequential):
@@ -46,8 +45,7 @@ class PooledFeatures(nn.Sequential):
     def forward(self, input: Tensor) -> Tensor:
         """Apply the layers."""
         if not self.training or input.device.type != "cpu":
-            output: Tensor = super().forward(input)
-            return output
+            return super().forward(input)
         layers = iter(self)
         for layer in layers:
             if isinstance(layer, nn.Conv2d):
@@ -153,8 +151,7 @@ class LLTMClassifier(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         """Map normalised images float [N, 1, 28, 28] to logits [N, num_classes]."""
         _, (h, _) = self.rows(input.squeeze(1))
-        logits: Tensor = self.classifier(h)
-        return logits
+        return self.classifier(h)
 
 
 def build_model(cfg: ModelConfig, num_classes: int) -> nn.Module:

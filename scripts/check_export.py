@@ -19,7 +19,7 @@ from app.data.datasets import load_test_split
 from app.export.export import check
 from app.export.graph import build_graph, newest_opset
 from app.export.parity import compare
-from app.inference.onnx_runtime import onnx_predictor
+from app.inference.onnx_runtime import onnx_predictor, open_session
 from app.inference.predictor import load_torch
 from app.models import describe_model
 from ops.export import LEAST_OPSET
@@ -49,7 +49,7 @@ def main() -> int:
             name = f"{kind} {exporter:8} {layout:8} opset {opset}"
             try:
                 model = check(build_graph(original, cfg))
-                exported = onnx_predictor(model.SerializeToString(), original.folder)
+                exported = onnx_predictor(open_session(model.SerializeToString()), original.folder)
                 parity = compare(exported, original, split)
                 wrong = parity.differing > 0 or not parity.max_abs_difference <= TOLERANCE
                 print(f"{name}: {parity}{'  WRONG' if wrong else ''}", flush=True)

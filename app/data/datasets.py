@@ -137,7 +137,7 @@ def load_split(cfg: DataConfig, train: bool) -> Split:
     """
     if cfg.name == "digits":
         return _load_digits(train)
-    source, root = _SOURCES[cfg.name], Path(cfg.root).expanduser()
+    source, root = _SOURCES[cfg.name], Path(cfg.root)
     folder = root / source.torchvision / "raw"
     files = source.train if train else source.test
     if not all((folder / file).is_file() for file in files):

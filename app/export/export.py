@@ -17,8 +17,8 @@ from app.export.graph import build_graph, newest_opset
 from app.export.model_card import write_card
 from app.export.parity import check_parity, compare
 from app.export.quantize import quantize
-from app.export.web_folder import install_lines, write_web_folder
-from app.inference.onnx_runtime import RUNTIME, onnx_predictor
+from app.export.web_folder import write_web_folder
+from app.inference.onnx_runtime import RUNTIME, onnx_predictor, open_session
 from app.inference.predictor import TorchPredictor, load_data, load_torch
 from app.runs.files import write_atomically
 from app.runs.folder import WEB_SETTINGS, find_checkpoint
@@ -55,7 +55,7 @@ def _export_file(cfg: ExportConfig, path: Path, original: TorchPredictor, test: 
     model = check(model)
     if cfg.quantize:
         del model.graph.value_info[:]  # a fifth of a small file; runtimes infer the shapes
-    exported = onnx_predictor(model.SerializeToString(), path.parent)
+    exported = onnx_predictor(open_session(model.SerializeToString()), path.parent)
     parity = compare(exported, original, test)
     check_parity(parity, exact=cfg.precision == "fp32" and cfg.quantize is None)
     model.metadata_props.add(key="test_accuracy", value=json.dumps(parity.accuracy))
@@ -67,9 +67,9 @@ def _export_file(cfg: ExportConfig, path: Path, original: TorchPredictor, test: 
     print(f"ONNX Runtime and torch: {parity}\nwrote {path}\nwrote {card}")
     if cfg.web:
         folder = path.parent / "web"
-        write_web_folder(folder, content, exported, cfg.web_runtime)
+        install = write_web_folder(folder, content, exported, cfg.web_runtime)
         print(f"wrote {folder}, for any static web server")
-        for line in install_lines(cfg.web_runtime):
+        for line in install:
             print(f"  in it, once: {line}")
 
 

@@ -68,7 +68,7 @@ def runtimes(network: ModelConfig, cfg: ExportConfig) -> str:
     return ", ".join(names if has_scan else [*names, "OpenVINO", "tract"])
 
 
-def usage(name: str, cfg: ExportConfig, any_size: bool = False) -> str:
+def usage(name: str, cfg: ExportConfig, any_size: bool) -> str:
     """Return Python code that loads the model and runs it."""
     sizes = f"; any size from {MIN_SIDE}x{MIN_SIDE}" if any_size else ""
     image = '\nimage = (pixels / 255 - float(about["mean"])) / float(about["std"])'

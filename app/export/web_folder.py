@@ -14,13 +14,17 @@ MODEL = "model.onnx"
 RUNTIME_FILES = "ort.wasm.min.mjs,ort-wasm-simd-threaded.mjs,ort-wasm-simd-threaded.wasm"
 
 
-def write_web_folder(folder: Path, content: bytes, network: OnnxPredictor, runtime: str) -> None:
+def write_web_folder(
+    folder: Path, content: bytes, network: OnnxPredictor, runtime: str
+) -> list[str]:
     """Write the folder for the exported model `content`; `network` is the same model, loaded.
 
-    `runtime` is the location of onnxruntime-web: a URL, or a path relative to the page.
+    `runtime` is the location of onnxruntime-web: a URL, or a path relative to the page. Return the
+    commands that install it there.
     """
     folder.mkdir(exist_ok=True)
     runtime = runtime.rstrip("/") + "/"
+    install = install_lines(runtime)
     (input,) = network.session.get_inputs()
     settings = {
         "file": MODEL,
@@ -31,13 +35,14 @@ def write_web_folder(folder: Path, content: bytes, network: OnnxPredictor, runti
         "classes": network.classes,
         "dataset": network.dataset,
         "runtime": runtime,
-        "install": install_lines(runtime),
+        "install": install,
     }
     # first: it marks the folder as ours, even if a later write fails
     write_atomically(folder / WEB_SETTINGS, json.dumps(settings, indent=2).encode())
     write_atomically(folder / MODEL, content)
     for file in (*PAGE.iterdir(), *(DRAW_PAGE / name for name in SHARED)):
         write_atomically(folder / file.name, file.read_bytes())
+    return install
 
 
 def install_lines(runtime: str) -> list[str]:

@@ -50,7 +50,7 @@ def load_onnx(path: str | Path, device: str = "cpu", threads: int = ALL_THREADS)
         export = f"`python -m app.export_onnx checkpoint={path}`"
         raise UserError(f"checkpoint={path}: a checkpoint, export it first with {export}")
     try:
-        return onnx_predictor(path.read_bytes(), path.parent, device, threads)
+        return onnx_predictor(open_session(path.read_bytes(), device, threads), path.parent)
     except UserError:
         raise
     except Exception as error:  # ONNX Runtime raises many types
@@ -58,14 +58,11 @@ def load_onnx(path: str | Path, device: str = "cpu", threads: int = ALL_THREADS)
         raise UserError(f"checkpoint={path}: {reason}") from error
 
 
-def onnx_predictor(
-    content: bytes, folder: Path, device: str = "cpu", threads: int = ALL_THREADS
-) -> OnnxPredictor:
-    """Return the predictor for `content`, the bytes of an exported file.
+def onnx_predictor(session: onnxruntime.InferenceSession, folder: Path) -> OnnxPredictor:
+    """Return the predictor for an exported file; raise a ValueError if it is not of this program.
 
-    Raise a ValueError if the metadata is not of this program. ONNX Runtime raises other types.
+    `folder` is where results are written.
     """
-    session = open_session(content, device, threads)
     metadata = session.get_modelmeta().custom_metadata_map
     try:
         from_mapping(DataConfig, {"name": metadata["dataset"]}, "data.")

@@ -39,7 +39,7 @@ def frame(picture: Gray, dataset: str, invert: bool | None = None) -> Tensor | N
     return None if image is None else torch.from_numpy(image).unsqueeze(0)
 
 
-def bright_on_black(picture: Gray, invert: bool | None = None) -> Tensor | None:
+def bright_on_black(picture: Gray, invert: bool | None) -> Tensor | None:
     """Return a picture in its own size, uint8 [1, H, W], inverted if it is dark on light.
 
     Return None for a blank picture.
@@ -49,7 +49,7 @@ def bright_on_black(picture: Gray, invert: bool | None = None) -> Tensor | None:
     return torch.tensor(255 - picture if _is_inverted(picture, invert) else picture).unsqueeze(0)
 
 
-def to_thumbnail(gray: Gray, invert: bool | None = None) -> Gray | None:
+def to_thumbnail(gray: Gray, invert: bool | None) -> Gray | None:
     """Reduce a whole picture to [28, 28], bright on black, as Fashion-MNIST's images were made.
 
     The longer side becomes 28 and the background fills the rest (Xiao, Rasul & Vollgraf,

@@ -124,14 +124,14 @@ def find_run(resume: str, outputs: str) -> Path:
     """Return the run folder for `resume`: a folder, one of its checkpoints, or `latest`."""
     if resume == "latest":
         return all_runs(Path(outputs))[-1]
-    folder = Path(resume).expanduser()
+    folder = Path(resume)
     folder = folder.parent if folder.is_file() else folder
     if not (folder / CONFIG).is_file():
         raise UserError(f"resume={resume}: not a run folder (no {folder / CONFIG})")
     return folder
 
 
-def find_checkpoint(outputs: str | Path = "outputs", name: str = "best.pt") -> Path:
+def find_checkpoint(outputs: str | Path, name: str = "best.pt") -> Path:
     """Return the file `name` of the newest run under `outputs` that has it.
 
     Fall back to the newest such file outside of run folders; without one, raise a UserError. Print
@@ -179,7 +179,7 @@ def network_file(path: str | Path, name: str, key: str = "checkpoint") -> Path:
 def is_outdated(path: Path) -> bool:
     """Return whether an exported file is older than `best.pt` in its folder."""
     checkpoint = path.with_name("best.pt")
-    if path == checkpoint or not checkpoint.is_file():
+    if not checkpoint.is_file():
         return False
     return checkpoint.stat().st_mtime > path.stat().st_mtime + 2  # seconds: copying may shift times
 
