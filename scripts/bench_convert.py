@@ -27,6 +27,7 @@ from statistics import geometric_mean, median
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # import this checkout
 
 import torch
+from bench.cases import FORMATS
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -35,7 +36,6 @@ import ops
 MODELS = ("mobilenet_v2", "mobilenet_v3_small", "efficientnet_b0", "convnext_tiny")
 CONVERSIONS = ("depthwise", "batch_norm")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 CLASSES = 1000
 TOLERANCE = 1e-6  # relative error of loss and gradients in float64
 
@@ -78,8 +78,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--turns", type=int, default=9, metavar="N", help="turns of each (default: 9)")
     add("--compile", action="store_true", help="both models through torch.compile")
     add("--csv", type=Path, metavar="FILE", help="write the numbers")
-    add("--markdown", type=Path, metavar="FILE", help="write a table")
-    add("--fail-below", type=float, metavar="RATIO", help="exit 1 if a geometric mean is less")
     args = parser.parse_args(argv)
     for name in ("batch", "side", "steps", "turns"):
         if getattr(args, name) < 1:
@@ -176,24 +174,6 @@ def means(rows: list[Row]) -> dict[str, float]:
     return {name: geometric_mean(ratios) for name, ratios in groups.items()}
 
 
-def markdown(rows: list[Row], title: str) -> str:
-    """Return a Markdown table of the rows, and the means."""
-    lines = [
-        title,
-        "",
-        "| model | dtype | format | before | after | |",
-        "|---|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {row.model} | {row.dtype} | {row.format} | {row.before_images_per_s:,.0f} images/s | "
-        f"{row.after_images_per_s:,.0f} images/s | **{row.ratio:.2f}×** |"
-        for row in rows
-    ]
-    lines += ["", "Geometric means: "]
-    lines[-1] += ", ".join(f"{name} {mean:.2f}×" for name, mean in means(rows).items()) + "."
-    return "\n".join(lines) + "\n"
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run the benchmark and return the exit code."""
     args = parse(argv)
@@ -219,14 +199,11 @@ def main(argv: list[str] | None = None) -> int:
     if rows:
         for group, mean in means(rows).items():
             print(f"geometric mean, {group}: {mean:.2f}x")
-            failed |= args.fail_below is not None and not mean >= args.fail_below
         if args.csv:
             with args.csv.open("w", newline="") as file:
                 writer = csv.DictWriter(file, [item.name for item in fields(Row)])
                 writer.writeheader()
                 writer.writerows(asdict(row) for row in rows)
-        if args.markdown:
-            args.markdown.write_text(markdown(rows, title))
     return int(failed or not rows or any(math.isnan(row.ratio) for row in rows))
 
 

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import geometric_mean, median
 from typing import ClassVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # import this checkout
@@ -33,7 +33,6 @@ import torch
 import torch.nn.functional as F
 from bench.cases import FORMATS, contexts, pass_call, relative_error
 from bench.measure import Candidate, CpuTimer, CudaTimer, Timer
-from bench.report import geometric_mean
 from torch import Tensor
 
 import ops

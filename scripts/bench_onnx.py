@@ -80,15 +80,11 @@ def models(network: nn.Module, calibration: Tensor) -> dict[str, bytes]:
     return {name: model.SerializeToString() for name, model in exported.items()}
 
 
-def make_session(model: bytes, threads: int, **settings: bool) -> Callable[[Tensor], Any]:
-    """Return a function that runs an ONNX file; `settings` are session options."""
+def make_session(model: bytes, threads: int) -> Callable[[Tensor], Any]:
+    """Return a function that runs an ONNX file."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
-    spinning = str(int(settings.pop("spinning", True)))
-    options.add_session_config_entry("session.intra_op.allow_spinning", spinning)
-    for name, value in settings.items():
-        setattr(options, name, value)
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     return lambda x: session.run(None, {"image": x.numpy()})[0]
 
@@ -158,49 +154,11 @@ def candidate_rows(cfg: LeNetConfig, args: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def option_rows(cfg: LeNetConfig, args: argparse.Namespace) -> list[Row]:
-    """Measure the default export of one network with several session options."""
-    torch.manual_seed(0)
-    model = models(build_model(cfg, 10).eval(), torch.randn(500, 1, 28, 28))[OURS]
-    choices: dict[str, dict[str, bool]] = {
-        "as they are": {},
-        "no arena": {"enable_cpu_mem_arena": False},
-        "no memory pattern": {"enable_mem_pattern": False},
-        "no spinning": {"spinning": False},
-    }
-    rows = []
-    for threads, batch in product(args.threads, args.batch):
-        x = torch.randn(batch, 1, 28, 28)
-        calls = {
-            name: partial(make_session(model, threads, **choice), x)
-            for name, choice in choices.items()
-        }
-        row = Row(f"{cfg.act}, {cfg.conv}", threads, batch, measure(calls, args.seconds))
-        print(line(row), flush=True)
-        rows.append(row)
-    return rows
-
-
 def line(row: Row) -> str:
     """Return the row as text."""
     cells = [f"{name} {row.time(name) * 1e6:.0f} µs" for name in row.times]
     text = f"{row.network:18} {row.threads} threads, batch {row.batch:4}: {'; '.join(cells)}"
-    if STOCK not in row.times:
-        return text
     return f"{text}; {row.ratio(OURS, STOCK):.3f}x stock, {row.ratio(OURS, EAGER):.2f}x eager"
-
-
-def markdown(rows: list[Row]) -> str:
-    """Return a Markdown table: µs a call, and speed-up over stock layers and eager PyTorch."""
-    names = list(rows[0].times)
-    head = ["network", "threads", "batch", *names, f"{OURS} / stock", f"{OURS} / eager"]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for row in rows:
-        cells = [row.network, str(row.threads), str(row.batch)]
-        cells += [f"{row.time(name) * 1e6:,.0f}" for name in names]
-        cells += [f"**{row.ratio(OURS, STOCK):.2f}×**", f"**{row.ratio(OURS, EAGER):.1f}×**"]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
 
 
 def write_csv(path: Path, rows: list[Row]) -> None:
@@ -228,12 +186,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--threads", nargs="+", type=int, default=[1, 2], metavar="N", help="default: 1 and 2")
     add("--batch", nargs="+", type=int, default=BATCHES, metavar="N", help="default: 1 32 1024")
     add("--seconds", type=float, default=8, metavar="S", help="for a row (default: 8)")
-    add("--options", action="store_true", help="compare session options instead, of our export")
     add("--csv", type=Path, metavar="FILE", help="write the numbers")
-    add("--markdown", type=Path, metavar="FILE", help="write a table")
-    add(
-        "--fail-below", type=float, metavar="RATIO", help="exit 1 if slower than stock layers by it"
-    )
     return parser.parse_args(argv)
 
 
@@ -246,16 +199,12 @@ def main(argv: list[str] | None = None) -> int:
     print(f"{os.cpu_count()} CPUs ({platform.machine()}), {versions}", flush=True)
     rows = []
     for act, conv in product(args.act, args.conv):
-        rows += (option_rows if args.options else candidate_rows)(LeNetConfig(act, conv), args)
-    if args.options:
-        return 0
+        rows += candidate_rows(LeNetConfig(act, conv), args)
     if args.csv:
         write_csv(args.csv, rows)
-    if args.markdown:
-        args.markdown.write_text(markdown(rows))
     slowest = min(row.ratio(OURS, STOCK) for row in rows)
     print(f"against stock layers, at least {slowest:.3f}x")
-    return int(args.fail_below is not None and slowest < args.fail_below)
+    return 0
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ ELEMENTWISE = ("gelu", "exp", "ncrelu")
 OPS = (*ELEMENTWISE, "pool", "max_pool", "batch_norm", "depthwise", "involution", *recurrent.NAMES)
 CONVOLVED = ("depthwise", "involution")
 WINDOWED = (*CONVOLVED, "max_pool")
-OURS = "ours"
 COMPILED = "torch.compile"
 FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

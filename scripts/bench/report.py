@@ -1,4 +1,4 @@
-"""Reports of measurements: text, CSV, Markdown tables and a plot."""
+"""Reports of measurements: text, CSV and a plot."""
 
 import csv
 import math
@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import geometric_mean
 
-from bench.cases import OURS
-from bench.page import Result, below_one, headline
+from bench.page import OURS
 from bench.recurrent import LSTM
 
 COLUMNS = (
@@ -96,17 +96,15 @@ HEADER = (
 )
 
 
-def geometric_mean(values: Iterable[float]) -> float:
-    """Return the geometric mean of positive numbers, ignoring NaN; NaN if there are none."""
-    logs = [math.log(v) for v in values if not math.isnan(v)]
-    return math.exp(sum(logs) / len(logs)) if logs else math.nan
-
-
 def summary(rows: Sequence[Row]) -> str:
-    """Return speed-ups and fractions of the roofline bound by operator and pass."""
+    """Return speed-ups and fractions of the roofline bound by operator and pass.
+
+    Rows without a peer are left out.
+    """
     groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
-        groups[row.op, row.what].append(row)
+        if not math.isnan(row.speedup):
+            groups[row.op, row.what].append(row)
     lines = [
         f"{'operator':9} {'pass':16} {'rows':>4}   speed-up over the best peer: "
         f"mean (geometric), least   either format   fraction of the floor"
@@ -163,26 +161,6 @@ def read_csv(path: Path) -> tuple[list[Row], str, str]:
             if line["graph_ms"]:
                 row.graph_ms[line["implementation"]] = float(line["graph_ms"])
     return list(rows.values()), device, version
-
-
-def markdown(rows: Sequence[Row], device: str) -> str:
-    """Return the tables of docs/benchmarks.md for these rows."""
-    results = [
-        Result(
-            row.op,
-            device,
-            row.dtype,
-            row.format,
-            row.shape,
-            row.what,
-            row.fraction,
-            row.speedup,
-            None if math.isnan(row.graph_speedup) else row.graph_speedup,
-        )
-        for row in rows
-        if not math.isnan(row.speedup)
-    ]
-    return f"{headline(results)}\n\n{below_one(results)}\n"
 
 
 def plot(path: Path, rows: Sequence[Row], title: str) -> None:

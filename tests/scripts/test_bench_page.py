@@ -67,15 +67,11 @@ def test_page_reads_csv_of_bench_ops(copy, tmp_path):
         + "chip,2.14,exp,8,float32,nchw,forward,eager,0.5,1,2,1,0.75,1\n"
     )
     again = copy / "docs" / "benchmarks" / "operators-new.csv"
-    tables = tmp_path / "tables.md"
     command = [sys.executable, str(ROOT / "scripts" / "bench_ops.py"), "--read", str(measured)]
-    subprocess.run([*command, "--csv", str(again), "--markdown", str(tables)], check=True)
+    subprocess.run([*command, "--csv", str(again)], check=True)
     assert again.read_text() == measured.read_text()
     assert run(copy).returncode == 0
-    page = (copy / "docs" / "benchmarks.md").read_text().splitlines()
-    rows = [line for line in tables.read_text().splitlines() if "chip" in line]
-    assert len(rows) == 2
-    assert all(row in page for row in rows)
+    assert "| exp | chip | float32 | nchw |" in (copy / "docs" / "benchmarks.md").read_text()
 
 
 def test_page_links_every_file():
