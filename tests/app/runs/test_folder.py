@@ -11,8 +11,15 @@ import pytest
 import app.runs.folder
 import app.training.state
 from app.config.errors import UserError, WriteError
-from app.config.schema import DataConfig, LeNetConfig, OptimConfig, TrainConfig, from_mapping
-from app.runs.compare import _newest
+from app.config.schema import (
+    DataConfig,
+    LeNetConfig,
+    OptimConfig,
+    ReportConfig,
+    TrainConfig,
+    from_mapping,
+)
+from app.runs.compare import report
 from app.runs.folder import (
     CONFIG,
     RESULTS,
@@ -114,7 +121,7 @@ def test_find_checkpoint_returns_the_newest(tmp_path, capsys):
     assert capsys.readouterr().err == f"using {best}\n"
 
 
-def test_newest_run_is_the_one_started_last(tmp_path, make_run):
+def test_newest_run_is_the_one_started_last(tmp_path, make_run, capsys):
     """In every command, also if an older run was resumed or exported later."""
     older, newer = make_run("relu"), make_run("gelu")
     for folder, time in ((older, 1e9), (newer, 1.1e9)):
@@ -131,7 +138,8 @@ def test_newest_run_is_the_one_started_last(tmp_path, make_run):
     assert find_checkpoint(outputs, "model.onnx") == newer / "model.onnx"
     networks = list(find_networks(outputs).values())
     assert [network.path.parent for network in networks] == [newer, newer, older, older]
-    assert _newest(Path(outputs)) == newer
+    report(ReportConfig("latest", outputs))
+    assert capsys.readouterr().out.startswith(f"{newer}: 1 run\n")
     start = f"{datetime.fromtimestamp(1.1e9):%Y-%m-%d %H:%M:%S}"
     assert networks[0].started == start  # of sweeps, too, whose folders have no date
 
