@@ -153,7 +153,9 @@ def parse_arguments(command: str, arguments: list[str]) -> argparse.Namespace:
     """Parse the arguments of a command; raise a UserError if they are invalid."""
     parser = get_args_parser()
     ours = parser.add_argument_group(conflict_handler="resolve")  # replaces Hydra's --version
-    ours.add_argument("--version", action="version", version=f"lenet-ops {package_version()}")
+    ours.add_argument(
+        "--version", action="version", version=f"lenet-ops {package_version() or '(sources)'}"
+    )
     with usage_errors():
         options = parser.parse_intermixed_args(arguments)
     for override in options.overrides:

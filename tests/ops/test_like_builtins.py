@@ -1,6 +1,7 @@
 """Properties of built-in operators: out-of-memory errors, FLOP counts, cached casts, host time."""
 
 import timeit
+from pathlib import Path
 
 import pytest
 import torch
@@ -72,6 +73,25 @@ for mode in (torch.enable_grad, torch.inference_mode):
 def test_out_of_memory_without_the_eager_library(tmp_path):
     result = import_ops(copy_with_cpu_kernels(tmp_path).parent, after=OUT_OF_MEMORY)
     assert result.stdout.splitlines() == ["True False None"] * 2
+
+
+WORKSPACE_OUT_OF_MEMORY = """
+import resource
+n = 4_000_000  # a row: 8 MB in bfloat16, 48 MB in the workspace
+x, weight = (torch.zeros(*shape, n, dtype=torch.bfloat16) for shape in ((1, 1, 1), (1, 1, 3, 3, 1)))
+ops.involution2d(x[..., :64], weight[..., :64], padding=1)
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 20_000_000, -1))
+try:
+    ops.involution2d(x, weight, padding=1)
+except RuntimeError as error:
+    print("bad_alloc" in str(error))
+"""
+
+
+def test_out_of_memory_in_a_workspace():
+    result = import_ops(Path(ops.__file__).parents[1], after=WORKSPACE_OUT_OF_MEMORY)
+    assert (result.returncode, result.stdout) == (0, "True\n")
 
 
 @pytest.mark.cuda

@@ -267,7 +267,9 @@ def test_interrupt_during_an_import_is_one_line(tmp_path, package, arguments):
     assert (process.returncode, errors) == (130, "interrupted\n")
 
 
-@pytest.mark.parametrize(("version", "line"), [("1.2.3", "lenet-ops 1.2.3"), ("", "lenet-ops")])
+@pytest.mark.parametrize(
+    ("version", "line"), [("1.2.3", "lenet-ops 1.2.3"), ("", "lenet-ops (sources)")]
+)
 def test_version_is_that_of_the_package(main, capsys, monkeypatch, version, line):
     monkeypatch.setattr("app.config.cli.package_version", lambda: version)
     assert main("--version") == 0
