@@ -8,29 +8,32 @@ namespace ops::cpu {
 namespace {
 
 constexpr int64_t kGrain = 32768;  // elements per thread, minimum
+constexpr int64_t kBlock = 4096;   // pixels scattered to before the next are zeroed: L1 cache
 constexpr int64_t kMinRun = 8;     // minimum adjacent outputs; below, scalar scatter is faster
 
-// Scatter-add the output gradients of an image to the maxima. offset_of(tap): elements from the
-// window's first pixel.
+// Scatter-add the output gradients of adjacent images to the maxima. offset_of(tap): elements from
+// the window's first pixel. noinline: all values of the inner loop stay in registers.
 template <typename T, typename I, typename Sum, typename OffsetOf>
-void scatter_add(const MaxPoolPlan& p, const OffsetOf& offset_of, const T* grad, const I* indices,
-                 Sum* sums) {
+__attribute__((noinline)) void scatter_add(const MaxPoolPlan& p, OffsetOf offset_of, int64_t images,
+                                           const T* grad, const I* indices, Sum* sums) {
   const MaxPoolGeometry& g = p.g;
   const uint64_t size = p.image_size();
-  const int64_t run = p.run(), step = p.pixel == 1 ? g.stride_w : 1;
-  std::fill_n(sums, size, Sum(0));
-  for (int64_t row = 0; row < g.out_h; ++row) {
-    for (int64_t column = 0; column < g.out_w; column += run / p.pixel) {
-      const int64_t first =
-          p.offset(row * g.stride_h - g.padding_h, column * g.stride_w - g.padding_w);
-      for (int64_t i = 0; i < run; ++i) {
-        const uint64_t at = first + i * step + offset_of(indices[i]);
-        if (at < size) {  // guards against indices that are not of max_pool2d
-          sums[at] += static_cast<Sum>(grad[i]);
+  const int64_t run = p.run(), runs = g.out_w * p.pixel / run;  // per row
+  const int64_t step = p.pixel == 1 ? g.stride_w : 1;
+  const int64_t run_step = p.offset(0, g.stride_w), row_step = p.offset(g.stride_h, 0);
+  const int64_t start = -p.offset(g.padding_h, g.padding_w), rows = g.out_h;
+  std::fill_n(sums, images * size, Sum(0));
+  for (Sum* end = sums + images * size; sums != end; sums += size) {
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t i = 0; i < runs; ++i) {
+        int64_t first = start + row * row_step + i * run_step;
+        for (const T* last = grad + run; grad != last; ++grad, ++indices, first += step) {
+          const uint64_t at = first + offset_of(*indices);
+          if (at < size) {  // guards against indices that are not of max_pool2d
+            sums[at] += static_cast<Sum>(*grad);
+          }
         }
       }
-      grad += run;
-      indices += run;
     }
   }
 }
@@ -44,23 +47,27 @@ void scatter_add_images(const MaxPoolPlan& p, const T* grad, const I* indices, T
     const bool valid = tap >= 0 && tap < p.g.taps();
     return valid ? row * p.row_step + column * p.column_step : kOutside;
   };
-  int64_t offsets[kByteTaps];
+  int64_t table[kByteTaps];
   for (int64_t tap = 0; tap < kByteTaps; ++tap) {
-    offsets[tap] = compute_offset(tap);
+    table[tap] = compute_offset(tap);
   }
-  const auto offset_of = [&](I tap) { return sizeof(I) == 1 ? offsets[tap] : compute_offset(tap); };
+  const auto offset_of = [compute_offset, offsets = &table[0]](I tap) {
+    return sizeof(I) == 1 ? offsets[tap] : compute_offset(tap);
+  };
   const int64_t size = p.image_size(), out_size = p.g.out_h * p.g.out_w * p.pixel;
+  const int64_t block = std::max<int64_t>(1, kBlock / size);
   torch::stable::parallel_for(0, p.images(), kGrain / size + 1, [&](int64_t begin, int64_t end) {
     const bool in_place = std::is_same_v<A, T> || p.disjoint;  // no rounding of partial sums
-    std::vector<A> sums(in_place ? 0 : size);
-    for (int64_t i = begin; i < end; ++i) {
+    std::vector<A> sums(in_place ? 0 : block * size);
+    for (int64_t i = begin; i < end; i += block) {
+      const int64_t images = std::min(block, end - i);
       const T* from = grad + i * out_size;
       const I* taps = indices + i * out_size;
       if (in_place) {
-        scatter_add(p, offset_of, from, taps, out + i * size);
+        scatter_add(p, offset_of, images, from, taps, out + i * size);
       } else {
-        scatter_add(p, offset_of, from, taps, sums.data());
-        OPS_CALL(convert_row(sums.data(), out + i * size, size));
+        scatter_add(p, offset_of, images, from, taps, sums.data());
+        OPS_CALL(convert_row(sums.data(), out + i * size, images * size));
       }
     }
   });
@@ -80,7 +87,8 @@ struct Kernels {
   static void backward(const Tensor&, const MaxPoolGeometry& g, const T* grad, const I* indices,
                        T* out) {
     const MaxPoolPlan p(g);
-    if (!p.disjoint || p.run() < kMinRun) {
+    const bool vectors = p.disjoint && p.run() >= kMinRun && (p.pixel > 1 || p.pairs);
+    if (!vectors) {
       return scatter_add_images(p, grad, indices, out);
     }
     const int64_t grain = kGrain / (g.w * p.pixel * g.stride_h) + 1;

@@ -23,15 +23,6 @@ inline Vec<acc_t<T>, N> load_strided(const T* p, int64_t step, std::integer_sequ
   }
 }
 
-template <int N, typename T>
-inline void store_strided(T* p, int64_t step, Vec<acc_t<T>, N> v) {
-  T lanes[N];
-  store<N>(lanes, v);
-  for (int i = 0; i < N; ++i) {
-    p[i * step] = lanes[i];
-  }
-}
-
 // Store a[0], b[0], a[1], b[1], …
 template <int N, typename T, int... I>
 inline void store_interleaved(T* p, Vec<acc_t<T>, N> a, Vec<acc_t<T>, N> b,
@@ -44,6 +35,14 @@ inline void store_interleaved(T* p, Vec<acc_t<T>, N> a, Vec<acc_t<T>, N> b,
 
 template <int N, typename A, typename I>
 inline Vec<bits_t<A>, N> load_taps(const I* p) {
+#if OPS_VECTOR_BYTES >= 32  // GCC 12 converts fewer than 16 bytes one by one
+  if constexpr (sizeof(I) == 1 && sizeof(A) == 4 && N == 8) {
+    return bit_cast<Vec<int32_t, 8>>(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+  } else if constexpr (sizeof(I) == 1 && sizeof(A) == 4 && N == 4) {
+    const auto bytes = _mm_cvtsi32_si128(bit_cast<int32_t>(load_bytes<Vec<uint8_t, 4>>(p)));
+    return bit_cast<Vec<int32_t, 4>>(_mm_cvtepu8_epi32(bytes));
+  }
+#endif
   return __builtin_convertvector(load_bytes<Vec<I, N>>(p), Vec<bits_t<A>, N>);
 }
 
@@ -157,29 +156,26 @@ void pool(const MaxPoolPlan& p, const T* x, int64_t step, const PoolWindow& wind
 
 // Store the gradient where `tap` is the maximum, zeros elsewhere. STEP 2: interleave the next tap.
 template <int N, int STEP, typename T>
-inline void unpool(Vec<acc_t<T>, N> grad, Vec<bits_t<acc_t<T>>, N> taps, int64_t step, int64_t tap,
-                   T* out) {
+inline void unpool(Vec<acc_t<T>, N> grad, Vec<bits_t<acc_t<T>>, N> taps, int64_t tap, T* out) {
   using B = bits_t<acc_t<T>>;
   const Vec<acc_t<T>, N> zero{};
   const auto chosen = taps == broadcast<B, N>(tap) ? grad : zero;
   if constexpr (STEP == 2 && N > 1) {
     const auto next = taps == broadcast<B, N>(tap + 1) ? grad : zero;
     store_interleaved<N>(out, chosen, next, std::make_integer_sequence<int, N>{});
-  } else if constexpr (STEP > 0) {
-    store<N>(out, chosen);
   } else {
-    store_strided<N>(out, step, chosen);
+    store<N>(out, chosen);
   }
 }
 
-// Unpool the gradients of `run` outputs to their windows; parameters as in pool_vectors. STEP is 2
-// only for full windows two pixels wide.
+// Unpool the gradients of `run` outputs to their windows: K and `window` as in pool_vectors. STEP:
+// elements between adjacent outputs, 2 only for full windows two pixels wide.
 template <int N, int STEP, int K, typename T>
-void unpool_run(const MaxPoolPlan& p, const T* grad, const void* indices, int64_t at, int64_t step,
-                PoolWindow window, int64_t run, T* out) {
+void unpool_run(const MaxPoolPlan& p, const T* grad, const void* indices, int64_t at,
+                const PoolWindow& window, int64_t run, T* out) {
   if constexpr (N > 1) {
     if (run < N) {
-      return unpool_run<N / 2, STEP, K>(p, grad, indices, at, step, window, run, out);
+      return unpool_run<N / 2, STEP, K>(p, grad, indices, at, window, run, out);
     }
   }
   constexpr int kPixels = STEP == 2 && N > 1 ? 2 : 1;  // per store
@@ -190,22 +186,31 @@ void unpool_run(const MaxPoolPlan& p, const T* grad, const void* indices, int64_
     i = i + N > run ? run - N : i;
     const auto v = load<N>(grad + at + i);
     const auto taps = load_taps<N, acc_t<T>>(indices, at + i, wide && K == 0);
-    T* to = out + i * step;
+    T* to = out + i * STEP;
     if constexpr (K > 0) {
       OPS_UNROLL
       for (int tap = 0; tap < K * K; tap += kPixels) {
         T* tap_at = to + tap / K * row_step + tap % K * column_step;
-        unpool<N, STEP>(v, taps, step, tap, tap_at);
+        unpool<N, STEP>(v, taps, tap, tap_at);
       }
     } else {
       for (int64_t row = rows.first; row < rows.end; ++row) {
         for (int64_t column = columns.first; column < columns.end; column += kPixels) {
           T* tap_at = to + row * row_step + column * column_step;
-          unpool<N, STEP>(v, taps, step, row * kernel_w + column, tap_at);
+          unpool<N, STEP>(v, taps, row * kernel_w + column, tap_at);
         }
       }
     }
   }
+}
+
+// As unpool_run, for windows two pixels wide. flatten: short rows need no further calls.
+template <int K, typename T>
+__attribute__((flatten, noinline)) void unpool_pairs(const MaxPoolPlan& p, const T* grad,
+                                                     const void* indices, int64_t at,
+                                                     const PoolWindow& window, int64_t run,
+                                                     T* out) {
+  unpool_run<kLanes<acc_t<T>>, 2, K>(p, grad, indices, at, window, run, out);
 }
 
 // Forward of output rows [begin, end), counted over images.
@@ -241,10 +246,14 @@ void max_unpool_rows(const MaxPoolPlan& p, const T* grad, const void* indices, T
                      int64_t begin, int64_t end) {
   constexpr int N = kLanes<acc_t<T>>;
   const MaxPoolGeometry& g = p.g;
-  const bool pairs = g.kernel_w == 2 && g.stride_w == 2 && g.dilation_w == 1;
-  for (int64_t row = begin; row < end; ++row) {
-    const int64_t out_row = row % g.out_h, first_row = out_row * g.stride_h - g.padding_h;
-    T* image = out + row / g.out_h * p.image_size();
+  T* image = out + begin / g.out_h * p.image_size();
+  int64_t out_row = begin % g.out_h;
+  for (int64_t row = begin; row < end; ++row, ++out_row) {
+    if (out_row == g.out_h) {
+      out_row = 0;
+      image += p.image_size();
+    }
+    const int64_t first_row = out_row * g.stride_h - g.padding_h;
     if (!p.tiled) {
       const int64_t next_row = first_row + g.stride_h;
       const int64_t from = out_row > 0 ? first_row : 0;
@@ -255,17 +264,18 @@ void max_unpool_rows(const MaxPoolPlan& p, const T* grad, const void* indices, T
     for (int64_t column = 0; column < g.out_w;) {
       const PoolWindow window = p.window(out_row, column);
       const int64_t length = p.run_length(window, column);
-      const int64_t run = length * p.pixel, step = p.pixel == 1 ? g.stride_w : 1;
-      const int64_t at = (row * g.out_w + column) * p.pixel;
+      const int64_t run = length * p.pixel, at = (row * g.out_w + column) * p.pixel;
       T* to = image + p.offset(first_row, column * g.stride_w - g.padding_w);
-      if (step == 1 && p.is_full(window, 2)) {
-        unpool_run<N, 1, 2>(p, grad, indices, at, step, window, run, to);
-      } else if (step == 1) {
-        unpool_run<N, 1, 0>(p, grad, indices, at, step, window, run, to);
-      } else if (pairs && p.is_full(window.columns)) {
-        unpool_run<N, 2, 0>(p, grad, indices, at, step, window, run, to);
+      if (p.pairs && p.is_full(window, 2)) {
+        unpool_pairs<2>(p, grad, indices, at, window, run, to);
+      } else if (p.pairs && p.is_full(window.columns)) {
+        unpool_pairs<0>(p, grad, indices, at, window, run, to);
+      } else if (p.pairs) {  // cut at the left or right edge: one output
+        unpool_run<1, 1, 0>(p, grad, indices, at, window, run, to);
+      } else if (p.is_full(window, 2)) {
+        unpool_run<N, 1, 2>(p, grad, indices, at, window, run, to);
       } else {
-        unpool_run<N, 0, 0>(p, grad, indices, at, step, window, run, to);
+        unpool_run<N, 1, 0>(p, grad, indices, at, window, run, to);
       }
       column += length;
     }

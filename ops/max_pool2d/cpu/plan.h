@@ -35,6 +35,7 @@ struct MaxPoolPlan {
   int64_t row_step, column_step;  // elements between taps
   bool disjoint;                  // no pixel is in two windows
   bool tiled;                     // each pixel is in exactly one window
+  bool pairs;                     // NCHW, windows are adjacent pairs of columns
   bool wide;                      // indices are int64, otherwise uint8
 
   explicit MaxPoolPlan(const MaxPoolGeometry& g)
@@ -50,6 +51,7 @@ struct MaxPoolPlan {
         tiled(g.kernel_h == g.stride_h && g.kernel_w == g.stride_w &&
               g.h + g.padding_h <= g.out_h * g.stride_h &&
               g.w + g.padding_w <= g.out_w * g.stride_w),
+        pairs(pixel == 1 && g.kernel_w == 2 && g.stride_w == 2 && g.dilation_w == 1),
         wide(g.index_type() == ScalarType::Long) {
     while (end_full > 0 && horizontal[end_full - 1].end < g.kernel_w) {
       --end_full;
