@@ -48,7 +48,7 @@ class PooledFeatures(nn.Sequential):
             return super().forward(input)
         layers = iter(self)
         for layer in layers:
-            if isinstance(layer, nn.Conv2d):
+            if isinstance(layer, nn.Conv2d) and layer.groups == 1:
                 pool = next(layers)
                 assert isinstance(pool, MaxPool2d) and pool.stride == pool.kernel_size
                 windows: Any = (layer.stride, layer.padding, layer.dilation, pool.kernel_size)
@@ -115,9 +115,9 @@ class SeparableNet(ConvNet):
 
     `channels` has the output channels of each convolution, in three stages with 2x2 max pooling
     between them. The first convolution is standard, the others are depthwise separable. The first
-    of stages 1 and 2 have 5x5 filters, the others 3x3; the last has no padding. GELU follows each,
-    after the pooling as in `LeNet`. A 1x1 convolution makes a map per class, whose mean is the
-    logit.
+    convolution of stage 1 and of stage 2 is 5x5, all others are 3x3; the last has no padding. GELU
+    follows each, after the pooling as in `LeNet`. A 1x1 convolution makes a map per class, whose
+    mean is the logit.
     """
 
     def __init__(self, channels: Sequence[Sequence[int]], num_classes: int) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, ValueInfoProto
 
-from app.config.schema import ExportConfig, LLTMConfig, ModelConfig
+from app.config.schema import ExportConfig, LLTMConfig, ModelConfig, SeparableConfig
 from app.export.graph import exporter, layout
 from app.export.parity import Parity
 from app.inference.onnx_runtime import CLASS, IMAGE, LOGITS, PIXELS, RUNTIME, open_session
@@ -65,7 +65,9 @@ def runtimes(network: ModelConfig, cfg: ExportConfig) -> str:
     if layout(cfg) == "function":
         names.append("onnx's reference evaluator")
         return ", ".join(names) + ("" if has_scan else "; for others, layout=standard")
-    return ", ".join(names if has_scan else [*names, "OpenVINO", "tract"])
+    has_gelu = isinstance(network, SeparableConfig) or getattr(network, "act", None) == "gelu"
+    openvino = "OpenVINO (gelu: workaround in docs/runtimes.md)" if has_gelu else "OpenVINO"
+    return ", ".join(names if has_scan else [*names, openvino, "tract"])
 
 
 def usage(name: str, cfg: ExportConfig, any_size: bool) -> str:

@@ -15,7 +15,7 @@ from app.config.errors import UserError, one_line
 from app.config.schema import DataConfig, ModelConfig, from_mapping
 from app.models import build_model
 from app.runs.files import write_atomically
-from app.runs.folder import REMEDIES, network_file
+from app.runs.folder import REMEDIES, network_file, own_settings
 
 FORMAT = 1  # incremented on changes that older versions cannot read
 SPLIT_KEYS = ("name", "val_size", "split_seed")  # of `Checkpoint.data`: determine the split
@@ -78,8 +78,7 @@ def load_checkpoint(path: str | Path, key: str = "checkpoint") -> Checkpoint:
         )
     try:
         checkpoint = Checkpoint(**{name: content[name] for name in FIELDS if name in content})
-        if checkpoint.model_config.setdefault("name", "lenet") == "lltm":
-            checkpoint.model_config = {"name": "lltm"}  # 0.1.0 wrote the keys of a LeNet, too
+        checkpoint.model_config = own_settings(checkpoint.model_config)
         values = {name: checkpoint.data[name] for name in SPLIT_KEYS if name in checkpoint.data}
         from_mapping(DataConfig, values, "data.")
         assert checkpoint.network  # builds the network

@@ -175,12 +175,12 @@ def _newest(outputs: Path) -> Path:
 def _varied(entries: Sequence[Entry]) -> list[str]:
     """Return the keys of the settings that differ among the runs, except `UNGROUPED`.
 
-    Settings of a network differ only among the runs that have them.
+    Compare a setting of a network only among the runs that have it.
     """
 
     def values(key: str) -> set[str]:
-        having = [e.settings for e in entries if key in e.settings or not key.startswith("model.")]
-        return {repr(settings.get(key)) for settings in having}
+        runs = [e.settings for e in entries if key in e.settings or not key.startswith("model.")]
+        return {repr(settings.get(key)) for settings in runs}
 
     keys = dict.fromkeys(key for entry in entries for key in entry.settings if key not in UNGROUPED)
     return [key for key in keys if len(values(key)) > 1]

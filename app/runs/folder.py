@@ -187,10 +187,15 @@ def is_outdated(path: Path) -> bool:
 def read_settings(folder: Path) -> dict[str, Any]:
     """Return the configuration of the run in `folder` as nested plain values."""
     settings = _read(folder / CONFIG, lambda text: OmegaConf.to_container(OmegaConf.create(text)))
-    network = settings.get("model")
-    if isinstance(network, dict) and network.get("name") == "lltm":
-        settings["model"] = {"name": "lltm"}  # 0.1.0 wrote the keys of a LeNet, too
+    if isinstance(settings.get("model"), dict):
+        settings["model"] = own_settings(settings["model"])
     return settings
+
+
+def own_settings(network: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a network without those of other networks, which 0.1.0 also wrote."""
+    name = network.get("name", "lenet")
+    return {"name": name} if name == "lltm" else {"name": name} | network
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

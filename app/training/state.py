@@ -168,20 +168,22 @@ def find_launched(launch: str, outputs: str) -> Path | None:
 def load_config(folder: Path, asked: TrainConfig, saved: Checkpoint | None) -> TrainConfig:
     """Load the configuration of the run in `folder`, updated by the overrides in `asked`.
 
-    Keep the run's `data.root` unless another is typed or the folder is gone; `DATA_ROOT` does not
-    change it. Raise a UserError for an override that changes a setting outside of `CHANGEABLE`.
+    Keep the run's `data.root`; if another is typed or the folder is gone, take that of `asked`.
+    Raise a UserError for an override that changes a setting outside of `CHANGEABLE`.
     """
     values = read_settings(folder)
     try:
         cfg: TrainConfig = from_mapping(TrainConfig, values)
     except UserError as error:
         raise UserError(f"resume={folder}: {CONFIG}: cannot be read: {error}") from error
-    own, typed, root = flatten(cfg), typed_overrides(), cfg.data.root
+    own, typed = flatten(cfg), typed_overrides()
     # after a fallback, `data` may name the requested data set or the fallback
     used = flatten(dataclasses.replace(cfg, data=data_of(cfg, saved)))
     for key, value in flatten(asked).items():
         group, _, name = key.partition(".")
         option = typed.get(key) or typed.get(group)  # data=mnist sets data.name, too
+        if key == "data.root":
+            continue
         if option and key in CHANGEABLE:
             setattr(getattr(cfg, group) if name else cfg, name or group, value)
         elif option and value not in (own.get(key), used.get(key)):
@@ -189,8 +191,8 @@ def load_config(folder: Path, asked: TrainConfig, saved: Checkpoint | None) -> T
                 f"{option}: the run to resume has {key}={format_value(own.get(key))}; "
                 "leave it out, or start a new run"
             )
-    keeps_root = "data.root" not in typed and Path(root).is_dir()
-    cfg.data.root = root if keeps_root else asked.data.root
+    if "data.root" in typed or not Path(cfg.data.root).is_dir():
+        cfg.data.root = asked.data.root
     cfg.outputs, cfg.resume = asked.outputs, str(folder)
     return cfg
 

@@ -63,7 +63,8 @@ def _entry(id: str, path: Path) -> Entry:
     with suppress(UserError, KeyError):  # no run folder, or an unfinished run
         settings, summary = read_settings(path.parent), read_summary(path.parent)
         model, dataset = settings["model"], summary.get("dataset") or settings["data"]["name"]
-        parameters, accuracy = summary.get("parameters"), summary.get("test_accuracy")
+        parameters = summary.get("parameters")
+        accuracy = summary.get("test_accuracy") if path.name == CHECKPOINT else None
     if path.suffix == ".onnx":
         accuracy = _exported_accuracy(path, path.stat().st_mtime_ns)
     choices = (model.get(key) for key in ("act", "conv", "head"))
@@ -88,11 +89,12 @@ def _exported_accuracy(path: Path, _modified: int) -> float | None:
     """Return the test accuracy in the metadata of an exported file; None if it has none."""
     import onnx  # late: importing it is slow
 
-    with suppress(Exception):  # onnx raises many types for damaged files
+    try:
         model = onnx.load(path, load_external_data=False)
         accuracy = float({item.key: item.value for item in model.metadata_props}["test_accuracy"])
-        return accuracy if 0 <= accuracy <= 1 else None
-    return None
+    except Exception:  # onnx raises many types for damaged files
+        return None
+    return accuracy if 0 <= accuracy <= 1 else None
 
 
 def load_network(path: Path) -> Predictor:

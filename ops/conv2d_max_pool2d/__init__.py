@@ -10,6 +10,7 @@ from torch.compiler import is_dynamo_compiling
 
 from ops.core import check, layout, windows
 from ops.core.families import folded
+from ops.core.memory import convert_out_of_memory
 from ops.core.registration import REGION, register
 from ops.core.torch_private import direct
 from ops.core.windows import Size
@@ -77,6 +78,7 @@ def _pairs(stride: Size, padding: Size, dilation: Size, pool: Size) -> list[tupl
     )
 
 
+@convert_out_of_memory
 def _convolve(input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Size) -> Tensor:
     """Call the operator on [N, C, H, W] or [C, H, W]; `geometry` has the schema's types."""
     if input.dim() != 3:

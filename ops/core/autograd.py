@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ops.core.formula import Formula, as_tuple, is_mutable
-from ops.core.memory import with_torch_errors
+from ops.core.memory import convert_out_of_memory
 from ops.core.torch_private import (
     OpOverload,
     SingleLevelFunction,
@@ -63,14 +63,14 @@ def make_kernel(
     """Return the Autograd kernel of `op`. The arguments are those of registration.register."""
     mutable = [(i, x.name) for i, x in enumerate(schema_of(op).arguments) if is_mutable(x)]
 
-    @with_torch_errors
+    @convert_out_of_memory
     def forward(*args: Any) -> Any:
         with below_autograd():
             return op(*args)
 
-    @with_torch_errors
-    def differentiate_once(*args: Any) -> Any:
-        with below_autograd():
+    @convert_out_of_memory
+    def call_below_autograd(*args: Any) -> Any:
+        with below_autograd():  # no double backward
             return gradient.call(*args)
 
     def record(ctx: Any, *args: Any) -> Any:
@@ -102,8 +102,8 @@ def make_kernel(
         if all(grad is None for grad in grads):
             return (None,) * len(schema_of(op).arguments)
         saved = ctx.saved_tensors  # not below autograd: checkpointing may recompute here
-        twice = isinstance(gradient, Gradient) or torch.is_grad_enabled() or forward_mode()
-        call = gradient.call if twice else differentiate_once
+        higher_order = isinstance(gradient, Gradient) or torch.is_grad_enabled() or forward_mode()
+        call = gradient.call if higher_order else call_below_autograd
         return call(grads, saved, ctx.constants, ctx.needs_input_grad)
 
     # Records one functorch level; each active transform dispatches here, as for built-ins.

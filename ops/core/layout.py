@@ -11,7 +11,7 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def is_channels_last(x: Tensor) -> bool:
-    """Return whether `x` suggests channels-last for outputs (4-D or 5-D)."""
+    """Return whether operators on `x` return channels-last outputs (4-D or 5-D)."""
     return suggest_memory_format(x) != torch.contiguous_format
 
 

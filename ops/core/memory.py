@@ -1,28 +1,32 @@
 """Convert failed allocations in kernels to PyTorch's out-of-memory errors.
 
-The stable ABI loses the exception's type: a kernel raises "cannot allocate N bytes on DEVICE".
-PyTorch then repeats the allocation, which raises the right type. The eager library does this in
-every call; without it, `with_torch_errors` does.
+The stable ABI loses the exception's type: a kernel raises "cannot allocate N bytes on DEVICE". To
+raise the right type, PyTorch repeats the allocation. The eager library does this in every call;
+without it, `convert_out_of_memory` does.
 """
 
+import functools
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 
+F = TypeVar("F", bound=Callable[..., Any])
 
-def with_torch_errors(function: Callable[..., Any]) -> Callable[..., Any]:
+
+def convert_out_of_memory(function: F) -> F:
     """Wrap `function`: a failed allocation raises torch.OutOfMemoryError (CPU: RuntimeError)."""
 
-    def call(*args: Any) -> Any:
+    @functools.wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
         try:
-            return function(*args)
+            return function(*args, **options)
         except RuntimeError as error:
             _repeat_allocation(error)
             raise
 
-    return call
+    return cast(F, call)
 
 
 def _repeat_allocation(error: RuntimeError) -> None:

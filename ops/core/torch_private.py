@@ -21,7 +21,7 @@ from torch._ops import OpOverload as OpOverload  # the type of torch.ops.x.y.def
 from torch.autograd import forward_ad
 
 from ops.core.library import EAGER
-from ops.core.memory import with_torch_errors
+from ops.core.memory import convert_out_of_memory
 
 # An autograd.Function that records one level of torch.func. The public class handles all levels in
 # one call, and cannot be registered as a dispatcher kernel.
@@ -61,7 +61,7 @@ def is_traced() -> bool:
 
 
 def suggest_memory_format(x: Tensor) -> torch.memory_format:
-    """Return the memory format that `x` suggests for outputs, as is_channels_last in layout.h."""
+    """Return the memory format of outputs of operators on `x`, as is_channels_last in layout.h."""
     return torch._prims_common.suggest_memory_format(x)
 
 
@@ -77,7 +77,8 @@ def direct(
 
     It calls `fallback` instead if the type of an argument is not exactly that of the schema, or if
     a mode, transform or trace is active. An `int[2]` may be a tuple of two ints, or one int for
-    both. torch.compile cannot trace the C function. Without the eager library, return `fallback`.
+    both. torch.compile cannot trace the C function. Without the eager library, return
+    `fallback` with its out-of-memory errors converted.
 
     Args:
         op: the operator.
@@ -87,7 +88,7 @@ def direct(
     if fallback is None:
         fallback = op._op
     if not hasattr(torch.ops.lenet_ops_eager, "register_autograd"):
-        return with_torch_errors(fallback)
+        return convert_out_of_memory(fallback)
     eager = importlib.import_module(f"ops.{EAGER}")
     return eager.direct(op.name().removesuffix(".default"), rank, fallback)
 

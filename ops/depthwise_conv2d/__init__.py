@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
 from ops.core import check, windows
+from ops.core.memory import convert_out_of_memory
 from ops.core.torch_private import direct
 from ops.core.windows import Size
 
@@ -66,6 +67,7 @@ def _pairs(stride: Size, padding: Size, dilation: Size) -> list[tuple[int, int]]
     return windows.pairs("depthwise_conv2d", stride=stride, padding=padding, dilation=dilation)
 
 
+@convert_out_of_memory
 def _convolve(input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Size) -> Tensor:
     """Call the operator on [N, C, H, W] or [C, H, W]; `geometry` has the schema's types."""
     if input.dim() != 3:
@@ -109,11 +111,20 @@ class DepthwiseConv2d(nn.Conv2d):
         name = type(self).__name__
         check.positive(name, "channels", channels)
         check.boolean(name, "bias", bias)
-        size, step, pad, spacing = windows.pairs(
+        kernel_size, stride, padding, dilation = windows.pairs(
             name, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation
         )
         super().__init__(
-            channels, channels, size, step, pad, spacing, channels, bias, device=device, dtype=dtype
+            channels,
+            channels,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            groups=channels,
+            bias=bias,
+            device=device,
+            dtype=dtype,
         )
 
     def forward(self, input: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ops.core import check, windows
+from ops.core.memory import convert_out_of_memory
 from ops.core.torch_private import is_traced
 from ops.core.windows import Size
 
@@ -13,6 +14,7 @@ _involution = torch.ops.lenet_ops.involution2d.default
 _involution_backward = torch.ops.lenet_ops.involution2d_backward.default
 
 
+@convert_out_of_memory
 def involution2d(
     input: Tensor, weight: Tensor, stride: Size = 1, padding: Size = 0, dilation: Size = 1
 ) -> Tensor:

@@ -6,10 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from ops.core import check
+from ops.core.memory import convert_out_of_memory
 from ops.core.torch_private import is_traced
 from ops.lltm.autograd import State, cell, sequence_loop
 
 
+@convert_out_of_memory
 def lltm_cell(
     input: Tensor, weights: Tensor, bias: Tensor | None, old_h: Tensor, old_cell: Tensor
 ) -> State:
@@ -46,6 +48,7 @@ def lltm_cell(
     return new_h[0], new_cell[0]
 
 
+@convert_out_of_memory
 def lltm(
     sequence: Tensor, weights: Tensor, bias: Tensor | None, h0: Tensor, c0: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:

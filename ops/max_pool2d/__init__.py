@@ -9,6 +9,7 @@ from torch.compiler import is_dynamo_compiling
 
 from ops.core import check, layout, windows
 from ops.core.families import folded, linear
+from ops.core.memory import convert_out_of_memory
 from ops.core.registration import register
 from ops.core.torch_private import direct
 from ops.core.windows import Size
@@ -78,6 +79,7 @@ def _pairs(kernel_size: Size, stride: Size, padding: Size, dilation: Size) -> li
     )
 
 
+@convert_out_of_memory
 def _max_pool2d(input: Tensor, *arguments: Any) -> Tensor:
     """Call the operator on [N, C, H, W] or [C, H, W]; the arguments have the schema's types."""
     if input.dim() != 3:
@@ -112,19 +114,20 @@ class MaxPool2d(nn.MaxPool2d):
     ) -> None:
         name = type(self).__name__
         check.boolean(name, "ceil_mode", ceil_mode)
-        super().__init__(kernel_size, stride, padding, dilation, ceil_mode=ceil_mode)
-        self.kernel_size, self.stride, self.padding, self.dilation = windows.pairs(
+        kernel_size, stride, padding, dilation = windows.pairs(
             name,
             kernel_size=kernel_size,
             stride=kernel_size if stride is None else stride,
             padding=padding,
             dilation=dilation,
         )
+        super().__init__(kernel_size, stride, padding, dilation, ceil_mode=ceil_mode)
 
     def forward(self, input: Tensor) -> Tensor:
         """Return max_pool2d of `input` [N, C, H, W] or [C, H, W]."""
-        geometry: Any = (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
-        return max_pool2d(input, *geometry)
+        geometry: Any = (self.kernel_size, self.stride, self.padding, self.dilation)
+        arguments = (*geometry, self.ceil_mode)
+        return max_pool2d(input, *arguments)
 
 
 def _output_size(op: str, height: Any, width: Any, *arguments: Any) -> list[int]:

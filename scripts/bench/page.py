@@ -38,7 +38,7 @@ class Result:
     graph_speedup: float | None
 
     @property
-    def gpu_speedup(self) -> float:
+    def best_speedup(self) -> float:
         """Return the speed-up in a CUDA graph, or of a call where that was not measured."""
         return self.graph_speedup or self.speedup
 
@@ -94,7 +94,7 @@ def speed_table(results: Sequence[Result]) -> str:
     for name, rows in sorted(named.items()):
         cells = [f"`{name}`"]
         for on_gpu in (True, False):
-            ratios = [r.gpu_speedup for r in rows if r.device.startswith("NVIDIA") == on_gpu]
+            ratios = [r.best_speedup for r in rows if r.device.startswith("NVIDIA") == on_gpu]
             cells.append(f"{geometric_mean(ratios):.2f} ({min(ratios):.2f})" if ratios else "")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -60,19 +60,28 @@ def test_out_of_memory_in_an_inner_operator(channels):
 
 
 OUT_OF_MEMORY = f"""
-x = torch.ones(1, requires_grad=True).expand({TOO_MANY})
-for mode in (torch.enable_grad, torch.inference_mode):
-    try:
-        with mode():
-            ops.exp(x)
-    except RuntimeError as error:
-        print("tried to allocate" in str(error), "API call" in str(error), error.__cause__)
+n = {TOO_MANY}
+x = torch.ones(1, requires_grad=True)
+image = x.expand(1, 1, 1, n)
+layer = torch.fx.symbolic_trace(ops.MaxPool2d(1))
+for function in (
+    lambda: ops.exp(x.expand(n)),
+    lambda: ops.involution2d(image, x.expand(1, 1, 1, 1, 1, n)),
+    lambda: ops.lltm_cell(*(x.expand(size) for size in ((n, 1), (3, 2), 3, (n, 1), (n, 1)))),
+    lambda: layer(image),
+):
+    for mode in (torch.enable_grad, torch.inference_mode):
+        try:
+            with mode():
+                function()
+        except RuntimeError as error:
+            print("tried to allocate" in str(error), "API call" in str(error), error.__cause__)
 """
 
 
 def test_out_of_memory_without_the_eager_library(tmp_path):
     result = import_ops(copy_with_cpu_kernels(tmp_path).parent, after=OUT_OF_MEMORY)
-    assert result.stdout.splitlines() == ["True False None"] * 2
+    assert result.stdout.splitlines() == ["True False None"] * 8, result.stderr
 
 
 WORKSPACE_OUT_OF_MEMORY = """

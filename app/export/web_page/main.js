@@ -41,9 +41,11 @@ async function answer() {
   for (let answered = -1; answered !== version; part("digit").dataset.version = answered) {
     answered = version;
     const picture = { width: SIDE, height: SIDE, data: drawing.toGray() };
-    const image = isEmpty(drawing.state) ? null : frame(picture, network.dataset);
-    let [probabilities, problem] = [null, ""];
+    let image = null;
+    let probabilities = null;
+    let problem = "";
     try {
+      if (!isEmpty(drawing.state)) image = frame(picture, network.dataset);
       if (image) probabilities = await predict(image);
     } catch (error) {
       problem = error.message ?? `${error}`; // wasm throws numbers, too

@@ -58,7 +58,7 @@ export class Panel extends EventTarget {
     this.#answer();
   }
 
-  // Its connection closes after the answer that is on its way.
+  // Remove the panel; its WebSocket closes after the pending answer.
   remove() {
     this.element.remove();
     this.show(null);

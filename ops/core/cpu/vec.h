@@ -131,7 +131,7 @@ inline void store(BFloat16* p, Vec<float, N> v) {
   const auto bits = bit_cast<Vec<uint32_t, N>>(v);
   Vec<uint32_t, N> sum = bits + 0x7fff + ((bits >> 16) & 1);
 #if OPS_VECTOR_BYTES == 64
-  sum = v == v ? sum : ~Vec<uint32_t, N>{};  // one masked instruction
+  sum = v == v ? sum : ~Vec<uint32_t, N>{};  // a masked addition
 #else
   sum |= bit_cast<Vec<uint32_t, N>>(v != v);
 #endif

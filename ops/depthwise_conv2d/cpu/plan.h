@@ -13,7 +13,7 @@
 //   ring:    the source rows that the taps of one output row span; stays in the L1 cache
 //
 // A tap is one multiply-add of vectors; up to three adjacent taps share each source load. Channels-
-// last sources with few taps are read in place, without the ring (`direct`): see kMaxReuse.
+// last sources with few taps are read in place, without the ring (`direct`): see dispatch.cpp.
 #pragma once
 
 #include <algorithm>
@@ -101,7 +101,7 @@ struct RowPlan {
         num_taps > 2 && (source_step == tap_step || (!padded && source_step == 2 * tap_step));
     shares_in_place = shares_in_place || (shares_sources && !padded);
     // Limit the zeros on either side of a source row, at most (outputs − 1) · step, to source_size
-    // + kMaxOutputs. It shortens blocks of large strides only.
+    // + kMaxOutputs. Only large strides shorten blocks.
     max_outputs = std::min(max_outputs, 1 + (axis.source_size + kMaxOutputs) / step);
     const auto source = [&](int64_t tap, int64_t output) {
       return taps[tap].source / lanes + output * step;

@@ -2,12 +2,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from app.config.schema import ExportConfig, LeNetConfig, LLTMConfig
+from app.config.schema import ExportConfig, LeNetConfig, LLTMConfig, SeparableConfig
 from app.export import model_card
 from app.export.graph import build_graph
 from app.export.parity import Parity
 from app.inference.predictor import load_torch
 
+WITH_GELU = "OpenVINO (gelu: workaround in docs/runtimes.md)"
 ONNX_RUNTIME = "ONNX Runtime, onnxruntime-web"
 
 
@@ -41,6 +42,8 @@ def card(make_run, monkeypatch):
         ),
         (LeNetConfig(), {"layout": "standard"}, f"{ONNX_RUNTIME}, OpenVINO, tract"),
         (LeNetConfig(), {"quantize": "int8"}, f"{ONNX_RUNTIME}, OpenVINO, tract"),
+        (SeparableConfig(), {"layout": "standard"}, f"{ONNX_RUNTIME}, {WITH_GELU}, tract"),
+        (LeNetConfig(act="gelu"), {"quantize": "int8"}, f"{ONNX_RUNTIME}, {WITH_GELU}, tract"),
         (LLTMConfig(), {}, f"{ONNX_RUNTIME}, onnx's reference evaluator"),
         (LLTMConfig(), {"layout": "standard"}, ONNX_RUNTIME),
         (LLTMConfig(), {"quantize": "int8"}, ONNX_RUNTIME),

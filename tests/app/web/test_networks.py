@@ -47,6 +47,12 @@ def test_each_file_has_its_own_accuracy(run):
     assert accuracies()["model.onnx"] == 0.5
 
 
+def test_last_checkpoint_has_no_accuracy(run):
+    """summary.json has that of best.pt."""
+    last = (run / "best.pt").rename(run / "last.pt")
+    assert [x.accuracy for x in find_networks(str(run), str(last)).values()] == [None]
+
+
 def test_published_copies_are_not_listed(run):
     (run / "site").mkdir()
     for name in ("model.onnx", "network.json"):
