@@ -4,7 +4,7 @@ import argparse
 import os
 
 from app.config.errors import exit_codes, usage_errors
-from app.config.schema import ReportConfig, from_mapping
+from app.config.schema import ReportConfig, from_mapping, package_version
 
 
 def main() -> None:
@@ -19,6 +19,8 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", default="latest", help=newest)
     where = "where latest looks (%(default)s)"
     parser.add_argument("--outputs", default="outputs", help=where)
+    version = f"lenet-ops {package_version() or '(sources)'}"
+    parser.add_argument("--version", action="version", version=version)
     with exit_codes(os.environ.get("HYDRA_FULL_ERROR") == "1"):
         with usage_errors():
             arguments = vars(parser.parse_args())

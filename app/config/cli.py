@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import current_process
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,7 +38,7 @@ from app.config.errors import (
     to_run_error,
     usage_errors,
 )
-from app.config.schema import SettingError, from_mapping, unknown_key
+from app.config.schema import SettingError, from_mapping, package_version, unknown_key
 
 T = TypeVar("T")
 # Prefixes of the keys that need -m.
@@ -143,10 +142,15 @@ def build_config(schema: type[T], cfg: DictConfig, typed: dict[str, str]) -> T:
     except OmegaConfBaseException as error:  # a wrong interpolation
         raise UserError(hydra_message(error)) from error
     except SettingError as error:
-        key = re.sub(r"(\.\d+)+$", "", error.key)  # model.channels.1.0: model.channels
-        if key not in typed and "recipe" in typed:
+        key, keys = whole_list(error.key), {whole_list(key) for key in typed}
+        if key not in keys and "recipe" in typed:
             raise UserError(f"{typed['recipe']}: sets {error}") from error
         raise
+
+
+def whole_list(key: str) -> str:
+    """Return the key of the list for an item of it: model.channels for model.channels.1.0."""
+    return re.sub(r"(\.\d+)+$", "", key)
 
 
 def parse_arguments(command: str, arguments: list[str]) -> argparse.Namespace:
@@ -177,14 +181,6 @@ def parse_arguments(command: str, arguments: list[str]) -> argparse.Namespace:
     if options.multirun and "resume=latest" in options.overrides:
         raise UserError("resume=latest: is one run; leave out -m, or name folders for -m")
     return options
-
-
-def package_version() -> str:
-    """Return the version of lenet-ops; "" if it runs from the sources, without installation."""
-    try:
-        return version("lenet-ops")
-    except PackageNotFoundError:
-        return ""
 
 
 def is_group(key: str) -> bool:

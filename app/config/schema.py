@@ -4,6 +4,7 @@ import dataclasses
 import os
 import re
 from collections.abc import Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import AfterValidator, ConfigDict, Field, StrictBool, TypeAdapter, ValidationError
@@ -255,6 +256,14 @@ def unknown_key(keys: Iterable[str]) -> str:
     """Return the error message for an unknown key; `keys` are the known ones."""
     allowed = ", ".join(sorted({*keys} - {"hydra", "name"}))  # the groups set `name`
     return "unknown key, " + (f"choose from {allowed}" if allowed else "none is allowed here")
+
+
+def package_version() -> str:
+    """Return the version of lenet-ops; "" if it runs from the sources, without installation."""
+    try:
+        return version("lenet-ops")
+    except PackageNotFoundError:
+        return ""
 
 
 def counted(count: int, unit: str) -> str:

@@ -10,7 +10,7 @@ import onnx
 from onnx import ModelProto
 from onnx.shape_inference import infer_shapes
 
-from app.config.errors import UserError, check_writable
+from app.config.errors import RunError, UserError, check_writable
 from app.config.schema import ExportConfig
 from app.data.datasets import Split, load_test_split
 from app.export.graph import build_graph, newest_opset
@@ -57,7 +57,10 @@ def _export_file(cfg: ExportConfig, path: Path, original: TorchPredictor, test: 
         del model.graph.value_info[:]  # a fifth of a small file; runtimes infer the shapes
     exported = onnx_predictor(open_session(model.SerializeToString()), path.parent)
     parity = compare(exported, original, test)
-    check_parity(parity, exact=cfg.precision == "fp32" and cfg.quantize is None)
+    try:
+        check_parity(parity, exact=cfg.precision == "fp32" and cfg.quantize is None)
+    except RunError as error:
+        raise RunError(f"{path} is not written: {error}") from error
     model.metadata_props.add(key="test_accuracy", value=json.dumps(parity.accuracy))
     content = model.SerializeToString(deterministic=True)
     write_atomically(path, content)

@@ -11,8 +11,7 @@ import torch
 from onnx import ModelProto, TensorProto, helper
 from torch import Tensor, nn
 
-from app.config.cli import package_version
-from app.config.schema import ExportConfig
+from app.config.schema import ExportConfig, package_version
 from app.inference.onnx_runtime import CLASS, IMAGE, LOGITS, PIXELS, PROBABILITIES, open_session
 from app.inference.predictor import TorchPredictor
 from app.inference.preprocess import SIDE

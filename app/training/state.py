@@ -179,7 +179,8 @@ def load_config(folder: Path, asked: TrainConfig, saved: Checkpoint | None) -> T
     own, typed = flatten(cfg), typed_overrides()
     # after a fallback, `data` may name the requested data set or the fallback
     used = flatten(dataclasses.replace(cfg, data=data_of(cfg, saved)))
-    for key, value in flatten(asked).items():
+    names_first = sorted(flatten(asked).items(), key=lambda item: not item[0].endswith(".name"))
+    for key, value in names_first:
         group, _, name = key.partition(".")
         option = typed.get(key) or typed.get(group)  # data=mnist sets data.name, too
         if key == "data.root":

@@ -85,7 +85,8 @@ def batch_norm_act2d(
 
 def _check_image(input: Tensor) -> None:
     check.tensor(_NAME, "input", input)
-    windows.check_image(_NAME, input)
+    if input.dim() != 4:  # not torch._check: torch.compile cannot trace its message
+        raise RuntimeError(f"{_NAME}: input must have shape [N, C, H, W], got {list(input.shape)}")
 
 
 def _raise_specific_error(error: Exception, input: Tensor, *args: Any) -> None:
@@ -125,7 +126,8 @@ class BatchNormAct2d(nn.BatchNorm2d):
     """Apply :func:`batch_norm_act2d`, with the arguments and state of ``nn.BatchNorm2d``.
 
     ``torch.fx.symbolic_trace`` traces through this layer: trace it in evaluation, or as a leaf
-    module like those of torch.nn.
+    module like those of torch.nn. ``nn.SyncBatchNorm.convert_sync_batchnorm`` drops the activation:
+    do not apply it to this layer.
 
     Args:
         num_features: C.

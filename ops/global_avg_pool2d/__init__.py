@@ -6,6 +6,7 @@ from torch.compiler import is_dynamo_compiling
 
 from ops.core import check, layout, windows
 from ops.core.families import folded, linear
+from ops.core.memory import convert_out_of_memory
 from ops.core.registration import register
 from ops.core.torch_private import direct
 
@@ -39,13 +40,19 @@ def global_avg_pool2d(input: Tensor) -> Tensor:
 
 
 def _pool_fallback(input: Tensor) -> Tensor:
+    return _global_avg_pool2d(input)
+
+
+@convert_out_of_memory
+def _global_avg_pool2d(input: Tensor) -> Tensor:
+    """Call the operator on [N, C, H, W] or [C, H, W]."""
     output: Tensor = _pool(input) if input.dim() != 3 else _pool(input.unsqueeze(0)).squeeze(0)
     return output
 
 
 _pool_direct = direct(_pool, _pool_fallback, rank=4)
 
-torch.fx.wrap("global_avg_pool2d")  # one node in torch.fx graphs
+torch.fx.wrap("_global_avg_pool2d")  # one node in torch.fx graphs
 
 
 class GlobalAvgPool2d(nn.Module):

@@ -94,7 +94,7 @@ torch.fx.wrap("_max_pool2d")  # one node in torch.fx graphs
 
 
 class MaxPool2d(nn.MaxPool2d):
-    """Apply :func:`max_pool2d`, as ``nn.MaxPool2d`` with the same arguments.
+    """Apply :func:`max_pool2d`, as ``nn.MaxPool2d`` without ``return_indices``.
 
     Args:
         kernel_size: window size, int or pair.

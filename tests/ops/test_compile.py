@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.func import vjp
 
+from ops import BatchNormAct2d
 from tests.ops.operator_entry import Case, raw
 from tests.ops.operators import OPERATORS, each_case, each_device, each_operator
 from tests.ops.tensors import (
@@ -155,3 +156,11 @@ def test_export(op, device):
     for args in (tensors, [x.float() for x in others]):
         expected = op.function(*args, **case.kwargs)
         torch.testing.assert_close(program.module()(*args), expected)
+
+
+def test_evaluation_compiles_for_any_batch_size():
+    layer = BatchNormAct2d(3).eval()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
+    for n in (2, 3):
+        x = torch.randn(n, 3, 4, 4)
+        torch.testing.assert_close(compiled(x), layer(x))

@@ -111,13 +111,13 @@ function options(networks) {
   for (const network of networks) {
     const folder = network.id.replace(/[^/]*$/, "");
     if (!groups.has(folder)) {
-      const size = network.parameters && `${network.parameters.toLocaleString("en")} parameters`;
-      const label = [network.started, network.dataset, size].filter(Boolean).join(" · ");
+      const label = [network.started, network.dataset].filter(Boolean).join(" · ");
       const group = Object.assign(document.createElement("optgroup"), { label });
       groups.set(folder, group);
     }
     const accuracy = network.accuracy === null ? "" : ` · ${(100 * network.accuracy).toFixed(2)}%`;
-    const text = `${network.title} · ${network.runtime}${accuracy}`;
+    const size = network.parameters === null ? "" : ` ${Math.round(network.parameters / 1000)}k`;
+    const text = `${network.title}${size} · ${network.runtime}${accuracy}`;
     groups.get(folder).append(new Option(text, network.id));
   }
   return groups.values();

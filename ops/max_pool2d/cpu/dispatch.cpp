@@ -1,4 +1,5 @@
-// CPU max pooling: forward by rows; backward by rows for disjoint windows, otherwise by images.
+// CPU max pooling: forward by rows; backward by rows for disjoint windows of channels-last images
+// or of two columns, otherwise by images.
 #include "max_pool2d/cpu/plan.h"
 #include "max_pool2d/op.h"
 #define OPS_KERNELS "max_pool2d/cpu/kernels.h"

@@ -5,7 +5,7 @@
 //   │a0│b0│a1│b1│a2│b2│  tap 0: (a0, a1, a2)      │ c0 │ c1 │ c2 │ …    tap 0: (c0, c1, c2, …)
 //   └──┴──┴──┴──┴──┴──┘  tap 1: (b0, b1, b2)      └────┴────┴────┴───
 //
-//   thread:  a range of output rows; backward of overlapping windows: a range of images
+//   thread:  a range of output rows; backward by scattering: a range of images
 //   lanes:   adjacent outputs of a row with the same taps in the image (NCHW), or channels (NHWC)
 #pragma once
 

@@ -142,6 +142,11 @@ def test_usage_error_names_the_key_in_one_line(main, tmp_path, capsys, override,
     assert list(tmp_path.iterdir()) == []
 
 
+def test_error_names_the_typed_item_not_the_recipe(main, capsys):
+    assert main("recipe=tiny", "model.channels.0=[0]") == 2
+    assert capsys.readouterr().err.startswith("error: model.channels.0.0=0: Input should be")
+
+
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [

@@ -249,6 +249,8 @@ def test_command_exit_codes_and_output(sweep):
     command = [sys.executable, "-m", "app.report"]
     done = subprocess.run([*command, str(sweep)], capture_output=True, text=True, check=True)
     assert "model.act=relu" in done.stdout
+    version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
+    assert version.stdout.startswith("lenet-ops ")
     newest = [*command, "--outputs", str(sweep.parent)]
     assert done.stdout == subprocess.run(newest, capture_output=True, text=True).stdout
     done = subprocess.run([*command, "nowhere"], capture_output=True, text=True)

@@ -3,7 +3,8 @@
 import pytest
 
 import app.training.state
-from app.config.schema import DataConfig, TrainConfig
+from app.config.errors import UserError
+from app.config.schema import DataConfig, SeparableConfig, TrainConfig
 from app.runs.folder import create_run_folder
 from app.training.state import load_config
 
@@ -32,3 +33,13 @@ def test_resumed_run_whose_data_root_is_gone_takes_the_default(tmp_path):
     gone = DataConfig(root=str(tmp_path / "gone"))
     folder = create_run_folder(TrainConfig(data=gone, outputs=str(tmp_path)))
     assert load_config(folder, TrainConfig(), None).data.root == "data"
+
+
+def test_resuming_another_network_raises(tmp_path, monkeypatch):
+    run = TrainConfig(model=SeparableConfig([[4], [4], [4]]), outputs=str(tmp_path))
+    folder = create_run_folder(run)
+    monkeypatch.setattr(app.training.state, "typed_overrides", lambda: {"model": "model=lenet"})
+    with pytest.raises(
+        UserError, match=r"^model=lenet: the run to resume has model\.name=separable"
+    ):
+        load_config(folder, TrainConfig(), None)
