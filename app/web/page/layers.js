@@ -37,7 +37,7 @@ function text(note) {
 function figure({ title, count, width, height }) {
   const [columns, gap] = gridOf(title, count, width);
   const figure = document.createElement("figure");
-  figure.className = columns < count ? "layer half" : "layer";
+  figure.className = isHalf(title) ? "layer half" : "layer";
   const caption = Object.assign(document.createElement("figcaption"), { textContent: title });
   const canvas = Object.assign(document.createElement("canvas"), {
     width: columns * (width + gap) - gap,
@@ -48,9 +48,14 @@ function figure({ title, count, width, height }) {
   return figure;
 }
 
-// Columns of maps, and pixels between them.
+function isHalf(title) {
+  return title.endsWith("half");
+}
+
+// Columns of maps, and pixels between them. Many maps are twice as wide as high together.
 function gridOf(title, count, width) {
-  return [title.endsWith("half") ? Math.ceil(count / 2) : count, Math.round(width / 14)];
+  const columns = isHalf(title) ? count / 2 : Math.min(count, Math.max(8, Math.sqrt(2 * count)));
+  return [Math.ceil(columns), Math.round(width / 14)];
 }
 
 function paint(canvas, { title, count, values, width, height }, colours) {
