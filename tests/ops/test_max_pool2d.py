@@ -85,9 +85,10 @@ def test_matches_max_pool2d(
 @pytest.mark.parametrize("padding", [(0, 0), (0, 1), (1, 0), (1, 1)])
 def test_overlapping_windows(padding, ceil_mode, dtype, device):
     """3×3 windows with stride 2, as after the first convolution of ResNet, in rows of any width."""
+    windows = ((3, 3), (2, 2), padding, (1, 1), ceil_mode)
     for image in ((2, 3, 8, 40), (1, 2, 9, 36), (2, 2, 7, 34), (1, 3, 8, 33), (1, 1, 3, 3)):
-        windows = ((3, 3), (2, 2), padding, (1, 1), ceil_mode)
-        assert_matches(device, image, windows, "equal", dtype, *LAYOUTS[:1] * 2)
+        for values in ("equal", "NaN"):
+            assert_matches(device, image, windows, values, dtype, *LAYOUTS[:1] * 2)
 
 
 @each_device

@@ -2,6 +2,7 @@
 //
 //   layout         geometry                             indices          kernel
 //   NCHW           2×2, stride 2, no padding, even W    uint8            max_pool_2x2_kernel
+//   NCHW           3×3, stride 2, padding 1, even W     uint8            max_pool_3x3_kernel
 //   any            2×2 or 3×3 without dilation          uint8            max_pool_kernel<2 or 3>
 //   any            any                                  uint8 or int64   max_pool_kernel<0>
 //
@@ -9,8 +10,8 @@
 //   max_pool_3x3_backward_kernel, the first row in max_pool_2x2_backward_kernel, any other case in
 //   max_pool_backward_kernel.
 //
-// The 2×2 kernels also need out_h = h / 2 and pointers aligned to two elements. Indices are 32-bit
-// if all sizes allow it (FastDivide).
+// The first two rows also need out_w = W / 2 (the 2×2 kernels: out_h = H / 2) and pointers aligned
+// to two elements. Indices are 32-bit if all sizes allow it (FastDivide).
 #include "max_pool2d/cuda/kernels.cuh"
 
 namespace ops::cuda {
@@ -43,14 +44,24 @@ void dispatch_channels(const MaxPoolGeometry& g, std::initializer_list<const voi
                     [&](auto v) { is_aligned(indices, v.value) ? f(v) : f(Width<1>{}); });
 }
 
-// If 2×2 windows tile NCHW rows, in vectors of 2 V inputs, call f(Width<V>) and return true.
+// Return whether windows are K×K with stride 2 and without dilation, in NCHW.
+template <int K>
+bool has_stride_2(const MaxPoolGeometry& g) {
+  return !g.channels_last && g.kernel_h == K && g.kernel_w == K && g.stride_h == 2 &&
+         g.stride_w == 2 && g.dilation_h == 1 && g.dilation_w == 1;
+}
+
+bool tiles_2x2(const MaxPoolGeometry& g) {
+  return has_stride_2<2>(g) && g.padding_h == 0 && g.padding_w == 0 &&
+         g.out_h == g.h / 2;  // not with ceil_mode and an odd height
+}
+
+// If rows consist of vectors of 2 V inputs and V outputs, call f(Width<V>) and return true.
 template <typename T, typename F>
-bool dispatch_tiled(const MaxPoolGeometry& g, std::initializer_list<const void*> images,
+bool dispatch_pairs(const MaxPoolGeometry& g, std::initializer_list<const void*> images,
                     const uint8_t* indices, const F& f) {
   bool launched = false;
-  if (g.channels_last || g.kernel_h != 2 || g.kernel_w != 2 || g.stride_h != 2 || g.stride_w != 2 ||
-      g.dilation_h != 1 || g.dilation_w != 1 || g.padding_h != 0 || g.padding_w != 0 ||
-      g.out_h != g.h / 2) {  // not with ceil_mode and an odd height
+  if (2 * g.out_w != g.w) {
     return false;
   }
   dispatch_width<T>(images, {g.w}, [&](auto width) {
@@ -62,12 +73,6 @@ bool dispatch_tiled(const MaxPoolGeometry& g, std::initializer_list<const void*>
     }
   });
   return launched;
-}
-
-bool is_3x3_stride_2(const MaxPoolGeometry& g) {
-  return !g.channels_last && g.kernel_h == 3 && g.kernel_w == 3 && g.stride_h == 2 &&
-         g.stride_w == 2 && g.dilation_h == 1 && g.dilation_w == 1 && g.padding_h <= 1 &&
-         g.padding_w <= 1;
 }
 
 template <typename Kernel, typename Params, typename... Args>
@@ -84,9 +89,13 @@ struct Kernels {
     dispatch_divider(g, [&](auto tag) {
       using Divider = typename decltype(tag)::type;
       if constexpr (std::is_same_v<I, uint8_t>) {
-        if (dispatch_tiled<T>(g, {x}, indices, [&](auto v) {
-              PoolParams<Divider> params(g, g.out_h, g.out_w / v.value, 1);
-              launch(like, max_pool_2x2_kernel<v.value, T, Divider>, params, x, out, indices);
+        const bool by_2 = tiles_2x2(g);
+        const bool by_3 = has_stride_2<3>(g) && g.padding_h == 1 && g.padding_w == 1;
+        if ((by_2 || by_3) && dispatch_pairs<T>(g, {x}, indices, [&](auto v) {
+              const PoolParams<Divider> params(g, g.out_h, g.out_w / v.value, 1);
+              const auto kernel = by_2 ? max_pool_2x2_kernel<v.value, T, Divider>
+                                       : max_pool_3x3_kernel<v.value, T, Divider>;
+              launch(like, kernel, params, x, out, indices);
             })) {
           return;
         }
@@ -116,7 +125,7 @@ struct Kernels {
     dispatch_divider(g, [&](auto tag) {
       using Divider = typename decltype(tag)::type;
       if constexpr (std::is_same_v<I, uint8_t>) {
-        if (dispatch_tiled<T>(g, {out, grad}, indices, [&](auto v) {
+        if (tiles_2x2(g) && dispatch_pairs<T>(g, {out, grad}, indices, [&](auto v) {
               const PoolParams<Divider> params(g, (g.h + 1) / 2, g.out_w / v.value, 1);
               launch(like, max_pool_2x2_backward_kernel<v.value, T, Divider>, params, grad, indices,
                      out);
@@ -124,7 +133,7 @@ struct Kernels {
           return;
         }
         if constexpr (std::is_same_v<Divider, FastDivide>) {
-          if (is_3x3_stride_2(g)) {
+          if (has_stride_2<3>(g) && g.padding_h <= 1 && g.padding_w <= 1) {
             return dispatch_width<T>({out}, {g.w}, [&](auto width) {
               constexpr int kPixels = width.value == 1 ? 2 : width.value;  // of a row, per thread
               const PoolParams<Divider> params(g, (g.h + 1) / 2, ceil_div(g.w, kPixels), 1);

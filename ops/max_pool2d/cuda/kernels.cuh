@@ -308,6 +308,56 @@ __global__ void __launch_bounds__(kPoolThreads)
   reinterpret_cast<Vector<uint8_t, V>*>(indices)[thread] = argmax;
 }
 
+// Forward, 3×3 windows with stride 2 and padding 1, NCHW, even width: V outputs per thread.
+//
+//      column        2c−1   2c   2c+1   2c+2   2c+3      of each input row a thread loads one
+//      element window c        0     1     2                     and a vector of 2 V; coordinates
+//      are clamped window c+1                  0      1      2  …    as in max_pool_kernel
+//
+template <int V, typename T, typename Divider>
+__global__ void __launch_bounds__(kPoolThreads)
+    max_pool_3x3_kernel(PoolParams<Divider> s, const T* __restrict__ x, T* __restrict__ out,
+                        uint8_t* __restrict__ indices) {
+  using Index = typename Divider::Index;
+  using Signed = typename PoolParams<Divider>::Signed;
+  const Index thread = thread_index<Index>();
+  if (thread >= s.threads) {
+    return;
+  }
+  const Index line = s.by_width(thread), image = s.by_height(line);
+  const Signed top = 2 * static_cast<Signed>(line - image * s.out_h) - 1;
+  const Index column = (thread - line * (s.out_w / V)) * 2 * V;
+  Vector<T, 2 * V> vectors[3];
+  T left[3];
+  int taps[3];  // of the rows' first elements
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {
+    const Signed row = min(max(top + i, Signed{0}), s.h - 1);
+    const T* from = x + (image * s.h + row) * s.w + column;
+    vectors[i] = load_vector<2 * V>(from);
+    left[i] = from[column > 0 ? -1 : 0];
+    taps[i] = 3 * (row - top);
+  }
+  Vector<T, V> values;
+  Vector<uint8_t, V> argmax;
+#pragma unroll
+  for (int v = 0; v < V; ++v) {
+    RunningMax<T, int> running_max{};
+#pragma unroll
+    for (int i = 0; i < 3; ++i) {
+      const auto& lane = vectors[i].lane;
+      const int outside = v == 0 && column == 0;
+      running_max.update(v == 0 ? left[i] : lane[2 * v - 1], taps[i] + outside, i == 0);
+      running_max.update(lane[2 * v], taps[i] + 1);
+      running_max.update(lane[2 * v + 1], taps[i] + 2);
+    }
+    values.lane[v] = static_cast<T>(running_max.value);
+    argmax.lane[v] = static_cast<uint8_t>(running_max.tap);
+  }
+  reinterpret_cast<Vector<T, V>*>(out)[thread] = values;
+  reinterpret_cast<Vector<uint8_t, V>*>(indices)[thread] = argmax;
+}
+
 // Backward of max_pool_2x2_kernel; the last row of an odd height is in no window and gets zeros.
 template <int V, typename T, typename Divider>
 __global__ void __launch_bounds__(kPoolThreads)
