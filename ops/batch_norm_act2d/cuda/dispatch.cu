@@ -1,4 +1,4 @@
-// CUDA batch normalisation and activation: three kernels forward, three backward (kernels.cuh).
+// CUDA batch normalisation and activation: in each direction one kernel or three (kernels.cuh).
 #include "batch_norm_act2d/cuda/kernels.cuh"
 
 namespace ops::cuda {
@@ -72,6 +72,19 @@ void dispatch_layout(NormLayout layout, std::initializer_list<const void*> point
   }
 }
 
+constexpr int64_t kShortBytes = 64 * 1024;  // of a channel that one block reads fast enough
+constexpr int64_t kMostCopied = 16 * 1024;  // 2-byte vectors, which are copied synchronously
+
+// Return whether a block should own a channel, with `tensors` tensors of it in shared memory.
+template <typename G, typename T>
+bool owns_channel(NormLayout layout, int tensors) {
+  const Device device;
+  const int64_t bytes = tensors * layout.count() * sizeof(T);
+  return bytes + kStaticSharedBytes <= static_cast<int64_t>(device.block_shared) &&
+         (bytes <= kShortBytes || 2 * layout.channels >= device.multiprocessors) &&
+         (G::V * sizeof(T) > 2 || layout.count() <= kMostCopied);
+}
+
 template <typename G>
 Tensor partials_of(const Tensor& like, const G& g) {
   return empty(like, {2, g.chunks, g.channels}, accumulator_dtype(like.scalar_type()));
@@ -86,6 +99,16 @@ struct Backend {
     const cudaStream_t stream = current_stream(like);
     dispatch_layout<T>(layout, {x, out}, [&](const auto& reduce, const auto& apply) {
       using G = std::decay_t<decltype(reduce)>;
+      const auto f = device_activation<T>(activation);
+      using Activation = std::decay_t<decltype(f)>;
+      if constexpr (!G::kAlongChannels) {
+        if (owns_channel<G, T>(layout, 1)) {
+          const G g(layout, 0);
+          return launch_kernel(channel_forward<G, T, Activation>, g.blocks(), kThreads,
+                               layout.count() * sizeof(T), stream, g, x, statistics, channels, f,
+                               out);
+        }
+      }
       Tensor memory = partials_of(like, reduce);
       A* partials = memory.mutable_data_ptr<A>();
       launch_kernel(chunk_statistics<G, T>, reduce.blocks(), kThreads, 0, stream, reduce, x,
@@ -94,9 +117,8 @@ struct Backend {
                        dim3(kFinishChannels, kFinishLines), stream, static_cast<const A*>(partials),
                        reduce.chunks, reduce.channels, reduce.chunk * (G::V / G::kChannels),
                        statistics);
-      const auto f = device_activation<T>(activation);
-      launch_dependent(apply_forward<G, T, std::decay_t<decltype(f)>>, apply.blocks(), kThreads,
-                       stream, apply, x, channels, f, out);
+      launch_dependent(apply_forward<G, T, Activation>, apply.blocks(), kThreads, stream, apply, x,
+                       channels, f, out);
     });
   }
 
@@ -111,6 +133,15 @@ struct Backend {
       using G = std::decay_t<decltype(reduce)>;
       const auto f = device_activation<T>(activation);
       using Activation = std::decay_t<decltype(f)>;
+      const A count_inverse = A(1) / static_cast<A>(layout.count());
+      if constexpr (!G::kAlongChannels) {
+        if (owns_channel<G, T>(layout, 2)) {
+          const G g(layout, 0);
+          return launch_kernel(channel_backward<G, T, Activation>, g.blocks(), kThreads,
+                               2 * layout.count() * sizeof(T), stream, g, grad, x, channels, f,
+                               grad_weight, grad_bias, count_inverse, out);
+        }
+      }
       Tensor memory = partials_of(like, reduce);
       A* partials = memory.mutable_data_ptr<A>();
       launch_kernel(chunk_gradients<G, T, Activation>, reduce.blocks(), kThreads, 0, stream, reduce,
@@ -121,8 +152,7 @@ struct Backend {
       if (out != nullptr) {
         launch_dependent(apply_backward<G, T, Activation>, apply.blocks(), kThreads, stream, apply,
                          grad, x, channels, f, static_cast<const A*>(grad_weight),
-                         static_cast<const A*>(grad_bias), A(1) / static_cast<A>(layout.count()),
-                         out);
+                         static_cast<const A*>(grad_bias), count_inverse, out);
       }
     });
   }

@@ -2,6 +2,8 @@
 // figure is in kernels.cuh.
 #pragma once
 
+#include <cuda_pipeline.h>
+
 #include "batch_norm_act2d/op.h"
 #include "core/cuda/common.cuh"
 
@@ -27,7 +29,7 @@ struct Grid {
   int columns, lines;
   int64_t tiles, chunk, chunks;  // blocks along the columns; rows of a chunk; blocks along the rows
 
-  // Use about `blocks` blocks per multiprocessor.
+  // Use about `blocks` blocks per multiprocessor; 0: one block per column.
   Grid(NormLayout layout, int blocks)
       : rows(layout.count() / (V / kChannels)),
         channels(layout.channels),
@@ -46,7 +48,7 @@ struct Grid {
     tiles = ceil_div(vectors, columns);
     lines = kThreads / columns;
     const int64_t wanted =
-        ceil_div(blocks * Device::attribute(cudaDevAttrMultiProcessorCount), tiles);
+        ceil_div(std::max(1, blocks * Device::attribute(cudaDevAttrMultiProcessorCount)), tiles);
     const int64_t most = std::max<int64_t>(1, rows / (lines * kUnroll));
     chunk = ceil_div(rows, std::min({wanted, most, int64_t{65535}}));
     chunks = ceil_div(rows, chunk);
@@ -114,6 +116,52 @@ struct Slice {
       offsets[0] = next();
       f(Width<1>{}, offsets);
     }
+  }
+};
+
+// Vectors of a thread in global memory.
+template <typename T>
+struct Global {
+  const T* x;
+
+  template <int N, int V>
+  __device__ void load(const int64_t* offsets, Vector<T, V> (&vectors)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      vectors[i] = load_vector<V>(x + offsets[i]);
+    }
+  }
+};
+
+// Vectors of a thread in shared memory: a copy of a slice, in the order of Slice::for_each.
+template <typename T, int V>
+struct Shared {
+  Vector<T, V>* next;
+
+  // Start to copy.
+  template <typename G>
+  __device__ static void copy(const Slice<G>& slice, const T* x, Vector<T, V>* to) {
+    to += threadIdx.x;
+    slice.for_each([&](auto count, const int64_t* offsets) {
+#pragma unroll
+      for (int i = 0; i < count.value; ++i) {
+        if constexpr (sizeof(*to) < 4) {
+          to[i * kThreads] = load_vector<V>(x + offsets[i]);
+        } else {
+          __pipeline_memcpy_async(to + i * kThreads, x + offsets[i], sizeof(*to));
+        }
+      }
+      to += count.value * kThreads;
+    });
+  }
+
+  template <int N>
+  __device__ void load(const int64_t*, Vector<T, V> (&vectors)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      vectors[i] = next[i * kThreads];
+    }
+    next += N * kThreads;
   }
 };
 

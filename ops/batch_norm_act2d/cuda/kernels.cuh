@@ -1,4 +1,5 @@
-// CUDA batch normalisation and activation: kernels.
+// CUDA batch normalisation and activation: kernels. NCHW, a channel that fits in shared memory:
+// channel_…, whose block reads its channel once. Otherwise three kernels:
 //
 //   rows (pixels)   columns (vectors of channels)
 //   ┌──────────┬──────────┐  chunk 0     chunk_…   two sums of each channel and chunk
@@ -16,15 +17,6 @@
 #include "batch_norm_act2d/cuda/grid.cuh"
 
 namespace ops::cuda {
-
-// Load vectors of x into `vectors`.
-template <int N, int V, typename T>
-__device__ void load_all(const T* x, const int64_t* offsets, Vector<T, V> (&vectors)[N]) {
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    vectors[i] = load_vector<V>(x + offsets[i]);
-  }
-}
 
 // Add the sums of all lines of a block; call store(c, a, b) with those of channel c of a column.
 template <typename G, typename A, typename F>
@@ -56,12 +48,11 @@ __device__ void add_lines(const Slice<G>& slice, const A (&a)[G::kChannels],
   }
 }
 
-// Mean and Σ (x − mean)² of each channel and chunk. The sums are of x − x₀, with the chunk's first
-// element x₀, for precision where the mean is large.
-template <typename G, typename T, typename A = acc_t<T>>
-__global__ void __launch_bounds__(kThreads, kBlocks)
-    chunk_statistics(G g, const T* __restrict__ x, A* __restrict__ partials) {
-  const Slice<G> slice(g, false);
+// Mean and Σ (x − mean)² of each channel of a slice, for store(channel, mean, squares). The sums
+// are of x − x₀, with the slice's first element x₀, for precision where the mean is large.
+template <typename G, typename T, typename Source, typename Store, typename A = acc_t<T>>
+__device__ void reduce_statistics(const Slice<G>& slice, const T* x, Source source,
+                                  const Store& store) {
   A origin[G::kChannels], sum[G::kChannels]{}, square[G::kChannels]{};
   if (slice.inside()) {
     const T* from = x + slice.offset(slice.first);
@@ -71,7 +62,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     }
     slice.for_each([&](auto count, const int64_t* offsets) {
       Vector<T, G::V> vectors[count.value];
-      load_all(x, offsets, vectors);
+      source.load(offsets, vectors);
 #pragma unroll
       for (int i = 0; i < count.value; ++i) {
 #pragma unroll
@@ -86,30 +77,39 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   }
   const A n = static_cast<A>((slice.last - slice.first) * (G::V / G::kChannels));
   add_lines(slice, sum, square, [&](int c, A s, A q) {
-    A* to = partials + blockIdx.y * g.channels + slice.channel + c;
-    *to = origin[c] + s / n;
-    to[g.chunks * g.channels] = max(q - s * (s / n), A(0));
+    store(slice.channel + c, origin[c] + s / n, max(q - s * (s / n), A(0)));
+  });
+}
+
+template <typename G, typename T, typename A = acc_t<T>>
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    chunk_statistics(G g, const T* __restrict__ x, A* __restrict__ partials) {
+  const Slice<G> slice(g, false);
+  reduce_statistics(slice, x, Global<T>{x}, [&](int64_t channel, A mean, A squares) {
+    A* to = partials + blockIdx.y * g.channels + channel;
+    to[0] = mean;
+    to[g.chunks * g.channels] = squares;
   });
 }
 
 constexpr int kFinishChannels = 32, kFinishLines = 32;
 
 // Add up f(chunk, sums) over all chunks; the threads of line 0 get the sums.
-template <typename F>
-__device__ void add_chunks(int64_t chunks, bool inside, double (&sums)[3], const F& f) {
-  __shared__ double shared[3][kFinishLines][kFinishChannels];
+template <int N, typename F>
+__device__ void add_chunks(int64_t chunks, bool inside, double (&sums)[N], const F& f) {
+  __shared__ double shared[N][kFinishLines][kFinishChannels];
   if (inside) {
 #pragma unroll 4
     for (int64_t chunk = threadIdx.y; chunk < chunks; chunk += kFinishLines) {
       f(chunk, sums);
     }
   }
-  for (int k = 0; k < 3; ++k) {
+  for (int k = 0; k < N; ++k) {
     shared[k][threadIdx.y][threadIdx.x] = sums[k];
   }
   __syncthreads();
   if (threadIdx.y == 0) {
-    for (int k = 0; k < 3; ++k) {
+    for (int k = 0; k < N; ++k) {
       for (int line = 1; line < kFinishLines; ++line) {
         sums[k] += shared[k][line][threadIdx.x];
       }
@@ -167,18 +167,17 @@ struct Affine {
   }
 };
 
-template <typename G, typename T, typename F, typename A = acc_t<T>>
-__global__ void __launch_bounds__(kThreads, kBlocks)
-    apply_forward(G g, const T* __restrict__ x, Channels<A> channels, F f, T* __restrict__ out) {
-  wait_for_previous_kernel();
-  const Slice<G> slice(g, true);
+// Normalise a slice, apply the activation f and store to `out`.
+template <typename T, typename G, typename Source, typename F, typename A>
+__device__ void apply(const Slice<G>& slice, Source source, const Channels<A>& channels, const F& f,
+                      T* out) {
   if (!slice.inside()) {
     return;
   }
   const Affine<G, A> affine(channels, slice.channel);
   slice.for_each([&](auto count, const int64_t* offsets) {
     Vector<T, G::V> vectors[count.value];
-    load_all(x, offsets, vectors);
+    source.load(offsets, vectors);
 #pragma unroll
     for (int i = 0; i < count.value; ++i) {
 #pragma unroll
@@ -192,17 +191,45 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   });
 }
 
+template <typename G, typename T, typename F, typename A = acc_t<T>>
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    apply_forward(G g, const T* __restrict__ x, Channels<A> channels, F f, T* __restrict__ out) {
+  wait_for_previous_kernel();
+  apply(Slice<G>(g, true), Global<T>{x}, channels, f, out);
+}
+
+// The forward pass of a channel that fits in shared memory.
+template <typename G, typename T, typename F, typename A = acc_t<T>>
+__global__ void __launch_bounds__(kThreads)
+    channel_forward(G g, const T* __restrict__ x, Statistics<A> statistics, Channels<A> channels,
+                    F f, T* __restrict__ out) {
+  extern __shared__ __align__(kVectorBytes) char memory[];
+  using Source = Shared<T, G::V>;
+  const auto copy = reinterpret_cast<Vector<T, G::V>*>(memory);
+  const Slice<G> slice(g, false);
+  Source::copy(slice, x, copy);
+  __pipeline_commit();
+  __pipeline_wait_prior(0);
+  const Source source{copy + threadIdx.x};
+  reduce_statistics(slice, x, source, [&](int64_t channel, A mean, A squares) {
+    statistics.store(channel, mean, squares);
+  });
+  __syncthreads();
+  apply(slice, source, channels, f, out);
+}
+
 // For each element of a slice, call use(element, c, g, x − mean): its channel c in the vector, its
 // gradient g before the activation. `element`, the given gradient, may be overwritten; then call
 // store(offset, vector) with the vector.
-template <typename G, typename T, typename F, typename A, typename Use, typename Store>
-__device__ void for_each_gradient(const Slice<G>& slice, const T* grad, const T* x,
+template <typename T, typename G, typename Source, typename F, typename A, typename Use,
+          typename Store>
+__device__ void for_each_gradient(const Slice<G>& slice, Source grad, Source x,
                                   const Affine<G, A>& affine, const F& f, const Use& use,
                                   const Store& store) {
   slice.for_each([&](auto count, const int64_t* offsets) {
     Vector<T, G::V> grads[count.value], inputs[count.value];
-    load_all(grad, offsets, grads);
-    load_all(x, offsets, inputs);
+    grad.load(offsets, grads);
+    x.load(offsets, inputs);
 #pragma unroll
     for (int i = 0; i < count.value; ++i) {
 #pragma unroll
@@ -217,16 +244,15 @@ __device__ void for_each_gradient(const Slice<G>& slice, const T* grad, const T*
   });
 }
 
-// Σ g and Σ g (x − mean) of each channel and chunk; g is the gradient before the activation.
-template <typename G, typename T, typename F, typename A = acc_t<T>>
-__global__ void __launch_bounds__(kThreads, kBlocks)
-    chunk_gradients(G g, const T* __restrict__ grad, const T* __restrict__ x, Channels<A> channels,
-                    F f, A* __restrict__ partials) {
-  const Slice<G> slice(g, false);
+// Σ g and Σ g (x − mean) of each channel of a slice, for store(channel, Σ g, Σ g (x − mean)); g is
+// the gradient before the activation.
+template <typename T, typename G, typename Source, typename F, typename A, typename Store>
+__device__ void reduce_gradients(const Slice<G>& slice, Source grad, Source x,
+                                 const Channels<A>& channels, const F& f, const Store& store) {
   A sum[G::kChannels]{}, product[G::kChannels]{};
   if (slice.inside()) {
     const Affine<G, A> affine(channels, slice.channel);
-    for_each_gradient(
+    for_each_gradient<T>(
         slice, grad, x, affine, f,
         [&](T&, int c, A value, A d) {
           sum[c] += value;
@@ -234,11 +260,20 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
         },
         [](int64_t, const Vector<T, G::V>&) {});
   }
-  add_lines(slice, sum, product, [&](int c, A s, A p) {
-    A* to = partials + blockIdx.y * g.channels + slice.channel + c;
-    *to = s;
-    to[g.chunks * g.channels] = p;
-  });
+  add_lines(slice, sum, product, [&](int c, A s, A p) { store(slice.channel + c, s, p); });
+}
+
+template <typename G, typename T, typename F, typename A = acc_t<T>>
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    chunk_gradients(G g, const T* __restrict__ grad, const T* __restrict__ x, Channels<A> channels,
+                    F f, A* __restrict__ partials) {
+  const Slice<G> slice(g, false);
+  reduce_gradients<T>(slice, Global<T>{grad}, Global<T>{x}, channels, f,
+                      [&](int64_t channel, A s, A p) {
+                        A* to = partials + blockIdx.y * g.channels + channel;
+                        to[0] = s;
+                        to[g.chunks * g.channels] = p;
+                      });
 }
 
 // Gradients of weight and bias.
@@ -250,8 +285,8 @@ __global__ void __launch_bounds__(kFinishChannels* kFinishLines)
   wait_for_previous_kernel();
   const int64_t channel = static_cast<int64_t>(blockIdx.x) * kFinishChannels + threadIdx.x;
   const bool inside = channel < channels;
-  double sums[3]{};
-  add_chunks(chunks, inside, sums, [&](int64_t i, double (&sums)[3]) {
+  double sums[2]{};
+  add_chunks(chunks, inside, sums, [&](int64_t i, double (&sums)[2]) {
     sums[0] += partials[i * channels + channel];
     sums[1] += partials[(chunks + i) * channels + channel];
   });
@@ -261,14 +296,11 @@ __global__ void __launch_bounds__(kFinishChannels* kFinishLines)
   }
 }
 
-// Gradient of the input: scale (g − Σ g / n − x̂ Σ g x̂ / n), x̂ = (x − mean) rstd.
-template <typename G, typename T, typename F, typename A = acc_t<T>>
-__global__ void __launch_bounds__(kThreads, kBlocks)
-    apply_backward(G g, const T* __restrict__ grad, const T* __restrict__ x, Channels<A> channels,
-                   F f, const A* __restrict__ grad_weight, const A* __restrict__ grad_bias,
-                   A count_inverse, T* __restrict__ out) {
-  wait_for_previous_kernel();
-  const Slice<G> slice(g, true);
+// Store the gradient of the input: scale (g − Σ g / n − x̂ Σ g x̂ / n), x̂ = (x − mean) rstd.
+template <typename T, typename G, typename Source, typename F, typename A>
+__device__ void apply(const Slice<G>& slice, Source grad, Source x, const Channels<A>& channels,
+                      const F& f, const A* grad_weight, const A* grad_bias, A count_inverse,
+                      T* out) {
   if (!slice.inside()) {
     return;
   }
@@ -281,12 +313,46 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     offset[c] = factor * grad_bias[channel];
     slope[c] = factor * (grad_weight[channel] * channels.rstd[channel]);
   }
-  for_each_gradient(
+  for_each_gradient<T>(
       slice, grad, x, affine, f,
       [&](T& element, int c, A value, A d) {
         element = static_cast<T>(affine.scale[c] * value - offset[c] - d * slope[c]);
       },
       [&](int64_t at, const Vector<T, G::V>& result) { store_vector(out + at, result); });
+}
+
+template <typename G, typename T, typename F, typename A = acc_t<T>>
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    apply_backward(G g, const T* __restrict__ grad, const T* __restrict__ x, Channels<A> channels,
+                   F f, const A* __restrict__ grad_weight, const A* __restrict__ grad_bias,
+                   A count_inverse, T* __restrict__ out) {
+  wait_for_previous_kernel();
+  apply(Slice<G>(g, true), Global<T>{grad}, Global<T>{x}, channels, f, grad_weight, grad_bias,
+        count_inverse, out);
+}
+
+// The backward pass of a channel that fits in shared memory with its gradient. `out` may be null.
+template <typename G, typename T, typename F, typename A = acc_t<T>>
+__global__ void __launch_bounds__(kThreads)
+    channel_backward(G g, const T* __restrict__ grad, const T* __restrict__ x, Channels<A> channels,
+                     F f, A* grad_weight, A* grad_bias, A count_inverse, T* __restrict__ out) {
+  extern __shared__ __align__(kVectorBytes) char memory[];
+  using Source = Shared<T, G::V>;
+  const auto copy = reinterpret_cast<Vector<T, G::V>*>(memory);
+  const Slice<G> slice(g, false);
+  Source::copy(slice, grad, copy);
+  Source::copy(slice, x, copy + g.rows);
+  __pipeline_commit();
+  __pipeline_wait_prior(0);
+  const Source grads{copy + threadIdx.x}, inputs{grads.next + g.rows};
+  reduce_gradients<T>(slice, grads, inputs, channels, f, [&](int64_t channel, A s, A p) {
+    grad_bias[channel] = s;
+    grad_weight[channel] = p * channels.rstd[channel];
+  });
+  if (out != nullptr) {
+    __syncthreads();
+    apply(slice, grads, inputs, channels, f, grad_weight, grad_bias, count_inverse, out);
+  }
 }
 
 }  // namespace ops::cuda

@@ -42,13 +42,14 @@ inline bool has_mma() {
   return Device::attribute(cudaDevAttrComputeCapabilityMajor) >= 8;
 }
 
-constexpr size_t kSharedBytes = 48 * 1024;  // per block without opt-in
+constexpr size_t kSharedBytes = 48 * 1024;       // per block without opt-in
+constexpr size_t kStaticSharedBytes = 8 * 1024;  // of it for static arrays, at most
 
-// Launch with `shared` bytes of dynamic shared memory; opt in above 48 KB.
+// Launch with `shared` bytes of dynamic shared memory; opt in where a block may exceed 48 KB.
 template <typename Kernel, typename... Args>
 void launch_kernel(Kernel kernel, dim3 blocks, dim3 threads, size_t shared, cudaStream_t stream,
                    Args... args) {
-  if (shared > kSharedBytes) {
+  if (shared > kSharedBytes - kStaticSharedBytes) {
     STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                         static_cast<int>(shared)));
   }
