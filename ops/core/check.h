@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <sstream>
 #include <stdexcept>
-#include <string>
 #include <vector>
 
 #include "core/compat.h"

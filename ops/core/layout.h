@@ -49,11 +49,14 @@ inline int64_t dim_from_inside(int64_t n, int64_t k, MemoryFormat format) {
   return format == MemoryFormat::Contiguous ? n - 1 - k : channels_last_dim(n, k);
 }
 
+// Return the format of a tensor with `dim` dimensions (4 or 5 if channels-last).
+inline MemoryFormat memory_format(int64_t dim, bool channels_last) {
+  return !channels_last ? MemoryFormat::Contiguous
+         : dim == 4     ? MemoryFormat::ChannelsLast
+                        : MemoryFormat::ChannelsLast3d;
+}
 inline MemoryFormat memory_format(const Tensor& x) {
-  if (!is_channels_last(x)) {
-    return MemoryFormat::Contiguous;
-  }
-  return x.dim() == 4 ? MemoryFormat::ChannelsLast : MemoryFormat::ChannelsLast3d;
+  return memory_format(x.dim(), is_channels_last(x));
 }
 
 // Return the strides of a dense tensor of shape `sizes`.
@@ -118,6 +121,12 @@ inline Tensor empty(const Tensor& like, const std::vector<int64_t>& sizes,
                     MemoryFormat format = MemoryFormat::Contiguous) {
   const auto strides = strides_of(sizes, format);
   return empty_strided(like, sizes.data(), strides.data(), sizes.size(), like.scalar_type());
+}
+
+// Allocate a result, of shape [0] if it is not needed.
+inline Tensor empty_if(bool needed, const Tensor& like, const std::vector<int64_t>& sizes,
+                       MemoryFormat format = MemoryFormat::Contiguous) {
+  return needed ? empty(like, sizes, format) : empty(like, {0});
 }
 
 // Allocate a tensor with the shape, strides and dtype of the dense tensor x.

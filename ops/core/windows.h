@@ -27,17 +27,13 @@ inline ImageStrides image_strides(bool channels_last, int64_t c, int64_t h, int6
                        : ImageStrides{c * h * w, h * w, w, 1};
 }
 
-inline MemoryFormat image_format(bool channels_last) {
-  return channels_last ? MemoryFormat::ChannelsLast : MemoryFormat::Contiguous;
-}
-
 inline Tensor empty_image(const Tensor& like, int64_t n, int64_t c, int64_t h, int64_t w,
                           bool channels_last) {
-  return empty(like, {n, c, h, w}, image_format(channels_last));
+  return empty(like, {n, c, h, w}, memory_format(4, channels_last));
 }
 
 inline Tensor in_format(const Tensor& x, bool channels_last) {
-  return as_contiguous(x, image_format(channels_last));
+  return as_contiguous(x, memory_format(4, channels_last));
 }
 
 // User arguments: each two integers, vertical and horizontal.

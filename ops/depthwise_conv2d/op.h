@@ -94,13 +94,9 @@ std::tuple<Tensor, Tensor, Tensor> depthwise_conv2d_backward(
   const Tensor x = need_weight ? input_of<Backend>(input, g) : input;
   const Tensor w = as_contiguous(weight);
   const Tensor grad = in_format(grad_output, g.channels_last);
-  const auto allocate_if = [&](bool needed, std::vector<int64_t> sizes) {
-    return empty(weight, needed ? sizes : std::vector<int64_t>{0});
-  };
-  Tensor grad_input =
-      need_input ? empty_image(x, g.n, g.c, g.h, g.w, is_channels_last(input)) : empty(weight, {0});
-  Tensor grad_weight = allocate_if(need_weight, {g.c, 1, g.kernel_h, g.kernel_w});
-  Tensor grad_bias = allocate_if(need_bias, {g.c});
+  Tensor grad_input = empty_if(need_input, x, {g.n, g.c, g.h, g.w}, memory_format(input));
+  Tensor grad_weight = empty_if(need_weight, w, {g.c, 1, g.kernel_h, g.kernel_w});
+  Tensor grad_bias = empty_if(need_bias, w, {g.c});
   dispatch_floating(op, x.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     const auto pointer = [](bool needed, const Tensor& to) {

@@ -42,7 +42,7 @@ Tensor global_avg_pool2d_backward(const Tensor& grad_output, int64_t height, int
   check(height >= 0 && width >= 0, op, ": height and width must be at least 0, got ", height,
         " and ", width);
   const Tensor grad = as_contiguous(grad_output);
-  const MemoryFormat format = channels_last ? MemoryFormat::ChannelsLast : MemoryFormat::Contiguous;
+  const MemoryFormat format = memory_format(4, channels_last);
   Tensor out = empty(grad, {grad.size(0), grad.size(1), height, width}, format);
   dispatch_floating(op, grad.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;

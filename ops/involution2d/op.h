@@ -1,7 +1,6 @@
 // Involution: arguments, geometry and output allocation, the same on every device.
 #pragma once
 
-#include <optional>
 #include <tuple>
 
 #include "core/windows.h"

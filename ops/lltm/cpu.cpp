@@ -33,18 +33,6 @@ struct Backend {
         aoti_torch_cpu_addmm_out(out.get(), out.get(), a.get(), b.get(), 1, 1));
   }
 
-  // grad_weights = gatesᵀ · [h, x], where h is h0, then the outputs. A single product reads the
-  // gates once: they exceed the cache for long sequences.
-  template <typename O>
-  static void weight_gradient(const LltmSizes& sizes, const Tensor& gates, const Tensor& x,
-                              const Tensor& h0, const Tensor& output, const Tensor& grad_weights) {
-    const int64_t total = sizes.steps * sizes.batch;
-    const Tensor concat = empty(gates, {total, sizes.state + sizes.input});
-    concat_rows(sizes, h0.const_data_ptr<O>(), output.const_data_ptr<O>(), x.const_data_ptr<O>(),
-                concat.mutable_data_ptr<O>());
-    multiply(grad_weights, rows_transposed(gates, 0, total, 3 * sizes.state), concat);
-  }
-
   // Run a forward or backward step.
   template <typename Step>
   static void run(const Tensor&, const LltmSizes& sizes, const Step& step) {
@@ -83,23 +71,6 @@ struct Backend {
                                                     std::min(end * kVector, columns), sums.data()));
                                 });
     std::copy(sums.begin(), sums.end(), out.mutable_data_ptr<T>());
-  }
-
- private:
-  // Write rows [h, x] of all steps.
-  template <typename O>
-  static void concat_rows(const LltmSizes& sizes, const O* h0, const O* output, const O* x,
-                          O* concat) {
-    const int64_t n = sizes.batch, state = sizes.state, input = sizes.input;
-    torch::stable::parallel_for(
-        0, sizes.steps * n, kGrain / (state + input + 1) + 1, [&](int64_t begin, int64_t end) {
-          O* to = concat + begin * (state + input);
-          for (int64_t row = begin; row < end; ++row) {
-            const O* h = row < n ? h0 + row * state : output + (row - n) * state;
-            to = std::copy(h, h + state, to);
-            to = std::copy(x + row * input, x + (row + 1) * input, to);
-          }
-        });
   }
 };
 

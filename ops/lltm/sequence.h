@@ -7,7 +7,7 @@
 //                  (one matrix product)          for t = T − 1 … 0:
 //   for t = 0 … T − 1:                             step: gradients of gates t, cell t − 1
 //     products[t] += h · weights_hᵀ                grad_h = gates[t] · weights_h
-//     step: gates ──► cell, h                    grad of x, weights: one product over all steps
+//     step: gates ──► cell, h                    grad of x, weights: products over all steps
 #pragma once
 
 #include "lltm/op.h"
@@ -136,15 +136,12 @@ FiveTensors lltm_backward(const LltmNames& names, int64_t dim, LltmGradients gra
   const Tensor p = as_contiguous(products);
 
   const Tensor w = Backend::operand(a.weights);
-  const auto make = [&](const Tensor& like, bool needed, std::vector<int64_t> sizes) {
-    return empty(like, needed ? sizes : std::vector<int64_t>{0});
-  };
   // In the dtype of matrix operands; rounded to `dtype` on return.
-  Tensor grad_input = make(w, need_input, {a.input.sizes().begin(), a.input.sizes().end()});
-  Tensor grad_weights = make(w, need_weights, {3 * s, wide});
-  Tensor grad_old_h = make(w, need_h, {n, s});
-  Tensor grad_bias = make(a.input, need_bias, {3 * s});
-  Tensor grad_old_cell = make(a.input, need_cell, {n, s});
+  Tensor grad_input = empty_if(need_input, w, {a.input.sizes().begin(), a.input.sizes().end()});
+  Tensor grad_weights = empty_if(need_weights, w, {3 * s, wide});
+  Tensor grad_old_h = empty_if(need_h, w, {n, s});
+  Tensor grad_bias = empty_if(need_bias, a.input, {3 * s});
+  Tensor grad_old_cell = empty_if(need_cell, a.input, {n, s});
 
   dispatch_floating(op, dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
@@ -158,7 +155,7 @@ FiveTensors lltm_backward(const LltmNames& names, int64_t dim, LltmGradients gra
     }
     const Tensor weights_h = matrix(w, 3 * s, s, wide);
     const bool need_gates = need_input || need_weights || need_bias || need_h || steps > 1;
-    const Tensor gates = make(w, need_gates, {total, 3 * s});
+    const Tensor gates = empty_if(need_gates, w, {total, 3 * s});
     std::optional<Tensor> cells, grad_h, grad_cell;
     if (steps > 1) {
       cells = empty(a.input, {steps - 1, n, s}, sums);
@@ -209,10 +206,16 @@ FiveTensors lltm_backward(const LltmNames& names, int64_t dim, LltmGradients gra
       Backend::multiply(rows(grad_input, 0, total, in), rows(gates, 0, total, 3 * s),
                         matrix(w, 3 * s, in, wide, 1, s));
     }
-    if (need_weights) {
-      const Tensor x = Backend::operand(a.input), h0 = Backend::operand(a.old_h);
-      Backend::template weight_gradient<O>(
-          a.sizes, gates, x, h0, steps > 1 ? Backend::operand(*output) : h0, grad_weights);
+    if (need_weights) {  // gatesᵀ · [h, x], where h is old_h, then the outputs
+      Backend::multiply(matrix(grad_weights, 3 * s, in, wide, 1, s),
+                        rows_transposed(gates, 0, total, 3 * s),
+                        rows(Backend::operand(a.input), 0, total, in));
+      const Tensor by_h = matrix(grad_weights, 3 * s, s, wide);
+      Backend::multiply(by_h, rows_transposed(gates, 0, n, 3 * s), Backend::operand(a.old_h));
+      if (steps > 1) {
+        Backend::accumulate(by_h, rows_transposed(gates, n, total, 3 * s),
+                            rows(Backend::operand(*output), 0, total - n, s));
+      }
     }
     if (need_bias && !fused) {
       Backend::template sum_rows<T>(gates, total, 3 * s, grad_bias);

@@ -128,9 +128,7 @@ Tensor ncrelu_with_signs_backward(const Tensor& grad_output, const Tensor& signs
         dim, ", got ", shape{grad_output});
   check(!channels_last || n == 4 || n == 5, op,
         ": channels_last needs a grad_output of 4 or 5 dimensions, got ", shape{grad_output});
-  const MemoryFormat format = !channels_last ? MemoryFormat::Contiguous
-                              : n == 4       ? MemoryFormat::ChannelsLast
-                                             : MemoryFormat::ChannelsLast3d;
+  const MemoryFormat format = memory_format(n, channels_last);
   const Tensor g = as_contiguous(grad_output, format);
   Tensor out = empty_with_size(g, dim, g.size(dim) / 2, format);
   const HalvesLayout layout = halves_layout(out, dim, format);

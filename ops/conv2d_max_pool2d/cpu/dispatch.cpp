@@ -40,13 +40,10 @@ struct Kernels {
     const Tensor grad = in_format(grad_output, g.channels_last);
     const Tensor taps = in_format(indices, g.channels_last);
     const Tensor x = in_format(input, g.channels_last), w = as_contiguous(weight);
-    const auto allocate_if = [&](bool needed, const std::vector<int64_t>& sizes, bool nhwc) {
-      return empty(input, needed ? sizes : Pair{0}, image_format(needed && nhwc));
-    };
-    Tensor grad_input = allocate_if(mask[0], {g.n, g.in_c, g.conv.h, g.conv.w}, g.channels_last);
-    Tensor grad_weight =
-        allocate_if(mask[1], {g.out_c, g.in_c, g.conv.kernel_h, g.conv.kernel_w}, false);
-    Tensor grad_bias = allocate_if(mask[2], {g.out_c}, false);
+    Tensor grad_input =
+        empty_if(mask[0], x, {g.n, g.in_c, g.conv.h, g.conv.w}, memory_format(4, g.channels_last));
+    Tensor grad_weight = empty_if(mask[1], w, {g.out_c, g.in_c, g.conv.kernel_h, g.conv.kernel_w});
+    Tensor grad_bias = empty_if(mask[2], w, {g.out_c});
     p.grad = grad.const_data_ptr<float>();
     p.indices = taps.const_data_ptr<uint8_t>();
     p.x = x.const_data_ptr<float>();

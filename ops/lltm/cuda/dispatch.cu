@@ -45,20 +45,6 @@ struct Backend {
         aoti_torch_cuda_addmm_out(out.get(), out.get(), a.get(), b.get(), 1, 1));
   }
 
-  // grad_weights = gatesᵀ · [h, x], where h is h0, then the outputs.
-  template <typename O>
-  static void weight_gradient(const LltmSizes& sizes, const Tensor& gates, const Tensor& x,
-                              const Tensor& h0, const Tensor& output, const Tensor& grad_weights) {
-    const int64_t n = sizes.batch, total = sizes.steps * n, s = sizes.state, in = sizes.input;
-    multiply(matrix(grad_weights, 3 * s, in, s + in, 1, s), rows_transposed(gates, 0, total, 3 * s),
-             rows(x, 0, total, in));
-    const Tensor by_h = matrix(grad_weights, 3 * s, s, s + in);
-    multiply(by_h, rows_transposed(gates, 0, n, 3 * s), h0);
-    if (sizes.steps > 1) {
-      accumulate(by_h, rows_transposed(gates, n, total, 3 * s), rows(output, 0, total - n, s));
-    }
-  }
-
   template <typename T>
   static bool cell_forward(const LltmArguments& a, LltmOutputs& out) {
     if (!is_small(a.sizes)) {
