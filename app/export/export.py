@@ -21,7 +21,7 @@ from app.export.web_folder import write_web_folder
 from app.inference.onnx_runtime import RUNTIME, onnx_predictor, open_session
 from app.inference.predictor import TorchPredictor, load_data, load_torch
 from app.runs.files import write_atomically
-from app.runs.folder import WEB_SETTINGS, find_checkpoint
+from app.runs.folder import WEB_SETTINGS, data_root, find_checkpoint
 
 
 def export(cfg: ExportConfig) -> None:
@@ -35,7 +35,7 @@ def export(cfg: ExportConfig) -> None:
     name = "model.onnx" if number_format == "fp32" else f"model-{number_format}.onnx"
     path = Path(cfg.file or original.folder / name)
     check_output(cfg, path)
-    test = load_test_split(original.dataset, cfg.data.root)
+    test = load_test_split(original.dataset, data_root(original.folder, cfg.data.root))
     if cfg.layout == "both":
         _export_file(replace(cfg, layout="function", web=False), path, original, test)
         cfg, path = replace(cfg, layout="standard"), path.with_stem(f"{path.stem}-standard")
@@ -49,7 +49,8 @@ def _export_file(cfg: ExportConfig, path: Path, original: TorchPredictor, test: 
         logging.disable(logging.WARNING)
         model = build_graph(original, cfg)
         if cfg.quantize:
-            images = load_data(original.checkpoint, cfg.data.root).val.images
+            root = data_root(original.folder, cfg.data.root)
+            images = load_data(original.checkpoint, root).val.images
             images = images if cfg.preprocess else original.normalize(images)
             model = quantize(model, images)
     model = check(model)

@@ -17,6 +17,7 @@ from app.inference.predictor import Predictor, load_predictor
 from app.inference.preprocess import SIDE, bright_on_black, frame
 from app.models import MIN_SIDE
 from app.runs.files import csv_text, write_results
+from app.runs.folder import data_root
 
 
 def predict(cfg: PredictConfig) -> None:
@@ -36,7 +37,7 @@ def predict(cfg: PredictConfig) -> None:
 
 def predict_test_images(predictor: Predictor, cfg: PredictConfig) -> None:
     """Print accuracy and confusion matrix; write predictions.csv and predictions.png."""
-    split = load_test_split(predictor.dataset, cfg.data.root)
+    split = load_test_split(predictor.dataset, data_root(predictor.folder, cfg.data.root))
     logits = predictor.logits(split.images)
     predictions = Predictions.of(predictor.classes, split.labels, logits)
     instead = f" (instead of {predictor.fallback_from})" if predictor.fallback_from else ""

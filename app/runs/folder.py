@@ -192,6 +192,17 @@ def read_settings(folder: Path) -> dict[str, Any]:
     return settings
 
 
+def data_root(folder: Path, asked: str) -> str:
+    """Return the `data.root` of the run in `folder`.
+
+    Return `asked` if it was typed, if the run's folder of data sets is gone, or without a run.
+    """
+    if "data.root" in typed_overrides() or not (folder / CONFIG).is_file():
+        return asked
+    root = flatten(read_settings(folder)).get("data.root")
+    return root if isinstance(root, str) and Path(root).is_dir() else asked
+
+
 def own_settings(network: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of a network without those of other networks, which 0.1.0 also wrote."""
     name = network.get("name", "lenet")

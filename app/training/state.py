@@ -23,6 +23,7 @@ from app.runs.folder import (
     NON_HYPERPARAMETERS,
     SUMMARY,
     create_run_folder,
+    data_root,
     find_run,
     find_runs,
     flatten,
@@ -192,8 +193,7 @@ def load_config(folder: Path, asked: TrainConfig, saved: Checkpoint | None) -> T
                 f"{option}: the run to resume has {key}={format_value(own.get(key))}; "
                 "leave it out, or start a new run"
             )
-    if "data.root" in typed or not Path(cfg.data.root).is_dir():
-        cfg.data.root = asked.data.root
+    cfg.data.root = data_root(folder, asked.data.root)
     cfg.outputs, cfg.resume = asked.outputs, str(folder)
     return cfg
 

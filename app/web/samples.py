@@ -10,26 +10,28 @@ import torch
 from app.data.datasets import load_test_split
 from app.inference.metrics import Predictions
 from app.inference.predictor import Predictor
+from app.runs.folder import data_root
 from app.web.networks import load_network
 
 MISTAKES, IMAGES = 40, 60  # largest numbers of mistakes and of all images
 
 
-def choose_samples(path: Path, data_root: str) -> list[dict[str, Any]]:
+def choose_samples(path: Path, root: str) -> list[dict[str, Any]]:
     """Choose test images for the network in `path`: confident mistakes first, then hits.
 
     Return for each the label, the predicted class, whether they differ, and the pixels (28x28
-    bytes in base64). Raise a UserError if the network or its data set cannot be used.
+    bytes in base64). `root` is for networks without a run's `data.root`. Raise a UserError if the
+    network or its data set cannot be used.
     """
-    return _choose(load_network(path), data_root)
+    return _choose(load_network(path), data_root(path.parent, root))
 
 
 _test_split = functools.lru_cache(maxsize=4)(load_test_split)
 
 
 @functools.lru_cache(maxsize=16)
-def _choose(network: Predictor, data_root: str) -> list[dict[str, Any]]:
-    split = _test_split(network.dataset, data_root)
+def _choose(network: Predictor, root: str) -> list[dict[str, Any]]:
+    split = _test_split(network.dataset, root)
     logits = network.logits(split.images)
     predictions = Predictions.of(network.classes, split.labels, logits)
     wrong, predicted = predictions.mistakes, predictions.predicted

@@ -2,6 +2,7 @@
 
 import pytest
 
+import app.runs.folder
 import app.training.state
 from app.config.errors import UserError
 from app.config.schema import DataConfig, SeparableConfig, TrainConfig
@@ -24,7 +25,8 @@ def test_resumed_run_keeps_its_data_root(tmp_path, monkeypatch, typed, expected)
     saved, other = (DataConfig(root=str(tmp_path / name)) for name in ("saved", "other"))
     folder = create_run_folder(TrainConfig(data=saved, outputs=str(tmp_path)))
     by_key = {override.partition("=")[0]: override for override in typed}
-    monkeypatch.setattr(app.training.state, "typed_overrides", lambda: by_key)
+    for module in (app.training.state, app.runs.folder):
+        monkeypatch.setattr(module, "typed_overrides", lambda: by_key)
     asked = TrainConfig(data=other, outputs=str(tmp_path))
     assert load_config(folder, asked, None).data.root == str(tmp_path / expected)
 

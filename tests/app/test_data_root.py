@@ -1,0 +1,46 @@
+"""The `data.root` of a run, which later commands use, too."""
+
+from dataclasses import asdict
+
+import pytest
+from omegaconf import OmegaConf
+
+import app.runs.folder
+from app.config.errors import UserError
+from app.config.schema import DataConfig, DataRoot, ExportConfig, PredictConfig, TrainConfig
+from app.export.export import export
+from app.inference.output import predict
+from app.runs.folder import CONFIG
+from app.web.samples import choose_samples
+from tests.app.idx import write_dataset
+
+
+@pytest.fixture
+def run(make_run, tmp_path):
+    """Return the folder of a run on the MNIST in tmp_path / "own"."""
+    folder, own = make_run(name="mnist"), tmp_path / "own"
+    write_dataset(own)
+    (folder / CONFIG).parent.mkdir()
+    settings = asdict(TrainConfig(data=DataConfig(root=str(own))))
+    (folder / CONFIG).write_text(OmegaConf.to_yaml(settings))
+    return folder
+
+
+@pytest.mark.usefixtures("short_latency_benchmark")
+def test_predict_export_and_draw_use_the_data_root_of_the_run(run, tmp_path, capsys):
+    other = DataRoot(str(tmp_path / "other"))
+    export(ExportConfig(checkpoint=str(run), quantize="int8", data=other))
+    predict(PredictConfig(checkpoint=str(run), device="cpu", data=other))
+    assert " of 100 images right" in capsys.readouterr().out
+    assert len(choose_samples(run / "best.pt", other.root)) > 0
+    assert not (tmp_path / "other").exists()
+
+
+def test_typed_data_root_comes_first(run, tmp_path, monkeypatch):
+    root = tmp_path / "file"
+    root.touch()
+    typed = {"data.root": f"data.root={root}"}
+    monkeypatch.setattr(app.runs.folder, "typed_overrides", lambda: typed)
+    cfg = PredictConfig(checkpoint=str(run), device="cpu", data=DataRoot(str(root)))
+    with pytest.raises(UserError, match=f"^data.root={root}: "):
+        predict(cfg)
