@@ -1,6 +1,8 @@
 """Exported networks in ONNX Runtime."""
 
+import io
 import json
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,7 +97,8 @@ def open_session(
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # fatal only: errors are raised, too
     options.intra_op_num_threads = threads
-    session = onnxruntime.InferenceSession(model, options, providers=providers)
+    with redirect_stdout(io.StringIO()):  # it prints the errors that it raises
+        session = onnxruntime.InferenceSession(model, options, providers=providers)
     if device.startswith("cuda") and "CUDAExecutionProvider" not in session.get_providers():
         raise UserError(f"device={device}: ONNX Runtime cannot use it, choose from auto, cpu")
     return session

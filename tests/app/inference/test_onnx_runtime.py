@@ -130,15 +130,22 @@ def test_unusable_model_raises(exported, change, says):
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("content", [b"", b"hello", "half"])
-def test_damaged_file_raises(exported, content):
+@pytest.mark.parametrize("damage", ["empty", "text", "half", "not utf-8"])
+def test_damaged_file_raises(exported, damage, capfd):
     path = exported / "model.onnx"
     whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2] if content == "half" else content)
+    contents = {
+        "empty": b"",
+        "text": b"hello",
+        "half": whole[: len(whole) // 2],
+        "not utf-8": whole.replace(b"MaxPool", b"\xa0axPool"),
+    }
+    path.write_bytes(contents[damage])
     with pytest.raises(UserError) as raised:
         load_onnx(path)
     assert str(raised.value).startswith(f"checkpoint={path}: {RUNTIME} cannot load it: ")
     assert "\n" not in str(raised.value)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_missing_file_or_device_raises(tmp_path, exported):
