@@ -33,6 +33,12 @@ def _device(value: str) -> str:
     return value
 
 
+def _stages(value: list[list[int]]) -> list[list[int]]:
+    if len(value) != 3 or not all(value):
+        raise ValueError("Input should be three lists of channels, such as [[16],[24,24],[40,48]]")
+    return value
+
+
 # Hydra parses outputs=2026 as a number
 Text = Annotated[str, Field(coerce_numbers_to_str=True), AfterValidator(_not_blank)]
 Path = Annotated[str, Field(coerce_numbers_to_str=True), AfterValidator(_path)]
@@ -41,8 +47,7 @@ Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(strict=True, ge=0, lt=1)]
 Channels = Annotated[int, Field(strict=True, ge=1, le=1024)]
-Stage = Annotated[list[Channels], Field(min_length=1)]
-Stages = Annotated[list[Stage], Field(min_length=3, max_length=3)]
+Stages = Annotated[list[list[Channels]], AfterValidator(_stages)]
 Device = Annotated[str, AfterValidator(_device)]
 
 
