@@ -268,5 +268,7 @@ def not_finite(run: Run, what: str, step: int) -> RunError:
 
 def last_good(run: Run) -> str:
     """Describe the last checkpoint, for error messages."""
-    last = run.folder / LAST
-    return f"last good checkpoint: {last}" if last.is_file() else "there is no checkpoint yet"
+    for path in (run.folder / LAST, run.folder / BEST):
+        if path.is_file():
+            return f"last good checkpoint: {path}"
+    return "there is no checkpoint yet"

@@ -13,7 +13,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch.nn import functional as F
 
 import ops
-from app.config.errors import RunError, UserError
+from app.config.errors import RunError, UserError, WriteError
 from app.config.schema import (
     DataConfig,
     LeNetConfig,
@@ -267,6 +267,17 @@ def test_full_disk_keeps_the_last_checkpoint(cfg, monkeypatch):
     assert load_checkpoint(last).metrics["epoch"] == 1
     monkeypatch.undo()
     assert train(dataclasses.replace(cfg, resume="latest"))["steps"] == 14
+
+
+def test_message_names_best_where_last_could_not_be_written(cfg, monkeypatch):
+    def fill_the_disk(*arguments, **metrics):
+        raise WriteError("last.pt: cannot be written: No space left on device")
+
+    monkeypatch.setattr(training, "save_last", fill_the_disk)
+    with pytest.raises(RunError) as error:
+        train(cfg)
+    (best,) = Path(cfg.outputs).rglob("best.pt")
+    assert str(error.value).endswith(f"No space left on device (last good checkpoint: {best})")
 
 
 @pytest.mark.parametrize(
