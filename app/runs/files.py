@@ -4,13 +4,12 @@ import csv
 import io
 import os
 import secrets
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from app.config.errors import WriteError, writing
+from app.config.errors import writing
 
 
 def write_atomically(path: str | Path, content: bytes | memoryview) -> None:
@@ -37,13 +36,10 @@ def write_atomically(path: str | Path, content: bytes | memoryview) -> None:
 
 
 def write_results(folder: Path, files: Mapping[str, bytes], log: TextIO | None) -> None:
-    """Write files by name; print each path to `log`, or a warning to stderr if that failed."""
+    """Write files by name; print each path to `log`."""
     for name, content in files.items():
-        try:
-            write_atomically(folder / name, content)
-            print(f"wrote {folder / name}", file=log)
-        except WriteError as error:
-            print(f"WARNING: {error}", file=sys.stderr)
+        write_atomically(folder / name, content)
+        print(f"wrote {folder / name}", file=log)
 
 
 def remove_temporaries(path: Path) -> None:
