@@ -114,7 +114,6 @@ def make_kernel(
             "forward": staticmethod(record),
             "backward": staticmethod(backward),
             "jvp": staticmethod(apply_jvp),
-            "_compiled_autograd_key": staticmethod(lambda ctx: (ctx._autograd_function_id,)),
         },
     )
 

@@ -23,10 +23,6 @@ from torch.autograd import forward_ad
 from ops.core.library import EAGER
 from ops.core.memory import convert_out_of_memory
 
-# An autograd.Function that records one level of torch.func. The public class handles all levels in
-# one call, and cannot be registered as a dispatcher kernel.
-SingleLevelFunction: Any = torch.autograd.function._SingleLevelFunction
-
 # Skip autograd and dispatch to the backend's kernel. The public equivalent exists only in C++.
 below_autograd: Callable[[], AbstractContextManager[None]] = torch._C._AutoDispatchBelowAutograd
 
@@ -34,6 +30,19 @@ below_autograd: Callable[[], AbstractContextManager[None]] = torch._C._AutoDispa
 enable_forward_ad: Callable[[bool], AbstractContextManager[None]] = forward_ad._set_fwd_grad_enabled
 
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
+
+
+class SingleLevelFunction(torch.autograd.function._SingleLevelFunction):
+    """An autograd.Function that records one level of torch.func.
+
+    The public class handles all levels in one call, and cannot be registered as a dispatcher
+    kernel.
+    """
+
+    @staticmethod
+    def _compiled_autograd_key(ctx: Any) -> tuple[int]:
+        """Return the key of the node in compiled autograd, as torch.autograd.Function does."""
+        return (ctx._autograd_function_id,)
 
 
 def any_requires_grad(args: tuple[Any, ...]) -> bool:

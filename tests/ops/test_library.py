@@ -37,6 +37,13 @@ def test_only_the_stable_abi_is_used(library):
     assert not [name for name in names if re.search(r"\bU _?Py", name)]
 
 
+def test_private_names_of_torch_are_in_one_file():
+    # not in comments; torch._check is documented
+    name = re.compile(r"(?m)^[^#]*\b(torch|ctx|forward_ad|symbolic_helper)(\.\w+)*\._(?!_|check\b)")
+    private = {path.name for path in FOLDER.rglob("*.py") if name.search(path.read_text())}
+    assert private == {"torch_private.py"}
+
+
 def copy_without_libraries(folder: Path) -> Path:
     return Path(
         shutil.copytree(
