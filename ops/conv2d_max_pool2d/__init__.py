@@ -81,6 +81,7 @@ def _pairs(stride: Size, padding: Size, dilation: Size, pool: Size) -> list[tupl
 @convert_out_of_memory
 def _convolve(input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Size) -> Tensor:
     """Call the operator on [N, C, H, W] or [C, H, W]; `geometry` has the schema's types."""
+    check.tensor("conv2d_max_pool2d", "input", input)
     if input.dim() != 3:
         output: Tensor = _conv(input, weight, bias, *geometry)[0]
         return output

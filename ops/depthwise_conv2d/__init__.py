@@ -70,6 +70,7 @@ def _pairs(stride: Size, padding: Size, dilation: Size) -> list[tuple[int, int]]
 @convert_out_of_memory
 def _convolve(input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Size) -> Tensor:
     """Call the operator on [N, C, H, W] or [C, H, W]; `geometry` has the schema's types."""
+    check.tensor("depthwise_conv2d", "input", input)
     if input.dim() != 3:
         return _conv(input, weight, bias, *geometry)
     return _conv(input.unsqueeze(0), weight, bias, *geometry).squeeze(0)

@@ -46,6 +46,7 @@ def _pool_fallback(input: Tensor) -> Tensor:
 @convert_out_of_memory
 def _global_avg_pool2d(input: Tensor) -> Tensor:
     """Call the operator on [N, C, H, W] or [C, H, W]."""
+    check.tensor("global_avg_pool2d", "input", input)
     output: Tensor = _pool(input) if input.dim() != 3 else _pool(input.unsqueeze(0)).squeeze(0)
     return output
 

@@ -82,6 +82,7 @@ def _pairs(kernel_size: Size, stride: Size, padding: Size, dilation: Size) -> li
 @convert_out_of_memory
 def _max_pool2d(input: Tensor, *arguments: Any) -> Tensor:
     """Call the operator on [N, C, H, W] or [C, H, W]; the arguments have the schema's types."""
+    check.tensor("max_pool2d", "input", input)
     if input.dim() != 3:
         output: Tensor = _pool(input, *arguments)[0]
         return output

@@ -48,6 +48,8 @@ def test_symbolic_tracing(op):
     calls = [node.target for node in traced.graph.nodes if node.op == "call_function"]
     assert op.function.__module__ in {function.__module__ for function in calls}
     assert_equal(traced(x), module(x))
+    with pytest.raises(TypeError, match="input must be Tensor, not int"):
+        traced(3)
 
 
 @each_operator
