@@ -23,7 +23,7 @@ def list_pictures(input: str) -> Iterator[tuple[str, Path | BinaryIO]]:
     """Yield (name, file) of each picture that `input` names, for `read_gray`.
 
     `input` is a file, a folder, a glob pattern, or `-`: standard input with a picture, or a name
-    per line. Raise a UserError if a single name has no picture; yield it as it is among several.
+    per line.
     """
     names = [input]
     if input == STANDARD_INPUT:
@@ -36,13 +36,7 @@ def list_pictures(input: str) -> Iterator[tuple[str, Path | BinaryIO]]:
         if not names:
             raise UserError("input=-: standard input is empty")
     for name in names:
-        try:
-            pictures = find_pictures(name)
-        except UserError:
-            if len(names) == 1:
-                raise
-            pictures = [Path(name)]
-        for path in pictures:
+        for path in find_pictures(name):
             yield str(path), path
 
 
@@ -50,7 +44,7 @@ def find_pictures(pattern: str) -> list[Path]:
     """List the picture files that a file name, a folder or a glob pattern names.
 
     In a folder (without sub-folders) or a pattern, keep the files with a suffix that Pillow knows,
-    dangling links included. Raise a UserError if there are none.
+    dangling links included. Without any, return the name itself, which `read_gray` refuses.
     """
     path = Path(pattern)
     if path.is_file():
@@ -63,10 +57,7 @@ def find_pictures(pattern: str) -> list[Path]:
         for file in candidates
         if file.suffix.lower() in known and (file.is_file() or not file.exists())
     )
-    if not pictures:
-        nothing = "no picture in this folder" if path.is_dir() else "no such picture"
-        raise UserError(f"input={pattern}: {nothing}")
-    return pictures
+    return pictures or [path]
 
 
 def read_gray(
@@ -96,6 +87,8 @@ def read_gray(
                 alpha = np.asarray(image.convert("RGBA").getchannel("A")) / 255.0
     except FileNotFoundError as error:
         raise UserError("no such picture") from error
+    except IsADirectoryError as error:
+        raise UserError("no picture in this folder") from error
     except Image.DecompressionBombError as error:
         raise UserError(f"too large, at most {most:,} pixels") from error
     except UnidentifiedImageError as error:
