@@ -20,7 +20,6 @@ from app.config.schema import TrainConfig
 from app.runs.files import write_atomically
 
 CONFIG = Path(".hydra", "config.yaml")  # marks a run folder
-OVERRIDES = Path(".hydra", "overrides.yaml")
 LAUNCH = Path(".hydra", "launch")  # identity of the torchrun launch that created the folder
 START = Path(".hydra", "start")  # start of the run, ISO 8601
 LOCK = Path(".hydra", "lock")
@@ -52,8 +51,6 @@ def create_run_folder(cfg: TrainConfig, launch: str = "") -> Path:
     folder = swept_dir() or Path(cfg.outputs) / name
     with writing(f"outputs={cfg.outputs}", UserError):
         (folder / CONFIG.parent).mkdir(parents=True, exist_ok=False)
-    typed = OmegaConf.to_yaml(list(typed_overrides().values()))
-    write_atomically(folder / OVERRIDES, typed.encode())
     write_atomically(folder / START, datetime.now().astimezone().isoformat().encode())
     if launch:
         write_atomically(folder / LAUNCH, launch.encode())
