@@ -132,20 +132,16 @@ def find_checkpoint(outputs: str | Path, name: str = "best.pt") -> Path:
     """Return the file `name` of the newest run under `outputs` that has it.
 
     Fall back to the newest such file outside of run folders; without one, raise a UserError. Print
-    the path and the status of its run on stderr, and newer runs without the file.
+    the path and the status of its run on stderr, and the newest run if it does not have the file.
     """
-    root = Path(outputs)
-    runs, files = find_runs(root), newest_first(find_files(root, name))
+    runs, files = find_runs(Path(outputs)), newest_first(find_files(Path(outputs), name))
     if not files:
         raise UserError(f"no run under {outputs}/ has a {name}: {REMEDIES[name]}")
     path, message = files[0], f"using {files[0]}"
     if start_time(path.parent):
         message += f" ({read_summary(path.parent)['status']})"
-    newer = [run for run in runs if start_time(run) > start_time(path.parent)]
-    if newer:
-        newest = f"{newer[-1]} ({read_summary(newer[-1])['status']})"
-        have = f"{len(newer)} newer runs, up to {newest}, have" if newer[1:] else f"{newest} has"
-        message += f": {have} no {name}"
+    if runs and start_time(runs[-1]) > start_time(path.parent):
+        message += f": {runs[-1]} ({read_summary(runs[-1])['status']}) has no {name}"
     print(message, file=sys.stderr)
     return path
 

@@ -202,5 +202,4 @@ def test_find_checkpoint_prints_its_choice(tmp_path, capsys):
     os.utime(best, (1e9, 1e9))
     assert told() == f"using {best} (finished): {newer} (unfinished) has no best.pt\n"
     newest = create_run_folder(cfg)
-    both = f"2 newer runs, up to {newest} (unfinished), have no best.pt"
-    assert told() == f"using {best} (finished): {both}\n"
+    assert told() == f"using {best} (finished): {newest} (unfinished) has no best.pt\n"
