@@ -181,8 +181,6 @@ def load_config(folder: Path, asked: TrainConfig, saved: Checkpoint | None) -> T
     for key, value in names_first:
         group, _, name = key.partition(".")
         option = typed.get(key) or typed.get(group)  # data=mnist sets data.name, too
-        if key == "data.root":
-            continue
         if option and key in CHANGEABLE:
             setattr(getattr(cfg, group) if name else cfg, name or group, value)
         elif option and value not in (own.get(key), used.get(key)):
