@@ -1,5 +1,7 @@
 """max_pool2d against F.max_pool2d, on random windows."""
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -89,6 +91,28 @@ def test_overlapping_windows(padding, ceil_mode, dtype, device):
     for image in ((2, 3, 8, 40), (1, 2, 9, 36), (2, 2, 7, 34), (1, 3, 8, 33), (1, 1, 3, 3)):
         for values in ("equal", "NaN"):
             assert_matches(device, image, windows, values, dtype, *LAYOUTS[:1] * 2)
+
+
+def backward_time(pool, x):
+    """Return the processor time of the gradient of 2×2 windows with stride 2 and padding 1."""
+    y = pool(x, 2, 2, 1)
+    times = []
+    for _ in range(20):
+        start = time.thread_time()
+        torch.autograd.grad(y, x, y, retain_graph=True)
+        times.append(time.thread_time() - start)
+    return min(times)
+
+
+@pytest.mark.parametrize("side", [14, 28])
+def test_backward_of_short_padded_rows_is_fast(side):
+    x = torch.randn(64, 8, side, side, requires_grad=True)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        assert backward_time(max_pool2d, x) < 2 * backward_time(F.max_pool2d, x)
+    finally:
+        torch.set_num_threads(threads)
 
 
 @each_device

@@ -10,7 +10,8 @@ namespace {
 
 constexpr int64_t kGrain = 32768;  // elements per thread, minimum
 constexpr int64_t kBlock = 4096;   // pixels scattered to before the next are zeroed: L1 cache
-constexpr int64_t kMinRun = 8;     // minimum adjacent outputs; below, scalar scatter is faster
+// Minimum adjacent outputs; below, scalar scatter is faster. Padded: two windows a row are cut.
+constexpr int64_t kMinRun = 8, kMinPaddedRun = 64;
 
 // Scatter-add the output gradients of adjacent images to the maxima. offset_of(tap): elements from
 // the window's first pixel. noinline: all values of the inner loop stay in registers.
@@ -88,7 +89,8 @@ struct Kernels {
   static void backward(const Tensor&, const MaxPoolGeometry& g, const T* grad, const I* indices,
                        T* out) {
     const MaxPoolPlan p(g);
-    const bool vectors = p.disjoint && p.run() >= kMinRun && (p.pixel > 1 || p.pairs);
+    const int64_t min_run = p.pairs && g.padding_w > 0 ? kMinPaddedRun : kMinRun;
+    const bool vectors = p.disjoint && p.run() >= min_run && (p.pixel > 1 || p.pairs);
     if (!vectors) {
       return scatter_add_images(p, grad, indices, out);
     }
