@@ -9,6 +9,10 @@ namespace ops {
 // windows of at most kByteTaps pixels, else as int64.
 constexpr int64_t kByteTaps = 256;
 
+inline ScalarType tap_dtype(int64_t taps) {
+  return taps <= kByteTaps ? ScalarType::Byte : ScalarType::Long;
+}
+
 struct Windows {
   int64_t h, w;          // input
   int64_t out_h, out_w;  // output

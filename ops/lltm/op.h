@@ -89,10 +89,20 @@ inline Tensor rows_transposed(const Tensor& x, int64_t begin, int64_t end, int64
   return matrix(x, columns, end - begin, 1, columns, begin * columns);
 }
 
-// Names of the operator and its arguments in error messages.
+// Names of the operator and its arguments in error messages, and the dimensions of the input.
 struct LltmNames {
   const char *op, *input, *old_h, *old_cell, *shape;
+  int64_t dim;
+
+  bool is_sequence() const { return dim == 3; }
 };
+
+constexpr LltmNames cell_names(const char* op) {
+  return {op, "input", "old_h", "old_cell", "[N, I]", 2};
+}
+constexpr LltmNames sequence_names(const char* op) {
+  return {op, "sequence", "h0", "c0", "[T, N, I]", 3};
+}
 
 struct LltmOutputs {
   Tensor output, last_cell, products;
@@ -111,15 +121,17 @@ struct LltmArguments {
   Tensor input, weights, old_h, old_cell;
   std::optional<Tensor> bias;
 
-  LltmArguments(const LltmNames& names, int64_t dim, const Tensor& input_, const Tensor& weights_,
+  LltmArguments(const LltmNames& names, const Tensor& input_, const Tensor& weights_,
                 const std::optional<Tensor>& bias_, const Tensor& old_h_, const Tensor& old_cell_)
       : input(input_), weights(weights_), old_h(old_h_), old_cell(old_cell_), bias(bias_) {
     const char* op = names.op;
+    const int64_t dim = names.dim;
     dispatch_floating(op, input.scalar_type(), [](auto) {});
     check(input.dim() == dim, op, ": ", names.input, " must have shape ", names.shape, ", got ",
           shape{input});
     check(old_h.dim() == 2, op, ": ", names.old_h, " must have shape [N, S], got ", shape{old_h});
-    sizes = {dim == 3 ? input.size(0) : 1, input.size(dim - 2), input.size(dim - 1), old_h.size(1)};
+    sizes = {names.is_sequence() ? input.size(0) : 1, input.size(dim - 2), input.size(dim - 1),
+             old_h.size(1)};
     check(sizes.steps > 0, op, ": ", names.input, " must have at least one step, got ",
           shape{input});
     const auto like_input = [&](const char* name, const Tensor& x, std::vector<int64_t> expected) {
@@ -138,6 +150,12 @@ struct LltmArguments {
     weights = as_contiguous(weights);
     old_h = as_contiguous(old_h);
     old_cell = as_contiguous(old_cell);
+  }
+
+  // Return the shape of a result: [T, N, columns], or [N, columns] for a cell.
+  std::vector<int64_t> result_shape(int64_t columns) const {
+    return input.dim() == 3 ? std::vector{sizes.steps, sizes.batch, columns}
+                            : std::vector{sizes.batch, columns};
   }
 };
 

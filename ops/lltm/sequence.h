@@ -15,28 +15,26 @@
 namespace ops {
 
 template <typename Backend>
-LltmOutputs lltm_forward(const LltmNames& names, int64_t dim, const Tensor& input,
-                         const Tensor& weights, const std::optional<Tensor>& bias,
-                         const Tensor& old_h, const Tensor& old_cell) {
-  const LltmArguments a(names, dim, input, weights, bias, old_h, old_cell);
+LltmOutputs lltm_forward(const LltmNames& names, const Tensor& input, const Tensor& weights,
+                         const std::optional<Tensor>& bias, const Tensor& old_h,
+                         const Tensor& old_cell) {
+  const LltmArguments a(names, input, weights, bias, old_h, old_cell);
   const int64_t steps = a.sizes.steps, n = a.sizes.batch, in = a.sizes.input, s = a.sizes.state;
   const int64_t wide = s + in;
   LltmOutputs out;
-  const bool sequence = dim == 3;
-  out.output = empty(a.input, sequence ? std::vector{steps, n, s} : std::vector{n, s});
+  out.output = empty(a.input, a.result_shape(s));
   out.last_cell = empty(a.input, {n, s});
-  if (sequence) {
+  if (names.is_sequence()) {
     out.last_h = empty(a.input, {n, s});
   }
   const ScalarType sums = accumulator_dtype(a.input.scalar_type());
-  out.products =
-      empty(a.input, sequence ? std::vector{steps, n, 3 * s} : std::vector{n, 3 * s}, sums);
+  out.products = empty(a.input, a.result_shape(3 * s), sums);
   dispatch_floating(names.op, a.input.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     using A = acc_t<T>;
     using O = typename Backend::template Operand<T>;
     if constexpr (Backend::kFuses) {
-      if (!sequence && Backend::template cell_forward<T>(a, out)) {
+      if (!names.is_sequence() && Backend::template cell_forward<T>(a, out)) {
         return;
       }
     }
@@ -100,35 +98,29 @@ using LltmMask = std::vector<bool>;  // input, weights, bias, old_h, old_cell
 
 // Return the gradients in the mask; others have shape [0].
 template <typename Backend>
-FiveTensors lltm_backward(const LltmNames& names, int64_t dim, LltmGradients grads,
-                          const Tensor& input, const Tensor& weights,
-                          const std::optional<Tensor>& bias, const Tensor& old_h,
-                          const Tensor& old_cell, std::optional<Tensor> output,
+FiveTensors lltm_backward(const LltmNames& names, LltmGradients grads, const Tensor& input,
+                          const Tensor& weights, const std::optional<Tensor>& bias,
+                          const Tensor& old_h, const Tensor& old_cell, std::optional<Tensor> output,
                           const Tensor& products, const LltmMask& mask) {
   const char* op = names.op;
-  const LltmArguments a(names, dim, input, weights, bias, old_h, old_cell);
+  const LltmArguments a(names, input, weights, bias, old_h, old_cell);
   const int64_t steps = a.sizes.steps, n = a.sizes.batch, in = a.sizes.input, s = a.sizes.state;
   const int64_t wide = s + in, total = steps * n;
   const ScalarType dtype = a.input.scalar_type(), sums = accumulator_dtype(dtype);
-  const bool sequence = dim == 3;
-  const auto check_matrix = [&](const char* name, const Tensor& x, int64_t columns,
-                                bool steps_too) {
-    check_shape(op, name, x,
-                steps_too && sequence ? std::vector{steps, n, columns} : std::vector{n, columns});
-  };
-  const auto prepare = [&](const char* name, std::optional<Tensor>& x, bool steps_too) {
+  const auto prepare = [&](const char* name, std::optional<Tensor>& x,
+                           const std::vector<int64_t>& expected) {
     if (x) {
       check_same(op, names.input, a.input, name, *x);
-      check_matrix(name, *x, s, steps_too);
+      check_shape(op, name, *x, expected);
       x = as_contiguous(*x);
     }
   };
-  prepare(sequence ? "grad_output" : "grad_h", grads.output, true);
-  prepare("grad_h", grads.last_h, false);
-  prepare("grad_cell", grads.last_cell, false);
-  prepare("output", output, true);
+  prepare(names.is_sequence() ? "grad_output" : "grad_h", grads.output, a.result_shape(s));
+  prepare("grad_h", grads.last_h, {n, s});
+  prepare("grad_cell", grads.last_cell, {n, s});
+  prepare("output", output, a.result_shape(s));
   check_dtype(op, "products", products, sums);
-  check_matrix("products", products, 3 * s, true);
+  check_shape(op, "products", products, a.result_shape(3 * s));
   check_device(op, names.input, a.input, "products", products);
   check(mask.size() == 5, op, ": output_mask must be five booleans");
   const bool need_input = mask[0], need_weights = mask[1], need_bias = mask[2] && a.bias,
@@ -149,7 +141,7 @@ FiveTensors lltm_backward(const LltmNames& names, int64_t dim, LltmGradients gra
     using O = typename Backend::template Operand<T>;
     if constexpr (Backend::kFuses) {
       const FiveTensors results{grad_input, grad_weights, grad_bias, grad_old_h, grad_old_cell};
-      if (!sequence && Backend::template cell_backward<T>(a, grads, p, results)) {
+      if (!names.is_sequence() && Backend::template cell_backward<T>(a, grads, p, results)) {
         return;
       }
     }
@@ -225,17 +217,12 @@ FiveTensors lltm_backward(const LltmNames& names, int64_t dim, LltmGradients gra
           to_dtype(grad_old_h, dtype), grad_old_cell};
 }
 
-constexpr LltmNames kCellNames{"lltm_cell", "input", "old_h", "old_cell", "[N, I]"};
-constexpr LltmNames kCellBackwardNames{"lltm_cell_backward", "input", "old_h", "old_cell",
-                                       "[N, I]"};
-constexpr LltmNames kSequenceNames{"lltm", "sequence", "h0", "c0", "[T, N, I]"};
-constexpr LltmNames kSequenceBackwardNames{"lltm_backward", "sequence", "h0", "c0", "[T, N, I]"};
-
 template <typename Backend>
 std::tuple<Tensor, Tensor, Tensor> lltm_cell(const Tensor& input, const Tensor& weights,
                                              std::optional<Tensor> bias, const Tensor& old_h,
                                              const Tensor& old_cell) {
-  LltmOutputs out = lltm_forward<Backend>(kCellNames, 2, input, weights, bias, old_h, old_cell);
+  LltmOutputs out =
+      lltm_forward<Backend>(cell_names("lltm_cell"), input, weights, bias, old_h, old_cell);
   return {out.output, out.last_cell, out.products};
 }
 
@@ -243,7 +230,7 @@ template <typename Backend>
 std::tuple<Tensor, Tensor, Tensor, Tensor> lltm(const Tensor& sequence, const Tensor& weights,
                                                 std::optional<Tensor> bias, const Tensor& h0,
                                                 const Tensor& c0) {
-  LltmOutputs out = lltm_forward<Backend>(kSequenceNames, 3, sequence, weights, bias, h0, c0);
+  LltmOutputs out = lltm_forward<Backend>(sequence_names("lltm"), sequence, weights, bias, h0, c0);
   return {out.output, *out.last_h, out.last_cell, out.products};
 }
 
@@ -253,8 +240,8 @@ FiveTensors lltm_cell_backward(std::optional<Tensor> grad_h, std::optional<Tenso
                                std::optional<Tensor> bias, const Tensor& old_h,
                                const Tensor& old_cell, const Tensor& products,
                                std::vector<bool> output_mask) {
-  return lltm_backward<Backend>(kCellBackwardNames, 2, {grad_h, std::nullopt, grad_cell}, input,
-                                weights, bias, old_h, old_cell, std::nullopt, products,
+  return lltm_backward<Backend>(cell_names("lltm_cell_backward"), {grad_h, std::nullopt, grad_cell},
+                                input, weights, bias, old_h, old_cell, std::nullopt, products,
                                 output_mask);
 }
 
@@ -264,7 +251,7 @@ FiveTensors lltm_sequence_backward(std::optional<Tensor> grad_output, std::optio
                                    const Tensor& weights, std::optional<Tensor> bias,
                                    const Tensor& h0, const Tensor& c0, const Tensor& output,
                                    const Tensor& products, std::vector<bool> output_mask) {
-  return lltm_backward<Backend>(kSequenceBackwardNames, 3, {grad_output, grad_h, grad_cell},
+  return lltm_backward<Backend>(sequence_names("lltm_backward"), {grad_output, grad_h, grad_cell},
                                 sequence, weights, bias, h0, c0, output, products, output_mask);
 }
 

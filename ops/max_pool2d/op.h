@@ -13,9 +13,7 @@ struct MaxPoolGeometry : Windows {
 
   int64_t taps() const { return kernel_h * kernel_w; }
   int64_t outputs() const { return n * c * out_h * out_w; }
-  ScalarType index_type() const {
-    return taps() <= kByteTaps ? ScalarType::Byte : ScalarType::Long;
-  }
+  ScalarType index_type() const { return tap_dtype(taps()); }
 };
 
 // Arguments of the operator.

@@ -40,15 +40,14 @@ inline int64_t wrap_dim(const char* op, int64_t dim, int64_t n) {
 // Return the layout of x, which is dense in `format`.
 inline HalvesLayout halves_layout(const Tensor& x, int64_t dim, MemoryFormat format) {
   const int64_t n = x.dim();
-  const auto position = [&](int64_t d) {  // of dimension d in memory, outermost first
-    if (format == MemoryFormat::Contiguous || d == 0) {
-      return d;
-    }
-    return d == 1 ? n - 1 : d - 1;
-  };
   HalvesLayout layout;
-  for (int64_t d = 0; d < n; ++d) {
-    (position(d) < position(dim) ? layout.outer : layout.inner) *= x.size(d);
+  int64_t* size = &layout.inner;
+  for (int64_t k = 0; k < n; ++k) {
+    const int64_t d = dim_from_inside(n, k, format);
+    *size *= x.size(d);
+    if (d == dim) {
+      size = &layout.outer;
+    }
   }
   return layout;
 }

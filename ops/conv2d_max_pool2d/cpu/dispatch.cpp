@@ -109,8 +109,7 @@ Gradients conv2d_max_pool2d_backward(const Tensor& grad_output, const Tensor& in
   check_shape(op, "grad_output", grad_output, {g.n, g.out_c, g.out_h, g.out_w});
   check_shape(op, "indices", indices, {g.n, g.out_c, g.out_h, g.out_w});
   check_device(op, "input", input, "indices", indices);
-  check_dtype(op, "indices", indices,
-              g.pool_h * g.pool_w <= kByteTaps ? ScalarType::Byte : ScalarType::Long);
+  check_dtype(op, "indices", indices, tap_dtype(g.pool_h * g.pool_w));
   check(output_mask.size() == 3, op, ": output_mask must be three booleans");
   if (Kernels::covers(g, input)) {
     return Kernels::backward(g, grad_output, indices, input, weight, output_mask);
