@@ -1,6 +1,6 @@
 """scripts/bench_geometry.py: arguments."""
 
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -17,8 +17,12 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_geometry.py"
         ("--count 0", "--count must be at least 1"),
     ],
 )
-def test_selection_without_geometries_is_refused(arguments, line):
-    command = [sys.executable, str(SCRIPT), "--device", "cpu", *arguments.split()]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.endswith(f"error: {line}\n")
+def test_selection_without_geometries_is_refused(monkeypatch, capsys, arguments, line):
+    monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "1")  # else the script sets it for later tests
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--device", "cpu", *arguments.split()])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    output, errors = capsys.readouterr()
+    assert (end.value.code, output) == (2, "")
+    assert errors.endswith(f"error: {line}\n")
