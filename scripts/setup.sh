@@ -159,6 +159,7 @@ unset PYTHONHOME
 export NINJA_STATUS='[%f/%t] ' # parsed by scripts/progress.py
 export PIP_USER=0 PIP_REQUIRE_VIRTUALENV=0 # override the user's pip configuration
 export PIP_COMPILE=0 # Python compiles modules when they are first imported
+unset PYTHONDONTWRITEBYTECODE # without the files, each process would compile PyTorch anew: 2 s
 if [ "${1:-}" = nothing ]; then
   return
 fi
