@@ -1,10 +1,13 @@
 import os
+import signal
 
 import pytest
 
 # Spinning OpenMP threads make the tests four times slower on a shared machine. OpenMP reads this
 # when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# A background job inherits SIGINT ignored, and so do the commands that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
