@@ -104,12 +104,13 @@ def test_invalid_indices_have_no_gradient():
 )
 def test_sizes_of_padded_images_do_not_overflow():
     """Rows x columns of the padded image exceed 2^63: PyTorch's convolution gets the arguments."""
-    x, weight = torch.randn(32, 1, 8, 8), torch.randn(1, 1, 3, 3)
+    x, weight = torch.randn(32, 2, 8, 8), torch.randn(1, 2, 3, 3)
     grad, indices = torch.zeros(32, 1, 4, 2), torch.zeros(32, 1, 4, 2, dtype=torch.uint8)
     windows = ([2**29] * 2, [2**31 - 1, 2**30], [1, 1], [2, 2])
     backward = torch.ops.lenet_ops.conv2d_max_pool2d_backward
     try:
-        grads = backward(grad, indices, x, weight, *windows, [True] * 3)
+        # without grad_input, which takes PyTorch seconds
+        grads = backward(grad, indices, x, weight, *windows, [False, True, True])
     except RuntimeError as error:  # PyTorch may refuse them
         assert "std::vector" not in str(error)
     else:
