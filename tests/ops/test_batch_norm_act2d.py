@@ -202,12 +202,12 @@ def test_stopped_tracking_keeps_the_count():
 
 
 @each_device
-def test_nan_spoils_its_channel_alone(device):
+def test_nan_and_infinity_spoil_their_channels_alone(device):
     x = image((2, 3, 4, 4), device=device)
-    x[0, 1, 0, 0] = torch.nan
+    x[0, 1, 0, 0], x[1, 2, 0, 0] = torch.nan, torch.inf
     y = batch_norm_act2d(x, None, None, training=True, activation="relu6")
-    assert y.isnan().all(dim=(0, 2, 3)).tolist() == [False, True, False]
-    assert y.isnan().any(dim=(0, 2, 3)).tolist() == [False, True, False]
+    assert y.isnan().all(dim=(0, 2, 3)).tolist() == [False, True, True]
+    assert y.isnan().any(dim=(0, 2, 3)).tolist() == [False, True, True]
 
 
 @each_device

@@ -77,7 +77,8 @@ __device__ void reduce_statistics(const Slice<G>& slice, const T* x, Source sour
   }
   const A n = static_cast<A>((slice.last - slice.first) * (G::V / G::kChannels));
   add_lines(slice, sum, square, [&](int c, A s, A q) {
-    store(slice.channel + c, origin[c] + s / n, max(q - s * (s / n), A(0)));
+    const A squares = q - s * (s / n);  // max(squares, 0) would lose NaN
+    store(slice.channel + c, origin[c] + s / n, squares < A(0) ? A(0) : squares);
   });
 }
 
