@@ -133,24 +133,27 @@ def find_state(
     check_writable(folder, f"resume={folder}", remedy)
     lock.enter_context(locked(folder))
     summary = read_summary(folder)
-    if summary["status"] == "finished":
-        load_config(folder, cfg, None)  # refuses other settings
+    finished = summary["status"] == "finished"
+    saved = load_to_resume(folder / LAST, required=not finished)
+    cfg = load_config(folder, cfg, saved)
+    if finished:
         print(f"{folder} is finished: test accuracy {summary['test_accuracy']:.2%}")
         return summary
     for name in (LAST, BEST, SUMMARY):
         remove_temporaries(folder / name)
-    saved = load_to_resume(folder / LAST)
     best = None if saved else load_to_resume(folder / BEST)
     if best and best.metrics["epoch"] > 1:
         raise UserError(f"resume={folder}: its {LAST} is gone; its best network is in {BEST}")
-    return load_config(folder, cfg, saved), folder, saved
+    return cfg, folder, saved
 
 
-def load_to_resume(path: Path) -> Checkpoint | None:
-    """Load a checkpoint of a run to resume; None if it is missing."""
+def load_to_resume(path: Path, required: bool = True) -> Checkpoint | None:
+    """Load a checkpoint of a run to resume; None if it is missing, or damaged and not required."""
     try:
         return load_checkpoint(path, "resume") if path.is_file() else None
     except UserError as error:
+        if not required:
+            return None
         remedy = f"move {LAST} and {BEST} out of this folder to start over"
         raise UserError(f"{error}; {remedy}") from error
 
