@@ -1,4 +1,5 @@
-// CUDA batch normalisation and activation: in each direction one kernel or three (kernels.cuh).
+// CUDA batch normalisation and activation: forward and backward each launch one fused kernel or
+// three kernels (kernels.cuh).
 #include "batch_norm_act2d/cuda/kernels.cuh"
 
 namespace ops::cuda {
@@ -72,17 +73,20 @@ void dispatch_layout(NormLayout layout, std::initializer_list<const void*> point
   }
 }
 
-constexpr int64_t kShortBytes = 64 * 1024;  // of a channel that one block reads fast enough
-constexpr int64_t kMostCopied = 16 * 1024;  // 2-byte vectors, which are copied synchronously
+// Channels of at most kSmallBytes use a block each, even if there are fewer than multiprocessors.
+constexpr int64_t kSmallBytes = 64 * 1024;
+// Most 2-byte vectors of a channel: asynchronous copies take at least 4 bytes.
+constexpr int64_t kMaxSynchronousCopies = 16 * 1024;
 
-// Return whether a block should own a channel, with `tensors` tensors of it in shared memory.
+// Return whether to use the fused kernel, which keeps a channel of `tensors` tensors in shared
+// memory.
 template <typename G, typename T>
-bool owns_channel(NormLayout layout, int tensors) {
+bool uses_fused_kernel(NormLayout layout, int tensors) {
   const Device device;
   const int64_t bytes = tensors * layout.count() * sizeof(T);
   return bytes + kStaticSharedBytes <= static_cast<int64_t>(device.block_shared) &&
-         (bytes <= kShortBytes || 2 * layout.channels >= device.multiprocessors) &&
-         (G::V * sizeof(T) > 2 || layout.count() <= kMostCopied);
+         (bytes <= kSmallBytes || 2 * layout.channels >= device.multiprocessors) &&
+         (G::V * sizeof(T) > 2 || layout.count() <= kMaxSynchronousCopies);
 }
 
 template <typename G>
@@ -102,7 +106,7 @@ struct Backend {
       const auto f = device_activation<T>(activation);
       using Activation = std::decay_t<decltype(f)>;
       if constexpr (!G::kAlongChannels) {
-        if (owns_channel<G, T>(layout, 1)) {
+        if (uses_fused_kernel<G, T>(layout, 1)) {
           const G g(layout, 0);
           return launch_kernel(channel_forward<G, T, Activation>, g.blocks(), kThreads,
                                layout.count() * sizeof(T), stream, g, x, statistics, channels, f,
@@ -135,7 +139,7 @@ struct Backend {
       using Activation = std::decay_t<decltype(f)>;
       const A count_inverse = A(1) / static_cast<A>(layout.count());
       if constexpr (!G::kAlongChannels) {
-        if (owns_channel<G, T>(layout, 2)) {
+        if (uses_fused_kernel<G, T>(layout, 2)) {
           const G g(layout, 0);
           return launch_kernel(channel_backward<G, T, Activation>, g.blocks(), kThreads,
                                2 * layout.count() * sizeof(T), stream, g, grad, x, channels, f,

@@ -138,7 +138,7 @@ template <typename T, int V>
 struct Shared {
   Vector<T, V>* next;
 
-  // Start to copy.
+  // Start the asynchronous copy of a slice.
   template <typename G>
   __device__ static void copy(const Slice<G>& slice, const T* x, Vector<T, V>* to) {
     to += threadIdx.x;

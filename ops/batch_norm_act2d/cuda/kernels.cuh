@@ -1,5 +1,5 @@
-// CUDA batch normalisation and activation: kernels. NCHW, a channel that fits in shared memory:
-// channel_…, whose block reads its channel once. Otherwise three kernels:
+// CUDA batch normalisation and activation: kernels. Fused kernels (channel_…): NCHW, channels that
+// fit in shared memory; a block owns a channel and reads it once. Otherwise three kernels:
 //
 //   rows (pixels)   columns (vectors of channels)
 //   ┌──────────┬──────────┐  chunk 0     chunk_…   two sums of each channel and chunk
@@ -10,7 +10,7 @@
 //                                                  first, because the cache holds it
 //
 //   block:   `columns` vectors of channels (NCHW: one channel) × a chunk of rows
-//   shared:  two sums of each thread and channel
+//   shared:  two sums of each thread and channel; fused kernels: also the channel
 //   thread:  one column, every `lines`-th row; kUnroll vectors in flight
 #pragma once
 
@@ -48,8 +48,8 @@ __device__ void add_lines(const Slice<G>& slice, const A (&a)[G::kChannels],
   }
 }
 
-// Mean and Σ (x − mean)² of each channel of a slice, for store(channel, mean, squares). The sums
-// are of x − x₀, with the slice's first element x₀, for precision where the mean is large.
+// Compute mean and Σ (x − mean)² of each channel of a slice; call store(channel, mean, squares).
+// The sums are shifted by x₀, the slice's first element, against cancellation.
 template <typename G, typename T, typename Source, typename Store, typename A = acc_t<T>>
 __device__ void reduce_statistics(const Slice<G>& slice, const T* x, Source source,
                                   const Store& store) {
@@ -245,8 +245,8 @@ __device__ void for_each_gradient(const Slice<G>& slice, Source grad, Source x,
   });
 }
 
-// Σ g and Σ g (x − mean) of each channel of a slice, for store(channel, Σ g, Σ g (x − mean)); g is
-// the gradient before the activation.
+// Compute the sums of each channel of a slice; call store(channel, Σ g, Σ g (x − mean)).
+// g: gradient with respect to the activation's input.
 template <typename T, typename G, typename Source, typename F, typename A, typename Store>
 __device__ void reduce_gradients(const Slice<G>& slice, Source grad, Source x,
                                  const Channels<A>& channels, const F& f, const Store& store) {

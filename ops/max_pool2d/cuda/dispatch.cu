@@ -56,7 +56,8 @@ bool tiles_2x2(const MaxPoolGeometry& g) {
          g.out_h == g.h / 2;  // not with ceil_mode and an odd height
 }
 
-// If rows consist of vectors of 2 V inputs and V outputs, call f(Width<V>) and return true.
+// Call f(Width<V>) and return true if each thread can load 2 V inputs and store V outputs as
+// vectors.
 template <typename T, typename F>
 bool dispatch_pairs(const MaxPoolGeometry& g, std::initializer_list<const void*> images,
                     const uint8_t* indices, const F& f) {
