@@ -120,6 +120,11 @@ __device__ void store_vector(T* to, const Vector<T, V>& vector) {
   *reinterpret_cast<Bits*>(to) = reinterpret_cast<const Bits&>(vector);
 }
 
+inline bool are_aligned(std::initializer_list<const void*> pointers, size_t bytes) {
+  return std::all_of(pointers.begin(), pointers.end(),
+                     [&](const void* p) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; });
+}
+
 template <int V>
 using Width = std::integral_constant<int, V>;
 
@@ -129,10 +134,7 @@ template <typename T, typename F, int V = kVectorBytes / sizeof(T)>
 void dispatch_width(std::initializer_list<const void*> pointers,
                     std::initializer_list<int64_t> extents, const F& f) {
   if constexpr (V > 1) {
-    bool fits = true;
-    for (const void* p : pointers) {
-      fits &= reinterpret_cast<uintptr_t>(p) % (V * sizeof(T)) == 0;
-    }
+    bool fits = are_aligned(pointers, V * sizeof(T));
     for (int64_t n : extents) {
       fits &= n % V == 0;
     }

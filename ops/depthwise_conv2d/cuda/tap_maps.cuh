@@ -9,11 +9,6 @@ namespace ops::cuda {
 
 constexpr int kMaxThreads = 256;
 
-inline bool are_aligned(std::initializer_list<const void*> pointers, size_t bytes) {
-  return std::all_of(pointers.begin(), pointers.end(),
-                     [&](const void* p) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; });
-}
-
 __device__ inline int flat_thread() {
   return (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
 }

@@ -140,8 +140,7 @@ void broadcast(const Tensor& like, PoolLayout layout, const T* grad, T* out) {
       launch(type_tag<BroadcastPlanes<1, T, D>>{});
     } else if (layout.inner == 1) {
       launch(type_tag<BroadcastPlanes<kWidest, T, D>>{});
-    } else if (layout.inner % kWidest == 0 &&
-               reinterpret_cast<uintptr_t>(grad) % kVectorBytes == 0) {
+    } else if (layout.inner % kWidest == 0 && are_aligned({grad}, kVectorBytes)) {
       launch(type_tag<BroadcastPixels<kWidest, T, D>>{});
     } else {
       dispatch_width<T>({out}, {layout.length * layout.inner},
