@@ -27,19 +27,6 @@ namespace {
 constexpr int kDirectThreads = 256;
 constexpr int kMaxDirectLanes = 128;
 
-struct DirectStrides {
-  int64_t n;
-  int c, h, w;
-
-  DirectStrides(const DepthwiseGeometry& g, int64_t height, int64_t width) {
-    const auto strides = image_strides(g.channels_last, g.c, height, width);
-    n = strides.n, c = strides.c, h = strides.h, w = strides.w;
-  }
-  __device__ int64_t offset(int image, int row, int col) const {
-    return image * n + static_cast<int64_t>(row) * h + static_cast<int64_t>(col) * w;
-  }
-};
-
 // A block has (lanes, groups) threads: lanes for adjacent channels, groups for tiles.
 struct DirectParams {
   int in_h, in_w, out_h, out_w;

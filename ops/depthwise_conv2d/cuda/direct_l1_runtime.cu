@@ -81,7 +81,7 @@ struct Axis {
 
 struct ConvolutionParams {
   Axis rows, cols;
-  RuntimeStrides in, out;
+  DirectStrides in, out;
   RuntimeThreads threads;
   int images, channels;
   int chunks;            // blocks along channels
@@ -222,8 +222,8 @@ bool launch_convolution(const Convolution<T>& c, const Axis& rows, const Axis& c
   const int64_t turns = kStaged ? ceil_div(all, most) : 1;
   const ConvolutionParams params{rows,
                                  cols,
-                                 RuntimeStrides(g, c.in.h, c.in.w),
-                                 RuntimeStrides(g, c.out.h, c.out.w),
+                                 DirectStrides(g, c.in.h, c.in.w),
+                                 DirectStrides(g, c.out.h, c.out.w),
                                  threads,
                                  static_cast<int>(g.n),
                                  static_cast<int>(g.c),

@@ -1,4 +1,4 @@
-// Strides, 32-bit limits and block shapes of the direct_l1_runtime kernels.
+// 32-bit limits and block shapes of the direct_l1_runtime kernels.
 #pragma once
 
 #include "core/cuda/divide.cuh"
@@ -9,16 +9,6 @@ namespace ops::cuda {
 constexpr int kRuntimeThreads = 256, kWarp = 32;
 constexpr int kRuntimeLanes = 32;                   // threads along NHWC channels, at most
 constexpr int64_t kLargestSize = int64_t{1} << 28;  // height and width of a padded image, exclusive
-
-struct RuntimeStrides {
-  int64_t n;
-  int c, h, w;
-
-  RuntimeStrides(const DepthwiseGeometry& g, int64_t height, int64_t width) {
-    const auto strides = image_strides(g.channels_last, g.c, height, width);
-    n = strides.n, c = strides.c, h = strides.h, w = strides.w;
-  }
-};
 
 // Shape of a block: lanes × groups threads; consecutive threads access consecutive addresses.
 struct RuntimeThreads {

@@ -18,7 +18,7 @@ namespace {
 struct GradientParams {
   int in_h, in_w, out_h, out_w;
   int kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w;
-  RuntimeStrides in, out;
+  DirectStrides in, out;
   RuntimeThreads threads;
   int channels, chunks;
   int tiles_w, tiles;  // tiles of taps: along the filter's width; total
@@ -180,8 +180,8 @@ bool launch_gradient(const WeightGradient<T>& c) {
                               static_cast<int>(g.padding_w),
                               dilation(g.dilation_h, g.kernel_h),
                               dilation(g.dilation_w, g.kernel_w),
-                              RuntimeStrides(g, g.h, g.w),
-                              RuntimeStrides(g, g.out_h, g.out_w),
+                              DirectStrides(g, g.h, g.w),
+                              DirectStrides(g, g.out_h, g.out_w),
                               threads,
                               static_cast<int>(g.c),
                               static_cast<int>(chunks),
