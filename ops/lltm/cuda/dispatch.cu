@@ -115,8 +115,8 @@ struct Backend {
     const DeviceGuard guard(a.input.get_device_index());
     const int64_t blocks = persistent_blocks<T>(a.sizes), columns = 3 * a.sizes.state;
     const bool need_bias = grad_bias.numel() > 0;
-    const auto address = reinterpret_cast<uintptr_t>(products.template const_data_ptr<A>());
-    if (!cells || blocks == 0 || address % (2 * sizeof(A)) != 0) {  // loaded in pairs
+    if (!cells || blocks == 0 ||
+        !are_aligned({products.template const_data_ptr<A>()}, 2 * sizeof(A))) {  // loaded in pairs
       return false;
     }
     std::optional<Tensor> bias_sums;
@@ -133,7 +133,6 @@ struct Backend {
                                  pointer_or_null<T>(grad_old_h), pointer_or_null<T>(grad_old_cell),
                                  need_bias ? bias_sums->template mutable_data_ptr<A>() : nullptr});
     if (need_bias) {
-      const DeviceGuard guard(a.input.get_device_index());
       launch_kernel(bias_gradient_kernel<T>, dim3(ceil_div(columns, 32)), dim3(32, 32), 0,
                     current_stream(a.input), bias_sums->template const_data_ptr<A>(), blocks,
                     static_cast<int>(columns), grad_bias.template mutable_data_ptr<T>());
@@ -149,8 +148,8 @@ struct Backend {
     }
     const DeviceGuard guard(like.get_device_index());
     const LltmGrid grid(sizes);
-    lltm_kernel<<<grid.blocks, grid.threads, 0, current_stream(like)>>>(step, sizes);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    launch_kernel(lltm_kernel<Step>, grid.blocks, grid.threads, 0, current_stream(like), step,
+                  sizes);
   }
 
   template <typename T>
@@ -168,7 +167,6 @@ struct Backend {
   template <typename T, typename Arguments>
   static void run_persistent(const LltmArguments& a, const Arguments& arguments) {
     if constexpr (sizeof(T) <= 4) {
-      const DeviceGuard guard(a.input.get_device_index());
       launch_kernel(persistent_kernel(arguments, a.sizes.state),
                     dim3(persistent_blocks<T>(a.sizes)), dim3(2 * a.sizes.state), 0,
                     current_stream(a.input), arguments, a.sizes);
