@@ -9,8 +9,6 @@
 #include <stdexcept>
 #include <vector>
 
-#include "core/compat.h"
-
 namespace ops {
 
 using torch::stable::Tensor;

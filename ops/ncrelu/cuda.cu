@@ -107,10 +107,10 @@ __global__ void __launch_bounds__(kThreads)
     if (at.inside) {
       Vector<T, V> positive, negative;
 #pragma unroll
-      for (int v = 0; v < V; ++v) {
+      for (int v = 0; v < V; ++v) {  // both halves propagate NaN, as torch.clamp does
         const acc_t<T> lane = static_cast<acc_t<T>>(value[k].lane[v]);
-        positive.lane[v] = static_cast<T>(positive_part(lane));
-        negative.lane[v] = static_cast<T>(negative_part(lane));
+        positive.lane[v] = static_cast<T>(lane < 0 ? 0 : lane);
+        negative.lane[v] = static_cast<T>(lane > 0 ? 0 : lane);
       }
       *reinterpret_cast<Vector<T, V>*>(out + at.positive) = positive;
       *reinterpret_cast<Vector<T, V>*>(out + at.negative) = negative;

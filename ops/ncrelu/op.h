@@ -7,17 +7,6 @@
 
 namespace ops {
 
-// Both halves propagate NaN, as torch.clamp does.
-template <typename T>
-OPS_DEVICE T positive_part(T x) {
-  return x < T(0) ? T(0) : x;
-}
-
-template <typename T>
-OPS_DEVICE T negative_part(T x) {
-  return x > T(0) ? T(0) : x;
-}
-
 // Signs saved for backward instead of the input: 2 bits per element, bit 0 [x > 0], bit 1 [x < 0],
 // four elements per byte from the low bits up, in memory order.
 constexpr int kSignsPerByte = 4;
