@@ -153,4 +153,9 @@ inline int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
+// Return 0 ≤ i < extent, in one comparison.
+__device__ inline bool is_inside(int i, int extent) {
+  return static_cast<unsigned>(i) < static_cast<unsigned>(extent);
+}
+
 }  // namespace ops::cuda

@@ -89,7 +89,7 @@ __device__ void load_row(const T* position, bool row_inside, int column, int wid
   Bits bits[kCols] = {};
 #pragma unroll
   for (int i = 0; i < kCols; ++i) {
-    if (row_inside && static_cast<unsigned>(column + i) < static_cast<unsigned>(width)) {
+    if (row_inside && is_inside(column + i, width)) {
       bits[i] = *reinterpret_cast<const Bits*>(position + i * stride);
     }
   }
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(kDirectThreads)
     }
 #pragma unroll
     for (int r = 0; r < kInRows; ++r, from += params.in.h) {
-      const bool row_inside = static_cast<unsigned>(at.y + r) < static_cast<unsigned>(params.in_h);
+      const bool row_inside = is_inside(at.y + r, params.in_h);
       float x[kInCols][V];
       load_row(from, row_inside, at.x, params.in_w, params.in.w, x);
       for_each_tap<Axis, Axis, kRows, kCols, kInCols>(r, [&](int q, int j, int tap, int i) {
@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(kDirectThreads)
     }
 #pragma unroll
     for (int r = 0; r < kInRows; ++r, from += params.in.h) {
-      const bool row_inside = static_cast<unsigned>(at.y + r) < static_cast<unsigned>(params.in_h);
+      const bool row_inside = is_inside(at.y + r, params.in_h);
       float x[kInCols][1];
       load_row(from, row_inside, at.x, params.in_w, params.in.w, x);
       for_each_tap<Axis, Axis, 1, kCols, kInCols>(

@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(kRuntimeThreads, kRows* kImages > 1 ? 3 : 4)
 #pragma unroll
       for (int q = 0; q < kRows; ++q) {
         const int y = at_row.in + q * rows.in_of_out;
-        inside[q] = kRows == 1 || static_cast<unsigned>(y) < static_cast<unsigned>(rows.in);
+        inside[q] = kRows == 1 || is_inside(y, rows.in);
 #pragma unroll
         for (int i = 0; i < kImages; ++i) {
           from[q * kImages + i] = image[i] + static_cast<int64_t>(y) * params.in.h;

@@ -72,13 +72,10 @@ __global__ void __launch_bounds__(kRuntimeThreads, 2)
 #pragma unroll
       for (int a = 0; a < kTile; ++a) {
         const bool row_inside =
-            output < end && a < tile_h &&
-            static_cast<unsigned>(y + a * params.dilation_h) < static_cast<unsigned>(params.in_h);
+            output < end && a < tile_h && is_inside(y + a * params.dilation_h, params.in_h);
 #pragma unroll
         for (int b = 0; b < kTile; ++b) {
-          if (row_inside && b < tile_w &&
-              static_cast<unsigned>(x + b * params.dilation_w) <
-                  static_cast<unsigned>(params.in_w)) {
+          if (row_inside && b < tile_w && is_inside(x + b * params.dilation_w, params.in_w)) {
             value[u][a * kTile + b] = load_vector<V>(from + a * next_tap_h + b * next_tap_w);
           }
         }

@@ -147,8 +147,7 @@ class MmaTile {
         in_col_(params.start_w - odd_ + at_.col + 2 * lane_.t) {
 #pragma unroll
     for (int i = 0; i < Shape::kColumnBlocks; ++i) {
-      const bool inside =
-          static_cast<unsigned>(in_col_ + 8 * i) < static_cast<unsigned>(params.in_w);
+      const bool inside = is_inside(in_col_ + 8 * i, params.in_w);
       inside_mask_ |= inside ? 1u << i : 0u;
     }
   }

@@ -93,8 +93,7 @@ struct ColumnMasks {
   __device__ ColumnMasks(int first, int width) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      mask[i] =
-          static_cast<unsigned>(first + i) < static_cast<unsigned>(width) ? Mask<T>::kKeep : 0;
+      mask[i] = is_inside(first + i, width) ? Mask<T>::kKeep : 0;
     }
   }
 

@@ -21,9 +21,7 @@ struct NchwParams {
   int maps;
   int in_bytes, out_bytes;  // shared memory of a span and the guard behind it
 
-  __device__ bool has_in_row(int row) const {
-    return static_cast<unsigned>(row) < static_cast<unsigned>(in_h);
-  }
+  __device__ bool has_in_row(int row) const { return is_inside(row, in_h); }
   __device__ int wrap_channel(int channel) const {
     while (channel >= channels) {
       channel -= channels;

@@ -145,8 +145,7 @@ class TileImages {
       const int line = side_.by_words(pair), image = side_.by_lines(line);
       const int word = pair - line * side_.words, col = 2 * word;
       const int row = first_row + line - image * side_.rows;
-      const unsigned last =
-          static_cast<unsigned>(row) < static_cast<unsigned>(side_.h) ? side_.w : 0;
+      const unsigned last = is_inside(row, side_.h) ? side_.w : 0;
       const int at = ((image * rows + row - loaded) * side_.w + col) * kVectors + vector;
       uint4 even{}, odd{};
       if (static_cast<unsigned>(col) < last) {

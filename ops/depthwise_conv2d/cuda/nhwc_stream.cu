@@ -62,7 +62,7 @@ __device__ unsigned column_mask(int first, int width) {
   unsigned bits = 0;
 #pragma unroll
   for (int i = 0; i < kColumns; ++i) {
-    bits |= static_cast<unsigned>(first + i) < static_cast<unsigned>(width) ? 1u << i : 0u;
+    bits |= is_inside(first + i, width) ? 1u << i : 0u;
   }
   return bits;
 }

@@ -75,11 +75,6 @@ __device__ inline int slot_offset(const InterleavedRow& layout, int slot) {
   return slot * kTileChannels + (slot & layout.per_thread / 2 ? kTileChannels / 2 : 0);
 }
 
-// Return 0 ≤ i < extent, in one comparison.
-__device__ inline bool is_inside(int i, int extent) {
-  return static_cast<unsigned>(i) < static_cast<unsigned>(extent);
-}
-
 // Copy the windows of a channels-last image in vectors of V channels; 16 / V threads per column.
 template <int V, typename T>
 __device__ void copy_nhwc_windows(const T* __restrict__ from, const ImageView& image, int row,
