@@ -128,10 +128,10 @@ inline bool are_aligned(std::initializer_list<const void*> pointers, size_t byte
 template <int V>
 using Width = std::integral_constant<int, V>;
 
-// Call f(Width<V>{}) with the largest vector width V (in elements, a power of two, at most 16
-// bytes) to which all pointers are aligned and that divides all extents (in elements).
-template <typename T, typename F, int V = kVectorBytes / sizeof(T)>
-void dispatch_width(std::initializer_list<const void*> pointers,
+// Return f(Width<V>{}) with the largest vector width V (in elements, a power of two, by default at
+// most 16 bytes) to which all pointers are aligned and that divides all extents (in elements).
+template <typename T, int V = kVectorBytes / sizeof(T), typename F>
+auto dispatch_width(std::initializer_list<const void*> pointers,
                     std::initializer_list<int64_t> extents, const F& f) {
   if constexpr (V > 1) {
     bool fits = are_aligned(pointers, V * sizeof(T));
@@ -139,10 +139,10 @@ void dispatch_width(std::initializer_list<const void*> pointers,
       fits &= n % V == 0;
     }
     if (!fits) {
-      return dispatch_width<T, F, V / 2>(pointers, extents, f);
+      return dispatch_width<T, V / 2>(pointers, extents, f);
     }
   }
-  f(Width<V>{});
+  return f(Width<V>{});
 }
 
 constexpr int round_up(int a, int b) {

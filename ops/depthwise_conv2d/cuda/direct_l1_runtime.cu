@@ -242,18 +242,6 @@ bool launch_convolution(const Convolution<T>& c, const Axis& rows, const Axis& c
   return true;
 }
 
-// Call f(Width<V>{}) with the channels per vector: up to 8 bytes if C and all pointers are aligned.
-template <typename T, int V = 8 / sizeof(T), typename F>
-bool dispatch_vectors(const DepthwiseGeometry& g, std::initializer_list<const void*> pointers,
-                      const F& f) {
-  if constexpr (V > 1) {
-    if (!g.channels_last || g.c % V != 0 || !are_aligned(pointers, V * sizeof(T))) {
-      return dispatch_vectors<T, V / 2>(g, pointers, f);
-    }
-  }
-  return f(Width<V>{});
-}
-
 }  // namespace
 
 template <typename T>
@@ -265,7 +253,9 @@ bool direct_l1_runtime(const Convolution<T>& c) {
   const bool backward = c.transposed || c.flip;
   const Axis rows(c.in.h, c.out.h, g.kernel_h, g.stride_h, g.dilation_h, g.padding_h, backward);
   const Axis cols(c.in.w, c.out.w, g.kernel_w, g.stride_w, g.dilation_w, g.padding_w, backward);
-  return dispatch_vectors<T>(g, {c.in.data, c.out.data}, [&](auto width) {
+  constexpr int kMaxChannels = 8 / sizeof(T);  // per vector
+  const int64_t channels = g.channels_last ? g.c : 1;
+  return dispatch_width<T, kMaxChannels>({c.in.data, c.out.data}, {channels}, [&](auto width) {
     constexpr int V = width.value;
     const auto launch = [&](auto rows_per_thread, auto images_per_thread) {
       constexpr int kRows = rows_per_thread.value, kImages = images_per_thread.value;

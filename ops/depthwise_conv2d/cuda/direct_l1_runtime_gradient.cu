@@ -229,11 +229,9 @@ bool direct_l1_runtime_weight_gradient(const WeightGradient<T>& c) {
   if (!fits_32_bits(g)) {
     return false;
   }
-  constexpr int V = sizeof(T) == 2 ? 2 : 1;
-  if (V > 1 && g.channels_last && g.c % V == 0 && are_aligned({c.x, c.grad}, V * sizeof(T))) {
-    return launch_cheapest<V>(c);
-  }
-  return launch_cheapest<1>(c);
+  constexpr int kMaxChannels = sizeof(T) == 2 ? 2 : 1;  // per vector
+  return dispatch_width<T, kMaxChannels>({c.x, c.grad}, {g.channels_last ? g.c : 1},
+                                         [&](auto v) { return launch_cheapest<v.value>(c); });
 }
 
 #define OPS_INSTANTIATE(T) template bool direct_l1_runtime_weight_gradient(const WeightGradient<T>&)
