@@ -129,6 +129,12 @@ inline Tensor empty_if(bool needed, const Tensor& like, const std::vector<int64_
   return needed ? empty(like, sizes, format) : empty(like, {0});
 }
 
+// Return the data of a result, or nullptr if it is empty.
+template <typename T>
+T* data_unless_empty(const Tensor& x) {
+  return x.numel() > 0 ? x.mutable_data_ptr<T>() : nullptr;
+}
+
 // Allocate a tensor with the shape, strides and dtype of the dense tensor x.
 inline Tensor empty_as(const Tensor& x) {
   return empty_strided(x, x.sizes().data(), x.strides().data(), x.dim(), x.scalar_type());

@@ -99,14 +99,11 @@ std::tuple<Tensor, Tensor, Tensor> depthwise_conv2d_backward(
   Tensor grad_bias = empty_if(need_bias, w, {g.c});
   dispatch_floating(op, x.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const auto pointer = [](bool needed, const Tensor& to) {
-      return needed && to.numel() > 0 ? to.mutable_data_ptr<T>() : nullptr;
-    };
     Backend::backward(
         x, g, grad.const_data_ptr<T>(), need_weight ? x.const_data_ptr<T>() : nullptr,
         w.const_data_ptr<T>(),
-        DepthwiseGradients<T>{pointer(need_input, grad_input), pointer(need_weight, grad_weight),
-                              pointer(need_bias, grad_bias)});
+        DepthwiseGradients<T>{data_unless_empty<T>(grad_input), data_unless_empty<T>(grad_weight),
+                              data_unless_empty<T>(grad_bias)});
   });
   return {grad_input, grad_weight, grad_bias};
 }

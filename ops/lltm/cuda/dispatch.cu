@@ -73,16 +73,16 @@ struct Backend {
     const auto& [input, weights, bias, old_h, old_cell] = results;
     CellBackward<T> cell{concat<T>(a),
                          a.weights.template const_data_ptr<T>(),
-                         pointer_or_null<T>(input),
-                         pointer_or_null<T>(weights),
-                         pointer_or_null<T>(bias),
-                         pointer_or_null<T>(old_h)};
+                         data_unless_empty<T>(input),
+                         data_unless_empty<T>(weights),
+                         data_unless_empty<T>(bias),
+                         data_unless_empty<T>(old_h)};
     cell.step.products = products.template const_data_ptr<A>();
     cell.step.bias = data_or_null<T>(a.bias);
     cell.step.old_cell.tensor = a.old_cell.template const_data_ptr<T>();
     cell.step.grad_h.tensor = data_or_null<T>(grads.output);
     cell.step.grad_cell.tensor = data_or_null<T>(grads.last_cell);
-    cell.step.grad_old_cell.tensor = pointer_or_null<T>(old_cell);
+    cell.step.grad_old_cell.tensor = data_unless_empty<T>(old_cell);
     launch_cell(a.input, a.sizes, cell);
     return true;
   }
@@ -124,14 +124,14 @@ struct Backend {
       bias_sums = empty(a.input, {blocks, columns}, accumulator_dtype(a.input.scalar_type()));
     }
     run_persistent<T>(
-        a, PersistentBackward<T>{a.weights.template const_data_ptr<T>(), data_or_null<T>(a.bias),
-                                 a.old_cell.template const_data_ptr<T>(),
-                                 products.template const_data_ptr<A>(),
-                                 cells->template const_data_ptr<A>(), data_or_null<T>(grads.output),
-                                 data_or_null<T>(grads.last_h), data_or_null<T>(grads.last_cell),
-                                 gates.template mutable_data_ptr<T>(),
-                                 pointer_or_null<T>(grad_old_h), pointer_or_null<T>(grad_old_cell),
-                                 need_bias ? bias_sums->template mutable_data_ptr<A>() : nullptr});
+        a, PersistentBackward<T>{
+               a.weights.template const_data_ptr<T>(), data_or_null<T>(a.bias),
+               a.old_cell.template const_data_ptr<T>(), products.template const_data_ptr<A>(),
+               cells->template const_data_ptr<A>(), data_or_null<T>(grads.output),
+               data_or_null<T>(grads.last_h), data_or_null<T>(grads.last_cell),
+               gates.template mutable_data_ptr<T>(), data_unless_empty<T>(grad_old_h),
+               data_unless_empty<T>(grad_old_cell),
+               need_bias ? bias_sums->template mutable_data_ptr<A>() : nullptr});
     if (need_bias) {
       launch_kernel(bias_gradient_kernel<T>, dim3(ceil_div(columns, 32)), dim3(32, 32), 0,
                     current_stream(a.input), bias_sums->template const_data_ptr<A>(), blocks,
@@ -159,11 +159,6 @@ struct Backend {
   }
 
  private:
-  template <typename T>
-  static T* pointer_or_null(const Tensor& x) {
-    return x.numel() > 0 ? x.template mutable_data_ptr<T>() : nullptr;
-  }
-
   template <typename T, typename Arguments>
   static void run_persistent(const LltmArguments& a, const Arguments& arguments) {
     if constexpr (sizeof(T) <= 4) {
