@@ -157,8 +157,8 @@ void two_stage_reduction(const WeightGradient<T>& c, int64_t splits, const F& st
     stage1(reduction);
     return;
   }
-  constexpr auto kType = sizeof(acc_t<T>) == 8 ? ScalarType::Double : ScalarType::Float;
-  Tensor split_sums = empty(c.like, {splits, g.c, taps + 1}, kType);
+  const ScalarType dtype = accumulator_dtype(c.like.scalar_type());
+  Tensor split_sums = empty(c.like, {splits, g.c, taps + 1}, dtype);
   reduction.split_sums = split_sums.mutable_data_ptr<acc_t<T>>();
   stage1(reduction);
   constexpr int64_t kFewSums = 2048;

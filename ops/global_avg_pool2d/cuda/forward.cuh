@@ -307,8 +307,7 @@ class PoolForwardLaunch {
     const int64_t outputs = f_.outer * f_.inner;
     Tensor partial;
     if (splits > 1) {
-      const auto type = std::is_same_v<acc_t<T>, double> ? ScalarType::Double : ScalarType::Float;
-      partial = empty(like_, {splits, outputs}, type);
+      partial = empty(like_, {splits, outputs}, accumulator_dtype(like_.scalar_type()));
       f_.partial = partial.mutable_data_ptr<acc_t<T>>();
     }
     const cudaStream_t stream = current_stream(like_);
