@@ -130,19 +130,12 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
           if (a < 0 || (Shape::kSkipsRows && !now.computes(m))) {
             continue;
           }
+          for_each_column_tap<Axis, kCols, kInCols>([&](int j, int b, int i) {
 #pragma unroll
-          for (int i = 0; i < kInCols; ++i) {
-#pragma unroll
-            for (int j = 0; j < kCols; ++j) {
-              const int b = Axis::tap(j, i);
-              if (b >= 0) {
-#pragma unroll
-                for (int v = 0; v < V; ++v) {
-                  sum[a * kTaps + b][v] += pending_grad[Shape::row(u, m)][j][v] * in[i][v];
-                }
-              }
+            for (int v = 0; v < V; ++v) {
+              sum[a * kTaps + b][v] += pending_grad[Shape::row(u, m)][j][v] * in[i][v];
             }
-          }
+          });
         }
       }
       now.next();

@@ -34,8 +34,7 @@ __device__ void store_vector(T* to, const Acc (&x)[V]) {
   for (int v = 0; v < V; ++v) {
     lanes.lane[v] = static_cast<T>(x[v]);
   }
-  using Bits = typename BitsOf<V * sizeof(T)>::type;
-  *reinterpret_cast<Bits*>(to) = reinterpret_cast<const Bits&>(lanes);
+  store_vector(to, lanes);
 }
 
 // Return the number of parts to split work into. Each of `blocks` blocks has `units` steps of work;
@@ -97,6 +96,20 @@ struct Transposed {
   static constexpr int start(int padding) { return padding / 2 - (K - 1) / 2; }
 };
 
+// Call multiply(j, tap, i) for each output j of a row and each tap of it; i is the window column.
+template <typename Cols, int kCols, int kInCols, typename F>
+__device__ __forceinline__ void for_each_column_tap(const F& multiply) {
+#pragma unroll
+  for (int i = 0; i < kInCols; ++i) {
+#pragma unroll
+    for (int j = 0; j < kCols; ++j) {
+      if (const int tap = Cols::tap(j, i); tap >= 0) {
+        multiply(j, tap, i);
+      }
+    }
+  }
+}
+
 // Call multiply(q, j, tap, i) for each output (q, j) of a tile and each tap of it that reads window
 // row r; i is the window column.
 template <typename Rows, typename Cols, int kRows, int kCols, int kInCols, typename F>
@@ -104,18 +117,9 @@ __device__ __forceinline__ void for_each_tap(int r, const F& multiply) {
 #pragma unroll
   for (int q = 0; q < kRows; ++q) {
     const int a = Rows::tap(q, r);
-    if (a < 0) {
-      continue;
-    }
-#pragma unroll
-    for (int i = 0; i < kInCols; ++i) {
-#pragma unroll
-      for (int j = 0; j < kCols; ++j) {
-        const int b = Cols::tap(j, i);
-        if (b >= 0) {
-          multiply(q, j, a * Cols::kTaps + b, i);
-        }
-      }
+    if (a >= 0) {
+      for_each_column_tap<Cols, kCols, kInCols>(
+          [&](int j, int b, int i) { multiply(q, j, a * Cols::kTaps + b, i); });
     }
   }
 }
