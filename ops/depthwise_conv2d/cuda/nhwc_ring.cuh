@@ -7,8 +7,6 @@
 
 namespace ops::cuda {
 
-constexpr int kMinChannels = 8;  // but for weight gradients; fewer are faster in direct_l1
-
 // A block has (lanes, groups) threads: lanes for adjacent vectors of V channels, groups for
 // adjacent tiles of kCols output columns. The output rows of all images form one sequence of steps,
 // of which a block computes `share`. A step reads kStepIn input rows and, after the warm-up,

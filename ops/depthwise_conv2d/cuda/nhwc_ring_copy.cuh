@@ -106,33 +106,10 @@ class RowCopy {
         }
         unit -= shift;
       }
-#if __CUDA_ARCH__ >= 800
-      if constexpr (kBytes == 16) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(unit) : "memory");
-      } else {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(unit) : "memory");
-      }
-#else
-      using Bits = typename BitsOf<kBytes>::type;
-      *static_cast<Bits*>(__cvta_shared_to_generic(to)) = *reinterpret_cast<const Bits*>(unit);
-#endif
+      copy_async<kBytes>(to, unit);
     }
   }
 };
-
-__device__ inline void commit_copies() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-
-// Wait for all groups of copies but the newest kNewest.
-template <int kNewest>
-__device__ void wait_for_copies() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_group %0;" ::"n"(kNewest) : "memory");
-#endif
-}
 
 // Clear `bytes` bytes of shared memory, a multiple of 16.
 __device__ inline void clear_shared(unsigned char* memory, int bytes) {

@@ -22,7 +22,6 @@ constexpr int kPending = kTaps, kWarmUp = kPending - 1;  // steps before the fir
 constexpr int kPeriod = 2;  // steps that are unrolled; then the pending rows move down
 constexpr int kThreads = 128, kBlocks = 3, kMaxLanes = 32;
 constexpr int kPrefetch = 2, kRingRows = kPrefetch + 1;  // rows copied ahead; rows of the ring
-constexpr int kMinChannels = 8;  // fewer use too little of each memory transaction
 
 // A block has (lanes, groups, images) threads: lanes for adjacent vectors of V channels, groups for
 // adjacent column tiles. It computes one segment of output rows of its images, from top to bottom.
@@ -89,14 +88,8 @@ class RowReader {
 #pragma unroll
     for (int i = 0; i < kInCols; ++i, position += at_.channels) {
       if (column_mask_ & 1u << i) {
-#if __CUDA_ARCH__ >= 800
         const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(slot(row, i)));
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(position),
-                     "n"(sizeof(Bits))
-                     : "memory");
-#else
-        *slot(row, i) = *reinterpret_cast<const Bits*>(position);
-#endif
+        copy_async<sizeof(Bits)>(to, position);
       }
     }
   }
@@ -117,19 +110,6 @@ class RowReader {
 
   __device__ Bits* slot(int row, int i) const { return ring_ + (row * kInCols + i) * kThreads; }
 };
-
-__device__ inline void commit_row() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-
-// Wait for all rows but the newest kPrefetch − 1.
-__device__ inline void wait_for_row() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPrefetch - 1) : "memory");
-#endif
-}
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads, kBlocks)
@@ -174,7 +154,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     if (is_input_row(y + i)) {
       rows.fetch(in + i * in_row, i);
     }
-    commit_row();
+    commit_copies();
   }
 
   float initial[V];
@@ -199,7 +179,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       for (int i = 0; i < kCols * V; ++i) {
         pending[kPending - 1][i / V % kCols][i % V] = initial[i % V];
       }
-      wait_for_row();
+      wait_for_copies<kPrefetch - 1>();
       const bool has_row = is_input_row(y);
       float x[kInCols][V];
       if (has_row) {
@@ -208,7 +188,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       if (is_input_row(y + kPrefetch)) {
         rows.fetch(in + kPrefetch * in_row, (row + kPrefetch) % kRingRows);
       }
-      commit_row();
+      commit_copies();
       row = (row + 1) % kRingRows;
       ++y, in += in_row;
       if (has_row) {

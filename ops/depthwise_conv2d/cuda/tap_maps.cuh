@@ -56,6 +56,37 @@ inline int64_t best_split(int64_t units, int64_t blocks, int64_t resident_blocks
   return best;
 }
 
+// Start to copy kBytes bytes to an address in shared memory. (Unlike cuda_pipeline.h, these
+// functions are barriers for the compiler.)
+template <int kBytes>
+__device__ void copy_async(unsigned to, const void* from) {
+#if __CUDA_ARCH__ >= 800
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(kBytes)
+                 : "memory");
+  }
+#else
+  using Bits = typename BitsOf<kBytes>::type;
+  *static_cast<Bits*>(__cvta_shared_to_generic(to)) = *static_cast<const Bits*>(from);
+#endif
+}
+
+__device__ inline void commit_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Wait for all groups of copies but the newest kNewest.
+template <int kNewest>
+__device__ void wait_for_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(kNewest) : "memory");
+#endif
+}
+
 // One axis of a convolution with K taps, stride S and dilation D: maps between a tile of adjacent
 // outputs and its window of inputs.
 template <int K, int S, int D>
