@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "depthwise_conv2d/cuda/families.cuh"
+#include "depthwise_conv2d/cuda/two_stage_reduction.cuh"
 
 namespace ops::cuda {
 
@@ -142,6 +143,8 @@ struct RingPlan {
   dim3 grid, block;
   size_t shared;
   bool fits;
+
+  int64_t splits() const { return int64_t{grid.x} / params.chunks * grid.y; }  // weight gradient
 };
 
 // Return the steps per block (`share`) with the least estimated time: waves × steps of a block.
@@ -170,8 +173,9 @@ inline int64_t choose_share(int64_t all_steps, int64_t steps, int64_t blocks, in
 
 // Partition the images into blocks; plan.fits is false if no shape of a block fits. A stage of the
 // ring has kStepIn input rows and kOtherRows rows of the other tensor (weight gradient), which are
-// as wide as the tile. filter_bytes: shared memory for filters, per lane. pointers: tensors whose
-// alignment limits the width of copies and stores.
+// as wide as the tile; the sums of the weight gradient overwrite the stages. filter_bytes: shared
+// memory for filters, per lane. pointers: tensors whose alignment limits the width of copies and
+// stores.
 template <typename Shape, int kOtherRows, typename T>
 RingPlan plan_ring(int64_t images, int64_t channels, int64_t in_h, int64_t in_w, int64_t out_h,
                    int64_t out_w, int64_t padding_h, int64_t padding_w, int filter_bytes,
@@ -264,7 +268,12 @@ RingPlan plan_ring(int64_t images, int64_t channels, int64_t in_h, int64_t in_w,
   params.share = choose_share(all_steps, params.steps, blocks, per_sm * device.multiprocessors,
                               per_image, kPerBlock);
   plan.grid = dim3(blocks, ceil_div(all_steps, params.share));
-  plan.fits = plan.grid.y < 65536;
+  if (kOtherRows > 0) {
+    constexpr int kSums = (Shape::kTaps * Shape::kTaps + 1) * Shape::kChannels;
+    const size_t sums = reduction_elements(plan.block.x, plan.block.y, kSums);
+    plan.shared = std::max(plan.shared, sizeof(float) * sums);
+  }
+  plan.fits = plan.grid.y < 65536 && plan.shared <= device.block_shared;
   return plan;
 }
 

@@ -53,19 +53,15 @@ bool nhwc_ring_all_gradients(const Convolution<T>& input_gradient,
         const auto plan = plan_ring<Shape, Shape::kStepOut, T>(
             g.n, g.c, c.in.h, c.in.w, c.out.h, c.out.w, c.padding_h, c.padding_w,
             RingTaps<Shape>::kBytes, {c.in.data, c.out.data, weight_gradient.x});
-        const size_t sums = sizeof(float) * reduction_elements(plan.block.x, plan.block.y,
-                                                               (Shape::kTaps * Shape::kTaps + 1) *
-                                                                   Shape::kChannels);
-        if (!plan.fits || sums > Device().block_shared) {
-          return false;
+        if (plan.fits) {
+          two_stage_reduction(weight_gradient, plan.splits(),
+                              [&](const WeightReduction<T>& reduction) {
+                                c.launch(nhwc_ring_kernel<Shape, T, true>, plan.grid, plan.block,
+                                         plan.shared, plan.params, c.flip, c.in.data, c.weight,
+                                         c.bias, c.out.data, weight_gradient.x, reduction);
+                              });
         }
-        const int64_t splits = int64_t{plan.grid.x} / plan.params.chunks * plan.grid.y;
-        two_stage_reduction(weight_gradient, splits, [&](const WeightReduction<T>& reduction) {
-          c.launch(nhwc_ring_kernel<Shape, T, true>, plan.grid, plan.block,
-                   std::max(plan.shared, sums), plan.params, c.flip, c.in.data, c.weight, c.bias,
-                   c.out.data, weight_gradient.x, reduction);
-        });
-        return true;
+        return plan.fits;
       };
       if constexpr (Axis::kTaps == 3 && !Axis::kTransposed) {
         return launch(AllGradientsShape<Axis, T>{}) || launch(OneChannelShape<Axis, T>{});

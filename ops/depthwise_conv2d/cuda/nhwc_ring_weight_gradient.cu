@@ -162,18 +162,13 @@ bool nhwc_ring_weight_gradient(const WeightGradient<T>& c) {
       using Shape = decltype(shape);
       const auto plan = plan_ring<Shape, 1, T>(g.n, g.c, g.h, g.w, g.out_h, g.out_w, g.padding_h,
                                                g.padding_w, 0, {c.x, c.grad});
-      const size_t sums =
-          sizeof(float) * reduction_elements(plan.block.x, plan.block.y,
-                                             (Shape::kTaps * Shape::kTaps + 1) * Shape::kChannels);
-      if (!plan.fits || sums > Device().block_shared) {
-        return false;
+      if (plan.fits) {
+        two_stage_reduction(c, plan.splits(), [&](const WeightReduction<T>& reduction) {
+          launch_kernel(nhwc_ring_weight_gradient_kernel<Shape, T>, plan.grid, plan.block,
+                        plan.shared, c.stream, plan.params, c.x, c.grad, reduction);
+        });
       }
-      const int64_t splits = int64_t{plan.grid.x} / plan.params.chunks * plan.grid.y;
-      two_stage_reduction(c, splits, [&](const WeightReduction<T>& reduction) {
-        launch_kernel(nhwc_ring_weight_gradient_kernel<Shape, T>, plan.grid, plan.block,
-                      std::max(plan.shared, sums), c.stream, plan.params, c.x, c.grad, reduction);
-      });
-      return true;
+      return plan.fits;
     };
     // From 5×5 on one channel per thread: its sums fill the registers. 3×3: two, or one if C is odd
     // or a tensor misaligned; with stride 2 or dilation 2, direct_l1 is faster than one.
