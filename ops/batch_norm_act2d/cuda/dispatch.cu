@@ -52,11 +52,8 @@ FastSilu<T> device_activation(const Silu<float>&) {
 template <typename T, bool kNhwc, int V, typename F>
 void dispatch_grid(NormLayout layout, std::initializer_list<const void*> pointers, const F& f) {
   if constexpr (V > 1) {
-    bool fits = (kNhwc ? layout.channels : layout.inner) % V == 0;
-    for (const void* p : pointers) {
-      fits &= reinterpret_cast<uintptr_t>(p) % (V * sizeof(T)) == 0;
-    }
-    if (!fits) {
+    if ((kNhwc ? layout.channels : layout.inner) % V != 0 ||
+        !are_aligned(pointers, V * sizeof(T))) {
       return dispatch_grid<T, kNhwc, V == 8 ? 4 : 1>(layout, pointers, f);
     }
   }

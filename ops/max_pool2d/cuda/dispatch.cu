@@ -17,10 +17,6 @@
 namespace ops::cuda {
 namespace {
 
-bool is_aligned(const void* p, int64_t bytes) {
-  return reinterpret_cast<uintptr_t>(p) % bytes == 0;
-}
-
 // Call f with FastDivide if all indices are below 2³¹, otherwise with Divide.
 template <typename F>
 void dispatch_divider(const MaxPoolGeometry& g, const F& f) {
@@ -41,7 +37,7 @@ void dispatch_channels(const MaxPoolGeometry& g, std::initializer_list<const voi
     return f(Width<1>{});
   }
   dispatch_width<T>(images, {g.channels_last ? g.c : 1},
-                    [&](auto v) { is_aligned(indices, v.value) ? f(v) : f(Width<1>{}); });
+                    [&](auto v) { are_aligned({indices}, v.value) ? f(v) : f(Width<1>{}); });
 }
 
 // Return whether windows are K×K with stride 2 and without dilation, in NCHW.
@@ -67,7 +63,7 @@ bool dispatch_pairs(const MaxPoolGeometry& g, std::initializer_list<const void*>
   }
   dispatch_width<T>(images, {g.w}, [&](auto width) {
     if constexpr (width.value > 1) {
-      if (is_aligned(indices, width.value / 2)) {
+      if (are_aligned({indices}, width.value / 2)) {
         f(Width<width.value / 2>{});
         launched = true;
       }
