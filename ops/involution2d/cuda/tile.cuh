@@ -120,6 +120,7 @@ struct BlockStrideLoop {
   }
 };
 
+// Ordinary loads and stores: load_vector and store_vector make these kernels longer.
 template <int V, typename T>
 __device__ Vector<T, V> load(const T* from) {
   return *reinterpret_cast<const Vector<T, V>*>(from);
