@@ -82,6 +82,16 @@ struct Runs {
     return {chunk, channel, c, offset, c * length, n, layout.channels * layout.inner, n * length};
   }
 
+  // Return the offsets of the first channel's first, middle and last element.
+  std::array<int64_t, 3> samples(const Run& run) const {
+    const int64_t row = run.channels * plane, images = run.repetitions - 1;
+    const int64_t rows = run.length / row - 1, pixels = plane - 1;
+    const auto at = [&](int64_t n) {  // n halves of the way
+      return run.offset + images * n / 2 * run.stride + rows * n / 2 * row + pixels * n / 2;
+    };
+    return {at(0), at(1), at(2)};
+  }
+
   // Return the number of elements of each channel in a chunk.
   int64_t count(int64_t chunk) const { return at(chunk * groups).count; }
 
@@ -98,12 +108,12 @@ class Rows {
 
   A* operator[](size_t i) { return memory_.data() + i * size_; }
 
-  // Fill row i with the values of `channels` channels, `stride` apart.
-  template <typename T>
-  void repeat(size_t i, const T* values, int64_t channels, int64_t stride) {
+  // Fill row i with value(c) of each channel c of `channels`.
+  template <typename F>
+  void repeat(size_t i, int64_t channels, const F& value) {
     A* row = (*this)[i];
     for (int64_t c = 0; c < channels; ++c) {
-      row[c * runs_.plane] = static_cast<A>(values[c * stride]);
+      row[c * runs_.plane] = value(c);
     }
     for (int64_t c = 0; runs_.plane > 1 && c < channels; ++c) {
       std::fill_n(row + c * runs_.plane, runs_.plane, row[c * runs_.plane]);
@@ -148,7 +158,7 @@ void Runs::for_each(std::initializer_list<const A*> arguments, const F& f) const
       if (groups > 1 || i == begin) {
         size_t row = 0;
         for (const A* argument : arguments) {
-          rows.repeat(row++, argument + run.channel, run.channels, 1);
+          rows.repeat(row++, run.channels, [&](int64_t c) { return argument[run.channel + c]; });
         }
       }
       f(run, rows);
@@ -210,8 +220,11 @@ struct Backend {
     const Runs runs(layout);
     Partials<A> partials(runs);  // mean and Σ (x − mean)²
     runs.for_each<A>({}, [&](const Run& run, Rows<A>& rows) {
-      const T* first = x + run.offset;
-      rows.repeat(0, first, run.channels, runs.plane);
+      const auto at = runs.samples(run);
+      rows.repeat(0, run.channels, [&](int64_t c) {
+        const T* from = x + c * runs.plane;
+        return median<A>(from[at[0]], from[at[1]], from[at[2]]);
+      });
       rows.clear(1);
       rows.clear(2);
       run.for_each_sequence([&](int64_t i) {
@@ -219,7 +232,7 @@ struct Backend {
       });
       const A *sum = rows.fold(1), *square = rows.fold(2), n = static_cast<A>(run.count);
       for (int64_t c = 0, to = partials.at(run); c < run.channels; ++c, ++to) {
-        partials.first[to] = static_cast<A>(first[c * runs.plane]) + sum[c] / n;
+        partials.first[to] = rows[0][c * runs.plane] + sum[c] / n;
         partials.second[to] = std::max(square[c] - sum[c] * (sum[c] / n), A(0));
       }
     });

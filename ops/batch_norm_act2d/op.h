@@ -130,6 +130,14 @@ inline void copy_back(const std::optional<Tensor>& x, const std::optional<Tensor
   }
 }
 
+// Return the middle one of three elements of a channel, the origin of its sums: an outlier as the
+// origin would cancel the digits of the others.
+template <typename A>
+OPS_DEVICE A median(A a, A b, A c) {
+  const A low = a < b ? a : b, high = a < b ? b : a;
+  return c < low ? low : c < high ? c : high;
+}
+
 // Destination of the batch's statistics. Running statistics (null: none) move by `momentum` towards
 // the mean and the unbiased variance.
 template <typename A>

@@ -48,18 +48,30 @@ __device__ void add_lines(const Slice<G>& slice, const A (&a)[G::kChannels],
   }
 }
 
-// Compute mean and Σ (x − mean)² of each channel of a slice; call store(channel, mean, squares).
-// The sums are shifted by x₀, the slice's first element, against cancellation.
-template <typename G, typename T, typename Source, typename Store, typename A = acc_t<T>>
-__device__ void reduce_statistics(const Slice<G>& slice, const T* x, Source source,
-                                  const Store& store) {
-  A origin[G::kChannels], sum[G::kChannels]{}, square[G::kChannels]{};
-  if (slice.inside()) {
-    const T* from = x + slice.offset(slice.first);
+// Origins of the sums of each channel of a slice: medians of its first, middle and last element.
+template <typename G, typename A>
+struct Origins {
+  A of[G::kChannels];
+
+  template <typename T>
+  __device__ Origins(const Slice<G>& slice, const T* x) {
+    if (slice.inside()) {
+      const T *first = x + slice.offset(slice.first), *last = x + slice.offset(slice.last - 1),
+              *middle = x + slice.offset((slice.first + slice.last) / 2);
 #pragma unroll
-    for (int c = 0; c < G::kChannels; ++c) {
-      origin[c] = static_cast<A>(from[c]);
+      for (int c = 0; c < G::kChannels; ++c) {
+        of[c] = median<A>(first[c], middle[c], last[c]);
+      }
     }
+  }
+};
+
+// Compute mean and Σ (x − mean)² of each channel of a slice; call store(channel, mean, squares).
+template <typename T, typename G, typename Source, typename Store, typename A>
+__device__ void reduce_statistics(const Slice<G>& slice, Source source, const Origins<G, A>& origin,
+                                  const Store& store) {
+  A sum[G::kChannels]{}, square[G::kChannels]{};
+  if (slice.inside()) {
     slice.for_each([&](auto count, const int64_t* offsets) {
       Vector<T, G::V> vectors[count.value];
       source.load(offsets, vectors);
@@ -68,7 +80,7 @@ __device__ void reduce_statistics(const Slice<G>& slice, const T* x, Source sour
 #pragma unroll
         for (int v = 0; v < G::V; ++v) {
           const int c = v % G::kChannels;
-          const A d = static_cast<A>(vectors[i].lane[v]) - origin[c];
+          const A d = static_cast<A>(vectors[i].lane[v]) - origin.of[c];
           sum[c] += d;
           square[c] += d * d;
         }
@@ -78,15 +90,16 @@ __device__ void reduce_statistics(const Slice<G>& slice, const T* x, Source sour
   const A n = static_cast<A>((slice.last - slice.first) * (G::V / G::kChannels));
   add_lines(slice, sum, square, [&](int c, A s, A q) {
     const A squares = q - s * (s / n);  // max(squares, 0) would lose NaN
-    store(slice.channel + c, origin[c] + s / n, squares < A(0) ? A(0) : squares);
+    store(slice.channel + c, origin.of[c] + s / n, squares < A(0) ? A(0) : squares);
   });
 }
 
 template <typename G, typename T, typename A = acc_t<T>>
-__global__ void __launch_bounds__(kThreads, kBlocks)
+__global__ void __launch_bounds__(kThreads, G::kAlongChannels ? kBlocks : kBlocks + 1)
     chunk_statistics(G g, const T* __restrict__ x, A* __restrict__ partials) {
   const Slice<G> slice(g, false);
-  reduce_statistics(slice, x, Global<T>{x}, [&](int64_t channel, A mean, A squares) {
+  const Origins<G, A> origins(slice, x);
+  reduce_statistics<T>(slice, Global<T>{x}, origins, [&](int64_t channel, A mean, A squares) {
     A* to = partials + blockIdx.y * g.channels + channel;
     to[0] = mean;
     to[g.chunks * g.channels] = squares;
@@ -210,9 +223,10 @@ __global__ void __launch_bounds__(kThreads)
   const Slice<G> slice(g, false);
   Source::copy(slice, x, copy);
   __pipeline_commit();
+  const Origins<G, A> origins(slice, x);
   __pipeline_wait_prior(0);
   const Source source{copy + threadIdx.x};
-  reduce_statistics(slice, x, source, [&](int64_t channel, A mean, A squares) {
+  reduce_statistics<T>(slice, source, origins, [&](int64_t channel, A mean, A squares) {
     statistics.store(channel, mean, squares);
   });
   __syncthreads();
