@@ -206,7 +206,9 @@ def hydra_message(error: Exception) -> str:
         keys: Any = OmegaConf.to_container(cause.parent_node, resolve=False)
         groups = {group: value for group, value in keys.items() if isinstance(value, dict)}
         nested = [f"{group}.{cause.key}" for group in groups if cause.key in groups[group]]
-        reason = f"unknown key, did you mean {nested[0]}?" if nested else unknown_key(keys)
+        reason = unknown_key(str(cause.full_key), keys)
+        if nested:
+            reason = f"unknown key, did you mean {nested[0]}?"
     return f"{cause.full_key}: {reason}"
 
 

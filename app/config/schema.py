@@ -243,7 +243,7 @@ def from_mapping(schema: type[T] | Any, values: Mapping[str, Any], prefix: str =
     key = prefix + ".".join(str(part) for part in first["loc"] if part not in NETWORKS)
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "unexpected_keyword_argument":
-        message = unknown_key(_allowed_keys(schema, first["loc"]))
+        message = unknown_key(key, _allowed_keys(schema, first["loc"]))
     raise SettingError(key, f"{key}={format_value(first['input'])}: {message}")
 
 
@@ -257,8 +257,11 @@ def _allowed_keys(schema: Any, path: tuple[int | str, ...]) -> list[str]:
     return [item.name for item in dataclasses.fields(schema)]
 
 
-def unknown_key(keys: Iterable[str]) -> str:
-    """Return the error message for an unknown key; `keys` are the known ones."""
+def unknown_key(key: str, keys: Iterable[str]) -> str:
+    """Return the error message for the unknown, dotted `key`; `keys` are the known ones."""
+    for network, schema in NETWORKS.items():
+        if key in [f"model.{item.name}" for item in dataclasses.fields(schema)]:
+            return f"is for model={network}"
     allowed = ", ".join(sorted({*keys} - {"hydra", "name"}))  # the groups set `name`
     return "unknown key, " + (f"choose from {allowed}" if allowed else "none is allowed here")
 

@@ -91,6 +91,7 @@ MODELS = "choose from lenet, lenet_depthwise, lenet_involution, lltm, separable,
         ("+model=foo", f"model=foo: {MODELS}"),
         ("foo/bar=1", f"foo/bar: unknown key, choose from {TOP}"),
         ("model.bogus=1", "model.bogus: unknown key, choose from act, conv, head\n"),
+        ("model.channels=3", "model.channels: is for model=separable\n"),
         ("model.act=foo", "model.act=foo: Input should be 'relu', 'gelu' or 'ncrelu'\n"),
         ("model.act=[1,2]", "model.act=[1, 2]: Input should be 'relu', 'gelu' or 'ncrelu'\n"),
         ("optim.lr=-1", "optim.lr=-1: Input should be greater than 0\n"),
@@ -150,9 +151,10 @@ def test_error_names_the_typed_item_not_the_recipe(main, capsys):
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
-        (["model.act=relu"], "model.act: unknown key, none is allowed here\n"),
-        (["++model.head=gap"], "model.head: unknown key, none is allowed here\n"),
-        (["recipe=gap"], "recipe=gap: sets model.act=ncrelu: unknown key, none is allowed here\n"),
+        (["model.act=relu"], "model.act: is for model=lenet\n"),
+        (["++model.head=gap"], "model.head: is for model=lenet\n"),
+        (["model.bogus=1"], "model.bogus: unknown key, none is allowed here\n"),
+        (["recipe=gap"], "recipe=gap: sets model.act=ncrelu: is for model=lenet\n"),
     ],
 )
 def test_key_of_another_network_raises(main, capsys, overrides, line):
@@ -166,7 +168,7 @@ def test_key_of_another_network_raises(main, capsys, overrides, line):
 @pytest.mark.parametrize(
     ("override", "line"),
     [
-        ("model.act=relu", "model.act: unknown key, choose from channels\n"),
+        ("model.act=relu", "model.act: is for model=lenet\n"),
         ("model.channels=3", "model.channels=3: Input should be a valid list\n"),
         (
             "model.channels=[[8],[8]]",
@@ -203,8 +205,8 @@ def test_sweep_runs_all_and_reports_failed_runs(main, capsys):
     ("overrides", "line"),
     [
         (["seed=1,-2,-3"], "seed=-2: Input should be greater than or equal to 0\n"),
-        (["seed=1", "model=lltm,lenet", "model.act=gelu"], "model.act: unknown key, none is"),
-        (["seed=1,2", "recipe=fast,gap", "model=lltm"], "recipe=gap: sets model.act=ncrelu: unkno"),
+        (["seed=1", "model=lltm,lenet", "model.act=gelu"], "model.act: is for model=lenet\n"),
+        (["seed=1,2", "recipe=fast,gap", "model=lltm"], "recipe=gap: sets model.act=ncrelu: is fo"),
         (["model=lenet,alexnet"], f"model=alexnet: {MODELS}"),
         (["model=null"], f"model=null: {MODELS}"),
         (["seed=1,2", "outputs=/proc/x"], "outputs=/proc/x: cannot be written: No such file"),

@@ -132,7 +132,7 @@ def test_data_root_comes_from_the_environment(monkeypatch):
         ({"bogus": 1}, "bogus=1: unknown key, choose from augment, data, device, model"),
         ({"model": {"bogus": 1}}, "model={'bogus': 1}: Unable to extract tag using discrimi"),
         ({"model": {"name": "lenet", "x": 1}}, "model.x=1: unknown key, choose from act, conv, he"),
-        ({"model": {"name": "lltm", "act": "relu"}}, "model.act=relu: unknown key, none is all"),
+        ({"model": {"name": "lltm", "act": "relu"}}, "model.act=relu: is for model=lenet"),
         ({"model": {"name": "foo"}}, "model={'name': 'foo'}: Input tag 'foo' found using 'name' d"),
         ({"model": 3}, "model=3: Input should be a valid dictionary or object"),
         ({"data": {"fallback": "kmnist"}}, "data.fallback=kmnist: Input should be 'digits'"),
