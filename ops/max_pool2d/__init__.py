@@ -40,7 +40,7 @@ def max_pool2d(
     Args:
         input: [N, C, H, W] or [C, H, W], any strides; float64, float32, bfloat16 or float16.
         kernel_size: window size, int or pair (kH, kW).
-        stride: step between windows, int or pair; None: kernel_size.
+        stride: step between windows, int or pair; None or []: kernel_size.
         padding: int or pair, −∞ added on both sides; at most half of kernel_size.
         dilation: spacing between the elements of a window, int or pair.
         ceil_mode: round the output size up instead of down; a window that would start in the
@@ -55,8 +55,7 @@ def max_pool2d(
         NotImplementedError: an unsupported dtype.
         RuntimeError: a window larger than the padded image, an empty image, not 3 or 4 dimensions.
     """
-    if stride is None:
-        stride = kernel_size
+    stride = _or_kernel_size(stride, kernel_size)
     try:
         call = _pool_fallback if is_dynamo_compiling() else _pool_direct
         output: Tensor = call(input, kernel_size, stride, padding, dilation, ceil_mode)
@@ -65,6 +64,13 @@ def max_pool2d(
         check.image("max_pool2d", input)
         _pairs(kernel_size, stride, padding, dilation)
         raise
+
+
+def _or_kernel_size(stride: Size | None, kernel_size: Size) -> Size:
+    """Return `stride`, or `kernel_size` instead of None or, as in PyTorch, an empty list."""
+    if stride is None or (isinstance(stride, (tuple, list)) and not stride):
+        return kernel_size
+    return stride
 
 
 def _pool_fallback(input: Tensor, *arguments: Any) -> Tensor:
@@ -99,7 +105,7 @@ class MaxPool2d(nn.MaxPool2d):
 
     Args:
         kernel_size: window size, int or pair.
-        stride: step between windows, int or pair; None: kernel_size.
+        stride: step between windows, int or pair; None or []: kernel_size.
         padding: int or pair, −∞ added on both sides; at most half of kernel_size.
         dilation: spacing between the elements of a window, int or pair.
         ceil_mode: round the output size up instead of down.
@@ -118,7 +124,7 @@ class MaxPool2d(nn.MaxPool2d):
         kernel_size, stride, padding, dilation = windows.pairs(
             name,
             kernel_size=kernel_size,
-            stride=kernel_size if stride is None else stride,
+            stride=_or_kernel_size(stride, kernel_size),
             padding=padding,
             dilation=dilation,
         )

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from ops import max_pool2d
+from ops import MaxPool2d, max_pool2d
 from tests.ops.geometries import drawn, pairs
 from tests.ops.operator_entry import raw
 from tests.ops.operators import each_device
@@ -157,3 +157,13 @@ def test_vectorized_forward_mode():
 def test_bool_of_numpy_is_named():
     with pytest.raises(TypeError, match=r"ceil_mode must be bool, not (numpy\.bool|bool_)$"):
         max_pool2d(torch.ones(1, 1, 4, 4), 2, ceil_mode=np.bool_(True))
+
+
+@pytest.mark.parametrize("stride", [[], (), torch.Size([])], ids=repr)
+def test_empty_stride_is_the_kernel_size(stride):
+    x = random((1, 2, 7, 6), torch.float64, "cpu")
+    expected = F.max_pool2d(x, (3, 2), stride)
+    assert torch.equal(max_pool2d(x, (3, 2), stride), expected)
+    assert torch.equal(MaxPool2d((3, 2), stride)(x), expected)
+    compiled = torch.compile(max_pool2d, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(x, (3, 2), stride), expected)
