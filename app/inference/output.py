@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -67,7 +68,8 @@ def predict_pictures(predictor: Predictor, cfg: PredictConfig) -> None:
             images.append(_prepare(read_gray(file), predictor, cfg))
             names.append(name)
         except UserError as error:
-            skipped.append(f"input={name}: {error}")
+            source = name if isinstance(file, Path) else f"{name} (standard input)"
+            skipped.append(f"input={source}: {error}")
     if not names and len(skipped) == 1:
         raise UserError(skipped[0])
     for reason in skipped:
