@@ -44,19 +44,23 @@ def find_pictures(pattern: str) -> list[Path]:
     """List the picture files that a file name, a folder or a glob pattern names.
 
     In a folder (without sub-folders) or a pattern, keep the files with a suffix that Pillow knows,
-    dangling links included. Without any, return the name itself, which `read_gray` refuses.
+    dangling links included. Without any or after an error, return the name itself, which
+    `read_gray` refuses.
     """
     path = Path(pattern)
-    if path.is_file():
+    try:
+        if path.is_file():
+            return [path]
+        names = glob.glob(pattern, recursive=True)  # noqa: PTH207 (Path.glob takes no absolute)
+        candidates = path.iterdir() if path.is_dir() else map(Path, names)
+        known = Image.registered_extensions()
+        pictures = sorted(
+            file
+            for file in candidates
+            if file.suffix.lower() in known and (file.is_file() or not file.exists())
+        )
+    except OSError:  # the name is too long or the folder unreadable
         return [path]
-    names = glob.glob(pattern, recursive=True)  # noqa: PTH207 (Path.glob takes no absolute)
-    candidates = path.iterdir() if path.is_dir() else map(Path, names)
-    known = Image.registered_extensions()
-    pictures = sorted(
-        file
-        for file in candidates
-        if file.suffix.lower() in known and (file.is_file() or not file.exists())
-    )
     return pictures or [path]
 
 

@@ -153,14 +153,16 @@ def test_standard_input_is_a_picture_or_file_names(cfg, tmp_path, capsys, monkey
 
 def test_missing_names_on_standard_input_are_skipped(cfg, tmp_path, capsys, monkeypatch):
     picture(tmp_path / "1.png", "1")
-    names = f"{tmp_path}/1.png\n{tmp_path}/missing.png\n".encode()
+    names = f"{tmp_path}/missing.png\n{'a' * 300}\n{tmp_path}/1.png\n".encode()
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(names)))
-    with pytest.raises(UserError, match="skipped 1 of 2 pictures"):
+    with pytest.raises(UserError, match="skipped 2 of 3 pictures"):
         predict(replace(cfg, input="-", format="csv"))
     printed = capsys.readouterr()
     (row,) = csv.DictReader(printed.out.splitlines())
     assert row["file"] == f"{tmp_path}/1.png"
-    assert printed.err == f"skipped: input={tmp_path}/missing.png: no such picture\n"
+    missing, long = printed.err.splitlines()
+    assert missing == f"skipped: input={tmp_path}/missing.png: no such picture"
+    assert long == f"skipped: input={'a' * 300}: cannot be read (File name too long)"
 
 
 def test_control_characters_in_names_do_not_break_the_table(cfg, tmp_path, capsys):

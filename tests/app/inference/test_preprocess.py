@@ -256,3 +256,11 @@ def test_pictures_of_one_size_are_framed_independently(tmp_path):
     pictures = [drawn(text) for text in "1751"]
     digits = [digit_of(picture, tmp_path) for picture in pictures]
     np.testing.assert_array_equal(digits[0], digits[3])
+
+
+def test_unreadable_folder_raises(unprivileged):
+    folder = unprivileged / "pictures"
+    folder.mkdir(mode=0)
+    (path,) = find_pictures(str(folder))
+    with pytest.raises(UserError, match=r"^cannot be read \(Permission denied\)$"):
+        read_gray(path)
