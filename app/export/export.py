@@ -102,6 +102,9 @@ def check_output(cfg: ExportConfig, path: Path) -> None:
     both = [path.with_stem(f"{path.stem}-standard")] if cfg.layout == "both" else []
     for file in (path, *both):
         card = file.with_suffix(".md")
+        for output in (file, card):
+            if output.is_dir():
+                raise UserError(f"file={path}: {output} is a folder")
         if card.exists() and not card.read_bytes().startswith(f"# {file.name}\n".encode()):
             raise UserError(f"file={path}: {card} is not a model card and would be overwritten")
     folder = path.parent / "web"

@@ -323,6 +323,15 @@ def test_unwritable_checkpoint_folder_names_the_key(make_run, unwritable):
     assert str(raised.value) == f"checkpoint={folder}: {reason}; choose another path with file=..."
 
 
+@pytest.mark.parametrize("taken", ["a.onnx", "a.md", "a-standard.onnx"])
+def test_folder_in_place_of_an_output_raises_before_the_export(make_run, tmp_path, taken):
+    (tmp_path / taken).mkdir()
+    file = f"{tmp_path}/a.onnx"
+    with pytest.raises(UserError, match=f"^file={file}: {tmp_path}/{taken} is a folder$"):
+        export(ExportConfig(checkpoint=str(make_run()), file=file, layout="both"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([taken, "outputs"])
+
+
 def test_foreign_files_are_not_overwritten(make_run, tmp_path):
     folder, card, page = make_run(), tmp_path / "README.md", tmp_path / "web" / "index.html"
     page.parent.mkdir()
