@@ -244,7 +244,10 @@ def from_mapping(schema: type[T] | Any, values: Mapping[str, Any], prefix: str =
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "unexpected_keyword_argument":
         message = unknown_key(key, _allowed_keys(schema, first["loc"]))
-    raise SettingError(key, f"{key}={format_value(first['input'])}: {message}")
+    integer = first["type"] == "int_type"  # 2.0 must not look like one
+    value = first["input"]
+    shown = str(value) if integer and isinstance(value, float) else format_value(value)
+    raise SettingError(key, f"{key}={shown}: {message}")
 
 
 def _allowed_keys(schema: Any, path: tuple[int | str, ...]) -> list[str]:

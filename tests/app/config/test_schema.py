@@ -139,6 +139,7 @@ def test_data_root_comes_from_the_environment(monkeypatch):
         ({"optim": {"lr": float("inf")}}, "optim.lr=inf: Input should be a finite number"),
         ({"optim": {"lr": True}}, "optim.lr=true: Input should be a valid number"),
         ({"optim": {"warmup": 1.0}}, "optim.warmup=1: Input should be less than 1"),
+        ({"trainer": {"epochs": 2.0}}, "trainer.epochs=2.0: Input should be a valid integer"),
         ({"trainer": {"epochs": "x"}}, "trainer.epochs=x: Input should be a valid integer"),
         (
             {"trainer": {"epochs": 0}},
