@@ -88,7 +88,7 @@ def in_graph(results: Iterable[Result]) -> list[tuple[float, Result]]:
 
 def speed_table(results: Sequence[Result]) -> str:
     """Return a table of each operator's forward+backward ratio: geometric mean (least)."""
-    lines = ["| operator | NVIDIA H200 | CPU |", "|---|---|---|"]
+    lines = ["| operator | NVIDIA H100 | CPU |", "|---|---|---|"]
     both = [r for r in results if r.what == "forward+backward"]
     named = {FUNCTIONS.get(op, op): rows for (op,), rows in group(both, "op").items()}
     for name, rows in sorted(named.items()):
