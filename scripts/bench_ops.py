@@ -28,7 +28,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # import this chec
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # read by torch's CPU allocator
 
 import torch
-import torch._dynamo
 import torch._functorch.config
 from bench import recurrent
 from bench.cases import (
@@ -92,7 +91,7 @@ def candidates(
         return lambda: pass_call(what, make(), inputs, grad)
 
     def compile_composition() -> Callable[..., Tensor]:
-        torch._dynamo.reset()
+        torch.compiler.reset()
         return torch.compile(case.composition(), fullgraph=True, dynamic=False)
 
     yield Candidate(OURS, prepare(case.function))

@@ -49,7 +49,9 @@ def draw_pictures(run: Run, tracker: Tracker, model: nn.Module, logits: Tensor) 
             writer.add_pr_curve(f"class/{name}", predictions.labels == index, column, step)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch deprecates tracing
-            writer.add_graph(model.cpu(), torch.zeros(1, 1, 28, 28))
+            image = torch.zeros(1, 1, 28, 28)
+            # the check imports SymPy: half a second
+            writer.add_graph(torch.jit.trace(model.cpu(), image, check_trace=False), image)
         tracker.flush()
     except Exception as error:  # optional: the results are written already
         reason = f"{type(error).__name__}: {one_line(error)}"
