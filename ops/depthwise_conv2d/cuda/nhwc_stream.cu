@@ -16,8 +16,8 @@
 namespace ops::cuda {
 namespace {
 
-using Axis = Direct<7, 1, 1>;
-constexpr int kTaps = Axis::kTaps, V = 2, kCols = 7, kInCols = Axis::inputs(kCols);
+using Window = Direct<7, 1, 1>;
+constexpr int kTaps = Window::kTaps, V = 2, kCols = 7, kInCols = Window::inputs(kCols);
 constexpr int kPending = kTaps, kWarmUp = kPending - 1;  // steps before the first complete row
 constexpr int kPeriod = 2;  // steps that are unrolled; then the pending rows move down
 constexpr int kThreads = 128, kBlocks = 3, kMaxLanes = 32;
@@ -243,8 +243,8 @@ bool nhwc_stream(const Convolution<T>& c) {
   }
   StreamParams params{};
   params.in_h = c.in.h, params.in_w = c.in.w, params.out_h = c.out.h, params.out_w = c.out.w;
-  params.start_h = Axis::start(c.padding_h);
-  params.start_w = Axis::start(c.padding_w);
+  params.start_h = Window::start(c.padding_h);
+  params.start_w = Window::start(c.padding_w);
   params.images = g.n;
   params.channels = g.c;
   // Choose the number of lanes that needs the fewest warps; fill the block with column tiles, then
