@@ -128,7 +128,8 @@ def test_compile_with_inductor(op, device):
     function = with_arithmetic(op, op.cases[0].kwargs)
     tensors = inputs(op.cases[0], torch.float32, device, "channels_last", requires_grad=True)
     torch._dynamo.reset()
-    check_compiled(torch.compile(function, fullgraph=True), function, tensors)
+    scalar = {"cpp.simdlen": 1}  # the C++ around the operators compiles in two thirds of the time
+    check_compiled(torch.compile(function, fullgraph=True, options=scalar), function, tensors)
 
 
 class Wrapped(torch.nn.Module):
