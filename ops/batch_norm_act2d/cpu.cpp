@@ -11,10 +11,11 @@
 namespace ops::cpu {
 namespace {
 
-constexpr int64_t kRun = 32768;      // elements of a run, about
-constexpr int64_t kMinWidth = 64;    // elements of a row, at least
-constexpr int64_t kMaxWidth = 1024;  // elements of a row of several channels, at most
-constexpr int64_t kMaxLanes = 16;    // of a vector
+constexpr int64_t kRun = 32768;       // elements of a run, about
+constexpr int64_t kMinWidth = 64;     // elements of a row, at least
+constexpr int64_t kMaxWidth = 1024;   // elements of a row of several channels, at most
+constexpr int64_t kMaxLanes = 16;     // of a vector
+constexpr int64_t kFewElements = 64;  // of a channel: their sums bear an outlier as the origin
 
 // The unit of work: some channels of some images (NHWC: of some pixels).
 struct Run {
@@ -223,7 +224,8 @@ struct Backend {
       const auto at = runs.samples(run);
       rows.repeat(0, run.channels, [&](int64_t c) {
         const T* from = x + c * runs.plane;
-        return median<A>(from[at[0]], from[at[1]], from[at[2]]);
+        const A first = from[at[0]];
+        return run.count <= kFewElements ? first : median<A>(first, from[at[1]], from[at[2]]);
       });
       rows.clear(1);
       rows.clear(2);

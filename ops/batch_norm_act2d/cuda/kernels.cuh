@@ -51,7 +51,7 @@ __device__ void add_lines(const Slice<G>& slice, const A (&a)[G::kChannels],
 // Origins of the sums of each channel of a slice: medians of its first, middle and last element.
 template <typename G, typename A>
 struct Origins {
-  A of[G::kChannels];
+  A value[G::kChannels];
 
   template <typename T>
   __device__ Origins(const Slice<G>& slice, const T* x) {
@@ -60,7 +60,7 @@ struct Origins {
               *middle = x + slice.offset((slice.first + slice.last) / 2);
 #pragma unroll
       for (int c = 0; c < G::kChannels; ++c) {
-        of[c] = median<A>(first[c], middle[c], last[c]);
+        value[c] = median<A>(first[c], middle[c], last[c]);
       }
     }
   }
@@ -68,8 +68,8 @@ struct Origins {
 
 // Compute mean and Σ (x − mean)² of each channel of a slice; call store(channel, mean, squares).
 template <typename T, typename G, typename Source, typename Store, typename A>
-__device__ void reduce_statistics(const Slice<G>& slice, Source source, const Origins<G, A>& origin,
-                                  const Store& store) {
+__device__ void reduce_statistics(const Slice<G>& slice, Source source,
+                                  const Origins<G, A>& origins, const Store& store) {
   A sum[G::kChannels]{}, square[G::kChannels]{};
   if (slice.inside()) {
     slice.for_each([&](auto count, const int64_t* offsets) {
@@ -80,7 +80,7 @@ __device__ void reduce_statistics(const Slice<G>& slice, Source source, const Or
 #pragma unroll
         for (int v = 0; v < G::V; ++v) {
           const int c = v % G::kChannels;
-          const A d = static_cast<A>(vectors[i].lane[v]) - origin.of[c];
+          const A d = static_cast<A>(vectors[i].lane[v]) - origins.value[c];
           sum[c] += d;
           square[c] += d * d;
         }
@@ -90,7 +90,7 @@ __device__ void reduce_statistics(const Slice<G>& slice, Source source, const Or
   const A n = static_cast<A>((slice.last - slice.first) * (G::V / G::kChannels));
   add_lines(slice, sum, square, [&](int c, A s, A q) {
     const A squares = q - s * (s / n);  // max(squares, 0) would lose NaN
-    store(slice.channel + c, origin.of[c] + s / n, squares < A(0) ? A(0) : squares);
+    store(slice.channel + c, origins.value[c] + s / n, squares < A(0) ? A(0) : squares);
   });
 }
 
