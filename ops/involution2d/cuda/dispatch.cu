@@ -115,9 +115,11 @@ std::optional<TiledPlan> make_plan(const InvolutionGeometry& g, const TiledInvol
   return TiledPlan{p, dim3(blocks), dim3(threads), shared};
 }
 
-// Return the launch of nchw; nothing if the windows of `channels` channels exceed shared memory.
+// Return the launch of nchw; nothing if the windows of `channels` channels exceed shared memory. A
+// block computes all `extent` channels or kernel rows or, to fill the GPU, a multiple of `unit`.
 template <int K, typename T>
-std::optional<TiledPlan> plan_nchw(const InvolutionGeometry& g, TiledInvolution p, int channels) {
+std::optional<TiledPlan> plan_nchw(const InvolutionGeometry& g, TiledInvolution p, int channels,
+                                   int extent, int unit) {
   p.source.vector = widest_vector(p.source.vector, {p.offset_w - kLead<T, K>});
   set_tile_width(p, p.out.w, kNchwQuads);
   p.quad_pairs = FastDivide(p.quads / 2);
@@ -125,13 +127,19 @@ std::optional<TiledPlan> plan_nchw(const InvolutionGeometry& g, TiledInvolution 
                               kVectorBytes / sizeof(T));
   constexpr int kPeriod = 64 / sizeof(T);  // pitch: 32 bytes modulo 64, see NchwTile
   p.window_pitch = p.window_columns + (kPeriod * 3 / 2 - p.window_columns % kPeriod) % kPeriod;
-  const size_t limit = Device().block_shared;
+  const Device device;
   for (int rows = kNchwThreads / p.quads / 4 * 4; rows > 0; rows -= 4) {
     set_tile_height(p, p.out.h, rows, 4);
     p.window_stride = (p.rows + K - 1) * p.window_pitch;
     const size_t shared = sizeof(T) * p.window_channels(channels) * p.window_stride;
-    if (shared <= limit) {
-      return make_plan(g, p, 1, p.quads * p.rows, shared);
+    if (shared <= device.block_shared) {
+      p.part_size = extent;
+      while (g.n * g.groups * p.tiles_h * p.tiles_w * p.parts < device.multiprocessors &&
+             p.part_size > unit) {
+        p.part_size = round_up((p.part_size + 1) / 2, unit);
+        p.parts = static_cast<int>(ceil_div(extent, p.part_size));
+      }
+      return make_plan(g, p, p.parts, p.quads * p.rows, shared);
     }
   }
   return std::nullopt;
@@ -171,8 +179,8 @@ bool run_tuned(const InvolutionGeometry& g, const T* source, const T* weight, T*
   return p && dispatch_tuned(g, [&](auto kernel, auto stride) {
            constexpr int K = decltype(kernel)::value, S = decltype(stride)::value;
            if (S == 1 && p->source.nchw && p->weight.nchw) {
-             return launch(involve_nchw_kernel<T, K, kFlip>, plan_nchw<K, T>(g, *p, kTileChannels),
-                           stream, source, weight, out);
+             const auto plan = plan_nchw<K, T>(g, *p, kTileChannels, p->channels, kChannelStep);
+             return launch(involve_nchw_kernel<T, K, kFlip>, plan, stream, source, weight, out);
            }
            const auto plan = plan_nhwc<K, S, kFlip, T>(g, *p, [](const TiledInvolution& tiles) {
              return sizeof(T) * WeightTile<T, K, S, kFlip>::size(tiles);
@@ -188,8 +196,8 @@ bool run_tuned_weight(const InvolutionGeometry& g, const T* x, const T* grad, T*
   return p && dispatch_tuned(g, [&](auto kernel, auto stride) {
            constexpr int K = decltype(kernel)::value, S = decltype(stride)::value;
            if (S == 1 && p->source.nchw && p->weight.nchw &&
-               launch(involve_nchw_weight_kernel<T, K>, plan_nchw<K, T>(g, *p, p->channels), stream,
-                      x, grad, grad_weight)) {
+               launch(involve_nchw_weight_kernel<T, K>, plan_nchw<K, T>(g, *p, p->channels, K, 1),
+                      stream, x, grad, grad_weight)) {
              return true;
            }
            const auto plan = plan_nhwc<K, S, false, T>(g, *p, [](const TiledInvolution& tiles) {

@@ -7,7 +7,8 @@
 //      └─────────────────────┘             └────────────────┘           └────────────────┘
 //                                           row a + 1: prefetch
 //
-//   block:   a tile of one group of one image, up to 128 quads
+//   block:   a tile of one group of one image, up to 128 quads; to fill the GPU, 4 or 8 of the
+//            group's channels (weight gradient: some of the kernel rows)
 //   shared:  the input windows of the tile, 16 channels at a time
 //   thread:  4 adjacent pixels × 16 channels; loads a weight once for all channels
 //
@@ -181,14 +182,15 @@ __global__ void __launch_bounds__(kNchwThreads, 3)
   const NchwTile tile(p);
   std::conditional_t<kFlip, FlippedWeightRow<T, K>, WeightRow<T, K>> weights(
       tile.base(weight, p.weight, tile.group * K * K), p, tile);
-  for (int first = 0; first < p.channels; first += kTileChannels) {
-    const int channels = min(kTileChannels, p.channels - first);
+  const int end = min(tile.begin + p.part_size, p.channels);
+  for (int first = tile.begin; first < end; first += kTileChannels) {
+    const int channels = min(kTileChannels, end - first);
     const int channel = tile.group * p.channels + first;
-    if (first > 0) {
+    if (first > tile.begin) {
       __syncthreads();
     }
     weights.prefetch(0);
-    copy_windows<K>(tile.base(source, p.source, channel), p, tile, channels, windows);
+    copy_windows<K>(tile.base(source, p.source, channel), p, tile, 0, K, channels, windows);
     wait_for_copies();
     float sum[kTileChannels][kQuad] = {};
 #pragma unroll 1
@@ -236,7 +238,9 @@ __global__ void __launch_bounds__(kNchwThreads, 3)
   T* windows = reinterpret_cast<T*>(shared);
   const NchwTile tile(p);
   const int channel = tile.group * p.channels;
-  copy_windows<K>(tile.base(x, p.source, channel), p, tile, p.channels, windows);
+  const int end = min(tile.begin + p.part_size, K);
+  copy_windows<K>(tile.base(x, p.source, channel), p, tile, tile.begin, end - tile.begin,
+                  p.channels, windows);
   float grads[kTileChannels][kQuad];
   const T* from =
       tile.base(grad, p.out, channel) + (tile.row + tile.y) * p.out.stride_h + tile.col + tile.x;
@@ -259,16 +263,17 @@ __global__ void __launch_bounds__(kNchwThreads, 3)
   };
   grad_weight = tile.base(grad_weight, p.weight, tile.group * K * K);
 #pragma unroll 1
-  for (int a = 0; a < K; ++a) {
+  for (int a = tile.begin; a < end; ++a) {
     float sum[K][kQuad] = {};
     for (int first = 0; first < p.channels; first += kTileChannels) {
-      if (a == 0 || p.channels > kTileChannels) {
+      if (a == tile.begin || p.channels > kTileChannels) {
         load_grads(first);
       }
-      if (a == 0 && first == 0) {
+      if (a == tile.begin && first == 0) {
         wait_for_copies();
       }
-      const T* row = windows + first * p.window_stride + (tile.y + a) * p.window_pitch + tile.x;
+      const T* row =
+          windows + first * p.window_stride + (tile.y + a - tile.begin) * p.window_pitch + tile.x;
 #pragma unroll
       for (int c = 0; c < kTileChannels; ++c) {
         if (c % kChannelStep == 0 && first + c >= p.channels) {

@@ -75,20 +75,21 @@ __device__ inline int slot_offset(const InterleavedRow& layout, int slot) {
   return slot * kTileChannels + (slot & layout.per_thread / 2 ? kTileChannels / 2 : 0);
 }
 
-// Copy the windows of a channels-last image in vectors of V channels; 16 / V threads per column.
+// Copy the windows of a channels-last image; kGroup threads per column.
 template <int V, typename T>
 __device__ void copy_nhwc_windows(const T* __restrict__ from, const ImageView& image, int row,
                                   int col, int rows, const InterleavedRow& layout, int channels,
                                   T* __restrict__ to) {
-  constexpr int kGroup = kTileChannels / V;
-  const int c = threadIdx.x % kGroup * V;
+  constexpr int kGroup = kTileChannels / kCopied<V, T>;
+  const int c = threadIdx.x % kGroup * kCopied<V, T>;
   for (int x = threadIdx.x / kGroup; x < layout.row(); x += blockDim.x / kGroup) {
-    const bool inside = is_inside(col + x, image.w) & (c < channels);
+    const bool column_inside = is_inside(col + x, image.w);
     const T* next = from + (row * image.stride_h + (col + x) * image.stride_w + c * image.stride_c);
     T* next_to = to + (slot_offset(layout, layout.slot(x)) ^ c);
 #pragma unroll 4
     for (int y = 0; y < rows; ++y) {
-      copy_async<V>(next_to, next, inside & is_inside(row + y, image.h));
+      const bool inside = column_inside & is_inside(row + y, image.h);
+      copy_async<V>(next_to, next, inside & (c < channels), inside & (c + 1 < channels));
       next += image.stride_h;
       next_to += layout.row() * kTileChannels;
     }

@@ -36,6 +36,7 @@ struct TiledInvolution {
   FastDivide quad_pairs{1};          // divides by quads / 2
   int window_columns, window_pitch;  // NCHW windows: columns that are filled, row stride
   int window_stride;  // elements per channel (NCHW kernel) or of all 16 channels (NHWC kernel)
+  int parts = 1, part_size = 0;  // NCHW kernel: blocks per tile, channels or kernel rows of each
 
   OPS_DEVICE int width() const { return kQuad * quads; }  // of a tile
   OPS_DEVICE int window_channels(int at_once) const {
@@ -76,8 +77,10 @@ struct BlockTile {
 // the window pitch at 32 bytes modulo 64, their loads have no bank conflict.
 struct NchwTile : BlockTile {
   int y, x;
+  int begin;  // first channel of the group (weight gradient: kernel row) of the block
 
-  __device__ explicit NchwTile(const TiledInvolution& p) : BlockTile(p, blockIdx.x) {
+  __device__ explicit NchwTile(const TiledInvolution& p)
+      : BlockTile(p, blockIdx.x / p.parts), begin(blockIdx.x % p.parts * p.part_size) {
     const int octet = threadIdx.x / 8, quad_pairs = p.quads / 2;
     const int quad_row = static_cast<int>(p.quad_pairs(octet));
     y = 4 * quad_row + threadIdx.x / 2 % 4;
@@ -156,12 +159,17 @@ __device__ void dispatch_vector(const ImageView& image, const F& f) {
   f(Width<kMaxVector>{});
 }
 
-// Copy V elements to shared memory, by cp.async if they have at least 4 bytes; zeros unless
-// `inside`. (The zero-fill operand of cp.async takes more instructions than the branch.)
+// Elements of a copy to shared memory that is aligned to V: at least 4 bytes.
 template <int V, typename T>
-__device__ void copy_async(T* to, const T* from, bool inside) {
-  if constexpr (V * sizeof(T) < 4) {
-    *to = inside ? *from : T(0);
+constexpr int kCopied = V * sizeof(T) < 4 ? 2 : V;
+
+// Copy kCopied<V, T> elements to shared memory: by cp.async, or two loads of 2 bytes. Zeros unless
+// `inside` and, for the second of two, `second_inside`. (The zero-fill operand of cp.async takes
+// more instructions than the branch.)
+template <int V, typename T>
+__device__ void copy_async(T* to, const T* from, bool inside, bool second_inside = false) {
+  if constexpr (kCopied<V, T> > V) {
+    store<2>(to, Vector<T, 2>{inside ? from[0] : T(0), second_inside ? from[1] : T(0)});
   } else if (inside) {
     __pipeline_memcpy_async(to, from, V * sizeof(T));
   } else {
@@ -169,30 +177,39 @@ __device__ void copy_async(T* to, const T* from, bool inside) {
   }
 }
 
-// Copy the windows of `channels` channels, from pixel (row, col) on, to shared memory in vectors of
-// V elements. Pixels outside the image and channels up to a multiple of kChannelStep are zero.
+// Copy the windows of `channels` channels, from pixel (row, col) on, to shared memory. A thread
+// copies the rows of one column of vectors after another. Pixels outside the image and channels up
+// to a multiple of kChannelStep are zero.
 template <int V, typename T>
 __device__ void copy_nchw_windows(const T* __restrict__ from, const TiledInvolution& p, int rows,
                                   int row, int col, int channels, T* __restrict__ to) {
   const ImageView& image = p.source;
-  const int end = round_up(channels, kChannelStep);
-#pragma unroll 2
-  for (BlockStrideLoop loop(p.window_columns / V, rows); loop.slow < end; loop.next()) {
-    const int h = row + loop.middle, w = col + loop.fast * V;
-    const bool inside = h >= 0 && h < image.h && w >= 0 && w < image.w && loop.slow < channels;
-    copy_async<V>(to + loop.slow * p.window_stride + loop.middle * p.window_pitch + loop.fast * V,
-                  from + (inside ? loop.slow * image.stride_c + h * image.stride_h + w : 0),
-                  inside);
+  const int columns = p.window_columns / kCopied<V, T>;
+  for (int i = threadIdx.x; i < round_up(channels, kChannelStep) * columns; i += blockDim.x) {
+    const int c = i / columns, x = (i - c * columns) * kCopied<V, T>;
+    const bool inside = is_inside(col + x, image.w) & (c < channels);
+    const bool second = is_inside(col + x + 1, image.w) & (c < channels);
+    const T* next = from + (c * image.stride_c + row * image.stride_h + col + x);
+    T* next_to = to + c * p.window_stride + x;
+#pragma unroll 4
+    for (int y = 0; y < rows; ++y) {
+      const bool row_inside = is_inside(row + y, image.h);
+      copy_async<V>(next_to, next, inside & row_inside, second & row_inside);
+      next += image.stride_h;
+      next_to += p.window_pitch;
+    }
   }
 }
 
-// Start copying a tile's windows; call wait_for_copies() before reading them.
+// Start copying the windows of `taps` kernel rows from `first_tap` on; call wait_for_copies()
+// before reading them.
 template <int K, typename T>
 __device__ void copy_windows(const T* __restrict__ from, const TiledInvolution& p,
-                             const NchwTile& tile, int channels, T* __restrict__ to) {
-  const int row = tile.row + p.offset_h, col = tile.col + p.offset_w - kLead<T, K>;
+                             const NchwTile& tile, int first_tap, int taps, int channels,
+                             T* __restrict__ to) {
+  const int row = tile.row + p.offset_h + first_tap, col = tile.col + p.offset_w - kLead<T, K>;
   dispatch_vector<kVectorBytes / sizeof(T)>(p.source, [&](auto lanes) {
-    copy_nchw_windows<lanes.value>(from, p, p.rows + K - 1, row, col, channels, to);
+    copy_nchw_windows<lanes.value>(from, p, p.rows + taps - 1, row, col, channels, to);
   });
 }
 
