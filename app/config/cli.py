@@ -204,7 +204,7 @@ def hydra_message(error: Exception) -> str:
     unknown = isinstance(cause, ConfigAttributeError | ConfigKeyError)
     if unknown and isinstance(cause.parent_node, DictConfig):
         keys: Any = OmegaConf.to_container(cause.parent_node, resolve=False)
-        groups = {group: value for group, value in keys.items() if isinstance(value, dict)}
+        groups = {k: v for k, v in keys.items() if isinstance(v, dict) and k != "hydra"}
         nested = [f"{group}.{cause.key}" for group in groups if cause.key in groups[group]]
         reason = unknown_key(str(cause.full_key), keys)
         if nested:
