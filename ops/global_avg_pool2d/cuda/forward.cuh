@@ -234,9 +234,10 @@ class PoolForwardLaunch {
       : like_(like),
         layout_(layout),
         f_{x, out, nullptr, layout.outer, layout.length, layout.inner, layout.length} {
-    // Up to twice the L2 cache; above, it costs 4 %.
-    const int64_t elements = layout.outer * layout.length * layout.inner;
-    f_.streaming = elements * static_cast<int64_t>(sizeof(T)) <= 2 * device_.cache;
+    // Evict-first loads keep what the L2 cache holds of a larger input: 1.1 to 1.3 times as fast
+    // after the kernel that writes it. A cached input of half the cache takes twice as long.
+    const int64_t bytes = layout.outer * layout.length * layout.inner * sizeof(T);
+    f_.streaming = bytes > device_.cache / 2 && bytes <= 2 * device_.cache;
   }
 
   void operator()() { layout_.inner == 1 ? launch_nchw() : launch_nhwc(); }
