@@ -152,7 +152,9 @@ def test_views_of_channels(device, dtype, layout):
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS[:2])
 @pytest.mark.parametrize("kernel", [3, 5, 7])
-@pytest.mark.parametrize(("channels", "height", "width"), [(5, 9, 10), (8, 9, 10), (5, 19, 208)])
+@pytest.mark.parametrize(
+    ("channels", "height", "width"), [(5, 9, 10), (8, 9, 10), (8, 16, 20), (5, 19, 208)]
+)
 def test_padding_is_not_multiplied_by_infinity(
     device, channels, height, width, kernel, layout, dtype
 ):
@@ -195,8 +197,8 @@ def test_nchw_mma(kernel, height, width, padding, channels, dtype):
     compare("cuda", image, (kernel, kernel), geometry, True, dtype, *LAYOUTS[:1] * 2)
 
 
-# Rows with every number of fragments, odd ones included; several images in a block, and images in
-# bands; channels that are no multiple of a block.
+# Tiles of 16 columns and fewer, also of 8 and fewer; bands of 14 rows and fewer; channels that are
+# no multiple of a block; wide images in numbers from which nhwc_mma runs.
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("channels", [16, 40])
@@ -204,13 +206,13 @@ def test_nchw_mma(kernel, height, width, padding, channels, dtype):
 @pytest.mark.parametrize(
     ("kernel", "height", "width"),
     [
-        *((5, 14, 14), (5, 9, 25), (5, 35, 50), (7, 7, 7), (7, 19, 13), (7, 14, 14)),
-        *((7, 40, 28), (7, 18, 31), (7, 56, 56), (7, 50, 49), (7, 75, 33)),
+        *((5, 14, 14), (5, 9, 25), (5, 35, 50), (5, 20, 20), (7, 7, 7), (7, 19, 13), (7, 14, 14)),
+        *((7, 40, 28), (7, 5, 40), (7, 56, 56), (7, 50, 49), (7, 75, 33), (5, 16, 113), (5, 30, 5)),
     ],
 )
 def test_nhwc_mma(kernel, height, width, padding, channels, dtype):
     geometry = ((1, 1), (padding,) * 2, (1, 1))
-    image = (5, channels, height, width)
+    image = (5 if width <= 16 else 80, channels, height, width)
     compare("cuda", image, (kernel, kernel), geometry, True, dtype, *LAYOUTS[1:2] * 2)
 
 

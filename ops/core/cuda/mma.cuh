@@ -1,8 +1,14 @@
-// Matrix product of 16 × 16 and 16 × 8 16-bit elements by a warp.
+// Matrix products of 16-bit elements by a warp, dense (16 × 16 and 16 × 8) and sparse (16 × 32 and
+// 32 × 8).
 //
 // Fragments of mma.m16n8k16 in lane 4 g + t: accumulators of rows g, g + 8 and columns 2 t, 2 t +
 // 1; left operand of rows g, g + 8, right operand of column g, both at k = 2 t, 2 t + 1, 2 t + 8,
 // 2 t + 9.
+//
+// mma.sp.m16n8k32: the left operand stores two of four adjacent elements, those at k = 4 t … 4 t +
+// 3 of rows g, g + 8, then at k = 16 + 4 t …; right operand of column g at k = 2 t, 2 t + 1, and 8,
+// 16 and 24 further. `positions`: of the stored pairs of a row, 2 bits an element; row g + 8 in the
+// upper half.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -42,6 +48,27 @@ struct Packed {
       : "=f"(result[0]), "=f"(result[1]), "=f"(result[2]), "=f"(result[3])             \
       : "r"(l0), "r"(l1), "r"(l2), "r"(l3), "r"(right[0]), "r"(right[1]), "f"(sum[0]), \
         "f"(sum[1]), "f"(sum[2]), "f"(sum[3]))
+    if constexpr (kHalf) {
+      OPS_MMA("f16");
+    } else {
+      OPS_MMA("bf16");
+    }
+#undef OPS_MMA
+#else
+    __trap();  // see has_mma
+#endif
+  }
+  // Compute sum += left · right, sparse.
+  static __device__ void mma_sparse(float (&sum)[4], unsigned l0, unsigned l1, unsigned l2,
+                                    unsigned l3, const unsigned (&right)[4], unsigned positions) {
+#if __CUDA_ARCH__ >= 800
+#define OPS_MMA(type)                                                                    \
+  asm("mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32." type "." type        \
+      ".f32 {%0, %1, %2, %3}, "                                                          \
+      "{%4, %5, %6, %7}, {%8, %9, %10, %11}, {%0, %1, %2, %3}, %12, 0;"                  \
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])                           \
+      : "r"(l0), "r"(l1), "r"(l2), "r"(l3), "r"(right[0]), "r"(right[1]), "r"(right[2]), \
+        "r"(right[3]), "r"(positions))
     if constexpr (kHalf) {
       OPS_MMA("f16");
     } else {

@@ -9,7 +9,7 @@
 //
 // The Toeplitz matrix of a filter row has its taps along diagonals. Most of it is zero, yet 7×7
 // filters are twice as fast as with FMAs. Products are exact; accumulation is in float32. Elements
-// are loaded in pairs (32-bit words), so widths are even. NHWC is transposed first: nhwc_mma.cuh.
+// are loaded in pairs (32-bit words), so widths are even.
 // Fragments: core/cuda/mma.cuh.
 #pragma once
 
@@ -62,8 +62,8 @@ __device__ void gemm(float (&sum)[kProducts][4], float bias,
   }
 }
 
-// Zeros of a Toeplitz matrix times non-finite inputs are NaN. Recompute sums that are NaN with
-// exact(row, column), relative to the lane's first result.
+// Zeros of the filter's matrix times non-finite inputs are NaN. Recompute sums that are NaN: result
+// i of product n is exact(n, i).
 template <int kProducts, typename F>
 __device__ void recompute_nan(float (&sum)[kProducts][4], const F& exact) {
   bool any = false;
@@ -82,22 +82,23 @@ __device__ void recompute_nan(float (&sum)[kProducts][4], const F& exact) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if (isnan(sum[n][i])) {
-        sum[n][i] = exact(i / 2 * 8, 8 * n + i % 2);
+        sum[n][i] = exact(n, i);
       }
     }
   }
 }
 
-// Return one output, tap by tap. Its window begins at row y, column x of the in_h × in_w map.
+// Return one output, tap by tap. Its window begins at row y, column x of the in_h × in_w map, whose
+// columns are `stride` elements apart.
 template <int kWidth, typename T>
-__device__ __noinline__ float exact_output(const T* map, int pitch, int in_h, int in_w, int y,
-                                           int x, const T* filter, bool flip) {
+__device__ __noinline__ float exact_output(const T* map, int64_t pitch, int stride, int in_h,
+                                           int in_w, int y, int x, const T* filter, bool flip) {
   float sum = 0;
   for (int i = 0; i < kWidth * kWidth; ++i) {
     const int row = y + i / kWidth, col = x + i % kWidth;
     if (row >= 0 && row < in_h && col >= 0 && col < in_w) {
       sum += static_cast<float>(filter[flip ? kWidth * kWidth - 1 - i : i]) *
-             static_cast<float>(map[row * pitch + col]);
+             static_cast<float>(map[row * pitch + col * static_cast<int64_t>(stride)]);
     }
   }
   return sum;
@@ -185,12 +186,13 @@ class MmaTile {
           lower[i] = lower_mask & 1u << i ? words[4 * i + (a + 8) * pitch] : 0;
         }
       });
-      recompute_nan(sum_[p], [&](int row, int col) {
+      recompute_nan(sum_[p], [&](int n, int i) {
         const T* map =
             shared + in_offset + ((at_.map + p) * stage.in_rows - stage.in_row) * params_.in_w;
-        return bias_[p] + exact_output<kWidth>(
-                              map, params_.in_w, params_.in_h, params_.in_w, y + row,
-                              params_.start_w + at_.col + 2 * lane_.t + col, weight_[p], flip_);
+        return bias_[p] +
+               exact_output<kWidth>(map, params_.in_w, 1, params_.in_h, params_.in_w, y + i / 2 * 8,
+                                    params_.start_w + at_.col + 2 * lane_.t + 8 * n + i % 2,
+                                    weight_[p], flip_);
       });
     }
   }

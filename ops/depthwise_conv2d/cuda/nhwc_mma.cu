@@ -1,304 +1,266 @@
-// nhwc_mma: NHWC, 16 bits, matrix units (mma.sync).
+// nhwc_mma: NHWC, 16 bits, stride 1: implicit GEMM on sparse matrix units (mma.sp.sync).
 //
-//      image [H, W, C]      shared: [row, col, 16 ch]      shared: 16 feature maps
-//      ┌─────────┐  async   ┌────────────┐   transpose    ┌────┐┌────┐      Toeplitz products
-//      │ tile    │ ───────► │ as loaded  │ ─────────────► │ c0 ││ c1 │ …  ► of mma_tile.cuh,
-//      └─────────┘  copies  └────────────┘                └────┘└────┘      transposed back
+//      filter row a: 2 outputs × 8 channels       inputs (ldmatrix)           16 × 8 outputs,
+//      ┌──────────────────────────┐               ┌─────────────────────┐     two products per
+//      │ diag w[a,0] … diag w[a,3]│ output 2 n    │ 4 pixels, each with │     filter row and
+//      │     0       … diag w[a,2]│ output 2 n + 1│ 8 channels, of each │     input row
+//      └──────────────────────────┘       ×       │ pixel pair n < 8    │ ──► += [output, channel]
+//        4 pixels × 8 channels                    └─────────────────────┘        × pair
 //
-//   block:   tiles of kTileChannels channels: rows of one image, or several small images
-//   shared:  the tile transposed, and the next tile as loaded (in flight)
-//   thread:  4 accumulators per product; a warp has 2 channels, 16 rows × up to 56 columns of each
+// diag w[a, b]: 8 × 8, the tap (a, b) of each channel. Of four adjacent elements of a row at most
+// one is a tap, which the sparse product stores together with a zero.
 //
-// Weight gradient (figure in mma_weight_gradient.cuh)
-//   block:   a split of the tiles of a chunk of channels
-//   shared:  inputs and grad_output, transposed and (next tile) as loaded; at the end the sums
-//   thread:  4 accumulators per filter column and channel, over all tiles
+//   block:   kMmaSlots tiles: a band of rows and up to kColumns columns of 8 channels of one image.
+//            A slot keeps its channels; its next tile is in another band or image
+//   shared:  the input windows, [slot][row][pixel parity][pixel pair], which outputs overwrite, and
+//            those of the next tiles, copied during the products
+//   thread:  4 accumulators for each of kMmaRows output rows; a warp computes 16 columns at once
 #include "depthwise_conv2d/cuda/families.cuh"
-#include "depthwise_conv2d/cuda/mma_weight_gradient.cuh"
+#include "depthwise_conv2d/cuda/mma_tile.cuh"
 #include "depthwise_conv2d/cuda/nhwc_mma.cuh"
-#include "depthwise_conv2d/cuda/two_stage_reduction.cuh"
 
 namespace ops::cuda {
 namespace {
 
-// Zero the maps once; nothing is written to the padding later.
-__device__ inline void clear_maps(unsigned* maps, int words) {
-  for (int i = threadIdx.x; i < words / 4; i += kNhwcMmaThreads) {
-    reinterpret_cast<uint4*>(maps)[i] = {};
-  }
+// Transpose an 8 × 8 matrix that the warp holds in the fragments of mma.sync.
+__device__ inline unsigned transpose_matrix(unsigned pair) {
+  unsigned transposed;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
+  return transposed;
 }
 
 // Load four 8 × 8 matrices. Lane 8 m + i passes the address of row i of matrix m.
-__device__ inline void load_matrices(const unsigned* row, unsigned& m0, unsigned& m1, unsigned& m2,
-                                     unsigned& m3) {
+__device__ inline void load_matrices(unsigned row, unsigned (&matrices)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(m0), "=r"(m1), "=r"(m2), "=r"(m3)
-               : "r"(static_cast<unsigned>(__cvta_generic_to_shared(row)))
+               : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
+               : "r"(row)
                : "memory");
 }
 
-// Load two 8 × 8 matrices; the addresses of lanes 16 to 31 are ignored.
-__device__ inline void load_matrices(const unsigned* row, unsigned& m0, unsigned& m1) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-               : "=r"(m0), "=r"(m1)
-               : "r"(static_cast<unsigned>(__cvta_generic_to_shared(row)))
-               : "memory");
-}
+// Left operands of a channel's filter rows. Lane 4 g + t stores channel g at pixels t / 2 and
+// t / 2 + 2 of both outputs, if the channel is one of the four that begin at 4 (t % 2).
+template <int K, typename T>
+class FilterRows {
+ public:
+  __device__ FilterRows(const T* filter, bool flip) {
+    const Lane lane;
+    const auto* bits = reinterpret_cast<const unsigned short*>(filter);
+    const bool stored = lane.g / 4 == lane.t % 2;
+    const int pixel = lane.t / 2, shift = lane.g % 4 == 3 ? 16 : 0;
+#pragma unroll
+    for (int a = 0; a < K; ++a) {
+#pragma unroll
+      for (int j = 0; j <= K; ++j) {
+        const int b = j + pixel - 1, i = a * K + b;
+        const bool inside = stored && b >= 0 && b < K;
+        taps_[a][j] = inside ? unsigned{bits[flip ? K * K - 1 - i : i]} << shift : 0;
+      }
+    }
+    // The stored pair begins at the channel, but for the last of four.
+    constexpr unsigned kPositions[] = {0b0100, 0b1001, 0b1110, 0b1110};
+    positions_ = kPositions[lane.g % 4] * 0x11111111;
+  }
 
-// kColumns: maximum output width.
-template <typename Axis, int kColumns, typename T>
-__global__ void __launch_bounds__(kNhwcMmaThreads, kNhwcMmaBlocks)
-    nhwc_mma_kernel(NhwcMmaParams params, bool flip, const T* __restrict__ in,
+  // Add the products of filter row `a` and pixels 4 half … 4 half + 3 of each pair's window.
+  __device__ void add(float (&sum)[4], int a, int half, const unsigned (&inputs)[4]) const {
+    Packed<T>::mma_sparse(sum, tap(a, 4 * half + 1), tap(a, 4 * half), tap(a, 4 * half + 3),
+                          tap(a, 4 * half + 2), inputs, positions_);
+  }
+
+ private:
+  unsigned taps_[K][K + 1];  // tap j + t / 2 − 1
+  unsigned positions_;
+
+  __device__ unsigned tap(int a, int j) const { return j <= K ? taps_[a][j] : 0; }
+};
+
+template <int K, int kColumns, int kBands, typename T>
+__global__ void __launch_bounds__(32 * kMmaSlots * kBands, kMmaThreads / (32 * kMmaSlots * kBands))
+    nhwc_mma_kernel(const __grid_constant__ NhwcMmaParams p, const T* __restrict__ in,
                     const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ out) {
-  constexpr int kWidth = Axis::kTaps, kTaps = kWidth * kWidth;
-  constexpr int kRows = 16, kProducts = kColumns / 8;
-  constexpr int kPitch = TransposedLayout<kColumns>::kPitch;
-  extern __shared__ __align__(16) unsigned char memory[];
-  uint4* staged = reinterpret_cast<uint4*>(memory);
-  unsigned* maps = reinterpret_cast<unsigned*>(memory + params.in.bytes);
-  const BlockWork work(params);
-  const TileImages<kColumns, const T> inputs(params, params.in, work, in);
-  const TileImages<kColumns, T> outputs(params, params.out, work, out);
-  TileIterator<Axis, kRows> tiles(params, work);
-  const auto load = [&](const auto& it) {
-    if (it.valid()) {
-      const ImageTile s = it.tile();
-      inputs.load(staged, s.image, s.images, s.stage.in_row, s.stage.in_rows);
-    }
-    __pipeline_commit();
-  };
-  load(tiles);
-  const Lane lane;
-  const int start_w = params.map.start_w;
-  const int warp_channel = threadIdx.x / 32 * kWarpChannels;
-  T* filters = reinterpret_cast<T*>(maps);
-  for (int i = threadIdx.x; i < work.channel_count * kTaps; i += kNhwcMmaThreads) {
-    filters[i] = weight[work.first_channel * kTaps + i];
+  using Layout = NhwcMmaWindow<K, kColumns, kBands>;
+  constexpr int kThreads = 32 * kMmaSlots * kBands, kBandRows = kBands * kMmaRows;
+  extern __shared__ uint4 memory[];
+  uint4 *current = memory, *next = memory + kMmaSlots * Layout::kSize;
+  const NhwcMmaThread<kThreads, kColumns> at;
+  NhwcMmaSlot copied(p, at.slot);
+  NhwcMmaCopies<Layout, kThreads, T> copies(p, in, copied.channel);
+  copies.start(copied.tile, kBandRows, current);
+  while (copies.remain()) {
+    copies.issue();
   }
-  __syncthreads();
-  ToeplitzFilter<kWidth, T> matrices[kWarpChannels];
-  float initial[kWarpChannels];
-#pragma unroll
-  for (int c = 0; c < kWarpChannels; ++c) {
-    matrices[c].load(filters + (warp_channel + c) * kTaps, flip, start_w & 1);
-    const int channel = min(work.first_channel + warp_channel + c, params.channels - 1);
-    initial[c] = bias ? static_cast<float>(bias[channel]) : 0.0f;
-  }
-  __syncthreads();
-  clear_maps(maps, inputs.map(0, params.group));
+  __pipeline_commit();
 
-  while (tiles.valid()) {
-    const ImageTile s = tiles.tile();
-    const int first_row = params.map.start_h + s.stage.out_row;  // row of the maps
+  const int warp = threadIdx.x / 32, thread = threadIdx.x % 32, band = warp / kMmaSlots;
+  NhwcMmaSlot computed(p, warp % kMmaSlots);
+  const Lane lane;
+  const int channel = computed.channel + lane.g;
+  const FilterRows<K, T> filter(weight + channel * K * K, p.flip);
+  const float initial = bias ? static_cast<float>(bias[channel]) : 0.0f;
+
+  for (int round = 0; round < p.rounds; ++round) {
     __pipeline_wait_prior(0);
     __syncthreads();
-    inputs.transpose(staged, maps, s.images, s.stage.in_row, s.stage.in_rows, first_row);
-    __syncthreads();
-    tiles.advance();
-    load(tiles);
+    copies.start(copied.tile + p.splits, kBandRows, next);
+
+    if (computed.tile < p.tiles) {
+      const NhwcMmaTile tile(p, computed.tile, kBandRows);
+      const int columns = min(p.tile_columns, p.out_w - tile.col);
+      uint4* const window = current + warp % kMmaSlots * Layout::kSize;
+      float nan_check = 0;
+      for (int x = 0; x < columns; x += kMmaColumns) {
+        float sum[kMmaRows][4];
 #pragma unroll
-    for (int c = 0; c < kWarpChannels; ++c) {
-      for (int image = 0; image < s.images && warp_channel + c < work.channel_count; ++image) {
-        unsigned* map = maps + inputs.map(warp_channel + c, image);
-#pragma unroll 1
-        for (int row = 0; row < s.stage.out_rows; row += kRows) {
-          float sum[kProducts][4];
-          const unsigned* words =
-              map + (row + threadIdx.x % 16) * kPitch + threadIdx.x % 32 / 16 * 4;
-          using ColumnBlocks = unsigned[kProducts + 1];
-          gemm(sum, initial[c], matrices[c], [&](int a, ColumnBlocks& upper, ColumnBlocks& lower) {
+        for (int r = 0; r < kMmaRows; ++r) {
 #pragma unroll
-            for (int p = 0; p < kProducts; p += 2) {
-              load_matrices(words + a * kPitch + 4 * p, upper[p], lower[p], upper[p + 1],
-                            lower[p + 1]);
-            }
-            if (kProducts % 2 == 0) {
-              load_matrices(words + a * kPitch + 4 * kProducts, upper[kProducts], lower[kProducts]);
-            }
-          });
-          recompute_nan(sum, [&](int r, int col) {
-            const T* pixels = reinterpret_cast<const T*>(map + params.in.left - first_row * kPitch);
-            return initial[c] + exact_output<kWidth>(
-                                    pixels, 2 * kPitch, params.in.h, params.in.w,
-                                    first_row + row + lane.g + r, start_w + 2 * lane.t + col,
-                                    weight + (work.first_channel + warp_channel + c) * kTaps, flip);
-          });
-          __syncwarp();
-          // Overwrite inputs that no later rows read.
-          unsigned* to = map + (row + lane.g) * kPitch + params.out.left + lane.t;
+          for (int i = 0; i < 4; ++i) {
+            sum[r][i] = initial;
+          }
+        }
+        // Lane 8 m + n: pixel m of the window of pair n.
+        const unsigned first = static_cast<unsigned>(
+            __cvta_generic_to_shared(window + band * kMmaRows * Layout::kPitch +
+                                     Layout::column(x + thread / 8) + thread % 8));
 #pragma unroll
-          for (int n = 0; n < kProducts; ++n) {
-            if (2 * lane.t + 8 * n < params.out.w) {
-              to[4 * n] = Packed<T>::pack(sum[n][0], sum[n][1]);
-              to[4 * n + 8 * kPitch] = Packed<T>::pack(sum[n][2], sum[n][3]);
+        for (int h = 0; h < kMmaRows + K - 1; ++h) {
+          if (h % 2 == 0) {
+            copies.issue();
+          }
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            unsigned inputs[4];
+            load_matrices(first + (h * Layout::kPitch + 2 * half) * sizeof(uint4), inputs);
+#pragma unroll
+            for (int r = 0; r < kMmaRows; ++r) {
+              if (h - r >= 0 && h - r < K) {
+                filter.add(sum[r], h - r, half, inputs);
+              }
             }
+          }
+        }
+        // Overwrite inputs that no later columns read.
+        __syncwarp();
+        unsigned* to = reinterpret_cast<unsigned*>(
+            window + Layout::output_row(band * kMmaRows) * Layout::kPitch + x / 2 + lane.g);
+#pragma unroll
+        for (int r = 0; r < kMmaRows; ++r, to += 4 * Layout::kPitch) {
+          nan_check += (sum[r][0] + sum[r][1]) + (sum[r][2] + sum[r][3]);
+          to[lane.t] = transpose_matrix(Packed<T>::pack(sum[r][0], sum[r][1]));
+          to[4 * Layout::kHalf + lane.t] = transpose_matrix(Packed<T>::pack(sum[r][2], sum[r][3]));
+        }
+        __syncwarp();
+      }
+      if (__any_sync(~0u, isnan(nan_check))) {
+        // Zeros of the filter's matrix times non-finite inputs: recompute outputs that are NaN.
+        for (int i = thread; i < columns * kMmaRows * kSlotChannels; i += 32) {
+          const int c = i % kSlotChannels, x = i / kSlotChannels % columns;
+          const int y = band * kMmaRows + i / kSlotChannels / columns;
+          T& output = reinterpret_cast<T*>(window + Layout::output_row(y) * Layout::kPitch +
+                                           Layout::column(x))[c];
+          if (tile.row + y < p.out_h && isnan(static_cast<float>(output))) {
+            const int at = computed.channel + c;
+            const float exact = exact_output<K>(
+                in + static_cast<int64_t>(tile.image) * p.h * p.w * p.channels + at,
+                static_cast<int64_t>(p.w) * p.channels, p.channels, p.h, p.w,
+                tile.row + p.start_h + y, tile.col + p.start_w + x, weight + at * K * K, p.flip);
+            output = static_cast<T>(exact + (bias ? static_cast<float>(bias[at]) : 0.0f));
           }
         }
       }
     }
-    __syncthreads();
-    outputs.store(maps, s.image, s.images, s.stage.out_row, s.stage.out_rows);
-  }
-}
-
-template <typename Axis, int kColumns, typename T>
-__global__ void __launch_bounds__(kNhwcMmaThreads, kNhwcMmaBlocks)
-    nhwc_mma_weight_gradient_kernel(NhwcMmaParams params, const T* __restrict__ x,
-                                    const T* __restrict__ grad, WeightReduction<T> reduction) {
-  using Diagonals = DiagonalSums<Axis::kTaps, T>;
-  constexpr int kPitch = TransposedLayout<kColumns>::kPitch;
-  extern __shared__ __align__(16) unsigned char memory[];
-  uint4* staged = reinterpret_cast<uint4*>(memory);
-  uint4* staged_grad = reinterpret_cast<uint4*>(memory + params.in.bytes);
-  unsigned* maps = reinterpret_cast<unsigned*>(memory + params.in.bytes + params.out.bytes);
-  const BlockWork work(params);
-  const TileImages<kColumns, const T> inputs(params, params.in, work, x);
-  const TileImages<kColumns, const T> outputs(params, params.out, work, grad);
-  unsigned* grads = maps + inputs.map(0, params.group);
-  TileIterator<Axis, Diagonals::kRows> tiles(params, work);
-  const auto load = [&](const auto& it) {
-    if (it.valid()) {
-      const ImageTile s = it.tile();
-      inputs.load(staged, s.image, s.images, s.stage.in_row, s.stage.in_rows);
-      outputs.load(staged_grad, s.image, s.images, s.stage.out_row, s.stage.out_rows);
+    while (copies.remain()) {
+      copies.issue();
     }
     __pipeline_commit();
-  };
-  load(tiles);
-  clear_maps(maps, inputs.map(0, params.group) + outputs.map(0, params.group));
-  const Lane lane;
-  Diagonals sums[kWarpChannels];
-  const int warp_channel = threadIdx.x / 32 * kWarpChannels;
-  while (tiles.valid()) {
-    const ImageTile s = tiles.tile();
-    __pipeline_wait_prior(0);
     __syncthreads();
-    inputs.transpose(staged, maps, s.images, s.stage.in_row, s.stage.in_rows,
-                     params.map.start_h + s.stage.out_row);
-    outputs.transpose(staged_grad, grads, s.images, s.stage.out_row, s.stage.out_rows,
-                      s.stage.out_row);
-    __syncthreads();
-    tiles.advance();
-    load(tiles);
-#pragma unroll
-    for (int c = 0; c < kWarpChannels; ++c) {
-      for (int image = 0; image < s.images && warp_channel + c < work.channel_count; ++image) {
-        for (int row = 0; row < s.stage.out_rows; row += Diagonals::kRows) {
-          const int at = (row + lane.g) * kPitch + lane.t;
-          const unsigned* words = maps + inputs.map(warp_channel + c, image) + at;
-          const unsigned* of_grad = grads + outputs.map(warp_channel + c, image) + at;
-          // The last product may read the next channel's words, which zeros of grad_output
-          // multiply.
-#pragma unroll 1
-          for (int col = 0; col < params.out.w; col += 16, words += 8, of_grad += 8) {
-            unsigned window[4][Diagonals::kWords];
-#pragma unroll
-            for (int j = 0; j < Diagonals::kWords; ++j) {
-              window[0][j] = words[j];
-              window[1][j] = words[j + 8 * kPitch];
-              window[2][j] = words[j + 4];
-              window[3][j] = words[j + 4 + 8 * kPitch];
-            }
-            sums[c].add(window, {of_grad[0], of_grad[4]});
-          }
-        }
+
+    if (copied.tile < p.tiles) {
+      const NhwcMmaTile tile(p, copied.tile, kBandRows);
+      const int rows = min(kBandRows, p.out_h - tile.row);
+      const int columns = min(p.tile_columns, p.out_w - tile.col);
+      const uint4* from = current + at.slot * Layout::kSize + Layout::column(at.x);
+      const int64_t pixel =
+          (static_cast<int64_t>(tile.image) * p.out_h + tile.row) * p.out_w + tile.col + at.x;
+      T* to = out + pixel * p.channels + copied.channel;
+#pragma unroll 4
+      for (int y = at.y; at.x < columns && y < rows; y += at.kStep) {
+        *reinterpret_cast<uint4*>(to + static_cast<int64_t>(y) * p.out_w * p.channels) =
+            from[Layout::output_row(y) * Layout::kPitch];
       }
     }
+    uint4* const swapped = current;
+    current = next, next = swapped;
+    copied.tile += p.splits, computed.tile += p.splits;
   }
-  trigger_dependent_launch();
-  __syncthreads();
-  float* shared = reinterpret_cast<float*>(memory);
-#pragma unroll
-  for (int c = 0; c < kWarpChannels; ++c) {
-    sums[c].store_partial(shared, warp_channel + c);
-  }
-  __syncthreads();
-  BlockSums<T> to(reduction, work.split, work.first_channel);
-  Diagonals::reduce_tiles(shared, 1, work.channel_count, [&](int i, float sum) { to.put(i, sum); });
 }
 
-// Call f(axis, kColumns) for the geometries with a kernel: stride 1, dilation 1, from kMinTaps on.
-// FMAs are faster for smaller filters.
-template <int kMinTaps, typename F>
-bool dispatch_nhwc_mma(const DepthwiseGeometry& g, int64_t columns,
-                       std::initializer_list<const void*> pointers, const F& f) {
-  if (g.c % kVectorChannels != 0 || !are_aligned(pointers, sizeof(uint4))) {
-    return false;
-  }
-  return dispatch_direct(g, [&](auto axis) {
-    using Axis = decltype(axis);
-    if constexpr (Axis::kTaps >= kMinTaps && Axis::inputs(8) == 7 + Axis::kTaps) {
-      if (columns <= 16) return f(axis, Width<16>{});
-      if (columns <= 32) return f(axis, Width<32>{});
-      if (columns <= 56) return f(axis, Width<56>{});
+// Return the columns per tile, even and at most 32, that leave the fewest columns of warps idle.
+int best_tile_columns(int64_t out_w) {
+  int best = 0;
+  int64_t fewest = 0;
+  for (int64_t tiles = ceil_div(out_w, 32); tiles <= ceil_div(out_w, kMmaColumns); ++tiles) {
+    const int columns = round_up(ceil_div(out_w, tiles), 2);
+    const int64_t steps = tiles * ceil_div(columns, kMmaColumns);
+    if (best == 0 || steps < fewest) {
+      best = columns, fewest = steps;
     }
-    return false;
-  });
+  }
+  return best;
 }
 
-// Output widths up to which half of a tile is empty, and up to which nhwc_mma is always faster.
-constexpr int64_t kNarrow = 8, kWide = 16;
-
-// Return whether nhwc_mma is faster than nhwc_ring, nhwc_stream and direct_l1, measured on an H200.
+// Return whether nhwc_mma is faster than nhwc_ring, nhwc_stream and direct_l1 (H100).
 bool is_faster(const DepthwiseGeometry& g, int64_t columns) {
   const int64_t elements = elements_per_sm(g);
   const bool large = g.kernel_h > 5;
-  if (columns <= kNarrow) {
-    return elements <= (large ? 36'000 : 5'000);
+  if (columns <= kMmaColumns / 2) {
+    return large || elements <= 60'000;
   }
-  return columns <= kWide || elements >= (large ? 300 : 500) * columns;
+  return columns <= kMmaColumns || elements >= (large ? 6'000 : 10'000);
 }
-
-constexpr int64_t kMinGradientElements = 5'000;  // per SM
 
 }  // namespace
 
 template <typename T>
 bool nhwc_mma(const Convolution<T>& c) {
-  if (c.transposed || !is_faster(c.g, c.out.w)) {
-    return false;
-  }
-  return dispatch_nhwc_mma<5>(c.g, c.out.w, {c.in.data, c.out.data}, [&](auto axis, auto columns) {
-    using Axis = decltype(axis);
-    constexpr int kColumns = columns.value;
-    const auto plan = plan_nhwc_mma<Axis, 16, kColumns>(c.g.n, c.g.c, c.in.h, c.in.w, c.out.h,
-                                                        c.out.w, c.padding_h, c.padding_w, false);
-    if (plan) {
-      c.launch(nhwc_mma_kernel<Axis, kColumns, T>, plan->blocks(), kNhwcMmaThreads, plan->shared,
-               plan->params, c.flip, c.in.data, c.weight, c.bias, c.out.data);
-    }
-    return plan.has_value();
-  });
-}
-
-template <typename T>
-bool nhwc_mma_weight_gradient(const WeightGradient<T>& c) {
   const DepthwiseGeometry& g = c.g;
-  if (elements_per_sm(g) <= kMinGradientElements) {
+  if (c.transposed || g.c % kSlotChannels != 0 ||
+      !are_aligned({c.in.data, c.out.data}, sizeof(uint4)) || !is_faster(g, c.out.w)) {
     return false;
   }
-  return dispatch_nhwc_mma<7>(g, g.out_w, {c.x, c.grad}, [&](auto axis, auto columns) {
-    using Axis = decltype(axis);
-    using Diagonals = DiagonalSums<Axis::kTaps, T>;
-    constexpr int kColumns = columns.value;
-    const auto plan = plan_nhwc_mma<Axis, Diagonals::kRows, kColumns>(
-        g.n, g.c, g.h, g.w, g.out_h, g.out_w, g.padding_h, g.padding_w, true);
-    if (!plan || g.padding_w % 2 != Diagonals::kOdd) {
-      return false;
-    }
-    two_stage_reduction(c, plan->splits, [&](const WeightReduction<T>& reduction) {
-      launch_kernel(nhwc_mma_weight_gradient_kernel<Axis, kColumns, T>, plan->blocks(),
-                    kNhwcMmaThreads,
-                    std::max(plan->shared, sizeof(float) * Diagonals::shared_floats(kTileChannels)),
-                    c.stream, plan->params, c.x, c.grad, reduction);
-    });
+  const int columns = best_tile_columns(c.out.w);
+  const auto run = [&](auto kernel, auto width, auto band) {
+    constexpr int K = decltype(kernel)::value, kColumns = decltype(width)::value;
+    constexpr int kBands = decltype(band)::value, kThreads = 32 * kMmaSlots * kBands;
+    NhwcMmaParams p{};
+    p.h = c.in.h, p.w = c.in.w, p.out_h = c.out.h, p.out_w = c.out.w, p.channels = g.c;
+    p.start_h = -c.padding_h, p.start_w = -c.padding_w, p.flip = c.flip;
+    p.chunks = g.c / kSlotChannels;
+    p.bands = ceil_div(p.out_h, kBands * kMmaRows);
+    p.tile_columns = columns, p.tiles_w = ceil_div(p.out_w, columns);
+    p.tiles = g.n * p.bands * p.tiles_w;
+    // As many blocks as run at once, with equal numbers of tiles.
+    const int slots = kMmaThreads / kThreads * Device().multiprocessors * kMmaSlots;
+    p.rounds = ceil_div(p.tiles, std::max(1, slots / p.chunks));
+    p.splits = ceil_div(p.tiles, p.rounds);
+    c.launch(nhwc_mma_kernel<K, kColumns, kBands, T>,
+             ceil_div(int64_t{p.splits} * p.chunks, kMmaSlots), kThreads,
+             2 * NhwcMmaWindow<K, kColumns, kBands>::kBytes, p, c.in.data, c.weight, c.bias,
+             c.out.data);
     return true;
+  };
+  return dispatch_direct(g, [&](auto axis) {
+    using Axis = decltype(axis);
+    if constexpr (Axis::kTaps >= 5 && Axis::kStride == 1) {
+      using K = Width<Axis::kTaps>;
+      if (columns > kMmaColumns) return run(K{}, Width<32>{}, Width<2>{});
+      return c.out.h > kMmaRows ? run(K{}, Width<16>{}, Width<2>{})
+                                : run(K{}, Width<16>{}, Width<1>{});
+    }
+    return false;
   });
 }
 
 template bool nhwc_mma(const Convolution<Half>&);
 template bool nhwc_mma(const Convolution<BFloat16>&);
-template bool nhwc_mma_weight_gradient(const WeightGradient<Half>&);
-template bool nhwc_mma_weight_gradient(const WeightGradient<BFloat16>&);
 
 }  // namespace ops::cuda

@@ -1,291 +1,121 @@
-// Tiles of nhwc_mma and their plan. A tile is kTileChannels channels of a band of rows of one
-// image, or of several whole images. Shared memory has it twice: as loaded, [row][col][channel],
-// and transposed into zero-padded feature maps, [row][channel][col].
+// Tiles of nhwc_mma, and the copies of their input windows to shared memory.
 #pragma once
 
 #include <cuda_pipeline.h>
 
-#include <algorithm>
-#include <numeric>
-#include <optional>
-
-#include "core/cuda/divide.cuh"
-#include "depthwise_conv2d/cuda/nchw_stage.cuh"
+#include "core/cuda/common.cuh"
 
 namespace ops::cuda {
 
-constexpr int kTileChannels = 16;
-constexpr int kWarpChannels = 2;
-constexpr int kNhwcMmaThreads = 32 * kTileChannels / kWarpChannels;
-constexpr int kNhwcMmaBlocks = 2;                          // per SM
-constexpr int kVectorChannels = 8;                         // channels of a 16-byte vector
-constexpr int kVectors = kTileChannels / kVectorChannels;  // vectors per pixel of a tile
-
-// Input or output of a tile. Words have 32 bits: two columns of one channel.
-struct TileSide {
-  int h, w;
-  int bytes;                            // shared memory of the tile as loaded
-  int rows;                             // per transposed map
-  int left;                             // words of left padding
-  int words;                            // per row, without padding
-  FastDivide by_words{1}, by_lines{1};  // line: a row of one channel
-};
+constexpr int kMmaSlots = 4;      // tiles at a time, each with its own warps
+constexpr int kSlotChannels = 8;  // 16 bytes
+constexpr int kMmaRows = 7;       // output rows per warp
+constexpr int kMmaColumns = 16;   // output columns at a time
+constexpr int kMmaThreads = 512;  // per SM: limited by the registers of the filter
 
 struct NhwcMmaParams {
-  NchwParams map;  // in_h … start_w, tiles_h and bands are used
-  TileSide in, out;
-  int channels;
-  int chunks;         // of kTileChannels channels
-  int images, group;  // images of the batch; images per tile (1 unless there is one band)
-  int tiles;          // per chunk
+  int h, w, out_h, out_w, channels;
+  int start_h, start_w;       // input coordinates of the first output's window
+  int chunks;                 // of kSlotChannels channels
+  int bands;                  // of rows
+  int tiles_w, tile_columns;  // even
+  int tiles;                  // per chunk
+  int splits, rounds;         // slots per chunk, tiles per slot
+  bool flip;
 };
 
-struct ImageTile {
-  int image, images;
-  Stage stage;
-};
+// Channels and first tile of a slot. Adjacent slots have adjacent channels.
+struct NhwcMmaSlot {
+  int channel, tile;
 
-// A block's chunk of channels, and its split of the tiles.
-struct BlockWork {
-  int split;
-  int first_channel, channel_count;
-
-  __device__ explicit BlockWork(const NhwcMmaParams& params)
-      : split(blockIdx.x / params.chunks),
-        first_channel(blockIdx.x % params.chunks * kTileChannels),
-        channel_count(min(kTileChannels, params.channels - first_channel)) {}
-};
-
-// Iterator over the tiles of a block (grid-stride, without divisions).
-template <typename Axis, int kRows>
-class TileIterator {
- public:
-  __device__ TileIterator(const NhwcMmaParams& params, const BlockWork& work)
-      : params_(params),
-        stride_(gridDim.x / params.chunks),
-        image_stride_(stride_ / params.map.bands * params.group),
-        band_stride_(stride_ % params.map.bands),
-        tile_(work.split),
-        image_(tile_ / params.map.bands * params.group),
-        band_(tile_ % params.map.bands) {}
-
-  __device__ bool valid() const { return tile_ < params_.tiles; }
-  __device__ ImageTile tile() const {
-    return {image_, min(params_.group, params_.images - image_),
-            Stage::at<Axis, kRows>(params_.map, 0, 1, band_)};
+  __device__ NhwcMmaSlot(const NhwcMmaParams& p, int slot_in_block) {
+    const int slot = blockIdx.x * kMmaSlots + slot_in_block, split = slot / p.chunks;
+    channel = (slot - split * p.chunks) * kSlotChannels;
+    tile = split < p.splits ? split : p.tiles;
   }
-  __device__ void advance() {
-    tile_ += stride_, image_ += image_stride_, band_ += band_stride_;
-    if (band_ >= params_.map.bands) {
-      band_ -= params_.map.bands, image_ += params_.group;
+};
+
+struct NhwcMmaTile {
+  int image, row, col;  // first output
+
+  __device__ NhwcMmaTile(const NhwcMmaParams& p, int index, int band_rows) {
+    col = index % p.tiles_w * p.tile_columns;
+    index /= p.tiles_w;
+    row = index % p.bands * band_rows;
+    image = index / p.bands;
+  }
+};
+
+// Layout of a window, in vectors of 8 channels: [row][pixel parity][pixel pair]. Pairs are adjacent
+// for ldmatrix; the halves of a row, and the windows of adjacent slots, are shifted to other banks.
+// kBands warps share a window, each with kMmaRows output rows.
+template <int K, int kColumns, int kBands>
+struct NhwcMmaWindow {
+  static constexpr int kHalf = kColumns / 2 + 4, kPitch = 2 * kHalf;
+  static constexpr int kHeight = kBands * kMmaRows + K - 1, kSize = kHeight * kPitch + 1;
+  static constexpr size_t kBytes = kMmaSlots * kSize * sizeof(uint4);
+  static_assert(kHalf % 8 == 4 && kBands <= 2);
+
+  static __device__ int column(int x) { return x % 2 * kHalf + x / 2; }
+  // Return the row where output row y is stored: where no other warp reads inputs.
+  static __device__ int output_row(int y) { return y < kMmaRows ? y : y + K - 1; }
+};
+
+// Pixel of a copying thread: kMmaSlots adjacent threads have the same pixel of the slots' tiles.
+template <int kThreads, int kColumns>
+struct NhwcMmaThread {
+  static constexpr int kStep = kThreads / kMmaSlots / kColumns;  // rows
+  static_assert(kStep > 0);
+  int slot = threadIdx.x % kMmaSlots;
+  int x = threadIdx.x / kMmaSlots % kColumns, y = threadIdx.x / kMmaSlots / kColumns;
+};
+
+// Copies of the windows of a slot's tiles. A thread copies a column.
+template <typename Layout, int kThreads, typename T>
+class NhwcMmaCopies {
+ public:
+  __device__ NhwcMmaCopies(const NhwcMmaParams& p, const T* in, int channel)
+      : p_(p), in_(in), channel_(channel) {}
+
+  // Prepare the copies of tile `index` to `windows`.
+  __device__ void start(int index, int band_rows, uint4* windows) {
+    const Thread at;
+    rows_ = 0;
+    if (index < p_.tiles && at.x < Layout::kPitch) {
+      const NhwcMmaTile tile(p_, index, band_rows);
+      const int w = tile.col + p_.start_w + at.x;
+      rows_ = Layout::kHeight - at.y;
+      h_ = tile.row + p_.start_h + at.y;
+      inside_ = at.x < p_.tile_columns + Layout::kHeight - band_rows && is_inside(w, p_.w);
+      from_ = in_ + ((static_cast<int64_t>(tile.image) * p_.h + h_) * p_.w + w) * p_.channels +
+              channel_;
+      to_ = windows + at.slot * Layout::kSize + at.y * Layout::kPitch + Layout::column(at.x);
+    }
+  }
+  // Return whether copies remain.
+  __device__ bool remain() const { return rows_ > 0; }
+
+  // Issue the copy of the next row; zeros outside the image.
+  __device__ void issue() {
+    if (remain()) {
+      const bool inside = inside_ && is_inside(h_, p_.h);
+      __pipeline_memcpy_async(to_, inside ? from_ : in_, sizeof(uint4), inside ? 0 : sizeof(uint4));
+      from_ += static_cast<int64_t>(Thread::kStep) * p_.w * p_.channels;
+      to_ += Thread::kStep * Layout::kPitch;
+      h_ += Thread::kStep, rows_ -= Thread::kStep;
     }
   }
 
  private:
-  const NhwcMmaParams& params_;
-  int stride_, image_stride_, band_stride_;
-  int tile_, image_, band_;
+  using Thread = NhwcMmaThread<kThreads, (Layout::kPitch > 32 ? 64 : 32)>;
+
+  const NhwcMmaParams& p_;
+  const T* in_;
+  int channel_;
+  const T* from_;
+  uint4* to_;
+  int h_, rows_ = 0;
+  bool inside_;
 };
-
-// Layout [row][channel][word] of transposed maps for up to kColumns outputs, in words. Rows are
-// 16-byte aligned. The padding avoids bank conflicts: of warps that read along a row, of ldmatrix
-// (16 bytes of each of 8 rows), and of the transposition, which touches two vectors at a time.
-template <int kColumns>
-struct TransposedLayout {
-  static constexpr int kWords = kColumns / 2 + 4;
-  static constexpr int kPitch = kTileChannels * kWords + 16 * kVectors + 4;
-
-  __device__ static constexpr int channel(int c) { return c * kWords + c / kVectorChannels * 16; }
-};
-
-// Copies of a block's channels between an image tensor (input or output) and shared memory.
-template <int kColumns, typename T>
-class TileImages {
- public:
-  using Lines = TransposedLayout<kColumns>;
-  static constexpr int kPitch = Lines::kPitch;
-
-  __device__ TileImages(const NhwcMmaParams& params, const TileSide& side, const BlockWork& work,
-                        T* data)
-      : data_(data + work.first_channel),
-        side_(side),
-        channels_(params.channels),
-        channel_count_(work.channel_count) {}
-
-  // Return the offset of a channel's map, in words.
-  __device__ int map(int channel, int image) const {
-    return image * side_.rows * kPitch + Lines::channel(channel);
-  }
-
-  // Start to copy rows [row, row + rows) of the images to shared memory (cp.async).
-  __device__ void load(uint4* staged, int image, int images, int row, int rows) const {
-    const int vector = threadIdx.x % kVectors, first = threadIdx.x / kVectors;
-    if (vector * kVectorChannels >= channel_count_) {
-      return;
-    }
-    const T* from = address(image, row, first) + vector * kVectorChannels;
-    const int vectors = images * rows * side_.w * kVectors;
-    staged += swizzle(threadIdx.x);  // swizzle(i + kNhwcMmaThreads) = swizzle(i) + kNhwcMmaThreads
-    for (int i = threadIdx.x; i < vectors; i += kNhwcMmaThreads) {
-      __pipeline_memcpy_async(staged, from, sizeof(uint4));
-      staged += kNhwcMmaThreads, from += kNhwcMmaThreads / kVectors * channels_;
-    }
-  }
-
-  // Transpose the staged rows [loaded, loaded + rows) to maps that begin at row first_row. Rows
-  // outside the image become zero.
-  __device__ void transpose(const uint4* staged, unsigned* maps, int images, int loaded, int rows,
-                            int first_row) const {
-    constexpr int kWarps = kNhwcMmaThreads / 32 / kVectors;  // warps per vector
-    const unsigned warp = threadIdx.x / 32, vector = warp % kVectors;
-    const unsigned pairs = images * side_.rows * side_.words;
-    maps += Lines::channel(vector * kVectorChannels) + side_.left;
-    for (unsigned pair = warp / kVectors * 32 + threadIdx.x % 32; pair < pairs;
-         pair += 32 * kWarps) {
-      const int line = side_.by_words(pair), image = side_.by_lines(line);
-      const int word = pair - line * side_.words, col = 2 * word;
-      const int row = first_row + line - image * side_.rows;
-      const unsigned last = is_inside(row, side_.h) ? side_.w : 0;
-      const int at = ((image * rows + row - loaded) * side_.w + col) * kVectors + vector;
-      uint4 even{}, odd{};
-      if (static_cast<unsigned>(col) < last) {
-        even = staged[swizzle(at)];
-      }
-      if (static_cast<unsigned>(col + 1) < last) {
-        odd = staged[swizzle(at + kVectors)];
-      }
-      unsigned* to = maps + line * kPitch + word;
-      const auto put = [&](int c, unsigned left, unsigned right) {
-        to[c * Lines::kWords] = __byte_perm(left, right, 0x5410);
-        to[(c + 1) * Lines::kWords] = __byte_perm(left, right, 0x7632);
-      };
-      put(0, even.x, odd.x);
-      put(2, even.y, odd.y);
-      put(4, even.z, odd.z);
-      put(6, even.w, odd.w);
-    }
-  }
-
-  // Transpose `rows` rows of maps back and store them to the images from `row` on.
-  __device__ void store(const unsigned* maps, int image, int images, int row, int rows) const {
-    const int vector = threadIdx.x % kVectors;
-    if (vector * kVectorChannels >= channel_count_) {
-      return;
-    }
-    T* const to = address(image, row, 0) + vector * kVectorChannels;
-    const unsigned pairs = images * rows * side_.words;
-    maps += Lines::channel(vector * kVectorChannels) + side_.left;
-    for (unsigned pair = threadIdx.x / kVectors; pair < pairs; pair += kNhwcMmaThreads / kVectors) {
-      const int line = side_.by_words(pair), i = side_.by_lines(line);
-      const int col = pair - line * side_.words;
-      const unsigned* from = maps + (line + i * (side_.rows - side_.h)) * kPitch + col;
-      unsigned even[4], odd[4];
-#pragma unroll
-      for (int c = 0; c < kVectorChannels; c += 2) {
-        const unsigned left = from[c * Lines::kWords], right = from[(c + 1) * Lines::kWords];
-        even[c / 2] = __byte_perm(left, right, 0x5410);
-        odd[c / 2] = __byte_perm(left, right, 0x7632);
-      }
-      T* pixels = to + (line * side_.w + 2 * col) * static_cast<int64_t>(channels_);
-      // Intrinsic, because nvcc splits an ordinary store into words.
-      __stwb(reinterpret_cast<uint4*>(pixels), make_uint4(even[0], even[1], even[2], even[3]));
-      if (2 * col + 1 < side_.w) {
-        __stwb(reinterpret_cast<uint4*>(pixels + channels_),
-               make_uint4(odd[0], odd[1], odd[2], odd[3]));
-      }
-    }
-  }
-
- private:
-  T* data_;
-  const TileSide& side_;
-  int channels_, channel_count_;
-
-  __device__ T* address(int image, int row, int i) const {
-    return data_ + ((static_cast<int64_t>(image) * side_.h + row) * side_.w + i) * channels_;
-  }
-  // Return the index of staged vector i. The XOR swizzle avoids bank conflicts of loads (adjacent
-  // vectors) and of the transposition (the same vector of every second pixel).
-  __device__ static unsigned swizzle(unsigned i) { return i ^ (i / (4 * kVectors) % 4); }
-};
-
-inline TileSide side(int h, int w, int bytes, int rows, int left, int words, int lines) {
-  return {h, w, bytes, rows, left, words, FastDivide(words), FastDivide(lines)};
-}
-
-struct NhwcMmaPlan {
-  NhwcMmaParams params;
-  int splits;  // blocks per chunk
-  size_t shared;
-
-  int blocks() const { return splits * params.chunks; }
-};
-
-// Choose the tile with the least estimated cost, for warp tiles of kRows rows and at most kColumns
-// output columns. `separate`: output maps have their own memory, else they overwrite input maps.
-// nullopt: no tile fits in shared memory.
-template <typename Axis, int kRows, int kColumns>
-std::optional<NhwcMmaPlan> plan_nhwc_mma(int64_t images, int64_t channels, int64_t in_h,
-                                         int64_t in_w, int64_t out_h, int64_t out_w,
-                                         int64_t padding_h, int64_t padding_w, bool separate) {
-  const Device device;
-  const size_t shared_limit = std::min(device.block_shared, device.shared / kNhwcMmaBlocks - 1024);
-  const int resident_blocks = kNhwcMmaBlocks * device.multiprocessors;
-  std::optional<NhwcMmaPlan> best;
-  int64_t least_cost = 0;
-  const auto evaluate = [&](int64_t bands, int64_t group) {
-    NhwcMmaParams params{};
-    NchwParams& map = params.map;
-    map.in_h = in_h, map.in_w = in_w, map.out_h = out_h, map.out_w = out_w;
-    map.start_h = Axis::start(padding_h), map.start_w = Axis::start(padding_w);
-    map.tiles_h = ceil_div(ceil_div(out_h, kRows), bands);
-    map.bands = ceil_div(ceil_div(out_h, kRows), map.tiles_h);
-    params.channels = channels, params.chunks = ceil_div(channels, kTileChannels);
-    params.images = images, params.group = group;
-    params.tiles = ceil_div(images, group) * map.bands;
-    const int64_t rows = map.tiles_h * kRows;
-    const int64_t window = Axis::inputs(rows);
-    const int64_t in_rows = map.bands == 1 ? in_h : std::min(in_h, window);
-    const int64_t left = (padding_w + 1) / 2, out_words = ceil_div(out_w, 2);
-    const int64_t in_words = ceil_div(in_w, 2);
-    const int64_t words = separate ? in_words : std::max(in_words, out_words);
-    const auto bytes = [&](int64_t pixels) -> int {
-      constexpr int kSwizzle = 8;  // pixels permuted by TileImages::swizzle
-      return ceil_div(group * pixels, kSwizzle) * kSwizzle * kVectors * sizeof(uint4);
-    };
-    params.in = side(in_h, in_w, bytes(in_rows * in_w), window, left, words, window);
-    params.out = separate ? side(out_h, out_w, bytes(std::min(out_h, rows) * out_w), rows, 0,
-                                 out_words, rows)
-                          : side(out_h, out_w, 0, window, left, out_words, out_h);
-    using Lines = TransposedLayout<kColumns>;
-    constexpr size_t kPitchBytes = Lines::kPitch * sizeof(unsigned);
-    const size_t shared =
-        params.in.bytes + params.out.bytes + group * (window + (separate ? rows : 0)) * kPitchBytes;
-    if (shared > shared_limit || left + words > Lines::kWords) {
-      return;
-    }
-    int64_t splits = std::clamp<int64_t>(resident_blocks / params.chunks, 1, params.tiles);
-    while (std::gcd(splits, int64_t{map.bands}) > 1) {
-      --splits;  // else some blocks have only last bands, which have fewer rows
-    }
-    constexpr int64_t kLatency = 1000;  // of a tile, as pixels computed in that time
-    const int64_t cost = ceil_div(splits * params.chunks, resident_blocks) *
-                         ceil_div(params.tiles, splits) *
-                         (group * (window * in_w + rows * out_w) + kLatency);
-    if (!best || cost < least_cost) {
-      best = NhwcMmaPlan{params, static_cast<int>(splits), shared}, least_cost = cost;
-    }
-  };
-  if (padding_w < 0 || padding_w > kMaxPadding) {
-    return std::nullopt;
-  }
-  for (int64_t group = 1; group <= std::min<int64_t>(images, 16); ++group) {
-    evaluate(1, group);
-  }
-  for (int64_t bands = 2; bands <= ceil_div(out_h, kRows); ++bands) {
-    evaluate(bands, 1);
-  }
-  return best;
-}
 
 }  // namespace ops::cuda
