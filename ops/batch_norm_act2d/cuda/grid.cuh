@@ -12,7 +12,7 @@ namespace ops::cuda {
 constexpr int kThreads = 256;
 constexpr int kUnroll = 4;
 constexpr int kBlocks = 4;         // per multiprocessor; without a bound ptxas serialises the loads
-constexpr int kColumns = 64;       // of a block, at most
+constexpr int kMaxColumns = 64;    // of a block
 constexpr int kSectorVectors = 4;  // vectors in 32 bytes, at most
 
 // Distribution of a tensor over blocks. Vectors of V elements lie along the channels (NHWC), or
@@ -26,8 +26,11 @@ struct Grid {
   int64_t rows;      // vectors of a column
   int64_t channels;  // C
   int64_t plane;     // vectors of a channel in an image (NHWC: 1)
-  int columns, lines;
-  int64_t tiles, chunk, chunks;  // blocks along the columns; rows of a chunk; blocks along the rows
+  int columns;       // of a block
+  int thread_rows;   // rows that the threads of a block load at once
+  int64_t tiles;     // blocks along the columns
+  int64_t chunk;     // rows of a block
+  int64_t chunks;    // blocks along the rows
 
   // Use about `blocks` blocks per multiprocessor; 0: one block per column.
   Grid(NormLayout layout, int blocks)
@@ -39,17 +42,17 @@ struct Grid {
     const auto width = [&] {
       return std::min(vectors, ceil_div(ceil_div(vectors, tiles), kSectorVectors) * kSectorVectors);
     };
-    tiles = kNhwc ? ceil_div(vectors, kColumns) : channels;
+    tiles = kNhwc ? ceil_div(vectors, kMaxColumns) : channels;
     while (kNhwc && vectors > 8 * tiles &&
            10 * (kThreads / width()) * vectors < 9 * kThreads * tiles) {
       ++tiles;
     }
     columns = kNhwc ? static_cast<int>(width()) : 1;
     tiles = ceil_div(vectors, columns);
-    lines = kThreads / columns;
+    thread_rows = kThreads / columns;
     const int64_t wanted =
         ceil_div(std::max(1, blocks * Device::attribute(cudaDevAttrMultiProcessorCount)), tiles);
-    const int64_t most = std::max<int64_t>(1, rows / (lines * kUnroll));
+    const int64_t most = std::max<int64_t>(1, rows / (thread_rows * kUnroll));
     chunk = ceil_div(rows, std::min({wanted, most, int64_t{65535}}));
     chunks = ceil_div(rows, chunk);
   }
@@ -61,18 +64,18 @@ struct Grid {
 template <typename G>
 struct Slice {
   const G& g;
-  int column, line;
+  int column, thread_row;
   int64_t channel, first, last;  // channel of lane 0; rows of the chunk: [first, last)
 
   __device__ Slice(const G& g, bool reverse)
-      : g(g), column(threadIdx.x % g.columns), line(threadIdx.x / g.columns) {
+      : g(g), column(threadIdx.x % g.columns), thread_row(threadIdx.x / g.columns) {
     const int64_t index = reverse ? gridDim.y - 1 - blockIdx.y : blockIdx.y;
     channel = (static_cast<int64_t>(blockIdx.x) * g.columns + column) * G::kChannels;
     first = index * g.chunk;
     last = min(first + g.chunk, g.rows);
   }
 
-  __device__ bool inside() const { return line < g.lines && channel < g.channels; }
+  __device__ bool inside() const { return thread_row < g.thread_rows && channel < g.channels; }
 
   // Return the index of the first element of a vector.
   __device__ int64_t offset(int64_t row) const {
@@ -87,9 +90,9 @@ struct Slice {
   // Call f(Width<n>{}, offsets) for groups of n vectors.
   template <typename F>
   __device__ void for_each(const F& f) const {
-    int64_t row = first + line, at = offset(row);
+    int64_t row = first + thread_row, at = offset(row);
     [[maybe_unused]] int64_t pixel = row % g.plane;  // NCHW
-    const int64_t images = g.lines / g.plane, pixels = g.lines % g.plane;
+    const int64_t images = g.thread_rows / g.plane, pixels = g.thread_rows % g.plane;
     const int64_t image_size = g.channels * g.plane * (G::V / G::kChannels);
     const int64_t step = images * image_size + pixels * G::V;
     const auto next = [&] {
@@ -105,14 +108,14 @@ struct Slice {
       return result;
     };
     int64_t offsets[kUnroll];
-    for (; row + (kUnroll - 1) * g.lines < last; row += kUnroll * g.lines) {
+    for (; row + (kUnroll - 1) * g.thread_rows < last; row += kUnroll * g.thread_rows) {
 #pragma unroll
       for (int64_t& offset : offsets) {
         offset = next();
       }
       f(Width<kUnroll>{}, offsets);
     }
-    for (; row < last; row += g.lines) {
+    for (; row < last; row += g.thread_rows) {
       offsets[0] = next();
       f(Width<1>{}, offsets);
     }

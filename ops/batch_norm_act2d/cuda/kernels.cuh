@@ -11,36 +11,37 @@
 //
 //   block:   `columns` vectors of channels (NCHW: one channel) × a chunk of rows
 //   shared:  two sums of each thread and channel; fused kernels: also the channel
-//   thread:  one column, every `lines`-th row; kUnroll vectors in flight
+//   thread:  one column, every `thread_rows`-th row; kUnroll vectors in flight
 #pragma once
 
 #include "batch_norm_act2d/cuda/grid.cuh"
 
 namespace ops::cuda {
 
-// Add the sums of all lines of a block; call store(c, a, b) with those of channel c of a column.
+// Add the sums of all thread rows of a block; call store(c, a, b) with those of channel c of a
+// column.
 template <typename G, typename A, typename F>
-__device__ void add_lines(const Slice<G>& slice, const A (&a)[G::kChannels],
-                          const A (&b)[G::kChannels], const F& store) {
+__device__ void add_thread_rows(const Slice<G>& slice, const A (&a)[G::kChannels],
+                                const A (&b)[G::kChannels], const F& store) {
   __shared__ A sums[2][G::kChannels][kThreads];
 #pragma unroll
   for (int c = 0; c < G::kChannels; ++c) {
     sums[0][c][threadIdx.x] = a[c];
     sums[1][c][threadIdx.x] = b[c];
   }
-  for (int lines = slice.g.lines; lines > 1;) {
-    const int half = (lines + 1) / 2;
+  for (int rows = slice.g.thread_rows; rows > 1;) {
+    const int half = (rows + 1) / 2;
     __syncthreads();
-    if (slice.line + half < lines) {
+    if (slice.thread_row + half < rows) {
 #pragma unroll
       for (int c = 0; c < G::kChannels; ++c) {
         sums[0][c][threadIdx.x] += sums[0][c][threadIdx.x + half * slice.g.columns];
         sums[1][c][threadIdx.x] += sums[1][c][threadIdx.x + half * slice.g.columns];
       }
     }
-    lines = half;
+    rows = half;
   }
-  if (slice.line == 0 && slice.inside()) {
+  if (slice.thread_row == 0 && slice.inside()) {
 #pragma unroll
     for (int c = 0; c < G::kChannels; ++c) {
       store(c, sums[0][c][threadIdx.x], sums[1][c][threadIdx.x]);
@@ -88,7 +89,7 @@ __device__ void reduce_statistics(const Slice<G>& slice, Source source,
     });
   }
   const A n = static_cast<A>((slice.last - slice.first) * (G::V / G::kChannels));
-  add_lines(slice, sum, square, [&](int c, A s, A q) {
+  add_thread_rows(slice, sum, square, [&](int c, A s, A q) {
     const A squares = q - s * (s / n);  // max(squares, 0) would lose NaN
     store(slice.channel + c, origins.value[c] + s / n, squares < A(0) ? A(0) : squares);
   });
@@ -183,8 +184,8 @@ struct Affine {
 
 // Normalise a slice, apply the activation f and store to `out`.
 template <typename T, typename G, typename Source, typename F, typename A>
-__device__ void apply(const Slice<G>& slice, Source source, const Channels<A>& channels, const F& f,
-                      T* out) {
+__device__ void apply_normalisation(const Slice<G>& slice, Source source,
+                                    const Channels<A>& channels, const F& f, T* out) {
   if (!slice.inside()) {
     return;
   }
@@ -209,7 +210,7 @@ template <typename G, typename T, typename F, typename A = acc_t<T>>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     apply_forward(G g, const T* __restrict__ x, Channels<A> channels, F f, T* __restrict__ out) {
   wait_for_previous_kernel();
-  apply(Slice<G>(g, true), Global<T>{x}, channels, f, out);
+  apply_normalisation(Slice<G>(g, true), Global<T>{x}, channels, f, out);
 }
 
 // The forward pass of a channel that fits in shared memory.
@@ -230,7 +231,7 @@ __global__ void __launch_bounds__(kThreads)
     statistics.store(channel, mean, squares);
   });
   __syncthreads();
-  apply(slice, source, channels, f, out);
+  apply_normalisation(slice, source, channels, f, out);
 }
 
 // For each element of a slice, call use(element, c, g, x − mean): its channel c in the vector, its
@@ -275,7 +276,7 @@ __device__ void reduce_gradients(const Slice<G>& slice, Source grad, Source x,
         },
         [](int64_t, const Vector<T, G::V>&) {});
   }
-  add_lines(slice, sum, product, [&](int c, A s, A p) { store(slice.channel + c, s, p); });
+  add_thread_rows(slice, sum, product, [&](int c, A s, A p) { store(slice.channel + c, s, p); });
 }
 
 template <typename G, typename T, typename F, typename A = acc_t<T>>
@@ -313,9 +314,9 @@ __global__ void __launch_bounds__(kFinishChannels* kFinishLines)
 
 // Store the gradient of the input: scale (g − Σ g / n − x̂ Σ g x̂ / n), x̂ = (x − mean) rstd.
 template <typename T, typename G, typename Source, typename F, typename A>
-__device__ void apply(const Slice<G>& slice, Source grad, Source x, const Channels<A>& channels,
-                      const F& f, const A* grad_weight, const A* grad_bias, A count_inverse,
-                      T* out) {
+__device__ void apply_input_gradient(const Slice<G>& slice, Source grad, Source x,
+                                     const Channels<A>& channels, const F& f, const A* grad_weight,
+                                     const A* grad_bias, A count_inverse, T* out) {
   if (!slice.inside()) {
     return;
   }
@@ -342,8 +343,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
                    F f, const A* __restrict__ grad_weight, const A* __restrict__ grad_bias,
                    A count_inverse, T* __restrict__ out) {
   wait_for_previous_kernel();
-  apply(Slice<G>(g, true), Global<T>{grad}, Global<T>{x}, channels, f, grad_weight, grad_bias,
-        count_inverse, out);
+  apply_input_gradient(Slice<G>(g, true), Global<T>{grad}, Global<T>{x}, channels, f, grad_weight,
+                       grad_bias, count_inverse, out);
 }
 
 // The backward pass of a channel that fits in shared memory with its gradient. `out` may be null.
@@ -366,7 +367,8 @@ __global__ void __launch_bounds__(kThreads)
   });
   if (out != nullptr) {
     __syncthreads();
-    apply(slice, grads, inputs, channels, f, grad_weight, grad_bias, count_inverse, out);
+    apply_input_gradient(slice, grads, inputs, channels, f, grad_weight, grad_bias, count_inverse,
+                         out);
   }
 }
 
