@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import sys
 
 from app.config.errors import exit_codes, usage_errors
 from app.config.schema import ReportConfig, from_mapping, package_version
@@ -17,13 +18,14 @@ def main() -> None:
     )
     newest = "a folder with runs in it, or %(default)s: the newest sweep or run (the default)"
     parser.add_argument("folder", nargs="?", default="latest", help=newest)
-    where = "where latest looks (%(default)s)"
-    parser.add_argument("--outputs", default="outputs", help=where)
+    where = "where latest looks (%(default)s); also outputs=FOLDER, as in the other commands"
+    parser.add_argument("--outputs", metavar="FOLDER", default="outputs", help=where)
     version = f"lenet-ops {package_version() or '(sources)'}"
     parser.add_argument("--version", action="version", version=version)
     with exit_codes(os.environ.get("HYDRA_FULL_ERROR") == "1"):
         with usage_errors():
-            arguments = vars(parser.parse_args())
+            typed = [f"--{arg}" if arg.startswith("outputs=") else arg for arg in sys.argv[1:]]
+            arguments = vars(parser.parse_args(typed))
         from app.runs.compare import report
 
         report(from_mapping(ReportConfig, arguments))

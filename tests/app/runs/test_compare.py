@@ -250,7 +250,7 @@ def test_command_exit_codes_and_output(sweep):
     assert "model.act=relu" in done.stdout
     version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
     assert version.stdout.startswith("lenet-ops ")
-    newest = [*command, "--outputs", str(sweep.parent)]
+    newest = [*command, f"outputs={sweep.parent}"]
     assert done.stdout == subprocess.run(newest, capture_output=True, text=True).stdout
     done = subprocess.run([*command, "nowhere"], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (
