@@ -80,8 +80,8 @@ __global__ void __launch_bounds__(32 * kMmaSlots * kBands, kMmaThreads / (32 * k
                     const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ out) {
   using Layout = NhwcMmaWindow<K, kColumns, kBands>;
   constexpr int kThreads = 32 * kMmaSlots * kBands, kBandRows = kBands * kMmaRows;
-  extern __shared__ uint4 memory[];
-  uint4 *current = memory, *next = memory + kMmaSlots * Layout::kSize;
+  extern __shared__ uint4 windows[];
+  uint4 *current = windows, *next = windows + kMmaSlots * Layout::kSize;
   const NhwcMmaThread<kThreads, kColumns> at;
   NhwcMmaSlot copied(p, at.slot);
   NhwcMmaCopies<Layout, kThreads, T> copies(p, in, copied.channel);
