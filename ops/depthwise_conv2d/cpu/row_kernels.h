@@ -24,12 +24,14 @@ void convert_pixels(const From* from, int64_t from_stride, To* to, int64_t to_st
   }
 }
 
-// Prefetch row h < prefetch_rows to the L2 cache: large pixel strides defeat the hardware
-// prefetcher. always_inline: GCC treats a function that only prefetches as pure and drops the call.
+// Prefetch a cache line of each pixel of row h < prefetch_rows, from `lane` on, to the L2 cache:
+// large pixel strides defeat the hardware prefetcher. always_inline: GCC treats a function that
+// only prefetches as pure and drops the call.
 template <typename T>
 __attribute__((always_inline)) inline void prefetch_row(const LaneView<const T>& view,
-                                                        int64_t image, int64_t h) {
-  const T* row = view.base[image] + h * view.row_stride;
+                                                        int64_t image, int64_t h,
+                                                        int64_t lane = 0) {
+  const T* row = view.base[image] + h * view.row_stride + lane;
   for (int64_t w = 0; h < view.prefetch_rows && w < view.width; ++w) {
     __builtin_prefetch(row + w * view.pixel_stride, 0, 2);
   }

@@ -174,10 +174,6 @@ void accumulate_weight_gradient(const WeightGradient<T>& p, int64_t group, int64
                p.vertical.source(h + count, p.vertical.taps - 1) >= 0) {
           ++count;
         }
-        const int64_t last = valid.last + (count - 1) * p.vertical.stride;
-        for (int64_t i = 1; i <= count * p.vertical.stride; ++i) {
-          prefetch_row(ring.view, 0, last + i);
-        }
       } else {
         ring.gather(p.lanes, valid.last);
       }
@@ -186,7 +182,9 @@ void accumulate_weight_gradient(const WeightGradient<T>& p, int64_t group, int64
     if constexpr (std::is_same_v<T, A>) {
       if (p.direct || (view.pixel_stride && view.channels == lane_count)) {
         grad = {view.base[0] + h * view.row_stride, view.pixel_stride};
-        prefetch_row(view, 0, h + count);
+        if (!p.direct) {
+          prefetch_row(view, 0, h + 1);
+        }
       }
     }
     if (grad.data == workspace.row()) {
@@ -201,6 +199,16 @@ void accumulate_weight_gradient(const WeightGradient<T>& p, int64_t group, int64
       for (int64_t lane = 0; lane < active; lane += N) {
         const int64_t at = !p.direct || lane + N <= p.pixel_stride ? lane : p.pixel_stride - N;
         const GradRow<A> part{grad.data + at, grad.pixel_stride};
+        const bool prefetch = lane == 0 || (p.prefetch_lanes && lane * sizeof(A) % kCacheLine == 0);
+        if (p.direct && from == 0 && prefetch) {
+          const int64_t last = valid.last + (count - 1) * p.vertical.stride;
+          for (int64_t i = 1; i <= count * p.vertical.stride; ++i) {
+            prefetch_row(ring.view, 0, last + i, lane);
+          }
+          for (int64_t i = 0; i < count; ++i) {
+            prefetch_row(view, 0, h + count + i, lane);
+          }
+        }
         for (const TapGroup& tap_group : workspace.tap_groups) {
           if (p.direct) {
             kernel_of<AccumulateRows<A>, kMaxGroupTaps>(tap_group.count)(

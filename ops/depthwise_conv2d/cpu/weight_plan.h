@@ -18,6 +18,9 @@ constexpr int64_t kFlushTerms = 256;   // terms after which sums are flushed to 
 // Rows read in place are accumulated together until they have this many terms (fewer if pixels are
 // not aligned to cache lines): more rows would exceed the L1 cache.
 constexpr int64_t kJoinTerms = 64, kUnalignedJoinTerms = 16;
+// Inputs that are larger do not stay in the L3 cache: all lines of the next rows are prefetched. Of
+// smaller ones, prefetching the first line of each pixel is faster.
+constexpr int64_t kPrefetchBytes = 10'000'000;
 // Source rows are zero-padded if each side needs at most the pixels of a row plus this. Otherwise,
 // list_tap_groups splits rows.
 constexpr int64_t kPaddingAllowance = 64;
@@ -49,6 +52,7 @@ struct WeightGradient {
   Axis vertical;  // of a band
   std::vector<Column> columns;
   bool direct;           // read sources in place (channels-last); lanes are all channels of a pixel
+  bool prefetch_lanes;   // direct: prefetch all lines of the next rows
   bool padded;           // source rows are zero-padded, so that a tap group may mix filter columns
   int64_t left;          // zero pixels before a source row
   int64_t pixel_stride;  // of the source, in elements
@@ -65,6 +69,7 @@ struct WeightGradient {
         lanes(g, vertical_axis(g, false), lane_count),
         vertical(lanes.bands.axis),
         direct(direct),
+        prefetch_lanes(g.n * g.c * g.h * g.w * sizeof(T) > kPrefetchBytes),
         pixel_stride(direct ? g.c : lane_count),
         last_vector(lane_count - (direct ? vector_bytes() / sizeof(acc_t<T>) : 0)) {
     const int64_t stride = g.stride_w;
