@@ -6,7 +6,7 @@
 //      └───┘ └───┘                └─────────────────────┘              └──────────────────┘
 //
 // Forward and input gradient
-//   block:   lanes × V channels of a range of output tiles of all images
+//   block:   lanes × V channels of every n-th group of tiles; tile: the outputs of a thread
 //   shared:  NHWC: the filters of these channels, transposed to [tap][channel]; NCHW: nothing
 //   thread:  1 or 4 outputs that share taps, V channels each: kRows rows out_step apart, or a pixel
 //            of kImages images (one of the two is 1)

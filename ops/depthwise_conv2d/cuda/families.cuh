@@ -80,7 +80,8 @@ inline bool nchw_mma_weight_gradient(const WeightGradient<float>&) {
   return false;
 }
 
-// NHWC, 16 bits: tiles transposed in shared memory, implicit GEMM on matrix units.
+// NHWC, 16 bits: implicit GEMM on sparse matrix units. Weight gradient: tiles are transposed in
+// shared memory first.
 template <typename T>
 bool nhwc_mma(const Convolution<T>& c);
 template <typename T>

@@ -1,4 +1,4 @@
-// Implicit GEMM of the mma families (16 bits, stride 1): warp tiles of feature maps.
+// Implicit GEMM of nchw_mma (16 bits, stride 1): warp tiles of feature maps.
 //
 //      16 rows of inputs      banded Toeplitz matrix       16 × 8 outputs,
 //      ┌───────────────┐      ┌───────────┐                one product per filter row

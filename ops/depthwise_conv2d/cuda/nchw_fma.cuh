@@ -6,7 +6,8 @@
 //      │ input rows │ (bulk copy in flight)│ ──► │ sums        │ ──► stage i ──► bulk copy out
 //      └────────────┴──────────┴──────────┘      └─────────────┘
 //
-//   block:   a range of feature maps (one channel of one image each) or a band of rows of one
+//   block:   every gridDim.x-th stage: adjacent feature maps (one channel of one image each), or a
+//            band of rows of one
 //   shared:  a ring buffer of kStages stages, filled by bulk copies; outputs overwrite the inputs
 //   thread:  a register tile of 4 to 7 rows × 7 or 14 columns of one feature map
 //

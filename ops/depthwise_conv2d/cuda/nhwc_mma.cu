@@ -56,42 +56,44 @@ class FilterRows {
         taps_[a][j] = inside ? unsigned{bits[flip ? K * K - 1 - i : i]} << shift : 0;
       }
     }
-    // The stored pair begins at the channel, but for the last of four.
+    // Positions of the stored pair: channel c of four and c + 1; the last is the second of (2, 3).
     constexpr unsigned kPositions[] = {0b0100, 0b1001, 0b1110, 0b1110};
     positions_ = kPositions[lane.g % 4] * 0x11111111;
   }
 
   // Add the products of filter row `a` and pixels 4 half … 4 half + 3 of each pair's window.
+  // Operands: outputs 2 n and 2 n + 1 at pixel t / 2, then both at pixel t / 2 + 2.
   __device__ void add(float (&sum)[4], int a, int half, const unsigned (&inputs)[4]) const {
     Packed<T>::mma_sparse(sum, tap(a, 4 * half + 1), tap(a, 4 * half), tap(a, 4 * half + 3),
                           tap(a, 4 * half + 2), inputs, positions_);
   }
 
  private:
-  unsigned taps_[K][K + 1];  // tap j + t / 2 − 1
+  unsigned taps_[K][K + 1];  // [a][j]: tap (a, j + t / 2 − 1)
   unsigned positions_;
 
   __device__ unsigned tap(int a, int j) const { return j <= K ? taps_[a][j] : 0; }
 };
 
-template <int K, int kColumns, int kBands, typename T>
-__global__ void __launch_bounds__(32 * kMmaSlots * kBands, kMmaThreads / (32 * kMmaSlots * kBands))
+template <int K, int kColumns, int kRowWarps, typename T>
+__global__ void __launch_bounds__(32 * kMmaSlots * kRowWarps,
+                                  kMmaThreads / (32 * kMmaSlots * kRowWarps))
     nhwc_mma_kernel(const __grid_constant__ NhwcMmaParams p, const T* __restrict__ in,
                     const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ out) {
-  using Layout = NhwcMmaWindow<K, kColumns, kBands>;
-  constexpr int kThreads = 32 * kMmaSlots * kBands, kBandRows = kBands * kMmaRows;
+  using Layout = NhwcMmaWindow<K, kColumns, kRowWarps>;
+  constexpr int kThreads = 32 * kMmaSlots * kRowWarps, kBandRows = Layout::kBandRows;
   extern __shared__ uint4 windows[];
   uint4 *current = windows, *next = windows + kMmaSlots * Layout::kSize;
-  const NhwcMmaThread<kThreads, kColumns> at;
-  NhwcMmaSlot copied(p, at.slot);
-  NhwcMmaCopies<Layout, kThreads, T> copies(p, in, copied.channel);
-  copies.start(copied.tile, kBandRows, current);
+  const NhwcMmaThread<kThreads, kColumns> storer;  // its slot: as in the copies
+  NhwcMmaSlot transferred(p, storer.slot);
+  NhwcMmaCopies<Layout, kThreads, T> copies(p, in, transferred.channel);
+  copies.start(transferred.tile, current);
   while (copies.remain()) {
     copies.issue();
   }
   __pipeline_commit();
 
-  const int warp = threadIdx.x / 32, thread = threadIdx.x % 32, band = warp / kMmaSlots;
+  const int warp = threadIdx.x / 32, thread = threadIdx.x % 32, row_warp = warp / kMmaSlots;
   NhwcMmaSlot computed(p, warp % kMmaSlots);
   const Lane lane;
   const int channel = computed.channel + lane.g;
@@ -101,7 +103,7 @@ __global__ void __launch_bounds__(32 * kMmaSlots * kBands, kMmaThreads / (32 * k
   for (int round = 0; round < p.rounds; ++round) {
     __pipeline_wait_prior(0);
     __syncthreads();
-    copies.start(copied.tile + p.splits, kBandRows, next);
+    copies.start(transferred.tile + p.splits, next);
 
     if (computed.tile < p.tiles) {
       const NhwcMmaTile tile(p, computed.tile, kBandRows);
@@ -119,7 +121,7 @@ __global__ void __launch_bounds__(32 * kMmaSlots * kBands, kMmaThreads / (32 * k
         }
         // Lane 8 m + n: pixel m of the window of pair n.
         const unsigned first = static_cast<unsigned>(
-            __cvta_generic_to_shared(window + band * kMmaRows * Layout::kPitch +
+            __cvta_generic_to_shared(window + row_warp * kMmaRows * Layout::kPitch +
                                      Layout::column(x + thread / 8) + thread % 8));
 #pragma unroll
         for (int h = 0; h < kMmaRows + K - 1; ++h) {
@@ -141,7 +143,7 @@ __global__ void __launch_bounds__(32 * kMmaSlots * kBands, kMmaThreads / (32 * k
         // Overwrite inputs that no later columns read.
         __syncwarp();
         unsigned* to = reinterpret_cast<unsigned*>(
-            window + Layout::output_row(band * kMmaRows) * Layout::kPitch + x / 2 + lane.g);
+            window + Layout::output_row(row_warp * kMmaRows) * Layout::kPitch + x / 2 + lane.g);
 #pragma unroll
         for (int r = 0; r < kMmaRows; ++r, to += 4 * Layout::kPitch) {
           nan_check += (sum[r][0] + sum[r][1]) + (sum[r][2] + sum[r][3]);
@@ -154,16 +156,18 @@ __global__ void __launch_bounds__(32 * kMmaSlots * kBands, kMmaThreads / (32 * k
         // Zeros of the filter's matrix times non-finite inputs: recompute outputs that are NaN.
         for (int i = thread; i < columns * kMmaRows * kSlotChannels; i += 32) {
           const int c = i % kSlotChannels, x = i / kSlotChannels % columns;
-          const int y = band * kMmaRows + i / kSlotChannels / columns;
+          const int y = row_warp * kMmaRows + i / kSlotChannels / columns;
           T& output = reinterpret_cast<T*>(window + Layout::output_row(y) * Layout::kPitch +
                                            Layout::column(x))[c];
           if (tile.row + y < p.out_h && isnan(static_cast<float>(output))) {
-            const int at = computed.channel + c;
+            const int filter_channel = computed.channel + c;
             const float exact = exact_output<K>(
-                in + static_cast<int64_t>(tile.image) * p.h * p.w * p.channels + at,
+                in + static_cast<int64_t>(tile.image) * p.h * p.w * p.channels + filter_channel,
                 static_cast<int64_t>(p.w) * p.channels, p.channels, p.h, p.w,
-                tile.row + p.start_h + y, tile.col + p.start_w + x, weight + at * K * K, p.flip);
-            output = static_cast<T>(exact + (bias ? static_cast<float>(bias[at]) : 0.0f));
+                tile.row + p.start_h + y, tile.col + p.start_w + x, weight + filter_channel * K * K,
+                p.flip);
+            output =
+                static_cast<T>(exact + (bias ? static_cast<float>(bias[filter_channel]) : 0.0f));
           }
         }
       }
@@ -174,23 +178,23 @@ __global__ void __launch_bounds__(32 * kMmaSlots * kBands, kMmaThreads / (32 * k
     __pipeline_commit();
     __syncthreads();
 
-    if (copied.tile < p.tiles) {
-      const NhwcMmaTile tile(p, copied.tile, kBandRows);
+    if (transferred.tile < p.tiles) {
+      const NhwcMmaTile tile(p, transferred.tile, kBandRows);
       const int rows = min(kBandRows, p.out_h - tile.row);
       const int columns = min(p.tile_columns, p.out_w - tile.col);
-      const uint4* from = current + at.slot * Layout::kSize + Layout::column(at.x);
+      const uint4* from = current + storer.slot * Layout::kSize + Layout::column(storer.x);
       const int64_t pixel =
-          (static_cast<int64_t>(tile.image) * p.out_h + tile.row) * p.out_w + tile.col + at.x;
-      T* to = out + pixel * p.channels + copied.channel;
+          (static_cast<int64_t>(tile.image) * p.out_h + tile.row) * p.out_w + tile.col + storer.x;
+      T* to = out + pixel * p.channels + transferred.channel;
 #pragma unroll 4
-      for (int y = at.y; at.x < columns && y < rows; y += at.kStep) {
+      for (int y = storer.y; storer.x < columns && y < rows; y += storer.kStep) {
         *reinterpret_cast<uint4*>(to + static_cast<int64_t>(y) * p.out_w * p.channels) =
             from[Layout::output_row(y) * Layout::kPitch];
       }
     }
     uint4* const swapped = current;
     current = next, next = swapped;
-    copied.tile += p.splits, computed.tile += p.splits;
+    transferred.tile += p.splits, computed.tile += p.splits;
   }
 }
 
@@ -228,23 +232,23 @@ bool nhwc_mma(const Convolution<T>& c) {
     return false;
   }
   const int columns = best_tile_columns(c.out.w);
-  const auto run = [&](auto kernel, auto width, auto band) {
+  const auto run = [&](auto kernel, auto width, auto row_warps) {
     constexpr int K = decltype(kernel)::value, kColumns = decltype(width)::value;
-    constexpr int kBands = decltype(band)::value, kThreads = 32 * kMmaSlots * kBands;
+    constexpr int kRowWarps = decltype(row_warps)::value, kThreads = 32 * kMmaSlots * kRowWarps;
     NhwcMmaParams p{};
     p.h = c.in.h, p.w = c.in.w, p.out_h = c.out.h, p.out_w = c.out.w, p.channels = g.c;
     p.start_h = -c.padding_h, p.start_w = -c.padding_w, p.flip = c.flip;
     p.chunks = g.c / kSlotChannels;
-    p.bands = ceil_div(p.out_h, kBands * kMmaRows);
+    p.bands = ceil_div(p.out_h, kRowWarps * kMmaRows);
     p.tile_columns = columns, p.tiles_w = ceil_div(p.out_w, columns);
     p.tiles = g.n * p.bands * p.tiles_w;
     // As many blocks as run at once, with equal numbers of tiles.
     const int slots = kMmaThreads / kThreads * Device().multiprocessors * kMmaSlots;
     p.rounds = ceil_div(p.tiles, std::max(1, slots / p.chunks));
     p.splits = ceil_div(p.tiles, p.rounds);
-    c.launch(nhwc_mma_kernel<K, kColumns, kBands, T>,
+    c.launch(nhwc_mma_kernel<K, kColumns, kRowWarps, T>,
              ceil_div(int64_t{p.splits} * p.chunks, kMmaSlots), kThreads,
-             2 * NhwcMmaWindow<K, kColumns, kBands>::kBytes, p, c.in.data, c.weight, c.bias,
+             2 * NhwcMmaWindow<K, kColumns, kRowWarps>::kBytes, p, c.in.data, c.weight, c.bias,
              c.out.data);
     return true;
   };

@@ -20,11 +20,12 @@ struct NhwcMmaParams {
   int bands;                  // of rows
   int tiles_w, tile_columns;  // even
   int tiles;                  // per chunk
-  int splits, rounds;         // slots per chunk, tiles per slot
+  int splits;                 // slots of the grid with the same channels
+  int rounds;                 // tiles per slot
   bool flip;
 };
 
-// Channels and first tile of a slot. Adjacent slots have adjacent channels.
+// Channels and first tile of a slot (p.tiles: idle). Adjacent slots have adjacent channels.
 struct NhwcMmaSlot {
   int channel, tile;
 
@@ -48,17 +49,18 @@ struct NhwcMmaTile {
 
 // Layout of a window, in vectors of 8 channels: [row][pixel parity][pixel pair]. Pairs are adjacent
 // for ldmatrix; the halves of a row, and the windows of adjacent slots, are shifted to other banks.
-// kBands warps share a window, each with kMmaRows output rows.
-template <int K, int kColumns, int kBands>
+// kRowWarps warps share a window, each with kMmaRows output rows.
+template <int K, int kColumns, int kRowWarps>
 struct NhwcMmaWindow {
   static constexpr int kHalf = kColumns / 2 + 4, kPitch = 2 * kHalf;
-  static constexpr int kHeight = kBands * kMmaRows + K - 1, kSize = kHeight * kPitch + 1;
+  static constexpr int kHalo = K - 1, kBandRows = kRowWarps * kMmaRows;
+  static constexpr int kHeight = kBandRows + kHalo, kSize = kHeight * kPitch + 1;
   static constexpr size_t kBytes = kMmaSlots * kSize * sizeof(uint4);
-  static_assert(kHalf % 8 == 4 && kBands <= 2);
+  static_assert(kHalf % 8 == 4 && kRowWarps <= 2);
 
   static __device__ int column(int x) { return x % 2 * kHalf + x / 2; }
   // Return the row where output row y is stored: where no other warp reads inputs.
-  static __device__ int output_row(int y) { return y < kMmaRows ? y : y + K - 1; }
+  static __device__ int output_row(int y) { return y < kMmaRows ? y : y + kHalo; }
 };
 
 // Pixel of a copying thread: kMmaSlots adjacent threads have the same pixel of the slots' tiles.
@@ -78,15 +80,15 @@ class NhwcMmaCopies {
       : p_(p), in_(in), channel_(channel) {}
 
   // Prepare the copies of tile `index` to `windows`.
-  __device__ void start(int index, int band_rows, uint4* windows) {
+  __device__ void start(int index, uint4* windows) {
     const Thread at;
     rows_ = 0;
     if (index < p_.tiles && at.x < Layout::kPitch) {
-      const NhwcMmaTile tile(p_, index, band_rows);
+      const NhwcMmaTile tile(p_, index, Layout::kBandRows);
       const int w = tile.col + p_.start_w + at.x;
       rows_ = Layout::kHeight - at.y;
       h_ = tile.row + p_.start_h + at.y;
-      inside_ = at.x < p_.tile_columns + Layout::kHeight - band_rows && is_inside(w, p_.w);
+      inside_ = at.x < p_.tile_columns + Layout::kHalo && is_inside(w, p_.w);
       from_ = in_ + ((static_cast<int64_t>(tile.image) * p_.h + h_) * p_.w + w) * p_.channels +
               channel_;
       to_ = windows + at.slot * Layout::kSize + at.y * Layout::kPitch + Layout::column(at.x);

@@ -17,7 +17,7 @@
 namespace ops::cuda {
 namespace {
 
-// Zero the maps once; nothing is written to the padding later.
+// Zero the maps once: their left and right padding stays zero.
 __device__ inline void clear_maps(unsigned* maps, int words) {
   for (int i = threadIdx.x; i < words / 4; i += kTransposeThreads) {
     reinterpret_cast<uint4*>(maps)[i] = {};
