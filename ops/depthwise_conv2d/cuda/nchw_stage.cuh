@@ -177,10 +177,10 @@ struct NchwPlan {
 
 // Choose the stages with the least estimated cost. Shape: kThreads threads compute a tile of
 // kRows × kCols outputs of each of kMaps maps; kThreadsPerBlock is the preferred and kNchwThreads
-// the maximum block size; registers allow kThreadsPerSm threads. `repeats`: images for which a stage
-// is computed (weight gradient: all, else 1). `separate`: inputs and outputs have separate buffers,
-// else outputs overwrite inputs. nullopt: a row of tiles exceeds a block, or padding_w exceeds
-// kMaxPadding.
+// the maximum block size; registers allow kThreadsPerSm threads. `repeats`: images for which a
+// stage is computed (weight gradient: all, else 1). `separate`: inputs and outputs have separate
+// buffers, else outputs overwrite inputs. nullopt: a row of tiles exceeds a block, or padding_w
+// exceeds kMaxPadding.
 template <typename Axis, typename Shape>
 std::optional<NchwPlan> plan_nchw(int64_t maps, int64_t channels, int64_t in_h, int64_t in_w,
                                   int64_t out_h, int64_t out_w, int64_t padding_h,
