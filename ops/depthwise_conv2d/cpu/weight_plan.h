@@ -18,9 +18,9 @@ constexpr int64_t kFlushTerms = 256;   // terms after which sums are flushed to 
 // Rows read in place are accumulated together until they have this many terms (fewer if pixels are
 // not aligned to cache lines): more rows would exceed the L1 cache.
 constexpr int64_t kJoinTerms = 64, kUnalignedJoinTerms = 16;
-// Inputs that are larger do not stay in the L3 cache: all lines of the next rows are prefetched. Of
-// smaller ones, prefetching the first line of each pixel is faster.
-constexpr int64_t kPrefetchBytes = 10'000'000;
+// Larger inputs are seldom in a cache since the forward pass: all lines of the next rows are
+// prefetched. Of smaller ones, prefetching the first line of each pixel is faster.
+constexpr int64_t kPrefetchBytes = 4'000'000;
 // Source rows are zero-padded if each side needs at most the pixels of a row plus this. Otherwise,
 // list_tap_groups splits rows.
 constexpr int64_t kPaddingAllowance = 64;
