@@ -153,7 +153,8 @@ def test_views_of_channels(device, dtype, layout):
 @pytest.mark.parametrize("layout", LAYOUTS[:2])
 @pytest.mark.parametrize("kernel", [3, 5, 7])
 @pytest.mark.parametrize(
-    ("channels", "height", "width"), [(5, 9, 10), (8, 9, 10), (8, 16, 20), (5, 19, 208)]
+    ("channels", "height", "width"),
+    [(5, 9, 10), (8, 9, 10), (8, 16, 20), (8, 9, 56), (5, 19, 208)],
 )
 def test_padding_is_not_multiplied_by_infinity(
     device, channels, height, width, kernel, layout, dtype
@@ -161,6 +162,7 @@ def test_padding_is_not_multiplied_by_infinity(
     for n in batch_sizes(device, dtype, 2, channels * height * width):
         x = random((n, channels, height, width), dtype, device, layout, seed=1)
         x[0, 1, -1, -1] = torch.inf
+        x[0, 1, 0, 0] = torch.inf
         x[1, 2, 0, 4] = -torch.inf
         weight = random((channels, 1, kernel, kernel), dtype, device, seed=2).requires_grad_()
         exact = weight.detach().double().requires_grad_()
@@ -207,7 +209,7 @@ def test_nchw_mma(kernel, height, width, padding, channels, dtype):
     ("kernel", "height", "width"),
     [
         *((5, 14, 14), (5, 9, 25), (5, 35, 50), (5, 20, 20), (7, 7, 7), (7, 19, 13), (7, 14, 14)),
-        *((7, 40, 28), (7, 5, 40), (7, 56, 56), (7, 50, 49), (7, 75, 33), (5, 16, 113), (5, 30, 5)),
+        *((7, 40, 28), (7, 7, 40), (7, 56, 56), (7, 50, 49), (7, 75, 33), (5, 16, 113), (5, 30, 5)),
     ],
 )
 def test_nhwc_mma(kernel, height, width, padding, channels, dtype):

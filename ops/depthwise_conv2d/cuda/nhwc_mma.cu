@@ -14,7 +14,8 @@
 //            A slot keeps its channels; its next tile is in another band or image
 //   shared:  the input windows, [slot][row][pixel parity][pixel pair], which outputs overwrite, and
 //            those of the next tiles, copied during the products
-//   thread:  4 accumulators for each of kMmaRows output rows; a warp computes 16 columns at once
+//   thread:  4 accumulators for each of kMmaRows output rows; a warp computes 16 columns at once,
+//            in a narrow step 8 columns of twice as many rows
 #include "depthwise_conv2d/cuda/families.cuh"
 #include "depthwise_conv2d/cuda/mma_tile.cuh"
 #include "depthwise_conv2d/cuda/nhwc_mma.cuh"
@@ -93,13 +94,21 @@ __global__ void __launch_bounds__(32 * kMmaSlots * kRowWarps,
   }
   __pipeline_commit();
 
-  const int warp = threadIdx.x / 32, thread = threadIdx.x % 32, row_warp = warp / kMmaSlots;
+  const int warp = threadIdx.x / 32, thread = threadIdx.x % 32;
+  const int first_row = kRowWarps == 1 ? 0 : warp / kMmaSlots * kMmaRows;
   NhwcMmaSlot computed(p, warp % kMmaSlots);
   const Lane lane;
   const int channel = computed.channel + lane.g;
   const FilterRows<K, T> filter(weight + channel * K * K, p.flip);
   const float initial = bias ? static_cast<float>(bias[channel]) : 0.0f;
 
+  // Address of lane 8 m + n: pixel m of the window of pair n; in a narrow step pairs 4 … 7 are
+  // pairs 0 … 3 of the second warp's rows.
+  const unsigned wide_lane =
+      (first_row * Layout::kPitch + Layout::column(thread / 8) + thread % 8) * sizeof(uint4);
+  const unsigned narrow_lane = wide_lane + (thread / 4 % 2) *
+                                               (kMmaRows * Layout::kPitch - kNarrow / 2) *
+                                               unsigned{sizeof(uint4)};
   for (int round = 0; round < p.rounds; ++round) {
     __pipeline_wait_prior(0);
     __syncthreads();
@@ -108,9 +117,12 @@ __global__ void __launch_bounds__(32 * kMmaSlots * kRowWarps,
     if (computed.tile < p.tiles) {
       const NhwcMmaTile tile(p, computed.tile, kBandRows);
       const int columns = min(p.tile_columns, p.out_w - tile.col);
+      const int end = first_row == 0                   ? columns
+                      : tile.row + first_row < p.out_h ? min(columns, p.narrow)
+                                                       : 0;
       uint4* const window = current + warp % kMmaSlots * Layout::kSize;
       float nan_check = 0;
-      for (int x = 0; x < columns; x += kMmaColumns) {
+      for (int x = 0; x < end; x += kMmaColumns) {
         float sum[kMmaRows][4];
 #pragma unroll
         for (int r = 0; r < kMmaRows; ++r) {
@@ -119,10 +131,8 @@ __global__ void __launch_bounds__(32 * kMmaSlots * kRowWarps,
             sum[r][i] = initial;
           }
         }
-        // Lane 8 m + n: pixel m of the window of pair n.
-        const unsigned first = static_cast<unsigned>(
-            __cvta_generic_to_shared(window + row_warp * kMmaRows * Layout::kPitch +
-                                     Layout::column(x + thread / 8) + thread % 8));
+        const unsigned first = static_cast<unsigned>(__cvta_generic_to_shared(window + x / 2)) +
+                               (x < p.narrow ? wide_lane : narrow_lane);
 #pragma unroll
         for (int h = 0; h < kMmaRows + K - 1; ++h) {
           if (h % 2 == 0) {
@@ -142,8 +152,8 @@ __global__ void __launch_bounds__(32 * kMmaSlots * kRowWarps,
         }
         // Overwrite inputs that no later columns read.
         __syncwarp();
-        unsigned* to = reinterpret_cast<unsigned*>(
-            window + Layout::output_row(row_warp * kMmaRows) * Layout::kPitch + x / 2 + lane.g);
+        unsigned* to =
+            reinterpret_cast<unsigned*>(window + Layout::output(p, first_row, x) + lane.g);
 #pragma unroll
         for (int r = 0; r < kMmaRows; ++r, to += 4 * Layout::kPitch) {
           nan_check += (sum[r][0] + sum[r][1]) + (sum[r][2] + sum[r][3]);
@@ -153,13 +163,14 @@ __global__ void __launch_bounds__(32 * kMmaSlots * kRowWarps,
         __syncwarp();
       }
       if (__any_sync(~0u, isnan(nan_check))) {
-        // Zeros of the filter's matrix times non-finite inputs: recompute outputs that are NaN.
-        for (int i = thread; i < columns * kMmaRows * kSlotChannels; i += 32) {
-          const int c = i % kSlotChannels, x = i / kSlotChannels % columns;
-          const int y = row_warp * kMmaRows + i / kSlotChannels / columns;
-          T& output = reinterpret_cast<T*>(window + Layout::output_row(y) * Layout::kPitch +
-                                           Layout::column(x))[c];
-          if (tile.row + y < p.out_h && isnan(static_cast<float>(output))) {
+        // Zeros of the filter's matrix times non-finite inputs: recompute the warp's outputs that
+        // are NaN.
+        for (int i = thread; i < end * kBandRows * kSlotChannels; i += 32) {
+          const int c = i % kSlotChannels, x = i / kSlotChannels % end;
+          const int y = i / kSlotChannels / end;
+          const bool computed_here = x >= p.narrow || y / kMmaRows * kMmaRows == first_row;
+          T& output = reinterpret_cast<T*>(window + Layout::output(p, y, x))[c];
+          if (computed_here && tile.row + y < p.out_h && isnan(static_cast<float>(output))) {
             const int filter_channel = computed.channel + c;
             const float exact = exact_output<K>(
                 in + static_cast<int64_t>(tile.image) * p.h * p.w * p.channels + filter_channel,
@@ -182,14 +193,14 @@ __global__ void __launch_bounds__(32 * kMmaSlots * kRowWarps,
       const NhwcMmaTile tile(p, transferred.tile, kBandRows);
       const int rows = min(kBandRows, p.out_h - tile.row);
       const int columns = min(p.tile_columns, p.out_w - tile.col);
-      const uint4* from = current + storer.slot * Layout::kSize + Layout::column(storer.x);
+      const uint4* from = current + storer.slot * Layout::kSize;
       const int64_t pixel =
           (static_cast<int64_t>(tile.image) * p.out_h + tile.row) * p.out_w + tile.col + storer.x;
       T* to = out + pixel * p.channels + transferred.channel;
 #pragma unroll 4
       for (int y = storer.y; storer.x < columns && y < rows; y += storer.kStep) {
         *reinterpret_cast<uint4*>(to + static_cast<int64_t>(y) * p.out_w * p.channels) =
-            from[Layout::output_row(y) * Layout::kPitch];
+            from[Layout::output(p, y, storer.x)];
       }
     }
     uint4* const swapped = current;
@@ -198,15 +209,20 @@ __global__ void __launch_bounds__(32 * kMmaSlots * kRowWarps,
   }
 }
 
-// Return the columns per tile, even and at most 32, that leave the fewest columns of warps idle.
-int best_tile_columns(int64_t out_w) {
+// Return the columns per tile, even and at most 32, with the least estimated time, from measured
+// weights of the steps of a tile and of the rest (H200).
+int best_tile_columns(int64_t out_w, int64_t tiles_h, int64_t slots) {
+  constexpr int64_t kStep = 20, kNarrowStep = 12, kRest = 5;
   int best = 0;
-  int64_t fewest = 0;
-  for (int64_t tiles = ceil_div(out_w, 32); tiles <= ceil_div(out_w, kMmaColumns); ++tiles) {
-    const int columns = round_up(ceil_div(out_w, tiles), 2);
-    const int64_t steps = tiles * ceil_div(columns, kMmaColumns);
-    if (best == 0 || steps < fewest) {
-      best = columns, fewest = steps;
+  int64_t least = 0;
+  for (int64_t tiles = ceil_div(out_w, 32); tiles <= ceil_div(out_w, kNarrow); ++tiles) {
+    const int64_t columns = round_up(ceil_div(out_w, tiles), 2), last = columns % kMmaColumns;
+    const int64_t steps = columns / kMmaColumns + (last > kNarrow ? 1 : 0);
+    const int64_t narrow = last > 0 && last <= kNarrow ? 1 : 0;
+    const int64_t time = ceil_div(tiles_h * ceil_div(out_w, columns), slots) *
+                         (steps * kStep + narrow * kNarrowStep + kRest);
+    if (best == 0 || time < least) {
+      best = columns, least = time;
     }
   }
   return best;
@@ -231,23 +247,29 @@ bool nhwc_mma(const Convolution<T>& c) {
       !are_aligned({c.in.data, c.out.data}, sizeof(uint4)) || !is_faster(g, c.out.w)) {
     return false;
   }
-  const int columns = best_tile_columns(c.out.w);
-  const auto run = [&](auto kernel, auto width, auto row_warps) {
+  const int64_t row_warps = c.out.h > kMmaRows || c.out.w > kMmaColumns ? 2 : 1;
+  const int64_t bands = ceil_div(c.out.h, row_warps * kMmaRows);
+  // Slots of all blocks that run at once, of the same channels.
+  const int64_t threads = 32 * kMmaSlots * row_warps, chunks = g.c / kSlotChannels;
+  const int64_t slots =
+      std::max<int64_t>(1, kMmaThreads / threads * Device().multiprocessors * kMmaSlots / chunks);
+  const int columns = best_tile_columns(c.out.w, g.n * bands, slots);
+  NhwcMmaParams p{};
+  p.h = c.in.h, p.w = c.in.w, p.out_h = c.out.h, p.out_w = c.out.w, p.channels = g.c;
+  p.start_h = -c.padding_h, p.start_w = -c.padding_w, p.flip = c.flip;
+  p.chunks = chunks, p.bands = bands;
+  p.tile_columns = columns, p.tiles_w = ceil_div(p.out_w, columns);
+  p.tiles = g.n * p.bands * p.tiles_w;
+  // As many blocks as run at once, with equal numbers of tiles.
+  p.rounds = ceil_div(p.tiles, slots);
+  p.splits = ceil_div(p.tiles, p.rounds);
+  const auto run = [&](auto kernel, auto width, auto warps) {
     constexpr int K = decltype(kernel)::value, kColumns = decltype(width)::value;
-    constexpr int kRowWarps = decltype(row_warps)::value, kThreads = 32 * kMmaSlots * kRowWarps;
-    NhwcMmaParams p{};
-    p.h = c.in.h, p.w = c.in.w, p.out_h = c.out.h, p.out_w = c.out.w, p.channels = g.c;
-    p.start_h = -c.padding_h, p.start_w = -c.padding_w, p.flip = c.flip;
-    p.chunks = g.c / kSlotChannels;
-    p.bands = ceil_div(p.out_h, kRowWarps * kMmaRows);
-    p.tile_columns = columns, p.tiles_w = ceil_div(p.out_w, columns);
-    p.tiles = g.n * p.bands * p.tiles_w;
-    // As many blocks as run at once, with equal numbers of tiles.
-    const int slots = kMmaThreads / kThreads * Device().multiprocessors * kMmaSlots;
-    p.rounds = ceil_div(p.tiles, std::max(1, slots / p.chunks));
-    p.splits = ceil_div(p.tiles, p.rounds);
+    constexpr int kRowWarps = decltype(warps)::value;
+    const int rest = columns % kMmaColumns;
+    p.narrow = kRowWarps == 2 && rest > 0 && rest <= kNarrow ? columns - rest : columns;
     c.launch(nhwc_mma_kernel<K, kColumns, kRowWarps, T>,
-             ceil_div(int64_t{p.splits} * p.chunks, kMmaSlots), kThreads,
+             ceil_div(int64_t{p.splits} * p.chunks, kMmaSlots), threads,
              2 * NhwcMmaWindow<K, kColumns, kRowWarps>::kBytes, p, c.in.data, c.weight, c.bias,
              c.out.data);
     return true;
@@ -256,9 +278,9 @@ bool nhwc_mma(const Convolution<T>& c) {
     using Axis = decltype(axis);
     if constexpr (Axis::kTaps >= 5 && Axis::kStride == 1) {
       using K = Width<Axis::kTaps>;
-      if (columns > kMmaColumns) return run(K{}, Width<32>{}, Width<2>{});
-      return c.out.h > kMmaRows ? run(K{}, Width<16>{}, Width<2>{})
-                                : run(K{}, Width<16>{}, Width<1>{});
+      if (row_warps == 1) return run(K{}, Width<16>{}, Width<1>{});
+      return columns > kMmaColumns ? run(K{}, Width<32>{}, Width<2>{})
+                                   : run(K{}, Width<16>{}, Width<2>{});
     }
     return false;
   });

@@ -11,6 +11,7 @@ constexpr int kMmaSlots = 4;      // tiles at a time, each with its own warps
 constexpr int kSlotChannels = 8;  // 16 bytes
 constexpr int kMmaRows = 7;       // output rows per warp
 constexpr int kMmaColumns = 16;   // output columns at a time
+constexpr int kNarrow = 8;        // output columns at a time, of twice as many rows
 constexpr int kMmaThreads = 512;  // per SM: limited by the registers of the filter
 
 struct NhwcMmaParams {
@@ -19,6 +20,7 @@ struct NhwcMmaParams {
   int chunks;                 // of kSlotChannels channels
   int bands;                  // of rows
   int tiles_w, tile_columns;  // even
+  int narrow;                 // column from which a slot's first warp computes all its rows
   int tiles;                  // per chunk
   int splits;                 // slots of the grid with the same channels
   int rounds;                 // tiles per slot
@@ -59,8 +61,13 @@ struct NhwcMmaWindow {
   static_assert(kHalf % 8 == 4 && kRowWarps <= 2);
 
   static __device__ int column(int x) { return x % 2 * kHalf + x / 2; }
-  // Return the row where output row y is stored: where no other warp reads inputs.
-  static __device__ int output_row(int y) { return y < kMmaRows ? y : y + kHalo; }
+
+  // Return where output (y, x) is stored: where no other warp reads inputs. The second warp's rows
+  // of the narrow step are beside those of the first.
+  static __device__ int output(const NhwcMmaParams& p, int y, int x) {
+    const int second = x < p.narrow ? kHalo * kPitch : kNarrow / 2 - kMmaRows * kPitch;
+    return y * kPitch + column(x) + (kRowWarps == 1 || y < kMmaRows ? 0 : second);
+  }
 };
 
 // Pixel of a copying thread: kMmaSlots adjacent threads have the same pixel of the slots' tiles.

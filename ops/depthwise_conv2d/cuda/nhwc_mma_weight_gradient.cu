@@ -70,8 +70,6 @@ __global__ void __launch_bounds__(kTransposeThreads, kTransposeBlocks)
           const int at = (row + lane.g) * kPitch + lane.t;
           const unsigned* words = maps + inputs.map(warp_channel + c, image) + at;
           const unsigned* of_grad = grads + outputs.map(warp_channel + c, image) + at;
-          // The last product may read the next channel's words, which zeros of grad_output
-          // multiply.
 #pragma unroll 1
           for (int col = 0; col < params.out.w; col += 16, words += 8, of_grad += 8) {
             unsigned window[4][Diagonals::kWords];
@@ -131,7 +129,7 @@ bool nhwc_mma_weight_gradient(const WeightGradient<T>& c) {
     if constexpr (std::is_same_v<decltype(axis), Direct<7, 1, 1>>) {
       if (g.out_w <= 16) return run(axis, Width<16>{});
       if (g.out_w <= 32) return run(axis, Width<32>{});
-      if (g.out_w <= 56) return run(axis, Width<56>{});
+      if (g.out_w <= 64) return run(axis, Width<64>{});
     }
     return false;
   });

@@ -42,8 +42,8 @@ class PixelShift {
 // 8.0. `copies_per_pixel` adjacent threads copy a pixel, `pixels` pixels at a time. Columns outside
 // the image are never written and keep the zeros of clear_shared, as do channels beyond the last
 // unless pixels are shifted. Rows outside the image are not copied: their stage keeps an old row,
-// in whose place threads read the zero row.
-template <typename T, bool kShifts>
+// in whose place threads read the zero row. kPolicy: loads have the L2 policy of params.streaming.
+template <typename T, bool kShifts, bool kPolicy = false>
 class RowCopy {
  public:
   // The tile has `cols` columns and the channels from first_channel on.
@@ -51,6 +51,7 @@ class RowCopy {
                      int first_channel, const RingParams& params)
       : height_(height),
         row_bytes_(static_cast<int64_t>(width) * params.channels * sizeof(T)),
+        policy_(kPolicy ? l2_policy(params.streaming) : 0),
         wide_(params.copy_bytes == kVectorBytes) {
     constexpr int kSize = sizeof(T);
     const int copies_per_pixel = params.pitch_bytes / params.copy_bytes;
@@ -90,6 +91,7 @@ class RowCopy {
   const char *first_, *from_;   // of the first row, of the next row
   int height_, copies_, left_;  // left_: bytes from the thread's copy to the last channel
   int64_t row_bytes_, from_step_;
+  uint64_t policy_;
   unsigned to_, to_step_;
   bool wide_;
 
@@ -106,7 +108,11 @@ class RowCopy {
         }
         unit -= shift;
       }
-      copy_async<kBytes>(to, unit);
+      if constexpr (kPolicy) {
+        copy_async<kBytes>(to, unit, policy_);
+      } else {
+        copy_async<kBytes>(to, unit);
+      }
     }
   }
 };

@@ -43,10 +43,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   const int grad_at = Shape::kStepIn * row_bytes, stage = grad_at + tile_cols * pitch_bytes;
   constexpr bool kShifts = Shape::template kShifts<T>;
   const int first_col = params.start_w + Axis::step(tile * tile_cols);
-  RowCopy<T, kShifts> ins(x, params.in_h, params.in_w, first_col, params.in_cols, first_channel,
-                          params);
-  RowCopy<T, kShifts> grads(grad, params.out_h, params.out_w, tile * tile_cols, tile_cols,
-                            first_channel, params);
+  RowCopy<T, kShifts, true> ins(x, params.in_h, params.in_w, first_col, params.in_cols,
+                                first_channel, params);
+  RowCopy<T, kShifts, true> grads(grad, params.out_h, params.out_w, tile * tile_cols, tile_cols,
+                                  first_channel, params);
   RingCursor<Shape> now(params, blockIdx.y * params.share), ahead = now;
   // Return whether the step's newest row of grad_output belongs to the block's part of the image
   // (it is never before `first`: the warm-up has kPending − 1 steps). Zeros replace other rows, so
@@ -156,13 +156,18 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
 template <typename T>
 bool nhwc_ring_weight_gradient(const WeightGradient<T>& c) {
   const DepthwiseGeometry& g = c.g;
+  // Evict-first loads keep what the L2 cache holds of larger inputs (H200: up to 1.1 times as
+  // fast).
+  const Device device;
+  const int64_t bytes = elements_per_sm(g) * device.multiprocessors * sizeof(T);
   return dispatch_direct(g, [&](auto axis) {
     using Axis = decltype(axis);
     const auto launch = [&](auto shape) {
       using Shape = decltype(shape);
-      const auto plan = plan_ring<Shape, 1, T>(g.n, g.c, g.h, g.w, g.out_h, g.out_w, g.padding_h,
-                                               g.padding_w, 0, {c.x, c.grad});
+      auto plan = plan_ring<Shape, 1, T>(g.n, g.c, g.h, g.w, g.out_h, g.out_w, g.padding_h,
+                                         g.padding_w, 0, {c.x, c.grad});
       if (plan.fits) {
+        plan.params.streaming = bytes > device.cache / 2 && bytes <= 4 * device.cache;
         two_stage_reduction(c, plan.splits(), [&](const WeightReduction<T>& reduction) {
           launch_kernel(nhwc_ring_weight_gradient_kernel<Shape, T>, plan.grid, plan.block,
                         plan.shared, c.stream, plan.params, c.x, c.grad, reduction);

@@ -88,12 +88,13 @@ class TileIterator {
   int tile_, image_, band_;
 };
 
-// Layout [row][channel][word] of transposed maps for up to kColumns outputs, in words. Rows are
-// 16-byte aligned. The padding avoids bank conflicts: of warps that read along a row, and of the
-// transposition, which touches two vectors at a time.
+// Layout [row][channel][word] of transposed maps for up to kColumns outputs, in words. A product
+// reads 8 words and their halo of 4. Rows are 16-byte aligned. The padding avoids bank conflicts:
+// of warps that read along a row, and of the transposition, which touches two vectors at a time.
 template <int kColumns>
 struct TransposedLayout {
   static constexpr int kWords = kColumns / 2 + 4;
+  static_assert(kColumns % 16 == 0);
   static constexpr int kPitch = kTileChannels * kWords + 16 * kVectors + 4;
 
   __device__ static constexpr int channel(int c) { return c * kWords + c / kVectorChannels * 16; }
