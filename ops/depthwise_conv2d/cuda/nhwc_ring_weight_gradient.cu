@@ -156,8 +156,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
 template <typename T>
 bool nhwc_ring_weight_gradient(const WeightGradient<T>& c) {
   const DepthwiseGeometry& g = c.g;
-  // Evict-first loads keep what the L2 cache holds of larger inputs (H200: up to 1.1 times as
-  // fast).
+  // Evict-first loads keep what the L2 cache holds of larger inputs (H200: 1.1 times as fast).
   const Device device;
   const int64_t bytes = elements_per_sm(g) * device.multiprocessors * sizeof(T);
   return dispatch_direct(g, [&](auto axis) {
@@ -167,7 +166,7 @@ bool nhwc_ring_weight_gradient(const WeightGradient<T>& c) {
       auto plan = plan_ring<Shape, 1, T>(g.n, g.c, g.h, g.w, g.out_h, g.out_w, g.padding_h,
                                          g.padding_w, 0, {c.x, c.grad});
       if (plan.fits) {
-        plan.params.streaming = bytes > device.cache / 2 && bytes <= 4 * device.cache;
+        plan.params.streaming = bytes > device.cache && bytes <= 4 * device.cache;
         two_stage_reduction(c, plan.splits(), [&](const WeightReduction<T>& reduction) {
           launch_kernel(nhwc_ring_weight_gradient_kernel<Shape, T>, plan.grid, plan.block,
                         plan.shared, c.stream, plan.params, c.x, c.grad, reduction);
