@@ -3,11 +3,15 @@
 import sys
 from importlib.util import find_spec
 
-from app.config.errors import handle_signals
+from app.config.errors import UserError, handle_signals, missing_package
 
-if sys.argv[0] == "-m":  # python -m app.train: no traceback on Ctrl-C during imports
+is_command = sys.argv[0] == "-m"  # python -m app.train: no tracebacks during imports
+if is_command:
     handle_signals()
 for package in ("pydantic", "hydra"):
     if find_spec(package) is None:
-        missing = f"{package} is missing: pip install 'lenet-ops[app]'"
+        missing = missing_package(package)
+        if is_command:
+            print(f"error: {missing}", file=sys.stderr)
+            sys.exit(UserError.exit_code)
         raise ModuleNotFoundError(missing, name=package)

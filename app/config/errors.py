@@ -15,6 +15,7 @@ from types import FrameType
 INTERRUPTED, PIPE_CLOSED = 130, 141  # exit codes of a shell: 128 + SIGINT, SIGPIPE
 # Seconds between a signal and the end of a launcher, in which its workers save their runs.
 GRACE = 3.0
+ROOT = Path(__file__).resolve().parents[2]  # in the source tree, the project's folder
 
 
 class UserError(Exception):
@@ -70,12 +71,25 @@ def one_line(message: object) -> str:
     return " ".join(str(message).split())
 
 
+def missing_package(name: str) -> str:
+    """Return the message for a missing package, with the command that installs it."""
+    if not (ROOT / "pyproject.toml").is_file():
+        return f"{name} is missing: `pip install 'lenet-ops[app,web]'`"
+    folder, environment = Path(os.path.relpath(ROOT)), ROOT / ".venv"
+    activate = f"source {folder / '.venv/bin/activate'}"
+    is_active = Path(sys.prefix).resolve() == environment.resolve()
+    if (environment / "bin" / "activate").is_file() and not is_active:
+        return f"{name} is missing: `{activate}`"
+    install = f"pip install --no-build-isolation '{folder}[app,web]'"
+    return f"{name} is missing: `bash {folder / 'scripts/setup.sh'} && {activate}`, or `{install}`"
+
+
 def to_run_error(error: Exception) -> Exception:
     """Convert an expected failure to a RunError or UserError; return any other as it is."""
     if isinstance(error, ImportError) and error.name == "ops":  # not compiled
         return RunError(str(error))
     if isinstance(error, ModuleNotFoundError) and "." not in str(error.name):
-        return UserError(f"{error.name} is missing: pip install 'lenet-ops[app,web]'")
+        return UserError(missing_package(str(error.name)))
     if isinstance(error, OSError) and error.strerror:
         full = error.errno == errno.ENOSPC
         where = error.filename or ("standard output or the temporary folder" if full else "")
