@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing import current_process
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any, TypeVar
 
 import hydra
@@ -22,6 +23,8 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
@@ -29,6 +32,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 import conf
 from app.config.errors import (
     GRACE,
+    RunError,
     UserError,
     check_writable,
     exit_codes,
@@ -57,6 +61,7 @@ def hydra_main(
 
     def decorate(task: Callable[[T], Any]) -> Callable[[], None]:
         full_error = os.environ.get("HYDRA_FULL_ERROR") == "1"
+        failed: list[Path] = []  # folders of failed runs of a sweep in this process
 
         def job(cfg: DictConfig) -> Any:
             folder = swept_dir()
@@ -70,6 +75,8 @@ def hydra_main(
             except Exception as error:  # Hydra runs the remaining jobs, then raises
                 reason = one_line(to_run_error(error))
                 print(f"failed: {folder}: {reason}", file=sys.stderr, flush=True)
+                failed.append(folder)
+                vars(error)["of_run"] = True  # also after a worker has pickled it
                 raise
             except KeyboardInterrupt:
                 # a launcher's worker: wait until it is killed instead of starting the next run
@@ -102,12 +109,33 @@ def hydra_main(
                     hydra.main("pkg://conf", config_name, version_base="1.3")(job)()
                 except (HydraException, OmegaConfBaseException, *value_errors) as error:
                     raise UserError(hydra_message(error)) from error
+                except Exception as error:
+                    plugin = raising_plugin(error, options.overrides)
+                    if not plugin:
+                        raise
+                    reason = one_line(error) or type(error).__name__
+                    kind = RunError if failed else UserError
+                    raise kind(f"{plugin}: {reason}") from error
                 finally:
                     os.environ["HYDRA_FULL_ERROR"] = "1" if full_error else "0"
 
         return main
 
     return decorate
+
+
+def raising_plugin(error: Exception, overrides: Sequence[str]) -> str:
+    """Return the override that chose the plug-in that raised `error`.
+
+    Return "" if none of the overrides did, or if a run of the sweep raised it.
+    """
+    group = ""
+    for frame, _ in walk_tb(error.__traceback__):
+        plugin = frame.f_locals.get("self")
+        if isinstance(plugin, Launcher | Sweeper):  # the last one: a sweeper calls its launcher
+            group = "hydra/launcher=" if isinstance(plugin, Launcher) else "hydra/sweeper="
+    chosen = [item for item in overrides if group and item.startswith(group)]
+    return chosen[-1] if chosen and "of_run" not in vars(error) else ""
 
 
 def check_sweep(config_name: str, schema: type[T], options: argparse.Namespace) -> None:
