@@ -260,13 +260,13 @@ def not_finite(run: Run, what: str, step: int) -> RunError:
     """Return the RunError for non-finite values at `step`."""
     return RunError(
         f"{what} at step {step}, where the learning rate was {run.schedule.rate(step - 1):.2g}: "
-        f"try a smaller optim.lr ({last_good(run)})"
+        f"try a smaller optim.lr ({last_checkpoint(run)})"
     )
 
 
-def last_good(run: Run) -> str:
+def last_checkpoint(run: Run) -> str:
     """Describe the last checkpoint, for error messages."""
     for path in (run.folder / LAST, run.folder / BEST):
         if path.is_file():
-            return f"last good checkpoint: {path}"
+            return f"last checkpoint: {path}"
     return "there is no checkpoint yet"

@@ -19,7 +19,7 @@ from app.config.schema import TrainConfig
 from app.inference.predictor import evaluate
 from app.runs.tracker import Tracker, quiet_writer_thread
 from app.training.distributed import connect
-from app.training.state import BEST, LAST, Run, last_good, not_finite, save, start
+from app.training.state import BEST, LAST, Run, last_checkpoint, not_finite, save, start
 from app.training.step import LOSS, NORM
 from app.training.summary import (
     describe_run,
@@ -79,7 +79,8 @@ def run_rank_0(run: Run, tracker: Tracker, started: float) -> dict[str, Any]:
         with suppress(RunError):  # a full disk
             summarize(run, "interrupted", seconds=time.perf_counter() - started)
         if isinstance(error, KeyboardInterrupt):
-            print(f"stopped after step {run.step:,} ({last_good(run)})", flush=True)
+            stopped = f"stopped after step {run.step:,} ({last_checkpoint(run)})"
+            print(f"{stopped}: continue with resume={run.folder}", flush=True)
         raise
     except Exception as error:
         with suppress(RunError):  # a full disk
@@ -222,18 +223,20 @@ def expected_failures(cfg: TrainConfig, run: Run | None = None) -> Iterator[None
     try:
         yield
     except WriteError as error:
-        raise RunError(f"{error} ({last_good(run)})" if run else str(error)) from error
+        raise RunError(f"{error} ({last_checkpoint(run)})" if run else str(error)) from error
     except RuntimeError as error:
         if isinstance(error, torch.OutOfMemoryError) or OUT_OF_MEMORY.search(str(error)):
             where = f"on {cfg.device} before the first step"
             if run:
                 where = (
                     f"on {run.device} with trainer.batch_size={run.schedule.batch_size}: "
-                    f"try a smaller one ({last_good(run)})"
+                    f"try a smaller one ({last_checkpoint(run)})"
                 )
             raise RunError(f"out of memory {where}") from error
         if re.search("gloo|nccl", str(error), re.IGNORECASE):
-            where = f"at step {run.step} ({last_good(run)})" if run else "before the first step"
+            where = (
+                f"at step {run.step} ({last_checkpoint(run)})" if run else "before the first step"
+            )
             raise RunError(f"lost the connection to another process {where}") from error
         raise
 

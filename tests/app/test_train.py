@@ -79,9 +79,11 @@ def test_sigint_writes_summary_and_checkpoint(tmp_path):
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert errors == "interrupted\n"
-    assert output.splitlines()[-1].startswith("stopped after step ")
-    last = load_checkpoint(next(tmp_path.rglob("last.pt")))
-    assert last.metrics["step"] > 0
+    path = next(tmp_path.rglob("last.pt")).relative_to(tmp_path)
+    step = load_checkpoint(tmp_path / path).metrics["step"]
+    assert step > 0
+    says = f"stopped after step {step:,} (last checkpoint: {path})"
+    assert output.splitlines()[-1] == f"{says}: continue with resume={path.parent}"
 
 
 def test_signal_before_the_first_step_writes_no_files(tmp_path):

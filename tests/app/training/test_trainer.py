@@ -198,9 +198,9 @@ def test_nonfinite_loss_raises(cfg, monkeypatch):
     ) as error:
         train(cfg)
     (last,) = Path(cfg.outputs).rglob("last.pt")
-    assert f"(last good checkpoint: {last})" in str(error.value)
+    assert f"(last checkpoint: {last})" in str(error.value)
     assert json.loads((last.parent / "summary.json").read_text())["status"] == "failed"
-    assert load_checkpoint(last).metrics["epoch"] == 1  # the last good one
+    assert load_checkpoint(last).metrics["epoch"] == 1  # of finite weights
 
 
 def test_nonfinite_weights_are_not_saved(cfg, monkeypatch):
@@ -263,7 +263,7 @@ def test_full_disk_keeps_the_last_checkpoint(cfg, monkeypatch):
     with ExitStack() as stack, pytest.raises(RunError, match="cannot be written: File") as error:
         train(cfg)
     (last,) = Path(cfg.outputs).rglob("last.pt")
-    assert f"too large (last good checkpoint: {last})" in str(error.value)
+    assert f"too large (last checkpoint: {last})" in str(error.value)
     assert load_checkpoint(last).metrics["epoch"] == 1
     monkeypatch.undo()
     assert train(dataclasses.replace(cfg, resume="latest"))["steps"] == 14
@@ -277,7 +277,7 @@ def test_message_names_best_where_last_could_not_be_written(cfg, monkeypatch):
     with pytest.raises(RunError) as error:
         train(cfg)
     (best,) = Path(cfg.outputs).rglob("best.pt")
-    assert str(error.value).endswith(f"No space left on device (last good checkpoint: {best})")
+    assert str(error.value).endswith(f"No space left on device (last checkpoint: {best})")
 
 
 @pytest.mark.parametrize(
