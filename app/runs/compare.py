@@ -23,11 +23,14 @@ from app.runs.folder import (
 # Settings that may differ within a group.
 # `data.fallback` may differ, because `data.name` names the data set in use.
 UNGROUPED = ("seed", "data.fallback", "trainer.log_every", *NON_HYPERPARAMETERS)
+# Settings that training resolves (the data set after a fallback, `trainer.epochs=null`), and the
+# fields of `summary.json` with their values.
+RESOLVED = {"data.name": "dataset", "data.val_size": "val_size", "trainer.epochs": "total_epochs"}
 
 
 @dataclass
 class Entry:
-    """A run: its folder, its settings by dotted key, and its `summary.json`."""
+    """A run: its folder, its settings by dotted key (`RESOLVED`), and its `summary.json`."""
 
     folder: Path
     settings: dict[str, Any]
@@ -83,8 +86,7 @@ def find_entries(root: Path) -> list[Entry]:
     entries = []
     for path in all_runs(root):
         settings, summary = flatten(read_settings(path)), read_summary(path)
-        if "dataset" in summary:
-            settings["data.name"] = summary["dataset"]  # after a fallback, the data set used
+        settings |= {key: summary[name] for key, name in RESOLVED.items() if name in summary}
         entries.append(Entry(path, settings, summary))
     return entries
 

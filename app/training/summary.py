@@ -88,6 +88,7 @@ def summarize(run: Run, status: str, **results: Any) -> dict[str, Any]:
         **results,
         **metrics(run),
         "epochs": run.epoch,
+        "total_epochs": run.schedule.epochs,
         "steps": run.step,
         "model": network.pop("name"),
         **network,

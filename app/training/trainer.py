@@ -69,6 +69,7 @@ def run_rank_0(run: Run, tracker: Tracker, started: float) -> dict[str, Any]:
     """Run rank 0: train, test, log, summarise."""
     try:
         with expected_failures(run.cfg, run):
+            summarize(run, "unfinished")  # describes the run if it is killed
             fit(run, tracker)
             model, logits, results = test(run)
             log_results(run, tracker, results)

@@ -95,6 +95,24 @@ def test_fallback_runs_are_grouped_by_the_data_set_used(sweep):
     assert {f"model.act=relu data.name={name}" for name in ("digits", "mnist")} <= names
 
 
+def test_settings_that_training_resolved_are_compared(sweep):
+    """After a fallback to digits data.val_size is smaller; trainer.epochs=null is a number."""
+    used = {"dataset": "digits", "val_size": 150, "total_epochs": 9}
+    for number in range(12):
+        asked = {"data": {"name": "mnist", "val_size": 5000}, "trainer": {"epochs": None}}
+        if number % 4 < 2:
+            asked = {"data": {"name": "digits", "val_size": 150}, "trainer": {"epochs": 9}}
+        path = sweep / str(number) / CONFIG
+        OmegaConf.save(OmegaConf.merge(OmegaConf.load(path), asked), path)
+        file = sweep / str(number) / "summary.json"
+        summary = json.loads(file.read_text()) if file.is_file() else {"status": "unfinished"}
+        file.write_text(json.dumps(summary | used))
+    assert [(item.name, len(item.entries)) for item in group_runs(find_entries(sweep))] == [
+        ("model.act=relu", 6),
+        ("model.act=ncrelu", 6),
+    ]
+
+
 def test_names_omit_settings_that_follow_from_the_recipe(sweep):
     best = {"recipe": "best", "model": {"act": "gelu"}, "optim": {"ema": 0.99}}
     for number, change in ((0, best), (1, best | {"trainer": {"epochs": 7}})):

@@ -191,6 +191,21 @@ def test_interrupted_run_writes_checkpoint_and_summary(cfg, monkeypatch, capsys,
     assert "stopped after step 10" in capsys.readouterr().out
 
 
+def test_summary_of_a_run_that_goes_on_has_its_settings(cfg, monkeypatch):
+    def read(_):
+        summaries.append(json.loads((run_folder(cfg) / "summary.json").read_text()))
+
+    summaries = []
+    before_step(monkeypatch, 1, read)
+    cfg.trainer.epochs = None
+    finished = train(cfg)
+    (summary,) = summaries
+    assert (summary["status"], summary["epochs"]) == ("unfinished", 0)
+    for key in ("dataset", "val_size", "total_epochs"):
+        assert summary[key] == finished[key]
+    assert finished["total_epochs"] == finished["epochs"] > 2
+
+
 def test_nonfinite_loss_raises(cfg, monkeypatch):
     after_step(monkeypatch, 10, lambda step: step.returned[3].fill_(math.nan))
     with pytest.raises(
