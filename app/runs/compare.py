@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from app.config.errors import UserError
 from app.config.schema import ReportConfig, counted, format_value
 from app.runs.files import csv_text, write_results
 from app.runs.folder import (
@@ -18,6 +19,7 @@ from app.runs.folder import (
     flatten,
     read_settings,
     read_summary,
+    warn_once,
 )
 
 # Settings that may differ within a group.
@@ -82,12 +84,23 @@ def report(cfg: ReportConfig) -> None:
 
 
 def find_entries(root: Path) -> list[Entry]:
-    """Read the runs at any depth under `root`, oldest start first."""
-    entries = []
+    """Read the runs at any depth under `root`, oldest start first.
+
+    Skip a run with a damaged configuration with a warning; raise a UserError if no other is left.
+    """
+    entries, damaged = [], []
     for path in all_runs(root):
-        settings, summary = flatten(read_settings(path)), read_summary(path)
+        try:
+            settings, summary = flatten(read_settings(path)), read_summary(path)
+        except UserError as error:
+            damaged.append(error)
+            continue
         settings |= {key: summary[name] for key, name in RESOLVED.items() if name in summary}
         entries.append(Entry(path, settings, summary))
+    if not entries:
+        raise damaged[0]
+    for reason in damaged:
+        warn_once(f"{reason}; the run is skipped, remove its folder")
     return entries
 
 

@@ -1,6 +1,7 @@
 """Run folders outputs/<date>/<time>-<unique>: create, lock, find, read."""
 
 import dataclasses
+import functools
 import json
 import os
 import secrets
@@ -206,13 +207,24 @@ def read_summary(folder: Path) -> dict[str, Any]:
     """Return the `summary.json` of the run in `folder`.
 
     `status` is finished, interrupted or failed; unfinished if the run is going on or was killed.
+    For a damaged file print a warning and return the status unfinished.
     """
-    path = folder / SUMMARY
-    summary = {"status": "unfinished"} | (_read(path, json.loads) if path.is_file() else {})
-    for key in RESULTS if summary["status"] == "finished" else ():
-        if not isinstance(summary.get(key), int | float):
-            raise UserError(f"{path}: cannot be read: {key!r} must be a number")
+    path, unfinished = folder / SUMMARY, {"status": "unfinished"}
+    try:
+        summary = unfinished | (_read(path, json.loads) if path.is_file() else {})
+        for key in RESULTS if summary["status"] == "finished" else ():
+            if not isinstance(summary.get(key), int | float):
+                raise UserError(f"{path}: cannot be read: {key!r} must be a number")
+    except UserError as error:
+        warn_once(f"{error}; the run counts as unfinished, resume={folder} writes the file anew")
+        return dict(unfinished)
     return summary
+
+
+@functools.cache
+def warn_once(message: str) -> None:
+    """Print a warning on stderr; do nothing if it was printed before."""
+    print(f"WARNING: {message}", file=sys.stderr)
 
 
 def _read(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:

@@ -248,18 +248,30 @@ def test_folder_without_runs_raises(tmp_path):
             report(ReportConfig(folder, outputs))
 
 
-@pytest.mark.parametrize("name", [".hydra/config.yaml", "summary.json"])
-@pytest.mark.parametrize("content", ["- 1", "a: [b", '{"a": '])
-def test_damaged_run_raises(sweep, name, content):
-    (sweep / "3" / name).write_text(content)
-    with pytest.raises(UserError, match=rf"3/{name}: cannot be read: [^\n]+$"):
-        report(ReportConfig(str(sweep)))
+@pytest.mark.parametrize("content", ["- 1", "a: [b", '{"a": ', '{"status": "finished"}'])
+def test_run_with_damaged_summary_counts_as_unfinished(sweep, capsys, content):
+    (sweep / "2" / "summary.json").write_text(content)
+    report(ReportConfig(str(sweep)))
+    output, errors = capsys.readouterr()
+    assert "4 of 6" in output
+    assert f"unfinished: {sweep}/2: continue it with `python -m app.train resume=" in output
+    assert errors.startswith(f"WARNING: {sweep}/2/summary.json: cannot be read: ")
+    remedy = f"the run counts as unfinished, resume={sweep}/2 writes the file anew"
+    assert errors.endswith(f"; {remedy}\n")
+    assert errors.count("\n") == 1
 
 
-def test_missing_results_raise(sweep):
-    (sweep / "3" / "summary.json").write_text('{"status": "finished"}')
-    with pytest.raises(UserError, match=r"3/summary.json: cannot be read: 'test_accuracy' must be"):
-        report(ReportConfig(str(sweep)))
+@pytest.mark.parametrize("content", ["- 1", "a: [b"])
+def test_run_with_damaged_configuration_is_skipped(sweep, capsys, content):
+    (sweep / "3" / CONFIG).write_text(content)
+    report(ReportConfig(str(sweep)))
+    output, errors = capsys.readouterr()
+    assert output.startswith(f"{sweep}: 11 runs\n")
+    assert errors.startswith(f"WARNING: {sweep}/3/{CONFIG}: cannot be read: ")
+    assert errors.endswith("; the run is skipped, remove its folder\n")
+    assert errors.count("\n") == 1
+    with pytest.raises(UserError, match=rf"3/{CONFIG}: cannot be read: [^\n]+$"):
+        report(ReportConfig(str(sweep / "3")))
 
 
 def test_command_exit_codes_and_output(sweep):

@@ -1,13 +1,18 @@
-"""Settings of a resumed run."""
+"""Settings and summary of a resumed run."""
+
+import json
+from dataclasses import replace
 
 import pytest
 
 import app.runs.folder
 import app.training.state
 from app.config.errors import UserError
-from app.config.schema import DataConfig, SeparableConfig, TrainConfig
+from app.config.schema import DataConfig, SeparableConfig, TrainConfig, TrainerConfig
 from app.runs.folder import create_run_folder
 from app.training.state import load_config
+from app.training.trainer import train
+from tests.app.idx import write_dataset
 
 
 @pytest.mark.parametrize(
@@ -45,3 +50,20 @@ def test_resuming_another_network_raises(tmp_path, monkeypatch):
         UserError, match=r"^model=lenet: the run to resume has model\.name=separable"
     ):
         load_config(folder, TrainConfig(), None)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("resume", ["latest", "folder"])
+def test_resume_writes_a_damaged_summary_anew(tmp_path, capsys, resume):
+    write_dataset(tmp_path / "data")
+    data = DataConfig(root=str(tmp_path / "data"), val_size=60)
+    trainer = TrainerConfig(epochs=1, batch_size=32)
+    cfg = TrainConfig(data=data, trainer=trainer, device="cpu", outputs=str(tmp_path / "outputs"))
+    summary = train(cfg)
+    (file,) = tmp_path.rglob("summary.json")
+    file.write_text('{"status": ')
+    capsys.readouterr()
+    train(replace(cfg, resume=resume if resume == "latest" else str(file.parent)))
+    assert f"WARNING: {file}: cannot be read: " in capsys.readouterr().err
+    written = json.loads(file.read_text())
+    assert {**written, "seconds": 0} == {**summary, "seconds": 0}
