@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from app.config.errors import UserError, WriteError
+from app.config.errors import UserError
 from app.config.schema import PredictConfig, format_value
 from app.data.datasets import load_test_split
 from app.inference.image_io import Gray, list_pictures, read_gray
@@ -51,10 +51,7 @@ def predict_test_images(predictor: Predictor, cfg: PredictConfig) -> None:
     files = {"predictions.csv": table.encode(), "predictions.png": picture}
     print(text, end="", flush=True)
     log = sys.stdout if cfg.format == "table" else sys.stderr  # keeps CSV and JSON parseable
-    try:
-        write_results(predictor.folder, files, log)
-    except WriteError as error:  # a read-only folder; the answer is printed already
-        print(f"WARNING: {error}", file=sys.stderr)
+    write_results(predictor.folder, files, log)  # raises for a read-only folder: after the text
 
 
 def predict_pictures(predictor: Predictor, cfg: PredictConfig) -> None:

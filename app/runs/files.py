@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from app.config.errors import writing
+from app.config.errors import UserError, WriteError, writing
 
 
 def write_atomically(path: str | Path, content: bytes | memoryview) -> None:
@@ -36,9 +36,12 @@ def write_atomically(path: str | Path, content: bytes | memoryview) -> None:
 
 
 def write_results(folder: Path, files: Mapping[str, bytes], log: TextIO | None) -> None:
-    """Write files by name; print each path to `log`."""
+    """Write files by name; print each path to `log`. Raise a UserError for an unwritable file."""
     for name, content in files.items():
-        write_atomically(folder / name, content)
+        try:
+            write_atomically(folder / name, content)
+        except WriteError as error:
+            raise UserError(str(error)) from error
         print(f"wrote {folder / name}", file=log)
 
 

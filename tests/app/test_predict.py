@@ -58,13 +58,15 @@ def test_fallback_data_set_is_printed(make_run, capsys):
     assert capsys.readouterr().out.startswith("digits (instead of mnist) test: ")
 
 
-def test_unwritable_run_folder_is_a_warning_after_the_table(cfg, tmp_path, capsys):
+def test_unwritable_run_folder_raises_after_the_table(cfg, tmp_path, capsys):
     (tmp_path / "predictions.png").mkdir()
-    predict(cfg)
+    with pytest.raises(UserError) as raised:
+        predict(cfg)
     output, errors = capsys.readouterr()
     assert output.startswith("digits test: ")
     assert output.endswith(f"\n\nwrote {tmp_path}/predictions.csv\n")
-    assert errors == f"WARNING: {tmp_path}/predictions.png: cannot be written: Is a directory\n"
+    assert errors == ""
+    assert str(raised.value) == f"{tmp_path}/predictions.png: cannot be written: Is a directory"
 
 
 def test_folder_of_pictures(cfg, tmp_path, capsys):
