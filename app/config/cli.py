@@ -10,7 +10,6 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from multiprocessing import current_process
 from pathlib import Path
 from traceback import walk_tb
@@ -18,7 +17,6 @@ from typing import Any, TypeVar
 
 import hydra
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -29,7 +27,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-import conf
+from app.config.arguments import find_keys, parse_arguments, quote
 from app.config.errors import (
     GRACE,
     RunError,
@@ -40,14 +38,10 @@ from app.config.errors import (
     interrupt_after_grace,
     one_line,
     to_run_error,
-    usage_errors,
 )
-from app.config.schema import SettingError, from_mapping, package_version, unknown_key
+from app.config.schema import SettingError, from_mapping, unknown_key
 
 T = TypeVar("T")
-# Prefixes of the keys that need -m.
-SWEEP_KEYS = ("hydra.sweep", "hydra/sweeper", "hydra.launcher", "hydra/launcher")
-PATHS = ("checkpoint", "data.root", "file", "input", "outputs", "resume")  # settings with a path
 
 
 def hydra_main(
@@ -90,7 +84,7 @@ def hydra_main(
                 # by default OpenMP threads spin for milliseconds, which stalls a busy machine
                 os.environ["GOMP_SPINCOUNT"] = "20000"
             with exit_codes(full_error):
-                options = parse_arguments(config_name, sys.argv[1:])
+                options = parse_arguments(config_name, schema, sys.argv[1:])
                 prints_only = any((options.help, options.hydra_help, options.cfg, options.info))
                 sweep = options.multirun and not prints_only
                 flags = [item for item in sys.argv[1:] if item not in options.overrides]
@@ -181,41 +175,6 @@ def whole_list(key: str) -> str:
     return re.sub(r"(\.\d+)+$", "", key)
 
 
-def parse_arguments(command: str, arguments: list[str]) -> argparse.Namespace:
-    """Parse the arguments of a command; raise a UserError if they are invalid."""
-    parser = get_args_parser()
-    ours = parser.add_argument_group(conflict_handler="resolve")  # replaces Hydra's --version
-    ours.add_argument(
-        "--version", action="version", version=f"lenet-ops {package_version() or '(sources)'}"
-    )
-    with usage_errors():
-        options = parser.parse_intermixed_args(arguments)
-    for override in options.overrides:
-        key, equals, _ = override.lstrip("+").partition("=")
-        if key.startswith("~"):
-            raise UserError(f"{override}: no setting can be removed (--help lists the keys)")
-        if not key or not equals:
-            raise UserError(f"{override}: expected KEY=VALUE (--help lists the keys)")
-        if key == "hydra.run.dir":
-            raise UserError(f"{override}: use outputs=FOLDER, the parent of the run folders")
-        if key.startswith(SWEEP_KEYS) and not options.multirun:
-            raise UserError(f"{override}: is for sweeps, add -m")
-        if command != "train" and is_group(key):
-            raise UserError(f"{override}: {command} has no group '{key}' (--help lists the keys)")
-    if options.multirun and command != "train":
-        raise UserError("-m: sweeps are for app.train")
-    if options.multirun and int(os.environ.get("WORLD_SIZE", 1)) > 1:  # one sweep per rank
-        raise UserError("-m: a sweep cannot run under torchrun")
-    if options.multirun and "resume=latest" in options.overrides:
-        raise UserError("resume=latest: is one run; leave out -m, or name folders for -m")
-    return options
-
-
-def is_group(key: str) -> bool:
-    """Return whether `key` is a config group (a folder in conf/), as `data` in data=digits."""
-    return key.isidentifier() and (Path(conf.__file__).parent / key).is_dir()
-
-
 def hydra_message(error: Exception) -> str:
     """Return Hydra's message in one line, with the key and the allowed values if known."""
     message = one_line(error).partition(" Config search path:")[0]
@@ -232,39 +191,11 @@ def hydra_message(error: Exception) -> str:
     unknown = isinstance(cause, ConfigAttributeError | ConfigKeyError)
     if unknown and isinstance(cause.parent_node, DictConfig):
         keys: Any = OmegaConf.to_container(cause.parent_node, resolve=False)
-        groups = {k: v for k, v in keys.items() if isinstance(v, dict) and k != "hydra"}
-        nested = [f"{group}.{cause.key}" for group in groups if cause.key in groups[group]]
+        nested = find_keys(str(cause.key), {k: v for k, v in keys.items() if k != "hydra"})
         reason = unknown_key(str(cause.full_key), keys)
         if nested:
             reason = f"unknown key, did you mean {nested[0]}?"
     return f"{cause.full_key}: {reason}"
-
-
-def quote(override: str, sweep: bool) -> str:
-    """Quote the value of an override where Hydra would reject or misread it.
-
-    Quote paths that Hydra would change, such as `2026_11` or `a,b.png` (a list in sweeps), options
-    of a group that are `null` or begin with another character than a letter, and values that Hydra
-    cannot parse, for example with an open bracket. Raise a UserError for a list of values if -m is
-    missing.
-    """
-    if not override.lstrip("+").startswith("hydra"):
-        override = override.lstrip("+")  # all keys are in conf/: there is nothing to add
-    key, _, value = override.partition("=")
-    if not value.strip() or value[0] in "'\"":
-        return override
-    needs_quotes = True
-    if not is_group(key) or (value != "null" and value[0].isalpha()):
-        with suppress(HydraException):
-            parsed = OverridesParser.create().parse_override(override)
-            is_list = parsed.is_sweep_override()
-            is_path = key in PATHS and value != "null" and not (sweep and is_list)
-            needs_quotes = is_path and str(parsed.value()) != value
-            if is_list and not sweep and not is_path:
-                raise UserError(f"{override}: is a list of values, add -m for a run with each")
-    # backslashes before a quote (also the closing one) would escape it: double them
-    quoted = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
-    return f"{key}='{quoted}'" if needs_quotes else override
 
 
 def typed_overrides() -> dict[str, str]:

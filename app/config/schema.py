@@ -27,6 +27,10 @@ def _path(value: str) -> str:
     return os.path.expanduser(_not_blank(value))  # noqa: PTH111 (Path would drop a leading ./)
 
 
+def _latest(value: str) -> str | None:
+    return None if value == "latest" else value
+
+
 def _device(value: str) -> str:
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
         raise ValueError("Input should be auto, cpu, cuda or cuda:N")
@@ -42,6 +46,7 @@ def _stages(value: list[list[int]]) -> list[list[int]]:
 # Hydra parses outputs=2026 as a number
 Text = Annotated[str, Field(coerce_numbers_to_str=True), AfterValidator(_not_blank)]
 Path = Annotated[str, Field(coerce_numbers_to_str=True), AfterValidator(_path)]
+Network = Annotated[Path, AfterValidator(_latest)]
 Count = Annotated[int, Field(strict=True, ge=1)]
 Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
@@ -168,9 +173,9 @@ class TrainConfig:
 
 @dataclass(config=FORBID)
 class UseConfig:
-    """The common settings of commands that use a trained network."""
+    """The common settings of commands that use a trained network; without one, the newest."""
 
-    checkpoint: Path | None = None
+    checkpoint: Network | None = None
     data: DataRoot = dataclasses.field(default_factory=DataRoot)
     outputs: Path = "outputs"
 

@@ -7,29 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from app.config.cli import hydra_main
 from app.config.errors import RunError, UserError, to_run_error
-from app.config.schema import LLTMConfig, PredictConfig, TrainConfig
+from app.config.schema import LLTMConfig, TrainConfig
 
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture
-def main(tmp_path, monkeypatch):
-    """Return a function that runs a task as a command in this process and returns its exit code."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
-
-    def call(*overrides, command="train", task=lambda cfg: None):
-        monkeypatch.setattr(sys, "argv", [command, *overrides])
-        schema = {"train": TrainConfig, "predict": PredictConfig}[command]
-        try:
-            hydra_main(command, schema)(task)()
-        except SystemExit as end:
-            return end.code
-        return 0
-
-    return call
 
 
 def test_task_receives_the_validated_configuration(main, tmp_path):
@@ -78,6 +59,7 @@ def test_paths_of_a_sweep_may_look_like_numbers(main):
     assert [(cfg.outputs, cfg.data.root) for cfg in seen] == [("2026_11", "a"), ("2026_11", "b")]
 
 
+FORM = "settings are typed KEY=VALUE"
 TOP = "augment, data, device, model, optim, outputs, recipe, resume, seed, trainer\n"
 MODELS = "choose from lenet, lenet_depthwise, lenet_involution, lltm, separable, tiny\n"
 
@@ -124,6 +106,8 @@ MODELS = "choose from lenet, lenet_depthwise, lenet_involution, lltm, separable,
         ("seed=range(0,3)", "seed=range(0,3): is a list of values, add -m for a run with each\n"),
         ("=1", "=1: expected KEY=VALUE (--help lists the keys)\n"),
         ("--foo", "unrecognized arguments: --foo (--help shows the options)\n"),
+        ("--epochs=3", f"--epochs=3: {FORM}, did you mean trainer.epochs=3?\n"),
+        ("--trainer.epochs", f"--trainer.epochs: {FORM}, did you mean trainer.epochs=VALUE?\n"),
         ("--multirun=3", "argument --multirun/-m: ignored explicit argument '3' (--help shows"),
         ("hydra.sweep.dir=x", "hydra.sweep.dir=x: is for sweeps, add -m\n"),
         ("hydra/launcher=joblib", "hydra/launcher=joblib: is for sweeps, add -m\n"),
@@ -142,6 +126,22 @@ def test_usage_error_names_the_key_in_one_line(main, tmp_path, capsys, override,
     assert errors.startswith(f"error: {line}")
     assert errors.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "setting"),
+    [
+        (["--epochs", "5"], "trainer.epochs=5"),
+        (["--batch-size", "64"], "trainer.batch_size=64"),
+        (["--model", "lltm", "seed=1"], "model=lltm"),
+        (["--lr", "seed=1"], "optim.lr=VALUE"),
+        (["--lr", "--cfg=job"], "optim.lr=VALUE"),
+    ],
+)
+def test_option_in_place_of_a_setting_suggests_the_setting(main, capsys, arguments, setting):
+    assert main(*arguments) == 2
+    line = f"error: {arguments[0]}: {FORM}, did you mean {setting}?\n"
+    assert capsys.readouterr().err == line
 
 
 def test_error_names_the_typed_item_not_the_recipe(main, capsys):
@@ -279,7 +279,7 @@ def test_interrupt_during_an_import_is_one_line(tmp_path, package, arguments):
     ("version", "line"), [("1.2.3", "lenet-ops 1.2.3"), ("", "lenet-ops (sources)")]
 )
 def test_version_is_that_of_the_package(main, capsys, monkeypatch, version, line):
-    monkeypatch.setattr("app.config.cli.package_version", lambda: version)
+    monkeypatch.setattr("app.config.arguments.package_version", lambda: version)
     assert main("--version") == 0
     assert capsys.readouterr() == (f"{line}\n", "")
 

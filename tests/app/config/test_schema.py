@@ -186,3 +186,9 @@ def test_command_line_imports_no_heavy_packages():
     code = f"import sys, app.train, app.runs.compare; print({heavy} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("schema", [PredictConfig, ExportConfig, DrawConfig])
+def test_latest_checkpoint_is_that_of_the_newest_run(schema):
+    assert from_mapping(schema, {"checkpoint": "latest"}).checkpoint is None
+    assert from_mapping(schema, {"checkpoint": "./latest"}).checkpoint == "./latest"

@@ -1,0 +1,109 @@
+"""Command-line arguments: options, and overrides KEY=VALUE in Hydra's syntax."""
+
+import argparse
+import dataclasses
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
+import conf
+from app.config.errors import UserError, usage_errors
+from app.config.schema import package_version
+
+# Prefixes of the keys that need -m.
+SWEEP_KEYS = ("hydra.sweep", "hydra/sweeper", "hydra.launcher", "hydra/launcher")
+PATHS = ("checkpoint", "data.root", "file", "input", "outputs", "resume")  # settings with a path
+
+
+def parse_arguments(command: str, schema: Any, arguments: list[str]) -> argparse.Namespace:
+    """Parse the arguments of a command; raise a UserError if they are invalid."""
+    parser = get_args_parser()
+    ours = parser.add_argument_group(conflict_handler="resolve")  # replaces Hydra's --version
+    ours.add_argument(
+        "--version", action="version", version=f"lenet-ops {package_version() or '(sources)'}"
+    )
+    with usage_errors():
+        options, unknown = parser.parse_known_intermixed_args(arguments)
+        for option in unknown:
+            if setting := intended_setting(option, schema, arguments):
+                reason = f"settings are typed KEY=VALUE, did you mean {setting}?"
+                raise UserError(f"{option}: {reason}")
+        if unknown:
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    for override in options.overrides:
+        key, equals, _ = override.lstrip("+").partition("=")
+        if key.startswith("~"):
+            raise UserError(f"{override}: no setting can be removed (--help lists the keys)")
+        if not key or not equals:
+            raise UserError(f"{override}: expected KEY=VALUE (--help lists the keys)")
+        if key == "hydra.run.dir":
+            raise UserError(f"{override}: use outputs=FOLDER, the parent of the run folders")
+        if key.startswith(SWEEP_KEYS) and not options.multirun:
+            raise UserError(f"{override}: is for sweeps, add -m")
+        if command != "train" and is_group(key):
+            raise UserError(f"{override}: {command} has no group '{key}' (--help lists the keys)")
+    if options.multirun and command != "train":
+        raise UserError("-m: sweeps are for app.train")
+    if options.multirun and int(os.environ.get("WORLD_SIZE", 1)) > 1:  # one sweep per rank
+        raise UserError("-m: a sweep cannot run under torchrun")
+    if options.multirun and "resume=latest" in options.overrides:
+        raise UserError("resume=latest: is one run; leave out -m, or name folders for -m")
+    return options
+
+
+def intended_setting(option: str, schema: Any, arguments: list[str]) -> str:
+    """Return the setting that an unknown option means: trainer.epochs=5 for --epochs 5; or ""."""
+    name, _, value = option.lstrip("-").partition("=")
+    keys = find_keys(name.replace("-", "_"), dataclasses.asdict(schema()))
+    if not keys:
+        return ""
+    following = [*arguments[arguments.index(option) + 1 :], "-"][0]
+    if not value:
+        value = "VALUE" if "=" in following or following.startswith("-") else following
+    return f"{keys[0]}={value}"
+
+
+def find_keys(name: str, settings: Mapping[str, Any]) -> list[str]:
+    """Return the dotted keys that are or end with `name`, at the top and in the groups."""
+    groups = {key: group for key, group in settings.items() if isinstance(group, dict)}
+    keys = [*settings, *(f"{group}.{key}" for group in groups for key in groups[group])]
+    return [key for key in keys if key == name or key.endswith(f".{name}")]
+
+
+def is_group(key: str) -> bool:
+    """Return whether `key` is a config group (a folder in conf/), as `data` in data=digits."""
+    return key.isidentifier() and (Path(conf.__file__).parent / key).is_dir()
+
+
+def quote(override: str, sweep: bool) -> str:
+    """Quote the value of an override where Hydra would reject or misread it.
+
+    Quote paths that Hydra would change, such as `2026_11` or `a,b.png` (a list in sweeps), options
+    of a group that are `null` or begin with another character than a letter, and values that Hydra
+    cannot parse, for example with an open bracket. Raise a UserError for a list of values if -m is
+    missing.
+    """
+    if not override.lstrip("+").startswith("hydra"):
+        override = override.lstrip("+")  # all keys are in conf/: there is nothing to add
+    key, _, value = override.partition("=")
+    if not value.strip() or value[0] in "'\"":
+        return override
+    needs_quotes = True
+    if not is_group(key) or (value != "null" and value[0].isalpha()):
+        with suppress(HydraException):
+            parsed = OverridesParser.create().parse_override(override)
+            is_list = parsed.is_sweep_override()
+            is_path = key in PATHS and value != "null" and not (sweep and is_list)
+            needs_quotes = is_path and str(parsed.value()) != value
+            if is_list and not sweep and not is_path:
+                raise UserError(f"{override}: is a list of values, add -m for a run with each")
+    # backslashes before a quote (also the closing one) would escape it: double them
+    quoted = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
+    return f"{key}='{quoted}'" if needs_quotes else override
