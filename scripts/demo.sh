@@ -25,7 +25,7 @@ The run's files are in ${newest%/*}:
 
   summary.json      configuration and accuracy     best.pt      checkpoint
   predictions.png   test images, mistakes first    model.onnx   exported network
-                                                   model.md     report on model.onnx
+                                                   model.md     its model card
 
 Next steps:
 

@@ -1,6 +1,7 @@
 """Data sets: download or read them, split off the validation images, fall back to digits."""
 
 import math
+import re
 import subprocess
 import sys
 from contextlib import suppress
@@ -117,7 +118,7 @@ def load_dataset(cfg: DataConfig) -> Dataset:
         if cfg.fallback is None:
             remedy = "put the files there, or train with data.fallback=digits"
             raise UserError(f"data.root={cfg.root}: {error}; {remedy}") from error
-        warning = f"WARNING: {error}. Using scikit-learn's small digits data set instead."
+        warning = f"WARNING: using scikit-learn's small digits data set: {error}"
         print("!" * 100, warning, "!" * 100, sep="\n", file=sys.stderr, flush=True)
         small = replace(cfg, name="digits", val_size=min(cfg.val_size, 150))
         return replace(load_dataset(small), fallback_from=cfg.name)
@@ -184,7 +185,13 @@ def download(name: str, root: Path) -> None:
                 with suppress(OSError):
                     path.rmdir()
     if process.returncode:
-        raise DownloadError(reason.decode().strip())
+        raise DownloadError(_cause(reason.decode().strip()))
+
+
+def _cause(message: str) -> str:
+    """Return the cause at the first mirror, without what torchvision and urllib wrap around it."""
+    cause = message.partition(", got: ")[2].partition(" Tried ")[0] or message
+    return re.sub(r"^<urlopen error (?:\[.*?\] )?(.*)>$", r"\1", cause)
 
 
 def _sizes(folder: Path) -> set[tuple[Path, int]]:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shlex
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -73,8 +74,9 @@ def _export_file(cfg: ExportConfig, path: Path, original: TorchPredictor, test: 
         folder = path.parent / "web"
         install = write_web_folder(folder, content, exported, cfg.web_runtime)
         print(f"wrote {folder}, for any static web server")
-        for line in install:
-            print(f"  in it, once: {line}")
+        if install:
+            commands = "\n  ".join([f"cd {shlex.quote(str(folder))}", *install])
+            print(f"it needs onnxruntime-web; to install it:\n  {commands}")
 
 
 def check_settings(cfg: ExportConfig) -> None:

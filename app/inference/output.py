@@ -98,7 +98,8 @@ def _prepare(gray: Gray, predictor: Predictor, cfg: PredictConfig) -> Tensor:
     if image is None:
         if cfg.invert is None:
             raise UserError("a blank picture, there is nothing in it")
-        raise UserError(f"nothing in it with invert={format_value(cfg.invert)}, leave that out")
+        setting = f"invert={format_value(cfg.invert)}"
+        raise UserError(f"no digit found with {setting}, leave out {setting}")
     return image
 
 

@@ -142,7 +142,8 @@ def find_checkpoint(outputs: str | Path, name: str = "best.pt") -> Path:
     if start_time(path.parent):
         message += f" ({read_summary(path.parent)['status']})"
     if runs and start_time(runs[-1]) > start_time(path.parent):
-        message += f": {runs[-1]} ({read_summary(runs[-1])['status']}) has no {name}"
+        status = read_summary(runs[-1])["status"]
+        message += f"; skipped the newer run {runs[-1]} ({status}), which has no {name}"
     print(message, file=sys.stderr)
     return path
 

@@ -189,7 +189,7 @@ def test_invert_is_applied(cfg, tmp_path, capsys):
     detected = capsys.readouterr().out
     predict(replace(cfg, input=str(tmp_path / "1.png")))
     assert capsys.readouterr().out == detected
-    with pytest.raises(UserError, match="nothing in it with invert=false"):
+    with pytest.raises(UserError, match="no digit found with invert=false, leave out invert=false"):
         predict(replace(cfg, input=str(tmp_path / "1.png"), invert=False))
 
 

@@ -60,7 +60,8 @@ def test_offline_training_falls_back_to_digits(tmp_path):
     code, output, errors = run("trainer.epochs=2", folder=tmp_path)
     assert code == 0
     _, warning, _ = errors.splitlines()  # between two rules
-    assert warning.startswith("WARNING: mnist is not in data/MNIST/raw and cannot be downloaded")
+    says = "mnist is not in data/MNIST/raw and cannot be downloaded ("
+    assert warning.startswith(f"WARNING: using scikit-learn's small digits data set: {says}")
     best = find_checkpoint(tmp_path / "outputs")
     assert output.splitlines()[-1].endswith(str(best.relative_to(tmp_path)))
     summary = json.loads((best.parent / "summary.json").read_text())

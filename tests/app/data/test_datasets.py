@@ -113,9 +113,29 @@ def test_fallback_is_warned_and_recorded(tmp_path, offline, capsys):
     data = load_dataset(config(tmp_path / "nothing", name="kmnist", val_size=5000))
     assert (data.name, data.fallback_from, len(data.val)) == ("digits", "kmnist", 150)
     warning = capsys.readouterr().err
-    assert "WARNING: kmnist is not in" in warning
+    assert "data set: kmnist is not in" in warning
     assert "mirror.example" in warning
     assert not (tmp_path / "nothing").exists()
+
+
+@pytest.mark.parametrize(
+    ("message", "cause"),
+    [
+        (
+            "Error downloading a.gz: Tried https://a.example/, got: <urlopen error [Errno -2] Name "
+            "or service not known> Tried http://b.example/, got: HTTP Error 404: Not Found",
+            "Name or service not known",
+        ),
+        ("<urlopen error timed out>", "timed out"),
+        ("HTTP Error 403: Forbidden", "HTTP Error 403: Forbidden"),
+    ],
+)
+def test_cause_of_a_failed_download_is_short(tmp_path, monkeypatch, message, cause):
+    fetch = f"print()\nprint({message!r})\nraise SystemExit(1)"
+    monkeypatch.setattr(app.data.datasets, "FETCH", fetch)
+    with pytest.raises(DownloadError) as raised:
+        download("MNIST", tmp_path)
+    assert str(raised.value) == cause
 
 
 def test_missing_data_without_fallback_raises(tmp_path, offline):

@@ -125,7 +125,7 @@ def test_fallback_on_rank_0_applies_to_all_ranks(tmp_path):
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["dataset"], summary["fallback_from"]) == ("digits", "mnist")
     assert summary["processes"] == 2
-    assert errors.count("WARNING: mnist is not in") == 1
+    assert errors.count("data set: mnist is not in") == 1
     saved = [int(line.split()[1]) for line in output.splitlines() if line.startswith("saved")]
     assert saved == [5, 10, 15, 20]
     assert output.count("joined: True") == 2
