@@ -31,11 +31,12 @@ def pair(op: str, name: str, value: Size | list[int]) -> tuple[int, int]:
     least = _MIN_VALUE[name]
     if type(value) is int and least <= value <= _MAX_VALUE:  # the fast path
         return value, value
-    is_pair = isinstance(value, (tuple, list)) and len(value) == 2
-    sides: Any = value if is_pair else (value, value)
-    first, second = sides
-    if not (check.is_int(first) and check.is_int(second)):
+    sides: Any = value if isinstance(value, (tuple, list)) else (value,)
+    if len(sides) == 1:  # PyTorch takes [2] for 2, too
+        sides = (*sides, *sides)
+    if len(sides) != 2 or not (check.is_int(sides[0]) and check.is_int(sides[1])):
         raise TypeError(f"{op}: {name} must be an int or a pair of ints, got {value!r}")
+    first, second = sides
     if min(first, second) < least:
         raise RuntimeError(f"{op}: {name} must be at least {least}, got {value!r}")
     if max(first, second) > _MAX_VALUE:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from ops import DepthwiseConv2d, ncrelu
+from ops import DepthwiseConv2d, MaxPool2d, depthwise_conv2d, max_pool2d, ncrelu
 from tests.ops.operators import OPERATORS, each_operator
 from tests.ops.tensors import as_tuple, inputs, record
 
@@ -117,3 +117,17 @@ def test_numpy_integers():
     one, x = np.int64(1), torch.ones(2, 3, 4, 4)
     assert ncrelu(x, one).shape == (2, 6, 4, 4)
     assert DepthwiseConv2d(np.int64(3), one, (one, 2))(x).shape == (2, 3, 4, 2)
+
+
+@pytest.mark.parametrize("make", [list, tuple])
+def test_sequences_of_one_are_ints_as_in_pytorch(make):
+    x, one, two = torch.randn(1, 4, 9, 9), make([1]), make([2])
+    expected = max_pool2d(x, 2, 2, 1, 1)
+    torch.testing.assert_close(max_pool2d(x, two, two, one, one), expected)
+    torch.testing.assert_close(MaxPool2d(two, two, one, one)(x), expected)
+    weight = torch.randn(4, 1, 3, 3)
+    expected = depthwise_conv2d(x, weight, None, 2, 1, 1)
+    torch.testing.assert_close(depthwise_conv2d(x, weight, None, two, one, one), expected)
+    for wrong in (make([]), make([1, 1, 1]), make([1.0])):
+        with pytest.raises(TypeError, match="padding must be an int or a pair of ints, got"):
+            max_pool2d(x, 2, padding=wrong)
