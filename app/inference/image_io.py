@@ -2,6 +2,7 @@
 
 import glob
 import io
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -90,7 +91,9 @@ def read_gray(
                 gray = np.asarray(image.convert("RGBA").convert("L"), dtype=np.float64)
                 alpha = np.asarray(image.convert("RGBA").getchannel("A")) / 255.0
     except FileNotFoundError as error:
-        raise UserError("no such picture") from error
+        is_address = re.match("[a-z]{2,}:/", str(file))  # a Path has one slash
+        hint = ", addresses are not downloaded" if is_address else ""
+        raise UserError(f"no such picture{hint}") from error
     except IsADirectoryError as error:
         raise UserError("no picture in this folder") from error
     except Image.DecompressionBombError as error:

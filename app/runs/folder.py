@@ -94,10 +94,14 @@ def all_runs(root: Path) -> list[Path]:
     """Return the run folders under `root`, oldest first; raise a UserError if there is none."""
     runs = find_runs(root)
     if not runs:
-        where = f"{root} (a file, not a folder)" if root.is_file() else f"{root}/"
-        where += "" if root.exists() else " (no such folder)"
+        where = _name(root) if root.exists() else f"{root}/ (no such folder)"
         raise UserError(f"no run under {where}: {REMEDIES['best.pt']}")
     return runs
+
+
+def _name(root: Path) -> str:
+    """Return the name of a folder for an error message; mark a file."""
+    return f"{root} (a file, not a folder)" if root.is_file() else f"{root}/"
 
 
 def find_files(root: Path, name: str) -> Iterator[Path]:
@@ -137,7 +141,7 @@ def find_checkpoint(outputs: str | Path, name: str = "best.pt") -> Path:
     """
     runs, files = find_runs(Path(outputs)), newest_first(find_files(Path(outputs), name))
     if not files:
-        raise UserError(f"no run under {outputs}/ has a {name}: {REMEDIES[name]}")
+        raise UserError(f"no run under {_name(Path(outputs))} has a {name}: {REMEDIES[name]}")
     path, message = files[0], f"using {files[0]}"
     if start_time(path.parent):
         message += f" ({read_summary(path.parent)['status']})"

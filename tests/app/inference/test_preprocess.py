@@ -8,7 +8,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from PIL import Image, ImageDraw, ImageFont
 
 from app.config.errors import UserError
-from app.inference.image_io import find_pictures, read_gray
+from app.inference.image_io import find_pictures, list_pictures, read_gray
 from app.inference.preprocess import BOX, CENTRE, SIDE, frame, to_digit
 
 
@@ -179,6 +179,12 @@ def test_random_images_give_a_digit_or_none(gray, invert):
 def test_mnist_image_is_unchanged():
     digit = to_digit(np.asarray(drawn()))
     assert difference(to_digit(digit), digit) < 4
+
+
+def test_addresses_are_not_downloaded():
+    ((_, file),) = list_pictures("https://host.example/7.png")
+    with pytest.raises(UserError, match=r"^no such picture, addresses are not downloaded$"):
+        read_gray(file)
 
 
 def test_other_and_damaged_files_raise(tmp_path):

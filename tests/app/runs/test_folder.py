@@ -172,6 +172,14 @@ def test_unreadable_checkpoint_is_not_called_damaged(unprivileged):
         network_file(unprivileged, "best.pt")
 
 
+def test_outputs_that_are_a_file_are_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError) as raised:
+        find_checkpoint(tmp_path / "file")
+    reason = f"no run under {tmp_path}/file (a file, not a folder) has a best.pt: "
+    assert str(raised.value).startswith(reason)
+
+
 @pytest.mark.parametrize("find", [all_runs, find_checkpoint])
 def test_unreadable_outputs_are_not_called_empty(unprivileged, find):
     unprivileged.chmod(0)
