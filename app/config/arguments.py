@@ -59,7 +59,7 @@ def parse_arguments(command: str, schema: Any, arguments: list[str]) -> argparse
 
 
 def intended_setting(option: str, schema: Any, arguments: list[str]) -> str:
-    """Return the setting that an unknown option means: trainer.epochs=5 for --epochs 5; or ""."""
+    """Return the override to suggest for an option (--epochs 5: trainer.epochs=5); "" if none."""
     name, _, value = option.lstrip("-").partition("=")
     keys = find_keys(name.replace("-", "_"), dataclasses.asdict(schema()))
     if not keys:
@@ -71,7 +71,7 @@ def intended_setting(option: str, schema: Any, arguments: list[str]) -> str:
 
 
 def find_keys(name: str, settings: Mapping[str, Any]) -> list[str]:
-    """Return the dotted keys that are or end with `name`, at the top and in the groups."""
+    """Return the dotted keys of settings and groups that equal `name` or end with `.name`."""
     groups = {key: group for key, group in settings.items() if isinstance(group, dict)}
     keys = [*settings, *(f"{group}.{key}" for group in groups for key in groups[group])]
     return [key for key in keys if key == name or key.endswith(f".{name}")]
@@ -86,7 +86,7 @@ def quote(override: str, sweep: bool) -> str:
     """Quote the value of an override where Hydra would reject or misread it.
 
     Quote paths that Hydra would change, such as `2026_11` or `a,b.png` (a list in sweeps), options
-    of a group that are `null` or begin with another character than a letter, and values that Hydra
+    of a group that are `null` or do not begin with a letter, and values that Hydra
     cannot parse, for example with an open bracket. Raise a UserError for a list of values if -m is
     missing.
     """

@@ -70,7 +70,7 @@ def hydra_main(
                 reason = one_line(to_run_error(error))
                 print(f"failed: {folder}: {reason}", file=sys.stderr, flush=True)
                 failed.append(folder)
-                vars(error)["of_run"] = True  # also after a worker has pickled it
+                vars(error)["of_run"] = True  # survives pickling in a launcher's worker
                 raise
             except KeyboardInterrupt:
                 # a launcher's worker: wait until it is killed instead of starting the next run

@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import shlex
 import signal
 import sys
 import time
@@ -75,13 +76,16 @@ def missing_package(name: str) -> str:
     """Return the message for a missing package, with the command that installs it."""
     if not (ROOT / "pyproject.toml").is_file():
         return f"{name} is missing: `pip install 'lenet-ops[app,web]'`"
-    folder, environment = Path(os.path.relpath(ROOT)), ROOT / ".venv"
-    activate = f"source {folder / '.venv/bin/activate'}"
+    environment, folder = ROOT / ".venv", os.path.relpath(ROOT)
+    if not folder.startswith("."):
+        folder = f"./{folder}"  # pip reads a bare name as a project on PyPI
+    activate = f"source {shlex.quote(os.path.normpath(f'{folder}/.venv/bin/activate'))}"
     is_active = Path(sys.prefix).resolve() == environment.resolve()
     if (environment / "bin" / "activate").is_file() and not is_active:
         return f"{name} is missing: `{activate}`"
+    set_up = f"bash {shlex.quote(os.path.normpath(f'{folder}/scripts/setup.sh'))} && {activate}"
     install = f"pip install --no-build-isolation '{folder}[app,web]'"
-    return f"{name} is missing: `bash {folder / 'scripts/setup.sh'} && {activate}`, or `{install}`"
+    return f"{name} is missing: `{set_up}`, or `{install}`"
 
 
 def to_run_error(error: Exception) -> Exception:

@@ -173,7 +173,7 @@ class TrainConfig:
 
 @dataclass(config=FORBID)
 class UseConfig:
-    """The common settings of commands that use a trained network; without one, the newest."""
+    """The common settings of commands that use a network (None: the newest run's best)."""
 
     checkpoint: Network | None = None
     data: DataRoot = dataclasses.field(default_factory=DataRoot)

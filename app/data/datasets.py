@@ -189,7 +189,7 @@ def download(name: str, root: Path) -> None:
 
 
 def _cause(message: str) -> str:
-    """Return the cause at the first mirror, without what torchvision and urllib wrap around it."""
+    """Return the first mirror's error without the text that torchvision and urllib add."""
     cause = message.partition(", got: ")[2].partition(" Tried ")[0] or message
     return re.sub(r"^<urlopen error (?:\[.*?\] )?(.*)>$", r"\1", cause)
 

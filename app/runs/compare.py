@@ -32,7 +32,7 @@ RESOLVED = {"data.name": "dataset", "data.val_size": "val_size", "trainer.epochs
 
 @dataclass
 class Entry:
-    """A run: its folder, its settings by dotted key (`RESOLVED`), and its `summary.json`."""
+    """A run: folder, settings by dotted key with resolved values, `summary.json`."""
 
     folder: Path
     settings: dict[str, Any]
@@ -86,7 +86,7 @@ def report(cfg: ReportConfig) -> None:
 def find_entries(root: Path) -> list[Entry]:
     """Read the runs at any depth under `root`, oldest start first.
 
-    Skip a run with a damaged configuration with a warning; raise a UserError if no other is left.
+    Skip runs with a damaged configuration with a warning; raise a UserError if all have one.
     """
     entries, damaged = [], []
     for path in all_runs(root):
@@ -100,7 +100,7 @@ def find_entries(root: Path) -> list[Entry]:
     if not entries:
         raise damaged[0]
     for reason in damaged:
-        warn_once(f"{reason}; the run is skipped, remove its folder")
+        warn_once(f"skipped a run: {reason}")
     return entries
 
 

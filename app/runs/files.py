@@ -1,6 +1,7 @@
 """Atomic writes, and CSV."""
 
 import csv
+import errno
 import io
 import os
 import secrets
@@ -36,11 +37,16 @@ def write_atomically(path: str | Path, content: bytes | memoryview) -> None:
 
 
 def write_results(folder: Path, files: Mapping[str, bytes], log: TextIO | None) -> None:
-    """Write files by name; print each path to `log`. Raise a UserError for an unwritable file."""
+    """Write files by name; print each path to `log`.
+
+    Raise a WriteError if the disk is full, a UserError if a file cannot be written otherwise.
+    """
     for name, content in files.items():
         try:
             write_atomically(folder / name, content)
         except WriteError as error:
+            if getattr(error.__cause__, "errno", 0) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
             raise UserError(str(error)) from error
         print(f"wrote {folder / name}", file=log)
 

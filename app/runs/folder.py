@@ -94,13 +94,13 @@ def all_runs(root: Path) -> list[Path]:
     """Return the run folders under `root`, oldest first; raise a UserError if there is none."""
     runs = find_runs(root)
     if not runs:
-        where = _name(root) if root.exists() else f"{root}/ (no such folder)"
+        where = _describe(root) if root.exists() else f"{root}/ (no such folder)"
         raise UserError(f"no run under {where}: {REMEDIES['best.pt']}")
     return runs
 
 
-def _name(root: Path) -> str:
-    """Return the name of a folder for an error message; mark a file."""
+def _describe(root: Path) -> str:
+    """Return `root` for an error message: with a slash, or marked as a file."""
     return f"{root} (a file, not a folder)" if root.is_file() else f"{root}/"
 
 
@@ -112,7 +112,7 @@ def find_files(root: Path, name: str) -> Iterator[Path]:
 def newest_first(files: Iterable[Path]) -> list[Path]:
     """Sort files by the start of their run, newest first.
 
-    Files outside of run folders come last, by the oldest listed file of their folder, newest first.
+    Other files follow, sorted by the oldest listed file in their folder, newest folder first.
     """
     oldest: dict[Path, int] = {}
     files = list(files)
@@ -141,7 +141,7 @@ def find_checkpoint(outputs: str | Path, name: str = "best.pt") -> Path:
     """
     runs, files = find_runs(Path(outputs)), newest_first(find_files(Path(outputs), name))
     if not files:
-        raise UserError(f"no run under {_name(Path(outputs))} has a {name}: {REMEDIES[name]}")
+        raise UserError(f"no run under {_describe(Path(outputs))} has a {name}: {REMEDIES[name]}")
     path, message = files[0], f"using {files[0]}"
     if start_time(path.parent):
         message += f" ({read_summary(path.parent)['status']})"
@@ -203,7 +203,7 @@ def data_root(folder: Path, asked: str) -> str:
 
 
 def own_settings(network: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a network without those of other networks, which 0.1.0 also wrote."""
+    """Drop settings of other networks, which version 0.1.0 also wrote."""
     name = network.get("name", "lenet")
     return {"name": name} if name == "lltm" else {"name": name} | network
 

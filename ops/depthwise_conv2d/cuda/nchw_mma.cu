@@ -29,8 +29,8 @@ bool has_few_bank_conflicts(int64_t pitch) {
   return true;
 }
 
-// Call f(axis) where nchw_mma is faster than nchw_fma, measured on an H200: 7×7 filters, and
-// smaller ones on images 16 columns wide, where FmaTile has bank conflicts.
+// Return f(axis) for 7×7, and for smaller filters on images 16 columns wide, where FmaTile has bank
+// conflicts (measured on an H200); otherwise false.
 template <typename F>
 bool dispatch_nchw_mma(const DepthwiseGeometry& g, int64_t in_w, int64_t out_w,
                        std::initializer_list<const void*> pointers, const F& f) {
@@ -40,7 +40,7 @@ bool dispatch_nchw_mma(const DepthwiseGeometry& g, int64_t in_w, int64_t out_w,
   }
   return dispatch_direct(g, [&](auto axis) {
     using Axis = decltype(axis);
-    if constexpr (Axis::inputs(8) == 7 + Axis::kTaps) {  // stride 1, dilation 1
+    if constexpr (Axis::kStride == 1 && Axis::kDilation == 1) {
       return (Axis::kTaps == 7 || in_w == 16) && f(axis);
     }
     return false;

@@ -57,7 +57,8 @@ class FilterRows {
         taps_[a][j] = inside ? unsigned{bits[flip ? K * K - 1 - i : i]} << shift : 0;
       }
     }
-    // Positions of the stored pair: channel c of four and c + 1; the last is the second of (2, 3).
+    // Positions of the two stored elements of four, 2 bits each: (c, c + 1) for channel c; (2, 3)
+    // for channel 3, whose tap is the second.
     constexpr unsigned kPositions[] = {0b0100, 0b1001, 0b1110, 0b1110};
     positions_ = kPositions[lane.g % 4] * 0x11111111;
   }
@@ -85,10 +86,10 @@ __global__ void __launch_bounds__(32 * kMmaSlots * kRowWarps,
   constexpr int kThreads = 32 * kMmaSlots * kRowWarps, kBandRows = Layout::kBandRows;
   extern __shared__ uint4 windows[];
   uint4 *current = windows, *next = windows + kMmaSlots * Layout::kSize;
-  const NhwcMmaThread<kThreads, kColumns> storer;  // its slot: as in the copies
-  NhwcMmaSlot transferred(p, storer.slot);
-  NhwcMmaCopies<Layout, kThreads, T> copies(p, in, transferred.channel);
-  copies.start(transferred.tile, current);
+  const NhwcMmaThread<kThreads, kColumns> pixel;
+  NhwcMmaSlot copied(p, pixel.slot);  // whose windows the thread copies and outputs it stores
+  NhwcMmaCopies<Layout, kThreads, T> copies(p, in, copied.channel);
+  copies.start(copied.tile, current);
   while (copies.remain()) {
     copies.issue();
   }
@@ -96,7 +97,7 @@ __global__ void __launch_bounds__(32 * kMmaSlots * kRowWarps,
 
   const int warp = threadIdx.x / 32, thread = threadIdx.x % 32;
   const int first_row = kRowWarps == 1 ? 0 : warp / kMmaSlots * kMmaRows;
-  NhwcMmaSlot computed(p, warp % kMmaSlots);
+  NhwcMmaSlot computed(p, warp % kMmaSlots);  // of the warp
   const Lane lane;
   const int channel = computed.channel + lane.g;
   const FilterRows<K, T> filter(weight + channel * K * K, p.flip);
@@ -107,12 +108,12 @@ __global__ void __launch_bounds__(32 * kMmaSlots * kRowWarps,
   const unsigned wide_lane =
       (first_row * Layout::kPitch + Layout::column(thread / 8) + thread % 8) * sizeof(uint4);
   const unsigned narrow_lane = wide_lane + (thread / 4 % 2) *
-                                               (kMmaRows * Layout::kPitch - kNarrow / 2) *
+                                               (kMmaRows * Layout::kPitch - kNarrowColumns / 2) *
                                                unsigned{sizeof(uint4)};
   for (int round = 0; round < p.rounds; ++round) {
     __pipeline_wait_prior(0);
     __syncthreads();
-    copies.start(transferred.tile + p.splits, next);
+    copies.start(copied.tile + p.splits, next);
 
     if (computed.tile < p.tiles) {
       const NhwcMmaTile tile(p, computed.tile, kBandRows);
@@ -189,38 +190,38 @@ __global__ void __launch_bounds__(32 * kMmaSlots * kRowWarps,
     __pipeline_commit();
     __syncthreads();
 
-    if (transferred.tile < p.tiles) {
-      const NhwcMmaTile tile(p, transferred.tile, kBandRows);
+    if (copied.tile < p.tiles) {
+      const NhwcMmaTile tile(p, copied.tile, kBandRows);
       const int rows = min(kBandRows, p.out_h - tile.row);
       const int columns = min(p.tile_columns, p.out_w - tile.col);
-      const uint4* from = current + storer.slot * Layout::kSize;
-      const int64_t pixel =
-          (static_cast<int64_t>(tile.image) * p.out_h + tile.row) * p.out_w + tile.col + storer.x;
-      T* to = out + pixel * p.channels + transferred.channel;
+      const uint4* from = current + pixel.slot * Layout::kSize;
+      const int64_t first =
+          (static_cast<int64_t>(tile.image) * p.out_h + tile.row) * p.out_w + tile.col + pixel.x;
+      T* to = out + first * p.channels + copied.channel;
 #pragma unroll 4
-      for (int y = storer.y; storer.x < columns && y < rows; y += storer.kStep) {
+      for (int y = pixel.y; pixel.x < columns && y < rows; y += pixel.kStep) {
         *reinterpret_cast<uint4*>(to + static_cast<int64_t>(y) * p.out_w * p.channels) =
-            from[Layout::output(p, y, storer.x)];
+            from[Layout::output(p, y, pixel.x)];
       }
     }
     uint4* const swapped = current;
     current = next, next = swapped;
-    transferred.tile += p.splits, computed.tile += p.splits;
+    copied.tile += p.splits, computed.tile += p.splits;
   }
 }
 
-// Return the columns per tile, even and at most 32, with the least estimated time, from measured
-// weights of the steps of a tile and of the rest (H200).
-int best_tile_columns(int64_t out_w, int64_t tiles_h, int64_t slots) {
-  constexpr int64_t kStep = 20, kNarrowStep = 12, kRest = 5;
+// Return the tile's columns (even, at most 32) with the least estimated time. The weights of a wide
+// step, a narrow step and the rest of a tile were measured on an H200.
+int best_tile_columns(int64_t out_w, int64_t all_bands, int64_t slots, bool has_narrow) {
+  constexpr int64_t kWideStep = 20, kNarrowStep = 12, kRest = 5;
   int best = 0;
   int64_t least = 0;
-  for (int64_t tiles = ceil_div(out_w, 32); tiles <= ceil_div(out_w, kNarrow); ++tiles) {
+  for (int64_t tiles = ceil_div(out_w, 32); tiles <= ceil_div(out_w, kNarrowColumns); ++tiles) {
     const int64_t columns = round_up(ceil_div(out_w, tiles), 2), last = columns % kMmaColumns;
-    const int64_t steps = columns / kMmaColumns + (last > kNarrow ? 1 : 0);
-    const int64_t narrow = last > 0 && last <= kNarrow ? 1 : 0;
-    const int64_t time = ceil_div(tiles_h * ceil_div(out_w, columns), slots) *
-                         (steps * kStep + narrow * kNarrowStep + kRest);
+    const bool narrow = has_narrow && last > 0 && last <= kNarrowColumns;
+    const int64_t wide = columns / kMmaColumns + (last > 0 && !narrow ? 1 : 0);
+    const int64_t rounds = ceil_div(all_bands * ceil_div(out_w, columns), slots);
+    const int64_t time = rounds * (wide * kWideStep + (narrow ? kNarrowStep : 0) + kRest);
     if (best == 0 || time < least) {
       best = columns, least = time;
     }
@@ -229,13 +230,13 @@ int best_tile_columns(int64_t out_w, int64_t tiles_h, int64_t slots) {
 }
 
 // Return whether nhwc_mma is faster than nhwc_ring, nhwc_stream and direct_l1 (H100).
-bool is_faster(const DepthwiseGeometry& g, int64_t columns) {
+bool is_faster(const DepthwiseGeometry& g, int64_t out_w) {
   const int64_t elements = elements_per_sm(g);
   const bool large = g.kernel_h > 5;
-  if (columns <= kMmaColumns / 2) {
+  if (out_w <= kMmaColumns / 2) {
     return large || elements <= 60'000;
   }
-  return columns <= kMmaColumns || elements >= (large ? 6'000 : 10'000);
+  return out_w <= kMmaColumns || elements >= (large ? 6'000 : 10'000);
 }
 
 }  // namespace
@@ -247,13 +248,14 @@ bool nhwc_mma(const Convolution<T>& c) {
       !are_aligned({c.in.data, c.out.data}, sizeof(uint4)) || !is_faster(g, c.out.w)) {
     return false;
   }
+  const Device device;
   const int64_t row_warps = c.out.h > kMmaRows || c.out.w > kMmaColumns ? 2 : 1;
   const int64_t bands = ceil_div(c.out.h, row_warps * kMmaRows);
-  // Slots of all blocks that run at once, of the same channels.
+  // Slots that run at once, per chunk of channels.
   const int64_t threads = 32 * kMmaSlots * row_warps, chunks = g.c / kSlotChannels;
   const int64_t slots =
-      std::max<int64_t>(1, kMmaThreads / threads * Device().multiprocessors * kMmaSlots / chunks);
-  const int columns = best_tile_columns(c.out.w, g.n * bands, slots);
+      std::max<int64_t>(1, kMmaThreads / threads * device.multiprocessors * kMmaSlots / chunks);
+  const int columns = best_tile_columns(c.out.w, g.n * bands, slots, row_warps == 2);
   NhwcMmaParams p{};
   p.h = c.in.h, p.w = c.in.w, p.out_h = c.out.h, p.out_w = c.out.w, p.channels = g.c;
   p.start_h = -c.padding_h, p.start_w = -c.padding_w, p.flip = c.flip;
@@ -263,15 +265,18 @@ bool nhwc_mma(const Convolution<T>& c) {
   // As many blocks as run at once, with equal numbers of tiles.
   p.rounds = ceil_div(p.tiles, slots);
   p.splits = ceil_div(p.tiles, p.rounds);
-  const auto run = [&](auto kernel, auto width, auto warps) {
-    constexpr int K = decltype(kernel)::value, kColumns = decltype(width)::value;
+  const auto run = [&](auto taps, auto max_columns, auto warps) {
+    constexpr int K = decltype(taps)::value, kColumns = decltype(max_columns)::value;
     constexpr int kRowWarps = decltype(warps)::value;
+    constexpr size_t kShared = 2 * NhwcMmaWindow<K, kColumns, kRowWarps>::kBytes;
+    if (kShared > device.block_shared) {
+      return false;
+    }
     const int rest = columns % kMmaColumns;
-    p.narrow = kRowWarps == 2 && rest > 0 && rest <= kNarrow ? columns - rest : columns;
+    p.narrow = kRowWarps == 2 && rest > 0 && rest <= kNarrowColumns ? columns - rest : columns;
     c.launch(nhwc_mma_kernel<K, kColumns, kRowWarps, T>,
-             ceil_div(int64_t{p.splits} * p.chunks, kMmaSlots), threads,
-             2 * NhwcMmaWindow<K, kColumns, kRowWarps>::kBytes, p, c.in.data, c.weight, c.bias,
-             c.out.data);
+             ceil_div(int64_t{p.splits} * p.chunks, kMmaSlots), threads, kShared, p, c.in.data,
+             c.weight, c.bias, c.out.data);
     return true;
   };
   return dispatch_direct(g, [&](auto axis) {

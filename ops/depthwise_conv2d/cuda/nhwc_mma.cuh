@@ -10,20 +10,22 @@ namespace ops::cuda {
 constexpr int kMmaSlots = 4;      // tiles at a time, each with its own warps
 constexpr int kSlotChannels = 8;  // 16 bytes
 constexpr int kMmaRows = 7;       // output rows per warp
-constexpr int kMmaColumns = 16;   // output columns at a time
-constexpr int kNarrow = 8;        // output columns at a time, of twice as many rows
+constexpr int kMmaColumns = 16;   // output columns of a wide step
+// Output columns of a narrow step: a slot's first warp computes the rows of both of its warps.
+constexpr int kNarrowColumns = 8;
 constexpr int kMmaThreads = 512;  // per SM: limited by the registers of the filter
 
 struct NhwcMmaParams {
   int h, w, out_h, out_w, channels;
-  int start_h, start_w;       // input coordinates of the first output's window
-  int chunks;                 // of kSlotChannels channels
-  int bands;                  // of rows
-  int tiles_w, tile_columns;  // even
-  int narrow;                 // column from which a slot's first warp computes all its rows
-  int tiles;                  // per chunk
-  int splits;                 // slots of the grid with the same channels
-  int rounds;                 // tiles per slot
+  int start_h, start_w;  // input coordinates of the first output's window
+  int chunks;            // of kSlotChannels channels
+  int bands;             // of rows
+  int tiles_w;           // tiles along a row
+  int tile_columns;      // even
+  int narrow;            // first column of the narrow step; tile_columns: there is none
+  int tiles;             // per chunk
+  int splits;            // slots of the grid with the same channels
+  int rounds;            // tiles per slot
   bool flip;
 };
 
@@ -62,10 +64,10 @@ struct NhwcMmaWindow {
 
   static __device__ int column(int x) { return x % 2 * kHalf + x / 2; }
 
-  // Return where output (y, x) is stored: where no other warp reads inputs. The second warp's rows
-  // of the narrow step are beside those of the first.
+  // Return the index of output (y, x) in the window: over inputs that no warp still reads. In a
+  // narrow step the second warp's rows are 4 pixel pairs to the right of the first's.
   static __device__ int output(const NhwcMmaParams& p, int y, int x) {
-    const int second = x < p.narrow ? kHalo * kPitch : kNarrow / 2 - kMmaRows * kPitch;
+    const int second = x < p.narrow ? kHalo * kPitch : kNarrowColumns / 2 - kMmaRows * kPitch;
     return y * kPitch + column(x) + (kRowWarps == 1 || y < kMmaRows ? 0 : second);
   }
 };
@@ -79,7 +81,7 @@ struct NhwcMmaThread {
   int x = threadIdx.x / kMmaSlots % kColumns, y = threadIdx.x / kMmaSlots / kColumns;
 };
 
-// Copies of the windows of a slot's tiles. A thread copies a column.
+// Copies of the windows of a slot's tiles. A thread copies every kStep-th row of a column.
 template <typename Layout, int kThreads, typename T>
 class NhwcMmaCopies {
  public:

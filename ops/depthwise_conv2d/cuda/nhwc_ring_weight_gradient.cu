@@ -156,7 +156,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
 template <typename T>
 bool nhwc_ring_weight_gradient(const WeightGradient<T>& c) {
   const DepthwiseGeometry& g = c.g;
-  // Evict-first loads keep what the L2 cache holds of larger inputs (H200: 1.1 times as fast).
+  // Evict-first loads keep a part of inputs that exceed the L2 cache in it: up to 1.09 times as
+  // fast, 1.03 in the mean (H200).
   const Device device;
   const int64_t bytes = elements_per_sm(g) * device.multiprocessors * sizeof(T);
   return dispatch_direct(g, [&](auto axis) {

@@ -58,14 +58,26 @@ def test_import_without_packages_raises(bare_python):
     assert (done.returncode, done.stdout, done.stderr) == (0, line, "")
 
 
-def test_missing_package_of_the_active_environment(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("folder", "remedy"),
+    [
+        ("project", SET_UP),
+        (
+            ".",
+            "`bash project/scripts/setup.sh && source project/.venv/bin/activate`, "
+            "or `pip install --no-build-isolation './project[app,web]'`",
+        ),
+    ],
+)
+def test_missing_package_of_the_active_environment(monkeypatch, tmp_path, folder, remedy):
     from app.config import errors
 
-    (tmp_path / "pyproject.toml").touch()
-    (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    (tmp_path / ".venv" / "bin" / "activate").touch()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(errors, "ROOT", tmp_path)
-    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
+    root = tmp_path / "project"
+    (root / ".venv" / "bin").mkdir(parents=True)
+    (root / ".venv" / "bin" / "activate").touch()
+    (root / "pyproject.toml").touch()
+    monkeypatch.chdir(tmp_path / folder)
+    monkeypatch.setattr(errors, "ROOT", root)
+    monkeypatch.setattr(sys, "prefix", str(root / ".venv"))
     missing = errors.to_run_error(ModuleNotFoundError("no uvicorn", name="uvicorn"))
-    assert (missing.exit_code, str(missing)) == (2, f"uvicorn is missing: {SET_UP}")
+    assert (missing.exit_code, str(missing)) == (2, f"uvicorn is missing: {remedy}")

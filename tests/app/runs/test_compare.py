@@ -267,8 +267,7 @@ def test_run_with_damaged_configuration_is_skipped(sweep, capsys, content):
     report(ReportConfig(str(sweep)))
     output, errors = capsys.readouterr()
     assert output.startswith(f"{sweep}: 11 runs\n")
-    assert errors.startswith(f"WARNING: {sweep}/3/{CONFIG}: cannot be read: ")
-    assert errors.endswith("; the run is skipped, remove its folder\n")
+    assert errors.startswith(f"WARNING: skipped a run: {sweep}/3/{CONFIG}: cannot be read: ")
     assert errors.count("\n") == 1
     with pytest.raises(UserError, match=rf"3/{CONFIG}: cannot be read: [^\n]+$"):
         report(ReportConfig(str(sweep / "3")))

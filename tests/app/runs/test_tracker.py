@@ -1,8 +1,6 @@
 import json
-import resource
-import signal
 import threading
-from contextlib import closing, contextmanager
+from contextlib import closing
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -42,7 +40,7 @@ def test_points_after_the_checkpoint_are_purged(tmp_path):
     assert [json.loads(line)["x"] for line in lines] == [1.0, 4.0]
 
 
-def test_full_disk_raises(tmp_path):
+def test_full_disk_raises(tmp_path, limited_files):
     with pytest.raises(RunError, match="cannot be written: Not a directory"):
         (tmp_path / "file").touch()
         Tracker(tmp_path / "file" / "x")
@@ -53,7 +51,7 @@ def test_full_disk_raises(tmp_path):
             tracker.flush()
 
 
-def test_full_disk_prints_nothing(tmp_path, monkeypatch):
+def test_full_disk_prints_nothing(tmp_path, monkeypatch, limited_files):
     """Expect no traceback of TensorBoard's thread, as the next call raises its error."""
     printed = []
     monkeypatch.setattr(threading, "excepthook", lambda failure: printed.append(failure.exc_type))
@@ -63,16 +61,3 @@ def test_full_disk_prints_nothing(tmp_path, monkeypatch):
     with quiet_writer_thread():
         threading.excepthook(threading.ExceptHookArgs((ValueError, None, None, None)))
     assert printed == [ValueError]
-
-
-@contextmanager
-def limited_files():
-    """Limit file sizes to simulate a full disk."""
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
