@@ -20,15 +20,15 @@ LltmOutputs lltm_forward(const LltmNames& names, const Tensor& input, const Tens
                          const Tensor& old_cell) {
   const LltmArguments a(names, input, weights, bias, old_h, old_cell);
   const int64_t steps = a.sizes.steps, n = a.sizes.batch, in = a.sizes.input, s = a.sizes.state;
-  const int64_t wide = s + in;
+  const int64_t weight_cols = s + in;
   LltmOutputs out;
   out.output = empty(a.input, a.result_shape(s));
   out.last_cell = empty(a.input, {n, s});
   if (names.is_sequence()) {
     out.last_h = empty(a.input, {n, s});
   }
-  const ScalarType sums = accumulator_dtype(a.input.scalar_type());
-  out.products = empty(a.input, a.result_shape(3 * s), sums);
+  const ScalarType sum_dtype = accumulator_dtype(a.input.scalar_type());
+  out.products = empty(a.input, a.result_shape(3 * s), sum_dtype);
   dispatch_floating(names.op, a.input.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     using A = acc_t<T>;
@@ -39,9 +39,9 @@ LltmOutputs lltm_forward(const LltmNames& names, const Tensor& input, const Tens
       }
     }
     const Tensor x = Backend::operand(a.input), w = Backend::operand(a.weights);
-    const Tensor weights_h = matrix(w, s, 3 * s, 1, wide);
+    const Tensor weights_h = matrix(w, s, 3 * s, 1, weight_cols);
     Backend::multiply(rows(out.products, 0, steps * n, 3 * s), rows(x, 0, steps * n, in),
-                      matrix(w, in, 3 * s, 1, wide, s));
+                      matrix(w, in, 3 * s, 1, weight_cols, s));
     if constexpr (Backend::kFuses) {
       if (Backend::template sequence_forward<T>(a, out)) {
         return;
@@ -49,13 +49,13 @@ LltmOutputs lltm_forward(const LltmNames& names, const Tensor& input, const Tens
     }
     std::optional<Tensor> carried, recurrent, operand;
     if (steps > 1) {
-      carried = empty(a.input, {n, s}, sums);
+      carried = empty(a.input, {n, s}, sum_dtype);
       if (!std::is_same_v<T, O>) {
         operand = empty(x, {n, s});
       }
     }
     if (!std::is_same_v<A, O>) {
-      recurrent = empty(a.input, {n, 3 * s}, sums);
+      recurrent = empty(a.input, {n, 3 * s}, sum_dtype);
     }
     Tensor h = Backend::operand(a.old_h);
     for (int64_t t = 0; t < steps; ++t) {
@@ -105,8 +105,8 @@ FiveTensors lltm_backward(const LltmNames& names, LltmGradients grads, const Ten
   const char* op = names.op;
   const LltmArguments a(names, input, weights, bias, old_h, old_cell);
   const int64_t steps = a.sizes.steps, n = a.sizes.batch, in = a.sizes.input, s = a.sizes.state;
-  const int64_t wide = s + in, total = steps * n;
-  const ScalarType dtype = a.input.scalar_type(), sums = accumulator_dtype(dtype);
+  const int64_t weight_cols = s + in, total = steps * n;
+  const ScalarType dtype = a.input.scalar_type(), sum_dtype = accumulator_dtype(dtype);
   const auto prepare = [&](const char* name, std::optional<Tensor>& x,
                            const std::vector<int64_t>& expected) {
     if (x) {
@@ -119,7 +119,7 @@ FiveTensors lltm_backward(const LltmNames& names, LltmGradients grads, const Ten
   prepare("grad_h", grads.last_h, {n, s});
   prepare("grad_cell", grads.last_cell, {n, s});
   prepare("output", output, a.result_shape(s));
-  check_dtype(op, "products", products, sums);
+  check_dtype(op, "products", products, sum_dtype);
   check_shape(op, "products", products, a.result_shape(3 * s));
   check_device(op, names.input, a.input, "products", products);
   check(mask.size() == 5, op, ": output_mask must be five booleans");
@@ -130,7 +130,7 @@ FiveTensors lltm_backward(const LltmNames& names, LltmGradients grads, const Ten
   const Tensor w = Backend::operand(a.weights);
   // In the dtype of matrix operands; rounded to `dtype` on return.
   Tensor grad_input = empty_if(need_input, w, {a.input.sizes().begin(), a.input.sizes().end()});
-  Tensor grad_weights = empty_if(need_weights, w, {3 * s, wide});
+  Tensor grad_weights = empty_if(need_weights, w, {3 * s, weight_cols});
   Tensor grad_old_h = empty_if(need_h, w, {n, s});
   Tensor grad_bias = empty_if(need_bias, a.input, {3 * s});
   Tensor grad_old_cell = empty_if(need_cell, a.input, {n, s});
@@ -145,14 +145,14 @@ FiveTensors lltm_backward(const LltmNames& names, LltmGradients grads, const Ten
         return;
       }
     }
-    const Tensor weights_h = matrix(w, 3 * s, s, wide);
+    const Tensor weights_h = matrix(w, 3 * s, s, weight_cols);
     const bool need_gates = need_input || need_weights || need_bias || need_h || steps > 1;
     const Tensor gates = empty_if(need_gates, w, {total, 3 * s});
     std::optional<Tensor> cells, grad_h, grad_cell;
     if (steps > 1) {
-      cells = empty(a.input, {steps - 1, n, s}, sums);
-      grad_h = empty(a.input, {n, s}, sums);
-      grad_cell = empty(a.input, {n, s}, sums);
+      cells = empty(a.input, {steps - 1, n, s}, sum_dtype);
+      grad_h = empty(a.input, {n, s}, sum_dtype);
+      grad_cell = empty(a.input, {n, s}, sum_dtype);
       Backend::run(a.input, a.sizes,
                    LltmScan<T>{p.const_data_ptr<A>(), data_or_null<T>(a.bias),
                                a.old_cell.template const_data_ptr<T>(),
@@ -196,13 +196,13 @@ FiveTensors lltm_backward(const LltmNames& names, LltmGradients grads, const Ten
     }
     if (need_input) {
       Backend::multiply(rows(grad_input, 0, total, in), rows(gates, 0, total, 3 * s),
-                        matrix(w, 3 * s, in, wide, 1, s));
+                        matrix(w, 3 * s, in, weight_cols, 1, s));
     }
     if (need_weights) {  // gatesᵀ · [h, x], where h is old_h, then the outputs
-      Backend::multiply(matrix(grad_weights, 3 * s, in, wide, 1, s),
+      Backend::multiply(matrix(grad_weights, 3 * s, in, weight_cols, 1, s),
                         rows_transposed(gates, 0, total, 3 * s),
                         rows(Backend::operand(a.input), 0, total, in));
-      const Tensor by_h = matrix(grad_weights, 3 * s, s, wide);
+      const Tensor by_h = matrix(grad_weights, 3 * s, s, weight_cols);
       Backend::multiply(by_h, rows_transposed(gates, 0, n, 3 * s), Backend::operand(a.old_h));
       if (steps > 1) {
         Backend::accumulate(by_h, rows_transposed(gates, n, total, 3 * s),
