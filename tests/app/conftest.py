@@ -1,9 +1,12 @@
 """Fixtures for tests of app/: runs trained on scikit-learn's digits, offline."""
 
 import os
+import resource
+import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -30,6 +33,24 @@ def short_latency_benchmark(monkeypatch):
     measure = model_card.median_time
     monkeypatch.setattr(model_card, "BUDGET_S", 0.01)
     monkeypatch.setattr(model_card, "median_time", lambda content, **_: measure(content, 1, 1))
+
+
+@pytest.fixture
+def limited_files():
+    """Return a context manager that limits file sizes to simulate a full disk."""
+
+    @contextmanager
+    def limit():
+        handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            signal.signal(signal.SIGXFSZ, handler)
+
+    return limit
 
 
 @pytest.fixture(scope="session")

