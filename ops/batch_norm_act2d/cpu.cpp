@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "batch_norm_act2d/op.h"
+#include "core/cpu/parallel.h"
 
 #define OPS_KERNELS "batch_norm_act2d/cpu_kernels.h"
 #include "core/cpu/dispatch_isa.h"
@@ -152,7 +153,7 @@ class Rows {
 template <typename A, typename F>
 void Runs::for_each(std::initializer_list<const A*> arguments, const F& f) const {
   const int64_t grain = kRun / (count(0) * channels) + 1;
-  torch::stable::parallel_for(0, chunks * groups, grain, [&](int64_t begin, int64_t end) {
+  parallel_for(0, chunks * groups, grain, [&](int64_t begin, int64_t end) {
     Rows<A> rows(*this, arguments.size() + 3);
     for (int64_t i = begin; i < end; ++i) {
       const Run run = at(i);
@@ -184,19 +185,18 @@ struct Partials {
   // finish(channel, sums, origin); `origin` is the first value of the first chunk.
   template <typename Add, typename Finish>
   void combine(const Runs& runs, const Add& add, const Finish& finish) const {
-    torch::stable::parallel_for(0, channels, kRun / runs.chunks + 1,
-                                [&](int64_t begin, int64_t end) {
-                                  std::vector<Sums> sums(end - begin);
-                                  for (int64_t chunk = 0; chunk < runs.chunks; ++chunk) {
-                                    for (int64_t c = begin; c < end; ++c) {
-                                      const int64_t i = chunk * channels + c;
-                                      add(sums[c - begin], chunk, first[i], second[i], first[c]);
-                                    }
-                                  }
-                                  for (int64_t c = begin; c < end; ++c) {
-                                    finish(c, sums[c - begin], first[c]);
-                                  }
-                                });
+    parallel_for(0, channels, kRun / runs.chunks + 1, [&](int64_t begin, int64_t end) {
+      std::vector<Sums> sums(end - begin);
+      for (int64_t chunk = 0; chunk < runs.chunks; ++chunk) {
+        for (int64_t c = begin; c < end; ++c) {
+          const int64_t i = chunk * channels + c;
+          add(sums[c - begin], chunk, first[i], second[i], first[c]);
+        }
+      }
+      for (int64_t c = begin; c < end; ++c) {
+        finish(c, sums[c - begin], first[c]);
+      }
+    });
   }
 };
 

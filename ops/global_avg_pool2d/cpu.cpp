@@ -1,5 +1,6 @@
 // CPU global average pooling: NCHW planes one by one; NHWC images and large planes as a two-stage
 // reduction over splits of the length.
+#include "core/cpu/parallel.h"
 #include "global_avg_pool2d/op.h"
 
 #define OPS_KERNELS "global_avg_pool2d/cpu_kernels.h"
@@ -26,19 +27,19 @@ struct Splits {
   template <typename F>
   void for_each(PoolLayout layout, const F& f) const {
     const int64_t size = std::min(rows, layout.length) * layout.inner;
-    torch::stable::parallel_for(0, layout.outer * count, kSplit / std::max<int64_t>(1, size) + 1,
-                                [&](int64_t begin, int64_t end) {
-                                  int64_t o = begin / count;
-                                  int64_t first = begin % count * rows;
-                                  for (int64_t i = begin; i < end; ++i) {
-                                    f(i, o, first, std::min(rows, layout.length - first));
-                                    first += rows;
-                                    if (first >= layout.length) {
-                                      first = 0;
-                                      ++o;
-                                    }
-                                  }
-                                });
+    parallel_for(0, layout.outer * count, kSplit / std::max<int64_t>(1, size) + 1,
+                 [&](int64_t begin, int64_t end) {
+                   int64_t o = begin / count;
+                   int64_t first = begin % count * rows;
+                   for (int64_t i = begin; i < end; ++i) {
+                     f(i, o, first, std::min(rows, layout.length - first));
+                     first += rows;
+                     if (first >= layout.length) {
+                       first = 0;
+                       ++o;
+                     }
+                   }
+                 });
   }
 };
 
@@ -46,7 +47,7 @@ struct Splits {
 template <typename F>
 void for_each_plane(PoolLayout layout, const F& f) {
   const int64_t grain = kSplit / std::max<int64_t>(1, layout.length) + 1;
-  torch::stable::parallel_for(0, layout.outer, grain, f);
+  parallel_for(0, layout.outer, grain, f);
 }
 
 struct Loops {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "core/cpu/parallel.h"
 #include "lltm/sequence.h"
 
 #define OPS_KERNELS "lltm/cpu_kernels.h"
@@ -36,7 +37,7 @@ struct Backend {
   // Run a forward or backward step.
   template <typename Step>
   static void run(const Tensor&, const LltmSizes& sizes, const Step& step) {
-    torch::stable::parallel_for(
+    parallel_for(
         0, sizes.batch, kGrain / std::max<int64_t>(1, sizes.state) + 1,
         [&](int64_t begin, int64_t end) { OPS_CALL(lltm_rows(step, sizes.state, begin, end)); });
   }
@@ -64,12 +65,11 @@ struct Backend {
     std::vector<A> sums(columns);
     const A* p = x.const_data_ptr<A>();
     constexpr int64_t kVector = 16;  // lanes of the widest vector
-    torch::stable::parallel_for(0, (columns + kVector - 1) / kVector,
-                                kGrain / std::max<int64_t>(1, rows) + 1,
-                                [&](int64_t begin, int64_t end) {
-                                  OPS_CALL(sum_rows(p, rows, columns, begin * kVector,
-                                                    std::min(end * kVector, columns), sums.data()));
-                                });
+    parallel_for(0, (columns + kVector - 1) / kVector, kGrain / std::max<int64_t>(1, rows) + 1,
+                 [&](int64_t begin, int64_t end) {
+                   OPS_CALL(sum_rows(p, rows, columns, begin * kVector,
+                                     std::min(end * kVector, columns), sums.data()));
+                 });
     std::copy(sums.begin(), sums.end(), out.mutable_data_ptr<T>());
   }
 };

@@ -1,4 +1,5 @@
 // CPU ncrelu: ranges of rows over threads; kernels for long and short rows in cpu_kernels.h.
+#include "core/cpu/parallel.h"
 #include "ncrelu/op.h"
 
 #define OPS_KERNELS "ncrelu/cpu_kernels.h"
@@ -60,7 +61,7 @@ struct Loops {
   template <typename F>
   static void ranges(HalvesLayout layout, const F& f) {
     const int64_t size = unit(layout.inner), elements = layout.elements();
-    torch::stable::parallel_for(
+    parallel_for(
         0, round_up(elements, size) / size, kGrain / size,
         [&](int64_t begin, int64_t end) { f(begin * size, std::min(end * size, elements)); });
   }

@@ -2,6 +2,7 @@
 #include <torch/headeronly/util/HeaderOnlyArrayRef.h>
 
 #include "conv2d_max_pool2d/cpu/plan.h"
+#include "core/cpu/parallel.h"
 #define OPS_KERNELS "conv2d_max_pool2d/cpu/kernels.h"
 #include "core/cpu/dispatch_isa.h"
 
@@ -56,7 +57,7 @@ struct Kernels {
     const int64_t maxima = g.n * g.out_h * g.out_w;
     const int64_t blocks = std::clamp<int64_t>(maxima / kMinTerms, 1, kMaxBlocks);
     std::vector<float> sums(blocks * sums_size);
-    torch::stable::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
+    parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
       std::vector<float> image(p.packed_size()), grad_image(mask[0] ? p.packed_size() : 0);
       std::vector<Term> terms(p.windows.size() + 1);
       for (int64_t block = begin; block < end; ++block) {

@@ -1,6 +1,7 @@
 // Multithreaded CPU loop of elementwise operators. Include after dispatch_isa.h.
 #pragma once
 
+#include "core/cpu/parallel.h"
 #include "core/elementwise.h"
 
 namespace ops::cpu {
@@ -11,7 +12,7 @@ struct PointwiseLoop {
   // Compute out[i] = F(in[i]...). All tensors are dense, with the layout of `like`.
   template <typename T, typename F, typename... In>
   static void run(const Tensor& like, T* out, const F&, const In*... in) {
-    torch::stable::parallel_for(0, like.numel(), kGrain, [&](int64_t begin, int64_t end) {
+    parallel_for(0, like.numel(), kGrain, [&](int64_t begin, int64_t end) {
       OPS_CALL(map<F>(out + begin, end - begin, (in + begin)...));
     });
   }

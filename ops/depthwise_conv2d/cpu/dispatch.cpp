@@ -2,6 +2,7 @@
 #include <functional>
 #include <numeric>
 
+#include "core/cpu/parallel.h"
 #include "depthwise_conv2d/cpu/plan.h"
 #include "depthwise_conv2d/cpu/weight_plan.h"
 #include "depthwise_conv2d/op.h"
@@ -87,7 +88,7 @@ void correlate(const DepthwiseGeometry& g, bool transposed, ImageTensor<const T>
   const int64_t ring_size = direct ? 0 : source_rows.count * source_rows.size;
   const int64_t row_size = direct ? 0 : horizontal.out_size * lanes.count;
   const int64_t rows = lanes.image_groups * lanes.channel_groups * band.out_size;
-  torch::stable::parallel_for(0, rows, row_grain(g, lanes.count), [&](int64_t begin, int64_t end) {
+  parallel_for(0, rows, row_grain(g, lanes.count), [&](int64_t begin, int64_t end) {
     Workspace<A> workspace(band.taps, ring_size, row_size);
     OPS_CALL(correlate(c, begin, end, workspace));
   });
@@ -147,7 +148,7 @@ struct Kernels {
       }
     };
     const int64_t task_grain = thread_rows * ranges / std::max<int64_t>(1, rows) + 1;
-    torch::stable::parallel_for(0, groups * ranges, task_grain, work);
+    parallel_for(0, groups * ranges, task_grain, work);
     reduce_totals(p, totals, ranges, grad_weight, grad_bias);
   }
 

@@ -1,4 +1,5 @@
 // CPU involution: one kernel for every geometry, dtype and layout; see plan.h.
+#include "core/cpu/parallel.h"
 #include "involution2d/cpu/plan.h"
 #include "involution2d/op.h"
 #define OPS_KERNELS "involution2d/cpu/kernels.h"
@@ -27,7 +28,7 @@ struct Kernels {
         OPS_CALL(involve(p, begin, end, workspace));
       }
     };
-    torch::stable::parallel_for(0, g.n * g.groups * rows, grain, work);
+    parallel_for(0, g.n * g.groups * rows, grain, work);
   }
 };
 

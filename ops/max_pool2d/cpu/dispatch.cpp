@@ -1,5 +1,6 @@
 // CPU max pooling: forward by rows; backward by rows for disjoint windows of channels-last images
 // or of two columns, otherwise by images.
+#include "core/cpu/parallel.h"
 #include "max_pool2d/cpu/plan.h"
 #include "max_pool2d/op.h"
 #define OPS_KERNELS "max_pool2d/cpu/kernels.h"
@@ -58,7 +59,7 @@ void scatter_add_images(const MaxPoolPlan& p, const T* grad, const I* indices, T
   };
   const int64_t size = p.image_size(), out_size = p.g.out_h * p.g.out_w * p.pixel;
   const int64_t block = std::max<int64_t>(1, kBlock / size);
-  torch::stable::parallel_for(0, p.images(), kGrain / size + 1, [&](int64_t begin, int64_t end) {
+  parallel_for(0, p.images(), kGrain / size + 1, [&](int64_t begin, int64_t end) {
     const bool in_place = std::is_same_v<A, T> || p.disjoint;  // no rounding of partial sums
     std::vector<A> sums(in_place ? 0 : block * size);
     for (int64_t i = begin; i < end; i += block) {
@@ -80,7 +81,7 @@ struct Kernels {
   static void forward(const Tensor&, const MaxPoolGeometry& g, const T* x, T* out, I* indices) {
     const MaxPoolPlan p(g);
     const int64_t grain = kGrain / (g.out_w * p.pixel * g.taps()) + 1;
-    torch::stable::parallel_for(0, p.images() * g.out_h, grain, [&](int64_t begin, int64_t end) {
+    parallel_for(0, p.images() * g.out_h, grain, [&](int64_t begin, int64_t end) {
       OPS_CALL(max_pool_rows(p, x, out, indices, begin, end));
     });
   }
@@ -95,7 +96,7 @@ struct Kernels {
       return scatter_add_images(p, grad, indices, out);
     }
     const int64_t grain = kGrain / (g.w * p.pixel * g.stride_h) + 1;
-    torch::stable::parallel_for(0, p.images() * g.out_h, grain, [&](int64_t begin, int64_t end) {
+    parallel_for(0, p.images() * g.out_h, grain, [&](int64_t begin, int64_t end) {
       OPS_CALL(max_unpool_rows(p, grad, indices, out, begin, end));
     });
   }
