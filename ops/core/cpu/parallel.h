@@ -5,6 +5,7 @@
 
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -17,17 +18,17 @@ namespace ops::cpu {
 template <typename F>
 void parallel_for(int64_t begin, int64_t end, int64_t grain, const F& f) {
   std::mutex mutex;
-  std::string message;
+  std::optional<std::string> message;
   torch::stable::parallel_for(begin, end, grain, [&](int64_t part_begin, int64_t part_end) {
     try {
       f(part_begin, part_end);
     } catch (const std::exception& error) {
       const std::lock_guard lock(mutex);
-      message = message.empty() ? error.what() : message;
+      message = message.value_or(error.what());
     }
   });
-  if (!message.empty()) {
-    throw std::runtime_error(message);
+  if (message) {
+    throw std::runtime_error(*message);
   }
 }
 
