@@ -1,7 +1,7 @@
 """Networks: LeNet, SeparableNet (depthwise separable convolutions), LLTM classifier."""
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,6 @@ from ops import (
     Involution2d,
     MaxPool2d,
     NCReLU,
-    conv2d_max_pool2d,
     depthwise_conv2d,
 )
 
@@ -33,29 +32,6 @@ class ConvNet(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         """Map normalised images float [N, 1, H, W] to logits [N, num_classes]."""
         return self.classifier(self.features(input))
-
-
-class PooledFeatures(nn.Sequential):
-    """Layers in sequence, in which max pooling without overlap follows each `nn.Conv2d`.
-
-    On the CPU the two train as one operator, `conv2d_max_pool2d`: its gradients skip the three
-    quarters of the convolution's pixels that 2x2 pooling drops. Hooks of the two do not run then.
-    """
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Apply the layers."""
-        if not self.training or input.device.type != "cpu":
-            return super().forward(input)
-        layers = iter(self)
-        for layer in layers:
-            if isinstance(layer, nn.Conv2d) and layer.groups == 1:
-                pool = next(layers)
-                assert isinstance(pool, MaxPool2d) and pool.stride == pool.kernel_size
-                windows: Any = (layer.stride, layer.padding, layer.dilation, pool.kernel_size)
-                input = conv2d_max_pool2d(input, layer.weight, layer.bias, *windows)
-            else:
-                input = layer(input)
-        return input
 
 
 class LeNet(ConvNet):
@@ -83,7 +59,7 @@ class LeNet(ConvNet):
         super().__init__()
         act, widen = ACTIVATIONS[cfg.act], 2 if cfg.act == "ncrelu" else 1
         side = 7 if cfg.conv == "involution" else 5
-        self.features = PooledFeatures(
+        self.features = nn.Sequential(
             _conv(cfg.conv, 1, 6, 5, padding=2),
             MaxPool2d(2),
             act(),

@@ -5,7 +5,6 @@ from ops.core import library
 library.load()  # registers torch.ops.lenet_ops, which the modules below use
 
 from ops.batch_norm_act2d import BatchNormAct2d, batch_norm_act2d  # noqa: E402
-from ops.conv2d_max_pool2d import Conv2dMaxPool2d, conv2d_max_pool2d  # noqa: E402
 from ops.convert import convert_batch_norm, convert_depthwise  # noqa: E402
 from ops.depthwise_conv2d import DepthwiseConv2d, depthwise_conv2d  # noqa: E402
 from ops.exp import Exp, exp  # noqa: E402
@@ -20,7 +19,6 @@ __all__ = [
     "GELU",
     "LLTM",
     "BatchNormAct2d",
-    "Conv2dMaxPool2d",
     "DepthwiseConv2d",
     "Exp",
     "GlobalAvgPool2d",
@@ -29,7 +27,6 @@ __all__ = [
     "MaxPool2d",
     "NCReLU",
     "batch_norm_act2d",
-    "conv2d_max_pool2d",
     "convert_batch_norm",
     "convert_depthwise",
     "depthwise_conv2d",

@@ -1,15 +1,12 @@
-"""Measure a convolution operator against PyTorch's on random geometries.
+"""Measure depthwise convolution against PyTorch's on random geometries.
 
-    python scripts/bench_geometry.py [--op depthwise|conv_max_pool] [--device cuda|cpu]
-                                     [--count 300] [--seed 0] [--least 0.95]
+    python scripts/bench_geometry.py [--device cuda|cpu] [--count 300] [--seed 0] [--least 0.95]
 
-Depthwise convolution: forward, input gradient and weight gradient. Convolution with max pooling:
-forward, and forward with all gradients. Each is timed in turns with PyTorch's, in one process on
-the same tensors. Ratio: time of PyTorch's fastest backend in the same memory format (cuDNN in
-benchmark mode and off, or oneDNN on and off; convolution with max pooling: as PyTorch chooses) /
-our time. Rows below 1 are measured three times, and the median counts; rows above 4 by a single
-call. Backends whose results differ from ours are left out; if all of them differ, that is an error.
-Prints the ten worst rows; exits 1 if one is below --least.
+Forward, input gradient and weight gradient are timed in turns with PyTorch's, in one process on the
+same tensors. Ratio: time of PyTorch's fastest backend in the same memory format (cuDNN in benchmark
+mode and off, or oneDNN on and off) / our time. Rows below 1 are measured three times, and the
+median counts; rows above 4 by a single call. Backends whose results differ from ours are left out;
+if all of them differ, that is an error. Prints the ten worst rows; exits 1 if one is below --least.
 """
 
 import argparse
@@ -24,7 +21,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import geometric_mean, median
-from typing import ClassVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # import this checkout
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # read by torch's CPU allocator
@@ -43,8 +39,8 @@ DTYPES = {
     torch.bfloat16: 2e-2,
     torch.float16: 4e-3,
 }
-FLOAT32_OFTEN = (*DTYPES, *[torch.float32] * 6)
 ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 25}  # most elements of an input
+PASSES = ("forward", "backward-input", "backward-weight")
 REPEATS = 3  # measurements of a row where PyTorch is faster
 HIDING_FLUSHES = 4  # GPU time alone is measured: host time does not depend on the geometry
 SLOW = 4  # ratio above which a single call decides
@@ -55,9 +51,6 @@ Pair = tuple[int, int]
 @dataclass(frozen=True)
 class Depthwise:
     """A depthwise convolution: shapes, dtype and memory format."""
-
-    op: ClassVar[str] = "depthwise"
-    passes: ClassVar[tuple[str, ...]] = ("forward", "backward-input", "backward-weight")
 
     n: int
     c: int
@@ -94,44 +87,8 @@ class Depthwise:
         """Draw input and weight, and the gradient of the output."""
         x = torch.randn(self.n, self.c, *self.size, device=device).to(self.dtype)
         x = x.contiguous(memory_format=FORMATS[self.format])
-        weight = torch.randn(*self.filters, *self.kernel, device=device).to(self.dtype)
+        weight = torch.randn(self.c, 1, *self.kernel, device=device).to(self.dtype)
         return [x, weight], torch.randn_like(self.ours(x, weight))
-
-    @property
-    def filters(self) -> Pair:
-        """Return the first two sizes of the weight."""
-        return self.c, 1
-
-
-@dataclass(frozen=True)
-class ConvMaxPool(Depthwise):
-    """A convolution to `out_c` channels and max pooling without overlap."""
-
-    op = "conv_max_pool"
-    passes = ("forward", "forward+backward")
-
-    out_c: int
-    pool: Pair
-
-    @property
-    def label(self) -> str:
-        """Return the table's label."""
-        return f"{super().label} to {self.out_c} channels, pool {self.pool[0]}x{self.pool[1]}"
-
-    def ours(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Run this project's operator."""
-        windows = (self.stride, self.padding, self.dilation, self.pool)
-        return ops.conv2d_max_pool2d(x, weight, None, *windows)
-
-    def peer(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Run PyTorch's convolution and pooling."""
-        image = F.conv2d(x, weight, None, self.stride, self.padding, self.dilation)
-        return F.max_pool2d(image, self.pool)
-
-    @property
-    def filters(self) -> Pair:
-        """Return the first two sizes of the weight."""
-        return self.out_c, self.c
 
 
 def log_uniform(rng: random.Random, least: int, most: int) -> int:
@@ -145,7 +102,7 @@ def pair(rng: random.Random, values: Sequence[int]) -> Pair:
     return first, first if rng.random() < 0.6 else rng.choice(values)
 
 
-def draw_depthwise(seed: int, elements: int) -> Iterator[Depthwise]:
+def draw(seed: int, elements: int) -> Iterator[Depthwise]:
     """Yield random geometries with log-uniform sizes, channels and batches."""
     rng = random.Random(seed)
     while True:
@@ -163,28 +120,6 @@ def draw_depthwise(seed: int, elements: int) -> Iterator[Depthwise]:
             yield Depthwise(
                 batch, channels, size, kernel, stride, padding, dilation, dtype, memory_format
             )
-
-
-def draw_conv_max_pool(seed: int, elements: int) -> Iterator[ConvMaxPool]:
-    """Yield random geometries, most of them small convolutions of float32 batches."""
-    rng = random.Random(seed)
-    while True:
-        kernel, stride, pool = pair(rng, range(1, 8)), pair(rng, (1, 1, 2)), pair(rng, range(1, 5))
-        dilation = pair(rng, (1, 1, 1, 2))
-        padding = (rng.randint(0, kernel[0] // 2), rng.randint(0, kernel[1] // 2))
-        side = log_uniform(rng, 6, 64)
-        size = side, side if rng.random() < 0.6 else log_uniform(rng, 6, 64)
-        channels, out_c = log_uniform(rng, 1, 64), log_uniform(rng, 1, 160)
-        batch = log_uniform(rng, 1, 256)
-        sides = zip(size, kernel, padding, dilation, stride, pool, strict=True)
-        fits = all(s + 2 * p - d * (k - 1) > t * (w - 1) for s, k, p, d, t, w in sides)
-        dtype, memory_format = rng.choice(FLOAT32_OFTEN), rng.choice(list(FORMATS))
-        if fits and batch * max(channels, out_c) * math.prod(size) <= 4 * elements:
-            windows = (kernel, stride, padding, dilation)
-            yield ConvMaxPool(batch, channels, size, *windows, dtype, memory_format, out_c, pool)
-
-
-DRAW = {"depthwise": draw_depthwise, "conv_max_pool": draw_conv_max_pool}
 
 
 def difference(ours: object, peer: object) -> float:
@@ -218,7 +153,7 @@ def compare(
 
     candidates = [candidate("ours", geometry.ours)] + [
         candidate(name, geometry.peer, context=context)
-        for name, context in contexts(geometry.op, device).items()
+        for name, context in contexts("depthwise", device).items()
     ]
     calls, results = {}, {}
     for c in candidates:
@@ -251,7 +186,6 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     text = (__doc__ or "").split("\n\n")
     parser = argparse.ArgumentParser(description=text[0], epilog="\n\n".join(text[2:]))
     add = parser.add_argument
-    add("--op", choices=DRAW, default="depthwise")
     add("--device", choices=["cpu", "cuda"], help="default: cuda where there is one")
     add("--count", type=int, default=300, help="geometries (default: 300)")
     add("--seed", type=int, default=0, help="of the geometries (default: 0)")
@@ -279,12 +213,12 @@ def main(argv: list[str] | None = None) -> int:
         keep_freed_memory()
     torch.manual_seed(args.seed)
     rows = []
-    geometries = DRAW[args.op](args.seed, ELEMENTS[device])
+    geometries = draw(args.seed, ELEMENTS[device])
     for index, geometry in enumerate(itertools.islice(geometries, args.count)):
         if args.only and index not in args.only:
             continue
         tensors, grad = geometry.tensors(device)
-        for what in geometry.passes:
+        for what in PASSES:
             runs = [compare(geometry, what, tensors, grad, timer, args.budget)]
             while len(runs) < REPEATS and runs[0][1] < runs[0][0]:
                 runs.append(compare(geometry, what, tensors, grad, timer, 2 * args.budget))

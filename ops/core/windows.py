@@ -18,7 +18,7 @@ Tangents = tuple[Tensor | None, ...]
 _MAX_VALUE = 2**31  # kMaximum in windows.h: larger values could overflow sums of sizes
 _MAX_CHANNELS = 65_535  # maximum gridDim.y in CUDA
 _BYTE_TAPS = 256  # kByteTaps in windows.h: largest pooling window with uint8 indices
-_MIN_VALUE = {"kernel_size": 1, "pool": 1, "stride": 1, "padding": 0, "dilation": 1}
+_MIN_VALUE = {"kernel_size": 1, "stride": 1, "padding": 0, "dilation": 1}
 
 
 def pair(op: str, name: str, value: Size | list[int]) -> tuple[int, int]:
@@ -146,89 +146,6 @@ def select(op: str, mask: Sequence[bool], *grads: Tensor) -> tuple[Tensor, ...]:
     )
 
 
-def bilinear(
-    op_backward: OpOverload, apply: Callable[..., Tensor], saved: int = 0
-) -> tuple[Callable[..., Tensor | None], dict[str, Any]]:
-    """Return the tangent of a bilinear operator and the derivatives of its backward operator.
-
-    `op_backward` takes (grad_output, *saved, input, weight, *geometry, output_mask). It returns the
-    gradients of input and weight, and perhaps of a bias.
-
-    Args:
-        op_backward: the backward operator.
-        apply: f(input, weight, *saved, *geometry), the operator without bias.
-        saved: number of further tensors saved by forward, which are constants.
-
-    Returns:
-        tangent(input, weight, rest, tangents, like): rest is (*saved, *geometry), `tangents` are of
-            input, weight and bias, `like` has the shape of the output.
-        derivatives: the arguments `backward`, `saves` and `jvp` of `register` for `op_backward`.
-    """
-    count = len(schema_of(op_backward).returns)
-
-    def call(grad: Tensor, input: Tensor, weight: Tensor, rest: Any, mask: Sequence[bool]) -> Any:
-        only = [bool(needed) for needed in mask][:count]
-        return op_backward(grad, *rest[:saved], input, weight, *rest[saved:], only)
-
-    def split(args: Sequence[Any]) -> tuple[Any, ...]:
-        """Return grad_output, input, weight, (*saved, *geometry) and output_mask."""
-        grad, *others, mask = args
-        input, weight = others[saved : saved + 2]
-        return grad, input, weight, (*others[:saved], *others[saved + 2 :]), mask
-
-    def output_tangent(
-        input: Tensor, weight: Tensor, rest: Sequence[Any], tangents: Tangents, like: Tensor
-    ) -> Tensor | None:
-        input_t, weight_t, bias_t = (*tangents, None)[:3]
-        return total(
-            None if input_t is None else apply(input_t, weight, *rest),
-            None if weight_t is None else apply(input, weight_t, *rest),
-            None if bias_t is None else bias_t[:, None, None].expand_as(like),
-        )
-
-    def backward(
-        args: Sequence[Any], grads: Tangents, needed: Sequence[bool]
-    ) -> tuple[Tensor | None, ...]:
-        """Return the gradients of grad_output, input and weight.
-
-        `grads` are the gradients of op_backward's outputs; gg_input is the gradient of grad_input.
-        """
-        grad_output, input, weight, rest, mask = split(args)
-        gg = tuple(g if m else None for g, m in zip(grads, mask, strict=True))
-        gg_input, gg_weight = gg[:2]
-        gg_output = grad_input = grad_weight = None
-        if needed[0]:
-            gg_output = output_tangent(input, weight, rest, gg, grad_output)
-        if needed[1 + saved] and gg_weight is not None:
-            grad_input = call(grad_output, input, gg_weight, rest, (True, False, False))[0]
-        if needed[2 + saved] and gg_input is not None:
-            grad_weight = call(grad_output, gg_input, weight, rest, (False, True, False))[1]
-        return gg_output, *[None] * saved, grad_input, grad_weight
-
-    def jvp(
-        args: Sequence[Any], outputs: Sequence[Tensor], tangents: Tangents
-    ) -> tuple[Tensor, ...]:
-        grad_output, input, weight, rest, mask = split(args)
-        grad_output_t, input_t, weight_t = tangents[0], *tangents[1 + saved : 3 + saved]
-        outputs_t = list(map(torch.zeros_like, outputs))
-
-        def add(grad: Tensor, input: Tensor, weight: Tensor, mask: Sequence[bool]) -> None:
-            grads = call(grad, input, weight, rest, mask)
-            for i in range(count):
-                if mask[i]:
-                    outputs_t[i] = outputs_t[i] + grads[i]
-
-        if grad_output_t is not None:
-            add(grad_output_t, input, weight, mask)
-        if input_t is not None and mask[1]:
-            add(grad_output, input_t, weight, (False, True, False))
-        if weight_t is not None and mask[0]:
-            add(grad_output, input, weight_t, (True, False, False))
-        return tuple(outputs_t)
-
-    return output_tangent, {"backward": backward, "saves": None, "jvp": jvp}
-
-
 def register_bilinear(
     op: OpOverload,
     op_backward: OpOverload,
@@ -277,10 +194,66 @@ def register_bilinear(
         out: Tensor = op(input, weight, *[None] * (count - 2), *geometry)
         return out
 
-    output_tangent, derivatives = bilinear(op_backward, apply)
+    def output_tangent(
+        input: Tensor, weight: Tensor, geometry: Sequence[Any], tangents: Tangents, like: Tensor
+    ) -> Tensor | None:
+        """Return the tangent of op's output, of shape `like`; `tangents` are as op's tensors."""
+        input_t, weight_t, bias_t = (*tangents, None)[:3]
+        return total(
+            None if input_t is None else apply(input_t, weight, *geometry),
+            None if weight_t is None else apply(input, weight_t, *geometry),
+            None if bias_t is None else bias_t[:, None, None].expand_as(like),
+        )
 
     def jvp(args: Sequence[Any], outputs: Sequence[Tensor], tangents: Tangents) -> Tensor | None:
         return output_tangent(args[0], args[1], args[count:], tangents[:count], outputs[0])
+
+    def gradients(
+        grad: Tensor, input: Tensor, weight: Tensor, geometry: Any, mask: Sequence[bool]
+    ) -> Any:
+        return op_backward(grad, input, weight, *geometry, [bool(m) for m in mask[:count]])
+
+    def backward_of_backward(
+        args: Sequence[Any], grads: Tangents, needed: Sequence[bool]
+    ) -> tuple[Tensor | None, ...]:
+        """Return the gradients of grad_output, input and weight.
+
+        `grads` are the gradients of op_backward's outputs; gg_input is the gradient of grad_input.
+        """
+        grad_output, input, weight, *geometry, mask = args
+        gg = tuple(g if m else None for g, m in zip(grads, mask, strict=True))
+        gg_input, gg_weight = gg[:2]
+        gg_output = grad_input = grad_weight = None
+        if needed[0]:
+            gg_output = output_tangent(input, weight, geometry, gg, grad_output)
+        if needed[1] and gg_weight is not None:
+            only = (True, False, False)
+            grad_input = gradients(grad_output, input, gg_weight, geometry, only)[0]
+        if needed[2] and gg_input is not None:
+            only = (False, True, False)
+            grad_weight = gradients(grad_output, gg_input, weight, geometry, only)[1]
+        return gg_output, grad_input, grad_weight
+
+    def jvp_of_backward(
+        args: Sequence[Any], outputs: Sequence[Tensor], tangents: Tangents
+    ) -> tuple[Tensor, ...]:
+        grad_output, input, weight, *geometry, mask = args
+        grad_output_t, input_t, weight_t = tangents[:3]
+        outputs_t = list(map(torch.zeros_like, outputs))
+
+        def add(grad: Tensor, input: Tensor, weight: Tensor, mask: Sequence[bool]) -> None:
+            grads = gradients(grad, input, weight, geometry, mask)
+            for i in range(count):
+                if mask[i]:
+                    outputs_t[i] = outputs_t[i] + grads[i]
+
+        if grad_output_t is not None:
+            add(grad_output_t, input, weight, mask)
+        if input_t is not None and mask[1]:
+            add(grad_output, input_t, weight, (False, True, False))
+        if weight_t is not None and mask[0]:
+            add(grad_output, input, weight_t, (True, False, False))
+        return tuple(outputs_t)
 
     def flops(_: Any, weight: Sequence[int], *rest: Any, out_shape: Any) -> int:
         """Count a multiplication and an addition for each tap of each output."""
@@ -304,7 +277,8 @@ def register_bilinear(
     register(
         op_backward,
         fake=fake_backward,
-        **derivatives,
+        backward=backward_of_backward,
+        jvp=jvp_of_backward,
         vmap=folded(
             op_backward, (batch_dims[0], *batch_dims[:2]), batch_dims, mask=True, limit=limit
         ),

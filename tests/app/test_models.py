@@ -12,7 +12,6 @@ from app.models import (
 )
 from ops import GELU, DepthwiseConv2d, GlobalAvgPool2d, MaxPool2d, NCReLU
 from tests.app.networks import TINY
-from tests.ops.tensors import Recorder
 
 STANDARD = (1 * 25 + 1) * 6 + (6 * 25 + 1) * 16 + 401 * 120 + 121 * 84 + 85 * 10
 INVOLUTION = (
@@ -57,21 +56,6 @@ def test_layers_are_custom_operators(act, conv, operators):
     kinds = {type(module) for module in build_model(LeNetConfig(act, conv), 10).modules()}
     assert kinds >= set(operators)
     assert nn.ReLU not in kinds
-
-
-@pytest.mark.parametrize("act", ["relu", "ncrelu"])
-def test_convolution_and_pooling_train_as_one(act):
-    features = build_model(LeNetConfig(act), num_classes=10).features
-    layers = nn.Sequential(*features)
-    images = torch.randn(40, 1, 28, 28)
-    with Recorder() as recorder:
-        outputs = [features(images), layers(images)]
-    names = [call.op._opname for call in recorder.calls]
-    assert names.count("conv2d_max_pool2d") == 2
-    torch.testing.assert_close(*outputs)
-    grad = torch.randn_like(outputs[0])
-    gradients = [torch.autograd.grad(y, list(features.parameters()), grad) for y in outputs]
-    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
 
 
 def test_lltm_network_reads_rows():

@@ -19,14 +19,10 @@ def pairs(*values: int | tuple[int, int]) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Case:
-    """A call: the shapes of its tensors (None: no tensor) and its other arguments.
-
-    Sums of products of integers are exact in 16 bits, so that no rounding changes a maximum.
-    """
+    """A call: the shapes of its tensors (None: no tensor) and its other arguments."""
 
     shapes: tuple[Shape | None, ...]
     kwargs: dict[str, Any] = field(default_factory=dict)
-    integers: bool = False
 
     def __str__(self) -> str:
         sizes = ["x".join(map(str, s)) if s is not None else "None" for s in self.shapes]

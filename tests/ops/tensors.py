@@ -65,8 +65,7 @@ def inputs(
     """Draw the tensors of a case."""
 
     def draw(shape: Shape, seed: int) -> Tensor:
-        values = random(shape, dtype, device, layout, seed)
-        return (values.round_() if case.integers else values).requires_grad_(requires_grad)
+        return random(shape, dtype, device, layout, seed).requires_grad_(requires_grad)
 
     return [None if s is None else draw(s, seed) for seed, s in enumerate(case.shapes)]
 

@@ -44,21 +44,6 @@ def test_out_of_memory_in_backward():
     )
 
 
-@pytest.mark.parametrize("channels", [1, 2])
-def test_out_of_memory_in_an_inner_operator(channels):
-    x = torch.ones(1, channels, 1, 1).expand(1, channels, 2**20, 2**20)
-    weight = torch.ones(2**10, channels, 1, 1)
-    grad, indices = torch.ones(1), torch.zeros(1, dtype=torch.uint8)
-    pooled = (1, 2**10, 2**19, 2**19)
-    lists = [1, 1], [0, 0], [1, 1], [2, 2]
-    assert_out_of_memory(lambda: ops.conv2d_max_pool2d(x, weight))
-    assert_out_of_memory(
-        lambda: raw.conv2d_max_pool2d_backward(
-            grad.expand(pooled), indices.expand(pooled), x, weight, *lists, [True] * 3
-        )
-    )
-
-
 OUT_OF_MEMORY = f"""
 n = {TOO_MANY}
 x = torch.ones(1, requires_grad=True)
