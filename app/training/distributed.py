@@ -2,7 +2,9 @@
 
 import os
 import socket
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -12,6 +14,12 @@ from torch import Tensor, nn
 from app.config.errors import RunError, UserError
 
 T = TypeVar("T")
+PATIENCE = 5.0  # seconds from a signal to the end of the steps that were started before
+POLL_SECONDS = 1e-4
+
+
+class LostPeerError(RuntimeError):
+    """Another process does not take part in a collective operation."""
 
 
 @dataclass
@@ -62,14 +70,55 @@ class World:
             raise outcome[0]
         return outcome[0]  # type: ignore[return-value]
 
-    def close(self) -> None:
-        """Destroy the process groups; wait for the threads of `cpu_group`."""
+    def to_cpu(self, values: Tensor, interrupted: Callable[[], bool]) -> Tensor:
+        """Copy a tensor to the CPU; raise a LostPeerError if a signal arrives and it never ends.
+
+        The all-reduce of a GPU waits for a lost peer for ever, and torchrun sends a signal to the
+        other processes. So wait in Python, which handles signals, and not in the CUDA driver.
+        """
+        if self.size > 1 and values.is_cuda:
+            done = torch.cuda.Event()
+            done.record(torch.cuda.current_stream(values.device))
+            wait(done.query, interrupted)
+        return values.cpu()
+
+    def close(self, abort: bool = False) -> None:
+        """Destroy the process groups; wait for the threads of `cpu_group`.
+
+        `abort` ends collective operations that would wait for a lost peer. CUDA graphs that
+        captured a collective operation must be reset before, or NCCL waits for them for ever.
+        """
         if self.size > 1 and torch.distributed.is_initialized():
+            if abort and (group := torch.distributed.group.WORLD):
+                group.abort()
             torch.distributed.destroy_process_group()
             self.cpu_group = None
 
 
-def connect() -> World:
+def wait(done: Callable[[], bool], interrupted: Callable[[], bool]) -> None:
+    """Wait until `done`; raise a LostPeerError `PATIENCE` seconds after a signal."""
+    deadline = None
+    while not done():
+        time.sleep(POLL_SECONDS)
+        if deadline is None and interrupted():
+            deadline = time.monotonic() + PATIENCE
+        if deadline is not None and time.monotonic() > deadline:
+            raise LostPeerError
+
+
+@contextmanager
+def connect() -> Iterator[World]:
+    """Join the process group of torchrun; close it after the block, abort it if that raises."""
+    world = _join()
+    try:
+        yield world
+    except BaseException:
+        world.close(abort=True)
+        raise
+    world.close()
+
+
+def _join() -> World:
     """Join the process group of torchrun: NCCL for CUDA tensors, gloo for CPU tensors."""
     environment = os.environ
     size = int(environment.get("WORLD_SIZE", 1))

@@ -1,7 +1,7 @@
 """Start, save, restore and resume a training run."""
 
 import dataclasses
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,13 +68,14 @@ class Run:
         return self.train_step.schedule
 
 
-def start(cfg: TrainConfig, world: World, lock: ExitStack) -> Run | dict[str, Any]:
+def start(cfg: TrainConfig, world: World, resources: ExitStack) -> Run | dict[str, Any]:
     """Start or resume a run; if the run to resume is finished, return its summary.
 
-    `lock` receives the lock of the run folder; a resumed run is locked before its state is read.
-    The folder of a new run is created after all checks, which raise a UserError.
+    `resources` receives what the caller has to release: the lock of the run folder and the training
+    step. A resumed run is locked before its state is read. The folder of a new run is created after
+    all checks, which raise a UserError.
     """
-    found = world.from_rank_0(lambda: find_state(cfg, world, lock))
+    found = world.from_rank_0(lambda: find_state(cfg, world, resources))
     if isinstance(found, dict):
         return found
     cfg, folder, saved = found
@@ -101,7 +102,7 @@ def start(cfg: TrainConfig, world: World, lock: ExitStack) -> Run | dict[str, An
         model.to(memory_format=cpu_format(cfg.model))
     if cfg.trainer.precision == "fp64":
         model.double()
-    train_step = TrainStep(model, data, cfg, device, world)
+    train_step = resources.enter_context(closing(TrainStep(model, data, cfg, device, world)))
     threads = CpuThreads(device, saved.training.get("threads", 0) if saved else 0)
     run = Run(cfg, world, data, train_step, device, threads, folder or Path())
     if saved:
@@ -109,12 +110,12 @@ def start(cfg: TrainConfig, world: World, lock: ExitStack) -> Run | dict[str, An
     if not folder:
         run.folder = world.from_rank_0(lambda: create_run_folder(cfg, world.launch))
         if world.rank == 0:
-            lock.enter_context(locked(run.folder))
+            resources.enter_context(locked(run.folder))
     return run
 
 
 def find_state(
-    cfg: TrainConfig, world: World, lock: ExitStack
+    cfg: TrainConfig, world: World, resources: ExitStack
 ) -> tuple[TrainConfig, Path | None, Checkpoint | None] | dict[str, Any]:
     """Find and lock the run to resume: the one that torchrun restarts, or `cfg.resume`.
 
@@ -131,7 +132,7 @@ def find_state(
         return cfg, None, None
     remedy = "; a resumed run writes to its own folder, so make it writable or copy it"
     check_writable(folder, f"resume={folder}", remedy)
-    lock.enter_context(locked(folder))
+    resources.enter_context(locked(folder))
     summary = read_summary(folder)
     finished = summary["status"] == "finished"
     saved = load_to_resume(folder / LAST, required=not finished)

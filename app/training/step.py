@@ -60,7 +60,8 @@ class TrainStep:
     A step finds its batch, maps and learning rate on the device, by its index, which is there too.
     It needs nothing from the host, so on CUDA it is captured once as a graph and then replayed: one
     launch instead of some two hundred; these take ten times as long as their kernels run.
-    The processes of `world` share each batch; gradients are averaged over them.
+    The processes of `world` share each batch; gradients are averaged over them. `close` releases
+    the graph.
 
     Attributes:
         average: The EMA of the network; None without.
@@ -114,7 +115,7 @@ class TrainStep:
         self._plan = tree_map_only(Tensor, lambda part: part.to(self.device), plan)
         if self._stream is not None:
             with torch.cuda.device(self.device):
-                self._graph = self._capture(self._stream)
+                self._capture(self._stream)
 
     def take(self) -> None:
         """Take the next step."""
@@ -158,7 +159,16 @@ class TrainStep:
             self.returned.index_copy_(0, self._index, result[None])
             self._index += 1
 
-    def _capture(self, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+    def close(self) -> None:
+        """Release the CUDA graph and the replica, without waiting for the device.
+
+        Close the step before the process group: NCCL waits for graphs that captured its operations.
+        """
+        if self._graph is not None:
+            self._graph.reset()  # dropping it is not enough: tracebacks may refer to it
+        self._graph, self._forward = None, self.model
+
+    def _capture(self, stream: torch.cuda.Stream) -> None:
         """Capture a step as a CUDA graph, and restore the state from before."""
         state = [*tree_leaves(self._state()), self._index]
         before = [tensor.clone() for tensor in state]
@@ -168,11 +178,10 @@ class TrainStep:
                 self._step()
                 copy_into(state, before)
         torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
+        self._graph = torch.cuda.CUDAGraph()  # before the capture, for `close` if it fails
         # the threads of NCCL may go on asking the device
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
             self._step()
-        return graph
 
     def state_dict(self) -> dict[str, Any]:
         """Copy the state that the next step depends on to the CPU."""

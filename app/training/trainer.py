@@ -18,7 +18,7 @@ from app.config.errors import RunError, WriteError, one_line
 from app.config.schema import TrainConfig
 from app.inference.predictor import evaluate
 from app.runs.tracker import Tracker, quiet_writer_thread
-from app.training.distributed import connect
+from app.training.distributed import LostPeerError, connect
 from app.training.state import BEST, LAST, Run, last_checkpoint, not_finite, save, start
 from app.training.step import LOSS, NORM
 from app.training.summary import (
@@ -33,6 +33,7 @@ from app.training.summary import (
 # Messages of out-of-memory errors that are plain RuntimeErrors: CPU allocator, CUDA, cuBLAS.
 OUT_OF_MEMORY = re.compile(r"DefaultCPUAllocator|CUDA (error: )?out of memory|ALLOC_FAILED")
 WINDOW = 25  # steps between adjustments of the number of CPU threads
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ALL_REDUCE_EVERY = 50  # steps between all-reduces of interrupt and checkpoint flags
 
 
@@ -50,7 +51,7 @@ def train(cfg: TrainConfig) -> dict[str, Any]:
     started = time.perf_counter()
     keep_freed_memory()
     with ExitStack() as stack:
-        world = stack.enter_context(closing(connect()))
+        world = stack.enter_context(connect())
         with expected_failures(cfg):
             run = start(cfg, world, stack)
         if isinstance(run, dict):  # the summary of a finished run
@@ -136,7 +137,7 @@ def train_epoch(
         begin = time.perf_counter()
         stop = take_steps(run, interrupted, bar)
         done = len(run.points)
-        fetch_points(run)
+        fetch_points(run, interrupted)
         run.seconds += time.perf_counter() - begin
         check_finite(run, done)
         if tracker:
@@ -173,12 +174,12 @@ def take_steps(run: Run, interrupted: Callable[[], bool], bar: "tqdm[Any]") -> b
             return stop
 
 
-def fetch_points(run: Run) -> None:
+def fetch_points(run: Run, interrupted: Callable[[], bool]) -> None:
     """Reduce the results of new steps over all ranks and append them to `run.points`."""
     first, done = run.epoch * run.schedule.epoch_steps, len(run.points)
     points = run.world.sum(run.train_step.returned[done : run.step - first].clone())
     points[:, [LOSS, NORM]] /= run.world.size
-    run.points = torch.cat([run.points, points.cpu()])
+    run.points = torch.cat([run.points, run.world.to_cpu(points, interrupted)])
     run.images += len(points) * run.schedule.batch_size
 
 
@@ -234,7 +235,7 @@ def expected_failures(cfg: TrainConfig, run: Run | None = None) -> Iterator[None
                     f"try a smaller one ({last_checkpoint(run)})"
                 )
             raise RunError(f"out of memory {where}") from error
-        if re.search("gloo|nccl", str(error), re.IGNORECASE):
+        if isinstance(error, LostPeerError) or re.search("gloo|nccl", str(error), re.IGNORECASE):
             where = (
                 f"at step {run.step} ({last_checkpoint(run)})" if run else "before the first step"
             )
@@ -244,9 +245,10 @@ def expected_failures(cfg: TrainConfig, run: Run | None = None) -> Iterator[None
 
 @contextmanager
 def deferred_interrupt() -> Iterator[Callable[[], bool]]:
-    """Record the first SIGINT or SIGTERM; raise KeyboardInterrupt at the second.
+    """Record the first SIGINT, SIGTERM or SIGHUP; raise KeyboardInterrupt at the second.
 
-    Yield a function that returns whether a signal has arrived.
+    Ignored signals stay ignored: nohup ignores SIGHUP, and a shell script SIGINT in background
+    processes. Yield a function that returns whether a signal has arrived.
     """
     arrived = False
 
@@ -256,10 +258,12 @@ def deferred_interrupt() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         arrived = True
 
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, handle) for number in numbers]
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    before = {number: handler for number, handler in before.items() if handler != signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, handle)
     try:
         yield lambda: arrived
     finally:
-        for number, handler in zip(numbers, before, strict=True):
+        for number, handler in before.items():
             signal.signal(number, handler)

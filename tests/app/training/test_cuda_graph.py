@@ -1,7 +1,7 @@
 """Training steps replayed as a CUDA graph."""
 
 import dataclasses
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,9 +19,10 @@ from tests.app.training.test_resume import cfg  # noqa: F401
 pytestmark = pytest.mark.cuda
 
 
+@contextmanager
 def train_step(cfg):  # noqa: F811
     with ExitStack() as stack:
-        return start(cfg, World(), stack).train_step
+        yield start(cfg, World(), stack).train_step
 
 
 def weights_after_training(cfg):  # noqa: F811
@@ -53,23 +54,23 @@ def test_compiled_network_matches_eager(cfg):  # noqa: F811
     returned = []
     for compiled in ("auto", True):
         trainer = dataclasses.replace(cfg.trainer, compile=compiled)
-        steps = train_step(dataclasses.replace(cfg, device="cuda", trainer=trainer))
-        steps.begin(0, 0)
-        for _ in range(3):
-            steps.take()
-        returned.append(steps.returned[:3])
+        with train_step(dataclasses.replace(cfg, device="cuda", trainer=trainer)) as steps:
+            steps.begin(0, 0)
+            for _ in range(3):
+                steps.take()
+            returned.append(steps.returned[:3])
     torch.testing.assert_close(*returned, rtol=1e-3, atol=1e-3)
 
 
 def test_steps_do_not_synchronize(cfg):  # noqa: F811
     for compiled in ("auto", False):
         trainer = dataclasses.replace(cfg.trainer, compile=compiled)
-        steps = train_step(dataclasses.replace(cfg, device="cuda", trainer=trainer))
-        steps.begin(0, 0)
-        steps.take()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            for _ in range(3):
-                steps.take()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+        with train_step(dataclasses.replace(cfg, device="cuda", trainer=trainer)) as steps:
+            steps.begin(0, 0)
+            steps.take()
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                for _ in range(3):
+                    steps.take()
+            finally:
+                torch.cuda.set_sync_debug_mode("default")

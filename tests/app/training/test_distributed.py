@@ -40,7 +40,7 @@ main()
 """
 
 
-def torchrun(script, overrides, *options, processes=2):
+def torchrun(script, overrides, *options, processes=2, timeout=200):
     """Run a script by torchrun; return exit code, stdout and stderr."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     done = subprocess.run(
@@ -48,7 +48,7 @@ def torchrun(script, overrides, *options, processes=2):
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=timeout,
     )
     return done.returncode, done.stdout, done.stderr
 
@@ -164,3 +164,18 @@ def test_indivisible_batch_or_data_raises(cfg, change, message):  # noqa: F811
 
     with ExitStack() as stack, pytest.raises(UserError, match=message):
         start(cfg, Three(0, 3), stack)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("compiled", ["auto", "false"])
+def test_run_on_two_gpus_ends(tmp_path, compiled):
+    """A communicator waits for CUDA graphs that captured its operations."""
+    write_dataset(tmp_path / "data")
+    overrides = [f"data.root={tmp_path / 'data'}", "data.val_size=60", "trainer.epochs=2"]
+    overrides += ["trainer.batch_size=32", f"trainer.compile={compiled}", f"outputs={tmp_path}"]
+    code, output, errors = torchrun(ROOT / "app" / "train.py", overrides, timeout=90)
+    assert code == 0, errors
+    assert output.splitlines()[-1].startswith("test accuracy ")
+    (folder,) = find_runs(tmp_path)
+    assert json.loads((folder / "summary.json").read_text())["processes"] == 2

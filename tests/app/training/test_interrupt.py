@@ -5,8 +5,10 @@ import pytest
 
 from app.training.trainer import deferred_interrupt
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+
+@pytest.mark.parametrize("number", SIGNALS)
 def test_first_signal_is_deferred(number):
     before = signal.getsignal(number)
     with deferred_interrupt() as interrupted:
@@ -21,3 +23,16 @@ def test_second_signal_interrupts():
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
         pytest.fail("the second signal was held back")
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_ignored_signal_stays_ignored(number):
+    """Do not stop a run under nohup when its terminal is closed."""
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with deferred_interrupt() as interrupted:
+            os.kill(os.getpid(), number)
+            assert not interrupted()
+        assert signal.getsignal(number) == signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
