@@ -15,8 +15,6 @@ namespace {
 constexpr int64_t kGrain = 8192;  // elements per thread, minimum
 
 struct Backend {
-  static constexpr bool kFuses = false;
-
   // Matrix products of 16-bit tensors run in float32.
   template <typename T>
   using Operand = acc_t<T>;
@@ -34,29 +32,11 @@ struct Backend {
         aoti_torch_cpu_addmm_out(out.get(), out.get(), a.get(), b.get(), 1, 1));
   }
 
-  // Run a forward or backward step.
+  // Run a forward step, a backward step or a scan.
   template <typename Step>
   static void run(const Tensor&, const LltmSizes& sizes, const Step& step) {
-    parallel_for(
-        0, sizes.batch, kGrain / std::max<int64_t>(1, sizes.state) + 1,
-        [&](int64_t begin, int64_t end) { OPS_CALL(lltm_rows(step, sizes.state, begin, end)); });
-  }
-
-  template <typename T>
-  static void run(const Tensor& like, const LltmSizes& sizes, const LltmScan<T>& s) {
-    for (int64_t t = 0; t < sizes.steps - 1; ++t) {
-      const int64_t size = sizes.batch * sizes.state;
-      LltmForward<T, acc_t<T>> step{};
-      step.products = s.products + 3 * t * size;
-      step.bias = s.bias;
-      if (t == 0) {
-        step.old_cell.tensor = s.first_cell;
-      } else {
-        step.old_cell.carried = s.cells + (t - 1) * size;
-      }
-      step.new_cell.carried = s.cells + t * size;
-      run(like, sizes, step);
-    }
+    parallel_for(0, sizes.batch, kGrain / std::max<int64_t>(1, sizes.state) + 1,
+                 [&](int64_t begin, int64_t end) { OPS_CALL(lltm_rows(step, sizes, begin, end)); });
   }
 
   template <typename T>

@@ -72,18 +72,15 @@ inline auto read_gate(const Step& s, const VectorPosition& at, int gate) {
 }
 
 template <int N, typename T, typename O>
-[[gnu::always_inline]] inline void step(const LltmForward<T, O>& s, const VectorPosition& at) {
+[[gnu::always_inline]] inline void run(const LltmForward<T, O>& s, const LltmSizes& sizes,
+                                       const VectorPosition& at) {
   using A = acc_t<T>;
   const int64_t i = at.state_offset(), n = at.n;
-  const Sigmoid<A, N> in(read_gate<N>(s, at, 0));
-  const Elu<A, N> candidate(read_gate<N>(s, at, 2));
-  const Vec<A, N> cell = read<N>(s.old_cell, i, n) + candidate.value * in.value;
-  write<N>(s.new_cell, i, cell, n);
-  if (!s.new_h) {
-    return;
-  }
-  const Sigmoid<A, N> out(read_gate<N>(s, at, 1));
+  const Sigmoid<A, N> in(read_gate<N>(s, at, 0)), out(read_gate<N>(s, at, 1));
+  const Vec<A, N> cell =
+      read<N>(s.old_cell, i, n) + Elu<A, N>(read_gate<N>(s, at, 2)).value * in.value;
   const Vec<A, N> h = Tanh<A, N>(cell).value * out.value;
+  write<N>(s.new_cell, i, cell, n);
   store_first<N>(s.new_h + i, h, n);
   if (s.last_h) {
     store_first<N>(s.last_h + i, h, n);
@@ -94,7 +91,8 @@ template <int N, typename T, typename O>
 }
 
 template <int N, typename T, typename O>
-[[gnu::always_inline]] inline void step(const LltmBackward<T, O>& s, const VectorPosition& at) {
+[[gnu::always_inline]] inline void run(const LltmBackward<T, O>& s, const LltmSizes& sizes,
+                                       const VectorPosition& at) {
   using A = acc_t<T>;
   const int64_t i = at.state_offset(), n = at.n;
   const Sigmoid<A, N> in(read_gate<N>(s, at, 0)), out(read_gate<N>(s, at, 1));
@@ -114,13 +112,28 @@ template <int N, typename T, typename O>
   }
 }
 
-// Run a forward or backward step for rows [begin, end).
+template <int N, typename T>
+[[gnu::always_inline]] inline void run(LltmScan<T> s, const LltmSizes& sizes,
+                                       const VectorPosition& at) {
+  using A = acc_t<T>;
+  const int64_t elements = sizes.batch * sizes.state;
+  Vec<A, N> cell = load_first<N>(s.first_cell + at.state_offset(), at.n);
+  for (int64_t t = 0; t < sizes.steps - 1; ++t) {
+    const Sigmoid<A, N> in(read_gate<N>(s, at, 0));
+    cell = cell + Elu<A, N>(read_gate<N>(s, at, 2)).value * in.value;
+    store_first<N>(s.cells + at.state_offset(), cell, at.n);
+    s.products += 3 * elements;
+    s.cells += elements;
+  }
+}
+
+// Run a forward step, a backward step or a scan for rows [begin, end).
 template <typename Step>
-void lltm_rows(const Step& s, int64_t state, int64_t begin, int64_t end) {
+void lltm_rows(const Step& s, const LltmSizes& sizes, int64_t begin, int64_t end) {
   constexpr int N = kLanes<typename Step::A>;
   for (int64_t row = begin; row < end; ++row) {
-    for (int64_t column = 0; column < state; column += N) {
-      step<N>(s, {state, row, column, state - column});
+    for (int64_t column = 0; column < sizes.state; column += N) {
+      run<N>(s, sizes, {sizes.state, row, column, sizes.state - column});
     }
   }
 }

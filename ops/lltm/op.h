@@ -42,7 +42,7 @@ struct LltmForward {
   const T* bias;       // or null
   StateInput<T> old_cell;
   StateOutput<T> new_cell;
-  T* new_h;    // or null: compute the cell only
+  T* new_h;
   T* last_h;   // copy of new_h, or null
   O* operand;  // new_h as operand of the next matrix product, or null
 };
@@ -65,10 +65,12 @@ struct LltmBackward {
 // Recompute cells[t] = cells[t − 1] + elu(candidate) · σ(input) for all steps but the last.
 template <typename T>
 struct LltmScan {
-  const acc_t<T>* products;
+  using A = acc_t<T>;
+
+  const A* products;
   const T* bias;
   const T* first_cell;
-  acc_t<T>* cells;
+  A* cells;
 };
 
 // Return a strided view of x as a matrix, from an offset (elements).

@@ -1,6 +1,5 @@
 // LLTM over a sequence: matrix products and steps, the same on any device. A Backend provides
-// multiply, accumulate, run (a step or a scan), the operand dtype, and optionally fused
-// cells and sequences.
+// multiply, accumulate, run (a step or a scan), sum_rows and the operand dtype.
 //
 //   forward                                      backward
 //   x [T·N, I] ──► products [T·N, 3S]            scan: cells of all steps, elementwise
@@ -33,20 +32,10 @@ LltmOutputs lltm_forward(const LltmNames& names, const Tensor& input, const Tens
     using T = typename decltype(tag)::type;
     using A = acc_t<T>;
     using O = typename Backend::template Operand<T>;
-    if constexpr (Backend::kFuses) {
-      if (!names.is_sequence() && Backend::template cell_forward<T>(a, out)) {
-        return;
-      }
-    }
     const Tensor x = Backend::operand(a.input), w = Backend::operand(a.weights);
     const Tensor weights_h = matrix(w, s, 3 * s, 1, weight_cols);
     Backend::multiply(rows(out.products, 0, steps * n, 3 * s), rows(x, 0, steps * n, in),
                       matrix(w, in, 3 * s, 1, weight_cols, s));
-    if constexpr (Backend::kFuses) {
-      if (Backend::template sequence_forward<T>(a, out)) {
-        return;
-      }
-    }
     std::optional<Tensor> carried, recurrent, operand;
     if (steps > 1) {
       carried = empty(a.input, {n, s}, sum_dtype);
@@ -139,12 +128,6 @@ FiveTensors lltm_backward(const LltmNames& names, LltmGradients grads, const Ten
     using T = typename decltype(tag)::type;
     using A = acc_t<T>;
     using O = typename Backend::template Operand<T>;
-    if constexpr (Backend::kFuses) {
-      const FiveTensors results{grad_input, grad_weights, grad_bias, grad_old_h, grad_old_cell};
-      if (!names.is_sequence() && Backend::template cell_backward<T>(a, grads, p, results)) {
-        return;
-      }
-    }
     const Tensor weights_h = matrix(w, 3 * s, s, weight_cols);
     const bool need_gates = need_input || need_weights || need_bias || need_h || steps > 1;
     const Tensor gates = empty_if(need_gates, w, {total, 3 * s});
@@ -158,12 +141,7 @@ FiveTensors lltm_backward(const LltmNames& names, LltmGradients grads, const Ten
                                a.old_cell.template const_data_ptr<T>(),
                                cells->template mutable_data_ptr<A>()});
     }
-    bool fused = false;
-    if constexpr (Backend::kFuses) {
-      fused = Backend::template sequence_backward<T>(a, grads, p, cells, gates, grad_bias,
-                                                     grad_old_h, grad_old_cell);
-    }
-    for (int64_t t = fused ? -1 : steps - 1; t >= 0; --t) {
+    for (int64_t t = steps - 1; t >= 0; --t) {
       const bool last = t == steps - 1;
       LltmBackward<T, O> step{};
       step.products = p.const_data_ptr<A>() + t * n * 3 * s;
@@ -209,7 +187,7 @@ FiveTensors lltm_backward(const LltmNames& names, LltmGradients grads, const Ten
                             rows(Backend::operand(*output), 0, total - n, s));
       }
     }
-    if (need_bias && !fused) {
+    if (need_bias) {
       Backend::template sum_rows<T>(gates, total, 3 * s, grad_bias);
     }
   });

@@ -33,8 +33,6 @@ OPERATOR = Operator(
         Case(shapes(2, 4, 7, 3)),
         Case(shapes(2, 3, 2, 9, bias=False)),
         Case(shapes(1, 2, 1, 1)),
-        Case(shapes(3, 11, 3, 16)),  # CUDA's persistent kernels
-        Case(shapes(2, 5, 2, 32, bias=False)),
     ),
     resized=shapes(4, 3, 7, 3),
     empty=(Case(shapes(2, 0, 3, 4)), Case(shapes(2, 2, 0, 4)), Case(shapes(2, 2, 3, 0))),
