@@ -5,10 +5,8 @@ import torch
 
 from ops import LLTM, LLTMCell, lltm, lltm_cell
 from tests.ops.entries.lltm import reference
-from tests.ops.entries.lltm_cell import reference as cell_reference
-from tests.ops.operator_entry import raw
 from tests.ops.operators import each_device
-from tests.ops.tensors import DTYPES, assert_accurate, double, gradients, lay_out, random
+from tests.ops.tensors import DTYPES, assert_accurate, double, gradients, random
 
 STEPS, BATCH, INPUT, STATE = 5, 3, 4, 6
 
