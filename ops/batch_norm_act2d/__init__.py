@@ -168,32 +168,16 @@ class BatchNormAct2d(nn.BatchNorm2d):
 
 
 def _check(op: str, input: Tensor, activation: int, eps: float, **channels: Tensor | None) -> None:
-    """Check the arguments as the kernels do; `channels` have one value per channel."""
+    """Check the arguments of a fake; `channels` have one value per channel."""
     windows.check_image(op, input)
-    torch._check(
-        input.shape[0] * input.shape[2] * input.shape[3] != 1,
-        lambda: f"{op}: input must have more than 1 value per channel, got {list(input.shape)}",
-    )
+    values = input.shape[0] * input.shape[2] * input.shape[3]
+    check.argument(op, "input of 1 value per channel", values != 1)
     for name, x in channels.items():
         if x is not None:
-            check.same_shape(op, name, x, input.shape[1:2])
-            _check_dtype(op, name, x, input)
-    torch._check(
-        0 <= activation < len(ACTIVATIONS),
-        lambda: f"{op}: activation must be between 0 and 4, got {activation}",
-    )
-    torch._check(eps >= 0, lambda: f"{op}: eps must be at least 0, got {eps}")
-
-
-def _check_dtype(op: str, name: str, x: Tensor, input: Tensor) -> None:
-    allowed = dict.fromkeys((input.dtype, _sums(input)))
-    torch._check(
-        x.dtype in allowed,
-        lambda: (
-            f"{op}: {name} must have dtype {' or '.join(map(check.dtype_name, allowed))}, got "
-            f"{check.dtype_name(x.dtype)}"
-        ),
-    )
+            dtype = x.dtype if x.dtype == _sums(input) else input.dtype
+            check.same(op, name, x, input.shape[1:2], dtype)
+    check.argument(op, "activation", 0 <= activation < len(ACTIVATIONS))
+    check.argument(op, "eps", eps >= 0)
 
 
 def _sums(input: Tensor) -> torch.dtype:
@@ -229,10 +213,9 @@ def _fake_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     op = f"{_NAME}_backward"
     _check(op, input, activation, eps, weight=weight, bias=bias)
-    check.matches(op, "grad_output", grad_output, input.shape, "input", input)
-    for name, x in (("mean", mean), ("rstd", rstd)):
-        check.same_shape(op, name, x, input.shape[1:2])
-        check.dtype(op, name, x, _sums(input))
+    check.same(op, "grad_output", grad_output, input.shape, input.dtype)
+    check.same(op, "mean", mean, input.shape[1:2], _sums(input))
+    check.same(op, "rstd", rstd, input.shape[1:2], _sums(input))
     grads = [layout.resized(input, *input.shape[2:])]
     grads += [input.new_empty(0) if x is None else torch.empty_like(x) for x in (weight, bias)]
     a, b, c = (x if needed else input.new_empty(0) for x, needed in zip(grads, mask, strict=True))

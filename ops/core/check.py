@@ -1,4 +1,4 @@
-"""Argument checks of public functions and of fakes; the latter have the messages of check.h."""
+"""Argument checks of public functions and of fakes."""
 
 from collections.abc import Sequence
 from numbers import Integral
@@ -84,31 +84,11 @@ def boolean(op: str, name: str, value: object) -> None:
         raise TypeError(f"{op}: {name} must be bool, not {given}")
 
 
-def same_shape(op: str, name: str, x: Tensor, shape: Sequence[Any]) -> None:
-    """Raise RuntimeError unless the fake `x` has this shape."""
-    torch._check(
-        tuple(x.shape) == tuple(shape),
-        lambda: f"{op}: {name} must have shape {list(shape)}, got {list(x.shape)}",
-    )
+def argument(op: str, name: str, valid: Any) -> None:
+    """Raise RuntimeError in a fake unless an argument is valid; kernels say what is allowed."""
+    torch._check(valid, lambda: f"{op}: invalid {name}")
 
 
-def matches(
-    op: str, name: str, x: Tensor, shape: Sequence[Any], like_name: str, like: Tensor
-) -> None:
-    """Raise RuntimeError unless the fake `x` has this shape, and the dtype of `like`."""
-    same_shape(op, name, x, shape)
-    torch._check(
-        x.dtype == like.dtype,
-        lambda: (
-            f"{op}: {name} must have the dtype of {like_name} ({dtype_name(like.dtype)}), "
-            f"got {dtype_name(x.dtype)}"
-        ),
-    )
-
-
-def dtype(op: str, name: str, x: Tensor, expected: torch.dtype) -> None:
-    """Raise RuntimeError unless the fake `x` has this dtype."""
-    torch._check(
-        x.dtype == expected,
-        lambda: f"{op}: {name} must have dtype {dtype_name(expected)}, got {dtype_name(x.dtype)}",
-    )
+def same(op: str, name: str, x: Tensor, shape: Sequence[Any], dtype: torch.dtype) -> None:
+    """Raise RuntimeError unless the fake `x` has this shape and dtype."""
+    argument(op, name, tuple(x.shape) == tuple(shape) and x.dtype == dtype)

@@ -49,20 +49,15 @@ def pairs(op: str, **arguments: Size) -> list[tuple[int, int]]:
     return [pair(op, name, value) for name, value in arguments.items()]
 
 
-def check_image(op: str, x: Tensor, name: str = "input", shape: str = "[N, C, H, W]") -> None:
+def check_image(op: str, x: Tensor, name: str = "input") -> None:
     """Raise RuntimeError unless the fake `x` has four dimensions."""
-    torch._check(x.dim() == 4, lambda: f"{op}: {name} must have shape {shape}, got {list(x.shape)}")
+    check.argument(op, name, x.dim() == 4)
 
 
 def check_pair(op: str, name: str, values: Sequence[int]) -> None:
     """Raise RuntimeError unless the values are two integers in range."""
     least = _MIN_VALUE[name]
-    if len(values) != 2 or min(values) < least:
-        raise RuntimeError(
-            f"{op}: {name} must be two integers, at least {least}, got {list(values)}"
-        )
-    if max(values) > _MAX_VALUE:
-        raise RuntimeError(f"{op}: {name} must be at most {_MAX_VALUE}, got {list(values)}")
+    check.argument(op, name, len(values) == 2 and all(least <= v <= _MAX_VALUE for v in values))
 
 
 def output_length(
@@ -84,7 +79,7 @@ def output_size(
     *,
     ceil_mode: bool = False,
 ) -> list[int]:
-    """Check the arguments as windows.h does; return the output height and width.
+    """Check the arguments of a fake; return the output height and width.
 
     With `ceil_mode`, the last window may extend past the padded input. Windows that would start in
     the padding at the end are ignored.
@@ -96,15 +91,9 @@ def output_size(
     check_pair(op, "padding", padding)
     check_pair(op, "dilation", dilation)
     outputs = []
-    for side, size, k, s, p, d in zip("HW", sizes, kernel, stride, padding, dilation, strict=True):
-        padded, span = size + 2 * p, d * (k - 1) + 1
-        torch._check(
-            padded + (s - 1 if ceil_mode else 0) >= span,
-            lambda side=side, span=span, padded=padded: (  # type: ignore[misc]
-                f"{op}: the dilated kernel must fit into the padded input; in {side} "
-                f"the kernel spans {span}, the padded input {padded}"
-            ),
-        )
+    for size, k, s, p, d in zip(sizes, kernel, stride, padding, dilation, strict=True):
+        room = size + 2 * p + (s - 1 if ceil_mode else 0)
+        check.argument(op, "kernel: it must fit into the padded input", room >= d * (k - 1) + 1)
         outputs.append(output_length(size, k, s, p, d, ceil_mode))
     return outputs
 
@@ -163,8 +152,8 @@ def register_bilinear(
     Args:
         op: the forward operator.
         op_backward: the backward operator.
-        check_arguments: f(name, input, weight, stride, padding, dilation), checks fakes with the
-            messages of the kernels, and returns the output height and width.
+        check_arguments: f(name, input, weight, stride, padding, dilation), checks fakes and
+            returns the output height and width.
         weight_like: f(weight), returns an empty tensor for the weight gradient.
         batch_dims: the dimension of input, weight and bias that vmap folds the batch into.
     """
@@ -176,7 +165,7 @@ def register_bilinear(
         size = check_arguments(name_of(op), input, weight, stride, padding, dilation)
         for bias in biases:
             if bias is not None:
-                check.matches(name_of(op), "bias", bias, input.shape[1:2], "input", input)
+                check.same(name_of(op), "bias", bias, input.shape[1:2], input.dtype)
         return layout.resized(input, *size)
 
     def fake_backward(
@@ -185,7 +174,7 @@ def register_bilinear(
         *geometry, mask = geometry_and_mask
         name = name_of(op_backward)
         shape = (*input.shape[:2], *check_arguments(name, input, weight, *geometry))
-        check.matches(name, "grad_output", grad_output, shape, "input", input)
+        check.same(name, "grad_output", grad_output, shape, input.dtype)
         image = layout.resized(input, *input.shape[2:])
         grads = (image, weight_like(weight), weight.new_empty(input.shape[1:2]))
         return select(name, mask, *grads[:count])

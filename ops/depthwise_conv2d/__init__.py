@@ -135,20 +135,10 @@ class DepthwiseConv2d(nn.Conv2d):
 
 
 def _check_fakes(op: str, input: Tensor, weight: Tensor, *geometry: list[int]) -> list[int]:
-    """Check the arguments as the kernels do; return the output's height and width."""
+    """Check the arguments of a fake; return the output's height and width."""
     windows.check_image(op, input)
-    channels = input.shape[1]
-    torch._check(
-        weight.dim() == 4
-        and weight.shape[0] == channels
-        and weight.shape[1] == 1
-        and min(weight.shape[2:]) > 0,
-        lambda: (
-            f"{op}: weight must have shape [C, 1, kH, kW] with C = {channels}, "
-            f"got {list(weight.shape)}"
-        ),
-    )
-    check.matches(op, "weight", weight, weight.shape, "input", input)
+    check.argument(op, "weight", weight.dim() == 4 and min(weight.shape[2:]) > 0)
+    check.same(op, "weight", weight, (input.shape[1], 1, *weight.shape[2:]), input.dtype)
     return windows.output_size(op, input.shape[2:], weight.shape[2:], *geometry)
 
 

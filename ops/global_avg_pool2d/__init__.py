@@ -71,15 +71,10 @@ def _fake(input: Tensor) -> Tensor:
 
 def _fake_backward(grad_output: Tensor, height: int, width: int, channels_last: bool) -> Tensor:
     op = "global_avg_pool2d_backward"
-    torch._check(
-        grad_output.dim() == 4 and grad_output.shape[2] == 1 and grad_output.shape[3] == 1,
-        lambda: f"{op}: grad_output must have shape [N, C, 1, 1], got {list(grad_output.shape)}",
-    )
-    torch._check(
-        height >= 0 and width >= 0,
-        lambda: f"{op}: height and width must be at least 0, got {height} and {width}",
-    )
-    return layout.empty(grad_output, (*grad_output.shape[:2], height, width), channels_last)
+    images_and_channels = grad_output.shape[:2]
+    check.same(op, "grad_output", grad_output, (*images_and_channels, 1, 1), grad_output.dtype)
+    check.argument(op, "height or width", height >= 0 and width >= 0)
+    return layout.empty(grad_output, (*images_and_channels, height, width), channels_last)
 
 
 # Autograd saves only the size and memory format of the image.

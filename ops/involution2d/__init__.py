@@ -164,29 +164,13 @@ def _weight_like(weight: Tensor) -> Tensor:
 
 
 def _check_fakes(op: str, input: Tensor, weight: Tensor, *geometry: list[int]) -> list[int]:
-    """Check the arguments as the kernels do; return the output's height and width."""
+    """Check the arguments of a fake; return the output's height and width."""
     windows.check_image(op, input)
-    images, channels = input.shape[:2]
-    torch._check(
-        weight.dim() == 6
-        and weight.shape[0] == images
-        and weight.shape[1] > 0
-        and channels % weight.shape[1] == 0
-        and min(weight.shape[2:4]) > 0,
-        lambda: (
-            f"{op}: weight must have shape [N, G, kH, kW, Ho, Wo] with N = {images} and G a "
-            f"divisor of C = {channels}, got {list(weight.shape)}"
-        ),
-    )
-    size = windows.output_size(op, input.shape[2:], weight.shape[2:4], *geometry)
-    torch._check(
-        list(weight.shape[4:]) == size,
-        lambda: (
-            f"{op}: weight must have a kernel for each place, Ho = {size[0]} and Wo = {size[1]}, "
-            f"got {list(weight.shape)}"
-        ),
-    )
-    check.matches(op, "weight", weight, weight.shape, "input", input)
+    check.argument(op, "weight", weight.dim() == 6 and min(weight.shape[1:4]) > 0)
+    groups, kernel = weight.shape[1], weight.shape[2:4]
+    check.argument(op, "weight", input.shape[1] % groups == 0)
+    size = windows.output_size(op, input.shape[2:], kernel, *geometry)
+    check.same(op, "weight", weight, (input.shape[0], groups, *kernel, *size), input.dtype)
     return size
 
 

@@ -28,27 +28,17 @@ SEQUENCE = ("sequence", "weights", "bias", "h0", "c0")
 def _fake_forward(
     op: str, names: tuple[str, ...], dim: int, *tensors: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Check the arguments as the kernels do; return fakes of all h, one c and the products."""
+    """Check the arguments; return fakes of all h, one c and the products."""
     input, _, _, h, _ = tensors
     assert input is not None and h is not None
-    shape = "[T, N, I]" if dim == 3 else "[N, I]"
-    given = list(input.shape)
-    torch._check(
-        input.dim() == dim, lambda: f"{op}: {names[0]} must have shape {shape}, got {given}"
-    )
-    torch._check(
-        dim == 2 or given[0] > 0,
-        lambda: f"{op}: {names[0]} must have at least one step, got {given}",
-    )
-    torch._check(
-        h.dim() == 2, lambda: f"{op}: {names[3]} must have shape [N, S], got {list(h.shape)}"
-    )
+    check.argument(op, names[0], input.dim() == dim and (dim == 2 or input.shape[0] > 0))
+    check.argument(op, names[3], h.dim() == 2)
     *steps, batch, columns = input.shape
     state = h.shape[1]
     shapes = ((3 * state, state + columns), (3 * state,), (batch, state), (batch, state))
     for name, x, expected in zip(names[1:], tensors[1:], shapes, strict=True):
         if x is not None:
-            check.matches(op, name, x, expected, names[0], input)
+            check.same(op, name, x, expected, input.dtype)
     sums = torch.float64 if input.dtype == torch.float64 else torch.float32
     return (
         input.new_empty((*steps, batch, state)),
@@ -75,9 +65,8 @@ def _fake_backward(
     for like, group in ((h, steps), (c, last)):
         for name, x in group.items():
             if x is not None:
-                check.matches(op, name, x, like.shape, names[0], tensors[0])
-    check.dtype(op, "products", saved, products.dtype)
-    check.same_shape(op, "products", saved, products.shape)
+                check.same(op, name, x, like.shape, like.dtype)
+    check.same(op, "products", saved, products.shape, products.dtype)
     return tuple(
         tensors[0].new_empty(x.shape if needed and x is not None else [0])
         for x, needed in zip(tensors, mask, strict=True)

@@ -138,23 +138,14 @@ class MaxPool2d(nn.MaxPool2d):
 
 
 def _output_size(op: str, height: Any, width: Any, *arguments: Any) -> list[int]:
-    """Check the arguments as the kernels do; return the output's height and width."""
+    """Check the arguments of a fake; return the output's height and width."""
     kernel_size, *spacing, ceil_mode = arguments
     windows.check_pair(op, "kernel_size", kernel_size)
     size = windows.output_size(op, (height, width), kernel_size, *spacing, ceil_mode=ceil_mode)
-    torch._check(
-        height > 0 and width > 0,
-        lambda: f"{op}: the input must have pixels, got height {height} and width {width}",
-    )
-    if kernel_size[0] * kernel_size[1] > _MAX_TAPS:
-        raise RuntimeError(
-            f"{op}: kernel_size must have at most 2^31 pixels, got {list(kernel_size)}"
-        )
-    if any(p > k // 2 for p, k in zip(spacing[1], kernel_size, strict=True)):
-        raise RuntimeError(
-            f"{op}: padding must be at most half of kernel_size, {[k // 2 for k in kernel_size]}, "
-            f"got {list(spacing[1])}"
-        )
+    check.argument(op, "input without pixels", height > 0 and width > 0)
+    check.argument(op, "kernel_size", kernel_size[0] * kernel_size[1] <= _MAX_TAPS)
+    limits = zip(spacing[1], kernel_size, strict=True)
+    check.argument(op, "padding", all(padding <= side // 2 for padding, side in limits))
     return size
 
 
@@ -167,11 +158,10 @@ def _fake(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
 def _fake_backward(grad_output: Tensor, indices: Tensor, *arguments_and_image: Any) -> Tensor:
     op = "max_pool2d_backward"
     *arguments, height, width, channels_last = arguments_and_image
-    windows.check_image(op, grad_output, "grad_output", "[N, C, Ho, Wo]")
+    windows.check_image(op, grad_output, "grad_output")
     shape = (*grad_output.shape[:2], *_output_size(op, height, width, *arguments))
-    check.same_shape(op, "grad_output", grad_output, shape)
-    check.same_shape(op, "indices", indices, shape)
-    check.dtype(op, "indices", indices, windows.index_type(arguments[0]))
+    check.same(op, "grad_output", grad_output, shape, grad_output.dtype)
+    check.same(op, "indices", indices, shape, windows.index_type(arguments[0]))
     return layout.empty(grad_output, (*shape[:2], height, width), channels_last)
 
 

@@ -95,9 +95,8 @@ class NCReLU(nn.Module):
 
 
 def _check_dim(op: str, x: Tensor, dim: int) -> None:
-    n = x.dim()
-    torch._check(n > 0, lambda: f"{op}: input must have at least one dimension, got []")
-    torch._check(-n <= dim < n, lambda: f"{op}: dim must be in [{-n}, {n - 1}], got {dim}")
+    check.argument(op, "input without dimensions", x.dim() > 0)
+    check.argument(op, "dim", -x.dim() <= dim < x.dim())
 
 
 def _with_size(x: Tensor, dim: int, size: Any) -> Tensor:
@@ -115,7 +114,7 @@ def _fake_backward(grad_output: Tensor, input: Tensor, dim: int) -> Tensor:
     _check_dim("ncrelu_backward", input, dim)
     shape = list(input.shape)
     shape[dim] *= 2
-    check.matches("ncrelu_backward", "grad_output", grad_output, shape, "input", input)
+    check.same("ncrelu_backward", "grad_output", grad_output, shape, input.dtype)
     return _with_size(input, dim, input.shape[dim])
 
 
@@ -134,17 +133,10 @@ def _fake_with_signs_backward(
 ) -> Tensor:
     op = "ncrelu_with_signs_backward"
     shape = list(grad_output.shape)
-    torch._check(
-        shape[dim] % 2 == 0,
-        lambda: f"{op}: grad_output must have an even size in dimension {dim}, got {shape}",
-    )
-    torch._check(
-        not channels_last or len(shape) in (4, 5),
-        lambda: f"{op}: channels_last needs a grad_output of 4 or 5 dimensions, got {shape}",
-    )
+    check.argument(op, "grad_output", shape[dim] % 2 == 0)
+    check.argument(op, "channels_last", not channels_last or len(shape) in (4, 5))
     shape[dim] //= 2
-    check.same_shape(op, "signs", signs, [_sign_bytes(prod(shape))])
-    check.dtype(op, "signs", signs, torch.uint8)
+    check.same(op, "signs", signs, [_sign_bytes(prod(shape))], torch.uint8)
     return layout.empty(grad_output, shape, channels_last)
 
 

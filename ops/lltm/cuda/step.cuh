@@ -73,6 +73,7 @@ __device__ Gates<T> gates_at(const acc_t<T>* products, const T* bias, int64_t st
 template <typename T>
 __device__ void run(const LltmForward<T, T>& s, const LltmSizes& sizes, int64_t row,
                     int64_t column) {
+  using A = acc_t<T>;
   const int64_t state = sizes.state, i = row * state + column;
   if (s.recurrent) {
     for (int gate = 0; gate < 3; ++gate) {
@@ -83,8 +84,8 @@ __device__ void run(const LltmForward<T, T>& s, const LltmSizes& sizes, int64_t 
   // Read sums through the pointer that wrote them.
   const Gates<T> gates =
       gates_at(s.recurrent ? s.sums_out : s.products, s.bias, state, row, column);
-  const acc_t<T> cell = read(s.old_cell, i) + Elu<T>(gates[2]).value * Sigmoid<T>(gates[0]).value;
-  const T h = static_cast<T>(Tanh<T>(cell).value * Sigmoid<T>(gates[1]).value);
+  const A cell = read(s.old_cell, i) + Elu<A>(gates[2]).value * Sigmoid<A>(gates[0]).value;
+  const T h = static_cast<T>(Tanh<A>(cell).value * Sigmoid<A>(gates[1]).value);
   write(s.new_cell, i, cell);
   s.new_h[i] = h;
   if (s.last_h) {
@@ -98,9 +99,9 @@ __device__ void run(const LltmBackward<T, T>& s, const LltmSizes& sizes, int64_t
   using A = acc_t<T>;
   const int64_t state = sizes.state, i = row * state + column;
   const Gates<T> gates = gates_at(s.products, s.bias, state, row, column);
-  const Sigmoid<T> in(gates[0]), out(gates[1]);
-  const Elu<T> candidate(gates[2]);
-  const Tanh<T> cell(read(s.old_cell, i) + candidate.value * in.value);
+  const Sigmoid<A> in(gates[0]), out(gates[1]);
+  const Elu<A> candidate(gates[2]);
+  const Tanh<A> cell(read(s.old_cell, i) + candidate.value * in.value);
   A grad_h = read(s.grad_h, i);
   if (s.grad_output) {
     grad_h += static_cast<A>(s.grad_output[i]);
@@ -128,7 +129,7 @@ __device__ void run(const LltmScan<T>& s, const LltmSizes& sizes, int64_t row, i
   for (int64_t t = 0; t < sizes.steps - 1; ++t) {
     const A input = __ldg(sums + 3 * t * elements) + input_bias;
     const A candidate = __ldg(sums + 3 * t * elements + 2 * state) + candidate_bias;
-    cell += Elu<T>(candidate).value * Sigmoid<T>(input).value;
+    cell += Elu<A>(candidate).value * Sigmoid<A>(input).value;
     s.cells[t * elements + i] = cell;
   }
 }
