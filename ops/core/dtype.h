@@ -9,11 +9,14 @@
 
 #include "core/check.h"
 
-// Attribute of functions used by CPU and CUDA kernels.
+// Attribute of functions used by CPU and CUDA kernels, and of formulas: these are inlined into a
+// kernel, and compiled for its instruction set.
 #ifdef __CUDACC__
 #define OPS_DEVICE __host__ __device__
+#define OPS_FORMULA __host__ __device__ __forceinline__
 #else
 #define OPS_DEVICE
+#define OPS_FORMULA [[gnu::always_inline]] inline
 #endif
 
 namespace ops {

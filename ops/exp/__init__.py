@@ -47,17 +47,13 @@ class Exp(nn.Module):
         return exp(input)
 
 
-def _by_grad_output(x: Tensor, grad_output: Tensor, output: Tensor) -> Tensor:
-    return _exp_backward(x, output)
-
-
-def _by_output(x: Tensor, grad_output: Tensor, output: Tensor) -> Tensor:
-    return _exp_backward(x, grad_output)
-
-
 register(
     _exp,
     **elementwise(_exp, "exp_backward(grad, output)"),
     autocast={"cuda": torch.float32},
 )
-register(_exp_backward, **elementwise(_exp_backward, [_by_grad_output, _by_output]))
+_partials = (  # by grad_output, by output
+    lambda x, grad_output, output: _exp_backward(x, output),
+    lambda x, grad_output, output: _exp_backward(x, grad_output),
+)
+register(_exp_backward, **elementwise(_exp_backward, _partials))

@@ -1,9 +1,6 @@
 // exp: schemas and CPU registration.
-#include "exp/op.h"
-
-#define OPS_KERNELS "exp/cpu_kernels.h"
-#include "core/cpu/dispatch_isa.h"
 #include "core/cpu/elementwise_loop.h"
+#include "exp/op.h"
 
 namespace ops::cpu {
 
@@ -13,8 +10,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(lenet_ops, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CPU, m) {
-  m.impl("exp", TORCH_BOX(&exp<PointwiseLoop>));
-  m.impl("exp_backward", TORCH_BOX(&exp_backward<PointwiseLoop>));
+  m.impl("exp", TORCH_BOX(&Elementwise::forward<ExpForward>));
+  m.impl("exp_backward", TORCH_BOX(&Elementwise::backward<ExpBackward>));
 }
 
 }  // namespace ops::cpu

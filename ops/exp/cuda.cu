@@ -5,8 +5,8 @@
 namespace ops::cuda {
 
 STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CUDA, m) {
-  m.impl("exp", TORCH_BOX(&exp<PointwiseLoop>));
-  m.impl("exp_backward", TORCH_BOX(&exp_backward<PointwiseLoop>));
+  m.impl("exp", TORCH_BOX(&Elementwise::forward<ExpForward>));
+  m.impl("exp_backward", TORCH_BOX(&Elementwise::backward<ExpBackward>));
 }
 
 }  // namespace ops::cuda

@@ -1,9 +1,6 @@
 // gelu: schemas and CPU registration.
-#include "gelu/op.h"
-
-#define OPS_KERNELS "gelu/cpu_kernels.h"
-#include "core/cpu/dispatch_isa.h"
 #include "core/cpu/elementwise_loop.h"
+#include "gelu/op.h"
 
 namespace ops::cpu {
 
@@ -13,8 +10,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(lenet_ops, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CPU, m) {
-  m.impl("gelu", TORCH_BOX(&gelu<PointwiseLoop>));
-  m.impl("gelu_backward", TORCH_BOX(&gelu_backward<PointwiseLoop>));
+  m.impl("gelu", TORCH_BOX(&Elementwise::forward<GeluForward>));
+  m.impl("gelu_backward", TORCH_BOX(&Elementwise::backward<GeluBackward>));
 }
 
 }  // namespace ops::cpu

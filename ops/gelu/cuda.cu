@@ -37,8 +37,8 @@ struct ForStorage<GeluBackward, T> {
 };
 
 STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CUDA, m) {
-  m.impl("gelu", TORCH_BOX(&gelu<PointwiseLoop>));
-  m.impl("gelu_backward", TORCH_BOX(&gelu_backward<PointwiseLoop>));
+  m.impl("gelu", TORCH_BOX(&Elementwise::forward<GeluForward>));
+  m.impl("gelu_backward", TORCH_BOX(&Elementwise::backward<GeluBackward>));
 }
 
 }  // namespace ops::cuda

@@ -5,11 +5,12 @@
 //     #include "core/cpu/dispatch_isa.h"
 //     ... OPS_CALL(x_forward(in, out, n));
 //
-// Kernels may call only each other and vec.h. The linker keeps one copy of an inline function used
-// by several instruction sets (std::min, a lambda), perhaps one that the processor cannot run.
+// Kernels may call only each other, vec.h and simd.h. The linker keeps one copy of an inline
+// function used by several instruction sets (std::min, a lambda), perhaps one that the processor
+// cannot run.
 
 #include "core/cpu/isa.h"
-#include "core/dtype.h"
+#include "core/cpu/simd.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

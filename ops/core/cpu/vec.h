@@ -4,13 +4,6 @@
 
 namespace ops::cpu::OPS_ISA {
 
-template <typename A, int N>
-struct vector_of {
-  typedef A type __attribute__((vector_size(N * sizeof(A))));
-};
-template <typename A, int N>
-using Vec = typename vector_of<A, N>::type;
-
 template <typename A>
 constexpr int kLanes = OPS_VECTOR_BYTES / sizeof(A);
 
@@ -44,25 +37,8 @@ inline Vec<A, N> broadcast(A x) {
 // Clamp x to [low, high]; NaN propagates.
 template <typename A, int N>
 inline Vec<A, N> clamp(Vec<A, N> x, A low, A high) {
-#if OPS_VECTOR_BYTES == 32
-  if constexpr (N * sizeof(A) == 32 && sizeof(A) == 4) {
-    // min and max return the second operand if either is NaN.
-    return _mm256_min_ps(_mm256_set1_ps(high), _mm256_max_ps(_mm256_set1_ps(low), x));
-  }
-#endif
-  x = x < low ? broadcast<A, N>(low) : x;
-  return x > high ? broadcast<A, N>(high) : x;
-}
-
-// Evaluate Σ coefficients[k] · x^k (Horner).
-template <typename A, int N, int COUNT>
-inline Vec<A, N> polynomial(const A (&coefficients)[COUNT], Vec<A, N> x) {
-  Vec<A, N> sum = broadcast<A, N>(coefficients[COUNT - 1]);
-  OPS_UNROLL
-  for (int k = COUNT - 2; k >= 0; --k) {
-    sum = sum * x + coefficients[k];
-  }
-  return sum;
+  using S = Simd<A, N>;
+  return clamp(S(x), S(broadcast<A, N>(low)), S(broadcast<A, N>(high))).lanes;
 }
 
 // Unaligned loads and stores of N lanes. 16-bit types are converted to float.

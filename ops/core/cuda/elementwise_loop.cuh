@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kPointwiseThreads, kPointwiseBlocks<T>)
   }
 }
 
-struct PointwiseLoop {
+struct Loop {
   // Compute out[i] = f(in[i]...). All tensors are dense, with the layout of `like`.
   template <typename T, typename F, typename... In>
   static void run(const Tensor& like, T* out, const F&, const In*... in) {
@@ -58,5 +58,7 @@ struct PointwiseLoop {
     });
   }
 };
+
+using Elementwise = ops::Elementwise<Loop>;
 
 }  // namespace ops::cuda
