@@ -17,7 +17,8 @@ Tangents = tuple[Tensor | None, ...]
 
 _MAX_VALUE = 2**31  # kMaximum in windows.h: larger values could overflow sums of sizes
 _MAX_CHANNELS = 65_535  # maximum gridDim.y in CUDA
-_BYTE_TAPS = 256  # kByteTaps in windows.h: largest pooling window with uint8 indices
+_BYTE_TAPS = 255  # kByteTaps - 1 in windows.h: largest pooling window with uint8 indices
+_NO_TAP = {torch.uint8: 255, torch.int64: -1}  # kNoTap: index of a window of padding alone
 _MIN_VALUE = {"kernel_size": 1, "stride": 1, "padding": 0, "dilation": 1}
 
 
@@ -99,7 +100,7 @@ def output_size(
 
 
 def index_type(pool: Sequence[int]) -> torch.dtype:
-    """Return the dtype of max pooling indices: uint8 up to 256 taps, else int64."""
+    """Return the dtype of max pooling indices: uint8 up to 255 taps, else int64."""
     return torch.uint8 if pool[0] * pool[1] <= _BYTE_TAPS else torch.int64
 
 
@@ -111,7 +112,11 @@ def gather(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> Tensor:
-    """Gather the pixels of `image` at `taps`, each in its window; differentiable to any order."""
+    """Gather the pixels of `image` at `taps`, each in its window; differentiable to any order.
+
+    A window of padding alone has none, and gets 0.
+    """
+    padding_alone = taps == _NO_TAP[taps.dtype]
     tap = taps.long()
     starts = [
         torch.arange(count, device=image.device) * s - p
@@ -119,9 +124,10 @@ def gather(
     ]
     row = tap // kernel_size[1] * dilation[0] + starts[0][:, None]
     column = tap % kernel_size[1] * dilation[1] + starts[1]
-    pixel = row * image.shape[3] + column
+    pixel = (row * image.shape[3] + column).masked_fill(padding_alone, 0)
     flat = (*image.shape[:2], -1)  # flatten has no vmap rule in forward mode
-    return image.reshape(flat).gather(2, pixel.reshape(flat)).reshape(taps.shape)
+    values = image.reshape(flat).gather(2, pixel.reshape(flat)).reshape(taps.shape)
+    return values.masked_fill(padding_alone, 0)
 
 
 def select(op: str, mask: Sequence[bool], *grads: Tensor) -> tuple[Tensor, ...]:

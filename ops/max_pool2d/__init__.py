@@ -34,7 +34,7 @@ def max_pool2d(
     The gradient of out[n, c, i, j] goes to the first maximum of the window in row-major order. NaN
     is larger than any number; of several NaNs, the last one is the maximum.
     Autograd saves the index of the maximum within its window: one byte per output (eight bytes for
-    windows of more than 256 pixels). PyTorch saves eight bytes per output and the input.
+    windows of more than 255 pixels). PyTorch saves eight bytes per output and the input.
     Unlike ``F.max_pool2d``, there are no integer dtypes and no ``return_indices``.
 
     Args:

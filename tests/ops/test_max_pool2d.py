@@ -1,6 +1,7 @@
 """max_pool2d against F.max_pool2d, on random windows."""
 
 import time
+from itertools import product
 
 import numpy as np
 import pytest
@@ -117,30 +118,100 @@ def test_backward_of_short_padded_rows_is_fast(side):
 
 @each_device
 @pytest.mark.parametrize("layout", LAYOUTS[:2])
-@pytest.mark.parametrize(("kernel", "stride"), [(2, 2), (3, 2), (17, 3)])
+@pytest.mark.parametrize(("kernel", "stride"), [(2, 2), (3, 2), (15, 2), (16, 3), (17, 3)])
 def test_indices_are_bytes_and_checked(kernel, stride, layout, device):
-    """Expect uint8 indices up to 16×16 windows, and zero gradients for invalid indices."""
+    """Expect uint8 indices up to 255 taps, and zero gradients for invalid indices."""
     x = random((2, 9, 40, 40), torch.float32, device, layout)
     windows = ([kernel] * 2, [stride] * 2, [0, 0], [1, 1], False)
     output, indices = raw.max_pool2d(x, *windows)
-    assert indices.dtype == (torch.uint8 if kernel < 17 else torch.int64)
+    is_byte = kernel < 16
+    assert indices.dtype == (torch.uint8 if is_byte else torch.int64)
     assert indices.stride() == output.stride()
     assert indices.max() < kernel**2
     channels_last = layout == "channels_last"
     for wrong in (torch.full_like(indices, 255), torch.full_like(indices, -1)):
         grad = raw.max_pool2d_backward(output, wrong, *windows, 40, 40, channels_last)
-        assert grad.isfinite().all() if kernel == 17 else not grad.any()
+        assert not grad.any() if is_byte else grad.isfinite().all()
 
 
-def test_windows_of_padding_alone():
-    x = torch.ones(1, 2, 3, 3, requires_grad=True)
-    y = max_pool2d(x, 2, padding=1, dilation=3)  # rows and columns −1 and 2
-    assert y.tolist() == [[[[1.0]]] * 2]
-    x = torch.ones(1, 2, 2, 2, requires_grad=True)
-    y = max_pool2d(x, 2, padding=1, dilation=3)  # −1 and 2
-    assert y.tolist() == [[[[float("-inf")]]] * 2]
-    y.sum().backward()
-    assert not x.grad.any()
+def window_starts(size, kernel, stride, padding, dilation, ceil_mode):
+    end = size + padding - dilation * (kernel - 1)
+    starts = range(-padding, end + stride - 1 if ceil_mode else end, stride)
+    return [start for start in starts if start < size]
+
+
+def pool_pixel_by_pixel(x, grad, tangent, starts, kernel, dilation):
+    """Return the output, the gradient of the input and the tangent of the output."""
+    pixels = x.tolist()
+    out = torch.full(grad.shape, -torch.inf, dtype=torch.float64)
+    grad_input, out_tangent = torch.zeros_like(tangent), torch.zeros_like(out)
+    for n, c, i, j in product(*map(range, out.shape)):
+        maximum = None
+        for k, m in product(*map(range, kernel)):
+            row, column = starts[0][i] + k * dilation[0], starts[1][j] + m * dilation[1]
+            if 0 <= row < x.shape[2] and 0 <= column < x.shape[3]:
+                value = pixels[n][c][row][column]
+                if maximum is None or value > maximum[0] or value != value:
+                    maximum = value, (n, c, row, column)
+        if maximum is not None:
+            out[n, c, i, j], pixel = maximum
+            grad_input[pixel] += grad[n, c, i, j]
+            out_tangent[n, c, i, j] = tangent[pixel]
+    return out, grad_input, out_tangent
+
+
+@st.composite
+def axes(draw):
+    """Draw size, kernel, stride, padding and dilation; in a third, the window misses the image."""
+    size, stride = draw(st.integers(1, 7)), draw(st.integers(1, 4))
+    if draw(st.integers(0, 2)) == 0:
+        return size, 2, stride, 1, size + 1
+    kernel = draw(st.integers(1, 5))
+    padding = draw(st.integers(0, kernel // 2))
+    most = (size + 2 * padding - 1) // max(1, kernel - 1)
+    assume(most >= 1)
+    return size, kernel, stride, padding, draw(st.integers(1, most))
+
+
+@each_device
+@drawn(150)
+@given(
+    channels=st.sampled_from((1, 3, 18)),
+    vertical=axes(),
+    horizontal=axes(),
+    ceil_mode=st.booleans(),
+    values=st.sampled_from(("distinct", "equal", "NaN")),
+    dtype=st.sampled_from(DTYPES),
+    layout=st.sampled_from(LAYOUTS[:3]),
+)
+@example(1, (2, 1, 1, 0, 1), (3, 2, 1, 1, 4), False, "equal", DTYPES[1], LAYOUTS[0])
+def test_matches_pooling_in_python(
+    device, channels, vertical, horizontal, ceil_mode, values, dtype, layout
+):
+    """Unlike PyTorch's, gradients of windows that lie in padding alone reach no pixel."""
+    sizes, kernel, stride, padding, dilation = zip(vertical, horizontal, strict=True)
+    x = random((2, channels, *sizes), dtype, device)
+    x = x if values == "distinct" else x.round()
+    if values == "NaN":
+        x[random(x.shape, dtype, device, seed=1) > 0.5] = torch.nan
+    x = lay_out(x, layout)
+    starts = [window_starts(*axis, ceil_mode) for axis in (vertical, horizontal)]
+    shape = (2, channels, *map(len, starts))
+    grad = random(shape, dtype, device, seed=2).mul(8).round()  # sums are exact
+    tangent = random(x.shape, dtype, device, seed=3)
+
+    def pool(x):
+        return max_pool2d(x, kernel, stride, padding, dilation, ceil_mode)
+
+    out, out_tangent = torch.func.jvp(pool, (x,), (tangent,))
+    out_again, backward = torch.func.vjp(pool, x)
+    actual = out, backward(grad)[0], out_tangent
+    expected = pool_pixel_by_pixel(
+        *(y.double().cpu() for y in (x, grad, tangent)), starts, kernel, dilation
+    )
+    for a, e in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a.cpu(), e.to(dtype), rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(out_again, out, rtol=0, atol=0, equal_nan=True)
 
 
 def test_window_far_larger_than_the_image():

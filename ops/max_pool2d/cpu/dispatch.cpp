@@ -32,7 +32,7 @@ __attribute__((noinline)) void scatter_add(const MaxPoolPlan& p, OffsetOf offset
         int64_t first = start + row * row_step + i * run_step;
         for (const T* last = grad + run; grad != last; ++grad, ++indices, first += step) {
           const uint64_t at = first + offset_of(*indices);
-          if (at < size) {  // guards against indices that are not of max_pool2d
+          if (at < size) {  // not kNoTap, nor an index that is not of max_pool2d
             sums[at] += static_cast<Sum>(*grad);
           }
         }

@@ -150,7 +150,7 @@ void pool(const MaxPoolPlan& p, const T* x, int64_t step, const PoolWindow& wind
   }
   for (int64_t i = at; i < at + run; ++i) {  // all padding
     out[i] = static_cast<T>(-__builtin_inf());
-    store_taps<1>(indices, i, p.wide, Vec<int32_t, 1>{});
+    store_taps<1>(indices, i, p.wide, Vec<int32_t, 1>{kNoTap});
   }
 }
 

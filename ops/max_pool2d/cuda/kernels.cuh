@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kPoolThreads)
   RunningMax<T, I> running_max[V];
 #pragma unroll
   for (int v = 0; v < V; ++v) {
-    running_max[v] = {-INFINITY, 0};
+    running_max[v] = {-INFINITY, static_cast<I>(kNoTap)};
   }
   const auto update = [&](Signed row, Signed column, Signed tap, bool first) {
     const auto values = load_vector<V>(image + (row * s.w + column) * s.pixel);
@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(kPoolThreads)
   using Index = typename Divider::Index;
   using Signed = typename PoolParams<Divider>::Signed;
   using Acc = acc_t<T>;
-  constexpr int V = S == 1 ? 1 : S / 2, kNoTap = 255;
+  constexpr int V = S == 1 ? 1 : S / 2, kOutside = 255;  // equals no tap
   const Index thread = thread_index<Index>();
   if (thread >= s.threads) {
     return;
@@ -233,12 +233,12 @@ __global__ void __launch_bounds__(kPoolThreads)
   for (int a = 0; a < 2; ++a) {
     const bool row_inside = top + a >= 0 && top + a < s.out_h;
     const Index from = (image * s.out_h + top + a) * s.out_w;
-    const int even_tap = a == 0 ? 6 : 0, odd_tap = odd_first_h == (a == 0) ? 3 : kNoTap + 1;
+    const int even_tap = a == 0 ? 6 : 0, odd_tap = odd_first_h == (a == 0) ? 3 : kOutside + 1;
 #pragma unroll
     for (int j = 0; j <= V; ++j) {
       const bool inside = row_inside && left + j >= 0 && left + j < s.out_w;
       const Acc value = inside ? static_cast<Acc>(grad[from + left + j]) : Acc(0);
-      const int tap = inside ? indices[from + left + j] : kNoTap;
+      const int tap = inside ? indices[from + left + j] : kOutside;
 #pragma unroll
       for (int b = 0; b < 2; ++b) {
         const int pair = j - b;
