@@ -137,18 +137,23 @@ eager_flags = [
     "-Wno-unused-parameter",
     "-Wno-psabi",  # no vector is passed to a call: all are inlined
 ]
+error_macros = ["-include", "core/compat.h"]  # before PyTorch's headers
 cxx_flags = [
     *eager_flags,
     target,
+    *error_macros,
     "-std=c++17",
     "-ffp-contract=fast",
     "-fno-math-errno",
     "-fno-trapping-math",
 ]
-nvcc_flags = [target, *optimise, "-std=c++17", "-DUSE_CUDA", "--threads=2"]
+nvcc_flags = [target, *error_macros, *optimise, "-std=c++17", "-DUSE_CUDA", "--threads=2"]
 if cuda and cuda[1] >= (12, 8):
     nvcc_flags.append("--compress-mode=size")
 
+# Nothing of a statically linked C++ runtime is exported: PyTorch has its own copy.
+EXPORTS = "ops/core/exports.map"
+link_flags = ["-Wl,--exclude-libs,ALL", f"-Wl,--version-script={EXPORTS}"]
 
 # Two libraries in parallel: all cores stay busy during the last file of one.
 LIBRARIES_AT_ONCE = None if os.environ.get("MAX_JOBS") else 2
@@ -205,8 +210,9 @@ def extension(
         [str(path) for path in sorted(sources, key=lambda path: (path.parent.name != "cpu", path))],
         include_dirs=[str(ops.resolve())],
         libraries=list(libraries),
-        depends=sorted(map(str, [*ops.rglob("*.h"), *ops.rglob("*.cuh")])),
+        depends=[*sorted(map(str, [*ops.rglob("*.h"), *ops.rglob("*.cuh")])), EXPORTS],
         extra_compile_args=flags,
+        extra_link_args=link_flags,
         py_limited_api=True,
     )
 

@@ -5,6 +5,8 @@ import contextlib
 import os
 import re
 import runpy
+import shutil
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -14,6 +16,7 @@ import setuptools
 import torch
 
 from ops.core import library
+from tests.ops.operators import OPERATORS
 
 ROOT = Path(__file__).parent.parent
 VARIABLES = ("USE_CUDA", "FORCE_CUDA", "TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "DEBUG", "MAX_JOBS")
@@ -193,6 +196,57 @@ def test_old_architecture_raises(plan, toolkit, chosen):
 def test_debug(plan, debug, level, toolkit):
     for f in flags(plan(CUDA_HOME=toolkit("13.2"), DEBUG=debug)):
         assert [flag for flag in f if flag.startswith("-O")] == [level]
+
+
+def test_every_library_is_linked_with_the_version_script(plan, toolkit):
+    cuda = plan(CUDA_HOME=toolkit("13.2"))
+    for extension in cuda["ext_modules"]:
+        assert extension.extra_link_args == [
+            "-Wl,--exclude-libs,ALL",
+            "-Wl,--version-script=ops/core/exports.map",
+        ]
+        assert "ops/core/exports.map" in extension.depends
+
+
+def error_lines():
+    """Return the errors of all wrong calls in the operator table."""
+    lines = []
+    for op in OPERATORS:
+        for wrong in op.wrong:
+            with pytest.raises(wrong.raises) as raised:
+                wrong.call()
+            lines.append(f"{raised.typename}: {str(raised.value).splitlines()[0]}")
+    return lines
+
+
+def test_errors_beside_a_static_cpp_runtime(plan, tmp_path):
+    """Link the compiled objects again with a C++ runtime of their own: the errors are equal."""
+    compiler = shutil.which("g++")
+    folders = {path.name: path for path in ROOT.glob("build/objects/ops._C*")}
+    folders.pop("ops._C_cuda", None)
+    if compiler is None or "ops._C" not in folders:
+        pytest.skip("needs g++ and the objects of a build")
+    (link_flags,) = {tuple(e.extra_link_args) for e in plan(USE_CUDA="0")["ext_modules"]}
+    libraries = Path(torch.__file__).parent / "lib"
+    shutil.copytree(
+        ROOT / "ops", tmp_path / "ops", ignore=shutil.ignore_patterns("*.so", "__pycache__")
+    )
+    for name, folder in folders.items():
+        command = [compiler, "-shared", "-static-libstdc++", "-static-libgcc", *folder.rglob("*.o")]
+        command += [f"-L{libraries}", "-lc10", "-ltorch", "-ltorch_cpu", "-ltorch_python"]
+        command += [*link_flags, "-o", tmp_path / f"{name.replace('.', '/')}.abi3.so"]
+        subprocess.run(command, cwd=ROOT, check=True)
+    code = (
+        f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]; import ops; "
+        "from tests.test_build import error_lines; print(ops.__file__, *error_lines(), sep='\\n')"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    file, *lines = result.stdout.splitlines()
+    assert file == str(tmp_path / "ops" / "__init__.py")
+    assert lines == error_lines()
 
 
 def test_wheel_tag(plan):

@@ -5,36 +5,36 @@
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <cstdint>
-#include <sstream>
 #include <stdexcept>
+#include <string>
 #include <vector>
+
+#include "core/message.h"
 
 namespace ops {
 
 using torch::stable::Tensor;
 
-// Throw std::runtime_error (RuntimeError in Python) if `condition` is false. The parts of `message`
-// are concatenated.
+// Throw std::runtime_error (RuntimeError in Python) if `condition` is false. The message is
+// the concatenated parts.
 template <typename... Args>
-void check(bool condition, const Args&... message) {
+void check(bool condition, const Args&... parts) {
   if (!condition) {
-    std::ostringstream text;
-    (text << ... << message);
-    throw std::runtime_error(text.str());
+    throw std::runtime_error(message(parts...));
   }
 }
 
-// Stream manipulators for messages, formatted only if a check fails. Integers as a Python list:
+// Parts of messages, formatted only if a check fails. Integers as a Python list:
 struct list {
   const std::vector<int64_t>& values;
 };
 
-inline std::ostream& operator<<(std::ostream& out, const list& l) {
-  out << '[';
+inline void append(std::string& text, const list& l) {
+  text += '[';
   for (size_t i = 0; i < l.values.size(); ++i) {
-    out << (i ? ", " : "") << l.values[i];
+    text += (i ? ", " : "") + std::to_string(l.values[i]);
   }
-  return out << ']';
+  text += ']';
 }
 
 // The shape of `x` as a Python list.
@@ -42,8 +42,8 @@ struct shape {
   const Tensor& x;
 };
 
-inline std::ostream& operator<<(std::ostream& out, const shape& s) {
-  return out << list{{s.x.sizes().begin(), s.x.sizes().end()}};
+inline void append(std::string& text, const shape& s) {
+  append(text, list{{s.x.sizes().begin(), s.x.sizes().end()}});
 }
 
 inline const char* dtype_name(torch::headeronly::ScalarType dtype) {
@@ -70,8 +70,8 @@ struct device {
   const Tensor& x;
 };
 
-inline std::ostream& operator<<(std::ostream& out, const device& d) {
-  return d.x.is_cuda() ? out << "cuda:" << d.x.get_device_index() : out << "cpu";
+inline void append(std::string& text, const device& d) {
+  text += d.x.is_cuda() ? "cuda:" + std::to_string(d.x.get_device_index()) : "cpu";
 }
 
 inline void check_device(const char* op, const char* x_name, const Tensor& x,

@@ -81,9 +81,8 @@ Tensor allocate(const Tensor& like, const Call& call, const Bytes& bytes) {
   try {
     return call();
   } catch (const std::exception& error) {
-    std::ostringstream text;
-    text << "cannot allocate " << bytes() << " bytes on " << device{like} << ": " << error.what();
-    throw std::runtime_error(text.str());
+    throw std::runtime_error(
+        message("cannot allocate ", bytes(), " bytes on ", device{like}, ": ", error.what()));
   }
 }
 

@@ -21,20 +21,33 @@ def test_cpu_library_exists():
     assert "_C" in {library.name.split(".")[0] for library in LIBRARIES}
 
 
+def symbols(library: Path, kind: str) -> list[str]:
+    """Return the demangled dynamic symbols of a library: "defined" or "undefined"."""
+    if not shutil.which("nm"):
+        pytest.skip("needs nm (binutils)")
+    command = ["nm", "--dynamic", "--demangle", f"--{kind}-only", library]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
 @pytest.mark.parametrize("library", STABLE, ids=lambda path: path.name)
 def test_only_the_stable_abi_is_used(library):
     """Expect C shims only: PyTorch's C++ symbols change between versions."""
-    if not (shutil.which("nm") and shutil.which("c++filt")):
-        pytest.skip("needs nm and c++filt (binutils)")
-    symbols = subprocess.run(
-        ["nm", "-D", "--undefined-only", library], capture_output=True, text=True, check=True
-    ).stdout
-    names = subprocess.run(
-        ["c++filt"], input=symbols, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
+    names = symbols(library, "undefined")
     assert any("torch_" in name for name in names)  # C shims: nm has read the symbol table
     assert not [name for name in names if re.search(r"\b(at|c10|torch)::", name)]
     assert not [name for name in names if re.search(r"\bU _?Py", name)]
+
+
+@pytest.mark.parametrize("library", LIBRARIES, ids=lambda path: path.name)
+def test_only_the_entry_point_is_exported(library):
+    """Expect nothing of the C++ runtime: PyTorch may have another copy."""
+    names = [line.split()[-1] for line in symbols(library, "defined")]
+    assert names == ([f"PyInit_{library.name.split('.')[0]}"] if library not in STABLE else [])
+
+
+@pytest.mark.parametrize("library", STABLE, ids=lambda path: path.name)
+def test_messages_use_no_iostreams(library):
+    assert not [name for name in symbols(library, "undefined") if re.search("stream|locale", name)]
 
 
 def test_private_names_of_torch_are_in_one_file():
