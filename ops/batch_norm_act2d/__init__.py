@@ -217,7 +217,7 @@ def _fake_backward(
     check.same(op, "mean", mean, input.shape[1:2], _sums(input))
     check.same(op, "rstd", rstd, input.shape[1:2], _sums(input))
     grads = [layout.resized(input, *input.shape[2:])]
-    grads += [input.new_empty(0) if x is None else torch.empty_like(x) for x in (weight, bias)]
+    grads += [input.new_empty(0) if x is None else layout.gradient_of(x) for x in (weight, bias)]
     a, b, c = (x if needed else input.new_empty(0) for x, needed in zip(grads, mask, strict=True))
     return a, b, c
 

@@ -247,7 +247,8 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_act2d_backward(
     }
   });
   const auto result = [&](bool wanted, const Tensor& gradient, const std::optional<Tensor>& like) {
-    return wanted && like ? to_dtype(gradient, like->scalar_type()) : empty(x, {0});
+    return wanted && like ? in_strides_of(*like, to_dtype(gradient, like->scalar_type()))
+                          : empty(x, {0});
   };
   return {grad_input, result(output_mask[1], grad_weight, weight),
           result(output_mask[2], grad_bias, bias)};

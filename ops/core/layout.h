@@ -215,4 +215,30 @@ inline Tensor with_layout_of(const Tensor& x, const Tensor& other) {
   return x;
 }
 
+// Return `gradient` with the strides of the parameter x if x is dense: those of
+// DistributedDataParallel's buckets, also along dimensions of size 1. A gradient that is not
+// needed, of shape [0], stays as it is.
+inline Tensor in_strides_of(const Tensor& x, const Tensor& gradient) {
+  if (gradient.dim() != x.dim() || gradient.numel() != x.numel()) {
+    return gradient;
+  }
+  const auto sizes = x.sizes(), strides = x.strides(), given = gradient.strides();
+  bool same = true, same_memory = true;
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    const bool differs = strides[d] != given[d];
+    same = same && !differs;
+    same_memory = same_memory && !(differs && sizes[d] > 1);
+  }
+  if (same || !is_dense(x)) {
+    return gradient;
+  }
+  if (!same_memory) {
+    return copy_to(empty_as(x), gradient);
+  }
+  AtenTensorHandle view = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(
+      gradient.get(), x.dim(), sizes.data(), strides.data(), /*offset=*/0, &view));
+  return Tensor(view);
+}
+
 }  // namespace ops

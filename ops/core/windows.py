@@ -146,7 +146,6 @@ def register_bilinear(
     op_backward: OpOverload,
     *,
     check_arguments: Callable[..., Sequence[int]],
-    weight_like: Callable[[Tensor], Tensor],
     batch_dims: Dims,
 ) -> None:
     """Register op(input, weight, [bias,] stride, padding, dilation) and its backward operator.
@@ -160,7 +159,6 @@ def register_bilinear(
         op_backward: the backward operator.
         check_arguments: f(name, input, weight, stride, padding, dilation), checks fakes and
             returns the output height and width.
-        weight_like: f(weight), returns an empty tensor for the weight gradient.
         batch_dims: the dimension of input, weight and bias that vmap folds the batch into.
     """
     limit = _MAX_CHANNELS if batch_dims[0] == 1 else None
@@ -182,7 +180,7 @@ def register_bilinear(
         shape = (*input.shape[:2], *check_arguments(name, input, weight, *geometry))
         check.same(name, "grad_output", grad_output, shape, input.dtype)
         image = layout.resized(input, *input.shape[2:])
-        grads = (image, weight_like(weight), weight.new_empty(input.shape[1:2]))
+        grads = (image, layout.gradient_of(weight), weight.new_empty(input.shape[1:2]))
         return select(name, mask, *grads[:count])
 
     def apply(input: Tensor, weight: Tensor, *geometry: Any) -> Tensor:

@@ -147,6 +147,5 @@ windows.register_bilinear(
     _conv,
     _conv_backward,
     check_arguments=_check_fakes,
-    weight_like=lambda weight: weight.new_empty(weight.shape),
     batch_dims=(1, 0, 0),
 )

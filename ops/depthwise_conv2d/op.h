@@ -105,7 +105,7 @@ std::tuple<Tensor, Tensor, Tensor> depthwise_conv2d_backward(
         DepthwiseGradients<T>{data_unless_empty<T>(grad_input), data_unless_empty<T>(grad_weight),
                               data_unless_empty<T>(grad_bias)});
   });
-  return {grad_input, grad_weight, grad_bias};
+  return {grad_input, in_strides_of(weight, grad_weight), grad_bias};
 }
 
 }  // namespace ops

@@ -150,19 +150,6 @@ def _check_input(input: Tensor, channels: int) -> None:
 torch.fx.wrap("_check_input")
 
 
-def _is_channels_last(weight: Tensor) -> bool:
-    """Return whether the memory order is [N, Ho, Wo, G, kH, kW], by the rule of the kernels."""
-    return weight.permute(0, 4, 5, 1, 2, 3).is_contiguous() and not weight.is_contiguous()
-
-
-def _weight_like(weight: Tensor) -> Tensor:
-    if not _is_channels_last(weight):
-        return weight.new_empty(weight.shape)
-    n, groups, kernel_h, kernel_w, h, w = weight.shape
-    pixels = weight.new_empty((n, h, w, groups, kernel_h, kernel_w))
-    return pixels.permute(0, 3, 4, 5, 1, 2)
-
-
 def _check_fakes(op: str, input: Tensor, weight: Tensor, *geometry: list[int]) -> list[int]:
     """Check the arguments of a fake; return the output's height and width."""
     windows.check_image(op, input)
@@ -179,6 +166,5 @@ windows.register_bilinear(
     _involution,
     _involution_backward,
     check_arguments=_check_fakes,
-    weight_like=_weight_like,
     batch_dims=(0, 0),
 )

@@ -120,7 +120,7 @@ std::tuple<Tensor, Tensor> involution2d_backward(const Tensor& grad_output, cons
                    grad_weight.mutable_data_ptr<T>());
     }
   });
-  return {grad_input, grad_weight};
+  return {grad_input, in_strides_of(weight, grad_weight)};
 }
 
 }  // namespace ops

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ops.core import check
+from ops.core import check, layout
 from ops.core.composition import composed
 from ops.core.families import folded
 from ops.core.registration import REGION, register
@@ -67,9 +67,11 @@ def _fake_backward(
             if x is not None:
                 check.same(op, name, x, like.shape, like.dtype)
     check.same(op, "products", saved, products.shape, products.dtype)
+    grads = [None if x is None else layout.gradient_of(x) for x in tensors]
+    grads[0] = tensors[0].new_empty(tensors[0].shape)
     return tuple(
-        tensors[0].new_empty(x.shape if needed and x is not None else [0])
-        for x, needed in zip(tensors, mask, strict=True)
+        x if needed and x is not None else tensors[0].new_empty([0])
+        for x, needed in zip(grads, mask, strict=True)
     )
 
 

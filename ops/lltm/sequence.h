@@ -191,8 +191,10 @@ FiveTensors lltm_backward(const LltmNames& names, LltmGradients grads, const Ten
       Backend::template sum_rows<T>(gates, total, 3 * s, grad_bias);
     }
   });
-  return {to_dtype(grad_input, dtype), to_dtype(grad_weights, dtype), grad_bias,
-          to_dtype(grad_old_h, dtype), grad_old_cell};
+  return {to_dtype(grad_input, dtype), in_strides_of(weights, to_dtype(grad_weights, dtype)),
+          bias ? in_strides_of(*bias, grad_bias) : grad_bias,
+          in_strides_of(old_h, to_dtype(grad_old_h, dtype)),
+          in_strides_of(old_cell, grad_old_cell)};
 }
 
 template <typename Backend>
