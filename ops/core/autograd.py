@@ -5,6 +5,7 @@ torch.func transforms and double backward.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -63,12 +64,12 @@ def make_kernel(
     """Return the Autograd kernel of `op`. The arguments are those of registration.register."""
     mutable = [(i, x.name) for i, x in enumerate(schema_of(op).arguments) if is_mutable(x)]
 
-    @convert_out_of_memory
+    @partial(convert_out_of_memory, name=name_of(op))
     def forward(*args: Any) -> Any:
         with below_autograd():
             return op(*args)
 
-    @convert_out_of_memory
+    @partial(convert_out_of_memory, name=name_of(op))
     def call_below_autograd(*args: Any) -> Any:
         with below_autograd():  # no double backward
             return gradient.call(*args)

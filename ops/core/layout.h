@@ -8,8 +8,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <functional>
-#include <numeric>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -94,6 +93,17 @@ inline int64_t element_size(ScalarType dtype) {
   return aoti_torch_dtype_element_size(shim_dtype(dtype));
 }
 
+// Return the size of a dense tensor in bytes, at most 2⁶³ − 1.
+inline int64_t bytes_of(const int64_t* sizes, int64_t dim, ScalarType dtype) {
+  int64_t bytes = element_size(dtype);
+  for (int64_t d = 0; d < dim; ++d) {
+    if (__builtin_mul_overflow(bytes, sizes[d], &bytes)) {
+      return std::numeric_limits<int64_t>::max();
+    }
+  }
+  return bytes;
+}
+
 // Allocate a tensor on the device of `like`. Unlike torch::stable::empty, which looks up its
 // operator by name at every call, this costs no lookup.
 inline Tensor empty_strided(const Tensor& like, const int64_t* sizes, const int64_t* strides,
@@ -106,9 +116,7 @@ inline Tensor empty_strided(const Tensor& like, const int64_t* sizes, const int6
                                                            device, like.get_device_index(), &out));
     return Tensor(out);
   };
-  return allocate(like, call, [&] {
-    return std::accumulate(sizes, sizes + dim, element_size(dtype), std::multiplies<int64_t>());
-  });
+  return allocate(like, call, [&] { return bytes_of(sizes, dim, dtype); });
 }
 
 inline Tensor empty(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype) {
@@ -142,7 +150,7 @@ inline Tensor empty_as(const Tensor& x) {
 // Run call(), which returns a copy of x in `dtype`.
 template <typename Call>
 Tensor allocate_copy(const Tensor& x, ScalarType dtype, const Call& call) {
-  return allocate(x, call, [&] { return x.numel() * element_size(dtype); });
+  return allocate(x, call, [&] { return bytes_of(x.sizes().data(), x.dim(), dtype); });
 }
 
 // Return x in `dtype`: x itself, or a copy.

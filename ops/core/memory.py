@@ -15,25 +15,31 @@ import torch
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def convert_out_of_memory(function: F) -> F:
-    """Wrap `function`: a failed allocation raises torch.OutOfMemoryError (CPU: RuntimeError)."""
+def convert_out_of_memory(function: F, name: str | None = None) -> F:
+    """Wrap `function`: a failed allocation raises torch.OutOfMemoryError (CPU: RuntimeError).
+
+    The message ends with the operator's `name`, by default that of the function.
+    """
+    context = f"in {name or function.__name__.lstrip('_')}"
 
     @functools.wraps(function)
     def call(*args: Any, **options: Any) -> Any:
         try:
             return function(*args, **options)
         except RuntimeError as error:
-            _repeat_allocation(error)
+            _repeat_allocation(error, context)
             raise
 
     return cast(F, call)
 
 
-def _repeat_allocation(error: RuntimeError) -> None:
+def _repeat_allocation(error: RuntimeError, context: str) -> None:
+    if str(error) == "std::bad_alloc":  # of a workspace
+        raise RuntimeError(f"{error} ({context})") from None
     failed = re.search(r"cannot allocate (\d+) bytes on (\w+(?::\d+)?)", str(error))
     if failed is None:
         return
     try:
         torch.empty(int(failed[1]), dtype=torch.uint8, device=failed[2])
     except RuntimeError as own:
-        raise own from None
+        raise type(own)(f"{own} ({context})") from None

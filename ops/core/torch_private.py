@@ -97,7 +97,7 @@ def direct(
     if fallback is None:
         fallback = op._op
     if not hasattr(torch.ops.lenet_ops_eager, "register_autograd"):
-        return convert_out_of_memory(fallback)
+        return convert_out_of_memory(fallback, name_of(op))
     eager = importlib.import_module(f"ops.{EAGER}")
     return eager.direct(op.name().removesuffix(".default"), rank, fallback)
 

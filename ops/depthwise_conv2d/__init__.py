@@ -1,5 +1,6 @@
 """Depthwise convolution: one filter per channel."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -67,7 +68,7 @@ def _pairs(stride: Size, padding: Size, dilation: Size) -> list[tuple[int, int]]
     return windows.pairs("depthwise_conv2d", stride=stride, padding=padding, dilation=dilation)
 
 
-@convert_out_of_memory
+@partial(convert_out_of_memory, name="depthwise_conv2d")
 def _convolve(input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Size) -> Tensor:
     """Call the operator on [N, C, H, W] or [C, H, W]; `geometry` has the schema's types."""
     check.tensor("depthwise_conv2d", "input", input)

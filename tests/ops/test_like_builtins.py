@@ -19,11 +19,12 @@ EAGER = hasattr(torch.ops.lenet_ops_eager, "register_autograd")
 TOO_MANY = 2**45  # elements: more bytes than a 47-bit address space
 
 
-def assert_out_of_memory(function):
+def assert_out_of_memory(function, name=""):
     with pytest.raises(RuntimeError) as raised:
         function()
     message = str(raised.value)
     assert "DefaultCPUAllocator: can't allocate memory: you tried to allocate" in message
+    assert message.endswith(f"(in {name})" if name else ")")
     assert "frame #" not in message
     assert "API call failed" not in message
 
@@ -40,8 +41,40 @@ def test_out_of_memory(function, mode):
 
 def test_out_of_memory_in_backward():
     assert_out_of_memory(
-        lambda: raw.global_avg_pool2d_backward(torch.ones(1, 1, 1, 1), 2**23, 2**22, False)
+        lambda: raw.global_avg_pool2d_backward(torch.ones(1, 1, 1, 1), 2**23, 2**22, False),
+        "global_avg_pool2d_backward",
     )
+
+
+def ones(*sizes):
+    return torch.ones(1).expand(sizes)
+
+
+TOO_LARGE = {
+    "exp": lambda: ops.exp(ones(TOO_MANY)),
+    "gelu": lambda: ops.gelu(ones(TOO_MANY)),
+    "ncrelu": lambda: ops.ncrelu(ones(1, 2**61)),  # 2^64 bytes
+    "global_avg_pool2d": lambda: ops.global_avg_pool2d(ones(1, TOO_MANY, 1, 1)),
+    "max_pool2d": lambda: ops.max_pool2d(ones(1, 1, 2**20, TOO_MANY // 2**16), 2),
+    "batch_norm_act2d": lambda: ops.batch_norm_act2d(
+        ones(1, 1, 1, TOO_MANY), None, None, training=True
+    ),
+    "depthwise_conv2d": lambda: ops.depthwise_conv2d(  # 2^66 bytes
+        ones(1, 1, 1, 1), ones(1, 1, 1, 1), padding=2**31
+    ),
+    "involution2d": lambda: ops.involution2d(
+        ones(1, 1, 1, TOO_MANY), ones(1, 1, 1, 1, 1, TOO_MANY)
+    ),
+    "lltm_cell": lambda: ops.lltm_cell(
+        ones(TOO_MANY, 1), ones(3, 2), None, ones(TOO_MANY, 1), ones(TOO_MANY, 1)
+    ),
+    "lltm": lambda: ops.lltm(ones(TOO_MANY, 1, 1), ones(3, 2), None, ones(1, 1), ones(1, 1)),
+}
+
+
+@pytest.mark.parametrize("name", TOO_LARGE)
+def test_sizes_that_cannot_be_allocated_name_the_operator(name):
+    assert_out_of_memory(TOO_LARGE[name], name)
 
 
 OUT_OF_MEMORY = f"""
@@ -60,13 +93,17 @@ for function in (
             with mode():
                 function()
         except RuntimeError as error:
-            print("tried to allocate" in str(error), "API call" in str(error), error.__cause__)
+            text = str(error)
+            print("tried to allocate" in text, "API call" in text, error.__cause__, text[-15:])
 """
 
 
 def test_out_of_memory_without_the_eager_library(tmp_path):
     result = import_ops(copy_with_cpu_kernels(tmp_path).parent, after=OUT_OF_MEMORY)
-    assert result.stdout.splitlines() == ["True False None"] * 8, result.stderr
+    ends = ("(in exp)", "(in involution2d)", "(in lltm_cell)", "(in max_pool2d)")
+    expected = [f"True False None {f'memory) {end}'[-15:]}" for end in ends for _ in range(2)]
+    assert result.stdout.splitlines() == expected, result.stderr
+    assert "frame #" not in result.stderr
 
 
 WORKSPACE_OUT_OF_MEMORY = """
@@ -79,20 +116,20 @@ resource.setrlimit(resource.RLIMIT_AS, (used + 20_000_000, -1))
 try:
     ops.involution2d(x, weight, padding=1)
 except RuntimeError as error:
-    print("bad_alloc" in str(error))
+    print(error)
 """
 
 
 def test_out_of_memory_in_a_workspace():
     result = import_ops(Path(ops.__file__).parents[1], after=WORKSPACE_OUT_OF_MEMORY)
-    assert (result.returncode, result.stdout) == (0, "True\n")
+    assert (result.returncode, result.stdout) == (0, "std::bad_alloc (in involution2d)\n")
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 def test_out_of_gpu_memory(mode):
     x = torch.ones(1, 1, device="cuda", requires_grad=True).expand(1, 2**38)
-    with mode(), pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
+    with mode(), pytest.raises(torch.OutOfMemoryError, match=r"(?s)Tried to allocate.*\(in exp\)"):
         ops.exp(x)
 
 
