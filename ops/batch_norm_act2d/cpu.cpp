@@ -1,6 +1,7 @@
 // CPU batch normalisation and activation: a deterministic two-stage reduction over runs of memory,
 // then a pass over the same runs.
 #include <array>
+#include <numeric>
 #include <vector>
 
 #include "batch_norm_act2d/op.h"
@@ -182,7 +183,7 @@ struct Partials {
   int64_t at(const Run& run) const { return run.chunk * channels + run.channel; }
 
   // Call add(sums, chunk, first, second, origin) for each chunk of a channel, then
-  // finish(channel, sums, origin); `origin` is the first value of the first chunk.
+  // finish(channel, sums, origin); `origin` is the first value of the first chunk, or 0.
   template <typename Add, typename Finish>
   void combine(const Runs& runs, const Add& add, const Finish& finish) const {
     parallel_for(0, channels, kRun / runs.chunks + 1, [&](int64_t begin, int64_t end) {
@@ -190,11 +191,11 @@ struct Partials {
       for (int64_t chunk = 0; chunk < runs.chunks; ++chunk) {
         for (int64_t c = begin; c < end; ++c) {
           const int64_t i = chunk * channels + c;
-          add(sums[c - begin], chunk, first[i], second[i], first[c]);
+          add(sums[c - begin], chunk, first[i], second[i], finite_or_zero(first[c]));
         }
       }
       for (int64_t c = begin; c < end; ++c) {
-        finish(c, sums[c - begin], first[c]);
+        finish(c, sums[c - begin], finite_or_zero(first[c]));
       }
     });
   }
@@ -225,7 +226,9 @@ struct Backend {
       rows.repeat(0, run.channels, [&](int64_t c) {
         const T* from = x + c * runs.plane;
         const A first = from[at[0]];
-        return run.count <= kFewElements ? first : median<A>(first, from[at[1]], from[at[2]]);
+        const A origin =
+            run.count <= kFewElements ? first : median<A>(first, from[at[1]], from[at[2]]);
+        return finite_or_zero(origin) * A(kDeviationUnit);
       });
       rows.clear(1);
       rows.clear(2);
@@ -234,8 +237,9 @@ struct Backend {
       });
       const A *sum = rows.fold(1), *square = rows.fold(2), n = static_cast<A>(run.count);
       for (int64_t c = 0, to = partials.at(run); c < run.channels; ++c, ++to) {
-        partials.first[to] = rows[0][c * runs.plane] + sum[c] / n;
-        partials.second[to] = std::max(square[c] - sum[c] * (sum[c] / n), A(0));
+        const Moments<A> moments(rows[0][c * runs.plane], sum[c], square[c], n);
+        partials.first[to] = moments.mean;
+        partials.second[to] = moments.squares;
       }
     });
     const double n = static_cast<double>(layout.count());
@@ -246,7 +250,8 @@ struct Backend {
           sums = {sums[0] + m * d, sums[1] + m * d * d, sums[2] + squares};
         },
         [&](int64_t c, const Sums& sums, double origin) {  // Chan, Golub, LeVeque
-          statistics.store(c, origin + sums[0] / n, sums[2] + (sums[1] - sums[0] * sums[0] / n));
+          const double shift = sums[0] / n;
+          statistics.store(c, origin + shift, sums[2] + central_squares(sums[0], shift, sums[1]));
         });
     const Coefficients<A> with(channels, layout.channels);
     const A *mean = channels.mean, *scale = with.scale.data(), *bias = with.bias.data();
@@ -284,7 +289,7 @@ struct Backend {
         },
         [&](int64_t c, const Sums& sums, double) {
           grad_bias[c] = static_cast<A>(sums[0]);
-          grad_weight[c] = static_cast<A>(sums[1] * channels.rstd[c]);
+          grad_weight[c] = weight_gradient(sums[0], sums[1], channels.rstd[c]);
           const A factor = scale[c] / static_cast<A>(layout.count());
           offsets[c] = factor * grad_bias[c];
           slopes[c] = factor * (grad_weight[c] * channels.rstd[c]);

@@ -44,7 +44,7 @@ inline Vec<A, N> gradient(const Hardswish<A>&, Vec<A, N> g, Vec<A, N> z) {
   return z <= A(-3) ? Vec<A, N>{} : inside;
 }
 
-// sum += x − origin and square += (x − origin)², for R rows.
+// sum += d kSumUnit and square += d², d = x kDeviationUnit − origin, for R rows.
 template <int R, typename T, typename A = acc_t<T>>
 inline void add_statistics(const T* x, int64_t stride, int64_t width, const A* origin, A* sum,
                            A* square) {
@@ -55,8 +55,8 @@ inline void add_statistics(const T* x, int64_t stride, int64_t width, const A* o
     Vec<A, N> s = load<N>(sum + k), q = load<N>(square + k);
     OPS_UNROLL
     for (int r = 0; r < R; ++r) {
-      const Vec<A, N> d = load_first<N>(x + r * stride + k, n) - o;
-      s += d;
+      const Vec<A, N> d = load_first<N>(x + r * stride + k, n) * A(kDeviationUnit) - o;
+      s += d * A(kSumUnit);
       q += d * d;
     }
     store<N>(sum + k, s);

@@ -138,6 +138,47 @@ OPS_DEVICE A median(A a, A b, A c) {
   return c < low ? low : c < high ? c : high;
 }
 
+// Statistics are sums over deviations d = (x − origin) kDeviationUnit: Σ d kSumUnit and Σ d². The
+// units are powers of two. For finite x, d is finite, and so is the first sum of a million
+// elements; the second may overflow.
+constexpr float kDeviationUnit = 1.0f / 4, kSumUnit = 1.0f / (1 << 20);
+
+// Return Σ d² − (Σ d)² / n, at least 0; infinite if Σ d² overflows, NaN if Σ d / n is not finite.
+template <typename A>
+OPS_DEVICE A central_squares(A sum, A mean, A square) {
+  if (!(square < std::numeric_limits<A>::infinity())) {
+    return square + (mean - mean);
+  }
+  const A squares = square - sum * mean;
+  return squares < A(0) ? A(0) : squares;
+}
+
+// Return x, or 0 as the origin of sums with elements that are not finite.
+template <typename A>
+OPS_DEVICE A finite_or_zero(A x) {
+  return x - x == A(0) ? x : A(0);
+}
+
+template <typename A>
+struct Moments {
+  A mean, squares;  // Σ (x − mean)²
+
+  // From the sums over n elements; `origin` is in kDeviationUnit.
+  OPS_DEVICE Moments(A origin, A sum, A square, A n) {
+    constexpr A unit = A(1) / kDeviationUnit, sum_unit = A(1) / kSumUnit;
+    const A shift = sum / n * sum_unit;
+    mean = (origin + shift) * unit;
+    squares = central_squares(sum * sum_unit, shift, square) * (unit * unit);
+  }
+};
+
+// Return Σ g x̂, from Σ g and Σ g (x − mean). If the variance is infinite, x̂ is 0, but the second
+// sum may overflow.
+template <typename S, typename A>
+OPS_DEVICE A weight_gradient(S sum, S product, A rstd) {
+  return static_cast<A>(rstd == A(0) ? sum * 0 : product * rstd);
+}
+
 // Destination of the batch's statistics. Running statistics (null: none) move by `momentum` towards
 // the mean and the unbiased variance.
 template <typename A>
@@ -146,10 +187,11 @@ struct Statistics {
   double momentum, eps;
   int64_t n;  // elements of a channel
 
-  // Store the statistics of a channel, given Σ (x − mean)².
+  // Store the statistics of a channel, given Σ (x − mean)². If it is infinite, store the mean as 0:
+  // (x − mean) rstd must be 0, and x − mean could overflow.
   OPS_DEVICE void store(int64_t c, double batch_mean, double squares) const {
-    mean[c] = static_cast<A>(batch_mean);
     rstd[c] = static_cast<A>(1 / std::sqrt(squares / n + eps));
+    mean[c] = rstd[c] == A(0) ? A(0) : static_cast<A>(batch_mean);
     if (running_mean) {
       move(running_mean + c, batch_mean);
     }

@@ -1,6 +1,7 @@
 """batch_norm_act2d beside F.batch_norm: running statistics, precision."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -22,6 +23,15 @@ each_layout = pytest.mark.parametrize(
 def image(shape, dtype=torch.float32, device="cpu", layout=torch.contiguous_format):
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 2 + 3
     return x.to(device, dtype).to(memory_format=layout)
+
+
+class Activation(nn.Module):
+    def __init__(self, name):
+        super().__init__()
+        self.function = ACTIVATIONS[name]
+
+    def forward(self, x):
+        return self.function(x)
 
 
 def layers(channels, activation, device="cpu", dtype=torch.float32, **options):
@@ -117,6 +127,36 @@ def test_variance_beside_a_large_mean_or_first_pixel(first, shape, layout, devic
     variance = torch.ones(shape[1], device=device)
     batch_norm_act2d(x, variance.clone(), variance, training=True, momentum=1.0)
     torch.testing.assert_close(variance.double(), x.double().var((0, 2, 3)), rtol=1e-5, atol=0)
+
+
+@each_device
+@each_layout
+@pytest.mark.parametrize("activation", ["identity", "silu"])
+@pytest.mark.parametrize("shape", [(4, 3, 5, 5), (2, 8, 64, 64), (1, 2, 512, 512)], ids=str)
+@pytest.mark.parametrize("scale", [1e16, 1e20, 1e30, 1e36, 8e37, float("inf"), float("nan")])
+def test_huge_and_non_finite_inputs(scale, shape, activation, layout, device):
+    """Expect PyTorch's outputs, gradients and statistics, but NaN only for non-finite inputs."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(shape, generator=generator).mul(4).sub(1)
+    if math.isfinite(scale):
+        x *= scale
+    else:
+        x[:, 0, 1, 1:3] = scale
+    x = x.to(device).to(memory_format=layout)
+    ours, theirs = layers(shape[1], activation, device)
+    stock = nn.Sequential(theirs, Activation(activation))
+    grad = torch.rand(shape, generator=generator).to(device)
+    results = []
+    for layer, image in ((ours, x), (stock, x.contiguous())):
+        image = image.clone().requires_grad_()
+        y = layer(image)
+        tensors = [image, *layer.parameters()]
+        results.append([y, *torch.autograd.grad(y, tensors, grad), *layer.buffers()])
+    for actual, expected in zip(*results, strict=True):
+        if math.isfinite(scale):
+            assert not actual.isnan().any()
+            expected = torch.where(expected.isnan(), actual, expected)
+        torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3, equal_nan=True)
 
 
 @each_device

@@ -49,7 +49,8 @@ __device__ void add_thread_rows(const Slice<G>& slice, const A (&a)[G::kChannels
   }
 }
 
-// Origins of the sums of each channel of a slice: medians of its first, middle and last element.
+// Origins of the sums of each channel of a slice, in kDeviationUnit: medians of its first, middle
+// and last element.
 template <typename G, typename A>
 struct Origins {
   A value[G::kChannels];
@@ -61,7 +62,7 @@ struct Origins {
               *middle = x + slice.offset((slice.first + slice.last) / 2);
 #pragma unroll
       for (int c = 0; c < G::kChannels; ++c) {
-        value[c] = median<A>(first[c], middle[c], last[c]);
+        value[c] = finite_or_zero(median<A>(first[c], middle[c], last[c])) * A(kDeviationUnit);
       }
     }
   }
@@ -81,8 +82,8 @@ __device__ void reduce_statistics(const Slice<G>& slice, Source source,
 #pragma unroll
         for (int v = 0; v < G::V; ++v) {
           const int c = v % G::kChannels;
-          const A d = static_cast<A>(vectors[i].lane[v]) - origins.value[c];
-          sum[c] += d;
+          const A d = static_cast<A>(vectors[i].lane[v]) * A(kDeviationUnit) - origins.value[c];
+          sum[c] += d * A(kSumUnit);
           square[c] += d * d;
         }
       }
@@ -90,8 +91,8 @@ __device__ void reduce_statistics(const Slice<G>& slice, Source source,
   }
   const A n = static_cast<A>((slice.last - slice.first) * (G::V / G::kChannels));
   add_thread_rows(slice, sum, square, [&](int c, A s, A q) {
-    const A squares = q - s * (s / n);  // max(squares, 0) would lose NaN
-    store(slice.channel + c, origins.value[c] + s / n, squares < A(0) ? A(0) : squares);
+    const Moments<A> moments(origins.value[c], s, q, n);
+    store(slice.channel + c, moments.mean, moments.squares);
   });
 }
 
@@ -140,7 +141,7 @@ __global__ void __launch_bounds__(kFinishChannels* kFinishLines)
   wait_for_previous_kernel();
   const int64_t channel = static_cast<int64_t>(blockIdx.x) * kFinishChannels + threadIdx.x;
   const bool inside = channel < channels;
-  const double origin = inside ? partials[channel] : A(0);
+  const double origin = inside ? finite_or_zero(partials[channel]) : A(0);
   const double n = static_cast<double>(statistics.n);
   const double last = n - static_cast<double>((chunks - 1) * chunk);  // elements of the last chunk
   double sums[3]{};
@@ -152,7 +153,8 @@ __global__ void __launch_bounds__(kFinishChannels* kFinishLines)
     sums[2] += partials[(chunks + i) * channels + channel];
   });
   if (threadIdx.y == 0 && inside) {
-    statistics.store(channel, origin + sums[0] / n, sums[2] + (sums[1] - sums[0] * sums[0] / n));
+    const double shift = sums[0] / n;
+    statistics.store(channel, origin + shift, sums[2] + central_squares(sums[0], shift, sums[1]));
   }
 }
 
@@ -308,7 +310,7 @@ __global__ void __launch_bounds__(kFinishChannels* kFinishLines)
   });
   if (threadIdx.y == 0 && inside) {
     grad_bias[channel] = static_cast<A>(sums[0]);
-    grad_weight[channel] = static_cast<A>(sums[1] * rstd[channel]);
+    grad_weight[channel] = weight_gradient(sums[0], sums[1], rstd[channel]);
   }
 }
 
@@ -363,7 +365,7 @@ __global__ void __launch_bounds__(kThreads)
   const Source grads{copy + threadIdx.x}, inputs{grads.next + g.rows};
   reduce_gradients<T>(slice, grads, inputs, channels, f, [&](int64_t channel, A s, A p) {
     grad_bias[channel] = s;
-    grad_weight[channel] = p * channels.rstd[channel];
+    grad_weight[channel] = weight_gradient(s, p, channels.rstd[channel]);
   });
   if (out != nullptr) {
     __syncthreads();
