@@ -57,9 +57,8 @@ class Run:
     best: float = -1.0  # validation accuracy of best.pt; -1 without one
     images: int = 0  # images trained on by all processes
     seconds: float = 0.0  # time in training steps, without evaluation and checkpoints
-    # loss, number of correct images and gradient norm of each step of this epoch, reduced over all
-    # processes, float32 [steps, 3]
-    points: Tensor = field(default_factory=lambda: torch.zeros(0, 3))
+    # TrainStep.statistics of the completed steps of this epoch, reduced over all processes
+    statistics: Tensor = field(default_factory=lambda: torch.zeros(0, 3))
     log_size: int = 0  # size of `metrics.jsonl` in bytes at the last checkpoint
 
     @property
@@ -215,7 +214,8 @@ def save(run: Run, name: str, **metrics: float) -> None:
         raise not_finite(run, "the weights are not finite", run.step)
     training: dict[str, Any] = {}
     if name == LAST:
-        training = {key: getattr(run, key) for key in (*COUNTERS, "points")}
+        training = {key: getattr(run, key) for key in COUNTERS}
+        training["points"] = run.statistics
         training["threads"] = torch.get_num_threads()
         training["state"] = run.train_step.state_dict()
     save_checkpoint(
@@ -241,8 +241,9 @@ def restore(run: Run, saved: Checkpoint) -> None:
         raise UserError(f"{path}: written by an older version, which cannot be resumed")
     try:
         run.train_step.load_state_dict(saved.training["state"])
-        for key in (*COUNTERS, "points"):
+        for key in COUNTERS:
             setattr(run, key, saved.training[key])
+        run.statistics = saved.training["points"]
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise UserError(f"{path}: its contents do not fit: {one_line(error)}") from error
 

@@ -25,7 +25,7 @@ from app.training.optimizers import (
 )
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-LOSS, NORM = 0, 2  # columns of TrainStep.returned
+LOSS, NORM = 0, 2  # columns of TrainStep.statistics
 # Steps before a capture: libraries load their kernels in the first ones, and
 # DistributedDataParallel arranges its buckets and measures itself.
 WARM_UP, WARM_UP_TOGETHER = 3, 11
@@ -65,8 +65,8 @@ class TrainStep:
 
     Attributes:
         average: The EMA of the network; None without.
-        returned: Loss, number of correct images before the step, and gradient norm of each step of
-            the epoch, float32 [steps, 3], on the device.
+        statistics: Loss, number of correct images before the step, and gradient norm of each step
+            of the epoch, float32 [steps, 3], on the device.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class TrainStep:
             replica = world.replicate(model, device)
         # auto: no, compiling takes longer than all the steps of a run
         self._forward = torch.compile(replica) if cfg.trainer.compile is True else replica
-        self.returned = torch.zeros(self.schedule.epoch_steps, 3, device=device)
+        self.statistics = torch.zeros(self.schedule.epoch_steps, 3, device=device)
         self._index = torch.zeros(1, dtype=torch.int64, device=device)
         self._rates = torch.zeros(self.schedule.epoch_steps, 2, device=device)
         self._plan: Plan | None = None
@@ -156,7 +156,7 @@ class TrainStep:
                 torch._foreach_add_(averages, moves)
                 copy_into(list(self.average.buffers()), list(self.model.buffers()))
             result = torch.stack([loss.detach(), correct, norm]).float()
-            self.returned.index_copy_(0, self._index, result[None])
+            self.statistics.index_copy_(0, self._index, result[None])
             self._index += 1
 
     def close(self) -> None:

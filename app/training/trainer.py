@@ -107,7 +107,7 @@ def fit(run: Run, tracker: Tracker | None) -> None:
         while run.epoch < epochs:
             loss, accuracy, speed = train_epoch(run, tracker, interrupted, bar)
             val_loss, val_accuracy = evaluate(run.train_step.trained, run.data.val, run.data)
-            run.epoch, run.points = run.epoch + 1, run.points[:0]
+            run.epoch, run.statistics = run.epoch + 1, run.statistics[:0]
             best, run.best = val_accuracy >= run.best, max(val_accuracy, run.best)
             if tracker:
                 curves = {"accuracy/train": accuracy, "images_per_second": speed}
@@ -132,21 +132,21 @@ def train_epoch(
     """Train to the end of the epoch; return its mean loss, accuracy and images per second."""
     count, images, seconds = run.schedule.epoch_steps, run.images, run.seconds
     run.train_step.model.train()
-    run.train_step.begin(run.epoch, len(run.points))
-    while len(run.points) < count:
+    run.train_step.begin(run.epoch, len(run.statistics))
+    while len(run.statistics) < count:
         begin = time.perf_counter()
         stop = take_steps(run, interrupted, bar)
-        done = len(run.points)
-        fetch_points(run, interrupted)
+        done = len(run.statistics)
+        fetch_statistics(run, interrupted)
         run.seconds += time.perf_counter() - begin
         check_finite(run, done)
         if tracker:
-            log_points(run, tracker, done)
-            if len(run.points) < count:
+            log_statistics(run, tracker, done)
+            if len(run.statistics) < count:
                 save_last(run, tracker)
         if stop:
             raise KeyboardInterrupt
-    loss, correct, _ = run.points.double().mean(0).tolist()
+    loss, correct, _ = run.statistics.double().mean(0).tolist()
     speed = (run.images - images) / (run.seconds - seconds)
     return loss, correct / run.schedule.batch_size, speed
 
@@ -174,26 +174,26 @@ def take_steps(run: Run, interrupted: Callable[[], bool], bar: "tqdm[Any]") -> b
             return stop
 
 
-def fetch_points(run: Run, interrupted: Callable[[], bool]) -> None:
-    """Reduce the results of new steps over all ranks and append them to `run.points`."""
-    first, done = run.epoch * run.schedule.epoch_steps, len(run.points)
-    points = run.world.sum(run.train_step.returned[done : run.step - first].clone())
-    points[:, [LOSS, NORM]] /= run.world.size
-    run.points = torch.cat([run.points, run.world.to_cpu(points, interrupted)])
-    run.images += len(points) * run.schedule.batch_size
+def fetch_statistics(run: Run, interrupted: Callable[[], bool]) -> None:
+    """Reduce the statistics of new steps over all ranks and append them to `run.statistics`."""
+    first, done = run.epoch * run.schedule.epoch_steps, len(run.statistics)
+    new = run.world.sum(run.train_step.statistics[done : run.step - first].clone())
+    new[:, [LOSS, NORM]] /= run.world.size
+    run.statistics = torch.cat([run.statistics, run.world.to_cpu(new, interrupted)])
+    run.images += len(new) * run.schedule.batch_size
 
 
 def check_finite(run: Run, done: int) -> None:
     """Raise RunError for a non-finite loss or gradient in the epoch's steps after `done`."""
     # fp16 skips steps with overflowing gradients
     kinds = [LOSS] if run.train_step.loss_scale else [LOSS, NORM]
-    for index in (~run.points[done:, kinds].isfinite()).any(1).nonzero().flatten().tolist():
-        loss, _, norm = run.points[done + index].tolist()
+    for index in (~run.statistics[done:, kinds].isfinite()).any(1).nonzero().flatten().tolist():
+        loss, _, norm = run.statistics[done + index].tolist()
         what = f"the gradient's norm is {norm}" if math.isfinite(loss) else f"the loss is {loss}"
         raise not_finite(run, what, run.epoch * run.schedule.epoch_steps + done + index + 1)
 
 
-def log_points(run: Run, tracker: Tracker, done: int) -> None:
+def log_statistics(run: Run, tracker: Tracker, done: int) -> None:
     """Log the epoch's steps after `done`.
 
     A point is the mean over `log_every` steps (fewer at the end of the epoch) and the learning
@@ -201,10 +201,10 @@ def log_points(run: Run, tracker: Tracker, done: int) -> None:
     """
     every, count = run.cfg.trainer.log_every, run.schedule.epoch_steps
     begin = run.epoch * count
-    for stop in range(done + 1, len(run.points) + 1):
+    for stop in range(done + 1, len(run.statistics) + 1):
         if stop % every and stop < count:
             continue
-        window = run.points[(stop - 1) // every * every : stop].double()
+        window = run.statistics[(stop - 1) // every * every : stop].double()
         rate = run.schedule.rate(begin + stop - 1)
         values = {"loss/train": window[:, LOSS].mean().item(), "learning_rate": rate}
         norms = window[:, NORM][window[:, NORM].isfinite()]

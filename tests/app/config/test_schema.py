@@ -110,7 +110,7 @@ def test_every_option_trains_a_step(option):
     before = [parameter.clone() for parameter in model.parameters()]
     step.begin(0, 0)
     step.take()
-    assert step.returned[0].isfinite().all()
+    assert step.statistics[0].isfinite().all()
     assert not all(map(torch.equal, before, model.parameters()))
 
 

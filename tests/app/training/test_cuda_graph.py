@@ -51,15 +51,15 @@ def test_resume_on_gpu_is_bitwise_equal(cfg, monkeypatch):  # noqa: F811
 
 
 def test_compiled_network_matches_eager(cfg):  # noqa: F811
-    returned = []
+    statistics = []
     for compiled in ("auto", True):
         trainer = dataclasses.replace(cfg.trainer, compile=compiled)
         with train_step(dataclasses.replace(cfg, device="cuda", trainer=trainer)) as steps:
             steps.begin(0, 0)
             for _ in range(3):
                 steps.take()
-            returned.append(steps.returned[:3])
-    torch.testing.assert_close(*returned, rtol=1e-3, atol=1e-3)
+            statistics.append(steps.statistics[:3])
+    torch.testing.assert_close(*statistics, rtol=1e-3, atol=1e-3)
 
 
 def test_steps_do_not_synchronize(cfg):  # noqa: F811

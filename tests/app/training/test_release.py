@@ -30,7 +30,7 @@ def lose_a_peer(_):
 WAYS_OUT = {
     "done": (None, lambda _: None),
     "interrupt": (KeyboardInterrupt, lambda _: signal.raise_signal(signal.SIGINT)),
-    "run error": (RunError, lambda step: step.returned.fill_(math.nan)),
+    "run error": (RunError, lambda step: step.statistics.fill_(math.nan)),
     "out of memory": (RunError, run_out_of_memory),
     "lost peer": (RunError, lose_a_peer),
     "a mistake": (ZeroDivisionError, lambda _: 1 / 0),

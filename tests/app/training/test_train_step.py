@@ -48,7 +48,7 @@ def test_loss_is_cross_entropy(smoothing):
     expected = F.cross_entropy(step.model(images), labels, label_smoothing=smoothing)
     step.begin(0, 0)
     step.take()
-    assert step.returned[0, LOSS] == expected
+    assert step.statistics[0, LOSS] == expected
 
 
 def test_ema_matches_its_definition():

@@ -206,7 +206,7 @@ def test_summary_of_a_run_that_goes_on_has_its_settings(cfg, monkeypatch):
 
 
 def test_nonfinite_loss_raises(cfg, monkeypatch):
-    after_step(monkeypatch, 10, lambda step: step.returned[3].fill_(math.nan))
+    after_step(monkeypatch, 10, lambda step: step.statistics[3].fill_(math.nan))
     with pytest.raises(
         RunError, match=r"the loss is nan at step 11, .* smaller optim\.lr"
     ) as error:
