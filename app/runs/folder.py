@@ -1,6 +1,7 @@
 """Run folders outputs/<date>/<time>-<unique>: create, lock, find, read."""
 
 import dataclasses
+import errno
 import functools
 import json
 import os
@@ -12,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 from omegaconf import OmegaConf
 
 from app.config.cli import swept_dir, typed_overrides
@@ -24,6 +25,9 @@ CONFIG = Path(".hydra", "config.yaml")  # marks a run folder
 LAUNCH = Path(".hydra", "launch")  # identity of the torchrun launch that created the folder
 START = Path(".hydra", "start")  # start of the run, ISO 8601
 LOCK = Path(".hydra", "lock")
+MARKER = Path(".hydra", "lock.pid")
+# Errors of flock on file systems without locks, such as some NFS mounts.
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 WEB_SETTINGS = "network.json"  # marks a folder for web servers (app.export_onnx web=true)
 SUMMARY = "summary.json"
 REMEDIES = {  # hint for a missing file
@@ -63,16 +67,27 @@ def create_run_folder(cfg: TrainConfig, launch: str = "") -> Path:
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of the run in `folder`, or raise a UserError if another process holds it.
 
-    The operating system releases the lock if the process dies.
+    The operating system releases the lock if the process dies. A file system without locks has a
+    file `MARKER` instead, which names the process; one of a dead process of this machine is void.
     """
+    lock: BaseFileLock = FileLock(folder / LOCK, fallback_to_soft=False)
+    reason = f"resume={folder}: the run is going on in another process"
     with writing(folder):
         try:
-            held = FileLock(folder / LOCK).acquire(blocking=False)
+            try:
+                lock.acquire(blocking=False)
+            except OSError as error:
+                if error.errno not in NO_LOCKS:
+                    raise
+                lock = SoftFileLock(folder / MARKER)
+                reason += f" (if that was killed on another machine, delete {folder / MARKER})"
+                lock.acquire(timeout=0.2, poll_interval=0.05)  # again after deleting a void file
         except Timeout as error:
-            reason = f"resume={folder}: the run is going on in another process"
             raise UserError(reason) from error
-    with held:
+    try:
         yield
+    finally:
+        lock.release()
 
 
 def start_time(folder: Path) -> float:
