@@ -2,7 +2,9 @@
 
 import json
 import os
+import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,6 +15,7 @@ from torch.utils.tensorboard.summary import hparams
 
 from app.config.errors import writing
 from app.config.schema import format_value
+from app.runs.files import write_atomically
 
 EVENTS, METRICS, RESULTS = "events.out.tfevents.*", "metrics.jsonl", ".results"
 
@@ -43,15 +46,18 @@ class Tracker:
     Args:
         folder: The run folder.
         step: The last step of the checkpoint; points of later steps are purged.
-        size: Size of `metrics.jsonl` in bytes at that step, as `flush` returned it.
+        size: Size of `metrics.jsonl` in bytes at that step, as `flush` returned it; print a warning
+            on stderr if the file is smaller.
     """
 
     def __init__(self, folder: str | Path, step: int = 0, size: int = 0) -> None:
         self._folder = Path(folder)
         self._results: SummaryWriter | None = None
         with writing(self._folder):
-            self._lines = (self._folder / METRICS).open("a")
-            self._lines.truncate(size)
+            path = self._folder / METRICS
+            write_atomically(path, lines_before(path, size))  # leaves the target of a link alone
+            self._lines = path.open("a")
+            renumber_events(self._folder)
             self._writer = SummaryWriter(str(folder), purge_step=step + 1)
 
     def scalars(self, step: int, values: Mapping[str, float], results: bool = False) -> None:
@@ -64,10 +70,12 @@ class Tracker:
 
     @property
     def results(self) -> SummaryWriter:
-        """The writer of the test results; deletes the results of earlier processes."""
+        """The writer of the test results; deletes earlier results and ends the training curves."""
         if self._results is None:
+            self._writer.close()
             for path in self._folder.glob(EVENTS + RESULTS):
                 path.unlink()
+            renumber_events(self._folder)
             self._results = SummaryWriter(str(self._folder), filename_suffix=RESULTS)
         return self._results
 
@@ -99,3 +107,29 @@ class Tracker:
             if file is not None:
                 with suppress(OSError):
                     file.close()
+
+
+def lines_before(path: Path, size: int) -> bytes:
+    """Return the whole lines in the first `size` bytes of a file; b"" if it is missing.
+
+    Print a warning on stderr if it has fewer bytes.
+    """
+    content = path.read_bytes()[:size] if path.is_file() else b""
+    if len(content) < size:
+        print(f"WARNING: {path}: lines before the checkpoint are missing", file=sys.stderr)
+    return content[: content.rfind(b"\n") + 1]
+
+
+def renumber_events(folder: Path) -> None:
+    """Rename event files if a new one would not sort after them; keep their order.
+
+    TensorBoard reads the files of a folder in the order of their names, which begin with the time,
+    then host, process and a count. So they are out of order if the clock was set back, or in the
+    same second.
+    """
+    names = sorted(path.name for path in folder.glob(EVENTS))
+    if not names or names[-1] < EVENTS.replace("*", f"{int(time.time()):010d}"):
+        return
+    for number, name in enumerate(names):
+        *_, rest = name.split(".", EVENTS.count(".") + 1)
+        (folder / name).rename(folder / EVENTS.replace("*", f"{number:010d}.{rest}"))

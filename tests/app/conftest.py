@@ -17,14 +17,6 @@ ROOT = Path(__file__).parents[2]
 NOBODY = 65534  # the user without rights
 
 
-@pytest.fixture(autouse=True)
-def reset_event_file_numbers():
-    """Number event files from 0, as a new process does: TensorBoard reads 10 before 9."""
-    from tensorboard.summary.writer import event_file_writer
-
-    event_file_writer._global_uid = event_file_writer.AtomicCounter(0)
-
-
 @pytest.fixture
 def short_latency_benchmark(monkeypatch):
     """Measure one image on one thread at a time for the model card, for 10 ms."""
