@@ -37,6 +37,9 @@ from app.training.step import Schedule, TrainStep
 LAST, BEST = "last.pt", "best.pt"
 # Fields of Run in last.pt.
 COUNTERS = ("step", "epoch", "best", "images", "seconds", "log_size")
+# Remedies for damaged and missing checkpoints of a run to resume.
+START_OVER = f"move {LAST} and {BEST} out of this folder to start over"
+COPY_LAST = f"restore it, or copy {LAST} to {BEST} to go on with the network of {LAST}"
 # Settings that a resumed run may change.
 CHANGEABLE = (*NON_HYPERPARAMETERS, "trainer.compile")
 
@@ -141,20 +144,29 @@ def find_state(
         return summary
     for name in (LAST, BEST, SUMMARY):
         remove_temporaries(folder / name)
-    best = None if saved else load_to_resume(folder / BEST)
-    if best and best.metrics["epoch"] > 1:
+    accuracy = saved.training.get("best") if saved else None
+    if saved and not (isinstance(accuracy, float) and accuracy >= 0):  # before the first validation
+        return cfg, folder, saved
+    best = load_to_resume(folder / BEST, remedy=COPY_LAST if saved else START_OVER)
+    if saved:
+        if best is None:
+            raise UserError(f"resume={folder}: its {BEST} is gone; {COPY_LAST}")
+        # of this very file, which may have been restored or copied
+        saved.training["best"] = best.metrics.get("val_accuracy", -1.0)
+    elif best and best.metrics["epoch"] > 1:
         raise UserError(f"resume={folder}: its {LAST} is gone; its best network is in {BEST}")
     return cfg, folder, saved
 
 
-def load_to_resume(path: Path, required: bool = True) -> Checkpoint | None:
+def load_to_resume(
+    path: Path, required: bool = True, remedy: str = START_OVER
+) -> Checkpoint | None:
     """Load a checkpoint of a run to resume; None if it is missing, or damaged and not required."""
     try:
         return load_checkpoint(path, "resume") if path.is_file() else None
     except UserError as error:
         if not required:
             return None
-        remedy = f"move {LAST} and {BEST} out of this folder to start over"
         raise UserError(f"{error}; {remedy}") from error
 
 
@@ -259,10 +271,13 @@ def describe_data(run: Run) -> dict[str, Any]:
 
 
 def not_finite(run: Run, what: str, step: int) -> RunError:
-    """Return the RunError for non-finite values at `step`."""
+    """Return the RunError for non-finite values at `step`, with the setting to change."""
+    rate, decay = run.schedule.rate(step - 1), run.cfg.optim.weight_decay
+    # a step multiplies the weights by 1 - lr * weight_decay: below -1 they grow and alternate
+    setting = "weight_decay" if run.cfg.optim.lr * decay > 2 else "lr"
     return RunError(
-        f"{what} at step {step}, where the learning rate was {run.schedule.rate(step - 1):.2g}: "
-        f"try a smaller optim.lr ({last_checkpoint(run)})"
+        f"{what} at step {step}, where the learning rate was {rate:.2g} and the weight decay "
+        f"{decay:g}: try a smaller optim.{setting} ({last_checkpoint(run)})"
     )
 
 

@@ -178,8 +178,9 @@ def fetch_statistics(run: Run, interrupted: Callable[[], bool]) -> None:
     """Reduce the statistics of new steps over all ranks and append them to `run.statistics`."""
     first, done = run.epoch * run.schedule.epoch_steps, len(run.statistics)
     new = run.world.sum(run.train_step.statistics[done : run.step - first].clone())
+    new = run.world.to_cpu(new, interrupted)
     new[:, [LOSS, NORM]] /= run.world.size
-    run.statistics = torch.cat([run.statistics, run.world.to_cpu(new, interrupted)])
+    run.statistics = torch.cat([run.statistics, new])
     run.images += len(new) * run.schedule.batch_size
 
 
