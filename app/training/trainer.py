@@ -34,7 +34,7 @@ from app.training.summary import (
 OUT_OF_MEMORY = re.compile(r"DefaultCPUAllocator|CUDA (error: )?out of memory|ALLOC_FAILED")
 WINDOW = 25  # steps between adjustments of the number of CPU threads
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-ALL_REDUCE_EVERY = 50  # steps between all-reduces of interrupt and checkpoint flags
+ALL_REDUCE_EVERY = 50  # steps between all-reduces of interrupt and checkpoint flags; eager: 1
 
 
 def train(cfg: TrainConfig) -> dict[str, Any]:
@@ -156,6 +156,8 @@ def take_steps(run: Run, interrupted: Callable[[], bool], bar: "tqdm[Any]") -> b
     trainer, alone = run.cfg.trainer, run.world.size == 1
     end = (run.epoch + 1) * run.schedule.epoch_steps
     saved_step, saved_time = run.step, time.monotonic()
+    # eager steps fill the queue of the GPU, where the host would wait for a lost peer for ever
+    every = 1 if trainer.compile is False else ALL_REDUCE_EVERY
     run.threads.begin()
     while True:
         run.train_step.take()
@@ -166,7 +168,7 @@ def take_steps(run: Run, interrupted: Callable[[], bool], bar: "tqdm[Any]") -> b
         if run.step == end:
             return False
         due, stop = run.step - saved_step >= (trainer.checkpoint_steps or math.inf), False
-        if alone or run.step % ALL_REDUCE_EVERY == 0:  # signals and clocks differ between processes
+        if alone or run.step % every == 0:  # signals and clocks differ between processes
             late = time.monotonic() - saved_time >= (trainer.checkpoint_seconds or math.inf)
             stop, late = run.world.any(interrupted(), late)
             due = due or stop or late

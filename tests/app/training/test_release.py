@@ -3,6 +3,7 @@
 import math
 import signal
 import time
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from filelock import FileLock
 
 from app.config.errors import RunError
 from app.runs.tracker import Tracker
+from app.training import trainer as training
 from app.training.distributed import LostPeerError, World, wait
 from app.training.step import TrainStep
 from app.training.trainer import train
@@ -105,6 +107,29 @@ def test_wait_ends_after_a_signal_without_the_peer(monkeypatch):
     with pytest.raises(LostPeerError):
         wait(lambda: False, lambda: time.monotonic() - started > 0.05)
     assert time.monotonic() - started > 0.1
+
+
+@pytest.mark.parametrize(("compiled", "count"), [("auto", 0), (False, 12)])
+def test_peers_are_asked_before_the_queue_of_the_gpu_is_full(cfg, monkeypatch, compiled, count):  # noqa: F811
+    class Pair(World):
+        def from_rank_0(self, function):
+            return function()
+
+        def replicate(self, model, device):
+            return model
+
+        def sum(self, values):
+            return values
+
+        def any(self, *flags):
+            asked.append(flags)
+            return list(flags)
+
+    asked = []
+    monkeypatch.setattr(training, "connect", lambda: nullcontext(Pair(0, 2)))
+    cfg.trainer.compile = compiled
+    train(cfg)
+    assert len(asked) == count + cfg.trainer.epochs
 
 
 def test_step_that_never_ends_is_a_lost_peer(cfg, monkeypatch, capsys):  # noqa: F811
