@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from ops.core.formula import Formula, as_tuple, is_mutable
 from ops.core.memory import convert_out_of_memory
@@ -18,13 +17,14 @@ from ops.core.torch_private import (
     OpOverload,
     SingleLevelFunction,
     any_requires_grad,
+    any_tangent,
     below_autograd,
     enable_forward_ad,
     enable_single_level_autograd_function,
-    forward_mode,
     name_of,
     schema_of,
     transforms_active,
+    unpack_dual,
 )
 
 Optionals = Sequence[Tensor | None]
@@ -86,16 +86,14 @@ def make_kernel(
         ctx.set_materialize_grads(False)
         if gradient.grads is not None:
             ctx.mark_non_differentiable(*outputs[gradient.grads :])
-        if forward_mode():  # for `apply_jvp`, which runs right after `record`
-            ctx.arguments = [None if isinstance(x, Tensor) else x for x in args]
-            ctx.save_for_forward(*(x if isinstance(x, Tensor) else None for x in args), *outputs)
+        # For `apply_jvp`, which runs right after `record` if an argument has a tangent.
+        ctx.arguments = [None if isinstance(x, Tensor) else x for x in args]
+        ctx.save_for_forward(*(x if isinstance(x, Tensor) else None for x in args), *outputs)
         return output
 
     def apply_jvp(ctx: Any, *tangents: Tensor | None) -> Any:
         with enable_forward_ad(True):  # outer transforms may differentiate the tangent
-            saved = [
-                x if x is None else forward_ad.unpack_dual(x).primal for x in ctx.saved_tensors
-            ]
+            saved = [x if x is None else unpack_dual(x).primal for x in ctx.saved_tensors]
             inputs = [x if x is not None else c for x, c in zip(saved, ctx.arguments, strict=False)]
             return jvp(inputs, saved[len(inputs) :], tangents)
 
@@ -103,7 +101,11 @@ def make_kernel(
         if all(grad is None for grad in grads):
             return (None,) * len(schema_of(op).arguments)
         saved = ctx.saved_tensors  # not below autograd: checkpointing may recompute here
-        higher_order = isinstance(gradient, Gradient) or torch.is_grad_enabled() or forward_mode()
+        higher_order = (
+            isinstance(gradient, Gradient)
+            or torch.is_grad_enabled()
+            or any_tangent((*grads, *saved))
+        )
         call = gradient.call if higher_order else call_below_autograd
         return call(grads, saved, ctx.constants, ctx.needs_input_grad)
 
@@ -119,7 +121,8 @@ def make_kernel(
     )
 
     def kernel(*args: Any) -> Any:
-        if not (torch.is_grad_enabled() and any_requires_grad(args)) and not forward_mode():
+        forward_mode = any_tangent(args)
+        if not forward_mode and not (torch.is_grad_enabled() and any_requires_grad(args)):
             return forward(*args)
         for index, name in mutable:
             if args[index] is not None and args[index].requires_grad:
@@ -129,7 +132,7 @@ def make_kernel(
         if transforms_active():
             with enable_single_level_autograd_function():
                 return function.apply(*args)
-        if recorded is not None and not forward_mode():
+        if recorded is not None and not forward_mode:
             return recorded(*args)[0]
         return function.apply(*args)
 

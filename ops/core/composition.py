@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.func import vjp
 
 from ops.core.families import Parts
 from ops.core.formula import as_tuple
-from ops.core.torch_private import enable_inplace_requires_grad
+from ops.core.torch_private import enable_inplace_requires_grad, make_dual, unpack_dual
 
 Optionals = Sequence[Tensor | None]
 
@@ -37,7 +36,7 @@ def composed(
 
     def jvp(args: Sequence[Any], results: Sequence[Tensor], tangents: Optionals) -> tuple[Any, ...]:
         moved = [
-            forward_ad.unpack_dual(y).tangent
+            unpack_dual(y).tangent
             for y in as_tuple(compose(*map(_dual, args[: inputs + constants], tangents)))
         ]
         return *moved, *[None] * (len(results) - len(moved))
@@ -91,7 +90,7 @@ def composed(
             )
         moved = list(map(torch.zeros_like, results))
         for i, grad in zip(needed, computed, strict=True):
-            tangent = forward_ad.unpack_dual(grad).tangent
+            tangent = unpack_dual(grad).tangent
             moved[i] = moved[i] if tangent is None else tangent
         return tuple(moved)
 
@@ -113,4 +112,4 @@ def _fill(slots: Optionals, values: Sequence[Tensor], others: Optionals) -> list
 
 
 def _dual(x: Any, tangent: Tensor | None) -> Any:
-    return x if tangent is None else forward_ad.make_dual(x, tangent)
+    return x if tangent is None else make_dual(x, tangent)

@@ -5,7 +5,7 @@ compiled for one version, uses other private names.
 """
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -50,9 +50,23 @@ def any_requires_grad(args: tuple[Any, ...]) -> bool:
     return torch._C._any_requires_grad(*args)
 
 
-def forward_mode() -> bool:
-    """Return whether a forward-mode AD level is entered."""
-    return forward_ad._current_level >= 0
+def make_dual(x: Tensor, tangent: Tensor) -> Tensor:
+    """Return `x` with a tangent, at the only level of forward-mode AD.
+
+    Compiled graphs enter the level in C++ only: torch.autograd.forward_ad's default, the level
+    that Python entered, is then −1.
+    """
+    return forward_ad.make_dual(x, tangent, level=0)
+
+
+def unpack_dual(x: Tensor) -> forward_ad.UnpackedDualTensor:
+    """Return primal and tangent (None: constant, or forward mode is disabled), as make_dual."""
+    return forward_ad.unpack_dual(x, level=0)
+
+
+def any_tangent(args: Iterable[Any]) -> bool:
+    """Return whether a tensor among `args` has a tangent."""
+    return any(isinstance(x, Tensor) and unpack_dual(x).tangent is not None for x in args)
 
 
 def below_autocast(device: str) -> AbstractContextManager[None]:
