@@ -65,15 +65,19 @@ def batch_norm_act2d(
     Raises:
         TypeError: an argument of the wrong type.
         NotImplementedError: an unsupported dtype.
-        ValueError: an unknown activation, negative `eps`, one value per channel in training.
+        ValueError: an unknown activation, negative `eps`, in training one value per channel or one
+            of the running statistics without the other.
         RuntimeError: mismatched shapes, dtypes or devices.
     """
     index = _index_of(activation)
+    check.boolean(_NAME, "training", training)
     if not training:
         _check_image(input)
         normal = F.batch_norm(input, running_mean, running_var, weight, bias, eps=eps)
         return ACTIVATIONS[activation](normal)
-    call = _fallback if is_dynamo_compiling() else _direct
+    if (running_mean is None) != (running_var is None):
+        raise ValueError(f"{_NAME}: running_mean and running_var must both be given, or both None")
+    call = _compiled if is_dynamo_compiling() else _direct
     args = (input, weight, bias, index, eps, running_mean, running_var, momentum)
     try:
         output: Tensor = call(*args)
@@ -105,6 +109,8 @@ def _raise_specific_error(error: Exception, input: Tensor, *args: Any) -> None:
 
 
 def _index_of(activation: str) -> int:
+    if not isinstance(activation, str):
+        raise TypeError(f"{_NAME}: activation must be str, not {type(activation).__name__}")
     if activation not in _INDEX:
         raise ValueError(
             f"{_NAME}: activation must be one of {', '.join(_INDEX)}, got {activation!r}"
@@ -115,6 +121,13 @@ def _index_of(activation: str) -> int:
 def _fallback(*args: Any) -> Tensor:
     output: Tensor = _norm(*args)[0]
     return output
+
+
+def _compiled(input: Tensor, *args: Any) -> Tensor:
+    *others, mean, var, momentum = args
+    if mean is None:  # torch.cond requires that what an operator writes to is a tensor
+        mean, var = input.new_empty(0), input.new_empty(0)
+    return _fallback(input, *others, mean, var, momentum)
 
 
 _direct = direct(_norm, _fallback, rank=4)
@@ -180,6 +193,11 @@ def _check(op: str, input: Tensor, activation: int, eps: float, **channels: Tens
     check.argument(op, "eps", eps >= 0)
 
 
+def _given(running: Tensor | None) -> Tensor | None:
+    """Return None for running statistics of shape [0], as the kernels do."""
+    return None if running is None or running.shape[0] == 0 else running
+
+
 def _sums(input: Tensor) -> torch.dtype:
     return torch.float64 if input.dtype == torch.float64 else torch.float32
 
@@ -194,7 +212,7 @@ def _fake(
     running_var: Tensor | None,
     momentum: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    running = {"running_mean": running_mean, "running_var": running_var}
+    running = {"running_mean": _given(running_mean), "running_var": _given(running_var)}
     _check(_NAME, input, activation, eps, weight=weight, bias=bias, **running)
     channels = input.new_empty(input.shape[1:2], dtype=_sums(input))
     return layout.resized(input, *input.shape[2:]), channels, torch.empty_like(channels)
@@ -242,12 +260,23 @@ _derivatives, _second_derivatives = composed(_compose, inputs=3, outputs=1, cons
 
 
 def _vmap(info: Any, in_dims: Sequence[int | None], *args: Any) -> Any:
-    """Compute samples as further channels."""
-    if args[5] is not None or args[6] is not None:
-        raise RuntimeError(
-            f"{_NAME}: vmap cannot update running statistics; pass None, or eval() the module"
-        )
-    return folded(_norm, (1, 0, 0), (1, 0, 0))(info, in_dims, *args)
+    """Compute samples as further channels, each with running statistics of its own."""
+    *inputs, mean, var, momentum = args
+    running: list[Tensor] = []
+    for x, dim in zip((mean, var), in_dims[5:7], strict=True):
+        if x is not None and dim is not None:
+            running.append(x.movedim(dim, 0))
+        elif _given(x) is not None:
+            raise RuntimeError(
+                f"{_NAME}: vmap cannot update running statistics that all samples share; map "
+                "them, pass None, or eval() the module"
+            )
+    flat = [x.flatten() for x in running] or [None, None]
+    rule = folded(_norm, (1, 0, 0), (1, 0, 0))
+    outputs = rule(info, (*in_dims[:5], None, None, None), *inputs, *flat, momentum)
+    for x, updated in zip(running, flat, strict=False):
+        x.copy_(updated.view_as(x))  # `flatten` copies unless the samples are adjacent
+    return outputs
 
 
 register(

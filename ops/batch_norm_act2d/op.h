@@ -217,6 +217,11 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_act2d(const Tensor& input,
                                                     double momentum) {
   const char* op = "batch_norm_act2d";
   check_norm(op, input, weight, bias, activation, eps);
+  for (auto* running : {&running_mean, &running_var}) {
+    if (*running && (*running)->numel() == 0) {  // as None: see _compiled in __init__.py
+      running->reset();
+    }
+  }
   check_channels(op, input, "running_mean", running_mean);
   check_channels(op, input, "running_var", running_var);
   const ScalarType dtype = accumulator_dtype(input.scalar_type());

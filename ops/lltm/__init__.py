@@ -79,6 +79,10 @@ def lltm(
     return output[:, 0], h[0], c[0]
 
 
+torch.fx.wrap("lltm_cell")  # one node in torch.fx graphs
+torch.fx.wrap("lltm")
+
+
 def _check(
     op: str, tensors: dict[str, Tensor], bias: Tensor | None, shapes: str, batched_dim: int
 ) -> None:

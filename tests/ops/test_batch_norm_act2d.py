@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.func import vmap
+from torch.func import functional_call, grad, stack_module_state, vmap
 
 from ops import BatchNormAct2d, batch_norm_act2d
 from ops.batch_norm_act2d import ACTIVATIONS
@@ -223,7 +223,11 @@ def test_running_statistics_that_require_grad_raise(name):
 @pytest.mark.parametrize(
     ("arguments", "raises", "says"),
     [
-        ({"running_mean": 1}, TypeError, "running_mean must be Tensor, not int"),
+        ({"running_mean": 1, "running_var": 1}, TypeError, "running_mean must be Tensor, not int"),
+        ({"running_mean": torch.ones(3)}, ValueError, "running_mean and running_var must both .*"),
+        ({"running_var": torch.ones(3)}, ValueError, "running_mean and running_var must both .*"),
+        ({"training": "relu"}, TypeError, "training must be bool, not str"),
+        ({"activation": ["relu"]}, TypeError, "activation must be str, not list"),
         ({"momentum": None}, TypeError, "momentum must be float, not NoneType"),
         ({"eps": "a"}, TypeError, "eps must be float, not str"),
         ({"eps": -1.0}, ValueError, "eps must be at least 0, got -1"),
@@ -276,11 +280,56 @@ def test_export_updates_running_statistics():
     torch.testing.assert_close(dict(exported.named_buffers()), dict(ours.named_buffers()))
 
 
-def test_vmap_rejects_running_statistics():
+def test_vmap_rejects_shared_running_statistics():
     ours, _ = layers(4, "relu")
     x = image((3, 2, 4, 5, 6))
     with pytest.raises(RuntimeError, match="vmap cannot update running statistics"):
         vmap(ours)(x)
+
+
+@pytest.mark.parametrize("mapped", [False, True], ids=["same input", "mapped input"])
+def test_vmap_trains_ensembles(mapped):
+    """Compare layers of torch.func.stack_module_state with the layers one by one."""
+    members = [layers(3, "silu", dtype=torch.float64)[0] for _ in range(4)]
+    for seed, layer in enumerate(members):
+        nn.init.normal_(layer.bias, generator=torch.Generator().manual_seed(seed))
+    parameters, buffers = stack_module_state(members)
+    x = image((4, 5, 3, 6, 6), torch.float64)
+
+    def loss(parameters, buffers, x):
+        return functional_call(members[0], (parameters, buffers), (x,)).square().sum()
+
+    in_dims = (0, 0, 0 if mapped else None)
+    grads = vmap(grad(loss), in_dims)(parameters, buffers, x if mapped else x[0])
+    for i, layer in enumerate(members):
+        layer(x[i if mapped else 0]).square().sum().backward()
+        for name, parameter in layer.named_parameters():
+            torch.testing.assert_close(grads[name][i], parameter.grad)
+        for name, buffer in layer.named_buffers():
+            torch.testing.assert_close(buffers[name][i], buffer)
+
+
+def test_vmap_over_another_dimension_of_running_statistics():
+    x = image((4, 2, 3, 5, 5))
+    mean, var = torch.zeros(3, 4), torch.ones(3, 4)
+    vmap(lambda *args: batch_norm_act2d(*args, training=True), (0, 1, 1))(x, mean, var)
+    for i in range(4):
+        alone = torch.zeros(3), torch.ones(3)
+        batch_norm_act2d(x[i], *alone, training=True)
+        torch.testing.assert_close((mean[:, i], var[:, i]), alone)
+
+
+def test_conditional_training():
+    """Differentiate through torch.cond, which allows no mutated inputs, without statistics."""
+    x, weight = image((2, 3, 4, 4)), torch.ones(3, requires_grad=True)
+
+    def function(x, weight):
+        return batch_norm_act2d(x, None, None, weight, training=True)
+
+    y = torch.cond(x.sum() < 1e9, function, lambda x, weight: x * weight.sum(), (x, weight))
+    torch.testing.assert_close(y, function(x, weight))
+    grads = [torch.autograd.grad(z.square().sum(), weight) for z in (y, function(x, weight))]
+    torch.testing.assert_close(*grads)
 
 
 def test_evaluation_runs_standard_operators():

@@ -81,7 +81,7 @@ OPERATOR = Operator(
         Wrong(lambda: function(X[:1, :, :1, :1]), ValueError, "more than 1 value … [1, 3, 1, 1]"),
         Wrong(lambda: function(X, activation="elu"), ValueError, "activation … relu6 … 'elu'"),
         Wrong(
-            lambda: batch_norm_act2d(X, W[1:], None, training=True),
+            lambda: batch_norm_act2d(X, W[1:], W, training=True),
             RuntimeError,
             "running_mean … [3] … [2]",
         ),
