@@ -14,6 +14,7 @@ from onnx.version_converter import convert_version
 from onnxscript import optimizer
 from torch import nn
 
+from ops.core import check
 from ops.export.operators import (
     DOMAIN,
     VERSION,
@@ -27,6 +28,7 @@ Layout = Literal["function", "standard"]
 
 LEAST_OPSET = 17
 DEFAULT_OPSET = 18
+_LARGEST = 2**31  # bytes of a protocol buffer
 _EXPORTED_OPSETS = {"symbolic": (LEAST_OPSET, 20), "dynamo": (18, 18)}  # others: by conversion
 
 
@@ -60,9 +62,9 @@ def export_onnx(
         The model, in the lowest IR version for its opsets.
 
     Raises:
-        TypeError: `module` is not an nn.Module.
-        ValueError: An unknown exporter, layout, opset or name, or an operator that the opset
-            cannot express.
+        TypeError: `module` is not an nn.Module, `opset_version` not an int.
+        ValueError: An unknown exporter, layout, opset or name, a name given twice, an operator that
+            the opset cannot express, or a network of 2 GiB or more.
     """
     newest = onnx.defs.onnx_opset_version()
     if not isinstance(module, nn.Module):
@@ -71,13 +73,21 @@ def export_onnx(
         raise ValueError(f"exporter={exporter}: choose from {', '.join(get_args(Exporter))}")
     if layout not in get_args(Layout):
         raise ValueError(f"layout={layout}: choose from {', '.join(get_args(Layout))}")
+    check.integer("export_onnx", "opset_version", opset_version)
     if not LEAST_OPSET <= opset_version <= newest:
         raise ValueError(f"opset_version={opset_version}: choose from {LEAST_OPSET} to {newest}")
-    names = {*input_names, *output_names}
-    if unknown := set(dynamic_axes or ()) - names:
+    names = [*input_names, *output_names]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"input_names, output_names: {', '.join(sorted(twice))} is given twice")
+    if unknown := set(dynamic_axes or ()) - set(names):
         raise ValueError(
             f"dynamic_axes: no input or output is named {', '.join(sorted(unknown))}, "
             f"there are {', '.join(sorted(names))}"
+        )
+    size = sum(x.nbytes for x in (*module.parameters(), *module.buffers()))
+    if size >= _LARGEST:
+        raise ValueError(
+            f"export_onnx: the network has {size:,} bytes, ONNX allows fewer than {_LARGEST:,}"
         )
     least, most = _EXPORTED_OPSETS[exporter]
     export = _export_symbolic if exporter == "symbolic" else _export_dynamo

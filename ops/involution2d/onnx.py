@@ -46,22 +46,21 @@ def _function(op: Opset) -> Callable[..., Any]:
         gathered = op.Gather(op.Transpose(padded, perm=[0, 1, 3, 2]), columns, axis=2)
         windows = op.Gather(op.Transpose(gathered, perm=[0, 1, 2, 4, 3]), rows, axis=3)
 
-        # [N, G, C / G, kW, kH, Ho, Wo]
+        # [N, G, C / G, kW, kH, Ho, Wo]; no size is -1, which is ambiguous for an empty batch
+        channels = op.Shape(X, start=1, end=2)
+        groups = op.Shape(W, start=1, end=2)
         order = op.Constant(value_ints=[3, 2, 4, 5])
+        images = op.Shape(X, start=0, end=1)
         shape = op.Concat(
-            op.Constant(value_ints=[0]),
-            op.Shape(W, start=1, end=2),
-            op.Constant(value_ints=[-1]),
-            op.Gather(op.Shape(W), order),
-            axis=0,
+            images, groups, op.Div(channels, groups), op.Gather(op.Shape(W), order), axis=0
         )
         kernels = op.Unsqueeze(
             op.Transpose(W, perm=[0, 1, 3, 2, 4, 5]), op.Constant(value_ints=[2])
         )
-        products = op.Mul(op.Reshape(windows, shape), kernels)
+        products = op.Mul(op.Reshape(windows, shape, allowzero=1), kernels)
         sums = op.ReduceSum(products, op.Constant(value_ints=[3, 4]), keepdims=0)
-        images = op.Concat(op.Constant(value_ints=[0, -1]), op.Shape(W, start=4), axis=0)
-        return op.Reshape(sums, images)
+        result = op.Concat(images, channels, op.Shape(W, start=4), axis=0)
+        return op.Reshape(sums, result, allowzero=1)
 
     return Involution2d
 

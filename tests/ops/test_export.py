@@ -96,20 +96,22 @@ def test_names_and_dynamic_axes(exporter):
     check(run(model, other), block(other).detach())
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_involution_has_dynamic_sizes(layout):
+@pytest.mark.parametrize(("layout", "exporter"), [("function", "symbolic"), ("standard", "dynamo")])
+def test_involution_has_dynamic_sizes(layout, exporter):
     from ops import Involution2d
 
     net = nn.Sequential(Involution2d(4, 3, group_channels=2), nn.Conv2d(4, 2, 1)).eval()
     model = export_onnx(
         net,
         (torch.randn(2, 4, 9, 8),),
+        exporter=exporter,
         layout=layout,
         input_names=["x0"],
         dynamic_axes={"x0": {0: "batch", 2: "height", 3: "width"}},
     )
-    other = torch.randn(3, 4, 6, 11)
-    check(run(model, other), net(other).detach())
+    for batch in (3, 0):
+        other = torch.randn(batch, 4, 6, 11)
+        check(run(model, other), net(other).detach())
 
 
 def test_conv_without_bias_has_two_inputs():
@@ -145,11 +147,26 @@ def test_standard_operators_are_converted_to_the_opset(opset):
         ({"opset_version": 16}, f"opset_version=16: choose from 17 to {NEWEST}"),
         ({"opset_version": NEWEST + 1}, f"choose from 17 to {NEWEST}"),
         ({"dynamic_axes": {"imput": {0: "n"}}}, "is named imput, there are input, output"),
+        ({"input_names": ["a"], "output_names": ["a"]}, "output_names: a is given twice"),
+        ({"input_names": ["a", "b", "a"]}, "input_names, output_names: a is given twice"),
     ],
 )
 def test_wrong_arguments(settings, says):
     with pytest.raises(ValueError, match=says):
         export_onnx(nn.Identity(), (torch.zeros(1),), **settings)
+
+
+def test_wrong_types():
+    with pytest.raises(TypeError, match="opset_version must be int, not str"):
+        export_onnx(nn.Identity(), (torch.zeros(1),), opset_version="18")
+
+
+@pytest.mark.parametrize("exporter", ["symbolic", "dynamo"])
+def test_network_of_2_gib_raises(exporter):
+    layer = nn.Linear(1, 1, bias=False)
+    layer.weight = nn.Parameter(torch.zeros(()).expand(2**10, 2**19))
+    with pytest.raises(ValueError, match=r"has 2,147,483,648 bytes, ONNX allows fewer than"):
+        export_onnx(layer, (torch.zeros(1, 2**19),), exporter=exporter)
 
 
 def test_function_instead_of_module_raises():
