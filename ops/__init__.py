@@ -5,7 +5,7 @@ from ops.core import library
 library.load()  # registers torch.ops.lenet_ops, which the modules below use
 
 from ops.batch_norm_act2d import BatchNormAct2d, batch_norm_act2d  # noqa: E402
-from ops.convert import convert_batch_norm, convert_depthwise  # noqa: E402
+from ops.convert import convert_batch_norm, convert_depthwise, restore  # noqa: E402
 from ops.depthwise_conv2d import DepthwiseConv2d, depthwise_conv2d  # noqa: E402
 from ops.exp import Exp, exp  # noqa: E402
 from ops.gelu import GELU, gelu  # noqa: E402
@@ -38,4 +38,5 @@ __all__ = [
     "lltm_cell",
     "max_pool2d",
     "ncrelu",
+    "restore",
 ]

@@ -1,15 +1,21 @@
-"""Replace layers of existing models by layers of this package."""
+"""Run layers of existing models by the operators of this package.
 
-from collections import Counter
+A conversion replaces the ``forward`` of a layer, not the layer. Its type, parameters, hooks and
+place in the model remain, so functions that select layers by type (fusion, quantisation,
+``convert_sync_batchnorm``, pruning) find PyTorch's layers and do with them what they always do.
+"""
+
 from collections.abc import Callable
 from itertools import pairwise
-from typing import TypeGuard
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from ops.batch_norm_act2d import BatchNormAct2d
+from ops.batch_norm_act2d import apply_layer
 from ops.core import check
-from ops.depthwise_conv2d import DepthwiseConv2d
+from ops.core.torch_private import has_hooks
+from ops.core.tracing import is_recorded
+from ops.depthwise_conv2d import depthwise_conv2d
 
 _DEVICES = ("cpu", "cuda", "meta")
 _ACTIVATIONS: dict[type[nn.Module], str] = {
@@ -21,14 +27,34 @@ _ACTIVATIONS: dict[type[nn.Module], str] = {
 }
 
 
+class Forward:
+    """The ``forward`` of a converted layer; its class's own where a call is recorded for later."""
+
+    def __init__(self, layer: nn.Module, run: Callable[[Any, Tensor], Tensor]) -> None:
+        """Store the layer and the function f(layer, input) that replaces its ``forward``."""
+        self.layer, self.run = layer, run
+
+    def __call__(self, input: Tensor) -> Tensor:
+        """Return the layer's output."""
+        return _stock(self.layer, input) if is_recorded(input) else self.run(self.layer, input)
+
+    def install(self) -> None:
+        """Replace the layer's ``forward``; torch.jit.script, which cannot compile it, restores."""
+        vars(self.layer).update(forward=self, __prepare_scriptable__=self.remove)
+
+    def remove(self) -> nn.Module:
+        """Restore the layer and return it."""
+        del vars(self.layer)["forward"], vars(self.layer)["__prepare_scriptable__"]
+        return self.layer
+
+
 def convert_depthwise(module: nn.Module) -> int:
-    """Replace every depthwise ``nn.Conv2d`` of a model by a :class:`DepthwiseConv2d`, in place.
+    """Run every depthwise ``nn.Conv2d`` of a model by :func:`depthwise_conv2d`, in place.
 
-    New layers share the parameters of the old layers: optimizers and state dicts remain valid.
-    Hooks, buffers, attributes, dtype, device and training mode are kept. A layer that the model
-    holds several times is replaced by one layer.
+    The layers remain what they are: type, parameters, buffers, hooks, attributes. Only their
+    ``forward`` is replaced, until :func:`restore`.
 
-    Layers that DepthwiseConv2d cannot reproduce stay unchanged: subclasses of Conv2d (also
+    Layers that the operator cannot reproduce stay unchanged: subclasses of Conv2d (also
     parametrized and lazy layers), ``padding_mode`` other than "zeros", asymmetric
     ``padding="same"``, a replaced ``forward``, complex dtypes, devices other than CPU and CUDA.
 
@@ -36,80 +62,83 @@ def convert_depthwise(module: nn.Module) -> int:
         module: The model.
 
     Returns:
-        The number of replaced layers.
+        The number of converted layers.
 
     Raises:
         TypeError: `module` is not an nn.Module.
-        ValueError: `module` itself is a depthwise Conv2d: it has no parent to replace it in.
     """
-    return _replace("convert_depthwise", "depthwise Conv2d", module, _convertible, _convert)
+    _check_module("convert_depthwise", module)
+    layers = [layer for layer in module.modules() if _is_depthwise(layer)]
+    for layer in layers:
+        Forward(layer, _convolve).install()
+    return len(layers)
 
 
 def convert_batch_norm(module: nn.Module) -> int:
-    """Replace every ``nn.BatchNorm2d`` of a model by a :class:`BatchNormAct2d`, in place.
+    """Run every ``nn.BatchNorm2d`` of a model by :func:`batch_norm_act2d`, in place.
 
-    An activation (ReLU, ReLU6, SiLU or Hardswish) that directly follows in an ``nn.Sequential``
-    becomes part of the layer, and an ``nn.Identity`` takes its place: the keys of the state dict
-    remain. timm's layer of the same name is replaced with its activation. New layers share the
-    parameters and buffers of the old layers, and keep hooks, attributes and training mode. Only
-    training becomes faster.
+    An ``nn.Sequential`` computes batch normalisation and the activation that directly follows
+    (ReLU, ReLU6, SiLU or Hardswish) in one operator, unless one of the two has hooks. timm's
+    ``BatchNormAct2d`` is converted with its activation. Only training changes, and only there
+    models become faster.
 
-    For synchronized batch normalisation, call ``convert_sync_batchnorm`` before this function:
-    afterwards it would drop the activations, as would ``fuse_conv_bn_eval``.
+    The layers remain what they are: type, parameters, buffers, hooks, attributes. Only the
+    ``forward`` of batch normalisation and of ``nn.Sequential`` is replaced, until :func:`restore`.
 
     Layers stay unchanged that are subclasses of BatchNorm2d (such as SyncBatchNorm), have a
-    replaced ``forward``, or are on devices other than CPU and CUDA. An activation stays if it or
-    the layer before it has hooks, or if that layer occurs several times in the model.
+    replaced ``forward``, or are on devices other than CPU and CUDA.
 
     Args:
         module: The model.
 
     Returns:
-        The number of replaced layers.
+        The number of converted layers of batch normalisation.
 
     Raises:
         TypeError: `module` is not an nn.Module.
-        ValueError: `module` itself is a BatchNorm2d: it has no parent to replace it in.
     """
-    count = _replace(
-        "convert_batch_norm", "BatchNorm2d", module, _is_batch_norm, _convert_batch_norm
-    )
-    uses = Counter(child for parent in module.modules() for child in parent._modules.values())
-    for parent in module.modules():
-        if type(parent).forward is nn.Sequential.forward and "forward" not in vars(parent):
-            for (_, norm), (name, act) in pairwise(list(parent._modules.items())):
-                if _is_fusible(norm, act) and uses[norm] == 1:
-                    norm.activation = _ACTIVATIONS[type(act)]  # type: ignore[index]
-                    parent._modules[name] = nn.Identity()
-    return count
+    _check_module("convert_batch_norm", module)
+    norms = [layer for layer in module.modules() if _is_batch_norm(layer)]
+    for norm in norms:
+        Forward(norm, _normalize).install()
+    for layer in module.modules():
+        if _is_sequential(layer) and any(_is_pair(a, b) for a, b in pairwise(layer.children())):
+            Forward(layer, _run_in_sequence).install()
+    return len(norms)
 
 
-def _replace(
-    function: str,
-    kind: str,
-    module: nn.Module,
-    convertible: Callable[[nn.Module], bool],
-    convert: Callable[[nn.Module], nn.Module],
-) -> int:
-    """Replace the convertible submodules; return their number."""
+def restore(module: nn.Module) -> int:
+    """Undo :func:`convert_depthwise` and :func:`convert_batch_norm`, in place.
+
+    Args:
+        module: The model.
+
+    Returns:
+        The number of restored layers, without ``nn.Sequential``.
+
+    Raises:
+        TypeError: `module` is not an nn.Module.
+    """
+    _check_module("restore", module)
+    layers = [vars(layer)["forward"].remove() for layer in module.modules() if _is_converted(layer)]
+    return sum(not isinstance(layer, nn.Sequential) for layer in layers)
+
+
+def _check_module(function: str, module: nn.Module) -> None:
     if not isinstance(module, nn.Module):
         raise TypeError(f"{function}: module must be an nn.Module, got {type(module).__name__}")
-    if convertible(module):
-        raise ValueError(
-            f"{function}: module is itself a {kind}, which can only be replaced in a module that "
-            "holds it; wrap it in nn.Sequential"
-        )
-    converted: dict[nn.Module, nn.Module] = {}
-    for parent in list(module.modules()):
-        for name, child in parent._modules.items():
-            if child is not None and convertible(child):
-                if child not in converted:
-                    converted[child] = convert(child)
-                parent._modules[name] = converted[child]
-    return len(converted)
 
 
-def _convertible(module: nn.Module) -> bool:
+def _is_converted(layer: nn.Module) -> bool:
+    return isinstance(vars(layer).get("forward"), Forward)
+
+
+def _stock(layer: nn.Module, input: Tensor) -> Tensor:
+    output: Tensor = type(layer).forward(layer, input)
+    return output
+
+
+def _is_depthwise(module: nn.Module) -> bool:
     if type(module) is not nn.Conv2d or "forward" in vars(module):
         return False
     if not module.in_channels == module.out_channels == module.groups:
@@ -132,12 +161,9 @@ def _padding(conv: nn.Conv2d) -> tuple[int, int] | None:
     return None if height % 2 or width % 2 else (height // 2, width // 2)
 
 
-def _convert(conv: nn.Module) -> DepthwiseConv2d:
-    assert isinstance(conv, nn.Conv2d)
-    layer = DepthwiseConv2d.__new__(DepthwiseConv2d)
-    layer.__dict__ |= vars(conv)  # parameters, buffers, hooks, mode, users' attributes
-    layer.padding = _padding(conv) or (0, 0)
-    return layer
+def _convolve(conv: nn.Conv2d, input: Tensor) -> Tensor:
+    geometry: Any = (conv.stride, _padding(conv), conv.dilation)
+    return depthwise_conv2d(input, conv.weight, conv.bias, *geometry)
 
 
 def _is_batch_norm(module: nn.Module) -> bool:
@@ -148,7 +174,7 @@ def _is_batch_norm(module: nn.Module) -> bool:
 
 
 def _activation_of(norm: nn.Module) -> str | None:
-    """Return the activation of batch normalisation; None for layers that cannot be replaced."""
+    """Return the activation of batch normalisation; None for layers that cannot be converted."""
     kind = type(norm)
     if kind is nn.BatchNorm2d:
         return "identity"
@@ -160,26 +186,41 @@ def _activation_of(norm: nn.Module) -> str | None:
     return _ACTIVATIONS.get(type(activation))  # type: ignore[arg-type]
 
 
-def _is_plain(module: object) -> bool:
+def _is_plain(module: Any) -> bool:
     """Return whether a module has neither hooks nor a replaced forward."""
-    return "forward" not in vars(module) and not any(
-        hooks for name, hooks in vars(module).items() if name.endswith("_hooks")
-    )
+    return "forward" not in vars(module) and not has_hooks(module)
 
 
-def _convert_batch_norm(norm: nn.Module) -> BatchNormAct2d:
-    layer = BatchNormAct2d.__new__(BatchNormAct2d)
-    layer.__dict__ |= vars(norm)  # parameters, buffers, hooks, mode, users' attributes
-    layer.activation = _activation_of(norm) or "identity"
-    return layer
+def _normalize(norm: nn.BatchNorm2d, input: Tensor) -> Tensor:
+    activation = _activation_of(norm) if norm.training else None
+    return _stock(norm, input) if activation is None else apply_layer(norm, input, activation)
 
 
-def _is_fusible(norm: nn.Module | None, act: nn.Module | None) -> TypeGuard[BatchNormAct2d]:
-    """Return whether `act` can become part of `norm`, which comes before it."""
-    return (
-        isinstance(norm, BatchNormAct2d)
-        and norm.activation == "identity"
-        and type(act) in _ACTIVATIONS
-        and _is_plain(norm)
-        and _is_plain(act)
-    )
+def _is_sequential(module: nn.Module) -> bool:
+    forward = getattr(type(module), "forward", None)  # scripted modules have none
+    return forward is nn.Sequential.forward and "forward" not in vars(module)
+
+
+def _is_pair(norm: nn.Module, act: nn.Module) -> bool:
+    """Return whether `norm` is converted and `act` an activation that its operator computes."""
+    return type(norm) is nn.BatchNorm2d and _is_converted(norm) and type(act) in _ACTIVATIONS
+
+
+def _run_in_sequence(layers: nn.Sequential, input: Tensor) -> Tensor:
+    following: nn.Module | None
+    computed = None  # the activation that the layer before it has computed
+    for layer, following in pairwise([*layers, None]):
+        if layer is computed:
+            computed = None
+        elif (
+            layer.training
+            and following is not None
+            and _is_pair(layer, following)
+            and _is_plain(following)
+            and not has_hooks(layer)
+        ):
+            input = apply_layer(layer, input, _ACTIVATIONS[type(following)])
+            computed = following
+        else:
+            input = layer(input)
+    return input

@@ -8,12 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
+from torch.fx import Proxy
 
 from ops.core import check, layout, windows
 from ops.core.composition import composed
 from ops.core.families import folded
 from ops.core.registration import register
 from ops.core.torch_private import direct
+from ops.core.tracing import is_recorded, record_leaf
 
 _NAME = "batch_norm_act2d"
 _norm = torch.ops.lenet_ops.batch_norm_act2d.default
@@ -135,49 +137,122 @@ _direct = direct(_norm, _fallback, rank=4)
 torch.fx.wrap("batch_norm_act2d")  # one node in torch.fx graphs
 
 
-class BatchNormAct2d(nn.BatchNorm2d):
-    """Apply :func:`batch_norm_act2d`, with the arguments and state of ``nn.BatchNorm2d``.
+class BatchNormAct2d(nn.Module):
+    """Apply :func:`batch_norm_act2d`, with parameters and buffers of ``nn.BatchNorm2d``.
 
-    ``torch.fx.symbolic_trace`` traces through this layer: trace it in evaluation, or as a leaf
-    module like those of torch.nn. ``nn.SyncBatchNorm.convert_sync_batchnorm`` drops the activation:
-    do not apply it to this layer.
+    State dicts interchange with ``nn.BatchNorm2d``. The class is not a subclass: functions that
+    select batch normalisation by type ignore this layer, because they would drop its activation
+    (``fuse_conv_bn_eval``, ``convert_sync_batchnorm``, ``update_bn``). Statistics are those of the
+    process; for synchronised ones, use ``nn.SyncBatchNorm`` and an activation.
+
+    torch.export, torch.jit.trace and torch.onnx record PyTorch's operators; ``symbolic_trace`` of
+    torch.fx records the layer as one node.
 
     Args:
         num_features: C.
         activation: "identity", "relu", "relu6", "silu" or "hardswish".
-        options: eps, momentum, affine, track_running_stats, device and dtype of
-            ``nn.BatchNorm2d``.
+        eps: added to the variance.
+        momentum: weight of the batch in the running statistics; None: cumulative average.
+        affine: whether to learn a weight [C] and a bias [C].
+        track_running_stats: whether to keep running statistics for evaluation.
+        device: device of the parameters and buffers.
+        dtype: dtype of the parameters and buffers.
     """
 
-    def __init__(self, num_features: int, activation: str = "relu", **options: Any) -> None:
-        super().__init__(num_features, **options)
+    _version = 2  # as nn.BatchNorm2d: version 1 has no num_batches_tracked
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    num_batches_tracked: Tensor | None
+
+    def __init__(
+        self,
+        num_features: int,
+        activation: str = "relu",
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
         _index_of(activation)
-        self.activation = activation
+        self.num_features, self.activation = num_features, activation
+        self.eps, self.momentum = eps, momentum
+        self.affine, self.track_running_stats = affine, track_running_stats
+        for name in ("weight", "bias"):
+            channels = torch.empty(num_features, device=device, dtype=dtype)
+            self.register_parameter(name, nn.Parameter(channels) if affine else None)
+        for name in ("running_mean", "running_var"):
+            channels = torch.empty(num_features, device=device, dtype=dtype)
+            self.register_buffer(name, channels if track_running_stats else None)
+        count = torch.tensor(0, device=device) if track_running_stats else None
+        self.register_buffer("num_batches_tracked", count)
+        self.reset_parameters()
+
+    def reset_running_stats(self) -> None:
+        """Set the running mean to 0, the running variance to 1 and the count of batches to 0."""
+        values = (self.running_mean, 0), (self.running_var, 1), (self.num_batches_tracked, 0)
+        for buffer, value in values:
+            if buffer is not None:
+                buffer.fill_(value)
+
+    def reset_parameters(self) -> None:
+        """Set the running statistics, the weight and the bias to their initial values."""
+        self.reset_running_stats()
+        if self.weight is not None:
+            nn.init.ones_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the activations of `input` [N, C, H, W]."""
-        momentum = 0.0 if self.momentum is None else self.momentum
-        counts = self.training and self.track_running_stats
-        if counts and self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-            if self.momentum is None:  # cumulative average
-                momentum = 1.0 / float(self.num_batches_tracked)
-        tracked = not self.training or self.track_running_stats
-        return batch_norm_act2d(
-            input,
-            self.running_mean if tracked else None,
-            self.running_var if tracked else None,
-            self.weight,
-            self.bias,
-            self.training or (self.running_mean is None and self.running_var is None),
-            momentum,
-            self.eps,
-            self.activation,
-        )
+        if isinstance(input, Proxy):
+            return record_leaf(self, input)
+        return apply_layer(self, input, self.activation)
 
     def extra_repr(self) -> str:
-        """Show the arguments of ``nn.BatchNorm2d`` and the activation."""
-        return f"{super().extra_repr()}, activation={self.activation!r}"
+        """Show the arguments."""
+        return (
+            f"{self.num_features}, activation={self.activation!r}, eps={self.eps}, "
+            f"momentum={self.momentum}, affine={self.affine}, "
+            f"track_running_stats={self.track_running_stats}"
+        )
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
+    ) -> None:
+        key = f"{prefix}num_batches_tracked"
+        if (local_metadata.get("version") or 1) < 2 and self.num_batches_tracked is not None:
+            count = self.num_batches_tracked
+            state_dict.setdefault(key, torch.tensor(0) if count.is_meta else count)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+
+
+def apply_layer(layer: BatchNormAct2d | nn.BatchNorm2d, input: Tensor, activation: str) -> Tensor:
+    """Apply batch normalisation with the state of `layer`, then an activation.
+
+    The running statistics are updated as in ``nn.BatchNorm2d.forward``.
+    """
+    momentum = 0.0 if layer.momentum is None else layer.momentum
+    counts = layer.training and layer.track_running_stats
+    if counts and layer.num_batches_tracked is not None:
+        layer.num_batches_tracked.add_(1)
+        if layer.momentum is None:  # cumulative average
+            momentum = 1.0 / float(layer.num_batches_tracked)
+    tracked = not layer.training or layer.track_running_stats
+    mean = layer.running_mean if tracked else None
+    var = layer.running_var if tracked else None
+    training = layer.training or (layer.running_mean is None and layer.running_var is None)
+    if is_recorded(input):
+        y = F.batch_norm(input, mean, var, layer.weight, layer.bias, training, momentum, layer.eps)
+        return ACTIVATIONS[activation](y)
+    return batch_norm_act2d(
+        input, mean, var, layer.weight, layer.bias, training, momentum, layer.eps, activation
+    )
 
 
 def _check(op: str, input: Tensor, activation: int, eps: float, **channels: Tensor | None) -> None:

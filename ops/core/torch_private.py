@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._functorch.eager_transforms import (  # no public counterpart in torch.func
     enable_inplace_requires_grad as enable_inplace_requires_grad,
 )
@@ -81,6 +81,17 @@ def below_autocast(device: str) -> AbstractContextManager[None]:
 def is_traced() -> bool:
     """Return whether torch.jit.trace is active; torch.jit.is_tracing is for scripts only."""
     return torch._C._get_tracing_state() is not None
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether a call of `module` runs hooks, its own or global ones."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or torch.nn.modules.module._has_any_global_hook()
+    )
 
 
 def suggest_memory_format(x: Tensor) -> torch.memory_format:

@@ -4,10 +4,12 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from ops.core import check
 from ops.core.memory import convert_out_of_memory
 from ops.core.torch_private import is_traced
+from ops.core.tracing import record_leaf
 from ops.lltm.autograd import State, cell, sequence_loop
 
 
@@ -185,6 +187,8 @@ class LLTMCell(_Recurrent):
 
     def forward(self, input: Tensor, state: State | None = None) -> State:
         """Return (h', c') for `input` [N, I] or [I] and `state` (h, c); None: zeros."""
+        if isinstance(input, Proxy):
+            return record_leaf(self, input, state)
         self._check_arguments(input, state)
         if state is None:
             zeros = input.new_zeros(*input.shape[:-1], self.hidden_size)
@@ -225,6 +229,8 @@ class LLTM(_Recurrent):
             input: [T, N, I], [N, T, I] with `batch_first`, or [T, I].
             state: initial (h, c), each [N, S] or [S]; None: zeros.
         """
+        if isinstance(input, Proxy):
+            return record_leaf(self, input, state)
         self._check_arguments(input, state)
         swap = self.batch_first and input.dim() == 3
         sequence = input.transpose(0, 1) if swap else input

@@ -8,11 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call, grad, stack_module_state, vmap
+from torch.fx.experimental import optimization
 
 from ops import BatchNormAct2d, batch_norm_act2d
 from ops.batch_norm_act2d import ACTIVATIONS
 from tests.ops.operators import each_device
 from tests.ops.tensors import Recorder
+from tests.ops.test_model_passes import fused_by_type
 
 each_activation = pytest.mark.parametrize("activation", ACTIVATIONS)
 each_layout = pytest.mark.parametrize(
@@ -340,3 +342,51 @@ def test_evaluation_runs_standard_operators():
     for shape in ((4, 5), (3, 4, 5)):
         with pytest.raises(RuntimeError, match=r"must have shape \[N, C, H, W\], got"):
             ours(torch.ones(shape))
+
+
+def test_state_dict_of_version_1():
+    """Expect num_batches_tracked, which PyTorch 0.4.1 added, to keep its value."""
+    ours, theirs = layers(3, "relu")
+    state = {name: x + 1 for name, x in ours.state_dict().items() if "tracked" not in name}
+    for layer in (ours, theirs):
+        layer(image((2, 3, 4, 4)))
+        layer.load_state_dict(state)
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict())
+    assert ours.state_dict()._metadata == theirs.state_dict()._metadata
+    with pytest.raises(RuntimeError, match=r"Missing key.*running_var"):
+        ours.load_state_dict({name: x for name, x in state.items() if name != "running_var"})
+
+
+def test_reset_parameters():
+    ours, theirs = layers(3, "relu")
+    ours(image((2, 3, 4, 4)))
+    ours.reset_parameters()
+    theirs.reset_parameters()
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict())
+
+
+def test_functions_that_know_batch_norm_leave_the_layer():
+    """Expect no function to find the layer by type and drop its activation."""
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), BatchNormAct2d(3, "silu"))
+    x = image((2, 3, 4, 4))
+    for apply in (nn.SyncBatchNorm.convert_sync_batchnorm, fused_by_type, optimization.fuse):
+        expected = model.eval()(x)
+        torch.testing.assert_close(apply(model)(x), expected)
+    assert not isinstance(model[1], nn.modules.batchnorm._NormBase)
+
+
+@each_activation
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::torch.jit.TracerWarning")
+def test_recorded_calls_are_operators_of_pytorch(activation):
+    model, _ = layers(3, activation, momentum=0.3)
+    x = image((2, 3, 4, 4))
+    for training in (True, False):
+        model.train(training)
+        again = copy.deepcopy(model)
+        program = torch.export.export(again, (x,))
+        targets = {str(node.target) for node in program.graph.nodes}
+        assert "aten.batch_norm.default" in targets
+        assert not any("lenet_ops" in target for target in targets)
+        traced = torch.jit.trace(copy.deepcopy(model), x, check_trace=False)
+        assert "lenet_ops" not in str(traced.inlined_graph)
+        torch.testing.assert_close(program.module()(x), model(x), rtol=1e-4, atol=1e-4)

@@ -1,4 +1,4 @@
-"""convert_depthwise: torchvision's models, single layers, and all attributes of a layer."""
+"""convert_depthwise and restore: torchvision's models, single layers."""
 
 import copy
 import pickle
@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from ops import DepthwiseConv2d, convert_depthwise
+from ops import convert_batch_norm, convert_depthwise, restore
 from tests.ops.operators import each_device
+from tests.ops.tensors import Recorder
 
 NETWORKS = {
     "mobilenet_v3_small": 11,
@@ -39,13 +40,20 @@ def network(name):
     return copy.deepcopy(original(name))  # copied faster than drawn
 
 
+def calls(model, x):
+    """Return the number of calls of our operators."""
+    with Recorder() as recorder:
+        model(x)
+    return len(recorder.calls)
+
+
 @each_network
 def test_networks_have_equal_outputs_and_gradients(name, count):
     before = network(name).double()
     after = copy.deepcopy(before)
     assert convert_depthwise(after) == count
-    assert not any(type(layer) is nn.Conv2d and layer.groups > 1 for layer in after.modules())
     x = torch.randn(2, 3, SIDE, SIDE, dtype=torch.float64)
+    assert calls(after, x) == count
     expected, result = before(x), after(x)
     torch.testing.assert_close(result, expected)
     expected.square().mean().backward()
@@ -113,7 +121,7 @@ def test_networks_compile_to_one_graph(name):
         *((name, exporter) for name in NETWORKS for exporter in ("symbolic", "dynamo")),
     ),
 )
-def test_networks_export(name, exporter):
+def test_networks_export_as_the_original(name, exporter):
     onnx = pytest.importorskip("onnx")
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
@@ -124,7 +132,7 @@ def test_networks_export(name, exporter):
     x = torch.randn(2, 3, SIDE, SIDE)
     exported = export_onnx(model, (x,), exporter=exporter, dynamic_axes={"input": {0: "batch"}})
     onnx.checker.check_model(exported, full_check=True)
-    assert sum(node.op_type == "DepthwiseConv2d" for node in exported.graph.node) == NETWORKS[name]
+    assert not exported.functions
     session = onnxruntime.InferenceSession(
         exported.SerializeToString(), providers=["CPUExecutionProvider"]
     )
@@ -152,18 +160,20 @@ def test_layers_are_converted(make):
         models.append(nn.Sequential(make()))
     before, after = models
     assert convert_depthwise(after) == 1
-    assert type(after[0]) is DepthwiseConv2d
+    assert convert_depthwise(after) == 0
     x = torch.randn(2, 4, 9, 11, requires_grad=True)
+    assert calls(after, x) == 1
     expected, result = before(x), after(x)
     torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-6)
     seed = torch.randn_like(expected)
     theirs = torch.autograd.grad(expected, [x, *before.parameters()], seed)
     ours = torch.autograd.grad(result, [x, *after.parameters()], seed)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-    assert repr(after[0]).startswith("DepthwiseConv2d(4, 4, kernel_size=")
     if after[0].weight.is_leaf:  # weight_norm's weight cannot be copied
         for again in (copy.deepcopy(after), pickle.loads(pickle.dumps(after))):
+            nn.init.zeros_(after[0].weight)
             torch.testing.assert_close(again(x), result)
+            assert calls(again, x) == 1
 
 
 class Subclass(nn.Conv2d):
@@ -220,9 +230,7 @@ def test_conversion_keeps_parameters_attributes_and_hooks(device):
     called.clear()
     assert convert_depthwise(model) == 1
     layer = model["b"]
-    assert type(layer) is DepthwiseConv2d
-    assert layer is model["a"][0]
-    assert (layer.weight, layer.bias) == (conv.weight, conv.bias)
+    assert layer is model["a"][0] is conv
     assert not layer.training
     assert model.training
     assert layer.note == "mine"
@@ -230,22 +238,39 @@ def test_conversion_keeps_parameters_attributes_and_hooks(device):
     layer(x.requires_grad_()).sum().backward()
     assert list(model.state_dict()) == keys
     assert called == ["pre", "pre", "backward", "state", "state"]
-    assert not hasattr(conv.weight, "grad") or conv.weight.grad is None
+    assert conv.weight.grad is None
     assert conv.bias.grad is not None
 
 
-def test_optimizer_updates_converted_layers():
-    model = nn.Sequential(nn.Conv2d(4, 4, 3, groups=4))
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    convert_depthwise(model)
-    before = model[0].weight.detach().clone()
-    model(torch.ones(1, 4, 3, 3)).sum().backward()
-    optimizer.step()
-    torch.testing.assert_close(model[0].weight, before - 1)
+def test_a_layer_itself_is_converted():
+    conv = nn.Conv2d(4, 4, 3, groups=4)
+    x = torch.randn(1, 4, 5, 5)
+    assert convert_depthwise(conv) == calls(conv, x) == restore(conv) == 1
+    assert calls(conv, x) == restore(conv) == 0
 
 
-def test_wrong_arguments():
-    with pytest.raises(TypeError, match=r"must be an nn\.Module, got int"):
-        convert_depthwise(3)
-    with pytest.raises(ValueError, match="is itself a depthwise Conv2d"):
-        convert_depthwise(nn.Conv2d(4, 4, 3, groups=4))
+def test_restored_model_is_the_original():
+    conv = nn.Conv2d(4, 4, 3, groups=4)
+    model = nn.Sequential(nn.Sequential(conv, nn.BatchNorm2d(4), nn.ReLU()), conv)
+    before = [dict(vars(layer)) for layer in model.modules()]
+    assert convert_depthwise(model) + convert_batch_norm(model) == 2
+    assert restore(model) == 2
+    assert [vars(layer) for layer in model.modules()] == before
+
+
+def test_scripted_and_traced_children_stay():
+    conv = nn.Conv2d(4, 4, 3, groups=4)
+    x = torch.randn(1, 4, 5, 5)
+    with pytest.warns(FutureWarning):
+        model = nn.Sequential(torch.jit.script(conv), torch.jit.trace(conv.eval(), x), conv)
+    assert convert_depthwise(model) == 1
+    assert convert_batch_norm(model) == 0
+    assert calls(model[2], x) == 1
+    assert calls(model[:2], torch.randn(1, 4, 9, 9)) == 0
+
+
+@pytest.mark.parametrize("function", [convert_batch_norm, convert_depthwise, restore])
+def test_wrong_arguments(function):
+    name = function.__name__
+    with pytest.raises(TypeError, match=rf"^{name}: module must be an nn\.Module, got int$"):
+        function(3)

@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from ops import BatchNormAct2d, convert_batch_norm
+from ops import convert_batch_norm
+from ops.batch_norm_act2d import ACTIVATIONS
+from tests.ops.tensors import Recorder
 from tests.ops.test_batch_norm_act2d import image
-from tests.ops.test_convert import SIDE, network
+from tests.ops.test_convert import SIDE, calls, network
 
 NORMS = {"mobilenet_v3_small": 34, "mobilenet_v2": 52, "efficientnet_b0": 49}
 
@@ -18,9 +20,6 @@ def test_networks_train_alike(name, count):
     before = network(name).double().train()
     after = copy.deepcopy(before)
     assert convert_batch_norm(after) == count
-    kinds = {type(layer) for layer in after.modules()}
-    assert nn.BatchNorm2d not in kinds
-    assert nn.ReLU6 not in kinds
     x = torch.randn(4, 3, SIDE, SIDE, dtype=torch.float64)
     results = []
     for model in (before, after):
@@ -33,19 +32,25 @@ def test_networks_train_alike(name, count):
     torch.testing.assert_close(after.eval()(x), before.eval()(x))
 
 
-def test_activation_becomes_part_of_the_layer():
-    model = nn.Sequential(nn.BatchNorm2d(3), nn.ReLU6(), nn.BatchNorm2d(3), nn.ELU())
-    keys = list(model.state_dict())
-    assert convert_batch_norm(model) == 2
-    assert [type(layer).__name__ for layer in model] == [
-        "BatchNormAct2d",
-        "Identity",
-        "BatchNormAct2d",
-        "ELU",
-    ]
-    assert [model[0].activation, model[2].activation] == ["relu6", "identity"]
-    assert list(model.state_dict()) == keys
-    assert repr(model[0]).endswith("activation='relu6')")
+def computed(model, x):
+    """Return the activations that our operator computes."""
+    with Recorder() as recorder:
+        model(x)
+    return [list(ACTIVATIONS)[call.args[3]] for call in recorder.calls]
+
+
+def test_activation_is_computed_with_the_layer_in_training():
+    layers = [nn.BatchNorm2d(3), nn.ReLU6(), nn.BatchNorm2d(3), nn.ELU(), nn.BatchNorm2d(3)]
+    model = nn.Sequential(*layers)
+    x = image((2, 3, 4, 4))
+    assert convert_batch_norm(model) == 3
+    assert computed(model, x) == ["relu6", "identity", "identity"]
+    assert convert_batch_norm(model) == 0
+    layers[0].eval()
+    assert computed(model, x) == ["identity", "identity"]
+    assert computed(model[2:], x) == ["identity", "identity"]
+    assert computed(model.eval(), x) == []
+    assert list(model) == layers
 
 
 def timm_layer(act, drop=None):
@@ -67,6 +72,10 @@ def test_layers_of_timm_are_converted(act):
     torch.testing.assert_close(after(x), before(x), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(after.eval()(x), before.eval()(x), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(after.state_dict(), before.state_dict())
+    assert calls(after.train(), x) == 1
+    after[0].act.register_forward_hook(lambda module, args, output: output * 2)
+    before[0].act.register_forward_hook(lambda module, args, output: output * 2)
+    torch.testing.assert_close(after(x), before.train()(x), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -100,31 +109,65 @@ class Reordered(nn.Sequential):
 
 
 def hooked(layer):
-    layer.register_forward_hook(lambda *_: None)
+    layer.register_forward_hook(lambda module, args, output: output * 2)
     return layer
 
 
-def test_activation_that_is_used_otherwise_stays():
+def replaced(layer):
+    layer.forward = lambda x: x + 1
+    return layer
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda norm, act: [Reordered(norm, act)],
+        lambda norm, act: [hooked(norm), act],
+        lambda norm, act: [norm, hooked(act)],
+        lambda norm, act: [norm, replaced(act)],
+        lambda norm, act: [norm, nn.Conv2d(3, 3, 1), act],
+    ],
+    ids=["order", "hook of norm", "hook of activation", "forward of activation", "apart"],
+)
+@pytest.mark.parametrize("late", [False, True], ids=["before", "after conversion"])
+def test_activation_that_is_used_otherwise_stays(make, late):
+    """Hooks and other changes also count if they come after the conversion."""
+    models = []
+    for converted in (True, False):
+        torch.manual_seed(0)
+        norm, act = nn.BatchNorm2d(3), nn.SiLU()
+        model = nn.Sequential(norm, act)
+        if late and converted:
+            assert convert_batch_norm(model) == 1
+        model = nn.Sequential(*make(norm, act))
+        if not late and converted:
+            assert convert_batch_norm(model) == 1
+        models.append(model)
+    x = image((2, 3, 4, 4))
+    assert computed(models[0], x) == ["identity"]
+    torch.testing.assert_close(models[0](x), models[1](x), rtol=1e-4, atol=1e-4)
+
+
+def test_layer_that_occurs_twice():
     norm = nn.BatchNorm2d(3)
-    for model in (
-        Reordered(nn.BatchNorm2d(3), nn.ReLU()),
-        nn.Sequential(hooked(nn.BatchNorm2d(3)), nn.ReLU()),
-        nn.Sequential(nn.BatchNorm2d(3), hooked(nn.ReLU())),
-        nn.Sequential(norm, nn.ReLU(), norm),
-    ):
-        assert convert_batch_norm(model) == 1
-        assert type(model[0]) is BatchNormAct2d
-        assert model[0].activation == "identity"
-        assert type(model[1]) is nn.ReLU
-
-
-def test_layers_apart_are_not_fused():
-    conv = nn.Conv2d(3, 3, 1)
-    before = nn.Sequential(conv, nn.BatchNorm2d(3), conv, nn.ReLU())
+    before = nn.Sequential(norm, nn.SiLU(), norm, nn.Hardswish(), norm)
     after = copy.deepcopy(before)
     assert convert_batch_norm(after) == 1
     x = image((2, 3, 4, 4))
-    torch.testing.assert_close(after(x), before(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(after(x), before(x), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(after.state_dict(), before.state_dict())
+    assert computed(after, x) == ["silu", "hardswish", "identity"]
+
+
+def test_global_hooks_see_the_activation():
+    model = nn.Sequential(nn.BatchNorm2d(3), nn.SiLU())
+    convert_batch_norm(model)
+    seen = []
+    hook = lambda module, args, output: seen.append(type(module))  # noqa: E731
+    handle = nn.modules.module.register_module_forward_hook(hook)
+    model(image((2, 3, 4, 4)))
+    handle.remove()
+    assert seen == [nn.BatchNorm2d, nn.SiLU, nn.Sequential]
 
 
 class Subclass(nn.BatchNorm2d):
@@ -138,15 +181,6 @@ def test_other_layers_are_not_converted(make):
     model = nn.Sequential(make(), nn.ReLU())
     assert convert_batch_norm(model) == 0
     assert type(model[1]) is nn.ReLU
-
-
-def test_wrong_arguments():
-    with pytest.raises(TypeError, match=r"convert_batch_norm: module must be an nn\.Module"):
-        convert_batch_norm(3)
-    with pytest.raises(ValueError, match="is itself a BatchNorm2d"):
-        convert_batch_norm(nn.BatchNorm2d(3))
-    with pytest.raises(ValueError, match="activation must be one of identity, relu"):
-        BatchNormAct2d(3, "tanh")
 
 
 def test_converted_network_exports_to_standard_operators():

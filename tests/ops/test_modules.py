@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import ops
-from ops import GELU, DepthwiseConv2d, MaxPool2d, NCReLU
+from ops import GELU, LLTM, BatchNormAct2d, DepthwiseConv2d, LLTMCell, MaxPool2d, NCReLU
 from tests.ops.operators import OPERATORS, each_operator
 from tests.ops.tensors import as_tuple, inputs, join, split
 
@@ -40,14 +40,19 @@ def test_applies_the_function(op):
 
 @each_operator
 def test_symbolic_tracing(op):
-    """Expect the function as one node of torch.fx."""
-    if op.state > 1:
-        pytest.skip("recurrent layers branch on their input: torch.fx traces them as leaf modules")
-    module, x = op.module(), typical_input(op)
-    traced = torch.fx.symbolic_trace(module)
-    calls = [node.target for node in traced.graph.nodes if node.op == "call_function"]
-    assert op.function.__module__ in {function.__module__ for function in calls}
-    assert_equal(traced(x), module(x))
+    """Expect one node of torch.fx: the function, or a layer that has a mode or branches."""
+    layer, x = op.module(), typical_input(op)
+    traced = torch.fx.symbolic_trace(nn.Sequential(layer))
+    nodes = list(traced.graph.nodes)
+    if isinstance(layer, (BatchNormAct2d, LLTM, LLTMCell)):
+        assert [node.target for node in nodes if node.op == "call_module"] == ["0"]
+        with pytest.raises(TypeError, match=f"{type(layer).__name__}: torch.fx records a call of"):
+            torch.fx.symbolic_trace(layer)
+    else:
+        calls = [node.target for node in nodes if node.op == "call_function"]
+        assert op.function.__module__ in {function.__module__ for function in calls}
+    for training in (True, False):
+        assert_equal(traced.train(training)(x), layer.train(training)(x))
     with pytest.raises(TypeError, match="input must be Tensor, not int"):
         traced(3)
 
@@ -84,6 +89,15 @@ def test_dtype_and_device(op):
     }
     assert {y.dtype for y in as_tuple(op.module().bfloat16()(x.bfloat16()))} == {torch.bfloat16}
     assert all(y.is_meta for y in as_tuple(op.module(device="meta")(x.to("meta"))))
+
+
+def test_skip_init():
+    for layer in (
+        nn.utils.skip_init(BatchNormAct2d, 3, activation="silu"),
+        nn.utils.skip_init(DepthwiseConv2d, 3, 5),
+        nn.utils.skip_init(LLTM, 3, 4),
+    ):
+        assert all(x.device.type == "cpu" for x in layer.state_dict().values())
 
 
 @each_operator
