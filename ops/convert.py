@@ -44,7 +44,8 @@ class Forward:
 
     def remove(self) -> nn.Module:
         """Restore the layer and return it."""
-        del vars(self.layer)["forward"], vars(self.layer)["__prepare_scriptable__"]
+        for name in ("forward", "__prepare_scriptable__"):
+            vars(self.layer).pop(name, None)
         return self.layer
 
 
@@ -120,7 +121,9 @@ def restore(module: nn.Module) -> int:
         TypeError: `module` is not an nn.Module.
     """
     _check_module("restore", module)
-    layers = [vars(layer)["forward"].remove() for layer in module.modules() if _is_converted(layer)]
+    layers = [layer for layer in module.modules() if _is_converted(layer)]
+    for layer in layers:
+        vars(layer)["forward"].remove()
     return sum(not isinstance(layer, nn.Sequential) for layer in layers)
 
 
@@ -130,7 +133,8 @@ def _check_module(function: str, module: nn.Module) -> None:
 
 
 def _is_converted(layer: nn.Module) -> bool:
-    return isinstance(vars(layer).get("forward"), Forward)
+    forward = vars(layer).get("forward")
+    return isinstance(forward, Forward) and forward.layer is layer  # not a shallow copy's
 
 
 def _stock(layer: nn.Module, input: Tensor) -> Tensor:

@@ -346,3 +346,21 @@ def test_synchronisation(converter):
     kinds = [type(layer) for layer in model.modules() if "Norm" in type(layer).__name__]
     assert kinds == [nn.SyncBatchNorm] * 3
     assert converter(model) == 0
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+@pytest.mark.parametrize("strict", [True, False], ids=["strict", "not strict"])
+def test_exported_graph_is_that_of_the_original(strict, training):
+    """Quantisation (PT2E) and move_exported_model_to_eval look for PyTorch's operators in it."""
+    model = network().train(training)
+    expected = torch.export.export(model, (image(),), strict=strict).graph_module.code
+    convert_both(model)
+    assert torch.export.export(model, (image(),), strict=strict).graph_module.code == expected
+
+
+def test_traced_graph_has_no_operator_of_ours():
+    model = network()
+    convert_both(model)
+    for training in (True, False):
+        traced = torch.jit.trace(model.train(training), image(), check_trace=False)
+        assert "lenet_ops" not in str(traced.inlined_graph)
