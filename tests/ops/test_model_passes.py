@@ -249,7 +249,7 @@ sync = nn.SyncBatchNorm.convert_sync_batchnorm
 
 PASSES = {
     "checkpoint": Pass(checkpointed),
-    "compile": Pass(partial(torch.compile, backend="aot_eager", fullgraph=True)),
+    "compile": Pass(partial(torch.compile, backend="eager", fullgraph=True)),
     "deepcopy": Pass(copy.deepcopy),
     "EMA": Pass(averaged),
     "ensemble": Pass(ensemble, modes=(False,)),
