@@ -38,8 +38,9 @@ def _device(value: str) -> str:
 
 
 def _stages(value: list[list[int]]) -> list[list[int]]:
-    if len(value) != 3 or not all(value):
-        raise ValueError("Input should be three lists of channels, such as [[16],[24,24],[40,48]]")
+    if len(value) != 3 or not all(1 <= len(stage) <= 20 for stage in value):
+        example = "[[16],[24,24],[40,48]]"
+        raise ValueError(f"Input should be three lists of 1 to 20 channels, such as {example}")
     return value
 
 
@@ -246,13 +247,16 @@ def from_mapping(schema: type[T] | Any, values: Mapping[str, Any], prefix: str =
     except ValidationError as error:
         first = error.errors()[0]
     key = prefix + ".".join(str(part) for part in first["loc"] if part not in NETWORKS)
+    key = _shorten(printable(key))
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "unexpected_keyword_argument":
         message = unknown_key(key, _allowed_keys(schema, first["loc"]))
     integer = first["type"] == "int_type"  # 2.0 must not look like one
     value = first["input"]
     shown = str(value) if integer and isinstance(value, float) else format_value(value)
-    raise SettingError(key, f"{key}={shown}: {message}")
+    if first["type"] in ("missing", "missing_argument"):
+        raise SettingError(key, f"{key} is missing")
+    raise SettingError(key, f"{key}={_shorten(shown)}: {message}")
 
 
 def _allowed_keys(schema: Any, path: tuple[int | str, ...]) -> list[str]:
@@ -288,7 +292,17 @@ def counted(count: int, unit: str) -> str:
 
 
 def format_value(value: Any) -> str:
-    """Format a value in the syntax of the command line."""
+    """Format a value in the syntax of the command line, with escapes for control characters."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
+    text = printable(str(value))
+    return text.removesuffix(".0") if isinstance(value, float) else text
+
+
+def printable(text: str) -> str:
+    """Return `text` with escapes for control characters, which could drive the terminal."""
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
+def _shorten(text: str, length: int = 100) -> str:
+    return text if len(text) <= length else f"{text[:length]}..."

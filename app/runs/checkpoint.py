@@ -2,8 +2,11 @@
 
 import dataclasses
 import functools
+import hashlib
 import io
+import warnings
 import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,14 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from app.config.contents import CheckpointFields
 from app.config.errors import UserError, one_line
-from app.config.schema import DataConfig, ModelConfig, from_mapping
+from app.config.schema import ModelConfig, from_mapping
 from app.models import build_model
 from app.runs.files import write_atomically
 from app.runs.folder import REMEDIES, network_file, own_settings
 
 FORMAT = 1  # incremented on changes that older versions cannot read
 SPLIT_KEYS = ("name", "val_size", "split_seed")  # of `Checkpoint.data`: determine the split
+MAX_BYTES = 2**31  # of a file
+DTYPES = (torch.float32, torch.int64)  # of weights and of counters
+MAX_VALUES = 100_000
+DIRECTORY = 0x10  # MS-DOS attribute of an archive's entry, for which torch.load reads zeros
 
 
 @dataclass
@@ -27,9 +35,7 @@ class Checkpoint:
 
     model: dict[str, Tensor]  # state dict on the CPU; with EMA, of the averaged weights
     model_config: dict[str, Any]  # fields of `ModelConfig`
-    # name, classes (list of str), mean and std of the training pixels in [0, 1],
-    # fallback_from (str or None), val_size, split_seed
-    data: dict[str, Any]
+    data: dict[str, Any]  # fields of `TrainingData`
     metrics: dict[str, Any] = field(default_factory=dict)  # epoch, step, val_accuracy, ...
     config: dict[str, Any] = field(default_factory=dict)  # fields of `TrainConfig`, nested
     training: dict[str, Any] = field(default_factory=dict)  # state to resume from; empty in best.pt
@@ -47,11 +53,43 @@ FIELDS = [item.name for item in dataclasses.fields(Checkpoint)]
 
 
 def save_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint atomically, as `write_atomically` does."""
+    """Write a checkpoint with its digest atomically, as `write_atomically` does."""
     fields = {name: getattr(checkpoint, name) for name in FIELDS}
     buffer = io.BytesIO()
-    torch.save({"format": FORMAT} | fields, buffer)
+    torch.save({"format": FORMAT, "digest": digest(fields)} | fields, buffer)
     write_atomically(path, buffer.getbuffer())
+
+
+def digest(content: Any) -> str:
+    """Return the BLAKE2b digest of nested containers, plain values and tensors."""
+    result = hashlib.blake2b(digest_size=16)
+    for value in flatten(content):
+        if isinstance(value, Tensor):
+            result.update(f"{value.dtype}{list(value.shape)}".encode())
+            flat = value.detach().cpu().contiguous().reshape(-1)
+            result.update(flat.view(torch.uint8).numpy().data)
+        else:
+            result.update(f"{value!r},".encode())
+    return result.hexdigest()
+
+
+def flatten(content: Any) -> Iterator[Any]:
+    """Yield the values and the lengths of nested containers in a fixed order.
+
+    Raise a ValueError from `MAX_VALUES` on: references to the same list may nest exponentially.
+    """
+    stack, count = [content], 0
+    while stack:
+        count += 1
+        value = stack.pop()
+        if isinstance(value, dict):
+            value = [part for item in value.items() for part in item]
+        if isinstance(value, list | tuple):
+            stack += reversed(value)
+            value = len(value)
+        if count > MAX_VALUES:
+            raise ValueError(f"more than {MAX_VALUES:,} values")
+        yield value
 
 
 def load_checkpoint(path: str | Path, key: str = "checkpoint") -> Checkpoint:
@@ -61,28 +99,77 @@ def load_checkpoint(path: str | Path, key: str = "checkpoint") -> Checkpoint:
     a newer format, or not a checkpoint of this program.
     """
     path = network_file(path, "best.pt", key)
+    remedy = f": take another, or {REMEDIES['best.pt']}" if key == "checkpoint" else ""
+    damaged = f"{key}={path}: damaged, or not a checkpoint{remedy}"
     try:
-        with zipfile.ZipFile(path) as archive:
-            if damaged := archive.testzip():  # torch.load does not verify checksums
-                raise zipfile.BadZipFile(damaged)
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        check_archive(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        check_tensors(content, path.stat().st_size)
     except Exception as error:  # torch.load raises many types
-        remedy = f": take another, or {REMEDIES['best.pt']}" if key == "checkpoint" else ""
-        raise UserError(f"{key}={path}: damaged, or not a checkpoint{remedy}") from error
-    if not isinstance(content, dict) or not isinstance(content.get("format"), int):
+        raise UserError(damaged) from error
+    if not isinstance(content, dict) or type(content.get("format")) is not int:
         raise UserError(f"{key}={path}: not a checkpoint of this program")
     if content["format"] > FORMAT:
         raise UserError(
             f"{key}={path}: has format {content['format']}, made by a newer version; "
             f"this one reads up to format {FORMAT}"
         )
+    fields = {name: content[name] for name in FIELDS if name in content}
+    if "digest" in content and content["digest"] != digest(fields):  # older files have none
+        raise UserError(damaged)
     try:
-        checkpoint = Checkpoint(**{name: content[name] for name in FIELDS if name in content})
-        checkpoint.model_config = own_settings(checkpoint.model_config)
-        values = {name: checkpoint.data[name] for name in SPLIT_KEYS if name in checkpoint.data}
-        from_mapping(DataConfig, values, "data.")
-        assert checkpoint.network  # builds the network
-    except (UserError, RuntimeError, TypeError, KeyError, AttributeError, ValueError) as error:
+        return check_fields(fields)
+    except Exception as error:
         reason = f"its contents do not fit: {one_line(error)}"
         raise UserError(f"{key}={path}: {reason}") from error
+
+
+def check_archive(path: Path) -> None:
+    """Raise a BadZipFile for an entry that is damaged or that torch.load may read otherwise.
+
+    torch.load neither verifies checksums nor limits sizes.
+    """
+    size = path.stat().st_size
+    if size > MAX_BYTES:
+        raise zipfile.BadZipFile(f"more than {MAX_BYTES:,} bytes")
+    with zipfile.ZipFile(path) as archive:
+        entries = archive.infolist()
+        if len({entry.filename for entry in entries}) < len(entries):
+            raise zipfile.BadZipFile("two entries of the same name")
+        for entry in entries:
+            if entry.external_attr & DIRECTORY or entry.is_dir():
+                raise zipfile.BadZipFile(f"{entry.filename}: a folder")
+        if sum(entry.file_size for entry in entries) > size:  # compressed or overlapping
+            raise zipfile.BadZipFile("larger than its file")
+        if damaged := archive.testzip():
+            raise zipfile.BadZipFile(damaged)
+
+
+def check_tensors(content: Any, size: int) -> None:
+    """Raise a ValueError if the tensors are not plain or have more than `size` bytes."""
+    for value in flatten(content):
+        if isinstance(value, Tensor):
+            if value.layout != torch.strided or value.is_quantized or value.device.type != "cpu":
+                raise ValueError("a tensor that is not dense")
+            size -= value.numel() * value.element_size()  # an expanded one has more than its file
+            if size < 0:
+                raise ValueError("tensors larger than the file")
+
+
+def check_fields(fields: dict[str, Any]) -> Checkpoint:
+    """Return the checkpoint with `fields` and its network built.
+
+    Raise a UserError, or an error of `load_state_dict`, if they are not of the right types or do
+    not fit.
+    """
+    if isinstance(fields.get("model_config"), dict):
+        fields["model_config"] = own_settings(fields["model_config"])
+    from_mapping(CheckpointFields, fields)
+    for name, value in fields["model"].items():
+        if not (isinstance(value, Tensor) and value.dtype in DTYPES and value.isfinite().all()):
+            raise UserError(f"model.{name}: must be finite numbers of type float32 or int64")
+    checkpoint = Checkpoint(**fields)
+    _ = checkpoint.network  # raises if the weights do not fit
     return checkpoint

@@ -173,7 +173,7 @@ def test_key_of_another_network_raises(main, capsys, overrides, line):
         ("model.channels=3", "model.channels=3: Input should be a valid list\n"),
         (
             "model.channels=[[8],[8]]",
-            "model.channels=[[8], [8]]: Input should be three lists of channels, such as [[16],",
+            "model.channels=[[8], [8]]: Input should be three lists of 1 to 20 channels, ",
         ),
         ("model.channels=[[8],[0],[8]]", "model.channels.1.0=0: Input should be greater than or"),
         ("model.channels=[[8],[],[8]]", "model.channels=[[8], [], [8]]: Input should be three "),

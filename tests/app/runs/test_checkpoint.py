@@ -1,5 +1,7 @@
 import dataclasses
 import os
+import zipfile
+from contextlib import suppress
 
 import pytest
 import torch
@@ -16,7 +18,15 @@ def make_checkpoint(act="ncrelu", conv="depthwise"):
     return Checkpoint(
         model=build_model(cfg, 10).state_dict(),
         model_config=dataclasses.asdict(cfg),
-        data={"name": "digits", "classes": list("0123456789"), "mean": 0.1, "std": 0.3},
+        data={
+            "name": "digits",
+            "classes": list("0123456789"),
+            "mean": 0.1,
+            "std": 0.3,
+            "fallback_from": None,
+            "val_size": 150,
+            "split_seed": 0,
+        },
         metrics={"epoch": 3, "val_accuracy": 0.5},
     )
 
@@ -93,6 +103,96 @@ def test_damaged_weights_raise(tmp_path):
         load_checkpoint(path)
 
 
+def test_no_bit_of_the_directory_changes_weights(tmp_path, monkeypatch):
+    """torch.load reads zeros for an entry that is marked as a folder."""
+    monkeypatch.setattr("app.runs.checkpoint.build_model", lambda *_: torch.nn.Linear(2, 2))
+    checkpoint = make_checkpoint()
+    checkpoint.model = dict(torch.nn.Linear(2, 2).state_dict())
+    path = tmp_path / "best.pt"
+    save_checkpoint(path, checkpoint)
+    content = path.read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        bits = range(8 * archive.start_dir, 8 * len(content))
+    loaded = 0
+    with path.open("r+b", buffering=0) as file:
+        for bit in bits:
+            file.seek(bit // 8)
+            file.write(bytes([content[bit // 8] ^ 1 << bit % 8]))
+            with suppress(UserError):
+                model = load_checkpoint(path).model
+                assert all(torch.equal(model[key], checkpoint.model[key]) for key in model), bit
+                loaded += 1
+            file.seek(bit // 8)
+            file.write(content[bit // 8 : bit // 8 + 1])
+    assert 0 < loaded < len(bits)
+
+
+def test_checkpoint_without_digest_loads(tmp_path):
+    path = tmp_path / "best.pt"
+    save_checkpoint(path, make_checkpoint())
+    content = torch.load(path, weights_only=True)
+    del content["digest"]
+    torch.save(content, path)
+    load_checkpoint(path)
+
+
+@pytest.mark.parametrize("name", ["model", "data", "training"])
+def test_other_digest_raises(tmp_path, name):
+    checkpoint = make_checkpoint()
+    checkpoint.training = {"state": [{"exp_avg": torch.zeros(3, 3)}, 1.0]}
+    path = tmp_path / "last.pt"
+    save_checkpoint(path, checkpoint)
+    content = torch.load(path, weights_only=True)
+    torch.save(content, path)
+    load_checkpoint(path)
+    if name == "data":
+        content["data"]["mean"] += 1e-9
+    else:
+        tensor = content["model"] if name == "model" else content["training"]["state"][0]
+        next(iter(tensor.values())).view(torch.int32)[0, 0] ^= 1
+    torch.save(content, path)
+    with pytest.raises(UserError, match="damaged, or not a checkpoint"):
+        load_checkpoint(path)
+
+
+def nested_references():
+    """Return lists that are small in the file, and 2 ** 40 values if each is followed."""
+    values = [0]
+    for _ in range(40):
+        values = [values, values]
+    return values
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.zeros(1).expand(2**20, 2**20),
+        torch.zeros(2**20, device="meta"),
+        torch.eye(3).to_sparse(),
+        nested_references(),
+    ],
+)
+def test_contents_larger_than_the_file_raise(tmp_path, value):
+    path = tmp_path / "last.pt"
+    torch.save({"format": FORMAT, "training": {"state": value}}, path)
+    with pytest.raises(UserError, match="damaged, or not a checkpoint"):
+        load_checkpoint(path)
+
+
+def test_compressed_archive_raises(tmp_path):
+    path = tmp_path / "best.pt"
+    checkpoint = make_checkpoint()
+    checkpoint.training = {"state": torch.zeros(2**20)}
+    save_checkpoint(path, checkpoint)
+    with zipfile.ZipFile(path) as stored:
+        entries = [(entry.filename, stored.read(entry)) for entry in stored.infolist()]
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in entries:
+            archive.writestr(name, content)
+    with pytest.raises(UserError, match="damaged, or not a checkpoint"):
+        load_checkpoint(path)
+
+
 def test_other_file_raises(tmp_path):
     path = tmp_path / "model.pt"
     with pytest.raises(UserError, match=r"checkpoint=.*model\.pt: no such file"):
@@ -107,7 +207,7 @@ def test_other_file_raises(tmp_path):
     with pytest.raises(UserError, match="not a checkpoint of this program"):
         load_checkpoint(path)
     torch.save({"format": FORMAT, "model": {}}, path)
-    with pytest.raises(UserError, match="'model_config'"):
+    with pytest.raises(UserError, match="model_config is missing"):
         load_checkpoint(path)
 
 
@@ -131,16 +231,39 @@ def test_newer_format_raises(tmp_path):
         load_checkpoint(path)
 
 
+def set_weight(value):
+    return lambda checkpoint: next(iter(checkpoint.model.values())).fill_(value)
+
+
+def set_classes(names):
+    return lambda checkpoint: checkpoint.data.update(classes=names)
+
+
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
         (lambda c: c.model.popitem(), "Missing key"),
         (lambda c: c.model_config.update(act="gelu"), "size mismatch"),
         (lambda c: c.model_config.update(foo=1), "unknown key"),
-        (lambda c: c.data.pop("classes"), "classes"),
+        (lambda c: setattr(c, "model", None), "model=null: Input should be a valid dictionary"),
+        (lambda c: setattr(c, "metrics", {"epoch": "two"}), "metrics.epoch=two: Input should be"),
+        (set_weight(torch.nan), "must be finite numbers of type float32 or int64"),
+        (set_weight(-torch.inf), "must be finite numbers of type float32 or int64"),
+        (lambda c: c.data.pop("classes"), "data.classes is missing"),
+        (lambda c: c.data.pop("fallback_from"), "data.fallback_from is missing"),
+        (lambda c: c.data.pop("name"), "data.name is missing"),
         (lambda c: c.data.update(name="cifar"), "data.name=cifar: Input should be 'mnist'"),
         (lambda c: c.data.update(val_size="x"), "data.val_size=x: Input should be a valid integer"),
-        (lambda c: setattr(c, "model", None), "NoneType"),
+        (lambda c: c.data.update(std=0.0), "data.std=0: Input should be greater than 0"),
+        (lambda c: c.data.update(std="0.3"), "data.std=0.3: Input should be a valid number"),
+        (lambda c: c.data.update(mean=torch.nan), "data.mean=nan: Input should be a finite number"),
+        (set_classes([*range(10)]), "data.classes.0=0: Input should be a valid string"),
+        (
+            set_classes([*"012345678", "\x1b[2J"]),
+            r"classes\.9=\\x1b\[2J: Input should be print",
+        ),
+        (set_classes(list("0123456788")), "data.classes=.*: Input should have different names"),
+        (set_classes([]), r"data.classes=\[\]: List should have at least 10 items"),
     ],
 )
 def test_mismatched_parts_raise(tmp_path, spoil, reason):

@@ -1,0 +1,111 @@
+"""The schemas of what is read from files: checkpoints, exported files, run folders."""
+
+from dataclasses import field
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, Json
+from pydantic.dataclasses import dataclass
+
+from app.config.schema import Count, DatasetName, ModelConfig, Seed, printable
+
+CLASSES = 10  # of every data set
+
+
+def _printable(value: str) -> str:
+    if not value.isprintable() or not value.strip():  # control characters drive the terminal
+        raise ValueError("Input should be printable text")
+    return value
+
+
+def _distinct(values: list[str]) -> list[str]:
+    if len({*values}) < len(values):
+        raise ValueError("Input should have different names")
+    return values
+
+
+ClassName = Annotated[str, Field(strict=True, max_length=100), AfterValidator(_printable)]
+ClassNames = Annotated[
+    list[ClassName],
+    Field(min_length=CLASSES, max_length=CLASSES),
+    AfterValidator(_distinct),
+]
+Message = Annotated[str, Field(strict=True), AfterValidator(printable)]
+Size = Annotated[int, Field(strict=True, ge=0)]
+Mean = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Deviation = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+Share = Annotated[Mean, Field(strict=True)]
+Amount = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+
+
+@dataclass
+class TrainingData:
+    """The data set of a checkpoint and its split."""
+
+    name: DatasetName
+    classes: ClassNames
+    mean: Annotated[Mean, Field(strict=True)]  # of the training pixels in [0, 1]
+    std: Annotated[Deviation, Field(strict=True)]
+    fallback_from: DatasetName | None  # the requested data set, if `name` replaces it
+    val_size: Count
+    split_seed: Seed
+
+
+@dataclass
+class CheckpointFields:
+    """The fields of a checkpoint. Tensors are checked elsewhere, because this needs no torch."""
+
+    model: dict[str, Any]
+    model_config: ModelConfig
+    data: TrainingData
+    metrics: dict[str, float | None] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Metadata:
+    """The metadata of an exported file that predictions need; all values are strings."""
+
+    dataset: DatasetName
+    classes: Json[ClassNames]
+    mean: Mean
+    std: Deviation
+    fallback_from: DatasetName | None = None
+
+
+@dataclass
+class ExportedAccuracy:
+    """The accuracy in the metadata of an exported file."""
+
+    test_accuracy: Mean | None = None
+
+
+@dataclass
+class Summary:
+    """The fields of `summary.json` that commands read."""
+
+    status: Literal["unfinished", "interrupted", "failed", "finished"] = "unfinished"
+    error: Message | None = None
+    dataset: DatasetName | None = None
+    val_size: Count | None = None
+    total_epochs: Count | None = None
+    parameters: Size | None = None
+
+
+@dataclass
+class Results:
+    """The numbers in the `summary.json` of a finished run."""
+
+    test_accuracy: Share
+    val_accuracy: Share
+    parameters: Size
+    training_seconds: Amount
+    images_per_second: Amount
+
+
+@dataclass
+class RunSettings:
+    """The nesting of `.hydra/config.yaml`; older versions wrote other keys."""
+
+    model: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
