@@ -48,11 +48,11 @@ class Parity:
 
 def compare(exported: Predictor, original: Predictor, split: Split) -> Parity:
     """Compare both predictors on `split` and, if they take any size, on `OTHER_SIZES`."""
-    ours, reference = exported.logits(split.images), original.logits(split.images)
+    ours, reference = exported.compute_logits(split.images), original.compute_logits(split.images)
     differences = [ours - reference]
     for size in OTHER_SIZES if original.any_size else ():
         images = F.interpolate(split.images[:SAMPLE], size)
-        differences.append(exported.logits(images) - original.logits(images))
+        differences.append(exported.compute_logits(images) - original.compute_logits(images))
     predicted, expected = ours.argmax(1), reference.argmax(1)
     return Parity(
         images=len(split),

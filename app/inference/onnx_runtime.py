@@ -1,10 +1,11 @@
 """Exported networks in ONNX Runtime."""
 
+import functools
 import io
-import json
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event, Timer
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,12 @@ import onnxruntime
 import torch
 from torch import Tensor
 
+from app.config.contents import CLASSES, Metadata
 from app.config.errors import UserError, one_line
-from app.config.schema import DataConfig, from_mapping
+from app.config.schema import from_mapping
+from app.inference.onnx_file import read_model
 from app.inference.predictor import Predictor
+from app.inference.preprocess import SIDE
 from app.runs.folder import network_file
 
 IMAGE, PIXELS = "image", "pixels"  # the input: normalised float32, or (`preprocess`) raw uint8
@@ -22,6 +26,8 @@ LOGITS, PROBABILITIES, CLASS = "logits", "probabilities", "class"  # the outputs
 RUNTIME = f"ONNX Runtime {onnxruntime.__version__}"
 ALL_THREADS = 0
 BATCH_SIZE = 250  # an involution takes megabytes per image
+MEMORY = 2**32  # largest memory of tensors in bytes, of all sessions together
+OPEN_SECONDS, RUN_SECONDS = 20.0, 60.0  # longest time of the first image and of a batch
 
 
 @dataclass(eq=False)
@@ -30,34 +36,47 @@ class OnnxPredictor(Predictor):
 
     session: onnxruntime.InferenceSession
 
-    def logits(self, images: Tensor) -> Tensor:
-        """See `Predictor.logits`."""
-        (input,) = self.session.get_inputs()
-        raw = input.type == "tensor(uint8)"
+    @property
+    def takes_pixels(self) -> bool:
+        """Whether the input is raw pixels."""
+        return self.session.get_inputs()[0].type == "tensor(uint8)"
+
+    def compute_logits(self, images: Tensor) -> Tensor:
+        """See `Predictor.compute_logits`."""
         results = []
         for batch in images.split(BATCH_SIZE):
-            feed = batch if raw else self.normalize(batch)
-            results += self.session.run([LOGITS], {input.name: feed.numpy()})
+            feed = batch if self.takes_pixels else self.normalize(batch)
+            try:
+                results.append(run(self.session, feed, RUN_SECONDS))
+            except Exception as error:  # ONNX Runtime raises many types
+                reason = f"{RUNTIME} cannot run the network: {one_line(error)}"
+                raise UserError(f"checkpoint={self.folder}: {reason}") from error
         return torch.from_numpy(np.concatenate(results))
 
 
 def load_onnx(path: str | Path, device: str = "cpu", threads: int = ALL_THREADS) -> OnnxPredictor:
     """Load a file of `python -m app.export_onnx` (`model.onnx` if `path` is a run folder).
 
-    Raise a UserError if the file is missing, damaged, too new for this ONNX Runtime, or not an
-    export of this program, or if the device is not available.
+    Raise a UserError if the file is missing, damaged, too large, too new for this ONNX Runtime, or
+    not an export of this program, or if the device is not available.
     """
     path = network_file(path, "model.onnx")
     if path.suffix == ".pt":
         export = f"`python -m app.export_onnx checkpoint={path}`"
         raise UserError(f"checkpoint={path}: a checkpoint, export it first with {export}")
     try:
-        return onnx_predictor(open_session(path.read_bytes(), device, threads), path.parent)
+        content = read_model(path)
+        # Constant folding takes memory without a limit: compute once without optimisation.
+        predictor = onnx_predictor(open_session(content, threads=1, optimize=False), path.parent)
+        dtype = torch.uint8 if predictor.takes_pixels else torch.float32
+        run(predictor.session, torch.zeros(1, 1, SIDE, SIDE, dtype=dtype), OPEN_SECONDS)
+        predictor.session = open_session(content, device, threads)
     except UserError:
         raise
     except Exception as error:  # ONNX Runtime raises many types
         reason = f"{RUNTIME} cannot load it: {one_line(error)}"
         raise UserError(f"checkpoint={path}: {reason}") from error
+    return predictor
 
 
 def onnx_predictor(session: onnxruntime.InferenceSession, folder: Path) -> OnnxPredictor:
@@ -65,26 +84,83 @@ def onnx_predictor(session: onnxruntime.InferenceSession, folder: Path) -> OnnxP
 
     `folder` is where results are written.
     """
-    metadata = session.get_modelmeta().custom_metadata_map
     try:
-        from_mapping(DataConfig, {"name": metadata["dataset"]}, "data.")
-        return OnnxPredictor(
-            folder=folder,
-            dataset=metadata["dataset"],
-            fallback_from=metadata.get("fallback_from"),
-            classes=list(json.loads(metadata["classes"])),
-            any_size=isinstance(session.get_inputs()[0].shape[-1], str),
-            mean=float(metadata["mean"]),
-            std=float(metadata["std"]),
-            session=session,
-        )
-    except (KeyError, TypeError, ValueError, UserError) as error:
-        reason = f"no {error} in its metadata" if isinstance(error, KeyError) else error
-        raise ValueError(f"not a network of `python -m app.export_onnx`: {reason}") from error
+        values = session.get_modelmeta().custom_metadata_map
+        metadata: Metadata = from_mapping(Metadata, values, "metadata.")
+        height = _check_signature(session)
+    except (UserError, ValueError) as error:
+        raise ValueError(f"not a network of `python -m app.export_onnx`: {error}") from error
+    return OnnxPredictor(
+        folder=folder,
+        dataset=metadata.dataset,
+        fallback_from=metadata.fallback_from,
+        classes=metadata.classes,
+        any_size=height != SIDE,
+        mean=metadata.mean,
+        std=metadata.std,
+        session=session,
+    )
+
+
+def _check_signature(session: onnxruntime.InferenceSession) -> int | str | None:
+    """Return the height of the input; raise a ValueError for other inputs or outputs than ours."""
+    inputs = session.get_inputs()
+    shape = inputs[0].shape if len(inputs) == 1 else []
+    if not (
+        len(shape) == 4
+        and inputs[0].type in ("tensor(float)", "tensor(uint8)")
+        and not isinstance(shape[0], int)
+        and shape[1] == 1
+        and (shape[2:] == [SIDE, SIDE] or not any(isinstance(size, int) for size in shape[2:]))
+    ):
+        found = ", ".join(f"{item.name} {item.type} {item.shape}" for item in inputs)
+        wanted = f"float or uint8 ['batch', 1, {SIDE}, {SIDE}]"
+        raise ValueError(f"its inputs are {found or 'missing'}, not {wanted}")
+    outputs = {item.name: item for item in session.get_outputs()}
+    logits = outputs.get(LOGITS)
+    if not (logits and logits.type == "tensor(float)" and logits.shape[1:] in ([CLASSES], [None])):
+        found = f"{logits.type} {logits.shape}" if logits else "missing"
+        raise ValueError(f"its output {LOGITS} is {found}, not float ['batch', {CLASSES}]")
+    return shape[2]
+
+
+def run(session: onnxruntime.InferenceSession, images: Tensor, seconds: float) -> Any:
+    """Return the logits of a batch; raise a ValueError after `seconds` or for a wrong shape."""
+    options, expired = onnxruntime.RunOptions(), Event()
+    options.log_severity_level = 4
+
+    def stop() -> None:
+        expired.set()
+        options.terminate = True  # ends the run after the current node
+
+    timer = Timer(seconds, stop)
+    timer.daemon = True
+    timer.start()
+    try:
+        (logits,) = session.run([LOGITS], {session.get_inputs()[0].name: images.numpy()}, options)
+    except Exception as error:
+        if expired.is_set():
+            raise ValueError(f"it takes more than {seconds:.0f} s") from error
+        raise
+    finally:
+        timer.cancel()
+    if logits.shape != (len(images), CLASSES):
+        raise ValueError(f"its output {LOGITS} has the shape {list(logits.shape)}")
+    return logits
+
+
+@functools.cache
+def _limit_memory() -> None:
+    """Give all sessions with `session.use_env_allocators` one arena of at most `MEMORY` bytes."""
+    info = onnxruntime.OrtMemoryInfo(
+        "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
+    )
+    config = onnxruntime.OrtArenaCfg({"max_mem": MEMORY})
+    onnxruntime.create_and_register_allocator(info, config)
 
 
 def open_session(
-    model: bytes, device: str = "cpu", threads: int = ALL_THREADS
+    model: bytes, device: str = "cpu", threads: int = ALL_THREADS, optimize: bool = True
 ) -> onnxruntime.InferenceSession:
     """Load a model into ONNX Runtime on device auto (CUDA if available), cpu, cuda or cuda:N."""
     providers: list[Any] = ["CPUExecutionProvider"]
@@ -97,6 +173,10 @@ def open_session(
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # fatal only: errors are raised, too
     options.intra_op_num_threads = threads
+    options.add_session_config_entry("session.use_env_allocators", "1")
+    if not optimize:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    _limit_memory()
     with redirect_stdout(io.StringIO()):  # it prints the errors that it raises
         session = onnxruntime.InferenceSession(model, options, providers=providers)
     if device.startswith("cuda") and "CUDAExecutionProvider" not in session.get_providers():

@@ -33,7 +33,14 @@ class Predictor:
     any_size: bool  # whether images need not be 28x28
 
     def logits(self, images: Tensor) -> Tensor:
-        """Return logits float32 [N, classes], on the CPU, for images uint8 [N, 1, H, W]."""
+        """Return logits float32 [N, classes], on the CPU, for images uint8 [N, 1, H, W].
+
+        Raise a UserError if they are not finite.
+        """
+        return check_finite(self.compute_logits(images))
+
+    def compute_logits(self, images: Tensor) -> Tensor:
+        """Return `logits`, which may be non-finite."""
         raise NotImplementedError
 
     def normalize(self, images: Tensor) -> Tensor:
@@ -49,8 +56,8 @@ class TorchPredictor(Predictor):
     config: ModelConfig  # kind of network
     module: nn.Module  # the network, in evaluation mode; takes normalised images
 
-    def logits(self, images: Tensor) -> Tensor:
-        """See `Predictor.logits`."""
+    def compute_logits(self, images: Tensor) -> Tensor:
+        """See `Predictor.compute_logits`."""
         return predict_logits(self.module, images, self.mean, self.std).cpu()
 
 
@@ -98,6 +105,13 @@ def load_data(checkpoint: Checkpoint, root: str) -> Dataset:
     """Load the data set of the checkpoint, with the same validation split."""
     values = {key: checkpoint.data[key] for key in SPLIT_KEYS}
     return load_dataset(from_mapping(DataConfig, {"root": root, "fallback": None, **values}))
+
+
+def check_finite(logits: Tensor) -> Tensor:
+    """Return `logits`; raise a UserError if one is not finite."""
+    if not logits.isfinite().all():
+        raise UserError("the network's outputs are not finite numbers: its weights are unusable")
+    return logits
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ import torch
 
 from app.config.errors import UserError
 from app.inference.image_io import Gray, read_gray
-from app.inference.predictor import TorchPredictor
+from app.inference.predictor import TorchPredictor, check_finite
 from app.inference.preprocess import SIDE, frame
 from app.web.feature_maps import predict_with_maps
 from app.web.networks import load_network
@@ -52,6 +52,7 @@ def predict_picture(path: Path, gray: Gray, framed: bool, with_maps: bool) -> di
         images = image[None]
         if with_maps and isinstance(network, TorchPredictor):
             logits, result["maps"] = predict_with_maps(network, images)
+            check_finite(logits)
         else:
             logits = network.logits(images)
         probabilities = logits[0].softmax(0)

@@ -7,7 +7,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from app.config.contents import ExportedAccuracy
 from app.config.errors import UserError
+from app.config.schema import from_mapping
 from app.inference.predictor import Predictor, load_torch
 from app.runs.folder import (
     find_checkpoint,
@@ -87,14 +89,13 @@ def _entry(id: str, path: Path) -> Entry:
 @functools.lru_cache(maxsize=1024)
 def _exported_accuracy(path: Path, _modified: int) -> float | None:
     """Return the test accuracy in the metadata of an exported file; None if it has none."""
-    import onnx  # late: importing it is slow
+    from app.inference.onnx_file import read_metadata  # late: importing onnx is slow
 
     try:
-        model = onnx.load(path, load_external_data=False)
-        accuracy = float({item.key: item.value for item in model.metadata_props}["test_accuracy"])
+        found: ExportedAccuracy = from_mapping(ExportedAccuracy, read_metadata(path))
     except Exception:  # onnx raises many types for damaged files
         return None
-    return accuracy if 0 <= accuracy <= 1 else None
+    return found.test_accuracy
 
 
 def load_network(path: Path) -> Predictor:

@@ -37,7 +37,7 @@ class Fake:
     def __init__(self, logits):
         self.values = logits
 
-    def logits(self, images):
+    def compute_logits(self, images):
         return self.values
 
 

@@ -112,9 +112,15 @@ def set_metadata(key, value):
         (unknown_operator, "Fatal error: lenet_ops:"),
         (newer_opset, "till opset {newest}"),
         (newer_format, "Unsupported model IR version: 99"),
-        (foreign, "not a network of `python -m app.export_onnx`: no 'dataset' in its metadata"),
-        (set_metadata("classes", "["), "not a network of `python -m app.export_onnx`: Expecting"),
-        (set_metadata("dataset", "cifar10"), "data.name=cifar10: Input should be 'mnist'"),
+        (foreign, "not a network of `python -m app.export_onnx`: metadata.dataset is missing"),
+        (set_metadata("classes", "["), "metadata.classes=[: Invalid JSON: "),
+        (set_metadata("classes", "[]"), "metadata.classes=[]: List should have at least 10 items"),
+        (set_metadata("classes", "[0, 1]"), "metadata.classes.0=0: Input should be a valid string"),
+        (set_metadata("dataset", "cifar10"), "metadata.dataset=cifar10: Input should be 'mnist'"),
+        (set_metadata("dataset", "\x1b[2J"), r"metadata.dataset=\x1b[2J: Input should be"),
+        (set_metadata("std", "0"), "metadata.std=0: Input should be greater than 0"),
+        (set_metadata("std", "nan"), "metadata.std=nan: Input should be a finite number"),
+        (set_metadata("mean", "x"), "metadata.mean=x: Input should be a valid number"),
     ],
 )
 def test_unusable_model_raises(exported, change, says):
