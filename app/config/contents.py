@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, Json
 from pydantic.dataclasses import dataclass
 
-from app.config.schema import Count, DatasetName, ModelConfig, Seed, printable
+from app.config.schema import Count, DatasetName, ModelConfig, Seed
 
 CLASSES = 10  # of every data set
 
@@ -29,7 +29,6 @@ ClassNames = Annotated[
     Field(min_length=CLASSES, max_length=CLASSES),
     AfterValidator(_distinct),
 ]
-Message = Annotated[str, Field(strict=True), AfterValidator(printable)]
 Size = Annotated[int, Field(strict=True, ge=0)]
 Mean = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Deviation = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
@@ -80,12 +79,12 @@ class ExportedAccuracy:
     test_accuracy: Mean | None = None
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Summary:
     """The fields of `summary.json` that commands read."""
 
-    status: Literal["unfinished", "interrupted", "failed", "finished"] = "unfinished"
-    error: Message | None = None
+    status: Literal["unfinished", "interrupted", "failed"] = "unfinished"
+    error: Annotated[str, Field(strict=True)] = ""
     dataset: DatasetName | None = None
     val_size: Count | None = None
     total_epochs: Count | None = None
@@ -103,9 +102,26 @@ class Results:
     images_per_second: Amount
 
 
+@dataclass(kw_only=True)
+class FinishedSummary(Results):
+    """The fields of the `summary.json` of a finished run that commands read."""
+
+    status: Literal["finished"]
+    dataset: DatasetName | None = None
+    val_size: Count | None = None
+    total_epochs: Count | None = None
+
+
+@dataclass
+class DataSettings:
+    """The group `data` of `.hydra/config.yaml`."""
+
+    name: DatasetName = "mnist"
+
+
 @dataclass
 class RunSettings:
-    """The nesting of `.hydra/config.yaml`; older versions wrote other keys."""
+    """The groups of `.hydra/config.yaml` that commands read; older versions wrote other keys."""
 
     model: dict[str, Any] = field(default_factory=dict)
-    data: dict[str, Any] = field(default_factory=dict)
+    data: DataSettings = field(default_factory=DataSettings)

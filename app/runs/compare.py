@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from app.config.errors import UserError
-from app.config.schema import ReportConfig, counted, format_value
+from app.config.schema import ReportConfig, counted, format_value, printable
 from app.runs.files import csv_text, write_results
 from app.runs.folder import (
     NON_HYPERPARAMETERS,
     RESULTS,
     all_runs,
     flatten,
+    is_gone,
     read_settings,
     read_summary,
     warn_once,
@@ -77,7 +78,8 @@ def report(cfg: ReportConfig) -> None:
     for entry in entries:
         if (status := entry.summary["status"]) != "finished":
             remedy = f"continue it with `python -m app.train resume={entry.folder}`"
-            lines.append(f"{status}: {entry.folder}: {entry.summary.get('error', remedy)}")
+            error = printable(entry.summary.get("error", remedy))
+            lines.append(f"{status}: {entry.folder}: {error}")
     print("\n".join(lines) + "\n", flush=True)
     files = {"report.csv": to_csv(entries).encode(), "report.png": plot(groups)}
     write_results(root, files, sys.stdout)
@@ -93,12 +95,13 @@ def find_entries(root: Path) -> list[Entry]:
         try:
             settings, summary = flatten(read_settings(path)), read_summary(path)
         except UserError as error:
-            damaged.append(error)
+            if not is_gone(error):  # deleted meanwhile
+                damaged.append(error)
             continue
         settings |= {key: summary[name] for key, name in RESOLVED.items() if name in summary}
         entries.append(Entry(path, settings, summary))
     if not entries:
-        raise damaged[0]
+        raise damaged[0] if damaged else UserError(f"no run under {root}/ any more")
     for reason in damaged:
         warn_once(f"skipped a run: {reason}")
     return entries

@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import fnmatch
 import functools
 import json
 import os
@@ -13,12 +14,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import yaml
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 from omegaconf import OmegaConf
 
 from app.config.cli import swept_dir, typed_overrides
+from app.config.contents import FinishedSummary, Results, RunSettings, Summary
 from app.config.errors import UserError, one_line, writing
-from app.config.schema import TrainConfig
+from app.config.schema import TrainConfig, from_mapping
 from app.runs.files import write_atomically
 
 CONFIG = Path(".hydra", "config.yaml")  # marks a run folder
@@ -30,12 +33,12 @@ MARKER = Path(".hydra", "lock.pid")
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 WEB_SETTINGS = "network.json"  # marks a folder for web servers (app.export_onnx web=true)
 SUMMARY = "summary.json"
+MAX_TEXT = 2**16  # bytes of a file of settings or results
 REMEDIES = {  # hint for a missing file
     "best.pt": "train one with `python -m app.train`",
     "model.onnx": "export one with `python -m app.export_onnx`",
 }
-# numbers in the summary of a finished run
-RESULTS = ("test_accuracy", "val_accuracy", "parameters", "training_seconds", "images_per_second")
+RESULTS = tuple(item.name for item in dataclasses.fields(Results))  # of a finished run
 NON_HYPERPARAMETERS = (
     "resume",
     "data.root",
@@ -92,17 +95,19 @@ def locked(folder: Path) -> Iterator[None]:
 
 def start_time(folder: Path) -> float:
     """Return the start of the run in `folder`, in seconds since 1970; 0 for any other folder."""
-    with suppress(OSError, ValueError):
-        return datetime.fromisoformat((folder / START).read_text()).timestamp()
-    config = folder / CONFIG  # older versions did not write START
-    return config.stat().st_mtime if config.is_file() else 0.0
+    with suppress(OSError, ValueError, OverflowError):
+        return datetime.fromisoformat(_read_text(folder / START)).timestamp()
+    with suppress(OSError):
+        return (folder / CONFIG).stat().st_mtime  # older versions did not write START
+    return 0.0
 
 
 def find_runs(root: Path) -> list[Path]:
     """Return the run folders at any depth under `root`, oldest start first."""
     if root.is_dir():
-        os.scandir(root).close()  # raises if `root` cannot be read; rglob would find nothing
-    return sorted((path.parents[1] for path in root.rglob(str(CONFIG))), key=start_time)
+        os.scandir(root).close()  # raises if `root` cannot be read; os.walk would find nothing
+    folders = (Path(folder) for folder, subfolders, _ in os.walk(root) if ".hydra" in subfolders)
+    return sorted((folder for folder in folders if (folder / CONFIG).is_file()), key=start_time)
 
 
 def all_runs(root: Path) -> list[Path]:
@@ -121,20 +126,24 @@ def _describe(root: Path) -> str:
 
 def find_files(root: Path, name: str) -> Iterator[Path]:
     """Yield the files `name` (may be a pattern) at any depth under `root`, without web copies."""
-    return (path for path in root.rglob(name) if not path.with_name(WEB_SETTINGS).is_file())
+    for folder, _, files in os.walk(root):  # skips a folder that is deleted meanwhile
+        if WEB_SETTINGS not in files:
+            yield from (Path(folder, file) for file in fnmatch.filter(files, name))
 
 
 def newest_first(files: Iterable[Path]) -> list[Path]:
-    """Sort files by the start of their run, newest first.
+    """Sort files by the start of their run, newest first; leave out those that are gone.
 
     Other files follow, sorted by the oldest listed file in their folder, newest folder first.
     """
     oldest: dict[Path, int] = {}
-    files = list(files)
+    present = []
     for path in files:
-        time = path.stat().st_mtime_ns
-        oldest[path.parent] = min(oldest.get(path.parent, time), time)
-    return sorted(files, key=lambda path: (-start_time(path.parent), -oldest[path.parent]))
+        with suppress(FileNotFoundError, NotADirectoryError):
+            time = path.stat().st_mtime_ns
+            oldest[path.parent] = min(oldest.get(path.parent, time), time)
+            present.append(path)
+    return sorted(present, key=lambda path: (-start_time(path.parent), -oldest[path.parent]))
 
 
 def find_run(resume: str, outputs: str) -> Path:
@@ -192,16 +201,16 @@ def network_file(path: str | Path, name: str, key: str = "checkpoint") -> Path:
 
 def is_outdated(path: Path) -> bool:
     """Return whether an exported file is older than `best.pt` in its folder."""
-    checkpoint = path.with_name("best.pt")
-    if not checkpoint.is_file():
-        return False
-    return checkpoint.stat().st_mtime > path.stat().st_mtime + 2  # seconds: copying may shift times
+    with suppress(FileNotFoundError):
+        latest = path.stat().st_mtime + 2  # seconds: copying may shift times
+        return path.with_name("best.pt").stat().st_mtime > latest
+    return False
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
     """Return the configuration of the run in `folder` as nested plain values."""
-    settings = _read(folder / CONFIG, lambda text: OmegaConf.to_container(OmegaConf.create(text)))
-    if isinstance(settings.get("model"), dict):
+    settings = _read(folder / CONFIG, _parse_yaml, lambda values: RunSettings)
+    if "model" in settings:
         settings["model"] = own_settings(settings["model"])
     return settings
 
@@ -231,14 +240,17 @@ def read_summary(folder: Path) -> dict[str, Any]:
     """
     path, unfinished = folder / SUMMARY, {"status": "unfinished"}
     try:
-        summary = unfinished | (_read(path, json.loads) if path.is_file() else {})
-        for key in RESULTS if summary["status"] == "finished" else ():
-            if not isinstance(summary.get(key), int | float):
-                raise UserError(f"{path}: cannot be read: {key!r} must be a number")
+        return unfinished | _read(path, json.loads, _summary_schema)
     except UserError as error:
-        warn_once(f"{error}; the run counts as unfinished, resume={folder} writes the file anew")
-        return dict(unfinished)
-    return summary
+        if not is_gone(error):
+            remedy = f"the run counts as unfinished, resume={folder} writes the file anew"
+            warn_once(f"{error}; {remedy}")
+        return unfinished
+
+
+def is_gone(error: UserError) -> bool:
+    """Return whether `error` is that of a file that is missing."""
+    return isinstance(error.__cause__, FileNotFoundError | NotADirectoryError)
 
 
 @functools.cache
@@ -247,15 +259,39 @@ def warn_once(message: str) -> None:
     print(f"WARNING: {message}", file=sys.stderr)
 
 
-def _read(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
-    """Parse a file to a dict; raise a UserError if it cannot be read or holds another type."""
+def _summary_schema(values: dict[str, Any]) -> type[FinishedSummary | Summary]:
+    return FinishedSummary if values.get("status") == "finished" else Summary
+
+
+def _read(
+    path: Path, parse: Callable[[str], Any], schema: Callable[[dict[str, Any]], type[Any]]
+) -> dict[str, Any]:
+    """Parse a file to a dict that fits `schema(dict)`; raise a UserError if that fails."""
     try:
-        values = parse(path.read_text())
+        values = parse(_read_text(path))
         if not isinstance(values, dict):
             raise ValueError("must be a mapping")
+        json.dumps(values)  # raises for other types than those of JSON
+        from_mapping(schema(values), values)
         return values
     except Exception as error:  # the parsers raise many types
         raise UserError(f"{path}: cannot be read: {one_line(error)}") from error
+
+
+def _read_text(path: Path) -> str:
+    """Return a text in UTF-8; raise a ValueError if it has more than `MAX_TEXT` bytes."""
+    with path.open("rb") as file:
+        content = file.read(MAX_TEXT + 1)
+    if len(content) > MAX_TEXT:
+        raise ValueError(f"has more than {MAX_TEXT:,} bytes")
+    return content.decode()
+
+
+def _parse_yaml(text: str) -> Any:
+    """Parse YAML; raise a ValueError for aliases, which may nest exponentially."""
+    if "*" in text and any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
+        raise ValueError("must not have aliases")
+    return OmegaConf.to_container(OmegaConf.create(text))
 
 
 def flatten(values: Any, prefix: str = "") -> dict[str, Any]:

@@ -5,11 +5,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from app.config.contents import ExportedAccuracy
 from app.config.errors import UserError
-from app.config.schema import from_mapping
+from app.config.schema import ModelConfig, from_mapping
 from app.inference.predictor import Predictor, load_torch
 from app.runs.folder import (
     find_checkpoint,
@@ -56,20 +55,26 @@ def find_networks(outputs: str, first: str | None = None) -> dict[str, Entry]:
         find_checkpoint(outputs)  # raises the UserError
     inside = [path.relative_to(root) if path.is_relative_to(root) else path for path in files]
     ids = [path.as_posix() for path in inside]
-    return {id: _entry(id, path) for id, path in zip(ids, files, strict=True)}
+    entries = {}
+    for id, path in zip(ids, files, strict=True):
+        with suppress(FileNotFoundError, NotADirectoryError):  # deleted meanwhile
+            entries[id] = _entry(id, path)
+    return entries
 
 
 def _entry(id: str, path: Path) -> Entry:
-    model: dict[str, Any] = {}
+    path.stat()  # raises if the file is gone
+    model: ModelConfig | None = None
     accuracy, dataset, parameters, outdated = None, "", None, is_outdated(path)
     with suppress(UserError, KeyError):  # no run folder, or an unfinished run
         settings, summary = read_settings(path.parent), read_summary(path.parent)
-        model, dataset = settings["model"], summary.get("dataset") or settings["data"]["name"]
+        dataset = summary.get("dataset") or settings["data"]["name"]
+        model = from_mapping(ModelConfig, settings["model"])
         parameters = summary.get("parameters")
         accuracy = summary.get("test_accuracy") if path.name == CHECKPOINT else None
     if path.suffix == ".onnx":
         accuracy = _exported_accuracy(path, path.stat().st_mtime_ns)
-    choices = (model.get(key) for key in ("act", "conv", "head"))
+    choices = (getattr(model, key, None) for key in ("act", "conv", "head"))
     title = " ".join(choice for choice in choices if choice and choice != "fc")
     folder, time = path.parent, start_time(path.parent)
     exported = f"ONNX {path.stem.removeprefix('model').replace('-', ' ').strip()}".strip()
@@ -77,7 +82,7 @@ def _entry(id: str, path: Path) -> Entry:
     return Entry(
         id=id,
         path=path,
-        title=title or model.get("name", folder.name),
+        title=title or getattr(model, "name", folder.name),
         runtime=runtime + (", older than the checkpoint" if outdated else ""),
         accuracy=accuracy,
         started=f"{datetime.fromtimestamp(time):%Y-%m-%d %H:%M:%S}" if time else "",

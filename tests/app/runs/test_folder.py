@@ -2,9 +2,12 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -19,7 +22,7 @@ from app.config.schema import (
     TrainConfig,
     from_mapping,
 )
-from app.runs.compare import report
+from app.runs.compare import find_entries, report
 from app.runs.folder import (
     CONFIG,
     RESULTS,
@@ -185,6 +188,73 @@ def test_unreadable_outputs_are_not_called_empty(unprivileged, find):
     unprivileged.chmod(0)
     with pytest.raises(PermissionError):
         find(unprivileged)
+
+
+@pytest.mark.parametrize("find", [find_networks, find_checkpoint, find_runs, find_entries])
+def test_runs_deleted_during_a_search_are_skipped(tmp_path, make_run, find):
+    kept = make_run()
+    (kept / CONFIG.parent).mkdir()
+    (kept / CONFIG).write_text("{}")
+    stop = Event()
+
+    def make_and_delete(number):
+        folder = tmp_path / "outputs" / str(number)
+        while not stop.is_set():
+            (folder / CONFIG.parent).mkdir(parents=True)
+            for name in (CONFIG, SUMMARY, "best.pt"):
+                (folder / name).write_text("{}")
+            shutil.rmtree(folder)
+
+    with ThreadPoolExecutor(2) as pool:
+        deleting = [pool.submit(make_and_delete, number) for number in range(2)]
+        try:
+            for _ in range(100):
+                assert find(tmp_path / "outputs")
+        finally:
+            stop.set()
+    assert not any(done.exception() for done in deleting)
+
+
+def test_files_are_read_as_utf_8(tmp_path):
+    """They are written in it, in every locale."""
+    name = "Bücher/数字"
+    folder = create_run_folder(TrainConfig(data=DataConfig(root=name), outputs=str(tmp_path)))
+    (folder / SUMMARY).write_text(json.dumps({"error": name}, ensure_ascii=False), "utf-8")
+    script = (
+        "import sys; from pathlib import Path; from app.runs.folder import *;"
+        "run = Path(sys.argv[1]);"
+        "print(ascii([read_settings(run)['data']['root'], read_summary(run)['error']]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(folder)],
+        env=os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.stdout, done.stderr) == (f"{[name, name]!a}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a: &a [1]\nb: *a", "must not have aliases"),
+        ("a: " + "1" * 5000, "Exceeds the limit"),
+        ("a: !!binary aGVsbG8=", "not JSON serializable"),
+        ("a: " + "[" * 1000, "recursion"),
+        ("a" * 2**17, "has more than 65,536 bytes"),
+        ("model: 3", "model=3: Input should be a valid dictionary"),
+        ("data: [mnist]", "data="),
+        ("data: {name: cifar}", "data.name=cifar: Input should be 'mnist'"),
+    ],
+)
+def test_unusable_configuration_raises(tmp_path, text, reason):
+    (tmp_path / CONFIG.parent).mkdir()
+    (tmp_path / CONFIG).write_text(text)
+    with pytest.raises(UserError) as raised:
+        read_settings(tmp_path)
+    assert str(raised.value).startswith(f"{tmp_path / CONFIG}: cannot be read: ")
+    assert reason in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_find_checkpoint_prints_its_choice(tmp_path, capsys):

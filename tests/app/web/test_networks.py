@@ -1,5 +1,6 @@
 """The list of networks of app.draw."""
 
+import dataclasses
 import json
 
 import onnx
@@ -66,3 +67,30 @@ def test_networks_in_a_folder_named_web_are_listed(run):
     (web / "best.pt").rename(web / "last.pt")
     with pytest.raises(UserError, match=r"has a best\.pt: train one"):
         find_networks(str(web))
+
+
+@pytest.mark.parametrize(
+    ("config", "summary"),
+    [
+        ({"model": [1]}, {}),
+        ({"model": {"name": "lenet", "act": ["relu"]}, "data": {"name": "digits"}}, {}),
+        ({"model": {"name": "lenet"}, "data": "digits"}, {}),
+        ({"model": {"name": "lenet"}, "data": {"name": 3}}, {}),
+        ({"model": {"name": "lenet"}}, {}),
+        (None, {"test_accuracy": float("nan")}),
+        (None, {"test_accuracy": "high"}),
+        (None, {"parameters": [1]}),
+        (None, {"dataset": {}}),
+        (None, {"status": ["finished"]}),
+    ],
+)
+def test_run_with_wrong_types_is_listed(run, config, summary):
+    if config is not None:
+        OmegaConf.save(config, run / CONFIG)
+    written = json.loads((run / SUMMARY).read_text())
+    (run / SUMMARY).write_text(json.dumps(written | summary))
+    (entry,) = find_networks(str(run)).values()
+    assert (entry.accuracy, entry.parameters) == (None, None) or config
+    assert json.dumps(dataclasses.asdict(entry), default=str, allow_nan=False)
+    if config is not None and "act" in str(config):
+        assert entry.title == run.name
