@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import numpy as np
 import torch
@@ -128,6 +128,9 @@ def load_dataset(cfg: DataConfig) -> Dataset:
     order = torch.randperm(len(train), generator=torch.Generator().manual_seed(cfg.split_seed))
     val, rest = train[order[: cfg.val_size]], train[order[cfg.val_size :]]
     classes = _SOURCES[cfg.name].classes if cfg.name in _SOURCES else _DIGITS
+    if rest.images.min() == rest.images.max():  # their standard deviation is 0
+        reason = f"all pixels of the training images of {cfg.name} are equal"
+        raise UserError(f"data.root={cfg.root}: {reason}, replace its files")
     return Dataset(cfg.name, classes, *_mean_std(rest.images), rest, val, test)
 
 
@@ -171,9 +174,8 @@ def download(name: str, root: Path) -> None:
     with subprocess.Popen(
         command, bufsize=0, stdout=subprocess.PIPE, start_new_session=True
     ) as process:
-        assert process.stdout
         try:
-            process.stdout.readline()
+            cast(IO[bytes], process.stdout).readline()
             reason, _ = process.communicate(timeout=FIRST_BYTE)
         except subprocess.TimeoutExpired as error:
             if _sizes(folder) == before:

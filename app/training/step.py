@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -126,8 +126,7 @@ class TrainStep:
 
     def _step(self) -> None:
         """Train on one batch; nothing here waits for the device."""
-        plan, train = self._plan, self.data.train
-        assert plan is not None
+        plan, train = cast(Plan, self._plan), self.data.train
         batch = plan.batches.index_select(0, self._index)[0]
         images, labels = train.images[batch], train.labels[batch]
         if plan.maps is not None:

@@ -3,7 +3,7 @@
 import io
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import onnx
 import onnxscript  # noqa: F401
@@ -149,8 +149,7 @@ def _export_dynamo(
         verbose=False,
         **names,  # type: ignore[arg-type]
     )
-    assert program is not None
-    model = program.model_proto
+    model = cast(torch.onnx.ONNXProgram, program).model_proto
     graph = model.graph
     values = (*graph.input, *graph.output, *graph.value_info)
     for item in (model, graph, *graph.node, *values):

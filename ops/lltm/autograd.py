@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -29,8 +29,7 @@ def _fake_forward(
     op: str, names: tuple[str, ...], dim: int, *tensors: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Check the arguments; return fakes of all h, one c and the products."""
-    input, _, _, h, _ = tensors
-    assert input is not None and h is not None
+    input, _, _, h, _ = cast(tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor], tensors)
     check.argument(op, names[0], input.dim() == dim and (dim == 2 or input.shape[0] > 0))
     check.argument(op, names[3], h.dim() == 2)
     *steps, batch, columns = input.shape

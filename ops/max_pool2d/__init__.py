@@ -1,7 +1,7 @@
 """Max pooling: the maximum of each sliding window."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -168,8 +168,7 @@ def _fake_backward(grad_output: Tensor, indices: Tensor, *arguments_and_image: A
 def _jvp(
     args: Sequence[Any], outputs: Sequence[Tensor], tangents: Sequence[Tensor | None]
 ) -> tuple[Tensor, None]:
-    assert tangents[0] is not None
-    return windows.gather(tangents[0], outputs[1], *args[1:5]), None
+    return windows.gather(cast(Tensor, tangents[0]), outputs[1], *args[1:5]), None
 
 
 def _transpose(grad: Tensor, indices: Tensor, *windows_and_image: Any) -> Tensor:

@@ -13,9 +13,10 @@ import torchvision
 
 import app.data.datasets
 from app.config.errors import UserError
-from app.config.schema import DataConfig
+from app.config.schema import DataConfig, TrainConfig
 from app.data.datasets import DownloadError, download, load_dataset
 from app.data.transforms import normalize
+from app.training.trainer import train
 from tests.app.idx import FILES, digit_images, encode_idx, write_dataset
 
 NAMES = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST", "kmnist": "KMNIST", "qmnist": "QMNIST"}
@@ -101,6 +102,17 @@ def test_validation_split_too_large_raises(tmp_path):
     write_dataset(tmp_path)
     with pytest.raises(UserError, match=r"data\.val_size=300: must be below 300"):
         load_dataset(config(tmp_path, val_size=300))
+
+
+@pytest.mark.parametrize("pixel", [0, 128])
+def test_equal_pixels_raise(tmp_path, pixel):
+    folder = write_dataset(tmp_path / "data")
+    images = np.full((300, 28, 28), pixel, np.uint8)
+    (folder / "train-images-idx3-ubyte").write_bytes(encode_idx(images))
+    reason = f"^data.root={tmp_path}/data: all pixels of the training images of mnist are equal"
+    with pytest.raises(UserError, match=reason):
+        train(TrainConfig(data=config(tmp_path / "data", val_size=50), outputs=f"{tmp_path}/runs"))
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]  # no run folder
 
 
 def test_missing_test_files_fall_back(tmp_path, offline, capsys):
