@@ -32,12 +32,16 @@ from app.config.errors import UserError
 from app.config.schema import DrawConfig, from_mapping
 from app.web.answer import predict_picture, read_picture
 from app.web.guard import Guard
+from app.web.log import log_config
 from app.web.networks import Entry, find_networks, load_network
 from app.web.samples import choose_samples
 
 PAGE = Path(__file__).parent / "page"
 DEFAULT_PORT = 8000
 MAX_BODY = 2**20  # bytes
+# Connections that wait to be accepted. At the limit of open files asyncio fails to accept as many
+# in a row before it pauses for a second.
+BACKLOG = 32
 
 
 @dataclass
@@ -65,6 +69,8 @@ def serve(cfg: DrawConfig) -> None:
     server = uvicorn.Server(
         uvicorn.Config(
             create_app(cfg, entries),
+            backlog=BACKLOG,
+            log_config=log_config(),
             log_level="error",
             access_log=False,
             lifespan="off",

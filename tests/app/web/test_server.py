@@ -5,12 +5,16 @@ import base64
 import functools
 import io
 import json
+import resource
 import signal
 import socket
 import struct
+import time
 import urllib.error
 import urllib.request
 import zlib
+from contextlib import ExitStack
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -298,6 +302,53 @@ def test_own_hosts_and_origin_are_accepted(ask, server):
     port = server.address.rstrip("/").rpartition(":")[2]
     for host in (f"localhost:{port}", f"127.0.0.1:{port}", "localhost:9000"):
         assert ask("", None, Host=host, Origin=f"http://{host}")[0] == 200
+
+
+def send_text(connection, *frames):
+    """Send a text message in frames."""
+    for index, content in enumerate(frames):
+        opcode = (0 if index else 0x01) | (0x80 if content is frames[-1] else 0)
+        connection.socket.sendall(bytes([opcode, 0x80 | len(content)]) + bytes(4) + content)
+
+
+def wait_until(condition, seconds=20):
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.02)
+
+
+def test_failures_of_connections_are_logged_as_one_line_each(make_run, tmp_path):
+    server = Server(make_run().parents[1], tmp_path / "stderr")
+    host, port = server.address[7:].rstrip("/").split(":")
+    expected = ""
+
+    def assert_logs(text):
+        nonlocal expected
+        expected += f"ERROR:    {text}\n"
+        wait_until(lambda: len((tmp_path / "stderr").read_text()) >= len(expected))
+        assert urllib.request.urlopen(server.address, timeout=30).status == 200
+        assert (tmp_path / "stderr").read_text() == expected
+
+    head = f"POST /api/predict?network=x HTTP/1.1\r\nHost: {host}:{port}\r\n"
+    for _ in range(3):
+        with socket.create_connection((host, int(port))) as upload:
+            upload.sendall(f"{head}Content-Length: 1000\r\n\r\nabc".encode())
+    assert_logs("a client aborted its upload")
+    for frames in ([b"\xff\xfe"], [b"x", b"\xff"]):
+        with open_strokes(server.address) as strokes:
+            send_text(strokes, *frames)
+            with pytest.raises(ConnectionClosed):
+                strokes.recv(timeout=10)
+    assert_logs("a client sent a text message that is not UTF-8")
+    process = server.process.pid
+    limit = len(list(Path(f"/proc/{process}/fd").iterdir())) + 5
+    resource.prlimit(process, resource.RLIMIT_NOFILE, (limit, limit))
+    with ExitStack() as stack:
+        for _ in range(20):
+            stack.enter_context(socket.create_connection((host, int(port))))
+        wait_until(lambda: (tmp_path / "stderr").read_text() != expected)
+    assert_logs("too many open files: new connections wait until others are closed")
+    assert server.stop() == 130
 
 
 def test_interrupt_stops_the_server_with_open_connections(default_run, tmp_path):
