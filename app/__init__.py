@@ -3,10 +3,12 @@
 import sys
 from importlib.util import find_spec
 
-from app.config.errors import UserError, handle_signals, missing_package
+from app.config.errors import UserError, missing_package
+from app.config.process import handle_signals, open_streams
 
 is_command = sys.argv[0] == "-m"  # python -m app.train: no tracebacks during imports
 if is_command:
+    open_streams()
     handle_signals()
 for package in ("pydantic", "hydra"):
     if find_spec(package) is None:

@@ -1,31 +1,27 @@
 """Command: compare runs."""
 
-import argparse
 import os
 import sys
 
-from app.config.errors import exit_codes, usage_errors
-from app.config.schema import ReportConfig, from_mapping, package_version
+from app.config.options import Parser
+from app.config.process import exit_codes
+from app.config.schema import ReportConfig, from_mapping
 
 
 def main() -> None:
     """Compare the runs under a folder: print a table, write `report.csv` and `report.png`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m app.report",
+    parser = Parser(
+        "report",
         description="Compares the runs of a sweep: a table with the mean and standard deviation "
         "over seeds, and report.csv and report.png in the folder.",
-        allow_abbrev=False,
     )
     newest = "a folder with runs in it, or %(default)s: the newest sweep or run (the default)"
     parser.add_argument("folder", nargs="?", default="latest", help=newest)
     where = "where latest looks (%(default)s); also outputs=FOLDER, as in the other commands"
     parser.add_argument("--outputs", metavar="FOLDER", default="outputs", help=where)
-    version = f"lenet-ops {package_version() or '(sources)'}"
-    parser.add_argument("--version", action="version", version=version)
     with exit_codes(os.environ.get("HYDRA_FULL_ERROR") == "1"):
-        with usage_errors():
-            typed = [f"--{arg}" if arg.startswith("outputs=") else arg for arg in sys.argv[1:]]
-            arguments = vars(parser.parse_args(typed))
+        typed = [f"--{arg}" if arg.startswith("outputs=") else arg for arg in sys.argv[1:]]
+        arguments = vars(parser.parse_args(typed))
         from app.runs.compare import report
 
         report(from_mapping(ReportConfig, arguments))

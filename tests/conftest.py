@@ -6,6 +6,8 @@ import pytest
 # Spinning OpenMP threads make the tests four times slower on a shared machine. OpenMP reads this
 # when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Commands buffer their output, as they do for users.
+os.environ.pop("PYTHONUNBUFFERED", None)
 # A background job inherits SIGINT ignored, and so do the commands that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -2,41 +2,36 @@
 
 import argparse
 import dataclasses
-import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 import conf
-from app.config.errors import UserError, usage_errors
-from app.config.schema import package_version
+from app.config.environment import read_torchrun
+from app.config.errors import UserError
+from app.config.options import Parser
 
 # Prefixes of the keys that need -m.
 SWEEP_KEYS = ("hydra.sweep", "hydra/sweeper", "hydra.launcher", "hydra/launcher")
 PATHS = ("checkpoint", "data.root", "file", "input", "outputs", "resume")  # settings with a path
 
 
-def parse_arguments(command: str, schema: Any, arguments: list[str]) -> argparse.Namespace:
+def parse_arguments(
+    parser: Parser, command: str, schema: Any, arguments: list[str]
+) -> argparse.Namespace:
     """Parse the arguments of a command; raise a UserError if they are invalid."""
-    parser = get_args_parser()
-    ours = parser.add_argument_group(conflict_handler="resolve")  # replaces Hydra's --version
-    ours.add_argument(
-        "--version", action="version", version=f"lenet-ops {package_version() or '(sources)'}"
-    )
-    with usage_errors():
-        options, unknown = parser.parse_known_intermixed_args(arguments)
-        for option in unknown:
-            if setting := intended_setting(option, schema, arguments):
-                reason = f"settings are typed KEY=VALUE, did you mean {setting}?"
-                raise UserError(f"{option}: {reason}")
-        if unknown:
-            parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    options, unknown = parser.parse_known_intermixed_args(arguments)
+    for option in unknown:
+        if setting := intended_setting(option, schema, arguments):
+            reason = f"settings are typed KEY=VALUE, did you mean {setting}?"
+            raise UserError(f"{option}: {reason}")
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     for override in options.overrides:
         key, equals, _ = override.lstrip("+").partition("=")
         if key.startswith("~"):
@@ -51,10 +46,11 @@ def parse_arguments(command: str, schema: Any, arguments: list[str]) -> argparse
             raise UserError(f"{override}: {command} has no group '{key}' (--help lists the keys)")
     if options.multirun and command != "train":
         raise UserError("-m: sweeps are for app.train")
-    if options.multirun and int(os.environ.get("WORLD_SIZE", 1)) > 1:  # one sweep per rank
+    if options.multirun and read_torchrun().size > 1:  # one sweep per rank
         raise UserError("-m: a sweep cannot run under torchrun")
     if options.multirun and "resume=latest" in options.overrides:
         raise UserError("resume=latest: is one run; leave out -m, or name folders for -m")
+    options.overrides = [quote(item, options.multirun) for item in options.overrides]
     return options
 
 

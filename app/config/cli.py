@@ -10,35 +10,27 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import BrokenExecutor
 from multiprocessing import current_process
 from pathlib import Path
-from traceback import walk_tb
 from typing import Any, TypeVar
 
 import hydra
+import hydra.version
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.utils import _run_hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from hydra.plugins.launcher import Launcher
-from hydra.plugins.sweeper import Sweeper
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from app.config.arguments import find_keys, parse_arguments, quote
-from app.config.errors import (
-    GRACE,
-    RunError,
-    UserError,
-    check_writable,
-    exit_codes,
-    handle_signals,
-    interrupt_after_grace,
-    one_line,
-    to_run_error,
-)
+from app.config.arguments import find_keys, parse_arguments
+from app.config.errors import RunError, UserError, check_writable, one_line, to_run_error
+from app.config.options import hydra_parser
+from app.config.process import GRACE, exit_codes, handle_signals, interrupt_after_grace
 from app.config.schema import SettingError, from_mapping, unknown_key
 
 T = TypeVar("T")
@@ -84,52 +76,31 @@ def hydra_main(
                 # by default OpenMP threads spin for milliseconds, which stalls a busy machine
                 os.environ["GOMP_SPINCOUNT"] = "20000"
             with exit_codes(full_error):
-                options = parse_arguments(config_name, schema, sys.argv[1:])
-                prints_only = any((options.help, options.hydra_help, options.cfg, options.info))
-                sweep = options.multirun and not prints_only
-                flags = [item for item in sys.argv[1:] if item not in options.overrides]
-                options.overrides = [quote(item, options.multirun) for item in options.overrides]
-                sys.argv[1:] = [*options.overrides, *flags]  # Hydra takes no flag between overrides
-                # Hydra raises ValueError, too; in a sweep the runs may raise it
-                value_errors = () if sweep else (ValueError,)
+                parser = hydra_parser(config_name)
+                options = parse_arguments(parser, config_name, schema, sys.argv[1:])
+                typed = [item for item in sys.argv[1:] if item.startswith(("hydra", "-c", "--c"))]
+                hydra.version.setbase("1.3")
                 os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise, not print and exit
                 try:
-                    if sweep:
+                    if options.multirun and not (options.help or options.hydra_help):
                         check_sweep(config_name, schema, options)
                         if any(item.startswith("hydra/launcher=") for item in options.overrides):
                             handle_signals(interrupt_after_grace)
                             # killed workers leave semaphores to the tracker, which frees them
                             os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
-                    hydra.main("pkg://conf", config_name, version_base="1.3")(job)()
-                except (HydraException, OmegaConfBaseException, *value_errors) as error:
-                    raise UserError(hydra_message(error)) from error
+                    _run_hydra(options, parser, job, "pkg://conf", config_name)
                 except Exception as error:
-                    plugin = raising_plugin(error, options.overrides)
-                    if not plugin:
+                    message = "" if "of_run" in vars(error) else hydra_message(error, typed)
+                    if not message:
                         raise
-                    reason = one_line(error) or type(error).__name__
-                    kind = RunError if failed else UserError
-                    raise kind(f"{plugin}: {reason}") from error
+                    run_failed = failed or isinstance(error, BrokenExecutor)
+                    raise (RunError if run_failed else UserError)(message) from error
                 finally:
                     os.environ["HYDRA_FULL_ERROR"] = "1" if full_error else "0"
 
         return main
 
     return decorate
-
-
-def raising_plugin(error: Exception, overrides: Sequence[str]) -> str:
-    """Return the override that chose the plug-in that raised `error`.
-
-    Return "" if none of the overrides did, or if a run of the sweep raised it.
-    """
-    group = ""
-    for frame, _ in walk_tb(error.__traceback__):
-        plugin = frame.f_locals.get("self")
-        if isinstance(plugin, Launcher | Sweeper):  # the last one: a sweeper calls its launcher
-            group = "hydra/launcher=" if isinstance(plugin, Launcher) else "hydra/sweeper="
-    chosen = [item for item in overrides if group and item.startswith(group)]
-    return chosen[-1] if chosen and "of_run" not in vars(error) else ""
 
 
 def check_sweep(config_name: str, schema: type[T], options: argparse.Namespace) -> None:
@@ -175,9 +146,19 @@ def whole_list(key: str) -> str:
     return re.sub(r"(\.\d+)+$", "", key)
 
 
-def hydra_message(error: Exception) -> str:
-    """Return Hydra's message in one line, with the key and the allowed values if known."""
+def hydra_message(error: Exception, typed: Sequence[str] = ()) -> str:
+    """Return Hydra's message in one line, with the key and the allowed values if known.
+
+    `typed` are arguments that configure Hydra: they cause its other exceptions. Return "" for
+    errors that are not Hydra's.
+    """
     message = one_line(error).partition(" Config search path:")[0]
+    if not isinstance(error, HydraException | OmegaConfBaseException):
+        if isinstance(error, OSError | UserError):
+            return ""
+        if typed:
+            return f"{' '.join(typed)}: {message or type(error).__name__}"
+        return message if isinstance(error, ValueError) else ""
     if isinstance(error, OverrideParseException):
         return f"{error.override}: cannot be parsed, a quote or bracket may be open"
     if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:

@@ -8,6 +8,7 @@ import time
 
 import torch
 
+from app.config.environment import read_torchrun
 from app.config.errors import UserError
 from app.config.schema import counted
 
@@ -24,8 +25,8 @@ def pick_device(name: str) -> torch.device:
     """
     count = torch.cuda.device_count()
     device = torch.device(("cuda" if count else "cpu") if name == "auto" else name)
-    if device.type == "cuda" and device.index is None and "LOCAL_RANK" in os.environ:
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", read_torchrun().local_rank)
     if device.type == "cuda" and (device.index or 0) >= count:
         here = ", ".join(["auto", "cpu", *(f"cuda:{index}" for index in range(count))])
         raise UserError(f"device={name}: not on this machine, choose from {here}")

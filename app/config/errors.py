@@ -1,21 +1,18 @@
-"""Errors that end a command with one line and an exit code."""
+"""Errors that end a command with one line, and the conversion of expected failures to them."""
 
 import errno
-import io
 import os
+import re
 import shlex
-import signal
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, suppress
-from datetime import timedelta
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
-INTERRUPTED, PIPE_CLOSED = 130, 141  # exit codes of a shell: 128 + SIGINT, SIGPIPE
-# Seconds between a signal and the end of a launcher, in which its workers save their runs.
-GRACE = 3.0
+# Messages of the CPU allocator, CUDA, cuBLAS, and ONNX Runtime.
+OUT_OF_MEMORY = re.compile(
+    r"DefaultCPUAllocator|CUDA (error: )?out of memory|ALLOC_FAILED|bad_alloc|allocate memory"
+)
 ROOT = Path(__file__).resolve().parents[2]  # in the source tree, the project's folder
 
 
@@ -33,20 +30,6 @@ class RunError(Exception):
 
 class WriteError(RunError):
     """A file could not be written: no space, no permission."""
-
-
-@contextmanager
-def usage_errors() -> Iterator[None]:
-    """Convert the exit of argparse for wrong arguments to a UserError of one line."""
-    printed = io.StringIO()
-    try:
-        with redirect_stderr(printed):
-            yield
-    except SystemExit as error:
-        if not error.code:  # --help, --version
-            raise
-        reason = printed.getvalue().strip().rpartition("error: ")[2]
-        raise UserError(f"{reason} (--help shows the options)") from error
 
 
 @contextmanager
@@ -88,87 +71,36 @@ def missing_package(name: str) -> str:
     return f"{name} is missing: `{set_up}`, or `{install}`"
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether memory could not be allocated, on the CPU or a GPU."""
+    known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's
+    return known or bool(OUT_OF_MEMORY.search(str(error)))
+
+
 def to_run_error(error: Exception) -> Exception:
     """Convert an expected failure to a RunError or UserError; return any other as it is."""
+    if isinstance(error, UserError | RunError):
+        return error
     if isinstance(error, ImportError) and error.name == "ops":  # not compiled
         return RunError(str(error))
     if isinstance(error, ModuleNotFoundError) and "." not in str(error.name):
         return UserError(missing_package(str(error.name)))
-    if isinstance(error, OSError) and error.strerror:
-        full = error.errno == errno.ENOSPC
-        where = error.filename or ("standard output or the temporary folder" if full else "")
-        return RunError(f"{where}: {error.strerror}" if where else error.strerror)
+    if isinstance(error, UnicodeEncodeError):
+        text = error.object[: error.end].rpartition("\n")[2]
+        utf8 = sys.getfilesystemencoding() == "utf-8"
+        remedy = "" if utf8 else " (PYTHONUTF8=1 sets it to UTF-8)"
+        encoding = sys.getfilesystemencoding()
+        return UserError(f"{text!a}: is not in the locale's encoding, {encoding}{remedy}")
+    causes: list[BaseException] = [error]
+    while cause := causes[-1].__cause__ or causes[-1].__context__:  # of torch.compile's errors
+        causes.append(cause)
+    for cause in causes:
+        if is_out_of_memory(cause):
+            first_line = str(cause).partition("\n")[0]  # C++ frames may follow
+            reason = first_line.rpartition("DefaultCPUAllocator: ")[2]
+            return RunError(f"out of memory: {reason}".removesuffix(": "))
+        full = isinstance(cause, OSError) and cause.errno == errno.ENOSPC
+        if isinstance(cause, OSError) and cause.strerror and (full or cause is error):
+            where = cause.filename or ("standard output or the temporary folder" if full else "")
+            return RunError(f"{where}: {cause.strerror}" if where else cause.strerror)
     return error
-
-
-def interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt; exit at once during an import, which cannot be unwound safely."""
-    while frame:
-        if frame.f_code.co_filename.startswith("<frozen importlib"):
-            print("interrupted", file=sys.stderr, flush=True)
-            os._exit(INTERRUPTED)
-        frame = frame.f_back
-    raise KeyboardInterrupt
-
-
-def interrupt_after_grace(number: int, frame: FrameType | None) -> None:
-    """Call `interrupt` after `GRACE` seconds; at a second signal, at once."""
-    signal.signal(number, interrupt)
-    time.sleep(GRACE)
-    interrupt(number, frame)
-
-
-def handle_signals(handler: Callable[[int, FrameType | None], None] = interrupt) -> None:
-    """Install `handler` for SIGINT and SIGTERM, except where the process inherited SIG_IGN."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, handler)
-
-
-def is_first(message: str) -> bool:
-    """Return whether this is the first call with `message` in a torchrun launch with restarts.
-
-    Return True also without torchrun or if its store fails.
-    """
-    with suppress(Exception):
-        if os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True":  # KeyError without torchrun
-            from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-            host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-            store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=5))
-            return store.add(f"printed: {message}", 1) == 1
-    return True
-
-
-@contextmanager
-def exit_codes(full_error: bool = False) -> Iterator[None]:
-    """End the command with an exit code and a line on stderr if the block raises.
-
-    Install signal handlers (`handle_signals`), which stay after the block.
-
-    Exit codes: 2 wrong usage, 1 failure, 130 interrupted, 141 output pipe closed (prints nothing).
-    `full_error` prints the traceback of expected errors, too. Under torchrun, one process prints a
-    UserError, once for all restarts.
-    """
-    handle_signals()
-    try:
-        yield
-        if sys.stdout:
-            sys.stdout.flush()
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(INTERRUPTED)
-    except BrokenPipeError:
-        # else the flush at exit would fail again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(PIPE_CLOSED)
-    except Exception as error:
-        converted = to_run_error(error)
-        expected = isinstance(converted, UserError | RunError)
-        if full_error or not expected:
-            import traceback  # late: importing it would delay handle_signals()
-
-            traceback.print_exception(error)
-        if expected and (isinstance(converted, RunError) or is_first(str(converted))):
-            print("error:", str(converted).replace("\n", "\\n"), file=sys.stderr)
-        sys.exit(getattr(converted, "exit_code", 1))

@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from app.config.environment import read_torchrun
 from app.config.errors import RunError, UserError
 
 T = TypeVar("T")
@@ -120,20 +121,17 @@ def connect() -> Iterator[World]:
 
 def _join() -> World:
     """Join the process group of torchrun: NCCL for CUDA tensors, gloo for CPU tensors."""
-    environment = os.environ
-    size = int(environment.get("WORLD_SIZE", 1))
-    identity = environment.get("TORCHELASTIC_RUN_ID", "")
-    launch = f"{identity} {socket.gethostname()} {os.getppid()}" if identity else ""
-    restarts = int(environment.get("TORCHELASTIC_RESTART_COUNT", 0))
+    started = read_torchrun()
+    launch = f"{started.run_id} {socket.gethostname()} {os.getppid()}" if started.run_id else ""
     group = None
-    if size > 1:
+    if started.size > 1:
         from torch import distributed
         from torch.distributed.rendezvous import rendezvous
 
         store, rank, size = next(rendezvous("env://"))
         # after a restart the store still has the addresses of dead processes
-        store = distributed.PrefixStore(f"start {restarts}", store)  # type: ignore[attr-defined]
+        store = distributed.PrefixStore(f"start {started.restarts}", store)  # type: ignore[attr-defined]
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         distributed.init_process_group(backend, store=store, rank=rank, world_size=size)
         group = distributed.new_group(backend="gloo")
-    return World(int(environment.get("RANK", 0)), size, restarts, launch, group)  # type: ignore[arg-type]
+    return World(started.rank, started.size, started.restarts, launch, group)  # type: ignore[arg-type]

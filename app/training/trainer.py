@@ -14,7 +14,7 @@ import torch
 from tqdm import tqdm
 
 from app.config.device import keep_freed_memory
-from app.config.errors import RunError, WriteError, one_line
+from app.config.errors import RunError, WriteError, is_out_of_memory, one_line
 from app.config.schema import TrainConfig
 from app.inference.predictor import evaluate
 from app.runs.tracker import Tracker, quiet_writer_thread
@@ -30,8 +30,6 @@ from app.training.summary import (
     test,
 )
 
-# Messages of out-of-memory errors that are plain RuntimeErrors: CPU allocator, CUDA, cuBLAS.
-OUT_OF_MEMORY = re.compile(r"DefaultCPUAllocator|CUDA (error: )?out of memory|ALLOC_FAILED")
 WINDOW = 25  # steps between adjustments of the number of CPU threads
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ALL_REDUCE_EVERY = 50  # steps between all-reduces of interrupt and checkpoint flags; eager: 1
@@ -229,8 +227,8 @@ def expected_failures(cfg: TrainConfig, run: Run | None = None) -> Iterator[None
         yield
     except WriteError as error:
         raise RunError(f"{error} ({last_checkpoint(run)})" if run else str(error)) from error
-    except RuntimeError as error:
-        if isinstance(error, torch.OutOfMemoryError) or OUT_OF_MEMORY.search(str(error)):
+    except (RuntimeError, MemoryError) as error:
+        if is_out_of_memory(error):
             where = f"on {cfg.device} before the first step"
             if run:
                 where = (

@@ -108,6 +108,7 @@ def test_signal_before_the_first_step_writes_no_files(tmp_path):
 
 
 def test_sweep_continues_after_a_failed_run(tmp_path):
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     write_dataset(tmp_path / "data")
     sweep = ["-m", "data.val_size=50", "trainer.epochs=1", "seed=1,2", "device=cuda:99,cpu"]
     sweep += ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
@@ -130,6 +131,7 @@ def test_sweep_continues_after_a_failed_run(tmp_path):
 
 
 def test_interrupted_workers_of_a_sweep_save_their_runs(tmp_path):
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     write_dataset(tmp_path / "data")
     sweep = ["-m", "data.val_size=50", "trainer.epochs=99999", "seed=1,2,3"]
     sweep += ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]

@@ -105,6 +105,9 @@ MODELS = "choose from lenet, lenet_depthwise, lenet_involution, lltm, separable,
         ("recipe=fast,best", "recipe=fast,best: is a list of values, add -m for a run with each\n"),
         ("seed=range(0,3)", "seed=range(0,3): is a list of values, add -m for a run with each\n"),
         ("=1", "=1: expected KEY=VALUE (--help lists the keys)\n"),
+        ("hydra.verbose=5", "hydra.verbose=5: "),
+        ("--experimental-rerun=", "unrecognized arguments: --experimental-rerun= (--help shows"),
+        ("--resolve", "The --resolve flag can only be used in conjunction with --cfg or --help\n"),
         ("--foo", "unrecognized arguments: --foo (--help shows the options)\n"),
         ("--epochs=3", f"--epochs=3: {FORM}, did you mean trainer.epochs=3?\n"),
         ("--trainer.epochs", f"--trainer.epochs: {FORM}, did you mean trainer.epochs=VALUE?\n"),
@@ -214,7 +217,7 @@ def test_sweep_runs_all_and_reports_failed_runs(main, capsys):
         (["hydra.launcher.n_jobs=2"], "hydra.launcher.n_jobs: unknown key, choose from _target_\n"),
         (["hydra.sweeper.max_batch_size=x"], "hydra.sweeper.max_batch_size: Value 'x' of type"),
         (["hydra/sweeper=nope"], "hydra/sweeper=nope: choose from basic, or install its plug-in"),
-        (["--cfg=job"], "Only one of --run, --multirun, --cfg, --info and --shell_completion can"),
+        (["--cfg=job"], "argument --cfg/-c: not allowed with argument --multirun/-m (--help shows"),
     ],
 )
 def test_wrong_sweep_is_refused_before_its_first_run(main, tmp_path, capsys, overrides, line):
@@ -234,7 +237,9 @@ def test_flags_may_stand_between_settings(main):
 
 
 def test_sweep_under_torchrun_is_a_usage_error(main, monkeypatch, capsys):
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    torchrun = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
+    for name, value in torchrun.items():
+        monkeypatch.setenv(name, value)
     assert main("-m", "seed=1,2") == 2
     assert capsys.readouterr().err == "error: -m: a sweep cannot run under torchrun\n"
 
@@ -257,7 +262,7 @@ def test_resuming_the_latest_run_is_no_sweep(main, tmp_path, capsys):
     [
         ("typing_extensions", ["-m", "app.train"]),
         ("argparse", ["-m", "app.report"]),
-        ("slow", ["-c", "import app.config.errors as e\nwith e.exit_codes(): import slow"]),
+        ("slow", ["-c", "import app.config.process as p\nwith p.exit_codes(): import slow"]),
     ],
 )
 def test_interrupt_during_an_import_is_one_line(tmp_path, package, arguments):
@@ -279,7 +284,7 @@ def test_interrupt_during_an_import_is_one_line(tmp_path, package, arguments):
     ("version", "line"), [("1.2.3", "lenet-ops 1.2.3"), ("", "lenet-ops (sources)")]
 )
 def test_version_is_that_of_the_package(main, capsys, monkeypatch, version, line):
-    monkeypatch.setattr("app.config.arguments.package_version", lambda: version)
+    monkeypatch.setattr("app.config.options.package_version", lambda: version)
     assert main("--version") == 0
     assert capsys.readouterr() == (f"{line}\n", "")
 
@@ -371,12 +376,20 @@ def test_closed_output_pipe_exits_without_message(tmp_path, arguments):
         assert json.loads(path.read_text())["status"] == "interrupted"
 
 
-def test_full_standard_output_is_reported(tmp_path):
+@pytest.mark.parametrize("command", ["train --help", "report --help", "train --version"])
+def test_full_standard_output_is_reported(tmp_path, command):
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        code, errors = run_command(tmp_path, f"app.{command}", stdout=full)
+    where = "standard output or the temporary folder"
+    assert (code, errors) == (1, f"error: {where}: No space left on device\n")
+
+
+def test_training_into_a_full_standard_output_fails(tmp_path):
     with open("/dev/full", "w") as full:  # noqa: PTH123
         code, errors = run_command(tmp_path, "app.train data=digits trainer.epochs=1", stdout=full)
     assert code == 1
-    where = "standard output or the temporary folder"
-    assert errors.endswith(f"error: {where}: No space left on device\n")
+    assert errors.endswith("folder: No space left on device\n")
+    assert "Exception ignored" not in errors
 
 
 def test_missing_package_of_a_command_names_the_extras():

@@ -82,7 +82,7 @@ def sweep(command, tmp_path):
         (
             ["hydra/sweeper=fake", "hydra.sweeper.seed=1"],
             1,
-            "hydra/sweeper=fake: No trials are completed yet.",
+            "hydra/sweeper=fake hydra.sweeper.seed=1: No trials are completed yet.",
         ),
     ],
 )

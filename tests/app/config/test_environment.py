@@ -1,0 +1,64 @@
+"""The environment variables of torchrun."""
+
+from contextlib import closing
+
+import pytest
+
+from app.config.environment import Torchrun, read_torchrun
+from app.config.errors import UserError
+from app.training.distributed import connect
+
+TORCHRUN = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "here", "MASTER_PORT": "29500"}
+NAMES = (*TORCHRUN, "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID")
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """Return a function that sets the variables of torchrun to these values only."""
+
+    def replace(values):
+        for name in NAMES:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in values.items():
+            monkeypatch.setenv(name, value)
+
+    return replace
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"WORLD_SIZE": "abc"}, "WORLD_SIZE=abc: Input should be a whole number"),
+        ({"WORLD_SIZE": ""}, "WORLD_SIZE=: Input should be a whole number"),
+        ({"WORLD_SIZE": "2.0"}, "WORLD_SIZE=2.0: Input should be a whole number"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE=0: Input should be greater than or equal to 1"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2: needs RANK, too (torchrun sets them)"),
+        (
+            {"WORLD_SIZE": "2", "RANK": "0"},
+            "WORLD_SIZE=2: needs MASTER_ADDR, too (torchrun sets them)",
+        ),
+        ({"RANK": "3"}, "RANK=3: should be less than WORLD_SIZE=1 (torchrun sets them)"),
+        (TORCHRUN | {"RANK": "2"}, "RANK=2: should be less than WORLD_SIZE=2 (torchrun sets them)"),
+        ({"RANK": "-1"}, "RANK=-1: Input should be a whole number"),
+        (TORCHRUN | {"MASTER_PORT": "x"}, "MASTER_PORT=x: Input should be a whole number"),
+        (TORCHRUN | {"MASTER_PORT": "70000"}, "MASTER_PORT=70000: Input should be less than 65536"),
+        ({"LOCAL_RANK": "x"}, "LOCAL_RANK=x: Input should be a whole number"),
+        (
+            {"TORCHELASTIC_RESTART_COUNT": "x"},
+            "TORCHELASTIC_RESTART_COUNT=x: Input should be a whole number",
+        ),
+    ],
+)
+def test_wrong_variables_are_usage_errors(environment, values, line):
+    environment(values)
+    with pytest.raises(UserError) as caught, closing(connect()):
+        pass
+    assert str(caught.value) == line
+
+
+def test_variables_of_torchrun(environment):
+    environment(TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "3", "LOCAL_RANK": "1"})
+    found = read_torchrun()
+    assert (found.size, found.rank, found.local_rank, found.restarts) == (2, 1, 1, 3)
+    environment({"RANK": "0"})
+    assert read_torchrun() == Torchrun()
