@@ -10,12 +10,18 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_first_signal_is_deferred(number):
-    before = signal.getsignal(number)
-    with deferred_interrupt() as interrupted:
-        assert not interrupted()
-        os.kill(os.getpid(), number)
-        assert interrupted()
-    assert signal.getsignal(number) is before
+    def ignore(*arguments):
+        pass
+
+    before = signal.signal(number, ignore)
+    try:
+        with deferred_interrupt() as interrupted:
+            assert not interrupted()
+            os.kill(os.getpid(), number)
+            assert interrupted()
+        assert signal.getsignal(number) is ignore
+    finally:
+        signal.signal(number, before)
 
 
 def test_second_signal_interrupts():
