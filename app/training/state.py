@@ -254,8 +254,15 @@ def restore(run: Run, saved: Checkpoint) -> None:
     try:
         run.train_step.load_state_dict(saved.training["state"])
         for key in COUNTERS:
-            setattr(run, key, saved.training[key])
+            value, default = saved.training[key], getattr(run, key)
+            if type(value) is not type(default):
+                raise TypeError(f"{key} must be of type {type(default).__name__}")
+            setattr(run, key, value)
         run.statistics = saved.training["points"]
+        steps, columns = run.statistics.shape
+        done = run.epoch * run.schedule.epoch_steps + steps
+        if (run.step, columns) != (done, run.train_step.statistics.shape[1]):
+            raise ValueError("step, epoch and points disagree")
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise UserError(f"{path}: its contents do not fit: {one_line(error)}") from error
 

@@ -40,6 +40,25 @@ def test_resume_checks_the_best_checkpoint(cfg, stopped, monkeypatch, damaged): 
     assert summary["val_accuracy"] == load_checkpoint(best).metrics["val_accuracy"]
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"step": "12"}, "step must be of type int"),
+        ({"best": None}, "best must be of type float"),
+        ({"step": 3}, "step, epoch and points disagree"),
+        ({"points": torch.zeros(3, 2)}, "step, epoch and points disagree"),
+        ({"points": 3}, "'int' object has no attribute 'shape'"),
+    ],
+    ids=str,
+)
+def test_wrong_values_are_a_line(cfg, stopped, change, message):  # noqa: F811
+    checkpoint = load_checkpoint(stopped / "last.pt")
+    checkpoint.training.update(change)
+    save_checkpoint(stopped / "last.pt", checkpoint)
+    with pytest.raises(UserError, match=rf"last\.pt: its contents do not fit: {message}$"):
+        resumed(cfg, stopped)
+
+
 def test_copied_checkpoint_finishes_a_trained_run(cfg, monkeypatch):  # noqa: F811
     """Although no later epoch can be as good as the lost checkpoint."""
     accuracies = iter([0.9, 0.5, 0.4])
