@@ -4,7 +4,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -114,7 +114,8 @@ def connect() -> Iterator[World]:
     try:
         yield world
     except BaseException:
-        world.close(abort=True)
+        with suppress(RuntimeError):  # the error of the block tells more
+            world.close(abort=True)
         raise
     world.close()
 

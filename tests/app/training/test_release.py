@@ -87,6 +87,16 @@ def test_everything_is_released_in_reverse_order(cfg, monkeypatch, released, err
     assert list(dict.fromkeys(released)) == ["curves", "lock", "graph", last]
 
 
+def test_failed_abort_does_not_hide_the_error(cfg, monkeypatch):  # noqa: F811
+    def close(world, abort=False):
+        raise RuntimeError("NCCL error")
+
+    monkeypatch.setattr(World, "close", close)
+    before_step(monkeypatch, 3, lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        train(cfg)
+
+
 def test_graph_is_released_if_its_capture_fails(cfg, monkeypatch, released):  # noqa: F811
     def fail(step, *arguments):
         begin(step, *arguments)
