@@ -42,7 +42,8 @@ END
 check_cpp() {
   local include=$1
   find ops -name '*.cpp' -not -path "$eager/*" -print0 |
-    xargs -0 -n 1 -P "$(nproc)" "${CXX:-c++}" -fsyntax-only -std=c++17 "$target" -Iops -isystem "$include"
+    xargs -0 -n 1 -P "$(nproc)" "${CXX:-c++}" -fsyntax-only -std=c++17 "$target" -include core/compat.h \
+      -Iops -isystem "$include"
   find "$eager" -name '*.cpp' -print0 |
     xargs -0 -n 1 -P "$(nproc)" "${CXX:-c++}" -fsyntax-only -std=c++17 -Iops -isystem "$include" \
       -isystem "$include/torch/csrc/api/include" -isystem "$python_include"
@@ -56,7 +57,8 @@ check_cuda() {
   done
   find "$work" -maxdepth 1 -name '*.cu' -size +0 -print0 |
     xargs -0 -n 1 -P "$(nproc)" nvcc --cuda -O0 -Xcicc -O0 --expt-relaxed-constexpr \
-      -arch="${CUDA_ARCH:-compute_90}" -std=c++17 -DUSE_CUDA "$target" -I. -Iops -isystem "$1" -o /dev/null
+      -arch="${CUDA_ARCH:-compute_90}" -std=c++17 -DUSE_CUDA "$target" -include core/compat.h -I. -Iops \
+      -isystem "$1" -o /dev/null
 }
 
 export -f get_headers check_cpp check_cuda
