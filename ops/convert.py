@@ -80,8 +80,8 @@ def convert_batch_norm(module: nn.Module) -> int:
 
     An ``nn.Sequential`` computes batch normalisation and the activation that directly follows
     (ReLU, ReLU6, SiLU or Hardswish) in one operator, unless one of the two has hooks. timm's
-    ``BatchNormAct2d`` is converted with its activation. Only training changes, and only there
-    models become faster.
+    ``BatchNormAct2d`` is converted with its activation. Only training becomes faster: in evaluation
+    PyTorch's operators run.
 
     The layers remain what they are: type, parameters, buffers, hooks, attributes. Only the
     ``forward`` of batch normalisation and of ``nn.Sequential`` is replaced, until :func:`restore`.
@@ -196,7 +196,7 @@ def _is_plain(module: Any) -> bool:
 
 
 def _normalize(norm: nn.BatchNorm2d, input: Tensor) -> Tensor:
-    activation = _activation_of(norm) if norm.training else None
+    activation = _activation_of(norm)  # None: changed since the conversion
     return _stock(norm, input) if activation is None else apply_layer(norm, input, activation)
 
 
@@ -217,8 +217,7 @@ def _run_in_sequence(layers: nn.Sequential, input: Tensor) -> Tensor:
         if layer is computed:
             computed = None
         elif (
-            layer.training
-            and following is not None
+            following is not None
             and _is_pair(layer, following)
             and _is_plain(following)
             and not has_hooks(layer)

@@ -113,6 +113,11 @@ def hooked(layer):
     return layer
 
 
+def hooked_in_backward(layer):
+    layer.register_full_backward_hook(lambda *_: None)
+    return layer
+
+
 def replaced(layer):
     layer.forward = lambda x: x + 1
     return layer
@@ -124,10 +129,18 @@ def replaced(layer):
         lambda norm, act: [Reordered(norm, act)],
         lambda norm, act: [hooked(norm), act],
         lambda norm, act: [norm, hooked(act)],
+        lambda norm, act: [hooked_in_backward(norm), act],
         lambda norm, act: [norm, replaced(act)],
         lambda norm, act: [norm, nn.Conv2d(3, 3, 1), act],
     ],
-    ids=["order", "hook of norm", "hook of activation", "forward of activation", "apart"],
+    ids=[
+        "order",
+        "hook of norm",
+        "hook of activation",
+        "backward hook",
+        "forward of activation",
+        "apart",
+    ],
 )
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after conversion"])
 def test_activation_that_is_used_otherwise_stays(make, late):
