@@ -157,5 +157,8 @@ inline int64_t ceil_div(int64_t a, int64_t b) {
 __device__ inline bool is_inside(int i, int extent) {
   return static_cast<unsigned>(i) < static_cast<unsigned>(extent);
 }
+__device__ inline bool is_inside(int64_t i, int64_t extent) {
+  return static_cast<uint64_t>(i) < static_cast<uint64_t>(extent);
+}
 
 }  // namespace ops::cuda

@@ -29,6 +29,7 @@ struct Divide {  // 64-bit, with the interface of FastDivide
   using Index = int64_t;
   int64_t divisor;
 
+  explicit Divide(int64_t d) : divisor(d) {}
   __device__ int64_t operator()(int64_t n) const { return n / divisor; }
 };
 

@@ -30,7 +30,7 @@ constexpr int kMaxDirectLanes = 128;
 // A block has (lanes, groups) threads: lanes for adjacent channels, groups for tiles.
 struct DirectParams {
   int in_h, in_w, out_h, out_w;
-  DirectStrides in, out;
+  DirectStrides<> in, out;
   int start_h, start_w;  // input coordinates of the first output's window
   int channels;
   int tiles_h, tiles_w;  // per image
@@ -58,10 +58,10 @@ DirectPlan plan_direct(const DepthwiseGeometry& g, int64_t in_h, int64_t in_w, i
       ceil_div(ceil_div(tiles, groups), std::max<int64_t>(1, blocks / chunks));
   const int tiles_per_block = groups * iterations;
   return {{static_cast<int>(in_h), static_cast<int>(in_w), static_cast<int>(out_h),
-           static_cast<int>(out_w), DirectStrides(g, in_h, in_w), DirectStrides(g, out_h, out_w),
-           Axis::start(padding_h), Axis::start(padding_w), static_cast<int>(g.c),
-           static_cast<int>(tiles_h), static_cast<int>(tiles_w), FastDivide(tiles_h),
-           FastDivide(tiles_w), static_cast<int>(tiles), tiles_per_block},
+           static_cast<int>(out_w), DirectStrides<>(g, in_h, in_w),
+           DirectStrides<>(g, out_h, out_w), Axis::start(padding_h), Axis::start(padding_w),
+           static_cast<int>(g.c), static_cast<int>(tiles_h), static_cast<int>(tiles_w),
+           FastDivide(tiles_h), FastDivide(tiles_w), static_cast<int>(tiles), tiles_per_block},
           dim3(ceil_div(tiles, tiles_per_block), chunks),
           dim3(lanes, groups)};
 }

@@ -1,4 +1,4 @@
-// 32-bit limits and block shapes of the direct_l1_runtime kernels.
+// Index types and block shapes of the direct_l1_runtime kernels.
 #pragma once
 
 #include "core/cuda/divide.cuh"
@@ -7,8 +7,15 @@
 namespace ops::cuda {
 
 constexpr int kRuntimeThreads = 256, kWarp = 32;
-constexpr int kRuntimeLanes = 32;                   // threads along NHWC channels, at most
-constexpr int64_t kLargestSize = int64_t{1} << 28;  // height and width of a padded image, exclusive
+constexpr int kRuntimeLanes = 32;  // threads along NHWC channels, at most
+
+// Indices are int where they fit (fits_32_bits), else int64_t. Height and width of a padded image
+// are less than kLargestSize.
+template <typename Index>
+constexpr int64_t kLargestSize = int64_t{1} << (sizeof(Index) == sizeof(int) ? 28 : 44);
+template <typename Index>
+using DivideBy = std::conditional_t<sizeof(Index) == sizeof(int), FastDivide, Divide>;
+constexpr int64_t kMostSums = int64_t{1} << 30;  // C (taps + 1), exclusive
 
 // Shape of a block: lanes × groups threads; consecutive threads access consecutive addresses.
 struct RuntimeThreads {
@@ -37,8 +44,9 @@ inline bool fits_32_bits(const DepthwiseGeometry& g) {
   constexpr int64_t kLimit = int64_t{1} << 30;
   const int64_t rows = g.h + 2 * g.padding_h, cols = g.w + 2 * g.padding_w;
   const int64_t channels = g.channels_last ? g.c : 1;
-  return rows < kLargestSize && cols < kLargestSize && rows * cols < kLimit / channels &&
-         g.n < kLimit && g.n * rows * cols < kLimit && g.c * (g.kernel_h * g.kernel_w + 1) < kLimit;
+  return rows < kLargestSize<int> && cols < kLargestSize<int> && rows * cols < kLimit / channels &&
+         g.n < kLimit && g.n * rows * cols < kLimit &&
+         g.c * (g.kernel_h * g.kernel_w + 1) < kMostSums;
 }
 
 }  // namespace ops::cuda

@@ -15,21 +15,22 @@
 namespace ops::cuda {
 namespace {
 
+template <typename Index>
 struct GradientParams {
-  int in_h, in_w, out_h, out_w;
-  int kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w;
-  DirectStrides in, out;
+  Index in_h, in_w, out_h, out_w;
+  Index kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w;
+  DirectStrides<Index> in, out;
   RuntimeThreads threads;
   int channels, chunks;
-  int tiles_w, tiles;  // tiles of taps: along the filter's width; total
-  int outputs, share;  // outputs of a channel over all images; of one split
-  FastDivide by_out_w, by_out_h;
+  int tiles_w, tiles;    // tiles of taps: along the filter's width; total
+  Index outputs, share;  // outputs of a channel over all images; of one split
+  DivideBy<Index> by_out_w, by_out_h;
 };
 
 // The bound on blocks per SM leaves enough registers to load all inputs of an iteration at once.
-template <int kTile, int V, typename T>
+template <int kTile, int V, typename Index, typename T>
 __global__ void __launch_bounds__(kRuntimeThreads, 2)
-    direct_runtime_weight_gradient_kernel(GradientParams params, const T* __restrict__ in,
+    direct_runtime_weight_gradient_kernel(GradientParams<Index> params, const T* __restrict__ in,
                                           const T* __restrict__ grad,
                                           WeightReduction<T> reduction) {
   using Acc = acc_t<T>;
@@ -42,27 +43,27 @@ __global__ void __launch_bounds__(kRuntimeThreads, 2)
   const int first_a = tile / params.tiles_w * kTile, first_b = tile % params.tiles_w * kTile;
   const int first = chunk * threads.lanes * V;
   const int channel = first + threads.lane() * V;
-  const int begin = split * params.share, end = min(begin + params.share, params.outputs);
-  const int next_tap_h = params.dilation_h * params.in.h;
-  const int next_tap_w = params.dilation_w * params.in.w;
+  const Index begin = split * params.share, end = min(begin + params.share, params.outputs);
+  const Index next_tap_h = params.dilation_h * params.in.h;
+  const Index next_tap_w = params.dilation_w * params.in.w;
   // Taps of the tile that lie within the filter; none if only the bias gradient is wanted.
-  const int tile_h = reduction.taps ? min(kTile, params.kernel_h - first_a) : 0;
-  const int tile_w = min(kTile, params.kernel_w - first_b);
-  const int base_h = first_a * params.dilation_h - params.padding_h;
-  const int base_w = first_b * params.dilation_w - params.padding_w;
+  const int tile_h = reduction.taps ? min(Index{kTile}, params.kernel_h - first_a) : 0;
+  const int tile_w = min(Index{kTile}, params.kernel_w - first_b);
+  const Index base_h = first_a * params.dilation_h - params.padding_h;
+  const Index base_w = first_b * params.dilation_w - params.padding_w;
   in += channel * static_cast<int64_t>(params.in.c);
   grad += channel * static_cast<int64_t>(params.out.c);
   Acc sum[kSums][V] = {};
-  for (int i = begin + threads.group(); channel < params.channels && i < end;
+  for (Index i = begin + threads.group(); channel < params.channels && i < end;
        i += kUnroll * threads.groups) {
     // Zero outside the image: 0 times a non-finite gradient is NaN.
     Vector<T, V> g[kUnroll] = {}, value[kUnroll][kTaps] = {};
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      const int output = i + u * threads.groups;
-      const int line = params.by_out_w(output), n = params.by_out_h(line);
-      const int row = line - n * params.out_h, col = output - line * params.out_w;
-      const int y = row * params.stride_h + base_h, x = col * params.stride_w + base_w;
+      const Index output = i + u * threads.groups;
+      const Index line = params.by_out_w(output), n = params.by_out_h(line);
+      const Index row = line - n * params.out_h, col = output - line * params.out_w;
+      const Index y = row * params.stride_h + base_h, x = col * params.stride_w + base_w;
       const T* from = in + n * params.in.n + static_cast<int64_t>(y) * params.in.h +
                       static_cast<int64_t>(x) * params.in.w;
       if (output < end) {
@@ -151,55 +152,54 @@ struct TapTiles {
   }
 };
 
-template <int kTile, int V, typename T>
-bool launch_gradient(const WeightGradient<T>& c) {
+// The strides may be those of more channels than c.g has.
+template <int kTile, int V, typename Index, typename T>
+void launch_gradient(const WeightGradient<T>& c, const DirectStrides<Index>& in,
+                     const DirectStrides<Index>& out) {
   const DepthwiseGeometry& g = c.g;
   const int64_t outputs = g.n * g.out_h * g.out_w;
   const TapTiles plan(g, c.grad_weight, outputs, kTile, V);
   const RuntimeThreads& threads = plan.threads;
   const int64_t chunks = plan.chunks, tiles = plan.tiles, splits = plan.splits;
   const int64_t share = ceil_div(plan.turns, splits) * threads.groups;
-  if (splits * chunks * tiles >= kMostFastDivided) {
-    return false;
-  }
   // The stride of a single output and the dilation of a single tap are unused; they may overflow.
-  const auto stride = [](int64_t s, int64_t out) { return static_cast<int>(out == 1 ? 1 : s); };
-  const auto dilation = [](int64_t d, int64_t k) { return static_cast<int>(k == 1 ? 1 : d); };
-  const GradientParams params{static_cast<int>(g.h),
-                              static_cast<int>(g.w),
-                              static_cast<int>(g.out_h),
-                              static_cast<int>(g.out_w),
-                              static_cast<int>(g.kernel_h),
-                              static_cast<int>(g.kernel_w),
-                              stride(g.stride_h, g.out_h),
-                              stride(g.stride_w, g.out_w),
-                              static_cast<int>(g.padding_h),
-                              static_cast<int>(g.padding_w),
-                              dilation(g.dilation_h, g.kernel_h),
-                              dilation(g.dilation_w, g.kernel_w),
-                              DirectStrides(g, g.h, g.w),
-                              DirectStrides(g, g.out_h, g.out_w),
-                              threads,
-                              static_cast<int>(g.c),
-                              static_cast<int>(chunks),
-                              static_cast<int>(plan.tiles_w),
-                              static_cast<int>(tiles),
-                              static_cast<int>(outputs),
-                              static_cast<int>(share),
-                              FastDivide(g.out_w),
-                              FastDivide(g.out_h)};
+  const auto stride = [](int64_t s, int64_t out) { return static_cast<Index>(out == 1 ? 1 : s); };
+  const auto dilation = [](int64_t d, int64_t k) { return static_cast<Index>(k == 1 ? 1 : d); };
+  const GradientParams<Index> params{static_cast<Index>(g.h),
+                                     static_cast<Index>(g.w),
+                                     static_cast<Index>(g.out_h),
+                                     static_cast<Index>(g.out_w),
+                                     static_cast<Index>(g.kernel_h),
+                                     static_cast<Index>(g.kernel_w),
+                                     stride(g.stride_h, g.out_h),
+                                     stride(g.stride_w, g.out_w),
+                                     static_cast<Index>(g.padding_h),
+                                     static_cast<Index>(g.padding_w),
+                                     dilation(g.dilation_h, g.kernel_h),
+                                     dilation(g.dilation_w, g.kernel_w),
+                                     in,
+                                     out,
+                                     threads,
+                                     static_cast<int>(g.c),
+                                     static_cast<int>(chunks),
+                                     static_cast<int>(plan.tiles_w),
+                                     static_cast<int>(tiles),
+                                     static_cast<Index>(outputs),
+                                     static_cast<Index>(share),
+                                     DivideBy<Index>(g.out_w),
+                                     DivideBy<Index>(g.out_h)};
   const size_t shared =
       sizeof(acc_t<T>) * reduction_elements(threads.lanes, threads.groups, (kTile * kTile + 1) * V);
   two_stage_reduction(c, splits, [&](const WeightReduction<T>& reduction) {
-    launch_kernel(direct_runtime_weight_gradient_kernel<kTile, V, T>, dim3(splits * chunks * tiles),
-                  threads.block(), shared, c.stream, params, c.x, c.grad, reduction);
+    launch_kernel(direct_runtime_weight_gradient_kernel<kTile, V, Index, T>,
+                  dim3(splits * chunks * tiles), threads.block(), shared, c.stream, params, c.x,
+                  c.grad, reduction);
   });
-  return true;
 }
 
 // Call launch_gradient with the tile of the least cost.
 template <int V, typename T>
-bool launch_cheapest(const WeightGradient<T>& c) {
+void launch_cheapest(const WeightGradient<T>& c) {
   const DepthwiseGeometry& g = c.g;
   const int64_t outputs = g.n * g.out_h * g.out_w;
   const int64_t largest = std::min<int64_t>(V == 1 ? 4 : 3, std::max(g.kernel_h, g.kernel_w));
@@ -211,30 +211,46 @@ bool launch_cheapest(const WeightGradient<T>& c) {
       best = tile, least = cost;
     }
   }
+  const DirectStrides<> in(g, g.h, g.w), out(g, g.out_h, g.out_w);
   if constexpr (V == 1) {
     if (best == 4) {
-      return launch_gradient<4, V>(c);
+      return launch_gradient<4, V>(c, in, out);
     }
   }
-  return best == 1   ? launch_gradient<1, V>(c)
-         : best == 2 ? launch_gradient<2, V>(c)
-                     : launch_gradient<3, V>(c);
+  switch (best) {
+    case 1: return launch_gradient<1, V>(c, in, out);
+    case 2: return launch_gradient<2, V>(c, in, out);
+    default: return launch_gradient<3, V>(c, in, out);
+  }
 }
 
 }  // namespace
 
 template <typename T>
-bool direct_l1_runtime_weight_gradient(const WeightGradient<T>& c) {
+void direct_l1_runtime_weight_gradient(const WeightGradient<T>& c) {
   const DepthwiseGeometry& g = c.g;
-  if (!fits_32_bits(g)) {
-    return false;
+  if (fits_32_bits(g)) {
+    constexpr int kMaxChannels = sizeof(T) == 2 ? 2 : 1;  // per vector
+    return dispatch_width<T, kMaxChannels>({c.x, c.grad}, {g.channels_last ? g.c : 1},
+                                           [&](auto v) { launch_cheapest<v.value>(c); });
   }
-  constexpr int kMaxChannels = sizeof(T) == 2 ? 2 : 1;  // per vector
-  return dispatch_width<T, kMaxChannels>({c.x, c.grad}, {g.channels_last ? g.c : 1},
-                                         [&](auto v) { return launch_cheapest<v.value>(c); });
+  // Channels are independent: run as many at once as the indices of the sums allow.
+  const int64_t taps = g.kernel_h * g.kernel_w, most = kMostSums / (taps + 1);
+  check(most > 0, "depthwise_conv2d_backward: on CUDA, weight must have less than 2^30 taps, got ",
+        taps);
+  const DirectStrides<int64_t> in(g, g.h, g.w), out(g, g.out_h, g.out_w);
+  for (int64_t first = 0; first < g.c; first += most) {
+    DepthwiseGeometry some = g;
+    some.c = std::min(most, g.c - first);
+    launch_gradient<1, 1>(
+        WeightGradient<T>{some, c.like, c.x + first * in.c, c.grad + first * out.c,
+                          c.grad_weight ? c.grad_weight + first * taps : nullptr,
+                          c.grad_bias ? c.grad_bias + first : nullptr, c.stream, c.dry_run},
+        in, out);
+  }
 }
 
-#define OPS_INSTANTIATE(T) template bool direct_l1_runtime_weight_gradient(const WeightGradient<T>&)
+#define OPS_INSTANTIATE(T) template void direct_l1_runtime_weight_gradient(const WeightGradient<T>&)
 OPS_INSTANTIATE(double);
 OPS_INSTANTIATE(float);
 OPS_INSTANTIATE(Half);

@@ -1,11 +1,10 @@
 // CUDA dispatch of depthwise convolution: a table of kernel families for the forward pass and the
-// input gradient, and one for the weight gradient. The first match runs; naive runs if none
-// matches. If input and weight gradient are both requested, a kernel for all gradients comes first.
-// docs/kernels.md explains the tables; each family's file has its figure.
+// input gradient, and one for the weight gradient. The first match runs; direct_l1_runtime takes
+// every problem. If input and weight gradient are both requested, a kernel for all gradients comes
+// first. docs/kernels.md explains the tables; each family's file has its figure.
 #include <string>
 
 #include "depthwise_conv2d/cuda/families.cuh"
-#include "depthwise_conv2d/cuda/naive.cuh"
 
 namespace ops::cuda {
 namespace {
@@ -31,7 +30,7 @@ constexpr int64_t kLargeFilterMinElements = 4'500;
 constexpr int64_t kLargeNchw = 36, kLargeNhwc = 121;
 constexpr int64_t kLargeGradientNchw = 144, kLargeGradientNhwc = 400;
 
-// Run the first matching family and return its name, or nullptr if none matches.
+// Run the first matching family and return its name.
 template <typename T>
 const char* run_convolution(const Convolution<T>& c) {
   if constexpr (!std::is_same_v<T, double>) {
@@ -53,14 +52,25 @@ const char* run_convolution(const Convolution<T>& c) {
       if (large && elements > kLargeFilterMinElements && large_filter(c)) return "large_filter";
     }
   }
-  if (direct_l1_runtime(c)) return "direct_l1_runtime";
-  return nullptr;
+  direct_l1_runtime(c);
+  return "direct_l1_runtime";
+}
+
+template <typename T>
+void set_to_zero(T* data, int64_t elements, cudaStream_t stream) {
+  if (data) {
+    STD_CUDA_CHECK(cudaMemsetAsync(data, 0, elements * sizeof(T), stream));
+  }
 }
 
 template <typename T>
 const char* run_weight_gradient(const WeightGradient<T>& c) {
-  if (c.g.empty()) {
-    return nullptr;
+  if (c.g.empty()) {  // sums of nothing
+    if (!c.dry_run) {
+      set_to_zero(c.grad_weight, c.g.c * c.g.kernel_h * c.g.kernel_w, c.stream);
+      set_to_zero(c.grad_bias, c.g.c, c.stream);
+    }
+    return "memset";
   }
   if constexpr (!std::is_same_v<T, double>) {
     const bool nhwc = c.g.channels_last, nchw = !nhwc;
@@ -79,8 +89,8 @@ const char* run_weight_gradient(const WeightGradient<T>& c) {
       if (large && large_filter_weight_gradient(c)) return "large_filter";
     }
   }
-  if (direct_l1_runtime_weight_gradient(c)) return "direct_l1_runtime";
-  return nullptr;
+  direct_l1_runtime_weight_gradient(c);
+  return "direct_l1_runtime";
 }
 
 // Run a family that computes all gradients in one pass.
@@ -130,10 +140,7 @@ struct Kernels {
                       const T* bias, T* out) {
     const DeviceGuard guard(like.get_device_index());
     const cudaStream_t stream = current_stream(like);
-    if (!run_convolution(forward_problem(g, x, weight, bias, out, stream))) {
-      launch_kernel(naive_forward_kernel<T>, ceil_div(g.n * g.c * g.out_h * g.out_w, kNaiveThreads),
-                    kNaiveThreads, 0, stream, g, x, weight, bias, out);
-    }
+    run_convolution(forward_problem(g, x, weight, bias, out, stream));
   }
 
   template <typename T>
@@ -146,13 +153,11 @@ struct Kernels {
     if (to.input && to.weight && run_all_gradients(input_gradient, weight_gradient)) {
       return;
     }
-    if (to.input && !run_convolution(input_gradient)) {
-      launch_kernel(naive_input_gradient_kernel<T>, ceil_div(g.n * g.c * g.h * g.w, kNaiveThreads),
-                    kNaiveThreads, 0, stream, g, grad, weight, to.input);
+    if (to.input) {
+      run_convolution(input_gradient);
     }
-    if ((to.weight || to.bias) && !run_weight_gradient(weight_gradient)) {
-      launch_kernel(naive_weight_gradient_kernel<T>, g.c * (g.kernel_h * g.kernel_w + 1),
-                    kNaiveThreads, 0, stream, g, grad, x, to.weight, to.bias);
+    if (to.weight || to.bias) {
+      run_weight_gradient(weight_gradient);
     }
   }
 };
@@ -189,7 +194,7 @@ std::string depthwise_conv2d_kernel(const Tensor& input, const Tensor& weight,
       family = family ? family : "separate";
     }
   });
-  return family ? family : "naive";
+  return family;
 }
 
 }  // namespace

@@ -14,9 +14,10 @@ struct Image {
 };
 
 // Strides of an image in the direct_l1 kernels.
+template <typename Index = int>
 struct DirectStrides {
   int64_t n;
-  int c, h, w;
+  Index c, h, w;
 
   DirectStrides(const DepthwiseGeometry& g, int64_t height, int64_t width) {
     const auto strides = image_strides(g.channels_last, g.c, height, width);
@@ -119,9 +120,9 @@ bool direct_l1_weight_gradient(const WeightGradient<T>& c);
 
 // The same with run-time kernel, stride and dilation; also float64.
 template <typename T>
-bool direct_l1_runtime(const Convolution<T>& c);
+void direct_l1_runtime(const Convolution<T>& c);
 template <typename T>
-bool direct_l1_runtime_weight_gradient(const WeightGradient<T>& c);
+void direct_l1_runtime_weight_gradient(const WeightGradient<T>& c);
 
 // NCHW or NHWC, stride 1, dilation 1: input and filter in shared memory.
 template <typename T>

@@ -1,14 +1,14 @@
 // Dispatch of the CUDA involution kernels. First match wins:
 //
 //   layout                   geometry                                       dtype      kernel
-//   any                      any                                            float64    naive
+//   any                      any                                            float64    general
 //   x and weight NCHW        3×3, 5×5, 7×7; stride 1; dilation 1            ≤ 32 bits  nchw (1)
 //   any                      3×3, 5×5, 7×7; stride 1×1, 2×2; dilation 1     ≤ 32 bits  nhwc
-//   any                      any                                            any        naive
+//   any                      any                                            any        general
 //
 // (1) Weight gradient: only if the windows of all channels of a group fit in shared memory.
 // nchw and nhwc need 32-bit offsets within an image of x, output and weight, and < 2³¹ blocks.
-#include "involution2d/cuda/naive.cuh"
+#include "involution2d/cuda/general.cuh"
 #include "involution2d/cuda/nchw.cuh"
 #include "involution2d/cuda/nhwc.cuh"
 #include "involution2d/op.h"
@@ -216,8 +216,8 @@ void involve(const InvolutionGeometry& g, const T* source, const T* weight, T* o
     }
   }
   const int64_t pixels = kTransposed ? g.h * g.w : g.out_h * g.out_w;
-  launch_kernel(involve_naive_kernel<kTransposed, T>,
-                ceil_div(g.n * g.groups * pixels, kNaiveThreads), kNaiveThreads, 0, stream, g,
+  launch_kernel(involve_general_kernel<kTransposed, T>,
+                ceil_div(g.n * g.groups * pixels, kGeneralThreads), kGeneralThreads, 0, stream, g,
                 kTransposed ? g.output_strides() : g.input_strides(), g.weight_strides(),
                 kTransposed ? g.input_strides() : g.output_strides(), source, weight, out);
 }
@@ -230,9 +230,9 @@ void involve_weight(const InvolutionGeometry& g, const T* x, const T* grad, T* o
       return;
     }
   }
-  launch_kernel(involve_naive_weight_kernel<T>,
-                ceil_div(g.n * g.groups * g.taps() * g.out_h * g.out_w, kNaiveThreads),
-                kNaiveThreads, 0, stream, g, g.input_strides(), g.weight_strides(),
+  launch_kernel(involve_general_weight_kernel<T>,
+                ceil_div(g.n * g.groups * g.taps() * g.out_h * g.out_w, kGeneralThreads),
+                kGeneralThreads, 0, stream, g, g.input_strides(), g.weight_strides(),
                 g.output_strides(), x, grad, out);
 }
 

@@ -1,4 +1,4 @@
-// naive: involution of any kernel, stride, dilation, dtype and size, in 64-bit indices.
+// general: involution of any kernel, stride, dilation, dtype and size, in 64-bit indices.
 //
 //      weight of (group, tap, pixel)        source window        sums
 //      ┌───┐  loaded once for 8 channels    ┌───────────┐       ┌────────────┐
@@ -16,15 +16,16 @@
 
 namespace ops::cuda {
 
-constexpr int kNaiveThreads = 256;
-constexpr int kNaiveChannels = 8;  // in registers at a time
+constexpr int kGeneralThreads = 256;
+constexpr int kGeneralChannels = 8;  // in registers at a time
 
 // Image, group, tap (weight gradient only) and pixel of the thread, the column fastest.
-struct NaiveIndex {
+struct GeneralIndex {
   int64_t n, group, tap, h, w;
 
-  __device__ NaiveIndex(const InvolutionGeometry& g, int64_t taps, int64_t height, int64_t width) {
-    int64_t i = static_cast<int64_t>(blockIdx.x) * kNaiveThreads + threadIdx.x;
+  __device__ GeneralIndex(const InvolutionGeometry& g, int64_t taps, int64_t height,
+                          int64_t width) {
+    int64_t i = static_cast<int64_t>(blockIdx.x) * kGeneralThreads + threadIdx.x;
     w = i % width, i /= width;
     h = i % height, i /= height;
     tap = i % taps, i /= taps;
@@ -39,21 +40,21 @@ __device__ inline int64_t offset(const ImageStrides& s, int64_t n, int64_t c, in
 
 // Forward (source: x) or, with kTransposed, input gradient (source: grad_output).
 template <bool kTransposed, typename T>
-__global__ void __launch_bounds__(kNaiveThreads, 2)
-    involve_naive_kernel(InvolutionGeometry g, ImageStrides source_strides,
-                         ImageStrides weight_strides, ImageStrides out_strides,
-                         const T* __restrict__ source, const T* __restrict__ weight,
-                         T* __restrict__ out) {
+__global__ void __launch_bounds__(kGeneralThreads, 2)
+    involve_general_kernel(InvolutionGeometry g, ImageStrides source_strides,
+                           ImageStrides weight_strides, ImageStrides out_strides,
+                           const T* __restrict__ source, const T* __restrict__ weight,
+                           T* __restrict__ out) {
   const int64_t out_h = kTransposed ? g.h : g.out_h, out_w = kTransposed ? g.w : g.out_w;
   const int64_t source_h = kTransposed ? g.out_h : g.h, source_w = kTransposed ? g.out_w : g.w;
-  const NaiveIndex at(g, 1, out_h, out_w);
+  const GeneralIndex at(g, 1, out_h, out_w);
   if (at.n >= g.n) {
     return;
   }
   const int64_t channels = g.group_channels();
-  for (int64_t first = 0; first < channels; first += kNaiveChannels) {
+  for (int64_t first = 0; first < channels; first += kGeneralChannels) {
     const int64_t channel = at.group * channels + first;
-    acc_t<T> sum[kNaiveChannels] = {};
+    acc_t<T> sum[kGeneralChannels] = {};
     for (int64_t a = 0; a < g.kernel_h; ++a) {
       for (int64_t b = 0; b < g.kernel_w; ++b) {
         int64_t h, w;  // source pixel
@@ -76,7 +77,7 @@ __global__ void __launch_bounds__(kNaiveThreads, 2)
             kTransposed ? weight[offset(weight_strides, at.n, tap, h, w)]
                         : weight[offset(weight_strides, at.n, tap, at.h, at.w)]);
 #pragma unroll
-        for (int c = 0; c < kNaiveChannels; ++c) {
+        for (int c = 0; c < kGeneralChannels; ++c) {
           if (first + c < channels) {
             sum[c] +=
                 tap_weight * (inside ? static_cast<acc_t<T>>(
@@ -87,7 +88,7 @@ __global__ void __launch_bounds__(kNaiveThreads, 2)
       }
     }
 #pragma unroll
-    for (int c = 0; c < kNaiveChannels; ++c) {
+    for (int c = 0; c < kGeneralChannels; ++c) {
       if (first + c < channels) {
         out[offset(out_strides, at.n, channel + c, at.h, at.w)] = static_cast<T>(sum[c]);
       }
@@ -96,12 +97,12 @@ __global__ void __launch_bounds__(kNaiveThreads, 2)
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kNaiveThreads)
-    involve_naive_weight_kernel(InvolutionGeometry g, ImageStrides x_strides,
-                                ImageStrides weight_strides, ImageStrides grad_strides,
-                                const T* __restrict__ x, const T* __restrict__ grad,
-                                T* __restrict__ grad_weight) {
-  const NaiveIndex at(g, g.taps(), g.out_h, g.out_w);
+__global__ void __launch_bounds__(kGeneralThreads)
+    involve_general_weight_kernel(InvolutionGeometry g, ImageStrides x_strides,
+                                  ImageStrides weight_strides, ImageStrides grad_strides,
+                                  const T* __restrict__ x, const T* __restrict__ grad,
+                                  T* __restrict__ grad_weight) {
+  const GeneralIndex at(g, g.taps(), g.out_h, g.out_w);
   if (at.n >= g.n) {
     return;
   }
