@@ -1,4 +1,4 @@
-// Argument checks of the kernels. ops/core/check.py has the same checks and messages for fakes.
+// Argument checks of the kernels. Fakes check the same (ops/core/check.py), with shorter messages.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
