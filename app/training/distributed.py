@@ -5,7 +5,8 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Thread
 from typing import TypeVar
 
 import torch
@@ -34,6 +35,7 @@ class World:
     # process group for CPU tensors. Not the default group: DistributedDataParallel never frees it,
     # and its threads may release a Python tensor while the interpreter exits (SIGABRT)
     cpu_group: "torch.distributed.ProcessGroup | None" = None
+    aborting: Thread | None = field(default=None, init=False)
 
     def replicate(self, model: nn.Module, device: torch.device) -> nn.Module:
         """Wrap the network in DistributedDataParallel, which averages gradients over the ranks."""
@@ -83,17 +85,33 @@ class World:
             wait(done.query, interrupted)
         return values.cpu()
 
-    def close(self, abort: bool = False) -> None:
-        """Destroy the process groups; wait for the threads of `cpu_group`.
+    def abort(self) -> None:
+        """Begin to end the collective operations, which may wait for a lost peer for ever.
 
-        `abort` ends collective operations that would wait for a lost peer. CUDA graphs that
-        captured a collective operation must be reset before, or NCCL waits for them for ever.
+        Return before they have ended: NCCL waits until the CUDA graphs that captured one of them
+        are reset, and a reset waits for the operations that run.
         """
+        if self.size == 1 or self.aborting or not torch.distributed.is_initialized():
+            return
+        self.aborting = Thread(target=_abort_world, daemon=True)
+        self.aborting.start()
+
+    def close(self) -> None:
+        """Destroy the process groups; wait for `abort` and for the threads of `cpu_group`.
+
+        CUDA graphs that captured a collective operation must be reset before.
+        """
+        if self.aborting:
+            self.aborting.join()
         if self.size > 1 and torch.distributed.is_initialized():
-            if abort and (group := torch.distributed.group.WORLD):
-                group.abort()
             torch.distributed.destroy_process_group()
             self.cpu_group = None
+
+
+def _abort_world() -> None:
+    if group := torch.distributed.group.WORLD:
+        with suppress(RuntimeError):  # the error of the run tells more
+            group.abort()
 
 
 def wait(done: Callable[[], bool], interrupted: Callable[[], bool]) -> None:
@@ -114,8 +132,9 @@ def connect() -> Iterator[World]:
     try:
         yield world
     except BaseException:
+        world.abort()
         with suppress(RuntimeError):  # the error of the block tells more
-            world.close(abort=True)
+            world.close()
         raise
     world.close()
 

@@ -74,8 +74,9 @@ def start(cfg: TrainConfig, world: World, resources: ExitStack) -> Run | dict[st
     """Start or resume a run; if the run to resume is finished, return its summary.
 
     `resources` receives what the caller has to release: the lock of the run folder and the training
-    step. A resumed run is locked before its state is read. The folder of a new run is created after
-    all checks, which raise a UserError.
+    step. After an error it first aborts the collective operations, for which the step may wait. A
+    resumed run is locked before its state is read. The folder of a new run is created after all
+    checks, which raise a UserError.
     """
     found = world.from_rank_0(lambda: find_state(cfg, world, resources))
     if isinstance(found, dict):
@@ -105,6 +106,7 @@ def start(cfg: TrainConfig, world: World, resources: ExitStack) -> Run | dict[st
     if cfg.trainer.precision == "fp64":
         model.double()
     train_step = resources.enter_context(closing(TrainStep(model, data, cfg, device, world)))
+    resources.push(lambda error, *_: world.abort() if error else None)  # before it is closed
     threads = CpuThreads(device, saved.training.get("threads", 0) if saved else 0)
     run = Run(cfg, world, data, train_step, device, threads, folder or Path())
     if saved:
