@@ -151,9 +151,10 @@ nvcc_flags = [target, *error_macros, *optimise, "-std=c++17", "-DUSE_CUDA", "--t
 if cuda and cuda[1] >= (12, 8):
     nvcc_flags.append("--compress-mode=size")
 
-# Nothing of a statically linked C++ runtime is exported: PyTorch has its own copy.
+# A statically linked C++ runtime exports nothing, because PyTorch has its own copy. The unwinder is
+# shared, because exceptions cross libraries.
 EXPORTS = "ops/core/exports.map"
-link_flags = ["-Wl,--exclude-libs,ALL", f"-Wl,--version-script={EXPORTS}"]
+link_flags = ["-Wl,--exclude-libs,ALL", f"-Wl,--version-script={EXPORTS}", "-lgcc_s"]
 
 # Two libraries in parallel: all cores stay busy during the last file of one.
 LIBRARIES_AT_ONCE = None if os.environ.get("MAX_JOBS") else 2

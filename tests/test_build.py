@@ -204,6 +204,7 @@ def test_every_library_is_linked_with_the_version_script(plan, toolkit):
         assert extension.extra_link_args == [
             "-Wl,--exclude-libs,ALL",
             "-Wl,--version-script=ops/core/exports.map",
+            "-lgcc_s",
         ]
         assert "ops/core/exports.map" in extension.depends
 
