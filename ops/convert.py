@@ -3,9 +3,15 @@
 A conversion replaces the ``forward`` of a layer, not the layer. Its type, parameters, hooks and
 place in the model remain, so functions that select layers by type (fusion, quantisation,
 ``convert_sync_batchnorm``, pruning) find PyTorch's layers and do with them what they always do.
+Where torch.export, torch.jit.trace or torch.fx records a call, PyTorch's own ``forward`` runs.
+
+Only a shallow copy of a layer is not independent: its ``forward`` is that of the original, as after
+every replacement of ``forward``. ``nn.DataParallel`` makes such copies: restore the model first, or
+use ``DistributedDataParallel``.
 """
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -38,16 +44,6 @@ class Forward:
         """Return the layer's output."""
         return _stock(self.layer, input) if is_recorded(input) else self.run(self.layer, input)
 
-    def install(self) -> None:
-        """Replace the layer's ``forward``; torch.jit.script, which cannot compile it, restores."""
-        vars(self.layer).update(forward=self, __prepare_scriptable__=self.remove)
-
-    def remove(self) -> nn.Module:
-        """Restore the layer and return it."""
-        for name in ("forward", "__prepare_scriptable__"):
-            vars(self.layer).pop(name, None)
-        return self.layer
-
 
 def convert_depthwise(module: nn.Module) -> int:
     """Run every depthwise ``nn.Conv2d`` of a model by :func:`depthwise_conv2d`, in place.
@@ -71,7 +67,7 @@ def convert_depthwise(module: nn.Module) -> int:
     _check_module("convert_depthwise", module)
     layers = [layer for layer in module.modules() if _is_depthwise(layer)]
     for layer in layers:
-        Forward(layer, _convolve).install()
+        _replace_forward(layer, _convolve)
     return len(layers)
 
 
@@ -101,10 +97,10 @@ def convert_batch_norm(module: nn.Module) -> int:
     _check_module("convert_batch_norm", module)
     norms = [layer for layer in module.modules() if _is_batch_norm(layer)]
     for norm in norms:
-        Forward(norm, _normalize).install()
+        _replace_forward(norm, _normalize)
     for layer in module.modules():
         if _is_sequential(layer) and any(_is_pair(a, b) for a, b in pairwise(layer.children())):
-            Forward(layer, _run_in_sequence).install()
+            _replace_forward(layer, _run_in_sequence)
     return len(norms)
 
 
@@ -123,7 +119,7 @@ def restore(module: nn.Module) -> int:
     _check_module("restore", module)
     layers = [layer for layer in module.modules() if _is_converted(layer)]
     for layer in layers:
-        vars(layer)["forward"].remove()
+        _restore_forward(layer)
     return sum(not isinstance(layer, nn.Sequential) for layer in layers)
 
 
@@ -132,9 +128,20 @@ def _check_module(function: str, module: nn.Module) -> None:
         raise TypeError(f"{function}: module must be an nn.Module, got {type(module).__name__}")
 
 
+def _replace_forward(layer: nn.Module, run: Callable[[Any, Tensor], Tensor]) -> None:
+    """Replace ``forward``; torch.jit.script, which cannot compile it, restores the layer."""
+    script = partial(_restore_forward, layer)
+    vars(layer).update(forward=Forward(layer, run), __prepare_scriptable__=script)
+
+
+def _restore_forward(layer: nn.Module) -> nn.Module:
+    for name in ("forward", "__prepare_scriptable__"):
+        vars(layer).pop(name, None)
+    return layer
+
+
 def _is_converted(layer: nn.Module) -> bool:
-    forward = vars(layer).get("forward")
-    return isinstance(forward, Forward) and forward.layer is layer  # not a shallow copy's
+    return isinstance(vars(layer).get("forward"), Forward)
 
 
 def _stock(layer: nn.Module, input: Tensor) -> Tensor:

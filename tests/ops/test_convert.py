@@ -258,6 +258,14 @@ def test_restored_model_is_the_original():
     assert [vars(layer) for layer in model.modules()] == before
 
 
+def test_shallow_copies_are_restored():
+    conv = nn.Conv2d(4, 4, 3, groups=4)
+    convert_depthwise(conv)
+    model = nn.Sequential(conv, copy.copy(conv))
+    assert restore(model) == 2
+    assert calls(model, torch.randn(1, 4, 9, 9)) == 0
+
+
 def test_scripted_and_traced_children_stay():
     conv = nn.Conv2d(4, 4, 3, groups=4)
     x = torch.randn(1, 4, 5, 5)

@@ -132,7 +132,6 @@ def functional(model):
 
 
 def ensemble(model):
-    model.eval()
     parameters, buffers = stack_module_state([model, copy.deepcopy(model)])
     base = copy.deepcopy(model).to("meta")
     return lambda x: vmap(lambda *state: functional_call(base, state, x))(parameters, buffers)
@@ -252,7 +251,8 @@ PASSES = {
     "compile": Pass(partial(torch.compile, backend="eager", fullgraph=True)),
     "deepcopy": Pass(copy.deepcopy),
     "EMA": Pass(averaged),
-    "ensemble": Pass(ensemble, modes=(False,)),
+    "ensemble": Pass(ensemble, modes=(True,)),
+    "ensemble in evaluation": in_evaluation(ensemble),
     "export, not strict": Pass(partial(Exported, False), modes=(True,)),
     "export, strict": Pass(partial(Exported, True), modes=(True,)),
     "export in evaluation": in_evaluation(partial(Exported, False)),
