@@ -346,10 +346,11 @@ def _vmap(info: Any, in_dims: Sequence[int | None], *args: Any) -> Any:
                 f"{_NAME}: vmap cannot update running statistics that all samples share; map "
                 "them, pass None, or eval() the module"
             )
-    flat = [x.flatten() for x in running] or [None, None]
+    flat = [x.flatten() for x in running]
     rule = folded(_norm, (1, 0, 0), (1, 0, 0))
-    outputs = rule(info, (*in_dims[:5], None, None, None), *inputs, *flat, momentum)
-    for x, updated in zip(running, flat, strict=False):
+    dims = (*in_dims[:5], None, None, None)
+    outputs = rule(info, dims, *inputs, *(flat or (None, None)), momentum)
+    for x, updated in zip(running, flat, strict=True):
         x.copy_(updated.view_as(x))  # `flatten` copies unless the samples are adjacent
     return outputs
 

@@ -51,16 +51,3 @@ def test_autocast_disabled_inside(op, device):
     with torch.autocast(device), torch.autocast(device, enabled=False):
         for y in as_tuple(op.function(*tensors, **op.cases[0].kwargs)):
             assert y.dtype == torch.float32
-
-
-@each_device
-@each_operator
-def test_autocast_compiled(op, device):
-    def function(*tensors):
-        with torch.autocast(device, dtype=torch.bfloat16):
-            return op.function(*tensors, **op.cases[0].kwargs)
-
-    tensors = inputs(op.cases[0], torch.float32, device)
-    torch._dynamo.reset()
-    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(*tensors), function(*tensors))

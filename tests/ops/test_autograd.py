@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
-from torch.utils.checkpoint import checkpoint
 
 import ops
 from ops.core import library
@@ -99,14 +98,6 @@ def test_forward_over_reverse_without_create_graph(op):
         for f in (op.function, op.reference)
     )
     torch.testing.assert_close(actual, expected)
-
-
-@each_operator
-def test_checkpointing(op):
-    function, tensors = call_present(op, op.cases[0], inputs(op.cases[0], requires_grad=True))
-    expected = torch.autograd.grad(total(function(*tensors)), tensors)
-    again = checkpoint(lambda *xs: function(*(x * 1 for x in xs)), *tensors, use_reentrant=False)
-    assert all(map(torch.equal, torch.autograd.grad(total(again), tensors), expected))
 
 
 @each_saving

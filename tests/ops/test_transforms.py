@@ -115,14 +115,6 @@ def test_grad_of_vmap(op):
 
 
 @each_operator
-def test_grad(op):
-    _, loss = typical(op)
-    tensors = inputs(op.cases[0], requires_grad=True)
-    expected = torch.autograd.grad(loss(*tensors), tensors)
-    torch.testing.assert_close(grad(loss, argnums(op))(*tensors), expected)
-
-
-@each_operator
 def test_vjp(op):
     (function, _), (reference, _) = typical(op), typical(op, op.reference)
     tensors = inputs(op.cases[0])
