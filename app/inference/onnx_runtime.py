@@ -15,7 +15,7 @@ from torch import Tensor
 
 from app.config.contents import CLASSES, Metadata
 from app.config.errors import UserError, one_line
-from app.config.schema import from_mapping
+from app.config.schema import from_mapping, printable
 from app.inference.onnx_file import read_model
 from app.inference.predictor import Predictor
 from app.inference.preprocess import SIDE
@@ -49,7 +49,7 @@ class OnnxPredictor(Predictor):
             try:
                 results.append(run(self.session, feed, RUN_SECONDS))
             except Exception as error:  # ONNX Runtime raises many types
-                reason = f"{RUNTIME} cannot run the network: {one_line(error)}"
+                reason = f"{RUNTIME} cannot run the network: {printable(one_line(error))}"
                 raise UserError(f"checkpoint={self.folder}: {reason}") from error
         return torch.from_numpy(np.concatenate(results))
 
@@ -74,7 +74,7 @@ def load_onnx(path: str | Path, device: str = "cpu", threads: int = ALL_THREADS)
     except UserError:
         raise
     except Exception as error:  # ONNX Runtime raises many types
-        reason = f"{RUNTIME} cannot load it: {one_line(error)}"
+        reason = f"{RUNTIME} cannot load it: {printable(one_line(error))}"
         raise UserError(f"checkpoint={path}: {reason}") from error
     return predictor
 

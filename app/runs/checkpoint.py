@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from app.config.contents import CheckpointFields
 from app.config.errors import UserError, one_line
-from app.config.schema import ModelConfig, from_mapping
+from app.config.schema import ModelConfig, from_mapping, printable
 from app.models import build_model
 from app.runs.files import write_atomically
 from app.runs.folder import REMEDIES, network_file, own_settings
@@ -122,7 +122,7 @@ def load_checkpoint(path: str | Path, key: str = "checkpoint") -> Checkpoint:
     try:
         return check_fields(fields)
     except Exception as error:
-        reason = f"its contents do not fit: {one_line(error)}"
+        reason = f"its contents do not fit: {printable(one_line(error))}"
         raise UserError(f"{key}={path}: {reason}") from error
 
 

@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 from app.config.cli import swept_dir, typed_overrides
 from app.config.contents import FinishedSummary, Results, RunSettings, Summary
 from app.config.errors import UserError, one_line, writing
-from app.config.schema import TrainConfig, from_mapping
+from app.config.schema import TrainConfig, from_mapping, printable
 from app.runs.files import write_atomically
 
 CONFIG = Path(".hydra", "config.yaml")  # marks a run folder
@@ -275,7 +275,7 @@ def _read(
         from_mapping(schema(values), values)
         return values
     except Exception as error:  # the parsers raise many types
-        raise UserError(f"{path}: cannot be read: {one_line(error)}") from error
+        raise UserError(f"{path}: cannot be read: {printable(one_line(error))}") from error
 
 
 def _read_text(path: Path) -> str:
