@@ -1,0 +1,101 @@
+"""Find the paper in a picture: a sheet on a desk, a board, and their shade at each pixel."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from scipy import ndimage
+
+from app.inference.image_io import Gray
+
+Ink = NDArray[np.float64]  # [H, W], 0 to 255
+Mask = NDArray[np.bool_]
+
+COARSE_SIDE = 128  # pixels of the picture in which a sheet is found
+MIN_SHEET, MAX_SHEET = 0.1, 0.98  # share of the picture
+COMPACTNESS = (11.7, 12.1)  # of a sheet, see `_find_sheet`
+BRIGHT_BORDER = 0.2  # from this share of the border on, the paper is bright
+DIM = 32  # added to the shade of the paper: noise in dark places is no ink
+
+
+class Surface(NamedTuple):
+    """A part of a picture that bears ink."""
+
+    gray: Gray  # dark ink on light
+    inside: Mask  # False beyond the sheet
+    is_sheet: bool  # found in the picture; False: the whole picture
+
+
+def find_surfaces(gray: Gray, invert: bool | None) -> Iterator[Surface]:
+    """Yield the sheet, if one is found in the picture, and the whole picture.
+
+    `invert` tells that the ink is darker than the paper. None: detect, the ink is dark on a sheet
+    and where the border of the picture is bright.
+    """
+    factor = -(-max(gray.shape) // COARSE_SIDE)
+    coarse = np.asarray(Image.fromarray(gray).reduce(factor))
+    bright = coarse > otsu(coarse)
+    if invert is not False:
+        sheet = _find_sheet(bright)
+        if sheet is not None:
+            inside = sheet.repeat(factor, 0).repeat(factor, 1)[: gray.shape[0], : gray.shape[1]]
+            (box,) = ndimage.find_objects(inside.view(np.uint8), 1)
+            yield Surface(gray[box], inside[box], True)
+    if invert is None:
+        invert = bool(_border(bright).mean() >= BRIGHT_BORDER)
+    yield Surface(gray if invert else 255 - gray, np.ones(gray.shape, bool), False)
+
+
+def _find_sheet(bright: Mask) -> Mask | None:
+    """Return the largest bright region without holes if it is as compact as a sheet.
+
+    The compactness, area / sqrt(det(covariance)), is 12 for every parallelogram, 4π for every
+    ellipse (such as a 0 in chalk), and less for most other shapes.
+    """
+    regions, count = ndimage.label(bright)
+    if not count:
+        return None
+    largest = 1 + np.bincount(regions.ravel())[1:].argmax()
+    sheet = ndimage.binary_fill_holes(regions == largest)
+    places = np.nonzero(sheet)
+    area = len(places[0])
+    if not MIN_SHEET * sheet.size <= area <= MAX_SHEET * sheet.size:
+        return None
+    spread = np.sqrt(np.linalg.det(np.cov(places, bias=True)))
+    if not COMPACTNESS[0] * spread <= area <= COMPACTNESS[1] * spread:
+        return None
+    inner = ndimage.binary_erosion(sheet, iterations=2, border_value=1)  # without its edges
+    return inner if inner.any() else None
+
+
+def ink_of(surface: Surface, side: int) -> Ink:
+    """Return the contrast of the ink to the paper.
+
+    The shade of the paper is the morphological closing by a square of `side` pixels: without what
+    is darker than its surroundings and narrower than the square, but with the edges of shadows.
+    """
+    paper = ndimage.grey_closing(surface.gray, (side, side)).astype(np.float64)
+    return (paper - surface.gray) * (255 / (paper + DIM)) * surface.inside
+
+
+def _border(image: NDArray[np.generic]) -> NDArray[np.generic]:
+    return np.concatenate([image[0], image[-1], image[:, 0], image[:, -1]])
+
+
+def background(gray: Gray) -> float:
+    """Return the median shade of the border."""
+    return float(np.median(_border(gray)))
+
+
+def otsu(values: NDArray[np.generic]) -> float:
+    """Return Otsu's threshold (1979), which maximises the variance between both classes."""
+    histogram, edges = np.bincount(values.astype(np.intp).ravel(), minlength=256), np.arange(257)
+    below = np.cumsum(histogram)
+    above = values.size - below
+    total = np.cumsum(histogram * edges[:-1])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        between = below * above * (total / below - (total[-1] - total) / above) ** 2
+    between[np.isnan(between)] = 0  # a class is empty
+    return float(edges[1:][between == between.max()].mean())  # the middle of a plateau
