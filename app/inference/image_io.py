@@ -1,5 +1,6 @@
 """Read pictures from files and standard input as grayscale."""
 
+import functools
 import glob
 import io
 import re
@@ -18,34 +19,73 @@ from app.config.errors import UserError
 Gray = NDArray[np.uint8]  # [H, W], 0 is black
 STANDARD_INPUT = "-"
 MAX_PIXELS = 178_956_970  # of a picture, as in Pillow
+HEIF = (".heic", ".heif")  # suffixes
+FULL_SCALES = (1.0, 2.0**8 - 1, 2.0**10 - 1, 2.0**12 - 1, 2.0**14 - 1, 2.0**16 - 1)  # white
+OUTLIERS = 1e-4  # share of the pixels at each end, hot or dead, and at least one
 
 
 def list_pictures(input: str) -> Iterator[tuple[str, Path | BinaryIO]]:
     """Yield (name, file) of each picture that `input` names, for `read_gray`.
 
-    `input` is a file, a folder, a glob pattern, or `-`: standard input with a picture, or a name
-    per line.
+    `input` is a file, a folder, a glob pattern, or `-`: standard input with a picture, or with
+    names, one per line or separated by NUL.
     """
     names = [input]
     if input == STANDARD_INPUT:
         content = sys.stdin.buffer.read() if sys.stdin else b""  # None: closed
-        text = content.decode(errors="ignore")
-        if text.encode() != content or "\0" in text:
+        listed = _names_in(content)
+        if listed is None:
             yield input, io.BytesIO(content)
             return
-        names = [line for line in text.splitlines() if line.strip()]
-        if not names:
+        if not listed:
             raise UserError("input=-: standard input is empty")
+        names = listed
     for name in names:
         for path in find_pictures(name):
             yield str(path), path
 
 
+def _names_in(content: bytes) -> list[str] | None:
+    """Return the file names in standard input; None if it is a picture."""
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        return None
+    if "\0" in text and _is_picture(content):
+        return None
+    return [
+        name for name in (text.split("\0") if "\0" in text else text.splitlines()) if name.strip()
+    ]
+
+
+def _is_picture(content: bytes) -> bool:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            Image.open(io.BytesIO(content)).close()
+    except UnidentifiedImageError:
+        return False
+    except Exception:  # a damaged or too large picture
+        return True
+    return True
+
+
+@functools.cache
+def _reads_heif() -> bool:
+    """Return whether Pillow reads HEIC: register the plug-in of pillow-heif if it is installed."""
+    try:
+        import pillow_heif
+    except ImportError:
+        return False
+    pillow_heif.register_heif_opener()
+    return True
+
+
 def find_pictures(pattern: str) -> list[Path]:
     """List the picture files that a file name, a folder or a glob pattern names.
 
-    In a folder (without sub-folders) or a pattern, keep the files with a suffix that Pillow knows,
-    dangling links included. Without any or after an error, return the name itself, which
+    In a folder (without sub-folders) or a pattern, keep the files with a suffix that Pillow knows
+    and HEIC, dangling links included. Without any or after an error, return the name itself, which
     `read_gray` refuses.
     """
     path = Path(pattern)
@@ -54,7 +94,7 @@ def find_pictures(pattern: str) -> list[Path]:
             return [path]
         names = glob.glob(pattern, recursive=True)  # noqa: PTH207 (Path.glob takes no absolute)
         candidates = path.iterdir() if path.is_dir() else map(Path, names)
-        known = Image.registered_extensions()
+        known = {*Image.registered_extensions(), *HEIF}
         pictures = sorted(
             file
             for file in candidates
@@ -75,6 +115,7 @@ def read_gray(
     reason if Pillow cannot read the file as one of `formats` (None: any), or if it has more than
     `most` pixels.
     """
+    reads_heif = _reads_heif()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
@@ -83,9 +124,7 @@ def read_gray(
                     raise Image.DecompressionBombError
                 image = ImageOps.exif_transpose(opened)
                 if image.mode.startswith(("I", "F")):  # Pillow would clip these at 255
-                    values = np.nan_to_num(np.asarray(image, dtype=np.float64))
-                    values -= values.min()
-                    return (values * (255 / max(values.max(), 1e-9))).round().astype(np.uint8)
+                    return _to_8_bits(np.asarray(image, dtype=np.float64), image.mode == "F")
                 if not image.has_transparency_data:
                     return np.asarray(image.convert("L"))
                 gray = np.asarray(image.convert("RGBA").convert("L"), dtype=np.float64)
@@ -99,6 +138,8 @@ def read_gray(
     except Image.DecompressionBombError as error:
         raise UserError(f"too large, at most {most:,} pixels") from error
     except UnidentifiedImageError as error:
+        if not reads_heif and Path(str(file)).suffix.lower() in HEIF:
+            raise UserError("HEIC is read with pillow-heif: pip install pillow-heif") from error
         raise UserError("not a picture, or of an unknown format") from error
     except Exception as error:  # Pillow raises many types for damaged files
         raise UserError(f"cannot be read ({getattr(error, 'strerror', None) or error})") from error
@@ -109,3 +150,20 @@ def read_gray(
     else:
         background = 255.0 if np.average(gray, weights=alpha) < 128 else 0.0
     return (gray * alpha + background * (1 - alpha)).round().astype(np.uint8)
+
+
+def _to_8_bits(values: NDArray[np.float64], is_float: bool) -> Gray:
+    """Scale by the least usual full scale that holds the values, else from their least to largest.
+
+    Outliers and non-finite values do not count.
+    """
+    finite = values[np.isfinite(values)]
+    if not finite.size:
+        return np.zeros(values.shape, np.uint8)
+    outliers = min(1 + int(OUTLIERS * finite.size), (finite.size - 1) // 2)
+    ends = (outliers, finite.size - 1 - outliers)
+    low, high = np.partition(finite, ends)[list(ends)]
+    scales = [scale for scale in FULL_SCALES if high <= scale and (is_float or scale > 1)]
+    black, white = (0.0, scales[0]) if low >= 0 and scales else (low, max(high, low + 1e-9))
+    shades = np.nan_to_num(values, nan=black, posinf=white, neginf=black)
+    return (np.clip((shades - black) / (white - black), 0, 1) * 255).round().astype(np.uint8)

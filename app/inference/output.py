@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +16,8 @@ from app.inference.image_io import Gray, list_pictures, read_gray
 from app.inference.metrics import Predictions
 from app.inference.plots import draw_predictions
 from app.inference.predictor import Predictor, load_predictor
-from app.inference.preprocess import SIDE, bright_on_black, frame
+from app.inference.preprocess import DIGITS, SIDE, bright_on_black, frame
+from app.inference.strokes import MIN_CONTRAST
 from app.models import MIN_SIDE
 from app.runs.files import csv_text, write_results
 from app.runs.folder import data_root
@@ -97,7 +99,10 @@ def _prepare(gray: Gray, predictor: Predictor, cfg: PredictConfig) -> Tensor:
         image = bright_on_black(gray, cfg.invert)
     if image is None:
         if cfg.invert is None:
-            raise UserError("a blank picture, there is nothing in it")
+            is_blank = predictor.dataset not in DIGITS or np.ptp(gray) < MIN_CONTRAST
+            raise UserError(
+                "a blank picture, there is nothing in it" if is_blank else "no digit found"
+            )
         setting = f"invert={format_value(cfg.invert)}"
         raise UserError(f"no digit found with {setting}, leave out {setting}")
     return image

@@ -44,7 +44,7 @@ def find_surfaces(gray: Gray, invert: bool | None) -> Iterator[Surface]:
             (box,) = ndimage.find_objects(inside.view(np.uint8), 1)
             yield Surface(gray[box], inside[box], True)
     if invert is None:
-        invert = bool(_border(bright).mean() >= BRIGHT_BORDER)
+        invert = bool(border(bright.view(np.uint8)).mean() >= BRIGHT_BORDER)
     yield Surface(gray if invert else 255 - gray, np.ones(gray.shape, bool), False)
 
 
@@ -80,13 +80,9 @@ def ink_of(surface: Surface, side: int) -> Ink:
     return (paper - surface.gray) * (255 / (paper + DIM)) * surface.inside
 
 
-def _border(image: NDArray[np.generic]) -> NDArray[np.generic]:
+def border(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return the pixels at the border of an image."""
     return np.concatenate([image[0], image[-1], image[:, 0], image[:, -1]])
-
-
-def background(gray: Gray) -> float:
-    """Return the median shade of the border."""
-    return float(np.median(_border(gray)))
 
 
 def otsu(values: NDArray[np.generic]) -> float:

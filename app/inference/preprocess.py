@@ -11,7 +11,7 @@ from scipy import ndimage
 from torch import Tensor
 
 from app.inference.image_io import Gray
-from app.inference.paper import Ink, Surface, background, find_surfaces
+from app.inference.paper import Ink, Surface, border, find_surfaces
 from app.inference.strokes import EIGHT_NEIGHBOURS, MIN_CONTRAST, Digit, find_digit
 
 SIDE = 28  # pixels of an MNIST image
@@ -49,11 +49,11 @@ def to_thumbnail(gray: Gray, invert: bool | None) -> Gray | None:
     The longer side becomes 28 and the background fills the rest (Xiao, Rasul & Vollgraf,
     arXiv 1708.07747, section 2).
     """
-    shade = background(gray)
+    background = np.median(border(gray))
     small = np.asarray(_fit(Image.fromarray(gray), SIDE, enlarge=True), dtype=np.float64)
     if np.ptp(small) < MIN_CONTRAST:
         return None
-    framed = np.full((SIDE, SIDE), shade)
+    framed = np.full((SIDE, SIDE), background)
     top, left = ((SIDE - length) // 2 for length in small.shape)
     framed[top : top + small.shape[0], left : left + small.shape[1]] = small
     return (255 - framed if _is_inverted(gray, invert) else framed).round().astype(np.uint8)
@@ -62,8 +62,8 @@ def to_thumbnail(gray: Gray, invert: bool | None) -> Gray | None:
 def to_digit(gray: Gray, invert: bool | None = None) -> Gray | None:
     """Find the digit in a picture; crop, scale and centre it as in MNIST: [28, 28].
 
-    With `invert=None` the ink is dark if the mean difference from the background is negative.
-    Return None for a blank picture.
+    `invert` tells that the ink is dark; None: detect, see `find_surfaces`. Return None if there is
+    no digit.
     """
     factor = -(-max(gray.shape) // WORKING_SIDE)
     reduced = gray if factor == 1 else np.asarray(Image.fromarray(gray).reduce(factor))
@@ -87,7 +87,7 @@ def _is_gap(digit: Digit, surface: Surface) -> bool:
 
 
 def _is_inverted(gray: Gray, invert: bool | None) -> bool:
-    return background(gray) > 127 if invert is None else invert
+    return bool(np.median(border(gray)) > 127) if invert is None else invert
 
 
 def _crop(digit: Digit) -> Ink:

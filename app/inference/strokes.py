@@ -1,7 +1,6 @@
 """Find the digit among the ink: leave out what is cut off, frames, lines, blots and specks."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,47 +16,34 @@ WIDEST_STROKE = 0.35  # of the longer side of the picture
 SHADOW = 0.9  # of the ink of strokes, at most
 CLOSING = 2  # widths of the strokes
 MIN_STROKE = 2.8  # widths; what is shorter is a dot or a blot
+WIDER = 2  # a sheet between its strokes, in their widths; else it is an 8 in chalk
 MIN_LENGTH = 1 / 16  # of the longer side of the picture, if there are longer strokes
 ENCLOSED = 0.25  # of the length of a frame, the least length of the digit in it
 STRAIGHT = 1.15  # length of a line along its pen stroke, in distances between its ends
 FLAT = 1.5  # width of a line in heights
+MAX_FRAMES = 64  # candidates, the longest parts
 NEAR = 0.15  # of the length of the digit; its other parts are no farther away
 SPECK = 0.02  # share of the ink; smaller parts are dropped
 EIGHT_NEIGHBOURS = np.ones((3, 3), bool)
 
 
-@dataclass(frozen=True)
-class Parts:
-    """Connected components of ink, arrays [N]; edges of their boxes are half-open."""
+class Parts(NamedTuple):
+    """Connected components of the ink, arrays [N]; their boxes are half-open."""
 
     area: Floats
     edge: Floats  # pixels at the edge
+    pen: Floats  # stroke width: a long stroke has two edges
     top: Floats
     left: Floats
     bottom: Floats
     right: Floats
+    height: Floats
+    width: Floats
+    length: Floats  # the longer of both
     is_cut: Bools  # at the edge of the sheet or the picture
 
-    @property
-    def height(self) -> Floats:
-        return self.bottom - self.top
 
-    @property
-    def width(self) -> Floats:
-        return self.right - self.left
-
-    @property
-    def length(self) -> Floats:
-        return np.maximum(self.height, self.width)
-
-    @property
-    def pen(self) -> Floats:
-        """Return the stroke widths: a long stroke has two edges."""
-        return 2 * self.area / self.edge
-
-
-@dataclass(frozen=True)
-class Digit:
+class Digit(NamedTuple):
     """The strokes of a digit in a picture."""
 
     ink: Ink
@@ -109,18 +95,29 @@ def _find_strokes(surface: Surface, side: int) -> Digit | None:
 
 
 def _measure(labels: NDArray[Any], count: int, strokes: Mask, inside: Mask) -> Parts:
-    edges = strokes & ~ndimage.binary_erosion(strokes)
-    boxes = [
-        (rows.start, columns.start, rows.stop, columns.stop)
-        for rows, columns in ndimage.find_objects(labels)
-    ]
-    is_cut = np.zeros(count + 1, bool)
-    is_cut[labels[inside & ~ndimage.binary_erosion(inside)]] = True
+    def pixels(mask: Mask) -> Floats:
+        return np.bincount(labels[mask], minlength=count + 1)[1:].astype(np.float64)
+
+    area, edge = pixels(strokes), pixels(strokes & ~ndimage.binary_erosion(strokes))
+    rows, columns = zip(*ndimage.find_objects(labels), strict=True)
+    top, bottom, left, right = (
+        np.array([getattr(side, end) for side in sides], np.float64)
+        for sides in (rows, columns)
+        for end in ("start", "stop")
+    )
+    height, width = bottom - top, right - left
     return Parts(
-        np.bincount(labels.ravel(), minlength=count + 1)[1:].astype(np.float64),
-        np.bincount(labels[edges], minlength=count + 1)[1:].astype(np.float64),
-        *np.array(boxes, np.float64).T,
-        is_cut[1:],
+        area=area,
+        edge=edge,
+        pen=2 * area / edge,
+        top=top,
+        left=left,
+        bottom=bottom,
+        right=right,
+        height=height,
+        width=width,
+        length=np.maximum(height, width),
+        is_cut=pixels(inside & ~ndimage.binary_erosion(inside)) > 0,
     )
 
 
@@ -131,21 +128,27 @@ def _choose(parts: Parts, surface: Surface) -> int | None:
     """
     possible = parts.length >= MIN_STROKE * parts.pen
     if surface.is_sheet:
-        possible &= ~parts.is_cut
+        possible &= ~parts.is_cut & (WIDER * parts.pen <= _paper_width(parts, surface))
     if not possible.any():
         return None
-    long_enough = parts.length >= MIN_LENGTH * max(surface.gray.shape)
-    for rule in (long_enough, ~parts.is_cut, ~_is_frame(parts, possible), ~_is_line(parts)):
+    is_long = parts.length >= MIN_LENGTH * max(surface.gray.shape)
+    for rule in (is_long, ~parts.is_cut, ~_is_frame(parts, possible), ~_is_line(parts)):
         if (possible & rule).any():
             possible &= rule
     return int(np.where(possible, parts.edge, 0).argmax())
 
 
+def _paper_width(parts: Parts, surface: Surface) -> float:
+    """Return the width of the paper between strokes and edges of a sheet, as that of strokes."""
+    inside = surface.inside
+    edge = np.count_nonzero(inside & ~ndimage.binary_erosion(inside)) + parts.edge.sum()
+    return float(2 * (np.count_nonzero(inside) - parts.area.sum()) / edge)
+
+
 def _is_frame(parts: Parts, strokes: Bools) -> Bools:
     """Return which strokes have another one in their box, as long as a digit in a frame."""
     is_frame = np.zeros(len(parts.area), bool)
-    longest = parts.length.max(where=strokes, initial=0)
-    for index in np.flatnonzero(strokes & (parts.length >= ENCLOSED * longest)):
+    for index in np.argsort(-parts.length)[:MAX_FRAMES]:
         is_inside = (parts.top > parts.top[index]) & (parts.bottom < parts.bottom[index])
         is_inside &= (parts.left > parts.left[index]) & (parts.right < parts.right[index])
         is_long = parts.length >= ENCLOSED * parts.length[index]

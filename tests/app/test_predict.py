@@ -225,7 +225,7 @@ def test_unframed_pictures_keep_their_size(make_run, tmp_path, capsys):
 def test_unframed_picture_of_wrong_size_raises(make_run, tmp_path, head, size, says):
     file = tmp_path / "a.png"
     image = Image.new("L", size)
-    image.paste(255, (4, 4, 7, 9))
+    image.paste(255, (4, 1, 7, 10))
     image.save(file)
     cfg = PredictConfig(checkpoint=str(make_run(head=head)), device="cpu", input=str(file))
     with pytest.raises(UserError) as raised:

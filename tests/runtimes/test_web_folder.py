@@ -52,7 +52,9 @@ def drawings(count=200, seed=0):
 def test_javascript_framing_matches_python(tmp_path, dataset):
     pictures = [*drawings(), np.zeros((30, 30), np.uint8)]
     (tmp_path / "script.mjs").write_text(SCRIPT)
-    shutil.copy(STATIC / "framing.js", tmp_path / "framing.mjs")
+    for name in ("framing.js", "strokes.js"):
+        shutil.copy(STATIC / name, tmp_path)
+    (tmp_path / "package.json").write_text('{"type": "module"}')
     (tmp_path / "pictures.json").write_text(
         json.dumps(
             [
@@ -66,7 +68,7 @@ def test_javascript_framing_matches_python(tmp_path, dataset):
             ]
         )
     )
-    command = ["node", "script.mjs", "./framing.mjs", "pictures.json"]
+    command = ["node", "script.mjs", "./framing.js", "pictures.json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     differences = []

@@ -173,7 +173,9 @@ def _desk(random, height, width):
     """Return a dark desk: smooth, mottled or of wood."""
     shade = random.uniform(0.08, 0.45)
     sigmas = [(0.5, 0.5), (6, 6), (1.5, 40), (40, 1.5)][random.integers(4)]
-    return np.clip(shade * (1 + random.uniform(0, 0.25) * _texture(random, height, width, sigmas)), 0, 1)
+    return np.clip(
+        shade * (1 + random.uniform(0, 0.25) * _texture(random, height, width, sigmas)), 0, 1
+    )
 
 
 def _light(random, height, width):

@@ -1,0 +1,217 @@
+// A port of app/inference/strokes.py: find the digit among the ink of a drawing. Leave out what is cut
+// off, frames, lines, blots and specks. A picture is {width, height, data}, row by row.
+
+const COARSE_SIDE = 128; // pixels of the picture whose border is tested
+const BRIGHT_BORDER = 0.2; // from this share of the border on, the paper is bright
+const DIM = 32; // added to the shade of the paper: noise in dark places is no ink
+export const MIN_CONTRAST = 20; // of 255, between ink and paper
+const WIDEST_STROKE = 0.35; // of the longer side of the picture
+const CLOSING = 2; // widths of the strokes
+const SHADOW = 0.9; // of the ink of strokes, at most
+const MIN_STROKE = 2.8; // widths; what is shorter is a dot or a blot
+const MIN_LENGTH = 1 / 16; // of the longer side of the picture, if there are longer strokes
+const ENCLOSED = 0.25; // of the length of a frame, the least length of the digit in it
+const STRAIGHT = 1.15; // length of a line along its pen stroke, in distances between its ends
+const FLAT = 1.5; // width of a line in heights
+const NEAR = 0.15; // of the length of the digit; its other parts are no farther away
+const SPECK = 0.02; // share of the largest part of the digit; smaller parts are dropped
+
+// The paper is the closing by a square, which is wider than a stroke: measured by closings that become
+// narrower. The narrowest keeps the most of shadows off the digit.
+export function findDigit(picture) {
+  const { width, height, data } = picture;
+  const coarse = reduce(picture, Math.ceil(Math.max(width, height) / COARSE_SIDE));
+  const threshold = otsu(coarse.data);
+  const isDark = mean(borderOf(coarse).map((value) => value > threshold)) >= BRIGHT_BORDER;
+  const gray = { width, height, data: isDark ? data : Array.from(data, (value) => 255 - value) };
+  let side = Math.max(3, roundEven(WIDEST_STROKE * Math.max(width, height)));
+  let found = findStrokes(gray, side);
+  while (found) {
+    const narrower = Math.max(3, roundEven(CLOSING * found.pen));
+    if (narrower >= 0.7 * side) break;
+    side = narrower;
+    const finer = findStrokes(gray, side);
+    if (!finer || losesInk(found, finer)) break;
+    found = finer;
+  }
+  return found;
+}
+
+// Whether what only the wide closing has is as dark as its strokes: no shadow.
+function losesInk(wide, narrow) {
+  const lost = wide.ink.filter((_, index) => wide.strokes[index] && !narrow.strokes[index]);
+  const kept = wide.ink.filter((_, index) => wide.strokes[index] && narrow.strokes[index]);
+  if (!lost.length || !kept.length) return lost.length > 0;
+  return mean(lost) > SHADOW * mean(kept);
+}
+
+function findStrokes(gray, side) {
+  const ink = inkOf(gray, side | 1);
+  const threshold = otsu(ink);
+  const isInk = ink.map((value) => (value >= threshold ? 1 : 0));
+  const line = ink.filter((_, index) => isInk[index]);
+  const paper = ink.filter((_, index) => !isInk[index]);
+  if (!line.length || mean(line) - (paper.length ? mean(paper) : 0) < MIN_CONTRAST) return null;
+  const { labels, parts } = measure(isInk, gray);
+  const main = choose(parts, Math.max(gray.width, gray.height));
+  if (!main) return null;
+  const kept = [false, ...parts.map((part) => belongs(part, main, parts))];
+  const strokes = isInk.map((value, index) => (value && kept[labels[index]] ? 1 : 0));
+  const others = isInk.map((value, index) => (value && !strokes[index] ? 1 : 0));
+  return { ink, threshold, strokes, others, pen: main.pen };
+}
+
+// The contrast to the paper: the closing, the least of the greatest shades in a square.
+function inkOf({ width, height, data }, side) {
+  let paper = data;
+  for (const better of [Math.max, Math.min]) {
+    for (const [step, count, lines, next] of [
+      [1, width, height, width],
+      [width, height, width, 1],
+    ]) {
+      const result = new Float64Array(paper.length);
+      for (let line = 0; line < lines; line++) {
+        for (let place = 0; place < count; place++) {
+          const end = Math.min(count - 1, place + (side >> 1));
+          let best = paper[line * next + place * step];
+          for (let other = Math.max(0, place - (side >> 1)); other <= end; other++) {
+            best = better(best, paper[line * next + other * step]);
+          }
+          result[line * next + place * step] = best;
+        }
+      }
+      paper = result;
+    }
+  }
+  return Float64Array.from(paper, (shade, index) => ((shade - data[index]) * 255) / (shade + DIM));
+}
+
+// The mean of squares of `factor` pixels.
+function reduce({ width, height, data }, factor) {
+  const [columns, rows] = [Math.ceil(width / factor), Math.ceil(height / factor)];
+  const [sums, counts] = [new Float64Array(columns * rows), new Float64Array(columns * rows)];
+  for (let y = 0; y < height; y++) {
+    for (let x = 0; x < width; x++) {
+      const index = Math.floor(y / factor) * columns + Math.floor(x / factor);
+      sums[index] += data[y * width + x];
+      counts[index] += 1;
+    }
+  }
+  const means = sums.map((sum, index) => Math.floor(sum / counts[index] + 0.5));
+  return { width: columns, height: rows, data: means };
+}
+
+// Otsu's threshold, in the middle of a plateau.
+function otsu(ink) {
+  const histogram = new Float64Array(256);
+  for (const value of ink) histogram[Math.floor(value)] += 1;
+  const sum = histogram.reduce((total, count, shade) => total + count * shade, 0);
+  let [below, total, best, edges] = [0, 0, -1, []];
+  histogram.forEach((count, shade) => {
+    below += count;
+    total += count * shade;
+    const above = ink.length - below;
+    const gap = below && above ? total / below - (sum - total) / above : 0;
+    const between = below * above * gap ** 2;
+    if (between > best) [best, edges] = [between, []];
+    if (between === best) edges.push(shade + 1);
+  });
+  return mean(edges);
+}
+
+// Connected components, of eight neighbours, labelled from 1.
+function measure(isInk, { width, height }) {
+  const labels = new Int32Array(isInk.length);
+  const parts = [];
+  const at = (x, y) => x >= 0 && y >= 0 && x < width && y < height && isInk[y * width + x];
+  for (let start = 0; start < isInk.length; start++) {
+    if (!isInk[start] || labels[start]) continue;
+    const part = { area: 0, edge: 0, isCut: false };
+    Object.assign(part, { top: Infinity, left: Infinity, bottom: 0, right: 0 });
+    const label = parts.push(part);
+    const stack = [start];
+    labels[start] = label;
+    while (stack.length) {
+      const index = stack.pop();
+      const [x, y] = [index % width, Math.floor(index / width)];
+      part.area += 1;
+      if (!(at(x - 1, y) && at(x + 1, y) && at(x, y - 1) && at(x, y + 1))) part.edge += 1;
+      part.isCut ||= x === 0 || y === 0 || x === width - 1 || y === height - 1;
+      [part.top, part.bottom] = [Math.min(part.top, y), Math.max(part.bottom, y + 1)];
+      [part.left, part.right] = [Math.min(part.left, x), Math.max(part.right, x + 1)];
+      for (let v = y - 1; v <= y + 1; v++) {
+        for (let u = x - 1; u <= x + 1; u++) {
+          if (!at(u, v) || labels[v * width + u]) continue;
+          labels[v * width + u] = label;
+          stack.push(v * width + u);
+        }
+      }
+    }
+    part.pen = (2 * part.area) / part.edge;
+    [part.height, part.width] = [part.bottom - part.top, part.right - part.left];
+    part.length = Math.max(part.height, part.width);
+  }
+  return { labels, parts };
+}
+
+// The part with the longest stroke that is likely a digit. Each rule holds only if something is left.
+function choose(parts, side) {
+  const strokes = parts.filter((part) => part.length >= MIN_STROKE * part.pen);
+  let possible = strokes;
+  for (const rule of [
+    (part) => part.length >= MIN_LENGTH * side,
+    (part) => !part.isCut,
+    (part) => !isFrame(part, strokes),
+    (part) => !isLine(part),
+  ]) {
+    const left = possible.filter(rule);
+    if (left.length) possible = left;
+  }
+  return possible.reduce((best, part) => (part.edge > (best?.edge ?? 0) ? part : best), null);
+}
+
+// Whether another part lies in its box, as long as a digit in a frame.
+function isFrame(part, others) {
+  return others.some(
+    ({ top, left, bottom, right, length }) =>
+      top > part.top && bottom < part.bottom && left > part.left && right < part.right &&
+      length >= ENCLOSED * part.length,
+  );
+}
+
+function isLine({ edge, height, width, length, pen }) {
+  const isStraight = edge / 2 <= STRAIGHT * Math.hypot(height, width);
+  return isStraight && width >= FLAT * height && length > 4 * pen;
+}
+
+// Whether a part belongs to the digit whose largest part is `main`.
+function belongs(part, main, parts) {
+  if (part === main) return true;
+  const gap = part.length >= MIN_STROKE * part.pen ? NEAR * main.length : 0;
+  const isNear =
+    part.top <= main.bottom + gap && part.bottom >= main.top - gap &&
+    part.left <= main.right + gap && part.right >= main.left - gap;
+  const isBelow = (part.top + part.bottom) / 2 >= main.bottom;
+  const isUnderline = isLine(part) && isBelow && part.width > 1.2 * main.width;
+  const isSpeck = part.area < SPECK * main.area;
+  return (
+    isNear && !isUnderline && !isSpeck && (!part.isCut || main.isCut) && !isFrame(part, parts)
+  );
+}
+
+export function borderOf({ width, height, data }) {
+  const border = [];
+  for (let x = 0; x < width; x++) border.push(data[x], data[(height - 1) * width + x]);
+  for (let y = 0; y < height; y++) border.push(data[y * width], data[(y + 1) * width - 1]);
+  return border;
+}
+
+export function mean(values) {
+  return values.reduce((sum, value) => sum + value, 0) / values.length;
+}
+
+export function roundEven(value) {
+  const low = Math.floor(value);
+  if (value - low !== 0.5) return Math.round(value);
+  return low % 2 ? low + 1 : low;
+}
