@@ -15,8 +15,9 @@ Mask = NDArray[np.bool_]
 
 COARSE_SIDE = 128  # pixels of the picture in which a sheet is found
 MIN_SHEET, MAX_SHEET = 0.1, 0.98  # share of the picture
+SOLID = 0.6  # share of a sheet that is bright, at least
 COMPACTNESS = (11.7, 12.1)  # of a sheet, see `_find_sheet`
-BRIGHT_BORDER = 0.2  # from this share of the border on, the paper is bright
+BRIGHT_BORDER = 0.35  # from this share of the border on, the paper is bright
 DIM = 32  # added to the shade of the paper: noise in dark places is no ink
 
 
@@ -62,6 +63,8 @@ def _find_sheet(bright: Mask) -> Mask | None:
     places = np.nonzero(sheet)
     area = len(places[0])
     if not MIN_SHEET * sheet.size <= area <= MAX_SHEET * sheet.size:
+        return None
+    if bright[sheet].mean() < SOLID:  # a box in chalk
         return None
     spread = np.sqrt(np.linalg.det(np.cov(places, bias=True)))
     if not COMPACTNESS[0] * spread <= area <= COMPACTNESS[1] * spread:

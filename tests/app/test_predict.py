@@ -130,8 +130,15 @@ def test_standard_input_is_a_picture_or_file_names(cfg, tmp_path, capsys, monkey
     for text in "17":
         picture(tmp_path / f"{text}.png", text)
     names = f"{tmp_path}/1.png\n\n{tmp_path}/7.png\n".encode()
+    thin = np.zeros((40, 20), np.uint8)
+    thin[10:30, 9:11] = 127
     for content, expected in (
         (names, [f"{tmp_path}/1.png", f"{tmp_path}/7.png"]),
+        (
+            names.replace(b"\n\n", b"\0").replace(b"\n", b"\0"),
+            [f"{tmp_path}/1.png", f"{tmp_path}/7.png"],
+        ),
+        (b"P5 20 40 127\n" + thin.tobytes(), ["-"]),  # valid UTF-8 with NUL
         ((tmp_path / "1.png").read_bytes(), ["-"]),
     ):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
@@ -242,6 +249,7 @@ def test_unframed_picture_of_wrong_size_raises(make_run, tmp_path, head, size, s
         ({"input": "*.zzz"}, "input={}/*.zzz: no such picture"),
         ({"input": "empty"}, "input={}/empty: no picture in this folder"),
         ({"input": "blank.png"}, "input={}/blank.png: a blank picture, there is nothing in it"),
+        ({"input": "dot.png"}, "input={}/dot.png: no digit found"),
         ({"frame": False}, "frame=false: is for pictures, name them with input=..."),
         ({"invert": False}, "invert=false: is for pictures, name them with input=..."),
         ({"checkpoint": "note.txt"}, "checkpoint={}/note.txt: damaged, or not a checkpoint"),
@@ -273,6 +281,9 @@ def test_usage_error_is_one_line(cfg, tmp_path, capsys, changes, says):
     (tmp_path / "lost" / "last.pt").touch()
     (tmp_path / "half.pt").write_bytes((tmp_path / "best.pt").read_bytes()[:20000])
     Image.new("L", (50, 50), 255).save(tmp_path / "blank.png")
+    dot = Image.new("L", (140, 140))
+    ImageDraw.Draw(dot).ellipse((60, 60, 74, 74), 255)
+    dot.save(tmp_path / "dot.png")
     before = sorted(tmp_path.rglob("*"))
     changes = {key: value and f"{tmp_path}/{value}" for key, value in changes.items()}
     with pytest.raises(UserError) as raised:

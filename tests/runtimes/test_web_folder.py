@@ -29,7 +29,10 @@ console.log(JSON.stringify(framed.map((image) => image && Array.from(image))));
 
 
 def drawings(count=200, seed=0):
-    """Draw digits with random position, size, slant, pen width and shade."""
+    """Draw digits with random position, size, slant, pen width and shade.
+
+    Some are in a box, underlined or beside a blot, or a stroke is cut off by the border.
+    """
     random = np.random.default_rng(seed)
     for index in range(count):
         side = int(random.integers(60, 200))
@@ -44,13 +47,25 @@ def drawings(count=200, seed=0):
             places = [tuple(point) for point in moved * image.size]
             width = max(1, int(side * random.uniform(0.02, 0.12)))
             ImageDraw.Draw(image).line(places, fill=ink, width=width, joint="curve")
+        add = ImageDraw.Draw(image)
+        right, bottom = image.width - 1, image.height - 1
+        if index % 7 == 0:
+            add.rectangle((3, 3, right - 3, bottom - 3), outline=ink, width=2)
+        elif index % 7 == 1:
+            add.line((8, bottom - 4, right - 8, bottom - 5), fill=ink, width=2)
+        elif index % 7 == 2:
+            add.ellipse((2, 2, 10, 9), fill=ink)
+        elif index % 7 == 3:
+            add.rectangle((0, 0, 4, bottom), fill=ink)
         yield np.asarray(image)
 
 
 @pytest.mark.skipif(not shutil.which("node"), reason="no Node: apt-get install nodejs")
 @pytest.mark.parametrize("dataset", ["mnist", "fashion_mnist"])
 def test_javascript_framing_matches_python(tmp_path, dataset):
-    pictures = [*drawings(), np.zeros((30, 30), np.uint8)]
+    dot = np.zeros((30, 30), np.uint8)
+    dot[10:14, 12:17] = 255
+    pictures = [*drawings(), np.zeros((30, 30), np.uint8), dot]
     (tmp_path / "script.mjs").write_text(SCRIPT)
     for name in ("framing.js", "strokes.js"):
         shutil.copy(STATIC / name, tmp_path)

@@ -27,6 +27,7 @@ export function toDigit(picture) {
   const noise = percentile(ink.filter((value) => value < threshold), 0.9);
   const full = percentile(ink.filter((_, index) => strokes[index]), 0.9);
   const crop = { width: right - left, height: bottom - top, data: [] };
+  const hasOthers = others.includes(1);
   const near = (mask, index, reach) => {
     const [x, y] = [index % width, Math.floor(index / width)];
     for (let v = Math.max(top, y - reach); v <= Math.min(bottom - 1, y + reach); v++) {
@@ -39,7 +40,7 @@ export function toDigit(picture) {
   for (let y = top; y < bottom; y++) {
     for (let x = left; x < right; x++) {
       const index = y * width + x;
-      const isOther = near(others, index, 3) && !near(strokes, index, 1);
+      const isOther = hasOthers && near(others, index, 3) && !near(strokes, index, 1);
       const share = isOther ? 0 : (ink[index] - noise) / (full - noise);
       crop.data.push(roundEven(255 * clip(share, 0, 1)));
     }

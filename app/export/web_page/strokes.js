@@ -2,7 +2,7 @@
 // off, frames, lines, blots and specks. A picture is {width, height, data}, row by row.
 
 const COARSE_SIDE = 128; // pixels of the picture whose border is tested
-const BRIGHT_BORDER = 0.2; // from this share of the border on, the paper is bright
+const BRIGHT_BORDER = 0.35; // from this share of the border on, the paper is bright
 const DIM = 32; // added to the shade of the paper: noise in dark places is no ink
 export const MIN_CONTRAST = 20; // of 255, between ink and paper
 const WIDEST_STROKE = 0.35; // of the longer side of the picture
@@ -65,25 +65,33 @@ function findStrokes(gray, side) {
 function inkOf({ width, height, data }, side) {
   let paper = data;
   for (const better of [Math.max, Math.min]) {
-    for (const [step, count, lines, next] of [
-      [1, width, height, width],
-      [width, height, width, 1],
-    ]) {
-      const result = new Float64Array(paper.length);
-      for (let line = 0; line < lines; line++) {
-        for (let place = 0; place < count; place++) {
-          const end = Math.min(count - 1, place + (side >> 1));
-          let best = paper[line * next + place * step];
-          for (let other = Math.max(0, place - (side >> 1)); other <= end; other++) {
-            best = better(best, paper[line * next + other * step]);
-          }
-          result[line * next + place * step] = best;
-        }
-      }
-      paper = result;
-    }
+    paper = slide(paper, width, height, side, better, width, 1);
+    paper = slide(paper, height, width, side, better, 1, width);
   }
   return Float64Array.from(paper, (shade, index) => ((shade - data[index]) * 255) / (shade + DIM));
+}
+
+// The best value in a window of `side` pixels along lines, in log(side) passes: each doubles the reach.
+function slide(data, count, lines, side, better, next, step) {
+  const half = side >> 1;
+  const result = new Float64Array(data.length);
+  const window = new Float64Array(count + 2 * half);
+  for (let line = 0; line < lines; line++) {
+    for (let index = 0; index < window.length; index++) {
+      const place = Math.min(count - 1, Math.max(0, index - half));
+      window[index] = data[line * next + place * step];
+    }
+    let reach = 1;
+    for (; 2 * reach <= side; reach *= 2) {
+      for (let index = 0; index + reach < window.length; index++) {
+        window[index] = better(window[index], window[index + reach]);
+      }
+    }
+    for (let place = 0; place < count; place++) {
+      result[line * next + place * step] = better(window[place], window[place + side - reach]);
+    }
+  }
+  return result;
 }
 
 // The mean of squares of `factor` pixels.

@@ -134,10 +134,13 @@ def test_maps_match_the_first_layers(ask, network, default_run):
         np.testing.assert_allclose(shown * step, values.detach().numpy(), atol=0.51 * step)
 
 
-def test_blank_picture_has_no_prediction(ask, network):
-    status, _, content = ask(f"api/predict?network={network}&width=28", bytes(784))
-    assert status == 200
-    assert json.loads(content)["class"] is None
+def test_blank_picture_and_lone_dot_have_no_prediction(ask, network):
+    dot = np.zeros((28, 28), np.uint8)
+    dot[10:13, 10:13] = 255
+    for body in (bytes(784), dot.tobytes()):
+        status, _, content = ask(f"api/predict?network={network}&width=28", body)
+        assert status == 200
+        assert json.loads(content)["class"] is None
 
 
 def test_samples_of_a_deleted_run_are_refused(tmp_path):

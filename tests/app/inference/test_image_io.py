@@ -1,0 +1,90 @@
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw
+
+from app.config.errors import UserError
+from app.inference import image_io
+from app.inference.image_io import find_pictures, read_gray
+from app.inference.preprocess import to_digit
+
+
+def seven(dtype, paper, ink):
+    """Return a picture of a 7 in any depth."""
+    image = Image.new("L", (120, 160))
+    line = [(30, 40), (90, 40), (50, 120)]
+    ImageDraw.Draw(image).line(line, fill=255, width=9, joint="curve")
+    return np.where(np.asarray(image) > 0, ink, paper).astype(dtype)
+
+
+def saved(values, path):
+    Image.fromarray(values).save(path)
+    return read_gray(path)
+
+
+@pytest.fixture
+def expected(tmp_path):
+    return to_digit(saved(seven(np.uint8, 230, 40), tmp_path / "8.png"))
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.float32])
+@pytest.mark.parametrize("shade", [30, 1000, 40_000])
+def test_even_deep_scan_is_blank(dtype, shade, tmp_path):
+    scan = np.full((60, 80), shade, dtype)
+    scan[30, 40] -= 1
+    assert to_digit(saved(scan, tmp_path / "a.tif")) is None
+
+
+@pytest.mark.parametrize(
+    ("dtype", "paper", "ink"),
+    [
+        pytest.param(np.uint16, 59_000, 10_000, id="16 bits"),
+        pytest.param(np.uint16, 3_700, 640, id="12 bits in 16"),
+        pytest.param(np.int32, 230, 40, id="8 bits in 32"),
+        pytest.param(np.int32, -900, -1000, id="negative"),
+        pytest.param(np.float32, 0.9, 0.15, id="float"),
+        pytest.param(np.float32, 3e7, 2e7, id="large float"),
+    ],
+)
+def test_deep_pictures_are_scaled_by_their_range(dtype, paper, ink, expected, tmp_path):
+    digit = to_digit(saved(seven(dtype, paper, ink), tmp_path / "a.tif"))
+    assert np.abs(digit.astype(int) - expected).mean() < 1
+
+
+@pytest.mark.parametrize("outlier", [np.inf, -np.inf, np.nan, 1e30, -1e30])
+def test_outliers_in_floats_do_not_change_the_digit(outlier, expected, tmp_path):
+    values = seven(np.float32, 0.9, 0.15)
+    values[5, 7] = outlier
+    digit = to_digit(saved(values, tmp_path / "a.tif"))
+    assert np.abs(digit.astype(int) - expected).mean() < 1
+
+
+def test_float_picture_without_numbers_is_blank(tmp_path):
+    assert to_digit(saved(np.full((9, 9), np.nan, np.float32), tmp_path / "a.tif")) is None
+
+
+@pytest.fixture
+def plug_in(request, monkeypatch):
+    """Hide or show pillow-heif."""
+    image_io._reads_heif.cache_clear()
+    yield lambda module: monkeypatch.setitem(sys.modules, "pillow_heif", module)
+    image_io._reads_heif.cache_clear()
+
+
+def test_heic_without_plug_in_names_it(plug_in, tmp_path):
+    plug_in(None)
+    (tmp_path / "b.HEIC").write_bytes(b"\0\0\0\x18ftypheic")
+    (path,) = find_pictures(str(tmp_path))
+    with pytest.raises(
+        UserError, match=r"^HEIC is read with pillow-heif: pip install pillow-heif$"
+    ):
+        read_gray(path)
+
+
+def test_heic_is_read_with_plug_in(plug_in, expected, tmp_path):
+    pillow_heif = pytest.importorskip("pillow_heif")
+    plug_in(pillow_heif)
+    pillow_heif.from_pillow(Image.fromarray(seven(np.uint8, 230, 40))).save(tmp_path / "a.heic")
+    (path,) = find_pictures(str(tmp_path))
+    assert np.abs(to_digit(read_gray(path)).astype(int) - expected).mean() < 3
