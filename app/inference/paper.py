@@ -88,6 +88,13 @@ def border(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.concatenate([image[0], image[-1], image[:, 0], image[:, -1]])
 
 
+def edge_of(mask: Mask) -> Mask:
+    """Return the pixels of a mask with one of four neighbours outside of it."""
+    edge = mask.copy()
+    edge[1:-1, 1:-1] &= ~(mask[:-2, 1:-1] & mask[2:, 1:-1] & mask[1:-1, :-2] & mask[1:-1, 2:])
+    return edge
+
+
 def otsu(values: NDArray[np.generic]) -> float:
     """Return Otsu's threshold (1979), which maximises the variance between both classes."""
     histogram, edges = np.bincount(values.astype(np.intp).ravel(), minlength=256), np.arange(257)

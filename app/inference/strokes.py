@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from app.inference.paper import Ink, Mask, Surface, ink_of, otsu
+from app.inference.paper import Ink, Mask, Surface, edge_of, ink_of, otsu
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
@@ -98,7 +98,7 @@ def _measure(labels: NDArray[Any], count: int, strokes: Mask, inside: Mask) -> P
     def pixels(mask: Mask) -> Floats:
         return np.bincount(labels[mask], minlength=count + 1)[1:].astype(np.float64)
 
-    area, edge = pixels(strokes), pixels(strokes & ~ndimage.binary_erosion(strokes))
+    area, edge = pixels(strokes), pixels(edge_of(strokes))
     rows, columns = zip(*ndimage.find_objects(labels), strict=True)
     top, bottom, left, right = (
         np.array([getattr(side, end) for side in sides], np.float64)
@@ -117,7 +117,7 @@ def _measure(labels: NDArray[Any], count: int, strokes: Mask, inside: Mask) -> P
         height=height,
         width=width,
         length=np.maximum(height, width),
-        is_cut=pixels(inside & ~ndimage.binary_erosion(inside)) > 0,
+        is_cut=pixels(edge_of(inside)) > 0,
     )
 
 
@@ -141,7 +141,7 @@ def _choose(parts: Parts, surface: Surface) -> int | None:
 def _paper_width(parts: Parts, surface: Surface) -> float:
     """Return the width of the paper between strokes and edges of a sheet, as that of strokes."""
     inside = surface.inside
-    edge = np.count_nonzero(inside & ~ndimage.binary_erosion(inside)) + parts.edge.sum()
+    edge = np.count_nonzero(edge_of(inside)) + parts.edge.sum()
     return float(2 * (np.count_nonzero(inside) - parts.area.sum()) / edge)
 
 

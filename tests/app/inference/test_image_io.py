@@ -86,5 +86,5 @@ def test_heic_is_read_with_plug_in(plug_in, expected, tmp_path):
     pillow_heif = pytest.importorskip("pillow_heif")
     plug_in(pillow_heif)
     pillow_heif.from_pillow(Image.fromarray(seven(np.uint8, 230, 40))).save(tmp_path / "a.heic")
-    (path,) = find_pictures(str(tmp_path))
+    (path,) = find_pictures(str(tmp_path / "*.heic"))
     assert np.abs(to_digit(read_gray(path)).astype(int) - expected).mean() < 3
