@@ -5,9 +5,8 @@ place in the model remain, so functions that select layers by type (fusion, quan
 ``convert_sync_batchnorm``, pruning) find PyTorch's layers and do with them what they always do.
 Where torch.export, torch.jit.trace or torch.fx records a call, PyTorch's own ``forward`` runs.
 
-Only a shallow copy of a layer is not independent: its ``forward`` is that of the original, as after
-every replacement of ``forward``. ``nn.DataParallel`` makes such copies: restore the model first, or
-use ``DistributedDataParallel``.
+Only ``copy.copy`` of a layer is not independent: its ``forward`` is that of the original, as after
+every replacement of ``forward``.
 """
 
 from collections.abc import Callable
@@ -130,14 +129,24 @@ def _check_module(function: str, module: nn.Module) -> None:
 
 def _replace_forward(layer: nn.Module, run: Callable[[Any, Tensor], Tensor]) -> None:
     """Replace ``forward``; torch.jit.script, which cannot compile it, restores the layer."""
-    script = partial(_restore_forward, layer)
-    vars(layer).update(forward=Forward(layer, run), __prepare_scriptable__=script)
+    vars(layer).update(
+        forward=Forward(layer, run),
+        __prepare_scriptable__=partial(_restore_forward, layer),
+        _replicate_for_data_parallel=partial(_replicate, layer),
+    )
 
 
 def _restore_forward(layer: nn.Module) -> nn.Module:
-    for name in ("forward", "__prepare_scriptable__"):
+    for name in ("forward", "__prepare_scriptable__", "_replicate_for_data_parallel"):
         vars(layer).pop(name, None)
     return layer
+
+
+def _replicate(layer: nn.Module) -> nn.Module:
+    """Return the shallow copy that ``nn.DataParallel`` makes, with a ``forward`` of its own."""
+    replica = type(layer)._replicate_for_data_parallel(layer)
+    _replace_forward(replica, vars(layer)["forward"].run)
+    return replica
 
 
 def _is_converted(layer: nn.Module) -> bool:

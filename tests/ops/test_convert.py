@@ -266,6 +266,27 @@ def test_shallow_copies_are_restored():
     assert calls(model, torch.randn(1, 4, 9, 9)) == 0
 
 
+def test_replicas_of_data_parallel_compute_with_their_own_parameters():
+    conv = nn.Conv2d(4, 4, 3, groups=4)
+    convert_depthwise(conv)
+    replica = conv._replicate_for_data_parallel()
+    replica.weight = torch.zeros(4, 1, 3, 3)  # as the copy on another GPU
+    replica.bias = torch.ones(4)
+    assert replica(torch.randn(1, 4, 5, 5)).eq(1).all()
+    assert not conv(torch.randn(1, 4, 5, 5)).eq(1).all()
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_data_parallel():
+    net = nn.Sequential(nn.Conv2d(4, 4, 3, groups=4), nn.BatchNorm2d(4), nn.ReLU()).cuda()
+    x = torch.randn(8, 4, 9, 9, device="cuda")
+    expected = nn.DataParallel(copy.deepcopy(net))(x)
+    convert_depthwise(net)
+    convert_batch_norm(net)
+    torch.testing.assert_close(nn.DataParallel(net)(x), expected)
+
+
 def test_scripted_and_traced_children_stay():
     conv = nn.Conv2d(4, 4, 3, groups=4)
     x = torch.randn(1, 4, 5, 5)
