@@ -153,7 +153,7 @@ MAY_RAISE = {
     "compile outside": {"double backward": RuntimeError},
     "inductor outside": {"double backward": RuntimeError},
     "export inside": _EXPORT,
-    "strict export inside": _EXPORT,
+    "strict export inside": {**_EXPORT, "checkpoint": RuntimeError},
     "AOTInductor inside": {  # a package has no gradients
         **_EXPORT,
         "checkpoint": RuntimeError,
