@@ -50,7 +50,7 @@ def build(folder):
     """Compile the new operator's CPU source; load it after ops/_C."""
     subprocess.run(
         [
-            *("g++", "-shared", "-fPIC", "-std=c++17", "-O1", "-w"),
+            *("g++", "-shared", "-fPIC", "-std=c++17", "-O1", "-w", "-Wno-psabi"),
             "-DTORCH_TARGET_VERSION=0x020a000000000000",
             *(f"-I{path}" for path in (folder / "ops", TORCH / "include")),
             f"-I{sysconfig.get_paths()['include']}",
