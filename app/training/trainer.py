@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from app.config.device import keep_freed_memory
 from app.config.errors import RunError, WriteError, is_out_of_memory, one_line
+from app.config.process import handle_signals
 from app.config.schema import TrainConfig
 from app.inference.predictor import evaluate
 from app.runs.tracker import Tracker, quiet_writer_thread
@@ -31,7 +32,6 @@ from app.training.summary import (
 )
 
 WINDOW = 25  # steps between adjustments of the number of CPU threads
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ALL_REDUCE_EVERY = 50  # steps between all-reduces of interrupt and checkpoint flags; eager: 1
 
 
@@ -259,10 +259,7 @@ def deferred_interrupt() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         arrived = True
 
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    before = {number: handler for number, handler in before.items() if handler != signal.SIG_IGN}
-    for number in before:
-        signal.signal(number, handle)
+    before = handle_signals(handle)
     try:
         yield lambda: arrived
     finally:

@@ -1,12 +1,18 @@
-"""Missing packages: the line says how to install them."""
+"""Expected failures are converted: missing packages, out of memory, a full disk."""
 
+import errno
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy
 import pytest
+import torch
+
+import ops  # noqa: F401 (registers torch.ops.lenet_ops)
 
 ROOT = Path(__file__).parents[3]
 SET_UP = (
@@ -81,3 +87,34 @@ def test_missing_package_of_the_active_environment(monkeypatch, tmp_path, folder
     monkeypatch.setattr(sys, "prefix", str(root / ".venv"))
     missing = errors.to_run_error(ModuleNotFoundError("no uvicorn", name="uvicorn"))
     assert (missing.exit_code, str(missing)) == (2, f"uvicorn is missing: {remedy}")
+
+
+@pytest.mark.parametrize(
+    "allocate",
+    [
+        lambda: torch.empty(2**50),
+        lambda: torch.ops.lenet_ops.ncrelu(torch.empty(1, 1, 1).expand(2**20, 2**20, 16), 1),
+        lambda: numpy.empty(2**50),
+        lambda: bytearray(2**55),
+    ],
+)
+def test_out_of_memory_is_one_line(main, capsys, allocate):
+    assert main(command="predict", task=lambda cfg: allocate()) == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert re.fullmatch("error: out of memory(: (can't|Unable to) allocate .{,150})?", line)
+
+
+def test_full_disk_while_compiling_is_a_run_error():
+    from app.config.errors import RunError, to_run_error
+
+    try:
+        try:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        except OSError as error:
+            raise RuntimeError("InductorError\n  many lines") from error
+    except RuntimeError as error:
+        converted = to_run_error(error)
+    assert isinstance(converted, RunError)
+    assert str(converted) == "standard output or the temporary folder: No space left on device"
+    ordinary = RuntimeError("no")
+    assert to_run_error(ordinary) is ordinary
