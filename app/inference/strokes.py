@@ -13,15 +13,17 @@ Floats = NDArray[np.float64]
 
 MIN_CONTRAST = 20  # of 255, between ink and paper; below: blank
 WIDEST_STROKE = 0.35  # of the longer side of the picture
+MIN_CLOSING = 7  # pixels
 SHADOW = 0.9  # of the ink of strokes, at most
 CLOSING = 2  # widths of the strokes
-MIN_STROKE = 2.8  # widths; what is shorter is a dot or a blot
+MIN_STROKE = 2.3  # widths; what is shorter is a dot or a blot
 WIDER = 2  # a sheet between its strokes, in their widths; else it is an 8 in chalk
 MIN_LENGTH = 1 / 16  # of the longer side of the picture, if there are longer strokes
-ENCLOSED = 0.25  # of the length of a frame, the least length of the digit in it
+ENCLOSED = 0.45  # of the shorter side of a frame, the least length of the digit in it
 STRAIGHT = 1.15  # length of a line along its pen stroke, in distances between its ends
 FLAT = 1.5  # width of a line in heights
 MAX_FRAMES = 64  # candidates, the longest parts
+ELONGATED = 2.8  # widths; a shorter part is a blot beside the digit
 NEAR = 0.15  # of the length of the digit; its other parts are no farther away
 SPECK = 0.02  # share of the ink; smaller parts are dropped
 EIGHT_NEIGHBOURS = np.ones((3, 3), bool)
@@ -59,9 +61,12 @@ def find_digit(surface: Surface) -> Digit | None:
     The closing that finds the paper must be wider than a stroke, which is measured by closings that
     become narrower: the narrowest keeps the most of shadows off the digit.
     """
-    side = max(3, round(WIDEST_STROKE * max(surface.gray.shape)))
+    side = max(MIN_CLOSING, round(WIDEST_STROKE * max(surface.gray.shape)))
     found = _find_strokes(surface, side)
-    while found is not None and (narrower := max(3, round(CLOSING * found.pen))) < 0.7 * side:
+    while found is not None:
+        narrower = max(MIN_CLOSING, round(CLOSING * found.pen))
+        if narrower >= 0.7 * side:
+            break
         side, finer = narrower, _find_strokes(surface, narrower)
         if finer is None or _loses_ink(found, finer):
             break
@@ -151,7 +156,7 @@ def _is_frame(parts: Parts, strokes: Bools) -> Bools:
     for index in np.argsort(-parts.length)[:MAX_FRAMES]:
         is_inside = (parts.top > parts.top[index]) & (parts.bottom < parts.bottom[index])
         is_inside &= (parts.left > parts.left[index]) & (parts.right < parts.right[index])
-        is_long = parts.length >= ENCLOSED * parts.length[index]
+        is_long = parts.length >= ENCLOSED * min(parts.height[index], parts.width[index])
         is_frame[index] = (strokes & is_inside & is_long).any()
     return is_frame
 
@@ -164,7 +169,7 @@ def _is_line(parts: Parts) -> Bools:
 
 def _belongs(parts: Parts, main: int) -> Bools:
     """Return which parts belong to the digit whose largest part is `main`."""
-    gap = np.where(parts.length >= MIN_STROKE * parts.pen, NEAR * parts.length[main], 0)
+    gap = np.where(parts.length >= ELONGATED * parts.pen, NEAR * parts.length[main], 0)
     kept = (parts.top <= parts.bottom[main] + gap) & (parts.bottom >= parts.top[main] - gap)
     kept &= (parts.left <= parts.right[main] + gap) & (parts.right >= parts.left[main] - gap)
     is_below = (parts.top + parts.bottom) / 2 >= parts.bottom[main]

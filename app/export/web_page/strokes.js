@@ -7,12 +7,14 @@ const DIM = 32; // added to the shade of the paper: noise in dark places is no i
 export const MIN_CONTRAST = 20; // of 255, between ink and paper
 const WIDEST_STROKE = 0.35; // of the longer side of the picture
 const CLOSING = 2; // widths of the strokes
+const MIN_CLOSING = 7; // pixels
 const SHADOW = 0.9; // of the ink of strokes, at most
-const MIN_STROKE = 2.8; // widths; what is shorter is a dot or a blot
+const MIN_STROKE = 2.3; // widths; what is shorter is a dot or a blot
 const MIN_LENGTH = 1 / 16; // of the longer side of the picture, if there are longer strokes
-const ENCLOSED = 0.25; // of the length of a frame, the least length of the digit in it
+const ENCLOSED = 0.45; // of the shorter side of a frame, the least length of the digit in it
 const STRAIGHT = 1.15; // length of a line along its pen stroke, in distances between its ends
 const FLAT = 1.5; // width of a line in heights
+const ELONGATED = 2.8; // widths; a shorter part is a blot beside the digit
 const NEAR = 0.15; // of the length of the digit; its other parts are no farther away
 const SPECK = 0.02; // share of the largest part of the digit; smaller parts are dropped
 
@@ -24,10 +26,10 @@ export function findDigit(picture) {
   const threshold = otsu(coarse.data);
   const isDark = mean(borderOf(coarse).map((value) => value > threshold)) >= BRIGHT_BORDER;
   const gray = { width, height, data: isDark ? data : Array.from(data, (value) => 255 - value) };
-  let side = Math.max(3, roundEven(WIDEST_STROKE * Math.max(width, height)));
+  let side = Math.max(MIN_CLOSING, roundEven(WIDEST_STROKE * Math.max(width, height)));
   let found = findStrokes(gray, side);
   while (found) {
-    const narrower = Math.max(3, roundEven(CLOSING * found.pen));
+    const narrower = Math.max(MIN_CLOSING, roundEven(CLOSING * found.pen));
     if (narrower >= 0.7 * side) break;
     side = narrower;
     const finer = findStrokes(gray, side);
@@ -183,7 +185,7 @@ function isFrame(part, others) {
   return others.some(
     ({ top, left, bottom, right, length }) =>
       top > part.top && bottom < part.bottom && left > part.left && right < part.right &&
-      length >= ENCLOSED * part.length,
+      length >= ENCLOSED * Math.min(part.height, part.width),
   );
 }
 
@@ -195,7 +197,7 @@ function isLine({ edge, height, width, length, pen }) {
 // Whether a part belongs to the digit whose largest part is `main`.
 function belongs(part, main, parts) {
   if (part === main) return true;
-  const gap = part.length >= MIN_STROKE * part.pen ? NEAR * main.length : 0;
+  const gap = part.length >= ELONGATED * part.pen ? NEAR * main.length : 0;
   const isNear =
     part.top <= main.bottom + gap && part.bottom >= main.top - gap &&
     part.left <= main.right + gap && part.right >= main.left - gap;
