@@ -206,9 +206,7 @@ FAMILIES = {
     "nchw_mma": ((64, 96, 56, 56), 7, 1, 3, 1, torch.bfloat16, "contiguous"),
     "nhwc_mma": ((64, 96, 56, 56), 7, 1, 3, 1, torch.bfloat16, "channels_last"),
     "nhwc_ring": ((64, 96, 56, 57), 3, 1, 1, 1, torch.float32, "channels_last"),
-    "nhwc_stream": ((64, 96, 56, 57), 7, 1, 3, 1, torch.float32, "channels_last"),
 }
-WEIGHT_GRADIENT_FAMILIES = {"nhwc_stream": "nhwc_ring"}  # the others run their own
 each_family = pytest.mark.parametrize("family", FAMILIES)
 RING_GEOMETRIES = [(3, 1, 1), (3, 1, 2), (3, 2, 1), (5, 1, 1), (5, 2, 1), (7, 1, 1), (7, 2, 1)]
 
@@ -261,9 +259,7 @@ def test_family_runs(family, kernel_pass):
     pairs = [[value] * 2 for value in geometry]
     query = torch.ops.lenet_ops.depthwise_conv2d_kernel
     expected = family
-    if kernel_pass == "weight_gradient":
-        expected = WEIGHT_GRADIENT_FAMILIES.get(family, family)
-    elif kernel_pass == "all_gradients":
+    if kernel_pass == "all_gradients":
         expected = family if family == "nhwc_ring" else "separate"
     assert query(x, weight, *pairs, kernel_pass) == expected
 
@@ -272,7 +268,7 @@ def test_family_runs(family, kernel_pass):
 @pytest.mark.parametrize("channels", [66, 67, 72], ids=["4-byte copies", "odd", "16-byte copies"])
 @pytest.mark.parametrize(("kernel", "stride", "dilation"), RING_GEOMETRIES)
 def test_ring_over_several_images(kernel, stride, dilation, channels, dtype):
-    """Blocks of nhwc_ring and nhwc_stream begin and end within images of odd sizes."""
+    """Blocks of nhwc_ring begin and end within images of odd sizes."""
     padding = dilation * (kernel // 2)
     case = ((96, channels, 45, 23), kernel, stride, padding, dilation, dtype, "channels_last")
     assert_accurate(*make_case(case))

@@ -2,10 +2,8 @@
 // figure is in kernels.cuh.
 #pragma once
 
-#include <cuda_pipeline.h>
-
 #include "batch_norm_act2d/op.h"
-#include "core/cuda/common.cuh"
+#include "core/cuda/copy.cuh"
 
 namespace ops::cuda {
 
@@ -151,7 +149,7 @@ struct Shared {
         if constexpr (sizeof(*to) < 4) {
           to[i * kThreads] = load_vector<V>(x + offsets[i]);
         } else {
-          __pipeline_memcpy_async(to + i * kThreads, x + offsets[i], sizeof(*to));
+          copy_async<sizeof(*to)>(shared_address(to + i * kThreads), x + offsets[i]);
         }
       }
       to += count.value * kThreads;

@@ -225,9 +225,9 @@ __global__ void __launch_bounds__(kThreads)
   const auto copy = reinterpret_cast<Vector<T, G::V>*>(memory);
   const Slice<G> slice(g, false);
   Source::copy(slice, x, copy);
-  __pipeline_commit();
+  commit_copies();
   const Origins<G, A> origins(slice, x);
-  __pipeline_wait_prior(0);
+  wait_for_copies<0>();
   const Source source{copy + threadIdx.x};
   reduce_statistics<T>(slice, source, origins, [&](int64_t channel, A mean, A squares) {
     statistics.store(channel, mean, squares);
@@ -360,8 +360,8 @@ __global__ void __launch_bounds__(kThreads)
   const Slice<G> slice(g, false);
   Source::copy(slice, grad, copy);
   Source::copy(slice, x, copy + g.rows);
-  __pipeline_commit();
-  __pipeline_wait_prior(0);
+  commit_copies();
+  wait_for_copies<0>();
   const Source grads{copy + threadIdx.x}, inputs{grads.next + g.rows};
   reduce_gradients<T>(slice, grads, inputs, channels, f, [&](int64_t channel, A s, A p) {
     grad_bias[channel] = s;

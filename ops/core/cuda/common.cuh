@@ -87,6 +87,11 @@ __device__ inline void wait_for_previous_kernel() {
 #endif
 }
 
+// Return the index of the thread in its block.
+__device__ inline int flat_thread() {
+  return (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
+}
+
 // N elements, aligned for one vectorised load or store.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Vector {
@@ -118,6 +123,30 @@ template <typename T, int V>
 __device__ void store_vector(T* to, const Vector<T, V>& vector) {
   using Bits = typename BitsOf<V * sizeof(T)>::type;
   *reinterpret_cast<Bits*>(to) = reinterpret_cast<const Bits&>(vector);
+}
+
+// Convert kCols loaded vectors of V channels to float32. Bits: see load_vector.
+template <typename T, typename Bits, int kCols, int V>
+__device__ void widen(const Bits (&bits)[kCols], float (&x)[kCols][V]) {
+#pragma unroll
+  for (int i = 0; i < kCols; ++i) {
+    const auto& lanes = reinterpret_cast<const Vector<T, V>&>(bits[i]);
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      x[i][v] = static_cast<float>(lanes.lane[v]);
+    }
+  }
+}
+
+// Round V values and store them with one instruction.
+template <int V, typename T, typename Acc>
+__device__ void store_vector(T* to, const Acc (&x)[V]) {
+  Vector<T, V> lanes;
+#pragma unroll
+  for (int v = 0; v < V; ++v) {
+    lanes.lane[v] = static_cast<T>(x[v]);
+  }
+  store_vector(to, lanes);
 }
 
 inline bool are_aligned(std::initializer_list<const void*> pointers, size_t bytes) {

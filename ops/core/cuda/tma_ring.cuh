@@ -3,9 +3,7 @@
 // cp.async. All threads of a block must call every function together, except `load`.
 #pragma once
 
-#include <cuda_pipeline.h>
-
-#include "core/cuda/common.cuh"
+#include "core/cuda/copy.cuh"
 
 namespace ops::cuda {
 
@@ -36,8 +34,7 @@ class RingBuffer {
   static constexpr int kBytes = round_up(kBuffers * sizeof(uint64_t), kGranule);
 
   // Initialise the barriers in kBytes bytes of shared memory.
-  __device__ explicit RingBuffer(unsigned char* memory)
-      : barriers_(static_cast<unsigned>(__cvta_generic_to_shared(memory))) {
+  __device__ explicit RingBuffer(unsigned char* memory) : barriers_(shared_address(memory)) {
 #if __CUDA_ARCH__ >= 900
     if (threadIdx.x == 0) {
       for (int i = 0; i < kBuffers; ++i) {
@@ -77,7 +74,7 @@ class RingBuffer {
     if (valid) {
       copy(pairs...);
     }
-    __pipeline_commit();
+    commit_copies();
 #endif
   }
 
@@ -99,7 +96,7 @@ class RingBuffer {
     waits_ = (waits_ + 1) % kBuffers;
     phase_ ^= waits_ == 0;
 #else
-    __pipeline_wait_prior(kPrefetchDistance - 1);
+    wait_for_copies<kPrefetchDistance - 1>();
     __syncthreads();
 #endif
   }
@@ -119,7 +116,7 @@ class RingBuffer {
       if (rest > whole) {
         asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(
                          first() - skew + whole),
-                     "r"(address(shared + whole)),
+                     "r"(shared_address(shared + whole)),
                      "r"(static_cast<unsigned>((rest - whole) * sizeof(T)))
                      : "memory");
       }
@@ -158,9 +155,6 @@ class RingBuffer {
   unsigned phase_ = 0;
 
   __device__ unsigned barrier(int i) const { return barriers_ + i * sizeof(uint64_t); }
-  static __device__ unsigned address(const void* shared) {
-    return static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  }
   static __device__ unsigned bytes() { return 0; }
   template <typename T, typename... Pairs>
   static __device__ unsigned bytes(T*, const Span<const T>& span, const Pairs&... pairs) {
@@ -178,13 +172,13 @@ class RingBuffer {
     if (whole > 0) {
       asm volatile(
           "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
-          "[%3];" ::"r"(address(to)),
+          "[%3];" ::"r"(shared_address(to)),
           "l"(from), "r"(static_cast<unsigned>(whole * sizeof(T))), "r"(barrier(loads_))
           : "memory");
     }
 #else
     for (int i = threadIdx.x * kLanes; i < whole; i += blockDim.x * kLanes) {
-      __pipeline_memcpy_async(to + i, from + i, kGranule);
+      copy_async<kGranule>(shared_address(to + i), from + i);
     }
 #endif
     // Rest of the tensor's last granule: element by element.

@@ -19,7 +19,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "core/cpu/axis.h"
+#include "core/axis.h"
 #include "core/cpu/isa.h"
 #include "depthwise_conv2d/op.h"
 

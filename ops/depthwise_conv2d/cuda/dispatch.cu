@@ -46,7 +46,6 @@ const char* run_convolution(const Convolution<T>& c) {
       if (nchw && nchw_fma(c)) return "nchw_fma";
       if (nhwc && has_mma() && nhwc_mma(c)) return "nhwc_mma";
       if (nhwc && small && direct_l1(c)) return "direct_l1";
-      if (nhwc && nhwc_stream(c)) return "nhwc_stream";
       if (nhwc && nhwc_ring(c)) return "nhwc_ring";
       if (direct_l1(c)) return "direct_l1";
       if (large && elements > kLargeFilterMinElements && large_filter(c)) return "large_filter";

@@ -2,7 +2,7 @@
 // kernel for the problem, or a slow one.
 #pragma once
 
-#include "depthwise_conv2d/cuda/tap_maps.cuh"
+#include "core/cuda/common.cuh"
 #include "depthwise_conv2d/op.h"
 
 namespace ops::cuda {
@@ -94,7 +94,7 @@ inline bool nhwc_mma_weight_gradient(const WeightGradient<float>&) {
   return false;
 }
 
-// Least channels of nhwc_ring and nhwc_stream, but for weight gradients: fewer use too little of
+// Least channels of nhwc_ring, but for weight gradients: fewer use too little of
 // each memory transaction, and are faster in direct_l1.
 constexpr int kMinChannels = 8;
 
@@ -107,10 +107,6 @@ bool nhwc_ring_weight_gradient(const WeightGradient<T>& c);
 template <typename T>
 bool nhwc_ring_all_gradients(const Convolution<T>& input_gradient,
                              const WeightGradient<T>& weight_gradient);
-
-// NHWC, 7×7 with stride 1, two channels per thread: the same, with a ring buffer per thread.
-template <typename T>
-bool nhwc_stream(const Convolution<T>& c);
 
 // NCHW or NHWC: register tiles, inputs from the L1 cache.
 template <typename T>
@@ -129,46 +125,6 @@ template <typename T>
 bool large_filter(const Convolution<T>& c);
 template <typename T>
 bool large_filter_weight_gradient(const WeightGradient<T>& c);
-
-// Return f(Direct<K, S, D>{}) for the tuned geometries, else false.
-template <typename F>
-bool dispatch_direct(const DepthwiseGeometry& g, const F& f) {
-  if (g.kernel_h != g.kernel_w || g.stride_h != g.stride_w || g.dilation_h != g.dilation_w) {
-    return false;
-  }
-  const auto is = [&](int64_t kernel, int64_t stride, int64_t dilation) {
-    return g.kernel_h == kernel && g.stride_h == stride && g.dilation_h == dilation;
-  };
-  if (is(3, 1, 1)) return f(Direct<3, 1, 1>{});
-  if (is(5, 1, 1)) return f(Direct<5, 1, 1>{});
-  if (is(7, 1, 1)) return f(Direct<7, 1, 1>{});
-  if (is(3, 1, 2)) return f(Direct<3, 1, 2>{});
-  if (is(3, 2, 1)) return f(Direct<3, 2, 1>{});
-  if (is(5, 2, 1)) return f(Direct<5, 2, 1>{});
-  if (is(7, 2, 1)) return f(Direct<7, 2, 1>{});
-  return false;
-}
-
-// Return f(Transposed<K, padding parity>{}) for the tuned transposed geometries, else false.
-template <typename F>
-bool dispatch_transposed(const DepthwiseGeometry& g, const F& f) {
-  if (g.kernel_h != g.kernel_w || g.stride_h != 2 || g.stride_w != 2 || g.dilation_h != 1 ||
-      g.dilation_w != 1 || g.padding_h % 2 != g.padding_w % 2) {
-    return false;
-  }
-  const bool odd = g.padding_h % 2;
-  switch (g.kernel_h) {
-    case 3: return odd ? f(Transposed<3, 1>{}) : f(Transposed<3, 0>{});
-    case 5: return odd ? f(Transposed<5, 1>{}) : f(Transposed<5, 0>{});
-    case 7: return odd ? f(Transposed<7, 1>{}) : f(Transposed<7, 0>{});
-    default: return false;
-  }
-}
-
-template <typename F>
-bool dispatch_axis(const DepthwiseGeometry& g, bool transposed, const F& f) {
-  return transposed ? dispatch_transposed(g, f) : dispatch_direct(g, f);
-}
 
 // Return the input and output elements per SM: the "load" in the dispatch thresholds.
 inline int64_t elements_per_sm(const DepthwiseGeometry& g) {

@@ -13,10 +13,10 @@
 //   thread:  V sums; 8 vector loads in flight
 //
 // Where the blocks would not fill the GPU, a two-stage reduction splits the length: stage 1 writes
-// partial sums [splits, outer, inner], stage 2 (second_stage_kernel) adds the splits.
+// partial sums [splits, outer, inner], stage 2 adds the splits (core/cuda/reduce.cuh).
 #pragma once
 
-#include "core/cuda/common.cuh"
+#include "core/cuda/reduce.cuh"
 #include "global_avg_pool2d/op.h"
 
 namespace ops::cuda {
@@ -202,29 +202,14 @@ __global__ void __launch_bounds__(kPoolThreads, kBlocksPerMultiprocessor)
   }
 }
 
-// Stage 2: kGroup threads per output add the splits.
-template <int kGroup, typename T>
-__global__ void __launch_bounds__(kPoolThreads)
-    second_stage_kernel(const acc_t<T>* __restrict__ partial, T* __restrict__ out, int64_t outputs,
-                        int splits, int64_t length) {
-  constexpr int kGroups = kPoolThreads / kGroup;
-  const int lane = threadIdx.x % kGroup;
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * kGroups + threadIdx.x / kGroup;
-  acc_t<T> sum = 0;
-  if (i < outputs) {
-#pragma unroll 4
-    for (int split = lane; split < splits; split += kGroup) {
-      sum += partial[split * outputs + i];
-    }
-  }
-#pragma unroll
-  for (int half = kGroup / 2; half > 0; half /= 2) {
-    sum += __shfl_down_sync(0xffffffff, sum, half, kGroup);
-  }
-  if (lane == 0 && i < outputs) {
-    out[i] = static_cast<T>(sum / static_cast<acc_t<T>>(length));
-  }
-}
+// Write of stage 2: the mean from the sum.
+template <typename T>
+struct PoolMean {
+  T* out;
+  acc_t<T> length;
+
+  __device__ void operator()(int i, acc_t<T> sum) const { out[i] = static_cast<T>(sum / length); }
+};
 
 // Choose and launch the kernels.
 template <typename T>
@@ -314,12 +299,7 @@ class PoolForwardLaunch {
     const cudaStream_t stream = current_stream(like_);
     launch_kernel(kernel, dim3(blocks, splits), threads, 0, stream, f_, args...);
     if (splits > 1) {
-      const auto sum = [&](auto group) {
-        launch_kernel(second_stage_kernel<group.value, T>,
-                      ceil_div(outputs, kPoolThreads / group.value), kPoolThreads, 0, stream,
-                      f_.partial, f_.out, outputs, static_cast<int>(splits), f_.length);
-      };
-      splits < 32 ? sum(Width<1>{}) : sum(Width<32>{});
+      second_stage(f_.partial, splits, outputs, PoolMean<T>{f_.out, acc_t<T>(f_.length)}, stream);
     }
   }
 };

@@ -16,7 +16,7 @@
 
 #include <vector>
 
-#include "core/cpu/axis.h"
+#include "core/axis.h"
 #include "involution2d/op.h"
 
 namespace ops::cpu {

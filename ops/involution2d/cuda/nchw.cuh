@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(kNchwThreads, 3)
     }
     weights.prefetch(0);
     copy_windows<K>(tile.base(source, p.source, channel), p, tile, 0, K, channels, windows);
-    wait_for_copies();
+    finish_copies();
     float sum[kTileChannels][kQuad] = {};
 #pragma unroll 1
     for (int a = 0; a < K; ++a) {
@@ -270,7 +270,7 @@ __global__ void __launch_bounds__(kNchwThreads, 3)
         load_grads(first);
       }
       if (a == tile.begin && first == 0) {
-        wait_for_copies();
+        finish_copies();
       }
       const T* row =
           windows + first * p.window_stride + (tile.y + a - tile.begin) * p.window_pitch + tile.x;

@@ -119,7 +119,7 @@ class WeightTile {
 #pragma unroll 4
         for (int y = 0; y < p_.rows; ++y) {
           const int skip = block_skew(run);
-          copy_async<kBlock>(
+          copy_or_clear<kBlock>(
               to, run - skip,
               column_inside & is_inside(h(a, y), p_.weight.h) & (element < skip + kRun));
           run += p_.weight.stride_h;
@@ -214,7 +214,7 @@ __global__ void __launch_bounds__(kNhwcThreads)
     }
     copy_windows_to_nhwc<Taps::kTaps, Taps::kStep>(tile.base(source, p.source, channel), p, tile,
                                                    channels, windows);
-    wait_for_copies();
+    finish_copies();
     float sum[kThreadChannels][Taps::kOuts] = {};
 #pragma unroll 1
     for (int a = Taps::first_row(tile.phase); a < Taps::kTaps; ++a) {
@@ -286,7 +286,7 @@ __global__ void __launch_bounds__(kNhwcThreads)
             grads[c + v % C][i + v / C] = static_cast<float>(value.lane[v]);
           }
         });
-    wait_for_copies();
+    finish_copies();
 #pragma unroll 1
     for (int a = 0; a < K; ++a) {
       float sum[K][kQuad] = {};

@@ -89,7 +89,7 @@ __device__ void copy_nhwc_windows(const T* __restrict__ from, const ImageView& i
 #pragma unroll 4
     for (int y = 0; y < rows; ++y) {
       const bool inside = column_inside & is_inside(row + y, image.h);
-      copy_async<V>(next_to, next, inside & (c < channels), inside & (c + 1 < channels));
+      copy_or_clear<V>(next_to, next, inside & (c < channels), inside & (c + 1 < channels));
       next += image.stride_h;
       next_to += layout.row() * kTileChannels;
     }

@@ -3,8 +3,7 @@
 // tile: its pixels and the halo around them. A quad is 4 adjacent pixels of a row.
 #pragma once
 
-#include <cuda_pipeline.h>
-
+#include "core/cuda/copy.cuh"
 #include "core/cuda/divide.cuh"
 #include "involution2d/op.h"
 
@@ -167,11 +166,11 @@ constexpr int kCopied = V * sizeof(T) < 4 ? 2 : V;
 // `inside` and, for the second of two, `second_inside`. (The zero-fill operand of cp.async takes
 // more instructions than the branch.)
 template <int V, typename T>
-__device__ void copy_async(T* to, const T* from, bool inside, bool second_inside = false) {
+__device__ void copy_or_clear(T* to, const T* from, bool inside, bool second_inside = false) {
   if constexpr (kCopied<V, T> > V) {
     store<2>(to, Vector<T, 2>{inside ? from[0] : T(0), second_inside ? from[1] : T(0)});
   } else if (inside) {
-    __pipeline_memcpy_async(to, from, V * sizeof(T));
+    copy_async<V * sizeof(T)>(shared_address(to), from);
   } else {
     store<V>(to, Vector<T, V>{});
   }
@@ -194,14 +193,14 @@ __device__ void copy_nchw_windows(const T* __restrict__ from, const TiledInvolut
 #pragma unroll 4
     for (int y = 0; y < rows; ++y) {
       const bool row_inside = is_inside(row + y, image.h);
-      copy_async<V>(next_to, next, inside & row_inside, second & row_inside);
+      copy_or_clear<V>(next_to, next, inside & row_inside, second & row_inside);
       next += image.stride_h;
       next_to += p.window_pitch;
     }
   }
 }
 
-// Start copying the windows of `taps` kernel rows from `first_tap` on; call wait_for_copies()
+// Start copying the windows of `taps` kernel rows from `first_tap` on; call finish_copies()
 // before reading them.
 template <int K, typename T>
 __device__ void copy_windows(const T* __restrict__ from, const TiledInvolution& p,
@@ -213,9 +212,9 @@ __device__ void copy_windows(const T* __restrict__ from, const TiledInvolution& 
   });
 }
 
-__device__ inline void wait_for_copies() {
-  __pipeline_commit();
-  __pipeline_wait_prior(0);
+__device__ inline void finish_copies() {
+  commit_copies();
+  wait_for_copies<0>();
   __syncthreads();
 }
 

@@ -11,7 +11,7 @@
 
 #include <vector>
 
-#include "core/cpu/axis.h"
+#include "core/axis.h"
 #include "max_pool2d/op.h"
 
 namespace ops::cpu {

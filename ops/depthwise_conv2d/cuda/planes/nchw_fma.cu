@@ -1,6 +1,6 @@
 // nchw_fma: dispatch; kernels in nchw_kernels.cuh, tiles and figure in nchw_fma.cuh.
-#include "depthwise_conv2d/cuda/nchw_fma.cuh"
-#include "depthwise_conv2d/cuda/nchw_kernels.cuh"
+#include "depthwise_conv2d/cuda/planes/nchw_fma.cuh"
+#include "depthwise_conv2d/cuda/planes/nchw_kernels.cuh"
 
 namespace ops::cuda {
 
@@ -12,7 +12,7 @@ bool nchw_fma(const Convolution<T>& c) {
 
 template <typename T>
 bool nchw_fma_weight_gradient(const WeightGradient<T>& c) {
-  return dispatch_direct(c.g, [&](auto axis) {
+  return dispatch_forward_axis(c.g, [&](auto axis) {
     return launch_nchw_weight_gradient<FmaWeightGradientTile<decltype(axis), T>>(c);
   });
 }

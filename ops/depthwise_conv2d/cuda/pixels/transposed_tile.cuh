@@ -4,14 +4,14 @@
 // [row][channel][col].
 #pragma once
 
-#include <cuda_pipeline.h>
-
 #include <algorithm>
 #include <numeric>
 #include <optional>
 
+#include "core/choose.h"
+#include "core/cuda/copy.cuh"
 #include "core/cuda/divide.cuh"
-#include "depthwise_conv2d/cuda/nchw_stage.cuh"
+#include "depthwise_conv2d/cuda/planes/nchw_stage.cuh"
 
 namespace ops::cuda {
 
@@ -130,7 +130,7 @@ class TileImages {
     staged +=
         swizzle(threadIdx.x);  // swizzle(i + kTransposeThreads) = swizzle(i) + kTransposeThreads
     for (int i = threadIdx.x; i < vectors; i += kTransposeThreads) {
-      __pipeline_memcpy_async(staged, from, sizeof(uint4));
+      copy_async<sizeof(uint4)>(shared_address(staged), from);
       staged += kTransposeThreads, from += kTransposeThreads / kVectors * channels_;
     }
   }
@@ -202,9 +202,8 @@ std::optional<TransposedPlan> plan_transposed_tiles(const DepthwiseGeometry& g) 
   const size_t shared_limit =
       std::min(device.block_shared, device.shared / kTransposeBlocks - 1024);
   const int resident_blocks = kTransposeBlocks * device.multiprocessors;
-  std::optional<TransposedPlan> best;
-  int64_t least_cost = 0;
-  const auto evaluate = [&](int64_t bands, int64_t group) {
+  Cheapest<TransposedPlan> plan;
+  const auto offer = [&](int64_t bands, int64_t group) {
     TransposedParams params{};
     NchwParams& map = params.map;
     map.in_h = g.h, map.in_w = g.w, map.out_h = g.out_h, map.out_w = g.out_w;
@@ -240,20 +239,18 @@ std::optional<TransposedPlan> plan_transposed_tiles(const DepthwiseGeometry& g) 
     const int64_t cost = ceil_div(splits * params.chunks, resident_blocks) *
                          ceil_div(params.tiles, splits) *
                          (group * (window * g.w + rows * g.out_w) + kLatency);
-    if (!best || cost < least_cost) {
-      best = TransposedPlan{params, static_cast<int>(splits), shared}, least_cost = cost;
-    }
+    plan.offer({params, static_cast<int>(splits), shared}, cost);
   };
   if (g.padding_w > kMaxPadding) {
     return std::nullopt;
   }
   for (int64_t group = 1; group <= std::min<int64_t>(g.n, 16); ++group) {
-    evaluate(1, group);
+    offer(1, group);
   }
   for (int64_t bands = 2; bands <= ceil_div(g.out_h, kRows); ++bands) {
-    evaluate(bands, 1);
+    offer(bands, 1);
   }
-  return best;
+  return plan.best();
 }
 
 }  // namespace ops::cuda

@@ -19,7 +19,8 @@
 
 #include <cuda_fp16.h>
 
-#include "depthwise_conv2d/cuda/nchw_stage.cuh"
+#include "depthwise_conv2d/cuda/planes/nchw_stage.cuh"
+#include "depthwise_conv2d/cuda/taps.cuh"
 
 namespace ops::cuda {
 

@@ -1,9 +1,7 @@
 // Tiles of nhwc_mma, and the copies of their input windows to shared memory.
 #pragma once
 
-#include <cuda_pipeline.h>
-
-#include "core/cuda/common.cuh"
+#include "core/cuda/copy.cuh"
 
 namespace ops::cuda {
 
@@ -110,7 +108,7 @@ class NhwcMmaCopies {
   __device__ void issue() {
     if (remain()) {
       const bool inside = inside_ && is_inside(h_, p_.h);
-      __pipeline_memcpy_async(to_, inside ? from_ : in_, sizeof(uint4), inside ? 0 : sizeof(uint4));
+      copy_async_or_zero<sizeof(uint4)>(shared_address(to_), inside ? from_ : in_, inside);
       from_ += static_cast<int64_t>(Thread::kStep) * p_.w * p_.channels;
       to_ += Thread::kStep * Layout::kPitch;
       h_ += Thread::kStep, rows_ -= Thread::kStep;

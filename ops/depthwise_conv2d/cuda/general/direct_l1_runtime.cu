@@ -12,7 +12,7 @@
 //            of kImages images (one of the two is 1)
 #include <numeric>
 
-#include "depthwise_conv2d/cuda/direct_l1_runtime.cuh"
+#include "depthwise_conv2d/cuda/general/direct_l1_runtime.cuh"
 
 namespace ops::cuda {
 namespace {

@@ -9,8 +9,9 @@
 //   block:   kTile × kTile taps of lanes × V channels, over one split of the outputs
 //   shared:  partial sums of threads (NHWC) or warps (NCHW), for the reduction over the block
 //   thread:  kTile² taps and the bias of V channels, accumulated over every groups-th output
-#include "depthwise_conv2d/cuda/direct_l1_runtime.cuh"
-#include "depthwise_conv2d/cuda/two_stage_reduction.cuh"
+#include "core/choose.h"
+#include "depthwise_conv2d/cuda/general/direct_l1_runtime.cuh"
+#include "depthwise_conv2d/cuda/weight_reduction.cuh"
 
 namespace ops::cuda {
 namespace {
@@ -146,7 +147,7 @@ struct TapTiles {
     // outputs; up to `few` outputs per thread, a single split is faster than a second stage.
     constexpr int64_t kIndices = 6, kReduction = 8;
     const int64_t few = tile == 1 ? 16 : 4, resident = 4 * Device().multiprocessors;
-    splits = turns <= few ? 1 : best_split(turns, chunks * tiles, resident, kReduction);
+    splits = turns <= few ? 1 : choose_splits(turns, chunks * tiles, resident, kReduction);
     cost = ceil_div(chunks * tiles * splits, resident) * (ceil_div(turns, splits) + kReduction) *
            (tile * tile + kIndices);
   }
@@ -190,7 +191,7 @@ void launch_gradient(const WeightGradient<T>& c, const DirectStrides<Index>& in,
                                      DivideBy<Index>(g.out_h)};
   const size_t shared =
       sizeof(acc_t<T>) * reduction_elements(threads.lanes, threads.groups, (kTile * kTile + 1) * V);
-  two_stage_reduction(c, splits, [&](const WeightReduction<T>& reduction) {
+  reduce_weights(c, splits, [&](const WeightReduction<T>& reduction) {
     launch_kernel(direct_runtime_weight_gradient_kernel<kTile, V, Index, T>,
                   dim3(splits * chunks * tiles), threads.block(), shared, c.stream, params, c.x,
                   c.grad, reduction);
@@ -203,14 +204,11 @@ void launch_cheapest(const WeightGradient<T>& c) {
   const DepthwiseGeometry& g = c.g;
   const int64_t outputs = g.n * g.out_h * g.out_w;
   const int64_t largest = std::min<int64_t>(V == 1 ? 4 : 3, std::max(g.kernel_h, g.kernel_w));
-  int best = 1;
-  int64_t least = TapTiles(g, c.grad_weight, outputs, 1, V).cost;
-  for (int tile = 2; tile <= largest; ++tile) {
-    const int64_t cost = TapTiles(g, c.grad_weight, outputs, tile, V).cost;
-    if (cost < least) {
-      best = tile, least = cost;
-    }
+  Cheapest<int> tiles;
+  for (int tile = 1; tile <= largest; ++tile) {
+    tiles.offer(tile, TapTiles(g, c.grad_weight, outputs, tile, V).cost);
   }
+  const int best = *tiles.best();
   const DirectStrides<> in(g, g.h, g.w), out(g, g.out_h, g.out_w);
   if constexpr (V == 1) {
     if (best == 4) {

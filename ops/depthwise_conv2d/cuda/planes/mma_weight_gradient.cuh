@@ -9,7 +9,7 @@
 // A product with ones instead of inputs gives the bias gradient.
 #pragma once
 
-#include "depthwise_conv2d/cuda/mma_tile.cuh"
+#include "depthwise_conv2d/cuda/planes/mma_tile.cuh"
 
 namespace ops::cuda {
 

@@ -13,7 +13,7 @@
 //            At the end the sums overwrite them
 //   thread:  pending rows of grad_input, the rows of x at the same positions, and one sum per tap
 //            and one for the bias, per channel
-#include "depthwise_conv2d/cuda/nhwc_ring_kernel.cuh"
+#include "depthwise_conv2d/cuda/pixels/nhwc_ring_kernel.cuh"
 
 namespace ops::cuda {
 namespace {
@@ -54,12 +54,11 @@ bool nhwc_ring_all_gradients(const Convolution<T>& input_gradient,
             g.n, g.c, c.in.h, c.in.w, c.out.h, c.out.w, c.padding_h, c.padding_w,
             RingTaps<Shape>::kBytes, {c.in.data, c.out.data, weight_gradient.x});
         if (plan.fits) {
-          two_stage_reduction(weight_gradient, plan.splits(),
-                              [&](const WeightReduction<T>& reduction) {
-                                c.launch(nhwc_ring_kernel<Shape, T, true>, plan.grid, plan.block,
-                                         plan.shared, plan.params, c.flip, c.in.data, c.weight,
-                                         c.bias, c.out.data, weight_gradient.x, reduction);
-                              });
+          reduce_weights(weight_gradient, plan.splits(), [&](const WeightReduction<T>& reduction) {
+            c.launch(nhwc_ring_kernel<Shape, T, true>, plan.grid, plan.block, plan.shared,
+                     plan.params, c.flip, c.in.data, c.weight, c.bias, c.out.data,
+                     weight_gradient.x, reduction);
+          });
         }
         return plan.fits;
       };

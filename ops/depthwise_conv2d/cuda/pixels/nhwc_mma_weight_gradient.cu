@@ -10,9 +10,10 @@
 //   shared:  inputs and grad_output, transposed and (next tile) as loaded; at the end the sums
 //   thread:  4 accumulators per filter column and channel, over all tiles; a warp has 2 channels
 #include "depthwise_conv2d/cuda/families.cuh"
-#include "depthwise_conv2d/cuda/mma_weight_gradient.cuh"
-#include "depthwise_conv2d/cuda/transposed_tile.cuh"
-#include "depthwise_conv2d/cuda/two_stage_reduction.cuh"
+#include "depthwise_conv2d/cuda/pixels/transposed_tile.cuh"
+#include "depthwise_conv2d/cuda/planes/mma_weight_gradient.cuh"
+#include "depthwise_conv2d/cuda/taps.cuh"
+#include "depthwise_conv2d/cuda/weight_reduction.cuh"
 
 namespace ops::cuda {
 namespace {
@@ -45,7 +46,7 @@ __global__ void __launch_bounds__(kTransposeThreads, kTransposeBlocks)
       inputs.load(staged, s.image, s.images, s.stage.in_row, s.stage.in_rows);
       outputs.load(staged_grad, s.image, s.images, s.stage.out_row, s.stage.out_rows);
     }
-    __pipeline_commit();
+    commit_copies();
   };
   load(tiles);
   clear_maps(maps, inputs.map(0, params.group) + outputs.map(0, params.group));
@@ -54,7 +55,7 @@ __global__ void __launch_bounds__(kTransposeThreads, kTransposeBlocks)
   const int warp_channel = threadIdx.x / 32 * kWarpChannels;
   while (tiles.valid()) {
     const ImageTile s = tiles.tile();
-    __pipeline_wait_prior(0);
+    wait_for_copies<0>();
     __syncthreads();
     inputs.transpose(staged, maps, s.images, s.stage.in_row, s.stage.in_rows,
                      params.map.start_h + s.stage.out_row);
@@ -117,7 +118,7 @@ bool nhwc_mma_weight_gradient(const WeightGradient<T>& c) {
     if (!plan || g.padding_w % 2 != Diagonals::kOdd) {
       return false;
     }
-    two_stage_reduction(c, plan->splits, [&](const WeightReduction<T>& reduction) {
+    reduce_weights(c, plan->splits, [&](const WeightReduction<T>& reduction) {
       launch_kernel(nhwc_mma_weight_gradient_kernel<Axis, kColumns, T>, plan->blocks(),
                     kTransposeThreads,
                     std::max(plan->shared, sizeof(float) * Diagonals::shared_floats(kTileChannels)),
@@ -125,8 +126,8 @@ bool nhwc_mma_weight_gradient(const WeightGradient<T>& c) {
     });
     return true;
   };
-  return dispatch_direct(g, [&](auto axis) {
-    if constexpr (std::is_same_v<decltype(axis), Direct<7, 1, 1>>) {
+  return dispatch_forward_axis(g, [&](auto axis) {
+    if constexpr (std::is_same_v<decltype(axis), ForwardAxis<7, 1, 1>>) {
       if (g.out_w <= 16) return run(axis, Width<16>{});
       if (g.out_w <= 32) return run(axis, Width<32>{});
       if (g.out_w <= 64) return run(axis, Width<64>{});

@@ -14,7 +14,7 @@
 #pragma once
 
 #include "core/cuda/mma.cuh"
-#include "depthwise_conv2d/cuda/nchw_stage.cuh"
+#include "depthwise_conv2d/cuda/planes/nchw_stage.cuh"
 
 namespace ops::cuda {
 

@@ -19,7 +19,8 @@
 //   thread:  one sum per tap; stage 1 of a two-stage reduction
 #include "core/cuda/divide.cuh"
 #include "depthwise_conv2d/cuda/families.cuh"
-#include "depthwise_conv2d/cuda/two_stage_reduction.cuh"
+#include "depthwise_conv2d/cuda/taps.cuh"
+#include "depthwise_conv2d/cuda/weight_reduction.cuh"
 
 namespace ops::cuda {
 namespace {
@@ -234,7 +235,7 @@ void launch_direct_weight_gradient(const WeightGradient<T>& c) {
                                      int64_t{kBlocks} * Device().multiprocessors);
   const size_t shared =
       sizeof(float) * reduction_elements(plan.block.x, plan.block.y, Axis::kTaps * Axis::kTaps + 1);
-  two_stage_reduction(c, plan.grid.x, [&](const WeightReduction<T>& reduction) {
+  reduce_weights(c, plan.grid.x, [&](const WeightReduction<T>& reduction) {
     launch_kernel(direct_weight_gradient_kernel<Axis, kCols, T>, plan.grid, plan.block, shared,
                   c.stream, plan.params, c.x, c.grad, reduction);
   });
@@ -271,7 +272,7 @@ bool direct_l1(const Convolution<T>& c) {
 
 template <typename T>
 bool direct_l1_weight_gradient(const WeightGradient<T>& c) {
-  return dispatch_direct(c.g, [&](auto axis) {
+  return dispatch_forward_axis(c.g, [&](auto axis) {
     using Axis = decltype(axis);
     if constexpr (Axis::kStride == 2 && sizeof(T) == 2) {
       launch_direct_weight_gradient<Axis, 4, 4>(c);

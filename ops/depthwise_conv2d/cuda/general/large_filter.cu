@@ -16,11 +16,14 @@
 //   thread:  2 × 8 taps over every blockDim.z-th image; stage 1 of a two-stage reduction
 #include <optional>
 
+#include "core/choose.h"
 #include "depthwise_conv2d/cuda/families.cuh"
-#include "depthwise_conv2d/cuda/two_stage_reduction.cuh"
+#include "depthwise_conv2d/cuda/weight_reduction.cuh"
 
 namespace ops::cuda {
 namespace {
+
+constexpr int kMaxThreads = 256;
 
 struct LargeFilterParams {
   int in_h, in_w, filter_h, filter_w, out_h, out_w;
@@ -333,8 +336,8 @@ bool large_filter_weight_gradient(const WeightGradient<T>& c) {
   plan->params.filter = strides_of(g, g.out_h, g.out_w);
   const int64_t steps = ceil_div(g.n, plan->block.z);
   const int64_t resident_blocks = 4 * Device().multiprocessors;
-  const int64_t splits = best_split(steps, g.c * plan->tiles, resident_blocks, 1);
-  two_stage_reduction(c, splits, [&](const WeightReduction<T>& reduction) {
+  const int64_t splits = choose_splits(steps, g.c * plan->tiles, resident_blocks, 1);
+  reduce_weights(c, splits, [&](const WeightReduction<T>& reduction) {
     launch_kernel(large_filter_weight_gradient_kernel<T>, dim3(splits, g.c, plan->tiles),
                   plan->block, plan->shared, c.stream, plan->params, c.x, c.grad, reduction);
   });

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "depthwise_conv2d/cuda/families.cuh"
-#include "depthwise_conv2d/cuda/nchw_stage.cuh"
-#include "depthwise_conv2d/cuda/two_stage_reduction.cuh"
+#include "depthwise_conv2d/cuda/planes/nchw_stage.cuh"
+#include "depthwise_conv2d/cuda/weight_reduction.cuh"
 
 namespace ops::cuda {
 
@@ -149,8 +149,8 @@ bool launch_nchw_weight_gradient(const WeightGradient<T>& c) {
   if (!plan) {
     return false;
   }
-  const int64_t images = best_split(g.n, plan->stages, plan->resident_blocks, 2);
-  two_stage_reduction(c, images * plan->params.bands, [&](const WeightReduction<T>& reduction) {
+  const int64_t images = choose_splits(g.n, plan->stages, plan->resident_blocks, 2);
+  reduce_weights(c, images * plan->params.bands, [&](const WeightReduction<T>& reduction) {
     launch_kernel(
         nchw_weight_gradient_kernel<GradientTile>, dim3(plan->stages, images), plan->threads,
         std::max(plan->shared,

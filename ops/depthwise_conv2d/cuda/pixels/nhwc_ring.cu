@@ -10,7 +10,7 @@
 //   shared:  kDepth + 1 stages of input rows and a zero row; from 5×5 on also the filters
 //   thread:  4 to 8 columns of 2 channels (1 if C is odd or a tensor is misaligned); adds each
 //            input row to the pending output rows that use it
-#include "depthwise_conv2d/cuda/nhwc_ring_kernel.cuh"
+#include "depthwise_conv2d/cuda/pixels/nhwc_ring_kernel.cuh"
 
 namespace ops::cuda {
 namespace {
@@ -47,8 +47,8 @@ bool nhwc_ring(const Convolution<T>& c) {
         return plan.fits;
       };
       // Odd C, a misaligned tensor, or too few threads for the copies: one channel per thread. With
-      // stride 2, direct_l1 is faster; with two channels and 7×7, nhwc_stream.
-      if constexpr (std::is_same_v<Axis, Direct<7, 1, 1>>) {
+      // stride 2, direct_l1 is faster. 7×7: always one, for which 4 blocks fit an SM.
+      if constexpr (std::is_same_v<Axis, ForwardAxis<7, 1, 1>>) {
         return launch(RingShape<Axis, 1, 7, kRingDepth<Axis, T>, 128, 4>{});
       } else if constexpr (Axis::kStride == 1) {
         return launch(ConvolutionShape<Axis, T, 2>{}) || launch(ConvolutionShape<Axis, T, 1>{});

@@ -9,8 +9,9 @@
 //   block:   a range of channels (or a band of one), of every gridDim.y-th image
 //   shared:  a ring buffer of two stages: inputs and grad_output; at the end the accumulators
 //   thread:  4 accumulators per filter column; a warp tile has 8 whole rows of grad_output
-#include "depthwise_conv2d/cuda/mma_weight_gradient.cuh"
-#include "depthwise_conv2d/cuda/nchw_kernels.cuh"
+#include "depthwise_conv2d/cuda/planes/mma_weight_gradient.cuh"
+#include "depthwise_conv2d/cuda/planes/nchw_kernels.cuh"
+#include "depthwise_conv2d/cuda/taps.cuh"
 
 namespace ops::cuda {
 namespace {
@@ -38,7 +39,7 @@ bool dispatch_nchw_mma(const DepthwiseGeometry& g, int64_t in_w, int64_t out_w,
       !has_few_bank_conflicts(in_w / 2)) {
     return false;
   }
-  return dispatch_direct(g, [&](auto axis) {
+  return dispatch_forward_axis(g, [&](auto axis) {
     using Axis = decltype(axis);
     if constexpr (Axis::kStride == 1 && Axis::kDilation == 1) {
       return (Axis::kTaps == 7 || in_w == 16) && f(axis);

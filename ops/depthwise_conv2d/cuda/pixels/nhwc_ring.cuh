@@ -1,10 +1,10 @@
 // Shared by the nhwc_ring kernels: register shapes, sequence of steps, launch plan.
 #pragma once
 
-#include <algorithm>
-
+#include "core/choose.h"
 #include "depthwise_conv2d/cuda/families.cuh"
-#include "depthwise_conv2d/cuda/two_stage_reduction.cuh"
+#include "depthwise_conv2d/cuda/taps.cuh"
+#include "depthwise_conv2d/cuda/weight_reduction.cuh"
 
 namespace ops::cuda {
 
@@ -30,7 +30,7 @@ struct RingParams {
 
 // Register shape of a thread: kCols columns of V channels, and kPending output rows that still need
 // input rows. Copies run kDepth steps ahead. An SM holds kBlocks blocks of up to kThreads threads.
-// A step of a Transposed axis reads one input row and completes two output rows: the window moves
+// A step of a TransposedAxis reads one input row and completes two output rows: the window moves
 // by one input row per two output rows.
 template <typename ShapeAxis, int V, int kTileCols, int kStepsAhead, int kBlockThreads,
           int kBlocksPerSm = 2>
@@ -154,7 +154,7 @@ struct RingPlan {
 inline int64_t choose_share(int64_t all_steps, int64_t steps, int64_t blocks, int64_t resident,
                             int64_t per_image, int64_t per_block) {
   constexpr int64_t kMaxWaves = 16;
-  int64_t best = all_steps, least = 0;
+  Cheapest<int64_t> shares;
   for (int64_t waves = 1; waves <= kMaxWaves; ++waves) {
     const int64_t even = ceil_div(all_steps, std::max<int64_t>(1, waves * resident / blocks));
     // Also try whole images, or images in equal parts: they need fewer warm-up steps.
@@ -162,14 +162,11 @@ inline int64_t choose_share(int64_t all_steps, int64_t steps, int64_t blocks, in
         even >= steps ? ceil_div(even, steps) * steps : ceil_div(steps, steps / even);
     for (const int64_t share : {even, whole}) {
       const int64_t images = share == whole ? ceil_div(share, steps) : share / steps + 2;
-      const int64_t cost = ceil_div(blocks * ceil_div(all_steps, share), resident) *
-                           (share + images * per_image + per_block);
-      if (least == 0 || cost < least) {
-        best = share, least = cost;
-      }
+      shares.offer(share, ceil_div(blocks * ceil_div(all_steps, share), resident) *
+                              (share + images * per_image + per_block));
     }
   }
-  return best;
+  return *shares.best();
 }
 
 // Partition the images into blocks; plan.fits is false if no shape of a block fits. A stage of the
@@ -203,14 +200,16 @@ RingPlan plan_ring(int64_t images, int64_t channels, int64_t in_h, int64_t in_w,
   // Choose the shape of a block by estimated time: the warps of all blocks, times factors for reads
   // per input column (halo; + 1: the output), for partly used memory transactions, and for too few
   // resident warps (shared memory).
-  RingParams& params = plan.params;
   const Device device;
   const int64_t vectors = ceil_div(channels, Shape::kChannels);
   const int64_t across = ceil_div(out_w, Shape::kCols);
   const int64_t multiple = std::max<int64_t>(1, copy_bytes / kPixel);  // lanes per copy
   const int64_t min_tiles = ceil_div(across * multiple, Shape::kThreads);
-  int64_t per_sm = 0;  // resident blocks
-  double least = 0;
+  struct BlockShape {
+    int64_t groups, lanes, chunks, in_cols, pitch_bytes, ring_bytes, shared;
+    int64_t resident;  // blocks per SM
+  };
+  Cheapest<BlockShape> shapes;
   // Each try has fewer groups per block. Shifted pixels are slower in many narrow tiles.
   const int64_t min_groups = shifted ? ceil_div(across, min_tiles + kTries - 1) : 1;
   int64_t groups = 0;
@@ -246,19 +245,20 @@ RingPlan plan_ring(int64_t images, int64_t channels, int64_t in_h, int64_t in_w,
                            : bytes % kSector == 0                 ? 1.25
                                                                   : 1.5;
       const double shortage = static_cast<double>(kWarps) / (resident * warps);
-      const double cost =
-          chunks * tiles * warps * (1 + reads) * waste * std::max(1.0, shortage * kEnough);
-      if (least == 0 || cost < least) {
-        least = cost, per_sm = resident, plan.shared = shared;
-        plan.block = dim3(lanes, groups);
-        params.chunks = chunks, params.in_cols = in_cols, params.ring_bytes = ring_bytes;
-        params.pitch_bytes = bytes;
-      }
+      shapes.offer(
+          {groups, lanes, chunks, in_cols, bytes, ring_bytes, shared, resident},
+          chunks * tiles * warps * (1 + reads) * waste * std::max(1.0, shortage * kEnough));
     }
   }
-  if (per_sm == 0) {
+  if (!shapes.best()) {
     return plan;
   }
+  const BlockShape& shape = *shapes.best();
+  plan.block = dim3(shape.lanes, shape.groups);
+  plan.shared = shape.shared;
+  RingParams& params = plan.params;
+  params.chunks = shape.chunks, params.in_cols = shape.in_cols;
+  params.ring_bytes = shape.ring_bytes, params.pitch_bytes = shape.pitch_bytes;
   params.in_h = in_h, params.in_w = in_w, params.out_h = out_h, params.out_w = out_w;
   params.start_h = Axis::start(padding_h), params.start_w = Axis::start(padding_w);
   params.channels = channels;
@@ -266,8 +266,8 @@ RingPlan plan_ring(int64_t images, int64_t channels, int64_t in_h, int64_t in_w,
   params.copy_bytes = copy_bytes, params.shifted = shifted;
   const int64_t blocks = params.chunks * ceil_div(across, plan.block.y);
   const int64_t per_image = Shape::kSkipsRows ? Shape::kWarmUp / 2 : Shape::kWarmUp;
-  params.share = choose_share(all_steps, params.steps, blocks, per_sm * device.multiprocessors,
-                              per_image, kPerBlock);
+  params.share = choose_share(all_steps, params.steps, blocks,
+                              shape.resident * device.multiprocessors, per_image, kPerBlock);
   plan.grid = dim3(blocks, ceil_div(all_steps, params.share));
   if (kOtherRows > 0) {
     constexpr int kSums = (Shape::kTaps * Shape::kTaps + 1) * Shape::kChannels;

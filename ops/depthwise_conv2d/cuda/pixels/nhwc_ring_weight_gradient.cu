@@ -11,8 +11,8 @@
 //            sums overwrite them
 //   thread:  one sum per tap and one for the bias, per channel, over a tile of columns; keeps the
 //            newest kPending rows of grad_output of its tile
-#include "depthwise_conv2d/cuda/nhwc_ring_copy.cuh"
-#include "depthwise_conv2d/cuda/two_stage_reduction.cuh"
+#include "depthwise_conv2d/cuda/pixels/nhwc_ring_copy.cuh"
+#include "depthwise_conv2d/cuda/weight_reduction.cuh"
 
 namespace ops::cuda {
 namespace {
@@ -160,7 +160,7 @@ bool nhwc_ring_weight_gradient(const WeightGradient<T>& c) {
   // fast, 1.03 in the mean (H200).
   const Device device;
   const int64_t bytes = elements_per_sm(g) * device.multiprocessors * sizeof(T);
-  return dispatch_direct(g, [&](auto axis) {
+  return dispatch_forward_axis(g, [&](auto axis) {
     using Axis = decltype(axis);
     const auto launch = [&](auto shape) {
       using Shape = decltype(shape);
@@ -168,7 +168,7 @@ bool nhwc_ring_weight_gradient(const WeightGradient<T>& c) {
                                          g.padding_w, 0, {c.x, c.grad});
       if (plan.fits) {
         plan.params.streaming = bytes > device.cache && bytes <= 4 * device.cache;
-        two_stage_reduction(c, plan.splits(), [&](const WeightReduction<T>& reduction) {
+        reduce_weights(c, plan.splits(), [&](const WeightReduction<T>& reduction) {
           launch_kernel(nhwc_ring_weight_gradient_kernel<Shape, T>, plan.grid, plan.block,
                         plan.shared, c.stream, plan.params, c.x, c.grad, reduction);
         });
@@ -179,7 +179,7 @@ bool nhwc_ring_weight_gradient(const WeightGradient<T>& c) {
     // or a tensor misaligned; with stride 2 or dilation 2, direct_l1 is faster than one.
     if constexpr (Axis::kTaps > 3) {
       return launch(GradientShape<Axis, T, 1>{});
-    } else if constexpr (std::is_same_v<Axis, Direct<3, 1, 1>>) {
+    } else if constexpr (std::is_same_v<Axis, ForwardAxis<3, 1, 1>>) {
       return launch(GradientShape<Axis, T, 2>{}) || launch(GradientShape<Axis, T, 1>{});
     } else {
       return launch(GradientShape<Axis, T, 2>{});

@@ -2,8 +2,8 @@
 // nhwc_ring_all_gradients.cu.
 #pragma once
 
-#include "depthwise_conv2d/cuda/nhwc_ring_copy.cuh"
-#include "depthwise_conv2d/cuda/two_stage_reduction.cuh"
+#include "depthwise_conv2d/cuda/pixels/nhwc_ring_copy.cuh"
+#include "depthwise_conv2d/cuda/weight_reduction.cuh"
 
 namespace ops::cuda {
 

@@ -16,9 +16,11 @@
 //            those of the next tiles, copied during the products
 //   thread:  4 accumulators for each of kMmaRows output rows; a warp computes 16 columns at once,
 //            in a narrow step 8 columns of twice as many rows
+#include "core/choose.h"
 #include "depthwise_conv2d/cuda/families.cuh"
-#include "depthwise_conv2d/cuda/mma_tile.cuh"
-#include "depthwise_conv2d/cuda/nhwc_mma.cuh"
+#include "depthwise_conv2d/cuda/pixels/nhwc_mma.cuh"
+#include "depthwise_conv2d/cuda/planes/mma_tile.cuh"
+#include "depthwise_conv2d/cuda/taps.cuh"
 
 namespace ops::cuda {
 namespace {
@@ -93,7 +95,7 @@ __global__ void __launch_bounds__(32 * kMmaSlots * kRowWarps,
   while (copies.remain()) {
     copies.issue();
   }
-  __pipeline_commit();
+  commit_copies();
 
   const int warp = threadIdx.x / 32, thread = threadIdx.x % 32;
   const int first_row = kRowWarps == 1 ? 0 : warp / kMmaSlots * kMmaRows;
@@ -111,7 +113,7 @@ __global__ void __launch_bounds__(32 * kMmaSlots * kRowWarps,
                                                (kMmaRows * Layout::kPitch - kNarrowColumns / 2) *
                                                unsigned{sizeof(uint4)};
   for (int round = 0; round < p.rounds; ++round) {
-    __pipeline_wait_prior(0);
+    wait_for_copies<0>();
     __syncthreads();
     copies.start(copied.tile + p.splits, next);
 
@@ -187,7 +189,7 @@ __global__ void __launch_bounds__(32 * kMmaSlots * kRowWarps,
     while (copies.remain()) {
       copies.issue();
     }
-    __pipeline_commit();
+    commit_copies();
     __syncthreads();
 
     if (copied.tile < p.tiles) {
@@ -212,24 +214,21 @@ __global__ void __launch_bounds__(32 * kMmaSlots * kRowWarps,
 
 // Return the tile's columns (even, at most 32) with the least estimated time. The weights of a wide
 // step, a narrow step and the rest of a tile were measured on an H200.
-int best_tile_columns(int64_t out_w, int64_t all_bands, int64_t slots, bool has_narrow) {
+int choose_tile_columns(int64_t out_w, int64_t all_bands, int64_t slots, bool has_narrow) {
   constexpr int64_t kWideStep = 20, kNarrowStep = 12, kRest = 5;
-  int best = 0;
-  int64_t least = 0;
+  Cheapest<int> columns_of_tile;
   for (int64_t tiles = ceil_div(out_w, 32); tiles <= ceil_div(out_w, kNarrowColumns); ++tiles) {
     const int64_t columns = round_up(ceil_div(out_w, tiles), 2), last = columns % kMmaColumns;
     const bool narrow = has_narrow && last > 0 && last <= kNarrowColumns;
     const int64_t wide = columns / kMmaColumns + (last > 0 && !narrow ? 1 : 0);
     const int64_t rounds = ceil_div(all_bands * ceil_div(out_w, columns), slots);
     const int64_t time = rounds * (wide * kWideStep + (narrow ? kNarrowStep : 0) + kRest);
-    if (best == 0 || time < least) {
-      best = columns, least = time;
-    }
+    columns_of_tile.offer(columns, time);
   }
-  return best;
+  return *columns_of_tile.best();
 }
 
-// Return whether nhwc_mma is faster than nhwc_ring, nhwc_stream and direct_l1 (H100).
+// Return whether nhwc_mma is faster than nhwc_ring and direct_l1 (H100).
 bool is_faster(const DepthwiseGeometry& g, int64_t out_w) {
   const int64_t elements = elements_per_sm(g);
   const bool large = g.kernel_h > 5;
@@ -255,7 +254,7 @@ bool nhwc_mma(const Convolution<T>& c) {
   const int64_t threads = 32 * kMmaSlots * row_warps, chunks = g.c / kSlotChannels;
   const int64_t slots =
       std::max<int64_t>(1, kMmaThreads / threads * device.multiprocessors * kMmaSlots / chunks);
-  const int columns = best_tile_columns(c.out.w, g.n * bands, slots, row_warps == 2);
+  const int columns = choose_tile_columns(c.out.w, g.n * bands, slots, row_warps == 2);
   NhwcMmaParams p{};
   p.h = c.in.h, p.w = c.in.w, p.out_h = c.out.h, p.out_w = c.out.w, p.channels = g.c;
   p.start_h = -c.padding_h, p.start_w = -c.padding_w, p.flip = c.flip;
@@ -279,7 +278,7 @@ bool nhwc_mma(const Convolution<T>& c) {
              c.weight, c.bias, c.out.data);
     return true;
   };
-  return dispatch_direct(g, [&](auto axis) {
+  return dispatch_forward_axis(g, [&](auto axis) {
     using Axis = decltype(axis);
     if constexpr (Axis::kTaps >= 5 && Axis::kStride == 1) {
       using K = Width<Axis::kTaps>;

@@ -5,8 +5,9 @@
 
 #include <optional>
 
+#include "core/choose.h"
 #include "core/cuda/tma_ring.cuh"
-#include "depthwise_conv2d/cuda/tap_maps.cuh"
+#include "depthwise_conv2d/cuda/taps.cuh"
 
 namespace ops::cuda {
 
@@ -207,8 +208,7 @@ std::optional<NchwPlan> plan_nchw(int64_t maps, int64_t channels, int64_t in_h, 
   const int row_threads = tiles_w * Shape::kThreads;
   const int max_threads =
       row_threads <= Shape::kThreadsPerBlock ? Shape::kThreadsPerBlock : kNchwThreads;
-  std::optional<NchwPlan> best;
-  double least_cost = 0;
+  Cheapest<NchwPlan> cheapest;
   // Try groups of whole maps of decreasing size, then bands.
   int group =
       std::min<int64_t>(std::max(1, max_threads / (row_threads * tiles_h)) * Shape::kMaps, maps);
@@ -251,9 +251,7 @@ std::optional<NchwPlan> plan_nchw(int64_t maps, int64_t channels, int64_t in_h, 
           active_blocks * plan.threads * (params.bands > 1 ? 1.2 : 1.0) + kLatency;
       const double cost = ceil_div(blocks, plan.resident_blocks) * round_cost +
                           (separate && repeats * params.bands > 1 ? kLatency : 0);
-      if (!best || cost < least_cost) {
-        best = plan, least_cost = cost;
-      }
+      cheapest.offer(plan, cost);
     }
     if (group > 1) {
       group /= 2;
@@ -263,7 +261,7 @@ std::optional<NchwPlan> plan_nchw(int64_t maps, int64_t channels, int64_t in_h, 
       bands = bands < tiles_h ? std::min(bands * 2, tiles_h) : bands * 2;
     }
   }
-  return best;
+  return cheapest.best();
 }
 
 }  // namespace ops::cuda

@@ -2,7 +2,8 @@
 // it.
 #pragma once
 
-#include "depthwise_conv2d/cuda/nhwc_ring.cuh"
+#include "core/cuda/copy.cuh"
+#include "depthwise_conv2d/cuda/pixels/nhwc_ring.cuh"
 
 namespace ops::cuda {
 
@@ -81,7 +82,7 @@ class RowCopy {
   // row.
   __device__ void copy(bool inside, unsigned char* memory) {
     if (inside) {
-      const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(memory)) + to_;
+      const unsigned to = shared_address(memory) + to_;
       wide_ ? copy_units<16>(to) : copy_units<4>(to);
     }
     from_ += row_bytes_;
