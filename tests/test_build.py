@@ -210,13 +210,14 @@ def test_every_library_is_linked_with_the_version_script(plan, toolkit):
 
 
 def error_lines():
-    """Return the errors of all wrong calls in the operator table."""
+    """Return the errors of all wrong calls in the operator table, without lists of backends."""
     lines = []
     for op in OPERATORS:
         for wrong in op.wrong:
             with pytest.raises(wrong.raises) as raised:
                 wrong.call()
-            lines.append(f"{raised.typename}: {str(raised.value).splitlines()[0]}")
+            line = str(raised.value).splitlines()[0].partition(" is only available for")[0]
+            lines.append(f"{raised.typename}: {line}")
     return lines
 
 
