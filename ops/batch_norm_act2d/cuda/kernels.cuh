@@ -224,9 +224,9 @@ __global__ void __launch_bounds__(kThreads)
   using Source = Shared<T, G::V>;
   const auto copy = reinterpret_cast<Vector<T, G::V>*>(memory);
   const Slice<G> slice(g, false);
+  const Origins<G, A> origins(slice, x);  // first: loads do not pass the copies
   Source::copy(slice, x, copy);
   commit_copies();
-  const Origins<G, A> origins(slice, x);
   wait_for_copies<0>();
   const Source source{copy + threadIdx.x};
   reduce_statistics<T>(slice, source, origins, [&](int64_t channel, A mean, A squares) {

@@ -62,8 +62,11 @@ __global__ void __launch_bounds__(kReduceColumns* kRows)
   const int i = blockIdx.x * kReduceColumns + column;
   wait_for_previous_kernel();
   A sum = 0;
-  for (int s = row; s < splits && i < size; s += kRows) {
-    sum += splits_sums[static_cast<int64_t>(s) * size + i];
+  if (i < size) {
+#pragma unroll 4  // loads in flight
+    for (int s = row; s < splits; s += kRows) {
+      sum += splits_sums[static_cast<int64_t>(s) * size + i];
+    }
   }
   sums[row][column] = sum;
   __syncthreads();
