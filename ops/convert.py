@@ -5,8 +5,8 @@ place in the model remain, so functions that select layers by type (fusion, quan
 ``convert_sync_batchnorm``, pruning) find PyTorch's layers and do with them what they always do.
 Where torch.export, torch.jit.trace or torch.fx records a call, PyTorch's own ``forward`` runs.
 
-Only ``copy.copy`` of a layer is not independent: its ``forward`` is that of the original, as after
-every replacement of ``forward``.
+After ``copy.copy``, the copy's ``forward`` runs with the original's parameters; use
+``copy.deepcopy``.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ops.batch_norm_act2d import apply_layer
 from ops.core import check
 from ops.core.torch_private import has_hooks
-from ops.core.tracing import is_recorded
+from ops.core.tracing import is_traced_to_graph
 from ops.depthwise_conv2d import depthwise_conv2d
 
 _DEVICES = ("cpu", "cuda", "meta")
@@ -41,14 +41,15 @@ class Forward:
 
     def __call__(self, input: Tensor) -> Tensor:
         """Return the layer's output."""
-        return _stock(self.layer, input) if is_recorded(input) else self.run(self.layer, input)
+        run = _original_forward if is_traced_to_graph(input) else self.run
+        return run(self.layer, input)
 
 
 def convert_depthwise(module: nn.Module) -> int:
     """Run every depthwise ``nn.Conv2d`` of a model by :func:`depthwise_conv2d`, in place.
 
-    The layers remain what they are: type, parameters, buffers, hooks, attributes. Only their
-    ``forward`` is replaced, until :func:`restore`.
+    Type, parameters, buffers, hooks and attributes of the layers stay. Only their ``forward`` is
+    replaced, until :func:`restore`.
 
     Layers that the operator cannot reproduce stay unchanged: subclasses of Conv2d (also
     parametrized and lazy layers), ``padding_mode`` other than "zeros", asymmetric
@@ -78,11 +79,11 @@ def convert_batch_norm(module: nn.Module) -> int:
     ``BatchNormAct2d`` is converted with its activation. Only training becomes faster: in evaluation
     PyTorch's operators run.
 
-    The layers remain what they are: type, parameters, buffers, hooks, attributes. Only the
-    ``forward`` of batch normalisation and of ``nn.Sequential`` is replaced, until :func:`restore`.
+    Only the ``forward`` of batch normalisation and of ``nn.Sequential`` is replaced, until
+    :func:`restore`.
 
-    Layers stay unchanged that are subclasses of BatchNorm2d (such as SyncBatchNorm), have a
-    replaced ``forward``, or are on devices other than CPU and CUDA.
+    Not converted: subclasses of BatchNorm2d (such as SyncBatchNorm), layers with a replaced
+    ``forward``, devices other than CPU and CUDA.
 
     Args:
         module: The model.
@@ -128,7 +129,7 @@ def _check_module(function: str, module: nn.Module) -> None:
 
 
 def _replace_forward(layer: nn.Module, run: Callable[[Any, Tensor], Tensor]) -> None:
-    """Replace ``forward``; torch.jit.script, which cannot compile it, restores the layer."""
+    """Replace ``forward``; torch.jit.script, which cannot compile it, restores the layer first."""
     vars(layer).update(
         forward=Forward(layer, run),
         __prepare_scriptable__=partial(_restore_forward, layer),
@@ -153,7 +154,7 @@ def _is_converted(layer: nn.Module) -> bool:
     return isinstance(vars(layer).get("forward"), Forward)
 
 
-def _stock(layer: nn.Module, input: Tensor) -> Tensor:
+def _original_forward(layer: nn.Module, input: Tensor) -> Tensor:
     output: Tensor = type(layer).forward(layer, input)
     return output
 
@@ -213,7 +214,11 @@ def _is_plain(module: Any) -> bool:
 
 def _normalize(norm: nn.BatchNorm2d, input: Tensor) -> Tensor:
     activation = _activation_of(norm)  # None: changed since the conversion
-    return _stock(norm, input) if activation is None else apply_layer(norm, input, activation)
+    return (
+        _original_forward(norm, input)
+        if activation is None
+        else apply_layer(norm, input, activation)
+    )
 
 
 def _is_sequential(module: nn.Module) -> bool:

@@ -15,7 +15,7 @@ from ops.core.composition import composed
 from ops.core.families import folded
 from ops.core.registration import register
 from ops.core.torch_private import direct
-from ops.core.tracing import is_recorded, record_leaf
+from ops.core.tracing import is_traced_to_graph, record_leaf
 
 _NAME = "batch_norm_act2d"
 _norm = torch.ops.lenet_ops.batch_norm_act2d.default
@@ -247,7 +247,7 @@ def apply_layer(layer: BatchNormAct2d | nn.BatchNorm2d, input: Tensor, activatio
     mean = layer.running_mean if tracked else None
     var = layer.running_var if tracked else None
     training = layer.training or (layer.running_mean is None and layer.running_var is None)
-    if is_recorded(input):
+    if is_traced_to_graph(input):
         y = F.batch_norm(input, mean, var, layer.weight, layer.bias, training, momentum, layer.eps)
         return ACTIVATIONS[activation](y)
     return batch_norm_act2d(

@@ -114,8 +114,8 @@ A* mutable_data_or_null(const std::optional<Tensor>& x) {
   return x ? static_cast<A*>(x->data_ptr()) : nullptr;
 }
 
-// Return one value per channel: to be computed, or zeros for an empty batch.
-inline Tensor sums_of(const Tensor& x, NormLayout layout, ScalarType dtype) {
+// Return a tensor of one value per channel, uninitialised; zeros for an empty batch.
+inline Tensor new_channels(const Tensor& x, NormLayout layout, ScalarType dtype) {
   Tensor sums = empty(x, {layout.channels}, dtype);
   if (layout.count() == 0) {
     torch::stable::zero_(sums);
@@ -130,17 +130,17 @@ inline void copy_back(const std::optional<Tensor>& x, const std::optional<Tensor
   }
 }
 
-// Return the middle one of three elements of a channel, the origin of its sums: an outlier as the
-// origin would cancel the digits of the others.
+// Return the median of three elements of a channel, the origin of its sums. An outlier as the
+// origin would cause cancellation.
 template <typename A>
 OPS_DEVICE A median(A a, A b, A c) {
   const A low = a < b ? a : b, high = a < b ? b : a;
   return c < low ? low : c < high ? c : high;
 }
 
-// Statistics are sums over deviations d = (x − origin) kDeviationUnit: Σ d kSumUnit and Σ d². The
-// units are powers of two. For finite x, d is finite, and so is the first sum of a million
-// elements; the second may overflow.
+// Statistics are sums over scaled deviations d = x u − origin, u = kDeviationUnit: Σ d kSumUnit and
+// Σ d². The origin is scaled by u, too. The units are powers of two. For finite x, d is finite, and
+// so is the first sum of a million elements; the second may overflow.
 constexpr float kDeviationUnit = 1.0f / 4, kSumUnit = 1.0f / (1 << 20);
 
 // Return Σ d² − (Σ d)² / n, at least 0; infinite if Σ d² overflows, NaN if Σ d / n is not finite.
@@ -153,7 +153,7 @@ OPS_DEVICE A central_squares(A sum, A mean, A square) {
   return squares < A(0) ? A(0) : squares;
 }
 
-// Return x, or 0 as the origin of sums with elements that are not finite.
+// Return x if it is finite, else 0.
 template <typename A>
 OPS_DEVICE A finite_or_zero(A x) {
   return x - x == A(0) ? x : A(0);
@@ -163,7 +163,7 @@ template <typename A>
 struct Moments {
   A mean, squares;  // Σ (x − mean)²
 
-  // From the sums over n elements; `origin` is in kDeviationUnit.
+  // From the sums over n elements; `origin` is scaled by kDeviationUnit.
   OPS_DEVICE Moments(A origin, A sum, A square, A n) {
     constexpr A unit = A(1) / kDeviationUnit, sum_unit = A(1) / kSumUnit;
     const A shift = sum / n * sum_unit;
@@ -187,8 +187,8 @@ struct Statistics {
   double momentum, eps;
   int64_t n;  // elements of a channel
 
-  // Store the statistics of a channel, given Σ (x − mean)². If it is infinite, store the mean as 0:
-  // (x − mean) rstd must be 0, and x − mean could overflow.
+  // Store the statistics of a channel, given Σ (x − mean)². If the variance is infinite, store mean
+  // 0, so that (x − mean) rstd is 0 and does not overflow.
   OPS_DEVICE void store(int64_t c, double batch_mean, double squares) const {
     rstd[c] = static_cast<A>(1 / std::sqrt(squares / n + eps));
     mean[c] = rstd[c] == A(0) ? A(0) : static_cast<A>(batch_mean);
@@ -231,7 +231,7 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_act2d(const Tensor& input,
   const auto w = in_dtype(weight, dtype), b = in_dtype(bias, dtype);
   const auto new_mean = in_dtype(running_mean, dtype), new_var = in_dtype(running_var, dtype);
   Tensor out = empty(x, {x.sizes().begin(), x.sizes().end()}, format);
-  Tensor mean = sums_of(x, layout, dtype), rstd = sums_of(x, layout, dtype);
+  Tensor mean = new_channels(x, layout, dtype), rstd = new_channels(x, layout, dtype);
   dispatch_floating(op, x.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     using A = acc_t<T>;
@@ -279,7 +279,7 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_act2d_backward(
   const auto w = in_dtype(weight, dtype), b = in_dtype(bias, dtype);
   const Tensor mu = as_contiguous(mean), r = as_contiguous(rstd);
   Tensor grad_input = output_mask[0] ? empty_as(x) : empty(x, {0});
-  Tensor grad_weight = sums_of(x, layout, dtype), grad_bias = sums_of(x, layout, dtype);
+  Tensor grad_weight = new_channels(x, layout, dtype), grad_bias = new_channels(x, layout, dtype);
   dispatch_floating(op, x.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     using A = acc_t<T>;

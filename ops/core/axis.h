@@ -1,5 +1,6 @@
-// Maps of one axis (vertical or horizontal) of a sliding-window operator: (output, tap) to input.
-// For the input gradient, `transposed`, the input is grad_output and the output is grad_input.
+// Maps of one axis (vertical or horizontal) of a sliding-window operator: (output, tap) to source,
+// the element that the tap reads. Forward: from input to output. Input gradient, `transposed`: from
+// grad_output to grad_input.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +16,9 @@ struct ForwardAxis {
   static constexpr int kTaps = K, kStride = S, kDilation = D;
   static constexpr bool kTransposed = false;
 
-  // Return the window size of `outputs` adjacent outputs, and the step to the next window.
+  // Return the number of sources that `outputs` adjacent outputs read: their window.
   static constexpr int inputs(int outputs) { return (outputs - 1) * S + (K - 1) * D + 1; }
+  // Return the distance between the windows of adjacent tiles of `outputs` outputs.
   static constexpr int step(int outputs) { return outputs * S; }
 
   // Return the tap with which output o reads input i of the window, or −1.
@@ -29,7 +31,7 @@ struct ForwardAxis {
   static constexpr int start(int padding) { return -padding; }
 };
 
-// The same maps for the input gradient with stride 2: outputs are grad_input, inputs grad_output.
+// The same maps for the input gradient with stride 2, for even numbers of outputs.
 // (With stride 1 it is a ForwardAxis with a flipped filter.)
 template <int K, int kPaddingParity>
 struct TransposedAxis {
@@ -48,7 +50,7 @@ struct TransposedAxis {
   static constexpr int start(int padding) { return padding / 2 - (K - 1) / 2; }
 };
 
-// The map with run-time taps, stride, padding and dilation. Source: what the taps read.
+// The map with run-time taps, stride, padding and dilation.
 struct Axis {
   bool transposed;
   int64_t source_size, out_size, taps, stride, padding, dilation;

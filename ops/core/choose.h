@@ -25,7 +25,8 @@ class Cheapest {
 };
 
 // Return the number of splits of work with the least time, in waves × steps. Each of `blocks`
-// blocks has `steps` steps; `resident` blocks run at once; a split costs `extra` more steps.
+// blocks has `steps` steps; `resident` blocks run at once (all three at least 1); a split costs
+// `extra` more steps.
 inline int64_t choose_splits(int64_t steps, int64_t blocks, int64_t resident, int64_t extra) {
   constexpr int64_t kMaxWaves = 16;
   const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };

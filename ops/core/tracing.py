@@ -1,4 +1,4 @@
-"""Calls that are recorded for later: by torch.export, torch.jit.trace or torch.fx."""
+"""Calls that torch.export, torch.jit.trace or torch.fx trace to a graph."""
 
 from typing import Any
 
@@ -9,11 +9,12 @@ from torch.fx import Proxy, Tracer
 from ops.core.torch_private import is_traced
 
 
-def is_recorded(input: Any) -> bool:
-    """Return whether a call with `input` is recorded for later, in any mode of the module.
+def is_traced_to_graph(input: Any) -> bool:
+    """Return whether torch.export, torch.jit.trace or torch.fx traces a call with `input`.
 
-    Layers then call PyTorch's operators, which later passes (quantisation, switching to evaluation)
-    recognise. torch.compile does not count: it traces again when the mode changes.
+    The graph is then used in training and evaluation alike, so layers call PyTorch's operators,
+    which later passes (quantisation, `eval`) recognise. torch.compile does not count: it traces
+    anew when the mode changes.
     """
     return isinstance(input, Proxy) or torch.compiler.is_exporting() or is_traced()
 
@@ -28,5 +29,7 @@ def record_leaf(module: nn.Module, input: Proxy, *args: Any) -> Proxy:
     path = tracer.path_of_module(module) if isinstance(tracer, Tracer) else ""
     if not path:
         name = type(module).__name__
-        raise TypeError(f"{name}: torch.fx records a call of this layer; trace a module with it")
+        raise TypeError(
+            f"{name}: torch.fx cannot trace this layer alone: trace a module that contains it"
+        )
     return tracer.create_proxy("call_module", path, (input, *args), {})

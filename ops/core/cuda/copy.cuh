@@ -1,5 +1,6 @@
 // Asynchronous copies from global to shared memory (cp.async). Below compute capability 8.0: loads
-// and stores. Unlike those of cuda_pipeline.h, these functions are barriers for the compiler.
+// and stores. With cp.async they are compiler barriers ("memory"); those of cuda_pipeline.h are
+// not.
 #pragma once
 
 #include "core/cuda/common.cuh"
@@ -26,13 +27,11 @@ __device__ void copy_async(unsigned to, const void* from) {
 #endif
 }
 
-// The same if `inside`; else write zeros. `from` must be valid in both cases.
-template <int kBytes>
-__device__ void copy_async_or_zero(unsigned to, const void* from, bool inside) {
-  static_assert(kBytes == 16);
+// Start to copy 16 bytes if `inside`, else to write zeros. `from` must be valid in both cases.
+__device__ inline void copy_async_or_zero(unsigned to, const void* from, bool inside) {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-               "r"(inside ? kBytes : 0)
+               "r"(inside ? 16 : 0)
                : "memory");
 #else
   *static_cast<uint4*>(__cvta_shared_to_generic(to)) =

@@ -10,14 +10,14 @@
 
 namespace ops::cuda {
 
-// Return the shared memory of reduce_block in elements, with `sums` sums per thread.
+// Return the shared memory of reduce_block in elements, with `sums` = kSums · V sums per thread.
 inline size_t reduction_elements(int lanes, int groups, int sums) {
   return static_cast<size_t>(lanes) * std::max(1, groups / 2) * sums;
 }
 
 // Tree reduction over `groups` groups of `lanes` threads; each thread has kSums sums of each of V
 // channels. Afterwards shared[i] is sum i % kSums of the block's channel i / kSums. Call it from
-// all threads.
+// all threads, when none of them uses `shared`. It lets stage 2 start (trigger_dependent_launch).
 template <int kSums, int V, typename Acc>
 __device__ void reduce_block(Acc (&sum)[kSums][V], Acc* shared, int lane, int lanes, int group,
                              int groups) {
@@ -56,7 +56,7 @@ constexpr int kReduceColumns = 32;
 // Stage 2. kRows threads reduce one sum; each adds every kRows-th split.
 template <int kRows, typename A, typename Write>
 __global__ void __launch_bounds__(kReduceColumns* kRows)
-    second_stage_kernel(const A* splits_sums, int splits, int size, Write write) {
+    second_stage_kernel(const A* partial, int splits, int size, Write write) {
   __shared__ A sums[kRows][kReduceColumns];
   const int column = threadIdx.x, row = threadIdx.y;
   const int i = blockIdx.x * kReduceColumns + column;
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kReduceColumns* kRows)
   if (i < size) {
 #pragma unroll 4  // loads in flight
     for (int s = row; s < splits; s += kRows) {
-      sum += splits_sums[static_cast<int64_t>(s) * size + i];
+      sum += partial[static_cast<int64_t>(s) * size + i];
     }
   }
   sums[row][column] = sum;
@@ -89,11 +89,11 @@ void second_stage(const A* sums, int64_t splits, int64_t size, const Write& writ
   };
   constexpr int64_t kFewSums = 2048;
   if (splits <= 4) {
-    launch(Width<4>{});
+    launch(std::integral_constant<int, 4>{});
   } else if (splits <= 64 || size > kFewSums) {
-    launch(Width<16>{});
+    launch(std::integral_constant<int, 16>{});
   } else {
-    launch(Width<32>{});
+    launch(std::integral_constant<int, 32>{});
   }
 }
 

@@ -108,7 +108,7 @@ class NhwcMmaCopies {
   __device__ void issue() {
     if (remain()) {
       const bool inside = inside_ && is_inside(h_, p_.h);
-      copy_async_or_zero<sizeof(uint4)>(shared_address(to_), inside ? from_ : in_, inside);
+      copy_async_or_zero(shared_address(to_), inside ? from_ : in_, inside);
       from_ += static_cast<int64_t>(Thread::kStep) * p_.w * p_.channels;
       to_ += Thread::kStep * Layout::kPitch;
       h_ += Thread::kStep, rows_ -= Thread::kStep;
