@@ -1,7 +1,6 @@
 """Batch normalisation and the activation that follows it, in one operator."""
 
 from collections.abc import Callable, Sequence
-from numbers import Real
 from typing import Any
 
 import torch
@@ -11,10 +10,10 @@ from torch.compiler import is_dynamo_compiling
 from torch.fx import Proxy
 
 from ops.core import check, layout, windows
+from ops.core.calls import public
 from ops.core.composition import composed
 from ops.core.families import folded
 from ops.core.registration import register
-from ops.core.torch_private import direct
 from ops.core.tracing import is_traced_to_graph, record_leaf
 
 _NAME = "batch_norm_act2d"
@@ -79,14 +78,7 @@ def batch_norm_act2d(
         return ACTIVATIONS[activation](normal)
     if (running_mean is None) != (running_var is None):
         raise ValueError(f"{_NAME}: running_mean and running_var must both be given, or both None")
-    call = _compiled if is_dynamo_compiling() else _direct
-    args = (input, weight, bias, index, eps, running_mean, running_var, momentum)
-    try:
-        output: Tensor = call(*args)
-        return output
-    except Exception as error:
-        _raise_specific_error(error, *args)
-        raise
+    return _call(input, weight, bias, index, eps, running_mean, running_var, momentum)
 
 
 def _check_image(input: Tensor) -> None:
@@ -95,19 +87,15 @@ def _check_image(input: Tensor) -> None:
         raise RuntimeError(f"{_NAME}: input must have shape [N, C, H, W], got {list(input.shape)}")
 
 
-def _raise_specific_error(error: Exception, input: Tensor, *args: Any) -> None:
-    weight, bias, _, eps, running_mean, running_var, momentum = args
+def _check_values(input: Tensor, *args: Any) -> None:
     _check_image(input)
-    channels = {"weight": weight, "bias": bias}
-    channels |= {"running_mean": running_mean, "running_var": running_var}
-    for name, x in channels.items():
-        if x is not None:
-            check.tensor(_NAME, name, x)
-    for name, number in (("eps", eps), ("momentum", momentum)):
-        if not isinstance(number, Real):
-            raise TypeError(f"{_NAME}: {name} must be float, not {type(number).__name__}")
-    if eps < 0 or input.numel() == input.shape[1]:
-        raise ValueError(str(error).partition("\n")[0]) from None
+    eps = args[3]
+    if input.numel() == input.shape[1]:
+        raise ValueError(
+            f"{_NAME}: input must have more than 1 value per channel, got {list(input.shape)}"
+        )
+    if eps < 0:
+        raise ValueError(f"{_NAME}: eps must be at least 0, got {eps:g}")
 
 
 def _index_of(activation: str) -> int:
@@ -120,19 +108,15 @@ def _index_of(activation: str) -> int:
     return _INDEX[activation]
 
 
-def _fallback(*args: Any) -> Tensor:
-    output: Tensor = _norm(*args)[0]
+def _fallback(input: Tensor, *args: Any) -> Tensor:
+    *others, mean, var, momentum = args
+    if mean is None and is_dynamo_compiling():  # torch.cond: an operator must mutate tensors only
+        mean, var = input.new_empty(0), input.new_empty(0)
+    output: Tensor = _norm(input, *others, mean, var, momentum)[0]
     return output
 
 
-def _compiled(input: Tensor, *args: Any) -> Tensor:
-    *others, mean, var, momentum = args
-    if mean is None:  # torch.cond requires that what an operator writes to is a tensor
-        mean, var = input.new_empty(0), input.new_empty(0)
-    return _fallback(input, *others, mean, var, momentum)
-
-
-_direct = direct(_norm, _fallback, rank=4)
+_call = public(batch_norm_act2d, _norm, check_values=_check_values, fallback=_fallback)
 
 torch.fx.wrap("batch_norm_act2d")  # one node in torch.fx graphs
 

@@ -1,7 +1,7 @@
 """Argument checks of public functions and of fakes."""
 
 from collections.abc import Sequence
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -67,6 +67,12 @@ def integer(op: str, name: str, value: object) -> None:
     """Raise TypeError unless `value` is an int."""
     if not is_int(value):
         raise TypeError(f"{op}: {name} must be int, not {type(value).__name__}")
+
+
+def number(op: str, name: str, value: object) -> None:
+    """Raise TypeError unless `value` is a real number."""
+    if not isinstance(value, Real):
+        raise TypeError(f"{op}: {name} must be float, not {type(value).__name__}")
 
 
 def positive(op: str, name: str, value: Any) -> None:

@@ -5,12 +5,13 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, Union
 
 from onnxscript import BFLOAT16, DOUBLE, FLOAT, FLOAT16
-from onnxscript.values import Opset
+from onnxscript.values import Opset as Opset
 
 from ops.core.torch_private import onnx_sizes
 from ops.core.windows import output_length
 
 T = TypeVar("T", bound=Union[FLOAT, FLOAT16, DOUBLE, BFLOAT16])
+Function = Callable[..., Any]  # in onnxscript
 Value = Any  # of the graph being exported: torch._C.Value or onnx_ir.Value
 Sizes = Any  # list of int (None: dynamic size); None if the rank is unknown
 
@@ -32,7 +33,7 @@ class OnnxOperator(NamedTuple):
         node: f(*args), returns the node for a call torch.ops.lenet_ops.NAME(*args).
     """
 
-    function: Callable[[Opset], Callable[..., Any]]
+    function: Callable[[Opset], Function]
     node: Callable[..., Node]
 
 

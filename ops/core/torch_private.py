@@ -104,23 +104,19 @@ def version_of(x: Tensor) -> int:
     return x._version
 
 
-def direct(
-    op: OpOverload, fallback: Callable[..., Any] | None = None, *, rank: int = 0
-) -> Callable[..., Any]:
+def direct(op: OpOverload, fallback: Callable[..., Any], *, rank: int = 0) -> Callable[..., Any]:
     """Return a C function that calls `op` and returns its first output.
 
     It calls `fallback` instead if the type of an argument is not exactly that of the schema, or if
     a mode, transform or trace is active. An `int[2]` may be a tuple of two ints, or one int for
-    both. torch.compile cannot trace the C function. Without the eager library, return
-    `fallback` with its out-of-memory errors converted.
+    both. torch.compile cannot trace the C function. Without the eager library, return `fallback`
+    with its out-of-memory errors converted.
 
     Args:
         op: the operator.
-        fallback: function for all other calls; None: `op` itself, which accepts bools as ints.
+        fallback: function for all other calls.
         rank: required rank of the first argument; other ranks go to `fallback`. 0: any rank.
     """
-    if fallback is None:
-        fallback = op._op
     if not hasattr(torch.ops.lenet_ops_eager, "register_autograd"):
         return convert_out_of_memory(fallback, name_of(op))
     eager = importlib.import_module(f"ops.{EAGER}")

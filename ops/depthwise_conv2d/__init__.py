@@ -1,15 +1,12 @@
 """Depthwise convolution: one filter per channel."""
 
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_dynamo_compiling
 
 from ops.core import check, windows
-from ops.core.memory import convert_out_of_memory
-from ops.core.torch_private import direct
+from ops.core.calls import public
 from ops.core.windows import Size
 
 _conv = torch.ops.lenet_ops.depthwise_conv2d.default
@@ -48,38 +45,10 @@ def depthwise_conv2d(
         NotImplementedError: an unsupported dtype.
         RuntimeError: mismatched shapes, dtypes or devices, values out of range.
     """
-    try:
-        call = _conv_fallback if is_dynamo_compiling() else _conv_direct
-        return call(input, weight, bias, stride, padding, dilation)
-    except Exception:
-        check.image("depthwise_conv2d", input)
-        check.tensor("depthwise_conv2d", "weight", weight)
-        if bias is not None:
-            check.tensor("depthwise_conv2d", "bias", bias)
-        _pairs(stride, padding, dilation)
-        raise
+    return _call(input, weight, bias, stride, padding, dilation)
 
 
-def _conv_fallback(input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Size) -> Tensor:
-    return _convolve(input, weight, bias, *_pairs(*geometry))
-
-
-def _pairs(stride: Size, padding: Size, dilation: Size) -> list[tuple[int, int]]:
-    return windows.pairs("depthwise_conv2d", stride=stride, padding=padding, dilation=dilation)
-
-
-@partial(convert_out_of_memory, name="depthwise_conv2d")
-def _convolve(input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Size) -> Tensor:
-    """Call the operator on [N, C, H, W] or [C, H, W]; `geometry` has the schema's types."""
-    check.tensor("depthwise_conv2d", "input", input)
-    if input.dim() != 3:
-        return _conv(input, weight, bias, *geometry)
-    return _conv(input.unsqueeze(0), weight, bias, *geometry).squeeze(0)
-
-
-_conv_direct = direct(_conv, _conv_fallback, rank=4)
-
-torch.fx.wrap("_convolve")  # one node in torch.fx graphs
+_call = public(depthwise_conv2d, _conv, image=True)
 
 
 class DepthwiseConv2d(nn.Conv2d):

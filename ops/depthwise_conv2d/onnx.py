@@ -1,14 +1,21 @@
 """depthwise_conv2d in ONNX."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from collections.abc import Sequence
+from typing import Optional
 
-from onnxscript.values import Opset
+from ops.core.onnx import (
+    Function,
+    Node,
+    OnnxOperator,
+    Opset,
+    T,
+    sizes_of,
+    window_attributes,
+    window_sizes,
+)
 
-from ops.core.onnx import Node, OnnxOperator, T, sizes_of, window_attributes, window_sizes
 
-
-def _function(op: Opset) -> Callable[..., Any]:
+def _function(op: Opset) -> Function:
     def DepthwiseConv2d(
         X: T,
         W: T,

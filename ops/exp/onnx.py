@@ -1,14 +1,9 @@
 """exp in ONNX."""
 
-from collections.abc import Callable
-from typing import Any
-
-from onnxscript.values import Opset
-
-from ops.core.onnx import OnnxOperator, T, elementwise
+from ops.core.onnx import Function, OnnxOperator, Opset, T, elementwise
 
 
-def _function(op: Opset) -> Callable[..., Any]:
+def _function(op: Opset) -> Function:
     def Exp(X: T) -> T:
         """Exponential function."""
         return op.Exp(X)

@@ -2,15 +2,12 @@
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_dynamo_compiling
 
-from ops.core import check
+from ops.core.calls import public
 from ops.core.families import elementwise
 from ops.core.registration import register
-from ops.core.torch_private import direct
 
 _gelu = torch.ops.lenet_ops.gelu.default
-_gelu_direct = direct(_gelu)
 _gelu_backward = torch.ops.lenet_ops.gelu_backward.default
 
 SLOPE = 1.702
@@ -32,14 +29,10 @@ def gelu(input: Tensor) -> Tensor:
         TypeError: `input` is not a tensor.
         NotImplementedError: an unsupported dtype.
     """
-    try:
-        return (_gelu if is_dynamo_compiling() else _gelu_direct)(input)
-    except Exception:
-        check.tensor("gelu", "input", input)
-        raise
+    return _call(input)
 
 
-torch.fx.wrap("gelu")  # one node in torch.fx graphs
+_call = public(gelu, _gelu)
 
 
 class GELU(nn.Module):

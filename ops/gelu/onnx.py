@@ -1,18 +1,14 @@
 """gelu in ONNX."""
 
-from collections.abc import Callable
-from typing import Any
-
 from onnx import TensorProto
 from onnx.helper import make_tensor
-from onnxscript.values import Opset
 
-from ops.core.onnx import OnnxOperator, T, elementwise
+from ops.core.onnx import Function, OnnxOperator, Opset, T, elementwise
 
 _SLOPE = make_tensor("slope", TensorProto.DOUBLE, [], [1.702])  # precise enough for every dtype
 
 
-def _function(op: Opset) -> Callable[..., Any]:
+def _function(op: Opset) -> Function:
     def GELU(X: T) -> T:
         """Sigmoid approximation of GELU: x * sigmoid(1.702 x)."""
         slope = op.CastLike(op.Constant(value=_SLOPE), X)

@@ -2,13 +2,11 @@
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_dynamo_compiling
 
 from ops.core import check, layout, windows
+from ops.core.calls import public
 from ops.core.families import folded, linear
-from ops.core.memory import convert_out_of_memory
 from ops.core.registration import register
-from ops.core.torch_private import direct
 
 _pool = torch.ops.lenet_ops.global_avg_pool2d.default
 _pool_backward = torch.ops.lenet_ops.global_avg_pool2d_backward.default
@@ -32,28 +30,10 @@ def global_avg_pool2d(input: Tensor) -> Tensor:
         NotImplementedError: an unsupported dtype.
         RuntimeError: `input` has neither 3 nor 4 dimensions.
     """
-    try:
-        return (_pool_fallback if is_dynamo_compiling() else _pool_direct)(input)
-    except Exception:
-        check.image("global_avg_pool2d", input)
-        raise
+    return _call(input)
 
 
-def _pool_fallback(input: Tensor) -> Tensor:
-    return _global_avg_pool2d(input)
-
-
-@convert_out_of_memory
-def _global_avg_pool2d(input: Tensor) -> Tensor:
-    """Call the operator on [N, C, H, W] or [C, H, W]."""
-    check.tensor("global_avg_pool2d", "input", input)
-    output: Tensor = _pool(input) if input.dim() != 3 else _pool(input.unsqueeze(0)).squeeze(0)
-    return output
-
-
-_pool_direct = direct(_pool, _pool_fallback, rank=4)
-
-torch.fx.wrap("_global_avg_pool2d")  # one node in torch.fx graphs
+_call = public(global_avg_pool2d, _pool, image=True)
 
 
 class GlobalAvgPool2d(nn.Module):

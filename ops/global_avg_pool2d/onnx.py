@@ -1,14 +1,9 @@
 """global_avg_pool2d in ONNX."""
 
-from collections.abc import Callable
-from typing import Any
-
-from onnxscript.values import Opset
-
-from ops.core.onnx import Node, OnnxOperator, T, sizes_of
+from ops.core.onnx import Function, Node, OnnxOperator, Opset, T, sizes_of
 
 
-def _function(op: Opset) -> Callable[..., Any]:
+def _function(op: Opset) -> Function:
     def GlobalAvgPool2d(X: T) -> T:
         """Mean of each channel over height and width."""
         return op.GlobalAveragePool(X)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ops.core import check, windows
-from ops.core.memory import convert_out_of_memory
+from ops.core.calls import public
 from ops.core.torch_private import is_traced
 from ops.core.windows import Size
 
@@ -14,7 +14,6 @@ _involution = torch.ops.lenet_ops.involution2d.default
 _involution_backward = torch.ops.lenet_ops.involution2d_backward.default
 
 
-@convert_out_of_memory
 def involution2d(
     input: Tensor, weight: Tensor, stride: Size = 1, padding: Size = 0, dilation: Size = 1
 ) -> Tensor:
@@ -41,20 +40,10 @@ def involution2d(
         NotImplementedError: an unsupported dtype.
         RuntimeError: mismatched shapes, dtypes or devices, values out of range.
     """
-    op = "involution2d"
-    check.tensor(op, "input", input)
-    check.tensor(op, "weight", weight)
-    if input.dim() != 4:
-        raise RuntimeError(f"{op}: input must have shape [N, C, H, W], got {list(input.shape)}")
-    if weight.dim() != 6:
-        raise RuntimeError(
-            f"{op}: weight must have shape [N, G, kH, kW, Ho, Wo], got {list(weight.shape)}"
-        )
-    geometry = windows.pairs(op, stride=stride, padding=padding, dilation=dilation)
-    return _involution(input, weight, *geometry)
+    return _call(input, weight, stride, padding, dilation)
 
 
-torch.fx.wrap("involution2d")  # one node in torch.fx graphs
+_call = public(involution2d, _involution)
 
 
 class Involution2d(nn.Module):

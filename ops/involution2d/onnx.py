@@ -1,14 +1,20 @@
 """involution2d in ONNX."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from onnxscript.values import Opset
+from ops.core.onnx import (
+    Function,
+    Node,
+    OnnxOperator,
+    Opset,
+    T,
+    sizes_of,
+    window_attributes,
+    window_sizes,
+)
 
-from ops.core.onnx import Node, OnnxOperator, T, sizes_of, window_attributes, window_sizes
 
-
-def _function(op: Opset) -> Callable[..., Any]:
+def _function(op: Opset) -> Function:
     def Involution2d(
         X: T,
         W: T,

@@ -1,15 +1,13 @@
 """The LLTM in ONNX."""
 
-from collections.abc import Callable
-from typing import Any, Optional, Tuple
+from typing import Optional, Tuple
 
 from onnxscript import graph
-from onnxscript.values import Opset
 
-from ops.core.onnx import Node, OnnxOperator, T, sizes_of
+from ops.core.onnx import Function, Node, OnnxOperator, Opset, T, sizes_of
 
 
-def _lltm_cell_function(op: Opset) -> Callable[..., Any]:
+def _lltm_cell_function(op: Opset) -> Function:
     def LLTMCell(X: T, W: T, H: T, C: T, B: Optional[T]) -> Tuple[T, T]:
         """LLTM step: [i, o, z] = [h, x] * W' + b, c' = c + elu(z) * s(i), h' = tanh(c') * s(o)."""
         size = op.Shape(C, start=1)
@@ -29,7 +27,7 @@ def _lltm_cell_node(input: T, weights: T, bias: Optional[T], old_h: T, old_cell:
     return Node([input, weights, old_h, old_cell, bias], [state, state])
 
 
-def _lltm_function(op: Opset) -> Callable[..., Any]:
+def _lltm_function(op: Opset) -> Function:
     def LLTM(X: T, W: T, H: T, C: T, B: Optional[T]) -> Tuple[T, T, T]:
         """LLTMCell over the steps of X, recurrently: all h, the last h, the last c."""
         size = op.Shape(C, start=1)

@@ -5,13 +5,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_dynamo_compiling
 
 from ops.core import check, layout, windows
+from ops.core.calls import public
 from ops.core.families import folded, linear
-from ops.core.memory import convert_out_of_memory
 from ops.core.registration import register
-from ops.core.torch_private import direct
 from ops.core.windows import Size
 
 _pool = torch.ops.lenet_ops.max_pool2d.default
@@ -56,14 +54,10 @@ def max_pool2d(
         RuntimeError: a window larger than the padded image, an empty image, not 3 or 4 dimensions.
     """
     stride = _or_kernel_size(stride, kernel_size)
-    try:
-        call = _pool_fallback if is_dynamo_compiling() else _pool_direct
-        output: Tensor = call(input, kernel_size, stride, padding, dilation, ceil_mode)
-        return output
-    except Exception:
-        check.image("max_pool2d", input)
-        _pairs(kernel_size, stride, padding, dilation)
-        raise
+    return _call(input, kernel_size, stride, padding, dilation, ceil_mode)
+
+
+_call = public(max_pool2d, _pool, image=True)
 
 
 def _or_kernel_size(stride: Size | None, kernel_size: Size) -> Size:
@@ -71,33 +65,6 @@ def _or_kernel_size(stride: Size | None, kernel_size: Size) -> Size:
     if stride is None or (isinstance(stride, (tuple, list)) and not stride):
         return kernel_size
     return stride
-
-
-def _pool_fallback(input: Tensor, *arguments: Any) -> Tensor:
-    *sizes, ceil_mode = arguments
-    check.boolean("max_pool2d", "ceil_mode", ceil_mode)
-    return _max_pool2d(input, *_pairs(*sizes), ceil_mode)
-
-
-def _pairs(kernel_size: Size, stride: Size, padding: Size, dilation: Size) -> list[tuple[int, int]]:
-    return windows.pairs(
-        "max_pool2d", kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation
-    )
-
-
-@convert_out_of_memory
-def _max_pool2d(input: Tensor, *arguments: Any) -> Tensor:
-    """Call the operator on [N, C, H, W] or [C, H, W]; the arguments have the schema's types."""
-    check.tensor("max_pool2d", "input", input)
-    if input.dim() != 3:
-        output: Tensor = _pool(input, *arguments)[0]
-        return output
-    return _pool(input.unsqueeze(0), *arguments)[0].squeeze(0)
-
-
-_pool_direct = direct(_pool, _pool_fallback, rank=4)
-
-torch.fx.wrap("_max_pool2d")  # one node in torch.fx graphs
 
 
 class MaxPool2d(nn.MaxPool2d):

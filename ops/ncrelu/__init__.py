@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_dynamo_compiling
 
 from ops.core import check, layout
+from ops.core.calls import public
 from ops.core.families import Dims, batch_first, linear, loop_over_samples
 from ops.core.registration import register
-from ops.core.torch_private import direct
 
 _ncrelu = torch.ops.lenet_ops.ncrelu.default
 _ncrelu_backward = torch.ops.lenet_ops.ncrelu_backward.default
@@ -42,23 +41,10 @@ def ncrelu(input: Tensor, dim: int = 1) -> Tensor:
         NotImplementedError: an unsupported dtype.
         IndexError: `input` has no dimension `dim`.
     """
-    try:
-        return (_ncrelu_fallback if is_dynamo_compiling() else _ncrelu_direct)(input, dim)
-    except Exception:
-        _check_arguments(input, dim)
-        raise
+    return _call(input, dim)
 
 
-def _ncrelu_fallback(input: Tensor, dim: int) -> Tensor:
-    if type(dim) is not int:  # a NumPy integer or a wrong type
-        _check_arguments(input, dim)
-        dim = int(dim)
-    return _ncrelu(input, dim)
-
-
-def _check_arguments(input: Tensor, dim: int) -> None:
-    check.tensor("ncrelu", "input", input)
-    check.integer("ncrelu", "dim", dim)
+def _check_range(input: Tensor, dim: int) -> None:
     if input.dim() == 0:
         raise IndexError("ncrelu: input must have at least one dimension, got a scalar")
     if not -input.dim() <= dim < input.dim():
@@ -68,9 +54,7 @@ def _check_arguments(input: Tensor, dim: int) -> None:
         )
 
 
-_ncrelu_direct = direct(_ncrelu, _ncrelu_fallback)
-
-torch.fx.wrap("ncrelu")  # one node in torch.fx graphs
+_call = public(ncrelu, _ncrelu, check_values=_check_range)
 
 
 class NCReLU(nn.Module):

@@ -1,15 +1,11 @@
 """ncrelu in ONNX."""
 
-from collections.abc import Callable
 from math import inf
-from typing import Any
 
-from onnxscript.values import Opset
-
-from ops.core.onnx import Node, OnnxOperator, T, sizes_of
+from ops.core.onnx import Function, Node, OnnxOperator, Opset, T, sizes_of
 
 
-def _function(op: Opset) -> Callable[..., Any]:
+def _function(op: Opset) -> Function:
     def NCReLU(X: T, axis: int = 1) -> T:
         """Concatenation of positive and negative parts: concat(max(x, 0), min(x, 0))."""
         # Infinite bounds: the default bounds of Clip in ONNX Runtime are finite.

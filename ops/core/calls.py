@@ -1,0 +1,101 @@
+"""Calls of operators by the public functions."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.compiler import is_dynamo_compiling
+
+from ops.core import check, windows
+from ops.core.formula import as_tuple
+from ops.core.torch_private import OpOverload, direct, name_of, schema_of
+from ops.core.tracing import find_proxy, record_call
+
+
+def public(
+    function: Callable[..., Any],
+    op: OpOverload,
+    *,
+    image: bool = False,
+    check_values: Callable[..., None] | None = None,
+    fallback: Callable[..., Any] | None = None,
+) -> Callable[..., Any]:
+    """Return f(*args), which a public function calls: it returns the first output of `op`.
+
+    With the eager library, a C function calls the operator (torch_private.direct). Under
+    torch.compile, and for types and modes that the C function does not take, `fallback` does.
+    Arguments are checked only after a failure, so that a correct call costs no checks in Python.
+
+    Args:
+        function: the public function, which is a node of torch.fx graphs.
+        op: the operator. It takes the arguments of `function`, in this order.
+        image: whether the first argument is an image [N, C, H, W] or [C, H, W]; `op` takes the
+            former.
+        check_values: f(*args), raises if values of the right types are wrong.
+        fallback: f(*args), calls `op` from Python; None: with the arguments converted to the types
+            of its schema.
+    """
+    name = name_of(op)
+    kinds = [(x.name, str(x.type)) for x in schema_of(op).arguments]
+    converted = [(i, *kind) for i, kind in enumerate(kinds) if kind[1] in _CONVERSIONS]
+
+    def call_op(*args: Any) -> Any:
+        proxy = find_proxy(args)
+        if proxy is not None:
+            return record_call(function, proxy, *args)
+        values = list(args)
+        for i, argument, kind in converted:
+            values[i] = _CONVERSIONS[kind](name, argument, values[i])
+        if not image or values[0].dim() != 3:
+            return as_tuple(op(*values))[0]
+        values[0] = values[0].unsqueeze(0)
+        return as_tuple(op(*values))[0].squeeze(0)
+
+    def check_arguments(*args: Any) -> None:
+        for i, ((argument, kind), value) in enumerate(zip(kinds, args, strict=True)):
+            if image and i == 0:
+                check.image(name, value)
+            elif kind == "Tensor" or (kind == "Optional[Tensor]" and value is not None):
+                check.tensor(name, argument, value)
+            elif kind in _CONVERSIONS:
+                _CONVERSIONS[kind](name, argument, value)
+        if check_values is not None:
+            check_values(*args)
+
+    python = fallback or call_op
+    fast = direct(op, python, rank=4 if image else 0)
+
+    def call(*args: Any) -> Any:
+        try:
+            return (python if is_dynamo_compiling() else fast)(*args)
+        except Exception:
+            check_arguments(*args)
+            raise
+
+    return call
+
+
+def _integer(op: str, name: str, value: Any) -> Any:
+    """Return `value` as int: torch takes no NumPy integers."""
+    if type(value) is int:
+        return value
+    check.integer(op, name, value)
+    return int(value)
+
+
+def _boolean(op: str, name: str, value: Any) -> Any:
+    check.boolean(op, name, value)
+    return value
+
+
+def _number(op: str, name: str, value: Any) -> Any:
+    check.number(op, name, value)
+    return value
+
+
+# f(operator, argument, value) for each type of the schema, raises TypeError for another type.
+_CONVERSIONS: dict[str, Callable[[str, str, Any], Any]] = {
+    "int": _integer,
+    "bool": _boolean,
+    "float": _number,
+    "List[int]": windows.pair,
+}
