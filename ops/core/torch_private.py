@@ -29,6 +29,8 @@ below_autograd: Callable[[], AbstractContextManager[None]] = torch._C._AutoDispa
 # Enable forward-mode AD, which torch.func disables while it runs a kernel.
 enable_forward_ad: Callable[[bool], AbstractContextManager[None]] = forward_ad._set_fwd_grad_enabled
 
+_BATCHED = torch._C._dispatch_key_parse("Batched")  # of is_grads_batched, not of torch.func.vmap
+
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 
 
@@ -65,8 +67,16 @@ def unpack_dual(x: Tensor) -> forward_ad.UnpackedDualTensor:
 
 
 def any_tangent(args: Iterable[Any]) -> bool:
-    """Return whether a tensor among `args` has a tangent."""
-    return any(isinstance(x, Tensor) and unpack_dual(x).tangent is not None for x in args)
+    """Return whether a tensor among `args` has a tangent.
+
+    Batched gradients (is_grads_batched) have none, and unpack_dual does not take them.
+    """
+    return any(
+        isinstance(x, Tensor)
+        and not torch._C._dispatch_keys(x).has(_BATCHED)
+        and unpack_dual(x).tangent is not None
+        for x in args
+    )
 
 
 def below_autocast(device: str) -> AbstractContextManager[None]:

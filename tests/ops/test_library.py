@@ -125,22 +125,25 @@ def test_eager_library_of_another_torch_is_ignored(tmp_path):
     assert result.stdout.splitlines() == ["gelu_functionBackward", "torch.float32 True"]
 
 
-KEEP = """
+PYTHON_AUTOGRAD = """
 x = torch.ones(1, 2, 3, requires_grad=True)
 kept = []
 with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
     y = ops.ncrelu(x)
 print(type(y.grad_fn).__name__, [(x.dtype, x.numel()) for x in kept])
 print(torch.equal(torch.autograd.grad(y.sum(), x)[0], torch.ones(1, 2, 3)))
+y = ops.exp(x).flatten()
+(jacobian,) = torch.autograd.grad(y, x, torch.eye(6), is_grads_batched=True)
+print(torch.equal(jacobian.view(6, 6), y.diag()))
 """
 
 
-def test_python_autograd_saves_only_signs(tmp_path):
-    result = import_ops(copy_with_cpu_kernels(tmp_path).parent, after=KEEP)
+def test_python_autograd_saves_only_signs_and_takes_batched_gradients(tmp_path):
+    result = import_ops(copy_with_cpu_kernels(tmp_path).parent, after=PYTHON_AUTOGRAD)
     assert result.stdout.splitlines() == [
         "ncrelu_with_signs_functionBackward [(torch.uint8, 2)]",
-        "True",
-    ]
+        *("True", "True"),
+    ], result.stderr
 
 
 def test_damaged_eager_library_gives_a_warning(tmp_path):
