@@ -12,8 +12,8 @@ from torch.fx import Proxy
 from ops.core import check, layout, windows
 from ops.core.calls import public
 from ops.core.composition import composed
-from ops.core.families import folded
 from ops.core.registration import register
+from ops.core.rules import folded
 from ops.core.tracing import is_traced_to_graph, record_leaf
 
 _NAME = "batch_norm_act2d"

@@ -17,7 +17,7 @@ constexpr int64_t kRun = 32768;       // elements of a run, about
 constexpr int64_t kMinWidth = 64;     // elements of a row, at least
 constexpr int64_t kMaxWidth = 1024;   // elements of a row of several channels, at most
 constexpr int64_t kMaxLanes = 16;     // of a vector
-constexpr int64_t kFewElements = 64;  // of a channel: their sums bear an outlier as the origin
+constexpr int64_t kFewElements = 64;  // of a channel, at most, for its first to be the sums' origin
 
 // The unit of work: some channels of some images (NHWC: of some pixels).
 struct Run {

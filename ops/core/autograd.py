@@ -59,9 +59,9 @@ def make_kernel(
     op: OpOverload,
     gradient: Formula | Gradient,
     jvp: Callable[..., Any],
-    recorded: OpOverload | None,
+    variant: OpOverload | None,
 ) -> Callable[..., Any]:
-    """Return the Autograd kernel of `op`. The arguments are those of registration.register."""
+    """Return the Autograd kernel of `op`; see registration.register for the arguments."""
     mutable = [(i, x.name) for i, x in enumerate(schema_of(op).arguments) if is_mutable(x)]
 
     @partial(convert_out_of_memory, name=name_of(op))
@@ -86,7 +86,7 @@ def make_kernel(
         ctx.set_materialize_grads(False)
         if gradient.grads is not None:
             ctx.mark_non_differentiable(*outputs[gradient.grads :])
-        # For `apply_jvp`, which runs right after `record` if an argument has a tangent.
+        # torch calls `apply_jvp` immediately after `record` if an argument has a tangent.
         ctx.arguments = [None if isinstance(x, Tensor) else x for x in args]
         ctx.save_for_forward(*(x if isinstance(x, Tensor) else None for x in args), *outputs)
         return output
@@ -109,7 +109,7 @@ def make_kernel(
         call = gradient.call if higher_order else call_below_autograd
         return call(grads, saved, ctx.constants, ctx.needs_input_grad)
 
-    # Records one functorch level; each active transform dispatches here, as for built-ins.
+    # One node for one level of torch.func: each active transform dispatches to `kernel` again.
     function: Any = type(
         f"{name_of(op)}_function",
         (SingleLevelFunction,),
@@ -132,8 +132,8 @@ def make_kernel(
         if transforms_active():
             with enable_single_level_autograd_function():
                 return function.apply(*args)
-        if recorded is not None and not forward_mode:
-            return recorded(*args)[0]
+        if variant is not None and not forward_mode:
+            return variant(*args)[0]
         return function.apply(*args)
 
     return kernel

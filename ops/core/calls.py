@@ -7,7 +7,7 @@ from torch.compiler import is_dynamo_compiling
 
 from ops.core import check, windows
 from ops.core.formula import as_tuple
-from ops.core.torch_private import OpOverload, direct, name_of, schema_of
+from ops.core.torch_private import OpOverload, make_caller, name_of, schema_of
 from ops.core.tracing import find_proxy, record_call
 
 
@@ -21,7 +21,7 @@ def public(
 ) -> Callable[..., Any]:
     """Return f(*args), which a public function calls: it returns the first output of `op`.
 
-    With the eager library, a C function calls the operator (torch_private.direct). Under
+    With the eager library, a C function calls the operator (torch_private.make_caller). Under
     torch.compile, and for types and modes that the C function does not take, `fallback` does.
     Arguments are checked only after a failure, so that a correct call costs no checks in Python.
 
@@ -61,12 +61,12 @@ def public(
         if check_values is not None:
             check_values(*args)
 
-    python = fallback or call_op
-    fast = direct(op, python, rank=4 if image else 0)
+    call_in_python = fallback or call_op
+    call_in_cpp = make_caller(op, call_in_python, rank=4 if image else 0)
 
     def call(*args: Any) -> Any:
         try:
-            return (python if is_dynamo_compiling() else fast)(*args)
+            return (call_in_python if is_dynamo_compiling() else call_in_cpp)(*args)
         except Exception:
             check_arguments(*args)
             raise

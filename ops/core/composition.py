@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.func import vjp
 
-from ops.core.families import Parts
 from ops.core.formula import as_tuple
+from ops.core.rules import Parts
 from ops.core.torch_private import enable_inplace_requires_grad, make_dual, unpack_dual
 
 Optionals = Sequence[Tensor | None]
@@ -35,11 +35,11 @@ def composed(
     rest = slice(-1 - constants, -1)  # of the backward operator: the constants
 
     def jvp(args: Sequence[Any], results: Sequence[Tensor], tangents: Optionals) -> tuple[Any, ...]:
-        moved = [
+        output_tangents = [
             unpack_dual(y).tangent
             for y in as_tuple(compose(*map(_dual, args[: inputs + constants], tangents)))
         ]
-        return *moved, *[None] * (len(results) - len(moved))
+        return *output_tangents, *[None] * (len(results) - len(output_tangents))
 
     def backward(
         args: Sequence[Any], grads: Optionals, needed: Sequence[bool]
@@ -88,11 +88,11 @@ def composed(
                 [g for _, g in given],
                 create_graph=True,
             )
-        moved = list(map(torch.zeros_like, results))
+        output_tangents = list(map(torch.zeros_like, results))
         for i, grad in zip(needed, computed, strict=True):
             tangent = unpack_dual(grad).tangent
-            moved[i] = moved[i] if tangent is None else tangent
-        return tuple(moved)
+            output_tangents[i] = output_tangents[i] if tangent is None else tangent
+        return tuple(output_tangents)
 
     return {"jvp": jvp}, {"backward": backward, "jvp": backward_jvp}
 

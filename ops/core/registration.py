@@ -28,7 +28,7 @@ def register(
     jvp: Callable[..., Any],
     vmap: Callable[..., Any],
     saves: Sequence[str] | None = None,
-    recorded: OpOverload | None = None,
+    autograd_variant: OpOverload | None = None,
     autocast: Autocast | None = None,
     flops: Callable[..., int] | None = None,
 ) -> None:
@@ -48,8 +48,8 @@ def register(
         jvp: f(args, outputs, tangents), returns one tangent for each output. A tangent is None
             if the argument is constant or the output not differentiable.
         vmap: f(info, in_dims, *args), returns outputs and their mapped dimensions.
-        recorded: a variant of `op` with the same arguments that returns its output followed by the
-            intermediate tensors for the gradient; autograd runs it in place of `op`.
+        autograd_variant: an operator with the arguments of `op` that also returns the tensors that
+            its gradient needs; autograd calls it instead of `op`.
         autocast: for each device type, the dtype to cast to (None: that of the autocast region).
         flops: f(*args, out_shape=...), returns FLOPs; shapes replace tensors.
 
@@ -62,8 +62,10 @@ def register(
     _check_takes(op, "vmap", vmap, 2 + len(arguments))
     if flops is not None:
         _check_takes(op, "flops", flops, len(arguments), out_shape=None)
-    if recorded is not None and _types(recorded) != _types(op):
-        raise TypeError(f"{name_of(op)}: recorded={name_of(recorded)} takes other arguments")
+    if autograd_variant is not None and _types(autograd_variant) != _types(op):
+        raise TypeError(
+            f"{name_of(op)}: autograd_variant={name_of(autograd_variant)} takes other arguments"
+        )
     gradient: Formula | autograd.Gradient
     if isinstance(backward, str):
         if saves is not None:
@@ -74,12 +76,12 @@ def register(
         gradient = autograd.Gradient(backward, _tensor_indices(op, saves))
 
     torch.library.register_fake(op.name(), _checked_fake(op, fake))
-    kernel = autograd.make_kernel(op, gradient, jvp, recorded)
+    kernel = autograd.make_kernel(op, gradient, jvp, autograd_variant)
     _fragment.impl(name_of(op), kernel, "Autograd")
     torch.library.register_vmap(op, vmap)
     if flops is not None:
         register_flop_formula(getattr(torch.ops.lenet_ops, name_of(op)))(flops)
-    _register_eager(op, recorded or op)
+    _register_eager(op, autograd_variant or op)
     for device, dtype in (autocast or {}).items():
         _register_autocast(op, device, dtype)
 
@@ -141,14 +143,14 @@ def _checked_fake(op: OpOverload, fake: Callable[..., Any]) -> Callable[..., Any
     return checked
 
 
-def _register_eager(op: OpOverload, recorded: OpOverload) -> None:
-    """Register the recorded operator and its gradient formula with the eager library."""
+def _register_eager(op: OpOverload, variant: OpOverload) -> None:
+    """Register the operator that autograd calls, and its gradient, with the eager library."""
     if not hasattr(torch.ops.lenet_ops_eager, "register_autograd"):
         return
-    formula = _formulas.get(recorded)
+    formula = _formulas.get(variant)
     torch.ops.lenet_ops_eager.register_autograd(
         name_of(op),
-        name_of(recorded),
+        name_of(variant),
         name_of(formula.backward) if formula else "",
         [term.kind for term in formula.terms] if formula else [],
         [term.position for term in formula.terms] if formula else [],

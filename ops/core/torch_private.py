@@ -114,7 +114,9 @@ def version_of(x: Tensor) -> int:
     return x._version
 
 
-def direct(op: OpOverload, fallback: Callable[..., Any], *, rank: int = 0) -> Callable[..., Any]:
+def make_caller(
+    op: OpOverload, fallback: Callable[..., Any], *, rank: int = 0
+) -> Callable[..., Any]:
     """Return a C function that calls `op` and returns its first output.
 
     It calls `fallback` instead if the type of an argument is not exactly that of the schema, or if
@@ -130,7 +132,7 @@ def direct(op: OpOverload, fallback: Callable[..., Any], *, rank: int = 0) -> Ca
     if not hasattr(torch.ops.lenet_ops_eager, "register_autograd"):
         return convert_out_of_memory(fallback, name_of(op))
     eager = importlib.import_module(f"ops.{EAGER}")
-    return eager.direct(op.name().removesuffix(".default"), rank, fallback)
+    return eager.make_caller(op.name().removesuffix(".default"), rank, fallback)
 
 
 def name_of(op: OpOverload) -> str:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ops.core import check, layout
-from ops.core.families import Dims, folded, total
 from ops.core.registration import REGION, register
+from ops.core.rules import Dims, folded, total
 from ops.core.torch_private import OpOverload, name_of, schema_of
 
 Size = int | tuple[int, int]

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from ops.core.calls import public
-from ops.core.families import elementwise
 from ops.core.registration import register
+from ops.core.rules import elementwise
 
 _gelu = torch.ops.lenet_ops.gelu.default
 _gelu_backward = torch.ops.lenet_ops.gelu_backward.default

@@ -5,8 +5,8 @@ from torch import Tensor, nn
 
 from ops.core import check, layout, windows
 from ops.core.calls import public
-from ops.core.families import folded, linear
 from ops.core.registration import register
+from ops.core.rules import folded, linear
 
 _pool = torch.ops.lenet_ops.global_avg_pool2d.default
 _pool_backward = torch.ops.lenet_ops.global_avg_pool2d_backward.default

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ops.core import check, layout
 from ops.core.composition import composed
-from ops.core.families import folded
 from ops.core.registration import REGION, register
+from ops.core.rules import folded
 
 cell = torch.ops.lenet_ops.lltm_cell.default
 cell_backward = torch.ops.lenet_ops.lltm_cell_backward.default

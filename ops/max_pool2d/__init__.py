@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from ops.core import check, layout, windows
 from ops.core.calls import public
-from ops.core.families import folded, linear
 from ops.core.registration import register
+from ops.core.rules import folded, linear
 from ops.core.windows import Size
 
 _pool = torch.ops.lenet_ops.max_pool2d.default

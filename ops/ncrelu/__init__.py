@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from ops.core import check, layout
 from ops.core.calls import public
-from ops.core.families import Dims, batch_first, linear, loop_over_samples
 from ops.core.registration import register
+from ops.core.rules import Dims, batch_first, linear, loop_over_samples
 
 _ncrelu = torch.ops.lenet_ops.ncrelu.default
 _ncrelu_backward = torch.ops.lenet_ops.ncrelu_backward.default
@@ -182,7 +182,7 @@ register(
     backward="ncrelu_backward(grad, input, dim)",
     jvp=_jvp,
     vmap=_vmap,
-    recorded=_with_signs,
+    autograd_variant=_with_signs,
 )
 register(
     _ncrelu_backward,

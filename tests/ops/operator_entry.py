@@ -68,7 +68,7 @@ class Operator:
     wrong: tuple[Wrong, ...]
     # Tensors saved for backward; "own" is one that only backward uses.
     saves: Literal["input", "output", "both", "own", "nothing"] = "input"
-    recorded: str | None = None  # operator under autograd, with <recorded>_backward
+    autograd_variant: str | None = None  # with <autograd_variant>_backward
     # Index of a tensor whose CUDA gradient may be NaN if another tensor is not finite.
     nan_gradient: int | None = None
     roundings: int = 1  # successive roundings to the dtype on the way to a result
@@ -87,7 +87,7 @@ class Operator:
     @property
     def names(self) -> tuple[str, ...]:
         """Return the operators in torch.ops.lenet_ops."""
-        forward = [self.name, *([self.recorded] if self.recorded else [])]
+        forward = [self.name, *([self.autograd_variant] if self.autograd_variant else [])]
         return tuple(f"{name}{end}" for name in forward for end in ("", "_backward"))
 
 

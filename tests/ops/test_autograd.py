@@ -51,7 +51,7 @@ def test_computes_only_required_gradients(op, needed, device):
     for x, requires_grad in zip(tensors, needed, strict=True):
         x.requires_grad_(requires_grad)
     forward, *backward = record(op, op.cases[0], *tensors)
-    assert forward.op._opname == ((op.recorded if any(needed) else None) or op.name)
+    assert forward.op._opname == ((op.autograd_variant if any(needed) else None) or op.name)
     assert [x.grad is not None for x in tensors] == list(needed)
     assert len(backward) == any(needed)
     for call in backward:

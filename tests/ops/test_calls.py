@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ops
-from ops.core.torch_private import direct
+from ops.core.torch_private import make_caller
 from tests.ops.operator_entry import raw
 from tests.ops.tensors import as_tuple
 
@@ -50,7 +50,7 @@ class FunctionMode(TorchFunctionMode):
 
 def is_read_in_cpp(op, *args, rank=0):
     others = []
-    function = direct(op, lambda *args: others.append(args), rank=rank)
+    function = make_caller(op, lambda *args: others.append(args), rank=rank)
     results = function(*args)
     assert others == ([] if results is not None else [args])
     return not others

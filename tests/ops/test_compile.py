@@ -22,7 +22,7 @@ from tests.ops.tensors import (
 def all_calls(op, case, tensors):
     """Return the calls of forward and backward; also torch.func's if autograd runs `recorded`."""
     calls = record(op, case, *tensors)
-    if op.recorded:
+    if op.autograd_variant:
         with Recorder() as recorder:
             detached = [x.detach() for x in tensors]
             output, pull = vjp(lambda *xs: op.function(*xs, **case.kwargs), *detached)

@@ -5,9 +5,9 @@ import re
 import pytest
 import torch
 
-from ops.core.families import elementwise, linear
 from ops.core.formula import Formula
 from ops.core.registration import register
+from ops.core.rules import elementwise, linear
 from tests.ops.operator_entry import raw
 
 GELU, POOL = raw.gelu.default, raw.max_pool2d.default
@@ -52,8 +52,9 @@ def test_unknown_saved_tensor():
     assert_raises("the gradient formula says what is saved", saves=["input"])
 
 
-def test_recorded_operator_with_other_arguments():
-    assert_raises("recorded=ncrelu_with_signs takes other", recorded=raw.ncrelu_with_signs.default)
+def test_autograd_variant_with_other_arguments():
+    variant = raw.ncrelu_with_signs.default
+    assert_raises("autograd_variant=ncrelu_with_signs takes other", autograd_variant=variant)
 
 
 def test_elementwise_with_too_few_derivatives():

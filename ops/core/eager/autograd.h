@@ -1,10 +1,9 @@
 // Autograd in C++: executes the gradient formulas of ops/core/formula.py.
 //
-// register_autograd takes the recorded operator (usually the operator itself), the backward
-// operator, and the source of each argument of the backward operator. Python handles forward mode,
-// torch.func's transforms and double backward. The stable ABI has no autograd. This library
-// therefore uses ATen, is loaded only with the PyTorch that it was built with, and contains no
-// device kernels.
+// register_autograd takes the autograd variant (the operator that autograd calls, usually the
+// operator itself), the backward operator, and the source of each of its arguments. Python computes
+// forward mode, torch.func's transforms and double backward. The stable ABI has no autograd, so
+// this library uses ATen, and is loaded only with the PyTorch that it was built with.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -49,17 +48,17 @@ inline void call_below_autograd(const OperatorHandle& op, DispatchKeySet keys, S
   op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
 }
 
-// Autograd kernel of an operator: records a node, or redispatches if no gradient is required.
-class Recorder : public c10::OperatorKernel {
+// Autograd kernel of an operator: adds a node to the graph if a gradient is required.
+class AutogradKernel : public c10::OperatorKernel {
  public:
-  // If a gradient is required, call `recorded` instead of the operator. Its additional outputs are
-  // saved for backward and not returned.
-  Recorder(OperatorHandle recorded, std::optional<Formula> formula)
-      : recorded_(std::move(recorded)), formula_(std::move(formula)) {}
+  // If a gradient is required, `variant` is called instead of the operator. Its additional outputs
+  // are saved for backward and not returned.
+  AutogradKernel(OperatorHandle variant, std::optional<Formula> formula)
+      : variant_(std::move(variant)), formula_(std::move(formula)) {}
 
   void operator()(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) const {
     bool requires_grad = false;
-    bool handled_by_python = is_transformed();
+    bool in_python = is_transformed();
     const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
     for (size_t i = 0; i < arguments.size(); ++i) {
       if (arguments[i].isTensor()) {
@@ -70,10 +69,10 @@ class Recorder : public c10::OperatorKernel {
                       " is not differentiable with respect to argument '", argument.name(), "'");
           requires_grad = true;
         }
-        handled_by_python |= x._fw_grad(/*level=*/0).defined();
+        in_python |= x._fw_grad(/*level=*/0).defined();
       }
     }
-    if (handled_by_python || (requires_grad && !formula_)) {
+    if (in_python || (requires_grad && !formula_)) {
       // Python registers for the alias key Autograd; AutogradOther selects its kernel.
       op.redispatchBoxed(DispatchKeySet(DispatchKey::AutogradOther), stack);
     } else if (!requires_grad) {
@@ -81,9 +80,9 @@ class Recorder : public c10::OperatorKernel {
     } else {
       const auto node = make_node(*formula_);
       node->save_arguments(arguments);
-      call_below_autograd(recorded_, keys, stack);
-      const size_t returned = recorded_.schema().returns().size();
-      const auto outputs = torch::jit::last(*stack, returned);
+      call_below_autograd(variant_, keys, stack);
+      const size_t count = variant_.schema().returns().size();
+      const auto outputs = torch::jit::last(*stack, count);
       for (size_t i = 0; i < formula_->grads; ++i) {
         torch::autograd::set_history(outputs[i].toTensor(), node);
       }
@@ -91,7 +90,7 @@ class Recorder : public c10::OperatorKernel {
 #if __has_include(<torch/csrc/autograd/node_creation_hook.h>)  // new in torch 2.14
       torch::autograd::fire_node_creation_hooks(node);
 #endif
-      torch::jit::drop(*stack, returned - op.schema().returns().size());
+      torch::jit::drop(*stack, count - op.schema().returns().size());
     }
   }
 
@@ -103,7 +102,7 @@ class Recorder : public c10::OperatorKernel {
            included.has(DispatchKey::FuncTorchDynamicLayerBackMode);
   }
 
-  OperatorHandle recorded_;
+  OperatorHandle variant_;
   std::optional<Formula> formula_;
 };
 
@@ -126,9 +125,10 @@ inline Formula make_formula(const std::string& backward, const std::vector<std::
   return formula;
 }
 
-// Register an operator's autograd kernel (Recorder) and its BackendSelect kernel (memory.h). Python
-// has checked the formula against the schemas. If `backward` is empty, Python computes gradients.
-inline void register_autograd(const std::string& name, const std::string& recorded,
+// Register an operator's autograd kernel (AutogradKernel) and its BackendSelect kernel (memory.h).
+// Python has checked the formula against the schemas. If `backward` is empty, Python computes
+// gradients.
+inline void register_autograd(const std::string& name, const std::string& variant,
                               const std::string& backward, const std::vector<std::string>& kinds,
                               const std::vector<int64_t>& indices,
                               const std::vector<int64_t>& tensors) {
@@ -139,14 +139,14 @@ inline void register_autograd(const std::string& name, const std::string& record
   static torch::Library backends(torch::Library::IMPL, "lenet_ops", DispatchKey::BackendSelect,
                                  __FILE__, __LINE__);
   backends.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&call_kernel>());
-  const OperatorHandle op = find(recorded);
+  const OperatorHandle op = find(variant);
   for (torch::Library& library : libraries) {
     std::optional<Formula> formula;
     if (!backward.empty()) {
       formula = make_formula(backward, kinds, indices, tensors);
     }
     library.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunctor(
-                                   std::make_unique<Recorder>(op, std::move(formula))));
+                                   std::make_unique<AutogradKernel>(op, std::move(formula))));
   }
 }
 

@@ -1,9 +1,9 @@
 // Calls from Python: a C function per operator, which converts its arguments by the schema.
 //
-// It accepts exact types only, and only if no mode, transform or trace is active; `otherwise`, a
-// Python function, takes all other calls. torch.ops takes longer, because its parser is
-// made for every type and overload. The library uses Python's stable ABI. The headers of
-// libtorch_python need the full API, so the names used from it are declared here.
+// It takes exact types only, and only if no mode, transform or trace is active. A Python function,
+// `fallback`, takes all other calls. torch.ops is slower: its parser is made for every type and
+// overload. The library uses Python's stable ABI. The headers of libtorch_python need the full API,
+// so the names used from it are declared here.
 #pragma once
 
 #include <ATen/PythonTorchFunctionTLS.h>
@@ -65,19 +65,19 @@ class ReleasedGil {
 };
 
 // The C function of one operator.
-class Entry {
+class Caller {
  public:
   // The function calls `op` and returns the first output. Unless `rank` is 0, calls whose first
-  // argument has another rank go to `otherwise`.
-  Entry(c10::OperatorHandle op, int64_t rank, PyObject* otherwise)
-      : op_(std::move(op)), rank_(rank), otherwise_(otherwise), name_(op_.schema().name()) {
+  // argument has another rank go to `fallback`.
+  Caller(c10::OperatorHandle op, int64_t rank, PyObject* fallback)
+      : op_(std::move(op)), rank_(rank), fallback_(fallback), name_(op_.schema().name()) {
     for (const auto& argument : op_.schema().arguments()) {
       kinds_.push_back(kind_of_type(argument));
     }
-    Py_INCREF(otherwise);
+    Py_INCREF(fallback);
   }
 
-  // Return the Python function. The Entry is never freed, because operators are not.
+  // Return the Python function. The Caller is never freed, because operators are not.
   PyObject* function() {
     PyObject* const self = PyCapsule_New(this, nullptr, nullptr);
     return self ? PyCFunction_NewEx(&definition_, self, nullptr) : nullptr;
@@ -107,14 +107,14 @@ class Entry {
   }
 
   static PyObject* call(PyObject* self, PyObject* const* args, Py_ssize_t count) {
-    const auto& entry = *static_cast<const Entry*>(PyCapsule_GetPointer(self, nullptr));
+    const auto& caller = *static_cast<const Caller*>(PyCapsule_GetPointer(self, nullptr));
     try {
       torch::jit::Stack stack;
       stack.reserve(count);
-      if (is_plain_state() && entry.read(args, count, &stack)) {
+      if (is_plain_state() && caller.read(args, count, &stack)) {
         {
           const ReleasedGil released;
-          entry.op_.callBoxed(stack);
+          caller.op_.callBoxed(stack);
         }
         return THPVariable_Wrap(stack[0].toTensor());
       }
@@ -122,7 +122,7 @@ class Entry {
       torch::translate_exception_to_python(std::current_exception());
       return nullptr;
     }
-    return entry.call_otherwise(args, count);
+    return caller.call_fallback(args, count);
   }
 
   bool read(PyObject* const* args, Py_ssize_t count, torch::jit::Stack* stack) const {
@@ -201,7 +201,7 @@ class Entry {
     return overflow == 0;
   }
 
-  PyObject* call_otherwise(PyObject* const* args, Py_ssize_t count) const {
+  PyObject* call_fallback(PyObject* const* args, Py_ssize_t count) const {
     PyObject* const tuple = PyTuple_New(count);
     if (!tuple) {
       return nullptr;
@@ -210,7 +210,7 @@ class Entry {
       Py_INCREF(args[i]);
       PyTuple_SetItem(tuple, i, args[i]);
     }
-    PyObject* const result = PyObject_CallObject(otherwise_, tuple);
+    PyObject* const result = PyObject_CallObject(fallback_, tuple);
     Py_DECREF(tuple);
     return result;
   }
@@ -218,29 +218,29 @@ class Entry {
   c10::OperatorHandle op_;
   std::vector<Kind> kinds_;
   int64_t rank_;
-  PyObject* otherwise_;
+  PyObject* fallback_;
   std::string name_;
   PyMethodDef definition_{name_.c_str(),
                           reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call)),
                           METH_FASTCALL, nullptr};
 };
 
-// direct(name, rank, otherwise): see torch_private.direct.
-inline PyObject* direct(PyObject*, PyObject* args) {
+// make_caller(name, rank, fallback): see torch_private.make_caller.
+inline PyObject* make_caller(PyObject*, PyObject* args) {
   const char* name = nullptr;
   Py_ssize_t rank = 0;
-  PyObject* otherwise = nullptr;
-  if (!PyArg_ParseTuple(args, "snO", &name, &rank, &otherwise)) {
+  PyObject* fallback = nullptr;
+  if (!PyArg_ParseTuple(args, "snO", &name, &rank, &fallback)) {
     return nullptr;
   }
   try {
     static const bool known_layout = has_known_layout();
     if (!known_layout) {
-      Py_INCREF(otherwise);
-      return otherwise;
+      Py_INCREF(fallback);
+      return fallback;
     }
     const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
-    return (new Entry(op, rank, otherwise))->function();
+    return (new Caller(op, rank, fallback))->function();
   } catch (...) {
     torch::translate_exception_to_python(std::current_exception());
     return nullptr;

@@ -8,7 +8,7 @@ namespace ops {
 
 TORCH_LIBRARY_FRAGMENT(lenet_ops_eager, library) {
   library.def(
-      "register_autograd(str name, str recorded, str backward, str[] kinds, int[] indices, "
+      "register_autograd(str name, str variant, str backward, str[] kinds, int[] indices, "
       "int[] tensors) -> ()",
       &register_autograd);
   library.def("register_autocast(str name, Device device, ScalarType? dtype) -> ()",
@@ -21,7 +21,7 @@ TORCH_LIBRARY_FRAGMENT(lenet_ops_eager, library) {
 #define OPS_INIT(name) OPS_CONCATENATE(PyInit_, name)
 
 PyMODINIT_FUNC OPS_INIT(TORCH_EXTENSION_NAME)() {
-  static PyMethodDef functions[] = {{"direct", &ops::direct, METH_VARARGS, nullptr}, {}};
+  static PyMethodDef functions[] = {{"make_caller", &ops::make_caller, METH_VARARGS, nullptr}, {}};
   static PyModuleDef module{PyModuleDef_HEAD_INIT,
                             "_C_eager",
                             nullptr,

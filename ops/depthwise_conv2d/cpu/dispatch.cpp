@@ -14,10 +14,13 @@ namespace {
 
 constexpr int64_t kGrain = 200000;  // minimum multiply-adds per thread
 constexpr int64_t kMaxTasks = 64;   // of a weight gradient
-// Channels-last sources are read in place if taps / (vertical · horizontal stride), the number of
-// outputs that read a source pixel, is at most kMaxReuse; with cache conflicts at most
-// kMaxConflictReuse. The weight gradient reads in place without conflicts only, and with vectors
-// shorter than a cache line up to kMaxConflictReuse.
+// Maximum reuse of channels-last sources that are read in place, not copied to the ring. Reuse is
+// the number of outputs that read a source pixel: taps / (vertical stride · horizontal stride).
+//
+//   pass                       | vectors             | no cache conflicts | cache conflicts
+//   forward and input gradient | any                 | kMaxReuse          | kMaxConflictReuse
+//   weight gradient            | of a cache line     | kMaxReuse          | never in place
+//   weight gradient            | shorter than a line | kMaxConflictReuse  | never in place
 constexpr int64_t kMaxReuse = 9, kMaxConflictReuse = 4;
 constexpr int64_t kWayBytes = 4096, kWays = 8;  // smallest L1 data cache
 constexpr int64_t kL1Bytes = kWays * kWayBytes;

@@ -15,11 +15,11 @@ namespace ops::cpu {
 
 constexpr int64_t kMaxGroupTaps = 10;  // accumulators and source pointers fit in registers
 constexpr int64_t kFlushTerms = 256;   // terms after which sums are flushed to double
-// Rows read in place are accumulated together until they have this many terms (fewer if pixels are
-// not aligned to cache lines): more rows would exceed the L1 cache.
+// In place: terms up to which output rows are accumulated together, for pixels aligned to cache
+// lines and for others. More rows would exceed the L1 cache.
 constexpr int64_t kJoinTerms = 64, kUnalignedJoinTerms = 16;
-// Larger inputs are seldom in a cache since the forward pass: all lines of the next rows are
-// prefetched. Of smaller ones, prefetching the first line of each pixel is faster.
+// Input size up to which only the first cache line of each pixel is prefetched: the forward pass
+// leaves such inputs in a cache. Of larger inputs, all lines of the next rows are prefetched.
 constexpr int64_t kPrefetchBytes = 4'000'000;
 // Source rows are zero-padded if each side needs at most the pixels of a row plus this. Otherwise,
 // list_tap_groups splits rows.

@@ -33,7 +33,7 @@ OPERATOR = Operator(
     huge=Case(((3, 66, 2**12, 2**12),)),
     autocast="input",
     saves="own",
-    recorded="ncrelu_with_signs",
+    autograd_variant="ncrelu_with_signs",
     module=lambda **_: NCReLU(),
     wrong=(
         Wrong(lambda: ncrelu(1.0), TypeError, "input … Tensor … float"),

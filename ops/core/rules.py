@@ -1,4 +1,4 @@
-"""Fake, gradient, jvp and vmap for families of operators: elementwise, linear, batched."""
+"""Fakes, gradients, jvp and vmap rules that elementwise, linear and batched operators share."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -101,11 +101,15 @@ def folded(
 
     Args:
         op: the operator.
-        batch_dims: for each tensor, the dimension to fold into; None: a parameter, which has no
-            batch dimension. If a parameter is mapped, the rule loops over the samples.
-        out_dims: for each output, the folded dimension; None: the output is a sum over samples.
+        batch_dims: for each tensor, the dimension to fold into. None: a parameter, without a batch
+            dimension.
+        out_dims: for each output, the folded dimension. None: the output is a sum over the batch,
+            such as a parameter's gradient.
         mask: whether the last argument is a mask of the outputs to compute.
         limit: maximum size of a folded dimension; a larger batch is computed in chunks.
+
+    The rule calls the operator once per sample if a parameter is mapped or a sum over the batch is
+    needed.
     """
     parameters = [i for i, dim in enumerate(batch_dims) if dim is None]
 
