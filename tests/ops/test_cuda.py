@@ -372,11 +372,3 @@ def test_nan_gradient_is_not_slow():
         return start.elapsed_time(end)
 
     assert milliseconds(torch.full_like(output, torch.nan)) < 5 * milliseconds(output.detach())
-
-
-def test_cuda_kernels_are_registered():
-    for op in OPERATORS:
-        for name in op.names:
-            assert torch._C._dispatch_has_computed_kernel_for_dispatch_key(
-                f"lenet_ops::{name}", "CUDA"
-            )

@@ -37,8 +37,11 @@ def copy_operator(folder):
     shutil.copytree(folder / "ops/exp", folder / "ops/myexp")
     for file in (folder / "ops/myexp").iterdir():
         file.write_text(rename(file.read_text()))
-    entry = folder / "tests/ops/entries/exp.py"
-    entry.with_name("myexp.py").write_text(rename(entry.read_text()))
+    entries = folder / "tests/ops/entries"
+    code = rename((entries / "exp.py").read_text())
+    for file in entries.glob("[!_]*.py"):  # the tests of the other operators are not collected
+        file.unlink()
+    (entries / "myexp.py").write_text(code)
     package = folder / "ops/__init__.py"
     lines = package.read_text().replace(
         "from ops.gelu", "from ops.myexp import MyExp, myexp  # noqa: E402\nfrom ops.gelu"
