@@ -45,29 +45,26 @@ def composed(
         args: Sequence[Any], grads: Optionals, needed: Sequence[bool]
     ) -> tuple[Tensor | None, ...]:
         tensors, mask = args[:end], args[-1]
-        asked = _where(needed[:end], tensors)
+        variables = _where(needed[:end], tensors)
 
-        def first(*values: Tensor) -> tuple[Tensor, ...]:
-            given = _fill(asked, values, tensors)
-            wanted = _where(mask, given[outputs:])
-            result, pull, *_ = vjp(
-                lambda *xs: as_tuple(compose(*_fill(wanted, xs, given[outputs:]), *args[rest])),
-                *_present(wanted),
+        def first_gradients(*values: Tensor) -> tuple[Tensor, ...]:
+            """Return the gradients that `mask` selects, as a function of the variables."""
+            filled = _fill(variables, values, tensors)
+            grad_outputs, xs = filled[:outputs], filled[outputs:]
+            leaves = _where(mask, xs)
+            results, pullback, *_ = vjp(
+                lambda *values: as_tuple(compose(*_fill(leaves, values, xs), *args[rest])),
+                *_present(leaves),
             )
-            return pull(
-                tuple(
-                    torch.zeros_like(y) if grad is None else grad
-                    for y, grad in zip(result, given[:outputs], strict=True)
-                )
-            )
+            return pullback(_zeros_for_none(grad_outputs, results))
 
-        _, pull, *_ = vjp(first, *_present(asked))
-        weights = (
-            torch.zeros_like(x) if grad is None else grad
+        results, pullback, *_ = vjp(first_gradients, *_present(variables))
+        selected = [
+            grad
             for grad, x in zip(grads, _where(mask, tensors[outputs:]), strict=True)
             if x is not None
-        )
-        return tuple(_fill(asked, pull(tuple(weights)), [None] * len(asked)))
+        ]
+        return tuple(_fill(variables, pullback(_zeros_for_none(selected, results)), [None] * end))
 
     def backward_jvp(
         args: Sequence[Any], results: Sequence[Tensor], tangents: Optionals
@@ -95,6 +92,13 @@ def composed(
         return tuple(output_tangents)
 
     return {"jvp": jvp}, {"backward": backward, "jvp": backward_jvp}
+
+
+def _zeros_for_none(grads: Optionals, likes: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return tuple(
+        torch.zeros_like(like) if grad is None else grad
+        for grad, like in zip(grads, likes, strict=True)
+    )
 
 
 def _present(tensors: Optionals) -> list[Tensor]:
