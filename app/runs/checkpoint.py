@@ -1,6 +1,7 @@
 """Checkpoints best.pt and last.pt: contents, atomic write, load without pickled code."""
 
 import dataclasses
+import errno
 import functools
 import hashlib
 import io
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from app.config.contents import CheckpointFields
-from app.config.errors import UserError, one_line
+from app.config.errors import UserError, is_out_of_memory, one_line
 from app.config.schema import ModelConfig, from_mapping, printable
 from app.models import build_model
 from app.runs.files import write_atomically
@@ -63,7 +64,7 @@ def save_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
 def digest(content: Any) -> str:
     """Return the BLAKE2b digest of nested containers, plain values and tensors."""
     result = hashlib.blake2b(digest_size=16)
-    for value in flatten(content):
+    for value in iterate_values(content):
         if isinstance(value, Tensor):
             result.update(f"{value.dtype}{list(value.shape)}".encode())
             flat = value.detach().cpu().contiguous().reshape(-1)
@@ -73,10 +74,11 @@ def digest(content: Any) -> str:
     return result.hexdigest()
 
 
-def flatten(content: Any) -> Iterator[Any]:
+def iterate_values(content: Any) -> Iterator[Any]:
     """Yield the values and the lengths of nested containers in a fixed order.
 
-    Raise a ValueError from `MAX_VALUES` on: references to the same list may nest exponentially.
+    Raise a ValueError for more than `MAX_VALUES` values: lists that share sub-lists can expand
+    exponentially.
     """
     stack, count = [content], 0
     while stack:
@@ -99,37 +101,38 @@ def load_checkpoint(path: str | Path, key: str = "checkpoint") -> Checkpoint:
     a newer format, or not a checkpoint of this program.
     """
     path = network_file(path, "best.pt", key)
+    name = f"{key}={path}"
     remedy = f": take another, or {REMEDIES['best.pt']}" if key == "checkpoint" else ""
-    damaged = f"{key}={path}: damaged, or not a checkpoint{remedy}"
     try:
         check_archive(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             content = torch.load(path, map_location="cpu", weights_only=True)
         check_tensors(content, path.stat().st_size)
+        check_format(content, name)
+        fields = {key: content[key] for key in FIELDS if key in content}
+        if "digest" in content and content["digest"] != digest(fields):  # older files have none
+            raise ValueError("the digest differs")
     except Exception as error:  # torch.load raises many types
-        raise UserError(damaged) from error
-    if not isinstance(content, dict) or type(content.get("format")) is not int:
-        raise UserError(f"{key}={path}: not a checkpoint of this program")
-    if content["format"] > FORMAT:
-        raise UserError(
-            f"{key}={path}: has format {content['format']}, made by a newer version; "
-            f"this one reads up to format {FORMAT}"
-        )
-    fields = {name: content[name] for name in FIELDS if name in content}
-    if "digest" in content and content["digest"] != digest(fields):  # older files have none
-        raise UserError(damaged)
+        if isinstance(error, UserError) or is_out_of_memory(error):
+            raise
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: a wrong offset
+            raise UserError(f"{name}: cannot be read: {error.strerror or error}") from error
+        raise UserError(f"{name}: damaged, or not a checkpoint{remedy}") from error
     try:
         return check_fields(fields)
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         reason = f"its contents do not fit: {printable(one_line(error))}"
-        raise UserError(f"{key}={path}: {reason}") from error
+        raise UserError(f"{name}: {reason}") from error
 
 
 def check_archive(path: Path) -> None:
-    """Raise a BadZipFile for an entry that is damaged or that torch.load may read otherwise.
+    """Raise a BadZipFile for an invalid archive: torch.load verifies neither checksums nor sizes.
 
-    torch.load neither verifies checksums nor limits sizes.
+    An archive is invalid if it is too large or has a damaged, compressed or duplicate entry, or a
+    folder.
     """
     size = path.stat().st_size
     if size > MAX_BYTES:
@@ -149,20 +152,32 @@ def check_archive(path: Path) -> None:
 
 def check_tensors(content: Any, size: int) -> None:
     """Raise a ValueError if the tensors are not plain or have more than `size` bytes."""
-    for value in flatten(content):
+    for value in iterate_values(content):
         if isinstance(value, Tensor):
             if value.layout != torch.strided or value.is_quantized or value.device.type != "cpu":
                 raise ValueError("a tensor that is not dense")
+            if value.is_neg() or value.is_conj():  # lazy: its bytes are not its values
+                raise ValueError("a tensor with the negative or conjugate bit")
             size -= value.numel() * value.element_size()  # an expanded one has more than its file
             if size < 0:
                 raise ValueError("tensors larger than the file")
 
 
-def check_fields(fields: dict[str, Any]) -> Checkpoint:
-    """Return the checkpoint with `fields` and its network built.
+def check_format(content: Any, name: str) -> None:
+    """Raise a UserError that begins with `name` for another program's file or a newer format."""
+    if not isinstance(content, dict) or type(content.get("format")) is not int:
+        raise UserError(f"{name}: not a checkpoint of this program")
+    if content["format"] > FORMAT:
+        raise UserError(
+            f"{name}: has format {content['format']}, made by a newer version; "
+            f"this one reads up to format {FORMAT}"
+        )
 
-    Raise a UserError, or an error of `load_state_dict`, if they are not of the right types or do
-    not fit.
+
+def check_fields(fields: dict[str, Any]) -> Checkpoint:
+    """Build the checkpoint and its network from `fields`.
+
+    Raise an exception if types or shapes do not match.
     """
     if isinstance(fields.get("model_config"), dict):
         fields["model_config"] = own_settings(fields["model_config"])

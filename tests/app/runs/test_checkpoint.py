@@ -1,4 +1,5 @@
 import dataclasses
+import errno
 import os
 import zipfile
 from contextlib import suppress
@@ -155,6 +156,13 @@ def test_other_digest_raises(tmp_path, name):
         load_checkpoint(path)
 
 
+def raise_(error):
+    def function(*arguments, **options):
+        raise error
+
+    return function
+
+
 def nested_references():
     """Return lists that are small in the file, and 2 ** 40 values if each is followed."""
     values = [0]
@@ -177,6 +185,32 @@ def test_contents_larger_than_the_file_raise(tmp_path, value):
     torch.save({"format": FORMAT, "training": {"state": value}}, path)
     with pytest.raises(UserError, match="damaged, or not a checkpoint"):
         load_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    "value", [torch._neg_view(torch.ones(3)), torch.ones(3, dtype=torch.complex64).conj()]
+)
+def test_lazily_negated_tensors_raise(tmp_path, value):
+    path = tmp_path / "last.pt"
+    torch.save({"format": FORMAT, "digest": "", "training": {"state": value}}, path)
+    with pytest.raises(UserError, match="damaged, or not a checkpoint"):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize("target", ["torch.load", "app.runs.checkpoint.build_model"])
+@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError()])
+def test_out_of_memory_is_not_called_damage(tmp_path, monkeypatch, target, error):
+    save_checkpoint(tmp_path / "best.pt", make_checkpoint())
+    monkeypatch.setattr(target, raise_(error))
+    with pytest.raises(type(error)):
+        load_checkpoint(tmp_path / "best.pt")
+
+
+def test_unreadable_medium_is_not_called_damage(tmp_path, monkeypatch):
+    save_checkpoint(tmp_path / "best.pt", make_checkpoint())
+    monkeypatch.setattr(torch, "load", raise_(OSError(errno.EIO, "Input/output error")))
+    with pytest.raises(UserError, match=r"best\.pt: cannot be read: Input/output error"):
+        load_checkpoint(tmp_path / "best.pt")
 
 
 def test_compressed_archive_raises(tmp_path):
