@@ -25,9 +25,8 @@ GRACE = 3.0
 def open_streams() -> None:
     """Make the standard streams writable.
 
-    Open /dev/null in place of closed ones: otherwise Python prints to stdout what is for stderr,
-    and the next file that is opened becomes stderr. Print characters that the encoding lacks
-    as escapes, and those of file names as the bytes that they stand for.
+    Replace closed streams by /dev/null. Otherwise `print(file=sys.stderr)` writes to stdout, and
+    the next opened file gets descriptor 2. Encode characters that the encoding lacks with `escape`.
     """
     codecs.register_error("escape", escape)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
@@ -36,7 +35,7 @@ def open_streams() -> None:
             stream = open(os.devnull, mode)  # noqa: SIM115, PTH123 (gets the stream's number)
             os.set_inheritable(stream.fileno(), True)
             setattr(sys, name, stream)
-        elif mode == "w" and isinstance(stream, io.TextIOWrapper):
+        if mode == "w" and isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="escape")
 
 
@@ -67,14 +66,14 @@ def interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def interrupt_after_grace(number: int, frame: FrameType | None) -> None:
-    """Call `interrupt` after `GRACE` seconds; at a second signal, at once."""
-    signal.signal(number, interrupt)
+    """Call `interrupt` after `GRACE` seconds; at a second signal, whichever it is, at once."""
+    handle_signals(interrupt)
     time.sleep(GRACE)
     interrupt(number, frame)
 
 
 def handle_signals(handler: Callable[[int, FrameType | None], None] = interrupt) -> dict[int, Any]:
-    """Install `handler` for `STOP_SIGNALS`, except ignored ones; return the handlers before.
+    """Install `handler` for `STOP_SIGNALS`, except ignored ones; return the previous handlers.
 
     A shell script ignores SIGINT in background processes, nohup ignores SIGHUP.
     """
@@ -84,17 +83,17 @@ def handle_signals(handler: Callable[[int, FrameType | None], None] = interrupt)
             discard_terminal()
         handler(number, frame)
 
-    before: dict[int, Any] = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    before = {number: old for number, old in before.items() if old != signal.SIG_IGN}
-    for number in before:
-        signal.signal(number, handle)
-    return before
+    previous: dict[int, Any] = {}
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            previous[number] = signal.signal(number, handle)
+    return previous
 
 
 def is_first(message: str) -> bool:
-    """Return whether this is the first call with `message` in a torchrun launch with restarts.
+    """Return whether no process of this torchrun launch has passed `message` before.
 
-    Return True also without torchrun or if its store fails.
+    Restarted processes count, too. Return True without torchrun or if its store fails.
     """
     with suppress(Exception):
         if os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True":  # KeyError without torchrun
@@ -107,7 +106,10 @@ def is_first(message: str) -> bool:
 
 
 def check_surroundings() -> None:
-    """Raise a UserError if the current folder was deleted or an argument has a wrong encoding."""
+    """Raise a UserError if the current folder was deleted.
+
+    Raise a UnicodeEncodeError if an argument cannot be encoded.
+    """
     try:
         Path.cwd()
     except FileNotFoundError as error:
@@ -133,8 +135,8 @@ def exit_codes(full_error: bool = False) -> Iterator[None]:
 
     Install signal handlers (`handle_signals`), which stay after the block.
 
-    Exit codes: 2 wrong usage, 1 failure, 130 interrupted, 141 output pipe closed (prints nothing).
-    `full_error` prints the traceback of expected errors, too. Under torchrun, one process prints a
+    Exit codes: 2 wrong usage or unusable input, 1 failure, 130 interrupted, 141 output pipe closed
+    (prints nothing). `full_error` also prints the traceback of expected errors. Under torchrun, one process prints a
     UserError, once for all restarts.
     """
     open_streams()

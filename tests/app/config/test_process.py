@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from app.config.process import handle_signals
+from app.config import process
+from app.config.process import handle_signals, interrupt_after_grace
 from tests.app.config.test_cli import run_command
 
 ROOT = Path(__file__).parents[3]
@@ -28,7 +29,8 @@ def run_code(code, folder, redirection="", **environment):
 
 
 def test_closed_stderr_is_discarded(tmp_path):
-    code = "file = open('x', 'w'); print('note', file=sys.stderr); os.write(2, b'from C'); "
+    code = "file = open('x', 'w'); print('note \\udcff \u2603', file=sys.stderr); "
+    code += "os.write(2, b'from C'); "
     code += "from tqdm import tqdm; print(list(tqdm([1])))"
     done = run_code(code, tmp_path, "2>&-")
     assert (done.returncode, done.stdout, done.stderr) == (0, b"[1]\n", b"")
@@ -112,3 +114,21 @@ def test_ignored_signals_stay_ignored(number):
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def test_another_signal_ends_the_grace(monkeypatch):
+    waits = []
+
+    def sleep(seconds):
+        waits.append(seconds)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(process.time, "sleep", sleep)
+    previous = handle_signals(interrupt_after_grace)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    assert waits == [process.GRACE]
