@@ -51,7 +51,7 @@ def check_writable(folder: Path, setting: str, remedy: str = "") -> None:
 
 
 def one_line(message: object) -> str:
-    """Return a message without line feeds and repeated spaces."""
+    """Collapse all whitespace in `message` to single spaces."""
     return " ".join(str(message).split())
 
 
@@ -77,6 +77,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     return known or bool(OUT_OF_MEMORY.search(str(error)))
 
 
+def _cause_of(error: BaseException) -> BaseException | None:
+    if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+        return error.__cause__ or error.__context__  # torch.compile raises them `from None`
+    return error.__cause__
+
+
 def to_run_error(error: Exception) -> Exception:
     """Convert an expected failure to a RunError or UserError; return any other as it is."""
     if isinstance(error, UserError | RunError):
@@ -87,12 +93,11 @@ def to_run_error(error: Exception) -> Exception:
         return UserError(missing_package(str(error.name)))
     if isinstance(error, UnicodeEncodeError):
         text = error.object[: error.end].rpartition("\n")[2]
-        utf8 = sys.getfilesystemencoding() == "utf-8"
-        remedy = "" if utf8 else " (PYTHONUTF8=1 sets it to UTF-8)"
         encoding = sys.getfilesystemencoding()
+        remedy = "" if encoding == "utf-8" else " (PYTHONUTF8=1 sets it to UTF-8)"
         return UserError(f"{text!a}: is not in the locale's encoding, {encoding}{remedy}")
     causes: list[BaseException] = [error]
-    while cause := causes[-1].__cause__ or causes[-1].__context__:  # of torch.compile's errors
+    while cause := _cause_of(causes[-1]):
         causes.append(cause)
     for cause in causes:
         if is_out_of_memory(cause):

@@ -136,8 +136,8 @@ def exit_codes(full_error: bool = False) -> Iterator[None]:
     Install signal handlers (`handle_signals`), which stay after the block.
 
     Exit codes: 2 wrong usage or unusable input, 1 failure, 130 interrupted, 141 output pipe closed
-    (prints nothing). `full_error` also prints the traceback of expected errors. Under torchrun, one process prints a
-    UserError, once for all restarts.
+    (prints nothing). `full_error` also prints the traceback of expected errors. Under torchrun, one
+    process prints a UserError, once for all restarts.
     """
     open_streams()
     handle_signals()

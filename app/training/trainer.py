@@ -14,6 +14,7 @@ import torch
 from tqdm import tqdm
 
 from app.config.device import keep_freed_memory
+from app.config.environment import read_torchrun
 from app.config.errors import RunError, WriteError, is_out_of_memory, one_line
 from app.config.process import handle_signals
 from app.config.schema import TrainConfig
@@ -32,14 +33,16 @@ from app.training.summary import (
 )
 
 WINDOW = 25  # steps between adjustments of the number of CPU threads
-ALL_REDUCE_EVERY = 50  # steps between all-reduces of interrupt and checkpoint flags; eager: 1
+# steps between all-reduces of the interrupt and checkpoint flags; 1 with trainer.compile=false
+ALL_REDUCE_EVERY = 50
 
 
 def train(cfg: TrainConfig) -> dict[str, Any]:
     """Train a network and test its best checkpoint once; write all results to a run folder.
 
     Returns:
-        The summary, as in the folder's `summary.json`; an empty dict in ranks other than 0.
+        The summary, as in `summary.json`. In ranks other than 0: empty, unless the run to resume is
+        finished.
 
     Raises:
         UserError: A setting is invalid; nothing is written.
@@ -49,8 +52,8 @@ def train(cfg: TrainConfig) -> dict[str, Any]:
     started = time.perf_counter()
     keep_freed_memory()
     with ExitStack() as stack:
-        world = stack.enter_context(connect())
         with expected_failures(cfg):
+            world = stack.enter_context(connect())
             run = start(cfg, world, stack)
         if isinstance(run, dict):  # the summary of a finished run
             return run
@@ -188,10 +191,13 @@ def check_finite(run: Run, done: int) -> None:
     """Raise RunError for a non-finite loss or gradient in the epoch's steps after `done`."""
     # fp16 skips steps with overflowing gradients
     kinds = [LOSS] if run.train_step.loss_scale else [LOSS, NORM]
-    for index in (~run.statistics[done:, kinds].isfinite()).any(1).nonzero().flatten().tolist():
-        loss, _, norm = run.statistics[done + index].tolist()
-        what = f"the gradient's norm is {norm}" if math.isfinite(loss) else f"the loss is {loss}"
-        raise not_finite(run, what, run.epoch * run.schedule.epoch_steps + done + index + 1)
+    is_finite = run.statistics[done:, kinds].isfinite().all(1)
+    if is_finite.all():
+        return
+    index = done + int(is_finite.int().argmin())  # of the first
+    loss, _, norm = run.statistics[index].tolist()
+    what = f"the gradient's norm is {norm}" if math.isfinite(loss) else f"the loss is {loss}"
+    raise not_finite(run, what, run.epoch * run.schedule.epoch_steps + index + 1)
 
 
 def log_statistics(run: Run, tracker: Tracker, done: int) -> None:
@@ -236,20 +242,28 @@ def expected_failures(cfg: TrainConfig, run: Run | None = None) -> Iterator[None
                     f"try a smaller one ({last_checkpoint(run)})"
                 )
             raise RunError(f"out of memory {where}") from error
-        if isinstance(error, LostPeerError) or re.search("gloo|nccl", str(error), re.IGNORECASE):
+        size = run.world.size if run else read_torchrun().size
+        if isinstance(error, LostPeerError) or (size > 1 and is_connection_error(error)):
             where = (
                 f"at step {run.step} ({last_checkpoint(run)})" if run else "before the first step"
             )
-            raise RunError(f"lost the connection to another process {where}") from error
+            first_line = str(error).partition("\n")[0]  # C++ frames may follow
+            message = f"lost the connection to another process {where}: {one_line(first_line)}"
+            raise RunError(message.removesuffix(": ")) from error
         raise
+
+
+def is_connection_error(error: BaseException) -> bool:
+    """Return whether a collective operation or the rendezvous failed."""
+    known = isinstance(error, torch.distributed.DistError)
+    return known or bool(re.search("gloo|nccl", str(error), re.IGNORECASE))
 
 
 @contextmanager
 def deferred_interrupt() -> Iterator[Callable[[], bool]]:
     """Record the first SIGINT, SIGTERM or SIGHUP; raise KeyboardInterrupt at the second.
 
-    Ignored signals stay ignored: nohup ignores SIGHUP, and a shell script SIGINT in background
-    processes. Yield a function that returns whether a signal has arrived.
+    Yield a function that returns whether a signal has arrived. Ignored signals stay ignored.
     """
     arrived = False
 
@@ -259,9 +273,9 @@ def deferred_interrupt() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         arrived = True
 
-    before = handle_signals(handle)
+    previous = handle_signals(handle)
     try:
         yield lambda: arrived
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)

@@ -107,14 +107,26 @@ def test_out_of_memory_is_one_line(main, capsys, allocate):
 def test_full_disk_while_compiling_is_a_run_error():
     from app.config.errors import RunError, to_run_error
 
-    try:
-        try:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        except OSError as error:
-            raise RuntimeError("InductorError\n  many lines") from error
-    except RuntimeError as error:
-        converted = to_run_error(error)
+    def backend(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(RuntimeError) as raised:
+        torch.compile(torch.exp, backend=backend)(torch.ones(1))
+    converted = to_run_error(raised.value)
     assert isinstance(converted, RunError)
     assert str(converted) == "standard output or the temporary folder: No space left on device"
-    ordinary = RuntimeError("no")
-    assert to_run_error(ordinary) is ordinary
+
+
+@pytest.mark.parametrize("failure", [MemoryError(), OSError(errno.ENOSPC, "No space left")])
+@pytest.mark.parametrize("hidden", [False, True])
+def test_mistake_in_a_handler_is_no_expected_failure(failure, hidden):
+    from app.config.errors import to_run_error
+
+    with pytest.raises(KeyError) as raised:
+        try:
+            raise failure
+        except type(failure):
+            if hidden:
+                raise KeyError("key") from None
+            raise KeyError("key")  # noqa: B904
+    assert to_run_error(raised.value) is raised.value
