@@ -5,7 +5,7 @@ import io
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event, Timer
+from threading import Event, Lock, Timer
 from typing import Any
 
 import numpy as np
@@ -26,14 +26,16 @@ LOGITS, PROBABILITIES, CLASS = "logits", "probabilities", "class"  # the outputs
 RUNTIME = f"ONNX Runtime {onnxruntime.__version__}"
 ALL_THREADS = 0
 BATCH_SIZE = 250  # an involution takes megabytes per image
-MEMORY = 2**32  # largest memory of tensors in bytes, of all sessions together
+MEMORY = 2**32  # bytes that the tensors of all sessions may take together
 OPEN_SECONDS, RUN_SECONDS = 20.0, 60.0  # longest time of the first image and of a batch
+OPENING = Lock()  # of the process: standard output, the allocator
 
 
 @dataclass(eq=False)
 class OnnxPredictor(Predictor):
     """An exported network in ONNX Runtime; its input is raw pixels or normalised images."""
 
+    path: Path  # of the file
     session: onnxruntime.InferenceSession
 
     @property
@@ -50,7 +52,7 @@ class OnnxPredictor(Predictor):
                 results.append(run(self.session, feed, RUN_SECONDS))
             except Exception as error:  # ONNX Runtime raises many types
                 reason = f"{RUNTIME} cannot run the network: {printable(one_line(error))}"
-                raise UserError(f"checkpoint={self.folder}: {reason}") from error
+                raise UserError(f"checkpoint={self.path}: {reason}") from error
         return torch.from_numpy(np.concatenate(results))
 
 
@@ -66,8 +68,9 @@ def load_onnx(path: str | Path, device: str = "cpu", threads: int = ALL_THREADS)
         raise UserError(f"checkpoint={path}: a checkpoint, export it first with {export}")
     try:
         content = read_model(path)
-        # Constant folding takes memory without a limit: compute once without optimisation.
-        predictor = onnx_predictor(open_session(content, threads=1, optimize=False), path.parent)
+        # Run once unoptimised, within the memory limit: constant folding, which has none, may not
+        # see an untrusted graph before.
+        predictor = onnx_predictor(open_session(content, threads=1, optimize=False), path)
         dtype = torch.uint8 if predictor.takes_pixels else torch.float32
         run(predictor.session, torch.zeros(1, 1, SIDE, SIDE, dtype=dtype), OPEN_SECONDS)
         predictor.session = open_session(content, device, threads)
@@ -79,10 +82,10 @@ def load_onnx(path: str | Path, device: str = "cpu", threads: int = ALL_THREADS)
     return predictor
 
 
-def onnx_predictor(session: onnxruntime.InferenceSession, folder: Path) -> OnnxPredictor:
-    """Return the predictor for an exported file; raise a ValueError if it is not of this program.
+def onnx_predictor(session: onnxruntime.InferenceSession, path: Path) -> OnnxPredictor:
+    """Return the predictor for the exported file in `path`, which `session` has opened.
 
-    `folder` is where results are written.
+    Raise a ValueError if the file is not of this program.
     """
     try:
         values = session.get_modelmeta().custom_metadata_map
@@ -91,7 +94,8 @@ def onnx_predictor(session: onnxruntime.InferenceSession, folder: Path) -> OnnxP
     except (UserError, ValueError) as error:
         raise ValueError(f"not a network of `python -m app.export_onnx`: {error}") from error
     return OnnxPredictor(
-        folder=folder,
+        folder=path.parent,
+        path=path,
         dataset=metadata.dataset,
         fallback_from=metadata.fallback_from,
         classes=metadata.classes,
@@ -103,7 +107,10 @@ def onnx_predictor(session: onnxruntime.InferenceSession, folder: Path) -> OnnxP
 
 
 def _check_signature(session: onnxruntime.InferenceSession) -> int | str | None:
-    """Return the height of the input; raise a ValueError for other inputs or outputs than ours."""
+    """Return the height of the input.
+
+    Raise a ValueError if inputs or outputs differ from those of an export.
+    """
     inputs = session.get_inputs()
     shape = inputs[0].shape if len(inputs) == 1 else []
     if not (
@@ -164,10 +171,10 @@ def open_session(
 ) -> onnxruntime.InferenceSession:
     """Load a model into ONNX Runtime on device auto (CUDA if available), cpu, cuda or cuda:N."""
     providers: list[Any] = ["CPUExecutionProvider"]
-    here = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
-    if device.startswith("cuda") and not here:
+    has_cuda = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+    if device.startswith("cuda") and not has_cuda:
         raise UserError(f"device={device}: this ONNX Runtime has no CUDA, choose from auto, cpu")
-    if here and device != "cpu":
+    if has_cuda and device != "cpu":
         index = device.partition(":")[2] or "0"
         providers.insert(0, ("CUDAExecutionProvider", {"device_id": index}))
     options = onnxruntime.SessionOptions()
@@ -176,8 +183,8 @@ def open_session(
     options.add_session_config_entry("session.use_env_allocators", "1")
     if not optimize:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    _limit_memory()
-    with redirect_stdout(io.StringIO()):  # it prints the errors that it raises
+    with OPENING, redirect_stdout(io.StringIO()):  # ONNX Runtime prints the errors that it raises
+        _limit_memory()
         session = onnxruntime.InferenceSession(model, options, providers=providers)
     if device.startswith("cuda") and "CUDAExecutionProvider" not in session.get_providers():
         raise UserError(f"device={device}: ONNX Runtime cannot use it, choose from auto, cpu")

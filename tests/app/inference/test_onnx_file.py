@@ -162,7 +162,7 @@ def doubling_functions(levels):
 def test_nested_functions_raise(fails):
     call = helper.make_node("F39", ["y"], ["logits"], domain=DOMAIN)
     reason = fails(linear(call), functions=doubling_functions(40))
-    assert "it defines a function that calls another one" in reason
+    assert "it defines a function with operators that are not standard" in reason
 
 
 def test_functions_of_another_domain_raise(fails):
@@ -180,13 +180,41 @@ def test_too_many_nodes_raise(fails):
     assert f"it has more than {MAX_NODES:,} nodes" in fails(linear(*nodes))
 
 
-def test_weights_in_another_file_raise(fails, tmp_path, monkeypatch):
+@pytest.fixture
+def external(tmp_path, monkeypatch):
+    """Return a tensor of ten zeros in another file."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "weights.bin").write_bytes(bytes(40))
     tensor = TensorProto(name="bias", data_type=1, dims=[10], data_location=TensorProto.EXTERNAL)
     tensor.external_data.add(key="location", value="weights.bin")
+    return tensor
+
+
+def function_with_default(name, default):
+    """Return a function, and a call, with an attribute `name` that has the value `default`."""
+    opsets = [helper.make_opsetid("", 18)]
+    node = helper.make_node("Identity", ["in"], ["out"])
+    attribute = helper.make_attribute(name, default)
+    function = helper.make_function(
+        DOMAIN, "F", ["in"], ["out"], [node], opsets, attribute_protos=[attribute]
+    )
+    return function, helper.make_node("F", ["y"], ["logits"], domain=DOMAIN)
+
+
+def test_nodes_in_default_attributes_count(fails):
+    nodes = [helper.make_node("Neg", ["x"], ["z"]) for _ in range(MAX_NODES)]
+    function, call = function_with_default("body", helper.make_graph(nodes, "body", [], []))
+    assert f"it has more than {MAX_NODES:,} nodes" in fails(linear(call), functions=[function])
+
+
+def test_default_attribute_in_another_file_raises(fails, external):
+    function, call = function_with_default("value", external)
+    assert "it has weights in another file" in fails(linear(call), functions=[function])
+
+
+def test_weights_in_another_file_raise(fails, external):
     add = helper.make_node("Add", ["y", "bias"], ["logits"])
-    assert "it has weights in another file" in fails(linear(add), constants=[tensor])
+    assert "it has weights in another file" in fails(linear(add), constants=[external])
 
 
 def test_large_file_raises(tmp_path):

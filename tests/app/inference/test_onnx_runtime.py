@@ -1,5 +1,9 @@
 """Exported files in ONNX Runtime: logits, metadata, errors."""
 
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -152,6 +156,32 @@ def test_damaged_file_raises(exported, damage, capfd):
     assert str(raised.value).startswith(f"checkpoint={path}: {RUNTIME} cannot load it: ")
     assert "\n" not in str(raised.value)
     assert capfd.readouterr() == ("", "")
+
+
+def test_failed_run_names_the_file(exported, monkeypatch):
+    network = load_onnx(exported / "model.onnx")
+    monkeypatch.setattr(network, "normalize", lambda images: images)  # uint8 instead of float32
+    with pytest.raises(UserError) as raised:
+        network.logits(random_images(1))
+    assert str(raised.value).startswith(f"checkpoint={exported / 'model.onnx'}: {RUNTIME} cannot")
+
+
+def test_threads_open_sessions_one_after_another(exported, monkeypatch):
+    """Replacing sys.stdout, as opening does, would otherwise leave it replaced."""
+    stdout, active, most = sys.stdout, [], []
+
+    class Session:
+        def __init__(self, *arguments, **options):
+            active.append(self)
+            most.append(len(active))
+            time.sleep(0.02)
+            active.remove(self)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(open_session, [b""] * 8))
+    assert max(most) == 1
+    assert sys.stdout is stdout
 
 
 def test_missing_file_or_device_raises(tmp_path, exported):
