@@ -1,4 +1,4 @@
-"""The schemas of what is read from files: checkpoints, exported files, run folders."""
+"""Schemas of checkpoints, exported files and run folders."""
 
 from dataclasses import field
 from typing import Annotated, Any, Literal
@@ -29,11 +29,13 @@ ClassNames = Annotated[
     Field(min_length=CLASSES, max_length=CLASSES),
     AfterValidator(_distinct),
 ]
-Size = Annotated[int, Field(strict=True, ge=0)]
-Mean = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+# Types that are not strict also accept text, as in the metadata of an exported file.
+Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+StrictFraction = Annotated[Fraction, Field(strict=True)]
 Deviation = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
-Share = Annotated[Mean, Field(strict=True)]
-Amount = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+StrictDeviation = Annotated[Deviation, Field(strict=True)]
+NonNegativeInt = Annotated[int, Field(strict=True, ge=0)]
+NonNegativeFloat = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 
 
 @dataclass
@@ -42,8 +44,8 @@ class TrainingData:
 
     name: DatasetName
     classes: ClassNames
-    mean: Annotated[Mean, Field(strict=True)]  # of the training pixels in [0, 1]
-    std: Annotated[Deviation, Field(strict=True)]
+    mean: StrictFraction  # of the training pixels in [0, 1]
+    std: StrictDeviation
     fallback_from: DatasetName | None  # the requested data set, if `name` replaces it
     val_size: Count
     split_seed: Seed
@@ -67,7 +69,7 @@ class Metadata:
 
     dataset: DatasetName
     classes: Json[ClassNames]
-    mean: Mean
+    mean: Fraction
     std: Deviation
     fallback_from: DatasetName | None = None
 
@@ -76,40 +78,43 @@ class Metadata:
 class ExportedAccuracy:
     """The accuracy in the metadata of an exported file."""
 
-    test_accuracy: Mean | None = None
+    test_accuracy: Fraction | None = None
 
 
 @dataclass(kw_only=True)
-class Summary:
-    """The fields of `summary.json` that commands read."""
+class RunDescription:
+    """The fields of every `summary.json` that commands read."""
+
+    dataset: DatasetName | None = None
+    val_size: Count | None = None
+    total_epochs: Count | None = None
+
+
+@dataclass(kw_only=True)
+class Summary(RunDescription):
+    """The fields of the `summary.json` of a run that has not finished."""
 
     status: Literal["unfinished", "interrupted", "failed"] = "unfinished"
     error: Annotated[str, Field(strict=True)] = ""
-    dataset: DatasetName | None = None
-    val_size: Count | None = None
-    total_epochs: Count | None = None
-    parameters: Size | None = None
-
-
-@dataclass
-class Results:
-    """The numbers in the `summary.json` of a finished run."""
-
-    test_accuracy: Share
-    val_accuracy: Share
-    parameters: Size
-    training_seconds: Amount
-    images_per_second: Amount
+    parameters: NonNegativeInt | None = None
 
 
 @dataclass(kw_only=True)
-class FinishedSummary(Results):
-    """The fields of the `summary.json` of a finished run that commands read."""
+class Results:
+    """The numbers in the `summary.json` of a finished run."""
+
+    test_accuracy: StrictFraction
+    val_accuracy: StrictFraction
+    parameters: NonNegativeInt
+    training_seconds: NonNegativeFloat
+    images_per_second: NonNegativeFloat
+
+
+@dataclass(kw_only=True)
+class FinishedSummary(Results, RunDescription):
+    """The fields of the `summary.json` of a finished run."""
 
     status: Literal["finished"]
-    dataset: DatasetName | None = None
-    val_size: Count | None = None
-    total_epochs: Count | None = None
 
 
 @dataclass
@@ -121,7 +126,10 @@ class DataSettings:
 
 @dataclass
 class RunSettings:
-    """The groups of `.hydra/config.yaml` that commands read; older versions wrote other keys."""
+    """The groups of `.hydra/config.yaml` that commands read.
+
+    Other keys, also those of older versions, are kept and not checked.
+    """
 
     model: dict[str, Any] = field(default_factory=dict)
     data: DataSettings = field(default_factory=DataSettings)

@@ -1,4 +1,4 @@
-"""Find the paper in a picture: a sheet on a desk, a board, and their shade at each pixel."""
+"""Find the sheet of paper in a picture, and separate ink from its background."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -17,12 +17,12 @@ COARSE_SIDE = 128  # pixels of the picture in which a sheet is found
 MIN_SHEET, MAX_SHEET = 0.1, 0.98  # share of the picture
 SOLID = 0.6  # share of a sheet that is bright, at least
 COMPACTNESS = (11.7, 12.1)  # of a sheet, see `_find_sheet`
-BRIGHT_BORDER = 0.35  # from this share of the border on, the paper is bright
-DIM = 32  # added to the shade of the paper: noise in dark places is no ink
+BRIGHT_BORDER = 0.35  # share of bright pixels at the border from which the background is bright
+DIM = 32  # added to the background: suppresses noise in dark areas
 
 
 class Surface(NamedTuple):
-    """A part of a picture that bears ink."""
+    """The part of a picture that is searched for ink: a sheet, or the whole picture."""
 
     gray: Gray  # dark ink on light
     inside: Mask  # False beyond the sheet
@@ -32,8 +32,8 @@ class Surface(NamedTuple):
 def find_surfaces(gray: Gray, invert: bool | None) -> Iterator[Surface]:
     """Yield the sheet, if one is found in the picture, and the whole picture.
 
-    `invert` tells that the ink is darker than the paper. None: detect, the ink is dark on a sheet
-    and where the border of the picture is bright.
+    `invert`: True if the ink is darker than the background, False if lighter. None detects it: dark
+    on a sheet, and dark if the border of the picture is bright.
     """
     factor = -(-max(gray.shape) // COARSE_SIDE)
     coarse = np.asarray(Image.fromarray(gray).reduce(factor))
@@ -74,13 +74,13 @@ def _find_sheet(bright: Mask) -> Mask | None:
 
 
 def ink_of(surface: Surface, side: int) -> Ink:
-    """Return the contrast of the ink to the paper.
+    """Return the contrast of the ink to the background.
 
-    The shade of the paper is the morphological closing by a square of `side` pixels: without what
-    is darker than its surroundings and narrower than the square, but with the edges of shadows.
+    The background is the morphological closing by a square of `side` pixels. The closing removes
+    dark details narrower than the square and keeps the edges of shadows.
     """
-    paper = ndimage.grey_closing(surface.gray, (side, side)).astype(np.float64)
-    return (paper - surface.gray) * (255 / (paper + DIM)) * surface.inside
+    background = ndimage.grey_closing(surface.gray, (side, side)).astype(np.float64)
+    return (background - surface.gray) * (255 / (background + DIM)) * surface.inside
 
 
 def border(image: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -1,4 +1,4 @@
-"""Find the digit among the ink: leave out what is cut off, frames, lines, blots and specks."""
+"""Find the digit in the ink: discard strokes cut by the border, frames, lines, blots, specks."""
 
 from typing import Any, NamedTuple
 
@@ -11,21 +11,26 @@ from app.inference.paper import Ink, Mask, Surface, edge_of, ink_of, otsu
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 
-MIN_CONTRAST = 20  # of 255, between ink and paper; below: blank
+MIN_CONTRAST = 20  # of 255, between ink and background; below: blank
 WIDEST_STROKE = 0.35  # of the longer side of the picture
-MIN_CLOSING = 7  # pixels
-SHADOW = 0.9  # of the ink of strokes, at most
-CLOSING = 2  # widths of the strokes
-MIN_STROKE = 2.3  # widths; what is shorter is a dot or a blot
-WIDER = 2  # a sheet between its strokes, in their widths; else it is an 8 in chalk
+MIN_CLOSING = 7  # side in pixels
+CLOSING = 2  # side of the closing, in stroke widths
+NARROWER = 0.7  # maximum side of the next closing, as a share of the side of the one before
+SHADOW = 0.9  # a removed region is a shadow if its ink is at most this share of the strokes' ink
+MIN_ELONGATION = 2.3  # length of a stroke in its widths; a shorter part is a dot or a blot
+# minimum distance between strokes on a sheet, in stroke widths; below, the sheet is the inside of
+# an 8 in chalk
+MIN_SPACING = 2
 MIN_LENGTH = 1 / 16  # of the longer side of the picture, if there are longer strokes
-ENCLOSED = 0.45  # of the shorter side of a frame, the least length of the digit in it
-STRAIGHT = 1.15  # length of a line along its pen stroke, in distances between its ends
-FLAT = 1.5  # width of a line in heights
 MAX_FRAMES = 64  # candidates, the longest parts
+ENCLOSED = 0.45  # minimum length of a digit in a frame, as a share of the frame's shorter side
+STRAIGHT = 1.15  # maximum length of a line, in diagonals of its box
+FLAT = 1.5  # minimum width of a horizontal line, in heights
+MIN_LINE = 4  # minimum length of a line, in stroke widths
+UNDERLINE = 1.2  # minimum width of a line below the digit, in widths of the digit's main part
 ELONGATED = 2.8  # widths; a shorter part is a blot beside the digit
 NEAR = 0.15  # of the length of the digit; its other parts are no farther away
-SPECK = 0.02  # share of the ink; smaller parts are dropped
+SPECK = 0.02  # share of the largest part of the digit; smaller parts are dropped
 EIGHT_NEIGHBOURS = np.ones((3, 3), bool)
 
 
@@ -58,15 +63,14 @@ class Digit(NamedTuple):
 def find_digit(surface: Surface) -> Digit | None:
     """Return the digit on a surface; None: there is none.
 
-    The closing that finds the paper must be wider than a stroke, which is measured by closings that
-    become narrower: the narrowest keeps the most of shadows off the digit.
+    Start with a closing wider than any stroke, measure the stroke width, and repeat with a narrower
+    one: the narrowest removes the most shadow.
     """
     side = max(MIN_CLOSING, round(WIDEST_STROKE * max(surface.gray.shape)))
     found = _find_strokes(surface, side)
-    while found is not None:
-        narrower = max(MIN_CLOSING, round(CLOSING * found.pen))
-        if narrower >= 0.7 * side:
-            break
+    if found is None:
+        return None
+    while (narrower := max(MIN_CLOSING, round(CLOSING * found.pen))) < NARROWER * side:
         side, finer = narrower, _find_strokes(surface, narrower)
         if finer is None or _loses_ink(found, finer):
             break
@@ -75,7 +79,10 @@ def find_digit(surface: Surface) -> Digit | None:
 
 
 def _loses_ink(wide: Digit, narrow: Digit) -> bool:
-    """Return whether what only `wide` has is as dark as its strokes: no shadow."""
+    """Return whether the narrower closing loses strokes.
+
+    It does if what it removes is as dark as what it keeps.
+    """
     lost = wide.strokes & ~narrow.strokes
     kept = wide.strokes & narrow.strokes
     if not lost.any() or not kept.any():
@@ -87,8 +94,8 @@ def _find_strokes(surface: Surface, side: int) -> Digit | None:
     ink = ink_of(surface, side | 1)
     threshold = otsu(ink)
     strokes = ink >= threshold
-    line, paper = ink[strokes], ink[~strokes]
-    if not line.size or line.mean() - (paper.mean() if paper.size else 0) < MIN_CONTRAST:
+    line, rest = ink[strokes], ink[~strokes]
+    if not line.size or line.mean() - (rest.mean() if rest.size else 0) < MIN_CONTRAST:
         return None
     labels, count = ndimage.label(strokes, EIGHT_NEIGHBOURS)
     parts = _measure(labels, count, strokes, surface.inside)
@@ -129,11 +136,11 @@ def _measure(labels: NDArray[Any], count: int, strokes: Mask, inside: Mask) -> P
 def _choose(parts: Parts, surface: Surface) -> int | None:
     """Return the index of the part with the longest stroke that is likely a digit.
 
-    Each rule holds only if something is left.
+    Apply each rule only if it leaves a candidate.
     """
-    possible = parts.length >= MIN_STROKE * parts.pen
+    possible = parts.length >= MIN_ELONGATION * parts.pen
     if surface.is_sheet:
-        possible &= ~parts.is_cut & (WIDER * parts.pen <= _paper_width(parts, surface))
+        possible &= ~parts.is_cut & (MIN_SPACING * parts.pen <= _spacing(parts, surface))
     if not possible.any():
         return None
     is_long = parts.length >= MIN_LENGTH * max(surface.gray.shape)
@@ -143,15 +150,15 @@ def _choose(parts: Parts, surface: Surface) -> int | None:
     return int(np.where(possible, parts.edge, 0).argmax())
 
 
-def _paper_width(parts: Parts, surface: Surface) -> float:
-    """Return the width of the paper between strokes and edges of a sheet, as that of strokes."""
+def _spacing(parts: Parts, surface: Surface) -> float:
+    """Return the mean width of the background between the strokes and the edges of a sheet."""
     inside = surface.inside
     edge = np.count_nonzero(edge_of(inside)) + parts.edge.sum()
     return float(2 * (np.count_nonzero(inside) - parts.area.sum()) / edge)
 
 
 def _is_frame(parts: Parts, strokes: Bools) -> Bools:
-    """Return which strokes have another one in their box, as long as a digit in a frame."""
+    """Return which parts are frames: their box contains a stroke as long as a digit."""
     is_frame = np.zeros(len(parts.area), bool)
     for index in np.argsort(-parts.length)[:MAX_FRAMES]:
         is_inside = (parts.top > parts.top[index]) & (parts.bottom < parts.bottom[index])
@@ -164,16 +171,18 @@ def _is_frame(parts: Parts, strokes: Bools) -> Bools:
 def _is_line(parts: Parts) -> Bools:
     """Return which parts are straight and flat."""
     is_straight = parts.edge / 2 <= STRAIGHT * np.hypot(parts.height, parts.width)
-    return is_straight & (parts.width >= FLAT * parts.height) & (parts.length > 4 * parts.pen)
+    return (
+        is_straight & (parts.width >= FLAT * parts.height) & (parts.length > MIN_LINE * parts.pen)
+    )
 
 
 def _belongs(parts: Parts, main: int) -> Bools:
-    """Return which parts belong to the digit whose largest part is `main`."""
+    """Return which parts belong to the digit with the main part `main`."""
     gap = np.where(parts.length >= ELONGATED * parts.pen, NEAR * parts.length[main], 0)
     kept = (parts.top <= parts.bottom[main] + gap) & (parts.bottom >= parts.top[main] - gap)
     kept &= (parts.left <= parts.right[main] + gap) & (parts.right >= parts.left[main] - gap)
     is_below = (parts.top + parts.bottom) / 2 >= parts.bottom[main]
-    kept &= ~(_is_line(parts) & is_below & (parts.width > 1.2 * parts.width[main]))
+    kept &= ~(_is_line(parts) & is_below & (parts.width > UNDERLINE * parts.width[main]))
     kept &= parts.area >= SPECK * parts.area[main]
     kept &= ~parts.is_cut | parts.is_cut[main]
     kept &= ~_is_frame(parts, np.ones(len(parts.area), bool))

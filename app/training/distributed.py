@@ -16,7 +16,7 @@ from app.config.environment import read_torchrun
 from app.config.errors import RunError, UserError
 
 T = TypeVar("T")
-PATIENCE = 5.0  # seconds from a signal to the end of the steps that were started before
+PATIENCE = 5.0  # seconds that running steps may take after a signal; then a peer is lost
 POLL_SECONDS = 1e-4
 
 
@@ -74,10 +74,11 @@ class World:
         return outcome[0]  # type: ignore[return-value]
 
     def to_cpu(self, values: Tensor, interrupted: Callable[[], bool]) -> Tensor:
-        """Copy a tensor to the CPU; raise a LostPeerError if a signal arrives and it never ends.
+        """Copy a tensor to the CPU.
 
-        The all-reduce of a GPU waits for a lost peer for ever, and torchrun sends a signal to the
-        other processes. So wait in Python, which handles signals, and not in the CUDA driver.
+        Raise a LostPeerError if it is not ready `PATIENCE` seconds after a signal. The all-reduce
+        of a GPU waits for a lost peer for ever, and torchrun sends a signal to the other processes.
+        So wait in Python, which handles signals, and not in the CUDA driver.
         """
         if self.size > 1 and values.is_cuda:
             done = torch.cuda.Event()
@@ -86,10 +87,10 @@ class World:
         return values.cpu()
 
     def abort(self) -> None:
-        """Begin to end the collective operations, which may wait for a lost peer for ever.
+        """Abort the collective operations in a thread: they may wait for a lost peer for ever.
 
-        Return before they have ended: NCCL waits until the CUDA graphs that captured one of them
-        are reset, and a reset waits for the operations that run.
+        Do not wait for the thread: NCCL waits until the CUDA graphs that captured a collective
+        operation are reset, and a reset waits for running operations, which the abort ends.
         """
         if self.size == 1 or self.aborting or not torch.distributed.is_initialized():
             return
@@ -105,7 +106,7 @@ class World:
             self.aborting.join()
         if self.size > 1 and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
-            self.cpu_group = None
+            self.cpu_group = None  # its destructor joins the threads
 
 
 def _abort_world() -> None:

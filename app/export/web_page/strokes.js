@@ -1,25 +1,28 @@
-// A port of app/inference/strokes.py: find the digit among the ink of a drawing. Leave out what is cut
-// off, frames, lines, blots and specks. A picture is {width, height, data}, row by row.
+// A port of app/inference/strokes.py: find the digit in the ink of a drawing. Discard strokes cut by the
+// border, frames, lines, blots and specks. A picture is {width, height, data}, row by row.
 
 const COARSE_SIDE = 128; // pixels of the picture whose border is tested
-const BRIGHT_BORDER = 0.35; // from this share of the border on, the paper is bright
-const DIM = 32; // added to the shade of the paper: noise in dark places is no ink
-export const MIN_CONTRAST = 20; // of 255, between ink and paper
+const BRIGHT_BORDER = 0.35; // share of bright pixels at the border from which the background is bright
+const DIM = 32; // added to the background: suppresses noise in dark areas
+export const MIN_CONTRAST = 20; // of 255, between ink and background
 const WIDEST_STROKE = 0.35; // of the longer side of the picture
-const CLOSING = 2; // widths of the strokes
-const MIN_CLOSING = 7; // pixels
-const SHADOW = 0.9; // of the ink of strokes, at most
-const MIN_STROKE = 2.3; // widths; what is shorter is a dot or a blot
+const MIN_CLOSING = 7; // side in pixels
+const CLOSING = 2; // side of the closing, in stroke widths
+const NARROWER = 0.7; // maximum side of the next closing, as a share of the side of the one before
+const SHADOW = 0.9; // a removed region is a shadow if its ink is at most this share of the strokes' ink
+const MIN_ELONGATION = 2.3; // length of a stroke in its widths; a shorter part is a dot or a blot
 const MIN_LENGTH = 1 / 16; // of the longer side of the picture, if there are longer strokes
-const ENCLOSED = 0.45; // of the shorter side of a frame, the least length of the digit in it
-const STRAIGHT = 1.15; // length of a line along its pen stroke, in distances between its ends
-const FLAT = 1.5; // width of a line in heights
+const ENCLOSED = 0.45; // minimum length of a digit in a frame, as a share of the frame's shorter side
+const STRAIGHT = 1.15; // maximum length of a line, in diagonals of its box
+const FLAT = 1.5; // minimum width of a horizontal line, in heights
+const MIN_LINE = 4; // minimum length of a line, in stroke widths
+const UNDERLINE = 1.2; // minimum width of a line below the digit, in widths of the digit's main part
 const ELONGATED = 2.8; // widths; a shorter part is a blot beside the digit
 const NEAR = 0.15; // of the length of the digit; its other parts are no farther away
 const SPECK = 0.02; // share of the largest part of the digit; smaller parts are dropped
 
-// The paper is the closing by a square, which is wider than a stroke: measured by closings that become
-// narrower. The narrowest keeps the most of shadows off the digit.
+// Start with a closing wider than any stroke, measure the stroke width, and repeat with a narrower one:
+// the narrowest removes the most shadow.
 export function findDigit(picture) {
   const { width, height, data } = picture;
   const coarse = reduce(picture, Math.ceil(Math.max(width, height) / COARSE_SIDE));
@@ -30,7 +33,7 @@ export function findDigit(picture) {
   let found = findStrokes(gray, side);
   while (found) {
     const narrower = Math.max(MIN_CLOSING, roundEven(CLOSING * found.pen));
-    if (narrower >= 0.7 * side) break;
+    if (narrower >= NARROWER * side) break;
     side = narrower;
     const finer = findStrokes(gray, side);
     if (!finer || losesInk(found, finer)) break;
@@ -39,7 +42,7 @@ export function findDigit(picture) {
   return found;
 }
 
-// Whether what only the wide closing has is as dark as its strokes: no shadow.
+// Whether the narrower closing loses strokes: what it removes is as dark as what it keeps.
 function losesInk(wide, narrow) {
   const lost = wide.ink.filter((_, index) => wide.strokes[index] && !narrow.strokes[index]);
   const kept = wide.ink.filter((_, index) => wide.strokes[index] && narrow.strokes[index]);
@@ -52,8 +55,8 @@ function findStrokes(gray, side) {
   const threshold = otsu(ink);
   const isInk = ink.map((value) => (value >= threshold ? 1 : 0));
   const line = ink.filter((_, index) => isInk[index]);
-  const paper = ink.filter((_, index) => !isInk[index]);
-  if (!line.length || mean(line) - (paper.length ? mean(paper) : 0) < MIN_CONTRAST) return null;
+  const rest = ink.filter((_, index) => !isInk[index]);
+  if (!line.length || mean(line) - (rest.length ? mean(rest) : 0) < MIN_CONTRAST) return null;
   const { labels, parts } = measure(isInk, gray);
   const main = choose(parts, Math.max(gray.width, gray.height));
   if (!main) return null;
@@ -63,14 +66,14 @@ function findStrokes(gray, side) {
   return { ink, threshold, strokes, others, pen: main.pen };
 }
 
-// The contrast to the paper: the closing, the least of the greatest shades in a square.
+// The contrast to the background: the closing, the minimum of the maxima in a square.
 function inkOf({ width, height, data }, side) {
-  let paper = data;
+  let background = data;
   for (const better of [Math.max, Math.min]) {
-    paper = slide(paper, width, height, side, better, width, 1);
-    paper = slide(paper, height, width, side, better, 1, width);
+    background = slide(background, width, height, side, better, width, 1);
+    background = slide(background, height, width, side, better, 1, width);
   }
-  return Float64Array.from(paper, (shade, index) => ((shade - data[index]) * 255) / (shade + DIM));
+  return Float64Array.from(background, (shade, index) => ((shade - data[index]) * 255) / (shade + DIM));
 }
 
 // The best value in a window of `side` pixels along lines, in log(side) passes: each doubles the reach.
@@ -164,9 +167,10 @@ function measure(isInk, { width, height }) {
   return { labels, parts };
 }
 
-// The part with the longest stroke that is likely a digit. Each rule holds only if something is left.
+// The part with the longest stroke that is likely a digit. Apply each rule only if it
+// leaves a candidate.
 function choose(parts, side) {
-  const strokes = parts.filter((part) => part.length >= MIN_STROKE * part.pen);
+  const strokes = parts.filter((part) => part.length >= MIN_ELONGATION * part.pen);
   let possible = strokes;
   for (const rule of [
     (part) => part.length >= MIN_LENGTH * side,
@@ -180,7 +184,7 @@ function choose(parts, side) {
   return possible.reduce((best, part) => (part.edge > (best?.edge ?? 0) ? part : best), null);
 }
 
-// Whether another part lies in its box, as long as a digit in a frame.
+// Whether a part is a frame: its box contains another one as long as a digit.
 function isFrame(part, others) {
   return others.some(
     ({ top, left, bottom, right, length }) =>
@@ -191,10 +195,10 @@ function isFrame(part, others) {
 
 function isLine({ edge, height, width, length, pen }) {
   const isStraight = edge / 2 <= STRAIGHT * Math.hypot(height, width);
-  return isStraight && width >= FLAT * height && length > 4 * pen;
+  return isStraight && width >= FLAT * height && length > MIN_LINE * pen;
 }
 
-// Whether a part belongs to the digit whose largest part is `main`.
+// Whether a part belongs to the digit with the main part `main`.
 function belongs(part, main, parts) {
   if (part === main) return true;
   const gap = part.length >= ELONGATED * part.pen ? NEAR * main.length : 0;
@@ -202,7 +206,7 @@ function belongs(part, main, parts) {
     part.top <= main.bottom + gap && part.bottom >= main.top - gap &&
     part.left <= main.right + gap && part.right >= main.left - gap;
   const isBelow = (part.top + part.bottom) / 2 >= main.bottom;
-  const isUnderline = isLine(part) && isBelow && part.width > 1.2 * main.width;
+  const isUnderline = isLine(part) && isBelow && part.width > UNDERLINE * main.width;
   const isSpeck = part.area < SPECK * main.area;
   return (
     isNear && !isUnderline && !isSpeck && (!part.isCut || main.isCut) && !isFrame(part, parts)
