@@ -40,7 +40,7 @@ class OnnxPredictor(Predictor):
 
     @property
     def takes_pixels(self) -> bool:
-        """Whether the input is raw pixels."""
+        """Return whether the input is raw pixels."""
         return self.session.get_inputs()[0].type == "tensor(uint8)"
 
     def compute_logits(self, images: Tensor) -> Tensor:
