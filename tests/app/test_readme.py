@@ -83,5 +83,5 @@ def test_python_examples_run(exported, tmp_path, capsys):
         exec(block, {})
     digit, replaced = capsys.readouterr().out.splitlines()
     assert digit in [str(digit) for digit in range(10)]
-    assert replaced == "45 layers replaced"  # 11 convolutions, 34 normalisations
+    assert replaced == "45 layers converted"  # 11 convolutions, 34 normalisations
     assert (tmp_path / "block.onnx").is_file()

@@ -1,7 +1,5 @@
 """The environment variables of torchrun."""
 
-from contextlib import closing
-
 import pytest
 
 from app.config.environment import Torchrun, read_torchrun
@@ -51,7 +49,7 @@ def environment(monkeypatch):
 )
 def test_wrong_variables_are_usage_errors(environment, values, line):
     environment(values)
-    with pytest.raises(UserError) as caught, closing(connect()):
+    with pytest.raises(UserError) as caught, connect():
         pass
     assert str(caught.value) == line
 

@@ -60,6 +60,8 @@ def process_state():
     root = logging.getLogger()
     level, handlers, disabled = root.level, root.handlers[:], logging.root.manager.disable
     before = handle_signals()
+    for name in ("root", "hydra"):  # handlers of earlier tests write to closed streams
+        logging.getLogger(name if name != "root" else None).handlers.clear()
     yield
     root.setLevel(level)
     root.handlers[:] = handlers
