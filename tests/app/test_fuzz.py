@@ -3,8 +3,9 @@
 import io
 import json
 import random
-import resource
+import re
 import time
+from pathlib import Path
 
 import onnx
 import pytest
@@ -34,7 +35,8 @@ def assert_ends(path, mutated, use):
 
     Return the number of files that `use` accepts.
     """
-    accepted, memory = 0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    accepted, memory = 0, peak_memory()
     for index, content in enumerate(mutated):
         path.write_bytes(content)
         start = time.perf_counter()
@@ -46,9 +48,13 @@ def assert_ends(path, mutated, use):
         except Exception as error:
             pytest.fail(f"file {index}: {error!r}")
         assert time.perf_counter() - start < 20, index
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory
-    assert grown < 2 * 2**20, "KiB"
+    assert peak_memory() - memory < 2 * 2**20, "KiB"
     return accepted
+
+
+def peak_memory():
+    """Return the peak of the resident memory of this process in KiB."""
+    return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
 
 
 def mutations(content, decode, encode, mutate):
@@ -117,8 +123,8 @@ def read_run(folder):
     outputs = folder.parents[1]
     assert find_checkpoint(outputs) and find_networks(outputs)
     groups = group_runs(entries := find_entries(outputs))
-    assert table(groups).isprintable() or table(groups).count("\n") == len(groups) + 1
-    assert to_csv(entries).isprintable() or to_csv(entries).count("\n") == len(entries) + 1
+    for text in (table(groups), to_csv(entries)):
+        assert all(line.isprintable() for line in text.splitlines())
     load_config(folder, TrainConfig(), None)
 
 
@@ -144,5 +150,5 @@ def test_run_folders(run, name, decode, encode, capsys):
     path = run / name
     mutated = mutations(path.read_bytes(), decode, encode, mutate_values)
     accepted = assert_ends(path, mutated, lambda: read_run(run))
-    assert 0 < accepted <= FILES
+    assert accepted > 0
     assert all(line.isprintable() for line in capsys.readouterr().err.splitlines())
