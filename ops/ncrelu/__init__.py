@@ -11,6 +11,7 @@ from ops.core import check, layout
 from ops.core.calls import public
 from ops.core.registration import register
 from ops.core.rules import Dims, batch_first, linear, loop_over_samples
+from ops.core.torch_private import OpOverload
 
 _ncrelu = torch.ops.lenet_ops.ncrelu.default
 _ncrelu_backward = torch.ops.lenet_ops.ncrelu_backward.default
@@ -150,21 +151,9 @@ def _jvp(args: Any, outputs: Any, tangents: Any) -> Tensor:
     return _split(tangents[0], *args)
 
 
-def _shift_dim(dim: int) -> int:
-    """Return the index of `dim` after vmap's dimension is prepended."""
-    return dim + 1 if dim >= 0 else dim
-
-
-def _vmap(info: Any, in_dims: Dims, input: Tensor, dim: int) -> tuple[Tensor, int]:
-    (input,) = batch_first(info, in_dims[:1], input)
-    return _ncrelu(input, _shift_dim(dim)), 0
-
-
-def _vmap_backward(
-    info: Any, in_dims: Dims, grad_output: Tensor, input: Tensor, dim: int
-) -> tuple[Tensor, int]:
-    grad_output, input = batch_first(info, in_dims[:2], grad_output, input)
-    return _ncrelu_backward(grad_output, input, _shift_dim(dim)), 0
+def _vmap(op: OpOverload, info: Any, in_dims: Dims, *args: Any) -> tuple[Tensor, int]:
+    *tensors, dim = args
+    return op(*batch_first(info, in_dims[:-1], *tensors), dim + 1 if dim >= 0 else dim), 0
 
 
 # Autograd runs ncrelu_with_signs, which saves two bits per element. torch.func and forward mode run
@@ -181,14 +170,14 @@ register(
     fake=_fake,
     backward="ncrelu_backward(grad, input, dim)",
     jvp=_jvp,
-    vmap=_vmap,
+    vmap=partial(_vmap, _ncrelu),
     autograd_variant=_with_signs,
 )
 register(
     _ncrelu_backward,
     **linear(_ncrelu_backward, _split, saves=["input"]),
     fake=_fake_backward,
-    vmap=_vmap_backward,
+    vmap=partial(_vmap, _ncrelu_backward),
 )
 register(
     _with_signs_backward,

@@ -1,4 +1,4 @@
-// CPU ncrelu: ranges of rows over threads; kernels for long and short rows in cpu_kernels.h.
+// CPU ncrelu: blocks of elements over threads.
 #include "core/cpu/parallel.h"
 #include "ncrelu/op.h"
 
@@ -9,30 +9,20 @@ namespace ops::cpu {
 namespace {
 
 constexpr int64_t kGrain = 32768;  // elements per thread, minimum
-constexpr int64_t kBlock = 2048;   // elements that fit the L1 cache with their outputs
-constexpr int64_t kVector = 16;    // elements of the widest vector; minimum of a long row
+constexpr int64_t kBlock = 2048;   // elements that fit the L1 cache with their outputs, about
 
 struct Loops {
-  // `signs`: destination, or nullptr (as a type: no signs).
-  template <typename T, typename Signs>
-  static void forward(const Tensor&, HalvesLayout layout, const T* x, T* out, Signs signs) {
-    const int64_t inner = layout.inner, block = round_up(kBlock, unit(inner));
-    ranges(layout, [=](int64_t begin, int64_t end) {
-      if (inner >= kVector && inner % kSignsPerByte == 0) {
-        OPS_CALL(ncrelu_long_rows(x, out, signs, begin, end, inner));
+  // `signs`: destination, or nullptr.
+  template <typename T>
+  static void forward(const Tensor&, HalvesLayout layout, const T* x, T* out, uint8_t* signs) {
+    blocks(layout, [=](int64_t begin, int64_t end) {
+      if (signs && layout.inner % kSignsPerByte == 0) {
+        OPS_CALL(ncrelu_forward(x, out, signs, begin, end, layout.inner));
         return;
       }
-      // Rows whose signs are not whole bytes: second pass over a block in the L1 cache.
-      for (int64_t stop; begin < end; begin = stop) {
-        stop = std::min(begin + block, end);
-        if (inner < kVector) {
-          OPS_CALL(ncrelu_short_rows(x, out, begin, stop, inner));
-        } else {
-          OPS_CALL(ncrelu_long_rows(x, out, nullptr, begin, stop, inner));
-        }
-        if constexpr (std::is_pointer_v<Signs>) {
-          OPS_CALL(ncrelu_signs(x, signs, begin, stop));
-        }
+      OPS_CALL(ncrelu_forward(x, out, nullptr, begin, end, layout.inner));
+      if (signs) {  // rows are not whole bytes of signs; x is in the L1 cache
+        OPS_CALL(ncrelu_signs(x, signs, begin, end));
       }
     });
   }
@@ -41,29 +31,24 @@ struct Loops {
   template <typename T, typename Source>
   static void backward(const Tensor&, HalvesLayout layout, const T* grad, const Source* source,
                        T* out) {
-    const int64_t inner = layout.inner;
-    ranges(layout, [=](int64_t begin, int64_t end) {
-      if (inner < kVector) {
-        OPS_CALL(ncrelu_backward_short_rows(source, grad, out, begin, end, inner));
-      } else {
-        OPS_CALL(ncrelu_backward_long_rows(source, grad, out, begin, end, inner));
-      }
+    blocks(layout, [=](int64_t begin, int64_t end) {
+      OPS_CALL(ncrelu_backward(source, grad, out, begin, end, layout.inner));
     });
   }
 
  private:
-  // Return the granularity of ranges (elements): whole short rows, whole bytes of signs.
-  static int64_t unit(int64_t inner) { return inner < kVector ? kSignsPerByte * inner : kVector; }
-
-  static int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
-
-  // Call f(begin, end) for ranges of whole units that cover all elements, in parallel.
+  // Call f(begin, end) for blocks of elements, in parallel: whole rows if they are short, so that
+  // rows of less than a vector are whole, and whole bytes of signs.
   template <typename F>
-  static void ranges(HalvesLayout layout, const F& f) {
-    const int64_t size = unit(layout.inner), elements = layout.elements();
-    parallel_for(
-        0, round_up(elements, size) / size, kGrain / size,
-        [&](int64_t begin, int64_t end) { f(begin * size, std::min(end * size, elements)); });
+  static void blocks(HalvesLayout layout, const F& f) {
+    const int64_t unit = layout.inner < kBlock ? kSignsPerByte * layout.inner : kBlock;
+    const int64_t block = (kBlock + unit - 1) / unit * unit, elements = layout.elements();
+    parallel_for(0, (elements + block - 1) / block, kGrain / block + 1,
+                 [&](int64_t begin, int64_t end) {
+                   for (int64_t i = begin; i < end; ++i) {
+                     f(i * block, std::min((i + 1) * block, elements));
+                   }
+                 });
   }
 };
 

@@ -14,6 +14,10 @@ namespace ops::cpu::OPS_ISA {
 template <typename T>
 constexpr int kElements = OPS_VECTOR_BYTES / sizeof(T) < 16 ? OPS_VECTOR_BYTES / sizeof(T) : 16;
 
+// Lanes of a loop: whole bytes of signs.
+template <typename T>
+constexpr int kVector = kElements<T> > kSignsPerByte ? kElements<T> : kSignsPerByte;
+
 template <int N, typename T>
 inline Vec<bits_t<T>, N> load_bits(const T* p) {
   Vec<bits_t<T>, N> bits;
@@ -71,21 +75,6 @@ inline SignMasks<T, N> sign_masks(const uint8_t* signs, uint64_t i) {
   bits |= uint64_t{signs[(i + N - 1) / kSignsPerByte]} << 8 * kBytes;
   bits >>= 2 * (i % kSignsPerByte);
   return expand_signs<T, N>(bits, std::make_integer_sequence<int, N>{});
-}
-
-// Write both halves; both propagate NaN, as torch.clamp does.
-template <int N, typename T>
-inline void split(const T* x, T* positive, T* negative) {
-  const SignMasks<T, N> masks = sign_masks<N>(x, 0);
-  const Vec<bits_t<T>, N> bits = load_bits<N>(x);
-  store_bits<N>(positive, bits & ~masks.negative);
-  store_bits<N>(negative, bits & ~masks.positive);
-}
-
-// out = g₊ [x > 0] + g₋ [x < 0]
-template <typename T, int N>
-inline void select_gradient(SignMasks<T, N> x, const T* positive, const T* negative, T* out) {
-  store_bits<N>(out, (load_bits<N>(positive) & x.positive) | (load_bits<N>(negative) & x.negative));
 }
 
 // Return a mask with bit i = lane i, for N lanes of BYTES bytes that are all ones or all zeros.
@@ -155,114 +144,66 @@ void ncrelu_signs(const T* x, uint8_t* signs, int64_t begin, int64_t end) {
   }
 }
 
-// Write the halves of N elements from i on and, if Signs is a pointer, their signs.
-template <int N, typename T, typename Signs>
-inline void forward_group(const T* x, T* positive, T* negative, Signs signs, int64_t i) {
-  constexpr int kStep = N < kElements<T> ? N : kElements<T>;
-  OPS_UNROLL
-  for (int k = 0; k < N; k += kStep) {
-    split<kStep>(x + i + k, positive + i + k, negative + i + k);
+// Call f(count, row, i) for vectors i, … of `count` elements that cover [begin, end); `row` is the
+// first element of their row. f must write in ascending order: in rows of less than a vector, the
+// vector exceeds the row, and the next row overwrites the excess. In longer rows, the last vector
+// overlaps the one before. The rest are quads, or single elements.
+template <int N, typename F>
+inline void for_each_vector(int64_t begin, int64_t end, int64_t inner, const F& f) {
+  using Vector = std::integral_constant<int, N>;
+  for (; inner < N && begin + N <= end; begin += inner) {
+    f(Vector{}, begin, begin);
   }
-  if constexpr (std::is_pointer_v<Signs>) {
-    const uint64_t bits = pack_signs<N>(x + i);
-    __builtin_memcpy(signs + i / kSignsPerByte, &bits, N / kSignsPerByte);
+  for (int64_t row = begin / inner * inner; begin < end; row += inner) {
+    const int64_t first = begin, stop = row + inner < end ? row + inner : end;
+    for (; begin + N <= stop; begin += N) {
+      f(Vector{}, row, begin);
+    }
+    if (begin == stop) {
+      continue;
+    }
+    if (begin > first) {
+      f(Vector{}, row, stop - N);
+      begin = stop;
+    }
+    for (; begin + kSignsPerByte <= stop; begin += kSignsPerByte) {
+      f(std::integral_constant<int, kSignsPerByte>{}, row, begin);
+    }
+    for (; begin < stop; ++begin) {
+      f(std::integral_constant<int, 1>{}, row, begin);
+    }
   }
 }
 
-// Long rows: the last vector of a row overlaps the one before. With signs, inner must be a multiple
-// of kSignsPerByte.
+// Write both halves of elements [begin, end); both propagate NaN, as torch.clamp does. `signs`, if
+// not null, receives the signs; then begin, end and inner are multiples of kSignsPerByte.
 template <typename T, typename Signs>
-void ncrelu_long_rows(const T* x, T* out, Signs signs, int64_t begin, int64_t end, int64_t inner) {
-  constexpr int N = kElements<T> > kSignsPerByte ? kElements<T> : kSignsPerByte;
-  for (int64_t row = begin / inner; begin < end; ++row) {
-    const int64_t stop = (row + 1) * inner < end ? (row + 1) * inner : end;
-    T* positive = out + row * inner;  // biased: positive[i] belongs to x[i]
-    T* negative = positive + inner;
-    int64_t i = begin;
-    for (; i + N <= stop; i += N) {
-      forward_group<N>(x, positive, negative, signs, i);
+void ncrelu_forward(const T* x, T* out, Signs signs, int64_t begin, int64_t end, int64_t inner) {
+  for_each_vector<kVector<T>>(begin, end, inner, [=](auto n, int64_t row, int64_t i) {
+    constexpr int N = decltype(n)::value;
+    T* positive = out + row + i;
+    const SignMasks<T, N> masks = sign_masks<N>(x, i);
+    const Vec<bits_t<T>, N> bits = load_bits<N>(x + i);
+    store_bits<N>(positive, bits & ~masks.negative);
+    store_bits<N>(positive + inner, bits & ~masks.positive);
+    if constexpr (std::is_pointer_v<Signs> && N % kSignsPerByte == 0) {
+      const uint64_t packed = pack_signs<N>(x + i);
+      __builtin_memcpy(signs + i / kSignsPerByte, &packed, N / kSignsPerByte);
     }
-    if (i > begin && i < stop) {
-      forward_group<N>(x, positive, negative, signs, stop - N);
-    } else {
-      for (int64_t k = i; k < stop; ++k) {
-        forward_group<1>(x, positive, negative, nullptr, k);
-      }
-      if constexpr (std::is_pointer_v<Signs>) {
-        ncrelu_signs(x, signs, i, stop);
-      }
-    }
-    begin = stop;
-  }
+  });
 }
 
-// `source`: the input or its signs.
+// out = g₊ [x > 0] + g₋ [x < 0]. `source`: the input or its signs.
 template <typename T, typename Source>
-void ncrelu_backward_long_rows(const Source* source, const T* grad, T* out, int64_t begin,
-                               int64_t end, int64_t inner) {
-  constexpr int N = kElements<T>;
-  for (int64_t row = begin / inner; begin < end; ++row) {
-    const int64_t stop = (row + 1) * inner < end ? (row + 1) * inner : end;
-    const T* positive = grad + row * inner;
-    const T* negative = positive + inner;
-    int64_t i = begin;
-    for (; i + N <= stop; i += N) {
-      select_gradient(sign_masks<N, T>(source, i), positive + i, negative + i, out + i);
-    }
-    if (i > begin && i < stop) {
-      i = stop - N;
-      select_gradient(sign_masks<N, T>(source, i), positive + i, negative + i, out + i);
-      i = stop;
-    }
-    for (; i < stop; ++i) {
-      select_gradient(sign_masks<1, T>(source, i), positive + i, negative + i, out + i);
-    }
-    begin = stop;
-  }
-}
-
-// Short rows: the last vector of a row exceeds it and is overwritten by the next row; the last rows
-// use single elements.
-template <typename T>
-void ncrelu_short_rows(const T* x, T* out, int64_t begin, int64_t end, int64_t inner) {
-  constexpr int N = kElements<T>;
-  for (; begin < end; begin += inner) {
-    const T* row = x + begin;
-    T* positive = out + 2 * begin;
-    T* negative = positive + inner;
-    if (end - begin >= inner + N) {
-      for (int64_t i = 0; i < inner; i += N) {
-        store_bits<N>(positive + i, load_bits<N>(row + i) & ~sign_masks<N>(row, i).negative);
-      }
-      for (int64_t i = 0; i < inner; i += N) {
-        store_bits<N>(negative + i, load_bits<N>(row + i) & ~sign_masks<N>(row, i).positive);
-      }
-    } else {
-      for (int64_t i = 0; i < inner; ++i) {
-        split<1>(row + i, positive + i, negative + i);
-      }
-    }
-  }
-}
-
-template <typename T, typename Source>
-void ncrelu_backward_short_rows(const Source* source, const T* grad, T* out, int64_t begin,
-                                int64_t end, int64_t inner) {
-  constexpr int N = kElements<T>;
-  for (; begin < end; begin += inner) {
-    const T* positive = grad + begin;  // biased: positive[i] belongs to x[i]
-    const T* negative = positive + inner;
-    const int64_t stop = begin + inner;
-    if (end - begin >= inner + N) {
-      for (int64_t i = begin; i < stop; i += N) {
-        select_gradient(sign_masks<N, T>(source, i), positive + i, negative + i, out + i);
-      }
-    } else {
-      for (int64_t i = begin; i < stop; ++i) {
-        select_gradient(sign_masks<1, T>(source, i), positive + i, negative + i, out + i);
-      }
-    }
-  }
+void ncrelu_backward(const Source* source, const T* grad, T* out, int64_t begin, int64_t end,
+                     int64_t inner) {
+  for_each_vector<kVector<T>>(begin, end, inner, [=](auto n, int64_t row, int64_t i) {
+    constexpr int N = decltype(n)::value;
+    const T* positive = grad + row + i;
+    const SignMasks<T, N> x = sign_masks<N, T>(source, i);
+    store_bits<N>(out + i, (load_bits<N>(positive) & x.positive) |
+                               (load_bits<N>(positive + inner) & x.negative));
+  });
 }
 
 }  // namespace ops::cpu::OPS_ISA

@@ -181,16 +181,19 @@ void dispatch_vectors(HalvesLayout layout, std::initializer_list<const void*> po
 }
 
 struct Loops {
-  // `signs`: destination, or nullptr (as a type: no signs).
-  template <typename T, typename Signs>
-  static void forward(const Tensor& like, HalvesLayout layout, const T* x, T* out, Signs signs) {
+  // `signs`: destination, or nullptr.
+  template <typename T>
+  static void forward(const Tensor& like, HalvesLayout layout, const T* x, T* out, uint8_t* signs) {
     const DeviceGuard guard(like.get_device_index());
-    dispatch_vectors<T>(layout, {x, out}, signs, [&](auto v, int64_t vectors, auto row_of) {
-      const int64_t blocks = ceil_div(vectors, kThreads * kThreadVectors<v.value, T>);
-      forward_kernel<v.value><<<blocks, kThreads, 0, current_stream(like)>>>(x, out, signs, vectors,
-                                                                             layout.inner, row_of);
-      STD_CUDA_KERNEL_LAUNCH_CHECK();
-    });
+    const auto launch = [&](auto to) {
+      dispatch_vectors<T>(layout, {x, out}, to, [&](auto v, int64_t vectors, auto row_of) {
+        const int64_t blocks = ceil_div(vectors, kThreads * kThreadVectors<v.value, T>);
+        forward_kernel<v.value><<<blocks, kThreads, 0, current_stream(like)>>>(
+            x, out, to, vectors, layout.inner, row_of);
+        STD_CUDA_KERNEL_LAUNCH_CHECK();
+      });
+    };
+    signs ? launch(signs) : launch(nullptr);
   }
 
   // `source`: the input or its signs.

@@ -48,40 +48,37 @@ inline Tensor empty_with_size(const Tensor& x, int64_t dim, int64_t size, Memory
   return empty(x, sizes, format);
 }
 
-// Return the output. make_signs(layout) returns the destination of the signs, or nullptr for none.
-template <typename Backend, typename MakeSigns>
-Tensor ncrelu_output(const char* op, const Tensor& input, int64_t dim,
-                     const MakeSigns& make_signs) {
+// Check, allocate and call Backend's loop. Return (output, signs); signs are empty if not needed.
+template <typename Backend>
+std::tuple<Tensor, Tensor> ncrelu_forward(const char* op, const Tensor& input, int64_t dim,
+                                          bool needs_signs) {
   dim = wrap_dim(op, dim, input.dim());
   const MemoryFormat format = memory_format(input);
   const Tensor x = as_contiguous(input, format);
   const HalvesLayout layout = halves_layout(x, dim, format);
-  Tensor out = empty_with_size(x, dim, 2 * x.size(dim), format);
-  const auto signs = make_signs(layout);
+  Tensor out = empty_with_size(x, dim, 2 * x.size(dim), format), signs;
+  uint8_t* bytes = nullptr;
+  if (needs_signs) {
+    signs = empty(x, {layout.sign_bytes()}, ScalarType::Byte);
+    bytes = signs.mutable_data_ptr<uint8_t>();
+  }
   if (x.numel() > 0) {
     dispatch_floating(op, x.scalar_type(), [&](auto tag) {
       using T = typename decltype(tag)::type;
-      Backend::forward(x, layout, x.const_data_ptr<T>(), out.mutable_data_ptr<T>(), signs);
+      Backend::forward(x, layout, x.const_data_ptr<T>(), out.mutable_data_ptr<T>(), bytes);
     });
   }
-  return out;
+  return {out, signs};
 }
 
-// Check, allocate and call Backend's loop.
 template <typename Backend>
 Tensor ncrelu(const Tensor& input, int64_t dim) {
-  return ncrelu_output<Backend>("ncrelu", input, dim, [](HalvesLayout) { return nullptr; });
+  return std::get<0>(ncrelu_forward<Backend>("ncrelu", input, dim, /*needs_signs=*/false));
 }
 
-// Return (output, signs).
 template <typename Backend>
 std::tuple<Tensor, Tensor> ncrelu_with_signs(const Tensor& input, int64_t dim) {
-  Tensor signs;
-  Tensor out = ncrelu_output<Backend>("ncrelu_with_signs", input, dim, [&](HalvesLayout layout) {
-    signs = empty(input, {layout.sign_bytes()}, ScalarType::Byte);
-    return signs.mutable_data_ptr<uint8_t>();
-  });
-  return {out, signs};
+  return ncrelu_forward<Backend>("ncrelu_with_signs", input, dim, /*needs_signs=*/true);
 }
 
 template <typename Backend>
