@@ -6,7 +6,7 @@
 //   │ one sum each ─► sum_lanes     │         │              │ …       ─► sums[channel] in L1
 //   └───────────────────────────────┘         └──────────────┘
 //
-//   thread:  a range of planes, or of splits of the length
+//   thread:  a range of splits (cpu.cpp)
 //   lanes:   adjacent pixels (NCHW), adjacent channels (NHWC)
 
 namespace ops::cpu::OPS_ISA {
@@ -60,12 +60,12 @@ acc_t<T> sum_contiguous(const T* x, int64_t n) {
   return sum_lanes<A, N>((a + b) + (c + d));
 }
 
-// out[p] = Σ x[p, i] / length
+// out[p] = Σ x[p, i] / length for planes [begin, end)
 template <typename T>
-void average_planes(const T* x, int64_t planes, int64_t length, T* out) {
+void average_planes(const T* x, int64_t begin, int64_t end, int64_t length, T* out) {
   using A = acc_t<T>;
-  for (int64_t p = 0; p < planes; ++p, x += length) {
-    store<1>(out + p, Vec<A, 1>{sum_contiguous(x, length) / A(length)});
+  for (int64_t p = begin; p < end; ++p) {
+    store<1>(out + p, Vec<A, 1>{sum_contiguous(x + p * length, length) / A(length)});
   }
 }
 
@@ -121,7 +121,31 @@ void sum_rows(const T* x, int64_t rows, int64_t width, acc_t<T>* sums) {
   add_rows(x + folded * fold * width, rows - folded * fold, width, sums);
 }
 
-// out[k] = Σ sums[part, k] / length
+// Call f(i, o, first row, rows) for splits i in [begin, end).
+template <typename F>
+inline void for_each_split(const Splits& s, int64_t begin, int64_t end, const F& f) {
+  int64_t o = begin / s.count, first = begin % s.count * s.rows;
+  for (int64_t i = begin; i < end; ++i) {
+    const int64_t rest = s.layout.length - first, rows = s.rows < rest ? s.rows : rest;
+    f(i, o, first, rows);
+    first += rows;
+    if (first == s.layout.length) {
+      first = 0;
+      ++o;
+    }
+  }
+}
+
+// sums[i, k] = Σ x[o, row, k] over the rows of split i
+template <typename T>
+void sum_splits(const Splits& s, int64_t begin, int64_t end, const T* x, acc_t<T>* sums) {
+  const auto [outer, length, inner] = s.layout;
+  for_each_split(s, begin, end, [=](int64_t i, int64_t o, int64_t first, int64_t rows) {
+    sum_rows(x + (o * length + first) * inner, rows, inner, sums + i * inner);
+  });
+}
+
+// out[k] = Σ sums[split, k] / length
 template <typename From, typename T>
 void average(const From* sums, int64_t splits, int64_t width, int64_t length, T* out) {
   using A = acc_t<T>;
@@ -155,44 +179,33 @@ void repeat_period(T* out, int64_t period, int64_t n) {
   __builtin_memcpy(out + done, out + done - back, (n - done) * sizeof(T));
 }
 
-// out[i] = grad / length
 template <typename T>
-void fill_quotient(T grad, int64_t n, int64_t length, T* out) {
-  using A = acc_t<T>;
-  constexpr int64_t N = OPS_VECTOR_BYTES / sizeof(T);
-  T filled[N];
-  store<1>(filled, Vec<A, 1>{A(grad) / A(length)});
-  for (int64_t k = 1; k < N; ++k) {
-    filled[k] = filled[0];
-  }
-  int64_t i = 0;
-  for (; i + N <= n; i += N) {
-    __builtin_memcpy(out + i, filled, sizeof(filled));
+void fill(T* out, int64_t n, acc_t<T> value) {
+  constexpr int N = kLanes<acc_t<T>>;
+  const auto values = broadcast<acc_t<T>, N>(value);
+  for (int64_t i = 0; i + N <= n; i += N) {
+    store<N>(out + i, values);
   }
   if (n >= N) {
-    __builtin_memcpy(out + n - N, filled, sizeof(filled));  // overlaps
+    store<N>(out + n - N, values);  // overlaps
   } else {
-    __builtin_memcpy(out, filled, n * sizeof(T));
+    store_some<N>(out, values, n);
   }
 }
 
-// out[p, i] = grad[p] / length
+// out[o, row, k] = grad[o, k] / length over the rows of each split
 template <typename T>
-void broadcast_planes(const T* grad, int64_t planes, int64_t length, T* out) {
-  for (int64_t p = 0; p < planes; ++p) {
-    fill_quotient(grad[p], length, length, out + p * length);
-  }
-}
-
-// out[row, k] = grad[k] / length
-template <typename T>
-void broadcast(const T* grad, int64_t rows, int64_t width, int64_t length, T* out) {
-  if (width == 1) {
-    fill_quotient(*grad, rows, length, out);
-  } else if (rows > 0) {
-    average(grad, 1, width, length, out);
-    repeat_period(out, width, rows * width);
-  }
+void broadcast_splits(const Splits& s, int64_t begin, int64_t end, const T* grad, T* out) {
+  const auto [outer, length, inner] = s.layout;
+  for_each_split(s, begin, end, [=](int64_t, int64_t o, int64_t first, int64_t rows) {
+    T* to = out + (o * length + first) * inner;
+    if (inner == 1) {
+      fill(to, rows, acc_t<T>(grad[o]) / acc_t<T>(length));
+    } else if (rows > 0) {
+      average(grad + o * inner, 1, inner, length, to);
+      repeat_period(to, inner, rows * inner);
+    }
+  });
 }
 
 }  // namespace ops::cpu::OPS_ISA
