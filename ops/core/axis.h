@@ -75,6 +75,16 @@ struct Axis {
     return at >= 0 && at < source_size ? at : -1;
   }
 
+  // Phase f of the image (x or its gradient): the pixels f, f + stride, … Each tap connects pixel o
+  // of the output (or its gradient) with pixel o + shift of one phase.
+  struct PhaseShift {
+    int64_t phase, shift;
+  };
+  PhaseShift phase_shift(int64_t tap) const {
+    const int64_t at = tap * dilation - padding, phase = (at % stride + stride) % stride;
+    return {phase, (at - phase) / stride};
+  }
+
   // Return the maximum distance from the first to the last source of an output, plus 1.
   int64_t span() const {
     const int64_t distance = (taps - 1) * dilation;

@@ -22,11 +22,7 @@ struct Kernels {
     const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, row_work));
     const auto work = [&](int64_t begin, int64_t end) {
       InvolutionWorkspace<A> workspace(p);
-      if (pass == Pass::backward_weight) {
-        OPS_CALL(involve_weight(p, begin, end, workspace));
-      } else {
-        OPS_CALL(involve(p, begin, end, workspace));
-      }
+      OPS_CALL(involve(p, begin, end, workspace));
     };
     parallel_for(0, g.n * g.groups * rows, grain, work);
   }

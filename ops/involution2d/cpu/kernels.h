@@ -15,7 +15,7 @@ struct TapTerms {
   const TapOffsets* taps;
   int64_t pitch, width;  // channel strides: of the source, of factor and out
 
-  int64_t factor(int64_t tap) const { return taps[tap].weight; }
+  int64_t factor(int64_t tap) const { return taps[tap].factor; }
   int64_t source(int64_t tap, int r) const { return taps[tap].source + r * pitch; }
   int64_t out(int r) const { return r * width; }
 };
@@ -27,7 +27,7 @@ struct ChannelTerms {
 
   int64_t factor(int64_t channel) const { return channel * width; }
   int64_t source(int64_t channel, int r) const { return taps[r].source + channel * pitch; }
-  int64_t out(int r) const { return taps[r].weight; }
+  int64_t out(int r) const { return taps[r].factor; }
 };
 
 // Register tile of R sums × P vectors of pixels: accumulate factor · source over the terms.
@@ -75,124 +75,78 @@ struct RowLoop {
   }
 };
 
-// Pointers to one group of one image, and the state of its ring buffer.
+// Copy the rows up to `last` that are not in the ring yet, of one group of one image.
 template <typename T>
-struct GroupCursor {
-  const T *source, *factor;
-  T* out;
-  int64_t group;
-  int64_t next_row = 0;  // first source row that is not in the ring
-
-  GroupCursor(const InvolutionPlan<T>& p, int64_t index) : group(index % p.g.groups) {
-    const int64_t n = index / p.g.groups;
-    source = p.source + n * p.source_strides.n + group * p.source_channels * p.source_strides.c;
-    factor = p.factor + n * p.factor_strides.n + group * p.factor_channels * p.factor_strides.c;
-    out = p.out + n * p.out_strides.n + group * p.out_channels * p.out_strides.c;
+void fill_ring(Ring<acc_t<T>>& ring, int64_t last, const T* group,
+               const GroupedImage<const T>& image, const std::vector<PixelPhase>& phases) {
+  const ImageStrides& strides = image.strides;
+  if (ring.next_row <= last - ring.rows) {
+    ring.next_row = last - ring.rows + 1;
   }
-
-  // Return the range of channels [first, first + count) of the group, which has `channels`.
-  ChannelRange channels(const InvolutionPlan<T>& p, int64_t channels, int64_t first,
-                        int64_t count) const {
-    const int64_t before = group * channels + first;
-    return {before, count, p.g.groups * channels - before - count};
-  }
-
-  // Copy the source rows that output row h reads to the ring, unless they are there.
-  void fill_ring(const InvolutionPlan<T>& p, int64_t h, InvolutionWorkspace<acc_t<T>>& workspace) {
-    const int64_t rows = workspace.ring_rows;
-    int64_t last = -1;
-    for (int64_t a = 0; a < p.vertical.taps; ++a) {
-      const int64_t at = p.vertical.source(h, a);
-      last = at > last ? at : last;
-    }
-    for (next_row = next_row > last - rows ? next_row : last - rows + 1; next_row <= last;
-         ++next_row) {
-      for (const PixelPhase& pixels : p.row.sources) {
-        const T* from = source + next_row * p.source_strides.h + pixels.first * p.source_strides.w;
-        A* to = workspace.ring + next_row % rows * p.row.width + pixels.start;
-        gather_pixels(from, p.source_strides.c, pixels.step * p.source_strides.w,
-                      channels(p, p.source_channels, 0, p.source_channels), pixels.count, to,
-                      workspace.pitch);
-      }
-    }
-  }
-
- private:
-  using A = acc_t<T>;
-};
-
-// Compute outputs or input gradients of rows [begin, end), counted over images, groups, rows.
-template <typename T>
-void involve(const InvolutionPlan<T>& p, int64_t begin, int64_t end,
-             InvolutionWorkspace<acc_t<T>>& workspace) {
-  using A = acc_t<T>;
-  const int64_t rows = p.vertical.out_size, taps_w = p.horizontal.taps, channels = p.out_channels;
-  const ImageStrides& in = p.factor_strides;
-  GroupCursor<T> group(p, begin / rows);
-  for (int64_t index = begin; index < end; ++index) {
-    const int64_t h = index % rows;
-    if (h == 0) {
-      group = GroupCursor<T>(p, index / rows);
-    }
-    group.fill_ring(p, h, workspace);
-    if (!p.vertical.transposed) {
-      gather_pixels(group.factor + h * in.h, in.c, in.w,
-                    group.channels(p, p.factor_channels, 0, p.factor_channels),
-                    p.horizontal.out_size, workspace.weights, p.weight_width);
-    }
-    for (int64_t a = 0; p.vertical.transposed && a < p.vertical.taps; ++a) {
-      const int64_t at = p.vertical.source(h, a);
-      if (at >= 0) {
-        gather_pixels(group.factor + at * in.h + a * taps_w * in.c, in.c, in.w,
-                      group.channels(p, p.factor_channels, a * taps_w, taps_w),
-                      p.horizontal.source_size,
-                      workspace.weights + a * taps_w * p.weight_width + p.row.sources[0].start,
-                      p.weight_width);
-      }
-    }
-    for (const PhasePlan::Outputs& outputs : p.row.outputs) {
-      const int64_t count = workspace.list_taps(p, outputs, h);
-      const int64_t chunks = (channels + kMaxSums - 1) / kMaxSums;
-      for (int64_t i = 0; i < chunks; ++i) {
-        const int64_t first = channels * i / chunks, past = channels * (i + 1) / chunks;
-        kernel_of<RowLoop<TapTerms, A>, kMaxSums>(past - first)(
-            {workspace.taps.data(), workspace.pitch, p.row.out_width}, count, workspace.weights,
-            workspace.ring + first * workspace.pitch, workspace.rows + first * p.row.out_width);
-      }
-      const PixelPhase& pixels = outputs.pixels;
-      T* to = group.out + h * p.out_strides.h + pixels.first * p.out_strides.w;
-      scatter_pixels(workspace.rows, p.row.out_width, to, p.out_strides.c,
-                     pixels.step * p.out_strides.w, channels, pixels.count);
+  for (; ring.next_row <= last; ++ring.next_row) {
+    for (const PixelPhase& pixels : phases) {
+      copy_pixels(group + ring.next_row * strides.h + pixels.first * strides.w,
+                  {strides.c, pixels.step * strides.w},
+                  ring.data + ring.next_row % ring.rows * ring.row + pixels.start,
+                  {ring.channel, 1}, image.channels, pixels.count);
     }
   }
 }
 
-// Compute the weight gradient of rows [begin, end).
+// Compute `outputs` of a row from the buffers.
 template <typename T>
-void involve_weight(const InvolutionPlan<T>& p, int64_t begin, int64_t end,
-                    InvolutionWorkspace<acc_t<T>>& workspace) {
+void compute_row(const InvolutionPlan<T>& p, InvolutionWorkspace<acc_t<T>>& w, int64_t taps) {
   using A = acc_t<T>;
-  const int64_t rows = p.vertical.out_size, width = p.row.out_width;
-  GroupCursor<T> group(p, begin / rows);
+  const bool over_channels = p.pass == Pass::backward_weight;
+  const int64_t sums = over_channels ? taps : p.out.channels, width = p.row.out_width;
+  const int64_t tiles = (sums + kMaxSums - 1) / kMaxSums;
+  for (int64_t i = 0; i < tiles; ++i) {
+    const int64_t first = sums * i / tiles, count = sums * (i + 1) / tiles - first;
+    if (over_channels) {
+      kernel_of<RowLoop<ChannelTerms, A>, kMaxSums>(count)(
+          {&w.taps[first], w.source.channel, width}, p.factor.channels, w.factor.data,
+          w.source.data, w.out);
+    } else {
+      kernel_of<RowLoop<TapTerms, A>, kMaxSums>(count)(
+          {w.taps.data(), w.source.channel, width}, taps, w.factor.data,
+          w.source.data + first * w.source.channel, w.out + first * width);
+    }
+  }
+}
+
+// Return the data of a group; `index` counts over images and groups.
+template <typename T>
+T* group_of(const GroupedImage<T>& image, int64_t index, int64_t groups) {
+  return image.data + index / groups * image.strides.n +
+         index % groups * image.channels * image.strides.c;
+}
+
+// Compute rows [begin, end) of a pass, counted over images, groups, rows.
+template <typename T>
+void involve(const InvolutionPlan<T>& p, int64_t begin, int64_t end,
+             InvolutionWorkspace<acc_t<T>>& workspace) {
+  const int64_t rows = p.vertical.out_size, groups = p.g.groups;
+  const ImageStrides& strides = p.out.strides;
   for (int64_t index = begin; index < end; ++index) {
-    const int64_t h = index % rows;
+    const int64_t h = index % rows, group = index / rows;
     if (h == 0) {
-      group = GroupCursor<T>(p, index / rows);
+      workspace.source.next_row = workspace.factor.next_row = 0;
     }
-    group.fill_ring(p, h, workspace);
-    gather_pixels(group.factor + h * p.factor_strides.h, p.factor_strides.c, p.factor_strides.w,
-                  group.channels(p, p.factor_channels, 0, p.factor_channels), p.horizontal.out_size,
-                  workspace.rows, width);
-    const int64_t count = workspace.list_taps(p, p.row.outputs[0], h);
-    const int64_t chunks = (count + kMaxSums - 1) / kMaxSums;
-    for (int64_t i = 0; i < chunks; ++i) {
-      const int64_t first = count * i / chunks, past = count * (i + 1) / chunks;
-      kernel_of<RowLoop<ChannelTerms, A>, kMaxSums>(past - first)(
-          {&workspace.taps[first], workspace.pitch, width}, p.factor_channels, workspace.rows,
-          workspace.ring, workspace.weights);
+    int64_t last = -1;  // source row
+    for (int64_t a = 0; a < p.vertical.taps; ++a) {
+      const int64_t at = p.vertical.source(h, a);
+      last = at > last ? at : last;
     }
-    scatter_pixels(workspace.weights, width, group.out + h * p.out_strides.h, p.out_strides.c,
-                   p.out_strides.w, p.out_channels, p.horizontal.out_size);
+    fill_ring(workspace.source, last, group_of(p.source, group, groups), p.source, p.row.sources);
+    fill_ring(workspace.factor, p.transposed() ? last : h, group_of(p.factor, group, groups),
+              p.factor, p.factor_pixels);
+    for (const RowPlan::Outputs& outputs : p.row.outputs) {
+      compute_row(p, workspace, workspace.list_taps(p, outputs, h));
+      const PixelPhase& pixels = outputs.pixels;
+      copy_pixels(workspace.out, {p.row.out_width, 1},
+                  group_of(p.out, group, groups) + h * strides.h + pixels.first * strides.w,
+                  {strides.c, pixels.step * strides.w}, p.out.channels, pixels.count);
+    }
   }
 }
 

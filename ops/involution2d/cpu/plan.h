@@ -1,17 +1,23 @@
 // CPU involution: plan and buffers of a pass over rows.
 //
-//   source row      ring buffer [channel][kernel rows][pixel]          weights [tap][pixel]
-//   ┌──────────┐    ┌───┬──────────────────────────┬───┐               ┌───────────────────┐
-//   │ any      │ ─► │ 0 │ row y                    │ 0 │   ──► FMA ◄── │ row of outputs    │
-//   │ layout   │    │ 0 │ row y + 1 …              │ 0 │        │      └───────────────────┘
-//   └──────────┘    └───┴──────────────────────────┴───┘        ▼
-//                    zero padding                          sums of up to 8 channels
+//   image row        ring of source rows              ring of factor rows      image row
+//   ┌────────┐       ┌───┬─────────────────────┬───┐  ┌────────────────────┐   ┌────────┐
+//   │ any    │ ────► │ 0 │ those that a row of │ 0 │  │ one row; input     │◄──│ any    │
+//   │ layout │       │   │ outputs reads       │   │  │ gradient: as many  │   │ layout │
+//   └────────┘       └───┴─────────────────────┴───┘  └────────────────────┘   └────────┘
+//                    zero padding         └───► FMA ◄────┘
+//                                                ▼
+//                                 sums of up to 8 channels or taps
 //
-//   thread:  a range of output rows of (image, group), its own ring buffer
-//   lanes:   adjacent pixels of a row; a weight vector is loaded once for up to 8 channels
+//   thread:  a range of output rows of (image, group), its own buffers
+//   lanes:   adjacent pixels of a row; a factor vector is loaded once for up to 8 sums
 //
-// Buffers hold acc_t<T>. Forward and input gradient correlate a source (x or grad_output) with the
-// weight. The weight gradient sums grad_output · x over the channels of the group, up to 8 taps.
+//   pass              source        factor        sums
+//   forward           x             weight        of channels, over the taps
+//   input gradient    grad_output   weight        of channels, over the taps
+//   weight gradient   x             grad_output   of taps, over the channels of the group
+//
+// In the input gradient the weight of a tap belongs to its source pixel. Buffers hold acc_t<T>.
 #pragma once
 
 #include <vector>
@@ -23,19 +29,19 @@ namespace ops::cpu {
 
 constexpr int64_t kMaxSums = 8;  // sums in registers: channels or taps
 
-// Every `step`-th pixel of a row from `first` on, `count` in all, adjacent in a buffer.
+// Every `step`-th pixel of an image row from `first` on, `count` in all, adjacent in a buffer row.
 struct PixelPhase {
   int64_t first, step, count;
   int64_t start;  // column in the buffer row
 };
 
-// Horizontal plan of a correlation. With stride s, the source row (input gradient: the output row)
-// is split into s phases of every s-th pixel, so that adjacent outputs read adjacent source pixels.
-struct PhasePlan {
+// Horizontal plan. With stride s, the source row (input gradient: the output row) is split into s
+// phases (see Axis), so that adjacent outputs read adjacent source pixels.
+struct RowPlan {
   struct Tap {
     int64_t kernel_column;
-    int64_t source;  // index into `sources`; −1: padding only
-    int64_t shift;   // source position minus output position
+    int64_t source;    // index into `sources`; −1: padding only
+    int64_t position;  // of the source pixel that output 0 reads
   };
   struct Outputs {
     PixelPhase pixels;
@@ -44,46 +50,43 @@ struct PhasePlan {
 
   std::vector<PixelPhase> sources;
   std::vector<Outputs> outputs;
-  int64_t width = 0;      // of a ring buffer row
+  int64_t width = 0;      // of a row of the source ring
   int64_t out_width = 0;  // of a row of outputs
 
-  PhasePlan(const Axis& axis, int64_t lanes) {
+  RowPlan(const Axis& axis, int64_t lanes) {
     if (axis.transposed) {
       sources.push_back({0, 1, axis.source_size, 0});
       for (int64_t phase = 0; phase < std::min(axis.stride, axis.out_size); ++phase) {
-        outputs.push_back({make_phase(axis.stride, phase, axis.out_size), {}});
-        for (int64_t tap = 0; tap < axis.taps; ++tap) {
-          const int64_t at = phase + axis.padding - tap * axis.dilation;
-          if (at % axis.stride == 0) {
-            outputs.back().taps.push_back({tap, 0, at / axis.stride});
-          }
-        }
+        outputs.push_back({pixels_of(phase, axis.stride, axis.out_size), {}});
       }
     } else {
       outputs.push_back({{0, 1, axis.out_size, 0}, {}});
-      for (int64_t tap = 0; tap < axis.taps; ++tap) {
-        const int64_t at = tap * axis.dilation - axis.padding;
-        const int64_t phase = (at % axis.stride + axis.stride) % axis.stride;
-        outputs[0].taps.push_back({tap, source_of_phase(axis, phase), (at - phase) / axis.stride});
+    }
+    for (int64_t tap = 0; tap < axis.taps; ++tap) {
+      const auto [phase, shift] = axis.phase_shift(tap);
+      if (!axis.transposed) {
+        outputs[0].taps.push_back({tap, source_of(phase, axis), shift});
+      } else if (phase < static_cast<int64_t>(outputs.size())) {
+        outputs[phase].taps.push_back({tap, 0, -shift});
       }
     }
     assign_columns(lanes);
   }
 
-  int64_t column(const Tap& tap) const { return sources[tap.source].start + tap.shift; }
+  int64_t column(const Tap& tap) const { return sources[tap.source].start + tap.position; }
 
  private:
-  static PixelPhase make_phase(int64_t step, int64_t first, int64_t size) {
-    return {first, step, first < size ? (size - 1 - first) / step + 1 : 0, 0};
+  static PixelPhase pixels_of(int64_t phase, int64_t stride, int64_t size) {
+    return {phase, stride, phase < size ? (size - 1 - phase) / stride + 1 : 0, 0};
   }
 
-  int64_t source_of_phase(const Axis& axis, int64_t phase) {
+  int64_t source_of(int64_t phase, const Axis& axis) {
     for (size_t i = 0; i < sources.size(); ++i) {
       if (sources[i].first == phase) {
         return i;
       }
     }
-    sources.push_back(make_phase(axis.stride, phase, axis.source_size));
+    sources.push_back(pixels_of(phase, axis.stride, axis.source_size));
     return sources.size() - 1;
   }
 
@@ -93,15 +96,15 @@ struct PhasePlan {
       int64_t left = 0, right = 0;
       for (Outputs& out : outputs) {
         for (Tap& tap : out.taps) {
-          const int64_t end = tap.shift + out.pixels.count;
+          const int64_t end = tap.position + out.pixels.count;
           if (tap.source != static_cast<int64_t>(i)) {
             continue;
           }
-          if (end <= 0 || tap.shift >= sources[i].count) {
+          if (end <= 0 || tap.position >= sources[i].count) {
             tap.source = -1;
             continue;
           }
-          left = std::max(left, -tap.shift);
+          left = std::max(left, -tap.position);
           right = std::max(right, end - sources[i].count);
         }
       }
@@ -115,85 +118,98 @@ struct PhasePlan {
   }
 };
 
+// An image of a pass, split into groups of channels.
+template <typename T>
+struct GroupedImage {
+  T* data;
+  ImageStrides strides;
+  int64_t channels;  // per group; weight: taps
+};
+
 // One pass: `out` from `source` and `factor`, see op.h.
 template <typename T>
 struct InvolutionPlan {
   const InvolutionGeometry& g;
+  Pass pass;
   Axis vertical, horizontal;
-  PhasePlan row;
-  const T *source, *factor;
-  T* out;
-  ImageStrides source_strides, factor_strides, out_strides;
-  int64_t source_channels, factor_channels, out_channels;  // per group; weight: taps
-  int64_t weight_width;                                    // of a row of weights
+  RowPlan row;
+  GroupedImage<const T> source, factor;
+  GroupedImage<T> out;
+  std::vector<PixelPhase> factor_pixels;  // of a row of factors
 
   InvolutionPlan(const InvolutionGeometry& g, Pass pass, int64_t lanes, const T* source,
                  const T* factor, T* out)
       : g(g),
+        pass(pass),
         vertical(vertical_axis(g, pass == Pass::backward_input)),
         horizontal(horizontal_axis(g, pass == Pass::backward_input)),
         row(horizontal, lanes),
-        source(source),
-        factor(factor),
-        out(out),
-        source_strides(g.input_strides()),
-        factor_strides(g.weight_strides()),
-        out_strides(g.output_strides()),
-        source_channels(g.group_channels()),
-        factor_channels(g.taps()),
-        out_channels(g.group_channels()),
-        weight_width(row.out_width) {
-    if (pass == Pass::backward_input) {
-      std::swap(source_strides, out_strides);
-      weight_width = row.width;
+        source{source, g.input_strides(), g.group_channels()},
+        factor{factor, g.weight_strides(), g.taps()},
+        out{out, g.output_strides(), g.group_channels()},
+        factor_pixels{{0, 1, g.out_w, transposed() ? row.sources[0].start : 0}} {
+    if (transposed()) {
+      std::swap(this->source.strides, this->out.strides);
     } else if (pass == Pass::backward_weight) {
-      std::swap(factor_strides, out_strides);
-      std::swap(factor_channels, out_channels);
+      std::swap(this->factor.strides, this->out.strides);
+      std::swap(this->factor.channels, this->out.channels);
     }
   }
+
+  bool transposed() const { return vertical.transposed; }
 };
 
-// Offsets of a tap's weights and source pixels in the buffers.
+// Ring buffer of the rows of a group that an output row reads.
+template <typename A>
+struct Ring {
+  int64_t rows, row, channel;  // number of rows; strides
+  A* data = nullptr;
+  int64_t next_row = 0;  // first row that was not copied
+};
+
+// Offsets of a tap's factors (weight gradient: outputs) and source pixels in the buffers.
 struct TapOffsets {
-  int64_t weight, source;
+  int64_t factor, source;
 };
 
-// Buffers of a thread: for each channel of a group a ring of source rows and one row of zeros; rows
-// of weights; rows of outputs. Initialised with zeros.
+// Buffers of a thread, initialised with zeros. After the rows of each channel of the source ring
+// there is a row of zeros.
 template <typename A>
 struct InvolutionWorkspace {
-  int64_t ring_rows;
-  int64_t pitch;  // channel stride of the ring
+  Ring<A> source, factor;
+  A* out;  // [channel][pixel]
   std::vector<TapOffsets> taps;
-  A *ring, *weights, *rows;
 
   template <typename T>
   explicit InvolutionWorkspace(const InvolutionPlan<T>& p)
-      : ring_rows(p.vertical.span()),
-        // an odd number of cache lines: channels map to different cache sets
-        pitch(((ring_rows + 1) * p.row.width + kLine - 1) / kLine * kLine | kLine),
-        taps(p.g.taps()),
-        memory_(p.g.group_channels() * (pitch + p.row.out_width) + p.g.taps() * p.weight_width +
-                3 * kLine) {
-    ring = aligned(memory_.data());
-    weights = aligned(ring + p.g.group_channels() * pitch);
-    rows = aligned(weights + p.g.taps() * p.weight_width);
+      : source{p.vertical.span(), p.row.width, 0}, taps(p.g.taps()) {
+    // an odd number of cache lines: channels map to different cache sets
+    source.channel = ((source.rows + 1) * source.row + kLine - 1) / kLine * kLine | kLine;
+    factor.rows = p.transposed() ? source.rows : 1;
+    factor.channel = p.transposed() ? p.row.width : p.row.out_width;
+    factor.row = p.factor.channels * factor.channel;
+    const int64_t source_size = p.source.channels * source.channel;
+    const int64_t factor_size = factor.rows * factor.row;
+    memory_.resize(source_size + factor_size + p.out.channels * p.row.out_width + 3 * kLine);
+    source.data = aligned(memory_.data());
+    factor.data = aligned(source.data + source_size);
+    out = aligned(factor.data + factor_size);
   }
 
   // List the taps of output row h; the input gradient omits taps that read only padding.
   template <typename T>
-  int64_t list_taps(const InvolutionPlan<T>& p, const PhasePlan::Outputs& out, int64_t h) {
+  int64_t list_taps(const InvolutionPlan<T>& p, const RowPlan::Outputs& outputs, int64_t h) {
     int64_t count = 0;
     for (int64_t a = 0; a < p.vertical.taps; ++a) {
       const int64_t at = p.vertical.source(h, a);
-      for (const PhasePlan::Tap& tap : out.taps) {
-        const int64_t weight = (a * p.g.kernel_w + tap.kernel_column) * p.weight_width;
+      for (const RowPlan::Tap& tap : outputs.taps) {
+        const int64_t channel = (a * p.g.kernel_w + tap.kernel_column) * factor.channel;
         if (at >= 0 && tap.source >= 0) {
-          const int64_t column = p.row.column(tap);
-          taps[count++] = {p.vertical.transposed ? weight + column : weight,
-                           at % ring_rows * p.row.width + column};
-        } else if (!p.vertical.transposed) {
-          taps[count++] = {weight, ring_rows * p.row.width};
+          const int64_t slot = at % source.rows, column = p.row.column(tap);
+          taps[count++] = {p.transposed() ? channel + slot * factor.row + column : channel,
+                           slot * source.row + column};
+        } else if (!p.transposed()) {
+          taps[count++] = {channel, source.rows * source.row};
         }
       }
     }
