@@ -159,13 +159,8 @@ __device__ void store_weight_row(const float (&sum)[K][kQuad], T* __restrict__ g
     for (int b = 0; b < K; ++b) {
 #pragma unroll
       for (int i = 0; i < kQuad; i += V) {
-        Vector<T, V> value;
-#pragma unroll
-        for (int v = 0; v < V; ++v) {
-          value.lane[v] = static_cast<T>(sum[b][i + v]);
-        }
         if (w + i < image.w) {
-          store<V>(to + b * image.stride_c + i, value);
+          store_sums<V>(to + b * image.stride_c + i, &sum[b][i]);
         }
       }
     }
@@ -219,13 +214,7 @@ __global__ void __launch_bounds__(kNchwThreads, 3)
     T* to =
         tile.base(out, p.out, channel) + (tile.row + tile.y) * p.out.stride_h + tile.col + tile.x;
     for_each_output(p, tile, channels, [&](auto lanes, int c, int i) {
-      constexpr int V = decltype(lanes)::value;
-      Vector<T, V> value;
-#pragma unroll
-      for (int v = 0; v < V; ++v) {
-        value.lane[v] = static_cast<T>(sum[c][i + v]);
-      }
-      store<V>(to + c * p.out.stride_c + i, value);
+      store_sums<lanes.value>(to + c * p.out.stride_c + i, &sum[c][i]);
     });
   }
 }

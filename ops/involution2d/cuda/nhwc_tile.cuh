@@ -84,15 +84,10 @@ __device__ void copy_nhwc_windows(const T* __restrict__ from, const ImageView& i
   const int c = threadIdx.x % kGroup * kCopied<V, T>;
   for (int x = threadIdx.x / kGroup; x < layout.row(); x += blockDim.x / kGroup) {
     const bool column_inside = is_inside(col + x, image.w);
-    const T* next = from + (row * image.stride_h + (col + x) * image.stride_w + c * image.stride_c);
-    T* next_to = to + (slot_offset(layout, layout.slot(x)) ^ c);
-#pragma unroll 4
-    for (int y = 0; y < rows; ++y) {
-      const bool inside = column_inside & is_inside(row + y, image.h);
-      copy_or_clear<V>(next_to, next, inside & (c < channels), inside & (c + 1 < channels));
-      next += image.stride_h;
-      next_to += layout.row() * kTileChannels;
-    }
+    copy_column<V>(to + (slot_offset(layout, layout.slot(x)) ^ c), layout.row() * kTileChannels,
+                   from + (row * image.stride_h + (col + x) * image.stride_w + c * image.stride_c),
+                   image, row, rows, column_inside & (c < channels),
+                   column_inside & (c + 1 < channels));
   }
 }
 

@@ -133,6 +133,17 @@ __device__ void store(T* to, const Vector<T, V>& value) {
   *reinterpret_cast<Vector<T, V>*>(to) = value;
 }
 
+// Round V sums and store them.
+template <int V, typename T>
+__device__ void store_sums(T* to, const float* sums) {
+  Vector<T, V> value;
+#pragma unroll
+  for (int v = 0; v < V; ++v) {
+    value.lane[v] = static_cast<T>(sums[v]);
+  }
+  store<V>(to, value);
+}
+
 // Convert elements to float. A pair of bfloat16 in one register takes one instruction per element.
 template <typename T, int V>
 __device__ void to_floats(const Vector<T, V>& from, float* to) {
@@ -176,9 +187,21 @@ __device__ void copy_or_clear(T* to, const T* from, bool inside, bool second_ins
   }
 }
 
-// Copy the windows of `channels` channels, from pixel (row, col) on, to shared memory. A thread
-// copies the rows of one column of vectors after another. Pixels outside the image and channels up
-// to a multiple of kChannelStep are zero.
+// Copy `rows` rows of a column of vectors, from row `row` of the image on; see copy_or_clear.
+template <int V, typename T>
+__device__ void copy_column(T* to, int to_pitch, const T* from, const ImageView& image, int row,
+                            int rows, bool inside, bool second_inside = false) {
+#pragma unroll 4
+  for (int y = 0; y < rows; ++y) {
+    const bool row_inside = is_inside(row + y, image.h);
+    copy_or_clear<V>(to, from, inside & row_inside, second_inside & row_inside);
+    from += image.stride_h;
+    to += to_pitch;
+  }
+}
+
+// Copy the windows of `channels` channels, from pixel (row, col) on, to shared memory. Pixels
+// outside the image and channels up to a multiple of kChannelStep are zero.
 template <int V, typename T>
 __device__ void copy_nchw_windows(const T* __restrict__ from, const TiledInvolution& p, int rows,
                                   int row, int col, int channels, T* __restrict__ to) {
@@ -188,15 +211,9 @@ __device__ void copy_nchw_windows(const T* __restrict__ from, const TiledInvolut
     const int c = i / columns, x = (i - c * columns) * kCopied<V, T>;
     const bool inside = is_inside(col + x, image.w) & (c < channels);
     const bool second = is_inside(col + x + 1, image.w) & (c < channels);
-    const T* next = from + (c * image.stride_c + row * image.stride_h + col + x);
-    T* next_to = to + c * p.window_stride + x;
-#pragma unroll 4
-    for (int y = 0; y < rows; ++y) {
-      const bool row_inside = is_inside(row + y, image.h);
-      copy_or_clear<V>(next_to, next, inside & row_inside, second & row_inside);
-      next += image.stride_h;
-      next_to += p.window_pitch;
-    }
+    copy_column<V>(to + c * p.window_stride + x, p.window_pitch,
+                   from + (c * image.stride_c + row * image.stride_h + col + x), image, row, rows,
+                   inside, second);
   }
 }
 
