@@ -31,23 +31,24 @@ struct ForwardAxis {
   static constexpr int start(int padding) { return -padding; }
 };
 
-// The same maps for the input gradient with stride 2, for even numbers of outputs.
-// (With stride 1 it is a ForwardAxis with a flipped filter.)
-template <int K, int kPaddingParity>
+// The same maps for the input gradient with stride S, for numbers of outputs that are multiples of
+// S. (With stride 1 it is a ForwardAxis with a flipped filter.)
+template <int K, int kPaddingParity, int S = 2>
 struct TransposedAxis {
-  static_assert(K % 2 == 1, "the window's first input must not depend on the output's parity");
-  static constexpr int kTaps = K, kStride = 2, kDilation = 1;
+  static_assert((K - 1) % S == 0,
+                "the window's first input must not depend on the output's parity");
+  static constexpr int kTaps = K, kStride = S, kDilation = 1;
   static constexpr bool kTransposed = true;
 
   static constexpr int inputs(int outputs) {
-    return (outputs - 1 + kPaddingParity) / 2 + (K - 1) / 2 + 1;
+    return (outputs - 1 + kPaddingParity) / S + (K - 1) / S + 1;
   }
-  static constexpr int step(int outputs) { return outputs / 2; }
+  static constexpr int step(int outputs) { return outputs / S; }
   static constexpr int tap(int o, int i) {
-    const int t = o + kPaddingParity + (K - 1) - 2 * i;
+    const int t = o + kPaddingParity + (K - 1) - S * i;
     return t >= 0 && t < K ? t : -1;
   }
-  static constexpr int start(int padding) { return padding / 2 - (K - 1) / 2; }
+  static constexpr int start(int padding) { return padding / S - (K - 1) / S; }
 };
 
 // The map with run-time taps, stride, padding and dilation.
@@ -55,8 +56,8 @@ struct Axis {
   bool transposed;
   int64_t source_size, out_size, taps, stride, padding, dilation;
 
-  Axis(bool transposed, int64_t input_size, int64_t output_size, int64_t taps, int64_t stride,
-       int64_t padding, int64_t dilation)
+  OPS_DEVICE Axis(bool transposed, int64_t input_size, int64_t output_size, int64_t taps,
+                  int64_t stride, int64_t padding, int64_t dilation)
       : transposed(transposed),
         source_size(transposed ? output_size : input_size),
         out_size(transposed ? input_size : output_size),
@@ -66,7 +67,7 @@ struct Axis {
         dilation(dilation) {}
 
   // Return the source position that tap `tap` of output `out` reads, or −1 for padding.
-  int64_t source(int64_t out, int64_t tap) const {
+  OPS_DEVICE int64_t source(int64_t out, int64_t tap) const {
     int64_t at =
         transposed ? out + padding - tap * dilation : out * stride - padding + tap * dilation;
     if (transposed) {
@@ -92,11 +93,11 @@ struct Axis {
   }
 };
 
-inline Axis vertical_axis(const Windows& g, bool transposed) {
+OPS_DEVICE inline Axis vertical_axis(const Windows& g, bool transposed) {
   return {transposed, g.h, g.out_h, g.kernel_h, g.stride_h, g.padding_h, g.dilation_h};
 }
 
-inline Axis horizontal_axis(const Windows& g, bool transposed) {
+OPS_DEVICE inline Axis horizontal_axis(const Windows& g, bool transposed) {
   return {transposed, g.w, g.out_w, g.kernel_w, g.stride_w, g.padding_w, g.dilation_w};
 }
 

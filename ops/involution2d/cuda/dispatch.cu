@@ -58,11 +58,6 @@ ImageView image_view(const ImageStrides& s, int64_t h, int64_t w, int64_t channe
           widest_vector(kVectorBytes / sizeof(T), {address, extent, s.w == 1 ? s.n : s.w})};
 }
 
-// Return the source pixel (of grad_output) that the input gradient's first cell reads first.
-int64_t transposed_offset(int64_t padding, int64_t kernel, int64_t stride) {
-  return padding / stride - (ceil_div(kernel, stride) - 1);
-}
-
 // Return the parameters that do not depend on the kernel; nothing if offsets exceed 32 bits.
 template <bool kFlip, typename T>
 std::optional<TiledInvolution> tiled_geometry(const InvolutionGeometry& g, const T* source,
@@ -73,21 +68,17 @@ std::optional<TiledInvolution> tiled_geometry(const InvolutionGeometry& g, const
       std::max(g.h + 2 * g.padding_h, g.w + 2 * g.padding_w) >= kLimit / 2) {
     return std::nullopt;
   }
-  const int64_t channels = g.group_channels();
-  const ImageStrides input = g.input_strides(), output = g.output_strides();
-  return TiledInvolution{
-      static_cast<int>(g.groups),
-      static_cast<int>(channels),
-      kFlip ? image_view(output, g.out_h, g.out_w, channels, source)
-            : image_view(input, g.h, g.w, channels, source),
-      image_view(g.weight_strides(), g.out_h, g.out_w, 1, weight),
-      kFlip ? image_view(input, g.h, g.w, channels, out)
-            : image_view(output, g.out_h, g.out_w, channels, out),
-      static_cast<int>(kFlip ? transposed_offset(g.padding_h, g.kernel_h, g.stride_h)
-                             : -g.padding_h),
-      static_cast<int>(kFlip ? transposed_offset(g.padding_w, g.kernel_w, g.stride_w)
-                             : -g.padding_w),
-  };
+  TiledInvolution p{};
+  p.groups = static_cast<int>(g.groups);
+  p.channels = static_cast<int>(g.group_channels());
+  p.weight = image_view(g.weight_strides(), g.out_h, g.out_w, 1, weight);
+  const T *input = kFlip ? out : source, *output = kFlip ? source : out;
+  p.source = image_view(g.input_strides(), g.h, g.w, p.channels, input);
+  p.out = image_view(g.output_strides(), g.out_h, g.out_w, p.channels, output);
+  if (kFlip) {
+    std::swap(p.source, p.out);
+  }
+  return p;
 }
 
 // Divide the image into equal tiles of at most max_quads, max_rows.
@@ -101,25 +92,18 @@ void set_tile_height(TiledInvolution& p, int64_t height, int max_rows, int multi
 }
 
 struct TiledPlan {
-  TiledInvolution launch;
-  dim3 blocks, threads;
-  size_t shared;
+  TiledInvolution p;
+  int64_t blocks;
+  int threads;
+  size_t shared;  // bytes
 };
 
-std::optional<TiledPlan> make_plan(const InvolutionGeometry& g, const TiledInvolution& p,
-                                   int phases, int threads, size_t shared) {
-  const int64_t blocks = g.n * g.groups * p.tiles_h * p.tiles_w * phases;
-  if (blocks >= int64_t{1} << 31) {
-    return std::nullopt;
-  }
-  return TiledPlan{p, dim3(blocks), dim3(threads), shared};
-}
-
-// Return the launch of nchw; nothing if the windows of `channels` channels exceed shared memory. A
-// block computes all `extent` channels or kernel rows or, to fill the GPU, a multiple of `unit`.
-template <int K, typename T>
-std::optional<TiledPlan> plan_nchw(const InvolutionGeometry& g, TiledInvolution p, int channels,
-                                   int extent, int unit) {
+// Return the launch of nchw with the tallest tiles whose windows fit in shared memory. A block
+// computes all channels (weight gradient: kernel rows) of a group or, to fill the GPU, a split.
+template <Pass kPass, int K, typename T>
+std::optional<TiledPlan> plan_nchw(const InvolutionGeometry& g, TiledInvolution p) {
+  constexpr bool kWeight = kPass == Pass::backward_weight;
+  const int extent = kWeight ? K : p.channels, unit = kWeight ? 1 : kChannelStep;
   p.source.vector = widest_vector(p.source.vector, {p.offset_w - kLead<T, K>});
   set_tile_width(p, p.out.w, kNchwQuads);
   p.quad_pairs = FastDivide(p.quads / 2);
@@ -131,25 +115,26 @@ std::optional<TiledPlan> plan_nchw(const InvolutionGeometry& g, TiledInvolution 
   for (int rows = kNchwThreads / p.quads / 4 * 4; rows > 0; rows -= 4) {
     set_tile_height(p, p.out.h, rows, 4);
     p.window_stride = (p.rows + K - 1) * p.window_pitch;
-    const size_t shared = sizeof(T) * p.window_channels(channels) * p.window_stride;
+    const size_t shared =
+        sizeof(T) * p.window_stride * p.window_channels(kWeight ? p.channels : kTileChannels);
     if (shared <= device.block_shared) {
-      p.part_size = extent;
-      while (g.n * g.groups * p.tiles_h * p.tiles_w * p.parts < device.multiprocessors &&
-             p.part_size > unit) {
-        p.part_size = round_up((p.part_size + 1) / 2, unit);
-        p.parts = static_cast<int>(ceil_div(extent, p.part_size));
+      const int64_t tiles = g.n * g.groups * p.tiles_h * p.tiles_w;
+      p.splits = 1, p.split_size = extent;
+      while (tiles * p.splits < device.multiprocessors && p.split_size > unit) {
+        p.split_size = round_up((p.split_size + 1) / 2, unit);
+        p.splits = static_cast<int>(ceil_div(extent, p.split_size));
       }
-      return make_plan(g, p, p.parts, p.quads * p.rows, shared);
+      return TiledPlan{p, tiles * p.splits, p.quads * p.rows, shared};
     }
   }
   return std::nullopt;
 }
 
-// Return the launch of nhwc, with extra_shared(p) bytes of shared memory after the windows.
-template <int K, int kStride, bool kFlip, typename T, typename ExtraShared>
-std::optional<TiledPlan> plan_nhwc(const InvolutionGeometry& g, TiledInvolution p,
-                                   const ExtraShared& extra_shared) {
-  using Taps = PhaseTaps<K, kStride, kFlip>;
+template <Pass kPass, int K, int kStride, typename T>
+TiledPlan plan_nhwc(const InvolutionGeometry& g, TiledInvolution p) {
+  constexpr bool kFlip = kPass == Pass::backward_input;
+  using Taps = CellTaps<K, kStride, kFlip>;
+  using Weights = WeightTile<T, K, kStride, kFlip>;
   constexpr int kPhases = Taps::kPhases, kTaps = Taps::kTaps, kStep = Taps::kStep;
   p.lead = p.source.nchw ? p.offset_w & (kQuad - 1) : 0;
   p.cell_offset_h = static_cast<int>(g.padding_h % kPhases);
@@ -158,82 +143,85 @@ std::optional<TiledPlan> plan_nhwc(const InvolutionGeometry& g, TiledInvolution 
   set_tile_height(p, ceil_div(p.out.h + p.cell_offset_h, kPhases), kNhwcRows / kStep, 1);
   p.window_stride =
       window_rows(p, kTaps, kStep) * window_layout<kTaps, kStep>(p).row() * kTileChannels;
-  return make_plan(g, p, kPhases, round_up(p.quads * p.rows * kChannelParts, 32),
-                   sizeof(T) * p.window_stride + extra_shared(p));
+  const size_t weights = kPass == Pass::backward_weight ? sizeof(float) * p.rows * p.width() * K * K
+                                                        : sizeof(T) * Weights::size(p);
+  return {p, g.n * g.groups * p.tiles_h * p.tiles_w * kPhases,
+          round_up(p.quads * p.rows * kChannelParts, 32), sizeof(T) * p.window_stride + weights};
+}
+
+template <Pass kPass, int K, typename T>
+auto nchw_kernel() {
+  if constexpr (kPass == Pass::backward_weight) {
+    return involve_nchw_weight_kernel<T, K>;
+  } else {
+    return involve_nchw_kernel<T, K, kPass == Pass::backward_input>;
+  }
+}
+
+template <Pass kPass, int K, int kStride, typename T>
+auto nhwc_kernel() {
+  if constexpr (kPass == Pass::backward_weight) {
+    return involve_nhwc_weight_kernel<T, K, kStride>;
+  } else {
+    return involve_nhwc_kernel<T, K, kStride, kPass == Pass::backward_input>;
+  }
 }
 
 template <typename Kernel, typename... Pointers>
-bool launch(Kernel kernel, const std::optional<TiledPlan>& plan, cudaStream_t stream,
-            Pointers... pointers) {
-  if (plan) {
-    launch_kernel(kernel, plan->blocks, plan->threads, plan->shared, stream, plan->launch,
-                  pointers...);
+bool launch(Kernel kernel, const TiledPlan& plan, cudaStream_t stream, Pointers... pointers) {
+  if (plan.blocks >= int64_t{1} << 31) {
+    return false;
   }
-  return plan.has_value();
+  launch_kernel(kernel, plan.blocks, plan.threads, plan.shared, stream, plan.p, pointers...);
+  return true;
 }
 
-template <bool kFlip, typename T>
-bool run_tuned(const InvolutionGeometry& g, const T* source, const T* weight, T* out,
+// Run nchw or nhwc; return false if neither takes the problem.
+template <Pass kPass, typename T>
+bool run_tiled(const InvolutionGeometry& g, const T* source, const T* factor, T* out,
                cudaStream_t stream) {
-  const auto p = tiled_geometry<kFlip>(g, source, weight, out);
+  constexpr bool kFlip = kPass == Pass::backward_input, kWeight = kPass == Pass::backward_weight;
+  auto p = tiled_geometry<kFlip>(g, source, kWeight ? out : factor, kWeight ? factor : out);
   return p && dispatch_tuned(g, [&](auto kernel, auto stride) {
            constexpr int K = decltype(kernel)::value, S = decltype(stride)::value;
+           using Taps = CellTaps<K, S, kFlip>;
+           p->offset_h = Taps::start(static_cast<int>(g.padding_h));
+           p->offset_w = Taps::start(static_cast<int>(g.padding_w));
            if (S == 1 && p->source.nchw && p->weight.nchw) {
-             const auto plan = plan_nchw<K, T>(g, *p, kTileChannels, p->channels, kChannelStep);
-             return launch(involve_nchw_kernel<T, K, kFlip>, plan, stream, source, weight, out);
+             const auto plan = plan_nchw<kPass, K, T>(g, *p);
+             if (plan && launch(nchw_kernel<kPass, K, T>(), *plan, stream, source, factor, out)) {
+               return true;
+             }
            }
-           const auto plan = plan_nhwc<K, S, kFlip, T>(g, *p, [](const TiledInvolution& tiles) {
-             return sizeof(T) * WeightTile<T, K, S, kFlip>::size(tiles);
-           });
-           return launch(involve_nhwc_kernel<T, K, S, kFlip>, plan, stream, source, weight, out);
+           return launch(nhwc_kernel<kPass, K, S, T>(), plan_nhwc<kPass, K, S, T>(g, *p), stream,
+                         source, factor, out);
          });
 }
 
-template <typename T>
-bool run_tuned_weight(const InvolutionGeometry& g, const T* x, const T* grad, T* grad_weight,
-                      cudaStream_t stream) {
-  const auto p = tiled_geometry<false>(g, x, grad_weight, grad);
-  return p && dispatch_tuned(g, [&](auto kernel, auto stride) {
-           constexpr int K = decltype(kernel)::value, S = decltype(stride)::value;
-           if (S == 1 && p->source.nchw && p->weight.nchw &&
-               launch(involve_nchw_weight_kernel<T, K>, plan_nchw<K, T>(g, *p, p->channels, K, 1),
-                      stream, x, grad, grad_weight)) {
-             return true;
-           }
-           const auto plan = plan_nhwc<K, S, false, T>(g, *p, [](const TiledInvolution& tiles) {
-             return sizeof(float) * tiles.rows * tiles.width() * K * K;
-           });
-           return launch(involve_nhwc_weight_kernel<T, K, S>, plan, stream, x, grad, grad_weight);
-         });
-}
-
-template <bool kTransposed, typename T>
-void involve(const InvolutionGeometry& g, const T* source, const T* weight, T* out,
+template <Pass kPass, typename T>
+void involve(const InvolutionGeometry& g, const T* source, const T* factor, T* out,
              cudaStream_t stream) {
   if constexpr (!std::is_same_v<T, double>) {
-    if (run_tuned<kTransposed>(g, source, weight, out, stream)) {
+    if (run_tiled<kPass>(g, source, factor, out, stream)) {
       return;
     }
   }
-  const int64_t pixels = kTransposed ? g.h * g.w : g.out_h * g.out_w;
-  launch_kernel(involve_general_kernel<kTransposed, T>,
-                ceil_div(g.n * g.groups * pixels, kGeneralThreads), kGeneralThreads, 0, stream, g,
-                kTransposed ? g.output_strides() : g.input_strides(), g.weight_strides(),
-                kTransposed ? g.input_strides() : g.output_strides(), source, weight, out);
-}
-
-template <typename T>
-void involve_weight(const InvolutionGeometry& g, const T* x, const T* grad, T* out,
-                    cudaStream_t stream) {
-  if constexpr (!std::is_same_v<T, double>) {
-    if (run_tuned_weight(g, x, grad, out, stream)) {
-      return;
-    }
+  constexpr bool kTransposed = kPass == Pass::backward_input;
+  const auto launch_general = [&](auto kernel, int64_t threads, const ImageStrides& source_strides,
+                                  const ImageStrides& out_strides) {
+    launch_kernel(kernel, ceil_div(g.n * g.groups * threads, kGeneralThreads), kGeneralThreads, 0,
+                  stream, g, source_strides, g.weight_strides(), out_strides, source, factor, out);
+  };
+  if constexpr (kPass == Pass::backward_weight) {
+    launch_general(involve_general_weight_kernel<T>, g.taps() * g.out_h * g.out_w,
+                   g.input_strides(), g.output_strides());
+  } else if constexpr (kTransposed) {
+    launch_general(involve_general_kernel<true, T>, g.h * g.w, g.output_strides(),
+                   g.input_strides());
+  } else {
+    launch_general(involve_general_kernel<false, T>, g.out_h * g.out_w, g.input_strides(),
+                   g.output_strides());
   }
-  launch_kernel(involve_general_weight_kernel<T>,
-                ceil_div(g.n * g.groups * g.taps() * g.out_h * g.out_w, kGeneralThreads),
-                kGeneralThreads, 0, stream, g, g.input_strides(), g.weight_strides(),
-                g.output_strides(), x, grad, out);
 }
 
 struct Kernels {
@@ -243,9 +231,11 @@ struct Kernels {
     const DeviceGuard guard(like.get_device_index());
     const cudaStream_t stream = current_stream(like);
     switch (pass) {
-      case Pass::forward: return involve<false>(g, source, factor, out, stream);
-      case Pass::backward_input: return involve<true>(g, source, factor, out, stream);
-      case Pass::backward_weight: return involve_weight(g, source, factor, out, stream);
+      case Pass::forward: return involve<Pass::forward>(g, source, factor, out, stream);
+      case Pass::backward_input:
+        return involve<Pass::backward_input>(g, source, factor, out, stream);
+      case Pass::backward_weight:
+        return involve<Pass::backward_weight>(g, source, factor, out, stream);
     }
   }
 };

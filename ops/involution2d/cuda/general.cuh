@@ -11,6 +11,7 @@
 //            summed over the channels of the group
 #pragma once
 
+#include "core/axis.h"
 #include "core/cuda/common.cuh"
 #include "involution2d/op.h"
 
@@ -45,9 +46,8 @@ __global__ void __launch_bounds__(kGeneralThreads, 2)
                            ImageStrides weight_strides, ImageStrides out_strides,
                            const T* __restrict__ source, const T* __restrict__ weight,
                            T* __restrict__ out) {
-  const int64_t out_h = kTransposed ? g.h : g.out_h, out_w = kTransposed ? g.w : g.out_w;
-  const int64_t source_h = kTransposed ? g.out_h : g.h, source_w = kTransposed ? g.out_w : g.w;
-  const GeneralIndex at(g, 1, out_h, out_w);
+  const Axis vertical = vertical_axis(g, kTransposed), horizontal = horizontal_axis(g, kTransposed);
+  const GeneralIndex at(g, 1, vertical.out_size, horizontal.out_size);
   if (at.n >= g.n) {
     return;
   }
@@ -56,19 +56,10 @@ __global__ void __launch_bounds__(kGeneralThreads, 2)
     const int64_t channel = at.group * channels + first;
     acc_t<T> sum[kGeneralChannels] = {};
     for (int64_t a = 0; a < g.kernel_h; ++a) {
+      const int64_t h = vertical.source(at.h, a);
       for (int64_t b = 0; b < g.kernel_w; ++b) {
-        int64_t h, w;  // source pixel
-        bool inside = true;
-        if (kTransposed) {
-          const int64_t top = at.h + g.padding_h - a * g.dilation_h;
-          const int64_t left = at.w + g.padding_w - b * g.dilation_w;
-          h = top / g.stride_h, w = left / g.stride_w;
-          inside = top >= 0 && left >= 0 && top % g.stride_h == 0 && left % g.stride_w == 0;
-        } else {
-          h = at.h * g.stride_h - g.padding_h + a * g.dilation_h;
-          w = at.w * g.stride_w - g.padding_w + b * g.dilation_w;
-        }
-        inside = inside && h >= 0 && h < source_h && w >= 0 && w < source_w;
+        const int64_t w = horizontal.source(at.w, b);
+        const bool inside = h >= 0 && w >= 0;
         if (kTransposed && !inside) {
           continue;
         }
@@ -106,10 +97,9 @@ __global__ void __launch_bounds__(kGeneralThreads)
   if (at.n >= g.n) {
     return;
   }
-  const int64_t a = at.tap / g.kernel_w, b = at.tap % g.kernel_w;
-  const int64_t h = at.h * g.stride_h - g.padding_h + a * g.dilation_h;
-  const int64_t w = at.w * g.stride_w - g.padding_w + b * g.dilation_w;
-  const bool inside = h >= 0 && h < g.h && w >= 0 && w < g.w;
+  const int64_t h = vertical_axis(g, false).source(at.h, at.tap / g.kernel_w);
+  const int64_t w = horizontal_axis(g, false).source(at.w, at.tap % g.kernel_w);
+  const bool inside = h >= 0 && w >= 0;
   const int64_t channels = g.group_channels();
   acc_t<T> sum = 0;
   for (int64_t c = at.group * channels; c < (at.group + 1) * channels; ++c) {

@@ -27,7 +27,7 @@ namespace ops::cuda {
 // aligned 8- or 16-byte blocks that contain a run; `skew` is the offset of the run in them.
 template <typename T, int K, int kStride, bool kFlip>
 class WeightTile {
-  using Taps = PhaseTaps<K, kStride, kFlip>;
+  using Taps = CellTaps<K, kStride, kFlip>;
 
  public:
   static OPS_DEVICE int size(const TiledInvolution& p) {
@@ -54,7 +54,8 @@ class WeightTile {
         for (int phase = 0; phase < Taps::kPhases; ++phase) {
           const int tap = Taps::tap(phase, b);
           if (i >= 0 && i < kQuad) {
-            taps[phase][b][i] = tap < K ? static_cast<float>(run[tap + (kFlip ? 0 : a * K)]) : 0.0f;
+            taps[phase][b][i] =
+                tap >= 0 ? static_cast<float>(run[tap + (kFlip ? 0 : a * K)]) : 0.0f;
           }
         }
       }
@@ -134,7 +135,7 @@ class WeightTile {
     for (BlockStrideLoop at(columns(), p_.rows); at.slow < kRows; at.next()) {
       const int a = at.slow, y = at.middle, x = at.fast;
       const bool inside =
-          is_inside(h(a, y), p_.weight.h) & is_inside(w(x), p_.weight.w) & (tap_row(a) < K);
+          is_inside(h(a, y), p_.weight.h) & is_inside(w(x), p_.weight.w) & (tap_row(a) >= 0);
       const T* from = weight_ + (inside ? weight_offset(a, y, x) : 0);
       T* to = shared_ + run_slot(a, y, x) * kPitch;
       constexpr int kBatch = 16;
@@ -198,7 +199,7 @@ template <typename T, int K, int kStride, bool kFlip>
 __global__ void __launch_bounds__(kNhwcThreads)
     involve_nhwc_kernel(const __grid_constant__ TiledInvolution p, const T* __restrict__ source,
                         const T* __restrict__ weight, T* __restrict__ out) {
-  using Taps = PhaseTaps<K, kStride, kFlip>;
+  using Taps = CellTaps<K, kStride, kFlip>;
   extern __shared__ float4 shared[];
   T* windows = reinterpret_cast<T*>(shared);
   const NhwcTile tile(p, Taps::kPhases);
@@ -229,7 +230,7 @@ __global__ void __launch_bounds__(kNhwcThreads)
           const int b = j - i * Taps::kStep;
 #pragma unroll
           for (int phase = 0; phase < Taps::kPhases; ++phase) {
-            if (b >= 0 && b < Taps::kTaps && Taps::tap(phase, b) < K) {
+            if (b >= 0 && b < Taps::kTaps && Taps::tap(phase, b) >= 0) {
 #pragma unroll
               for (int c = 0; c < kThreadChannels; ++c) {
                 sum[c][i * Taps::kPhases + phase] += taps[phase][b][i] * x[c];

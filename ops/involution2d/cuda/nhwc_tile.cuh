@@ -3,6 +3,7 @@
 // pixel or, in the input gradient, a square of stride × stride pixels; a quad is 4 adjacent cells.
 #pragma once
 
+#include "core/axis.h"
 #include "involution2d/cuda/tile.cuh"
 
 namespace ops::cuda {
@@ -13,22 +14,19 @@ constexpr int kChannelParts = 4;  // threads per quad: each has a quarter of the
 constexpr int kThreadChannels = kTileChannels / kChannelParts;
 constexpr int kNhwcThreads = kNhwcQuads * kNhwcRows * kChannelParts;
 
-// Compile-time maps from (sub-pixel phase, source pixel) to tap. The stride² pixels of an
-// input-gradient cell read the same source pixels (grad_output) with different taps: those of their
-// phase, every kStride-th, in reverse. A block computes one row of every cell.
+// Maps of the taps of a cell: its output `phase` reads the b-th source pixel with tap(phase, b), or
+// not (−1). The padding parity is 0 because cells start at multiples of the stride in the padded
+// image. A block of the input gradient computes one row of every cell.
 template <int K, int kStride, bool kFlip>
-struct PhaseTaps {
-  static constexpr int kPhases = kFlip ? kStride : 1;        // outputs per cell row
-  static constexpr int kTaps = (K + kPhases - 1) / kPhases;  // per output and row
-  static constexpr int kStep = kFlip ? 1 : kStride;          // source pixels per cell
-  static constexpr int kOuts = kQuad * kPhases;              // outputs per thread and channel
+struct CellTaps
+    : std::conditional_t<kFlip, TransposedAxis<K, 0, kStride>, ForwardAxis<K, kStride, 1>> {
+  static constexpr int kPhases = kFlip ? kStride : 1;      // outputs per cell row
+  static constexpr int kTaps = CellTaps::inputs(kPhases);  // per output and row
+  static constexpr int kStep = CellTaps::step(kPhases);    // source pixels per cell
+  static constexpr int kOuts = kQuad * kPhases;            // outputs per thread and channel
 
-  // Return the tap that reads the b-th source pixel; K or more: none.
-  static __device__ int tap(int phase, int b) {
-    return kFlip ? phase + kPhases * (kTaps - 1 - b) : b;
-  }
   // Return the first source row that a tap of the phase reads.
-  static __device__ int first_row(int phase) { return tap(phase, 0) < K ? 0 : 1; }
+  static __device__ int first_row(int phase) { return CellTaps::tap(phase, 0) < 0 ? 1 : 0; }
 };
 
 // First cell and channel part of the thread. Spare threads of the last warp duplicate the last quad

@@ -35,7 +35,7 @@ struct TiledInvolution {
   FastDivide quad_pairs{1};          // divides by quads / 2
   int window_columns, window_pitch;  // NCHW windows: columns that are filled, row stride
   int window_stride;  // elements per channel (NCHW kernel) or of all 16 channels (NHWC kernel)
-  int parts = 1, part_size = 0;  // NCHW kernel: blocks per tile, channels or kernel rows of each
+  int splits = 1, split_size = 0;  // NCHW kernel: blocks per tile, channels or kernel rows of each
 
   OPS_DEVICE int width() const { return kQuad * quads; }  // of a tile
   OPS_DEVICE int window_channels(int at_once) const {
@@ -79,7 +79,7 @@ struct NchwTile : BlockTile {
   int begin;  // first channel of the group (weight gradient: kernel row) of the block
 
   __device__ explicit NchwTile(const TiledInvolution& p)
-      : BlockTile(p, blockIdx.x / p.parts), begin(blockIdx.x % p.parts * p.part_size) {
+      : BlockTile(p, blockIdx.x / p.splits), begin(blockIdx.x % p.splits * p.split_size) {
     const int octet = threadIdx.x / 8, quad_pairs = p.quads / 2;
     const int quad_row = static_cast<int>(p.quad_pairs(octet));
     y = 4 * quad_row + threadIdx.x / 2 % 4;
