@@ -141,6 +141,8 @@ TiledPlan plan_nhwc(const InvolutionGeometry& g, TiledInvolution p) {
   p.cell_offset_w = static_cast<int>(g.padding_w % kPhases);
   set_tile_width(p, ceil_div(p.out.w + p.cell_offset_w, kPhases), kNhwcQuads);
   set_tile_height(p, ceil_div(p.out.h + p.cell_offset_h, kPhases), kNhwcRows / kStep, 1);
+  p.weight_columns = FastDivide(Weights::columns(p));
+  p.weight_rows = FastDivide(p.rows);
   p.window_stride =
       window_rows(p, kTaps, kStep) * window_layout<kTaps, kStep>(p).row() * kTileChannels;
   const size_t weights = kPass == Pass::backward_weight ? sizeof(float) * p.rows * p.width() * K * K

@@ -34,6 +34,10 @@ class WeightTile {
     return kRows * p.rows * (kFlip ? layout(p).row() : p.width()) * kPitch;
   }
 
+  static OPS_DEVICE int columns(const TiledInvolution& p) {
+    return p.width() + (kFlip ? Taps::kTaps - 1 : 0);
+  }
+
   __device__ WeightTile(const T* __restrict__ weight, const TiledInvolution& p,
                         const NhwcTile& tile, T* shared)
       : p_(p), tile_(tile), shared_(shared), weight_(weight), base_skew_(block_skew(weight)) {}
@@ -84,7 +88,6 @@ class WeightTile {
   static OPS_DEVICE InterleavedRow layout(const TiledInvolution& p) {
     return InterleavedRow{p.quads + (Taps::kTaps + kQuad - 2) / kQuad, kQuad};
   }
-  __device__ int columns() const { return p_.width() + (kFlip ? Taps::kTaps - 1 : 0); }
   __device__ int run_slot(int a, int y, int x) const {
     const int quads = kFlip ? layout(p_).threads : p_.quads;
     return kFlip ? (a * p_.rows + y) * kQuad * quads + layout(p_).slot(x)
@@ -111,7 +114,7 @@ class WeightTile {
     if (element >= kBlocks * kBlock) {
       return;
     }
-    for (int x = threadIdx.x / kGroup; x < columns(); x += blockDim.x / kGroup) {
+    for (int x = threadIdx.x / kGroup; x < columns(p_); x += blockDim.x / kGroup) {
       const bool column_inside = is_inside(w(x), p_.weight.w);
 #pragma unroll 1
       for (int a = Taps::first_row(tile_.phase); a < kRows; ++a) {
@@ -132,8 +135,9 @@ class WeightTile {
 
   // NCHW weight: adjacent threads read adjacent pixels.
   __device__ void copy_nchw() const {
-    for (BlockStrideLoop at(columns(), p_.rows); at.slow < kRows; at.next()) {
-      const int a = at.slow, y = at.middle, x = at.fast;
+    for (int i = threadIdx.x; i < kRows * p_.rows * columns(p_); i += blockDim.x) {
+      const int line = p_.weight_columns(i), x = i - line * columns(p_);
+      const int a = p_.weight_rows(line), y = line - a * p_.rows;
       const bool inside =
           is_inside(h(a, y), p_.weight.h) & is_inside(w(x), p_.weight.w) & (tap_row(a) >= 0);
       const T* from = weight_ + (inside ? weight_offset(a, y, x) : 0);

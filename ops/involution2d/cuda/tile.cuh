@@ -32,7 +32,8 @@ struct TiledInvolution {
   int quads, rows;  // tile size: quads per row (even), rows (NCHW kernel: a multiple of 4)
   int lead;         // NHWC kernel: window columns before the first tap, for alignment
   int cell_offset_h, cell_offset_w;  // NHWC kernel: pixels by which the first cell overhangs
-  FastDivide quad_pairs{1};          // divides by quads / 2
+  FastDivide quad_pairs{1};          // NCHW kernel: divides by quads / 2
+  FastDivide weight_columns{1}, weight_rows{1};  // NHWC kernel: divide by those of the weight tile
   int window_columns, window_pitch;  // NCHW windows: columns that are filled, row stride
   int window_stride;  // elements per channel (NCHW kernel) or of all 16 channels (NHWC kernel)
   int splits = 1, split_size = 0;  // NCHW kernel: blocks per tile, channels or kernel rows of each
@@ -84,41 +85,6 @@ struct NchwTile : BlockTile {
     const int quad_row = static_cast<int>(p.quad_pairs(octet));
     y = 4 * quad_row + threadIdx.x / 2 % 4;
     x = 8 * (octet - quad_row * quad_pairs) + threadIdx.x % 2 * kQuad;
-  }
-};
-
-// Block-stride loop over a box [slow][middle][fast]; divides before the loop only.
-struct BlockStrideLoop {
-  int fast, middle, slow;
-
-  __device__ BlockStrideLoop(int fast_size, int middle_size)
-      : fast_size_(fast_size), middle_size_(middle_size) {
-    split(threadIdx.x, fast, middle, slow);
-    split(blockDim.x, step_fast_, step_middle_, step_slow_);
-  }
-  __device__ void next() {
-    fast += step_fast_;
-    middle += step_middle_;
-    slow += step_slow_;
-    if (fast >= fast_size_) {
-      fast -= fast_size_;
-      ++middle;
-    }
-    if (middle >= middle_size_) {
-      middle -= middle_size_;
-      ++slow;
-    }
-  }
-
- private:
-  int fast_size_, middle_size_;
-  int step_fast_, step_middle_, step_slow_;
-
-  __device__ void split(int index, int& a, int& b, int& c) const {
-    const int rest = index / fast_size_;
-    a = index - rest * fast_size_;
-    c = rest / middle_size_;
-    b = rest - c * middle_size_;
   }
 };
 
