@@ -114,13 +114,6 @@ void compute_row(const InvolutionPlan<T>& p, InvolutionWorkspace<acc_t<T>>& w, i
   }
 }
 
-// Return the data of a group; `index` counts over images and groups.
-template <typename T>
-T* group_of(const GroupedImage<T>& image, int64_t index, int64_t groups) {
-  return image.data + index / groups * image.strides.n +
-         index % groups * image.channels * image.strides.c;
-}
-
 // Compute rows [begin, end) of a pass, counted over images, groups, rows.
 template <typename T>
 void involve(const InvolutionPlan<T>& p, int64_t begin, int64_t end,
@@ -128,7 +121,7 @@ void involve(const InvolutionPlan<T>& p, int64_t begin, int64_t end,
   const int64_t rows = p.vertical.out_size, groups = p.g.groups;
   const ImageStrides& strides = p.out.strides;
   for (int64_t index = begin; index < end; ++index) {
-    const int64_t h = index % rows, group = index / rows;
+    const int64_t h = index % rows, n = index / rows / groups, group = index / rows % groups;
     if (h == 0) {
       workspace.source.next_row = workspace.factor.next_row = 0;
     }
@@ -137,14 +130,14 @@ void involve(const InvolutionPlan<T>& p, int64_t begin, int64_t end,
       const int64_t at = p.vertical.source(h, a);
       last = at > last ? at : last;
     }
-    fill_ring(workspace.source, last, group_of(p.source, group, groups), p.source, p.row.sources);
-    fill_ring(workspace.factor, p.transposed() ? last : h, group_of(p.factor, group, groups),
-              p.factor, p.factor_pixels);
+    fill_ring(workspace.source, last, p.source.at(n, group), p.source, p.row.sources);
+    fill_ring(workspace.factor, p.transposed() ? last : h, p.factor.at(n, group), p.factor,
+              p.factor_pixels);
     for (const RowPlan::Outputs& outputs : p.row.outputs) {
       compute_row(p, workspace, workspace.list_taps(p, outputs, h));
       const PixelPhase& pixels = outputs.pixels;
       copy_pixels(workspace.out, {p.row.out_width, 1},
-                  group_of(p.out, group, groups) + h * strides.h + pixels.first * strides.w,
+                  p.out.at(n, group) + h * strides.h + pixels.first * strides.w,
                   {strides.c, pixels.step * strides.w}, p.out.channels, pixels.count);
     }
   }

@@ -90,31 +90,26 @@ struct RowPlan {
     return sources.size() - 1;
   }
 
-  // Separate the phases by the zeros that taps and whole vectors read beyond their ends.
+  // Separate the phases by the zeros that taps read beyond their ends. Whole vectors of outputs
+  // read any pixels beyond those.
   void assign_columns(int64_t lanes) {
-    for (size_t i = 0; i < sources.size(); ++i) {
-      int64_t left = 0, right = 0;
-      for (Outputs& out : outputs) {
-        for (Tap& tap : out.taps) {
-          const int64_t end = tap.position + out.pixels.count;
-          if (tap.source != static_cast<int64_t>(i)) {
-            continue;
-          }
-          if (end <= 0 || tap.position >= sources[i].count) {
-            tap.source = -1;
-            continue;
-          }
-          left = std::max(left, -tap.position);
-          right = std::max(right, end - sources[i].count);
+    int64_t zeros = 0;
+    for (Outputs& out : outputs) {
+      for (Tap& tap : out.taps) {
+        const int64_t end = tap.position + out.pixels.count, count = sources[tap.source].count;
+        if (end <= 0 || tap.position >= count) {
+          tap.source = -1;
+        } else {
+          zeros = std::max({zeros, -tap.position, end - count});
         }
       }
-      sources[i].start = width + left;
-      width = sources[i].start + sources[i].count + right + lanes;
-    }
-    for (const Outputs& out : outputs) {
       out_width = std::max(out_width, (out.pixels.count + lanes - 1) / lanes * lanes);
     }
-    width = std::max(width, out_width);
+    for (PixelPhase& source : sources) {
+      source.start = width + zeros;
+      width = source.start + source.count;
+    }
+    width = std::max(width + zeros + lanes, out_width);
   }
 };
 
@@ -124,6 +119,10 @@ struct GroupedImage {
   T* data;
   ImageStrides strides;
   int64_t channels;  // per group; weight: taps
+
+  T* at(int64_t n, int64_t group) const {
+    return data + n * strides.n + group * channels * strides.c;
+  }
 };
 
 // One pass: `out` from `source` and `factor`, see op.h.
