@@ -29,14 +29,18 @@ struct TiledInvolution {
   ImageView source, weight, out;
   int offset_h, offset_w;  // source pixel of output 0 at tap 0
   int tiles_h, tiles_w;
-  int quads, rows;  // tile size: quads per row (even), rows (NCHW kernel: a multiple of 4)
-  int lead;         // NHWC kernel: window columns before the first tap, for alignment
-  int cell_offset_h, cell_offset_w;  // NHWC kernel: pixels by which the first cell overhangs
-  FastDivide quad_pairs{1};          // NCHW kernel: divides by quads / 2
-  FastDivide weight_columns{1}, weight_rows{1};  // NHWC kernel: divide by those of the weight tile
-  int window_columns, window_pitch;  // NCHW windows: columns that are filled, row stride
+  int quads, rows;    // tile size: quads per row (even), rows (NCHW kernel: a multiple of 4)
   int window_stride;  // elements per channel (NCHW kernel) or of all 16 channels (NHWC kernel)
-  int splits = 1, split_size = 0;  // NCHW kernel: blocks per tile, channels or kernel rows of each
+
+  // NCHW kernel
+  FastDivide quad_pairs{1};          // divides by quads / 2
+  int window_columns, window_pitch;  // columns that are filled, row stride
+  int splits = 1, split_size = 0;    // blocks per tile; channels (or kernel rows) of each
+
+  // NHWC kernel
+  int lead;                                      // window columns before the first tap
+  int cell_offset_h, cell_offset_w;              // pixels of the first cell outside the image
+  FastDivide weight_columns{1}, weight_rows{1};  // divide by those of the weight tile
 
   OPS_DEVICE int width() const { return kQuad * quads; }  // of a tile
   OPS_DEVICE int window_channels(int at_once) const {
