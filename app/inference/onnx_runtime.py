@@ -68,8 +68,8 @@ def load_onnx(path: str | Path, device: str = "cpu", threads: int = ALL_THREADS)
         raise UserError(f"checkpoint={path}: a checkpoint, export it first with {export}")
     try:
         content = read_model(path)
-        # Run once unoptimised, within the memory limit: constant folding, which has none, may not
-        # see an untrusted graph before.
+        # Run once unoptimised, within the memory limit: constant folding of an untrusted graph has
+        # none.
         predictor = onnx_predictor(open_session(content, threads=1, optimize=False), path)
         dtype = torch.uint8 if predictor.takes_pixels else torch.float32
         run(predictor.session, torch.zeros(1, 1, SIDE, SIDE, dtype=dtype), OPEN_SECONDS)
