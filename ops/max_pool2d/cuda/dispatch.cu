@@ -1,10 +1,10 @@
 // Dispatch of CUDA max pooling. First match wins:
 //
 //   layout         geometry                             indices          kernel
-//   NCHW           2×2, stride 2, no padding, even W    uint8            max_pool_2x2_kernel
-//   NCHW           3×3, stride 2, padding 1, even W     uint8            max_pool_3x3_kernel
-//   any            2×2 or 3×3 without dilation          uint8            max_pool_kernel<2 or 3>
-//   any            any                                  uint8 or int64   max_pool_kernel<0>
+//   NCHW           2×2, stride 2, no padding, even W    uint8 max_pool_stride_2_kernel<2> NCHW 3×3,
+//   stride 2, padding 1, even W     uint8            max_pool_stride_2_kernel<3> any            2×2
+//   or 3×3 without dilation          uint8            max_pool_kernel<2 or 3> any            any
+//   uint8 or int64   max_pool_kernel<0>
 //
 //   Backward: NCHW, 3×3, stride 2, padding 0 or 1, no dilation, uint8, 32-bit indices run in
 //   max_pool_3x3_backward_kernel, the first row in max_pool_2x2_backward_kernel, any other case in
@@ -90,8 +90,8 @@ struct Kernels {
         const bool by_3 = has_stride_2<3>(g) && g.padding_h == 1 && g.padding_w == 1;
         if ((by_2 || by_3) && dispatch_pairs<T>(g, {x}, indices, [&](auto v) {
               const PoolParams<Divider> params(g, g.out_h, g.out_w / v.value, 1);
-              const auto kernel = by_2 ? max_pool_2x2_kernel<v.value, T, Divider>
-                                       : max_pool_3x3_kernel<v.value, T, Divider>;
+              const auto kernel = by_2 ? max_pool_stride_2_kernel<2, v.value, T, Divider>
+                                       : max_pool_stride_2_kernel<3, v.value, T, Divider>;
               launch(like, kernel, params, x, out, indices);
             })) {
           return;

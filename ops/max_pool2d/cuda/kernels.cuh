@@ -1,6 +1,6 @@
 // CUDA max pooling. Forward stores the maximum and its tap (row-major position in the window).
 //
-//   max_pool_kernel                               max_pool_2x2_kernel: NCHW, stride 2
+//   max_pool_kernel                               max_pool_stride_2_kernel<2>: NCHW
 //   ┌───┬───┬───┐   V channels (NHWC) or          ┌──┬──┬──┬──┐ one vector of 2 V pixels per row
 //   │   │   │   │   1 channel (NCHW) of           │0 │1 │0 │1 │
 //   ├───┼───┼───┤   each tap: value, tap          ├──┼──┼──┼──┤ ──► V maxima, V taps
@@ -279,64 +279,38 @@ __global__ void __launch_bounds__(kPoolThreads)
   }
 }
 
-// Forward, 2×2 windows with stride 2 without padding, NCHW: V outputs per thread.
-template <int V, typename T, typename Divider>
-__global__ void __launch_bounds__(kPoolThreads)
-    max_pool_2x2_kernel(PoolParams<Divider> s, const T* __restrict__ x, T* __restrict__ out,
-                        uint8_t* __restrict__ indices) {
-  using Index = typename Divider::Index;
-  const Index thread = thread_index<Index>();
-  if (thread >= s.threads) {
-    return;
-  }
-  const Index row = s.by_width(thread), image = s.by_height(row);
-  const Index column = thread - row * (s.out_w / V);
-  const T* from = x + (image * s.h + 2 * (row - image * s.out_h)) * s.w + column * 2 * V;
-  const auto above = load_vector<2 * V>(from), below = load_vector<2 * V>(from + s.w);
-  Vector<T, V> values;
-  Vector<uint8_t, V> argmax;
-#pragma unroll
-  for (int v = 0; v < V; ++v) {
-    RunningMax<T, uint8_t> running_max{static_cast<acc_t<T>>(above.lane[2 * v]), 0};
-    running_max.update(above.lane[2 * v + 1], 1);
-    running_max.update(below.lane[2 * v], 2);
-    running_max.update(below.lane[2 * v + 1], 3);
-    values.lane[v] = static_cast<T>(running_max.value);
-    argmax.lane[v] = running_max.tap;
-  }
-  reinterpret_cast<Vector<T, V>*>(out)[thread] = values;
-  reinterpret_cast<Vector<uint8_t, V>*>(indices)[thread] = argmax;
-}
-
-// Forward, 3×3 windows with stride 2 and padding 1, NCHW, even width: V outputs per thread.
+// Forward, K×K windows with stride 2, NCHW, even width: V outputs per thread. Padding: 0 for 2×2, 1
+// for 3×3.
 //
-//      column        2c−1   2c   2c+1   2c+2   2c+3      of each input row a thread loads one
-//      element window c        0     1     2                     and a vector of 2 V; coordinates
-//      are clamped window c+1                  0      1      2  …    as in max_pool_kernel
+//      column        2c−1   2c   2c+1   2c+2   2c+3      of each input row a thread loads a vector
+//      3×3, window c   0     1     2                     of 2 V and, for 3×3, the element before;
+//      window c+1                  0      1      2  …    coordinates are clamped as in
+//      2×2, window c         0     1                     max_pool_kernel
 //
-template <int V, typename T, typename Divider>
+template <int K, int V, typename T, typename Divider>
 __global__ void __launch_bounds__(kPoolThreads)
-    max_pool_3x3_kernel(PoolParams<Divider> s, const T* __restrict__ x, T* __restrict__ out,
-                        uint8_t* __restrict__ indices) {
+    max_pool_stride_2_kernel(PoolParams<Divider> s, const T* __restrict__ x, T* __restrict__ out,
+                             uint8_t* __restrict__ indices) {
   using Index = typename Divider::Index;
   using Signed = typename PoolParams<Divider>::Signed;
+  constexpr int kPadding = K - 2;
   const Index thread = thread_index<Index>();
   if (thread >= s.threads) {
     return;
   }
   const Index line = s.by_width(thread), image = s.by_height(line);
-  const Signed top = 2 * static_cast<Signed>(line - image * s.out_h) - 1;
+  const Signed top = 2 * static_cast<Signed>(line - image * s.out_h) - kPadding;
   const Index column = (thread - line * (s.out_w / V)) * 2 * V;
-  Vector<T, 2 * V> vectors[3];
-  T left[3];
-  int taps[3];  // of the rows' first elements
+  Vector<T, 2 * V> vectors[K];
+  T left[K];
+  int taps[K];  // of the rows' first elements
 #pragma unroll
-  for (int i = 0; i < 3; ++i) {
-    const Signed row = min(max(top + i, Signed{0}), s.h - 1);
+  for (int i = 0; i < K; ++i) {
+    const Signed row = kPadding > 0 ? min(max(top + i, Signed{0}), s.h - 1) : top + i;
     const T* from = x + (image * s.h + row) * s.w + column;
     vectors[i] = load_vector<2 * V>(from);
-    left[i] = from[column > 0 ? -1 : 0];
-    taps[i] = 3 * (row - top);
+    left[i] = from[kPadding > 0 && column > 0 ? -1 : 0];
+    taps[i] = K * (row - top);
   }
   Vector<T, V> values;
   Vector<uint8_t, V> argmax;
@@ -344,12 +318,14 @@ __global__ void __launch_bounds__(kPoolThreads)
   for (int v = 0; v < V; ++v) {
     RunningMax<T, int> running_max{};
 #pragma unroll
-    for (int i = 0; i < 3; ++i) {
+    for (int i = 0; i < K; ++i) {
       const auto& lane = vectors[i].lane;
-      const int outside = v == 0 && column == 0;
-      running_max.update(v == 0 ? left[i] : lane[2 * v - 1], taps[i] + outside, i == 0);
-      running_max.update(lane[2 * v], taps[i] + 1);
-      running_max.update(lane[2 * v + 1], taps[i] + 2);
+      if constexpr (kPadding > 0) {
+        const int outside = v == 0 && column == 0;
+        running_max.update(v == 0 ? left[i] : lane[2 * v - 1], taps[i] + outside, i == 0);
+      }
+      running_max.update(lane[2 * v], taps[i] + kPadding, kPadding == 0 && i == 0);
+      running_max.update(lane[2 * v + 1], taps[i] + kPadding + 1);
     }
     values.lane[v] = static_cast<T>(running_max.value);
     argmax.lane[v] = static_cast<uint8_t>(running_max.tap);
@@ -358,7 +334,8 @@ __global__ void __launch_bounds__(kPoolThreads)
   reinterpret_cast<Vector<uint8_t, V>*>(indices)[thread] = argmax;
 }
 
-// Backward of max_pool_2x2_kernel; the last row of an odd height is in no window and gets zeros.
+// Backward, 2×2 windows with stride 2 without padding, NCHW: V outputs per thread. The last row of
+// an odd height is in no window and gets zeros.
 template <int V, typename T, typename Divider>
 __global__ void __launch_bounds__(kPoolThreads)
     max_pool_2x2_backward_kernel(PoolParams<Divider> s, const T* __restrict__ grad,
