@@ -17,77 +17,60 @@ namespace ops::cuda {
 
 constexpr int kBroadcastThreads = 256;
 
-// Parameters: n = outer · length · inner elements of out, vectors of kLanes, kVectors per thread.
-template <int kLanes, int kThreadVectors, typename T, typename Divider>
+// Pixels of a vector of out. kPlanes: NCHW (inner = 1) with length ≥ V, in at most two planes.
+// kOne: NHWC with inner divisible by V. kAny: NHWC with length · inner divisible by V, in one
+// image.
+enum class Pixels { kPlanes, kOne, kAny };
+
+// Vectors of V of the n = outer · length · inner elements of out, kVectors per thread.
+template <Pixels kPixels, int kLanes, typename ElementType, typename Divider>
 struct Broadcast {
-  using Type = T;
+  using T = ElementType;
   using Index = typename Divider::Index;
-  static constexpr int V = kLanes, kVectors = kThreadVectors;
+  static constexpr int V = kLanes, kVectors = kPixels == Pixels::kAny ? 1 : 2;
 
   const T* grad;
   Index n, length, inner;
   Divider by_length, by_inner;
   acc_t<T> scale;
 
-  __device__ T scaled(Index i) const {
-    return static_cast<T>(static_cast<acc_t<T>>(grad[i]) * scale);
+  __device__ T scaled(T value) const {
+    return static_cast<T>(static_cast<acc_t<T>>(value) * scale);
   }
-};
 
-// NCHW (inner = 1) with length ≥ V: a vector lies in at most two planes.
-template <int V, typename T, typename Divider>
-struct BroadcastPlanes : Broadcast<V, 2, T, Divider> {
-  using typename Broadcast<V, 2, T, Divider>::Index;
-
+  // Return the vector from element `first` on.
   __device__ Vector<T, V> operator()(Index first) const {
-    const Index plane = this->by_length(first);
-    const Index end = (plane + 1) * this->length;
-    const T value = this->scaled(plane);
-    const T next = end - first < V && end < this->n ? this->scaled(plane + 1) : value;
     Vector<T, V> result;
+    if constexpr (kPixels == Pixels::kPlanes) {
+      const Index plane = by_length(first), end = (plane + 1) * length;
+      const T value = scaled(grad[plane]);
+      const T next = end - first < V && end < n ? scaled(grad[plane + 1]) : value;
 #pragma unroll
-    for (int v = 0; v < V; ++v) {
-      result.lane[v] = v < end - first ? value : next;
+      for (int v = 0; v < V; ++v) {
+        result.lane[v] = v < end - first ? value : next;
+      }
+      return result;
+    }
+    const Index pixel = by_inner(first), image = by_length(pixel);
+    if constexpr (kPixels == Pixels::kOne) {
+      result = load_vector<V>(grad + first - (pixel - image) * inner);
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
+        result.lane[v] = scaled(result.lane[v]);
+      }
+    } else {
+      Index channel = first - pixel * inner;
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
+        result.lane[v] = scaled(grad[image * inner + channel]);
+        channel = channel + 1 < inner ? channel + 1 : 0;
+      }
     }
     return result;
   }
 };
 
-// NHWC with inner divisible by V: a vector lies in one pixel.
-template <int V, typename T, typename Divider>
-struct BroadcastPixels : Broadcast<V, 2, T, Divider> {
-  using typename Broadcast<V, 2, T, Divider>::Index;
-
-  __device__ Vector<T, V> operator()(Index first) const {
-    const Index pixel = this->by_inner(first), image = this->by_length(pixel);
-    auto result = load_vector<V>(this->grad + first - (pixel - image) * this->inner);
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
-      result.lane[v] = static_cast<T>(static_cast<acc_t<T>>(result.lane[v]) * this->scale);
-    }
-    return result;
-  }
-};
-
-// NHWC with length · inner divisible by V: a vector may span pixels of one image.
-template <int V, typename T, typename Divider>
-struct BroadcastUnaligned : Broadcast<V, 1, T, Divider> {
-  using typename Broadcast<V, 1, T, Divider>::Index;
-
-  __device__ Vector<T, V> operator()(Index first) const {
-    const Index pixel = this->by_inner(first), image = this->by_length(pixel);
-    Index channel = first - pixel * this->inner;
-    Vector<T, V> result;
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
-      result.lane[v] = this->scaled(image * this->inner + channel);
-      channel = channel + 1 < this->inner ? channel + 1 : 0;
-    }
-    return result;
-  }
-};
-
-template <typename Source, typename T = typename Source::Type>
+template <typename Source, typename T = typename Source::T>
 __global__ void __launch_bounds__(kBroadcastThreads) broadcast_kernel(Source source, T* out) {
   using Index = typename Source::Index;
   constexpr int V = Source::V, kVectors = Source::kVectors;
@@ -125,11 +108,13 @@ void broadcast(const Tensor& like, PoolLayout layout, const T* grad, T* out) {
   const auto launch = [&](auto tag) {
     using Source = typename decltype(tag)::type;
     using Index = typename Source::Index;
-    const Source source{{grad, static_cast<Index>(n), static_cast<Index>(layout.length),
-                         static_cast<Index>(layout.inner),
-                         decltype(Source::by_length){layout.length},
-                         decltype(Source::by_inner){layout.inner},
-                         acc_t<T>(1) / static_cast<acc_t<T>>(layout.length)}};
+    const Source source{grad,
+                        static_cast<Index>(n),
+                        static_cast<Index>(layout.length),
+                        static_cast<Index>(layout.inner),
+                        decltype(Source::by_length){layout.length},
+                        decltype(Source::by_inner){layout.inner},
+                        acc_t<T>(1) / static_cast<acc_t<T>>(layout.length)};
     launch_kernel(broadcast_kernel<Source>,
                   ceil_div(n, int64_t{kBroadcastThreads} * Source::kVectors * Source::V),
                   kBroadcastThreads, 0, current_stream(like), source, out);
@@ -137,14 +122,15 @@ void broadcast(const Tensor& like, PoolLayout layout, const T* grad, T* out) {
   const auto dispatch_layout = [&](auto tag) {
     using D = typename decltype(tag)::type;
     if (layout.inner == 1 && layout.length < kWidest) {
-      launch(type_tag<BroadcastPlanes<1, T, D>>{});
+      launch(type_tag<Broadcast<Pixels::kPlanes, 1, T, D>>{});
     } else if (layout.inner == 1) {
-      launch(type_tag<BroadcastPlanes<kWidest, T, D>>{});
+      launch(type_tag<Broadcast<Pixels::kPlanes, kWidest, T, D>>{});
     } else if (layout.inner % kWidest == 0 && are_aligned({grad}, kVectorBytes)) {
-      launch(type_tag<BroadcastPixels<kWidest, T, D>>{});
+      launch(type_tag<Broadcast<Pixels::kOne, kWidest, T, D>>{});
     } else {
-      dispatch_width<T>({out}, {layout.length * layout.inner},
-                        [&](auto v) { launch(type_tag<BroadcastUnaligned<v.value, T, D>>{}); });
+      dispatch_width<T>({out}, {layout.length * layout.inner}, [&](auto v) {
+        launch(type_tag<Broadcast<Pixels::kAny, v.value, T, D>>{});
+      });
     }
   };
   n < kMostFastDivided ? dispatch_layout(type_tag<FastDivide>{})
