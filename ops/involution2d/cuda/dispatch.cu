@@ -99,7 +99,8 @@ struct TiledPlan {
 };
 
 // Return the launch of nchw with the tallest tiles whose windows fit in shared memory. A block
-// computes all channels (weight gradient: kernel rows) of a group or, to fill the GPU, a split.
+// computes all channels (weight gradient: kernel rows) of a group or, to fill the GPU, a chunk of
+// them.
 template <Pass kPass, int K, typename T>
 std::optional<TiledPlan> plan_nchw(const InvolutionGeometry& g, TiledInvolution p) {
   constexpr bool kWeight = kPass == Pass::backward_weight;
@@ -119,12 +120,12 @@ std::optional<TiledPlan> plan_nchw(const InvolutionGeometry& g, TiledInvolution 
         sizeof(T) * p.window_stride * p.window_channels(kWeight ? p.channels : kTileChannels);
     if (shared <= device.block_shared) {
       const int64_t tiles = g.n * g.groups * p.tiles_h * p.tiles_w;
-      p.splits = 1, p.split_size = extent;
-      while (tiles * p.splits < device.multiprocessors && p.split_size > unit) {
-        p.split_size = round_up((p.split_size + 1) / 2, unit);
-        p.splits = static_cast<int>(ceil_div(extent, p.split_size));
+      p.chunks = 1, p.chunk_size = extent;
+      while (tiles * p.chunks < device.multiprocessors && p.chunk_size > unit) {
+        p.chunk_size = round_up((p.chunk_size + 1) / 2, unit);
+        p.chunks = static_cast<int>(ceil_div(extent, p.chunk_size));
       }
-      return TiledPlan{p, tiles * p.splits, p.quads * p.rows, shared};
+      return TiledPlan{p, tiles * p.chunks, p.quads * p.rows, shared};
     }
   }
   return std::nullopt;

@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(kNchwThreads, 3)
   const NchwTile tile(p);
   std::conditional_t<kFlip, FlippedWeightRow<T, K>, WeightRow<T, K>> weights(
       tile.base(weight, p.weight, tile.group * K * K), p, tile);
-  const int end = min(tile.begin + p.split_size, p.channels);
+  const int end = min(tile.begin + p.chunk_size, p.channels);
   for (int first = tile.begin; first < end; first += kTileChannels) {
     const int channels = min(kTileChannels, end - first);
     const int channel = tile.group * p.channels + first;
@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(kNchwThreads, 3)
   T* windows = reinterpret_cast<T*>(shared);
   const NchwTile tile(p);
   const int channel = tile.group * p.channels;
-  const int end = min(tile.begin + p.split_size, K);
+  const int end = min(tile.begin + p.chunk_size, K);
   copy_windows<K>(tile.base(x, p.source, channel), p, tile, tile.begin, end - tile.begin,
                   p.channels, windows);
   float grads[kTileChannels][kQuad];

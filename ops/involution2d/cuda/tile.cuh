@@ -35,7 +35,7 @@ struct TiledInvolution {
   // NCHW kernel
   FastDivide quad_pairs{1};          // divides by quads / 2
   int window_columns, window_pitch;  // columns that are filled, row stride
-  int splits = 1, split_size = 0;    // blocks per tile; channels (or kernel rows) of each
+  int chunks = 1, chunk_size = 0;    // blocks per tile; channels (or kernel rows) of each
 
   // NHWC kernel
   int lead;                                      // window columns before the first tap
@@ -84,7 +84,7 @@ struct NchwTile : BlockTile {
   int begin;  // first channel of the group (weight gradient: kernel row) of the block
 
   __device__ explicit NchwTile(const TiledInvolution& p)
-      : BlockTile(p, blockIdx.x / p.splits), begin(blockIdx.x % p.splits * p.split_size) {
+      : BlockTile(p, blockIdx.x / p.chunks), begin(blockIdx.x % p.chunks * p.chunk_size) {
     const int octet = threadIdx.x / 8, quad_pairs = p.quads / 2;
     const int quad_row = static_cast<int>(p.quad_pairs(octet));
     y = 4 * quad_row + threadIdx.x / 2 % 4;
