@@ -21,6 +21,7 @@ from ops.core.torch_private import (
     below_autograd,
     enable_forward_ad,
     enable_single_level_autograd_function,
+    is_batched,
     name_of,
     schema_of,
     transforms_active,
@@ -104,7 +105,7 @@ def make_kernel(
         higher_order = (
             isinstance(gradient, Gradient)
             or torch.is_grad_enabled()
-            or any_tangent((*grads, *saved))
+            or any_tangent(x for x in (*grads, *saved) if not is_batched(x))
         )
         call = gradient.call if higher_order else call_below_autograd
         return call(grads, saved, ctx.constants, ctx.needs_input_grad)

@@ -4,11 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 from torch.compiler import is_dynamo_compiling
+from torch.fx import Proxy
 
 from ops.core import check, windows
 from ops.core.formula import as_tuple
 from ops.core.torch_private import OpOverload, make_caller, name_of, schema_of
-from ops.core.tracing import find_proxy, record_call
+from ops.core.tracing import record_call
 
 
 def public(
@@ -38,17 +39,15 @@ def public(
     kinds = [(x.name, str(x.type)) for x in schema_of(op).arguments]
     converted = [(i, *kind) for i, kind in enumerate(kinds) if kind[1] in _CONVERSIONS]
 
-    def call_op(*args: Any) -> Any:
-        proxy = find_proxy(args)
-        if proxy is not None:
-            return record_call(function, proxy, *args)
-        values = list(args)
+    def call_op(input: Any, *rest: Any) -> Any:
+        if isinstance(input, Proxy):
+            return record_call(function, input, *rest)
+        values = [input, *rest]
         for i, argument, kind in converted:
             values[i] = _CONVERSIONS[kind](name, argument, values[i])
-        if not image or values[0].dim() != 3:
+        if not image or input.dim() != 3:
             return as_tuple(op(*values))[0]
-        values[0] = values[0].unsqueeze(0)
-        return as_tuple(op(*values))[0].squeeze(0)
+        return as_tuple(op(input.unsqueeze(0), *values[1:]))[0].squeeze(0)
 
     def check_arguments(*args: Any) -> None:
         for i, ((argument, kind), value) in enumerate(zip(kinds, args, strict=True)):

@@ -67,16 +67,13 @@ def unpack_dual(x: Tensor) -> forward_ad.UnpackedDualTensor:
 
 
 def any_tangent(args: Iterable[Any]) -> bool:
-    """Return whether a tensor among `args` has a tangent.
+    """Return whether a tensor among `args` has a tangent."""
+    return any(isinstance(x, Tensor) and unpack_dual(x).tangent is not None for x in args)
 
-    Batched gradients (is_grads_batched) have none, and unpack_dual does not take them.
-    """
-    return any(
-        isinstance(x, Tensor)
-        and not torch._C._dispatch_keys(x).has(_BATCHED)
-        and unpack_dual(x).tangent is not None
-        for x in args
-    )
+
+def is_batched(x: Tensor | None) -> bool:
+    """Return whether `x` is a batched gradient (is_grads_batched), which unpack_dual rejects."""
+    return x is not None and torch._C._dispatch_keys(x).has(_BATCHED)
 
 
 def below_autocast(device: str) -> AbstractContextManager[None]:

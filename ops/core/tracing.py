@@ -1,6 +1,6 @@
 """Calls that torch.export, torch.jit.trace or torch.fx trace to a graph."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,14 +20,9 @@ def is_traced_to_graph(input: Any) -> bool:
     return isinstance(input, Proxy) or torch.compiler.is_exporting() or is_traced()
 
 
-def find_proxy(args: Sequence[Any]) -> Proxy | None:
-    """Return the first torch.fx proxy among `args`."""
-    return next((x for x in args if isinstance(x, Proxy)), None)
-
-
-def record_call(function: Callable[..., Any], proxy: Proxy, *args: Any) -> Proxy:
+def record_call(function: Callable[..., Any], input: Proxy, *args: Any) -> Proxy:
     """Record a call of `function` as one node of torch.fx."""
-    return proxy.tracer.create_proxy("call_function", function, args, {})
+    return input.tracer.create_proxy("call_function", function, (input, *args), {})
 
 
 def record_leaf(module: nn.Module, input: Proxy, *args: Any) -> Proxy:
