@@ -69,7 +69,7 @@ def test_javascript_framing_matches_python(tmp_path, monkeypatch, dataset):
     dot[10:14, 12:17] = 255
     pictures = [*drawings(), np.zeros((30, 30), np.uint8), dot]
     (tmp_path / "script.mjs").write_text(SCRIPT)
-    for name in ("framing.js", "strokes.js"):
+    for name in ("framing.js", "paper.js", "strokes.js"):
         shutil.copy(STATIC / name, tmp_path)
     (tmp_path / "package.json").write_text('{"type": "module"}')
     (tmp_path / "pictures.json").write_text(

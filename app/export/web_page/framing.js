@@ -1,10 +1,11 @@
 // A port of app/inference/preprocess.py, step by step: from a drawing to 28x28 as in MNIST.
 //
-// A picture is {width, height, data}, row by row. A sheet on a desk is not looked for: drawings have
-// none. Pictures of more than 512 pixels along a side, which Python reduces first, are the caller's to
-// reduce. tests/runtimes/test_web_folder.py compares the two over 200 drawings.
+// A picture is {width, height, data}, row by row. Pictures of more than 512 pixels along a side, which
+// Python reduces first, are the caller's to reduce. tests/runtimes/test_web_folder.py compares the two
+// over 200 drawings.
 
-import { borderOf, findDigit, MIN_CONTRAST, roundEven } from "./strokes.js";
+import { borderOf, findSurfaces, roundEven } from "./paper.js";
+import { findDigit, MIN_CONTRAST } from "./strokes.js";
 
 const SIDE = 28; // pixels of an MNIST image
 const BOX = 20; // pixels of the longer side of a digit in it
@@ -19,14 +20,20 @@ export function frame(picture, dataset) {
 }
 
 export function toDigit(picture) {
-  const { width } = picture;
-  const digit = findDigit(picture);
-  if (!digit) return null;
+  for (const surface of findSurfaces(picture)) {
+    const digit = findDigit(surface);
+    if (digit) return centre(fit(thicken(fit(crop(digit, surface.width), BOX * FINE)), BOX, true));
+  }
+  return null;
+}
+
+// Crop to the strokes of a digit and scale their ink.
+function crop(digit, width) {
   const { ink, threshold, strokes, others } = digit;
   const { top, bottom, left, right } = extent(strokes, width);
   const noise = percentile(ink.filter((value) => value < threshold), 0.9);
   const full = percentile(ink.filter((_, index) => strokes[index]), 0.9);
-  const crop = { width: right - left, height: bottom - top, data: [] };
+  const cropped = { width: right - left, height: bottom - top, data: [] };
   const hasOthers = others.includes(1);
   const near = (mask, index, reach) => {
     const [x, y] = [index % width, Math.floor(index / width)];
@@ -42,10 +49,10 @@ export function toDigit(picture) {
       const index = y * width + x;
       const isOther = hasOthers && near(others, index, 3) && !near(strokes, index, 1);
       const share = isOther ? 0 : (ink[index] - noise) / (full - noise);
-      crop.data.push(roundEven(255 * clip(share, 0, 1)));
+      cropped.data.push(roundEven(255 * clip(share, 0, 1)));
     }
   }
-  return centre(fit(thicken(fit(crop, BOX * FINE)), BOX, true));
+  return cropped;
 }
 
 export function toThumbnail(picture) {

@@ -1,9 +1,8 @@
-// A port of app/inference/strokes.py: find the digit in the ink of a drawing. Discard strokes cut by the
-// border, frames, lines, blots and specks. A picture is {width, height, data}, row by row.
+// A port of app/inference/strokes.py: find the digit in the ink of a surface. Discard strokes cut by the
+// border, frames, lines, blots and specks.
 
-const COARSE_SIDE = 128; // pixels of the picture whose border is tested
-const BRIGHT_BORDER = 0.35; // share of bright pixels at the border from which the background is bright
-const DIM = 32; // added to the background: suppresses noise in dark areas
+import { edgeOf, inkOf, mean, otsu, roundEven } from "./paper.js";
+
 export const MIN_CONTRAST = 20; // of 255, between ink and background
 const WIDEST_STROKE = 0.35; // of the longer side of the picture
 const MIN_CLOSING = 7; // side in pixels
@@ -11,6 +10,9 @@ const CLOSING = 2; // side of the closing, in stroke widths
 const NARROWER = 0.7; // maximum side of the next closing, as a share of the side of the one before
 const SHADOW = 0.9; // a removed region is a shadow if its ink is at most this share of the strokes' ink
 const MIN_ELONGATION = 2.3; // length of a stroke in its widths; a shorter part is a dot or a blot
+// minimum distance between strokes on a sheet, in stroke widths; below, the sheet is the inside of an 8
+// in chalk
+const MIN_SPACING = 2;
 const MIN_LENGTH = 1 / 16; // of the longer side of the picture, if there are longer strokes
 const ENCLOSED = 0.45; // minimum length of a digit in a frame, as a share of the frame's shorter side
 const STRAIGHT = 1.15; // maximum length of a line, in diagonals of its box
@@ -23,19 +25,15 @@ const SPECK = 0.02; // share of the largest part of the digit; smaller parts are
 
 // Start with a closing wider than any stroke, measure the stroke width, and repeat with a narrower one:
 // the narrowest removes the most shadow.
-export function findDigit(picture) {
-  const { width, height, data } = picture;
-  const coarse = reduce(picture, Math.ceil(Math.max(width, height) / COARSE_SIDE));
-  const threshold = otsu(coarse.data);
-  const isDark = mean(borderOf(coarse).map((value) => value > threshold)) >= BRIGHT_BORDER;
-  const gray = { width, height, data: isDark ? data : Array.from(data, (value) => 255 - value) };
+export function findDigit(surface) {
+  const { width, height } = surface;
   let side = Math.max(MIN_CLOSING, roundEven(WIDEST_STROKE * Math.max(width, height)));
-  let found = findStrokes(gray, side);
+  let found = findStrokes(surface, side);
   while (found) {
     const narrower = Math.max(MIN_CLOSING, roundEven(CLOSING * found.pen));
     if (narrower >= NARROWER * side) break;
     side = narrower;
-    const finer = findStrokes(gray, side);
+    const finer = findStrokes(surface, side);
     if (!finer || losesInk(found, finer)) break;
     found = finer;
   }
@@ -50,15 +48,15 @@ function losesInk(wide, narrow) {
   return mean(lost) > SHADOW * mean(kept);
 }
 
-function findStrokes(gray, side) {
-  const ink = inkOf(gray, side | 1);
+function findStrokes(surface, side) {
+  const ink = inkOf(surface, side | 1);
   const threshold = otsu(ink);
   const isInk = ink.map((value) => (value >= threshold ? 1 : 0));
   const line = ink.filter((_, index) => isInk[index]);
   const rest = ink.filter((_, index) => !isInk[index]);
   if (!line.length || mean(line) - (rest.length ? mean(rest) : 0) < MIN_CONTRAST) return null;
-  const { labels, parts } = measure(isInk, gray);
-  const main = choose(parts, Math.max(gray.width, gray.height));
+  const { labels, parts } = measure(isInk, surface);
+  const main = choose(parts, surface);
   if (!main) return null;
   const kept = [false, ...parts.map((part) => belongs(part, main, parts))];
   const strokes = isInk.map((value, index) => (value && kept[labels[index]] ? 1 : 0));
@@ -66,74 +64,9 @@ function findStrokes(gray, side) {
   return { ink, threshold, strokes, others, pen: main.pen };
 }
 
-// The contrast to the background: the closing, the minimum of the maxima in a square.
-function inkOf({ width, height, data }, side) {
-  let background = data;
-  for (const better of [Math.max, Math.min]) {
-    background = slide(background, width, height, side, better, width, 1);
-    background = slide(background, height, width, side, better, 1, width);
-  }
-  return Float64Array.from(background, (shade, index) => ((shade - data[index]) * 255) / (shade + DIM));
-}
-
-// The best value in a window of `side` pixels along lines, in log(side) passes: each doubles the reach.
-function slide(data, count, lines, side, better, next, step) {
-  const half = side >> 1;
-  const result = new Float64Array(data.length);
-  const window = new Float64Array(count + 2 * half);
-  for (let line = 0; line < lines; line++) {
-    for (let index = 0; index < window.length; index++) {
-      const place = Math.min(count - 1, Math.max(0, index - half));
-      window[index] = data[line * next + place * step];
-    }
-    let reach = 1;
-    for (; 2 * reach <= side; reach *= 2) {
-      for (let index = 0; index + reach < window.length; index++) {
-        window[index] = better(window[index], window[index + reach]);
-      }
-    }
-    for (let place = 0; place < count; place++) {
-      result[line * next + place * step] = better(window[place], window[place + side - reach]);
-    }
-  }
-  return result;
-}
-
-// The mean of squares of `factor` pixels.
-function reduce({ width, height, data }, factor) {
-  const [columns, rows] = [Math.ceil(width / factor), Math.ceil(height / factor)];
-  const [sums, counts] = [new Float64Array(columns * rows), new Float64Array(columns * rows)];
-  for (let y = 0; y < height; y++) {
-    for (let x = 0; x < width; x++) {
-      const index = Math.floor(y / factor) * columns + Math.floor(x / factor);
-      sums[index] += data[y * width + x];
-      counts[index] += 1;
-    }
-  }
-  const means = sums.map((sum, index) => Math.floor(sum / counts[index] + 0.5));
-  return { width: columns, height: rows, data: means };
-}
-
-// Otsu's threshold, in the middle of a plateau.
-function otsu(ink) {
-  const histogram = new Float64Array(256);
-  for (const value of ink) histogram[Math.floor(value)] += 1;
-  const sum = histogram.reduce((total, count, shade) => total + count * shade, 0);
-  let [below, total, best, edges] = [0, 0, -1, []];
-  histogram.forEach((count, shade) => {
-    below += count;
-    total += count * shade;
-    const above = ink.length - below;
-    const gap = below && above ? total / below - (sum - total) / above : 0;
-    const between = below * above * gap ** 2;
-    if (between > best) [best, edges] = [between, []];
-    if (between === best) edges.push(shade + 1);
-  });
-  return mean(edges);
-}
-
 // Connected components, of eight neighbours, labelled from 1.
-function measure(isInk, { width, height }) {
+function measure(isInk, { width, height, inside }) {
+  const border = edgeOf(inside, width);
   const labels = new Int32Array(isInk.length);
   const parts = [];
   const at = (x, y) => x >= 0 && y >= 0 && x < width && y < height && isInk[y * width + x];
@@ -149,7 +82,7 @@ function measure(isInk, { width, height }) {
       const [x, y] = [index % width, Math.floor(index / width)];
       part.area += 1;
       if (!(at(x - 1, y) && at(x + 1, y) && at(x, y - 1) && at(x, y + 1))) part.edge += 1;
-      part.isCut ||= x === 0 || y === 0 || x === width - 1 || y === height - 1;
+      part.isCut ||= border[index] === 1;
       [part.top, part.bottom] = [Math.min(part.top, y), Math.max(part.bottom, y + 1)];
       [part.left, part.right] = [Math.min(part.left, x), Math.max(part.right, x + 1)];
       for (let v = y - 1; v <= y + 1; v++) {
@@ -169,8 +102,14 @@ function measure(isInk, { width, height }) {
 
 // The part with the longest stroke that is likely a digit. Apply each rule only if it
 // leaves a candidate.
-function choose(parts, side) {
-  const strokes = parts.filter((part) => part.length >= MIN_ELONGATION * part.pen);
+function choose(parts, surface) {
+  const side = Math.max(surface.width, surface.height);
+  const spacing = surface.isSheet ? spacingOf(parts, surface) : Infinity;
+  const strokes = parts.filter(
+    (part) =>
+      part.length >= MIN_ELONGATION * part.pen &&
+      (!surface.isSheet || (!part.isCut && MIN_SPACING * part.pen <= spacing)),
+  );
   let possible = strokes;
   for (const rule of [
     (part) => part.length >= MIN_LENGTH * side,
@@ -182,6 +121,13 @@ function choose(parts, side) {
     if (left.length) possible = left;
   }
   return possible.reduce((best, part) => (part.edge > (best?.edge ?? 0) ? part : best), null);
+}
+
+// The mean width of the background between the strokes and the edges of a sheet.
+function spacingOf(parts, { width, inside }) {
+  const sum = (values) => values.reduce((total, value) => total + value, 0);
+  const edge = sum(edgeOf(inside, width)) + sum(parts.map((part) => part.edge));
+  return (2 * (sum(inside) - sum(parts.map((part) => part.area)))) / edge;
 }
 
 // Whether a part is a frame: its box contains another one as long as a digit.
@@ -211,21 +157,4 @@ function belongs(part, main, parts) {
   return (
     isNear && !isUnderline && !isSpeck && (!part.isCut || main.isCut) && !isFrame(part, parts)
   );
-}
-
-export function borderOf({ width, height, data }) {
-  const border = [];
-  for (let x = 0; x < width; x++) border.push(data[x], data[(height - 1) * width + x]);
-  for (let y = 0; y < height; y++) border.push(data[y * width], data[(y + 1) * width - 1]);
-  return border;
-}
-
-export function mean(values) {
-  return values.reduce((sum, value) => sum + value, 0) / values.length;
-}
-
-export function roundEven(value) {
-  const low = Math.floor(value);
-  if (value - low !== 0.5) return Math.round(value);
-  return low % 2 ? low + 1 : low;
 }
