@@ -62,9 +62,7 @@ def drawings(count=200, seed=0):
 
 @pytest.mark.skipif(not shutil.which("node"), reason="no Node: apt-get install nodejs")
 @pytest.mark.parametrize("dataset", ["mnist", "fashion_mnist"])
-def test_javascript_framing_matches_python(tmp_path, monkeypatch, dataset):
-    # the page does not look for a sheet of paper: drawings have none
-    monkeypatch.setattr("app.inference.paper._find_sheet", lambda bright: None)
+def test_javascript_framing_matches_python(tmp_path, dataset):
     dot = np.zeros((30, 30), np.uint8)
     dot[10:14, 12:17] = 255
     pictures = [*drawings(), np.zeros((30, 30), np.uint8), dot]
