@@ -1,5 +1,6 @@
 """Helpers for each operator's onnx.py: types, sizes and attributes of the ONNX node."""
 
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, Union
@@ -10,6 +11,8 @@ from onnxscript.values import Opset as Opset
 from ops.core.torch_private import onnx_sizes
 from ops.core.windows import output_length
 
+# not of collections.abc: in Python 3.10 that counts as a class, and onnxscript fails
+Ints = typing.Sequence[int]
 T = TypeVar("T", bound=Union[FLOAT, FLOAT16, DOUBLE, BFLOAT16])
 Function = Callable[..., Any]  # in onnxscript
 Value = Any  # of the graph being exported: torch._C.Value or onnx_ir.Value

@@ -1,10 +1,10 @@
 """depthwise_conv2d in ONNX."""
 
-from collections.abc import Sequence
 from typing import Optional
 
 from ops.core.onnx import (
     Function,
+    Ints,
     Node,
     OnnxOperator,
     Opset,
@@ -20,9 +20,9 @@ def _function(op: Opset) -> Function:
         X: T,
         W: T,
         B: Optional[T],
-        strides: Sequence[int],
-        pads: Sequence[int],
-        dilations: Sequence[int],
+        strides: Ints,
+        pads: Ints,
+        dilations: Ints,
         group: int,
     ) -> T:
         """Convolution with one filter per channel: `group` is the number of channels."""
@@ -35,9 +35,9 @@ def _node(
     input: T,
     weight: T,
     bias: Optional[T],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints,
 ) -> Node:
     groups, _, *kernel = sizes_of(weight)
     sizes = window_sizes(sizes_of(input), kernel, stride, padding, dilation)

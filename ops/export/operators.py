@@ -6,7 +6,7 @@ node as a function of standard operators, so that every runtime can run it.
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
@@ -16,15 +16,15 @@ from onnx.defs import OpSchema
 from onnxscript import OnnxFunction, script
 from onnxscript.values import Op, Opset
 
-from ops.core.onnx import OnnxOperator, T, Value
+from ops.core.onnx import Ints, OnnxOperator, T, Value
 from ops.core.torch_private import OpOverload, onnx_argument, schema_of
 
 DOMAIN = "lenet_ops"
 VERSION = 1  # of the domain; increment if a function's inputs, attributes or result change
 
 _DYNAMO_OPSET = 18  # the dynamo exporter writes this opset; others by conversion
-_ARGUMENT_KINDS: Any = {int: "i", Sequence[int]: "is"}  # codes of torch.onnx; "v": tensor
-_ATTRIBUTE_TYPES = {int: OpSchema.AttrType.INT, Sequence[int]: OpSchema.AttrType.INTS}
+_ARGUMENT_KINDS: Any = {int: "i", Ints: "is"}  # codes of torch.onnx; "v": tensor
+_ATTRIBUTE_TYPES = {int: OpSchema.AttrType.INT, Ints: OpSchema.AttrType.INTS}
 _TENSOR_TYPES = ("tensor(float)", "tensor(float16)", "tensor(double)", "tensor(bfloat16)")  # of T
 
 OPERATORS: dict[str, OnnxOperator] = {

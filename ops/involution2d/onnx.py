@@ -1,9 +1,8 @@
 """involution2d in ONNX."""
 
-from collections.abc import Sequence
-
 from ops.core.onnx import (
     Function,
+    Ints,
     Node,
     OnnxOperator,
     Opset,
@@ -18,9 +17,9 @@ def _function(op: Opset) -> Function:
     def Involution2d(
         X: T,
         W: T,
-        strides: Sequence[int],
-        pads: Sequence[int],
-        dilations: Sequence[int],
+        strides: Ints,
+        pads: Ints,
+        dilations: Ints,
     ) -> T:
         """Involution of X [N, C, H, W] with the kernels W [N, G, kH, kW, Ho, Wo].
 
@@ -71,9 +70,7 @@ def _function(op: Opset) -> Function:
     return Involution2d
 
 
-def _node(
-    input: T, weight: T, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
-) -> Node:
+def _node(input: T, weight: T, stride: Ints, padding: Ints, dilation: Ints) -> Node:
     kernel = sizes_of(weight)[2:4]  # not Ho, Wo: tracing fixes them to the example's
     sizes = window_sizes(sizes_of(input), kernel, stride, padding, dilation)
     return Node([input, weight], [sizes], window_attributes(stride, padding, dilation))

@@ -1,9 +1,8 @@
 """max_pool2d in ONNX."""
 
-from collections.abc import Sequence
-
 from ops.core.onnx import (
     Function,
+    Ints,
     Node,
     OnnxOperator,
     Opset,
@@ -17,10 +16,10 @@ from ops.core.onnx import (
 def _function(op: Opset) -> Function:
     def MaxPool2d(
         X: T,
-        kernel_shape: Sequence[int],
-        strides: Sequence[int],
-        pads: Sequence[int],
-        dilations: Sequence[int],
+        kernel_shape: Ints,
+        strides: Ints,
+        pads: Ints,
+        dilations: Ints,
     ) -> T:
         """Maximum of each window."""
         return op.MaxPool(
@@ -32,10 +31,10 @@ def _function(op: Opset) -> Function:
 
 def _node(
     input: T,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
+    kernel_size: Ints,
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints,
     ceil_mode: int,
 ) -> Node:
     image = sizes_of(input)

@@ -2,6 +2,7 @@
 
 import io
 import math
+import types
 import warnings
 
 import numpy as np
@@ -19,8 +20,10 @@ pytest.importorskip("onnxscript")
 
 from onnx.reference import ReferenceEvaluator  # noqa: E402
 from onnx.reference.ops.op_scan import Scan  # noqa: E402
+from onnxscript.values import Opset  # noqa: E402
 
 from ops.export import DOMAIN, VERSION, register_symbolics, translation_table  # noqa: E402
+from ops.export.operators import OPERATORS as ONNX_OPERATORS  # noqa: E402
 
 each_opset = pytest.mark.parametrize("opset", [17, 18, 20])
 
@@ -93,6 +96,13 @@ def test_runs_in_onnx_runtime(op, case, opset):
     model = export(op, case, tensors, opset)
     expected = op.function(*tensors, **case.kwargs)
     check(run(model, *split(op, tensors)[0]), expected)
+
+
+@pytest.mark.parametrize("name", ONNX_OPERATORS)
+def test_annotations_suit_onnxscript_on_python_3_10(name):
+    """Sequence[int] of collections.abc counts as a class there, and onnxscript fails."""
+    function = ONNX_OPERATORS[name].function(Opset("", 18))
+    assert not [x for x in function.__annotations__.values() if isinstance(x, types.GenericAlias)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
