@@ -10,8 +10,6 @@ from torch.utils.cpp_extension import include_paths
 
 PROGRAM = """
 #include <immintrin.h>
-#include <torch/headeronly/util/BFloat16.h>
-#include <torch/headeronly/util/Half.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -19,12 +17,7 @@ PROGRAM = """
 #include <cstring>
 #include <type_traits>
 
-namespace ops {{
-using torch::headeronly::BFloat16;
-using torch::headeronly::Half;
-template <typename T>
-using acc_t = std::conditional_t<std::is_same_v<T, double>, double, float>;
-}}  // namespace ops
+#include "core/cpu/simd.h"
 
 #define OPS_ISA test
 #define OPS_UNROLL
@@ -35,7 +28,7 @@ int main() {{
   constexpr int N = {bytes} / sizeof(float);
   long lost = 0;
   for (unsigned first = 0x7f800000; first < 0x80000000; first += N / 2) {{
-    ops::cpu::test::Vec<float, N> v;
+    ops::Vec<float, N> v;
     unsigned bits[N];  // of both signs
     for (int i = 0; i < N; ++i) {{
       bits[i] = (first + i / 2) | i % 2 * 0x80000000;

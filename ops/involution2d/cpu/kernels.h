@@ -77,7 +77,7 @@ struct RowLoop {
 
 // Copy the rows up to `last` that are not in the ring yet, of one group of one image.
 template <typename T>
-void fill_ring(Ring<acc_t<T>>& ring, int64_t last, const T* group,
+void fill_ring(RowRing<acc_t<T>>& ring, int64_t last, const T* group,
                const GroupedImage<const T>& image, const std::vector<PixelPhase>& phases) {
   const ImageStrides& strides = image.strides;
   if (ring.next_row <= last - ring.rows) {
@@ -133,7 +133,7 @@ void involve(const InvolutionPlan<T>& p, int64_t begin, int64_t end,
     fill_ring(workspace.source, last, p.source.at(n, group), p.source, p.row.sources);
     fill_ring(workspace.factor, p.transposed() ? last : h, p.factor.at(n, group), p.factor,
               p.factor_pixels);
-    for (const RowPlan::Outputs& outputs : p.row.outputs) {
+    for (const PhaseRows::Outputs& outputs : p.row.outputs) {
       compute_row(p, workspace, workspace.list_taps(p, outputs, h));
       const PixelPhase& pixels = outputs.pixels;
       copy_pixels(workspace.out, {p.row.out_width, 1},

@@ -37,7 +37,7 @@ struct PixelPhase {
 
 // Horizontal plan. With stride s, the source row (input gradient: the output row) is split into s
 // phases (see Axis), so that adjacent outputs read adjacent source pixels.
-struct RowPlan {
+struct PhaseRows {
   struct Tap {
     int64_t kernel_column;
     int64_t source;    // index into `sources`; −1: padding only
@@ -53,7 +53,7 @@ struct RowPlan {
   int64_t width = 0;      // of a row of the source ring
   int64_t out_width = 0;  // of a row of outputs
 
-  RowPlan(const Axis& axis, int64_t lanes) {
+  PhaseRows(const Axis& axis, int64_t lanes) {
     if (axis.transposed) {
       sources.push_back({0, 1, axis.source_size, 0});
       for (int64_t phase = 0; phase < std::min(axis.stride, axis.out_size); ++phase) {
@@ -131,7 +131,7 @@ struct InvolutionPlan {
   const InvolutionGeometry& g;
   Pass pass;
   Axis vertical, horizontal;
-  RowPlan row;
+  PhaseRows row;
   GroupedImage<const T> source, factor;
   GroupedImage<T> out;
   std::vector<PixelPhase> factor_pixels;  // of a row of factors
@@ -158,9 +158,9 @@ struct InvolutionPlan {
   bool transposed() const { return vertical.transposed; }
 };
 
-// Ring buffer of the rows of a group that an output row reads.
+// RowRing buffer of the rows of a group that an output row reads.
 template <typename A>
-struct Ring {
+struct RowRing {
   int64_t rows, row, channel;  // number of rows; strides
   A* data = nullptr;
   int64_t next_row = 0;  // first row that was not copied
@@ -175,7 +175,7 @@ struct TapOffsets {
 // there is a row of zeros.
 template <typename A>
 struct InvolutionWorkspace {
-  Ring<A> source, factor;
+  RowRing<A> source, factor;
   A* out;  // [channel][pixel]
   std::vector<TapOffsets> taps;
 
@@ -197,11 +197,11 @@ struct InvolutionWorkspace {
 
   // List the taps of output row h; the input gradient omits taps that read only padding.
   template <typename T>
-  int64_t list_taps(const InvolutionPlan<T>& p, const RowPlan::Outputs& outputs, int64_t h) {
+  int64_t list_taps(const InvolutionPlan<T>& p, const PhaseRows::Outputs& outputs, int64_t h) {
     int64_t count = 0;
     for (int64_t a = 0; a < p.vertical.taps; ++a) {
       const int64_t at = p.vertical.source(h, a);
-      for (const RowPlan::Tap& tap : outputs.taps) {
+      for (const PhaseRows::Tap& tap : outputs.taps) {
         const int64_t channel = (a * p.g.kernel_w + tap.kernel_column) * factor.channel;
         if (at >= 0 && tap.source >= 0) {
           const int64_t slot = at % source.rows, column = p.row.column(tap);

@@ -128,7 +128,7 @@ def test_latency_is_a_few_requests(browser, server, capsys):
 
 def test_two_tabs_keep_all_strokes(visit):
     pages = [visit(), visit()]
-    strokes = [[[0.3, 0.02 * i], [0.7, 0.02 * i]] for i in range(50)]
+    strokes = [[[0.5, 0.2 + 0.012 * i], [0.5, 0.212 + 0.012 * i]] for i in range(50)]  # a 1
     for page in pages:  # returns at once: both pages draw concurrently
         page.evaluate(f"strokes => {{ {TOOLS} window.done = ({STROKES})(strokes) }}", strokes)
     start = time.perf_counter()
