@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.config.errors import RunError, UserError, to_run_error
+from app.config.errors import RunError, UserError
 from app.config.schema import LLTMConfig, TrainConfig
 
 ROOT = Path(__file__).parents[3]
@@ -397,11 +397,3 @@ def test_missing_package_of_a_command_names_the_extras():
     done = subprocess.run([sys.executable, "-c", hidden], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.startswith("error: uvicorn is missing: `")
-
-
-def test_missing_operator_library_is_a_run_error():
-    converted = to_run_error(ImportError("not compiled: run this", name="ops"))
-    assert isinstance(converted, RunError)
-    assert str(converted) == "not compiled: run this"
-    other = ImportError("no module", name="torch")
-    assert to_run_error(other) is other

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import ops  # noqa: F401 (registers torch.ops.lenet_ops)
+from app.config.errors import RunError, to_run_error
 
 ROOT = Path(__file__).parents[3]
 SET_UP = (
@@ -130,3 +131,11 @@ def test_mistake_in_a_handler_is_no_expected_failure(failure, hidden):
                 raise KeyError("key") from None
             raise KeyError("key")  # noqa: B904
     assert to_run_error(raised.value) is raised.value
+
+
+def test_missing_operator_library_is_a_run_error():
+    converted = to_run_error(ImportError("not compiled: run this", name="ops"))
+    assert isinstance(converted, RunError)
+    assert str(converted) == "not compiled: run this"
+    other = ImportError("no module", name="torch")
+    assert to_run_error(other) is other

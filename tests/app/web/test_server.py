@@ -377,35 +377,6 @@ def test_interrupt_ends_a_server_that_inherited_it_ignored(default_run, tmp_path
     assert server.stop() == 130
 
 
-def test_missing_run_is_reported_in_one_line(command):
-    done = command("app.draw", "open=false")
-    assert done.returncode == 2
-    assert done.stderr == (
-        "error: no run under outputs/ has a best.pt: train one with `python -m app.train`\n"
-    )
-
-
-def test_port_in_use_is_reported_in_one_line(command, default_run):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        settings = [f"port={port}", "open=false", f"outputs={default_run.parents[1]}"]
-        done = command("app.draw", *settings)
-    assert done.returncode == 2
-    assert f"host=127.0.0.1 port={port}: cannot be listened on" in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
-def test_checkpoint_is_listed_first(make_run):
-    runs = [make_run("relu"), make_run("gelu")]
-    outputs = str(runs[0].parents[1])
-    for run in runs:
-        first, *others = find_networks(outputs, str(run)).values()
-        assert first.path == run / "best.pt"
-        assert len(others) == 1
-    with pytest.raises(UserError, match=r"^checkpoint=nowhere: no such file$"):
-        find_networks(outputs, "nowhere")
-
-
 def test_damaged_network_is_reported_in_one_line(ask, default_run):
     damaged = default_run.parent / "damaged"
     damaged.mkdir()
