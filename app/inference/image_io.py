@@ -3,6 +3,7 @@
 import functools
 import glob
 import io
+import os
 import re
 import sys
 import warnings
@@ -46,16 +47,16 @@ def list_pictures(input: str) -> Iterator[tuple[str, Path | BinaryIO]]:
 
 
 def _names_in(content: bytes) -> list[str] | None:
-    """Return the file names in standard input; None if it is a picture."""
+    """Return the file names in standard input; None if it is a picture, whole or damaged."""
+    if _is_picture(content):
+        return None
+    listed = content.split(b"\0") if b"\0" in content else content.splitlines()
+    names = [os.fsdecode(name) for name in listed if name.strip()]
     try:
-        text = content.decode()
-    except UnicodeDecodeError:
-        return None
-    if "\0" in text and _is_picture(content):
-        return None
-    return [
-        name for name in (text.split("\0") if "\0" in text else text.splitlines()) if name.strip()
-    ]
+        content.decode()
+    except UnicodeDecodeError:  # names are bytes: in another encoding one of them must exist
+        return names if any(map(os.path.exists, names)) else None
+    return names
 
 
 def _is_picture(content: bytes) -> bool:

@@ -19,6 +19,7 @@ from torch._functorch.utils import (  # allows SingleLevelFunction in a transfor
 )
 from torch._ops import OpOverload as OpOverload  # the type of torch.ops.x.y.default
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing  # private in effect
 
 from ops.core.library import EAGER
 from ops.core.memory import convert_out_of_memory
@@ -68,7 +69,10 @@ def unpack_dual(x: Tensor) -> forward_ad.UnpackedDualTensor:
 
 def any_tangent(args: Iterable[Any]) -> bool:
     """Return whether a tensor among `args` has a tangent."""
-    return any(isinstance(x, Tensor) and unpack_dual(x).tangent is not None for x in args)
+    # A tensor without strides has none: unpack_dual would fail before the operator can say why.
+    dense = (x for x in args if isinstance(x, Tensor) and x.layout is torch.strided)
+    with disable_proxy_modes_tracing():  # else a traced graph holds the views of unpack_dual
+        return any(unpack_dual(x).tangent is not None for x in dense)
 
 
 def is_batched(x: Tensor | None) -> bool:

@@ -1,6 +1,7 @@
 import csv
 import io
 import json
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from app.config.errors import UserError
 from app.config.schema import ExportConfig, PredictConfig
 from app.data.datasets import load_test_split
 from app.export.export import export
+from app.inference.image_io import list_pictures
 from app.inference.output import predict
 from app.inference.predictor import load_torch
 from app.runs.folder import read_summary
@@ -158,6 +160,13 @@ def test_standard_input_is_a_picture_or_file_names(cfg, tmp_path, capsys, monkey
         with pytest.raises(UserError) as raised:
             predict(replace(cfg, input="-"))
         assert str(raised.value).startswith(says)
+
+
+def test_names_on_standard_input_need_not_be_utf8(tmp_path, monkeypatch):
+    picture(tmp_path / "1.png", "1")
+    names = [os.fsencode(tmp_path) + b"/caf\xe9.png", os.fsencode(tmp_path / "1.png")]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\n".join(names))))
+    assert [os.fsencode(name) for name, _ in list_pictures("-")] == names
 
 
 def test_missing_names_on_standard_input_are_skipped(cfg, tmp_path, capsys, monkeypatch):

@@ -290,7 +290,7 @@ def test_data_parallel():
 def test_scripted_and_traced_children_stay():
     conv = nn.Conv2d(4, 4, 3, groups=4)
     x = torch.randn(1, 4, 5, 5)
-    with pytest.warns(FutureWarning):
+    with pytest.warns((FutureWarning, DeprecationWarning)):  # torch.jit's, since and before 2.14
         model = nn.Sequential(torch.jit.script(conv), torch.jit.trace(conv.eval(), x), conv)
     assert convert_depthwise(model) == 1
     assert convert_batch_norm(model) == 0
