@@ -20,6 +20,8 @@ CENTRE = 14  # pixel index of a digit's centre of mass in it
 FINE = 8  # oversampling of the box when the stroke width is measured
 MIN_STROKE = 2  # width in pixels of the box; MNIST's median is 2.4
 WORKING_SIDE = 512  # pixels; larger pictures are reduced
+FAINT = 130  # of 255, contrast of a digit; below, it is compared with the opposite shade
+STRONGER = 1.4  # minimum contrast of a digit in the opposite shade, in contrasts of the faint one
 DIGITS = ("mnist", "qmnist", "digits")  # data sets of digits
 
 
@@ -70,16 +72,33 @@ def to_digit(gray: Gray, invert: bool | None = None) -> Gray | None:
     for surface in find_surfaces(reduced, invert):
         digit = find_digit(surface)
         if digit is not None:
-            is_gap = invert is not None and not surface.is_sheet and _is_gap(digit, surface)
-            return None if is_gap else _frame(_crop(digit))
+            if not surface.is_sheet:
+                digit = _check_shade(digit, surface, invert)
+            return None if digit is None else _frame(_crop(digit))
     return None
 
 
-def _is_gap(digit: Digit, surface: Surface) -> bool:
-    """Return whether the "digit" lies between strokes of the opposite shade: `invert` is wrong."""
-    opposite = find_digit(surface._replace(gray=255 - surface.gray))
+def _check_shade(digit: Digit, surface: Surface, invert: bool | None) -> Digit | None:
+    """Compare a digit with the strokes of the opposite shade.
+
+    Return those if `digit` is more likely an area beside a shadow. Return None if `digit` is the
+    gap between them: `invert` is wrong.
+    """
+    is_doubtful = digit.is_cut or digit.contrast < FAINT
+    opposite = None
+    if invert is not None or is_doubtful:
+        opposite = find_digit(surface._replace(gray=255 - surface.gray))
     if opposite is None:
-        return False
+        return digit
+    if invert is not None:
+        return None if _is_between(digit, opposite) else digit
+    is_stronger = digit.is_cut or opposite.contrast > STRONGER * digit.contrast
+    is_digit = is_stronger and not opposite.is_cut and not _is_between(opposite, digit)
+    return opposite if is_digit else digit
+
+
+def _is_between(digit: Digit, opposite: Digit) -> bool:
+    """Return whether `digit` lies between the strokes of `opposite`."""
     ((rows, columns),) = ndimage.find_objects(opposite.strokes.view(np.uint8), 1)
     outside = digit.strokes.copy()
     outside[rows, columns] = False

@@ -58,6 +58,12 @@ class Digit(NamedTuple):
     strokes: Mask
     others: Mask  # ink that does not belong to it
     pen: float  # stroke width in pixels
+    is_cut: bool  # at the edge of the sheet or the picture
+
+    @property
+    def contrast(self) -> float:
+        """Mean of the strokes' ink, 0 to 255."""
+        return float(self.ink[self.strokes].mean())
 
 
 def find_digit(surface: Surface) -> Digit | None:
@@ -78,21 +84,27 @@ def find_digit(surface: Surface) -> Digit | None:
     return found
 
 
-def _loses_ink(wide: Digit, narrow: Digit) -> bool:
-    """Return whether the narrower closing loses strokes.
-
-    It does if what it removes is as dark as what it keeps.
-    """
-    lost = wide.strokes & ~narrow.strokes
-    kept = wide.strokes & narrow.strokes
+def _loses_ink(digit: Digit, part: Digit) -> bool:
+    """Return whether ink of `digit` that `part` lacks is as dark as the ink of both: no shadow."""
+    lost = digit.strokes & ~part.strokes
+    kept = digit.strokes & part.strokes
     if not lost.any() or not kept.any():
         return bool(lost.any())
-    return bool(wide.ink[lost].mean() > SHADOW * wide.ink[kept].mean())
+    return bool(digit.ink[lost].mean() > SHADOW * digit.ink[kept].mean())
 
 
 def _find_strokes(surface: Surface, side: int) -> Digit | None:
     ink = ink_of(surface, side | 1)
-    threshold = otsu(ink)
+    found = _strokes_above(otsu(ink), ink, surface)
+    if found is not None and found.is_cut:
+        # a band of shadow across the picture: the ink in it is darker
+        darker = _strokes_above(otsu(ink[found.strokes]), ink, surface)
+        if darker is not None and not darker.is_cut and not _loses_ink(found, darker):
+            return darker
+    return found
+
+
+def _strokes_above(threshold: float, ink: Ink, surface: Surface) -> Digit | None:
     strokes = ink >= threshold
     line, rest = ink[strokes], ink[~strokes]
     if not line.size or line.mean() - (rest.mean() if rest.size else 0) < MIN_CONTRAST:
@@ -103,7 +115,9 @@ def _find_strokes(surface: Surface, side: int) -> Digit | None:
     if main is None:
         return None
     kept = np.concatenate([[False], _belongs(parts, main)])[labels]
-    return Digit(ink, threshold, kept, strokes & ~kept, float(parts.pen[main]))
+    return Digit(
+        ink, threshold, kept, strokes & ~kept, float(parts.pen[main]), bool(parts.is_cut[main])
+    )
 
 
 def _measure(labels: NDArray[Any], count: int, strokes: Mask, inside: Mask) -> Parts:

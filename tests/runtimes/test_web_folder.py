@@ -31,7 +31,7 @@ console.log(JSON.stringify(framed.map((image) => image && Array.from(image))));
 def drawings(count=200, seed=0):
     """Draw digits with random position, size, slant, pen width and shade.
 
-    Some are in a box, underlined or beside a blot, or a stroke is cut off by the border.
+    Some are in a box, underlined, beside a blot or in a shadow; or the border cuts off a stroke.
     """
     random = np.random.default_rng(seed)
     for index in range(count):
@@ -57,7 +57,12 @@ def drawings(count=200, seed=0):
             add.ellipse((2, 2, 10, 9), fill=ink)
         elif index % 7 == 3:
             add.rectangle((0, 0, 4, bottom), fill=ink)
-        yield np.asarray(image)
+        picture = np.asarray(image)
+        if index % 7 == 4:  # a band of shadow
+            shadow = np.zeros(picture.shape, bool)
+            shadow[:, image.width // 3 : image.width // 2] = True
+            picture = np.where(shadow, picture // 2, picture)
+        yield picture
 
 
 @pytest.mark.skipif(not shutil.which("node"), reason="no Node: apt-get install nodejs")

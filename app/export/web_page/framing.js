@@ -12,6 +12,8 @@ const BOX = 20; // pixels of the longer side of a digit in it
 const CENTRE = 14; // pixel index of a digit's centre of mass in it
 const FINE = 8; // resolution of the stroke width, relative to the box
 const NARROW = 2; // pixels of the box: narrower strokes are widened
+const FAINT = 130; // of 255, contrast of a digit; below, it is compared with the opposite shade
+const STRONGER = 1.4; // minimum contrast of a digit in the opposite shade, in contrasts of the faint one
 const DIGITS = ["mnist", "qmnist", "digits"];
 
 // 784 bytes, bright on black; null if there is no digit.
@@ -21,10 +23,26 @@ export function frame(picture, dataset) {
 
 export function toDigit(picture) {
   for (const surface of findSurfaces(picture)) {
-    const digit = findDigit(surface);
-    if (digit) return centre(fit(thicken(fit(crop(digit, surface.width), BOX * FINE)), BOX, true));
+    const found = findDigit(surface);
+    if (!found) continue;
+    const digit = surface.isSheet ? found : checkShade(found, surface);
+    return centre(fit(thicken(fit(crop(digit, surface.width), BOX * FINE)), BOX, true));
   }
   return null;
+}
+
+// The digit, or the strokes of the opposite shade if it is more likely an area beside a shadow.
+function checkShade(digit, surface) {
+  if (!digit.isCut && digit.contrast >= FAINT) return digit;
+  const opposite = findDigit({ ...surface, data: surface.data.map((value) => 255 - value) });
+  if (!opposite || opposite.isCut) return digit;
+  if (!digit.isCut && opposite.contrast <= STRONGER * digit.contrast) return digit;
+  const { top, bottom, left, right } = extent(digit.strokes, surface.width);
+  const isBetween = opposite.strokes.every((stroke, index) => {
+    const [x, y] = [index % surface.width, Math.floor(index / surface.width)];
+    return !stroke || (y >= top && y < bottom && x >= left && x < right);
+  });
+  return isBetween ? digit : opposite;
 }
 
 // Crop to the strokes of a digit and scale their ink.

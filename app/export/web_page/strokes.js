@@ -40,17 +40,24 @@ export function findDigit(surface) {
   return found;
 }
 
-// Whether the narrower closing loses strokes: what it removes is as dark as what it keeps.
-function losesInk(wide, narrow) {
-  const lost = wide.ink.filter((_, index) => wide.strokes[index] && !narrow.strokes[index]);
-  const kept = wide.ink.filter((_, index) => wide.strokes[index] && narrow.strokes[index]);
+// Whether ink of `digit` that `part` lacks is as dark as the ink of both: no shadow.
+function losesInk(digit, part) {
+  const lost = digit.ink.filter((_, index) => digit.strokes[index] && !part.strokes[index]);
+  const kept = digit.ink.filter((_, index) => digit.strokes[index] && part.strokes[index]);
   if (!lost.length || !kept.length) return lost.length > 0;
   return mean(lost) > SHADOW * mean(kept);
 }
 
 function findStrokes(surface, side) {
   const ink = inkOf(surface, side | 1);
-  const threshold = otsu(ink);
+  const found = strokesAbove(otsu(ink), ink, surface);
+  if (!found?.isCut) return found;
+  // a band of shadow across the picture: the ink in it is darker
+  const darker = strokesAbove(otsu(ink.filter((_, index) => found.strokes[index])), ink, surface);
+  return darker && !darker.isCut && !losesInk(found, darker) ? darker : found;
+}
+
+function strokesAbove(threshold, ink, surface) {
   const isInk = ink.map((value) => (value >= threshold ? 1 : 0));
   const line = ink.filter((_, index) => isInk[index]);
   const rest = ink.filter((_, index) => !isInk[index]);
@@ -61,7 +68,8 @@ function findStrokes(surface, side) {
   const kept = [false, ...parts.map((part) => belongs(part, main, parts))];
   const strokes = isInk.map((value, index) => (value && kept[labels[index]] ? 1 : 0));
   const others = isInk.map((value, index) => (value && !strokes[index] ? 1 : 0));
-  return { ink, threshold, strokes, others, pen: main.pen };
+  const contrast = mean(ink.filter((_, index) => strokes[index]));
+  return { ink, threshold, strokes, others, pen: main.pen, isCut: main.isCut, contrast };
 }
 
 // Connected components, of eight neighbours, labelled from 1.

@@ -51,6 +51,25 @@ def test_other_ink_is_left_out(additions, dark):
 
 
 @pytest.mark.parametrize(
+    "corners",
+    [
+        pytest.param([(100, 0), (140, 0), (120, SIDE), (80, SIDE)], id="band through the digit"),
+        pytest.param([(0, 0), (SIDE, 0), (SIDE, 150), (0, 190)], id="dark but for a corner"),
+        pytest.param([(0, 0), (150, 0), (130, SIDE), (0, SIDE)], id="dark but for a side"),
+    ],
+)
+@pytest.mark.parametrize("depth", [0.45, 0.65])
+def test_shadow_is_left_out(corners, depth):
+    plain = drawing(*FIVE)
+    shadow = Image.new("L", (SIDE, SIDE), 0)
+    ImageDraw.Draw(shadow).polygon(corners, fill=255)
+    light = 1 - (1 - depth) * np.asarray(shadow) / 255
+    assert (
+        np.abs(to_digit((plain * light).astype(np.uint8)).astype(int) - to_digit(plain)).mean() < 5
+    )
+
+
+@pytest.mark.parametrize(
     "shape",
     [
         pytest.param(BLOT, id="dot"),
