@@ -81,7 +81,6 @@ const char* run_weight_gradient(const WeightGradient<T>& c) {
       if (nchw && small_map && direct_l1_weight_gradient(c)) return "direct_l1";
       if (nchw && has_mma() && nchw_mma_weight_gradient(c)) return "nchw_mma";
       if (nchw && nchw_fma_weight_gradient(c)) return "nchw_fma";
-      if (nhwc && has_mma() && nhwc_mma_weight_gradient(c)) return "nhwc_mma";
       if (nhwc && small && direct_l1_weight_gradient(c)) return "direct_l1";
       if (nhwc && nhwc_ring_weight_gradient(c)) return "nhwc_ring";
       if (direct_l1_weight_gradient(c)) return "direct_l1";

@@ -81,16 +81,10 @@ inline bool nchw_mma_weight_gradient(const WeightGradient<float>&) {
   return false;
 }
 
-// NHWC, 16 bits: implicit GEMM on sparse matrix units. Weight gradient: tiles are transposed in
-// shared memory first.
+// NHWC, 16 bits: implicit GEMM on sparse matrix units.
 template <typename T>
 bool nhwc_mma(const Convolution<T>& c);
-template <typename T>
-bool nhwc_mma_weight_gradient(const WeightGradient<T>& c);
 inline bool nhwc_mma(const Convolution<float>&) {
-  return false;
-}
-inline bool nhwc_mma_weight_gradient(const WeightGradient<float>&) {
   return false;
 }
 

@@ -1,4 +1,4 @@
-// Weight gradient of the mma families (implicit GEMM, see mma_tile.cuh for the operand layout).
+// Weight gradient of nchw_mma (implicit GEMM, see mma_tile.cuh for the operand layout).
 //
 //      16 rows of inputs,        8 rows of grad_output,      16 × 8 sums for filter column b,
 //      columns shifted by b      transposed                  added up over all tiles
