@@ -35,16 +35,7 @@ bool nhwc_ring(const Convolution<T>& c) {
     }
     if constexpr (Axis::kDilation == 1) {  // direct_l1 runs dilation 2
       const auto launch = [&](auto shape) {
-        using Shape = decltype(shape);
-        const auto plan =
-            plan_ring<Shape, 0, T>(c.g.n, c.g.c, c.in.h, c.in.w, c.out.h, c.out.w, c.padding_h,
-                                   c.padding_w, RingTaps<Shape>::kBytes, {c.in.data, c.out.data});
-        if (plan.fits) {
-          c.launch(nhwc_ring_kernel<Shape, T, false>, plan.grid, plan.block, plan.shared,
-                   plan.params, c.flip, c.in.data, c.weight, c.bias, c.out.data,
-                   static_cast<const T*>(nullptr), WeightReduction<T>{});
-        }
-        return plan.fits;
+        return launch_ring<RingPass::kConvolution, decltype(shape)>(c);
       };
       // Odd C, a misaligned tensor, or too few threads for the copies: one channel per thread. With
       // stride 2, direct_l1 is faster. 7×7: always one, for which 4 blocks fit an SM.

@@ -23,7 +23,7 @@ struct RingParams {
   int all_steps;    // of all images
   int copy_bytes;   // per asynchronous copy: 16 or 4
   bool streaming;   // weight gradient: evict-first loads
-  bool shifted;     // 16-bit pixels may begin at half a 4-byte word (see PixelShift)
+  bool shifted;     // 16-bit pixels may begin at half a 4-byte word (see RingRows)
   int pitch_bytes;  // shared memory of a pixel: its channels in the block; shifted: 4 more
   int ring_bytes;   // shared memory of the stages and of the zero row after them
 };
@@ -39,8 +39,6 @@ struct RingShape {
   static constexpr int kTaps = Axis::kTaps, kChannels = V, kCols = kTileCols;
   static constexpr int kDepth = kStepsAhead, kThreads = kBlockThreads, kBlocks = kBlocksPerSm;
   static constexpr int kInCols = Axis::inputs(kCols);
-  template <typename T>
-  static constexpr bool kShifts = V * sizeof(T) == 2;  // reads shifted pixels
   static constexpr int kStepOut = Axis::kTransposed ? 2 : 1;
   static constexpr int kStepIn = Axis::step(kStepOut);
   static constexpr int kWindow = Axis::inputs(kStepOut);  // input rows of a step's output rows
@@ -64,7 +62,7 @@ struct RingShape {
   // Steps before the first one that completes output rows.
   static constexpr int kWarmUp = kPending / kStepOut - 1;
 
-  // Skip input rows outside the image, and pending rows outside the block's part of it
+  // Skip input rows outside the image, and pending rows outside the block's share of it
   // (RingCursor::computes). Each row then costs a branch, which pays only for long warm-ups.
   static constexpr bool kSkipsRows = kWarmUp >= 4;
 
@@ -96,8 +94,8 @@ constexpr int kRingDepth = (!Axis::kTransposed && Axis::kStride == 2) || Axis::k
                            : sizeof(T) == 2                                              ? 4
                                                                                          : 3;
 
-// Position in a block's sequence of steps. The block's part of each image begins with kWarmUp steps
-// that complete no output rows (step < first).
+// Position in a block's sequence of steps. The block's share of each image begins with kWarmUp
+// steps that complete no output rows (step < first).
 template <typename Shape>
 struct RingCursor {
   const RingParams& params;
@@ -129,8 +127,13 @@ struct RingCursor {
   __device__ int in_row() const {
     return params.start_h + step * Shape::kStepIn + Shape::kWindow - Shape::kStepIn;
   }
-  __device__ bool is_input_row(int y) const {
-    return static_cast<unsigned>(y) < static_cast<unsigned>(params.in_h);
+  __device__ bool is_input_row(int y) const { return is_inside(y, params.in_h); }
+  // First of the kStepOut output rows that become pending in this step.
+  __device__ int newest() const { return (step + Shape::kWarmUp) * Shape::kStepOut; }
+  // Return whether the block completes row newest() + m, which is never before `first`. Zeros
+  // replace the factor in other rows, so that they add nothing to the weight gradient.
+  __device__ bool has_newest(int m) const {
+    return step + Shape::kWarmUp < last && (Shape::kStepOut == 1 || newest() + m < params.out_h);
   }
   // Return whether pending row m is one that the block completes.
   __device__ bool computes(int m) const {
@@ -157,7 +160,7 @@ inline int64_t choose_share(int64_t all_steps, int64_t steps, int64_t blocks, in
   Cheapest<int64_t> shares;
   for (int64_t waves = 1; waves <= kMaxWaves; ++waves) {
     const int64_t even = ceil_div(all_steps, std::max<int64_t>(1, waves * resident / blocks));
-    // Also try whole images, or images in equal parts: they need fewer warm-up steps.
+    // Also try whole images, or images in equal shares: they need fewer warm-up steps.
     const int64_t whole =
         even >= steps ? ceil_div(even, steps) * steps : ceil_div(steps, steps / even);
     for (const int64_t share : {even, whole}) {
@@ -170,14 +173,11 @@ inline int64_t choose_share(int64_t all_steps, int64_t steps, int64_t blocks, in
 }
 
 // Partition the images into blocks; plan.fits is false if no shape of a block fits. A stage of the
-// ring has kStepIn input rows and kOtherRows rows of the other tensor (weight gradient), which are
-// as wide as the tile; the sums of the weight gradient overwrite the stages. filter_bytes: shared
-// memory for filters, per lane. pointers: tensors whose alignment limits the width of copies and
-// stores.
-template <typename Shape, int kOtherRows, typename T>
-RingPlan plan_ring(int64_t images, int64_t channels, int64_t in_h, int64_t in_w, int64_t out_h,
-                   int64_t out_w, int64_t padding_h, int64_t padding_w, int filter_bytes,
-                   std::initializer_list<const void*> pointers) {
+// ring has kStepIn input rows and kFactorRows rows of the factor (weight gradient), which are as
+// wide as the tile; the sums of the weight gradient overwrite the stages. filter_bytes: shared
+// memory for filters, per lane.
+template <typename Shape, int kFactorRows, typename T>
+RingPlan plan_ring(const Convolution<T>& c, const T* factor, int filter_bytes) {
   using Axis = typename Shape::Axis;
   constexpr int64_t kPixel = Shape::kChannels * sizeof(T);  // bytes of a thread's pixel
   constexpr int64_t kSector = 32, kLine = 128;              // bytes of memory transactions
@@ -187,12 +187,14 @@ RingPlan plan_ring(int64_t images, int64_t channels, int64_t in_h, int64_t in_w,
   // Candidates tried per loop (groups, chunks), and the cost of starting a block in steps.
   constexpr int64_t kTries = 8, kPerBlock = 3;
   RingPlan plan{};
-  const auto aligned = [&](int64_t bytes) {
-    return channels * static_cast<int64_t>(sizeof(T)) % bytes == 0 && are_aligned(pointers, bytes);
+  const int64_t channels = c.g.c, out_h = c.out.h, out_w = c.out.w;
+  const auto aligned = [&](int64_t bytes) {  // copies and stores
+    return channels * static_cast<int64_t>(sizeof(T)) % bytes == 0 &&
+           are_aligned({c.in.data, c.out.data, factor}, bytes);
   };
   const int64_t copy_bytes = aligned(kVectorBytes) ? kVectorBytes : 4;
-  const bool shifted = Shape::template kShifts<T> && !aligned(copy_bytes);
-  const int64_t all_steps = images * ceil_div(out_h, Shape::kStepOut);
+  const bool shifted = kPixel == 2 && !aligned(copy_bytes);
+  const int64_t all_steps = c.g.n * ceil_div(out_h, Shape::kStepOut);
   if (!(shifted || aligned(std::max(copy_bytes, kPixel))) || all_steps >= int64_t{1} << 30) {
     return plan;
   }
@@ -210,14 +212,14 @@ RingPlan plan_ring(int64_t images, int64_t channels, int64_t in_h, int64_t in_w,
     int64_t resident;  // blocks per SM
   };
   Cheapest<BlockShape> shapes;
-  // Each try has fewer groups per block. Shifted pixels are slower in many narrow tiles.
+  // Each try has fewer groups per block. Shifted pixels are slower in many tiles of few columns.
   const int64_t min_groups = shifted ? ceil_div(across, min_tiles + kTries - 1) : 1;
   int64_t groups = 0;
   for (int64_t i = 0; i < kTries && groups != min_groups; ++i) {
     const int64_t tiles = i == 0 ? min_tiles : ceil_div(across, groups - 1);
     groups = ceil_div(across, tiles);
     const int64_t in_cols = Axis::inputs(groups * Shape::kCols);
-    const int64_t stage = Shape::kStepIn * in_cols + kOtherRows * groups * Shape::kCols;  // pixels
+    const int64_t stage = Shape::kStepIn * in_cols + kFactorRows * groups * Shape::kCols;  // pixels
     const double reads = static_cast<double>(in_cols) / Axis::step(groups * Shape::kCols);
     const int64_t min_chunks = ceil_div(vectors, Shape::kThreads / groups / multiple * multiple);
     for (int64_t n = min_chunks; n < min_chunks + kTries; ++n) {
@@ -225,22 +227,22 @@ RingPlan plan_ring(int64_t images, int64_t channels, int64_t in_h, int64_t in_w,
       const int64_t bytes = ceil_div(lanes * kPixel + (shifted ? 2 : 0), copy_bytes) * copy_bytes;
       const int64_t chunks = ceil_div(vectors, lanes);
       // The zero row follows the stages; threads read it in place of rows outside the image.
-      const int64_t zeros = std::max(in_cols, kOtherRows ? groups * Shape::kCols : 0);
+      const int64_t zeros = std::max(in_cols, kFactorRows ? groups * Shape::kCols : 0);
       const int64_t ring = ((Shape::kDepth + 1) * stage + zeros) * bytes;
       const int64_t ring_bytes = ceil_div(ring, kVectorBytes) * kVectorBytes;
       const int64_t shared = ring_bytes + lanes * filter_bytes;
       const int64_t warps = ceil_div(lanes * groups, 32);
       const int64_t resident =
           std::min<int64_t>(kWarps / warps, device.shared / (shared + kReserved));
-      // RowCopy needs a thread for each copy of a pixel. Blocks one tile wide have too few for
+      // RingRows needs a thread for each copy of a pixel. Blocks one tile wide have too few for
       // copies of 4 bytes in float32 with two channels per thread.
       const bool copies_pixels = bytes <= lanes * groups * copy_bytes;
       if (resident == 0 || shared > static_cast<int64_t>(device.block_shared) || !copies_pixels) {
         continue;
       }
-      const bool narrow = sizeof(T) == 4 && bytes < 2 * kSector && !aligned(kSector);
+      const bool partial = sizeof(T) == 4 && bytes < 2 * kSector && !aligned(kSector);
       const double waste = lanes >= vectors || bytes % kLine == 0 ? 1
-                           : narrow                               ? 1 + double{kSector} / bytes
+                           : partial                              ? 1 + double{kSector} / bytes
                            : bytes % (2 * kSector) == 0           ? 1.1
                            : bytes % kSector == 0                 ? 1.25
                                                                   : 1.5;
@@ -259,8 +261,8 @@ RingPlan plan_ring(int64_t images, int64_t channels, int64_t in_h, int64_t in_w,
   RingParams& params = plan.params;
   params.chunks = shape.chunks, params.in_cols = shape.in_cols;
   params.ring_bytes = shape.ring_bytes, params.pitch_bytes = shape.pitch_bytes;
-  params.in_h = in_h, params.in_w = in_w, params.out_h = out_h, params.out_w = out_w;
-  params.start_h = Axis::start(padding_h), params.start_w = Axis::start(padding_w);
+  params.in_h = c.in.h, params.in_w = c.in.w, params.out_h = out_h, params.out_w = out_w;
+  params.start_h = Axis::start(c.padding_h), params.start_w = Axis::start(c.padding_w);
   params.channels = channels;
   params.steps = ceil_div(out_h, Shape::kStepOut), params.all_steps = all_steps;
   params.copy_bytes = copy_bytes, params.shifted = shifted;
@@ -269,7 +271,7 @@ RingPlan plan_ring(int64_t images, int64_t channels, int64_t in_h, int64_t in_w,
   params.share = choose_share(all_steps, params.steps, blocks,
                               shape.resident * device.multiprocessors, per_image, kPerBlock);
   plan.grid = dim3(blocks, ceil_div(all_steps, params.share));
-  if (kOtherRows > 0) {
+  if (kFactorRows > 0) {
     constexpr int kSums = (Shape::kTaps * Shape::kTaps + 1) * Shape::kChannels;
     const size_t sums = reduction_elements(plan.block.x, plan.block.y, kSums);
     plan.shared = std::max(plan.shared, sizeof(float) * sums);

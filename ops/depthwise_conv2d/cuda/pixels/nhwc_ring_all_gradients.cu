@@ -49,18 +49,8 @@ bool nhwc_ring_all_gradients(const Convolution<T>& input_gradient,
     if constexpr (Axis::kTaps <= 5 && Axis::kDilation == 1 &&
                   (Axis::kTransposed || Axis::kStride == 1)) {
       const auto launch = [&](auto shape) {
-        using Shape = decltype(shape);
-        const auto plan = plan_ring<Shape, Shape::kStepOut, T>(
-            g.n, g.c, c.in.h, c.in.w, c.out.h, c.out.w, c.padding_h, c.padding_w,
-            RingTaps<Shape>::kBytes, {c.in.data, c.out.data, weight_gradient.x});
-        if (plan.fits) {
-          reduce_weights(weight_gradient, plan.splits(), [&](const WeightReduction<T>& reduction) {
-            c.launch(nhwc_ring_kernel<Shape, T, true>, plan.grid, plan.block, plan.shared,
-                     plan.params, c.flip, c.in.data, c.weight, c.bias, c.out.data,
-                     weight_gradient.x, reduction);
-          });
-        }
-        return plan.fits;
+        return launch_ring<RingPass::kAllGradients, decltype(shape)>(c, weight_gradient.x,
+                                                                     &weight_gradient);
       };
       if constexpr (Axis::kTaps == 3 && !Axis::kTransposed) {
         return launch(AllGradientsShape<Axis, T>{}) || launch(OneChannelShape<Axis, T>{});

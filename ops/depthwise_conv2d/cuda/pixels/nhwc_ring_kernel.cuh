@@ -1,11 +1,17 @@
-// Kernel of nhwc_ring, with or without the weight gradient; figures in nhwc_ring.cu and
-// nhwc_ring_all_gradients.cu.
+// Kernel of nhwc_ring: a producer copies rows to the ring, threads accumulate outputs and weight
+// gradients from them, and store what is complete. Figures in nhwc_ring.cu (forward pass, input
+// gradient), nhwc_ring_weight_gradient.cu and nhwc_ring_all_gradients.cu.
 #pragma once
 
-#include "depthwise_conv2d/cuda/pixels/nhwc_ring_copy.cuh"
+#include "depthwise_conv2d/cuda/pixels/nhwc_ring_rows.cuh"
 #include "depthwise_conv2d/cuda/weight_reduction.cuh"
 
 namespace ops::cuda {
+
+// Convolutions add input × taps to the pending output rows. Weight gradients add input × factor to
+// a sum per tap: the factor is grad_output if the input is x, and x if the input is grad_output
+// (all gradients; the outputs are grad_input).
+enum class RingPass { kConvolution, kWeightGradient, kAllGradients };
 
 // The filters of a thread's V channels in float32: in registers (3×3), or in shared memory,
 // [row][lane][column][channel].
@@ -24,8 +30,8 @@ struct RingTaps {
 
   // tap_of(k, v): tap k of the thread's channel v.
   template <typename F>
-  __device__ RingTaps(float* memory, const F& tap_of)
-      : shared(memory + threadIdx.x * kStride), row_stride(blockDim.x * kStride) {
+  __device__ void load(float* memory, const F& tap_of) {
+    shared = memory + threadIdx.x * kStride, row_stride = blockDim.x * kStride;
     if constexpr (kRegisters) {
 #pragma unroll
       for (int i = 0; i < kTaps * kTaps * V; ++i) {
@@ -55,28 +61,97 @@ struct RingTaps {
   }
 };
 
-// Return the address of pixel j of a row, with one integer multiply-add.
-template <typename T>
-__device__ T* pixel(T* row, unsigned channels, unsigned j) {
-  return reinterpret_cast<T*>(reinterpret_cast<char*>(row) +
-                              static_cast<uint64_t>(channels) * (j * sizeof(T)));
-}
+// Accumulators of a thread. A row of the factor stays in registers as long as the output row at the
+// same position is pending.
+template <typename Shape, RingPass kPass>
+struct RingSums {
+  using Axis = typename Shape::Axis;
+  using Taps = RingTaps<Shape>;
+  static constexpr bool kConvolves = kPass != RingPass::kWeightGradient;
+  static constexpr bool kWeightGradient = kPass != RingPass::kConvolution;
+  static constexpr int kFactorRows = kWeightGradient ? Shape::kStepOut : 0;  // per step
+  static constexpr int V = Shape::kChannels, kCols = Shape::kCols, kInCols = Shape::kInCols;
+  static constexpr int kTaps = Shape::kTaps;
+  static constexpr int kSums = kTaps * kTaps + 1;  // taps, then the bias
+  // All gradients with stride 1: the outputs are convolved with the flipped filter.
+  static constexpr bool kFlipped = kConvolves && !Axis::kTransposed;
 
-// Convolve `in` (forward pass, input gradient). With kWeightGradient, `in` is grad_output, `out` is
-// grad_input, and the weight gradient is added up as well. A row of x stays in registers as long as
-// the row of grad_input at the same position is pending; for each tap, a pixel of grad_output is
-// multiplied by the weight (for grad_input) and by the pixel of x (for the weight gradient).
-template <typename Shape, typename T, bool kWeightGradient>
+  float output[kConvolves ? Shape::kRegisterRows : 1][kCols][V] = {};
+  float factor[kWeightGradient ? Shape::kRegisterRows : 1][kCols][V] = {};
+  float weight[kWeightGradient ? kSums : 1][V] = {};
+
+  // Begin the newest pending rows, outputs with the bias. Sums of an earlier image in their
+  // registers are dropped: warm-up steps store nothing, and after them all pending rows are of this
+  // image.
+  __device__ void begin(int u, const float (&bias)[V]) {
+#pragma unroll
+    for (int i = 0; i < Shape::kStepOut * kCols * V; ++i) {
+      const int row = Shape::row(u, Shape::kPending - Shape::kStepOut + i / (kCols * V));
+      const int j = i / V % kCols, v = i % V;
+      if constexpr (kConvolves) {
+        output[row][j][v] = bias[v];
+      } else {
+        weight[kSums - 1][v] += factor[row][j][v];
+      }
+    }
+  }
+  // Add input row r of step u of a period.
+  __device__ void add(int u, int r, const RingCursor<Shape>& now, const Taps& taps,
+                      const float (&pixels)[kInCols][V]) {
+#pragma unroll
+    for (int m = 0; m < Shape::kPending; ++m) {
+      const int a = Shape::tap(m, r);
+      if (a < 0 || (Shape::kSkipsRows && !now.computes(m))) {
+        continue;
+      }
+      const int row = Shape::row(u, m);
+      float tap_row[Taps::kVectors * 4];
+      if constexpr (kConvolves) {
+        taps.read(a, tap_row);
+      }
+      for_each_column_tap<Axis, kCols, kInCols>([&](int j, int b, int i) {
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+          if constexpr (kConvolves) {
+            output[row][j][v] += tap_row[b * V + v] * pixels[i][v];
+          }
+          if constexpr (kWeightGradient) {
+            const int k = a * kTaps + b;
+            weight[kFlipped ? kTaps * kTaps - 1 - k : k][v] += factor[row][j][v] * pixels[i][v];
+          }
+          // bias gradient: each pixel once, where it meets the filter's centre
+          if constexpr (kConvolves && kWeightGradient) {
+            if (a == kTaps / 2 && b == kTaps / 2 && now.computes(m)) {
+              weight[kSums - 1][v] += pixels[i][v];
+            }
+          }
+        }
+      });
+    }
+  }
+  __device__ void end_period() {
+    if constexpr (kConvolves) {
+      Shape::end_period(output);
+    }
+    if constexpr (kWeightGradient) {
+      Shape::end_period(factor);
+    }
+  }
+};
+
+template <typename Shape, RingPass kPass, typename T>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     nhwc_ring_kernel(RingParams params, bool flip, const T* __restrict__ in,
                      const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ out,
-                     const T* __restrict__ x, WeightReduction<T> reduction) {
+                     const T* __restrict__ factor, WeightReduction<T> reduction) {
   using Axis = typename Shape::Axis;
-  using Taps = RingTaps<Shape>;
+  using Sums = RingSums<Shape, kPass>;
   constexpr int V = Shape::kChannels, kCols = Shape::kCols, kInCols = Shape::kInCols;
   constexpr int kTaps = Shape::kTaps, kPending = Shape::kPending, kStepOut = Shape::kStepOut;
+  constexpr int kFactorRows = Sums::kFactorRows;
+  constexpr bool kConvolves = Sums::kConvolves, kWeightGradient = Sums::kWeightGradient;
   extern __shared__ __align__(16) unsigned char memory[];
-  const int block_channels = blockDim.x * V, pitch_bytes = params.pitch_bytes;
+  const int block_channels = blockDim.x * V, tile_cols = blockDim.y * kCols;
   const int chunk = blockIdx.x % params.chunks, tile = blockIdx.x / params.chunks;
   const int first_channel = chunk * block_channels, channel = first_channel + threadIdx.x * V;
   const int w0 = (tile * blockDim.y + threadIdx.y) * kCols;  // the thread's first output column
@@ -84,45 +159,35 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   const int cols = has_channel ? min(kCols, params.out_w - w0) : 0;
   clear_shared(memory, params.ring_bytes);
 
-  // A stage: kStepIn input rows, and with kWeightGradient kStepOut rows of x.
-  const int row_bytes = params.in_cols * pitch_bytes, tile_cols = blockDim.y * kCols;
-  const int x_at = Shape::kStepIn * row_bytes, x_bytes = tile_cols * pitch_bytes;
-  const int stage = x_at + (kWeightGradient ? kStepOut * x_bytes : 0);
-  constexpr bool kShifts = Shape::template kShifts<T>;
-  const int first_col = params.start_w + Axis::step(tile * tile_cols);
-  RowCopy<T, kShifts> rows(in, params.in_h, params.in_w, first_col, params.in_cols, first_channel,
-                           params);
-  RowCopy<T, kShifts> xs(x, params.out_h, params.out_w, tile * tile_cols, tile_cols, first_channel,
-                         params);
+  // A stage: kStepIn input rows, then for a weight gradient kStepOut rows of the factor.
+  const int row_bytes = params.in_cols * params.pitch_bytes;
+  const int factor_at = Shape::kStepIn * row_bytes, factor_bytes = tile_cols * params.pitch_bytes;
+  const int stage = factor_at + kFactorRows * factor_bytes;
+  RingRows<T, kInCols, V, !kConvolves> input_rows(
+      in, params.in_h, params.in_w, params.start_w + Axis::step(tile * tile_cols), params.in_cols,
+      Axis::step(threadIdx.y * kCols), first_channel, params, memory);
+  RingRows<T, kCols, V, !kConvolves> factor_rows(factor, params.out_h, params.out_w,
+                                                 tile * tile_cols, tile_cols, threadIdx.y * kCols,
+                                                 first_channel, params, memory);
   RingCursor<Shape> now(params, blockIdx.y * params.share), ahead = now;
-  // newest: row of x at which the kStepOut rows begin that become pending in step `at`. has_x:
-  // whether the block completes row newest + m, which is never before its part of the image. Zeros
-  // replace x in other rows, so that they add nothing to the weight gradient.
-  const auto newest = [](const RingCursor<Shape>& at) {
-    return (at.step + Shape::kWarmUp) * kStepOut;
-  };
-  const auto has_x = [&](const RingCursor<Shape>& at, int m) {
-    return at.step + Shape::kWarmUp < at.last && newest(at) + m < params.out_h;
-  };
+  // Producer: start the copies of step `ahead` to the stage at byte `to`. Commit a group even
+  // without copies: wait_for_copies counts one per step.
   const auto seek = [&] {
-    rows.seek(ahead.image, ahead.in_row());
+    input_rows.seek(ahead.image, ahead.in_row());
     if constexpr (kWeightGradient) {
-      xs.seek(ahead.image, newest(ahead));
+      factor_rows.seek(ahead.image, ahead.newest());
     }
   };
-  seek();
-  // Start the copies of the next step to the stage at byte `to`. Commit a group even without
-  // copies: wait_for_copies counts one per step.
   const auto fetch = [&](int to) {
     if (ahead.valid()) {
       const int y = ahead.in_row();
 #pragma unroll
       for (int r = 0; r < Shape::kStepIn; ++r) {
-        rows.copy(ahead.is_input_row(y + r), memory + to + r * row_bytes);
+        input_rows.copy(to + r * row_bytes, ahead.is_input_row(y + r));
       }
 #pragma unroll
-      for (int m = 0; kWeightGradient && m < kStepOut; ++m) {
-        xs.copy(has_x(ahead, m), memory + to + x_at + m * x_bytes);
+      for (int m = 0; m < kFactorRows; ++m) {
+        factor_rows.copy(to + factor_at + m * factor_bytes, ahead.has_newest(m));
       }
       if (ahead.next()) {
         seek();
@@ -130,32 +195,24 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     }
     commit_copies();
   };
+  seek();
   for (int i = 0; i < Shape::kDepth; ++i) {
     fetch(i * stage);
   }
 
-  const Taps taps(reinterpret_cast<float*>(memory + params.ring_bytes), [&](int k, int v) {
-    const int from = flip ? kTaps * kTaps - 1 - k : k;
-    return has_channel ? static_cast<float>(weight[(channel + v) * kTaps * kTaps + from]) : 0.0f;
-  });
-  float initial[V];
+  RingTaps<Shape> taps;
+  float initial[V] = {};
+  if constexpr (kConvolves) {
+    taps.load(reinterpret_cast<float*>(memory + params.ring_bytes), [&](int k, int v) {
+      const int from = flip ? kTaps * kTaps - 1 - k : k;
+      return has_channel ? static_cast<float>(weight[(channel + v) * kTaps * kTaps + from]) : 0.0f;
+    });
 #pragma unroll
-  for (int v = 0; v < V; ++v) {
-    initial[v] = bias && has_channel ? static_cast<float>(bias[channel + v]) : 0.0f;
+    for (int v = 0; v < V; ++v) {
+      initial[v] = bias && has_channel ? static_cast<float>(bias[channel + v]) : 0.0f;
+    }
   }
 
-  using Row = Pixels<T, kInCols, V>;
-  const unsigned char* lane = memory + threadIdx.x * V * sizeof(T);
-  const unsigned char* mine = lane + Axis::step(threadIdx.y * kCols) * pitch_bytes;
-  const unsigned char* my_x = lane + threadIdx.y * kCols * pitch_bytes;
-  const PixelShift<kShifts> shift(in, params.in_h, params.in_w,
-                                  first_col + Axis::step(threadIdx.y * kCols), first_channel,
-                                  params);
-  const PixelShift<kShifts> x_shift(x, params.out_h, params.out_w, w0, first_channel, params);
-  const int zero_row = (Shape::kDepth + 1) * stage;  // byte offset; follows the last stage
-  int from = 0, to = Shape::kDepth * stage;  // byte offsets of the stages to read and to fill
-  unsigned channels;                         // the asm keeps it in a register
-  asm("mov.u32 %0, %1;" : "=r"(channels) : "r"(params.channels));
   const int64_t out_row = static_cast<int64_t>(params.out_w) * params.channels;
   // Return the thread's first output of the current step (in the warm-up it may lie before the
   // image; nothing is stored).
@@ -164,10 +221,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
            static_cast<int64_t>(w0) * params.channels + channel;
   };
   T* result = output();
-  float sum[Shape::kRegisterRows][kCols][V] = {};
-  constexpr int kSums = kTaps * kTaps + 1;  // taps, then the bias
-  float weight_sum[kWeightGradient ? kSums : 1][V] = {};
-  float pending_x[kWeightGradient ? Shape::kRegisterRows : 1][kCols][V] = {};
+  Sums sums;
+  const int zero_row = (Shape::kDepth + 1) * stage;  // byte offset; follows the last stage
+  int from = 0, to = Shape::kDepth * stage;  // byte offsets of the stages to read and to fill
 #pragma unroll 1
   while (now.valid()) {
 #pragma unroll
@@ -179,25 +235,18 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       __syncthreads();
       const int y = now.in_row();
       const auto row_at = [&](int r) {
-        return Row(mine + (now.is_input_row(y + r) ? from + r * row_bytes : zero_row), pitch_bytes,
-                   shift.at(now.image, y + r), shift.next());
+        return input_rows.read(now.is_input_row(y + r) ? from + r * row_bytes : zero_row, now.image,
+                               y + r);
       };
-      const Row first_row = row_at(0);  // before fetch, to overlap the latency of both
+      const auto first_row = row_at(0);  // before fetch, to overlap the latency of both
 #pragma unroll
-      for (int m = 0; kWeightGradient && m < kStepOut; ++m) {
-        Pixels<T, kCols, V>(my_x + (has_x(now, m) ? from + x_at + m * x_bytes : zero_row),
-                            pitch_bytes, x_shift.at(now.image, newest(now) + m), x_shift.next())
-            .to_float(pending_x[Shape::row(u, kPending - kStepOut + m)]);
+      for (int m = 0; m < kFactorRows; ++m) {
+        const int at = now.has_newest(m) ? from + factor_at + m * factor_bytes : zero_row;
+        factor_rows.read(at, now.image, now.newest() + m)
+            .to_float(sums.factor[Shape::row(u, kPending - kStepOut + m)]);
       }
       fetch(to);
-      // The newest pending rows start with the bias. Sums of an earlier image in their registers
-      // are dropped: warm-up steps store nothing, and after them all pending rows are of this
-      // image.
-#pragma unroll
-      for (int i = 0; i < kStepOut * kCols * V; ++i) {
-        const int m = kPending - kStepOut + i / (kCols * V);
-        sum[Shape::row(u, m)][i / V % kCols][i % V] = initial[i % V];
-      }
+      sums.begin(u, initial);
 #pragma unroll
       for (int r = 0; r < Shape::kStepIn; ++r) {
         if (Shape::kSkipsRows && !now.is_input_row(y + r)) {
@@ -205,47 +254,16 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
         }
         float pixels[kInCols][V];
         (r == 0 ? first_row : row_at(r)).to_float(pixels);
-#pragma unroll
-        for (int m = 0; m < kPending; ++m) {
-          const int a = Shape::tap(m, r);
-          if (a < 0 || (Shape::kSkipsRows && !now.computes(m))) {
-            continue;
-          }
-          float row[Taps::kVectors * 4];
-          taps.read(a, row);
-#pragma unroll
-          for (int b = 0; b < kTaps; ++b) {  // consecutive multiply-adds are independent
-#pragma unroll
-            for (int i = 0; i < kInCols; ++i) {
-#pragma unroll
-              for (int j = 0; j < kCols; ++j) {
-                if (Axis::tap(j, i) == b) {
-#pragma unroll
-                  for (int v = 0; v < V; ++v) {
-                    sum[Shape::row(u, m)][j][v] += row[b * V + v] * pixels[i][v];
-                    if constexpr (kWeightGradient) {
-                      weight_sum[a * kTaps + b][v] +=
-                          pending_x[Shape::row(u, m)][j][v] * pixels[i][v];
-                      // bias gradient: each pixel once, where it meets the filter's centre
-                      if (a == kTaps / 2 && b == kTaps / 2 && now.computes(m)) {
-                        weight_sum[kSums - 1][v] += pixels[i][v];
-                      }
-                    }
-                  }
-                }
-              }
-            }
-          }
-        }
+        sums.add(u, r, now, taps, pixels);
       }
 #pragma unroll
-      for (int m = 0; m < kStepOut; ++m) {
+      for (int m = 0; kConvolves && m < kStepOut; ++m) {
         const bool stores = now.step >= now.first && now.step * kStepOut + m < params.out_h;
         const int stored = stores ? cols : 0;
 #pragma unroll
         for (int j = 0; j < kCols; ++j) {
           if (j < stored) {
-            store_vector(pixel(result, channels, j), sum[Shape::row(u, m)][j]);
+            store_vector(result + j * params.channels, sums.output[Shape::row(u, m)][j]);
           }
         }
         result += out_row;
@@ -256,25 +274,45 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       from = from + stage == zero_row ? 0 : from + stage;
       to = to + stage == zero_row ? 0 : to + stage;
     }
-    Shape::end_period(sum);
-    if constexpr (kWeightGradient) {
-      Shape::end_period(pending_x);
-    }
+    sums.end_period();
   }
   if constexpr (kWeightGradient) {
-    float ordered[kSums][V];  // the filter is flipped unless the axis is transposed
-#pragma unroll
-    for (int i = 0; i < kSums * V; ++i) {
-      const int k = i / V;
-      const bool reverse = !Axis::kTransposed && k < kSums - 1;
-      ordered[k][i % V] = weight_sum[reverse ? kSums - 2 - k : k][i % V];
-    }
     wait_for_copies<0>();
     __syncthreads();
-    reduce_and_put(ordered, reinterpret_cast<float*>(memory), threadIdx.x, blockDim.x, threadIdx.y,
-                   blockDim.y, min(block_channels, params.channels - first_channel),
+    reduce_and_put(sums.weight, reinterpret_cast<float*>(memory), threadIdx.x, blockDim.x,
+                   threadIdx.y, blockDim.y, min(block_channels, params.channels - first_channel),
                    BlockSums<T>(reduction, tile * gridDim.y + blockIdx.y, first_channel));
   }
+}
+
+// Plan and launch a pass; return false if no block shape fits. Weight gradient: `gradient` has its
+// results, `factor` is of the size of the outputs.
+template <RingPass kPass, typename Shape, typename T>
+bool launch_ring(const Convolution<T>& c, const T* factor = nullptr,
+                 const WeightGradient<T>* gradient = nullptr) {
+  using Sums = RingSums<Shape, kPass>;
+  RingPlan plan = plan_ring<Shape, Sums::kFactorRows>(
+      c, factor, Sums::kConvolves ? RingTaps<Shape>::kBytes : 0);
+  if (!plan.fits) {
+    return false;
+  }
+  if constexpr (!Sums::kConvolves) {
+    // Evict-first loads keep a part of inputs that exceed the L2 cache in it: up to 1.09 times as
+    // fast, 1.03 in the mean (H200).
+    const Device device;
+    const int64_t bytes = elements_per_sm(c.g) * device.multiprocessors * sizeof(T);
+    plan.params.streaming = bytes > device.cache && bytes <= 4 * device.cache;
+  }
+  const auto launch = [&](const WeightReduction<T>& reduction) {
+    c.launch(nhwc_ring_kernel<Shape, kPass, T>, plan.grid, plan.block, plan.shared, plan.params,
+             c.flip, c.in.data, c.weight, c.bias, c.out.data, factor, reduction);
+  };
+  if constexpr (Sums::kWeightGradient) {
+    reduce_weights(*gradient, plan.splits(), launch);
+  } else {
+    launch({});
+  }
+  return true;
 }
 
 }  // namespace ops::cuda

@@ -1,0 +1,159 @@
+// Rows of a tensor in the ring buffer of nhwc_ring: copies and reads.
+#pragma once
+
+#include "core/cuda/copy.cuh"
+#include "depthwise_conv2d/cuda/pixels/nhwc_ring.cuh"
+
+namespace ops::cuda {
+
+// Clear `bytes` bytes of shared memory, a multiple of 16.
+__device__ inline void clear_shared(unsigned char* memory, int bytes) {
+  for (int i = flat_thread(); i < bytes / 16; i += blockDim.x * blockDim.y) {
+    reinterpret_cast<uint4*>(memory)[i] = {};
+  }
+  __syncthreads();
+}
+
+// kCols pixels of V channels, as read from shared memory.
+template <typename T, int kCols, int V>
+struct Pixels {
+  using Bits = typename BitsOf<V * sizeof(T)>::type;
+  Bits bits[kCols];
+
+  __device__ void to_float(float (&x)[kCols][V]) const {
+    if constexpr (std::is_same_v<T, BFloat16> && V == 2) {  // two instructions instead of three
+#pragma unroll
+      for (int i = 0; i < kCols; ++i) {
+        x[i][0] = __uint_as_float(bits[i] << 16);
+        x[i][1] = __uint_as_float(bits[i] & 0xffff0000u);
+      }
+    } else {
+      widen<T>(bits, x);
+    }
+  }
+};
+
+// Rows of a tensor in shared memory, [column][channel]. The block copies them asynchronously (from
+// compute capability 8.0), a thread reads kCols pixels of V channels.
+//
+// `copies_per_pixel` adjacent threads copy a pixel, `pixels` pixels at a time. Columns outside the
+// image are never written and keep the zeros of clear_shared, as do channels beyond the last unless
+// pixels are shifted. Rows outside the image are not copied: their stage keeps an old row, in whose
+// place threads read the zero row.
+//
+// Shift: 16-bit pixels may begin at half a 4-byte word: every second one if the number of channels
+// is odd, all if the tensor is misaligned. Words are copied whole, so that a copy may begin with
+// the element before the block's first channel. Words at both ends may reach 2 bytes beyond the
+// tensor, but not beyond its allocation. Copies derive the shift from addresses, reads from
+// parities.
+//
+// kPolicy: loads have the L2 policy of params.streaming.
+template <typename T, int kCols, int V, bool kPolicy>
+class RingRows {
+  using Row = Pixels<T, kCols, V>;
+
+ public:
+  // The block has columns [first_col, first_col + cols) and the channels from first_channel on, the
+  // thread the columns from thread_col on.
+  __device__ RingRows(const T* images, int height, int width, int first_col, int cols,
+                      int thread_col, int first_channel, const RingParams& params,
+                      unsigned char* memory)
+      : memory_(memory),
+        pitch_bytes_(params.pitch_bytes),
+        height_(height),
+        row_bytes_(static_cast<int64_t>(width) * params.channels * sizeof(T)),
+        policy_(kPolicy ? l2_policy(params.streaming) : 0),
+        wide_(params.copy_bytes == kVectorBytes),
+        pixels_(memory + threadIdx.x * V * sizeof(T) + thread_col * params.pitch_bytes),
+        odd_(kShifts && params.shifted ? params.channels & 1 : 0),
+        odd_row_(width & odd_),
+        odd_image_(height & odd_row_),
+        odd_first_(0) {
+    constexpr int kSize = sizeof(T);
+    const int copies_per_pixel = params.pitch_bytes / params.copy_bytes;
+    const int thread = flat_thread();
+    const int pixels = static_cast<int>(blockDim.x * blockDim.y) / copies_per_pixel;
+    const int first_pixel = thread / copies_per_pixel;
+    const int at = thread % copies_per_pixel * params.copy_bytes;  // within the pixel
+    left_ = (params.channels - first_channel) * kSize - at;
+    const int begin = max(0, -first_col), end = min(cols, width - first_col);
+    // the thread's first column inside the image
+    const int col = first_pixel + (max(begin - first_pixel, 0) + pixels - 1) / pixels * pixels;
+    const bool active = first_pixel < pixels && left_ + (params.shifted ? 2 : 0) > 0 && col < end;
+    copies_ = active ? (end - col + pixels - 1) / pixels : 0;
+    first_ = reinterpret_cast<const char*>(
+                 images + static_cast<int64_t>(first_col + col) * params.channels + first_channel) +
+             at;
+    from_step_ = static_cast<int64_t>(pixels) * params.channels * kSize;
+    to_ = col * params.pitch_bytes + at;
+    to_step_ = pixels * params.pitch_bytes;
+    if (kShifts && params.shifted) {
+      const int element = static_cast<int>(reinterpret_cast<uintptr_t>(images) / 2);
+      odd_first_ = (element + first_channel + ((first_col + thread_col) & odd_)) & 1;
+    }
+  }
+
+  // Copy row y of an image next; y may be outside of it.
+  __device__ void seek(int image, int y) {
+    from_ = first_ + (static_cast<int64_t>(image) * height_ + y) * row_bytes_;
+  }
+  // Start to copy the row to byte `at` of shared memory if it is `inside` the image, then advance
+  // to the next row.
+  __device__ void copy(int at, bool inside) {
+    if (inside) {
+      const unsigned to = shared_address(memory_ + at) + to_;
+      wide_ ? copy_units<16>(to) : copy_units<4>(to);
+    }
+    from_ += row_bytes_;
+  }
+  // Read row y of an image, which is at byte `at`.
+  __device__ Row read(int at, int image, int y) const {
+    const int shift = kShifts ? (odd_first_ ^ (odd_image_ & image) ^ (odd_row_ & y)) * 2 : 0;
+    const int next = kShifts ? odd_ * 2 : 0;  // XOR of the shifts of two adjacent columns
+    const unsigned char* const pixels[] = {pixels_ + at + shift, pixels_ + at + (shift ^ next)};
+    Row row;
+#pragma unroll
+    for (int i = 0; i < kCols; ++i) {
+      row.bits[i] = *reinterpret_cast<const typename Row::Bits*>(pixels[i % 2] + i * pitch_bytes_);
+    }
+    return row;
+  }
+
+ private:
+  static constexpr bool kShifts = V * sizeof(T) == 2;  // pixels of 16 bits
+
+  unsigned char* memory_;
+  int pitch_bytes_;
+  const char *first_, *from_;   // of the first row, of the next row
+  int height_, copies_, left_;  // left_: bytes from the thread's copy to the last channel
+  int64_t row_bytes_, from_step_;
+  uint64_t policy_;
+  unsigned to_, to_step_;
+  bool wide_;
+  const unsigned char* pixels_;                // of the thread in a row at byte 0
+  int odd_, odd_row_, odd_image_, odd_first_;  // parities: of a pixel, a row, an image, and of the
+                                               // first pixel's index
+
+  template <int kBytes>
+  __device__ void copy_units(unsigned to) const {
+    const char* from = from_;
+#pragma unroll 1
+    for (int left = copies_; left > 0; --left, from += from_step_, to += to_step_) {
+      const char* unit = from;
+      if constexpr (kShifts && kBytes == 4) {
+        const int shift = static_cast<int>(reinterpret_cast<uintptr_t>(from)) & 2;
+        if (left_ + shift <= 0) {  // the shift needs no further word
+          continue;
+        }
+        unit -= shift;
+      }
+      if constexpr (kPolicy) {
+        copy_async<kBytes>(to, unit, policy_);
+      } else {
+        copy_async<kBytes>(to, unit);
+      }
+    }
+  }
+};
+
+}  // namespace ops::cuda
