@@ -22,6 +22,18 @@ struct Lane {  // groupID and threadID_in_group of the PTX documentation
   int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 };
 
+// Run a matrix instruction for elements of type T.
+#if __CUDA_ARCH__ >= 800
+#define OPS_MMA(instruction, operands, ...)                        \
+  if constexpr (kHalf) {                                           \
+    asm(instruction ".f32.f16.f16.f32 " operands : __VA_ARGS__);   \
+  } else {                                                         \
+    asm(instruction ".f32.bf16.bf16.f32 " operands : __VA_ARGS__); \
+  }
+#else
+#define OPS_MMA(...) __trap()  // see has_mma
+#endif
+
 // Pairs of 16-bit elements in 32-bit words.
 template <typename T>
 struct Packed {
@@ -40,45 +52,20 @@ struct Packed {
   // Compute result = sum + left · right.
   static __device__ void mma(float (&result)[4], const float (&sum)[4], unsigned l0, unsigned l1,
                              unsigned l2, unsigned l3, const unsigned (&right)[2]) {
-#if __CUDA_ARCH__ >= 800
-#define OPS_MMA(type)                                                                  \
-  asm("mma.sync.aligned.m16n8k16.row.col.f32." type "." type                           \
-      ".f32 {%0, %1, %2, %3}, "                                                        \
-      "{%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"                              \
-      : "=f"(result[0]), "=f"(result[1]), "=f"(result[2]), "=f"(result[3])             \
-      : "r"(l0), "r"(l1), "r"(l2), "r"(l3), "r"(right[0]), "r"(right[1]), "f"(sum[0]), \
-        "f"(sum[1]), "f"(sum[2]), "f"(sum[3]))
-    if constexpr (kHalf) {
-      OPS_MMA("f16");
-    } else {
-      OPS_MMA("bf16");
-    }
-#undef OPS_MMA
-#else
-    __trap();  // see has_mma
-#endif
+    OPS_MMA("mma.sync.aligned.m16n8k16.row.col",
+            "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};", "=f"(result[0]),
+            "=f"(result[1]), "=f"(result[2]), "=f"(result[3]) : "r"(l0), "r"(l1), "r"(l2), "r"(l3),
+            "r"(right[0]), "r"(right[1]), "f"(sum[0]), "f"(sum[1]), "f"(sum[2]), "f"(sum[3]));
   }
   // Compute sum += left · right, sparse.
   static __device__ void mma_sparse(float (&sum)[4], unsigned l0, unsigned l1, unsigned l2,
                                     unsigned l3, const unsigned (&right)[4], unsigned positions) {
-#if __CUDA_ARCH__ >= 800
-#define OPS_MMA(type)                                                                    \
-  asm("mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32." type "." type        \
-      ".f32 {%0, %1, %2, %3}, "                                                          \
-      "{%4, %5, %6, %7}, {%8, %9, %10, %11}, {%0, %1, %2, %3}, %12, 0;"                  \
-      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])                           \
-      : "r"(l0), "r"(l1), "r"(l2), "r"(l3), "r"(right[0]), "r"(right[1]), "r"(right[2]), \
-        "r"(right[3]), "r"(positions))
-    if constexpr (kHalf) {
-      OPS_MMA("f16");
-    } else {
-      OPS_MMA("bf16");
-    }
-#undef OPS_MMA
-#else
-    __trap();  // see has_mma
-#endif
+    OPS_MMA("mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col",
+            "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9, %10, %11}, {%0, %1, %2, %3}, %12, 0;",
+            "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3]) : "r"(l0), "r"(l1), "r"(l2),
+            "r"(l3), "r"(right[0]), "r"(right[1]), "r"(right[2]), "r"(right[3]), "r"(positions));
   }
 };
+#undef OPS_MMA
 
 }  // namespace ops::cuda

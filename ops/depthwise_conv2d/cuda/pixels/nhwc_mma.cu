@@ -15,7 +15,7 @@
 //   shared:  the input windows, [slot][row][pixel parity][pixel pair], which outputs overwrite, and
 //            those of the next tiles, copied during the products
 //   thread:  4 accumulators for each of kMmaRows output rows; a warp computes 16 columns at once,
-//            in a narrow step 8 columns of twice as many rows
+//            in the tail of a tile 8 columns of twice as many rows
 #include "core/choose.h"
 #include "depthwise_conv2d/cuda/families.cuh"
 #include "depthwise_conv2d/cuda/pixels/nhwc_mma.cuh"
@@ -105,14 +105,14 @@ __global__ void __launch_bounds__(32 * kMmaSlots * kRowWarps,
   const FilterRows<K, T> filter(weight + channel * K * K, p.flip);
   const float initial = bias ? static_cast<float>(bias[channel]) : 0.0f;
 
-  // Address of lane 8 m + n: pixel m of the window of pair n; in a narrow step pairs 4 … 7 are
+  // Address of lane 8 m + n: pixel m of the window of pair n; in the tail pairs 4 … 7 are
   // pairs 0 … 3 of the second warp's rows.
-  const unsigned wide_lane =
+  const unsigned body_lane =
       (first_row * Layout::kPitch + Layout::column(thread / 8) + thread % 8) * sizeof(uint4);
-  const unsigned narrow_lane = wide_lane + (thread / 4 % 2) *
-                                               (kMmaRows * Layout::kPitch - kNarrowColumns / 2) *
-                                               unsigned{sizeof(uint4)};
-  for (int round = 0; round < p.rounds; ++round) {
+  const unsigned tail_lane = body_lane + (thread / 4 % 2) *
+                                             (kMmaRows * Layout::kPitch - kTailColumns / 2) *
+                                             unsigned{sizeof(uint4)};
+  for (int step = 0; step < p.share; ++step) {
     wait_for_copies<0>();
     __syncthreads();
     copies.start(copied.tile + p.splits, next);
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(32 * kMmaSlots * kRowWarps,
       const NhwcMmaTile tile(p, computed.tile, kBandRows);
       const int columns = min(p.tile_columns, p.out_w - tile.col);
       const int end = first_row == 0                   ? columns
-                      : tile.row + first_row < p.out_h ? min(columns, p.narrow)
+                      : tile.row + first_row < p.out_h ? min(columns, p.tail)
                                                        : 0;
       uint4* const window = current + warp % kMmaSlots * Layout::kSize;
       float nan_check = 0;
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(32 * kMmaSlots * kRowWarps,
           }
         }
         const unsigned first = static_cast<unsigned>(__cvta_generic_to_shared(window + x / 2)) +
-                               (x < p.narrow ? wide_lane : narrow_lane);
+                               (x < p.tail ? body_lane : tail_lane);
 #pragma unroll
         for (int h = 0; h < kMmaRows + K - 1; ++h) {
           if (h % 2 == 0) {
@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(32 * kMmaSlots * kRowWarps,
         for (int i = thread; i < end * kBandRows * kSlotChannels; i += 32) {
           const int c = i % kSlotChannels, x = i / kSlotChannels % end;
           const int y = i / kSlotChannels / end;
-          const bool computed_here = x >= p.narrow || y / kMmaRows * kMmaRows == first_row;
+          const bool computed_here = x >= p.tail || y / kMmaRows * kMmaRows == first_row;
           T& output = reinterpret_cast<T*>(window + Layout::output(p, y, x))[c];
           if (computed_here && tile.row + y < p.out_h && isnan(static_cast<float>(output))) {
             const int filter_channel = computed.channel + c;
@@ -212,17 +212,17 @@ __global__ void __launch_bounds__(32 * kMmaSlots * kRowWarps,
   }
 }
 
-// Return the tile's columns (even, at most 32) with the least estimated time. The weights of a wide
-// step, a narrow step and the rest of a tile were measured on an H200.
-int choose_tile_columns(int64_t out_w, int64_t all_bands, int64_t slots, bool has_narrow) {
-  constexpr int64_t kWideStep = 20, kNarrowStep = 12, kRest = 5;
+// Return the tile's columns (even, at most 32) with the least estimated time. The times of 16
+// columns, of a tail and of the copies were measured on an H200.
+int choose_tile_columns(int64_t out_w, int64_t all_bands, int64_t slots, bool tails) {
+  constexpr int64_t kColumnsTime = 20, kTailTime = 12, kCopyTime = 5;
   Cheapest<int> columns_of_tile;
-  for (int64_t tiles = ceil_div(out_w, 32); tiles <= ceil_div(out_w, kNarrowColumns); ++tiles) {
+  for (int64_t tiles = ceil_div(out_w, 32); tiles <= ceil_div(out_w, kTailColumns); ++tiles) {
     const int64_t columns = round_up(ceil_div(out_w, tiles), 2), last = columns % kMmaColumns;
-    const bool narrow = has_narrow && last > 0 && last <= kNarrowColumns;
-    const int64_t wide = columns / kMmaColumns + (last > 0 && !narrow ? 1 : 0);
-    const int64_t rounds = ceil_div(all_bands * ceil_div(out_w, columns), slots);
-    const int64_t time = rounds * (wide * kWideStep + (narrow ? kNarrowStep : 0) + kRest);
+    const bool tail = tails && last > 0 && last <= kTailColumns;
+    const int64_t full = columns / kMmaColumns + (last > 0 && !tail ? 1 : 0);
+    const int64_t share = ceil_div(all_bands * ceil_div(out_w, columns), slots);
+    const int64_t time = share * (full * kColumnsTime + (tail ? kTailTime : 0) + kCopyTime);
     columns_of_tile.offer(columns, time);
   }
   return *columns_of_tile.best();
@@ -262,8 +262,8 @@ bool nhwc_mma(const Convolution<T>& c) {
   p.tile_columns = columns, p.tiles_w = ceil_div(p.out_w, columns);
   p.tiles = g.n * p.bands * p.tiles_w;
   // As many blocks as run at once, with equal numbers of tiles.
-  p.rounds = ceil_div(p.tiles, slots);
-  p.splits = ceil_div(p.tiles, p.rounds);
+  p.share = ceil_div(p.tiles, slots);
+  p.splits = ceil_div(p.tiles, p.share);
   const auto run = [&](auto taps, auto max_columns, auto warps) {
     constexpr int K = decltype(taps)::value, kColumns = decltype(max_columns)::value;
     constexpr int kRowWarps = decltype(warps)::value;
@@ -272,7 +272,7 @@ bool nhwc_mma(const Convolution<T>& c) {
       return false;
     }
     const int rest = columns % kMmaColumns;
-    p.narrow = kRowWarps == 2 && rest > 0 && rest <= kNarrowColumns ? columns - rest : columns;
+    p.tail = kRowWarps == 2 && rest > 0 && rest <= kTailColumns ? columns - rest : columns;
     c.launch(nhwc_mma_kernel<K, kColumns, kRowWarps, T>,
              ceil_div(int64_t{p.splits} * p.chunks, kMmaSlots), threads, kShared, p, c.in.data,
              c.weight, c.bias, c.out.data);

@@ -8,9 +8,9 @@ namespace ops::cuda {
 constexpr int kMmaSlots = 4;      // tiles at a time, each with its own warps
 constexpr int kSlotChannels = 8;  // 16 bytes
 constexpr int kMmaRows = 7;       // output rows per warp
-constexpr int kMmaColumns = 16;   // output columns of a wide step
-// Output columns of a narrow step: a slot's first warp computes the rows of both of its warps.
-constexpr int kNarrowColumns = 8;
+constexpr int kMmaColumns = 16;   // output columns that a warp computes at once
+// Most columns of a tail, the rest of a tile: the slot's first warp computes the rows of both.
+constexpr int kTailColumns = 8;
 constexpr int kMmaThreads = 512;  // per SM: limited by the registers of the filter
 
 struct NhwcMmaParams {
@@ -20,10 +20,10 @@ struct NhwcMmaParams {
   int bands;             // of rows
   int tiles_w;           // tiles along a row
   int tile_columns;      // even
-  int narrow;            // first column of the narrow step; tile_columns: there is none
+  int tail;              // first column of the tail; tile_columns: there is none
   int tiles;             // per chunk
   int splits;            // slots of the grid with the same channels
-  int rounds;            // tiles per slot
+  int share;             // tiles of a slot
   bool flip;
 };
 
@@ -62,10 +62,10 @@ struct NhwcMmaWindow {
 
   static __device__ int column(int x) { return x % 2 * kHalf + x / 2; }
 
-  // Return the index of output (y, x) in the window: over inputs that no warp still reads. In a
-  // narrow step the second warp's rows are 4 pixel pairs to the right of the first's.
+  // Return the index of output (y, x) in the window: over inputs that no warp still reads. In the
+  // tail the second warp's rows are 4 pixel pairs to the right of the first's.
   static __device__ int output(const NhwcMmaParams& p, int y, int x) {
-    const int second = x < p.narrow ? kHalo * kPitch : kNarrowColumns / 2 - kMmaRows * kPitch;
+    const int second = x < p.tail ? kHalo * kPitch : kTailColumns / 2 - kMmaRows * kPitch;
     return y * kPitch + column(x) + (kRowWarps == 1 || y < kMmaRows ? 0 : second);
   }
 };
