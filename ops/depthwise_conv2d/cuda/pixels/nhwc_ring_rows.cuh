@@ -46,9 +46,7 @@ struct Pixels {
 // the element before the block's first channel. Words at both ends may reach 2 bytes beyond the
 // tensor, but not beyond its allocation. Copies derive the shift from addresses, reads from
 // parities.
-//
-// kPolicy: loads have the L2 policy of params.streaming.
-template <typename T, int kCols, int V, bool kPolicy>
+template <typename T, int kCols, int V>
 class RingRows {
   using Row = Pixels<T, kCols, V>;
 
@@ -62,7 +60,6 @@ class RingRows {
         pitch_bytes_(params.pitch_bytes),
         height_(height),
         row_bytes_(static_cast<int64_t>(width) * params.channels * sizeof(T)),
-        policy_(kPolicy ? l2_policy(params.streaming) : 0),
         wide_(params.copy_bytes == kVectorBytes),
         pixels_(memory + threadIdx.x * V * sizeof(T) + thread_col * params.pitch_bytes),
         odd_(kShifts && params.shifted ? params.channels & 1 : 0),
@@ -127,7 +124,6 @@ class RingRows {
   const char *first_, *from_;   // of the first row, of the next row
   int height_, copies_, left_;  // left_: bytes from the thread's copy to the last channel
   int64_t row_bytes_, from_step_;
-  uint64_t policy_;
   unsigned to_, to_step_;
   bool wide_;
   const unsigned char* pixels_;                // of the thread in a row at byte 0
@@ -147,11 +143,7 @@ class RingRows {
         }
         unit -= shift;
       }
-      if constexpr (kPolicy) {
-        copy_async<kBytes>(to, unit, policy_);
-      } else {
-        copy_async<kBytes>(to, unit);
-      }
+      copy_async<kBytes>(to, unit);
     }
   }
 };
