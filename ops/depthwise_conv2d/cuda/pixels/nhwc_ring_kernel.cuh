@@ -3,7 +3,7 @@
 // gradient), nhwc_ring_weight_gradient.cu and nhwc_ring_all_gradients.cu.
 #pragma once
 
-#include "depthwise_conv2d/cuda/pixels/nhwc_ring_rows.cuh"
+#include "depthwise_conv2d/cuda/pixels/nhwc_ring_memory.cuh"
 #include "depthwise_conv2d/cuda/weight_reduction.cuh"
 
 namespace ops::cuda {
@@ -12,54 +12,6 @@ namespace ops::cuda {
 // a sum per tap: the factor is grad_output if the input is x, and x if the input is grad_output
 // (all gradients; the outputs are grad_input).
 enum class RingPass { kConvolution, kWeightGradient, kAllGradients };
-
-// The filters of a thread's V channels in float32: in registers (3×3), or in shared memory,
-// [row][lane][column][channel].
-template <typename Shape>
-struct RingTaps {
-  static constexpr int kTaps = Shape::kTaps, V = Shape::kChannels;
-  static constexpr bool kRegisters = kTaps == 3;
-  // An odd number of 16-byte vectors per lane: no bank conflicts.
-  static constexpr int kVectors = (kTaps * V * sizeof(float) + kVectorBytes - 1) / kVectorBytes;
-  static constexpr int kStride = (kVectors | 1) * 4;                               // floats
-  static constexpr int kBytes = kRegisters ? 0 : kTaps * kStride * sizeof(float);  // per lane
-
-  float taps[kRegisters ? kTaps * kTaps * V : 1];
-  float* shared;   // the thread's row 0
-  int row_stride;  // floats
-
-  // tap_of(k, v): tap k of the thread's channel v.
-  template <typename F>
-  __device__ void load(float* memory, const F& tap_of) {
-    shared = memory + threadIdx.x * kStride, row_stride = blockDim.x * kStride;
-    if constexpr (kRegisters) {
-#pragma unroll
-      for (int i = 0; i < kTaps * kTaps * V; ++i) {
-        taps[i] = tap_of(i / V, i % V);
-      }
-    } else {
-      for (int i = threadIdx.y; i < kTaps * kTaps * V; i += blockDim.y) {
-        const int k = i / V;
-        shared[k / kTaps * row_stride + k % kTaps * V + i % V] = tap_of(k, i % V);
-      }
-    }
-  }
-  // Read row a of the filters.
-  __device__ void read(int a, float (&row)[kVectors * 4]) const {
-    if constexpr (kRegisters) {
-#pragma unroll
-      for (int i = 0; i < kTaps * V; ++i) {
-        row[i] = taps[a * kTaps * V + i];
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < kVectors; ++i) {
-        reinterpret_cast<float4&>(row[i * 4]) =
-            *reinterpret_cast<const float4*>(shared + a * row_stride + i * 4);
-      }
-    }
-  }
-};
 
 // Accumulators of a thread. A row of the factor stays in registers as long as the output row at the
 // same position is pending.
@@ -245,6 +197,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
             .to_float(sums.factor[Shape::row(u, kPending - kStepOut + m)]);
       }
       fetch(to);
+      // Accumulate.
       sums.begin(u, initial);
 #pragma unroll
       for (int r = 0; r < Shape::kStepIn; ++r) {
@@ -255,6 +208,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
         (r == 0 ? first_row : row_at(r)).to_float(pixels);
         sums.add(u, r, now, taps, pixels);
       }
+      // Store the completed rows.
 #pragma unroll
       for (int m = 0; kConvolves && m < kStepOut; ++m) {
         const bool stores = now.step >= now.first && now.step * kStepOut + m < params.out_h;

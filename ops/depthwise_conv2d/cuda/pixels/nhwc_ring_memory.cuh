@@ -1,4 +1,4 @@
-// Rows of a tensor in the ring buffer of nhwc_ring: copies and reads.
+// Shared memory of nhwc_ring: rows of tensors in stages, the zero row after them, and filters.
 #pragma once
 
 #include "core/cuda/copy.cuh"
@@ -144,6 +144,54 @@ class RingRows {
         unit -= shift;
       }
       copy_async<kBytes>(to, unit);
+    }
+  }
+};
+
+// The filters of a thread's V channels in float32: in registers (3×3), or in shared memory,
+// [row][lane][column][channel].
+template <typename Shape>
+struct RingTaps {
+  static constexpr int kTaps = Shape::kTaps, V = Shape::kChannels;
+  static constexpr bool kRegisters = kTaps == 3;
+  // An odd number of 16-byte vectors per lane: no bank conflicts.
+  static constexpr int kVectors = (kTaps * V * sizeof(float) + kVectorBytes - 1) / kVectorBytes;
+  static constexpr int kStride = (kVectors | 1) * 4;                               // floats
+  static constexpr int kBytes = kRegisters ? 0 : kTaps * kStride * sizeof(float);  // per lane
+
+  float taps[kRegisters ? kTaps * kTaps * V : 1];
+  float* shared;   // the thread's row 0
+  int row_stride;  // floats
+
+  // tap_of(k, v): tap k of the thread's channel v.
+  template <typename F>
+  __device__ void load(float* memory, const F& tap_of) {
+    shared = memory + threadIdx.x * kStride, row_stride = blockDim.x * kStride;
+    if constexpr (kRegisters) {
+#pragma unroll
+      for (int i = 0; i < kTaps * kTaps * V; ++i) {
+        taps[i] = tap_of(i / V, i % V);
+      }
+    } else {
+      for (int i = threadIdx.y; i < kTaps * kTaps * V; i += blockDim.y) {
+        const int k = i / V;
+        shared[k / kTaps * row_stride + k % kTaps * V + i % V] = tap_of(k, i % V);
+      }
+    }
+  }
+  // Read row a of the filters.
+  __device__ void read(int a, float (&row)[kVectors * 4]) const {
+    if constexpr (kRegisters) {
+#pragma unroll
+      for (int i = 0; i < kTaps * V; ++i) {
+        row[i] = taps[a * kTaps * V + i];
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) {
+        reinterpret_cast<float4&>(row[i * 4]) =
+            *reinterpret_cast<const float4*>(shared + a * row_stride + i * 4);
+      }
     }
   }
 };
