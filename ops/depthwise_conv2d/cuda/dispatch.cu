@@ -42,9 +42,11 @@ const char* run_convolution(const Convolution<T>& c) {
     const bool large = taps >= (nhwc ? kLargeNhwc : kLargeNchw);
     if (is_tileable(c.g)) {
       if (nchw && small && direct_l1(c)) return "direct_l1";
-      if (nchw && has_mma() && nchw_mma(c)) return "nchw_mma";
+      if constexpr (sizeof(T) == 2) {
+        if (nchw && has_mma() && nchw_mma(c)) return "nchw_mma";
+        if (nhwc && has_mma() && nhwc_mma(c)) return "nhwc_mma";
+      }
       if (nchw && nchw_fma(c)) return "nchw_fma";
-      if (nhwc && has_mma() && nhwc_mma(c)) return "nhwc_mma";
       if (nhwc && small && direct_l1(c)) return "direct_l1";
       if (nhwc && nhwc_ring(c)) return "nhwc_ring";
       if (direct_l1(c)) return "direct_l1";
@@ -79,7 +81,9 @@ const char* run_weight_gradient(const WeightGradient<T>& c) {
     const bool small_map = small && c.g.out_h * c.g.out_w <= kSmallMap;
     if (c.grad_weight && is_tileable(c.g)) {
       if (nchw && small_map && direct_l1_weight_gradient(c)) return "direct_l1";
-      if (nchw && has_mma() && nchw_mma_weight_gradient(c)) return "nchw_mma";
+      if constexpr (sizeof(T) == 2) {
+        if (nchw && has_mma() && nchw_mma_weight_gradient(c)) return "nchw_mma";
+      }
       if (nchw && nchw_fma_weight_gradient(c)) return "nchw_fma";
       if (nhwc && small && direct_l1_weight_gradient(c)) return "direct_l1";
       if (nhwc && nhwc_ring_weight_gradient(c)) return "nhwc_ring";
@@ -106,28 +110,22 @@ const char* run_all_gradients(const Convolution<T>& input_gradient,
 }
 
 template <typename T>
-Convolution<T> forward_problem(const DepthwiseGeometry& g, const T* x, const T* weight,
-                               const T* bias, T* out, cudaStream_t stream) {
-  return {g,      false, {x, g.h, g.w}, {out, g.out_h, g.out_w}, g.padding_h, g.padding_w, false,
-          weight, bias,  stream};
+Convolution<T> forward_pass(const DepthwiseGeometry& g, const T* x, const T* weight, const T* bias,
+                            T* out, cudaStream_t stream, bool dry_run = false) {
+  return {g, {x, g.h, g.w}, {out, g.out_h, g.out_w}, weight, bias, stream, dry_run};
 }
 
 template <typename T>
-Convolution<T> input_gradient_problem(const DepthwiseGeometry& g, const T* grad, const T* weight,
-                                      T* out, cudaStream_t stream) {
-  const bool flip = g.stride_h == 1 && g.stride_w == 1;
-  const int64_t flipped_h = (g.kernel_h - 1) * g.dilation_h - g.padding_h;
-  const int64_t flipped_w = (g.kernel_w - 1) * g.dilation_w - g.padding_w;
-  return {g,
-          !flip,
-          {grad, g.out_h, g.out_w},
-          {out, g.h, g.w},
-          flip ? flipped_h : g.padding_h,
-          flip ? flipped_w : g.padding_w,
-          flip,
-          weight,
-          nullptr,
-          stream};
+Convolution<T> input_gradient(const DepthwiseGeometry& g, const T* grad, const T* weight, T* out,
+                              cudaStream_t stream, bool dry_run = false) {
+  Convolution<T> c{g, {grad, g.out_h, g.out_w}, {out, g.h, g.w}, weight, nullptr, stream, dry_run};
+  c.flip = g.stride_h == 1 && g.stride_w == 1;
+  c.transposed = !c.flip;
+  if (c.flip) {
+    c.padding_h = (g.kernel_h - 1) * g.dilation_h - g.padding_h;
+    c.padding_w = (g.kernel_w - 1) * g.dilation_w - g.padding_w;
+  }
+  return c;
 }
 
 struct Kernels {
@@ -138,7 +136,7 @@ struct Kernels {
                       const T* bias, T* out) {
     const DeviceGuard guard(like.get_device_index());
     const cudaStream_t stream = current_stream(like);
-    run_convolution(forward_problem(g, x, weight, bias, out, stream));
+    run_convolution(forward_pass(g, x, weight, bias, out, stream));
   }
 
   template <typename T>
@@ -146,16 +144,16 @@ struct Kernels {
                        const T* weight, const DepthwiseGradients<T>& to) {
     const DeviceGuard guard(like.get_device_index());
     const cudaStream_t stream = current_stream(like);
-    const auto input_gradient = input_gradient_problem(g, grad, weight, to.input, stream);
-    const WeightGradient<T> weight_gradient{g, like, x, grad, to.weight, to.bias, stream};
-    if (to.input && to.weight && run_all_gradients(input_gradient, weight_gradient)) {
+    const auto for_input = input_gradient(g, grad, weight, to.input, stream);
+    const WeightGradient<T> for_weight{g, like, x, grad, to.weight, to.bias, stream};
+    if (to.input && to.weight && run_all_gradients(for_input, for_weight)) {
       return;
     }
     if (to.input) {
-      run_convolution(input_gradient);
+      run_convolution(for_input);
     }
     if (to.weight || to.bias) {
-      run_weight_gradient(weight_gradient);
+      run_weight_gradient(for_weight);
     }
   }
 };
@@ -174,21 +172,19 @@ std::string depthwise_conv2d_kernel(const Tensor& input, const Tensor& weight,
     using T = typename decltype(tag)::type;
     const T* const x = input.const_data_ptr<T>();
     T* const aligned = nullptr;  // passes every alignment check
-    auto forward = forward_problem<T>(g, x, aligned, aligned, aligned, nullptr);
-    auto input_gradient = input_gradient_problem<T>(g, aligned, aligned, aligned, nullptr);
-    forward.dry_run = input_gradient.dry_run = true;
+    const auto for_input = input_gradient<T>(g, aligned, aligned, aligned, nullptr, true);
     T* const non_null = input.mutable_data_ptr<T>();  // requests the gradient; not written to
-    const WeightGradient<T> weight_gradient{g, input, x, aligned, non_null, nullptr, nullptr, true};
+    const WeightGradient<T> for_weight{g, input, x, aligned, non_null, nullptr, nullptr, true};
     if (kernel_pass == "forward") {
-      family = run_convolution(forward);
+      family = run_convolution(forward_pass<T>(g, x, aligned, aligned, aligned, nullptr, true));
     } else if (kernel_pass == "input_gradient") {
-      family = run_convolution(input_gradient);
+      family = run_convolution(for_input);
     } else if (kernel_pass == "weight_gradient") {
-      family = run_weight_gradient(weight_gradient);
+      family = run_weight_gradient(for_weight);
     } else {
       check(kernel_pass == "all_gradients", op, ": kernel_pass must be forward, input_gradient, ",
             "weight_gradient or all_gradients, got ", kernel_pass);
-      family = run_all_gradients(input_gradient, weight_gradient);
+      family = run_all_gradients(for_input, for_weight);
       family = family ? family : "separate";
     }
   });

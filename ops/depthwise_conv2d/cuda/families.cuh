@@ -33,15 +33,14 @@ struct DirectStrides {
 template <typename T>
 struct Convolution {
   const DepthwiseGeometry& g;
-  bool transposed;
   Image<const T> in;
   Image<T> out;
-  int64_t padding_h, padding_w;
-  bool flip;
   const T* weight;
   const T* bias;
   cudaStream_t stream;
   bool dry_run = false;  // select a family without a launch
+  bool transposed = false, flip = false;
+  int64_t padding_h = g.padding_h, padding_w = g.padding_w;
 
   template <typename Kernel, typename... Args>
   void launch(Kernel kernel, dim3 grid, dim3 block, size_t shared, const Args&... args) const {
@@ -74,19 +73,10 @@ template <typename T>
 bool nchw_mma(const Convolution<T>& c);
 template <typename T>
 bool nchw_mma_weight_gradient(const WeightGradient<T>& c);
-inline bool nchw_mma(const Convolution<float>&) {
-  return false;
-}
-inline bool nchw_mma_weight_gradient(const WeightGradient<float>&) {
-  return false;
-}
 
 // NHWC, 16 bits: implicit GEMM on sparse matrix units.
 template <typename T>
 bool nhwc_mma(const Convolution<T>& c);
-inline bool nhwc_mma(const Convolution<float>&) {
-  return false;
-}
 
 // Least channels of nhwc_ring, but for weight gradients: fewer use too little of
 // each memory transaction, and are faster in direct_l1.

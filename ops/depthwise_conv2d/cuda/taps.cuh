@@ -26,9 +26,12 @@ bool dispatch_forward_axis(const DepthwiseGeometry& g, const F& f) {
   return false;
 }
 
-// Return f(TransposedAxis<K, padding parity>{}) for the tuned transposed geometries, else false.
+// The same with TransposedAxis<K, padding parity>{} for a transposed convolution.
 template <typename F>
-bool dispatch_transposed_axis(const DepthwiseGeometry& g, const F& f) {
+bool dispatch_axis(const DepthwiseGeometry& g, bool transposed, const F& f) {
+  if (!transposed) {
+    return dispatch_forward_axis(g, f);
+  }
   if (g.kernel_h != g.kernel_w || g.stride_h != 2 || g.stride_w != 2 || g.dilation_h != 1 ||
       g.dilation_w != 1 || g.padding_h % 2 != g.padding_w % 2) {
     return false;
@@ -40,11 +43,6 @@ bool dispatch_transposed_axis(const DepthwiseGeometry& g, const F& f) {
     case 7: return odd ? f(TransposedAxis<7, 1>{}) : f(TransposedAxis<7, 0>{});
     default: return false;
   }
-}
-
-template <typename F>
-bool dispatch_axis(const DepthwiseGeometry& g, bool transposed, const F& f) {
-  return transposed ? dispatch_transposed_axis(g, f) : dispatch_forward_axis(g, f);
 }
 
 // Call multiply(j, tap, i) for each output j of a row and each tap of it; i is the window column.
