@@ -143,7 +143,7 @@ class BatchNormAct2d(nn.Module):
         dtype: dtype of the parameters and buffers.
     """
 
-    _version = 2  # as nn.BatchNorm2d: version 1 has no num_batches_tracked
+    _version = 2  # of the state dict, as nn.BatchNorm2d
     weight: nn.Parameter | None
     bias: nn.Parameter | None
     running_mean: Tensor | None
@@ -206,15 +206,6 @@ class BatchNormAct2d(nn.Module):
             f"track_running_stats={self.track_running_stats}"
         )
 
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
-    ) -> None:
-        key = f"{prefix}num_batches_tracked"
-        if (local_metadata.get("version") or 1) < 2 and self.num_batches_tracked is not None:
-            count = self.num_batches_tracked
-            state_dict.setdefault(key, torch.tensor(0) if count.is_meta else count)
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
-
 
 def apply_layer(layer: BatchNormAct2d | nn.BatchNorm2d, input: Tensor, activation: str) -> Tensor:
     """Apply batch normalisation with the state of `layer`, then an activation.
@@ -239,6 +230,15 @@ def apply_layer(layer: BatchNormAct2d | nn.BatchNorm2d, input: Tensor, activatio
     )
 
 
+def _sums(input: Tensor) -> torch.dtype:
+    return torch.float64 if input.dtype == torch.float64 else torch.float32
+
+
+def _given(running: Tensor | None) -> Tensor | None:
+    """Return None for running statistics of shape [0], as the kernels do."""
+    return None if running is None or running.shape[0] == 0 else running
+
+
 def _check(op: str, input: Tensor, activation: int, eps: float, **channels: Tensor | None) -> None:
     """Check the arguments of a fake; `channels` have one value per channel."""
     windows.check_image(op, input)
@@ -252,42 +252,16 @@ def _check(op: str, input: Tensor, activation: int, eps: float, **channels: Tens
     check.argument(op, "eps", eps >= 0)
 
 
-def _given(running: Tensor | None) -> Tensor | None:
-    """Return None for running statistics of shape [0], as the kernels do."""
-    return None if running is None or running.shape[0] == 0 else running
-
-
-def _sums(input: Tensor) -> torch.dtype:
-    return torch.float64 if input.dtype == torch.float64 else torch.float32
-
-
-def _fake(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    activation: int,
-    eps: float,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    momentum: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    running = {"running_mean": _given(running_mean), "running_var": _given(running_var)}
+def _fake(input: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    weight, bias, activation, eps, mean, var, _ = args
+    running = {"running_mean": _given(mean), "running_var": _given(var)}
     _check(_NAME, input, activation, eps, weight=weight, bias=bias, **running)
     channels = input.new_empty(input.shape[1:2], dtype=_sums(input))
     return layout.resized(input, *input.shape[2:]), channels, torch.empty_like(channels)
 
 
-def _fake_backward(
-    grad_output: Tensor,
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor,
-    rstd: Tensor,
-    activation: int,
-    eps: float,
-    mask: Sequence[bool],
-) -> tuple[Tensor, Tensor, Tensor]:
+def _fake_backward(grad_output: Tensor, input: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    weight, bias, mean, rstd, activation, eps, mask = args
     op = f"{_NAME}_backward"
     _check(op, input, activation, eps, weight=weight, bias=bias)
     check.same(op, "grad_output", grad_output, input.shape, input.dtype)
@@ -295,8 +269,7 @@ def _fake_backward(
     check.same(op, "rstd", rstd, input.shape[1:2], _sums(input))
     grads = [layout.resized(input, *input.shape[2:])]
     grads += [input.new_empty(0) if x is None else layout.gradient_of(x) for x in (weight, bias)]
-    a, b, c = (x if needed else input.new_empty(0) for x, needed in zip(grads, mask, strict=True))
-    return a, b, c
+    return tuple(x if needed else input.new_empty(0) for x, needed in zip(grads, mask, strict=True))
 
 
 def _compose(

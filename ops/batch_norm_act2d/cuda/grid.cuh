@@ -3,9 +3,11 @@
 #pragma once
 
 #include "batch_norm_act2d/op.h"
-#include "core/cuda/copy.cuh"
+#include "core/cuda/common.cuh"
 
-namespace ops::cuda {
+namespace ops::batch_norm_act2d {
+
+using namespace ops::cuda;
 
 constexpr int kThreads = 256;
 constexpr int kUnroll = 4;
@@ -30,8 +32,8 @@ struct Grid {
   int64_t chunk;     // rows of a block
   int64_t chunks;    // blocks along the rows
 
-  // Use about `blocks` blocks per multiprocessor; 0: one block per column.
-  Grid(NormLayout layout, int blocks)
+  // Use about `blocks` blocks per multiprocessor.
+  Grid(Layout layout, int blocks)
       : rows(layout.count() / (V / kChannels)),
         channels(layout.channels),
         plane(layout.inner / (V / kChannels)) {
@@ -49,7 +51,7 @@ struct Grid {
     tiles = ceil_div(vectors, columns);
     thread_rows = kThreads / columns;
     const int64_t wanted =
-        ceil_div(std::max(1, blocks * Device::attribute(cudaDevAttrMultiProcessorCount)), tiles);
+        ceil_div(blocks * Device::attribute(cudaDevAttrMultiProcessorCount), tiles);
     const int64_t most = std::max<int64_t>(1, rows / (thread_rows * kUnroll));
     chunk = ceil_div(rows, std::min({wanted, most, int64_t{65535}}));
     chunks = ceil_div(rows, chunk);
@@ -120,50 +122,4 @@ struct Slice {
   }
 };
 
-// Vectors of a thread in global memory.
-template <typename T>
-struct Global {
-  const T* x;
-
-  template <int N, int V>
-  __device__ void load(const int64_t* offsets, Vector<T, V> (&vectors)[N]) {
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      vectors[i] = load_vector<V>(x + offsets[i]);
-    }
-  }
-};
-
-// Vectors of a thread in shared memory: a copy of a slice, in the order of Slice::for_each.
-template <typename T, int V>
-struct Shared {
-  Vector<T, V>* next;
-
-  // Start the asynchronous copy of a slice.
-  template <typename G>
-  __device__ static void copy(const Slice<G>& slice, const T* x, Vector<T, V>* to) {
-    to += threadIdx.x;
-    slice.for_each([&](auto count, const int64_t* offsets) {
-#pragma unroll
-      for (int i = 0; i < count.value; ++i) {
-        if constexpr (sizeof(*to) < 4) {
-          to[i * kThreads] = load_vector<V>(x + offsets[i]);
-        } else {
-          copy_async<sizeof(*to)>(shared_address(to + i * kThreads), x + offsets[i]);
-        }
-      }
-      to += count.value * kThreads;
-    });
-  }
-
-  template <int N>
-  __device__ void load(const int64_t*, Vector<T, V> (&vectors)[N]) {
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      vectors[i] = next[i * kThreads];
-    }
-    next += N * kThreads;
-  }
-};
-
-}  // namespace ops::cuda
+}  // namespace ops::batch_norm_act2d

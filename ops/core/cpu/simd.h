@@ -28,8 +28,9 @@ struct Simd {
 
   Lanes lanes;
 
+  Simd() = default;
   OPS_FORMULA Simd(Lanes x) : lanes(x) {}
-  OPS_FORMULA Simd(A x) : lanes(x - Lanes{}) {}
+  OPS_FORMULA Simd(A x) : lanes(x - Lanes{}) {}  // of a constant: others pass through memory
 
   OPS_FORMULA friend Simd operator-(Simd a) { return -a.lanes; }
   OPS_FORMULA friend Simd operator+(Simd a, Simd b) { return a.lanes + b.lanes; }
@@ -38,6 +39,8 @@ struct Simd {
   OPS_FORMULA friend Simd operator/(Simd a, Simd b) { return a.lanes / b.lanes; }
   OPS_FORMULA friend Mask operator<(Simd a, Simd b) { return a.lanes < b.lanes; }
   OPS_FORMULA friend Mask operator>(Simd a, Simd b) { return a.lanes > b.lanes; }
+  OPS_FORMULA friend Mask operator<=(Simd a, Simd b) { return a.lanes <= b.lanes; }
+  OPS_FORMULA friend Mask operator>=(Simd a, Simd b) { return a.lanes >= b.lanes; }
 
   // Clamp x to [low, high]; NaN propagates.
   OPS_FORMULA friend Simd clamp(Simd x, Simd low, Simd high) {
