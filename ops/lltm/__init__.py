@@ -139,28 +139,30 @@ class _Recurrent(nn.Module):
             self.register_parameter("bias", None)
         self.reset_parameters()
 
-    def _check_arguments(self, input: Tensor, state: State | None) -> None:
-        name = type(self).__name__
-        check.tensor(name, "input", input)
-        if state is not None and not (isinstance(state, (tuple, list)) and len(state) == 2):
+    def _check_features(self, name: str, x: Tensor, size: int) -> None:
+        layer = type(self).__name__
+        check.tensor(layer, name, x)
+        if not is_traced() and (x.dim() == 0 or x.shape[-1] != size):
+            raise RuntimeError(
+                f"{layer}: {name} must have {size} features in its last dimension, "
+                f"got shape {list(x.shape)}"
+            )
+
+    def _checked_state(self, input: Tensor, state: State | None, batch_dim: int) -> State:
+        """Check the arguments; return `state`, or zeros for None. The batch is at `batch_dim`."""
+        self._check_features("input", input, self.input_size)
+        if state is None:
+            zeros = input.new_zeros(*input.shape[batch_dim:-1], self.hidden_size)
+            return zeros, zeros
+        if not (isinstance(state, (tuple, list)) and len(state) == 2):
             given = type(state).__name__
             if isinstance(state, (tuple, list)):
                 given += f" of {len(state)}"
-            raise TypeError(f"{name}: state must be a pair of tensors (h, c), got {given}")
-        if is_traced():
-            return
-        if input.dim() == 0 or input.shape[-1] != self.input_size:
-            raise RuntimeError(
-                f"{name}: input must have {self.input_size} features in its last dimension, "
-                f"got shape {list(input.shape)}"
-            )
-        for part, x in zip(("h", "c"), state or (), strict=False):
-            check.tensor(name, f"state {part}", x)
-            if x.dim() == 0 or x.shape[-1] != self.hidden_size:
-                raise RuntimeError(
-                    f"{name}: state {part} must have {self.hidden_size} features in its last "
-                    f"dimension, got shape {list(x.shape)}"
-                )
+            layer = type(self).__name__
+            raise TypeError(f"{layer}: state must be a pair of tensors (h, c), got {given}")
+        for name, x in zip("hc", state, strict=True):
+            self._check_features(f"state {name}", x, self.hidden_size)
+        return state
 
     def reset_parameters(self) -> None:
         """Draw all parameters from U(−1/√S, 1/√S), as nn.LSTM does."""
@@ -189,11 +191,7 @@ class LLTMCell(_Recurrent):
         """Return (h', c') for `input` [N, I] or [I] and `state` (h, c); None: zeros."""
         if isinstance(input, Proxy):
             return record_leaf(self, input, state)
-        self._check_arguments(input, state)
-        if state is None:
-            zeros = input.new_zeros(*input.shape[:-1], self.hidden_size)
-            state = zeros, zeros
-        return lltm_cell(input, self.weights, self.bias, *state)
+        return lltm_cell(input, self.weights, self.bias, *self._checked_state(input, state, 0))
 
 
 class LLTM(_Recurrent):
@@ -231,12 +229,9 @@ class LLTM(_Recurrent):
         """
         if isinstance(input, Proxy):
             return record_leaf(self, input, state)
-        self._check_arguments(input, state)
-        swap = self.batch_first and input.dim() == 3
+        swap = self.batch_first and isinstance(input, Tensor) and input.dim() == 3
         sequence = input.transpose(0, 1) if swap else input
-        if state is None:
-            zeros = input.new_zeros(*sequence.shape[1:-1], self.hidden_size)
-            state = zeros, zeros
+        state = self._checked_state(sequence, state, 1)
         output, h, c = lltm(sequence, self.weights, self.bias, *state)
         return output.transpose(0, 1) if swap else output, (h, c)
 

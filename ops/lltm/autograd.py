@@ -1,9 +1,9 @@
 """Registration of the LLTM's operators: fakes, derivatives, vmap, FLOP formulas."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from math import prod
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from ops.core import check, layout
 from ops.core.composition import composed
 from ops.core.registration import REGION, register
 from ops.core.rules import folded
+from ops.core.torch_private import OpOverload, name_of, schema_of
 
 cell = torch.ops.lenet_ops.lltm_cell.default
 cell_backward = torch.ops.lenet_ops.lltm_cell_backward.default
@@ -21,15 +22,15 @@ sequence_loop_backward = torch.ops.lenet_ops.lltm_backward.default
 
 State = tuple[Tensor, Tensor]
 
-CELL = ("input", "weights", "bias", "old_h", "old_cell")
-SEQUENCE = ("sequence", "weights", "bias", "h0", "c0")
+
+def _names(op: OpOverload) -> list[str]:
+    return [argument.name for argument in schema_of(op).arguments]
 
 
-def _fake_forward(
-    op: str, names: tuple[str, ...], dim: int, *tensors: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Check the arguments; return fakes of all h, one c and the products."""
-    input, _, _, h, _ = cast(tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor], tensors)
+def _check(op: str, names: Sequence[str], tensors: Sequence[Any]) -> tuple[Tensor, Tensor, Tensor]:
+    """Check the arguments of a fake; return fakes of all h, one c and the products."""
+    input, _, _, h, _ = tensors
+    dim = 3 if names[0] == "sequence" else 2
     check.argument(op, names[0], input.dim() == dim and (dim == 2 or input.shape[0] > 0))
     check.argument(op, names[3], h.dim() == 2)
     *steps, batch, columns = input.shape
@@ -46,58 +47,30 @@ def _fake_forward(
     )
 
 
-def _fake_backward(
-    op: str,
-    names: tuple[str, ...],
-    dim: int,
-    tensors: Sequence[Tensor],
-    saved: Tensor,
-    mask: Sequence[bool],
-    steps: Mapping[str, Tensor | None],
-    last: Mapping[str, Tensor | None],
-) -> tuple[Tensor, ...]:
-    """Check `saved`, and tensors with the shape of all h (`steps`) or of one state (`last`).
+def _fake_cell(*tensors: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    return _check("lltm_cell", _names(cell), tensors)
 
-    Return fake gradients of the five tensors, of shape [0] if not needed.
-    """
-    h, c, products = _fake_forward(op, names, dim, *tensors)
-    for like, group in ((h, steps), (c, last)):
-        for name, x in group.items():
-            if x is not None:
-                check.same(op, name, x, like.shape, like.dtype)
-    check.same(op, "products", saved, products.shape, products.dtype)
+
+def _fake_sequence(*tensors: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    output, c, products = _check("lltm", _names(sequence_loop), tensors)
+    return output, torch.empty_like(c), c, products
+
+
+def _fake_backward(op: OpOverload, forward: OpOverload, *args: Any) -> tuple[Tensor, ...]:
+    """Return fake gradients of the five tensors, of shape [0] if not needed."""
+    given = dict(zip(_names(op), args, strict=True))
+    tensors = [given[name] for name in _names(forward)]
+    h, c, products = _check(name_of(op), _names(forward), tensors)
+    likes = {"grad_output": h, "output": h, "grad_h": c, "grad_cell": c, "products": products}
+    for name, like in likes.items():
+        if (x := given.get(name)) is not None:
+            check.same(name_of(op), name, x, like.shape, like.dtype)
     grads = [None if x is None else layout.gradient_of(x) for x in tensors]
     grads[0] = tensors[0].new_empty(tensors[0].shape)
     return tuple(
         x if needed and x is not None else tensors[0].new_empty([0])
-        for x, needed in zip(grads, mask, strict=True)
+        for x, needed in zip(grads, given["output_mask"], strict=True)
     )
-
-
-def _fake_cell(*tensors: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    return _fake_forward("lltm_cell", CELL, 2, *tensors)
-
-
-def _fake_cell_backward(
-    grad_h: Tensor | None, grad_cell: Tensor | None, *args: Any
-) -> tuple[Tensor, ...]:
-    *tensors, products, mask = args
-    steps, last = {"grad_h": grad_h}, {"grad_cell": grad_cell}
-    return _fake_backward("lltm_cell_backward", CELL, 2, tensors, products, mask, steps, last)
-
-
-def _fake_sequence(*tensors: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    output, cell, products = _fake_forward("lltm", SEQUENCE, 3, *tensors)
-    return output, torch.empty_like(cell), cell, products
-
-
-def _fake_sequence_backward(
-    grad_output: Tensor | None, grad_h: Tensor | None, grad_cell: Tensor | None, *args: Any
-) -> tuple[Tensor, ...]:
-    *tensors, output, products, mask = args
-    steps = {"grad_output": grad_output, "output": output}
-    last = {"grad_h": grad_h, "grad_cell": grad_cell}
-    return _fake_backward("lltm_backward", SEQUENCE, 3, tensors, products, mask, steps, last)
 
 
 def _flops(input: Sequence[int], weights: Sequence[int], *_: Any, out_shape: Any) -> int:
@@ -149,7 +122,7 @@ register(
 )
 register(
     cell_backward,
-    fake=_fake_cell_backward,
+    fake=partial(_fake_backward, cell_backward, cell),
     **_cell_backward,
     vmap=folded(cell_backward, (0, 0, 0, None, None, 0, 0, 0), (0, None, None, 0, 0), mask=True),
     flops=partial(_flops_backward, 2),
@@ -166,7 +139,7 @@ register(
 )
 register(
     sequence_loop_backward,
-    fake=_fake_sequence_backward,
+    fake=partial(_fake_backward, sequence_loop_backward, sequence_loop),
     **_loop_backward,
     vmap=folded(
         sequence_loop_backward,

@@ -9,7 +9,7 @@
 #define OPS_KERNELS "lltm/cpu_kernels.h"
 #include "core/cpu/dispatch_isa.h"
 
-namespace ops::cpu {
+namespace ops::lltm {
 namespace {
 
 constexpr int64_t kGrain = 8192;  // elements per thread, minimum
@@ -34,9 +34,10 @@ struct Backend {
 
   // Run a forward step, a backward step or a scan.
   template <typename Step>
-  static void run(const Tensor&, const LltmSizes& sizes, const Step& step) {
-    parallel_for(0, sizes.batch, kGrain / std::max<int64_t>(1, sizes.state) + 1,
-                 [&](int64_t begin, int64_t end) { OPS_CALL(lltm_rows(step, sizes, begin, end)); });
+  static void run(const Tensor&, const Sizes& sizes, const Step& step) {
+    cpu::parallel_for(
+        0, sizes.batch, kGrain / std::max<int64_t>(1, sizes.state) + 1,
+        [&](int64_t begin, int64_t end) { OPS_CALL(lltm::run_rows(step, sizes, begin, end)); });
   }
 
   template <typename T>
@@ -45,11 +46,11 @@ struct Backend {
     std::vector<A> sums(columns);
     const A* p = x.const_data_ptr<A>();
     constexpr int64_t kVector = 16;  // lanes of the widest vector
-    parallel_for(0, (columns + kVector - 1) / kVector, kGrain / std::max<int64_t>(1, rows) + 1,
-                 [&](int64_t begin, int64_t end) {
-                   OPS_CALL(sum_rows(p, rows, columns, begin * kVector,
-                                     std::min(end * kVector, columns), sums.data()));
-                 });
+    cpu::parallel_for(0, (columns + kVector - 1) / kVector, kGrain / std::max<int64_t>(1, rows) + 1,
+                      [&](int64_t begin, int64_t end) {
+                        OPS_CALL(lltm::sum_rows(p, rows, columns, begin * kVector,
+                                                std::min(end * kVector, columns), sums.data()));
+                      });
     std::copy(sums.begin(), sums.end(), out.mutable_data_ptr<T>());
   }
 };
@@ -74,10 +75,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(lenet_ops, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CPU, m) {
-  m.impl("lltm_cell", TORCH_BOX(&lltm_cell<Backend>));
-  m.impl("lltm_cell_backward", TORCH_BOX(&lltm_cell_backward<Backend>));
-  m.impl("lltm", TORCH_BOX(&lltm<Backend>));
-  m.impl("lltm_backward", TORCH_BOX(&lltm_sequence_backward<Backend>));
+  m.impl("lltm_cell", TORCH_BOX(&cell<Backend>));
+  m.impl("lltm_cell_backward", TORCH_BOX(&cell_backward<Backend>));
+  m.impl("lltm", TORCH_BOX(&sequence<Backend>));
+  m.impl("lltm_backward", TORCH_BOX(&sequence_backward<Backend>));
 }
 
-}  // namespace ops::cpu
+}  // namespace ops::lltm

@@ -7,15 +7,24 @@
 #pragma once
 
 #include <array>
+#include <cmath>
 #include <optional>
 #include <tuple>
 
 #include "core/layout.h"
 
-namespace ops {
+namespace ops::lltm {
 
-struct LltmSizes {
+struct Sizes {
   int64_t steps, batch, input, state;
+};
+
+// A feature of a row of the batch.
+struct Position {
+  int64_t state, row, column;
+
+  OPS_DEVICE int64_t state_offset() const { return row * state + column; }
+  OPS_DEVICE int64_t gates_offset() const { return 3 * row * state + column; }
 };
 
 // Input or output state of a step: `tensor` at the ends of a sequence, `carried` between steps; if
@@ -33,12 +42,11 @@ struct StateOutput {
 
 // Forward step. Contiguous: states [N, S], products [N, 3S], bias [3S]. O: dtype of operands.
 template <typename T, typename O>
-struct LltmForward {
+struct Forward {
   using A = acc_t<T>;
 
-  const A* products;   // of the gates, without bias
-  const A* recurrent;  // h · weights_hᵀ, to be added to products; or null
-  A* sums_out;         // receives products + recurrent
+  A* products;         // of the gates, without bias
+  const A* recurrent;  // to be added to products; or null
   const T* bias;       // or null
   StateInput<T> old_cell;
   StateOutput<T> new_cell;
@@ -49,7 +57,7 @@ struct LltmForward {
 
 // Backward step.
 template <typename T, typename O>
-struct LltmBackward {
+struct Backward {
   using A = acc_t<T>;
 
   const A* products;
@@ -64,7 +72,7 @@ struct LltmBackward {
 
 // Recompute cells[t] = cells[t − 1] + elu(candidate) · σ(input) for all steps but the last.
 template <typename T>
-struct LltmScan {
+struct Scan {
   using A = acc_t<T>;
 
   const A* products;
@@ -73,92 +81,60 @@ struct LltmScan {
   A* cells;
 };
 
-// Return a strided view of x as a matrix, from an offset (elements).
-inline Tensor matrix(const Tensor& x, int64_t rows, int64_t columns, int64_t row_stride,
-                     int64_t column_stride = 1, int64_t offset = 0) {
-  const std::array<int64_t, 2> sizes{rows, columns}, strides{row_stride, column_stride};
-  AtenTensorHandle view = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(
-      aoti_torch__reinterpret_tensor(x.get(), 2, sizes.data(), strides.data(), offset, &view));
-  return Tensor(view);
-}
-
-// Return a view of rows [begin, end) of a contiguous matrix.
-inline Tensor rows(const Tensor& x, int64_t begin, int64_t end, int64_t columns) {
-  return matrix(x, end - begin, columns, columns, 1, begin * columns);
-}
-inline Tensor rows_transposed(const Tensor& x, int64_t begin, int64_t end, int64_t columns) {
-  return matrix(x, columns, end - begin, 1, columns, begin * columns);
-}
-
 // Names of the operator and its arguments in error messages, and the dimensions of the input.
-struct LltmNames {
+struct Names {
   const char *op, *input, *old_h, *old_cell, *shape;
   int64_t dim;
 
   bool is_sequence() const { return dim == 3; }
 };
 
-constexpr LltmNames cell_names(const char* op) {
+constexpr Names cell_names(const char* op) {
   return {op, "input", "old_h", "old_cell", "[N, I]", 2};
 }
-constexpr LltmNames sequence_names(const char* op) {
+constexpr Names sequence_names(const char* op) {
   return {op, "sequence", "h0", "c0", "[T, N, I]", 3};
 }
 
-struct LltmOutputs {
-  Tensor output, last_cell, products;
-  std::optional<Tensor> last_h;  // sequence only
-};
-
-struct LltmGradients {  // of the outputs; absent ones are zero
-  std::optional<Tensor> output, last_h, last_cell;
-};
-
-using FiveTensors = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
-
 // Check the arguments and make them contiguous.
-struct LltmArguments {
-  LltmSizes sizes;
+struct Arguments {
+  Names names;
+  Sizes sizes;
   Tensor input, weights, old_h, old_cell;
   std::optional<Tensor> bias;
 
-  LltmArguments(const LltmNames& names, const Tensor& input_, const Tensor& weights_,
-                const std::optional<Tensor>& bias_, const Tensor& old_h_, const Tensor& old_cell_)
-      : input(input_), weights(weights_), old_h(old_h_), old_cell(old_cell_), bias(bias_) {
+  Arguments(const Names& names, const Tensor& input, const Tensor& weights,
+            const std::optional<Tensor>& bias, const Tensor& old_h, const Tensor& old_cell)
+      : names(names), input(input), weights(weights), old_h(old_h), old_cell(old_cell), bias(bias) {
     const char* op = names.op;
-    const int64_t dim = names.dim;
     dispatch_floating(op, input.scalar_type(), [](auto) {});
-    check(input.dim() == dim, op, ": ", names.input, " must have shape ", names.shape, ", got ",
-          shape{input});
+    check(input.dim() == names.dim, op, ": ", names.input, " must have shape ", names.shape,
+          ", got ", shape{input});
     check(old_h.dim() == 2, op, ": ", names.old_h, " must have shape [N, S], got ", shape{old_h});
-    sizes = {names.is_sequence() ? input.size(0) : 1, input.size(dim - 2), input.size(dim - 1),
-             old_h.size(1)};
-    check(sizes.steps > 0, op, ": ", names.input, " must have at least one step, got ",
-          shape{input});
-    const auto like_input = [&](const char* name, const Tensor& x, std::vector<int64_t> expected) {
-      check_same(op, names.input, input, name, x);
-      check_shape(op, name, x, expected);
-    };
-    const int64_t n = sizes.batch, s = sizes.state;
-    like_input(names.old_h, old_h, {n, s});
-    like_input(names.old_cell, old_cell, {n, s});
-    like_input("weights", weights, {3 * s, s + sizes.input});
+    const int64_t steps = names.is_sequence() ? input.size(0) : 1, s = old_h.size(1);
+    sizes = {steps, input.size(names.dim - 2), input.size(names.dim - 1), s};
+    check(steps > 0, op, ": ", names.input, " must have at least one step, got ", shape{input});
+    this->input = as_contiguous(input);
+    this->old_h = prepared(names.old_h, old_h, {sizes.batch, s});
+    this->old_cell = prepared(names.old_cell, old_cell, {sizes.batch, s});
+    this->weights = prepared("weights", weights, {3 * s, s + sizes.input});
     if (bias) {
-      like_input("bias", *bias, {3 * s});
-      bias = as_contiguous(*bias);
+      this->bias = prepared("bias", *bias, {3 * s});
     }
-    input = as_contiguous(input);
-    weights = as_contiguous(weights);
-    old_h = as_contiguous(old_h);
-    old_cell = as_contiguous(old_cell);
+  }
+
+  // Check a tensor and make it contiguous.
+  Tensor prepared(const char* name, const Tensor& x, const std::vector<int64_t>& expected) const {
+    check_same(names.op, names.input, input, name, x);
+    check_shape(names.op, name, x, expected);
+    return as_contiguous(x);
   }
 
   // Return the shape of a result: [T, N, columns], or [N, columns] for a cell.
   std::vector<int64_t> result_shape(int64_t columns) const {
-    return input.dim() == 3 ? std::vector{sizes.steps, sizes.batch, columns}
-                            : std::vector{sizes.batch, columns};
+    return names.is_sequence() ? std::vector{sizes.steps, sizes.batch, columns}
+                               : std::vector{sizes.batch, columns};
   }
 };
 
-}  // namespace ops
+}  // namespace ops::lltm

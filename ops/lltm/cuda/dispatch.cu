@@ -5,7 +5,7 @@
 #include "lltm/cuda/step.cuh"
 #include "lltm/sequence.h"
 
-namespace ops::cuda {
+namespace ops::lltm {
 namespace {
 
 struct Backend {
@@ -15,7 +15,7 @@ struct Backend {
 
   static Tensor operand(const Tensor& x) { return x; }
 
-  // out = a b; float32 out from 16-bit operands if more is to be accumulated.
+  // out = a b; out may be float32 for 16-bit operands.
   static void multiply(const Tensor& out, const Tensor& a, const Tensor& b) {
     if (out.scalar_type() == a.scalar_type()) {
       STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_mm_out(out.get(), a.get(), b.get()));
@@ -37,13 +37,13 @@ struct Backend {
 
   // Run a forward step, a backward step or a scan.
   template <typename Step>
-  static void run(const Tensor& like, const LltmSizes& sizes, const Step& step) {
+  static void run(const Tensor& like, const Sizes& sizes, const Step& step) {
     if (sizes.batch == 0 || sizes.state == 0) {
       return;
     }
     const DeviceGuard guard(like.get_device_index());
-    const LltmGrid grid(sizes);
-    launch_kernel(lltm_kernel<Step>, grid.blocks, grid.threads, 0, current_stream(like), step,
+    const Grid grid(sizes);
+    launch_kernel(step_kernel<Step>, grid.blocks, grid.threads, 0, current_stream(like), step,
                   sizes);
   }
 
@@ -57,10 +57,10 @@ struct Backend {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CUDA, m) {
-  m.impl("lltm_cell", TORCH_BOX(&lltm_cell<Backend>));
-  m.impl("lltm_cell_backward", TORCH_BOX(&lltm_cell_backward<Backend>));
-  m.impl("lltm", TORCH_BOX(&lltm<Backend>));
-  m.impl("lltm_backward", TORCH_BOX(&lltm_sequence_backward<Backend>));
+  m.impl("lltm_cell", TORCH_BOX(&cell<Backend>));
+  m.impl("lltm_cell_backward", TORCH_BOX(&cell_backward<Backend>));
+  m.impl("lltm", TORCH_BOX(&sequence<Backend>));
+  m.impl("lltm_backward", TORCH_BOX(&sequence_backward<Backend>));
 }
 
-}  // namespace ops::cuda
+}  // namespace ops::lltm
