@@ -143,7 +143,7 @@ class BatchNormAct2d(nn.Module):
         dtype: dtype of the parameters and buffers.
     """
 
-    _version = 2  # of the state dict, as nn.BatchNorm2d
+    _version = 2  # as nn.BatchNorm2d: version 1 has no num_batches_tracked
     weight: nn.Parameter | None
     bias: nn.Parameter | None
     running_mean: Tensor | None
@@ -205,6 +205,15 @@ class BatchNormAct2d(nn.Module):
             f"momentum={self.momentum}, affine={self.affine}, "
             f"track_running_stats={self.track_running_stats}"
         )
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
+    ) -> None:
+        key = f"{prefix}num_batches_tracked"
+        if (local_metadata.get("version") or 1) < 2 and self.num_batches_tracked is not None:
+            count = self.num_batches_tracked
+            state_dict.setdefault(key, torch.tensor(0) if count.is_meta else count)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 
 
 def apply_layer(layer: BatchNormAct2d | nn.BatchNorm2d, input: Tensor, activation: str) -> Tensor:
