@@ -29,9 +29,7 @@ bool nhwc_ring_weight_gradient(const WeightGradient<T>& c) {
   const DepthwiseGeometry& g = c.g;
   // The convolution whose taps have these gradients, without its outputs.
   const Convolution<T> forward{
-      g,           false,       {c.x, g.h, g.w}, {nullptr, g.out_h, g.out_w},
-      g.padding_h, g.padding_w, false,           nullptr,
-      nullptr,     c.stream};
+      g, {c.x, g.h, g.w}, {nullptr, g.out_h, g.out_w}, nullptr, nullptr, c.stream, c.dry_run};
   return dispatch_forward_axis(g, [&](auto axis) {
     using Axis = decltype(axis);
     const auto launch = [&](auto shape) {
