@@ -5,11 +5,11 @@
 
 #include "core/windows.h"
 
-namespace ops {
+namespace ops::involution2d {
 
 // The weight [N, G, kH, kW, Ho, Wo] is stored like an image of G · kH · kW channels: contiguous, or
 // channels-last as a channels-last convolution returns it.
-struct InvolutionGeometry : Windows {
+struct Geometry : Windows {
   int64_t n, c, groups;
   bool channels_last;         // of input, output and their gradients
   bool weight_channels_last;  // of the weight and its gradient
@@ -37,15 +37,15 @@ inline bool is_weight_channels_last(const Tensor& weight) {
   return !weight.is_contiguous();
 }
 
-inline InvolutionGeometry involution_geometry(const char* op, const Tensor& input,
-                                              const Tensor& weight, const Spacing& spacing) {
+inline Geometry geometry(const char* op, const Tensor& input, const Tensor& weight,
+                         const Spacing& spacing) {
   check(input.dim() == 4, op, ": input must have shape [N, C, H, W], got ", shape{input});
   check(weight.dim() == 6 && weight.size(0) == input.size(0) && weight.size(1) > 0 &&
             input.size(1) % weight.size(1) == 0 && weight.size(2) > 0 && weight.size(3) > 0,
         op, ": weight must have shape [N, G, kH, kW, Ho, Wo] with N = ", input.size(0),
         " and G a divisor of C = ", input.size(1), ", got ", shape{weight});
   check_same(op, "input", input, "weight", weight);
-  const InvolutionGeometry g{
+  const Geometry g{
       windows(op, input.size(2), input.size(3), weight.size(2), weight.size(3), spacing),
       input.size(0),
       input.size(1),
@@ -58,13 +58,13 @@ inline InvolutionGeometry involution_geometry(const char* op, const Tensor& inpu
   return g;
 }
 
-inline Tensor empty_weight(const Tensor& like, const InvolutionGeometry& g) {
+inline Tensor empty_weight(const Tensor& like, const Geometry& g) {
   const Tensor image =
       empty_image(like, g.n, g.groups * g.taps(), g.out_h, g.out_w, g.weight_channels_last);
   return torch::stable::view(image, {g.n, g.groups, g.kernel_h, g.kernel_w, g.out_h, g.out_w});
 }
 
-inline Tensor weight_in_format(const Tensor& weight, const InvolutionGeometry& g) {
+inline Tensor weight_in_format(const Tensor& weight, const Geometry& g) {
   return g.weight_channels_last ? weight : as_contiguous(weight);
 }
 
@@ -73,10 +73,10 @@ enum class Pass { forward, backward_input, backward_weight };
 // Check, allocate and call Backend::run(like, g, pass, source, factor, out): `source` is x (input
 // gradient: grad_output), `factor` the weight (weight gradient: grad_output).
 template <typename Backend>
-Tensor involution2d(const Tensor& input, const Tensor& weight, std::vector<int64_t> stride,
-                    std::vector<int64_t> padding, std::vector<int64_t> dilation) {
+Tensor forward(const Tensor& input, const Tensor& weight, std::vector<int64_t> stride,
+               std::vector<int64_t> padding, std::vector<int64_t> dilation) {
   const char* op = "involution2d";
-  const auto g = involution_geometry(op, input, weight, {stride, padding, dilation});
+  const auto g = geometry(op, input, weight, {stride, padding, dilation});
   const Tensor x = in_format(input, g.channels_last);
   const Tensor w = weight_in_format(weight, g);
   Tensor out = empty_image(x, g.n, g.c, g.out_h, g.out_w, g.channels_last);
@@ -92,13 +92,12 @@ Tensor involution2d(const Tensor& input, const Tensor& weight, std::vector<int64
 
 // Return (grad_input, grad_weight); gradients not in output_mask have shape [0].
 template <typename Backend>
-std::tuple<Tensor, Tensor> involution2d_backward(const Tensor& grad_output, const Tensor& input,
-                                                 const Tensor& weight, std::vector<int64_t> stride,
-                                                 std::vector<int64_t> padding,
-                                                 std::vector<int64_t> dilation,
-                                                 std::vector<bool> output_mask) {
+std::tuple<Tensor, Tensor> backward(const Tensor& grad_output, const Tensor& input,
+                                    const Tensor& weight, std::vector<int64_t> stride,
+                                    std::vector<int64_t> padding, std::vector<int64_t> dilation,
+                                    std::vector<bool> output_mask) {
   const char* op = "involution2d_backward";
-  const auto g = involution_geometry(op, input, weight, {stride, padding, dilation});
+  const auto g = geometry(op, input, weight, {stride, padding, dilation});
   check_same(op, "input", input, "grad_output", grad_output);
   check_shape(op, "grad_output", grad_output, {g.n, g.c, g.out_h, g.out_w});
   check(output_mask.size() == 2, op, ": output_mask must be two booleans");
@@ -123,4 +122,4 @@ std::tuple<Tensor, Tensor> involution2d_backward(const Tensor& grad_output, cons
   return {grad_input, in_strides_of(weight, grad_weight)};
 }
 
-}  // namespace ops
+}  // namespace ops::involution2d

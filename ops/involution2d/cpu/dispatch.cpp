@@ -5,7 +5,7 @@
 #define OPS_KERNELS "involution2d/cpu/kernels.h"
 #include "core/cpu/dispatch_isa.h"
 
-namespace ops::cpu {
+namespace ops::involution2d {
 namespace {
 
 constexpr int64_t kGrain = 200000;  // multiply-adds per thread, minimum
@@ -13,18 +13,18 @@ constexpr int64_t kGrain = 200000;  // multiply-adds per thread, minimum
 struct Kernels {
   // Rows are independent: results do not depend on the number of threads.
   template <typename T>
-  static void run(const Tensor&, const InvolutionGeometry& g, Pass pass, const T* source,
-                  const T* factor, T* out) {
+  static void run(const Tensor&, const Geometry& g, Pass pass, const T* source, const T* factor,
+                  T* out) {
     using A = acc_t<T>;
-    const InvolutionPlan<T> p(g, pass, vector_bytes() / sizeof(A), source, factor, out);
+    const Plan<T> p(g, pass, cpu::vector_bytes() / sizeof(A), source, factor, out);
     const int64_t rows = p.vertical.out_size;
     const int64_t row_work = rows > 0 ? p.horizontal.out_size * g.taps() * g.group_channels() : 1;
     const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, row_work));
     const auto work = [&](int64_t begin, int64_t end) {
-      InvolutionWorkspace<A> workspace(p);
-      OPS_CALL(involve(p, begin, end, workspace));
+      Workspace<A> workspace(p);
+      OPS_CALL(involution2d::involve(p, begin, end, workspace));
     };
-    parallel_for(0, g.n * g.groups * rows, grain, work);
+    cpu::parallel_for(0, g.n * g.groups * rows, grain, work);
   }
 };
 
@@ -40,8 +40,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(lenet_ops, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CPU, m) {
-  m.impl("involution2d", TORCH_BOX(&involution2d<Kernels>));
-  m.impl("involution2d_backward", TORCH_BOX(&involution2d_backward<Kernels>));
+  m.impl("involution2d", TORCH_BOX(&forward<Kernels>));
+  m.impl("involution2d_backward", TORCH_BOX(&backward<Kernels>));
 }
 
-}  // namespace ops::cpu
+}  // namespace ops::involution2d

@@ -1,8 +1,68 @@
 // Vector kernels of the CPU involution; see plan.h. No include guard: see core/cpu/dispatch_isa.h.
 
-#include "involution2d/cpu/copy_kernels.h"
+namespace ops::cpu::OPS_ISA::involution2d {
 
-namespace ops::cpu::OPS_ISA {
+using namespace ops::involution2d;
+
+// Return the start of the i-th block of N that cover [0, n), n ≥ N; the last block overlaps.
+template <int N>
+int64_t block_start(int64_t i, int64_t n) {
+  return i * N + N <= n ? i * N : n - N;
+}
+
+// Transpose a matrix in registers, in blocks of N×N, or smaller ones if it has fewer rows or
+// columns. `from` has adjacent columns, `to` adjacent rows; strides are those of the others.
+template <int N, typename From, typename To>
+void transpose_matrix(const From* from, int64_t from_row, int64_t rows, int64_t columns, To* to,
+                      int64_t to_column) {
+  if constexpr (N > 1) {
+    if (rows < N || columns < N) {
+      return transpose_matrix<N / 2>(from, from_row, rows, columns, to, to_column);
+    }
+  }
+  for (int64_t i = 0; i * N < rows; ++i) {
+    for (int64_t j = 0; j * N < columns; ++j) {
+      const int64_t row = block_start<N>(i, rows), column = block_start<N>(j, columns);
+      Vec<acc_t<From>, N> v[N];
+      OPS_UNROLL
+      for (int r = 0; r < N; ++r) {
+        v[r] = load<N>(from + (row + r) * from_row + column);
+      }
+      transpose<acc_t<From>, N>(v);
+      OPS_UNROLL
+      for (int c = 0; c < N; ++c) {
+        store<N>(to + (column + c) * to_column + row, v[c]);
+      }
+    }
+  }
+}
+
+// Strides of an image or a buffer.
+struct PixelStrides {
+  int64_t channel, pixel;
+};
+
+// Copy `pixels` pixels of `channels` channels. Pixels or channels are adjacent in one of the two.
+template <typename From, typename To>
+void copy_pixels(const From* from, PixelStrides in, To* to, PixelStrides out, int64_t channels,
+                 int64_t pixels) {
+  constexpr int N = kLanes<acc_t<From>>;
+  if (in.pixel == 1 && out.pixel == 1) {
+    for (int64_t c = 0; c < channels; ++c) {
+      convert_row(from + c * in.channel, to + c * out.channel, pixels);
+    }
+  } else if (in.channel == 1) {
+    transpose_matrix<N>(from, in.pixel, pixels, channels, to, out.channel);
+  } else if (out.channel == 1) {
+    transpose_matrix<N>(from, in.channel, channels, pixels, to, out.pixel);
+  } else {
+    for (int64_t c = 0; c < channels; ++c) {
+      for (int64_t p = 0; p < pixels; ++p) {
+        to[c * out.channel + p * out.pixel] = static_cast<To>(from[c * in.channel + p * in.pixel]);
+      }
+    }
+  }
+}
 
 // Vectors of pixels per register tile of R channels or taps: R · kVectors sums hide FMA latency.
 template <int R>
@@ -95,7 +155,7 @@ void fill_ring(RowRing<acc_t<T>>& ring, int64_t last, const T* group,
 
 // Compute `outputs` of a row from the buffers.
 template <typename T>
-void compute_row(const InvolutionPlan<T>& p, InvolutionWorkspace<acc_t<T>>& w, int64_t taps) {
+void compute_row(const Plan<T>& p, Workspace<acc_t<T>>& w, int64_t taps) {
   using A = acc_t<T>;
   const bool over_channels = p.pass == Pass::backward_weight;
   const int64_t sums = over_channels ? taps : p.out.channels, width = p.row.out_width;
@@ -116,8 +176,7 @@ void compute_row(const InvolutionPlan<T>& p, InvolutionWorkspace<acc_t<T>>& w, i
 
 // Compute rows [begin, end) of a pass, counted over images, groups, rows.
 template <typename T>
-void involve(const InvolutionPlan<T>& p, int64_t begin, int64_t end,
-             InvolutionWorkspace<acc_t<T>>& workspace) {
+void involve(const Plan<T>& p, int64_t begin, int64_t end, Workspace<acc_t<T>>& workspace) {
   const int64_t rows = p.vertical.out_size, groups = p.g.groups;
   const ImageStrides& strides = p.out.strides;
   for (int64_t index = begin; index < end; ++index) {
@@ -143,4 +202,4 @@ void involve(const InvolutionPlan<T>& p, int64_t begin, int64_t end,
   }
 }
 
-}  // namespace ops::cpu::OPS_ISA
+}  // namespace ops::cpu::OPS_ISA::involution2d

@@ -25,7 +25,7 @@
 #include "core/axis.h"
 #include "involution2d/op.h"
 
-namespace ops::cpu {
+namespace ops::involution2d {
 
 constexpr int64_t kMaxSums = 8;  // sums in registers: channels or taps
 
@@ -127,8 +127,8 @@ struct GroupedImage {
 
 // One pass: `out` from `source` and `factor`, see op.h.
 template <typename T>
-struct InvolutionPlan {
-  const InvolutionGeometry& g;
+struct Plan {
+  const Geometry& g;
   Pass pass;
   Axis vertical, horizontal;
   PhaseRows row;
@@ -136,8 +136,7 @@ struct InvolutionPlan {
   GroupedImage<T> out;
   std::vector<PixelPhase> factor_pixels;  // of a row of factors
 
-  InvolutionPlan(const InvolutionGeometry& g, Pass pass, int64_t lanes, const T* source,
-                 const T* factor, T* out)
+  Plan(const Geometry& g, Pass pass, int64_t lanes, const T* source, const T* factor, T* out)
       : g(g),
         pass(pass),
         vertical(vertical_axis(g, pass == Pass::backward_input)),
@@ -174,13 +173,13 @@ struct TapOffsets {
 // Buffers of a thread, initialised with zeros. After the rows of each channel of the source ring
 // there is a row of zeros.
 template <typename A>
-struct InvolutionWorkspace {
+struct Workspace {
   RowRing<A> source, factor;
   A* out;  // [channel][pixel]
   std::vector<TapOffsets> taps;
 
   template <typename T>
-  explicit InvolutionWorkspace(const InvolutionPlan<T>& p)
+  explicit Workspace(const Plan<T>& p)
       : source{p.vertical.span(), p.row.width, 0}, taps(p.g.taps()) {
     // an odd number of cache lines: channels map to different cache sets
     source.channel = ((source.rows + 1) * source.row + kLine - 1) / kLine * kLine | kLine;
@@ -197,7 +196,7 @@ struct InvolutionWorkspace {
 
   // List the taps of output row h; the input gradient omits taps that read only padding.
   template <typename T>
-  int64_t list_taps(const InvolutionPlan<T>& p, const PhaseRows::Outputs& outputs, int64_t h) {
+  int64_t list_taps(const Plan<T>& p, const PhaseRows::Outputs& outputs, int64_t h) {
     int64_t count = 0;
     for (int64_t a = 0; a < p.vertical.taps; ++a) {
       const int64_t at = p.vertical.source(h, a);
@@ -225,4 +224,4 @@ struct InvolutionWorkspace {
   std::vector<A> memory_;
 };
 
-}  // namespace ops::cpu
+}  // namespace ops::involution2d

@@ -13,12 +13,12 @@
 #include "involution2d/cuda/nhwc.cuh"
 #include "involution2d/op.h"
 
-namespace ops::cuda {
+namespace ops::involution2d {
 namespace {
 
 // Call f(Width<K>{}, Width<S>{}) with kernel size and stride if they are tuned, else return false.
 template <typename F>
-bool dispatch_tuned(const InvolutionGeometry& g, const F& f) {
+bool dispatch_tuned(const Geometry& g, const F& f) {
   if (g.kernel_h != g.kernel_w || g.stride_h != g.stride_w || g.stride_h > 2 || g.dilation_h != 1 ||
       g.dilation_w != 1) {
     return false;
@@ -60,8 +60,8 @@ ImageView image_view(const ImageStrides& s, int64_t h, int64_t w, int64_t channe
 
 // Return the parameters that do not depend on the kernel; nothing if offsets exceed 32 bits.
 template <bool kFlip, typename T>
-std::optional<TiledInvolution> tiled_geometry(const InvolutionGeometry& g, const T* source,
-                                              const T* weight, const T* out) {
+std::optional<TiledInvolution> tiled_geometry(const Geometry& g, const T* source, const T* weight,
+                                              const T* out) {
   constexpr int64_t kLimit = int64_t{1} << 31;
   if (g.c * g.h * g.w >= kLimit || g.c * g.out_h * g.out_w >= kLimit ||
       g.groups * g.taps() * g.out_h * g.out_w >= kLimit ||
@@ -102,7 +102,7 @@ struct TiledPlan {
 // computes all channels (weight gradient: kernel rows) of a group or, to fill the GPU, a chunk of
 // them.
 template <Pass kPass, int K, typename T>
-std::optional<TiledPlan> plan_nchw(const InvolutionGeometry& g, TiledInvolution p) {
+std::optional<TiledPlan> plan_nchw(const Geometry& g, TiledInvolution p) {
   constexpr bool kWeight = kPass == Pass::backward_weight;
   const int extent = kWeight ? K : p.channels, unit = kWeight ? 1 : kChannelStep;
   p.source.vector = widest_vector(p.source.vector, {p.offset_w - kLead<T, K>});
@@ -132,7 +132,7 @@ std::optional<TiledPlan> plan_nchw(const InvolutionGeometry& g, TiledInvolution 
 }
 
 template <Pass kPass, int K, int kStride, typename T>
-TiledPlan plan_nhwc(const InvolutionGeometry& g, TiledInvolution p) {
+TiledPlan plan_nhwc(const Geometry& g, TiledInvolution p) {
   constexpr bool kFlip = kPass == Pass::backward_input;
   using Taps = CellTaps<K, kStride, kFlip>;
   using Weights = WeightTile<T, K, kStride, kFlip>;
@@ -181,8 +181,7 @@ bool launch(Kernel kernel, const TiledPlan& plan, cudaStream_t stream, Pointers.
 
 // Run nchw or nhwc; return false if neither takes the problem.
 template <Pass kPass, typename T>
-bool run_tiled(const InvolutionGeometry& g, const T* source, const T* factor, T* out,
-               cudaStream_t stream) {
+bool run_tiled(const Geometry& g, const T* source, const T* factor, T* out, cudaStream_t stream) {
   constexpr bool kFlip = kPass == Pass::backward_input, kWeight = kPass == Pass::backward_weight;
   auto p = tiled_geometry<kFlip>(g, source, kWeight ? out : factor, kWeight ? factor : out);
   return p && dispatch_tuned(g, [&](auto kernel, auto stride) {
@@ -202,8 +201,7 @@ bool run_tiled(const InvolutionGeometry& g, const T* source, const T* factor, T*
 }
 
 template <Pass kPass, typename T>
-void involve(const InvolutionGeometry& g, const T* source, const T* factor, T* out,
-             cudaStream_t stream) {
+void involve(const Geometry& g, const T* source, const T* factor, T* out, cudaStream_t stream) {
   if constexpr (!std::is_same_v<T, double>) {
     if (run_tiled<kPass>(g, source, factor, out, stream)) {
       return;
@@ -229,7 +227,7 @@ void involve(const InvolutionGeometry& g, const T* source, const T* factor, T* o
 
 struct Kernels {
   template <typename T>
-  static void run(const Tensor& like, const InvolutionGeometry& g, Pass pass, const T* source,
+  static void run(const Tensor& like, const Geometry& g, Pass pass, const T* source,
                   const T* factor, T* out) {
     const DeviceGuard guard(like.get_device_index());
     const cudaStream_t stream = current_stream(like);
@@ -246,8 +244,8 @@ struct Kernels {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CUDA, m) {
-  m.impl("involution2d", TORCH_BOX(&involution2d<Kernels>));
-  m.impl("involution2d_backward", TORCH_BOX(&involution2d_backward<Kernels>));
+  m.impl("involution2d", TORCH_BOX(&forward<Kernels>));
+  m.impl("involution2d_backward", TORCH_BOX(&backward<Kernels>));
 }
 
-}  // namespace ops::cuda
+}  // namespace ops::involution2d

@@ -15,7 +15,9 @@
 #include "core/cuda/common.cuh"
 #include "involution2d/op.h"
 
-namespace ops::cuda {
+namespace ops::involution2d {
+
+using namespace cuda;
 
 constexpr int kGeneralThreads = 256;
 constexpr int kGeneralChannels = 8;  // in registers at a time
@@ -24,8 +26,7 @@ constexpr int kGeneralChannels = 8;  // in registers at a time
 struct GeneralIndex {
   int64_t n, group, tap, h, w;
 
-  __device__ GeneralIndex(const InvolutionGeometry& g, int64_t taps, int64_t height,
-                          int64_t width) {
+  __device__ GeneralIndex(const Geometry& g, int64_t taps, int64_t height, int64_t width) {
     int64_t i = static_cast<int64_t>(blockIdx.x) * kGeneralThreads + threadIdx.x;
     w = i % width, i /= width;
     h = i % height, i /= height;
@@ -42,10 +43,9 @@ __device__ inline int64_t offset(const ImageStrides& s, int64_t n, int64_t c, in
 // Forward (source: x) or, with kTransposed, input gradient (source: grad_output).
 template <bool kTransposed, typename T>
 __global__ void __launch_bounds__(kGeneralThreads, 2)
-    involve_general_kernel(InvolutionGeometry g, ImageStrides source_strides,
-                           ImageStrides weight_strides, ImageStrides out_strides,
-                           const T* __restrict__ source, const T* __restrict__ weight,
-                           T* __restrict__ out) {
+    involve_general_kernel(Geometry g, ImageStrides source_strides, ImageStrides weight_strides,
+                           ImageStrides out_strides, const T* __restrict__ source,
+                           const T* __restrict__ weight, T* __restrict__ out) {
   const Axis vertical = vertical_axis(g, kTransposed), horizontal = horizontal_axis(g, kTransposed);
   const GeneralIndex at(g, 1, vertical.out_size, horizontal.out_size);
   if (at.n >= g.n) {
@@ -89,10 +89,9 @@ __global__ void __launch_bounds__(kGeneralThreads, 2)
 
 template <typename T>
 __global__ void __launch_bounds__(kGeneralThreads)
-    involve_general_weight_kernel(InvolutionGeometry g, ImageStrides x_strides,
-                                  ImageStrides weight_strides, ImageStrides grad_strides,
-                                  const T* __restrict__ x, const T* __restrict__ grad,
-                                  T* __restrict__ grad_weight) {
+    involve_general_weight_kernel(Geometry g, ImageStrides x_strides, ImageStrides weight_strides,
+                                  ImageStrides grad_strides, const T* __restrict__ x,
+                                  const T* __restrict__ grad, T* __restrict__ grad_weight) {
   const GeneralIndex at(g, g.taps(), g.out_h, g.out_w);
   if (at.n >= g.n) {
     return;
@@ -111,4 +110,4 @@ __global__ void __launch_bounds__(kGeneralThreads)
       static_cast<T>(sum);
 }
 
-}  // namespace ops::cuda
+}  // namespace ops::involution2d

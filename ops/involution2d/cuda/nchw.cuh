@@ -19,7 +19,7 @@
 
 #include "involution2d/cuda/tile.cuh"
 
-namespace ops::cuda {
+namespace ops::involution2d {
 
 // Prefetch the weights of one kernel row for a quad of outputs. Pixels outside the image read the
 // weight of the last pixel; their sums are not stored.
@@ -282,4 +282,4 @@ __global__ void __launch_bounds__(kNchwThreads, 3)
   }
 }
 
-}  // namespace ops::cuda
+}  // namespace ops::involution2d

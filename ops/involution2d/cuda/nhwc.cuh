@@ -20,7 +20,7 @@
 
 #include "involution2d/cuda/nhwc_tile.cuh"
 
-namespace ops::cuda {
+namespace ops::involution2d {
 
 // Weights of a tile in shared memory. Forward: for each pixel a run of all K² taps. Input gradient:
 // for each source pixel and kernel row a run of K taps. Channels-last weights are copied as the
@@ -346,4 +346,4 @@ __global__ void __launch_bounds__(kNhwcThreads)
   }
 }
 
-}  // namespace ops::cuda
+}  // namespace ops::involution2d

@@ -6,7 +6,7 @@
 #include "core/axis.h"
 #include "involution2d/cuda/tile.cuh"
 
-namespace ops::cuda {
+namespace ops::involution2d {
 
 constexpr int kNhwcQuads = 4;     // maximum along a row of a tile
 constexpr int kNhwcRows = 8;      // maximum of a tile, in source rows
@@ -219,4 +219,4 @@ __device__ void for_each_output_pixel(const TiledInvolution& p, const NhwcTile& 
   }
 }
 
-}  // namespace ops::cuda
+}  // namespace ops::involution2d

@@ -7,7 +7,9 @@
 #include "core/cuda/divide.cuh"
 #include "involution2d/op.h"
 
-namespace ops::cuda {
+namespace ops::involution2d {
+
+using namespace cuda;
 
 constexpr int kNchwThreads = 128;  // maximum of a block
 constexpr int kTileChannels = 16;  // channels in registers at a time
@@ -249,4 +251,4 @@ __device__ void for_each_output(const TiledInvolution& p, const NchwTile& tile, 
   });
 }
 
-}  // namespace ops::cuda
+}  // namespace ops::involution2d
