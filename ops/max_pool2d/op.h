@@ -5,9 +5,9 @@
 
 #include "core/windows.h"
 
-namespace ops {
+namespace ops::max_pool2d {
 
-struct MaxPoolGeometry : Windows {
+struct Geometry : Windows {
   int64_t n, c;
   bool channels_last;  // of input, output, indices and gradients
 
@@ -17,18 +17,18 @@ struct MaxPoolGeometry : Windows {
 };
 
 // Arguments of the operator.
-struct PoolWindows {
+struct Arguments {
   const std::vector<int64_t>&kernel_size, &stride, &padding, &dilation;
   bool ceil_mode;
 };
 
 // Check the arguments for `x` (input or grad_output) and an input of h × w pixels.
-inline MaxPoolGeometry max_pool_geometry(const char* op, const Tensor& x, int64_t h, int64_t w,
-                                         const PoolWindows& p, bool channels_last) {
+inline Geometry geometry(const char* op, const Tensor& x, int64_t h, int64_t w, const Arguments& p,
+                         bool channels_last) {
   check_pair(op, "kernel_size", p.kernel_size, 1);
-  const MaxPoolGeometry g{windows(op, h, w, p.kernel_size[0], p.kernel_size[1],
-                                  {p.stride, p.padding, p.dilation}, p.ceil_mode),
-                          x.size(0), x.size(1), channels_last};
+  const Geometry g{windows(op, h, w, p.kernel_size[0], p.kernel_size[1],
+                           {p.stride, p.padding, p.dilation}, p.ceil_mode),
+                   x.size(0), x.size(1), channels_last};
   check(h > 0 && w > 0, op, ": the input must have pixels, got height ", h, " and width ", w);
   check(g.kernel_h <= (int64_t{1} << 31) / g.kernel_w, op,
         ": kernel_size must have at most 2^31 pixels, got [", g.kernel_h, ", ", g.kernel_w, "]");
@@ -45,14 +45,14 @@ void dispatch_index(ScalarType type, const F& f) {
 
 // Check, allocate and call Backend's kernel.
 template <typename Backend>
-std::tuple<Tensor, Tensor> max_pool2d(const Tensor& input, std::vector<int64_t> kernel_size,
-                                      std::vector<int64_t> stride, std::vector<int64_t> padding,
-                                      std::vector<int64_t> dilation, bool ceil_mode) {
+std::tuple<Tensor, Tensor> forward(const Tensor& input, std::vector<int64_t> kernel_size,
+                                   std::vector<int64_t> stride, std::vector<int64_t> padding,
+                                   std::vector<int64_t> dilation, bool ceil_mode) {
   const char* op = "max_pool2d";
   check(input.dim() == 4, op, ": input must have shape [N, C, H, W], got ", shape{input});
-  const auto g = max_pool_geometry(op, input, input.size(2), input.size(3),
-                                   {kernel_size, stride, padding, dilation, ceil_mode},
-                                   is_channels_last(input));
+  const auto g =
+      geometry(op, input, input.size(2), input.size(3),
+               {kernel_size, stride, padding, dilation, ceil_mode}, is_channels_last(input));
   const Tensor x = in_format(input, g.channels_last);
   Tensor out = empty_image(x, g.n, g.c, g.out_h, g.out_w, g.channels_last);
   Tensor indices = empty_strided(out, out.sizes().data(), out.strides().data(), 4, g.index_type());
@@ -70,16 +70,15 @@ std::tuple<Tensor, Tensor> max_pool2d(const Tensor& input, std::vector<int64_t> 
 }
 
 template <typename Backend>
-Tensor max_pool2d_backward(const Tensor& grad_output, const Tensor& indices,
-                           std::vector<int64_t> kernel_size, std::vector<int64_t> stride,
-                           std::vector<int64_t> padding, std::vector<int64_t> dilation,
-                           bool ceil_mode, int64_t height, int64_t width, bool channels_last) {
+Tensor backward(const Tensor& grad_output, const Tensor& indices, std::vector<int64_t> kernel_size,
+                std::vector<int64_t> stride, std::vector<int64_t> padding,
+                std::vector<int64_t> dilation, bool ceil_mode, int64_t height, int64_t width,
+                bool channels_last) {
   const char* op = "max_pool2d_backward";
   check(grad_output.dim() == 4, op, ": grad_output must have shape [N, C, Ho, Wo], got ",
         shape{grad_output});
-  const auto g =
-      max_pool_geometry(op, grad_output, height, width,
-                        {kernel_size, stride, padding, dilation, ceil_mode}, channels_last);
+  const auto g = geometry(op, grad_output, height, width,
+                          {kernel_size, stride, padding, dilation, ceil_mode}, channels_last);
   check_shape(op, "grad_output", grad_output, {g.n, g.c, g.out_h, g.out_w});
   check_shape(op, "indices", indices, {g.n, g.c, g.out_h, g.out_w});
   check_device(op, "grad_output", grad_output, "indices", indices);
@@ -100,4 +99,4 @@ Tensor max_pool2d_backward(const Tensor& grad_output, const Tensor& indices,
   return out;
 }
 
-}  // namespace ops
+}  // namespace ops::max_pool2d

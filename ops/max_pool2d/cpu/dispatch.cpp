@@ -6,7 +6,7 @@
 #define OPS_KERNELS "max_pool2d/cpu/kernels.h"
 #include "core/cpu/dispatch_isa.h"
 
-namespace ops::cpu {
+namespace ops::max_pool2d {
 namespace {
 
 constexpr int64_t kGrain = 32768;  // elements per thread, minimum
@@ -17,9 +17,9 @@ constexpr int64_t kMinRun = 8, kMinPaddedRun = 64;
 // Scatter-add the output gradients of adjacent images to the maxima. offset_of(tap): elements from
 // the window's first pixel. noinline: all values of the inner loop stay in registers.
 template <typename T, typename I, typename Sum, typename OffsetOf>
-__attribute__((noinline)) void scatter_add(const MaxPoolPlan& p, OffsetOf offset_of, int64_t images,
+__attribute__((noinline)) void scatter_add(const Plan& p, OffsetOf offset_of, int64_t images,
                                            const T* grad, const I* indices, Sum* sums) {
-  const MaxPoolGeometry& g = p.g;
+  const Geometry& g = p.g;
   const uint64_t size = p.image_size();
   const int64_t run = p.run(), runs = g.out_w * p.pixel / run;  // per row
   const int64_t step = p.pixel == 1 ? g.stride_w : 1;
@@ -42,7 +42,7 @@ __attribute__((noinline)) void scatter_add(const MaxPoolPlan& p, OffsetOf offset
 }
 
 template <typename T, typename I>
-void scatter_add_images(const MaxPoolPlan& p, const T* grad, const I* indices, T* out) {
+void scatter_add_images(const Plan& p, const T* grad, const I* indices, T* out) {
   using A = acc_t<T>;
   const auto compute_offset = [&](int64_t tap) {
     constexpr int64_t kOutside = int64_t{1} << 62;
@@ -59,7 +59,7 @@ void scatter_add_images(const MaxPoolPlan& p, const T* grad, const I* indices, T
   };
   const int64_t size = p.image_size(), out_size = p.g.out_h * p.g.out_w * p.pixel;
   const int64_t block = std::max<int64_t>(1, kBlock / size);
-  parallel_for(0, p.images(), kGrain / size + 1, [&](int64_t begin, int64_t end) {
+  cpu::parallel_for(0, p.images(), kGrain / size + 1, [&](int64_t begin, int64_t end) {
     const bool in_place = std::is_same_v<A, T> || p.disjoint;  // no rounding of partial sums
     std::vector<A> sums(in_place ? 0 : block * size);
     for (int64_t i = begin; i < end; i += block) {
@@ -78,26 +78,25 @@ void scatter_add_images(const MaxPoolPlan& p, const T* grad, const I* indices, T
 
 struct Kernels {
   template <typename T, typename I>
-  static void forward(const Tensor&, const MaxPoolGeometry& g, const T* x, T* out, I* indices) {
-    const MaxPoolPlan p(g);
+  static void forward(const Tensor&, const Geometry& g, const T* x, T* out, I* indices) {
+    const Plan p(g);
     const int64_t grain = kGrain / (g.out_w * p.pixel * g.taps()) + 1;
-    parallel_for(0, p.images() * g.out_h, grain, [&](int64_t begin, int64_t end) {
-      OPS_CALL(max_pool_rows(p, x, out, indices, begin, end));
+    cpu::parallel_for(0, p.images() * g.out_h, grain, [&](int64_t begin, int64_t end) {
+      OPS_CALL(max_pool2d::forward_rows(p, x, out, indices, begin, end));
     });
   }
 
   template <typename T, typename I>
-  static void backward(const Tensor&, const MaxPoolGeometry& g, const T* grad, const I* indices,
-                       T* out) {
-    const MaxPoolPlan p(g);
+  static void backward(const Tensor&, const Geometry& g, const T* grad, const I* indices, T* out) {
+    const Plan p(g);
     const int64_t min_run = p.pairs && g.padding_w > 0 ? kMinPaddedRun : kMinRun;
     const bool vectors = p.disjoint && p.run() >= min_run && (p.pixel > 1 || p.pairs);
     if (!vectors) {
       return scatter_add_images(p, grad, indices, out);
     }
     const int64_t grain = kGrain / (g.w * p.pixel * g.stride_h) + 1;
-    parallel_for(0, p.images() * g.out_h, grain, [&](int64_t begin, int64_t end) {
-      OPS_CALL(max_unpool_rows(p, grad, indices, out, begin, end));
+    cpu::parallel_for(0, p.images() * g.out_h, grain, [&](int64_t begin, int64_t end) {
+      OPS_CALL(max_pool2d::backward_rows(p, grad, indices, out, begin, end));
     });
   }
 };
@@ -115,8 +114,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(lenet_ops, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CPU, m) {
-  m.impl("max_pool2d", TORCH_BOX(&max_pool2d<Kernels>));
-  m.impl("max_pool2d_backward", TORCH_BOX(&max_pool2d_backward<Kernels>));
+  m.impl("max_pool2d", TORCH_BOX(&forward<Kernels>));
+  m.impl("max_pool2d_backward", TORCH_BOX(&backward<Kernels>));
 }
 
-}  // namespace ops::cpu
+}  // namespace ops::max_pool2d

@@ -1,6 +1,8 @@
 // Vector kernels of CPU max pooling; see plan.h. No include guard: see core/cpu/dispatch_isa.h.
 
-namespace ops::cpu::OPS_ISA {
+namespace ops::cpu::OPS_ISA::max_pool2d {
+
+using namespace ops::max_pool2d;
 
 // Load N elements at stride STEP (0: run-time `step`).
 template <int N, int STEP, typename T, int... I>
@@ -46,25 +48,6 @@ inline Vec<bits_t<A>, N> load_taps(const I* p) {
   return __builtin_convertvector(load_bytes<Vec<I, N>>(p), Vec<bits_t<A>, N>);
 }
 
-// Load uint8 or, if `wide`, int64 indices. A branch, not a template parameter: compile time.
-template <int N, typename A>
-inline Vec<bits_t<A>, N> load_taps(const void* indices, int64_t at, bool wide) {
-  return wide ? load_taps<N, A>(static_cast<const int64_t*>(indices) + at)
-              : load_taps<N, A>(static_cast<const uint8_t*>(indices) + at);
-}
-
-template <int N, typename I, typename Taps>
-inline void store_taps(I* p, Taps taps) {
-  const auto v = __builtin_convertvector(taps, Vec<I, N>);
-  __builtin_memcpy(p, &v, sizeof(v));
-}
-
-template <int N, typename Taps>
-inline void store_taps(void* indices, int64_t at, bool wide, Taps taps) {
-  wide ? store_taps<N>(static_cast<int64_t*>(indices) + at, taps)
-       : store_taps<N>(static_cast<uint8_t*>(indices) + at, taps);
-}
-
 // Update maximum and tap. As in PyTorch: the first of equal elements wins, the last NaN wins.
 template <int N, int STEP, typename T>
 inline void update_max(const T* x, int64_t step, int64_t tap, Vec<acc_t<T>, N>& best,
@@ -85,15 +68,13 @@ inline void update_max(const T* x, int64_t step, int64_t tap, Vec<acc_t<T>, N>& 
 
 // Pool `run` outputs whose windows are `step` elements apart: full K×K windows, or the taps of
 // `window` if K is 0. The last vector overlaps the one before. noinline avoids register spills.
-template <int N, int STEP, int K, typename T>
-__attribute__((noinline)) void pool_vectors(const MaxPoolPlan& p, const T* x, int64_t step,
-                                            const PoolWindow& window, int64_t run, T* out,
-                                            void* indices, int64_t at) {
+template <int N, int STEP, int K, typename T, typename I>
+__attribute__((noinline)) void pool_vectors(const Plan& p, const T* x, int64_t step,
+                                            const Window& window, int64_t run, T* out, I* indices) {
   using A = acc_t<T>;
   // Local copies: byte stores alias everything.
   const auto [rows, columns] = window;
   const int64_t row_step = p.row_step, column_step = p.column_step, kernel_w = p.g.kernel_w;
-  const bool wide = p.wide;
   const int64_t first = rows.first * row_step + columns.first * column_step;
   for (int64_t i = 0; i < run; i += N) {
     i = i + N > run ? run - N : i;
@@ -114,43 +95,42 @@ __attribute__((noinline)) void pool_vectors(const MaxPoolPlan& p, const T* x, in
         }
       }
     }
-    store<N>(out + at + i, best);
-    store_taps<N>(indices, at + i, wide && K == 0, taps);
+    store<N>(out + i, best);
+    const auto argmax = __builtin_convertvector(taps, Vec<I, N>);
+    __builtin_memcpy(indices + i, &argmax, sizeof(argmax));
   }
 }
 
 // Pool in the widest vectors that fit the run.
-template <int N, int STEP, int K, typename T>
-inline void pool_run(const MaxPoolPlan& p, const T* x, int64_t step, const PoolWindow& window,
-                     int64_t run, T* out, void* indices, int64_t at) {
+template <int N, int STEP, int K, typename T, typename I>
+inline void pool_run(const Plan& p, const T* x, int64_t step, const Window& window, int64_t run,
+                     T* out, I* indices) {
   if constexpr (N > 1) {
     if (run < N) {
-      return pool_run<N / 2, STEP, K>(p, x, step, window, run, out, indices, at);
+      return pool_run<N / 2, STEP, K>(p, x, step, window, run, out, indices);
     }
   }
-  pool_vectors<N, STEP, K>(p, x, step, window, run, out, indices, at);
+  pool_vectors<N, STEP, K>(p, x, step, window, run, out, indices);
 }
 
-template <int STEP, typename T>
-void pool(const MaxPoolPlan& p, const T* x, int64_t step, const PoolWindow& window, int64_t run,
-          T* out, void* indices, int64_t at) {
+template <int STEP, typename T, typename I>
+void pool(const Plan& p, const T* x, int64_t step, const Window& window, int64_t run, T* out,
+          I* indices) {
   constexpr int N = kLanes<acc_t<T>>;
-  if constexpr (kSpecialised<acc_t<T>>) {
+  if constexpr (kSpecialised<acc_t<T>> && sizeof(I) == 1) {
     if (p.is_full(window, 2)) {
-      return pool_run<N, STEP, 2>(p, x, step, window, run, out, indices, at);
+      return pool_run<N, STEP, 2>(p, x, step, window, run, out, indices);
     }
-  }
-  if constexpr (STEP > 0 && kSpecialised<acc_t<T>>) {
     if (p.is_full(window, 3)) {
-      return pool_run<N, STEP, 3>(p, x, step, window, run, out, indices, at);
+      return pool_run<N, STEP, 3>(p, x, step, window, run, out, indices);
     }
   }
   if (!window.empty()) {
-    return pool_run<N, STEP, 0>(p, x, step, window, run, out, indices, at);
+    return pool_run<N, STEP, 0>(p, x, step, window, run, out, indices);
   }
-  for (int64_t i = at; i < at + run; ++i) {  // all padding
+  for (int64_t i = 0; i < run; ++i) {  // all padding
     out[i] = static_cast<T>(-__builtin_inf());
-    store_taps<1>(indices, i, p.wide, Vec<int32_t, 1>{kNoTap});
+    indices[i] = static_cast<I>(kNoTap);
   }
 }
 
@@ -170,22 +150,21 @@ inline void unpool(Vec<acc_t<T>, N> grad, Vec<bits_t<acc_t<T>>, N> taps, int64_t
 
 // Unpool the gradients of `run` outputs to their windows: K and `window` as in pool_vectors. STEP:
 // elements between adjacent outputs, 2 only for full windows two pixels wide.
-template <int N, int STEP, int K, typename T>
-void unpool_run(const MaxPoolPlan& p, const T* grad, const void* indices, int64_t at,
-                const PoolWindow& window, int64_t run, T* out) {
+template <int N, int STEP, int K, typename T, typename I>
+void unpool_run(const Plan& p, const T* grad, const I* indices, const Window& window, int64_t run,
+                T* out) {
   if constexpr (N > 1) {
     if (run < N) {
-      return unpool_run<N / 2, STEP, K>(p, grad, indices, at, window, run, out);
+      return unpool_run<N / 2, STEP, K>(p, grad, indices, window, run, out);
     }
   }
   constexpr int kPixels = STEP == 2 && N > 1 ? 2 : 1;  // per store
   const auto [rows, columns] = window;
   const int64_t row_step = p.row_step, column_step = p.column_step, kernel_w = p.g.kernel_w;
-  const bool wide = p.wide;
   for (int64_t i = 0; i < run; i += N) {
     i = i + N > run ? run - N : i;
-    const auto v = load<N>(grad + at + i);
-    const auto taps = load_taps<N, acc_t<T>>(indices, at + i, wide && K == 0);
+    const auto v = load<N>(grad + i);
+    const auto taps = load_taps<N, acc_t<T>>(indices + i);
     T* to = out + i * STEP;
     if constexpr (K > 0) {
       OPS_UNROLL
@@ -205,47 +184,49 @@ void unpool_run(const MaxPoolPlan& p, const T* grad, const void* indices, int64_
 }
 
 // As unpool_run, for windows two pixels wide. flatten: short rows need no further calls.
-template <int K, typename T>
-__attribute__((flatten, noinline)) void unpool_pairs(const MaxPoolPlan& p, const T* grad,
-                                                     const void* indices, int64_t at,
-                                                     const PoolWindow& window, int64_t run,
-                                                     T* out) {
-  unpool_run<kLanes<acc_t<T>>, 2, K>(p, grad, indices, at, window, run, out);
+template <int K, typename T, typename I>
+__attribute__((flatten, noinline)) void unpool_pairs(const Plan& p, const T* grad, const I* indices,
+                                                     const Window& window, int64_t run, T* out) {
+  unpool_run<kLanes<acc_t<T>>, 2, K>(p, grad, indices, window, run, out);
 }
 
 // Forward of output rows [begin, end), counted over images.
-template <typename T>
-void max_pool_rows(const MaxPoolPlan& p, const T* x, T* out, void* indices, int64_t begin,
-                   int64_t end) {
-  const MaxPoolGeometry& g = p.g;
+template <typename T, typename I>
+void forward_rows(const Plan& p, const T* x, T* out, I* indices, int64_t begin, int64_t end) {
+  const Geometry& g = p.g;
+  out += begin * g.out_w * p.pixel;
+  indices += begin * g.out_w * p.pixel;
   for (int64_t row = begin; row < end; ++row) {
     const int64_t out_row = row % g.out_h;
     const T* image = x + row / g.out_h * p.image_size();
     for (int64_t column = 0; column < g.out_w;) {
-      const PoolWindow window = p.window(out_row, column);
+      const Window window = p.window(out_row, column);
       const int64_t length = p.run_length(window, column);
       const int64_t run = length * p.pixel, step = p.pixel == 1 ? g.stride_w : 1;
-      const int64_t at = (row * g.out_w + column) * p.pixel;
       const T* from =
           image + p.offset(out_row * g.stride_h - g.padding_h, column * g.stride_w - g.padding_w);
       if (step == 1) {
-        pool<1>(p, from, step, window, run, out, indices, at);
+        pool<1>(p, from, step, window, run, out, indices);
       } else if (step == 2) {
-        pool<2>(p, from, step, window, run, out, indices, at);
+        pool<2>(p, from, step, window, run, out, indices);
       } else {
-        pool<0>(p, from, step, window, run, out, indices, at);
+        pool<0>(p, from, step, window, run, out, indices);
       }
+      out += run;
+      indices += run;
       column += length;
     }
   }
 }
 
 // Backward of disjoint windows, for output rows [begin, end).
-template <typename T>
-void max_unpool_rows(const MaxPoolPlan& p, const T* grad, const void* indices, T* out,
-                     int64_t begin, int64_t end) {
+template <typename T, typename I>
+void backward_rows(const Plan& p, const T* grad, const I* indices, T* out, int64_t begin,
+                   int64_t end) {
   constexpr int N = kLanes<acc_t<T>>;
-  const MaxPoolGeometry& g = p.g;
+  const Geometry& g = p.g;
+  grad += begin * g.out_w * p.pixel;
+  indices += begin * g.out_w * p.pixel;
   T* image = out + begin / g.out_h * p.image_size();
   int64_t out_row = begin % g.out_h;
   for (int64_t row = begin; row < end; ++row, ++out_row) {
@@ -262,24 +243,24 @@ void max_unpool_rows(const MaxPoolPlan& p, const T* grad, const void* indices, T
                        p.offset(to - from, 0) * sizeof(T));
     }
     for (int64_t column = 0; column < g.out_w;) {
-      const PoolWindow window = p.window(out_row, column);
-      const int64_t length = p.run_length(window, column);
-      const int64_t run = length * p.pixel, at = (row * g.out_w + column) * p.pixel;
+      const Window window = p.window(out_row, column);
+      const int64_t length = p.run_length(window, column), run = length * p.pixel;
       T* to = image + p.offset(first_row, column * g.stride_w - g.padding_w);
-      if (p.pairs && p.is_full(window, 2)) {
-        unpool_pairs<2>(p, grad, indices, at, window, run, to);
-      } else if (p.pairs && p.is_full(window.columns)) {
-        unpool_pairs<0>(p, grad, indices, at, window, run, to);
-      } else if (p.pairs) {  // cut at the left or right edge: one output
-        unpool_run<1, 1, 0>(p, grad, indices, at, window, run, to);
-      } else if (p.is_full(window, 2)) {
-        unpool_run<N, 1, 2>(p, grad, indices, at, window, run, to);
-      } else {
-        unpool_run<N, 1, 0>(p, grad, indices, at, window, run, to);
+      const bool full = sizeof(I) == 1 && p.is_full(window, 2);
+      if (!p.pairs) {
+        full ? unpool_run<N, 1, 2>(p, grad, indices, window, run, to)
+             : unpool_run<N, 1, 0>(p, grad, indices, window, run, to);
+      } else if (p.is_full(window.columns)) {
+        full ? unpool_pairs<2>(p, grad, indices, window, run, to)
+             : unpool_pairs<0>(p, grad, indices, window, run, to);
+      } else {  // cut at the left or right edge: one output
+        unpool_run<1, 1, 0>(p, grad, indices, window, run, to);
       }
+      grad += run;
+      indices += run;
       column += length;
     }
   }
 }
 
-}  // namespace ops::cpu::OPS_ISA
+}  // namespace ops::cpu::OPS_ISA::max_pool2d

@@ -14,21 +14,21 @@
 #include "core/axis.h"
 #include "max_pool2d/op.h"
 
-namespace ops::cpu {
+namespace ops::max_pool2d {
 
 // Taps [first, end) of a window that lie in the image, along one axis.
 struct TapRange {
   int64_t first, end;
 };
 
-struct PoolWindow {
+struct Window {
   TapRange rows, columns;
 
   bool empty() const { return rows.first >= rows.end || columns.first >= columns.end; }
 };
 
-struct MaxPoolPlan {
-  MaxPoolGeometry g;
+struct Plan {
+  Geometry g;
   int64_t pixel;                               // elements per pixel: C (NHWC) or 1 (NCHW)
   std::vector<TapRange> vertical, horizontal;  // per output row and column
   int64_t end_full;               // first output column whose window is cut at the right edge
@@ -36,9 +36,8 @@ struct MaxPoolPlan {
   bool disjoint;                  // no pixel is in two windows
   bool tiled;                     // each pixel is in exactly one window
   bool pairs;                     // NCHW, windows are adjacent pairs of columns
-  bool wide;                      // indices are int64, otherwise uint8
 
-  explicit MaxPoolPlan(const MaxPoolGeometry& g)
+  explicit Plan(const Geometry& g)
       : g(g),
         pixel(g.channels_last ? g.c : 1),
         vertical(tap_ranges(vertical_axis(g, /*transposed=*/false))),
@@ -51,8 +50,7 @@ struct MaxPoolPlan {
         tiled(g.kernel_h == g.stride_h && g.kernel_w == g.stride_w &&
               g.h + g.padding_h <= g.out_h * g.stride_h &&
               g.w + g.padding_w <= g.out_w * g.stride_w),
-        pairs(pixel == 1 && g.kernel_w == 2 && g.stride_w == 2 && g.dilation_w == 1),
-        wide(g.index_type() == ScalarType::Long) {
+        pairs(pixel == 1 && g.kernel_w == 2 && g.stride_w == 2 && g.dilation_w == 1) {
     while (end_full > 0 && horizontal[end_full - 1].end < g.kernel_w) {
       --end_full;
     }
@@ -61,16 +59,14 @@ struct MaxPoolPlan {
   int64_t offset(int64_t row, int64_t column) const { return (row * g.w + column) * pixel; }
   int64_t run() const { return pixel == 1 ? g.out_w : pixel; }  // outputs computed together
 
-  PoolWindow window(int64_t row, int64_t column) const {
-    return {vertical[row], horizontal[column]};
-  }
+  Window window(int64_t row, int64_t column) const { return {vertical[row], horizontal[column]}; }
   bool is_full(TapRange columns) const { return columns.end - columns.first == g.kernel_w; }
-  bool is_full(const PoolWindow& window, int64_t side) const {
+  bool is_full(const Window& window, int64_t side) const {
     return g.kernel_h == side && g.kernel_w == side && is_full(window.columns) &&
            window.rows.end - window.rows.first == side;
   }
   // Return the number of adjacent outputs from `column` on with the same taps.
-  int64_t run_length(const PoolWindow& window, int64_t column) const {
+  int64_t run_length(const Window& window, int64_t column) const {
     return pixel == 1 && is_full(window.columns) ? end_full - column : 1;
   }
 
@@ -92,4 +88,4 @@ struct MaxPoolPlan {
   }
 };
 
-}  // namespace ops::cpu
+}  // namespace ops::max_pool2d

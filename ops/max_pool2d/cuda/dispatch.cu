@@ -1,25 +1,24 @@
 // Dispatch of CUDA max pooling. First match wins:
 //
-//   layout         geometry                             indices          kernel
-//   NCHW           2×2, stride 2, no padding, even W    uint8 max_pool_stride_2_kernel<2> NCHW 3×3,
-//   stride 2, padding 1, even W     uint8            max_pool_stride_2_kernel<3> any            2×2
-//   or 3×3 without dilation          uint8            max_pool_kernel<2 or 3> any            any
-//   uint8 or int64   max_pool_kernel<0>
+//   layout   geometry without dilation             forward
+//   NCHW     3×3, stride 2, padding 1, even width  forward_3x3_kernel
+//   any      2×2 or 3×3                            forward_kernel<2 or 3>
+//   any      any, with dilation                    forward_kernel<0>
 //
-//   Backward: NCHW, 3×3, stride 2, padding 0 or 1, no dilation, uint8, 32-bit indices run in
-//   max_pool_3x3_backward_kernel, the first row in max_pool_2x2_backward_kernel, any other case in
-//   max_pool_backward_kernel.
+//                                                  backward
+//   NCHW     2×2, stride 2, padding 0              backward_stride_2_kernel<2, 0>
+//   NCHW     3×3, stride 2, padding 0 or 1         backward_stride_2_kernel<3, 0 or 1>
+//   any      any, with dilation                    backward_kernel
 //
-// The first two rows also need out_w = W / 2 (the 2×2 kernels: out_h = H / 2) and pointers aligned
-// to two elements. Indices are 32-bit if all sizes allow it (FastDivide).
+// Indices are 32-bit if all sizes allow it (FastDivide).
 #include "max_pool2d/cuda/kernels.cuh"
 
-namespace ops::cuda {
+namespace ops::max_pool2d {
 namespace {
 
 // Call f with FastDivide if all indices are below 2³¹, otherwise with Divide.
 template <typename F>
-void dispatch_divider(const MaxPoolGeometry& g, const F& f) {
+void dispatch_divider(const Geometry& g, const F& f) {
   const auto bound = [](int64_t size, int64_t padding, int64_t stride) {
     return 2 * (size + 2 * padding + stride);  // of window coordinates
   };
@@ -29,120 +28,89 @@ void dispatch_divider(const MaxPoolGeometry& g, const F& f) {
   fast ? f(type_tag<FastDivide>{}) : f(type_tag<Divide>{});
 }
 
-// Call f(Width<V>{}) with the widest vector of channels that all pointers are aligned to.
+// Call f(Width<V>{}) with the widest vector that divides a row (of pixels, or of a pixel's
+// channels) and that all pointers are aligned to.
 template <typename T, typename I, typename F>
-void dispatch_channels(const MaxPoolGeometry& g, std::initializer_list<const void*> images,
-                       const I* indices, const F& f) {
+void dispatch_vectors(int64_t row, std::initializer_list<const void*> images, const I* indices,
+                      const F& f) {
   if constexpr (sizeof(I) > 1) {
     return f(Width<1>{});
   }
-  dispatch_width<T>(images, {g.channels_last ? g.c : 1},
+  dispatch_width<T>(images, {row},
                     [&](auto v) { are_aligned({indices}, v.value) ? f(v) : f(Width<1>{}); });
 }
 
-// Return whether windows are K×K with stride 2 and without dilation, in NCHW.
-template <int K>
-bool has_stride_2(const MaxPoolGeometry& g) {
+// Return whether windows are K×K with stride 2, padding P and without dilation, in NCHW.
+template <int K, int P>
+bool has_stride_2(const Geometry& g) {
   return !g.channels_last && g.kernel_h == K && g.kernel_w == K && g.stride_h == 2 &&
-         g.stride_w == 2 && g.dilation_h == 1 && g.dilation_w == 1;
+         g.stride_w == 2 && g.padding_h == P && g.padding_w == P && g.dilation_h == 1 &&
+         g.dilation_w == 1;
 }
 
-bool tiles_2x2(const MaxPoolGeometry& g) {
-  return has_stride_2<2>(g) && g.padding_h == 0 && g.padding_w == 0 &&
-         g.out_h == g.h / 2;  // not with ceil_mode and an odd height
-}
-
-// Call f(Width<V>) and return true if each thread can load 2 V inputs and store V outputs as
-// vectors.
-template <typename T, typename F>
-bool dispatch_pairs(const MaxPoolGeometry& g, std::initializer_list<const void*> images,
-                    const uint8_t* indices, const F& f) {
-  bool launched = false;
-  if (2 * g.out_w != g.w) {
-    return false;
-  }
-  dispatch_width<T>(images, {g.w}, [&](auto width) {
-    if constexpr (width.value > 1) {
-      if (are_aligned({indices}, width.value / 2)) {
-        f(Width<width.value / 2>{});
-        launched = true;
-      }
-    }
-  });
-  return launched;
+int64_t channels_of_row(const Geometry& g) {
+  return g.channels_last ? g.c : 1;
 }
 
 template <typename Kernel, typename Params, typename... Args>
 void launch(const Tensor& like, Kernel kernel, const Params& params, Args... args) {
-  launch_kernel(kernel, ceil_div(params.threads, kPoolThreads), kPoolThreads, 0,
-                current_stream(like), params, args...);
+  launch_kernel(kernel, ceil_div(params.threads, kThreads), kThreads, 0, current_stream(like),
+                params, args...);
 }
 
 struct Kernels {
   template <typename T, typename I>
-  static void forward(const Tensor& like, const MaxPoolGeometry& g, const T* x, T* out,
-                      I* indices) {
+  static void forward(const Tensor& like, const Geometry& g, const T* x, T* out, I* indices) {
     const DeviceGuard guard(like.get_device_index());
+    const bool by_3 = has_stride_2<3, 1>(g);
     dispatch_divider(g, [&](auto tag) {
       using Divider = typename decltype(tag)::type;
-      if constexpr (std::is_same_v<I, uint8_t>) {
-        const bool by_2 = tiles_2x2(g);
-        const bool by_3 = has_stride_2<3>(g) && g.padding_h == 1 && g.padding_w == 1;
-        if ((by_2 || by_3) && dispatch_pairs<T>(g, {x}, indices, [&](auto v) {
-              const PoolParams<Divider> params(g, g.out_h, g.out_w / v.value, 1);
-              const auto kernel = by_2 ? max_pool_stride_2_kernel<2, v.value, T, Divider>
-                                       : max_pool_stride_2_kernel<3, v.value, T, Divider>;
-              launch(like, kernel, params, x, out, indices);
-            })) {
-          return;
-        }
-      }
-      dispatch_channels<T>(g, {x}, indices, [&](auto v) {
-        const PoolParams<Divider> params(g, g.out_h, g.out_w, v.value);
+      dispatch_vectors<T>(by_3 ? g.w : channels_of_row(g), {x}, indices, [&](auto v) {
+        const auto run = [&](auto kernel, int64_t columns, int64_t width) {
+          launch(like, kernel, Params<Divider>(g, g.out_h, columns, width), x, out, indices);
+        };
         if constexpr (std::is_same_v<I, uint8_t>) {
           const bool square = g.kernel_h == g.kernel_w && g.dilation_h == 1 && g.dilation_w == 1;
+          if constexpr (v.value > 1) {
+            if (by_3) {
+              constexpr int V = v.value / 2;
+              return run(forward_3x3_kernel<V, T, Divider>, g.out_w / V, 1);
+            }
+          }
           if (square && g.kernel_h == 2) {
-            return launch(like, max_pool_kernel<2, v.value, T, I, Divider>, params, x, out,
-                          indices);
+            return run(forward_kernel<2, v.value, T, I, Divider>, g.out_w, v.value);
           }
           if (square && g.kernel_h == 3) {
-            return launch(like, max_pool_kernel<3, v.value, T, I, Divider>, params, x, out,
-                          indices);
+            return run(forward_kernel<3, v.value, T, I, Divider>, g.out_w, v.value);
           }
         }
-        launch(like, max_pool_kernel<0, v.value, T, I, Divider>, params, x, out, indices);
+        run(forward_kernel<0, v.value, T, I, Divider>, g.out_w, v.value);
       });
     });
   }
 
   template <typename T, typename I>
-  static void backward(const Tensor& like, const MaxPoolGeometry& g, const T* grad,
-                       const I* indices, T* out) {
+  static void backward(const Tensor& like, const Geometry& g, const T* grad, const I* indices,
+                       T* out) {
     const DeviceGuard guard(like.get_device_index());
+    const bool by_2 = has_stride_2<2, 0>(g), by_3 = has_stride_2<3, 0>(g),
+               by_3_padded = has_stride_2<3, 1>(g);
+    const bool stride_2 = by_2 || by_3 || by_3_padded;
     dispatch_divider(g, [&](auto tag) {
       using Divider = typename decltype(tag)::type;
-      if constexpr (std::is_same_v<I, uint8_t>) {
-        if (tiles_2x2(g) && dispatch_pairs<T>(g, {out, grad}, indices, [&](auto v) {
-              const PoolParams<Divider> params(g, (g.h + 1) / 2, g.out_w / v.value, 1);
-              launch(like, max_pool_2x2_backward_kernel<v.value, T, Divider>, params, grad, indices,
-                     out);
-            })) {
-          return;
-        }
-        if constexpr (std::is_same_v<Divider, FastDivide>) {
-          if (has_stride_2<3>(g) && g.padding_h <= 1 && g.padding_w <= 1) {
-            return dispatch_width<T>({out}, {g.w}, [&](auto width) {
-              constexpr int kPixels = width.value == 1 ? 2 : width.value;  // of a row, per thread
-              const PoolParams<Divider> params(g, (g.h + 1) / 2, ceil_div(g.w, kPixels), 1);
-              launch(like, max_pool_3x3_backward_kernel<width.value, T, Divider>, params, grad,
-                     indices, out);
-            });
+      dispatch_vectors<T>(stride_2 ? g.w : channels_of_row(g), {grad, out}, indices, [&](auto v) {
+        if constexpr (std::is_same_v<I, uint8_t>) {
+          if (stride_2) {
+            constexpr int S = v.value, kPixels = S == 1 ? 2 : S;  // of a row, per thread
+            const Params<Divider> params(g, (g.h + 1) / 2, ceil_div(g.w, kPixels), 1);
+            const auto kernel = by_2   ? backward_stride_2_kernel<2, 0, S, T, Divider>
+                                : by_3 ? backward_stride_2_kernel<3, 0, S, T, Divider>
+                                       : backward_stride_2_kernel<3, 1, S, T, Divider>;
+            return launch(like, kernel, params, grad, indices, out);
           }
         }
-      }
-      dispatch_channels<T>(g, {grad}, indices, [&](auto v) {
-        const PoolParams<Divider> params(g, g.h, g.w, v.value);
-        launch(like, max_pool_backward_kernel<v.value, T, I, Divider>, params, grad, indices, out);
+        const Params<Divider> params(g, g.h, g.w, v.value);
+        launch(like, backward_kernel<v.value, T, I, Divider>, params, grad, indices, out);
       });
     });
   }
@@ -151,8 +119,8 @@ struct Kernels {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CUDA, m) {
-  m.impl("max_pool2d", TORCH_BOX(&max_pool2d<Kernels>));
-  m.impl("max_pool2d_backward", TORCH_BOX(&max_pool2d_backward<Kernels>));
+  m.impl("max_pool2d", TORCH_BOX(&forward<Kernels>));
+  m.impl("max_pool2d_backward", TORCH_BOX(&backward<Kernels>));
 }
 
-}  // namespace ops::cuda
+}  // namespace ops::max_pool2d
