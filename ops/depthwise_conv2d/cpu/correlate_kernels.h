@@ -46,13 +46,13 @@ inline Vec<A, kLanes<A>> load_once(const A* from) {
   return x;
 }
 
-// Accumulate TAPS adjacent taps in R × V vectors. Source p serves tap t of output (p − t) / STRIDE,
-// so (R − 1) · STRIDE + TAPS sources, `step` elements apart, are loaded once.
+// Accumulate TAPS adjacent taps in R × V vectors. Source p serves tap t of output p − t, so
+// R + TAPS − 1 sources, `step` elements apart, are loaded once.
 // pads_first, pads_last: the first or last source is padding.
-template <int TAPS, int STRIDE, bool DIRECT, int R, int V, typename A>
+template <int TAPS, bool DIRECT, int R, int V, typename A>
 inline void add_taps(Vec<A, kLanes<A>> (&sum)[R][V], const Tap* taps, const A* weight,
                      const A* source, int64_t step, bool pads_first, bool pads_last) {
-  constexpr int N = kLanes<A>, SOURCES = (R - 1) * STRIDE + TAPS;
+  constexpr int N = kLanes<A>, SOURCES = R + TAPS - 1;
   static constexpr A zeros[V * N] = {};
   Vec<A, N> tap[TAPS][V];
   OPS_UNROLL
@@ -76,8 +76,8 @@ inline void add_taps(Vec<A, kLanes<A>> (&sum)[R][V], const Tap* taps, const A* w
       const Vec<A, N> x = load_once<TAPS>(from + v * N);
       OPS_UNROLL
       for (int t = 0; t < TAPS; ++t) {
-        if (p >= t && (p - t) % STRIDE == 0 && p - t < R * STRIDE) {
-          sum[(p - t) / STRIDE][v] += tap[t][v] * x;
+        if (p >= t && p - t < R) {
+          sum[p - t][v] += tap[t][v] * x;
         }
       }
     }
@@ -85,9 +85,8 @@ inline void add_taps(Vec<A, kLanes<A>> (&sum)[R][V], const Tap* taps, const A* w
 }
 
 // Compute a register block: R outputs, V vectors of lanes at a time, accumulated over all taps.
-// STRIDE: source_step / tap_step, where taps share sources. DIRECT: sources may be padding that is
-// not in memory.
-template <int V, int STRIDE, bool DIRECT, typename A>
+// DIRECT: sources may be padding that is not in memory.
+template <int V, bool DIRECT, typename A>
 struct CorrelateBlock {
   template <int R>
   static void run(const Block& block, const RowPlan& row_plan, const Tap* filter_rows,
@@ -95,9 +94,7 @@ struct CorrelateBlock {
                   A* out, int64_t out_pixel_stride, Prefetch<A> prefetch) {
     constexpr int N = kLanes<A>;
     const int64_t step = row_plan.source_step;
-    const int64_t tap_step = STRIDE == 1 ? step : row_plan.tap_step;
     const bool pads_first = DIRECT && block.pads_first, pads_last = DIRECT && block.pads_last;
-    const bool shared = block.shared && row_plan.source_step == STRIDE * row_plan.tap_step;
     const int64_t out_step = row_plan.out_step * out_pixel_stride;
     const Tap *begin = row_plan.taps.data() + block.tap_begin,
               *end = row_plan.taps.data() + block.tap_end;
@@ -121,22 +118,22 @@ struct CorrelateBlock {
         const A* row_weight = weight + filter_rows[i].weight + lane;
         const Tap* tap = begin;
         if constexpr (V == 1) {  // V = 2: registers for one tap only
-          for (; shared && end - tap >= 3; tap += 3) {
-            add_taps<3, STRIDE, DIRECT>(sum, tap, row_weight, row, tap_step,
-                                        tap == begin && pads_first, tap + 3 == end && pads_last);
+          for (; block.shared && end - tap >= 3; tap += 3) {
+            add_taps<3, DIRECT>(sum, tap, row_weight, row, step, tap == begin && pads_first,
+                                tap + 3 == end && pads_last);
           }
-          if (shared && end - tap == 2) {
-            add_taps<2, STRIDE, DIRECT>(sum, tap, row_weight, row, tap_step,
-                                        tap == begin && pads_first, pads_last);
+          if (block.shared && end - tap == 2) {
+            add_taps<2, DIRECT>(sum, tap, row_weight, row, step, tap == begin && pads_first,
+                                pads_last);
             tap = end;
           }
         }
         for (; tap < end; ++tap) {
           if (pads_first || pads_last) {
-            add_taps<1, 1, DIRECT>(sum, tap, row_weight, row, step, tap == begin && pads_first,
-                                   tap + 1 == end && pads_last);
+            add_taps<1, DIRECT>(sum, tap, row_weight, row, step, tap == begin && pads_first,
+                                tap + 1 == end && pads_last);
           } else {
-            add_taps<1, 1, false>(sum, tap, row_weight, row, step, false, false);
+            add_taps<1, false>(sum, tap, row_weight, row, step, false, false);
           }
         }
       }
@@ -155,16 +152,13 @@ template <typename A>
 auto select_correlate(const RowPlan& row_plan, int64_t vectors, int64_t outputs) {
   if constexpr (kSpecialised<A>) {
     if (vectors == 2) {
-      return kernel_of<CorrelateBlock<2, 1, true, A>, kMaxOutputs / 2>(outputs);
-    }
-    if (row_plan.shares_in_place && row_plan.source_step == 2 * row_plan.tap_step) {
-      return kernel_of<CorrelateBlock<1, 2, true, A>, kMaxOutputs>(outputs);
+      return kernel_of<CorrelateBlock<2, true, A>, kMaxOutputs / 2>(outputs);
     }
     if (!row_plan.shares_in_place) {
-      return kernel_of<CorrelateBlock<1, 1, false, A>, kMaxOutputs>(outputs);
+      return kernel_of<CorrelateBlock<1, false, A>, kMaxOutputs>(outputs);
     }
   }
-  return kernel_of<CorrelateBlock<1, 1, true, A>, kMaxOutputs>(outputs);
+  return kernel_of<CorrelateBlock<1, true, A>, kMaxOutputs>(outputs);
 }
 
 // Compute output rows [begin, end) of the index [image group][channel group][row].

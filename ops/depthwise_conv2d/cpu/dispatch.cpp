@@ -16,11 +16,7 @@ constexpr int64_t kGrain = 200000;  // minimum multiply-adds per thread
 constexpr int64_t kMaxTasks = 64;   // of a weight gradient
 // Maximum reuse of channels-last sources that are read in place, not copied to the ring. Reuse is
 // the number of outputs that read a source pixel: taps / (vertical stride · horizontal stride).
-//
-//   pass                       | vectors             | no cache conflicts | cache conflicts
-//   forward and input gradient | any                 | kMaxReuse          | kMaxConflictReuse
-//   weight gradient            | of a cache line     | kMaxReuse          | never in place
-//   weight gradient            | shorter than a line | kMaxConflictReuse  | never in place
+// With cache conflicts: kMaxConflictReuse; the weight gradient never reads in place.
 constexpr int64_t kMaxReuse = 9, kMaxConflictReuse = 4;
 constexpr int64_t kWayBytes = 4096, kWays = 8;  // smallest L1 data cache
 constexpr int64_t kL1Bytes = kWays * kWayBytes;
@@ -127,10 +123,9 @@ struct Kernels {
                               T* grad_bias) {
     using A = acc_t<T>;
     const int64_t vector = vector_bytes() / sizeof(A), group_lanes = vectors_of(g) * vector;
-    const int64_t max_reuse = vector_bytes() < kCacheLine ? kMaxConflictReuse : kMaxReuse;
     const bool direct =
         std::is_same_v<T, A> && x && g.channels_last && g.c >= group_lanes &&
-        g.kernel_h * g.kernel_w <= max_reuse * g.stride_h * g.stride_w &&
+        g.kernel_h * g.kernel_w <= kMaxReuse * g.stride_h * g.stride_w &&
         !has_cache_conflicts(vertical_axis(g, false), horizontal_axis(g, false), g.c * sizeof(A));
     const WeightGradient<T> p(g, grad, x, grad_bias,
                               direct ? (g.c + vector - 1) / vector * vector : group_lanes, direct);

@@ -28,9 +28,6 @@ namespace ops::cpu {
 constexpr int64_t kCacheLine = 64;   // bytes
 constexpr int64_t kMaxLanes = 32;    // of a group in the ring: two AVX-512 vectors of float
 constexpr int64_t kMaxOutputs = 14;  // accumulator vectors of a block, in registers
-// With at least this many taps per row, shared loads save more than splitting the row into one more
-// block costs.
-constexpr int64_t kMinSharedTaps = 6;
 
 // Maximum outputs of a block with shared loads: three taps and 12 accumulators fill 16 registers.
 inline int64_t max_shared_outputs() {
@@ -47,7 +44,7 @@ struct Block {
   int64_t outputs;
   int64_t out, source;         // first output, in pixels; its source, in elements
   int64_t tap_begin, tap_end;  // taps with at least one source that is not padding
-  bool shared;                 // tap t of output r + 1 reads the source of a later tap of output r
+  bool shared;                 // tap t of output r + 1 reads the source of tap t + 1 of output r
   bool pads_first, pads_last;  // the first output's first tap, the last output's last: padding
 
   bool has_taps_of(const Block& other) const {
@@ -61,7 +58,6 @@ struct Block {
 struct RowPlan {
   int64_t out_step;              // between outputs of a block, in pixels
   int64_t source_step;           // between sources of these outputs, in elements
-  int64_t tap_step = 0;          // between sources of adjacent taps, in elements
   bool shares_in_place = false;  // direct, and adjacent taps share source loads
   int64_t left = 0;              // zero pixels before a source row
   int64_t width = 0;             // pixels of a source row with zeros on both sides
@@ -95,24 +91,24 @@ struct RowPlan {
         taps.push_back({tap * lanes, at / phases * lanes});
       }
     }
-    const int64_t num_taps = taps.size() - first_tap;
-    tap_step = num_taps > 1 ? taps[first_tap + 1].source - taps[first_tap].source : 0;
-    const bool shares_sources =
-        num_taps > 2 && (source_step == tap_step || (!padded && source_step == 2 * tap_step));
-    shares_in_place = shares_in_place || (shares_sources && !padded);
+    const int64_t end_tap = taps.size();
+    const bool shared = end_tap - first_tap > 2 &&
+                        taps[first_tap + 1].source - taps[first_tap].source == source_step;
+    shares_in_place = shares_in_place || (shared && !padded);
     // Limit the zeros on either side of a source row, at most (outputs − 1) · step, to source_size
     // + kMaxOutputs. Only large strides shorten blocks.
-    max_outputs = std::min(max_outputs, 1 + (axis.source_size + kMaxOutputs) / step);
+    max_outputs = std::min({max_outputs, 1 + (axis.source_size + kMaxOutputs) / step,
+                            shared ? max_shared_outputs() : kMaxOutputs});
     const auto source = [&](int64_t tap, int64_t output) {
       return taps[tap].source / lanes + output * step;
     };
     const auto block = [&](int64_t begin, int64_t end) {
       Block block{end - begin,
                   phase + begin * phases,
-                  begin * step * lanes,
+                  begin * source_step,
                   first_tap,
-                  static_cast<int64_t>(taps.size()),
-                  shares_sources && end - begin <= max_shared_outputs(),
+                  end_tap,
+                  shared,
                   false,
                   false};
       while (block.tap_begin < block.tap_end && source(block.tap_begin, end - 1) < 0) {
@@ -128,21 +124,15 @@ struct RowPlan {
       }
       return block;
     };
-    // Return whether a block reads padding at most in the first tap of its first output and in the
-    // last tap of its last output.
+    // Return whether a block reads no padding; one that shares loads, at most its first and its
+    // last source.
     const auto reads_image = [&](int64_t begin, int64_t end) {
       const Block whole = block(begin, end);
-      const int64_t first = whole.tap_begin, last = whole.tap_end - 1;
-      if (!shares_sources) {
+      if (!shared) {
         return !whole.pads_first && !whole.pads_last && block(begin, begin + 1).has_taps_of(whole);
       }
-      const auto valid = [&](int64_t tap, int64_t output) {
-        return source(tap, output) >= 0 && source(tap, output) < axis.source_size;
-      };
-      return (!whole.pads_first ||
-              (valid(first, begin + 1) && (first == last || valid(first + 1, begin)))) &&
-             (!whole.pads_last ||
-              (valid(last, end - 2) && (first == last || valid(last - 1, end - 1))));
+      return (!whole.pads_first || source(whole.tap_begin, begin + 1) >= 0) &&
+             (!whole.pads_last || source(whole.tap_end - 1, end - 2) < axis.source_size);
     };
     const int64_t outputs = (axis.out_size - 1 - phase) / phases + 1;
     for (int64_t begin = 0, end; begin < outputs; begin = end) {
@@ -150,12 +140,9 @@ struct RowPlan {
       while (end < outputs && reads_image(begin, end + 1)) {
         ++end;
       }
-      const bool single_block = end - begin <= max_outputs && num_taps < kMinSharedTaps;
-      const int64_t fit = shares_sources && !single_block
-                              ? std::min(max_outputs, max_shared_outputs())
-                              : max_outputs;
       // Equal block sizes, overlapping if necessary: one code path, no branch mispredictions.
-      const int64_t count = (end - begin + fit - 1) / fit, size = (end - begin + count - 1) / count;
+      const int64_t count = (end - begin + max_outputs - 1) / max_outputs;
+      const int64_t size = (end - begin + count - 1) / count;
       for (int64_t i = 0; i < count; ++i) {
         const int64_t at = begin + i * (end - begin - size) / std::max<int64_t>(1, count - 1);
         blocks.push_back(block(at, at + size));

@@ -24,76 +24,53 @@ void convert_pixels(const From* from, int64_t from_stride, To* to, int64_t to_st
   }
 }
 
-// Prefetch a cache line of each pixel of row h < prefetch_rows, from `lane` on, to the L2 cache:
+// Prefetch the first cache line of each pixel of row h < prefetch_rows to the L2 cache:
 // large pixel strides defeat the hardware prefetcher. always_inline: GCC treats a function that
 // only prefetches as pure and drops the call.
 template <typename T>
 __attribute__((always_inline)) inline void prefetch_row(const LaneView<const T>& view,
-                                                        int64_t image, int64_t h,
-                                                        int64_t lane = 0) {
-  const T* row = view.base[image] + h * view.row_stride + lane;
+                                                        int64_t image, int64_t h) {
+  const T* row = view.base[image] + h * view.row_stride;
   for (int64_t w = 0; h < view.prefetch_rows && w < view.width; ++w) {
     __builtin_prefetch(row + w * view.pixel_stride, 0, 2);
   }
 }
 
-// Gather an NCHW row: transpose blocks of M lanes × M pixels to [pixel][lane]. M is halved for rows
-// shorter than M; the last block overlaps the one before it. The row of the next channel group is
-// prefetched in software: many short rows defeat the hardware prefetcher.
-template <int M, typename T>
-void gather_lanes(const LaneView<const T>& view, int64_t h, uint32_t valid, acc_t<T>* to) {
-  using A = acc_t<T>;
+// Copy an NCHW row to pixels [pixel][lane], or back if T is not const: transpose blocks of M lanes
+// × M pixels. M is halved for rows shorter than M; the last block overlaps the one before it.
+// Sources of the next channel group are prefetched in software: many short rows defeat the hardware
+// prefetcher.
+template <int M, typename T, typename A>
+void copy_lanes(const LaneView<T>& view, int64_t h, uint32_t valid, A* pixels) {
   constexpr int N = kLanes<A>;
   if constexpr (M > 1) {
     if (view.width < M) {
-      return gather_lanes<M / 2>(view, h, valid, to);
+      return copy_lanes<M / 2>(view, h, valid, pixels);
     }
   }
   for (int64_t first = 0; first < view.count; first += M) {
     for (int64_t i = 0; i < view.width; i += M) {
       const int64_t at = i + M <= view.width ? i : view.width - M;
+      const auto row = [&](int l) { return view.base[first + l] + h * view.row_stride + at; };
+      A* block = pixels + at * N + first;
       Vec<A, M> v[M];
       OPS_UNROLL
       for (int l = 0; l < M; ++l) {
         v[l] = Vec<A, M>{};
-        if (valid >> (first + l) & 1) {
-          const T* row = view.base[first + l] + h * view.row_stride + at;
-          v[l] = load<M>(row);
-          __builtin_prefetch(row + view.group_stride, 0, 2);
+        if constexpr (!std::is_const_v<T>) {
+          v[l] = load<M>(block + l * N);
+        } else if (valid >> (first + l) & 1) {
+          v[l] = load<M>(row(l));
+          __builtin_prefetch(row(l) + view.group_stride, 0, 2);
         }
       }
       transpose<A, M>(v);
       OPS_UNROLL
-      for (int p = 0; p < M; ++p) {
-        store<M>(to + (at + p) * N + first, v[p]);
-      }
-    }
-  }
-}
-
-// Scatter [pixel][lane] to an NCHW row: inverse of gather_lanes.
-template <int M, typename T>
-void scatter_lanes(const acc_t<T>* from, const LaneView<T>& view, int64_t h, uint32_t valid) {
-  using A = acc_t<T>;
-  constexpr int N = kLanes<A>;
-  if constexpr (M > 1) {
-    if (view.width < M) {
-      return scatter_lanes<M / 2>(from, view, h, valid);
-    }
-  }
-  for (int64_t first = 0; first < view.count; first += M) {
-    for (int64_t i = 0; i < view.width; i += M) {
-      const int64_t at = i + M <= view.width ? i : view.width - M;
-      Vec<A, M> v[M];
-      OPS_UNROLL
-      for (int p = 0; p < M; ++p) {
-        v[p] = load<M>(from + (at + p) * N + first);
-      }
-      transpose<A, M>(v);
-      OPS_UNROLL
       for (int l = 0; l < M; ++l) {
-        if (valid >> (first + l) & 1) {
-          store<M>(view.base[first + l] + h * view.row_stride + at, v[l]);
+        if constexpr (std::is_const_v<T>) {
+          store<M>(block + l * N, v[l]);
+        } else if (valid >> (first + l) & 1) {
+          store<M>(row(l), v[l]);
         }
       }
     }
@@ -111,27 +88,24 @@ void gather_row(const LaneView<const T>& view, int64_t h, const LaneLayout& lane
     __builtin_memset(to, 0, view.width * lanes.count * sizeof(A));
   }
   if (!view.pixel_stride) {
-    return gather_lanes<N>(view, h, valid, to);
+    return copy_lanes<N>(view, h, valid, to);
   }
   for (int64_t i = 0; i < view.count; ++i) {
-    if (!(valid >> i & 1)) {
-      continue;
+    if (valid >> i & 1) {
+      prefetch_row(view, i, h + 1);
+      convert_pixels<N>(view.base[i] + h * view.row_stride, view.pixel_stride,
+                        to + i * lanes.channels, lanes.count, view.channels, view.width);
     }
-    const T* from = view.base[i] + h * view.row_stride;
-    A* lane = to + i * lanes.channels;
-    prefetch_row(view, i, h + 1);
-    convert_pixels<N>(from, view.pixel_stride, lane, lanes.count, view.channels, view.width);
   }
 }
 
 // Scatter [pixel][lane] to row h.
 template <typename T>
-void scatter_row(const acc_t<T>* from, const LaneLayout& lanes, const LaneView<T>& view,
-                 int64_t h) {
+void scatter_row(acc_t<T>* from, const LaneLayout& lanes, const LaneView<T>& view, int64_t h) {
   constexpr int N = kLanes<acc_t<T>>;
   const uint32_t valid = view.valid_mask(h);
   if (!view.pixel_stride) {
-    return scatter_lanes<N>(from, view, h, valid);
+    return copy_lanes<N>(view, h, valid, from);
   }
   for (int64_t i = 0; i < view.count; ++i) {
     if (valid >> i & 1) {

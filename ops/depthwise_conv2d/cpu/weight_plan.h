@@ -18,11 +18,7 @@ constexpr int64_t kFlushTerms = 256;   // terms after which sums are flushed to 
 // In place: terms up to which output rows are accumulated together, for pixels aligned to cache
 // lines and for others. More rows would exceed the L1 cache.
 constexpr int64_t kJoinTerms = 64, kUnalignedJoinTerms = 16;
-// Input size up to which only the first cache line of each pixel is prefetched: the forward pass
-// leaves such inputs in a cache. Of larger inputs, all lines of the next rows are prefetched.
-constexpr int64_t kPrefetchBytes = 4'000'000;
-// Source rows are zero-padded if each side needs at most the pixels of a row plus this. Otherwise,
-// list_tap_groups splits rows.
+// Rows in the ring are zero-padded if each side needs at most the pixels of a row plus this.
 constexpr int64_t kPaddingAllowance = 64;
 
 // A tap (row and column of the filter) and the pixels of grad_output with a valid source.
@@ -30,8 +26,8 @@ struct TapOutputs {
   int64_t row, column, begin, end;
 };
 
-// Taps accumulated together over pixels [begin, end) of an output row. All taps have a valid source
-// or padding in memory for pixels [inner_begin, inner_end).
+// Taps accumulated together over pixels [begin, end) of an output row. All taps have a source in
+// memory, valid or zero, for pixels [inner_begin, inner_end).
 struct TapGroup {
   int64_t first, count;  // taps
   int64_t begin, end, inner_begin, inner_end;
@@ -47,13 +43,11 @@ struct WeightGradient {
   const DepthwiseGeometry& g;
   ImageTensor<const T> grad, x;  // x.data is null for the bias gradient alone
   bool bias;
-  Axis horizontal;
   LaneLayout lanes;
   Axis vertical;  // of a band
   std::vector<Column> columns;
   bool direct;           // read sources in place (channels-last); lanes are all channels of a pixel
-  bool prefetch_lanes;   // direct: prefetch all lines of the next rows
-  bool padded;           // source rows are zero-padded, so that a tap group may mix filter columns
+  bool padded;           // zeros on both sides of a source row are in memory
   int64_t left;          // zero pixels before a source row
   int64_t pixel_stride;  // of the source, in elements
   int64_t last_vector;   // direct: where the sums of the last vector start
@@ -65,11 +59,9 @@ struct WeightGradient {
         grad(dense_tensor(g, grad, g.out_h, g.out_w)),
         x(input_tensor(g, x)),
         bias(bias),
-        horizontal(horizontal_axis(g, false)),
         lanes(g, vertical_axis(g, false), lane_count),
         vertical(lanes.bands.axis),
         direct(direct),
-        prefetch_lanes(g.n * g.c * g.h * g.w * sizeof(T) > kPrefetchBytes),
         pixel_stride(direct ? g.c : lane_count),
         last_vector(lane_count - (direct ? vector_bytes() / sizeof(acc_t<T>) : 0)) {
     const int64_t stride = g.stride_w;
@@ -80,11 +72,10 @@ struct WeightGradient {
       columns.push_back({source, begin, std::min(end, g.out_w)});
     }
     const int64_t last = columns.back().source + (g.out_w - 1) * stride;
-    const bool wide_padding = std::max(g.padding_w, last - g.w) > g.w + kPaddingAllowance;
-    padded = !direct && !wide_padding;
+    padded = !direct && std::max(g.padding_w, last - g.w) <= g.w + kPaddingAllowance;
     left = padded ? g.padding_w : 0;
-    source_rows = {direct ? g.h : vertical.span(),
-                   (left + (padded ? std::max(g.w, last + 1) : g.w)) * pixel_stride};
+    const int64_t width = left + (padded ? std::max(g.w, last + 1) : g.w);
+    source_rows = {direct ? g.h : vertical.span(), width * pixel_stride};
   }
 
   // Return the index of a lane's sum. If direct, the last vector overlaps: it loads channels from
@@ -107,9 +98,9 @@ class WeightWorkspace : public Workspace<A> {
   template <typename T>
   WeightWorkspace(const WeightGradient<T>& p, double* totals)
       : Workspace<A>(p.vertical.taps, p.direct ? 0 : p.source_rows.count * p.source_rows.size,
-                     p.direct ? 0 : p.horizontal.out_size * p.lanes.count),
+                     p.direct ? 0 : p.g.out_w * p.lanes.count),
         totals(totals),
-        sums_((p.vertical.taps * p.horizontal.taps + 1) * p.lanes.count) {}
+        sums_((p.vertical.taps * p.g.kernel_w + 1) * p.lanes.count) {}
 
   A* sums() { return sums_.data(); }
 
@@ -118,7 +109,9 @@ class WeightWorkspace : public Workspace<A> {
   template <typename T>
   void find_tap_groups(const WeightGradient<T>& p, int64_t num_rows, int64_t from, int64_t until) {
     if (num_rows != num_rows_ || from != from_) {
-      list_tap_groups(p, num_rows, from, until);
+      num_rows_ = num_rows;
+      from_ = from;
+      list_tap_groups(p, until);
     }
     for (size_t i = 0; i < ranges.size(); ++i) {
       const Tap& row = this->filter_rows[ranges[i].row];
@@ -128,45 +121,21 @@ class WeightWorkspace : public Workspace<A> {
   }
 
  private:
-  // Rebuild the groups; called only when num_rows or `from` changes. A ring without padding: split
-  // the row into pixel ranges with the same valid filter columns.
   template <typename T>
-  void list_tap_groups(const WeightGradient<T>& p, int64_t num_rows, int64_t from, int64_t until) {
-    num_rows_ = num_rows;
-    from_ = from;
+  void list_tap_groups(const WeightGradient<T>& p, int64_t until) {
     tap_groups.clear();
     ranges.clear();
-    if (p.padded || p.direct) {
-      add_tap_groups(p, num_rows, from, until);
-    } else {
-      std::vector<int64_t> cuts{from, until};
-      for (const auto& column : p.columns) {
-        cuts.push_back(std::clamp(column.begin, from, until));
-        cuts.push_back(std::clamp(column.end, from, until));
-      }
-      std::sort(cuts.begin(), cuts.end());
-      for (size_t i = 0; i + 1 < cuts.size(); ++i) {
-        add_tap_groups(p, num_rows, cuts[i], cuts[i + 1]);
-      }
-    }
-    taps.resize(ranges.size());
-  }
-
-  template <typename T>
-  void add_tap_groups(const WeightGradient<T>& p, int64_t num_rows, int64_t from, int64_t until) {
-    const int64_t before = ranges.size();
     for (size_t column = 0; column < p.columns.size(); ++column) {
-      const int64_t begin = std::max(p.columns[column].begin, from);
+      const int64_t begin = std::max(p.columns[column].begin, from_);
       const int64_t end = std::min(p.columns[column].end, until);
-      for (int64_t row = 0; row < num_rows && begin < end; ++row) {
+      for (int64_t row = 0; row < num_rows_ && begin < end; ++row) {
         ranges.push_back({row, static_cast<int64_t>(column), begin, end});
       }
     }
-    const int64_t added = ranges.size() - before,
-                  parts = (added + kMaxGroupTaps - 1) / kMaxGroupTaps;
+    const int64_t count = ranges.size(), parts = (count + kMaxGroupTaps - 1) / kMaxGroupTaps;
     for (int64_t i = 0; i < parts; ++i) {
-      const int64_t first = before + added * i / parts, end = before + added * (i + 1) / parts;
-      TapGroup group{first, end - first, until, from, from, until};
+      const int64_t first = count * i / parts, end = count * (i + 1) / parts;
+      TapGroup group{first, end - first, until, from_, from_, until};
       for (int64_t k = first; k < end; ++k) {
         group.begin = std::min(group.begin, ranges[k].begin);
         group.end = std::max(group.end, ranges[k].end);
@@ -177,10 +146,11 @@ class WeightWorkspace : public Workspace<A> {
       }
       tap_groups.push_back(group);
     }
+    taps.resize(count);
   }
 
   std::vector<A> sums_;
-  int64_t num_rows_ = -1, from_ = -1;  // arguments of the last list_tap_groups
+  int64_t num_rows_ = -1, from_ = -1;  // arguments of the last find_tap_groups
 };
 
 }  // namespace ops::cpu
