@@ -13,21 +13,6 @@ struct Image {
   int64_t h, w;
 };
 
-// Strides of an image in the direct_l1 kernels.
-template <typename Index = int>
-struct DirectStrides {
-  int64_t n;
-  Index c, h, w;
-
-  DirectStrides(const DepthwiseGeometry& g, int64_t height, int64_t width) {
-    const auto strides = image_strides(g.channels_last, g.c, height, width);
-    n = strides.n, c = strides.c, h = strides.h, w = strides.w;
-  }
-  __device__ int64_t offset(int image, int row, int col) const {
-    return image * n + static_cast<int64_t>(row) * h + static_cast<int64_t>(col) * w;
-  }
-};
-
 // Forward pass or input gradient. The input gradient is the convolution with the flipped filter
 // (`flip`) if the stride is 1, else a transposed convolution (`transposed`).
 template <typename T>
