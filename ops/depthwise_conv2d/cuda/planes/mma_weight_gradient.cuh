@@ -57,17 +57,20 @@ class DiagonalSums {
   template <typename Put>
   __device__ static void reduce_tiles(const float* shared, int tiles, int channels,
                                       const Put& put) {
-    reduce_lanes(channels * (kTaps + 1), put, [&](int i, int lane) {
-      const int tap = i % (kTaps + 1);
-      const int matrix = tap < kTaps ? tap % kWidth : kWidth;
-      const int row = tap < kTaps ? lane + tap / kWidth : 0;
-      const float* tile = shared + (i / (kTaps + 1) * tiles * kMatrices + matrix) * kMatrixSize;
-      float sum = 0;
-      for (int t = 0; t < tiles; ++t, tile += kMatrices * kMatrixSize) {
-        sum += tile[row * 8 + lane];
-      }
-      return sum;
-    });
+    reduce_lanes(channels * (kTaps + 1), put,
+                 [&](int i, int lane) { return partial_sum(shared, tiles, i, lane); });
+  }
+  // Return the lane's part of sum i, counted over the maps of the block.
+  __device__ static float partial_sum(const float* shared, int tiles, int i, int lane) {
+    const int tap = i % (kTaps + 1);
+    const int matrix = tap < kTaps ? tap % kWidth : kWidth;
+    const int row = tap < kTaps ? lane + tap / kWidth : 0;
+    const float* tile = shared + (i / (kTaps + 1) * tiles * kMatrices + matrix) * kMatrixSize;
+    float sum = 0;
+    for (int t = 0; t < tiles; ++t, tile += kMatrices * kMatrixSize) {
+      sum += tile[row * 8 + lane];
+    }
+    return sum;
   }
 
  private:
@@ -83,36 +86,25 @@ class DiagonalSums {
   }
 };
 
-// A warp tile: 8 whole rows of grad_output.
-struct MmaWeightGradientShape {
-  static constexpr int kRows = 8, kCols = 1 << 20;
-  static constexpr int kMaps = 1;
-  static constexpr int kThreads = 32;
-  static constexpr int kThreadsPerBlock = 256;
-  static constexpr int kThreadsPerSm = 512;
-};
-
-// Sums of one warp tile for the gradients of a filter and its bias, NCHW.
-template <typename TileAxis, typename Element>
-class MmaWeightGradientTile {
+// Sums of one warp tile, 8 whole rows of grad_output, for the gradients of a filter and its bias.
+template <typename TileAxis, typename T>
+class MmaWeightGradient {
  public:
   using Axis = TileAxis;
-  using T = Element;
-  using Shape = MmaWeightGradientShape;
   using Diagonals = DiagonalSums<Axis::kTaps, T>;
   static constexpr int kTaps = Diagonals::kTaps, kOdd = Diagonals::kOdd;
+  static constexpr int kRows = 8, kCols = 1 << 20;
+  static constexpr int kMaps = 1, kThreads = 32;
+  static constexpr int kThreadsPerBlock = 256, kThreadsPerSm = 512;
+  static constexpr int kShift = 0;
   static_assert(Axis::kStride == 1);
 
-  static size_t shared_floats(int threads) { return Diagonals::shared_floats(threads / 32); }
-
-  __device__ explicit MmaWeightGradientTile(const NchwParams& params)
-      : params_(params), at_(params) {}
+  __device__ explicit MmaWeightGradient(const NchwParams& params) : params_(params), at_(params) {}
 
   __device__ int map() const { return at_.map; }
 
   // Accumulate a stage: inputs at shared[in_offset], grad_output at shared[grad_offset].
-  __device__ void add(const T* shared, int /*zeros*/, int in_offset, int grad_offset,
-                      const Stage& stage) {
+  __device__ void add(const T* shared, int in_offset, int grad_offset, const Stage& stage) {
     const int in_pitch = params_.in_w / 2, out_pitch = params_.out_w / 2;  // in words
     const int row = at_.row + lane_.g;
     const unsigned* grad = reinterpret_cast<const unsigned*>(shared + grad_offset) +
@@ -144,18 +136,16 @@ class MmaWeightGradientTile {
     }
   }
 
-  // Reduce the sums over the tiles of each of `channels` maps: call put(i, sum).
-  template <typename Put>
-  __device__ void reduce(float* shared, int channels, const Put& put) const {
-    sums_.store_partial(shared, threadIdx.x / 32);
-    __syncthreads();
-    Diagonals::reduce_tiles(shared, params_.tiles_w * params_.tiles_h, channels, put);
+  static size_t shared_floats(int threads) { return Diagonals::shared_floats(threads / 32); }
+  __device__ void store_sums(float* shared) const { sums_.store_partial(shared, threadIdx.x / 32); }
+  __device__ float partial_sum(const float* shared, int i, int lane) const {
+    return Diagonals::partial_sum(shared, params_.tiles_w * params_.tiles_h, i, lane);
   }
 
  private:
   const NchwParams& params_;
   const Lane lane_;
-  const MmaPosition<Shape> at_;
+  const TilePosition<MmaWeightGradient> at_;
   Diagonals sums_;
 };
 

@@ -1,4 +1,4 @@
-// nchw_mma: NCHW, 16 bits, matrix units (mma.sync). Stages as in nchw_fma.cuh, implicit GEMM as in
+// nchw_mma: NCHW, 16 bits, matrix units (mma.sync). Stages as in nchw_fma.cu, implicit GEMM as in
 // mma_tile.cuh and mma_weight_gradient.cuh, which have the figures.
 //
 //   block:   a range of feature maps or a band of rows of one
@@ -16,27 +16,15 @@
 namespace ops::cuda {
 namespace {
 
-// Return whether bank conflicts are at most 2-way when a warp reads 4 adjacent words of each of 8
-// rows, `pitch` words apart.
-bool has_few_bank_conflicts(int64_t pitch) {
-  int lanes[32] = {};
-  for (int64_t g = 0; g < 8; ++g) {
-    for (int64_t t = 0; t < 4; ++t) {
-      if (++lanes[(g * pitch + t) % 32] > 2) {
-        return false;
-      }
-    }
-  }
-  return true;
-}
-
-// Return f(axis) for 7×7, and for smaller filters on images 16 columns wide, where FmaTile has bank
-// conflicts (measured on an H200); otherwise false.
+// Return f(axis) for 7×7, and for smaller filters on images 16 columns wide, where nchw_fma has
+// bank conflicts (measured on an H200); otherwise false.
 template <typename F>
 bool dispatch_nchw_mma(const DepthwiseGeometry& g, int64_t in_w, int64_t out_w,
                        std::initializer_list<const void*> pointers, const F& f) {
+  // Widths with more than 2-way bank conflicts if a warp reads 4 adjacent words of each of 8 rows.
+  constexpr int64_t kConflicts[] = {0, 2, 22, 32, 42, 62};  // modulo 64
   if (in_w % 2 != 0 || out_w % 2 != 0 || !are_aligned(pointers, 4) ||
-      !has_few_bank_conflicts(in_w / 2)) {
+      std::find(std::begin(kConflicts), std::end(kConflicts), in_w % 64) != std::end(kConflicts)) {
     return false;
   }
   return dispatch_forward_axis(g, [&](auto axis) {
@@ -56,10 +44,10 @@ bool nchw_mma(const Convolution<T>& c) {
          dispatch_nchw_mma(c.g, c.in.w, c.out.w, {c.in.data, c.out.data}, [&](auto axis) {
            using Axis = decltype(axis);
            if constexpr (Axis::kTaps == 7) {
-             if (c.out.w > 32) return launch_nchw<MmaTile<Axis, 7, T>>(c);
-             if (c.out.w > 16) return launch_nchw<MmaTile<Axis, 4, T>>(c);
+             if (c.out.w > 32) return launch_nchw<MmaConvolution<Axis, 7, T>>(c);
+             if (c.out.w > 16) return launch_nchw<MmaConvolution<Axis, 4, T>>(c);
            }
-           return launch_nchw<MmaTile<Axis, 2, T>>(c);
+           return launch_nchw<MmaConvolution<Axis, 2, T>>(c);
          });
 }
 
@@ -68,8 +56,8 @@ bool nchw_mma_weight_gradient(const WeightGradient<T>& c) {
   return dispatch_nchw_mma(c.g, c.g.w, c.g.out_w, {c.x, c.grad}, [&](auto axis) {
     using Axis = decltype(axis);
     if constexpr (Axis::kTaps > 3) {  // 3×3: nchw_fma is 1.2 times as fast (H200)
-      using Tile = MmaWeightGradientTile<Axis, T>;
-      return c.g.padding_w % 2 == Tile::kOdd && launch_nchw_weight_gradient<Tile>(c);
+      using Tile = MmaWeightGradient<Axis, T>;
+      return c.g.padding_w % 2 == Tile::kOdd && launch_nchw<Tile>(c);
     }
     return false;
   });

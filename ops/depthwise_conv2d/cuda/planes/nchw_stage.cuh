@@ -6,34 +6,36 @@
 #include <optional>
 
 #include "core/choose.h"
+#include "core/cuda/divide.cuh"
 #include "core/cuda/tma_ring.cuh"
-#include "depthwise_conv2d/cuda/taps.cuh"
+#include "depthwise_conv2d/cuda/families.cuh"
 
 namespace ops::cuda {
+
+constexpr int kNchwThreads = 256;  // maximum per block
+constexpr int kStages = 3;         // ring buffer: two loads in flight, one stage computed or stored
+
+// Shared memory: barriers of the ring; zeros, read for rows outside the image; buffers. The zeros
+// and a guard behind each span are as large as edge windows read beyond a span.
+constexpr int kMaxPadding = 8;
+constexpr int kGuardBytes = 128;
+constexpr int kZerosOffset = RingBuffer<kStages>::kBytes;  // in bytes
+constexpr int kBuffersOffset = kZerosOffset + kGuardBytes;
 
 struct NchwParams {
   int in_h, in_w, out_h, out_w;
   int start_h, start_w;  // input coordinates of the first output's window
   int tiles_w, tiles_h;  // tiles of the outputs of a map or band
-  int spare_cols;        // columns covered by tiles_w tiles beyond out_w: see FmaPosition
+  int spare_cols;        // columns covered by tiles_w tiles beyond out_w: see TilePosition
   int bands;             // per map; > 1 only if group is 1
   int group;             // maps per stage
-  int channels;
-  int maps;
+  int stages;            // of all images; weight gradient: of one image
+  int images, channels;
   int in_bytes, out_bytes;  // shared memory of a span and the guard behind it
+  FastDivide by_bands{1}, by_channels{1};
 
   __device__ bool has_in_row(int row) const { return is_inside(row, in_h); }
-  __device__ int wrap_channel(int channel) const {
-    while (channel >= channels) {
-      channel -= channels;
-    }
-    return channel;
-  }
 };
-
-constexpr int kNchwThreads = 256;  // maximum per block
-constexpr int kMaxPadding = 8;
-constexpr int kGuardBytes = 128;  // around spans: edge windows read beyond, up to kMaxPadding
 
 // Maps and rows of a stage.
 struct Stage {
@@ -56,84 +58,39 @@ struct Stage {
   }
 };
 
-// Iterator over the stages of a block (grid-stride, without divisions).
-template <typename Axis, int kRows>
-class StageIterator {
- public:
-  __device__ explicit StageIterator(const NchwParams& params)
-      : params_(params),
-        stride_(gridDim.x / params.bands * params.group),
-        band_stride_(gridDim.x % params.bands),
-        channel_stride_(stride_ % params.channels),
-        map_(blockIdx.x / params.bands * params.group),
-        band_(blockIdx.x % params.bands),
-        channel_(map_ % params.channels) {}
-
-  __device__ bool valid() const { return map_ < params_.maps; }
-  __device__ Stage stage() const {
-    return Stage::at<Axis, kRows>(params_, map_, min(params_.group, params_.maps - map_), band_);
-  }
-  // Return the channel of the stage's p-th map.
-  __device__ int channel(int p) const { return params_.wrap_channel(channel_ + p); }
-
-  __device__ void advance() {
-    map_ += stride_, channel_ += channel_stride_, band_ += band_stride_;
-    if (band_ >= params_.bands) {
-      band_ -= params_.bands, map_ += params_.group, channel_ += params_.group;
-    }
-    channel_ = params_.wrap_channel(channel_);
-  }
-
- private:
-  const NchwParams& params_;
-  int stride_, band_stride_, channel_stride_;
-  int map_, band_, channel_;
-};
-
-// Addresses of the feature maps of an NCHW tensor.
+// Feature maps of an NCHW tensor.
 template <typename T>
-class FeatureMaps {
- public:
-  __device__ FeatureMaps(T* data, int count, int h, int w)
-      : data_(data),
-        count_(count),
-        size_(h * w),
-        w_(w),
-        skew_(reinterpret_cast<uintptr_t>(data) % kGranule / sizeof(T)) {}
+struct FeatureMaps {
+  T* data;
+  int count, h, w;
 
-  __device__ T* row(int map, int row) const {
-    return data_ + static_cast<int64_t>(map) * size_ + row * w_;
+  // Return the span of `rows` rows of one map, or of all rows of adjacent maps.
+  __device__ Span<T> span(int map, int maps, int first_row, int rows) const {
+    const int64_t size = h * w;
+    return {data + map * size + first_row * w, maps * rows * w, data + count * size};
   }
   // Return Span::skew of a span that begins at this row, without 64-bit arithmetic.
   __device__ int skew(int map, int row) const {
-    return (skew_ + static_cast<unsigned>(map) * size_ + row * w_) % Span<T>::kLanes;
+    const unsigned first = reinterpret_cast<uintptr_t>(data) / sizeof(T);
+    return (first + map * h * w + row * w) % Span<T>::kLanes;
   }
-  __device__ int elements(int maps, int rows) const { return maps * rows * w_; }
-  // Return the span of `rows` rows of one map, or of all rows of adjacent maps.
-  __device__ Span<T> span(int map, int maps, int first_row, int rows) const {
-    return {row(map, first_row), elements(maps, rows), row(count_, 0)};
-  }
-
- private:
-  T* data_;
-  int count_, size_, w_;
-  unsigned skew_;
 };
 
-// Layout of shared memory: barriers of the ring; zeros, read for rows outside the image (and the
-// guard before the first buffer); buffers.
-template <int kBuffers, typename T>
-struct StageLayout {
-  static constexpr int kZeros = RingBuffer<kBuffers>::kBytes / sizeof(T);  // offset in elements
-  static constexpr int kFirst = kZeros + kGuardBytes / sizeof(T);
-  static constexpr size_t kBytes = kFirst * sizeof(T);
+// A tile's first map and output within every stage.
+template <typename Tile>
+struct TilePosition {
+  int map, row, col;
 
-  static __device__ T* clear(unsigned char* memory) {
-    T* shared = reinterpret_cast<T*>(memory);
-    for (int i = kZeros + threadIdx.x; i < kFirst; i += blockDim.x) {
-      shared[i] = T(0);
+  __device__ explicit TilePosition(const NchwParams& params) {
+    const int tile = threadIdx.x / Tile::kThreads, line = tile / params.tiles_w;
+    map = line / params.tiles_h * Tile::kMaps;
+    row = line % params.tiles_h * Tile::kRows;
+    col = tile % params.tiles_w * Tile::kCols;
+    // Shift successive rows of tiles to the left by up to spare_cols, against bank conflicts
+    // between threads with tiles below each other.
+    if constexpr (Tile::kShift > 0) {
+      col -= line % (params.spare_cols / Tile::kShift + 1) * Tile::kShift;
     }
-    return shared;
   }
 };
 
@@ -158,108 +115,91 @@ __device__ void reduce_lanes(int count, const Put& put, const F& part) {
   }
 }
 
-constexpr int kStages = 3;  // ring buffer: two loads in flight, one stage computed or stored
-
 struct NchwPlan {
   NchwParams params;
   int threads;
   int resident_blocks;  // blocks that fit on the device at once
-  int stages;           // stages of all maps
   size_t shared;
-
-  // Return the grid size. Preferably a multiple of the channels' period: each block then keeps its
-  // channels, and reloads no filter.
-  int blocks() const {
-    const int period = params.channels / params.group * params.bands;
-    const bool periodic = params.channels % params.group == 0 && period <= resident_blocks;
-    return std::min(stages, periodic ? resident_blocks / period * period : resident_blocks);
-  }
 };
 
-// Choose the stages with the least estimated cost. Shape: kThreads threads compute a tile of
+// Choose the stages with the least estimated cost. Tile: kThreads threads compute a tile of
 // kRows × kCols outputs of each of kMaps maps; kThreadsPerBlock is the preferred and kNchwThreads
-// the maximum block size; registers allow kThreadsPerSm threads. `repeats`: images for which a
-// stage is computed (weight gradient: all, else 1). `separate`: inputs and outputs have separate
-// buffers, else outputs overwrite inputs. nullopt: a row of tiles exceeds a block, or padding_w
-// exceeds kMaxPadding.
-template <typename Axis, typename Shape>
-std::optional<NchwPlan> plan_nchw(int64_t maps, int64_t channels, int64_t in_h, int64_t in_w,
-                                  int64_t out_h, int64_t out_w, int64_t padding_h,
-                                  int64_t padding_w, int64_t repeats, int64_t element_size,
-                                  bool separate, size_t fixed_bytes) {
+// the maximum block size; registers allow kThreadsPerSm threads; kShift > 0: unit of TilePosition's
+// shifts. `gradient`: inputs and outputs have separate buffers, and all images the same stages,
+// else outputs overwrite inputs. nullopt: a row of tiles exceeds a block, or padding_w kMaxPadding.
+template <typename Tile, typename In, typename Out>
+std::optional<NchwPlan> plan_nchw(const DepthwiseGeometry& g, bool gradient, const Image<In>& in,
+                                  const Image<Out>& out, int64_t padding_h, int64_t padding_w) {
+  using Axis = typename Tile::Axis;
   if (padding_w > kMaxPadding) {
     return std::nullopt;
   }
   const Device device;
-  int tiles_w = ceil_div(out_w, Shape::kCols);
-  const int tiles_h = ceil_div(out_h, Shape::kRows);
+  const int64_t maps = gradient ? g.c : g.n * g.c, repeats = gradient ? g.n : 1;
+  const int tiles_h = ceil_div(out.h, Tile::kRows);
+  int tiles_w = ceil_div(out.w, Tile::kCols);
   // If tiles below each other are a multiple of 16 bytes apart, threads of a warp conflict in
-  // banks. FmaPosition then shifts rows of tiles against each other, for which a row may need one
-  // more tile.
-  const bool bank_conflicts = Axis::step(Shape::kRows) * in_w * element_size % kGranule == 0;
+  // banks. To shift rows of tiles against each other, a row may need one more tile.
+  const bool bank_conflicts =
+      Tile::kShift > 0 && Axis::step(Tile::kRows) * in.w * sizeof(In) % kGranule == 0;
   constexpr int kMinSpareCols = 3;
-  const auto tiles_per_block = [&](int tiles) {
-    return Shape::kThreadsPerBlock / (tiles * Shape::kThreads * tiles_h);
+  const auto maps_per_block = [&](int threads, int tiles) {
+    return threads / (tiles * Tile::kThreads * tiles_h);
   };
-  if (bank_conflicts && tiles_w * Shape::kCols - out_w < kMinSpareCols &&
-      tiles_per_block(tiles_w) > 0 && tiles_per_block(tiles_w + 1) == tiles_per_block(tiles_w)) {
-    ++tiles_w;
+  if (bank_conflicts && tiles_w * Tile::kCols - out.w < kMinSpareCols) {
+    const int maps = maps_per_block(Tile::kThreadsPerBlock, tiles_w);
+    tiles_w += maps > 0 && maps_per_block(Tile::kThreadsPerBlock, tiles_w + 1) == maps;
   }
-  const int row_threads = tiles_w * Shape::kThreads;
+  const int row_threads = tiles_w * Tile::kThreads;
   const int max_threads =
-      row_threads <= Shape::kThreadsPerBlock ? Shape::kThreadsPerBlock : kNchwThreads;
+      row_threads <= Tile::kThreadsPerBlock ? Tile::kThreadsPerBlock : kNchwThreads;
   Cheapest<NchwPlan> cheapest;
-  // Try groups of whole maps of decreasing size, then bands.
-  int group =
-      std::min<int64_t>(std::max(1, max_threads / (row_threads * tiles_h)) * Shape::kMaps, maps);
-  for (int bands = 1, last = 0; bands <= tiles_h && row_threads <= max_threads;) {
+  const auto offer = [&](int group, int band_tiles) {
     NchwPlan plan{};
     NchwParams& params = plan.params;
-    params.in_h = in_h, params.in_w = in_w, params.out_h = out_h, params.out_w = out_w;
+    params.in_h = in.h, params.in_w = in.w, params.out_h = out.h, params.out_w = out.w;
     params.start_h = Axis::start(padding_h), params.start_w = Axis::start(padding_w);
-    params.channels = channels, params.maps = maps;
-    params.tiles_w = tiles_w;
-    params.spare_cols = bank_conflicts ? tiles_w * Shape::kCols - out_w : 0;
-    params.tiles_h = ceil_div(tiles_h, bands);
-    params.bands = ceil_div(tiles_h, params.tiles_h);
-    params.group = group;
+    params.tiles_w = tiles_w, params.tiles_h = band_tiles;
+    params.spare_cols = bank_conflicts ? tiles_w * Tile::kCols - out.w : 0;
+    params.bands = ceil_div(tiles_h, band_tiles), params.group = group;
+    params.stages = ceil_div(maps, group) * params.bands;
+    params.images = g.n, params.channels = g.c;
+    params.by_bands = FastDivide(params.bands), params.by_channels = FastDivide(g.c);
+    const int64_t out_rows = std::min<int64_t>(out.h, band_tiles * Tile::kRows);
     const int64_t in_rows =
-        params.bands == 1 ? in_h
-                          : std::min<int64_t>(in_h, Axis::inputs(params.tiles_h * Shape::kRows));
-    const int64_t out_rows = std::min<int64_t>(out_h, params.tiles_h * Shape::kRows);
+        params.bands == 1 ? in.h : std::min<int64_t>(in.h, Axis::inputs(band_tiles * Tile::kRows));
     const auto bytes = [&](int64_t elements) {
-      return ceil_div(elements * element_size, kGranule) * kGranule + kGranule + kGuardBytes;
+      return ceil_div(elements * sizeof(In), kGranule) * kGranule + kGranule + kGuardBytes;
     };
-    const size_t in_bytes = bytes(group * in_rows * in_w);
-    const size_t out_bytes = bytes(group * out_rows * out_w);
-    plan.threads = round_up(ceil_div(group, Shape::kMaps) * row_threads * params.tiles_h, 32);
-    plan.shared = fixed_bytes + (separate ? kPrefetchDistance * (in_bytes + out_bytes)
-                                          : kStages * std::max(in_bytes, out_bytes));
-    if (params.tiles_h != last && plan.threads <= max_threads &&
-        plan.shared <= device.block_shared) {
-      params.in_bytes = in_bytes, params.out_bytes = out_bytes;
-      const int blocks_per_sm =
-          std::min<int>(Shape::kThreadsPerSm / plan.threads, device.shared / (plan.shared + 1024));
-      plan.resident_blocks = blocks_per_sm * device.multiprocessors;
-      plan.stages = ceil_div(maps, group) * params.bands;
-      // Cost: waves × (threads per SM, 20 % more for the halo of bands, + latency).
-      const int64_t blocks = plan.stages * repeats;
-      const int64_t active_blocks =
-          std::min<int64_t>(blocks_per_sm, ceil_div(blocks, device.multiprocessors));
-      constexpr int kLatency = 128;  // of a wave; also of the second stage of a weight gradient
-      const double round_cost =
-          active_blocks * plan.threads * (params.bands > 1 ? 1.2 : 1.0) + kLatency;
-      const double cost = ceil_div(blocks, plan.resident_blocks) * round_cost +
-                          (separate && repeats * params.bands > 1 ? kLatency : 0);
-      cheapest.offer(plan, cost);
+    const int64_t in_bytes = bytes(group * in_rows * in.w);
+    const int64_t out_bytes = bytes(group * out_rows * out.w);
+    params.in_bytes = in_bytes, params.out_bytes = out_bytes;
+    plan.shared = kBuffersOffset + (gradient ? kPrefetchDistance * (in_bytes + out_bytes)
+                                             : kStages * std::max(in_bytes, out_bytes));
+    plan.threads = round_up(ceil_div(group, Tile::kMaps) * row_threads * band_tiles, 32);
+    if (plan.threads > max_threads || plan.shared > device.block_shared) {
+      return;
     }
-    if (group > 1) {
-      group /= 2;
-    } else {
-      last = params.tiles_h;
-      // The last plan has one row of tiles per band: wide images fit no other.
-      bands = bands < tiles_h ? std::min(bands * 2, tiles_h) : bands * 2;
-    }
+    const int blocks_per_sm =
+        std::min<int>(Tile::kThreadsPerSm / plan.threads, device.shared / (plan.shared + 1024));
+    plan.resident_blocks = blocks_per_sm * device.multiprocessors;
+    // Cost: waves × (threads per SM, 20 % more for the halo of bands, + latency).
+    const int64_t blocks = params.stages * repeats;
+    const int64_t active_blocks =
+        std::min<int64_t>(blocks_per_sm, ceil_div(blocks, device.multiprocessors));
+    constexpr int kLatency = 128;  // of a wave; also of the second stage of a weight gradient
+    const double wave_cost =
+        active_blocks * plan.threads * (params.bands > 1 ? 1.2 : 1.0) + kLatency;
+    cheapest.offer(plan, ceil_div(blocks, plan.resident_blocks) * wave_cost +
+                             (gradient && repeats * params.bands > 1 ? kLatency : 0));
+  };
+  // Try groups of whole maps of decreasing size, then bands, of at least one row of tiles.
+  const int64_t most = std::max(1, maps_per_block(max_threads, tiles_w)) * Tile::kMaps;
+  for (int group = std::min(most, maps); group > 1; group /= 2) {
+    offer(group, tiles_h);
+  }
+  for (int bands = 1; bands < 2 * tiles_h; bands *= 2) {
+    offer(1, ceil_div(tiles_h, bands));
   }
   return cheapest.best();
 }
