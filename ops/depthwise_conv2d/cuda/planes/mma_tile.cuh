@@ -38,7 +38,7 @@ __device__ __noinline__ float exact_output(const T* map, int64_t pitch, int stri
 // kMaps adjacent maps.
 template <typename TileAxis, int kProducts, typename T>
 class MmaConvolution {
-  static constexpr int kWidth = TileAxis::kTaps;
+  static constexpr int kWidth = TileAxis::kTaps, kTaps = kWidth * kWidth;
 
  public:
   using Axis = TileAxis;
@@ -62,25 +62,23 @@ class MmaConvolution {
 
   __device__ int map() const { return at_.map; }  // first map within a stage
 
-  __device__ void load_filter(const T* weight, const T* bias, int channel, bool flip) {
-    flip_ = flip;
+  __device__ void load_filter(const T* weight, const T* bias, int channel) {
+    weight_ = weight;
+    bias_data_ = bias;
+    const int first = params_.flip ? kTaps - 1 : 0, step = params_.flip ? -1 : 1;
+    const int col = opaque(2 * lane_.t - odd_ - lane_.g);
 #pragma unroll
     for (int p = 0; p < kMaps; ++p) {
-      weight_[p] = weight + channel * kWidth * kWidth;
-      bias_[p] = bias ? static_cast<float>(bias[channel]) : 0.0f;
-      const auto* bits = reinterpret_cast<const unsigned short*>(weight_[p]);
+      const auto* bits = reinterpret_cast<const unsigned short*>(weight + channel * kTaps) + first;
       const auto tap = [&](int a, int b) -> unsigned {
-        const int i = a * kWidth + b;
-        return b >= 0 && b < kWidth ? bits[flip ? kWidth * kWidth - 1 - i : i] : 0;
+        return b >= 0 && b < kWidth ? bits[step * (a * kWidth + b)] : 0;
       };
 #pragma unroll
       for (int a = 0; a < kWidth; ++a) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int b = 8 * i + 2 * lane_.t - odd_ - lane_.g;
-          toeplitz_[p][a][i] = tap(a, b) | tap(a, b + 1) << 16;
-        }
+        toeplitz_[p][a][0] = tap(a, col) | tap(a, col + 1) << 16;
+        toeplitz_[p][a][1] = tap(a, col + 8) | tap(a, col + 9) << 16;
       }
+      bias_[p] = bias ? static_cast<float>(bias[channel]) : 0.0f;
       channel = channel + 1 < params_.channels ? channel + 1 : 0;
     }
   }
@@ -89,18 +87,19 @@ class MmaConvolution {
   __device__ void convolve(const T* shared, int in_offset, const Stage& stage) {
     const int pitch = params_.in_w / 2;  // in words
     const int y = params_.start_h + stage.out_row + at_.row + lane_.g;
-    const T* map = shared + in_offset + (at_.map * stage.in_rows - stage.in_row) * params_.in_w;
+    const unsigned* words = reinterpret_cast<const unsigned*>(shared + in_offset) + in_col_ / 2 +
+                            (at_.map * stage.in_rows + y - stage.in_row) * pitch;
 #pragma unroll
-    for (int p = 0; p < kMaps; ++p, map += stage.in_rows * params_.in_w) {
+    for (int p = 0; p < kMaps; ++p, words += stage.in_rows * pitch) {
       if (at_.map + p >= stage.maps) {
         break;
       }
-      const unsigned* words = reinterpret_cast<const unsigned*>(map) + in_col_ / 2 + y * pitch;
+      const unsigned inside = opaque(inside_mask_);  // keep no masks of rows between maps
       float bias[4] = {bias_[p], bias_[p], bias_[p], bias_[p]};
 #pragma unroll
       for (int a = 0; a < kWidth; ++a) {
-        const unsigned upper_mask = params_.has_in_row(y + a) ? inside_mask_ : 0;
-        const unsigned lower_mask = params_.has_in_row(y + a + 8) ? inside_mask_ : 0;
+        const unsigned upper_mask = params_.has_in_row(y + a) ? inside : 0;
+        const unsigned lower_mask = params_.has_in_row(y + a + 8) ? inside : 0;
         unsigned upper[kProducts + 1], lower[kProducts + 1];  // output rows 0–7, 8–15
 #pragma unroll
         for (int i = 0; i <= kProducts; ++i) {
@@ -113,14 +112,14 @@ class MmaConvolution {
                          lower[n + 1], toeplitz_[p][a]);
         }
       }
-      recompute_nan(p, map, y);
     }
   }
 
   // Store the tile to the stage's outputs in shared memory.
-  __device__ void store(T* outputs, const Stage& stage) const {
+  __device__ void store(T* outputs, const Stage& stage, const T* in) const {
     const int pitch = params_.out_w / 2;
     const int row = at_.row + lane_.g, col = at_.col + 2 * lane_.t;
+    float nan_check = 0;
     unsigned* words =
         reinterpret_cast<unsigned*>(outputs) + (at_.map * stage.out_rows + row) * pitch + col / 2;
 #pragma unroll
@@ -130,15 +129,21 @@ class MmaConvolution {
       }
 #pragma unroll
       for (int n = 0; n < kProducts; ++n) {
+        const float (&sum)[4] = sum_[p][n];
+        nan_check += (sum[0] + sum[1]) + (sum[2] + sum[3]);
         if (col + 8 * n < params_.out_w) {
           if (row < stage.out_rows) {
-            words[4 * n] = Packed<T>::pack(sum_[p][n][0], sum_[p][n][1]);
+            words[4 * n] = Packed<T>::pack(sum[0], sum[1]);
           }
           if (row + 8 < stage.out_rows) {
-            words[4 * n + 8 * pitch] = Packed<T>::pack(sum_[p][n][2], sum_[p][n][3]);
+            words[4 * n + 8 * pitch] = Packed<T>::pack(sum[2], sum[3]);
           }
         }
       }
+    }
+    if (__any_sync(~0u, isnan(nan_check))) {
+      __syncwarp();  // reads of elements follow writes of words
+      recompute_nan(outputs, stage, in);
     }
   }
 
@@ -150,28 +155,29 @@ class MmaConvolution {
   const int in_col_;          // first column of the lane's pairs
   unsigned inside_mask_ = 0;  // bit i: the pair of column block i is inside the image
   unsigned toeplitz_[kMaps][kWidth][2];  // fragments of a matrix per filter row
-  const T* weight_[kMaps];
+  const T *weight_, *bias_data_;
   float bias_[kMaps];
   float sum_[kMaps][kProducts][4];
-  bool flip_;
 
-  // Recompute the sums of map p that are NaN: zeros of the Toeplitz matrix times non-finite inputs.
-  __device__ void recompute_nan(int p, const T* map, int y) {
-    bool any = false;
-#pragma unroll
-    for (int i = 0; i < 4 * kProducts; ++i) {
-      any |= isnan(sum_[p][i / 4][i % 4]);
-    }
-    if (!any) {
-      return;
-    }
-#pragma unroll
-    for (int i = 0; i < 4 * kProducts; ++i) {
-      float& sum = sum_[p][i / 4][i % 4];
-      if (isnan(sum)) {
-        const int x = params_.start_w + at_.col + 2 * lane_.t + i / 4 * 8 + i % 2;
-        sum = bias_[p] + exact_output<kWidth>(map, params_.in_w, 1, params_.in_h, params_.in_w,
-                                              y + i % 4 / 2 * 8, x, weight_[p], flip_);
+  // Recompute the lane's outputs that are NaN: zeros of the matrix times non-finite inputs.
+  __device__ void recompute_nan(T* outputs, const Stage& stage, const T* in) const {
+#pragma unroll 1
+    for (int i = 0; i < kMaps * kProducts * 4; ++i) {
+      const int p = at_.map + i / (4 * kProducts);
+      const int row = at_.row + lane_.g + i / 2 % 2 * 8;
+      const int col = at_.col + 2 * lane_.t + i / 4 % kProducts * 8 + i % 2;
+      if (p >= stage.maps || row >= stage.out_rows || col >= params_.out_w) {
+        continue;
+      }
+      T& output = outputs[(p * stage.out_rows + row) * params_.out_w + col];
+      if (isnan(static_cast<float>(output))) {
+        const int64_t map = stage.map + p, channel = map % params_.channels;
+        const float exact =
+            exact_output<kWidth>(in + map * params_.in_h * params_.in_w, params_.in_w, 1,
+                                 params_.in_h, params_.in_w, params_.start_h + stage.out_row + row,
+                                 params_.start_w + col, weight_ + channel * kTaps, params_.flip);
+        output =
+            static_cast<T>((bias_data_ ? static_cast<float>(bias_data_[channel]) : 0.0f) + exact);
       }
     }
   }

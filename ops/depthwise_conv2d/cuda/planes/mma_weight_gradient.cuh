@@ -13,91 +13,21 @@
 
 namespace ops::cuda {
 
-// Accumulators of a warp: one 16 × 8 matrix per filter column, and one for the bias.
-template <int kWidth, typename T>
-class DiagonalSums {
- public:
-  static constexpr int kTaps = kWidth * kWidth;
-  static constexpr int kRows = 8;  // of grad_output
-  // Parity of "same" padding. Odd: loads start one column earlier, at an aligned 32-bit word.
-  static constexpr int kOdd = (kWidth - 1) / 2 % 2;
-  // 32-bit words of inputs that a lane needs for all filter columns.
-  static constexpr int kWords = (kOdd + kWidth - 1) / 2 + 1 + kOdd;
-  static_assert(kRows + kWidth <= 16, "the window of a product's rows");
-
-  // Return the shared memory of `warps` warps, in floats.
-  static constexpr size_t shared_floats(int warps) {
-    return static_cast<size_t>(warps) * kMatrices * kMatrixSize;
-  }
-
-  // Multiply and accumulate. in: words of window rows g and g + 8, then both 8 columns further.
-  __device__ void add(const unsigned (&in)[4][kWords], const unsigned (&grad)[2]) {
-#pragma unroll
-    for (int b = 0; b < kWidth; ++b) {
-      Packed<T>::mma(sum_[b], sum_[b], input_pair(in[0], b), input_pair(in[1], b),
-                     input_pair(in[2], b), input_pair(in[3], b), grad);
-    }
-    constexpr unsigned kOnes = Packed<T>::kOnes;
-    Packed<T>::mma(sum_[kWidth], sum_[kWidth], kOnes, kOnes, kOnes, kOnes, grad);
-  }
-
-  // Store the accumulators as the index-th of all tiles in shared memory.
-  __device__ void store_partial(float* shared, int index) const {
-    const Lane lane;
-    float* matrices = shared + shared_floats(index);
-#pragma unroll
-    for (int i = 0; i < kMatrices; ++i) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        matrices[i * kMatrixSize + (lane.g + j / 2 * 8) * 8 + 2 * lane.t + j % 2] = sum_[i][j];
-      }
-    }
-  }
-  // After __syncthreads: reduce the diagonals over `tiles` tiles per channel; call put(i, sum).
-  template <typename Put>
-  __device__ static void reduce_tiles(const float* shared, int tiles, int channels,
-                                      const Put& put) {
-    reduce_lanes(channels * (kTaps + 1), put,
-                 [&](int i, int lane) { return partial_sum(shared, tiles, i, lane); });
-  }
-  // Return the lane's part of sum i, counted over the maps of the block.
-  __device__ static float partial_sum(const float* shared, int tiles, int i, int lane) {
-    const int tap = i % (kTaps + 1);
-    const int matrix = tap < kTaps ? tap % kWidth : kWidth;
-    const int row = tap < kTaps ? lane + tap / kWidth : 0;
-    const float* tile = shared + (i / (kTaps + 1) * tiles * kMatrices + matrix) * kMatrixSize;
-    float sum = 0;
-    for (int t = 0; t < tiles; ++t, tile += kMatrices * kMatrixSize) {
-      sum += tile[row * 8 + lane];
-    }
-    return sum;
-  }
-
- private:
-  static constexpr int kMatrices = kWidth + 1, kMatrixSize = 16 * 8;
-
-  float sum_[kMatrices][4] = {};  // filter columns, bias
-
-  // Return the inputs of two adjacent outputs at filter column b, packed.
-  static __device__ unsigned input_pair(const unsigned (&words)[kWords], int b) {
-    const int first = kOdd + b;
-    return first % 2 ? __byte_perm(words[first / 2], words[first / 2 + 1], 0x5432)
-                     : words[first / 2];
-  }
-};
-
 // Sums of one warp tile, 8 whole rows of grad_output, for the gradients of a filter and its bias.
 template <typename TileAxis, typename T>
 class MmaWeightGradient {
+  static constexpr int kWidth = TileAxis::kTaps;
+
  public:
   using Axis = TileAxis;
-  using Diagonals = DiagonalSums<Axis::kTaps, T>;
-  static constexpr int kTaps = Diagonals::kTaps, kOdd = Diagonals::kOdd;
+  static constexpr int kTaps = kWidth * kWidth;
   static constexpr int kRows = 8, kCols = 1 << 20;
   static constexpr int kMaps = 1, kThreads = 32;
   static constexpr int kThreadsPerBlock = 256, kThreadsPerSm = 512;
   static constexpr int kShift = 0;
-  static_assert(Axis::kStride == 1);
+  // Parity of "same" padding. Odd: loads start one column earlier, at an aligned 32-bit word.
+  static constexpr int kOdd = (kWidth - 1) / 2 % 2;
+  static_assert(Axis::kStride == 1 && kRows + kWidth <= 16, "the window of a product's rows");
 
   __device__ explicit MmaWeightGradient(const NchwParams& params) : params_(params), at_(params) {}
 
@@ -116,37 +46,73 @@ class MmaWeightGradient {
     const unsigned* lower = upper + 8 * in_pitch;
     // Row widths; 0 for rows outside the image.
     const unsigned upper_w = params_.has_in_row(y) ? params_.in_w : 0;
-    const unsigned lower_w =
-        params_.has_in_row(y + 8) && lane_.g < Axis::kTaps - 1 ? params_.in_w : 0;
+    const unsigned lower_w = params_.has_in_row(y + 8) && lane_.g < kWidth - 1 ? params_.in_w : 0;
     const int out_w = row < stage.out_rows ? params_.out_w : 0;
 #pragma unroll 1
     for (int col = 2 * lane_.t, products = (params_.out_w + 15) / 16; products > 0; --products) {
       const unsigned g[2] = {col < out_w ? grad[0] : 0, col + 8 < out_w ? grad[4] : 0};
-      unsigned in[4][Diagonals::kWords];
+      unsigned in[4][kWords];  // of window rows g and g + 8, then both 8 columns further
 #pragma unroll
-      for (int j = 0; j < Diagonals::kWords; ++j) {
+      for (int j = 0; j < kWords; ++j) {
         const unsigned left = in_col + 2 * j, right = left + 8;
         in[0][j] = left < upper_w ? upper[j] : 0;
         in[1][j] = left < lower_w ? lower[j] : 0;
         in[2][j] = right < upper_w ? upper[4 + j] : 0;
         in[3][j] = right < lower_w ? lower[4 + j] : 0;
       }
-      sums_.add(in, g);
+#pragma unroll
+      for (int b = 0; b < kWidth; ++b) {
+        Packed<T>::mma(sum_[b], sum_[b], input_pair(in[0], b), input_pair(in[1], b),
+                       input_pair(in[2], b), input_pair(in[3], b), g);
+      }
+      constexpr unsigned kOnes = Packed<T>::kOnes;
+      Packed<T>::mma(sum_[kWidth], sum_[kWidth], kOnes, kOnes, kOnes, kOnes, g);
       col += 16, in_col += 16, upper += 8, lower += 8, grad += 8;
     }
   }
 
-  static size_t shared_floats(int threads) { return Diagonals::shared_floats(threads / 32); }
-  __device__ void store_sums(float* shared) const { sums_.store_partial(shared, threadIdx.x / 32); }
+  static size_t shared_floats(int threads) {
+    return static_cast<size_t>(threads / 32) * kMatrices * kMatrixSize;
+  }
+  __device__ void store_sums(float* shared) const {
+    shared += threadIdx.x / 32 * kMatrices * kMatrixSize + lane_.g * 8 + 2 * lane_.t;
+#pragma unroll
+    for (int i = 0; i < kMatrices; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        shared[i * kMatrixSize + j / 2 * 64 + j % 2] = sum_[i][j];
+      }
+    }
+  }
+  // Return the lane's part of sum i, counted over the maps of the block.
   __device__ float partial_sum(const float* shared, int i, int lane) const {
-    return Diagonals::partial_sum(shared, params_.tiles_w * params_.tiles_h, i, lane);
+    const int tap = i % (kTaps + 1), tiles = params_.tiles_w * params_.tiles_h;
+    const int matrix = tap < kTaps ? tap % kWidth : kWidth;
+    const int row = tap < kTaps ? lane + tap / kWidth : 0;
+    const float* tile = shared + (i / (kTaps + 1) * tiles * kMatrices + matrix) * kMatrixSize;
+    float sum = 0;
+    for (int t = 0; t < tiles; ++t, tile += kMatrices * kMatrixSize) {
+      sum += tile[row * 8 + lane];
+    }
+    return sum;
   }
 
  private:
+  // 32-bit words of inputs that a lane needs for all filter columns.
+  static constexpr int kWords = (kOdd + kWidth - 1) / 2 + 1 + kOdd;
+  static constexpr int kMatrices = kWidth + 1, kMatrixSize = 16 * 8;
+
   const NchwParams& params_;
   const Lane lane_;
   const TilePosition<MmaWeightGradient> at_;
-  Diagonals sums_;
+  float sum_[kMatrices][4] = {};  // one matrix per filter column, and one for the bias
+
+  // Return the inputs of two adjacent outputs at filter column b, packed.
+  static __device__ unsigned input_pair(const unsigned (&words)[kWords], int b) {
+    const int first = kOdd + b;
+    return first % 2 ? __byte_perm(words[first / 2], words[first / 2 + 1], 0x5432)
+                     : words[first / 2];
+  }
 };
 
 }  // namespace ops::cuda

@@ -25,7 +25,9 @@ namespace {
 
 // Mask that keeps an element, for `masked`.
 template <typename T>
-constexpr unsigned kKeep = std::is_same_v<T, BFloat16> ? 1u << 16 : ~0u;
+constexpr unsigned kKeep = std::is_same_v<T, BFloat16> ? 1u << 16
+                           : std::is_same_v<T, Half>   ? 0xffff
+                                                       : ~0u;
 
 // Convert to float32; return zero if `mask` is 0 instead of kKeep. One integer instruction.
 template <typename T>
@@ -123,12 +125,13 @@ class FmaConvolution : public FmaTile<Axis, T> {
   using Tile::kRows, Tile::kCols, Tile::kTaps;
   using Tile::Tile;
 
-  __device__ void load_filter(const T* __restrict__ weight, const T* __restrict__ bias, int channel,
-                              bool flip) {
-    weight += channel * kTaps;
+  __device__ void load_filter(const T* __restrict__ weight, const T* __restrict__ bias,
+                              int channel) {
+    weight += channel * kTaps + (params_.flip ? kTaps - 1 : 0);
+    const int step = opaque(params_.flip ? -1 : 1);
 #pragma unroll
     for (int i = 0; i < kTaps; ++i) {
-      tap_[i] = static_cast<float>(weight[flip ? kTaps - 1 - i : i]);
+      tap_[i] = static_cast<float>(weight[step * i]);
     }
     bias_ = bias ? static_cast<float>(bias[channel]) : 0.0f;
   }
@@ -147,7 +150,7 @@ class FmaConvolution : public FmaTile<Axis, T> {
   }
 
   // Store the tile to the stage's outputs in shared memory.
-  __device__ void store(T* outputs, const Stage& stage) const {
+  __device__ void store(T* outputs, const Stage& stage, const T* /*in*/) const {
     T* to = outputs + (at_.map * stage.out_rows + at_.row) * params_.out_w + at_.col;
     const int rows = stage.out_rows - at_.row, cols = params_.out_w - at_.col;
     const auto store_if = [&](const auto& is_output) {

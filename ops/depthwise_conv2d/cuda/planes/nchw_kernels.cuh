@@ -7,6 +7,8 @@
 
 namespace ops::cuda {
 
+constexpr int kReduceLanes = 8;
+
 // Compute stages first, first + stride … < end. load(i, buffer) starts to load stage i, or nothing
 // if i ≥ end; compute(i, buffer) calls ring.wait() before it reads its buffer. Offsets of buffers
 // are in elements. Return after the last use of shared memory.
@@ -38,8 +40,8 @@ __device__ __forceinline__ void for_each_stage(RingBuffer<kBuffers>& ring, T* sh
 
 template <typename Tile, typename T>
 __global__ void __launch_bounds__(kNchwThreads, Tile::kThreadsPerSm / kNchwThreads)
-    nchw_kernel(NchwParams params, bool flip, const T* __restrict__ in,
-                const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ out) {
+    nchw_kernel(NchwParams params, const T* __restrict__ in, const T* __restrict__ weight,
+                const T* __restrict__ bias, T* __restrict__ out) {
   extern __shared__ __align__(kGuardBytes) unsigned char memory[];
   RingBuffer<kStages> ring(memory);
   T* shared = reinterpret_cast<T*>(memory);
@@ -66,7 +68,7 @@ __global__ void __launch_bounds__(kNchwThreads, Tile::kThreadsPerSm / kNchwThrea
         const int map = stage.map + (active ? tile.map() : 0);
         const int channel = map - params.by_channels(map) * params.channels;
         if (channel != loaded) {  // rare: see launch_nchw
-          tile.load_filter(weight, bias, channel, flip);
+          tile.load_filter(weight, bias, channel);
           loaded = channel;
         }
         ring.wait();
@@ -76,7 +78,7 @@ __global__ void __launch_bounds__(kNchwThreads, Tile::kThreadsPerSm / kNchwThrea
         __syncthreads();  // outputs overwrite the inputs
         const int skew = outputs.skew(stage.map, stage.out_row);
         if (active) {
-          tile.store(shared + buffer + skew, stage);
+          tile.store(shared + buffer + skew, stage, in);
         }
         ring.store(shared + buffer, skew, stage.maps * stage.out_rows * params.out_w, [&] {
           return outputs.span(stage.map, stage.maps, stage.out_row, stage.out_rows).first;
@@ -128,9 +130,20 @@ __global__ void __launch_bounds__(kNchwThreads, Tile::kThreadsPerSm / kNchwThrea
   float* sums = reinterpret_cast<float*>(memory + kBuffersOffset);
   tile.store_sums(sums);
   __syncthreads();
-  reduce_lanes(
-      channels * (Tile::kTaps + 1), [&](int i, float sum) { to.put(i, sum); },
-      [&](int i, int lane) { return tile.partial_sum(sums, i, lane); });
+  // A warp-shuffle reduction of each sum over kReduceLanes lanes.
+  const int count = channels * (Tile::kTaps + 1), lane = threadIdx.x % kReduceLanes;
+#pragma unroll 4
+  for (int first = 0; first < count; first += blockDim.x / kReduceLanes) {
+    const int i = first + threadIdx.x / kReduceLanes;
+    float total = i < count ? tile.partial_sum(sums, i, lane) : 0.0f;
+#pragma unroll
+    for (int lanes = kReduceLanes / 2; lanes > 0; lanes /= 2) {
+      total += __shfl_down_sync(~0u, total, lanes, kReduceLanes);
+    }
+    if (lane == 0 && i < count) {
+      to.put(i, total);
+    }
+  }
 }
 
 template <typename Tile, typename T>
@@ -141,13 +154,14 @@ bool launch_nchw(const Convolution<T>& c) {
   }
   // Preferably a multiple of the channels' period: each block then keeps its channels, and reloads
   // no filter.
-  const NchwParams& params = plan->params;
+  NchwParams params = plan->params;
+  params.flip = c.flip;
   const int resident = plan->resident_blocks;
   const int period = params.channels / params.group * params.bands;
   const bool periodic = params.channels % params.group == 0 && period <= resident;
   const int blocks = std::min(params.stages, periodic ? resident / period * period : resident);
-  c.launch(nchw_kernel<Tile, T>, blocks, plan->threads, plan->shared, params, c.flip, c.in.data,
-           c.weight, c.bias, c.out.data);
+  c.launch(nchw_kernel<Tile, T>, blocks, plan->threads, plan->shared, params, c.in.data, c.weight,
+           c.bias, c.out.data);
   return true;
 }
 

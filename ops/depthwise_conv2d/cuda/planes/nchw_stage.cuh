@@ -31,6 +31,7 @@ struct NchwParams {
   int group;             // maps per stage
   int stages;            // of all images; weight gradient: of one image
   int images, channels;
+  bool flip;                // the filters
   int in_bytes, out_bytes;  // shared memory of a span and the guard behind it
   FastDivide by_bands{1}, by_channels{1};
 
@@ -72,9 +73,15 @@ struct FeatureMaps {
   // Return Span::skew of a span that begins at this row, without 64-bit arithmetic.
   __device__ int skew(int map, int row) const {
     const unsigned first = reinterpret_cast<uintptr_t>(data) / sizeof(T);
-    return (first + map * h * w + row * w) % Span<T>::kLanes;
+    return (first + static_cast<unsigned>(map) * h * w + row * w) % Span<T>::kLanes;
   }
 };
+
+// Hide the origin of x: what depends on it is computed anew instead of kept in registers.
+__device__ __forceinline__ int opaque(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
 
 // A tile's first map and output within every stage.
 template <typename Tile>
@@ -93,27 +100,6 @@ struct TilePosition {
     }
   }
 };
-
-constexpr int kReduceLanes = 8;
-
-// Reduce `count` sums: call put(i, Σ part(i, lane) over kReduceLanes lanes). A warp-shuffle
-// reduction by all threads of the block.
-template <typename Put, typename F>
-__device__ void reduce_lanes(int count, const Put& put, const F& part) {
-  const int lane = threadIdx.x % kReduceLanes;
-#pragma unroll 4
-  for (int first = 0; first < count; first += blockDim.x / kReduceLanes) {
-    const int i = first + threadIdx.x / kReduceLanes;
-    float total = i < count ? part(i, lane) : 0.0f;
-#pragma unroll
-    for (int lanes = kReduceLanes / 2; lanes > 0; lanes /= 2) {
-      total += __shfl_down_sync(~0u, total, lanes, kReduceLanes);
-    }
-    if (lane == 0 && i < count) {
-      put(i, total);
-    }
-  }
-}
 
 struct NchwPlan {
   NchwParams params;
