@@ -1,7 +1,6 @@
 """NCReLU: positive and negative part of the input, concatenated along the channels."""
 
 from functools import partial
-from math import prod
 from typing import Any
 
 import torch
@@ -11,10 +10,8 @@ from ops.core import check, layout
 from ops.core.calls import public
 from ops.core.registration import register
 from ops.core.rules import Dims, batch_first, linear, loop_over_samples
-from ops.core.torch_private import OpOverload
 
 _ncrelu = torch.ops.lenet_ops.ncrelu.default
-_ncrelu_backward = torch.ops.lenet_ops.ncrelu_backward.default
 _with_signs = torch.ops.lenet_ops.ncrelu_with_signs.default
 _with_signs_backward = torch.ops.lenet_ops.ncrelu_with_signs_backward.default
 
@@ -84,23 +81,11 @@ def _check_dim(op: str, x: Tensor, dim: int) -> None:
     check.argument(op, "dim", -x.dim() <= dim < x.dim())
 
 
-def _with_size(x: Tensor, dim: int, size: Any) -> Tensor:
-    shape = list(x.shape)
-    shape[dim] = size
-    return layout.empty(x, shape, layout.is_channels_last(x))
-
-
-def _fake(input: Tensor, dim: int) -> Tensor:
-    _check_dim("ncrelu", input, dim)
-    return _with_size(input, dim, 2 * input.shape[dim])
-
-
-def _fake_backward(grad_output: Tensor, input: Tensor, dim: int) -> Tensor:
-    _check_dim("ncrelu_backward", input, dim)
+def _fake(input: Tensor, dim: int, op: str = "ncrelu") -> Tensor:
+    _check_dim(op, input, dim)
     shape = list(input.shape)
     shape[dim] *= 2
-    check.same("ncrelu_backward", "grad_output", grad_output, shape, input.dtype)
-    return _with_size(input, dim, input.shape[dim])
+    return layout.empty(input, shape, layout.is_channels_last(input))
 
 
 def _sign_bytes(elements: Any) -> Any:
@@ -108,52 +93,45 @@ def _sign_bytes(elements: Any) -> Any:
 
 
 def _fake_with_signs(input: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    _check_dim("ncrelu_with_signs", input, dim)
     signs = input.new_empty((_sign_bytes(input.numel()),), dtype=torch.uint8)
-    return _with_size(input, dim, 2 * input.shape[dim]), signs
+    return _fake(input, dim, "ncrelu_with_signs"), signs
 
 
-def _fake_with_signs_backward(
-    grad_output: Tensor, signs: Tensor, dim: int, channels_last: bool
-) -> Tensor:
+def _fake_backward(grad_output: Tensor, signs: Tensor, dim: int, channels_last: bool) -> Tensor:
     op = "ncrelu_with_signs_backward"
     shape = list(grad_output.shape)
     check.argument(op, "grad_output", shape[dim] % 2 == 0)
     check.argument(op, "channels_last", not channels_last or len(shape) in (4, 5))
+    check.same(op, "signs", signs, [_sign_bytes(grad_output.numel() // 2)], torch.uint8)
     shape[dim] //= 2
-    check.same(op, "signs", signs, [_sign_bytes(prod(shape))], torch.uint8)
     return layout.empty(grad_output, shape, channels_last)
 
 
-def _halves(x: Tensor, positive: Tensor, negative: Tensor, dim: int) -> Tensor:
-    return torch.cat((torch.where(positive, x, 0), torch.where(negative, x, 0)), dim)
-
-
 def _split(tangent: Tensor, input: Tensor, dim: int) -> Tensor:
-    return _halves(tangent, input > 0, input < 0, dim)
-
-
-def _unpack(signs: Tensor, shape: torch.Size, channels_last: bool) -> list[Tensor]:
-    """Unpack `signs` to the masks (input > 0, input < 0) of an input of this shape."""
-    bits = signs.unsqueeze(1) >> torch.arange(8, dtype=torch.uint8, device=signs.device) & 1
-    sizes = (shape[0], *shape[2:], shape[1]) if channels_last else shape  # in memory order
-    flat = bits.view(-1, 2)[: prod(shape)].bool()
-    masks = [mask.reshape(sizes) for mask in flat.unbind(1)]
-    return [mask.movedim(-1, 1) for mask in masks] if channels_last else masks
+    halves = torch.where(input > 0, tangent, 0), torch.where(input < 0, tangent, 0)
+    return torch.cat(halves, dim)
 
 
 def _split_by_signs(grad: Tensor, signs: Tensor, dim: int, channels_last: bool) -> Tensor:
-    positive, negative = _unpack(signs, grad.shape, channels_last)
-    return _halves(grad, positive, negative, dim)
+    """Split by the sign of the input: the gradient of ones (positive) and −1 (negative part)."""
+    one = torch.ones_like(grad)
+    sign = _with_signs_backward(torch.cat((one, -one), dim), signs, dim, channels_last)
+    return _split(grad, sign, dim)
+
+
+def _merge(args: Any, grads: Any, needed: Any) -> tuple[Tensor]:
+    input, dim = args
+    positive, negative = grads[0].chunk(2, dim)
+    return (torch.where(input > 0, positive, torch.where(input < 0, negative, 0)),)
 
 
 def _jvp(args: Any, outputs: Any, tangents: Any) -> Tensor:
     return _split(tangents[0], *args)
 
 
-def _vmap(op: OpOverload, info: Any, in_dims: Dims, *args: Any) -> tuple[Tensor, int]:
-    *tensors, dim = args
-    return op(*batch_first(info, in_dims[:-1], *tensors), dim + 1 if dim >= 0 else dim), 0
+def _vmap(info: Any, in_dims: Dims, input: Tensor, dim: int) -> tuple[Tensor, int]:
+    (x,) = batch_first(info, in_dims[:1], input)
+    return _ncrelu(x, dim + 1 if dim >= 0 else dim), 0
 
 
 # Autograd runs ncrelu_with_signs, which saves two bits per element. torch.func and forward mode run
@@ -165,23 +143,10 @@ register(
     jvp=lambda args, outputs, tangents: (_jvp(args, outputs, tangents), None),
     vmap=partial(loop_over_samples, _with_signs),
 )
-register(
-    _ncrelu,
-    fake=_fake,
-    backward="ncrelu_backward(grad, input, dim)",
-    jvp=_jvp,
-    vmap=partial(_vmap, _ncrelu),
-    autograd_variant=_with_signs,
-)
-register(
-    _ncrelu_backward,
-    **linear(_ncrelu_backward, _split, saves=["input"]),
-    fake=_fake_backward,
-    vmap=partial(_vmap, _ncrelu_backward),
-)
+register(_ncrelu, fake=_fake, backward=_merge, jvp=_jvp, vmap=_vmap, autograd_variant=_with_signs)
 register(
     _with_signs_backward,
     **linear(_with_signs_backward, _split_by_signs, saves=["signs"]),
-    fake=_fake_with_signs_backward,
+    fake=_fake_backward,
     vmap=partial(loop_over_samples, _with_signs_backward),
 )

@@ -5,50 +5,48 @@
 #define OPS_KERNELS "ncrelu/cpu_kernels.h"
 #include "core/cpu/dispatch_isa.h"
 
-namespace ops::cpu {
+namespace ops::ncrelu {
 namespace {
 
 constexpr int64_t kGrain = 32768;  // elements per thread, minimum
 constexpr int64_t kBlock = 2048;   // elements that fit the L1 cache with their outputs, about
 
+// Call f(begin, end) for blocks of elements, in parallel: whole rows if they are short, so that
+// rows of less than a vector are whole, and whole bytes of signs.
+template <typename F>
+void for_each_block(int64_t elements, int64_t inner, const F& f) {
+  const int64_t unit = inner < kBlock ? kSignsPerByte * inner : kBlock;
+  const int64_t block = (kBlock + unit - 1) / unit * unit;
+  cpu::parallel_for(0, (elements + block - 1) / block, kGrain / block + 1,
+                    [&](int64_t begin, int64_t end) {
+                      for (int64_t i = begin; i < end; ++i) {
+                        f(i * block, std::min((i + 1) * block, elements));
+                      }
+                    });
+}
+
 struct Loops {
   // `signs`: destination, or nullptr.
   template <typename T>
-  static void forward(const Tensor&, HalvesLayout layout, const T* x, T* out, uint8_t* signs) {
-    blocks(layout, [=](int64_t begin, int64_t end) {
-      if (signs && layout.inner % kSignsPerByte == 0) {
-        OPS_CALL(ncrelu_forward(x, out, signs, begin, end, layout.inner));
+  static void forward(const Tensor& like, int64_t inner, const T* x, T* out, uint8_t* signs) {
+    for_each_block(like.numel(), inner, [=](int64_t begin, int64_t end) {
+      if (signs && inner % kSignsPerByte == 0) {
+        OPS_CALL(ncrelu::split<true>(x, out, signs, begin, end, inner));
         return;
       }
-      OPS_CALL(ncrelu_forward(x, out, nullptr, begin, end, layout.inner));
+      OPS_CALL(ncrelu::split<false>(x, out, signs, begin, end, inner));
       if (signs) {  // rows are not whole bytes of signs; x is in the L1 cache
-        OPS_CALL(ncrelu_signs(x, signs, begin, end));
+        OPS_CALL(ncrelu::pack_signs(x, signs, begin, end));
       }
     });
   }
 
-  // `source`: the input or its signs.
-  template <typename T, typename Source>
-  static void backward(const Tensor&, HalvesLayout layout, const T* grad, const Source* source,
+  template <typename T>
+  static void backward(const Tensor& like, int64_t inner, const T* grad, const uint8_t* signs,
                        T* out) {
-    blocks(layout, [=](int64_t begin, int64_t end) {
-      OPS_CALL(ncrelu_backward(source, grad, out, begin, end, layout.inner));
+    for_each_block(like.numel(), inner, [=](int64_t begin, int64_t end) {
+      OPS_CALL(ncrelu::merge(grad, signs, out, begin, end, inner));
     });
-  }
-
- private:
-  // Call f(begin, end) for blocks of elements, in parallel: whole rows if they are short, so that
-  // rows of less than a vector are whole, and whole bytes of signs.
-  template <typename F>
-  static void blocks(HalvesLayout layout, const F& f) {
-    const int64_t unit = layout.inner < kBlock ? kSignsPerByte * layout.inner : kBlock;
-    const int64_t block = (kBlock + unit - 1) / unit * unit, elements = layout.elements();
-    parallel_for(0, (elements + block - 1) / block, kGrain / block + 1,
-                 [&](int64_t begin, int64_t end) {
-                   for (int64_t i = begin; i < end; ++i) {
-                     f(i * block, std::min((i + 1) * block, elements));
-                   }
-                 });
   }
 };
 
@@ -56,7 +54,6 @@ struct Loops {
 
 STABLE_TORCH_LIBRARY_FRAGMENT(lenet_ops, m) {
   m.def("ncrelu(Tensor input, int dim) -> Tensor");
-  m.def("ncrelu_backward(Tensor grad_output, Tensor input, int dim) -> Tensor");
   m.def("ncrelu_with_signs(Tensor input, int dim) -> (Tensor output, Tensor signs)");
   m.def(
       "ncrelu_with_signs_backward(Tensor grad_output, Tensor signs, int dim, bool channels_last) "
@@ -65,9 +62,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(lenet_ops, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CPU, m) {
   m.impl("ncrelu", TORCH_BOX(&ncrelu<Loops>));
-  m.impl("ncrelu_backward", TORCH_BOX(&ncrelu_backward<Loops>));
   m.impl("ncrelu_with_signs", TORCH_BOX(&ncrelu_with_signs<Loops>));
   m.impl("ncrelu_with_signs_backward", TORCH_BOX(&ncrelu_with_signs_backward<Loops>));
 }
 
-}  // namespace ops::cpu
+}  // namespace ops::ncrelu

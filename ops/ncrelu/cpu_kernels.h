@@ -1,28 +1,21 @@
 // Vector kernels of CPU ncrelu. Results are bitwise ANDs of the input: NaN payloads are preserved.
 // No include guard: see core/cpu/dispatch_isa.h.
 //
-//   x       ┌──────────────┐   sign masks      out ┌─────────────────┬─────────────────┐
+//   x       ┌──────────────┐   masks           out ┌─────────────────┬─────────────────┐
 //   (a row) │ N lanes      │ ────────────────►     │ x & ~(x < 0)    │ x & ~(x > 0)    │
 //           └──────────────┘   packed: signs       └─────────────────┴─────────────────┘
-//
-//   thread:  a range of elements (long rows) or of rows (short rows)
-//   lanes:   adjacent elements of a row
 
-namespace ops::cpu::OPS_ISA {
+namespace ops::cpu::OPS_ISA::ncrelu {
 
-// Lanes of a vector, at most 16: two sign bits each fill 32 bits.
+using ops::ncrelu::kSignsPerByte;
+
+// Lanes of a vector, at most 16: their signs are 32 bits.
 template <typename T>
 constexpr int kElements = OPS_VECTOR_BYTES / sizeof(T) < 16 ? OPS_VECTOR_BYTES / sizeof(T) : 16;
 
-// Lanes of a loop: whole bytes of signs.
-template <typename T>
-constexpr int kVector = kElements<T> > kSignsPerByte ? kElements<T> : kSignsPerByte;
-
 template <int N, typename T>
 inline Vec<bits_t<T>, N> load_bits(const T* p) {
-  Vec<bits_t<T>, N> bits;
-  __builtin_memcpy(&bits, p, sizeof(bits));
-  return bits;
+  return load_bytes<Vec<bits_t<T>, N>>(p);
 }
 
 template <int N, typename T>
@@ -32,122 +25,117 @@ inline void store_bits(T* p, Vec<bits_t<T>, N> bits) {
 
 // Masks of the lanes > 0 and < 0: all bits of a lane set, or none.
 template <typename T, int N>
-struct SignMasks {
+struct Masks {
   Vec<bits_t<T>, N> positive, negative;
 };
 
-// Return the masks of N elements from i on: computed from the input.
 template <int N, typename T>
-inline SignMasks<T, N> sign_masks(const T* x, uint64_t i) {
+inline Masks<T, N> masks_of(const T* x) {
   if constexpr (sizeof(T) == 2) {  // compare as integers: positive floats order like their bits
     constexpr int16_t kZero = 0, kInfinity = std::is_same_v<T, Half> ? 0x7c00 : 0x7f80;
-    const Vec<int16_t, N> bits = load_bits<N>(x + i), opposite = bits ^ int16_t(-0x8000);
+    const Vec<int16_t, N> bits = load_bits<N>(x), opposite = bits ^ int16_t(-0x8000);
     return {(bits > kZero) & (bits <= kInfinity), (opposite > kZero) & (opposite <= kInfinity)};
   } else {
-    const Vec<T, N> v = load<N>(x + i);
+    const Vec<T, N> v = load<N>(x);
     return {v > T(0), v < T(0)};
   }
 }
 
-template <typename T, int N, int... I>
-inline SignMasks<T, N> expand_signs(uint64_t signs, std::integer_sequence<int, I...>) {
-  using Bits = std::make_unsigned_t<bits_t<T>>;
-  constexpr int kBits = 8 * sizeof(T);  // of a lane, which holds all or half of the signs
-  static_assert(N <= kBits);
+// Return the masks of N lanes from their 2 N sign bits. A lane of 16 bits has room for those of 8
+// elements: the lower lanes test the first 16 bits.
+template <typename T, int... I>
+inline auto expand(uint64_t packed, std::integer_sequence<int, I...>) {
+  using Bits = bits_t<T>;
+  constexpr int N = sizeof...(I), kLaneBits = 8 * sizeof(T);
   Vec<Bits, N> all;
-  if constexpr (2 * N <= kBits) {
-    all = broadcast<Bits, N>(signs);
+  if constexpr (2 * N <= kLaneBits) {
+    all = broadcast<Bits, N>(packed);
   } else {
-    all = bit_cast<Vec<Bits, N>>(broadcast<uint32_t, N / 2>(signs));
+    all = bit_cast<Vec<Bits, N>>(broadcast<int32_t, N / 2>(packed));
     all = shuffle<Bits, N>(all, all, std::integer_sequence<int, (I < N / 2 ? 0 : N / 2 + 1)...>{});
   }
-  const Vec<Bits, N> first{static_cast<Bits>(uint64_t{1} << 2 * I % kBits)...};
-  const Vec<Bits, N> second{static_cast<Bits>(uint64_t{2} << 2 * I % kBits)...};
-  return {(all & first) != 0, (all & second) != 0};
+  const Vec<Bits, N> first{static_cast<Bits>(uint64_t{1} << 2 * I % kLaneBits)...};
+  const Vec<Bits, N> second{static_cast<Bits>(uint64_t{2} << 2 * I % kLaneBits)...};
+  return Masks<T, N>{(all & first) != 0, (all & second) != 0};
 }
 
-// Return the masks of N elements from i on, from the saved signs.
+// Unpack the masks of N elements from i on.
 template <int N, typename T>
-inline SignMasks<T, N> sign_masks(const uint8_t* signs, uint64_t i) {
+inline Masks<T, N> unpack(const uint8_t* signs, uint64_t i) {
   constexpr int kBytes = (N + kSignsPerByte - 1) / kSignsPerByte;
-  uint64_t bits = 0;
-  __builtin_memcpy(&bits, signs + i / kSignsPerByte, kBytes);
-  bits |= uint64_t{signs[(i + N - 1) / kSignsPerByte]} << 8 * kBytes;
-  bits >>= 2 * (i % kSignsPerByte);
-  return expand_signs<T, N>(bits, std::make_integer_sequence<int, N>{});
+  uint64_t packed = 0;
+  __builtin_memcpy(&packed, signs + i / kSignsPerByte, kBytes);
+  packed |= uint64_t{signs[(i + N - 1) / kSignsPerByte]} << 8 * kBytes;
+  packed >>= 2 * (i % kSignsPerByte);
+  return expand<T>(packed, std::make_integer_sequence<int, N>{});
 }
 
-// Return a mask with bit i = lane i, for N lanes of BYTES bytes that are all ones or all zeros.
-template <int BYTES, int N, typename Vector>
-inline uint64_t lane_bits(Vector v) {
-  static_assert(sizeof(v) == BYTES * N && BYTES <= 4 && (BYTES > 1 || sizeof(v) < 64));
+// Return the bits of bytes that are all ones or all zeros.
 #if defined(__x86_64__)
-  if constexpr (sizeof(v) == 16) {
-    const auto x = bit_cast<__m128i>(v);
-    return BYTES == 1   ? _mm_movemask_epi8(x)
-           : BYTES == 2 ? _mm_movemask_epi8(_mm_packs_epi16(x, _mm_setzero_si128()))
-                        : _mm_movemask_ps(_mm_castsi128_ps(x));
-  }
-#endif
+inline uint32_t byte_bits(Vec<char, 16> v) {
+  return _mm_movemask_epi8(bit_cast<__m128i>(v));
+}
 #if OPS_VECTOR_BYTES >= 32
-  if constexpr (sizeof(v) == 32) {
-    const auto x = bit_cast<__m256i>(v);
-    const __m128i low = _mm256_castsi256_si128(x), high = _mm256_extracti128_si256(x, 1);
-    return BYTES == 1   ? static_cast<uint32_t>(_mm256_movemask_epi8(x))
-           : BYTES == 2 ? _mm_movemask_epi8(_mm_packs_epi16(low, high))
-                        : _mm256_movemask_ps(_mm256_castsi256_ps(x));
-  }
+inline uint32_t byte_bits(Vec<char, 32> v) {
+  return _mm256_movemask_epi8(bit_cast<__m256i>(v));
+}
 #endif
-#if OPS_VECTOR_BYTES == 64
-  if constexpr (sizeof(v) == 64) {
-    const auto x = bit_cast<__m512i>(v);
-    return BYTES == 2 ? _mm512_movepi16_mask(x) : _mm512_movepi32_mask(x);
-  }
 #endif
-  const auto bytes = bit_cast<Vec<uint8_t, BYTES * N>>(v);
-  uint64_t bits = 0;
-  for (int i = 0; i < N; ++i) {
-    bits |= uint64_t{bytes[BYTES * i]} >> 7 << i;
+
+// Return the signs of N elements.
+template <int N, typename T>
+inline uint64_t pack(const T* x) {
+  using Bits = std::make_unsigned_t<bits_t<T>>;
+  if constexpr (N > kElements<T>) {
+    return pack<N / 2>(x) | pack<N / 2>(x + N / 2) << N;
+  } else {
+    const Masks<T, N> masks = masks_of<N>(x);
+#if defined(__x86_64__)
+    if constexpr (sizeof(T) <= 4 && N >= 8) {  // half a lane of each mask, as bytes
+      using Half = std::conditional_t<sizeof(T) == 4, int16_t, char>;
+      constexpr int kHalf = 4 * sizeof(T);
+      const auto both = bit_cast<Vec<Bits, N>>(masks.positive) >> kHalf |
+                        bit_cast<Vec<Bits, N>>(masks.negative) << kHalf;
+      return byte_bits(__builtin_convertvector(bit_cast<Vec<Half, 2 * N>>(both), Vec<char, 2 * N>));
+    }
+#endif
+    uint64_t packed = 0;
+    for (int i = 0; i < N; ++i) {
+      packed |= static_cast<uint64_t>((masks.positive[i] & 1) | (masks.negative[i] & 2)) << 2 * i;
+    }
+    return packed;
   }
-  return bits;
 }
 
-// Pack masks to two bits per element: a lane's lower half is [x > 0], its upper half [x < 0].
+// Store the signs of the N elements from i on. Both are multiples of kSignsPerByte, or N divides it
+// and i is a multiple of N.
 template <int N, typename T>
-inline uint64_t pack_signs(const T* x) {
-  if constexpr (N > kElements<T>) {
-    return pack_signs<N / 2>(x) | pack_signs<N / 2>(x + N / 2) << N;
+inline void store_signs(const T* x, uint8_t* signs, int64_t i) {
+  const uint64_t packed = pack<N>(x + i);
+  uint8_t* to = signs + i / kSignsPerByte;
+  if constexpr (N % kSignsPerByte == 0) {
+    __builtin_memcpy(to, &packed, N / kSignsPerByte);
   } else {
-    using Bits = std::make_unsigned_t<bits_t<T>>;
-    constexpr int kHalf = 4 * sizeof(T);
-    const SignMasks<T, N> masks = sign_masks<N>(x, 0);
-    const auto positive = bit_cast<Vec<Bits, N>>(masks.positive);
-    const auto negative = bit_cast<Vec<Bits, N>>(masks.negative);
-    return lane_bits<sizeof(T) / 2, 2 * N>(positive >> kHalf | negative << kHalf);
+    const int first = 2 * (i % kSignsPerByte);
+    *to = (first ? *to : 0) | packed << first;
   }
 }
 
 // Store the signs of elements [begin, end); begin is a multiple of kSignsPerByte.
 template <typename T>
-void ncrelu_signs(const T* x, uint8_t* signs, int64_t begin, int64_t end) {
-  constexpr int N = 16;
-  for (; begin + N <= end; begin += N) {
-    const uint64_t bits = pack_signs<N>(x + begin);
-    __builtin_memcpy(signs + begin / kSignsPerByte, &bits, N / kSignsPerByte);
+void pack_signs(const T* x, uint8_t* signs, int64_t begin, int64_t end) {
+  for (; begin + 16 <= end; begin += 16) {
+    store_signs<16>(x, signs, begin);
   }
-  for (; begin < end; begin += kSignsPerByte) {
-    uint8_t byte = 0;
-    for (int i = 0; i < kSignsPerByte && begin + i < end; ++i) {
-      byte |= pack_signs<1>(x + begin + i) << 2 * i;
-    }
-    signs[begin / kSignsPerByte] = byte;
+  for (; begin < end; ++begin) {
+    store_signs<1>(x, signs, begin);
   }
 }
 
 // Call f(count, row, i) for vectors i, … of `count` elements that cover [begin, end); `row` is the
 // first element of their row. f must write in ascending order: in rows of less than a vector, the
 // vector exceeds the row, and the next row overwrites the excess. In longer rows, the last vector
-// overlaps the one before. The rest are quads, or single elements.
+// overlaps the one before. The rest are single elements.
 template <int N, typename F>
 inline void for_each_vector(int64_t begin, int64_t end, int64_t inner, const F& f) {
   using Vector = std::integral_constant<int, N>;
@@ -155,19 +143,15 @@ inline void for_each_vector(int64_t begin, int64_t end, int64_t inner, const F& 
     f(Vector{}, begin, begin);
   }
   for (int64_t row = begin / inner * inner; begin < end; row += inner) {
-    const int64_t first = begin, stop = row + inner < end ? row + inner : end;
-    for (; begin + N <= stop; begin += N) {
-      f(Vector{}, row, begin);
-    }
-    if (begin == stop) {
-      continue;
-    }
-    if (begin > first) {
-      f(Vector{}, row, stop - N);
-      begin = stop;
-    }
-    for (; begin + kSignsPerByte <= stop; begin += kSignsPerByte) {
-      f(std::integral_constant<int, kSignsPerByte>{}, row, begin);
+    const int64_t stop = row + inner < end ? row + inner : end;
+    if (begin + N <= stop) {
+      for (; begin + N <= stop; begin += N) {
+        f(Vector{}, row, begin);
+      }
+      if (begin < stop) {
+        f(Vector{}, row, stop - N);
+        begin = stop;
+      }
     }
     for (; begin < stop; ++begin) {
       f(std::integral_constant<int, 1>{}, row, begin);
@@ -175,35 +159,33 @@ inline void for_each_vector(int64_t begin, int64_t end, int64_t inner, const F& 
   }
 }
 
-// Write both halves of elements [begin, end); both propagate NaN, as torch.clamp does. `signs`, if
-// not null, receives the signs; then begin, end and inner are multiples of kSignsPerByte.
-template <typename T, typename Signs>
-void ncrelu_forward(const T* x, T* out, Signs signs, int64_t begin, int64_t end, int64_t inner) {
-  for_each_vector<kVector<T>>(begin, end, inner, [=](auto n, int64_t row, int64_t i) {
+// Write both halves of elements [begin, end); both propagate NaN, as torch.clamp does. SIGNS: write
+// the signs, too; begin and inner must be multiples of kSignsPerByte.
+template <bool SIGNS, typename T>
+void split(const T* x, T* out, uint8_t* signs, int64_t begin, int64_t end, int64_t inner) {
+  for_each_vector<kElements<T>>(begin, end, inner, [=](auto n, int64_t row, int64_t i) {
     constexpr int N = decltype(n)::value;
     T* positive = out + row + i;
-    const SignMasks<T, N> masks = sign_masks<N>(x, i);
+    const Masks<T, N> masks = masks_of<N>(x + i);
     const Vec<bits_t<T>, N> bits = load_bits<N>(x + i);
     store_bits<N>(positive, bits & ~masks.negative);
     store_bits<N>(positive + inner, bits & ~masks.positive);
-    if constexpr (std::is_pointer_v<Signs> && N % kSignsPerByte == 0) {
-      const uint64_t packed = pack_signs<N>(x + i);
-      __builtin_memcpy(signs + i / kSignsPerByte, &packed, N / kSignsPerByte);
+    if constexpr (SIGNS) {
+      store_signs<N>(x, signs, i);
     }
   });
 }
 
-// out = g₊ [x > 0] + g₋ [x < 0]. `source`: the input or its signs.
-template <typename T, typename Source>
-void ncrelu_backward(const Source* source, const T* grad, T* out, int64_t begin, int64_t end,
-                     int64_t inner) {
-  for_each_vector<kVector<T>>(begin, end, inner, [=](auto n, int64_t row, int64_t i) {
+// out = g₊ [x > 0] + g₋ [x < 0]
+template <typename T>
+void merge(const T* grad, const uint8_t* signs, T* out, int64_t begin, int64_t end, int64_t inner) {
+  for_each_vector<kElements<T>>(begin, end, inner, [=](auto n, int64_t row, int64_t i) {
     constexpr int N = decltype(n)::value;
     const T* positive = grad + row + i;
-    const SignMasks<T, N> x = sign_masks<N, T>(source, i);
+    const Masks<T, N> x = unpack<N, T>(signs, i);
     store_bits<N>(out + i, (load_bits<N>(positive) & x.positive) |
                                (load_bits<N>(positive + inner) & x.negative));
   });
 }
 
-}  // namespace ops::cpu::OPS_ISA
+}  // namespace ops::cpu::OPS_ISA::ncrelu

@@ -87,8 +87,8 @@ class Operator:
     @property
     def names(self) -> tuple[str, ...]:
         """Return the operators in torch.ops.lenet_ops."""
-        forward = [self.name, *([self.autograd_variant] if self.autograd_variant else [])]
-        return tuple(f"{name}{end}" for name in forward for end in ("", "_backward"))
+        differentiated = self.autograd_variant or self.name
+        return tuple({self.name, differentiated, f"{differentiated}_backward"})
 
 
 # Cases for elementwise operators.
