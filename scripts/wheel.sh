@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds a wheel into dist/, audits it, and runs the README's operator examples with it, in an
-# environment that has only PyTorch and NumPy.
+# Builds a wheel into dist/, audits it, and runs the operators' examples of README.md and
+# docs/operators.md with it, in an environment that has only PyTorch and NumPy.
 #
 #   scripts/wheel.sh [torch==VERSION]     PyTorch of that environment (default: the newest)
 #
@@ -48,8 +48,10 @@ wheel=$(echo "$PWD"/dist/lenet_ops-*.whl)
 audit "$wheel"
 
 make_environment "$work/env" "$beside" "$wheel"
-cp README.md scripts/run_examples.py "$work"
+cp README.md docs/operators.md scripts/run_examples.py "$work"
 cd "$work"
 env/bin/python -c 'import ops, torch; print(f"{ops.__file__} beside torch {torch.__version__}")'
-env/bin/python run_examples.py README.md torch ops
+for page in README.md operators.md; do
+  env/bin/python run_examples.py "$page" torch ops
+done
 du -h "$wheel" unpacked/ops/*.so
