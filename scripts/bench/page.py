@@ -15,6 +15,18 @@ FUNCTIONS = {
     "max_pool": "max_pool2d",
     "pool": "global_avg_pool2d",
 }
+FORMULAS = {
+    "batch_norm_act2d": "batch normalisation, then the activation",
+    "depthwise_conv2d": "convolution, one filter per channel",
+    "exp": "eˣ",
+    "gelu": "x · σ(1.702 x)",
+    "global_avg_pool2d": "mean of each channel",
+    "involution2d": "convolution, one filter per pixel",
+    "lltm": "recurrent layer",
+    "lltm_cell": "one step of `lltm`",
+    "max_pool2d": "maximum of each window",
+    "ncrelu": "max(x, 0), min(x, 0) side by side",
+}
 
 
 @dataclass(frozen=True)
@@ -88,14 +100,21 @@ def in_graph(results: Iterable[Result]) -> list[tuple[float, Result]]:
 
 def speed_table(results: Sequence[Result]) -> str:
     """Return a table of each operator's forward+backward ratio: geometric mean (least)."""
-    lines = ["| operator | NVIDIA H100 | CPU |", "|---|---|---|"]
+    lines = [
+        "| operator | computes | NVIDIA H100 | CPU | CPU: device, dtypes |",
+        "|---|---|---|---|---|",
+    ]
     both = [r for r in results if r.what == "forward+backward"]
     named = {FUNCTIONS.get(op, op): rows for (op,), rows in group(both, "op").items()}
     for name, rows in sorted(named.items()):
-        cells = [f"`{name}`"]
-        for on_gpu in (True, False):
-            ratios = [r.best_speedup for r in rows if r.device.startswith("NVIDIA") == on_gpu]
+        cells = [f"`{name}`", FORMULAS.get(name, "")]
+        gpu = [r for r in rows if r.device.startswith("NVIDIA")]
+        cpu = [r for r in rows if not r.device.startswith("NVIDIA")]
+        for side in (gpu, cpu):
+            ratios = [r.best_speedup for r in side]
             cells.append(f"{geometric_mean(ratios):.2f} ({min(ratios):.2f})" if ratios else "")
+        devices, dtypes = dict.fromkeys(r.device for r in cpu), dict.fromkeys(r.dtype for r in cpu)
+        cells.append("; ".join(", ".join(names) for names in (devices, dtypes) if names))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""The README's table of settings, links and examples."""
+"""README and docs/: table of settings, links, pictures and examples."""
 
 import re
 from dataclasses import fields, is_dataclass
@@ -9,13 +9,19 @@ import pytest
 from app.config.schema import DrawConfig, ExportConfig, PredictConfig, TrainConfig, format_value
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
+README = ROOT / "README.md"
+PAGES = [README, ROOT / "docs" / "operators.md", ROOT / "docs" / "application.md"]
+FORMER_HEADINGS = {  # pages elsewhere link to these parts of the README
+    *("train", "resume", "sweep", "predict-your-own-pictures", "draw-a-digit", "export"),
+    *("use-the-operators", "settings", "install", "source-tree"),
+}
 
 
 def settings():
     """Yield the rows of the table of settings: (commands, key, default)."""
     commands = ()
-    for line in README.partition("## Settings")[2].partition("\n\nExit codes")[0].splitlines():
+    table = (ROOT / "docs" / "settings.md").read_text().partition("\n## ")[0]
+    for line in table.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if heading := re.fullmatch(r"\*\*(.+)\*\*", cells[0]):
             commands = heading.group(1).split(", ")
@@ -54,15 +60,19 @@ def test_every_setting_is_in_the_table():
         assert set(keys(schema())) - {"data.name", "model.name", "optim.name"} <= listed
 
 
-def test_links_and_pictures_exist():
-    targets = re.findall(r"\]\(([^)]+)\)", README)
-    assert targets
-    headings = {
-        line.strip("# ").lower().replace(" ", "-") for line in re.findall("^##.*", README, re.M)
-    }
-    for target in targets:
-        file, _, heading = target.partition("#")
-        assert (ROOT / file).is_file() or heading in headings
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pictures_exist(page):
+    pictures = re.findall(r'<img src="([^"]+)"|!\[[^]]*\]\(([^)]+)\)', page.read_text())
+    assert pictures or page.name == "operators.md"
+    for target in pictures:
+        assert (page.parent / "".join(target)).is_file()
+
+
+def test_former_headings_have_anchors():
+    text = README.read_text()
+    headings = re.findall("^##+ (.*)", text, re.M)
+    anchors = {heading.lower().replace(" ", "-") for heading in headings}
+    assert anchors | set(re.findall('<a id="([^"]+)"></a>', text)) >= FORMER_HEADINGS
 
 
 @pytest.fixture
@@ -76,12 +86,13 @@ def exported(trained_run, tmp_path, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:You are using the legacy:DeprecationWarning")
 def test_python_examples_run(exported, tmp_path, capsys):
-    blocks = re.findall(r"```python\n(.+?)```", README, re.DOTALL)
-    assert len(blocks) == 4
+    text = "".join(page.read_text() for page in PAGES)
+    blocks = re.findall(r"```python\n(.+?)```", text, re.DOTALL)
+    assert len(blocks) == 6
     capsys.readouterr()
     for block in blocks:
         exec(block, {})
-    digit, replaced = capsys.readouterr().out.splitlines()
+    *replaced, digit = capsys.readouterr().out.splitlines()
+    assert replaced == ["45 layers converted"] * 2  # 11 convolutions, 34 normalisations
     assert digit in [str(digit) for digit in range(10)]
-    assert replaced == "45 layers converted"  # 11 convolutions, 34 normalisations
     assert (tmp_path / "block.onnx").is_file()
