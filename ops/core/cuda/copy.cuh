@@ -39,6 +39,37 @@ __device__ inline void copy_async_or_zero(unsigned to, const void* from, bool in
 #endif
 }
 
+// Return the L2 cache policy of loads: evict-first if `streaming`, otherwise the default.
+__device__ inline uint64_t l2_policy(bool streaming) {
+  uint64_t policy = 0;
+#if __CUDA_ARCH__ >= 800
+  if (streaming) {
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  } else {
+    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+  }
+#endif
+  return policy;
+}
+
+// Start to copy with a policy of l2_policy.
+template <int kBytes>
+__device__ void copy_async(unsigned to, const void* from, uint64_t policy) {
+#if __CUDA_ARCH__ >= 800
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to),
+                 "l"(from), "l"(policy)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global.L2::cache_hint [%0], [%1], %2, %3;" ::"r"(to),
+                 "l"(from), "n"(kBytes), "l"(policy)
+                 : "memory");
+  }
+#else
+  copy_async<kBytes>(to, from);
+#endif
+}
+
 __device__ inline void commit_copies() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");

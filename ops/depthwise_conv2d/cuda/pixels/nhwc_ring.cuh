@@ -22,6 +22,7 @@ struct RingParams {
   int share;        // steps of a block
   int all_steps;    // of all images
   int copy_bytes;   // per asynchronous copy: 16 or 4
+  bool streaming;   // weight gradient: evict-first loads
   bool shifted;     // 16-bit pixels may begin at half a 4-byte word (see RingRows)
   int pitch_bytes;  // shared memory of a pixel: its channels in the block; shifted: 4 more
   int ring_bytes;   // shared memory of the stages and of the zero row after them

@@ -42,7 +42,7 @@ struct RingSums {
       const int j = i / V % kCols, v = i % V;
       if constexpr (kConvolves) {
         output[row][j][v] = bias[v];
-      } else {  // bias gradient: sum of grad_output
+      } else {
         weight[kSums - 1][v] += factor[row][j][v];
       }
     }
@@ -115,11 +115,12 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   const int row_bytes = params.in_cols * params.pitch_bytes;
   const int factor_at = Shape::kStepIn * row_bytes, factor_bytes = tile_cols * params.pitch_bytes;
   const int stage = factor_at + kFactorRows * factor_bytes;
-  RingRows<T, kInCols, V> input_rows(
+  RingRows<T, kInCols, V, !kConvolves> input_rows(
       in, params.in_h, params.in_w, params.start_w + Axis::step(tile * tile_cols), params.in_cols,
       Axis::step(threadIdx.y * kCols), first_channel, params, memory);
-  RingRows<T, kCols, V> factor_rows(factor, params.out_h, params.out_w, tile * tile_cols, tile_cols,
-                                    threadIdx.y * kCols, first_channel, params, memory);
+  RingRows<T, kCols, V, !kConvolves> factor_rows(factor, params.out_h, params.out_w,
+                                                 tile * tile_cols, tile_cols, threadIdx.y * kCols,
+                                                 first_channel, params, memory);
   RingCursor<Shape> now(params, blockIdx.y * params.share), ahead = now;
   // Producer: start the copies of step `ahead` to the stage at byte `to`. Commit a group even
   // without copies: wait_for_copies counts one per step.
@@ -244,10 +245,17 @@ template <RingPass kPass, typename Shape, typename T>
 bool launch_ring(const Convolution<T>& c, const T* factor = nullptr,
                  const WeightGradient<T>* gradient = nullptr) {
   using Sums = RingSums<Shape, kPass>;
-  const RingPlan plan = plan_ring<Shape, Sums::kFactorRows>(
+  RingPlan plan = plan_ring<Shape, Sums::kFactorRows>(
       c, factor, Sums::kConvolves ? RingTaps<Shape>::kBytes : 0);
   if (!plan.fits) {
     return false;
+  }
+  if constexpr (!Sums::kConvolves) {
+    // Evict-first loads keep a part of inputs that exceed the L2 cache in it: up to 1.09 times as
+    // fast, 1.03 in the mean (H200).
+    const Device device;
+    const int64_t bytes = elements_per_sm(c.g) * device.multiprocessors * sizeof(T);
+    plan.params.streaming = bytes > device.cache && bytes <= 4 * device.cache;
   }
   const auto launch = [&](const WeightReduction<T>& reduction) {
     c.launch(nhwc_ring_kernel<Shape, kPass, T>, plan.grid, plan.block, plan.shared, plan.params,

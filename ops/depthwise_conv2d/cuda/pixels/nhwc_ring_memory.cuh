@@ -46,7 +46,9 @@ struct Pixels {
 // the element before the block's first channel. Words at both ends may reach 2 bytes beyond the
 // tensor, but not beyond its allocation. Copies derive the shift from addresses, reads from
 // parities.
-template <typename T, int kCols, int V>
+//
+// kPolicy: loads have the L2 policy of params.streaming.
+template <typename T, int kCols, int V, bool kPolicy>
 class RingRows {
   using Row = Pixels<T, kCols, V>;
 
@@ -60,6 +62,7 @@ class RingRows {
         pitch_bytes_(params.pitch_bytes),
         height_(height),
         row_bytes_(static_cast<int64_t>(width) * params.channels * sizeof(T)),
+        policy_(kPolicy ? l2_policy(params.streaming) : 0),
         wide_(params.copy_bytes == kVectorBytes),
         pixels_(memory + threadIdx.x * V * sizeof(T) + thread_col * params.pitch_bytes),
         odd_(kShifts && params.shifted ? params.channels & 1 : 0),
@@ -124,6 +127,7 @@ class RingRows {
   const char *first_, *from_;   // of the first row, of the next row
   int height_, copies_, left_;  // left_: bytes from the thread's copy to the last channel
   int64_t row_bytes_, from_step_;
+  uint64_t policy_;
   unsigned to_, to_step_;
   bool wide_;
   const unsigned char* pixels_;                // of the thread in a row at byte 0
@@ -143,7 +147,11 @@ class RingRows {
         }
         unit -= shift;
       }
-      copy_async<kBytes>(to, unit);
+      if constexpr (kPolicy) {
+        copy_async<kBytes>(to, unit, policy_);
+      } else {
+        copy_async<kBytes>(to, unit);
+      }
     }
   }
 };
