@@ -1,4 +1,4 @@
-// CUDA batch normalisation and activation: grids and launches of the three kernels (kernels.cuh).
+// CUDA batch normalisation and activation: grids and launches (kernels.cuh).
 #include "batch_norm_act2d/cuda/kernels.cuh"
 #include "batch_norm_act2d/op.h"
 
@@ -23,6 +23,10 @@ void dispatch_grids(Layout layout, std::initializer_list<const void*> pointers, 
   }
 }
 
+// NCHW: most bytes of a channel's inputs that one block reduces and maps. It reads them again from
+// the cache.
+constexpr int64_t kSmallBytes = 224 * 1024;
+
 struct Backend {
   // `in` are the inputs after x. `out` may be null: reduction only.
   template <typename T, typename Reduce, typename Map, typename... In>
@@ -33,6 +37,12 @@ struct Backend {
     const cudaStream_t stream = current_stream(like);
     dispatch_grids<T>(layout, {out, x, in...}, [&](const auto& g, const auto& map_grid) {
       using G = std::decay_t<decltype(g)>;
+      const G whole(layout, 1);
+      const int64_t bytes = (1 + sizeof...(In)) * sizeof(T) * G::V * whole.rows * whole.columns;
+      if (layout.inner > 1 && whole.chunks == 1 && bytes <= kSmallBytes) {
+        return launch_kernel(channel_kernel<G, T, Reduce, Map, In...>, whole.blocks(), kThreads, 0,
+                             stream, whole, reduce, map, layout.count(), out, x, in...);
+      }
       const Tensor memory =
           empty(like, {2, g.chunks, g.channels}, accumulator_dtype(like.scalar_type()));
       A* partials = memory.mutable_data_ptr<A>();

@@ -1,4 +1,5 @@
-// CUDA batch normalisation and activation: one kernel for each stage (formulas.h).
+// CUDA batch normalisation and activation: one kernel for each stage (formulas.h), or one for all
+// if the channels of a block are small.
 //
 //   rows (pixels)   columns (vectors of channels)
 //   ┌──────────┬──────────┐  chunk 0     reduce   two sums of each channel and chunk
@@ -33,15 +34,14 @@ struct Vectors {
   }
 };
 
-// `x` is the first input, the others are `in`.
-template <typename G, typename T, typename Stage, typename... In>
-__global__ void __launch_bounds__(kThreads, kBlocks)
-    reduce_kernel(G g, Stage stage, acc_t<T>* __restrict__ partials, const T* __restrict__ x,
-                  const In*... in) {
+// Compute both sums of each channel of a slice; call store(channel, first, second). `x` is the
+// first input, the others are `in`.
+template <typename T, typename G, typename Stage, typename Store, typename... In>
+__device__ void reduce_slice(const Slice<G>& slice, const Stage& stage, const Store& store,
+                             const T* __restrict__ x, const In*... in) {
   using A = acc_t<T>;
   constexpr int kChannels = G::kChannels;
   __shared__ A shared[kChannels * kThreads];
-  const Slice<G> slice(g, false);
   A arguments[kChannels][Stage::kArguments], sums[2][kChannels]{};
   if (slice.inside()) {
     const int64_t middle = (slice.first + slice.last) / 2,
@@ -73,17 +73,28 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
           Vectors<In, G::V, count.value>(in, offsets)...);
     });
   }
-  reduce_block(sums, shared, slice.column, g.columns, slice.thread_row, g.thread_rows);
+  reduce_block(sums, shared, slice.column, slice.g.columns, slice.thread_row, slice.g.thread_rows);
   if (slice.thread_row == 0 && slice.inside()) {
     const A n = static_cast<A>((slice.last - slice.first) * (G::V / kChannels));
-    A* to = partials + blockIdx.y * g.channels + slice.channel;
 #pragma unroll
     for (int c = 0; c < kChannels; ++c) {
       stage.finish_chunk(arguments[c], sums[0][c], sums[1][c], n);
-      to[c] = sums[0][c];
-      to[g.chunks * g.channels + c] = sums[1][c];
+      store(slice.channel + c, sums[0][c], sums[1][c]);
     }
   }
+}
+
+template <typename G, typename T, typename Stage, typename... In>
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    reduce_kernel(G g, Stage stage, acc_t<T>* __restrict__ partials, const T* __restrict__ x,
+                  const In*... in) {
+  using A = acc_t<T>;
+  const auto store = [&](int64_t channel, A first, A second) {
+    A* to = partials + blockIdx.y * g.channels + channel;
+    to[0] = first;
+    to[g.chunks * g.channels] = second;
+  };
+  reduce_slice<T>(Slice<G>(g, false), stage, store, x, in...);
 }
 
 constexpr int kFinishChannels = 32, kFinishLines = 32;
@@ -117,12 +128,10 @@ __global__ void __launch_bounds__(kFinishChannels* kFinishLines)
   }
 }
 
-template <typename G, typename T, typename Stage, typename... In>
-__global__ void __launch_bounds__(kThreads, kBlocks)
-    map_kernel(G g, Stage stage, T* __restrict__ out, const In*... in) {
+template <typename T, typename G, typename Stage, typename... In>
+__device__ void map_slice(const Slice<G>& slice, const Stage& stage, T* __restrict__ out,
+                          const In*... in) {
   using A = acc_t<T>;
-  wait_for_previous_kernel();
-  const Slice<G> slice(g, true);
   if (!slice.inside()) {
     return;
   }
@@ -145,6 +154,33 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     };
     store(Vectors<In, G::V, count.value>(in, offsets)...);
   });
+}
+
+template <typename G, typename T, typename Stage, typename... In>
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    map_kernel(G g, Stage stage, T* __restrict__ out, const In*... in) {
+  wait_for_previous_kernel();
+  map_slice<T>(Slice<G>(g, true), stage, out, in...);
+}
+
+// All stages for channels of one chunk. `out` may be null.
+template <typename G, typename T, typename Reduce, typename Map, typename... In>
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    channel_kernel(G g, Reduce reduce, Map map, int64_t count, T* out, const T* __restrict__ x,
+                   const In*... in) {
+  using A = acc_t<T>;
+  const Slice<G> slice(g, false);
+  const auto store = [&](int64_t channel, A first, A second) {
+    const double origin = finite_or_zero(first);
+    Sums sums{};
+    reduce.combine(sums, static_cast<double>(count), first, second, origin);
+    reduce.store(channel, sums, origin);
+  };
+  reduce_slice<T>(slice, reduce, store, x, in...);
+  if (out != nullptr) {
+    __syncthreads();
+    map_slice<T>(slice, map, out, x, in...);
+  }
 }
 
 }  // namespace ops::batch_norm_act2d

@@ -1,7 +1,7 @@
 // Dispatch of CUDA max pooling. First match wins:
 //
 //   layout   geometry without dilation             forward
-//   NCHW     3×3, stride 2, padding 1, even width  forward_3x3_kernel
+//   NCHW     2×2 or 3×3, stride 2, out_w = W / 2   forward_stride_2_kernel<2 or 3>
 //   any      2×2 or 3×3                            forward_kernel<2 or 3>
 //   any      any, with dilation                    forward_kernel<0>
 //
@@ -62,19 +62,23 @@ struct Kernels {
   template <typename T, typename I>
   static void forward(const Tensor& like, const Geometry& g, const T* x, T* out, I* indices) {
     const DeviceGuard guard(like.get_device_index());
-    const bool by_3 = has_stride_2<3, 1>(g);
+    const bool halves = 2 * g.out_w == g.w;  // no window of ceil_mode beyond the last column
+    const bool by_2 = halves && 2 * g.out_h <= g.h && has_stride_2<2, 0>(g);
+    const bool by_3 = halves && has_stride_2<3, 1>(g);
     dispatch_divider(g, [&](auto tag) {
       using Divider = typename decltype(tag)::type;
-      dispatch_vectors<T>(by_3 ? g.w : channels_of_row(g), {x}, indices, [&](auto v) {
+      dispatch_vectors<T>(by_2 || by_3 ? g.w : channels_of_row(g), {x}, indices, [&](auto v) {
         const auto run = [&](auto kernel, int64_t columns, int64_t width) {
           launch(like, kernel, Params<Divider>(g, g.out_h, columns, width), x, out, indices);
         };
         if constexpr (std::is_same_v<I, uint8_t>) {
           const bool square = g.kernel_h == g.kernel_w && g.dilation_h == 1 && g.dilation_w == 1;
           if constexpr (v.value > 1) {
-            if (by_3) {
+            if (by_2 || by_3) {
               constexpr int V = v.value / 2;
-              return run(forward_3x3_kernel<V, T, Divider>, g.out_w / V, 1);
+              return run(by_2 ? forward_stride_2_kernel<2, V, T, Divider>
+                              : forward_stride_2_kernel<3, V, T, Divider>,
+                         g.out_w / V, 1);
             }
           }
           if (square && g.kernel_h == 2) {

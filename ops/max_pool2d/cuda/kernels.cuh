@@ -1,6 +1,6 @@
 // CUDA max pooling. Forward stores the maximum and its tap (row-major position in the window).
 //
-//   forward_kernel                                forward_3x3_kernel: NCHW, stride 2
+//   forward_kernel                                forward_stride_2_kernel: NCHW, stride 2
 //   ┌───┬───┬───┐   V channels (NHWC) or          ┌──┬──┬──┬──┬──┐  of each row a vector of 2 V
 //   │   │   │   │   1 channel (NCHW) of           │  │  │  │  │  │  pixels and the pixel before
 //   ├───┼───┼───┤   each tap: value, tap          ├──┼──┼──┼──┼──┤
@@ -205,16 +205,18 @@ __global__ void __launch_bounds__(kThreads)
   reinterpret_cast<Vector<T, V>*>(out)[thread] = result;
 }
 
-// Forward, 3×3 windows with stride 2 and padding 1, NCHW, even width: V outputs per thread.
+// Forward, K×K windows with stride 2, NCHW, out_w = W / 2: V outputs per thread. Padding: 0 for
+// 2×2, 1 for 3×3.
 //
 //      column        2c−1   2c   2c+1   2c+2   2c+3      of each input row a thread loads a vector
-//      window c        0     1     2                     of 2 V and the element before; coordinates
-//      window c+1                  0      1      2  …    are clamped as in forward_kernel
+//      3×3, window c   0     1     2                     of 2 V and, for 3×3, the element before;
+//      window c+1                  0      1      2  …    coordinates are clamped as in
+//      2×2, window c         0     1                     forward_kernel
 //
-template <int V, typename T, typename Divider>
+template <int K, int V, typename T, typename Divider>
 __global__ void __launch_bounds__(kThreads)
-    forward_3x3_kernel(Params<Divider> s, const T* __restrict__ x, T* __restrict__ out,
-                       uint8_t* __restrict__ indices) {
+    forward_stride_2_kernel(Params<Divider> s, const T* __restrict__ x, T* __restrict__ out,
+                            uint8_t* __restrict__ indices) {
   using Index = typename Divider::Index;
   using Signed = typename Params<Divider>::Signed;
   const Index thread = thread_index<Index>();
@@ -222,18 +224,19 @@ __global__ void __launch_bounds__(kThreads)
     return;
   }
   const Index line = s.by_width(thread), image = s.by_height(line);
-  const Signed top = 2 * static_cast<Signed>(line - image * s.out_h) - 1;
+  constexpr int kPadding = K - 2;
+  const Signed top = 2 * static_cast<Signed>(line - image * s.out_h) - kPadding;
   const Index column = (thread - line * (s.out_w / V)) * 2 * V;
-  Vector<T, 2 * V> vectors[3];
-  T left[3];
-  int taps[3];  // of the rows' first elements
+  Vector<T, 2 * V> vectors[K];
+  T left[K];
+  int taps[K];  // of the rows' first elements
 #pragma unroll
-  for (int i = 0; i < 3; ++i) {
+  for (int i = 0; i < K; ++i) {
     const Signed row = min(max(top + i, Signed{0}), s.h - 1);
     const T* from = x + (image * s.h + row) * s.w + column;
     vectors[i] = load_vector<2 * V>(from);
-    left[i] = from[column > 0 ? -1 : 0];
-    taps[i] = 3 * (row - top);
+    left[i] = from[kPadding > 0 && column > 0 ? -1 : 0];
+    taps[i] = K * (row - top);
   }
   Vector<T, V> values;
   Vector<uint8_t, V> argmax;
@@ -241,12 +244,14 @@ __global__ void __launch_bounds__(kThreads)
   for (int v = 0; v < V; ++v) {
     RunningMax<T, int> running_max{};
 #pragma unroll
-    for (int i = 0; i < 3; ++i) {
+    for (int i = 0; i < K; ++i) {
       const auto& lane = vectors[i].lane;
-      const int outside = v == 0 && column == 0;
-      running_max.update(v == 0 ? left[i] : lane[2 * v - 1], taps[i] + outside, i == 0);
-      running_max.update(lane[2 * v], taps[i] + 1);
-      running_max.update(lane[2 * v + 1], taps[i] + 2);
+      if constexpr (kPadding > 0) {
+        const int outside = v == 0 && column == 0;
+        running_max.update(v == 0 ? left[i] : lane[2 * v - 1], taps[i] + outside, i == 0);
+      }
+      running_max.update(lane[2 * v], taps[i] + kPadding, kPadding == 0 && i == 0);
+      running_max.update(lane[2 * v + 1], taps[i] + kPadding + 1);
     }
     values.lane[v] = static_cast<T>(running_max.value);
     argmax.lane[v] = static_cast<uint8_t>(running_max.tap);
