@@ -324,8 +324,7 @@ def _vmap(info: Any, in_dims: Sequence[int | None], *args: Any) -> Any:
 register(
     _norm,
     fake=_fake,
-    backward="batch_norm_act2d_backward(grads[0], input, weight, bias, mean, rstd, "
-    "activation, eps, grad_input_mask)",
+    backward=_norm_backward,
     **_derivatives,
     vmap=_vmap,
 )

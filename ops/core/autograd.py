@@ -4,14 +4,14 @@ Without the eager library, they run every operator's gradient. With it, they run
 torch.func transforms and double backward.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ops.core.formula import Formula, as_tuple, is_mutable
+from ops.core.gradient import FunctionGradient, Gradient, as_tuple, is_mutable
 from ops.core.memory import convert_out_of_memory
 from ops.core.torch_private import (
     OpOverload,
@@ -28,37 +28,10 @@ from ops.core.torch_private import (
     unpack_dual,
 )
 
-Optionals = Sequence[Tensor | None]
-
-
-class Gradient:
-    """A gradient that is a Python function, such as that of a backward operator."""
-
-    def __init__(self, function: Callable[..., Any], indices: set[int]) -> None:
-        """Store f(args, grads, needed) and the indices of the tensors in `args` that it reads."""
-        self.function, self.indices = function, indices
-        self.grads: int | None = None  # None: all outputs are differentiable
-
-    def saved(self, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> list[Tensor | None]:
-        """Return the tensors to save."""
-        return [x if i in self.indices else None for i, x in enumerate(inputs)]
-
-    def constants(self, inputs: Sequence[Any]) -> list[Any]:
-        """Return the non-tensor arguments to save."""
-        return [None if isinstance(x, Tensor) else x for x in inputs]
-
-    def call(
-        self, grads: Optionals, saved: Optionals, constants: Sequence[Any], needed: Sequence[bool]
-    ) -> tuple[Tensor | None, ...]:
-        """Return one gradient per argument (None: not needed)."""
-        args = [c if x is None else x for x, c in zip(saved, constants, strict=True)]
-        result = as_tuple(self.function(args, grads, needed))
-        return (*result, *[None] * (len(args) - len(result)))
-
 
 def make_kernel(
     op: OpOverload,
-    gradient: Formula | Gradient,
+    gradient: Gradient,
     jvp: Callable[..., Any],
     variant: OpOverload | None,
 ) -> Callable[..., Any]:
@@ -82,14 +55,15 @@ def make_kernel(
         else:
             output = forward(*args)
         outputs = as_tuple(output)
-        ctx.save_for_backward(*gradient.saved(args, outputs))
-        ctx.constants = gradient.constants(args)
+        values = gradient.values(args, outputs)
+        ctx.save_for_backward(*map(_tensor, values))
+        ctx.constants = [None if isinstance(x, Tensor) else x for x in values]
         ctx.set_materialize_grads(False)
         if gradient.grads is not None:
             ctx.mark_non_differentiable(*outputs[gradient.grads :])
         # torch calls `apply_jvp` immediately after `record` if an argument has a tangent.
         ctx.arguments = [None if isinstance(x, Tensor) else x for x in args]
-        ctx.save_for_forward(*(x if isinstance(x, Tensor) else None for x in args), *outputs)
+        ctx.save_for_forward(*map(_tensor, args), *outputs)
         return output
 
     def apply_jvp(ctx: Any, *tangents: Tensor | None) -> Any:
@@ -103,12 +77,13 @@ def make_kernel(
             return (None,) * len(schema_of(op).arguments)
         saved = ctx.saved_tensors  # not below autograd: checkpointing may recompute here
         higher_order = (
-            isinstance(gradient, Gradient)
+            isinstance(gradient, FunctionGradient)
             or torch.is_grad_enabled()
             or any_tangent(x for x in (*grads, *saved) if not is_batched(x))
         )
+        values = [c if x is None else x for x, c in zip(saved, ctx.constants, strict=True)]
         call = gradient.call if higher_order else call_below_autograd
-        return call(grads, saved, ctx.constants, ctx.needs_input_grad)
+        return tuple(call(values, grads, ctx.needs_input_grad))
 
     # One node for one level of torch.func: each active transform dispatches to `kernel` again.
     function: Any = type(
@@ -138,3 +113,7 @@ def make_kernel(
         return function.apply(*args)
 
     return kernel
+
+
+def _tensor(value: Any) -> Tensor | None:
+    return value if isinstance(value, Tensor) else None

@@ -7,7 +7,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.fx import Proxy
 
 from ops.core import check, windows
-from ops.core.formula import as_tuple
+from ops.core.gradient import as_tuple
 from ops.core.torch_private import OpOverload, make_caller, name_of, schema_of
 from ops.core.tracing import record_call
 

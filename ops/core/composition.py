@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import vjp
 
-from ops.core.formula import as_tuple
+from ops.core.gradient import as_tuple
 from ops.core.rules import Parts
 from ops.core.torch_private import enable_inplace_requires_grad, make_dual, unpack_dual
 

@@ -1,7 +1,7 @@
 """Register operators with PyTorch; check each declaration against the operator's schema."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,24 +10,24 @@ from torch.utils.flop_counter import register_flop_formula
 
 from ops.core import autocast as python_autocast
 from ops.core import autograd, check
-from ops.core.formula import Formula
+from ops.core.gradient import FunctionGradient, Gradient, OperatorGradient
 from ops.core.torch_private import OpOverload, name_of, schema_of
 
 Autocast = Mapping[str, torch.dtype | None]
 REGION: Autocast = {"cpu": None, "cuda": None}  # the autocast region's dtype, as for conv2d
 
 _fragment = torch.library.Library("lenet_ops", "FRAGMENT")
-_formulas: dict[OpOverload, Formula] = {}
+_gradients: dict[OpOverload, Gradient] = {}
 
 
 def register(
     op: OpOverload,
     *,
     fake: Callable[..., Any],
-    backward: str | Callable[..., Any],
+    backward: OpOverload | Callable[..., Any],
     jvp: Callable[..., Any],
     vmap: Callable[..., Any],
-    saves: Sequence[str] | None = None,
+    linear: bool = False,
     autograd_variant: OpOverload | None = None,
     autocast: Autocast | None = None,
     flops: Callable[..., int] | None = None,
@@ -40,11 +40,11 @@ def register(
     Args:
         op: the operator.
         fake: f(*args), returns uninitialised outputs of the right shape, dtype and layout.
-        backward: the gradient. A formula such as "exp_backward(grad, output)" (see formula.py),
-            executed in C++ if the eager library is loaded; or f(args, grads, needed), which returns
-            gradients of the leading arguments.
-        saves: names of the tensor arguments that a function `backward` reads (default: all); the
-            others are None in its `args`. Not allowed with a formula, which names them.
+        backward: the gradient. A backward operator (see gradient.py), called in C++ if the eager
+            library is loaded; or f(args, grads, needed), which returns gradients of the leading
+            arguments.
+        linear: whether `op` is linear in its first argument. Autograd does not save it, and it is
+            None in the `args` of a function `backward`.
         jvp: f(args, outputs, tangents), returns one tangent for each output. A tangent is None
             if the argument is constant or the output not differentiable.
         vmap: f(info, in_dims, *args), returns outputs and their mapped dimensions.
@@ -66,14 +66,13 @@ def register(
         raise TypeError(
             f"{name_of(op)}: autograd_variant={name_of(autograd_variant)} takes other arguments"
         )
-    gradient: Formula | autograd.Gradient
-    if isinstance(backward, str):
-        if saves is not None:
-            raise TypeError(f"{name_of(op)}: the gradient formula says what is saved, not `saves`")
-        gradient = _formulas[op] = Formula(op, backward)
+    gradient: Gradient
+    if isinstance(backward, OpOverload):
+        gradient = OperatorGradient(op, backward)
     else:
         _check_takes(op, "backward", backward, 3)
-        gradient = autograd.Gradient(backward, _tensor_indices(op, saves))
+        gradient = FunctionGradient(backward, linear)
+    _gradients[op] = gradient
 
     torch.library.register_fake(op.name(), _checked_fake(op, fake))
     kernel = autograd.make_kernel(op, gradient, jvp, autograd_variant)
@@ -81,9 +80,12 @@ def register(
     torch.library.register_vmap(op, vmap)
     if flops is not None:
         register_flop_formula(getattr(torch.ops.lenet_ops, name_of(op)))(flops)
-    _register_eager(op, autograd_variant or op)
-    for device, dtype in (autocast or {}).items():
-        _register_autocast(op, device, dtype)
+    if hasattr(torch.ops.lenet_ops_eager, "register_autograd"):
+        _register_eager(op, autograd_variant or op, autocast or {})
+    else:
+        for device, dtype in (autocast or {}).items():
+            kernel = python_autocast.make_kernel(op, device, dtype)
+            _fragment.impl(name_of(op), kernel, f"Autocast{device.upper()}")
 
 
 def _types(op: OpOverload) -> list[tuple[str, str]]:
@@ -99,20 +101,6 @@ def _check_takes(
         raise TypeError(
             f"{name_of(op)}: {part} must take {count} arguments for {schema_of(op)}: {error}"
         ) from error
-
-
-def _tensor_indices(op: OpOverload, names: Sequence[str] | None) -> set[int]:
-    """Return the indices of the named tensor arguments (None: of all)."""
-    arguments = schema_of(op).arguments
-    tensors = {x.name: i for i, x in enumerate(arguments) if "Tensor" in str(x.type)}
-    if names is None:
-        return set(tensors.values())
-    if unknown := set(names) - set(tensors):
-        raise TypeError(
-            f"{name_of(op)}: saves={', '.join(sorted(unknown))}: no tensor argument of "
-            f"{schema_of(op)}"
-        )
-    return {tensors[name] for name in names}
 
 
 def _checked_fake(op: OpOverload, fake: Callable[..., Any]) -> Callable[..., Any]:
@@ -143,24 +131,13 @@ def _checked_fake(op: OpOverload, fake: Callable[..., Any]) -> Callable[..., Any
     return checked
 
 
-def _register_eager(op: OpOverload, variant: OpOverload) -> None:
-    """Register the operator that autograd calls, and its gradient, with the eager library."""
-    if not hasattr(torch.ops.lenet_ops_eager, "register_autograd"):
-        return
-    formula = _formulas.get(variant)
-    torch.ops.lenet_ops_eager.register_autograd(
-        name_of(op),
-        name_of(variant),
-        name_of(formula.backward) if formula else "",
-        [term.kind for term in formula.terms] if formula else [],
-        [term.position for term in formula.terms] if formula else [],
-        formula.tensors if formula else [],
-    )
-
-
-def _register_autocast(op: OpOverload, device: str, dtype: torch.dtype | None) -> None:
-    if hasattr(torch.ops.lenet_ops_eager, "register_autocast"):
+def _register_eager(op: OpOverload, variant: OpOverload, autocast: Autocast) -> None:
+    """Register autograd and autocast with the eager library; autograd calls `variant`."""
+    gradient = _gradients[variant]
+    arguments: tuple[Any, ...] = ("", "", [], [])  # the gradient is a Python function
+    if isinstance(gradient, OperatorGradient):
+        kinds, indices, _ = zip(*gradient.sources, strict=True)
+        arguments = name_of(gradient.backward), "".join(kinds), indices, gradient.tensors
+    torch.ops.lenet_ops_eager.register_autograd(name_of(op), name_of(variant), *arguments)
+    for device, dtype in autocast.items():
         torch.ops.lenet_ops_eager.register_autocast(name_of(op), device, dtype)
-    else:
-        kernel = python_autocast.make_kernel(op, device, dtype)
-        _fragment.impl(name_of(op), kernel, f"Autocast{device.upper()}")

@@ -7,21 +7,21 @@ import torch
 from torch import Tensor
 
 from ops.core import check
-from ops.core.formula import Formula, as_tuple
+from ops.core.gradient import OperatorGradient, as_tuple
 from ops.core.torch_private import OpOverload, name_of, schema_of
 
 Dims = Sequence[int | None]
 Parts = dict[str, Any]  # arguments of registration.register
 
 
-def elementwise(op: OpOverload, derivative: str | Sequence[Callable[..., Tensor]]) -> Parts:
+def elementwise(op: OpOverload, derivative: OpOverload | Sequence[Callable[..., Tensor]]) -> Parts:
     """Return fake, gradient, jvp and vmap of an elementwise operator (all tensors of one shape).
 
     The Jacobian is diagonal: vector-Jacobian and Jacobian-vector products are equal.
 
     Args:
         op: the operator.
-        derivative: the gradient formula of a one-tensor operator; or, for each tensor, a
+        derivative: the backward operator of a one-tensor operator; or, for each tensor, a
             function f(x, *tensors) that returns x times the partial derivative.
     """
     names = [argument.name for argument in schema_of(op).arguments]
@@ -35,11 +35,11 @@ def elementwise(op: OpOverload, derivative: str | Sequence[Callable[..., Tensor]
     def vmap(info: Any, in_dims: Dims, *tensors: Tensor) -> tuple[Tensor, int]:
         return op(*batch_first(info, in_dims, *tensors)), 0
 
-    if isinstance(derivative, str):
-        formula = Formula(op, derivative)
+    if isinstance(derivative, OpOverload):
+        gradient = OperatorGradient(op, derivative)
 
         def call_jvp(args: Any, outputs: Any, tangents: Any) -> Tensor | None:
-            return formula.call(tangents, formula.saved(args, outputs), (), (True,))[0]
+            return gradient.call(gradient.values(args, outputs), tangents, (True,))[0]
 
         return {"fake": fake, "backward": derivative, "jvp": call_jvp, "vmap": vmap}
 
@@ -64,15 +64,12 @@ def elementwise(op: OpOverload, derivative: str | Sequence[Callable[..., Tensor]
     return {"fake": fake, "backward": backward, "jvp": jvp, "vmap": vmap}
 
 
-def linear(
-    op: OpOverload, transpose: str | Callable[..., Tensor], saves: Sequence[str] | None = None
-) -> Parts:
+def linear(op: OpOverload, transpose: OpOverload | Callable[..., Tensor]) -> Parts:
     """Return gradient and jvp of an operator that is linear in its first tensor.
 
     Args:
         op: the operator; the derivative with respect to all other arguments is zero.
-        transpose: the gradient formula, or f(grad, *rest) with the other arguments.
-        saves: names of the tensors among `rest` that a function `transpose` reads.
+        transpose: the backward operator, or f(grad, *rest) with the other arguments.
     """
 
     def jvp(args: Any, outputs: Any, tangents: Sequence[Tensor | None]) -> Tensor:
@@ -81,13 +78,13 @@ def linear(
         result: Tensor = op(tangents[0], *args[1:])
         return result
 
-    if isinstance(transpose, str):
+    if isinstance(transpose, OpOverload):
         return {"backward": transpose, "jvp": jvp}
 
     def backward(args: Any, grads: Any, needed: Any) -> tuple[Tensor]:
         return (transpose(grads[0], *args[1:]),)
 
-    return {"backward": backward, "saves": saves or (), "jvp": jvp}
+    return {"backward": backward, "linear": True, "jvp": jvp}
 
 
 def folded(

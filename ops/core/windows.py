@@ -260,8 +260,7 @@ def register_bilinear(
     register(
         op,
         fake=fake,
-        backward=f"{name_of(op_backward)}"
-        "(grad, input, weight, stride, padding, dilation, grad_input_mask)",
+        backward=op_backward,
         jvp=jvp,
         vmap=folded(op, batch_dims, batch_dims[:1], limit=limit),
         autocast=REGION,

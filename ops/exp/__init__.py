@@ -38,7 +38,7 @@ class Exp(nn.Module):
         return exp(input)
 
 
-register(_exp, **elementwise(_exp, "exp_backward(grad, output)"), autocast={"cuda": torch.float32})
+register(_exp, **elementwise(_exp, _exp_backward), autocast={"cuda": torch.float32})
 _partials = (  # by grad_output, by output
     lambda x, grad_output, output: _exp_backward(x, output),
     lambda x, grad_output, output: _exp_backward(x, grad_output),

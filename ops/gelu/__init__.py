@@ -53,5 +53,5 @@ def _by_input(x: Tensor, grad_output: Tensor, input: Tensor) -> Tensor:
     return x * grad_output * (SLOPE * s * (1 - s) * (2 + SLOPE * input * (1 - 2 * s)))
 
 
-register(_gelu, **elementwise(_gelu, "gelu_backward(grad, input)"))
+register(_gelu, **elementwise(_gelu, _gelu_backward))
 register(_gelu_backward, **elementwise(_gelu_backward, [_by_grad_output, _by_input]))

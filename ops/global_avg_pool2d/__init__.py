@@ -60,10 +60,7 @@ def _fake_backward(grad_output: Tensor, height: int, width: int, channels_last: 
 # Autograd saves only the size and memory format of the image.
 register(
     _pool,
-    **linear(
-        _pool,
-        "global_avg_pool2d_backward(grad, input.height, input.width, input.channels_last)",
-    ),
+    **linear(_pool, _pool_backward),
     fake=_fake,
     vmap=folded(_pool, (0,), (0,)),
 )

@@ -113,8 +113,7 @@ _loop, _loop_backward = composed(_compose_sequence, inputs=5, outputs=3)
 register(
     cell,
     fake=_fake_cell,
-    backward="lltm_cell_backward(grads[0], grads[1], input, weights, bias, old_h, old_cell, "
-    "products, grad_input_mask)",
+    backward=cell_backward,
     **_cell,
     vmap=folded(cell, (0, None, None, 0, 0), (0, 0, 0)),
     autocast=REGION,  # as lstm_cell
@@ -130,8 +129,7 @@ register(
 register(
     sequence_loop,
     fake=_fake_sequence,
-    backward="lltm_backward(grads[0], grads[1], grads[2], sequence, weights, bias, h0, c0, "
-    "output, products, grad_input_mask)",
+    backward=sequence_loop_backward,
     **_loop,
     vmap=folded(sequence_loop, (1, None, None, 0, 0), (1, 0, 0, 1)),
     autocast=REGION,

@@ -145,14 +145,13 @@ def _transpose(grad: Tensor, indices: Tensor, *windows_and_image: Any) -> Tensor
 register(
     _pool,
     fake=_fake,
-    backward="max_pool2d_backward(grads[0], indices, kernel_size, stride, padding, dilation, "
-    "ceil_mode, input.height, input.width, input.channels_last)",
+    backward=_pool_backward,
     jvp=_jvp,
     vmap=folded(_pool, (0,), (0, 0)),
 )
 register(
     _pool_backward,
-    **linear(_pool_backward, _transpose, saves=["indices"]),
+    **linear(_pool_backward, _transpose),
     fake=_fake_backward,
     vmap=folded(_pool_backward, (0, 0), (0,)),
 )

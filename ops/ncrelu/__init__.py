@@ -139,14 +139,14 @@ def _vmap(info: Any, in_dims: Dims, input: Tensor, dim: int) -> tuple[Tensor, in
 register(
     _with_signs,
     fake=_fake_with_signs,
-    backward="ncrelu_with_signs_backward(grads[0], signs, dim, input.channels_last)",
+    backward=_with_signs_backward,
     jvp=lambda args, outputs, tangents: (_jvp(args, outputs, tangents), None),
     vmap=partial(loop_over_samples, _with_signs),
 )
 register(_ncrelu, fake=_fake, backward=_merge, jvp=_jvp, vmap=_vmap, autograd_variant=_with_signs)
 register(
     _with_signs_backward,
-    **linear(_with_signs_backward, _split_by_signs, saves=["signs"]),
+    **linear(_with_signs_backward, _split_by_signs),
     fake=_fake_backward,
     vmap=partial(loop_over_samples, _with_signs_backward),
 )

@@ -5,13 +5,14 @@ import re
 import pytest
 import torch
 
-from ops.core.formula import Formula
+from ops.core.gradient import OperatorGradient
 from ops.core.registration import register
 from ops.core.rules import elementwise, linear
 from tests.ops.operator_entry import raw
 
 GELU, POOL = raw.gelu.default, raw.max_pool2d.default
-PARTS = elementwise(GELU, "gelu_backward(grad, input)")
+LIBRARY = torch.library.Library("ops_test", "DEF")
+PARTS = elementwise(GELU, raw.gelu_backward.default)
 
 
 def assert_raises(says, **parts):
@@ -20,36 +21,29 @@ def assert_raises(says, **parts):
 
 
 @pytest.mark.parametrize(
-    ("formula", "says"),
+    ("name", "schema", "says"),
     [
-        ("gelu_backward(grad, output, input)", "has 3 arguments, the operator takes 2"),
-        ("gelu_backward(grad)", "has 1 arguments"),
-        ("gelu_backward(grad, x)", "x is no gradient, argument or output of lenet_ops::gelu"),
-        ("gelu_backward(grad, input.height)", "passes int for input, which is Tensor"),
-        ("gelu_backward(input, input)", "must take the gradients of one or several leading"),
-        ("gelu_backward(grads[1], input)", "must take the gradients of one or several leading"),
-        ("gelu_gradient(grad, input)", "is not a call of an operator of lenet_ops"),
-        ("gelu_backward", "is not a call of an operator of lenet_ops"),
-        ("max_pool2d(grad, input, input, input, input, input)", "which is List[int]"),
+        (
+            "a",
+            "(Tensor grad_output, Tensor x) -> Tensor",
+            "x is no argument or output of lenet_ops",
+        ),
+        ("b", "(Tensor grad_output, int input) -> Tensor", "input is int, but Tensor in lenet_ops"),
+        ("c", "(int grad_output, Tensor input) -> Tensor", "grad_output is int, but Tensor"),
+        ("d", "(Tensor input) -> Tensor", "0 gradients of 1 outputs"),
+        ("e", "(Tensor grad_output, Tensor grad_other) -> Tensor", "2 gradients of 1 outputs"),
+        ("f", "(Tensor grad_output) -> (Tensor, Tensor)", "2 outputs for 1 tensor arguments"),
     ],
 )
-def test_wrong_formula(formula, says):
-    assert_raises(says, backward=formula)
-
-
-def test_formula_with_too_few_gradients():
-    with pytest.raises(TypeError, match="returns 1 gradients for 3 tensor arguments"):
-        Formula(raw.depthwise_conv2d.default, "exp_backward(grad, output)")
+def test_wrong_backward_operator(name, schema, says):
+    LIBRARY.define(name + schema)
+    backward = getattr(torch.ops.ops_test, name).default
+    assert_raises(f"gelu: gradient {name}: {says}", backward=backward)
 
 
 @pytest.mark.parametrize("part", ["fake", "vmap", "jvp", "backward", "flops"])
 def test_function_with_wrong_arguments(part):
     assert_raises(f"gelu: {part} must take", **{part: lambda: None})
-
-
-def test_unknown_saved_tensor():
-    assert_raises("saves=output: no tensor argument", backward=lambda a, b, c: (), saves=["output"])
-    assert_raises("the gradient formula says what is saved", saves=["input"])
 
 
 def test_autograd_variant_with_other_arguments():
@@ -62,20 +56,15 @@ def test_elementwise_with_too_few_derivatives():
         elementwise(raw.gelu_backward.default, [torch.mul])
 
 
-def test_formula_lists_saved_tensors_and_constants():
-    formula = Formula(
-        POOL,
-        "max_pool2d_backward(grads[0], indices, kernel_size, stride, padding, dilation, "
-        "ceil_mode, input.height, input.width, input.channels_last)",
-    )
+def test_values_of_a_backward_operator():
+    gradient = OperatorGradient(POOL, raw.max_pool2d_backward.default)
     inputs = (torch.ones(1, 2, 3, 5), [2, 2], [2, 2], [0, 0], [1, 1], False)
     outputs = torch.ones(1), torch.zeros(1)
-    assert formula.saved(inputs, outputs) == [outputs[1]]
-    assert formula.constants(inputs) == [*inputs[1:], 3, 5, False]
-    assert formula.grads == 1
+    assert gradient.values(inputs, outputs) == [None, outputs[1], *inputs[1:], 3, 5, False]
+    assert gradient.grads == 1
 
 
 def test_linear_operator_ignores_tangents_of_constants():
-    parts = linear(raw.ncrelu_with_signs_backward.default, lambda *_: None, saves=["signs"])
+    parts = linear(raw.ncrelu_with_signs_backward.default, lambda *_: None)
     outputs = (torch.ones(2),)
     assert not parts["jvp"]((None,), outputs, (None, torch.ones(2), None, None)).any()

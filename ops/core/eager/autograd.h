@@ -1,9 +1,7 @@
-// Autograd in C++: executes the gradient formulas of ops/core/formula.py.
+// Autograd in C++: calls the backward operators of ops/core/gradient.py.
 //
-// register_autograd takes the autograd variant (the operator that autograd calls, usually the
-// operator itself), the backward operator, and the source of each of its arguments. Python computes
-// forward mode, torch.func's transforms and double backward. The stable ABI has no autograd, so
-// this library uses ATen, and is loaded only with the PyTorch that it was built with.
+// Python computes forward mode, torch.func's transforms and double backward. The stable ABI has no
+// autograd, so this library uses ATen, and is loaded only with the PyTorch that it was built with.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -11,9 +9,7 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/library.h>
 
-#include <algorithm>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -33,16 +29,6 @@ inline bool is_mutable(const c10::Argument& argument) {
   return argument.alias_info() && argument.alias_info()->isWrite();
 }
 
-// Return the kind of a formula's term by its name in formula.py.
-inline Source::Kind kind_of(const std::string& name) {
-  static const std::map<std::string, Source::Kind> kinds{
-      {"grad", Source::grad},     {"mask", Source::mask},
-      {"tensor", Source::tensor}, {"constant", Source::constant},
-      {"output", Source::output}, {"height", Source::height},
-      {"width", Source::width},   {"channels_last", Source::channels_last}};
-  return kinds.at(name);
-}
-
 inline void call_below_autograd(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const at::AutoDispatchBelowADInplaceOrView guard;
   op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
@@ -53,8 +39,8 @@ class AutogradKernel : public c10::OperatorKernel {
  public:
   // If a gradient is required, `variant` is called instead of the operator. Its additional outputs
   // are saved for backward and not returned.
-  AutogradKernel(OperatorHandle variant, std::optional<Formula> formula)
-      : variant_(std::move(variant)), formula_(std::move(formula)) {}
+  AutogradKernel(OperatorHandle variant, std::optional<BackwardCall> call)
+      : variant_(std::move(variant)), backward_(std::move(call)) {}
 
   void operator()(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) const {
     bool requires_grad = false;
@@ -72,18 +58,18 @@ class AutogradKernel : public c10::OperatorKernel {
         in_python |= x._fw_grad(/*level=*/0).defined();
       }
     }
-    if (in_python || (requires_grad && !formula_)) {
+    if (in_python || (requires_grad && !backward_)) {
       // Python registers for the alias key Autograd; AutogradOther selects its kernel.
       op.redispatchBoxed(DispatchKeySet(DispatchKey::AutogradOther), stack);
     } else if (!requires_grad) {
       call_below_autograd(op, keys, stack);
     } else {
-      const auto node = make_node(*formula_);
+      const auto node = make_node(*backward_);
       node->save_arguments(arguments);
       call_below_autograd(variant_, keys, stack);
       const size_t count = variant_.schema().returns().size();
       const auto outputs = torch::jit::last(*stack, count);
-      for (size_t i = 0; i < formula_->grads; ++i) {
+      for (size_t i = 0; i < backward_->grads; ++i) {
         torch::autograd::set_history(outputs[i].toTensor(), node);
       }
       node->save_outputs(outputs);
@@ -103,33 +89,31 @@ class AutogradKernel : public c10::OperatorKernel {
   }
 
   OperatorHandle variant_;
-  std::optional<Formula> formula_;
+  std::optional<BackwardCall> backward_;
 };
 
 inline OperatorHandle find(const std::string& name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(("lenet_ops::" + name).c_str(), "");
 }
 
-inline Formula make_formula(const std::string& backward, const std::vector<std::string>& kinds,
-                            const std::vector<int64_t>& indices,
-                            const std::vector<int64_t>& tensors) {
-  Formula formula{find(backward), {}, 0, {tensors.begin(), tensors.end()}, 0};
+inline BackwardCall make_backward_call(const std::string& backward, const std::string& kinds,
+                                       const std::vector<int64_t>& indices,
+                                       const std::vector<int64_t>& tensors) {
+  BackwardCall call{find(backward), {}, {tensors.begin(), tensors.end()}, 0};
   for (size_t i = 0; i < kinds.size(); ++i) {
-    const Source source{kind_of(kinds[i]), static_cast<size_t>(indices[i])};
-    formula.sources.push_back(source);
-    formula.saved_arguments += source.kind == Source::tensor;
-    if (source.kind == Source::grad) {
-      formula.grads = std::max(formula.grads, source.index + 1);
-    }
+    call.sources.push_back({Source::Kind(kinds[i]), static_cast<size_t>(indices[i])});
+    call.grads += kinds[i] == Source::grad;
   }
-  return formula;
+  return call;
 }
 
 // Register an operator's autograd kernel (AutogradKernel) and its BackendSelect kernel (memory.h).
-// Python has checked the formula against the schemas. If `backward` is empty, Python computes
-// gradients.
+//
+// `variant` is the operator that autograd calls, usually the operator itself; `backward` its
+// backward operator (empty: Python computes gradients), whose arguments have the sources `kinds`
+// and `indices`; `tensors` are the indices of its tensor arguments. Python has checked the schemas.
 inline void register_autograd(const std::string& name, const std::string& variant,
-                              const std::string& backward, const std::vector<std::string>& kinds,
+                              const std::string& backward, const std::string& kinds,
                               const std::vector<int64_t>& indices,
                               const std::vector<int64_t>& tensors) {
   static torch::Library libraries[] = {
@@ -141,12 +125,12 @@ inline void register_autograd(const std::string& name, const std::string& varian
   backends.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&call_kernel>());
   const OperatorHandle op = find(variant);
   for (torch::Library& library : libraries) {
-    std::optional<Formula> formula;
+    std::optional<BackwardCall> call;
     if (!backward.empty()) {
-      formula = make_formula(backward, kinds, indices, tensors);
+      call = make_backward_call(backward, kinds, indices, tensors);
     }
     library.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunctor(
-                                   std::make_unique<AutogradKernel>(op, std::move(formula))));
+                                   std::make_unique<AutogradKernel>(op, std::move(call))));
   }
 }
 

@@ -8,7 +8,7 @@ namespace ops {
 
 TORCH_LIBRARY_FRAGMENT(lenet_ops_eager, library) {
   library.def(
-      "register_autograd(str name, str variant, str backward, str[] kinds, int[] indices, "
+      "register_autograd(str name, str variant, str backward, str kinds, int[] indices, "
       "int[] tensors) -> ()",
       &register_autograd);
   library.def("register_autocast(str name, Device device, ScalarType? dtype) -> ()",

@@ -27,74 +27,80 @@ using torch::jit::Stack;
 
 // Source of one argument of the backward operator: its kind, and the index of the gradient, forward
 // argument or forward output. tensor and constant are whole arguments; height, width and
-// channels_last are properties of an argument.
+// channels_last are properties of an argument. Python sends the letters (ops/core/gradient.py).
 struct Source {
-  enum Kind { grad, mask, tensor, constant, output, height, width, channels_last } kind;
+  enum Kind : char {
+    grad = 'g',
+    mask = 'm',
+    tensor = 't',
+    output = 'o',
+    constant = 'c',
+    height = 'h',
+    width = 'w',
+    channels_last = 'l'
+  } kind;
   size_t index;
 };
 
-// Gradient formula of a forward operator: a call of the backward operator (see formula.py).
-struct Formula {
-  OperatorHandle backward;
+// Call of the backward operator of a forward operator.
+struct BackwardCall {
+  OperatorHandle op;
   std::vector<Source> sources;
-  size_t grads = 0;             // number of leading forward outputs that have gradients
   std::vector<size_t> tensors;  // indices of the forward arguments that are tensors, not mutable
-  size_t saved_arguments = 0;   // number of tensor arguments that are saved
+  size_t grads;                 // number of leading forward outputs that have gradients
 };
-
-inline IValue image_property(Source::Kind kind, const at::Tensor& image) {
-  switch (kind) {
-    case Source::height: return image.sym_size(-2);
-    case Source::width: return image.sym_size(-1);
-    default: return image.suggest_memory_format() != at::MemoryFormat::Contiguous;
-  }
-}
 
 inline IValue to_value(const at::Tensor& x) {
   return x.defined() ? IValue(x) : IValue();
 }
 
-// Node of the autograd graph, with an edge for each of the formula's tensors. A
-// torch::autograd::Function is slower: it copies all arguments, and demangles its name in backward.
+// Node of the autograd graph, with an edge for each tensor argument. torch::autograd::Function is
+// slower: it copies all arguments, and demangles its name in backward.
 class Gradient : public torch::autograd::Node {
  public:
-  explicit Gradient(const Formula& formula) : formula_(formula) {}
+  explicit Gradient(const BackwardCall& backward)
+      : backward_(backward), saved_(backward.sources.size()), constants_(backward.sources.size()) {}
 
   void save_arguments(c10::ArrayRef<IValue> arguments) {
-    saved_.reserve(formula_.sources.size());
     torch::autograd::edge_list edges;
-    edges.reserve(formula_.tensors.size());
-    for (const size_t i : formula_.tensors) {
+    edges.reserve(backward_.tensors.size());
+    for (const size_t i : backward_.tensors) {
       edges.push_back(arguments[i].isTensor()
                           ? torch::autograd::impl::gradient_edge(arguments[i].toTensor())
                           : torch::autograd::Edge());
     }
     set_next_edges(std::move(edges));
-    for (const auto& [kind, i] : formula_.sources) {
+    for (size_t k = 0; k < saved_.size(); ++k) {
+      const auto& [kind, i] = backward_.sources[k];
       switch (kind) {
         case Source::grad:
         case Source::mask:
         case Source::output: break;
-        case Source::tensor: save(arguments[i], false); break;
-        case Source::constant: constants_.push_back(arguments[i]); break;
-        default: constants_.push_back(image_property(kind, arguments[i].toTensor()));
+        case Source::tensor: save(k, arguments[i], false); break;
+        case Source::constant: constants_[k] = arguments[i]; break;
+        case Source::height: constants_[k] = arguments[i].toTensor().sym_size(-2); break;
+        case Source::width: constants_[k] = arguments[i].toTensor().sym_size(-1); break;
+        case Source::channels_last:
+          constants_[k] =
+              arguments[i].toTensor().suggest_memory_format() != at::MemoryFormat::Contiguous;
       }
     }
   }
 
   void save_outputs(c10::ArrayRef<IValue> outputs) {
-    for (const auto& [kind, i] : formula_.sources) {
+    for (size_t k = 0; k < saved_.size(); ++k) {
+      const auto& [kind, i] = backward_.sources[k];
       if (kind == Source::output) {
-        save(outputs[i], i < formula_.grads);
+        save(k, outputs[i], i < backward_.grads);
       }
     }
   }
 
-  std::string name() const override { return formula_.backward.schema().name(); }
+  std::string name() const override { return backward_.op.schema().name(); }
 
   variable_list apply(variable_list&& grads) override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return call(formula_, grads, unpack(), constants_, needed());
+    return call(backward_, grads, unpack(), constants_, needed());
   }
 
   void release_variables() override {
@@ -106,7 +112,7 @@ class Gradient : public torch::autograd::Node {
 
   // Compiled autograd: collect the key of its cache.
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
-    args.collect(reinterpret_cast<uint64_t>(&formula_));
+    args.collect(reinterpret_cast<uint64_t>(&backward_));
     args.collect(saved_, /*is_output=*/true);
     for (const IValue& value : constants_) {
       args.collect(value, /*nested=*/true);
@@ -122,9 +128,9 @@ class Gradient : public torch::autograd::Node {
     packed.pack(unpack());
     swap.after(saved_);
     const auto args = std::move(packed).vec();
-    const auto function = [&formula = formula_, constants = constants_, needed = needed()](
+    const auto function = [&backward = backward_, constants = constants_, needed = needed()](
                               const variable_list& grads, const std::vector<IValue>& args) {
-      return call(formula, grads, PackedArgs(args).unpack<variable_list>(), constants, needed);
+      return call(backward, grads, PackedArgs(args).unpack<variable_list>(), constants, needed);
     };
     const auto& compiler = getPyCompilerInterface();
     const auto bound = compiler->bind_function(swap.get_py_compiler(), name(), function,
@@ -136,7 +142,7 @@ class Gradient : public torch::autograd::Node {
 
  private:
   // Call the backward operator; return a gradient for each tensor argument that needs one.
-  static variable_list call(const Formula& formula, const variable_list& grads,
+  static variable_list call(const BackwardCall& backward, const variable_list& grads,
                             const variable_list& saved, const std::vector<IValue>& constants,
                             const std::vector<bool>& needed) {
     variable_list gradients(needed.size());
@@ -144,18 +150,18 @@ class Gradient : public torch::autograd::Node {
       return gradients;
     }
     Stack stack;
-    stack.reserve(formula.sources.size());
-    size_t next_argument = 0, next_output = formula.saved_arguments, next_constant = 0;
-    for (const auto& [kind, i] : formula.sources) {
+    stack.reserve(backward.sources.size());
+    for (size_t k = 0; k < saved.size(); ++k) {
+      const auto& [kind, i] = backward.sources[k];
       switch (kind) {
         case Source::grad: stack.push_back(to_value(grads[i])); break;
         case Source::mask: stack.emplace_back(needed); break;
-        case Source::tensor: stack.push_back(to_value(saved[next_argument++])); break;
-        case Source::output: stack.push_back(to_value(saved[next_output++])); break;
-        default: stack.push_back(constants[next_constant++]);
+        case Source::tensor:
+        case Source::output: stack.push_back(to_value(saved[k])); break;
+        default: stack.push_back(constants[k]);
       }
     }
-    formula.backward.callBoxed(stack);
+    backward.op.callBoxed(stack);
     for (size_t i = 0; i < stack.size(); ++i) {
       if (needed[i]) {
         gradients[i] = std::move(stack[i]).toTensor();
@@ -164,45 +170,43 @@ class Gradient : public torch::autograd::Node {
     return gradients;
   }
 
-  void save(const IValue& value, bool is_output) {
+  void save(size_t k, const IValue& value, bool is_output) {
     if (value.isTensor()) {
-      saved_.emplace_back(value.toTensor(), is_output);
-    } else {
-      saved_.emplace_back();
+      saved_[k] = torch::autograd::SavedVariable(value.toTensor(), is_output);
     }
   }
 
   variable_list unpack() {
-    variable_list tensors;
-    tensors.reserve(saved_.size());
-    for (size_t i = 0; i < saved_.size(); ++i) {
-      tensors.push_back(i < formula_.saved_arguments ? saved_[i].unpack()
-                                                     : saved_[i].unpack(getptr()));
+    variable_list tensors(saved_.size());
+    for (size_t k = 0; k < saved_.size(); ++k) {
+      tensors[k] = backward_.sources[k].kind == Source::output ? saved_[k].unpack(getptr())
+                                                               : saved_[k].unpack();
     }
     return tensors;
   }
 
   // Return one bool per tensor argument: whether its gradient is needed.
   std::vector<bool> needed() const {
-    std::vector<bool> needed(formula_.tensors.size());
+    std::vector<bool> needed(backward_.tensors.size());
     for (size_t i = 0; i < needed.size(); ++i) {
       needed[i] = task_should_compute_output(i);
     }
     return needed;
   }
 
-  const Formula& formula_;
-  std::vector<torch::autograd::SavedVariable> saved_;  // arguments, then outputs
-  std::vector<IValue> constants_;                      // in the order of the formula's sources
+  const BackwardCall& backward_;
+  // By source; those of other kinds are undefined.
+  std::vector<torch::autograd::SavedVariable> saved_;
+  std::vector<IValue> constants_;
 };
 
 // Return a new node, owned by a std::shared_ptr before torch 2.14.
 template <typename Pointer = decltype(torch::autograd::Edge::function)>
-auto make_node(const Formula& formula) {
+auto make_node(const BackwardCall& backward) {
   if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>) {
-    return std::shared_ptr<Gradient>(new Gradient(formula), [](auto* node) { deleteNode(node); });
+    return std::shared_ptr<Gradient>(new Gradient(backward), [](auto* node) { deleteNode(node); });
   } else {
-    return c10::make_intrusive<Gradient>(formula);
+    return c10::make_intrusive<Gradient>(backward);
   }
 }
 
