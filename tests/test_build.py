@@ -127,10 +127,13 @@ def test_eager_library_is_named_after_the_build_of_torch(plan, monkeypatch):
 
 def test_types_have_unique_names():
     """The linker keeps one of two inline functions, such as destructors, of types of one name."""
+    namespace = re.compile(r"^namespace ([\w:]+)", re.MULTILINE)
     defined = re.compile(r"^(?:struct|class) (\w+)(?: final)? [:{]", re.MULTILINE)
     for pattern in ("*.h", "*.cuh"):  # CPU and CUDA
         texts = [path.read_text() for path in (ROOT / "ops").rglob(pattern)]
-        names = Counter(name for text in texts for name in defined.findall(text))
+        names = Counter(
+            (*namespace.findall(text)[:1], name) for text in texts for name in defined.findall(text)
+        )
         assert len(names) > 20
         assert [name for name, count in names.items() if count > 1] == []
 
