@@ -3,17 +3,17 @@
 #include "core/cpu/parallel.h"
 #include "global_avg_pool2d/op.h"
 
-namespace ops::global_avg_pool2d {
+namespace ops::cpu {
 
 constexpr int64_t kSplit = 32768;  // elements per split and thread, minimum
 
 // Partition of the length. It depends on the shape alone: results do not depend on threads.
 struct Splits {
-  Layout layout;
+  PoolLayout layout;
   int64_t rows;   // per split: of `inner` elements
   int64_t count;  // splits per outer index
 
-  explicit Splits(const Layout& layout)
+  explicit Splits(PoolLayout layout)
       : layout(layout),
         rows(std::max<int64_t>(1, kSplit / layout.inner)),
         count(std::max<int64_t>(1, (layout.length + rows - 1) / rows)) {}
@@ -22,42 +22,47 @@ struct Splits {
   template <typename F>
   void for_each_range(const F& f) const {
     const int64_t size = std::min(rows, layout.length) * layout.inner;
-    cpu::parallel_for(0, layout.outer * count, kSplit / std::max<int64_t>(1, size) + 1, f);
+    parallel_for(0, layout.outer * count, kSplit / std::max<int64_t>(1, size) + 1, f);
   }
 };
 
-}  // namespace ops::global_avg_pool2d
+}  // namespace ops::cpu
 
 #define OPS_KERNELS "global_avg_pool2d/cpu_kernels.h"
 #include "core/cpu/dispatch_isa.h"
 
-namespace ops::global_avg_pool2d {
+namespace ops::cpu {
 namespace {
 
-struct Forward {
+struct Loops {
   template <typename T>
-  static void run(const Tensor&, const Layout& layout, const T* x, T* out) {
-    const auto [outer, length, inner] = layout;
+  static void forward(const Tensor& like, PoolLayout layout, const T* x, T* out) {
+    using A = acc_t<T>;
     const Splits splits(layout);
-    if (inner == 1 && splits.count == 1) {
+    if (layout.inner == 1 && splits.count == 1) {
       return splits.for_each_range([&](int64_t begin, int64_t end) {
-        OPS_CALL(global_avg_pool2d::average_planes(x, begin, end, layout.length, out));
+        OPS_CALL(average_planes(x, begin, end, layout.length, out));
       });
     }
-    std::vector<acc_t<T>> sums(outer * splits.count * inner);
-    splits.for_each_range([&](int64_t begin, int64_t end) {
-      OPS_CALL(global_avg_pool2d::sum_splits(splits, begin, end, x, sums.data()));
-    });
-    OPS_CALL(global_avg_pool2d::average(sums.data(), outer, splits.count, inner, length, out));
+    Tensor memory = empty(like, {layout.outer * splits.count * layout.inner},
+                          accumulator_dtype(like.scalar_type()));
+    A* sums = memory.mutable_data_ptr<A>();
+    splits.for_each_range(
+        [&](int64_t begin, int64_t end) { OPS_CALL(sum_splits(splits, begin, end, x, sums)); });
+    if (splits.count == 1) {  // all outputs in one call
+      OPS_CALL(average(sums, 1, layout.outer * layout.inner, layout.length, out));
+      return;
+    }
+    for (int64_t o = 0; o < layout.outer; ++o, sums += splits.count * layout.inner) {
+      OPS_CALL(average(sums, splits.count, layout.inner, layout.length, out + o * layout.inner));
+    }
   }
-};
 
-struct Backward {
   template <typename T>
-  static void run(const Tensor&, const Layout& layout, const T* grad, T* out) {
+  static void backward(const Tensor&, PoolLayout layout, const T* grad, T* out) {
     const Splits splits(layout);
     splits.for_each_range([&](int64_t begin, int64_t end) {
-      OPS_CALL(global_avg_pool2d::broadcast_splits(splits, begin, end, grad, out));
+      OPS_CALL(broadcast_splits(splits, begin, end, grad, out));
     });
   }
 };
@@ -72,8 +77,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(lenet_ops, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CPU, m) {
-  m.impl("global_avg_pool2d", TORCH_BOX(&forward<Forward>));
-  m.impl("global_avg_pool2d_backward", TORCH_BOX(&backward<Backward>));
+  m.impl("global_avg_pool2d", TORCH_BOX(&global_avg_pool2d<Loops>));
+  m.impl("global_avg_pool2d_backward", TORCH_BOX(&global_avg_pool2d_backward<Loops>));
 }
 
-}  // namespace ops::global_avg_pool2d
+}  // namespace ops::cpu

@@ -9,9 +9,7 @@
 //   thread:  a range of splits (cpu.cpp)
 //   lanes:   adjacent pixels (NCHW), adjacent channels (NHWC)
 
-namespace ops::cpu::OPS_ISA::global_avg_pool2d {
-
-using ops::global_avg_pool2d::Splits;
+namespace ops::cpu::OPS_ISA {
 
 // Load the N elements before `end` and zero all but the last n < N.
 template <int N, typename T>
@@ -99,8 +97,7 @@ void add_rows(const T* x, int64_t rows, int64_t width, acc_t<T>* sums) {
 
 constexpr int64_t kMaxFolded = 128;  // elements per row
 
-// sums[k] = Σ x[row, k]; sums are zero before. Short rows that are not whole vectors are folded
-// into one wide row.
+// sums[k] = Σ x[row, k]. Short rows that are not whole vectors are folded into one wide row.
 template <typename T>
 void sum_rows(const T* x, int64_t rows, int64_t width, acc_t<T>* sums) {
   using A = acc_t<T>;
@@ -109,6 +106,7 @@ void sum_rows(const T* x, int64_t rows, int64_t width, acc_t<T>* sums) {
     *sums = sum_contiguous(x, rows);
     return;
   }
+  __builtin_memset(sums, 0, width * sizeof(A));
   const int64_t divisor = width & -width;  // largest power of two that divides width
   const int64_t fold = divisor < N ? N / divisor : 1;
   if (fold == 1 || width > kMaxFolded) {
@@ -138,7 +136,7 @@ inline void for_each_split(const Splits& s, int64_t begin, int64_t end, const F&
   }
 }
 
-// sums[i, k] = Σ x[o, row, k] over the rows of split i; sums are zero before
+// sums[i, k] = Σ x[o, row, k] over the rows of split i
 template <typename T>
 void sum_splits(const Splits& s, int64_t begin, int64_t end, const T* x, acc_t<T>* sums) {
   const auto [outer, length, inner] = s.layout;
@@ -147,25 +145,40 @@ void sum_splits(const Splits& s, int64_t begin, int64_t end, const T* x, acc_t<T
   });
 }
 
-// out[o, k] = Σ sums[o, split, k] / length
+// out[k] = Σ sums[split, k] / length
 template <typename From, typename T>
-void average(const From* sums, int64_t outer, int64_t splits, int64_t inner, int64_t length,
-             T* out) {
+void average(const From* sums, int64_t splits, int64_t width, int64_t length, T* out) {
   using A = acc_t<T>;
   constexpr int N = kLanes<A>;
-  const int64_t width = splits == 1 ? outer * inner : inner;  // one row for all
-  for (const T* end = out + outer * inner; out < end; out += width, sums += splits * width) {
-    for (int64_t k = 0; k < width; k += N) {
-      Vec<A, N> sum{};
-      for (int64_t split = 0; split < splits; ++split) {
-        sum += load_first<N>(sums + split * width + k, width - k);
-      }
-      store_first<N>(out + k, sum / A(length), width - k);
+  for (int64_t k = 0; k < width; k += N) {
+    Vec<A, N> sum{};
+    for (int64_t split = 0; split < splits; ++split) {
+      sum += load_first<N>(sums + split * width + k, width - k);
     }
+    store_first<N>(out + k, sum / A(length), width - k);
   }
 }
 
-// Fill out[0, n) with a value.
+// Fill out[period, n) periodically: out[i] = out[i − period].
+template <typename T>
+void repeat_period(T* out, int64_t period, int64_t n) {
+  // Copy from this far back: no load waits for store forwarding, and the source is in the L1 cache.
+  constexpr int64_t kDistance = 6144 / sizeof(T);
+  int64_t done = period;
+  while (done < n && done < kDistance) {
+    const int64_t more = done < n - done ? done : n - done;
+    __builtin_memcpy(out + done, out, more * sizeof(T));
+    done += more;
+  }
+  constexpr int64_t N = OPS_VECTOR_BYTES / sizeof(T);
+  const int64_t back = done;  // a multiple of the period
+  for (; done + N <= n; done += N) {
+    const auto bytes = load_bytes<Vec<char, OPS_VECTOR_BYTES>>(out + done - back);
+    __builtin_memcpy(out + done, &bytes, sizeof(bytes));
+  }
+  __builtin_memcpy(out + done, out + done - back, (n - done) * sizeof(T));
+}
+
 template <typename T>
 void fill(T* out, int64_t n, acc_t<T> value) {
   constexpr int N = kLanes<acc_t<T>>;
@@ -180,33 +193,19 @@ void fill(T* out, int64_t n, acc_t<T> value) {
   }
 }
 
-// Fill out[period, n) periodically: out[i] = out[i − period].
-template <typename T>
-void repeat(T* out, int64_t period, int64_t n) {
-  // Copy from this far back: no load waits for store forwarding, and the source is in the L1 cache.
-  constexpr int64_t kDistance = 6144 / sizeof(T);
-  int64_t back = period;
-  for (int64_t done = period, more; done < n; done += more) {
-    back = back < kDistance ? done : back;  // a multiple of the period
-    more = n - done < back ? n - done : back;
-    __builtin_memcpy(static_cast<void*>(out + done), out + done - back, more * sizeof(T));
-  }
-}
-
 // out[o, row, k] = grad[o, k] / length over the rows of each split
 template <typename T>
 void broadcast_splits(const Splits& s, int64_t begin, int64_t end, const T* grad, T* out) {
   const auto [outer, length, inner] = s.layout;
-  if (inner == 1) {
-    return for_each_split(s, begin, end, [=](int64_t, int64_t o, int64_t first, int64_t rows) {
-      fill(out + o * length + first, rows, acc_t<T>(grad[o]) / acc_t<T>(length));
-    });
-  }
   for_each_split(s, begin, end, [=](int64_t, int64_t o, int64_t first, int64_t rows) {
     T* to = out + (o * length + first) * inner;
-    average(grad + o * inner, 1, 1, inner, length, to);
-    repeat(to, inner, rows * inner);
+    if (inner == 1) {
+      fill(to, rows, acc_t<T>(grad[o]) / acc_t<T>(length));
+    } else if (rows > 0) {
+      average(grad + o * inner, 1, inner, length, to);
+      repeat_period(to, inner, rows * inner);
+    }
   });
 }
 
-}  // namespace ops::cpu::OPS_ISA::global_avg_pool2d
+}  // namespace ops::cpu::OPS_ISA

@@ -3,25 +3,22 @@
 
 #include "core/layout.h"
 
-namespace ops::global_avg_pool2d {
+namespace ops {
 
 // Memory as [outer, length, inner], averaged over the length: NCHW is [N·C, H·W, 1], NHWC
 // [N, H·W, C]. The result [outer, inner] is [N, C] for both.
-struct Layout {
+struct PoolLayout {
   int64_t outer, length, inner;
-
-  Layout(const Tensor& image, MemoryFormat format)
-      : outer(image.size(0)), length(image.size(2) * image.size(3)), inner(image.size(1)) {
-    if (format == MemoryFormat::Contiguous) {
-      outer *= inner;
-      inner = 1;
-    }
-  }
 };
 
-// Check, allocate and call Backend::run.
+inline PoolLayout pool_layout(const Tensor& image, MemoryFormat format) {
+  const int64_t n = image.size(0), c = image.size(1), area = image.size(2) * image.size(3);
+  return format == MemoryFormat::Contiguous ? PoolLayout{n * c, area, 1} : PoolLayout{n, area, c};
+}
+
+// Check, allocate and call Backend's kernel.
 template <typename Backend>
-Tensor forward(const Tensor& input) {
+Tensor global_avg_pool2d(const Tensor& input) {
   const char* op = "global_avg_pool2d";
   check(input.dim() == 4, op, ": input must have shape [N, C, H, W], got ", shape{input});
   const MemoryFormat format = memory_format(input);
@@ -30,14 +27,15 @@ Tensor forward(const Tensor& input) {
   dispatch_floating(op, x.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     if (out.numel() > 0) {
-      Backend::run(x, Layout(x, format), x.const_data_ptr<T>(), out.mutable_data_ptr<T>());
+      Backend::forward(x, pool_layout(x, format), x.const_data_ptr<T>(), out.mutable_data_ptr<T>());
     }
   });
   return out;
 }
 
 template <typename Backend>
-Tensor backward(const Tensor& grad_output, int64_t height, int64_t width, bool channels_last) {
+Tensor global_avg_pool2d_backward(const Tensor& grad_output, int64_t height, int64_t width,
+                                  bool channels_last) {
   const char* op = "global_avg_pool2d_backward";
   check(grad_output.dim() == 4 && grad_output.size(2) == 1 && grad_output.size(3) == 1, op,
         ": grad_output must have shape [N, C, 1, 1], got ", shape{grad_output});
@@ -49,10 +47,11 @@ Tensor backward(const Tensor& grad_output, int64_t height, int64_t width, bool c
   dispatch_floating(op, grad.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     if (out.numel() > 0) {
-      Backend::run(grad, Layout(out, format), grad.const_data_ptr<T>(), out.mutable_data_ptr<T>());
+      Backend::backward(grad, pool_layout(out, format), grad.const_data_ptr<T>(),
+                        out.mutable_data_ptr<T>());
     }
   });
   return out;
 }
 
-}  // namespace ops::global_avg_pool2d
+}  // namespace ops

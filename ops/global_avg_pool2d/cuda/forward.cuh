@@ -1,0 +1,307 @@
+// CUDA global average pooling, forward. Deterministic: all sums have a fixed order.
+//
+//   nchw_kernel: [plane][pixel]                   nhwc_kernel: [image][pixel][channel]
+//   ┌──────────────────────────┐ 8 to 256         ┌──────────────┐
+//   │ plane 0                  │ threads a plane  │ pixel 0      │  columns of threads: vectors
+//   ├──────────────────────────┤                  │ pixel 1      │  of channels; rows of threads:
+//   │ plane 1 …                │ ─► shuffles      │ …            │  every n-th pixel ─► shared
+//   └──────────────────────────┘                  └──────────────┘
+//
+//   block:   nchw: one plane, or 256 / group planes; nhwc: 2 to 32 vectors of channels of an image,
+//            fewer to fill the GPU
+//   shared:  nchw: one sum per warp; nhwc: the sums of all threads, for the reduction over rows
+//   thread:  V sums; 8 vector loads in flight
+//
+// Where the blocks would not fill the GPU, a two-stage reduction splits the length: stage 1 writes
+// partial sums [splits, outer, inner], stage 2 adds the splits (core/cuda/reduce.cuh).
+#pragma once
+
+#include "core/cuda/reduce.cuh"
+#include "global_avg_pool2d/op.h"
+
+namespace ops::cuda {
+
+constexpr int kPoolThreads = 256;
+constexpr int kLoadsInFlight = 8;            // vector loads in flight per thread
+constexpr int kBlocksPerMultiprocessor = 4;  // more would leave no registers for the loads
+constexpr int64_t kMaxColumns = 32;
+constexpr int kMaxRowElements = 64;  // of a row of several pixels
+
+// Accumulate `count` vectors at a stride (elements) lane by lane. kStreaming: loads with the
+// evict-first policy (ld.cs).
+template <bool kStreaming, int V, typename T>
+__device__ void add_vectors(const T* from, int count, int64_t stride, acc_t<T> (&sums)[V]) {
+  using Bits = typename BitsOf<V * sizeof(T)>::type;
+  for (; count > 0; count -= kLoadsInFlight, from += kLoadsInFlight * stride) {
+    Bits bits[kLoadsInFlight] = {};
+#pragma unroll
+    for (int k = 0; k < kLoadsInFlight; ++k) {
+      if (k < count) {
+        const Bits* vector = reinterpret_cast<const Bits*>(from + k * stride);
+        bits[k] = kStreaming ? __ldcs(vector) : *vector;
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kLoadsInFlight; ++k) {
+      const auto& values = reinterpret_cast<const Vector<T, V>&>(bits[k]);
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
+        sums[v] += static_cast<acc_t<T>>(values.lane[v]);
+      }
+    }
+  }
+}
+
+// Average x [outer, length, inner] over the length, in splits of split_length. `partial` [splits,
+// outer, inner], if not null, receives the sums of the splits.
+template <typename T>
+struct PoolForward {
+  const T* x;
+  T* out;
+  acc_t<T>* partial;
+  int64_t outer, length, inner;
+  int64_t split_length;
+  bool streaming;
+
+  // Accumulate every step-th of `vectors` vectors, `stride` elements apart.
+  template <int V>
+  __device__ void add(const T* from, int vectors, int step, int64_t stride,
+                      acc_t<T> (&sums)[V]) const {
+    const int count = (vectors + step - 1) / step;
+    streaming ? add_vectors<true>(from, count, stride, sums)
+              : add_vectors<false>(from, count, stride, sums);
+  }
+
+  __device__ void store(int64_t output, acc_t<T> sum) const {
+    if (partial) {
+      partial[blockIdx.y * outer * inner + output] = sum;
+    } else {
+      out[output] = static_cast<T>(sum / static_cast<acc_t<T>>(length));
+    }
+  }
+};
+
+template <int kGroup>
+constexpr int kNchwThreads = kGroup > 32 ? kGroup : kPoolThreads;  // per block
+
+// NCHW (inner = 1): kGroup threads per plane.
+template <int V, int kGroup, typename T>
+__global__ void __launch_bounds__(kNchwThreads<kGroup>, kBlocksPerMultiprocessor)
+    nchw_kernel(PoolForward<T> f) {
+  using A = acc_t<T>;
+  constexpr int kGroups = kNchwThreads<kGroup> / kGroup;
+  const int lane = threadIdx.x % kGroup;
+  const int64_t plane = static_cast<int64_t>(blockIdx.x) * kGroups + threadIdx.x / kGroup;
+  A sums[V] = {};
+  if (plane < f.outer) {
+    const int64_t first = blockIdx.y * f.split_length;
+    const int vectors = static_cast<int>(min(f.split_length, f.length - first) / V);
+    f.add(f.x + plane * f.length + first + lane * V, vectors - lane, kGroup, kGroup * V, sums);
+  }
+  A sum = sums[0];
+#pragma unroll
+  for (int v = 1; v < V; ++v) {
+    sum += sums[v];
+  }
+  constexpr int kWidth = kGroup < 32 ? kGroup : 32;
+#pragma unroll
+  for (int half = kWidth / 2; half > 0; half /= 2) {
+    sum += __shfl_down_sync(0xffffffff, sum, half, kWidth);
+  }
+  if constexpr (kGroup > 32) {  // one plane per block
+    __shared__ A warps[kGroup / 32];
+    if (threadIdx.x % 32 == 0) {
+      warps[threadIdx.x / 32] = sum;
+    }
+    __syncthreads();
+    sum = 0;
+    for (int w = 0; w < kGroup / 32; ++w) {
+      sum += warps[w];
+    }
+  }
+  if (lane == 0 && plane < f.outer) {
+    f.store(plane, sum);
+  }
+}
+
+// NHWC: a block of columns × rows of threads covers `columns` adjacent vectors of an image. With
+// few channels a row is several pixels.
+struct RowTiling {
+  int64_t width;  // elements per row
+  int pixels;     // per row
+  int columns;
+  int blocks;  // per image
+};
+
+// Return the pixels per row that make it whole 16-byte vectors, or come closest.
+template <typename T>
+int pixels_of_row(PoolLayout layout) {
+  int pixels = 1;
+  while (layout.inner * pixels * sizeof(T) % kVectorBytes != 0 &&
+         layout.length % (2 * pixels) == 0 && layout.inner * pixels * 2 <= kMaxRowElements) {
+    pixels *= 2;
+  }
+  return pixels;
+}
+
+// Row, image and first element of the thread.
+struct RowThread {
+  int rows, row;  // rows of threads in the block; own row
+  int64_t image;
+  int64_t element;  // first of the thread's vector in a row
+  bool active;
+
+  __device__ RowThread(const RowTiling& r, int vector)
+      : rows(blockDim.x / r.columns),
+        row(threadIdx.x / r.columns),
+        image(blockIdx.x / r.blocks),
+        element((blockIdx.x % r.blocks * int64_t{r.columns} + threadIdx.x % r.columns) * vector),
+        active(row < rows && element < r.width) {}
+};
+
+template <int V, typename T>
+__global__ void __launch_bounds__(kPoolThreads, kBlocksPerMultiprocessor)
+    nhwc_kernel(PoolForward<T> f, RowTiling r) {
+  using A = acc_t<T>;
+  const RowThread at(r, V);
+  A sums[V] = {};
+  if (at.active) {
+    const int64_t first = blockIdx.y * f.split_length;
+    const int rows = static_cast<int>(min(f.split_length, f.length - first) / r.pixels);
+    const T* x = f.x + (at.image * f.length + first) * f.inner + at.row * r.width + at.element;
+    f.add(x, rows - at.row, at.rows, at.rows * r.width, sums);
+  }
+  __shared__ A shared[kPoolThreads * V];  // [rows, columns * V]
+#pragma unroll
+  for (int v = 0; v < V; ++v) {
+    shared[threadIdx.x * V + v] = sums[v];
+  }
+  // Two-step reduction in shared memory: over rows, then over the threads of a channel.
+  const int lanes = r.columns * V;
+  const int threads_used = blockDim.x / lanes * lanes;
+  A sum = 0;
+  __syncthreads();
+  if (threadIdx.x < threads_used) {
+#pragma unroll 4
+    for (int i = threadIdx.x; i < at.rows * lanes; i += threads_used) {
+      sum += shared[i];
+    }
+  }
+  __syncthreads();
+  shared[threadIdx.x] = sum;
+  __syncthreads();
+  const int channels = lanes / r.pixels;
+  const int64_t channel = blockIdx.x % r.blocks * int64_t{lanes} + threadIdx.x;
+  if (threadIdx.x < channels && channel < f.inner) {
+    sum = 0;
+#pragma unroll 8
+    for (int i = threadIdx.x; i < threads_used; i += channels) {
+      sum += shared[i];
+    }
+    f.store(at.image * f.inner + channel, sum);
+  }
+}
+
+// Write of stage 2: the mean from the sum.
+template <typename T>
+struct PoolMean {
+  T* out;
+  acc_t<T> length;
+
+  __device__ void operator()(int i, acc_t<T> sum) const { out[i] = static_cast<T>(sum / length); }
+};
+
+// Choose and launch the kernels.
+template <typename T>
+class PoolForwardLaunch {
+ public:
+  PoolForwardLaunch(const Tensor& like, PoolLayout layout, const T* x, T* out)
+      : like_(like),
+        layout_(layout),
+        f_{x, out, nullptr, layout.outer, layout.length, layout.inner, layout.length} {
+    // Evict-first loads keep what the L2 cache holds of a larger input: 1.1 to 1.3 times as fast
+    // after the kernel that writes it. A cached input of half the cache takes twice as long.
+    const int64_t bytes = layout.outer * layout.length * layout.inner * sizeof(T);
+    f_.streaming = bytes > device_.cache / 2 && bytes <= 2 * device_.cache;
+  }
+
+  void operator()() { layout_.inner == 1 ? launch_nchw() : launch_nhwc(); }
+
+ private:
+  const Tensor& like_;
+  const PoolLayout layout_;
+  const Device device_;
+  PoolForward<T> f_;
+
+  void launch_nchw() {
+    dispatch_width<T>({f_.x}, {f_.length}, [&](auto v) {
+      constexpr int V = decltype(v)::value;
+      const int64_t vectors = f_.length / V;
+      const auto launch = [&](auto group) {
+        constexpr int kGroup = decltype(group)::value;
+        constexpr int kThreads = kNchwThreads<kGroup>;
+        run(nchw_kernel<V, kGroup, T>, ceil_div(f_.outer, kThreads / kGroup), kThreads,
+            kThreads * kLoadsInFlight * V);
+      };
+      if (vectors <= 8 * kLoadsInFlight) {
+        launch(Width<8>{});
+      } else if (vectors <= 16 * kLoadsInFlight) {
+        launch(Width<16>{});
+      } else if (vectors < 64 * kLoadsInFlight) {
+        launch(Width<32>{});
+      } else if (vectors <= 128 * kLoadsInFlight) {
+        launch(Width<128>{});
+      } else {
+        launch(Width<kPoolThreads>{});
+      }
+    });
+  }
+
+  void launch_nhwc() {
+    const int pixels = pixels_of_row<T>(layout_);
+    dispatch_width<T>({f_.x}, {f_.inner * pixels}, [&](auto v) {
+      constexpr int V = decltype(v)::value;
+      const int64_t vectors = f_.inner * pixels / V;
+      int columns = static_cast<int>(pixels > 1 ? vectors : std::min(vectors, kMaxColumns));
+      while (pixels == 1 && columns > 2 &&
+             f_.outer * ceil_div(vectors, columns) < device_.multiprocessors) {
+        columns = (columns + 1) / 2;
+      }
+      int threads = 64;
+      while (threads < kPoolThreads &&
+             (threads < columns * V || threads * kLoadsInFlight < f_.length / pixels * columns)) {
+        threads *= 2;
+      }
+      const RowTiling r{f_.inner * pixels, pixels, columns,
+                        static_cast<int>(ceil_div(vectors, columns))};
+      run(nhwc_kernel<V, T>, f_.outer * r.blocks, threads,
+          threads / columns * kLoadsInFlight * pixels, r);
+    });
+  }
+
+  // Launch stage 1 and, if blocks alone would not fill the GPU, split the length into multiples of
+  // `unit` and launch stage 2.
+  template <typename Kernel, typename... Args>
+  void run(Kernel kernel, int64_t blocks, int threads, int64_t unit, Args... args) {
+    int64_t splits = 1;
+    if (blocks < device_.multiprocessors && f_.length >= 2 * unit) {
+      const int64_t target =
+          std::min(ceil_div(2 * device_.multiprocessors, blocks), f_.length / unit);
+      f_.split_length = ceil_div(f_.length, target * unit) * unit;
+      splits = ceil_div(f_.length, f_.split_length);
+    }
+    const int64_t outputs = f_.outer * f_.inner;
+    Tensor partial;
+    if (splits > 1) {
+      partial = empty(like_, {splits, outputs}, accumulator_dtype(like_.scalar_type()));
+      f_.partial = partial.mutable_data_ptr<acc_t<T>>();
+    }
+    const cudaStream_t stream = current_stream(like_);
+    launch_kernel(kernel, dim3(blocks, splits), threads, 0, stream, f_, args...);
+    if (splits > 1) {
+      second_stage(f_.partial, splits, outputs, PoolMean<T>{f_.out, acc_t<T>(f_.length)}, stream);
+    }
+  }
+};
+
+}  // namespace ops::cuda
