@@ -107,11 +107,11 @@ def backward_time(pool, x):
 
 @pytest.mark.parametrize("side", [14, 28])
 def test_backward_of_short_padded_rows_is_fast(side):
-    x = torch.randn(64, 8, side, side, requires_grad=True)
+    x = torch.randn(512, 8, side, side, requires_grad=True)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        assert backward_time(max_pool2d, x) < 2 * backward_time(F.max_pool2d, x)
+        assert backward_time(max_pool2d, x) < 2.5 * backward_time(F.max_pool2d, x)
     finally:
         torch.set_num_threads(threads)
 
