@@ -1,11 +1,15 @@
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
 # Spinning OpenMP threads make the tests four times slower on a shared machine. OpenMP reads this
 # when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Commands run in other folders.
+searched = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+os.environ["PYTHONPATH"] = os.pathsep.join(searched)
 # Commands buffer their output, as they do for users.
 os.environ.pop("PYTHONUNBUFFERED", None)
 # A background job inherits SIGINT ignored, and so do the commands that tests interrupt.

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[2]
 NOBODY = 65534  # the user without rights
 
 
@@ -128,7 +127,7 @@ def command(tmp_path):
         return subprocess.run(
             [sys.executable, "-m", module, *overrides],
             cwd=folder,
-            env=inherited | {"PYTHONPATH": str(ROOT)} | environment,
+            env=inherited | environment,
             capture_output=True,
             text=True,
             timeout=200,

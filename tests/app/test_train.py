@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -15,18 +14,16 @@ from app.runs.compare import find_entries, group_runs
 from app.runs.folder import find_checkpoint
 from tests.app.idx import write_dataset
 
-ROOT = Path(__file__).parents[2]
 NO_NETWORK = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
 
 
 def command(*overrides, folder, **environment):
     """Start `python -m app.train` in `folder`, offline."""
     inherited = {k: v for k, v in os.environ.items() if k not in ("DATA_ROOT", "HYDRA_FULL_ERROR")}
-    threads = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
         [sys.executable, "-m", "app.train", *overrides],
         cwd=folder,
-        env=inherited | NO_NETWORK | threads | environment,
+        env=inherited | NO_NETWORK | {"OMP_NUM_THREADS": "1"} | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -95,7 +92,6 @@ def test_signal_before_the_first_step_writes_no_files(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-u", "-c", code],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

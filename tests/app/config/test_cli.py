@@ -269,7 +269,7 @@ def test_interrupt_during_an_import_is_one_line(tmp_path, package, arguments):
     (tmp_path / f"{package}.py").write_text("print(flush=True)\nwhile True: pass")
     process = subprocess.Popen(
         [sys.executable, *arguments],
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ['PYTHONPATH']}"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -358,7 +358,7 @@ def run_command(folder, command, **streams):
     done = subprocess.run(
         [sys.executable, "-m", *command.split()],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         stderr=subprocess.PIPE,
         text=True,
         **streams,

@@ -5,7 +5,6 @@ import pty
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,6 @@ from app.config import process
 from app.config.process import handle_signals, interrupt_after_grace
 from tests.app.config.test_cli import run_command
 
-ROOT = Path(__file__).parents[3]
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
@@ -23,7 +21,7 @@ def run_code(code, folder, redirection="", **environment):
     return subprocess.run(
         ["sh", "-c", f'"$0" -c "$1" {redirection}', sys.executable, code],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)} | environment,
+        env=os.environ | environment,
         capture_output=True,
     )
 
@@ -92,7 +90,6 @@ def test_closed_terminal_interrupts(tmp_path):
             "-c",
             f"from app.config.process import exit_codes\nwith exit_codes(): {code}",
         ],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=terminal,
         stdout=terminal,
         stderr=terminal,

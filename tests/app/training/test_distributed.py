@@ -17,8 +17,8 @@ from app.training.distributed import World
 from app.training.state import start
 from app.training.trainer import train
 from tests.app.idx import write_dataset
-from tests.app.test_train import ROOT
 from tests.app.training.test_resume import cfg, lines  # noqa: F401
+from tests.networks import ROOT
 
 DYING = """
 import itertools, os, signal
@@ -45,7 +45,7 @@ def torchrun(script, overrides, *options, processes=2, timeout=200):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     done = subprocess.run(
         [*command, f"--nproc-per-node={processes}", *options, str(script), *overrides],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=timeout,

@@ -1,6 +1,5 @@
 """Fixtures for tests of app.draw: a trained run, its server, pages in Chromium."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.app.web.browser import open_page
-from tests.networks import DATA_ROOT, ROOT, common_folder, folder_lock, small_mnist, train_once
+from tests.networks import DATA_ROOT, common_folder, folder_lock, small_mnist, train_once
 
 
 class Server:
@@ -20,7 +19,6 @@ class Server:
         arguments = [f"outputs={outputs}", "open=false", "port=0", f"data.root={DATA_ROOT}"]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "app.draw", *arguments, *settings],
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
             cwd=outputs,
             stdout=subprocess.PIPE,
             stderr=self.log,
