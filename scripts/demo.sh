@@ -26,6 +26,7 @@ The run's files are in ${newest%/*}:
   summary.json      configuration and accuracy     best.pt      checkpoint
   predictions.png   test images, mistakes first    model.onnx   exported network
                                                    model.md     its model card
+  model-standard.onnx and its card                 for runtimes other than ONNX Runtime
 
 Next steps:
 

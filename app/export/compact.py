@@ -28,10 +28,11 @@ def compact(graph: GraphProto) -> None:
 def remove_optional(graph: GraphProto) -> None:
     """Remove node names, default attributes, and zero points of convolutional weights (all 0).
 
-    A Conv or Gemm gets the name of its layer. The weights of a Gemm keep their zero points, without
-    which ONNX Runtime computes in float32.
+    The first Conv or Gemm of a layer gets its name. The weights of a Gemm keep their zero points,
+    without which ONNX Runtime computes in float32.
     """
     constants = {tensor.name for tensor in graph.initializer}
+    names: set[str] = set()
     dequantized = {node.output[0]: node for node in graph.node if node.input[0] in constants}
     for node in graph.node:
         needed = [item for item in node.attribute if not is_default(node, item)]
@@ -40,7 +41,9 @@ def remove_optional(graph: GraphProto) -> None:
         node.name = ""
         if node.op_type in ("Conv", "Gemm") and node.input[1] in dequantized:
             weights = dequantized[node.input[1]]
-            node.name = weights.input[0].removeprefix("network.").rpartition(".")[0]
+            layer = weights.input[0].removeprefix("network.").rpartition(".")[0]
+            node.name = "" if layer in names else layer
+            names.add(layer)
             if node.op_type == "Conv":
                 del weights.input[2:]
 

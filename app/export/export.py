@@ -14,7 +14,7 @@ from onnx.shape_inference import infer_shapes
 from app.config.errors import RunError, UserError, check_writable
 from app.config.schema import ExportConfig
 from app.data.datasets import Split, load_test_split
-from app.export.graph import build_graph, newest_opset
+from app.export.graph import build_graph, layouts, newest_opset
 from app.export.model_card import write_card
 from app.export.parity import check_parity, compare
 from app.export.quantize import quantize
@@ -26,7 +26,7 @@ from app.runs.folder import WEB_SETTINGS, data_root, find_checkpoint
 
 
 def export(cfg: ExportConfig) -> None:
-    """Export a checkpoint to an ONNX file with a model card, if it agrees with torch.
+    """Export a checkpoint to ONNX files with model cards, if they agree with torch.
 
     Raise a UserError for unusable settings, a RunError if the exported network differs.
     """
@@ -37,10 +37,11 @@ def export(cfg: ExportConfig) -> None:
     path = Path(cfg.file or original.folder / name)
     check_output(cfg, path)
     test = load_test_split(original.dataset, data_root(original.folder, cfg.data.root))
-    if cfg.layout == "both":
-        _export_file(replace(cfg, layout="function", web=False), path, original, test)
-        cfg, path = replace(cfg, layout="standard"), path.with_stem(f"{path.stem}-standard")
-    _export_file(cfg, path, original, test)
+    for layout, file in zip(layouts(cfg), files(cfg, path), strict=True):
+        web = cfg.web and file == path
+        _export_file(replace(cfg, layout=layout, web=web), file, original, test)
+    if len(layouts(cfg)) > 1:
+        print(f"{path.name} is for ONNX Runtime, {files(cfg, path)[1].name} for other runtimes")
 
 
 def _export_file(cfg: ExportConfig, path: Path, original: TorchPredictor, test: Split) -> None:
@@ -79,11 +80,18 @@ def _export_file(cfg: ExportConfig, path: Path, original: TorchPredictor, test: 
             print(f"it needs onnxruntime-web; to install it:\n  {commands}")
 
 
+def files(cfg: ExportConfig, path: Path) -> list[Path]:
+    """Return the file of each layout."""
+    return [path, path.with_stem(f"{path.stem}-standard")][: len(layouts(cfg))]
+
+
 def check_settings(cfg: ExportConfig) -> None:
     """Raise a UserError for conflicting settings or an opset that is not installed."""
-    if cfg.opset > newest_opset():
+    most = newest_opset(quantized=cfg.quantize is not None)
+    if cfg.opset > most:
         newest = f"the newest of onnx {onnx.__version__} and {RUNTIME}"
-        raise UserError(f"opset={cfg.opset}: choose from 17 to {newest_opset()}, {newest}")
+        newest += " for quantize=int8" if cfg.quantize else ""
+        raise UserError(f"opset={cfg.opset}: choose from 17 to {most}, {newest}")
     if cfg.quantize and cfg.precision == "fp16":
         raise UserError("quantize=int8: starts from float32, choose precision=fp32")
     if cfg.quantize and cfg.layout in ("function", "both"):
@@ -101,8 +109,7 @@ def check_output(cfg: ExportConfig, path: Path) -> None:
     if not cfg.file:
         setting, remedy = f"checkpoint={path.parent}", "; choose another path with file=..."
     check_writable(path.parent, setting, remedy)
-    both = [path.with_stem(f"{path.stem}-standard")] if cfg.layout == "both" else []
-    for file in (path, *both):
+    for file in files(cfg, path):
         card = file.with_suffix(".md")
         for output in (file, card):
             if output.is_dir():

@@ -16,7 +16,7 @@ from app.inference.onnx_runtime import CLASS, IMAGE, LOGITS, PIXELS, PROBABILITI
 from app.inference.predictor import TorchPredictor
 from app.inference.preprocess import SIDE
 from app.models import describe_model
-from ops.export import LEAST_OPSET, export_onnx
+from ops.export import LEAST_OPSET, Layout, export_onnx
 
 VERSIONS = {
     "python": platform.python_version(),
@@ -53,7 +53,8 @@ class Deployment(nn.Module):
 def build_graph(original: TorchPredictor, cfg: ExportConfig) -> ModelProto:
     """Export a network to ONNX, in float32 or float16, with dynamic batch size.
 
-    Height and width are dynamic if the network takes any size.
+    The layout is the first of `layouts`. Height and width are dynamic if the network takes any
+    size.
     """
     module = Deployment(original, cfg).eval()
     dtype = torch.uint8 if cfg.preprocess else torch.float32
@@ -66,7 +67,7 @@ def build_graph(original: TorchPredictor, cfg: ExportConfig) -> ModelProto:
         module,
         (torch.zeros(2, 1, SIDE, SIDE, dtype=dtype),),
         exporter=exporter(cfg),  # type: ignore[arg-type]  # the schema checks it
-        layout=layout(cfg),  # type: ignore[arg-type]
+        layout=layouts(cfg)[0],
         opset_version=cfg.opset,
         input_names=inputs,
         output_names=outputs,
@@ -77,9 +78,11 @@ def build_graph(original: TorchPredictor, cfg: ExportConfig) -> ModelProto:
     return model
 
 
-def layout(cfg: ExportConfig) -> str:
-    """Return the layout to export: `standard` by default for int8, else `function`."""
-    return cfg.layout or ("standard" if cfg.quantize else "function")
+def layouts(cfg: ExportConfig) -> list[Layout]:
+    """Return the layout of each file to write: by default both, for int8 `standard`."""
+    if cfg.layout in ("function", "standard"):
+        return [cfg.layout]
+    return ["standard"] if cfg.quantize else ["function", "standard"]
 
 
 def exporter(cfg: ExportConfig) -> str:
@@ -89,11 +92,19 @@ def exporter(cfg: ExportConfig) -> str:
 
 
 @functools.cache
-def newest_opset() -> int:
-    """Return the newest opset that both onnx and ONNX Runtime support."""
+def newest_opset(quantized: bool = False) -> int:
+    """Return the newest opset that both onnx and ONNX Runtime support.
+
+    With `quantized`, ONNX Runtime must also have QuantizeLinear in that opset.
+    """
+    node = helper.make_node("QuantizeLinear", ["x", "scale"], ["y"])
+    scale = helper.make_tensor("scale", TensorProto.FLOAT, [], [1.0])
+    result = helper.make_tensor_value_info("y", TensorProto.UINT8, [1])
     for opset_version in range(onnx.defs.onnx_opset_version(), LEAST_OPSET, -1):
         value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
         graph = helper.make_graph([], "empty", [value], [value])
+        if quantized:
+            graph = helper.make_graph([node], "quantized", [value], [result], [scale])
         opset = helper.make_opsetid("", opset_version)
         least_ir = helper.find_min_ir_version_for([opset])
         model = helper.make_model(graph, opset_imports=[opset], ir_version=least_ir)
@@ -125,7 +136,7 @@ def _document(model: ModelProto, original: TorchPredictor) -> None:
 
 def _metadata(original: TorchPredictor, cfg: ExportConfig) -> dict[str, str]:
     """Return the metadata of the file: strings as they are, other values as JSON."""
-    settings = dataclasses.asdict(cfg) | {"layout": layout(cfg), "exporter": exporter(cfg)}
+    settings = dataclasses.asdict(cfg) | {"layout": layouts(cfg)[0], "exporter": exporter(cfg)}
     values = {
         "dataset": original.dataset,
         "fallback_from": original.fallback_from,

@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, ValueInfoProto
 
-from app.config.schema import ExportConfig, LLTMConfig, ModelConfig, SeparableConfig
-from app.export.graph import exporter, layout
+from app.config.schema import ExportConfig, ModelConfig, SeparableConfig
+from app.export.graph import exporter, layouts
 from app.export.parity import Parity
 from app.inference.onnx_runtime import CLASS, IMAGE, LOGITS, PIXELS, RUNTIME, open_session
 from app.inference.predictor import TorchPredictor
@@ -31,7 +31,7 @@ def write_card(
     throughput = 1024 / median_time(content, batch=1024, threads=0)
     facts = {
         "file": f"{len(content):,} bytes, IR version {model.ir_version}, opset {opset}",
-        "export": f"exporter={exporter(cfg)}, layout={layout(cfg)}",
+        "export": f"exporter={exporter(cfg)}, layout={layouts(cfg)[0]}",
         "runtimes": runtimes(original.config, cfg),
         "numbers": cfg.quantize or cfg.precision,
         "input": "; ".join(map(_signature, model.graph.input)),
@@ -61,13 +61,13 @@ def write_card(
 
 def runtimes(network: ModelConfig, cfg: ExportConfig) -> str:
     """Return the runtimes that run the file, as in docs/runtimes.md."""
-    names, has_scan = ["ONNX Runtime", "onnxruntime-web"], isinstance(network, LLTMConfig)
-    if layout(cfg) == "function":
-        names.append("onnx's reference evaluator")
-        return ", ".join(names) + ("" if has_scan else "; for others, layout=standard")
+    names = ["ONNX Runtime", "onnxruntime-web"]
+    if layouts(cfg)[0] == "function":
+        return ", ".join([*names, "onnx's reference evaluator"]) + "; for others, layout=standard"
     has_gelu = isinstance(network, SeparableConfig) or getattr(network, "act", None) == "gelu"
     openvino = "OpenVINO (gelu: workaround in docs/runtimes.md)" if has_gelu else "OpenVINO"
-    return ", ".join(names if has_scan else [*names, openvino, "tract"])
+    tract = [] if cfg.precision == "fp16" else ["tract"]  # refuses float16 in Gemm
+    return ", ".join([*names, openvino, *tract])
 
 
 def usage(name: str, cfg: ExportConfig, any_size: bool) -> str:

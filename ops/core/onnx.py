@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, Union
 
+from onnx import NodeProto
 from onnxscript import BFLOAT16, DOUBLE, FLOAT, FLOAT16
 from onnxscript.values import Opset as Opset
 
@@ -34,10 +35,13 @@ class OnnxOperator(NamedTuple):
         function: f(op), returns the ONNX function in onnxscript, with standard operators of the
             opset `op`. The node has the name of the function.
         node: f(*args), returns the node for a call torch.ops.lenet_ops.NAME(*args).
+        unroll: f(node, steps, domain), returns the nodes that replace the node of a recurrent
+            operator over `steps` steps in `layout="standard"`; None: the function is inlined.
     """
 
     function: Callable[[Opset], Function]
     node: Callable[..., Node]
+    unroll: Callable[[NodeProto, int, str], list[NodeProto]] | None = None
 
 
 def elementwise(input: T) -> Node:

@@ -8,7 +8,7 @@ except ImportError as error:
         "ops.export needs onnx and onnxscript: pip install 'lenet-ops[onnx]'", name=error.name
     ) from error
 
-from ops.export.model import DEFAULT_OPSET, LEAST_OPSET, export_onnx
+from ops.export.model import DEFAULT_OPSET, LEAST_OPSET, Layout, export_onnx
 from ops.export.operators import DOMAIN, VERSION, register_symbolics, translation_table
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "DOMAIN",
     "LEAST_OPSET",
     "VERSION",
+    "Layout",
     "export_onnx",
     "register_symbolics",
     "translation_table",

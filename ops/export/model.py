@@ -10,6 +10,7 @@ import onnxscript  # noqa: F401
 import torch
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, helper
 from onnx.inliner import inline_local_functions, inline_selected_functions
+from onnx.shape_inference import infer_shapes
 from onnx.version_converter import convert_version
 from onnxscript import optimizer
 from torch import nn
@@ -21,6 +22,7 @@ from ops.export.operators import (
     functions,
     register_symbolics,
     translation_table,
+    unrollers,
 )
 
 Exporter = Literal["symbolic", "dynamo"]
@@ -99,7 +101,10 @@ def export_onnx(
         output_names=list(output_names),
         dynamic_axes=dynamic_axes or {},
     )
-    model = _add_functions(_convert(model, opset_version), opset_version)
+    model = _convert(model, opset_version)
+    if layout == "standard":
+        model = _unroll(model)
+    model = _add_functions(model, opset_version)
     if layout == "standard":
         model = _inline(model)
     model.ir_version = helper.find_min_ir_version_for(list(model.opset_import), ignore_unknown=True)
@@ -177,8 +182,9 @@ def _add_functions(model: ModelProto, opset_version: int) -> ModelProto:
     used: dict[str, int] = {}  # largest number of inputs by operator name
     for node in _nodes(model.graph):
         if node.domain == DOMAIN:
-            count = max((i for i, name in enumerate(node.input, 1) if name), default=0)
-            used[node.op_type] = max(count, used.get(node.op_type, 0))
+            while node.input and not node.input[-1]:  # an omitted optional input
+                node.input.pop()
+            used[node.op_type] = max(len(node.input), used.get(node.op_type, 0))
     others = [function for function in model.functions if function.domain != DOMAIN]
     del model.functions[:]
     model.functions.extend(others)
@@ -194,6 +200,25 @@ def _add_functions(model: ModelProto, opset_version: int) -> ModelProto:
     return model
 
 
+def _unroll(model: ModelProto) -> ModelProto:
+    """Unroll recurrent operators whose number of steps, the first size, does not vary."""
+    del model.graph.value_info[:]  # tracing may record an example's size for a dynamic axis
+    shapes = infer_shapes(model).graph
+    lengths = {
+        value.name: value.type.tensor_type.shape.dim[0].dim_value
+        for value in (*shapes.value_info, *shapes.input)
+        if value.type.tensor_type.shape.dim
+    }
+    nodes: list[NodeProto] = []
+    for node in model.graph.node:
+        unroll = unrollers().get(node.op_type) if node.domain == DOMAIN else None
+        steps = lengths.get(node.input[0], 0) if unroll else 0
+        nodes += unroll(node, steps, DOMAIN) if unroll and steps else [node]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    return model
+
+
 def _inline(model: ModelProto) -> ModelProto:
     """Inline all functions and simplify the model."""
     model = inline_local_functions(model)
@@ -205,11 +230,12 @@ def _inline(model: ModelProto) -> ModelProto:
 
 
 def _drop_inputs(function: FunctionProto, given: int) -> None:
-    """Remove omitted optional inputs (index ≥ `given`) from the nodes of the function body.
+    """Remove omitted optional inputs (index ≥ `given`) from the function and its nodes.
 
     ONNX Runtime optimises a Conv with two inputs better than one with an empty third input.
     """
     missing = set(function.input[given:])
+    del function.input[given:]
     for node in _nodes(function):
         while node.input and node.input[-1] in missing:
             node.input.pop()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
+from onnx import NodeProto
 from onnx.defs import OpSchema
 from onnxscript import OnnxFunction, script
 from onnxscript.values import Op, Opset
@@ -47,6 +48,16 @@ def functions(opset_version: int) -> dict[str, OnnxFunction]:
     op, domain = Opset("", opset_version), Opset(DOMAIN, VERSION)
     written = [operator.function(op) for operator in OPERATORS.values()]
     return {f.__name__: script(domain, default_opset=op)(f) for f in written}
+
+
+@functools.cache
+def unrollers() -> dict[str, Callable[[NodeProto, int, str], list[NodeProto]]]:
+    """Return `OnnxOperator.unroll` of the recurrent operators by node name."""
+    return {
+        operator.function(Opset("", _DYNAMO_OPSET)).__name__: operator.unroll
+        for operator in OPERATORS.values()
+        if operator.unroll
+    }
 
 
 def register_symbolics(opset_version: int) -> None:

@@ -2,6 +2,7 @@
 
 from typing import Optional, Tuple
 
+from onnx import NodeProto, helper
 from onnxscript import graph
 
 from ops.core.onnx import Function, Node, OnnxOperator, Opset, T, sizes_of
@@ -10,12 +11,9 @@ from ops.core.onnx import Function, Node, OnnxOperator, Opset, T, sizes_of
 def _lltm_cell_function(op: Opset) -> Function:
     def LLTMCell(X: T, W: T, H: T, C: T, B: Optional[T]) -> Tuple[T, T]:
         """LLTM step: [i, o, z] = [h, x] * W' + b, c' = c + elu(z) * s(i), h' = tanh(c') * s(o)."""
-        size = op.Shape(C, start=1)
-        twice = op.Add(size, size)
+        size = op.Div(op.Shape(W, end=1), op.Constant(value_ints=[3]))
         gates = op.Gemm(op.Concat(H, X, axis=1), W, B, transB=1)
-        i = op.Slice(gates, [0], size, [1])
-        o = op.Slice(gates, size, twice, [1])
-        z = op.Slice(gates, twice, op.Add(twice, size), [1])
+        i, o, z = op.Split(gates, op.Concat(size, size, size, axis=0), axis=1)
         cell = op.Add(C, op.Mul(op.Elu(z), op.Sigmoid(i)))
         return op.Mul(op.Tanh(cell), op.Sigmoid(o)), cell
 
@@ -30,9 +28,8 @@ def _lltm_cell_node(input: T, weights: T, bias: Optional[T], old_h: T, old_cell:
 def _lltm_function(op: Opset) -> Function:
     def LLTM(X: T, W: T, H: T, C: T, B: Optional[T]) -> Tuple[T, T, T]:
         """LLTMCell over the steps of X, recurrently: all h, the last h, the last c."""
-        size = op.Shape(C, start=1)
-        twice = op.Add(size, size)
-        rest = op.Add(twice, size)
+        size = op.Div(op.Shape(W, end=1), op.Constant(value_ints=[3]))
+        sizes = op.Concat(size, size, size, axis=0)
         # Transposed outside: ONNX Runtime warns if the body of a Scan reads a Slice's output.
         weights_h = op.Transpose(op.Slice(W, [0], size, [1]), perm=[1, 0])
         weights_x = op.Transpose(op.Slice(W, size, op.Shape(W, start=1), [1]), perm=[1, 0])
@@ -41,9 +38,7 @@ def _lltm_function(op: Opset) -> Function:
         @graph()
         def step(h: T, c: T, product: T) -> Tuple[T, T, T]:
             gates = op.Add(product, op.Gemm(h, weights_h, B))
-            i = op.Slice(gates, [0], size, [1])
-            o = op.Slice(gates, size, twice, [1])
-            z = op.Slice(gates, twice, rest, [1])
+            i, o, z = op.Split(gates, sizes, axis=1)
             cell = op.Add(c, op.Mul(op.Elu(z), op.Sigmoid(i)))
             new_h = op.Mul(op.Tanh(cell), op.Sigmoid(o))
             return new_h, cell, op.Identity(new_h)
@@ -60,7 +55,31 @@ def _lltm_node(sequence: T, weights: T, bias: Optional[T], h0: T, c0: T) -> Node
     return Node([sequence, weights, h0, c0, bias], outputs)
 
 
+def _unroll(node: NodeProto, steps: int, domain: str) -> list[NodeProto]:
+    """Return a chain of cells: few runtimes have Scan, and ONNX Runtime's takes longer."""
+    sequence, weights, h, c, *bias = node.input
+    prefix = node.output[1]  # of names
+    first = f"{prefix}_first"  # the axis of the steps
+    nodes, states = [helper.make_node("Constant", [], [first], value_ints=[0])], []
+    for i in range(steps):
+        is_last = i == steps - 1
+        index, x, column = (f"{prefix}_{part}_{i}" for part in ("index", "x", "column"))
+        next_h, next_c = node.output[1:] if is_last else (f"{prefix}_h_{i}", f"{prefix}_c_{i}")
+        nodes += [
+            helper.make_node("Constant", [], [index], value_int=i),
+            helper.make_node("Gather", [sequence, index], [x], axis=0),
+            helper.make_node(
+                "LLTMCell", [x, weights, h, c, *bias], [next_h, next_c], domain=domain
+            ),
+            helper.make_node("Unsqueeze", [next_h, first], [column]),
+        ]
+        h, c = next_h, next_c
+        states.append(column)
+    nodes.append(helper.make_node("Concat", states, node.output[:1], axis=0))
+    return nodes
+
+
 OPERATORS = {
     "lltm_cell": OnnxOperator(_lltm_cell_function, _lltm_cell_node),
-    "lltm": OnnxOperator(_lltm_function, _lltm_node),
+    "lltm": OnnxOperator(_lltm_function, _lltm_node, _unroll),
 }

@@ -1,18 +1,12 @@
 """ncrelu in ONNX."""
 
-from math import inf
-
 from ops.core.onnx import Function, Node, OnnxOperator, Opset, T, sizes_of
 
 
 def _function(op: Opset) -> Function:
-    def NCReLU(X: T, axis: int = 1) -> T:
+    def NCReLU(X: T, axis: int) -> T:
         """Concatenation of positive and negative parts: concat(max(x, 0), min(x, 0))."""
-        # Infinite bounds: the default bounds of Clip in ONNX Runtime are finite.
-        zero = op.CastLike(0.0, X)
-        least = op.CastLike(-inf, X)
-        most = op.CastLike(inf, X)
-        return op.Concat(op.Clip(X, zero, most), op.Clip(X, least, zero), axis=axis)
+        return op.Concat(op.Relu(X), op.Min(X, op.CastLike(0.0, X)), axis=axis)
 
     return NCReLU
 

@@ -105,7 +105,7 @@ def test_pictures_that_cannot_be_predicted_are_skipped(cfg, tmp_path, capsys):
 
 @pytest.mark.usefixtures("short_latency_benchmark")
 def test_torch_and_onnx_print_the_same(cfg, tmp_path, capsys):
-    export(ExportConfig(checkpoint=str(tmp_path)))
+    export(ExportConfig(checkpoint=str(tmp_path), layout="function"))
     folder = tmp_path / "pictures"
     folder.mkdir()
     for text in "0147":
@@ -211,7 +211,7 @@ def test_invert_is_applied(cfg, tmp_path, capsys):
 
 def test_unframed_pictures_keep_their_size(make_run, tmp_path, capsys):
     folder = make_run(head="gap")
-    export(ExportConfig(checkpoint=str(folder)))
+    export(ExportConfig(checkpoint=str(folder), layout="function"))
     pictures = tmp_path / "pictures"
     pictures.mkdir()
     images = load_test_split("digits", "data").images[:2, 0].numpy()

@@ -80,7 +80,7 @@ def exported(trained_run, tmp_path, monkeypatch):
     from app.export.export import export
 
     (tmp_path / "best.pt").write_bytes((trained_run / "best.pt").read_bytes())
-    export(ExportConfig(checkpoint=str(tmp_path)))
+    export(ExportConfig(checkpoint=str(tmp_path), layout="function"))
     monkeypatch.chdir(tmp_path)
 
 

@@ -1,5 +1,6 @@
 """export_onnx: both exporters, both layouts, every opset."""
 
+from collections import Counter
 from itertools import product
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from ops import MaxPool2d
+from ops import LLTM, DepthwiseConv2d, LLTMCell, MaxPool2d
 from tests.ops.operators import each_exported, each_exported_case
 from tests.ops.tensors import inputs, split
 from tests.ops.test_onnx import Call, check, evaluate, feed, input_names, run
@@ -112,6 +113,50 @@ def test_involution_has_dynamic_sizes(layout, exporter):
     for batch in (3, 0):
         other = torch.randn(batch, 4, 6, 11)
         check(run(model, other), net(other).detach())
+
+
+class LastState(nn.Module):
+    """An LLTM over sequences of any batch size; returns its last state."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = LLTM(5, 4)
+
+    def forward(self, x):
+        return self.layer(x)[1][0]
+
+
+@pytest.mark.parametrize("exporter", ["symbolic", "dynamo"])
+@pytest.mark.parametrize("opset", [17, 18])
+def test_fixed_number_of_steps_is_unrolled(exporter, opset):
+    net = LastState().eval()
+    for dynamic, unrolled in (({1: "batch"}, True), ({0: "steps", 1: "batch"}, False)):
+        model = export_onnx(
+            net,
+            (torch.randn(3, 2, 5),),
+            exporter=exporter,
+            layout="standard",
+            opset_version=opset,
+            input_names=["x0"],
+            dynamic_axes={"x0": dynamic},
+        )
+        counts = Counter(node.op_type for node in model.graph.node)
+        assert (counts["Gemm"], counts["Scan"]) == ((3, 0) if unrolled else (0, 1))
+        other = torch.randn(3 if unrolled else 7, 6, 5)
+        check(run(model, other), net(other).detach())
+
+
+@pytest.mark.parametrize("exporter", ["symbolic", "dynamo"])
+def test_omitted_inputs_are_not_in_the_file(exporter):
+    """Expect no formal input without use and no empty trailing input: onnxslim refuses both."""
+    for layer, args in (
+        (DepthwiseConv2d(4, 3, bias=False), (torch.randn(2, 4, 9, 8),)),
+        (LLTMCell(5, 4, bias=False), (torch.randn(2, 5),)),
+    ):
+        model = export_onnx(layer.eval(), args, exporter=exporter, output_names=())
+        used = {name for node in model.functions[0].node for name in node.input}
+        assert set(model.functions[0].input) <= used
+        assert all(node.input[-1] for node in model.graph.node if node.domain == "lenet_ops")
 
 
 def test_conv_without_bias_has_two_inputs():

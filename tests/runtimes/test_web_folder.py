@@ -157,7 +157,11 @@ def test_exported_page_recognises_digits(
     run = train_once(folder, "ncrelu", {"act": "ncrelu"})
     shutil.copy(run / "best.pt", tmp_path)
     data = DataRoot(str(small_mnist(folder)))
-    export(ExportConfig(checkpoint=str(tmp_path), data=data, web=True, preprocess=preprocess))
+    export(
+        ExportConfig(
+            checkpoint=str(tmp_path), data=data, layout="function", web=True, preprocess=preprocess
+        )
+    )
     add_runtime(npm, tmp_path / "web" / "ort")
     faults, answers = [], {}
     with browser.new_context(viewport={"width": 900, "height": 700}) as context:
@@ -180,7 +184,7 @@ def test_missing_runtime_shows_how_to_install_it(tmp_path_factory, tmp_path, bro
     run = train_once(folder, "ncrelu", {"act": "ncrelu"})
     shutil.copy(run / "best.pt", tmp_path)
     data = DataRoot(str(small_mnist(folder)))
-    export(ExportConfig(checkpoint=str(tmp_path), data=data, web=True))
+    export(ExportConfig(checkpoint=str(tmp_path), data=data, layout="function", web=True))
     with browser.new_context() as context:
         page = context.new_page()
         page.goto(host(tmp_path / "web"))

@@ -46,7 +46,8 @@ pytestmark = pytest.mark.usefixtures("short_latency_benchmark")
 
 
 def exported(folder, name="model.onnx", **settings):
-    export(ExportConfig(checkpoint=str(folder), **settings))
+    layout = None if "quantize" in settings else "function"
+    export(ExportConfig(checkpoint=str(folder), **{"layout": layout} | settings))
     return onnx.load(folder / name)
 
 
@@ -148,7 +149,7 @@ def test_different_logits_raise(make_run, monkeypatch, by):
     folder = make_run()
     monkeypatch.setattr(exporter, "build_graph", shifted(by))
     with pytest.raises(RunError, match="differ by more than 1e-05: "):
-        export(ExportConfig(checkpoint=str(folder)))
+        export(ExportConfig(checkpoint=str(folder), layout="function"))
     assert [path.name for path in folder.iterdir()] == ["best.pt"]
 
 
@@ -158,7 +159,7 @@ def test_failed_export_keeps_the_earlier_file(make_run, monkeypatch):
     before = (folder / "model.onnx").read_bytes()
     monkeypatch.setattr(exporter, "build_graph", shifted(1.0))
     with pytest.raises(RunError):
-        export(ExportConfig(checkpoint=str(folder)))
+        export(ExportConfig(checkpoint=str(folder), layout="function"))
     assert (folder / "model.onnx").read_bytes() == before
 
 
@@ -172,7 +173,7 @@ def test_invalid_model_raises(make_run, monkeypatch):
 
     monkeypatch.setattr(exporter, "build_graph", broken)
     with pytest.raises(onnx.checker.ValidationError):
-        export(ExportConfig(checkpoint=str(folder)))
+        export(ExportConfig(checkpoint=str(folder), layout="function"))
     assert [path.name for path in folder.iterdir()] == ["best.pt"]
 
 
@@ -240,6 +241,7 @@ def test_preprocess_and_postprocess(trained, exporter_name):
     [
         ({"precision": "fp16"}, "model-fp16.onnx", 0.6),
         ({"quantize": "int8", "preprocess": True, "opset": 17}, "model-int8.onnx", 0.35),
+        ({"quantize": "int8", "opset": newest_opset(quantized=True)}, "model-int8.onnx", 0.35),
     ],
     ids=str,
 )
@@ -284,7 +286,7 @@ def test_model_card_example_runs(trained, monkeypatch, capsys):
     folder = trained / "new" / "folder"
     for number, settings in enumerate(({}, {"preprocess": True, "postprocess": True})):
         name = f"model{number}.onnx"
-        export(ExportConfig(checkpoint=str(trained), file=str(folder / name), **settings))
+        export(ExportConfig(str(trained), file=str(folder / name), layout="function", **settings))
         monkeypatch.chdir(folder)  # did not exist before
         text = Path(name).with_suffix(".md").read_text()
         assert text.startswith(f"# {name}\n\nLeNet with ncrelu and depthwise convolutions")
@@ -299,7 +301,11 @@ def test_model_card_example_runs(trained, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"opset": 99}, "opset=99: choose from 17 to "),
+        ({"opset": 99}, f"opset=99: choose from 17 to {newest_opset()}, "),
+        (
+            {"opset": 99, "quantize": "int8"},
+            f"opset=99: choose from 17 to {newest_opset(quantized=True)}, ",
+        ),
         ({"quantize": "int8", "precision": "fp16"}, "quantize=int8: starts from float32"),
         ({"quantize": "int8", "layout": "function"}, "quantize=int8: has no functions"),
         ({"quantize": "int8", "layout": "both"}, "quantize=int8: has no functions"),
@@ -318,7 +324,7 @@ def test_conflicting_settings_raise(make_run, settings, says):
 def test_unwritable_checkpoint_folder_names_the_key(make_run, unwritable):
     folder = make_run()
     with pytest.raises(UserError) as raised:
-        export(ExportConfig(checkpoint=str(folder)))
+        export(ExportConfig(checkpoint=str(folder), layout="function"))
     reason = "cannot be written: Permission denied"
     assert str(raised.value) == f"checkpoint={folder}: {reason}; choose another path with file=..."
 
@@ -352,9 +358,9 @@ def test_command_prints_no_warning(command, make_run, tmp_path):
     folder = make_run("gelu", "depthwise")
     done = command("app.export_onnx", f"outputs={folder.parents[1]}")
     assert (done.returncode, done.stderr) == (0, f"using {folder / 'best.pt'}\n")
-    assert done.stdout.splitlines()[-2:] == [
-        f"wrote {folder / name}" for name in ("model.onnx", "model.md")
-    ]
+    files = [line for line in done.stdout.splitlines() if line.startswith("wrote ")]
+    names = ("model.onnx", "model.md", "model-standard.onnx", "model-standard.md")
+    assert files == [f"wrote {folder / name}" for name in names]
     assert list((tmp_path / "here").iterdir()) == []
 
 

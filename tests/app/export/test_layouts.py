@@ -14,13 +14,15 @@ from app.export.graph import exporter
 pytestmark = pytest.mark.usefixtures("short_latency_benchmark")
 
 
-def test_both_layouts_are_written_in_one_call(make_run):
+def test_both_layouts_are_written(make_run, capsys):
     folder = make_run("ncrelu", "depthwise")
-    export(ExportConfig(checkpoint=str(folder), layout="both"))
+    export(ExportConfig(checkpoint=str(folder)))
     models = {path.name: onnx.load(path) for path in folder.glob("*.onnx")}
     assert sorted(models) == ["model-standard.onnx", "model.onnx"]
     assert {node.domain for node in models["model-standard.onnx"].graph.node} == {""}
     assert "lenet_ops" in {node.domain for node in models["model.onnx"].graph.node}
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "model.onnx is for ONNX Runtime, model-standard.onnx for other runtimes"
     for name, layout in (("model.md", "function"), ("model-standard.md", "standard")):
         assert f"layout={layout}" in (folder / name).read_text()
 
@@ -32,7 +34,7 @@ def test_both_layouts_with_a_file_name(make_run, tmp_path):
 
 def test_default_exporter_is_recorded(make_run):
     folder = make_run()
-    export(ExportConfig(checkpoint=str(folder)))
+    export(ExportConfig(checkpoint=str(folder), layout="function"))
     metadata = {item.key: item.value for item in onnx.load(folder / "model.onnx").metadata_props}
     assert json.loads(metadata["export"])["exporter"] == "symbolic"
 
@@ -48,7 +50,7 @@ def test_default_exporter_without_torchscript_is_dynamo(monkeypatch):
 @pytest.mark.parametrize("runtime", ["./ort/", "https://host.example/ort"])
 def test_web_folder_is_complete(make_run, capsys, runtime):
     folder = make_run("gelu")
-    export(ExportConfig(checkpoint=str(folder), web=True, web_runtime=runtime))
+    export(ExportConfig(checkpoint=str(folder), layout="function", web=True, web_runtime=runtime))
     web = folder / "web"
     names = {path.name for path in web.iterdir()}
     page = (web / "index.html").read_text()

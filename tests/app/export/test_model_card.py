@@ -44,9 +44,8 @@ def card(make_run, monkeypatch):
         (LeNetConfig(), {"quantize": "int8"}, f"{ONNX_RUNTIME}, OpenVINO, tract"),
         (SeparableConfig(), {"layout": "standard"}, f"{ONNX_RUNTIME}, {WITH_GELU}, tract"),
         (LeNetConfig(act="gelu"), {"quantize": "int8"}, f"{ONNX_RUNTIME}, {WITH_GELU}, tract"),
-        (LLTMConfig(), {}, f"{ONNX_RUNTIME}, onnx's reference evaluator"),
-        (LLTMConfig(), {"layout": "standard"}, ONNX_RUNTIME),
-        (LLTMConfig(), {"quantize": "int8"}, ONNX_RUNTIME),
+        (LLTMConfig(), {"layout": "standard"}, f"{ONNX_RUNTIME}, OpenVINO, tract"),
+        (LLTMConfig(), {"layout": "standard", "precision": "fp16"}, f"{ONNX_RUNTIME}, OpenVINO"),
     ],
 )
 def test_runtimes_depend_on_network_and_layout(network, settings, expected):

@@ -33,7 +33,7 @@ def exported(make_run, kept):
     """Return a run folder with a model.onnx."""
     folder = make_run("gelu", "depthwise", classes=list("abcdefghij"), fallback_from="mnist")
     if not kept:
-        export(ExportConfig(checkpoint=str(folder)))
+        export(ExportConfig(checkpoint=str(folder), layout="function"))
         kept["content"] = (folder / "model.onnx").read_bytes()
     (folder / "model.onnx").write_bytes(kept["content"])
     return folder
@@ -42,7 +42,8 @@ def exported(make_run, kept):
 @pytest.mark.parametrize("preprocess", [False, True])
 def test_logits_equal_torch(make_run, preprocess):
     folder = make_run("ncrelu", "depthwise")
-    export(ExportConfig(checkpoint=str(folder), preprocess=preprocess, postprocess=preprocess))
+    settings = {"preprocess": preprocess, "postprocess": preprocess}
+    export(ExportConfig(checkpoint=str(folder), layout="function", **settings))
     theirs = load_torch(folder).logits
     ours = load_onnx(folder).logits
     for count in (1, BATCH_SIZE + 1):

@@ -46,7 +46,7 @@ def default_run(tmp_path_factory):
     run, root = train_once(common, "ncrelu", {"act": "ncrelu"}), small_mnist(common)
     with folder_lock(common):
         if not (run / "model.onnx").exists():
-            export(ExportConfig(checkpoint=str(run), data=DataRoot(str(root))))
+            export(ExportConfig(checkpoint=str(run), layout="function", data=DataRoot(str(root))))
     return run
 
 
