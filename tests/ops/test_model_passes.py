@@ -319,7 +319,13 @@ def expected(name: str) -> list[Any]:
     return numbers(apply(network().train(training)), modes)
 
 
-@pytest.mark.parametrize("converter", CONVERTERS)
+@pytest.mark.parametrize(
+    "converter",
+    [
+        convert_both,
+        *(pytest.param(x, marks=pytest.mark.exhaustive) for x in CONVERTERS if x != convert_both),
+    ],
+)
 @pytest.mark.parametrize("name", PASSES)
 def test_pass_over_converted_model(name, converter):
     apply, training, modes = PASSES[name]

@@ -70,7 +70,9 @@ def process_state():
         signal.signal(number, handler)
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize(
+    "part", [0, *(pytest.param(part, marks=pytest.mark.exhaustive) for part in (1, 2, 3))]
+)
 def test_random_command_lines_end_in_0_or_2(
     main, tmp_path, monkeypatch, capsys, process_state, part
 ):
