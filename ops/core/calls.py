@@ -8,6 +8,7 @@ from torch.fx import Proxy
 
 from ops.core import check, windows
 from ops.core.gradient import as_tuple
+from ops.core.sharding import register_strategies
 from ops.core.torch_private import OpOverload, make_caller, name_of, schema_of
 from ops.core.tracing import record_call
 
@@ -68,6 +69,8 @@ def public(
             return (call_in_python if is_dynamo_compiling() else call_in_cpp)(*args)
         except Exception:
             check_arguments(*args)
+            if register_strategies(args):  # the first call with a DTensor
+                return call(*args)
             raise
 
     return call

@@ -158,3 +158,20 @@ def onnx_argument(value: Any, kind: str) -> Any:
     from torch.onnx import symbolic_helper
 
     return symbolic_helper._parse_arg(value, kind)  # type: ignore[arg-type]
+
+
+def register_sharding_strategy(op: OpOverload, strategy: Callable[..., Any]) -> None:
+    """Register a sharding strategy of DTensor; see torch's register_sharding.
+
+    That function caches a strategy without the lists of integers among the arguments, such as
+    strides, so that a call with others would get its sizes.
+    """
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
+    from torch.distributed.tensor.experimental import register_sharding
+
+    register_sharding(op)(strategy)
+    kinds = [str(argument.type) for argument in schema_of(op).arguments]
+    first = next((i for i, kind in enumerate(kinds) if "Tensor" not in kind), len(kinds))
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    propagator.op_to_schema_info[op] = RuntimeSchemaInfo(first, needs_pytree=True)

@@ -1,0 +1,77 @@
+"""DTensor: two processes compute what one computes, for every placement of the first argument."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ops.core.registration import _gradients
+from ops.core.sharding import _STRATEGIES
+from ops.core.torch_private import name_of
+from tests.ops.operators import OPERATORS
+from tests.ops.tensors import inputs
+
+pytestmark = pytest.mark.skipif(not dist.is_available(), reason="needs torch.distributed")
+
+
+def test_every_operator_has_a_strategy():
+    assert set(_STRATEGIES) == {name_of(op) for op in _gradients}
+
+
+def test_two_processes_match_one():
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*command, "-m", "tests.ops.test_sharding"],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"{len(OPERATORS)} operators" in done.stdout
+
+
+def compare(op, case, placement):
+    """Compare outputs and gradients of a call on DTensors with those on plain tensors."""
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
+    plain = inputs(case, torch.float64, requires_grad=True)
+    placements = [placement, *[Replicate()] * (len(plain) - 1)]
+    sharded = [
+        distribute_tensor(x.detach(), mesh, [p]).requires_grad_()
+        for x, p in zip(plain, placements, strict=True)
+    ]
+    results = []
+    for tensors in (plain, sharded):
+        outputs = op.function(*tensors, **case.kwargs)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        torch.manual_seed(0)
+        grads = [torch.randn(y.shape, dtype=y.dtype) for y in outputs]
+        if tensors is sharded:
+            grads = [distribute_tensor(grad, mesh, [Replicate()]) for grad in grads]
+        torch.autograd.backward(outputs, grads)
+        results.append([*outputs, *(x.grad for x in tensors)])
+    for expected, result in zip(*results, strict=True):
+        torch.testing.assert_close(result.full_tensor(), expected)
+
+
+def main():
+    """Compare all operators in one of the processes."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    dist.init_process_group("gloo")
+    for op in OPERATORS:
+        case = op.cases[0]
+        for dim in range(len(case.shapes[0])):
+            compare(op, case, Shard(dim))
+        compare(op, case, Replicate())
+    print(len(OPERATORS), "operators")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
