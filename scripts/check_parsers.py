@@ -11,7 +11,7 @@ import sys
 import time
 from importlib.metadata import version
 
-COMMANDS = ("train", "predict", "export_onnx", "draw", "report")
+COMMANDS = ("train", "predict", "export_onnx", "export_pt2", "draw", "report")
 WITH_HYDRA = COMMANDS[:-1]
 # Commands, arguments, the exit code, and a part of the output.
 CASES = [

@@ -210,6 +210,15 @@ class ExportConfig(UseConfig):
 
 
 @dataclass(config=FORBID)
+class Pt2Config(UseConfig):
+    """The configuration of `python -m app.export_pt2`."""
+
+    file: Path | None = None
+    preprocess: StrictBool = False
+    postprocess: StrictBool = False
+
+
+@dataclass(config=FORBID)
 class DrawConfig(UseConfig):
     """The configuration of `python -m app.draw`."""
 

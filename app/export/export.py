@@ -3,7 +3,8 @@
 import json
 import logging
 import shlex
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,9 +47,7 @@ def export(cfg: ExportConfig) -> None:
 
 def _export_file(cfg: ExportConfig, path: Path, original: TorchPredictor, test: Split) -> None:
     """Export to one file in one layout; write it only if its parity check passes."""
-    with ExitStack() as log:  # silences exporter and quantizer
-        log.callback(logging.disable, logging.root.manager.disable)
-        logging.disable(logging.WARNING)
+    with silenced():
         model = build_graph(original, cfg)
         if cfg.quantize:
             root = data_root(original.folder, cfg.data.root)
@@ -83,6 +82,17 @@ def _export_file(cfg: ExportConfig, path: Path, original: TorchPredictor, test: 
 def files(cfg: ExportConfig, path: Path) -> list[Path]:
     """Return the file of each layout."""
     return [path, path.with_stem(f"{path.stem}-standard")][: len(layouts(cfg))]
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """Discard warnings that exporters and compilers log."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def check_settings(cfg: ExportConfig) -> None:

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from app.config.schema import DrawConfig, ExportConfig, PredictConfig, TrainConfig, format_value
+from app.config.schema import (
+    DrawConfig,
+    ExportConfig,
+    PredictConfig,
+    Pt2Config,
+    TrainConfig,
+    format_value,
+)
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -37,6 +44,7 @@ def test_defaults_in_the_table(commands, key, default):
         "train": TrainConfig,
         "predict": PredictConfig,
         "export_onnx": ExportConfig,
+        "export_pt2": Pt2Config,
         "draw": DrawConfig,
     }
     for command in commands:
@@ -56,7 +64,7 @@ def test_every_setting_is_in_the_table():
                 yield prefix + item.name
 
     listed = {key for _, key, _ in settings()}
-    for schema in (TrainConfig, PredictConfig, ExportConfig, DrawConfig):
+    for schema in (TrainConfig, PredictConfig, ExportConfig, Pt2Config, DrawConfig):
         assert set(keys(schema())) - {"data.name", "model.name", "optim.name"} <= listed
 
 

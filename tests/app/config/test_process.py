@@ -51,7 +51,7 @@ def test_any_name_can_be_printed(tmp_path, encoding):
     )
 
 
-@pytest.mark.parametrize("command", ["train", "predict", "export_onnx", "report"])
+@pytest.mark.parametrize("command", ["train", "predict", "export_onnx", "export_pt2", "report"])
 def test_argument_in_another_encoding_is_a_usage_error(tmp_path, monkeypatch, command):
     for name, value in ASCII.items():
         monkeypatch.setenv(name, value)

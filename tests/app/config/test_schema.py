@@ -18,6 +18,7 @@ from app.config.schema import (
     LLTMConfig,
     OptimConfig,
     PredictConfig,
+    Pt2Config,
     SeparableConfig,
     TrainConfig,
     TrainerConfig,
@@ -30,7 +31,12 @@ from app.training.step import TrainStep
 from tests.app.networks import TINY
 
 ROOT = Path(__file__).parents[3]
-SCHEMAS = {"train": TrainConfig, "predict": PredictConfig, "export_onnx": ExportConfig}
+SCHEMAS = {
+    "train": TrainConfig,
+    "predict": PredictConfig,
+    "export_onnx": ExportConfig,
+    "export_pt2": Pt2Config,
+}
 
 
 def compose_config(command, *overrides):
@@ -188,7 +194,7 @@ def test_command_line_imports_no_heavy_packages():
     assert done.stdout.strip() == "set()"
 
 
-@pytest.mark.parametrize("schema", [PredictConfig, ExportConfig, DrawConfig])
+@pytest.mark.parametrize("schema", [PredictConfig, ExportConfig, Pt2Config, DrawConfig])
 def test_latest_checkpoint_is_that_of_the_newest_run(schema):
     assert from_mapping(schema, {"checkpoint": "latest"}).checkpoint is None
     assert from_mapping(schema, {"checkpoint": "./latest"}).checkpoint == "./latest"

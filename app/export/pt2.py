@@ -1,0 +1,114 @@
+"""Compile a checkpoint by AOTInductor, for C++ programs without Python."""
+
+import platform
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from app.config.errors import RunError, UserError, check_writable, one_line
+from app.config.schema import ExportConfig, Pt2Config
+from app.data.datasets import load_test_split
+from app.export.export import silenced
+from app.export.graph import BATCH, VERSIONS, Deployment
+from app.export.parity import Parity, check_parity, compare
+from app.inference.predictor import Predictor, TorchPredictor, load_torch
+from app.inference.preprocess import SIDE
+from app.models import describe_model
+from app.runs.files import write_atomically
+from app.runs.folder import data_root, find_checkpoint
+
+BATCH_SIZE = 1000
+
+
+@dataclass(eq=False)
+class Pt2Predictor(Predictor):
+    """A compiled network, loaded by PyTorch."""
+
+    path: Path
+    takes_pixels: bool
+
+    @torch.no_grad()
+    def compute_logits(self, images: Tensor) -> Tensor:
+        """See `Predictor.compute_logits`."""
+        network = torch._inductor.aoti_load_package(str(self.path))
+        inputs = images if self.takes_pixels else self.normalize(images)
+        outputs = (network(part) for part in inputs.split(BATCH_SIZE))
+        return torch.cat([y if isinstance(y, Tensor) else y[0] for y in outputs])
+
+
+def export_pt2(cfg: Pt2Config) -> None:
+    """Compile a checkpoint for the CPU; write file and card if it agrees with torch.
+
+    Raise a UserError for unusable settings, a RunError if the compiler fails or the compiled
+    network differs.
+    """
+    original = load_torch(cfg.checkpoint or find_checkpoint(cfg.outputs))
+    original.any_size = False  # of the file
+    path = Path(cfg.file or original.folder / "model.pt2")
+    card = path.with_name(f"{path.stem}-pt2.md")
+    if path.suffix != ".pt2":
+        raise UserError(f"file={path}: must end with .pt2")
+    setting = f"file={path}" if cfg.file else f"checkpoint={path.parent}"
+    check_writable(path.parent, setting)
+    if folders := [file for file in (path, card) if file.is_dir()]:
+        raise UserError(f"file={path}: {folders[0]} is a folder")
+    if card.exists() and not card.read_bytes().startswith(f"# {path.name}\n".encode()):
+        raise UserError(f"file={path}: {card} is not a card and would be overwritten")
+    test = load_test_split(original.dataset, data_root(original.folder, cfg.data.root))
+    with tempfile.TemporaryDirectory() as folder:
+        package = Path(folder) / path.name
+        with silenced():
+            compile_network(original, cfg, package)
+        common = {name: getattr(original, name) for name in Predictor.__dataclass_fields__}
+        compiled = Pt2Predictor(**common, path=package, takes_pixels=cfg.preprocess)
+        parity = compare(compiled, original, test)
+        try:
+            check_parity(parity, exact=True)
+        except RunError as error:
+            raise RunError(f"{path} is not written: {error}") from error
+        content = package.read_bytes()
+    write_atomically(path, content)
+    write_atomically(card, write_card(path.name, content, original, cfg, parity).encode())
+    print(f"compiled and torch: {parity}\nwrote {path}\nwrote {card}")
+
+
+def compile_network(original: TorchPredictor, cfg: Pt2Config, package: Path) -> None:
+    """Write the compiled network, with dynamic batch size, to `package`."""
+    settings = ExportConfig(preprocess=cfg.preprocess, postprocess=cfg.postprocess)
+    module = Deployment(original, settings).eval()
+    dtype = torch.uint8 if cfg.preprocess else torch.float32
+    example = torch.zeros(2, 1, SIDE, SIDE, dtype=dtype)
+    sizes = ({0: torch.export.Dim(BATCH)},)
+    try:
+        program = torch.export.export(module, (example,), dynamic_shapes=sizes)
+        torch._inductor.aoti_compile_and_package(program, package_path=str(package))
+    except Exception as error:  # compilers fail in many ways
+        raise RunError(f"AOTInductor cannot compile the network: {one_line(error)}") from error
+
+
+def write_card(
+    name: str, content: bytes, original: TorchPredictor, cfg: Pt2Config, parity: Parity
+) -> str:
+    """Return the card of the compiled file as Markdown."""
+    image = "uint8 pixels, 0 to 255, bright on black"
+    if not cfg.preprocess:
+        image = f"float32, (pixels / 255 - {original.mean:.6f}) / {original.std:.6f}"
+    outputs = "logits" + (", probabilities, class" if cfg.postprocess else "")
+    facts = {
+        "file": f"{len(content):,} bytes, for {platform.machine()} processors like this one",
+        "needs": f"libtorch {VERSIONS['torch']}, and the operators' library ops/_C.abi3.so",
+        "input": f"[batch, 1, {SIDE}, {SIDE}] {image}",
+        "outputs": f"{outputs}; classes: {', '.join(original.classes)}",
+        "accuracy": f"{parity.accuracy:.2%} of {parity.images:,} test images",
+        "parity": str(parity),
+    }
+    lines = [
+        f"# {name}\n\n{describe_model(original.config)}, trained on {original.dataset}.\n",
+        "| | |\n| --- | --- |",
+        *(f"| {key} | {value} |" for key, value in facts.items()),
+        "\n`scripts/run_pt2.cpp` is a C++ program that runs it without Python.\n",
+    ]
+    return "\n".join(lines)

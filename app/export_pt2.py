@@ -1,0 +1,16 @@
+"""Command: compile a network for C++ programs without Python."""
+
+from app.config.cli import hydra_main
+from app.config.schema import Pt2Config
+
+
+@hydra_main("export_pt2", Pt2Config)
+def main(cfg: Pt2Config) -> None:
+    """Compile a trained model by AOTInductor and check the result."""
+    from app.export.pt2 import export_pt2
+
+    export_pt2(cfg)
+
+
+if __name__ == "__main__":
+    main()
