@@ -11,6 +11,7 @@ Environment variables:
                            without a GPU "8.0;9.0+PTX").
     CUDA_HOME              the CUDA toolkit (default: that of nvcc on PATH, or /usr/local/cuda).
     DEBUG=1                no optimisation, debug symbols.
+    ONLY_EAGER=1           build only _C_eager, to add to a wheel (scripts/wheel.sh).
     MAX_JOBS               parallel compiler processes.
 """
 
@@ -232,7 +233,9 @@ extensions = [
     extension(CppExtension, "ops._C", cpu_sources, cxx=cxx_flags),
 ]
 extensions[0].optional = torch_version > TORCH_TESTED
-if cuda:
+if flag("ONLY_EAGER"):
+    del extensions[1:]
+elif cuda:
     extensions.append(
         extension(
             CUDAExtension,

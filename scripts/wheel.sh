@@ -2,11 +2,13 @@
 # Builds a wheel into dist/, audits it, and runs the operators' examples of README.md and
 # docs/operators.md with it, in an environment that has only PyTorch and NumPy.
 #
-#   scripts/wheel.sh [torch==VERSION]     PyTorch of that environment (default: the newest)
+#   scripts/wheel.sh [VERSION...]
 #
-# With nvcc it has CUDA kernels, for TORCH_CUDA_ARCH_LIST or 8.0;9.0+PTX.
+# The wheel runs beside every PyTorch from 2.10 on. It has the library for autograd and calls in C++
+# of the PyTorch in .venv, and of each VERSION, such as 2.13.0, which is installed for this; beside
+# other versions Python does that work. With nvcc it has CUDA kernels, for TORCH_CUDA_ARCH_LIST or
+# 8.0;9.0+PTX.
 set -euo pipefail
-beside=${1:-torch}
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" tools
 
 make_work_folder
@@ -45,9 +47,20 @@ rm -f dist/lenet_ops-*.whl
 step "Building the wheel" python -m pip wheel -v --disable-pip-version-check \
   --no-build-isolation --no-deps --wheel-dir dist .
 wheel=$(echo "$PWD"/dist/lenet_ops-*.whl)
+for version in "$@"; do
+  make_environment "$work/$version" "torch==$version" -r requirements/build.txt numpy
+  step "Building the library for torch $version" env USE_CUDA=0 ONLY_EAGER=1 \
+    "$work/$version/bin/python" setup.py build_ext --build-lib "$work/eager/$version"
+  rm -rf "${work:?}/$version"
+done
+if [ $# -gt 0 ]; then
+  python -m wheel unpack --dest "$work/contents" "$wheel"
+  cp "$work"/eager/*/ops/_C_eager_*.so "$work"/contents/*/ops/
+  python -m wheel pack --dest-dir dist "$work"/contents/*
+fi
 audit "$wheel"
 
-make_environment "$work/env" "$beside" "$wheel"
+make_environment "$work/env" torch "$wheel"
 cp README.md docs/operators.md scripts/run_examples.py "$work"
 cd "$work"
 env/bin/python -c 'import ops, torch; print(f"{ops.__file__} beside torch {torch.__version__}")'

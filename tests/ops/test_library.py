@@ -148,3 +148,14 @@ def test_damaged_eager_library_gives_a_warning(tmp_path):
     result = import_ops(tmp_path, after=RECORD)
     assert "Python does their work" in result.stderr
     assert result.stdout.splitlines() == ["gelu_functionBackward", "torch.float32 True"]
+
+
+def test_loaded_libraries_are_printed():
+    code = "import ops, runpy; runpy.run_module('ops', run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    first, *lines = done.stdout.splitlines()
+    assert first.startswith(f"torch {torch.__version__}, CPU capability ")
+    assert re.match(r"CPU kernels: .*/ops/_C\..*so$", lines[0])
+    assert lines[1].startswith("autograd, autocast and calls in C++: ")
+    eager = hasattr(torch.ops.lenet_ops_eager, "register_autograd")
+    assert lines[1].endswith(".so") == eager
