@@ -11,6 +11,15 @@ TOLERANCE = 1e-4  # largest difference of the logits
 # Largest loss of accuracy in int8 on the first 1,000 images; the export allows 0.002 on all 10,000.
 LOSABLE = 0.005
 IMAGES = {"onnx reference evaluator": 100}  # slow; all images in the others
+# In these networks layers of others are combined anew.
+COMBINED = ("relu-standard", "relu-depthwise", "gelu-standard", "ncrelu-depthwise")
+each_kind = pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=[pytest.mark.exhaustive] if kind in COMBINED else [])
+        for kind in KINDS
+    ],
+)
 FLOAT = [(runtime, layout) for runtime in LAYOUTS for layout in ("function", "standard")]
 
 
@@ -27,7 +36,7 @@ def run_runtime(tmp_path_factory, tmp_path):
     return run_case
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_kind
 @pytest.mark.parametrize(
     ("runtime", "layout"), [(r, layout) for r, layout in FLOAT if layout in LAYOUTS[r]]
 )
@@ -39,7 +48,7 @@ def test_logits_match_torch(run_runtime, runtime, layout, kind):
     np.testing.assert_allclose(logits, expected, atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each_kind
 @pytest.mark.parametrize("runtime", [r for r in LAYOUTS if "int8" in LAYOUTS[r]])
 def test_int8_keeps_the_accuracy(run_runtime, runtime, kind):
     case, logits = run_runtime(runtime, kind, "int8")
