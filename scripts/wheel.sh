@@ -11,6 +11,7 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" tools
 
+unset PYTHONPATH # would find the sources
 make_work_folder
 
 # Shared libraries of the environment that a wheel may link: PyTorch's, CUDA's and the system's.
@@ -28,7 +29,16 @@ audit() {
       fail "${library##*/} links the libraries above, which neither PyTorch nor CUDA provides"
     fi
   done
-  python -m auditwheel show "$wheel"
+  python -m auditwheel show "$wheel" | tee "$work/tags"
+}
+
+# Gives the wheel the tag of the oldest glibc whose symbols it uses.
+set_platform() {
+  local tag
+  tag=$(grep -oE '"manylinux_[0-9]+_[0-9]+_[a-z0-9_]+"' "$work/tags" | head -n 1 | tr -d '"')
+  if [ -n "$tag" ]; then
+    python -m wheel tags --remove --platform-tag "$tag" "$1"
+  fi
 }
 
 # Prints the shared libraries that a library links.
@@ -59,6 +69,8 @@ if [ $# -gt 0 ]; then
   python -m wheel pack --dest-dir dist "$work"/contents/*
 fi
 audit "$wheel"
+set_platform "$wheel"
+wheel=$(echo "$PWD"/dist/lenet_ops-*.whl)
 
 make_environment "$work/env" torch "$wheel"
 cp README.md docs/operators.md scripts/run_examples.py "$work"
