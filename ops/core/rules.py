@@ -84,15 +84,11 @@ def linear(op: OpOverload, transpose: OpOverload | Callable[..., Tensor]) -> Par
     def backward(args: Any, grads: Any, needed: Any) -> tuple[Tensor]:
         return (transpose(grads[0], *args[1:]),)
 
-    return {"backward": backward, "linear": True, "jvp": jvp}
+    return {"backward": backward, "jvp": jvp}
 
 
 def folded(
-    op: OpOverload,
-    batch_dims: Dims,
-    out_dims: Dims,
-    mask: bool = False,
-    limit: int | None = None,
+    op: OpOverload, batch_dims: Dims, out_dims: Dims, mask: bool = False
 ) -> Callable[..., Any]:
     """Return a vmap rule that folds the mapped dimension into an existing dimension.
 
@@ -103,7 +99,6 @@ def folded(
         out_dims: for each output, the folded dimension. None: the output is a sum over the batch,
             such as a parameter's gradient.
         mask: whether the last argument is a mask of the outputs to compute.
-        limit: maximum size of a folded dimension; a larger batch is computed in chunks.
 
     The rule calls the operator once per sample if a parameter is mapped or a sum over the batch is
     needed.
@@ -120,15 +115,7 @@ def folded(
             if dim is not None and args[i] is not None:
                 (x,) = batch_first(info, in_dims[i : i + 1], args[i])
                 inputs[i] = x.movedim(0, dim).flatten(dim, dim + 1)
-        largest = max(
-            (x.shape[d] // info.batch_size for d, x in zip(batch_dims, inputs, strict=False) if d),
-            default=1,
-        )
-        samples = info.batch_size if limit is None else max(1, limit // max(1, largest))
-        if samples < info.batch_size:
-            results = _call_in_chunks(op, info.batch_size, samples, inputs, batch_dims, out_dims)
-        else:
-            results = op(*inputs)
+        results = op(*inputs)
         outputs: list[Tensor] = []
         dims: list[int] = []
         for y, dim, wanted in zip(as_tuple(results), out_dims, needed, strict=True):
@@ -143,27 +130,6 @@ def folded(
         return outputs[0], dims[0]
 
     return rule
-
-
-def _call_in_chunks(
-    op: OpOverload, batch: int, samples: int, inputs: Sequence[Any], dims: Dims, out_dims: Dims
-) -> Any:
-    """Call `op` on chunks of `samples` folded samples; concatenate the outputs."""
-    parts = []
-    for start in range(0, batch, samples):
-        count = min(samples, batch - start)
-        args = list(inputs)
-        for i, dim in enumerate(dims):
-            if dim is not None and args[i] is not None:
-                size = args[i].shape[dim] // batch
-                args[i] = args[i].narrow(dim, start * size, count * size)
-        parts.append(op(*args))
-    if isinstance(parts[0], Tensor):
-        return torch.cat(parts, out_dims[0] or 0)
-    return tuple(
-        outputs[0] if dim is None or outputs[0].numel() == 0 else torch.cat(outputs, dim)
-        for outputs, dim in zip(zip(*parts, strict=True), out_dims, strict=True)
-    )
 
 
 def batch_first(info: Any, in_dims: Dims, *tensors: Tensor) -> list[Tensor]:

@@ -5,16 +5,6 @@
 
 namespace ops {
 
-// Max pooling stores the tap of each maximum, its row-major index in the window: as uint8 in
-// windows of fewer than kByteTaps pixels, else as int64. kNoTap (uint8: 255): all pixels are
-// padding.
-constexpr int64_t kByteTaps = 256;
-constexpr int kNoTap = -1;
-
-inline ScalarType tap_dtype(int64_t taps) {
-  return taps < kByteTaps ? ScalarType::Byte : ScalarType::Long;
-}
-
 struct Windows {
   int64_t h, w;          // input
   int64_t out_h, out_w;  // output

@@ -16,9 +16,6 @@ Size = int | tuple[int, int]
 Tangents = tuple[Tensor | None, ...]
 
 _MAX_VALUE = 2**31  # kMaximum in windows.h: larger values could overflow sums of sizes
-_MAX_CHANNELS = 65_535  # maximum gridDim.y in CUDA
-_BYTE_TAPS = 255  # kByteTaps - 1 in windows.h: largest pooling window with uint8 indices
-_NO_TAP = {torch.uint8: 255, torch.int64: -1}  # kNoTap: index of a window of padding alone
 _MIN_VALUE = {"kernel_size": 1, "stride": 1, "padding": 0, "dilation": 1}
 
 
@@ -99,37 +96,6 @@ def output_size(
     return outputs
 
 
-def index_type(pool: Sequence[int]) -> torch.dtype:
-    """Return the dtype of max pooling indices: uint8 up to 255 taps, else int64."""
-    return torch.uint8 if pool[0] * pool[1] <= _BYTE_TAPS else torch.int64
-
-
-def gather(
-    image: Tensor,
-    taps: Tensor,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-) -> Tensor:
-    """Gather the pixels of `image` at `taps`, each in its window; differentiable to any order.
-
-    A window of padding alone has none, and gets 0.
-    """
-    padding_alone = taps == _NO_TAP[taps.dtype]
-    tap = taps.long()
-    starts = [
-        torch.arange(count, device=image.device) * s - p
-        for count, s, p in zip(taps.shape[2:], stride, padding, strict=True)
-    ]
-    row = tap // kernel_size[1] * dilation[0] + starts[0][:, None]
-    column = tap % kernel_size[1] * dilation[1] + starts[1]
-    pixel = (row * image.shape[3] + column).masked_fill(padding_alone, 0)
-    flat = (*image.shape[:2], -1)  # flatten has no vmap rule in forward mode
-    values = image.reshape(flat).gather(2, pixel.reshape(flat)).reshape(taps.shape)
-    return values.masked_fill(padding_alone, 0)
-
-
 def select(op: str, mask: Sequence[bool], *grads: Tensor) -> tuple[Tensor, ...]:
     """Return `grads`, those that `mask` excludes as tensors of shape [0]."""
     if len(mask) != len(grads):
@@ -161,7 +127,6 @@ def register_bilinear(
             returns the output height and width.
         batch_dims: the dimension of input, weight and bias that vmap folds the batch into.
     """
-    limit = _MAX_CHANNELS if batch_dims[0] == 1 else None
     count = len(schema_of(op_backward).returns)  # gradients: input, weight and, if any, bias
 
     def fake(input: Tensor, weight: Tensor, *rest: Any) -> Tensor:
@@ -262,7 +227,7 @@ def register_bilinear(
         fake=fake,
         backward=op_backward,
         jvp=jvp,
-        vmap=folded(op, batch_dims, batch_dims[:1], limit=limit),
+        vmap=folded(op, batch_dims, batch_dims[:1]),
         autocast=REGION,
         flops=flops,
     )
@@ -271,8 +236,6 @@ def register_bilinear(
         fake=fake_backward,
         backward=backward_of_backward,
         jvp=jvp_of_backward,
-        vmap=folded(
-            op_backward, (batch_dims[0], *batch_dims[:2]), batch_dims, mask=True, limit=limit
-        ),
+        vmap=folded(op_backward, (batch_dims[0], *batch_dims[:2]), batch_dims, mask=True),
         flops=flops_backward,
     )

@@ -16,6 +16,8 @@ _pool = torch.ops.lenet_ops.max_pool2d.default
 _pool_backward = torch.ops.lenet_ops.max_pool2d_backward.default
 
 _MAX_TAPS = 2**31  # largest kH·kW
+_BYTE_TAPS = 255  # kByteTaps - 1 in op.h: largest window with uint8 indices
+_NO_TAP = {torch.uint8: 255, torch.int64: -1}  # kNoTap: index of a window of padding alone
 
 
 def max_pool2d(
@@ -116,10 +118,14 @@ def _output_size(op: str, height: Any, width: Any, *arguments: Any) -> list[int]
     return size
 
 
+def _index_type(kernel_size: Sequence[int]) -> torch.dtype:
+    return torch.uint8 if kernel_size[0] * kernel_size[1] <= _BYTE_TAPS else torch.int64
+
+
 def _fake(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     windows.check_image("max_pool2d", input)
     out = layout.resized(input, *_output_size("max_pool2d", *input.shape[2:], *arguments))
-    return out, torch.empty_like(out, dtype=windows.index_type(arguments[0]))
+    return out, torch.empty_like(out, dtype=_index_type(arguments[0]))
 
 
 def _fake_backward(grad_output: Tensor, indices: Tensor, *arguments_and_image: Any) -> Tensor:
@@ -128,18 +134,41 @@ def _fake_backward(grad_output: Tensor, indices: Tensor, *arguments_and_image: A
     windows.check_image(op, grad_output, "grad_output")
     shape = (*grad_output.shape[:2], *_output_size(op, height, width, *arguments))
     check.same(op, "grad_output", grad_output, shape, grad_output.dtype)
-    check.same(op, "indices", indices, shape, windows.index_type(arguments[0]))
+    check.same(op, "indices", indices, shape, _index_type(arguments[0]))
     return layout.empty(grad_output, (*shape[:2], height, width), channels_last)
+
+
+def _gather(
+    image: Tensor,
+    taps: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    *_: Any,
+) -> Tensor:
+    """Gather the pixels of `image` at `taps`, each in its window; differentiable to any order.
+
+    A window of padding alone has none, and gets 0.
+    """
+    padding_alone = taps == _NO_TAP[taps.dtype]
+    tap = taps.long()
+    starts = [
+        torch.arange(count, device=image.device) * s - p
+        for count, s, p in zip(taps.shape[2:], stride, padding, strict=True)
+    ]
+    row = tap // kernel_size[1] * dilation[0] + starts[0][:, None]
+    column = tap % kernel_size[1] * dilation[1] + starts[1]
+    pixel = (row * image.shape[3] + column).masked_fill(padding_alone, 0)
+    flat = (*image.shape[:2], -1)  # flatten has no vmap rule in forward mode
+    values = image.reshape(flat).gather(2, pixel.reshape(flat)).reshape(taps.shape)
+    return values.masked_fill(padding_alone, 0)
 
 
 def _jvp(
     args: Sequence[Any], outputs: Sequence[Tensor], tangents: Sequence[Tensor | None]
 ) -> tuple[Tensor, None]:
-    return windows.gather(cast(Tensor, tangents[0]), outputs[1], *args[1:5]), None
-
-
-def _transpose(grad: Tensor, indices: Tensor, *windows_and_image: Any) -> Tensor:
-    return windows.gather(grad, indices, *windows_and_image[:4])
+    return _gather(cast(Tensor, tangents[0]), outputs[1], *args[1:5]), None
 
 
 register(
@@ -151,7 +180,7 @@ register(
 )
 register(
     _pool_backward,
-    **linear(_pool_backward, _transpose),
+    **linear(_pool_backward, _gather),
     fake=_fake_backward,
     vmap=folded(_pool_backward, (0, 0), (0,)),
 )

@@ -7,13 +7,18 @@
 
 namespace ops::max_pool2d {
 
+// The tap of a maximum, its row-major index in the window, is stored as uint8 in windows of fewer
+// than kByteTaps pixels, else as int64. kNoTap (uint8: 255): all pixels are padding.
+constexpr int64_t kByteTaps = 256;
+constexpr int kNoTap = -1;
+
 struct Geometry : Windows {
   int64_t n, c;
   bool channels_last;  // of input, output, indices and gradients
 
   int64_t taps() const { return kernel_h * kernel_w; }
   int64_t outputs() const { return n * c * out_h * out_w; }
-  ScalarType index_type() const { return tap_dtype(taps()); }
+  ScalarType index_type() const { return taps() < kByteTaps ? ScalarType::Byte : ScalarType::Long; }
 };
 
 // Arguments of the operator.
