@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.fx import Proxy
 
@@ -14,6 +14,7 @@ from ops.core.calls import public
 from ops.core.composition import composed
 from ops.core.registration import register
 from ops.core.rules import folded
+from ops.core.torch_private import NormBase
 from ops.core.tracing import is_traced_to_graph, record_leaf
 
 _NAME = "batch_norm_act2d"
@@ -121,7 +122,7 @@ _call = public(batch_norm_act2d, _norm, check_values=_check_values, fallback=_fa
 torch.fx.wrap("batch_norm_act2d")  # one node in torch.fx graphs
 
 
-class BatchNormAct2d(nn.Module):
+class BatchNormAct2d(NormBase):
     """Apply :func:`batch_norm_act2d`, with parameters and buffers of ``nn.BatchNorm2d``.
 
     State dicts interchange with ``nn.BatchNorm2d``. The class is not a subclass: functions that
@@ -143,13 +144,6 @@ class BatchNormAct2d(nn.Module):
         dtype: dtype of the parameters and buffers.
     """
 
-    _version = 2  # as nn.BatchNorm2d: version 1 has no num_batches_tracked
-    weight: nn.Parameter | None
-    bias: nn.Parameter | None
-    running_mean: Tensor | None
-    running_var: Tensor | None
-    num_batches_tracked: Tensor | None
-
     def __init__(
         self,
         num_features: int,
@@ -162,35 +156,17 @@ class BatchNormAct2d(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
         _index_of(activation)
-        self.num_features, self.activation = num_features, activation
-        self.eps, self.momentum = eps, momentum
-        self.affine, self.track_running_stats = affine, track_running_stats
-        for name in ("weight", "bias"):
-            channels = torch.empty(num_features, device=device, dtype=dtype)
-            self.register_parameter(name, nn.Parameter(channels) if affine else None)
-        for name in ("running_mean", "running_var"):
-            channels = torch.empty(num_features, device=device, dtype=dtype)
-            self.register_buffer(name, channels if track_running_stats else None)
-        count = torch.tensor(0, device=device) if track_running_stats else None
-        self.register_buffer("num_batches_tracked", count)
-        self.reset_parameters()
-
-    def reset_running_stats(self) -> None:
-        """Set the running mean to 0, the running variance to 1 and the count of batches to 0."""
-        values = (self.running_mean, 0), (self.running_var, 1), (self.num_batches_tracked, 0)
-        for buffer, value in values:
-            if buffer is not None:
-                buffer.fill_(value)
-
-    def reset_parameters(self) -> None:
-        """Set the running statistics, the weight and the bias to their initial values."""
-        self.reset_running_stats()
-        if self.weight is not None:
-            nn.init.ones_(self.weight)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
+        super().__init__(
+            num_features,
+            eps=eps,
+            momentum=momentum,
+            affine=affine,
+            track_running_stats=track_running_stats,
+            device=device,
+            dtype=dtype,
+        )
+        self.activation = activation
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the activations of `input` [N, C, H, W]."""
@@ -206,17 +182,8 @@ class BatchNormAct2d(nn.Module):
             f"track_running_stats={self.track_running_stats}"
         )
 
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
-    ) -> None:
-        key = f"{prefix}num_batches_tracked"
-        if (local_metadata.get("version") or 1) < 2 and self.num_batches_tracked is not None:
-            count = self.num_batches_tracked
-            state_dict.setdefault(key, torch.tensor(0) if count.is_meta else count)
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 
-
-def apply_layer(layer: BatchNormAct2d | nn.BatchNorm2d, input: Tensor, activation: str) -> Tensor:
+def apply_layer(layer: NormBase, input: Tensor, activation: str) -> Tensor:
     """Apply batch normalisation with the state of `layer`, then an activation.
 
     The running statistics are updated as in ``nn.BatchNorm2d.forward``.
@@ -321,13 +288,7 @@ def _vmap(info: Any, in_dims: Sequence[int | None], *args: Any) -> Any:
     return outputs
 
 
-register(
-    _norm,
-    fake=_fake,
-    backward=_norm_backward,
-    **_derivatives,
-    vmap=_vmap,
-)
+register(_norm, fake=_fake, backward=_norm_backward, **_derivatives, vmap=_vmap)
 register(
     _norm_backward,
     fake=_fake_backward,

@@ -76,28 +76,10 @@ def public(
     return call
 
 
-def _integer(op: str, name: str, value: Any) -> Any:
-    """Return `value` as int: torch takes no NumPy integers."""
-    if type(value) is int:
-        return value
-    check.integer(op, name, value)
-    return int(value)
-
-
-def _boolean(op: str, name: str, value: Any) -> Any:
-    check.boolean(op, name, value)
-    return value
-
-
-def _number(op: str, name: str, value: Any) -> Any:
-    check.number(op, name, value)
-    return value
-
-
-# f(operator, argument, value) for each type of the schema, raises TypeError for another type.
+# f(operator, argument, value) for each type of the schema, returns the value or raises TypeError.
 _CONVERSIONS: dict[str, Callable[[str, str, Any], Any]] = {
-    "int": _integer,
-    "bool": _boolean,
-    "float": _number,
+    "int": check.integer,
+    "bool": check.boolean,
+    "float": check.number,
     "List[int]": windows.pair,
 }

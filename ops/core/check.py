@@ -63,16 +63,20 @@ def is_int(value: object) -> bool:
     return isinstance(value, _INTEGERS) and not isinstance(value, bool)
 
 
-def integer(op: str, name: str, value: object) -> None:
-    """Raise TypeError unless `value` is an int."""
+def integer(op: str, name: str, value: Any) -> int:
+    """Return `value` as int (torch takes no NumPy integers); raise TypeError if it is none."""
+    if type(value) is int:
+        return value
     if not is_int(value):
         raise TypeError(f"{op}: {name} must be int, not {type(value).__name__}")
+    return int(value)
 
 
-def number(op: str, name: str, value: object) -> None:
-    """Raise TypeError unless `value` is a real number."""
+def number(op: str, name: str, value: Any) -> Any:
+    """Return `value`; raise TypeError unless it is a real number."""
     if not isinstance(value, Real):
         raise TypeError(f"{op}: {name} must be float, not {type(value).__name__}")
+    return value
 
 
 def positive(op: str, name: str, value: Any) -> None:
@@ -82,12 +86,13 @@ def positive(op: str, name: str, value: Any) -> None:
         raise ValueError(f"{op}: {name} must be at least 1, got {value}")
 
 
-def boolean(op: str, name: str, value: object) -> None:
-    """Raise TypeError unless `value` is a bool; a misplaced device or dtype would be truthy."""
+def boolean(op: str, name: str, value: Any) -> bool:
+    """Return `value`; raise TypeError unless it is a bool: a misplaced dtype would be truthy."""
     if not isinstance(value, bool):
         kind = type(value)
         given = kind.__name__ if kind.__name__ != "bool" else f"{kind.__module__}.bool"  # numpy's
         raise TypeError(f"{op}: {name} must be bool, not {given}")
+    return value
 
 
 def argument(op: str, name: str, valid: Any) -> None:

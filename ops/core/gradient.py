@@ -110,13 +110,13 @@ class FunctionGradient:
 
     grads = None  # all outputs are differentiable
 
-    def __init__(self, function: Callable[..., Any], linear: bool) -> None:
-        """Store f(args, grads, needed). If `linear`, it does not read args[0]."""
-        self.function, self.linear = function, linear
+    def __init__(self, function: Callable[..., Any]) -> None:
+        """Store f(args, grads, needed)."""
+        self.function = function
 
     def values(self, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> list[Any]:
         """Return what autograd saves: the arguments."""
-        return [None, *inputs[1:]] if self.linear else list(inputs)
+        return list(inputs)
 
     def call(
         self, values: Sequence[Any], grads: Optionals, needed: Sequence[bool]

@@ -27,7 +27,6 @@ def register(
     backward: OpOverload | Callable[..., Any],
     jvp: Callable[..., Any],
     vmap: Callable[..., Any],
-    linear: bool = False,
     autograd_variant: OpOverload | None = None,
     autocast: Autocast | None = None,
     flops: Callable[..., int] | None = None,
@@ -43,8 +42,6 @@ def register(
         backward: the gradient. A backward operator (see gradient.py), called in C++ if the eager
             library is loaded; or f(args, grads, needed), which returns gradients of the leading
             arguments.
-        linear: whether `op` is linear in its first argument. Autograd does not save it, and it is
-            None in the `args` of a function `backward`.
         jvp: f(args, outputs, tangents), returns one tangent for each output. A tangent is None
             if the argument is constant or the output not differentiable.
         vmap: f(info, in_dims, *args), returns outputs and their mapped dimensions.
@@ -71,7 +68,7 @@ def register(
         gradient = OperatorGradient(op, backward)
     else:
         _check_takes(op, "backward", backward, 3)
-        gradient = FunctionGradient(backward, linear)
+        gradient = FunctionGradient(backward)
     _gradients[op] = gradient
 
     torch.library.register_fake(op.name(), _checked_fake(op, fake))

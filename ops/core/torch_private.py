@@ -20,17 +20,18 @@ from torch._functorch.utils import (  # allows SingleLevelFunction in a transfor
 from torch._ops import OpOverload as OpOverload  # the type of torch.ops.x.y.default
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing  # private in effect
+from torch.nn.modules import batchnorm
 
 from ops.core.library import EAGER
 from ops.core.memory import convert_out_of_memory
+
+NormBase = batchnorm._NormBase  # the state of nn.BatchNorm2d without its type
 
 # Skip autograd and dispatch to the backend's kernel. The public equivalent exists only in C++.
 below_autograd: Callable[[], AbstractContextManager[None]] = torch._C._AutoDispatchBelowAutograd
 
 # Enable forward-mode AD, which torch.func disables while it runs a kernel.
 enable_forward_ad: Callable[[bool], AbstractContextManager[None]] = forward_ad._set_fwd_grad_enabled
-
-_BATCHED = torch._C._dispatch_key_parse("Batched")  # of is_grads_batched, not of torch.func.vmap
 
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 
@@ -73,11 +74,6 @@ def any_tangent(args: Iterable[Any]) -> bool:
     dense = (x for x in args if isinstance(x, Tensor) and x.layout is torch.strided)
     with disable_proxy_modes_tracing():  # else a traced graph holds the views of unpack_dual
         return any(unpack_dual(x).tangent is not None for x in dense)
-
-
-def is_batched(x: Tensor | None) -> bool:
-    """Return whether `x` is a batched gradient (is_grads_batched), which unpack_dual rejects."""
-    return x is not None and torch._C._dispatch_keys(x).has(_BATCHED)
 
 
 def below_autocast(device: str) -> AbstractContextManager[None]:

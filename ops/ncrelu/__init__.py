@@ -76,13 +76,8 @@ class NCReLU(nn.Module):
         return f"dim={self.dim}"
 
 
-def _check_dim(op: str, x: Tensor, dim: int) -> None:
-    check.argument(op, "input without dimensions", x.dim() > 0)
-    check.argument(op, "dim", -x.dim() <= dim < x.dim())
-
-
 def _fake(input: Tensor, dim: int, op: str = "ncrelu") -> Tensor:
-    _check_dim(op, input, dim)
+    check.argument(op, "dim", -input.dim() <= dim < input.dim())
     shape = list(input.shape)
     shape[dim] *= 2
     return layout.empty(input, shape, layout.is_channels_last(input))
