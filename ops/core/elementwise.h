@@ -7,13 +7,14 @@
 
 namespace ops {
 
-// A formula is a functor over T: float or double on CUDA, a vector of them (core/cpu/simd.h) on the
-// CPU. Both have +, -, *, /, <, >, exp, and the functions below.
+// A formula is a functor over T: double, float, a vector of them on the CPU (core/cpu/simd.h), and
+// FastFloat for 16-bit tensors on CUDA. All have +, -, *, /, <, >, exp, and the functions below.
 
-// Return e^(F x) for a std::ratio F.
+// Return e^(F x) for a std::ratio F. Vectors of float have an overload.
 template <typename F, typename T>
 OPS_FORMULA T exp_of_multiple(T x) {
-  return std::exp(T(static_cast<double>(F::num) / F::den) * x);
+  using std::exp;
+  return exp(T(static_cast<double>(F::num) / F::den) * x);
 }
 
 template <typename T>

@@ -72,30 +72,13 @@ inline std::vector<int64_t> strides_of(const std::vector<int64_t>& sizes, Memory
   return strides;
 }
 
-// Run call(), which allocates bytes() bytes on the device of `like`. The stable ABI loses the type
-// of an exception, so a failure is thrown as "cannot allocate N bytes on DEVICE"; memory.py or
-// eager/memory.h then repeats the allocation to raise PyTorch's own exception.
-template <typename Call, typename Bytes>
-Tensor allocate(const Tensor& like, const Call& call, const Bytes& bytes) {
-  try {
-    return call();
-  } catch (const std::exception& error) {
-    throw std::runtime_error(
-        message("cannot allocate ", bytes(), " bytes on ", device{like}, ": ", error.what()));
-  }
-}
-
 inline int32_t shim_dtype(ScalarType dtype) {
   return torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
 }
 
-inline int64_t element_size(ScalarType dtype) {
-  return aoti_torch_dtype_element_size(shim_dtype(dtype));
-}
-
 // Return the size of a dense tensor in bytes, at most 2⁶³ − 1.
 inline int64_t bytes_of(const int64_t* sizes, int64_t dim, ScalarType dtype) {
-  int64_t bytes = element_size(dtype);
+  int64_t bytes = aoti_torch_dtype_element_size(shim_dtype(dtype));
   for (int64_t d = 0; d < dim; ++d) {
     if (__builtin_mul_overflow(bytes, sizes[d], &bytes)) {
       return std::numeric_limits<int64_t>::max();
@@ -104,19 +87,32 @@ inline int64_t bytes_of(const int64_t* sizes, int64_t dim, ScalarType dtype) {
   return bytes;
 }
 
+// Run call(), which allocates a dense tensor on the device of `like`. The stable ABI loses the type
+// of an exception, so a failure is thrown as "cannot allocate N bytes on DEVICE"; memory.py or
+// eager/memory.h then repeats the allocation to raise PyTorch's own exception.
+template <typename Call>
+Tensor allocate(const Tensor& like, const int64_t* sizes, int64_t dim, ScalarType dtype,
+                const Call& call) {
+  try {
+    return call();
+  } catch (const std::exception& error) {
+    throw std::runtime_error(message("cannot allocate ", bytes_of(sizes, dim, dtype), " bytes on ",
+                                     device{like}, ": ", error.what()));
+  }
+}
+
 // Allocate a tensor on the device of `like`. Unlike torch::stable::empty, which looks up its
 // operator by name at every call, this costs no lookup.
 inline Tensor empty_strided(const Tensor& like, const int64_t* sizes, const int64_t* strides,
                             int64_t dim, ScalarType dtype) {
   int32_t device = 0;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device));
-  const auto call = [&] {
+  return allocate(like, sizes, dim, dtype, [&] {
     AtenTensorHandle out = nullptr;
     STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(dim, sizes, strides, shim_dtype(dtype),
                                                            device, like.get_device_index(), &out));
     return Tensor(out);
-  };
-  return allocate(like, call, [&] { return bytes_of(sizes, dim, dtype); });
+  });
 }
 
 inline Tensor empty(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype) {
@@ -147,19 +143,6 @@ inline Tensor empty_as(const Tensor& x) {
   return empty_strided(x, x.sizes().data(), x.strides().data(), x.dim(), x.scalar_type());
 }
 
-// Run call(), which returns a copy of x in `dtype`.
-template <typename Call>
-Tensor allocate_copy(const Tensor& x, ScalarType dtype, const Call& call) {
-  return allocate(x, call, [&] { return bytes_of(x.sizes().data(), x.dim(), dtype); });
-}
-
-// Return x in `dtype`: x itself, or a copy.
-inline Tensor to_dtype(const Tensor& x, ScalarType dtype) {
-  return x.scalar_type() == dtype
-             ? x
-             : allocate_copy(x, dtype, [&] { return torch::stable::to(x, dtype); });
-}
-
 template <typename T>
 const T* data_or_null(const std::optional<Tensor>& x) {
   return x ? x->const_data_ptr<T>() : nullptr;
@@ -170,6 +153,13 @@ const T* data_or_null(const std::optional<Tensor>& x) {
 inline Tensor copy_to(const Tensor& to, const Tensor& x) {
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_copy_(to.get(), x.get(), /*non_blocking=*/0));
   return to;
+}
+
+// Return x in `dtype`: x itself, or a contiguous copy.
+inline Tensor to_dtype(const Tensor& x, ScalarType dtype) {
+  return x.scalar_type() == dtype
+             ? x
+             : copy_to(empty(x, {x.sizes().begin(), x.sizes().end()}, dtype), x);
 }
 
 // Return x if it is contiguous in `format`, else a contiguous copy.
@@ -209,8 +199,9 @@ inline bool is_dense(const Tensor& x) {
 
 // Return x if it is dense, else a dense copy.
 inline Tensor dense(const Tensor& x) {
-  return is_dense(x) ? x
-                     : allocate_copy(x, x.scalar_type(), [&] { return torch::stable::clone(x); });
+  return is_dense(x) ? x : allocate(x, x.sizes().data(), x.dim(), x.scalar_type(), [&] {
+    return torch::stable::clone(x);
+  });
 }
 
 // Return x if it has the strides of `other` (dense, same shape), else a copy with these strides.
@@ -224,29 +215,15 @@ inline Tensor with_layout_of(const Tensor& x, const Tensor& other) {
 }
 
 // Return `gradient` with the strides of the parameter x if x is dense: those of
-// DistributedDataParallel's buckets, also along dimensions of size 1. A gradient that is not
-// needed, of shape [0], stays as it is.
+// DistributedDataParallel's buckets, also along dimensions of size 1. Allocate it as empty_as(x) if
+// x is contiguous: it is then not copied. A gradient of shape [0], not needed, stays as it is.
 inline Tensor in_strides_of(const Tensor& x, const Tensor& gradient) {
   if (gradient.dim() != x.dim() || gradient.numel() != x.numel()) {
     return gradient;
   }
-  const auto sizes = x.sizes(), strides = x.strides(), given = gradient.strides();
-  bool same = true, same_memory = true;
-  for (size_t d = 0; d < sizes.size(); ++d) {
-    const bool differs = strides[d] != given[d];
-    same = same && !differs;
-    same_memory = same_memory && !(differs && sizes[d] > 1);
-  }
-  if (same || !is_dense(x)) {
-    return gradient;
-  }
-  if (!same_memory) {
-    return copy_to(empty_as(x), gradient);
-  }
-  AtenTensorHandle view = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(
-      gradient.get(), x.dim(), sizes.data(), strides.data(), /*offset=*/0, &view));
-  return Tensor(view);
+  const auto strides = x.strides(), given = gradient.strides();
+  const bool same = std::equal(strides.begin(), strides.end(), given.begin());
+  return same || !is_dense(x) ? gradient : copy_to(empty_as(x), gradient);
 }
 
 }  // namespace ops

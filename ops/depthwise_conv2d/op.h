@@ -95,7 +95,7 @@ std::tuple<Tensor, Tensor, Tensor> depthwise_conv2d_backward(
   const Tensor w = as_contiguous(weight);
   const Tensor grad = in_format(grad_output, g.channels_last);
   Tensor grad_input = empty_if(need_input, x, {g.n, g.c, g.h, g.w}, memory_format(input));
-  Tensor grad_weight = empty_if(need_weight, w, {g.c, 1, g.kernel_h, g.kernel_w});
+  Tensor grad_weight = need_weight ? empty_as(w) : empty(w, {0});
   Tensor grad_bias = empty_if(need_bias, w, {g.c});
   dispatch_floating(op, x.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;

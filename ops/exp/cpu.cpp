@@ -2,7 +2,7 @@
 #include "core/cpu/elementwise_loop.h"
 #include "exp/op.h"
 
-namespace ops::cpu {
+namespace ops::exp {
 
 STABLE_TORCH_LIBRARY_FRAGMENT(lenet_ops, m) {
   m.def("exp(Tensor input) -> Tensor");
@@ -10,8 +10,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(lenet_ops, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CPU, m) {
-  m.impl("exp", TORCH_BOX(&Elementwise::forward<ExpForward>));
-  m.impl("exp_backward", TORCH_BOX(&Elementwise::backward<ExpBackward>));
+  m.impl("exp", TORCH_BOX(&cpu::Elementwise::forward<Forward>));
+  m.impl("exp_backward", TORCH_BOX(&cpu::Elementwise::backward<Backward>));
 }
 
-}  // namespace ops::cpu
+}  // namespace ops::exp

@@ -3,9 +3,9 @@
 
 #include "core/elementwise.h"
 
-namespace ops {
+namespace ops::exp {
 
-struct ExpForward {
+struct Forward {
   static constexpr const char* op = "exp";
 
   template <typename T>
@@ -16,7 +16,7 @@ struct ExpForward {
 };
 
 // exp' = exp: the derivative is the output.
-struct ExpBackward {
+struct Backward {
   static constexpr const char *op = "exp_backward", *saved = "output";
 
   template <typename T>
@@ -25,4 +25,4 @@ struct ExpBackward {
   }
 };
 
-}  // namespace ops
+}  // namespace ops::exp

@@ -2,7 +2,7 @@
 #include "core/cpu/elementwise_loop.h"
 #include "gelu/op.h"
 
-namespace ops::cpu {
+namespace ops::gelu {
 
 STABLE_TORCH_LIBRARY_FRAGMENT(lenet_ops, m) {
   m.def("gelu(Tensor input) -> Tensor");
@@ -10,8 +10,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(lenet_ops, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CPU, m) {
-  m.impl("gelu", TORCH_BOX(&Elementwise::forward<GeluForward>));
-  m.impl("gelu_backward", TORCH_BOX(&Elementwise::backward<GeluBackward>));
+  m.impl("gelu", TORCH_BOX(&cpu::Elementwise::forward<Forward>));
+  m.impl("gelu_backward", TORCH_BOX(&cpu::Elementwise::backward<Backward>));
 }
 
-}  // namespace ops::cpu
+}  // namespace ops::gelu

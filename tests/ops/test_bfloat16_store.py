@@ -28,7 +28,7 @@ int main() {{
   constexpr int N = {bytes} / sizeof(float);
   long lost = 0;
   for (unsigned first = 0x7f800000; first < 0x80000000; first += N / 2) {{
-    ops::Vec<float, N> v;
+    ops::cpu::Vec<float, N> v;
     unsigned bits[N];  // of both signs
     for (int i = 0; i < N; ++i) {{
       bits[i] = (first + i / 2) | i % 2 * 0x80000000;

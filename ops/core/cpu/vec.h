@@ -34,13 +34,6 @@ inline Vec<A, N> broadcast(A x) {
   return x - Vec<A, N>{};
 }
 
-// Clamp x to [low, high]; NaN propagates.
-template <typename A, int N>
-inline Vec<A, N> clamp(Vec<A, N> x, A low, A high) {
-  using S = Simd<A, N>;
-  return clamp(S(x), S(broadcast<A, N>(low)), S(broadcast<A, N>(high))).lanes;
-}
-
 // Unaligned loads and stores of N lanes. 16-bit types are converted to float.
 
 template <typename V>

@@ -16,6 +16,7 @@
 #include <cstring>
 #include <exception>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -87,31 +88,24 @@ class Caller {
   enum class Kind { tensor, optional_tensor, integer, real, pair, boolean, other };
 
   static Kind kind_of_type(const c10::Argument& argument) {
-    const auto& type = *argument.type();
-    if (type == *c10::TensorType::get()) {
-      return Kind::tensor;
-    }
-    if (type == *c10::OptionalType::ofTensor()) {
-      return Kind::optional_tensor;
-    }
-    if (type == *c10::IntType::get()) {
-      return Kind::integer;
-    }
-    if (type == *c10::FloatType::get()) {
-      return Kind::real;
-    }
-    if (type == *c10::ListType::ofInts() && argument.N() == 2) {
-      return Kind::pair;
-    }
-    return type == *c10::BoolType::get() ? Kind::boolean : Kind::other;
+    static const std::unordered_map<std::string, Kind> kinds{{"Tensor", Kind::tensor},
+                                                             {"Tensor?", Kind::optional_tensor},
+                                                             {"int", Kind::integer},
+                                                             {"float", Kind::real},
+                                                             {"bool", Kind::boolean}};
+    const std::string type = argument.type()->str();
+    const auto found = kinds.find(type);
+    return found != kinds.end()                   ? found->second
+           : type == "int[]" && argument.N() == 2 ? Kind::pair
+                                                  : Kind::other;
   }
 
-  static PyObject* call(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  static PyObject* call(PyObject* self, PyObject* args) {
     const auto& caller = *static_cast<const Caller*>(PyCapsule_GetPointer(self, nullptr));
     try {
       torch::jit::Stack stack;
-      stack.reserve(count);
-      if (is_plain_state() && caller.read(args, count, &stack)) {
+      stack.reserve(caller.kinds_.size());
+      if (is_plain_state() && caller.read(args, &stack)) {
         {
           const ReleasedGil released;
           caller.op_.callBoxed(stack);
@@ -122,15 +116,16 @@ class Caller {
       torch::translate_exception_to_python(std::current_exception());
       return nullptr;
     }
-    return caller.call_fallback(args, count);
+    return PyObject_CallObject(caller.fallback_, args);
   }
 
-  bool read(PyObject* const* args, Py_ssize_t count, torch::jit::Stack* stack) const {
-    if (count != static_cast<Py_ssize_t>(kinds_.size())) {
+  bool read(PyObject* args, torch::jit::Stack* stack) const {
+    const auto count = static_cast<Py_ssize_t>(kinds_.size());
+    if (PyTuple_Size(args) != count) {
       return false;
     }
     for (Py_ssize_t i = 0; i < count; ++i) {
-      if (!read(kinds_[i], args[i], stack)) {
+      if (!read(kinds_[i], PyTuple_GetItem(args, i), stack)) {
         return false;
       }
     }
@@ -201,28 +196,12 @@ class Caller {
     return overflow == 0;
   }
 
-  PyObject* call_fallback(PyObject* const* args, Py_ssize_t count) const {
-    PyObject* const tuple = PyTuple_New(count);
-    if (!tuple) {
-      return nullptr;
-    }
-    for (Py_ssize_t i = 0; i < count; ++i) {
-      Py_INCREF(args[i]);
-      PyTuple_SetItem(tuple, i, args[i]);
-    }
-    PyObject* const result = PyObject_CallObject(fallback_, tuple);
-    Py_DECREF(tuple);
-    return result;
-  }
-
   c10::OperatorHandle op_;
   std::vector<Kind> kinds_;
   int64_t rank_;
   PyObject* fallback_;
   std::string name_;
-  PyMethodDef definition_{name_.c_str(),
-                          reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call)),
-                          METH_FASTCALL, nullptr};
+  PyMethodDef definition_{name_.c_str(), &call, METH_VARARGS, nullptr};
 };
 
 // make_caller(name, rank, fallback): see torch_private.make_caller.
