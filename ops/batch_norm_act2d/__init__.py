@@ -79,6 +79,9 @@ def batch_norm_act2d(
         return ACTIVATIONS[activation](normal)
     if (running_mean is None) != (running_var is None):
         raise ValueError(f"{_NAME}: running_mean and running_var must both be given, or both None")
+    if running_mean is None and is_dynamo_compiling():  # torch.cond: operators mutate tensors only
+        _check_image(input)
+        running_mean, running_var = input.new_empty(0), input.new_empty(0)
     return _call(input, weight, bias, index, eps, running_mean, running_var, momentum)
 
 
@@ -109,15 +112,7 @@ def _index_of(activation: str) -> int:
     return _INDEX[activation]
 
 
-def _fallback(input: Tensor, *args: Any) -> Tensor:
-    *others, mean, var, momentum = args
-    if mean is None and is_dynamo_compiling():  # torch.cond: an operator must mutate tensors only
-        mean, var = input.new_empty(0), input.new_empty(0)
-    output: Tensor = _norm(input, *others, mean, var, momentum)[0]
-    return output
-
-
-_call = public(batch_norm_act2d, _norm, check_values=_check_values, fallback=_fallback)
+_call = public(batch_norm_act2d, _norm, check_values=_check_values)
 
 torch.fx.wrap("batch_norm_act2d")  # one node in torch.fx graphs
 

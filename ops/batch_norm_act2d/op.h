@@ -17,9 +17,9 @@ struct Layout {
   int64_t count() const { return outer * inner; }  // elements of a channel
 };
 
-inline Layout layout_of(const Tensor& x, MemoryFormat format) {
+inline Layout layout_of(const Tensor& x, bool channels_last) {
   const int64_t n = x.size(0), c = x.size(1), area = x.size(2) * x.size(3);
-  return format == MemoryFormat::Contiguous ? Layout{n, c, area} : Layout{n * area, c, 1};
+  return channels_last ? Layout{n * area, c, 1} : Layout{n, c, area};
 }
 
 // Check a tensor of one value per channel, in the dtype of the input or of its accumulators.
@@ -43,7 +43,7 @@ inline std::optional<Tensor> in_dtype(const std::optional<Tensor>& x, ScalarType
 // The checked arguments of both operators.
 struct Arguments {
   ScalarType dtype;  // of accumulators
-  MemoryFormat format;
+  bool channels_last;
   Tensor x;
   Layout layout;
   std::optional<Tensor> weight, bias;
@@ -61,9 +61,9 @@ struct Arguments {
           ": activation must be between 0 and 4, got ", activation);
     check(eps >= 0, op, ": eps must be at least 0, got ", eps);
     dtype = accumulator_dtype(input.scalar_type());
-    format = memory_format(input);
-    x = as_contiguous(input, format);
-    layout = layout_of(x, format);
+    channels_last = is_channels_last(input);
+    x = as_contiguous(input, channels_last);
+    layout = layout_of(x, channels_last);
     weight = in_dtype(given_weight, dtype);
     bias = in_dtype(given_bias, dtype);
   }
@@ -103,7 +103,7 @@ std::tuple<Tensor, Tensor, Tensor> forward(const Tensor& input, std::optional<Te
   const char* op = "batch_norm_act2d";
   const Arguments a(op, input, weight, bias, activation, eps);
   for (auto* running : {&running_mean, &running_var}) {
-    if (*running && (*running)->numel() == 0) {  // as None: see _fallback in __init__.py
+    if (*running && (*running)->numel() == 0) {  // as None: see __init__.py
       running->reset();
     }
   }
@@ -111,7 +111,7 @@ std::tuple<Tensor, Tensor, Tensor> forward(const Tensor& input, std::optional<Te
   check_channels(op, input, "running_var", running_var);
   const auto new_mean = in_dtype(running_mean, a.dtype), new_var = in_dtype(running_var, a.dtype);
   const Tensor mean = a.new_channels(), rstd = a.new_channels();
-  const Tensor out = empty(a.x, {input.sizes().begin(), input.sizes().end()}, a.format);
+  const Tensor out = empty(a.x, {input.sizes().begin(), input.sizes().end()}, a.channels_last);
   a.dispatch(activation, mean, rstd, [&](auto tag, const auto& channels, const auto& f) {
     using T = typename decltype(tag)::type;
     using A = acc_t<T>;
@@ -148,7 +148,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad_output, const Ten
     check_dtype(op, name, *x, a.dtype);
   }
   check(output_mask.size() == 3, op, ": output_mask must be three booleans");
-  const Tensor grad = as_contiguous(grad_output, a.format);
+  const Tensor grad = as_contiguous(grad_output, a.channels_last);
   const Tensor grad_input = output_mask[0] ? empty_as(a.x) : empty(a.x, {0});
   const Tensor grad_weight = a.new_channels(), grad_bias = a.new_channels();
   const Tensor mu = as_contiguous(mean), r = as_contiguous(rstd);

@@ -19,12 +19,11 @@ def public(
     *,
     image: bool = False,
     check_values: Callable[..., None] | None = None,
-    fallback: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
     """Return f(*args), which a public function calls: it returns the first output of `op`.
 
     With the eager library, a C function calls the operator (torch_private.make_caller). Under
-    torch.compile, and for types and modes that the C function does not take, `fallback` does.
+    torch.compile, and for types and modes that the C function does not take, Python does.
     Arguments are checked only after a failure, so that a correct call costs no checks in Python.
 
     Args:
@@ -33,8 +32,6 @@ def public(
         image: whether the first argument is an image [N, C, H, W] or [C, H, W]; `op` takes the
             former.
         check_values: f(*args), raises if values of the right types are wrong.
-        fallback: f(*args), calls `op` from Python; None: with the arguments converted to the types
-            of its schema.
     """
     name = name_of(op)
     kinds = [(x.name, str(x.type)) for x in schema_of(op).arguments]
@@ -61,12 +58,11 @@ def public(
         if check_values is not None:
             check_values(*args)
 
-    call_in_python = fallback or call_op
-    call_in_cpp = make_caller(op, call_in_python, rank=4 if image else 0)
+    call_in_cpp = make_caller(op, call_op, rank=4 if image else 0)
 
     def call(*args: Any) -> Any:
         try:
-            return (call_in_python if is_dynamo_compiling() else call_in_cpp)(*args)
+            return (call_op if is_dynamo_compiling() else call_in_cpp)(*args)
         except Exception:
             check_arguments(*args)
             if register_strategies(args):  # the first call with a DTensor

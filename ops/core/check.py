@@ -74,7 +74,7 @@ def integer(op: str, name: str, value: Any) -> int:
 
 def number(op: str, name: str, value: Any) -> Any:
     """Return `value`; raise TypeError unless it is a real number."""
-    if not isinstance(value, Real):
+    if not isinstance(value, (Real, torch.SymInt, torch.SymFloat)):
         raise TypeError(f"{op}: {name} must be float, not {type(value).__name__}")
     return value
 

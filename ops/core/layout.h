@@ -18,11 +18,10 @@
 
 namespace ops {
 
-using torch::headeronly::MemoryFormat;
-
-// Return the k-th innermost dimension of a channels-last layout: C, the last spatial one, …, N.
-inline int64_t channels_last_dim(int64_t n, int64_t k) {
-  return k == 0 ? 1 : (k == n - 1 ? 0 : n - k);
+// Return the k-th innermost dimension of a contiguous or channels-last layout. The latter has, from
+// inside, C, the last spatial dimension, …, N.
+inline int64_t dim_from_inside(int64_t n, int64_t k, bool channels_last) {
+  return !channels_last ? n - 1 - k : k == 0 ? 1 : k == n - 1 ? 0 : n - k;
 }
 
 // Return whether x is channels-last (4-D NHWC or 5-D NDHWC). Same rules as torch's
@@ -34,7 +33,7 @@ inline bool is_channels_last(const Tensor& x) {
   }
   int64_t min_stride = 0;
   for (int64_t k = 0; k < n; ++k) {
-    const int64_t d = channels_last_dim(n, k);
+    const int64_t d = dim_from_inside(n, k, /*channels_last=*/true);
     if (x.size(d) == 0 || x.stride(d) < min_stride || (d == 0 && min_stride == x.stride(1))) {
       return false;
     }
@@ -43,31 +42,15 @@ inline bool is_channels_last(const Tensor& x) {
   return true;
 }
 
-// Return the k-th innermost dimension of `format`.
-inline int64_t dim_from_inside(int64_t n, int64_t k, MemoryFormat format) {
-  return format == MemoryFormat::Contiguous ? n - 1 - k : channels_last_dim(n, k);
-}
-
-// Return the format of a tensor with `dim` dimensions (4 or 5 if channels-last).
-inline MemoryFormat memory_format(int64_t dim, bool channels_last) {
-  return !channels_last ? MemoryFormat::Contiguous
-         : dim == 4     ? MemoryFormat::ChannelsLast
-                        : MemoryFormat::ChannelsLast3d;
-}
-inline MemoryFormat memory_format(const Tensor& x) {
-  return memory_format(x.dim(), is_channels_last(x));
-}
-
 // Return the strides of a dense tensor of shape `sizes`.
-inline std::vector<int64_t> strides_of(const std::vector<int64_t>& sizes, MemoryFormat format) {
+inline std::vector<int64_t> strides_of(const std::vector<int64_t>& sizes, bool channels_last) {
   const int64_t n = sizes.size();
-  const bool contiguous = format == MemoryFormat::Contiguous;
   std::vector<int64_t> strides(n);
   int64_t stride = 1;
   for (int64_t k = 0; k < n; ++k) {
-    const int64_t d = dim_from_inside(n, k, format);
+    const int64_t d = dim_from_inside(n, k, channels_last);
     strides[d] = stride;
-    stride *= contiguous ? std::max<int64_t>(sizes[d], 1) : sizes[d];
+    stride *= channels_last ? sizes[d] : std::max<int64_t>(sizes[d], 1);
   }
   return strides;
 }
@@ -116,20 +99,20 @@ inline Tensor empty_strided(const Tensor& like, const int64_t* sizes, const int6
 }
 
 inline Tensor empty(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype) {
-  const auto strides = strides_of(sizes, MemoryFormat::Contiguous);
+  const auto strides = strides_of(sizes, /*channels_last=*/false);
   return empty_strided(like, sizes.data(), strides.data(), sizes.size(), dtype);
 }
 
 inline Tensor empty(const Tensor& like, const std::vector<int64_t>& sizes,
-                    MemoryFormat format = MemoryFormat::Contiguous) {
-  const auto strides = strides_of(sizes, format);
+                    bool channels_last = false) {
+  const auto strides = strides_of(sizes, channels_last);
   return empty_strided(like, sizes.data(), strides.data(), sizes.size(), like.scalar_type());
 }
 
 // Allocate a result, of shape [0] if it is not needed.
 inline Tensor empty_if(bool needed, const Tensor& like, const std::vector<int64_t>& sizes,
-                       MemoryFormat format = MemoryFormat::Contiguous) {
-  return needed ? empty(like, sizes, format) : empty(like, {0});
+                       bool channels_last = false) {
+  return needed ? empty(like, sizes, channels_last) : empty(like, {0});
 }
 
 // Return the data of a result, or nullptr if it is empty.
@@ -162,15 +145,15 @@ inline Tensor to_dtype(const Tensor& x, ScalarType dtype) {
              : copy_to(empty(x, {x.sizes().begin(), x.sizes().end()}, dtype), x);
 }
 
-// Return x if it is contiguous in `format`, else a contiguous copy.
-inline Tensor as_contiguous(const Tensor& x, MemoryFormat format = MemoryFormat::Contiguous) {
+// Return x if it is contiguous (or channels-last), else a copy that is.
+inline Tensor as_contiguous(const Tensor& x, bool channels_last = false) {
   const auto sizes = x.sizes(), strides = x.strides();
   const int64_t n = sizes.size();
   int64_t stride = 1;
   for (int64_t k = 0; k < n; ++k) {
-    const int64_t d = dim_from_inside(n, k, format);
+    const int64_t d = dim_from_inside(n, k, channels_last);
     if (sizes[d] != 1 && strides[d] != stride) {
-      return copy_to(empty(x, {sizes.begin(), sizes.end()}, format), x);
+      return copy_to(empty(x, {sizes.begin(), sizes.end()}, channels_last), x);
     }
     stride *= sizes[d];
   }

@@ -23,15 +23,6 @@ inline ImageStrides image_strides(bool channels_last, int64_t c, int64_t h, int6
                        : ImageStrides{c * h * w, h * w, w, 1};
 }
 
-inline Tensor empty_image(const Tensor& like, int64_t n, int64_t c, int64_t h, int64_t w,
-                          bool channels_last) {
-  return empty(like, {n, c, h, w}, memory_format(4, channels_last));
-}
-
-inline Tensor in_format(const Tensor& x, bool channels_last) {
-  return as_contiguous(x, memory_format(4, channels_last));
-}
-
 // User arguments: each two integers, vertical and horizontal.
 struct Spacing {
   const std::vector<int64_t>&stride, &padding, &dilation;

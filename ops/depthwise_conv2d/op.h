@@ -52,7 +52,7 @@ Tensor input_of(const Tensor& input, DepthwiseGeometry& g) {
   const auto strides = image_strides(g.channels_last, g.c, g.h, g.w);
   g.input_n = strides.n;
   g.input_c = strides.c;
-  return in_format(input, g.channels_last);
+  return as_contiguous(input, g.channels_last);
 }
 
 template <typename Backend>
@@ -68,7 +68,7 @@ Tensor depthwise_conv2d(const Tensor& input, const Tensor& weight, std::optional
   const Tensor x = input_of<Backend>(input, g);
   const Tensor w = as_contiguous(weight);
   const std::optional<Tensor> b = bias ? std::optional<Tensor>(as_contiguous(*bias)) : std::nullopt;
-  Tensor out = empty_image(x, g.n, g.c, g.out_h, g.out_w, is_channels_last(input));
+  Tensor out = empty(x, {g.n, g.c, g.out_h, g.out_w}, is_channels_last(input));
   dispatch_floating(op, x.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     if (!g.empty()) {
@@ -93,8 +93,8 @@ std::tuple<Tensor, Tensor, Tensor> depthwise_conv2d_backward(
   const bool need_input = output_mask[0], need_weight = output_mask[1], need_bias = output_mask[2];
   const Tensor x = need_weight ? input_of<Backend>(input, g) : input;
   const Tensor w = as_contiguous(weight);
-  const Tensor grad = in_format(grad_output, g.channels_last);
-  Tensor grad_input = empty_if(need_input, x, {g.n, g.c, g.h, g.w}, memory_format(input));
+  const Tensor grad = as_contiguous(grad_output, g.channels_last);
+  Tensor grad_input = empty_if(need_input, x, {g.n, g.c, g.h, g.w}, is_channels_last(input));
   Tensor grad_weight = need_weight ? empty_as(w) : empty(w, {0});
   Tensor grad_bias = empty_if(need_bias, w, {g.c});
   dispatch_floating(op, x.scalar_type(), [&](auto tag) {

@@ -11,9 +11,9 @@ struct PoolLayout {
   int64_t outer, length, inner;
 };
 
-inline PoolLayout pool_layout(const Tensor& image, MemoryFormat format) {
+inline PoolLayout pool_layout(const Tensor& image, bool channels_last) {
   const int64_t n = image.size(0), c = image.size(1), area = image.size(2) * image.size(3);
-  return format == MemoryFormat::Contiguous ? PoolLayout{n * c, area, 1} : PoolLayout{n, area, c};
+  return channels_last ? PoolLayout{n, area, c} : PoolLayout{n * c, area, 1};
 }
 
 // Check, allocate and call Backend's kernel.
@@ -21,13 +21,14 @@ template <typename Backend>
 Tensor global_avg_pool2d(const Tensor& input) {
   const char* op = "global_avg_pool2d";
   check(input.dim() == 4, op, ": input must have shape [N, C, H, W], got ", shape{input});
-  const MemoryFormat format = memory_format(input);
-  const Tensor x = as_contiguous(input, format);
-  Tensor out = empty(x, {x.size(0), x.size(1), 1, 1}, format);
+  const bool channels_last = is_channels_last(input);
+  const Tensor x = as_contiguous(input, channels_last);
+  Tensor out = empty(x, {x.size(0), x.size(1), 1, 1}, channels_last);
   dispatch_floating(op, x.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     if (out.numel() > 0) {
-      Backend::forward(x, pool_layout(x, format), x.const_data_ptr<T>(), out.mutable_data_ptr<T>());
+      Backend::forward(x, pool_layout(x, channels_last), x.const_data_ptr<T>(),
+                       out.mutable_data_ptr<T>());
     }
   });
   return out;
@@ -42,12 +43,11 @@ Tensor global_avg_pool2d_backward(const Tensor& grad_output, int64_t height, int
   check(height >= 0 && width >= 0, op, ": height and width must be at least 0, got ", height,
         " and ", width);
   const Tensor grad = as_contiguous(grad_output);
-  const MemoryFormat format = memory_format(4, channels_last);
-  Tensor out = empty(grad, {grad.size(0), grad.size(1), height, width}, format);
+  Tensor out = empty(grad, {grad.size(0), grad.size(1), height, width}, channels_last);
   dispatch_floating(op, grad.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     if (out.numel() > 0) {
-      Backend::backward(grad, pool_layout(out, format), grad.const_data_ptr<T>(),
+      Backend::backward(grad, pool_layout(out, channels_last), grad.const_data_ptr<T>(),
                         out.mutable_data_ptr<T>());
     }
   });

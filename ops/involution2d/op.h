@@ -60,7 +60,7 @@ inline Geometry geometry(const char* op, const Tensor& input, const Tensor& weig
 
 inline Tensor empty_weight(const Tensor& like, const Geometry& g) {
   const Tensor image =
-      empty_image(like, g.n, g.groups * g.taps(), g.out_h, g.out_w, g.weight_channels_last);
+      empty(like, {g.n, g.groups * g.taps(), g.out_h, g.out_w}, g.weight_channels_last);
   return torch::stable::view(image, {g.n, g.groups, g.kernel_h, g.kernel_w, g.out_h, g.out_w});
 }
 
@@ -77,9 +77,9 @@ Tensor forward(const Tensor& input, const Tensor& weight, std::vector<int64_t> s
                std::vector<int64_t> padding, std::vector<int64_t> dilation) {
   const char* op = "involution2d";
   const auto g = geometry(op, input, weight, {stride, padding, dilation});
-  const Tensor x = in_format(input, g.channels_last);
+  const Tensor x = as_contiguous(input, g.channels_last);
   const Tensor w = weight_in_format(weight, g);
-  Tensor out = empty_image(x, g.n, g.c, g.out_h, g.out_w, g.channels_last);
+  Tensor out = empty(x, {g.n, g.c, g.out_h, g.out_w}, g.channels_last);
   dispatch_floating(op, x.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     if (!g.empty()) {
@@ -101,10 +101,9 @@ std::tuple<Tensor, Tensor> backward(const Tensor& grad_output, const Tensor& inp
   check_same(op, "input", input, "grad_output", grad_output);
   check_shape(op, "grad_output", grad_output, {g.n, g.c, g.out_h, g.out_w});
   check(output_mask.size() == 2, op, ": output_mask must be two booleans");
-  const Tensor grad = in_format(grad_output, g.channels_last);
+  const Tensor grad = as_contiguous(grad_output, g.channels_last);
   const Tensor none = empty(input, {0});
-  Tensor grad_input =
-      output_mask[0] ? empty_image(input, g.n, g.c, g.h, g.w, g.channels_last) : none;
+  Tensor grad_input = output_mask[0] ? empty(input, {g.n, g.c, g.h, g.w}, g.channels_last) : none;
   Tensor grad_weight = output_mask[1] ? empty_weight(weight, g) : none;
   dispatch_floating(op, input.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
@@ -114,7 +113,7 @@ std::tuple<Tensor, Tensor> backward(const Tensor& grad_output, const Tensor& inp
                    grad_input.mutable_data_ptr<T>());
     }
     if (grad_weight.numel() > 0) {
-      const Tensor x = in_format(input, g.channels_last);
+      const Tensor x = as_contiguous(input, g.channels_last);
       Backend::run(input, g, Pass::backward_weight, x.const_data_ptr<T>(), grad.const_data_ptr<T>(),
                    grad_weight.mutable_data_ptr<T>());
     }

@@ -58,8 +58,8 @@ std::tuple<Tensor, Tensor> forward(const Tensor& input, std::vector<int64_t> ker
   const auto g =
       geometry(op, input, input.size(2), input.size(3),
                {kernel_size, stride, padding, dilation, ceil_mode}, is_channels_last(input));
-  const Tensor x = in_format(input, g.channels_last);
-  Tensor out = empty_image(x, g.n, g.c, g.out_h, g.out_w, g.channels_last);
+  const Tensor x = as_contiguous(input, g.channels_last);
+  Tensor out = empty(x, {g.n, g.c, g.out_h, g.out_w}, g.channels_last);
   Tensor indices = empty_strided(out, out.sizes().data(), out.strides().data(), 4, g.index_type());
   dispatch_floating(op, x.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
@@ -87,9 +87,9 @@ Tensor backward(const Tensor& grad_output, const Tensor& indices, std::vector<in
   check_shape(op, "grad_output", grad_output, {g.n, g.c, g.out_h, g.out_w});
   check_shape(op, "indices", indices, {g.n, g.c, g.out_h, g.out_w});
   check_device(op, "grad_output", grad_output, "indices", indices);
-  const Tensor grad = in_format(grad_output, channels_last);
-  const Tensor taps = in_format(indices, channels_last);
-  Tensor out = empty_image(grad, g.n, g.c, g.h, g.w, channels_last);
+  const Tensor grad = as_contiguous(grad_output, channels_last);
+  const Tensor taps = as_contiguous(indices, channels_last);
+  Tensor out = empty(grad, {g.n, g.c, g.h, g.w}, channels_last);
   dispatch_floating(op, grad.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     check_dtype(op, "indices", indices, g.index_type());

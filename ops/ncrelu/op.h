@@ -29,10 +29,10 @@ inline int64_t wrap_dim(const char* op, int64_t dim, int64_t n) {
 }
 
 // Return an empty tensor like x with `size` elements along dim.
-inline Tensor empty_with_size(const Tensor& x, int64_t dim, int64_t size, MemoryFormat format) {
+inline Tensor empty_with_size(const Tensor& x, int64_t dim, int64_t size, bool channels_last) {
   std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
   sizes[dim] = size;
-  return empty(x, sizes, format);
+  return empty(x, sizes, channels_last);
 }
 
 // Check, allocate and call Backend's loop. Return (output, signs); signs are empty if not needed.
@@ -40,9 +40,9 @@ template <typename Backend>
 std::tuple<Tensor, Tensor> forward(const char* op, const Tensor& input, int64_t dim,
                                    bool needs_signs) {
   dim = wrap_dim(op, dim, input.dim());
-  const MemoryFormat format = memory_format(input);
-  const Tensor x = as_contiguous(input, format);
-  const Tensor out = empty_with_size(x, dim, 2 * x.size(dim), format);
+  const bool channels_last = is_channels_last(input);
+  const Tensor x = as_contiguous(input, channels_last);
+  const Tensor out = empty_with_size(x, dim, 2 * x.size(dim), channels_last);
   Tensor signs;
   uint8_t* bytes = nullptr;
   if (needs_signs) {
@@ -80,9 +80,8 @@ Tensor ncrelu_with_signs_backward(const Tensor& grad_output, const Tensor& signs
         dim, ", got ", shape{grad_output});
   check(!channels_last || n == 4 || n == 5, op,
         ": channels_last needs a grad_output of 4 or 5 dimensions, got ", shape{grad_output});
-  const MemoryFormat format = memory_format(n, channels_last);
-  const Tensor grad = as_contiguous(grad_output, format);
-  const Tensor out = empty_with_size(grad, dim, grad.size(dim) / 2, format);
+  const Tensor grad = as_contiguous(grad_output, channels_last);
+  const Tensor out = empty_with_size(grad, dim, grad.size(dim) / 2, channels_last);
   check_shape(op, "signs", signs, {sign_bytes(out.numel())});
   check_device(op, "grad_output", grad_output, "signs", signs);
   const Tensor bytes = as_contiguous(signs);
