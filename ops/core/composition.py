@@ -10,11 +10,28 @@ import torch
 from torch import Tensor
 from torch.func import vjp
 
-from ops.core.gradient import as_tuple
-from ops.core.rules import Parts
+from ops.core.gradient import Optionals, as_tuple
 from ops.core.torch_private import enable_inplace_requires_grad, make_dual, unpack_dual
 
-Optionals = Sequence[Tensor | None]
+Parts = dict[str, Any]  # arguments of registration.register
+
+
+def derivatives_of(compose: Callable[..., Tensor]) -> Parts:
+    """Return gradient and jvp of an operator of tensors that computes compose(*tensors)."""
+
+    def backward(
+        args: Sequence[Tensor], grads: Optionals, needed: Sequence[bool]
+    ) -> tuple[Tensor | None, ...]:
+        variables = _where(needed, args)
+        _, pullback, *_ = vjp(
+            lambda *values: compose(*_fill(variables, values, args)), *_present(variables)
+        )
+        return tuple(_fill(variables, pullback(grads[0]), [None] * len(args)))
+
+    def jvp(args: Sequence[Tensor], outputs: Any, tangents: Optionals) -> Tensor | None:
+        return unpack_dual(compose(*map(_dual, args, tangents))).tangent
+
+    return {"backward": backward, "jvp": jvp}
 
 
 def composed(

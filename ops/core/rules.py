@@ -7,22 +7,20 @@ import torch
 from torch import Tensor
 
 from ops.core import check
+from ops.core.composition import Parts, derivatives_of
 from ops.core.gradient import OperatorGradient, as_tuple
 from ops.core.torch_private import OpOverload, name_of, schema_of
 
 Dims = Sequence[int | None]
-Parts = dict[str, Any]  # arguments of registration.register
 
 
-def elementwise(op: OpOverload, derivative: OpOverload | Sequence[Callable[..., Tensor]]) -> Parts:
+def elementwise(op: OpOverload, derivative: OpOverload | Callable[..., Tensor]) -> Parts:
     """Return fake, gradient, jvp and vmap of an elementwise operator (all tensors of one shape).
-
-    The Jacobian is diagonal: vector-Jacobian and Jacobian-vector products are equal.
 
     Args:
         op: the operator.
-        derivative: the backward operator of a one-tensor operator; or, for each tensor, a
-            function f(x, *tensors) that returns x times the partial derivative.
+        derivative: the backward operator of a one-tensor operator; or a composition of PyTorch
+            operators that computes the same as `op`, from which the derivatives follow.
     """
     names = [argument.name for argument in schema_of(op).arguments]
 
@@ -35,33 +33,16 @@ def elementwise(op: OpOverload, derivative: OpOverload | Sequence[Callable[..., 
     def vmap(info: Any, in_dims: Dims, *tensors: Tensor) -> tuple[Tensor, int]:
         return op(*batch_first(info, in_dims, *tensors)), 0
 
-    if isinstance(derivative, OpOverload):
-        gradient = OperatorGradient(op, derivative)
+    parts: Parts = {"fake": fake, "vmap": vmap}
+    if not isinstance(derivative, OpOverload):
+        return parts | derivatives_of(derivative)
+    gradient = OperatorGradient(op, derivative)
 
-        def call_jvp(args: Any, outputs: Any, tangents: Any) -> Tensor | None:
-            return gradient.call(gradient.values(args, outputs), tangents, (True,))[0]
+    def jvp(args: Any, outputs: Any, tangents: Any) -> Tensor | None:
+        """Call the backward operator: the Jacobian is diagonal, hence its own transpose."""
+        return gradient.call(gradient.values(args, outputs), tangents, (True,))[0]
 
-        return {"fake": fake, "backward": derivative, "jvp": call_jvp, "vmap": vmap}
-
-    partials = tuple(derivative)
-    if len(partials) != len(names):
-        raise TypeError(f"{name_of(op)}: needs a derivative for each of {', '.join(names)}")
-
-    def backward(args: Any, grads: Any, needed: Sequence[bool]) -> tuple[Tensor | None, ...]:
-        return tuple(
-            partial(grads[0], *args) if needs else None
-            for partial, needs in zip(partials, needed, strict=True)
-        )
-
-    def jvp(args: Any, outputs: Any, tangents: Sequence[Tensor | None]) -> Tensor | None:
-        return total(
-            *(
-                None if x is None else partial(x, *args)
-                for partial, x in zip(partials, tangents, strict=True)
-            )
-        )
-
-    return {"fake": fake, "backward": backward, "jvp": jvp, "vmap": vmap}
+    return parts | {"backward": derivative, "jvp": jvp}
 
 
 def linear(op: OpOverload, transpose: OpOverload | Callable[..., Tensor]) -> Parts:

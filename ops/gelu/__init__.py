@@ -43,15 +43,10 @@ class GELU(nn.Module):
         return gelu(input)
 
 
-def _by_grad_output(x: Tensor, grad_output: Tensor, input: Tensor) -> Tensor:
-    return _gelu_backward(x, input)
-
-
-def _by_input(x: Tensor, grad_output: Tensor, input: Tensor) -> Tensor:
-    """Multiply by gelu''(x) = 1.702 s (1 − s) (2 + 1.702 x (1 − 2 s)) with s = σ(1.702 x)."""
+def _compose_backward(grad_output: Tensor, input: Tensor) -> Tensor:
     s = torch.sigmoid(SLOPE * input)
-    return x * grad_output * (SLOPE * s * (1 - s) * (2 + SLOPE * input * (1 - 2 * s)))
+    return grad_output * (s + SLOPE * input * s * (1 - s))
 
 
 register(_gelu, **elementwise(_gelu, _gelu_backward))
-register(_gelu_backward, **elementwise(_gelu_backward, [_by_grad_output, _by_input]))
+register(_gelu_backward, **elementwise(_gelu_backward, _compose_backward))
