@@ -16,20 +16,23 @@ from ops.core.torch_private import enable_inplace_requires_grad, make_dual, unpa
 Parts = dict[str, Any]  # arguments of registration.register
 
 
-def derivatives_of(compose: Callable[..., Tensor]) -> Parts:
-    """Return gradient and jvp of an operator of tensors that computes compose(*tensors)."""
+def derivatives_of(compose: Callable[..., Any]) -> Parts:
+    """Return gradient and jvp of an operator whose leading outputs are compose(*args)."""
 
     def backward(
-        args: Sequence[Tensor], grads: Optionals, needed: Sequence[bool]
+        args: Sequence[Any], grads: Optionals, needed: Sequence[bool]
     ) -> tuple[Tensor | None, ...]:
         variables = _where(needed, args)
-        _, pullback, *_ = vjp(
-            lambda *values: compose(*_fill(variables, values, args)), *_present(variables)
+        results, pullback, *_ = vjp(
+            lambda *values: as_tuple(compose(*_fill(variables, values, args))),
+            *_present(variables),
         )
-        return tuple(_fill(variables, pullback(grads[0]), [None] * len(args)))
+        found = pullback(_zeros_for_none(grads, results))
+        return tuple(_fill(variables, found, [None] * len(args)))
 
-    def jvp(args: Sequence[Tensor], outputs: Any, tangents: Optionals) -> Tensor | None:
-        return unpack_dual(compose(*map(_dual, args, tangents))).tangent
+    def jvp(args: Sequence[Any], outputs: Sequence[Tensor], tangents: Optionals) -> tuple[Any, ...]:
+        results = as_tuple(compose(*map(_dual, args, tangents)))
+        return *[unpack_dual(y).tangent for y in results], *[None] * (len(outputs) - len(results))
 
     return {"backward": backward, "jvp": jvp}
 
@@ -51,37 +54,20 @@ def composed(
     end = outputs + inputs
     rest = slice(-1 - constants, -1)  # of the backward operator: the constants
 
-    def jvp(args: Sequence[Any], results: Sequence[Tensor], tangents: Optionals) -> tuple[Any, ...]:
-        output_tangents = [
-            unpack_dual(y).tangent
-            for y in as_tuple(compose(*map(_dual, args[: inputs + constants], tangents)))
-        ]
-        return *output_tangents, *[None] * (len(results) - len(output_tangents))
+    def compose_outputs(*args: Any) -> Any:
+        return compose(*args[: inputs + constants])
 
-    def backward(
-        args: Sequence[Any], grads: Optionals, needed: Sequence[bool]
-    ) -> tuple[Tensor | None, ...]:
-        tensors, mask = args[:end], args[-1]
-        variables = _where(needed[:end], tensors)
-
-        def first_gradients(*values: Tensor) -> tuple[Tensor, ...]:
-            """Return the gradients that `mask` selects, as a function of the variables."""
-            filled = _fill(variables, values, tensors)
-            grad_outputs, xs = filled[:outputs], filled[outputs:]
-            leaves = _where(mask, xs)
-            results, pullback, *_ = vjp(
-                lambda *values: as_tuple(compose(*_fill(leaves, values, xs), *args[rest])),
-                *_present(leaves),
-            )
-            return pullback(_zeros_for_none(grad_outputs, results))
-
-        results, pullback, *_ = vjp(first_gradients, *_present(variables))
-        selected = [
-            grad
-            for grad, x in zip(grads, _where(mask, tensors[outputs:]), strict=True)
-            if x is not None
-        ]
-        return tuple(_fill(variables, pullback(_zeros_for_none(selected, results)), [None] * end))
+    def compose_gradients(*args: Any) -> tuple[Tensor | None, ...]:
+        xs = args[outputs:end]
+        leaves = _where(args[-1], xs)
+        results, pullback, *_ = vjp(
+            lambda *values: as_tuple(compose(*_fill(leaves, values, xs), *args[rest])),
+            *_present(leaves),
+        )
+        none = xs[0].new_empty(0)
+        return tuple(
+            _fill(leaves, pullback(_zeros_for_none(args[:outputs], results)), [none] * inputs)
+        )
 
     def backward_jvp(
         args: Sequence[Any], results: Sequence[Tensor], tangents: Optionals
@@ -108,7 +94,8 @@ def composed(
             output_tangents[i] = output_tangents[i] if tangent is None else tangent
         return tuple(output_tangents)
 
-    return {"jvp": jvp}, {"backward": backward, "jvp": backward_jvp}
+    first = {"jvp": derivatives_of(compose_outputs)["jvp"]}
+    return first, derivatives_of(compose_gradients) | {"jvp": backward_jvp}
 
 
 def _zeros_for_none(grads: Optionals, likes: Sequence[Tensor]) -> tuple[Tensor, ...]:
