@@ -16,9 +16,6 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-ALLOWED = ", ".join(map(dtype_name, FLOATING))
-
-
 def tensor(op: str, name: str, value: object) -> None:
     """Check that `value` is a strided tensor of a supported floating dtype.
 
@@ -32,7 +29,7 @@ def tensor(op: str, name: str, value: object) -> None:
     if value.dtype not in FLOATING:
         raise NotImplementedError(
             f"{op}: not implemented for dtype {dtype_name(value.dtype)} of {name}; "
-            f"allowed are {ALLOWED}"
+            f"allowed are {', '.join(map(dtype_name, FLOATING))}"
         )
 
 

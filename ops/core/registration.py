@@ -109,15 +109,10 @@ def _checked_fake(op: OpOverload, fake: Callable[..., Any]) -> Callable[..., Any
 
     def checked(*args: Any) -> Any:
         tensors = [(n, x) for n, x in zip(names, args, strict=True) if isinstance(x, Tensor)]
-        for name, x in tensors:
-            check.strided(name_of(op), name, x)
         first, like = tensors[0]
-        if like.dtype not in check.FLOATING:
-            raise RuntimeError(
-                f"{name_of(op)}: not implemented for dtype {check.dtype_name(like.dtype)}; "
-                f"allowed are {check.ALLOWED}"
-            )
+        check.tensor(name_of(op), first, like)
         for name, x in tensors[1:]:
+            check.strided(name_of(op), name, x)
             if x.device != like.device:
                 raise RuntimeError(
                     f"{name_of(op)}: {name} must be on the device of {first} ({like.device}), "
