@@ -10,7 +10,7 @@ namespace ops {
 // A formula is a functor over T: double, float, a vector of them on the CPU (core/cpu/simd.h), and
 // FastFloat for 16-bit tensors on CUDA. All have +, -, *, /, <, >, exp, and the functions below.
 
-// Return e^(F x) for a std::ratio F. Vectors of float have an overload.
+// Return e^(F x) for a std::ratio F. Vectors have overloads.
 template <typename F, typename T>
 OPS_FORMULA T exp_of_multiple(T x) {
   using std::exp;

@@ -148,4 +148,9 @@ OPS_FORMULA Simd<float, N> exp_of_multiple(Simd<float, N> x) {
   return polynomial<E>(r) * power_of_two<E>(shifted);
 }
 
+template <typename F, int N>
+OPS_FORMULA Simd<double, N> exp_of_multiple(Simd<double, N> x) {
+  return exp(Simd<double, N>(static_cast<double>(F::num) / F::den) * x);
+}
+
 }  // namespace ops::cpu
