@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ops.core.gradient import Gradient, as_tuple, is_mutable
+from ops.core.gradient import FunctionGradient, Gradient, as_tuple, is_mutable
 from ops.core.memory import convert_out_of_memory
 from ops.core.torch_private import (
     OpOverload,
@@ -21,6 +21,7 @@ from ops.core.torch_private import (
     below_autograd,
     enable_forward_ad,
     enable_single_level_autograd_function,
+    is_batched,
     name_of,
     schema_of,
     transforms_active,
@@ -41,6 +42,11 @@ def make_kernel(
     def forward(*args: Any) -> Any:
         with below_autograd():
             return op(*args)
+
+    @partial(convert_out_of_memory, name=name_of(op))
+    def call_below_autograd(*args: Any) -> Any:
+        with below_autograd():  # no double backward
+            return gradient.call(*args)
 
     def record(ctx: Any, *args: Any) -> Any:
         if transforms_active():
@@ -69,9 +75,15 @@ def make_kernel(
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         if all(grad is None for grad in grads):
             return (None,) * len(schema_of(op).arguments)
-        saved = zip(ctx.saved_tensors, ctx.constants, strict=True)
-        values = [constant if x is None else x for x, constant in saved]
-        return tuple(gradient.call(values, grads, ctx.needs_input_grad))
+        saved = ctx.saved_tensors  # not below autograd: checkpointing may recompute here
+        higher_order = (
+            isinstance(gradient, FunctionGradient)
+            or torch.is_grad_enabled()
+            or any_tangent(x for x in (*grads, *saved) if not is_batched(x))
+        )
+        values = [c if x is None else x for x, c in zip(saved, ctx.constants, strict=True)]
+        call = gradient.call if higher_order else call_below_autograd
+        return tuple(call(values, grads, ctx.needs_input_grad))
 
     # One node for one level of torch.func: each active transform dispatches to `kernel` again.
     function: Any = type(

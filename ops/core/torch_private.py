@@ -33,6 +33,8 @@ below_autograd: Callable[[], AbstractContextManager[None]] = torch._C._AutoDispa
 # Enable forward-mode AD, which torch.func disables while it runs a kernel.
 enable_forward_ad: Callable[[bool], AbstractContextManager[None]] = forward_ad._set_fwd_grad_enabled
 
+_BATCHED = torch._C._dispatch_key_parse("Batched")  # of is_grads_batched, not of torch.func.vmap
+
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 
 
@@ -74,6 +76,11 @@ def any_tangent(args: Iterable[Any]) -> bool:
     dense = (x for x in args if isinstance(x, Tensor) and x.layout is torch.strided)
     with disable_proxy_modes_tracing():  # else a traced graph holds the views of unpack_dual
         return any(unpack_dual(x).tangent is not None for x in dense)
+
+
+def is_batched(x: Tensor | None) -> bool:
+    """Return whether `x` is a batched gradient (is_grads_batched), which unpack_dual rejects."""
+    return x is not None and torch._C._dispatch_keys(x).has(_BATCHED)
 
 
 def below_autocast(device: str) -> AbstractContextManager[None]:
