@@ -130,8 +130,8 @@ struct FlushedExpTerms : ExpTerms<float> {
                                 0.019236874f, 0.002679775f, 0.00030706724f};
 };
 
-// Return e^(F x) for a std::ratio F, in fewer operations than exp(F x). NaN propagates; results
-// below 2^−125.5 are 0.
+// Return e^(F x) for a std::ratio F. float: in fewer operations than exp(F x); NaN propagates,
+// results below 2^−125.5 are 0.
 template <typename F, int N>
 OPS_FORMULA Simd<float, N> exp_of_multiple(Simd<float, N> x) {
   using T = Simd<float, N>;
