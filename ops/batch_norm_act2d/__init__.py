@@ -240,7 +240,7 @@ def _fake_backward(grad_output: Tensor, input: Tensor, *args: Any) -> tuple[Tens
     check.same(op, "rstd", rstd, input.shape[1:2], _sums(input))
     grads = [layout.resized(input, *input.shape[2:])]
     grads += [input.new_empty(0) if x is None else layout.gradient_of(x) for x in (weight, bias)]
-    return tuple(x if needed else input.new_empty(0) for x, needed in zip(grads, mask, strict=True))
+    return windows.select(op, mask, *grads)
 
 
 def _compose(

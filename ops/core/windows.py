@@ -98,10 +98,7 @@ def output_size(
 
 def select(op: str, mask: Sequence[bool], *grads: Tensor) -> tuple[Tensor, ...]:
     """Return `grads`, those that `mask` excludes as tensors of shape [0]."""
-    if len(mask) != len(grads):
-        raise RuntimeError(
-            f"{op}: output_mask must be {'two' if len(grads) == 2 else 'three'} booleans"
-        )
+    check.argument(op, "output_mask", len(mask) == len(grads))
     return tuple(
         grad if needed else grad.new_empty([0]) for grad, needed in zip(grads, mask, strict=True)
     )
