@@ -6,6 +6,7 @@ library.load()  # registers torch.ops.lenet_ops, which the modules below use
 
 from ops.batch_norm_act2d import BatchNormAct2d, batch_norm_act2d  # noqa: E402
 from ops.convert import convert_batch_norm, convert_depthwise, restore  # noqa: E402
+from ops.depthwise_conv1d import DepthwiseConv1d, depthwise_conv1d  # noqa: E402
 from ops.depthwise_conv2d import DepthwiseConv2d, depthwise_conv2d  # noqa: E402
 from ops.exp import Exp, exp  # noqa: E402
 from ops.gelu import GELU, gelu  # noqa: E402
@@ -19,6 +20,7 @@ __all__ = [
     "GELU",
     "LLTM",
     "BatchNormAct2d",
+    "DepthwiseConv1d",
     "DepthwiseConv2d",
     "Exp",
     "GlobalAvgPool2d",
@@ -29,6 +31,7 @@ __all__ = [
     "batch_norm_act2d",
     "convert_batch_norm",
     "convert_depthwise",
+    "depthwise_conv1d",
     "depthwise_conv2d",
     "exp",
     "gelu",

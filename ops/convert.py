@@ -12,6 +12,7 @@ After ``copy.copy``, the copy's ``forward`` runs with the original's parameters;
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
+from types import CodeType
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from ops.batch_norm_act2d import apply_layer
 from ops.core import check
 from ops.core.torch_private import has_hooks
 from ops.core.tracing import is_traced_to_graph
+from ops.depthwise_conv1d import depthwise_conv1d
 from ops.depthwise_conv2d import depthwise_conv2d
 
 _DEVICES = ("cpu", "cuda", "meta")
@@ -39,6 +41,11 @@ class Forward:
         """Store the layer and the function f(layer, input) that replaces its ``forward``."""
         self.layer, self.run = layer, run
 
+    @property
+    def __code__(self) -> CodeType:
+        """Return the code of the original ``forward``, which torch.export asks a module for."""
+        return type(self.layer).forward.__code__
+
     def __call__(self, input: Tensor) -> Tensor:
         """Return the layer's output."""
         run = _original_forward if is_traced_to_graph(input) else self.run
@@ -46,13 +53,14 @@ class Forward:
 
 
 def convert_depthwise(module: nn.Module) -> int:
-    """Run every depthwise ``nn.Conv2d`` of a model by :func:`depthwise_conv2d`, in place.
+    """Run every depthwise ``nn.Conv1d`` and ``nn.Conv2d`` of a model by our operators, in place.
 
     Type, parameters, buffers, hooks and attributes of the layers stay. Only their ``forward`` is
-    replaced, until :func:`restore`.
+    replaced, until :func:`restore`. An ``nn.Sequential`` computes an ``nn.Conv1d`` and the
+    ``nn.SiLU`` that directly follows in one operator, unless one of the two has hooks.
 
-    Layers that the operator cannot reproduce stay unchanged: subclasses of Conv2d (also
-    parametrized and lazy layers), ``padding_mode`` other than "zeros", asymmetric
+    Layers that the operators cannot reproduce stay unchanged: subclasses (also parametrized and
+    lazy layers), ``padding_mode`` other than "zeros", in two dimensions asymmetric
     ``padding="same"``, a replaced ``forward``, complex dtypes, devices other than CPU and CUDA.
 
     Args:
@@ -67,7 +75,8 @@ def convert_depthwise(module: nn.Module) -> int:
     _check_module("convert_depthwise", module)
     layers = [layer for layer in module.modules() if _is_depthwise(layer)]
     for layer in layers:
-        _replace_forward(layer, _convolve)
+        _replace_forward(layer, _convolve1d if isinstance(layer, nn.Conv1d) else _convolve2d)
+    _fuse_sequences(module)
     return len(layers)
 
 
@@ -98,9 +107,7 @@ def convert_batch_norm(module: nn.Module) -> int:
     norms = [layer for layer in module.modules() if _is_batch_norm(layer)]
     for norm in norms:
         _replace_forward(norm, _normalize)
-    for layer in module.modules():
-        if _is_sequential(layer) and any(_is_pair(a, b) for a, b in pairwise(layer.children())):
-            _replace_forward(layer, _run_in_sequence)
+    _fuse_sequences(module)
     return len(norms)
 
 
@@ -160,7 +167,7 @@ def _original_forward(layer: nn.Module, input: Tensor) -> Tensor:
 
 
 def _is_depthwise(module: nn.Module) -> bool:
-    if type(module) is not nn.Conv2d or "forward" in vars(module):
+    if type(module) not in (nn.Conv1d, nn.Conv2d) or "forward" in vars(module):
         return False
     if not module.in_channels == module.out_channels == module.groups:
         return False
@@ -168,23 +175,29 @@ def _is_depthwise(module: nn.Module) -> bool:
     if weight.dtype not in check.FLOATING or weight.device.type not in _DEVICES:
         return False
     padding = _padding(module)
-    return padding is not None and (module.padding_mode == "zeros" or padding == (0, 0))
+    return padding is not None and (module.padding_mode == "zeros" or not any(padding))
 
 
-def _padding(conv: nn.Conv2d) -> tuple[int, int] | None:
-    """Return the padding (height, width) of each side; None if it is asymmetric."""
+def _padding(conv: Any) -> Any:
+    """Return the operator's padding; None if it is asymmetric in two dimensions."""
     if conv.padding == "valid":
         return 0, 0
+    if isinstance(conv, nn.Conv1d):
+        return conv.padding if isinstance(conv.padding, str) else conv.padding * 2
     if not isinstance(conv.padding, str):
-        height, width = conv.padding
-        return height, width
+        return conv.padding
     height, width = (d * (k - 1) for d, k in zip(conv.dilation, conv.kernel_size, strict=True))
     return None if height % 2 or width % 2 else (height // 2, width // 2)
 
 
-def _convolve(conv: nn.Conv2d, input: Tensor) -> Tensor:
+def _convolve2d(conv: nn.Conv2d, input: Tensor) -> Tensor:
     geometry: Any = (conv.stride, _padding(conv), conv.dilation)
     return depthwise_conv2d(input, conv.weight, conv.bias, *geometry)
+
+
+def _convolve1d(conv: nn.Conv1d, input: Tensor, activation: str | None = None) -> Tensor:
+    geometry: Any = (conv.stride[0], _padding(conv), conv.dilation[0], activation)
+    return depthwise_conv1d(input, conv.weight, conv.bias, *geometry)
 
 
 def _is_batch_norm(module: nn.Module) -> bool:
@@ -226,24 +239,32 @@ def _is_sequential(module: nn.Module) -> bool:
     return forward is nn.Sequential.forward and "forward" not in vars(module)
 
 
-def _is_pair(norm: nn.Module, act: nn.Module) -> bool:
-    """Return whether `norm` is converted and `act` an activation that its operator computes."""
-    return type(norm) is nn.BatchNorm2d and _is_converted(norm) and type(act) in _ACTIVATIONS
+def _fuse_sequences(module: nn.Module) -> None:
+    for layer in module.modules():
+        if _is_sequential(layer) and any(_fused(*pair) for pair in pairwise(layer.children())):
+            _replace_forward(layer, _run_in_sequence)
+
+
+def _fused(layer: nn.Module, act: nn.Module | None) -> Callable[[Any, Tensor], Tensor] | None:
+    """Return f(layer, input) that runs a converted `layer` and `act` in one operator, if any."""
+    if act is None or not _is_converted(layer):
+        return None
+    if type(layer) is nn.BatchNorm2d and type(act) in _ACTIVATIONS:
+        return partial(apply_layer, activation=_ACTIVATIONS[type(act)])
+    if type(layer) is nn.Conv1d and type(act) is nn.SiLU:
+        return partial(_convolve1d, activation="silu")
+    return None
 
 
 def _run_in_sequence(layers: nn.Sequential, input: Tensor) -> Tensor:
     following: nn.Module | None
     computed = None  # the activation that the layer before it has computed
     for layer, following in pairwise([*layers, None]):
+        run = _fused(layer, following)
         if layer is computed:
             computed = None
-        elif (
-            following is not None
-            and _is_pair(layer, following)
-            and _is_plain(following)
-            and not has_hooks(layer)
-        ):
-            input = apply_layer(layer, input, _ACTIVATIONS[type(following)])
+        elif run and _is_plain(following) and not has_hooks(layer):
+            input = run(layer, input)
             computed = following
         else:
             input = layer(input)

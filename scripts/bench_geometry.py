@@ -1,6 +1,6 @@
 """Measure depthwise convolution against PyTorch's on random geometries.
 
-    python scripts/bench_geometry.py [--device cuda|cpu] [--count 300] [--seed 0] [--least 0.95]
+    python scripts/bench_geometry.py [--dims 1|2] [--device cuda|cpu] [--count 300] [--least 0.95]
 
 Forward, input gradient and weight gradient are timed in turns with PyTorch's, in one process on the
 same tensors. Ratio: time of PyTorch's fastest backend in the same memory format (cuDNN in benchmark
@@ -27,7 +27,7 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # read by torch's CPU alloca
 
 import torch
 import torch.nn.functional as F
-from bench.cases import FORMATS, contexts, pass_call, relative_error
+from bench.cases import FORMATS, contexts, lay_out, pass_call, relative_error
 from bench.measure import Candidate, CpuTimer, CudaTimer, Timer
 from torch import Tensor
 
@@ -45,7 +45,7 @@ REPEATS = 3  # measurements of a row where PyTorch is faster
 HIDING_FLUSHES = 4  # GPU time alone is measured: host time does not depend on the geometry
 SLOW = 4  # ratio above which a single call decides
 
-Pair = tuple[int, int]
+Sides = tuple[int, ...]  # of each dimension
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ class Depthwise:
 
     n: int
     c: int
-    size: Pair
-    kernel: Pair
-    stride: Pair
-    padding: Pair
-    dilation: Pair
+    size: Sides
+    kernel: Sides
+    stride: Sides
+    padding: Sides
+    dilation: Sides
     dtype: torch.dtype
     format: str
 
@@ -66,27 +66,32 @@ class Depthwise:
     def label(self) -> str:
         """Return the table's label."""
 
-        def side(pair: Pair) -> str:
-            return "x".join(map(str, dict.fromkeys(pair)))
+        def side(sides: Sides) -> str:
+            return "x".join(map(str, dict.fromkeys(sides)))
 
+        size = "x".join(map(str, self.size))
         return (
-            f"{self.n}x{self.c}x{self.size[0]}x{self.size[1]} k{side(self.kernel)} "
+            f"{self.n}x{self.c}x{size} k{side(self.kernel)} "
             f"s{side(self.stride)} p{side(self.padding)} d{side(self.dilation)} "
             f"{str(self.dtype).removeprefix('torch.')} {self.format}"
         )
 
     def ours(self, x: Tensor, weight: Tensor) -> Tensor:
         """Run this project's operator."""
+        if len(self.size) == 1:
+            (stride,), (padding,), (dilation,) = self.stride, self.padding, self.dilation
+            return ops.depthwise_conv1d(x, weight, None, stride, padding, dilation)
         return ops.depthwise_conv2d(x, weight, None, self.stride, self.padding, self.dilation)
 
     def peer(self, x: Tensor, weight: Tensor) -> Tensor:
         """Run PyTorch's convolution."""
-        return F.conv2d(x, weight, None, self.stride, self.padding, self.dilation, groups=self.c)
+        convolve = F.conv1d if len(self.size) == 1 else F.conv2d
+        return convolve(x, weight, None, self.stride, self.padding, self.dilation, groups=self.c)
 
     def tensors(self, device: str) -> tuple[list[Tensor], Tensor]:
         """Draw input and weight, and the gradient of the output."""
         x = torch.randn(self.n, self.c, *self.size, device=device).to(self.dtype)
-        x = x.contiguous(memory_format=FORMATS[self.format])
+        x = lay_out(x, FORMATS[self.format])
         weight = torch.randn(self.c, 1, *self.kernel, device=device).to(self.dtype)
         return [x, weight], torch.randn_like(self.ours(x, weight))
 
@@ -96,21 +101,24 @@ def log_uniform(rng: random.Random, least: int, most: int) -> int:
     return round(math.exp(rng.uniform(math.log(least), math.log(most))))
 
 
-def pair(rng: random.Random, values: Sequence[int]) -> Pair:
-    """Draw two integers, most often the same."""
-    first = rng.choice(values)
-    return first, first if rng.random() < 0.6 else rng.choice(values)
+def draw_sides(rng: random.Random, dims: int, choose: Callable[[], int]) -> Sides:
+    """Draw an integer for each dimension; two are most often the same."""
+    first = choose()
+    if dims == 1:
+        return (first,)
+    return first, first if rng.random() < 0.6 else choose()
 
 
-def draw(seed: int, elements: int) -> Iterator[Depthwise]:
+def draw(seed: int, elements: int, dims: int) -> Iterator[Depthwise]:
     """Yield random geometries with log-uniform sizes, channels and batches."""
     rng = random.Random(seed)
+    taps: Sequence[int] = range(1, 12) if dims == 2 else [*range(1, 17), 31, 63, 128]
+    least, most = (7, 512) if dims == 2 else (16, 16384)
     while True:
-        kernel, stride = pair(rng, range(1, 12)), pair(rng, range(1, 5))
-        dilation = pair(rng, range(1, 5))
-        padding = (rng.randint(0, kernel[0]), rng.randint(0, kernel[1]))
-        side = log_uniform(rng, 7, 512)
-        size = side, side if rng.random() < 0.6 else log_uniform(rng, 7, 512)
+        kernel = draw_sides(rng, dims, lambda: rng.choice(taps))
+        stride, dilation = (draw_sides(rng, dims, lambda: rng.choice(range(1, 5))) for _ in "sd")
+        padding = tuple(rng.randint(0, k) for k in kernel)
+        size = draw_sides(rng, dims, lambda: log_uniform(rng, least, most))
         channels = log_uniform(rng, 1, 1024)
         batch = log_uniform(rng, 1, 64)
         sides = zip(size, kernel, padding, dilation, strict=True)
@@ -187,6 +195,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=text[0], epilog="\n\n".join(text[2:]))
     add = parser.add_argument
     add("--device", choices=["cpu", "cuda"], help="default: cuda where there is one")
+    add("--dims", type=int, choices=[1, 2], default=2, help="dimensions (default: 2)")
     add("--count", type=int, default=300, help="geometries (default: 300)")
     add("--seed", type=int, default=0, help="of the geometries (default: 0)")
     add("--only", type=int, metavar="INDEX", nargs="+", help="measure these geometries")
@@ -213,7 +222,7 @@ def main(argv: list[str] | None = None) -> int:
         keep_freed_memory()
     torch.manual_seed(args.seed)
     rows = []
-    geometries = draw(args.seed, ELEMENTS[device])
+    geometries = draw(args.seed, ELEMENTS[device], args.dims)
     for index, geometry in enumerate(itertools.islice(geometries, args.count)):
         if args.only and index not in args.only:
             continue

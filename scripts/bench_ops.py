@@ -32,6 +32,7 @@ import torch._functorch.config
 from bench import recurrent
 from bench.cases import (
     COMPILED,
+    DEPTHWISE,
     DTYPES,
     FORMATS,
     OPS,
@@ -40,6 +41,7 @@ from bench.cases import (
     cases,
     contexts,
     find_error,
+    lay_out,
     pass_call,
     reference_results,
     relative_error,
@@ -159,7 +161,7 @@ def run(device: Device, args: argparse.Namespace, wrong: list[Row]) -> Iterator[
     for case in cases(device.type):
         if (args.op and case.op not in args.op) or (args.shape and args.shape not in case.label):
             continue
-        compiled = not args.no_compile and not (args.quick and case.op == "depthwise")
+        compiled = not args.no_compile and not (args.quick and case.op in DEPTHWISE)
         for dtype in dtypes:
             inputs = case.inputs(device.type, DTYPES[dtype])
             shape = case.composition()(*(x.to("meta") for x in inputs)).shape
@@ -168,9 +170,9 @@ def run(device: Device, args: argparse.Namespace, wrong: list[Row]) -> Iterator[
             for layout in case.formats:
                 if args.format and layout not in args.format:
                     continue
-                if len(shape) == 4:
+                if len(case.formats) > 1:
                     case.lay_out(inputs, FORMATS[layout])
-                    grad = grad.contiguous(memory_format=FORMATS[layout])
+                    grad = lay_out(grad, FORMATS[layout])
                 for what in case.passes:
                     if args.passes and what not in args.passes:
                         continue

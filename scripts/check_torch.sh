@@ -28,7 +28,8 @@ run_tests() {
     cd "$work/tests"
     "$1" -c 'import ops, torch; print(f"{ops.__file__} beside torch {torch.__version__}")'
     "$1" -m pytest -q --timeout=300 --numprocesses=auto --maxprocesses=4 --dist=worksteal tests/ops \
-      --ignore=tests/ops/test_depthwise_conv2d.py --ignore=tests/ops/test_instruction_sets.py \
+      --ignore=tests/ops/test_depthwise_conv1d.py --ignore=tests/ops/test_depthwise_conv2d.py \
+      --ignore=tests/ops/test_instruction_sets.py \
       --ignore=tests/ops/test_bfloat16_store.py --ignore=tests/ops/test_new_operator.py \
       --ignore=tests/ops/test_onnx.py \
       -k "not test_values"

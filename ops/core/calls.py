@@ -17,7 +17,7 @@ def public(
     function: Callable[..., Any],
     op: OpOverload,
     *,
-    image: bool = False,
+    rank: int = 0,
     check_values: Callable[..., None] | None = None,
 ) -> Callable[..., Any]:
     """Return f(*args), which a public function calls: it returns the first output of `op`.
@@ -29,8 +29,8 @@ def public(
     Args:
         function: the public function, which is a node of torch.fx graphs.
         op: the operator. It takes the arguments of `function`, in this order.
-        image: whether the first argument is an image [N, C, H, W] or [C, H, W]; `op` takes the
-            former.
+        rank: rank of the first argument of `op`: 4, an image [N, C, H, W], or 3, a sequence
+            [N, C, T]. The function also takes one without N. 0: any rank.
         check_values: f(*args), raises if values of the right types are wrong.
     """
     name = name_of(op)
@@ -43,14 +43,14 @@ def public(
         values = [input, *rest]
         for i, argument, kind in converted:
             values[i] = _CONVERSIONS[kind](name, argument, values[i])
-        if not image or input.dim() != 3:
+        if rank == 0 or input.dim() != rank - 1:
             return as_tuple(op(*values))[0]
         return as_tuple(op(input.unsqueeze(0), *values[1:]))[0].squeeze(0)
 
     def check_arguments(*args: Any) -> None:
         for i, ((argument, kind), value) in enumerate(zip(kinds, args, strict=True)):
-            if image and i == 0:
-                check.image(name, value)
+            if rank and i == 0:
+                check.image(name, value, rank)
             elif kind == "Tensor" or (kind == "Optional[Tensor]" and value is not None):
                 check.tensor(name, argument, value)
             elif kind in _CONVERSIONS:
@@ -58,7 +58,7 @@ def public(
         if check_values is not None:
             check_values(*args)
 
-    call_in_cpp = make_caller(op, call_op, rank=4 if image else 0)
+    call_in_cpp = make_caller(op, call_op, rank=rank)
 
     def call(*args: Any) -> Any:
         try:

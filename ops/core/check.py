@@ -40,8 +40,13 @@ def strided(op: str, name: str, x: Tensor) -> None:
         raise NotImplementedError(f"{op}: {name} must be strided, got {given}")
 
 
-def image(op: str, input: object) -> None:
+def image(op: str, input: object, rank: int = 4) -> None:
     """Check that `input` is a tensor [N, C, H, W] or [C, H, W] of a floating dtype.
+
+    Args:
+        op: name of the operator.
+        input: the value to check.
+        rank: 4; or 3 for sequences, [N, C, T] or [C, T].
 
     Raises:
         TypeError: not a tensor.
@@ -49,9 +54,10 @@ def image(op: str, input: object) -> None:
         RuntimeError: another number of dimensions.
     """
     tensor(op, "input", input)
-    if isinstance(input, Tensor) and input.dim() not in (3, 4):
+    if isinstance(input, Tensor) and input.dim() not in (rank - 1, rank):
+        sizes = "C, H, W" if rank == 4 else "C, T"
         raise RuntimeError(
-            f"{op}: input must have shape [N, C, H, W] or [C, H, W], got {list(input.shape)}"
+            f"{op}: input must have shape [N, {sizes}] or [{sizes}], got {list(input.shape)}"
         )
 
 

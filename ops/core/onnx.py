@@ -26,6 +26,7 @@ class Node(NamedTuple):
     inputs: Sequence[Value]
     sizes: Sequence[Sizes]  # of each output
     attributes: Mapping[str, Any] = MappingProxyType({})
+    function: Callable[[Opset], Function] | None = None  # None: OnnxOperator.function
 
 
 class OnnxOperator(NamedTuple):
@@ -37,11 +38,13 @@ class OnnxOperator(NamedTuple):
         node: f(*args), returns the node for a call torch.ops.lenet_ops.NAME(*args).
         unroll: f(node, steps, domain), returns the nodes that replace the node of a recurrent
             operator over `steps` steps in `layout="standard"`; None: the function is inlined.
+        others: further functions that a node may call.
     """
 
     function: Callable[[Opset], Function]
     node: Callable[..., Node]
     unroll: Callable[[NodeProto, int, str], list[NodeProto]] | None = None
+    others: Sequence[Callable[[Opset], Function]] = ()
 
 
 def elementwise(input: T) -> Node:

@@ -115,6 +115,10 @@ _STRATEGIES: dict[str, Strategies | Callable[..., Strategies]] = {
     "max_pool2d_backward": _with_replicated([((0,), (0, 0)), ((1,), (1, 1))]),
     "batch_norm_act2d": _batch_norm,
     "batch_norm_act2d_backward": _with_replicated([((1, 0, 0), (1, 1, 0, 0, 0, 0))]),
+    "depthwise_conv1d": _with_replicated([((0,), (0, None, None)), ((1,), (1, 0, 0))]),
+    "depthwise_conv1d_backward": _with_replicated(
+        [((0, "sum", "sum"), (0, 0, None, None)), ((1, 0, 0), (1, 1, 0, 0))]
+    ),
     "depthwise_conv2d": _with_replicated([((0,), (0, None, None)), ((1,), (1, 0, 0))]),
     "depthwise_conv2d_backward": _with_replicated(
         [((0, "sum", "sum"), (0, 0, None)), ((1, 0, 0), (1, 1, 0))]

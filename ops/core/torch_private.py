@@ -157,7 +157,7 @@ def onnx_sizes(value: Any) -> list[int | None] | None:
 
 
 def onnx_argument(value: Any, kind: str) -> Any:
-    """Return a torch._C.Value as a Python value: "i" int, "is" ints, "v" the value itself."""
+    """Return a torch._C.Value as "i" int, "b" bool, "is" ints, or "v" as it is."""
     from torch.onnx import symbolic_helper
 
     return symbolic_helper._parse_arg(value, kind)  # type: ignore[arg-type]

@@ -1,10 +1,11 @@
 """Calls that torch.export, torch.jit.trace or torch.fx trace to a graph."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import Proxy, Tracer
 
 from ops.core.torch_private import is_traced
@@ -18,6 +19,15 @@ def is_traced_to_graph(input: Any) -> bool:
     anew when the mode changes.
     """
     return isinstance(input, Proxy) or torch.compiler.is_exporting() or is_traced()
+
+
+def constant(size: Any) -> Any:
+    """Return the size of a parameter as an int also in torch.jit.trace, where it is a tensor."""
+    if not isinstance(size, Tensor):
+        return size
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)  # type: ignore[attr-defined]
+        return int(size)
 
 
 def record_call(function: Callable[..., Any], input: Proxy, *args: Any) -> Proxy:

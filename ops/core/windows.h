@@ -28,13 +28,19 @@ struct Spacing {
   const std::vector<int64_t>&stride, &padding, &dilation;
 };
 
+constexpr int64_t kMaxSpacing = int64_t{1} << 31;  // avoids overflow in sums of sizes
+
+inline void check_value(const char* op, const char* name, int64_t value, int64_t minimum) {
+  check(value >= minimum, op, ": ", name, " must be at least ", minimum, ", got ", value);
+  check(value <= kMaxSpacing, op, ": ", name, " must be at most ", kMaxSpacing, ", got ", value);
+}
+
 inline void check_pair(const char* op, const char* name, const std::vector<int64_t>& values,
                        int64_t minimum) {
-  constexpr int64_t kMaximum = int64_t{1} << 31;  // avoids overflow in sums of sizes
   check(values.size() == 2 && values[0] >= minimum && values[1] >= minimum, op, ": ", name,
         " must be two integers, at least ", minimum, ", got ", list{values});
-  check(values[0] <= kMaximum && values[1] <= kMaximum, op, ": ", name, " must be at most ",
-        kMaximum, ", got ", list{values});
+  check(values[0] <= kMaxSpacing && values[1] <= kMaxSpacing, op, ": ", name, " must be at most ",
+        kMaxSpacing, ", got ", list{values});
 }
 
 // Check the arguments and compute the output size for an h × w image. As in torch, with ceil_mode

@@ -15,7 +15,7 @@ from ops.core.torch_private import OpOverload, name_of, schema_of
 Size = int | tuple[int, int]
 Tangents = tuple[Tensor | None, ...]
 
-_MAX_VALUE = 2**31  # kMaximum in windows.h: larger values could overflow sums of sizes
+_MAX_VALUE = 2**31  # kMaxSpacing in windows.h: larger values could overflow sums of sizes
 _MIN_VALUE = {"kernel_size": 1, "stride": 1, "padding": 0, "dilation": 1}
 
 

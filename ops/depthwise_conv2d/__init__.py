@@ -48,7 +48,7 @@ def depthwise_conv2d(
     return _call(input, weight, bias, stride, padding, dilation)
 
 
-_call = public(depthwise_conv2d, _conv, image=True)
+_call = public(depthwise_conv2d, _conv, rank=4)
 
 
 class DepthwiseConv2d(nn.Conv2d):

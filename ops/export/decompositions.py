@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ops.core import windows
 from ops.core.torch_private import OpOverload
+from ops.max_pool2d import index_type
 
 Sizes = Sequence[int]
 
@@ -55,7 +55,21 @@ def _max_pool2d(
         starts = torch.arange(count, device=input.device) * stride[axis] - padding[axis]
         starts = starts[:, None] if axis == 0 else starts
         taps.append((index - starts) // dilation[axis])
-    return output, (taps[0] * kernel[1] + taps[1]).to(windows.index_type(kernel))
+    return output, (taps[0] * kernel[1] + taps[1]).to(index_type(kernel))
+
+
+def _depthwise_conv1d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: int,
+    padding: Sizes,
+    dilation: int,
+    silu: bool,
+) -> Tensor:
+    padded = F.pad(input, (*padding,))
+    y = F.conv1d(padded, weight, bias, stride, 0, dilation, groups=input.shape[1])
+    return F.silu(y) if silu else y
 
 
 def _depthwise_conv2d(
@@ -100,5 +114,5 @@ def _sum_dtype(x: Tensor) -> torch.dtype:
 
 _FUNCTIONS = (
     *(_exp, _gelu, _ncrelu, _global_avg_pool2d, _max_pool2d),
-    *(_depthwise_conv2d, _involution2d, _lltm_cell, _lltm),
+    *(_depthwise_conv1d, _depthwise_conv2d, _involution2d, _lltm_cell, _lltm),
 )

@@ -17,14 +17,14 @@ from onnx.defs import OpSchema
 from onnxscript import OnnxFunction, script
 from onnxscript.values import Op, Opset
 
-from ops.core.onnx import Ints, OnnxOperator, T, Value
+from ops.core.onnx import Ints, Node, OnnxOperator, T, Value
 from ops.core.torch_private import OpOverload, onnx_argument, schema_of
 
 DOMAIN = "lenet_ops"
 VERSION = 1  # of the domain; increment if a function's inputs, attributes or result change
 
 _DYNAMO_OPSET = 18  # the dynamo exporter writes this opset; others by conversion
-_ARGUMENT_KINDS: Any = {int: "i", Ints: "is"}  # codes of torch.onnx; "v": tensor
+_ARGUMENT_KINDS: Any = {int: "i", bool: "b", Ints: "is"}  # codes of torch.onnx; "v": tensor
 _ATTRIBUTE_TYPES = {int: OpSchema.AttrType.INT, Ints: OpSchema.AttrType.INTS}
 _TENSOR_TYPES = ("tensor(float)", "tensor(float16)", "tensor(double)", "tensor(bfloat16)")  # of T
 
@@ -46,7 +46,9 @@ def functions(opset_version: int) -> dict[str, OnnxFunction]:
         opset_version: version of the standard (`ai.onnx`) operators, 17 or newer.
     """
     op, domain = Opset("", opset_version), Opset(DOMAIN, VERSION)
-    written = [operator.function(op) for operator in OPERATORS.values()]
+    written = [
+        f(op) for operator in OPERATORS.values() for f in (operator.function, *operator.others)
+    ]
     return {f.__name__: script(domain, default_opset=op)(f) for f in written}
 
 
@@ -86,7 +88,7 @@ def _symbolic(name: str) -> Callable[..., Any]:
         node = operator.node(*(onnx_argument(x, kind) for x, kind in zip(args, kinds, strict=True)))
         attributes = {f"{key}_i": value for key, value in node.attributes.items()}
         outputs = g.onnxscript_op(
-            _function(name, g.opset), *node.inputs, outputs=len(node.sizes), **attributes
+            _function(name, node, g.opset), *node.inputs, outputs=len(node.sizes), **attributes
         )
         if len(node.sizes) == 1:
             outputs = [outputs]
@@ -112,13 +114,13 @@ def translation_table(nodes: bool = False) -> dict[Callable[..., Any], Callable[
 def _translation(name: str, nodes: bool) -> Callable[..., Value]:
     make_node = OPERATORS[name].node
     returns = len(schema_of(_overload(name)).returns)
-    function: Any = _function(name, _DYNAMO_OPSET)
-    if nodes:
-        function = _declare_operator(function)
 
     @functools.wraps(make_node)  # the exporter reads the arguments' types
     def translation(*args: Any, **kwargs: Any) -> Value:
         node = make_node(*args, **kwargs)
+        function: Any = _function(name, node, _DYNAMO_OPSET)
+        if nodes:
+            function = _declare_operator(function)
         outputs = function(*node.inputs, **node.attributes)
         return (outputs,) if len(node.sizes) == 1 < returns else outputs
 
@@ -152,9 +154,9 @@ def _declare_operator(function: OnnxFunction) -> Op:
     return Op(Opset(DOMAIN, VERSION), function.name, schema)
 
 
-def _function(name: str, opset_version: int) -> OnnxFunction:
-    node_name = OPERATORS[name].function(Opset("", opset_version)).__name__
-    return functions(opset_version)[node_name]
+def _function(name: str, node: Node, opset_version: int) -> OnnxFunction:
+    written = (node.function or OPERATORS[name].function)(Opset("", opset_version))
+    return functions(opset_version)[written.__name__]
 
 
 def _overload(name: str) -> OpOverload:

@@ -33,7 +33,7 @@ def global_avg_pool2d(input: Tensor) -> Tensor:
     return _call(input)
 
 
-_call = public(global_avg_pool2d, _pool, image=True)
+_call = public(global_avg_pool2d, _pool, rank=4)
 
 
 class GlobalAvgPool2d(nn.Module):

@@ -59,7 +59,7 @@ def max_pool2d(
     return _call(input, kernel_size, stride, padding, dilation, ceil_mode)
 
 
-_call = public(max_pool2d, _pool, image=True)
+_call = public(max_pool2d, _pool, rank=4)
 
 
 def _or_kernel_size(stride: Size | None, kernel_size: Size) -> Size:
@@ -118,14 +118,15 @@ def _output_size(op: str, height: Any, width: Any, *arguments: Any) -> list[int]
     return size
 
 
-def _index_type(kernel_size: Sequence[int]) -> torch.dtype:
+def index_type(kernel_size: Sequence[int]) -> torch.dtype:
+    """Return the dtype of the indices: uint8 up to 255 taps, else int64."""
     return torch.uint8 if kernel_size[0] * kernel_size[1] <= _BYTE_TAPS else torch.int64
 
 
 def _fake(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     windows.check_image("max_pool2d", input)
     out = layout.resized(input, *_output_size("max_pool2d", *input.shape[2:], *arguments))
-    return out, torch.empty_like(out, dtype=_index_type(arguments[0]))
+    return out, torch.empty_like(out, dtype=index_type(arguments[0]))
 
 
 def _fake_backward(grad_output: Tensor, indices: Tensor, *arguments_and_image: Any) -> Tensor:
@@ -134,7 +135,7 @@ def _fake_backward(grad_output: Tensor, indices: Tensor, *arguments_and_image: A
     windows.check_image(op, grad_output, "grad_output")
     shape = (*grad_output.shape[:2], *_output_size(op, height, width, *arguments))
     check.same(op, "grad_output", grad_output, shape, grad_output.dtype)
-    check.same(op, "indices", indices, shape, _index_type(arguments[0]))
+    check.same(op, "indices", indices, shape, index_type(arguments[0]))
     return layout.empty(grad_output, (*shape[:2], height, width), channels_last)
 
 

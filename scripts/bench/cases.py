@@ -13,8 +13,9 @@ import ops
 from bench import recurrent
 
 ELEMENTWISE = ("gelu", "exp", "ncrelu")
-OPS = (*ELEMENTWISE, "pool", "max_pool", "batch_norm", "depthwise", "involution", *recurrent.NAMES)
-CONVOLVED = ("depthwise", "involution")
+DEPTHWISE = ("depthwise", "depthwise1d")
+CONVOLVED = (*DEPTHWISE, "involution")
+OPS = (*ELEMENTWISE, "pool", "max_pool", "batch_norm", *CONVOLVED, *recurrent.NAMES)
 WINDOWED = (*CONVOLVED, "max_pool")
 COMPILED = "torch.compile"
 FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
@@ -39,9 +40,10 @@ class Case:
     Attributes:
         op: one of OPS.
         shape: the input's; (N, I, S) for a recurrent cell, (T, N, I, S) for a sequence.
-        kernel: height and width of the window; the padding is "same".
-        stride: of the window, in both dimensions.
-        dilation: of the window, in both dimensions.
+        kernel: size of the window in each dimension; the padding is "same", in one dimension
+            causal, before SiLU.
+        stride: of the window, in each dimension.
+        dilation: of the window, in each dimension.
         groups: channel groups of the involution.
     """
 
@@ -59,7 +61,7 @@ class Case:
 
     @property
     def label(self) -> str:
-        """Return the table's label: NxCxHxW, kernel, stride, dilation, groups."""
+        """Return the table's label: NxCxHxW or NxCxT, kernel, stride, dilation, groups."""
         text = "x".join(map(str, self.shape))
         if self.op in WINDOWED:
             text += f" k{self.kernel} s{self.stride}"
@@ -78,9 +80,9 @@ class Case:
 
     @property
     def formats(self) -> list[str]:
-        """Return the memory formats to time; shapes other than images have one."""
+        """Return the memory formats to time; shapes other than images and sequences have one."""
         images = len(self.shape) == 4 and self.op not in recurrent.NAMES
-        return list(FORMATS) if images else ["nchw"]
+        return list(FORMATS) if images or self.op == "depthwise1d" else ["nchw"]
 
     def function(self) -> Callable[..., Tensor]:
         """Return this project's operator."""
@@ -96,6 +98,10 @@ class Case:
             return lambda x: ops.ncrelu(x, min(1, x.dim() - 1))
         if self.op == "involution":
             return lambda x, w: ops.involution2d(x, w, self.stride, self.padding, self.dilation)
+        if self.op == "depthwise1d":
+            return lambda x, w, b: ops.depthwise_conv1d(
+                x, w, b, padding="causal", activation="silu"
+            )
         return lambda x, w, b: ops.depthwise_conv2d(
             x, w, b, self.stride, self.padding, self.dilation
         )
@@ -118,6 +124,9 @@ class Case:
             return lambda x: torch.cat((x.clamp(min=0), x.clamp(max=0)), min(1, x.dim() - 1))
         if self.op == "involution":
             return self._unfolded
+        if self.op == "depthwise1d":
+            padding, (c, t) = self.kernel - 1, self.shape[1:]
+            return lambda x, w, b: F.silu(F.conv1d(x, w, b, padding=padding, groups=c)[..., :t])
         return lambda x, w, b: F.conv2d(
             x, w, b, self.stride, self.padding, self.dilation, groups=x.shape[1]
         )
@@ -136,9 +145,9 @@ class Case:
         """
         generator = torch.Generator(device).manual_seed(0)
         shapes: list[tuple[int, ...]] = [self.shape]
-        if self.op == "depthwise":
-            channels = self.shape[1]
-            shapes += [(channels, 1, self.kernel, self.kernel), (channels,)]
+        if self.op in DEPTHWISE:
+            channels, *image = self.shape[1:]
+            shapes += [(channels, 1, *[self.kernel] * len(image)), (channels,)]
         if self.op == "batch_norm":
             shapes += [(self.shape[1],)] * 2
         if self.op == "involution":
@@ -154,16 +163,15 @@ class Case:
 
     def lay_out(self, inputs: list[Tensor], memory_format: torch.memory_format) -> None:
         """Convert the images in `inputs` to `memory_format`, in place."""
-        inputs[0] = inputs[0].contiguous(memory_format=memory_format)
+        inputs[0] = lay_out(inputs[0], memory_format)
         if self.op == "involution":  # its weight is an image with G·kH·kW channels
             kernels = inputs[1].flatten(1, 3).contiguous(memory_format=memory_format)
             inputs[1] = kernels.view(inputs[1].shape)
 
     @property
-    def output_size(self) -> tuple[int, int]:
-        """Return the output's height and width."""
-        height, width = ((side - 1) // self.stride + 1 for side in self.shape[2:])
-        return height, width
+    def output_size(self) -> tuple[int, ...]:
+        """Return the output's size without N and C."""
+        return tuple((side - 1) // self.stride + 1 for side in self.shape[2:])
 
     def elements(self) -> tuple[int, int]:
         """Return the number of input elements and of output elements."""
@@ -194,7 +202,8 @@ class Case:
             "backward-all": (2 * size + out, 2),
             "forward+backward": ((2 + needed) * size + 2 * out, 3),
         }[what]
-        fmas = convolutions * out * self.kernel**2 if self.op in CONVOLVED else 0
+        taps = self.kernel ** (len(self.shape) - 2)
+        fmas = convolutions * out * taps if self.op in CONVOLVED else 0
         if self.op == "involution":  # the channels of a group share a kernel
             moved += fmas * self.groups // self.shape[1]
         if self.op in recurrent.NAMES:
@@ -239,6 +248,18 @@ def cases(device: str) -> Iterator[Case]:
         (64, 4, 97, 57, 57, 3, 2, 1),
     ):
         yield Case("depthwise", (cpu_n if cpu else n, c, h, w), k, stride, dilation)
+    for n, c, t, k in (
+        (8, 2048, 2048, 3),
+        (1, 12288, 16384, 4),
+        (8, 2048, 2048, 4),
+        (8, 768, 2048, 7),
+        (8, 1024, 2048, 15),
+        (4, 1024, 4096, 31),
+        (4, 512, 4096, 128),
+    ):
+        if cpu:
+            n, c, t = min(n, 2), min(c, 512), 2048
+        yield Case("depthwise1d", (n, c, t), k)
     for n, cpu_n, c, side, k, stride, groups in (
         (32, 4, 64, 56, 7, 1, 4),
         (32, 4, 256, 14, 7, 1, 16),
@@ -255,7 +276,7 @@ def cases(device: str) -> Iterator[Case]:
 
 def contexts(op: str, device: str) -> Mapping[str, Callable[[], AbstractContextManager[object]]]:
     """Return context managers for the eager peers: for convolution, cuDNN or oneDNN on and off."""
-    if op != "depthwise":
+    if op not in DEPTHWISE:
         return {"eager": nullcontext}
     if device == "cuda":
         return {
@@ -266,6 +287,13 @@ def contexts(op: str, device: str) -> Mapping[str, Callable[[], AbstractContextM
         "mkldnn": lambda: torch.backends.mkldnn.flags(enabled=True),
         "no mkldnn": lambda: torch.backends.mkldnn.flags(enabled=False),
     }
+
+
+def lay_out(x: Tensor, memory_format: torch.memory_format) -> Tensor:
+    """Return an image [N, C, H, W] or a sequence [N, C, T] in `memory_format`."""
+    if x.dim() == 4 or memory_format == torch.contiguous_format:
+        return x.contiguous(memory_format=memory_format)
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def pass_call(

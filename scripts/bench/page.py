@@ -11,12 +11,14 @@ WORST = 3  # rows that `below_one` names for each operator
 FUNCTIONS = {
     "batch_norm": "batch_norm_act2d",
     "depthwise": "depthwise_conv2d",
+    "depthwise1d": "depthwise_conv1d",
     "involution": "involution2d",
     "max_pool": "max_pool2d",
     "pool": "global_avg_pool2d",
 }
 FORMULAS = {
     "batch_norm_act2d": "batch normalisation, then the activation",
+    "depthwise_conv1d": "convolution of sequences, one filter per channel, then SiLU",
     "depthwise_conv2d": "convolution, one filter per channel",
     "exp": "eˣ",
     "gelu": "x · σ(1.702 x)",

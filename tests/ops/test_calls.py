@@ -73,6 +73,8 @@ def test_plain_arguments_are_read_in_cpp(mode):
             assert is_read_in_cpp(raw.max_pool2d.default, X, *args)
         for bias in (None, nn.Parameter(torch.ones(2))):
             assert is_read_in_cpp(raw.depthwise_conv2d.default, X, WEIGHT, bias, 1, 0, 1)
+            args = (X[:, :, 0], WEIGHT[..., 0], bias, 1, (2, 0), 1, True)
+            assert is_read_in_cpp(raw.depthwise_conv1d.default, *args)
 
 
 @needs_eager

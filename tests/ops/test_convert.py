@@ -176,6 +176,73 @@ def test_layers_are_converted(make):
             assert calls(again, x) == 1
 
 
+SEQUENCES = [
+    partial(nn.Conv1d, 4, 4, 3, 2, 2, 2, groups=4),
+    partial(nn.Conv1d, 4, 4, 3, groups=4, bias=False),
+    partial(nn.Conv1d, 4, 4, 4, groups=4, padding="same", dilation=3),
+    partial(nn.Conv1d, 4, 4, 4, groups=4, padding="valid", padding_mode="circular"),
+]
+
+
+@pytest.mark.parametrize("make", SEQUENCES)
+@pytest.mark.parametrize("act", [nn.SiLU(), nn.SiLU(inplace=True), nn.ReLU(), nn.Identity()])
+def test_sequences_are_converted_and_silu_is_fused(make, act):
+    before = nn.Sequential(nn.Conv1d(4, 4, 1), make(), act, make())
+    after = copy.deepcopy(before)
+    assert convert_depthwise(after) == 2
+    x = torch.randn(2, 4, 19, requires_grad=True)
+    fused = type(act) is nn.SiLU
+    with Recorder() as recorder:
+        result = after(x)
+    assert [call.args[-1] for call in recorder.calls] == [fused, False]
+    expected = before(x)
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-6)
+    seed = torch.randn_like(expected)
+    theirs = torch.autograd.grad(expected, [x, *before.parameters()], seed)
+    ours = torch.autograd.grad(result, [x, *after.parameters()], seed)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(after(x[0]), before(x[0]))
+    compiled = torch.compile(after, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x), expected)
+    exported = str(torch.export.export(after, (x,)).graph)
+    assert exported.count("aten.conv1d") == 3
+    assert "lenet_ops" not in exported
+    layers = list(after)
+    assert restore(after) == 2
+    assert calls(after, x) == 0
+    assert [type(layer) for layer in layers] == [type(layer) for layer in before]
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before", "after conversion"])
+@pytest.mark.parametrize("hooked", [0, 1], ids=["convolution", "SiLU"])
+def test_silu_beside_a_hook_is_not_fused(hooked, late):
+    model = nn.Sequential(nn.Conv1d(4, 4, 3, groups=4), nn.SiLU())
+    expected = []
+    for convert in (False, True):
+        if convert and late:
+            convert_depthwise(model)
+        handle = model[hooked].register_forward_hook(lambda module, args, output: output * 2)
+        if convert and not late:
+            convert_depthwise(model)
+        x = torch.ones(1, 4, 9)
+        with Recorder() as recorder:
+            expected.append(model(x))
+        handle.remove()
+    assert [call.args[-1] for call in recorder.calls] == [False]
+    torch.testing.assert_close(*expected)
+
+
+def test_batch_norm_and_convolution_fuse_in_one_sequence():
+    before = nn.Sequential(nn.Conv1d(3, 3, 3, groups=3), nn.SiLU(), nn.Unflatten(2, (2, 2)))
+    before.extend([nn.BatchNorm2d(3), nn.SiLU()])
+    after = copy.deepcopy(before)
+    assert (convert_batch_norm(after), convert_depthwise(after)) == (1, 1)
+    x = torch.randn(2, 3, 6)
+    assert calls(after, x) == 2
+    torch.testing.assert_close(after(x), before(x))
+    assert restore(after) == 2
+
+
 class Subclass(nn.Conv2d):
     pass
 
@@ -198,7 +265,9 @@ def replaced_forward():
         lambda: Subclass(4, 4, 3, groups=4),
         lambda: nn.LazyConv2d(4, 3, groups=4),
         lambda: nn.ConvTranspose2d(4, 4, 3, groups=4),
-        lambda: nn.Conv1d(4, 4, 3, groups=4),
+        lambda: nn.Conv1d(4, 4, 3, groups=4, padding="same", padding_mode="replicate"),
+        lambda: nn.Conv1d(4, 4, 3, groups=2),
+        lambda: nn.ConvTranspose1d(4, 4, 3, groups=4),
         lambda: parametrizations.weight_norm(nn.Conv2d(4, 4, 3, groups=4)),
         replaced_forward,
     ],

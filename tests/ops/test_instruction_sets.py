@@ -11,6 +11,7 @@ import torch
 LEVELS = ("DEFAULT", "AVX2", "AVX512")
 TESTS = (
     "tests/ops/test_values.py::test_many_elements",
+    "tests/ops/test_depthwise_conv1d.py::test_every_filter",
     "tests/ops/test_depthwise_conv2d.py::test_every_filter",
     "tests/ops/test_ncrelu.py::test_rows_of_any_length",
 )

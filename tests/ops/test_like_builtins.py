@@ -59,6 +59,9 @@ TOO_LARGE = {
     "batch_norm_act2d": lambda: ops.batch_norm_act2d(
         ones(1, 1, 1, TOO_MANY), None, None, training=True
     ),
+    "depthwise_conv1d": lambda: ops.depthwise_conv1d(  # 2^47 bytes
+        ones(1, 2**15, 1), ones(2**15, 1, 1), padding=2**29
+    ),
     "depthwise_conv2d": lambda: ops.depthwise_conv2d(  # 2^66 bytes
         ones(1, 1, 1, 1), ones(1, 1, 1, 1), padding=2**31
     ),
@@ -151,6 +154,21 @@ def test_flops_of_depthwise_conv2d():
     forward = counter.get_total_flops()
     assert forward == 2 * x.numel() * 9
     assert flops(lambda *t: ops.depthwise_conv2d(*t, padding=1), x, weight, bias) == 3 * forward
+
+
+@pytest.mark.parametrize(("activation", "passes"), [(None, 3), ("silu", 4)])
+def test_flops_of_depthwise_conv1d(activation, passes):
+    """Expect as many FLOPs for each gradient as forward, and again for SiLU's gradient."""
+    x, weight, bias = inputs_of("depthwise_conv1d")
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        F.conv1d(F.pad(x, (3, 0)), weight, bias, groups=3)
+    forward = counter.get_total_flops()
+    assert forward == 2 * x.numel() * 4
+
+    def function(*tensors):
+        return ops.depthwise_conv1d(*tensors, padding="causal", activation=activation)
+
+    assert flops(function, x, weight, bias) == passes * forward
 
 
 def inputs_of(name):

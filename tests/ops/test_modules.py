@@ -9,7 +9,16 @@ import torch
 from torch import nn
 
 import ops
-from ops import GELU, LLTM, BatchNormAct2d, DepthwiseConv2d, LLTMCell, MaxPool2d, NCReLU
+from ops import (
+    GELU,
+    LLTM,
+    BatchNormAct2d,
+    DepthwiseConv1d,
+    DepthwiseConv2d,
+    LLTMCell,
+    MaxPool2d,
+    NCReLU,
+)
 from tests.ops.operators import OPERATORS, each_operator
 from tests.ops.tensors import as_tuple, inputs, join, split
 
@@ -94,6 +103,7 @@ def test_dtype_and_device(op):
 def test_skip_init():
     for layer in (
         nn.utils.skip_init(BatchNormAct2d, 3, activation="silu"),
+        nn.utils.skip_init(DepthwiseConv1d, 3, 5, padding="causal"),
         nn.utils.skip_init(DepthwiseConv2d, 3, 5),
         nn.utils.skip_init(LLTM, 3, 4),
     ):
