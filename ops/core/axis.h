@@ -14,7 +14,7 @@ namespace ops {
 template <int K, int S, int D>
 struct ForwardAxis {
   static constexpr int kTaps = K, kStride = S, kDilation = D;
-  static constexpr bool kTransposed = false;
+  static constexpr bool kTransposed = false, kWhole = false;
 
   // Return the number of sources that `outputs` adjacent outputs read: their window.
   static constexpr int inputs(int outputs) { return (outputs - 1) * S + (K - 1) * D + 1; }
@@ -31,6 +31,16 @@ struct ForwardAxis {
   static constexpr int start(int padding) { return -padding; }
 };
 
+// The same maps for all outputs of an image of kSize pixels with "same" padding and stride 1: the
+// window is the image, without its padding.
+template <int K, int kSize>
+struct WholeAxis : ForwardAxis<K, 1, 1> {
+  static constexpr bool kWhole = true;
+  static constexpr int inputs(int) { return kSize; }
+  static constexpr int tap(int o, int i) { return ForwardAxis<K, 1, 1>::tap(o, i + K / 2); }
+  static constexpr int start(int) { return 0; }
+};
+
 // The same maps for the input gradient with stride S, for numbers of outputs that are multiples of
 // S. (With stride 1 it is a ForwardAxis with a flipped filter.)
 template <int K, int kPaddingParity, int S = 2>
@@ -38,7 +48,7 @@ struct TransposedAxis {
   static_assert((K - 1) % S == 0,
                 "the window's first input must not depend on the output's parity");
   static constexpr int kTaps = K, kStride = S, kDilation = 1;
-  static constexpr bool kTransposed = true;
+  static constexpr bool kTransposed = true, kWhole = false;
 
   static constexpr int inputs(int outputs) {
     return (outputs - 1 + kPaddingParity) / S + (K - 1) / S + 1;

@@ -6,9 +6,9 @@
 
 #include "core/windows.h"
 
-namespace ops {
+namespace ops::depthwise_conv2d {
 
-struct DepthwiseGeometry : Windows {
+struct Geometry : Windows {
   int64_t n, c;                      // batch, channels
   bool channels_last;                // the kernels run in NHWC
   int64_t input_n = 0, input_c = 0;  // strides between images and channels of the input
@@ -16,8 +16,8 @@ struct DepthwiseGeometry : Windows {
   bool empty() const { return n == 0 || c == 0 || out_h == 0 || out_w == 0; }
 };
 
-inline DepthwiseGeometry depthwise_geometry(const char* op, const Tensor& input,
-                                            const Tensor& weight, const Spacing& spacing) {
+inline Geometry geometry(const char* op, const Tensor& input, const Tensor& weight,
+                         const Spacing& spacing) {
   check(input.dim() == 4, op, ": input must have shape [N, C, H, W], got ", shape{input});
   check(weight.dim() == 4 && weight.size(0) == input.size(1) && weight.size(1) == 1 &&
             weight.size(2) > 0 && weight.size(3) > 0,
@@ -31,7 +31,7 @@ inline DepthwiseGeometry depthwise_geometry(const char* op, const Tensor& input,
 
 // Gradients to compute; nullptr: not requested, or empty.
 template <typename T>
-struct DepthwiseGradients {
+struct Gradients {
   T* input;
   T* weight;
   T* bias;
@@ -41,7 +41,7 @@ struct DepthwiseGradients {
 // kReadsStridedPlanes, an NCHW input with dense planes, such as a slice or an expansion along N or
 // C, is not copied.
 template <typename Backend>
-Tensor input_of(const Tensor& input, DepthwiseGeometry& g) {
+Tensor input_of(const Tensor& input, Geometry& g) {
   const bool dense_planes =
       (g.w == 1 || input.stride(3) == 1) && (g.h == 1 || input.stride(2) == g.w);
   if (Backend::kReadsStridedPlanes && !g.channels_last && dense_planes) {
@@ -56,11 +56,11 @@ Tensor input_of(const Tensor& input, DepthwiseGeometry& g) {
 }
 
 template <typename Backend>
-Tensor depthwise_conv2d(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias,
-                        std::vector<int64_t> stride, std::vector<int64_t> padding,
-                        std::vector<int64_t> dilation) {
+Tensor forward(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias,
+               std::vector<int64_t> stride, std::vector<int64_t> padding,
+               std::vector<int64_t> dilation) {
   const char* op = "depthwise_conv2d";
-  auto g = depthwise_geometry(op, input, weight, {stride, padding, dilation});
+  auto g = geometry(op, input, weight, {stride, padding, dilation});
   if (bias) {
     check_same(op, "input", input, "bias", *bias);
     check_shape(op, "bias", *bias, {g.c});
@@ -81,12 +81,13 @@ Tensor depthwise_conv2d(const Tensor& input, const Tensor& weight, std::optional
 
 // Return (grad_input, grad_weight, grad_bias). Those not in output_mask have shape [0].
 template <typename Backend>
-std::tuple<Tensor, Tensor, Tensor> depthwise_conv2d_backward(
-    const Tensor& grad_output, const Tensor& input, const Tensor& weight,
-    std::vector<int64_t> stride, std::vector<int64_t> padding, std::vector<int64_t> dilation,
-    std::vector<bool> output_mask) {
+std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad_output, const Tensor& input,
+                                            const Tensor& weight, std::vector<int64_t> stride,
+                                            std::vector<int64_t> padding,
+                                            std::vector<int64_t> dilation,
+                                            std::vector<bool> output_mask) {
   const char* op = "depthwise_conv2d_backward";
-  auto g = depthwise_geometry(op, input, weight, {stride, padding, dilation});
+  auto g = geometry(op, input, weight, {stride, padding, dilation});
   check_same(op, "input", input, "grad_output", grad_output);
   check_shape(op, "grad_output", grad_output, {g.n, g.c, g.out_h, g.out_w});
   check(output_mask.size() == 3, op, ": output_mask must be three booleans");
@@ -102,10 +103,10 @@ std::tuple<Tensor, Tensor, Tensor> depthwise_conv2d_backward(
     Backend::backward(
         x, g, grad.const_data_ptr<T>(), need_weight ? x.const_data_ptr<T>() : nullptr,
         w.const_data_ptr<T>(),
-        DepthwiseGradients<T>{data_unless_empty<T>(grad_input), data_unless_empty<T>(grad_weight),
-                              data_unless_empty<T>(grad_bias)});
+        Gradients<T>{data_unless_empty<T>(grad_input), data_unless_empty<T>(grad_weight),
+                     data_unless_empty<T>(grad_bias)});
   });
   return {grad_input, in_strides_of(weight, grad_weight), grad_bias};
 }
 
-}  // namespace ops
+}  // namespace ops::depthwise_conv2d

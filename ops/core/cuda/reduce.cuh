@@ -15,6 +15,18 @@ inline size_t reduction_elements(int lanes, int groups, int sums) {
   return static_cast<size_t>(lanes) * std::max(1, groups / 2) * sums;
 }
 
+// Sum over the lanes of the warp; lane 0 gets the totals.
+template <int kSums, int V, typename Acc>
+__device__ void reduce_warp(Acc (&sum)[kSums][V]) {
+#pragma unroll
+  for (int i = 0; i < kSums * V; ++i) {
+#pragma unroll
+    for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) {
+      sum[i / V][i % V] += __shfl_down_sync(~0u, sum[i / V][i % V], lanes);
+    }
+  }
+}
+
 // Tree reduction over `groups` groups of `lanes` threads; each thread has kSums sums of each of V
 // channels. Afterwards shared[i] is sum i % kSums of the block's channel i / kSums. Call it from
 // all threads, when none of them uses `shared`. It lets stage 2 start (trigger_dependent_launch).

@@ -1,6 +1,6 @@
 // SIMD kernel of the forward pass and the input gradient; figure in plan.h. No include guard.
 
-namespace ops::cpu::OPS_ISA {
+namespace ops::cpu::OPS_ISA::depthwise_conv2d {
 
 // Prefetch to the L2 cache: sources of the next output row and outputs of the next block. With
 // lanes as the inner loop the access pattern defeats the hardware prefetcher.
@@ -49,7 +49,7 @@ inline Vec<A, kLanes<A>> load_once(const A* from) {
 // Accumulate TAPS adjacent taps in R × V vectors. Source p serves tap t of output p − t, so
 // R + TAPS − 1 sources, `step` elements apart, are loaded once.
 // pads_first, pads_last: the first or last source is padding.
-template <int TAPS, bool DIRECT, int R, int V, typename A>
+template <int TAPS, bool IN_PLACE, int R, int V, typename A>
 inline void add_taps(Vec<A, kLanes<A>> (&sum)[R][V], const Tap* taps, const A* weight,
                      const A* source, int64_t step, bool pads_first, bool pads_last) {
   constexpr int N = kLanes<A>, SOURCES = R + TAPS - 1;
@@ -65,12 +65,12 @@ inline void add_taps(Vec<A, kLanes<A>> (&sum)[R][V], const Tap* taps, const A* w
   source += taps[0].source;
   OPS_UNROLL
   for (int p = 0; p < SOURCES; ++p) {
-    if (DIRECT && p > 0 && p % 4 == 0) {
+    if (IN_PLACE && p > 0 && p % 4 == 0) {
       source += 4 * step;
       asm("" : "+r"(source));  // else compilers emit one chain of additions
     }
     const bool pads = (p == 0 && pads_first) || (p == SOURCES - 1 && pads_last);
-    const A* from = pads ? zeros : source + (DIRECT ? p % 4 : p) * step;
+    const A* from = pads ? zeros : source + (IN_PLACE ? p % 4 : p) * step;
     OPS_UNROLL
     for (int v = 0; v < V; ++v) {
       const Vec<A, N> x = load_once<TAPS>(from + v * N);
@@ -85,8 +85,8 @@ inline void add_taps(Vec<A, kLanes<A>> (&sum)[R][V], const Tap* taps, const A* w
 }
 
 // Compute a register block: R outputs, V vectors of lanes at a time, accumulated over all taps.
-// DIRECT: sources may be padding that is not in memory.
-template <int V, bool DIRECT, typename A>
+// IN_PLACE: sources may be padding that is not in memory.
+template <int V, bool IN_PLACE, typename A>
 struct CorrelateBlock {
   template <int R>
   static void run(const Block& block, const RowPlan& row_plan, const Tap* filter_rows,
@@ -94,7 +94,7 @@ struct CorrelateBlock {
                   A* out, int64_t out_pixel_stride, Prefetch<A> prefetch) {
     constexpr int N = kLanes<A>;
     const int64_t step = row_plan.source_step;
-    const bool pads_first = DIRECT && block.pads_first, pads_last = DIRECT && block.pads_last;
+    const bool pads_first = IN_PLACE && block.pads_first, pads_last = IN_PLACE && block.pads_last;
     const int64_t out_step = row_plan.out_step * out_pixel_stride;
     const Tap *begin = row_plan.taps.data() + block.tap_begin,
               *end = row_plan.taps.data() + block.tap_end;
@@ -119,19 +119,19 @@ struct CorrelateBlock {
         const Tap* tap = begin;
         if constexpr (V == 1) {  // V = 2: registers for one tap only
           for (; block.shared && end - tap >= 3; tap += 3) {
-            add_taps<3, DIRECT>(sum, tap, row_weight, row, step, tap == begin && pads_first,
-                                tap + 3 == end && pads_last);
+            add_taps<3, IN_PLACE>(sum, tap, row_weight, row, step, tap == begin && pads_first,
+                                  tap + 3 == end && pads_last);
           }
           if (block.shared && end - tap == 2) {
-            add_taps<2, DIRECT>(sum, tap, row_weight, row, step, tap == begin && pads_first,
-                                pads_last);
+            add_taps<2, IN_PLACE>(sum, tap, row_weight, row, step, tap == begin && pads_first,
+                                  pads_last);
             tap = end;
           }
         }
         for (; tap < end; ++tap) {
           if (pads_first || pads_last) {
-            add_taps<1, DIRECT>(sum, tap, row_weight, row, step, tap == begin && pads_first,
-                                tap + 1 == end && pads_last);
+            add_taps<1, IN_PLACE>(sum, tap, row_weight, row, step, tap == begin && pads_first,
+                                  tap + 1 == end && pads_last);
           } else {
             add_taps<1, false>(sum, tap, row_weight, row, step, false, false);
           }
@@ -154,7 +154,7 @@ auto select_correlate(const RowPlan& row_plan, int64_t vectors, int64_t outputs)
     if (vectors == 2) {
       return kernel_of<CorrelateBlock<2, true, A>, kMaxOutputs / 2>(outputs);
     }
-    if (!row_plan.shares_in_place) {
+    if (!row_plan.extra_in_place) {
       return kernel_of<CorrelateBlock<1, false, A>, kMaxOutputs>(outputs);
     }
   }
@@ -189,7 +189,7 @@ void correlate(const Correlation<T>& c, int64_t begin, int64_t end,
     int64_t out_pixel_stride = lane_count;
     Prefetch<A> prefetch{nullptr, 0, lane_count, 0, false};
     if constexpr (std::is_same_v<T, A>) {
-      if (c.direct) {
+      if (c.in_place) {
         source = ring.view.base[0];
         const int64_t next = valid.last + 1, left = ring.view.prefetch_rows - next;
         const int64_t most = vertical.transposed ? 1 : vertical.stride;
@@ -223,4 +223,4 @@ void correlate(const Correlation<T>& c, int64_t begin, int64_t end,
   }
 }
 
-}  // namespace ops::cpu::OPS_ISA
+}  // namespace ops::cpu::OPS_ISA::depthwise_conv2d

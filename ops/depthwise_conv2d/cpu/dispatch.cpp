@@ -9,7 +9,7 @@
 #define OPS_KERNELS "depthwise_conv2d/cpu/kernels.h"
 #include "core/cpu/dispatch_isa.h"
 
-namespace ops::cpu {
+namespace ops::depthwise_conv2d {
 namespace {
 
 constexpr int64_t kGrain = 200000;  // minimum multiply-adds per thread
@@ -23,7 +23,7 @@ constexpr int64_t kL1Bytes = kWays * kWayBytes;
 
 // Return the vectors per group of lanes. NCHW: one. Channels-last: two, which are a cache line of a
 // pixel (32 and 64 bits with AVX2, 16 bits with AVX-512).
-int64_t vectors_of(const DepthwiseGeometry& g) {
+int64_t vectors_of(const Geometry& g) {
   return g.channels_last ? 2 : 1;
 }
 
@@ -34,13 +34,13 @@ int64_t vectors_of(const DepthwiseGeometry& g) {
 bool has_cache_conflicts(const Axis& vertical, const Axis& horizontal, int64_t pixel_bytes) {
   const int64_t step = horizontal.transposed ? 1 : horizontal.stride;
   const int64_t pixels = (kMaxOutputs - 1) * step + horizontal.span();
-  const int64_t rows = vector_bytes() < kCacheLine ? vertical.span() : 1;
+  const int64_t rows = cpu::vector_bytes() < kCacheLine ? vertical.span() : 1;
   return pixels * rows >
          kWays * (kWayBytes / std::max(kCacheLine, std::gcd(kWayBytes, pixel_bytes)));
 }
 
 // Return the minimum output rows per thread.
-int64_t row_grain(const DepthwiseGeometry& g, int64_t lanes) {
+int64_t row_grain(const Geometry& g, int64_t lanes) {
   const double row = 1.0 * g.out_w * g.kernel_h * g.kernel_w * lanes;
   return std::max<int64_t>(1, static_cast<int64_t>(kGrain / row));
 }
@@ -62,34 +62,35 @@ std::vector<acc_t<T>> pack_channels(const LaneLayout& lanes, const T* from, int6
 }
 
 template <typename T>
-void correlate(const DepthwiseGeometry& g, bool transposed, ImageTensor<const T> source,
-               const T* weight, const T* bias, ImageTensor<T> out) {
+void correlate(const Geometry& g, bool transposed, ImageTensor<const T> source, const T* weight,
+               const T* bias, ImageTensor<T> out) {
   using A = acc_t<T>;
   const Axis vertical = vertical_axis(g, transposed), horizontal = horizontal_axis(g, transposed);
   const int64_t taps = g.kernel_h * g.kernel_w;
-  const int64_t vector = vector_bytes() / sizeof(A), group_lanes = vectors_of(g) * vector;
+  const int64_t vector = cpu::vector_bytes() / sizeof(A), group_lanes = vectors_of(g) * vector;
   const bool conflicts = has_cache_conflicts(vertical, horizontal, g.c * sizeof(A));
-  const bool direct = std::is_same_v<T, A> && g.channels_last && g.c >= group_lanes &&
-                      taps <= (conflicts ? kMaxConflictReuse : kMaxReuse) * g.stride_h * g.stride_w;
+  const bool in_place =
+      std::is_same_v<T, A> && g.channels_last && g.c >= group_lanes &&
+      taps <= (conflicts ? kMaxConflictReuse : kMaxReuse) * g.stride_h * g.stride_w;
   // With conflicts, consume a cache line at once: two vectors per block.
-  const int64_t vectors = direct && conflicts ? 2 : 1;
+  const int64_t vectors = in_place && conflicts ? 2 : 1;
   // One vector of lanes if the weights of two would exceed the L1 cache.
   const int64_t ring_lanes = taps * kCacheLine > kL1Bytes ? vector : group_lanes;
-  const LaneLayout lanes(g, vertical, direct ? g.c : ring_lanes);
-  const RowPlan row_plan(horizontal, lanes.count, kMaxOutputs / vectors, !direct);
+  const LaneLayout lanes(g, vertical, in_place ? g.c : ring_lanes);
+  const RowPlan row_plan(horizontal, lanes.count, kMaxOutputs / vectors, !in_place);
   const auto packed = pack_channels(lanes, weight, g.c, taps);
   const auto packed_bias = pack_channels(lanes, bias, g.c, 1);
   const Axis& band = lanes.bands.axis;
-  const SourceRows source_rows{direct ? vertical.source_size : band.span(),
+  const SourceRows source_rows{in_place ? vertical.source_size : band.span(),
                                row_plan.width * lanes.count};
-  const Correlation<T> c{g,      lanes,  row_plan,      source_rows,        vectors,
-                         direct, source, packed.data(), packed_bias.data(), out};
-  const int64_t ring_size = direct ? 0 : source_rows.count * source_rows.size;
-  const int64_t row_size = direct ? 0 : horizontal.out_size * lanes.count;
+  const Correlation<T> c{g,        lanes,  row_plan,      source_rows,        vectors,
+                         in_place, source, packed.data(), packed_bias.data(), out};
+  const int64_t ring_size = in_place ? 0 : source_rows.count * source_rows.size;
+  const int64_t row_size = in_place ? 0 : horizontal.out_size * lanes.count;
   const int64_t rows = lanes.image_groups * lanes.channel_groups * band.out_size;
-  parallel_for(0, rows, row_grain(g, lanes.count), [&](int64_t begin, int64_t end) {
+  cpu::parallel_for(0, rows, row_grain(g, lanes.count), [&](int64_t begin, int64_t end) {
     Workspace<A> workspace(band.taps, ring_size, row_size);
-    OPS_CALL(correlate(c, begin, end, workspace));
+    OPS_CALL(depthwise_conv2d::correlate(c, begin, end, workspace));
   });
 }
 
@@ -97,15 +98,15 @@ struct Kernels {
   static constexpr bool kReadsStridedPlanes = true;
 
   template <typename T>
-  static void forward(const Tensor&, const DepthwiseGeometry& g, const T* x, const T* weight,
-                      const T* bias, T* out) {
+  static void forward(const Tensor&, const Geometry& g, const T* x, const T* weight, const T* bias,
+                      T* out) {
     correlate<T>(g, false, input_tensor(g, x), weight, bias,
                  dense_tensor(g, out, g.out_h, g.out_w));
   }
 
   template <typename T>
-  static void backward(const Tensor&, const DepthwiseGeometry& g, const T* grad, const T* x,
-                       const T* weight, const DepthwiseGradients<T>& to) {
+  static void backward(const Tensor&, const Geometry& g, const T* grad, const T* x, const T* weight,
+                       const Gradients<T>& to) {
     if (to.input) {
       correlate<T>(g, true, dense_tensor(g, grad, g.out_h, g.out_w), weight, nullptr,
                    dense_tensor(g, to.input, g.h, g.w));
@@ -119,16 +120,17 @@ struct Kernels {
   // Deterministic two-stage reduction: sum ranges of rows, then add the ranges in order. Ranges
   // depend on the shape alone, so the result does not depend on the number of threads.
   template <typename T>
-  static void backward_weight(const DepthwiseGeometry& g, const T* grad, const T* x, T* grad_weight,
+  static void backward_weight(const Geometry& g, const T* grad, const T* x, T* grad_weight,
                               T* grad_bias) {
     using A = acc_t<T>;
-    const int64_t vector = vector_bytes() / sizeof(A), group_lanes = vectors_of(g) * vector;
-    const bool direct =
+    const int64_t vector = cpu::vector_bytes() / sizeof(A), group_lanes = vectors_of(g) * vector;
+    const bool in_place =
         std::is_same_v<T, A> && x && g.channels_last && g.c >= group_lanes &&
         g.kernel_h * g.kernel_w <= kMaxReuse * g.stride_h * g.stride_w &&
         !has_cache_conflicts(vertical_axis(g, false), horizontal_axis(g, false), g.c * sizeof(A));
     const WeightGradient<T> p(g, grad, x, grad_bias,
-                              direct ? (g.c + vector - 1) / vector * vector : group_lanes, direct);
+                              in_place ? (g.c + vector - 1) / vector * vector : group_lanes,
+                              in_place);
     const int64_t groups = p.lanes.channel_groups,
                   rows = p.lanes.image_groups * p.vertical.out_size;
     const int64_t lanes = p.lanes.count, sums_per_channel = g.kernel_h * g.kernel_w + 1;
@@ -141,12 +143,12 @@ struct Kernels {
       for (int64_t task = begin; task < end; ++task) {
         const int64_t group = task % groups, range = task / groups;
         WeightWorkspace<A> workspace(p, &totals[task * sums_per_channel * lanes]);
-        OPS_CALL(accumulate_weight_gradient(p, group, rows * range / ranges,
-                                            rows * (range + 1) / ranges, workspace));
+        OPS_CALL(depthwise_conv2d::accumulate_weight_gradient(
+            p, group, rows * range / ranges, rows * (range + 1) / ranges, workspace));
       }
     };
     const int64_t task_grain = thread_rows * ranges / std::max<int64_t>(1, rows) + 1;
-    parallel_for(0, groups * ranges, task_grain, work);
+    cpu::parallel_for(0, groups * ranges, task_grain, work);
     reduce_totals(p, totals, ranges, grad_weight, grad_bias);
   }
 
@@ -191,8 +193,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(lenet_ops, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CPU, m) {
-  m.impl("depthwise_conv2d", TORCH_BOX(&depthwise_conv2d<Kernels>));
-  m.impl("depthwise_conv2d_backward", TORCH_BOX(&depthwise_conv2d_backward<Kernels>));
+  m.impl("depthwise_conv2d", TORCH_BOX(&forward<Kernels>));
+  m.impl("depthwise_conv2d_backward", TORCH_BOX(&backward<Kernels>));
 }
 
-}  // namespace ops::cpu
+}  // namespace ops::depthwise_conv2d

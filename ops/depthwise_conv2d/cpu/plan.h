@@ -13,7 +13,7 @@
 //   ring:    the source rows that the taps of one output row span; stays in the L1 cache
 //
 // A tap is one multiply-add of vectors; up to three adjacent taps share each source load. Channels-
-// last sources with few taps are read in place, without the ring (`direct`): see dispatch.cpp.
+// last sources with few taps are read in place, without the ring (`in_place`): see dispatch.cpp.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,7 @@
 #include "core/cpu/isa.h"
 #include "depthwise_conv2d/op.h"
 
-namespace ops::cpu {
+namespace ops::depthwise_conv2d {
 
 constexpr int64_t kCacheLine = 64;   // bytes
 constexpr int64_t kMaxLanes = 32;    // of a group in the ring: two AVX-512 vectors of float
@@ -31,7 +31,7 @@ constexpr int64_t kMaxOutputs = 14;  // accumulator vectors of a block, in regis
 
 // Maximum outputs of a block with shared loads: three taps and 12 accumulators fill 16 registers.
 inline int64_t max_shared_outputs() {
-  return vector_bytes() < kCacheLine ? 12 : kMaxOutputs;
+  return cpu::vector_bytes() < kCacheLine ? 12 : kMaxOutputs;
 }
 
 // Offsets of a tap's weights and source, in elements.
@@ -46,26 +46,22 @@ struct Block {
   int64_t tap_begin, tap_end;  // taps with at least one source that is not padding
   bool shared;                 // tap t of output r + 1 reads the source of tap t + 1 of output r
   bool pads_first, pads_last;  // the first output's first tap, the last output's last: padding
-
-  bool has_taps_of(const Block& other) const {
-    return tap_begin == other.tap_begin && tap_end == other.tap_end;
-  }
 };
 
 // Partition of an output row into register blocks. All outputs of a block have the same taps, but
 // see pads_first and pads_last. In the input gradient, the outputs of a block are `stride` pixels
 // apart: one phase of the transposed convolution.
 struct RowPlan {
-  int64_t out_step;              // between outputs of a block, in pixels
-  int64_t source_step;           // between sources of these outputs, in elements
-  bool shares_in_place = false;  // direct, and adjacent taps share source loads
-  int64_t left = 0;              // zero pixels before a source row
-  int64_t width = 0;             // pixels of a source row with zeros on both sides
+  int64_t out_step;             // between outputs of a block, in pixels
+  int64_t source_step;          // between sources of these outputs, in elements
+  bool extra_in_place = false;  // in place, and taps share source loads, or blocks read padding
+  int64_t left = 0;             // zero pixels before a source row
+  int64_t width = 0;            // pixels of a source row with zeros on both sides
   std::vector<Tap> taps;
   std::vector<Block> blocks;
 
   // Plan rows of pixels of `lanes` lanes, in blocks of at most `max_outputs`. Without zeros around
-  // source rows (`padded`), a block that shares loads may have one tap of padding at each end.
+  // source rows (`padded`), a block may have one tap of padding at each end.
   RowPlan(const Axis& axis, int64_t lanes, int64_t max_outputs, bool padded) {
     const int64_t phases = axis.transposed ? axis.stride : 1;
     const int64_t step = axis.transposed ? 1 : axis.stride;
@@ -94,7 +90,7 @@ struct RowPlan {
     const int64_t end_tap = taps.size();
     const bool shared = end_tap - first_tap > 2 &&
                         taps[first_tap + 1].source - taps[first_tap].source == source_step;
-    shares_in_place = shares_in_place || (shared && !padded);
+    extra_in_place = extra_in_place || (shared && !padded);
     // Limit the zeros on either side of a source row, at most (outputs − 1) · step, to source_size
     // + kMaxOutputs. Only large strides shorten blocks.
     max_outputs = std::min({max_outputs, 1 + (axis.source_size + kMaxOutputs) / step,
@@ -124,15 +120,16 @@ struct RowPlan {
       }
       return block;
     };
-    // Return whether a block reads no padding; one that shares loads, at most its first and its
-    // last source.
+    // Return whether a block reads padding at most in the first tap of its first output and in the
+    // last tap of its last output.
     const auto reads_image = [&](int64_t begin, int64_t end) {
       const Block whole = block(begin, end);
-      if (!shared) {
-        return !whole.pads_first && !whole.pads_last && block(begin, begin + 1).has_taps_of(whole);
-      }
-      return (!whole.pads_first || source(whole.tap_begin, begin + 1) >= 0) &&
-             (!whole.pads_last || source(whole.tap_end - 1, end - 2) < axis.source_size);
+      const int64_t first = whole.tap_begin, last = whole.tap_end - 1;
+      const bool one_tap = first >= last;
+      return (!whole.pads_first ||
+              (source(first, begin + 1) >= 0 && (one_tap || source(first + 1, begin) >= 0))) &&
+             (!whole.pads_last || (source(last, end - 2) < axis.source_size &&
+                                   (one_tap || source(last - 1, end - 1) < axis.source_size)));
     };
     const int64_t outputs = (axis.out_size - 1 - phase) / phases + 1;
     for (int64_t begin = 0, end; begin < outputs; begin = end) {
@@ -146,6 +143,7 @@ struct RowPlan {
       for (int64_t i = 0; i < count; ++i) {
         const int64_t at = begin + i * (end - begin - size) / std::max<int64_t>(1, count - 1);
         blocks.push_back(block(at, at + size));
+        extra_in_place = extra_in_place || blocks.back().pads_first || blocks.back().pads_last;
         if (padded && blocks.back().tap_begin < blocks.back().tap_end) {
           left = std::max(left, -source(blocks.back().tap_begin, at));
           width = std::max(width, source(blocks.back().tap_end - 1, at + size - 1) + 1);
@@ -193,14 +191,14 @@ struct Bands {
 // Assignment of lanes: lane i · channels + c holds channel c of image (or band of an image) i.
 // Lanes without an image or channel are idle.
 struct LaneLayout {
-  // Lanes that one pass over a row computes: 1 or 2 vectors; if direct, all C channels (in the
+  // Lanes that one pass over a row computes: 1 or 2 vectors; in place, all C channels (in the
   // weight gradient rounded up to whole vectors).
   int64_t count;
   int64_t channels, images;  // of a group: channels · images (or bands) ≤ count
   Bands bands;
   int64_t channel_groups, image_groups;  // groups of lanes that cover all channels, all images
 
-  LaneLayout(const DepthwiseGeometry& g, const Axis& vertical, int64_t count)
+  LaneLayout(const Geometry& g, const Axis& vertical, int64_t count)
       : count(count),
         channels(std::min(g.c, count)),
         images(count / channels),
@@ -244,21 +242,21 @@ struct ImageTensor {
 };
 
 template <typename T>
-ImageTensor<const T> input_tensor(const DepthwiseGeometry& g, const T* x) {
+ImageTensor<const T> input_tensor(const Geometry& g, const T* x) {
   return {x, g.h, g.w, g.input_n, g.input_c};
 }
 
 template <typename T>
-ImageTensor<T> dense_tensor(const DepthwiseGeometry& g, T* data, int64_t height, int64_t width) {
+ImageTensor<T> dense_tensor(const Geometry& g, T* data, int64_t height, int64_t width) {
   const auto strides = image_strides(g.channels_last, g.c, height, width);
   return {data, height, width, strides.n, strides.c};
 }
 
 // Return the lanes' addresses. Row 0 of band b is row b · band_rows − above of its image.
 template <typename T>
-LaneView<T> lane_view(const DepthwiseGeometry& g, const LaneLayout& lanes,
-                      const ImageTensor<T>& images, int64_t image_group, int64_t channel_group,
-                      int64_t band_rows, int64_t above) {
+LaneView<T> lane_view(const Geometry& g, const LaneLayout& lanes, const ImageTensor<T>& images,
+                      int64_t image_group, int64_t channel_group, int64_t band_rows,
+                      int64_t above) {
   const int64_t n = image_group * lanes.images, c = channel_group * lanes.channels;
   const int64_t channels = std::min(lanes.channels, g.c - c), width = images.width;
   const int64_t bands = lanes.bands.count;
@@ -283,15 +281,15 @@ LaneView<T> lane_view(const DepthwiseGeometry& g, const LaneLayout& lanes,
 }
 
 template <typename T>
-LaneView<T> source_view(const DepthwiseGeometry& g, const LaneLayout& lanes,
-                        const ImageTensor<T>& images, int64_t image_group, int64_t group) {
+LaneView<T> source_view(const Geometry& g, const LaneLayout& lanes, const ImageTensor<T>& images,
+                        int64_t image_group, int64_t group) {
   return lane_view(g, lanes, images, image_group, group, lanes.bands.source_rows,
                    lanes.bands.above);
 }
 
 template <typename T>
-LaneView<T> out_view(const DepthwiseGeometry& g, const LaneLayout& lanes,
-                     const ImageTensor<T>& images, int64_t image_group, int64_t group) {
+LaneView<T> out_view(const Geometry& g, const LaneLayout& lanes, const ImageTensor<T>& images,
+                     int64_t image_group, int64_t group) {
   return lane_view(g, lanes, images, image_group, group, lanes.bands.out_rows, 0);
 }
 
@@ -301,7 +299,7 @@ struct ValidRows {
   int64_t last;  // last source row that they read
 };
 
-// Source rows in the ring, or in the image if `direct`: `count` rows of `size` elements. Row h is
+// Source rows in the ring, or in the image if `in_place`: `count` rows of `size` elements. Row h is
 // in slot h % count.
 struct SourceRows {
   int64_t count, size;
@@ -347,15 +345,15 @@ template <typename T>
 struct Correlation {
   using A = acc_t<T>;
 
-  const DepthwiseGeometry& g;
+  const Geometry& g;
   LaneLayout lanes;
   RowPlan row_plan;
   SourceRows source_rows;
   int64_t vectors;  // SIMD vectors per output of a register block
-  bool direct;      // read sources in place (channels-last); lanes are all channels of a pixel
+  bool in_place;    // read sources in place (channels-last); lanes are all channels of a pixel
   ImageTensor<const T> source;
   const A *weight, *bias;  // [channel group][tap][lane], [channel group][lane]
   ImageTensor<T> out;
 };
 
-}  // namespace ops::cpu
+}  // namespace ops::depthwise_conv2d

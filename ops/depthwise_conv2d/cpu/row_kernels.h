@@ -1,6 +1,8 @@
 // Copies of image rows between memory and the vector layout [pixel][lane]. No include guard.
 
-namespace ops::cpu::OPS_ISA {
+namespace ops::cpu::OPS_ISA::depthwise_conv2d {
+
+using namespace ops::depthwise_conv2d;
 
 // Convert `channels` ≤ 2 N channels of each of n pixels.
 template <int N, typename From, typename To>
@@ -140,4 +142,4 @@ struct Ring {
   }
 };
 
-}  // namespace ops::cpu::OPS_ISA
+}  // namespace ops::cpu::OPS_ISA::depthwise_conv2d

@@ -1,6 +1,6 @@
 // SIMD kernel of the weight and bias gradients; figure in weight_plan.h. No include guard.
 
-namespace ops::cpu::OPS_ISA {
+namespace ops::cpu::OPS_ISA::depthwise_conv2d {
 
 // Output rows accumulated together, all with the same taps; a single row, if sources are in the
 // ring. Strides are in elements.
@@ -129,7 +129,7 @@ void accumulate_weight_gradient(const WeightGradient<T>& p, int64_t group, int64
                 workspace.ring() + p.left * lane_count, p.source_rows, 0};
         rows.source = ring.data;
         if constexpr (std::is_same_v<T, A>) {
-          rows.source = p.direct ? ring.view.base[0] : rows.source;
+          rows.source = p.in_place ? ring.view.base[0] : rows.source;
         }
       }
     }
@@ -137,10 +137,10 @@ void accumulate_weight_gradient(const WeightGradient<T>& p, int64_t group, int64
     rows.count = 1;
     if (p.x.data) {
       valid = workspace.find_rows(p.vertical, h, p.g.kernel_w * lane_count, p.source_rows);
-      if (!p.direct) {
+      if (!p.in_place) {
         ring.gather(p.lanes, valid.last);
       }
-      while (p.direct && valid.count == p.vertical.taps && index + rows.count < end &&
+      while (p.in_place && valid.count == p.vertical.taps && index + rows.count < end &&
              h + rows.count < out_h && rows.count * out_w < join_terms &&
              p.vertical.source(h + rows.count, p.vertical.taps - 1) >= 0) {
         ++rows.count;
@@ -150,10 +150,10 @@ void accumulate_weight_gradient(const WeightGradient<T>& p, int64_t group, int64
     rows.grad_pixel = lane_count;
     rows.grad_row = view.row_stride;
     if constexpr (std::is_same_v<T, A>) {
-      if (p.direct || (view.pixel_stride && view.channels == lane_count)) {
+      if (p.in_place || (view.pixel_stride && view.channels == lane_count)) {
         rows.grad = view.base[0] + h * view.row_stride;
         rows.grad_pixel = view.pixel_stride;
-        if (!p.direct) {
+        if (!p.in_place) {
           prefetch_row(view, 0, h + 1);
         }
       }
@@ -161,7 +161,7 @@ void accumulate_weight_gradient(const WeightGradient<T>& p, int64_t group, int64
     if (rows.grad == workspace.row()) {
       gather_row(view, h, p.lanes, workspace.row());
     }
-    if (p.direct) {
+    if (p.in_place) {
       const int64_t last = valid.last + (rows.count - 1) * stride;
       for (int64_t i = 1; i <= rows.count * stride; ++i) {
         prefetch_row(ring.view, 0, last + i);
@@ -174,7 +174,7 @@ void accumulate_weight_gradient(const WeightGradient<T>& p, int64_t group, int64
       const int64_t until = from + kFlushTerms < out_w ? from + kFlushTerms : out_w;
       workspace.find_tap_groups(p, valid.count, from, until);
       for (int64_t lane = 0; lane < active; lane += N) {
-        const int64_t at = !p.direct || lane + N <= p.pixel_stride ? lane : p.pixel_stride - N;
+        const int64_t at = !p.in_place || lane + N <= p.pixel_stride ? lane : p.pixel_stride - N;
         for (const TapGroup& tap_group : workspace.tap_groups) {
           kernel_of<AccumulateTaps<A>, kMaxGroupTaps>(tap_group.count)(
               &workspace.taps[tap_group.first], &workspace.ranges[tap_group.first], rows, tap_group,
@@ -194,4 +194,4 @@ void accumulate_weight_gradient(const WeightGradient<T>& p, int64_t group, int64
   }
 }
 
-}  // namespace ops::cpu::OPS_ISA
+}  // namespace ops::cpu::OPS_ISA::depthwise_conv2d

@@ -11,7 +11,7 @@
 
 #include "depthwise_conv2d/cpu/plan.h"
 
-namespace ops::cpu {
+namespace ops::depthwise_conv2d {
 
 constexpr int64_t kMaxGroupTaps = 10;  // accumulators and source pointers fit in registers
 constexpr int64_t kFlushTerms = 256;   // terms after which sums are flushed to double
@@ -40,30 +40,30 @@ struct WeightGradient {
     int64_t source, begin, end;
   };
 
-  const DepthwiseGeometry& g;
+  const Geometry& g;
   ImageTensor<const T> grad, x;  // x.data is null for the bias gradient alone
   bool bias;
   LaneLayout lanes;
   Axis vertical;  // of a band
   std::vector<Column> columns;
-  bool direct;           // read sources in place (channels-last); lanes are all channels of a pixel
+  bool in_place;         // read sources in place (channels-last); lanes are all channels of a pixel
   bool padded;           // zeros on both sides of a source row are in memory
   int64_t left;          // zero pixels before a source row
   int64_t pixel_stride;  // of the source, in elements
-  int64_t last_vector;   // direct: where the sums of the last vector start
+  int64_t last_vector;   // in place: where the sums of the last vector start
   SourceRows source_rows;
 
-  WeightGradient(const DepthwiseGeometry& g, const T* grad, const T* x, bool bias,
-                 int64_t lane_count, bool direct)
+  WeightGradient(const Geometry& g, const T* grad, const T* x, bool bias, int64_t lane_count,
+                 bool in_place)
       : g(g),
         grad(dense_tensor(g, grad, g.out_h, g.out_w)),
         x(input_tensor(g, x)),
         bias(bias),
         lanes(g, vertical_axis(g, false), lane_count),
         vertical(lanes.bands.axis),
-        direct(direct),
-        pixel_stride(direct ? g.c : lane_count),
-        last_vector(lane_count - (direct ? vector_bytes() / sizeof(acc_t<T>) : 0)) {
+        in_place(in_place),
+        pixel_stride(in_place ? g.c : lane_count),
+        last_vector(lane_count - (in_place ? cpu::vector_bytes() / sizeof(acc_t<T>) : 0)) {
     const int64_t stride = g.stride_w;
     for (int64_t tap = 0; tap < g.kernel_w; ++tap) {
       const int64_t source = tap * g.dilation_w - g.padding_w;
@@ -72,13 +72,13 @@ struct WeightGradient {
       columns.push_back({source, begin, std::min(end, g.out_w)});
     }
     const int64_t last = columns.back().source + (g.out_w - 1) * stride;
-    padded = !direct && std::max(g.padding_w, last - g.w) <= g.w + kPaddingAllowance;
+    padded = !in_place && std::max(g.padding_w, last - g.w) <= g.w + kPaddingAllowance;
     left = padded ? g.padding_w : 0;
     const int64_t width = left + (padded ? std::max(g.w, last + 1) : g.w);
-    source_rows = {direct ? g.h : vertical.span(), width * pixel_stride};
+    source_rows = {in_place ? g.h : vertical.span(), width * pixel_stride};
   }
 
-  // Return the index of a lane's sum. If direct, the last vector overlaps: it loads channels from
+  // Return the index of a lane's sum. In place, the last vector overlaps: it loads channels from
   // C − N on, but its sums start at the last multiple of N below C.
   int64_t sum_index(int64_t lane) const {
     return lane < last_vector ? lane : lane + lanes.count - g.c;
@@ -97,8 +97,8 @@ class WeightWorkspace : public Workspace<A> {
 
   template <typename T>
   WeightWorkspace(const WeightGradient<T>& p, double* totals)
-      : Workspace<A>(p.vertical.taps, p.direct ? 0 : p.source_rows.count * p.source_rows.size,
-                     p.direct ? 0 : p.g.out_w * p.lanes.count),
+      : Workspace<A>(p.vertical.taps, p.in_place ? 0 : p.source_rows.count * p.source_rows.size,
+                     p.in_place ? 0 : p.g.out_w * p.lanes.count),
         totals(totals),
         sums_((p.vertical.taps * p.g.kernel_w + 1) * p.lanes.count) {}
 
@@ -153,4 +153,4 @@ class WeightWorkspace : public Workspace<A> {
   int64_t num_rows_ = -1, from_ = -1;  // arguments of the last find_tap_groups
 };
 
-}  // namespace ops::cpu
+}  // namespace ops::depthwise_conv2d

@@ -6,11 +6,11 @@
 
 #include "depthwise_conv2d/cuda/families.cuh"
 
-namespace ops::cuda {
+namespace ops::depthwise_conv2d {
 namespace {
 
 // Return whether the problem fits the 32-bit indices and grid sizes of the tiled kernels.
-bool is_tileable(const DepthwiseGeometry& g) {
+bool is_tileable(const Geometry& g) {
   constexpr int64_t kLimit = int64_t{1} << 30;
   const int64_t rows = g.h + 2 * g.padding_h, cols = g.w + 2 * g.padding_w;
   return rows * cols * g.n < kLimit && g.n * g.c < kLimit && g.c * cols < kLimit && g.c < 65536 &&
@@ -18,8 +18,9 @@ bool is_tileable(const DepthwiseGeometry& g) {
          ceil_div(rows, 8) * ceil_div(cols, 8) < 65536;
 }
 
-// Largest elements_per_sm at which direct_l1 is faster than kernels that stage tiles (H200).
-constexpr int64_t kSmallNchw = 4'500, kSmallGradient = 20'000;
+// Largest elements_per_sm at which direct_l1 is faster than kernels that stage tiles (H200; weight
+// gradient of 5×5 and 7×7 in NHWC: H100).
+constexpr int64_t kSmallNchw = 4'500, kSmallGradient = 20'000, kSmallGradientNhwc5x5 = 7'000;
 constexpr int64_t kSmallNhwc = 40'000, kSmallNhwc3x3Bits16 = 60'000;
 // Largest number of outputs per feature map at which direct_l1 comes first for NCHW weight
 // gradients.
@@ -75,9 +76,10 @@ const char* run_weight_gradient(const WeightGradient<T>& c) {
   }
   if constexpr (!std::is_same_v<T, double>) {
     const bool nhwc = c.g.channels_last, nchw = !nhwc;
-    const bool small = elements_per_sm(c.g) <= kSmallGradient;
-    const bool large =
-        c.g.kernel_h * c.g.kernel_w >= (nhwc ? kLargeGradientNhwc : kLargeGradientNchw);
+    const int64_t taps = c.g.kernel_h * c.g.kernel_w;
+    const bool small =
+        elements_per_sm(c.g) <= (nhwc && taps > 9 ? kSmallGradientNhwc5x5 : kSmallGradient);
+    const bool large = taps >= (nhwc ? kLargeGradientNhwc : kLargeGradientNchw);
     const bool small_map = small && c.g.out_h * c.g.out_w <= kSmallMap;
     if (c.grad_weight && is_tileable(c.g)) {
       if (nchw && small_map && direct_l1_weight_gradient(c)) return "direct_l1";
@@ -100,7 +102,7 @@ template <typename T>
 const char* run_all_gradients(const Convolution<T>& input_gradient,
                               const WeightGradient<T>& weight_gradient) {
   if constexpr (!std::is_same_v<T, double>) {
-    const DepthwiseGeometry& g = weight_gradient.g;
+    const Geometry& g = weight_gradient.g;
     if (g.channels_last && !g.empty() && is_tileable(g) &&
         nhwc_ring_all_gradients(input_gradient, weight_gradient)) {
       return "nhwc_ring";
@@ -110,13 +112,13 @@ const char* run_all_gradients(const Convolution<T>& input_gradient,
 }
 
 template <typename T>
-Convolution<T> forward_pass(const DepthwiseGeometry& g, const T* x, const T* weight, const T* bias,
-                            T* out, cudaStream_t stream, bool dry_run = false) {
+Convolution<T> forward_pass(const Geometry& g, const T* x, const T* weight, const T* bias, T* out,
+                            cudaStream_t stream, bool dry_run = false) {
   return {g, {x, g.h, g.w}, {out, g.out_h, g.out_w}, weight, bias, stream, dry_run};
 }
 
 template <typename T>
-Convolution<T> input_gradient(const DepthwiseGeometry& g, const T* grad, const T* weight, T* out,
+Convolution<T> input_gradient(const Geometry& g, const T* grad, const T* weight, T* out,
                               cudaStream_t stream, bool dry_run = false) {
   Convolution<T> c{g, {grad, g.out_h, g.out_w}, {out, g.h, g.w}, weight, nullptr, stream, dry_run};
   c.flip = g.stride_h == 1 && g.stride_w == 1;
@@ -132,7 +134,7 @@ struct Kernels {
   static constexpr bool kReadsStridedPlanes = false;
 
   template <typename T>
-  static void forward(const Tensor& like, const DepthwiseGeometry& g, const T* x, const T* weight,
+  static void forward(const Tensor& like, const Geometry& g, const T* x, const T* weight,
                       const T* bias, T* out) {
     const DeviceGuard guard(like.get_device_index());
     const cudaStream_t stream = current_stream(like);
@@ -140,8 +142,8 @@ struct Kernels {
   }
 
   template <typename T>
-  static void backward(const Tensor& like, const DepthwiseGeometry& g, const T* grad, const T* x,
-                       const T* weight, const DepthwiseGradients<T>& to) {
+  static void backward(const Tensor& like, const Geometry& g, const T* grad, const T* x,
+                       const T* weight, const Gradients<T>& to) {
     const DeviceGuard guard(like.get_device_index());
     const cudaStream_t stream = current_stream(like);
     const auto for_input = input_gradient(g, grad, weight, to.input, stream);
@@ -161,11 +163,11 @@ struct Kernels {
 // Return the name of the family that runs kernel_pass ("forward", "input_gradient",
 // "weight_gradient") for a dense input and newly allocated results, without a launch; for
 // "all_gradients", "separate" if each gradient has its own kernel. For tests and inspection.
-std::string depthwise_conv2d_kernel(const Tensor& input, const Tensor& weight,
-                                    std::vector<int64_t> stride, std::vector<int64_t> padding,
-                                    std::vector<int64_t> dilation, std::string kernel_pass) {
+std::string kernel_name(const Tensor& input, const Tensor& weight, std::vector<int64_t> stride,
+                        std::vector<int64_t> padding, std::vector<int64_t> dilation,
+                        std::string kernel_pass) {
   const char* op = "depthwise_conv2d_kernel";
-  const auto g = depthwise_geometry(op, input, weight, {stride, padding, dilation});
+  const auto g = geometry(op, input, weight, {stride, padding, dilation});
   const DeviceGuard guard(input.get_device_index());
   const char* family = nullptr;
   dispatch_floating(op, input.scalar_type(), [&](auto tag) {
@@ -200,9 +202,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(lenet_ops, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CUDA, m) {
-  m.impl("depthwise_conv2d", TORCH_BOX(&depthwise_conv2d<Kernels>));
-  m.impl("depthwise_conv2d_backward", TORCH_BOX(&depthwise_conv2d_backward<Kernels>));
-  m.impl("depthwise_conv2d_kernel", TORCH_BOX(&depthwise_conv2d_kernel));
+  m.impl("depthwise_conv2d", TORCH_BOX(&forward<Kernels>));
+  m.impl("depthwise_conv2d_backward", TORCH_BOX(&backward<Kernels>));
+  m.impl("depthwise_conv2d_kernel", TORCH_BOX(&kernel_name));
 }
 
-}  // namespace ops::cuda
+}  // namespace ops::depthwise_conv2d

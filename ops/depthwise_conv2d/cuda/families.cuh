@@ -5,7 +5,9 @@
 #include "core/cuda/common.cuh"
 #include "depthwise_conv2d/op.h"
 
-namespace ops::cuda {
+namespace ops::depthwise_conv2d {
+
+using namespace ops::cuda;
 
 template <typename T>
 struct Image {
@@ -17,7 +19,7 @@ struct Image {
 // (`flip`) if the stride is 1, else a transposed convolution (`transposed`).
 template <typename T>
 struct Convolution {
-  const DepthwiseGeometry& g;
+  const Geometry& g;
   Image<const T> in;
   Image<T> out;
   const T* weight;
@@ -37,7 +39,7 @@ struct Convolution {
 
 template <typename T>
 struct WeightGradient {
-  const DepthwiseGeometry& g;
+  const Geometry& g;
   const Tensor& like;  // device of the split sums
   const T* x;
   const T* grad;
@@ -62,10 +64,6 @@ bool nchw_mma_weight_gradient(const WeightGradient<T>& c);
 // NHWC, 16 bits: implicit GEMM on sparse matrix units.
 template <typename T>
 bool nhwc_mma(const Convolution<T>& c);
-
-// Least channels of nhwc_ring, but for weight gradients: fewer use too little of
-// each memory transaction, and are faster in direct_l1.
-constexpr int kMinChannels = 8;
 
 // NHWC: a ring buffer of input rows, pending output rows in registers.
 template <typename T>
@@ -96,9 +94,9 @@ template <typename T>
 bool large_filter_weight_gradient(const WeightGradient<T>& c);
 
 // Return the input and output elements per SM: the "load" in the dispatch thresholds.
-inline int64_t elements_per_sm(const DepthwiseGeometry& g) {
+inline int64_t elements_per_sm(const Geometry& g) {
   const int64_t elements = g.n * g.c * (g.h * g.w + g.out_h * g.out_w);
   return elements / Device::attribute(cudaDevAttrMultiProcessorCount);
 }
 
-}  // namespace ops::cuda
+}  // namespace ops::depthwise_conv2d

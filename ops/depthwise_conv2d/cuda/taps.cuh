@@ -5,11 +5,13 @@
 #include "core/cuda/common.cuh"
 #include "depthwise_conv2d/op.h"
 
-namespace ops::cuda {
+namespace ops::depthwise_conv2d {
+
+using namespace ops::cuda;
 
 // Return f(ForwardAxis<K, S, D>{}) for the tuned geometries, else false.
 template <typename F>
-bool dispatch_forward_axis(const DepthwiseGeometry& g, const F& f) {
+bool dispatch_forward_axis(const Geometry& g, const F& f) {
   if (g.kernel_h != g.kernel_w || g.stride_h != g.stride_w || g.dilation_h != g.dilation_w) {
     return false;
   }
@@ -26,9 +28,28 @@ bool dispatch_forward_axis(const DepthwiseGeometry& g, const F& f) {
   return false;
 }
 
+// Size of the images whose outputs one thread computes.
+constexpr int kWholeSize = 7;
+
+// Return f(WholeAxis<K, kWholeSize>{}) for images of that size with "same" padding, else false.
+template <typename F>
+bool dispatch_whole_axis(const Geometry& g, const F& f) {
+  if (g.h != kWholeSize || g.w != kWholeSize || g.padding_h * 2 != g.kernel_h - 1 ||
+      g.padding_w * 2 != g.kernel_w - 1) {
+    return false;
+  }
+  return dispatch_forward_axis(g, [&](auto axis) {
+    using Axis = decltype(axis);
+    if constexpr (Axis::kStride == 1 && Axis::kDilation == 1) {
+      return f(WholeAxis<Axis::kTaps, kWholeSize>{});
+    }
+    return false;
+  });
+}
+
 // The same with TransposedAxis<K, padding parity>{} for a transposed convolution.
 template <typename F>
-bool dispatch_axis(const DepthwiseGeometry& g, bool transposed, const F& f) {
+bool dispatch_axis(const Geometry& g, bool transposed, const F& f) {
   if (!transposed) {
     return dispatch_forward_axis(g, f);
   }
@@ -73,4 +94,4 @@ __device__ __forceinline__ void for_each_tap(int r, const F& multiply) {
   }
 }
 
-}  // namespace ops::cuda
+}  // namespace ops::depthwise_conv2d

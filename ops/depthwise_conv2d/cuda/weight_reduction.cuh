@@ -6,7 +6,7 @@
 #include "core/cuda/reduce.cuh"
 #include "depthwise_conv2d/cuda/families.cuh"
 
-namespace ops::cuda {
+namespace ops::depthwise_conv2d {
 
 // Destination of stage 1: per split and channel one sum per tap, then the bias.
 template <typename T>
@@ -29,42 +29,16 @@ struct WeightReduction {
       *to = static_cast<T>(sum);
     }
   }
-  __device__ void operator()(int i, acc_t<T> sum) const { write(0, i, sum); }  // stage 2
-};
-
-// Writer of a block's sums, for the channels from `channel` on.
-template <typename T>
-class BlockSums {
- public:
-  __device__ BlockSums(const WeightReduction<T>& reduction, int split, int channel)
-      : reduction_(reduction),
-        channel_(channel),
-        first_(static_cast<int64_t>(split) * reduction.sums() + channel * (reduction.taps + 1)) {}
-
-  // Write sum i: tap i % (taps + 1) of the block's channel i / (taps + 1).
-  __device__ void put(int i, acc_t<T> sum) {
-    if (reduction_.split_sums) {
-      reduction_.split_sums[first_ + i] = sum;
+  // Write the same sum of a split.
+  __device__ void put(int split, int channel, int i, acc_t<T> sum) const {
+    if (split_sums) {
+      split_sums[static_cast<int64_t>(split) * sums() + channel * (taps + 1) + i] = sum;
     } else {
-      reduction_.write(channel_, i, sum);
+      write(channel, i, sum);
     }
   }
-
- private:
-  const WeightReduction<T>& reduction_;
-  const int channel_;
-  const int64_t first_;
+  __device__ void operator()(int i, acc_t<T> sum) const { write(0, i, sum); }  // stage 2
 };
-
-// reduce_block, then write the sums of `channels` channels.
-template <int kSums, int V, typename T>
-__device__ void reduce_and_put(float (&sum)[kSums][V], float* shared, int lane, int lanes,
-                               int group, int groups, int channels, BlockSums<T> to) {
-  reduce_block(sum, shared, lane, lanes, group, groups);
-  for (int i = flat_thread(); i < channels * kSums; i += blockDim.x * blockDim.y * blockDim.z) {
-    to.put(i, shared[i]);
-  }
-}
 
 // Run stage 1, stage1(reduction), which writes `splits` splits, then stage 2.
 template <typename T, typename F>
@@ -72,7 +46,7 @@ void reduce_weights(const WeightGradient<T>& c, int64_t splits, const F& stage1)
   if (c.dry_run) {
     return;
   }
-  const DepthwiseGeometry& g = c.g;
+  const Geometry& g = c.g;
   const int64_t taps = c.grad_weight ? g.kernel_h * g.kernel_w : 0;  // 0: bias gradient only
   WeightReduction<T> reduction{static_cast<int>(g.c), static_cast<int>(taps), c.grad_weight,
                                c.grad_bias, nullptr};
@@ -87,4 +61,4 @@ void reduce_weights(const WeightGradient<T>& c, int64_t splits, const F& stage1)
   second_stage(reduction.split_sums, splits, reduction.sums(), reduction, c.stream);
 }
 
-}  // namespace ops::cuda
+}  // namespace ops::depthwise_conv2d

@@ -8,7 +8,7 @@
 #include "depthwise_conv2d/cuda/families.cuh"
 #include "depthwise_conv2d/cuda/taps.cuh"
 
-namespace ops::cuda {
+namespace ops::depthwise_conv2d {
 
 // Indices are int where they fit (fits_32_bits), else int64_t. Height and width of a padded image
 // are less than kLargestSize.
@@ -19,7 +19,7 @@ using DivideBy = std::conditional_t<sizeof(Index) == sizeof(int), FastDivide, Di
 constexpr int64_t kMostSums = int64_t{1} << 30;  // C (taps + 1), exclusive
 
 // Return whether offsets within an image, a channel and the filters fit in 32 bits.
-inline bool fits_32_bits(const DepthwiseGeometry& g) {
+inline bool fits_32_bits(const Geometry& g) {
   constexpr int64_t kLimit = int64_t{1} << 30;
   const int64_t rows = g.h + 2 * g.padding_h, cols = g.w + 2 * g.padding_w;
   const int64_t channels = g.channels_last ? g.c : 1;
@@ -118,7 +118,7 @@ __device__ Index first_output(const Axis& axis, Index tile) {
 constexpr int kDirectThreads = 256;
 
 // Return the most lanes of a block with a run-time geometry.
-inline int64_t runtime_lanes(const DepthwiseGeometry& g) {
+inline int64_t runtime_lanes(const Geometry& g) {
   return g.channels_last ? 32 : kDirectThreads;
 }
 
@@ -135,7 +135,6 @@ struct DirectThreads {
       lanes = ceil_div(vectors, ceil_div(vectors, max_lanes));
       groups = std::min<int64_t>(kDirectThreads / lanes, tiles);
     } else {
-      constexpr int kWarp = 32;
       groups = std::min<int64_t>(kDirectThreads, ceil_div(tiles, kWarp) * kWarp);
       lanes = std::min<int64_t>({kDirectThreads / groups, vectors, max_lanes});
     }
@@ -155,7 +154,7 @@ struct DirectStrides {
   int64_t n;
   Index c, h, w;
 
-  DirectStrides(const DepthwiseGeometry& g, int64_t height, int64_t width) {
+  DirectStrides(const Geometry& g, int64_t height, int64_t width) {
     const auto strides = image_strides(g.channels_last, g.c, height, width);
     n = strides.n, c = strides.c, h = strides.h, w = strides.w;
   }
@@ -179,7 +178,7 @@ struct DirectParams {
   Index chunks;  // blocks along channels
   Index share;   // tiles per block
 
-  DirectParams(const DepthwiseGeometry& g, const Axis& r, const Axis& c, int64_t max_lanes)
+  DirectParams(const Geometry& g, const Axis& r, const Axis& c, int64_t max_lanes)
       : rows(r),
         cols(c),
         in(g, r.in, c.in),
@@ -247,4 +246,4 @@ __device__ __forceinline__ void for_each_product(const DirectParams<Tile>& param
   }
 }
 
-}  // namespace ops::cuda
+}  // namespace ops::depthwise_conv2d

@@ -16,7 +16,7 @@
 // that share taps: kRows rows out_step apart, or a pixel of kImages images (one of the two is 1).
 #include "depthwise_conv2d/cuda/general/direct.cuh"
 
-namespace ops::cuda {
+namespace ops::depthwise_conv2d {
 namespace {
 
 template <typename AxisMap, int kTileRows, int kTileCols, int V, typename T>
@@ -244,7 +244,7 @@ bool direct_l1(const Convolution<T>& c) {
 
 template <typename T>
 void direct_l1_runtime(const Convolution<T>& c) {
-  const DepthwiseGeometry& g = c.g;
+  const Geometry& g = c.g;
   if (!fits_32_bits(g)) {
     with_axes<int64_t>(c, [&](const auto& rows, const auto& cols) {
       launch_tiles<RuntimeTile<1, 1, 1, false, int64_t, T>>(c, rows, cols, runtime_lanes(g));
@@ -302,4 +302,4 @@ template bool direct_l1(const Convolution<float>&);
 template bool direct_l1(const Convolution<Half>&);
 template bool direct_l1(const Convolution<BFloat16>&);
 
-}  // namespace ops::cuda
+}  // namespace ops::depthwise_conv2d

@@ -16,7 +16,7 @@
 #include "depthwise_conv2d/cuda/general/direct.cuh"
 #include "depthwise_conv2d/cuda/weight_reduction.cuh"
 
-namespace ops::cuda {
+namespace ops::depthwise_conv2d {
 namespace {
 
 template <typename AxisMap, int kTileCols>
@@ -144,12 +144,17 @@ __global__ void __launch_bounds__(kDirectThreads, Tile::kResident)
        i += Tile::kUnroll * threads.groups) {
     tile.accumulate(params, i, end, in, grad, sum);
   }
-  reduce_block(sum, sums, threads.lane(), threads.lanes, threads.group(), threads.groups);
+  int group = threads.group(), groups = threads.groups;
+  if (!threads.channels_last) {  // all threads of a warp have the same channel
+    reduce_warp(sum);
+    group = group % kWarp == 0 ? group / kWarp : groups;
+    groups /= kWarp;
+  }
+  reduce_block(sum, sums, threads.lane(), threads.lanes, group, groups);
   const int channels = min(threads.lanes * V, static_cast<int>(params.channels) - first);
-  BlockSums<T> to(reduction, blockIdx.y, first);
   for (int i = flat_thread(); i < channels * kSums; i += blockDim.x * blockDim.y) {
     if (const int tap = tile.tap(i % kSums); tap >= 0) {
-      to.put(i / kSums * (reduction.taps + 1) + tap, sums[i]);
+      reduction.put(blockIdx.y, first, i / kSums * (reduction.taps + 1) + tap, sums[i]);
     }
   }
 }
@@ -159,7 +164,8 @@ void launch_tiles(const WeightGradient<T>& c, DirectParams<Tile>& params, int64_
                   int64_t tap_tiles) {
   const DirectThreads& threads = params.threads;
   const int64_t splits = params.divide(most_splits);
-  const size_t shared = sizeof(acc_t<T>) * reduction_elements(threads.lanes, threads.groups,
+  const int groups = threads.channels_last ? threads.groups : threads.groups / kWarp;
+  const size_t shared = sizeof(acc_t<T>) * reduction_elements(threads.lanes, groups,
                                                               (Tile::kTaps + 1) * Tile::kChannels);
   reduce_weights(c, splits, [&](const WeightReduction<T>& reduction) {
     launch_kernel(direct_weight_gradient_kernel<Tile, T>, dim3(params.chunks * tap_tiles, splits),
@@ -188,7 +194,7 @@ struct TapTiles {
 };
 
 template <int kTile, int V, typename Index>
-DirectParams<RuntimeGradientTile<kTile, V, Index>> runtime_params(const DepthwiseGeometry& g) {
+DirectParams<RuntimeGradientTile<kTile, V, Index>> runtime_params(const Geometry& g) {
   return {g, RuntimeAxis<Index>(vertical_axis(g, false)),
           RuntimeAxis<Index>(horizontal_axis(g, false)), runtime_lanes(g)};
 }
@@ -229,7 +235,7 @@ bool direct_l1_weight_gradient(const WeightGradient<T>& c) {
         kBits16Stride2                         ? 4
         : Map::kTaps == 3 && Map::kStride == 1 ? 8
                                                : 2;
-    const DepthwiseGeometry& g = c.g;
+    const Geometry& g = c.g;
     DirectParams<CompiledGradientTile<Map, kCols>> params(
         g, {g.h, g.out_h, g.padding_h}, {g.w, g.out_w, g.padding_w}, g.channels_last ? 128 : 1);
     launch_tiles(c, params, kBlocks * Device().multiprocessors / params.chunks, 1);
@@ -239,7 +245,7 @@ bool direct_l1_weight_gradient(const WeightGradient<T>& c) {
 
 template <typename T>
 void direct_l1_runtime_weight_gradient(const WeightGradient<T>& c) {
-  const DepthwiseGeometry& g = c.g;
+  const Geometry& g = c.g;
   if (fits_32_bits(g)) {
     constexpr int kMaxChannels = sizeof(T) == 2 ? 2 : 1;  // per vector
     return dispatch_width<T, kMaxChannels>({c.x, c.grad}, {g.channels_last ? g.c : 1},
@@ -251,7 +257,7 @@ void direct_l1_runtime_weight_gradient(const WeightGradient<T>& c) {
         taps);
   const auto all = runtime_params<1, 1, int64_t>(g);
   for (int64_t first = 0; first < g.c; first += most) {
-    DepthwiseGeometry some = g;
+    Geometry some = g;
     some.c = std::min(most, g.c - first);
     auto params = runtime_params<1, 1, int64_t>(some);
     params.in = all.in, params.out = all.out;
@@ -271,4 +277,4 @@ template void direct_l1_runtime_weight_gradient(const WeightGradient<float>&);
 template void direct_l1_runtime_weight_gradient(const WeightGradient<Half>&);
 template void direct_l1_runtime_weight_gradient(const WeightGradient<BFloat16>&);
 
-}  // namespace ops::cuda
+}  // namespace ops::depthwise_conv2d

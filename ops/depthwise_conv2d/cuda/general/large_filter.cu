@@ -20,7 +20,7 @@
 #include "depthwise_conv2d/cuda/families.cuh"
 #include "depthwise_conv2d/cuda/weight_reduction.cuh"
 
-namespace ops::cuda {
+namespace ops::depthwise_conv2d {
 namespace {
 
 constexpr int kMaxThreads = 256;
@@ -32,7 +32,7 @@ struct Maps {
   ImageStrides strides;
 };
 
-Maps maps(const DepthwiseGeometry& g, int64_t h, int64_t w) {
+Maps maps(const Geometry& g, int64_t h, int64_t w) {
   return {static_cast<int>(h), static_cast<int>(w), image_strides(g.channels_last, g.c, h, w)};
 }
 
@@ -215,13 +215,12 @@ __global__ void __launch_bounds__(kMaxThreads)
 
   __syncthreads();
   reduce_block(sum, shared, thread, threads, threadIdx.z, blockDim.z);
-  BlockSums<T> to(reduction, blockIdx.x, c);
   for (int i = flat_thread(); i < threads * kOutputs; i += threads * blockDim.z) {
     const int owner = i / kOutputs, tap = i % kOutputs;
     const int h = tile.top + owner / blockDim.x * kRows + tap / kCols;
     const int w = tile.left + owner % blockDim.x * kCols + tap % kCols;
     if (h < params.out.h && w < params.out.w) {
-      to.put(h * params.out.w + w, shared[owner * kSums + tap]);
+      reduction.put(blockIdx.x, c, h * params.out.w + w, shared[owner * kSums + tap]);
     }
   }
   if (blockIdx.z == 0 && flat_thread() == 0) {
@@ -229,7 +228,7 @@ __global__ void __launch_bounds__(kMaxThreads)
     for (int i = 0; i < threads; ++i) {
       total += shared[i * kSums + kOutputs];
     }
-    to.put(reduction.taps, total);
+    reduction.put(blockIdx.x, c, reduction.taps, total);
   }
 }
 
@@ -242,7 +241,7 @@ struct LargeFilterPlan {
 // Choose the tile size and the images per block. `shared_filter`: one filter per block, else one
 // per image. Return nothing if stride or dilation is not 1, or the filter and window of one image
 // exceed shared memory.
-std::optional<LargeFilterPlan> plan_large_filter(const DepthwiseGeometry& g, const Maps& in,
+std::optional<LargeFilterPlan> plan_large_filter(const Geometry& g, const Maps& in,
                                                  const Maps& filter, const Maps& out,
                                                  int64_t padding_h, int64_t padding_w,
                                                  bool shared_filter) {
@@ -280,7 +279,7 @@ std::optional<LargeFilterPlan> plan_large_filter(const DepthwiseGeometry& g, con
 
 template <typename T>
 bool large_filter(const Convolution<T>& c) {
-  const DepthwiseGeometry& g = c.g;
+  const Geometry& g = c.g;
   const int64_t taps = g.kernel_h * g.kernel_w, direction = c.flip ? -1 : 1;
   const auto plan = plan_large_filter(
       g, maps(g, c.in.h, c.in.w),
@@ -298,7 +297,7 @@ bool large_filter(const Convolution<T>& c) {
 
 template <typename T>
 bool large_filter_weight_gradient(const WeightGradient<T>& c) {
-  const DepthwiseGeometry& g = c.g;
+  const Geometry& g = c.g;
   const auto plan =
       plan_large_filter(g, maps(g, g.h, g.w), maps(g, g.out_h, g.out_w),
                         maps(g, g.kernel_h, g.kernel_w), g.padding_h, g.padding_w, false);
@@ -323,4 +322,4 @@ template bool large_filter_weight_gradient(const WeightGradient<float>&);
 template bool large_filter_weight_gradient(const WeightGradient<Half>&);
 template bool large_filter_weight_gradient(const WeightGradient<BFloat16>&);
 
-}  // namespace ops::cuda
+}  // namespace ops::depthwise_conv2d

@@ -14,15 +14,14 @@
 //            A slot keeps its channels; its next tile is in another band or image
 //   shared:  the input windows, [slot][row][pixel parity][pixel pair], which outputs overwrite, and
 //            those of the next tiles, copied during the products
-//   thread:  4 accumulators for each of kMmaRows output rows; a warp computes 16 columns at once,
+//   thread:  4 accumulators for each of its output rows; a warp computes 16 columns at once,
 //            in the tail of a tile 8 columns of twice as many rows
-#include "core/choose.h"
 #include "depthwise_conv2d/cuda/families.cuh"
 #include "depthwise_conv2d/cuda/pixels/nhwc_mma.cuh"
 #include "depthwise_conv2d/cuda/planes/mma_tile.cuh"
 #include "depthwise_conv2d/cuda/taps.cuh"
 
-namespace ops::cuda {
+namespace ops::depthwise_conv2d {
 namespace {
 
 // Transpose an 8 × 8 matrix that the warp holds in the fragments of mma.sync.
@@ -79,12 +78,12 @@ class FilterRows {
   __device__ unsigned tap(int a, int j) const { return j <= K ? taps_[a][j] : 0; }
 };
 
-template <int K, int kColumns, int kRowWarps, typename T>
+template <int K, int kRows, int kColumns, int kRowWarps, typename T>
 __global__ void __launch_bounds__(32 * kMmaSlots * kRowWarps,
                                   kMmaThreads / (32 * kMmaSlots * kRowWarps))
     nhwc_mma_kernel(const __grid_constant__ NhwcMmaParams p, const T* __restrict__ in,
                     const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ out) {
-  using Layout = NhwcMmaWindow<K, kColumns, kRowWarps>;
+  using Layout = NhwcMmaWindow<K, kRows, kColumns, kRowWarps>;
   constexpr int kThreads = 32 * kMmaSlots * kRowWarps, kBandRows = Layout::kBandRows;
   extern __shared__ uint4 windows[];
   uint4 *current = windows, *next = windows + kMmaSlots * Layout::kSize;
@@ -98,7 +97,7 @@ __global__ void __launch_bounds__(32 * kMmaSlots * kRowWarps,
   commit_copies();
 
   const int warp = threadIdx.x / 32, thread = threadIdx.x % 32;
-  const int first_row = kRowWarps == 1 ? 0 : warp / kMmaSlots * kMmaRows;
+  const int first_row = kRowWarps == 1 ? 0 : warp / kMmaSlots * kRows;
   NhwcMmaSlot computed(p, warp % kMmaSlots);  // of the warp
   const Lane lane;
   const int channel = computed.channel + lane.g;
@@ -110,7 +109,7 @@ __global__ void __launch_bounds__(32 * kMmaSlots * kRowWarps,
   const unsigned body_lane =
       (first_row * Layout::kPitch + Layout::column(thread / 8) + thread % 8) * sizeof(uint4);
   const unsigned tail_lane = body_lane + (thread / 4 % 2) *
-                                             (kMmaRows * Layout::kPitch - kTailColumns / 2) *
+                                             (kRows * Layout::kPitch - kTailColumns / 2) *
                                              unsigned{sizeof(uint4)};
   for (int step = 0; step < p.share; ++step) {
     wait_for_copies<0>();
@@ -126,9 +125,9 @@ __global__ void __launch_bounds__(32 * kMmaSlots * kRowWarps,
       uint4* const window = current + warp % kMmaSlots * Layout::kSize;
       float nan_check = 0;
       for (int x = 0; x < end; x += kMmaColumns) {
-        float sum[kMmaRows][4];
+        float sum[kRows][4];
 #pragma unroll
-        for (int r = 0; r < kMmaRows; ++r) {
+        for (int r = 0; r < kRows; ++r) {
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             sum[r][i] = initial;
@@ -137,7 +136,7 @@ __global__ void __launch_bounds__(32 * kMmaSlots * kRowWarps,
         const unsigned first = static_cast<unsigned>(__cvta_generic_to_shared(window + x / 2)) +
                                (x < p.tail ? body_lane : tail_lane);
 #pragma unroll
-        for (int h = 0; h < kMmaRows + K - 1; ++h) {
+        for (int h = 0; h < kRows + K - 1; ++h) {
           if (h % 2 == 0) {
             copies.issue();
           }
@@ -146,7 +145,7 @@ __global__ void __launch_bounds__(32 * kMmaSlots * kRowWarps,
             unsigned inputs[4];
             load_matrices(first + (h * Layout::kPitch + 2 * half) * sizeof(uint4), inputs);
 #pragma unroll
-            for (int r = 0; r < kMmaRows; ++r) {
+            for (int r = 0; r < kRows; ++r) {
               if (h - r >= 0 && h - r < K) {
                 filter.add(sum[r], h - r, half, inputs);
               }
@@ -158,7 +157,7 @@ __global__ void __launch_bounds__(32 * kMmaSlots * kRowWarps,
         unsigned* to =
             reinterpret_cast<unsigned*>(window + Layout::output(p, first_row, x) + lane.g);
 #pragma unroll
-        for (int r = 0; r < kMmaRows; ++r, to += 4 * Layout::kPitch) {
+        for (int r = 0; r < kRows; ++r, to += 4 * Layout::kPitch) {
           nan_check += (sum[r][0] + sum[r][1]) + (sum[r][2] + sum[r][3]);
           to[lane.t] = transpose_matrix(Packed<T>::pack(sum[r][0], sum[r][1]));
           to[4 * Layout::kHalf + lane.t] = transpose_matrix(Packed<T>::pack(sum[r][2], sum[r][3]));
@@ -171,7 +170,7 @@ __global__ void __launch_bounds__(32 * kMmaSlots * kRowWarps,
         for (int i = thread; i < end * kBandRows * kSlotChannels; i += 32) {
           const int c = i % kSlotChannels, x = i / kSlotChannels % end;
           const int y = i / kSlotChannels / end;
-          const bool computed_here = x >= p.tail || y / kMmaRows * kMmaRows == first_row;
+          const bool computed_here = x >= p.tail || y / kRows * kRows == first_row;
           T& output = reinterpret_cast<T*>(window + Layout::output(p, y, x))[c];
           if (computed_here && tile.row + y < p.out_h && isnan(static_cast<float>(output))) {
             const int filter_channel = computed.channel + c;
@@ -212,24 +211,8 @@ __global__ void __launch_bounds__(32 * kMmaSlots * kRowWarps,
   }
 }
 
-// Return the tile's columns (even, at most 32) with the least estimated time. The times of 16
-// columns, of a tail and of the copies were measured on an H200.
-int choose_tile_columns(int64_t out_w, int64_t all_bands, int64_t slots, bool tails) {
-  constexpr int64_t kColumnsTime = 20, kTailTime = 12, kCopyTime = 5;
-  Cheapest<int> columns_of_tile;
-  for (int64_t tiles = ceil_div(out_w, 32); tiles <= ceil_div(out_w, kTailColumns); ++tiles) {
-    const int64_t columns = round_up(ceil_div(out_w, tiles), 2), last = columns % kMmaColumns;
-    const bool tail = tails && last > 0 && last <= kTailColumns;
-    const int64_t full = columns / kMmaColumns + (last > 0 && !tail ? 1 : 0);
-    const int64_t share = ceil_div(all_bands * ceil_div(out_w, columns), slots);
-    const int64_t time = share * (full * kColumnsTime + (tail ? kTailTime : 0) + kCopyTime);
-    columns_of_tile.offer(columns, time);
-  }
-  return *columns_of_tile.best();
-}
-
 // Return whether nhwc_mma is faster than nhwc_ring and direct_l1 (H100).
-bool is_faster(const DepthwiseGeometry& g, int64_t out_w) {
+bool is_faster(const Geometry& g, int64_t out_w) {
   const int64_t elements = elements_per_sm(g);
   const bool large = g.kernel_h > 5;
   if (out_w <= kMmaColumns / 2) {
@@ -242,14 +225,15 @@ bool is_faster(const DepthwiseGeometry& g, int64_t out_w) {
 
 template <typename T>
 bool nhwc_mma(const Convolution<T>& c) {
-  const DepthwiseGeometry& g = c.g;
+  const Geometry& g = c.g;
   if (c.transposed || g.c % kSlotChannels != 0 ||
       !are_aligned({c.in.data, c.out.data}, sizeof(uint4)) || !is_faster(g, c.out.w)) {
     return false;
   }
   const Device device;
   const int64_t row_warps = c.out.h > kMmaRows || c.out.w > kMmaColumns ? 2 : 1;
-  const int64_t bands = ceil_div(c.out.h, row_warps * kMmaRows);
+  const int64_t rows = row_warps == 1 ? kMmaRows : choose_rows(c.out.h, g.kernel_h);
+  const int64_t bands = ceil_div(c.out.h, row_warps * rows);
   // Slots that run at once, per chunk of channels.
   const int64_t threads = 32 * kMmaSlots * row_warps, chunks = g.c / kSlotChannels;
   const int64_t slots =
@@ -264,16 +248,16 @@ bool nhwc_mma(const Convolution<T>& c) {
   // As many blocks as run at once, with equal numbers of tiles.
   p.share = ceil_div(p.tiles, slots);
   p.splits = ceil_div(p.tiles, p.share);
-  const auto run = [&](auto taps, auto max_columns, auto warps) {
-    constexpr int K = decltype(taps)::value, kColumns = decltype(max_columns)::value;
-    constexpr int kRowWarps = decltype(warps)::value;
-    constexpr size_t kShared = 2 * NhwcMmaWindow<K, kColumns, kRowWarps>::kBytes;
+  const auto run = [&](auto taps, auto rows_of_warp, auto max_columns, auto warps) {
+    constexpr int K = taps.value, kRows = rows_of_warp.value;
+    constexpr int kColumns = max_columns.value, kRowWarps = warps.value;
+    constexpr size_t kShared = 2 * NhwcMmaWindow<K, kRows, kColumns, kRowWarps>::kBytes;
     if (kShared > device.block_shared) {
       return false;
     }
     const int rest = columns % kMmaColumns;
     p.tail = kRowWarps == 2 && rest > 0 && rest <= kTailColumns ? columns - rest : columns;
-    c.launch(nhwc_mma_kernel<K, kColumns, kRowWarps, T>,
+    c.launch(nhwc_mma_kernel<K, kRows, kColumns, kRowWarps, T>,
              ceil_div(int64_t{p.splits} * p.chunks, kMmaSlots), threads, kShared, p, c.in.data,
              c.weight, c.bias, c.out.data);
     return true;
@@ -282,9 +266,13 @@ bool nhwc_mma(const Convolution<T>& c) {
     using Axis = decltype(axis);
     if constexpr (Axis::kTaps >= 5 && Axis::kStride == 1) {
       using K = Width<Axis::kTaps>;
-      if (row_warps == 1) return run(K{}, Width<16>{}, Width<1>{});
-      return columns > kMmaColumns ? run(K{}, Width<32>{}, Width<2>{})
-                                   : run(K{}, Width<16>{}, Width<2>{});
+      const auto run_rows = [&](auto rows_of_warp) {
+        return columns > kMmaColumns ? run(K{}, rows_of_warp, Width<32>{}, Width<2>{})
+                                     : run(K{}, rows_of_warp, Width<16>{}, Width<2>{});
+      };
+      if (row_warps == 1) return run(K{}, Width<kMmaRows>{}, Width<16>{}, Width<1>{});
+      return rows == kMmaRows ? run_rows(Width<kMmaRows>{})
+                              : run_rows(Width<low_rows(Axis::kTaps)>{});
     }
     return false;
   });
@@ -293,4 +281,4 @@ bool nhwc_mma(const Convolution<T>& c) {
 template bool nhwc_mma(const Convolution<Half>&);
 template bool nhwc_mma(const Convolution<BFloat16>&);
 
-}  // namespace ops::cuda
+}  // namespace ops::depthwise_conv2d

@@ -1,17 +1,52 @@
-// Tiles of nhwc_mma, and the copies of their input windows to shared memory.
+// Tiles of nhwc_mma, the choice of their size, and the copies of their input windows to shared
+// memory.
 #pragma once
 
+#include "core/choose.h"
 #include "core/cuda/copy.cuh"
 
-namespace ops::cuda {
+namespace ops::depthwise_conv2d {
+
+using namespace ops::cuda;
 
 constexpr int kMmaSlots = 4;      // tiles at a time, each with its own warps
 constexpr int kSlotChannels = 8;  // 16 bytes
-constexpr int kMmaRows = 7;       // output rows per warp
+constexpr int kMmaRows = 7;       // output rows per warp, at most
 constexpr int kMmaColumns = 16;   // output columns that a warp computes at once
 // Most columns of a tail, the rest of a tile: the slot's first warp computes the rows of both.
 constexpr int kTailColumns = 8;
 constexpr int kMmaThreads = 512;  // per SM: limited by the registers of the filter
+
+// Output rows per warp of lower bands.
+constexpr int low_rows(int taps) {
+  return taps == 7 ? 6 : 5;
+}
+
+// Return the output rows per warp with the least estimated time, in rows: computed ones, and the
+// halo, of which a row costs a third.
+inline int64_t choose_rows(int64_t out_h, int taps) {
+  Cheapest<int64_t> rows_of_warp;
+  for (const int64_t rows : {kMmaRows, low_rows(taps)}) {
+    rows_of_warp.offer(rows, ceil_div(out_h, 2 * rows) * (rows + (taps - 1) / 3.0));
+  }
+  return *rows_of_warp.best();
+}
+
+// Return the tile's columns (even, at most 32) with the least estimated time. The times of 16
+// columns, of a tail and of the copies were measured on an H200.
+inline int choose_tile_columns(int64_t out_w, int64_t all_bands, int64_t slots, bool tails) {
+  constexpr int64_t kColumnsTime = 20, kTailTime = 12, kCopyTime = 5;
+  Cheapest<int> columns_of_tile;
+  for (int64_t tiles = ceil_div(out_w, 32); tiles <= ceil_div(out_w, kTailColumns); ++tiles) {
+    const int64_t columns = round_up(ceil_div(out_w, tiles), 2), last = columns % kMmaColumns;
+    const bool tail = tails && last > 0 && last <= kTailColumns;
+    const int64_t full = columns / kMmaColumns + (last > 0 && !tail ? 1 : 0);
+    const int64_t share = ceil_div(all_bands * ceil_div(out_w, columns), slots);
+    const int64_t time = share * (full * kColumnsTime + (tail ? kTailTime : 0) + kCopyTime);
+    columns_of_tile.offer(columns, time);
+  }
+  return *columns_of_tile.best();
+}
 
 struct NhwcMmaParams {
   int h, w, out_h, out_w, channels;
@@ -51,11 +86,11 @@ struct NhwcMmaTile {
 
 // Layout of a window, in vectors of 8 channels: [row][pixel parity][pixel pair]. Pairs are adjacent
 // for ldmatrix; the halves of a row, and the windows of adjacent slots, are shifted to other banks.
-// kRowWarps warps share a window, each with kMmaRows output rows.
-template <int K, int kColumns, int kRowWarps>
+// kRowWarps warps share a window, each with kRows output rows.
+template <int K, int kRows, int kColumns, int kRowWarps>
 struct NhwcMmaWindow {
   static constexpr int kHalf = kColumns / 2 + 4, kPitch = 2 * kHalf;
-  static constexpr int kHalo = K - 1, kBandRows = kRowWarps * kMmaRows;
+  static constexpr int kHalo = K - 1, kBandRows = kRowWarps * kRows;
   static constexpr int kHeight = kBandRows + kHalo, kSize = kHeight * kPitch + 1;
   static constexpr size_t kBytes = kMmaSlots * kSize * sizeof(uint4);
   static_assert(kHalf % 8 == 4 && kRowWarps <= 2);
@@ -65,8 +100,8 @@ struct NhwcMmaWindow {
   // Return the index of output (y, x) in the window: over inputs that no warp still reads. In the
   // tail the second warp's rows are 4 pixel pairs to the right of the first's.
   static __device__ int output(const NhwcMmaParams& p, int y, int x) {
-    const int second = x < p.tail ? kHalo * kPitch : kTailColumns / 2 - kMmaRows * kPitch;
-    return y * kPitch + column(x) + (kRowWarps == 1 || y < kMmaRows ? 0 : second);
+    const int second = x < p.tail ? kHalo * kPitch : kTailColumns / 2 - kRows * kPitch;
+    return y * kPitch + column(x) + (kRowWarps == 1 || y < kRows ? 0 : second);
   }
 };
 
@@ -127,4 +162,4 @@ class NhwcMmaCopies {
   bool inside_;
 };
 
-}  // namespace ops::cuda
+}  // namespace ops::depthwise_conv2d

@@ -6,7 +6,7 @@
 #include "depthwise_conv2d/cuda/taps.cuh"
 #include "depthwise_conv2d/cuda/weight_reduction.cuh"
 
-namespace ops::cuda {
+namespace ops::depthwise_conv2d {
 
 // A block has (lanes, groups) threads: lanes for adjacent vectors of V channels, groups for
 // adjacent tiles of kCols output columns. The output rows of all images form one sequence of steps,
@@ -280,4 +280,4 @@ RingPlan plan_ring(const Convolution<T>& c, const T* factor, int filter_bytes) {
   return plan;
 }
 
-}  // namespace ops::cuda
+}  // namespace ops::depthwise_conv2d

@@ -1,12 +1,11 @@
 // Kernel of nhwc_ring: a producer copies rows to the ring, threads accumulate outputs and weight
-// gradients from them, and store what is complete. Figures in nhwc_ring.cu (forward pass, input
-// gradient), nhwc_ring_weight_gradient.cu and nhwc_ring_all_gradients.cu.
+// gradients from them, and store what is complete. Figure: nhwc_ring.cu.
 #pragma once
 
 #include "depthwise_conv2d/cuda/pixels/nhwc_ring_memory.cuh"
 #include "depthwise_conv2d/cuda/weight_reduction.cuh"
 
-namespace ops::cuda {
+namespace ops::depthwise_conv2d {
 
 // Convolutions add input × taps to the pending output rows. Weight gradients add input × factor to
 // a sum per tap: the factor is grad_output if the input is x, and x if the input is grad_output
@@ -233,9 +232,12 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   if constexpr (kWeightGradient) {
     wait_for_copies<0>();
     __syncthreads();
-    reduce_and_put(sums.weight, reinterpret_cast<float*>(memory), threadIdx.x, blockDim.x,
-                   threadIdx.y, blockDim.y, min(block_channels, params.channels - first_channel),
-                   BlockSums<T>(reduction, tile * gridDim.y + blockIdx.y, first_channel));
+    float* shared = reinterpret_cast<float*>(memory);
+    reduce_block(sums.weight, shared, threadIdx.x, blockDim.x, threadIdx.y, blockDim.y);
+    const int count = min(block_channels, params.channels - first_channel) * Sums::kSums;
+    for (int i = flat_thread(); i < count; i += blockDim.x * blockDim.y) {
+      reduction.put(tile * gridDim.y + blockIdx.y, first_channel, i, shared[i]);
+    }
   }
 }
 
@@ -269,4 +271,4 @@ bool launch_ring(const Convolution<T>& c, const T* factor = nullptr,
   return true;
 }
 
-}  // namespace ops::cuda
+}  // namespace ops::depthwise_conv2d

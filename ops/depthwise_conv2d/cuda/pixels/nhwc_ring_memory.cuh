@@ -4,7 +4,7 @@
 #include "core/cuda/copy.cuh"
 #include "depthwise_conv2d/cuda/pixels/nhwc_ring.cuh"
 
-namespace ops::cuda {
+namespace ops::depthwise_conv2d {
 
 // Clear `bytes` bytes of shared memory, a multiple of 16.
 __device__ inline void clear_shared(unsigned char* memory, int bytes) {
@@ -20,17 +20,7 @@ struct Pixels {
   using Bits = typename BitsOf<V * sizeof(T)>::type;
   Bits bits[kCols];
 
-  __device__ void to_float(float (&x)[kCols][V]) const {
-    if constexpr (std::is_same_v<T, BFloat16> && V == 2) {  // two instructions instead of three
-#pragma unroll
-      for (int i = 0; i < kCols; ++i) {
-        x[i][0] = __uint_as_float(bits[i] << 16);
-        x[i][1] = __uint_as_float(bits[i] & 0xffff0000u);
-      }
-    } else {
-      widen<T>(bits, x);
-    }
-  }
+  __device__ void to_float(float (&x)[kCols][V]) const { widen<T>(bits, x); }
 };
 
 // Rows of a tensor in shared memory, [column][channel]. The block copies them asynchronously (from
@@ -204,4 +194,4 @@ struct RingTaps {
   }
 };
 
-}  // namespace ops::cuda
+}  // namespace ops::depthwise_conv2d

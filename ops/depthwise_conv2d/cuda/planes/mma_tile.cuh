@@ -16,7 +16,7 @@
 #include "core/cuda/mma.cuh"
 #include "depthwise_conv2d/cuda/planes/nchw_stage.cuh"
 
-namespace ops::cuda {
+namespace ops::depthwise_conv2d {
 
 // Return one output, tap by tap. Its window begins at row y, column x of the in_h × in_w map, whose
 // columns are `stride` elements apart.
@@ -183,4 +183,4 @@ class MmaConvolution {
   }
 };
 
-}  // namespace ops::cuda
+}  // namespace ops::depthwise_conv2d

@@ -15,12 +15,11 @@
 //   block:   a range of channels (or a band of one), of every gridDim.y-th image
 //   shared:  a ring buffer of two stages: inputs and grad_output; at the end the sums
 //   thread:  one sum per tap over the same tile of all images; stage 1 of a two-stage reduction
-#include <cuda_fp16.h>
-
+#include "core/cuda/mma.cuh"
 #include "depthwise_conv2d/cuda/planes/nchw_kernels.cuh"
 #include "depthwise_conv2d/cuda/taps.cuh"
 
-namespace ops::cuda {
+namespace ops::depthwise_conv2d {
 namespace {
 
 // Mask that keeps an element, for `masked`.
@@ -69,7 +68,8 @@ class FmaTile {
   using Axis = TileAxis;
   static constexpr bool kTransposed = Axis::kTransposed;
   static constexpr int kTaps = Axis::kTaps * Axis::kTaps;
-  static constexpr int kRows = Axis::kTaps == 7     ? 4  // limited by registers
+  static constexpr int kRows = Axis::kWhole         ? kWholeSize
+                               : Axis::kTaps == 7   ? 4  // limited by registers
                                : kTransposed        ? (Axis::kTaps == 3 ? 6 : 4)
                                : Axis::kStride == 2 ? 5
                                                     : 7;
@@ -153,6 +153,21 @@ class FmaConvolution : public FmaTile<Axis, T> {
   __device__ void store(T* outputs, const Stage& stage, const T* /*in*/) const {
     T* to = outputs + (at_.map * stage.out_rows + at_.row) * params_.out_w + at_.col;
     const int rows = stage.out_rows - at_.row, cols = params_.out_w - at_.col;
+    if constexpr (Tile::kTransposed && sizeof(T) == 2) {  // the tile's columns are even
+      if (params_.out_w % 2 == 0 && reinterpret_cast<uintptr_t>(outputs) % sizeof(unsigned) == 0) {
+#pragma unroll
+        for (int q = 0; q < kRows; ++q) {
+#pragma unroll
+          for (int j = 0; j < kCols; j += 2) {
+            if (q < rows && j < cols && at_.col + j >= 0) {
+              *reinterpret_cast<unsigned*>(to + q * params_.out_w + j) =
+                  Packed<T>::pack(sum_[q][j], sum_[q][j + 1]);
+            }
+          }
+        }
+        return;
+      }
+    }
     const auto store_if = [&](const auto& is_output) {
 #pragma unroll
       for (int q = 0; q < kRows; ++q) {
@@ -185,6 +200,7 @@ class FmaWeightGradient : public FmaTile<Axis, T> {
 
  public:
   using Tile::kRows, Tile::kCols, Tile::kTaps;
+  static constexpr int kReduceLanes = Axis::kWhole ? 1 : 8;  // that add the tiles of a map
 
   __device__ explicit FmaWeightGradient(const NchwParams& params)
       : Tile(params), grad_columns_(at_.col, params.out_w) {}
@@ -239,15 +255,18 @@ class FmaWeightGradient : public FmaTile<Axis, T> {
 
 template <typename T>
 bool nchw_fma(const Convolution<T>& c) {
-  return dispatch_axis(c.g, c.transposed, [&](auto axis) {
-    return launch_nchw<FmaConvolution<decltype(axis), T>>(c);
-  });
+  const auto launch = [&](auto axis) { return launch_nchw<FmaConvolution<decltype(axis), T>>(c); };
+  // In 32 bits, shared memory bounds the blocks of whole maps.
+  return (sizeof(T) == 2 && dispatch_whole_axis(c.g, launch)) ||
+         dispatch_axis(c.g, c.transposed, launch);
 }
 
 template <typename T>
 bool nchw_fma_weight_gradient(const WeightGradient<T>& c) {
-  return dispatch_forward_axis(
-      c.g, [&](auto axis) { return launch_nchw<FmaWeightGradient<decltype(axis), T>>(c); });
+  const auto launch = [&](auto axis) {
+    return launch_nchw<FmaWeightGradient<decltype(axis), T>>(c);
+  };
+  return dispatch_whole_axis(c.g, launch) || dispatch_forward_axis(c.g, launch);
 }
 
 template bool nchw_fma(const Convolution<float>&);
@@ -257,4 +276,4 @@ template bool nchw_fma_weight_gradient(const WeightGradient<float>&);
 template bool nchw_fma_weight_gradient(const WeightGradient<Half>&);
 template bool nchw_fma_weight_gradient(const WeightGradient<BFloat16>&);
 
-}  // namespace ops::cuda
+}  // namespace ops::depthwise_conv2d

@@ -1,13 +1,11 @@
 // Kernels of nchw_fma and nchw_mma, templated on the tile that computes a stage, and their
-// launches. Figures: nchw_fma.cu, mma_tile.cuh, mma_weight_gradient.cuh.
+// launches. Figures: nchw_fma.cu, mma_tile.cuh, nchw_mma.cu.
 #pragma once
 
 #include "depthwise_conv2d/cuda/planes/nchw_stage.cuh"
 #include "depthwise_conv2d/cuda/weight_reduction.cuh"
 
-namespace ops::cuda {
-
-constexpr int kReduceLanes = 8;
+namespace ops::depthwise_conv2d {
 
 // Compute stages first, first + stride … < end. load(i, buffer) starts to load stage i, or nothing
 // if i ≥ end; compute(i, buffer) calls ring.wait() before it reads its buffer. Offsets of buffers
@@ -126,11 +124,11 @@ __global__ void __launch_bounds__(kNchwThreads, Tile::kThreadsPerSm / kNchwThrea
         __syncthreads();
       });
   trigger_dependent_launch();
-  BlockSums<T> to(reduction, blockIdx.y * params.bands + band, first_channel);
   float* sums = reinterpret_cast<float*>(memory + kBuffersOffset);
   tile.store_sums(sums);
   __syncthreads();
   // A warp-shuffle reduction of each sum over kReduceLanes lanes.
+  constexpr int kReduceLanes = Tile::kReduceLanes;
   const int count = channels * (Tile::kTaps + 1), lane = threadIdx.x % kReduceLanes;
 #pragma unroll 4
   for (int first = 0; first < count; first += blockDim.x / kReduceLanes) {
@@ -141,7 +139,7 @@ __global__ void __launch_bounds__(kNchwThreads, Tile::kThreadsPerSm / kNchwThrea
       total += __shfl_down_sync(~0u, total, lanes, kReduceLanes);
     }
     if (lane == 0 && i < count) {
-      to.put(i, total);
+      reduction.put(blockIdx.y * params.bands + band, first_channel, i, total);
     }
   }
 }
@@ -167,7 +165,7 @@ bool launch_nchw(const Convolution<T>& c) {
 
 template <typename Tile, typename T>
 bool launch_nchw(const WeightGradient<T>& c) {
-  const DepthwiseGeometry& g = c.g;
+  const Geometry& g = c.g;
   const auto plan =
       plan_nchw<Tile>(g, true, Image<const T>{c.x, g.h, g.w},
                       Image<const T>{c.grad, g.out_h, g.out_w}, g.padding_h, g.padding_w);
@@ -186,4 +184,4 @@ bool launch_nchw(const WeightGradient<T>& c) {
   return true;
 }
 
-}  // namespace ops::cuda
+}  // namespace ops::depthwise_conv2d

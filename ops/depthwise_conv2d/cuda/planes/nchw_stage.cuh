@@ -10,7 +10,7 @@
 #include "core/cuda/tma_ring.cuh"
 #include "depthwise_conv2d/cuda/families.cuh"
 
-namespace ops::cuda {
+namespace ops::depthwise_conv2d {
 
 constexpr int kNchwThreads = 256;  // maximum per block
 constexpr int kStages = 3;         // ring buffer: two loads in flight, one stage computed or stored
@@ -114,7 +114,7 @@ struct NchwPlan {
 // shifts. `gradient`: inputs and outputs have separate buffers, and all images the same stages,
 // else outputs overwrite inputs. nullopt: a row of tiles exceeds a block, or padding_w kMaxPadding.
 template <typename Tile, typename In, typename Out>
-std::optional<NchwPlan> plan_nchw(const DepthwiseGeometry& g, bool gradient, const Image<In>& in,
+std::optional<NchwPlan> plan_nchw(const Geometry& g, bool gradient, const Image<In>& in,
                                   const Image<Out>& out, int64_t padding_h, int64_t padding_w) {
   using Axis = typename Tile::Axis;
   if (padding_w > kMaxPadding) {
@@ -190,4 +190,4 @@ std::optional<NchwPlan> plan_nchw(const DepthwiseGeometry& g, bool gradient, con
   return cheapest.best();
 }
 
-}  // namespace ops::cuda
+}  // namespace ops::depthwise_conv2d
