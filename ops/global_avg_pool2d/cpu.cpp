@@ -3,7 +3,7 @@
 #include "core/cpu/parallel.h"
 #include "global_avg_pool2d/op.h"
 
-namespace ops::cpu {
+namespace ops::global_avg_pool2d {
 
 constexpr int64_t kSplit = 32768;  // elements per split and thread, minimum
 
@@ -22,16 +22,16 @@ struct Splits {
   template <typename F>
   void for_each_range(const F& f) const {
     const int64_t size = std::min(rows, layout.length) * layout.inner;
-    parallel_for(0, layout.outer * count, kSplit / std::max<int64_t>(1, size) + 1, f);
+    cpu::parallel_for(0, layout.outer * count, kSplit / std::max<int64_t>(1, size) + 1, f);
   }
 };
 
-}  // namespace ops::cpu
+}  // namespace ops::global_avg_pool2d
 
 #define OPS_KERNELS "global_avg_pool2d/cpu_kernels.h"
 #include "core/cpu/dispatch_isa.h"
 
-namespace ops::cpu {
+namespace ops::global_avg_pool2d {
 namespace {
 
 struct Loops {
@@ -41,20 +41,23 @@ struct Loops {
     const Splits splits(layout);
     if (layout.inner == 1 && splits.count == 1) {
       return splits.for_each_range([&](int64_t begin, int64_t end) {
-        OPS_CALL(average_planes(x, begin, end, layout.length, out));
+        OPS_CALL(global_avg_pool2d::average_planes(x, begin, end, layout.length, out));
       });
     }
     Tensor memory = empty(like, {layout.outer * splits.count * layout.inner},
                           accumulator_dtype(like.scalar_type()));
     A* sums = memory.mutable_data_ptr<A>();
-    splits.for_each_range(
-        [&](int64_t begin, int64_t end) { OPS_CALL(sum_splits(splits, begin, end, x, sums)); });
+    splits.for_each_range([&](int64_t begin, int64_t end) {
+      OPS_CALL(global_avg_pool2d::sum_splits(splits, begin, end, x, sums));
+    });
     if (splits.count == 1) {  // all outputs in one call
-      OPS_CALL(average(sums, 1, layout.outer * layout.inner, layout.length, out));
+      OPS_CALL(
+          global_avg_pool2d::average(sums, 1, layout.outer * layout.inner, layout.length, out));
       return;
     }
     for (int64_t o = 0; o < layout.outer; ++o, sums += splits.count * layout.inner) {
-      OPS_CALL(average(sums, splits.count, layout.inner, layout.length, out + o * layout.inner));
+      OPS_CALL(global_avg_pool2d::average(sums, splits.count, layout.inner, layout.length,
+                                          out + o * layout.inner));
     }
   }
 
@@ -62,7 +65,7 @@ struct Loops {
   static void backward(const Tensor&, PoolLayout layout, const T* grad, T* out) {
     const Splits splits(layout);
     splits.for_each_range([&](int64_t begin, int64_t end) {
-      OPS_CALL(broadcast_splits(splits, begin, end, grad, out));
+      OPS_CALL(global_avg_pool2d::broadcast_splits(splits, begin, end, grad, out));
     });
   }
 };
@@ -77,8 +80,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(lenet_ops, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CPU, m) {
-  m.impl("global_avg_pool2d", TORCH_BOX(&global_avg_pool2d<Loops>));
-  m.impl("global_avg_pool2d_backward", TORCH_BOX(&global_avg_pool2d_backward<Loops>));
+  m.impl("global_avg_pool2d", TORCH_BOX(&forward<Loops>));
+  m.impl("global_avg_pool2d_backward", TORCH_BOX(&backward<Loops>));
 }
 
-}  // namespace ops::cpu
+}  // namespace ops::global_avg_pool2d

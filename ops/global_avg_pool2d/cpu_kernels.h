@@ -9,7 +9,9 @@
 //   thread:  a range of splits (cpu.cpp)
 //   lanes:   adjacent pixels (NCHW), adjacent channels (NHWC)
 
-namespace ops::cpu::OPS_ISA {
+namespace ops::cpu::OPS_ISA::global_avg_pool2d {
+
+using namespace ops::global_avg_pool2d;
 
 // Load the N elements before `end` and zero all but the last n < N.
 template <int N, typename T>
@@ -208,4 +210,4 @@ void broadcast_splits(const Splits& s, int64_t begin, int64_t end, const T* grad
   });
 }
 
-}  // namespace ops::cpu::OPS_ISA
+}  // namespace ops::cpu::OPS_ISA::global_avg_pool2d

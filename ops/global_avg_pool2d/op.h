@@ -3,7 +3,7 @@
 
 #include "core/layout.h"
 
-namespace ops {
+namespace ops::global_avg_pool2d {
 
 // Memory as [outer, length, inner], averaged over the length: NCHW is [N·C, H·W, 1], NHWC
 // [N, H·W, C]. The result [outer, inner] is [N, C] for both.
@@ -18,7 +18,7 @@ inline PoolLayout pool_layout(const Tensor& image, bool channels_last) {
 
 // Check, allocate and call Backend's kernel.
 template <typename Backend>
-Tensor global_avg_pool2d(const Tensor& input) {
+Tensor forward(const Tensor& input) {
   const char* op = "global_avg_pool2d";
   check(input.dim() == 4, op, ": input must have shape [N, C, H, W], got ", shape{input});
   const bool channels_last = is_channels_last(input);
@@ -35,8 +35,7 @@ Tensor global_avg_pool2d(const Tensor& input) {
 }
 
 template <typename Backend>
-Tensor global_avg_pool2d_backward(const Tensor& grad_output, int64_t height, int64_t width,
-                                  bool channels_last) {
+Tensor backward(const Tensor& grad_output, int64_t height, int64_t width, bool channels_last) {
   const char* op = "global_avg_pool2d_backward";
   check(grad_output.dim() == 4 && grad_output.size(2) == 1 && grad_output.size(3) == 1, op,
         ": grad_output must have shape [N, C, 1, 1], got ", shape{grad_output});
@@ -54,4 +53,4 @@ Tensor global_avg_pool2d_backward(const Tensor& grad_output, int64_t height, int
   return out;
 }
 
-}  // namespace ops
+}  // namespace ops::global_avg_pool2d

@@ -43,6 +43,8 @@ def draw(image, groups, kernel, output_size, dtype, device, formats):
 @example(2, 16, (17, 40), (7, 7), (2, 2), (3, 3), (1, 1), torch.float32, FORMATS[:1] * 2)
 @example(2, 20, (18, 39), (5, 5), (2, 2), (2, 2), (1, 1), torch.bfloat16, FORMATS[1:] * 2)
 @example(1, 4, (9, 9), (3, 2), (9, 40), (30, 100), (1, 1), torch.float32, FORMATS[:1] * 2)
+@example(2, 16, (17, 40), (7, 7), (1, 1), (3, 3), (1, 1), torch.bfloat16, FORMATS[1:] * 2)
+@example(3, 2, (140, 260), (3, 3), (2, 2), (1, 1), (1, 1), torch.bfloat16, FORMATS[:1] * 2)
 @example(70, 5, (7, 7), (7, 7), (1, 1), (3, 3), (1, 1), torch.bfloat16, FORMATS[:1] * 2)
 @example(70, 5, (7, 9), (3, 3), (1, 1), (1, 1), (1, 1), torch.float32, FORMATS[:1] * 2)
 def test_matches_unfolded(

@@ -13,7 +13,9 @@
 #include "core/cuda/divide.cuh"
 #include "global_avg_pool2d/op.h"
 
-namespace ops::cuda {
+namespace ops::global_avg_pool2d {
+
+using namespace cuda;
 
 constexpr int kBroadcastThreads = 256;
 
@@ -137,4 +139,4 @@ void broadcast(const Tensor& like, PoolLayout layout, const T* grad, T* out) {
                        : dispatch_layout(type_tag<Divide>{});
 }
 
-}  // namespace ops::cuda
+}  // namespace ops::global_avg_pool2d

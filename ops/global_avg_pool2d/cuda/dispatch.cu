@@ -3,7 +3,7 @@
 #include "global_avg_pool2d/cuda/backward.cuh"
 #include "global_avg_pool2d/cuda/forward.cuh"
 
-namespace ops::cuda {
+namespace ops::global_avg_pool2d {
 namespace {
 
 struct Loops {
@@ -23,8 +23,8 @@ struct Loops {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CUDA, m) {
-  m.impl("global_avg_pool2d", TORCH_BOX(&global_avg_pool2d<Loops>));
-  m.impl("global_avg_pool2d_backward", TORCH_BOX(&global_avg_pool2d_backward<Loops>));
+  m.impl("global_avg_pool2d", TORCH_BOX(&forward<Loops>));
+  m.impl("global_avg_pool2d_backward", TORCH_BOX(&backward<Loops>));
 }
 
-}  // namespace ops::cuda
+}  // namespace ops::global_avg_pool2d

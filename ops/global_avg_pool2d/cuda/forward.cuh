@@ -19,7 +19,9 @@
 #include "core/cuda/reduce.cuh"
 #include "global_avg_pool2d/op.h"
 
-namespace ops::cuda {
+namespace ops::global_avg_pool2d {
+
+using namespace cuda;
 
 constexpr int kPoolThreads = 256;
 constexpr int kLoadsInFlight = 8;            // vector loads in flight per thread
@@ -304,4 +306,4 @@ class PoolForwardLaunch {
   }
 };
 
-}  // namespace ops::cuda
+}  // namespace ops::global_avg_pool2d

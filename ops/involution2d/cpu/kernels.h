@@ -64,49 +64,36 @@ void copy_pixels(const From* from, PixelStrides in, To* to, PixelStrides out, in
   }
 }
 
-// Vectors of pixels per register tile of R channels or taps: R · kVectors sums hide FMA latency.
+constexpr int kMaxSums = 8;  // in registers
+
+// Vectors of pixels per register tile of R sums: R · kVectors sums hide FMA latency.
 template <int R>
 constexpr int kVectors = R > 4   ? 1
                          : R > 2 ? 2
                                  : 4;
 
-// Offsets of the terms of R sums. Forward, input gradient: R channels, summed over the taps.
-struct TapTerms {
-  const TapOffsets* taps;
-  int64_t pitch, width;  // channel strides: of the source, of factor and out
-
-  int64_t factor(int64_t tap) const { return taps[tap].factor; }
-  int64_t source(int64_t tap, int r) const { return taps[tap].source + r * pitch; }
-  int64_t out(int r) const { return r * width; }
-};
-
-// Weight gradient: R taps, summed over the channels.
-struct ChannelTerms {
-  const TapOffsets* taps;
-  int64_t pitch, width;
-
-  int64_t factor(int64_t channel) const { return channel * width; }
-  int64_t source(int64_t channel, int r) const { return taps[r].source + channel * pitch; }
-  int64_t out(int r) const { return taps[r].factor; }
-};
-
 // Register tile of R sums × P vectors of pixels: accumulate factor · source over the terms.
-template <int R, int P, typename Terms, typename A>
-void sum_terms(const Terms& terms, int64_t count, const A* factor, const A* source, A* out) {
+template <int R, int P, typename A>
+void sum_terms(const Offsets* terms, int64_t count, const Offsets* sums, const A* factor,
+               const A* source, A* out) {
   constexpr int N = kLanes<A>;
+  const A* from[R];
+  OPS_UNROLL
+  for (int r = 0; r < R; ++r) {
+    from[r] = source + sums[r].source;
+  }
   Vec<A, N> sum[R][P] = {};
-  for (int64_t t = 0; t < count; ++t) {
-    const A* f = factor + terms.factor(t);
+  for (const Offsets* term = terms; term != terms + count; ++term) {
     Vec<A, N> v[P];
     OPS_UNROLL
     for (int p = 0; p < P; ++p) {
-      v[p] = load<N>(f + p * N);
+      v[p] = load<N>(factor + term->other + p * N);
     }
     OPS_UNROLL
     for (int r = 0; r < R; ++r) {
       OPS_UNROLL
       for (int p = 0; p < P; ++p) {
-        sum[r][p] += v[p] * load<N>(source + terms.source(t, r) + p * N);
+        sum[r][p] += v[p] * load<N>(from[r] + term->source + p * N);
       }
     }
   }
@@ -114,23 +101,24 @@ void sum_terms(const Terms& terms, int64_t count, const A* factor, const A* sour
   for (int r = 0; r < R; ++r) {
     OPS_UNROLL
     for (int p = 0; p < P; ++p) {
-      store<N>(out + terms.out(r) + p * N, sum[r][p]);
+      store<N>(out + sums[r].other + p * N, sum[r][p]);
     }
   }
 }
 
-// Run register tiles along a row; the last vector may exceed it.
-template <typename Terms, typename A>
+// Run register tiles along a row of `width` pixels; the last vector may exceed it.
+template <typename A>
 struct RowLoop {
   template <int R>
-  static void run(const Terms& terms, int64_t count, const A* factor, const A* source, A* out) {
+  static void run(const Offsets* terms, int64_t count, const Offsets* sums, int64_t width,
+                  const A* factor, const A* source, A* out) {
     constexpr int N = kLanes<A>, P = kVectors<R>;
     int64_t i = 0;
-    for (; P > 1 && i + (P - 1) * N < terms.width; i += P * N) {
-      sum_terms<R, P>(terms, count, factor + i, source + i, out + i);
+    for (; P > 1 && i + (P - 1) * N < width; i += P * N) {
+      sum_terms<R, P>(terms, count, sums, factor + i, source + i, out + i);
     }
-    for (; i < terms.width; i += N) {
-      sum_terms<R, 1>(terms, count, factor + i, source + i, out + i);
+    for (; i < width; i += N) {
+      sum_terms<R, 1>(terms, count, sums, factor + i, source + i, out + i);
     }
   }
 };
@@ -153,24 +141,20 @@ void fill_ring(RowRing<acc_t<T>>& ring, int64_t last, const T* group,
   }
 }
 
-// Compute `outputs` of a row from the buffers.
+// Compute a phase of a row of outputs from the buffers, given the number of its taps.
 template <typename T>
-void compute_row(const Plan<T>& p, Workspace<acc_t<T>>& w, int64_t taps) {
-  using A = acc_t<T>;
-  const bool over_channels = p.pass == Pass::backward_weight;
-  const int64_t sums = over_channels ? taps : p.out.channels, width = p.row.out_width;
-  const int64_t tiles = (sums + kMaxSums - 1) / kMaxSums;
+void compute_row(const Plan<T>& p, const Workspace<acc_t<T>>& w, int64_t taps) {
+  const Offsets *terms = &w.taps[0], *sums = &w.channels[0];
+  int64_t term_count = taps, sum_count = p.source.channels;
+  if (p.pass == Pass::backward_weight) {
+    terms = &w.channels[0], sums = &w.taps[0];
+    term_count = p.source.channels, sum_count = taps;
+  }
+  const int64_t tiles = (sum_count + kMaxSums - 1) / kMaxSums;
   for (int64_t i = 0; i < tiles; ++i) {
-    const int64_t first = sums * i / tiles, count = sums * (i + 1) / tiles - first;
-    if (over_channels) {
-      kernel_of<RowLoop<ChannelTerms, A>, kMaxSums>(count)(
-          {&w.taps[first], w.source.channel, width}, p.factor.channels, w.factor.data,
-          w.source.data, w.out);
-    } else {
-      kernel_of<RowLoop<TapTerms, A>, kMaxSums>(count)(
-          {w.taps.data(), w.source.channel, width}, taps, w.factor.data,
-          w.source.data + first * w.source.channel, w.out + first * width);
-    }
+    const int64_t first = sum_count * i / tiles, count = sum_count * (i + 1) / tiles - first;
+    kernel_of<RowLoop<acc_t<T>>, kMaxSums>(count)(terms, term_count, sums + first, p.row.out_width,
+                                                  w.factor.data, w.source.data, w.out);
   }
 }
 
@@ -192,9 +176,9 @@ void involve(const Plan<T>& p, int64_t begin, int64_t end, Workspace<acc_t<T>>& 
     fill_ring(workspace.source, last, p.source.at(n, group), p.source, p.row.sources);
     fill_ring(workspace.factor, p.transposed() ? last : h, p.factor.at(n, group), p.factor,
               p.factor_pixels);
-    for (const PhaseRows::Outputs& outputs : p.row.outputs) {
-      compute_row(p, workspace, workspace.list_taps(p, outputs, h));
-      const PixelPhase& pixels = outputs.pixels;
+    for (size_t phase = 0; phase < p.row.outputs.size(); ++phase) {
+      const PixelPhase& pixels = p.row.outputs[phase];
+      compute_row(p, workspace, workspace.list_taps(p, p.row.taps[phase], h));
       copy_pixels(workspace.out, {p.row.out_width, 1},
                   p.out.at(n, group) + h * strides.h + pixels.first * strides.w,
                   {strides.c, pixels.step * strides.w}, p.out.channels, pixels.count);

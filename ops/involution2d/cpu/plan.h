@@ -12,10 +12,10 @@
 //   thread:  a range of output rows of (image, group), its own buffers
 //   lanes:   adjacent pixels of a row; a factor vector is loaded once for up to 8 sums
 //
-//   pass              source        factor        sums
-//   forward           x             weight        of channels, over the taps
-//   input gradient    grad_output   weight        of channels, over the taps
-//   weight gradient   x             grad_output   of taps, over the channels of the group
+//   pass              source        factor        sums           terms of a sum
+//   forward           x             weight        of channels    taps
+//   input gradient    grad_output   weight        of channels    taps
+//   weight gradient   x             grad_output   of taps        channels of the group
 //
 // In the input gradient the weight of a tap belongs to its source pixel. Buffers hold acc_t<T>.
 #pragma once
@@ -27,89 +27,65 @@
 
 namespace ops::involution2d {
 
-constexpr int64_t kMaxSums = 8;  // sums in registers: channels or taps
-
-// Every `step`-th pixel of an image row from `first` on, `count` in all, adjacent in a buffer row.
+// Every `step`-th pixel of an image row from `first` on, `count` in all: adjacent in a buffer row,
+// from column `start` on.
 struct PixelPhase {
   int64_t first, step, count;
-  int64_t start;  // column in the buffer row
+  int64_t start = 0;
 };
 
-// Horizontal plan. With stride s, the source row (input gradient: the output row) is split into s
-// phases (see Axis), so that adjacent outputs read adjacent source pixels.
+// Horizontal plan. With stride s, the image row (the source; in the input gradient the output) is
+// split into s phases (see Axis), so that adjacent outputs read adjacent source pixels.
 struct PhaseRows {
   struct Tap {
     int64_t kernel_column;
     int64_t source;    // index into `sources`; −1: padding only
     int64_t position;  // of the source pixel that output 0 reads
   };
-  struct Outputs {
-    PixelPhase pixels;
-    std::vector<Tap> taps;
-  };
 
-  std::vector<PixelPhase> sources;
-  std::vector<Outputs> outputs;
-  int64_t width = 0;      // of a row of the source ring
-  int64_t out_width = 0;  // of a row of outputs
+  std::vector<PixelPhase> sources, outputs;
+  std::vector<std::vector<Tap>> taps;  // of each phase of outputs
+  int64_t width = 0;                   // of a row of the source ring
+  int64_t out_width = 0;               // of a row of outputs
 
-  PhaseRows(const Axis& axis, int64_t lanes) {
-    if (axis.transposed) {
-      sources.push_back({0, 1, axis.source_size, 0});
-      for (int64_t phase = 0; phase < std::min(axis.stride, axis.out_size); ++phase) {
-        outputs.push_back({pixels_of(phase, axis.stride, axis.out_size), {}});
-      }
-    } else {
-      outputs.push_back({{0, 1, axis.out_size, 0}, {}});
-    }
+  PhaseRows(const Axis& axis, int64_t lanes)
+      : sources(phases(axis.source_size, axis.transposed ? 1 : axis.stride)),
+        outputs(phases(axis.out_size, axis.transposed ? axis.stride : 1)),
+        taps(outputs.size()) {
+    int64_t zeros = 0;  // that taps read beyond the ends of a phase
     for (int64_t tap = 0; tap < axis.taps; ++tap) {
       const auto [phase, shift] = axis.phase_shift(tap);
-      if (!axis.transposed) {
-        outputs[0].taps.push_back({tap, source_of(phase, axis), shift});
-      } else if (phase < static_cast<int64_t>(outputs.size())) {
-        outputs[phase].taps.push_back({tap, 0, -shift});
+      const size_t output = axis.transposed ? phase : 0, source = axis.transposed ? 0 : phase;
+      if (output >= outputs.size()) {
+        continue;
       }
-    }
-    assign_columns(lanes);
-  }
-
-  int64_t column(const Tap& tap) const { return sources[tap.source].start + tap.position; }
-
- private:
-  static PixelPhase pixels_of(int64_t phase, int64_t stride, int64_t size) {
-    return {phase, stride, phase < size ? (size - 1 - phase) / stride + 1 : 0, 0};
-  }
-
-  int64_t source_of(int64_t phase, const Axis& axis) {
-    for (size_t i = 0; i < sources.size(); ++i) {
-      if (sources[i].first == phase) {
-        return i;
+      const int64_t position = axis.transposed ? -shift : shift;
+      const int64_t end = position + outputs[output].count;
+      if (source >= sources.size() || position >= sources[source].count || end <= 0) {
+        taps[output].push_back({tap, -1, 0});
+      } else {
+        taps[output].push_back({tap, static_cast<int64_t>(source), position});
+        zeros = std::max({zeros, -position, end - sources[source].count});
       }
-    }
-    sources.push_back(pixels_of(phase, axis.stride, axis.source_size));
-    return sources.size() - 1;
-  }
-
-  // Separate the phases by the zeros that taps read beyond their ends. Whole vectors of outputs
-  // read any pixels beyond those.
-  void assign_columns(int64_t lanes) {
-    int64_t zeros = 0;
-    for (Outputs& out : outputs) {
-      for (Tap& tap : out.taps) {
-        const int64_t end = tap.position + out.pixels.count, count = sources[tap.source].count;
-        if (end <= 0 || tap.position >= count) {
-          tap.source = -1;
-        } else {
-          zeros = std::max({zeros, -tap.position, end - count});
-        }
-      }
-      out_width = std::max(out_width, (out.pixels.count + lanes - 1) / lanes * lanes);
     }
     for (PixelPhase& source : sources) {
       source.start = width + zeros;
       width = source.start + source.count;
     }
-    width = std::max(width + zeros + lanes, out_width);
+    out_width = (outputs[0].count + lanes - 1) / lanes * lanes;
+    width = std::max(width + zeros + lanes, out_width);  // whole vectors read beyond the zeros
+  }
+
+  int64_t column(const Tap& tap) const { return sources[tap.source].start + tap.position; }
+
+ private:
+  // Split a row of `size` pixels into phases; the first is the longest.
+  static std::vector<PixelPhase> phases(int64_t size, int64_t stride) {
+    std::vector<PixelPhase> all{{0, stride, (size + stride - 1) / stride}};
+    for (int64_t phase = 1; phase < std::min(stride, size); ++phase) {
+      all.push_back({phase, stride, (size - 1 - phase) / stride + 1});
+    }
+    return all;
   }
 };
 
@@ -157,7 +133,7 @@ struct Plan {
   bool transposed() const { return vertical.transposed; }
 };
 
-// RowRing buffer of the rows of a group that an output row reads.
+// Ring buffer of the rows of a group that an output row reads.
 template <typename A>
 struct RowRing {
   int64_t rows, row, channel;  // number of rows; strides
@@ -165,9 +141,10 @@ struct RowRing {
   int64_t next_row = 0;  // first row that was not copied
 };
 
-// Offsets of a tap's factors (weight gradient: outputs) and source pixels in the buffers.
-struct TapOffsets {
-  int64_t factor, source;
+// Offsets in the buffers of a channel or tap: in the source ring, and among the factors (if it is a
+// term of the sums) or the sums.
+struct Offsets {
+  int64_t source, other;
 };
 
 // Buffers of a thread, initialised with zeros. After the rows of each channel of the source ring
@@ -175,8 +152,8 @@ struct TapOffsets {
 template <typename A>
 struct Workspace {
   RowRing<A> source, factor;
-  A* out;  // [channel][pixel]
-  std::vector<TapOffsets> taps;
+  A* out;                               // [channel or tap][pixel]
+  std::vector<Offsets> channels, taps;  // taps: of one output row
 
   template <typename T>
   explicit Workspace(const Plan<T>& p)
@@ -186,6 +163,9 @@ struct Workspace {
     factor.rows = p.transposed() ? source.rows : 1;
     factor.channel = p.transposed() ? p.row.width : p.row.out_width;
     factor.row = p.factor.channels * factor.channel;
+    for (int64_t c = 0; c < p.source.channels; ++c) {
+      channels.push_back({c * source.channel, c * p.row.out_width});
+    }
     const int64_t source_size = p.source.channels * source.channel;
     const int64_t factor_size = factor.rows * factor.row;
     memory_.resize(source_size + factor_size + p.out.channels * p.row.out_width + 3 * kLine);
@@ -194,20 +174,21 @@ struct Workspace {
     out = aligned(factor.data + factor_size);
   }
 
-  // List the taps of output row h; the input gradient omits taps that read only padding.
+  // List the taps of output row h and return their number; the input gradient omits taps that read
+  // only padding.
   template <typename T>
-  int64_t list_taps(const Plan<T>& p, const PhaseRows::Outputs& outputs, int64_t h) {
+  int64_t list_taps(const Plan<T>& p, const std::vector<PhaseRows::Tap>& columns, int64_t h) {
     int64_t count = 0;
     for (int64_t a = 0; a < p.vertical.taps; ++a) {
-      const int64_t at = p.vertical.source(h, a);
-      for (const PhaseRows::Tap& tap : outputs.taps) {
+      const int64_t at = p.vertical.source(h, a), slot = at < 0 ? 0 : at % source.rows;
+      for (const PhaseRows::Tap& tap : columns) {
         const int64_t channel = (a * p.g.kernel_w + tap.kernel_column) * factor.channel;
         if (at >= 0 && tap.source >= 0) {
-          const int64_t slot = at % source.rows, column = p.row.column(tap);
-          taps[count++] = {p.transposed() ? channel + slot * factor.row + column : channel,
-                           slot * source.row + column};
+          const int64_t column = p.row.column(tap);
+          taps[count++] = {slot * source.row + column,
+                           p.transposed() ? channel + slot * factor.row + column : channel};
         } else if (!p.transposed()) {
-          taps[count++] = {channel, source.rows * source.row};
+          taps[count++] = {source.rows * source.row, channel};
         }
       }
     }
