@@ -53,6 +53,42 @@ inline Vec<A, kLanes<A>> load_parameter(const A* p, int64_t lane) {
   return CHANNELS ? load<kLanes<A>>(p + lane) : broadcast<A, kLanes<A>>(*p);
 }
 
+// Accumulate as many blocks of TAPS · N taps with adjacent sources as there are from `tap` on;
+// return the next tap. Taps N apart share loads: what one reads for vector r + 1, the next reads
+// for r.
+template <int TAPS, int N, int R, typename A>
+inline const ops::depthwise1d::TapOffset* add_spaced_taps(Vec<A, N> (&sum)[R],
+                                                          const ops::depthwise1d::TapOffset* tap,
+                                                          const ops::depthwise1d::TapOffset* end,
+                                                          const A* weight, const A* tile) {
+  for (; end - tap >= TAPS * N; tap += TAPS * N) {
+    const int64_t step = tap[1].source - tap[0].source;  // −1: input gradient
+    if ((step != 1 && step != -1) ||
+        tap[TAPS * N - 1].source - tap[0].source != (TAPS * N - 1) * step) {
+      break;
+    }
+    for (int i = 0; i < N; ++i) {
+      const auto* const first = tap + i + (step > 0 ? 0 : (TAPS - 1) * N);
+      Vec<A, N> w[TAPS];
+      OPS_UNROLL
+      for (int t = 0; t < TAPS; ++t) {
+        w[t] = broadcast<A, N>(weight[first[t * N * step].weight]);
+      }
+      OPS_UNROLL
+      for (int p = 0; p < R + TAPS - 1; ++p) {
+        const Vec<A, N> x = load<N>(tile + first->source + p * N);
+        OPS_UNROLL
+        for (int t = 0; t < TAPS; ++t) {
+          if (p >= t && p - t < R) {
+            sum[p - t] += w[t] * x;
+          }
+        }
+      }
+    }
+  }
+  return tap;
+}
+
 // Compute R vectors of outputs: of adjacent ones, or (CHANNELS) one of the channels of each.
 template <typename T, bool CHANNELS>
 struct CorrelateBlock {
@@ -67,7 +103,12 @@ struct CorrelateBlock {
     for (int r = 0; r < R; ++r) {
       sum[r] = load_parameter<CHANNELS>(o.bias, lane);
     }
-    for (const auto* tap = o.taps; tap < o.taps_end; ++tap) {
+    const auto* tap = o.taps;
+    if constexpr (!CHANNELS && R > 1) {
+      tap = add_spaced_taps<4, N, R>(sum, tap, o.taps_end, o.weight, tile);
+      tap = add_spaced_taps<2, N, R>(sum, tap, o.taps_end, o.weight, tile);
+    }
+    for (; tap < o.taps_end; ++tap) {
       const Vec<A, N> w = load_parameter<CHANNELS>(o.weight + tap->weight, lane);
       OPS_UNROLL
       for (int r = 0; r < R; ++r) {

@@ -1,0 +1,205 @@
+// direct: any stride, dilation, size and dtype, both layouts. Inputs come from the L1 cache.
+//
+//   thread:  one output, in the order of memory; only taps on inputs, none on padding
+//
+// Weight gradient
+//   block:   one channel (planes) or 32 (channels-last), 8 sums of each, a split of (n, t)
+//   thread:  8 sums: adjacent taps, after the last one the bias
+#include <numeric>
+
+#include "core/cuda/divide.cuh"
+#include "depthwise_conv1d/cuda/problem.cuh"
+
+namespace ops::depthwise1d {
+namespace {
+
+constexpr int kThreads = 256, kSums = 8, kChannels = 32;
+
+// Output positions: [N, C, T] or [N, T, C], in the order of memory.
+template <typename Division>
+struct Outputs {
+  int64_t count;
+  Division inner, outer;  // sizes of the two inner dimensions
+};
+
+// tap_step: distance of the taps that a transposed convolution applies to an output.
+template <typename T, typename Division>
+__global__ void __launch_bounds__(kThreads)
+    direct_kernel(const Convolution<T> p, const Rows<const T> weights,
+                  const Outputs<Division> outputs, int64_t tap_step) {
+  using Acc = acc_t<T>;
+  using Index = std::make_signed_t<typename Division::Index>;
+  const Index channels = p.c, out_t = p.out_t, in_t = p.in_t, taps = p.taps;
+  const Index stride = p.stride, padding = p.padding, dilation = p.dilation;
+  const int64_t grid = static_cast<int64_t>(gridDim.x) * kThreads;
+  for (int64_t offset = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+       offset < outputs.count; offset += grid) {
+    const Index rest = outputs.inner(offset), image = outputs.outer(rest);
+    const Index inner = static_cast<Index>(offset) - rest * (p.channels_last ? channels : out_t);
+    const Index middle = rest - image * (p.channels_last ? out_t : channels);
+    const Index channel = p.channels_last ? inner : middle, t = p.channels_last ? middle : inner;
+    // The output reads taps k, k + step, … < last at `at`, at + at_step, …
+    Index k = 0, step = 1, at = t * stride - padding, at_step = dilation;
+    if (p.transposed) {
+      step = tap_step, at_step = -(step * dilation / stride);
+      while (k < step && (t + padding - k * dilation) % stride != 0) {
+        ++k;
+      }
+      at = k < step ? (t + padding - k * dilation) / stride : -1;
+    }
+    // Skip taps on padding.
+    const Index speed = at_step < 0 ? -at_step : at_step;
+    const Index behind = at_step < 0 ? at - (in_t - 1) : -at;  // distance to the first input
+    const Index ahead = at_step < 0 ? at : in_t - 1 - at;      // distance to the last input
+    const Index skipped = behind > 0 ? (behind + speed - 1) / speed : 0;
+    const Index all = (taps - k + step - 1) / step, reads = ahead >= 0 ? ahead / speed + 1 : 0;
+    const Index count = min(all, reads) - skipped;
+    k += skipped * step, at += skipped * at_step;
+
+    const T* x = p.in.row(image, channel) + at * p.in.t_stride;
+    const T* weight = weights.row(0, channel) + p.tap(k) * weights.t_stride;
+    const int64_t x_step = at_step * p.in.t_stride;
+    const int64_t weight_step = (p.flip ? -step : step) * weights.t_stride;
+    Acc sum = p.bias_of(channel);
+#pragma unroll 8
+    for (Index i = 0; i < count; ++i, x += x_step, weight += weight_step) {
+      sum += static_cast<Acc>(*weight) * static_cast<Acc>(*x);
+    }
+    const Acc g = p.grad ? static_cast<Acc>(p.grad[offset]) : Acc(0);
+    p.out.data[offset] = static_cast<T>(p.activate(sum, g));
+  }
+}
+
+// Transpose [C, K] to [K, C].
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    transpose_kernel(const T* from, T* to, int64_t channels, int64_t taps) {
+  const int64_t grid = static_cast<int64_t>(gridDim.x) * kThreads;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < channels * taps;
+       i += grid) {
+    to[i] = from[i % channels * taps + i / channels];
+  }
+}
+
+template <typename T, typename Division>
+__global__ void __launch_bounds__(kThreads)
+    direct_weight_gradient_kernel(const WeightGradient<T> p, const Division by_out_t,
+                                  int64_t length) {
+  using Acc = acc_t<T>;
+  using Index = std::make_signed_t<typename Division::Index>;
+  __shared__ Acc shared[kThreads / 2 * kSums];
+  const int lanes = blockDim.x, groups = blockDim.y;
+  const Index out_t = p.out_t, in_t = p.in_t, taps = p.taps;
+  const int64_t positions = p.n * p.out_t, first = blockIdx.y * length;
+  const int64_t last = first + length < positions ? first + length : positions;
+  const Index sums = p.grad_bias ? taps + 1 : taps;
+  for (Index k0 = blockIdx.z * kSums; k0 < sums; k0 += gridDim.z * kSums) {
+    const int64_t channel = static_cast<int64_t>(blockIdx.x) * lanes + threadIdx.x;
+    Acc sum[kSums][1] = {};
+    if (channel < p.c) {
+      for (int64_t i = first + threadIdx.y; i < last; i += groups) {
+        const Index image = by_out_t(i);
+        const Index t = static_cast<Index>(i) - image * out_t;
+        const Acc g = static_cast<Acc>(p.grad.row(image, channel)[t * p.grad.t_stride]);
+        const T* const x = p.in.row(image, channel);
+        Index at = t * static_cast<Index>(p.stride) - static_cast<Index>(p.padding) +
+                   k0 * static_cast<Index>(p.dilation);
+#pragma unroll
+        for (int j = 0; j < kSums; ++j, at += static_cast<Index>(p.dilation)) {
+          if (k0 + j < taps && is_inside(at, in_t)) {
+            sum[j][0] += g * static_cast<Acc>(x[at * p.in.t_stride]);
+          } else if (k0 + j == taps) {
+            sum[j][0] += g;
+          }
+        }
+      }
+    }
+    reduce_block(sum, shared, threadIdx.x, lanes, threadIdx.y, groups);
+    for (int i = flat_thread(); i < lanes * kSums; i += kThreads) {
+      const int64_t of = static_cast<int64_t>(blockIdx.x) * lanes + i / kSums;
+      if (of < p.c && k0 + i % kSums < sums) {
+        p.put(blockIdx.y, of, k0 + i % kSums, shared[i]);
+      }
+    }
+    __syncthreads();
+  }
+}
+
+// Call f with a type of division of indices: 32-bit if all indices are smaller.
+template <typename P, typename F>
+void dispatch_division(const P& p, const F& f) {
+  const int64_t longest = std::max(p.in_t, p.out_t), pad = std::abs(p.padding);
+  const auto product = [](std::initializer_list<int64_t> factors) {
+    double result = 1;
+    for (const int64_t factor : factors) {
+      result *= static_cast<double>(factor);
+    }
+    return result;
+  };
+  constexpr double kLimit = kMostFastDivided / 4;
+  if (product({p.n, p.c, longest}) < kLimit && product({longest, p.stride}) + pad < kLimit &&
+      product({p.taps + kSums + p.stride, p.dilation}) < kLimit) {
+    f(type_tag<FastDivide>{});
+  } else {
+    f(type_tag<Divide>{});
+  }
+}
+
+}  // namespace
+
+template <typename T>
+void direct(const Convolution<T>& p, const Run& run) {
+  // Threads along the channels read the weights [C, K] at a stride: transpose large filters.
+  constexpr int64_t kMinTaps = 16, kMinPositions = 32, kMaxBlocks = int64_t{1} << 30;
+  std::optional<Tensor> transposed;
+  Rows<const T> weights{p.weight, 0, p.taps, 1};
+  if (p.channels_last && p.taps >= kMinTaps && p.n * p.out_t >= kMinPositions) {
+    const int64_t count = p.c * p.taps;
+    transposed = empty(run.like, {count});
+    T* const to = transposed->mutable_data_ptr<T>();
+    launch_kernel(transpose_kernel<T>, std::min(ceil_div(count, kThreads), kMaxBlocks), kThreads, 0,
+                  run.stream, p.weight, to, p.c, p.taps);
+    weights = {to, 0, 1, p.c};
+  }
+  dispatch_division(p, [&](auto tag) {
+    using Division = typename decltype(tag)::type;
+    const int64_t inner = p.channels_last ? p.c : p.out_t, outer = p.channels_last ? p.out_t : p.c;
+    const Outputs<Division> outputs{p.n * p.c * p.out_t, Division(inner), Division(outer)};
+    launch_kernel(direct_kernel<T, Division>,
+                  std::min(ceil_div(outputs.count, kThreads), kMaxBlocks), kThreads, 0, run.stream,
+                  p, weights, outputs, p.stride / std::gcd(p.stride, p.dilation));
+  });
+}
+
+template <typename T>
+void direct_weight_gradient(const WeightGradient<T>& p, const Run& run) {
+  constexpr int64_t kMaxGrid = 65535, kBlocksPerMultiprocessor = 16, kMinPositions = 4;
+  const int lanes = p.channels_last ? kChannels : 1, groups = kThreads / lanes;
+  const int64_t tiles = ceil_div(p.c, lanes), positions = p.n * p.out_t;
+  const int64_t tap_tiles = std::min(ceil_div(p.taps + 1, kSums), kMaxGrid);
+  const int64_t wanted = Device::attribute(cudaDevAttrMultiProcessorCount) *
+                         kBlocksPerMultiprocessor / (tiles * tap_tiles);
+  const int64_t most = p.c * (p.taps + 1) < int64_t{1} << 31 ? kMaxGrid : 1;
+  const int64_t length = ceil_div(
+      positions,
+      std::min(most, std::clamp<int64_t>(wanted, 1, ceil_div(positions, groups * kMinPositions))));
+  const int64_t splits = ceil_div(positions, length);
+  dispatch_division(p, [&](auto tag) {
+    using Division = typename decltype(tag)::type;
+    reduce_splits(p, run, splits, [&](const WeightGradient<T>& split) {
+      launch_kernel(direct_weight_gradient_kernel<T, Division>, dim3(tiles, splits, tap_tiles),
+                    dim3(lanes, groups), 0, run.stream, split, Division(p.out_t), length);
+    });
+  });
+}
+
+#define OPS_INSTANTIATE(T)                                 \
+  template void direct(const Convolution<T>&, const Run&); \
+  template void direct_weight_gradient(const WeightGradient<T>&, const Run&);
+OPS_INSTANTIATE(double)
+OPS_INSTANTIATE(float)
+OPS_INSTANTIATE(BFloat16)
+OPS_INSTANTIATE(Half)
+#undef OPS_INSTANTIATE
+
+}  // namespace ops::depthwise1d

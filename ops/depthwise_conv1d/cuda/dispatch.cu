@@ -1,0 +1,140 @@
+// CUDA dispatch of depthwise_conv1d: a table of kernel families for convolutions (forward pass,
+// input gradient, gradient of the pre-activation), and one for the weight gradient. The first match
+// runs; direct takes every problem.
+#include "depthwise_conv1d/cuda/problem.cuh"
+
+namespace ops::depthwise1d {
+namespace {
+
+// Largest number of multiplications for which direct comes first: its latency is the least (H100).
+constexpr int64_t kTiny = int64_t{1} << 18;
+
+template <typename T>
+void run_convolution(const Convolution<T>& p, const Run& run) {
+  if constexpr (!std::is_same_v<T, double>) {
+    if (p.n * p.c * p.out_t * p.taps <= kTiny) return direct(p, run);
+    if (short_filter(p, run)) return;
+    if constexpr (sizeof(T) == 2) {
+      if (toeplitz(p, run)) return;
+    } else {
+      if (planes(p, run)) return;
+      if (channels(p, run)) return;
+    }
+    if (pixels(p, run)) return;
+  }
+  direct(p, run);
+}
+
+template <typename T>
+void run_weight_gradient(const WeightGradient<T>& p, const Run& run) {
+  if constexpr (!std::is_same_v<T, double>) {
+    if (p.taps == 0) return direct_weight_gradient(p, run);  // bias gradient only
+    if constexpr (sizeof(T) == 2) {
+      if (toeplitz_weight_gradient(p, run)) return;
+    }
+    if (planes_weight_gradient(p, run)) return;
+    if (pixels_weight_gradient(p, run)) return;
+  }
+  direct_weight_gradient(p, run);
+}
+
+Sizes sizes(const Geometry& g) {
+  return {g.n, g.c, g.t, g.out_t, g.taps, g.stride, g.padding, g.dilation, g.channels_last};
+}
+
+template <typename T>
+Rows<const T> input_rows(const Geometry& g, const T* x) {
+  return {x, g.input_n, g.input_c, g.input_t};
+}
+
+// Rows of grad_output, of the output, or of the gradient of the pre-activation.
+template <typename T>
+Rows<T> output_rows(const Geometry& g, T* data) {
+  return dense_rows(data, g.channels_last, g.c, g.out_t);
+}
+
+template <typename T>
+Convolution<T> forward_pass(const Geometry& g, const T* x, const T* weight, const T* bias, T* out) {
+  return {sizes(g), input_rows(g, x), output_rows(g, out), weight, bias, g.silu};
+}
+
+template <typename T>
+Convolution<T> input_gradient(const Geometry& g, const T* grad, const T* weight, T* out) {
+  const auto to = dense_rows(out, g.channels_last, g.c, g.t);
+  Convolution<T> p{sizes(g), output_rows(g, grad), to, weight, nullptr, false};
+  std::swap(p.in_t, p.out_t);
+  p.flip = g.stride == 1;
+  p.transposed = !p.flip;
+  if (p.flip) {
+    p.padding = (g.taps - 1) * g.dilation - g.padding;
+  }
+  return p;
+}
+
+template <typename T>
+void set_to_zero(T* data, int64_t elements, cudaStream_t stream) {
+  if (data) {
+    STD_CUDA_CHECK(cudaMemsetAsync(data, 0, elements * sizeof(T), stream));
+  }
+}
+
+// Compute the requested gradients in a pass each; that of the pre-activation comes first.
+template <typename T>
+void run_gradients(const Geometry& g, const T* grad, const T* x, const T* weight, const T* bias,
+                   const Gradients<T>& to, WeightGradient<T> sums, const Run& run) {
+  Tensor pre_activation;
+  if (g.silu && (to.input || to.weight || to.bias)) {
+    pre_activation = empty(run.like, {g.n * g.c * g.out_t});
+    T* const out = pre_activation.mutable_data_ptr<T>();
+    auto p = forward_pass(g, x, weight, bias, out);
+    p.grad = grad;
+    run_convolution(p, run);
+    sums.grad.data = out;
+  }
+  if (to.input) {
+    run_convolution(input_gradient(g, sums.grad.data, weight, to.input), run);
+  }
+  if (to.weight || to.bias) {
+    run_weight_gradient(sums, run);
+  }
+}
+
+struct Kernels {
+  template <typename T>
+  static void forward(const Tensor& like, const Geometry& g, const T* x, const T* weight,
+                      const T* bias, T* out) {
+    const DeviceGuard guard(like.get_device_index());
+    run_convolution(forward_pass(g, x, weight, bias, out), {like, current_stream(like)});
+  }
+
+  template <typename T>
+  static void backward(const Tensor& like, const Geometry& g, const T* grad, const T* x,
+                       const T* weight, const T* bias, const Gradients<T>& to) {
+    const DeviceGuard guard(like.get_device_index());
+    const Run run{like, current_stream(like)};
+    if (g.empty()) {  // sums of nothing
+      set_to_zero(to.weight, g.c * g.taps, run.stream);
+      set_to_zero(to.bias, g.c, run.stream);
+      return;
+    }
+    WeightGradient<T> sums{sizes(g), input_rows(g, x), output_rows(g, grad), to.weight, to.bias};
+    if (!to.weight) {
+      sums.taps = 0;  // bias gradient only
+    }
+    if constexpr (!std::is_same_v<T, double>) {
+      const AllGradients<T> all{sums, weight, bias, g.silu,
+                                dense_rows(to.input, g.channels_last, g.c, g.t)};
+      if (to.weight && (to.input || g.silu) && short_filter_gradients(all, run)) return;
+    }
+    run_gradients(g, grad, x, weight, bias, to, sums, run);
+  }
+};
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CUDA, m) {
+  m.impl("depthwise_conv1d", TORCH_BOX(&depthwise_conv1d<Kernels>));
+  m.impl("depthwise_conv1d_backward", TORCH_BOX(&depthwise_conv1d_backward<Kernels>));
+}
+
+}  // namespace ops::depthwise1d

@@ -1,0 +1,211 @@
+// short_filter: 2 to 4 taps, stride 1, both layouts. Accumulates in float32; the filter is in
+// registers, inputs come from the L1 cache. All gradients: short_filter_gradients.cu.
+//
+// Planes (dilation 1)
+//   block:   a split of a channel's rows
+//   thread:  two tiles at a time of 16 bytes of adjacent outputs
+// Channels-last (any dilation)
+//   block:   up to 32 threads along the channels × units of T
+//   thread:  4 adjacent channels; marches along T with the last K − 1 inputs in registers
+#include "depthwise_conv1d/cuda/loads.cuh"
+
+namespace ops::depthwise1d {
+namespace {
+
+constexpr int kThreads = 128;
+
+// Call f with the shift, 0 … 3, as a compile-time constant.
+template <typename F>
+__device__ __forceinline__ void dispatch_shift(int shift, const F& f) {
+  switch (shift) {
+    case 0: return f(std::integral_constant<int, 0>{});
+    case 1: return f(std::integral_constant<int, 1>{});
+    case 2: return f(std::integral_constant<int, 2>{});
+    default: return f(std::integral_constant<int, 3>{});
+  }
+}
+
+template <typename T, int K>
+__global__ void __launch_bounds__(kThreads)
+    planes_kernel(const Convolution<T> p, const Tiles tiles) {
+  constexpr int kOutputs = kVectorBytes / sizeof(T), kAtOnce = 2;
+  constexpr int kInputs = round_up(kOutputs + K - 1 + kGroup - 1, kGroup);
+  const int channel = blockIdx.x, in_t = p.in_t, out_t = p.out_t, padding = p.padding;
+  const int last = min(tiles.count, (static_cast<int>(blockIdx.y) + 1) * tiles.per_split);
+  float w[K];
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    w[k] = static_cast<float>(p.weight[static_cast<int64_t>(channel) * K + p.tap(k)]);
+  }
+  const float bias = p.bias_of(channel);
+  for (int tile = blockIdx.y * tiles.per_split + threadIdx.x; tile < last;
+       tile += kThreads * kAtOnce) {
+    float x[kAtOnce][kInputs];
+    int shift[kAtOnce], first[kAtOnce];
+    T* out[kAtOnce];
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      if (tile + n * kThreads >= last) {
+        break;
+      }
+      const int image = tiles.image_of(tile + n * kThreads);
+      const T* const in = p.in.row(image, channel);
+      out[n] = p.out.row(image, channel);
+      first[n] =
+          (tile + n * kThreads - image * tiles.per_row) * kOutputs - misalignment(out[n], kOutputs);
+      shift[n] = (misalignment(in, kGroup) + first[n] - padding) & (kGroup - 1);
+      const int at = first[n] - padding - shift[n];
+      if (at >= 0 && at + kInputs <= in_t) {
+        load<true, kInputs>(in, at, in_t, x[n]);
+      } else {
+        load<false, kInputs>(in, at, in_t, x[n]);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      if (tile + n * kThreads >= last) {
+        break;
+      }
+      float y[kOutputs];
+      dispatch_shift(shift[n], [&](auto first_input) {
+#pragma unroll
+        for (int r = 0; r < kOutputs; ++r) {
+          y[r] = bias;
+#pragma unroll
+          for (int k = 0; k < K; ++k) {
+            y[r] += w[k] * x[n][first_input.value + r + k];
+          }
+        }
+      });
+      if (p.silu) {
+#pragma unroll
+        for (int r = 0; r < kOutputs; ++r) {
+          const bool reads = p.grad && is_inside(first[n] + r, out_t);
+          const T* const grad = p.grad + (out[n] - p.out.data) + first[n] + r;
+          y[r] = p.activate(y[r], reads ? static_cast<float>(*grad) : 0.0f);
+        }
+      }
+      store<kOutputs>(out[n], first[n], out_t, y);
+    }
+  }
+}
+
+template <typename T, int V, int K>
+__global__ void __launch_bounds__(kThreads)
+    pixels_kernel(const Convolution<T> p, const Units units) {
+  using Bits = typename BitsOf<V * sizeof(T)>::type;
+  constexpr int kBefore = K - 1;
+  const int channels = p.c, dilation = p.dilation, in_t = p.in_t, out_t = p.out_t;
+  const int channel = (blockIdx.x * blockDim.x + threadIdx.x) * V;
+  const int last_unit = channel < channels
+                            ? min(units.count, (static_cast<int>(blockIdx.y) + 1) * units.per_split)
+                            : 0;
+  float w[K][V], bias[V];
+#pragma unroll
+  for (int v = 0; v < V; ++v) {
+    const int64_t c = channel < channels ? channel + v : 0;
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      w[k][v] = static_cast<float>(p.weight[c * K + p.tap(k)]);
+    }
+    bias[v] = p.bias_of(c);
+  }
+  for (int unit = blockIdx.y * units.per_split + threadIdx.y; unit < last_unit;
+       unit += blockDim.y) {
+    const int part = unit % units.per_phase, rest = unit / units.per_phase;
+    const int image = rest / dilation, phase = rest - image * dilation;
+    int t = part * units.length * dilation + phase;
+    const int last = min(out_t, t + units.length * dilation);
+    ChannelStream<T, V> inputs(p.in.row(image, channel), p.in.t_stride,
+                               t - static_cast<int>(p.padding), dilation, in_t);
+    const int64_t step = dilation * p.out.t_stride;
+    int64_t offset = p.out.row(image, channel) - p.out.data + t * p.out.t_stride;
+    float x[kBefore + kGroup][V];
+    Bits first[kBefore], next[kGroup];
+    inputs.load(first);
+    inputs.load(next);
+    widen_to<T>(x, 0, first);
+#pragma unroll 1
+    while (t < last) {
+      widen_to<T>(x, kBefore, next);
+      inputs.load(next);
+#pragma unroll
+      for (int j = 0; j < kGroup; ++j, t += dilation, offset += step) {
+        if (t >= last) {
+          break;
+        }
+        float y[V];
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+          y[v] = bias[v];
+#pragma unroll
+          for (int k = 0; k < K; ++k) {
+            y[v] += w[k][v] * x[j + k][v];
+          }
+        }
+        if (p.silu) {
+          Bits grad[1] = {};
+          if (p.grad) {
+            grad[0] = *reinterpret_cast<const Bits*>(p.grad + offset);
+          }
+          float g[1][V];
+          widen_to<T>(g, 0, grad);
+#pragma unroll
+          for (int v = 0; v < V; ++v) {
+            y[v] = p.activate(y[v], g[0][v]);
+          }
+        }
+        store_vector(p.out.data + offset, y);
+      }
+      slide(x);
+    }
+  }
+}
+
+template <typename T, int K>
+bool launch_planes(const Convolution<T>& p, const Run& run) {
+  if (p.dilation != 1 || p.in.t_stride != 1) {
+    return false;
+  }
+  constexpr int kOutputs = kVectorBytes / sizeof(T);
+  const Tiles tiles = split_tiles(p.n, 0, p.out_t, kOutputs, true, p.c, kThreads);
+  launch_kernel(planes_kernel<T, K>, dim3(p.c, ceil_div(tiles.count, tiles.per_split)), kThreads, 0,
+                run.stream, p, tiles);
+  return true;
+}
+
+template <typename T, int K>
+bool launch_pixels(const Convolution<T>& p, const Run& run) {
+  const T* const grad = p.grad ? p.grad : p.out.data;
+  return dispatch_width<T, 4>(
+      {p.in.data, p.out.data, grad}, {p.c, p.in.n_stride, p.in.t_stride}, [&](auto width) {
+        constexpr int V = width.value;
+        const int lanes = lanes_of(p.c, V), rows = kThreads / lanes;
+        const int64_t blocks = ceil_div(p.c, lanes * V);
+        const auto units =
+            split_units(p.n * p.dilation, ceil_div(p.out_t, p.dilation), rows, blocks);
+        if (!units || p.in.c_stride != 1) {
+          return false;
+        }
+        launch_kernel(pixels_kernel<T, V, K>,
+                      dim3(blocks, ceil_div(units->count, units->per_split)), dim3(lanes, rows), 0,
+                      run.stream, p, *units);
+        return true;
+      });
+}
+
+}  // namespace
+
+template <typename T>
+bool short_filter(const Convolution<T>& p, const Run& run) {
+  return dispatch_short(p, [&](auto taps) {
+    constexpr int K = taps.value;
+    return p.channels_last ? launch_pixels<T, K>(p, run) : launch_planes<T, K>(p, run);
+  });
+}
+
+template bool short_filter(const Convolution<float>&, const Run&);
+template bool short_filter(const Convolution<BFloat16>&, const Run&);
+template bool short_filter(const Convolution<Half>&, const Run&);
+
+}  // namespace ops::depthwise1d

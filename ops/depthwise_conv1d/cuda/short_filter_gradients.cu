@@ -1,0 +1,257 @@
+// short_filter: all gradients of filters with 2 to 4 taps in one pass, stride 1, both layouts, with
+// that of the activation. Accumulates in float32; inputs come from the L1 cache.
+//
+// With i = t − padding, the gradient of the pre-activation is h[i] = g[t] · silu'(Σ_k w[k] x[i +
+// k]),
+//   grad_input[i] = Σ_k w[k] h[i − k],      grad_weight[k] = Σ_i h[i] x[i + k].
+//
+// Planes (dilation 1)
+//   block:   a split of a channel's rows
+//   thread:  16 bytes of adjacent grad_input at a time; h is recomputed for the K − 1 elements
+//   before
+// Channels-last (any dilation)
+//   block:   up to 32 threads along the channels × units of T
+//   thread:  2 adjacent channels; marches along T with the last K − 1 inputs and h in registers
+#include "depthwise_conv1d/cuda/loads.cuh"
+
+namespace ops::depthwise1d {
+namespace {
+
+constexpr int kThreads = 128;
+
+// Move row[at] to to[0] after an aligned load from row[at − shift] on.
+template <int kCount>
+__device__ __forceinline__ void drop_first(float (&to)[kCount], int shift) {
+  if (shift & 2) {
+#pragma unroll
+    for (int i = 0; i + 2 < kCount; ++i) {
+      to[i] = to[i + 2];
+    }
+  }
+  if (shift & 1) {
+#pragma unroll
+    for (int i = 0; i + 1 < kCount; ++i) {
+      to[i] = to[i + 1];
+    }
+  }
+}
+
+template <typename T, int K>
+__global__ void __launch_bounds__(kThreads)
+    planes_gradients_kernel(const AllGradients<T> p, const Tiles tiles) {
+  constexpr int kOutputs = kVectorBytes / sizeof(T);
+  constexpr int kGrads = round_up(kOutputs + K - 1 + kGroup - 1, kGroup);
+  constexpr int kInputs = round_up(kOutputs + 2 * (K - 1) + kGroup - 1, kGroup);
+  __shared__ float shared[kThreads / 2 * (K + 1)];
+  const int channel = blockIdx.x, split = blockIdx.y;
+  const int in_t = p.in_t, out_t = p.out_t, padding = p.padding;
+  const int last = min(tiles.count, (split + 1) * tiles.per_split);
+  float w[K], sum[K + 1][1] = {};
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    w[k] = static_cast<float>(p.weight[static_cast<int64_t>(channel) * K + k]);
+  }
+  const float bias = p.bias ? static_cast<float>(p.bias[channel]) : 0.0f;
+  for (int tile = split * tiles.per_split + threadIdx.x; tile < last; tile += kThreads) {
+    const int image = tiles.image_of(tile);
+    const T* const in = p.in.row(image, channel);
+    const T* const grad = p.grad.row(image, channel);
+    T* const out = p.grad_input.data ? p.grad_input.row(image, channel) : nullptr;
+    const int first = tiles.first + (tile - image * tiles.per_row) * kOutputs -
+                      misalignment(out, kOutputs);  // i of the tile
+    const int from = first - (K - 1);               // i of x[0] and h[0]
+    const int in_shift = (misalignment(in, kGroup) + from) & (kGroup - 1);
+    const int grad_shift = (misalignment(grad, kGroup) + from + padding) & (kGroup - 1);
+    const int at = from - in_shift, t = from + padding - grad_shift;
+    float x[kInputs], h[kGrads];
+    if (at >= 0 && at + kInputs <= in_t && t >= 0 && t + kGrads <= out_t) {
+      load<true, kInputs>(in, at, in_t, x);
+      load<true, kGrads>(grad, t, out_t, h);
+    } else {
+      load<false, kInputs>(in, at, in_t, x);
+      load<false, kGrads>(grad, t, out_t, h);
+    }
+    drop_first(x, in_shift);
+    drop_first(h, grad_shift);
+    if (p.silu) {
+#pragma unroll
+      for (int i = 0; i < kOutputs + K - 1; ++i) {
+        float y = bias;
+#pragma unroll
+        for (int k = 0; k < K; ++k) {
+          y += w[k] * x[i + k];
+        }
+        h[i] = is_inside(from + padding + i, out_t) ? silu_gradient<T>(h[i], y) : 0.0f;
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < kOutputs; ++r) {
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        sum[k][0] += h[r + K - 1] * x[r + K - 1 + k];
+      }
+      sum[K][0] += h[r + K - 1];
+    }
+    if (out) {
+      float result[kOutputs] = {};
+#pragma unroll
+      for (int r = 0; r < kOutputs; ++r) {
+#pragma unroll
+        for (int k = 0; k < K; ++k) {
+          result[r] += w[k] * h[r + K - 1 - k];
+        }
+      }
+      store<kOutputs>(out, first, in_t, result);
+    }
+  }
+  reduce_block(sum, shared, 0, 1, threadIdx.x, kThreads);
+  if (threadIdx.x < K + 1) {
+    p.put(split, channel, threadIdx.x, shared[threadIdx.x]);
+  }
+}
+
+template <typename T, int V, int K>
+__global__ void __launch_bounds__(kThreads)
+    pixels_gradients_kernel(const AllGradients<T> p, const Units units, int start) {
+  extern __shared__ float dynamic_shared[];
+  using Bits = typename BitsOf<V * sizeof(T)>::type;
+  constexpr int kBefore = K - 1, kWarmUp = round_up(kBefore, kGroup);
+  const int lanes = blockDim.x, rows = blockDim.y, channels = p.c, dilation = p.dilation;
+  const int in_t = p.in_t, out_t = p.out_t, padding = p.padding;
+  const int channel = (blockIdx.x * lanes + threadIdx.x) * V, split = blockIdx.y;
+  const int last_unit = channel < channels ? min(units.count, (split + 1) * units.per_split) : 0;
+  float w[K][V], bias[V], sum[K + 1][V] = {};
+#pragma unroll
+  for (int v = 0; v < V; ++v) {
+    const int64_t c = channel < channels ? channel + v : 0;
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      w[k][v] = static_cast<float>(p.weight[c * K + k]);
+    }
+    bias[v] = p.bias ? static_cast<float>(p.bias[c]) : 0.0f;
+  }
+  for (int unit = split * units.per_split + threadIdx.y; unit < last_unit; unit += rows) {
+    const int part = unit % units.per_phase, rest = unit / units.per_phase;
+    const int image = rest / dilation, phase = rest - image * dilation;
+    int i = start + (part * units.length - kWarmUp) * dilation + phase;
+    ChannelStream<T, V> inputs(p.in.row(image, channel), p.in.t_stride, i, dilation, in_t);
+    ChannelStream<T, V> grads(p.grad.row(image, channel), p.grad.t_stride, i + padding, dilation,
+                              out_t);
+    const int64_t out_step = dilation * p.grad_input.t_stride;
+    T* out =
+        p.grad_input.data ? p.grad_input.row(image, channel) + i * p.grad_input.t_stride : nullptr;
+    float x[kBefore + kGroup][V], h[kBefore + kGroup][V] = {};
+    Bits first[kBefore], next_x[kGroup], next_g[kGroup];
+    inputs.load(first);
+    inputs.load(next_x);
+    grads.load(next_g);
+    widen_to<T>(x, 0, first);
+#pragma unroll 1
+    for (int step = -kWarmUp; step < units.length; step += kGroup) {
+      widen_to<T>(x, kBefore, next_x);
+      widen_to<T>(h, kBefore, next_g);
+      inputs.load(next_x);
+      grads.load(next_g);
+#pragma unroll
+      for (int j = 0; j < kGroup; ++j, i += dilation) {
+        float result[V] = {};
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+          if (p.silu) {
+            float y = bias[v];
+#pragma unroll
+            for (int k = 0; k < K; ++k) {
+              y += w[k][v] * x[j + k][v];
+            }
+            float& to = h[kBefore + j][v];
+            to = is_inside(i + padding, out_t) ? silu_gradient<T>(to, y) : 0.0f;
+          }
+          const float own = step >= 0 ? h[kBefore + j][v] : 0.0f;
+          sum[K][v] += own;
+#pragma unroll
+          for (int k = 0; k < K; ++k) {
+            sum[k][v] += own * x[j + k][v];
+            result[v] += w[k][v] * h[kBefore + j - k][v];
+          }
+        }
+        if (out) {
+          if (step >= 0 && is_inside(i, in_t)) {
+            store_vector(out, result);
+          }
+          out += out_step;
+        }
+      }
+      slide(x);
+      slide(h);
+    }
+  }
+  reduce_block(sum, dynamic_shared, threadIdx.x, lanes, threadIdx.y, rows);
+  for (int i = flat_thread(); i < lanes * V * (K + 1); i += lanes * rows) {
+    const int c = blockIdx.x * lanes * V + i / (K + 1);
+    if (c < channels) {
+      p.put(split, c, i % (K + 1), dynamic_shared[i]);
+    }
+  }
+}
+
+template <typename T, int K>
+bool launch_planes(const AllGradients<T>& p, const Run& run) {
+  if (p.dilation != 1 || p.in.t_stride != 1) {
+    return false;
+  }
+  constexpr int kOutputs = kVectorBytes / sizeof(T);
+  const int64_t first = -ceil_div(p.padding, kOutputs) * kOutputs;
+  const Tiles tiles = split_tiles(p.n, first, std::max(p.in_t, p.out_t - p.padding) - first,
+                                  kOutputs, true, p.c, kThreads);
+  const int64_t splits = ceil_div(tiles.count, tiles.per_split);
+  reduce_splits<T>(p, run, splits, [&](const WeightGradient<T>& split) {
+    AllGradients<T> part = p;
+    part.splits = split.splits;
+    launch_kernel(planes_gradients_kernel<T, K>, dim3(p.c, splits), kThreads, 0, run.stream, part,
+                  tiles);
+  });
+  return true;
+}
+
+template <typename T, int K>
+bool launch_pixels(const AllGradients<T>& p, const Run& run) {
+  const T* const out = p.grad_input.data ? p.grad_input.data : p.grad.data;
+  return dispatch_width<T, 2>(
+      {p.in.data, p.grad.data, out}, {p.c, p.in.n_stride, p.in.t_stride}, [&](auto width) {
+        constexpr int V = width.value;
+        const int lanes = lanes_of(p.c, V), rows = kThreads / lanes;
+        const int64_t start = -ceil_div(p.padding, p.dilation) * p.dilation;
+        const int64_t positions =
+            ceil_div(std::max(p.in_t, p.out_t - p.padding) - start, p.dilation);
+        const int64_t blocks = ceil_div(p.c, lanes * V);
+        const auto units = split_units(p.n * p.dilation, positions, rows, blocks);
+        if (!units || p.in.c_stride != 1) {
+          return false;
+        }
+        const int64_t splits = ceil_div(units->count, units->per_split);
+        reduce_splits<T>(p, run, splits, [&](const WeightGradient<T>& split) {
+          AllGradients<T> part = p;
+          part.splits = split.splits;
+          launch_kernel(pixels_gradients_kernel<T, V, K>, dim3(blocks, splits), dim3(lanes, rows),
+                        reduction_elements(lanes, rows, (K + 1) * V) * sizeof(float), run.stream,
+                        part, *units, static_cast<int>(start));
+        });
+        return true;
+      });
+}
+
+}  // namespace
+
+template <typename T>
+bool short_filter_gradients(const AllGradients<T>& p, const Run& run) {
+  return dispatch_short(p, [&](auto taps) {
+    constexpr int K = taps.value;
+    return p.channels_last ? launch_pixels<T, K>(p, run) : launch_planes<T, K>(p, run);
+  });
+}
+
+template bool short_filter_gradients(const AllGradients<float>&, const Run&);
+template bool short_filter_gradients(const AllGradients<BFloat16>&, const Run&);
+template bool short_filter_gradients(const AllGradients<Half>&, const Run&);
+
+}  // namespace ops::depthwise1d
