@@ -180,7 +180,12 @@ bool pixels(const Convolution<T>& p, const Run& run) {
           rows /= 2;
         }
         const int64_t blocks = p.n * ceil_div(tiles, rows) * ceil_div(p.c, lanes * V);
-        if (tiles >= 1 << 29 || blocks >= int64_t{1} << 31) {
+        // Large filters on few outputs, or mostly on padding: direct has more threads, and skips
+        // padding.
+        constexpr int64_t kLargeTaps = 32;
+        const bool few = blocks * 2 < Device::attribute(cudaDevAttrMultiProcessorCount);
+        if (tiles >= 1 << 29 || blocks >= int64_t{1} << 31 ||
+            (p.taps > kLargeTaps && (few || p.dilation > 1))) {
           return false;
         }
         const int chunk = std::min<int64_t>(kChunk, ceil_div(p.taps, kGroup) * kGroup);
