@@ -40,13 +40,12 @@ class Pt2Predictor(Predictor):
 
 
 def export_pt2(cfg: Pt2Config) -> None:
-    """Compile a checkpoint for the CPU; write file and card if it agrees with torch.
+    """Compile a checkpoint for the CPU; write model and card if its logits match torch's.
 
-    Raise a UserError for unusable settings, a RunError if the compiler fails or the compiled
-    network differs.
+    Raise a UserError for unusable settings, a RunError if the compiler fails or the logits differ.
     """
     original = load_torch(cfg.checkpoint or find_checkpoint(cfg.outputs))
-    original.any_size = False  # of the file
+    original.any_size = False  # compiled for SIDE × SIDE images
     path = Path(cfg.file or original.folder / "model.pt2")
     card = path.with_name(f"{path.stem}-pt2.md")
     if path.suffix != ".pt2":

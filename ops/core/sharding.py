@@ -1,7 +1,7 @@
 """DTensor: sharding strategies of the operators.
 
-Samples are independent, and so are channels, except in LLTM. A strategy shards all tensors of a
-call along one of them, or replicates all. PyTorch then redistributes the arguments as needed.
+A strategy shards a call by samples (parameters are replicated, their gradients partial sums) or by
+channels, or replicates all tensors. PyTorch redistributes the arguments to the cheapest one.
 """
 
 import sys
@@ -15,13 +15,13 @@ from ops.core.torch_private import OpOverload, register_sharding_strategy, schem
 
 # For each tensor the sharded dimension, "sum" (a partial sum in each process) or None (replicated).
 Dims = tuple[int | str | None, ...]
-Strategies = list[tuple[Dims, Dims]]  # each: of the outputs, of the tensor arguments
+Strategies = list[tuple[Dims, Dims]]  # pairs (outputs, tensor arguments)
 
 _state = {"registered": False}
 
 
 def register_strategies(args: tuple[Any, ...]) -> bool:
-    """Register all strategies if a DTensor is among `args`; return whether this is new."""
+    """Register all strategies if a DTensor is among `args`; return whether this call did."""
     module = sys.modules.get("torch.distributed.tensor")  # slow to import
     if _state["registered"] or not module or not any(isinstance(x, module.DTensor) for x in args):
         return False
@@ -74,7 +74,7 @@ def _ncrelu(x: Any, dim: int) -> Strategies:
 def _batch_norm(
     x: Any, weight: Any, bias: Any, activation: int, eps: float, mean: Any, var: Any, *_: Any
 ) -> Strategies:
-    """Shard channels, not samples, over which the statistics are.
+    """Shard channels only: the statistics reduce over samples.
 
     Running statistics are updated in place, so they are never redistributed.
     """
@@ -90,7 +90,7 @@ def _batch_norm(
 
 def _involution(outputs: int) -> Callable[..., Strategies]:
     def strategies(*args: Any) -> Strategies:
-        weight = args[outputs]  # of the forward pass: (input, weight), else after grad_output
+        weight = args[outputs]  # argument 1 of the forward pass, 2 of the backward pass
         mesh, tensors = weight.mesh, outputs + 1
         samples: tuple[Dims, Dims] = ((0,) * outputs, (0,) * tensors)
         groups: tuple[Dims, Dims] = ((1,) * outputs, (1,) * tensors)

@@ -38,8 +38,8 @@ def depthwise_conv1d(
     input, p zeros on the left, and f the activation; To = ⌊(T + zeros − d (K − 1) − 1) / s⌋ + 1.
     Padding adds nothing to output and input gradient, even for infinite inputs. With non-finite
     weights, both may be NaN (0 · ∞). With a non-finite input or output gradient, the weight
-    gradient of the same channel may be NaN. With SiLU, autograd saves the input, not the
-    convolution, which backward computes again.
+    gradient of the same channel may be NaN. With SiLU, autograd saves the input; backward
+    recomputes the convolution.
 
     Args:
         input: [N, C, T] or [C, T], any strides; float64, float32, bfloat16 or float16. Not copied
@@ -75,14 +75,14 @@ _call = public(depthwise_conv1d, _conv, rank=3)
 
 
 def _single(value: Any) -> Any:
-    """Return the element of a list or tuple of one, which PyTorch takes for an int."""
+    """Unpack a list or tuple of one element, which PyTorch takes for an int."""
     return value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value
 
 
 def _zeros(padding: str, weight: Tensor, stride: int, dilation: int) -> tuple[int, int]:
     """Return the zeros on the left and right for "same" or "causal"."""
     check.integer(_NAME, "dilation", dilation)
-    # The operator says what is wrong with another weight.
+    # Of an invalid weight: 1; the operator raises.
     taps = constant(weight.shape[-1]) if isinstance(weight, Tensor) and weight.dim() else 1
     total = (taps - 1) * dilation
     if padding == "causal":
@@ -230,11 +230,16 @@ def _compose(
     dilation: int,
     silu: bool,
 ) -> Tensor:
-    """Compute the output with operators of which PyTorch has all derivatives."""
+    """Compute the output by the convolution of images of one row, which has all derivatives.
+
+    PyTorch's second derivatives of a grouped convolution loop over the groups.
+    """
     accumulator = torch.float64 if input.dtype == torch.float64 else torch.float32
     x, weight = F.pad(input, list(padding)).to(accumulator), weight.to(accumulator)
     bias = None if bias is None else bias.to(accumulator)
-    y = F.conv1d(x, weight, bias, stride, 0, dilation, groups=input.shape[1])
+    geometry = ((1, stride), (0, 0), (1, dilation))
+    conv2d = torch.ops.lenet_ops.depthwise_conv2d
+    y = conv2d(x.unsqueeze(2), weight.unsqueeze(2), bias, *geometry).squeeze(2)
     return (y * y.sigmoid() if silu else y).to(input.dtype)
 
 
@@ -244,7 +249,7 @@ def _flops(_: Any, weight: Sequence[int], *rest: Any, out_shape: Any) -> int:
 
 
 def _flops_backward(grad_output: Any, _: Any, weight: Any, *rest: Any, out_shape: Any) -> int:
-    silu, mask = rest[-2:]  # a pass per gradient; with SiLU, the convolution again
+    silu, mask = rest[-2:]  # a convolution per gradient, and one more to recompute SiLU's input
     return (silu + sum(mask[:2])) * _flops(_, weight, out_shape=grad_output)
 
 

@@ -10,7 +10,7 @@ namespace ops::depthwise1d {
 
 struct Geometry {
   int64_t n, c, t, out_t;                   // batch, channels, input and output length
-  int64_t taps, stride, padding, dilation;  // padding: zeros on the left; out_t tells those right
+  int64_t taps, stride, padding, dilation;  // padding: zeros on the left; out_t implies the right
   bool silu;                                // the output is silu(convolution)
   bool channels_last;  // output, grad_output, grad_input: [N, T, C] dense, else [N, C, T] dense
   int64_t input_n = 0, input_c = 0, input_t = 0;  // strides of the input; input_t or input_c is 1
@@ -26,8 +26,8 @@ struct Gradients {
   T* bias;
 };
 
-// Return whether the kernels of x [N, C, T] run along its channels, and results are channels-last.
-// The stride of N is arbitrary; a single channel, or a single step that may be either, is not.
+// Return whether x [N, C, T] is channels-last: dense along C, with any stride of N. Results are,
+// too. A single channel is not.
 inline bool is_channels_last(const Tensor& x) {
   return x.size(1) > 1 && x.stride(1) == 1 && x.stride(2) >= x.size(1);
 }

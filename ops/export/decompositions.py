@@ -17,8 +17,8 @@ Sizes = Sequence[int]
 def decompositions() -> dict[OpOverload, Callable[..., Any]]:
     """Return the table of forward operators, for ``ExportedProgram.run_decompositions``.
 
-    Training is not included: :func:`batch_norm_act2d` exports as PyTorch's operators, and gradients
-    are taken before a decomposition. ExecuTorch and CoreML need it::
+    For backends such as ExecuTorch and Core ML. Backward operators are not included, nor is
+    :func:`batch_norm_act2d`, which torch.export records as PyTorch's operators::
 
         table = torch.export.default_decompositions()
         table.update(decompositions())

@@ -8,6 +8,8 @@ namespace {
 
 // Largest number of multiplications for which direct comes first: its latency is the least (H100).
 constexpr int64_t kTiny = int64_t{1} << 18;
+// Least number of taps for which matrix units are faster in weight gradients (H100).
+constexpr int64_t kToeplitzPlanes = 5, kToeplitzPixels = 16;
 
 template <typename T>
 void run_convolution(const Convolution<T>& p, const Run& run) {
@@ -30,7 +32,8 @@ void run_weight_gradient(const WeightGradient<T>& p, const Run& run) {
   if constexpr (!std::is_same_v<T, double>) {
     if (p.taps == 0) return direct_weight_gradient(p, run);  // bias gradient only
     if constexpr (sizeof(T) == 2) {
-      if (toeplitz_weight_gradient(p, run)) return;
+      const int64_t least = p.channels_last ? kToeplitzPixels : kToeplitzPlanes;
+      if (p.taps >= least && toeplitz_weight_gradient(p, run)) return;
     }
     if (planes_weight_gradient(p, run)) return;
     if (pixels_weight_gradient(p, run)) return;
@@ -78,7 +81,8 @@ void set_to_zero(T* data, int64_t elements, cudaStream_t stream) {
   }
 }
 
-// Compute the requested gradients in a pass each; that of the pre-activation comes first.
+// Compute each requested gradient in a pass of its own; with SiLU, first that of the
+// pre-activation.
 template <typename T>
 void run_gradients(const Geometry& g, const T* grad, const T* x, const T* weight, const T* bias,
                    const Gradients<T>& to, WeightGradient<T> sums, const Run& run) {
@@ -112,7 +116,7 @@ struct Kernels {
                        const T* weight, const T* bias, const Gradients<T>& to) {
     const DeviceGuard guard(like.get_device_index());
     const Run run{like, current_stream(like)};
-    if (g.empty()) {  // sums of nothing
+    if (g.empty()) {  // empty sums
       set_to_zero(to.weight, g.c * g.taps, run.stream);
       set_to_zero(to.bias, g.c, run.stream);
       return;

@@ -1,5 +1,6 @@
-// Problems of the CUDA kernels of depthwise_conv1d, and the launch functions of the kernel families
-// for dispatch.cu. Each returns false if its family has no kernel for the problem, or a slow one.
+// Parameters of the CUDA kernels of depthwise_conv1d, and the launch functions of the families for
+// dispatch.cu. All but direct return false if the family has no kernel for the problem, or a slow
+// one.
 #pragma once
 
 #include "core/cuda/reduce.cuh"
@@ -9,7 +10,7 @@ namespace ops::depthwise1d {
 
 using namespace ops::cuda;
 
-// [N, C, T] in memory: element (n, c, t) is at data[n · n_stride + c · c_stride + t · t_stride].
+// A strided view [N, C, T].
 template <typename T>
 struct Rows {
   T* data;
@@ -57,9 +58,8 @@ struct Sizes {
   }
 };
 
-// Return a convolution at one output, tap by tap: at `first`, first + step, … of a row. The tiled
-// kernels multiply inputs outside the window by zeros, so where their result is NaN, one of these
-// inputs may have been non-finite.
+// Return the sum of one output over the taps inside the row, at `first`, first + step, …. It
+// replaces a NaN of the tiled kernels, which may come from 0 · non-finite outside the window.
 template <typename T>
 __device__ __noinline__ float exact_sum(const T* row, int64_t stride, int row_size, int first,
                                         int step, const T* weight, int weight_step, int taps) {
@@ -92,7 +92,7 @@ struct Convolution : Sizes {
     return bias ? static_cast<Acc>(bias[channel]) : Acc(0);
   }
 
-  // Return the output for the convolution y; g: its element of `grad`, if that is given.
+  // Return the activation of y, or g · silu'(y) if `grad` is given.
   __device__ Acc activate(Acc y, Acc g) const {
     return !silu ? y : grad ? silu_gradient<T>(g, y) : y * sigmoid<T>(y);
   }

@@ -7,12 +7,11 @@
 //      │ threads read adjacent memory │        │ channels              │
 //      └──────────────────────────────┘        └───────────────────────┘
 //
-//   block:   128 / Q adjacent columns of R pixels of a group, along the width of an image; NHWC: of
-//            all groups
+//   block:   128 / Q adjacent columns of R pixels; NHWC: of all groups
 //   shared:  nothing (7×7 weight gradient of NHWC: the gradients of a warp)
-//   thread:  R pixels and all channels of their group, or every Q-th V channels
+//   thread:  R pixels and all channels of their group; NHWC: V channels of every Q · V, from V · q
 //
-// Input gradient (kFlip): source pixels have weights of their own. Weight gradient: the registers
+// Input gradient (kFlip): each source pixel has its own weights. Weight gradient: the registers
 // hold the sums of the taps over the channels. Threads that share a pixel exchange weights and sums
 // by shuffles.
 #pragma once
@@ -24,12 +23,12 @@ namespace ops::involution2d {
 constexpr int kWarp = 32;
 
 struct DirectProblem : Problem {
-  int columns;  // of R pixels, along the height of an image
+  int columns;  // number of columns of R pixels along the height of an image
   unsigned threads;
 };
 
-// Window along one axis of the outputs o, o + kPhases, …: sources start, start + 1, …. In the input
-// gradient with stride S, an output reads every S-th tap, the first of which is `phase`.
+// Sources start, start + 1, … that a thread's R outputs read along one axis. Input gradient with
+// stride S: the outputs are S apart, and read taps phase, phase + S, ….
 template <int K, int S, bool kFlip>
 struct Window {
   static constexpr int kTaps = kFlip ? (K + S - 1) / S : K;  // per output
@@ -42,7 +41,7 @@ struct Window {
       : start(kFlip ? (output + padding) / S - (kTaps - 1) : output * S - padding),
         phase(kFlip ? (output + padding) % S : 0) {}
 
-  // Return the tap with which an output reads its i-th source; not below K: none.
+  // Return the tap with which an output reads its i-th source; a value ≥ K means no tap.
   __device__ int tap(int i) const { return kFlip ? phase + S * (kTaps - 1 - i) : i; }
 };
 
@@ -196,8 +195,8 @@ __global__ void __launch_bounds__(kThreads, 3)
     }
   }
 
-  // Weight gradient of NHWC weights, 7×7: a warp stores the K² gradients of one pixel and group
-  // after the other, through shared memory, so that adjacent threads store adjacent taps.
+  // Weight gradient of NHWC weights, 7×7: a warp stores one (pixel, group) at a time through shared
+  // memory, so that adjacent threads store adjacent taps.
   constexpr bool kShared = kWeight && Q > 1 && K == 7;
   constexpr int kPitch = round_up(K * K, 4);  // at most two bank conflicts
   __shared__ float shared[kShared ? kThreads / Q * kPitch : 1];

@@ -7,7 +7,7 @@
 //      └─────────────────────┘             └────────────────┘           └────────────────┘
 //                                           row a + 1: prefetch
 //
-//   block:   a tile of one group of one image, up to 128 quads; to fill the GPU, some of the
+//   block:   a tile of one group of one image, up to 128 quads; in small grids, a chunk of the
 //            group's channels (weight gradient: of the kernel rows)
 //   shared:  the input windows of the tile, 16 channels at a time
 //   thread:  4 adjacent pixels × 16 channels; loads a weight once for all channels
@@ -26,19 +26,19 @@ constexpr int kTileChannels = 16;  // channels in registers at a time
 constexpr int kChannelStep = 4;    // kernels round a group's channels up to a multiple of this
 constexpr int kQuad = 4;           // adjacent pixels of a row
 constexpr int kMaxQuads = 16;      // along a row of a tile
-constexpr int kWindowQuads = 3;    // that a thread loads of a row: K + 3 columns at any alignment
+constexpr int kWindowQuads = 3;    // loaded per thread and row: K + 3 columns at any alignment
 
 struct PlanesProblem : Problem {
   int offset_h, offset_w;  // source pixel of output 0 at tap 0
   int tiles_h, tiles_w;
   int quads, rows;                  // of a tile: an even number of quads, a multiple of 4 rows
-  int window_columns;               // that are filled
+  int window_columns;               // columns of the windows that are filled
   int window_pitch, window_stride;  // elements per row and per channel of the windows
   int chunks, chunk_size;           // blocks per tile; channels (or kernel rows) of each
 };
 
 template <int K>
-constexpr int kBlocks = K > 3 ? 3 : 4;  // per multiprocessor, by registers
+constexpr int kBlocks = K > 3 ? 3 : 4;  // per multiprocessor, limited by registers
 
 // Window columns before the first tap. With a padding of K / 2, aligned 16-byte vectors of the
 // image are then aligned vectors of the window.
@@ -56,7 +56,7 @@ __device__ void dispatch_vector(const Image& image, const F& f) {
   f(Width<kMaxVector>{});
 }
 
-// Ordinary loads and stores: load_vector and store_vector make these kernels longer.
+// Ordinary loads and stores: load_vector and store_vector take more instructions here.
 template <int V, typename T>
 __device__ Vector<T, V> load(const T* from) {
   return *reinterpret_cast<const Vector<T, V>*>(from);
@@ -134,9 +134,9 @@ struct PlanesTile {
 };
 
 // Copy windows to shared memory in vectors of V: of `channels` channels, from pixel (row, col) on.
-// Pixels outside the image and channels up to a multiple of kChannelStep are zero. cp.async takes 4
-// bytes or more: two elements of 2 bytes are loaded and stored. (The zero-fill operand of cp.async
-// takes more instructions than the branch.)
+// Pixels outside the image and channels up to a multiple of kChannelStep are zero, by a branch: the
+// zero-fill operand of cp.async takes more instructions. cp.async copies at least 4 bytes, so
+// elements of 2 bytes are loaded and stored.
 template <int V, typename T>
 __device__ void copy_vectors(const T* __restrict__ from, const PlanesProblem& p, int row, int rows,
                              int col, int channels, T* __restrict__ to) {
@@ -209,9 +209,9 @@ __device__ void for_each_window_row(const T* row, int window_stride, int channel
 }
 
 // Prefetch the weights of one kernel row for a quad of outputs, an element per register: packing
-// 16-bit pairs would wait for the loads. kFlip: taps in reverse order, the weight of each tap at
-// its source pixel, 0 outside the image. Otherwise pixels outside read the last one; their sums are
-// not stored.
+// 16-bit pairs would stall on the loads. kFlip: taps in reverse order, the weight of each tap at
+// its source pixel, 0 outside the image. Forward: clamp to the last pixel; sums of pixels outside
+// are not stored.
 template <typename T, int K, bool kFlip>
 class WeightRow {
  public:
