@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,7 +66,7 @@ def _export_file(cfg: ExportConfig, path: Path, original: TorchPredictor, test: 
         raise RunError(f"{path} is not written: {error}") from error
     model.metadata_props.add(key="test_accuracy", value=json.dumps(parity.accuracy))
     content = model.SerializeToString(deterministic=True)
-    write_atomically(path, content)
+    write_atomically(os.path.realpath(path), content)  # a symbolic link stays
     card = path.with_suffix(".md")
     write_atomically(card, write_card(path.name, content, original, cfg, parity).encode())
     print("onnx checker, shape inference: passed")

@@ -1,5 +1,6 @@
 """Compile a checkpoint by AOTInductor, for C++ programs without Python."""
 
+import os
 import platform
 import tempfile
 from dataclasses import dataclass
@@ -69,7 +70,7 @@ def export_pt2(cfg: Pt2Config) -> None:
         except RunError as error:
             raise RunError(f"{path} is not written: {error}") from error
         content = package.read_bytes()
-    write_atomically(path, content)
+    write_atomically(os.path.realpath(path), content)  # a symbolic link stays
     write_atomically(card, write_card(path.name, content, original, cfg, parity).encode())
     print(f"compiled and torch: {parity}\nwrote {path}\nwrote {card}")
 

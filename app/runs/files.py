@@ -14,14 +14,12 @@ from app.config.errors import UserError, WriteError, writing
 
 
 def write_atomically(path: str | Path, content: bytes | memoryview) -> None:
-    """Replace a file, or the target of a symbolic link, atomically.
-
-    Readers see the old content or the new one.
+    """Replace a file atomically: readers see the old content or the new one.
 
     Concurrent writers use separate temporary files; the last one wins. On failure raise a
     WriteError and keep the old file.
     """
-    path = Path(os.path.realpath(path))
+    path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         with writing(path):

@@ -274,6 +274,14 @@ def test_loss_of_accuracy_raises(trained, monkeypatch):
     assert not (trained / "model-int8.onnx").exists()
 
 
+def test_symbolic_link_stays_and_its_target_is_replaced(make_run, tmp_path):
+    target, link = tmp_path / "folder" / "target.onnx", tmp_path / "link.onnx"
+    target.parent.mkdir()
+    link.symlink_to(target)
+    exported(make_run(), str(target), file=str(link))
+    assert link.is_symlink() and not target.is_symlink()
+
+
 def test_export_is_deterministic(trained):
     contents = []
     for name in ("one.onnx", "two.onnx"):

@@ -33,16 +33,6 @@ def test_concurrent_writes_are_atomic(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_symbolic_link_stays_and_its_target_is_replaced(tmp_path):
-    target, link = tmp_path / "folder" / "target", tmp_path / "link"
-    target.parent.mkdir()
-    link.symlink_to(target)
-    for content in (b"new", b"newer"):
-        write_atomically(link, content)
-        assert link.is_symlink()
-        assert target.read_bytes() == content
-
-
 def test_remove_temporaries_of_killed_writers(tmp_path):
     code = "import os, app.runs.files as f; f.os.fsync = lambda _: os.kill(os.getpid(), 9);"
     code += f"f.write_atomically({str(tmp_path / 'last.pt')!r}, b'half')"
