@@ -15,6 +15,7 @@ from itertools import pairwise
 from types import CodeType
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ops.batch_norm_act2d import apply_layer
@@ -171,11 +172,16 @@ def _is_depthwise(module: nn.Module) -> bool:
         return False
     if not module.in_channels == module.out_channels == module.groups:
         return False
-    weight = module.weight  # under torch.nn.utils.weight_norm a plain tensor
+    return _is_reproducible(module)
+
+
+def _is_reproducible(conv: Any) -> bool:
+    """Return whether our operator computes a depthwise convolution with these attributes."""
+    weight = conv.weight  # under torch.nn.utils.weight_norm a plain tensor
     if weight.dtype not in check.FLOATING or weight.device.type not in _DEVICES:
         return False
-    padding = _padding(module)
-    return padding is not None and (module.padding_mode == "zeros" or not any(padding))
+    padding = _padding(conv)
+    return padding is not None and (conv.padding_mode == "zeros" or not any(padding))
 
 
 def _padding(conv: Any) -> Any:
@@ -191,11 +197,16 @@ def _padding(conv: Any) -> Any:
 
 
 def _convolve2d(conv: nn.Conv2d, input: Tensor) -> Tensor:
+    if not _is_reproducible(conv):  # changed since the conversion
+        return _original_forward(conv, input)
     geometry: Any = (conv.stride, _padding(conv), conv.dilation)
     return depthwise_conv2d(input, conv.weight, conv.bias, *geometry)
 
 
 def _convolve1d(conv: nn.Conv1d, input: Tensor, activation: str | None = None) -> Tensor:
+    if not _is_reproducible(conv):
+        output = _original_forward(conv, input)
+        return output if activation is None else F.silu(output)
     geometry: Any = (conv.stride[0], _padding(conv), conv.dilation[0], activation)
     return depthwise_conv1d(input, conv.weight, conv.bias, *geometry)
 

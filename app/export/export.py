@@ -120,6 +120,11 @@ def check_output(cfg: ExportConfig, path: Path) -> None:
     if not cfg.file:
         setting, remedy = f"checkpoint={path.parent}", "; choose another path with file=..."
     check_writable(path.parent, setting, remedy)
+    targets = [os.path.realpath(file) for file in files(cfg, path)]
+    if len({*targets}) < len(targets):
+        raise UserError(f"file={path}: both layouts would be written to {targets[0]}")
+    if wrong := [target for target in targets if not target.endswith(".onnx")]:
+        raise UserError(f"file={path}: links to {wrong[0]}, which must end with .onnx")
     for file in files(cfg, path):
         card = file.with_suffix(".md")
         for output in (file, card):

@@ -49,7 +49,7 @@ def export_pt2(cfg: Pt2Config) -> None:
     original.any_size = False  # compiled for SIDE × SIDE images
     path = Path(cfg.file or original.folder / "model.pt2")
     card = path.with_name(f"{path.stem}-pt2.md")
-    if path.suffix != ".pt2":
+    if not path.suffix == Path(os.path.realpath(path)).suffix == ".pt2":
         raise UserError(f"file={path}: must end with .pt2")
     setting = f"file={path}" if cfg.file else f"checkpoint={path.parent}"
     check_writable(path.parent, setting)
@@ -76,7 +76,7 @@ def export_pt2(cfg: Pt2Config) -> None:
 
 
 def compile_network(original: TorchPredictor, cfg: Pt2Config, package: Path) -> None:
-    """Write the compiled network, with dynamic batch size, to `package`."""
+    """Write the compiled network, with dynamic batch size of at least 2, to `package`."""
     settings = ExportConfig(preprocess=cfg.preprocess, postprocess=cfg.postprocess)
     module = Deployment(original, settings).eval()
     dtype = torch.uint8 if cfg.preprocess else torch.float32
@@ -100,7 +100,7 @@ def write_card(
     facts = {
         "file": f"{len(content):,} bytes, for {platform.machine()} processors like this one",
         "needs": f"libtorch {VERSIONS['torch']}, and the operators' library ops/_C.abi3.so",
-        "input": f"[batch, 1, {SIDE}, {SIDE}] {image}",
+        "input": f"[batch, 1, {SIDE}, {SIDE}], batch at least 2: {image}",
         "outputs": f"{outputs}; classes: {', '.join(original.classes)}",
         "accuracy": f"{parity.accuracy:.2%} of {parity.images:,} test images",
         "parity": str(parity),
@@ -109,6 +109,9 @@ def write_card(
         f"# {name}\n\n{describe_model(original.config)}, trained on {original.dataset}.\n",
         "| | |\n| --- | --- |",
         *(f"| {key} | {value} |" for key, value in facts.items()),
-        "\n`scripts/run_pt2.cpp` is a C++ program that runs it without Python.\n",
+        f"\n`scripts/run_pt2.cpp` runs it without Python: `run_pt2 _C.abi3.so {name}"
+        f"{' uint8' if cfg.preprocess else ''} < images`.\n\nSet the environment variable "
+        "`AOTI_RUNTIME_CHECK_INPUTS=1` in programs of your own: otherwise AOTInductor does not "
+        "check dtype and sizes of the input, and may read outside of it.\n",
     ]
     return "\n".join(lines)

@@ -79,13 +79,26 @@ def _batch_norm(
     Running statistics are updated in place, so they are never redistributed.
     """
     channels: tuple[Dims, Dims] = ((1, 0, 0), (1, 0, 0, 0, 0))
-    both = _with_replicated([channels])
-    placed = {p for running in (mean, var) if running is not None for p in running.placements}
+    names = "batch_norm_act2d: running_mean and running_var"
+    return _as_placed(names, _with_replicated([channels]), mean, var)
+
+
+def _ncrelu_backward(grad: Any, signs: Any, *_: Any) -> Strategies:
+    """Keep the placement of the signs: each process has padded its own to whole bytes."""
+    samples: tuple[Dims, Dims] = ((0,), (0, 0))
+    return _as_placed("ncrelu: signs", _with_replicated([samples]), signs)
+
+
+def _as_placed(names: str, strategies: Strategies, *fixed: Any) -> Strategies:
+    """Return the strategies that do not redistribute `fixed`: the sharded or the replicated one."""
+    placed = {placement for x in fixed if x is not None for placement in x.placements}
     if not placed:
-        return both
-    if len(placed) > 1:
-        raise RuntimeError("batch_norm_act2d: running_mean and running_var have mixed placements")
-    return both[:1] if placed.pop().is_shard() else both[1:]
+        return strategies
+    if all(placement.is_shard(0) for placement in placed):
+        return strategies[:1]
+    if all(placement.is_replicate() for placement in placed):
+        return strategies[1:]
+    raise RuntimeError(f"{names} must be replicated, or sharded along dimension 0, in all meshes")
 
 
 def _involution(outputs: int) -> Callable[..., Strategies]:
@@ -108,7 +121,7 @@ _STRATEGIES: dict[str, Strategies | Callable[..., Strategies]] = {
     "gelu_backward": _elementwise(2),
     "ncrelu": _ncrelu,
     "ncrelu_with_signs": _with_replicated([((0, 0), (0,))]),
-    "ncrelu_with_signs_backward": _with_replicated([((0,), (0, 0))]),
+    "ncrelu_with_signs_backward": _ncrelu_backward,
     "global_avg_pool2d": _IMAGES,
     "global_avg_pool2d_backward": _IMAGES,
     "max_pool2d": _with_replicated([((0, 0), (0,)), ((1, 1), (1,))]),

@@ -81,10 +81,11 @@ def _single(value: Any) -> Any:
 
 def _zeros(padding: str, weight: Tensor, stride: int, dilation: int) -> tuple[int, int]:
     """Return the zeros on the left and right for "same" or "causal"."""
+    check.integer(_NAME, "stride", stride)
     check.integer(_NAME, "dilation", dilation)
     # Of an invalid weight: 1; the operator raises.
     taps = constant(weight.shape[-1]) if isinstance(weight, Tensor) and weight.dim() else 1
-    total = (taps - 1) * dilation
+    total = max(0, (taps - 1) * dilation)  # the operator raises for dilation < 1 or no taps
     if padding == "causal":
         return total, 0
     if padding != "same":

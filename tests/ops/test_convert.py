@@ -372,3 +372,15 @@ def test_wrong_arguments(function):
     name = function.__name__
     with pytest.raises(TypeError, match=rf"^{name}: module must be an nn\.Module, got int$"):
         function(3)
+
+
+@pytest.mark.parametrize("kind", [nn.Conv1d, nn.Conv2d])
+def test_padding_mode_changed_after_the_conversion(kind):
+    conv = kind(4, 4, 3, groups=4, padding=1)
+    assert convert_depthwise(conv) == 1
+    circular = kind(4, 4, 3, groups=4, padding=1, padding_mode="circular")
+    circular.load_state_dict(conv.state_dict())
+    conv.padding_mode = "circular"
+    conv._reversed_padding_repeated_twice = circular._reversed_padding_repeated_twice
+    x = torch.randn(2, 4, *[9] * (1 if kind is nn.Conv1d else 2))
+    torch.testing.assert_close(conv(x), circular(x))

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from ops import batch_norm_act2d
 from ops.core.registration import _gradients
 from ops.core.sharding import _STRATEGIES
 from ops.core.torch_private import name_of
@@ -34,7 +35,7 @@ def test_two_processes_match_one():
     assert f"{len(OPERATORS)} operators" in done.stdout
 
 
-def compare(op, case, placement):
+def compare(op, case, placement, of_grad):
     """Compare outputs and gradients of a call on DTensors with those on plain tensors."""
     from torch.distributed.tensor import Replicate, distribute_tensor
 
@@ -52,11 +53,22 @@ def compare(op, case, placement):
         torch.manual_seed(0)
         grads = [torch.randn(y.shape, dtype=y.dtype) for y in outputs]
         if tensors is sharded:
-            grads = [distribute_tensor(grad, mesh, [Replicate()]) for grad in grads]
+            grads = [distribute_tensor(grad, mesh, [of_grad]) for grad in grads]
         torch.autograd.backward(outputs, grads)
         results.append([*outputs, *(x.grad for x in tensors)])
     for expected, result in zip(*results, strict=True):
         torch.testing.assert_close(result.full_tensor(), expected)
+
+
+def check_running_statistics():
+    """Expect partial sums as running statistics to raise: they are updated in place."""
+    from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
+
+    mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
+    x = distribute_tensor(torch.randn(3, 4, 5, 6), mesh, [Replicate()])
+    mean, var = (DTensor.from_local(torch.zeros(4), mesh, [Partial()]) for _ in range(2))
+    with pytest.raises(RuntimeError, match="running_mean and running_var must be replicated"):
+        batch_norm_act2d(x, mean, var, training=True)
 
 
 def main():
@@ -66,9 +78,11 @@ def main():
     dist.init_process_group("gloo")
     for op in OPERATORS:
         case = op.cases[0]
-        for dim in range(len(case.shapes[0])):
-            compare(op, case, Shard(dim))
-        compare(op, case, Replicate())
+        placements = [Replicate(), *map(Shard, range(len(case.shapes[0])))]
+        for placement in placements:
+            for of_grad in (Replicate(), Shard(0)):
+                compare(op, case, placement, of_grad)
+    check_running_statistics()
     print(len(OPERATORS), "operators")
     dist.destroy_process_group()
 

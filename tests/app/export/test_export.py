@@ -278,8 +278,17 @@ def test_symbolic_link_stays_and_its_target_is_replaced(make_run, tmp_path):
     target, link = tmp_path / "folder" / "target.onnx", tmp_path / "link.onnx"
     target.parent.mkdir()
     link.symlink_to(target)
-    exported(make_run(), str(target), file=str(link))
+    folder = make_run()
+    exported(folder, str(target), file=str(link))
     assert link.is_symlink() and not target.is_symlink()
+    for name, to, says in (
+        ("a", "best.pt", "which must end with .onnx"),
+        ("b-standard", tmp_path / "b.onnx", "both layouts would be written to "),
+    ):
+        (tmp_path / f"{name}.onnx").symlink_to(to)
+        file = f"{tmp_path}/{name.partition('-')[0]}.onnx"
+        with pytest.raises(UserError, match=says):
+            export(ExportConfig(checkpoint=str(folder), file=file))
 
 
 def test_export_is_deterministic(trained):

@@ -45,8 +45,15 @@ def test_program_without_python_matches_torch(make_run, tmp_path, capsys):
         )
         logits = np.loadtxt(done.stdout.decode().splitlines(), ndmin=2)
         np.testing.assert_allclose(logits, original.logits(images), rtol=1e-4, atol=1e-4)
-    failed = subprocess.run([program, "nothing.so", "x"], capture_output=True, text=True)
-    assert (failed.returncode, failed.stderr.partition(":")[0]) == (2, "nothing.so")
+    for arguments, data, says in (
+        (["nothing.so", "x"], b"", "nothing.so: cannot open"),
+        ([str(library)], b"", "usage: "),
+        ([str(library), str(folder / "none.pt2")], b"", "none.pt2"),
+        ([str(library), str(folder / "model.pt2")], b"12", "an image has 3136 bytes"),
+        ([str(library), str(folder / "model.pt2"), "uint8"], bytes(784), "dtype"),
+    ):
+        failed = subprocess.run([program, *arguments], input=data, capture_output=True)
+        assert (failed.returncode, says in failed.stderr.decode()) == (2, True), failed.stderr
 
 
 @pytest.mark.exhaustive
