@@ -9,7 +9,8 @@
 namespace ops::depthwise1d {
 namespace {
 
-constexpr int kChannels = 32, kQuads = kChannels / 4, kRowsPerWarp = kChannels / kWarps;
+constexpr int kBlockChannels = 32, kQuads = kBlockChannels / 4,
+              kRowsPerWarp = kBlockChannels / kWarps;
 
 // Place of vector i of a row in shared memory: rows of different quads of channels have different
 // banks, so that a transposed vector is written and read without conflicts.
@@ -22,12 +23,13 @@ __global__ void __launch_bounds__(kStageThreads)
     channels_kernel(const Convolution<float> p, int groups, int pitch, int tiles) {
   extern __shared__ float4 staged[];  // rows, then filters
   float* const rows = reinterpret_cast<float*>(staged);
-  float* const filters = rows + kChannels * pitch;
+  float* const filters = rows + kBlockChannels * pitch;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int channels = p.c, in_t = p.in_t, out_t = p.out_t, taps = p.taps;
-  const unsigned blocks = (channels + kChannels - 1) / kChannels, tile = blockIdx.x / blocks;
+  const unsigned blocks = (channels + kBlockChannels - 1) / kBlockChannels,
+                 tile = blockIdx.x / blocks;
   const int image = tile / tiles, t0 = (tile - image * tiles) * kTileOutputs;
-  const int first_channel = (blockIdx.x - tile * blocks) * kChannels;
+  const int first_channel = (blockIdx.x - tile * blocks) * kBlockChannels;
   // The thread's part of a transposition: a vector of 4 channels at positions step, step + 32, …
   const int quad = threadIdx.x % kQuads, step = threadIdx.x / kQuads;
   const int quad_channel = first_channel + 4 * quad;
@@ -46,7 +48,7 @@ __global__ void __launch_bounds__(kStageThreads)
     element(0, i) = four.x, element(1, i) = four.y;
     element(2, i) = four.z, element(3, i) = four.w;
   }
-  for (int i = threadIdx.x; i < kChannels * groups * kGroup; i += kStageThreads) {
+  for (int i = threadIdx.x; i < kBlockChannels * groups * kGroup; i += kStageThreads) {
     const int row = i / (groups * kGroup), k = i - row * groups * kGroup;
     const bool is_tap = k < taps && first_channel + row < channels;
     filters[i] = is_tap ? p.weight[(first_channel + row) * p.taps + p.tap(k)] : 0.0f;
@@ -94,8 +96,8 @@ __global__ void __launch_bounds__(kStageThreads)
 bool channels(const Convolution<float>& p, const Run& run) {
   const int64_t groups = ceil_div(p.taps, kGroup), tiles = ceil_div(p.out_t, kTileOutputs);
   const int64_t pitch = ceil_div(kTileOutputs + groups * kGroup, 32) * 32;
-  const int64_t blocks = p.n * tiles * ceil_div(p.c, kChannels);
-  const size_t bytes = kChannels * (pitch + groups * kGroup) * sizeof(float);
+  const int64_t blocks = p.n * tiles * ceil_div(p.c, kBlockChannels);
+  const size_t bytes = kBlockChannels * (pitch + groups * kGroup) * sizeof(float);
   if (!p.channels_last || !p.is_tileable() || p.dilation != 1 || p.in.c_stride != 1 ||
       p.c % 4 != 0 || p.in.n_stride % 4 != 0 || p.in.t_stride % 4 != 0 ||
       !are_aligned({p.in.data, p.out.data}, kVectorBytes) || bytes > Device().block_shared ||

@@ -13,7 +13,7 @@
 namespace ops::depthwise1d {
 namespace {
 
-constexpr int kThreads = 256, kSums = 8, kChannels = 32;
+constexpr int kDirectThreads = 256, kSums = 8, kDirectChannels = 32;
 
 // Output positions: [N, C, T] or [N, T, C], in the order of memory.
 template <typename Division>
@@ -24,15 +24,15 @@ struct Outputs {
 
 // tap_step: distance of the taps that a transposed convolution applies to an output.
 template <typename T, typename Division>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kDirectThreads)
     direct_kernel(const Convolution<T> p, const Rows<const T> weights,
                   const Outputs<Division> outputs, int64_t tap_step) {
   using Acc = acc_t<T>;
   using Index = std::make_signed_t<typename Division::Index>;
   const Index channels = p.c, out_t = p.out_t, in_t = p.in_t, taps = p.taps;
   const Index stride = p.stride, padding = p.padding, dilation = p.dilation;
-  const int64_t grid = static_cast<int64_t>(gridDim.x) * kThreads;
-  for (int64_t offset = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t grid = static_cast<int64_t>(gridDim.x) * kDirectThreads;
+  for (int64_t offset = static_cast<int64_t>(blockIdx.x) * kDirectThreads + threadIdx.x;
        offset < outputs.count; offset += grid) {
     const Index rest = outputs.inner(offset), image = outputs.outer(rest);
     const Index inner = static_cast<Index>(offset) - rest * (p.channels_last ? channels : out_t);
@@ -72,22 +72,22 @@ __global__ void __launch_bounds__(kThreads)
 
 // Transpose [C, K] to [K, C].
 template <typename T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kDirectThreads)
     transpose_kernel(const T* from, T* to, int64_t channels, int64_t taps) {
-  const int64_t grid = static_cast<int64_t>(gridDim.x) * kThreads;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < channels * taps;
-       i += grid) {
+  const int64_t grid = static_cast<int64_t>(gridDim.x) * kDirectThreads;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kDirectThreads + threadIdx.x;
+       i < channels * taps; i += grid) {
     to[i] = from[i % channels * taps + i / channels];
   }
 }
 
 template <typename T, typename Division>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kDirectThreads)
     direct_weight_gradient_kernel(const WeightGradient<T> p, const Division by_out_t,
                                   int64_t length) {
   using Acc = acc_t<T>;
   using Index = std::make_signed_t<typename Division::Index>;
-  __shared__ Acc shared[kThreads / 2 * kSums];
+  __shared__ Acc shared[kDirectThreads / 2 * kSums];
   const int lanes = blockDim.x, groups = blockDim.y;
   const Index out_t = p.out_t, in_t = p.in_t, taps = p.taps;
   const int64_t positions = p.n * p.out_t, first = blockIdx.y * length;
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
     reduce_block(sum, shared, threadIdx.x, lanes, threadIdx.y, groups);
-    for (int i = flat_thread(); i < lanes * kSums; i += kThreads) {
+    for (int i = flat_thread(); i < lanes * kSums; i += kDirectThreads) {
       const int64_t of = static_cast<int64_t>(blockIdx.x) * lanes + i / kSums;
       if (of < p.c && k0 + i % kSums < sums) {
         p.put(blockIdx.y, of, k0 + i % kSums, shared[i]);
@@ -157,8 +157,8 @@ void direct(const Convolution<T>& p, const Run& run) {
     const int64_t count = p.c * p.taps;
     transposed = empty(run.like, {count});
     T* const to = transposed->mutable_data_ptr<T>();
-    launch_kernel(transpose_kernel<T>, std::min(ceil_div(count, kThreads), kMaxBlocks), kThreads, 0,
-                  run.stream, p.weight, to, p.c, p.taps);
+    launch_kernel(transpose_kernel<T>, std::min(ceil_div(count, kDirectThreads), kMaxBlocks),
+                  kDirectThreads, 0, run.stream, p.weight, to, p.c, p.taps);
     weights = {to, 0, 1, p.c};
   }
   dispatch_division(p, [&](auto tag) {
@@ -166,15 +166,15 @@ void direct(const Convolution<T>& p, const Run& run) {
     const int64_t inner = p.channels_last ? p.c : p.out_t, outer = p.channels_last ? p.out_t : p.c;
     const Outputs<Division> outputs{p.n * p.c * p.out_t, Division(inner), Division(outer)};
     launch_kernel(direct_kernel<T, Division>,
-                  std::min(ceil_div(outputs.count, kThreads), kMaxBlocks), kThreads, 0, run.stream,
-                  p, weights, outputs, p.stride / std::gcd(p.stride, p.dilation));
+                  std::min(ceil_div(outputs.count, kDirectThreads), kMaxBlocks), kDirectThreads, 0,
+                  run.stream, p, weights, outputs, p.stride / std::gcd(p.stride, p.dilation));
   });
 }
 
 template <typename T>
 void direct_weight_gradient(const WeightGradient<T>& p, const Run& run) {
   constexpr int64_t kMaxGrid = 65535, kBlocksPerMultiprocessor = 16, kMinPositions = 4;
-  const int lanes = p.channels_last ? kChannels : 1, groups = kThreads / lanes;
+  const int lanes = p.channels_last ? kDirectChannels : 1, groups = kDirectThreads / lanes;
   const int64_t tiles = ceil_div(p.c, lanes), positions = p.n * p.out_t;
   const int64_t tap_tiles = std::min(ceil_div(p.taps + 1, kSums), kMaxGrid);
   const int64_t wanted = Device::attribute(cudaDevAttrMultiProcessorCount) *

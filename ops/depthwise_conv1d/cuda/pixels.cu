@@ -13,10 +13,11 @@
 namespace ops::depthwise1d {
 namespace {
 
-constexpr int kThreads = 256, kChannels = 2, kOutputs = 16, kChunk = 32;
+constexpr int kPixelThreads = 256, kPixelChannels = 2, kPixelOutputs = 16, kChunk = 32;
 
 template <typename T, int V>
-__global__ void __launch_bounds__(kThreads, 2) pixels_kernel(const Convolution<T> p, int tiles) {
+__global__ void __launch_bounds__(kPixelThreads, 2)
+    pixels_kernel(const Convolution<T> p, int tiles) {
   using Bits = typename BitsOf<V * sizeof(T)>::type;
   extern __shared__ float filter[];  // [chunk][blockDim.x · V]
   const int lanes = blockDim.x, channels = p.c, taps = p.taps, dilation = p.dilation;
@@ -30,12 +31,12 @@ __global__ void __launch_bounds__(kThreads, 2) pixels_kernel(const Convolution<T
   const int tile = (block - image * tile_blocks) * blockDim.y + threadIdx.y;
   const bool active = tile < tiles && channel < channels;
   const int phase = dilation == 1 ? 0 : tile % dilation;
-  const int t0 = (tile - phase) * kOutputs + phase;  // of output 0
+  const int t0 = (tile - phase) * kPixelOutputs + phase;  // of output 0
   ChannelStream<T, V> inputs(p.in.row(image, channel), p.in.t_stride,
                              t0 - static_cast<int>(p.padding), dilation,
                              active ? static_cast<int>(p.in_t) : 0);
-  float window[kOutputs + kGroup][V], sum[kOutputs][V];
-  Bits before[kOutputs], next[kGroup];
+  float window[kPixelOutputs + kGroup][V], sum[kPixelOutputs][V];
+  Bits before[kPixelOutputs], next[kGroup];
   inputs.load(before);
   inputs.load(next);
   widen_to<T>(window, 0, before);
@@ -43,7 +44,7 @@ __global__ void __launch_bounds__(kThreads, 2) pixels_kernel(const Convolution<T
   for (int v = 0; v < V; ++v) {
     const float bias = active ? p.bias_of(channel + v) : 0.0f;
 #pragma unroll
-    for (int r = 0; r < kOutputs; ++r) {
+    for (int r = 0; r < kPixelOutputs; ++r) {
       sum[r][v] = bias;
     }
   }
@@ -59,13 +60,13 @@ __global__ void __launch_bounds__(kThreads, 2) pixels_kernel(const Convolution<T
     const int count = min(chunk, taps - first);
 #pragma unroll 4
     for (int g = 0; g < count; g += kGroup) {
-      widen_to<T>(window, kOutputs, next);
+      widen_to<T>(window, kPixelOutputs, next);
       inputs.load(next);
 #pragma unroll
       for (int j = 0; j < kGroup; ++j) {
         const auto w = load_vector<V>(filter + (g + j) * pitch + threadIdx.x * V);
 #pragma unroll
-        for (int r = 0; r < kOutputs; ++r) {
+        for (int r = 0; r < kPixelOutputs; ++r) {
 #pragma unroll
           for (int v = 0; v < V; ++v) {
             sum[r][v] += w.lane[v] * window[r + j][v];
@@ -79,7 +80,7 @@ __global__ void __launch_bounds__(kThreads, 2) pixels_kernel(const Convolution<T
     return;
   }
 #pragma unroll
-  for (int r = 0; r < kOutputs; ++r) {
+  for (int r = 0; r < kPixelOutputs; ++r) {
     const int t = t0 + r * dilation;
     if (t < out_t) {
       const int64_t offset = (static_cast<int64_t>(image) * out_t + t) * channels + channel;
@@ -100,7 +101,7 @@ __global__ void __launch_bounds__(kThreads, 2) pixels_kernel(const Convolution<T
 }
 
 template <typename T, int V, int kTaps>
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kPixelThreads, 2)
     pixels_weight_gradient_kernel(const WeightGradient<T> p, int groups, const Units units) {
   using Bits = typename BitsOf<V * sizeof(T)>::type;
   extern __shared__ float shared[];
@@ -170,12 +171,12 @@ bool pixels(const Convolution<T>& p, const Run& run) {
     return false;
   }
   const T* const grad = p.grad ? p.grad : p.out.data;
-  return dispatch_width<T, kChannels>(
+  return dispatch_width<T, kPixelChannels>(
       {p.in.data, p.out.data, grad}, {p.c, p.in.n_stride, p.in.t_stride}, [&](auto width) {
         constexpr int V = width.value;
         const int lanes = lanes_of(p.c, V);
-        const int64_t tiles = ceil_div(ceil_div(p.out_t, p.dilation), kOutputs) * p.dilation;
-        int rows = kThreads / lanes;
+        const int64_t tiles = ceil_div(ceil_div(p.out_t, p.dilation), kPixelOutputs) * p.dilation;
+        int rows = kPixelThreads / lanes;
         while (rows / 2 >= tiles) {
           rows /= 2;
         }
@@ -206,9 +207,9 @@ bool pixels_weight_gradient(const WeightGradient<T>& p, const Run& run) {
     const int lanes = lanes_of(p.c, V);
     const int64_t channel_blocks = ceil_div(p.c, lanes * V);
     const int64_t all_groups = ceil_div(p.taps, kTaps);
-    const int64_t tap_blocks = ceil_div(all_groups, kThreads / lanes);
+    const int64_t tap_blocks = ceil_div(all_groups, kPixelThreads / lanes);
     const int64_t groups = ceil_div(all_groups, tap_blocks);
-    const int64_t rows = kThreads / lanes / groups;
+    const int64_t rows = kPixelThreads / lanes / groups;
     const auto units = split_units(p.n * p.dilation, ceil_div(p.out_t, p.dilation), rows,
                                    channel_blocks * tap_blocks);
     if (!units || tap_blocks > 65535) {
@@ -223,7 +224,7 @@ bool pixels_weight_gradient(const WeightGradient<T>& p, const Run& run) {
     });
     return true;
   };
-  return dispatch_width<T, kChannels>(
+  return dispatch_width<T, kPixelChannels>(
       {p.in.data, p.grad.data}, {p.c, p.in.n_stride, p.in.t_stride}, [&](auto width) {
         return p.taps <= 8 ? launch(width, std::integral_constant<int, 8>{})
                            : launch(width, std::integral_constant<int, 12>{});

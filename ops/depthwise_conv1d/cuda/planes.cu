@@ -86,14 +86,14 @@ __global__ void __launch_bounds__(kStageThreads)
   }
 }
 
-constexpr int kGradientThreads = 256, kTaps = 8, kSteps = 8, kMaxTapGroups = 32;
+constexpr int kGradientThreads = 256, kGroupTaps = 8, kSteps = 8, kMaxTapGroups = 32;
 
 template <typename T>
 __global__ void __launch_bounds__(kGradientThreads)
     planes_weight_gradient_kernel(const WeightGradient<T> p, int groups, const Tiles tiles) {
   extern __shared__ float shared[];
   const int channel = blockIdx.x, split = blockIdx.y;
-  const int first_tap = blockIdx.z * groups * kTaps;
+  const int first_tap = blockIdx.z * groups * kGroupTaps;
   const int group = threadIdx.x % groups, lane = threadIdx.x / groups;
   const int lanes = kGradientThreads / groups;
   const int in_t = p.in_t, out_t = p.out_t, padding = p.padding;
@@ -105,39 +105,39 @@ __global__ void __launch_bounds__(kGradientThreads)
            (kGroup - 1);
   };
   const int shift = shift_of(tiles.image_of(first_tile));
-  float sum[kTaps + 1][1] = {};
+  float sum[kGroupTaps + 1][1] = {};
   for (int tile = first_tile + lane; tile < last_tile; tile += lanes) {
     const int image = tiles.image_of(tile);
     const T* const in = p.in.row(image, channel);
     const T* const grad = p.grad.row(image, channel);
     const int t = (tile - image * tiles.per_row) * kSteps - misalignment(grad, kGroup);
-    const int at = t - padding - shift + first_tap + group * kTaps;
-    float g[kSteps], x[kSteps + kTaps];
-    if (t >= 0 && t + kSteps <= out_t && at >= 0 && at + kSteps + kTaps <= in_t) {
+    const int at = t - padding - shift + first_tap + group * kGroupTaps;
+    float g[kSteps], x[kSteps + kGroupTaps];
+    if (t >= 0 && t + kSteps <= out_t && at >= 0 && at + kSteps + kGroupTaps <= in_t) {
       load<true, kSteps>(grad, t, out_t, g);
-      load<true, kSteps + kTaps>(in, at, in_t, x);
+      load<true, kSteps + kGroupTaps>(in, at, in_t, x);
     } else {
       load<false, kSteps>(grad, t, out_t, g);
-      load<false, kSteps + kTaps>(in, at, in_t, x);
+      load<false, kSteps + kGroupTaps>(in, at, in_t, x);
     }
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
 #pragma unroll
-      for (int j = 0; j < kTaps; ++j) {
+      for (int j = 0; j < kGroupTaps; ++j) {
         sum[j][0] += g[i] * x[i + j];
       }
-      sum[kTaps][0] += g[i];
+      sum[kGroupTaps][0] += g[i];
     }
   }
   reduce_block(sum, shared, group, groups, lane, lanes);
-  for (int i = threadIdx.x; i < groups * kTaps; i += kGradientThreads) {
+  for (int i = threadIdx.x; i < groups * kGroupTaps; i += kGradientThreads) {
     const int k = first_tap + i - shift;
     if (is_inside(k, static_cast<int>(p.taps))) {
-      p.put(split, channel, k, shared[i / kTaps * (kTaps + 1) + i % kTaps]);
+      p.put(split, channel, k, shared[i / kGroupTaps * (kGroupTaps + 1) + i % kGroupTaps]);
     }
   }
   if (p.grad_bias && threadIdx.x == 0 && first_tap == 0) {
-    p.put(split, channel, p.taps, shared[kTaps]);
+    p.put(split, channel, p.taps, shared[kGroupTaps]);
   }
 }
 
@@ -173,7 +173,7 @@ bool planes(const Convolution<float>& p, const Run& run) {
 
 template <typename T>
 bool planes_weight_gradient(const WeightGradient<T>& p, const Run& run) {
-  const int64_t all_groups = ceil_div(p.taps + kGroup - 1, kTaps);
+  const int64_t all_groups = ceil_div(p.taps + kGroup - 1, kGroupTaps);
   const int64_t tap_blocks = ceil_div(all_groups, kMaxTapGroups);
   const int64_t groups = ceil_div(all_groups, tap_blocks), lanes = kGradientThreads / groups;
   const bool uniform =
@@ -187,8 +187,8 @@ bool planes_weight_gradient(const WeightGradient<T>& p, const Run& run) {
   }
   reduce_splits(p, run, splits, [&](const WeightGradient<T>& split) {
     launch_kernel(planes_weight_gradient_kernel<T>, dim3(p.c, splits, tap_blocks), kGradientThreads,
-                  reduction_elements(groups, lanes, kTaps + 1) * sizeof(float), run.stream, split,
-                  static_cast<int>(groups), tiles);
+                  reduction_elements(groups, lanes, kGroupTaps + 1) * sizeof(float), run.stream,
+                  split, static_cast<int>(groups), tiles);
   });
   return true;
 }

@@ -12,7 +12,7 @@
 namespace ops::depthwise1d {
 namespace {
 
-constexpr int kThreads = 128;
+constexpr int kShortThreads = 128;
 
 // Call f with the shift, 0 … 3, as a compile-time constant.
 template <typename F>
@@ -26,7 +26,7 @@ __device__ __forceinline__ void dispatch_shift(int shift, const F& f) {
 }
 
 template <typename T, int K>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kShortThreads)
     planes_kernel(const Convolution<T> p, const Tiles tiles) {
   constexpr int kOutputs = kVectorBytes / sizeof(T), kAtOnce = 2;
   constexpr int kInputs = round_up(kOutputs + K - 1 + kGroup - 1, kGroup);
@@ -39,20 +39,20 @@ __global__ void __launch_bounds__(kThreads)
   }
   const float bias = p.bias_of(channel);
   for (int tile = blockIdx.y * tiles.per_split + threadIdx.x; tile < last;
-       tile += kThreads * kAtOnce) {
+       tile += kShortThreads * kAtOnce) {
     float x[kAtOnce][kInputs];
     int shift[kAtOnce], first[kAtOnce];
     T* out[kAtOnce];
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
-      if (tile + n * kThreads >= last) {
+      if (tile + n * kShortThreads >= last) {
         break;
       }
-      const int image = tiles.image_of(tile + n * kThreads);
+      const int image = tiles.image_of(tile + n * kShortThreads);
       const T* const in = p.in.row(image, channel);
       out[n] = p.out.row(image, channel);
-      first[n] =
-          (tile + n * kThreads - image * tiles.per_row) * kOutputs - misalignment(out[n], kOutputs);
+      first[n] = (tile + n * kShortThreads - image * tiles.per_row) * kOutputs -
+                 misalignment(out[n], kOutputs);
       shift[n] = (misalignment(in, kGroup) + first[n] - padding) & (kGroup - 1);
       const int at = first[n] - padding - shift[n];
       if (at >= 0 && at + kInputs <= in_t) {
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kThreads)
     }
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
-      if (tile + n * kThreads >= last) {
+      if (tile + n * kShortThreads >= last) {
         break;
       }
       float y[kOutputs];
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <typename T, int V, int K>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kShortThreads)
     pixels_kernel(const Convolution<T> p, const Units units) {
   using Bits = typename BitsOf<V * sizeof(T)>::type;
   constexpr int kBefore = K - 1;
@@ -168,9 +168,9 @@ bool launch_planes(const Convolution<T>& p, const Run& run) {
     return false;
   }
   constexpr int kOutputs = kVectorBytes / sizeof(T);
-  const Tiles tiles = split_tiles(p.n, 0, p.out_t, kOutputs, true, p.c, kThreads);
-  launch_kernel(planes_kernel<T, K>, dim3(p.c, ceil_div(tiles.count, tiles.per_split)), kThreads, 0,
-                run.stream, p, tiles);
+  const Tiles tiles = split_tiles(p.n, 0, p.out_t, kOutputs, true, p.c, kShortThreads);
+  launch_kernel(planes_kernel<T, K>, dim3(p.c, ceil_div(tiles.count, tiles.per_split)),
+                kShortThreads, 0, run.stream, p, tiles);
   return true;
 }
 
@@ -180,7 +180,7 @@ bool launch_pixels(const Convolution<T>& p, const Run& run) {
   return dispatch_width<T, 4>(
       {p.in.data, p.out.data, grad}, {p.c, p.in.n_stride, p.in.t_stride}, [&](auto width) {
         constexpr int V = width.value;
-        const int lanes = lanes_of(p.c, V), rows = kThreads / lanes;
+        const int lanes = lanes_of(p.c, V), rows = kShortThreads / lanes;
         const int64_t blocks = ceil_div(p.c, lanes * V);
         const auto units =
             split_units(p.n * p.dilation, ceil_div(p.out_t, p.dilation), rows, blocks);

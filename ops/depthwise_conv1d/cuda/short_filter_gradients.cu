@@ -17,7 +17,7 @@
 namespace ops::depthwise1d {
 namespace {
 
-constexpr int kThreads = 128;
+constexpr int kGradientsThreads = 128;
 
 // Move row[at] to to[0] after an aligned load from row[at − shift] on.
 template <int kCount>
@@ -37,12 +37,12 @@ __device__ __forceinline__ void drop_first(float (&to)[kCount], int shift) {
 }
 
 template <typename T, int K>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kGradientsThreads)
     planes_gradients_kernel(const AllGradients<T> p, const Tiles tiles) {
   constexpr int kOutputs = kVectorBytes / sizeof(T);
   constexpr int kGrads = round_up(kOutputs + K - 1 + kGroup - 1, kGroup);
   constexpr int kInputs = round_up(kOutputs + 2 * (K - 1) + kGroup - 1, kGroup);
-  __shared__ float shared[kThreads / 2 * (K + 1)];
+  __shared__ float shared[kGradientsThreads / 2 * (K + 1)];
   const int channel = blockIdx.x, split = blockIdx.y;
   const int in_t = p.in_t, out_t = p.out_t, padding = p.padding;
   const int last = min(tiles.count, (split + 1) * tiles.per_split);
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kThreads)
     w[k] = static_cast<float>(p.weight[static_cast<int64_t>(channel) * K + k]);
   }
   const float bias = p.bias ? static_cast<float>(p.bias[channel]) : 0.0f;
-  for (int tile = split * tiles.per_split + threadIdx.x; tile < last; tile += kThreads) {
+  for (int tile = split * tiles.per_split + threadIdx.x; tile < last; tile += kGradientsThreads) {
     const int image = tiles.image_of(tile);
     const T* const in = p.in.row(image, channel);
     const T* const grad = p.grad.row(image, channel);
@@ -104,14 +104,14 @@ __global__ void __launch_bounds__(kThreads)
       store<kOutputs>(out, first, in_t, result);
     }
   }
-  reduce_block(sum, shared, 0, 1, threadIdx.x, kThreads);
+  reduce_block(sum, shared, 0, 1, threadIdx.x, kGradientsThreads);
   if (threadIdx.x < K + 1) {
     p.put(split, channel, threadIdx.x, shared[threadIdx.x]);
   }
 }
 
 template <typename T, int V, int K>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kGradientsThreads)
     pixels_gradients_kernel(const AllGradients<T> p, const Units units, int start) {
   extern __shared__ float dynamic_shared[];
   using Bits = typename BitsOf<V * sizeof(T)>::type;
@@ -202,13 +202,13 @@ bool launch_planes(const AllGradients<T>& p, const Run& run) {
   constexpr int kOutputs = kVectorBytes / sizeof(T);
   const int64_t first = -ceil_div(p.padding, kOutputs) * kOutputs;
   const Tiles tiles = split_tiles(p.n, first, std::max(p.in_t, p.out_t - p.padding) - first,
-                                  kOutputs, true, p.c, kThreads);
+                                  kOutputs, true, p.c, kGradientsThreads);
   const int64_t splits = ceil_div(tiles.count, tiles.per_split);
   reduce_splits<T>(p, run, splits, [&](const WeightGradient<T>& split) {
     AllGradients<T> part = p;
     part.splits = split.splits;
-    launch_kernel(planes_gradients_kernel<T, K>, dim3(p.c, splits), kThreads, 0, run.stream, part,
-                  tiles);
+    launch_kernel(planes_gradients_kernel<T, K>, dim3(p.c, splits), kGradientsThreads, 0,
+                  run.stream, part, tiles);
   });
   return true;
 }
@@ -219,7 +219,7 @@ bool launch_pixels(const AllGradients<T>& p, const Run& run) {
   return dispatch_width<T, 2>(
       {p.in.data, p.grad.data, out}, {p.c, p.in.n_stride, p.in.t_stride}, [&](auto width) {
         constexpr int V = width.value;
-        const int lanes = lanes_of(p.c, V), rows = kThreads / lanes;
+        const int lanes = lanes_of(p.c, V), rows = kGradientsThreads / lanes;
         const int64_t start = -ceil_div(p.padding, p.dilation) * p.dilation;
         const int64_t positions =
             ceil_div(std::max(p.in_t, p.out_t - p.padding) - start, p.dilation);

@@ -17,14 +17,15 @@
 namespace ops::depthwise1d {
 namespace {
 
-constexpr int kTaps = 128, kDepth = 16, kBefore = 8, kStep = 4;  // kStep: products at once
+constexpr int kProductTaps = 128, kProductDepth = 16, kBefore = 8,
+              kStep = 4;  // kStep: products at once
 
 template <typename T, bool kChannelsLast>
 __global__ void __launch_bounds__(kStageThreads)
     toeplitz_weight_gradient_kernel(const WeightGradient<T> p, int tiles, int per_split) {
   using Shape = StageShape<kChannelsLast>;
   constexpr int kTile = Shape::kTile, kRowsPerWarp = Shape::kRowsPerWarp;
-  constexpr int kInPitch = Shape::pitch(kTile + kTaps),
+  constexpr int kInPitch = Shape::pitch(kTile + kProductTaps),
                 kGradPitch = Shape::pitch(kTile + 2 * kBefore);
   extern __shared__ uint4 aligned_shared[];
   unsigned* const inputs = reinterpret_cast<unsigned*>(aligned_shared);
@@ -32,11 +33,11 @@ __global__ void __launch_bounds__(kStageThreads)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Lane at;
   const int channels = p.c, in_t = p.in_t, out_t = p.out_t, padding = p.padding;
-  const int first_channel = blockIdx.x * Shape::kRows, first_tap = blockIdx.z * kTaps;
+  const int first_channel = blockIdx.x * Shape::kRows, first_tap = blockIdx.z * kProductTaps;
   const int units = static_cast<int>(p.n) * tiles, first_unit = blockIdx.y * per_split;
   const int last_unit = min(units, first_unit + per_split);
   const int window =
-      min(kTaps, round_up(static_cast<int>(p.taps) + kAligned - first_tap, kAligned));
+      min(kProductTaps, round_up(static_cast<int>(p.taps) + kAligned - first_tap, kAligned));
   const bool add_bias = p.grad_bias && first_tap == 0;
   // Pairs of gradients 2 t − g: odd ones straddle two words.
   const int pair_of_grads = at.t - (at.g + 1) / 2 + kBefore / 2;
@@ -51,7 +52,7 @@ __global__ void __launch_bounds__(kStageThreads)
   };
   const auto stage = [&](int unit) {
     const int image = unit / tiles, m0 = first_position(unit);
-    const int depth = min(kTile, round_up(out_t + kBefore - m0, kStep * kDepth));
+    const int depth = min(kTile, round_up(out_t + kBefore - m0, kStep * kProductDepth));
     if constexpr (kChannelsLast) {
       const int channel = first_channel + octet() * 8;
       const bool exists = channel < channels;
@@ -96,14 +97,14 @@ __global__ void __launch_bounds__(kStageThreads)
           kChannelsLast ? warp * kRowsPerWarp + r : warp * Shape::kBuffers + unit % Shape::kBuffers;
       const unsigned* x = inputs + row * kInPitch + lane;
       const unsigned* g = grads + row * kGradPitch + pair_of_grads;
-      constexpr int kWords = kDepth / 2;
+      constexpr int kWords = kProductDepth / 2;
       unsigned low[2 * kStep], high[2 * kStep];  // windows 0 … 7, 8 … 15
 #pragma unroll
       for (int i = 0; i < 2 * kStep; ++i) {
         low[i] = x[4 * i];
       }
 #pragma unroll 1
-      for (int m = 0; m < depth; m += kStep * kDepth) {
+      for (int m = 0; m < depth; m += kStep * kProductDepth) {
         x += kStep * kWords;
 #pragma unroll
         for (int i = 0; i < 2 * kStep; ++i) {
@@ -153,7 +154,7 @@ bool launch(const WeightGradient<T>& p, const Run& run) {
   constexpr int kShift = kChannelsLast ? 0 : kAligned - 1;
   const int64_t tiles = ceil_div(p.out_t + 7 + kShift, Shape::kTile), units = p.n * tiles;
   const int64_t channel_blocks = ceil_div(p.c, Shape::kRows);
-  const int64_t tap_blocks = ceil_div(p.taps + kShift, kTaps);
+  const int64_t tap_blocks = ceil_div(p.taps + kShift, kProductTaps);
   const int64_t wanted = Device::attribute(cudaDevAttrMultiProcessorCount) *
                          kBlocksPerMultiprocessor / (channel_blocks * tap_blocks);
   // Rows of different alignment have different shifts: a split has one image.
@@ -167,7 +168,7 @@ bool launch(const WeightGradient<T>& p, const Run& run) {
   }
   const size_t bytes =
       sizeof(unsigned) * Shape::kBuffers * Shape::kRows *
-      (Shape::pitch(Shape::kTile + kTaps) + Shape::pitch(Shape::kTile + 2 * kBefore));
+      (Shape::pitch(Shape::kTile + kProductTaps) + Shape::pitch(Shape::kTile + 2 * kBefore));
   reduce_splits(p, run, splits, [&](const WeightGradient<T>& split) {
     launch_kernel(toeplitz_weight_gradient_kernel<T, kChannelsLast>,
                   dim3(channel_blocks, splits, tap_blocks), kStageThreads, bytes, run.stream, split,
