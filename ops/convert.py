@@ -172,12 +172,16 @@ def _is_depthwise(module: nn.Module) -> bool:
         return False
     if not module.in_channels == module.out_channels == module.groups:
         return False
-    return _is_reproducible(module)
+    weight: Any = module.weight
+    return _is_reproducible(module, weight)
 
 
-def _is_reproducible(conv: Any) -> bool:
-    """Return whether our operator computes a depthwise convolution with these attributes."""
-    weight = conv.weight  # under torch.nn.utils.weight_norm a plain tensor
+def _is_reproducible(conv: Any, weight: Tensor) -> bool:
+    """Return whether our operator computes a depthwise convolution with these attributes.
+
+    `weight` is a plain tensor under torch.nn.utils.weight_norm, and with spectral_norm each access
+    to the attribute is a step of its power iteration.
+    """
     if weight.dtype not in check.FLOATING or weight.device.type not in _DEVICES:
         return False
     padding = _padding(conv)
@@ -197,18 +201,20 @@ def _padding(conv: Any) -> Any:
 
 
 def _convolve2d(conv: nn.Conv2d, input: Tensor) -> Tensor:
-    if not _is_reproducible(conv):  # changed since the conversion
+    weight = conv.weight
+    if not _is_reproducible(conv, weight):  # changed since the conversion
         return _original_forward(conv, input)
     geometry: Any = (conv.stride, _padding(conv), conv.dilation)
-    return depthwise_conv2d(input, conv.weight, conv.bias, *geometry)
+    return depthwise_conv2d(input, weight, conv.bias, *geometry)
 
 
 def _convolve1d(conv: nn.Conv1d, input: Tensor, activation: str | None = None) -> Tensor:
-    if not _is_reproducible(conv):
+    weight = conv.weight
+    if not _is_reproducible(conv, weight):
         output = _original_forward(conv, input)
         return output if activation is None else F.silu(output)
     geometry: Any = (conv.stride[0], _padding(conv), conv.dilation[0], activation)
-    return depthwise_conv1d(input, conv.weight, conv.bias, *geometry)
+    return depthwise_conv1d(input, weight, conv.bias, *geometry)
 
 
 def _is_batch_norm(module: nn.Module) -> bool:
