@@ -31,9 +31,12 @@ void run(const char* model, at::ScalarType dtype) {
 
 int main(int argc, char** argv) {
   const bool integers = argc == 4 && argv[3] == std::string("uint8");
-  if (!(argc == 3 || integers) || !dlopen(argv[1], RTLD_NOW | RTLD_GLOBAL)) {  // the operators
-    const bool usage = !(argc == 3 || integers);
-    std::cerr << (usage ? "usage: run_pt2 LIBRARY MODEL [uint8] < IMAGES" : dlerror()) << '\n';
+  if (argc != 3 && !integers) {
+    std::cerr << "usage: run_pt2 LIBRARY MODEL [uint8] < IMAGES\n";
+    return 2;
+  }
+  if (!dlopen(argv[1], RTLD_NOW | RTLD_GLOBAL)) {  // registers the operators
+    std::cerr << dlerror() << '\n';
     return 2;
   }
   setenv("AOTI_RUNTIME_CHECK_INPUTS", "1", 1);  // otherwise dtype and sizes are not checked

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,17 +12,17 @@ import onnx
 from onnx import ModelProto
 from onnx.shape_inference import infer_shapes
 
-from app.config.errors import RunError, UserError, check_writable
+from app.config.errors import RunError, UserError
 from app.config.schema import ExportConfig
 from app.data.datasets import Split, load_test_split
 from app.export.graph import build_graph, layouts, newest_opset
 from app.export.model_card import write_card
+from app.export.outputs import check_files, write_with_card
 from app.export.parity import check_parity, compare
 from app.export.quantize import quantize
 from app.export.web_folder import write_web_folder
 from app.inference.onnx_runtime import RUNTIME, onnx_predictor, open_session
 from app.inference.predictor import TorchPredictor, load_data, load_torch
-from app.runs.files import write_atomically
 from app.runs.folder import WEB_SETTINGS, data_root, find_checkpoint
 
 
@@ -66,9 +65,8 @@ def _export_file(cfg: ExportConfig, path: Path, original: TorchPredictor, test: 
         raise RunError(f"{path} is not written: {error}") from error
     model.metadata_props.add(key="test_accuracy", value=json.dumps(parity.accuracy))
     content = model.SerializeToString(deterministic=True)
-    write_atomically(os.path.realpath(path), content)  # a symbolic link stays
     card = path.with_suffix(".md")
-    write_atomically(card, write_card(path.name, content, original, cfg, parity).encode())
+    write_with_card(path, content, card, write_card(path.name, content, original, cfg, parity))
     print("onnx checker, shape inference: passed")
     print(f"ONNX Runtime and torch: {parity}\nwrote {path}\nwrote {card}")
     if cfg.web:
@@ -114,24 +112,8 @@ def check_output(cfg: ExportConfig, path: Path) -> None:
 
     Raise a UserError if the path is unusable or the export would overwrite other files.
     """
-    if path.suffix != ".onnx":
-        raise UserError(f"file={path}: must end with .onnx")
-    setting, remedy = f"file={path}", ""
-    if not cfg.file:
-        setting, remedy = f"checkpoint={path.parent}", "; choose another path with file=..."
-    check_writable(path.parent, setting, remedy)
-    targets = [os.path.realpath(file) for file in files(cfg, path)]
-    if len({*targets}) < len(targets):
-        raise UserError(f"file={path}: both layouts would be written to {targets[0]}")
-    if wrong := [target for target in targets if not target.endswith(".onnx")]:
-        raise UserError(f"file={path}: links to {wrong[0]}, which must end with .onnx")
-    for file in files(cfg, path):
-        card = file.with_suffix(".md")
-        for output in (file, card):
-            if output.is_dir():
-                raise UserError(f"file={path}: {output} is a folder")
-        if card.exists() and not card.read_bytes().startswith(f"# {file.name}\n".encode()):
-            raise UserError(f"file={path}: {card} is not a model card and would be overwritten")
+    cards = {file: file.with_suffix(".md") for file in files(cfg, path)}
+    check_files(cards, ".onnx", typed=cfg.file is not None)
     folder = path.parent / "web"
     ours = (folder / WEB_SETTINGS).is_file() or (folder.is_dir() and not any(folder.iterdir()))
     if cfg.web and folder.exists() and not ours:

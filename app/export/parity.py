@@ -1,4 +1,4 @@
-"""Comparison of an exported network in ONNX Runtime with its checkpoint in torch."""
+"""Comparison of an exported network with its checkpoint in torch."""
 
 import math
 from dataclasses import dataclass
@@ -71,7 +71,7 @@ def check_parity(parity: Parity, exact: bool) -> None:
     """
     tolerance = TOLERANCE * max(1.0, parity.largest_logit)
     if exact and not parity.max_abs_difference <= tolerance:  # false for NaN
-        raise RunError(f"ONNX Runtime and torch differ by more than {tolerance:.2g}: {parity}")
+        raise RunError(f"its logits differ from torch's by more than {tolerance:.2g}: {parity}")
     allowed = max(MAX_LOST_IMAGES, math.floor(MAX_LOST_SHARE * parity.images))
     lost = parity.original_right - parity.right
     if lost > allowed:

@@ -1,6 +1,5 @@
 """Compile a checkpoint by AOTInductor, for C++ programs without Python."""
 
-import os
 import platform
 import tempfile
 from dataclasses import dataclass
@@ -9,16 +8,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from app.config.errors import RunError, UserError, check_writable, one_line
+from app.config.errors import RunError, one_line
 from app.config.schema import ExportConfig, Pt2Config
 from app.data.datasets import load_test_split
 from app.export.export import silenced
 from app.export.graph import BATCH, VERSIONS, Deployment
+from app.export.outputs import check_files, write_with_card
 from app.export.parity import Parity, check_parity, compare
 from app.inference.predictor import Predictor, TorchPredictor, load_torch
 from app.inference.preprocess import SIDE
 from app.models import describe_model
-from app.runs.files import write_atomically
 from app.runs.folder import data_root, find_checkpoint
 
 BATCH_SIZE = 1000
@@ -49,14 +48,7 @@ def export_pt2(cfg: Pt2Config) -> None:
     original.any_size = False  # compiled for SIDE × SIDE images
     path = Path(cfg.file or original.folder / "model.pt2")
     card = path.with_name(f"{path.stem}-pt2.md")
-    if not path.suffix == Path(os.path.realpath(path)).suffix == ".pt2":
-        raise UserError(f"file={path}: must end with .pt2")
-    setting = f"file={path}" if cfg.file else f"checkpoint={path.parent}"
-    check_writable(path.parent, setting)
-    if folders := [file for file in (path, card) if file.is_dir()]:
-        raise UserError(f"file={path}: {folders[0]} is a folder")
-    if card.exists() and not card.read_bytes().startswith(f"# {path.name}\n".encode()):
-        raise UserError(f"file={path}: {card} is not a card and would be overwritten")
+    check_files({path: card}, ".pt2", typed=cfg.file is not None)
     test = load_test_split(original.dataset, data_root(original.folder, cfg.data.root))
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder) / path.name
@@ -70,8 +62,7 @@ def export_pt2(cfg: Pt2Config) -> None:
         except RunError as error:
             raise RunError(f"{path} is not written: {error}") from error
         content = package.read_bytes()
-    write_atomically(os.path.realpath(path), content)  # a symbolic link stays
-    write_atomically(card, write_card(path.name, content, original, cfg, parity).encode())
+    write_with_card(path, content, card, write_card(path.name, content, original, cfg, parity))
     print(f"compiled and torch: {parity}\nwrote {path}\nwrote {card}")
 
 

@@ -148,7 +148,7 @@ def shifted(by):
 def test_different_logits_raise(make_run, monkeypatch, by):
     folder = make_run()
     monkeypatch.setattr(exporter, "build_graph", shifted(by))
-    with pytest.raises(RunError, match="differ by more than 1e-05: "):
+    with pytest.raises(RunError, match="by more than 1e-05: "):
         export(ExportConfig(checkpoint=str(folder), layout="function"))
     assert [path.name for path in folder.iterdir()] == ["best.pt"]
 
@@ -274,23 +274,6 @@ def test_loss_of_accuracy_raises(trained, monkeypatch):
     assert not (trained / "model-int8.onnx").exists()
 
 
-def test_symbolic_link_stays_and_its_target_is_replaced(make_run, tmp_path):
-    target, link = tmp_path / "folder" / "target.onnx", tmp_path / "link.onnx"
-    target.parent.mkdir()
-    link.symlink_to(target)
-    folder = make_run()
-    exported(folder, str(target), file=str(link))
-    assert link.is_symlink() and not target.is_symlink()
-    for name, to, says in (
-        ("a", "best.pt", "which must end with .onnx"),
-        ("b-standard", tmp_path / "b.onnx", "both layouts would be written to "),
-    ):
-        (tmp_path / f"{name}.onnx").symlink_to(to)
-        file = f"{tmp_path}/{name.partition('-')[0]}.onnx"
-        with pytest.raises(UserError, match=says):
-            export(ExportConfig(checkpoint=str(folder), file=file))
-
-
 def test_export_is_deterministic(trained):
     contents = []
     for name in ("one.onnx", "two.onnx"):
@@ -336,39 +319,6 @@ def test_conflicting_settings_raise(make_run, settings, says):
         exported(folder, **settings)
     assert str(raised.value).startswith(says)
     assert [path.name for path in folder.iterdir()] == ["best.pt"]
-
-
-def test_unwritable_checkpoint_folder_names_the_key(make_run, unwritable):
-    folder = make_run()
-    with pytest.raises(UserError) as raised:
-        export(ExportConfig(checkpoint=str(folder), layout="function"))
-    reason = "cannot be written: Permission denied"
-    assert str(raised.value) == f"checkpoint={folder}: {reason}; choose another path with file=..."
-
-
-@pytest.mark.parametrize("taken", ["a.onnx", "a.md", "a-standard.onnx"])
-def test_folder_in_place_of_an_output_raises_before_the_export(make_run, tmp_path, taken):
-    (tmp_path / taken).mkdir()
-    file = f"{tmp_path}/a.onnx"
-    with pytest.raises(UserError, match=f"^file={file}: {tmp_path}/{taken} is a folder$"):
-        export(ExportConfig(checkpoint=str(make_run()), file=file, layout="both"))
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([taken, "outputs"])
-
-
-def test_foreign_files_are_not_overwritten(make_run, tmp_path):
-    folder, card, page = make_run(), tmp_path / "README.md", tmp_path / "web" / "index.html"
-    page.parent.mkdir()
-    for file in (card, page):
-        file.write_text("# README")
-    for settings, says in (
-        ({"file": f"{tmp_path}/README.onnx"}, f"{card} is not a model card"),
-        ({"file": f"{tmp_path}/x.onnx", "web": True}, f"web=true: {page.parent} has other files"),
-    ):
-        with pytest.raises(UserError, match=re.escape(says)):
-            export(ExportConfig(outputs=str(folder.parent), **settings))
-    assert {file.read_text() for file in (card, page)} == {"# README"}
-    for _ in range(2):  # an earlier export is replaced
-        export(ExportConfig(checkpoint=str(folder), layout="both", web=True))
 
 
 def test_command_prints_no_warning(command, make_run, tmp_path):
