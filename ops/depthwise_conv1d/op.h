@@ -6,7 +6,7 @@
 
 #include "core/windows.h"
 
-namespace ops::depthwise1d {
+namespace ops::depthwise_conv1d {
 
 struct Geometry {
   int64_t n, c, t, out_t;                   // batch, channels, input and output length
@@ -77,8 +77,8 @@ inline Tensor readable(const Tensor& input, Geometry& g) {
 }
 
 template <typename Backend>
-Tensor depthwise_conv1d(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias,
-                        int64_t stride, std::vector<int64_t> padding, int64_t dilation, bool silu) {
+Tensor forward(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias,
+               int64_t stride, std::vector<int64_t> padding, int64_t dilation, bool silu) {
   const char* op = "depthwise_conv1d";
   auto g = geometry(op, input, weight, {bias, stride, padding, dilation, silu});
   const Tensor x = readable(input, g), w = as_contiguous(weight);
@@ -96,10 +96,11 @@ Tensor depthwise_conv1d(const Tensor& input, const Tensor& weight, std::optional
 
 // Return (grad_input, grad_weight, grad_bias). Those not in output_mask have shape [0].
 template <typename Backend>
-std::tuple<Tensor, Tensor, Tensor> depthwise_conv1d_backward(
-    const Tensor& grad_output, const Tensor& input, const Tensor& weight,
-    std::optional<Tensor> bias, int64_t stride, std::vector<int64_t> padding, int64_t dilation,
-    bool silu, std::vector<bool> output_mask) {
+std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad_output, const Tensor& input,
+                                            const Tensor& weight, std::optional<Tensor> bias,
+                                            int64_t stride, std::vector<int64_t> padding,
+                                            int64_t dilation, bool silu,
+                                            std::vector<bool> output_mask) {
   const char* op = "depthwise_conv1d_backward";
   auto g = geometry(op, input, weight, {bias, stride, padding, dilation, silu});
   check_same(op, "input", input, "grad_output", grad_output);
@@ -125,4 +126,4 @@ std::tuple<Tensor, Tensor, Tensor> depthwise_conv1d_backward(
   return {grad_input, in_strides_of(weight, grad_weight), grad_bias};
 }
 
-}  // namespace ops::depthwise1d
+}  // namespace ops::depthwise_conv1d

@@ -6,7 +6,7 @@
 #define OPS_KERNELS "depthwise_conv1d/cpu/kernels.h"
 #include "core/cpu/dispatch_isa.h"
 
-namespace ops::depthwise1d {
+namespace ops::depthwise_conv1d {
 namespace {
 
 constexpr int64_t kGrain = 200000;  // minimum multiply-adds per thread
@@ -62,7 +62,7 @@ const acc_t<T>* read(const Source<T>& s, const Lanes& lanes, std::vector<acc_t<T
   if (tile->size() < size) {
     tile->resize(size);
   }
-  OPS_CALL(depthwise1d::gather(s, lanes.tile, tile->data()));
+  OPS_CALL(depthwise_conv1d::gather(s, lanes.tile, tile->data()));
   return tile->data();
 }
 
@@ -113,9 +113,9 @@ void correlate(const Geometry& g, bool input_gradient, const View<const T>& sour
         o.steps = chunk.outputs(p, p.phases[phase]);
         o.out = direct ? to : buffer.data();
         if (lanes.channels) {
-          OPS_CALL(depthwise1d::correlate<true>(o));
+          OPS_CALL(depthwise_conv1d::correlate<true>(o));
         } else {
-          OPS_CALL(depthwise1d::correlate<false>(o));
+          OPS_CALL(depthwise_conv1d::correlate<false>(o));
         }
         for (int64_t k = 0; !direct && k < channels; ++k) {
           for (int64_t s = 0; s < o.steps; ++s) {
@@ -167,7 +167,7 @@ void backward_weight(const Geometry& g, const View<const T>& grad, const View<co
                                    static_cast<int64_t>(chunk.taps.size()),
                                    total,
                                    grad_bias ? total + g.taps * lanes.sums : nullptr};
-        OPS_CALL(depthwise1d::accumulate(products));
+        OPS_CALL(depthwise_conv1d::accumulate(products));
       }
     }
   });
@@ -229,8 +229,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(lenet_ops, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CPU, m) {
-  m.impl("depthwise_conv1d", TORCH_BOX(&depthwise_conv1d<Kernels>));
-  m.impl("depthwise_conv1d_backward", TORCH_BOX(&depthwise_conv1d_backward<Kernels>));
+  m.impl("depthwise_conv1d", TORCH_BOX(&forward<Kernels>));
+  m.impl("depthwise_conv1d_backward", TORCH_BOX(&backward<Kernels>));
 }
 
-}  // namespace ops::depthwise1d
+}  // namespace ops::depthwise_conv1d

@@ -20,7 +20,7 @@
 #include "core/cpu/isa.h"
 #include "depthwise_conv1d/op.h"
 
-namespace ops::depthwise1d {
+namespace ops::depthwise_conv1d {
 
 constexpr int64_t kRowChunk = 2048, kChannelChunk = 64;  // outputs of a unit
 // Bytes of the channels of a unit: for filters of more than kLongFilter taps, whose tile would
@@ -177,4 +177,4 @@ struct Products {
   double *totals, *bias;  // [tap][lane], [lane] or nullptr
 };
 
-}  // namespace ops::depthwise1d
+}  // namespace ops::depthwise_conv1d

@@ -6,7 +6,7 @@
 //   thread:  8 adjacent outputs of one channel at a time; a window of inputs slides by a group
 #include "depthwise_conv1d/cuda/stage.cuh"
 
-namespace ops::depthwise1d {
+namespace ops::depthwise_conv1d {
 namespace {
 
 constexpr int kBlockChannels = 32, kQuads = kBlockChannels / 4,
@@ -109,4 +109,4 @@ bool channels(const Convolution<float>& p, const Run& run) {
   return true;
 }
 
-}  // namespace ops::depthwise1d
+}  // namespace ops::depthwise_conv1d

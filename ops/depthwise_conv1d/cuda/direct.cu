@@ -10,7 +10,7 @@
 #include "core/cuda/divide.cuh"
 #include "depthwise_conv1d/cuda/problem.cuh"
 
-namespace ops::depthwise1d {
+namespace ops::depthwise_conv1d {
 namespace {
 
 constexpr int kDirectThreads = 256, kSums = 8, kDirectChannels = 32;
@@ -202,4 +202,4 @@ OPS_INSTANTIATE(BFloat16)
 OPS_INSTANTIATE(Half)
 #undef OPS_INSTANTIATE
 
-}  // namespace ops::depthwise1d
+}  // namespace ops::depthwise_conv1d

@@ -3,7 +3,7 @@
 // runs; direct takes every problem.
 #include "depthwise_conv1d/cuda/problem.cuh"
 
-namespace ops::depthwise1d {
+namespace ops::depthwise_conv1d {
 namespace {
 
 // Largest number of multiplications for which direct comes first: its latency is the least (H100).
@@ -137,8 +137,8 @@ struct Kernels {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CUDA, m) {
-  m.impl("depthwise_conv1d", TORCH_BOX(&depthwise_conv1d<Kernels>));
-  m.impl("depthwise_conv1d_backward", TORCH_BOX(&depthwise_conv1d_backward<Kernels>));
+  m.impl("depthwise_conv1d", TORCH_BOX(&forward<Kernels>));
+  m.impl("depthwise_conv1d_backward", TORCH_BOX(&backward<Kernels>));
 }
 
-}  // namespace ops::depthwise1d
+}  // namespace ops::depthwise_conv1d

@@ -4,7 +4,7 @@
 #include "core/cuda/divide.cuh"
 #include "depthwise_conv1d/cuda/problem.cuh"
 
-namespace ops::depthwise1d {
+namespace ops::depthwise_conv1d {
 
 constexpr int kGroup = 4;  // elements of a vector along T or C, taps of a group
 
@@ -175,4 +175,4 @@ inline Tiles split_tiles(int64_t images, int64_t first, int64_t positions, int64
           static_cast<int>(uniform ? ceil_div(count, splits) : per_row), FastDivide(per_row)};
 }
 
-}  // namespace ops::depthwise1d
+}  // namespace ops::depthwise_conv1d

@@ -10,7 +10,7 @@
 //   thread:  2 adjacent channels × 8 or 12 adjacent taps; a window of inputs slides by 4 outputs
 #include "depthwise_conv1d/cuda/loads.cuh"
 
-namespace ops::depthwise1d {
+namespace ops::depthwise_conv1d {
 namespace {
 
 constexpr int kPixelThreads = 256, kPixelChannels = 2, kPixelOutputs = 16, kChunk = 32;
@@ -239,4 +239,4 @@ OPS_INSTANTIATE(BFloat16)
 OPS_INSTANTIATE(Half)
 #undef OPS_INSTANTIATE
 
-}  // namespace ops::depthwise1d
+}  // namespace ops::depthwise_conv1d

@@ -15,7 +15,7 @@
 //   thread:  8 adjacent taps; adjacent threads have adjacent taps, then adjacent tiles of 8 outputs
 #include "depthwise_conv1d/cuda/stage.cuh"
 
-namespace ops::depthwise1d {
+namespace ops::depthwise_conv1d {
 namespace {
 
 constexpr int kRowTile = 512;
@@ -197,4 +197,4 @@ template bool planes_weight_gradient(const WeightGradient<float>&, const Run&);
 template bool planes_weight_gradient(const WeightGradient<BFloat16>&, const Run&);
 template bool planes_weight_gradient(const WeightGradient<Half>&, const Run&);
 
-}  // namespace ops::depthwise1d
+}  // namespace ops::depthwise_conv1d

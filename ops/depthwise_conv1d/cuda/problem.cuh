@@ -6,7 +6,7 @@
 #include "core/cuda/reduce.cuh"
 #include "depthwise_conv1d/op.h"
 
-namespace ops::depthwise1d {
+namespace ops::depthwise_conv1d {
 
 using namespace ops::cuda;
 
@@ -199,4 +199,4 @@ void direct(const Convolution<T>& p, const Run& run);
 template <typename T>
 void direct_weight_gradient(const WeightGradient<T>& p, const Run& run);
 
-}  // namespace ops::depthwise1d
+}  // namespace ops::depthwise_conv1d

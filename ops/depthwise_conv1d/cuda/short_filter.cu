@@ -9,7 +9,7 @@
 //   thread:  4 adjacent channels; marches along T with the last K − 1 inputs in registers
 #include "depthwise_conv1d/cuda/loads.cuh"
 
-namespace ops::depthwise1d {
+namespace ops::depthwise_conv1d {
 namespace {
 
 constexpr int kShortThreads = 128;
@@ -208,4 +208,4 @@ template bool short_filter(const Convolution<float>&, const Run&);
 template bool short_filter(const Convolution<BFloat16>&, const Run&);
 template bool short_filter(const Convolution<Half>&, const Run&);
 
-}  // namespace ops::depthwise1d
+}  // namespace ops::depthwise_conv1d

@@ -14,7 +14,7 @@
 //   thread:  2 adjacent channels; marches along T with the last K − 1 inputs and h in registers
 #include "depthwise_conv1d/cuda/loads.cuh"
 
-namespace ops::depthwise1d {
+namespace ops::depthwise_conv1d {
 namespace {
 
 constexpr int kGradientsThreads = 128;
@@ -254,4 +254,4 @@ template bool short_filter_gradients(const AllGradients<float>&, const Run&);
 template bool short_filter_gradients(const AllGradients<BFloat16>&, const Run&);
 template bool short_filter_gradients(const AllGradients<Half>&, const Run&);
 
-}  // namespace ops::depthwise1d
+}  // namespace ops::depthwise_conv1d

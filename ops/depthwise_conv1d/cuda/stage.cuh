@@ -6,7 +6,7 @@
 #include "core/cuda/mma.cuh"
 #include "depthwise_conv1d/cuda/loads.cuh"
 
-namespace ops::depthwise1d {
+namespace ops::depthwise_conv1d {
 
 constexpr int kStageThreads = 256, kWarps = kStageThreads / 32;
 constexpr int kAligned = 8;  // elements of a vector
@@ -150,4 +150,4 @@ __device__ __forceinline__ void convolve_window(const float4* filter, int groups
   }
 }
 
-}  // namespace ops::depthwise1d
+}  // namespace ops::depthwise_conv1d

@@ -16,7 +16,7 @@
 // `shift` zeros lead the filter, so that loads are aligned (as in planes.cu).
 #include "depthwise_conv1d/cuda/stage.cuh"
 
-namespace ops::depthwise1d {
+namespace ops::depthwise_conv1d {
 namespace {
 
 constexpr int kTile = 128, kTiles = 2, kDepth = 16;  // outputs per product, tiles at once, taps
@@ -288,4 +288,4 @@ bool toeplitz(const Convolution<T>& p, const Run& run) {
 template bool toeplitz(const Convolution<Half>&, const Run&);
 template bool toeplitz(const Convolution<BFloat16>&, const Run&);
 
-}  // namespace ops::depthwise1d
+}  // namespace ops::depthwise_conv1d

@@ -14,7 +14,7 @@
 // an input or gradient is non-finite, any tap of its channel may be NaN.
 #include "depthwise_conv1d/cuda/stage.cuh"
 
-namespace ops::depthwise1d {
+namespace ops::depthwise_conv1d {
 namespace {
 
 constexpr int kProductTaps = 128, kProductDepth = 16, kBefore = 8,
@@ -194,4 +194,4 @@ bool toeplitz_weight_gradient(const WeightGradient<T>& p, const Run& run) {
 template bool toeplitz_weight_gradient(const WeightGradient<Half>&, const Run&);
 template bool toeplitz_weight_gradient(const WeightGradient<BFloat16>&, const Run&);
 
-}  // namespace ops::depthwise1d
+}  // namespace ops::depthwise_conv1d
