@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -82,8 +83,10 @@ class TrainStep:
         self._stream = torch.cuda.Stream(device) if captured else None
         with torch.cuda.stream(self._stream):  # DistributedDataParallel averages on it, too
             replica = world.replicate(model, device)
-        # auto: no, compiling takes longer than all the steps of a run
-        self._forward = torch.compile(replica) if cfg.trainer.compile is True else replica
+        self._forward: Callable[[Tensor], Tensor] = replica
+        if cfg.trainer.compile is True:  # auto: no, it takes longer than all the steps of a run
+            # reductions tuned by timing would differ in their bits from run to run
+            self._forward = torch.compile(replica, options={"deterministic": True})
         self.statistics = torch.zeros(self.schedule.epoch_steps, 3, device=device)
         self._index = torch.zeros(1, dtype=torch.int64, device=device)
         self._rates = torch.zeros(self.schedule.epoch_steps, 2, device=device)

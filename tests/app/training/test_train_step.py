@@ -23,12 +23,11 @@ from app.training.step import LOSS, TrainStep
 ROOT = Path(__file__).parents[3]
 
 
-def train_step(model=None, **optim):
+def train_step(model=None, compile="auto", **optim):
     torch.manual_seed(0)
     model = model or LeNetConfig("gelu")
-    cfg = TrainConfig(
-        model=model, optim=OptimConfig("adamw", **optim), trainer=TrainerConfig(batch_size=16)
-    )
+    trainer = TrainerConfig(batch_size=16, compile=compile)
+    cfg = TrainConfig(model=model, optim=OptimConfig("adamw", **optim), trainer=trainer)
     images = torch.randint(0, 256, (64, 1, 28, 28), dtype=torch.uint8)
     split = Split(images, torch.arange(64) % 10)
     data = Dataset("mnist", tuple("0123456789"), 0.1, 0.3, split, split, split)
@@ -49,6 +48,21 @@ def test_loss_is_cross_entropy(smoothing):
     step.begin(0, 0)
     step.take()
     assert step.statistics[0, LOSS] == expected
+
+
+def test_compiled_kernels_are_not_chosen_by_timing(monkeypatch):
+    """Timings differ from run to run, and other sizes of a reduction give other bits."""
+    options = []
+
+    def compile_fx(graph, inputs, config_patches=None, **_):
+        options.append(config_patches)
+        return graph.forward
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", compile_fx)
+    step = train_step(compile=True)
+    step.begin(0, 0)
+    step.take()
+    assert options and all(option["deterministic"] for option in options)
 
 
 def test_ema_matches_its_definition():
