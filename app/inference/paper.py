@@ -79,8 +79,37 @@ def ink_of(surface: Surface, side: int) -> Ink:
     The background is the morphological closing by a square of `side` pixels. The closing removes
     dark details narrower than the square and keeps the edges of shadows.
     """
-    background = ndimage.grey_closing(surface.gray, (side, side)).astype(np.float64)
-    return (background - surface.gray) * (255 / (background + DIM)) * surface.inside
+    background = _closing(surface.gray, side)
+    ink = np.subtract(background, surface.gray, dtype=np.float64)
+    ink *= (255 / (np.arange(256.0) + DIM))[background]
+    if surface.is_sheet:
+        ink *= surface.inside
+    return ink
+
+
+def _closing(gray: Gray, side: int) -> Gray:
+    """Return the closing of an image by a square: the maximum filter, then the minimum filter.
+
+    For 8 bits ten times as fast as scipy.ndimage.grey_closing.
+    """
+    for extreme, outside in ((np.maximum, 0), (np.minimum, 255)):
+        for _ in range(2):  # along each axis
+            gray = _filter_rows(gray, side, extreme, outside).T
+    return gray
+
+
+def _filter_rows(image: Gray, side: int, extreme: np.ufunc, outside: int) -> Gray:
+    """Return the extreme of the `side` (odd) pixels around each pixel of a row.
+
+    Each step doubles the width of the windows.
+    """
+    windows = np.pad(image, ((0, 0), (side // 2, side // 2)), constant_values=outside)
+    width = 1
+    while width < side:
+        step = min(width, side - width)
+        windows = extreme(windows[:, :-step], windows[:, step:])
+        width += step
+    return windows
 
 
 def border(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
