@@ -23,20 +23,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect CUDA tests if there is no GPU; skips would be thousands of lines."""
-    on_gpu = [item for item in items if item.get_closest_marker("cuda")]
-    if not on_gpu:
-        return
-    import torch  # slow: only for runs with CUDA tests
+    """Deselect CUDA tests if there is no GPU, and exhaustive ones; skips would be pages of lines."""
+    left_out = set() if config.getoption("--exhaustive") else {"exhaustive"}
+    if any(item.get_closest_marker("cuda") for item in items):
+        import torch  # slow: only for runs with CUDA tests
 
-    if not torch.cuda.is_available():
-        config.hook.pytest_deselected(items=on_gpu)
-        items[:] = [item for item in items if not item.get_closest_marker("cuda")]
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("exhaustive") and not item.config.getoption("--exhaustive"):
-        pytest.skip("takes long: --exhaustive runs it")
+        left_out |= set() if torch.cuda.is_available() else {"cuda"}
+    kept = [item for item in items if not any(map(item.get_closest_marker, left_out))]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    items[:] = kept
 
 
 @pytest.fixture(scope="module")  # one Playwright per process at a time

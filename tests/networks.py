@@ -3,11 +3,21 @@
 import fcntl
 import os
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 DATA_ROOT = ROOT / "data"
 HAS_MNIST = (DATA_ROOT / "MNIST" / "raw").is_dir()
+KINDS = {
+    f"{act}-{conv}": {"act": act, "conv": conv}
+    for act, conv in product(("relu", "gelu", "ncrelu"), ("standard", "depthwise"))
+} | {
+    "gap": {"act": "ncrelu", "conv": "depthwise", "head": "gap"},
+    "involution": {"act": "relu", "conv": "involution"},
+    "lltm": {"name": "lltm"},
+    "separable": {"name": "separable", "channels": [[16], [24, 24], [40, 48]]},
+}
 
 
 def common_folder(tmp_path_factory):
@@ -26,21 +36,20 @@ def folder_lock(folder):
         yield
 
 
-def train_once(folder, name, model):
+def train_once(folder, kind):
     """Return the run folder of a network; the first worker trains it.
 
     Args:
         folder: The result of `common_folder`.
-        name: Name of the network.
-        model: Fields of `ModelConfig`.
+        kind: A key of `KINDS`.
 
     It is trained on `small_mnist`, or on digits if MNIST is missing.
     """
-    outputs = folder / f"trained-{name}"
+    outputs = folder / f"trained-{kind}"
     outputs.mkdir(exist_ok=True)
     with folder_lock(outputs):
         if not any(outputs.rglob("best.pt")):
-            _train(outputs, model, small_mnist(folder))
+            _train(outputs, KINDS[kind], small_mnist(folder))
     (best,) = outputs.rglob("best.pt")
     return best.parent
 

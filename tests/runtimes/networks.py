@@ -2,22 +2,12 @@
 
 from dataclasses import dataclass, fields
 from functools import cached_property
-from itertools import product
 from pathlib import Path
 
 import numpy as np
 
 from tests.networks import HAS_MNIST, folder_lock, small_mnist, train_once
 
-KINDS = {
-    f"{act}-{conv}": {"act": act, "conv": conv}
-    for act, conv in product(("relu", "gelu", "ncrelu"), ("standard", "depthwise"))
-} | {
-    "gap": {"act": "ncrelu", "conv": "depthwise", "head": "gap"},
-    "involution": {"act": "relu", "conv": "involution"},
-    "lltm": {"name": "lltm"},
-    "separable": {"name": "separable", "channels": [[16], [24, 24], [40, 48]]},
-}
 LAYOUTS = ("function", "standard", "int8")
 IMAGES = 1000
 
@@ -52,13 +42,13 @@ def prepare(folder, kind, layout):
 
     Args:
         folder: The result of `tests.networks.common_folder`.
-        kind: A key of `KINDS`.
+        kind: A key of `tests.networks.KINDS`.
         layout: One of `LAYOUTS`.
     """
     from app.inference.predictor import load_torch
 
     root = small_mnist(folder)
-    run = train_once(folder, kind, KINDS[kind])
+    run = train_once(folder, kind)
     path = run / f"model-{layout}.onnx"
     original = load_torch(run)
     with folder_lock(run):

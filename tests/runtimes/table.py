@@ -4,7 +4,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.runtimes.networks import KINDS, LAYOUTS, accuracy, prepare
+from tests.networks import KINDS
+from tests.runtimes.networks import LAYOUTS, accuracy, prepare
 from tests.runtimes.runtimes import LAYOUTS as RUNTIMES
 from tests.runtimes.runtimes import MissingError, run, version_of
 

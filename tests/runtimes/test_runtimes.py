@@ -3,22 +3,18 @@
 import numpy as np
 import pytest
 
-from tests.networks import common_folder
-from tests.runtimes.networks import KINDS, accuracy, prepare
+from tests.networks import KINDS, common_folder
+from tests.runtimes.networks import accuracy, prepare
 from tests.runtimes.runtimes import LAYOUTS, MissingError, run
 
 TOLERANCE = 1e-4  # largest difference of the logits
 # Largest loss of accuracy in int8 on the first 1,000 images; the export allows 0.002 on all 10,000.
 LOSABLE = 0.005
 IMAGES = {"onnx reference evaluator": 100}  # slow; all images in the others
-# In these networks layers of others are combined anew.
-COMBINED = ("relu-standard", "relu-depthwise", "gelu-standard", "ncrelu-depthwise")
+IN_CI = ("ncrelu-standard", "separable", "involution", "lltm")  # every layer of the other networks
 each_kind = pytest.mark.parametrize(
     "kind",
-    [
-        pytest.param(kind, marks=[pytest.mark.exhaustive] if kind in COMBINED else [])
-        for kind in KINDS
-    ],
+    [pytest.param(kind, marks=[] if kind in IN_CI else [pytest.mark.exhaustive]) for kind in KINDS],
 )
 FLOAT = [(runtime, layout) for runtime in LAYOUTS for layout in ("function", "standard")]
 

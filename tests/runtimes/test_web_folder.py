@@ -14,8 +14,8 @@ from PIL import Image, ImageDraw
 from app.inference.preprocess import frame
 from tests.app.web.browser import draw, open_page, settle
 from tests.app.web.strokes import DIGITS
-from tests.networks import ROOT, common_folder, small_mnist, train_once
-from tests.runtimes.networks import KINDS, prepare
+from tests.networks import KINDS, ROOT, common_folder, small_mnist, train_once
+from tests.runtimes.networks import prepare
 from tests.runtimes.runtimes import MissingError, onnxruntime_web
 
 STATIC = ROOT / "app" / "export" / "web_page"
@@ -146,7 +146,7 @@ def add_runtime(npm, folder):
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("preprocess", [False, True])
+@pytest.mark.parametrize("preprocess", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 def test_exported_page_recognises_digits(
     tmp_path_factory, tmp_path, npm, browser, host, preprocess
 ):
@@ -154,7 +154,7 @@ def test_exported_page_recognises_digits(
     from app.export.export import export
 
     folder = common_folder(tmp_path_factory)
-    run = train_once(folder, "ncrelu", {"act": "ncrelu"})
+    run = train_once(folder, "ncrelu-standard")
     shutil.copy(run / "best.pt", tmp_path)
     data = DataRoot(str(small_mnist(folder)))
     export(
@@ -181,7 +181,7 @@ def test_missing_runtime_shows_how_to_install_it(tmp_path_factory, tmp_path, bro
     from app.export.export import export
 
     folder = common_folder(tmp_path_factory)
-    run = train_once(folder, "ncrelu", {"act": "ncrelu"})
+    run = train_once(folder, "ncrelu-standard")
     shutil.copy(run / "best.pt", tmp_path)
     data = DataRoot(str(small_mnist(folder)))
     export(ExportConfig(checkpoint=str(tmp_path), data=data, layout="function", web=True))
@@ -209,7 +209,7 @@ def test_failed_run_is_shown_and_the_next_drawing_answered(
     from app.export.web_folder import write_web_folder
     from app.inference.onnx_runtime import load_onnx
 
-    case = prepare(common_folder(tmp_path_factory), "gap", "standard")
+    case = prepare(common_folder(tmp_path_factory), "separable", "standard")
     write_web_folder(tmp_path, b"", load_onnx(case.path), "./ort/")
     (tmp_path / "ort").mkdir()
     (tmp_path / "ort" / "ort.wasm.min.mjs").write_text(FAILING)
@@ -247,7 +247,7 @@ IN_BROWSER = """async ({ model, batch }) => {
 @pytest.mark.parametrize(
     "kind",
     [  # test_runtimes.py runs all of them in Node, in the same wasm
-        pytest.param(kind, marks=[] if kind in ("gap", "lltm") else pytest.mark.exhaustive)
+        pytest.param(kind, marks=[] if kind in ("separable", "lltm") else pytest.mark.exhaustive)
         for kind in KINDS
     ],
 )

@@ -18,7 +18,7 @@ LEAST = 17 if HAS_MNIST else 14  # of them are read right; images of digits have
 def network(tmp_path_factory):
     """Return a network, and test images of which it reads each right."""
     folder = common_folder(tmp_path_factory)
-    run = train_once(folder, "ncrelu", {"act": "ncrelu"})
+    run = train_once(folder, "ncrelu-standard")
     predictor = load_predictor(str(run), str(run), "torch", "cpu")
     split = load_test_split(predictor.dataset, str(small_mnist(folder)))
     right = predictor.logits(split.images).argmax(1) == split.labels

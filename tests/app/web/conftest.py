@@ -43,7 +43,7 @@ def default_run(tmp_path_factory):
     from app.export.export import export
 
     common = common_folder(tmp_path_factory)
-    run, root = train_once(common, "ncrelu", {"act": "ncrelu"}), small_mnist(common)
+    run, root = train_once(common, "ncrelu-standard"), small_mnist(common)
     with folder_lock(common):
         if not (run / "model.onnx").exists():
             export(ExportConfig(checkpoint=str(run), layout="function", data=DataRoot(str(root))))
