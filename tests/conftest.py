@@ -23,7 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect CUDA tests if there is no GPU, and exhaustive ones; skips would be pages of lines."""
+    """Deselect CUDA tests without a GPU, and exhaustive ones: skips would be pages of lines."""
     left_out = set() if config.getoption("--exhaustive") else {"exhaustive"}
     if any(item.get_closest_marker("cuda") for item in items):
         import torch  # slow: only for runs with CUDA tests
