@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import Thread
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from app.config.environment import read_torchrun
 from app.config.errors import RunError, UserError
@@ -32,24 +32,26 @@ class World:
     size: int = 1  # number of processes
     restarts: int = 0  # number of restarts by torchrun
     launch: str = ""  # identifies this launch of torchrun; "" without torchrun
-    # process group for CPU tensors. Not the default group: DistributedDataParallel never frees it,
-    # and its threads may release a Python tensor while the interpreter exits (SIGABRT)
-    cpu_group: "torch.distributed.ProcessGroup | None" = None
     aborting: Thread | None = field(default=None, init=False)
 
-    def replicate(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """Wrap the network in DistributedDataParallel, which averages gradients over the ranks."""
-        if self.size == 1:
-            return model
-        from torch.nn.parallel import DistributedDataParallel
+    def replicate(self, tensors: list[Tensor]) -> None:
+        """Copy tensors of one dtype and device from rank 0 to the other ranks, in place."""
+        if self.size > 1:
+            _together(tensors, lambda flat: torch.distributed.broadcast(flat, 0))
 
-        ids = [device] if device.type == "cuda" else None
-        return DistributedDataParallel(model, device_ids=ids)
+    def average(self, tensors: list[Tensor]) -> None:
+        """Average tensors of one dtype and device over the ranks, in place.
+
+        One all-reduce, after backward: DistributedDataParallel would hide it behind backward, but
+        imports torch's compiler (five seconds); a LeNet's gradients are half a megabyte.
+        """
+        if self.size > 1:
+            _together(tensors, lambda flat: self.sum(flat).div_(self.size))
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum a tensor over the processes, in place."""
         if self.size > 1:
-            torch.distributed.all_reduce(values, group=self.cpu_group if values.is_cpu else None)
+            torch.distributed.all_reduce(values)
         return values
 
     def any(self, *flags: bool) -> list[bool]:
@@ -68,7 +70,7 @@ class World:
                 outcome = [function()]
             except (UserError, RunError) as error:
                 outcome = [error]
-        torch.distributed.broadcast_object_list(outcome, group=self.cpu_group)
+        torch.distributed.broadcast_object_list(outcome, device=torch.device("cpu"))
         if isinstance(outcome[0], UserError | RunError):
             raise outcome[0]
         return outcome[0]  # type: ignore[return-value]
@@ -98,7 +100,7 @@ class World:
         self.aborting.start()
 
     def close(self) -> None:
-        """Destroy the process groups; wait for `abort` and for the threads of `cpu_group`.
+        """Destroy the process group; wait for `abort` and for its threads.
 
         CUDA graphs that captured a collective operation must be reset before.
         """
@@ -106,7 +108,16 @@ class World:
             self.aborting.join()
         if self.size > 1 and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
-            self.cpu_group = None  # its destructor joins the threads
+
+
+@torch.no_grad()
+def _together(tensors: list[Tensor], operation: Callable[[Tensor], Any]) -> None:
+    """Apply an in-place operation to the elements of all tensors at once."""
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    operation(flat)
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    views = [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+    torch._foreach_copy_(tensors, views)
 
 
 def _abort_world() -> None:
@@ -144,7 +155,6 @@ def _join() -> World:
     """Join the process group of torchrun: NCCL for CUDA tensors, gloo for CPU tensors."""
     started = read_torchrun()
     launch = f"{started.run_id} {socket.gethostname()} {os.getppid()}" if started.run_id else ""
-    group = None
     if started.size > 1:
         from torch import distributed
         from torch.distributed.rendezvous import rendezvous
@@ -154,5 +164,4 @@ def _join() -> World:
         store = distributed.PrefixStore(f"start {started.restarts}", store)  # type: ignore[attr-defined]
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         distributed.init_process_group(backend, store=store, rank=rank, world_size=size)
-        group = distributed.new_group(backend="gloo")
-    return World(started.rank, started.size, started.restarts, launch, group)  # type: ignore[arg-type]
+    return World(started.rank, started.size, started.restarts, launch)

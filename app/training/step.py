@@ -27,9 +27,7 @@ from app.training.optimizers import (
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 LOSS, NORM = 0, 2  # columns of TrainStep.statistics
-# Steps before a capture: libraries load their kernels in the first ones, and
-# DistributedDataParallel arranges its buckets and measures itself.
-WARM_UP, WARM_UP_TOGETHER = 3, 11
+WARM_UP = 3  # steps before a capture: libraries load their kernels in the first ones
 
 
 class Schedule:
@@ -76,17 +74,16 @@ class TrainStep:
         self.model, self.data, self.cfg, self.device, self.world = model, data, cfg, device, world
         self.schedule = Schedule(cfg, len(data.train), world.size)
         self.optimizer = OPTIMIZERS[cfg.optim.name](model.parameters(), cfg.optim.weight_decay)
+        world.replicate(self.optimizer.parameters)
         self.average = copy.deepcopy(model).requires_grad_(False) if cfg.optim.ema else None
         self.dtype = AUTOCAST.get(cfg.trainer.precision)
         self.loss_scale = LossScale(device) if self.dtype == torch.float16 else None
         captured = device.type == "cuda" and cfg.trainer.compile is not False
         self._stream = torch.cuda.Stream(device) if captured else None
-        with torch.cuda.stream(self._stream):  # DistributedDataParallel averages on it, too
-            replica = world.replicate(model, device)
-        self._forward: Callable[[Tensor], Tensor] = replica
+        self._forward: Callable[[Tensor], Tensor] = model
         if cfg.trainer.compile is True:  # auto: no, it takes longer than all the steps of a run
             # reductions tuned by timing would differ in their bits from run to run
-            self._forward = torch.compile(replica, options={"deterministic": True})
+            self._forward = torch.compile(model, options={"deterministic": True})
         self.statistics = torch.zeros(self.schedule.epoch_steps, 3, device=device)
         self._index = torch.zeros(1, dtype=torch.int64, device=device)
         self._rates = torch.zeros(self.schedule.epoch_steps, 2, device=device)
@@ -143,6 +140,7 @@ class TrainStep:
             loss = F.cross_entropy(logits, labels, label_smoothing=smoothing)
         scale, overflow, parameters = self.loss_scale, None, self.optimizer.parameters
         (loss * scale.scale if scale else loss).backward()
+        self.world.average(gradients(parameters))
         if scale:
             overflow = scale.unscale(gradients(parameters))
 
@@ -162,7 +160,7 @@ class TrainStep:
             self._index += 1
 
     def close(self) -> None:
-        """Release the CUDA graph and the replica, without waiting for the device.
+        """Release the CUDA graph, without waiting for the device.
 
         Close the step before the process group: NCCL waits for graphs that captured its operations.
         """
@@ -176,7 +174,7 @@ class TrainStep:
         before = [tensor.clone() for tensor in state]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(WARM_UP if self.world.size == 1 else WARM_UP_TOGETHER):
+            for _ in range(WARM_UP):
                 self._step()
                 copy_into(state, before)
         torch.cuda.current_stream().wait_stream(stream)

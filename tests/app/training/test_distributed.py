@@ -101,6 +101,7 @@ def counting_close(world):
     before = threads()
     close(world)
     print(f"joined: {before > threads()}", flush=True)
+    print(f"compiler: {'torch._dynamo' in sys.modules}", flush=True)
 
 def printing_save(run, name, **metrics):
     if name == "last.pt":
@@ -129,6 +130,7 @@ def test_fallback_on_rank_0_applies_to_all_ranks(tmp_path):
     saved = [int(line.split()[1]) for line in output.splitlines() if line.startswith("saved")]
     assert saved == [5, 10, 15, 20]
     assert output.count("joined: True") == 2
+    assert output.count("compiler: False") == 2  # importing it takes five seconds
 
 
 @pytest.mark.parametrize(
