@@ -1,6 +1,7 @@
 """Runs the parsers of all commands without PyTorch; prints a line for each wrong answer.
 
-scripts/check_parsers.sh starts it in other versions of Python.
+scripts/check_parsers.sh starts it in other versions of Python. With the argument --once, only the
+first command of each case.
 """
 
 import contextlib
@@ -52,8 +53,9 @@ def call(command: str, arguments: list[str]) -> tuple[int, str]:
 def main() -> int:
     """Check all cases; return the number of wrong answers."""
     begin, wrong, count = time.perf_counter(), 0, 0
+    commands_of_a_case = 1 if "--once" in sys.argv else len(COMMANDS)
     for commands, arguments, expected, part in CASES:
-        for command in commands:
+        for command in commands[:commands_of_a_case]:
             code, output = call(command, arguments.split())
             count += 1
             if code != expected or part not in output or "Traceback" in output:

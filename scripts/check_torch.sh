@@ -5,8 +5,8 @@
 #
 #   scripts/check_torch.sh [--quick] VERSION...     2.10.0 2.13.0
 #
-# --quick: only the wheel built by .venv, and without the tests that take minutes: the matrix of
-# transformations, exporters and converters.
+# --quick: only the wheel built by .venv, and the tests of loading, registration, calls, autograd and
+# torch.compile.
 set -euo pipefail
 quick=no
 if [ "${1-}" = --quick ]; then
@@ -22,9 +22,10 @@ source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" tools
 make_work_folder
 
 # Tests of what depends on PyTorch's version; kernels and their values do not.
-names=(autocast autograd calls compile gradient_strides library like_builtins modules registration transforms)
+names=(autograd calls compile library registration)
 if [ "$quick" = no ]; then
-  names+=(convert decompositions export matrix sharding)
+  names+=(autocast convert decompositions export gradient_strides like_builtins matrix modules sharding \
+    transforms)
 fi
 version_tests=("${names[@]/%/.py}")
 version_tests=("${version_tests[@]/#/tests/ops/test_}")

@@ -82,8 +82,10 @@ class TrainStep:
         self._stream = torch.cuda.Stream(device) if captured else None
         self._forward: Callable[[Tensor], Tensor] = model
         if cfg.trainer.compile is True:  # auto: no, it takes longer than all the steps of a run
-            # reductions tuned by timing would differ in their bits from run to run
-            self._forward = torch.compile(model, options={"deterministic": True})
+            # Reductions tuned by timing would differ in their bits from run to run. A pool of
+            # compilers starts, and ends with the process, later than these few kernels compile.
+            options: dict[str, Any] = {"deterministic": True, "compile_threads": 1}
+            self._forward = torch.compile(model, options=options)
         self.statistics = torch.zeros(self.schedule.epoch_steps, 3, device=device)
         self._index = torch.zeros(1, dtype=torch.int64, device=device)
         self._rates = torch.zeros(self.schedule.epoch_steps, 2, device=device)

@@ -134,7 +134,11 @@ def test_fallback_on_rank_0_applies_to_all_ranks(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("override", "processes", "restarts"), [("seed=x", 1, 1), ("data.val_size=5000", 2, 0)]
+    ("override", "processes", "restarts"),
+    [
+        pytest.param("seed=x", 1, 1, marks=pytest.mark.exhaustive),
+        ("data.val_size=5000", 2, 0),
+    ],
 )
 def test_usage_error_is_printed_once(tmp_path, override, processes, restarts):
     """Not once a process and once a restart; rank 0 sends errors in the data to the others."""
