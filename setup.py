@@ -222,13 +222,14 @@ def extension(
 
 
 EAGER = Path("ops/core/eager")
+GLIBC = Path("ops/core/glibc.cpp")  # in every library
 cpu_sources = [path for path in Path("ops").rglob("*.cpp") if path.parent != EAGER]
 build = re.sub(r"\W", "_", f"{torch.__version__}_{torch.version.git_version[:8]}")
 extensions = [
     extension(
         CppExtension,
         f"ops._C_eager_{build}",
-        EAGER.glob("*.cpp"),
+        [*EAGER.glob("*.cpp"), GLIBC],
         libraries=["torch_python"],
         cxx=eager_flags,
     ),
@@ -242,7 +243,7 @@ elif cuda:
         extension(
             CUDAExtension,
             "ops._C_cuda",
-            Path("ops").rglob("*.cu"),
+            [*Path("ops").rglob("*.cu"), GLIBC],
             cxx=[*cxx_flags, "-DUSE_CUDA"],
             nvcc=nvcc_flags,
         )
