@@ -94,15 +94,16 @@ NETWORKS: dict[str, type[Any]] = {
 
 @dataclass(config=FORBID)
 class DataRoot:
-    """The folder of the data sets."""
+    """The folder of the data sets; None: that of the run."""
 
-    root: Path = "data"
+    root: Path | None = None
 
 
 @dataclass(config=FORBID)
-class DataConfig(DataRoot):
+class DataConfig:
     """The data set, its validation split, and whether to augment its images."""
 
+    root: Path = "data"
     name: DatasetName = "mnist"
     fallback: Literal["digits"] | None = "digits"
     val_size: Count = 5000

@@ -5,9 +5,10 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
-from types import FrameType
+from pathlib import Path
+from types import FrameType, MappingProxyType
 from typing import Any
 
 import torch
@@ -37,8 +38,16 @@ WINDOW = 25  # steps between adjustments of the number of CPU threads
 ALL_REDUCE_EVERY = 50
 
 
-def train(cfg: TrainConfig) -> dict[str, Any]:
+def train(
+    cfg: TrainConfig, typed: Mapping[str, str] = MappingProxyType({}), folder: Path | None = None
+) -> dict[str, Any]:
     """Train a network and test its best checkpoint once; write all results to a run folder.
+
+    Args:
+        cfg: The configuration. With `resume`, the run keeps its own, and takes only the settings in
+            `typed` from `cfg`.
+        typed: Overrides of the command line by key or group, such as `{"seed": "seed=1"}`.
+        folder: The folder of a new run; None: a new one under `cfg.outputs`.
 
     Returns:
         The summary, as in `summary.json`. In ranks other than 0: empty, unless the run to resume is
@@ -54,7 +63,7 @@ def train(cfg: TrainConfig) -> dict[str, Any]:
     with ExitStack() as stack:
         with expected_failures(cfg):
             world = stack.enter_context(connect())
-            run = start(cfg, world, stack)
+            run = start(cfg, world, stack, typed, folder)
         if isinstance(run, dict):  # the summary of a finished run
             return run
         if world.rank > 0:

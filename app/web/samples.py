@@ -16,11 +16,11 @@ from app.web.networks import load_network
 MISTAKES, IMAGES = 40, 60  # largest numbers of mistakes and of all images
 
 
-def choose_samples(path: Path, root: str) -> list[dict[str, Any]]:
+def choose_samples(path: Path, root: str | None) -> list[dict[str, Any]]:
     """Choose test images for the network in `path`: confident mistakes first, then hits.
 
     Return for each the label, the predicted class, whether they differ, and the pixels (28x28
-    bytes in base64). `root` is for networks without a run's `data.root`. Raise a UserError if the
+    bytes in base64). `root` None: the `data.root` of the network's run. Raise a UserError if the
     network or its data set cannot be used.
     """
     return _choose(load_network(path), data_root(path.parent, root))

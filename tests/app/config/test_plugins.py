@@ -48,19 +48,18 @@ for kind, plugin in (("sweeper", FakeSweeper), ("launcher", FakeLauncher)):
     ConfigStore.instance().store(group=f"hydra/{kind}", name="fake", node=node)
 '''
 TRAIN = """
-from app.config.cli import hydra_main
+from app.config.cli import run_command
 from app.config.errors import UserError
 from app.config.schema import TrainConfig
 
 
-@hydra_main("train", TrainConfig)
-def main(cfg):
+def task(cfg):
     if cfg.seed == 1:
         raise UserError("seed=1: no")
     1 / cfg.seed
 
 
-main()
+run_command("train", TrainConfig, task)
 """
 
 
