@@ -1,6 +1,6 @@
 // A network's answer to the current drawing.
 
-import { decode, Predictions } from "./api.js";
+import { decode, request } from "./api.js";
 import { showBars, showVerdict } from "./bars.js";
 import { paintGray } from "./drawing.js";
 import { Layers } from "./layers.js";
@@ -13,7 +13,6 @@ export class Panel extends EventTarget {
   #wanted = null; // the newest drawing, and the one that the page shows the answer to
   #shown = null;
   #busy = false;
-  #predictions = new Predictions();
   #classes = [];
 
   constructor(id, networks, chosen) {
@@ -58,10 +57,9 @@ export class Panel extends EventTarget {
     this.#answer();
   }
 
-  // Remove the panel; its WebSocket closes after the pending answer.
   remove() {
     this.element.remove();
-    this.show(null);
+    this.#wanted = null;
   }
 
   async #answer() {
@@ -71,7 +69,7 @@ export class Panel extends EventTarget {
       const [drawing, network] = [this.#wanted, this.network];
       try {
         const { query, body } = drawing;
-        const answer = body ? await this.#predictions.ask({ ...query, network }, body) : null;
+        const answer = body ? await request("predict", { ...query, network }, body) : null;
         if (network !== this.network) continue;
         this.#render(answer, drawing);
       } catch (error) {
@@ -81,7 +79,6 @@ export class Panel extends EventTarget {
       this.#shown = drawing;
     }
     this.#busy = false;
-    if (!this.#wanted) this.#predictions.close();
   }
 
   #render(answer, drawing) {
