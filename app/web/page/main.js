@@ -10,8 +10,7 @@ const LARGEST = 512; // pixels along a picture's longer side, as the server gets
 const part = (id) => document.getElementById(id);
 const drawing = new Drawing(part("drawing"));
 const samples = new Samples();
-const panels = [];
-let networks = [];
+let panel = null;
 let version = 0;
 let snapshot = { version, query: {}, body: null };
 
@@ -26,17 +25,7 @@ function takeSnapshot() {
     Object.assign(snapshot, { body: drawing.toGray(), query: { maps, width: SIDE } });
   }
   document.body.dataset.version = version; // of the drawing; each answer names its own
-  for (const panel of panels) panel.show(snapshot);
-}
-
-function addPanel() {
-  const used = panels.map((panel) => panel.network);
-  const other = networks.find(({ id }) => !used.includes(id)) ?? networks[0];
-  const panel = new Panel(panels.length ? `digit-${panels.length + 1}` : "digit", networks, other.id);
-  if (!panels.length) panel.addEventListener("network", () => samples.load(panel.network));
-  panels.push(panel);
-  part("panels").append(panel.element);
-  panel.show(snapshot);
+  panel?.show(snapshot);
 }
 
 async function showPicture(file) {
@@ -72,11 +61,6 @@ part("picture").addEventListener("change", ({ target }) => {
   if (target.files.length) showPicture(target.files[0]);
   target.value = ""; // so that the same file can be opened again
 });
-part("compare").addEventListener("change", ({ target }) => {
-  document.body.classList.toggle("comparing", target.checked);
-  if (target.checked) addPanel();
-  else panels.pop().remove();
-});
 document.addEventListener("keydown", (event) => {
   if (event.target.closest("select, input:not([type=checkbox])") || event.altKey) return;
   const command = event.ctrlKey || event.metaKey;
@@ -95,10 +79,10 @@ document.addEventListener("paste", ({ clipboardData }) => {
 });
 
 try {
-  networks = await request("networks");
-  addPanel();
-  samples.load(panels[0].network);
-  part("compare").disabled = networks.length < 2;
+  panel = new Panel(document.querySelector(".panel"), await request("networks"));
+  panel.addEventListener("network", () => samples.load(panel.network));
+  panel.show(snapshot);
+  samples.load(panel.network);
   document.body.dataset.ready = "true";
 } catch (error) {
   part("message").textContent = error.message;

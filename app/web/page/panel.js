@@ -15,9 +15,8 @@ export class Panel extends EventTarget {
   #busy = false;
   #classes = [];
 
-  constructor(id, networks, chosen) {
+  constructor(root, networks) {
     super();
-    const root = document.getElementById("panel").content.cloneNode(true).firstElementChild;
     const part = (selector) => root.querySelector(selector);
     this.#parts = {
       root,
@@ -29,10 +28,7 @@ export class Panel extends EventTarget {
       problem: part(".problem"),
       cost: part(".cost"),
     };
-    this.#parts.output.id = id;
-    this.#parts.select.id = `${id}-network`;
     this.#parts.select.append(...options(networks));
-    this.#parts.select.value = chosen;
     this.#parts.select.addEventListener("change", () => {
       this.#name();
       this.#shown = null;
@@ -41,10 +37,6 @@ export class Panel extends EventTarget {
     });
     this.#layers = new Layers(part(".layers"));
     this.#name();
-  }
-
-  get element() {
-    return this.#parts.root;
   }
 
   get network() {
@@ -57,15 +49,10 @@ export class Panel extends EventTarget {
     this.#answer();
   }
 
-  remove() {
-    this.element.remove();
-    this.#wanted = null;
-  }
-
   async #answer() {
     if (this.#busy) return;
     this.#busy = true;
-    while (this.#wanted && this.#wanted !== this.#shown) {
+    while (this.#wanted !== this.#shown) {
       const [drawing, network] = [this.#wanted, this.network];
       try {
         const { query, body } = drawing;

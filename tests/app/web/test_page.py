@@ -133,18 +133,6 @@ def test_click_on_a_misclassified_image_loads_it(page):
     assert page.evaluate(same)
 
 
-def test_two_networks_side_by_side(page):
-    page.check("#compare")
-    draw(page, "4")
-    assert settle(page) == settle(page, "digit-2") == "4"
-    names = [page.locator("select").nth(index).input_value() for index in (0, 1)]
-    assert names[0] != names[1]
-    boxes = [page.locator(".panel").nth(index).bounding_box() for index in (0, 1)]
-    assert boxes[0]["y"] == boxes[1]["y"] and boxes[0]["x"] < boxes[1]["x"]
-    page.uncheck("#compare")
-    assert page.locator(".panel").count() == 1
-
-
 def test_selecting_a_network_predicts_at_once(page):
     received = predictions_of(page, "response")
     draw(page, "6")
