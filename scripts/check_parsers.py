@@ -19,7 +19,7 @@ CASES = [
     (COMMANDS, "--version", 0, "lenet-ops "),
     (COMMANDS, "--bogus", 2, "error: unrecognized arguments: --bogus (--help shows the options; "),
     (WITH_HYDRA, "--cfg=job", 0, "outputs: outputs"),
-    (WITH_HYDRA, "data.root=a", 2, " is missing: "),  # a correct command imports torch
+    (WITH_HYDRA, "outputs=a", 2, " is missing: "),  # a correct command imports torch
     (WITH_HYDRA, "bogus=1", 2, "error: bogus: unknown key, choose from "),
     (["draw"], "outputs=", 2, "error: outputs=: Input should not be blank"),
     (["train"], "-h", 0, "model: lenet, lenet_depthwise, "),

@@ -29,7 +29,6 @@ from app.web.answer import predict_picture, read_picture
 from app.web.guard import Guard
 from app.web.log import log_config
 from app.web.networks import Entry, find_networks, load_network
-from app.web.samples import choose_samples
 
 PAGE = Path(__file__).parent / "page"
 DEFAULT_PORT = 8000
@@ -44,7 +43,6 @@ class PictureOptions:
     """The options of a request for a prediction."""
 
     width: Annotated[int, Field(gt=0)] | None = None  # row length of gray bytes; None: PNG
-    frame: bool = True  # find and centre the digit; False: the picture is 28x28
     maps: bool = False  # return feature maps, too
 
 
@@ -106,11 +104,8 @@ def url(host: str, port: int) -> str:
 def create_app(cfg: DrawConfig, entries: dict[str, Entry]) -> Starlette:
     """Build the application; `entries` are the networks at the start."""
     known = dict(entries)
-    # Two threads: a prediction never waits for the test images. One core each: a second one does
-    # not speed up a single image.
-    prediction_thread, sample_thread = (
-        ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) for _ in range(2)
-    )
+    # one core: a second one does not speed up a single image
+    thread = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
 
     def find_entry(request: Request) -> Entry:
         id = request.query_params.get("network", "")
@@ -130,19 +125,11 @@ def create_app(cfg: DrawConfig, entries: dict[str, Entry]) -> Starlette:
         path = find_entry(request).path
         options: PictureOptions = from_mapping(PictureOptions, dict(request.query_params))
         gray = read_picture(body, options.width)
-        run = loop.run_in_executor(
-            prediction_thread, predict_picture, path, gray, not options.frame, options.maps
-        )
-        return JSONResponse(await run)
-
-    async def list_samples(request: Request) -> JSONResponse:
-        path, loop = find_entry(request).path, asyncio.get_running_loop()
-        run = loop.run_in_executor(sample_thread, choose_samples, path, cfg.data.root)
+        run = loop.run_in_executor(thread, predict_picture, path, gray, options.maps)
         return JSONResponse(await run)
 
     api = [
         Route("/networks", list_networks),
-        Route("/samples", list_samples),
         Route("/predict", predict, methods=["POST"]),
     ]
     return Starlette(

@@ -1,15 +1,13 @@
-// Connects the drawing, the answers to it and the test images.
+// Connects the drawing and the answers to it.
 
 import { request } from "./api.js";
 import { Drawing, isEmpty, SIDE } from "./drawing.js";
 import { Panel } from "./panel.js";
-import { Samples } from "./samples.js";
 
 const LARGEST = 512; // pixels along a picture's longer side, as the server gets it
 
 const part = (id) => document.getElementById(id);
 const drawing = new Drawing(part("drawing"));
-const samples = new Samples();
 let panel = null;
 let version = 0;
 let snapshot = { version, query: {}, body: null };
@@ -19,9 +17,7 @@ function takeSnapshot() {
   const { state } = drawing;
   snapshot = { version: ++version, query: { maps }, body: null };
   if (state.png) snapshot.body = state.png;
-  else if (state.pixels) {
-    Object.assign(snapshot, { body: state.pixels, query: { maps, width: 28, frame: false } });
-  } else if (!isEmpty(state)) {
+  else if (!isEmpty(state)) {
     Object.assign(snapshot, { body: drawing.toGray(), query: { maps, width: SIDE } });
   }
   document.body.dataset.version = version; // of the drawing; each answer names its own
@@ -53,7 +49,6 @@ drawing.addEventListener("change", () => {
 drawing.addEventListener("pen", ({ detail: down }) => {
   part("pen").textContent = down ? "Pen down" : "Pen up";
 });
-samples.addEventListener("choose", ({ detail }) => drawing.show(detail));
 part("clear").addEventListener("click", () => drawing.clear());
 part("undo").addEventListener("click", () => drawing.undo());
 part("maps").addEventListener("change", takeSnapshot);
@@ -80,9 +75,7 @@ document.addEventListener("paste", ({ clipboardData }) => {
 
 try {
   panel = new Panel(document.querySelector(".panel"), await request("networks"));
-  panel.addEventListener("network", () => samples.load(panel.network));
   panel.show(snapshot);
-  samples.load(panel.network);
   document.body.dataset.ready = "true";
 } catch (error) {
   part("message").textContent = error.message;

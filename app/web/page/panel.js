@@ -7,7 +7,7 @@ import { Layers } from "./layers.js";
 
 const NO_MAPS = "An exported file gives only its answer: choose torch to see the layers.";
 
-export class Panel extends EventTarget {
+export class Panel {
   #parts;
   #layers;
   #wanted = null; // the newest drawing, and the one that the page shows the answer to
@@ -16,7 +16,6 @@ export class Panel extends EventTarget {
   #classes = [];
 
   constructor(root, networks) {
-    super();
     const part = (selector) => root.querySelector(selector);
     this.#parts = {
       root,
@@ -32,7 +31,6 @@ export class Panel extends EventTarget {
     this.#parts.select.addEventListener("change", () => {
       this.#name();
       this.#shown = null;
-      this.dispatchEvent(new Event("network"));
       this.#answer();
     });
     this.#layers = new Layers(part(".layers"));

@@ -117,22 +117,6 @@ def test_maps_of_first_convolution_and_ncrelu_are_shown(page):
     assert page.locator(".layer").count() == 0
 
 
-def test_click_on_a_misclassified_image_loads_it(page):
-    button = page.locator("#samples button").first
-    button.wait_for(timeout=60_000)
-    assert "mistake" in button.get_attribute("class")
-    button.click()
-    answer = settle(page)
-    assert answer == button.get_attribute("data-answer") != button.get_attribute("data-label")
-    same = """() => {
-      const gray = (canvas) => canvas.getContext('2d').getImageData(0, 0, 28, 28).data.join();
-      const [sample, input] = ['#samples canvas', '.input canvas'].map((s) =>
-        document.querySelector(s));
-      return gray(sample) === gray(input);
-    }"""
-    assert page.evaluate(same)
-
-
 def test_selecting_a_network_predicts_at_once(page):
     received = predictions_of(page, "response")
     draw(page, "6")
@@ -217,7 +201,6 @@ def test_keyboard_draws(page):
 
 
 def test_controls_have_accessible_names_and_live_regions(page):
-    page.locator("#samples button").first.wait_for(timeout=60_000)
     output = page.locator("#digit")
     assert output.get_attribute("aria-live") == "polite"
     unnamed = page.evaluate(

@@ -18,8 +18,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from app.config.errors import UserError
-from app.web.samples import choose_samples
 from app.web.server import MAX_BODY, listen
 from tests.app.web.conftest import Server
 
@@ -136,21 +134,6 @@ def test_blank_picture_and_lone_dot_have_no_prediction(ask, network):
         assert json.loads(content)["class"] is None
 
 
-def test_samples_of_a_deleted_run_are_refused(tmp_path):
-    with pytest.raises(UserError, match=r"best\.pt: No such file"):
-        choose_samples(tmp_path / "best.pt", "data")
-
-
-def test_samples_start_with_confident_mistakes(ask, network):
-    images = json.loads(ask(f"api/samples?network={network}")[2])
-    flags = [image["mistake"] for image in images]
-    assert flags == sorted(flags, reverse=True)
-    assert all((image["label"] != image["answer"]) == image["mistake"] for image in images)
-    pixels = base64.b64decode(images[0]["pixels"])
-    answer = ask(f"api/predict?network={network}&width=28&frame=false", pixels)[2]
-    assert json.loads(answer)["class"] == images[0]["answer"]
-
-
 PREDICT = "api/predict?network=NETWORK"
 REFUSED = {
     "a foreign host": ("api/networks", None, {"Host": "evil.example"}, 403),
@@ -169,11 +152,9 @@ REFUSED = {
     "a width of 0": (PREDICT + "&width=0", bytes(100), {}, 400),
     "a width below 0": (PREDICT + "&width=-1", bytes(100), {}, 400),
     "a width that is no number": (PREDICT + "&width=x", bytes(100), {}, 400),
-    "an unframed picture": (PREDICT + "&width=10&frame=false", bytes(100), {}, 400),
     "an unknown flag": (PREDICT + "&maps=2", b"x", {}, 400),
     "a path upwards": ("api/predict?network=../../x", b"x", {}, 404),
     "no network": ("api/predict", b"x", {}, 404),
-    "samples of no network": ("api/samples?network=x", None, {}, 404),
     "a file outside of the page": ("../server.py", None, {}, 404),
     "an encoded path upwards": ("%2e%2e/server.py", None, {}, 404),
     "GET of a prediction": (PREDICT, None, {}, 405),
