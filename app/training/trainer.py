@@ -82,7 +82,7 @@ def run_rank_0(run: Run, tracker: Tracker, started: float) -> dict[str, Any]:
         with expected_failures(run.cfg, run):
             summarize(run, "unfinished")  # describes the run if it is killed
             fit(run, tracker)
-            model, logits, results = test(run)
+            logits, results = test(run)
             log_results(run, tracker, results)
             tracker.flush()
             seconds = time.perf_counter() - started
@@ -98,7 +98,7 @@ def run_rank_0(run: Run, tracker: Tracker, started: float) -> dict[str, Any]:
         with suppress(RunError):  # a full disk
             summarize(run, "failed", error=one_line(error))
         raise
-    draw_pictures(run, tracker, model, logits)
+    draw_pictures(run, tracker, logits)
     print(format_summary(run, summary), flush=True)
     return summary
 
