@@ -129,7 +129,7 @@ def test_usage_error_names_the_key_in_one_line(main, tmp_path, capsys, override,
         (["model.act=relu"], "model.act: is for model=lenet\n"),
         (["++model.head=gap"], "model.head: is for model=lenet\n"),
         (["model.bogus=1"], "model.bogus: unknown key, none is allowed here\n"),
-        (["recipe=gap"], "model.act: is for model=lenet\n"),
+        (["recipe=gap"], "model.act=ncrelu: is for model=lenet\n"),
     ],
 )
 def test_key_of_another_network_raises(main, capsys, overrides, line):
@@ -181,7 +181,7 @@ def test_sweep_runs_all_and_reports_failed_runs(main, capsys):
     [
         (["seed=1,-2,-3"], "seed=-2: Input should be greater than or equal to 0\n"),
         (["seed=1", "model=lltm,lenet", "model.act=gelu"], "model.act: is for model=lenet\n"),
-        (["seed=1,2", "recipe=fast,gap", "model=lltm"], "model.act: is for model=lenet\n"),
+        (["seed=1,2", "recipe=fast,gap", "model=lltm"], "model.act=ncrelu: is for model=lenet\n"),
         (["model=lenet,alexnet"], f"model=alexnet: {MODELS}"),
         (["model=null"], f"model=null: {MODELS}"),
         (["hydra.launcher.n_jobs=2"], "hydra.launcher.n_jobs: unknown key, choose from _target_\n"),
