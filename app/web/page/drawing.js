@@ -1,19 +1,13 @@
-// The drawing area: strokes by mouse, pen, touch and keyboard; pictures; undo.
+// The drawing area: strokes by mouse, pen, touch and keyboard; undo.
 //
-// A state is {strokes} or {picture, png}: what was drawn, or a picture file. States are never changed
-// but replaced, so that undo is a stack of them.
+// Arrays of strokes are never changed but replaced, so that undo is a stack of them.
 
 export const SIDE = 140; // pixels of the drawing that the server gets
 const PEN = 0.075; // width of a stroke; lengths are shares of the drawing's side
 const STEP = 0.04; // of the keyboard's pen
-const EMPTY = { strokes: [] };
 const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
-export function isEmpty(state) {
-  return state.strokes?.length === 0;
-}
-
-export function drawStrokes(context, strokes, side, colour) {
+function drawStrokes(context, strokes, side, colour) {
   context.lineCap = context.lineJoin = "round";
   context.lineWidth = PEN * side;
   context.strokeStyle = colour;
@@ -36,7 +30,7 @@ export class Drawing extends EventTarget {
   #canvas;
   #context;
   #history = [];
-  #state = EMPTY;
+  #strokes = [];
   #small = new OffscreenCanvas(SIDE, SIDE).getContext("2d", { willReadFrequently: true });
   #isDrawing = false;
   #pen = { x: 0.5, y: 0.3, down: false, visible: false };
@@ -58,36 +52,33 @@ export class Drawing extends EventTarget {
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.paint());
   }
 
-  get state() {
-    return this.#state;
+  get isEmpty() {
+    return this.#strokes.length === 0;
   }
 
   get canUndo() {
     return this.#history.length > 0;
   }
 
-  show(state) {
-    this.#lift();
-    this.#history.push(this.#state);
-    this.#state = state;
-    this.#changed();
-  }
-
   clear() {
-    if (!isEmpty(this.#state)) this.show(EMPTY);
+    this.#lift();
+    if (this.isEmpty) return;
+    this.#history.push(this.#strokes);
+    this.#strokes = [];
+    this.#changed();
   }
 
   undo() {
     this.#lift();
     if (!this.canUndo) return;
-    this.#state = this.#history.pop();
+    this.#strokes = this.#history.pop();
     this.#changed();
   }
 
-  // The state as 140x140 bytes of gray, bright on black.
+  // The drawing as 140x140 bytes of gray, bright on black.
   toGray() {
     this.#small.fillRect(0, 0, SIDE, SIDE);
-    drawStrokes(this.#small, this.#state.strokes, SIDE, "white");
+    drawStrokes(this.#small, this.#strokes, SIDE, "white");
     const { data } = this.#small.getImageData(0, 0, SIDE, SIDE);
     return new Uint8Array(new Uint32Array(data.buffer)); // of each pixel the first byte
   }
@@ -117,15 +108,13 @@ export class Drawing extends EventTarget {
 
   #begin(point) {
     this.#isDrawing = true;
-    this.#history.push(this.#state);
-    this.#state = { strokes: [...(this.#state.strokes ?? []), [point]] }; // a picture is drawn over
+    this.#history.push(this.#strokes);
+    this.#strokes = [...this.#strokes, [point]];
     this.#changed();
   }
 
   #extend(points) {
-    const strokes = [...this.#state.strokes];
-    strokes.push([...strokes.pop(), ...points]);
-    this.#state = { strokes };
+    this.#strokes = [...this.#strokes.slice(0, -1), [...this.#strokes.at(-1), ...points]];
     this.#changed();
   }
 
@@ -194,16 +183,10 @@ export class Drawing extends EventTarget {
   }
 
   paint() {
-    const [context, side, state] = [this.#context, this.#canvas.width, this.#state];
+    const [context, side] = [this.#context, this.#canvas.width];
     const style = getComputedStyle(this.#canvas);
     context.clearRect(0, 0, side, side);
-    if (state.strokes) drawStrokes(context, state.strokes, side, style.color);
-    if (state.picture) {
-      const { width, height } = state.picture;
-      const scale = side / Math.max(width, height);
-      const [w, h] = [width * scale, height * scale];
-      context.drawImage(state.picture, (side - w) / 2, (side - h) / 2, w, h);
-    }
+    drawStrokes(context, this.#strokes, side, style.color);
     if (this.#pen.visible) this.#paintPen(context, side, style.getPropertyValue("--accent"));
   }
 
