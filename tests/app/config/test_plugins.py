@@ -80,7 +80,7 @@ def sweep(command, tmp_path):
         (["hydra/sweeper=fake"], 2, "hydra/sweeper=fake: low <= high must hold"),
         (
             ["hydra/sweeper=fake", "hydra.sweeper.seed=1"],
-            1,
+            2,
             "hydra/sweeper=fake hydra.sweeper.seed=1: No trials are completed yet.",
         ),
     ],
