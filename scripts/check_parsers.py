@@ -17,7 +17,7 @@ WITH_HYDRA = COMMANDS[:-1]
 CASES = [
     (COMMANDS, "--help", 0, "outputs"),
     (COMMANDS, "--version", 0, "lenet-ops "),
-    (COMMANDS, "--bogus", 2, "error: unrecognized arguments: --bogus (--help shows the options; "),
+    (COMMANDS, "--bogus", 2, "error: unrecognized arguments: --bogus (--help shows the options)"),
     (WITH_HYDRA, "--cfg=job", 0, "outputs: outputs"),
     (WITH_HYDRA, "outputs=a", 2, " is missing: "),  # a correct command imports torch
     (WITH_HYDRA, "bogus=1", 2, "error: bogus: unknown key, choose from "),

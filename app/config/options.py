@@ -18,7 +18,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise a UserError for wrong arguments."""
-        raise UserError(f"{message} (--help shows the options; settings are KEY=VALUE)")
+        raise UserError(f"{message} (--help shows the options)")
 
 
 def hydra_parser(command: str) -> Parser:

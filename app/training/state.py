@@ -214,8 +214,8 @@ def load_config(
                 f"{option}: the run to resume has {key}={format_value(own.get(key))}; "
                 "leave it out, or start a new run"
             )
-    if "data.root" in typed or not Path(cfg.data.root).is_dir():
-        cfg.data.root = asked.data.root
+    is_kept = "data.root" not in typed and Path(own["data.root"]).is_dir()
+    cfg.data.root = own["data.root"] if is_kept else asked.data.root
     cfg.outputs, cfg.resume = asked.outputs, str(folder)
     return cfg
 
