@@ -68,11 +68,12 @@ for version in "$@"; do
     "$work/$version/bin/python" setup.py build_ext --build-lib "$work/eager/$version"
   rm -rf "${work:?}/$version"
 done
+python -m wheel unpack --dest "$work/contents" "$wheel"
 if [ $# -gt 0 ]; then
-  python -m wheel unpack --dest "$work/contents" "$wheel"
   cp "$work"/eager/*/ops/_C_eager_*.so "$work"/contents/*/ops/
-  python -m wheel pack --dest-dir dist "$work"/contents/*
 fi
+strip --strip-unneeded "$work"/contents/*/ops/*.so
+python -m wheel pack --dest-dir dist "$work"/contents/*
 audit "$wheel"
 set_platform "$wheel"
 wheel=$(echo "$PWD"/dist/lenet_ops-*.whl)
