@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from app.config.device import CpuThreads, pick_device
-from app.config.errors import RunError, UserError, check_writable, one_line
+from app.config.errors import UserError, check_writable, one_line
 from app.config.schema import DataConfig, TrainConfig, format_value, from_mapping
 from app.data.datasets import Dataset, load_dataset
 from app.models import build_model, cpu_format
-from app.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from app.runs.checkpoint import BEST, LAST, Checkpoint, load_checkpoint, save_checkpoint
 from app.runs.files import remove_temporaries
 from app.runs.folder import (
     CONFIG,
@@ -31,9 +31,9 @@ from app.runs.folder import (
     read_summary,
 )
 from app.training.distributed import World
+from app.training.failures import not_finite
 from app.training.step import Schedule, TrainStep
 
-LAST, BEST = "last.pt", "best.pt"
 # Fields of Run in last.pt.
 COUNTERS = ("step", "epoch", "best", "images", "seconds", "log_size")
 # Remedies for damaged and missing checkpoints of a run to resume.
@@ -287,22 +287,3 @@ def describe_data(run: Run) -> dict[str, Any]:
         "val_size": len(data.val),
         "split_seed": run.cfg.data.split_seed,
     }
-
-
-def not_finite(run: Run, what: str, step: int) -> RunError:
-    """Return the RunError for non-finite values at `step`, with the setting to change."""
-    rate, decay = run.schedule.rate(step - 1), run.cfg.optim.weight_decay
-    # a step multiplies the weights by 1 - lr * weight_decay: below -1 they grow and alternate
-    setting = "weight_decay" if run.cfg.optim.lr * decay > 2 else "lr"
-    return RunError(
-        f"{what} at step {step}, where the learning rate was {rate:.2g} and the weight decay "
-        f"{decay:g}: try a smaller optim.{setting} ({last_checkpoint(run)})"
-    )
-
-
-def last_checkpoint(run: Run) -> str:
-    """Describe the last checkpoint, for error messages."""
-    for path in (run.folder / LAST, run.folder / BEST):
-        if path.is_file():
-            return f"last checkpoint: {path}"
-    return "there is no checkpoint yet"

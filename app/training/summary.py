@@ -15,11 +15,11 @@ from app.inference.metrics import Predictions, score
 from app.inference.plots import draw_confusion, draw_mistakes
 from app.inference.predictor import predict_logits
 from app.models import count_parameters, describe_model
-from app.runs.checkpoint import load_checkpoint
+from app.runs.checkpoint import BEST, load_checkpoint
 from app.runs.files import write_atomically
 from app.runs.folder import SUMMARY
 from app.runs.tracker import Tracker
-from app.training.state import BEST, Run
+from app.training.state import Run
 
 
 def test(run: Run) -> tuple[Tensor, dict[str, Any]]:

@@ -1,7 +1,6 @@
 """The training loop of `python -m app.train`: epochs of steps, checkpoints, the final test."""
 
 import math
-import re
 import signal
 import sys
 import time
@@ -15,14 +14,15 @@ import torch
 from tqdm import tqdm
 
 from app.config.device import keep_freed_memory
-from app.config.environment import read_torchrun
-from app.config.errors import RunError, WriteError, is_out_of_memory, one_line
+from app.config.errors import RunError, one_line
 from app.config.process import handle_signals
 from app.config.schema import TrainConfig
 from app.inference.predictor import evaluate
+from app.runs.checkpoint import BEST, LAST
 from app.runs.tracker import Tracker, quiet_writer_thread
-from app.training.distributed import LostPeerError, connect
-from app.training.state import BEST, LAST, Run, last_checkpoint, not_finite, save, start
+from app.training.distributed import connect
+from app.training.failures import expected_failures, last_checkpoint, not_finite
+from app.training.state import Run, save, start
 from app.training.step import LOSS, NORM
 from app.training.summary import (
     describe_run,
@@ -233,39 +233,6 @@ def save_last(run: Run, tracker: Tracker, **metrics: float) -> None:
     """Flush the curves, then write `last.pt`, which records their size."""
     run.log_size = tracker.flush()
     save(run, LAST, **metrics)
-
-
-@contextmanager
-def expected_failures(cfg: TrainConfig, run: Run | None = None) -> Iterator[None]:
-    """Convert expected failures (out of memory, full disk, lost peer) to RunError."""
-    try:
-        yield
-    except WriteError as error:
-        raise RunError(f"{error} ({last_checkpoint(run)})" if run else str(error)) from error
-    except (RuntimeError, MemoryError) as error:
-        if is_out_of_memory(error):
-            where = f"on {cfg.device} before the first step"
-            if run:
-                where = (
-                    f"on {run.device} with trainer.batch_size={run.schedule.batch_size}: "
-                    f"try a smaller one ({last_checkpoint(run)})"
-                )
-            raise RunError(f"out of memory {where}") from error
-        size = run.world.size if run else read_torchrun().size
-        if isinstance(error, LostPeerError) or (size > 1 and is_connection_error(error)):
-            where = (
-                f"at step {run.step} ({last_checkpoint(run)})" if run else "before the first step"
-            )
-            first_line = str(error).partition("\n")[0]  # C++ frames may follow
-            message = f"lost the connection to another process {where}: {one_line(first_line)}"
-            raise RunError(message.removesuffix(": ")) from error
-        raise
-
-
-def is_connection_error(error: BaseException) -> bool:
-    """Return whether a collective operation or the rendezvous failed."""
-    known = isinstance(error, torch.distributed.DistError)
-    return known or bool(re.search("gloo|nccl", str(error), re.IGNORECASE))
 
 
 @contextmanager
