@@ -70,6 +70,6 @@ def draw(page, digit, strokes=DIGITS):
 def settle(page):
     """Wait for the prediction of the current drawing, and return it."""
     page.wait_for_function(
-        "document.getElementById('digit').dataset.version === document.body.dataset.version"
+        "() => document.getElementById('digit').dataset.version === document.body.dataset.version"
     )
     return page.locator("#digit").text_content()
