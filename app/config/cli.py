@@ -63,7 +63,7 @@ def run_command(name: str, schema: type[T], task: Callable[[T], Any]) -> None:
                 name,
             )
         except Exception as error:
-            typed = [item for item in sys.argv[1:] if item.startswith(("hydra", "-c", "--c"))]
+            typed = [item for item in sys.argv[1:] if item.startswith("hydra")]
             message = "" if "of_run" in vars(error) else hydra_message(error, typed)
             if not message:
                 raise
