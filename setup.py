@@ -27,7 +27,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 TORCH_TARGET = (2, 10)  # the oldest torch that the libraries support
-TORCH_TESTED = (2, 14)  # the newest that _C_eager is known to compile beside
+TORCH_TESTED = (2, 15)  # the newest that _C_eager is known to compile beside
 PYTHON_TARGET = "cp310"
 DEFAULT_ARCHS = "8.0;9.0+PTX"
 OLDEST_ARCH = (7, 0)
