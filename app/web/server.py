@@ -8,9 +8,12 @@ import threading
 import webbrowser
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Annotated
 
 import torch
 import uvicorn
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -21,18 +24,26 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from app.config.errors import UserError
-from app.config.schema import DrawConfig
-from app.web.answer import SIDE, predict_drawing
+from app.config.schema import DrawConfig, from_mapping
+from app.web.answer import predict_picture, read_picture
 from app.web.guard import Guard
 from app.web.log import log_config
 from app.web.networks import Entry, find_networks, load_network
 
 PAGE = Path(__file__).parent / "page"
 DEFAULT_PORT = 8000
-MAX_BODY = SIDE**2  # bytes
+MAX_BODY = 2**20  # bytes
 # Connections that wait to be accepted. At the limit of open files asyncio fails to accept as many
 # in a row before it pauses for a second.
 BACKLOG = 32
+
+
+@dataclass
+class PictureOptions:
+    """The options of a request for a prediction."""
+
+    width: Annotated[int, Field(gt=0)] | None = None  # row length of gray bytes; None: PNG
+    maps: bool = False  # return feature maps, too
 
 
 def serve(cfg: DrawConfig) -> None:
@@ -111,7 +122,10 @@ def create_app(cfg: DrawConfig, entries: dict[str, Entry]) -> Starlette:
 
     async def predict(request: Request) -> JSONResponse:
         body, loop = await _read_body(request), asyncio.get_running_loop()
-        run = loop.run_in_executor(thread, predict_drawing, find_entry(request).path, body)
+        path = find_entry(request).path
+        options: PictureOptions = from_mapping(PictureOptions, dict(request.query_params))
+        gray = read_picture(body, options.width)
+        run = loop.run_in_executor(thread, predict_picture, path, gray, options.maps)
         return JSONResponse(await run)
 
     api = [

@@ -1,7 +1,7 @@
 // Runs the exported network in the page: drawing, framing, onnxruntime-web, answer.
 
 import { showBars, showVerdict } from "./bars.js";
-import { Drawing, paintGray, SIDE } from "./drawing.js";
+import { Drawing, isEmpty, paintGray, SIDE } from "./drawing.js";
 import { frame } from "./framing.js";
 
 const part = (id) => document.getElementById(id);
@@ -45,7 +45,7 @@ async function answer() {
     let probabilities = null;
     let problem = "";
     try {
-      if (!drawing.isEmpty) image = frame(picture, network.dataset);
+      if (!isEmpty(drawing.state)) image = frame(picture, network.dataset);
       if (image) probabilities = await predict(image);
     } catch (error) {
       problem = error.message ?? `${error}`; // wasm throws numbers, too
@@ -60,7 +60,7 @@ async function answer() {
 }
 
 drawing.addEventListener("change", () => {
-  const empty = drawing.isEmpty;
+  const empty = isEmpty(drawing.state);
   part("hint").hidden = !empty;
   part("clear").disabled = empty;
   part("undo").disabled = !drawing.canUndo;

@@ -1,13 +1,19 @@
-// The drawing area: strokes by mouse, pen, touch and keyboard; undo.
+// The drawing area: strokes by mouse, pen, touch and keyboard; pictures; undo.
 //
-// Arrays of strokes are never changed but replaced, so that undo is a stack of them.
+// A state is {strokes} or {picture, png}: what was drawn, or a picture file. States are never changed
+// but replaced, so that undo is a stack of them.
 
 export const SIDE = 140; // pixels of the drawing that the server gets
 const PEN = 0.075; // width of a stroke; lengths are shares of the drawing's side
 const STEP = 0.04; // of the keyboard's pen
+const EMPTY = { strokes: [] };
 const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
-function drawStrokes(context, strokes, side, colour) {
+export function isEmpty(state) {
+  return state.strokes?.length === 0;
+}
+
+export function drawStrokes(context, strokes, side, colour) {
   context.lineCap = context.lineJoin = "round";
   context.lineWidth = PEN * side;
   context.strokeStyle = colour;
@@ -30,7 +36,7 @@ export class Drawing extends EventTarget {
   #canvas;
   #context;
   #history = [];
-  #strokes = [];
+  #state = EMPTY;
   #small = new OffscreenCanvas(SIDE, SIDE).getContext("2d", { willReadFrequently: true });
   #isDrawing = false;
   #pen = { x: 0.5, y: 0.3, down: false, visible: false };
@@ -52,33 +58,36 @@ export class Drawing extends EventTarget {
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.paint());
   }
 
-  get isEmpty() {
-    return this.#strokes.length === 0;
+  get state() {
+    return this.#state;
   }
 
   get canUndo() {
     return this.#history.length > 0;
   }
 
-  clear() {
+  show(state) {
     this.#lift();
-    if (this.isEmpty) return;
-    this.#history.push(this.#strokes);
-    this.#strokes = [];
+    this.#history.push(this.#state);
+    this.#state = state;
     this.#changed();
+  }
+
+  clear() {
+    if (!isEmpty(this.#state)) this.show(EMPTY);
   }
 
   undo() {
     this.#lift();
     if (!this.canUndo) return;
-    this.#strokes = this.#history.pop();
+    this.#state = this.#history.pop();
     this.#changed();
   }
 
-  // The drawing as 140x140 bytes of gray, bright on black.
+  // The state as 140x140 bytes of gray, bright on black.
   toGray() {
     this.#small.fillRect(0, 0, SIDE, SIDE);
-    drawStrokes(this.#small, this.#strokes, SIDE, "white");
+    drawStrokes(this.#small, this.#state.strokes, SIDE, "white");
     const { data } = this.#small.getImageData(0, 0, SIDE, SIDE);
     return new Uint8Array(new Uint32Array(data.buffer)); // of each pixel the first byte
   }
@@ -108,13 +117,15 @@ export class Drawing extends EventTarget {
 
   #begin(point) {
     this.#isDrawing = true;
-    this.#history.push(this.#strokes);
-    this.#strokes = [...this.#strokes, [point]];
+    this.#history.push(this.#state);
+    this.#state = { strokes: [...(this.#state.strokes ?? []), [point]] }; // a picture is drawn over
     this.#changed();
   }
 
   #extend(points) {
-    this.#strokes = [...this.#strokes.slice(0, -1), [...this.#strokes.at(-1), ...points]];
+    const strokes = [...this.#state.strokes];
+    strokes.push([...strokes.pop(), ...points]);
+    this.#state = { strokes };
     this.#changed();
   }
 
@@ -183,10 +194,16 @@ export class Drawing extends EventTarget {
   }
 
   paint() {
-    const [context, side] = [this.#context, this.#canvas.width];
+    const [context, side, state] = [this.#context, this.#canvas.width, this.#state];
     const style = getComputedStyle(this.#canvas);
     context.clearRect(0, 0, side, side);
-    drawStrokes(context, this.#strokes, side, style.color);
+    if (state.strokes) drawStrokes(context, state.strokes, side, style.color);
+    if (state.picture) {
+      const { width, height } = state.picture;
+      const scale = side / Math.max(width, height);
+      const [w, h] = [width * scale, height * scale];
+      context.drawImage(state.picture, (side - w) / 2, (side - h) / 2, w, h);
+    }
     if (this.#pen.visible) this.#paintPen(context, side, style.getPropertyValue("--accent"));
   }
 

@@ -1,36 +1,76 @@
 // Connects the drawing and the answers to it.
 
 import { request } from "./api.js";
-import { Drawing } from "./drawing.js";
+import { Drawing, isEmpty, SIDE } from "./drawing.js";
 import { Panel } from "./panel.js";
+
+const LARGEST = 512; // pixels along a picture's longer side, as the server gets it
 
 const part = (id) => document.getElementById(id);
 const drawing = new Drawing(part("drawing"));
 let panel = null;
 let version = 0;
-let snapshot = { version, body: null };
+let snapshot = { version, query: {}, body: null };
+
+function takeSnapshot() {
+  const maps = part("maps").checked;
+  const { state } = drawing;
+  snapshot = { version: ++version, query: { maps }, body: null };
+  if (state.png) snapshot.body = state.png;
+  else if (!isEmpty(state)) {
+    Object.assign(snapshot, { body: drawing.toGray(), query: { maps, width: SIDE } });
+  }
+  document.body.dataset.version = version; // of the drawing; each answer names its own
+  panel?.show(snapshot);
+}
+
+async function showPicture(file) {
+  try {
+    const whole = await createImageBitmap(file);
+    const scale = Math.min(1, LARGEST / Math.max(whole.width, whole.height));
+    const size = [whole.width, whole.height].map((length) => Math.max(1, Math.round(length * scale)));
+    const canvas = new OffscreenCanvas(...size);
+    canvas.getContext("2d").drawImage(whole, 0, 0, ...size);
+    const png = await canvas.convertToBlob({ type: "image/png" });
+    drawing.show({ picture: canvas, png });
+  } catch {
+    part("message").textContent = `${file.name || "That"} is not a picture that this browser reads.`;
+  }
+}
 
 drawing.addEventListener("change", () => {
-  const empty = drawing.isEmpty;
+  const empty = isEmpty(drawing.state);
   part("hint").hidden = !empty;
   part("clear").disabled = empty;
   part("undo").disabled = !drawing.canUndo;
-  snapshot = { version: ++version, body: empty ? null : drawing.toGray() };
-  document.body.dataset.version = version; // of the drawing; each answer names its own
-  panel?.show(snapshot);
+  part("message").textContent = "";
+  takeSnapshot();
 });
 drawing.addEventListener("pen", ({ detail: down }) => {
   part("pen").textContent = down ? "Pen down" : "Pen up";
 });
 part("clear").addEventListener("click", () => drawing.clear());
 part("undo").addEventListener("click", () => drawing.undo());
+part("maps").addEventListener("change", takeSnapshot);
+part("picture").addEventListener("change", ({ target }) => {
+  if (target.files.length) showPicture(target.files[0]);
+  target.value = ""; // so that the same file can be opened again
+});
 document.addEventListener("keydown", (event) => {
-  if (event.target.closest("select") || event.altKey) return;
+  if (event.target.closest("select, input:not([type=checkbox])") || event.altKey) return;
   const command = event.ctrlKey || event.metaKey;
   if (command && !event.shiftKey && event.key.toLowerCase() === "z") drawing.undo();
   else if (!command && event.key.toLowerCase() === "c") drawing.clear();
   else return;
   event.preventDefault();
+});
+document.addEventListener("dragover", (event) => event.preventDefault());
+document.addEventListener("drop", (event) => {
+  event.preventDefault();
+  if (event.dataTransfer.files.length) showPicture(event.dataTransfer.files[0]);
+});
+document.addEventListener("paste", ({ clipboardData }) => {
+  if (clipboardData.files.length) showPicture(clipboardData.files[0]);
 });
 
 try {

@@ -1,13 +1,26 @@
 """The page of app.draw in Chromium."""
 
+import io
+
 import numpy as np
 import pytest
+from PIL import Image, ImageDraw
 
 from tests.app.web.browser import draw, settle
 from tests.app.web.strokes import DIGITS
 from tests.networks import HAS_MNIST
 
 pytestmark = pytest.mark.browser
+
+
+def png(points, size=(600, 400), ink=40, paper=235):
+    """Return a PNG file of one stroke."""
+    image = Image.new("L", size, paper)
+    places = [(x * size[0], y * size[1]) for x, y in points]
+    ImageDraw.Draw(image).line(places, fill=ink, width=24, joint="curve")
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
 
 
 def test_recognises_nine_of_ten_digits(page):
@@ -99,6 +112,9 @@ def test_maps_of_first_convolution_and_ncrelu_are_shown(page):
     draw(page, "7")
     settle(page)
     assert page.locator(".half canvas").first.evaluate(picture) != shown
+    page.uncheck("#maps")
+    settle(page)
+    assert page.locator(".layer").count() == 0
 
 
 def test_selecting_a_network_predicts_at_once(page):
@@ -112,6 +128,29 @@ def test_selecting_a_network_predicts_at_once(page):
     page.wait_for_selector("text=choose torch to see the layers")
     (response,) = received[count:]
     assert response.json()["class"] == "6"
+
+
+def test_picture_can_be_opened_and_dropped(page):
+    seven = png(DIGITS["7"][0])
+    page.set_input_files("#picture", {"name": "7.png", "mimeType": "image/png", "buffer": seven})
+    page.locator("#digit", has_text="7").wait_for()
+    page.click("#clear")
+    settle(page)
+    page.evaluate(
+        """bytes => {
+          const data = new DataTransfer();
+          data.items.add(new File([new Uint8Array(bytes)], '7.png', { type: 'image/png' }));
+          const options = { dataTransfer: data, bubbles: true, cancelable: true };
+          document.body.dispatchEvent(new DragEvent('drop', options));
+        }""",
+        list(seven),
+    )
+    page.locator("#digit", has_text="7").wait_for()
+
+
+def test_invalid_picture_is_reported(page):
+    page.set_input_files("#picture", {"name": "a.png", "mimeType": "image/png", "buffer": b"no"})
+    page.locator("#message", has_text="a.png is not a picture").wait_for()
 
 
 def test_touch_draws(visit):

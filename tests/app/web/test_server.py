@@ -1,21 +1,24 @@
 """The server of app.draw: responses, errors, security headers, shutdown."""
 
 import base64
+import io
 import json
 import resource
 import signal
 import socket
+import struct
 import time
 import urllib.error
 import urllib.request
+import zlib
 from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from app.web.answer import SIDE
-from app.web.server import listen
+from app.web.server import MAX_BODY, listen
 from tests.app.web.conftest import Server
 
 
@@ -45,6 +48,25 @@ def drawing():
     return gray
 
 
+def png(gray):
+    file = io.BytesIO()
+    Image.fromarray(gray).save(file, "PNG")
+    return file.getvalue()
+
+
+def bomb(side):
+    """Return a PNG file of side × side black pixels in a few kilobytes."""
+
+    def chunk(kind, content):
+        check = zlib.crc32(kind + content)
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", check)
+
+    header = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
+    rows = zlib.compress(bytes(side * (1 + (side + 7) // 8)), 9)
+    parts = chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + parts
+
+
 def test_page_and_modules_have_a_content_security_policy(ask):
     for path, kind in (("", "text/html"), ("main.js", "javascript"), ("style.css", "text/css")):
         status, headers, body = ask(path)
@@ -67,20 +89,21 @@ def test_networks_are_listed_with_their_runtime(ask):
 
 
 @pytest.mark.parametrize("runtime", [0, 1])
-def test_answers_match_predict(ask, default_run, runtime):
+def test_png_and_raw_pixels_match_predict(ask, default_run, runtime):
     from app.inference.predictor import load_torch
     from app.inference.preprocess import frame
 
     id = json.loads(ask("api/networks")[2])[runtime]["id"]
     image = frame(drawing(), "mnist")
     expected = load_torch(default_run).logits(image[None])[0].softmax(0)
-    status, _, content = ask(f"api/predict?network={id}", drawing().tobytes())
-    answer = json.loads(content)
-    assert status == 200
-    assert answer["probabilities"] == pytest.approx(expected.tolist(), abs=1e-4)
-    assert answer["class"] == str(int(expected.argmax()))
-    assert base64.b64decode(answer["image"]) == image.numpy().tobytes()
-    assert (answer["maps"] is None) == (runtime == 1)
+    for query, body in (("&width=140", drawing().tobytes()), ("", png(drawing()))):
+        status, _, content = ask(f"api/predict?network={id}{query}", body)
+        answer = json.loads(content)
+        assert status == 200
+        assert answer["probabilities"] == pytest.approx(expected.tolist(), abs=1e-4)
+        assert answer["class"] == str(int(expected.argmax()))
+        assert base64.b64decode(answer["image"]) == image.numpy().tobytes()
+        assert answer["maps"] is None
 
 
 def test_maps_match_the_first_layers(ask, network, default_run):
@@ -88,7 +111,7 @@ def test_maps_match_the_first_layers(ask, network, default_run):
     from app.inference.preprocess import frame
 
     body = drawing().tobytes()
-    answer = json.loads(ask(f"api/predict?network={network}", body)[2])
+    answer = json.loads(ask(f"api/predict?network={network}&width=140&maps=true", body)[2])
     trained = load_torch(default_run)
     input = trained.normalize(frame(drawing(), "mnist")[None])
     convolution = trained.module.features[0](input)
@@ -103,10 +126,10 @@ def test_maps_match_the_first_layers(ask, network, default_run):
 
 
 def test_blank_picture_and_lone_dot_have_no_prediction(ask, network):
-    dot = np.zeros((SIDE, SIDE), np.uint8)
-    dot[50:65, 50:65] = 255
-    for body in (bytes(SIDE**2), dot.tobytes()):
-        status, _, content = ask(f"api/predict?network={network}", body)
+    dot = np.zeros((28, 28), np.uint8)
+    dot[10:13, 10:13] = 255
+    for body in (bytes(784), dot.tobytes()):
+        status, _, content = ask(f"api/predict?network={network}&width=28", body)
         assert status == 200
         assert json.loads(content)["class"] is None
 
@@ -119,9 +142,17 @@ REFUSED = {
     "a foreign origin": (PREDICT, b"x", {"Origin": "http://evil.example"}, 403),
     "no origin": (PREDICT, b"x", {"Origin": "null"}, 403),
     "two megabytes": (PREDICT, bytes(2 * 2**20), {}, 413),
-    "one byte too many": (PREDICT, bytes(SIDE**2 + 1), {}, 413),
-    "one byte too few": (PREDICT, bytes(SIDE**2 - 1), {}, 400),
+    "one byte too many": (PREDICT, bytes(MAX_BODY + 1), {}, 413),
     "nothing": (PREDICT, b"", {}, 400),
+    "no picture": (PREDICT, b"<svg/>", {}, 400),
+    "half a PNG": (PREDICT, png(drawing())[:60], {}, 400),
+    "a PNG's signature": (PREDICT, b"\x89PNG\r\n\x1a\n", {}, 400),
+    "a decompression bomb": (PREDICT, bomb(30_000), {}, 400),
+    "incomplete rows": (PREDICT + "&width=140", bytes(100), {}, 400),
+    "a width of 0": (PREDICT + "&width=0", bytes(100), {}, 400),
+    "a width below 0": (PREDICT + "&width=-1", bytes(100), {}, 400),
+    "a width that is no number": (PREDICT + "&width=x", bytes(100), {}, 400),
+    "an unknown flag": (PREDICT + "&maps=2", b"x", {}, 400),
     "a path upwards": ("api/predict?network=../../x", b"x", {}, 404),
     "no network": ("api/predict", b"x", {}, 404),
     "a file outside of the page": ("../server.py", None, {}, 404),
@@ -138,7 +169,14 @@ def test_invalid_requests_are_rejected(ask, network, case):
     error = json.loads(content)["error"]
     assert error and "\n" not in error and "input=" not in error
     assert answer["content-security-policy"]
-    assert ask(f"api/predict?network={network}", drawing().tobytes())[0] == 200
+    assert ask(f"api/predict?network={network}&width=140", drawing().tobytes())[0] == 200
+
+
+@pytest.mark.parametrize("side", [5_000, 30_000])
+def test_too_large_picture_names_the_limit(ask, network, side):
+    body = bomb(side)
+    content = ask(f"api/predict?network={network}", body)[2]
+    assert json.loads(content) == {"error": "too large, at most 16,777,216 pixels"}
 
 
 def test_own_hosts_and_origin_are_accepted(ask, server):
@@ -208,7 +246,7 @@ def test_damaged_network_is_reported_in_one_line(ask, default_run):
     try:
         listed = [item["id"] for item in json.loads(ask("api/networks")[2])]
         (id,) = [id for id in listed if "damaged" in id]
-        status, _, content = ask(f"api/predict?network={id}", drawing().tobytes())
+        status, _, content = ask(f"api/predict?network={id}&width=140", drawing().tobytes())
         assert status == 400
         assert "damaged, or not a checkpoint" in json.loads(content)["error"]
     finally:
