@@ -32,12 +32,12 @@ def read_picture(body: bytes, width: int | None) -> Gray:
     return read_gray(io.BytesIO(body), MAX_PIXELS, ["PNG"])
 
 
-def predict_picture(path: Path, gray: Gray, with_maps: bool) -> dict[str, Any]:
+def predict_picture(path: Path, gray: Gray) -> dict[str, Any]:
     """Predict a picture with the network in `path`, framed as in `python -m app.predict`.
 
     Return `classes`, `class`, `probabilities`, `image` (the input in base64), `maps` (feature maps
-    of the first layers) and `milliseconds`. For a blank picture all but the first and last are
-    None; so is `maps` without `with_maps`. Raise a UserError if the network cannot be used.
+    of the first layers; None for an exported file) and `milliseconds`. For a blank picture all but
+    the first and last are None. Raise a UserError if the network cannot be used.
     """
     network, start = load_network(path), time.perf_counter()
     image = frame(gray, network.dataset)
@@ -45,12 +45,11 @@ def predict_picture(path: Path, gray: Gray, with_maps: bool) -> dict[str, Any]:
     result: dict[str, Any] = {"classes": network.classes, "class": None, "probabilities": None}
     result |= {"image": None, "maps": None}
     if image is not None:
-        images = image[None]
-        if with_maps and isinstance(network, TorchPredictor):
-            logits, result["maps"] = predict_with_maps(network, images)
+        if isinstance(network, TorchPredictor):
+            logits, result["maps"] = predict_with_maps(network, image[None])
             check_finite(logits)
         else:
-            logits = network.logits(images)
+            logits = network.logits(image[None])
         probabilities = logits[0].softmax(0)
         result["class"] = network.classes[int(probabilities.argmax())]
         result["probabilities"] = [round(value, 5) for value in probabilities.tolist()]

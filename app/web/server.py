@@ -43,7 +43,6 @@ class PictureOptions:
     """The options of a request for a prediction."""
 
     width: Annotated[int, Field(gt=0)] | None = None  # row length of gray bytes; None: PNG
-    maps: bool = False  # return feature maps, too
 
 
 def serve(cfg: DrawConfig) -> None:
@@ -125,7 +124,7 @@ def create_app(cfg: DrawConfig, entries: dict[str, Entry]) -> Starlette:
         path = find_entry(request).path
         options: PictureOptions = from_mapping(PictureOptions, dict(request.query_params))
         gray = read_picture(body, options.width)
-        run = loop.run_in_executor(thread, predict_picture, path, gray, options.maps)
+        run = loop.run_in_executor(thread, predict_picture, path, gray)
         return JSONResponse(await run)
 
     api = [

@@ -13,12 +13,11 @@ let version = 0;
 let snapshot = { version, query: {}, body: null };
 
 function takeSnapshot() {
-  const maps = part("maps").checked;
   const { state } = drawing;
-  snapshot = { version: ++version, query: { maps }, body: null };
+  snapshot = { version: ++version, query: {}, body: null };
   if (state.png) snapshot.body = state.png;
   else if (!isEmpty(state)) {
-    Object.assign(snapshot, { body: drawing.toGray(), query: { maps, width: SIDE } });
+    Object.assign(snapshot, { body: drawing.toGray(), query: { width: SIDE } });
   }
   document.body.dataset.version = version; // of the drawing; each answer names its own
   panel?.show(snapshot);
@@ -51,13 +50,12 @@ drawing.addEventListener("pen", ({ detail: down }) => {
 });
 part("clear").addEventListener("click", () => drawing.clear());
 part("undo").addEventListener("click", () => drawing.undo());
-part("maps").addEventListener("change", takeSnapshot);
 part("picture").addEventListener("change", ({ target }) => {
   if (target.files.length) showPicture(target.files[0]);
   target.value = ""; // so that the same file can be opened again
 });
 document.addEventListener("keydown", (event) => {
-  if (event.target.closest("select, input:not([type=checkbox])") || event.altKey) return;
+  if (event.target.closest("select, input") || event.altKey) return;
   const command = event.ctrlKey || event.metaKey;
   if (command && !event.shiftKey && event.key.toLowerCase() === "z") drawing.undo();
   else if (!command && event.key.toLowerCase() === "c") drawing.clear();

@@ -76,7 +76,7 @@ export class Panel {
     if (answer?.image) paintGray(input, decode(answer.image));
     else input.clearRect(0, 0, 28, 28);
     const { maps, image } = answer ?? {};
-    this.#layers.show(maps ?? null, image && drawing.query.maps ? NO_MAPS : "");
+    this.#layers.show(maps ?? null, image ? NO_MAPS : "");
     const [framing, network] = Object.values(answer?.milliseconds ?? {}).map((ms) => ms.toFixed(1));
     cost.textContent = answer ? `Framing ${framing} ms, network ${network} ms` : "";
     output.dataset.version = drawing.version;
