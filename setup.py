@@ -27,7 +27,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 TORCH_TARGET = (2, 10)  # the oldest torch that the libraries support
-TORCH_TESTED = (2, 14)  # the newest that _C_eager is known to compile beside
+TORCH_TESTED = (2, 15)  # the newest that _C_eager is known to compile beside
 PYTHON_TARGET = "cp310"
 DEFAULT_ARCHS = "8.0;9.0+PTX"
 OLDEST_ARCH = (7, 0)
@@ -222,13 +222,14 @@ def extension(
 
 
 EAGER = Path("ops/core/eager")
+GLIBC = Path("ops/core/glibc.cpp")  # in every library
 cpu_sources = [path for path in Path("ops").rglob("*.cpp") if path.parent != EAGER]
 build = re.sub(r"\W", "_", f"{torch.__version__}_{torch.version.git_version[:8]}")
 extensions = [
     extension(
         CppExtension,
         f"ops._C_eager_{build}",
-        EAGER.glob("*.cpp"),
+        [*EAGER.glob("*.cpp"), GLIBC],
         libraries=["torch_python"],
         cxx=eager_flags,
     ),
@@ -242,7 +243,7 @@ elif cuda:
         extension(
             CUDAExtension,
             "ops._C_cuda",
-            Path("ops").rglob("*.cu"),
+            [*Path("ops").rglob("*.cu"), GLIBC],
             cxx=[*cxx_flags, "-DUSE_CUDA"],
             nvcc=nvcc_flags,
         )

@@ -1,12 +1,16 @@
 """Command: draw digits on a page in the browser."""
 
-from app.config.cli import hydra_main
+from app.config.cli import run_command
 from app.config.schema import DrawConfig
 
 
-@hydra_main("draw", DrawConfig)
-def main(cfg: DrawConfig) -> None:
+def main() -> None:
     """Serve a page to draw digits on; the trained networks predict them."""
+    run_command("draw", DrawConfig, task)
+
+
+def task(cfg: DrawConfig) -> None:
+    """Import what the command needs, and run it."""
     from app.web.server import serve
 
     serve(cfg)

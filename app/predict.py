@@ -1,12 +1,16 @@
 """Command: predict the test set or pictures."""
 
-from app.config.cli import hydra_main
+from app.config.cli import run_command
 from app.config.schema import PredictConfig
 
 
-@hydra_main("predict", PredictConfig)
-def main(cfg: PredictConfig) -> None:
+def main() -> None:
     """Predict the test images, or the pictures that `input` names, with a trained model."""
+    run_command("predict", PredictConfig, task)
+
+
+def task(cfg: PredictConfig) -> None:
+    """Import what the command needs, and run it."""
     from app.inference.output import predict
 
     predict(cfg)

@@ -9,11 +9,11 @@ from app.config.schema import ReportConfig, from_mapping
 
 
 def main() -> None:
-    """Compare the runs under a folder: print a table, write `report.csv` and `report.png`."""
+    """Compare the runs under a folder: print a table, write `report.csv`."""
     parser = Parser(
         "report",
         description="Compares the runs of a sweep: a table with the mean and standard deviation "
-        "over seeds, and report.csv and report.png in the folder.",
+        "over seeds, and report.csv in the folder.",
     )
     newest = "a folder with runs in it, or %(default)s: the newest sweep or run (the default)"
     parser.add_argument("folder", nargs="?", default="latest", help=newest)

@@ -1,15 +1,19 @@
 """Command: train a network, or resume a run."""
 
-from app.config.cli import hydra_main
+from app.config.cli import run_command, swept_dir, typed_overrides
 from app.config.schema import TrainConfig
 
 
-@hydra_main("train", TrainConfig)
-def main(cfg: TrainConfig) -> float | None:
-    """Train a network; return its validation accuracy, the objective of sweepers."""
+def main() -> None:
+    """Train a network."""
+    run_command("train", TrainConfig, task)
+
+
+def task(cfg: TrainConfig) -> float | None:
+    """Import what the command needs, and train; return the objective of sweepers."""
     from app.training.trainer import train
 
-    return train(cfg).get("val_accuracy")
+    return train(cfg, typed_overrides(), swept_dir()).get("val_accuracy")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 #   source scripts/setup.sh           requirements of the commands, operators
 #   source scripts/setup.sh test      requirements of the tests, operators
 #   source scripts/setup.sh tools     requirements of the tests
+#   source scripts/setup.sh wheel     requirements of scripts/wheel.sh
 #   source scripts/setup.sh nothing   only the functions below
 #
 # Changes to the project's folder and puts .venv first on PATH. PYTHON is the interpreter of a new
@@ -14,7 +15,10 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 venv="$PWD/.venv"
 requirements="requirements.txt"
-case ${1:-} in test | tools) requirements="requirements-test.txt" ;; esac
+case ${1:-} in
+  test | tools) requirements="requirements-test.txt" ;;
+  wheel) requirements="requirements/wheel.txt" ;;
+esac
 
 fail() {
   printf 'error: %s\n' "$*" >&2
@@ -168,6 +172,6 @@ if ! is_suitable "$venv/bin/python" || [ ! -f "$venv/bin/pip" ]; then
 fi
 export VIRTUAL_ENV="$venv" PATH="$venv/bin:$PATH"
 install_requirements
-if [ "${1:-}" != tools ]; then
+if [ "${1:-}" != tools ] && [ "${1:-}" != wheel ]; then
   build_operators
 fi

@@ -6,10 +6,10 @@
 #
 # The wheel runs beside every PyTorch from 2.10 on. It has the library for autograd and calls in C++
 # of the PyTorch in .venv, and of each VERSION, such as 2.13.0, which is installed for this; beside
-# other versions Python does that work. With nvcc it has CUDA kernels, for TORCH_CUDA_ARCH_LIST or
-# 8.0;9.0+PTX.
+# other versions Python does that work. With nvcc it has CUDA kernels, for TORCH_CUDA_ARCH_LIST or all
+# architectures since Turing. USE_CUDA=0 leaves them out: the wheel's version ends with +cpu.
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" tools
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" wheel "$@"
 
 unset PYTHONPATH # would find the sources
 make_work_folder
@@ -54,6 +54,11 @@ END
 }
 
 rm -f dist/lenet_ops-*.whl
+export TORCH_CUDA_ARCH_LIST=${TORCH_CUDA_ARCH_LIST:-7.5;8.0;8.6;8.9;9.0;10.0;12.0+PTX}
+if [ "${USE_CUDA-}" = 0 ]; then
+  printf '[egg_info]\ntag_build = +cpu\n' >"$work/cpu.cfg"
+  export DIST_EXTRA_CONFIG="$work/cpu.cfg"
+fi
 step "Building the wheel" python -m pip wheel -v --disable-pip-version-check \
   --no-build-isolation --no-deps --wheel-dir dist .
 wheel=$(echo "$PWD"/dist/lenet_ops-*.whl)
@@ -63,11 +68,12 @@ for version in "$@"; do
     "$work/$version/bin/python" setup.py build_ext --build-lib "$work/eager/$version"
   rm -rf "${work:?}/$version"
 done
+python -m wheel unpack --dest "$work/contents" "$wheel"
 if [ $# -gt 0 ]; then
-  python -m wheel unpack --dest "$work/contents" "$wheel"
   cp "$work"/eager/*/ops/_C_eager_*.so "$work"/contents/*/ops/
-  python -m wheel pack --dest-dir dist "$work"/contents/*
 fi
+strip --strip-unneeded "$work"/contents/*/ops/*.so
+python -m wheel pack --dest-dir dist "$work"/contents/*
 audit "$wheel"
 set_platform "$wheel"
 wheel=$(echo "$PWD"/dist/lenet_ops-*.whl)

@@ -295,7 +295,7 @@ def test_every_module_is_packaged():
     assert {".".join(path.parent.parts) for path in modules} <= set(packages)
 
 
-@pytest.mark.parametrize(("version", "raises"), [("2.14.1", True), ("2.15.0", False)])
+@pytest.mark.parametrize(("version", "raises"), [("2.15.0", True), ("2.16.0", False)])
 def test_eager_library_is_optional_beside_an_untested_torch(
     plan, monkeypatch, capsys, version, raises
 ):

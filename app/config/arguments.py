@@ -1,7 +1,6 @@
 """Command-line arguments: options, and overrides KEY=VALUE in Hydra's syntax."""
 
 import argparse
-import dataclasses
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,62 +13,35 @@ from hydra.errors import HydraException
 import conf
 from app.config.environment import read_torchrun
 from app.config.errors import UserError
-from app.config.options import Parser
 
-# Prefixes of the keys that need -m.
-SWEEP_KEYS = ("hydra.sweep", "hydra/sweeper", "hydra.launcher", "hydra/launcher")
 PATHS = ("checkpoint", "data.root", "file", "input", "outputs", "resume")  # settings with a path
 
 
 def parse_arguments(
-    parser: Parser, command: str, schema: Any, arguments: list[str]
+    parser: argparse.ArgumentParser, command: str, arguments: list[str]
 ) -> argparse.Namespace:
     """Parse the arguments of a command; raise a UserError if they are invalid."""
-    options, unknown = parser.parse_known_intermixed_args(arguments)
-    for option in unknown:
-        if setting := intended_setting(option, schema, arguments):
-            reason = f"settings are typed KEY=VALUE, did you mean {setting}?"
-            raise UserError(f"{option}: {reason}")
-    if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    options = parser.parse_intermixed_args(arguments)
     for override in options.overrides:
         key, equals, _ = override.lstrip("+").partition("=")
-        if key.startswith("~"):
-            raise UserError(f"{override}: no setting can be removed (--help lists the keys)")
-        if not key or not equals:
+        if not key or not equals or key.startswith("~"):
             raise UserError(f"{override}: expected KEY=VALUE (--help lists the keys)")
         if key == "hydra.run.dir":
             raise UserError(f"{override}: use outputs=FOLDER, the parent of the run folders")
-        if key.startswith(SWEEP_KEYS) and not options.multirun:
-            raise UserError(f"{override}: is for sweeps, add -m")
         if command != "train" and is_group(key):
             raise UserError(f"{override}: {command} has no group '{key}' (--help lists the keys)")
     if options.multirun and command != "train":
         raise UserError("-m: sweeps are for app.train")
     if options.multirun and read_torchrun().size > 1:  # one sweep per rank
         raise UserError("-m: a sweep cannot run under torchrun")
-    if options.multirun and "resume=latest" in options.overrides:
-        raise UserError("resume=latest: is one run; leave out -m, or name folders for -m")
     options.overrides = [quote(item, options.multirun) for item in options.overrides]
     return options
 
 
-def intended_setting(option: str, schema: Any, arguments: list[str]) -> str:
-    """Return the override to suggest for an option (--epochs 5: trainer.epochs=5); "" if none."""
-    name, _, value = option.lstrip("-").partition("=")
-    keys = find_keys(name.replace("-", "_"), dataclasses.asdict(schema()))
-    if not keys:
-        return ""
-    following = [*arguments[arguments.index(option) + 1 :], "-"][0]
-    if not value:
-        value = "VALUE" if "=" in following or following.startswith("-") else following
-    return f"{keys[0]}={value}"
-
-
 def find_keys(name: str, settings: Mapping[str, Any]) -> list[str]:
     """Return the dotted keys of settings and groups that equal `name` or end with `.name`."""
-    groups = {key: group for key, group in settings.items() if isinstance(group, dict)}
-    keys = [*settings, *(f"{group}.{key}" for group in groups for key in groups[group])]
+    groups = [group for group in settings if isinstance(settings[group], dict)]
+    keys = [*settings, *(f"{group}.{key}" for group in groups for key in settings[group])]
     return [key for key in keys if key == name or key.endswith(f".{name}")]
 
 

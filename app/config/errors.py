@@ -1,7 +1,6 @@
 """Errors that end a command with one line, and the conversion of expected failures to them."""
 
 import errno
-import os
 import re
 import shlex
 import sys
@@ -57,18 +56,11 @@ def one_line(message: object) -> str:
 
 def missing_package(name: str) -> str:
     """Return the message for a missing package, with the command that installs it."""
-    if not (ROOT / "pyproject.toml").is_file():
-        return f"{name} is missing: `pip install 'lenet-ops[app,web]'`"
-    environment, folder = ROOT / ".venv", os.path.relpath(ROOT)
-    if not folder.startswith("."):
-        folder = f"./{folder}"  # pip reads a bare name as a project on PyPI
-    activate = f"source {shlex.quote(os.path.normpath(f'{folder}/.venv/bin/activate'))}"
-    is_active = Path(sys.prefix).resolve() == environment.resolve()
-    if (environment / "bin" / "activate").is_file() and not is_active:
-        return f"{name} is missing: `{activate}`"
-    set_up = f"bash {shlex.quote(os.path.normpath(f'{folder}/scripts/setup.sh'))} && {activate}"
-    install = f"pip install --no-build-isolation '{folder}[app,web]'"
-    return f"{name} is missing: `{set_up}`, or `{install}`"
+    install = "pip install 'lenet-ops[app,web]'"
+    if (ROOT / "pyproject.toml").is_file():  # the sources
+        folder = shlex.quote(str(ROOT))
+        install = f"cd {folder} && bash scripts/setup.sh && source .venv/bin/activate"
+    return f"{name} is missing: `{install}`"
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -27,19 +27,11 @@ def hydra_parser(command: str) -> Parser:
     add = parser.add_argument
     add("overrides", nargs="*", help="settings, KEY=VALUE")
     add("--help", "-h", action="store_true", help="print the groups and settings, and exit")
-    add("--hydra-help", action="store_true", help="print Hydra's groups and settings, and exit")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--multirun", "-m", action="store_true", help="run each combination: a sweep")
-    kinds = ["job", "hydra", "all"]
-    mode.add_argument("--cfg", "-c", choices=kinds, help=f"print settings [{'|'.join(kinds)}]")
-    kinds = ["all", "config", "defaults", "defaults-tree", "plugins", "searchpath"]
-    help = f"print how Hydra found the settings [{'|'.join(kinds)}]"
-    mode.add_argument("--info", "-i", nargs="?", const="all", choices=kinds, help=help)
-    help = f'complete settings in this shell: eval "$({parser.prog} -sc install=bash)"'
-    mode.add_argument("--shell-completion", "-sc", action="store_true", help=help)
-    add("--resolve", action="store_true", help="with --cfg: print the values of ${...}")
-    add("--package", "-p", help="with --cfg: print the settings below this key only")
-    add("--config-name", "-cn", help="name of the main YAML file")
-    add("--config-dir", "-cd", help="folder with more YAML files")
-    parser.set_defaults(run=False, config_path=None)  # Hydra reads them
+    mode.add_argument("--cfg", "-c", choices=["job", "hydra", "all"], help="print settings, exit")
+    # Hydra reads its other options, too
+    for name in ("config_dir", "config_name", "config_path", "info", "package"):
+        parser.set_defaults(**{name: None})
+    parser.set_defaults(hydra_help=False, resolve=False, run=False, shell_completion=False)
     return parser

@@ -94,15 +94,16 @@ NETWORKS: dict[str, type[Any]] = {
 
 @dataclass(config=FORBID)
 class DataRoot:
-    """The folder of the data sets."""
+    """The folder of the data sets; None: that of the run."""
 
-    root: Path = "data"
+    root: Path | None = None
 
 
 @dataclass(config=FORBID)
-class DataConfig(DataRoot):
+class DataConfig:
     """The data set, its validation split, and whether to augment its images."""
 
+    root: Path = "data"
     name: DatasetName = "mnist"
     fallback: Literal["digits"] | None = "digits"
     val_size: Count = 5000
@@ -177,12 +178,18 @@ class UseConfig:
     """The common settings of commands that use a network (None: the newest run's best)."""
 
     checkpoint: Network | None = None
-    data: DataRoot = dataclasses.field(default_factory=DataRoot)
     outputs: Path = "outputs"
 
 
 @dataclass(config=FORBID)
-class PredictConfig(UseConfig):
+class EvaluationConfig(UseConfig):
+    """The common settings of commands that also use the test images."""
+
+    data: DataRoot = dataclasses.field(default_factory=DataRoot)
+
+
+@dataclass(config=FORBID)
+class PredictConfig(EvaluationConfig):
     """The configuration of `python -m app.predict`."""
 
     runtime: Literal["torch", "onnx"] = "torch"
@@ -194,7 +201,7 @@ class PredictConfig(UseConfig):
 
 
 @dataclass(config=FORBID)
-class ExportConfig(UseConfig):
+class ExportConfig(EvaluationConfig):
     """The configuration of `python -m app.export_onnx`."""
 
     file: Path | None = None
@@ -210,7 +217,7 @@ class ExportConfig(UseConfig):
 
 
 @dataclass(config=FORBID)
-class Pt2Config(UseConfig):
+class Pt2Config(EvaluationConfig):
     """The configuration of `python -m app.export_pt2`."""
 
     file: Path | None = None

@@ -1,4 +1,4 @@
-"""Plots of a network and its predictions, for predictions.png and TensorBoard."""
+"""Plots of predictions, for predictions.png and TensorBoard."""
 
 import io
 import logging
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from app.inference.metrics import Predictions
 
@@ -53,23 +53,6 @@ def draw_confusion(predictions: Predictions) -> Picture:
     axes.set_yticks(range(len(names)), names)
     axes.set(xlabel="predicted class", ylabel="true class")
     axes.set_title(f"{wrong.sum():,} of {counts.sum():,} images wrong", fontsize=11)
-    return _to_array(figure)
-
-
-def draw_filters(model: nn.Module) -> Picture | None:
-    """Draw the filters of the first spatial convolution, red below 0, blue above; None if none."""
-    filters = (p.detach().cpu() for p in model.parameters() if p.ndim == 4 and p.shape[-1] > 1)
-    weight = next(filters, None)
-    if weight is None:
-        return None
-    weight = weight.flatten(0, 1)
-    largest = max(weight.abs().max().item(), 1e-12)
-    figure = _figure(1.0 + 1.2 * len(weight), 1.5)
-    axes = figure.subplots(1, len(weight), squeeze=False)[0]
-    for cell, values in zip(axes, weight.numpy(), strict=True):
-        image = cell.imshow(values, cmap="RdBu", vmin=-largest, vmax=largest)
-        cell.set(xticks=[], yticks=[])
-    figure.colorbar(image, ax=list(axes), shrink=0.8)
     return _to_array(figure)
 
 

@@ -22,6 +22,7 @@ from app.models import build_model
 from app.runs.files import write_atomically
 from app.runs.folder import REMEDIES, network_file, own_settings
 
+BEST, LAST = "best.pt", "last.pt"
 FORMAT = 1  # incremented on changes that older versions cannot read
 SPLIT_KEYS = ("name", "val_size", "split_seed")  # of `Checkpoint.data`: determine the split
 MAX_BYTES = 2**31  # of a file

@@ -1,9 +1,7 @@
-"""Comparison of runs for `python -m app.report`: table of groups, report.csv, report.png."""
+"""Comparison of runs for `python -m app.report`: table of groups, report.csv."""
 
-import io
 import statistics
 import sys
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,19 +68,17 @@ class Group:
 
 
 def report(cfg: ReportConfig) -> None:
-    """Print the table of the runs under `folder`; write `report.csv` and `report.png` there."""
+    """Print the table of the runs under `folder`; write `report.csv` there."""
     root = _newest(Path(cfg.outputs)) if cfg.folder == "latest" else Path(cfg.folder)
     entries = find_entries(root)
-    groups = group_runs(entries)
-    lines = [f"{root}: {counted(len(entries), 'run')}", "", table(groups)]
+    lines = [f"{root}: {counted(len(entries), 'run')}", "", table(group_runs(entries))]
     for entry in entries:
         if (status := entry.summary["status"]) != "finished":
             remedy = f"continue it with `python -m app.train resume={entry.folder}`"
             error = printable(entry.summary.get("error", remedy))
             lines.append(f"{status}: {entry.folder}: {error}")
     print("\n".join(lines) + "\n", flush=True)
-    files = {"report.csv": to_csv(entries).encode(), "report.png": plot(groups)}
-    write_results(root, files, sys.stdout)
+    write_results(root, {"report.csv": to_csv(entries).encode()}, sys.stdout)
 
 
 def find_entries(root: Path) -> list[Entry]:
@@ -151,35 +147,6 @@ def to_csv(entries: Sequence[Entry]) -> str:
         settings = [entry.setting(key) for key in keys]
         rows.append([entry.folder, *settings, *(entry.summary.get(key, "") for key in results)])
     return csv_text(["run", *keys, *results], rows)
-
-
-def plot(groups: Sequence[Group]) -> bytes:
-    """Return a PNG of each group's test accuracy: a dot per run, a bar for mean ± sd."""
-    from matplotlib.figure import Figure
-
-    names = [textwrap.fill(item.name, 48) for item in groups]
-    lines = max(name.count("\n") + 1 for name in names)
-    height = max(0.45, 0.1 + 0.17 * lines)  # inches a group
-    figure = Figure(figsize=(8, 1.5 + height * len(groups)), dpi=120, layout="constrained")
-    axes = figure.add_subplot()
-    for row, item in enumerate(groups):
-        values = item.values("test_accuracy", 100)
-        if len(values) > 1:
-            mean, deviation = statistics.mean(values), statistics.stdev(values)
-            axes.errorbar(mean, row, xerr=deviation, fmt="|", color="0.6", capsize=4, ms=14)
-        axes.plot(values, [row] * len(values), "o", color="C0", alpha=0.8, ms=5, mew=0, zorder=3)
-    axes.set_yticks(range(len(groups)), names)
-    axes.set_ylim(len(groups) - 0.5, -0.5)
-    axes.ticklabel_format(axis="x", useOffset=False)
-    axes.set_xlabel("test accuracy, %")
-    drawn = sum(len(item.values("test_accuracy")) for item in groups)
-    runs = counted(drawn, "finished run")
-    figure.suptitle(f"{runs}: a dot per run, mean ± standard deviation per group", fontsize=11)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="x", alpha=0.3)
-    png = io.BytesIO()
-    figure.savefig(png)
-    return png.getvalue()
 
 
 def _newest(outputs: Path) -> Path:

@@ -18,7 +18,6 @@ import yaml
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 from omegaconf import OmegaConf
 
-from app.config.cli import swept_dir, typed_overrides
 from app.config.contents import FinishedSummary, Results, RunSettings, Summary
 from app.config.errors import UserError, one_line, writing
 from app.config.schema import TrainConfig, from_mapping, printable
@@ -49,14 +48,14 @@ NON_HYPERPARAMETERS = (
 )
 
 
-def create_run_folder(cfg: TrainConfig, launch: str = "") -> Path:
-    """Create a run folder (in a sweep: at the path that Hydra chose) and write the configuration.
+def create_run_folder(cfg: TrainConfig, launch: str = "", folder: Path | None = None) -> Path:
+    """Create a run folder, by default under `cfg.outputs`, and write the configuration.
 
     Call it after all checks, so that a UserError leaves no folder. `.hydra/config.yaml` is written
     last, because it marks a run folder. `launch` identifies the torchrun launch.
     """
     name = f"{datetime.now():%Y-%m-%d/%H-%M-%S}-{secrets.token_hex(4)}"
-    folder = swept_dir() or Path(cfg.outputs) / name
+    folder = folder or Path(cfg.outputs) / name
     with writing(f"outputs={cfg.outputs}", UserError):
         (folder / CONFIG.parent).mkdir(parents=True, exist_ok=False)
     write_atomically(folder / START, datetime.now().astimezone().isoformat().encode())
@@ -215,15 +214,15 @@ def read_settings(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def data_root(folder: Path, asked: str) -> str:
-    """Return the `data.root` of the run in `folder`.
+def data_root(folder: Path, asked: str | None) -> str:
+    """Return the folder of the data sets: `asked`, or that of the run in `folder`.
 
-    Return `asked` if it was typed, if the run's folder of data sets is gone, or without a run.
+    Return the default if the latter is gone, or without a run.
     """
-    if "data.root" in typed_overrides() or not (folder / CONFIG).is_file():
-        return asked
-    root = flatten(read_settings(folder)).get("data.root")
-    return root if isinstance(root, str) and Path(root).is_dir() else asked
+    if asked is None and (folder / CONFIG).is_file():
+        asked = flatten(read_settings(folder)).get("data.root")
+        asked = asked if isinstance(asked, str) and Path(asked).is_dir() else None
+    return asked or os.environ.get("DATA_ROOT", "data")
 
 
 def own_settings(network: dict[str, Any]) -> dict[str, Any]:

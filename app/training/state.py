@@ -1,6 +1,7 @@
 """Start, save, restore and resume a training run."""
 
 import dataclasses
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,13 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from app.config.cli import typed_overrides
 from app.config.device import CpuThreads, pick_device
-from app.config.errors import RunError, UserError, check_writable, one_line
+from app.config.errors import UserError, check_writable, one_line
 from app.config.schema import DataConfig, TrainConfig, format_value, from_mapping
 from app.data.datasets import Dataset, load_dataset
 from app.models import build_model, cpu_format
-from app.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from app.runs.checkpoint import BEST, LAST, Checkpoint, load_checkpoint, save_checkpoint
 from app.runs.files import remove_temporaries
 from app.runs.folder import (
     CONFIG,
@@ -23,7 +23,6 @@ from app.runs.folder import (
     NON_HYPERPARAMETERS,
     SUMMARY,
     create_run_folder,
-    data_root,
     find_run,
     find_runs,
     flatten,
@@ -32,9 +31,9 @@ from app.runs.folder import (
     read_summary,
 )
 from app.training.distributed import World
+from app.training.failures import not_finite
 from app.training.step import Schedule, TrainStep
 
-LAST, BEST = "last.pt", "best.pt"
 # Fields of Run in last.pt.
 COUNTERS = ("step", "epoch", "best", "images", "seconds", "log_size")
 # Remedies for damaged and missing checkpoints of a run to resume.
@@ -70,15 +69,23 @@ class Run:
         return self.train_step.schedule
 
 
-def start(cfg: TrainConfig, world: World, resources: ExitStack) -> Run | dict[str, Any]:
+def start(
+    cfg: TrainConfig,
+    world: World,
+    resources: ExitStack,
+    typed: Mapping[str, str],
+    new_folder: Path | None,
+) -> Run | dict[str, Any]:
     """Start or resume a run; if the run to resume is finished, return its summary.
+
+    See `train` for `typed` and `new_folder`.
 
     `resources` receives what the caller has to release: the lock of the run folder and the training
     step. After an error it first aborts the collective operations, for which the step may wait. A
     resumed run is locked before its state is read. The folder of a new run is created after all
     checks, which raise a UserError.
     """
-    found = world.from_rank_0(lambda: find_state(cfg, world, resources))
+    found = world.from_rank_0(lambda: find_state(cfg, world, resources, typed))
     if isinstance(found, dict):
         return found
     cfg, folder, saved = found
@@ -112,14 +119,14 @@ def start(cfg: TrainConfig, world: World, resources: ExitStack) -> Run | dict[st
     if saved:
         restore(run, saved)
     if not folder:
-        run.folder = world.from_rank_0(lambda: create_run_folder(cfg, world.launch))
+        run.folder = world.from_rank_0(lambda: create_run_folder(cfg, world.launch, new_folder))
         if world.rank == 0:
             resources.enter_context(locked(run.folder))
     return run
 
 
 def find_state(
-    cfg: TrainConfig, world: World, resources: ExitStack
+    cfg: TrainConfig, world: World, resources: ExitStack, typed: Mapping[str, str]
 ) -> tuple[TrainConfig, Path | None, Checkpoint | None] | dict[str, Any]:
     """Find and lock the run to resume: the one that torchrun restarts, or `cfg.resume`.
 
@@ -140,7 +147,7 @@ def find_state(
     summary = read_summary(folder)
     finished = summary["status"] == "finished"
     saved = load_to_resume(folder / LAST, required=not finished)
-    cfg = load_config(folder, cfg, saved)
+    cfg = load_config(folder, cfg, saved, typed)
     if finished:
         print(f"{folder} is finished: test accuracy {summary['test_accuracy']:.2%}")
         return summary
@@ -180,8 +187,10 @@ def find_launched(launch: str, outputs: str) -> Path | None:
     return None
 
 
-def load_config(folder: Path, asked: TrainConfig, saved: Checkpoint | None) -> TrainConfig:
-    """Load the configuration of the run in `folder`, updated by the overrides in `asked`.
+def load_config(
+    folder: Path, asked: TrainConfig, saved: Checkpoint | None, typed: Mapping[str, str]
+) -> TrainConfig:
+    """Load the configuration of the run in `folder`, updated by the typed overrides in `asked`.
 
     Keep the run's `data.root`; if another is typed or the folder is gone, take that of `asked`.
     Raise a UserError for an override that changes a setting outside of `CHANGEABLE`.
@@ -191,7 +200,7 @@ def load_config(folder: Path, asked: TrainConfig, saved: Checkpoint | None) -> T
         cfg: TrainConfig = from_mapping(TrainConfig, values)
     except UserError as error:
         raise UserError(f"resume={folder}: {CONFIG}: cannot be read: {error}") from error
-    own, typed = flatten(cfg), typed_overrides()
+    own = flatten(cfg)
     # after a fallback, `data` may name the requested data set or the fallback
     used = flatten(dataclasses.replace(cfg, data=data_of(cfg, saved)))
     names_first = sorted(flatten(asked).items(), key=lambda item: not item[0].endswith(".name"))
@@ -205,7 +214,8 @@ def load_config(folder: Path, asked: TrainConfig, saved: Checkpoint | None) -> T
                 f"{option}: the run to resume has {key}={format_value(own.get(key))}; "
                 "leave it out, or start a new run"
             )
-    cfg.data.root = data_root(folder, asked.data.root)
+    is_kept = "data.root" not in typed and Path(own["data.root"]).is_dir()
+    cfg.data.root = own["data.root"] if is_kept else asked.data.root
     cfg.outputs, cfg.resume = asked.outputs, str(folder)
     return cfg
 
@@ -277,22 +287,3 @@ def describe_data(run: Run) -> dict[str, Any]:
         "val_size": len(data.val),
         "split_seed": run.cfg.data.split_seed,
     }
-
-
-def not_finite(run: Run, what: str, step: int) -> RunError:
-    """Return the RunError for non-finite values at `step`, with the setting to change."""
-    rate, decay = run.schedule.rate(step - 1), run.cfg.optim.weight_decay
-    # a step multiplies the weights by 1 - lr * weight_decay: below -1 they grow and alternate
-    setting = "weight_decay" if run.cfg.optim.lr * decay > 2 else "lr"
-    return RunError(
-        f"{what} at step {step}, where the learning rate was {rate:.2g} and the weight decay "
-        f"{decay:g}: try a smaller optim.{setting} ({last_checkpoint(run)})"
-    )
-
-
-def last_checkpoint(run: Run) -> str:
-    """Describe the last checkpoint, for error messages."""
-    for path in (run.folder / LAST, run.folder / BEST):
-        if path.is_file():
-            return f"last checkpoint: {path}"
-    return "there is no checkpoint yet"

@@ -3,55 +3,44 @@
 import dataclasses
 import json
 import sys
-import warnings
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from app.config.device import describe
 from app.config.errors import one_line
 from app.config.schema import counted
 from app.inference.metrics import Predictions, score
-from app.inference.plots import draw_confusion, draw_filters, draw_mistakes
+from app.inference.plots import draw_confusion, draw_mistakes
 from app.inference.predictor import predict_logits
 from app.models import count_parameters, describe_model
-from app.runs.checkpoint import load_checkpoint
+from app.runs.checkpoint import BEST, load_checkpoint
 from app.runs.files import write_atomically
-from app.runs.folder import NON_HYPERPARAMETERS, SUMMARY, flatten
+from app.runs.folder import SUMMARY
 from app.runs.tracker import Tracker
-from app.training.state import BEST, Run
+from app.training.state import Run
 
 
-def test(run: Run) -> tuple[nn.Module, Tensor, dict[str, Any]]:
-    """Test `best.pt` on the test images; return network, logits, and loss and accuracy by name."""
+def test(run: Run) -> tuple[Tensor, dict[str, Any]]:
+    """Test `best.pt` on the test images; return logits, and loss and accuracy by name."""
     model = load_checkpoint(run.folder / BEST).network.to(run.device)
     logits = predict_logits(model, run.data.test.images, run.data.mean, run.data.std)
     loss, accuracy = score(logits, run.data.test.labels)
-    return model, logits, {"test_loss": loss, "test_accuracy": accuracy}
+    return logits, {"test_loss": loss, "test_accuracy": accuracy}
 
 
-def draw_pictures(run: Run, tracker: Tracker, model: nn.Module, logits: Tensor) -> None:
-    """Log pictures of the network and its test results; on failure print a warning on stderr."""
-    data, step = run.data, run.step
+def draw_pictures(run: Run, tracker: Tracker, logits: Tensor) -> None:
+    """Log pictures of the test results; on failure print a warning on stderr."""
+    data = run.data
     predictions = Predictions.of(data.classes, data.test.labels, logits)
     try:
         pictures = {
-            "first_convolution": draw_filters(model),
             "confusion_matrix": draw_confusion(predictions),
             "mistakes": draw_mistakes(predictions, data.test.images.cpu()),
         }
-        writer = tracker.results
         for name, picture in pictures.items():
-            if picture is not None:
-                writer.add_image(name, picture, step, dataformats="HWC")
-        for index, (name, column) in enumerate(zip(data.classes, logits.softmax(1).T, strict=True)):
-            writer.add_pr_curve(f"class/{name}", predictions.labels == index, column, step)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch deprecates tracing
-            image = torch.zeros(1, 1, 28, 28)
-            # the check imports SymPy: half a second
-            writer.add_graph(torch.jit.trace(model.cpu(), image, check_trace=False), image)
+            tracker.results.add_image(name, picture, run.step, dataformats="HWC")
         tracker.flush()
     except Exception as error:  # optional: the results are written already
         reason = f"{type(error).__name__}: {one_line(error)}"
@@ -59,14 +48,9 @@ def draw_pictures(run: Run, tracker: Tracker, model: nn.Module, logits: Tensor) 
 
 
 def log_results(run: Run, tracker: Tracker, results: dict[str, Any]) -> None:
-    """Log the test results, and settings and final metrics for the HParams tab."""
+    """Log the test results."""
     values = {"loss/test": results["test_loss"], "accuracy/test": results["test_accuracy"]}
-    numbers = {f"final/{key}": value for key, value in (results | metrics(run)).items()}
-    tracker.scalars(run.step, values | numbers, results=True)
-    settings = {
-        key: value for key, value in flatten(run.cfg).items() if key not in NON_HYPERPARAMETERS
-    }
-    tracker.settings(settings, numbers)
+    tracker.scalars(run.step, values, results=True)
 
 
 def metrics(run: Run) -> dict[str, Any]:

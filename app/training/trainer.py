@@ -1,27 +1,28 @@
 """The training loop of `python -m app.train`: epochs of steps, checkpoints, the final test."""
 
 import math
-import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
-from types import FrameType
+from pathlib import Path
+from types import FrameType, MappingProxyType
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
 from app.config.device import keep_freed_memory
-from app.config.environment import read_torchrun
-from app.config.errors import RunError, WriteError, is_out_of_memory, one_line
+from app.config.errors import RunError, one_line
 from app.config.process import handle_signals
 from app.config.schema import TrainConfig
 from app.inference.predictor import evaluate
+from app.runs.checkpoint import BEST, LAST
 from app.runs.tracker import Tracker, quiet_writer_thread
-from app.training.distributed import LostPeerError, connect
-from app.training.state import BEST, LAST, Run, last_checkpoint, not_finite, save, start
+from app.training.distributed import connect
+from app.training.failures import expected_failures, last_checkpoint, not_finite
+from app.training.state import Run, save, start
 from app.training.step import LOSS, NORM
 from app.training.summary import (
     describe_run,
@@ -37,8 +38,16 @@ WINDOW = 25  # steps between adjustments of the number of CPU threads
 ALL_REDUCE_EVERY = 50
 
 
-def train(cfg: TrainConfig) -> dict[str, Any]:
+def train(
+    cfg: TrainConfig, typed: Mapping[str, str] = MappingProxyType({}), folder: Path | None = None
+) -> dict[str, Any]:
     """Train a network and test its best checkpoint once; write all results to a run folder.
+
+    Args:
+        cfg: The configuration. With `resume`, the run keeps its own, and takes only the settings in
+            `typed` from `cfg`.
+        typed: Overrides of the command line by key or group, such as `{"seed": "seed=1"}`.
+        folder: The folder of a new run; None: a new one under `cfg.outputs`.
 
     Returns:
         The summary, as in `summary.json`. In ranks other than 0: empty, unless the run to resume is
@@ -54,7 +63,7 @@ def train(cfg: TrainConfig) -> dict[str, Any]:
     with ExitStack() as stack:
         with expected_failures(cfg):
             world = stack.enter_context(connect())
-            run = start(cfg, world, stack)
+            run = start(cfg, world, stack, typed, folder)
         if isinstance(run, dict):  # the summary of a finished run
             return run
         if world.rank > 0:
@@ -73,7 +82,7 @@ def run_rank_0(run: Run, tracker: Tracker, started: float) -> dict[str, Any]:
         with expected_failures(run.cfg, run):
             summarize(run, "unfinished")  # describes the run if it is killed
             fit(run, tracker)
-            model, logits, results = test(run)
+            logits, results = test(run)
             log_results(run, tracker, results)
             tracker.flush()
             seconds = time.perf_counter() - started
@@ -89,7 +98,7 @@ def run_rank_0(run: Run, tracker: Tracker, started: float) -> dict[str, Any]:
         with suppress(RunError):  # a full disk
             summarize(run, "failed", error=one_line(error))
         raise
-    draw_pictures(run, tracker, model, logits)
+    draw_pictures(run, tracker, logits)
     print(format_summary(run, summary), flush=True)
     return summary
 
@@ -224,39 +233,6 @@ def save_last(run: Run, tracker: Tracker, **metrics: float) -> None:
     """Flush the curves, then write `last.pt`, which records their size."""
     run.log_size = tracker.flush()
     save(run, LAST, **metrics)
-
-
-@contextmanager
-def expected_failures(cfg: TrainConfig, run: Run | None = None) -> Iterator[None]:
-    """Convert expected failures (out of memory, full disk, lost peer) to RunError."""
-    try:
-        yield
-    except WriteError as error:
-        raise RunError(f"{error} ({last_checkpoint(run)})" if run else str(error)) from error
-    except (RuntimeError, MemoryError) as error:
-        if is_out_of_memory(error):
-            where = f"on {cfg.device} before the first step"
-            if run:
-                where = (
-                    f"on {run.device} with trainer.batch_size={run.schedule.batch_size}: "
-                    f"try a smaller one ({last_checkpoint(run)})"
-                )
-            raise RunError(f"out of memory {where}") from error
-        size = run.world.size if run else read_torchrun().size
-        if isinstance(error, LostPeerError) or (size > 1 and is_connection_error(error)):
-            where = (
-                f"at step {run.step} ({last_checkpoint(run)})" if run else "before the first step"
-            )
-            first_line = str(error).partition("\n")[0]  # C++ frames may follow
-            message = f"lost the connection to another process {where}: {one_line(first_line)}"
-            raise RunError(message.removesuffix(": ")) from error
-        raise
-
-
-def is_connection_error(error: BaseException) -> bool:
-    """Return whether a collective operation or the rendezvous failed."""
-    known = isinstance(error, torch.distributed.DistError)
-    return known or bool(re.search("gloo|nccl", str(error), re.IGNORECASE))
 
 
 @contextmanager

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from app.config.errors import UserError
 from app.inference.image_io import Gray, read_gray
 from app.inference.predictor import TorchPredictor, check_finite
-from app.inference.preprocess import SIDE, frame
+from app.inference.preprocess import frame
 from app.web.feature_maps import predict_with_maps
 from app.web.networks import load_network
 
@@ -33,28 +32,24 @@ def read_picture(body: bytes, width: int | None) -> Gray:
     return read_gray(io.BytesIO(body), MAX_PIXELS, ["PNG"])
 
 
-def predict_picture(path: Path, gray: Gray, framed: bool, with_maps: bool) -> dict[str, Any]:
-    """Predict a picture with the network in `path`.
+def predict_picture(path: Path, gray: Gray) -> dict[str, Any]:
+    """Predict a picture with the network in `path`, framed as in `python -m app.predict`.
 
-    A `framed` picture is 28x28; others are framed as in `python -m app.predict`. Return `classes`,
-    `class`, `probabilities`, `image` (the input in base64), `maps` (feature maps of the first
-    layers) and `milliseconds`. For a blank picture all but the first and last are None; so is
-    `maps` without `with_maps`. Raise a UserError if the network or the size cannot be used.
+    Return `classes`, `class`, `probabilities`, `image` (the input in base64), `maps` (feature maps
+    of the first layers; None for an exported file) and `milliseconds`. For a blank picture all but
+    the first and last are None. Raise a UserError if the network cannot be used.
     """
     network, start = load_network(path), time.perf_counter()
-    if framed and gray.shape != (SIDE, SIDE):
-        raise UserError(f"frame=false: takes {SIDE}x{SIDE} pixels, not {gray.shape[1]}x{len(gray)}")
-    image = torch.tensor(gray)[None] if framed else frame(gray, network.dataset)
+    image = frame(gray, network.dataset)
     between = time.perf_counter()
     result: dict[str, Any] = {"classes": network.classes, "class": None, "probabilities": None}
     result |= {"image": None, "maps": None}
     if image is not None:
-        images = image[None]
-        if with_maps and isinstance(network, TorchPredictor):
-            logits, result["maps"] = predict_with_maps(network, images)
+        if isinstance(network, TorchPredictor):
+            logits, result["maps"] = predict_with_maps(network, image[None])
             check_finite(logits)
         else:
-            logits = network.logits(images)
+            logits = network.logits(image[None])
         probabilities = logits[0].softmax(0)
         result["class"] = network.classes[int(probabilities.argmax())]
         result["probabilities"] = [round(value, 5) for value in probabilities.tolist()]

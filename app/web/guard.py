@@ -9,7 +9,6 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-SCHEMES = {"http": "http", "https": "https", "ws": "http", "wss": "https"}  # of the Origin
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -46,12 +45,10 @@ class Guard:
         refused = None
         if not self._is_own(host):
             refused = f"Host: {host}: not this server's name"
-        elif origin is not None and origin != f"{SCHEMES[scope['scheme']]}://{host}":
+        elif origin is not None and origin != f"{scope['scheme']}://{host}":
             refused = f"Origin: {origin}: another site"
         if refused is None:
             await self._app(scope, receive, send_with_headers)
-        elif scope["type"] == "websocket":
-            await send({"type": "websocket.close"})  # closing before accepting answers 403
         else:
             await JSONResponse({"error": refused}, 403)(scope, receive, send_with_headers)
 

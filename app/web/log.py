@@ -36,8 +36,6 @@ def describe(error: BaseException | None) -> str | None:
     """Return a line about an expected failure, None for any other."""
     if isinstance(error, ClientDisconnect):
         return "a client aborted its upload"
-    if isinstance(error, UnicodeDecodeError):
-        return "a client sent a text message that is not UTF-8"
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         return "too many open files: new connections wait until others are closed"
     return None

@@ -5,28 +5,23 @@ import dataclasses
 import os
 import socket
 import threading
-import traceback
 import webbrowser
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import uvicorn
-import websockets  # noqa: F401 (uvicorn imports it only when it starts)
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse
-from starlette.routing import Mount, Route, WebSocketRoute
+from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from app.config.errors import UserError
 from app.config.schema import DrawConfig, from_mapping
@@ -34,7 +29,6 @@ from app.web.answer import predict_picture, read_picture
 from app.web.guard import Guard
 from app.web.log import log_config
 from app.web.networks import Entry, find_networks, load_network
-from app.web.samples import choose_samples
 
 PAGE = Path(__file__).parent / "page"
 DEFAULT_PORT = 8000
@@ -49,8 +43,6 @@ class PictureOptions:
     """The options of a request for a prediction."""
 
     width: Annotated[int, Field(gt=0)] | None = None  # row length of gray bytes; None: PNG
-    frame: bool = True  # find and centre the digit; False: the picture is 28x28
-    maps: bool = False  # return feature maps, too
 
 
 def serve(cfg: DrawConfig) -> None:
@@ -74,9 +66,7 @@ def serve(cfg: DrawConfig) -> None:
             log_level="error",
             access_log=False,
             lifespan="off",
-            ws="websockets-sansio",
-            ws_max_size=MAX_BODY,
-            ws_per_message_deflate=False,
+            ws="none",
             server_header=False,
             timeout_graceful_shutdown=1,
         )
@@ -113,14 +103,11 @@ def url(host: str, port: int) -> str:
 def create_app(cfg: DrawConfig, entries: dict[str, Entry]) -> Starlette:
     """Build the application; `entries` are the networks at the start."""
     known = dict(entries)
-    # Two threads: a prediction never waits for the test images. One core each: a second one does
-    # not speed up a single image.
-    prediction_thread, sample_thread = (
-        ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) for _ in range(2)
-    )
+    # one core: a second one does not speed up a single image
+    thread = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
 
-    def find_entry(query: QueryParams) -> Entry:
-        id = query.get("network", "")
+    def find_entry(request: Request) -> Entry:
+        id = request.query_params.get("network", "")
         if id not in known:
             raise HTTPException(404, f"network={id}: not one of /api/networks")
         return known[id]
@@ -132,45 +119,17 @@ def create_app(cfg: DrawConfig, entries: dict[str, Entry]) -> Starlette:
         listed = map(dataclasses.asdict, found.values())
         return JSONResponse([{key: item[key] for key in item if key != "path"} for item in listed])
 
-    async def predict_request(query: QueryParams, body: bytes) -> dict[str, Any]:
-        path = find_entry(query).path
-        options: PictureOptions = from_mapping(PictureOptions, dict(query))
-        gray, loop = read_picture(body, options.width), asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            prediction_thread, predict_picture, path, gray, not options.frame, options.maps
-        )
-
     async def predict(request: Request) -> JSONResponse:
-        return JSONResponse(await predict_request(request.query_params, await _read_body(request)))
-
-    async def predict_strokes(socket: WebSocket) -> None:
-        """Predict pictures in turn: each is a text message (the query), then a binary one."""
-        await socket.accept()
-        with suppress(WebSocketDisconnect):
-            while True:
-                try:
-                    query, body = await socket.receive_text(), await socket.receive_bytes()
-                except KeyError:  # text for bytes, or bytes for text
-                    return await socket.close(1003)
-                try:
-                    result = await predict_request(QueryParams(query), body)
-                except (UserError, HTTPException) as error:
-                    result = _error_body(error)
-                except Exception as error:
-                    traceback.print_exc()
-                    result = {"error": f"The server failed: {error!r}"}
-                await socket.send_json(result)
-
-    async def list_samples(request: Request) -> JSONResponse:
-        path, loop = find_entry(request.query_params).path, asyncio.get_running_loop()
-        run = loop.run_in_executor(sample_thread, choose_samples, path, cfg.data.root)
+        body, loop = await _read_body(request), asyncio.get_running_loop()
+        path = find_entry(request).path
+        options: PictureOptions = from_mapping(PictureOptions, dict(request.query_params))
+        gray = read_picture(body, options.width)
+        run = loop.run_in_executor(thread, predict_picture, path, gray)
         return JSONResponse(await run)
 
     api = [
         Route("/networks", list_networks),
-        Route("/samples", list_samples),
         Route("/predict", predict, methods=["POST"]),
-        WebSocketRoute("/strokes", predict_strokes),  # as /predict, with less latency
     ]
     return Starlette(
         routes=[
@@ -184,11 +143,7 @@ def create_app(cfg: DrawConfig, entries: dict[str, Entry]) -> Starlette:
 
 async def _refuse(request: Request, error: Exception) -> JSONResponse:
     status = error.status_code if isinstance(error, HTTPException) else 400
-    return JSONResponse(_error_body(error), status)
-
-
-def _error_body(error: Exception) -> dict[str, Any]:
-    return {"error": getattr(error, "detail", str(error))}
+    return JSONResponse({"error": getattr(error, "detail", str(error))}, status)
 
 
 async def _read_body(request: Request) -> bytes:

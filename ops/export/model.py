@@ -223,7 +223,8 @@ def _inline(model: ModelProto) -> ModelProto:
     """Inline all functions and simplify the model."""
     model = inline_local_functions(model)
     del model.graph.value_info[:]  # tracing may record an example's size for a dynamic axis
-    model = optimizer.optimize(model)
+    for _ in range(2):  # folded sizes give shapes, which give further sizes
+        model = optimizer.optimize(infer_shapes(model, data_prop=True))
     for node in _nodes(model.graph):
         del node.metadata_props[:]  # names of the optimiser's rules
     return model

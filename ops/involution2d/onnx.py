@@ -26,10 +26,11 @@ def _function(op: Opset) -> Function:
         C / G channels share a kernel.
         """
         first, second = op.Constant(value_int=0), op.Constant(value_int=1)
-        kernel_h = op.Gather(op.Shape(W), op.Constant(value_int=2))
-        kernel_w = op.Gather(op.Shape(W), op.Constant(value_int=3))
-        out_h = op.Gather(op.Shape(W), op.Constant(value_int=4))
-        out_w = op.Gather(op.Shape(W), op.Constant(value_int=5))
+        # Shape with start and end: exporters fold it if these sizes are fixed
+        kernel_h = op.Squeeze(op.Shape(W, start=2, end=3))
+        kernel_w = op.Squeeze(op.Shape(W, start=3, end=4))
+        out_h = op.Squeeze(op.Shape(W, start=4, end=5))
+        out_w = op.Squeeze(op.Shape(W, start=5, end=6))
         stride = op.Constant(value_ints=strides)
         dilation = op.Constant(value_ints=dilations)
 
@@ -54,10 +55,15 @@ def _function(op: Opset) -> Function:
         # [N, G, C / G, kW, kH, Ho, Wo]; no size is -1, which is ambiguous for an empty batch
         channels = op.Shape(X, start=1, end=2)
         groups = op.Shape(W, start=1, end=2)
-        order = op.Constant(value_ints=[3, 2, 4, 5])
         images = op.Shape(X, start=0, end=1)
         shape = op.Concat(
-            images, groups, op.Div(channels, groups), op.Gather(op.Shape(W), order), axis=0
+            images,
+            groups,
+            op.Div(channels, groups),
+            op.Shape(W, start=3, end=4),
+            op.Shape(W, start=2, end=3),
+            op.Shape(W, start=4),
+            axis=0,
         )
         kernels = op.Unsqueeze(
             op.Transpose(W, perm=[0, 1, 3, 2, 4, 5]), op.Constant(value_ints=[2])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from ops import LLTM, DepthwiseConv2d, LLTMCell, MaxPool2d
+from ops import LLTM, DepthwiseConv2d, Involution2d, LLTMCell, MaxPool2d
 from tests.ops.operators import each_exported, each_exported_case
 from tests.ops.tensors import inputs, split
 from tests.ops.test_onnx import Call, check, evaluate, feed, input_names, run
@@ -167,6 +167,23 @@ def test_conv_without_bias_has_two_inputs():
         layer = DepthwiseConv2d(4, 3, bias=bias).eval()
         (function,) = export_onnx(layer, (torch.randn(1, 4, 9, 8),)).functions
         assert [len(node.input) for node in function.node] == [count]
+
+
+@pytest.mark.parametrize("exporter", ["symbolic", "dynamo"])
+def test_fixed_sizes_of_involution_are_folded(exporter):
+    layer = Involution2d(4, 3, group_channels=2, reduction_ratio=2).eval()
+    model = export_onnx(
+        layer,
+        (torch.randn(2, 4, 7, 6),),
+        exporter=exporter,
+        layout="standard",
+        input_names=["x0"],
+        dynamic_axes={"x0": {0: "batch"}},
+    )
+    assert "Range" not in {node.op_type for node in model.graph.node}
+    for batch in (1, 3):
+        x = torch.randn(batch, 4, 7, 6)
+        check(run(model, x), layer(x).detach())
 
 
 class Reduced(nn.Module):

@@ -47,6 +47,14 @@ def test_messages_use_no_iostreams(library):
     assert not [name for name in names if re.search(r"\bstd::.*(stream|locale)", name)]
 
 
+@pytest.mark.parametrize("library", LIBRARIES, ids=lambda path: path.name)
+def test_new_symbols_of_glibc_are_replaced(library):
+    """See ops/core/glibc.cpp."""
+    names = symbols(library, "undefined")
+    new = re.compile(r"__libc_single_threaded|dlsym@GLIBC_2\.3")
+    assert not [name for name in names if new.search(name)]
+
+
 def test_private_names_of_torch_are_in_one_file():
     # not in comments; torch._check is documented
     name = re.compile(r"(?m)^[^#]*\b(torch|ctx|forward_ad|symbolic_helper)(\.\w+)*\._(?!_|check\b)")

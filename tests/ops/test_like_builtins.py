@@ -106,7 +106,8 @@ def test_out_of_memory_without_the_eager_library(tmp_path):
     ends = ("(in exp)", "(in involution2d)", "(in lltm_cell)", "(in max_pool2d)")
     expected = [f"True False None {f'memory) {end}'[-15:]}" for end in ends for _ in range(2)]
     assert result.stdout.splitlines() == expected, result.stderr
-    assert "frame #" not in result.stderr
+    if torch.__version__ >= (2, 13):  # older ones log failed calls of the stable ABI
+        assert "frame #" not in result.stderr
 
 
 WORKSPACE_OUT_OF_MEMORY = """

@@ -149,6 +149,8 @@ _EXPORT = dict.fromkeys(
     ("grad", "jvp of grad", "vmap", "vmap of grad", "reentrant checkpoint"),
     (RuntimeError, AttributeError),
 )
+if torch.__version__ < (2, 13):
+    _EXPORT |= dict.fromkeys(("jvp", "dual level", "jvp of grad"), (AssertionError, RuntimeError))
 MAY_RAISE = {
     "compile outside": {"double backward": RuntimeError},
     "inductor outside": {"double backward": RuntimeError},
@@ -222,5 +224,6 @@ def test_inductor():
     op = next(op for op in OPERATORS if op.name == "gelu")
     for way in ("inductor", "AOTInductor"):
         tensors = inputs(op.cases[0])
-        function = WAYS[way](INSIDE["jvp"][0](in_tensors(op.function, op)), tensors)
-        check(function(*tensors), op, "jvp")
+        with contextlib.suppress(MAY_RAISE.get(f"{way} inside", {}).get("jvp", ())):
+            function = WAYS[way](INSIDE["jvp"][0](in_tensors(op.function, op)), tensors)
+            check(function(*tensors), op, "jvp")

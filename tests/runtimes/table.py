@@ -1,5 +1,6 @@
-"""Measure the tables of docs/runtimes.md: python -m tests.runtimes.table [FOLDER]."""
+"""Measure the tables of docs/runtimes.md: python -m tests.runtimes.table [NETWORK...]."""
 
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -12,13 +13,13 @@ from tests.runtimes.runtimes import MissingError, run, version_of
 TURNS = 5
 
 
-def main(folder):
-    folder = Path(folder)
+def main(*kinds):
+    folder = Path(os.environ.get("TRAINED_NETWORKS") or tempfile.mkdtemp())
     print(f"| network | layout | bytes | {' | '.join(RUNTIMES)} |")
     print("| --- " * (3 + len(RUNTIMES)) + "|")
     largest, lost = dict.fromkeys(RUNTIMES, 0.0), dict.fromkeys(RUNTIMES, 0.0)
     differing = dict.fromkeys(RUNTIMES, 0)
-    for kind in KINDS:
+    for kind in kinds or KINDS:
         for layout in LAYOUTS:
             case = prepare(folder, kind, layout)
             cells = []
@@ -52,4 +53,4 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp())
+    main(*sys.argv[1:])

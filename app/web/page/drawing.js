@@ -1,7 +1,7 @@
 // The drawing area: strokes by mouse, pen, touch and keyboard; pictures; undo.
 //
-// A state is one of {strokes}, {picture, png} and {pixels}: what was drawn, a picture file, or a
-// test image. States are never changed but replaced, so that undo is a stack of them.
+// A state is {strokes} or {picture, png}: what was drawn, or a picture file. States are never changed
+// but replaced, so that undo is a stack of them.
 
 export const SIDE = 140; // pixels of the drawing that the server gets
 const PEN = 0.075; // width of a stroke; lengths are shares of the drawing's side
@@ -204,7 +204,6 @@ export class Drawing extends EventTarget {
       const [w, h] = [width * scale, height * scale];
       context.drawImage(state.picture, (side - w) / 2, (side - h) / 2, w, h);
     }
-    if (state.pixels) drawPixels(context, state.pixels, side);
     if (this.#pen.visible) this.#paintPen(context, side, style.getPropertyValue("--accent"));
   }
 
@@ -215,15 +214,6 @@ export class Drawing extends EventTarget {
     context.strokeStyle = context.fillStyle = colour;
     this.#pen.down ? context.fill() : context.stroke();
   }
-}
-
-// A test image, in squares; its background is black.
-function drawPixels(context, pixels, side) {
-  const image = new OffscreenCanvas(28, 28);
-  paintGray(image.getContext("2d"), pixels);
-  context.imageSmoothingEnabled = false;
-  context.drawImage(image, 0, 0, side, side);
-  context.imageSmoothingEnabled = true;
 }
 
 export function paintGray(context, pixels) {

@@ -1,42 +1,26 @@
-// Connects the drawing, the answers to it and the test images.
+// Connects the drawing and the answers to it.
 
 import { request } from "./api.js";
 import { Drawing, isEmpty, SIDE } from "./drawing.js";
 import { Panel } from "./panel.js";
-import { Samples } from "./samples.js";
 
 const LARGEST = 512; // pixels along a picture's longer side, as the server gets it
 
 const part = (id) => document.getElementById(id);
 const drawing = new Drawing(part("drawing"));
-const samples = new Samples();
-const panels = [];
-let networks = [];
+let panel = null;
 let version = 0;
 let snapshot = { version, query: {}, body: null };
 
 function takeSnapshot() {
-  const maps = part("maps").checked;
   const { state } = drawing;
-  snapshot = { version: ++version, query: { maps }, body: null };
+  snapshot = { version: ++version, query: {}, body: null };
   if (state.png) snapshot.body = state.png;
-  else if (state.pixels) {
-    Object.assign(snapshot, { body: state.pixels, query: { maps, width: 28, frame: false } });
-  } else if (!isEmpty(state)) {
-    Object.assign(snapshot, { body: drawing.toGray(), query: { maps, width: SIDE } });
+  else if (!isEmpty(state)) {
+    Object.assign(snapshot, { body: drawing.toGray(), query: { width: SIDE } });
   }
   document.body.dataset.version = version; // of the drawing; each answer names its own
-  for (const panel of panels) panel.show(snapshot);
-}
-
-function addPanel() {
-  const used = panels.map((panel) => panel.network);
-  const other = networks.find(({ id }) => !used.includes(id)) ?? networks[0];
-  const panel = new Panel(panels.length ? `digit-${panels.length + 1}` : "digit", networks, other.id);
-  if (!panels.length) panel.addEventListener("network", () => samples.load(panel.network));
-  panels.push(panel);
-  part("panels").append(panel.element);
-  panel.show(snapshot);
+  panel?.show(snapshot);
 }
 
 async function showPicture(file) {
@@ -64,21 +48,14 @@ drawing.addEventListener("change", () => {
 drawing.addEventListener("pen", ({ detail: down }) => {
   part("pen").textContent = down ? "Pen down" : "Pen up";
 });
-samples.addEventListener("choose", ({ detail }) => drawing.show(detail));
 part("clear").addEventListener("click", () => drawing.clear());
 part("undo").addEventListener("click", () => drawing.undo());
-part("maps").addEventListener("change", takeSnapshot);
 part("picture").addEventListener("change", ({ target }) => {
   if (target.files.length) showPicture(target.files[0]);
   target.value = ""; // so that the same file can be opened again
 });
-part("compare").addEventListener("change", ({ target }) => {
-  document.body.classList.toggle("comparing", target.checked);
-  if (target.checked) addPanel();
-  else panels.pop().remove();
-});
 document.addEventListener("keydown", (event) => {
-  if (event.target.closest("select, input:not([type=checkbox])") || event.altKey) return;
+  if (event.target.closest("select, input") || event.altKey) return;
   const command = event.ctrlKey || event.metaKey;
   if (command && !event.shiftKey && event.key.toLowerCase() === "z") drawing.undo();
   else if (!command && event.key.toLowerCase() === "c") drawing.clear();
@@ -95,10 +72,8 @@ document.addEventListener("paste", ({ clipboardData }) => {
 });
 
 try {
-  networks = await request("networks");
-  addPanel();
-  samples.load(panels[0].network);
-  part("compare").disabled = networks.length < 2;
+  panel = new Panel(document.querySelector(".panel"), await request("networks"));
+  panel.show(snapshot);
   document.body.dataset.ready = "true";
 } catch (error) {
   part("message").textContent = error.message;

@@ -1,24 +1,21 @@
 // A network's answer to the current drawing.
 
-import { decode, Predictions } from "./api.js";
+import { decode, request } from "./api.js";
 import { showBars, showVerdict } from "./bars.js";
 import { paintGray } from "./drawing.js";
 import { Layers } from "./layers.js";
 
 const NO_MAPS = "An exported file gives only its answer: choose torch to see the layers.";
 
-export class Panel extends EventTarget {
+export class Panel {
   #parts;
   #layers;
   #wanted = null; // the newest drawing, and the one that the page shows the answer to
   #shown = null;
   #busy = false;
-  #predictions = new Predictions();
   #classes = [];
 
-  constructor(id, networks, chosen) {
-    super();
-    const root = document.getElementById("panel").content.cloneNode(true).firstElementChild;
+  constructor(root, networks) {
     const part = (selector) => root.querySelector(selector);
     this.#parts = {
       root,
@@ -30,22 +27,14 @@ export class Panel extends EventTarget {
       problem: part(".problem"),
       cost: part(".cost"),
     };
-    this.#parts.output.id = id;
-    this.#parts.select.id = `${id}-network`;
     this.#parts.select.append(...options(networks));
-    this.#parts.select.value = chosen;
     this.#parts.select.addEventListener("change", () => {
       this.#name();
       this.#shown = null;
-      this.dispatchEvent(new Event("network"));
       this.#answer();
     });
     this.#layers = new Layers(part(".layers"));
     this.#name();
-  }
-
-  get element() {
-    return this.#parts.root;
   }
 
   get network() {
@@ -58,20 +47,14 @@ export class Panel extends EventTarget {
     this.#answer();
   }
 
-  // Remove the panel; its WebSocket closes after the pending answer.
-  remove() {
-    this.element.remove();
-    this.show(null);
-  }
-
   async #answer() {
     if (this.#busy) return;
     this.#busy = true;
-    while (this.#wanted && this.#wanted !== this.#shown) {
+    while (this.#wanted !== this.#shown) {
       const [drawing, network] = [this.#wanted, this.network];
       try {
         const { query, body } = drawing;
-        const answer = body ? await this.#predictions.ask({ ...query, network }, body) : null;
+        const answer = body ? await request("predict", { ...query, network }, body) : null;
         if (network !== this.network) continue;
         this.#render(answer, drawing);
       } catch (error) {
@@ -81,7 +64,6 @@ export class Panel extends EventTarget {
       this.#shown = drawing;
     }
     this.#busy = false;
-    if (!this.#wanted) this.#predictions.close();
   }
 
   #render(answer, drawing) {
@@ -94,7 +76,7 @@ export class Panel extends EventTarget {
     if (answer?.image) paintGray(input, decode(answer.image));
     else input.clearRect(0, 0, 28, 28);
     const { maps, image } = answer ?? {};
-    this.#layers.show(maps ?? null, image && drawing.query.maps ? NO_MAPS : "");
+    this.#layers.show(maps ?? null, image ? NO_MAPS : "");
     const [framing, network] = Object.values(answer?.milliseconds ?? {}).map((ms) => ms.toFixed(1));
     cost.textContent = answer ? `Framing ${framing} ms, network ${network} ms` : "";
     output.dataset.version = drawing.version;

@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from app.config.cli import hydra_main
+from app.config.cli import run_command
 from app.config.schema import PredictConfig, TrainConfig
 
 
@@ -16,7 +16,7 @@ def main(tmp_path, monkeypatch):
         monkeypatch.setattr(sys, "argv", [command, *overrides])
         schema = {"train": TrainConfig, "predict": PredictConfig}[command]
         try:
-            hydra_main(command, schema)(task)()
+            run_command(command, schema, task)
         except SystemExit as end:
             return end.code
         return 0

@@ -48,19 +48,18 @@ for kind, plugin in (("sweeper", FakeSweeper), ("launcher", FakeLauncher)):
     ConfigStore.instance().store(group=f"hydra/{kind}", name="fake", node=node)
 '''
 TRAIN = """
-from app.config.cli import hydra_main
+from app.config.cli import run_command
 from app.config.errors import UserError
 from app.config.schema import TrainConfig
 
 
-@hydra_main("train", TrainConfig)
-def main(cfg):
+def task(cfg):
     if cfg.seed == 1:
         raise UserError("seed=1: no")
     1 / cfg.seed
 
 
-main()
+run_command("train", TrainConfig, task)
 """
 
 
@@ -81,7 +80,7 @@ def sweep(command, tmp_path):
         (["hydra/sweeper=fake"], 2, "hydra/sweeper=fake: low <= high must hold"),
         (
             ["hydra/sweeper=fake", "hydra.sweeper.seed=1"],
-            1,
+            2,
             "hydra/sweeper=fake hydra.sweeper.seed=1: No trials are completed yet.",
         ),
     ],

@@ -26,6 +26,7 @@ from app.config.schema import (
 )
 from app.data.datasets import Dataset, Split
 from app.models import build_model
+from app.runs.folder import data_root
 from app.training.distributed import World
 from app.training.step import TrainStep
 from tests.app.networks import TINY
@@ -128,7 +129,7 @@ def test_option_values_cover_every_option():
 def test_data_root_comes_from_the_environment(monkeypatch):
     monkeypatch.setenv("DATA_ROOT", "/some/where")
     assert compose_config("train").data.root == "/some/where"
-    assert compose_config("predict").data.root == "/some/where"
+    assert data_root(Path("no run"), compose_config("predict").data.root) == "/some/where"
     assert compose_config("train", "data.root=here").data.root == "here"
 
 

@@ -3,10 +3,8 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from app.config.schema import LeNetConfig, LLTMConfig
 from app.inference import plots
 from app.inference.metrics import Predictions
-from app.models import build_model
 
 
 def confused(labels, predicted, classes=("cat", "dog", "Ankle boot")):
@@ -43,29 +41,6 @@ def outside(figure):
         for text, box in boxes.items()
         if box.x0 < -1 or box.y0 < -1 or box.x1 > frame.x1 + 1 or box.y1 > frame.y1 + 1
     ]
-
-
-@pytest.mark.parametrize(("conv", "count"), [("standard", 6), ("depthwise", 1)])
-def test_filters_are_red_below_zero_and_blue_above(figures, conv, count):
-    model = build_model(LeNetConfig(conv=conv), 10)
-    weight = next(p for p in model.parameters() if p.ndim == 4 and p.shape[-1] == 5)
-    with torch.no_grad():
-        weight.fill_(0)
-        weight[0, 0, 0, 0], weight[0, 0, 4, 4] = 2.0, -2.0
-    picture = plots.draw_filters(model)
-    assert (picture.dtype, picture.shape[2]) == (np.uint8, 3)
-    *cells, colorbar = figures[0].axes
-    assert len(cells) == count
-    colors = cells[0].images[0].to_rgba(cells[0].images[0].get_array())
-    red, blue, white = colors[4, 4], colors[0, 0], colors[2, 2]
-    assert red[0] > 2 * red[2] and blue[2] > 2 * blue[0] and white[:3].min() > 0.95
-    assert colorbar.get_ylim() == pytest.approx((-2, 2))
-    assert outside(figures[0]) == []
-
-
-@pytest.mark.parametrize("kind", [LLTMConfig(), LeNetConfig(conv="involution")], ids=str)
-def test_network_without_spatial_convolution_has_no_filters(kind):
-    assert plots.draw_filters(build_model(kind, 10)) is None
 
 
 def test_confusion_matrix_shades_mistakes(figures):

@@ -6,15 +6,13 @@ import shutil
 import statistics
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 from omegaconf import OmegaConf
-from PIL import Image
 
 from app.config.errors import UserError
 from app.config.schema import ReportConfig
-from app.runs.compare import find_entries, group_runs, plot, report, table, to_csv
+from app.runs.compare import find_entries, group_runs, report, table, to_csv
 from app.runs.folder import CONFIG
 
 
@@ -61,14 +59,13 @@ def test_table_has_mean_and_deviation_over_seeds(sweep):
     assert len(set(map(len, lines))) == 1  # aligned
 
 
-def test_group_without_results_shows_its_status(sweep, recwarn):
+def test_group_without_results_shows_its_status(sweep):
     for path in sweep.glob("*/summary.json"):
         path.write_text(json.dumps({"status": "failed", "error": "no"}))
     lines = table(group_runs(find_entries(sweep))).splitlines()
     assert lines[2].split() == ["model.act=relu", "0", "of", "6", "failed"]
     assert lines[3].split()[-3:] == ["failed", "or", "unfinished"]
     report(ReportConfig(str(sweep)))
-    assert not recwarn  # matplotlib warns about empty plots
 
 
 def test_table_rounds_settings_and_csv_does_not(sweep):
@@ -175,7 +172,7 @@ def test_csv_has_a_line_for_each_run(sweep):
 
 
 @pytest.mark.parametrize("folder", ["latest", "sweep"])
-def test_report_writes_csv_and_png(sweep, capsys, folder):
+def test_report_writes_csv(sweep, capsys, folder):
     report(ReportConfig(folder if folder == "latest" else str(sweep), str(sweep.parents[1])))
     output = capsys.readouterr().out
     assert "12 runs" in output
@@ -183,29 +180,6 @@ def test_report_writes_csv_and_png(sweep, capsys, folder):
     resume = f"continue it with `python -m app.train resume={sweep}/11`"
     assert f"unfinished: {sweep}/11: {resume}\n" in output
     assert (sweep / "report.csv").is_file()
-    with Image.open(sweep / "report.png") as picture:
-        assert picture.width > picture.height > 100
-
-
-@pytest.mark.parametrize(("finished", "says"), [(10, "10 finished runs"), (1, "1 finished run")])
-def test_plot_counts_the_runs_it_draws(sweep, monkeypatch, finished, says):
-    titles = []
-    monkeypatch.setattr("matplotlib.figure.Figure.suptitle", lambda _, t, **__: titles.append(t))
-    for number in range(finished, 10):
-        (sweep / str(number) / "summary.json").unlink()
-    plot(group_runs(find_entries(sweep)))
-    assert titles == [f"{says}: a dot per run, mean ± standard deviation per group"]
-
-
-def test_labels_of_many_settings_do_not_overlap(sweep, monkeypatch):
-    figures = []
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, _: figures.append(self))
-    groups = group_runs(find_entries(sweep))
-    settings = " ".join(f"optim.setting_{number}=0.02" for number in range(9))
-    plot([replace(group, name=f"{group.name} {settings}") for group in groups])
-    figures[0].draw_without_rendering()
-    upper, lower = (label.get_window_extent() for label in figures[0].axes[0].get_yticklabels())
-    assert upper.y0 >= lower.y1
 
 
 def test_report_on_one_run(sweep, capsys):

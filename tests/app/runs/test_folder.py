@@ -11,8 +11,6 @@ from threading import Event
 
 import pytest
 
-import app.runs.folder
-import app.training.state
 from app.config.errors import UserError, WriteError
 from app.config.schema import (
     DataConfig,
@@ -50,12 +48,11 @@ def test_runs_of_the_same_second_have_different_folders(tmp_path):
         assert re.fullmatch(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d-[0-9a-f]{8}", name)
 
 
-def test_existing_folder_is_not_reused(tmp_path, monkeypatch):
-    monkeypatch.setattr(app.runs.folder, "swept_dir", lambda: tmp_path / "same")
+def test_existing_folder_is_not_reused(tmp_path):
     cfg = TrainConfig(outputs=str(tmp_path))
-    create_run_folder(cfg)
+    create_run_folder(cfg, folder=tmp_path / "same")
     with pytest.raises(UserError, match="cannot be written: File exists"):
-        create_run_folder(cfg)
+        create_run_folder(cfg, folder=tmp_path / "same")
 
 
 def test_new_run_removes_no_other_folders(tmp_path):
@@ -86,7 +83,7 @@ def test_unwritable_run_cannot_be_locked():
         pass
 
 
-def test_conflicting_group_option_raises(tmp_path, monkeypatch):
+def test_conflicting_group_option_raises(tmp_path):
     cfg = TrainConfig(
         model=LeNetConfig(conv="depthwise"),
         data=DataConfig(name="digits"),
@@ -96,9 +93,7 @@ def test_conflicting_group_option_raises(tmp_path, monkeypatch):
     folder = create_run_folder(cfg)
 
     def resumed(option, asked):
-        typed = {option.partition("=")[0]: option}
-        monkeypatch.setattr(app.training.state, "typed_overrides", lambda: typed)
-        return load_config(folder, asked, None)
+        return load_config(folder, asked, None, {option.partition("=")[0]: option})
 
     for option, key in {
         "data=mnist": "data.name=digits",

@@ -168,13 +168,11 @@ def test_resume_of_finished_run_changes_no_files(cfg, capsys, damaged):
     assert "is finished" in capsys.readouterr().out
 
 
-def test_resume_of_finished_run_with_another_setting_raises(cfg, monkeypatch):
+def test_resume_of_finished_run_with_another_setting_raises(cfg):
     train(cfg)
     (folder,) = folders(cfg.outputs)
-    typed = {"seed": "seed=3"}
-    monkeypatch.setattr(app.training.state, "typed_overrides", lambda: typed)
     with pytest.raises(UserError, match="seed=3: the run to resume has seed=0"):
-        train(dataclasses.replace(cfg, resume=str(folder), seed=3))
+        train(dataclasses.replace(cfg, resume=str(folder), seed=3), {"seed": "seed=3"})
 
 
 @pytest.fixture
@@ -203,12 +201,11 @@ def test_time_includes_the_training_before_the_resume(cfg, stopped):
         ({"recipe": "best"}, "recipe=best: the run to resume has recipe=fast"),
     ],
 )
-def test_conflicting_override_raises(cfg, stopped, monkeypatch, change, message):
+def test_conflicting_override_raises(cfg, stopped, change, message):
     override = message.partition(":")[0]
     typed = {override.partition("=")[0]: override}
-    monkeypatch.setattr(app.training.state, "typed_overrides", lambda: typed)
     with pytest.raises(UserError) as caught:
-        train(dataclasses.replace(cfg, resume="latest", **change))
+        train(dataclasses.replace(cfg, resume="latest", **change), typed)
     assert message in str(caught.value)
 
 
@@ -329,28 +326,27 @@ def test_resume_keeps_the_fallback_data_set(cfg, monkeypatch, tmp_path):
     with pytest.raises(StoppedError):
         train(cfg)
     monkeypatch.undo()
-    monkeypatch.setattr(app.training.state, "typed_overrides", lambda: {"data": "data=digits"})
     digits = dataclasses.replace(original, name="digits", val_size=60)
     for _ in range(2):  # the second time the run is finished
-        summary = train(dataclasses.replace(cfg, resume="latest", data=digits))
+        resumed = dataclasses.replace(cfg, resume="latest", data=digits)
+        summary = train(resumed, {"data": "data=digits"})
         assert (summary["dataset"], summary["fallback_from"]) == ("digits", "mnist")
     assert_same(*folders(cfg.outputs))
 
 
-def test_resume_accepts_other_device_and_compile_settings(cfg, stopped, monkeypatch):
+def test_resume_accepts_other_device_and_compile_settings(cfg, stopped):
     trainer = dataclasses.replace(cfg.trainer, compile=False, checkpoint_seconds=5.0)
     asked, typed = dataclasses.replace(cfg, trainer=trainer, device="auto"), {}
-    monkeypatch.setattr(app.training.state, "typed_overrides", lambda: typed)
-    assert load_config(stopped, asked, None).device == "cpu"
+    assert load_config(stopped, asked, None, typed).device == "cpu"
     for override in ("device=auto", "trainer.compile=false", "trainer.checkpoint_seconds=5"):
         typed[override.partition("=")[0]] = override
-    kept = load_config(stopped, asked, None)
+    kept = load_config(stopped, asked, None, typed)
     assert (kept.trainer.compile, kept.trainer.checkpoint_seconds) == (False, 5.0)
     assert kept.device == "auto"
     asked.trainer.batch_size = 16
     typed["trainer.batch_size"] = "trainer.batch_size=16"
     with pytest.raises(UserError, match=r"batch_size=16: the run to resume has .*batch_size=32"):
-        load_config(stopped, asked, None)
+        load_config(stopped, asked, None, typed)
 
 
 def test_resume_locks_before_reading(cfg, stopped, monkeypatch):

@@ -5,8 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-import app.runs.folder
-import app.training.state
 from app.config.errors import UserError
 from app.config.schema import DataConfig, SeparableConfig, TrainConfig, TrainerConfig
 from app.runs.folder import create_run_folder
@@ -24,32 +22,29 @@ from tests.app.idx import write_dataset
         (["data=mnist", "data.root=other"], "other"),
     ],
 )
-def test_resumed_run_keeps_its_data_root(tmp_path, monkeypatch, typed, expected):
+def test_resumed_run_keeps_its_data_root(tmp_path, typed, expected):
     for name in ("saved", "other"):
         (tmp_path / name).mkdir()
     saved, other = (DataConfig(root=str(tmp_path / name)) for name in ("saved", "other"))
     folder = create_run_folder(TrainConfig(data=saved, outputs=str(tmp_path)))
     by_key = {override.partition("=")[0]: override for override in typed}
-    for module in (app.training.state, app.runs.folder):
-        monkeypatch.setattr(module, "typed_overrides", lambda: by_key)
     asked = TrainConfig(data=other, outputs=str(tmp_path))
-    assert load_config(folder, asked, None).data.root == str(tmp_path / expected)
+    assert load_config(folder, asked, None, by_key).data.root == str(tmp_path / expected)
 
 
 def test_resumed_run_whose_data_root_is_gone_takes_the_default(tmp_path):
     gone = DataConfig(root=str(tmp_path / "gone"))
     folder = create_run_folder(TrainConfig(data=gone, outputs=str(tmp_path)))
-    assert load_config(folder, TrainConfig(), None).data.root == "data"
+    assert load_config(folder, TrainConfig(), None, {}).data.root == "data"
 
 
-def test_resuming_another_network_raises(tmp_path, monkeypatch):
+def test_resuming_another_network_raises(tmp_path):
     run = TrainConfig(model=SeparableConfig([[4], [4], [4]]), outputs=str(tmp_path))
     folder = create_run_folder(run)
-    monkeypatch.setattr(app.training.state, "typed_overrides", lambda: {"model": "model=lenet"})
     with pytest.raises(
         UserError, match=r"^model=lenet: the run to resume has model\.name=separable"
     ):
-        load_config(folder, TrainConfig(), None)
+        load_config(folder, TrainConfig(), None, {"model": "model=lenet"})
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch.nn import functional as F
 
 import ops
@@ -86,12 +85,10 @@ def test_tensorboard_curves(cfg):
     for tag in ("loss/val", "accuracy/val", "accuracy/train", "images_per_second"):
         assert steps[tag] == [7, 14]
     assert len(steps["accuracy/test"]) == len(steps["loss/test"]) == 1
-    assert events.Scalars("final/test_accuracy")[0].value == pytest.approx(summary["test_accuracy"])
+    assert events.Scalars("accuracy/test")[0].value == pytest.approx(summary["test_accuracy"])
     rates = [point.value for point in events.Scalars("learning_rate")]
     assert rates == pytest.approx([one_cycle(s - 1, 14, cfg.optim) for s in steps["loss/train"]])
-    assert set(events.Tags()["images"]) == {"first_convolution", "confusion_matrix", "mistakes"}
-    assert set(events.Tags()["tensors"]) == {f"class/{digit}" for digit in range(10)}
-    assert any("NCReLU" in node.name for node in events.Graph().node)
+    assert set(events.Tags()["images"]) == {"confusion_matrix", "mistakes"}
 
 
 def test_lltm_run(cfg, capsys):
@@ -101,30 +98,11 @@ def test_lltm_run(cfg, capsys):
     assert not {"act", "conv", "head"} & summary.keys()
     assert summary["test_accuracy"] > 0.5
     assert "LLTM of 128 features" in capsys.readouterr().out
-    events = EventAccumulator(str(run_folder(cfg))).Reload()
-    assert set(events.Tags()["images"]) == {"confusion_matrix", "mistakes"}
-    assert any("lltm" in node.name.lower() for node in events.Graph().node)
 
 
 def test_separable_network_trains(cfg):
-    """TensorBoard's hyperparameters are scalars, `model.channels` is a list."""
     network = SeparableConfig([[4], [4], [4]])
     assert train(dataclasses.replace(cfg, model=network))["channels"] == network.channels
-
-
-def test_tensorboard_hparams(cfg):
-    summary = train(cfg)
-    events = EventAccumulator(str(run_folder(cfg))).Reload()
-    content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
-    start = HParamsPluginData.FromString(content).session_start_info
-    assert start.hparams["model.act"].string_value == "ncrelu"
-    assert start.hparams["optim.lr"].number_value == 0.01
-    content = events.SummaryMetadata("_hparams_/experiment").plugin_data.content
-    metrics = HParamsPluginData.FromString(content).experiment.metric_infos
-    names = {info.name.tag for info in metrics}
-    assert "final/test_accuracy" in names
-    assert names <= set(events.Tags()["scalars"])
-    assert events.Scalars("final/parameters")[0].value == summary["parameters"]
 
 
 def test_best_checkpoint_contents(cfg):

@@ -67,10 +67,9 @@ def draw(page, digit, strokes=DIGITS):
         page.mouse.up()
 
 
-def settle(page, panel="digit"):
+def settle(page):
     """Wait for the prediction of the current drawing, and return it."""
     page.wait_for_function(
-        "id => document.getElementById(id).dataset.version === document.body.dataset.version",
-        arg=panel,
+        "() => document.getElementById('digit').dataset.version === document.body.dataset.version"
     )
-    return page.locator(f"#{panel}").text_content()
+    return page.locator("#digit").text_content()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.app.web.browser import open_page
-from tests.networks import DATA_ROOT, common_folder, folder_lock, small_mnist, train_once
+from tests.networks import common_folder, folder_lock, small_mnist, train_once
 
 
 class Server:
@@ -16,7 +16,7 @@ class Server:
 
     def __init__(self, outputs, log, *settings):
         self.log = Path(log).open("w")  # noqa: SIM115 (closed by stop)
-        arguments = [f"outputs={outputs}", "open=false", "port=0", f"data.root={DATA_ROOT}"]
+        arguments = [f"outputs={outputs}", "open=false", "port=0"]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "app.draw", *arguments, *settings],
             cwd=outputs,

@@ -20,7 +20,6 @@ def main(outputs="outputs", picture=ROOT / "docs" / "draw.png", *settings):
         page = open_page(browser.new_context(viewport=SIZE), server.address, [])
         draw(page, "5")
         settle(page)
-        page.locator("#samples button").first.wait_for()
         content = page.screenshot(full_page=True)
         server.stop()
     colours = Image.open(io.BytesIO(content)).convert("RGB").quantize(128, dither=0)

@@ -1,8 +1,6 @@
 """The server of app.draw: responses, errors, security headers, shutdown."""
 
-import asyncio
 import base64
-import functools
 import io
 import json
 import resource
@@ -15,19 +13,12 @@ import urllib.request
 import zlib
 from contextlib import ExitStack
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
 from PIL import Image
-from websockets.exceptions import ConnectionClosed, InvalidStatus
-from websockets.sync.client import connect
 
-from app.config.errors import UserError
-from app.config.schema import DrawConfig
-from app.web.networks import find_networks
-from app.web.samples import choose_samples
-from app.web.server import MAX_BODY, create_app, listen
+from app.web.server import MAX_BODY, listen
 from tests.app.web.conftest import Server
 
 
@@ -112,7 +103,7 @@ def test_png_and_raw_pixels_match_predict(ask, default_run, runtime):
         assert answer["probabilities"] == pytest.approx(expected.tolist(), abs=1e-4)
         assert answer["class"] == str(int(expected.argmax()))
         assert base64.b64decode(answer["image"]) == image.numpy().tobytes()
-        assert answer["maps"] is None
+        assert (answer["maps"] is None) == (runtime == 1)
 
 
 def test_maps_match_the_first_layers(ask, network, default_run):
@@ -120,7 +111,7 @@ def test_maps_match_the_first_layers(ask, network, default_run):
     from app.inference.preprocess import frame
 
     body = drawing().tobytes()
-    answer = json.loads(ask(f"api/predict?network={network}&width=140&maps=true", body)[2])
+    answer = json.loads(ask(f"api/predict?network={network}&width=140", body)[2])
     trained = load_torch(default_run)
     input = trained.normalize(frame(drawing(), "mnist")[None])
     convolution = trained.module.features[0](input)
@@ -143,21 +134,6 @@ def test_blank_picture_and_lone_dot_have_no_prediction(ask, network):
         assert json.loads(content)["class"] is None
 
 
-def test_samples_of_a_deleted_run_are_refused(tmp_path):
-    with pytest.raises(UserError, match=r"best\.pt: No such file"):
-        choose_samples(tmp_path / "best.pt", "data")
-
-
-def test_samples_start_with_confident_mistakes(ask, network):
-    images = json.loads(ask(f"api/samples?network={network}")[2])
-    flags = [image["mistake"] for image in images]
-    assert flags == sorted(flags, reverse=True)
-    assert all((image["label"] != image["answer"]) == image["mistake"] for image in images)
-    pixels = base64.b64decode(images[0]["pixels"])
-    answer = ask(f"api/predict?network={network}&width=28&frame=false", pixels)[2]
-    assert json.loads(answer)["class"] == images[0]["answer"]
-
-
 PREDICT = "api/predict?network=NETWORK"
 REFUSED = {
     "a foreign host": ("api/networks", None, {"Host": "evil.example"}, 403),
@@ -176,11 +152,8 @@ REFUSED = {
     "a width of 0": (PREDICT + "&width=0", bytes(100), {}, 400),
     "a width below 0": (PREDICT + "&width=-1", bytes(100), {}, 400),
     "a width that is no number": (PREDICT + "&width=x", bytes(100), {}, 400),
-    "an unframed picture": (PREDICT + "&width=10&frame=false", bytes(100), {}, 400),
-    "an unknown flag": (PREDICT + "&maps=1", b"x", {}, 400),
     "a path upwards": ("api/predict?network=../../x", b"x", {}, 404),
     "no network": ("api/predict", b"x", {}, 404),
-    "samples of no network": ("api/samples?network=x", None, {}, 404),
     "a file outside of the page": ("../server.py", None, {}, 404),
     "an encoded path upwards": ("%2e%2e/server.py", None, {}, 404),
     "GET of a prediction": (PREDICT, None, {}, 405),
@@ -205,113 +178,10 @@ def test_too_large_picture_names_the_limit(ask, network, side):
     assert json.loads(content) == {"error": "too large, at most 16,777,216 pixels"}
 
 
-@pytest.fixture
-def strokes(server):
-    """Return a function that opens a WebSocket for strokes."""
-    return functools.partial(open_strokes, server.address)
-
-
-def open_strokes(address, host=None, **options):
-    own = urlsplit(address)
-    return connect(
-        f"ws://{host or own.netloc}/api/strokes",
-        sock=socket.create_connection((own.hostname, own.port)),  # no proxy
-        **options,
-    )
-
-
-def test_websocket_answers_as_requests_are_answered(ask, network, strokes, server):
-    body, query = drawing().tobytes(), f"network={network}&width=140&maps=true"
-    with strokes(origin=server.address.rstrip("/")) as socket:
-        for asked in (query, query.replace("true", "false")):
-            socket.send(asked)
-            socket.send(body)
-            answer, posted = (
-                json.loads(socket.recv()),
-                json.loads(ask(f"api/predict?{asked}", body)[2]),
-            )
-            assert answer.pop("milliseconds").keys() == posted.pop("milliseconds").keys()
-            assert answer == posted
-
-
-@pytest.mark.parametrize(
-    ("query", "body", "error"),
-    [
-        ("network=../../x", b"x", "network=../../x: not one of /api/networks"),
-        ("network=NETWORK", b"x", "not a PNG picture; with width=... gray bytes are taken, too"),
-        (
-            "network=NETWORK&maps=2",
-            b"x",
-            "maps=2: Input should be a valid boolean, unable to interpret input",
-        ),
-    ],
-)
-def test_websocket_reports_errors(network, strokes, query, body, error):
-    with strokes() as socket:
-        socket.send(query.replace("NETWORK", network))
-        socket.send(body)
-        assert json.loads(socket.recv())["error"] == error
-        socket.send(f"network={network}&width=140")  # the connection goes on
-        socket.send(drawing().tobytes())
-        assert json.loads(socket.recv())["class"]
-
-
-def test_failures_are_answers(default_run, monkeypatch, capsys):
-    def fail(*_):
-        raise KeyError("a bug")
-
-    monkeypatch.setattr("app.web.server.predict_picture", fail)
-    entries = find_networks(default_run.parents[1], None)
-    received = [
-        {"type": "websocket.connect"},
-        {"type": "websocket.receive", "text": f"network={next(iter(entries))}&width=140"},
-        {"type": "websocket.receive", "bytes": drawing().tobytes()},
-        {"type": "websocket.disconnect", "code": 1000},
-    ]
-    sent = []
-
-    async def receive():
-        return received.pop(0)
-
-    async def send(message):
-        sent.append(message)
-
-    host = (b"host", b"127.0.0.1:8000")
-    scope = {"type": "websocket", "path": "/api/strokes", "headers": [host], "query_string": b""}
-    asyncio.run(create_app(DrawConfig(), entries)(scope, receive, send))
-    assert json.loads(sent[1]["text"]) == {"error": "The server failed: KeyError('a bug')"}
-    assert "a bug" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "headers", [{"origin": "http://evil.example"}, {"origin": "null"}, {"host": "evil.example"}]
-)
-def test_strokes_from_other_sites_are_rejected(strokes, headers):
-    with pytest.raises(InvalidStatus, match="403"):
-        strokes(**headers)
-
-
-@pytest.mark.parametrize("messages", [[b"x"], ["x", "y"], ["x", bytes(MAX_BODY + 1)]])
-def test_invalid_messages_close_the_connection(ask, network, strokes, messages):
-    with strokes() as socket:
-        for message in messages:
-            socket.send(message)
-        with pytest.raises(ConnectionClosed):
-            socket.recv()
-    assert ask(f"api/predict?network={network}&width=140", drawing().tobytes())[0] == 200
-
-
 def test_own_hosts_and_origin_are_accepted(ask, server):
     port = server.address.rstrip("/").rpartition(":")[2]
     for host in (f"localhost:{port}", f"127.0.0.1:{port}", "localhost:9000"):
         assert ask("", None, Host=host, Origin=f"http://{host}")[0] == 200
-
-
-def send_text(connection, *frames):
-    """Send a text message in frames."""
-    for index, content in enumerate(frames):
-        opcode = (0 if index else 0x01) | (0x80 if content is frames[-1] else 0)
-        connection.socket.sendall(bytes([opcode, 0x80 | len(content)]) + bytes(4) + content)
 
 
 def wait_until(condition, seconds=20):
@@ -337,12 +207,6 @@ def test_failures_of_connections_are_logged_as_one_line_each(make_run, tmp_path)
         with socket.create_connection((host, int(port))) as upload:
             upload.sendall(f"{head}Content-Length: 1000\r\n\r\nabc".encode())
     assert_logs("a client aborted its upload")
-    for frames in ([b"\xff\xfe"], [b"x", b"\xff"]):
-        with open_strokes(server.address) as strokes:
-            send_text(strokes, *frames)
-            with pytest.raises(ConnectionClosed):
-                strokes.recv(timeout=10)
-    assert_logs("a client sent a text message that is not UTF-8")
     process = server.process.pid
     limit = len(list(Path(f"/proc/{process}/fd").iterdir())) + 5
     resource.prlimit(process, resource.RLIMIT_NOFILE, (limit, limit))
@@ -357,10 +221,7 @@ def test_failures_of_connections_are_logged_as_one_line_each(make_run, tmp_path)
 def test_interrupt_stops_the_server_with_open_connections(default_run, tmp_path):
     server = Server(default_run.parents[1], tmp_path / "stderr")
     host, port = server.address[7:].rstrip("/").split(":")
-    with (
-        open_strokes(server.address),
-        socket.create_connection((host, int(port))) as kept,  # keep-alive
-    ):
+    with socket.create_connection((host, int(port))) as kept:  # keep-alive
         kept.sendall(f"GET / HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode())
         assert kept.recv(20).startswith(b"HTTP/1.1 200")
         assert server.stop() == 130

@@ -1,0 +1,69 @@
+"""Conversion of expected failures of a run to RunErrors, which name its last checkpoint."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+from app.config.environment import read_torchrun
+from app.config.errors import RunError, WriteError, is_out_of_memory, one_line
+from app.config.schema import TrainConfig
+from app.runs.checkpoint import BEST, LAST
+from app.training.distributed import LostPeerError
+
+if TYPE_CHECKING:
+    from app.training.state import Run
+
+
+@contextmanager
+def expected_failures(cfg: TrainConfig, run: "Run | None" = None) -> Iterator[None]:
+    """Convert expected failures (out of memory, full disk, lost peer) to RunError."""
+    try:
+        yield
+    except WriteError as error:
+        raise RunError(f"{error} ({last_checkpoint(run)})" if run else str(error)) from error
+    except (RuntimeError, MemoryError) as error:
+        if is_out_of_memory(error):
+            where = f"on {cfg.device} before the first step"
+            if run:
+                where = (
+                    f"on {run.device} with trainer.batch_size={run.schedule.batch_size}: "
+                    f"try a smaller one ({last_checkpoint(run)})"
+                )
+            raise RunError(f"out of memory {where}") from error
+        size = run.world.size if run else read_torchrun().size
+        if isinstance(error, LostPeerError) or (size > 1 and is_connection_error(error)):
+            where = (
+                f"at step {run.step} ({last_checkpoint(run)})" if run else "before the first step"
+            )
+            first_line = str(error).partition("\n")[0]  # C++ frames may follow
+            message = f"lost the connection to another process {where}: {one_line(first_line)}"
+            raise RunError(message.removesuffix(": ")) from error
+        raise
+
+
+def is_connection_error(error: BaseException) -> bool:
+    """Return whether a collective operation or the rendezvous failed."""
+    known = isinstance(error, torch.distributed.DistError)
+    return known or bool(re.search("gloo|nccl", str(error), re.IGNORECASE))
+
+
+def not_finite(run: "Run", what: str, step: int) -> RunError:
+    """Return the RunError for non-finite values at `step`, with the setting to change."""
+    rate, decay = run.schedule.rate(step - 1), run.cfg.optim.weight_decay
+    # a step multiplies the weights by 1 - lr * weight_decay: below -1 they grow and alternate
+    setting = "weight_decay" if run.cfg.optim.lr * decay > 2 else "lr"
+    return RunError(
+        f"{what} at step {step}, where the learning rate was {rate:.2g} and the weight decay "
+        f"{decay:g}: try a smaller optim.{setting} ({last_checkpoint(run)})"
+    )
+
+
+def last_checkpoint(run: "Run") -> str:
+    """Describe the last checkpoint, for error messages."""
+    for path in (run.folder / LAST, run.folder / BEST):
+        if path.is_file():
+            return f"last checkpoint: {path}"
+    return "there is no checkpoint yet"
