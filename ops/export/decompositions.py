@@ -94,18 +94,18 @@ def _lltm_cell(
     products = F.linear(torch.cat((h, input), 1), weights)
     i, o, z = (products if bias is None else products + bias).chunk(3, 1)
     c = c + F.elu(z) * i.sigmoid()
-    return c.tanh() * o.sigmoid(), c, products.to(_sum_dtype(input))
+    return c.tanh() * o.sigmoid(), c, torch.cat((products, c), 1).to(_sum_dtype(input))
 
 
 def _lltm(
     sequence: Tensor, weights: Tensor, bias: Tensor | None, h: Tensor, c: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    steps, products = [], []
+    steps, saved = [], []
     for x in sequence.unbind():
-        h, c, product = _lltm_cell(x, weights, bias, h, c)
+        h, c, values = _lltm_cell(x, weights, bias, h, c)
         steps.append(h)
-        products.append(product)
-    return torch.stack(steps), h, c, torch.stack(products)
+        saved.append(values)
+    return torch.stack(steps), h, c, torch.stack(saved)
 
 
 def _sum_dtype(x: Tensor) -> torch.dtype:

@@ -28,7 +28,7 @@ def _names(op: OpOverload) -> list[str]:
 
 
 def _check(op: str, names: Sequence[str], tensors: Sequence[Any]) -> tuple[Tensor, Tensor, Tensor]:
-    """Check the arguments of a fake; return fakes of all h, one c and the products."""
+    """Check the arguments of a fake; return fakes of all h, one c and the saved values."""
     input, _, _, h, _ = tensors
     dim = 3 if names[0] == "sequence" else 2
     check.argument(op, names[0], input.dim() == dim and (dim == 2 or input.shape[0] > 0))
@@ -43,7 +43,7 @@ def _check(op: str, names: Sequence[str], tensors: Sequence[Any]) -> tuple[Tenso
     return (
         input.new_empty((*steps, batch, state)),
         input.new_empty((batch, state)),
-        input.new_empty((*steps, batch, 3 * state), dtype=sums),
+        input.new_empty((*steps, batch, 4 * state), dtype=sums),
     )
 
 
@@ -52,16 +52,16 @@ def _fake_cell(*tensors: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _fake_sequence(*tensors: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    output, c, products = _check("lltm", _names(sequence_loop), tensors)
-    return output, torch.empty_like(c), c, products
+    output, c, saved = _check("lltm", _names(sequence_loop), tensors)
+    return output, torch.empty_like(c), c, saved
 
 
 def _fake_backward(op: OpOverload, forward: OpOverload, *args: Any) -> tuple[Tensor, ...]:
     """Return fake gradients of the five tensors, of shape [0] if not needed."""
     given = dict(zip(_names(op), args, strict=True))
     tensors = [given[name] for name in _names(forward)]
-    h, c, products = _check(name_of(op), _names(forward), tensors)
-    likes = {"grad_output": h, "output": h, "grad_h": c, "grad_cell": c, "products": products}
+    h, c, saved = _check(name_of(op), _names(forward), tensors)
+    likes = {"grad_output": h, "output": h, "grad_h": c, "grad_cell": c, "saved": saved}
     for name, like in likes.items():
         if (x := given.get(name)) is not None:
             check.same(name_of(op), name, x, like.shape, like.dtype)

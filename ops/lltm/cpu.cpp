@@ -32,7 +32,7 @@ struct Backend {
         aoti_torch_cpu_addmm_out(out.get(), out.get(), a.get(), b.get(), 1, 1));
   }
 
-  // Run a forward step, a backward step or a scan.
+  // Run a forward or backward step.
   template <typename Step>
   static void run(const Tensor&, const Sizes& sizes, const Step& step) {
     cpu::parallel_for(
@@ -60,17 +60,17 @@ struct Backend {
 STABLE_TORCH_LIBRARY_FRAGMENT(lenet_ops, m) {
   m.def(
       "lltm_cell(Tensor input, Tensor weights, Tensor? bias, Tensor old_h, Tensor old_cell) -> "
-      "(Tensor new_h, Tensor new_cell, Tensor products)");
+      "(Tensor new_h, Tensor new_cell, Tensor saved)");
   m.def(
       "lltm_cell_backward(Tensor? grad_h, Tensor? grad_cell, Tensor input, Tensor weights, "
-      "Tensor? bias, Tensor old_h, Tensor old_cell, Tensor products, bool[5] output_mask) -> "
+      "Tensor? bias, Tensor old_h, Tensor old_cell, Tensor saved, bool[5] output_mask) -> "
       "(Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
       "lltm(Tensor sequence, Tensor weights, Tensor? bias, Tensor h0, Tensor c0) -> "
-      "(Tensor output, Tensor h_n, Tensor c_n, Tensor products)");
+      "(Tensor output, Tensor h_n, Tensor c_n, Tensor saved)");
   m.def(
       "lltm_backward(Tensor? grad_output, Tensor? grad_h, Tensor? grad_cell, Tensor sequence, "
-      "Tensor weights, Tensor? bias, Tensor h0, Tensor c0, Tensor output, Tensor products, "
+      "Tensor weights, Tensor? bias, Tensor h0, Tensor c0, Tensor output, Tensor saved, "
       "bool[5] output_mask) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
 }
 

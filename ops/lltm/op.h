@@ -4,6 +4,8 @@
 //   products = [h, x] · weightsᵀ, gates = products + bias            [N, 3S]
 //   cell'    = cell + elu(candidate) · σ(input)                      [N, S]
 //   h'       = tanh(cell') · σ(output)
+//
+// Forward saves products and cell' for backward, [N, 4S] for each step.
 #pragma once
 
 #include <array>
@@ -24,7 +26,8 @@ struct Position {
   int64_t state, row, column;
 
   OPS_DEVICE int64_t state_offset() const { return row * state + column; }
-  OPS_DEVICE int64_t gates_offset() const { return 3 * row * state + column; }
+  OPS_DEVICE int64_t gate(int i) const { return (3 * row + i) * state + column; }
+  OPS_DEVICE int64_t saved(int i) const { return (4 * row + i) * state + column; }
 };
 
 // Input or output state of a step: `tensor` at the ends of a sequence, `carried` between steps; if
@@ -40,18 +43,19 @@ struct StateOutput {
   acc_t<T>* carried = nullptr;
 };
 
-// Forward step. Contiguous: states [N, S], products [N, 3S], bias [3S]. O: dtype of operands.
+// Forward step. Contiguous: states [N, S], saved [N, 4S], bias [3S]. O: dtype of operands.
 template <typename T, typename O>
 struct Forward {
   using A = acc_t<T>;
 
-  A* products;         // of the gates, without bias
-  const A* recurrent;  // to be added to products; or null
-  const T* bias;       // or null
-  StateInput<T> old_cell;
-  StateOutput<T> new_cell;
+  A* saved;             // products of the gates, without bias; receives the new cell
+  const A* recurrent;   // [N, 3S], to be added to the products; or null
+  const T* bias;        // or null
+  const T* first_cell;  // old cell of the first step, or null
+  const A* before;      // `saved` of the step before: its cell
+  T* last_cell;         // copies of new cell and h, or null
+  T* last_h;
   T* new_h;
-  T* last_h;   // copy of new_h, or null
   O* operand;  // new_h as operand of the next matrix product, or null
 };
 
@@ -60,25 +64,13 @@ template <typename T, typename O>
 struct Backward {
   using A = acc_t<T>;
 
-  const A* products;
+  const A* saved;
   const T* bias;
-  StateInput<T> old_cell;
   const T* grad_output;     // of new_h, or null
   StateInput<T> grad_h;     // added to grad_output
   StateInput<T> grad_cell;  // of new_cell
   O* grad_gates;            // or null
   StateOutput<T> grad_old_cell;
-};
-
-// Recompute cells[t] = cells[t − 1] + elu(candidate) · σ(input) for all steps but the last.
-template <typename T>
-struct Scan {
-  using A = acc_t<T>;
-
-  const A* products;
-  const T* bias;
-  const T* first_cell;
-  A* cells;
 };
 
 // Names of the operator and its arguments in error messages, and the dimensions of the input.

@@ -1,12 +1,12 @@
 // LLTM over a sequence: matrix products and steps, the same on any device. A Backend provides
-// multiply, accumulate, run (a step or a scan), sum_rows and the operand dtype.
+// multiply, accumulate, run (a step), sum_rows and the operand dtype.
 //
 //   forward                                      backward
-//   x [T·N, I] ──► products [T·N, 3S]            scan: cells of all steps, elementwise
-//                  (one matrix product)          for t = T − 1 … 0:
-//   for t = 0 … T − 1:                             step: gradients of gates t, cell t − 1
-//     products[t] += h · weights_hᵀ                grad_h = gates[t] · weights_h
-//     step: gates ──► cell, h                    grad of x, weights: products over all steps
+//   x [T·N, I] ──► products [T·N, 3S]            for t = T − 1 … 0:
+//                  (one matrix product)            step: gradients of gates t, cell t − 1
+//   for t = 0 … T − 1:                             grad_h = gates[t] · weights_h
+//     products[t] += h · weights_hᵀ              grad of x, weights: products over all steps
+//     step: gates ──► cell, h
 #pragma once
 
 #include "lltm/op.h"
@@ -32,7 +32,7 @@ inline Tensor rows_transposed(const Tensor& x, int64_t begin, int64_t end, int64
 }
 
 struct Outputs {
-  Tensor output, last_cell, products;
+  Tensor output, last_cell, saved;
   std::optional<Tensor> last_h;  // sequence only
 };
 
@@ -41,18 +41,17 @@ Outputs forward(const Arguments& a) {
   const int64_t steps = a.sizes.steps, n = a.sizes.batch, in = a.sizes.input, s = a.sizes.state;
   const ScalarType dtype = a.input.scalar_type(), sum_dtype = accumulator_dtype(dtype);
   Outputs out{empty(a.input, a.result_shape(s)), empty(a.input, {n, s}),
-              empty(a.input, a.result_shape(3 * s), sum_dtype), std::nullopt};
+              empty(a.input, a.result_shape(4 * s), sum_dtype), std::nullopt};
   if (a.names.is_sequence()) {
     out.last_h = empty(a.input, {n, s});
   }
   const Tensor x = Backend::operand(a.input), w = Backend::operand(a.weights);
   const Tensor weights_h = matrix(w, s, 3 * s, 1, s + in);
-  Backend::multiply(rows(out.products, 0, steps * n, 3 * s), rows(x, 0, steps * n, in),
+  Backend::multiply(matrix(out.saved, steps * n, 3 * s, 4 * s), rows(x, 0, steps * n, in),
                     matrix(w, in, 3 * s, 1, s + in, s));
   // Products of wider dtype are added by the step; h rounded to `dtype` is converted by it.
   const bool adds = x.scalar_type() != sum_dtype, converts = x.scalar_type() != dtype;
-  const Tensor recurrent = empty_if(adds, out.products, {n, 3 * s});
-  const Tensor carried = empty_if(steps > 1, out.products, {n, s});
+  const Tensor recurrent = empty_if(adds, out.saved, {n, 3 * s});
   const Tensor operand = empty_if(steps > 1 && converts, x, {n, s});
   Tensor h = Backend::operand(a.old_h);
   dispatch_floating(a.names.op, dtype, [&](auto tag) {
@@ -60,7 +59,7 @@ Outputs forward(const Arguments& a) {
     using A = acc_t<T>;
     using O = typename Backend::template Operand<T>;
     for (int64_t t = 0; t < steps; ++t) {
-      const Tensor products = rows(out.products, t * n, (t + 1) * n, 3 * s);
+      const Tensor products = matrix(out.saved, n, 3 * s, 4 * s, 1, t * n * 4 * s);
       const Tensor new_h = rows(out.output, t * n, (t + 1) * n, s);
       if (adds) {
         Backend::multiply(recurrent, h, weights_h);
@@ -68,19 +67,15 @@ Outputs forward(const Arguments& a) {
         Backend::accumulate(products, h, weights_h);
       }
       Forward<T, O> step{};
-      step.products = products.template mutable_data_ptr<A>();
+      step.saved = products.template mutable_data_ptr<A>();
       step.recurrent = data_unless_empty<A>(recurrent);
       step.bias = data_or_null<T>(a.bias);
-      if (t == 0) {
-        step.old_cell.tensor = a.old_cell.template const_data_ptr<T>();
-      } else {
-        step.old_cell.carried = carried.template const_data_ptr<A>();
-      }
+      step.first_cell = t == 0 ? a.old_cell.template const_data_ptr<T>() : nullptr;
+      step.before = t > 0 ? step.saved - n * 4 * s : nullptr;
       if (t == steps - 1) {
-        step.new_cell.tensor = out.last_cell.template mutable_data_ptr<T>();
+        step.last_cell = out.last_cell.template mutable_data_ptr<T>();
         step.last_h = out.last_h ? out.last_h->template mutable_data_ptr<T>() : nullptr;
       } else {
-        step.new_cell.carried = carried.template mutable_data_ptr<A>();
         step.operand = data_unless_empty<O>(operand);
       }
       step.new_h = new_h.template mutable_data_ptr<T>();
@@ -102,7 +97,7 @@ using FiveTensors = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 template <typename Backend>
 FiveTensors backward(const Names& names, OutputGradients grads, const Tensor& input,
                      const Tensor& weights, const std::optional<Tensor>& bias, const Tensor& old_h,
-                     const Tensor& old_cell, std::optional<Tensor> output, const Tensor& products,
+                     const Tensor& old_cell, std::optional<Tensor> output, const Tensor& saved,
                      const std::vector<bool>& mask) {
   const char* op = names.op;
   const Arguments a(names, input, weights, bias, old_h, old_cell);
@@ -120,14 +115,14 @@ FiveTensors backward(const Names& names, OutputGradients grads, const Tensor& in
   prepare("grad_h", grads.last_h, one);
   prepare("grad_cell", grads.last_cell, one);
   prepare("output", output, all_h);
-  check_dtype(op, "products", products, sum_dtype);
-  check_shape(op, "products", products, a.result_shape(3 * s));
-  check_device(op, names.input, a.input, "products", products);
+  check_dtype(op, "saved", saved, sum_dtype);
+  check_shape(op, "saved", saved, a.result_shape(4 * s));
+  check_device(op, names.input, a.input, "saved", saved);
   check(mask.size() == 5, op, ": output_mask must be five booleans");
   const bool need_input = mask[0], need_weights = mask[1], need_bias = mask[2] && a.bias,
              need_h = mask[3], need_cell = mask[4];
   const bool need_gates = need_input || need_weights || need_bias || need_h || steps > 1;
-  const Tensor p = as_contiguous(products), w = Backend::operand(a.weights);
+  const Tensor steps_saved = as_contiguous(saved), w = Backend::operand(a.weights);
 
   // In the dtype of matrix operands; rounded to `dtype` on return.
   const Tensor grad_input =
@@ -137,23 +132,16 @@ FiveTensors backward(const Names& names, OutputGradients grads, const Tensor& in
                gates = empty_if(need_gates, w, {total, 3 * s});
   Tensor grad_bias = empty_if(need_bias, a.input, {3 * s});
   const Tensor grad_old_cell = empty_if(need_cell, a.input, one);
-  const bool carries = steps > 1;
-  const Tensor cells = empty_if(carries, p, {steps - 1, n, s});
-  const Tensor grad_h = empty_if(carries, p, one), grad_cell = empty_if(carries, p, one);
+  const Tensor grad_h = empty_if(steps > 1, steps_saved, one),
+               grad_cell = empty_if(steps > 1, steps_saved, one);
 
   dispatch_floating(op, dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     using A = acc_t<T>;
     using O = typename Backend::template Operand<T>;
-    if (carries) {
-      Backend::run(
-          a.input, a.sizes,
-          Scan<T>{p.const_data_ptr<A>(), data_or_null<T>(a.bias),
-                  a.old_cell.template const_data_ptr<T>(), cells.template mutable_data_ptr<A>()});
-    }
     for (int64_t t = steps - 1; t >= 0; --t) {
       Backward<T, O> step{};
-      step.products = p.const_data_ptr<A>() + t * n * 3 * s;
+      step.saved = steps_saved.const_data_ptr<A>() + t * n * 4 * s;
       step.bias = data_or_null<T>(a.bias);
       if (grads.output) {
         step.grad_output = grads.output->template const_data_ptr<T>() + t * n * s;
@@ -169,10 +157,8 @@ FiveTensors backward(const Names& names, OutputGradients grads, const Tensor& in
         step.grad_cell.carried = grad_cell.template const_data_ptr<A>();
       }
       if (t > 0) {
-        step.old_cell.carried = cells.template const_data_ptr<A>() + (t - 1) * n * s;
         step.grad_old_cell.carried = grad_cell.template mutable_data_ptr<A>();
       } else {
-        step.old_cell.tensor = a.old_cell.template const_data_ptr<T>();
         step.grad_old_cell.tensor = data_unless_empty<T>(grad_old_cell);
       }
       Backend::run(a.input, a.sizes, step);
@@ -211,7 +197,7 @@ std::tuple<Tensor, Tensor, Tensor> cell(const Tensor& input, const Tensor& weigh
                                         const Tensor& old_cell) {
   const Outputs out =
       forward<Backend>({cell_names("lltm_cell"), input, weights, bias, old_h, old_cell});
-  return {out.output, out.last_cell, out.products};
+  return {out.output, out.last_cell, out.saved};
 }
 
 template <typename Backend>
@@ -219,27 +205,26 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> sequence(const Tensor& sequence, cons
                                                     std::optional<Tensor> bias, const Tensor& h0,
                                                     const Tensor& c0) {
   const Outputs out = forward<Backend>({sequence_names("lltm"), sequence, weights, bias, h0, c0});
-  return {out.output, *out.last_h, out.last_cell, out.products};
+  return {out.output, *out.last_h, out.last_cell, out.saved};
 }
 
 template <typename Backend>
 FiveTensors cell_backward(std::optional<Tensor> grad_h, std::optional<Tensor> grad_cell,
                           const Tensor& input, const Tensor& weights, std::optional<Tensor> bias,
-                          const Tensor& old_h, const Tensor& old_cell, const Tensor& products,
+                          const Tensor& old_h, const Tensor& old_cell, const Tensor& saved,
                           std::vector<bool> output_mask) {
   return backward<Backend>(cell_names("lltm_cell_backward"), {grad_h, std::nullopt, grad_cell},
-                           input, weights, bias, old_h, old_cell, std::nullopt, products,
-                           output_mask);
+                           input, weights, bias, old_h, old_cell, std::nullopt, saved, output_mask);
 }
 
 template <typename Backend>
 FiveTensors sequence_backward(std::optional<Tensor> grad_output, std::optional<Tensor> grad_h,
                               std::optional<Tensor> grad_cell, const Tensor& sequence,
                               const Tensor& weights, std::optional<Tensor> bias, const Tensor& h0,
-                              const Tensor& c0, const Tensor& output, const Tensor& products,
+                              const Tensor& c0, const Tensor& output, const Tensor& saved,
                               std::vector<bool> output_mask) {
   return backward<Backend>(sequence_names("lltm_backward"), {grad_output, grad_h, grad_cell},
-                           sequence, weights, bias, h0, c0, output, products, output_mask);
+                           sequence, weights, bias, h0, c0, output, saved, output_mask);
 }
 
 }  // namespace ops::lltm

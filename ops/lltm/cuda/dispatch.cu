@@ -35,7 +35,7 @@ struct Backend {
         aoti_torch_cuda_addmm_out(out.get(), out.get(), a.get(), b.get(), 1, 1));
   }
 
-  // Run a forward step, a backward step or a scan.
+  // Run a forward or backward step.
   template <typename Step>
   static void run(const Tensor& like, const Sizes& sizes, const Step& step) {
     if (sizes.batch == 0 || sizes.state == 0) {

@@ -23,7 +23,7 @@ def shapes(t: int, n: int, i: int, s: int, bias: bool = True) -> tuple[Shape | N
 
 
 X, W, B, H = (torch.ones(s) for s in ((5, 2, 3), (12, 7), (12,), (2, 4)))
-P, MASK = torch.ones(5, 2, 12), [True] * 5  # products, output_mask
+SAVED, MASK = torch.ones(5, 2, 16), [True] * 5
 
 OPERATOR = Operator(
     name="lltm",
@@ -65,7 +65,7 @@ OPERATOR = Operator(
         Wrong(lambda: lltm(X[:0, 0], W, B, H[0], H[0]), RuntimeError, "at least one … got [0, 3]"),
         Wrong(lambda: lltm(X, W, B, H, H[:, 1:]), RuntimeError, "c0 … [2, 4] … [2, 3]"),
         Wrong(
-            lambda: raw.lltm_backward(X, None, None, X, W, B, H, H, X, P, MASK),
+            lambda: raw.lltm_backward(X, None, None, X, W, B, H, H, X, SAVED, MASK),
             RuntimeError,
             "grad_output … [5, 2, 4] … [5, 2, 3]",
         ),

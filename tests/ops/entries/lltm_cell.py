@@ -23,7 +23,7 @@ def shapes(n: int, i: int, s: int, bias: bool = True) -> tuple[Shape | None, ...
 
 
 X, W, B, H = (torch.ones(s) for s in ((2, 3), (12, 7), (12,), (2, 4)))
-P, MASK = torch.ones(2, 12), [True] * 5  # products, output_mask
+SAVED, MASK = torch.ones(2, 16), [True] * 5
 
 OPERATOR = Operator(
     name="lltm_cell",
@@ -65,14 +65,14 @@ OPERATOR = Operator(
         ),
         Wrong(lambda: lltm_cell(X, W, B, H, H[:, 1:]), RuntimeError, "old_cell … [2, 4] … [2, 3]"),
         Wrong(
-            lambda: raw.lltm_cell_backward(H[:1], None, X, W, B, H, H, P, MASK),
+            lambda: raw.lltm_cell_backward(H[:1], None, X, W, B, H, H, SAVED, MASK),
             RuntimeError,
             "grad_h … [2, 4] … [1, 4]",
         ),
         Wrong(
-            lambda: raw.lltm_cell_backward(H, None, X, W, B, H, H, P.half(), MASK),
+            lambda: raw.lltm_cell_backward(H, None, X, W, B, H, H, SAVED.half(), MASK),
             RuntimeError,
-            "products … float32 … float16",
+            "saved … float32 … float16",
         ),
     ),
 )
