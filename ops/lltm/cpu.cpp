@@ -59,13 +59,6 @@ struct Backend {
 
 STABLE_TORCH_LIBRARY_FRAGMENT(lenet_ops, m) {
   m.def(
-      "lltm_cell(Tensor input, Tensor weights, Tensor? bias, Tensor old_h, Tensor old_cell) -> "
-      "(Tensor new_h, Tensor new_cell, Tensor saved)");
-  m.def(
-      "lltm_cell_backward(Tensor? grad_h, Tensor? grad_cell, Tensor input, Tensor weights, "
-      "Tensor? bias, Tensor old_h, Tensor old_cell, Tensor saved, bool[5] output_mask) -> "
-      "(Tensor, Tensor, Tensor, Tensor, Tensor)");
-  m.def(
       "lltm(Tensor sequence, Tensor weights, Tensor? bias, Tensor h0, Tensor c0) -> "
       "(Tensor output, Tensor h_n, Tensor c_n, Tensor saved)");
   m.def(
@@ -75,10 +68,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(lenet_ops, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CPU, m) {
-  m.impl("lltm_cell", TORCH_BOX(&cell<Backend>));
-  m.impl("lltm_cell_backward", TORCH_BOX(&cell_backward<Backend>));
-  m.impl("lltm", TORCH_BOX(&sequence<Backend>));
-  m.impl("lltm_backward", TORCH_BOX(&sequence_backward<Backend>));
+  m.impl("lltm", TORCH_BOX(&forward<Backend>));
+  m.impl("lltm_backward", TORCH_BOX(&backward<Backend>));
 }
 
 }  // namespace ops::lltm

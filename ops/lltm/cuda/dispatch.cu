@@ -57,10 +57,8 @@ struct Backend {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CUDA, m) {
-  m.impl("lltm_cell", TORCH_BOX(&cell<Backend>));
-  m.impl("lltm_cell_backward", TORCH_BOX(&cell_backward<Backend>));
-  m.impl("lltm", TORCH_BOX(&sequence<Backend>));
-  m.impl("lltm_backward", TORCH_BOX(&sequence_backward<Backend>));
+  m.impl("lltm", TORCH_BOX(&forward<Backend>));
+  m.impl("lltm_backward", TORCH_BOX(&backward<Backend>));
 }
 
 }  // namespace ops::lltm
