@@ -323,27 +323,6 @@ def test_evaluation_runs_standard_operators():
             ours(torch.ones(shape))
 
 
-def test_state_dict_of_version_1():
-    """Expect num_batches_tracked, which PyTorch 0.4.1 added, to keep its value."""
-    ours, theirs = layers(3, "relu")
-    state = {name: x + 1 for name, x in ours.state_dict().items() if "tracked" not in name}
-    for layer in (ours, theirs):
-        layer(image((2, 3, 4, 4)))
-        layer.load_state_dict(state)
-    torch.testing.assert_close(ours.state_dict(), theirs.state_dict())
-    assert ours.state_dict()._metadata == theirs.state_dict()._metadata
-    with pytest.raises(RuntimeError, match=r"Missing key.*running_var"):
-        ours.load_state_dict({name: x for name, x in state.items() if name != "running_var"})
-
-
-def test_reset_parameters():
-    ours, theirs = layers(3, "relu")
-    ours(image((2, 3, 4, 4)))
-    ours.reset_parameters()
-    theirs.reset_parameters()
-    torch.testing.assert_close(ours.state_dict(), theirs.state_dict())
-
-
 def test_functions_that_know_batch_norm_leave_the_layer():
     """Expect no function to find the layer by type and drop its activation."""
     model = nn.Sequential(nn.Conv2d(3, 3, 1), BatchNormAct2d(3, "silu"))
