@@ -8,8 +8,7 @@
 # torch.compile. --wheel: only this wheel.
 set -euo pipefail
 usage() {
-  printf 'usage: scripts/check_torch.sh [--quick | --wheel FILE] VERSION...
-' >&2
+  printf 'usage: scripts/check_torch.sh [--quick | --wheel FILE] VERSION...\n' >&2
   exit 2
 }
 quick=no builds=yes wheel=
@@ -80,14 +79,12 @@ check_version() {
       add_row "$version" - '- | -' 'not installed'
       return 1
     }
-#   scripts/check_torch.sh [--quick | --wheel FILE] VERSION...     2.10.0 2.13.0
-#
-# --quick: only the wheel built by .venv, and the tests of loading, registration, calls, autograd and
-# torch.compile. --wheel: only this wheel.
-set -euo pipefail
-usage() {
-  printf 'usage: scripts/check_torch.sh [--quick | --wheel FILE] VERSION...
-' >&2
+  if [ "$builds" = yes ]; then
+    if build_wheel "$work/own-$version" "$work/$version/bin/python" "$(echo "$work"/*.tar.gz)"; then
+      try_wheel "$version" own "$work/own-$version"/*.whl || status=1
+    else
+      add_row "$version" own '- | -' 'not built'
+      status=1
     fi
   fi
   try_wheel "$version" "$kind" "$wheel" || status=1

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.compiler import is_dynamo_compiling
 from torch.fx import Proxy
 
 from ops.core import check, layout, windows
@@ -79,9 +78,6 @@ def batch_norm_act2d(
         return ACTIVATIONS[activation](normal)
     if (running_mean is None) != (running_var is None):
         raise ValueError(f"{_NAME}: running_mean and running_var must both be given, or both None")
-    if running_mean is None and is_dynamo_compiling():  # torch.cond: operators mutate tensors only
-        _check_image(input)
-        running_mean, running_var = input.new_empty(0), input.new_empty(0)
     return _call(input, weight, bias, index, eps, running_mean, running_var, momentum)
 
 
@@ -205,11 +201,6 @@ def _sums(input: Tensor) -> torch.dtype:
     return torch.float64 if input.dtype == torch.float64 else torch.float32
 
 
-def _given(running: Tensor | None) -> Tensor | None:
-    """Return None for running statistics of shape [0], as the kernels do."""
-    return None if running is None or running.shape[0] == 0 else running
-
-
 def _check(op: str, input: Tensor, activation: int, eps: float, **channels: Tensor | None) -> None:
     """Check the arguments of a fake; `channels` have one value per channel."""
     windows.check_image(op, input)
@@ -225,10 +216,10 @@ def _check(op: str, input: Tensor, activation: int, eps: float, **channels: Tens
 
 def _fake(input: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
     weight, bias, activation, eps, mean, var, _ = args
-    running = {"running_mean": _given(mean), "running_var": _given(var)}
-    _check(_NAME, input, activation, eps, weight=weight, bias=bias, **running)
-    channels = input.new_empty(input.shape[1:2], dtype=_sums(input))
-    return layout.resized(input, *input.shape[2:]), channels, torch.empty_like(channels)
+    channels = {"weight": weight, "bias": bias, "running_mean": mean, "running_var": var}
+    _check(_NAME, input, activation, eps, **channels)
+    statistics = input.new_empty(input.shape[1:2], dtype=_sums(input))
+    return layout.resized(input, *input.shape[2:]), statistics, torch.empty_like(statistics)
 
 
 def _fake_backward(grad_output: Tensor, input: Tensor, *args: Any) -> tuple[Tensor, ...]:
@@ -269,7 +260,7 @@ def _vmap(info: Any, in_dims: Sequence[int | None], *args: Any) -> Any:
     for x, dim in zip((mean, var), in_dims[5:7], strict=True):
         if x is not None and dim is not None:
             running.append(x.movedim(dim, 0))
-        elif _given(x) is not None:
+        elif x is not None:
             raise RuntimeError(
                 f"{_NAME}: vmap cannot update running statistics that all samples share; map "
                 "them, pass None, or eval() the module"

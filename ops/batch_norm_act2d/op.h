@@ -102,11 +102,6 @@ std::tuple<Tensor, Tensor, Tensor> forward(const Tensor& input, std::optional<Te
                                            std::optional<Tensor> running_var, double momentum) {
   const char* op = "batch_norm_act2d";
   const Arguments a(op, input, weight, bias, activation, eps);
-  for (auto* running : {&running_mean, &running_var}) {
-    if (*running && (*running)->numel() == 0) {  // as None: see __init__.py
-      running->reset();
-    }
-  }
   check_channels(op, input, "running_mean", running_mean);
   check_channels(op, input, "running_var", running_var);
   const auto new_mean = in_dtype(running_mean, a.dtype), new_var = in_dtype(running_var, a.dtype);

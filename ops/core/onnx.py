@@ -37,7 +37,8 @@ class OnnxOperator(NamedTuple):
             opset `op`. The node has the name of the function.
         node: f(*args), returns the node for a call torch.ops.lenet_ops.NAME(*args).
         unroll: f(node, steps, domain), returns the nodes that replace the node of a recurrent
-            operator over `steps` steps in `layout="standard"`; None: the function is inlined.
+            operator over `steps` steps in `layout="standard"`, or over one step; None: the
+            function is inlined.
         others: further functions that a node may call.
     """
 

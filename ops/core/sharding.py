@@ -138,10 +138,6 @@ _STRATEGIES: dict[str, Strategies | Callable[..., Strategies]] = {
     ),
     "involution2d": _involution(1),
     "involution2d_backward": _involution(2),
-    "lltm_cell": _with_replicated([((0, 0, 0), (0, None, None, 0, 0))]),
-    "lltm_cell_backward": _with_replicated(
-        [((0, "sum", "sum", 0, 0), (0, 0, 0, None, None, 0, 0, 0))]
-    ),
     "lltm": _with_replicated([((1, 0, 0, 1), (1, None, None, 0, 0))]),
     "lltm_backward": _with_replicated(
         [((1, "sum", "sum", 0, 0), (1, 0, 0, 1, None, None, 0, 0, 1, 1))]

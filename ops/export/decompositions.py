@@ -88,24 +88,18 @@ def _involution2d(input: Tensor, weight: Tensor, *geometry: Sizes) -> Tensor:
     return (columns * weight.flatten(2, 3).unsqueeze(2)).sum(3).view(n, c, *size)
 
 
-def _lltm_cell(
-    input: Tensor, weights: Tensor, bias: Tensor | None, h: Tensor, c: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    products = F.linear(torch.cat((h, input), 1), weights)
-    i, o, z = (products if bias is None else products + bias).chunk(3, 1)
-    c = c + F.elu(z) * i.sigmoid()
-    return c.tanh() * o.sigmoid(), c, products.to(_sum_dtype(input))
-
-
 def _lltm(
     sequence: Tensor, weights: Tensor, bias: Tensor | None, h: Tensor, c: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    steps, products = [], []
+    steps, saved = [], []
     for x in sequence.unbind():
-        h, c, product = _lltm_cell(x, weights, bias, h, c)
+        products = F.linear(torch.cat((h, x), 1), weights)
+        i, o, z = (products if bias is None else products + bias).chunk(3, 1)
+        c = c + F.elu(z) * i.sigmoid()
+        h = c.tanh() * o.sigmoid()
         steps.append(h)
-        products.append(product)
-    return torch.stack(steps), h, c, torch.stack(products)
+        saved.append(torch.cat((products, c), 1))
+    return torch.stack(steps), h, c, torch.stack(saved).to(_sum_dtype(sequence))
 
 
 def _sum_dtype(x: Tensor) -> torch.dtype:
@@ -114,5 +108,5 @@ def _sum_dtype(x: Tensor) -> torch.dtype:
 
 _FUNCTIONS = (
     *(_exp, _gelu, _ncrelu, _global_avg_pool2d, _max_pool2d),
-    *(_depthwise_conv1d, _depthwise_conv2d, _involution2d, _lltm_cell, _lltm),
+    *(_depthwise_conv1d, _depthwise_conv2d, _involution2d, _lltm),
 )

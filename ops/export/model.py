@@ -1,6 +1,7 @@
 """export_onnx: ONNX export by either PyTorch exporter (TorchScript or dynamo)."""
 
 import io
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, cast, get_args
@@ -102,8 +103,7 @@ def export_onnx(
         dynamic_axes=dynamic_axes or {},
     )
     model = _convert(model, opset_version)
-    if layout == "standard":
-        model = _unroll(model)
+    model = _unroll(model, most=sys.maxsize if layout == "standard" else 1)
     model = _add_functions(model, opset_version)
     if layout == "standard":
         model = _inline(model)
@@ -200,8 +200,10 @@ def _add_functions(model: ModelProto, opset_version: int) -> ModelProto:
     return model
 
 
-def _unroll(model: ModelProto) -> ModelProto:
-    """Unroll recurrent operators whose number of steps, the first size, does not vary."""
+def _unroll(model: ModelProto, most: int) -> ModelProto:
+    """Unroll recurrent operators over a fixed number of steps, the first size, up to `most`."""
+    if not any(node.op_type in unrollers() for node in model.graph.node):
+        return model
     del model.graph.value_info[:]  # tracing may record an example's size for a dynamic axis
     shapes = infer_shapes(model).graph
     lengths = {
@@ -213,7 +215,7 @@ def _unroll(model: ModelProto) -> ModelProto:
     for node in model.graph.node:
         unroll = unrollers().get(node.op_type) if node.domain == DOMAIN else None
         steps = lengths.get(node.input[0], 0) if unroll else 0
-        nodes += unroll(node, steps, DOMAIN) if unroll and steps else [node]
+        nodes += unroll(node, steps, DOMAIN) if unroll and 0 < steps <= most else [node]
     del model.graph.node[:]
     model.graph.node.extend(nodes)
     return model

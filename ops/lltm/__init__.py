@@ -10,14 +10,13 @@ from ops.core import check
 from ops.core.memory import convert_out_of_memory
 from ops.core.torch_private import is_traced
 from ops.core.tracing import record_leaf
-from ops.lltm.autograd import State, cell, sequence_loop
+from ops.lltm.autograd import State, forward
 
 
-@convert_out_of_memory
 def lltm_cell(
     input: Tensor, weights: Tensor, bias: Tensor | None, old_h: Tensor, old_cell: Tensor
 ) -> State:
-    """Compute one step of the LLTM, the recurrent cell of PyTorch's tutorial on C++ extensions.
+    """Apply :func:`lltm` to one step: the recurrent cell of PyTorch's tutorial on C++ extensions.
 
     [i, o, z] = [h, x] · Wᵀ + b, of S columns each; then
     c' = c + elu(z) · σ(i) and h' = tanh(c') · σ(o).
@@ -41,20 +40,16 @@ def lltm_cell(
         NotImplementedError: an unsupported dtype.
         RuntimeError: mismatched shapes, dtypes or devices.
     """
-    tensors = {"input": input, "weights": weights, "old_h": old_h, "old_cell": old_cell}
-    _check("lltm_cell", tensors, bias, "[N, I] or [I]", 2)
-    if input.dim() != 1:
-        new_h, new_cell, _ = cell(input, weights, bias, old_h, old_cell)
-        return new_h, new_cell
-    new_h, new_cell, _ = cell(input[None], weights, bias, old_h[None], old_cell[None])
-    return new_h[0], new_cell[0]
+    check.tensor("lltm_cell", "input", input)
+    _, new_h, new_cell = lltm(input[None], weights, bias, old_h, old_cell)
+    return new_h, new_cell
 
 
 @convert_out_of_memory
 def lltm(
     sequence: Tensor, weights: Tensor, bias: Tensor | None, h0: Tensor, c0: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Apply :func:`lltm_cell` to each step of a sequence.
+    """Apply the LLTM to a sequence, step by step.
 
     Args:
         sequence: [T, N, I] or [T, I], at least one step; float64, float32, bfloat16 or float16.
@@ -72,12 +67,11 @@ def lltm(
         NotImplementedError: an unsupported dtype.
         RuntimeError: mismatched shapes, dtypes or devices, an empty sequence.
     """
-    tensors = {"sequence": sequence, "weights": weights, "h0": h0, "c0": c0}
-    _check("lltm", tensors, bias, "[T, N, I] or [T, I]", 3)
-    if sequence.dim() != 2:
-        output, h, c, _ = sequence_loop(sequence, weights, bias, h0, c0)
+    _check(sequence, weights, bias, h0, c0)
+    if sequence.dim() == 3:
+        output, h, c, _ = forward(sequence, weights, bias, h0, c0)
         return output, h, c
-    output, h, c, _ = sequence_loop(sequence[:, None], weights, bias, h0[None], c0[None])
+    output, h, c, _ = forward(sequence[:, None], weights, bias, h0[None], c0[None])
     return output[:, 0], h[0], c[0]
 
 
@@ -85,30 +79,23 @@ torch.fx.wrap("lltm_cell")  # one node in torch.fx graphs
 torch.fx.wrap("lltm")
 
 
-def _check(
-    op: str, tensors: dict[str, Tensor], bias: Tensor | None, shapes: str, batched_dim: int
-) -> None:
-    """Check types, and for unbatched calls shapes: kernels would report batched shapes."""
+def _check(sequence: Tensor, weights: Tensor, bias: Tensor | None, h0: Tensor, c0: Tensor) -> None:
+    """Check types and ranks; the kernels check the rest."""
+    tensors = {"sequence": sequence, "weights": weights, "bias": bias, "h0": h0, "c0": c0}
     for name, x in tensors.items():
-        check.tensor(op, name, x)
-    if bias is not None:
-        check.tensor(op, "bias", bias)
-    (name, input), _, (h_name, h), (c_name, c) = tensors.items()
-    batched = input.dim() == batched_dim
-    if not batched and input.dim() != batched_dim - 1:
-        raise RuntimeError(f"{op}: {name} must have shape {shapes}, got {list(input.shape)}")
-    for state_name, state in ((h_name, h), (c_name, c)):
-        if state.dim() != (2 if batched else 1):
+        if name != "bias" or bias is not None:
+            check.tensor("lltm", name, x)
+    rank = sequence.dim()
+    if rank not in (2, 3):
+        raise RuntimeError(
+            f"lltm: sequence must have shape [T, N, I] or [T, I], got {list(sequence.shape)}"
+        )
+    for name, state in (("h0", h0), ("c0", c0)):
+        if state.dim() != rank - 1:
             raise RuntimeError(
-                f"{op}: {state_name} must have shape {'[N, S]' if batched else '[S]'} beside "
-                f"{name} of shape {list(input.shape)}, got {list(state.shape)}"
+                f"lltm: {name} must have shape {'[N, S]' if rank == 3 else '[S]'} beside "
+                f"sequence of shape {list(sequence.shape)}, got {list(state.shape)}"
             )
-    if batched or is_traced():
-        return
-    if c.shape != h.shape:
-        raise RuntimeError(f"{op}: {c_name} must have shape {list(h.shape)}, got {list(c.shape)}")
-    if input.dim() == 2 and input.shape[0] == 0:
-        raise RuntimeError(f"{op}: {name} must have at least one step, got {list(input.shape)}")
 
 
 class _Recurrent(nn.Module):

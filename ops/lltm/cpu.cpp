@@ -32,7 +32,7 @@ struct Backend {
         aoti_torch_cpu_addmm_out(out.get(), out.get(), a.get(), b.get(), 1, 1));
   }
 
-  // Run a forward step, a backward step or a scan.
+  // Run a forward or backward step.
   template <typename Step>
   static void run(const Tensor&, const Sizes& sizes, const Step& step) {
     cpu::parallel_for(
@@ -59,26 +59,17 @@ struct Backend {
 
 STABLE_TORCH_LIBRARY_FRAGMENT(lenet_ops, m) {
   m.def(
-      "lltm_cell(Tensor input, Tensor weights, Tensor? bias, Tensor old_h, Tensor old_cell) -> "
-      "(Tensor new_h, Tensor new_cell, Tensor products)");
-  m.def(
-      "lltm_cell_backward(Tensor? grad_h, Tensor? grad_cell, Tensor input, Tensor weights, "
-      "Tensor? bias, Tensor old_h, Tensor old_cell, Tensor products, bool[5] output_mask) -> "
-      "(Tensor, Tensor, Tensor, Tensor, Tensor)");
-  m.def(
       "lltm(Tensor sequence, Tensor weights, Tensor? bias, Tensor h0, Tensor c0) -> "
-      "(Tensor output, Tensor h_n, Tensor c_n, Tensor products)");
+      "(Tensor output, Tensor h_n, Tensor c_n, Tensor saved)");
   m.def(
       "lltm_backward(Tensor? grad_output, Tensor? grad_h, Tensor? grad_cell, Tensor sequence, "
-      "Tensor weights, Tensor? bias, Tensor h0, Tensor c0, Tensor output, Tensor products, "
+      "Tensor weights, Tensor? bias, Tensor h0, Tensor c0, Tensor output, Tensor saved, "
       "bool[5] output_mask) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CPU, m) {
-  m.impl("lltm_cell", TORCH_BOX(&cell<Backend>));
-  m.impl("lltm_cell_backward", TORCH_BOX(&cell_backward<Backend>));
-  m.impl("lltm", TORCH_BOX(&sequence<Backend>));
-  m.impl("lltm_backward", TORCH_BOX(&sequence_backward<Backend>));
+  m.impl("lltm", TORCH_BOX(&forward<Backend>));
+  m.impl("lltm_backward", TORCH_BOX(&backward<Backend>));
 }
 
 }  // namespace ops::lltm

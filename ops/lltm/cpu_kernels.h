@@ -37,10 +37,6 @@ struct VectorPosition : Position {
   OPS_FORMULA Vec<acc_t<T>, N> load(const T* p) const {
     return load_first<N>(p, n);
   }
-  template <typename T>
-  OPS_FORMULA Vec<T, N> load_constant(const T* p) const {
-    return load_first<N>(p, n);
-  }
   template <typename T, typename V>
   OPS_FORMULA void store(T* p, V v) const {
     store_first<N>(p, v, n);
@@ -49,13 +45,13 @@ struct VectorPosition : Position {
 
 #include "lltm/step.h"
 
-// Run a forward step, a backward step or a scan for rows [begin, end).
+// Run a forward or backward step for rows [begin, end).
 template <typename Step>
 void run_rows(const Step& s, const Sizes& sizes, int64_t begin, int64_t end) {
   constexpr int N = kLanes<typename Step::A>;
   for (int64_t row = begin; row < end; ++row) {
     for (int64_t column = 0; column < sizes.state; column += N) {
-      run(s, sizes, VectorPosition<N>{{sizes.state, row, column}, sizes.state - column});
+      run(s, VectorPosition<N>{{sizes.state, row, column}, sizes.state - column});
     }
   }
 }

@@ -8,26 +8,26 @@ from onnxscript import graph
 from ops.core.onnx import Function, Node, OnnxOperator, Opset, T, sizes_of
 
 
-def _lltm_cell_function(op: Opset) -> Function:
-    def LLTMCell(X: T, W: T, H: T, C: T, B: Optional[T]) -> Tuple[T, T]:
-        """LLTM step: [i, o, z] = [h, x] * W' + b, c' = c + elu(z) * s(i), h' = tanh(c') * s(o)."""
+def _step_function(op: Opset) -> Function:
+    def LLTMStep(X: T, W: T, H: T, C: T, B: Optional[T]) -> Tuple[T, T, T]:
+        """LLTM over one step, X [1, N, I].
+
+        [i, o, z] = [h, x] * W' + b, c' = c + elu(z) * s(i), h' = tanh(c') * s(o).
+        """
+        first = op.Constant(value_ints=[0])
         size = op.Div(op.Shape(W, end=1), op.Constant(value_ints=[3]))
-        gates = op.Gemm(op.Concat(H, X, axis=1), W, B, transB=1)
+        gates = op.Gemm(op.Concat(H, op.Squeeze(X, first), axis=1), W, B, transB=1)
         i, o, z = op.Split(gates, op.Concat(size, size, size, axis=0), axis=1)
         cell = op.Add(C, op.Mul(op.Elu(z), op.Sigmoid(i)))
-        return op.Mul(op.Tanh(cell), op.Sigmoid(o)), cell
+        h = op.Mul(op.Tanh(cell), op.Sigmoid(o))
+        return op.Unsqueeze(h, first), h, cell
 
-    return LLTMCell
-
-
-def _lltm_cell_node(input: T, weights: T, bias: Optional[T], old_h: T, old_cell: T) -> Node:
-    state = sizes_of(old_cell)
-    return Node([input, weights, old_h, old_cell, bias], [state, state])
+    return LLTMStep
 
 
-def _lltm_function(op: Opset) -> Function:
+def _function(op: Opset) -> Function:
     def LLTM(X: T, W: T, H: T, C: T, B: Optional[T]) -> Tuple[T, T, T]:
-        """LLTMCell over the steps of X, recurrently: all h, the last h, the last c."""
+        """LLTMStep over the steps of X, recurrently: all h, the last h, the last c."""
         size = op.Div(op.Shape(W, end=1), op.Constant(value_ints=[3]))
         sizes = op.Concat(size, size, size, axis=0)
         # Transposed outside: ONNX Runtime warns if the body of a Scan reads a Slice's output.
@@ -49,37 +49,30 @@ def _lltm_function(op: Opset) -> Function:
     return LLTM
 
 
-def _lltm_node(sequence: T, weights: T, bias: Optional[T], h0: T, c0: T) -> Node:
+def _node(sequence: T, weights: T, bias: Optional[T], h0: T, c0: T) -> Node:
     state = sizes_of(c0)
     outputs = [[*sizes_of(sequence)[:2], state[1]], state, state]
     return Node([sequence, weights, h0, c0, bias], outputs)
 
 
 def _unroll(node: NodeProto, steps: int, domain: str) -> list[NodeProto]:
-    """Return a chain of cells: few runtimes have Scan, and ONNX Runtime's takes longer."""
+    """Return a chain of steps: few runtimes have Scan, and ONNX Runtime's takes longer."""
     sequence, weights, h, c, *bias = node.input
     prefix = node.output[1]  # of names
-    first = f"{prefix}_first"  # the axis of the steps
-    nodes, states = [helper.make_node("Constant", [], [first], value_ints=[0])], []
+    nodes, outputs = [], []
     for i in range(steps):
-        is_last = i == steps - 1
-        index, x, column = (f"{prefix}_{part}_{i}" for part in ("index", "x", "column"))
-        next_h, next_c = node.output[1:] if is_last else (f"{prefix}_h_{i}", f"{prefix}_c_{i}")
+        index, x, *results = (f"{prefix}_{part}_{i}" for part in ("index", "x", "output", "h", "c"))
+        if i == steps - 1:
+            results[1:] = node.output[1:]
         nodes += [
-            helper.make_node("Constant", [], [index], value_int=i),
+            helper.make_node("Constant", [], [index], value_ints=[i]),
             helper.make_node("Gather", [sequence, index], [x], axis=0),
-            helper.make_node(
-                "LLTMCell", [x, weights, h, c, *bias], [next_h, next_c], domain=domain
-            ),
-            helper.make_node("Unsqueeze", [next_h, first], [column]),
+            helper.make_node("LLTMStep", [x, weights, h, c, *bias], results, domain=domain),
         ]
-        h, c = next_h, next_c
-        states.append(column)
-    nodes.append(helper.make_node("Concat", states, node.output[:1], axis=0))
+        output, h, c = results
+        outputs.append(output)
+    nodes.append(helper.make_node("Concat", outputs, node.output[:1], axis=0))
     return nodes
 
 
-OPERATORS = {
-    "lltm_cell": OnnxOperator(_lltm_cell_function, _lltm_cell_node),
-    "lltm": OnnxOperator(_lltm_function, _lltm_node, _unroll),
-}
+OPERATORS = {"lltm": OnnxOperator(_function, _node, _unroll, [_step_function])}

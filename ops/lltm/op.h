@@ -1,9 +1,11 @@
-// LLTM: parameters of a step on any device, and the checked arguments of the operators. A cell is a
-// sequence of one step. Gates are in the order input, output, candidate:
+// LLTM: parameters of a step on any device, and the checked arguments of the operators. Gates are
+// in the order input, output, candidate:
 //
 //   products = [h, x] · weightsᵀ, gates = products + bias            [N, 3S]
 //   cell'    = cell + elu(candidate) · σ(input)                      [N, S]
 //   h'       = tanh(cell') · σ(output)
+//
+// Forward saves products and cell' for backward, [N, 4S] for each step.
 #pragma once
 
 #include <array>
@@ -24,7 +26,8 @@ struct Position {
   int64_t state, row, column;
 
   OPS_DEVICE int64_t state_offset() const { return row * state + column; }
-  OPS_DEVICE int64_t gates_offset() const { return 3 * row * state + column; }
+  OPS_DEVICE int64_t gate(int i) const { return (3 * row + i) * state + column; }
+  OPS_DEVICE int64_t saved(int i) const { return (4 * row + i) * state + column; }
 };
 
 // Input or output state of a step: `tensor` at the ends of a sequence, `carried` between steps; if
@@ -40,18 +43,19 @@ struct StateOutput {
   acc_t<T>* carried = nullptr;
 };
 
-// Forward step. Contiguous: states [N, S], products [N, 3S], bias [3S]. O: dtype of operands.
+// Forward step. Contiguous: states [N, S], saved [N, 4S], bias [3S]. O: dtype of operands.
 template <typename T, typename O>
 struct Forward {
   using A = acc_t<T>;
 
-  A* products;         // of the gates, without bias
-  const A* recurrent;  // to be added to products; or null
-  const T* bias;       // or null
-  StateInput<T> old_cell;
-  StateOutput<T> new_cell;
+  A* saved;             // products of the gates, without bias; receives the new cell
+  const A* recurrent;   // [N, 3S], to be added to the products; or null
+  const T* bias;        // or null
+  const T* first_cell;  // old cell of the first step, or null
+  const A* before;      // `saved` of the step before: its cell
+  T* last_cell;         // copies of new cell and h, or null
+  T* last_h;
   T* new_h;
-  T* last_h;   // copy of new_h, or null
   O* operand;  // new_h as operand of the next matrix product, or null
 };
 
@@ -60,9 +64,8 @@ template <typename T, typename O>
 struct Backward {
   using A = acc_t<T>;
 
-  const A* products;
+  const A* saved;
   const T* bias;
-  StateInput<T> old_cell;
   const T* grad_output;     // of new_h, or null
   StateInput<T> grad_h;     // added to grad_output
   StateInput<T> grad_cell;  // of new_cell
@@ -70,70 +73,38 @@ struct Backward {
   StateOutput<T> grad_old_cell;
 };
 
-// Recompute cells[t] = cells[t − 1] + elu(candidate) · σ(input) for all steps but the last.
-template <typename T>
-struct Scan {
-  using A = acc_t<T>;
-
-  const A* products;
-  const T* bias;
-  const T* first_cell;
-  A* cells;
-};
-
-// Names of the operator and its arguments in error messages, and the dimensions of the input.
-struct Names {
-  const char *op, *input, *old_h, *old_cell, *shape;
-  int64_t dim;
-
-  bool is_sequence() const { return dim == 3; }
-};
-
-constexpr Names cell_names(const char* op) {
-  return {op, "input", "old_h", "old_cell", "[N, I]", 2};
-}
-constexpr Names sequence_names(const char* op) {
-  return {op, "sequence", "h0", "c0", "[T, N, I]", 3};
-}
-
 // Check the arguments and make them contiguous.
 struct Arguments {
-  Names names;
+  const char* op;
   Sizes sizes;
-  Tensor input, weights, old_h, old_cell;
+  Tensor sequence, weights, h0, c0;
   std::optional<Tensor> bias;
 
-  Arguments(const Names& names, const Tensor& input, const Tensor& weights,
-            const std::optional<Tensor>& bias, const Tensor& old_h, const Tensor& old_cell)
-      : names(names), input(input), weights(weights), old_h(old_h), old_cell(old_cell), bias(bias) {
-    const char* op = names.op;
-    dispatch_floating(op, input.scalar_type(), [](auto) {});
-    check(input.dim() == names.dim, op, ": ", names.input, " must have shape ", names.shape,
-          ", got ", shape{input});
-    check(old_h.dim() == 2, op, ": ", names.old_h, " must have shape [N, S], got ", shape{old_h});
-    const int64_t steps = names.is_sequence() ? input.size(0) : 1, s = old_h.size(1);
-    sizes = {steps, input.size(names.dim - 2), input.size(names.dim - 1), s};
-    check(steps > 0, op, ": ", names.input, " must have at least one step, got ", shape{input});
-    this->input = as_contiguous(input);
-    this->old_h = prepared(names.old_h, old_h, {sizes.batch, s});
-    this->old_cell = prepared(names.old_cell, old_cell, {sizes.batch, s});
+  Arguments(const char* op, const Tensor& sequence, const Tensor& weights,
+            const std::optional<Tensor>& bias, const Tensor& h0, const Tensor& c0)
+      : op(op), sequence(sequence), weights(weights), h0(h0), c0(c0) {
+    dispatch_floating(op, sequence.scalar_type(), [](auto) {});
+    check(sequence.dim() == 3, op, ": sequence must have shape [T, N, I], got ", shape{sequence});
+    check(h0.dim() == 2, op, ": h0 must have shape [N, S], got ", shape{h0});
+    const int64_t s = h0.size(1);
+    sizes = {sequence.size(0), sequence.size(1), sequence.size(2), s};
+    check(sizes.steps > 0, op, ": sequence must have at least one step, got ", shape{sequence});
+    this->sequence = as_contiguous(sequence);
+    this->h0 = prepared("h0", h0, {sizes.batch, s});
+    this->c0 = prepared("c0", c0, {sizes.batch, s});
     this->weights = prepared("weights", weights, {3 * s, s + sizes.input});
-    if (bias) {
-      this->bias = prepared("bias", *bias, {3 * s});
-    }
+    this->bias = prepared("bias", bias, {3 * s});
   }
 
   // Check a tensor and make it contiguous.
   Tensor prepared(const char* name, const Tensor& x, const std::vector<int64_t>& expected) const {
-    check_same(names.op, names.input, input, name, x);
-    check_shape(names.op, name, x, expected);
+    check_same(op, "sequence", sequence, name, x);
+    check_shape(op, name, x, expected);
     return as_contiguous(x);
   }
-
-  // Return the shape of a result: [T, N, columns], or [N, columns] for a cell.
-  std::vector<int64_t> result_shape(int64_t columns) const {
-    return names.is_sequence() ? std::vector{sizes.steps, sizes.batch, columns}
-                               : std::vector{sizes.batch, columns};
+  std::optional<Tensor> prepared(const char* name, const std::optional<Tensor>& x,
+                                 const std::vector<int64_t>& expected) const {
+    return x ? std::optional(prepared(name, *x, expected)) : std::nullopt;
   }
 };
 

@@ -1,12 +1,12 @@
 // LLTM over a sequence: matrix products and steps, the same on any device. A Backend provides
-// multiply, accumulate, run (a step or a scan), sum_rows and the operand dtype.
+// multiply, accumulate, run (a step), sum_rows and the operand dtype.
 //
 //   forward                                      backward
-//   x [T·N, I] ──► products [T·N, 3S]            scan: cells of all steps, elementwise
-//                  (one matrix product)          for t = T − 1 … 0:
-//   for t = 0 … T − 1:                             step: gradients of gates t, cell t − 1
-//     products[t] += h · weights_hᵀ                grad_h = gates[t] · weights_h
-//     step: gates ──► cell, h                    grad of x, weights: products over all steps
+//   x [T·N, I] ──► products [T·N, 3S]            for t = T − 1 … 0:
+//                  (one matrix product)            step: gradients of gates t, cell t − 1
+//   for t = 0 … T − 1:                             grad_h = gates[t] · weights_h
+//     products[t] += h · weights_hᵀ              grad of x, weights: products over all steps
+//     step: gates ──► cell, h
 #pragma once
 
 #include "lltm/op.h"
@@ -31,153 +31,124 @@ inline Tensor rows_transposed(const Tensor& x, int64_t begin, int64_t end, int64
   return matrix(x, columns, end - begin, 1, columns, begin * columns);
 }
 
-struct Outputs {
-  Tensor output, last_cell, products;
-  std::optional<Tensor> last_h;  // sequence only
-};
-
+// Return the outputs of all steps, h and cell of the last one, and the values saved for backward.
 template <typename Backend>
-Outputs forward(const Arguments& a) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> forward(const Tensor& sequence, const Tensor& weights,
+                                                   std::optional<Tensor> bias, const Tensor& h0,
+                                                   const Tensor& c0) {
+  const Arguments a("lltm", sequence, weights, bias, h0, c0);
   const int64_t steps = a.sizes.steps, n = a.sizes.batch, in = a.sizes.input, s = a.sizes.state;
-  const ScalarType dtype = a.input.scalar_type(), sum_dtype = accumulator_dtype(dtype);
-  Outputs out{empty(a.input, a.result_shape(s)), empty(a.input, {n, s}),
-              empty(a.input, a.result_shape(3 * s), sum_dtype), std::nullopt};
-  if (a.names.is_sequence()) {
-    out.last_h = empty(a.input, {n, s});
-  }
-  const Tensor x = Backend::operand(a.input), w = Backend::operand(a.weights);
+  const ScalarType dtype = sequence.scalar_type(), sum_dtype = accumulator_dtype(dtype);
+  const Tensor output = empty(sequence, {steps, n, s}), last_h = empty(sequence, {n, s}),
+               last_cell = empty(sequence, {n, s}),
+               saved = empty(sequence, {steps, n, 4 * s}, sum_dtype);
+  const Tensor x = Backend::operand(a.sequence), w = Backend::operand(a.weights);
   const Tensor weights_h = matrix(w, s, 3 * s, 1, s + in);
-  Backend::multiply(rows(out.products, 0, steps * n, 3 * s), rows(x, 0, steps * n, in),
+  Backend::multiply(matrix(saved, steps * n, 3 * s, 4 * s), rows(x, 0, steps * n, in),
                     matrix(w, in, 3 * s, 1, s + in, s));
   // Products of wider dtype are added by the step; h rounded to `dtype` is converted by it.
   const bool adds = x.scalar_type() != sum_dtype, converts = x.scalar_type() != dtype;
-  const Tensor recurrent = empty_if(adds, out.products, {n, 3 * s});
-  const Tensor carried = empty_if(steps > 1, out.products, {n, s});
+  const Tensor recurrent = empty_if(adds, saved, {n, 3 * s});
   const Tensor operand = empty_if(steps > 1 && converts, x, {n, s});
-  Tensor h = Backend::operand(a.old_h);
-  dispatch_floating(a.names.op, dtype, [&](auto tag) {
+  Tensor h = Backend::operand(a.h0);
+  dispatch_floating("lltm", dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     using A = acc_t<T>;
     using O = typename Backend::template Operand<T>;
     for (int64_t t = 0; t < steps; ++t) {
-      const Tensor products = rows(out.products, t * n, (t + 1) * n, 3 * s);
-      const Tensor new_h = rows(out.output, t * n, (t + 1) * n, s);
+      const int64_t offset = t * n * 4 * s;
       if (adds) {
         Backend::multiply(recurrent, h, weights_h);
       } else {
-        Backend::accumulate(products, h, weights_h);
+        Backend::accumulate(matrix(saved, n, 3 * s, 4 * s, 1, offset), h, weights_h);
       }
       Forward<T, O> step{};
-      step.products = products.template mutable_data_ptr<A>();
+      step.saved = saved.template mutable_data_ptr<A>() + offset;
       step.recurrent = data_unless_empty<A>(recurrent);
       step.bias = data_or_null<T>(a.bias);
-      if (t == 0) {
-        step.old_cell.tensor = a.old_cell.template const_data_ptr<T>();
-      } else {
-        step.old_cell.carried = carried.template const_data_ptr<A>();
-      }
+      step.first_cell = t == 0 ? a.c0.template const_data_ptr<T>() : nullptr;
+      step.before = t > 0 ? step.saved - n * 4 * s : nullptr;
       if (t == steps - 1) {
-        step.new_cell.tensor = out.last_cell.template mutable_data_ptr<T>();
-        step.last_h = out.last_h ? out.last_h->template mutable_data_ptr<T>() : nullptr;
+        step.last_cell = last_cell.template mutable_data_ptr<T>();
+        step.last_h = last_h.template mutable_data_ptr<T>();
       } else {
-        step.new_cell.carried = carried.template mutable_data_ptr<A>();
         step.operand = data_unless_empty<O>(operand);
       }
-      step.new_h = new_h.template mutable_data_ptr<T>();
-      Backend::run(a.input, a.sizes, step);
-      h = converts ? operand : new_h;
+      step.new_h = output.template mutable_data_ptr<T>() + t * n * s;
+      Backend::run(sequence, a.sizes, step);
+      if (t < steps - 1) {
+        h = converts ? operand : rows(output, t * n, (t + 1) * n, s);
+      }
     }
   });
-  return out;
+  return {output, last_h, last_cell, saved};
 }
 
-struct OutputGradients {  // absent ones are zero
-  std::optional<Tensor> output, last_h, last_cell;
-};
-
-using FiveTensors = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
-
-// Return the gradients of input, weights, bias, old_h and old_cell that are in the mask; others
-// have shape [0]. `output` is of a sequence.
+// Return the gradients of sequence, weights, bias, h0 and c0 that are in the mask; others have
+// shape [0]. Absent gradients of outputs are zero.
 template <typename Backend>
-FiveTensors backward(const Names& names, OutputGradients grads, const Tensor& input,
-                     const Tensor& weights, const std::optional<Tensor>& bias, const Tensor& old_h,
-                     const Tensor& old_cell, std::optional<Tensor> output, const Tensor& products,
-                     const std::vector<bool>& mask) {
-  const char* op = names.op;
-  const Arguments a(names, input, weights, bias, old_h, old_cell);
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
+    std::optional<Tensor> grad_output, std::optional<Tensor> grad_h,
+    std::optional<Tensor> grad_cell, const Tensor& sequence, const Tensor& weights,
+    std::optional<Tensor> bias, const Tensor& h0, const Tensor& c0, const Tensor& output,
+    const Tensor& saved, std::vector<bool> mask) {
+  const char* op = "lltm_backward";
+  const Arguments a(op, sequence, weights, bias, h0, c0);
   const int64_t steps = a.sizes.steps, n = a.sizes.batch, in = a.sizes.input, s = a.sizes.state;
   const int64_t columns = s + in, total = steps * n;
-  const ScalarType dtype = a.input.scalar_type(), sum_dtype = accumulator_dtype(dtype);
-  const auto prepare = [&](const char* name, std::optional<Tensor>& x,
-                           const std::vector<int64_t>& expected) {
-    if (x) {
-      x = a.prepared(name, *x, expected);
-    }
-  };
-  const std::vector<int64_t> all_h = a.result_shape(s), one{n, s};
-  prepare(names.is_sequence() ? "grad_output" : "grad_h", grads.output, all_h);
-  prepare("grad_h", grads.last_h, one);
-  prepare("grad_cell", grads.last_cell, one);
-  prepare("output", output, all_h);
-  check_dtype(op, "products", products, sum_dtype);
-  check_shape(op, "products", products, a.result_shape(3 * s));
-  check_device(op, names.input, a.input, "products", products);
+  const ScalarType dtype = sequence.scalar_type(), sum_dtype = accumulator_dtype(dtype);
+  const std::vector<int64_t> all_h{steps, n, s}, one{n, s};
+  grad_output = a.prepared("grad_output", grad_output, all_h);
+  grad_h = a.prepared("grad_h", grad_h, one);
+  grad_cell = a.prepared("grad_cell", grad_cell, one);
+  const Tensor all_outputs = a.prepared("output", output, all_h);
+  check_dtype(op, "saved", saved, sum_dtype);
+  check_shape(op, "saved", saved, {steps, n, 4 * s});
+  check_device(op, "sequence", sequence, "saved", saved);
   check(mask.size() == 5, op, ": output_mask must be five booleans");
   const bool need_input = mask[0], need_weights = mask[1], need_bias = mask[2] && a.bias,
              need_h = mask[3], need_cell = mask[4];
   const bool need_gates = need_input || need_weights || need_bias || need_h || steps > 1;
-  const Tensor p = as_contiguous(products), w = Backend::operand(a.weights);
+  const Tensor values = as_contiguous(saved), w = Backend::operand(a.weights);
 
   // In the dtype of matrix operands; rounded to `dtype` on return.
-  const Tensor grad_input =
-      empty_if(need_input, w, {a.input.sizes().begin(), a.input.sizes().end()});
+  const Tensor grad_sequence = empty_if(need_input, w, {steps, n, in});
   const Tensor grad_weights = empty_if(need_weights, w, {3 * s, columns});
-  const Tensor grad_old_h = empty_if(need_h, w, one),
-               gates = empty_if(need_gates, w, {total, 3 * s});
-  Tensor grad_bias = empty_if(need_bias, a.input, {3 * s});
-  const Tensor grad_old_cell = empty_if(need_cell, a.input, one);
-  const bool carries = steps > 1;
-  const Tensor cells = empty_if(carries, p, {steps - 1, n, s});
-  const Tensor grad_h = empty_if(carries, p, one), grad_cell = empty_if(carries, p, one);
+  const Tensor grad_h0 = empty_if(need_h, w, one), gates = empty_if(need_gates, w, {total, 3 * s});
+  Tensor grad_bias = empty_if(need_bias, sequence, {3 * s});
+  const Tensor grad_c0 = empty_if(need_cell, sequence, one);
+  const Tensor carried_h = empty_if(steps > 1, values, one),
+               carried_cell = empty_if(steps > 1, values, one);
 
   dispatch_floating(op, dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     using A = acc_t<T>;
     using O = typename Backend::template Operand<T>;
-    if (carries) {
-      Backend::run(
-          a.input, a.sizes,
-          Scan<T>{p.const_data_ptr<A>(), data_or_null<T>(a.bias),
-                  a.old_cell.template const_data_ptr<T>(), cells.template mutable_data_ptr<A>()});
-    }
     for (int64_t t = steps - 1; t >= 0; --t) {
       Backward<T, O> step{};
-      step.products = p.const_data_ptr<A>() + t * n * 3 * s;
+      step.saved = values.const_data_ptr<A>() + t * n * 4 * s;
       step.bias = data_or_null<T>(a.bias);
-      if (grads.output) {
-        step.grad_output = grads.output->template const_data_ptr<T>() + t * n * s;
+      if (grad_output) {
+        step.grad_output = grad_output->template const_data_ptr<T>() + t * n * s;
       }
       if (need_gates) {
         step.grad_gates = gates.template mutable_data_ptr<O>() + t * n * 3 * s;
       }
       if (t == steps - 1) {
-        step.grad_h.tensor = data_or_null<T>(grads.last_h);
-        step.grad_cell.tensor = data_or_null<T>(grads.last_cell);
+        step.grad_h.tensor = data_or_null<T>(grad_h);
+        step.grad_cell.tensor = data_or_null<T>(grad_cell);
       } else {
-        step.grad_h.carried = grad_h.template const_data_ptr<A>();
-        step.grad_cell.carried = grad_cell.template const_data_ptr<A>();
+        step.grad_h.carried = carried_h.template const_data_ptr<A>();
+        step.grad_cell.carried = carried_cell.template const_data_ptr<A>();
       }
       if (t > 0) {
-        step.old_cell.carried = cells.template const_data_ptr<A>() + (t - 1) * n * s;
-        step.grad_old_cell.carried = grad_cell.template mutable_data_ptr<A>();
+        step.grad_old_cell.carried = carried_cell.template mutable_data_ptr<A>();
       } else {
-        step.old_cell.tensor = a.old_cell.template const_data_ptr<T>();
-        step.grad_old_cell.tensor = data_unless_empty<T>(grad_old_cell);
+        step.grad_old_cell.tensor = data_unless_empty<T>(grad_c0);
       }
-      Backend::run(a.input, a.sizes, step);
+      Backend::run(sequence, a.sizes, step);
       if (t > 0 || need_h) {
-        Backend::multiply(t > 0 ? grad_h : grad_old_h, rows(gates, t * n, (t + 1) * n, 3 * s),
+        Backend::multiply(t > 0 ? carried_h : grad_h0, rows(gates, t * n, (t + 1) * n, 3 * s),
                           matrix(w, 3 * s, s, columns));
       }
     }
@@ -186,60 +157,23 @@ FiveTensors backward(const Names& names, OutputGradients grads, const Tensor& in
     }
   });
   if (need_input) {
-    Backend::multiply(rows(grad_input, 0, total, in), gates, matrix(w, 3 * s, in, columns, 1, s));
+    Backend::multiply(rows(grad_sequence, 0, total, in), gates,
+                      matrix(w, 3 * s, in, columns, 1, s));
   }
-  if (need_weights) {  // gatesᵀ · [h, x], where h is old_h, then the outputs
+  if (need_weights) {  // gatesᵀ · [h, x], where h is h0, then the outputs
     Backend::multiply(matrix(grad_weights, 3 * s, in, columns, 1, s),
                       rows_transposed(gates, 0, total, 3 * s),
-                      rows(Backend::operand(a.input), 0, total, in));
+                      rows(Backend::operand(a.sequence), 0, total, in));
     const Tensor by_h = matrix(grad_weights, 3 * s, s, columns);
-    Backend::multiply(by_h, rows_transposed(gates, 0, n, 3 * s), Backend::operand(a.old_h));
+    Backend::multiply(by_h, rows_transposed(gates, 0, n, 3 * s), Backend::operand(a.h0));
     if (steps > 1) {
       Backend::accumulate(by_h, rows_transposed(gates, n, total, 3 * s),
-                          rows(Backend::operand(*output), 0, total - n, s));
+                          rows(Backend::operand(all_outputs), 0, total - n, s));
     }
   }
-  return {to_dtype(grad_input, dtype), in_strides_of(weights, to_dtype(grad_weights, dtype)),
+  return {to_dtype(grad_sequence, dtype), in_strides_of(weights, to_dtype(grad_weights, dtype)),
           bias ? in_strides_of(*bias, grad_bias) : grad_bias,
-          in_strides_of(old_h, to_dtype(grad_old_h, dtype)),
-          in_strides_of(old_cell, grad_old_cell)};
-}
-
-template <typename Backend>
-std::tuple<Tensor, Tensor, Tensor> cell(const Tensor& input, const Tensor& weights,
-                                        std::optional<Tensor> bias, const Tensor& old_h,
-                                        const Tensor& old_cell) {
-  const Outputs out =
-      forward<Backend>({cell_names("lltm_cell"), input, weights, bias, old_h, old_cell});
-  return {out.output, out.last_cell, out.products};
-}
-
-template <typename Backend>
-std::tuple<Tensor, Tensor, Tensor, Tensor> sequence(const Tensor& sequence, const Tensor& weights,
-                                                    std::optional<Tensor> bias, const Tensor& h0,
-                                                    const Tensor& c0) {
-  const Outputs out = forward<Backend>({sequence_names("lltm"), sequence, weights, bias, h0, c0});
-  return {out.output, *out.last_h, out.last_cell, out.products};
-}
-
-template <typename Backend>
-FiveTensors cell_backward(std::optional<Tensor> grad_h, std::optional<Tensor> grad_cell,
-                          const Tensor& input, const Tensor& weights, std::optional<Tensor> bias,
-                          const Tensor& old_h, const Tensor& old_cell, const Tensor& products,
-                          std::vector<bool> output_mask) {
-  return backward<Backend>(cell_names("lltm_cell_backward"), {grad_h, std::nullopt, grad_cell},
-                           input, weights, bias, old_h, old_cell, std::nullopt, products,
-                           output_mask);
-}
-
-template <typename Backend>
-FiveTensors sequence_backward(std::optional<Tensor> grad_output, std::optional<Tensor> grad_h,
-                              std::optional<Tensor> grad_cell, const Tensor& sequence,
-                              const Tensor& weights, std::optional<Tensor> bias, const Tensor& h0,
-                              const Tensor& c0, const Tensor& output, const Tensor& products,
-                              std::vector<bool> output_mask) {
-  return backward<Backend>(sequence_names("lltm_backward"), {grad_output, grad_h, grad_cell},
-                           sequence, weights, bias, h0, c0, output, products, output_mask);
+          in_strides_of(h0, to_dtype(grad_h0, dtype)), in_strides_of(c0, grad_c0)};
 }
 
 }  // namespace ops::lltm

@@ -1,11 +1,11 @@
-// Elementwise step of the LLTM after the matrix products: forward, backward, scan over all steps.
+// Elementwise step of the LLTM after the matrix products: forward and backward.
 // No include guard: compiled for each instruction set (cpu_kernels.h) and for CUDA (cuda/step.cuh),
 // with their Exponential of a number or vector V, and position `at`, which loads and stores V.
 //
-//   products [N, 3S]: a row                                   state [N, S]
-//   ┌─────────┬─────────┬─────────┐   bias, σ, elu, tanh      ┌─────────┐
-//   │ input   │ output  │candidate│ ────────────────────────► │ cell, h │
-//   └─────────┴─────────┴─────────┘                           └─────────┘
+//   saved [N, 4S]: a row                                                   h [N, S]
+//   ┌─────────┬─────────┬─────────┬─────────┐   bias, σ, elu, tanh         ┌─────────┐
+//   │ input   │ output  │candidate│ cell    │ ───────────────────────────► │ h       │
+//   └─────────┴─────────┴─────────┴─────────┘                              └─────────┘
 
 // Activations and their derivatives, without cancellation.
 
@@ -73,21 +73,26 @@ OPS_FORMULA auto bias_of(const Step& s, const At& at, int gate) {
 // Return a gate before its activation.
 template <typename Step, typename At>
 OPS_FORMULA auto gate_of(const Step& s, const At& at, int gate) {
-  return at.load(s.products + at.gates_offset() + gate * at.state) + bias_of(s, at, gate);
+  return at.load(s.saved + at.saved(gate)) + bias_of(s, at, gate);
 }
 
 template <typename T, typename O, typename At>
-OPS_FORMULA void run(const Forward<T, O>& s, const Sizes&, const At& at) {
+OPS_FORMULA void run(const Forward<T, O>& s, const At& at) {
   for (int gate = 0; s.recurrent && gate < 3; ++gate) {
-    const int64_t i = at.gates_offset() + gate * at.state;
-    at.store(s.products + i, at.load(s.products + i) + at.load(s.recurrent + i));
+    acc_t<T>* product = s.saved + at.saved(gate);
+    at.store(product, at.load(product) + at.load(s.recurrent + at.gate(gate)));
   }
   const Sigmoid in(gate_of(s, at, 0)), out(gate_of(s, at, 1));
-  const auto cell = read(s.old_cell, at) + Elu(gate_of(s, at, 2)).value * in.value;
+  const auto old_cell =
+      s.first_cell ? at.load(s.first_cell + at.state_offset()) : at.load(s.before + at.saved(3));
+  const auto cell = old_cell + Elu(gate_of(s, at, 2)).value * in.value;
   const auto h = Tanh(cell).value * out.value;
   T* new_h = s.new_h + at.state_offset();
-  write(s.new_cell, at, cell);
+  at.store(s.saved + at.saved(3), cell);
   at.store(new_h, h);
+  if (s.last_cell) {
+    at.store(s.last_cell + at.state_offset(), cell);
+  }
   if (s.last_h) {
     at.store(s.last_h + at.state_offset(), h);
   }
@@ -97,10 +102,10 @@ OPS_FORMULA void run(const Forward<T, O>& s, const Sizes&, const At& at) {
 }
 
 template <typename T, typename O, typename At>
-OPS_FORMULA void run(const Backward<T, O>& s, const Sizes&, const At& at) {
+OPS_FORMULA void run(const Backward<T, O>& s, const At& at) {
   const Sigmoid in(gate_of(s, at, 0)), out(gate_of(s, at, 1));
   const Elu candidate(gate_of(s, at, 2));
-  const Tanh cell(read(s.old_cell, at) + candidate.value * in.value);
+  const Tanh cell(at.load(s.saved + at.saved(3)));
   auto grad_h = read(s.grad_h, at);
   if (s.grad_output) {
     grad_h += at.load(s.grad_output + at.state_offset());
@@ -108,27 +113,8 @@ OPS_FORMULA void run(const Backward<T, O>& s, const Sizes&, const At& at) {
   const auto grad_cell = read(s.grad_cell, at) + grad_h * out.value * cell.slope;
   write(s.grad_old_cell, at, grad_cell);
   if (s.grad_gates) {
-    O* grad = s.grad_gates + at.gates_offset();
-    at.store(grad, grad_cell * candidate.value * in.slope);
-    at.store(grad + at.state, grad_h * cell.value * out.slope);
-    at.store(grad + 2 * at.state, grad_cell * in.value * candidate.slope);
-  }
-}
-
-// All steps in one call: elements are independent.
-template <typename T, typename At>
-OPS_FORMULA void run(const Scan<T>& s, const Sizes& sizes, const At& at) {
-  const int64_t elements = sizes.batch * sizes.state;
-  const auto input_bias = bias_of(s, at, 0), candidate_bias = bias_of(s, at, 2);
-  const auto* products = s.products + at.gates_offset();
-  auto cell = at.load(s.first_cell + at.state_offset());
-#ifdef __CUDACC__
-#pragma unroll 8
-#endif
-  for (int64_t t = 0; t < sizes.steps - 1; ++t) {
-    const Sigmoid in(at.load_constant(products + 3 * t * elements) + input_bias);
-    const auto candidate = at.load_constant(products + 3 * t * elements + 2 * at.state);
-    cell += Elu(candidate + candidate_bias).value * in.value;
-    at.store(s.cells + t * elements + at.state_offset(), cell);
+    at.store(s.grad_gates + at.gate(0), grad_cell * candidate.value * in.slope);
+    at.store(s.grad_gates + at.gate(1), grad_h * cell.value * out.slope);
+    at.store(s.grad_gates + at.gate(2), grad_cell * in.value * candidate.slope);
   }
 }

@@ -251,15 +251,6 @@ def test_stopped_tracking_keeps_the_count():
 
 
 @each_device
-def test_nan_and_infinity_spoil_their_channels_alone(device):
-    x = image((2, 3, 4, 4), device=device)
-    x[0, 1, 0, 0], x[1, 2, 0, 0] = torch.nan, torch.inf
-    y = batch_norm_act2d(x, None, None, training=True, activation="relu6")
-    assert y.isnan().all(dim=(0, 2, 3)).tolist() == [False, True, True]
-    assert y.isnan().any(dim=(0, 2, 3)).tolist() == [False, True, True]
-
-
-@each_device
 @each_activation
 def test_compile_updates_running_statistics(activation, device):
     torch._dynamo.reset()
@@ -322,19 +313,6 @@ def test_vmap_over_another_dimension_of_running_statistics():
         torch.testing.assert_close((mean[:, i], var[:, i]), alone)
 
 
-def test_conditional_training():
-    """Differentiate through torch.cond, which allows no mutated inputs, without statistics."""
-    x, weight = image((2, 3, 4, 4)), torch.ones(3, requires_grad=True)
-
-    def function(x, weight):
-        return batch_norm_act2d(x, None, None, weight, training=True)
-
-    y = torch.cond(x.sum() < 1e9, function, lambda x, weight: x * weight.sum(), (x, weight))
-    torch.testing.assert_close(y, function(x, weight))
-    grads = [torch.autograd.grad(z.square().sum(), weight) for z in (y, function(x, weight))]
-    torch.testing.assert_close(*grads)
-
-
 def test_evaluation_runs_standard_operators():
     ours, _ = layers(4, "relu")
     with Recorder() as recorder:
@@ -343,27 +321,6 @@ def test_evaluation_runs_standard_operators():
     for shape in ((4, 5), (3, 4, 5)):
         with pytest.raises(RuntimeError, match=r"must have shape \[N, C, H, W\], got"):
             ours(torch.ones(shape))
-
-
-def test_state_dict_of_version_1():
-    """Expect num_batches_tracked, which PyTorch 0.4.1 added, to keep its value."""
-    ours, theirs = layers(3, "relu")
-    state = {name: x + 1 for name, x in ours.state_dict().items() if "tracked" not in name}
-    for layer in (ours, theirs):
-        layer(image((2, 3, 4, 4)))
-        layer.load_state_dict(state)
-    torch.testing.assert_close(ours.state_dict(), theirs.state_dict())
-    assert ours.state_dict()._metadata == theirs.state_dict()._metadata
-    with pytest.raises(RuntimeError, match=r"Missing key.*running_var"):
-        ours.load_state_dict({name: x for name, x in state.items() if name != "running_var"})
-
-
-def test_reset_parameters():
-    ours, theirs = layers(3, "relu")
-    ours(image((2, 3, 4, 4)))
-    ours.reset_parameters()
-    theirs.reset_parameters()
-    torch.testing.assert_close(ours.state_dict(), theirs.state_dict())
 
 
 def test_functions_that_know_batch_norm_leave_the_layer():

@@ -1,5 +1,5 @@
 // Registration of CUDA global average pooling. forward.cuh chooses nchw_kernel (inner = 1) or
-// nhwc_kernel, backward.cuh the broadcast for the layout and alignment.
+// nhwc_kernel.
 #include "global_avg_pool2d/cuda/backward.cuh"
 #include "global_avg_pool2d/cuda/forward.cuh"
 

@@ -35,7 +35,7 @@ struct Backend {
         aoti_torch_cuda_addmm_out(out.get(), out.get(), a.get(), b.get(), 1, 1));
   }
 
-  // Run a forward step, a backward step or a scan.
+  // Run a forward or backward step.
   template <typename Step>
   static void run(const Tensor& like, const Sizes& sizes, const Step& step) {
     if (sizes.batch == 0 || sizes.state == 0) {
@@ -57,10 +57,8 @@ struct Backend {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CUDA, m) {
-  m.impl("lltm_cell", TORCH_BOX(&cell<Backend>));
-  m.impl("lltm_cell_backward", TORCH_BOX(&cell_backward<Backend>));
-  m.impl("lltm", TORCH_BOX(&sequence<Backend>));
-  m.impl("lltm_backward", TORCH_BOX(&sequence_backward<Backend>));
+  m.impl("lltm", TORCH_BOX(&forward<Backend>));
+  m.impl("lltm_backward", TORCH_BOX(&backward<Backend>));
 }
 
 }  // namespace ops::lltm

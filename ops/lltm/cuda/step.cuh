@@ -2,7 +2,7 @@
 //
 //   block:   256 elements: adjacent features, several rows of the batch if S < 256
 //   shared:  nothing
-//   thread:  one element (row, feature): three gates, cell and h; scan: its cell through all steps
+//   thread:  one element (row, feature): three gates, cell and h
 #pragma once
 
 #include <algorithm>
@@ -26,15 +26,6 @@ struct ElementPosition : Position {
   template <typename T>
   OPS_FORMULA acc_t<T> load(const T* p) const {
     return static_cast<acc_t<T>>(*p);
-  }
-  // For memory that the kernel does not write: loads need not wait for earlier stores.
-  template <typename T>
-  OPS_FORMULA T load_constant(const T* p) const {
-#ifdef __CUDA_ARCH__
-    return __ldg(p);
-#else
-    return *p;
-#endif
   }
   template <typename T, typename A>
   OPS_FORMULA void store(T* p, A value) const {
@@ -69,7 +60,7 @@ __global__ void __launch_bounds__(kThreads) step_kernel(Step step, Sizes sizes) 
   }
   for (int64_t column = blockIdx.y * blockDim.x + threadIdx.x; column < sizes.state;
        column += static_cast<int64_t>(gridDim.y) * blockDim.x) {
-    run(step, sizes, ElementPosition{{sizes.state, row, column}});
+    run(step, ElementPosition{{sizes.state, row, column}});
   }
 }
 

@@ -1,19 +1,23 @@
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ops import LLTM, lltm
-from tests.ops.entries.lltm_cell import reference as cell
 from tests.ops.operator_entry import Case, Operator, Shape, Wrong, raw
 
 
 def reference(
     sequence: Tensor, weights: Tensor, bias: Tensor | None, h: Tensor, c: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute each step as PyTorch's tutorial on C++ extensions does."""
     outputs = []
     for input in sequence:
-        h, c = cell(input, weights, bias, h, c)
+        gates = F.linear(torch.cat((h, input), -1), weights, bias)
+        input_gate, output_gate, candidate = gates.chunk(3, -1)
+        c = c + F.elu(candidate) * torch.sigmoid(input_gate)
+        h = torch.tanh(c) * torch.sigmoid(output_gate)
         outputs.append(h)
     return torch.stack(outputs), h, c
 
@@ -23,7 +27,7 @@ def shapes(t: int, n: int, i: int, s: int, bias: bool = True) -> tuple[Shape | N
 
 
 X, W, B, H = (torch.ones(s) for s in ((5, 2, 3), (12, 7), (12,), (2, 4)))
-P, MASK = torch.ones(5, 2, 12), [True] * 5  # products, output_mask
+Y, SAVED, MASK = torch.ones(5, 2, 4), torch.ones(5, 2, 16), [True] * 5
 
 OPERATOR = Operator(
     name="lltm",
@@ -33,6 +37,7 @@ OPERATOR = Operator(
         Case(shapes(2, 4, 7, 3)),
         Case(shapes(2, 3, 2, 9, bias=False)),
         Case(shapes(1, 2, 1, 1)),
+        Case(shapes(1, 20, 2, 17)),
     ),
     resized=shapes(4, 3, 7, 3),
     empty=(Case(shapes(2, 0, 3, 4)), Case(shapes(2, 2, 0, 4)), Case(shapes(2, 2, 3, 0))),
@@ -49,6 +54,7 @@ OPERATOR = Operator(
     wrong=(
         Wrong(lambda: lltm(1, W, B, H, H), TypeError, "sequence … Tensor … int"),
         Wrong(lambda: lltm(X, W, B, None, H), TypeError, "h0 … NoneType"),
+        Wrong(lambda: lltm(X, W, [0], H, H), TypeError, "bias … list"),
         Wrong(lambda: lltm(X.int(), W, B, H, H), NotImplementedError, "int32 … sequence"),
         Wrong(lambda: lltm(X, W.double(), B, H, H), RuntimeError, "weights … float32 … float64"),
         Wrong(
@@ -61,13 +67,18 @@ OPERATOR = Operator(
             lambda: lltm(X, W, B, H[None], H), RuntimeError, "h0 … [N, S] … [5, 2, 3] … [1, 2, 4]"
         ),
         Wrong(lambda: lltm(X[:, 0], W, B, H, H), RuntimeError, "h0 … [S] … [5, 3] … [2, 4]"),
-        Wrong(lambda: lltm(X[:, 0], W, B, H[0], H[0, 1:]), RuntimeError, "c0 … [4], got [3]"),
-        Wrong(lambda: lltm(X[:0, 0], W, B, H[0], H[0]), RuntimeError, "at least one … got [0, 3]"),
+        Wrong(lambda: lltm(X[:, 0], W, B, H[0], H[0, 1:]), RuntimeError, "c0 … [1, 4] … [1, 3]"),
+        Wrong(lambda: lltm(X[:0, 0], W, B, H[0], H[0]), RuntimeError, "at least one … [0, 1, 3]"),
         Wrong(lambda: lltm(X, W, B, H, H[:, 1:]), RuntimeError, "c0 … [2, 4] … [2, 3]"),
         Wrong(
-            lambda: raw.lltm_backward(X, None, None, X, W, B, H, H, X, P, MASK),
+            lambda: raw.lltm_backward(X, None, None, X, W, B, H, H, X, SAVED, MASK),
             RuntimeError,
             "grad_output … [5, 2, 4] … [5, 2, 3]",
+        ),
+        Wrong(
+            lambda: raw.lltm_backward(None, H, None, X, W, B, H, H, Y, SAVED.half(), MASK),
+            RuntimeError,
+            "saved … float32 … float16",
         ),
     ),
 )
