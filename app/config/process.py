@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -89,6 +90,21 @@ def handle_signals(handler: Callable[[int, FrameType | None], None] = interrupt)
     return previous
 
 
+def is_first(message: str) -> bool:
+    """Return whether no process of this torchrun launch has passed `message` before.
+
+    Restarted processes count, too. Return True without torchrun or if its store fails.
+    """
+    with suppress(Exception):
+        if os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True":  # KeyError without torchrun
+            from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+            host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+            store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=5))
+            return store.add(f"printed: {message}", 1) == 1
+    return True
+
+
 def check_surroundings() -> None:
     """Raise a UserError if the current folder was deleted.
 
@@ -120,7 +136,8 @@ def exit_codes(full_error: bool = False) -> Iterator[None]:
     Install signal handlers (`handle_signals`), which stay after the block.
 
     Exit codes: 2 wrong usage or unusable input, 1 failure, 130 interrupted, 141 output pipe closed
-    (prints nothing). `full_error` also prints the traceback of expected errors.
+    (prints nothing). `full_error` also prints the traceback of expected errors. Under torchrun, one
+    process prints a UserError, once for all restarts.
     """
     open_streams()
     handle_signals()
@@ -144,7 +161,7 @@ def exit_codes(full_error: bool = False) -> Iterator[None]:
             import traceback  # late: importing it would delay handle_signals()
 
             traceback.print_exception(error)
-        if expected:
+        if expected and (isinstance(converted, RunError) or is_first(str(converted))):
             print("error:", str(converted).replace("\n", "\\n"), file=sys.stderr)
         code = getattr(converted, "exit_code", 1)
     else:
