@@ -22,6 +22,7 @@ esac
 [ $# -gt 0 ] || usage
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" tools
 
+unset PYTHONPATH # would find the sources
 make_work_folder
 
 # Tests of what depends on PyTorch's version; kernels and their values do not.
