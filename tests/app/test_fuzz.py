@@ -125,7 +125,7 @@ def read_run(folder):
     groups = group_runs(entries := find_entries(outputs))
     for text in (table(groups), to_csv(entries)):
         assert all(line.isprintable() for line in text.splitlines())
-    load_config(folder, TrainConfig(), None)
+    load_config(folder, TrainConfig(), None, {})
 
 
 def parse_yaml(content):

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.cuda
 @contextmanager
 def train_step(cfg):  # noqa: F811
     with ExitStack() as stack:
-        yield start(cfg, World(), stack).train_step
+        yield start(cfg, World(), stack, {}, None).train_step
 
 
 def weights_after_training(cfg):  # noqa: F811

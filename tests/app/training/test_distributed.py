@@ -169,7 +169,7 @@ def test_indivisible_batch_or_data_raises(cfg, change, message):  # noqa: F811
             return function()
 
     with ExitStack() as stack, pytest.raises(UserError, match=message):
-        start(cfg, Three(0, 3), stack)
+        start(cfg, Three(0, 3), stack, {}, None)
 
 
 @pytest.mark.cuda
