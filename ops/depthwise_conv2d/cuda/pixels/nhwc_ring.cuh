@@ -1,10 +1,7 @@
 // Shared by the nhwc_ring kernels: register shapes, sequence of steps, launch plan.
 #pragma once
 
-#include "core/choose.h"
 #include "depthwise_conv2d/cuda/families.cuh"
-#include "depthwise_conv2d/cuda/taps.cuh"
-#include "depthwise_conv2d/cuda/weight_reduction.cuh"
 
 namespace ops::depthwise_conv2d {
 

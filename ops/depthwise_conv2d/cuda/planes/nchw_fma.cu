@@ -16,8 +16,7 @@
 //   shared:  a ring buffer of two stages: inputs and grad_output; at the end the sums
 //   thread:  one sum per tap over the same tile of all images; stage 1 of a two-stage reduction
 #include "core/cuda/mma.cuh"
-#include "depthwise_conv2d/cuda/planes/nchw_kernels.cuh"
-#include "depthwise_conv2d/cuda/taps.cuh"
+#include "depthwise_conv2d/cuda/planes/nchw.cuh"
 
 namespace ops::depthwise_conv2d {
 namespace {
