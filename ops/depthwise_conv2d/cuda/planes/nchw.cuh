@@ -123,19 +123,13 @@ std::optional<NchwPlan> plan_nchw(const Geometry& g, bool gradient, const Image<
   const Device device;
   const int64_t maps = gradient ? g.c : g.n * g.c, repeats = gradient ? g.n : 1;
   const int tiles_h = ceil_div(out.h, Tile::kRows);
-  int tiles_w = ceil_div(out.w, Tile::kCols);
+  const int tiles_w = ceil_div(out.w, Tile::kCols);
   // If tiles below each other are a multiple of 16 bytes apart, threads of a warp conflict in
-  // banks. To shift rows of tiles against each other, a row may need one more tile.
-  const bool bank_conflicts =
-      Tile::kShift > 0 && Axis::step(Tile::kRows) * in.w * sizeof(In) % kGranule == 0;
-  constexpr int kMinSpareCols = 3;
-  const auto maps_per_block = [&](int threads, int tiles) {
-    return threads / (tiles * Tile::kThreads * tiles_h);
-  };
-  if (bank_conflicts && tiles_w * Tile::kCols - out.w < kMinSpareCols) {
-    const int maps = maps_per_block(Tile::kThreadsPerBlock, tiles_w);
-    tiles_w += maps > 0 && maps_per_block(Tile::kThreadsPerBlock, tiles_w + 1) == maps;
-  }
+  // banks; spare columns allow to shift rows of tiles against each other. Fewer do not help (H100).
+  constexpr int kMinSpareCols = Axis::kStride == 2 && !Axis::kTransposed ? 3 : 2;
+  const int spare_cols = tiles_w * Tile::kCols - out.w;
+  const bool shifts = Tile::kShift > 0 && spare_cols >= kMinSpareCols &&
+                      Axis::step(Tile::kRows) * in.w * sizeof(In) % kGranule == 0;
   const int row_threads = tiles_w * Tile::kThreads;
   const int max_threads =
       row_threads <= Tile::kThreadsPerBlock ? Tile::kThreadsPerBlock : kNchwThreads;
@@ -146,7 +140,7 @@ std::optional<NchwPlan> plan_nchw(const Geometry& g, bool gradient, const Image<
     params.in_h = in.h, params.in_w = in.w, params.out_h = out.h, params.out_w = out.w;
     params.start_h = Axis::start(padding_h), params.start_w = Axis::start(padding_w);
     params.tiles_w = tiles_w, params.tiles_h = band_tiles;
-    params.spare_cols = bank_conflicts ? tiles_w * Tile::kCols - out.w : 0;
+    params.spare_cols = shifts ? spare_cols : 0;
     params.bands = ceil_div(tiles_h, band_tiles), params.group = group;
     params.stages = ceil_div(maps, group) * params.bands;
     params.images = g.n, params.channels = g.c;
@@ -180,7 +174,7 @@ std::optional<NchwPlan> plan_nchw(const Geometry& g, bool gradient, const Image<
                              (gradient && repeats * params.bands > 1 ? kLatency : 0));
   };
   // Try groups of whole maps of decreasing size, then bands, of at least one row of tiles.
-  const int64_t most = std::max(1, maps_per_block(max_threads, tiles_w)) * Tile::kMaps;
+  const int64_t most = std::max(1, max_threads / (row_threads * tiles_h)) * Tile::kMaps;
   for (int group = std::min(most, maps); group > 1; group /= 2) {
     offer(group, tiles_h);
   }

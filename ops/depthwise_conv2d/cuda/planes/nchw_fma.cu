@@ -74,7 +74,8 @@ class FmaTile {
                                                     : 7;
   static constexpr int kCols = kTransposed ? 14 : 7;
   static constexpr int kMaps = 1, kThreads = 1;
-  static constexpr int kThreadsPerBlock = 128, kThreadsPerSm = 512;
+  // Whole images: fewer threads have longer pipelines, up to 1.17 times as fast (H100).
+  static constexpr int kThreadsPerBlock = 128, kThreadsPerSm = Axis::kWhole ? 256 : 512;
   static constexpr int kShift = kTransposed ? 2 : 1;
 
   __device__ explicit FmaTile(const NchwParams& params)
@@ -123,6 +124,7 @@ class FmaConvolution : public FmaTile<Axis, T> {
  public:
   using Tile::kRows, Tile::kCols, Tile::kTaps;
   using Tile::Tile;
+  static constexpr int kThreadsPerBlock = Axis::kWhole ? 64 : Tile::kThreadsPerBlock;
 
   __device__ void load_filter(const T* __restrict__ weight, const T* __restrict__ bias,
                               int channel) {
@@ -255,9 +257,12 @@ class FmaWeightGradient : public FmaTile<Axis, T> {
 template <typename T>
 bool nchw_fma(const Convolution<T>& c) {
   const auto launch = [&](auto axis) { return launch_nchw<FmaConvolution<decltype(axis), T>>(c); };
-  // In 32 bits, shared memory bounds the blocks of whole maps.
-  return (sizeof(T) == 2 && dispatch_whole_axis(c.g, launch)) ||
-         dispatch_axis(c.g, c.transposed, launch);
+  if constexpr (sizeof(T) == 2) {  // in 32 bits, shared memory bounds the blocks of whole maps
+    if (dispatch_whole_axis(c.g, launch)) {
+      return true;
+    }
+  }
+  return dispatch_axis(c.g, c.transposed, launch);
 }
 
 template <typename T>

@@ -309,7 +309,8 @@ bool dispatch_nchw_mma(const Geometry& g, int64_t in_w, int64_t out_w,
 
 template <typename T>
 bool nchw_mma(const Convolution<T>& c) {
-  return !c.transposed &&
+  // Of narrower maps, most of a tile of 16 columns would be idle.
+  return !c.transposed && c.out.w > 8 &&
          dispatch_nchw_mma(c.g, c.in.w, c.out.w, {c.in.data, c.out.data}, [&](auto axis) {
            using Axis = decltype(axis);
            if constexpr (Axis::kTaps == 7) {
