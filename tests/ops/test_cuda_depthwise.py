@@ -202,6 +202,24 @@ def test_filter_of_more_taps_than_a_grid_has_rows(dtype):
     assert torch.equal(grad, x)
 
 
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("kernel", [3, 6, 7])
+def test_more_channels_than_a_grid_has_rows(kernel, layout):
+    """Tuned families run 70,000 channels, large filters run in direct_l1_runtime."""
+    case = ((2, 70_000, 7, 7), kernel, 1, kernel // 2, 1, torch.float32, layout)
+    tensors, geometry, grad = make_case(case)
+    query = torch.ops.lenet_ops.depthwise_conv2d_kernel
+    pairs = [[value] * 2 for value in geometry]
+    families = {query(*tensors[:2], *pairs, p) for p in ("forward", "weight_gradient")}
+    assert (families == {"direct_l1_runtime"}) == (kernel == 6)
+    assert_accurate(tensors, geometry, grad)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_images_of_more_tiles_than_a_grid_has_layers(layout):
+    assert_accurate(*make_case(((1, 8, 2100, 2100), 3, 1, 1, 1, torch.float32, layout)))
+
+
 def test_nan_gradient_is_not_slow():
     """Compare the time of NaN gradients, as from a float16 overflow, with that of finite ones."""
     x = random((16, 64, 128, 128), torch.float16, "cuda", seed=1)

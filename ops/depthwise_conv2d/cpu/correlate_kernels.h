@@ -177,9 +177,9 @@ void correlate(const Correlation<T>& c, int64_t begin, int64_t end,
     const int64_t h = index % out_h, group = index / out_h % groups;
     if (index == begin || h == 0) {
       const int64_t images = index / out_h / groups;
-      ring = {source_view(c.g, c.lanes, c.source, images, group),
+      ring = {lane_view(c.g, c.lanes, c.source, images, group, true),
               workspace.ring() + row_plan.left * lane_count, c.source_rows, 0};
-      view = out_view(c.g, c.lanes, c.out, images, group);
+      view = lane_view(c.g, c.lanes, c.out, images, group, false);
       active = active_lanes(c.lanes, view);
     }
     const ValidRows valid =

@@ -72,8 +72,8 @@ void correlate(const Geometry& g, bool transposed, ImageTensor<const T> source, 
   const bool in_place =
       std::is_same_v<T, A> && g.channels_last && g.c >= group_lanes &&
       taps <= (conflicts ? kMaxConflictReuse : kMaxReuse) * g.stride_h * g.stride_w;
-  // With conflicts, consume a cache line at once: two vectors per block.
-  const int64_t vectors = in_place && conflicts ? 2 : 1;
+  // With conflicts, consume a cache line at once: two vectors per block, one with AVX-512.
+  const int64_t vectors = in_place && conflicts && cpu::vector_bytes() < kCacheLine ? 2 : 1;
   // One vector of lanes if the weights of two would exceed the L1 cache.
   const int64_t ring_lanes = taps * kCacheLine > kL1Bytes ? vector : group_lanes;
   const LaneLayout lanes(g, vertical, in_place ? g.c : ring_lanes);

@@ -252,11 +252,10 @@ ImageTensor<T> dense_tensor(const Geometry& g, T* data, int64_t height, int64_t 
   return {data, height, width, strides.n, strides.c};
 }
 
-// Return the lanes' addresses. Row 0 of band b is row b · band_rows − above of its image.
+// Return the addresses of the lanes of a group, of sources or of outputs.
 template <typename T>
 LaneView<T> lane_view(const Geometry& g, const LaneLayout& lanes, const ImageTensor<T>& images,
-                      int64_t image_group, int64_t channel_group, int64_t band_rows,
-                      int64_t above) {
+                      int64_t image_group, int64_t channel_group, bool sources) {
   const int64_t n = image_group * lanes.images, c = channel_group * lanes.channels;
   const int64_t channels = std::min(lanes.channels, g.c - c), width = images.width;
   const int64_t bands = lanes.bands.count;
@@ -271,26 +270,14 @@ LaneView<T> lane_view(const Geometry& g, const LaneLayout& lanes, const ImageTen
   }
   for (int64_t i = n; i < std::min(n + lanes.images, g.n * bands); ++i) {
     for (int64_t j = c; j < (g.channels_last ? c + 1 : c + channels); ++j) {
-      p.first_row[p.count] = i % bands * band_rows - above;
+      p.first_row[p.count] = sources ? i % bands * lanes.bands.source_rows - lanes.bands.above
+                                     : i % bands * lanes.bands.out_rows;
       p.base[p.count] = images.data + i / bands * images.stride_n + j * images.stride_c;
       p.base[p.count] += p.first_row[p.count] * p.row_stride;
       ++p.count;
     }
   }
   return p;
-}
-
-template <typename T>
-LaneView<T> source_view(const Geometry& g, const LaneLayout& lanes, const ImageTensor<T>& images,
-                        int64_t image_group, int64_t group) {
-  return lane_view(g, lanes, images, image_group, group, lanes.bands.source_rows,
-                   lanes.bands.above);
-}
-
-template <typename T>
-LaneView<T> out_view(const Geometry& g, const LaneLayout& lanes, const ImageTensor<T>& images,
-                     int64_t image_group, int64_t group) {
-  return lane_view(g, lanes, images, image_group, group, lanes.bands.out_rows, 0);
 }
 
 // Filter rows that read a valid source row.

@@ -122,10 +122,10 @@ void accumulate_weight_gradient(const WeightGradient<T>& p, int64_t group, int64
   for (int64_t index = begin; index < end; index += rows.count) {
     const int64_t h = index % out_h;
     if (index == begin || h == 0) {
-      view = out_view(p.g, p.lanes, p.grad, index / out_h, group);
+      view = lane_view(p.g, p.lanes, p.grad, index / out_h, group, false);
       active = active_lanes(p.lanes, view);
       if (p.x.data) {
-        ring = {source_view(p.g, p.lanes, p.x, index / out_h, group),
+        ring = {lane_view(p.g, p.lanes, p.x, index / out_h, group, true),
                 workspace.ring() + p.left * lane_count, p.source_rows, 0};
         rows.source = ring.data;
         if constexpr (std::is_same_v<T, A>) {

@@ -9,13 +9,12 @@
 namespace ops::depthwise_conv2d {
 namespace {
 
-// Return whether the problem fits the 32-bit indices and grid sizes of the tiled kernels.
+// Return whether the problem fits the 32-bit indices of the tiled kernels.
 bool is_tileable(const Geometry& g) {
   constexpr int64_t kLimit = int64_t{1} << 30;
   const int64_t rows = g.h + 2 * g.padding_h, cols = g.w + 2 * g.padding_w;
-  return rows * cols * g.n < kLimit && g.n * g.c < kLimit && g.c * cols < kLimit && g.c < 65536 &&
-         g.c * (g.kernel_h * g.kernel_w + 1) < kLimit &&
-         ceil_div(rows, 8) * ceil_div(cols, 8) < 65536;
+  return rows * cols * g.n < kLimit && g.n * g.c < kLimit && g.c * cols < kLimit &&
+         g.c * (g.kernel_h * g.kernel_w + 1) < kLimit;
 }
 
 // Largest elements_per_sm at which direct_l1 is faster than kernels that stage tiles (H200; weight

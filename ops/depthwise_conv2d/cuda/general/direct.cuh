@@ -3,10 +3,8 @@
 
 #include <numeric>
 
-#include "core/axis.h"
 #include "core/cuda/divide.cuh"
 #include "depthwise_conv2d/cuda/families.cuh"
-#include "depthwise_conv2d/cuda/taps.cuh"
 
 namespace ops::depthwise_conv2d {
 

@@ -12,9 +12,7 @@
 //
 // direct_l1: all taps; tiles of 1 row × 4 or 8 columns. direct_l1_runtime: kTile × kTile taps; one
 // output.
-#include "core/choose.h"
 #include "depthwise_conv2d/cuda/general/direct.cuh"
-#include "depthwise_conv2d/cuda/weight_reduction.cuh"
 
 namespace ops::depthwise_conv2d {
 namespace {

@@ -16,14 +16,13 @@
 //   thread:  2 × 8 taps over every blockDim.z-th image; stage 1 of a two-stage reduction
 #include <optional>
 
-#include "core/choose.h"
 #include "depthwise_conv2d/cuda/families.cuh"
-#include "depthwise_conv2d/cuda/weight_reduction.cuh"
 
 namespace ops::depthwise_conv2d {
 namespace {
 
 constexpr int kMaxThreads = 256;
+constexpr int64_t kMaxGrid = 65536;  // exclusive limit of blocks along y and z
 constexpr int kRows = 2, kCols = 8, kOutputs = kRows * kCols;  // of a thread
 
 // Size and strides of the images, filters or outputs.
@@ -239,8 +238,8 @@ struct LargeFilterPlan {
 };
 
 // Choose the tile size and the images per block. `shared_filter`: one filter per block, else one
-// per image. Return nothing if stride or dilation is not 1, or the filter and window of one image
-// exceed shared memory.
+// per image. Return nothing if stride or dilation is not 1, if the filter and window of one image
+// exceed shared memory, or the channels or tiles the grid.
 std::optional<LargeFilterPlan> plan_large_filter(const Geometry& g, const Maps& in,
                                                  const Maps& filter, const Maps& out,
                                                  int64_t padding_h, int64_t padding_w,
@@ -266,7 +265,7 @@ std::optional<LargeFilterPlan> plan_large_filter(const Geometry& g, const Maps& 
     const int64_t threads = block.x * block.y;
     const int64_t images = std::min({kMaxThreads / threads, g.n, int64_t{64},
                                      (int64_t{kSharedBytes} - common_bytes) / image_bytes});
-    if (images > 0) {
+    if (images > 0 && g.c < kMaxGrid && int64_t{params.tiles_h} * params.tiles_w < kMaxGrid) {
       const size_t sums = sizeof(float) * reduction_elements(threads, images, kOutputs + 1);
       return LargeFilterPlan{params, dim3(block.x, block.y, images),
                              std::max<size_t>(common_bytes + images * image_bytes, sums)};

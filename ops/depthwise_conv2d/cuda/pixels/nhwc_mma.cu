@@ -16,10 +16,8 @@
 //            those of the next tiles, copied during the products
 //   thread:  4 accumulators for each of its output rows; a warp computes 16 columns at once,
 //            in the tail of a tile 8 columns of twice as many rows
-#include "depthwise_conv2d/cuda/families.cuh"
+#include "core/cuda/mma.cuh"
 #include "depthwise_conv2d/cuda/pixels/nhwc_mma.cuh"
-#include "depthwise_conv2d/cuda/planes/mma_tile.cuh"
-#include "depthwise_conv2d/cuda/taps.cuh"
 
 namespace ops::depthwise_conv2d {
 namespace {

@@ -2,12 +2,10 @@
 // memory.
 #pragma once
 
-#include "core/choose.h"
 #include "core/cuda/copy.cuh"
+#include "depthwise_conv2d/cuda/families.cuh"
 
 namespace ops::depthwise_conv2d {
-
-using namespace ops::cuda;
 
 constexpr int kMmaSlots = 4;      // tiles at a time, each with its own warps
 constexpr int kSlotChannels = 8;  // 16 bytes

@@ -1,10 +1,7 @@
 // Shared by the nhwc_ring kernels: register shapes, sequence of steps, launch plan.
 #pragma once
 
-#include "core/choose.h"
 #include "depthwise_conv2d/cuda/families.cuh"
-#include "depthwise_conv2d/cuda/taps.cuh"
-#include "depthwise_conv2d/cuda/weight_reduction.cuh"
 
 namespace ops::depthwise_conv2d {
 
@@ -151,27 +148,6 @@ struct RingPlan {
   int64_t splits() const { return int64_t{grid.x} / params.chunks * grid.y; }  // weight gradient
 };
 
-// Return the steps per block (`share`) with the least estimated time: waves × steps of a block.
-// `blocks` blocks cover the columns and channels, `resident` run at once. Each image in a block's
-// share costs `per_image` extra steps (warm-up), each block `per_block`.
-inline int64_t choose_share(int64_t all_steps, int64_t steps, int64_t blocks, int64_t resident,
-                            int64_t per_image, int64_t per_block) {
-  constexpr int64_t kMaxWaves = 16;
-  Cheapest<int64_t> shares;
-  for (int64_t waves = 1; waves <= kMaxWaves; ++waves) {
-    const int64_t even = ceil_div(all_steps, std::max<int64_t>(1, waves * resident / blocks));
-    // Also try whole images, or images in equal shares: they need fewer warm-up steps.
-    const int64_t whole =
-        even >= steps ? ceil_div(even, steps) * steps : ceil_div(steps, steps / even);
-    for (const int64_t share : {even, whole}) {
-      const int64_t images = share == whole ? ceil_div(share, steps) : share / steps + 2;
-      shares.offer(share, ceil_div(blocks * ceil_div(all_steps, share), resident) *
-                              (share + images * per_image + per_block));
-    }
-  }
-  return *shares.best();
-}
-
 // Partition the images into blocks; plan.fits is false if no shape of a block fits. A stage of the
 // ring has kStepIn input rows and kFactorRows rows of the factor (weight gradient), which are as
 // wide as the tile; the sums of the weight gradient overwrite the stages. filter_bytes: shared
@@ -267,9 +243,11 @@ RingPlan plan_ring(const Convolution<T>& c, const T* factor, int filter_bytes) {
   params.steps = ceil_div(out_h, Shape::kStepOut), params.all_steps = all_steps;
   params.copy_bytes = copy_bytes, params.shifted = shifted;
   const int64_t blocks = params.chunks * ceil_div(across, plan.block.y);
-  const int64_t per_image = Shape::kSkipsRows ? Shape::kWarmUp / 2 : Shape::kWarmUp;
-  params.share = choose_share(all_steps, params.steps, blocks,
-                              shape.resident * device.multiprocessors, per_image, kPerBlock);
+  // A block's share costs kPerBlock steps more, and the warm-up in about two images.
+  const int64_t warm_up = Shape::kSkipsRows ? Shape::kWarmUp / 2 : Shape::kWarmUp;
+  const int64_t splits = choose_splits(all_steps, blocks, shape.resident * device.multiprocessors,
+                                       kPerBlock + 2 * warm_up);
+  params.share = ceil_div(all_steps, splits);
   plan.grid = dim3(blocks, ceil_div(all_steps, params.share));
   if (kFactorRows > 0) {
     constexpr int kSums = (Shape::kTaps * Shape::kTaps + 1) * Shape::kChannels;

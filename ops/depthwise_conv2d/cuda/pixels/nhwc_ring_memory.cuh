@@ -1,4 +1,5 @@
-// Shared memory of nhwc_ring: rows of tensors in stages, the zero row after them, and filters.
+// Memory of nhwc_ring: rows of tensors in stages in shared memory, the zero row after them, and
+// filters; accumulators in registers.
 #pragma once
 
 #include "core/cuda/copy.cuh"
@@ -190,6 +191,89 @@ struct RingTaps {
         reinterpret_cast<float4&>(row[i * 4]) =
             *reinterpret_cast<const float4*>(shared + a * row_stride + i * 4);
       }
+    }
+  }
+};
+
+// Convolutions add input × taps to the pending output rows. Weight gradients add input × factor to
+// a sum per tap: the factor is grad_output if the input is x, and x if the input is grad_output
+// (all gradients; the outputs are grad_input).
+enum class RingPass { kConvolution, kWeightGradient, kAllGradients };
+
+// Accumulators of a thread. A row of the factor stays in registers as long as the output row at the
+// same position is pending.
+template <typename Shape, RingPass kPass>
+struct RingSums {
+  using Axis = typename Shape::Axis;
+  using Taps = RingTaps<Shape>;
+  static constexpr bool kConvolves = kPass != RingPass::kWeightGradient;
+  static constexpr bool kWeightGradient = kPass != RingPass::kConvolution;
+  static constexpr int kFactorRows = kWeightGradient ? Shape::kStepOut : 0;  // per step
+  static constexpr int V = Shape::kChannels, kCols = Shape::kCols, kInCols = Shape::kInCols;
+  static constexpr int kTaps = Shape::kTaps;
+  static constexpr int kSums = kTaps * kTaps + 1;  // taps, then the bias
+  // All gradients with stride 1: the outputs are convolved with the flipped filter.
+  static constexpr bool kFlipped = kConvolves && !Axis::kTransposed;
+
+  float output[kConvolves ? Shape::kRegisterRows : 1][kCols][V] = {};
+  float factor[kWeightGradient ? Shape::kRegisterRows : 1][kCols][V] = {};
+  float weight[kWeightGradient ? kSums : 1][V] = {};
+
+  // Begin the newest pending rows, outputs with the bias. Sums of an earlier image in their
+  // registers are dropped: warm-up steps store nothing, and after them all pending rows are of this
+  // image.
+  __device__ void begin(int u, const float (&bias)[V]) {
+#pragma unroll
+    for (int i = 0; i < Shape::kStepOut * kCols * V; ++i) {
+      const int row = Shape::row(u, Shape::kPending - Shape::kStepOut + i / (kCols * V));
+      const int j = i / V % kCols, v = i % V;
+      if constexpr (kConvolves) {
+        output[row][j][v] = bias[v];
+      } else {
+        weight[kSums - 1][v] += factor[row][j][v];
+      }
+    }
+  }
+  // Add input row r of step u of a period.
+  __device__ void add(int u, int r, const RingCursor<Shape>& now, const Taps& taps,
+                      const float (&pixels)[kInCols][V]) {
+#pragma unroll
+    for (int m = 0; m < Shape::kPending; ++m) {
+      const int a = Shape::tap(m, r);
+      if (a < 0 || (Shape::kSkipsRows && !now.computes(m))) {
+        continue;
+      }
+      const int row = Shape::row(u, m);
+      float tap_row[Taps::kVectors * 4];
+      if constexpr (kConvolves) {
+        taps.read(a, tap_row);
+      }
+      for_each_column_tap<Axis, kCols, kInCols>([&](int j, int b, int i) {
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+          if constexpr (kConvolves) {
+            output[row][j][v] += tap_row[b * V + v] * pixels[i][v];
+          }
+          if constexpr (kWeightGradient) {
+            const int k = a * kTaps + b;
+            weight[kFlipped ? kTaps * kTaps - 1 - k : k][v] += factor[row][j][v] * pixels[i][v];
+          }
+          // bias gradient: each pixel once, where it meets the filter's centre
+          if constexpr (kConvolves && kWeightGradient) {
+            if (a == kTaps / 2 && b == kTaps / 2 && now.computes(m)) {
+              weight[kSums - 1][v] += pixels[i][v];
+            }
+          }
+        }
+      });
+    }
+  }
+  __device__ void end_period() {
+    if constexpr (kConvolves) {
+      Shape::end_period(output);
+    }
+    if constexpr (kWeightGradient) {
+      Shape::end_period(factor);
     }
   }
 };

@@ -16,8 +16,7 @@
 //   shared:  a ring buffer of two stages: inputs and grad_output; at the end the sums
 //   thread:  one sum per tap over the same tile of all images; stage 1 of a two-stage reduction
 #include "core/cuda/mma.cuh"
-#include "depthwise_conv2d/cuda/planes/nchw_kernels.cuh"
-#include "depthwise_conv2d/cuda/taps.cuh"
+#include "depthwise_conv2d/cuda/planes/nchw.cuh"
 
 namespace ops::depthwise_conv2d {
 namespace {
@@ -75,7 +74,8 @@ class FmaTile {
                                                     : 7;
   static constexpr int kCols = kTransposed ? 14 : 7;
   static constexpr int kMaps = 1, kThreads = 1;
-  static constexpr int kThreadsPerBlock = 128, kThreadsPerSm = 512;
+  // Whole images: fewer threads have longer pipelines, up to 1.17 times as fast (H100).
+  static constexpr int kThreadsPerBlock = 128, kThreadsPerSm = Axis::kWhole ? 256 : 512;
   static constexpr int kShift = kTransposed ? 2 : 1;
 
   __device__ explicit FmaTile(const NchwParams& params)
@@ -124,6 +124,7 @@ class FmaConvolution : public FmaTile<Axis, T> {
  public:
   using Tile::kRows, Tile::kCols, Tile::kTaps;
   using Tile::Tile;
+  static constexpr int kThreadsPerBlock = Axis::kWhole ? 64 : Tile::kThreadsPerBlock;
 
   __device__ void load_filter(const T* __restrict__ weight, const T* __restrict__ bias,
                               int channel) {
@@ -256,9 +257,12 @@ class FmaWeightGradient : public FmaTile<Axis, T> {
 template <typename T>
 bool nchw_fma(const Convolution<T>& c) {
   const auto launch = [&](auto axis) { return launch_nchw<FmaConvolution<decltype(axis), T>>(c); };
-  // In 32 bits, shared memory bounds the blocks of whole maps.
-  return (sizeof(T) == 2 && dispatch_whole_axis(c.g, launch)) ||
-         dispatch_axis(c.g, c.transposed, launch);
+  if constexpr (sizeof(T) == 2) {  // in 32 bits, shared memory bounds the blocks of whole maps
+    if (dispatch_whole_axis(c.g, launch)) {
+      return true;
+    }
+  }
+  return dispatch_axis(c.g, c.transposed, launch);
 }
 
 template <typename T>
