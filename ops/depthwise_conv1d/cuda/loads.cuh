@@ -54,12 +54,11 @@ class Window {
 
   // Convert the elements to float32. Shifts words of 32 bits, then elements of 16 bits.
   __device__ __forceinline__ void widen_to(float (&to)[kCount]) {
-    if constexpr (kPerWord == 1) {
-      shift<2>(shift_ & 2 ? 0x7654 : 0x3210);
-      shift<1>(shift_ & 1 ? 0x7654 : 0x3210);
-    } else {
-      shift<1>(shift_ & 2 ? 0x7654 : 0x3210);
-      shift<1>(shift_ & 1 ? 0x5432 : 0x3210);
+    if (shift_ & 2) {
+      shift<2 / kPerWord>(0x7654);
+    }
+    if (shift_ & 1) {
+      shift<1>(kPerWord == 2 ? 0x5432 : 0x7654);
     }
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
@@ -68,8 +67,8 @@ class Window {
   }
 
  private:
-  // Select bytes of each word and the one kWordsAhead after it. __byte_perm is in assembly, because
-  // nvcc turns selections of whole words into loads from local memory.
+  // Replace each word by bytes of it and of the one kWordsAhead after it. __byte_perm is in
+  // assembly, because nvcc turns selections of whole words into loads from local memory.
   template <int kWordsAhead>
   __device__ __forceinline__ void shift(unsigned selector) {
 #pragma unroll

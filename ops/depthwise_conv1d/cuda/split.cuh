@@ -32,14 +32,14 @@ inline double occupied(int64_t blocks, int64_t resident) {
   return static_cast<double>(blocks) / (ceil_div(blocks, resident) * resident);
 }
 
-// Return the number of splits of `blocks` blocks each, at most `most`, that keep the device busy, in
-// as few waves of blocks as possible.
-inline int64_t choose_splits(int64_t blocks, int64_t resident, int64_t most) {
+// Return the number of splits of `blocks` blocks each, from `least` to `most`, that keep the device
+// busy, in as few waves of blocks as possible.
+inline int64_t choose_splits(int64_t blocks, int64_t resident, int64_t least, int64_t most) {
   constexpr int64_t kMaxWaves = 16;
   constexpr double kBusy = 0.93;
-  int64_t best = 1;
-  for (int64_t waves = 1; waves <= kMaxWaves; ++waves) {
-    const int64_t splits = std::clamp<int64_t>(waves * resident / blocks, 1, most);
+  int64_t best = least;
+  for (int64_t waves = ceil_div(least * blocks, resident); waves <= kMaxWaves; ++waves) {
+    const int64_t splits = std::clamp(waves * resident / blocks, least, most);
     if (occupied(splits * blocks, resident) > occupied(best * blocks, resident)) {
       best = splits;
     }
@@ -60,9 +60,13 @@ struct Units {
 // many.
 inline std::optional<Units> split_units(int64_t phases, int64_t positions, int64_t rows,
                                         int64_t blocks, int64_t resident) {
-  constexpr int64_t kMinLength = 32, kMaxLength = 256;
+  constexpr int64_t kMinLength = 32, kMaxLength = 256, kMaxWaves = 4;
   const int64_t most = std::max<int64_t>(1, phases * positions / (rows * kMinLength));
-  const int64_t splits = choose_splits(blocks, resident, most);
+  // Long filters have few rows: with more than one unit each they are slower (H100).
+  const int64_t least = std::clamp<int64_t>(
+      std::min(ceil_div(phases * positions, rows * kMaxLength), kMaxWaves * resident / blocks), 1,
+      most);
+  const int64_t splits = choose_splits(blocks, resident, least, most);
   const int64_t each = ceil_div(phases * positions, splits * rows * kMaxLength);  // of a thread
   const int64_t parts = std::max<int64_t>(1, splits * rows * each / phases);
   const int64_t even = ceil_div(positions, parts * kGroup) * kGroup;
@@ -92,7 +96,7 @@ inline Tiles split_tiles(int64_t images, int64_t first, int64_t positions, int64
                          bool uniform, int64_t blocks, int64_t threads, int64_t resident) {
   constexpr int64_t kMinTiles = 2;  // per thread
   const int64_t per_row = ceil_div(positions + length - 1, length), count = images * per_row;
-  const int64_t splits = choose_splits(blocks, resident, ceil_div(count, threads * kMinTiles));
+  const int64_t splits = choose_splits(blocks, resident, 1, ceil_div(count, threads * kMinTiles));
   return {static_cast<int>(first), static_cast<int>(per_row), static_cast<int>(count),
           static_cast<int>(uniform ? ceil_div(count, splits) : per_row), FastDivide(per_row)};
 }
