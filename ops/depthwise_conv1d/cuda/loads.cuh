@@ -146,22 +146,27 @@ class ChannelStream {
   // Start to load the next kCount positions.
   template <int kCount>
   __device__ __forceinline__ void load(Bits (&to)[kCount]) {
-    const bool whole = position_ >= 0 && position_ + (kCount - 1) * step_ < size_;
-    if (whole) {
+    if (position_ >= 0 && position_ + (kCount - 1) * step_ < size_) {
 #pragma unroll
       for (int i = 0; i < kCount; ++i, from_ += stride_) {
         to[i] = *reinterpret_cast<const Bits*>(from_);
       }
+      position_ += kCount * step_;
     } else {
+      load_checked(to);
+    }
+  }
+
+  // The same with a check of each position, in fewer registers.
+  template <int kCount>
+  __device__ __forceinline__ void load_checked(Bits (&to)[kCount]) {
 #pragma unroll
-      for (int i = 0; i < kCount; ++i, from_ += stride_) {
-        to[i] = Bits{};
-        if (is_inside(position_ + i * step_, size_)) {
-          to[i] = *reinterpret_cast<const Bits*>(from_);
-        }
+    for (int i = 0; i < kCount; ++i, from_ += stride_, position_ += step_) {
+      to[i] = Bits{};
+      if (is_inside(position_, size_)) {
+        to[i] = *reinterpret_cast<const Bits*>(from_);
       }
     }
-    position_ += kCount * step_;
   }
 
  private:

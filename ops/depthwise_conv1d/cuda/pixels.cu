@@ -37,8 +37,8 @@ __global__ void __launch_bounds__(kPixelThreads, 2)
                              active ? static_cast<int>(p.in_t) : 0);
   float window[kPixelOutputs + kGroup][V], sum[kPixelOutputs][V];
   Bits before[kPixelOutputs], next[kGroup];
-  inputs.load(before);
-  inputs.load(next);
+  inputs.load_checked(before);
+  inputs.load_checked(next);
   widen_to<T>(window, 0, before);
 #pragma unroll
   for (int v = 0; v < V; ++v) {
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kPixelThreads, 2)
 #pragma unroll 4
     for (int g = 0; g < count; g += kGroup) {
       widen_to<T>(window, kPixelOutputs, next);
-      inputs.load(next);
+      inputs.load_checked(next);
 #pragma unroll
       for (int j = 0; j < kGroup; ++j) {
         const auto w = load_vector<V>(filter + (g + j) * pitch + threadIdx.x * V);
