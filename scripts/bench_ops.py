@@ -11,7 +11,8 @@ On the CPU caches are warm. Freed memory is kept and comes in huge pages (THP_ME
 to keep page faults out of the times of all implementations.
 
 Peers: the composition of PyTorch operators (for convolution with cuDNN in benchmark mode or oneDNN,
-and without) and torch.compile of it, compiled anew for every row. Forward runs without gradients.
+and without), torch.compile of it, compiled anew for every row, and for depthwise1d of up to 4 taps
+the package causal-conv1d, where it is installed. Forward runs without gradients.
 Backward runs through autograd over a retained graph. Each of our results is first compared with
 float64; a wrong one is not timed, and the exit code is 1.
 """
@@ -29,7 +30,7 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # read by torch's CPU alloca
 
 import torch
 import torch._functorch.config
-from bench import recurrent
+from bench import recurrent, sequences
 from bench.cases import (
     COMPILED,
     DEPTHWISE,
@@ -101,6 +102,10 @@ def candidates(
         yield Candidate(name, prepare(case.composition), context)
     if compiled:
         yield Candidate(COMPILED, prepare(compile_composition))
+    if case.op == "depthwise1d" and case.kernel in sequences.CAUSAL_TAPS:
+        causal = sequences.causal_conv1d()
+        if causal is not None and grad.is_cuda:
+            yield Candidate(sequences.CAUSAL, prepare(lambda: causal))
     if case.op in recurrent.NAMES:
         function, tensors = recurrent.lstm(case.op, inputs)
         yield Candidate(recurrent.LSTM, lambda: pass_call(what, function, tensors, grad))

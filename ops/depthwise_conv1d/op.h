@@ -26,6 +26,26 @@ struct Gradients {
   T* bias;
 };
 
+// A strided view [N, C, T].
+template <typename T>
+struct Rows {
+  T* data;
+  int64_t n_stride, c_stride, t_stride;
+
+  constexpr T* row(int64_t n, int64_t c) const { return data + n * n_stride + c * c_stride; }
+};
+
+template <typename T>
+Rows<const T> input_rows(const Geometry& g, const T* x) {
+  return {x, g.input_n, g.input_c, g.input_t};
+}
+
+// Rows of the input gradient (length g.t) or of the output and gradients of it (g.out_t).
+template <typename T>
+Rows<T> dense_rows(const Geometry& g, T* data, int64_t t) {
+  return {data, g.c * t, g.channels_last ? 1 : t, g.channels_last ? g.c : 1};
+}
+
 // Return whether x [N, C, T] is channels-last: dense along C, with any stride of N. Results are,
 // too. A single channel is not.
 inline bool is_channels_last(const Tensor& x) {

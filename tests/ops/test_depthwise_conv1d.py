@@ -191,6 +191,29 @@ def test_views_are_not_copied(device, dtype, activation):
 
 @each_device
 @each_short_dtype
+@pytest.mark.parametrize("taps", [3, 31])
+@pytest.mark.parametrize("length", [600, 601])
+def test_tensors_may_begin_at_any_element(device, dtype, taps, length):
+    """Compare contiguous tensors that begin one element after an aligned address."""
+    shape = (2, 5, length)
+    x, grad = (random((10 * length + 1,), dtype, device, seed=i)[1:].view(shape) for i in (1, 2))
+    weight = random((5, 1, taps), dtype, device, seed=3).requires_grad_()
+    x.requires_grad_()
+    exact = double([x, weight])
+    geometry = (None, 1, "causal", 1, "silu")
+    actual, expected = depthwise_conv1d(x, weight, *geometry), peer(*exact, *geometry)
+    assert_accurate(actual, expected, dtype, terms=taps)
+    pairs_of_gradients = zip(
+        gradients(actual, [x, weight], [grad]),
+        gradients(expected, exact, double([grad])),
+        strict=True,
+    )
+    for a, e in pairs_of_gradients:
+        assert_gradient_accurate(a, e, grad, taps, "silu")
+
+
+@each_device
+@each_short_dtype
 @each_layout
 @pytest.mark.parametrize("length", [9, 37, 2100])
 def test_padding_is_not_multiplied_by_infinity(device, dtype, layout, length):

@@ -14,25 +14,6 @@ constexpr int64_t kFixedTaps = 8;   // time of loads and stores, in taps
 constexpr int64_t kMaxTasks = 64;   // of a weight gradient
 const std::vector<int64_t> kOnePhase{0};
 
-// Strided view of a tensor.
-template <typename T>
-struct View {
-  T* data;
-  int64_t n, c, t;  // strides
-
-  T* at(int64_t batch, int64_t channel) const { return data + batch * n + channel * c; }
-};
-
-template <typename T>
-View<const T> input_view(const Geometry& g, const T* x) {
-  return {x, g.input_n, g.input_c, g.input_t};
-}
-
-template <typename T>
-View<T> dense_view(const Geometry& g, T* data, int64_t t) {
-  return {data, g.c * t, g.channels_last ? 1 : t, g.channels_last ? g.c : 1};
-}
-
 // Repack [channel][tap] as [group][tap][lane]. Idle lanes are zero.
 template <typename T>
 std::vector<acc_t<T>> pack(const Lanes& lanes, const T* from, int64_t channels, int64_t taps) {
@@ -68,8 +49,8 @@ const acc_t<T>* read(const Source<T>& s, const Lanes& lanes, std::vector<acc_t<T
 
 // Compute a pass. With `silu`: silu(sum), or grad · silu'(sum) if grad is given.
 template <typename T>
-void correlate(const Geometry& g, bool input_gradient, const View<const T>& source, const T* weight,
-               const T* bias, bool silu, const View<const T>& grad, const View<T>& out) {
+void correlate(const Geometry& g, bool input_gradient, const Rows<const T>& source, const T* weight,
+               const T* bias, bool silu, const Rows<const T>& grad, const Rows<T>& out) {
   using A = acc_t<T>;
   const Lanes lanes(g, A{});
   const Pass p(g, lanes, input_gradient);
@@ -78,8 +59,8 @@ void correlate(const Geometry& g, bool input_gradient, const View<const T>& sour
     std::fill_n(out.data, g.n * g.c * p.out_size, T(0));
   }
   const int64_t row = p.chunks * lanes.groups;  // units
-  const int64_t out_step = p.out_step * out.t;
-  const bool direct = lanes.channels ? out.c == 1 : out_step == 1;
+  const int64_t out_step = p.out_step * out.t_stride;
+  const bool direct = lanes.channels ? out.c_stride == 1 : out_step == 1;
   cpu::parallel_for(0, g.n * row, unit_grain(g, p, lanes), [&](int64_t begin, int64_t end) {
     Chunk chunk;
     std::vector<A> tile, grad_tile;
@@ -89,8 +70,8 @@ void correlate(const Geometry& g, bool input_gradient, const View<const T>& sour
       const int64_t group = lanes.channels ? unit % lanes.groups : unit / p.chunks;
       const int64_t c = group * lanes.tile, channels = std::min(lanes.tile, g.c - c);
       chunk.move_to(lanes.channels ? unit / lanes.groups : unit % p.chunks, p, lanes, lanes.tile);
-      Outputs<T> o{read<T>({source.at(n, c), p.source_size, source.t, source.c, channels, chunk.low,
-                            chunk.width, p.source_phases, p.source_step},
+      Outputs<T> o{read<T>({source.row(n, c), p.source_size, source.t_stride, source.c_stride,
+                            channels, chunk.low, chunk.width, p.source_phases, p.source_step},
                            lanes, &tile),
                    &filters[c * g.taps],
                    &biases[c],
@@ -102,12 +83,13 @@ void correlate(const Geometry& g, bool input_gradient, const View<const T>& sour
       if (grad.data) {
         const int64_t steps = std::min(p.chunk, p.out_size - chunk.begin);
         const int64_t width = steps + lanes.sums / lanes.tile - 1;  // whole vectors
-        o.grad = read<T>(
-            {grad.at(n, c), p.out_size, grad.t, grad.c, channels, chunk.begin, width, kOnePhase, 1},
-            lanes, &grad_tile);
+        o.grad = read<T>({grad.row(n, c), p.out_size, grad.t_stride, grad.c_stride, channels,
+                          chunk.begin, width, kOnePhase, 1},
+                         lanes, &grad_tile);
       }
       for (size_t phase = 0; phase < p.phases.size(); ++phase) {
-        T* const to = out.at(n, c) + (chunk.begin * p.out_step + p.phases[phase].offset) * out.t;
+        T* const to =
+            out.row(n, c) + (chunk.begin * p.out_step + p.phases[phase].offset) * out.t_stride;
         o.taps = chunk.taps.data() + (phase ? chunk.tap_ends[phase - 1] : 0);
         o.taps_end = chunk.taps.data() + chunk.tap_ends[phase];
         o.steps = chunk.outputs(p, p.phases[phase]);
@@ -119,7 +101,7 @@ void correlate(const Geometry& g, bool input_gradient, const View<const T>& sour
         }
         for (int64_t k = 0; !direct && k < channels; ++k) {
           for (int64_t s = 0; s < o.steps; ++s) {
-            to[s * out_step + k * out.c] = buffer[s * lanes.tile + k];
+            to[s * out_step + k * out.c_stride] = buffer[s * lanes.tile + k];
           }
         }
       }
@@ -130,7 +112,7 @@ void correlate(const Geometry& g, bool input_gradient, const View<const T>& sour
 // Deterministic two-stage reduction: sum ranges of chunks, then add the ranges in order. Ranges
 // depend on the shape alone, so the result does not depend on the number of threads.
 template <typename T>
-void backward_weight(const Geometry& g, const View<const T>& grad, const View<const T>& x,
+void backward_weight(const Geometry& g, const Rows<const T>& grad, const Rows<const T>& x,
                      T* grad_weight, T* grad_bias) {
   using A = acc_t<T>;
   Geometry read_taps = g;
@@ -154,11 +136,11 @@ void backward_weight(const Geometry& g, const View<const T>& grad, const View<co
         chunk.move_to(unit % p.chunks, p, lanes, lanes.sums);
         const int64_t steps = chunk.outputs(p, p.phases[0]);
         const int64_t vector = lanes.sums / lanes.tile;  // steps of a vector
-        const Products<A> products{read<T>({x.at(n, c), g.t, x.t, x.c, channels, chunk.low,
-                                            chunk.width, p.source_phases, p.source_step},
+        const Products<A> products{read<T>({x.row(n, c), g.t, x.t_stride, x.c_stride, channels,
+                                            chunk.low, chunk.width, p.source_phases, p.source_step},
                                            lanes, &tile),
-                                   read<T>({grad.at(n, c), g.out_t, grad.t, grad.c, channels,
-                                            chunk.begin, steps, kOnePhase, 1},
+                                   read<T>({grad.row(n, c), g.out_t, grad.t_stride, grad.c_stride,
+                                            channels, chunk.begin, steps, kOnePhase, 1},
                                            lanes, &grad_tile),
                                    lanes.sums,
                                    steps / vector,
@@ -193,25 +175,25 @@ struct Kernels {
   template <typename T>
   static void forward(const Tensor&, const Geometry& g, const T* x, const T* weight, const T* bias,
                       T* out) {
-    correlate<T>(g, false, input_view(g, x), weight, bias, g.silu, {}, dense_view(g, out, g.out_t));
+    correlate<T>(g, false, input_rows(g, x), weight, bias, g.silu, {}, dense_rows(g, out, g.out_t));
   }
 
   template <typename T>
   static void backward(const Tensor& like, const Geometry& g, const T* grad_output, const T* x,
                        const T* weight, const T* bias, const Gradients<T>& to) {
-    auto grad = dense_view(g, grad_output, g.out_t);
+    auto grad = dense_rows(g, grad_output, g.out_t);
     std::optional<Tensor> of_sum;  // gradient of the convolution
     if (g.silu && !g.empty()) {
       of_sum = empty(like, {g.n, g.c, g.out_t}, g.channels_last);
-      const auto out = dense_view(g, of_sum->mutable_data_ptr<T>(), g.out_t);
-      correlate<T>(g, false, input_view(g, x), weight, bias, true, grad, out);
+      const auto out = dense_rows(g, of_sum->mutable_data_ptr<T>(), g.out_t);
+      correlate<T>(g, false, input_rows(g, x), weight, bias, true, grad, out);
       grad.data = out.data;
     }
     if (to.input) {
-      correlate<T>(g, true, grad, weight, nullptr, false, {}, dense_view(g, to.input, g.t));
+      correlate<T>(g, true, grad, weight, nullptr, false, {}, dense_rows(g, to.input, g.t));
     }
     if (to.weight || to.bias) {
-      backward_weight(g, grad, input_view(g, x), to.weight, to.bias);
+      backward_weight(g, grad, input_rows(g, x), to.weight, to.bias);
     }
   }
 };

@@ -68,26 +68,27 @@ __global__ void __launch_bounds__(kStageThreads)
                     [&](int i) { return x[placed(vector + i, row / 4)]; });
 #pragma unroll
     for (int i = 0; i < kOutputs; ++i) {
-      const bool exists = is_inside(t + i, out_t);
-      if (isnan(sum[i]) && exists) {
-        sum[i] = p.exact(image, channel, t + i);
-      }
-      if (p.silu) {
-        const int64_t offset = p.out.row(image, channel) - p.out.data + (t + i) * p.out.t_stride;
-        sum[i] = p.activate(sum[i], p.grad && exists ? p.grad[offset] : 0.0f);
-      }
+      sum[i] = p.without_nan(sum[i], image, channel, t + i);
     }
     __syncwarp();  // all inputs of the row have been read
     x[placed(vector, row / 4)] = {sum[0], sum[1], sum[2], sum[3]};
     x[placed(vector + 1, row / 4)] = {sum[4], sum[5], sum[6], sum[7]};
   }
   __syncthreads();
-  float* const out = p.out.row(image, quad_channel);
-  for (int i = step; i < kTileOutputs && t0 + i < out_t; i += kStageThreads / kQuads) {
-    if (quad_channel < channels) {
-      *reinterpret_cast<float4*>(out + (t0 + i) * p.out.t_stride) = {element(0, i), element(1, i),
-                                                                     element(2, i), element(3, i)};
+  const int last = quad_channel < channels ? min(kTileOutputs, out_t - t0) : 0;
+#pragma unroll 2
+  for (int i = step; i < last; i += kStageThreads / kQuads) {
+    const int64_t offset = p.out.row(image, quad_channel) - p.out.data + (t0 + i) * p.out.t_stride;
+    Vector<float, 4> grad{};
+    if (p.grad) {
+      grad = load_vector<4>(p.grad + offset);
     }
+    float y[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      y[j] = p.activate(element(j, i), grad.lane[j]);
+    }
+    store_vector(p.out.data + offset, y);
   }
 }
 
@@ -100,8 +101,8 @@ bool channels(const Convolution<float>& p, const Run& run) {
   const size_t bytes = kBlockChannels * (pitch + groups * kGroup) * sizeof(float);
   if (!p.channels_last || !p.is_tileable() || p.dilation != 1 || p.in.c_stride != 1 ||
       p.c % 4 != 0 || p.in.n_stride % 4 != 0 || p.in.t_stride % 4 != 0 ||
-      !are_aligned({p.in.data, p.out.data}, kVectorBytes) || bytes > Device().block_shared ||
-      blocks >= int64_t{1} << 31) {
+      !are_aligned({p.in.data, p.out.data, p.grad ? p.grad : p.out.data}, kVectorBytes) ||
+      bytes > Device().block_shared || blocks >= int64_t{1} << 31) {
     return false;
   }
   launch_kernel(channels_kernel, blocks, kStageThreads, bytes, run.stream, p,

@@ -22,15 +22,23 @@ struct Outputs {
   Division inner, outer;  // sizes of the two inner dimensions
 };
 
-// tap_step: distance of the taps that a transposed convolution applies to an output.
+// Taps of an output: k, k + step, …, which read every speed-th input.
+template <typename Division>
+struct TapSteps {
+  int64_t step, speed;  // step: 1, or that of a transposed convolution
+  Division by_stride, by_step, by_speed;
+};
+
 template <typename T, typename Division>
 __global__ void __launch_bounds__(kDirectThreads)
     direct_kernel(const Convolution<T> p, const Rows<const T> weights,
-                  const Outputs<Division> outputs, int64_t tap_step) {
+                  const Outputs<Division> outputs, const TapSteps<Division> steps) {
   using Acc = acc_t<T>;
   using Index = std::make_signed_t<typename Division::Index>;
   const Index channels = p.c, out_t = p.out_t, in_t = p.in_t, taps = p.taps;
   const Index stride = p.stride, padding = p.padding, dilation = p.dilation;
+  const Index step = steps.step, speed = steps.speed, at_step = p.transposed ? -speed : speed;
+  const Index slide = stride - (dilation - steps.by_stride(dilation) * stride);  // −dilation, mod
   const int64_t grid = static_cast<int64_t>(gridDim.x) * kDirectThreads;
   for (int64_t offset = static_cast<int64_t>(blockIdx.x) * kDirectThreads + threadIdx.x;
        offset < outputs.count; offset += grid) {
@@ -38,21 +46,24 @@ __global__ void __launch_bounds__(kDirectThreads)
     const Index inner = static_cast<Index>(offset) - rest * (p.channels_last ? channels : out_t);
     const Index middle = rest - image * (p.channels_last ? out_t : channels);
     const Index channel = p.channels_last ? inner : middle, t = p.channels_last ? middle : inner;
-    // The output reads taps k, k + step, … < last at `at`, at + at_step, …
-    Index k = 0, step = 1, at = t * stride - padding, at_step = dilation;
+    // The output applies `all` taps k, k + step, … at `at`, at + at_step, …
+    Index k = 0, at = t * stride - padding, all = taps;
     if (p.transposed) {
-      step = tap_step, at_step = -(step * dilation / stride);
-      while (k < step && (t + padding - k * dilation) % stride != 0) {
-        ++k;
+      const Index from = t + padding;
+      Index rest = from - steps.by_stride(from) * stride;  // (from − k dilation) mod stride
+      for (; k < step && rest != 0; ++k) {
+        rest = rest + slide < stride ? rest + slide : rest + slide - stride;
       }
-      at = k < step ? (t + padding - k * dilation) / stride : -1;
+      const Index distance = from - k * dilation;
+      const Index inputs = steps.by_stride(distance < 0 ? -distance : distance);
+      at = k == step ? -1 : distance < 0 ? -inputs : inputs;
+      all = k < taps ? steps.by_step(taps - k + step - 1) : 0;
     }
     // Skip taps on padding.
-    const Index speed = at_step < 0 ? -at_step : at_step;
-    const Index behind = at_step < 0 ? at - (in_t - 1) : -at;  // distance to the first input
-    const Index ahead = at_step < 0 ? at : in_t - 1 - at;      // distance to the last input
-    const Index skipped = behind > 0 ? (behind + speed - 1) / speed : 0;
-    const Index all = (taps - k + step - 1) / step, reads = ahead >= 0 ? ahead / speed + 1 : 0;
+    const Index behind = p.transposed ? at - (in_t - 1) : -at;  // distance to the first input
+    const Index ahead = p.transposed ? at : in_t - 1 - at;      // distance to the last input
+    const Index skipped = behind > 0 ? steps.by_speed(behind + speed - 1) : 0;
+    const Index reads = ahead >= 0 ? steps.by_speed(ahead) + 1 : 0;
     const Index count = min(all, reads) - skipped;
     k += skipped * step, at += skipped * at_step;
 
@@ -165,9 +176,14 @@ void direct(const Convolution<T>& p, const Run& run) {
     using Division = typename decltype(tag)::type;
     const int64_t inner = p.channels_last ? p.c : p.out_t, outer = p.channels_last ? p.out_t : p.c;
     const Outputs<Division> outputs{p.n * p.c * p.out_t, Division(inner), Division(outer)};
+    const int64_t common = std::gcd(p.stride, p.dilation);
+    const int64_t step = p.transposed ? p.stride / common : 1;
+    const int64_t speed = p.transposed ? p.dilation / common : p.dilation;
+    const TapSteps<Division> steps{step, speed, Division(p.stride), Division(step),
+                                   Division(speed)};
     launch_kernel(direct_kernel<T, Division>,
                   std::min(ceil_div(outputs.count, kDirectThreads), kMaxBlocks), kDirectThreads, 0,
-                  run.stream, p, weights, outputs, p.stride / std::gcd(p.stride, p.dilation));
+                  run.stream, p, weights, outputs, steps);
   });
 }
 

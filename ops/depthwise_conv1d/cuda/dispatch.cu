@@ -46,25 +46,14 @@ Sizes sizes(const Geometry& g) {
 }
 
 template <typename T>
-Rows<const T> input_rows(const Geometry& g, const T* x) {
-  return {x, g.input_n, g.input_c, g.input_t};
-}
-
-// Rows of grad_output, of the output, or of the gradient of the pre-activation.
-template <typename T>
-Rows<T> output_rows(const Geometry& g, T* data) {
-  return dense_rows(data, g.channels_last, g.c, g.out_t);
-}
-
-template <typename T>
 Convolution<T> forward_pass(const Geometry& g, const T* x, const T* weight, const T* bias, T* out) {
-  return {sizes(g), input_rows(g, x), output_rows(g, out), weight, bias, g.silu};
+  return {sizes(g), input_rows(g, x), dense_rows(g, out, g.out_t), weight, bias, g.silu};
 }
 
 template <typename T>
 Convolution<T> input_gradient(const Geometry& g, const T* grad, const T* weight, T* out) {
-  const auto to = dense_rows(out, g.channels_last, g.c, g.t);
-  Convolution<T> p{sizes(g), output_rows(g, grad), to, weight, nullptr, false};
+  Convolution<T> p{sizes(g), dense_rows(g, grad, g.out_t), dense_rows(g, out, g.t), weight, nullptr,
+                   false};
   std::swap(p.in_t, p.out_t);
   p.flip = g.stride == 1;
   p.transposed = !p.flip;
@@ -99,6 +88,7 @@ void run_gradients(const Geometry& g, const T* grad, const T* x, const T* weight
     run_convolution(input_gradient(g, sums.grad.data, weight, to.input), run);
   }
   if (to.weight || to.bias) {
+    sums.taps = to.weight ? g.taps : 0;  // 0: bias gradient only
     run_weight_gradient(sums, run);
   }
 }
@@ -121,14 +111,11 @@ struct Kernels {
       set_to_zero(to.bias, g.c, run.stream);
       return;
     }
-    WeightGradient<T> sums{sizes(g), input_rows(g, x), output_rows(g, grad), to.weight, to.bias};
-    if (!to.weight) {
-      sums.taps = 0;  // bias gradient only
-    }
+    const WeightGradient<T> sums{sizes(g), input_rows(g, x), dense_rows(g, grad, g.out_t),
+                                 to.weight, to.bias};
     if constexpr (!std::is_same_v<T, double>) {
-      const AllGradients<T> all{sums, weight, bias, g.silu,
-                                dense_rows(to.input, g.channels_last, g.c, g.t)};
-      if (to.weight && (to.input || g.silu) && short_filter_gradients(all, run)) return;
+      const AllGradients<T> all{sums, weight, bias, g.silu, dense_rows(g, to.input, g.t)};
+      if ((g.silu || (to.input && to.weight)) && short_filter_gradients(all, run)) return;
     }
     run_gradients(g, grad, x, weight, bias, to, sums, run);
   }

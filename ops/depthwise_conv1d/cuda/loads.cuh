@@ -1,7 +1,8 @@
-// Loads and stores of the FMA kernels, and the division of their work.
+// Loads and stores of the FMA kernels.
 #pragma once
 
-#include "core/cuda/divide.cuh"
+#include <cuda_fp16.h>
+
 #include "depthwise_conv1d/cuda/problem.cuh"
 
 namespace ops::depthwise_conv1d {
@@ -13,6 +14,84 @@ template <typename T>
 __device__ int misalignment(const T* data, int elements) {
   return static_cast<int>(reinterpret_cast<uintptr_t>(data) / sizeof(T) % elements);
 }
+
+// kCount adjacent elements of a row from any address on, loaded in aligned groups.
+template <typename T, int kCount>
+class Window {
+  using Bits = typename BitsOf<kGroup * sizeof(T)>::type;
+  using Element = std::conditional_t<sizeof(T) == 2, unsigned short, unsigned>;
+  static constexpr int kPerWord = 4 / sizeof(T), kGroups = (kCount + 2 * (kGroup - 1)) / kGroup;
+  static constexpr int kGroupWords = kGroup / kPerWord, kWords = kGroups * kGroupWords;
+
+ public:
+  // Start to load row[at], …; zeros outside the row.
+  __device__ __forceinline__ void load(const T* row, int at, int size) {
+    shift_ = (misalignment(row, kGroup) + at) & (kGroup - 1);
+    at -= shift_;
+    const Element* const from = reinterpret_cast<const Element*>(row) + at;
+    if (at >= 0 && at + kGroups * kGroup <= size) {
+#pragma unroll
+      for (int i = 0; i < kGroups; ++i) {
+        const Bits bits = reinterpret_cast<const Bits*>(from)[i];
+        word_[i * kGroupWords] = bits.x, word_[i * kGroupWords + 1] = bits.y;
+        if constexpr (kPerWord == 1) {
+          word_[i * kGroupWords + 2] = bits.z, word_[i * kGroupWords + 3] = bits.w;
+        }
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) {
+        word_[i] = 0;
+#pragma unroll
+        for (int j = i * kPerWord; j < (i + 1) * kPerWord; ++j) {
+          if (is_inside(at + j, size)) {
+            word_[i] |= static_cast<unsigned>(from[j]) << (j % kPerWord * 16);
+          }
+        }
+      }
+    }
+  }
+
+  // Convert the elements to float32. Shifts words of 32 bits, then elements of 16 bits.
+  __device__ __forceinline__ void widen_to(float (&to)[kCount]) {
+    if (shift_ & 2) {
+      shift<2 / kPerWord>(0x7654);
+    }
+    if (shift_ & 1) {
+      shift<1>(kPerWord == 2 ? 0x5432 : 0x7654);
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      to[i] = unpack(word_[i / kPerWord], i % kPerWord);
+    }
+  }
+
+ private:
+  // Replace each word by bytes of it and of the one kWordsAhead after it. __byte_perm is in
+  // assembly, because nvcc turns selections of whole words into loads from local memory.
+  template <int kWordsAhead>
+  __device__ __forceinline__ void shift(unsigned selector) {
+#pragma unroll
+    for (int i = 0; i + kWordsAhead < kWords; ++i) {
+      asm("prmt.b32 %0, %1, %2, %3;"
+          : "=r"(word_[i])
+          : "r"(word_[i]), "r"(word_[i + kWordsAhead]), "r"(selector));
+    }
+  }
+
+  static __device__ float unpack(unsigned word, int half) {
+    if constexpr (std::is_same_v<T, float>) {
+      return __uint_as_float(word);
+    } else if constexpr (std::is_same_v<T, BFloat16>) {
+      return __uint_as_float(half ? word & 0xffff0000u : word << 16);
+    } else {
+      return __half2float(__ushort_as_half(half ? word >> 16 : word & 0xffff));
+    }
+  }
+
+  unsigned word_[kWords];
+  int shift_;  // the first element's place in the first group
+};
 
 // Load kCount elements from row[at] on. kInside: all are inside the row and aligned to a group;
 // otherwise those outside are zeros.
@@ -67,13 +146,26 @@ class ChannelStream {
   // Start to load the next kCount positions.
   template <int kCount>
   __device__ __forceinline__ void load(Bits (&to)[kCount]) {
+    if (position_ >= 0 && position_ + (kCount - 1) * step_ < size_) {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
+      for (int i = 0; i < kCount; ++i, from_ += stride_) {
+        to[i] = *reinterpret_cast<const Bits*>(from_);
+      }
+      position_ += kCount * step_;
+    } else {
+      load_checked(to);
+    }
+  }
+
+  // The same with a check of each position, in fewer registers.
+  template <int kCount>
+  __device__ __forceinline__ void load_checked(Bits (&to)[kCount]) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i, from_ += stride_, position_ += step_) {
       to[i] = Bits{};
       if (is_inside(position_, size_)) {
         to[i] = *reinterpret_cast<const Bits*>(from_);
       }
-      from_ += stride_, position_ += step_;
     }
   }
 
@@ -110,38 +202,6 @@ __device__ __forceinline__ void slide(float (&x)[kAll][V]) {
   }
 }
 
-// Return the number of threads along the channels: a power of two, at most 32.
-inline int lanes_of(int64_t channels, int width) {
-  int lanes = 32;
-  while (lanes / 2 * width >= channels) {
-    lanes /= 2;
-  }
-  return lanes;
-}
-
-// Units of work along T: `length` positions of one image and phase (position modulo the dilation).
-struct Units {
-  int count, per_split, per_phase, length;
-};
-
-// Divide `positions` of each phase into units for blocks of `rows` units at a time, and the units
-// into splits; `blocks`: number of blocks of a split. nullopt: too many.
-inline std::optional<Units> split_units(int64_t phases, int64_t positions, int64_t rows,
-                                        int64_t blocks) {
-  constexpr int64_t kBlocksPerMultiprocessor = 8, kMinLength = 32, kMaxLength = 256;
-  const int64_t wanted = std::max<int64_t>(
-      1, Device::attribute(cudaDevAttrMultiProcessorCount) * kBlocksPerMultiprocessor / blocks);
-  const int64_t even = ceil_div(phases * positions, wanted * rows * kGroup) * kGroup;
-  const int64_t length = std::clamp(even, kMinLength, kMaxLength);
-  const int64_t per_phase = ceil_div(positions, length), count = phases * per_phase;
-  const int64_t per_split = ceil_div(ceil_div(count, wanted), rows) * rows;
-  if (count >= int64_t{1} << 29 || ceil_div(count, per_split) > 65535) {
-    return std::nullopt;
-  }
-  return Units{static_cast<int>(count), static_cast<int>(per_split), static_cast<int>(per_phase),
-               static_cast<int>(length)};
-}
-
 // Return f(taps) for filters of 2 to 4 taps, stride 1, else false.
 template <typename P, typename F>
 bool dispatch_short(const P& p, const F& f) {
@@ -151,28 +211,6 @@ bool dispatch_short(const P& p, const F& f) {
     case 4: return f(std::integral_constant<int, 4>{});
     default: return false;
   }
-}
-
-// Tiles of adjacent positions along T, the rows of a channel one after the other. Stores are
-// aligned, so that the first tile of a row may begin before `first`.
-struct Tiles {
-  int first, per_row, count, per_split;
-  FastDivide by_row;
-
-  __device__ int image_of(int tile) const { return by_row(tile); }
-};
-
-// Divide the rows of a channel into tiles, and these into splits. `uniform`: rows are equally
-// aligned, otherwise a split has one row. `blocks`, `threads`: of a split.
-inline Tiles split_tiles(int64_t images, int64_t first, int64_t positions, int64_t length,
-                         bool uniform, int64_t blocks, int64_t threads) {
-  constexpr int64_t kBlocksPerMultiprocessor = 32, kMinTiles = 4;  // per thread
-  const int64_t per_row = ceil_div(positions + length - 1, length), count = images * per_row;
-  const int64_t wanted =
-      Device::attribute(cudaDevAttrMultiProcessorCount) * kBlocksPerMultiprocessor / blocks;
-  const int64_t splits = std::clamp<int64_t>(wanted, 1, ceil_div(count, threads * kMinTiles));
-  return {static_cast<int>(first), static_cast<int>(per_row), static_cast<int>(count),
-          static_cast<int>(uniform ? ceil_div(count, splits) : per_row), FastDivide(per_row)};
 }
 
 }  // namespace ops::depthwise_conv1d

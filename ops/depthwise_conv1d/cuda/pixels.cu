@@ -8,7 +8,7 @@
 // Weight gradient
 //   block:   up to 32 threads along the channels × groups of taps × units of T
 //   thread:  2 adjacent channels × 8 or 12 adjacent taps; a window of inputs slides by 4 outputs
-#include "depthwise_conv1d/cuda/loads.cuh"
+#include "depthwise_conv1d/cuda/split.cuh"
 
 namespace ops::depthwise_conv1d {
 namespace {
@@ -37,8 +37,8 @@ __global__ void __launch_bounds__(kPixelThreads, 2)
                              active ? static_cast<int>(p.in_t) : 0);
   float window[kPixelOutputs + kGroup][V], sum[kPixelOutputs][V];
   Bits before[kPixelOutputs], next[kGroup];
-  inputs.load(before);
-  inputs.load(next);
+  inputs.load_checked(before);
+  inputs.load_checked(next);
   widen_to<T>(window, 0, before);
 #pragma unroll
   for (int v = 0; v < V; ++v) {
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kPixelThreads, 2)
 #pragma unroll 4
     for (int g = 0; g < count; g += kGroup) {
       widen_to<T>(window, kPixelOutputs, next);
-      inputs.load(next);
+      inputs.load_checked(next);
 #pragma unroll
       for (int j = 0; j < kGroup; ++j) {
         const auto w = load_vector<V>(filter + (g + j) * pitch + threadIdx.x * V);
@@ -210,16 +210,17 @@ bool pixels_weight_gradient(const WeightGradient<T>& p, const Run& run) {
     const int64_t tap_blocks = ceil_div(all_groups, kPixelThreads / lanes);
     const int64_t groups = ceil_div(all_groups, tap_blocks);
     const int64_t rows = kPixelThreads / lanes / groups;
-    const auto units = split_units(p.n * p.dilation, ceil_div(p.out_t, p.dilation), rows,
-                                   channel_blocks * tap_blocks);
+    const size_t bytes = reduction_elements(lanes * groups, rows, (kTaps + 1) * V) * sizeof(float);
+    const auto units = split_units(
+        p.n * p.dilation, ceil_div(p.out_t, p.dilation), rows, channel_blocks * tap_blocks,
+        resident_blocks(pixels_weight_gradient_kernel<T, V, kTaps>, lanes * rows * groups, bytes));
     if (!units || tap_blocks > 65535) {
       return false;
     }
     const int64_t splits = ceil_div(units->count, units->per_split);
     reduce_splits(p, run, splits, [&](const WeightGradient<T>& split) {
       launch_kernel(pixels_weight_gradient_kernel<T, V, kTaps>,
-                    dim3(channel_blocks, splits, tap_blocks), dim3(lanes, rows * groups),
-                    reduction_elements(lanes * groups, rows, (kTaps + 1) * V) * sizeof(float),
+                    dim3(channel_blocks, splits, tap_blocks), dim3(lanes, rows * groups), bytes,
                     run.stream, split, static_cast<int>(groups), *units);
     });
     return true;

@@ -69,13 +69,9 @@ __global__ void __launch_bounds__(kStageThreads)
                       [&](int i) { return x[swizzled(vector + i)]; });
 #pragma unroll
       for (int r = 0; r < kOutputs; ++r) {
-        const bool exists = is_inside(t + r, out_t);
-        if (isnan(sum[r]) && exists) {
-          sum[r] = p.exact(image, channel, t + r);
-        }
-        if (p.silu) {
-          sum[r] = p.activate(sum[r], grad && exists ? grad[t + r] : 0.0f);
-        }
+        const bool reads = grad && is_inside(t + r, out_t);
+        sum[r] =
+            p.activate(p.without_nan(sum[r], image, channel, t + r), reads ? grad[t + r] : 0.0f);
       }
 #pragma unroll
       for (int half = 0; half < kOutputs; half += kGroup) {
@@ -178,8 +174,11 @@ bool planes_weight_gradient(const WeightGradient<T>& p, const Run& run) {
   const int64_t groups = ceil_div(all_groups, tap_blocks), lanes = kGradientThreads / groups;
   const bool uniform =
       is_uniform(p.n, p.in.n_stride, kGroup) && is_uniform(p.n, p.grad.n_stride, kGroup);
+  const size_t bytes = reduction_elements(groups, lanes, kGroupTaps + 1) * sizeof(float);
+  const int64_t resident =
+      resident_blocks(planes_weight_gradient_kernel<T>, kGradientThreads, bytes);
   const Tiles tiles =
-      split_tiles(p.n, 0, p.out_t + kGroup, kSteps, uniform, p.c * tap_blocks, lanes);
+      split_tiles(p.n, 0, p.out_t + kGroup, kSteps, uniform, p.c * tap_blocks, lanes, resident);
   const int64_t splits = ceil_div(tiles.count, tiles.per_split);
   if (p.channels_last || !p.is_tileable() || p.dilation != 1 || p.in.t_stride != 1 ||
       splits > 65535 || tap_blocks > 65535) {
@@ -187,8 +186,7 @@ bool planes_weight_gradient(const WeightGradient<T>& p, const Run& run) {
   }
   reduce_splits(p, run, splits, [&](const WeightGradient<T>& split) {
     launch_kernel(planes_weight_gradient_kernel<T>, dim3(p.c, splits, tap_blocks), kGradientThreads,
-                  reduction_elements(groups, lanes, kGroupTaps + 1) * sizeof(float), run.stream,
-                  split, static_cast<int>(groups), tiles);
+                  bytes, run.stream, split, static_cast<int>(groups), tiles);
   });
   return true;
 }

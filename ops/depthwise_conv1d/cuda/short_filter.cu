@@ -7,29 +7,17 @@
 // Channels-last (any dilation)
 //   block:   up to 32 threads along the channels × units of T
 //   thread:  4 adjacent channels; marches along T with the last K − 1 inputs in registers
-#include "depthwise_conv1d/cuda/loads.cuh"
+#include "depthwise_conv1d/cuda/split.cuh"
 
 namespace ops::depthwise_conv1d {
 namespace {
 
 constexpr int kShortThreads = 128;
 
-// Call f with the shift, 0 … 3, as a compile-time constant.
-template <typename F>
-__device__ __forceinline__ void dispatch_shift(int shift, const F& f) {
-  switch (shift) {
-    case 0: return f(std::integral_constant<int, 0>{});
-    case 1: return f(std::integral_constant<int, 1>{});
-    case 2: return f(std::integral_constant<int, 2>{});
-    default: return f(std::integral_constant<int, 3>{});
-  }
-}
-
 template <typename T, int K>
 __global__ void __launch_bounds__(kShortThreads)
     planes_kernel(const Convolution<T> p, const Tiles tiles) {
   constexpr int kOutputs = kVectorBytes / sizeof(T), kAtOnce = 2;
-  constexpr int kInputs = round_up(kOutputs + K - 1 + kGroup - 1, kGroup);
   const int channel = blockIdx.x, in_t = p.in_t, out_t = p.out_t, padding = p.padding;
   const int last = min(tiles.count, (static_cast<int>(blockIdx.y) + 1) * tiles.per_split);
   float w[K];
@@ -40,52 +28,40 @@ __global__ void __launch_bounds__(kShortThreads)
   const float bias = p.bias_of(channel);
   for (int tile = blockIdx.y * tiles.per_split + threadIdx.x; tile < last;
        tile += kShortThreads * kAtOnce) {
-    float x[kAtOnce][kInputs];
-    int shift[kAtOnce], first[kAtOnce];
+    Window<T, kOutputs + K - 1> inputs[kAtOnce];
+    int first[kAtOnce];
     T* out[kAtOnce];
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
-      if (tile + n * kShortThreads >= last) {
-        break;
-      }
-      const int image = tiles.image_of(tile + n * kShortThreads);
-      const T* const in = p.in.row(image, channel);
-      out[n] = p.out.row(image, channel);
-      first[n] = (tile + n * kShortThreads - image * tiles.per_row) * kOutputs -
-                 misalignment(out[n], kOutputs);
-      shift[n] = (misalignment(in, kGroup) + first[n] - padding) & (kGroup - 1);
-      const int at = first[n] - padding - shift[n];
-      if (at >= 0 && at + kInputs <= in_t) {
-        load<true, kInputs>(in, at, in_t, x[n]);
-      } else {
-        load<false, kInputs>(in, at, in_t, x[n]);
+      if (tile + n * kShortThreads < last) {
+        const int image = tiles.image_of(tile + n * kShortThreads);
+        out[n] = p.out.row(image, channel);
+        first[n] = (tile + n * kShortThreads - image * tiles.per_row) * kOutputs -
+                   misalignment(out[n], kOutputs);
+        inputs[n].load(p.in.row(image, channel), first[n] - padding, in_t);
       }
     }
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
-      if (tile + n * kShortThreads >= last) {
-        break;
-      }
-      float y[kOutputs];
-      dispatch_shift(shift[n], [&](auto first_input) {
+      if (tile + n * kShortThreads < last) {
+        float x[kOutputs + K - 1], y[kOutputs];
+        inputs[n].widen_to(x);
 #pragma unroll
         for (int r = 0; r < kOutputs; ++r) {
           y[r] = bias;
 #pragma unroll
           for (int k = 0; k < K; ++k) {
-            y[r] += w[k] * x[n][first_input.value + r + k];
+            y[r] += w[k] * x[r + k];
           }
         }
-      });
-      if (p.silu) {
+        if (p.silu) {
 #pragma unroll
-        for (int r = 0; r < kOutputs; ++r) {
-          const bool reads = p.grad && is_inside(first[n] + r, out_t);
-          const T* const grad = p.grad + (out[n] - p.out.data) + first[n] + r;
-          y[r] = p.activate(y[r], reads ? static_cast<float>(*grad) : 0.0f);
+          for (int r = 0; r < kOutputs; ++r) {
+            y[r] *= sigmoid<T>(y[r]);
+          }
         }
+        store<kOutputs>(out[n], first[n], out_t, y);
       }
-      store<kOutputs>(out[n], first[n], out_t, y);
     }
   }
 }
@@ -119,7 +95,7 @@ __global__ void __launch_bounds__(kShortThreads)
     ChannelStream<T, V> inputs(p.in.row(image, channel), p.in.t_stride,
                                t - static_cast<int>(p.padding), dilation, in_t);
     const int64_t step = dilation * p.out.t_stride;
-    int64_t offset = p.out.row(image, channel) - p.out.data + t * p.out.t_stride;
+    T* out = p.out.row(image, channel) + t * p.out.t_stride;
     float x[kBefore + kGroup][V];
     Bits first[kBefore], next[kGroup];
     inputs.load(first);
@@ -130,7 +106,7 @@ __global__ void __launch_bounds__(kShortThreads)
       widen_to<T>(x, kBefore, next);
       inputs.load(next);
 #pragma unroll
-      for (int j = 0; j < kGroup; ++j, t += dilation, offset += step) {
+      for (int j = 0; j < kGroup; ++j, t += dilation, out += step) {
         if (t >= last) {
           break;
         }
@@ -144,18 +120,12 @@ __global__ void __launch_bounds__(kShortThreads)
           }
         }
         if (p.silu) {
-          Bits grad[1] = {};
-          if (p.grad) {
-            grad[0] = *reinterpret_cast<const Bits*>(p.grad + offset);
-          }
-          float g[1][V];
-          widen_to<T>(g, 0, grad);
 #pragma unroll
           for (int v = 0; v < V; ++v) {
-            y[v] = p.activate(y[v], g[0][v]);
+            y[v] *= sigmoid<T>(y[v]);
           }
         }
-        store_vector(p.out.data + offset, y);
+        store_vector(out, y);
       }
       slide(x);
     }
@@ -168,7 +138,8 @@ bool launch_planes(const Convolution<T>& p, const Run& run) {
     return false;
   }
   constexpr int kOutputs = kVectorBytes / sizeof(T);
-  const Tiles tiles = split_tiles(p.n, 0, p.out_t, kOutputs, true, p.c, kShortThreads);
+  const int64_t resident = resident_blocks(planes_kernel<T, K>, kShortThreads, 0);
+  const Tiles tiles = split_tiles(p.n, 0, p.out_t, kOutputs, true, p.c, kShortThreads, resident);
   launch_kernel(planes_kernel<T, K>, dim3(p.c, ceil_div(tiles.count, tiles.per_split)),
                 kShortThreads, 0, run.stream, p, tiles);
   return true;
@@ -176,14 +147,14 @@ bool launch_planes(const Convolution<T>& p, const Run& run) {
 
 template <typename T, int K>
 bool launch_pixels(const Convolution<T>& p, const Run& run) {
-  const T* const grad = p.grad ? p.grad : p.out.data;
   return dispatch_width<T, 4>(
-      {p.in.data, p.out.data, grad}, {p.c, p.in.n_stride, p.in.t_stride}, [&](auto width) {
+      {p.in.data, p.out.data}, {p.c, p.in.n_stride, p.in.t_stride}, [&](auto width) {
         constexpr int V = width.value;
         const int lanes = lanes_of(p.c, V), rows = kShortThreads / lanes;
         const int64_t blocks = ceil_div(p.c, lanes * V);
+        const int64_t resident = resident_blocks(pixels_kernel<T, V, K>, kShortThreads, 0);
         const auto units =
-            split_units(p.n * p.dilation, ceil_div(p.out_t, p.dilation), rows, blocks);
+            split_units(p.n * p.dilation, ceil_div(p.out_t, p.dilation), rows, blocks, resident);
         if (!units || p.in.c_stride != 1) {
           return false;
         }

@@ -12,36 +12,17 @@
 // Channels-last (any dilation)
 //   block:   up to 32 threads along the channels × units of T
 //   thread:  2 adjacent channels; marches along T with the last K − 1 inputs and h in registers
-#include "depthwise_conv1d/cuda/loads.cuh"
+#include "depthwise_conv1d/cuda/split.cuh"
 
 namespace ops::depthwise_conv1d {
 namespace {
 
 constexpr int kGradientsThreads = 128;
 
-// Move row[at] to to[0] after an aligned load from row[at − shift] on.
-template <int kCount>
-__device__ __forceinline__ void drop_first(float (&to)[kCount], int shift) {
-  if (shift & 2) {
-#pragma unroll
-    for (int i = 0; i + 2 < kCount; ++i) {
-      to[i] = to[i + 2];
-    }
-  }
-  if (shift & 1) {
-#pragma unroll
-    for (int i = 0; i + 1 < kCount; ++i) {
-      to[i] = to[i + 1];
-    }
-  }
-}
-
 template <typename T, int K>
 __global__ void __launch_bounds__(kGradientsThreads)
     planes_gradients_kernel(const AllGradients<T> p, const Tiles tiles) {
   constexpr int kOutputs = kVectorBytes / sizeof(T);
-  constexpr int kGrads = round_up(kOutputs + K - 1 + kGroup - 1, kGroup);
-  constexpr int kInputs = round_up(kOutputs + 2 * (K - 1) + kGroup - 1, kGroup);
   __shared__ float shared[kGradientsThreads / 2 * (K + 1)];
   const int channel = blockIdx.x, split = blockIdx.y;
   const int in_t = p.in_t, out_t = p.out_t, padding = p.padding;
@@ -60,19 +41,13 @@ __global__ void __launch_bounds__(kGradientsThreads)
     const int first = tiles.first + (tile - image * tiles.per_row) * kOutputs -
                       misalignment(out, kOutputs);  // i of the tile
     const int from = first - (K - 1);               // i of x[0] and h[0]
-    const int in_shift = (misalignment(in, kGroup) + from) & (kGroup - 1);
-    const int grad_shift = (misalignment(grad, kGroup) + from + padding) & (kGroup - 1);
-    const int at = from - in_shift, t = from + padding - grad_shift;
-    float x[kInputs], h[kGrads];
-    if (at >= 0 && at + kInputs <= in_t && t >= 0 && t + kGrads <= out_t) {
-      load<true, kInputs>(in, at, in_t, x);
-      load<true, kGrads>(grad, t, out_t, h);
-    } else {
-      load<false, kInputs>(in, at, in_t, x);
-      load<false, kGrads>(grad, t, out_t, h);
-    }
-    drop_first(x, in_shift);
-    drop_first(h, grad_shift);
+    Window<T, kOutputs + 2 * (K - 1)> inputs;
+    Window<T, kOutputs + K - 1> grads;
+    inputs.load(in, from, in_t);
+    grads.load(grad, from + padding, out_t);
+    float x[kOutputs + 2 * (K - 1)], h[kOutputs + K - 1];
+    inputs.widen_to(x);
+    grads.widen_to(h);
     if (p.silu) {
 #pragma unroll
       for (int i = 0; i < kOutputs + K - 1; ++i) {
@@ -81,7 +56,13 @@ __global__ void __launch_bounds__(kGradientsThreads)
         for (int k = 0; k < K; ++k) {
           y += w[k] * x[i + k];
         }
-        h[i] = is_inside(from + padding + i, out_t) ? silu_gradient<T>(h[i], y) : 0.0f;
+        h[i] = silu_gradient<T>(h[i], y);
+      }
+      if (from + padding < 0 || from + padding + kOutputs + K - 1 > out_t) {  // not 0 · NaN
+#pragma unroll
+        for (int i = 0; i < kOutputs + K - 1; ++i) {
+          h[i] = is_inside(from + padding + i, out_t) ? h[i] : 0.0f;
+        }
       }
     }
 #pragma unroll
@@ -152,35 +133,50 @@ __global__ void __launch_bounds__(kGradientsThreads)
       widen_to<T>(h, kBefore, next_g);
       inputs.load(next_x);
       grads.load(next_g);
+      if (p.silu) {
 #pragma unroll
-      for (int j = 0; j < kGroup; ++j, i += dilation) {
-        float result[V] = {};
+        for (int j = 0; j < kGroup; ++j) {
 #pragma unroll
-        for (int v = 0; v < V; ++v) {
-          if (p.silu) {
+          for (int v = 0; v < V; ++v) {
             float y = bias[v];
 #pragma unroll
             for (int k = 0; k < K; ++k) {
               y += w[k][v] * x[j + k][v];
             }
-            float& to = h[kBefore + j][v];
-            to = is_inside(i + padding, out_t) ? silu_gradient<T>(to, y) : 0.0f;
-          }
-          const float own = step >= 0 ? h[kBefore + j][v] : 0.0f;
-          sum[K][v] += own;
-#pragma unroll
-          for (int k = 0; k < K; ++k) {
-            sum[k][v] += own * x[j + k][v];
-            result[v] += w[k][v] * h[kBefore + j - k][v];
+            h[kBefore + j][v] = silu_gradient<T>(h[kBefore + j][v], y);
           }
         }
-        if (out) {
-          if (step >= 0 && is_inside(i, in_t)) {
-            store_vector(out, result);
+        if (i + padding < 0 || i + padding + (kGroup - 1) * dilation >= out_t) {  // not 0 · NaN
+#pragma unroll
+          for (int j = 0; j < kGroup; ++j) {
+#pragma unroll
+            for (int v = 0; v < V; ++v) {
+              float& to = h[kBefore + j][v];
+              to = is_inside(i + padding + j * dilation, out_t) ? to : 0.0f;
+            }
           }
-          out += out_step;
         }
       }
+      if (step >= 0) {
+#pragma unroll
+        for (int j = 0; j < kGroup; ++j) {
+          float result[V] = {};
+#pragma unroll
+          for (int v = 0; v < V; ++v) {
+            sum[K][v] += h[kBefore + j][v];
+#pragma unroll
+            for (int k = 0; k < K; ++k) {
+              sum[k][v] += h[kBefore + j][v] * x[j + k][v];
+              result[v] += w[k][v] * h[kBefore + j - k][v];
+            }
+          }
+          if (out && is_inside(i + j * dilation, in_t)) {
+            store_vector(out + j * out_step, result);
+          }
+        }
+      }
+      i += kGroup * dilation;
+      out = out ? out + kGroup * out_step : nullptr;
       slide(x);
       slide(h);
     }
@@ -201,8 +197,9 @@ bool launch_planes(const AllGradients<T>& p, const Run& run) {
   }
   constexpr int kOutputs = kVectorBytes / sizeof(T);
   const int64_t first = -ceil_div(p.padding, kOutputs) * kOutputs;
+  const int64_t resident = resident_blocks(planes_gradients_kernel<T, K>, kGradientsThreads, 0);
   const Tiles tiles = split_tiles(p.n, first, std::max(p.in_t, p.out_t - p.padding) - first,
-                                  kOutputs, true, p.c, kGradientsThreads);
+                                  kOutputs, true, p.c, kGradientsThreads, resident);
   const int64_t splits = ceil_div(tiles.count, tiles.per_split);
   reduce_splits<T>(p, run, splits, [&](const WeightGradient<T>& split) {
     AllGradients<T> part = p;
@@ -224,7 +221,10 @@ bool launch_pixels(const AllGradients<T>& p, const Run& run) {
         const int64_t positions =
             ceil_div(std::max(p.in_t, p.out_t - p.padding) - start, p.dilation);
         const int64_t blocks = ceil_div(p.c, lanes * V);
-        const auto units = split_units(p.n * p.dilation, positions, rows, blocks);
+        const size_t bytes = reduction_elements(lanes, rows, (K + 1) * V) * sizeof(float);
+        const int64_t resident =
+            resident_blocks(pixels_gradients_kernel<T, V, K>, kGradientsThreads, bytes);
+        const auto units = split_units(p.n * p.dilation, positions, rows, blocks, resident);
         if (!units || p.in.c_stride != 1) {
           return false;
         }
@@ -233,8 +233,7 @@ bool launch_pixels(const AllGradients<T>& p, const Run& run) {
           AllGradients<T> part = p;
           part.splits = split.splits;
           launch_kernel(pixels_gradients_kernel<T, V, K>, dim3(blocks, splits), dim3(lanes, rows),
-                        reduction_elements(lanes, rows, (K + 1) * V) * sizeof(float), run.stream,
-                        part, *units, static_cast<int>(start));
+                        bytes, run.stream, part, *units, static_cast<int>(start));
         });
         return true;
       });

@@ -4,7 +4,7 @@
 
 #include "core/cuda/copy.cuh"
 #include "core/cuda/mma.cuh"
-#include "depthwise_conv1d/cuda/loads.cuh"
+#include "depthwise_conv1d/cuda/split.cuh"
 
 namespace ops::depthwise_conv1d {
 

@@ -10,6 +10,7 @@
 //
 //   block:   8 rows, 512 outputs at a time (planes), or 32 × 256 outputs (channels-last)
 //   shared:  rows of inputs (planes: of two tiles) and filters; channels-last: rows of outputs
+//            instead of inputs, rows of `grad`
 //   thread:  4 accumulators of each of 2 tiles of 128 outputs
 //
 // The words of the windows, 8 i + 2 t, are adjacent across a warp: no bank conflicts. In planes
@@ -32,9 +33,9 @@ constexpr int filter_words(int products) {
 template <int kRows, typename T>
 __device__ void stage_filters(unsigned* to, const Convolution<T>& p, int channel, int rows,
                               int shift, int products) {
-  const int taps = p.taps, words = filter_words(products);
-  const auto* const weight =
-      reinterpret_cast<const unsigned short*>(p.weight) + static_cast<int64_t>(channel) * taps;
+  const int taps = p.taps, step = p.flip ? -1 : 1, words = filter_words(products);
+  const auto* const weight = reinterpret_cast<const unsigned short*>(p.weight) +
+                             static_cast<int64_t>(channel) * taps + (p.flip ? taps - 1 : 0);
   for (int i = threadIdx.x % 32; i < products * kDepth / 2 + 8; i += 32) {
     const int first = 2 * i - 9 - shift;
     unsigned three[kRows][3];  // taps first, first + 1, first + 2
@@ -43,7 +44,7 @@ __device__ void stage_filters(unsigned* to, const Convolution<T>& p, int channel
 #pragma unroll
       for (int j = 0; j < 3; ++j) {
         const bool exists = r < rows && is_inside(first + j, taps);
-        three[r][j] = exists ? weight[r * p.taps + p.tap(first + j)] : 0;
+        three[r][j] = exists ? weight[r * taps + (first + j) * step] : 0;
       }
     }
 #pragma unroll
@@ -63,38 +64,18 @@ struct RowTile {
   float bias;
 };
 
-// Finish two adjacent outputs from position t on: recompute those that are NaN, then the
-// activation.
-template <typename T>
-__device__ void finish(const Convolution<T>& p, const RowTile<T>& row, int t, float& y0,
-                       float& y1) {
-  float* const y[2] = {&y0, &y1};
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    if (is_inside(t + i, static_cast<int>(p.out_t))) {
-      if (isnan(*y[i])) {
-        *y[i] = p.exact(row.image, row.channel, t + i);
-      }
-      if (p.silu) {
-        const int64_t offset =
-            p.out.row(row.image, row.channel) - p.out.data + (t + i) * p.out.t_stride;
-        *y[i] = p.activate(*y[i], p.grad ? static_cast<float>(p.grad[offset]) : 0.0f);
-      }
-    }
-  }
-}
-
-// Compute the row's outputs; store_pair(t − t0, packed, whether all of the tile's exist).
-template <int kRowTile, typename T, typename F>
-__device__ __forceinline__ void convolve(const Convolution<T>& p, const RowTile<T>& row,
-                                         const F& store_pair) {
+// Compute `count` outputs of the row, in pairs at position t0 + local: load_grad(local, whole) and
+// store_pair(local, outputs, whole); whole: the type of a constant, whether all of them exist.
+template <typename T, typename Load, typename Store>
+__device__ __forceinline__ void convolve(const Convolution<T>& p, const RowTile<T>& row, int count,
+                                         const Load& load_grad, const Store& store_pair) {
   const int lane = threadIdx.x % 32, out_t = p.out_t;
   const Lane at;
   // The lane's pair of taps: 2 t − g.
   const unsigned* const pair_of_taps =
       row.filter + (at.g % 2 ? filter_words(row.products) + 1 : 0) + at.t - (at.g + 1) / 2 + 4;
 #pragma unroll 1
-  for (int first = 0; first < kRowTile && row.t0 + first < out_t; first += kTile * kTiles) {
+  for (int first = 0; first < count && row.t0 + first < out_t; first += kTile * kTiles) {
     float sum[kTiles][4];
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
@@ -113,24 +94,42 @@ __device__ __forceinline__ void convolve(const Convolution<T>& p, const RowTile<
         Packed<T>::mma(sum[n], sum[n], words[0], words[32], words[4], words[36], taps);
       }
     }
-    float nan_check = 0;
+    const auto for_pairs = [&](const auto& f) {
 #pragma unroll
-    for (int n = 0; n < kTiles; ++n) {
-      nan_check += (sum[n][0] + sum[n][1]) + (sum[n][2] + sum[n][3]);
-    }
-    const bool whole = row.t0 + first >= 0 && row.t0 + first + kTile * kTiles <= out_t;
-    const bool unfinished = p.silu || isnan(nan_check);
-#pragma unroll
-    for (int n = 0; n < kTiles; ++n) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int local = first + n * kTile + half * 64 + 2 * lane;
-        float &y0 = sum[n][2 * half], &y1 = sum[n][2 * half + 1];
-        if (unfinished) {
-          finish(p, row, row.t0 + local, y0, y1);
-        }
-        store_pair(local, Packed<T>::pack(y0, y1), whole);
+      for (int i = 0; i < 2 * kTiles; ++i) {
+        f(first + i * kTile / 2 + 2 * lane, sum[i / 2][i % 2 * 2], sum[i / 2][i % 2 * 2 + 1]);
       }
+    };
+    float nan_check = 0;
+    for_pairs([&](int, float y0, float y1) { nan_check += y0 + y1; });
+    if (isnan(nan_check)) {
+      for_pairs([&](int local, float& y0, float& y1) {
+        y0 = p.without_nan(y0, row.image, row.channel, row.t0 + local);
+        y1 = p.without_nan(y1, row.image, row.channel, row.t0 + local + 1);
+      });
+    }
+    __syncwarp();  // outputs may overwrite inputs
+    const auto finish = [&](auto whole) {
+      if (p.grad) {
+        for_pairs([&](int local, float& y0, float& y1) {
+          const Vector<T, 2> grad = load_grad(local, whole);
+          y0 = silu_gradient<T>(static_cast<float>(grad.lane[0]), y0);
+          y1 = silu_gradient<T>(static_cast<float>(grad.lane[1]), y1);
+        });
+      } else if (p.silu) {
+        for_pairs([&](int, float& y0, float& y1) {
+          y0 *= sigmoid<T>(y0);
+          y1 *= sigmoid<T>(y1);
+        });
+      }
+      for_pairs([&](int local, float y0, float y1) {
+        store_pair(local, Packed<T>::pack(y0, y1), whole);
+      });
+    };
+    if (row.t0 + first >= 0 && row.t0 + first + kTile * kTiles <= out_t) {
+      finish(std::true_type{});
+    } else {
+      finish(std::false_type{});
     }
   }
 }
@@ -178,19 +177,32 @@ __global__ void __launch_bounds__(kStageThreads, 4)
     __syncwarp();
     const RowTile<T> at{inputs + tile % 2 * pitch, filter, products, static_cast<int>(image),
                         static_cast<int>(channel), t0,     bias};
-    convolve<Shape::kTile>(p, at, [&](int local, unsigned packed, bool whole) {
-      T* const to = out + t0 + local;
-      if (whole) {
-        *reinterpret_cast<unsigned*>(to) = packed;
-        return;
-      }
-      const auto* const pair = reinterpret_cast<const unsigned short*>(&packed);
-      for (int i = 0; i < 2; ++i) {
-        if (is_inside(t0 + local + i, out_t)) {
-          reinterpret_cast<unsigned short*>(to)[i] = pair[i];
-        }
-      }
-    });
+    convolve(
+        p, at, Shape::kTile,
+        [&](int local, auto whole) {
+          const T* const grad = p.grad + (out - p.out.data) + t0 + local;
+          if (whole && misalignment(grad, 2) == 0) {
+            return load_vector<2>(grad);
+          }
+          Vector<T, 2> pair{};
+          for (int i = 0; i < 2; ++i) {
+            pair.lane[i] = is_inside(t0 + local + i, out_t) ? grad[i] : T(0);
+          }
+          return pair;
+        },
+        [&](int local, unsigned packed, auto whole) {
+          T* const to = out + t0 + local;
+          if constexpr (whole) {
+            *reinterpret_cast<unsigned*>(to) = packed;
+          } else {
+            const auto& pair = reinterpret_cast<const Vector<T, 2>&>(packed);
+            for (int i = 0; i < 2; ++i) {
+              if (is_inside(t0 + local + i, out_t)) {
+                to[i] = pair.lane[i];
+              }
+            }
+          }
+        });
     __syncwarp();
   }
   wait_for_copies<0>();
@@ -199,23 +211,30 @@ __global__ void __launch_bounds__(kStageThreads, 4)
 // [N, T, C]: a block transposes a tile to rows in shared memory, and its outputs back.
 template <typename T>
 __global__ void __launch_bounds__(kStageThreads, 4)
-    channels_toeplitz_kernel(const Convolution<T> p, int products, int pitch, int tiles) {
+    channels_toeplitz_kernel(const Convolution<T> p, int products, int pitch, int tiles,
+                             int length) {
   using Shape = StageShape<true>;
-  constexpr int kOutPitch = Shape::pitch(Shape::kTile);
   extern __shared__ uint4 aligned_shared[];
   unsigned* const inputs = reinterpret_cast<unsigned*>(aligned_shared);
-  unsigned* const outputs = inputs + Shape::kRows * pitch;
+  unsigned* const filters = inputs + Shape::kRows * pitch;
+  unsigned* const grads = filters + Shape::kRows * 2 * filter_words(products);
   const int warp = threadIdx.x / 32, channels = p.c;
-  unsigned* const filters = outputs + Shape::kRows * kOutPitch;
   // Adjacent blocks have adjacent channels, so that rows of memory are read as a whole.
   const unsigned blocks = (channels + Shape::kRows - 1) / Shape::kRows, tile = blockIdx.x / blocks;
-  const int image = tile / tiles, t0 = (tile - image * tiles) * Shape::kTile;
+  const int image = tile / tiles, t0 = (tile - image * tiles) * length;
   const int first_channel = (blockIdx.x - tile * blocks) * Shape::kRows;
   const int lane_channel = first_channel + octet() * 8;
-  stage_channels(
-      inputs, pitch, p.in.row(image, lane_channel), p.in.t_stride, t0 - static_cast<int>(p.padding),
-      min(Shape::kTile, round_up(static_cast<int>(p.out_t) - t0, kAligned)) + kDepth * products,
-      lane_channel < channels ? static_cast<int>(p.in_t) : 0);
+  const int tile_outputs = min(length, round_up(static_cast<int>(p.out_t) - t0, kAligned));
+  stage_channels(inputs, pitch, p.in.row(image, lane_channel), p.in.t_stride,
+                 t0 - static_cast<int>(p.padding), tile_outputs + kDepth * products,
+                 lane_channel < channels ? static_cast<int>(p.in_t) : 0);
+  const auto dense_row = [&](auto* data) {
+    return data + (p.out.row(image, lane_channel) - p.out.data);
+  };
+  const int out_size = lane_channel < channels ? static_cast<int>(p.out_t) : 0;
+  if (p.grad) {
+    stage_channels(grads, pitch, dense_row(p.grad), p.out.t_stride, t0, tile_outputs, out_size);
+  }
   const int first_row = warp * Shape::kRowsPerWarp;
   stage_filters<Shape::kRowsPerWarp>(filters + first_row * 2 * filter_words(products), p,
                                      first_channel + first_row,
@@ -228,47 +247,67 @@ __global__ void __launch_bounds__(kStageThreads, 4)
       break;
     }
     const unsigned* const filter = filters + row * 2 * filter_words(products);
-    const RowTile<T> at{inputs + row * pitch, filter, products, image, channel, t0,
-                        p.bias_of(channel)};
-    convolve<Shape::kTile>(p, at, [&](int local, unsigned packed, bool) {
-      outputs[row * kOutPitch + local / 2] = packed;
-    });
+    unsigned* const words = inputs + row * pitch;  // outputs overwrite inputs
+    const RowTile<T> at{words, filter, products, image, channel, t0, p.bias_of(channel)};
+    convolve(
+        p, at, length,
+        [&](int local, auto) {
+          return reinterpret_cast<const Vector<T, 2>&>(grads[row * pitch + local / 2]);
+        },
+        [&](int local, unsigned packed, auto) { words[local / 2] = packed; });
   }
   __syncthreads();
-  store_channels(outputs, kOutPitch, p.out.row(image, lane_channel), p.out.t_stride, t0,
-                 Shape::kTile, lane_channel < channels ? static_cast<int>(p.out_t) : 0);
+  store_channels(inputs, pitch, dense_row(p.out.data), p.out.t_stride, t0, tile_outputs, out_size);
 }
 
-template <typename T, bool kChannelsLast>
-bool launch(const Convolution<T>& p, const Run& run) {
-  using Shape = StageShape<kChannelsLast>;
-  // Zeros before and after the taps in a product's window, and those that align loads.
-  const int products = ceil_div(p.taps + 7 + (kChannelsLast ? 0 : kAligned - 1), kDepth);
+constexpr int kMaxShift = kAligned - 1;  // zeros that align loads
+
+// Return the products of a filter, with the zeros before and after its taps in a window.
+int64_t products_of(int64_t taps, int64_t shift) {
+  return ceil_div(taps + 7 + shift, kDepth);
+}
+
+template <typename T>
+bool launch_planes(const Convolution<T>& p, const Run& run) {
+  using Shape = StageShape<false>;
+  constexpr int64_t kBlocksPerMultiprocessor = 8;
+  const int64_t products = products_of(p.taps, kMaxShift);
   const int pitch = Shape::pitch(Shape::kTile + kDepth * products);
-  const size_t words = Shape::kRows * (Shape::kBuffers * pitch + 2 * filter_words(products)) +
-                       (kChannelsLast ? Shape::kRows * Shape::pitch(Shape::kTile) : 0);
-  if (words * sizeof(unsigned) > Device().block_shared) {
+  const size_t bytes =
+      Shape::kRows * (Shape::kBuffers * pitch + 2 * filter_words(products)) * sizeof(unsigned);
+  const int64_t blocks = ceil_div(p.n * p.c, Shape::kRows);
+  const int64_t tiles = ceil_div(p.out_t + 1, Shape::kTile);
+  const int64_t wanted =
+      Device::attribute(cudaDevAttrMultiProcessorCount) * kBlocksPerMultiprocessor / blocks;
+  const int64_t length = ceil_div(tiles, std::clamp<int64_t>(wanted, 1, tiles));
+  if (bytes > Device().block_shared || ceil_div(tiles, length) > 65535) {
     return false;
   }
-  const auto start = [&](auto kernel, dim3 grid, int64_t tiles) {
-    launch_kernel(kernel, grid, kStageThreads, words * sizeof(unsigned), run.stream, p, products,
-                  pitch, static_cast<int>(tiles));
+  launch_kernel(planes_toeplitz_kernel<T>, dim3(blocks, ceil_div(tiles, length)), kStageThreads,
+                bytes, run.stream, p, static_cast<int>(products), pitch, static_cast<int>(length));
+  return true;
+}
+
+template <typename T>
+bool launch_channels(const Convolution<T>& p, const Run& run) {
+  using Shape = StageShape<true>;
+  const int64_t products = products_of(p.taps, 0), channel_blocks = ceil_div(p.c, Shape::kRows);
+  const auto launch = [&](int length, bool only_if_busy) {
+    const int pitch = Shape::pitch(length + kDepth * products);
+    const size_t bytes =
+        Shape::kRows * sizeof(unsigned) * ((p.grad ? 2 : 1) * pitch + 2 * filter_words(products));
+    const int64_t tiles = ceil_div(p.out_t, length), blocks = p.n * tiles * channel_blocks;
+    if (bytes > Device().block_shared || blocks >= int64_t{1} << 31 ||
+        (only_if_busy && occupied(blocks, resident_blocks(channels_toeplitz_kernel<T>,
+                                                          kStageThreads, bytes)) < 0.9)) {
+      return false;
+    }
+    launch_kernel(channels_toeplitz_kernel<T>, blocks, kStageThreads, bytes, run.stream, p,
+                  static_cast<int>(products), pitch, static_cast<int>(tiles), length);
     return true;
   };
-  const int64_t tiles = ceil_div(p.out_t + (kChannelsLast ? 0 : 1), Shape::kTile);
-  if constexpr (kChannelsLast) {
-    const int64_t blocks = ceil_div(p.c, Shape::kRows);
-    return p.n * tiles * blocks < int64_t{1} << 31 &&
-           start(channels_toeplitz_kernel<T>, p.n * tiles * blocks, tiles);
-  } else {
-    constexpr int64_t kBlocksPerMultiprocessor = 8;
-    const int64_t blocks = ceil_div(p.n * p.c, Shape::kRows);
-    const int64_t wanted =
-        Device::attribute(cudaDevAttrMultiProcessorCount) * kBlocksPerMultiprocessor / blocks;
-    const int64_t length = ceil_div(tiles, std::clamp<int64_t>(wanted, 1, tiles));
-    return ceil_div(tiles, length) <= 65535 &&
-           start(planes_toeplitz_kernel<T>, dim3(blocks, ceil_div(tiles, length)), length);
-  }
+  // Longer tiles have less halo, but leave the device idle if they are few.
+  return (!p.grad && launch(2 * Shape::kTile, true)) || launch(Shape::kTile, false);
 }
 
 }  // namespace
@@ -280,9 +319,10 @@ bool toeplitz(const Convolution<T>& p, const Run& run) {
   }
   if (p.channels_last) {
     return p.c % 8 == 0 && p.in.c_stride == 1 && p.in.n_stride % 8 == 0 && p.in.t_stride % 8 == 0 &&
-           are_aligned({p.in.data, p.out.data}, kVectorBytes) && launch<T, true>(p, run);
+           are_aligned({p.in.data, p.out.data, p.grad ? p.grad : p.out.data}, kVectorBytes) &&
+           launch_channels(p, run);
   }
-  return p.in.t_stride == 1 && launch<T, false>(p, run);
+  return p.in.t_stride == 1 && launch_planes(p, run);
 }
 
 template bool toeplitz(const Convolution<Half>&, const Run&);
