@@ -247,8 +247,12 @@ class PoolForwardLaunch {
       };
       if (vectors <= 8 * kLoadsInFlight) {
         launch(Width<8>{});
+      } else if (vectors <= 16 * kLoadsInFlight) {
+        launch(Width<16>{});
       } else if (vectors < 64 * kLoadsInFlight) {
         launch(Width<32>{});
+      } else if (vectors <= 128 * kLoadsInFlight) {
+        launch(Width<128>{});
       } else {
         launch(Width<kPoolThreads>{});
       }

@@ -6,8 +6,7 @@
 //   any                     3×3, 5×5, 7×7; stride 1×1, 2×2; dilation 1   ≤ 32 bits  direct
 //   any                     any                                          any        general
 //
-// (1) At least one tile for every other multiprocessor. Weight gradient: only if the windows of all
-// channels of a group fit in shared memory.
+// (1) Weight gradient: only if the windows of all channels of a group fit in shared memory.
 // planes and direct need 32-bit offsets within an image of x, output and weight, and < 2³¹ blocks
 // (direct: threads).
 #include "involution2d/cuda/direct.cuh"
@@ -81,7 +80,8 @@ Problem problem(const Geometry& g, const T* source, const T* factor, const T* ou
   return p;
 }
 
-// Run `planes` with the tallest tiles whose windows fit in shared memory.
+// Run `planes` with the tallest tiles whose windows fit in shared memory. A block computes all
+// channels (weight gradient: kernel rows) of a group or, to fill the GPU, a chunk of them.
 template <Pass kPass, int K, typename T>
 bool run_planes(const Geometry& g, const Problem& problem, const T* source, const T* factor, T* out,
                 cudaStream_t stream) {
@@ -96,7 +96,8 @@ bool run_planes(const Geometry& g, const Problem& problem, const T* source, cons
                               kVectorBytes / sizeof(T));
   constexpr int kPeriod = 64 / sizeof(T);  // pitch: 32 bytes modulo 64, see PlanesTile
   p.window_pitch = p.window_columns + (kPeriod * 3 / 2 - p.window_columns % kPeriod) % kPeriod;
-  const int at_once = kWeight ? p.channels : std::min(p.channels, kTileChannels);
+  const int extent = kWeight ? K : p.channels, unit = kWeight ? 1 : kChannelStep;
+  const int at_once = std::min(p.channels, kWeight ? p.channels : kTileChannels);
   const Device device;
   for (int rows = kThreads / p.quads / 4 * 4; rows > 0; rows -= 4) {
     p.tiles_h = static_cast<int>(ceil_div(p.out.h, rows));
@@ -107,11 +108,17 @@ bool run_planes(const Geometry& g, const Problem& problem, const T* source, cons
       continue;
     }
     const int64_t tiles = g.n * g.groups * p.tiles_h * p.tiles_w;
-    if (2 * tiles < device.multiprocessors || tiles >= int64_t{1} << 31) {
+    p.chunks = 1, p.chunk_size = extent;
+    while (tiles * p.chunks < device.multiprocessors && p.chunk_size > unit) {
+      p.chunk_size = round_up((p.chunk_size + 1) / 2, unit);
+      p.chunks = static_cast<int>(ceil_div(extent, p.chunk_size));
+    }
+    if (tiles * p.chunks >= int64_t{1} << 31) {
       return false;
     }
     const auto launch = [&](auto kernel) {
-      launch_kernel(kernel, tiles, p.quads * p.rows, shared, stream, p, source, factor, out);
+      launch_kernel(kernel, tiles * p.chunks, p.quads * p.rows, shared, stream, p, source, factor,
+                    out);
     };
     if constexpr (kWeight) {
       launch(planes_weight_kernel<T, K>);

@@ -7,7 +7,8 @@
 //      └─────────────────────┘             └────────────────┘           └────────────────┘
 //                                           row a + 1: prefetch
 //
-//   block:   a tile of one group of one image, up to 128 quads
+//   block:   a tile of one group of one image, up to 128 quads; in small grids, a chunk of the
+//            group's channels (weight gradient: of the kernel rows)
 //   shared:  the input windows of the tile, 16 channels at a time
 //   thread:  4 adjacent pixels × 16 channels; loads a weight once for all channels
 //
@@ -33,6 +34,7 @@ struct PlanesProblem : Problem {
   int quads, rows;                  // of a tile: an even number of quads, a multiple of 4 rows
   int window_columns;               // columns of the windows that are filled
   int window_pitch, window_stride;  // elements per row and per channel of the windows
+  int chunks, chunk_size;           // blocks per tile; channels (or kernel rows) of each
 };
 
 template <int K>
@@ -68,12 +70,14 @@ __device__ void store(T* to, const Vector<T, V>& value) {
 // pitch at 32 bytes modulo 64, their loads have no bank conflict.
 struct PlanesTile {
   int64_t n;
-  int group;
-  int row, col;  // first output of the tile
-  int y, x;      // first pixel of the quad, in the tile
+  int group, begin;  // first channel of the group (weight gradient: kernel row) of the block
+  int row, col;      // first output of the tile
+  int y, x;          // first pixel of the quad, in the tile
 
   __device__ explicit PlanesTile(const PlanesProblem& p) {
     unsigned index = blockIdx.x;
+    begin = index % p.chunks * p.chunk_size;
+    index /= p.chunks;
     col = index % p.tiles_w * kQuad * p.quads;
     index /= p.tiles_w;
     row = index % p.tiles_h * p.rows;
@@ -162,13 +166,15 @@ __device__ void copy_vectors(const T* __restrict__ from, const PlanesProblem& p,
   }
 }
 
-// Start copying the windows; call finish_copies() before reading them.
+// Start copying the windows of `taps` kernel rows from `first_tap` on; call finish_copies() before
+// reading them.
 template <int K, typename T>
 __device__ void copy_windows(const T* __restrict__ from, const PlanesProblem& p,
-                             const PlanesTile& tile, int channels, T* __restrict__ to) {
-  const int row = tile.row + p.offset_h, col = tile.col + p.offset_w - kLead<T, K>;
+                             const PlanesTile& tile, int first_tap, int taps, int channels,
+                             T* __restrict__ to) {
+  const int row = tile.row + p.offset_h + first_tap, col = tile.col + p.offset_w - kLead<T, K>;
   dispatch_vector<kVectorBytes / sizeof(T)>(p.source, [&](auto lanes) {
-    copy_vectors<lanes.value>(from, p, row, p.rows + K - 1, col, channels, to);
+    copy_vectors<lanes.value>(from, p, row, p.rows + taps - 1, col, channels, to);
   });
 }
 
@@ -214,7 +220,9 @@ class WeightRow {
         image_(p.weight),
         h_(tile.row + tile.y + (kFlip ? p.offset_h : 0)),
         w_(tile.col + tile.x + (kFlip ? p.offset_w : 0)),
-        vector_(!kFlip && sizeof(T) == sizeof(unsigned) && image_.vector >= kQuad) {}
+        // With this padding the alignment of each tap's pixels is known at compile time.
+        vector_(sizeof(T) == sizeof(unsigned) && (!kFlip || p.offset_w == -(K / 2)) ? image_.vector
+                                                                                    : 1) {}
 
   __device__ void prefetch(int a) {
     const int h = kFlip ? h_ + a : min(h_, image_.h - 1), tap = (kFlip ? K - 1 - a : a) * K;
@@ -222,20 +230,36 @@ class WeightRow {
 #pragma unroll
     for (int b = 0; b < K; ++b) {
       const T* plane = row + (kFlip ? K - 1 - b : b) * image_.stride_c;
-      if (vector_) {
-        const auto quad =
-            load<kQuad>(reinterpret_cast<const Bits*>(plane + min(w_, image_.w - kQuad)));
+      const auto load_lanes = [&](int i, auto lanes) {
+        constexpr int V = decltype(lanes)::value;
+        const int w = kFlip ? w_ + b + i : min(w_ + i, image_.w - V);
+        if (!kFlip || (is_inside(h, image_.h) && is_inside(w, image_.w))) {
+          const auto value = load<V>(reinterpret_cast<const Bits*>(plane + w));
+#pragma unroll
+          for (int v = 0; v < V; ++v) {
+            next_[b][i + v] = value.lane[v];
+          }
+        }
+      };
+#pragma unroll
+      for (int i = 0; kFlip && i < kQuad; ++i) {
+        next_[b][i] = 0;
+      }
+      const int shift = kFlip ? (b + kQuad - K / 2 % kQuad) % kQuad : 0;  // modulo a quad
+      if (vector_ >= kQuad && shift == 0) {
+        load_lanes(0, Width<4>{});
+      } else if (vector_ >= 2 && shift % 2 == 0) {
+        load_lanes(0, Width<2>{});
+        load_lanes(2, Width<2>{});
+      } else if (vector_ >= 2) {
+        load_lanes(0, Width<1>{});
+        load_lanes(1, Width<2>{});
+        load_lanes(3, Width<1>{});
+      } else {
 #pragma unroll
         for (int i = 0; i < kQuad; ++i) {
-          next_[b][i] = quad.lane[i];
+          load_lanes(i, Width<1>{});
         }
-        continue;
-      }
-#pragma unroll
-      for (int i = 0; i < kQuad; ++i) {
-        const int w = kFlip ? w_ + b + i : min(w_ + i, image_.w - 1);
-        const bool inside = !kFlip || (is_inside(h, image_.h) && is_inside(w, image_.w));
-        next_[b][i] = inside ? *reinterpret_cast<const Bits*>(plane + w) : Bits{};
       }
     }
   }
@@ -252,8 +276,7 @@ class WeightRow {
   using Bits = typename BitsOf<sizeof(T)>::type;
   const T* __restrict__ weight_;
   const Image& image_;
-  int h_, w_;
-  bool vector_;
+  int h_, w_, vector_;
   unsigned next_[K][kQuad];
 };
 
@@ -266,14 +289,15 @@ __global__ void __launch_bounds__(kThreads, kBlocks<K>)
   T* windows = reinterpret_cast<T*>(shared);
   const PlanesTile tile(p);
   WeightRow<T, K, kFlip> weights(tile.base(weight, p.weight, tile.group * K * K), p, tile);
-  for (int first = 0; first < p.channels; first += kTileChannels) {
-    const int channels = min(kTileChannels, p.channels - first);
+  const int end = min(tile.begin + p.chunk_size, p.channels);
+  for (int first = tile.begin; first < end; first += kTileChannels) {
+    const int channels = min(kTileChannels, end - first);
     const int channel = tile.group * p.channels + first;
-    if (first > 0) {
+    if (first > tile.begin) {
       __syncthreads();
     }
     weights.prefetch(0);
-    copy_windows<K>(tile.base(source, p.source, channel), p, tile, channels, windows);
+    copy_windows<K>(tile.base(source, p.source, channel), p, tile, 0, K, channels, windows);
     finish_copies();
     float sum[kTileChannels][kQuad] = {};
 #pragma unroll 1
@@ -304,15 +328,17 @@ __global__ void __launch_bounds__(kThreads, kBlocks<K>)
   T* windows = reinterpret_cast<T*>(shared);
   const PlanesTile tile(p);
   const int channel = tile.group * p.channels;
-  copy_windows<K>(tile.base(x, p.source, channel), p, tile, p.channels, windows);
+  const int end = min(tile.begin + p.chunk_size, K);
+  copy_windows<K>(tile.base(x, p.source, channel), p, tile, tile.begin, end - tile.begin,
+                  p.channels, windows);
   float grads[kTileChannels][kQuad];
   const T* from =
       tile.base(grad, p.out, channel) + (tile.row + tile.y) * p.out.stride_h + tile.col + tile.x;
 #pragma unroll 1
-  for (int a = 0; a < K; ++a) {
+  for (int a = tile.begin; a < end; ++a) {
     float sum[K][kQuad] = {};
     for (int first = 0; first < p.channels; first += kTileChannels) {
-      if (a == 0 || p.channels > kTileChannels) {
+      if (a == tile.begin || p.channels > kTileChannels) {
 #pragma unroll
         for (int i = 0; i < kTileChannels * kQuad; ++i) {
           grads[i / kQuad][i % kQuad] = 0;
@@ -327,10 +353,11 @@ __global__ void __launch_bounds__(kThreads, kBlocks<K>)
               }
             });
       }
-      if (a == 0 && first == 0) {
+      if (a == tile.begin && first == 0) {
         finish_copies();
       }
-      const T* row = windows + first * p.window_stride + (tile.y + a) * p.window_pitch + tile.x;
+      const T* row =
+          windows + first * p.window_stride + (tile.y + a - tile.begin) * p.window_pitch + tile.x;
       for_each_window_row<K>(row, p.window_stride, p.channels - first, [&](int c, const float* x) {
 #pragma unroll
         for (int tap = 0; tap < K * kQuad; ++tap) {
