@@ -8,10 +8,13 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
 
 from app.config.errors import writing
+from app.config.schema import format_value
 from app.runs.files import write_atomically
 
 EVENTS, METRICS, RESULTS = "events.out.tfevents.*", "metrics.jsonl", ".results"
@@ -75,6 +78,16 @@ class Tracker:
             renumber_events(self._folder)
             self._results = SummaryWriter(str(self._folder), filename_suffix=RESULTS)
         return self._results
+
+    def settings(self, values: Mapping[str, Any], results: Mapping[str, float]) -> None:
+        """Add settings and results, keyed by the names of their curves, for the HParams tab."""
+        settings = {
+            key: value if isinstance(value, bool | int | float | str) else format_value(value)
+            for key, value in values.items()
+        }
+        with writing(self._folder):
+            for part in hparams(settings, dict(results)):
+                self.results._get_file_writer().add_summary(part, 0)
 
     def flush(self) -> int:
         """Write everything to the disk; return the size of `metrics.jsonl` in bytes."""

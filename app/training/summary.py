@@ -17,7 +17,7 @@ from app.inference.predictor import predict_logits
 from app.models import count_parameters, describe_model
 from app.runs.checkpoint import BEST, load_checkpoint
 from app.runs.files import write_atomically
-from app.runs.folder import SUMMARY
+from app.runs.folder import NON_HYPERPARAMETERS, SUMMARY, flatten
 from app.runs.tracker import Tracker
 from app.training.state import Run
 
@@ -48,9 +48,14 @@ def draw_pictures(run: Run, tracker: Tracker, logits: Tensor) -> None:
 
 
 def log_results(run: Run, tracker: Tracker, results: dict[str, Any]) -> None:
-    """Log the test results."""
+    """Log the test results, and settings and final metrics for the HParams tab."""
     values = {"loss/test": results["test_loss"], "accuracy/test": results["test_accuracy"]}
-    tracker.scalars(run.step, values, results=True)
+    numbers = {f"final/{key}": value for key, value in (results | metrics(run)).items()}
+    tracker.scalars(run.step, values | numbers, results=True)
+    settings = {
+        key: value for key, value in flatten(run.cfg).items() if key not in NON_HYPERPARAMETERS
+    }
+    tracker.settings(settings, numbers)
 
 
 def metrics(run: Run) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch.nn import functional as F
 
 import ops
@@ -103,6 +104,21 @@ def test_lltm_run(cfg, capsys):
 def test_separable_network_trains(cfg):
     network = SeparableConfig([[4], [4], [4]])
     assert train(dataclasses.replace(cfg, model=network))["channels"] == network.channels
+
+
+def test_tensorboard_hparams(cfg):
+    summary = train(cfg)
+    events = EventAccumulator(str(run_folder(cfg))).Reload()
+    content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    start = HParamsPluginData.FromString(content).session_start_info
+    assert start.hparams["model.act"].string_value == "ncrelu"
+    assert start.hparams["optim.lr"].number_value == 0.01
+    content = events.SummaryMetadata("_hparams_/experiment").plugin_data.content
+    metrics = HParamsPluginData.FromString(content).experiment.metric_infos
+    names = {info.name.tag for info in metrics}
+    assert "final/test_accuracy" in names
+    assert names <= set(events.Tags()["scalars"])
+    assert events.Scalars("final/parameters")[0].value == summary["parameters"]
 
 
 def test_best_checkpoint_contents(cfg):
