@@ -217,12 +217,6 @@ def _convolve1d(conv: nn.Conv1d, input: Tensor, activation: str | None = None) -
     return depthwise_conv1d(input, weight, conv.bias, *geometry)
 
 
-def _convolve1d_and_normalize(conv: nn.Conv1d, input: Tensor, norm: nn.Module) -> Tensor:
-    """Pass on [N, C, T] as ``nn.Conv1d`` does: BatchNorm1d is slow on channels-last sequences."""
-    output: Tensor = norm(_convolve1d(conv, input).contiguous())
-    return output
-
-
 def _is_batch_norm(module: nn.Module) -> bool:
     if "forward" in vars(module) or _activation_of(module) is None:
         return False
@@ -269,15 +263,13 @@ def _fuse_sequences(module: nn.Module) -> None:
 
 
 def _fused(layer: nn.Module, act: nn.Module | None) -> Callable[[Any, Tensor], Tensor] | None:
-    """Return f(layer, input) that runs a converted `layer` and `act`, if both belong together."""
+    """Return f(layer, input) that runs a converted `layer` and `act` in one operator, if any."""
     if act is None or not _is_converted(layer):
         return None
     if type(layer) is nn.BatchNorm2d and type(act) in _ACTIVATIONS:
         return partial(apply_layer, activation=_ACTIVATIONS[type(act)])
     if type(layer) is nn.Conv1d and type(act) is nn.SiLU:
         return partial(_convolve1d, activation="silu")
-    if type(layer) is nn.Conv1d and type(act) is nn.BatchNorm1d:
-        return partial(_convolve1d_and_normalize, norm=act)
     return None
 
 

@@ -232,28 +232,6 @@ def test_silu_beside_a_hook_is_not_fused(hooked, late):
     torch.testing.assert_close(*expected)
 
 
-def test_batch_norm_after_a_sequence_gets_the_layout_of_nn_conv1d(monkeypatch):
-    """Pass a channels-last sequence, as torchaudio's Conformer does."""
-    before = nn.Sequential(nn.Conv1d(4, 4, 3, groups=4), nn.BatchNorm1d(4), nn.SiLU())
-    after = copy.deepcopy(before)
-    assert convert_depthwise(after) == 1
-    x = torch.randn(2, 19, 4, requires_grad=True)
-    inputs = []
-    normalize = torch.nn.functional.batch_norm
-
-    def record(input, *args, **kwargs):
-        inputs.append(input)
-        return normalize(input, *args, **kwargs)
-
-    monkeypatch.setattr(torch.nn.functional, "batch_norm", record)
-    results = []
-    for model in (before, after):
-        y = model(x.transpose(1, 2))
-        results.append([y, *torch.autograd.grad(y.square().sum(), [x, *model.parameters()])])
-    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-4)
-    assert inputs[1].is_contiguous()
-
-
 def test_batch_norm_and_convolution_fuse_in_one_sequence():
     before = nn.Sequential(nn.Conv1d(3, 3, 3, groups=3), nn.SiLU(), nn.Unflatten(2, (2, 2)))
     before.extend([nn.BatchNorm2d(3), nn.SiLU()])
