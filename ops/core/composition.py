@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import vjp
 
 from ops.core.gradient import Optionals, as_tuple
 from ops.core.torch_private import enable_inplace_requires_grad, make_dual, unpack_dual
@@ -21,18 +20,14 @@ def derivatives_of(compose: Callable[..., Any]) -> Parts:
 
     def backward(
         args: Sequence[Any], grads: Optionals, needed: Sequence[bool]
-    ) -> tuple[Tensor | None, ...]:
-        variables = _where(needed, args)
-        results, pullback, *_ = vjp(
-            lambda *values: as_tuple(compose(*_fill(variables, values, args))),
-            *_present(variables),
-        )
-        found = pullback(_zeros_for_none(grads, results))
-        return tuple(_fill(variables, found, [None] * len(args)))
+    ) -> list[Tensor | None]:
+        return _gradients(compose, args, grads, needed, torch.is_grad_enabled())
 
     def jvp(args: Sequence[Any], outputs: Sequence[Tensor], tangents: Optionals) -> tuple[Any, ...]:
-        results = as_tuple(compose(*map(_dual, args, tangents)))
-        return *[unpack_dual(y).tangent for y in results], *[None] * (len(outputs) - len(results))
+        duals = (x if t is None else make_dual(x, t) for x, t in zip(args, tangents, strict=True))
+        results = [unpack_dual(y) for y in as_tuple(compose(*duals))]
+        found = [torch.zeros_like(y) if t is None else t for y, t in results]
+        return *found, *[None] * (len(outputs) - len(found))
 
     return {"backward": backward, "jvp": jvp}
 
@@ -43,7 +38,7 @@ def composed(
     """Return derivatives of an operator and of its backward operator, as `register` takes them.
 
     Args:
-        compose: f(*inputs, *constants), the differentiable outputs by PyTorch's operators.
+        compose: f(*inputs, *constants), the leading outputs by PyTorch's operators.
         inputs: number of leading arguments that are tensors or None.
         outputs: number of leading outputs that are differentiable.
         constants: number of arguments that follow and are not tensors.
@@ -51,73 +46,44 @@ def composed(
     The backward operator takes `outputs` gradients, the inputs, saved tensors, the constants and
     the mask of gradients to compute.
     """
-    end = outputs + inputs
-    rest = slice(-1 - constants, -1)  # of the backward operator: the constants
 
-    def compose_outputs(*args: Any) -> Any:
-        return compose(*args[: inputs + constants])
+    def compose_outputs(*args: Any) -> tuple[Tensor, ...]:
+        return as_tuple(compose(*args[: inputs + constants]))[:outputs]
 
-    def compose_gradients(*args: Any) -> tuple[Tensor | None, ...]:
-        xs = args[outputs:end]
-        leaves = _where(args[-1], xs)
-        results, pullback, *_ = vjp(
-            lambda *values: as_tuple(compose(*_fill(leaves, values, xs), *args[rest])),
-            *_present(leaves),
+    def compose_gradients(*args: Any) -> tuple[Tensor, ...]:
+        grads, rest, mask = args[:outputs], args[-1 - constants : -1], args[-1]
+        xs = args[outputs : outputs + inputs]
+        found = _gradients(lambda *xs: compose_outputs(*xs, *rest), xs, grads, mask, True)
+        return tuple(xs[0].new_empty(0) if grad is None else grad for grad in found)
+
+    return {"jvp": derivatives_of(compose_outputs)["jvp"]}, derivatives_of(compose_gradients)
+
+
+def _gradients(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    grads: Optionals,
+    needed: Sequence[bool],
+    create_graph: bool,
+) -> list[Tensor | None]:
+    """Return the gradients of function(*args) with respect to the `needed` tensors."""
+    inputs = list(args)
+    chosen = [i for i, x in enumerate(args) if needed[i] and x is not None]
+    with torch.enable_grad(), enable_inplace_requires_grad(True):
+        for i in chosen:  # detach() would disconnect outer transforms
+            x = inputs[i] = args[i].view_as(args[i])
+            if not x.requires_grad:
+                x.requires_grad_()
+        pairs = zip(as_tuple(function(*inputs)), grads, strict=True)
+        results = [(y, grad) for y, grad in pairs if grad is not None and y.requires_grad]
+        found = torch.autograd.grad(
+            [y for y, _ in results],
+            [inputs[i] for i in chosen],
+            [grad for _, grad in results],
+            create_graph=create_graph,
+            materialize_grads=True,
         )
-        none = xs[0].new_empty(0)
-        return tuple(
-            _fill(leaves, pullback(_zeros_for_none(args[:outputs], results)), [none] * inputs)
-        )
-
-    def backward_jvp(
-        args: Sequence[Any], results: Sequence[Tensor], tangents: Optionals
-    ) -> tuple[Tensor, ...]:
-        with torch.enable_grad(), enable_inplace_requires_grad(True):
-            leaves = [  # of this level; detach() would disconnect outer transforms
-                x if x is None or x.requires_grad else x.view_as(x).requires_grad_()
-                for x in args[outputs:end]
-            ]
-            duals = list(map(_dual, leaves, tangents[outputs:end]))
-            values = as_tuple(compose(*duals, *args[rest]))
-            grads = map(_dual, args[:outputs], tangents[:outputs])
-            given = [(y, g) for y, g in zip(values, grads, strict=True) if g is not None]
-            needed = [i for i, wanted in enumerate(args[-1]) if wanted and duals[i] is not None]
-            computed = torch.autograd.grad(
-                [y for y, _ in given],
-                [duals[i] for i in needed],
-                [g for _, g in given],
-                create_graph=True,
-            )
-        output_tangents = list(map(torch.zeros_like, results))
-        for i, grad in zip(needed, computed, strict=True):
-            tangent = unpack_dual(grad).tangent
-            output_tangents[i] = output_tangents[i] if tangent is None else tangent
-        return tuple(output_tangents)
-
-    first = {"jvp": derivatives_of(compose_outputs)["jvp"]}
-    return first, derivatives_of(compose_gradients) | {"jvp": backward_jvp}
-
-
-def _zeros_for_none(grads: Optionals, likes: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    return tuple(
-        torch.zeros_like(like) if grad is None else grad
-        for grad, like in zip(grads, likes, strict=True)
-    )
-
-
-def _present(tensors: Optionals) -> list[Tensor]:
-    return [x for x in tensors if x is not None]
-
-
-def _where(mask: Sequence[bool], tensors: Optionals) -> list[Tensor | None]:
-    return [x if chosen else None for x, chosen in zip(tensors, mask, strict=True)]
-
-
-def _fill(slots: Optionals, values: Sequence[Tensor], others: Optionals) -> list[Tensor | None]:
-    """Return `values`, in order, where `slots` has a tensor, and `others` elsewhere."""
-    rest = iter(values)
-    return [x if slot is None else next(rest) for slot, x in zip(slots, others, strict=True)]
-
-
-def _dual(x: Any, tangent: Tensor | None) -> Any:
-    return x if tangent is None else make_dual(x, tangent)
+    gradients: list[Tensor | None] = [None] * len(args)
+    for i, gradient in zip(chosen, found, strict=True):
+        gradients[i] = gradient
+    return gradients

@@ -113,11 +113,6 @@ def suggest_memory_format(x: Tensor) -> torch.memory_format:
     return torch._prims_common.suggest_memory_format(x)
 
 
-def version_of(x: Tensor) -> int:
-    """Return the version counter, which every in-place change increments."""
-    return x._version
-
-
 def make_caller(
     op: OpOverload, fallback: Callable[..., Any], *, rank: int = 0
 ) -> Callable[..., Any]:

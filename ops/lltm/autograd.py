@@ -39,12 +39,15 @@ def _check(op: str, names: Sequence[str], tensors: Sequence[Any]) -> tuple[Tenso
     for name, x, expected in zip(names[1:], tensors[1:], shapes, strict=True):
         if x is not None:
             check.same(op, name, x, expected, input.dtype)
-    sums = torch.float64 if input.dtype == torch.float64 else torch.float32
     return (
         input.new_empty((*steps, batch, state)),
         input.new_empty((batch, state)),
-        input.new_empty((*steps, batch, 3 * state), dtype=sums),
+        input.new_empty((*steps, batch, 3 * state), dtype=_sum_dtype(input)),
     )
+
+
+def _sum_dtype(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def _fake_cell(*tensors: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -89,21 +92,24 @@ def _flops_backward(grads: int, *args: Any, out_shape: Any) -> int:
 
 def _compose_cell(
     input: Tensor, weights: Tensor, bias: Tensor | None, old_h: Tensor, old_cell: Tensor
-) -> State:
-    gates = F.linear(torch.cat((old_h, input), 1), weights, bias)
+) -> tuple[Tensor, Tensor, Tensor]:
+    products = F.linear(torch.cat((old_h, input), 1), weights)
+    gates = products if bias is None else products + bias
     input_gate, output_gate, candidate = gates.chunk(3, 1)
     new_cell = old_cell + F.elu(candidate) * input_gate.sigmoid()
-    return new_cell.tanh() * output_gate.sigmoid(), new_cell
+    return new_cell.tanh() * output_gate.sigmoid(), new_cell, products.to(_sum_dtype(input))
 
 
 def _compose_sequence(
     sequence: Tensor, weights: Tensor, bias: Tensor | None, h: Tensor, c: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     outputs: list[Tensor] = []
+    products: list[Tensor] = []
     for input in sequence.unbind():
-        h, c = _compose_cell(input, weights, bias, h, c)
+        h, c, product = _compose_cell(input, weights, bias, h, c)
         outputs.append(h)
-    return torch.stack(outputs), h, c
+        products.append(product)
+    return torch.stack(outputs), h, c, torch.stack(products)
 
 
 _cell, _cell_backward = composed(_compose_cell, inputs=5, outputs=2)
@@ -116,14 +122,17 @@ register(
     backward=cell_backward,
     **_cell,
     vmap=folded(cell, (0, None, None, 0, 0), (0, 0, 0)),
+    sharding=[((0, 0, 0), (0, None, None, 0, 0))],
     autocast=REGION,  # as lstm_cell
     flops=_flops,
+    decomposition=_compose_cell,
 )
 register(
     cell_backward,
     fake=partial(_fake_backward, cell_backward, cell),
     **_cell_backward,
     vmap=folded(cell_backward, (0, 0, 0, None, None, 0, 0, 0), (0, None, None, 0, 0), mask=True),
+    sharding=[((0, "sum", "sum", 0, 0), (0, 0, 0, None, None, 0, 0, 0))],
     flops=partial(_flops_backward, 2),
 )
 register(
@@ -132,8 +141,10 @@ register(
     backward=sequence_loop_backward,
     **_loop,
     vmap=folded(sequence_loop, (1, None, None, 0, 0), (1, 0, 0, 1)),
+    sharding=[((1, 0, 0, 1), (1, None, None, 0, 0))],
     autocast=REGION,
     flops=_flops,
+    decomposition=_compose_sequence,
 )
 register(
     sequence_loop_backward,
@@ -145,5 +156,6 @@ register(
         (1, None, None, 0, 0),
         mask=True,
     ),
+    sharding=[((1, "sum", "sum", 0, 0), (1, 0, 0, 1, None, None, 0, 0, 1, 1))],
     flops=partial(_flops_backward, 3),
 )

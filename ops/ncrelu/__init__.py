@@ -10,6 +10,7 @@ from ops.core import check, layout
 from ops.core.calls import public
 from ops.core.registration import register
 from ops.core.rules import Dims, batch_first, linear, loop_over_samples
+from ops.core.sharding import Strategies, without_redistribution
 
 _ncrelu = torch.ops.lenet_ops.ncrelu.default
 _with_signs = torch.ops.lenet_ops.ncrelu_with_signs.default
@@ -129,6 +130,20 @@ def _vmap(info: Any, in_dims: Dims, input: Tensor, dim: int) -> tuple[Tensor, in
     return _ncrelu(x, dim + 1 if dim >= 0 else dim), 0
 
 
+def _decompose(input: Tensor, dim: int) -> Tensor:
+    return torch.cat((input.clamp(min=0), input.clamp(max=0)), dim)
+
+
+def _sharding(x: Any, dim: int) -> Strategies:
+    return [((d,), (d,)) for d in (None, *range(x.ndim)) if d != dim % x.ndim]
+
+
+def _sharding_backward(grad: Any, signs: Any, *_: Any) -> Strategies:
+    """Keep the placement of the signs: each process has padded its own to whole bytes."""
+    strategies: Strategies = [((0,), (0, 0)), ((None,), (None, None))]
+    return without_redistribution("ncrelu: signs", strategies, signs)
+
+
 # Autograd runs ncrelu_with_signs, which saves two bits per element. torch.func and forward mode run
 # ncrelu, which saves its input: they differentiate repeatedly and map over saved tensors.
 register(
@@ -137,11 +152,22 @@ register(
     backward=_with_signs_backward,
     jvp=lambda args, outputs, tangents: (_jvp(args, outputs, tangents), None),
     vmap=partial(loop_over_samples, _with_signs),
+    sharding=[((0, 0), (0,))],
 )
-register(_ncrelu, fake=_fake, backward=_merge, jvp=_jvp, vmap=_vmap, autograd_variant=_with_signs)
+register(
+    _ncrelu,
+    fake=_fake,
+    backward=_merge,
+    jvp=_jvp,
+    vmap=_vmap,
+    sharding=_sharding,
+    autograd_variant=_with_signs,
+    decomposition=_decompose,
+)
 register(
     _with_signs_backward,
     **linear(_with_signs_backward, _split_by_signs),
     fake=_fake_backward,
     vmap=partial(loop_over_samples, _with_signs_backward),
+    sharding=_sharding_backward,
 )
