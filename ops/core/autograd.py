@@ -75,7 +75,7 @@ def make_kernel(
             return (None,) * count
         saved = ctx.saved_tensors  # not below autograd: checkpointing may recompute here
         higher_order = (
-            not gradient.eager[0]  # a composition
+            gradient.eager is None
             or torch.is_grad_enabled()
             or any_tangent(x for x in (*grads, *saved) if not is_batched(x))
         )

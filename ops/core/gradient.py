@@ -33,14 +33,14 @@ class Gradient(NamedTuple):
         values: f(inputs, outputs), returns what autograd saves.
         grads: number of leading outputs that are differentiable.
         eager: arguments of register_autograd in eager/autograd.h: name of the backward operator,
-            kinds and indices of its sources, indices of the tensor arguments. Empty if `call` is
-            not a call of an operator.
+            kinds and indices of its sources, indices of the tensor arguments. None: `call` is a
+            Python function.
     """
 
     call: Callable[[Sequence[Any], Optionals, Sequence[bool]], Any]
     values: Callable[[Sequence[Any], Sequence[Tensor]], Sequence[Any]]
     grads: int
-    eager: tuple[str, str, list[int], list[int]] = "", "", [], []
+    eager: tuple[str, str, list[int], list[int]] | None = None
 
 
 def make_gradient(op: OpOverload, backward: OpOverload | Callable[..., Any]) -> Gradient:

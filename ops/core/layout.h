@@ -80,7 +80,7 @@ Tensor allocate(const Tensor& like, const int64_t* sizes, int64_t dim, ScalarTyp
     return call();
   } catch (const std::exception& error) {
     throw std::runtime_error(message("cannot allocate ", bytes_of(sizes, dim, dtype), " bytes on ",
-                                     device{like}, " (", error.what(), ")"));
+                                     device{like}, ": ", error.what()));
   }
 }
 

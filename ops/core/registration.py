@@ -73,7 +73,8 @@ def register(
     has_eager = hasattr(eager, "register_autograd")
     if has_eager:
         variant = autograd_variant or op
-        eager.register_autograd(name_of(op), name_of(variant), *_gradients[variant].eager)
+        call = _gradients[variant].eager or ("", "", [], [])
+        eager.register_autograd(name_of(op), name_of(variant), *call)
     for device, dtype in (autocast or {}).items():
         if has_eager:
             eager.register_autocast(name_of(op), device, dtype)

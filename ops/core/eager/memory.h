@@ -13,14 +13,14 @@
 
 namespace ops {
 
-// If `message` reports a failed allocation, "cannot allocate N bytes on DEVICE (REASON)", repeat
-// it, so that ATen throws.
+// If `message` reports a failed allocation, "cannot allocate N bytes on DEVICE: REASON", repeat it,
+// so that ATen throws.
 inline void repeat_allocation(const char* message) {
   const char* const report = std::strstr(message, "cannot allocate ");
   long long bytes = 0;
   char device[16];
-  if (report &&
-      std::sscanf(report, "cannot allocate %lld bytes on %15[a-z0-9:]", &bytes, device) == 2) {
+  if (report && std::sscanf(report, "cannot allocate %lld bytes on %15s", &bytes, device) == 2) {
+    device[std::strlen(device) - 1] = 0;  // the colon
     at::empty({bytes}, at::dtype(at::kByte).device(c10::Device(device)));
   }
 }
