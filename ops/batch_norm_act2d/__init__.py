@@ -13,6 +13,7 @@ from ops.core.calls import public
 from ops.core.composition import composed
 from ops.core.registration import register
 from ops.core.rules import folded
+from ops.core.sharding import Strategies, without_redistribution
 from ops.core.torch_private import NormBase
 from ops.core.tracing import is_traced_to_graph, record_leaf
 
@@ -274,10 +275,27 @@ def _vmap(info: Any, in_dims: Sequence[int | None], *args: Any) -> Any:
     return outputs
 
 
-register(_norm, fake=_fake, backward=_norm_backward, **_derivatives, vmap=_vmap)
+def _sharding(x: Any, *args: Any) -> Strategies:
+    """Shard channels only: the statistics reduce over samples.
+
+    Running statistics are updated in place, so they are never redistributed.
+    """
+    strategies: Strategies = [((1, 0, 0), (1, 0, 0, 0, 0)), ((None,) * 3, (None,) * 5)]
+    return without_redistribution(f"{_NAME}: running_mean and running_var", strategies, *args[4:6])
+
+
+register(
+    _norm,
+    fake=_fake,
+    backward=_norm_backward,
+    **_derivatives,
+    vmap=_vmap,
+    sharding=_sharding,
+)
 register(
     _norm_backward,
     fake=_fake_backward,
     **_second_derivatives,
     vmap=folded(_norm_backward, (1, 1, 0, 0, 0, 0), (1, 0, 0), mask=True),
+    sharding=[((1, 0, 0), (1, 1, 0, 0, 0, 0))],
 )

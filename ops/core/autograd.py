@@ -5,13 +5,12 @@ torch.func transforms and double backward.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ops.core.gradient import FunctionGradient, Gradient, as_tuple, is_mutable
+from ops.core.gradient import Gradient, as_tuple, is_mutable
 from ops.core.memory import convert_out_of_memory
 from ops.core.torch_private import (
     OpOverload,
@@ -36,17 +35,17 @@ def make_kernel(
     variant: OpOverload | None,
 ) -> Callable[..., Any]:
     """Return the Autograd kernel of `op`; see registration.register for the arguments."""
+    count = len(schema_of(op).arguments)
     mutable = [(i, x.name) for i, x in enumerate(schema_of(op).arguments) if is_mutable(x)]
 
-    @partial(convert_out_of_memory, name=name_of(op))
-    def forward(*args: Any) -> Any:
-        with below_autograd():
-            return op(*args)
+    def without_autograd(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            with below_autograd():
+                return function(*args)
 
-    @partial(convert_out_of_memory, name=name_of(op))
-    def call_below_autograd(*args: Any) -> Any:
-        with below_autograd():  # no double backward
-            return gradient.call(*args)
+        return convert_out_of_memory(call, name_of(op))
+
+    forward, call_once = without_autograd(op), without_autograd(gradient.call)
 
     def record(ctx: Any, *args: Any) -> Any:
         if transforms_active():
@@ -59,8 +58,7 @@ def make_kernel(
         ctx.save_for_backward(*map(_tensor, values))
         ctx.constants = [None if isinstance(x, Tensor) else x for x in values]
         ctx.set_materialize_grads(False)
-        if gradient.grads is not None:
-            ctx.mark_non_differentiable(*outputs[gradient.grads :])
+        ctx.mark_non_differentiable(*outputs[gradient.grads :])
         # torch calls `apply_jvp` immediately after `record` if an argument has a tangent.
         ctx.arguments = [None if isinstance(x, Tensor) else x for x in args]
         ctx.save_for_forward(*map(_tensor, args), *outputs)
@@ -74,16 +72,17 @@ def make_kernel(
 
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         if all(grad is None for grad in grads):
-            return (None,) * len(schema_of(op).arguments)
+            return (None,) * count
         saved = ctx.saved_tensors  # not below autograd: checkpointing may recompute here
         higher_order = (
-            isinstance(gradient, FunctionGradient)
+            gradient.eager is None
             or torch.is_grad_enabled()
             or any_tangent(x for x in (*grads, *saved) if not is_batched(x))
         )
         values = [c if x is None else x for x, c in zip(saved, ctx.constants, strict=True)]
-        call = gradient.call if higher_order else call_below_autograd
-        return tuple(call(values, grads, ctx.needs_input_grad))
+        call = gradient.call if higher_order else call_once
+        found = as_tuple(call(values, grads, ctx.needs_input_grad))
+        return *found, *[None] * (count - len(found))
 
     # One node for one level of torch.func: each active transform dispatches to `kernel` again.
     function: Any = type(

@@ -1,15 +1,19 @@
 """Calls of operators by the public functions."""
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.compiler import is_dynamo_compiling
 from torch.fx import Proxy
 
 from ops.core import check, windows
 from ops.core.gradient import as_tuple
+from ops.core.library import EAGER
+from ops.core.memory import convert_out_of_memory
 from ops.core.sharding import register_strategies
-from ops.core.torch_private import OpOverload, make_caller, name_of, schema_of
+from ops.core.torch_private import OpOverload, name_of, schema_of
 from ops.core.tracing import record_call
 
 
@@ -22,9 +26,9 @@ def public(
 ) -> Callable[..., Any]:
     """Return f(*args), which a public function calls: it returns the first output of `op`.
 
-    With the eager library, a C function calls the operator (torch_private.make_caller). Under
-    torch.compile, and for types and modes that the C function does not take, Python does.
-    Arguments are checked only after a failure, so that a correct call costs no checks in Python.
+    A C function calls the operator (make_caller). Under torch.compile, which cannot trace it, and
+    for types and modes that it does not take, Python does. Arguments are checked only after a
+    failure, so that a correct call costs no checks in Python.
 
     Args:
         function: the public function, which is a node of torch.fx graphs.
@@ -70,6 +74,25 @@ def public(
             raise
 
     return call
+
+
+def make_caller(
+    op: OpOverload, fallback: Callable[..., Any], *, rank: int = 0
+) -> Callable[..., Any]:
+    """Return a C function that calls `op` and returns its first output (eager/call.h).
+
+    It calls `fallback` instead if the type of an argument is not exactly that of the schema, the
+    first argument has not the dimensions `rank` (0: any), or a mode, transform or trace is active.
+    An `int[2]` may be a tuple of two ints, or one int for both. Without the eager library, return
+    `fallback` with its out-of-memory errors converted.
+    """
+    if not hasattr(torch.ops.lenet_ops_eager, "register_autograd"):
+        return convert_out_of_memory(fallback, name_of(op))
+    eager = importlib.import_module(f"ops.{EAGER}")
+    caller: Callable[..., Any] = eager.make_caller(
+        op.name().removesuffix(".default"), rank, fallback
+    )
+    return caller
 
 
 # f(operator, argument, value) for each type of the schema, returns the value or raises TypeError.

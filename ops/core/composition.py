@@ -21,18 +21,12 @@ def derivatives_of(compose: Callable[..., Any]) -> Parts:
 
     def backward(
         args: Sequence[Any], grads: Optionals, needed: Sequence[bool]
-    ) -> tuple[Tensor | None, ...]:
-        variables = _where(needed, args)
-        results, pullback, *_ = vjp(
-            lambda *values: as_tuple(compose(*_fill(variables, values, args))),
-            *_present(variables),
-        )
-        found = pullback(_zeros_for_none(grads, results))
-        return tuple(_fill(variables, found, [None] * len(args)))
+    ) -> list[Tensor | None]:
+        return _gradients(compose, args, grads, needed)
 
     def jvp(args: Sequence[Any], outputs: Sequence[Tensor], tangents: Optionals) -> tuple[Any, ...]:
-        results = as_tuple(compose(*map(_dual, args, tangents)))
-        return *[unpack_dual(y).tangent for y in results], *[None] * (len(outputs) - len(results))
+        found = [unpack_dual(y).tangent for y in as_tuple(compose(*map(_dual, args, tangents)))]
+        return *found, *[None] * (len(outputs) - len(found))
 
     return {"backward": backward, "jvp": jvp}
 
@@ -43,7 +37,7 @@ def composed(
     """Return derivatives of an operator and of its backward operator, as `register` takes them.
 
     Args:
-        compose: f(*inputs, *constants), the differentiable outputs by PyTorch's operators.
+        compose: f(*inputs, *constants), the leading outputs by PyTorch's operators.
         inputs: number of leading arguments that are tensors or None.
         outputs: number of leading outputs that are differentiable.
         constants: number of arguments that follow and are not tensors.
@@ -52,71 +46,58 @@ def composed(
     the mask of gradients to compute.
     """
     end = outputs + inputs
-    rest = slice(-1 - constants, -1)  # of the backward operator: the constants
 
-    def compose_outputs(*args: Any) -> Any:
-        return compose(*args[: inputs + constants])
+    def compose_outputs(*args: Any) -> tuple[Tensor, ...]:
+        return as_tuple(compose(*args[: inputs + constants]))[:outputs]
 
-    def compose_gradients(*args: Any) -> tuple[Tensor | None, ...]:
-        xs = args[outputs:end]
-        leaves = _where(args[-1], xs)
-        results, pullback, *_ = vjp(
-            lambda *values: as_tuple(compose(*_fill(leaves, values, xs), *args[rest])),
-            *_present(leaves),
-        )
-        none = xs[0].new_empty(0)
-        return tuple(
-            _fill(leaves, pullback(_zeros_for_none(args[:outputs], results)), [none] * inputs)
-        )
+    def compose_gradients(*args: Any) -> tuple[Tensor, ...]:
+        xs, rest = args[outputs:end], args[-1 - constants : -1]
+        found = _gradients(lambda *xs: compose_outputs(*xs, *rest), xs, args[:outputs], args[-1])
+        return tuple(xs[0].new_empty(0) if grad is None else grad for grad in found)
 
-    def backward_jvp(
+    def gradients_jvp(
         args: Sequence[Any], results: Sequence[Tensor], tangents: Optionals
     ) -> tuple[Tensor, ...]:
+        """Return the tangents of compose_gradients; a jvp may not call torch.func's transforms."""
         with torch.enable_grad(), enable_inplace_requires_grad(True):
             leaves = [  # of this level; detach() would disconnect outer transforms
                 x if x is None or x.requires_grad else x.view_as(x).requires_grad_()
                 for x in args[outputs:end]
             ]
-            duals = list(map(_dual, leaves, tangents[outputs:end]))
-            values = as_tuple(compose(*duals, *args[rest]))
+            xs = list(map(_dual, leaves, tangents[outputs:end]))
+            values = compose_outputs(*xs, *args[-1 - constants : -1])
             grads = map(_dual, args[:outputs], tangents[:outputs])
             given = [(y, g) for y, g in zip(values, grads, strict=True) if g is not None]
-            needed = [i for i, wanted in enumerate(args[-1]) if wanted and duals[i] is not None]
-            computed = torch.autograd.grad(
-                [y for y, _ in given],
-                [duals[i] for i in needed],
-                [g for _, g in given],
-                create_graph=True,
-            )
+            chosen = [i for i, x in enumerate(xs) if args[-1][i] and x is not None]
+            ys, gs = zip(*given, strict=True)
+            found = torch.autograd.grad(ys, [xs[i] for i in chosen], gs, create_graph=True)
         output_tangents = list(map(torch.zeros_like, results))
-        for i, grad in zip(needed, computed, strict=True):
+        for i, grad in zip(chosen, found, strict=True):
             tangent = unpack_dual(grad).tangent
             output_tangents[i] = output_tangents[i] if tangent is None else tangent
         return tuple(output_tangents)
 
     first = {"jvp": derivatives_of(compose_outputs)["jvp"]}
-    return first, derivatives_of(compose_gradients) | {"jvp": backward_jvp}
+    return first, derivatives_of(compose_gradients) | {"jvp": gradients_jvp}
 
 
-def _zeros_for_none(grads: Optionals, likes: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    return tuple(
-        torch.zeros_like(like) if grad is None else grad
-        for grad, like in zip(grads, likes, strict=True)
-    )
+def _gradients(
+    function: Callable[..., Any], args: Sequence[Any], grads: Optionals, needed: Sequence[bool]
+) -> list[Tensor | None]:
+    """Return the gradients of function(*args) with respect to the `needed` tensors."""
+    chosen = [i for i, x in enumerate(args) if needed[i] and x is not None]
 
+    def call(*values: Tensor) -> tuple[Tensor, ...]:
+        given = dict(zip(chosen, values, strict=True))
+        return as_tuple(function(*(given.get(i, x) for i, x in enumerate(args))))
 
-def _present(tensors: Optionals) -> list[Tensor]:
-    return [x for x in tensors if x is not None]
-
-
-def _where(mask: Sequence[bool], tensors: Optionals) -> list[Tensor | None]:
-    return [x if chosen else None for x, chosen in zip(tensors, mask, strict=True)]
-
-
-def _fill(slots: Optionals, values: Sequence[Tensor], others: Optionals) -> list[Tensor | None]:
-    """Return `values`, in order, where `slots` has a tensor, and `others` elsewhere."""
-    rest = iter(values)
-    return [x if slot is None else next(rest) for slot, x in zip(slots, others, strict=True)]
+    results, pullback, *_ = vjp(call, *(args[i] for i in chosen))
+    pairs = zip(results, grads, strict=True)
+    found = pullback(tuple(torch.zeros_like(y) if grad is None else grad for y, grad in pairs))
+    gradients: list[Tensor | None] = [None] * len(args)
+    for i, gradient in zip(chosen, found, strict=True):
+        gradients[i] = gradient
+    return gradients
 
 
 def _dual(x: Any, tangent: Tensor | None) -> Any:

@@ -24,62 +24,66 @@ from ops.core.torch_private import OpOverload, name_of, schema_of
 Optionals = Sequence[Tensor | None]
 
 
-class Source(NamedTuple):
-    """The source of one argument of the backward operator."""
+class Gradient(NamedTuple):
+    """The gradient of an operator.
 
-    kind: str  # a letter of Source::Kind in eager/gradient.h
-    position: int  # of the gradient, argument or output
-    type: str  # as in the schema
+    Attributes:
+        call: f(values, grads, needed), returns gradients of the leading arguments (None: not
+            needed) from the saved `values` and the gradients of the outputs.
+        values: f(inputs, outputs), returns what autograd saves.
+        grads: number of leading outputs that are differentiable.
+        eager: arguments of register_autograd in eager/autograd.h: name of the backward operator,
+            kinds and indices of its sources, indices of the tensor arguments. None: `call` is a
+            Python function.
+    """
+
+    call: Callable[[Sequence[Any], Optionals, Sequence[bool]], Any]
+    values: Callable[[Sequence[Any], Sequence[Tensor]], Sequence[Any]]
+    grads: int
+    eager: tuple[str, str, list[int], list[int]] | None = None
 
 
-class OperatorGradient:
-    """A gradient that is a call of the backward operator."""
+def make_gradient(op: OpOverload, backward: OpOverload | Callable[..., Any]) -> Gradient:
+    """Return the gradient that is a call of the operator or function `backward`.
 
-    def __init__(self, op: OpOverload, backward: OpOverload) -> None:
-        """Find the source of each argument of `backward`.
+    Raises:
+        TypeError: the schema of an operator `backward` does not fit that of `op`.
+    """
+    arguments, returns = schema_of(op).arguments, schema_of(op).returns
+    if not isinstance(backward, OpOverload):
+        return Gradient(backward, lambda inputs, outputs: inputs, len(returns))
+    operator = backward
+    error = f"{name_of(op)}: gradient {name_of(operator)}: "
+    tensors = [i for i, x in enumerate(arguments) if _is_tensor(x) and not is_mutable(x)]
+    # Sources of arguments: Source::Kind in eager/gradient.h, index and type.
+    known = {
+        "output_mask": ("m", 0, "List[bool]"),
+        "height": ("h", 0, "int"),
+        "width": ("w", 0, "int"),
+        "channels_last": ("l", 0, "bool"),
+    }
+    known |= {x.name or "output": ("o", i, "Tensor") for i, x in enumerate(returns)}
+    known |= {
+        x.name: ("t" if _is_tensor(x) else "c", i, str(x.type)) for i, x in enumerate(arguments)
+    }
+    kinds, grads = "", 0
+    indices: list[int] = []
+    for x in schema_of(operator).arguments:
+        is_grad = x.name.startswith("grad_")
+        kind, index, type_ = ("g", grads, "Tensor") if is_grad else known.get(x.name, ("", 0, ""))
+        if not kind or str(x.type) not in (type_, f"Optional[{type_}]"):
+            raise TypeError(
+                f"{error}{x.name}: {x.type} is neither in {schema_of(op)} nor a gradient"
+            )
+        kinds, indices, grads = kinds + kind, [*indices, index], grads + is_grad
+    results = len(schema_of(operator).returns)
+    if results != len(tensors) or not 0 < grads <= len(returns):
+        raise TypeError(
+            f"{error}{grads} gradients of {len(returns)} outputs, {results} outputs for "
+            f"{len(tensors)} tensor arguments"
+        )
 
-        Raises:
-            TypeError: the schema of `backward` does not fit that of `op`.
-        """
-        self.op, self.backward = op, backward
-        self.arguments = schema_of(op).arguments
-        self.tensors = [
-            i for i, x in enumerate(self.arguments) if _is_tensor(str(x.type)) and not is_mutable(x)
-        ]
-        known = {
-            "output_mask": Source("m", 0, "List[bool]"),
-            "height": Source("h", 0, "int"),
-            "width": Source("w", 0, "int"),
-            "channels_last": Source("l", 0, "bool"),
-        }
-        for i, x in enumerate(schema_of(op).returns):
-            known[x.name or "output"] = Source("o", i, "Tensor")
-        for i, x in enumerate(self.arguments):
-            known[x.name] = Source("t" if _is_tensor(str(x.type)) else "c", i, str(x.type))
-        self.sources: list[Source] = []
-        self.grads = 0
-        for x in schema_of(backward).arguments:
-            if x.name.startswith("grad_"):
-                source = Source("g", self.grads, "Tensor")
-                self.grads += 1
-            elif x.name in known:
-                source = known[x.name]
-            else:
-                raise self._error(f"{x.name} is no argument or output of {schema_of(op)}")
-            if str(x.type) not in (source.type, f"Optional[{source.type}]"):
-                raise self._error(f"{x.name} is {x.type}, but {source.type} in {schema_of(op)}")
-            self.sources.append(source)
-        returns = len(schema_of(backward).returns)
-        if returns != len(self.tensors):
-            raise self._error(f"{returns} outputs for {len(self.tensors)} tensor arguments")
-        if not 0 < self.grads <= len(schema_of(op).returns):
-            raise self._error(f"{self.grads} gradients of {len(schema_of(op).returns)} outputs")
-
-    def _error(self, reason: str) -> TypeError:
-        return TypeError(f"{name_of(self.op)}: gradient {name_of(self.backward)}: {reason}")
-
-    def values(self, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> list[Any]:
-        """Return what autograd saves: the arguments of the call, without gradients and mask."""
+    def values(inputs: Sequence[Any], outputs: Sequence[Tensor]) -> list[Any]:
         get: dict[str, Callable[[int], Any]] = {
             "t": inputs.__getitem__,
             "c": inputs.__getitem__,
@@ -88,50 +92,25 @@ class OperatorGradient:
             "w": lambda i: inputs[i].shape[-1],
             "l": lambda i: is_channels_last(inputs[i]),
         }
-        return [get[kind](i) if kind in get else None for kind, i, _ in self.sources]
+        return [get[k](i) if k in get else None for k, i in zip(kinds, indices, strict=True)]
 
     def call(
-        self, values: Sequence[Any], grads: Optionals, needed: Sequence[bool]
+        values: Sequence[Any], grads: Optionals, needed: Sequence[bool]
     ) -> list[Tensor | None]:
-        """Call the backward operator; return one gradient per argument (None: not needed)."""
-        mask = [needed[i] for i in self.tensors]
+        mask = [needed[i] for i in tensors]
         args = [
             grads[i] if kind == "g" else mask if kind == "m" else value
-            for (kind, i, _), value in zip(self.sources, values, strict=True)
+            for kind, i, value in zip(kinds, indices, values, strict=True)
         ]
-        result: list[Tensor | None] = [None] * len(self.arguments)
-        for i, grad in zip(self.tensors, as_tuple(self.backward(*args)), strict=True):
-            result[i] = grad if needed[i] else None
-        return result
+        found = dict(zip(tensors, as_tuple(operator(*args)), strict=True))
+        return [found[i] if i in found and needed[i] else None for i in range(len(arguments))]
+
+    return Gradient(call, values, grads, (name_of(operator), kinds, indices, tensors))
 
 
-class FunctionGradient:
-    """A gradient that is a Python function, such as that of a backward operator."""
-
-    grads = None  # all outputs are differentiable
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        """Store f(args, grads, needed)."""
-        self.function = function
-
-    def values(self, inputs: Sequence[Any], outputs: Sequence[Tensor]) -> list[Any]:
-        """Return what autograd saves: the arguments."""
-        return list(inputs)
-
-    def call(
-        self, values: Sequence[Any], grads: Optionals, needed: Sequence[bool]
-    ) -> list[Tensor | None]:
-        """Return one gradient per argument (None: not needed)."""
-        result = as_tuple(self.function(values, grads, needed))
-        return [*result, *[None] * (len(values) - len(result))]
-
-
-Gradient = OperatorGradient | FunctionGradient
-
-
-def as_tuple(outputs: Any) -> tuple[Tensor, ...]:
-    """Return an operator's outputs as a tuple."""
-    return outputs if isinstance(outputs, tuple) else (outputs,)
+def as_tuple(outputs: Any) -> tuple[Any, ...]:
+    """Return outputs or gradients as a tuple."""
+    return tuple(outputs) if isinstance(outputs, (tuple, list)) else (outputs,)
 
 
 def is_mutable(argument: Any) -> bool:
@@ -139,5 +118,5 @@ def is_mutable(argument: Any) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
 
 
-def _is_tensor(type_: str) -> bool:
-    return type_ in ("Tensor", "Optional[Tensor]")
+def _is_tensor(argument: Any) -> bool:
+    return str(argument.type) in ("Tensor", "Optional[Tensor]")

@@ -27,21 +27,9 @@ def empty(like: Tensor, shape: Any, channels_last: bool) -> Tensor:
 
 def gradient_of(parameter: Tensor) -> Tensor:
     """Return an empty gradient: the strides of a dense `parameter`, otherwise contiguous."""
-    if not _is_dense(parameter):
-        return parameter.new_empty(parameter.shape)
-    return parameter.new_empty_strided(parameter.shape, parameter.stride())
-
-
-def _is_dense(x: Tensor) -> bool:
-    if x.is_contiguous() or x.numel() == 0:
-        return True
-    expected = 1
-    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
-        if size > 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
+    if torch.ops.aten.is_non_overlapping_and_dense.default(parameter):
+        return parameter.new_empty_strided(parameter.shape, parameter.stride())
+    return parameter.new_empty(parameter.shape)
 
 
 def resized(x: Tensor, height: Any, width: Any) -> Tensor:

@@ -27,19 +27,13 @@ def convert_out_of_memory(function: F, name: str | None = None) -> F:
         try:
             return function(*args, **options)
         except RuntimeError as error:
-            _repeat_allocation(error, context)
+            if str(error) == "std::bad_alloc":  # of a workspace
+                raise RuntimeError(f"{error} ({context})") from None
+            if failed := re.search(r"cannot allocate (\d+) bytes on (\w+(?::\d+)?)", str(error)):
+                try:
+                    torch.empty(int(failed[1]), dtype=torch.uint8, device=failed[2])
+                except RuntimeError as own:
+                    raise type(own)(f"{own} ({context})") from None
             raise
 
     return cast(F, call)
-
-
-def _repeat_allocation(error: RuntimeError, context: str) -> None:
-    if str(error) == "std::bad_alloc":  # of a workspace
-        raise RuntimeError(f"{error} ({context})") from None
-    failed = re.search(r"cannot allocate (\d+) bytes on (\w+(?::\d+)?)", str(error))
-    if failed is None:
-        return
-    try:
-        torch.empty(int(failed[1]), dtype=torch.uint8, device=failed[2])
-    except RuntimeError as own:
-        raise type(own)(f"{own} ({context})") from None

@@ -1,6 +1,5 @@
 """Register operators with PyTorch; check each declaration against the operator's schema."""
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,7 +9,8 @@ from torch.utils.flop_counter import register_flop_formula
 
 from ops.core import autocast as python_autocast
 from ops.core import autograd, check
-from ops.core.gradient import FunctionGradient, Gradient, OperatorGradient
+from ops.core.gradient import Gradient, make_gradient
+from ops.core.sharding import Sharding, pending
 from ops.core.torch_private import OpOverload, name_of, schema_of
 
 Autocast = Mapping[str, torch.dtype | None]
@@ -18,6 +18,7 @@ REGION: Autocast = {"cpu": None, "cuda": None}  # the autocast region's dtype, a
 
 _fragment = torch.library.Library("lenet_ops", "FRAGMENT")
 _gradients: dict[OpOverload, Gradient] = {}
+decompositions: dict[OpOverload, Callable[..., Any]] = {}
 
 
 def register(
@@ -27,11 +28,13 @@ def register(
     backward: OpOverload | Callable[..., Any],
     jvp: Callable[..., Any],
     vmap: Callable[..., Any],
+    sharding: Sharding,
     autograd_variant: OpOverload | None = None,
     autocast: Autocast | None = None,
     flops: Callable[..., int] | None = None,
+    decomposition: Callable[..., Any] | None = None,
 ) -> None:
-    """Register fake, autograd, vmap, autocast and FLOP formula of an operator.
+    """Register an operator with PyTorch's subsystems.
 
     Gradients also work under torch.func's transforms (grad, jacrev, jvp, jacfwd) and their
     compositions with vmap, which torch.library.register_autograd does not allow.
@@ -45,31 +48,20 @@ def register(
         jvp: f(args, outputs, tangents), returns one tangent for each output. A tangent is None
             if the argument is constant or the output not differentiable.
         vmap: f(info, in_dims, *args), returns outputs and their mapped dimensions.
+        sharding: strategies of DTensor, see sharding.py.
         autograd_variant: an operator with the arguments of `op` that also returns the tensors that
             its gradient needs; autograd calls it instead of `op`.
         autocast: for each device type, the dtype to cast to (None: that of the autocast region).
         flops: f(*args, out_shape=...), returns FLOPs; shapes replace tensors.
+        decomposition: f(*args), computes all outputs by ATen operators, for exported programs.
 
     Raises:
         TypeError: the declaration does not fit the operator's schema.
     """
-    arguments = schema_of(op).arguments
-    _check_takes(op, "fake", fake, len(arguments))
-    _check_takes(op, "jvp", jvp, 3)
-    _check_takes(op, "vmap", vmap, 2 + len(arguments))
-    if flops is not None:
-        _check_takes(op, "flops", flops, len(arguments), out_shape=None)
-    if autograd_variant is not None and _types(autograd_variant) != _types(op):
-        raise TypeError(
-            f"{name_of(op)}: autograd_variant={name_of(autograd_variant)} takes other arguments"
-        )
-    gradient: Gradient
-    if isinstance(backward, OpOverload):
-        gradient = OperatorGradient(op, backward)
-    else:
-        _check_takes(op, "backward", backward, 3)
-        gradient = FunctionGradient(backward)
-    _gradients[op] = gradient
+    gradient = _gradients[op] = make_gradient(op, backward)
+    pending[op] = sharding
+    if decomposition is not None:
+        decompositions[op] = decomposition
 
     torch.library.register_fake(op.name(), _checked_fake(op, fake))
     kernel = autograd.make_kernel(op, gradient, jvp, autograd_variant)
@@ -77,27 +69,18 @@ def register(
     torch.library.register_vmap(op, vmap)
     if flops is not None:
         register_flop_formula(getattr(torch.ops.lenet_ops, name_of(op)))(flops)
-    if hasattr(torch.ops.lenet_ops_eager, "register_autograd"):
-        _register_eager(op, autograd_variant or op, autocast or {})
-    else:
-        for device, dtype in (autocast or {}).items():
-            kernel = python_autocast.make_kernel(op, device, dtype)
-            _fragment.impl(name_of(op), kernel, f"Autocast{device.upper()}")
-
-
-def _types(op: OpOverload) -> list[tuple[str, str]]:
-    return [(x.name, str(x.type)) for x in schema_of(op).arguments]
-
-
-def _check_takes(
-    op: OpOverload, part: str, function: Callable[..., Any], count: int, **keywords: Any
-) -> None:
-    try:
-        inspect.signature(function).bind(*range(count), **keywords)
-    except TypeError as error:
-        raise TypeError(
-            f"{name_of(op)}: {part} must take {count} arguments for {schema_of(op)}: {error}"
-        ) from error
+    eager = torch.ops.lenet_ops_eager
+    has_eager = hasattr(eager, "register_autograd")
+    if has_eager:
+        variant = autograd_variant or op
+        call = _gradients[variant].eager or ("", "", [], [])
+        eager.register_autograd(name_of(op), name_of(variant), *call)
+    for device, dtype in (autocast or {}).items():
+        if has_eager:
+            eager.register_autocast(name_of(op), device, dtype)
+        else:
+            cast = python_autocast.make_kernel(op, device, dtype)
+            _fragment.impl(name_of(op), cast, f"Autocast{device.upper()}")
 
 
 def _checked_fake(op: OpOverload, fake: Callable[..., Any]) -> Callable[..., Any]:
@@ -121,15 +104,3 @@ def _checked_fake(op: OpOverload, fake: Callable[..., Any]) -> Callable[..., Any
         return fake(*args)
 
     return checked
-
-
-def _register_eager(op: OpOverload, variant: OpOverload, autocast: Autocast) -> None:
-    """Register autograd and autocast with the eager library; autograd calls `variant`."""
-    gradient = _gradients[variant]
-    arguments: tuple[Any, ...] = ("", "", [], [])  # the gradient is a Python function
-    if isinstance(gradient, OperatorGradient):
-        kinds, indices, _ = zip(*gradient.sources, strict=True)
-        arguments = name_of(gradient.backward), "".join(kinds), indices, gradient.tensors
-    torch.ops.lenet_ops_eager.register_autograd(name_of(op), name_of(variant), *arguments)
-    for device, dtype in autocast.items():
-        torch.ops.lenet_ops_eager.register_autocast(name_of(op), device, dtype)

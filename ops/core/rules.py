@@ -8,14 +8,17 @@ from torch import Tensor
 
 from ops.core import check
 from ops.core.composition import Parts, derivatives_of
-from ops.core.gradient import OperatorGradient, as_tuple
+from ops.core.gradient import as_tuple, make_gradient
+from ops.core.sharding import Strategies
 from ops.core.torch_private import OpOverload, name_of, schema_of
 
 Dims = Sequence[int | None]
 
 
 def elementwise(op: OpOverload, derivative: OpOverload | Callable[..., Tensor]) -> Parts:
-    """Return fake, gradient, jvp and vmap of an elementwise operator (all tensors of one shape).
+    """Return fake, gradient, jvp, vmap and sharding of an elementwise operator.
+
+    All its tensors have one shape.
 
     Args:
         op: the operator.
@@ -33,10 +36,13 @@ def elementwise(op: OpOverload, derivative: OpOverload | Callable[..., Tensor]) 
     def vmap(info: Any, in_dims: Dims, *tensors: Tensor) -> tuple[Tensor, int]:
         return op(*batch_first(info, in_dims, *tensors)), 0
 
-    parts: Parts = {"fake": fake, "vmap": vmap}
+    def sharding(like: Any, *_: Any) -> Strategies:
+        return [((dim,), (dim,) * len(names)) for dim in (None, *range(like.ndim))]
+
+    parts: Parts = {"fake": fake, "vmap": vmap, "sharding": sharding}
     if not isinstance(derivative, OpOverload):
         return parts | derivatives_of(derivative)
-    gradient = OperatorGradient(op, derivative)
+    gradient = make_gradient(op, derivative)
 
     def jvp(args: Any, outputs: Any, tangents: Any) -> Tensor | None:
         """Call the backward operator: the Jacobian is diagonal, hence its own transpose."""

@@ -4,7 +4,6 @@
 compiled for one version, uses other private names.
 """
 
-import importlib
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -21,9 +20,6 @@ from torch._ops import OpOverload as OpOverload  # the type of torch.ops.x.y.def
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing  # private in effect
 from torch.nn.modules import batchnorm
-
-from ops.core.library import EAGER
-from ops.core.memory import convert_out_of_memory
 
 NormBase = batchnorm._NormBase  # the state of nn.BatchNorm2d without its type
 
@@ -111,32 +107,6 @@ def has_hooks(module: nn.Module) -> bool:
 def suggest_memory_format(x: Tensor) -> torch.memory_format:
     """Return the memory format of outputs of operators on `x`, as is_channels_last in layout.h."""
     return torch._prims_common.suggest_memory_format(x)
-
-
-def version_of(x: Tensor) -> int:
-    """Return the version counter, which every in-place change increments."""
-    return x._version
-
-
-def make_caller(
-    op: OpOverload, fallback: Callable[..., Any], *, rank: int = 0
-) -> Callable[..., Any]:
-    """Return a C function that calls `op` and returns its first output.
-
-    It calls `fallback` instead if the type of an argument is not exactly that of the schema, or if
-    a mode, transform or trace is active. An `int[2]` may be a tuple of two ints, or one int for
-    both. torch.compile cannot trace the C function. Without the eager library, return `fallback`
-    with its out-of-memory errors converted.
-
-    Args:
-        op: the operator.
-        fallback: function for all other calls.
-        rank: required rank of the first argument; other ranks go to `fallback`. 0: any rank.
-    """
-    if not hasattr(torch.ops.lenet_ops_eager, "register_autograd"):
-        return convert_out_of_memory(fallback, name_of(op))
-    eager = importlib.import_module(f"ops.{EAGER}")
-    return eager.make_caller(op.name().removesuffix(".default"), rank, fallback)
 
 
 def name_of(op: OpOverload) -> str:

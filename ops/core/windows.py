@@ -10,6 +10,7 @@ from torch import Tensor
 from ops.core import check, layout
 from ops.core.registration import REGION, register
 from ops.core.rules import Dims, folded, total
+from ops.core.sharding import Sharding
 from ops.core.torch_private import OpOverload, name_of, schema_of
 
 Size = int | tuple[int, int]
@@ -110,6 +111,9 @@ def register_bilinear(
     *,
     check_arguments: Callable[..., Sequence[int]],
     batch_dims: Dims,
+    sharding: Sharding,
+    sharding_of_backward: Sharding,
+    decomposition: Callable[..., Any],
 ) -> None:
     """Register op(input, weight, [bias,] stride, padding, dilation) and its backward operator.
 
@@ -123,6 +127,9 @@ def register_bilinear(
         check_arguments: f(name, input, weight, stride, padding, dilation), checks fakes and
             returns the output height and width.
         batch_dims: the dimension of input, weight and bias that vmap folds the batch into.
+        sharding: see register.
+        sharding_of_backward: the same of the backward operator.
+        decomposition: see register.
     """
     count = len(schema_of(op_backward).returns)  # gradients: input, weight and, if any, bias
 
@@ -192,22 +199,19 @@ def register_bilinear(
     def jvp_of_backward(
         args: Sequence[Any], outputs: Sequence[Tensor], tangents: Tangents
     ) -> tuple[Tensor, ...]:
-        grad_output, input, weight, *geometry, mask = args
-        grad_output_t, input_t, weight_t = tangents[:3]
+        tensors, (*geometry, mask) = args[:3], args[3:]
         outputs_t = list(map(torch.zeros_like, outputs))
-
-        def add(grad: Tensor, input: Tensor, weight: Tensor, mask: Sequence[bool]) -> None:
-            grads = gradients(grad, input, weight, geometry, mask)
-            for i in range(count):
-                if mask[i]:
-                    outputs_t[i] = outputs_t[i] + grads[i]
-
-        if grad_output_t is not None:
-            add(grad_output_t, input, weight, mask)
-        if input_t is not None and mask[1]:
-            add(grad_output, input_t, weight, (False, True, False))
-        if weight_t is not None and mask[0]:
-            add(grad_output, input, weight_t, (True, False, False))
+        # Gradients of input, weight and bias that depend on grad_output, input and weight:
+        dependent = ((True, True, True), (False, True, False), (True, False, False))
+        for i, tangent in enumerate(tangents[:3]):
+            needed = [m and d for m, d in zip(mask, dependent[i], strict=False)]
+            if tangent is not None and any(needed):
+                given = (*tensors[:i], tangent, *tensors[i + 1 :])
+                grads = gradients(given[0], given[1], given[2], geometry, needed)
+                outputs_t = [
+                    y + grad if n else y
+                    for y, grad, n in zip(outputs_t, grads, needed, strict=True)
+                ]
         return tuple(outputs_t)
 
     def flops(_: Any, weight: Sequence[int], *rest: Any, out_shape: Any) -> int:
@@ -225,8 +229,10 @@ def register_bilinear(
         backward=op_backward,
         jvp=jvp,
         vmap=folded(op, batch_dims, batch_dims[:1]),
+        sharding=sharding,
         autocast=REGION,
         flops=flops,
+        decomposition=decomposition,
     )
     register(
         op_backward,
@@ -234,5 +240,6 @@ def register_bilinear(
         backward=backward_of_backward,
         jvp=jvp_of_backward,
         vmap=folded(op_backward, (batch_dims[0], *batch_dims[:2]), batch_dims, mask=True),
+        sharding=sharding_of_backward,
         flops=flops_backward,
     )

@@ -244,6 +244,20 @@ def _compose(
     return (y * y.sigmoid() if silu else y).to(input.dtype)
 
 
+def _decompose(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: int,
+    padding: Sequence[int],
+    dilation: int,
+    silu: bool,
+) -> Tensor:
+    padded = F.pad(input, (*padding,))
+    y = F.conv1d(padded, weight, bias, stride, 0, dilation, groups=input.shape[1])
+    return F.silu(y) if silu else y
+
+
 def _flops(_: Any, weight: Sequence[int], *rest: Any, out_shape: Any) -> int:
     """Count a multiplication and an addition for each tap of each output."""
     return 2 * prod(out_shape) * weight[2]
@@ -263,13 +277,16 @@ register(
     backward=_conv_backward,
     **_derivatives,
     vmap=folded(_conv, (1, 0, 0), (1,)),
+    sharding=[((0,), (0, None, None)), ((1,), (1, 0, 0))],
     autocast=REGION,
     flops=_flops,
+    decomposition=_decompose,
 )
 register(
     _conv_backward,
     fake=_fake_backward,
     **_second_derivatives,
     vmap=folded(_conv_backward, (1, 1, 0, 0), (1, 0, 0), mask=True),
+    sharding=[((0, "sum", "sum"), (0, 0, None, None)), ((1, 0, 0), (1, 1, 0, 0))],
     flops=_flops_backward,
 )

@@ -1,8 +1,10 @@
 """Depthwise convolution: one filter per channel."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ops.core import check, windows
@@ -112,10 +114,20 @@ def _check_fakes(op: str, input: Tensor, weight: Tensor, *geometry: list[int]) -
     return windows.output_size(op, input.shape[2:], weight.shape[2:], *geometry)
 
 
+def _decompose(
+    input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Sequence[int]
+) -> Tensor:
+    stride, padding, dilation = ((*sizes,) for sizes in geometry)
+    return F.conv2d(input, weight, bias, stride, padding, dilation, groups=input.shape[1])
+
+
 # Channels are independent, so vmap folds the mapped dimension into them.
 windows.register_bilinear(
     _conv,
     _conv_backward,
     check_arguments=_check_fakes,
     batch_dims=(1, 0, 0),
+    sharding=[((0,), (0, None, None)), ((1,), (1, 0, 0))],
+    sharding_of_backward=[((0, "sum", "sum"), (0, 0, None)), ((1, 0, 0), (1, 1, 0))],
+    decomposition=_decompose,
 )

@@ -38,5 +38,10 @@ class Exp(nn.Module):
         return exp(input)
 
 
-register(_exp, **elementwise(_exp, _exp_backward), autocast={"cuda": torch.float32})
+register(
+    _exp,
+    **elementwise(_exp, _exp_backward),
+    autocast={"cuda": torch.float32},
+    decomposition=torch.exp,
+)
 register(_exp_backward, **elementwise(_exp_backward, torch.mul))  # grad_output · output

@@ -43,10 +43,14 @@ class GELU(nn.Module):
         return gelu(input)
 
 
+def _decompose(input: Tensor) -> Tensor:
+    return input * torch.sigmoid(SLOPE * input)
+
+
 def _compose_backward(grad_output: Tensor, input: Tensor) -> Tensor:
     s = torch.sigmoid(SLOPE * input)
     return grad_output * (s + SLOPE * input * s * (1 - s))
 
 
-register(_gelu, **elementwise(_gelu, _gelu_backward))
+register(_gelu, **elementwise(_gelu, _gelu_backward), decomposition=_decompose)
 register(_gelu_backward, **elementwise(_gelu_backward, _compose_backward))

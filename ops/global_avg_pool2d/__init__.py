@@ -7,6 +7,7 @@ from ops.core import check, layout, windows
 from ops.core.calls import public
 from ops.core.registration import register
 from ops.core.rules import folded, linear
+from ops.core.sharding import Strategies
 
 _pool = torch.ops.lenet_ops.global_avg_pool2d.default
 _pool_backward = torch.ops.lenet_ops.global_avg_pool2d_backward.default
@@ -57,16 +58,21 @@ def _fake_backward(grad_output: Tensor, height: int, width: int, channels_last: 
     return layout.empty(grad_output, (*images_and_channels, height, width), channels_last)
 
 
+_SHARDING: Strategies = [((0,), (0,)), ((1,), (1,))]  # samples or channels
+
 # Autograd saves only the size and memory format of the image.
 register(
     _pool,
     **linear(_pool, _pool_backward),
     fake=_fake,
     vmap=folded(_pool, (0,), (0,)),
+    sharding=_SHARDING,
+    decomposition=lambda image: image.mean((2, 3), keepdim=True),
 )
 register(
     _pool_backward,
     **linear(_pool_backward, lambda grad, *image: _pool(grad)),
     fake=_fake_backward,
     vmap=folded(_pool_backward, (0,), (0,)),
+    sharding=_SHARDING,
 )

@@ -1,12 +1,17 @@
 """Involution: one kernel per output pixel, shared by the channels of a group."""
 
+from collections.abc import Sequence
+from functools import partial
+from math import prod
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ops.core import check, windows
 from ops.core.calls import public
+from ops.core.sharding import Strategies
 from ops.core.torch_private import is_traced
 from ops.core.windows import Size
 
@@ -150,10 +155,29 @@ def _check_fakes(op: str, input: Tensor, weight: Tensor, *geometry: list[int]) -
     return size
 
 
+def _decompose(input: Tensor, weight: Tensor, *geometry: Sequence[int]) -> Tensor:
+    stride, padding, dilation = ((*sizes,) for sizes in geometry)
+    n, c, *_ = input.shape
+    groups, kernel, size = weight.shape[1], weight.shape[2:4], weight.shape[4:]
+    columns = F.unfold(input, (*kernel,), dilation, padding, stride)
+    columns = columns.view(n, groups, c // groups, prod(kernel), *size)
+    return (columns * weight.flatten(2, 3).unsqueeze(2)).sum(3).view(n, c, *size)
+
+
+def _sharding(outputs: int, *args: Any) -> Strategies:
+    """Shard samples, or groups of channels: the forward pass has one output, backward two."""
+    weight = args[outputs]
+    even = all(weight.shape[1] % weight.mesh.size(i) == 0 for i in range(weight.mesh.ndim))
+    return [((d,) * outputs, (d,) * (outputs + 1)) for d in (None, 0, *([1] if even else []))]
+
+
 # Images are independent, so vmap folds the mapped dimension into N.
 windows.register_bilinear(
     _involution,
     _involution_backward,
     check_arguments=_check_fakes,
     batch_dims=(0, 0),
+    sharding=partial(_sharding, 1),
+    sharding_of_backward=partial(_sharding, 2),
+    decomposition=_decompose,
 )

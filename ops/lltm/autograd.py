@@ -35,12 +35,15 @@ def _check(
     ):
         if x is not None:
             check.same(op, name, x, expected, sequence.dtype)
-    sums = torch.float64 if sequence.dtype == torch.float64 else torch.float32
     return (
         sequence.new_empty((steps, batch, state)),
         sequence.new_empty((batch, state)),
-        sequence.new_empty((steps, batch, 4 * state), dtype=sums),
+        sequence.new_empty((steps, batch, 4 * state), dtype=_sum_dtype(sequence)),
     )
+
+
+def _sum_dtype(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def _fake(*tensors: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -85,14 +88,16 @@ def _flops_backward(*args: Any, out_shape: Any) -> int:
 
 def _compose(
     sequence: Tensor, weights: Tensor, bias: Tensor | None, h: Tensor, c: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    outputs: list[Tensor] = []
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    steps, saved = [], []
     for x in sequence.unbind():
-        i, o, z = F.linear(torch.cat((h, x), 1), weights, bias).chunk(3, 1)
+        products = F.linear(torch.cat((h, x), 1), weights)
+        i, o, z = (products if bias is None else products + bias).chunk(3, 1)
         c = c + F.elu(z) * i.sigmoid()
         h = c.tanh() * o.sigmoid()
-        outputs.append(h)
-    return torch.stack(outputs), h, c
+        steps.append(h)
+        saved.append(torch.cat((products, c), 1))
+    return torch.stack(steps), h, c, torch.stack(saved).to(_sum_dtype(sequence))
 
 
 _derivatives, _second_derivatives = composed(_compose, inputs=5, outputs=3)
@@ -104,13 +109,16 @@ register(
     backward=backward,
     **_derivatives,
     vmap=folded(forward, (1, None, None, 0, 0), (1, 0, 0, 1)),
+    sharding=[((1, 0, 0, 1), (1, None, None, 0, 0))],
     autocast=REGION,  # as lstm_cell
     flops=_flops,
+    decomposition=_compose,
 )
 register(
     backward,
     fake=_fake_backward,
     **_second_derivatives,
     vmap=folded(backward, (1, 0, 0, 1, None, None, 0, 0, 1, 1), (1, None, None, 0, 0), mask=True),
+    sharding=[((1, "sum", "sum", 0, 0), (1, 0, 0, 1, None, None, 0, 0, 1, 1))],
     flops=_flops_backward,
 )

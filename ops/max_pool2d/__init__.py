@@ -118,7 +118,7 @@ def _output_size(op: str, height: Any, width: Any, *arguments: Any) -> list[int]
     return size
 
 
-def index_type(kernel_size: Sequence[int]) -> torch.dtype:
+def _index_type(kernel_size: Sequence[int]) -> torch.dtype:
     """Return the dtype of the indices: uint8 up to 255 taps, else int64."""
     return torch.uint8 if kernel_size[0] * kernel_size[1] <= _BYTE_TAPS else torch.int64
 
@@ -126,7 +126,7 @@ def index_type(kernel_size: Sequence[int]) -> torch.dtype:
 def _fake(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     windows.check_image("max_pool2d", input)
     out = layout.resized(input, *_output_size("max_pool2d", *input.shape[2:], *arguments))
-    return out, torch.empty_like(out, dtype=index_type(arguments[0]))
+    return out, torch.empty_like(out, dtype=_index_type(arguments[0]))
 
 
 def _fake_backward(grad_output: Tensor, indices: Tensor, *arguments_and_image: Any) -> Tensor:
@@ -135,7 +135,7 @@ def _fake_backward(grad_output: Tensor, indices: Tensor, *arguments_and_image: A
     windows.check_image(op, grad_output, "grad_output")
     shape = (*grad_output.shape[:2], *_output_size(op, height, width, *arguments))
     check.same(op, "grad_output", grad_output, shape, grad_output.dtype)
-    check.same(op, "indices", indices, shape, index_type(arguments[0]))
+    check.same(op, "indices", indices, shape, _index_type(arguments[0]))
     return layout.empty(grad_output, (*shape[:2], height, width), channels_last)
 
 
@@ -172,16 +172,38 @@ def _jvp(
     return _gather(cast(Tensor, tangents[0]), outputs[1], *args[1:5]), None
 
 
+def _decompose(
+    input: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+) -> tuple[Tensor, Tensor]:
+    geometry = (kernel_size, stride, padding, dilation)
+    output, pixels = torch.ops.aten.max_pool2d_with_indices(input, *geometry, ceil_mode)
+    width, taps = input.shape[3], []
+    for axis, index in ((0, pixels // width), (1, pixels % width)):
+        count = output.shape[2 + axis]
+        starts = torch.arange(count, device=input.device) * stride[axis] - padding[axis]
+        starts = starts[:, None] if axis == 0 else starts
+        taps.append((index - starts) // dilation[axis])
+    return output, (taps[0] * kernel_size[1] + taps[1]).to(_index_type(kernel_size))
+
+
 register(
     _pool,
     fake=_fake,
     backward=_pool_backward,
     jvp=_jvp,
     vmap=folded(_pool, (0,), (0, 0)),
+    sharding=[((0, 0), (0,)), ((1, 1), (1,))],
+    decomposition=_decompose,
 )
 register(
     _pool_backward,
     **linear(_pool_backward, _gather),
     fake=_fake_backward,
     vmap=folded(_pool_backward, (0, 0), (0,)),
+    sharding=[((0,), (0, 0)), ((1,), (1, 1))],
 )

@@ -4,12 +4,15 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ops.core import check, layout
 from ops.core.calls import public
+from ops.core.composition import derivatives_of
 from ops.core.registration import register
 from ops.core.rules import Dims, batch_first, linear, loop_over_samples
+from ops.core.sharding import Strategies, without_redistribution
 
 _ncrelu = torch.ops.lenet_ops.ncrelu.default
 _with_signs = torch.ops.lenet_ops.ncrelu_with_signs.default
@@ -102,31 +105,34 @@ def _fake_backward(grad_output: Tensor, signs: Tensor, dim: int, channels_last: 
     return layout.empty(grad_output, shape, channels_last)
 
 
-def _split(tangent: Tensor, input: Tensor, dim: int) -> Tensor:
-    halves = torch.where(input > 0, tangent, 0), torch.where(input < 0, tangent, 0)
-    return torch.cat(halves, dim)
-
-
 def _split_by_signs(grad: Tensor, signs: Tensor, dim: int, channels_last: bool) -> Tensor:
     """Split by the sign of the input: the gradient of ones (positive) and −1 (negative part)."""
     one = torch.ones_like(grad)
     sign = _with_signs_backward(torch.cat((one, -one), dim), signs, dim, channels_last)
-    return _split(grad, sign, dim)
-
-
-def _merge(args: Any, grads: Any, needed: Any) -> tuple[Tensor]:
-    input, dim = args
-    positive, negative = grads[0].chunk(2, dim)
-    return (torch.where(input > 0, positive, torch.where(input < 0, negative, 0)),)
-
-
-def _jvp(args: Any, outputs: Any, tangents: Any) -> Tensor:
-    return _split(tangents[0], *args)
+    return torch.cat((torch.where(sign > 0, grad, 0), torch.where(sign < 0, grad, 0)), dim)
 
 
 def _vmap(info: Any, in_dims: Dims, input: Tensor, dim: int) -> tuple[Tensor, int]:
     (x,) = batch_first(info, in_dims[:1], input)
     return _ncrelu(x, dim + 1 if dim >= 0 else dim), 0
+
+
+def _compose(input: Tensor, dim: int) -> Tensor:
+    """Compute the output with operators whose gradient at 0 is 0; negative halves may be −0."""
+    return torch.cat((F.relu(input), -F.relu(-input)), dim)
+
+
+_derivatives = derivatives_of(_compose)
+
+
+def _sharding(x: Any, dim: int) -> Strategies:
+    return [((d,), (d,)) for d in (None, *range(x.ndim)) if d != dim % x.ndim]
+
+
+def _sharding_backward(grad: Any, signs: Any, *_: Any) -> Strategies:
+    """Keep the placement of the signs: each process has padded its own to whole bytes."""
+    strategies: Strategies = [((0,), (0, 0)), ((None,), (None, None))]
+    return without_redistribution("ncrelu: signs", strategies, signs)
 
 
 # Autograd runs ncrelu_with_signs, which saves two bits per element. torch.func and forward mode run
@@ -135,13 +141,23 @@ register(
     _with_signs,
     fake=_fake_with_signs,
     backward=_with_signs_backward,
-    jvp=lambda args, outputs, tangents: (_jvp(args, outputs, tangents), None),
+    jvp=_derivatives["jvp"],
     vmap=partial(loop_over_samples, _with_signs),
+    sharding=[((0, 0), (0,))],
 )
-register(_ncrelu, fake=_fake, backward=_merge, jvp=_jvp, vmap=_vmap, autograd_variant=_with_signs)
+register(
+    _ncrelu,
+    fake=_fake,
+    **_derivatives,
+    vmap=_vmap,
+    sharding=_sharding,
+    autograd_variant=_with_signs,
+    decomposition=lambda x, dim: torch.cat((x.clamp(min=0), x.clamp(max=0)), dim),
+)
 register(
     _with_signs_backward,
     **linear(_with_signs_backward, _split_by_signs),
     fake=_fake_backward,
     vmap=partial(loop_over_samples, _with_signs_backward),
+    sharding=_sharding_backward,
 )

@@ -30,12 +30,8 @@ struct Loops {
   template <typename T>
   static void forward(const Tensor& like, int64_t inner, const T* x, T* out, uint8_t* signs) {
     for_each_block(like.numel(), inner, [=](int64_t begin, int64_t end) {
-      if (signs && inner % kSignsPerByte == 0) {
-        OPS_CALL(ncrelu::split<true>(x, out, signs, begin, end, inner));
-        return;
-      }
-      OPS_CALL(ncrelu::split<false>(x, out, signs, begin, end, inner));
-      if (signs) {  // rows are not whole bytes of signs; x is in the L1 cache
+      OPS_CALL(ncrelu::split(x, out, begin, end, inner));
+      if (signs) {  // x is in the L1 cache
         OPS_CALL(ncrelu::pack_signs(x, signs, begin, end));
       }
     });

@@ -107,28 +107,20 @@ inline uint64_t pack(const T* x) {
   }
 }
 
-// Store the signs of the N elements from i on. Both are multiples of kSignsPerByte, or N divides it
-// and i is a multiple of N.
-template <int N, typename T>
-inline void store_signs(const T* x, uint8_t* signs, int64_t i) {
-  const uint64_t packed = pack<N>(x + i);
-  uint8_t* to = signs + i / kSignsPerByte;
-  if constexpr (N % kSignsPerByte == 0) {
-    __builtin_memcpy(to, &packed, N / kSignsPerByte);
-  } else {
-    const int first = 2 * (i % kSignsPerByte);
-    *to = (first ? *to : 0) | packed << first;
-  }
-}
-
 // Store the signs of elements [begin, end); begin is a multiple of kSignsPerByte.
 template <typename T>
 void pack_signs(const T* x, uint8_t* signs, int64_t begin, int64_t end) {
-  for (; begin + 16 <= end; begin += 16) {
-    store_signs<16>(x, signs, begin);
+  constexpr int N = 16, kBytes = N / kSignsPerByte;
+  uint8_t* to = signs + begin / kSignsPerByte;
+  for (; begin + N <= end; begin += N, to += kBytes) {
+    const uint64_t packed = pack<N>(x + begin);
+    __builtin_memcpy(to, &packed, kBytes);
   }
-  for (; begin < end; ++begin) {
-    store_signs<1>(x, signs, begin);
+  if (begin < end) {
+    T lanes[N] = {};
+    __builtin_memcpy(static_cast<void*>(lanes), x + begin, (end - begin) * sizeof(T));
+    const uint64_t packed = pack<N>(lanes);
+    __builtin_memcpy(to, &packed, (end - begin - 1) / kSignsPerByte + 1);
   }
 }
 
@@ -159,10 +151,9 @@ inline void for_each_vector(int64_t begin, int64_t end, int64_t inner, const F& 
   }
 }
 
-// Write both halves of elements [begin, end); both propagate NaN, as torch.clamp does. SIGNS: write
-// the signs, too; begin and inner must be multiples of kSignsPerByte.
-template <bool SIGNS, typename T>
-void split(const T* x, T* out, uint8_t* signs, int64_t begin, int64_t end, int64_t inner) {
+// Write both halves of elements [begin, end); both propagate NaN, as torch.clamp does.
+template <typename T>
+void split(const T* x, T* out, int64_t begin, int64_t end, int64_t inner) {
   for_each_vector<kElements<T>>(begin, end, inner, [=](auto n, int64_t row, int64_t i) {
     constexpr int N = decltype(n)::value;
     T* positive = out + row + i;
@@ -170,9 +161,6 @@ void split(const T* x, T* out, uint8_t* signs, int64_t begin, int64_t end, int64
     const Vec<bits_t<T>, N> bits = load_bits<N>(x + i);
     store_bits<N>(positive, bits & ~masks.negative);
     store_bits<N>(positive + inner, bits & ~masks.positive);
-    if constexpr (SIGNS) {
-      store_signs<N>(x, signs, i);
-    }
   });
 }
 

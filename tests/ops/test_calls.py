@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ops
-from ops.core.torch_private import make_caller
+from ops.core.calls import make_caller
 from tests.ops.operator_entry import raw
 from tests.ops.tensors import as_tuple
 

@@ -92,21 +92,6 @@ class AutogradKernel : public c10::OperatorKernel {
   std::optional<BackwardCall> backward_;
 };
 
-inline OperatorHandle find(const std::string& name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(("lenet_ops::" + name).c_str(), "");
-}
-
-inline BackwardCall make_backward_call(const std::string& backward, const std::string& kinds,
-                                       const std::vector<int64_t>& indices,
-                                       const std::vector<int64_t>& tensors) {
-  BackwardCall call{find(backward), {}, {tensors.begin(), tensors.end()}, 0};
-  for (size_t i = 0; i < kinds.size(); ++i) {
-    call.sources.push_back({Source::Kind(kinds[i]), static_cast<size_t>(indices[i])});
-    call.grads += kinds[i] == Source::grad;
-  }
-  return call;
-}
-
 // Register an operator's autograd kernel (AutogradKernel) and its BackendSelect kernel (memory.h).
 //
 // `variant` is the operator that autograd calls, usually the operator itself; `backward` its
@@ -123,14 +108,20 @@ inline void register_autograd(const std::string& name, const std::string& varian
   static torch::Library backends(torch::Library::IMPL, "lenet_ops", DispatchKey::BackendSelect,
                                  __FILE__, __LINE__);
   backends.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&call_kernel>());
-  const OperatorHandle op = find(variant);
-  for (torch::Library& library : libraries) {
-    std::optional<BackwardCall> call;
-    if (!backward.empty()) {
-      call = make_backward_call(backward, kinds, indices, tensors);
+  const auto find = [](const std::string& name) {
+    return c10::Dispatcher::singleton().findSchemaOrThrow(("lenet_ops::" + name).c_str(), "");
+  };
+  std::optional<BackwardCall> call;
+  if (!backward.empty()) {
+    call = BackwardCall{find(backward), {}, {tensors.begin(), tensors.end()}, 0};
+    for (size_t i = 0; i < kinds.size(); ++i) {
+      call->sources.push_back({Source::Kind(kinds[i]), static_cast<size_t>(indices[i])});
+      call->grads += kinds[i] == Source::grad;
     }
+  }
+  for (torch::Library& library : libraries) {
     library.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunctor(
-                                   std::make_unique<AutogradKernel>(op, std::move(call))));
+                                   std::make_unique<AutogradKernel>(find(variant), call)));
   }
 }
 

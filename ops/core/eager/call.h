@@ -16,9 +16,7 @@
 #include <cstring>
 #include <exception>
 #include <string>
-#include <unordered_map>
 #include <utility>
-#include <vector>
 
 extern __attribute__((visibility("default"))) PyObject *THPVariableClass, *ParameterClass;
 __attribute__((visibility("default"))) PyObject* THPVariable_Wrap(const at::TensorBase& x);
@@ -72,9 +70,6 @@ class Caller {
   // argument has another rank go to `fallback`.
   Caller(c10::OperatorHandle op, int64_t rank, PyObject* fallback)
       : op_(std::move(op)), rank_(rank), fallback_(fallback), name_(op_.schema().name()) {
-    for (const auto& argument : op_.schema().arguments()) {
-      kinds_.push_back(kind_of_type(argument));
-    }
     Py_INCREF(fallback);
   }
 
@@ -85,26 +80,11 @@ class Caller {
   }
 
  private:
-  enum class Kind { tensor, optional_tensor, integer, real, pair, boolean, other };
-
-  static Kind kind_of_type(const c10::Argument& argument) {
-    static const std::unordered_map<std::string, Kind> kinds{{"Tensor", Kind::tensor},
-                                                             {"Tensor?", Kind::optional_tensor},
-                                                             {"int", Kind::integer},
-                                                             {"float", Kind::real},
-                                                             {"bool", Kind::boolean}};
-    const std::string type = argument.type()->str();
-    const auto found = kinds.find(type);
-    return found != kinds.end()                   ? found->second
-           : type == "int[]" && argument.N() == 2 ? Kind::pair
-                                                  : Kind::other;
-  }
-
   static PyObject* call(PyObject* self, PyObject* args) {
     const auto& caller = *static_cast<const Caller*>(PyCapsule_GetPointer(self, nullptr));
     try {
       torch::jit::Stack stack;
-      stack.reserve(caller.kinds_.size());
+      stack.reserve(caller.op_.schema().arguments().size());
       if (is_plain_state() && caller.read(args, &stack)) {
         {
           const ReleasedGil released;
@@ -120,31 +100,32 @@ class Caller {
   }
 
   bool read(PyObject* args, torch::jit::Stack* stack) const {
-    const auto count = static_cast<Py_ssize_t>(kinds_.size());
+    const auto& arguments = op_.schema().arguments();
+    const auto count = static_cast<Py_ssize_t>(arguments.size());
     if (PyTuple_Size(args) != count) {
       return false;
     }
     for (Py_ssize_t i = 0; i < count; ++i) {
-      if (!read(kinds_[i], PyTuple_GetItem(args, i), stack)) {
+      if (!read(arguments[i], PyTuple_GetItem(args, i), stack)) {
         return false;
       }
     }
     return rank_ == 0 || stack->front().toTensor().dim() == rank_;
   }
 
-  // Push one argument to the stack; return false if it is not exactly of this kind. A pair is a
+  // Push one argument to the stack; return false if it is not exactly of its type. An int[2] is a
   // tuple of two ints, or one int for both.
-  static bool read(Kind kind, PyObject* value, torch::jit::Stack* stack) {
+  static bool read(const c10::Argument& argument, PyObject* value, torch::jit::Stack* stack) {
     PyTypeObject* const type = Py_TYPE(value);
     int64_t pair[2];
-    switch (kind) {
-      case Kind::optional_tensor:
+    switch (argument.type()->kind()) {
+      case c10::TypeKind::OptionalType:  // of a tensor
         if (value == Py_None) {
           stack->emplace_back();
           return true;
         }
         [[fallthrough]];
-      case Kind::tensor: {
+      case c10::TypeKind::TensorType: {
         const auto exact = reinterpret_cast<PyObject*>(type);
         if (exact != THPVariableClass && exact != ParameterClass) {
           return false;
@@ -152,32 +133,28 @@ class Caller {
         stack->emplace_back(reinterpret_cast<PythonTensor*>(value)->tensor);
         return true;
       }
-      case Kind::integer:
+      case c10::TypeKind::IntType:
         if (!read_int(value, pair)) {
           return false;
         }
         stack->emplace_back(pair[0]);
         return true;
-      case Kind::real:
+      case c10::TypeKind::FloatType:
         if (type != &PyFloat_Type) {
           return false;
         }
         stack->emplace_back(PyFloat_AsDouble(value));
         return true;
-      case Kind::pair:
-        if (type == &PyTuple_Type) {
-          if (PyTuple_Size(value) != 2 || !read_int(PyTuple_GetItem(value, 0), pair) ||
-              !read_int(PyTuple_GetItem(value, 1), pair + 1)) {
-            return false;
-          }
-        } else if (read_int(value, pair)) {
-          pair[1] = pair[0];
-        } else {
+      case c10::TypeKind::ListType: {
+        const bool two = type == &PyTuple_Type && PyTuple_Size(value) == 2;
+        if (argument.N() != 2 || !read_int(two ? PyTuple_GetItem(value, 0) : value, pair) ||
+            !read_int(two ? PyTuple_GetItem(value, 1) : value, pair + 1)) {
           return false;
         }
         stack->emplace_back(c10::IntArrayRef(pair));
         return true;
-      case Kind::boolean:
+      }
+      case c10::TypeKind::BoolType:
         if (type != &PyBool_Type) {
           return false;
         }
@@ -197,7 +174,6 @@ class Caller {
   }
 
   c10::OperatorHandle op_;
-  std::vector<Kind> kinds_;
   int64_t rank_;
   PyObject* fallback_;
   std::string name_;

@@ -6,6 +6,8 @@
 #include <ATen/core/stack.h>
 #include <ATen/ops/empty.h>
 
+#include <cstdio>
+#include <cstring>
 #include <new>
 #include <string>
 
@@ -13,14 +15,13 @@ namespace ops {
 
 // If `message` reports a failed allocation, "cannot allocate N bytes on DEVICE: REASON", repeat it,
 // so that ATen throws.
-inline void repeat_allocation(const std::string& message) {
-  const std::string before_size = "cannot allocate ", before_device = " bytes on ";
-  const size_t size = message.find(before_size), device = message.find(before_device);
-  if (size != std::string::npos && device != std::string::npos) {
-    const size_t begin = device + before_device.size();
-    const c10::Device on(message.substr(begin, message.find(": ", begin) - begin));
-    at::empty({std::stoll(message.substr(size + before_size.size()))},
-              at::dtype(at::kByte).device(on));
+inline void repeat_allocation(const char* message) {
+  const char* const report = std::strstr(message, "cannot allocate ");
+  long long bytes = 0;
+  char device[16];
+  if (report && std::sscanf(report, "cannot allocate %lld bytes on %15s", &bytes, device) == 2) {
+    device[std::strlen(device) - 1] = 0;  // the colon
+    at::empty({bytes}, at::dtype(at::kByte).device(c10::Device(device)));
   }
 }
 
