@@ -18,7 +18,7 @@ TESTS = (
 SELECTED = "(float32 or bfloat16) and not cuda and not 130"
 
 
-@pytest.mark.parametrize("level", LEVELS[:-1])
+@pytest.mark.parametrize("level", [pytest.param("DEFAULT", marks=pytest.mark.exhaustive), "AVX2"])
 def test_older_instruction_set(level):
     best = torch.backends.cpu.get_cpu_capability()
     if best not in LEVELS[LEVELS.index(level) + 1 :]:

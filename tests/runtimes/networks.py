@@ -49,14 +49,16 @@ def prepare(folder, kind, layout):
 
     root = small_mnist(folder)
     run = train_once(folder, kind)
-    path = run / f"model-{layout}.onnx"
+    exported = folder / f"exported-{kind}"  # not in the run, which app.draw lists
+    exported.mkdir(exist_ok=True)
+    path, answers = exported / f"model-{layout}.onnx", exported / "expected.npz"
     original = load_torch(run)
-    with folder_lock(run):
+    with folder_lock(exported):
         if not path.exists():
             path.write_bytes(_export(original, layout, str(root)))
-        if not (run / "expected.npz").exists():
-            np.savez(run / "expected.npz", **_expected(original, str(root)))
-    expected = dict(np.load(run / "expected.npz"))
+        if not answers.exists():
+            np.savez(answers, **_expected(original, str(root)))
+    expected = dict(np.load(answers))
     return Case(path=path, **{item.name: expected[item.name] for item in fields(Case)[1:]})
 
 
