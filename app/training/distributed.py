@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from app.config.environment import read_torchrun
-from app.config.errors import RunError, UserError
+from app.config.errors import RunError, UserError, one_line, to_run_error
 
 T = TypeVar("T")
 PATIENCE = 5.0  # seconds that running steps may take after a signal; then a peer is lost
@@ -37,16 +37,16 @@ class World:
     def replicate(self, tensors: list[Tensor]) -> None:
         """Copy tensors of one dtype and device from rank 0 to the other ranks, in place."""
         if self.size > 1:
-            _together(tensors, lambda flat: torch.distributed.broadcast(flat, 0))
+            _apply_flat(tensors, lambda flat: torch.distributed.broadcast(flat, 0))
 
     def average(self, tensors: list[Tensor]) -> None:
         """Average tensors of one dtype and device over the ranks, in place.
 
-        One all-reduce, after backward: DistributedDataParallel would hide it behind backward, but
-        imports torch's compiler (five seconds); a LeNet's gradients are half a megabyte.
+        One all-reduce after backward. DistributedDataParallel overlaps it with backward, but imports
+        torch's compiler (5 s); the gradients of a LeNet take half a megabyte.
         """
         if self.size > 1:
-            _together(tensors, lambda flat: self.sum(flat).div_(self.size))
+            _apply_flat(tensors, lambda flat: self.sum(flat).div_(self.size))
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum a tensor over the processes, in place."""
@@ -61,16 +61,26 @@ class World:
         return [count > 0 for count in self.sum(torch.tensor(flags).int()).tolist()]
 
     def from_rank_0(self, function: Callable[[], T]) -> T:
-        """Call `function` on rank 0; return its result, or raise its error, on every rank."""
+        """Call `function` on rank 0; return its result on every rank.
+
+        Its error is raised on every rank: one that is no UserError or RunError, as a RunError on
+        the others.
+        """
         if self.size == 1:
             return function()
         outcome: list[T | Exception | None] = [None]
+        failure = None
         if self.rank == 0:
             try:
                 outcome = [function()]
-            except (UserError, RunError) as error:
-                outcome = [error]
+            except Exception as error:
+                failure = sent = to_run_error(error)
+                if not isinstance(sent, UserError | RunError):  # may not be picklable
+                    sent = RunError(f"rank 0 failed: {type(error).__name__}: {one_line(error)}")
+                outcome = [sent]
         torch.distributed.broadcast_object_list(outcome, device=torch.device("cpu"))
+        if failure:
+            raise failure
         if isinstance(outcome[0], UserError | RunError):
             raise outcome[0]
         return outcome[0]  # type: ignore[return-value]
@@ -111,7 +121,7 @@ class World:
 
 
 @torch.no_grad()
-def _together(tensors: list[Tensor], operation: Callable[[Tensor], Any]) -> None:
+def _apply_flat(tensors: list[Tensor], operation: Callable[[Tensor], Any]) -> None:
     """Apply an in-place operation to the elements of all tensors at once."""
     flat = torch.cat([tensor.flatten() for tensor in tensors])
     operation(flat)

@@ -150,6 +150,32 @@ def test_usage_error_is_printed_once(tmp_path, override, processes, restarts):
     assert errors.count(f"error: {override}: ") == 1
 
 
+FAILING = """
+import sys
+from app.training.distributed import connect
+
+def fail():
+    raise ValueError("no such thing")
+
+with connect() as world:
+    try:
+        world.from_rank_0(fail)
+    except Exception as error:
+        sys.stdout.write(f"{world.rank}: {type(error).__name__}: {error}\\n")
+"""
+
+
+def test_unexpected_error_on_rank_0_is_raised_on_all_ranks(tmp_path):
+    script = tmp_path / "failing.py"
+    script.write_text(FAILING)
+    code, output, errors = torchrun(script, [], timeout=60)
+    assert code == 0, errors
+    assert sorted(output.splitlines()) == [
+        "0: ValueError: no such thing",
+        "1: RunError: rank 0 failed: ValueError: no such thing",
+    ]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
