@@ -42,8 +42,8 @@ class World:
     def average(self, tensors: list[Tensor]) -> None:
         """Average tensors of one dtype and device over the ranks, in place.
 
-        One all-reduce after backward. DistributedDataParallel overlaps it with backward, but imports
-        torch's compiler (5 s); the gradients of a LeNet take half a megabyte.
+        One all-reduce after backward. DistributedDataParallel overlaps it with backward, but
+        imports torch's compiler (5 s); the gradients of a LeNet take half a megabyte.
         """
         if self.size > 1:
             _apply_flat(tensors, lambda flat: self.sum(flat).div_(self.size))
