@@ -38,13 +38,11 @@ struct Backend {
   // Run a forward or backward step.
   template <typename Step>
   static void run(const Tensor& like, const Sizes& sizes, const Step& step) {
-    if (sizes.batch == 0 || sizes.state == 0) {
-      return;
+    if (const int64_t elements = sizes.batch * sizes.state; elements > 0) {
+      const DeviceGuard guard(like.get_device_index());
+      launch_kernel(step_kernel<Step>, ceil_div(elements, kThreads), kThreads, 0,
+                    current_stream(like), step, sizes);
     }
-    const DeviceGuard guard(like.get_device_index());
-    const Grid grid(sizes);
-    launch_kernel(step_kernel<Step>, grid.blocks, grid.threads, 0, current_stream(like), step,
-                  sizes);
   }
 
   template <typename T>

@@ -1,11 +1,9 @@
 // CUDA step of the LLTM.
 //
-//   block:   256 elements: adjacent features, several rows of the batch if S < 256
+//   block:   256 adjacent elements
 //   shared:  nothing
 //   thread:  one element (row, feature): three gates, cell and h
 #pragma once
-
-#include <algorithm>
 
 #include "core/cuda/common.cuh"
 #include "lltm/op.h"
@@ -37,30 +35,12 @@ struct ElementPosition : Position {
 
 constexpr int kThreads = 256;
 
-// Block of columns × rows of threads: up to 256 features, several rows of the batch if fewer.
-struct Grid {
-  dim3 blocks, threads;
-
-  explicit Grid(const Sizes& sizes) {
-    unsigned columns = 1;
-    while (columns < kThreads && columns < sizes.state) {
-      columns *= 2;
-    }
-    threads = dim3(columns, kThreads / columns);
-    blocks = dim3(ceil_div(sizes.batch, threads.y),
-                  std::min<int64_t>(ceil_div(sizes.state, threads.x), 65535));
-  }
-};
-
 template <typename Step>
 __global__ void __launch_bounds__(kThreads) step_kernel(Step step, Sizes sizes) {
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
-  if (row >= sizes.batch) {
-    return;
-  }
-  for (int64_t column = blockIdx.y * blockDim.x + threadIdx.x; column < sizes.state;
-       column += static_cast<int64_t>(gridDim.y) * blockDim.x) {
-    run(step, ElementPosition{{sizes.state, row, column}});
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t row = i / sizes.state;
+  if (row < sizes.batch) {
+    run(step, ElementPosition{{sizes.state, row, i - row * sizes.state}});
   }
 }
 
