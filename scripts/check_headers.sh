@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Compiles the sources against the headers of other PyTorch versions, without installing these:
-# C++ with -fsyntax-only and, if nvcc is found, CUDA to PTX with -O0 for one architecture.
+# C++ with -fsyntax-only and, if nvcc is found, CUDA with -fdevice-syntax-only for one architecture.
 #
 #   scripts/check_headers.sh VERSION...     2.10.0
 #
@@ -49,16 +49,11 @@ check_cpp() {
       -isystem "$include/torch/csrc/api/include" -isystem "$python_include"
 }
 
-# One translation unit for each operator: nvcc spends most of its time in PyTorch's headers.
+# One translation unit: the compiler spends most of its time in PyTorch's headers.
 check_cuda() {
-  local folder
-  for folder in ops/*/; do
-    find "$folder" -name '*.cu' -printf '#include "%p"\n' >"$work/$(basename "$folder").cu"
-  done
-  find "$work" -maxdepth 1 -name '*.cu' -size +0 -print0 |
-    xargs -0 -n 1 -P "$(nproc)" nvcc --cuda -O0 -Xcicc -O0 --expt-relaxed-constexpr \
-      -arch="${CUDA_ARCH:-compute_90}" -std=c++17 -DUSE_CUDA "$target" -include core/compat.h -I. -Iops \
-      -isystem "$1" -o /dev/null
+  find ops -name '*.cu' -printf '#include "%p"\n' | sort >"$work/all.cu"
+  nvcc --cuda -fdevice-syntax-only --expt-relaxed-constexpr -arch="${CUDA_ARCH:-compute_90}" \
+    -std=c++17 -DUSE_CUDA "$target" -include core/compat.h -I. -Iops -isystem "$1" -o /dev/null "$work/all.cu"
 }
 
 export -f get_headers check_cpp check_cuda

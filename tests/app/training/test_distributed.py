@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from app.config.errors import UserError
+from app.config.errors import RunError, UserError
 from app.runs.checkpoint import load_checkpoint
 from app.runs.folder import find_runs
 from app.training.distributed import World
@@ -150,30 +151,25 @@ def test_usage_error_is_printed_once(tmp_path, override, processes, restarts):
     assert errors.count(f"error: {override}: ") == 1
 
 
-FAILING = """
-import sys
-from app.training.distributed import connect
+def test_unexpected_error_on_rank_0_is_raised_on_all_ranks(monkeypatch):
+    sent = []
 
-def fail():
-    raise ValueError("no such thing")
+    def broadcast(objects, device):
+        if sent:
+            objects[:] = pickle.loads(sent.pop())
+        else:
+            sent.append(pickle.dumps(objects))
 
-with connect() as world:
-    try:
-        world.from_rank_0(fail)
-    except Exception as error:
-        sys.stdout.write(f"{world.rank}: {type(error).__name__}: {error}\\n")
-"""
+    def fail():
+        error = ValueError("no such thing")
+        error.unpicklable = fail
+        raise error
 
-
-def test_unexpected_error_on_rank_0_is_raised_on_all_ranks(tmp_path):
-    script = tmp_path / "failing.py"
-    script.write_text(FAILING)
-    code, output, errors = torchrun(script, [], timeout=60)
-    assert code == 0, errors
-    assert sorted(output.splitlines()) == [
-        "0: ValueError: no such thing",
-        "1: RunError: rank 0 failed: ValueError: no such thing",
-    ]
+    monkeypatch.setattr(torch.distributed, "broadcast_object_list", broadcast)
+    with pytest.raises(ValueError, match="^no such thing$"):
+        World(0, 2).from_rank_0(fail)
+    with pytest.raises(RunError, match="^rank 0 failed: ValueError: no such thing$"):
+        World(1, 2).from_rank_0(fail)
 
 
 @pytest.mark.parametrize(
