@@ -314,6 +314,7 @@ def test_command_prints_predictions(command, trained_run, tmp_path):
     assert list((tmp_path / "here").iterdir()) == []
 
 
+@pytest.mark.exhaustive
 def test_first_use_of_matplotlib_logs_nothing(command, make_run, tmp_path):
     """It makes a font cache and logs that, which Hydra's handler would print."""
     done = command("app.predict", f"checkpoint={make_run()}", MPLCONFIGDIR=str(tmp_path / "new"))

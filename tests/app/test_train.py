@@ -126,6 +126,7 @@ def test_sweep_continues_after_a_failed_run(tmp_path):
     assert [item.name for item in group_runs(entries)] == ["all"]
 
 
+@pytest.mark.exhaustive
 def test_interrupted_workers_of_a_sweep_save_their_runs(tmp_path):
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     write_dataset(tmp_path / "data")

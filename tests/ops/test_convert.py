@@ -80,6 +80,7 @@ def step_time(model, x):
     return time.thread_time() - start
 
 
+@pytest.mark.exhaustive
 @each_network
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_networks_are_not_slower(name, count, memory_format):

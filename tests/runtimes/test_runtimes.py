@@ -44,7 +44,13 @@ def test_logits_match_torch(run_runtime, runtime, layout, kind):
     np.testing.assert_allclose(logits, expected, atol=TOLERANCE, rtol=0)
 
 
-@each_kind
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=[] if kind == "separable" else [pytest.mark.exhaustive])
+        for kind in KINDS
+    ],
+)
 @pytest.mark.parametrize("runtime", [r for r in LAYOUTS if "int8" in LAYOUTS[r]])
 def test_int8_keeps_the_accuracy(run_runtime, runtime, kind):
     case, logits = run_runtime(runtime, kind, "int8")

@@ -138,7 +138,7 @@ def test_fallback_on_rank_0_applies_to_all_ranks(tmp_path):
     ("override", "processes", "restarts"),
     [
         pytest.param("seed=x", 1, 1, marks=pytest.mark.exhaustive),
-        ("data.val_size=5000", 2, 0),
+        pytest.param("data.val_size=5000", 2, 0, marks=pytest.mark.exhaustive),
     ],
 )
 def test_usage_error_is_printed_once(tmp_path, override, processes, restarts):
