@@ -166,9 +166,9 @@ def test_unexpected_error_on_rank_0_is_raised_on_all_ranks(monkeypatch):
         raise error
 
     monkeypatch.setattr(torch.distributed, "broadcast_object_list", broadcast)
-    with pytest.raises(ValueError, match="^no such thing$"):
+    with pytest.raises(ValueError, match=r"^no such thing$"):
         World(0, 2).from_rank_0(fail)
-    with pytest.raises(RunError, match="^rank 0 failed: ValueError: no such thing$"):
+    with pytest.raises(RunError, match=r"^rank 0 failed: ValueError: no such thing$"):
         World(1, 2).from_rank_0(fail)
 
 
