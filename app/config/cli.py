@@ -34,10 +34,10 @@ T = TypeVar("T")
 
 
 def run_command(name: str, schema: type[T], task: Callable[[T], Any]) -> None:
-    """Call `task` with the configuration of a command, an instance of `schema`; a sweep: for each.
+    """Call `task` with the configuration of a command, an instance of `schema`.
 
-    Hydra composes the configuration from conf/<name>.yaml and the overrides. `exit_codes` handles
-    errors; `HYDRA_FULL_ERROR=1` adds the traceback.
+    A sweep calls it once a run. Hydra composes the configuration from conf/<name>.yaml and the
+    overrides. `exit_codes` handles errors; `HYDRA_FULL_ERROR=1` adds the traceback.
     """
     full_error = os.environ.get("HYDRA_FULL_ERROR") == "1"
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
@@ -76,19 +76,23 @@ def run_task(
     schema: type[T], task: Callable[[T], Any], full_error: bool, composed: DictConfig
 ) -> Any:
     """Call `task`; report the error of a swept run, which Hydra raises after all runs."""
+
+    def run() -> Any:
+        return task(build_config(schema, composed, typed_overrides()))
+
     folder = swept_dir()
     if folder is None:
         with exit_codes(full_error):  # here: `run_command` takes a ValueError for Hydra's
-            return task(build_config(schema, composed, typed_overrides()))
+            return run()
     try:
-        return task(build_config(schema, composed, typed_overrides()))
+        return run()
     except Exception as error:
         reason = one_line(to_run_error(error))
         print(f"failed: {folder}: {reason}", file=sys.stderr, flush=True)
         vars(error)["of_run"] = True  # survives pickling in a launcher's worker
         raise
     except KeyboardInterrupt:
-        # a launcher's worker: wait until it is killed instead of starting the next run
+        # a worker of a launcher would start the next run: wait until it is killed
         if current_process().name != "MainProcess":
             time.sleep(2 * GRACE)
         raise
@@ -114,7 +118,8 @@ def build_config(schema: type[T], cfg: DictConfig, typed: dict[str, str]) -> T:
     `typed` maps keys to overrides of the command line.
     """
     for key, override in typed.items():
-        if key in ("data.name", "model.name", "optim.name"):  # the group's other values would stay
+        # it would change the name and keep the values of the group's default
+        if key in ("data.name", "model.name", "optim.name"):
             raise UserError(f"{override}: use {override.replace('.name', '', 1)}")
     try:
         return from_mapping(schema, OmegaConf.to_container(cfg, resolve=True))  # type: ignore[arg-type]

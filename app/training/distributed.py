@@ -16,12 +16,12 @@ from app.config.environment import read_torchrun
 from app.config.errors import RunError, UserError, one_line, to_run_error
 
 T = TypeVar("T")
-PATIENCE = 5.0  # seconds that running steps may take after a signal; then a peer is lost
+PATIENCE = 5.0  # seconds from a signal until unfinished steps mean a lost peer
 POLL_SECONDS = 1e-4
 
 
 class LostPeerError(RuntimeError):
-    """Another process does not take part in a collective operation."""
+    """A collective operation did not finish: another process is missing."""
 
 
 @dataclass

@@ -27,11 +27,11 @@ from app.training.optimizers import (
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 LOSS, NORM = 0, 2  # columns of TrainStep.statistics
-WARM_UP = 3  # steps before a capture: libraries load their kernels in the first ones
+WARM_UP = 3  # steps before a capture; cuBLAS and cuDNN load kernels in the first ones
 
 
 class Schedule:
-    """The lengths of a training on a number of images, and the learning rate of each step.
+    """Batch size, number of steps and learning rates of a training run.
 
     Attributes:
         batch_size: Images in a batch of all processes; a small set limits it.
@@ -56,11 +56,10 @@ class Schedule:
 class TrainStep:
     """A training step: distort, normalise, forward, loss, backward, optimiser, EMA.
 
-    A step finds its batch, maps and learning rate on the device, by its index, which is there too.
-    It needs nothing from the host, so on CUDA it is captured once as a graph and then replayed: one
-    launch instead of some two hundred; these take ten times as long as their kernels run.
-    The processes of `world` share each batch; gradients are averaged over them. `close` releases
-    the graph.
+    Batches, distortions and learning rates of an epoch are on the device, and so is the index of
+    the step, which selects them. So on CUDA the step is captured as a graph and replayed: one
+    launch instead of some two hundred, which take ten times as long as the kernels. The processes
+    of `world` share each batch and average their gradients. `close` releases the graph.
 
     Attributes:
         average: The EMA of the network; None without.
@@ -82,8 +81,8 @@ class TrainStep:
         self._stream = torch.cuda.Stream(device) if captured else None
         self._forward: Callable[[Tensor], Tensor] = model
         if cfg.trainer.compile is True:  # auto: no, it takes longer than all the steps of a run
-            # Reductions tuned by timing would differ in their bits from run to run. A pool of
-            # compilers starts, and ends with the process, later than these few kernels compile.
+            # Reductions tuned by timing would change the bits from run to run. The few kernels
+            # compile before a pool of compiler processes has started.
             options: dict[str, Any] = {"deterministic": True, "compile_threads": 1}
             self._forward = torch.compile(model, options=options)
         self.statistics = torch.zeros(self.schedule.epoch_steps, 3, device=device)
@@ -181,7 +180,7 @@ class TrainStep:
                 copy_into(state, before)
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()  # before the capture, for `close` if it fails
-        # the threads of NCCL may go on asking the device
+        # thread_local: the threads of NCCL may query the device meanwhile
         with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
             self._step()
 

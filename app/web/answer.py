@@ -37,7 +37,7 @@ def predict_picture(path: Path, gray: Gray) -> dict[str, Any]:
 
     Return `classes`, `class`, `probabilities`, `image` (the input in base64), `maps` (feature maps
     of the first layers; None for an exported file) and `milliseconds`. For a blank picture all but
-    the first and last are None. Raise a UserError if the network cannot be used.
+    `classes` and `milliseconds` are None. Raise a UserError if the network cannot be used.
     """
     network, start = load_network(path), time.perf_counter()
     image = frame(gray, network.dataset)

@@ -53,11 +53,13 @@ class Guard:
             await JSONResponse({"error": refused}, 403)(scope, receive, send_with_headers)
 
     def _is_own(self, host: str) -> bool:
-        """Return whether the Host header names this server; DNS rebinding cannot use an IP."""
+        """Return whether the Host header names this server or is an IP; rebinding needs a name."""
         with suppress(ValueError):
             name = urlsplit(f"//{host}").hostname or ""
             if name in LOOPBACK or name == self._host.lower():
                 return True
             if self._host not in LOOPBACK:
-                return name == socket.gethostname().lower() or bool(ipaddress.ip_address(name))
+                return (
+                    name == socket.gethostname().lower() or ipaddress.ip_address(name) is not None
+                )
         return False

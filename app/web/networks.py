@@ -39,9 +39,10 @@ class Entry:
 
 
 def find_networks(outputs: str, first: str | None = None) -> dict[str, Entry]:
-    """Return the networks under `outputs` by id, newest run first; if none, raise a UserError.
+    """Return the networks under `outputs` by id, newest run first.
 
-    `first` (a checkpoint, an exported file or a run folder) comes before all others.
+    `first` (a checkpoint, an exported file or a run folder) comes before them. Raise a UserError if
+    there is no network.
     """
     root = Path(outputs)
     files = [*find_files(root, CHECKPOINT), *find_files(root, "*.onnx")]

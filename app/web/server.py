@@ -33,8 +33,8 @@ from app.web.networks import Entry, find_networks, load_network
 PAGE = Path(__file__).parent / "page"
 DEFAULT_PORT = 8000
 MAX_BODY = 2**20  # bytes
-# Connections that wait to be accepted. At the limit of open files asyncio fails to accept as many
-# in a row before it pauses for a second.
+# Connections that wait to be accepted. At the limit of open files asyncio logs this many failures,
+# then pauses for a second.
 BACKLOG = 32
 
 
@@ -76,7 +76,7 @@ def serve(cfg: DrawConfig) -> None:
 
 
 def listen(host: str, port: int | None) -> socket.socket:
-    """Open a listening socket; `port` None: 8000 or, if taken, a free one. Or raise a UserError."""
+    """Listen on `port`; None: 8000 or, if taken, a free one. Raise a UserError if that fails."""
     named = f"host={host}" if port is None else f"host={host} port={port}"
     try:
         family, *_ = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]

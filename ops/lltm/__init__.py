@@ -40,7 +40,8 @@ def lltm_cell(
         NotImplementedError: an unsupported dtype.
         RuntimeError: mismatched shapes, dtypes or devices.
     """
-    check.tensor("lltm_cell", "input", input)
+    states = {"old_h": old_h, "old_cell": old_cell}
+    _check("lltm_cell", "input", "[N, I]", input, weights, bias, states)
     _, new_h, new_cell = lltm(input[None], weights, bias, old_h, old_cell)
     return new_h, new_cell
 
@@ -67,7 +68,7 @@ def lltm(
         NotImplementedError: an unsupported dtype.
         RuntimeError: mismatched shapes, dtypes or devices, an empty sequence.
     """
-    _check(sequence, weights, bias, h0, c0)
+    _check("lltm", "sequence", "[T, N, I]", sequence, weights, bias, {"h0": h0, "c0": c0})
     if sequence.dim() == 3:
         output, h, c, _ = forward(sequence, weights, bias, h0, c0)
         return output, h, c
@@ -79,22 +80,30 @@ torch.fx.wrap("lltm_cell")  # one node in torch.fx graphs
 torch.fx.wrap("lltm")
 
 
-def _check(sequence: Tensor, weights: Tensor, bias: Tensor | None, h0: Tensor, c0: Tensor) -> None:
-    """Check types and ranks; the kernels check the rest."""
-    tensors = {"sequence": sequence, "weights": weights, "bias": bias, "h0": h0, "c0": c0}
-    for name, x in tensors.items():
-        if name != "bias" or bias is not None:
-            check.tensor("lltm", name, x)
-    rank = sequence.dim()
-    if rank not in (2, 3):
+def _check(
+    op: str,
+    name: str,
+    shape: str,
+    x: Tensor,
+    weights: Tensor,
+    bias: Tensor | None,
+    states: dict[str, Tensor],
+) -> None:
+    """Check types and ranks of `x` (argument `name`, of `shape`, or without N) and the others."""
+    for argument, value in {name: x, "weights": weights, "bias": bias, **states}.items():
+        if argument != "bias" or bias is not None:
+            check.tensor(op, argument, value)
+    batched = x.dim() == shape.count(",") + 1
+    if not batched and x.dim() != shape.count(","):
+        unbatched = shape.replace("N, ", "")
         raise RuntimeError(
-            f"lltm: sequence must have shape [T, N, I] or [T, I], got {list(sequence.shape)}"
+            f"{op}: {name} must have shape {shape} or {unbatched}, got {list(x.shape)}"
         )
-    for name, state in (("h0", h0), ("c0", c0)):
-        if state.dim() != rank - 1:
+    for state, value in states.items():
+        if value.dim() != 1 + batched:
             raise RuntimeError(
-                f"lltm: {name} must have shape {'[N, S]' if rank == 3 else '[S]'} beside "
-                f"sequence of shape {list(sequence.shape)}, got {list(state.shape)}"
+                f"{op}: {state} must have shape {'[N, S]' if batched else '[S]'} beside "
+                f"{name} of shape {list(x.shape)}, got {list(value.shape)}"
             )
 
 

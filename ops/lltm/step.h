@@ -1,6 +1,6 @@
 // Elementwise step of the LLTM after the matrix products: forward and backward.
-// No include guard: compiled for each instruction set (cpu_kernels.h) and for CUDA (cuda/step.cuh),
-// with their Exponential of a number or vector V, and position `at`, which loads and stores V.
+// No include guard: compiled for each instruction set (cpu_kernels.h) and for CUDA (cuda/step.cuh).
+// V is a number or vector; Exponential and the position `at`, which loads and stores V, are theirs.
 //
 //   saved [N, 4S]: a row                                                   h [N, S]
 //   ┌─────────┬─────────┬─────────┬─────────┐   bias, σ, elu, tanh         ┌─────────┐

@@ -180,7 +180,7 @@ class Caller {
   PyMethodDef definition_{name_.c_str(), &call, METH_VARARGS, nullptr};
 };
 
-// make_caller(name, rank, fallback): see torch_private.make_caller.
+// make_caller(name, rank, fallback): see core/calls.py.
 inline PyObject* make_caller(PyObject*, PyObject* args) {
   const char* name = nullptr;
   Py_ssize_t rank = 0;

@@ -172,7 +172,7 @@ std::string kernel_name(const Tensor& input, const Tensor& weight, std::vector<i
   dispatch_floating(op, input.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     const T* const x = input.const_data_ptr<T>();
-    T* const aligned = nullptr;  // passes every alignment check
+    T* const aligned = nullptr;  // null pointers pass every alignment check
     const auto for_input = input_gradient<T>(g, aligned, aligned, aligned, nullptr, true);
     T* const non_null = input.mutable_data_ptr<T>();  // requests the gradient; not written to
     const WeightGradient<T> for_weight{g, input, x, aligned, non_null, nullptr, nullptr, true};

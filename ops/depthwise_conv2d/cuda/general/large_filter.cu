@@ -238,8 +238,8 @@ struct LargeFilterPlan {
 };
 
 // Choose the tile size and the images per block. `shared_filter`: one filter per block, else one
-// per image. Return nothing if stride or dilation is not 1, if the filter and window of one image
-// exceed shared memory, or the channels or tiles the grid.
+// per image. Return nullopt if stride or dilation is not 1, if filter and window of one image
+// exceed shared memory, or if channels or tiles exceed the grid.
 std::optional<LargeFilterPlan> plan_large_filter(const Geometry& g, const Maps& in,
                                                  const Maps& filter, const Maps& out,
                                                  int64_t padding_h, int64_t padding_w,

@@ -203,8 +203,8 @@ bool launch_ring(const Convolution<T>& c, const T* factor = nullptr,
   return true;
 }
 
-// Least channels, but for weight gradients: fewer use too little of each memory transaction, and
-// are faster in direct_l1.
+// Least number of channels of convolutions (not of weight gradients): with fewer, memory
+// transactions are partly unused, and direct_l1 is faster.
 constexpr int kMinChannels = 8;
 
 // Register shapes that fill the registers without spills, or were fastest on an H200. One channel

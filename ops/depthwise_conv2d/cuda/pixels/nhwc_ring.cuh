@@ -15,9 +15,9 @@ struct RingParams {
   int in_cols;           // input columns of a block
   int channels;
   int chunks;       // blocks along channels
-  int steps;        // of an image
-  int share;        // steps of a block
-  int all_steps;    // of all images
+  int steps;        // steps per image
+  int share;        // steps per block
+  int all_steps;    // steps of all images
   int copy_bytes;   // per asynchronous copy: 16 or 4
   bool streaming;   // weight gradient: evict-first loads
   bool shifted;     // 16-bit pixels may begin at half a 4-byte word (see RingRows)
@@ -127,12 +127,12 @@ struct RingCursor {
   __device__ bool is_input_row(int y) const { return is_inside(y, params.in_h); }
   // First of the kStepOut output rows that become pending in this step.
   __device__ int newest() const { return (step + Shape::kWarmUp) * Shape::kStepOut; }
-  // Return whether the block completes row newest() + m, which is never before `first`. Zeros
-  // replace the factor in other rows, so that they add nothing to the weight gradient.
+  // Return whether the block completes row newest() + m (never before `first`). In other rows the
+  // factor of the weight gradient is replaced by zeros.
   __device__ bool has_newest(int m) const {
     return step + Shape::kWarmUp < last && (Shape::kStepOut == 1 || newest() + m < params.out_h);
   }
-  // Return whether pending row m is one that the block completes.
+  // Return whether the block completes pending row m.
   __device__ bool computes(int m) const {
     const int at = step + m / Shape::kStepOut;
     return at >= first && at < last;
@@ -149,9 +149,9 @@ struct RingPlan {
 };
 
 // Partition the images into blocks; plan.fits is false if no shape of a block fits. A stage of the
-// ring has kStepIn input rows and kFactorRows rows of the factor (weight gradient), which are as
-// wide as the tile; the sums of the weight gradient overwrite the stages. filter_bytes: shared
-// memory for filters, per lane.
+// ring has kStepIn input rows and, for the weight gradient, kFactorRows rows of the factor, as wide
+// as the tile. The sums of the weight gradient overwrite the stages. filter_bytes: shared memory
+// for filters, per lane.
 template <typename Shape, int kFactorRows, typename T>
 RingPlan plan_ring(const Convolution<T>& c, const T* factor, int filter_bytes) {
   using Axis = typename Shape::Axis;

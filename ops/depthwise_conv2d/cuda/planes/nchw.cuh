@@ -112,7 +112,8 @@ struct NchwPlan {
 // kRows × kCols outputs of each of kMaps maps; kThreadsPerBlock is the preferred and kNchwThreads
 // the maximum block size; registers allow kThreadsPerSm threads; kShift > 0: unit of TilePosition's
 // shifts. `gradient`: inputs and outputs have separate buffers, and all images the same stages,
-// else outputs overwrite inputs. nullopt: a row of tiles exceeds a block, or padding_w kMaxPadding.
+// else outputs overwrite inputs. Return nullopt if a row of tiles exceeds a block or padding_w
+// exceeds kMaxPadding.
 template <typename Tile, typename In, typename Out>
 std::optional<NchwPlan> plan_nchw(const Geometry& g, bool gradient, const Image<In>& in,
                                   const Image<Out>& out, int64_t padding_h, int64_t padding_w) {
