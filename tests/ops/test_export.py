@@ -127,7 +127,7 @@ class LastState(nn.Module):
 
 
 @pytest.mark.parametrize("exporter", ["symbolic", "dynamo"])
-@pytest.mark.parametrize("opset", [17, 18])
+@pytest.mark.parametrize("opset", [pytest.param(17, marks=pytest.mark.exhaustive), 18])
 def test_fixed_number_of_steps_is_unrolled(exporter, opset):
     net = LastState().eval()
     for dynamic, unrolled in (({1: "batch"}, True), ({0: "steps", 1: "batch"}, False)):

@@ -55,7 +55,7 @@ def torchrun(script, overrides, *options, processes=2, timeout=200):
 
 
 def test_two_processes_with_a_restart_match_one(cfg, tmp_path):  # noqa: F811
-    cfg.trainer.precision, cfg.optim.ema = "fp64", 0.0
+    cfg.trainer.precision, cfg.trainer.epochs, cfg.optim.ema = "fp64", 2, 0.0
     train(cfg)
     (alone,) = find_runs(Path(cfg.outputs))
     script = tmp_path / "dying.py"
@@ -63,7 +63,7 @@ def test_two_processes_with_a_restart_match_one(cfg, tmp_path):  # noqa: F811
     overrides = [
         f"data.root={cfg.data.root}", "data.val_size=60", "model.act=ncrelu", "device=cpu",
         "augment.rotation=10", "augment.shift=2", "augment.scale=0.1", "augment.shear=5",
-        "optim.lr=0.1", "trainer.epochs=3", "trainer.batch_size=32", "trainer.log_every=3",
+        "optim.lr=0.1", "trainer.epochs=2", "trainer.batch_size=32", "trainer.log_every=3",
         "trainer.checkpoint_steps=2", "trainer.precision=fp64", f"outputs={tmp_path / 'two'}",
     ]  # fmt: skip
     code, output, errors = torchrun(script, overrides, "--max-restarts=1")

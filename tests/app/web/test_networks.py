@@ -10,8 +10,10 @@ from omegaconf import OmegaConf
 from onnx import helper
 
 from app.config.errors import UserError
+from app.config.schema import DrawConfig
 from app.runs.folder import CONFIG, RESULTS, SUMMARY
 from app.web.networks import find_networks
+from app.web.server import serve
 
 
 def write_onnx(path, **metadata):
@@ -97,22 +99,18 @@ def test_run_with_wrong_types_is_listed(run, config, summary):
         assert entry.title == run.name
 
 
-def test_missing_run_is_reported_in_one_line(command):
-    done = command("app.draw", "open=false")
-    assert done.returncode == 2
-    assert done.stderr == (
-        "error: no run under outputs/ has a best.pt: train one with `python -m app.train`\n"
-    )
+def test_missing_run_raises(tmp_path):
+    with pytest.raises(UserError, match="^no run under .* has a best.pt: train one with"):
+        serve(DrawConfig(outputs=str(tmp_path), open=False))
 
 
-def test_port_in_use_is_reported_in_one_line(command, default_run):
+def test_port_in_use_raises(default_run):
+    outputs = str(default_run.parents[1])
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        settings = [f"port={port}", "open=false", f"outputs={default_run.parents[1]}"]
-        done = command("app.draw", *settings)
-    assert done.returncode == 2
-    assert f"host=127.0.0.1 port={port}: cannot be listened on" in done.stderr
-    assert done.stderr.count("\n") == 1
+        says = f"^host=127.0.0.1 port={port}: cannot be listened on"
+        with pytest.raises(UserError, match=says):
+            serve(DrawConfig(port=port, open=False, outputs=outputs))
 
 
 def test_checkpoint_is_listed_first(make_run):

@@ -228,6 +228,7 @@ def test_interrupt_stops_the_server_with_open_connections(default_run, tmp_path)
     assert (tmp_path / "stderr").read_text() == "interrupted\n"
 
 
+@pytest.mark.exhaustive
 def test_interrupt_ends_a_server_that_inherited_it_ignored(default_run, tmp_path):
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
