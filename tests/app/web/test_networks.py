@@ -100,7 +100,7 @@ def test_run_with_wrong_types_is_listed(run, config, summary):
 
 
 def test_missing_run_raises(tmp_path):
-    with pytest.raises(UserError, match="^no run under .* has a best.pt: train one with"):
+    with pytest.raises(UserError, match=r"^no run under .* has a best.pt: train one with"):
         serve(DrawConfig(outputs=str(tmp_path), open=False))
 
 
