@@ -128,12 +128,8 @@ class BatchNormAct2d(NormBase):
     Args:
         num_features: C.
         activation: "identity", "relu", "relu6", "silu" or "hardswish".
-        eps: added to the variance.
-        momentum: weight of the batch in the running statistics; None: cumulative average.
-        affine: whether to learn a weight [C] and a bias [C].
-        track_running_stats: whether to keep running statistics for evaluation.
-        device: device of the parameters and buffers.
-        dtype: dtype of the parameters and buffers.
+
+    The others are those of ``nn.BatchNorm2d``.
     """
 
     def __init__(

@@ -41,12 +41,7 @@ def strided(op: str, name: str, x: Tensor) -> None:
 
 
 def image(op: str, input: object, rank: int = 4) -> None:
-    """Check that `input` is a tensor [N, C, H, W] or [C, H, W] of a floating dtype.
-
-    Args:
-        op: name of the operator.
-        input: the value to check.
-        rank: 4; or 3 for sequences, [N, C, T] or [C, T].
+    """Check that `input` is [N, C, H, W] or [C, H, W] (`rank` 3: [N, C, T] or [C, T]), floating.
 
     Raises:
         TypeError: not a tensor.

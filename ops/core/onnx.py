@@ -59,26 +59,17 @@ def sizes_of(x: Value) -> Sizes:
     return None if found is None else [s if isinstance(s, int) else None for s in found]
 
 
-def window_sizes(
-    input: list[int | None],
+def windowed(
+    input: Sizes,
     kernel: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
     ceil_mode: bool = False,
-) -> Sizes:
-    """Return the output sizes [N, C, Ho, Wo] for an input [N, C, H, W]."""
+) -> tuple[Sizes, dict[str, Any]]:
+    """Return the output sizes [N, C, Ho, Wo] for an input [N, C, H, W], and ONNX attributes."""
     windows = zip(input[2:], kernel, stride, padding, dilation, strict=True)
     size = [None if w[0] is None else output_length(w[0], *w[1:], ceil_mode) for w in windows]
-    return [*input[:2], *size]
-
-
-def window_attributes(
-    stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
-) -> dict[str, Any]:
-    """Return ONNX attributes; `pads` lists the start of every axis, then the ends."""
-    return {
-        "strides": list(stride),
-        "pads": [*padding, *padding],
-        "dilations": list(dilation),
-    }
+    pads = [*padding, *padding]  # the start of every axis, then the ends
+    attributes = {"strides": list(stride), "pads": pads, "dilations": list(dilation)}
+    return [*input[:2], *size], attributes

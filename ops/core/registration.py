@@ -18,7 +18,7 @@ REGION: Autocast = {"cpu": None, "cuda": None}  # the autocast region's dtype, a
 
 _fragment = torch.library.Library("lenet_ops", "FRAGMENT")
 _gradients: dict[OpOverload, Gradient] = {}
-decompositions: dict[OpOverload, Callable[..., Any]] = {}
+_decompositions: dict[OpOverload, Callable[..., Any]] = {}
 
 
 def register(
@@ -61,7 +61,7 @@ def register(
     gradient = _gradients[op] = make_gradient(op, backward)
     pending[op] = sharding
     if decomposition is not None:
-        decompositions[op] = decomposition
+        _decompositions[op] = decomposition
 
     torch.library.register_fake(op.name(), _checked_fake(op, fake))
     kernel = autograd.make_kernel(op, gradient, jvp, autograd_variant)
@@ -81,6 +81,18 @@ def register(
         else:
             cast = python_autocast.make_kernel(op, device, dtype)
             _fragment.impl(name_of(op), cast, f"Autocast{device.upper()}")
+
+
+def decompositions() -> dict[OpOverload, Callable[..., Any]]:
+    """Return decompositions of the forward operators into ATen, for ExecuTorch or Core ML.
+
+    Not of :func:`batch_norm_act2d`, which torch.export records as PyTorch's operators::
+
+        table = torch.export.default_decompositions()
+        table.update(decompositions())
+        program = torch.export.export(net, (x,)).run_decompositions(table)
+    """
+    return dict(_decompositions)
 
 
 def _checked_fake(op: OpOverload, fake: Callable[..., Any]) -> Callable[..., Any]:

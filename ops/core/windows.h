@@ -60,18 +60,10 @@ inline Windows windows(const char* op, int64_t h, int64_t w, int64_t kernel_h, i
     const int64_t last = room / s;
     return ceil_mode && last * s >= size + p ? last : last + 1;
   };
-  return {h,
-          w,
-          output_size('H', h, kernel_h, stride[0], padding[0], dilation[0]),
-          output_size('W', w, kernel_w, stride[1], padding[1], dilation[1]),
-          kernel_h,
-          kernel_w,
-          stride[0],
-          stride[1],
-          padding[0],
-          padding[1],
-          dilation[0],
-          dilation[1]};
+  const int64_t out_h = output_size('H', h, kernel_h, stride[0], padding[0], dilation[0]);
+  const int64_t out_w = output_size('W', w, kernel_w, stride[1], padding[1], dilation[1]);
+  return {h,         w,         out_h,      out_w,      kernel_h,    kernel_w,
+          stride[0], stride[1], padding[0], padding[1], dilation[0], dilation[1]};
 }
 
 }  // namespace ops

@@ -56,17 +56,7 @@ _call = public(depthwise_conv2d, _conv, rank=4)
 class DepthwiseConv2d(nn.Conv2d):
     """Apply :func:`depthwise_conv2d`, with parameters and initialisation of ``nn.Conv2d``.
 
-    State dicts interchange with ``nn.Conv2d(channels, channels, kernel_size, groups=channels)``.
-
-    Args:
-        channels: number of input and output channels, C.
-        kernel_size: filter size, int or pair.
-        stride: step of the filter, int or pair.
-        padding: zeros added on both sides, int or pair.
-        dilation: spacing between filter taps, int or pair.
-        bias: whether to add a learned bias [C].
-        device: device of the parameters.
-        dtype: dtype of the parameters.
+    The same as ``nn.Conv2d(channels, channels, ..., groups=channels)``, also the state dict.
     """
 
     def __init__(

@@ -2,28 +2,12 @@
 
 from typing import Optional
 
-from ops.core.onnx import (
-    Function,
-    Ints,
-    Node,
-    OnnxOperator,
-    Opset,
-    T,
-    sizes_of,
-    window_attributes,
-    window_sizes,
-)
+from ops.core.onnx import Function, Ints, Node, OnnxOperator, Opset, T, sizes_of, windowed
 
 
 def _function(op: Opset) -> Function:
     def DepthwiseConv2d(
-        X: T,
-        W: T,
-        B: Optional[T],
-        strides: Ints,
-        pads: Ints,
-        dilations: Ints,
-        group: int,
+        X: T, W: T, B: Optional[T], strides: Ints, pads: Ints, dilations: Ints, group: int
     ) -> T:
         """Convolution with one filter per channel: `group` is the number of channels."""
         return op.Conv(X, W, B, strides=strides, pads=pads, dilations=dilations, group=group)
@@ -32,16 +16,10 @@ def _function(op: Opset) -> Function:
 
 
 def _node(
-    input: T,
-    weight: T,
-    bias: Optional[T],
-    stride: Ints,
-    padding: Ints,
-    dilation: Ints,
+    input: T, weight: T, bias: Optional[T], stride: Ints, padding: Ints, dilation: Ints
 ) -> Node:
     groups, _, *kernel = sizes_of(weight)
-    sizes = window_sizes(sizes_of(input), kernel, stride, padding, dilation)
-    attributes = window_attributes(stride, padding, dilation)
+    sizes, attributes = windowed(sizes_of(input), kernel, stride, padding, dilation)
     return Node([input, weight, bias], [sizes], attributes | {"group": groups})
 
 

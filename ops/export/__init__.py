@@ -8,7 +8,7 @@ except ImportError as error:
         "ops.export needs onnx and onnxscript: pip install 'lenet-ops[onnx]'", name=error.name
     ) from error
 
-from ops.export.decompositions import decompositions
+from ops.core.registration import decompositions
 from ops.export.model import DEFAULT_OPSET, LEAST_OPSET, Layout, export_onnx
 from ops.export.operators import DOMAIN, VERSION, register_symbolics, translation_table
 

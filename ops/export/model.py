@@ -26,6 +26,7 @@ from ops.export.operators import (
     unrollers,
 )
 
+DynamicAxes = Mapping[str, Mapping[int, str]]  # {input or output name: {axis: name}}
 Exporter = Literal["symbolic", "dynamo"]
 Layout = Literal["function", "standard"]
 
@@ -44,7 +45,7 @@ def export_onnx(
     opset_version: int = DEFAULT_OPSET,
     input_names: Sequence[str] = ("input",),
     output_names: Sequence[str] = ("output",),
-    dynamic_axes: Mapping[str, Mapping[int, str]] | None = None,
+    dynamic_axes: DynamicAxes | None = None,
 ) -> ModelProto:
     """Export a network to an ONNX model that needs no custom kernels.
 
@@ -97,10 +98,10 @@ def export_onnx(
     model = export(
         module,
         args,
+        dynamic_axes or {},
         opset_version=min(max(opset_version, least), most),
         input_names=list(input_names),
         output_names=list(output_names),
-        dynamic_axes=dynamic_axes or {},
     )
     model = _convert(model, opset_version)
     model = _unroll(model, most=sys.maxsize if layout == "standard" else 1)
@@ -112,47 +113,30 @@ def export_onnx(
 
 
 def _export_symbolic(
-    module: nn.Module,
-    args: tuple[Any, ...],
-    opset_version: int,
-    dynamic_axes: Mapping[str, Mapping[int, str]],
-    **names: list[str],
+    module: nn.Module, args: tuple[Any, ...], axes: DynamicAxes, **options: Any
 ) -> ModelProto:
-    register_symbolics(opset_version)
-    buffer = io.BytesIO()
+    register_symbolics(options["opset_version"])
+    buffer: Any = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", "You are using the legacy TorchScript-based ONNX export", DeprecationWarning
         )
-        torch.onnx.export(
-            module,
-            args,
-            buffer,  # type: ignore[arg-type]
-            dynamo=False,
-            opset_version=opset_version,
-            dynamic_axes=dynamic_axes,
-            **names,  # type: ignore[arg-type]
-        )
+        torch.onnx.export(module, args, buffer, dynamo=False, dynamic_axes=axes, **options)
     return onnx.load_model_from_string(buffer.getvalue())
 
 
 def _export_dynamo(
-    module: nn.Module,
-    args: tuple[Any, ...],
-    opset_version: int,
-    dynamic_axes: Mapping[str, Mapping[int, str]],
-    **names: list[str],
+    module: nn.Module, args: tuple[Any, ...], axes: DynamicAxes, **options: Any
 ) -> ModelProto:
-    shapes = tuple(dict(dynamic_axes.get(name, {})) for name in names["input_names"])
+    shapes = tuple(dict(axes.get(name, {})) for name in options["input_names"])
     program = torch.onnx.export(
         module,
         args,
         dynamo=True,
-        opset_version=opset_version,
-        dynamic_shapes=shapes if dynamic_axes else None,
+        dynamic_shapes=shapes if axes else None,
         custom_translation_table=translation_table(nodes=True),
         verbose=False,
-        **names,  # type: ignore[arg-type]
+        **options,
     )
     model = cast(torch.onnx.ONNXProgram, program).model_proto
     graph = model.graph
@@ -185,16 +169,14 @@ def _add_functions(model: ModelProto, opset_version: int) -> ModelProto:
             while node.input and not node.input[-1]:  # an omitted optional input
                 node.input.pop()
             used[node.op_type] = max(len(node.input), used.get(node.op_type, 0))
-    others = [function for function in model.functions if function.domain != DOMAIN]
-    del model.functions[:]
-    model.functions.extend(others)
+    for item in [function for function in model.functions if function.domain == DOMAIN]:
+        model.functions.remove(item)
     for name, inputs in sorted(used.items()):
         function = functions(opset_version)[name].to_function_proto()
         _drop_inputs(function, inputs)
         model.functions.append(function)
-    imports = [item for item in model.opset_import if item.domain != DOMAIN]
-    del model.opset_import[:]
-    model.opset_import.extend(imports)
+    for item in [opset for opset in model.opset_import if opset.domain == DOMAIN]:
+        model.opset_import.remove(item)
     if used:
         model.opset_import.append(helper.make_opsetid(DOMAIN, VERSION))
     return model

@@ -57,7 +57,7 @@ acc_t<T> sum_contiguous(const T* x, int64_t n) {
     a += load<N>(x + i);
   }
   if (i < n) {
-    b += n < N ? load_some<N>(x, n) : load_last<N>(x + n, n - i);
+    b += n < N ? load_first<N>(x, n) : load_last<N>(x + n, n - i);
   }
   return sum_lanes<A, N>((a + b) + (c + d));
 }
@@ -85,9 +85,9 @@ void add_rows(const T* x, int64_t rows, int64_t width, acc_t<T>* sums) {
       store<N>(sums + k, load<N>(sums + k) + four);
     }
     if (const int64_t rest = width - k; rest > 0) {
-      const Vec<A, N> four = (load_some<N>(x + k, rest) + load_some<N>(b + k, rest)) +
-                             (load_some<N>(c + k, rest) + load_some<N>(d + k, rest));
-      store_some<N>(sums + k, load_some<N>(sums + k, rest) + four, rest);
+      const Vec<A, N> four = (load_first<N>(x + k, rest) + load_first<N>(b + k, rest)) +
+                             (load_first<N>(c + k, rest) + load_first<N>(d + k, rest));
+      store_first<N>(sums + k, load_first<N>(sums + k, rest) + four, rest);
     }
   }
   for (; row < rows; ++row, x += width) {
@@ -191,7 +191,7 @@ void fill(T* out, int64_t n, acc_t<T> value) {
   if (n >= N) {
     store<N>(out + n - N, values);  // overlaps
   } else {
-    store_some<N>(out, values, n);
+    store_first<N>(out, values, n);
   }
 }
 

@@ -1,26 +1,10 @@
 """involution2d in ONNX."""
 
-from ops.core.onnx import (
-    Function,
-    Ints,
-    Node,
-    OnnxOperator,
-    Opset,
-    T,
-    sizes_of,
-    window_attributes,
-    window_sizes,
-)
+from ops.core.onnx import Function, Ints, Node, OnnxOperator, Opset, T, sizes_of, windowed
 
 
 def _function(op: Opset) -> Function:
-    def Involution2d(
-        X: T,
-        W: T,
-        strides: Ints,
-        pads: Ints,
-        dilations: Ints,
-    ) -> T:
+    def Involution2d(X: T, W: T, strides: Ints, pads: Ints, dilations: Ints) -> T:
         """Involution of X [N, C, H, W] with the kernels W [N, G, kH, kW, Ho, Wo].
 
         C / G channels share a kernel.
@@ -78,8 +62,8 @@ def _function(op: Opset) -> Function:
 
 def _node(input: T, weight: T, stride: Ints, padding: Ints, dilation: Ints) -> Node:
     kernel = sizes_of(weight)[2:4]  # not Ho, Wo: tracing fixes them to the example's
-    sizes = window_sizes(sizes_of(input), kernel, stride, padding, dilation)
-    return Node([input, weight], [sizes], window_attributes(stride, padding, dilation))
+    sizes, attributes = windowed(sizes_of(input), kernel, stride, padding, dilation)
+    return Node([input, weight], [sizes], attributes)
 
 
 OPERATORS = {"involution2d": OnnxOperator(_function, _node)}

@@ -70,15 +70,7 @@ def _or_kernel_size(stride: Size | None, kernel_size: Size) -> Size:
 
 
 class MaxPool2d(nn.MaxPool2d):
-    """Apply :func:`max_pool2d`, as ``nn.MaxPool2d`` without ``return_indices``.
-
-    Args:
-        kernel_size: window size, int or pair.
-        stride: step between windows, int or pair; None or []: kernel_size.
-        padding: int or pair, −∞ added on both sides; at most half of kernel_size.
-        dilation: spacing between the elements of a window, int or pair.
-        ceil_mode: round the output size up instead of down.
-    """
+    """Apply :func:`max_pool2d`, as ``nn.MaxPool2d`` without ``return_indices``."""
 
     def __init__(
         self,

@@ -1,26 +1,10 @@
 """max_pool2d in ONNX."""
 
-from ops.core.onnx import (
-    Function,
-    Ints,
-    Node,
-    OnnxOperator,
-    Opset,
-    T,
-    sizes_of,
-    window_attributes,
-    window_sizes,
-)
+from ops.core.onnx import Function, Ints, Node, OnnxOperator, Opset, T, sizes_of, windowed
 
 
 def _function(op: Opset) -> Function:
-    def MaxPool2d(
-        X: T,
-        kernel_shape: Ints,
-        strides: Ints,
-        pads: Ints,
-        dilations: Ints,
-    ) -> T:
+    def MaxPool2d(X: T, kernel_shape: Ints, strides: Ints, pads: Ints, dilations: Ints) -> T:
         """Maximum of each window."""
         return op.MaxPool(
             X, kernel_shape=kernel_shape, strides=strides, pads=pads, dilations=dilations
@@ -30,16 +14,11 @@ def _function(op: Opset) -> Function:
 
 
 def _node(
-    input: T,
-    kernel_size: Ints,
-    stride: Ints,
-    padding: Ints,
-    dilation: Ints,
-    ceil_mode: int,
+    input: T, kernel_size: Ints, stride: Ints, padding: Ints, dilation: Ints, ceil_mode: int
 ) -> Node:
     image = sizes_of(input)
-    sizes = window_sizes(image, kernel_size, stride, padding, dilation, bool(ceil_mode))
-    attributes = window_attributes(stride, padding, dilation) | {"kernel_shape": list(kernel_size)}
+    sizes, attributes = windowed(image, kernel_size, stride, padding, dilation, bool(ceil_mode))
+    attributes["kernel_shape"] = list(kernel_size)
     if ceil_mode:  # expressed as padding, because opsets define the last window differently
         if None in image[2:]:
             raise ValueError("max_pool2d: with ceil_mode, ONNX needs height and width to be fixed")

@@ -12,7 +12,7 @@ void map(T* out, int64_t n, const F& f, const In*... in) {
     store<N>(out + i, f(V(load<N>(in + i))...).lanes);
   }
   if (i < n) {
-    store_some<N>(out + i, f(V(load_some<N>(in + i, n - i))...).lanes, n - i);
+    store_first<N>(out + i, f(V(load_first<N>(in + i, n - i))...).lanes, n - i);
   }
 }
 

@@ -135,34 +135,25 @@ inline void store(Half* p, Vec<float, N> v) {
   }
 }
 
-// Load n < N lanes; the others are zero.
+// Load min(n, N) lanes, the others zero; or store them.
 template <int N, typename T>
-inline Vec<acc_t<T>, N> load_some(const T* p, int64_t n) {
+inline Vec<acc_t<T>, N> load_first(const T* p, int64_t n) {
+  if (n >= N) {
+    return load<N>(p);
+  }
   T lanes[N] = {};
   __builtin_memcpy(lanes, p, n * sizeof(T));
   return load<N>(lanes);
 }
 
 template <int N, typename T>
-inline void store_some(T* p, Vec<acc_t<T>, N> v, int64_t n) {  // the first n < N lanes
+inline void store_first(T* p, Vec<acc_t<T>, N> v, int64_t n) {
+  if (n >= N) {
+    return store<N>(p, v);
+  }
   T lanes[N];
   store<N>(lanes, v);
   __builtin_memcpy(p, lanes, n * sizeof(T));
-}
-
-// Load min(n, N) lanes, the others zero; or store them.
-template <int N, typename T>
-inline Vec<acc_t<T>, N> load_first(const T* p, int64_t n) {
-  return n < N ? load_some<N>(p, n) : load<N>(p);
-}
-
-template <int N, typename T>
-inline void store_first(T* p, Vec<acc_t<T>, N> v, int64_t n) {
-  if (n < N) {
-    store_some<N>(p, v, n);
-  } else {
-    store<N>(p, v);
-  }
 }
 
 // Convert n < 2 N elements, in vectors of N, N / 2, … lanes.

@@ -127,21 +127,23 @@ __device__ void store_vector(T* to, const Vector<T, V>& vector) {
   *reinterpret_cast<Bits*>(to) = reinterpret_cast<const Bits&>(vector);
 }
 
-// Convert kCols loaded vectors of V channels to float32. Bits: see load_vector.
+// Return element i of loaded bits (see load_vector) as float32. bfloat16: in one instruction.
+template <typename T, typename Bits>
+__device__ float to_float(const Bits& bits, int i) {
+  if constexpr (std::is_same_v<T, BFloat16> && sizeof(Bits) >= sizeof(unsigned)) {
+    const unsigned pair = reinterpret_cast<const unsigned*>(&bits)[i / 2];
+    return __uint_as_float(i % 2 ? pair & 0xffff0000 : pair << 16);
+  } else {
+    return static_cast<float>(reinterpret_cast<const T*>(&bits)[i]);
+  }
+}
+
+// Convert kCols loaded vectors of V channels.
 template <typename T, typename Bits, int kCols, int V>
 __device__ void widen(const Bits (&bits)[kCols], float (&x)[kCols][V]) {
 #pragma unroll
-  for (int i = 0; i < kCols; ++i) {
-    if constexpr (std::is_same_v<T, BFloat16> && V == 2) {  // two instructions instead of three
-      x[i][0] = __uint_as_float(bits[i] << 16);
-      x[i][1] = __uint_as_float(bits[i] & 0xffff0000u);
-    } else {
-      const auto& lanes = reinterpret_cast<const Vector<T, V>&>(bits[i]);
-#pragma unroll
-      for (int v = 0; v < V; ++v) {
-        x[i][v] = static_cast<float>(lanes.lane[v]);
-      }
-    }
+  for (int i = 0; i < kCols * V; ++i) {
+    x[i / V][i % V] = to_float<T>(bits[i / V], i % V);
   }
 }
 

@@ -172,7 +172,7 @@ struct AccumulateTaps {
       }
     }
     if (p.rest > 0) {
-      const Vec<A, N> g = load_some<N>(grad, p.rest);
+      const Vec<A, N> g = load_first<N>(grad, p.rest);
       sum_grad += g;
       OPS_UNROLL
       for (int t = 0; t < TAPS; ++t) {  // 0 · 0, not 0 · ∞, where no output is

@@ -45,7 +45,8 @@ struct Block {
   int64_t out, source;         // first output, in pixels; its source, in elements
   int64_t tap_begin, tap_end;  // taps with at least one source that is not padding
   bool shared;                 // tap t of output r + 1 reads the source of tap t + 1 of output r
-  bool pads_first, pads_last;  // the first output's first tap, the last output's last: padding
+  // Whether the first output's first tap and the last output's last tap are padding.
+  bool pads_first = false, pads_last = false;
 };
 
 // Partition of an output row into register blocks. All outputs of a block have the same taps, but
@@ -99,14 +100,8 @@ struct RowPlan {
       return taps[tap].source / lanes + output * step;
     };
     const auto block = [&](int64_t begin, int64_t end) {
-      Block block{end - begin,
-                  phase + begin * phases,
-                  begin * source_step,
-                  first_tap,
-                  end_tap,
-                  shared,
-                  false,
-                  false};
+      Block block{end - begin, phase + begin * phases, begin * source_step, first_tap, end_tap,
+                  shared};
       while (block.tap_begin < block.tap_end && source(block.tap_begin, end - 1) < 0) {
         ++block.tap_begin;
       }

@@ -153,22 +153,10 @@ void accumulate_weight_gradient(const WeightGradient<T>& p, int64_t group, int64
       if (p.in_place || (view.pixel_stride && view.channels == lane_count)) {
         rows.grad = view.base[0] + h * view.row_stride;
         rows.grad_pixel = view.pixel_stride;
-        if (!p.in_place) {
-          prefetch_row(view, 0, h + 1);
-        }
       }
     }
     if (rows.grad == workspace.row()) {
       gather_row(view, h, p.lanes, workspace.row());
-    }
-    if (p.in_place) {
-      const int64_t last = valid.last + (rows.count - 1) * stride;
-      for (int64_t i = 1; i <= rows.count * stride; ++i) {
-        prefetch_row(ring.view, 0, last + i);
-      }
-      for (int64_t i = 0; i < rows.count; ++i) {
-        prefetch_row(view, 0, h + rows.count + i);
-      }
     }
     for (int64_t from = 0; from < out_w; from += kFlushTerms) {
       const int64_t until = from + kFlushTerms < out_w ? from + kFlushTerms : out_w;

@@ -20,8 +20,6 @@
 
 namespace ops::involution2d {
 
-constexpr int kWarp = 32;
-
 struct DirectProblem : Problem {
   int columns;  // number of columns of R pixels along the height of an image
   unsigned threads;
@@ -55,15 +53,7 @@ class Loaded {
     bits_ = inside ? *reinterpret_cast<const Bits*>(from) : Bits{};
   }
 
-  // bfloat16: one instruction.
-  __device__ float value(int i = 0) const {
-    if constexpr (std::is_same_v<T, BFloat16>) {
-      const unsigned pair = reinterpret_cast<const unsigned*>(&bits_)[i / 2];
-      return __uint_as_float(i % 2 ? pair & 0xffff0000 : pair << 16);
-    } else {
-      return static_cast<float>(reinterpret_cast<const T*>(&bits_)[i]);
-    }
-  }
+  __device__ float value(int i = 0) const { return to_float<T>(bits_, i); }
 
  private:
   using Bits = typename BitsOf<V * sizeof(T)>::type;

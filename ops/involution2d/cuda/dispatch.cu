@@ -53,21 +53,16 @@ template <typename T>
 Image image(const ImageStrides& s, int64_t h, int64_t w, int64_t channels, const T* data) {
   const auto address = static_cast<int64_t>(reinterpret_cast<uintptr_t>(data) / sizeof(T));
   const int64_t extent = s.w == 1 ? w : channels;
-  return {s.n,
-          static_cast<int>(s.c),
-          static_cast<int>(s.h),
-          static_cast<int>(s.w),
-          static_cast<int>(h),
-          static_cast<int>(w),
-          widest_vector(kVectorBytes / sizeof(T), {address, extent, s.w == 1 ? s.n : s.w})};
+  const int vector =
+      widest_vector(kVectorBytes / sizeof(T), {address, extent, s.w == 1 ? s.n : s.w});
+  return {s.n, int(s.c), int(s.h), int(s.w), int(h), int(w), vector};
 }
 
 template <Pass kPass, typename T>
 Problem problem(const Geometry& g, const T* source, const T* factor, const T* out) {
   constexpr bool kFlip = kPass == Pass::backward_input, kWeight = kPass == Pass::backward_weight;
   const int64_t channels = g.group_channels();
-  Problem p{static_cast<int>(g.groups), static_cast<int>(channels), static_cast<int>(g.padding_h),
-            static_cast<int>(g.padding_w)};
+  Problem p{int(g.groups), int(channels), int(g.padding_h), int(g.padding_w)};
   p.source = image(g.input_strides(), g.h, g.w, channels, kFlip ? out : source);
   p.weight = image(g.weight_strides(), g.out_h, g.out_w, 1, kWeight ? out : factor);
   p.out = image(g.output_strides(), g.out_h, g.out_w, channels,

@@ -202,7 +202,11 @@ __device__ void for_each_window_row(const T* row, int window_stride, int channel
 #pragma unroll
     for (int i = 0; i < kWindowQuads; ++i) {
       const T* from = row + c * window_stride + kFirstColumn<T, K> + i * kQuad;
-      to_floats(load<kQuad>(from), pixels + i * kQuad);
+      const auto loaded = load<kQuad>(from);
+#pragma unroll
+      for (int k = 0; k < kQuad; ++k) {
+        pixels[i * kQuad + k] = to_float<T>(loaded, k);
+      }
     }
     f(c, pixels + kOffset);
   }

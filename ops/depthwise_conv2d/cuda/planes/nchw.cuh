@@ -7,8 +7,8 @@
 #include <optional>
 
 #include "core/cuda/divide.cuh"
-#include "core/cuda/tma_ring.cuh"
 #include "depthwise_conv2d/cuda/families.cuh"
+#include "depthwise_conv2d/cuda/planes/tma_ring.cuh"
 
 namespace ops::depthwise_conv2d {
 

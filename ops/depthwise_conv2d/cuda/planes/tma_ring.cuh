@@ -5,7 +5,9 @@
 
 #include "core/cuda/copy.cuh"
 
-namespace ops::cuda {
+namespace ops::depthwise_conv2d {
+
+using namespace ops::cuda;
 
 constexpr int kGranule = 16;          // bytes: alignment and unit of copies
 constexpr int kPrefetchDistance = 2;  // loads in flight while a buffer is computed
@@ -192,4 +194,4 @@ class RingBuffer {
   }
 };
 
-}  // namespace ops::cuda
+}  // namespace ops::depthwise_conv2d
