@@ -16,13 +16,13 @@ __device__ int misalignment(const T* data, int elements) {
 }
 
 template <typename T>
-constexpr int kElements = kVectorBytes / sizeof(T);  // of an aligned vector
+constexpr int kVector = kVectorBytes / sizeof(T);  // elements of an aligned vector
 
 // Return whether all rows begin at a multiple of kVectorBytes.
 template <typename T>
 bool are_rows_aligned(const Rows<T>& rows) {
-  return are_aligned({rows.data}, kVectorBytes) && rows.n_stride % kElements<T> == 0 &&
-         rows.c_stride % kElements<T> == 0;
+  return are_aligned({rows.data}, kVectorBytes) && rows.n_stride % kVector<T> == 0 &&
+         rows.c_stride % kVector<T> == 0;
 }
 
 // kCount adjacent elements of a row from any address on, loaded in aligned vectors. kShift: the
@@ -30,7 +30,7 @@ bool are_rows_aligned(const Rows<T>& rows) {
 template <typename T, int kCount, int kShift = -1>
 class Window {
   using Element = std::conditional_t<sizeof(T) == 2, unsigned short, unsigned>;
-  static constexpr int V = kElements<T>, kPerWord = 4 / sizeof(T);
+  static constexpr int V = kVector<T>, kPerWord = 4 / sizeof(T);
   static constexpr int kVectors = (kCount + (kShift < 0 ? V - 1 : kShift) + V - 1) / V;
   static constexpr int kWords = 4 * kVectors;
 

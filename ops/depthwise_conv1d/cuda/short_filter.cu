@@ -14,11 +14,19 @@ namespace {
 
 constexpr int kShortThreads = 128;
 
+// Threads that every multiprocessor of the architecture can run.
+#if __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000
+constexpr int kResidentThreads = 2048;
+#else
+constexpr int kResidentThreads = 1024;
+#endif
+
 // kAligned: of a causal convolution of aligned rows; all shifts are known.
 template <typename T, int K, bool kAligned>
-__global__ void __launch_bounds__(kShortThreads, kAligned ? 16 : 12)
+__global__ void __launch_bounds__(kShortThreads,
+                                  kResidentThreads / kShortThreads * (kAligned ? 4 : 3) / 4)
     planes_kernel(const Convolution<T> p, const Tiles tiles) {
-  constexpr int kOutputs = kElements<T>;
+  constexpr int kOutputs = kVector<T>;
   const TileBlock block(tiles);
   const int in_t = p.in_t, out_t = p.out_t, padding = p.padding;
   const T* const in_rows = p.in.row(0, block.channel);
@@ -130,9 +138,8 @@ bool launch_planes(const Convolution<T>& p, const Run& run) {
   constexpr int64_t kMostTiles = 4;  // per thread
   const auto launch = [&](auto aligned) {
     constexpr auto kernel = planes_kernel<T, K, aligned.value>;
-    const Tiles tiles =
-        split_tiles(p.n, 0, p.out_t, kElements<T>, aligned.value, p.c, kShortThreads,
-                    resident_blocks(kernel, kShortThreads, 0), kMostTiles);
+    const Tiles tiles = split_tiles(p.n, 0, p.out_t, kVector<T>, aligned.value, p.c, kShortThreads,
+                                    resident_blocks(kernel, kShortThreads, 0), kMostTiles);
     launch_kernel(kernel, p.c * tiles.splits, kShortThreads, 0, run.stream, p, tiles);
   };
   if (p.padding == K - 1 && are_rows_aligned(p.in) && are_rows_aligned(p.out)) {

@@ -24,7 +24,7 @@ constexpr int kLaneTiles = kWarp - 1;  // tiles of planes per warp at a time
 template <typename T, int K, bool kAligned>
 __global__ void __launch_bounds__(kGradientsThreads, 8)
     planes_gradients_kernel(const AllGradients<T> p, const Tiles tiles) {
-  constexpr int kOutputs = kElements<T>, kHalo = K - 1, kWarps = kGradientsThreads / kWarp;
+  constexpr int kOutputs = kVector<T>, kHalo = K - 1, kWarps = kGradientsThreads / kWarp;
   __shared__ float shared[kWarps / 2 * (K + 1)];
   const TileBlock block(tiles);
   const int in_t = p.in_t, out_t = p.out_t, padding = p.padding;
@@ -212,7 +212,7 @@ bool launch_planes(const AllGradients<T>& p, const Run& run) {
     return false;
   }
   // A tile has the elements of h that are K − 1 before its outputs; all of them are in a tile.
-  constexpr int64_t kOutputs = kElements<T>, kThreads = kGradientsThreads / kWarp * kLaneTiles;
+  constexpr int64_t kOutputs = kVector<T>, kThreads = kGradientsThreads / kWarp * kLaneTiles;
   const int64_t before = std::max<int64_t>(0, p.padding - (K - 1));
   const int64_t first = -ceil_div(before, kOutputs) * kOutputs;
   const int64_t positions = std::max(p.in_t, p.out_t - p.padding + K - 1) - first;
