@@ -3,17 +3,17 @@
 //   thread:  one output, in the order of memory; only taps on inputs, none on padding
 //
 // Weight gradient
-//   block:   one channel (planes) or 32 (channels-last), 8 sums of each, a split of (n, t)
-//   thread:  8 sums: adjacent taps, after the last one the bias
+//   block:   one channel (planes) or up to 32 (channels-last), 2 or 8 sums of each, a split of (n,
+//   t) thread:  2 or 8 sums: adjacent taps, after the last one the bias
+#include <limits>
 #include <numeric>
 
-#include "core/cuda/divide.cuh"
-#include "depthwise_conv1d/cuda/problem.cuh"
+#include "depthwise_conv1d/cuda/split.cuh"
 
 namespace ops::depthwise_conv1d {
 namespace {
 
-constexpr int kDirectThreads = 256, kSums = 8, kDirectChannels = 32;
+constexpr int kDirectThreads = 256, kMostSums = 8;
 
 // Output positions: [N, C, T] or [N, T, C], in the order of memory.
 template <typename Division>
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kDirectThreads)
   }
 }
 
-template <typename T, typename Division>
+template <typename T, typename Division, int kSums>
 __global__ void __launch_bounds__(kDirectThreads)
     direct_weight_gradient_kernel(const WeightGradient<T> p, const Division by_out_t,
                                   int64_t length) {
@@ -100,32 +100,33 @@ __global__ void __launch_bounds__(kDirectThreads)
   using Index = std::make_signed_t<typename Division::Index>;
   __shared__ Acc shared[kDirectThreads / 2 * kSums];
   const int lanes = blockDim.x, groups = blockDim.y;
-  const Index out_t = p.out_t, in_t = p.in_t, taps = p.taps;
+  const Index out_t = p.out_t, in_t = p.in_t, taps = p.taps, dilation = p.dilation;
+  const Index stride = p.stride, padding = p.padding;
   const int64_t positions = p.n * p.out_t, first = blockIdx.y * length;
   const int64_t last = first + length < positions ? first + length : positions;
+  const int64_t channel = static_cast<int64_t>(blockIdx.x) * lanes + threadIdx.x;
+  const int64_t step = p.dilation * p.in.t_stride;
   const Index sums = p.grad_bias ? taps + 1 : taps;
   for (Index k0 = blockIdx.z * kSums; k0 < sums; k0 += gridDim.z * kSums) {
-    const int64_t channel = static_cast<int64_t>(blockIdx.x) * lanes + threadIdx.x;
     Acc sum[kSums][1] = {};
-    if (channel < p.c) {
-      for (int64_t i = first + threadIdx.y; i < last; i += groups) {
-        const Index image = by_out_t(i);
-        const Index t = static_cast<Index>(i) - image * out_t;
-        const Acc g = static_cast<Acc>(p.grad.row(image, channel)[t * p.grad.t_stride]);
-        const T* const x = p.in.row(image, channel);
-        Index at = t * static_cast<Index>(p.stride) - static_cast<Index>(p.padding) +
-                   k0 * static_cast<Index>(p.dilation);
+    for (int64_t i = first + threadIdx.y; channel < p.c && i < last; i += groups) {
+      const Index image = by_out_t(i), t = static_cast<Index>(i) - image * out_t;
+      const Acc g = static_cast<Acc>(p.grad.row(image, channel)[t * p.grad.t_stride]);
+      Index at = t * stride - padding + k0 * dilation;
+      const T* x = p.in.row(image, channel) + at * p.in.t_stride;
 #pragma unroll
-        for (int j = 0; j < kSums; ++j, at += static_cast<Index>(p.dilation)) {
-          if (k0 + j < taps && is_inside(at, in_t)) {
-            sum[j][0] += g * static_cast<Acc>(x[at * p.in.t_stride]);
-          } else if (k0 + j == taps) {
-            sum[j][0] += g;
-          }
-        }
+      for (int j = 0; j < kSums; ++j, at += dilation, x += step) {
+        const bool reads = k0 + j < taps && is_inside(at, in_t);
+        sum[j][0] += g * (reads ? static_cast<Acc>(*x) : Acc(k0 + j == taps));
       }
     }
-    reduce_block(sum, shared, threadIdx.x, lanes, threadIdx.y, groups);
+    if (lanes == 1) {
+      reduce_warp(sum);
+      const int warp = threadIdx.y / kWarp, warps = groups / kWarp;
+      reduce_block(sum, shared, 0, 1, threadIdx.y % kWarp == 0 ? warp : warps, warps);
+    } else {
+      reduce_block(sum, shared, threadIdx.x, lanes, threadIdx.y, groups);
+    }
     for (int i = flat_thread(); i < lanes * kSums; i += kDirectThreads) {
       const int64_t of = static_cast<int64_t>(blockIdx.x) * lanes + i / kSums;
       if (of < p.c && k0 + i % kSums < sums) {
@@ -149,7 +150,7 @@ void dispatch_division(const P& p, const F& f) {
   };
   constexpr double kLimit = kMostFastDivided / 4;
   if (product({p.n, p.c, longest}) < kLimit && product({longest, p.stride}) + pad < kLimit &&
-      product({p.taps + kSums + p.stride, p.dilation}) < kLimit) {
+      product({p.taps + kMostSums + p.stride, p.dilation}) < kLimit) {
     f(type_tag<FastDivide>{});
   } else {
     f(type_tag<Divide>{});
@@ -187,24 +188,55 @@ void direct(const Convolution<T>& p, const Run& run) {
   });
 }
 
+// Sums per thread, and splits of the positions.
+struct DirectPlan {
+  int sums;
+  int64_t splits;
+};
+
+// Return the plan of the least time, in steps of a thread, which have the latency of loads.
+// `tiles`: blocks along the channels; `groups`: of a block along the positions.
+inline DirectPlan plan_direct(int64_t tiles, int64_t sums, int64_t positions, int64_t groups,
+                              int64_t most_splits) {
+  constexpr int64_t kBlocksPerMultiprocessor = 16;
+  constexpr double kStage2 = 4, kSplitsPerStep = 64;  // of the second stage
+  const int64_t multiprocessors = Device::attribute(cudaDevAttrMultiProcessorCount);
+  DirectPlan best{};
+  double least = std::numeric_limits<double>::infinity();
+  for (const int each : {kMostSums, 2}) {
+    const int64_t blocks = tiles * ceil_div(sums, each);
+    const int64_t most = std::min({most_splits, ceil_div(positions, groups),
+                                   multiprocessors * kBlocksPerMultiprocessor / blocks});
+    for (int64_t splits = 1; splits <= std::max<int64_t>(1, most); splits *= 2) {
+      const double steps = ceil_div(positions, splits * groups);
+      const double issue = static_cast<double>(blocks * splits) / multiprocessors * (3 + each) / 32;
+      const double reduction = splits == 1 ? 0 : kStage2 + splits / kSplitsPerStep;
+      const double time = steps * (1 + issue) + each / 8.0 + reduction;
+      if (time < least) {
+        least = time;
+        best = {each, splits};
+      }
+    }
+  }
+  return best;
+}
+
 template <typename T>
 void direct_weight_gradient(const WeightGradient<T>& p, const Run& run) {
-  constexpr int64_t kMaxGrid = 65535, kBlocksPerMultiprocessor = 16, kMinPositions = 4;
-  const int lanes = p.channels_last ? kDirectChannels : 1, groups = kDirectThreads / lanes;
+  constexpr int64_t kMaxGrid = 65535;
+  const int lanes = p.channels_last ? lanes_of(p.c, 1) : 1, groups = kDirectThreads / lanes;
   const int64_t tiles = ceil_div(p.c, lanes), positions = p.n * p.out_t;
-  const int64_t tap_tiles = std::min(ceil_div(p.taps + 1, kSums), kMaxGrid);
-  const int64_t wanted = Device::attribute(cudaDevAttrMultiProcessorCount) *
-                         kBlocksPerMultiprocessor / (tiles * tap_tiles);
-  const int64_t most = p.c * (p.taps + 1) < int64_t{1} << 31 ? kMaxGrid : 1;
-  const int64_t length = ceil_div(
-      positions,
-      std::min(most, std::clamp<int64_t>(wanted, 1, ceil_div(positions, groups * kMinPositions))));
-  const int64_t splits = ceil_div(positions, length);
+  const int64_t sums = p.taps + (p.grad_bias ? 1 : 0);
+  const int64_t most_splits = p.c * (p.taps + 1) < int64_t{1} << 31 ? kMaxGrid : 1;
+  const DirectPlan plan = plan_direct(tiles, sums, positions, groups, most_splits);
+  const int64_t length = ceil_div(positions, plan.splits), splits = ceil_div(positions, length);
+  const dim3 blocks(tiles, splits, std::min(ceil_div(sums, plan.sums), kMaxGrid));
   dispatch_division(p, [&](auto tag) {
     using Division = typename decltype(tag)::type;
     reduce_splits(p, run, splits, [&](const WeightGradient<T>& split) {
-      launch_kernel(direct_weight_gradient_kernel<T, Division>, dim3(tiles, splits, tap_tiles),
-                    dim3(lanes, groups), 0, run.stream, split, Division(p.out_t), length);
+      launch_kernel(plan.sums == 2 ? direct_weight_gradient_kernel<T, Division, 2>
+                                   : direct_weight_gradient_kernel<T, Division, kMostSums>,
+                    blocks, dim3(lanes, groups), 0, run.stream, split, Division(p.out_t), length);
     });
   });
 }

@@ -115,7 +115,8 @@ struct Kernels {
                                  to.weight, to.bias};
     if constexpr (!std::is_same_v<T, double>) {
       const AllGradients<T> all{sums, weight, bias, g.silu, dense_rows(g, to.input, g.t)};
-      if ((g.silu || (to.input && to.weight)) && short_filter_gradients(all, run)) return;
+      const bool together = to.input || !g.channels_last;  // of [N, T, C], pixels is faster alone
+      if ((g.silu || (to.weight && together)) && short_filter_gradients(all, run)) return;
     }
     run_gradients(g, grad, x, weight, bias, to, sums, run);
   }

@@ -15,37 +15,55 @@ __device__ int misalignment(const T* data, int elements) {
   return static_cast<int>(reinterpret_cast<uintptr_t>(data) / sizeof(T) % elements);
 }
 
-// kCount adjacent elements of a row from any address on, loaded in aligned groups.
-template <typename T, int kCount>
+template <typename T>
+constexpr int kVector = kVectorBytes / sizeof(T);  // elements of an aligned vector
+
+// Return whether all rows begin at a multiple of kVectorBytes.
+template <typename T>
+bool are_rows_aligned(const Rows<T>& rows) {
+  return are_aligned({rows.data}, kVectorBytes) && rows.n_stride % kVector<T> == 0 &&
+         rows.c_stride % kVector<T> == 0;
+}
+
+// kCount adjacent elements of a row from any address on, loaded in aligned vectors. kShift: the
+// first element's place in its vector if it is known, which saves shifts; otherwise -1.
+template <typename T, int kCount, int kShift = -1>
 class Window {
-  using Bits = typename BitsOf<kGroup * sizeof(T)>::type;
   using Element = std::conditional_t<sizeof(T) == 2, unsigned short, unsigned>;
-  static constexpr int kPerWord = 4 / sizeof(T), kGroups = (kCount + 2 * (kGroup - 1)) / kGroup;
-  static constexpr int kGroupWords = kGroup / kPerWord, kWords = kGroups * kGroupWords;
+  static constexpr int V = kVector<T>, kPerWord = 4 / sizeof(T);
+  static constexpr int kVectors = (kCount + (kShift < 0 ? V - 1 : kShift) + V - 1) / V;
+  static constexpr int kWords = 4 * kVectors;
 
  public:
   // Start to load row[at], …; zeros outside the row.
   __device__ __forceinline__ void load(const T* row, int at, int size) {
-    shift_ = (misalignment(row, kGroup) + at) & (kGroup - 1);
+    shift_ = kShift < 0 ? (misalignment(row, V) + at) & (V - 1) : kShift;
     at -= shift_;
     const Element* const from = reinterpret_cast<const Element*>(row) + at;
-    if (at >= 0 && at + kGroups * kGroup <= size) {
+    const int last = shift_ + kCount;  // vectors from here on are not needed
+    if (at >= 0 && at + (last + V - 1) / V * V <= size) {
 #pragma unroll
-      for (int i = 0; i < kGroups; ++i) {
-        const Bits bits = reinterpret_cast<const Bits*>(from)[i];
-        word_[i * kGroupWords] = bits.x, word_[i * kGroupWords + 1] = bits.y;
-        if constexpr (kPerWord == 1) {
-          word_[i * kGroupWords + 2] = bits.z, word_[i * kGroupWords + 3] = bits.w;
+      for (int i = 0; i < kVectors; ++i) {
+        if (i * V < last) {
+          load_vector(from + i * V, i);
         }
       }
-    } else {
+      return;
+    }
 #pragma unroll
-      for (int i = 0; i < kWords; ++i) {
-        word_[i] = 0;
+    for (int i = 0; i < kVectors; ++i) {
+      const int first = at + i * V;
+      if (first >= 0 && first + V <= size) {
+        load_vector(from + i * V, i);
+        continue;
+      }
 #pragma unroll
-        for (int j = i * kPerWord; j < (i + 1) * kPerWord; ++j) {
+      for (int w = 4 * i; w < 4 * (i + 1); ++w) {
+        word_[w] = 0;
+#pragma unroll
+        for (int j = w * kPerWord; j < (w + 1) * kPerWord; ++j) {
           if (is_inside(at + j, size)) {
-            word_[i] |= static_cast<unsigned>(from[j]) << (j % kPerWord * 16);
+            word_[w] |= static_cast<unsigned>(from[j]) << (j % kPerWord * 16);
           }
         }
       }
@@ -54,19 +72,33 @@ class Window {
 
   // Convert the elements to float32. Shifts words of 32 bits, then elements of 16 bits.
   __device__ __forceinline__ void widen_to(float (&to)[kCount]) {
-    if (shift_ & 2) {
-      shift<2 / kPerWord>(0x7654);
-    }
-    if (shift_ & 1) {
-      shift<1>(kPerWord == 2 ? 0x5432 : 0x7654);
+    constexpr int kFirst = kShift < 0 ? 0 : kShift;
+    if constexpr (kShift < 0) {
+      if (kPerWord == 2 && shift_ & 4) {
+        shift<2>(0x7654);
+      }
+      if (shift_ & 2) {
+        shift<2 / kPerWord>(0x7654);
+      }
+      if (shift_ & 1) {
+        shift<1>(kPerWord == 2 ? 0x5432 : 0x7654);
+      }
     }
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      to[i] = unpack(word_[i / kPerWord], i % kPerWord);
+      to[i] = unpack(word_[(kFirst + i) / kPerWord], (kFirst + i) % kPerWord);
     }
   }
 
  private:
+  // Load the words of vector i. In assembly, because nvcc loads three words in two instructions if
+  // the fourth is not needed.
+  __device__ __forceinline__ void load_vector(const Element* from, int i) {
+    asm("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(word_[4 * i]), "=r"(word_[4 * i + 1]), "=r"(word_[4 * i + 2]), "=r"(word_[4 * i + 3])
+        : "l"(from));
+  }
+
   // Replace each word by bytes of it and of the one kWordsAhead after it. __byte_perm is in
   // assembly, because nvcc turns selections of whole words into loads from local memory.
   template <int kWordsAhead>
@@ -89,8 +121,8 @@ class Window {
     }
   }
 
-  unsigned word_[kWords];
-  int shift_;  // the first element's place in the first group
+  unsigned word_[kWords] = {};
+  int shift_;  // the first element's place in the first vector
 };
 
 // Load kCount elements from row[at] on. kInside: all are inside the row and aligned to a group;

@@ -177,9 +177,12 @@ bool planes_weight_gradient(const WeightGradient<T>& p, const Run& run) {
   const size_t bytes = reduction_elements(groups, lanes, kGroupTaps + 1) * sizeof(float);
   const int64_t resident =
       resident_blocks(planes_weight_gradient_kernel<T>, kGradientThreads, bytes);
-  const Tiles tiles =
-      split_tiles(p.n, 0, p.out_t + kGroup, kSteps, uniform, p.c * tap_blocks, lanes, resident);
-  const int64_t splits = ceil_div(tiles.count, tiles.per_split);
+  Tiles tiles =
+      split_tiles(p.n, 0, p.out_t + kGroup, kSteps, false, p.c * tap_blocks, lanes, resident);
+  if (!uniform) {  // a split has one row
+    tiles.per_split = tiles.per_row, tiles.splits = static_cast<int>(p.n);
+  }
+  const int64_t splits = tiles.splits;
   if (p.channels_last || !p.is_tileable() || p.dilation != 1 || p.in.t_stride != 1 ||
       splits > 65535 || tap_blocks > 65535) {
     return false;

@@ -3,7 +3,7 @@
 //
 // Planes (dilation 1)
 //   block:   a split of a channel's rows
-//   thread:  two tiles at a time of 16 bytes of adjacent outputs
+//   thread:  16 bytes of adjacent outputs at a time
 // Channels-last (any dilation)
 //   block:   up to 32 threads along the channels × units of T
 //   thread:  4 adjacent channels; marches along T with the last K − 1 inputs in registers
@@ -14,55 +14,53 @@ namespace {
 
 constexpr int kShortThreads = 128;
 
-template <typename T, int K>
-__global__ void __launch_bounds__(kShortThreads)
+// Threads that every multiprocessor of the architecture can run.
+#if __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000
+constexpr int kResidentThreads = 2048;
+#else
+constexpr int kResidentThreads = 1024;
+#endif
+
+// kAligned: of a causal convolution of aligned rows; all shifts are known.
+template <typename T, int K, bool kAligned>
+__global__ void __launch_bounds__(kShortThreads,
+                                  kResidentThreads / kShortThreads * (kAligned ? 4 : 3) / 4)
     planes_kernel(const Convolution<T> p, const Tiles tiles) {
-  constexpr int kOutputs = kVectorBytes / sizeof(T), kAtOnce = 2;
-  const int channel = blockIdx.x, in_t = p.in_t, out_t = p.out_t, padding = p.padding;
-  const int last = min(tiles.count, (static_cast<int>(blockIdx.y) + 1) * tiles.per_split);
+  constexpr int kOutputs = kVector<T>;
+  const TileBlock block(tiles);
+  const int in_t = p.in_t, out_t = p.out_t, padding = p.padding;
+  const T* const in_rows = p.in.row(0, block.channel);
+  T* const out_rows = p.out.row(0, block.channel);
   float w[K];
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-    w[k] = static_cast<float>(p.weight[static_cast<int64_t>(channel) * K + p.tap(k)]);
+    w[k] = static_cast<float>(p.weight[static_cast<int64_t>(block.channel) * K + p.tap(k)]);
   }
-  const float bias = p.bias_of(channel);
-  for (int tile = blockIdx.y * tiles.per_split + threadIdx.x; tile < last;
-       tile += kShortThreads * kAtOnce) {
-    Window<T, kOutputs + K - 1> inputs[kAtOnce];
-    int first[kAtOnce];
-    T* out[kAtOnce];
+  const float bias = p.bias_of(block.channel);
+  for (int tile = block.first + threadIdx.x; tile < block.last; tile += kShortThreads) {
+    const int image = tiles.image_of(tile);
+    T* const out = out_rows + image * p.out.n_stride;
+    const int first =
+        (tile - image * tiles.per_row) * kOutputs - (kAligned ? 0 : misalignment(out, kOutputs));
+    Window<T, kOutputs + K - 1, kAligned ? kOutputs - (K - 1) : -1> inputs;
+    inputs.load(in_rows + image * p.in.n_stride, first - padding, in_t);
+    float x[kOutputs + K - 1], y[kOutputs];
+    inputs.widen_to(x);
 #pragma unroll
-    for (int n = 0; n < kAtOnce; ++n) {
-      if (tile + n * kShortThreads < last) {
-        const int image = tiles.image_of(tile + n * kShortThreads);
-        out[n] = p.out.row(image, channel);
-        first[n] = (tile + n * kShortThreads - image * tiles.per_row) * kOutputs -
-                   misalignment(out[n], kOutputs);
-        inputs[n].load(p.in.row(image, channel), first[n] - padding, in_t);
+    for (int r = 0; r < kOutputs; ++r) {
+      y[r] = bias;
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        y[r] += w[k] * x[r + k];
       }
     }
+    if (p.silu) {
 #pragma unroll
-    for (int n = 0; n < kAtOnce; ++n) {
-      if (tile + n * kShortThreads < last) {
-        float x[kOutputs + K - 1], y[kOutputs];
-        inputs[n].widen_to(x);
-#pragma unroll
-        for (int r = 0; r < kOutputs; ++r) {
-          y[r] = bias;
-#pragma unroll
-          for (int k = 0; k < K; ++k) {
-            y[r] += w[k] * x[r + k];
-          }
-        }
-        if (p.silu) {
-#pragma unroll
-          for (int r = 0; r < kOutputs; ++r) {
-            y[r] *= sigmoid<T>(y[r]);
-          }
-        }
-        store<kOutputs>(out[n], first[n], out_t, y);
+      for (int r = 0; r < kOutputs; ++r) {
+        y[r] *= sigmoid<T>(y[r]);
       }
     }
+    store<kOutputs>(out, first, out_t, y);
   }
 }
 
@@ -137,11 +135,18 @@ bool launch_planes(const Convolution<T>& p, const Run& run) {
   if (p.dilation != 1 || p.in.t_stride != 1) {
     return false;
   }
-  constexpr int kOutputs = kVectorBytes / sizeof(T);
-  const int64_t resident = resident_blocks(planes_kernel<T, K>, kShortThreads, 0);
-  const Tiles tiles = split_tiles(p.n, 0, p.out_t, kOutputs, true, p.c, kShortThreads, resident);
-  launch_kernel(planes_kernel<T, K>, dim3(p.c, ceil_div(tiles.count, tiles.per_split)),
-                kShortThreads, 0, run.stream, p, tiles);
+  constexpr int64_t kMostTiles = 4;  // per thread
+  const auto launch = [&](auto aligned) {
+    constexpr auto kernel = planes_kernel<T, K, aligned.value>;
+    const Tiles tiles = split_tiles(p.n, 0, p.out_t, kVector<T>, aligned.value, p.c, kShortThreads,
+                                    resident_blocks(kernel, kShortThreads, 0), kMostTiles);
+    launch_kernel(kernel, p.c * tiles.splits, kShortThreads, 0, run.stream, p, tiles);
+  };
+  if (p.padding == K - 1 && are_rows_aligned(p.in) && are_rows_aligned(p.out)) {
+    launch(std::true_type{});
+  } else {
+    launch(std::false_type{});
+  }
   return true;
 }
 

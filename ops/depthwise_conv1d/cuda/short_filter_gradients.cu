@@ -7,8 +7,8 @@
 //
 // Planes (dilation 1)
 //   block:   a split of a channel's rows
-//   thread:  16 bytes of adjacent grad_input at a time; h is recomputed for the K − 1 elements
-//   before
+//   thread:  16 bytes of adjacent grad_input at a time; h of the K − 1 elements after them comes
+//            from the next lane, so that the last lane writes nothing
 // Channels-last (any dilation)
 //   block:   up to 32 threads along the channels × units of T
 //   thread:  2 adjacent channels; marches along T with the last K − 1 inputs and h in registers
@@ -18,76 +18,92 @@ namespace ops::depthwise_conv1d {
 namespace {
 
 constexpr int kGradientsThreads = 128;
+constexpr int kLaneTiles = kWarp - 1;  // tiles of planes per warp at a time
 
-template <typename T, int K>
-__global__ void __launch_bounds__(kGradientsThreads)
+// kAligned: of a causal convolution of aligned rows; all shifts are known.
+template <typename T, int K, bool kAligned>
+__global__ void __launch_bounds__(kGradientsThreads, 8)
     planes_gradients_kernel(const AllGradients<T> p, const Tiles tiles) {
-  constexpr int kOutputs = kVectorBytes / sizeof(T);
-  __shared__ float shared[kGradientsThreads / 2 * (K + 1)];
-  const int channel = blockIdx.x, split = blockIdx.y;
+  constexpr int kOutputs = kVector<T>, kHalo = K - 1, kWarps = kGradientsThreads / kWarp;
+  __shared__ float shared[kWarps / 2 * (K + 1)];
+  const TileBlock block(tiles);
   const int in_t = p.in_t, out_t = p.out_t, padding = p.padding;
-  const int last = min(tiles.count, (split + 1) * tiles.per_split);
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const T* const in_rows = p.in.row(0, block.channel);
+  const T* const grad_rows = p.grad.row(0, block.channel);
+  T* const out_rows = p.grad_input.data ? p.grad_input.row(0, block.channel) : nullptr;
   float w[K], sum[K + 1][1] = {};
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-    w[k] = static_cast<float>(p.weight[static_cast<int64_t>(channel) * K + k]);
+    w[k] = static_cast<float>(p.weight[static_cast<int64_t>(block.channel) * K + k]);
   }
-  const float bias = p.bias ? static_cast<float>(p.bias[channel]) : 0.0f;
-  for (int tile = split * tiles.per_split + threadIdx.x; tile < last; tile += kGradientsThreads) {
-    const int image = tiles.image_of(tile);
-    const T* const in = p.in.row(image, channel);
-    const T* const grad = p.grad.row(image, channel);
-    T* const out = p.grad_input.data ? p.grad_input.row(image, channel) : nullptr;
-    const int first = tiles.first + (tile - image * tiles.per_row) * kOutputs -
-                      misalignment(out, kOutputs);  // i of the tile
-    const int from = first - (K - 1);               // i of x[0] and h[0]
-    Window<T, kOutputs + 2 * (K - 1)> inputs;
-    Window<T, kOutputs + K - 1> grads;
-    inputs.load(in, from, in_t);
-    grads.load(grad, from + padding, out_t);
-    float x[kOutputs + 2 * (K - 1)], h[kOutputs + K - 1];
+  const float bias = p.bias ? static_cast<float>(p.bias[block.channel]) : 0.0f;
+  for (int warp_tile = block.first + warp * kLaneTiles; warp_tile < block.last;
+       warp_tile += kWarps * kLaneTiles) {
+    const int tile = warp_tile + lane;
+    const bool exists = tile < tiles.count;
+    const int image = exists ? tiles.image_of(tile) : 0, of_row = tile - image * tiles.per_row;
+    T* const out = out_rows + image * p.grad_input.n_stride;
+    const int first =
+        tiles.first + of_row * kOutputs - (kAligned || !out_rows ? 0 : misalignment(out, kOutputs));
+    const int from = first - kHalo;  // i of x[0] and h[0]
+    Window<T, kOutputs + kHalo, kAligned ? kOutputs - kHalo : -1> inputs;
+    Window<T, kOutputs, kAligned ? 0 : -1> grads;
+    inputs.load(in_rows + image * p.in.n_stride, from, exists ? in_t : 0);
+    grads.load(grad_rows + image * p.grad.n_stride, from + padding, exists ? out_t : 0);
+    float x[kOutputs + kHalo], g[kOutputs], h[kOutputs + kHalo];
     inputs.widen_to(x);
-    grads.widen_to(h);
+    grads.widen_to(g);
     if (p.silu) {
 #pragma unroll
-      for (int i = 0; i < kOutputs + K - 1; ++i) {
+      for (int i = 0; i < kOutputs; ++i) {
         float y = bias;
 #pragma unroll
         for (int k = 0; k < K; ++k) {
           y += w[k] * x[i + k];
         }
-        h[i] = silu_gradient<T>(h[i], y);
+        g[i] = silu_gradient<T>(g[i], y);
       }
-      if (from + padding < 0 || from + padding + kOutputs + K - 1 > out_t) {  // not 0 · NaN
+      if (from + padding < 0 || from + padding + kOutputs > out_t) {  // not 0 · NaN
 #pragma unroll
-        for (int i = 0; i < kOutputs + K - 1; ++i) {
-          h[i] = is_inside(from + padding + i, out_t) ? h[i] : 0.0f;
+        for (int i = 0; i < kOutputs; ++i) {
+          g[i] = is_inside(from + padding + i, out_t) ? g[i] : 0.0f;
         }
       }
     }
 #pragma unroll
-    for (int r = 0; r < kOutputs; ++r) {
-#pragma unroll
-      for (int k = 0; k < K; ++k) {
-        sum[k][0] += h[r + K - 1] * x[r + K - 1 + k];
+    for (int i = 0; i < kOutputs + kHalo; ++i) {
+      h[i] = i < kOutputs ? g[i] : __shfl_down_sync(~0u, g[i - kOutputs], 1);
+      if (i >= kOutputs && of_row + 1 == tiles.per_row) {
+        h[i] = 0;
       }
-      sum[K][0] += h[r + K - 1];
     }
-    if (out) {
-      float result[kOutputs] = {};
+    if (lane < kLaneTiles && tile < block.last) {
 #pragma unroll
       for (int r = 0; r < kOutputs; ++r) {
 #pragma unroll
         for (int k = 0; k < K; ++k) {
-          result[r] += w[k] * h[r + K - 1 - k];
+          sum[k][0] += h[r] * x[r + k];
         }
+        sum[K][0] += h[r];
       }
-      store<kOutputs>(out, first, in_t, result);
+      if (out_rows) {
+        float result[kOutputs] = {};
+#pragma unroll
+        for (int r = 0; r < kOutputs; ++r) {
+#pragma unroll
+          for (int k = 0; k < K; ++k) {
+            result[r] += w[k] * h[r + kHalo - k];
+          }
+        }
+        store<kOutputs>(out, first, in_t, result);
+      }
     }
   }
-  reduce_block(sum, shared, 0, 1, threadIdx.x, kGradientsThreads);
+  reduce_warp(sum);
+  reduce_block(sum, shared, 0, 1, lane == 0 ? warp : kWarps, kWarps);
   if (threadIdx.x < K + 1) {
-    p.put(split, channel, threadIdx.x, shared[threadIdx.x]);
+    p.put(block.split, block.channel, threadIdx.x, shared[threadIdx.x]);
   }
 }
 
@@ -195,18 +211,28 @@ bool launch_planes(const AllGradients<T>& p, const Run& run) {
   if (p.dilation != 1 || p.in.t_stride != 1) {
     return false;
   }
-  constexpr int kOutputs = kVectorBytes / sizeof(T);
-  const int64_t first = -ceil_div(p.padding, kOutputs) * kOutputs;
-  const int64_t resident = resident_blocks(planes_gradients_kernel<T, K>, kGradientsThreads, 0);
-  const Tiles tiles = split_tiles(p.n, first, std::max(p.in_t, p.out_t - p.padding) - first,
-                                  kOutputs, true, p.c, kGradientsThreads, resident);
-  const int64_t splits = ceil_div(tiles.count, tiles.per_split);
-  reduce_splits<T>(p, run, splits, [&](const WeightGradient<T>& split) {
-    AllGradients<T> part = p;
-    part.splits = split.splits;
-    launch_kernel(planes_gradients_kernel<T, K>, dim3(p.c, splits), kGradientsThreads, 0,
-                  run.stream, part, tiles);
-  });
+  // A tile has the elements of h that are K − 1 before its outputs; all of them are in a tile.
+  constexpr int64_t kOutputs = kVector<T>, kThreads = kGradientsThreads / kWarp * kLaneTiles;
+  const int64_t before = std::max<int64_t>(0, p.padding - (K - 1));
+  const int64_t first = -ceil_div(before, kOutputs) * kOutputs;
+  const int64_t positions = std::max(p.in_t, p.out_t - p.padding + K - 1) - first;
+  const auto launch = [&](auto aligned) {
+    constexpr auto kernel = planes_gradients_kernel<T, K, aligned.value>;
+    const int64_t resident = resident_blocks(kernel, kGradientsThreads, 0);
+    const Tiles tiles =
+        split_tiles(p.n, first, positions, kOutputs, aligned.value, p.c, kThreads, resident);
+    reduce_splits<T>(p, run, tiles.splits, [&](const WeightGradient<T>& split) {
+      AllGradients<T> part = p;
+      part.splits = split.splits;
+      launch_kernel(kernel, p.c * tiles.splits, kGradientsThreads, 0, run.stream, part, tiles);
+    });
+  };
+  if (p.padding == K - 1 && are_rows_aligned(p.in) && are_rows_aligned(p.grad) &&
+      are_rows_aligned(p.grad_input)) {
+    launch(std::true_type{});
+  } else {
+    launch(std::false_type{});
+  }
   return true;
 }
 

@@ -83,22 +83,42 @@ inline std::optional<Units> split_units(int64_t phases, int64_t positions, int64
 // Tiles of adjacent positions along T, the rows of a channel one after the other. Stores are
 // aligned, so that the first tile of a row may begin before `first`.
 struct Tiles {
-  int first, per_row, count, per_split;
+  int first, per_row, count, per_split, splits;
   FastDivide by_row;
 
   __device__ int image_of(int tile) const { return by_row(tile); }
 };
 
-// Divide the rows of a channel into tiles, and these into splits. `uniform`: rows are equally
-// aligned, otherwise a split has one row. `blocks`, `threads`: of a split; `resident`: of blocks at
+// A block of a kernel whose grid has one dimension: adjacent blocks are adjacent splits of a
+// channel, so that rows are read as a whole.
+struct TileBlock {
+  const int channel, split, first, last;  // tiles first … last - 1 of the channel
+
+  __device__ explicit TileBlock(const Tiles& tiles)
+      : channel(blockIdx.x / static_cast<unsigned>(tiles.splits)),
+        split(blockIdx.x - channel * tiles.splits),
+        first(split * tiles.per_split),
+        last(min(tiles.count, first + tiles.per_split)) {}
+};
+
+// Divide the rows of a channel into tiles, and these into splits of at most `most` tiles per
+// thread. `aligned`: rows begin at tiles. `blocks`, `threads`: of a split; `resident`: of blocks at
 // once.
 inline Tiles split_tiles(int64_t images, int64_t first, int64_t positions, int64_t length,
-                         bool uniform, int64_t blocks, int64_t threads, int64_t resident) {
+                         bool aligned, int64_t blocks, int64_t threads, int64_t resident,
+                         int64_t most = int64_t{1} << 29) {
   constexpr int64_t kMinTiles = 2;  // per thread
-  const int64_t per_row = ceil_div(positions + length - 1, length), count = images * per_row;
-  const int64_t splits = choose_splits(blocks, resident, 1, ceil_div(count, threads * kMinTiles));
-  return {static_cast<int>(first), static_cast<int>(per_row), static_cast<int>(count),
-          static_cast<int>(uniform ? ceil_div(count, splits) : per_row), FastDivide(per_row)};
+  const int64_t per_row = ceil_div(positions + (aligned ? 0 : length - 1), length);
+  const int64_t count = images * per_row, least = ceil_div(count, threads * most);
+  const int64_t splits =
+      choose_splits(blocks, resident, least, std::max(least, ceil_div(count, threads * kMinTiles)));
+  const int64_t per_split = ceil_div(count, splits);
+  return {static_cast<int>(first),
+          static_cast<int>(per_row),
+          static_cast<int>(count),
+          static_cast<int>(per_split),
+          static_cast<int>(ceil_div(count, per_split)),
+          FastDivide(per_row)};
 }
 
 }  // namespace ops::depthwise_conv1d

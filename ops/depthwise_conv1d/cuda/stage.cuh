@@ -25,9 +25,6 @@ struct StageShape {
   }
 };
 
-template <typename T>
-constexpr int kVector = kVectorBytes / sizeof(T);  // elements of an aligned vector
-
 // Start to copy `elements` (a multiple of a vector) elements from row[start] on, at an aligned
 // address, to shared memory; zeros outside the row. Vector i goes to place(i). Call it from a warp.
 template <typename T, typename F>
