@@ -63,8 +63,8 @@ class World:
     def from_rank_0(self, function: Callable[[], T]) -> T:
         """Call `function` on rank 0; return its result on every rank.
 
-        Its error is raised on every rank: one that is no UserError or RunError, as a RunError on
-        the others.
+        Raise its error on every rank. The other ranks raise a UserError or RunError as it is, and
+        any other error as a RunError.
         """
         if self.size == 1:
             return function()

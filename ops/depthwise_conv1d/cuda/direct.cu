@@ -3,8 +3,8 @@
 //   thread:  one output, in the order of memory; only taps on inputs, none on padding
 //
 // Weight gradient
-//   block:   one channel (planes) or up to 32 (channels-last), 2 or 8 sums of each, a split of (n,
-//   t) thread:  2 or 8 sums: adjacent taps, after the last one the bias
+//   block:   one channel (planes) or up to 32 (channels-last), a split of (n, t)
+//   thread:  2 or 8 sums: adjacent taps, after the last one the bias
 #include <limits>
 #include <numeric>
 
