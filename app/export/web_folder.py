@@ -1,4 +1,4 @@
-"""Web folder of an exported network: a static page that runs it by onnxruntime-web."""
+"""Web folder of an exported network: the page of app.draw, which runs it by onnxruntime-web."""
 
 import json
 from pathlib import Path
@@ -7,9 +7,8 @@ from app.inference.onnx_runtime import OnnxPredictor
 from app.runs.files import write_atomically
 from app.runs.folder import WEB_SETTINGS
 
-PAGE = Path(__file__).parent / "web_page"
-DRAW_PAGE = Path(__file__).parents[1] / "web" / "page"
-SHARED = ("style.css", "icon.svg", "drawing.js", "bars.js")  # copied from the page of app.draw
+PAGE = Path(__file__).parents[1] / "web" / "page"  # of app.draw
+STATIC = Path(__file__).parent / "web_page"  # replaces the requests to its server
 MODEL = "model.onnx"
 RUNTIME_FILES = "ort.wasm.min.mjs,ort-wasm-simd-threaded.mjs,ort-wasm-simd-threaded.wasm"
 
@@ -40,7 +39,7 @@ def write_web_folder(
     # first: it marks the folder as ours, even if a later write fails
     write_atomically(folder / WEB_SETTINGS, json.dumps(settings, indent=2).encode())
     write_atomically(folder / MODEL, content)
-    for file in (*PAGE.iterdir(), *(DRAW_PAGE / name for name in SHARED)):
+    for file in (*PAGE.iterdir(), *STATIC.iterdir()):
         write_atomically(folder / file.name, file.read_bytes())
     return install
 

@@ -1,6 +1,6 @@
 // Connects the drawing and the answers to it.
 
-import { request } from "./api.js";
+import { request, TAKES_PICTURES } from "./api.js";
 import { Drawing, isEmpty, SIDE } from "./drawing.js";
 import { Panel } from "./panel.js";
 
@@ -50,10 +50,6 @@ drawing.addEventListener("pen", ({ detail: down }) => {
 });
 part("clear").addEventListener("click", () => drawing.clear());
 part("undo").addEventListener("click", () => drawing.undo());
-part("picture").addEventListener("change", ({ target }) => {
-  if (target.files.length) showPicture(target.files[0]);
-  target.value = ""; // so that the same file can be opened again
-});
 document.addEventListener("keydown", (event) => {
   if (event.target.closest("select, input") || event.altKey) return;
   const command = event.ctrlKey || event.metaKey;
@@ -62,14 +58,20 @@ document.addEventListener("keydown", (event) => {
   else return;
   event.preventDefault();
 });
-document.addEventListener("dragover", (event) => event.preventDefault());
-document.addEventListener("drop", (event) => {
-  event.preventDefault();
-  if (event.dataTransfer.files.length) showPicture(event.dataTransfer.files[0]);
-});
-document.addEventListener("paste", ({ clipboardData }) => {
-  if (clipboardData.files.length) showPicture(clipboardData.files[0]);
-});
+if (TAKES_PICTURES) {
+  const showFirst = ({ files }) => files.length && showPicture(files[0]);
+  part("open").hidden = part("paste").hidden = false;
+  part("picture").addEventListener("change", ({ target }) => {
+    showFirst(target);
+    target.value = ""; // so that the same file can be opened again
+  });
+  document.addEventListener("dragover", (event) => event.preventDefault());
+  document.addEventListener("drop", (event) => {
+    event.preventDefault();
+    showFirst(event.dataTransfer);
+  });
+  document.addEventListener("paste", ({ clipboardData }) => showFirst(clipboardData));
+}
 
 try {
   panel = new Panel(document.querySelector(".panel"), await request("networks"));

@@ -59,7 +59,7 @@ export class Panel {
         this.#render(answer, drawing);
       } catch (error) {
         this.#render(null, drawing);
-        this.#parts.problem.textContent = error.message;
+        this.#parts.problem.textContent = error.message ?? error; // wasm throws numbers, too
       }
       this.#shown = drawing;
     }
@@ -75,8 +75,8 @@ export class Panel {
     problem.textContent = "";
     if (answer?.image) paintGray(input, decode(answer.image));
     else input.clearRect(0, 0, 28, 28);
-    const { maps, image } = answer ?? {};
-    this.#layers.show(maps ?? null, image ? NO_MAPS : "");
+    const { maps, image } = answer ?? {}; // undefined maps: no network of this page has them
+    this.#layers.show(maps ?? null, image && maps === null ? NO_MAPS : "");
     const [framing, network] = Object.values(answer?.milliseconds ?? {}).map((ms) => ms.toFixed(1));
     cost.textContent = answer ? `Framing ${framing} ms, network ${network} ms` : "";
     output.dataset.version = drawing.version;

@@ -57,7 +57,7 @@ def test_web_folder_is_complete(make_run, capsys, runtime):
     scripts = "".join(path.read_text() for path in web.glob("*.js"))
     for name in ("style.css", "main.js", "icon.svg"):
         assert name in page and name in names
-    for name in ("framing.js", "paper.js", "strokes.js", "drawing.js", "bars.js", "network.json"):
+    for name in ("framing.js", "api.js", "drawing.js", "bars.js", "network.json"):
         assert f"{name}" in scripts and name in names
     settings = json.loads((web / "network.json").read_text())
     assert settings["runtime"] == runtime.rstrip("/") + "/"
