@@ -1,22 +1,19 @@
 """Plots of predictions, for predictions.png and TensorBoard."""
 
 import io
-import logging
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from app.inference.metrics import Predictions
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 Picture = NDArray[np.uint8]  # RGB, [H, W, 3]
-DPI = 100
+FONT = ImageFont.load_default(13)
 COLUMNS = 10  # images in a row
-TILE, GAP, CAPTION, TITLE = 0.78, 0.12, 0.36, 0.5  # inches: image, space between images, texts
+TILE, GAP, LINE, TITLE = 84, 12, 17, 48  # pixels: image, space between images, line of text, title
+CELL = 46  # pixels of a cell of the confusion matrix
 RIGHT, WRONG = "#2e7d32", "#c62828"
 PREDICTIONS, MISTAKES = 100, 50  # images shown at most
 MIN_SCALE = 10  # the color scale ends at this count or a larger one
@@ -25,7 +22,7 @@ MIN_SCALE = 10  # the color scale ends at this count or a larger one
 def draw_predictions(predictions: Predictions, images: Tensor, title: str) -> bytes:
     """Return a PNG of test images: mistakes, most confident first, then least confident hits."""
     png = io.BytesIO()
-    _grid(predictions, images, predictions.order[:PREDICTIONS], title).savefig(png, dpi=DPI)
+    _grid(predictions, images, predictions.order[:PREDICTIONS], title).save(png, "PNG")
     return png.getvalue()
 
 
@@ -34,52 +31,45 @@ def draw_mistakes(predictions: Predictions, images: Tensor) -> Picture:
     wrong = int(predictions.mistakes.sum())
     order = predictions.order[: min(wrong, MISTAKES)]
     title = f"{wrong:,} of {len(predictions.labels):,} images wrong"
-    return _to_array(_grid(predictions, images, order, title))
+    return np.asarray(_grid(predictions, images, order, title))
 
 
 def draw_confusion(predictions: Predictions) -> Picture:
     """Draw the confusion matrix: rows are true classes, columns predictions; mistakes are red."""
-    counts, names = predictions.confusion.numpy(), [name[:12] for name in predictions.classes]
+    counts, names = predictions.confusion.numpy(), predictions.classes
     wrong = counts - np.diag(counts.diagonal())
-    side = 1.6 + 0.46 * len(names)
-    figure = _figure(side, side + 0.3)
-    axes = figure.add_subplot()
+    title = f"{wrong.sum():,} of {counts.sum():,} images wrong; rows: true, columns: predicted"
+    width = max(CELL, *map(_width, names)) + 2 * GAP
+    picture, draw = _canvas((len(names) + 1) * width, (len(names) + 1) * CELL, title)
     darkest = 1.7 * max(MIN_SCALE, wrong.max()) ** 0.5  # not too dark for the numbers
-    axes.imshow(np.sqrt(wrong), cmap="Reds", vmin=0, vmax=darkest)
     for (row, column), count in np.ndenumerate(counts):
+        x, y = (column + 1) * width, TITLE + row * CELL
+        paler = round(255 * (1 - wrong[row, column] ** 0.5 / darkest))
+        draw.rectangle((x, y, x + width - 1, y + CELL - 1), (255, paler, paler), "#dddddd")
         if count:
-            axes.text(column, row, f"{count:,}", ha="center", va="center", fontsize=9)
-    axes.set_xticks(range(len(names)), names, rotation=45 if max(map(len, names)) > 3 else 0)
-    axes.set_yticks(range(len(names)), names)
-    axes.set(xlabel="predicted class", ylabel="true class")
-    axes.set_title(f"{wrong.sum():,} of {counts.sum():,} images wrong", fontsize=11)
-    return _to_array(figure)
+            draw.text((x + width / 2, y + CELL / 2), f"{count:,}", "black", anchor="mm")
+    for index, name in enumerate(names):
+        row, column = TITLE + (index + 0.5) * CELL, (index + 1.5) * width
+        draw.text((width - GAP, row), name, "black", anchor="rm")
+        draw.text((column, TITLE + (len(names) + 0.5) * CELL), name, "black", anchor="mm")
+    return np.asarray(picture)
 
 
-def _grid(predictions: Predictions, images: Tensor, order: Tensor, title: str) -> "Figure":
+def _grid(predictions: Predictions, images: Tensor, order: Tensor, title: str) -> Image.Image:
     """Draw the images of `order` in rows, with the prediction and, if wrong, the true class."""
     captions = [_captions(predictions, index) for index in order.tolist()]
-    longest = max((len(text) for pair in captions for text in pair), default=0)
-    width = max(TILE, 0.075 * longest) + GAP
-    height = TILE + CAPTION + GAP
-    columns, rows = min(COLUMNS, max(1, len(order))), -(-len(order) // COLUMNS)
-    total = max(columns * width + GAP, 0.12 * len(title) + GAP), rows * height + TITLE
-    figure = _figure(*total, constrained=False)
-    axes = figure.add_axes((0, 0, 1, 1))
-    axes.text(GAP, 0.3, title, fontsize=13, va="center")
-    for position, (index, (prediction, truth)) in enumerate(
-        zip(order.tolist(), captions, strict=True)
-    ):
+    width = max([TILE, *(_width(text) for pair in captions for text in pair)]) + GAP
+    height = TILE + 2 * LINE + GAP
+    rows = -(-len(captions) // COLUMNS)
+    picture, draw = _canvas(min(COLUMNS, len(captions)) * width, rows * height, title)
+    for position, (prediction, truth) in enumerate(captions):
         row, column = divmod(position, COLUMNS)
-        x, y = GAP / 2 + (column + 0.5) * width, TITLE + row * height
-        extent = (x - TILE / 2, x + TILE / 2, y + TILE, y)
-        axes.imshow(images[index, 0].numpy(), cmap="gray", vmin=0, vmax=255, extent=extent)
-        color = WRONG if truth else RIGHT
-        axes.text(x, y + TILE + 0.04, prediction, color=color, fontsize=9, ha="center", va="top")
-        axes.text(x, y + TILE + 0.21, truth, fontsize=9, ha="center", va="top")
-    axes.set(xlim=(0, total[0]), ylim=(total[1], 0))
-    axes.set_axis_off()
-    return figure
+        x, y = column * width + width // 2, TITLE + row * height
+        image = Image.fromarray(images[order[position], 0].numpy())
+        picture.paste(image.resize((TILE, TILE), Image.Resampling.NEAREST), (x - TILE // 2, y))
+        draw.text((x, y + TILE + 2), prediction, WRONG if truth else RIGHT, anchor="ma")
+        draw.text((x, y + TILE + 2 + LINE), truth, "black", anchor="ma")
+    return picture
 
 
 def _captions(predictions: Predictions, index: int) -> tuple[str, str]:
@@ -90,18 +80,15 @@ def _captions(predictions: Predictions, index: int) -> tuple[str, str]:
     return caption, "" if predicted == label else f"is {names[label]}"
 
 
-def _figure(width: float, height: float, constrained: bool = True) -> "Figure":
-    """Return an empty figure, size in inches, that needs no display."""
-    # a first run logs, as information, that it makes a font cache
-    logging.getLogger("matplotlib").setLevel(logging.WARNING)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # late: takes half a second
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained" if constrained else None)
-    FigureCanvasAgg(figure)
-    return figure
+def _canvas(width: int, height: int, title: str) -> tuple[Image.Image, ImageDraw.ImageDraw]:
+    """Return a white picture of `width` x `height` pixels below a title."""
+    picture = Image.new("RGB", (max(width, _width(title)) + 2 * GAP, TITLE + height), "white")
+    draw = ImageDraw.Draw(picture)
+    draw.font = FONT
+    draw.text((GAP, TITLE / 2), title, "black", anchor="lm")
+    return picture, draw
 
 
-def _to_array(figure: "Figure") -> Picture:
-    figure.canvas.draw()
-    return np.asarray(figure.canvas.buffer_rgba())[..., :3].copy()  # type: ignore[attr-defined]
+def _width(text: str) -> int:
+    """Return the width of a text in pixels."""
+    return int(FONT.getlength(text)) + 1

@@ -312,12 +312,3 @@ def test_command_prints_predictions(command, trained_run, tmp_path):
     assert (done.returncode, done.stderr) == (0, f"using {best} (finished)\n")
     assert done.stdout.startswith(f"{name}  ")
     assert list((tmp_path / "here").iterdir()) == []
-
-
-@pytest.mark.exhaustive
-def test_first_use_of_matplotlib_logs_nothing(command, make_run, tmp_path):
-    """It makes a font cache and logs that, which Hydra's handler would print."""
-    done = command("app.predict", f"checkpoint={make_run()}", MPLCONFIGDIR=str(tmp_path / "new"))
-    assert (tmp_path / "new").is_dir()
-    assert "HYDRA" not in done.stdout + done.stderr
-    assert done.returncode == 0

@@ -45,8 +45,9 @@ def drawings(count=200, seed=0):
         def stroke(points, draw=draw):
             places = [(x * SIDE * FINE, y * SIDE * FINE) for x, y in points]
             draw.line(places, fill=255, width=round(PEN * FINE), joint="curve")
+            reach = PEN * FINE / 2
             for x, y in (places[0], places[-1]):
-                draw.circle((x, y), PEN * FINE / 2, fill=255)
+                draw.ellipse((x - reach, y - reach, x + reach, y + reach), fill=255)
 
         map = random.normal([[1, 0], [0, 1]], 0.15) * random.uniform(0.4, 1)
         shift = random.normal(0.5, 0.05 if index % 6 != 3 else 0.2, 2)
