@@ -56,7 +56,7 @@ def one_line(message: object) -> str:
 
 def missing_package(name: str) -> str:
     """Return the message for a missing package, with the command that installs it."""
-    install = "pip install 'lenet-ops[app,web]'"
+    install = "pip install 'lenet-ops[app]'"
     if (ROOT / "pyproject.toml").is_file():  # the sources
         folder = shlex.quote(str(ROOT))
         install = f"cd {folder} && bash scripts/setup.sh && source .venv/bin/activate"

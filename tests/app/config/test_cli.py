@@ -356,7 +356,7 @@ def test_training_into_a_full_standard_output_fails(tmp_path):
 
 
 def test_missing_package_of_a_command_names_the_extras():
-    hidden = "import sys; sys.modules['uvicorn'] = None; import app.draw; app.draw.main()"
+    hidden = "import sys; sys.modules['scipy'] = None; import app.draw; app.draw.main()"
     done = subprocess.run([sys.executable, "-c", hidden], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: uvicorn is missing: `")
+    assert done.stderr.startswith("error: scipy is missing: `")

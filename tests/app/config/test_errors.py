@@ -40,7 +40,7 @@ def bare_python(tmp_path):
     ("files", "remedy"),
     [
         (["pyproject.toml"], "`cd {} && bash scripts/setup.sh && source .venv/bin/activate`"),
-        ([], "`pip install 'lenet-ops[app,web]'`"),  # an installed copy
+        ([], "`pip install 'lenet-ops[app]'`"),  # an installed copy
     ],
 )
 def test_missing_packages_are_one_line(bare_python, tmp_path, files, remedy):
@@ -56,7 +56,7 @@ def test_missing_packages_are_one_line(bare_python, tmp_path, files, remedy):
 def test_import_without_packages_raises(bare_python):
     code = "try:\n import app\nexcept ModuleNotFoundError as error:\n print(error.name, error)"
     done = bare_python("-c", code)
-    line = "pydantic pydantic is missing: `pip install 'lenet-ops[app,web]'`\n"
+    line = "pydantic pydantic is missing: `pip install 'lenet-ops[app]'`\n"
     assert (done.returncode, done.stdout, done.stderr) == (0, line, "")
 
 
