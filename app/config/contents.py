@@ -3,12 +3,20 @@
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, Json
+from pydantic import AfterValidator, Field, Json, model_validator
 from pydantic.dataclasses import dataclass
 
 from app.config.schema import Count, DatasetName, ModelConfig, Seed
 
 CLASSES = 10  # of every data set
+# of a finished run
+RESULTS = (
+    "test_accuracy",
+    "val_accuracy",
+    "parameters",
+    "training_seconds",
+    "images_per_second",
+)
 
 
 def _printable(value: str) -> str:
@@ -81,40 +89,27 @@ class ExportedAccuracy:
     test_accuracy: Fraction | None = None
 
 
-@dataclass(kw_only=True)
-class RunDescription:
-    """The fields of every `summary.json` that commands read."""
+@dataclass
+class Summary:
+    """The fields of `summary.json` that commands read; a finished run has all `RESULTS`."""
 
+    status: Literal["finished", "unfinished", "interrupted", "failed"] = "unfinished"
+    error: Annotated[str, Field(strict=True)] = ""
     dataset: DatasetName | None = None
     val_size: Count | None = None
     total_epochs: Count | None = None
-
-
-@dataclass(kw_only=True)
-class Summary(RunDescription):
-    """The fields of the `summary.json` of a run that has not finished."""
-
-    status: Literal["unfinished", "interrupted", "failed"] = "unfinished"
-    error: Annotated[str, Field(strict=True)] = ""
+    test_accuracy: StrictFraction | None = None
+    val_accuracy: StrictFraction | None = None
     parameters: NonNegativeInt | None = None
+    training_seconds: NonNegativeFloat | None = None
+    images_per_second: NonNegativeFloat | None = None
 
-
-@dataclass(kw_only=True)
-class Results:
-    """The numbers in the `summary.json` of a finished run."""
-
-    test_accuracy: StrictFraction
-    val_accuracy: StrictFraction
-    parameters: NonNegativeInt
-    training_seconds: NonNegativeFloat
-    images_per_second: NonNegativeFloat
-
-
-@dataclass(kw_only=True)
-class FinishedSummary(Results, RunDescription):
-    """The fields of the `summary.json` of a finished run."""
-
-    status: Literal["finished"]
+    @model_validator(mode="after")
+    def _is_complete(self) -> "Summary":
+        missing = [key for key in RESULTS if getattr(self, key) is None]
+        if self.status == "finished" and missing:
+            raise ValueError(f"a finished run without {missing[0]}")
+        return self
 
 
 @dataclass

@@ -1,35 +1,25 @@
 """The environment variables of torchrun."""
 
 import os
-import re
 from typing import Annotated
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from app.config.errors import UserError
 from app.config.schema import from_mapping
 
 
-def _digits(value: str) -> str:
-    if not re.fullmatch(r"[0-9]+", value):
-        raise ValueError("Input should be a whole number")
-    return value
-
-
-Digits = BeforeValidator(_digits)
-
-
 @dataclass(config=ConfigDict(extra="ignore"))
 class Torchrun:
     """The environment variables that torchrun sets for each of its processes."""
 
-    size: Annotated[int, Digits, Field(alias="WORLD_SIZE", ge=1)] = 1
-    rank: Annotated[int, Digits, Field(alias="RANK")] = 0
-    local_rank: Annotated[int | None, Digits, Field(alias="LOCAL_RANK")] = None
-    restarts: Annotated[int, Digits, Field(alias="TORCHELASTIC_RESTART_COUNT")] = 0
+    size: Annotated[int, Field(alias="WORLD_SIZE", ge=1)] = 1
+    rank: Annotated[int, Field(alias="RANK", ge=0)] = 0
+    local_rank: Annotated[int | None, Field(alias="LOCAL_RANK", ge=0)] = None
+    restarts: Annotated[int, Field(alias="TORCHELASTIC_RESTART_COUNT", ge=0)] = 0
     run_id: Annotated[str, Field(alias="TORCHELASTIC_RUN_ID")] = ""
-    port: Annotated[int, Digits, Field(alias="MASTER_PORT", lt=2**16)] = 0
+    port: Annotated[int, Field(alias="MASTER_PORT", ge=0, lt=2**16)] = 0
 
 
 def read_torchrun() -> Torchrun:

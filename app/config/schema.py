@@ -242,21 +242,10 @@ class ReportConfig:
     outputs: Path = "outputs"
 
 
-class SettingError(UserError):
-    """An invalid setting: its dotted `key` and a message."""
-
-    def __init__(self, key: str, message: str) -> None:
-        super().__init__(key, message)
-        self.key, self.message = key, message
-
-    def __str__(self) -> str:
-        return self.message
-
-
 def from_mapping(schema: type[T] | Any, values: Mapping[str, Any], prefix: str = "") -> T:
     """Build `schema` from nested plain values; missing keys keep their defaults.
 
-    Raise a SettingError for an unknown key or a wrong value, with `prefix` before the key.
+    Raise a UserError for an unknown key or a wrong value, with `prefix` before the key.
     """
     try:
         return cast(T, TypeAdapter(schema).validate_python(values))
@@ -271,8 +260,8 @@ def from_mapping(schema: type[T] | Any, values: Mapping[str, Any], prefix: str =
     value = first["input"]
     shown = str(value) if integer and isinstance(value, float) else format_value(value)
     if first["type"] in ("missing", "missing_argument"):
-        raise SettingError(key, f"{key} is missing")
-    raise SettingError(key, f"{key}={_shorten(shown)}: {message}")
+        raise UserError(f"{key} is missing")
+    raise UserError(f"{key}={_shorten(shown)}: {message}")
 
 
 def _allowed_keys(schema: Any, path: tuple[int | str, ...]) -> list[str]:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from app.config.contents import RESULTS
 from app.config.errors import UserError
 from app.config.schema import ReportConfig, counted, format_value, printable
 from app.runs.files import csv_text, write_results
 from app.runs.folder import (
     NON_HYPERPARAMETERS,
-    RESULTS,
     all_runs,
     flatten,
     is_gone,

@@ -18,7 +18,7 @@ import yaml
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 from omegaconf import OmegaConf
 
-from app.config.contents import FinishedSummary, Results, RunSettings, Summary
+from app.config.contents import RunSettings, Summary
 from app.config.errors import UserError, one_line, writing
 from app.config.schema import TrainConfig, from_mapping, printable
 from app.runs.files import write_atomically
@@ -37,7 +37,6 @@ REMEDIES = {  # hint for a missing file
     "best.pt": "train one with `python -m app.train`",
     "model.onnx": "export one with `python -m app.export_onnx`",
 }
-RESULTS = tuple(item.name for item in dataclasses.fields(Results))  # of a finished run
 NON_HYPERPARAMETERS = (
     "resume",
     "data.root",
@@ -208,7 +207,7 @@ def is_outdated(path: Path) -> bool:
 
 def read_settings(folder: Path) -> dict[str, Any]:
     """Return the configuration of the run in `folder` as nested plain values."""
-    settings = _read(folder / CONFIG, _parse_yaml, lambda values: RunSettings)
+    settings = _read(folder / CONFIG, _parse_yaml, RunSettings)
     if "model" in settings:
         settings["model"] = own_settings(settings["model"])
     return settings
@@ -239,7 +238,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
     """
     path, unfinished = folder / SUMMARY, {"status": "unfinished"}
     try:
-        return unfinished | _read(path, json.loads, _summary_schema)
+        return unfinished | _read(path, json.loads, Summary)
     except UserError as error:
         if not is_gone(error):
             remedy = f"the run counts as unfinished, resume={folder} writes the file anew"
@@ -258,20 +257,14 @@ def warn_once(message: str) -> None:
     print(f"WARNING: {message}", file=sys.stderr)
 
 
-def _summary_schema(values: dict[str, Any]) -> type[FinishedSummary | Summary]:
-    return FinishedSummary if values.get("status") == "finished" else Summary
-
-
-def _read(
-    path: Path, parse: Callable[[str], Any], schema: Callable[[dict[str, Any]], type[Any]]
-) -> dict[str, Any]:
-    """Parse a file to a dict that fits `schema(dict)`; raise a UserError if that fails."""
+def _read(path: Path, parse: Callable[[str], Any], schema: type[Any]) -> dict[str, Any]:
+    """Parse a file to a dict that fits `schema`; raise a UserError if that fails."""
     try:
         values = parse(_read_text(path))
         if not isinstance(values, dict):
             raise ValueError("must be a mapping")
         json.dumps(values)  # raises for other types than those of JSON
-        from_mapping(schema(values), values)
+        from_mapping(schema, values)
         return values
     except Exception as error:  # the parsers raise many types
         raise UserError(f"{path}: cannot be read: {printable(one_line(error))}") from error

@@ -17,7 +17,7 @@ from app.config.errors import writing
 from app.config.schema import format_value
 from app.runs.files import write_atomically
 
-EVENTS, METRICS, RESULTS = "events.out.tfevents.*", "metrics.jsonl", ".results"
+EVENTS, METRICS = "events.out.tfevents.*", "metrics.jsonl"
 
 
 @contextmanager
@@ -39,9 +39,7 @@ def quiet_writer_thread() -> Iterator[None]:
 class Tracker:
     """The curves of a run: TensorBoard events, and the same scalars in `metrics.jsonl`.
 
-    Test results go to a separate event file, which replaces that of an earlier test of the run, so
-    that a resumed run has each point once. All methods except `close` raise a WriteError if the
-    files cannot be written.
+    All methods except `close` raise a WriteError if the files cannot be written.
 
     Args:
         folder: The run folder.
@@ -52,32 +50,19 @@ class Tracker:
 
     def __init__(self, folder: str | Path, step: int = 0, size: int = 0) -> None:
         self._folder = Path(folder)
-        self._results: SummaryWriter | None = None
         with writing(self._folder):
             path = self._folder / METRICS
             write_atomically(path, lines_before(path, size))  # leaves the target of a link alone
             self._lines = path.open("a")
             renumber_events(self._folder)
-            self._writer = SummaryWriter(str(folder), purge_step=step + 1)
+            self.writer = SummaryWriter(str(folder), purge_step=step + 1)
 
-    def scalars(self, step: int, values: Mapping[str, float], results: bool = False) -> None:
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Add a point to each named curve, and a line with all values to `metrics.jsonl`."""
         with writing(self._folder):
             self._lines.write(json.dumps({"step": step, **values}) + "\n")
-            writer = self.results if results else self._writer
             for name, value in values.items():
-                writer.add_scalar(name, value, step)
-
-    @property
-    def results(self) -> SummaryWriter:
-        """The writer of the test results; deletes earlier results and ends the training curves."""
-        if self._results is None:
-            self._writer.close()
-            for path in self._folder.glob(EVENTS + RESULTS):
-                path.unlink()
-            renumber_events(self._folder)
-            self._results = SummaryWriter(str(self._folder), filename_suffix=RESULTS)
-        return self._results
+                self.writer.add_scalar(name, value, step)
 
     def settings(self, values: Mapping[str, Any], results: Mapping[str, float]) -> None:
         """Add settings and results, keyed by the names of their curves, for the HParams tab."""
@@ -87,15 +72,14 @@ class Tracker:
         }
         with writing(self._folder):
             for part in hparams(settings, dict(results)):
-                self.results._get_file_writer().add_summary(part, 0)
+                self.writer._get_file_writer().add_summary(part, 0)
 
     def flush(self) -> int:
         """Write everything to the disk; return the size of `metrics.jsonl` in bytes."""
         with writing(self._folder):
             self._lines.flush()
             os.fsync(self._lines.fileno())
-            for writer in filter(None, (self._writer, self._results)):
-                writer.flush()
+            self.writer.flush()
             for path in self._folder.glob(EVENTS):
                 with path.open("rb") as file:
                     os.fsync(file.fileno())
@@ -103,10 +87,9 @@ class Tracker:
 
     def close(self) -> None:
         """Close the files; ignore errors, which `flush` has raised before."""
-        for file in (self._lines, self._writer, self._results):
-            if file is not None:
-                with suppress(OSError):
-                    file.close()
+        for file in (self._lines, self.writer):
+            with suppress(OSError):
+                file.close()
 
 
 def lines_before(path: Path, size: int) -> bytes:

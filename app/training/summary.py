@@ -40,7 +40,7 @@ def draw_pictures(run: Run, tracker: Tracker, logits: Tensor) -> None:
             "mistakes": draw_mistakes(predictions, data.test.images.cpu()),
         }
         for name, picture in pictures.items():
-            tracker.results.add_image(name, picture, run.step, dataformats="HWC")
+            tracker.writer.add_image(name, picture, run.step, dataformats="HWC")
         tracker.flush()
     except Exception as error:  # optional: the results are written already
         reason = f"{type(error).__name__}: {one_line(error)}"
@@ -51,7 +51,7 @@ def log_results(run: Run, tracker: Tracker, results: dict[str, Any]) -> None:
     """Log the test results, and settings and final metrics for the HParams tab."""
     values = {"loss/test": results["test_loss"], "accuracy/test": results["test_accuracy"]}
     numbers = {f"final/{key}": value for key, value in (results | metrics(run)).items()}
-    tracker.scalars(run.step, values | numbers, results=True)
+    tracker.scalars(run.step, values | numbers)
     settings = {
         key: value for key, value in flatten(run.cfg).items() if key not in NON_HYPERPARAMETERS
     }

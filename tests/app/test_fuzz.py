@@ -12,13 +12,14 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from app.config.contents import RESULTS
 from app.config.errors import RunError, UserError
 from app.config.schema import ExportConfig, LeNetConfig, LLTMConfig, TrainConfig
 from app.export.graph import build_graph
 from app.inference.onnx_runtime import load_onnx
 from app.inference.predictor import load_torch
 from app.runs.compare import find_entries, group_runs, table, to_csv
-from app.runs.folder import CONFIG, RESULTS, SUMMARY, create_run_folder, find_checkpoint
+from app.runs.folder import CONFIG, SUMMARY, create_run_folder, find_checkpoint
 from app.training.state import load_config
 from app.web.networks import find_networks
 from tests.app.idx import random_images

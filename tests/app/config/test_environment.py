@@ -7,6 +7,7 @@ from app.config.errors import UserError
 from app.training.distributed import connect
 
 TORCHRUN = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "here", "MASTER_PORT": "29500"}
+INTEGER = "Input should be a valid integer, unable to parse string as an integer"
 NAMES = (*TORCHRUN, "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID")
 
 
@@ -26,9 +27,9 @@ def environment(monkeypatch):
 @pytest.mark.parametrize(
     ("values", "line"),
     [
-        ({"WORLD_SIZE": "abc"}, "WORLD_SIZE=abc: Input should be a whole number"),
-        ({"WORLD_SIZE": ""}, "WORLD_SIZE=: Input should be a whole number"),
-        ({"WORLD_SIZE": "2.0"}, "WORLD_SIZE=2.0: Input should be a whole number"),
+        ({"WORLD_SIZE": "abc"}, f"WORLD_SIZE=abc: {INTEGER}"),
+        ({"WORLD_SIZE": ""}, f"WORLD_SIZE=: {INTEGER}"),
+        ({"WORLD_SIZE": "2.5"}, f"WORLD_SIZE=2.5: {INTEGER}"),
         ({"WORLD_SIZE": "0"}, "WORLD_SIZE=0: Input should be greater than or equal to 1"),
         ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2: needs RANK, too (torchrun sets them)"),
         (
@@ -37,13 +38,13 @@ def environment(monkeypatch):
         ),
         ({"RANK": "3"}, "RANK=3: should be less than WORLD_SIZE=1 (torchrun sets them)"),
         (TORCHRUN | {"RANK": "2"}, "RANK=2: should be less than WORLD_SIZE=2 (torchrun sets them)"),
-        ({"RANK": "-1"}, "RANK=-1: Input should be a whole number"),
-        (TORCHRUN | {"MASTER_PORT": "x"}, "MASTER_PORT=x: Input should be a whole number"),
+        ({"RANK": "-1"}, "RANK=-1: Input should be greater than or equal to 0"),
+        (TORCHRUN | {"MASTER_PORT": "x"}, f"MASTER_PORT=x: {INTEGER}"),
         (TORCHRUN | {"MASTER_PORT": "70000"}, "MASTER_PORT=70000: Input should be less than 65536"),
-        ({"LOCAL_RANK": "x"}, "LOCAL_RANK=x: Input should be a whole number"),
+        ({"LOCAL_RANK": "x"}, f"LOCAL_RANK=x: {INTEGER}"),
         (
             {"TORCHELASTIC_RESTART_COUNT": "x"},
-            "TORCHELASTIC_RESTART_COUNT=x: Input should be a whole number",
+            f"TORCHELASTIC_RESTART_COUNT=x: {INTEGER}",
         ),
     ],
 )

@@ -11,6 +11,7 @@ from threading import Event
 
 import pytest
 
+from app.config.contents import RESULTS
 from app.config.errors import UserError, WriteError
 from app.config.schema import (
     DataConfig,
@@ -23,7 +24,6 @@ from app.config.schema import (
 from app.runs.compare import find_entries, report
 from app.runs.folder import (
     CONFIG,
-    RESULTS,
     SUMMARY,
     all_runs,
     create_run_folder,

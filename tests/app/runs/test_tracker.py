@@ -68,16 +68,6 @@ def test_curves_are_in_the_order_of_writing(tmp_path, monkeypatch, seconds):
     assert values(tmp_path)[:60] == [(step, step) for step in expected]
 
 
-def test_results_are_read_after_the_curves(tmp_path, monkeypatch):
-    now = time.time()
-    with closing(Tracker(tmp_path)) as tracker:
-        tracker.scalars(1, {"x": 1.0})
-        monkeypatch.setattr("time.time", lambda: now - 86400)
-        tracker.scalars(1, {"x": 2.0}, results=True)
-        tracker.flush()
-    assert values(tmp_path) == [(1, 1.0), (1, 2.0)]
-
-
 @pytest.mark.parametrize("content", [None, '{"step": 1}\n{"st'])
 def test_missing_lines_are_reported(tmp_path, capsys, content):
     with closing(Tracker(tmp_path)) as tracker:

@@ -9,9 +9,10 @@ import pytest
 from omegaconf import OmegaConf
 from onnx import helper
 
+from app.config.contents import RESULTS
 from app.config.errors import UserError
 from app.config.schema import DrawConfig
-from app.runs.folder import CONFIG, RESULTS, SUMMARY
+from app.runs.folder import CONFIG, SUMMARY
 from app.web.networks import find_networks
 from app.web.server import serve
 
