@@ -37,21 +37,14 @@ class ConvNet(nn.Module):
 class LeNet(ConvNet):
     """LeNet-5 (LeCun et al., 1998) for 28x28 images, with a choice of activation and convolution.
 
-    A 5x5 convolution to 6 channels, a second to 16, each followed by 2x2 max pooling and the
-    activation, then fully connected layers of 120, 84 and `num_classes` features. Pooling comes
-    before the activation, which then has a quarter of the work. The order does not change the
-    result for ReLU and NCReLU, which are monotone.
+    Pooling comes before the activation, which then has a quarter of the work; for ReLU and NCReLU
+    (monotone) the result is the same.
 
-    - `act="ncrelu"` doubles the number of channels, so the next layer has twice as many inputs.
-    - `conv="depthwise"` splits each convolution into a depthwise one (a filter per channel) and a
-      pointwise 1x1 that mixes the channels. The image has one channel: the first depthwise part
-      is a single learned 5x5 filter, and its pointwise part only scales and shifts the result for
-      each of the 6 channels.
-    - `conv="involution"` mixes the channels by a pointwise 1x1, followed by an involution (Li et
-      al., arXiv 2103.06255): it computes a kernel for each pixel and each half of the channels
-      from the channels of that pixel. It keeps the size: 7x7 pixels remain instead of 5x5.
-    - `head="gap"` replaces the fully connected layers by a 3x3 convolution to 120 channels and a
-      1x1 to a map per class, whose mean is the logit of the class (Lin et al., Network In
+    - `act="ncrelu"` doubles the channels.
+    - `conv="depthwise"`: a depthwise convolution, then a pointwise 1x1 that mixes the channels.
+    - `conv="involution"`: a pointwise 1x1, then an involution (Li et al., arXiv 2103.06255). It
+      keeps the size: 7x7 pixels remain instead of 5x5.
+    - `head="gap"`: convolutions to a map per class, whose mean is the logit (Lin et al., Network In
       Network, arXiv 1312.4400). Images may have any height and width from 12 on.
     """
 
@@ -90,10 +83,8 @@ class SeparableNet(ConvNet):
     """A fully convolutional network of depthwise separable convolutions, for images of any size.
 
     `channels` has the output channels of each convolution, in three stages with 2x2 max pooling
-    between them. The first convolution is standard, the others are depthwise separable. The first
-    convolution of stage 1 and of stage 2 is 5x5, all others are 3x3; the last has no padding. GELU
-    follows each, after the pooling as in `LeNet`. A 1x1 convolution makes a map per class, whose
-    mean is the logit.
+    between them. The first convolution is standard. The first of stage 1 and of stage 2 is 5x5, all
+    others are 3x3; the last has no padding.
     """
 
     def __init__(self, channels: Sequence[Sequence[int]], num_classes: int) -> None:
@@ -145,10 +136,7 @@ def takes_any_size(cfg: ModelConfig) -> bool:
 
 
 def cpu_format(cfg: ModelConfig) -> torch.memory_format:
-    """Return the memory format in which the network trains faster on a CPU, as measured.
-
-    Channels last is up to a quarter faster, except with `conv="standard"` and `head="fc"`.
-    """
+    """Return the memory format in which the network trains faster on a CPU: up to a quarter."""
     plain = isinstance(cfg, LeNetConfig) and cfg.conv == "standard" and cfg.head == "fc"
     contiguous = plain or isinstance(cfg, LLTMConfig)
     return torch.contiguous_format if contiguous else torch.channels_last
@@ -171,11 +159,9 @@ def count_parameters(model: nn.Module) -> int:
 
 
 class OneChannelConv2d(nn.Conv2d):
-    """nn.Conv2d of one input channel that trains by `depthwise_conv2d`.
+    """nn.Conv2d of one input channel that trains by `depthwise_conv2d` of copies, which are a view.
 
-    Equals a depthwise convolution of `out_channels` copies of the input; the copies are a view.
-    cuDNN's deterministic weight gradient takes 20 times as long, oneDNN's convolution and gradient
-    1.5 times.
+    cuDNN's deterministic weight gradient takes 20 times as long, oneDNN 1.5 times.
     """
 
     def forward(self, input: Tensor) -> Tensor:

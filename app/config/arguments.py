@@ -53,10 +53,8 @@ def is_group(key: str) -> bool:
 def quote(override: str, sweep: bool) -> str:
     """Quote the value of an override where Hydra would reject or misread it.
 
-    Quote paths that Hydra would change, such as `2026_11` or `a,b.png` (a list in sweeps), options
-    of a group that are `null` or do not begin with a letter, and values that Hydra
-    cannot parse, for example with an open bracket. Raise a UserError for a list of values if -m is
-    missing.
+    Quote paths that Hydra would change, such as `2026_11` or `a,b.png`, options of a group that do
+    not begin with a letter, and open brackets. Raise a UserError for a list without -m.
     """
     if not override.lstrip("+").startswith("hydra"):
         override = override.lstrip("+")  # all keys are in conf/: there is nothing to add

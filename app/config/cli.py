@@ -1,7 +1,4 @@
-"""Command line: Hydra composes the configuration, pydantic validates it.
-
-This module does not import torch; commands import heavy modules when they run.
-"""
+"""Command line, without torch: Hydra composes the configuration, pydantic validates it."""
 
 import os
 import sys
@@ -34,10 +31,9 @@ T = TypeVar("T")
 
 
 def run_command(name: str, schema: type[T], task: Callable[[T], Any]) -> None:
-    """Call `task` with the configuration of a command, an instance of `schema`.
+    """Call `task` with the configuration of a command from conf/<name>.yaml and the overrides.
 
-    A sweep calls it once a run. Hydra composes the configuration from conf/<name>.yaml and the
-    overrides. `exit_codes` handles errors; `HYDRA_FULL_ERROR=1` adds the traceback.
+    A sweep calls it once a run. `HYDRA_FULL_ERROR=1` adds the traceback to errors.
     """
     full_error = os.environ.get("HYDRA_FULL_ERROR") == "1"
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
@@ -99,10 +95,8 @@ def run_task(
 
 
 def check_sweep(name: str, schema: type[T], overrides: list[str]) -> None:
-    """Raise a UserError if a run of the sweep has a wrong setting.
-
-    Check the runs of Hydra's basic sweeper only; other sweepers choose settings while they run.
-    """
+    """Raise a UserError if a run of the sweep has a wrong setting."""
+    # other sweepers than Hydra's basic one choose settings while they run
     if any(item.startswith("hydra/sweeper=") for item in overrides):
         return
     with hydra.initialize_config_module("conf", version_base="1.3"):
@@ -113,10 +107,7 @@ def check_sweep(name: str, schema: type[T], overrides: list[str]) -> None:
 
 
 def build_config(schema: type[T], cfg: DictConfig, typed: dict[str, str]) -> T:
-    """Build `schema` from Hydra's configuration; raise a UserError for a wrong key or value.
-
-    `typed` maps keys to overrides of the command line.
-    """
+    """Build `schema` from Hydra's configuration; raise a UserError for a wrong key or value."""
     for key, override in typed.items():
         # it would change the name and keep the values of the group's default
         if key in ("data.name", "model.name", "optim.name"):
@@ -128,10 +119,9 @@ def build_config(schema: type[T], cfg: DictConfig, typed: dict[str, str]) -> T:
 
 
 def hydra_message(error: Exception, typed: Sequence[str] = ()) -> str:
-    """Return Hydra's message in one line, with the key and the allowed values if known.
+    """Return Hydra's message in one line, or "" for other errors.
 
-    `typed` are arguments that configure Hydra: they cause its other exceptions. Return "" for
-    errors that are not Hydra's.
+    `typed` are arguments that configure Hydra: they cause its other exceptions.
     """
     message = one_line(error).partition(" Config search path:")[0]
     if not isinstance(error, HydraException | OmegaConfBaseException):

@@ -73,19 +73,13 @@ class CheckpointFields:
 
 @dataclass
 class Metadata:
-    """The metadata of an exported file that predictions need; all values are strings."""
+    """The metadata of an exported file that commands read; all values are strings."""
 
     dataset: DatasetName
     classes: Json[ClassNames]
     mean: Fraction
     std: Deviation
     fallback_from: DatasetName | None = None
-
-
-@dataclass
-class ExportedAccuracy:
-    """The accuracy in the metadata of an exported file."""
-
     test_accuracy: Fraction | None = None
 
 
@@ -121,10 +115,7 @@ class DataSettings:
 
 @dataclass
 class RunSettings:
-    """The groups of `.hydra/config.yaml` that commands read.
-
-    Other keys, also those of older versions, are kept and not checked.
-    """
+    """The groups of `.hydra/config.yaml` that commands read; other keys are kept, not checked."""
 
     model: dict[str, Any] = field(default_factory=dict)
     data: DataSettings = field(default_factory=DataSettings)

@@ -19,10 +19,7 @@ PROBE_INTERVAL = 5.0  # seconds between probes while threads are idle
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device for `auto`, `cpu`, `cuda` or `cuda:N`; raise a UserError if it is missing.
-
-    `cuda` is the first GPU or, under torchrun, the GPU of the local rank.
-    """
+    """Return the device of a setting (`cuda`: of the local rank); raise a UserError if missing."""
     count = torch.cuda.device_count()
     device = torch.device(("cuda" if count else "cpu") if name == "auto" else name)
     if device.type == "cuda" and device.index is None:
@@ -43,8 +40,7 @@ def describe(device: torch.device) -> str:
 def keep_freed_memory() -> None:
     """Let glibc keep freed memory for the tensors of the next step.
 
-    By default glibc returns large blocks to the kernel, which zeroes their pages at the next
-    allocation: a fifth of the time of a training step or more.
+    By default the kernel zeroes large blocks again: a fifth of the time of a step or more.
     """
     if platform.libc_ver()[0] == "glibc":
         trim_threshold, mmap_threshold, gibibyte = -1, -3, 2**30  # as in malloc.h

@@ -23,10 +23,9 @@ GRACE = 3.0
 
 
 def open_streams() -> None:
-    """Make the standard streams writable.
+    """Replace closed standard streams by /dev/null; encode what the encoding lacks with `escape`.
 
-    Replace closed streams by /dev/null. Otherwise `print(file=sys.stderr)` writes to stdout, and
-    the next opened file gets descriptor 2. Encode characters that the encoding lacks with `escape`.
+    Otherwise `print(file=sys.stderr)` writes to stdout, and an opened file gets descriptor 2.
     """
     codecs.register_error("escape", escape)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
@@ -91,10 +90,7 @@ def handle_signals(handler: Callable[[int, FrameType | None], None] = interrupt)
 
 
 def is_first(message: str) -> bool:
-    """Return whether no process of this torchrun launch has passed `message` before.
-
-    Restarted processes count, too. Return True without torchrun or if its store fails.
-    """
+    """Return whether no process of this torchrun launch has passed `message` before."""
     with suppress(Exception):
         if os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True":  # KeyError without torchrun
             from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -106,10 +102,7 @@ def is_first(message: str) -> bool:
 
 
 def check_surroundings() -> None:
-    """Raise a UserError if the current folder was deleted.
-
-    Raise a UnicodeEncodeError if an argument cannot be encoded.
-    """
+    """Raise an error if the current folder was deleted or an argument cannot be encoded."""
     try:
         Path.cwd()
     except FileNotFoundError as error:
@@ -133,11 +126,9 @@ def flush_output() -> None:
 def exit_codes(full_error: bool = False) -> Iterator[None]:
     """End the command with an exit code and a line on stderr if the block raises.
 
-    Install signal handlers (`handle_signals`), which stay after the block.
-
     Exit codes: 2 wrong usage or unusable input, 1 failure, 130 interrupted, 141 output pipe closed
-    (prints nothing). `full_error` also prints the traceback of expected errors. Under torchrun, one
-    process prints a UserError, once for all restarts.
+    (prints nothing). `full_error` also prints the traceback of expected errors. Signal handlers
+    stay installed after the block.
     """
     open_streams()
     handle_signals()

@@ -143,9 +143,8 @@ class OptimConfig:
 class TrainerConfig:
     """Length, batch size and precision of training; intervals of logs and checkpoints.
 
-    `epochs=None`: 2, or more to reach 12,000 images. A checkpoint is written after each epoch, and
-    `checkpoint_steps` or `checkpoint_seconds` after the last one. `compile="auto"` captures a step
-    as a CUDA graph; True compiles the network by torch.compile first; False does neither.
+    `epochs=None`: 2, or more to reach 12,000 images. `compile="auto"` captures a step as a CUDA
+    graph; True compiles the network by torch.compile first; False does neither.
     """
 
     epochs: Count | None = None
@@ -243,10 +242,7 @@ class ReportConfig:
 
 
 def from_mapping(schema: type[T] | Any, values: Mapping[str, Any], prefix: str = "") -> T:
-    """Build `schema` from nested plain values; missing keys keep their defaults.
-
-    Raise a UserError for an unknown key or a wrong value, with `prefix` before the key.
-    """
+    """Build `schema` from nested plain values; raise a UserError for a wrong key or value."""
     try:
         return cast(T, TypeAdapter(schema).validate_python(values))
     except ValidationError as error:

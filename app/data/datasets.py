@@ -110,8 +110,7 @@ class DownloadError(Exception):
 def load_dataset(cfg: DataConfig) -> Dataset:
     """Load a data set and split off its validation images.
 
-    If the download fails, load `cfg.fallback` instead, warn on stderr and set
-    `Dataset.fallback_from`; without a fallback raise a UserError.
+    If the download fails, load `cfg.fallback` instead with a warning, or raise a UserError.
     """
     try:
         train, test = load_split(cfg, train=True), load_split(cfg, train=False)
@@ -163,10 +162,7 @@ def load_test_split(name: str, root: str) -> Split:
 
 
 def download(name: str, root: Path) -> None:
-    """Download torchvision's data set `name` to `root`; show the progress on stderr.
-
-    Complete archives are not downloaded again. Raise a DownloadError without a network.
-    """
+    """Download torchvision's data set `name` to `root`, or raise a DownloadError."""
     folder = root / name / "raw"
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     with writing(f"data.root={root}", UserError):
@@ -241,10 +237,7 @@ def _read_idx(path: Path) -> np.ndarray[Any, Any]:
 
 
 def _load_digits(train: bool) -> Split:
-    """Load scikit-learn's 1,797 digits of 8x8 pixels: 80 % for training, 20 % for testing.
-
-    Digits are scaled to 20x20 and centred in 28x28, as in MNIST.
-    """
+    """Load scikit-learn's 1,797 digits of 8x8 pixels, scaled to 20x20 in 28x28: 80 % or 20 %."""
     package = importlib.util.find_spec("sklearn")  # importing it takes two seconds
     if package is None or package.origin is None:
         raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")

@@ -27,8 +27,7 @@ def plan_epoch(
 ) -> Plan:
     """Draw the plan of an epoch of `count` images, without those after the last full batch.
 
-    `augment` limits the distortions of 28x28 images (None: none). `share` is (rank, number of
-    processes): each process takes its part of every batch of `batch_size` images.
+    `share` is (rank, number of processes): each takes its part of every batch.
     """
     generator = torch.Generator().manual_seed((seed << 20) + epoch)
     steps, (rank, ranks) = count // batch_size, share

@@ -15,11 +15,10 @@ def normalize(images: Tensor, mean: float, std: float) -> Tensor:
 
 
 def draw_affine(count: int, size: int, cfg: AugmentConfig, generator: torch.Generator) -> Tensor:
-    """Draw random affine maps from output to input coordinates: float32 [count, 2, 3].
+    """Draw random affine maps from output to input coordinates of `affine_grid`, [count, 2, 3].
 
-    Each is a rotation, a shear, a uniform scaling and a shift, drawn uniformly between minus and
-    plus the limits in `cfg` for images of `size` pixels a side, in the coordinates of
-    `affine_grid`, -1 to 1. `generator` is on the CPU: the same numbers for every device.
+    Each is a rotation, a shear, a scaling and a shift, uniform between minus and plus the limits in
+    `cfg` for images of `size` pixels a side. `generator` is on the CPU: the same for every device.
     """
     angle, shear, scale, x, y = torch.rand(5, count, generator=generator) * 2 - 1
     angle = angle * math.radians(cfg.rotation)

@@ -17,10 +17,7 @@ DEFAULTS = {  # of 2-D convolution and pooling
 
 
 def compact(graph: GraphProto) -> None:
-    """Remove names, attributes and constants that ONNX does not require.
-
-    They are most of the file of a small network. ONNX Runtime computes the same, bit for bit.
-    """
+    """Remove names, attributes and constants without effect: most of a small file."""
     remove_optional(graph)
     compact_names(graph)
 
@@ -56,10 +53,7 @@ def is_default(node: NodeProto, attribute: AttributeProto) -> bool:
 
 
 def compact_names(graph: GraphProto) -> None:
-    """Merge equal constants and shorten the names of tensors.
-
-    Inputs, outputs and tensors of subgraphs keep their names.
-    """
+    """Merge equal constants; shorten names, except of inputs, outputs and in subgraphs."""
     fixed = {"", *subgraph_names(graph), *(x.name for x in (*graph.input, *graph.output))}
     first: dict[bytes, str] = {}
     same: dict[str, str] = {}

@@ -27,10 +27,7 @@ from app.runs.folder import WEB_SETTINGS, data_root, find_checkpoint
 
 
 def export(cfg: ExportConfig) -> None:
-    """Export a checkpoint to ONNX files with model cards, if they agree with torch.
-
-    Raise a UserError for unusable settings, a RunError if the exported network differs.
-    """
+    """Export a checkpoint to ONNX files with model cards; raise a RunError if the logits differ."""
     check_settings(cfg)
     original = load_torch(cfg.checkpoint or find_checkpoint(cfg.outputs))
     number_format = cfg.quantize or cfg.precision
@@ -108,10 +105,7 @@ def check_settings(cfg: ExportConfig) -> None:
 
 
 def check_output(cfg: ExportConfig, path: Path) -> None:
-    """Make the folder of `path`.
-
-    Raise a UserError if the path is unusable or the export would overwrite other files.
-    """
+    """Make the folder of `path`; raise a UserError if it is unusable or has other files."""
     cards = {file: file.with_suffix(".md") for file in files(cfg, path)}
     check_files(cards, ".onnx", typed=cfg.file is not None)
     folder = path.parent / "web"

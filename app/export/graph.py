@@ -28,10 +28,7 @@ EXPORT_KEYS = ("exporter", "layout", "opset", "preprocess", "postprocess", "prec
 
 
 class Deployment(nn.Module):
-    """A network with the normalisation, softmax and precision of `cfg`.
-
-    Float inputs and outputs are float32.
-    """
+    """A network with the normalisation, softmax and precision of `cfg`; float32 outside."""
 
     def __init__(self, original: TorchPredictor, cfg: ExportConfig) -> None:
         super().__init__()
@@ -51,10 +48,9 @@ class Deployment(nn.Module):
 
 
 def build_graph(original: TorchPredictor, cfg: ExportConfig) -> ModelProto:
-    """Export a network to ONNX, in float32 or float16, with dynamic batch size.
+    """Export a network to ONNX in the first of `layouts`, with dynamic batch size.
 
-    The layout is the first of `layouts`. Height and width are dynamic if the network takes any
-    size.
+    Height and width are dynamic if the network takes any size.
     """
     module = Deployment(original, cfg).eval()
     dtype = torch.uint8 if cfg.preprocess else torch.float32
@@ -93,10 +89,7 @@ def exporter(cfg: ExportConfig) -> str:
 
 @functools.cache
 def newest_opset(quantized: bool = False) -> int:
-    """Return the newest opset that both onnx and ONNX Runtime support.
-
-    With `quantized`, ONNX Runtime must also have QuantizeLinear in that opset.
-    """
+    """Return the newest opset that onnx and ONNX Runtime support (`quantized`: QuantizeLinear)."""
     node = helper.make_node("QuantizeLinear", ["x", "scale"], ["y"])
     scale = helper.make_tensor("scale", TensorProto.FLOAT, [], [1.0])
     result = helper.make_tensor_value_info("y", TensorProto.UINT8, [1])

@@ -9,14 +9,10 @@ from app.runs.files import write_atomically
 
 
 def check_files(cards: Mapping[Path, Path], suffix: str, typed: bool) -> None:
-    """Make the folder of the files.
+    """Make the folder of files with the card of each.
 
-    Raise a UserError if a path is unusable or another file would be overwritten.
-
-    Args:
-        cards: The card of each file. All are in one folder.
-        suffix: Of the files, and of the targets of symbolic links.
-        typed: Whether the first path was given as `file=`.
+    Raise a UserError if a path is unusable or another file would be overwritten. `suffix` is that
+    of the files and of the targets of symbolic links; `typed`: the first path is `file=`.
     """
     path = next(iter(cards))
     if path.suffix != suffix:

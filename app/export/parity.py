@@ -65,10 +65,7 @@ def compare(exported: Predictor, original: Predictor, split: Split) -> Parity:
 
 
 def check_parity(parity: Parity, exact: bool) -> None:
-    """Raise a RunError if the exported network loses too many right predictions.
-
-    With `exact` (float32), also if a logit differs by more than the tolerance.
-    """
+    """Raise a RunError for too many lost predictions or (`exact`) a difference of logits."""
     tolerance = TOLERANCE * max(1.0, parity.largest_logit)
     if exact and not parity.max_abs_difference <= tolerance:  # false for NaN
         raise RunError(f"its logits differ from torch's by more than {tolerance:.2g}: {parity}")

@@ -40,10 +40,7 @@ class Pt2Predictor(Predictor):
 
 
 def export_pt2(cfg: Pt2Config) -> None:
-    """Compile a checkpoint for the CPU; write model and card if its logits match torch's.
-
-    Raise a UserError for unusable settings, a RunError if the compiler fails or the logits differ.
-    """
+    """Compile a checkpoint for the CPU; raise a RunError if that fails or the logits differ."""
     original = load_torch(cfg.checkpoint or find_checkpoint(cfg.outputs))
     original.any_size = False  # compiled for SIDE × SIDE images
     path = Path(cfg.file or original.folder / "model.pt2")

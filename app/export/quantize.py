@@ -18,10 +18,9 @@ from app.inference.onnx_runtime import BATCH_SIZE
 def quantize(model: ModelProto, images: Tensor) -> ModelProto:
     """Quantize weights (per channel) and activations with QuantizeLinear and DequantizeLinear.
 
-    `images` are inputs of the model that calibrate the ranges of the activations. Convolutions and
-    fully connected layers have 7-bit weights: processors without VNNI add pairs of 8-bit products
-    in 16 bits, which overflows (on one of them a network with 8 bits lost 24 points of accuracy).
-    Other layers, such as recurrent ones, store int8 weights and compute in float32.
+    `images` calibrate the activations. Convolutions and fully connected layers have 7-bit weights:
+    processors without VNNI add pairs of 8-bit products in 16 bits, which overflows. Other layers
+    store int8 weights and compute in float32.
     """
     from onnxruntime import quantization as ort
 

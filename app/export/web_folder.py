@@ -18,8 +18,7 @@ def write_web_folder(
 ) -> list[str]:
     """Write the folder for the exported model `content`; `network` is the same model, loaded.
 
-    `runtime` is the location of onnxruntime-web: a URL, or a path relative to the page. Return the
-    commands that install it there.
+    Return the commands that install onnxruntime-web at `runtime`, a URL or a path.
     """
     folder.mkdir(exist_ok=True)
     runtime = runtime.rstrip("/") + "/"

@@ -26,10 +26,9 @@ OUTLIERS = 1e-4  # share of the pixels at each end, hot or dead, and at least on
 
 
 def list_pictures(input: str) -> Iterator[tuple[str, Path | BinaryIO]]:
-    """Yield (name, file) of each picture that `input` names, for `read_gray`.
+    """Yield (name, file) of each picture of a file, a folder, a glob pattern or `-`.
 
-    `input` is a file, a folder, a glob pattern, or `-`: standard input with a picture, or with
-    names, one per line or separated by NUL.
+    Standard input has a picture, or names, one per line or separated by NUL.
     """
     names = [input]
     if input == STANDARD_INPUT:
@@ -85,9 +84,8 @@ def _reads_heif() -> bool:
 def find_pictures(pattern: str) -> list[Path]:
     """List the picture files that a file name, a folder or a glob pattern names.
 
-    In a folder (without sub-folders) or a pattern, keep the files with a suffix that Pillow knows
-    and HEIC, dangling links included. Without any or after an error, return the name itself, which
-    `read_gray` refuses.
+    In a folder or a pattern keep known suffixes, dangling links included. Without any or after an
+    error, return the name itself, which `read_gray` refuses.
     """
     path = Path(pattern)
     try:
@@ -112,9 +110,8 @@ def read_gray(
     """Read the first frame of a picture of any mode and depth as grayscale.
 
     Transparent pixels become background: the median of the opaque pixels or, if most pixels are
-    transparent, black under a bright drawing and white under a dark one. Raise a UserError with the
-    reason if Pillow cannot read the file as one of `formats` (None: any), or if it has more than
-    `most` pixels.
+    transparent, black under a bright drawing and white under a dark one. Raise a UserError if the
+    file is not one of `formats` (None: any) or has more than `most` pixels.
     """
     reads_heif = _reads_heif()
     try:
@@ -154,10 +151,7 @@ def read_gray(
 
 
 def _to_8_bits(values: NDArray[np.float64], is_float: bool) -> Gray:
-    """Scale by the least usual full scale that holds the values, else from their least to largest.
-
-    Outliers and non-finite values do not count.
-    """
+    """Scale by the least full scale that holds the finite values without outliers."""
     finite = values[np.isfinite(values)]
     if not finite.size:
         return np.zeros(values.shape, np.uint8)

@@ -15,8 +15,7 @@ MAX_NODES = 10_000  # with the nodes of functions, for each call
 def read_model(path: Path) -> bytes:
     """Return the content of an ONNX file; raise a ValueError if it exceeds a limit.
 
-    The file may define functions of the domain `DOMAIN`. They call standard operators only:
-    functions that call each other could double the number of nodes at every level.
+    Functions that call each other could double the number of nodes at every level.
     """
     content = _read(path)
     model = onnx.load_model_from_string(content)

@@ -59,8 +59,7 @@ class OnnxPredictor(Predictor):
 def load_onnx(path: str | Path, device: str = "cpu", threads: int = ALL_THREADS) -> OnnxPredictor:
     """Load a file of `python -m app.export_onnx` (`model.onnx` if `path` is a run folder).
 
-    Raise a UserError if the file is missing, damaged, too large, too new for this ONNX Runtime, or
-    not an export of this program, or if the device is not available.
+    Raise a UserError if the file is unusable or the device is not available.
     """
     path = network_file(path, "model.onnx")
     if path.suffix == ".pt":
@@ -83,10 +82,7 @@ def load_onnx(path: str | Path, device: str = "cpu", threads: int = ALL_THREADS)
 
 
 def onnx_predictor(session: onnxruntime.InferenceSession, path: Path) -> OnnxPredictor:
-    """Return the predictor for the exported file in `path`, which `session` has opened.
-
-    Raise a ValueError if the file is not of this program.
-    """
+    """Return the predictor for the file in `path`; raise a ValueError if it is no export."""
     try:
         values = session.get_modelmeta().custom_metadata_map
         metadata: Metadata = from_mapping(Metadata, values, "metadata.")
@@ -107,10 +103,7 @@ def onnx_predictor(session: onnxruntime.InferenceSession, path: Path) -> OnnxPre
 
 
 def _check_signature(session: onnxruntime.InferenceSession) -> int | str | None:
-    """Return the height of the input.
-
-    Raise a ValueError if inputs or outputs differ from those of an export.
-    """
+    """Return the height of the input; raise a ValueError if the file is not an export."""
     inputs = session.get_inputs()
     shape = inputs[0].shape if len(inputs) == 1 else []
     if not (

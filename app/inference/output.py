@@ -57,10 +57,7 @@ def predict_test_images(predictor: Predictor, cfg: PredictConfig) -> None:
 
 
 def predict_pictures(predictor: Predictor, cfg: PredictConfig) -> None:
-    """Print the predictions for the pictures that `input` names.
-
-    Skip unusable pictures; raise a UserError at the end if any was skipped.
-    """
+    """Print predictions for pictures; raise a UserError at the end if any was skipped."""
     names, images, skipped = [], [], []
     for name, file in list_pictures(str(cfg.input)):
         try:
@@ -128,10 +125,7 @@ def format_confusion(predictions: Predictions) -> str:
 def format_pictures(
     names: Sequence[str], probabilities: Tensor, classes: list[str], format: str
 ) -> str:
-    """Format the predictions for pictures as "table", "csv" (with a heading) or "json" (a list).
-
-    `probabilities` is float32 [N, classes]; only JSON includes those of all classes.
-    """
+    """Format the predictions for pictures as "table", "csv" or "json" (with all probabilities)."""
     confidence, predicted = probabilities.max(1)
     labels = [classes[index] for index in predicted]
     rows = list(zip(names, labels, confidence.tolist(), strict=True))

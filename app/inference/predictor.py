@@ -33,10 +33,7 @@ class Predictor:
     any_size: bool  # whether images need not be 28x28
 
     def logits(self, images: Tensor) -> Tensor:
-        """Return logits float32 [N, classes], on the CPU, for images uint8 [N, 1, H, W].
-
-        Raise a UserError if they are not finite.
-        """
+        """Return finite logits float32 [N, classes], on the CPU, for images uint8 [N, 1, H, W]."""
         return check_finite(self.compute_logits(images))
 
     def compute_logits(self, images: Tensor) -> Tensor:
@@ -86,10 +83,7 @@ def load_torch(path: str | Path, device: torch.device | str = "cpu") -> TorchPre
 def load_predictor(
     path: str | None, outputs: str = "outputs", runtime: str = "torch", device: str = "auto"
 ) -> Predictor:
-    """Load the network in `path`; None: the network of the newest run under `outputs`.
-
-    Raise a UserError if the file is missing or unusable, or the device is not available.
-    """
+    """Load the network in `path`; None: the network of the newest run under `outputs`."""
     if runtime == "onnx":
         from app.inference.onnx_runtime import load_onnx  # late: importing it is slow
 
@@ -116,10 +110,7 @@ def check_finite(logits: Tensor) -> Tensor:
 
 @torch.no_grad()
 def predict_logits(model: nn.Module, images: Tensor, mean: float, std: float) -> Tensor:
-    """Switch `model` to evaluation mode and return logits [N, classes].
-
-    `images` are uint8 [N, 1, H, W].
-    """
+    """Return the logits [N, classes] of images uint8 [N, 1, H, W] in evaluation mode."""
     model.eval()
     weight = next(model.parameters())
     parts = [

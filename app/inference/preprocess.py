@@ -28,28 +28,23 @@ DIGITS = ("mnist", "qmnist", "digits")  # data sets of digits
 def frame(picture: Gray, dataset: str, invert: bool | None = None) -> Tensor | None:
     """Frame a picture [H, W] as the images of a data set: uint8 [1, 28, 28], bright on black.
 
-    `invert` tells that the ink is darker than the background; None: detect. Return None for a
-    blank picture.
+    `invert`: the ink is dark; None: detect. Return None for a blank picture.
     """
     image = (to_digit if dataset in DIGITS else to_thumbnail)(picture, invert)
     return None if image is None else torch.from_numpy(image).unsqueeze(0)
 
 
 def bright_on_black(picture: Gray, invert: bool | None) -> Tensor | None:
-    """Return a picture in its own size, uint8 [1, H, W], inverted if it is dark on light.
-
-    Return None for a blank picture.
-    """
+    """Return a picture as uint8 [1, H, W], inverted if dark on light; None if it is blank."""
     if np.ptp(picture) < MIN_CONTRAST:
         return None
     return torch.tensor(255 - picture if _is_inverted(picture, invert) else picture).unsqueeze(0)
 
 
 def to_thumbnail(gray: Gray, invert: bool | None) -> Gray | None:
-    """Reduce a whole picture to [28, 28], bright on black, as Fashion-MNIST's images were made.
+    """Reduce a whole picture to [28, 28], bright on black.
 
-    The longer side becomes 28 and the background fills the rest (Xiao, Rasul & Vollgraf,
-    arXiv 1708.07747, section 2).
+    As Fashion-MNIST's images were made (Xiao, Rasul & Vollgraf, arXiv 1708.07747, section 2).
     """
     background = np.median(border(gray))
     small = np.asarray(_fit(Image.fromarray(gray), SIDE, enlarge=True), dtype=np.float64)
@@ -62,11 +57,7 @@ def to_thumbnail(gray: Gray, invert: bool | None) -> Gray | None:
 
 
 def to_digit(gray: Gray, invert: bool | None = None) -> Gray | None:
-    """Find the digit in a picture; crop, scale and centre it as in MNIST: [28, 28].
-
-    `invert` tells that the ink is dark; None: detect, see `find_surfaces`. Return None if there is
-    no digit.
-    """
+    """Find the digit in a picture; crop, scale and centre it as in MNIST: [28, 28]."""
     factor = -(-max(gray.shape) // WORKING_SIDE)
     reduced = gray if factor == 1 else np.asarray(Image.fromarray(gray).reduce(factor))
     for surface in find_surfaces(reduced, invert):
@@ -79,10 +70,9 @@ def to_digit(gray: Gray, invert: bool | None = None) -> Gray | None:
 
 
 def _check_shade(digit: Digit, surface: Surface, invert: bool | None) -> Digit | None:
-    """Compare a digit with the strokes of the opposite shade.
+    """Return the strokes of the opposite shade if `digit` is more likely an area beside a shadow.
 
-    Return those if `digit` is more likely an area beside a shadow. Return None if `digit` is the
-    gap between them: `invert` is wrong.
+    Return None if `digit` is the gap between them: `invert` is wrong.
     """
     is_doubtful = digit.is_cut or digit.contrast < FAINT
     opposite = None

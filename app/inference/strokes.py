@@ -69,8 +69,7 @@ class Digit(NamedTuple):
 def find_digit(surface: Surface) -> Digit | None:
     """Return the digit on a surface; None: there is none.
 
-    Start with a closing wider than any stroke, measure the stroke width, and repeat with a narrower
-    one: the narrowest removes the most shadow.
+    Repeat with closings of the measured stroke width: the narrowest removes the most shadow.
     """
     side = max(MIN_CLOSING, round(WIDEST_STROKE * max(surface.gray.shape)))
     found = _find_strokes(surface, side)
@@ -148,10 +147,7 @@ def _measure(labels: NDArray[Any], count: int, strokes: Mask, inside: Mask) -> P
 
 
 def _choose(parts: Parts, surface: Surface) -> int | None:
-    """Return the index of the part with the longest stroke that is likely a digit.
-
-    Apply each rule only if it leaves a candidate.
-    """
+    """Return the part with the longest stroke; apply each rule only if it leaves a candidate."""
     possible = parts.length >= MIN_ELONGATION * parts.pen
     if surface.is_sheet:
         possible &= ~parts.is_cut & (MIN_SPACING * parts.pen <= _spacing(parts, surface))

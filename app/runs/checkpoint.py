@@ -78,8 +78,7 @@ def digest(content: Any) -> str:
 def iterate_values(content: Any) -> Iterator[Any]:
     """Yield the values and the lengths of nested containers in a fixed order.
 
-    Raise a ValueError for more than `MAX_VALUES` values: lists that share sub-lists can expand
-    exponentially.
+    Raise a ValueError for more than `MAX_VALUES`: shared sub-lists can expand exponentially.
     """
     stack, count = [content], 0
     while stack:
@@ -98,8 +97,7 @@ def iterate_values(content: Any) -> Iterator[Any]:
 def load_checkpoint(path: str | Path, key: str = "checkpoint") -> Checkpoint:
     """Load a checkpoint (`best.pt` if `path` is a run folder) to the CPU without pickled code.
 
-    Raise a UserError that names the setting `key` if the file is missing, damaged, inconsistent, of
-    a newer format, or not a checkpoint of this program.
+    Raise a UserError that names the setting `key` if the file is missing or invalid.
     """
     path = network_file(path, "best.pt", key)
     name = f"{key}={path}"
@@ -130,11 +128,7 @@ def load_checkpoint(path: str | Path, key: str = "checkpoint") -> Checkpoint:
 
 
 def check_archive(path: Path) -> None:
-    """Raise a BadZipFile for an invalid archive: torch.load verifies neither checksums nor sizes.
-
-    An archive is invalid if it is too large or has a damaged, compressed or duplicate entry, or a
-    folder.
-    """
+    """Raise a BadZipFile for an invalid archive: torch.load verifies no checksums or sizes."""
     size = path.stat().st_size
     if size > MAX_BYTES:
         raise zipfile.BadZipFile(f"more than {MAX_BYTES:,} bytes")
@@ -176,10 +170,7 @@ def check_format(content: Any, name: str) -> None:
 
 
 def check_fields(fields: dict[str, Any]) -> Checkpoint:
-    """Build the checkpoint and its network from `fields`.
-
-    Raise an exception if types or shapes do not match.
-    """
+    """Build the checkpoint and its network from `fields`; raise if types or shapes do not match."""
     if isinstance(fields.get("model_config"), dict):
         fields["model_config"] = own_settings(fields["model_config"])
     from_mapping(CheckpointFields, fields)

@@ -42,10 +42,7 @@ class Entry:
         return format_value(self.settings[key]) if key in self.settings else ""
 
     def label(self, key: str) -> str:
-        """Return `key=value` for the table, with four significant digits.
-
-        Return "" if the run lacks the setting.
-        """
+        """Return `key=value` with four significant digits; "" if the run lacks the setting."""
         value = self.settings.get(key)
         text = f"{value:.4g}" if isinstance(value, float) else self.setting(key)
         return f"{key}={text}" if text else ""
@@ -53,10 +50,7 @@ class Entry:
 
 @dataclass
 class Group:
-    """Runs that differ only in `UNGROUPED` settings.
-
-    The name has the settings that vary among the runs, without those that follow from the recipe.
-    """
+    """Runs that differ only in `UNGROUPED` settings; named by the settings that vary among all."""
 
     name: str
     entries: list[Entry]
@@ -82,10 +76,7 @@ def report(cfg: ReportConfig) -> None:
 
 
 def find_entries(root: Path) -> list[Entry]:
-    """Read the runs at any depth under `root`, oldest start first.
-
-    Skip runs with a damaged configuration with a warning; raise a UserError if all have one.
-    """
+    """Read the runs under `root`, oldest start first; skip damaged ones with a warning."""
     entries, damaged = [], []
     for path in all_runs(root):
         try:
@@ -158,10 +149,7 @@ def _newest(outputs: Path) -> Path:
 
 
 def _varied(entries: Sequence[Entry]) -> list[str]:
-    """Return the keys of the settings that differ among the runs, except `UNGROUPED`.
-
-    Compare a setting of a network only among the runs that have it.
-    """
+    """Return the keys of the settings that differ among the runs that have them."""
 
     def values(key: str) -> set[str]:
         runs = [e.settings for e in entries if key in e.settings or not key.startswith("model.")]

@@ -1,7 +1,6 @@
 """Atomic writes, and CSV."""
 
 import csv
-import errno
 import io
 import os
 import secrets
@@ -10,15 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from app.config.errors import UserError, WriteError, writing
+from app.config.errors import writing
 
 
 def write_atomically(path: str | Path, content: bytes | memoryview) -> None:
-    """Replace a file atomically: readers see the old content or the new one.
-
-    Concurrent writers use separate temporary files; the last one wins. On failure raise a
-    WriteError and keep the old file.
-    """
+    """Replace a file atomically; on failure raise a WriteError and keep the old file."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
@@ -37,17 +32,9 @@ def write_atomically(path: str | Path, content: bytes | memoryview) -> None:
 
 
 def write_results(folder: Path, files: Mapping[str, bytes], log: TextIO | None) -> None:
-    """Write files by name; print each path to `log`.
-
-    Raise a WriteError if the disk is full, a UserError if a file cannot be written otherwise.
-    """
+    """Write files by name; print each path to `log`."""
     for name, content in files.items():
-        try:
-            write_atomically(folder / name, content)
-        except WriteError as error:
-            if getattr(error.__cause__, "errno", 0) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise
-            raise UserError(str(error)) from error
+        write_atomically(folder / name, content)
         print(f"wrote {folder / name}", file=log)
 
 

@@ -50,8 +50,7 @@ NON_HYPERPARAMETERS = (
 def create_run_folder(cfg: TrainConfig, launch: str = "", folder: Path | None = None) -> Path:
     """Create a run folder, by default under `cfg.outputs`, and write the configuration.
 
-    Call it after all checks, so that a UserError leaves no folder. `.hydra/config.yaml` is written
-    last, because it marks a run folder. `launch` identifies the torchrun launch.
+    Write `.hydra/config.yaml` last, because it marks a run folder.
     """
     name = f"{datetime.now():%Y-%m-%d/%H-%M-%S}-{secrets.token_hex(4)}"
     folder = folder or Path(cfg.outputs) / name
@@ -68,8 +67,8 @@ def create_run_folder(cfg: TrainConfig, launch: str = "", folder: Path | None = 
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of the run in `folder`, or raise a UserError if another process holds it.
 
-    The operating system releases the lock if the process dies. A file system without locks has a
-    file `MARKER` instead, which names the process; one of a dead process of this machine is void.
+    A file system without locks has a file `MARKER` instead, which names the process; one of a dead
+    process of this machine is void.
     """
     lock: BaseFileLock = FileLock(folder / LOCK, fallback_to_soft=False)
     reason = f"resume={folder}: the run is going on in another process"
@@ -130,10 +129,7 @@ def find_files(root: Path, name: str) -> Iterator[Path]:
 
 
 def newest_first(files: Iterable[Path]) -> list[Path]:
-    """Sort files by the start of their run, newest first; leave out those that are gone.
-
-    Other files follow, sorted by the oldest listed file in their folder, newest folder first.
-    """
+    """Sort files by the start of their run, newest first, then others; leave out missing ones."""
     oldest: dict[Path, int] = {}
     present = []
     for path in files:
@@ -156,10 +152,9 @@ def find_run(resume: str, outputs: str) -> Path:
 
 
 def find_checkpoint(outputs: str | Path, name: str = "best.pt") -> Path:
-    """Return the file `name` of the newest run under `outputs` that has it.
+    """Return the file `name` of the newest run under `outputs` that has it, or raise a UserError.
 
-    Fall back to the newest such file outside of run folders; without one, raise a UserError. Print
-    the path and the status of its run on stderr, and the newest run if it does not have the file.
+    Print the path and the status of its run on stderr, and the newest run if that lacks the file.
     """
     runs, files = find_runs(Path(outputs)), newest_first(find_files(Path(outputs), name))
     if not files:
@@ -177,8 +172,7 @@ def find_checkpoint(outputs: str | Path, name: str = "best.pt") -> Path:
 def network_file(path: str | Path, name: str, key: str = "checkpoint") -> Path:
     """Return `path`, the value of the setting `key`; for a folder, its file `name`.
 
-    Raise a UserError if the file is missing or unreadable. It suggests `last.pt` for a run without
-    `best.pt`, and the newest run for a folder of runs.
+    Raise a UserError with a hint if the file is missing or unreadable.
     """
     path = Path(path)
     file = path / name if path.is_dir() else path
@@ -214,10 +208,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def data_root(folder: Path, asked: str | None) -> str:
-    """Return the folder of the data sets: `asked`, or that of the run in `folder`.
-
-    Return the default if the latter is gone, or without a run.
-    """
+    """Return the folder of the data sets: `asked`, that of the run in `folder`, or the default."""
     if asked is None and (folder / CONFIG).is_file():
         asked = flatten(read_settings(folder)).get("data.root")
         asked = asked if isinstance(asked, str) and Path(asked).is_dir() else None
@@ -233,8 +224,7 @@ def own_settings(network: dict[str, Any]) -> dict[str, Any]:
 def read_summary(folder: Path) -> dict[str, Any]:
     """Return the `summary.json` of the run in `folder`.
 
-    `status` is finished, interrupted or failed; unfinished if the run is going on or was killed.
-    For a damaged file print a warning and return the status unfinished.
+    The status is unfinished if the run is going on or was killed, or if the file is damaged.
     """
     path, unfinished = folder / SUMMARY, {"status": "unfinished"}
     try:

@@ -24,12 +24,7 @@ EVENTS, METRICS = "events.out.tfevents.*", "metrics.jsonl"
 def quiet_writer_thread() -> Iterator[None]:
     """Suppress tracebacks of OSErrors in TensorBoard's thread, which `Tracker` raises, too."""
     hook = threading.excepthook
-
-    def report(failure: threading.ExceptHookArgs) -> None:
-        if not issubclass(failure.exc_type, OSError):
-            hook(failure)
-
-    threading.excepthook = report
+    threading.excepthook = lambda it: None if issubclass(it.exc_type, OSError) else hook(it)
     try:
         yield
     finally:
@@ -39,13 +34,8 @@ def quiet_writer_thread() -> Iterator[None]:
 class Tracker:
     """The curves of a run: TensorBoard events, and the same scalars in `metrics.jsonl`.
 
-    All methods except `close` raise a WriteError if the files cannot be written.
-
-    Args:
-        folder: The run folder.
-        step: The last step of the checkpoint; points of later steps are purged.
-        size: Size of `metrics.jsonl` in bytes at that step, as `flush` returned it; print a warning
-            on stderr if the file is smaller.
+    Points after `step` are purged, and so is `metrics.jsonl` after `size` bytes, which `flush`
+    returned at that step. All methods except `close` raise a WriteError on failure.
     """
 
     def __init__(self, folder: str | Path, step: int = 0, size: int = 0) -> None:
@@ -93,10 +83,7 @@ class Tracker:
 
 
 def lines_before(path: Path, size: int) -> bytes:
-    """Return the whole lines in the first `size` bytes of a file; b"" if it is missing.
-
-    Print a warning on stderr if it has fewer bytes.
-    """
+    """Return the whole lines in the first `size` bytes of a file; warn if it has fewer bytes."""
     content = path.read_bytes()[:size] if path.is_file() else b""
     if len(content) < size:
         print(f"WARNING: {path}: lines before the checkpoint are missing", file=sys.stderr)
@@ -106,9 +93,8 @@ def lines_before(path: Path, size: int) -> bytes:
 def renumber_events(folder: Path) -> None:
     """Rename event files if a new one would not sort after them; keep their order.
 
-    TensorBoard reads the files of a folder in the order of their names, which begin with the time,
-    then host, process and a count. So they are out of order if the clock was set back, or in the
-    same second.
+    TensorBoard reads files in the order of their names, which begin with the time, then host and
+    process: out of order in the same second, or if the clock was set back.
     """
     names = sorted(path.name for path in folder.glob(EVENTS))
     if not names or names[-1] < EVENTS.replace("*", f"{int(time.time()):010d}"):

@@ -42,8 +42,7 @@ class World:
     def average(self, tensors: list[Tensor]) -> None:
         """Average tensors of one dtype and device over the ranks, in place.
 
-        One all-reduce after backward. DistributedDataParallel overlaps it with backward, but
-        imports torch's compiler (5 s); the gradients of a LeNet take half a megabyte.
+        DistributedDataParallel overlaps it with backward, but imports torch's compiler (5 s).
         """
         if self.size > 1:
             _apply_flat(tensors, lambda flat: self.sum(flat).div_(self.size))
@@ -88,9 +87,8 @@ class World:
     def to_cpu(self, values: Tensor, interrupted: Callable[[], bool]) -> Tensor:
         """Copy a tensor to the CPU.
 
-        Raise a LostPeerError if it is not ready `PATIENCE` seconds after a signal. The all-reduce
-        of a GPU waits for a lost peer for ever, and torchrun sends a signal to the other processes.
-        So wait in Python, which handles signals, and not in the CUDA driver.
+        The all-reduce of a GPU waits for a lost peer for ever, and torchrun sends a signal to the
+        other processes. So wait in Python, which handles signals, and not in the CUDA driver.
         """
         if self.size > 1 and values.is_cuda:
             done = torch.cuda.Event()
@@ -110,10 +108,7 @@ class World:
         self.aborting.start()
 
     def close(self) -> None:
-        """Destroy the process group; wait for `abort` and for its threads.
-
-        CUDA graphs that captured a collective operation must be reset before.
-        """
+        """Destroy the process group, after CUDA graphs with its operations; wait for `abort`."""
         if self.aborting:
             self.aborting.join()
         if self.size > 1 and torch.distributed.is_initialized():

@@ -16,11 +16,7 @@ def gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
 
 
 class AdamW:
-    """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101).
-
-    Equals `torch.optim.AdamW(parameters, fused=True)` and calls the same torch function, but does
-    not import torch's compiler, which takes two seconds.
-    """
+    """`torch.optim.AdamW(parameters, fused=True)` without importing torch's compiler (2 s)."""
 
     def __init__(self, parameters: Iterable[Tensor], weight_decay: float) -> None:
         self.parameters, self.weight_decay = list(parameters), weight_decay
@@ -108,10 +104,7 @@ class Muon:
 class Stack:
     """Weights stacked as matrices [n, rows, columns] with rows ≤ columns, padded with zeros.
 
-    Attributes:
-        weights: The weights.
-        momentum: Their momentum, [n, rows, columns].
-        scale: √max(1, rows / columns) of each weight, [n, 1, 1].
+    `scale` is √max(1, rows / columns) of each weight, [n, 1, 1].
     """
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
@@ -169,10 +162,7 @@ OPTIMIZERS: dict[str, type[AdamW | Muon]] = {"adamw": AdamW, "muon": Muon}
 
 
 class LossScale:
-    """Dynamic loss scaling for float16, by the functions of `torch.amp.GradScaler`.
-
-    Its state stays on the device, so that no call synchronises.
-    """
+    """`torch.amp.GradScaler` with its state on the device, so that no call synchronises."""
 
     def __init__(self, device: torch.device) -> None:
         self.scale = torch.full((), 2.0**16, device=device)
@@ -203,8 +193,7 @@ def copy_into(tensors: list[Tensor], values: list[Tensor]) -> None:
 def one_cycle(step: int, steps: int, cfg: OptimConfig) -> float:
     """Return the learning rate of a step: cosine from `cfg.lr` / 25 to `cfg.lr`, then down to 0.
 
-    The peak is after `cfg.warmup * steps` steps. One-cycle schedule of Smith and Topin (arXiv
-    1708.07120).
+    One-cycle schedule of Smith and Topin (arXiv 1708.07120).
     """
     rise = cfg.warmup * steps
     if step < rise:

@@ -78,12 +78,9 @@ def start(
 ) -> Run | dict[str, Any]:
     """Start or resume a run; if the run to resume is finished, return its summary.
 
-    See `train` for `typed` and `new_folder`.
-
-    `resources` receives what the caller has to release: the lock of the run folder and the training
-    step. After an error it first aborts the collective operations, for which the step may wait. A
-    resumed run is locked before its state is read. The folder of a new run is created after all
-    checks, which raise a UserError.
+    `resources` receives the lock of the run folder and the training step. After an error it first
+    aborts the collective operations, for which the step may wait. The folder of a new run is
+    created after all checks, which raise a UserError.
     """
     found = world.from_rank_0(lambda: find_state(cfg, world, resources, typed))
     if isinstance(found, dict):
@@ -130,9 +127,8 @@ def find_state(
 ) -> tuple[TrainConfig, Path | None, Checkpoint | None] | dict[str, Any]:
     """Find and lock the run to resume: the one that torchrun restarts, or `cfg.resume`.
 
-    Returns:
-        The configuration of the run, its folder (None: a new run) and its last checkpoint (None:
-        start at step 0). For a finished run, its summary.
+    Return its configuration, folder (None: a new run) and last checkpoint (None: start at step 0);
+    for a finished run, its summary.
     """
     folder = None
     if world.restarts and world.launch:

@@ -31,12 +31,9 @@ WARM_UP = 3  # steps before a capture; cuBLAS and cuDNN load kernels in the firs
 
 
 class Schedule:
-    """Batch size, number of steps and learning rates of a training run.
+    """Batch size, number of steps and learning rates; images after the last full batch are skipped.
 
-    Attributes:
-        batch_size: Images in a batch of all processes; a small set limits it.
-        epoch_steps: Steps of an epoch; images after the last full batch are skipped.
-        augment: Distortions of the training images; None: no distortion.
+    `batch_size` is that of all processes together; `augment` is None without distortions.
     """
 
     def __init__(self, cfg: TrainConfig, images: int, processes: int) -> None:
@@ -56,15 +53,12 @@ class Schedule:
 class TrainStep:
     """A training step: distort, normalise, forward, loss, backward, optimiser, EMA.
 
-    Batches, distortions and learning rates of an epoch are on the device, and so is the index of
-    the step, which selects them. So on CUDA the step is captured as a graph and replayed: one
-    launch instead of some two hundred, which take ten times as long as the kernels. The processes
-    of `world` share each batch and average their gradients. `close` releases the graph.
+    Batches, distortions, learning rates and the index of the step that selects them are on the
+    device. So on CUDA the step is replayed as a graph: one launch instead of some two hundred,
+    which take ten times as long as the kernels. The processes of `world` share each batch.
 
-    Attributes:
-        average: The EMA of the network; None without.
-        statistics: Loss, number of correct images before the step, and gradient norm of each step
-            of the epoch, float32 [steps, 3], on the device.
+    `statistics` are the loss, number of correct images before the step, and gradient norm of each
+    step of the epoch, float32 [steps, 3], on the device.
     """
 
     def __init__(
@@ -161,10 +155,7 @@ class TrainStep:
             self._index += 1
 
     def close(self) -> None:
-        """Release the CUDA graph, without waiting for the device.
-
-        Close the step before the process group: NCCL waits for graphs that captured its operations.
-        """
+        """Release the CUDA graph before the process group is closed: NCCL waits for its graphs."""
         if self._graph is not None:
             self._graph.reset()  # dropping it is not enough: tracebacks may refer to it
         self._graph, self._forward = None, self.model
@@ -190,10 +181,7 @@ class TrainStep:
         return tree_map_only(Tensor, lambda it: it.detach().to("cpu", **kwargs), self._state())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Copy a `state_dict` in place: weights keep their memory format, as sums depend on it.
-
-        Raise a ValueError or RuntimeError if it belongs to another network or optimiser.
-        """
+        """Copy a `state_dict` in place: weights keep their memory format, as sums depend on it."""
         own = self._state()
         if tree_structure(own) != tree_structure(state):
             raise ValueError("the state of another network or optimiser")

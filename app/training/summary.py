@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from app.config.device import describe
-from app.config.errors import one_line
 from app.config.schema import counted
 from app.inference.metrics import Predictions, score
 from app.inference.plots import draw_confusion, draw_mistakes
@@ -30,25 +29,16 @@ def test(run: Run) -> tuple[Tensor, dict[str, Any]]:
     return logits, {"test_loss": loss, "test_accuracy": accuracy}
 
 
-def draw_pictures(run: Run, tracker: Tracker, logits: Tensor) -> None:
-    """Log pictures of the test results; on failure print a warning on stderr."""
+def log_results(run: Run, tracker: Tracker, logits: Tensor, results: dict[str, Any]) -> None:
+    """Log the test results with pictures, and settings and final metrics for the HParams tab."""
     data = run.data
     predictions = Predictions.of(data.classes, data.test.labels, logits)
-    try:
-        pictures = {
-            "confusion_matrix": draw_confusion(predictions),
-            "mistakes": draw_mistakes(predictions, data.test.images.cpu()),
-        }
-        for name, picture in pictures.items():
-            tracker.writer.add_image(name, picture, run.step, dataformats="HWC")
-        tracker.flush()
-    except Exception as error:  # optional: the results are written already
-        reason = f"{type(error).__name__}: {one_line(error)}"
-        print(f"WARNING: pictures are missing in TensorBoard: {reason}", file=sys.stderr)
-
-
-def log_results(run: Run, tracker: Tracker, results: dict[str, Any]) -> None:
-    """Log the test results, and settings and final metrics for the HParams tab."""
+    pictures = {
+        "confusion_matrix": draw_confusion(predictions),
+        "mistakes": draw_mistakes(predictions, data.test.images.cpu()),
+    }
+    for name, picture in pictures.items():
+        tracker.writer.add_image(name, picture, run.step, dataformats="HWC")
     values = {"loss/test": results["test_loss"], "accuracy/test": results["test_accuracy"]}
     numbers = {f"final/{key}": value for key, value in (results | metrics(run)).items()}
     tracker.scalars(run.step, values | numbers)

@@ -26,7 +26,6 @@ from app.training.state import Run, save, start
 from app.training.step import LOSS, NORM
 from app.training.summary import (
     describe_run,
-    draw_pictures,
     format_summary,
     log_results,
     summarize,
@@ -41,17 +40,11 @@ ALL_REDUCE_EVERY = 50
 def train(
     cfg: TrainConfig, typed: Mapping[str, str] = MappingProxyType({}), folder: Path | None = None
 ) -> dict[str, Any]:
-    """Train a network and test its best checkpoint once; write all results to a run folder.
+    """Train a network and test its best checkpoint once; return `summary.json` ({} in other ranks).
 
-    Args:
-        cfg: The configuration. With `resume`, the run keeps its own, and takes only the settings in
-            `typed` from `cfg`.
-        typed: Overrides of the command line by key or group, such as `{"seed": "seed=1"}`.
-        folder: The folder of a new run; None: a new one under `cfg.outputs`.
-
-    Returns:
-        The summary, as in `summary.json`. In ranks other than 0: empty, unless the run to resume is
-        finished.
+    With `cfg.resume`, the run keeps its own configuration and takes only the settings in `typed`
+    from `cfg`: overrides of the command line by key or group, such as `{"seed": "seed=1"}`.
+    `folder` is that of a new run (None: a new one under `cfg.outputs`).
 
     Raises:
         UserError: A setting is invalid; nothing is written.
@@ -83,7 +76,7 @@ def run_rank_0(run: Run, tracker: Tracker, started: float) -> dict[str, Any]:
             summarize(run, "unfinished")  # describes the run if it is killed
             fit(run, tracker)
             logits, results = test(run)
-            log_results(run, tracker, results)
+            log_results(run, tracker, logits, results)
             tracker.flush()
             seconds = time.perf_counter() - started
             summary = summarize(run, "finished", **results, seconds=seconds)
@@ -98,7 +91,6 @@ def run_rank_0(run: Run, tracker: Tracker, started: float) -> dict[str, Any]:
         with suppress(RunError):  # a full disk
             summarize(run, "failed", error=one_line(error))
         raise
-    draw_pictures(run, tracker, logits)
     print(format_summary(run, summary), flush=True)
     return summary
 
@@ -106,8 +98,7 @@ def run_rank_0(run: Run, tracker: Tracker, started: float) -> dict[str, Any]:
 def fit(run: Run, tracker: Tracker | None) -> None:
     """Train to the last epoch; after each, write `last.pt` and, if it is the best, `best.pt`.
 
-    `tracker` is None in ranks other than 0. If a signal arrives, write `last.pt` and raise
-    KeyboardInterrupt.
+    If a signal arrives, write `last.pt` and raise KeyboardInterrupt.
     """
     epochs = run.schedule.epochs
     quiet = None if tracker else True  # None: show the bar on terminals only
@@ -210,10 +201,9 @@ def check_finite(run: Run, done: int) -> None:
 
 
 def log_statistics(run: Run, tracker: Tracker, done: int) -> None:
-    """Log the epoch's steps after `done`.
+    """Log the epoch's steps after `done`: means over `log_every` steps, fewer at its end.
 
-    A point is the mean over `log_every` steps (fewer at the end of the epoch) and the learning
-    rate of the last of them. The mean norm omits the steps that fp16 skipped.
+    The mean norm omits the steps that fp16 skipped.
     """
     every, count = run.cfg.trainer.log_every, run.schedule.epoch_steps
     begin = run.epoch * count

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -18,26 +19,24 @@ from app.web.networks import load_network
 MAX_PIXELS = 4096 * 4096  # per picture; a small PNG file may decompress to gigabytes
 
 
-def read_picture(body: bytes, width: int | None) -> Gray:
-    """Read the picture of a request: a PNG file or, with `width`, raw 8-bit gray rows.
+def read_picture(body: bytes) -> Gray:
+    """Read the picture of a request: a PNG file, or the gray bytes of a square drawing.
 
-    Raise a UserError if the body is malformed or the picture too large.
+    Raise a UserError if the body is neither, or the picture too large.
     """
-    if width is not None:
-        if not body or len(body) % width:
-            raise UserError(f"{len(body)} bytes are not rows of width={width}")
-        return np.frombuffer(body, np.uint8).reshape(-1, width)
-    if not body.startswith(b"\x89PNG"):
-        raise UserError("not a PNG picture; with width=... gray bytes are taken, too")
-    return read_gray(io.BytesIO(body), MAX_PIXELS, ["PNG"])
+    if body.startswith(b"\x89PNG"):
+        return read_gray(io.BytesIO(body), MAX_PIXELS, ["PNG"])
+    side = math.isqrt(len(body))
+    if not body or side**2 != len(body):
+        raise UserError("not a PNG picture, and not the gray bytes of a square")
+    return np.frombuffer(body, np.uint8).reshape(side, side)
 
 
 def predict_picture(path: Path, gray: Gray) -> dict[str, Any]:
     """Predict a picture with the network in `path`, framed as in `python -m app.predict`.
 
-    Return `classes`, `class`, `probabilities`, `image` (the input in base64), `maps` (feature maps
-    of the first layers; None for an exported file) and `milliseconds`. For a blank picture all but
-    `classes` and `milliseconds` are None. Raise a UserError if the network cannot be used.
+    `image` is the input in base64; an exported file has no `maps`, a blank picture no prediction.
+    Raise a UserError if the network cannot be used.
     """
     network, start = load_network(path), time.perf_counter()
     image = frame(gray, network.dataset)

@@ -20,8 +20,7 @@ def predict_with_maps(
     """Return logits [N, classes] of images uint8 [N, 1, H, W], and feature maps of the first image.
 
     Convolutional networks: the outputs of the first convolution and of the first activation. LLTM:
-    the state after each row. Each group of maps has `title`, `count`, `height`, `width` and
-    `values`: int8 in base64, ±127 for the largest absolute value of the layer.
+    the state after each row.
     """
     module, output = network.module, network.normalize(images)
     if isinstance(module, LLTMClassifier):

@@ -8,14 +8,10 @@ from contextlib import suppress
 from http import HTTPStatus
 from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
-from pydantic import Field
-from pydantic.dataclasses import dataclass
-
 from app.config.errors import UserError
-from app.config.schema import from_mapping
 from app.web.answer import predict_picture, read_picture
 from app.web.networks import find_networks
 
@@ -35,13 +31,6 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-cache",
 }
-
-
-@dataclass
-class PictureOptions:
-    """The options of a request for a prediction."""
-
-    width: Annotated[int, Field(gt=0)] | None = None  # row length of gray bytes; None: PNG
 
 
 class Handler(SimpleHTTPRequestHandler):
@@ -107,15 +96,13 @@ class Handler(SimpleHTTPRequestHandler):
     def do_POST(self) -> None:
         """Answer a prediction."""
         address = urlsplit(self.path)
-        query = dict(parse_qsl(address.query))
-        id = query.get("network", "")
+        id = dict(parse_qsl(address.query)).get("network", "")
         if address.path != "/api/predict":
             self.send_error(HTTPStatus.METHOD_NOT_ALLOWED)
         elif id not in self.server.networks:
             self.send_error(HTTPStatus.NOT_FOUND, f"network={id}: not one of /api/networks")
         else:
-            options: PictureOptions = from_mapping(PictureOptions, query)
-            gray = read_picture(self.body, options.width)
+            gray = read_picture(self.body)
             with self.server.predicting:
                 answer = predict_picture(self.server.networks[id].path, gray)
             self.send_json(answer)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from app.config.contents import ExportedAccuracy
+from app.config.contents import Metadata
 from app.config.errors import UserError
 from app.config.schema import ModelConfig, from_mapping
 from app.inference.predictor import Predictor, load_torch
@@ -39,10 +39,9 @@ class Entry:
 
 
 def find_networks(outputs: str, first: str | None = None) -> dict[str, Entry]:
-    """Return the networks under `outputs` by id, newest run first.
+    """Return the networks in `first` and under `outputs` by id, newest run first.
 
-    `first` (a checkpoint, an exported file or a run folder) comes before them. Raise a UserError if
-    there is no network.
+    Raise a UserError if there is none.
     """
     root = Path(outputs)
     files = [*find_files(root, CHECKPOINT), *find_files(root, "*.onnx")]
@@ -98,10 +97,9 @@ def _exported_accuracy(path: Path, _modified: int) -> float | None:
     from app.inference.onnx_file import read_metadata  # late: importing onnx is slow
 
     try:
-        found: ExportedAccuracy = from_mapping(ExportedAccuracy, read_metadata(path))
+        return from_mapping(Metadata, read_metadata(path)).test_accuracy
     except Exception:  # onnx raises many types for damaged files
         return None
-    return found.test_accuracy
 
 
 def load_network(path: Path) -> Predictor:

@@ -61,7 +61,7 @@ class Server(ThreadingHTTPServer):
 def serve(cfg: DrawConfig) -> None:
     """Serve the page until the process is interrupted.
 
-    Raise a UserError if no network is found, or if the first one or the port cannot be used.
+    Raise a UserError if the first network or the port cannot be used.
     """
     torch.set_num_threads(1)
     entries = find_networks(cfg.outputs, cfg.checkpoint)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from app.config.errors import UserError
+from app.config.errors import RunError, UserError
 from app.config.schema import ExportConfig, PredictConfig
 from app.data.datasets import load_test_split
 from app.export.export import export
@@ -62,7 +62,7 @@ def test_fallback_data_set_is_printed(make_run, capsys):
 
 def test_unwritable_run_folder_raises_after_the_table(cfg, tmp_path, capsys):
     (tmp_path / "predictions.png").mkdir()
-    with pytest.raises(UserError) as raised:
+    with pytest.raises(RunError) as raised:
         predict(cfg)
     output, errors = capsys.readouterr()
     assert output.startswith("digits test: ")

@@ -3,7 +3,7 @@
 // A state is {strokes} or {picture, png}: what was drawn, or a picture file. States are never changed
 // but replaced, so that undo is a stack of them.
 
-export const SIDE = 140; // pixels of the drawing that the server gets
+const SIDE = 140; // pixels of the drawing that the server gets
 const PEN = 0.075; // width of a stroke; lengths are shares of the drawing's side
 const STEP = 0.04; // of the keyboard's pen
 const EMPTY = { strokes: [] };
@@ -84,7 +84,7 @@ export class Drawing extends EventTarget {
     this.#changed();
   }
 
-  // The state as 140x140 bytes of gray, bright on black.
+  // The strokes as 140x140 bytes of gray, bright on black.
   toGray() {
     this.#small.fillRect(0, 0, SIDE, SIDE);
     drawStrokes(this.#small, this.#state.strokes, SIDE, "white");

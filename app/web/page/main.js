@@ -1,7 +1,7 @@
 // Connects the drawing and the answers to it.
 
 import { request, TAKES_PICTURES } from "./api.js";
-import { Drawing, isEmpty, SIDE } from "./drawing.js";
+import { Drawing, isEmpty } from "./drawing.js";
 import { Panel } from "./panel.js";
 
 const LARGEST = 512; // pixels along a picture's longer side, as the server gets it
@@ -9,19 +9,7 @@ const LARGEST = 512; // pixels along a picture's longer side, as the server gets
 const part = (id) => document.getElementById(id);
 const drawing = new Drawing(part("drawing"));
 let panel = null;
-let version = 0;
-let snapshot = { version, query: {}, body: null };
-
-function takeSnapshot() {
-  const { state } = drawing;
-  snapshot = { version: ++version, query: {}, body: null };
-  if (state.png) snapshot.body = state.png;
-  else if (!isEmpty(state)) {
-    Object.assign(snapshot, { body: drawing.toGray(), query: { width: SIDE } });
-  }
-  document.body.dataset.version = version; // of the drawing; each answer names its own
-  panel?.show(snapshot);
-}
+let snapshot = { version: 0, body: null };
 
 async function showPicture(file) {
   try {
@@ -43,7 +31,10 @@ drawing.addEventListener("change", () => {
   part("clear").disabled = empty;
   part("undo").disabled = !drawing.canUndo;
   part("message").textContent = "";
-  takeSnapshot();
+  const version = snapshot.version + 1; // each answer names that of its drawing
+  snapshot = { version, body: empty ? null : (drawing.state.png ?? drawing.toGray()) };
+  document.body.dataset.version = version;
+  panel?.show(snapshot);
 });
 drawing.addEventListener("pen", ({ detail: down }) => {
   part("pen").textContent = down ? "Pen down" : "Pen up";

@@ -53,8 +53,8 @@ export class Panel {
     while (this.#wanted !== this.#shown) {
       const [drawing, network] = [this.#wanted, this.network];
       try {
-        const { query, body } = drawing;
-        const answer = body ? await request("predict", { ...query, network }, body) : null;
+        const { body } = drawing;
+        const answer = body ? await request("predict", { network }, body) : null;
         if (network !== this.network) continue;
         this.#render(answer, drawing);
       } catch (error) {

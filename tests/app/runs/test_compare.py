@@ -10,7 +10,7 @@ import sys
 import pytest
 from omegaconf import OmegaConf
 
-from app.config.errors import UserError
+from app.config.errors import RunError, UserError
 from app.config.schema import ReportConfig
 from app.runs.compare import find_entries, group_runs, report, table, to_csv
 from app.runs.folder import CONFIG
@@ -202,7 +202,7 @@ def test_latest_finds_a_sweep_of_named_runs(sweep, capsys):
 
 def test_unwritable_folder_raises_after_the_table(sweep, capsys):
     (sweep / "report.csv").mkdir()
-    with pytest.raises(UserError, match=rf"^{sweep}/report.csv: cannot be written: Is a dir"):
+    with pytest.raises(RunError, match=rf"^{sweep}/report.csv: cannot be written: Is a dir"):
         report(ReportConfig(str(sweep)))
     assert capsys.readouterr().out.startswith(f"{sweep}: 12 runs\n\n")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import app.runs.files
-from app.config.errors import UserError, WriteError
-from app.runs.files import remove_temporaries, write_atomically, write_results
+from app.config.errors import WriteError
+from app.runs.files import remove_temporaries, write_atomically
 
 WRITER = """
 import sys
@@ -66,11 +66,3 @@ def test_folder_is_synced_after_the_rename(tmp_path, monkeypatch):
 def test_missing_folder_is_a_write_error(tmp_path):
     with pytest.raises(WriteError, match="cannot be written: No such file or directory"):
         write_atomically(tmp_path / "nowhere" / "last.pt", b"")
-
-
-def test_full_disk_is_no_wrong_usage(tmp_path, limited_files):
-    (tmp_path / "folder").mkdir()
-    with limited_files(), pytest.raises(WriteError, match="cannot be written: File too large"):
-        write_results(tmp_path, {"report.csv": b"too long"}, None)
-    with pytest.raises(UserError, match="cannot be written: Is a directory"):
-        write_results(tmp_path, {"folder": b""}, None)

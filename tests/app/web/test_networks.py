@@ -19,7 +19,9 @@ from app.web.server import serve
 
 def write_onnx(path, **metadata):
     model = helper.make_model(helper.make_graph([], "empty", [], []))
-    helper.set_model_props(model, metadata)
+    common = {"dataset": "digits", "classes": json.dumps(list("0123456789"))}
+    common |= {"mean": "0.1", "std": "0.3"}
+    helper.set_model_props(model, common | metadata)
     onnx.save(model, path)
 
 

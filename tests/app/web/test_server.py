@@ -95,8 +95,8 @@ def test_png_and_raw_pixels_match_predict(ask, default_run, runtime):
     id = json.loads(ask("api/networks")[2])[runtime]["id"]
     image = frame(drawing(), "mnist")
     expected = load_torch(default_run).logits(image[None])[0].softmax(0)
-    for query, body in (("&width=140", drawing().tobytes()), ("", png(drawing()))):
-        status, _, content = ask(f"api/predict?network={id}{query}", body)
+    for body in (drawing().tobytes(), png(drawing())):
+        status, _, content = ask(f"api/predict?network={id}", body)
         answer = json.loads(content)
         assert status == 200
         assert answer["probabilities"] == pytest.approx(expected.tolist(), abs=1e-4)
@@ -110,7 +110,7 @@ def test_maps_match_the_first_layers(ask, network, default_run):
     from app.inference.preprocess import frame
 
     body = drawing().tobytes()
-    answer = json.loads(ask(f"api/predict?network={network}&width=140", body)[2])
+    answer = json.loads(ask(f"api/predict?network={network}", body)[2])
     trained = load_torch(default_run)
     input = trained.normalize(frame(drawing(), "mnist")[None])
     convolution = trained.module.features[0](input)
@@ -128,7 +128,7 @@ def test_blank_picture_and_lone_dot_have_no_prediction(ask, network):
     dot = np.zeros((28, 28), np.uint8)
     dot[10:13, 10:13] = 255
     for body in (bytes(784), dot.tobytes()):
-        status, _, content = ask(f"api/predict?network={network}&width=28", body)
+        status, _, content = ask(f"api/predict?network={network}", body)
         assert status == 200
         assert json.loads(content)["class"] is None
 
@@ -147,10 +147,7 @@ REFUSED = {
     "half a PNG": (PREDICT, png(drawing())[:60], {}, 400),
     "a PNG's signature": (PREDICT, b"\x89PNG\r\n\x1a\n", {}, 400),
     "a decompression bomb": (PREDICT, bomb(30_000), {}, 400),
-    "incomplete rows": (PREDICT + "&width=140", bytes(100), {}, 400),
-    "a width of 0": (PREDICT + "&width=0", bytes(100), {}, 400),
-    "a width below 0": (PREDICT + "&width=-1", bytes(100), {}, 400),
-    "a width that is no number": (PREDICT + "&width=x", bytes(100), {}, 400),
+    "no square": (PREDICT, bytes(101), {}, 400),
     "a path upwards": ("api/predict?network=../../x", b"x", {}, 404),
     "no network": ("api/predict", b"x", {}, 404),
     "a file outside of the page": ("../server.py", None, {}, 404),
@@ -167,7 +164,7 @@ def test_invalid_requests_are_rejected(ask, network, case):
     error = json.loads(content)["error"]
     assert error and "\n" not in error and "input=" not in error
     assert answer["content-security-policy"]
-    assert ask(f"api/predict?network={network}&width=140", drawing().tobytes())[0] == 200
+    assert ask(f"api/predict?network={network}", drawing().tobytes())[0] == 200
 
 
 @pytest.mark.parametrize("side", [5_000, 30_000])
@@ -234,7 +231,7 @@ def test_damaged_network_is_reported_in_one_line(ask, default_run):
     try:
         listed = [item["id"] for item in json.loads(ask("api/networks")[2])]
         (id,) = [id for id in listed if "damaged" in id]
-        status, _, content = ask(f"api/predict?network={id}&width=140", drawing().tobytes())
+        status, _, content = ask(f"api/predict?network={id}", drawing().tobytes())
         assert status == 400
         assert "damaged, or not a checkpoint" in json.loads(content)["error"]
     finally:
