@@ -1,9 +1,11 @@
 """Comparison of an exported network with its checkpoint in torch."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from app.config.errors import RunError
@@ -46,13 +48,13 @@ class Parity:
         )
 
 
-def compare(exported: Predictor, original: Predictor, split: Split) -> Parity:
-    """Compare both predictors on `split` and, if they take any size, on `OTHER_SIZES`."""
-    ours, reference = exported.compute_logits(split.images), original.compute_logits(split.images)
+def compare(exported: Callable[[Tensor], Tensor], original: Predictor, split: Split) -> Parity:
+    """Compare logits on the images of `split` and, if any size is allowed, of `OTHER_SIZES`."""
+    ours, reference = exported(split.images), original.compute_logits(split.images)
     differences = [ours - reference]
     for size in OTHER_SIZES if original.any_size else ():
         images = F.interpolate(split.images[:SAMPLE], size)
-        differences.append(exported.compute_logits(images) - original.compute_logits(images))
+        differences.append(exported(images) - original.compute_logits(images))
     predicted, expected = ours.argmax(1), reference.argmax(1)
     return Parity(
         images=len(split),

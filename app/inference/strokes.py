@@ -35,19 +35,28 @@ EIGHT_NEIGHBOURS = np.ones((3, 3), bool)
 
 
 class Parts(NamedTuple):
-    """Connected components of the ink, arrays [N]; their boxes are half-open."""
+    """Connected components of the ink: arrays [N], and [N, 2] with rows and columns."""
 
     area: Floats
     edge: Floats  # pixels at the edge
-    pen: Floats  # stroke width: a long stroke has two edges
-    top: Floats
-    left: Floats
-    bottom: Floats
-    right: Floats
-    height: Floats
-    width: Floats
-    length: Floats  # the longer of both
     is_cut: Bools  # at the edge of the sheet or the picture
+    start: Floats  # of the bounding box, [N, 2]
+    stop: Floats  # [N, 2]
+
+    @property
+    def size(self) -> Floats:
+        """Height and width, [N, 2]."""
+        return self.stop - self.start
+
+    @property
+    def length(self) -> Floats:
+        """The longer of height and width."""
+        return self.size.max(1)
+
+    @property
+    def pen(self) -> Floats:
+        """Stroke width: a long stroke has two edges."""
+        return 2 * self.area / self.edge
 
 
 class Digit(NamedTuple):
@@ -123,27 +132,13 @@ def _measure(labels: NDArray[Any], count: int, strokes: Mask, inside: Mask) -> P
     def pixels(mask: Mask) -> Floats:
         return np.bincount(labels[mask], minlength=count + 1)[1:].astype(np.float64)
 
-    area, edge = pixels(strokes), pixels(edge_of(strokes))
-    rows, columns = zip(*ndimage.find_objects(labels), strict=True)
-    top, bottom, left, right = (
-        np.array([getattr(side, end) for side in sides], np.float64)
-        for sides in (rows, columns)
+    boxes = ndimage.find_objects(labels)
+    start, stop = (
+        np.array([[getattr(side, end) for side in box] for box in boxes], np.float64)
         for end in ("start", "stop")
     )
-    height, width = bottom - top, right - left
-    return Parts(
-        area=area,
-        edge=edge,
-        pen=2 * area / edge,
-        top=top,
-        left=left,
-        bottom=bottom,
-        right=right,
-        height=height,
-        width=width,
-        length=np.maximum(height, width),
-        is_cut=pixels(edge_of(inside)) > 0,
-    )
+    is_cut = pixels(edge_of(inside)) > 0
+    return Parts(pixels(strokes), pixels(edge_of(strokes)), is_cut, start, stop)
 
 
 def _choose(parts: Parts, surface: Surface) -> int | None:
@@ -169,30 +164,28 @@ def _spacing(parts: Parts, surface: Surface) -> float:
 
 def _is_frame(parts: Parts, strokes: Bools) -> Bools:
     """Return which parts are frames: their box contains a stroke as long as a digit."""
-    is_frame = np.zeros(len(parts.area), bool)
-    for index in np.argsort(-parts.length)[:MAX_FRAMES]:
-        is_inside = (parts.top > parts.top[index]) & (parts.bottom < parts.bottom[index])
-        is_inside &= (parts.left > parts.left[index]) & (parts.right < parts.right[index])
-        is_long = parts.length >= ENCLOSED * min(parts.height[index], parts.width[index])
-        is_frame[index] = (strokes & is_inside & is_long).any()
+    is_frame, length = np.zeros(len(parts.area), bool), parts.length
+    for index in np.argsort(-length)[:MAX_FRAMES]:
+        is_inside = (parts.start > parts.start[index]) & (parts.stop < parts.stop[index])
+        is_long = length >= ENCLOSED * parts.size[index].min()
+        is_frame[index] = (strokes & is_inside.all(1) & is_long).any()
     return is_frame
 
 
 def _is_line(parts: Parts) -> Bools:
     """Return which parts are straight and flat."""
-    is_straight = parts.edge / 2 <= STRAIGHT * np.hypot(parts.height, parts.width)
-    return (
-        is_straight & (parts.width >= FLAT * parts.height) & (parts.length > MIN_LINE * parts.pen)
-    )
+    height, width = parts.size.T
+    is_straight = parts.edge / 2 <= STRAIGHT * np.hypot(height, width)
+    return is_straight & (width >= FLAT * height) & (parts.length > MIN_LINE * parts.pen)
 
 
 def _belongs(parts: Parts, main: int) -> Bools:
     """Return which parts belong to the digit with the main part `main`."""
-    gap = np.where(parts.length >= ELONGATED * parts.pen, NEAR * parts.length[main], 0)
-    kept = (parts.top <= parts.bottom[main] + gap) & (parts.bottom >= parts.top[main] - gap)
-    kept &= (parts.left <= parts.right[main] + gap) & (parts.right >= parts.left[main] - gap)
-    is_below = (parts.top + parts.bottom) / 2 >= parts.bottom[main]
-    kept &= ~(_is_line(parts) & is_below & (parts.width > UNDERLINE * parts.width[main]))
+    gap = np.where(parts.length >= ELONGATED * parts.pen, NEAR * parts.length[main], 0)[:, None]
+    is_near = (parts.start <= parts.stop[main] + gap) & (parts.stop >= parts.start[main] - gap)
+    is_below = (parts.start + parts.stop)[:, 0] / 2 >= parts.stop[main, 0]
+    is_underline = _is_line(parts) & is_below & (parts.size[:, 1] > UNDERLINE * parts.size[main, 1])
+    kept = is_near.all(1) & ~is_underline
     kept &= parts.area >= SPECK * parts.area[main]
     kept &= ~parts.is_cut | parts.is_cut[main]
     kept &= ~_is_frame(parts, np.ones(len(parts.area), bool))

@@ -47,7 +47,7 @@ def test_compare_counts_images():
     exported = F.one_hot(torch.tensor([0, 2, 2, 0]), 3).float()  # the second one is
     exported[0, 0] = 1.5
     split = Split(torch.zeros(4, 1, 28, 28, dtype=torch.uint8), labels)
-    result = compare(Fake(exported), Fake(original), split)
+    result = compare(Fake(exported).compute_logits, Fake(original), split)
     assert result == Parity(4, 1.0, 1.0, differing=2, right=3, original_right=3)
     assert (result.accuracy, result.original_accuracy) == (0.75, 0.75)
 
@@ -57,4 +57,4 @@ def test_compare_reports_nan():
     exported = original.clone()
     exported[1, 2] = torch.nan
     split = Split(torch.zeros(2, 1, 28, 28, dtype=torch.uint8), torch.tensor([0, 0]))
-    assert torch.tensor(compare(Fake(exported), Fake(original), split).max_abs_difference).isnan()
+    assert torch.tensor(compare(Fake(exported).compute_logits, Fake(original), split).max_abs_difference).isnan()
