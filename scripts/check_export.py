@@ -42,7 +42,7 @@ def main() -> int:
     failed = files = 0
     for checkpoint in args.checkpoint:
         original = load_torch(checkpoint)
-        split = load_test_split(original.dataset, args.data_root)
+        split = load_test_split(original.data.name, args.data_root)
         kind = describe_model(original.config)
         for exporter, layout, opset in product(args.exporter, args.layout, args.opset):
             cfg = ExportConfig(exporter=exporter, layout=layout, opset=opset)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, Json, model_validator
 from pydantic.dataclasses import dataclass
 
-from app.config.schema import Count, DatasetName, ModelConfig, Seed
+from app.config.schema import Count, DatasetName, Seed
 
 CLASSES = 10  # of every data set
 # of a finished run
@@ -41,45 +41,35 @@ ClassNames = Annotated[
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 StrictFraction = Annotated[Fraction, Field(strict=True)]
 Deviation = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
-StrictDeviation = Annotated[Deviation, Field(strict=True)]
 NonNegativeInt = Annotated[int, Field(strict=True, ge=0)]
 NonNegativeFloat = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 
 
-@dataclass
-class TrainingData:
-    """The data set of a checkpoint and its split."""
+@dataclass(kw_only=True)
+class DataDescription:
+    """The data set that a network was trained on."""
 
     name: DatasetName
     classes: ClassNames
-    mean: StrictFraction  # of the training pixels in [0, 1]
-    std: StrictDeviation
-    fallback_from: DatasetName | None  # the requested data set, if `name` replaces it
+    mean: Fraction  # of the training pixels in [0, 1]
+    std: Deviation
+    fallback_from: DatasetName | None = None  # the requested data set, if `name` replaces it
+
+
+@dataclass(kw_only=True)
+class TrainingData(DataDescription):
+    """The data set of a checkpoint and its split."""
+
     val_size: Count
     split_seed: Seed
 
 
-@dataclass
-class CheckpointFields:
-    """The fields of a checkpoint. Tensors are checked elsewhere, because this needs no torch."""
-
-    model: dict[str, Any]
-    model_config: ModelConfig
-    data: TrainingData
-    metrics: dict[str, float | None] = field(default_factory=dict)
-    config: dict[str, Any] = field(default_factory=dict)
-    training: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class Metadata:
+@dataclass(kw_only=True)
+class Metadata(DataDescription):
     """The metadata of an exported file that commands read; all values are strings."""
 
-    dataset: DatasetName
+    name: Annotated[DatasetName, Field(alias="dataset")]
     classes: Json[ClassNames]
-    mean: Fraction
-    std: Deviation
-    fallback_from: DatasetName | None = None
     test_accuracy: Fraction | None = None
 
 

@@ -34,7 +34,7 @@ def export(cfg: ExportConfig) -> None:
     name = "model.onnx" if number_format == "fp32" else f"model-{number_format}.onnx"
     path = Path(cfg.file or original.folder / name)
     check_output(cfg, path)
-    test = load_test_split(original.dataset, data_root(original.folder, cfg.data.root))
+    test = load_test_split(original.data.name, data_root(original.folder, cfg.data.root))
     for layout, file in zip(layouts(cfg), files(cfg, path), strict=True):
         web = cfg.web and file == path
         _export_file(replace(cfg, layout=layout, web=web), file, original, test)

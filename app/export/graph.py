@@ -112,16 +112,16 @@ def newest_opset(quantized: bool = False) -> int:
 def _document(model: ModelProto, original: TorchPredictor) -> None:
     """Describe the model, its inputs and outputs; remove source locations."""
     texts = {
-        IMAGE: f"(pixels / 255 - {original.mean:.6f}) / {original.std:.6f}",
+        IMAGE: f"(pixels / 255 - {original.data.mean:.6f}) / {original.data.std:.6f}",
         PIXELS: "0 to 255, bright on black",
-        LOGITS: f"one a class: {', '.join(original.classes)}",
+        LOGITS: f"one a class: {', '.join(original.data.classes)}",
         PROBABILITIES: "softmax of the logits",
         CLASS: "index of the largest logit",
     }
     for value in (*model.graph.input, *model.graph.output):
         value.doc_string = texts[value.name]
     model.graph.name = original.config.name
-    model.doc_string = f"{describe_model(original.config)} for {original.dataset}"
+    model.doc_string = f"{describe_model(original.config)} for {original.data.name}"
     model.producer_name, model.producer_version = "lenet-ops", package_version()
     for node in model.graph.node:
         node.doc_string = ""  # source locations
@@ -131,11 +131,11 @@ def _metadata(original: TorchPredictor, cfg: ExportConfig) -> dict[str, str]:
     """Return the metadata of the file: strings as they are, other values as JSON."""
     settings = dataclasses.asdict(cfg) | {"layout": layouts(cfg)[0], "exporter": exporter(cfg)}
     values = {
-        "dataset": original.dataset,
-        "fallback_from": original.fallback_from,
-        "classes": original.classes,
-        "mean": original.mean,
-        "std": original.std,
+        "dataset": original.data.name,
+        "fallback_from": original.data.fallback_from,
+        "classes": original.data.classes,
+        "mean": original.data.mean,
+        "std": original.data.std,
         "model": {"name": original.config.name} | dataclasses.asdict(original.config),
         "export": {key: settings[key] for key in EXPORT_KEYS},
         "versions": VERSIONS,

@@ -47,7 +47,7 @@ def write_card(
     nodes = Counter((node.domain or "ai.onnx", node.op_type) for node in model.graph.node)
     functions = [f"`{item.name}`: {item.doc_string.strip()}  " for item in model.functions]
     lines = [
-        f"# {name}\n\n{describe_model(original.config)}, trained on {original.dataset}.\n",
+        f"# {name}\n\n{describe_model(original.config)}, trained on {original.data.name}.\n",
         "| | |\n| --- | --- |",
         *(f"| {key} | {value} |" for key, value in facts.items()),
         "\n## Nodes\n\n| domain | operator | nodes |\n| --- | --- | --- |",

@@ -29,7 +29,7 @@ def export_pt2(cfg: Pt2Config) -> None:
     path = Path(cfg.file or original.folder / "model.pt2")
     card = path.with_name(f"{path.stem}-pt2.md")
     check_files({path: card}, ".pt2", typed=cfg.file is not None)
-    test = load_test_split(original.dataset, data_root(original.folder, cfg.data.root))
+    test = load_test_split(original.data.name, data_root(original.folder, cfg.data.root))
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder) / path.name
         with silenced():
@@ -71,18 +71,18 @@ def write_card(
     """Return the card of the compiled file as Markdown."""
     image = "uint8 pixels, 0 to 255, bright on black"
     if not cfg.preprocess:
-        image = f"float32, (pixels / 255 - {original.mean:.6f}) / {original.std:.6f}"
+        image = f"float32, (pixels / 255 - {original.data.mean:.6f}) / {original.data.std:.6f}"
     outputs = "logits" + (", probabilities, class" if cfg.postprocess else "")
     facts = {
         "file": f"{len(content):,} bytes, for {platform.machine()} processors like this one",
         "needs": f"libtorch {VERSIONS['torch']}, and the operators' library ops/_C.abi3.so",
         "input": f"[batch, 1, {SIDE}, {SIDE}], batch at least 2: {image}",
-        "outputs": f"{outputs}; classes: {', '.join(original.classes)}",
+        "outputs": f"{outputs}; classes: {', '.join(original.data.classes)}",
         "accuracy": f"{parity.accuracy:.2%} of {parity.images:,} test images",
         "parity": str(parity),
     }
     lines = [
-        f"# {name}\n\n{describe_model(original.config)}, trained on {original.dataset}.\n",
+        f"# {name}\n\n{describe_model(original.config)}, trained on {original.data.name}.\n",
         "| | |\n| --- | --- |",
         *(f"| {key} | {value} |" for key, value in facts.items()),
         f"\n`scripts/run_pt2.cpp` runs it without Python: `run_pt2 _C.abi3.so {name}"

@@ -5,7 +5,7 @@ import io
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event, Lock, Timer
+from threading import Lock, Timer
 from typing import Any
 
 import numpy as np
@@ -85,21 +85,11 @@ def onnx_predictor(session: onnxruntime.InferenceSession, path: Path) -> OnnxPre
     """Return the predictor for the file in `path`; raise a ValueError if it is no export."""
     try:
         values = session.get_modelmeta().custom_metadata_map
-        metadata: Metadata = from_mapping(Metadata, values, "metadata.")
+        data: Metadata = from_mapping(Metadata, values, "metadata.")
         height = _check_signature(session)
     except (UserError, ValueError) as error:
         raise ValueError(f"not a network of `python -m app.export_onnx`: {error}") from error
-    return OnnxPredictor(
-        folder=path.parent,
-        path=path,
-        dataset=metadata.dataset,
-        fallback_from=metadata.fallback_from,
-        classes=metadata.classes,
-        any_size=height != SIDE,
-        mean=metadata.mean,
-        std=metadata.std,
-        session=session,
-    )
+    return OnnxPredictor(path.parent, data, height != SIDE, path, session)
 
 
 def _check_signature(session: onnxruntime.InferenceSession) -> int | str | None:
@@ -126,20 +116,16 @@ def _check_signature(session: onnxruntime.InferenceSession) -> int | str | None:
 
 def run(session: onnxruntime.InferenceSession, images: Tensor, seconds: float) -> Any:
     """Return the logits of a batch; raise a ValueError after `seconds` or for a wrong shape."""
-    options, expired = onnxruntime.RunOptions(), Event()
+    options = onnxruntime.RunOptions()
     options.log_severity_level = 4
-
-    def stop() -> None:
-        expired.set()
-        options.terminate = True  # ends the run after the current node
-
-    timer = Timer(seconds, stop)
+    # ends the run after the current node
+    timer = Timer(seconds, setattr, (options, "terminate", True))
     timer.daemon = True
     timer.start()
     try:
         (logits,) = session.run([LOGITS], {session.get_inputs()[0].name: images.numpy()}, options)
     except Exception as error:
-        if expired.is_set():
+        if options.terminate:
             raise ValueError(f"it takes more than {seconds:.0f} s") from error
         raise
     finally:

@@ -40,15 +40,16 @@ def predict(cfg: PredictConfig) -> None:
 
 def predict_test_images(predictor: Predictor, cfg: PredictConfig) -> None:
     """Print accuracy and confusion matrix; write predictions.csv and predictions.png."""
-    split = load_test_split(predictor.dataset, data_root(predictor.folder, cfg.data.root))
+    split = load_test_split(predictor.data.name, data_root(predictor.folder, cfg.data.root))
     logits = predictor.logits(split.images)
-    predictions = Predictions.of(predictor.classes, split.labels, logits)
-    instead = f" (instead of {predictor.fallback_from})" if predictor.fallback_from else ""
-    accuracy = f"{predictor.dataset}{instead} test: {accuracy_line(predictions)}"
+    predictions = Predictions.of(predictor.data.classes, split.labels, logits)
+    data = predictor.data
+    instead = f" (instead of {data.fallback_from})" if data.fallback_from else ""
+    accuracy = f"{data.name}{instead} test: {accuracy_line(predictions)}"
     table = to_csv(predictions)
     text = f"{accuracy}\n\n{format_confusion(predictions)}\n\n"
     if cfg.format != "table":
-        text = table if cfg.format == "csv" else to_json(predictions, predictor.dataset) + "\n"
+        text = table if cfg.format == "csv" else to_json(predictions, predictor.data.name) + "\n"
     picture = draw_predictions(predictions, split.images, accuracy)
     files = {"predictions.csv": table.encode(), "predictions.png": picture}
     print(text, end="", flush=True)
@@ -73,7 +74,7 @@ def predict_pictures(predictor: Predictor, cfg: PredictConfig) -> None:
     if names:
         batches = [torch.stack(images)] if cfg.frame else [image[None] for image in images]
         probabilities = torch.cat([predictor.logits(batch) for batch in batches]).softmax(1)
-        text = format_pictures(names, probabilities, predictor.classes, cfg.format)
+        text = format_pictures(names, probabilities, predictor.data.classes, cfg.format)
         print(text, end="", flush=True)
     if skipped:
         count = f"{len(skipped)} of {len(skipped) + len(names)} pictures"
@@ -83,7 +84,7 @@ def predict_pictures(predictor: Predictor, cfg: PredictConfig) -> None:
 def _prepare(gray: Gray, predictor: Predictor, cfg: PredictConfig) -> Tensor:
     """Return a picture as image uint8 [1, H, W]; raise a UserError if blank or of a wrong size."""
     if cfg.frame:
-        image = frame(gray, predictor.dataset, cfg.invert)
+        image = frame(gray, predictor.data.name, cfg.invert)
     else:
         height, width = gray.shape
         allowed, fits = f"{SIDE}x{SIDE}", gray.shape == (SIDE, SIDE)
@@ -96,7 +97,7 @@ def _prepare(gray: Gray, predictor: Predictor, cfg: PredictConfig) -> Tensor:
         image = bright_on_black(gray, cfg.invert)
     if image is None:
         if cfg.invert is None:
-            is_blank = predictor.dataset not in DIGITS or np.ptp(gray) < MIN_CONTRAST
+            is_blank = predictor.data.name not in DIGITS or np.ptp(gray) < MIN_CONTRAST
             raise UserError(
                 "a blank picture, there is nothing in it" if is_blank else "no digit found"
             )

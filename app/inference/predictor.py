@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from app.config.contents import DataDescription
 from app.config.device import pick_device
 from app.config.errors import UserError
 from app.config.schema import DataConfig, ModelConfig, from_mapping
@@ -25,11 +26,7 @@ class Predictor:
     """A trained network, independent of its runtime."""
 
     folder: Path  # folder of the file; results are written there
-    dataset: str  # training data, as in `DataConfig.name`
-    fallback_from: str | None  # requested data set, if it was not available
-    classes: list[str]  # class names by label
-    mean: float  # mean of the training pixels in [0, 1]
-    std: float  # standard deviation of the training pixels
+    data: DataDescription
     any_size: bool  # whether images need not be 28x28
 
     def logits(self, images: Tensor) -> Tensor:
@@ -42,7 +39,7 @@ class Predictor:
 
     def normalize(self, images: Tensor) -> Tensor:
         """Normalise images uint8 [N, 1, H, W] by the statistics of the training pixels."""
-        return normalize(images, self.mean, self.std)
+        return normalize(images, self.data.mean, self.data.std)
 
 
 @dataclass(eq=False)
@@ -55,7 +52,7 @@ class TorchPredictor(Predictor):
 
     def compute_logits(self, images: Tensor) -> Tensor:
         """See `Predictor.compute_logits`."""
-        return predict_logits(self.module, images, self.mean, self.std).cpu()
+        return predict_logits(self.module, images, self.data.mean, self.data.std).cpu()
 
 
 def load_torch(path: str | Path, device: torch.device | str = "cpu") -> TorchPredictor:
@@ -64,15 +61,10 @@ def load_torch(path: str | Path, device: torch.device | str = "cpu") -> TorchPre
     if path.suffix == ".onnx":
         raise UserError(f"checkpoint={path}: an exported file; app.predict runtime=onnx takes it")
     checkpoint = load_checkpoint(path)
-    config: ModelConfig = from_mapping(ModelConfig, checkpoint.model_config)
-    data = checkpoint.data
+    config = checkpoint.model_config
     return TorchPredictor(
         folder=path.parent,
-        dataset=data["name"],
-        fallback_from=data["fallback_from"],
-        classes=data["classes"],
-        mean=data["mean"],
-        std=data["std"],
+        data=checkpoint.data,
         any_size=takes_any_size(config),
         checkpoint=checkpoint,
         config=config,
@@ -97,7 +89,7 @@ def load_predictor(
 
 def load_data(checkpoint: Checkpoint, root: str) -> Dataset:
     """Load the data set of the checkpoint, with the same validation split."""
-    values = {key: checkpoint.data[key] for key in SPLIT_KEYS}
+    values = {key: getattr(checkpoint.data, key) for key in SPLIT_KEYS}
     return load_dataset(from_mapping(DataConfig, {"root": root, "fallback": None, **values}))
 
 

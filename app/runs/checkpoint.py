@@ -8,14 +8,15 @@ import io
 import warnings
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from app.config.contents import CheckpointFields
+from app.config.contents import TrainingData
 from app.config.errors import UserError, is_out_of_memory, one_line
 from app.config.schema import ModelConfig, from_mapping, printable
 from app.models import build_model
@@ -35,18 +36,17 @@ DIRECTORY = 0x10  # MS-DOS attribute of an archive's entry, for which torch.load
 class Checkpoint:
     """The contents of a checkpoint: tensors and plain Python values only."""
 
-    model: dict[str, Tensor]  # state dict on the CPU; with EMA, of the averaged weights
-    model_config: dict[str, Any]  # fields of `ModelConfig`
-    data: dict[str, Any]  # fields of `TrainingData`
-    metrics: dict[str, Any] = field(default_factory=dict)  # epoch, step, val_accuracy, ...
+    model: dict[str, Any]  # state dict on the CPU; with EMA, of the averaged weights
+    model_config: ModelConfig
+    data: TrainingData
+    metrics: dict[str, int | float | None] = field(default_factory=dict)  # epoch, step, ...
     config: dict[str, Any] = field(default_factory=dict)  # fields of `TrainConfig`, nested
     training: dict[str, Any] = field(default_factory=dict)  # state to resume from; empty in best.pt
 
     @functools.cached_property
     def network(self) -> nn.Module:
         """The network, on the CPU, in evaluation mode; built once."""
-        cfg: ModelConfig = from_mapping(ModelConfig, self.model_config, "model.")
-        model = build_model(cfg, len(self.data["classes"]))
+        model = build_model(self.model_config, len(self.data.classes))
         model.load_state_dict(self.model)
         return model.eval()
 
@@ -57,6 +57,8 @@ FIELDS = [item.name for item in dataclasses.fields(Checkpoint)]
 def save_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint with its digest atomically, as `write_atomically` does."""
     fields = {name: getattr(checkpoint, name) for name in FIELDS}
+    for name in ("model_config", "data"):
+        fields[name] = dataclasses.asdict(fields[name])
     buffer = io.BytesIO()
     torch.save({"format": FORMAT, "digest": digest(fields)} | fields, buffer)
     write_atomically(path, buffer.getbuffer())
@@ -173,10 +175,9 @@ def check_fields(fields: dict[str, Any]) -> Checkpoint:
     """Build the checkpoint and its network from `fields`; raise if types or shapes do not match."""
     if isinstance(fields.get("model_config"), dict):
         fields["model_config"] = own_settings(fields["model_config"])
-    from_mapping(CheckpointFields, fields)
-    for name, value in fields["model"].items():
+    checkpoint: Checkpoint = from_mapping(Checkpoint, fields)
+    for name, value in checkpoint.model.items():
         if not (isinstance(value, Tensor) and value.dtype in DTYPES and value.isfinite().all()):
             raise UserError(f"model.{name}: must be finite numbers of type float32 or int64")
-    checkpoint = Checkpoint(**fields)
     _ = checkpoint.network  # raises if the weights do not fit
     return checkpoint

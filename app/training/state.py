@@ -3,13 +3,14 @@
 import dataclasses
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from app.config.contents import DataDescription, TrainingData
 from app.config.device import CpuThreads, pick_device
 from app.config.errors import UserError, check_writable, one_line
 from app.config.schema import DataConfig, TrainConfig, format_value, from_mapping
@@ -96,7 +97,7 @@ def start(
         torch.cuda.set_device(device)
     data = world.from_rank_0(lambda: load_dataset(data_of(cfg, saved))).to(device)
     if saved:
-        data.fallback_from = saved.data["fallback_from"]
+        data.fallback_from = saved.data.fallback_from
     if len(data.train) < world.size:
         raise UserError(
             f"data.val_size={len(data.val)}: leaves {len(data.train)} training images, "
@@ -158,7 +159,7 @@ def find_state(
             raise UserError(f"resume={folder}: its {BEST} is gone; {COPY_LAST}")
         # of this very file, which may have been restored or copied
         saved.training["best"] = best.metrics.get("val_accuracy", -1.0)
-    elif best and best.metrics["epoch"] > 1:
+    elif best and (best.metrics["epoch"] or 0) > 1:
         raise UserError(f"resume={folder}: its {LAST} is gone; its best network is in {BEST}")
     return cfg, folder, saved
 
@@ -218,10 +219,9 @@ def load_config(
 
 def data_of(cfg: TrainConfig, saved: Checkpoint | None) -> DataConfig:
     """Return the configuration of the data set that a run uses, which may be the fallback."""
-    if saved is None or saved.data["fallback_from"] is None:
+    if saved is None or saved.data.fallback_from is None:
         return cfg.data
-    name, val_size = saved.data["name"], saved.data["val_size"]
-    return dataclasses.replace(cfg.data, name=name, val_size=val_size)
+    return dataclasses.replace(cfg.data, name=saved.data.name, val_size=saved.data.val_size)
 
 
 def save(run: Run, name: str, **metrics: float) -> None:
@@ -242,7 +242,7 @@ def save(run: Run, name: str, **metrics: float) -> None:
         run.folder / name,
         Checkpoint(
             model={key: value.cpu().float().contiguous() for key, value in weights.items()},
-            model_config=dataclasses.asdict(run.cfg.model),
+            model_config=run.cfg.model,
             data=describe_data(run),
             metrics={"epoch": run.epoch, "step": run.step, **metrics},
             config=dataclasses.asdict(run.cfg),
@@ -254,8 +254,8 @@ def save(run: Run, name: str, **metrics: float) -> None:
 def restore(run: Run, saved: Checkpoint) -> None:
     """Restore the run from `saved`; raise a UserError if it does not match the run."""
     path = f"resume={run.folder / LAST}"
-    for key, value in describe_data(run).items():
-        if (own := saved.data.get(key)) != value:
+    for key, value in dataclasses.asdict(describe_data(run)).items():
+        if (own := getattr(saved.data, key)) != value:
             raise UserError(f"{path}: is of data.{key}={own}, here it is {value}")
     if "logs" in saved.training:
         raise UserError(f"{path}: written by an older version, which cannot be resumed")
@@ -275,11 +275,8 @@ def restore(run: Run, saved: Checkpoint) -> None:
         raise UserError(f"{path}: its contents do not fit: {one_line(error)}") from error
 
 
-def describe_data(run: Run) -> dict[str, Any]:
+def describe_data(run: Run) -> TrainingData:
     """Return the description of the run's data set for checkpoints."""
-    data, keys = run.data, ("name", "mean", "std", "fallback_from")
-    return {key: getattr(data, key) for key in keys} | {
-        "classes": list(data.classes),
-        "val_size": len(data.val),
-        "split_seed": run.cfg.data.split_seed,
-    }
+    values: Any = {item.name: getattr(run.data, item.name) for item in fields(DataDescription)}
+    seed = run.cfg.data.split_seed
+    return from_mapping(TrainingData, values | {"val_size": len(run.data.val), "split_seed": seed})

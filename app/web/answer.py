@@ -39,9 +39,9 @@ def predict_picture(path: Path, gray: Gray) -> dict[str, Any]:
     Raise a UserError if the network cannot be used.
     """
     network, start = load_network(path), time.perf_counter()
-    image = frame(gray, network.dataset)
+    image = frame(gray, network.data.name)
     between = time.perf_counter()
-    result: dict[str, Any] = {"classes": network.classes, "class": None, "probabilities": None}
+    result: dict[str, Any] = {"classes": network.data.classes, "class": None, "probabilities": None}
     result |= {"image": None, "maps": None}
     if image is not None:
         if isinstance(network, TorchPredictor):
@@ -50,7 +50,7 @@ def predict_picture(path: Path, gray: Gray) -> dict[str, Any]:
         else:
             logits = network.logits(image[None])
         probabilities = logits[0].softmax(0)
-        result["class"] = network.classes[int(probabilities.argmax())]
+        result["class"] = network.data.classes[int(probabilities.argmax())]
         result["probabilities"] = [round(value, 5) for value in probabilities.tolist()]
         result["image"] = base64.b64encode(image.numpy().tobytes()).decode()
     end = time.perf_counter()

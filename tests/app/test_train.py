@@ -63,7 +63,7 @@ def test_offline_training_falls_back_to_digits(tmp_path):
     assert output.splitlines()[-1].endswith(str(best.relative_to(tmp_path)))
     summary = json.loads((best.parent / "summary.json").read_text())
     assert (summary["dataset"], summary["fallback_from"]) == ("digits", "mnist")
-    assert load_checkpoint(best).data["fallback_from"] == "mnist"
+    assert load_checkpoint(best).data.fallback_from == "mnist"
     assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
     assert len(list(tmp_path.glob("outputs/*/*"))) == 1
 

@@ -92,8 +92,8 @@ def test_metadata_names_data_classes_and_versions(trained_run, tmp_path):
     assert about["dataset"] == "digits"
     assert "fallback_from" not in about
     assert json.loads(about["classes"]) == list("0123456789")
-    assert float(about["mean"]) == checkpoint.data["mean"]
-    assert float(about["std"]) == checkpoint.data["std"]
+    assert float(about["mean"]) == checkpoint.data.mean
+    assert float(about["std"]) == checkpoint.data.std
     assert float(about["test_accuracy"]) == pytest.approx(
         read_summary(trained_run)["test_accuracy"]
     )

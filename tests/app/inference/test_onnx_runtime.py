@@ -56,8 +56,8 @@ def test_predictor_reads_metadata(exported):
     for checkpoint in (None, str(exported), str(exported / "model.onnx")):
         network = load_predictor(checkpoint, outputs, "onnx")
         assert network.folder == exported
-        assert (network.dataset, network.fallback_from) == ("digits", "mnist")
-        assert network.classes == list("abcdefghij")
+        assert (network.data.name, network.data.fallback_from) == ("digits", "mnist")
+        assert network.data.classes == list("abcdefghij")
 
 
 @pytest.mark.filterwarnings("error", "ignore::DeprecationWarning")

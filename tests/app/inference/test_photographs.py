@@ -20,7 +20,7 @@ def network(tmp_path_factory):
     folder = common_folder(tmp_path_factory)
     run = train_once(folder, "ncrelu-standard")
     predictor = load_predictor(str(run), str(run), "torch", "cpu")
-    split = load_test_split(predictor.dataset, str(small_mnist(folder)))
+    split = load_test_split(predictor.data.name, str(small_mnist(folder)))
     right = predictor.logits(split.images).argmax(1) == split.labels
     return predictor, split.images[right][:, 0].numpy(), split.labels[right].tolist()
 
@@ -31,7 +31,7 @@ def test_digits_in_photographs_are_read(network, situation):
     random = np.random.default_rng(list(situation.encode()))
     framed, expected = [], []
     for index in random.integers(0, len(labels), COUNT):
-        image = frame(photograph(images[index], situation, random, side=300), predictor.dataset)
+        image = frame(photograph(images[index], situation, random, side=300), predictor.data.name)
         framed.append(torch.zeros(1, 28, 28, dtype=torch.uint8) if image is None else image)
         expected.append(labels[index])
     predicted = predictor.logits(torch.stack(framed)).argmax(1)

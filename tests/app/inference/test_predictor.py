@@ -55,7 +55,7 @@ def test_logits_of_any_number_of_images(make_run, count):
     trained, images = load_torch(make_run()), random_images(count)
     data = trained.checkpoint.data
     with torch.no_grad():
-        expected = trained.module(normalize(images, data["mean"], data["std"]))
+        expected = trained.module(normalize(images, data.mean, data.std))
     logits = trained.logits(images)
     torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
 
@@ -81,7 +81,7 @@ def test_data_split_matches_training(make_run):
     trained = load_torch(make_run(val_size=40, split_seed=3))
     val = load_data(trained.checkpoint, "data").val
     assert len(val) == 40
-    trained.checkpoint.data["split_seed"] = 4
+    trained.checkpoint.data.split_seed = 4
     assert not torch.equal(load_data(trained.checkpoint, "data").val.labels, val.labels)
 
 

@@ -31,6 +31,7 @@ from app.training.state import load_config
 from app.training.step import TrainStep
 from app.training.trainer import train
 from tests.app.idx import write_dataset
+from tests.app.networks import edit_checkpoint
 from tests.app.test_train import command, run
 from tests.app.training.moments import before_step
 
@@ -222,9 +223,7 @@ def test_conflicting_override_raises(cfg, stopped, change, message):
     ids=["architecture", "data", "pixels", "no-training", "no-step", "no-average"],
 )
 def test_mismatched_checkpoint_raises(cfg, stopped, spoil, message):
-    checkpoint = load_checkpoint(stopped / "last.pt")
-    spoil(checkpoint)
-    save_checkpoint(stopped / "last.pt", checkpoint)
+    edit_checkpoint(stopped / "last.pt", spoil)
     before = (stopped / "metrics.jsonl").read_bytes()
     with pytest.raises(UserError, match=r"last\.pt") as caught:
         train(dataclasses.replace(cfg, resume="latest"))

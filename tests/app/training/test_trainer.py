@@ -124,11 +124,11 @@ def test_tensorboard_hparams(cfg):
 def test_best_checkpoint_contents(cfg):
     summary = train(cfg)
     best = load_checkpoint(run_folder(cfg) / "best.pt")
-    assert best.model_config == dataclasses.asdict(cfg.model)
+    assert best.model_config == cfg.model
     assert best.config == dataclasses.asdict(cfg)
     assert best.metrics["val_accuracy"] == summary["val_accuracy"]
     data = load_dataset(cfg.data)
-    assert best.data == {
+    assert dataclasses.asdict(best.data) == {
         "name": "mnist",
         "classes": list("0123456789"),
         "mean": data.mean,
