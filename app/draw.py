@@ -1,17 +1,13 @@
 """Command: draw digits on a page in the browser."""
 
-from app.config.cli import run_command
+from app.config.cli import command
 from app.config.schema import DrawConfig
 
 
-def main() -> None:
+@command("draw", DrawConfig)
+def main(cfg: DrawConfig) -> None:
     """Serve a page to draw digits on; the trained networks predict them."""
-    run_command("draw", DrawConfig, task)
-
-
-def task(cfg: DrawConfig) -> None:
-    """Import what the command needs, and run it."""
-    from app.web.server import serve
+    from app.web.server import serve  # late: it is slow
 
     serve(cfg)
 

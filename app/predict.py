@@ -1,17 +1,13 @@
 """Command: predict the test set or pictures."""
 
-from app.config.cli import run_command
+from app.config.cli import command
 from app.config.schema import PredictConfig
 
 
-def main() -> None:
-    """Predict the test images, or the pictures that `input` names, with a trained model."""
-    run_command("predict", PredictConfig, task)
-
-
-def task(cfg: PredictConfig) -> None:
-    """Import what the command needs, and run it."""
-    from app.inference.output import predict
+@command("predict", PredictConfig)
+def main(cfg: PredictConfig) -> None:
+    """Predict the test images, or the pictures that `input` names."""
+    from app.inference.output import predict  # late: it is slow
 
     predict(cfg)
 

@@ -1,17 +1,13 @@
 """Command: train a network, or resume a run."""
 
-from app.config.cli import run_command, swept_dir, typed_overrides
+from app.config.cli import command, swept_dir, typed_overrides
 from app.config.schema import TrainConfig
 
 
-def main() -> None:
-    """Train a network."""
-    run_command("train", TrainConfig, task)
-
-
-def task(cfg: TrainConfig) -> float | None:
-    """Import what the command needs, and train; return the objective of sweepers."""
-    from app.training.trainer import train
+@command("train", TrainConfig)
+def main(cfg: TrainConfig) -> float | None:
+    """Train a network; return the objective of sweepers."""
+    from app.training.trainer import train  # late: it is slow
 
     return train(cfg, typed_overrides(), swept_dir()).get("val_accuracy")
 

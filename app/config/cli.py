@@ -1,5 +1,6 @@
 """Command line, without torch: Hydra composes the configuration, pydantic validates it."""
 
+import functools
 import os
 import sys
 import time
@@ -28,6 +29,11 @@ from app.config.process import GRACE, exit_codes, handle_signals, interrupt_afte
 from app.config.schema import from_mapping, unknown_key
 
 T = TypeVar("T")
+
+
+def command(name: str, schema: type[T]) -> Callable[[Callable[[T], Any]], Callable[[], None]]:
+    """Return a decorator: it turns a function of an instance of `schema` into a command."""
+    return lambda task: functools.partial(run_command, name, schema, task)
 
 
 def run_command(name: str, schema: type[T], task: Callable[[T], Any]) -> None:

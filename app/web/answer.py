@@ -1,22 +1,26 @@
-"""Read the picture of a request and predict it."""
+"""Predict the picture of a request; feature maps of a network's first layers."""
 
 import base64
 import io
 import math
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 
 from app.config.errors import UserError
 from app.inference.image_io import Gray, read_gray
 from app.inference.predictor import TorchPredictor, check_finite
 from app.inference.preprocess import frame
-from app.web.feature_maps import predict_with_maps
+from app.models import ACTIVATIONS, ConvNet, LLTMClassifier
 from app.web.networks import load_network
+from ops import MaxPool2d, NCReLU
 
 MAX_PIXELS = 4096 * 4096  # per picture; a small PNG file may decompress to gigabytes
+NAMES = {layer: name for name, layer in ACTIVATIONS.items()}
 
 
 def read_picture(body: bytes) -> Gray:
@@ -59,3 +63,52 @@ def predict_picture(path: Path, gray: Gray) -> dict[str, Any]:
         "network": round(1e3 * (end - between), 2),
     }
     return result
+
+
+@torch.inference_mode()
+def predict_with_maps(
+    network: TorchPredictor, images: Tensor
+) -> tuple[Tensor, list[dict[str, Any]]]:
+    """Return logits [N, classes] of images uint8 [N, 1, H, W], and feature maps of the first image.
+
+    Convolutional networks: the outputs of the first convolution and of the first activation. LLTM:
+    the state after each row.
+    """
+    module, output = network.module, network.normalize(images)
+    if isinstance(module, LLTMClassifier):
+        states, _ = module.rows(output[:1].squeeze(1))
+        return network.logits(images), [_encode("State after each row", states, states)]
+    module = cast(ConvNet, module)
+    layers = list(module.features)
+    first = next(index for index, layer in enumerate(layers) if type(layer) in NAMES)
+    pooled, maps = any(isinstance(layer, MaxPool2d) for layer in layers[:first]), []
+    for index, layer in enumerate(layers):
+        output = layer(output)
+        if index == 0:
+            maps.append(_encode("First convolution", output[0], output[0]))
+        if index == first:
+            maps += _activation_maps(layer, output[0], "pooling and " if pooled else "")
+    return module.classifier(output), maps
+
+
+def _activation_maps(layer: nn.Module, values: Tensor, before: str) -> list[dict[str, Any]]:
+    if isinstance(layer, NCReLU):
+        positive, negative = values.chunk(2)
+        return [
+            _encode("Positive half", positive, values),
+            _encode("Negative half", negative, values),
+        ]
+    return [_encode(f"After {before}{NAMES[type(layer)]}", values, values)]
+
+
+def _encode(title: str, maps: Tensor, scale: Tensor) -> dict[str, Any]:
+    """Quantise maps float32 [count, H, W] to int8, in units of max|`scale`| / 127."""
+    count, height, width = maps.shape
+    scaled = (maps * (127 / scale.abs().max().clamp(min=1e-12))).round().to(torch.int8)
+    return {
+        "title": title,
+        "count": count,
+        "height": height,
+        "width": width,
+        "values": base64.b64encode(scaled.numpy().tobytes()).decode(),
+    }

@@ -8,7 +8,7 @@ import { Layers } from "./layers.js";
 const NO_MAPS = "An exported file gives only its answer: choose torch to see the layers.";
 
 export class Panel {
-  #parts;
+  #part;
   #layers;
   #wanted = null; // the newest drawing, and the one that the page shows the answer to
   #shown = null;
@@ -16,29 +16,22 @@ export class Panel {
   #classes = [];
 
   constructor(root, networks) {
-    const part = (selector) => root.querySelector(selector);
-    this.#parts = {
-      root,
-      select: part("select"),
-      output: part("output"),
-      sure: part(".sure"),
-      input: part(".input canvas").getContext("2d"),
-      bars: part(".bars"),
-      problem: part(".problem"),
-      cost: part(".cost"),
-    };
-    this.#parts.select.append(...options(networks));
-    this.#parts.select.addEventListener("change", () => {
-      this.#name();
+    this.#part = (selector) => root.querySelector(selector);
+    const select = this.#part("select");
+    const name = () =>
+      root.setAttribute("aria-label", `Answer of ${select.selectedOptions[0].textContent}`);
+    select.append(...options(networks));
+    select.addEventListener("change", () => {
+      name();
       this.#shown = null;
       this.#answer();
     });
-    this.#layers = new Layers(part(".layers"));
-    this.#name();
+    this.#layers = new Layers(this.#part(".layers"));
+    name();
   }
 
   get network() {
-    return this.#parts.select.value;
+    return this.#part("select").value;
   }
 
   // Only the newest drawing is sent while an answer is on its way: none waits in a queue.
@@ -59,7 +52,7 @@ export class Panel {
         this.#render(answer, drawing);
       } catch (error) {
         this.#render(null, drawing);
-        this.#parts.problem.textContent = error.message ?? error; // wasm throws numbers, too
+        this.#part(".problem").textContent = error.message ?? error; // wasm throws numbers, too
       }
       this.#shown = drawing;
     }
@@ -67,24 +60,19 @@ export class Panel {
   }
 
   #render(answer, drawing) {
-    const { output, sure, input, bars, problem, cost } = this.#parts;
+    const [output, input] = [this.#part("output"), this.#part(".input canvas").getContext("2d")];
     const probabilities = answer?.probabilities ?? null;
     if (answer) this.#classes = answer.classes;
-    showVerdict(output, sure, this.#classes, probabilities);
-    showBars(bars, this.#classes, probabilities);
-    problem.textContent = "";
+    showVerdict(output, this.#part(".sure"), this.#classes, probabilities);
+    showBars(this.#part(".bars"), this.#classes, probabilities);
+    this.#part(".problem").textContent = "";
     if (answer?.image) paintGray(input, decode(answer.image));
     else input.clearRect(0, 0, 28, 28);
     const { maps, image } = answer ?? {}; // undefined maps: no network of this page has them
     this.#layers.show(maps ?? null, image && maps === null ? NO_MAPS : "");
     const [framing, network] = Object.values(answer?.milliseconds ?? {}).map((ms) => ms.toFixed(1));
-    cost.textContent = answer ? `Framing ${framing} ms, network ${network} ms` : "";
+    this.#part(".cost").textContent = answer ? `Framing ${framing} ms, network ${network} ms` : "";
     output.dataset.version = drawing.version;
-  }
-
-  #name() {
-    const option = this.#parts.select.selectedOptions[0];
-    this.#parts.root.setAttribute("aria-label", `Answer of ${option?.textContent ?? "no network"}`);
   }
 }
 

@@ -7,7 +7,7 @@ import pytest
 
 from app.config.schema import SeparableConfig
 from app.inference.predictor import load_torch
-from app.web.feature_maps import predict_with_maps
+from app.web.answer import predict_with_maps
 from tests.app.idx import random_images
 
 
