@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
@@ -45,14 +47,19 @@ class Tracker:
             write_atomically(path, lines_before(path, size))  # leaves the target of a link alone
             self._lines = path.open("a")
             renumber_events(self._folder)
-            self.writer = SummaryWriter(str(folder), purge_step=step + 1)
+            self._writer = SummaryWriter(str(folder), purge_step=step + 1)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Add a point to each named curve, and a line with all values to `metrics.jsonl`."""
         with writing(self._folder):
             self._lines.write(json.dumps({"step": step, **values}) + "\n")
             for name, value in values.items():
-                self.writer.add_scalar(name, value, step)
+                self._writer.add_scalar(name, value, step)
+
+    def picture(self, name: str, pixels: NDArray[np.uint8], step: int) -> None:
+        """Add a picture, RGB [H, W, 3]."""
+        with writing(self._folder):
+            self._writer.add_image(name, pixels, step, dataformats="HWC")
 
     def settings(self, values: Mapping[str, Any], results: Mapping[str, float]) -> None:
         """Add settings and results, keyed by the names of their curves, for the HParams tab."""
@@ -62,14 +69,14 @@ class Tracker:
         }
         with writing(self._folder):
             for part in hparams(settings, dict(results)):
-                self.writer._get_file_writer().add_summary(part, 0)
+                self._writer._get_file_writer().add_summary(part, 0)
 
     def flush(self) -> int:
         """Write everything to the disk; return the size of `metrics.jsonl` in bytes."""
         with writing(self._folder):
             self._lines.flush()
             os.fsync(self._lines.fileno())
-            self.writer.flush()
+            self._writer.flush()
             for path in self._folder.glob(EVENTS):
                 with path.open("rb") as file:
                     os.fsync(file.fileno())
@@ -77,7 +84,7 @@ class Tracker:
 
     def close(self) -> None:
         """Close the files; ignore errors, which `flush` has raised before."""
-        for file in (self._lines, self.writer):
+        for file in (self._lines, self._writer):
             with suppress(OSError):
                 file.close()
 

@@ -6,7 +6,6 @@ import sys
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from app.config.device import describe
 from app.config.schema import counted
@@ -21,31 +20,29 @@ from app.runs.tracker import Tracker
 from app.training.state import Run
 
 
-def test(run: Run) -> tuple[Tensor, dict[str, Any]]:
-    """Test `best.pt` on the test images; return logits, and loss and accuracy by name."""
-    model = load_checkpoint(run.folder / BEST).network.to(run.device)
-    logits = predict_logits(model, run.data.test.images, run.data.mean, run.data.std)
-    loss, accuracy = score(logits, run.data.test.labels)
-    return logits, {"test_loss": loss, "test_accuracy": accuracy}
+def test(run: Run, tracker: Tracker) -> dict[str, Any]:
+    """Test `best.pt` on the test images; log and return loss and accuracy.
 
-
-def log_results(run: Run, tracker: Tracker, logits: Tensor, results: dict[str, Any]) -> None:
-    """Log the test results with pictures, and settings and final metrics for the HParams tab."""
+    Also log pictures, and settings and final metrics for the HParams tab.
+    """
     data = run.data
+    model = load_checkpoint(run.folder / BEST).network.to(run.device)
+    logits = predict_logits(model, data.test.images, data.mean, data.std)
+    loss, accuracy = score(logits, data.test.labels)
     predictions = Predictions.of(data.classes, data.test.labels, logits)
-    pictures = {
-        "confusion_matrix": draw_confusion(predictions),
-        "mistakes": draw_mistakes(predictions, data.test.images.cpu()),
-    }
-    for name, picture in pictures.items():
-        tracker.writer.add_image(name, picture, run.step, dataformats="HWC")
-    values = {"loss/test": results["test_loss"], "accuracy/test": results["test_accuracy"]}
+    mistakes = draw_mistakes(predictions, data.test.images.cpu())
+    tracker.picture("confusion_matrix", draw_confusion(predictions), run.step)
+    tracker.picture("mistakes", mistakes, run.step)
+    results = {"test_loss": loss, "test_accuracy": accuracy}
+    values = {"loss/test": loss, "accuracy/test": accuracy}
     numbers = {f"final/{key}": value for key, value in (results | metrics(run)).items()}
     tracker.scalars(run.step, values | numbers)
     settings = {
         key: value for key, value in flatten(run.cfg).items() if key not in NON_HYPERPARAMETERS
     }
     tracker.settings(settings, numbers)
+    tracker.flush()
+    return results
 
 
 def metrics(run: Run) -> dict[str, Any]:

@@ -27,7 +27,6 @@ from app.training.step import LOSS, NORM
 from app.training.summary import (
     describe_run,
     format_summary,
-    log_results,
     summarize,
     test,
 )
@@ -75,9 +74,7 @@ def run_rank_0(run: Run, tracker: Tracker, started: float) -> dict[str, Any]:
         with expected_failures(run.cfg, run):
             summarize(run, "unfinished")  # describes the run if it is killed
             fit(run, tracker)
-            logits, results = test(run)
-            log_results(run, tracker, logits, results)
-            tracker.flush()
+            results = test(run, tracker)
             seconds = time.perf_counter() - started
             summary = summarize(run, "finished", **results, seconds=seconds)
     except (KeyboardInterrupt, BrokenPipeError) as error:
