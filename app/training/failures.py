@@ -9,7 +9,6 @@ import torch
 
 from app.config.environment import read_torchrun
 from app.config.errors import RunError, WriteError, is_out_of_memory, one_line
-from app.config.schema import TrainConfig
 from app.runs.checkpoint import BEST, LAST
 from app.training.distributed import LostPeerError
 
@@ -18,30 +17,26 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def expected_failures(cfg: TrainConfig, run: "Run | None" = None) -> Iterator[None]:
+def expected_failures(run: "Run | None" = None) -> Iterator[None]:
     """Convert expected failures (out of memory, full disk, lost peer) to RunError."""
     try:
         yield
-    except WriteError as error:
-        raise RunError(f"{error} ({last_checkpoint(run)})" if run else str(error)) from error
-    except (RuntimeError, MemoryError) as error:
-        if is_out_of_memory(error):
-            where = f"on {cfg.device} before the first step"
-            if run:
-                where = (
-                    f"on {run.device} with trainer.batch_size={run.schedule.batch_size}: "
-                    f"try a smaller one ({last_checkpoint(run)})"
-                )
-            raise RunError(f"out of memory {where}") from error
+    except (WriteError, RuntimeError, MemoryError) as error:
+        when = f"at step {run.step}" if run else "before the first step"
         size = run.world.size if run else read_torchrun().size
-        if isinstance(error, LostPeerError) or (size > 1 and is_connection_error(error)):
-            where = (
-                f"at step {run.step} ({last_checkpoint(run)})" if run else "before the first step"
-            )
-            first_line = str(error).partition("\n")[0]  # C++ frames may follow
-            message = f"lost the connection to another process {where}: {one_line(first_line)}"
-            raise RunError(message.removesuffix(": ")) from error
-        raise
+        reason = one_line(str(error).partition("\n")[0])  # C++ frames may follow
+        if isinstance(error, WriteError):
+            message = str(error)
+        elif is_out_of_memory(error):
+            message = f"out of memory {when}"
+            if run:
+                batch_size = f"trainer.batch_size={run.schedule.batch_size}"
+                message += f" on {run.device} with {batch_size}: try a smaller one"
+        elif isinstance(error, LostPeerError) or (size > 1 and is_connection_error(error)):
+            message = f"lost the connection to another process {when}: {reason}".removesuffix(": ")
+        else:
+            raise
+        raise RunError(f"{message} ({last_checkpoint(run)})" if run else message) from error
 
 
 def is_connection_error(error: BaseException) -> bool:

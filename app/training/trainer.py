@@ -53,13 +53,13 @@ def train(
     started = time.perf_counter()
     keep_freed_memory()
     with ExitStack() as stack:
-        with expected_failures(cfg):
+        with expected_failures():
             world = stack.enter_context(connect())
             run = start(cfg, world, stack, typed, folder)
         if isinstance(run, dict):  # the summary of a finished run
             return run
         if world.rank > 0:
-            with expected_failures(cfg, run):
+            with expected_failures(run):
                 fit(run, None)
             return {}
         print(describe_run(run), flush=True)
@@ -71,7 +71,7 @@ def train(
 def run_rank_0(run: Run, tracker: Tracker, started: float) -> dict[str, Any]:
     """Run rank 0: train, test, log, summarise."""
     try:
-        with expected_failures(run.cfg, run):
+        with expected_failures(run):
             summarize(run, "unfinished")  # describes the run if it is killed
             fit(run, tracker)
             results = test(run, tracker)
