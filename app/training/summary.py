@@ -10,7 +10,6 @@ import torch
 from app.config.device import describe
 from app.config.schema import counted
 from app.inference.metrics import Predictions, score
-from app.inference.plots import draw_confusion, draw_mistakes
 from app.inference.predictor import predict_logits
 from app.models import count_parameters, describe_model
 from app.runs.checkpoint import BEST, load_checkpoint
@@ -25,6 +24,8 @@ def test(run: Run, tracker: Tracker) -> dict[str, Any]:
 
     Also log pictures, and settings and final metrics for the HParams tab.
     """
+    from app.inference.plots import draw_confusion, draw_mistakes  # late: imports Pillow
+
     data = run.data
     model = load_checkpoint(run.folder / BEST).network.to(run.device)
     logits = predict_logits(model, data.test.images, data.mean, data.std)

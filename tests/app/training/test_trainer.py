@@ -253,7 +253,7 @@ def test_out_of_memory_before_the_first_step(cfg, monkeypatch):
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(training, "start", allocate)
-    with pytest.raises(RunError, match="^out of memory before the first step$"):
+    with pytest.raises(RunError, match=r"^out of memory before the first step$"):
         train(cfg)
 
 
