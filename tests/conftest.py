@@ -45,3 +45,14 @@ def browser():
         pytest.skip(reason)
     with chromium() as running:
         yield running
+
+
+@pytest.fixture
+def one_thread():
+    """Run torch with one thread: parallel tests share the cores."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
