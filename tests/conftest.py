@@ -29,8 +29,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         import torch  # slow: only for runs with CUDA tests
 
         left_out |= set() if torch.cuda.is_available() else {"cuda"}
-    kept = [item for item in items if not any(map(item.get_closest_marker, left_out))]
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    kept, deselected = [], []
+    for item in items:
+        (deselected if any(map(item.get_closest_marker, left_out)) else kept).append(item)
+    config.hook.pytest_deselected(items=deselected)
     items[:] = kept
 
 
@@ -43,3 +45,14 @@ def browser():
         pytest.skip(reason)
     with chromium() as running:
         yield running
+
+
+@pytest.fixture
+def one_thread():
+    """Run torch with one thread: parallel tests share the cores."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

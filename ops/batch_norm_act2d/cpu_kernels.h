@@ -11,24 +11,45 @@
 
 namespace ops::cpu::OPS_ISA::batch_norm_act2d {
 
+// Load the n ≤ N elements of a vector; kWhole: n = N, without a branch.
+template <int N, bool kWhole, typename T>
+inline Simd<acc_t<T>, N> load_some(const T* p, int64_t n) {
+  if constexpr (kWhole) {
+    return load<N>(p);
+  } else {
+    return load_first<N>(p, n);
+  }
+}
+
+// Add R rows to two sums of n ≤ N columns.
+template <int R, bool kWhole, typename F, typename A, typename... T>
+inline void reduce_columns(const F& f, const A* arguments, A* sums, int64_t pitch, int64_t stride,
+                           int64_t n, const T*... in) {
+  constexpr int N = kLanes<A>;
+  using V = Simd<A, N>;
+  V a[F::kArguments], first = load<N>(sums), second = load<N>(sums + pitch);
+  for (int i = 0; i < F::kArguments; ++i) {
+    a[i] = load_some<N, kWhole>(arguments + i * pitch, n);  // lanes beyond n add 0
+  }
+  OPS_UNROLL
+  for (int r = 0; r < R; ++r) {
+    f.add(a, first, second, load_some<N, kWhole>(in + r * stride, n)...);
+  }
+  store<N>(sums, first.lanes);
+  store<N>(sums + pitch, second.lanes);
+}
+
 // Add R rows to two sums of each column.
 template <int R, typename F, typename A, typename... T>
 inline void reduce_rows(const F& f, const A* arguments, A* sums, int64_t pitch, int64_t stride,
                         int64_t width, const T*... in) {
   constexpr int N = kLanes<A>;
-  using V = Simd<A, N>;
-  for (int64_t k = 0; k < width; k += N) {
-    const int64_t n = width - k;
-    V a[F::kArguments], first = load<N>(sums + k), second = load<N>(sums + pitch + k);
-    for (int i = 0; i < F::kArguments; ++i) {
-      a[i] = load_first<N>(arguments + i * pitch + k, n);  // lanes beyond n add 0
-    }
-    OPS_UNROLL
-    for (int r = 0; r < R; ++r) {
-      f.add(a, first, second, V(load_first<N>(in + r * stride + k, n))...);
-    }
-    store<N>(sums + k, first.lanes);
-    store<N>(sums + pitch + k, second.lanes);
+  int64_t k = 0;
+  for (; k + N <= width; k += N) {
+    reduce_columns<R, true>(f, arguments + k, sums + k, pitch, stride, N, (in + k)...);
+  }
+  if (k < width) {
+    reduce_columns<R, false>(f, arguments + k, sums + k, pitch, stride, width - k, (in + k)...);
   }
 }
 
@@ -45,20 +66,31 @@ void reduce(const F& f, const A* arguments, A* sums, int64_t pitch, int64_t widt
   }
 }
 
+// Compute n ≤ N elements of `out`.
+template <bool kWhole, typename F, typename A, typename T, typename... In>
+inline void map_columns(const F& f, const A* arguments, int64_t pitch, int64_t n, T* out,
+                        const In*... in) {
+  constexpr int N = kLanes<A>;
+  Simd<A, N> a[F::kArguments];
+  for (int i = 0; i < F::kArguments; ++i) {
+    a[i] = load<N>(arguments + i * pitch);
+  }
+  store_first<N>(out, f(a, load_some<N, kWhole>(in, n)...).lanes, kWhole ? N : n);
+}
+
 // Compute a run of n elements of `out`.
 template <typename F, typename A, typename T, typename... In>
 void map(const F& f, const A* arguments, int64_t pitch, int64_t width, int64_t n, T* out,
          const In*... in) {
   constexpr int N = kLanes<A>;
-  using V = Simd<A, N>;
   for (; n > 0; n -= width, out += width, ((in += width), ...)) {
     const int64_t row = n < width ? n : width;
-    for (int64_t k = 0; k < row; k += N) {
-      V a[F::kArguments];
-      for (int i = 0; i < F::kArguments; ++i) {
-        a[i] = load<N>(arguments + i * pitch + k);
-      }
-      store_first<N>(out + k, f(a, V(load_first<N>(in + k, row - k))...).lanes, row - k);
+    int64_t k = 0;
+    for (; k + N <= row; k += N) {
+      map_columns<true>(f, arguments + k, pitch, N, out + k, (in + k)...);
+    }
+    if (k < row) {
+      map_columns<false>(f, arguments + k, pitch, row - k, out + k, (in + k)...);
     }
   }
 }

@@ -47,7 +47,6 @@ def limited_files():
 @pytest.fixture(scope="session")
 def trained_run(tmp_path_factory):
     """Return the folder of a run with a trained network."""
-    import torch
 
     from app.config.schema import DataConfig, LeNetConfig, OptimConfig, TrainConfig, TrainerConfig
     from app.training.trainer import train
@@ -73,7 +72,6 @@ def trained_run(tmp_path_factory):
 @pytest.fixture
 def make_run(tmp_path):
     """Return a function that makes a run folder with an untrained network of any kind."""
-    import torch
 
     from app.config.schema import LeNetConfig
     from app.models import build_model
@@ -107,7 +105,6 @@ def make_run(tmp_path):
 @pytest.fixture
 def predictions():
     """Return predictions of six images in three classes, with two mistakes."""
-    import torch
 
     from app.inference.metrics import Predictions
 
@@ -156,12 +153,3 @@ def unprivileged():
             os.seteuid(NOBODY)
         yield Path(folder)
         os.seteuid(user)
-
-
-@pytest.fixture
-def one_thread():
-    """Run torch with one thread: parallel tests share the cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

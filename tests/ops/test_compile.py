@@ -128,8 +128,19 @@ def test_compile_dynamic_shapes(op, device):
         check_compiled(compiled, function, inputs(other, torch.float32, device, requires_grad=True))
 
 
+# An elementwise operator, several outputs, images in channels-last, several differentiable inputs;
+# the others take a minute.
+IN_CI = ("gelu", "batch_norm_act2d", "depthwise_conv2d", "lltm")
+
+
 @each_device
-@each_operator
+@pytest.mark.parametrize(
+    "op",
+    [
+        pytest.param(op, id=str(op), marks=[] if op.name in IN_CI else pytest.mark.exhaustive)
+        for op in OPERATORS
+    ],
+)
 def test_compile_with_inductor(op, device):
     if " " in torch.__file__:
         pytest.skip("Inductor cannot link with a torch whose path holds a space")
