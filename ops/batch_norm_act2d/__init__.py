@@ -145,15 +145,7 @@ class BatchNormAct2d(NormBase):
         dtype: torch.dtype | None = None,
     ) -> None:
         _index_of(activation)
-        super().__init__(
-            num_features,
-            eps=eps,
-            momentum=momentum,
-            affine=affine,
-            track_running_stats=track_running_stats,
-            device=device,
-            dtype=dtype,
-        )
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
         self.activation = activation
 
     def forward(self, input: Tensor) -> Tensor:

@@ -35,11 +35,6 @@ inline void check_channels(const char* op, const Tensor& input, const char* name
   }
 }
 
-// Return x contiguous in `dtype`: x itself, or a copy.
-inline std::optional<Tensor> in_dtype(const std::optional<Tensor>& x, ScalarType dtype) {
-  return x ? std::optional(as_contiguous(to_dtype(*x, dtype))) : std::nullopt;
-}
-
 // The checked arguments of both operators.
 struct Arguments {
   ScalarType dtype;  // of accumulators

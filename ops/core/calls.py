@@ -54,7 +54,7 @@ def public(
     def check_arguments(*args: Any) -> None:
         for i, ((argument, kind), value) in enumerate(zip(kinds, args, strict=True)):
             if rank and i == 0:
-                check.image(name, value, rank)
+                check.batched(name, argument, value, _SHAPES[rank])
             elif kind == "Tensor" or (kind == "Optional[Tensor]" and value is not None):
                 check.tensor(name, argument, value)
             elif kind in _CONVERSIONS:
@@ -94,6 +94,8 @@ def make_caller(
     )
     return caller
 
+
+_SHAPES = {3: "[N, C, T]", 4: "[N, C, H, W]"}  # by rank
 
 # f(operator, argument, value) for each type of the schema, returns the value or raises TypeError.
 _CONVERSIONS: dict[str, Callable[[str, str, Any], Any]] = {

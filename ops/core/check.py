@@ -40,20 +40,22 @@ def strided(op: str, name: str, x: Tensor) -> None:
         raise NotImplementedError(f"{op}: {name} must be strided, got {given}")
 
 
-def image(op: str, input: object, rank: int = 4) -> None:
-    """Check that `input` is [N, C, H, W] or [C, H, W] (`rank` 3: [N, C, T] or [C, T]), floating.
+def batched(op: str, name: str, x: Any, shape: str) -> bool:
+    """Check floating `x` of a `shape` like "[N, C, T]", or without N; return whether it has N.
 
     Raises:
         TypeError: not a tensor.
         NotImplementedError: another layout or dtype.
         RuntimeError: another number of dimensions.
     """
-    tensor(op, "input", input)
-    if isinstance(input, Tensor) and input.dim() not in (rank - 1, rank):
-        sizes = "C, H, W" if rank == 4 else "C, T"
+    tensor(op, name, x)
+    rank = shape.count(",") + 1
+    if x.dim() not in (rank - 1, rank):
+        unbatched = shape.replace("N, ", "")
         raise RuntimeError(
-            f"{op}: input must have shape [N, {sizes}] or [{sizes}], got {list(input.shape)}"
+            f"{op}: {name} must have shape {shape} or {unbatched}, got {list(x.shape)}"
         )
+    return bool(x.dim() == rank)
 
 
 def is_int(value: object) -> bool:

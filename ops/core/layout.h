@@ -160,6 +160,11 @@ inline Tensor as_contiguous(const Tensor& x, bool channels_last = false) {
   return x;
 }
 
+// Return x contiguous in `dtype`: x itself, or a copy.
+inline std::optional<Tensor> in_dtype(const std::optional<Tensor>& x, ScalarType dtype) {
+  return x ? std::optional(as_contiguous(to_dtype(*x, dtype))) : std::nullopt;
+}
+
 // Return whether x is non-overlapping and dense: no gaps, dimensions in any order.
 inline bool is_dense(const Tensor& x) {
   if (x.numel() == 0 || x.is_contiguous()) {

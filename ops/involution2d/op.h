@@ -102,9 +102,8 @@ std::tuple<Tensor, Tensor> backward(const Tensor& grad_output, const Tensor& inp
   check_shape(op, "grad_output", grad_output, {g.n, g.c, g.out_h, g.out_w});
   check(output_mask.size() == 2, op, ": output_mask must be two booleans");
   const Tensor grad = as_contiguous(grad_output, g.channels_last);
-  const Tensor none = empty(input, {0});
-  Tensor grad_input = output_mask[0] ? empty(input, {g.n, g.c, g.h, g.w}, g.channels_last) : none;
-  Tensor grad_weight = output_mask[1] ? empty_weight(weight, g) : none;
+  Tensor grad_input = empty_if(output_mask[0], input, {g.n, g.c, g.h, g.w}, g.channels_last);
+  Tensor grad_weight = output_mask[1] ? empty_weight(weight, g) : empty(input, {0});
   dispatch_floating(op, input.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     if (grad_input.numel() > 0) {

@@ -90,15 +90,10 @@ def _check(
     states: dict[str, Tensor],
 ) -> None:
     """Check types and ranks of `x` (argument `name`, of `shape`, or without N) and the others."""
-    for argument, value in {name: x, "weights": weights, "bias": bias, **states}.items():
+    batched = check.batched(op, name, x, shape)
+    for argument, value in {"weights": weights, "bias": bias, **states}.items():
         if argument != "bias" or bias is not None:
             check.tensor(op, argument, value)
-    batched = x.dim() == shape.count(",") + 1
-    if not batched and x.dim() != shape.count(","):
-        unbatched = shape.replace("N, ", "")
-        raise RuntimeError(
-            f"{op}: {name} must have shape {shape} or {unbatched}, got {list(x.shape)}"
-        )
     for state, value in states.items():
         if value.dim() != 1 + batched:
             raise RuntimeError(

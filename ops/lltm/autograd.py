@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ops.core import check, layout
+from ops.core import check, layout, windows
 from ops.core.composition import composed
 from ops.core.registration import REGION, register
 from ops.core.rules import folded
@@ -67,12 +67,9 @@ def _fake_backward(
     ):
         if x is not None:
             check.same(op, name, x, like.shape, like.dtype)
-    grads = [None if x is None else layout.gradient_of(x) for x in tensors]
+    grads = [sequence.new_empty(0) if x is None else layout.gradient_of(x) for x in tensors]
     grads[0] = sequence.new_empty(sequence.shape)
-    return tuple(
-        x if needed and x is not None else sequence.new_empty([0])
-        for x, needed in zip(grads, mask, strict=True)
-    )
+    return windows.select(op, mask, *grads)
 
 
 def _flops(sequence: Sequence[int], weights: Sequence[int], *_: Any, out_shape: Any) -> int:

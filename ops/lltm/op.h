@@ -30,19 +30,6 @@ struct Position {
   OPS_DEVICE int64_t saved(int i) const { return (4 * row + i) * state + column; }
 };
 
-// Input or output state of a step: `tensor` at the ends of a sequence, `carried` between steps; if
-// both are null, zeros are read and nothing is written.
-template <typename T>
-struct StateInput {
-  const T* tensor = nullptr;
-  const acc_t<T>* carried = nullptr;
-};
-template <typename T>
-struct StateOutput {
-  T* tensor = nullptr;
-  acc_t<T>* carried = nullptr;
-};
-
 // Forward step. Contiguous: states [N, S], saved [N, 4S], bias [3S]. O: dtype of operands.
 template <typename T, typename O>
 struct Forward {
@@ -66,11 +53,11 @@ struct Backward {
 
   const A* saved;
   const T* bias;
-  const T* grad_output;     // of new_h, or null
-  StateInput<T> grad_h;     // added to grad_output
-  StateInput<T> grad_cell;  // of new_cell
-  O* grad_gates;            // or null
-  StateOutput<T> grad_old_cell;
+  const T* grad_output;  // of new_h, or null
+  const A* grad_h;       // added to grad_output; or null
+  const A* grad_cell;    // of the new cell, or null
+  O* grad_gates;         // or null
+  A* grad_old_cell;      // or null
 };
 
 // Check the arguments and make them contiguous.

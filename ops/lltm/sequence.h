@@ -99,8 +99,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   const ScalarType dtype = sequence.scalar_type(), sum_dtype = accumulator_dtype(dtype);
   const std::vector<int64_t> all_h{steps, n, s}, one{n, s};
   grad_output = a.prepared("grad_output", grad_output, all_h);
-  grad_h = a.prepared("grad_h", grad_h, one);
-  grad_cell = a.prepared("grad_cell", grad_cell, one);
+  grad_h = in_dtype(a.prepared("grad_h", grad_h, one), sum_dtype);
+  grad_cell = in_dtype(a.prepared("grad_cell", grad_cell, one), sum_dtype);
   const Tensor all_outputs = a.prepared("output", output, all_h);
   check_dtype(op, "saved", saved, sum_dtype);
   check_shape(op, "saved", saved, {steps, n, 4 * s});
@@ -116,7 +116,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   const Tensor grad_weights = empty_if(need_weights, w, {3 * s, columns});
   const Tensor grad_h0 = empty_if(need_h, w, one), gates = empty_if(need_gates, w, {total, 3 * s});
   Tensor grad_bias = empty_if(need_bias, sequence, {3 * s});
-  const Tensor grad_c0 = empty_if(need_cell, sequence, one);
+  const Tensor grad_c0 = empty_if(need_cell, values, one);
   const Tensor carried_h = empty_if(steps > 1, values, one),
                carried_cell = empty_if(steps > 1, values, one);
 
@@ -134,18 +134,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
       if (need_gates) {
         step.grad_gates = gates.template mutable_data_ptr<O>() + t * n * 3 * s;
       }
-      if (t == steps - 1) {
-        step.grad_h.tensor = data_or_null<T>(grad_h);
-        step.grad_cell.tensor = data_or_null<T>(grad_cell);
-      } else {
-        step.grad_h.carried = carried_h.template const_data_ptr<A>();
-        step.grad_cell.carried = carried_cell.template const_data_ptr<A>();
-      }
-      if (t > 0) {
-        step.grad_old_cell.carried = carried_cell.template mutable_data_ptr<A>();
-      } else {
-        step.grad_old_cell.tensor = data_unless_empty<T>(grad_c0);
-      }
+      step.grad_h = data_or_null<A>(t == steps - 1 ? grad_h : carried_h);
+      step.grad_cell = data_or_null<A>(t == steps - 1 ? grad_cell : carried_cell);
+      step.grad_old_cell = data_unless_empty<A>(t > 0 ? carried_cell : grad_c0);
       Backend::run(sequence, a.sizes, step);
       if (t > 0 || need_h) {
         Backend::multiply(t > 0 ? carried_h : grad_h0, rows(gates, t * n, (t + 1) * n, 3 * s),
@@ -173,7 +164,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   }
   return {to_dtype(grad_sequence, dtype), in_strides_of(weights, to_dtype(grad_weights, dtype)),
           bias ? in_strides_of(*bias, grad_bias) : grad_bias,
-          in_strides_of(h0, to_dtype(grad_h0, dtype)), in_strides_of(c0, grad_c0)};
+          in_strides_of(h0, to_dtype(grad_h0, dtype)), in_strides_of(c0, to_dtype(grad_c0, dtype))};
 }
 
 }  // namespace ops::lltm

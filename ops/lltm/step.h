@@ -46,34 +46,15 @@ struct Tanh {
 };
 
 template <typename T, typename At>
-OPS_FORMULA auto read(const StateInput<T>& values, const At& at) {
-  using V = decltype(at.load(values.tensor));
-  const int64_t i = at.state_offset();
-  return values.tensor    ? at.load(values.tensor + i)
-         : values.carried ? at.load(values.carried + i)
-                          : V{};
+OPS_FORMULA auto load_or_zero(const T* values, int64_t offset, const At& at) {
+  using V = decltype(at.load(values));
+  return values ? at.load(values + offset) : V{};
 }
 
-template <typename T, typename At, typename V>
-OPS_FORMULA void write(const StateOutput<T>& result, const At& at, V value) {
-  if (result.tensor) {
-    at.store(result.tensor + at.state_offset(), value);
-  } else if (result.carried) {
-    at.store(result.carried + at.state_offset(), value);
-  }
-}
-
-// Return the bias of a gate: 0 input, 1 output, 2 candidate.
-template <typename Step, typename At>
-OPS_FORMULA auto bias_of(const Step& s, const At& at, int gate) {
-  using V = decltype(at.load(s.bias));
-  return s.bias ? at.load(s.bias + gate * at.state + at.column) : V{};
-}
-
-// Return a gate before its activation.
+// Return a gate before its activation: 0 input, 1 output, 2 candidate.
 template <typename Step, typename At>
 OPS_FORMULA auto gate_of(const Step& s, const At& at, int gate) {
-  return at.load(s.saved + at.saved(gate)) + bias_of(s, at, gate);
+  return at.load(s.saved + at.saved(gate)) + load_or_zero(s.bias, gate * at.state + at.column, at);
 }
 
 template <typename T, typename O, typename At>
@@ -106,12 +87,12 @@ OPS_FORMULA void run(const Backward<T, O>& s, const At& at) {
   const Sigmoid in(gate_of(s, at, 0)), out(gate_of(s, at, 1));
   const Elu candidate(gate_of(s, at, 2));
   const Tanh cell(at.load(s.saved + at.saved(3)));
-  auto grad_h = read(s.grad_h, at);
-  if (s.grad_output) {
-    grad_h += at.load(s.grad_output + at.state_offset());
+  const int64_t i = at.state_offset();
+  const auto grad_h = load_or_zero(s.grad_h, i, at) + load_or_zero(s.grad_output, i, at);
+  const auto grad_cell = load_or_zero(s.grad_cell, i, at) + grad_h * out.value * cell.slope;
+  if (s.grad_old_cell) {
+    at.store(s.grad_old_cell + i, grad_cell);
   }
-  const auto grad_cell = read(s.grad_cell, at) + grad_h * out.value * cell.slope;
-  write(s.grad_old_cell, at, grad_cell);
   if (s.grad_gates) {
     at.store(s.grad_gates + at.gate(0), grad_cell * candidate.value * in.slope);
     at.store(s.grad_gates + at.gate(1), grad_h * cell.value * out.slope);

@@ -131,27 +131,26 @@ def _fake_backward(grad_output: Tensor, indices: Tensor, *arguments_and_image: A
     return layout.empty(grad_output, (*shape[:2], height, width), channels_last)
 
 
-def _gather(
-    image: Tensor,
-    taps: Tensor,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    *_: Any,
-) -> Tensor:
+def _starts(taps: Tensor, stride: Sequence[int], padding: Sequence[int]) -> list[Tensor]:
+    """Return the first rows [Ho, 1] and columns [Wo] of the windows."""
+    rows, columns = (
+        torch.arange(count, device=taps.device) * s - p
+        for count, s, p in zip(taps.shape[2:], stride, padding, strict=True)
+    )
+    return [rows[:, None], columns]
+
+
+def _gather(image: Tensor, taps: Tensor, *arguments: Any) -> Tensor:
     """Gather the pixels of `image` at `taps`, each in its window; differentiable to any order.
 
     A window of padding alone has none, and gets 0.
     """
+    kernel_size, stride, padding, dilation, *_ = arguments
     padding_alone = taps == _NO_TAP[taps.dtype]
     tap = taps.long()
-    starts = [
-        torch.arange(count, device=image.device) * s - p
-        for count, s, p in zip(taps.shape[2:], stride, padding, strict=True)
-    ]
-    row = tap // kernel_size[1] * dilation[0] + starts[0][:, None]
-    column = tap % kernel_size[1] * dilation[1] + starts[1]
+    first_row, first_column = _starts(taps, stride, padding)
+    row = tap // kernel_size[1] * dilation[0] + first_row
+    column = tap % kernel_size[1] * dilation[1] + first_column
     pixel = (row * image.shape[3] + column).masked_fill(padding_alone, 0)
     flat = (*image.shape[:2], -1)  # flatten has no vmap rule in forward mode
     values = image.reshape(flat).gather(2, pixel.reshape(flat)).reshape(taps.shape)
@@ -161,26 +160,16 @@ def _gather(
 def _jvp(
     args: Sequence[Any], outputs: Sequence[Tensor], tangents: Sequence[Tensor | None]
 ) -> tuple[Tensor, None]:
-    return _gather(cast(Tensor, tangents[0]), outputs[1], *args[1:5]), None
+    return _gather(cast(Tensor, tangents[0]), outputs[1], *args[1:]), None
 
 
-def _decompose(
-    input: Tensor,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
-) -> tuple[Tensor, Tensor]:
-    geometry = (kernel_size, stride, padding, dilation)
-    output, pixels = torch.ops.aten.max_pool2d_with_indices(input, *geometry, ceil_mode)
-    width, taps = input.shape[3], []
-    for axis, index in ((0, pixels // width), (1, pixels % width)):
-        count = output.shape[2 + axis]
-        starts = torch.arange(count, device=input.device) * stride[axis] - padding[axis]
-        starts = starts[:, None] if axis == 0 else starts
-        taps.append((index - starts) // dilation[axis])
-    return output, (taps[0] * kernel_size[1] + taps[1]).to(_index_type(kernel_size))
+def _decompose(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    kernel_size, stride, padding, dilation, _ = arguments
+    output, pixels = torch.ops.aten.max_pool2d_with_indices(input, *arguments)
+    first_row, first_column = _starts(pixels, stride, padding)
+    row = (pixels // input.shape[3] - first_row) // dilation[0]
+    column = (pixels % input.shape[3] - first_column) // dilation[1]
+    return output, (row * kernel_size[1] + column).to(_index_type(kernel_size))
 
 
 register(

@@ -18,8 +18,6 @@ _ncrelu = torch.ops.lenet_ops.ncrelu.default
 _with_signs = torch.ops.lenet_ops.ncrelu_with_signs.default
 _with_signs_backward = torch.ops.lenet_ops.ncrelu_with_signs_backward.default
 
-_ELEMENTS_PER_BYTE = 4  # two sign bits per element, as in the kernels
-
 
 def ncrelu(input: Tensor, dim: int = 1) -> Tensor:
     """Concatenate the positive and the negative part: concat(max(x, 0), min(x, 0)).
@@ -87,7 +85,7 @@ def _fake(input: Tensor, dim: int, op: str = "ncrelu") -> Tensor:
 
 
 def _sign_bytes(elements: Any) -> Any:
-    return (elements + _ELEMENTS_PER_BYTE - 1) // _ELEMENTS_PER_BYTE
+    return (elements + 3) // 4  # two bits per element
 
 
 def _fake_with_signs(input: Tensor, dim: int) -> tuple[Tensor, Tensor]:

@@ -27,7 +27,6 @@ constexpr int kPoolThreads = 256;
 constexpr int kLoadsInFlight = 8;            // vector loads in flight per thread
 constexpr int kBlocksPerMultiprocessor = 4;  // more would leave no registers for the loads
 constexpr int64_t kMaxColumns = 32;
-constexpr int kMaxRowElements = 64;  // of a row of several pixels
 
 // Accumulate `count` vectors at a stride (elements) lane by lane. kStreaming: loads with the
 // evict-first policy (ld.cs).
@@ -126,25 +125,11 @@ __global__ void __launch_bounds__(kNchwThreads<kGroup>, kBlocksPerMultiprocessor
   }
 }
 
-// NHWC: a block of columns × rows of threads covers `columns` adjacent vectors of an image. With
-// few channels a row is several pixels.
+// NHWC: a block of columns × rows of threads covers `columns` adjacent vectors of an image.
 struct RowTiling {
-  int64_t width;  // elements per row
-  int pixels;     // per row
   int columns;
   int blocks;  // per image
 };
-
-// Return the pixels per row that make it whole 16-byte vectors, or come closest.
-template <typename T>
-int pixels_of_row(PoolLayout layout) {
-  int pixels = 1;
-  while (layout.inner * pixels * sizeof(T) % kVectorBytes != 0 &&
-         layout.length % (2 * pixels) == 0 && layout.inner * pixels * 2 <= kMaxRowElements) {
-    pixels *= 2;
-  }
-  return pixels;
-}
 
 // Row, image and first element of the thread.
 struct RowThread {
@@ -153,25 +138,25 @@ struct RowThread {
   int64_t element;  // first of the thread's vector in a row
   bool active;
 
-  __device__ RowThread(const RowTiling& r, int vector)
+  __device__ RowThread(const RowTiling& r, int vector, int64_t channels)
       : rows(blockDim.x / r.columns),
         row(threadIdx.x / r.columns),
         image(blockIdx.x / r.blocks),
         element((blockIdx.x % r.blocks * int64_t{r.columns} + threadIdx.x % r.columns) * vector),
-        active(row < rows && element < r.width) {}
+        active(row < rows && element < channels) {}
 };
 
 template <int V, typename T>
 __global__ void __launch_bounds__(kPoolThreads, kBlocksPerMultiprocessor)
     nhwc_kernel(PoolForward<T> f, RowTiling r) {
   using A = acc_t<T>;
-  const RowThread at(r, V);
+  const RowThread at(r, V, f.inner);
   A sums[V] = {};
   if (at.active) {
     const int64_t first = blockIdx.y * f.split_length;
-    const int rows = static_cast<int>(min(f.split_length, f.length - first) / r.pixels);
-    const T* x = f.x + (at.image * f.length + first) * f.inner + at.row * r.width + at.element;
-    f.add(x, rows - at.row, at.rows, at.rows * r.width, sums);
+    const int rows = static_cast<int>(min(f.split_length, f.length - first));
+    const T* x = f.x + (at.image * f.length + first + at.row) * f.inner + at.element;
+    f.add(x, rows - at.row, at.rows, at.rows * f.inner, sums);
   }
   __shared__ A shared[kPoolThreads * V];  // [rows, columns * V]
 #pragma unroll
@@ -192,12 +177,11 @@ __global__ void __launch_bounds__(kPoolThreads, kBlocksPerMultiprocessor)
   __syncthreads();
   shared[threadIdx.x] = sum;
   __syncthreads();
-  const int channels = lanes / r.pixels;
   const int64_t channel = blockIdx.x % r.blocks * int64_t{lanes} + threadIdx.x;
-  if (threadIdx.x < channels && channel < f.inner) {
+  if (threadIdx.x < lanes && channel < f.inner) {
     sum = 0;
 #pragma unroll 8
-    for (int i = threadIdx.x; i < threads_used; i += channels) {
+    for (int i = threadIdx.x; i < threads_used; i += lanes) {
       sum += shared[i];
     }
     f.store(at.image * f.inner + channel, sum);
@@ -260,24 +244,20 @@ class PoolForwardLaunch {
   }
 
   void launch_nhwc() {
-    const int pixels = pixels_of_row<T>(layout_);
-    dispatch_width<T>({f_.x}, {f_.inner * pixels}, [&](auto v) {
+    dispatch_width<T>({f_.x}, {f_.inner}, [&](auto v) {
       constexpr int V = decltype(v)::value;
-      const int64_t vectors = f_.inner * pixels / V;
-      int columns = static_cast<int>(pixels > 1 ? vectors : std::min(vectors, kMaxColumns));
-      while (pixels == 1 && columns > 2 &&
-             f_.outer * ceil_div(vectors, columns) < device_.multiprocessors) {
+      const int64_t vectors = f_.inner / V;
+      int columns = static_cast<int>(std::min(vectors, kMaxColumns));
+      while (columns > 2 && f_.outer * ceil_div(vectors, columns) < device_.multiprocessors) {
         columns = (columns + 1) / 2;
       }
       int threads = 64;
       while (threads < kPoolThreads &&
-             (threads < columns * V || threads * kLoadsInFlight < f_.length / pixels * columns)) {
+             (threads < columns * V || threads * kLoadsInFlight < f_.length * columns)) {
         threads *= 2;
       }
-      const RowTiling r{f_.inner * pixels, pixels, columns,
-                        static_cast<int>(ceil_div(vectors, columns))};
-      run(nhwc_kernel<V, T>, f_.outer * r.blocks, threads,
-          threads / columns * kLoadsInFlight * pixels, r);
+      const RowTiling r{columns, static_cast<int>(ceil_div(vectors, columns))};
+      run(nhwc_kernel<V, T>, f_.outer * r.blocks, threads, threads / columns * kLoadsInFlight, r);
     });
   }
 

@@ -223,10 +223,7 @@ class WeightRow {
       : weight_(weight),
         image_(p.weight),
         h_(tile.row + tile.y + (kFlip ? p.offset_h : 0)),
-        w_(tile.col + tile.x + (kFlip ? p.offset_w : 0)),
-        // With this padding the alignment of each tap's pixels is known at compile time.
-        vector_(sizeof(T) == sizeof(unsigned) && (!kFlip || p.offset_w == -(K / 2)) ? image_.vector
-                                                                                    : 1) {}
+        w_(tile.col + tile.x + (kFlip ? p.offset_w : 0)) {}
 
   __device__ void prefetch(int a) {
     const int h = kFlip ? h_ + a : min(h_, image_.h - 1), tap = (kFlip ? K - 1 - a : a) * K;
@@ -234,36 +231,11 @@ class WeightRow {
 #pragma unroll
     for (int b = 0; b < K; ++b) {
       const T* plane = row + (kFlip ? K - 1 - b : b) * image_.stride_c;
-      const auto load_lanes = [&](int i, auto lanes) {
-        constexpr int V = decltype(lanes)::value;
-        const int w = kFlip ? w_ + b + i : min(w_ + i, image_.w - V);
-        if (!kFlip || (is_inside(h, image_.h) && is_inside(w, image_.w))) {
-          const auto value = load<V>(reinterpret_cast<const Bits*>(plane + w));
 #pragma unroll
-          for (int v = 0; v < V; ++v) {
-            next_[b][i + v] = value.lane[v];
-          }
-        }
-      };
-#pragma unroll
-      for (int i = 0; kFlip && i < kQuad; ++i) {
-        next_[b][i] = 0;
-      }
-      const int shift = kFlip ? (b + kQuad - K / 2 % kQuad) % kQuad : 0;  // modulo a quad
-      if (vector_ >= kQuad && shift == 0) {
-        load_lanes(0, Width<4>{});
-      } else if (vector_ >= 2 && shift % 2 == 0) {
-        load_lanes(0, Width<2>{});
-        load_lanes(2, Width<2>{});
-      } else if (vector_ >= 2) {
-        load_lanes(0, Width<1>{});
-        load_lanes(1, Width<2>{});
-        load_lanes(3, Width<1>{});
-      } else {
-#pragma unroll
-        for (int i = 0; i < kQuad; ++i) {
-          load_lanes(i, Width<1>{});
-        }
+      for (int i = 0; i < kQuad; ++i) {
+        const int w = kFlip ? w_ + b + i : min(w_ + i, image_.w - 1);
+        const bool inside = !kFlip || (is_inside(h, image_.h) && is_inside(w, image_.w));
+        next_[b][i] = inside ? reinterpret_cast<const Bits*>(plane)[w] : 0;
       }
     }
   }
@@ -280,7 +252,7 @@ class WeightRow {
   using Bits = typename BitsOf<sizeof(T)>::type;
   const T* __restrict__ weight_;
   const Image& image_;
-  int h_, w_, vector_;
+  int h_, w_;
   unsigned next_[K][kQuad];
 };
 
