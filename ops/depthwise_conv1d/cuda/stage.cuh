@@ -11,6 +11,16 @@ namespace ops::depthwise_conv1d {
 constexpr int kStageThreads = 256, kWarps = kStageThreads / 32;
 constexpr int kAligned = 8;  // elements of a vector
 
+// Return whether [N, T, C] can be read in vectors of channels, dilation 1. `others`: tensors of the
+// strides of the output.
+template <typename P>
+bool has_vectors(const P& p, std::initializer_list<const void*> others) {
+  constexpr int V = kVectorBytes / sizeof(*p.in.data);
+  return p.has_pixels() && p.dilation == 1 && p.c % V == 0 && p.in.n_stride % V == 0 &&
+         p.in.t_stride % V == 0 && are_aligned({p.in.data}, kVectorBytes) &&
+         are_aligned(others, kVectorBytes);
+}
+
 // A block has kRows rows, each warp kRows / kWarps of them, and kTile positions along T.
 template <bool kChannelsLast>
 struct StageShape {
