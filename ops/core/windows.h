@@ -14,6 +14,14 @@ struct Windows {
   int64_t dilation_h, dilation_w;
 };
 
+// Gradients of a convolution to compute; nullptr: not requested, or empty.
+template <typename T>
+struct Gradients {
+  T* input;
+  T* weight;
+  T* bias;
+};
+
 struct ImageStrides {
   int64_t n, c, h, w;
 };

@@ -18,14 +18,6 @@ struct Geometry {
   bool empty() const { return n == 0 || c == 0; }
 };
 
-// Gradients to compute; nullptr: not requested, or empty.
-template <typename T>
-struct Gradients {
-  T* input;
-  T* weight;
-  T* bias;
-};
-
 // A strided view [N, C, T].
 template <typename T>
 struct Rows {
@@ -52,39 +44,32 @@ inline bool is_channels_last(const Tensor& x) {
   return x.size(1) > 1 && x.stride(1) == 1 && x.stride(2) >= x.size(1);
 }
 
-// User arguments. `padding` is [left, right].
-struct Arguments {
-  const std::optional<Tensor>& bias;
-  int64_t stride;
-  const std::vector<int64_t>& padding;
-  int64_t dilation;
-  bool silu;
-};
-
+// Check the user's arguments; `padding` is [left, right].
 inline Geometry geometry(const char* op, const Tensor& input, const Tensor& weight,
-                         const Arguments& a) {
+                         const std::optional<Tensor>& bias, int64_t stride,
+                         const std::vector<int64_t>& padding, int64_t dilation, bool silu) {
   check(input.dim() == 3, op, ": input must have shape [N, C, T], got ", shape{input});
   check(weight.dim() == 3 && weight.size(0) == input.size(1) && weight.size(1) == 1 &&
             weight.size(2) > 0,
         op, ": weight must have shape [C, 1, K] with C = ", input.size(1), ", got ", shape{weight});
   check_same(op, "input", input, "weight", weight);
-  if (a.bias) {
-    check_same(op, "input", input, "bias", *a.bias);
-    check_shape(op, "bias", *a.bias, {input.size(1)});
+  if (bias) {
+    check_same(op, "input", input, "bias", *bias);
+    check_shape(op, "bias", *bias, {input.size(1)});
   }
-  check_value(op, "stride", a.stride, 1);
-  check_pair(op, "padding", a.padding, 0);
-  check_value(op, "dilation", a.dilation, 1);
-  const int64_t span = a.dilation * (weight.size(2) - 1) + 1;
-  const int64_t padded = input.size(2) + a.padding[0] + a.padding[1];
+  check_value(op, "stride", stride, 1);
+  check_pair(op, "padding", padding, 0);
+  check_value(op, "dilation", dilation, 1);
+  const int64_t span = dilation * (weight.size(2) - 1) + 1;
+  const int64_t padded = input.size(2) + padding[0] + padding[1];
   check(padded >= span, op,
         ": the dilated kernel must fit into the padded input; the kernel spans ", span,
         ", the padded input ", padded);
   return {input.size(0),  input.size(1),
-          input.size(2),  (padded - span) / a.stride + 1,
-          weight.size(2), a.stride,
-          a.padding[0],   a.dilation,
-          a.silu,         is_channels_last(input)};
+          input.size(2),  (padded - span) / stride + 1,
+          weight.size(2), stride,
+          padding[0],     dilation,
+          silu,           is_channels_last(input)};
 }
 
 // Return the input, dense along T or C; set its strides in `g`. Other dimensions may have any
@@ -100,7 +85,7 @@ template <typename Backend>
 Tensor forward(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias,
                int64_t stride, std::vector<int64_t> padding, int64_t dilation, bool silu) {
   const char* op = "depthwise_conv1d";
-  auto g = geometry(op, input, weight, {bias, stride, padding, dilation, silu});
+  auto g = geometry(op, input, weight, bias, stride, padding, dilation, silu);
   const Tensor x = readable(input, g), w = as_contiguous(weight);
   const std::optional<Tensor> b = bias ? std::optional<Tensor>(as_contiguous(*bias)) : std::nullopt;
   Tensor out = empty(x, {g.n, g.c, g.out_t}, g.channels_last);
@@ -122,7 +107,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad_output, const Ten
                                             int64_t dilation, bool silu,
                                             std::vector<bool> output_mask) {
   const char* op = "depthwise_conv1d_backward";
-  auto g = geometry(op, input, weight, {bias, stride, padding, dilation, silu});
+  auto g = geometry(op, input, weight, bias, stride, padding, dilation, silu);
   check_same(op, "input", input, "grad_output", grad_output);
   check_shape(op, "grad_output", grad_output, {g.n, g.c, g.out_t});
   check(output_mask.size() == 3, op, ": output_mask must be three booleans");
@@ -137,6 +122,10 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad_output, const Ten
   Tensor grad_bias = empty_if(need_bias, w, {g.c});
   dispatch_floating(op, x.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
+    if (g.empty()) {  // empty sums
+      zero_(grad_weight), zero_(grad_bias);
+      return;
+    }
     Backend::backward(
         x, g, grad.const_data_ptr<T>(), reads_input ? x.const_data_ptr<T>() : nullptr,
         w.const_data_ptr<T>(), data_or_null<T>(b),

@@ -13,7 +13,7 @@ struct Geometry : Windows {
   bool channels_last;                // the kernels run in NHWC
   int64_t input_n = 0, input_c = 0;  // strides between images and channels of the input
 
-  bool empty() const { return n == 0 || c == 0 || out_h == 0 || out_w == 0; }
+  bool empty() const { return n == 0 || c == 0; }
 };
 
 inline Geometry geometry(const char* op, const Tensor& input, const Tensor& weight,
@@ -28,14 +28,6 @@ inline Geometry geometry(const char* op, const Tensor& input, const Tensor& weig
   return {windows(op, input.size(2), input.size(3), weight.size(2), weight.size(3), spacing),
           input.size(0), input.size(1), input.size(1) > 1 && is_channels_last(input)};
 }
-
-// Gradients to compute; nullptr: not requested, or empty.
-template <typename T>
-struct Gradients {
-  T* input;
-  T* weight;
-  T* bias;
-};
 
 // Return the input in a layout that Backend reads; set its strides in `g`. With
 // kReadsStridedPlanes, an NCHW input with dense planes, such as a slice or an expansion along N or
@@ -72,8 +64,8 @@ Tensor forward(const Tensor& input, const Tensor& weight, std::optional<Tensor> 
   dispatch_floating(op, x.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     if (!g.empty()) {
-      Backend::forward(x, g, x.const_data_ptr<T>(), w.const_data_ptr<T>(),
-                       b ? b->const_data_ptr<T>() : nullptr, out.mutable_data_ptr<T>());
+      Backend::forward(x, g, x.const_data_ptr<T>(), w.const_data_ptr<T>(), data_or_null<T>(b),
+                       out.mutable_data_ptr<T>());
     }
   });
   return out;
@@ -100,6 +92,10 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad_output, const Ten
   Tensor grad_bias = empty_if(need_bias, w, {g.c});
   dispatch_floating(op, x.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
+    if (g.empty()) {  // empty sums
+      zero_(grad_weight), zero_(grad_bias);
+      return;
+    }
     Backend::backward(
         x, g, grad.const_data_ptr<T>(), need_weight ? x.const_data_ptr<T>() : nullptr,
         w.const_data_ptr<T>(),

@@ -183,7 +183,7 @@ struct Kernels {
                        const T* weight, const T* bias, const Gradients<T>& to) {
     auto grad = dense_rows(g, grad_output, g.out_t);
     std::optional<Tensor> of_sum;  // gradient of the convolution
-    if (g.silu && !g.empty()) {
+    if (g.silu) {
       of_sum = empty(like, {g.n, g.c, g.out_t}, g.channels_last);
       const auto out = dense_rows(g, of_sum->mutable_data_ptr<T>(), g.out_t);
       correlate<T>(g, false, input_rows(g, x), weight, bias, true, grad, out);

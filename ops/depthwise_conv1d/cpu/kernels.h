@@ -2,12 +2,14 @@
 
 namespace ops::cpu::OPS_ISA::depthwise_conv1d {
 
+using namespace ops::depthwise_conv1d;
+
 constexpr int kRows = 8;      // accumulators of a block of outputs
 constexpr int kTapGroup = 8;  // of a group of taps
 
 // Copy a window of the source to a tile [phase][step][lane], with zeros for steps that it lacks.
 template <typename T>
-void gather(const ops::depthwise_conv1d::Source<T>& s, int64_t lanes, acc_t<T>* tile) {
+void gather(const Source<T>& s, int64_t lanes, acc_t<T>* tile) {
   using A = acc_t<T>;
   for (const int64_t phase : s.phases) {
     const int64_t size = (s.size - 1 - phase) / s.phase_step + 1 - s.low;
@@ -57,9 +59,8 @@ inline Vec<A, kLanes<A>> load_parameter(const A* p, int64_t lane) {
 // return the next tap. Taps N apart share loads: what one reads for vector r + 1, the next reads
 // for r.
 template <int TAPS, int N, int R, typename A>
-inline const ops::depthwise_conv1d::TapOffset* add_spaced_taps(
-    Vec<A, N> (&sum)[R], const ops::depthwise_conv1d::TapOffset* tap,
-    const ops::depthwise_conv1d::TapOffset* end, const A* weight, const A* tile) {
+inline const TapOffset* add_spaced_taps(Vec<A, N> (&sum)[R], const TapOffset* tap,
+                                        const TapOffset* end, const A* weight, const A* tile) {
   for (; end - tap >= TAPS * N; tap += TAPS * N) {
     const int64_t step = tap[1].source - tap[0].source;  // −1: input gradient
     if ((step != 1 && step != -1) ||
@@ -92,7 +93,7 @@ inline const ops::depthwise_conv1d::TapOffset* add_spaced_taps(
 template <typename T, bool CHANNELS>
 struct CorrelateBlock {
   template <int R>
-  static void run(const ops::depthwise_conv1d::Outputs<T>& o, int64_t at, int64_t lane) {
+  static void run(const Outputs<T>& o, int64_t at, int64_t lane) {
     using A = acc_t<T>;
     constexpr int N = kLanes<A>;
     const int64_t step = CHANNELS ? o.lanes : N, out_step = CHANNELS ? o.out_step : N;
@@ -126,7 +127,7 @@ struct CorrelateBlock {
 };
 
 template <bool CHANNELS, typename T>
-void correlate(const ops::depthwise_conv1d::Outputs<T>& o) {
+void correlate(const Outputs<T>& o) {
   constexpr int N = kLanes<acc_t<T>>;
   const int64_t vectors = CHANNELS ? o.steps : (o.steps + N - 1) / N;
   for (int64_t at = 0; at < vectors; at += kRows) {
@@ -158,8 +159,7 @@ inline void add_to(double* totals, Vec<A, N> sum) {
 template <typename A>
 struct AccumulateTaps {
   template <int TAPS>
-  static void run(const ops::depthwise_conv1d::Products<A>& p,
-                  const ops::depthwise_conv1d::TapOffset* taps, int64_t lane, double* bias) {
+  static void run(const Products<A>& p, const TapOffset* taps, int64_t lane, double* bias) {
     constexpr int N = kLanes<A>;
     Vec<A, N> sum[TAPS] = {}, sum_grad = {};
     const A *tile = p.tile + lane, *grad = p.grad + lane;
@@ -191,7 +191,7 @@ struct AccumulateTaps {
 };
 
 template <typename A>
-void accumulate(const ops::depthwise_conv1d::Products<A>& p) {
+void accumulate(const Products<A>& p) {
   const int64_t parts = p.count > kTapGroup ? (p.count + kTapGroup - 1) / kTapGroup : 1;
   for (int64_t part = 0; part < parts; ++part) {
     const int64_t first = p.count * part / parts, count = p.count * (part + 1) / parts - first;

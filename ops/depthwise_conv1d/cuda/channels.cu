@@ -99,9 +99,7 @@ bool channels(const Convolution<float>& p, const Run& run) {
   const int64_t pitch = ceil_div(kTileOutputs + groups * kGroup, 32) * 32;
   const int64_t blocks = p.n * tiles * ceil_div(p.c, kBlockChannels);
   const size_t bytes = kBlockChannels * (pitch + groups * kGroup) * sizeof(float);
-  if (!p.channels_last || !p.is_tileable() || p.dilation != 1 || p.in.c_stride != 1 ||
-      p.c % 4 != 0 || p.in.n_stride % 4 != 0 || p.in.t_stride % 4 != 0 ||
-      !are_aligned({p.in.data, p.out.data, p.grad ? p.grad : p.out.data}, kVectorBytes) ||
+  if (!has_vectors(p, {p.out.data, p.grad ? p.grad : p.out.data}) ||
       bytes > Device().block_shared || blocks >= int64_t{1} << 31) {
     return false;
   }

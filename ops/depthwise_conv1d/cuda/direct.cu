@@ -5,9 +5,9 @@
 // Weight gradient
 //   block:   one channel (planes) or up to 32 (channels-last), a split of (n, t)
 //   thread:  2 or 8 sums: adjacent taps, after the last one the bias
-#include <limits>
 #include <numeric>
 
+#include "core/choose.h"
 #include "depthwise_conv1d/cuda/split.cuh"
 
 namespace ops::depthwise_conv1d {
@@ -201,8 +201,7 @@ inline DirectPlan plan_direct(int64_t tiles, int64_t sums, int64_t positions, in
   constexpr int64_t kBlocksPerMultiprocessor = 16;
   constexpr double kStage2 = 4, kSplitsPerStep = 64;  // of the second stage
   const int64_t multiprocessors = Device::attribute(cudaDevAttrMultiProcessorCount);
-  DirectPlan best{};
-  double least = std::numeric_limits<double>::infinity();
+  Cheapest<DirectPlan> plans;
   for (const int each : {kMostSums, 2}) {
     const int64_t blocks = tiles * ceil_div(sums, each);
     const int64_t most = std::min({most_splits, ceil_div(positions, groups),
@@ -211,26 +210,21 @@ inline DirectPlan plan_direct(int64_t tiles, int64_t sums, int64_t positions, in
       const double steps = ceil_div(positions, splits * groups);
       const double issue = static_cast<double>(blocks * splits) / multiprocessors * (3 + each) / 32;
       const double reduction = splits == 1 ? 0 : kStage2 + splits / kSplitsPerStep;
-      const double time = steps * (1 + issue) + each / 8.0 + reduction;
-      if (time < least) {
-        least = time;
-        best = {each, splits};
-      }
+      plans.offer({each, splits}, steps * (1 + issue) + each / 8.0 + reduction);
     }
   }
-  return best;
+  return *plans.best();
 }
 
 template <typename T>
 void direct_weight_gradient(const WeightGradient<T>& p, const Run& run) {
-  constexpr int64_t kMaxGrid = 65535;
   const int lanes = p.channels_last ? lanes_of(p.c, 1) : 1, groups = kDirectThreads / lanes;
   const int64_t tiles = ceil_div(p.c, lanes), positions = p.n * p.out_t;
   const int64_t sums = p.taps + (p.grad_bias ? 1 : 0);
-  const int64_t most_splits = p.c * (p.taps + 1) < int64_t{1} << 31 ? kMaxGrid : 1;
+  const int64_t most_splits = p.c * (p.taps + 1) < int64_t{1} << 31 ? kMaxGridY : 1;
   const DirectPlan plan = plan_direct(tiles, sums, positions, groups, most_splits);
   const int64_t length = ceil_div(positions, plan.splits), splits = ceil_div(positions, length);
-  const dim3 blocks(tiles, splits, std::min(ceil_div(sums, plan.sums), kMaxGrid));
+  const dim3 blocks(tiles, splits, std::min(ceil_div(sums, plan.sums), kMaxGridY));
   dispatch_division(p, [&](auto tag) {
     using Division = typename decltype(tag)::type;
     reduce_splits(p, run, splits, [&](const WeightGradient<T>& split) {

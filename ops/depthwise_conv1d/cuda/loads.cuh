@@ -18,11 +18,36 @@ __device__ int misalignment(const T* data, int elements) {
 template <typename T>
 constexpr int kVector = kVectorBytes / sizeof(T);  // elements of an aligned vector
 
+// Return whether all rows of a and b have the same address modulo kVectorBytes.
+template <typename T, typename U>
+bool are_equally_aligned(const Rows<T>& a, const Rows<U>& b) {
+  const auto address = [](const void* data) { return reinterpret_cast<uintptr_t>(data); };
+  return (address(a.data) - address(b.data)) % kVectorBytes == 0 &&
+         (a.n_stride - b.n_stride) % kVector<T> == 0 && (a.c_stride - b.c_stride) % kVector<T> == 0;
+}
+
 // Return whether all rows begin at a multiple of kVectorBytes.
 template <typename T>
 bool are_rows_aligned(const Rows<T>& rows) {
-  return are_aligned({rows.data}, kVectorBytes) && rows.n_stride % kVector<T> == 0 &&
-         rows.c_stride % kVector<T> == 0;
+  return are_equally_aligned(rows, Rows<T>{});
+}
+
+// Rows of inputs, outputs and gradients: any; equally aligned, so that shifts of causal
+// convolutions are known at compile time; or all aligned to kVectorBytes.
+enum class Alignment { kAny, kEqual, kVector };
+
+// Call launch with a constant. float32 gains nothing from kEqual.
+template <typename T, typename F>
+void dispatch_alignment(bool equal, bool aligned, const F& launch) {
+  if (equal && aligned) {
+    return launch(std::integral_constant<Alignment, Alignment::kVector>{});
+  }
+  if constexpr (sizeof(T) == 2) {
+    if (equal) {
+      return launch(std::integral_constant<Alignment, Alignment::kEqual>{});
+    }
+  }
+  launch(std::integral_constant<Alignment, Alignment::kAny>{});
 }
 
 // kCount adjacent elements of a row from any address on, loaded in aligned vectors. kShift: the
@@ -53,7 +78,7 @@ class Window {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const int first = at + i * V;
-      if (first >= 0 && first + V <= size) {
+      if (kPerWord == 2 && first >= 0 && first + V <= size) {
         load_vector(from + i * V, i);
         continue;
       }
@@ -233,6 +258,24 @@ __device__ __forceinline__ void slide(float (&x)[kAll][V]) {
     }
   }
 }
+
+// Filters of K taps and biases of V channels from `channel` on.
+template <int K, int V>
+struct ShortFilter {
+  float w[K][V], bias[V];
+
+  template <typename T>
+  __device__ ShortFilter(const T* weight, const T* biases, int64_t channel, bool flip) {
+#pragma unroll
+    for (int v = 0; v < V; ++v, ++channel) {
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        w[k][v] = static_cast<float>(weight[channel * K + (flip ? K - 1 - k : k)]);
+      }
+      bias[v] = biases ? static_cast<float>(biases[channel]) : 0.0f;
+    }
+  }
+};
 
 // Return f(taps) for filters of 2 to 4 taps, stride 1, else false.
 template <typename P, typename F>

@@ -90,10 +90,8 @@ __global__ void __launch_bounds__(kPixelThreads, 2)
       }
 #pragma unroll
       for (int v = 0; v < V; ++v) {
-        if (isnan(sum[r][v])) {
-          sum[r][v] = p.exact(image, channel + v, t);
-        }
-        sum[r][v] = p.activate(sum[r][v], static_cast<float>(grad.lane[v]));
+        const float y = p.without_nan(sum[r][v], image, channel + v, t);
+        sum[r][v] = p.activate(y, static_cast<float>(grad.lane[v]));
       }
       store_vector(p.out.data + offset, sum[r]);
     }
@@ -167,7 +165,7 @@ __global__ void __launch_bounds__(kPixelThreads, 2)
 
 template <typename T>
 bool pixels(const Convolution<T>& p, const Run& run) {
-  if (!p.channels_last || !p.is_tileable() || p.in.c_stride != 1) {
+  if (!p.has_pixels()) {
     return false;
   }
   const T* const grad = p.grad ? p.grad : p.out.data;
@@ -199,7 +197,7 @@ bool pixels(const Convolution<T>& p, const Run& run) {
 
 template <typename T>
 bool pixels_weight_gradient(const WeightGradient<T>& p, const Run& run) {
-  if (!p.channels_last || !p.is_tileable() || p.in.c_stride != 1) {
+  if (!p.has_pixels()) {
     return false;
   }
   const auto launch = [&](auto width, auto tap_count) {
@@ -214,7 +212,7 @@ bool pixels_weight_gradient(const WeightGradient<T>& p, const Run& run) {
     const auto units = split_units(
         p.n * p.dilation, ceil_div(p.out_t, p.dilation), rows, channel_blocks * tap_blocks,
         resident_blocks(pixels_weight_gradient_kernel<T, V, kTaps>, lanes * rows * groups, bytes));
-    if (!units || tap_blocks > 65535) {
+    if (!units || tap_blocks > kMaxGridY) {
       return false;
     }
     const int64_t splits = ceil_div(units->count, units->per_split);

@@ -137,11 +137,6 @@ __global__ void __launch_bounds__(kGradientThreads)
   }
 }
 
-// Return whether rows whose images are `stride` elements apart are equally aligned.
-bool is_uniform(int64_t images, int64_t stride, int64_t elements) {
-  return images == 1 || stride % elements == 0;
-}
-
 }  // namespace
 
 bool planes(const Convolution<float>& p, const Run& run) {
@@ -149,16 +144,10 @@ bool planes(const Convolution<float>& p, const Run& run) {
   const int64_t groups = ceil_div(p.taps + kGroup - 1, kGroup);
   const int64_t pitch = kRowTile + ceil_div(groups, 2) * 2 * kGroup;  // whole pairs of vectors
   const size_t bytes = kWarps * (2 * pitch + groups * kGroup) * sizeof(float);
-  if (p.channels_last || !p.is_tileable() || p.dilation != 1 || p.in.t_stride != 1 ||
-      bytes > Device().block_shared) {
-    return false;
-  }
   const int64_t tiles = ceil_div(p.out_t + kGroup - 1, kRowTile);
   const int64_t blocks = ceil_div(p.n * p.c, kWarps);
-  const int64_t wanted =
-      Device::attribute(cudaDevAttrMultiProcessorCount) * kBlocksPerMultiprocessor / blocks;
-  const int64_t length = ceil_div(tiles, std::clamp<int64_t>(wanted, 1, tiles));
-  if (ceil_div(tiles, length) > 65535) {
+  const int64_t length = share(tiles, blocks, kBlocksPerMultiprocessor);
+  if (!p.has_rows() || bytes > Device().block_shared || ceil_div(tiles, length) > kMaxGridY) {
     return false;
   }
   launch_kernel(planes_kernel, dim3(blocks, ceil_div(tiles, length)), kStageThreads, bytes,
@@ -172,24 +161,21 @@ bool planes_weight_gradient(const WeightGradient<T>& p, const Run& run) {
   const int64_t all_groups = ceil_div(p.taps + kGroup - 1, kGroupTaps);
   const int64_t tap_blocks = ceil_div(all_groups, kMaxTapGroups);
   const int64_t groups = ceil_div(all_groups, tap_blocks), lanes = kGradientThreads / groups;
-  const bool uniform =
-      is_uniform(p.n, p.in.n_stride, kGroup) && is_uniform(p.n, p.grad.n_stride, kGroup);
   const size_t bytes = reduction_elements(groups, lanes, kGroupTaps + 1) * sizeof(float);
   const int64_t resident =
       resident_blocks(planes_weight_gradient_kernel<T>, kGradientThreads, bytes);
   Tiles tiles =
       split_tiles(p.n, 0, p.out_t + kGroup, kSteps, false, p.c * tap_blocks, lanes, resident);
-  if (!uniform) {  // a split has one row
+  if (p.n > 1 && (p.in.n_stride % kGroup != 0 || p.grad.n_stride % kGroup != 0)) {
+    // Rows are not equally aligned: a split has one.
     tiles.per_split = tiles.per_row, tiles.splits = static_cast<int>(p.n);
   }
-  const int64_t splits = tiles.splits;
-  if (p.channels_last || !p.is_tileable() || p.dilation != 1 || p.in.t_stride != 1 ||
-      splits > 65535 || tap_blocks > 65535) {
+  if (!p.has_rows() || tiles.splits > kMaxGridY || tap_blocks > kMaxGridY) {
     return false;
   }
-  reduce_splits(p, run, splits, [&](const WeightGradient<T>& split) {
-    launch_kernel(planes_weight_gradient_kernel<T>, dim3(p.c, splits, tap_blocks), kGradientThreads,
-                  bytes, run.stream, split, static_cast<int>(groups), tiles);
+  reduce_splits(p, run, tiles.splits, [&](const WeightGradient<T>& split) {
+    launch_kernel(planes_weight_gradient_kernel<T>, dim3(p.c, tiles.splits, tap_blocks),
+                  kGradientThreads, bytes, run.stream, split, static_cast<int>(groups), tiles);
   });
   return true;
 }

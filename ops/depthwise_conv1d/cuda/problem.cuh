@@ -51,6 +51,20 @@ struct Sizes {
   }
 };
 
+template <typename T>
+struct Problem : Sizes {
+  using Acc = acc_t<T>;
+
+  Rows<const T> in;
+
+  // Return whether the kernels of tiles of rows can run: [N, C, T], stride 1, dilation 1.
+  bool has_rows() const {
+    return !this->channels_last && this->is_tileable() && this->dilation == 1 && in.t_stride == 1;
+  }
+  // Return whether the kernels of adjacent channels can run: [N, T, C], stride 1.
+  bool has_pixels() const { return this->channels_last && this->is_tileable() && in.c_stride == 1; }
+};
+
 // Return the sum of one output over the taps inside the row, at `first`, first + step, …. It
 // replaces a NaN of the tiled kernels, which may come from 0 · non-finite outside the window.
 template <typename T>
@@ -69,10 +83,10 @@ __device__ __noinline__ float exact_sum(const T* row, int64_t stride, int row_si
 // convolution with the flipped filter (`flip`) if the stride is 1, else a transposed convolution
 // (`transposed`).
 template <typename T>
-struct Convolution : Sizes {
-  using Acc = acc_t<T>;
+struct Convolution : Problem<T> {
+  using typename Problem<T>::Acc;
+  using Sizes::dilation, Sizes::in_t, Sizes::out_t, Sizes::padding, Sizes::taps, Problem<T>::in;
 
-  Rows<const T> in;
   Rows<T> out;  // dense
   const T* weight;
   const T* bias;  // nullptr: none
@@ -108,10 +122,10 @@ struct Convolution : Sizes {
 // Gradients of weight and bias, sums over n and t. A block adds a split of them; stage 2 adds the
 // splits (core/cuda/reduce.cuh).
 template <typename T>
-struct WeightGradient : Sizes {
-  using Acc = acc_t<T>;
+struct WeightGradient : Problem<T> {
+  using typename Problem<T>::Acc;
+  using Sizes::c, Sizes::taps;
 
-  Rows<const T> in;
   Rows<const T> grad;     // dense, of the pre-activation
   T* grad_weight;         // nullptr: not requested
   T* grad_bias;           // nullptr: not requested
@@ -152,15 +166,15 @@ struct Run {
 };
 
 // Run stage 1, stage1(problem), which adds `splits` splits, then stage 2.
-template <typename T, typename F>
-void reduce_splits(WeightGradient<T> problem, const Run& run, int64_t splits, const F& stage1) {
+template <typename P, typename F>
+void reduce_splits(P problem, const Run& run, int64_t splits, const F& stage1) {
   if (splits == 1) {
     stage1(problem);
     return;
   }
   const ScalarType dtype = accumulator_dtype(run.like.scalar_type());
   Tensor sums = empty(run.like, {splits, problem.c, problem.taps + 1}, dtype);
-  problem.splits = sums.mutable_data_ptr<acc_t<T>>();
+  problem.splits = sums.mutable_data_ptr<typename P::Acc>();
   stage1(problem);
   second_stage(problem.splits, splits, problem.c * (problem.taps + 1), problem, run.stream);
 }

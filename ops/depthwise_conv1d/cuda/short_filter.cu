@@ -21,37 +21,31 @@ constexpr int kResidentThreads = 2048;
 constexpr int kResidentThreads = 1024;
 #endif
 
-// kAligned: of a causal convolution of aligned rows; all shifts are known.
-template <typename T, int K, bool kAligned>
-__global__ void __launch_bounds__(kShortThreads,
-                                  kResidentThreads / kShortThreads * (kAligned ? 4 : 3) / 4)
+template <typename T, int K, Alignment kAlignment>
+__global__ void __launch_bounds__(kShortThreads, kResidentThreads / kShortThreads *
+                                                     (kAlignment == Alignment::kAny ? 3 : 4) / 4)
     planes_kernel(const Convolution<T> p, const Tiles tiles) {
   constexpr int kOutputs = kVector<T>;
   const TileBlock block(tiles);
   const int in_t = p.in_t, out_t = p.out_t, padding = p.padding;
   const T* const in_rows = p.in.row(0, block.channel);
   T* const out_rows = p.out.row(0, block.channel);
-  float w[K];
-#pragma unroll
-  for (int k = 0; k < K; ++k) {
-    w[k] = static_cast<float>(p.weight[static_cast<int64_t>(block.channel) * K + p.tap(k)]);
-  }
-  const float bias = p.bias_of(block.channel);
+  const ShortFilter<K, 1> filter(p.weight, p.bias, block.channel, p.flip);
   for (int tile = block.first + threadIdx.x; tile < block.last; tile += kShortThreads) {
     const int image = tiles.image_of(tile);
     T* const out = out_rows + image * p.out.n_stride;
-    const int first =
-        (tile - image * tiles.per_row) * kOutputs - (kAligned ? 0 : misalignment(out, kOutputs));
-    Window<T, kOutputs + K - 1, kAligned ? kOutputs - (K - 1) : -1> inputs;
+    const int first = (tile - image * tiles.per_row) * kOutputs -
+                      (kAlignment == Alignment::kVector ? 0 : misalignment(out, kOutputs));
+    Window<T, kOutputs + K - 1, kAlignment == Alignment::kAny ? -1 : kOutputs - (K - 1)> inputs;
     inputs.load(in_rows + image * p.in.n_stride, first - padding, in_t);
     float x[kOutputs + K - 1], y[kOutputs];
     inputs.widen_to(x);
 #pragma unroll
     for (int r = 0; r < kOutputs; ++r) {
-      y[r] = bias;
+      y[r] = filter.bias[0];
 #pragma unroll
       for (int k = 0; k < K; ++k) {
-        y[r] += w[k] * x[r + k];
+        y[r] += filter.w[k][0] * x[r + k];
       }
     }
     if (p.silu) {
@@ -74,16 +68,7 @@ __global__ void __launch_bounds__(kShortThreads)
   const int last_unit = channel < channels
                             ? min(units.count, (static_cast<int>(blockIdx.y) + 1) * units.per_split)
                             : 0;
-  float w[K][V], bias[V];
-#pragma unroll
-  for (int v = 0; v < V; ++v) {
-    const int64_t c = channel < channels ? channel + v : 0;
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      w[k][v] = static_cast<float>(p.weight[c * K + p.tap(k)]);
-    }
-    bias[v] = p.bias_of(c);
-  }
+  const ShortFilter<K, V> filter(p.weight, p.bias, channel < channels ? channel : 0, p.flip);
   for (int unit = blockIdx.y * units.per_split + threadIdx.y; unit < last_unit;
        unit += blockDim.y) {
     const int part = unit % units.per_phase, rest = unit / units.per_phase;
@@ -111,10 +96,10 @@ __global__ void __launch_bounds__(kShortThreads)
         float y[V];
 #pragma unroll
         for (int v = 0; v < V; ++v) {
-          y[v] = bias[v];
+          y[v] = filter.bias[v];
 #pragma unroll
           for (int k = 0; k < K; ++k) {
-            y[v] += w[k][v] * x[j + k][v];
+            y[v] += filter.w[k][v] * x[j + k][v];
           }
         }
         if (p.silu) {
@@ -132,21 +117,19 @@ __global__ void __launch_bounds__(kShortThreads)
 
 template <typename T, int K>
 bool launch_planes(const Convolution<T>& p, const Run& run) {
-  if (p.dilation != 1 || p.in.t_stride != 1) {
+  if (!p.has_rows()) {
     return false;
   }
   constexpr int64_t kMostTiles = 4;  // per thread
-  const auto launch = [&](auto aligned) {
-    constexpr auto kernel = planes_kernel<T, K, aligned.value>;
-    const Tiles tiles = split_tiles(p.n, 0, p.out_t, kVector<T>, aligned.value, p.c, kShortThreads,
-                                    resident_blocks(kernel, kShortThreads, 0), kMostTiles);
+  const auto launch = [&](auto alignment) {
+    constexpr auto kernel = planes_kernel<T, K, alignment.value>;
+    const Tiles tiles =
+        split_tiles(p.n, 0, p.out_t, kVector<T>, alignment.value == Alignment::kVector, p.c,
+                    kShortThreads, resident_blocks(kernel, kShortThreads, 0), kMostTiles);
     launch_kernel(kernel, p.c * tiles.splits, kShortThreads, 0, run.stream, p, tiles);
   };
-  if (p.padding == K - 1 && are_rows_aligned(p.in) && are_rows_aligned(p.out)) {
-    launch(std::true_type{});
-  } else {
-    launch(std::false_type{});
-  }
+  dispatch_alignment<T>(p.padding == K - 1 && are_equally_aligned(p.in, p.out),
+                        are_rows_aligned(p.out), launch);
   return true;
 }
 
@@ -160,7 +143,7 @@ bool launch_pixels(const Convolution<T>& p, const Run& run) {
         const int64_t resident = resident_blocks(pixels_kernel<T, V, K>, kShortThreads, 0);
         const auto units =
             split_units(p.n * p.dilation, ceil_div(p.out_t, p.dilation), rows, blocks, resident);
-        if (!units || p.in.c_stride != 1) {
+        if (!units || !p.has_pixels()) {
           return false;
         }
         launch_kernel(pixels_kernel<T, V, K>,

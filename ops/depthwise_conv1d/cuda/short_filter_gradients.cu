@@ -20,11 +20,11 @@ namespace {
 constexpr int kGradientsThreads = 128;
 constexpr int kLaneTiles = kWarp - 1;  // tiles of planes per warp at a time
 
-// kAligned: of a causal convolution of aligned rows; all shifts are known.
-template <typename T, int K, bool kAligned>
+template <typename T, int K, Alignment kAlignment>
 __global__ void __launch_bounds__(kGradientsThreads, 8)
     planes_gradients_kernel(const AllGradients<T> p, const Tiles tiles) {
   constexpr int kOutputs = kVector<T>, kHalo = K - 1, kWarps = kGradientsThreads / kWarp;
+  constexpr bool kShiftsKnown = kAlignment != Alignment::kAny;
   __shared__ float shared[kWarps / 2 * (K + 1)];
   const TileBlock block(tiles);
   const int in_t = p.in_t, out_t = p.out_t, padding = p.padding;
@@ -32,35 +32,33 @@ __global__ void __launch_bounds__(kGradientsThreads, 8)
   const T* const in_rows = p.in.row(0, block.channel);
   const T* const grad_rows = p.grad.row(0, block.channel);
   T* const out_rows = p.grad_input.data ? p.grad_input.row(0, block.channel) : nullptr;
-  float w[K], sum[K + 1][1] = {};
-#pragma unroll
-  for (int k = 0; k < K; ++k) {
-    w[k] = static_cast<float>(p.weight[static_cast<int64_t>(block.channel) * K + k]);
-  }
-  const float bias = p.bias ? static_cast<float>(p.bias[block.channel]) : 0.0f;
+  const ShortFilter<K, 1> filter(p.weight, p.bias, block.channel, false);
+  float sum[K + 1][1] = {};
   for (int warp_tile = block.first + warp * kLaneTiles; warp_tile < block.last;
        warp_tile += kWarps * kLaneTiles) {
     const int tile = warp_tile + lane;
     const bool exists = tile < tiles.count;
     const int image = exists ? tiles.image_of(tile) : 0, of_row = tile - image * tiles.per_row;
+    const T* const grad = grad_rows + image * p.grad.n_stride;
     T* const out = out_rows + image * p.grad_input.n_stride;
     const int first =
-        tiles.first + of_row * kOutputs - (kAligned || !out_rows ? 0 : misalignment(out, kOutputs));
+        tiles.first + of_row * kOutputs -
+        (kAlignment == Alignment::kVector ? 0 : misalignment(out_rows ? out : grad, kOutputs));
     const int from = first - kHalo;  // i of x[0] and h[0]
-    Window<T, kOutputs + kHalo, kAligned ? kOutputs - kHalo : -1> inputs;
-    Window<T, kOutputs, kAligned ? 0 : -1> grads;
+    Window<T, kOutputs + kHalo, kShiftsKnown ? kOutputs - kHalo : -1> inputs;
+    Window<T, kOutputs, kShiftsKnown ? 0 : -1> grads;
     inputs.load(in_rows + image * p.in.n_stride, from, exists ? in_t : 0);
-    grads.load(grad_rows + image * p.grad.n_stride, from + padding, exists ? out_t : 0);
+    grads.load(grad, from + padding, exists ? out_t : 0);
     float x[kOutputs + kHalo], g[kOutputs], h[kOutputs + kHalo];
     inputs.widen_to(x);
     grads.widen_to(g);
     if (p.silu) {
 #pragma unroll
       for (int i = 0; i < kOutputs; ++i) {
-        float y = bias;
+        float y = filter.bias[0];
 #pragma unroll
         for (int k = 0; k < K; ++k) {
-          y += w[k] * x[i + k];
+          y += filter.w[k][0] * x[i + k];
         }
         g[i] = silu_gradient<T>(g[i], y);
       }
@@ -93,7 +91,7 @@ __global__ void __launch_bounds__(kGradientsThreads, 8)
         for (int r = 0; r < kOutputs; ++r) {
 #pragma unroll
           for (int k = 0; k < K; ++k) {
-            result[r] += w[k] * h[r + kHalo - k];
+            result[r] += filter.w[k][0] * h[r + kHalo - k];
           }
         }
         store<kOutputs>(out, first, in_t, result);
@@ -117,16 +115,8 @@ __global__ void __launch_bounds__(kGradientsThreads)
   const int in_t = p.in_t, out_t = p.out_t, padding = p.padding;
   const int channel = (blockIdx.x * lanes + threadIdx.x) * V, split = blockIdx.y;
   const int last_unit = channel < channels ? min(units.count, (split + 1) * units.per_split) : 0;
-  float w[K][V], bias[V], sum[K + 1][V] = {};
-#pragma unroll
-  for (int v = 0; v < V; ++v) {
-    const int64_t c = channel < channels ? channel + v : 0;
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      w[k][v] = static_cast<float>(p.weight[c * K + k]);
-    }
-    bias[v] = p.bias ? static_cast<float>(p.bias[c]) : 0.0f;
-  }
+  const ShortFilter<K, V> filter(p.weight, p.bias, channel < channels ? channel : 0, false);
+  float sum[K + 1][V] = {};
   for (int unit = split * units.per_split + threadIdx.y; unit < last_unit; unit += rows) {
     const int part = unit % units.per_phase, rest = unit / units.per_phase;
     const int image = rest / dilation, phase = rest - image * dilation;
@@ -154,10 +144,10 @@ __global__ void __launch_bounds__(kGradientsThreads)
         for (int j = 0; j < kGroup; ++j) {
 #pragma unroll
           for (int v = 0; v < V; ++v) {
-            float y = bias[v];
+            float y = filter.bias[v];
 #pragma unroll
             for (int k = 0; k < K; ++k) {
-              y += w[k][v] * x[j + k][v];
+              y += filter.w[k][v] * x[j + k][v];
             }
             h[kBefore + j][v] = silu_gradient<T>(h[kBefore + j][v], y);
           }
@@ -183,7 +173,7 @@ __global__ void __launch_bounds__(kGradientsThreads)
 #pragma unroll
             for (int k = 0; k < K; ++k) {
               sum[k][v] += h[kBefore + j][v] * x[j + k][v];
-              result[v] += w[k][v] * h[kBefore + j - k][v];
+              result[v] += filter.w[k][v] * h[kBefore + j - k][v];
             }
           }
           if (out && is_inside(i + j * dilation, in_t)) {
@@ -208,7 +198,7 @@ __global__ void __launch_bounds__(kGradientsThreads)
 
 template <typename T, int K>
 bool launch_planes(const AllGradients<T>& p, const Run& run) {
-  if (p.dilation != 1 || p.in.t_stride != 1) {
+  if (!p.has_rows()) {
     return false;
   }
   // A tile has the elements of h that are K − 1 before its outputs; all of them are in a tile.
@@ -216,23 +206,18 @@ bool launch_planes(const AllGradients<T>& p, const Run& run) {
   const int64_t before = std::max<int64_t>(0, p.padding - (K - 1));
   const int64_t first = -ceil_div(before, kOutputs) * kOutputs;
   const int64_t positions = std::max(p.in_t, p.out_t - p.padding + K - 1) - first;
-  const auto launch = [&](auto aligned) {
-    constexpr auto kernel = planes_gradients_kernel<T, K, aligned.value>;
+  const auto launch = [&](auto alignment) {
+    constexpr auto kernel = planes_gradients_kernel<T, K, alignment.value>;
     const int64_t resident = resident_blocks(kernel, kGradientsThreads, 0);
-    const Tiles tiles =
-        split_tiles(p.n, first, positions, kOutputs, aligned.value, p.c, kThreads, resident);
-    reduce_splits<T>(p, run, tiles.splits, [&](const WeightGradient<T>& split) {
-      AllGradients<T> part = p;
-      part.splits = split.splits;
-      launch_kernel(kernel, p.c * tiles.splits, kGradientsThreads, 0, run.stream, part, tiles);
+    const Tiles tiles = split_tiles(p.n, first, positions, kOutputs,
+                                    alignment.value == Alignment::kVector, p.c, kThreads, resident);
+    reduce_splits(p, run, tiles.splits, [&](const AllGradients<T>& split) {
+      launch_kernel(kernel, p.c * tiles.splits, kGradientsThreads, 0, run.stream, split, tiles);
     });
   };
-  if (p.padding == K - 1 && are_rows_aligned(p.in) && are_rows_aligned(p.grad) &&
-      are_rows_aligned(p.grad_input)) {
-    launch(std::true_type{});
-  } else {
-    launch(std::false_type{});
-  }
+  const bool equal = p.padding == K - 1 && are_equally_aligned(p.in, p.grad) &&
+                     (!p.grad_input.data || are_equally_aligned(p.in, p.grad_input));
+  dispatch_alignment<T>(equal, are_rows_aligned(p.grad), launch);
   return true;
 }
 
@@ -251,15 +236,13 @@ bool launch_pixels(const AllGradients<T>& p, const Run& run) {
         const int64_t resident =
             resident_blocks(pixels_gradients_kernel<T, V, K>, kGradientsThreads, bytes);
         const auto units = split_units(p.n * p.dilation, positions, rows, blocks, resident);
-        if (!units || p.in.c_stride != 1) {
+        if (!units || !p.has_pixels()) {
           return false;
         }
         const int64_t splits = ceil_div(units->count, units->per_split);
-        reduce_splits<T>(p, run, splits, [&](const WeightGradient<T>& split) {
-          AllGradients<T> part = p;
-          part.splits = split.splits;
+        reduce_splits(p, run, splits, [&](const AllGradients<T>& split) {
           launch_kernel(pixels_gradients_kernel<T, V, K>, dim3(blocks, splits), dim3(lanes, rows),
-                        bytes, run.stream, part, *units, static_cast<int>(start));
+                        bytes, run.stream, split, *units, static_cast<int>(start));
         });
         return true;
       });

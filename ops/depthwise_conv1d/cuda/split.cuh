@@ -50,6 +50,14 @@ inline int64_t choose_splits(int64_t blocks, int64_t resident, int64_t least, in
   return best;
 }
 
+constexpr int64_t kMaxGridY = 65535;  // blocks along y and z
+
+// Return the number of `units` that each block takes, for `most` blocks per multiprocessor.
+inline int64_t share(int64_t units, int64_t blocks, int64_t most) {
+  const int64_t all = Device::attribute(cudaDevAttrMultiProcessorCount) * most;
+  return ceil_div(units, std::clamp<int64_t>(all / blocks, 1, units));
+}
+
 // Units of work along T: `length` positions of one image and phase (position modulo the dilation).
 struct Units {
   int count, per_split, per_phase, length;
@@ -73,7 +81,7 @@ inline std::optional<Units> split_units(int64_t phases, int64_t positions, int64
   const int64_t length = std::clamp(even, kMinLength, kMaxLength);
   const int64_t per_phase = ceil_div(positions, length), count = phases * per_phase;
   const int64_t per_split = ceil_div(ceil_div(count, splits), rows) * rows;
-  if (count >= int64_t{1} << 29 || ceil_div(count, per_split) > 65535) {
+  if (count >= int64_t{1} << 29 || ceil_div(count, per_split) > kMaxGridY) {
     return std::nullopt;
   }
   return Units{static_cast<int>(count), static_cast<int>(per_split), static_cast<int>(per_phase),

@@ -11,6 +11,16 @@ namespace ops::depthwise_conv1d {
 constexpr int kStageThreads = 256, kWarps = kStageThreads / 32;
 constexpr int kAligned = 8;  // elements of a vector
 
+// Return whether [N, T, C] can be read in vectors of channels, dilation 1. `others`: tensors of the
+// strides of the output.
+template <typename P>
+bool has_vectors(const P& p, std::initializer_list<const void*> others) {
+  constexpr int V = kVectorBytes / sizeof(*p.in.data);
+  return p.has_pixels() && p.dilation == 1 && p.c % V == 0 && p.in.n_stride % V == 0 &&
+         p.in.t_stride % V == 0 && are_aligned({p.in.data}, kVectorBytes) &&
+         are_aligned(others, kVectorBytes);
+}
+
 // A block has kRows rows, each warp kRows / kWarps of them, and kTile positions along T.
 template <bool kChannelsLast>
 struct StageShape {
@@ -67,16 +77,27 @@ constexpr int kPairs = kStageThreads / 4;
 template <typename T>
 __device__ void stage_channels(unsigned* to, int pitch, const T* first, int64_t stride, int start,
                                int elements, int size) {
+  constexpr int kAtOnce = 3;  // pairs whose loads are in flight
   to += octet() * 8 * pitch;
-#pragma unroll 4
-  for (int i = pair(); i < elements / 2; i += kPairs) {
-    const uint4 even = load_channels(first, stride, start + 2 * i, size);
-    const uint4 odd = load_channels(first, stride, start + 2 * i + 1, size);
-    const unsigned a[4] = {even.x, even.y, even.z, even.w}, b[4] = {odd.x, odd.y, odd.z, odd.w};
+#pragma unroll 1
+  for (int first_pair = pair(); first_pair < elements / 2; first_pair += kAtOnce * kPairs) {
+    uint4 even[kAtOnce], odd[kAtOnce];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      to[2 * j * pitch + i] = __byte_perm(a[j], b[j], 0x5410);
-      to[(2 * j + 1) * pitch + i] = __byte_perm(a[j], b[j], 0x7632);
+    for (int n = 0; n < kAtOnce; ++n) {
+      const int i = first_pair + n * kPairs, exists = i < elements / 2 ? size : 0;
+      even[n] = load_channels(first, stride, start + 2 * i, exists);
+      odd[n] = load_channels(first, stride, start + 2 * i + 1, exists);
+    }
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      const int i = first_pair + n * kPairs;
+      const unsigned a[4] = {even[n].x, even[n].y, even[n].z, even[n].w};
+      const unsigned b[4] = {odd[n].x, odd[n].y, odd[n].z, odd[n].w};
+#pragma unroll
+      for (int j = 0; j < 4 && i < elements / 2; ++j) {
+        to[2 * j * pitch + i] = __byte_perm(a[j], b[j], 0x5410);
+        to[(2 * j + 1) * pitch + i] = __byte_perm(a[j], b[j], 0x7632);
+      }
     }
   }
 }

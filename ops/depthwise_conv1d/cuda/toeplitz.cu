@@ -277,10 +277,8 @@ bool launch_planes(const Convolution<T>& p, const Run& run) {
       Shape::kRows * (Shape::kBuffers * pitch + 2 * filter_words(products)) * sizeof(unsigned);
   const int64_t blocks = ceil_div(p.n * p.c, Shape::kRows);
   const int64_t tiles = ceil_div(p.out_t + 1, Shape::kTile);
-  const int64_t wanted =
-      Device::attribute(cudaDevAttrMultiProcessorCount) * kBlocksPerMultiprocessor / blocks;
-  const int64_t length = ceil_div(tiles, std::clamp<int64_t>(wanted, 1, tiles));
-  if (bytes > Device().block_shared || ceil_div(tiles, length) > 65535) {
+  const int64_t length = share(tiles, blocks, kBlocksPerMultiprocessor);
+  if (bytes > Device().block_shared || ceil_div(tiles, length) > kMaxGridY) {
     return false;
   }
   launch_kernel(planes_toeplitz_kernel<T>, dim3(blocks, ceil_div(tiles, length)), kStageThreads,
@@ -314,15 +312,12 @@ bool launch_channels(const Convolution<T>& p, const Run& run) {
 
 template <typename T>
 bool toeplitz(const Convolution<T>& p, const Run& run) {
-  if (!has_mma() || !p.is_tileable() || p.dilation != 1) {
+  if (!has_mma()) {
     return false;
   }
-  if (p.channels_last) {
-    return p.c % 8 == 0 && p.in.c_stride == 1 && p.in.n_stride % 8 == 0 && p.in.t_stride % 8 == 0 &&
-           are_aligned({p.in.data, p.out.data, p.grad ? p.grad : p.out.data}, kVectorBytes) &&
-           launch_channels(p, run);
-  }
-  return p.in.t_stride == 1 && launch_planes(p, run);
+  return p.has_rows() ? launch_planes(p, run)
+                      : has_vectors(p, {p.out.data, p.grad ? p.grad : p.out.data}) &&
+                            launch_channels(p, run);
 }
 
 template bool toeplitz(const Convolution<Half>&, const Run&);

@@ -155,15 +155,13 @@ bool launch(const WeightGradient<T>& p, const Run& run) {
   const int64_t tiles = ceil_div(p.out_t + 7 + kShift, Shape::kTile), units = p.n * tiles;
   const int64_t channel_blocks = ceil_div(p.c, Shape::kRows);
   const int64_t tap_blocks = ceil_div(p.taps + kShift, kProductTaps);
-  const int64_t wanted = Device::attribute(cudaDevAttrMultiProcessorCount) *
-                         kBlocksPerMultiprocessor / (channel_blocks * tap_blocks);
   // Rows of different alignment have different shifts: a split has one image.
   const bool uniform =
       kChannelsLast || p.n == 1 || (p.in.n_stride % kAligned == 0 && p.c * p.out_t % kAligned == 0);
   const int64_t per_split =
-      uniform ? ceil_div(units, std::clamp<int64_t>(wanted, 1, units)) : tiles;
+      uniform ? share(units, channel_blocks * tap_blocks, kBlocksPerMultiprocessor) : tiles;
   const int64_t splits = ceil_div(units, per_split);
-  if (units >= int64_t{1} << 30 || splits > 65535 || tap_blocks > 65535) {
+  if (units >= int64_t{1} << 30 || splits > kMaxGridY || tap_blocks > kMaxGridY) {
     return false;
   }
   const size_t bytes =
@@ -181,14 +179,11 @@ bool launch(const WeightGradient<T>& p, const Run& run) {
 
 template <typename T>
 bool toeplitz_weight_gradient(const WeightGradient<T>& p, const Run& run) {
-  if (!has_mma() || !p.is_tileable() || p.dilation != 1) {
+  if (!has_mma()) {
     return false;
   }
-  if (p.channels_last) {
-    return p.c % 8 == 0 && p.in.c_stride == 1 && p.in.n_stride % 8 == 0 && p.in.t_stride % 8 == 0 &&
-           are_aligned({p.in.data, p.grad.data}, kVectorBytes) && launch<T, true>(p, run);
-  }
-  return p.in.t_stride == 1 && launch<T, false>(p, run);
+  return p.has_rows() ? launch<T, false>(p, run)
+                      : has_vectors(p, {p.grad.data}) && launch<T, true>(p, run);
 }
 
 template bool toeplitz_weight_gradient(const WeightGradient<Half>&, const Run&);

@@ -58,21 +58,7 @@ const char* run_convolution(const Convolution<T>& c) {
 }
 
 template <typename T>
-void set_to_zero(T* data, int64_t elements, cudaStream_t stream) {
-  if (data) {
-    STD_CUDA_CHECK(cudaMemsetAsync(data, 0, elements * sizeof(T), stream));
-  }
-}
-
-template <typename T>
 const char* run_weight_gradient(const WeightGradient<T>& c) {
-  if (c.g.empty()) {  // sums of nothing
-    if (!c.dry_run) {
-      set_to_zero(c.grad_weight, c.g.c * c.g.kernel_h * c.g.kernel_w, c.stream);
-      set_to_zero(c.grad_bias, c.g.c, c.stream);
-    }
-    return "memset";
-  }
   if constexpr (!std::is_same_v<T, double>) {
     const bool nhwc = c.g.channels_last, nchw = !nhwc;
     const int64_t taps = c.g.kernel_h * c.g.kernel_w;
@@ -102,7 +88,7 @@ const char* run_all_gradients(const Convolution<T>& input_gradient,
                               const WeightGradient<T>& weight_gradient) {
   if constexpr (!std::is_same_v<T, double>) {
     const Geometry& g = weight_gradient.g;
-    if (g.channels_last && !g.empty() && is_tileable(g) &&
+    if (g.channels_last && is_tileable(g) &&
         nhwc_ring_all_gradients(input_gradient, weight_gradient)) {
       return "nhwc_ring";
     }
@@ -167,6 +153,7 @@ std::string kernel_name(const Tensor& input, const Tensor& weight, std::vector<i
                         std::string kernel_pass) {
   const char* op = "depthwise_conv2d_kernel";
   const auto g = geometry(op, input, weight, {stride, padding, dilation});
+  check(!g.empty(), op, ": input must not be empty, got ", shape{input});
   const DeviceGuard guard(input.get_device_index());
   const char* family = nullptr;
   dispatch_floating(op, input.scalar_type(), [&](auto tag) {

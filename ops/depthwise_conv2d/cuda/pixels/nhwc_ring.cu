@@ -40,7 +40,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   const int w0 = (tile * blockDim.y + threadIdx.y) * kCols;  // the thread's first output column
   const bool has_channel = channel < params.channels;
   const int cols = has_channel ? min(kCols, params.out_w - w0) : 0;
-  clear_shared(memory, params.ring_bytes);
+  for (int i = flat_thread(); i < params.ring_bytes / 16; i += blockDim.x * blockDim.y) {
+    reinterpret_cast<uint4*>(memory)[i] = {};
+  }
+  __syncthreads();
 
   // A stage: kStepIn input rows, then for a weight gradient kStepOut rows of the factor.
   const int row_bytes = params.in_cols * params.pitch_bytes;

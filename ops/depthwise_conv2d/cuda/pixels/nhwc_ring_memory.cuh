@@ -7,14 +7,6 @@
 
 namespace ops::depthwise_conv2d {
 
-// Clear `bytes` bytes of shared memory, a multiple of 16.
-__device__ inline void clear_shared(unsigned char* memory, int bytes) {
-  for (int i = flat_thread(); i < bytes / 16; i += blockDim.x * blockDim.y) {
-    reinterpret_cast<uint4*>(memory)[i] = {};
-  }
-  __syncthreads();
-}
-
 // kCols pixels of V channels, as read from shared memory.
 template <typename T, int kCols, int V>
 struct Pixels {
@@ -28,7 +20,7 @@ struct Pixels {
 // compute capability 8.0), a thread reads kCols pixels of V channels.
 //
 // `copies_per_pixel` adjacent threads copy a pixel, `pixels` pixels at a time. Columns outside the
-// image are never written and keep the zeros of clear_shared, as do channels beyond the last unless
+// image are never written and keep their first zeros, as do channels beyond the last unless
 // pixels are shifted. Rows outside the image are not copied: their stage keeps an old row, in whose
 // place threads read the zero row.
 //
