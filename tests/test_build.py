@@ -278,7 +278,7 @@ def test_requirements_txt_includes_all_extras():
 
 
 def test_oldest_versions_are_the_lower_bounds():
-    names = ("ops", "onnx", "app", "web", "test")
+    names = ("ops", "onnx", "app", "test")
     bounds = [line.split(">=") for name in names for line in requirements(name) if ">=" in line]
     pinned = dict(line.split("==") for line in requirements("oldest"))
     for name, bound in bounds:  # 1.27 and 1.27.0 are one version
