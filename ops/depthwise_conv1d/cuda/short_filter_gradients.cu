@@ -48,7 +48,9 @@ __global__ void __launch_bounds__(kGradientsThreads, 8)
     Window<T, kOutputs + kHalo, kShiftsKnown ? kOutputs - kHalo : -1> inputs;
     Window<T, kOutputs, kShiftsKnown ? 0 : -1> grads;
     inputs.load(in_rows + image * p.in.n_stride, from, exists ? in_t : 0);
-    grads.load(grad, from + padding, exists ? out_t : 0);
+    // The same address. Computed anew, nvcc's code is 5 % faster in 16 bits, 4 % slower in float32.
+    const T* const grad_row = sizeof(T) == 2 ? grad_rows + image * p.grad.n_stride : grad;
+    grads.load(grad_row, from + padding, exists ? out_t : 0);
     float x[kOutputs + kHalo], g[kOutputs], h[kOutputs + kHalo];
     inputs.widen_to(x);
     grads.widen_to(g);
