@@ -81,8 +81,9 @@ def make_caller(
 ) -> Callable[..., Any]:
     """Return a C function that calls `op` and returns its first output (eager/call.h).
 
-    It calls `fallback` instead if the type of an argument is not exactly that of the schema, the
-    first argument has not the dimensions `rank` (0: any), or a mode, transform or trace is active.
+    It calls `fallback` instead if the type of an argument is not exactly that of the schema, if the
+    first argument does not have `rank` dimensions (0: any), or if a mode, transform or trace is
+    active.
     An `int[2]` may be a tuple of two ints, or one int for both. Without the eager library, return
     `fallback` with its out-of-memory errors converted.
     """

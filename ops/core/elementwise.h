@@ -32,7 +32,7 @@ struct Elementwise {
     return map<F>(x, x);
   }
 
-  // Return F(grad_output, saved) with the layout of `saved`, an argument of the name F::saved.
+  // Return F(grad_output, saved) with the layout of `saved` (F::saved in messages).
   template <typename F>
   static Tensor backward(const Tensor& grad_output, const Tensor& saved) {
     check_shape(F::op, "grad_output", grad_output, {saved.sizes().begin(), saved.sizes().end()});

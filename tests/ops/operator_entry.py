@@ -66,12 +66,12 @@ class Operator:
     autocast: Literal["input", "region", "float32"]
     module: Callable[..., nn.Module]  # takes device and dtype; fits the first case
     wrong: tuple[Wrong, ...]
-    # Tensors saved for backward; "own" is one that only backward uses.
+    # Tensors saved for backward; "own" is made by forward for backward only.
     saves: Literal["input", "output", "both", "own", "nothing"] = "input"
     autograd_variant: str | None = None  # with <autograd_variant>_backward
     # Index of a tensor whose CUDA gradient may be NaN if another tensor is not finite.
     nan_gradient: int | None = None
-    roundings: int = 1  # successive roundings to the dtype on the way to a result
+    roundings: int = 1  # to the dtype on the way to a result; 2 if backward reads a rounded output
     largest: float = 1e300  # largest input without overflow in operator and reference
     uses_matmul: bool = False  # PyTorch's products are not bitwise equal across thread counts
     batch_dim: int = 0  # of the first tensor; tensors of lower rank have it first

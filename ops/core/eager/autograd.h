@@ -59,7 +59,7 @@ class AutogradKernel : public c10::OperatorKernel {
       }
     }
     if (in_python || (requires_grad && !backward_)) {
-      // Python registers for the alias key Autograd; AutogradOther selects its kernel.
+      // Python's kernel is registered for the alias key Autograd, which AutogradOther reaches.
       op.redispatchBoxed(DispatchKeySet(DispatchKey::AutogradOther), stack);
     } else if (!requires_grad) {
       call_below_autograd(op, keys, stack);

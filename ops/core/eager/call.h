@@ -1,9 +1,9 @@
 // Calls from Python: a C function per operator, which converts its arguments by the schema.
 //
-// It takes exact types only, and only if no mode, transform or trace is active. A Python function,
-// `fallback`, takes all other calls. torch.ops is slower: its parser is made for every type and
-// overload. The library uses Python's stable ABI. The headers of libtorch_python need the full API,
-// so the names used from it are declared here.
+// The C function takes exact types only, and only if no mode, transform or trace is active. A
+// Python function, `fallback`, takes all other calls. torch.ops is slower: its parser is made for
+// every type and overload. The library uses Python's stable ABI. The headers of libtorch_python
+// need the full API, so the names used from it are declared here.
 #pragma once
 
 #include <ATen/PythonTorchFunctionTLS.h>

@@ -46,7 +46,7 @@ struct Source {
 struct BackwardCall {
   OperatorHandle op;
   std::vector<Source> sources;
-  std::vector<size_t> tensors;  // indices of the forward arguments that are tensors, not mutable
+  std::vector<size_t> tensors;  // indices of forward's tensor arguments that are not mutable
   size_t grads;                 // number of leading forward outputs that have gradients
 };
 

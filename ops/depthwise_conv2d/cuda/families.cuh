@@ -140,7 +140,7 @@ bool dispatch_whole_axis(const Geometry& g, const F& f) {
   });
 }
 
-// The same with TransposedAxis<K, padding parity>{} for a transposed convolution.
+// Call dispatch_forward_axis; for a transposed convolution, f(TransposedAxis<K, padding parity>{}).
 template <typename F>
 bool dispatch_axis(const Geometry& g, bool transposed, const F& f) {
   if (!transposed) {

@@ -63,7 +63,7 @@ struct RingShape {
   // (RingCursor::computes). Each row then costs a branch, which pays only for long warm-ups.
   static constexpr bool kSkipsRows = kWarmUp >= 4;
 
-  // kPeriod steps are unrolled. Few pending rows rotate: nothing moves, and pending row m is in
+  // kPeriod steps are unrolled. Few pending rows rotate: they are not copied, pending row m is in
   // another register row at each step. For many, that code would be too long: a period is two
   // steps, kStepOut spare register rows take the new rows of the second, and end_period then moves
   // all rows down.
@@ -98,8 +98,8 @@ struct RingCursor {
   const RingParams& params;
   int end;  // of the block, in steps of all images
   int image, step;
-  int first, last;  // steps of the image that complete rows: [first, last); last ≤ 0: none, as the
-                    // image begins at or after `end`
+  int first, last;  // steps of the image that complete rows: [first, last); last ≤ 0: the image
+                    // begins at or after `end`
 
   __device__ RingCursor(const RingParams& p, int begin)
       : params(p), end(min(begin + p.share, p.all_steps)), image(begin / p.steps) {

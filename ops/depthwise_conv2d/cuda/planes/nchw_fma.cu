@@ -257,7 +257,7 @@ class FmaWeightGradient : public FmaTile<Axis, T> {
 template <typename T>
 bool nchw_fma(const Convolution<T>& c) {
   const auto launch = [&](auto axis) { return launch_nchw<FmaConvolution<decltype(axis), T>>(c); };
-  if constexpr (sizeof(T) == 2) {  // in 32 bits, shared memory bounds the blocks of whole maps
+  if constexpr (sizeof(T) == 2) {  // float32: shared memory fits too few of these blocks
     if (dispatch_whole_axis(c.g, launch)) {
       return true;
     }
