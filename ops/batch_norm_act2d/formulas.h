@@ -46,7 +46,7 @@ struct Clamp {
   }
   template <typename T>
   OPS_FORMULA T gradient(T g, T z) const {
-    // select(a, 0, select(b, 0, g)) becomes scalar code: GCC 12 unites the masks of AVX-512 so.
+    // GCC 12 compiles select(a, 0, select(b, 0, g)) to scalar code with AVX-512.
     const T inside = select(z >= T(high), T(low), z);
     return select(inside <= T(low), T(A(0)), g);
   }

@@ -83,9 +83,8 @@ def make_caller(
 
     It calls `fallback` instead if the type of an argument is not exactly that of the schema, if the
     first argument does not have `rank` dimensions (0: any), or if a mode, transform or trace is
-    active.
-    An `int[2]` may be a tuple of two ints, or one int for both. Without the eager library, return
-    `fallback` with its out-of-memory errors converted.
+    active. An `int[2]` may be a tuple of two ints, or one int for both. Without the eager library,
+    return `fallback` with its out-of-memory errors converted.
     """
     if not hasattr(torch.ops.lenet_ops_eager, "register_autograd"):
         return convert_out_of_memory(fallback, name_of(op))

@@ -143,10 +143,18 @@ class DepthwiseConv1d(nn.Conv1d):
         sides = padding
         if not isinstance(padding, str):
             sides = windows.pair(name, "padding", padding)
-        taps, step, spacing = sizes
-        zeros = "same" if padding == "same" else 0
-        factory: Any = {"device": device, "dtype": dtype}
-        super().__init__(channels, channels, taps, step, zeros, spacing, channels, bias, **factory)
+        super().__init__(
+            channels,
+            channels,
+            sizes[0],
+            sizes[1],
+            "same" if padding == "same" else 0,
+            sizes[2],
+            groups=channels,
+            bias=bias,
+            device=device,
+            dtype=dtype,
+        )
         if isinstance(sides, str) and sides not in ("same", "causal"):
             raise ValueError(f'{name}: padding must be "same" or "causal", got {padding!r}')
         self.padding: Any = sides
@@ -214,12 +222,19 @@ def _fake_backward(grad_output: Tensor, input: Tensor, *args: Any) -> tuple[Tens
     return windows.select(op, mask, *grads)
 
 
-def _compose(*args: Any) -> Tensor:
+def _compose(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: int,
+    padding: Sequence[int],
+    dilation: int,
+    silu: bool,
+) -> Tensor:
     """Compute the output by the convolution of images of one row, which has all derivatives.
 
     PyTorch's second derivatives of a grouped convolution loop over the groups.
     """
-    input, weight, bias, stride, padding, dilation, silu = args
     accumulator = torch.float64 if input.dtype == torch.float64 else torch.float32
     x, weight = F.pad(input, list(padding)).to(accumulator), weight.to(accumulator)
     bias = None if bias is None else bias.to(accumulator)
@@ -229,8 +244,15 @@ def _compose(*args: Any) -> Tensor:
     return (y * y.sigmoid() if silu else y).to(input.dtype)
 
 
-def _decompose(*args: Any) -> Tensor:
-    input, weight, bias, stride, padding, dilation, silu = args
+def _decompose(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: int,
+    padding: Sequence[int],
+    dilation: int,
+    silu: bool,
+) -> Tensor:
     padded = F.pad(input, (*padding,))
     y = F.conv1d(padded, weight, bias, stride, 0, dilation, groups=input.shape[1])
     return F.silu(y) if silu else y

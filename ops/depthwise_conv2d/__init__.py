@@ -77,9 +77,17 @@ class DepthwiseConv2d(nn.Conv2d):
         kernel_size, stride, padding, dilation = windows.pairs(
             name, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation
         )
-        factory: Any = {"device": device, "dtype": dtype}
         super().__init__(
-            channels, channels, kernel_size, stride, padding, dilation, channels, bias, **factory
+            channels,
+            channels,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            groups=channels,
+            bias=bias,
+            device=device,
+            dtype=dtype,
         )
 
     def forward(self, input: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 // Shared by the kernel families: their problems and launch functions, for dispatch.cu; tuned
 // geometries as compile-time axes; the two-stage reduction of weight gradients. A launch function
-// returns false if its family has no kernel for the problem, or a slow one.
+// returns false if its family has no kernel for the problem, or only a slow one.
 #pragma once
 
 #include "core/axis.h"
