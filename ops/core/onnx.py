@@ -48,7 +48,7 @@ class OnnxOperator(NamedTuple):
     others: Sequence[Callable[[Opset], Function]] = ()
 
 
-def elementwise(input: T) -> Node:
+def unary(input: T) -> Node:
     """Return the node of a one-tensor operator that keeps the shape."""
     return Node([input], [sizes_of(input)])
 

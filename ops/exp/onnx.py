@@ -1,6 +1,6 @@
 """exp in ONNX."""
 
-from ops.core.onnx import Function, OnnxOperator, Opset, T, elementwise
+from ops.core.onnx import Function, OnnxOperator, Opset, T, unary
 
 
 def _function(op: Opset) -> Function:
@@ -11,4 +11,4 @@ def _function(op: Opset) -> Function:
     return Exp
 
 
-OPERATORS = {"exp": OnnxOperator(_function, elementwise)}
+OPERATORS = {"exp": OnnxOperator(_function, unary)}

@@ -3,7 +3,7 @@
 from onnx import TensorProto
 from onnx.helper import make_tensor
 
-from ops.core.onnx import Function, OnnxOperator, Opset, T, elementwise
+from ops.core.onnx import Function, OnnxOperator, Opset, T, unary
 
 _SLOPE = make_tensor("slope", TensorProto.DOUBLE, [], [1.702])  # precise enough for every dtype
 
@@ -17,4 +17,4 @@ def _function(op: Opset) -> Function:
     return GELU
 
 
-OPERATORS = {"gelu": OnnxOperator(_function, elementwise)}
+OPERATORS = {"gelu": OnnxOperator(_function, unary)}
