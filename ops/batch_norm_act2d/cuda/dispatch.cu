@@ -6,13 +6,14 @@ namespace ops::batch_norm_act2d {
 namespace {
 
 // Call f(reduce, map), the grids of both kernels, with the widest vectors to which pointers and
-// layout are aligned: up to four elements in NHWC, up to 16 bytes in NCHW.
+// layout are aligned: up to four elements in NHWC, up to 16 bytes in NCHW. The blocks of reduce run
+// at once, those of map in many waves, so that no multiprocessor waits for the slowest.
 template <typename T, typename F>
 void dispatch_grids(Layout layout, std::initializer_list<const void*> pointers, const F& f) {
   constexpr int kWidest = sizeof(T) == 8 ? 1 : kVectorBytes / sizeof(T);
   const auto call = [&](auto v, auto nhwc) {
     using G = Grid<v.value, nhwc.value>;
-    f(G(layout, kBlocks), G(layout, 2 * kBlocks));
+    f(G(layout, G::kBlocks), G(layout, 32 * G::kBlocks));
   };
   if (layout.inner == 1) {
     dispatch_width<T, std::min(4, kWidest)>(pointers, {layout.channels},
@@ -40,20 +41,20 @@ struct Backend {
       const G whole(layout, 1);
       const int64_t bytes = (1 + sizeof...(In)) * sizeof(T) * G::V * whole.rows * whole.columns;
       if (layout.inner > 1 && whole.chunks == 1 && bytes <= kSmallBytes) {
-        return launch_kernel(channel_kernel<G, T, Reduce, Map, In...>, whole.blocks(), kThreads, 0,
-                             stream, whole, reduce, map, layout.count(), out, x, in...);
+        return launch_kernel(channel_kernel<G, T, Reduce, Map, In...>, whole.blocks(), G::kThreads,
+                             0, stream, whole, reduce, map, layout.count(), out, x, in...);
       }
       const Tensor memory =
           empty(like, {2, g.chunks, g.channels}, accumulator_dtype(like.scalar_type()));
       A* partials = memory.mutable_data_ptr<A>();
-      launch_kernel(reduce_kernel<G, T, Reduce, In...>, g.blocks(), kThreads, 0, stream, g, reduce,
-                    partials, x, in...);
+      launch_kernel(reduce_kernel<G, T, Reduce, In...>, g.blocks(), G::kThreads, 0, stream, g,
+                    reduce, partials, x, in...);
       launch_dependent(finish_kernel<Reduce, A>, ceil_div(g.channels, kFinishChannels),
                        dim3(kFinishChannels, kFinishLines), stream, reduce,
                        static_cast<const A*>(partials), g.chunks, g.channels,
                        g.chunk * (G::V / G::kChannels), layout.count());
       if (out != nullptr) {
-        launch_dependent(map_kernel<G, T, Map, T, In...>, map_grid.blocks(), kThreads, stream,
+        launch_dependent(map_kernel<G, T, Map, T, In...>, map_grid.blocks(), G::kThreads, stream,
                          map_grid, map, out, x, in...);
       }
     });

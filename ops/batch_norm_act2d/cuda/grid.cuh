@@ -9,9 +9,7 @@ namespace ops::batch_norm_act2d {
 
 using namespace ops::cuda;
 
-constexpr int kThreads = 256;
 constexpr int kUnroll = 4;
-constexpr int kBlocks = 4;         // per multiprocessor; without a bound ptxas serialises the loads
 constexpr int kMaxColumns = 64;    // of a block
 constexpr int kSectorVectors = 4;  // vectors in 32 bytes, at most
 
@@ -22,6 +20,10 @@ struct Grid {
   static constexpr int V = kLanes;
   static constexpr bool kAlongChannels = kNhwc;
   static constexpr int kChannels = kNhwc ? V : 1;  // channels of a vector
+  static constexpr int kThreads = kNhwc ? 256 : 128;
+  // Blocks of a multiprocessor: 64 registers. Without a bound ptxas serialises the loads.
+  static constexpr int kBlocks = 1024 / kThreads;
+  static constexpr int kLeastRows = std::max(kUnroll, 16 / V);  // of a thread: 16 elements or more
 
   int64_t rows;      // vectors of a column
   int64_t channels;  // C
@@ -32,7 +34,7 @@ struct Grid {
   int64_t chunk;     // rows of a block
   int64_t chunks;    // blocks along the rows
 
-  // Use about `blocks` blocks per multiprocessor.
+  // Use at most about `blocks` blocks per multiprocessor.
   Grid(Layout layout, int blocks)
       : rows(layout.count() / (V / kChannels)),
         channels(layout.channels),
@@ -52,7 +54,7 @@ struct Grid {
     thread_rows = kThreads / columns;
     const int64_t wanted =
         ceil_div(blocks * Device::attribute(cudaDevAttrMultiProcessorCount), tiles);
-    const int64_t most = std::max<int64_t>(1, rows / (thread_rows * kUnroll));
+    const int64_t most = std::max<int64_t>(1, rows / (thread_rows * kLeastRows));
     chunk = ceil_div(rows, std::min({wanted, most, int64_t{65535}}));
     chunks = ceil_div(rows, chunk);
   }

@@ -41,7 +41,7 @@ __device__ void reduce_slice(const Slice<G>& slice, const Stage& stage, const St
                              const T* __restrict__ x, const In*... in) {
   using A = acc_t<T>;
   constexpr int kChannels = G::kChannels;
-  __shared__ A shared[kChannels * kThreads];
+  __shared__ A shared[kChannels * G::kThreads];
   A arguments[kChannels][Stage::kArguments], sums[2][kChannels]{};
   if (slice.inside()) {
     const int64_t middle = (slice.first + slice.last) / 2,
@@ -85,7 +85,7 @@ __device__ void reduce_slice(const Slice<G>& slice, const Stage& stage, const St
 }
 
 template <typename G, typename T, typename Stage, typename... In>
-__global__ void __launch_bounds__(kThreads, kBlocks)
+__global__ void __launch_bounds__(G::kThreads, G::kBlocks)
     reduce_kernel(G g, Stage stage, acc_t<T>* __restrict__ partials, const T* __restrict__ x,
                   const In*... in) {
   using A = acc_t<T>;
@@ -157,7 +157,7 @@ __device__ void map_slice(const Slice<G>& slice, const Stage& stage, T* __restri
 }
 
 template <typename G, typename T, typename Stage, typename... In>
-__global__ void __launch_bounds__(kThreads, kBlocks)
+__global__ void __launch_bounds__(G::kThreads, G::kBlocks)
     map_kernel(G g, Stage stage, T* __restrict__ out, const In*... in) {
   wait_for_previous_kernel();
   map_slice<T>(Slice<G>(g, true), stage, out, in...);
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 
 // All stages for channels of one chunk. `out` may be null.
 template <typename G, typename T, typename Reduce, typename Map, typename... In>
-__global__ void __launch_bounds__(kThreads, kBlocks)
+__global__ void __launch_bounds__(G::kThreads, G::kBlocks)
     channel_kernel(G g, Reduce reduce, Map map, int64_t count, T* out, const T* __restrict__ x,
                    const In*... in) {
   using A = acc_t<T>;

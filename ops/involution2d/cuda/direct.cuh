@@ -8,7 +8,7 @@
 //      └──────────────────────────────┘        └───────────────────────┘
 //
 //   block:   128 / Q adjacent columns of R pixels; NHWC: of all groups
-//   shared:  nothing (7×7 weight gradient of NHWC: the gradients of a warp)
+//   shared:  nothing (5×5 and 7×7 weight gradients of NHWC: those of a warp)
 //   thread:  R pixels and all channels of their group; NHWC: V channels of every Q · V, from V · q
 //
 // Input gradient (kFlip): each source pixel has its own weights. Weight gradient: the registers
@@ -185,12 +185,12 @@ __global__ void __launch_bounds__(kThreads, 3)
     }
   }
 
-  // Weight gradient of NHWC weights, 7×7: a warp stores one (pixel, group) at a time through shared
-  // memory, so that adjacent threads store adjacent taps.
-  constexpr bool kShared = kWeight && Q > 1 && K == 7;
+  // Weight gradient of NHWC weights, 5×5 and 7×7: a warp stores one (pixel, group) at a time
+  // through shared memory, so that adjacent threads store adjacent taps.
+  constexpr bool kShared = kWeight && Q > 1 && K >= 5;
   constexpr int kPitch = round_up(K * K, 4);  // at most two bank conflicts
   __shared__ float shared[kShared ? kThreads / Q * kPitch : 1];
-  const bool by_warp = kShared && p.weight.stride_c == 1;
+  const bool by_warp = kShared && p.weight.stride_c == 1 && p.channels >= Q;
   float* warp_sums = shared + threadIdx.x / kWarp * (kWarp / Q) * kPitch;
 #pragma unroll
   for (int r = 0; kWeight && r < R; ++r) {
