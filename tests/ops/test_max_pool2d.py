@@ -123,14 +123,14 @@ def test_indices_are_bytes_and_checked(kernel, stride, layout, device):
     """Expect uint8 indices up to 255 taps, and zero gradients for invalid indices."""
     x = random((2, 9, 40, 40), torch.float32, device, layout)
     windows = ([kernel] * 2, [stride] * 2, [0, 0], [1, 1], False)
-    output, indices = raw.max_pool2d(x, *windows)
+    output, indices = raw.max_pool2d_with_indices(x, *windows)
     is_byte = kernel < 16
     assert indices.dtype == (torch.uint8 if is_byte else torch.int64)
     assert indices.stride() == output.stride()
     assert indices.max() < kernel**2
     channels_last = layout == "channels_last"
     for wrong in (torch.full_like(indices, 255), torch.full_like(indices, -1)):
-        grad = raw.max_pool2d_backward(output, wrong, *windows, 40, 40, channels_last)
+        grad = raw.max_pool2d_with_indices_backward(output, wrong, *windows, 40, 40, channels_last)
         assert not grad.any() if is_byte else grad.isfinite().all()
 
 
