@@ -14,6 +14,9 @@
 //            the windows whose maximum is the thread's pixel, without atomics
 #pragma once
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 #include "core/cuda/divide.cuh"
 #include "max_pool2d/op.h"
 
@@ -77,8 +80,25 @@ __device__ Index thread_index() {
   return static_cast<Index>(blockIdx.x) * kThreads + threadIdx.x;
 }
 
-// Running maximum and its tap. As in PyTorch: the first of equal elements wins, the last NaN wins.
+// Return the maximum, NaN if an operand is NaN; one instruction from compute capability 8.0 on.
 template <typename T>
+__device__ T max_nan(T a, T b) {
+#if __CUDA_ARCH__ >= 800
+  if constexpr (std::is_same_v<T, float>) {
+    asm("max.NaN.f32 %0, %0, %1;" : "+f"(a) : "f"(b));
+    return a;
+  } else if constexpr (std::is_same_v<T, Half>) {
+    return __hmax_nan(static_cast<__half>(a), static_cast<__half>(b));
+  } else if constexpr (std::is_same_v<T, BFloat16>) {
+    return __hmax_nan(static_cast<__nv_bfloat16>(a), static_cast<__nv_bfloat16>(b));
+  }
+#endif
+  const auto x = static_cast<acc_t<T>>(a), y = static_cast<acc_t<T>>(b);
+  return y > x || y != y ? b : a;
+}
+
+// Running maximum and its tap. As in PyTorch: the first of equal elements wins, the last NaN wins.
+template <typename T, typename Indices>
 struct RunningMax {
   acc_t<T> value = -INFINITY;
   int tap = kNoTap;
@@ -92,9 +112,16 @@ struct RunningMax {
   }
 };
 
+template <typename T>
+struct RunningMax<T, NoIndices> {
+  T value = static_cast<T>(-INFINITY);
+
+  __device__ void update(T x, int, bool first = false) { value = first ? x : max_nan(value, x); }
+};
+
 // Store V adjacent maxima and, unless Indices is NoIndices, their taps.
 template <typename T, int V, typename Indices>
-__device__ void store(const RunningMax<T> (&maxima)[V], T* out, Indices indices) {
+__device__ void store(const RunningMax<T, Indices> (&maxima)[V], T* out, Indices indices) {
   Vector<T, V> values;
 #pragma unroll
   for (int v = 0; v < V; ++v) {
@@ -128,7 +155,7 @@ __global__ void __launch_bounds__(kThreads)
   const Signed top = static_cast<Signed>(at.row) * s.stride_h - s.padding_h;
   const Signed left = static_cast<Signed>(at.column) * s.stride_w - s.padding_w;
   const T* image = x + at.image * (s.h * s.w * s.pixel) + at.channel;
-  RunningMax<T> running_max[V];
+  RunningMax<T, Indices> running_max[V];
   const auto update = [&](Signed row, Signed column, Signed tap, bool first) {
     const auto values = load_vector<V>(image + (row * s.w + column) * s.pixel);
 #pragma unroll
@@ -248,7 +275,7 @@ __global__ void __launch_bounds__(kThreads)
     left[i] = from[kPadding > 0 && column > 0 ? -1 : 0];
     taps[i] = K * (row - top);
   }
-  RunningMax<T> running_max[V];
+  RunningMax<T, Indices> running_max[V];
 #pragma unroll
   for (int v = 0; v < V; ++v) {
 #pragma unroll
