@@ -154,10 +154,10 @@ __global__ void __launch_bounds__(kThreads)
       position_of<V>(s, thread, static_cast<Index>(s.out_h), static_cast<Index>(s.out_w));
   const Signed top = static_cast<Signed>(at.row) * s.stride_h - s.padding_h;
   const Signed left = static_cast<Signed>(at.column) * s.stride_w - s.padding_w;
-  const T* image = x + at.image * (s.h * s.w * s.pixel) + at.channel;
+  const Index row_step = s.w * s.pixel, image = at.image * (s.h * row_step) + at.channel;
   RunningMax<T, Indices> running_max[V];
   const auto update = [&](Signed row, Signed column, Signed tap, bool first) {
-    const auto values = load_vector<V>(image + (row * s.w + column) * s.pixel);
+    const auto values = load_vector<V>(x + (image + row * row_step + column * s.pixel));
 #pragma unroll
     for (int v = 0; v < V; ++v) {
       running_max[v].update(values.lane[v], static_cast<int>(tap), first);
