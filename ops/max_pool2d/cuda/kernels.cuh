@@ -270,7 +270,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int i = 0; i < K; ++i) {
     const Signed row = min(max(top + i, Signed{0}), s.h - 1);
-    const T* from = x + (image * s.h + row) * s.w + column;
+    const T* from = x + ((image * s.h + row) * s.w + column);
     vectors[i] = load_vector<2 * V>(from);
     left[i] = from[kPadding > 0 && column > 0 ? -1 : 0];
     taps[i] = K * (row - top);
