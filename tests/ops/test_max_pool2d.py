@@ -116,6 +116,26 @@ def test_backward_of_short_padded_rows_is_fast(side):
         torch.set_num_threads(threads)
 
 
+def allocated_bytes(call, device):
+    """Return the bytes of the allocations that live on after `call`."""
+    if device == "cuda":
+        before = torch.cuda.memory_allocated()
+        result = call()
+        return torch.cuda.memory_allocated() - before, result
+    with torch.profiler.profile(profile_memory=True) as profile:
+        result = call()
+    return sum(event.self_cpu_memory_usage for event in profile.events()), result
+
+
+@each_device
+@pytest.mark.parametrize(("mode", "bytes_per_output"), [(torch.no_grad, 4), (torch.enable_grad, 5)])
+def test_allocates_indices_only_for_gradients(mode, bytes_per_output, device):
+    x = random((2, 4, 64, 64), torch.float32, device).requires_grad_()
+    with mode():
+        allocated, output = allocated_bytes(lambda: max_pool2d(x, 2), device)
+    assert allocated == bytes_per_output * output.numel()
+
+
 @each_device
 @pytest.mark.parametrize("layout", LAYOUTS[:2])
 @pytest.mark.parametrize(("kernel", "stride"), [(2, 2), (3, 2), (15, 2), (16, 3), (17, 3)])
