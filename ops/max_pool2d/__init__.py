@@ -169,6 +169,7 @@ def _jvp(
     return _gather(cast(Tensor, tangents[0]), outputs[1], *args[1:]), None
 
 
+# All derivatives, also of torch.func and forward mode, are those of max_pool2d_with_indices.
 register(
     _with_indices,
     fake=_fake_with_indices,

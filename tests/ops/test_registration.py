@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ops.core.gradient import make_gradient
+from ops.core.registration import register
 from ops.core.rules import linear
 from tests.ops.operator_entry import raw
 
@@ -41,6 +42,11 @@ def test_wrong_backward_operator(name, schema, says):
     backward = getattr(torch.ops.ops_test, name).default
     with pytest.raises(TypeError, match=re.escape(f"gelu: gradient {name}: {says}")):
         make_gradient(GELU, backward)
+
+
+def test_operator_without_derivatives():
+    with pytest.raises(TypeError, match="gelu: neither backward nor autograd_variant"):
+        register(GELU, fake=torch.empty_like, vmap=torch.vmap, sharding=[])
 
 
 def test_values_of_a_backward_operator():

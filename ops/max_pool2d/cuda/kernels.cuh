@@ -80,7 +80,8 @@ __device__ Index thread_index() {
   return static_cast<Index>(blockIdx.x) * kThreads + threadIdx.x;
 }
 
-// Return the maximum, NaN if an operand is NaN; one instruction from compute capability 8.0 on.
+// Return the maximum, NaN if an operand is NaN, of two zeros either. One instruction from compute
+// capability 8.0 on.
 template <typename T>
 __device__ T max_nan(T a, T b) {
 #if __CUDA_ARCH__ >= 800
