@@ -5,7 +5,7 @@ torch.func transforms and double backward.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ from ops.core.torch_private import (
 def make_kernel(
     op: OpOverload,
     gradient: Gradient,
-    jvp: Callable[..., Any],
+    jvp: Callable[..., Any] | None,
     variant: OpOverload | None,
 ) -> Callable[..., Any]:
     """Return the Autograd kernel of `op`; see registration.register for the arguments."""
@@ -68,7 +68,7 @@ def make_kernel(
         with enable_forward_ad(True):  # outer transforms may differentiate the tangent
             saved = [x if x is None else unpack_dual(x).primal for x in ctx.saved_tensors]
             inputs = [x if x is not None else c for x, c in zip(saved, ctx.arguments, strict=False)]
-            return jvp(inputs, saved[len(inputs) :], tangents)
+            return cast(Any, jvp)(inputs, saved[len(inputs) :], tangents)
 
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         if all(grad is None for grad in grads):
@@ -104,11 +104,11 @@ def make_kernel(
                 raise RuntimeError(
                     f"{name_of(op)} is not differentiable with respect to argument '{name}'"
                 )
+        if variant is not None and (jvp is None or not (forward_mode or transforms_active())):
+            return variant(*args)[0]
         if transforms_active():
             with enable_single_level_autograd_function():
                 return function.apply(*args)
-        if variant is not None and not forward_mode:
-            return variant(*args)[0]
         return function.apply(*args)
 
     return kernel

@@ -25,8 +25,8 @@ def register(
     op: OpOverload,
     *,
     fake: Callable[..., Any],
-    backward: OpOverload | Callable[..., Any],
-    jvp: Callable[..., Any],
+    backward: OpOverload | Callable[..., Any] | None = None,
+    jvp: Callable[..., Any] | None = None,
     vmap: Callable[..., Any],
     sharding: Sharding,
     autograd_variant: OpOverload | None = None,
@@ -50,7 +50,8 @@ def register(
         vmap: f(info, in_dims, *args), returns outputs and their mapped dimensions.
         sharding: strategies of DTensor, see sharding.py.
         autograd_variant: an operator with the arguments of `op` that also returns the tensors that
-            its gradient needs; autograd calls it instead of `op`.
+            its gradient needs; autograd calls it instead of `op`. If `op` has derivatives of its
+            own (`backward`, `jvp`), torch.func's transforms and forward mode call `op`.
         autocast: for each device type, the dtype to cast to (None: that of the autocast region).
         flops: f(*args, out_shape=...), returns FLOPs; shapes replace tensors.
         decomposition: f(*args), computes all outputs by ATen operators, for exported programs.
@@ -58,13 +59,18 @@ def register(
     Raises:
         TypeError: the declaration does not fit the operator's schema.
     """
-    gradient = _gradients[op] = make_gradient(op, backward)
+    if backward is not None:
+        _gradients[op] = make_gradient(op, backward)
+    elif autograd_variant is not None:
+        _gradients[op] = _gradients[autograd_variant]
+    else:
+        raise TypeError(f"{name_of(op)}: neither backward nor autograd_variant")
     pending[op] = sharding
     if decomposition is not None:
         _decompositions[op] = decomposition
 
     torch.library.register_fake(op.name(), _checked_fake(op, fake))
-    kernel = autograd.make_kernel(op, gradient, jvp, autograd_variant)
+    kernel = autograd.make_kernel(op, _gradients[op], jvp, autograd_variant)
     _fragment.impl(name_of(op), kernel, "Autograd")
     torch.library.register_vmap(op, vmap)
     if flops is not None:

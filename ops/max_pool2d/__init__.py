@@ -13,7 +13,8 @@ from ops.core.rules import folded, linear
 from ops.core.windows import Size
 
 _pool = torch.ops.lenet_ops.max_pool2d.default
-_pool_backward = torch.ops.lenet_ops.max_pool2d_backward.default
+_with_indices = torch.ops.lenet_ops.max_pool2d_with_indices.default
+_with_indices_backward = torch.ops.lenet_ops.max_pool2d_with_indices_backward.default
 
 _MAX_TAPS = 2**31  # largest kH·kW
 _BYTE_TAPS = 255  # kByteTaps - 1 in op.h: largest window with uint8 indices
@@ -34,7 +35,8 @@ def max_pool2d(
     The gradient of out[n, c, i, j] goes to the first maximum of the window in row-major order. NaN
     is larger than any number; of several NaNs, the last one is the maximum.
     Autograd saves the index of the maximum within its window: one byte per output (eight bytes for
-    windows of more than 255 pixels). PyTorch saves eight bytes per output and the input.
+    windows of more than 255 pixels). PyTorch saves eight bytes per output and the input. Without
+    gradients no indices are computed.
     Unlike ``F.max_pool2d``, there are no integer dtypes and no ``return_indices``.
 
     Args:
@@ -115,14 +117,18 @@ def _index_type(kernel_size: Sequence[int]) -> torch.dtype:
     return torch.uint8 if kernel_size[0] * kernel_size[1] <= _BYTE_TAPS else torch.int64
 
 
-def _fake(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-    windows.check_image("max_pool2d", input)
-    out = layout.resized(input, *_output_size("max_pool2d", *input.shape[2:], *arguments))
+def _fake(input: Tensor, *arguments: Any, op: str = "max_pool2d") -> Tensor:
+    windows.check_image(op, input)
+    return layout.resized(input, *_output_size(op, *input.shape[2:], *arguments))
+
+
+def _fake_with_indices(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    out = _fake(input, *arguments, op="max_pool2d_with_indices")
     return out, torch.empty_like(out, dtype=_index_type(arguments[0]))
 
 
 def _fake_backward(grad_output: Tensor, indices: Tensor, *arguments_and_image: Any) -> Tensor:
-    op = "max_pool2d_backward"
+    op = "max_pool2d_with_indices_backward"
     *arguments, height, width, channels_last = arguments_and_image
     windows.check_image(op, grad_output, "grad_output")
     shape = (*grad_output.shape[:2], *_output_size(op, height, width, *arguments))
@@ -163,28 +169,27 @@ def _jvp(
     return _gather(cast(Tensor, tangents[0]), outputs[1], *args[1:]), None
 
 
-def _decompose(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-    kernel_size, stride, padding, dilation, _ = arguments
-    output, pixels = torch.ops.aten.max_pool2d_with_indices(input, *arguments)
-    first_row, first_column = _starts(pixels, stride, padding)
-    row = (pixels // input.shape[3] - first_row) // dilation[0]
-    column = (pixels % input.shape[3] - first_column) // dilation[1]
-    return output, (row * kernel_size[1] + column).to(_index_type(kernel_size))
-
-
+# All derivatives, also of torch.func and forward mode, are those of max_pool2d_with_indices.
+register(
+    _with_indices,
+    fake=_fake_with_indices,
+    backward=_with_indices_backward,
+    jvp=_jvp,
+    vmap=folded(_with_indices, (0,), (0, 0)),
+    sharding=[((0, 0), (0,)), ((1, 1), (1,))],
+)
 register(
     _pool,
     fake=_fake,
-    backward=_pool_backward,
-    jvp=_jvp,
-    vmap=folded(_pool, (0,), (0, 0)),
-    sharding=[((0, 0), (0,)), ((1, 1), (1,))],
-    decomposition=_decompose,
+    vmap=folded(_pool, (0,), (0,)),
+    sharding=[((0,), (0,)), ((1,), (1,))],
+    autograd_variant=_with_indices,
+    decomposition=lambda *args: torch.ops.aten.max_pool2d_with_indices(*args)[0],
 )
 register(
-    _pool_backward,
-    **linear(_pool_backward, _gather),
+    _with_indices_backward,
+    **linear(_with_indices_backward, _gather),
     fake=_fake_backward,
-    vmap=folded(_pool_backward, (0, 0), (0,)),
+    vmap=folded(_with_indices_backward, (0, 0), (0,)),
     sharding=[((0,), (0, 0)), ((1,), (1, 1))],
 )

@@ -12,6 +12,11 @@ namespace ops::max_pool2d {
 constexpr int64_t kByteTaps = 256;
 constexpr int kNoTap = -1;
 
+// In place of a pointer to indices: forward stores none.
+struct NoIndices {
+  OPS_DEVICE void operator+=(int64_t) {}
+};
+
 struct Geometry : Windows {
   int64_t n, c;
   bool channels_last;  // of input, output, indices and gradients
@@ -48,38 +53,64 @@ void dispatch_index(ScalarType type, const F& f) {
   type == ScalarType::Byte ? f(type_tag<uint8_t>{}) : f(type_tag<int64_t>{});
 }
 
-// Check, allocate and call Backend's kernel.
+// Check, allocate and call Backend's kernel. Return (output, indices); indices are empty if not
+// needed.
 template <typename Backend>
-std::tuple<Tensor, Tensor> forward(const Tensor& input, std::vector<int64_t> kernel_size,
-                                   std::vector<int64_t> stride, std::vector<int64_t> padding,
-                                   std::vector<int64_t> dilation, bool ceil_mode) {
-  const char* op = "max_pool2d";
+std::tuple<Tensor, Tensor> forward(const char* op, const Tensor& input, const Arguments& arguments,
+                                   bool needs_indices) {
   check(input.dim() == 4, op, ": input must have shape [N, C, H, W], got ", shape{input});
   const auto g =
-      geometry(op, input, input.size(2), input.size(3),
-               {kernel_size, stride, padding, dilation, ceil_mode}, is_channels_last(input));
+      geometry(op, input, input.size(2), input.size(3), arguments, is_channels_last(input));
   const Tensor x = as_contiguous(input, g.channels_last);
   Tensor out = empty(x, {g.n, g.c, g.out_h, g.out_w}, g.channels_last);
-  Tensor indices = empty_strided(out, out.sizes().data(), out.strides().data(), 4, g.index_type());
+  Tensor indices;
+  if (needs_indices) {
+    indices = empty_strided(out, out.sizes().data(), out.strides().data(), 4, g.index_type());
+  }
   dispatch_floating(op, x.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    dispatch_index(g.index_type(), [&](auto index_tag) {
-      using I = typename decltype(index_tag)::type;
+    const auto run = [&](auto to) {
       if (out.numel() > 0) {
-        Backend::forward(x, g, x.const_data_ptr<T>(), out.mutable_data_ptr<T>(),
-                         indices.mutable_data_ptr<I>());
+        Backend::forward(x, g, x.const_data_ptr<T>(), out.mutable_data_ptr<T>(), to);
       }
+    };
+    if (!needs_indices) {
+      return run(NoIndices{});
+    }
+    dispatch_index(g.index_type(), [&](auto index_tag) {
+      run(indices.mutable_data_ptr<typename decltype(index_tag)::type>());
     });
   });
   return {out, indices};
 }
 
 template <typename Backend>
-Tensor backward(const Tensor& grad_output, const Tensor& indices, std::vector<int64_t> kernel_size,
-                std::vector<int64_t> stride, std::vector<int64_t> padding,
-                std::vector<int64_t> dilation, bool ceil_mode, int64_t height, int64_t width,
-                bool channels_last) {
-  const char* op = "max_pool2d_backward";
+Tensor max_pool2d(const Tensor& input, std::vector<int64_t> kernel_size,
+                  std::vector<int64_t> stride, std::vector<int64_t> padding,
+                  std::vector<int64_t> dilation, bool ceil_mode) {
+  return std::get<0>(forward<Backend>("max_pool2d", input,
+                                      {kernel_size, stride, padding, dilation, ceil_mode},
+                                      /*needs_indices=*/false));
+}
+
+template <typename Backend>
+std::tuple<Tensor, Tensor> max_pool2d_with_indices(const Tensor& input,
+                                                   std::vector<int64_t> kernel_size,
+                                                   std::vector<int64_t> stride,
+                                                   std::vector<int64_t> padding,
+                                                   std::vector<int64_t> dilation, bool ceil_mode) {
+  return forward<Backend>("max_pool2d_with_indices", input,
+                          {kernel_size, stride, padding, dilation, ceil_mode},
+                          /*needs_indices=*/true);
+}
+
+template <typename Backend>
+Tensor max_pool2d_with_indices_backward(const Tensor& grad_output, const Tensor& indices,
+                                        std::vector<int64_t> kernel_size,
+                                        std::vector<int64_t> stride, std::vector<int64_t> padding,
+                                        std::vector<int64_t> dilation, bool ceil_mode,
+                                        int64_t height, int64_t width, bool channels_last) {
+  const char* op = "max_pool2d_with_indices_backward";
   check(grad_output.dim() == 4, op, ": grad_output must have shape [N, C, Ho, Wo], got ",
         shape{grad_output});
   const auto g = geometry(op, grad_output, height, width,

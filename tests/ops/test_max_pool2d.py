@@ -116,6 +116,26 @@ def test_backward_of_short_padded_rows_is_fast(side):
         torch.set_num_threads(threads)
 
 
+def allocated_bytes(function, device):
+    """Return the bytes that a call allocates, also those that it frees at once."""
+    if device == "cuda":
+        before = torch.cuda.memory_stats()["allocated_bytes.all.allocated"]
+        function()
+        return torch.cuda.memory_stats()["allocated_bytes.all.allocated"] - before
+    with torch.profiler.profile(profile_memory=True) as profile:
+        function()
+    return sum(max(0, event.self_cpu_memory_usage) for event in profile.events())
+
+
+@each_device
+@pytest.mark.parametrize(("mode", "bytes_per_output"), [(torch.no_grad, 4), (torch.enable_grad, 5)])
+def test_allocates_indices_only_for_gradients(mode, bytes_per_output, device):
+    x = random((2, 4, 64, 64), torch.float32, device).requires_grad_()
+    with mode():
+        allocated = allocated_bytes(lambda: max_pool2d(x, 2), device)
+    assert allocated == bytes_per_output * x.numel() // 4
+
+
 @each_device
 @pytest.mark.parametrize("layout", LAYOUTS[:2])
 @pytest.mark.parametrize(("kernel", "stride"), [(2, 2), (3, 2), (15, 2), (16, 3), (17, 3)])
@@ -123,14 +143,14 @@ def test_indices_are_bytes_and_checked(kernel, stride, layout, device):
     """Expect uint8 indices up to 255 taps, and zero gradients for invalid indices."""
     x = random((2, 9, 40, 40), torch.float32, device, layout)
     windows = ([kernel] * 2, [stride] * 2, [0, 0], [1, 1], False)
-    output, indices = raw.max_pool2d(x, *windows)
+    output, indices = raw.max_pool2d_with_indices(x, *windows)
     is_byte = kernel < 16
     assert indices.dtype == (torch.uint8 if is_byte else torch.int64)
     assert indices.stride() == output.stride()
     assert indices.max() < kernel**2
     channels_last = layout == "channels_last"
     for wrong in (torch.full_like(indices, 255), torch.full_like(indices, -1)):
-        grad = raw.max_pool2d_backward(output, wrong, *windows, 40, 40, channels_last)
+        grad = raw.max_pool2d_with_indices_backward(output, wrong, *windows, 40, 40, channels_last)
         assert not grad.any() if is_byte else grad.isfinite().all()
 
 

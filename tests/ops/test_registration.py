@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from ops.core.gradient import make_gradient
+from ops.core.registration import register
 from ops.core.rules import linear
 from tests.ops.operator_entry import raw
 
-GELU, POOL = raw.gelu.default, raw.max_pool2d.default
+GELU, POOL = raw.gelu.default, raw.max_pool2d_with_indices.default
 LIBRARY = torch.library.Library("ops_test", "DEF")
 
 
@@ -43,8 +44,13 @@ def test_wrong_backward_operator(name, schema, says):
         make_gradient(GELU, backward)
 
 
+def test_operator_without_derivatives():
+    with pytest.raises(TypeError, match="gelu: neither backward nor autograd_variant"):
+        register(GELU, fake=torch.empty_like, vmap=torch.vmap, sharding=[])
+
+
 def test_values_of_a_backward_operator():
-    gradient = make_gradient(POOL, raw.max_pool2d_backward.default)
+    gradient = make_gradient(POOL, raw.max_pool2d_with_indices_backward.default)
     inputs = (torch.ones(1, 2, 3, 5), [2, 2], [2, 2], [0, 0], [1, 1], False)
     outputs = torch.ones(1), torch.zeros(1)
     assert gradient.values(inputs, outputs) == [None, outputs[1], *inputs[1:], 3, 5, False]

@@ -77,8 +77,8 @@ void scatter_add_images(const Plan& p, const T* grad, const I* indices, T* out) 
 }
 
 struct Kernels {
-  template <typename T, typename I>
-  static void forward(const Tensor&, const Geometry& g, const T* x, T* out, I* indices) {
+  template <typename T, typename Indices>
+  static void forward(const Tensor&, const Geometry& g, const T* x, T* out, Indices indices) {
     const Plan p(g);
     const int64_t grain = kGrain / (g.out_w * p.pixel * g.taps()) + 1;
     cpu::parallel_for(0, p.images() * g.out_h, grain, [&](int64_t begin, int64_t end) {
@@ -106,16 +106,20 @@ struct Kernels {
 STABLE_TORCH_LIBRARY_FRAGMENT(lenet_ops, m) {
   m.def(
       "max_pool2d(Tensor input, int[2] kernel_size, int[2] stride, int[2] padding, "
+      "int[2] dilation, bool ceil_mode) -> Tensor");
+  m.def(
+      "max_pool2d_with_indices(Tensor input, int[2] kernel_size, int[2] stride, int[2] padding, "
       "int[2] dilation, bool ceil_mode) -> (Tensor output, Tensor indices)");
   m.def(
-      "max_pool2d_backward(Tensor grad_output, Tensor indices, int[2] kernel_size, int[2] stride, "
-      "int[2] padding, int[2] dilation, bool ceil_mode, SymInt height, SymInt width, "
-      "bool channels_last) -> Tensor");
+      "max_pool2d_with_indices_backward(Tensor grad_output, Tensor indices, int[2] kernel_size, "
+      "int[2] stride, int[2] padding, int[2] dilation, bool ceil_mode, SymInt height, "
+      "SymInt width, bool channels_last) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CPU, m) {
-  m.impl("max_pool2d", TORCH_BOX(&forward<Kernels>));
-  m.impl("max_pool2d_backward", TORCH_BOX(&backward<Kernels>));
+  m.impl("max_pool2d", TORCH_BOX(&max_pool2d<Kernels>));
+  m.impl("max_pool2d_with_indices", TORCH_BOX(&max_pool2d_with_indices<Kernels>));
+  m.impl("max_pool2d_with_indices_backward", TORCH_BOX(&max_pool2d_with_indices_backward<Kernels>));
 }
 
 }  // namespace ops::max_pool2d

@@ -68,9 +68,10 @@ inline void update_max(const T* x, int64_t step, int64_t tap, Vec<acc_t<T>, N>& 
 
 // Pool `run` outputs whose windows are `step` elements apart: full K×K windows, or the taps of
 // `window` if K is 0. The last vector overlaps the one before. noinline avoids register spills.
-template <int N, int STEP, int K, typename T, typename I>
+template <int N, int STEP, int K, typename T, typename Indices>
 __attribute__((noinline)) void pool_vectors(const Plan& p, const T* x, int64_t step,
-                                            const Window& window, int64_t run, T* out, I* indices) {
+                                            const Window& window, int64_t run, T* out,
+                                            Indices indices) {
   using A = acc_t<T>;
   // Local copies: byte stores alias everything.
   const auto [rows, columns] = window;
@@ -96,15 +97,17 @@ __attribute__((noinline)) void pool_vectors(const Plan& p, const T* x, int64_t s
       }
     }
     store<N>(out + i, best);
-    const auto argmax = __builtin_convertvector(taps, Vec<I, N>);
-    __builtin_memcpy(indices + i, &argmax, sizeof(argmax));
+    if constexpr (std::is_pointer_v<Indices>) {
+      const auto argmax = __builtin_convertvector(taps, Vec<std::remove_pointer_t<Indices>, N>);
+      __builtin_memcpy(indices + i, &argmax, sizeof(argmax));
+    }
   }
 }
 
 // Pool in the widest vectors that fit the run.
-template <int N, int STEP, int K, typename T, typename I>
+template <int N, int STEP, int K, typename T, typename Indices>
 inline void pool_run(const Plan& p, const T* x, int64_t step, const Window& window, int64_t run,
-                     T* out, I* indices) {
+                     T* out, Indices indices) {
   if constexpr (N > 1) {
     if (run < N) {
       return pool_run<N / 2, STEP, K>(p, x, step, window, run, out, indices);
@@ -113,11 +116,11 @@ inline void pool_run(const Plan& p, const T* x, int64_t step, const Window& wind
   pool_vectors<N, STEP, K>(p, x, step, window, run, out, indices);
 }
 
-template <int STEP, typename T, typename I>
+template <int STEP, typename T, typename Indices>
 void pool(const Plan& p, const T* x, int64_t step, const Window& window, int64_t run, T* out,
-          I* indices) {
+          Indices indices) {
   constexpr int N = kLanes<acc_t<T>>;
-  if constexpr (kSpecialised<acc_t<T>> && sizeof(I) == 1) {
+  if constexpr (kSpecialised<acc_t<T>> && !std::is_same_v<Indices, int64_t*>) {
     if (p.is_full(window, 2)) {
       return pool_run<N, STEP, 2>(p, x, step, window, run, out, indices);
     }
@@ -130,7 +133,9 @@ void pool(const Plan& p, const T* x, int64_t step, const Window& window, int64_t
   }
   for (int64_t i = 0; i < run; ++i) {  // all padding
     out[i] = static_cast<T>(-__builtin_inf());
-    indices[i] = static_cast<I>(kNoTap);
+    if constexpr (std::is_pointer_v<Indices>) {
+      indices[i] = static_cast<std::remove_pointer_t<Indices>>(kNoTap);
+    }
   }
 }
 
@@ -191,8 +196,8 @@ __attribute__((flatten, noinline)) void unpool_pairs(const Plan& p, const T* gra
 }
 
 // Forward of output rows [begin, end), counted over images.
-template <typename T, typename I>
-void forward_rows(const Plan& p, const T* x, T* out, I* indices, int64_t begin, int64_t end) {
+template <typename T, typename Indices>
+void forward_rows(const Plan& p, const T* x, T* out, Indices indices, int64_t begin, int64_t end) {
   const Geometry& g = p.g;
   out += begin * g.out_w * p.pixel;
   indices += begin * g.out_w * p.pixel;

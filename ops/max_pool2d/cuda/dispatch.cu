@@ -29,15 +29,18 @@ void dispatch_divider(const Geometry& g, const F& f) {
 }
 
 // Call f(Width<V>{}) with the widest vector that divides a row (of pixels, or of a pixel's
-// channels) and that all pointers are aligned to.
-template <typename T, typename I, typename F>
-void dispatch_vectors(int64_t row, std::initializer_list<const void*> images, const I* indices,
+// channels) and that all pointers are aligned to; 1 with int64 indices.
+template <typename T, typename Indices, typename F>
+void dispatch_vectors(int64_t row, std::initializer_list<const void*> images, Indices indices,
                       const F& f) {
-  if constexpr (sizeof(I) > 1) {
-    return f(Width<1>{});
+  if constexpr (!std::is_pointer_v<Indices>) {
+    dispatch_width<T>(images, {row}, f);
+  } else if constexpr (sizeof(*indices) > 1) {
+    f(Width<1>{});
+  } else {
+    dispatch_width<T>(images, {row},
+                      [&](auto v) { are_aligned({indices}, v.value) ? f(v) : f(Width<1>{}); });
   }
-  dispatch_width<T>(images, {row},
-                    [&](auto v) { are_aligned({indices}, v.value) ? f(v) : f(Width<1>{}); });
 }
 
 // Return whether windows are K×K with stride 2, padding P and without dilation, in NCHW.
@@ -59,8 +62,8 @@ void launch(const Tensor& like, Kernel kernel, const Params& params, Args... arg
 }
 
 struct Kernels {
-  template <typename T, typename I>
-  static void forward(const Tensor& like, const Geometry& g, const T* x, T* out, I* indices) {
+  template <typename T, typename Indices>
+  static void forward(const Tensor& like, const Geometry& g, const T* x, T* out, Indices indices) {
     const DeviceGuard guard(like.get_device_index());
     const bool halves = 2 * g.out_w == g.w;  // no window of ceil_mode beyond the last column
     const bool by_2 = halves && 2 * g.out_h <= g.h && has_stride_2<2, 0>(g);
@@ -71,24 +74,24 @@ struct Kernels {
         const auto run = [&](auto kernel, int64_t columns, int64_t width) {
           launch(like, kernel, Params<Divider>(g, g.out_h, columns, width), x, out, indices);
         };
-        if constexpr (std::is_same_v<I, uint8_t>) {
+        if constexpr (!std::is_same_v<Indices, int64_t*>) {
           const bool square = g.kernel_h == g.kernel_w && g.dilation_h == 1 && g.dilation_w == 1;
           if constexpr (v.value > 1) {
             if (by_2 || by_3) {
               constexpr int V = v.value / 2;
-              return run(by_2 ? forward_stride_2_kernel<2, V, T, Divider>
-                              : forward_stride_2_kernel<3, V, T, Divider>,
+              return run(by_2 ? forward_stride_2_kernel<2, V, T, Indices, Divider>
+                              : forward_stride_2_kernel<3, V, T, Indices, Divider>,
                          g.out_w / V, 1);
             }
           }
           if (square && g.kernel_h == 2) {
-            return run(forward_kernel<2, v.value, T, I, Divider>, g.out_w, v.value);
+            return run(forward_kernel<2, v.value, T, Indices, Divider>, g.out_w, v.value);
           }
           if (square && g.kernel_h == 3) {
-            return run(forward_kernel<3, v.value, T, I, Divider>, g.out_w, v.value);
+            return run(forward_kernel<3, v.value, T, Indices, Divider>, g.out_w, v.value);
           }
         }
-        run(forward_kernel<0, v.value, T, I, Divider>, g.out_w, v.value);
+        run(forward_kernel<0, v.value, T, Indices, Divider>, g.out_w, v.value);
       });
     });
   }
@@ -123,8 +126,9 @@ struct Kernels {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(lenet_ops, CUDA, m) {
-  m.impl("max_pool2d", TORCH_BOX(&forward<Kernels>));
-  m.impl("max_pool2d_backward", TORCH_BOX(&backward<Kernels>));
+  m.impl("max_pool2d", TORCH_BOX(&max_pool2d<Kernels>));
+  m.impl("max_pool2d_with_indices", TORCH_BOX(&max_pool2d_with_indices<Kernels>));
+  m.impl("max_pool2d_with_indices_backward", TORCH_BOX(&max_pool2d_with_indices_backward<Kernels>));
 }
 
 }  // namespace ops::max_pool2d

@@ -1,4 +1,5 @@
-// CUDA max pooling. Forward stores the maximum and its tap (row-major position in the window).
+// CUDA max pooling. Forward stores the maximum and, with indices, its tap (row-major position in
+// the window).
 //
 //   forward_kernel                                forward_stride_2_kernel: NCHW, stride 2
 //   ┌───┬───┬───┐   V channels (NHWC) or          ┌──┬──┬──┬──┬──┐  of each row a vector of 2 V
@@ -12,6 +13,9 @@
 //   thread:  V running maxima and their taps; backward: V sums (NCHW with stride 2: 2 × 2 V), from
 //            the windows whose maximum is the thread's pixel, without atomics
 #pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include "core/cuda/divide.cuh"
 #include "max_pool2d/op.h"
@@ -76,13 +80,31 @@ __device__ Index thread_index() {
   return static_cast<Index>(blockIdx.x) * kThreads + threadIdx.x;
 }
 
-// Running maximum and its tap. As in PyTorch: the first of equal elements wins, the last NaN wins.
-template <typename T, typename I>
-struct RunningMax {
-  acc_t<T> value;
-  I tap;
+// Return the maximum, NaN if an operand is NaN, of two zeros either. One instruction from compute
+// capability 8.0 on.
+template <typename T>
+__device__ T max_nan(T a, T b) {
+#if __CUDA_ARCH__ >= 800
+  if constexpr (std::is_same_v<T, float>) {
+    asm("max.NaN.f32 %0, %0, %1;" : "+f"(a) : "f"(b));
+    return a;
+  } else if constexpr (std::is_same_v<T, Half>) {
+    return __hmax_nan(static_cast<__half>(a), static_cast<__half>(b));
+  } else if constexpr (std::is_same_v<T, BFloat16>) {
+    return __hmax_nan(static_cast<__nv_bfloat16>(a), static_cast<__nv_bfloat16>(b));
+  }
+#endif
+  const auto x = static_cast<acc_t<T>>(a), y = static_cast<acc_t<T>>(b);
+  return y > x || y != y ? b : a;
+}
 
-  __device__ void update(T x, I at, bool first = false) {
+// Running maximum and its tap. As in PyTorch: the first of equal elements wins, the last NaN wins.
+template <typename T, typename Indices>
+struct RunningMax {
+  acc_t<T> value = -INFINITY;
+  int tap = kNoTap;
+
+  __device__ void update(T x, int at, bool first = false) {
     const auto v = static_cast<acc_t<T>>(x);
     if (first || v > value || v != v) {
       value = v;
@@ -91,11 +113,38 @@ struct RunningMax {
   }
 };
 
+template <typename T>
+struct RunningMax<T, NoIndices> {
+  T value = static_cast<T>(-INFINITY);
+
+  __device__ void update(T x, int, bool first = false) { value = first ? x : max_nan(value, x); }
+};
+
+// Store V adjacent maxima and, unless Indices is NoIndices, their taps.
+template <typename T, int V, typename Indices>
+__device__ void store(const RunningMax<T, Indices> (&maxima)[V], T* out, Indices indices) {
+  Vector<T, V> values;
+#pragma unroll
+  for (int v = 0; v < V; ++v) {
+    values.lane[v] = static_cast<T>(maxima[v].value);
+  }
+  *reinterpret_cast<Vector<T, V>*>(out) = values;
+  if constexpr (std::is_pointer_v<Indices>) {
+    using I = std::remove_pointer_t<Indices>;
+    Vector<I, V> taps;
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      taps.lane[v] = static_cast<I>(maxima[v].tap);
+    }
+    *reinterpret_cast<Vector<I, V>*>(indices) = taps;
+  }
+}
+
 // Forward. K: compile-time K×K window without dilation; 0: any window.
-template <int K, int V, typename T, typename I, typename Divider>
+template <int K, int V, typename T, typename Indices, typename Divider>
 __global__ void __launch_bounds__(kThreads)
     forward_kernel(Params<Divider> s, const T* __restrict__ x, T* __restrict__ out,
-                   I* __restrict__ indices) {
+                   Indices indices) {
   using Index = typename Divider::Index;
   using Signed = typename Params<Divider>::Signed;
   const Index thread = thread_index<Index>();
@@ -106,17 +155,13 @@ __global__ void __launch_bounds__(kThreads)
       position_of<V>(s, thread, static_cast<Index>(s.out_h), static_cast<Index>(s.out_w));
   const Signed top = static_cast<Signed>(at.row) * s.stride_h - s.padding_h;
   const Signed left = static_cast<Signed>(at.column) * s.stride_w - s.padding_w;
-  const T* image = x + at.image * (s.h * s.w * s.pixel) + at.channel;
-  RunningMax<T, I> running_max[V];
-#pragma unroll
-  for (int v = 0; v < V; ++v) {
-    running_max[v] = {-INFINITY, static_cast<I>(kNoTap)};
-  }
+  const Index row_step = s.w * s.pixel, image = at.image * (s.h * row_step) + at.channel;
+  RunningMax<T, Indices> running_max[V];
   const auto update = [&](Signed row, Signed column, Signed tap, bool first) {
-    const auto values = load_vector<V>(image + (row * s.w + column) * s.pixel);
+    const auto values = load_vector<V>(x + (image + row * row_step + column * s.pixel));
 #pragma unroll
     for (int v = 0; v < V; ++v) {
-      running_max[v].update(values.lane[v], static_cast<I>(tap), first);
+      running_max[v].update(values.lane[v], static_cast<int>(tap), first);
     }
   };
   if constexpr (K > 0) {  // clamp coordinates: the edge pixel is in the window anyway
@@ -143,15 +188,8 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
   }
-  Vector<T, V> values;
-  Vector<I, V> argmax;
-#pragma unroll
-  for (int v = 0; v < V; ++v) {
-    values.lane[v] = static_cast<T>(running_max[v].value);
-    argmax.lane[v] = running_max[v].tap;
-  }
-  reinterpret_cast<Vector<T, V>*>(out)[thread] = values;
-  reinterpret_cast<Vector<I, V>*>(indices)[thread] = argmax;
+  indices += thread * V;
+  store(running_max, out + thread * V, indices);
 }
 
 // Backward: each pixel sums the gradients of the windows that contain it.
@@ -213,10 +251,10 @@ __global__ void __launch_bounds__(kThreads)
 //      window c+1                  0      1      2  …    coordinates are clamped as in
 //      2×2, window c         0     1                     forward_kernel
 //
-template <int K, int V, typename T, typename Divider>
+template <int K, int V, typename T, typename Indices, typename Divider>
 __global__ void __launch_bounds__(kThreads)
     forward_stride_2_kernel(Params<Divider> s, const T* __restrict__ x, T* __restrict__ out,
-                            uint8_t* __restrict__ indices) {
+                            Indices indices) {
   using Index = typename Divider::Index;
   using Signed = typename Params<Divider>::Signed;
   const Index thread = thread_index<Index>();
@@ -233,31 +271,27 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int i = 0; i < K; ++i) {
     const Signed row = min(max(top + i, Signed{0}), s.h - 1);
-    const T* from = x + (image * s.h + row) * s.w + column;
+    const T* from = x + ((image * s.h + row) * s.w + column);
     vectors[i] = load_vector<2 * V>(from);
     left[i] = from[kPadding > 0 && column > 0 ? -1 : 0];
     taps[i] = K * (row - top);
   }
-  Vector<T, V> values;
-  Vector<uint8_t, V> argmax;
+  RunningMax<T, Indices> running_max[V];
 #pragma unroll
   for (int v = 0; v < V; ++v) {
-    RunningMax<T, int> running_max{};
 #pragma unroll
     for (int i = 0; i < K; ++i) {
       const auto& lane = vectors[i].lane;
       if constexpr (kPadding > 0) {
         const int outside = v == 0 && column == 0;
-        running_max.update(v == 0 ? left[i] : lane[2 * v - 1], taps[i] + outside, i == 0);
+        running_max[v].update(v == 0 ? left[i] : lane[2 * v - 1], taps[i] + outside, i == 0);
       }
-      running_max.update(lane[2 * v], taps[i] + kPadding, kPadding == 0 && i == 0);
-      running_max.update(lane[2 * v + 1], taps[i] + kPadding + 1);
+      running_max[v].update(lane[2 * v], taps[i] + kPadding, kPadding == 0 && i == 0);
+      running_max[v].update(lane[2 * v + 1], taps[i] + kPadding + 1);
     }
-    values.lane[v] = static_cast<T>(running_max.value);
-    argmax.lane[v] = static_cast<uint8_t>(running_max.tap);
   }
-  reinterpret_cast<Vector<T, V>*>(out)[thread] = values;
-  reinterpret_cast<Vector<uint8_t, V>*>(indices)[thread] = argmax;
+  indices += thread * V;
+  store(running_max, out + thread * V, indices);
 }
 
 // Backward, K×K windows with stride 2 and padding P, NCHW: 2 rows × 2 V columns per thread.

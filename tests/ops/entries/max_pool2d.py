@@ -28,6 +28,7 @@ OPERATOR = Operator(
     huge=Case(((3, 66, 2**12, 2**12),), {"kernel_size": 2}),
     autocast="input",
     saves="own",
+    autograd_variant="max_pool2d_with_indices",
     module=lambda **_: MaxPool2d(2),
     wrong=(
         Wrong(lambda: max_pool2d(1.0, 2), TypeError, "input … Tensor … float"),
@@ -48,27 +49,27 @@ OPERATOR = Operator(
             lambda: raw.max_pool2d(X, [2, 2, 2], *WINDOWS[1:]), RuntimeError, "kernel_size … two"
         ),
         Wrong(
-            lambda: raw.max_pool2d_backward(Y[0], INDICES, *WINDOWS, 6, 4, False),
+            lambda: raw.max_pool2d_with_indices_backward(Y[0], INDICES, *WINDOWS, 6, 4, False),
             RuntimeError,
             "grad_output … [N, C, Ho, Wo] … [3, 3, 2]",
         ),
         Wrong(
-            lambda: raw.max_pool2d_backward(X, INDICES, *WINDOWS, 6, 4, False),
+            lambda: raw.max_pool2d_with_indices_backward(X, INDICES, *WINDOWS, 6, 4, False),
             RuntimeError,
             "grad_output … [2, 3, 3, 2] … [2, 3, 6, 4]",
         ),
         Wrong(
-            lambda: raw.max_pool2d_backward(Y, INDICES[1:], *WINDOWS, 6, 4, False),
+            lambda: raw.max_pool2d_with_indices_backward(Y, INDICES[1:], *WINDOWS, 6, 4, False),
             RuntimeError,
             "indices … [2, 3, 3, 2] … [1, 3, 3, 2]",
         ),
         Wrong(
-            lambda: raw.max_pool2d_backward(Y, INDICES.long(), *WINDOWS, 6, 4, False),
+            lambda: raw.max_pool2d_with_indices_backward(Y, INDICES.long(), *WINDOWS, 6, 4, False),
             RuntimeError,
             "indices … dtype",
         ),
         Wrong(
-            lambda: raw.max_pool2d_backward(Y, INDICES, *WINDOWS, 0, 4, False),
+            lambda: raw.max_pool2d_with_indices_backward(Y, INDICES, *WINDOWS, 0, 4, False),
             RuntimeError,
             "kernel … 2 … 0",
         ),
