@@ -170,10 +170,9 @@ struct Backend {
     for_each_run<Reduce::kArguments, A>(
         runs, Reduce::kSampled, load_sampled, [&](const Run& run, auto& rows) {
           std::fill_n(rows.sums(), 2 * rows.pitch, A(0));
-          for (int64_t i = 0, at = run.offset; i < run.repetitions; ++i, at += run.stride) {
-            OPS_CALL(batch_norm_act2d::reduce(reduce, rows.arguments(), rows.sums(), rows.pitch,
-                                              runs.width, run.length, x + at, (in + at)...));
-          }
+          OPS_CALL(batch_norm_act2d::reduce(reduce, rows.arguments(), rows.sums(), rows.pitch,
+                                            runs.width, run.length, run.repetitions, run.stride,
+                                            x + run.offset, (in + run.offset)...));
           const A *first = rows.fold(rows.sums()), *second = rows.fold(rows.sums() + rows.pitch);
           for (int64_t c = 0; c < run.channels; ++c) {
             A* to = partials.data() + run.chunk * all + run.channel + c;
@@ -204,10 +203,9 @@ struct Backend {
       return [&](int64_t c, A* arguments) { map.load(run.channel + c, arguments); };
     };
     for_each_run<Map::kArguments, A>(runs, false, load, [&](const Run& run, auto& rows) {
-      for (int64_t i = 0, at = run.offset; i < run.repetitions; ++i, at += run.stride) {
-        OPS_CALL(batch_norm_act2d::map(map, rows.arguments(), rows.pitch, runs.width, run.length,
-                                       out + at, x + at, (in + at)...));
-      }
+      OPS_CALL(batch_norm_act2d::map(map, rows.arguments(), rows.pitch, runs.width, run.length,
+                                     run.repetitions, run.stride, out + run.offset, x + run.offset,
+                                     (in + run.offset)...));
     });
   }
 };

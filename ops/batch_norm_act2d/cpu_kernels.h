@@ -53,46 +53,74 @@ inline void reduce_rows(const F& f, const A* arguments, A* sums, int64_t pitch, 
   }
 }
 
-// Add a run of n elements.
-template <typename F, typename A, typename... T>
-void reduce(const F& f, const A* arguments, A* sums, int64_t pitch, int64_t width, int64_t n,
-            const T*... in) {
-  constexpr int kRows = 4;
-  for (; n >= kRows * width; n -= kRows * width, ((in += kRows * width), ...)) {
-    reduce_rows<kRows>(f, arguments, sums, pitch, width, width, in...);
+// Call f(R, stride, columns, offset) for groups of R rows: kAdjacent rows of a sequence of n
+// elements, or four sequences if they are not longer than a row; the rest one by one.
+template <int kAdjacent, typename F>
+inline void for_each_rows(int64_t width, int64_t n, int64_t repetitions, int64_t stride,
+                          const F& f) {
+  const auto call = [&](auto group, int64_t rows, int64_t step, int64_t columns, int64_t at) {
+    constexpr int R = group.value;
+    for (; rows >= R; rows -= R, at += R * step) {
+      f(group, step, columns, at);
+    }
+    for (; rows > 0; --rows, at += step) {
+      f(std::integral_constant<int, 1>{}, step, columns, at);
+    }
+  };
+  if (n <= width) {
+    return call(std::integral_constant<int, 4>{}, repetitions, stride, n, 0);
   }
-  for (; n > 0; n -= width, ((in += width), ...)) {
-    reduce_rows<1>(f, arguments, sums, pitch, width, n < width ? n : width, in...);
+  const int64_t rows = n / width, rest = n % width;
+  for (int64_t i = 0, at = 0; i < repetitions; ++i, at += stride) {
+    call(std::integral_constant<int, kAdjacent>{}, rows, width, width, at);
+    call(std::integral_constant<int, 1>{}, rest > 0, 0, rest, at + rows * width);
   }
 }
 
-// Compute n ≤ N elements of `out`.
-template <bool kWhole, typename F, typename A, typename T, typename... In>
-inline void map_columns(const F& f, const A* arguments, int64_t pitch, int64_t n, T* out,
-                        const In*... in) {
+// Add a run of `repetitions` sequences of n elements.
+template <typename F, typename A, typename... T>
+void reduce(const F& f, const A* arguments, A* sums, int64_t pitch, int64_t width, int64_t n,
+            int64_t repetitions, int64_t stride, const T*... in) {
+  for_each_rows<4>(
+      width, n, repetitions, stride, [&](auto rows, int64_t step, int64_t columns, int64_t at) {
+        reduce_rows<rows.value>(f, arguments, sums, pitch, step, columns, (in + at)...);
+      });
+}
+
+// Compute n ≤ N columns of R rows of `out`.
+template <int R, bool kWhole, typename F, typename A, typename T, typename... In>
+inline void map_columns(const F& f, const A* arguments, int64_t pitch, int64_t stride, int64_t n,
+                        T* out, const In*... in) {
   constexpr int N = kLanes<A>;
   Simd<A, N> a[F::kArguments];
   for (int i = 0; i < F::kArguments; ++i) {
     a[i] = load<N>(arguments + i * pitch);
   }
-  store_first<N>(out, f(a, load_some<N, kWhole>(in, n)...).lanes, kWhole ? N : n);
+  OPS_UNROLL
+  for (int r = 0; r < R; ++r) {
+    store_first<N>(out + r * stride, f(a, load_some<N, kWhole>(in + r * stride, n)...).lanes,
+                   kWhole ? N : n);
+  }
 }
 
-// Compute a run of n elements of `out`.
+// Compute a run of `out`: `repetitions` sequences of n elements.
 template <typename F, typename A, typename T, typename... In>
-void map(const F& f, const A* arguments, int64_t pitch, int64_t width, int64_t n, T* out,
-         const In*... in) {
+void map(const F& f, const A* arguments, int64_t pitch, int64_t width, int64_t n,
+         int64_t repetitions, int64_t stride, T* out, const In*... in) {
   constexpr int N = kLanes<A>;
-  for (; n > 0; n -= width, out += width, ((in += width), ...)) {
-    const int64_t row = n < width ? n : width;
-    int64_t k = 0;
-    for (; k + N <= row; k += N) {
-      map_columns<true>(f, arguments + k, pitch, N, out + k, (in + k)...);
-    }
-    if (k < row) {
-      map_columns<false>(f, arguments + k, pitch, row - k, out + k, (in + k)...);
-    }
-  }
+  // Adjacent rows one by one: stores to several at once are slow.
+  for_each_rows<1>(
+      width, n, repetitions, stride, [&](auto rows, int64_t step, int64_t columns, int64_t at) {
+        constexpr int R = rows.value;
+        int64_t k = 0;
+        for (; k + N <= columns; k += N) {
+          map_columns<R, true>(f, arguments + k, pitch, step, N, out + at + k, (in + at + k)...);
+        }
+        if (k < columns) {
+          map_columns<R, false>(f, arguments + k, pitch, step, columns - k, out + at + k,
+                                (in + at + k)...);
+        }
+      });
 }
 
 }  // namespace ops::cpu::OPS_ISA::batch_norm_act2d
