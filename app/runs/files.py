@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from app.config.errors import writing
+from app.config.errors import check_writable, writing
 
 
 def write_atomically(path: str | Path, content: bytes | memoryview) -> None:
@@ -32,7 +32,11 @@ def write_atomically(path: str | Path, content: bytes | memoryview) -> None:
 
 
 def write_results(folder: Path, files: Mapping[str, bytes], log: TextIO | None) -> None:
-    """Write files by name; print each path to `log`."""
+    """Write files by name; print each path to `log`.
+
+    Raise a UserError if the folder is not writable, a WriteError if writing fails.
+    """
+    check_writable(folder, str(folder))
     for name, content in files.items():
         write_atomically(folder / name, content)
         print(f"wrote {folder / name}", file=log)

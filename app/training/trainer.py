@@ -27,6 +27,7 @@ from app.training.step import LOSS, NORM
 from app.training.summary import (
     describe_run,
     format_summary,
+    log_results,
     summarize,
     test,
 )
@@ -74,7 +75,7 @@ def run_rank_0(run: Run, tracker: Tracker, started: float) -> dict[str, Any]:
         with expected_failures(run):
             summarize(run, "unfinished")  # describes the run if it is killed
             fit(run, tracker)
-            results = test(run, tracker)
+            logits, results = test(run)
             seconds = time.perf_counter() - started
             summary = summarize(run, "finished", **results, seconds=seconds)
     except (KeyboardInterrupt, BrokenPipeError) as error:
@@ -88,6 +89,7 @@ def run_rank_0(run: Run, tracker: Tracker, started: float) -> dict[str, Any]:
         with suppress(RunError):  # a full disk
             summarize(run, "failed", error=one_line(error))
         raise
+    log_results(run, tracker, logits, results)
     print(format_summary(run, summary), flush=True)
     return summary
 

@@ -3,10 +3,12 @@
 import dataclasses
 import ipaddress
 import json
+import re
 import socket
 from contextlib import suppress
 from http import HTTPStatus
-from http.server import SimpleHTTPRequestHandler
+from http.server import BaseHTTPRequestHandler
+from mimetypes import guess_type
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
@@ -18,7 +20,7 @@ from app.web.networks import find_networks
 if TYPE_CHECKING:
     from app.web.server import Server
 
-PAGE = Path(__file__).parent / "page"
+PAGE = {f"/{path.name}": path for path in (Path(__file__).parent / "page").iterdir()}
 MAX_BODY = 2**20  # bytes
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 HEADERS = {
@@ -33,11 +35,11 @@ HEADERS = {
 }
 
 
-class Handler(SimpleHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
     """A connection.
 
-    Errors are answered by a JSON object with the key `error`. Requests with a foreign Host header
-    (DNS rebinding) or a foreign Origin header (other sites) are refused.
+    Errors are answered by a JSON object with the key `error` and close the connection. Requests
+    with a foreign Host header (DNS rebinding) or a foreign Origin header (other sites) are refused.
     """
 
     server: "Server"
@@ -47,9 +49,6 @@ class Handler(SimpleHTTPRequestHandler):
     timeout = 60  # seconds until an idle connection is closed
     body = b""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments, directory=str(PAGE))
-
     def parse_request(self) -> bool:
         """Parse the headers and read the body; return whether the request is to be answered.
 
@@ -58,8 +57,7 @@ class Handler(SimpleHTTPRequestHandler):
         if not super().parse_request():
             return False
         length = self.headers.get("Content-Length", "0")
-        if not length.isdecimal() or "Transfer-Encoding" in self.headers:
-            self.close_connection = True
+        if not re.fullmatch("[0-9]{1,15}", length) or "Transfer-Encoding" in self.headers:
             self.send_error(HTTPStatus.LENGTH_REQUIRED)
             return False
         self.body = self.rfile.read(min(int(length), MAX_BODY))
@@ -83,28 +81,31 @@ class Handler(SimpleHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer the list of networks or a file of the page."""
-        path = urlsplit(self.path).path
+        path, _, _ = self.path.partition("?")
         if path == "/api/networks":
             self.server.networks = find_networks(self.server.outputs, self.server.first)
             listed = map(dataclasses.asdict, self.server.networks.values())
             self.send_json([{key: it[key] for key in it if key != "path"} for it in listed])
         elif path == "/api/predict":
             self.send_error(HTTPStatus.METHOD_NOT_ALLOWED)
+        elif file := PAGE.get("/index.html" if path == "/" else path):
+            self.send(file.read_bytes(), str(guess_type(file)[0]))
         else:
-            super().do_GET()
+            self.send_error(HTTPStatus.NOT_FOUND)
 
     def do_POST(self) -> None:
         """Answer a prediction."""
-        address = urlsplit(self.path)
-        id = dict(parse_qsl(address.query)).get("network", "")
-        if address.path != "/api/predict":
+        path, _, query = self.path.partition("?")
+        id = dict(parse_qsl(query)).get("network", "")
+        network = self.server.networks.get(id)
+        if path != "/api/predict":
             self.send_error(HTTPStatus.METHOD_NOT_ALLOWED)
-        elif id not in self.server.networks:
+        elif network is None:
             self.send_error(HTTPStatus.NOT_FOUND, f"network={id}: not one of /api/networks")
         else:
             gray = read_picture(self.body)
             with self.server.predicting:
-                answer = predict_picture(self.server.networks[id].path, gray)
+                answer = predict_picture(network.path, gray)
             self.send_json(answer)
 
     def handle_one_request(self) -> None:
@@ -123,19 +124,17 @@ class Handler(SimpleHTTPRequestHandler):
 
     def send_json(self, value: Any, code: int = HTTPStatus.OK) -> None:
         """Send a value as JSON."""
-        content = json.dumps(value).encode()
-        self.send_response(code)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
+        self.send(json.dumps(value).encode(), "application/json", code)
 
-    def end_headers(self) -> None:
-        """Send the headers, with `HEADERS`."""
-        for name, value in HEADERS.items():
+    def send(self, content: bytes, kind: str, code: int = HTTPStatus.OK) -> None:
+        """Send a response; after an error the rest of the stream may not be a request."""
+        self.send_response(code)
+        headers = {"Content-Type": kind, "Content-Length": str(len(content))}
+        headers |= {"Connection": "close"} if code >= HTTPStatus.BAD_REQUEST else {}
+        for name, value in (headers | HEADERS).items():
             self.send_header(name, value)
-        super().end_headers()
+        self.end_headers()
+        self.wfile.write(content)
 
     def log_message(self, format: str, *arguments: Any) -> None:
         """Log no requests."""

@@ -72,7 +72,10 @@ def serve(cfg: DrawConfig) -> None:
     has_screen = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     if cfg.open and has_screen:  # its request waits in the listener's queue
         threading.Thread(target=webbrowser.open, args=[address], daemon=True).start()
-    server.serve_forever()
+    try:
+        server.serve_forever()
+    finally:  # Python aborts if a thread computes at exit
+        server.predicting.acquire(timeout=5)
 
 
 def listen(host: str, port: int | None) -> socket.socket:

@@ -71,6 +71,12 @@ def test_unwritable_run_folder_raises_after_the_table(cfg, tmp_path, capsys):
     assert str(raised.value) == f"{tmp_path}/predictions.png: cannot be written: Is a directory"
 
 
+def test_read_only_run_folder_is_unusable_input(cfg, tmp_path, capsys, unwritable):
+    with pytest.raises(UserError, match=rf"^{tmp_path}: cannot be written: Permission denied$"):
+        predict(cfg)
+    assert capsys.readouterr().out.startswith("digits test: ")
+
+
 def test_folder_of_pictures(cfg, tmp_path, capsys):
     folder = tmp_path / "pictures"
     folder.mkdir()

@@ -207,6 +207,12 @@ def test_unwritable_folder_raises_after_the_table(sweep, capsys):
     assert capsys.readouterr().out.startswith(f"{sweep}: 12 runs\n\n")
 
 
+def test_read_only_folder_is_unusable_input(sweep, capsys, unwritable):
+    with pytest.raises(UserError, match=rf"^{sweep}: cannot be written: Permission denied$"):
+        report(ReportConfig(str(sweep)))
+    assert capsys.readouterr().out.startswith(f"{sweep}: 12 runs\n\n")
+
+
 def test_folder_without_runs_raises(tmp_path):
     hint = "train one with `python -m app.train`"
     for folder, outputs in (("nowhere", "outputs"), ("latest", "nowhere")):

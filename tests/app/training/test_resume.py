@@ -114,6 +114,7 @@ def stop_at(monkeypatch, moment, count):
         [("evaluate", 2)],
         [("save", 4)],  # curves have points after the checkpoint
         [("test", 1)],
+        [("summarize", 2)],  # after the test
     ],
     ids=lambda stops: "-".join(f"{moment}{count}" for moment, count in stops),
 )

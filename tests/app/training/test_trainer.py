@@ -268,6 +268,17 @@ def test_full_disk_keeps_the_last_checkpoint(cfg, monkeypatch, limited_files):
     assert train(dataclasses.replace(cfg, resume="latest"))["steps"] == 14
 
 
+def test_failed_picture_is_a_warning(cfg, monkeypatch, capsys):
+    monkeypatch.setattr("app.inference.plots.FONT", None)
+    summary = train(cfg)
+    assert json.loads((run_folder(cfg) / "summary.json").read_text()) == summary
+    assert summary["status"] == "finished"
+    warning = "WARNING: results are missing in TensorBoard: AttributeError: 'NoneType' object has"
+    assert capsys.readouterr().err.startswith(warning)
+    tags = EventAccumulator(str(run_folder(cfg))).Reload().Tags()
+    assert "accuracy/test" in tags["scalars"]
+
+
 def test_message_names_best_where_last_could_not_be_written(cfg, monkeypatch):
     def fill_the_disk(*arguments, **metrics):
         raise WriteError("last.pt: cannot be written: No space left on device")

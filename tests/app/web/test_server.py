@@ -10,8 +10,10 @@ import time
 import urllib.error
 import urllib.request
 import zlib
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from http.client import HTTPException
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -180,6 +182,36 @@ def test_own_hosts_and_origin_are_accepted(ask, server):
         assert ask("", None, Host=host, Origin=f"http://{host}")[0] == 200
 
 
+RAW = {  # request, status
+    "an invalid address": ("GET http://[ HTTP/1.1\r\nHost: HOST\r\n\r\n", 404),
+    "a null byte": ("GET /%00 HTTP/1.1\r\nHost: HOST\r\n\r\n", 404),
+    "a length of 5,000 digits": (
+        f"POST / HTTP/1.1\r\nHost: HOST\r\nContent-Length: {'9' * 5000}\r\n\r\n",
+        411,
+    ),
+    "no length": ("POST / HTTP/1.1\r\nHost: HOST\r\nTransfer-Encoding: chunked\r\n\r\n", 411),
+    "a long header": (f"GET / HTTP/1.1\r\nHost: HOST\r\nX: {'x' * 70_000}\r\n\r\n", 431),
+    "a long address": (f"GET /{'x' * 70_000} HTTP/1.1\r\nHost: HOST\r\n\r\n", 414),
+    "an unknown method": ("BREW / HTTP/1.1\r\nHost: HOST\r\n\r\n", 501),
+}
+
+
+@pytest.mark.parametrize("case", RAW)
+def test_malformed_request_has_one_response(case, default_run, tmp_path, request):
+    text, expected = RAW[case]
+    server = Server(default_run.parents[1], tmp_path / "stderr")
+    request.addfinalizer(server.stop)
+    host, port = server.address[7:].rstrip("/").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(text.replace("HOST", f"{host}:{port}").encode())
+        connection.shutdown(socket.SHUT_WR)
+        answer = connection.makefile("rb").read().decode()
+    head, _, body = answer.partition("\r\n\r\n")
+    assert head.split()[1] == str(expected)
+    assert json.loads(body)["error"]  # and nothing after it
+    assert (tmp_path / "stderr").read_text() == ""
+
+
 def wait_until(condition, seconds=20):
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
@@ -222,6 +254,26 @@ def test_interrupt_stops_the_server_with_open_connections(default_run, tmp_path)
         assert kept.recv(20).startswith(b"HTTP/1.1 200")
         assert server.stop() == 130
     assert (tmp_path / "stderr").read_text() == "interrupted\n"
+
+
+def test_interrupt_during_predictions(default_run, tmp_path):
+    server = Server(default_run.parents[1], tmp_path / "stderr")
+    id = json.loads(urllib.request.urlopen(server.address + "api/networks").read())[0]["id"]
+
+    def ask_for_ever():
+        with suppress(OSError, HTTPException):
+            while True:
+                address = f"{server.address}api/predict?network={id}"
+                urllib.request.urlopen(address, drawing().tobytes(), timeout=30).read()
+
+    clients = [Thread(target=ask_for_ever) for _ in range(8)]
+    for client in clients:
+        client.start()
+    time.sleep(2)
+    assert server.stop() == 130
+    assert (tmp_path / "stderr").read_text() == "interrupted\n"
+    for client in clients:
+        client.join()
 
 
 def test_damaged_network_is_reported_in_one_line(ask, default_run):
