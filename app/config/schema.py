@@ -211,8 +211,6 @@ class ExportConfig(EvaluationConfig):
     postprocess: StrictBool = False
     precision: Literal["fp32", "fp16"] = "fp32"
     quantize: Literal["int8"] | None = None
-    web: StrictBool = False
-    web_runtime: Text = "./ort/"
 
 
 @dataclass(config=FORBID)

@@ -30,7 +30,6 @@ LOCK = Path(".hydra", "lock")
 MARKER = Path(".hydra", "lock.pid")
 # Errors of flock on file systems without locks, such as some NFS mounts.
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
-WEB_SETTINGS = "network.json"  # marks a folder for web servers (app.export_onnx web=true)
 SUMMARY = "summary.json"
 MAX_TEXT = 2**16  # bytes of a file of settings or results
 REMEDIES = {  # hint for a missing file
@@ -122,10 +121,9 @@ def _describe(root: Path) -> str:
 
 
 def find_files(root: Path, name: str) -> Iterator[Path]:
-    """Yield the files `name` (may be a pattern) at any depth under `root`, without web copies."""
+    """Yield the files `name` (may be a pattern) at any depth under `root`."""
     for folder, _, files in os.walk(root):  # skips a folder that is deleted meanwhile
-        if WEB_SETTINGS not in files:
-            yield from (Path(folder, file) for file in fnmatch.filter(files, name))
+        yield from (Path(folder, file) for file in fnmatch.filter(files, name))
 
 
 def newest_first(files: Iterable[Path]) -> list[Path]:

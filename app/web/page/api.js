@@ -1,6 +1,5 @@
-// Requests to app/web/server.py. A page without a server has app/export/web_page/api.js instead.
+// Requests to app/web/server.py.
 
-export const TAKES_PICTURES = true;
 const NO_ANSWER = "The server does not answer. Is it still running?";
 
 // With `body`, a POST request.

@@ -1,6 +1,6 @@
 // Connects the drawing and the answers to it.
 
-import { request, TAKES_PICTURES } from "./api.js";
+import { request } from "./api.js";
 import { Drawing, isEmpty } from "./drawing.js";
 import { Panel } from "./panel.js";
 
@@ -49,21 +49,17 @@ document.addEventListener("keydown", (event) => {
   else return;
   event.preventDefault();
 });
-if (TAKES_PICTURES) {
-  const showFirst = ({ files }) => files.length && showPicture(files[0]);
-  part("open").hidden = part("paste").hidden = false;
-  part("picture").addEventListener("change", ({ target }) => {
-    showFirst(target);
-    target.value = ""; // so that the same file can be opened again
-  });
-  document.addEventListener("dragover", (event) => event.preventDefault());
-  document.addEventListener("drop", (event) => {
-    event.preventDefault();
-    showFirst(event.dataTransfer);
-  });
-  document.addEventListener("paste", ({ clipboardData }) => showFirst(clipboardData));
-}
-
+const showFirst = ({ files }) => files.length && showPicture(files[0]);
+part("picture").addEventListener("change", ({ target }) => {
+  showFirst(target);
+  target.value = ""; // so that the same file can be opened again
+});
+document.addEventListener("dragover", (event) => event.preventDefault());
+document.addEventListener("drop", (event) => {
+  event.preventDefault();
+  showFirst(event.dataTransfer);
+});
+document.addEventListener("paste", ({ clipboardData }) => showFirst(clipboardData));
 try {
   panel = new Panel(document.querySelector(".panel"), await request("networks"));
   panel.show(snapshot);

@@ -52,7 +52,7 @@ export class Panel {
         this.#render(answer, drawing);
       } catch (error) {
         this.#render(null, drawing);
-        this.#part(".problem").textContent = error.message ?? error; // wasm throws numbers, too
+        this.#part(".problem").textContent = error.message;
       }
       this.#shown = drawing;
     }

@@ -164,10 +164,9 @@ def test_errors_name_key_value_and_limits(values, message):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("schema, key", [(DrawConfig, "host"), (ExportConfig, "web_runtime")])
-def test_blank_text_raises(schema, key):
-    with pytest.raises(UserError, match=f"^{key}= : Input should not be blank$"):
-        from_mapping(schema, {key: " "})
+def test_blank_text_raises():
+    with pytest.raises(UserError, match=r"^host= : Input should not be blank$"):
+        from_mapping(DrawConfig, {"host": " "})
 
 
 def test_dataclass_constructor_checks_limits():

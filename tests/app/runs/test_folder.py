@@ -151,19 +151,6 @@ def test_newest_run_is_the_same_in_a_copy(tmp_path):
     assert [run.name for run in find_runs(tmp_path / "b")] == [older.name, newer.name]
 
 
-def test_published_copy_is_no_export(tmp_path):
-    """The copy of another format, for example int8, is named model.onnx, too."""
-    web = tmp_path / "run" / "web"
-    web.mkdir(parents=True)
-    for name in ("model.onnx", "network.json"):
-        (web / name).touch()
-    with pytest.raises(UserError, match=r"no run under .* has a model.onnx: export one with"):
-        find_checkpoint(tmp_path, "model.onnx")
-    with pytest.raises(UserError, match=r"no model.onnx in this folder, export one with"):
-        network_file(tmp_path, "model.onnx")
-    assert network_file(web, "model.onnx") == web / "model.onnx"
-
-
 def test_unreadable_checkpoint_is_not_called_damaged(unprivileged):
     (unprivileged / "best.pt").touch(mode=0)
     with pytest.raises(UserError, match=r"^checkpoint=.*best\.pt: cannot be read: Permission"):

@@ -60,21 +60,6 @@ def test_last_checkpoint_has_no_accuracy(run):
     assert [x.accuracy for x in find_networks(str(run), str(last)).values()] == [None]
 
 
-def test_published_copies_are_not_listed(run):
-    (run / "site").mkdir()
-    for name in ("model.onnx", "network.json"):
-        (run / "site" / name).touch()
-    assert [entry.path for entry in find_networks(str(run)).values()] == [run / "best.pt"]
-
-
-def test_networks_in_a_folder_named_web_are_listed(run):
-    web = run.rename(run.parent / "web")
-    assert [entry.path for entry in find_networks(str(web)).values()] == [web / "best.pt"]
-    (web / "best.pt").rename(web / "last.pt")
-    with pytest.raises(UserError, match=r"has a best\.pt: train one"):
-        find_networks(str(web))
-
-
 @pytest.mark.parametrize(
     ("config", "summary"),
     [
