@@ -104,21 +104,19 @@ def find_pictures(pattern: str) -> list[Path]:
     return pictures or [path]
 
 
-def read_gray(
-    file: Path | BinaryIO, most: int = MAX_PIXELS, formats: list[str] | None = None
-) -> Gray:
+def read_gray(file: Path | BinaryIO) -> Gray:
     """Read the first frame of a picture of any mode and depth as grayscale.
 
     Transparent pixels become background: the median of the opaque pixels or, if most pixels are
     transparent, black under a bright drawing and white under a dark one. Raise a UserError if the
-    file is not one of `formats` (None: any) or has more than `most` pixels.
+    file is no picture or has more than `MAX_PIXELS`.
     """
     reads_heif = _reads_heif()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            with Image.open(file, formats=formats) as opened:
-                if opened.width * opened.height > most:
+            with Image.open(file) as opened:
+                if opened.width * opened.height > MAX_PIXELS:
                     raise Image.DecompressionBombError
                 image = ImageOps.exif_transpose(opened)
                 if image.mode.startswith(("I", "F")):  # Pillow would clip these at 255
@@ -134,7 +132,7 @@ def read_gray(
     except IsADirectoryError as error:
         raise UserError("no picture in this folder") from error
     except Image.DecompressionBombError as error:
-        raise UserError(f"too large, at most {most:,} pixels") from error
+        raise UserError(f"too large, at most {MAX_PIXELS:,} pixels") from error
     except UnidentifiedImageError as error:
         if not reads_heif and Path(str(file)).suffix.lower() in HEIF:
             raise UserError("HEIC is read with pillow-heif: pip install pillow-heif") from error

@@ -1,6 +1,5 @@
 """HTTP requests of the page: its files, the list of networks, predictions."""
 
-import dataclasses
 import ipaddress
 import json
 import re
@@ -14,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
 from app.config.errors import UserError
-from app.web.answer import predict_picture, read_picture
-from app.web.networks import find_networks
+from app.web.answer import predict_drawing, read_drawing
+from app.web.networks import find_networks, title_of
 
 if TYPE_CHECKING:
     from app.web.server import Server
@@ -25,7 +24,7 @@ MAX_BODY = 2**20  # bytes
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
-    "img-src 'self' blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -66,8 +65,7 @@ class Handler(BaseHTTPRequestHandler):
             unread -= len(part)
         host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
         if unread:
-            self.close_connection = True
-            self.server.warn("a client aborted its upload")
+            self.close_connection = True  # the client aborted its upload
         elif not is_own(host, self.server.host):
             self.send_error(HTTPStatus.FORBIDDEN, f"Host: {host}: not this server's name")
         elif origin not in (None, f"http://{host}"):
@@ -84,8 +82,8 @@ class Handler(BaseHTTPRequestHandler):
         path, _, _ = self.path.partition("?")
         if path == "/api/networks":
             self.server.networks = find_networks(self.server.outputs, self.server.first)
-            listed = map(dataclasses.asdict, self.server.networks.values())
-            self.send_json([{key: it[key] for key in it if key != "path"} for it in listed])
+            networks = self.server.networks.items()
+            self.send_json([{"id": id, "title": title_of(path)} for id, path in networks])
         elif path == "/api/predict":
             self.send_error(HTTPStatus.METHOD_NOT_ALLOWED)
         elif file := PAGE.get("/index.html" if path == "/" else path):
@@ -97,15 +95,15 @@ class Handler(BaseHTTPRequestHandler):
         """Answer a prediction."""
         path, _, query = self.path.partition("?")
         id = dict(parse_qsl(query)).get("network", "")
-        network = self.server.networks.get(id)
+        network = self.server.networks.get(id)  # they may be replaced meanwhile
         if path != "/api/predict":
             self.send_error(HTTPStatus.METHOD_NOT_ALLOWED)
         elif network is None:
             self.send_error(HTTPStatus.NOT_FOUND, f"network={id}: not one of /api/networks")
         else:
-            gray = read_picture(self.body)
+            gray = read_drawing(self.body)
             with self.server.predicting:
-                answer = predict_picture(network.path, gray)
+                answer = predict_drawing(network, gray)
             self.send_json(answer)
 
     def handle_one_request(self) -> None:

@@ -3,16 +3,12 @@
 import base64
 import io
 import json
-import resource
 import socket
-import struct
 import time
 import urllib.error
 import urllib.request
-import zlib
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from http.client import HTTPException
-from pathlib import Path
 from threading import Thread
 
 import numpy as np
@@ -49,25 +45,6 @@ def drawing():
     return gray
 
 
-def png(gray):
-    file = io.BytesIO()
-    Image.fromarray(gray).save(file, "PNG")
-    return file.getvalue()
-
-
-def bomb(side):
-    """Return a PNG file of side × side black pixels in a few kilobytes."""
-
-    def chunk(kind, content):
-        check = zlib.crc32(kind + content)
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", check)
-
-    header = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
-    rows = zlib.compress(bytes(side * (1 + (side + 7) // 8)), 9)
-    parts = chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + parts
-
-
 def test_page_and_modules_have_a_content_security_policy(ask):
     for path, kind in (("", "text/html"), ("main.js", "javascript"), ("style.css", "text/css")):
         status, headers, body = ask(path)
@@ -79,51 +56,26 @@ def test_page_and_modules_have_a_content_security_policy(ask):
         assert headers["x-content-type-options"] == "nosniff"
 
 
-def test_networks_are_listed_with_their_runtime(ask):
-    listed = json.loads(ask("api/networks")[2])
-    assert [item["runtime"] for item in listed] == ["torch", "ONNX"]
-    assert {item["title"] for item in listed} == {"ncrelu standard"}
-    assert {item["dataset"] for item in listed} <= {"mnist", "digits"}
-    assert all(item["accuracy"] > 0.9 for item in listed)
-    assert all(item["parameters"] == 123_026 for item in listed)
-    assert all("path" not in item for item in listed)
+def test_networks_are_listed(ask, default_run):
+    (network,) = json.loads(ask("api/networks")[2])
+    assert network["id"] == str(default_run / "best.pt")
+    assert network["title"].startswith("lenet ncrelu standard fc · 9")
 
 
-@pytest.mark.parametrize("runtime", [0, 1])
-def test_png_and_raw_pixels_match_predict(ask, default_run, runtime):
+def test_drawing_matches_predict(ask, network, default_run):
     from app.inference.predictor import load_torch
     from app.inference.preprocess import frame
 
-    id = json.loads(ask("api/networks")[2])[runtime]["id"]
     image = frame(drawing(), "mnist")
     expected = load_torch(default_run).logits(image[None])[0].softmax(0)
-    for body in (drawing().tobytes(), png(drawing())):
-        status, _, content = ask(f"api/predict?network={id}", body)
-        answer = json.loads(content)
-        assert status == 200
-        assert answer["probabilities"] == pytest.approx(expected.tolist(), abs=1e-4)
-        assert answer["class"] == str(int(expected.argmax()))
-        assert base64.b64decode(answer["image"]) == image.numpy().tobytes()
-        assert (answer["maps"] is None) == (runtime == 1)
-
-
-def test_maps_match_the_first_layers(ask, network, default_run):
-    from app.inference.predictor import load_torch
-    from app.inference.preprocess import frame
-
-    body = drawing().tobytes()
-    answer = json.loads(ask(f"api/predict?network={network}", body)[2])
-    trained = load_torch(default_run)
-    input = trained.normalize(frame(drawing(), "mnist")[None])
-    convolution = trained.module.features[0](input)
-    activation = trained.module.features[:3](input)
-    scales = (convolution, activation, activation)
-    halves = activation[0].chunk(2)
-    for maps, values, scale in zip(answer["maps"], (convolution[0], *halves), scales, strict=True):
-        assert (maps["count"], maps["height"], maps["width"]) == tuple(values.shape)
-        shown = np.frombuffer(base64.b64decode(maps["values"]), np.int8).reshape(values.shape)
-        step = scale.abs().max().item() / 127
-        np.testing.assert_allclose(shown * step, values.detach().numpy(), atol=0.51 * step)
+    status, _, content = ask(f"api/predict?network={network}", drawing().tobytes())
+    answer = json.loads(content)
+    assert status == 200
+    names, shares = zip(*answer["probabilities"], strict=True)
+    assert "".join(names) == "0123456789"
+    assert shares == pytest.approx(expected.tolist(), abs=1e-4)
+    pixels = base64.b64decode(answer["pictures"][0][1].partition(",")[2])
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(pixels))), image[0])
 
 
 def test_blank_picture_and_lone_dot_have_no_prediction(ask, network):
@@ -132,7 +84,7 @@ def test_blank_picture_and_lone_dot_have_no_prediction(ask, network):
     for body in (bytes(784), dot.tobytes()):
         status, _, content = ask(f"api/predict?network={network}", body)
         assert status == 200
-        assert json.loads(content)["class"] is None
+        assert json.loads(content) == {"probabilities": [], "pictures": []}
 
 
 PREDICT = "api/predict?network=NETWORK"
@@ -146,9 +98,6 @@ REFUSED = {
     "one byte too many": (PREDICT, bytes(MAX_BODY + 1), {}, 413),
     "nothing": (PREDICT, b"", {}, 400),
     "no picture": (PREDICT, b"<svg/>", {}, 400),
-    "half a PNG": (PREDICT, png(drawing())[:60], {}, 400),
-    "a PNG's signature": (PREDICT, b"\x89PNG\r\n\x1a\n", {}, 400),
-    "a decompression bomb": (PREDICT, bomb(30_000), {}, 400),
     "no square": (PREDICT, bytes(101), {}, 400),
     "a path upwards": ("api/predict?network=../../x", b"x", {}, 404),
     "no network": ("api/predict", b"x", {}, 404),
@@ -167,13 +116,6 @@ def test_invalid_requests_are_rejected(ask, network, case):
     assert error and "\n" not in error and "input=" not in error
     assert answer["content-security-policy"]
     assert ask(f"api/predict?network={network}", drawing().tobytes())[0] == 200
-
-
-@pytest.mark.parametrize("side", [5_000, 30_000])
-def test_too_large_picture_names_the_limit(ask, network, side):
-    body = bomb(side)
-    content = ask(f"api/predict?network={network}", body)[2]
-    assert json.loads(content) == {"error": "too large, at most 16,777,216 pixels"}
 
 
 def test_own_hosts_and_origin_are_accepted(ask, server):
@@ -212,38 +154,16 @@ def test_malformed_request_has_one_response(case, default_run, tmp_path, request
     assert (tmp_path / "stderr").read_text() == ""
 
 
-def wait_until(condition, seconds=20):
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.02)
-
-
-def test_failures_of_connections_are_logged_as_one_line_each(make_run, tmp_path):
-    server = Server(make_run().parents[1], tmp_path / "stderr")
+def test_aborted_upload_is_ignored(default_run, tmp_path):
+    server = Server(default_run.parents[1], tmp_path / "stderr")
     host, port = server.address[7:].rstrip("/").split(":")
-    expected = ""
-
-    def assert_logs(text):
-        nonlocal expected
-        expected += f"WARNING: {text}\n"
-        wait_until(lambda: len((tmp_path / "stderr").read_text()) >= len(expected))
-        assert urllib.request.urlopen(server.address, timeout=30).status == 200
-        assert (tmp_path / "stderr").read_text() == expected
-
     head = f"POST /api/predict?network=x HTTP/1.1\r\nHost: {host}:{port}\r\n"
     for _ in range(3):
         with socket.create_connection((host, int(port))) as upload:
             upload.sendall(f"{head}Content-Length: 1000\r\n\r\nabc".encode())
-    assert_logs("a client aborted its upload")
-    process = server.process.pid
-    limit = len(list(Path(f"/proc/{process}/fd").iterdir())) + 5
-    resource.prlimit(process, resource.RLIMIT_NOFILE, (limit, limit))
-    with ExitStack() as stack:
-        for _ in range(20):
-            stack.enter_context(socket.create_connection((host, int(port))))
-        wait_until(lambda: (tmp_path / "stderr").read_text() != expected)
-    assert_logs("too many open files: new connections wait until others are closed")
+    assert urllib.request.urlopen(server.address, timeout=30).status == 200
     assert server.stop() == 130
+    assert (tmp_path / "stderr").read_text() == "interrupted\n"
 
 
 def test_interrupt_stops_the_server_with_open_connections(default_run, tmp_path):
