@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -13,8 +13,46 @@ from hydra.errors import HydraException
 import conf
 from app.config.environment import read_torchrun
 from app.config.errors import UserError
+from app.config.schema import package_version
 
-PATHS = ("checkpoint", "data.root", "file", "input", "outputs", "resume")  # settings with a path
+PATHS = (
+    "checkpoint",
+    "data.root",
+    "file",
+    "folder",
+    "input",
+    "outputs",
+    "resume",
+)  # settings with a path
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that raises UserErrors."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise a UserError for wrong arguments."""
+        raise UserError(f"{message} (--help shows the options)")
+
+
+def hydra_parser(command: str) -> Parser:
+    """Return a parser of overrides and of the options that Hydra carries out.
+
+    Hydra's own parser cannot be built in Python 3.14; Hydra prints the help of this one.
+    """
+    parser = Parser(f"python -m app.{command}", allow_abbrev=False, add_help=False)
+    add = parser.add_argument
+    version = f"lenet-ops {package_version() or '(sources)'}"
+    add("--version", action="version", version=version, help="print the version and exit")
+    add("overrides", nargs="*", help="settings, KEY=VALUE")
+    add("--help", "-h", action="store_true", help="print the groups and settings, and exit")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--multirun", "-m", action="store_true", help="run each combination: a sweep")
+    mode.add_argument("--cfg", "-c", choices=["job", "hydra", "all"], help="print settings, exit")
+    # Hydra reads its other options, too
+    for name in ("config_dir", "config_name", "config_path", "info", "package"):
+        parser.set_defaults(**{name: None})
+    parser.set_defaults(hydra_help=False, resolve=False, run=False, shell_completion=False)
+    return parser
 
 
 def parse_arguments(

@@ -22,9 +22,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from app.config.arguments import find_keys, parse_arguments
+from app.config.arguments import find_keys, hydra_parser, parse_arguments
 from app.config.errors import RunError, UserError, one_line, to_run_error
-from app.config.options import hydra_parser
 from app.config.process import GRACE, exit_codes, handle_signals, interrupt_after_grace
 from app.config.schema import from_mapping, unknown_key
 

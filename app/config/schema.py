@@ -233,7 +233,7 @@ class DrawConfig(UseConfig):
 
 @dataclass(config=FORBID)
 class ReportConfig:
-    """The arguments of `python -m app.report`."""
+    """The configuration of `python -m app.report`."""
 
     folder: Path = "latest"
     outputs: Path = "outputs"

@@ -123,7 +123,7 @@ def test_sweep_continues_after_a_failed_run(tmp_path):
     assert seeds == {"1": 1, "3": 2}
     entries = find_entries(folder)
     assert [entry.summary["status"] for entry in entries] == ["finished"] * 2
-    assert [item.name for item in group_runs(entries)] == ["all"]
+    assert [*group_runs(entries)] == ["all"]
 
 
 @pytest.mark.exhaustive
@@ -140,7 +140,7 @@ def test_interrupted_workers_of_a_sweep_save_their_runs(tmp_path):
     _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (130, "interrupted\n")
     entries = find_entries(tmp_path)
-    assert {entry.settings["seed"] for entry in entries} == {1, 2}  # the third did not start
+    assert len(entries) == 2  # the third did not start
     assert [entry.summary["status"] for entry in entries] == ["interrupted"] * 2
 
 

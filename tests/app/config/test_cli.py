@@ -247,7 +247,7 @@ def test_interrupt_during_an_import_is_one_line(tmp_path, package, arguments):
     ("version", "line"), [("1.2.3", "lenet-ops 1.2.3"), ("", "lenet-ops (sources)")]
 )
 def test_version_is_that_of_the_package(main, capsys, monkeypatch, version, line):
-    monkeypatch.setattr("app.config.options.package_version", lambda: version)
+    monkeypatch.setattr("app.config.arguments.package_version", lambda: version)
     assert main("--version") == 0
     assert capsys.readouterr() == (f"{line}\n", "")
 

@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
 from pathlib import Path
 from threading import Event
 
@@ -134,12 +133,9 @@ def test_newest_run_is_the_one_started_last(tmp_path, make_run, capsys):
     assert find_run("latest", outputs) == newer
     assert find_checkpoint(outputs) == newer / "best.pt"
     assert find_checkpoint(outputs, "model.onnx") == newer / "model.onnx"
-    networks = list(find_networks(outputs).values())
-    assert [network.path.parent for network in networks] == [newer, newer, older, older]
+    assert [path.parent for path in find_networks(outputs).values()] == [newer, older]
     report(ReportConfig("latest", outputs))
     assert capsys.readouterr().out.startswith(f"{newer}: 1 run\n")
-    start = f"{datetime.fromtimestamp(1.1e9):%Y-%m-%d %H:%M:%S}"
-    assert networks[0].started == start  # of sweeps, too, whose folders have no date
 
 
 def test_newest_run_is_the_same_in_a_copy(tmp_path):
