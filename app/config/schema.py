@@ -152,7 +152,7 @@ class TrainerConfig:
     log_every: Count = 50
     checkpoint_steps: Count | None = None
     checkpoint_seconds: Positive | None = 30.0
-    precision: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"
+    precision: Literal["fp32", "bf16", "fp64"] = "fp32"
     compile: Literal["auto", True, False] = "auto"
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from app.config.contents import DataDescription, TrainingData
-from app.config.device import CpuThreads, pick_device
+from app.config.device import choose_threads, pick_device
 from app.config.errors import UserError, check_writable, one_line
 from app.config.schema import DataConfig, TrainConfig, format_value, from_mapping
 from app.data.datasets import Dataset, load_dataset
@@ -53,7 +53,6 @@ class Run:
     data: Dataset  # the data set, on `device`
     train_step: TrainStep  # the network, its optimiser and its EMA
     device: torch.device
-    threads: CpuThreads
     folder: Path
     step: int = 0  # completed steps
     epoch: int = 0  # completed epochs, validation included
@@ -112,8 +111,8 @@ def start(
         model.double()
     train_step = resources.enter_context(closing(TrainStep(model, data, cfg, device, world)))
     resources.push(lambda error, *_: world.abort() if error else None)  # before it is closed
-    threads = CpuThreads(device, saved.training.get("threads", 0) if saved else 0)
-    run = Run(cfg, world, data, train_step, device, threads, folder or Path())
+    choose_threads(device, saved.training.get("threads", 0) if saved else 0)
+    run = Run(cfg, world, data, train_step, device, folder or Path())
     if saved:
         restore(run, saved)
     if not folder:

@@ -90,7 +90,7 @@ def test_settings_that_training_resolved_are_compared(sweep):
 def test_names_omit_settings_that_follow_from_the_recipe(sweep):
     best = {"recipe": "best", "model": {"act": "gelu"}, "optim": {"ema": 0.99}}
     best["trainer"] = {"epochs": 20}
-    changes = dict.fromkeys(range(2, 12), {"recipe": "fast", "trainer": {"epochs": 2}})
+    changes = {key: {"recipe": "fast", "trainer": {"epochs": 2}} for key in range(2, 12)}
     for number, change in ({0: best, 1: best | {"trainer": {"epochs": 7}}} | changes).items():
         path = sweep / str(number) / CONFIG
         OmegaConf.save(OmegaConf.merge(OmegaConf.load(path), change), path)

@@ -1,4 +1,4 @@
-"""State of a resumed run: best.pt, threads, loss scale; order of writing on the disk."""
+"""State of a resumed run: best.pt, threads; order of writing on the disk."""
 
 import dataclasses
 import os
@@ -82,23 +82,6 @@ def test_number_of_threads_is_restored(cfg, stopped, monkeypatch):  # noqa: F811
     before_step(monkeypatch, 0, lambda _: counts.append(torch.get_num_threads()))
     resumed(cfg, stopped)
     assert counts == [1]
-
-
-def test_loss_scale_is_restored(cfg, monkeypatch):  # noqa: F811
-    cfg.trainer.precision = "fp16"
-    stop_at(monkeypatch, "take", 12)
-    with pytest.raises(StoppedError):
-        train(cfg)
-    monkeypatch.undo()
-    (folder,) = find_runs(Path(cfg.outputs))
-    checkpoint = load_checkpoint(folder / "last.pt")
-    scale, growth = checkpoint.training["state"]["loss_scale"]["scale"]
-    assert (scale.item(), growth.item()) == (2.0**16, checkpoint.training["step"])
-    scale.fill_(512.0)
-    save_checkpoint(folder / "last.pt", checkpoint)
-    steps = resumed(cfg, folder)["steps"]
-    scale, growth = load_checkpoint(folder / "last.pt").training["state"]["loss_scale"]["scale"]
-    assert (scale.item(), growth.item()) == (512.0, steps)
 
 
 def test_new_run_is_locked(cfg, monkeypatch):  # noqa: F811

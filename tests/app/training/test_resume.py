@@ -133,17 +133,6 @@ def test_resume_is_bitwise_equal(cfg, monkeypatch, stops):
     assert_same(whole, stopped)
 
 
-def test_resume_in_fp16_is_bitwise_equal(cfg, monkeypatch):
-    cfg.trainer.precision = "fp16"
-    assert train(cfg)["test_accuracy"] > 0.5
-    stop_at(monkeypatch, "take", 12)
-    with pytest.raises(StoppedError):
-        train(cfg)
-    monkeypatch.undo()
-    train(dataclasses.replace(cfg, resume="latest"))
-    assert_same(*folders(cfg.outputs))
-
-
 def test_resume_by_checkpoint_path(cfg, monkeypatch, capsys):
     train(cfg)
     before_step(monkeypatch, 9, lambda _: signal.raise_signal(signal.SIGINT))
