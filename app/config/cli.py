@@ -3,10 +3,8 @@
 import functools
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor
-from multiprocessing import current_process
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +22,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from app.config.arguments import find_keys, hydra_parser, parse_arguments
 from app.config.errors import RunError, UserError, one_line, to_run_error
-from app.config.process import GRACE, exit_codes, handle_signals, interrupt_after_grace
+from app.config.process import exit_codes
 from app.config.schema import from_mapping, unknown_key
 
 T = TypeVar("T")
@@ -52,10 +50,6 @@ def run_command(name: str, schema: type[T], task: Callable[[T], Any]) -> None:
         try:
             if options.multirun and not options.help:
                 check_sweep(name, schema, options.overrides)
-                if any(item.startswith("hydra/launcher=") for item in options.overrides):
-                    handle_signals(interrupt_after_grace)
-                    # killed workers leave semaphores to the tracker, which frees them
-                    os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
             _run_hydra(
                 options,
                 parser,
@@ -91,11 +85,6 @@ def run_task(
         reason = one_line(to_run_error(error))
         print(f"failed: {folder}: {reason}", file=sys.stderr, flush=True)
         vars(error)["of_run"] = True  # survives pickling in a launcher's worker
-        raise
-    except KeyboardInterrupt:
-        # a worker of a launcher would start the next run: wait until it is killed
-        if current_process().name != "MainProcess":
-            time.sleep(2 * GRACE)
         raise
 
 

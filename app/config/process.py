@@ -1,12 +1,10 @@
 """The process of a command: standard streams, signals, exit codes."""
 
-import codecs
 import io
 import os
 import signal
 import stat
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -18,16 +16,13 @@ from app.config.errors import RunError, UserError, to_run_error
 
 INTERRUPTED, PIPE_CLOSED = 130, 141  # exit codes of a shell: 128 + SIGINT, SIGPIPE
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Seconds between a signal and the end of a launcher, in which its workers save their runs.
-GRACE = 3.0
 
 
 def open_streams() -> None:
-    """Replace closed standard streams by /dev/null; encode what the encoding lacks with `escape`.
+    """Replace closed standard streams by /dev/null; escape characters that the encoding lacks.
 
     Otherwise `print(file=sys.stderr)` writes to stdout, and an opened file gets descriptor 2.
     """
-    codecs.register_error("escape", escape)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:
@@ -35,14 +30,7 @@ def open_streams() -> None:
             os.set_inheritable(stream.fileno(), True)
             setattr(sys, name, stream)
         if mode == "w" and isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="escape")
-
-
-def escape(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Encode surrogates as the bytes that they stand for, other characters as escapes."""
-    with suppress(UnicodeError):
-        return codecs.lookup_error("surrogateescape")(error)
-    return codecs.lookup_error("backslashreplace")(error)
+            stream.reconfigure(errors="backslashreplace")
 
 
 def discard_terminal() -> None:
@@ -62,13 +50,6 @@ def interrupt(number: int, frame: FrameType | None) -> None:
             os._exit(INTERRUPTED)
         frame = frame.f_back
     raise KeyboardInterrupt
-
-
-def interrupt_after_grace(number: int, frame: FrameType | None) -> None:
-    """Call `interrupt` after `GRACE` seconds; at a second signal, whichever it is, at once."""
-    handle_signals(interrupt)
-    time.sleep(GRACE)
-    interrupt(number, frame)
 
 
 def handle_signals(handler: Callable[[int, FrameType | None], None] = interrupt) -> dict[int, Any]:

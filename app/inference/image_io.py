@@ -1,13 +1,12 @@
 """Read pictures from files and standard input as grayscale."""
 
-import functools
 import glob
 import io
-import os
 import re
 import sys
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,6 +15,11 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from app.config.errors import UserError
+
+with suppress(ImportError):  # optional, for HEIC
+    import pillow_heif
+
+    pillow_heif.register_heif_opener()
 
 Gray = NDArray[np.uint8]  # [H, W], 0 is black
 STANDARD_INPUT = "-"
@@ -26,59 +30,12 @@ OUTLIERS = 1e-4  # share of the pixels at each end, hot or dead, and at least on
 
 
 def list_pictures(input: str) -> Iterator[tuple[str, Path | BinaryIO]]:
-    """Yield (name, file) of each picture of a file, a folder, a glob pattern or `-`.
-
-    Standard input has a picture, or names, one per line or separated by NUL.
-    """
-    names = [input]
+    """Yield (name, file) of each picture of a file, a folder, a glob pattern or standard input."""
     if input == STANDARD_INPUT:
-        content = sys.stdin.buffer.read() if sys.stdin else b""  # None: closed
-        listed = _names_in(content)
-        if listed is None:
-            yield input, io.BytesIO(content)
-            return
-        if not listed:
-            raise UserError("input=-: standard input is empty")
-        names = listed
-    for name in names:
-        for path in find_pictures(name):
+        yield input, io.BytesIO(sys.stdin.buffer.read() if sys.stdin else b"")  # None: closed
+    else:
+        for path in find_pictures(input):
             yield str(path), path
-
-
-def _names_in(content: bytes) -> list[str] | None:
-    """Return the file names in standard input; None if it is a picture, whole or damaged."""
-    if _is_picture(content):
-        return None
-    listed = content.split(b"\0") if b"\0" in content else content.splitlines()
-    names = [os.fsdecode(name) for name in listed if name.strip()]
-    try:
-        content.decode()
-    except UnicodeDecodeError:  # names are bytes: in another encoding one of them must exist
-        return names if any(map(os.path.exists, names)) else None
-    return names
-
-
-def _is_picture(content: bytes) -> bool:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            Image.open(io.BytesIO(content)).close()
-    except UnidentifiedImageError:
-        return False
-    except Exception:  # a damaged or too large picture
-        return True
-    return True
-
-
-@functools.cache
-def _reads_heif() -> bool:
-    """Return whether Pillow reads HEIC: register the plug-in of pillow-heif if it is installed."""
-    try:
-        import pillow_heif
-    except ImportError:
-        return False
-    pillow_heif.register_heif_opener()
-    return True
 
 
 def find_pictures(pattern: str) -> list[Path]:
@@ -111,7 +68,6 @@ def read_gray(file: Path | BinaryIO) -> Gray:
     transparent, black under a bright drawing and white under a dark one. Raise a UserError if the
     file is no picture or has more than `MAX_PIXELS`.
     """
-    reads_heif = _reads_heif()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
@@ -134,9 +90,8 @@ def read_gray(file: Path | BinaryIO) -> Gray:
     except Image.DecompressionBombError as error:
         raise UserError(f"too large, at most {MAX_PIXELS:,} pixels") from error
     except UnidentifiedImageError as error:
-        if not reads_heif and Path(str(file)).suffix.lower() in HEIF:
-            raise UserError("HEIC is read with pillow-heif: pip install pillow-heif") from error
-        raise UserError("not a picture, or of an unknown format") from error
+        hint = " (HEIC needs pip install pillow-heif)" if str(file).lower().endswith(HEIF) else ""
+        raise UserError(f"not a picture, or of an unknown format{hint}") from error
     except Exception as error:  # Pillow raises many types for damaged files
         raise UserError(f"cannot be read ({getattr(error, 'strerror', None) or error})") from error
     if not alpha.any():

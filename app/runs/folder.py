@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import fcntl
 import fnmatch
 import functools
 import json
@@ -9,13 +10,12 @@ import os
 import secrets
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import yaml
-from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 from omegaconf import OmegaConf
 
 from app.config.contents import RunSettings, Summary
@@ -27,7 +27,6 @@ CONFIG = Path(".hydra", "config.yaml")  # marks a run folder
 LAUNCH = Path(".hydra", "launch")  # identity of the torchrun launch that created the folder
 START = Path(".hydra", "start")  # start of the run, ISO 8601
 LOCK = Path(".hydra", "lock")
-MARKER = Path(".hydra", "lock.pid")
 # Errors of flock on file systems without locks, such as some NFS mounts.
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 SUMMARY = "summary.json"
@@ -66,27 +65,21 @@ def create_run_folder(cfg: TrainConfig, launch: str = "", folder: Path | None = 
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of the run in `folder`, or raise a UserError if another process holds it.
 
-    A file system without locks has a file `MARKER` instead, which names the process; one of a dead
-    process of this machine is void.
+    A file system without locks has none.
     """
-    lock: BaseFileLock = FileLock(folder / LOCK, fallback_to_soft=False)
-    reason = f"resume={folder}: the run is going on in another process"
-    with writing(folder):
+    with writing(folder), ExitStack() as stack:
+        file = stack.enter_context((folder / LOCK).open("a"))
         try:
-            try:
-                lock.acquire(blocking=False)
-            except OSError as error:
-                if error.errno not in NO_LOCKS:
-                    raise
-                lock = SoftFileLock(folder / MARKER)
-                reason += f" (if that was killed on another machine, delete {folder / MARKER})"
-                lock.acquire(timeout=0.2, poll_interval=0.05)  # again after deleting a void file
-        except Timeout as error:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            reason = f"resume={folder}: the run is going on in another process"
             raise UserError(reason) from error
-    try:
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+        held = stack.pop_all()
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 def start_time(folder: Path) -> float:

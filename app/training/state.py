@@ -36,7 +36,7 @@ from app.training.failures import not_finite
 from app.training.step import Schedule, TrainStep
 
 # Fields of Run in last.pt.
-COUNTERS = ("step", "epoch", "best", "images", "seconds", "log_size")
+COUNTERS = ("step", "epoch", "best", "images", "seconds")
 # Remedies for damaged and missing checkpoints of a run to resume.
 START_OVER = f"move {LAST} and {BEST} out of this folder to start over"
 COPY_LAST = f"restore it, or copy {LAST} to {BEST} to go on with the network of {LAST}"
@@ -61,7 +61,6 @@ class Run:
     seconds: float = 0.0  # time in training steps, without evaluation and checkpoints
     # TrainStep.statistics of the completed steps of this epoch, reduced over all processes
     statistics: Tensor = field(default_factory=lambda: torch.zeros(0, 3))
-    log_size: int = 0  # size of `metrics.jsonl` in bytes at the last checkpoint
 
     @property
     def schedule(self) -> Schedule:

@@ -64,7 +64,7 @@ def train(
             return {}
         print(describe_run(run), flush=True)
         stack.enter_context(quiet_writer_thread())
-        tracker = stack.enter_context(closing(Tracker(run.folder, run.step, run.log_size)))
+        tracker = stack.enter_context(closing(Tracker(run.folder, run.step)))
         return run_rank_0(run, tracker, started - run.seconds)  # training before a resume
 
 
@@ -210,8 +210,8 @@ def log_statistics(run: Run, tracker: Tracker, done: int) -> None:
 
 
 def save_last(run: Run, tracker: Tracker, **metrics: float) -> None:
-    """Flush the curves, then write `last.pt`, which records their size."""
-    run.log_size = tracker.flush()
+    """Flush the curves, then write `last.pt`."""
+    tracker.flush()
     save(run, LAST, **metrics)
 
 

@@ -67,7 +67,7 @@ def test_run_learns_and_writes_its_files(cfg, capfd):
     assert (summary["status"], summary["epochs"], summary["steps"]) == ("finished", 2, 14)
     assert summary["parameters"] == 123_026
     names = {path.name.split(".")[0] for path in folder.iterdir() if path.name != ".hydra"}
-    assert names == {"best", "last", "summary", "events", "metrics"}
+    assert names == {"best", "last", "summary", "events"}
     output, errors = capfd.readouterr()
     assert errors == ""  # a pipe has no progress bar
     assert len([line for line in output.splitlines() if line.startswith("epoch ")]) == 2
