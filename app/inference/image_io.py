@@ -2,6 +2,7 @@
 
 import glob
 import io
+import os
 import re
 import sys
 import warnings
@@ -30,11 +31,19 @@ OUTLIERS = 1e-4  # share of the pixels at each end, hot or dead, and at least on
 
 
 def list_pictures(input: str) -> Iterator[tuple[str, Path | BinaryIO]]:
-    """Yield (name, file) of each picture of a file, a folder, a glob pattern or standard input."""
+    """Yield (name, file) of each picture of a file, a folder, a glob pattern or `-`.
+
+    Standard input has a picture, or names, one per line.
+    """
+    names = [input]
     if input == STANDARD_INPUT:
-        yield input, io.BytesIO(sys.stdin.buffer.read() if sys.stdin else b"")  # None: closed
-    else:
-        for path in find_pictures(input):
+        content = sys.stdin.buffer.read() if sys.stdin else b""  # None: closed
+        names = [os.fsdecode(name) for name in content.splitlines() if name.strip()]
+        if not any(map(os.path.exists, names)):
+            yield input, io.BytesIO(content)
+            return
+    for name in names:
+        for path in find_pictures(name):
             yield str(path), path
 
 

@@ -1,6 +1,7 @@
 import csv
 import io
 import json
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from app.config.errors import RunError, UserError
 from app.config.schema import ExportConfig, PredictConfig
 from app.data.datasets import load_test_split
 from app.export.export import export
+from app.inference.image_io import list_pictures
 from app.inference.output import predict
 from app.inference.predictor import load_torch
 from app.runs.folder import read_summary
@@ -144,6 +146,24 @@ def test_standard_input_is_a_picture(cfg, tmp_path, capsys, monkeypatch):
             continue
         with pytest.raises(UserError, match=r"^input=- \(standard input\): not a picture"):
             predict(replace(cfg, input="-"))
+
+
+def test_standard_input_has_names(cfg, tmp_path, capsys, monkeypatch):
+    for name in (b"1.png", b"caf\xe9.png"):
+        picture(tmp_path / os.fsdecode(name), "1")
+    names = [os.fsencode(tmp_path) + name for name in (b"/missing.png", b"/caf\xe9.png", b"/1.png")]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\n".join([*names, b""]))))
+    assert [os.fsencode(name) for name, _ in list_pictures("-")] == names
+    names = [names[0], b"a" * 300, b"", names[2]]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\n".join(names))))
+    with pytest.raises(UserError, match="skipped 2 of 3 pictures"):
+        predict(replace(cfg, input="-", format="csv"))
+    printed = capsys.readouterr()
+    (row,) = csv.DictReader(printed.out.splitlines())
+    assert row["file"] == f"{tmp_path}/1.png"
+    missing, long = printed.err.splitlines()
+    assert missing == f"skipped: input={tmp_path}/missing.png: no such picture"
+    assert long == f"skipped: input={'a' * 300}: cannot be read (File name too long)"
 
 
 def test_control_characters_in_names_do_not_break_the_table(cfg, tmp_path, capsys):
