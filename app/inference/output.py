@@ -5,19 +5,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from app.config.errors import UserError
-from app.config.schema import PredictConfig, format_value
+from app.config.schema import PredictConfig, format_value, printable
 from app.data.datasets import load_test_split
 from app.inference.image_io import Gray, list_pictures, read_gray
 from app.inference.metrics import Predictions
 from app.inference.plots import draw_predictions
 from app.inference.predictor import Predictor, load_predictor
-from app.inference.preprocess import DIGITS, SIDE, bright_on_black, frame
-from app.inference.strokes import MIN_CONTRAST
+from app.inference.preprocess import SIDE, bright_on_black, frame
 from app.models import MIN_SIDE
 from app.runs.files import csv_text, write_results
 from app.runs.folder import data_root
@@ -97,10 +95,7 @@ def _prepare(gray: Gray, predictor: Predictor, cfg: PredictConfig) -> Tensor:
         image = bright_on_black(gray, cfg.invert)
     if image is None:
         if cfg.invert is None:
-            is_blank = predictor.data.name not in DIGITS or np.ptp(gray) < MIN_CONTRAST
-            raise UserError(
-                "a blank picture, there is nothing in it" if is_blank else "no digit found"
-            )
+            raise UserError("a blank picture, or no digit in it")
         setting = f"invert={format_value(cfg.invert)}"
         raise UserError(f"no digit found with {setting}, leave out {setting}")
     return image
@@ -134,7 +129,7 @@ def format_pictures(
         text = ((name, label, f"{share:.6f}") for name, label, share in rows)
         return csv_text(("file", "predicted", "probability"), text)
     if format == "table":
-        rows = [(name if name.isprintable() else repr(name)[1:-1], *rest) for name, *rest in rows]
+        rows = [(printable(name), *rest) for name, *rest in rows]
         widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
         return "".join(
             f"{name:{widths[0]}}  {label:{widths[1]}}  {share:7.2%}\n"
@@ -144,8 +139,8 @@ def format_pictures(
     for (name, label, share), every in zip(rows, probabilities.tolist(), strict=True):
         named = {key: round(value, 6) for key, value in zip(classes, every, strict=True)}
         item = {"file": name, "predicted": label, "probability": round(share, 6)}
-        items.append(json.dumps(item | {"probabilities": named}, ensure_ascii=False))
-    return "[\n" + ",\n".join(items) + "\n]\n"
+        items.append(item | {"probabilities": named})
+    return json.dumps(items, ensure_ascii=False, indent=1) + "\n"
 
 
 def to_csv(predictions: Predictions) -> str:

@@ -182,14 +182,6 @@ def network_file(path: str | Path, name: str, key: str = "checkpoint") -> Path:
     raise UserError(f"{key}={path}: no {name} in this folder, {hint}")
 
 
-def is_outdated(path: Path) -> bool:
-    """Return whether an exported file is older than `best.pt` in its folder."""
-    with suppress(FileNotFoundError):
-        latest = path.stat().st_mtime + 2  # seconds: copying may shift times
-        return path.with_name("best.pt").stat().st_mtime > latest
-    return False
-
-
 def read_settings(folder: Path) -> dict[str, Any]:
     """Return the configuration of the run in `folder` as nested plain values."""
     settings = _read(folder / CONFIG, _parse_yaml, RunSettings)
@@ -218,18 +210,14 @@ def read_summary(folder: Path) -> dict[str, Any]:
     The status is unfinished if the run is going on or was killed, or if the file is damaged.
     """
     path, unfinished = folder / SUMMARY, {"status": "unfinished"}
+    if not path.is_file():
+        return unfinished
     try:
         return unfinished | _read(path, json.loads, Summary)
     except UserError as error:
-        if not is_gone(error):
-            remedy = f"the run counts as unfinished, resume={folder} writes the file anew"
-            warn_once(f"{error}; {remedy}")
+        remedy = f"the run counts as unfinished, resume={folder} writes the file anew"
+        warn_once(f"{error}; {remedy}")
         return unfinished
-
-
-def is_gone(error: UserError) -> bool:
-    """Return whether `error` is that of a file that is missing."""
-    return isinstance(error.__cause__, FileNotFoundError | NotADirectoryError)
 
 
 @functools.cache
