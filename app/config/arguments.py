@@ -3,12 +3,8 @@
 import argparse
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
-
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
 
 import conf
 from app.config.environment import read_torchrun
@@ -89,25 +85,14 @@ def is_group(key: str) -> bool:
 
 
 def quote(override: str, sweep: bool) -> str:
-    """Quote the value of an override where Hydra would reject or misread it.
-
-    Quote paths that Hydra would change, such as `2026_11` or `a,b.png`, options of a group that do
-    not begin with a letter, and open brackets. Raise a UserError for a list without -m.
-    """
+    """Quote what Hydra would change or misread: paths such as `2026_11`, options such as `1`."""
     if not override.lstrip("+").startswith("hydra"):
         override = override.lstrip("+")  # all keys are in conf/: there is nothing to add
     key, _, value = override.partition("=")
-    if not value.strip() or value[0] in "'\"":
+    is_path = key in PATHS and value != "null" and not (sweep and re.search("[,(]", value))
+    is_option = is_group(key) and (value == "null" or not value[:1].isalpha())
+    if not (is_path or is_option) or not value.strip() or value[0] in "'\"":
         return override
-    needs_quotes = True
-    if not is_group(key) or (value != "null" and value[0].isalpha()):
-        with suppress(HydraException):
-            parsed = OverridesParser.create().parse_override(override)
-            is_list = parsed.is_sweep_override()
-            is_path = key in PATHS and value != "null" and not (sweep and is_list)
-            needs_quotes = is_path and str(parsed.value()) != value
-            if is_list and not sweep and not is_path:
-                raise UserError(f"{override}: is a list of values, add -m for a run with each")
     # backslashes before a quote (also the closing one) would escape it: double them
     quoted = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
-    return f"{key}='{quoted}'" if needs_quotes else override
+    return f"{key}='{quoted}'"
