@@ -121,14 +121,11 @@ def find_files(root: Path, name: str) -> Iterator[Path]:
 
 def newest_first(files: Iterable[Path]) -> list[Path]:
     """Sort files by the start of their run, newest first, then others; leave out missing ones."""
-    oldest: dict[Path, int] = {}
-    present = []
+    times = {}
     for path in files:
         with suppress(FileNotFoundError, NotADirectoryError):
-            time = path.stat().st_mtime_ns
-            oldest[path.parent] = min(oldest.get(path.parent, time), time)
-            present.append(path)
-    return sorted(present, key=lambda path: (-start_time(path.parent), -oldest[path.parent]))
+            times[path] = (start_time(path.parent), path.stat().st_mtime_ns)
+    return sorted(times, key=lambda path: times[path], reverse=True)
 
 
 def find_run(resume: str, outputs: str) -> Path:
