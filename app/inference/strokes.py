@@ -60,8 +60,6 @@ class Digit(NamedTuple):
     ink: Ink
     threshold: float
     strokes: Mask
-    others: Mask  # ink that does not belong to it
-    pen: float  # stroke width in pixels
     is_cut: bool  # at the edge of the sheet or the picture
 
     @property
@@ -103,9 +101,7 @@ def _strokes_above(threshold: float, ink: Ink, surface: Surface) -> Digit | None
     if main is None:
         return None
     kept = np.concatenate([[False], _belongs(parts, main)])[labels]
-    return Digit(
-        ink, threshold, kept, strokes & ~kept, float(parts.pen[main]), bool(parts.is_cut[main])
-    )
+    return Digit(ink, threshold, kept, bool(parts.is_cut[main]))
 
 
 def _measure(labels: NDArray[Any], count: int, strokes: Mask, inside: Mask) -> Parts:
