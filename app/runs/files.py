@@ -42,12 +42,6 @@ def write_results(folder: Path, files: Mapping[str, bytes], log: TextIO | None) 
         print(f"wrote {folder / name}", file=log)
 
 
-def remove_temporaries(path: Path) -> None:
-    """Remove the temporary files of writers of `path` that were killed."""
-    for leftover in path.parent.glob(f".{path.name}.*.tmp"):
-        leftover.unlink(missing_ok=True)
-
-
 def csv_text(heading: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """Return a table as CSV."""
     text = io.StringIO()

@@ -17,12 +17,10 @@ from app.config.schema import DataConfig, TrainConfig, format_value, from_mappin
 from app.data.datasets import Dataset, load_dataset
 from app.models import build_model, cpu_format
 from app.runs.checkpoint import BEST, LAST, Checkpoint, load_checkpoint, save_checkpoint
-from app.runs.files import remove_temporaries
 from app.runs.folder import (
     CONFIG,
     LAUNCH,
     NON_HYPERPARAMETERS,
-    SUMMARY,
     create_run_folder,
     find_run,
     find_runs,
@@ -141,13 +139,11 @@ def find_state(
     resources.enter_context(locked(folder))
     summary = read_summary(folder)
     finished = summary["status"] == "finished"
-    saved = load_to_resume(folder / LAST, required=not finished)
+    saved = None if finished else load_to_resume(folder / LAST)
     cfg = load_config(folder, cfg, saved, typed)
     if finished:
         print(f"{folder} is finished: test accuracy {summary['test_accuracy']:.2%}")
         return summary
-    for name in (LAST, BEST, SUMMARY):
-        remove_temporaries(folder / name)
     accuracy = saved.training.get("best") if saved else None
     if saved and not (isinstance(accuracy, float) and accuracy >= 0):  # before the first validation
         return cfg, folder, saved
@@ -162,15 +158,11 @@ def find_state(
     return cfg, folder, saved
 
 
-def load_to_resume(
-    path: Path, required: bool = True, remedy: str = START_OVER
-) -> Checkpoint | None:
-    """Load a checkpoint of a run to resume; None if it is missing, or damaged and not required."""
+def load_to_resume(path: Path, remedy: str = START_OVER) -> Checkpoint | None:
+    """Load a checkpoint of a run to resume; None if it is missing."""
     try:
         return load_checkpoint(path, "resume") if path.is_file() else None
     except UserError as error:
-        if not required:
-            return None
         raise UserError(f"{error}; {remedy}") from error
 
 

@@ -133,11 +133,9 @@ def test_resume_by_checkpoint_path(cfg, monkeypatch, capsys):
         train(cfg)
     monkeypatch.undo()
     whole, stopped = folders(cfg.outputs)
-    (stopped / ".best.pt.0123.tmp").write_bytes(b"half of a checkpoint")
     train(TrainConfig(resume=str(stopped / "last.pt"), data=cfg.data, outputs=cfg.outputs))
     assert f"going on after step 10 in {stopped}" in capsys.readouterr().out
     assert_same(whole, stopped)
-    assert not list(stopped.glob(".*.tmp"))
 
 
 @pytest.mark.parametrize("damaged", [False, True])
@@ -286,13 +284,9 @@ def test_resume_without_run_raises(cfg, resume, message):
 
 def test_locked_run_raises(cfg, stopped):
     again = dataclasses.replace(cfg, resume="latest")
-    half_written = stopped / ".last.pt.0123.tmp"
-    half_written.touch()
     with locked(stopped), pytest.raises(UserError, match="going on in another process"):
         train(again)
-    assert half_written.exists()  # belongs to the other process
     train(again)
-    assert not half_written.exists()
 
 
 def test_resume_keeps_the_fallback_data_set(cfg, monkeypatch, tmp_path):
@@ -309,9 +303,9 @@ def test_resume_keeps_the_fallback_data_set(cfg, monkeypatch, tmp_path):
         train(cfg)
     monkeypatch.undo()
     digits = dataclasses.replace(original, name="digits", val_size=60)
-    for _ in range(2):  # the second time the run is finished
-        resumed = dataclasses.replace(cfg, resume="latest", data=digits)
-        summary = train(resumed, {"data": "data=digits"})
+    resumed = dataclasses.replace(cfg, resume="latest", data=digits)
+    for typed in ({"data": "data=digits"}, {}):  # the second time the run is finished
+        summary = train(resumed, typed)
         assert (summary["dataset"], summary["fallback_from"]) == ("digits", "mnist")
     assert_same(*folders(cfg.outputs))
 
