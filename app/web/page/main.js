@@ -112,7 +112,7 @@ canvas.addEventListener("pointerdown", (event) => {
 });
 canvas.addEventListener("pointermove", (event) => {
   if (!isDown || !event.isPrimary) return;
-  const events = event.getCoalescedEvents();
+  const events = event.getCoalescedEvents?.() ?? [];
   strokes.at(-1).push(...(events.length ? events : [event]).map(pointOf));
   changed();
 });
