@@ -50,6 +50,8 @@ def run_command(name: str, schema: type[T], task: Callable[[T], Any]) -> None:
         try:
             if options.multirun and not options.help:
                 check_sweep(name, schema, options.overrides)
+                # killed workers of a launcher leave semaphores to the tracker, which frees them
+                os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
             _run_hydra(
                 options,
                 parser,
