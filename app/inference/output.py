@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from app.config.errors import UserError
+from app.config.errors import UserError, check_writable
 from app.config.schema import PredictConfig, format_value, printable
 from app.data.datasets import load_test_split
 from app.inference.image_io import Gray, list_pictures, read_gray
@@ -17,7 +17,7 @@ from app.inference.plots import draw_predictions
 from app.inference.predictor import Predictor, load_predictor
 from app.inference.preprocess import SIDE, bright_on_black, frame
 from app.models import MIN_SIDE
-from app.runs.files import csv_text, write_results
+from app.runs.files import csv_text, write_atomically
 from app.runs.folder import data_root
 
 
@@ -48,11 +48,13 @@ def predict_test_images(predictor: Predictor, cfg: PredictConfig) -> None:
     text = f"{accuracy}\n\n{format_confusion(predictions)}\n\n"
     if cfg.format != "table":
         text = table if cfg.format == "csv" else to_json(predictions, predictor.data.name) + "\n"
+    print(text, end="", flush=True)  # first, as the rest may fail
     picture = draw_predictions(predictions, split.images, accuracy)
-    files = {"predictions.csv": table.encode(), "predictions.png": picture}
-    print(text, end="", flush=True)
-    log = sys.stdout if cfg.format == "table" else sys.stderr  # keeps CSV and JSON parseable
-    write_results(predictor.folder, files, log)  # raises for a read-only folder: after the text
+    check_writable(predictor.folder, str(predictor.folder))
+    for name, content in (("predictions.csv", table.encode()), ("predictions.png", picture)):
+        write_atomically(predictor.folder / name, content)
+        log = sys.stdout if cfg.format == "table" else sys.stderr  # keeps CSV and JSON parseable
+        print(f"wrote {predictor.folder / name}", file=log)
 
 
 def predict_pictures(predictor: Predictor, cfg: PredictConfig) -> None:
