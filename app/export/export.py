@@ -19,6 +19,7 @@ from app.export.model_card import write_card
 from app.export.outputs import check_files, write_with_card
 from app.export.parity import check_parity, compare
 from app.export.quantize import quantize
+from app.inference.onnx_file import to_bytes
 from app.inference.onnx_runtime import RUNTIME, onnx_predictor, open_session
 from app.inference.predictor import TorchPredictor, load_data, load_torch
 from app.runs.folder import data_root, find_checkpoint
@@ -59,7 +60,7 @@ def _export_file(cfg: ExportConfig, path: Path, original: TorchPredictor, test: 
     except RunError as error:
         raise RunError(f"{path} is not written: {error}") from error
     model.metadata_props.add(key="test_accuracy", value=json.dumps(parity.accuracy))
-    content = model.SerializeToString(deterministic=True)
+    content = to_bytes(model)
     card = path.with_suffix(".md")
     write_with_card(path, content, card, write_card(path.name, content, original, cfg, parity))
     print("onnx checker, shape inference: passed")
