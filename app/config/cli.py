@@ -42,6 +42,8 @@ def run_command(name: str, schema: type[T], task: Callable[[T], Any]) -> None:
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
         # by default OpenMP threads spin for milliseconds, which stalls a busy machine
         os.environ["GOMP_SPINCOUNT"] = "20000"
+    # torch logs each attempt to connect to another process, with C++ frames
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     with exit_codes(full_error):
         parser = hydra_parser(name)
         options = parse_arguments(parser, name, sys.argv[1:])
