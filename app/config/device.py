@@ -18,13 +18,15 @@ MIN_SPEEDUP = 1.3  # of fewer threads, to prefer them
 def pick_device(name: str) -> torch.device:
     """Return the device of a setting (`cuda`: of the local rank); raise a UserError if missing."""
     count = torch.cuda.device_count()
-    device = torch.device(("cuda" if count else "cpu") if name == "auto" else name)
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", read_torchrun().local_rank)
-    if device.type == "cuda" and (device.index or 0) >= count:
-        here = ", ".join(["auto", "cpu", *(f"cuda:{index}" for index in range(count))])
-        raise UserError(f"device={name}: not on this machine, choose from {here}")
-    return device
+    here = ["auto", "cpu", *(f"cuda:{index}" for index in range(count))]
+    wanted = ("cuda" if count else "cpu") if name == "auto" else name
+    if wanted == "cuda":
+        rank = read_torchrun().local_rank
+        if (rank or 0) < count:
+            return torch.device("cuda", rank)
+    if wanted not in here:  # torch wraps large indices: cuda:256 would be cuda:0
+        raise UserError(f"device={name}: not on this machine, choose from {', '.join(here)}")
+    return torch.device(wanted)
 
 
 def describe(device: torch.device) -> str:

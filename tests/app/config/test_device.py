@@ -24,6 +24,9 @@ def test_missing_device_raises(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(UserError, match=r"choose from auto, cpu, cuda:0, cuda:1$"):
         pick_device("cuda:2")
+    for index in ("128", "256", "9" * 20, "00"):
+        with pytest.raises(UserError, match=rf"cuda:{index}: not on this machine, choose from"):
+            pick_device(f"cuda:{index}")
 
 
 def test_describe(monkeypatch):
