@@ -49,7 +49,8 @@ def not_finite(run: "Run", what: str, step: int) -> RunError:
     """Return the RunError for non-finite values at `step`, with the setting to change."""
     rate, decay = run.schedule.rate(step - 1), run.cfg.optim.weight_decay
     # a step multiplies the weights by 1 - lr * weight_decay: below -1 they grow and alternate
-    setting = "weight_decay" if run.cfg.optim.lr * decay > 2 else "lr"
+    lr = run.cfg.optim.lr
+    setting = "weight_decay" if lr * decay > 2 and decay > lr else "lr"
     return RunError(
         f"{what} at step {step}, where the learning rate was {rate:.2g} and the weight decay "
         f"{decay:g}: try a smaller optim.{setting} ({last_checkpoint(run)})"

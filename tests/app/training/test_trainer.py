@@ -211,9 +211,12 @@ def test_nonfinite_loss_raises(cfg, monkeypatch):
     assert load_checkpoint(last).metrics["epoch"] == 1  # of finite weights
 
 
-@pytest.mark.parametrize(("decay", "setting"), [(0.05, "lr"), (1e6, "weight_decay")])
-def test_nonfinite_loss_names_the_likely_setting(cfg, monkeypatch, decay, setting):
-    cfg.optim.weight_decay = decay
+@pytest.mark.parametrize(
+    ("lr", "decay", "setting"),
+    [(0.008, 0.05, "lr"), (0.008, 1e6, "weight_decay"), (1e308, 0.05, "lr")],
+)
+def test_nonfinite_loss_names_the_likely_setting(cfg, monkeypatch, lr, decay, setting):
+    cfg.optim.lr, cfg.optim.weight_decay = lr, decay
     after_step(monkeypatch, 3, lambda step: step.statistics[3].fill_(math.nan))
     with pytest.raises(RunError, match=rf"weight decay \S+: try a smaller optim\.{setting} \("):
         train(cfg)
