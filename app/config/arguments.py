@@ -56,10 +56,13 @@ def parse_arguments(
 ) -> argparse.Namespace:
     """Parse the arguments of a command; raise a UserError if they are invalid."""
     options = parser.parse_intermixed_args(arguments)
+    typed: dict[str, str] = {}
     for override in options.overrides:
         key, equals, _ = override.lstrip("+").partition("=")
         if not key or not equals or key.startswith("~"):
             raise UserError(f"{override}: expected KEY=VALUE (--help lists the keys)")
+        if (first := typed.setdefault(key, override)) is not override:
+            raise UserError(f"{first} {override}: set {key} once")
         if key == "hydra.run.dir":
             raise UserError(f"{override}: use outputs=FOLDER, the parent of the run folders")
         if command != "train" and is_group(key):

@@ -77,7 +77,7 @@ MODELS = "choose from lenet, lenet_depthwise, lenet_involution, lltm, separable,
         ("model.act=[1,2]", "model.act=[1, 2]: Input should be 'relu', 'gelu' or 'ncrelu'\n"),
         ("optim.lr=-1", "optim.lr=-1: Input should be greater than 0\n"),
         ("trainer.epochs=1.5", "trainer.epochs=1.5: Input should be a valid integer\n"),
-        ("trainer.compile=no", "trainer.compile=no: Input should be 'auto', True or False\n"),
+        ("trainer.compile=no", "trainer.compile=no: Input should be 'auto', true or false\n"),
         ("seed=1\n2", "seed=1\\n2: cannot be parsed, a quote or bracket may be open\n"),
         ("trainer=5", "trainer=5: Input should be a dictionary or an instance of TrainerConfig"),
         ("epochs=3", "epochs: unknown key, did you mean trainer.epochs?\n"),
@@ -198,6 +198,11 @@ def test_wrong_sweep_is_refused_before_its_first_run(main, tmp_path, capsys, ove
     assert errors.startswith(f"error: {line}")
     assert errors.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_key_that_is_set_twice_raises(main, capsys):
+    assert main("seed=1", "device=cpu", "+seed=2") == 2
+    assert capsys.readouterr().err == "error: seed=1 +seed=2: set seed once\n"
 
 
 def test_flags_may_stand_between_settings(main):
