@@ -43,8 +43,9 @@ def list_pictures(input: str) -> Iterator[tuple[str, Path | BinaryIO]]:
             yield input, io.BytesIO(content)
             return
     for name in names:
-        for path in find_pictures(name):
-            yield str(path), path
+        paths = find_pictures(name)
+        for path in paths:
+            yield (name if paths == [Path(name)] else str(path)), path
 
 
 def find_pictures(pattern: str) -> list[Path]:
@@ -80,6 +81,8 @@ def read_gray(file: Path | BinaryIO) -> Gray:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            if isinstance(file, Path) and (file.is_fifo() or file.is_char_device()):
+                raise OSError("not a regular file")  # it may have no end
             with Image.open(file) as opened:
                 if opened.width * opened.height > MAX_PIXELS:
                     raise Image.DecompressionBombError

@@ -8,6 +8,7 @@ import functools
 import json
 import os
 import secrets
+import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -170,6 +171,8 @@ def network_file(path: str | Path, name: str, key: str = "checkpoint") -> Path:
         except OSError as error:
             raise UserError(f"{key}={file}: cannot be read: {error.strerror}") from error
         return file
+    if file.exists():  # reading a named pipe would wait for a writer
+        raise UserError(f"{key}={file}: not a regular file")
     if file == path:
         raise UserError(f"{key}={path}: no such file")
     runs = newest_first(find_files(path, name))
@@ -237,7 +240,12 @@ def _read(path: Path, parse: Callable[[str], Any], schema: type[Any]) -> dict[st
 
 
 def _read_text(path: Path) -> str:
-    """Return a text in UTF-8; raise a ValueError if it has more than `MAX_TEXT` bytes."""
+    """Return a text in UTF-8; raise a ValueError if it has more than `MAX_TEXT` bytes.
+
+    Raise a ValueError for named pipes and devices, which may have no end.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError("not a regular file")
     with path.open("rb") as file:
         content = file.read(MAX_TEXT + 1)
     if len(content) > MAX_TEXT:

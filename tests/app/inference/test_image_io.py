@@ -1,3 +1,6 @@
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 from PIL import Image, ImageDraw
@@ -59,6 +62,14 @@ def test_outliers_in_floats_do_not_change_the_digit(outlier, expected, tmp_path)
 
 def test_float_picture_without_numbers_is_blank(tmp_path):
     assert to_digit(saved(np.full((9, 9), np.nan, np.float32), tmp_path / "a.tif")) is None
+
+
+def test_named_pipes_and_devices_are_not_read(tmp_path):
+    os.mkfifo(tmp_path / "7.png")
+    for path in (tmp_path / "7.png", Path("/dev/zero")):
+        assert find_pictures(str(path)) == [path]
+        with pytest.raises(UserError, match=r"^cannot be read \(not a regular file\)$"):
+            read_gray(path)
 
 
 def test_heic_without_plug_in_names_it(tmp_path):

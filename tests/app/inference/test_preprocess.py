@@ -175,7 +175,8 @@ def test_mnist_image_is_unchanged():
 
 
 def test_addresses_are_not_downloaded():
-    ((_, file),) = list_pictures("https://host.example/7.png")
+    ((name, file),) = list_pictures("https://host.example/7.png")
+    assert name == "https://host.example/7.png"  # a Path has one slash
     with pytest.raises(UserError, match=r"^no such picture, addresses are not downloaded$"):
         read_gray(file)
 

@@ -32,6 +32,7 @@ from app.runs.folder import (
     locked,
     network_file,
     read_settings,
+    read_summary,
 )
 from app.training.state import load_config
 from app.web.networks import find_networks
@@ -260,3 +261,14 @@ def test_find_checkpoint_prints_its_choice(tmp_path, capsys):
     assert told() == f"using {best} (finished); {skipped}\n"
     newest = create_run_folder(cfg)
     assert f"skipped the newer run {newest} (unfinished)" in told()
+
+
+def test_named_pipes_and_devices_are_not_read(tmp_path):
+    """Opening a named pipe waits for a writer."""
+    run = create_run_folder(TrainConfig(outputs=str(tmp_path)))
+    for name in ("best.pt", SUMMARY):
+        os.mkfifo(run / name)
+    for path, file in ((run, run / "best.pt"), (run / "best.pt",) * 2, ("/dev/zero",) * 2):
+        with pytest.raises(UserError, match=rf"^checkpoint={file}: not a regular file$"):
+            network_file(path, "best.pt")
+    assert read_summary(run)["status"] == "unfinished"
