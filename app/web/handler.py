@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
-from app.config.errors import UserError
+from app.config.errors import UserError, is_out_of_memory
 from app.web.answer import predict_drawing, read_drawing
 from app.web.networks import find_networks, title_of
 
@@ -43,9 +43,10 @@ class Handler(BaseHTTPRequestHandler):
 
     server: "Server"
     protocol_version = "HTTP/1.1"
+    default_request_version = "HTTP/1.0"  # has a status line also in answers to unknown versions
     server_version, sys_version = "lenet-ops", ""
     disable_nagle_algorithm = True  # or an answer waits 40 ms
-    timeout = 60  # seconds until an idle connection is closed
+    timeout = 5  # seconds until an idle connection is closed
     body = b""
 
     def parse_request(self) -> bool:
@@ -91,6 +92,8 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.send_error(HTTPStatus.NOT_FOUND)
 
+    do_HEAD = do_GET  # noqa: N815
+
     def do_POST(self) -> None:
         """Answer a prediction."""
         path, _, query = self.path.partition("?")
@@ -112,7 +115,10 @@ class Handler(BaseHTTPRequestHandler):
             super().handle_one_request()
         except UserError as error:
             self.send_error(HTTPStatus.BAD_REQUEST, str(error))
-        except Exception:
+        except Exception as error:
+            if is_out_of_memory(error):
+                self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, "out of memory")
+                return
             self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR)
             raise
 
@@ -132,7 +138,8 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in (headers | HEADERS).items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(content)
+        if self.command != "HEAD":
+            self.wfile.write(content)
 
     def log_message(self, format: str, *arguments: Any) -> None:
         """Log no requests."""
@@ -144,7 +151,8 @@ def is_own(host: str, listened: str) -> bool:
     `listened` is the address that the server listens on.
     """
     with suppress(ValueError):
-        name = urlsplit(f"//{host}").hostname or ""
+        parts = urlsplit(f"//{host}")
+        name, _ = parts.hostname or "", parts.port  # raises for a port that is none
         if name in LOOPBACK or name == listened.lower():
             return True
         if listened not in LOOPBACK:

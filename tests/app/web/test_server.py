@@ -3,18 +3,22 @@
 import base64
 import io
 import json
+import resource
 import socket
 import time
 import urllib.error
 import urllib.request
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from http.client import HTTPException
-from threading import Thread
+from pathlib import Path
+from threading import Lock, Thread
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from app.web import handler
 from app.web.handler import MAX_BODY
 from tests.app.web.conftest import Server
 
@@ -91,6 +95,7 @@ PREDICT = "api/predict?network=NETWORK"
 REFUSED = {
     "a foreign host": ("api/networks", None, {"Host": "evil.example"}, 403),
     "a foreign host with a known port": ("", None, {"Host": "evil.example:8000"}, 403),
+    "no port": ("", None, {"Host": "127.0.0.1:abc"}, 403),
     "another address": ("", None, {"Host": "192.168.0.1"}, 403),
     "a foreign origin": (PREDICT, b"x", {"Origin": "http://evil.example"}, 403),
     "no origin": (PREDICT, b"x", {"Origin": "null"}, 403),
@@ -134,6 +139,8 @@ RAW = {  # request, status
     "no length": ("POST / HTTP/1.1\r\nHost: HOST\r\nTransfer-Encoding: chunked\r\n\r\n", 411),
     "a long header": (f"GET / HTTP/1.1\r\nHost: HOST\r\nX: {'x' * 70_000}\r\n\r\n", 431),
     "a long address": (f"GET /{'x' * 70_000} HTTP/1.1\r\nHost: HOST\r\n\r\n", 414),
+    "an unknown version": ("GET / HTTP/2.0\r\nHost: HOST\r\n\r\n", 505),
+    "many headers": ("GET / HTTP/1.1\r\nHost: HOST\r\n" + 101 * "X: x\r\n" + "\r\n", 431),
     "an unknown method": ("BREW / HTTP/1.1\r\nHost: HOST\r\n\r\n", 501),
 }
 
@@ -145,6 +152,7 @@ def test_malformed_request_has_one_response(case, default_run, tmp_path, request
     request.addfinalizer(server.stop)
     host, port = server.address[7:].rstrip("/").split(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:
+        text += "GET / HTTP/1.1\r\nHost: HOST\r\n\r\n"  # must not be answered
         connection.sendall(text.replace("HOST", f"{host}:{port}").encode())
         connection.shutdown(socket.SHUT_WR)
         answer = connection.makefile("rb").read().decode()
@@ -152,6 +160,47 @@ def test_malformed_request_has_one_response(case, default_run, tmp_path, request
     assert head.split()[1] == str(expected)
     assert json.loads(body)["error"]  # and nothing after it
     assert (tmp_path / "stderr").read_text() == ""
+
+
+def test_head_has_the_headers_of_get(ask, server):
+    for path in ("", "api/networks", "main.js"):
+        request = urllib.request.Request(server.address + path, method="HEAD")
+        with urllib.request.urlopen(request, timeout=60) as response:
+            assert (response.status, response.read()) == (200, b"")
+            assert int(response.headers["content-length"]) == len(ask(path)[2])
+
+
+def test_idle_connections_do_not_block_others(default_run, tmp_path):
+    server = Server(default_run.parents[1], tmp_path / "stderr")
+    used = len(list(Path(f"/proc/{server.process.pid}/fd").iterdir()))
+    resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (used + 10, used + 10))
+    host, port = server.address[7:].rstrip("/").split(":")
+    with ExitStack() as idle:
+        for _ in range(20):
+            idle.enter_context(socket.create_connection((host, int(port))))
+        assert urllib.request.urlopen(server.address, timeout=20).status == 200
+    assert server.stop() == 130
+
+
+def test_lack_of_memory_is_reported_in_one_line(monkeypatch):
+    """Without a process: the handler of one request."""
+
+    def fail(*arguments):
+        raise MemoryError
+
+    monkeypatch.setattr(handler, "predict_drawing", fail)
+    own = SimpleNamespace(host="127.0.0.1", networks={"x": Path("x")}, predicting=Lock())
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        head = (
+            "POST /api/predict?network=x HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 4\r\n\r\n"
+        )
+        theirs.sendall(head.encode() + bytes(4))
+        monkeypatch.setattr(handler.Handler, "disable_nagle_algorithm", False)
+        handler.Handler(ours, ("127.0.0.1", 0), own)
+        answer = theirs.recv(2**16).decode()
+    assert answer.split()[1] == "503"
+    assert answer.endswith('{"error": "out of memory"}')
 
 
 def test_aborted_upload_is_ignored(default_run, tmp_path):
