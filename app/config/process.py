@@ -1,10 +1,12 @@
 """The process of a command: standard streams, signals, exit codes."""
 
 import io
+import math
 import os
 import signal
 import stat
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -16,6 +18,7 @@ from app.config.errors import RunError, UserError, to_run_error
 
 INTERRUPTED, PIPE_CLOSED = 130, 141  # exit codes of a shell: 128 + SIGINT, SIGPIPE
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+REPEAT = 0.5  # seconds in which further signals are the same: GNU timeout sends two
 
 
 def open_streams() -> None:
@@ -57,8 +60,13 @@ def handle_signals(handler: Callable[[int, FrameType | None], None] = interrupt)
 
     A shell script ignores SIGINT in background processes, nohup ignores SIGHUP.
     """
+    last = -math.inf
 
     def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal last
+        if time.monotonic() < last + REPEAT:
+            return
+        last = time.monotonic()
         if number == signal.SIGHUP:
             discard_terminal()
         handler(number, frame)
@@ -122,6 +130,8 @@ def exit_codes(full_error: bool = False) -> Iterator[None]:
             raise
         flush_output()
     except KeyboardInterrupt:
+        for number in STOP_SIGNALS:  # Python restores the default at exit, which would kill it
+            signal.signal(number, signal.SIG_IGN)
         print("interrupted", file=sys.stderr)
         code = INTERRUPTED
     except BrokenPipeError:

@@ -5,6 +5,7 @@ import pty
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -98,6 +99,22 @@ def test_closed_terminal_interrupts(tmp_path):
     assert os.read(ours, 5) == b"ready"
     os.close(ours)  # the kernel sends SIGHUP, and writing to the terminal fails
     assert process.wait(timeout=20) == 130
+
+
+@pytest.mark.parametrize("milliseconds", [1, 10, 70, 200])
+def test_two_signals_are_one_interrupt(milliseconds):
+    """GNU timeout sends two; the second one may arrive while Python exits, here for 0.3 s."""
+    code = "import atexit, time; atexit.register(time.sleep, 0.3); print('ready', flush=True); "
+    code = f"from app.config.process import exit_codes\nwith exit_codes(): {code}time.sleep(60)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout.readline() == b"ready\n"
+    process.send_signal(signal.SIGINT)
+    time.sleep(milliseconds / 1000)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert (process.returncode, errors) == (130, b"interrupted\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
