@@ -1,5 +1,6 @@
 """The process of a command: standard streams, signals, exit codes."""
 
+import atexit
 import io
 import math
 import os
@@ -78,6 +79,12 @@ def handle_signals(handler: Callable[[int, FrameType | None], None] = interrupt)
     return previous
 
 
+def ignore_signals() -> None:
+    """Ignore `STOP_SIGNALS`."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def is_first(message: str) -> bool:
     """Return whether no process of this torchrun launch has passed `message` before."""
     with suppress(Exception):
@@ -130,8 +137,6 @@ def exit_codes(full_error: bool = False) -> Iterator[None]:
             raise
         flush_output()
     except KeyboardInterrupt:
-        for number in STOP_SIGNALS:  # Python restores the default at exit, which would kill it
-            signal.signal(number, signal.SIG_IGN)
         print("interrupted", file=sys.stderr)
         code = INTERRUPTED
     except BrokenPipeError:
@@ -148,6 +153,8 @@ def exit_codes(full_error: bool = False) -> Iterator[None]:
         code = getattr(converted, "exit_code", 1)
     else:
         return
+    finally:  # at exit Python restores the default handlers, which would kill it
+        atexit.register(ignore_signals)
     with suppress(OSError):
         flush_output()
     sys.exit(code)

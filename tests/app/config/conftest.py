@@ -1,10 +1,8 @@
-import signal
 import sys
 
 import pytest
 
 from app.config.cli import run_command
-from app.config.process import STOP_SIGNALS
 from app.config.schema import PredictConfig, TrainConfig
 
 
@@ -13,7 +11,6 @@ def main(tmp_path, monkeypatch):
     """Return a function that runs a task as a command in this process and returns its exit code."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
 
     def call(*overrides, command="train", task=lambda cfg: None):
         monkeypatch.setattr(sys, "argv", [command, *overrides])
@@ -24,6 +21,4 @@ def main(tmp_path, monkeypatch):
             return end.code
         return 0
 
-    yield call
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    return call

@@ -117,6 +117,18 @@ def test_two_signals_are_one_interrupt(milliseconds):
     assert (process.returncode, errors) == (130, b"interrupted\n")
 
 
+def test_signal_after_the_last_line_changes_nothing(tmp_path):
+    """Python restores the default handlers of signals when it exits."""
+    code = "from app.config.process import exit_codes\nwith exit_codes(): print('done')\n"
+    code += "class Slow:\n  def __del__(self, wait=__import__('time').sleep): wait(0.5)\nx = Slow()"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"done\n"
+    time.sleep(0.2)  # in the destructor
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=20) == 0
+    process.stdout.close()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_ignored_signals_stay_ignored(number):
     before = handle_signals()
