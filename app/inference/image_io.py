@@ -6,16 +6,16 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from app.config.errors import UserError
+from app.config.errors import UserError, is_out_of_memory
 
 with suppress(ImportError):  # optional, for HEIC
     import pillow_heif
@@ -27,6 +27,7 @@ STANDARD_INPUT = "-"
 MAX_PIXELS = 178_956_970  # of a picture, as in Pillow
 HEIF = (".heic", ".heif")  # suffixes
 FULL_SCALES = (1.0, 2.0**8 - 1, 2.0**10 - 1, 2.0**12 - 1, 2.0**14 - 1, 2.0**16 - 1)  # white
+PART = 2**20  # pixels
 OUTLIERS = 1e-4  # share of the pixels at each end, hot or dead, and at least one
 
 
@@ -86,13 +87,15 @@ def read_gray(file: Path | BinaryIO) -> Gray:
             with Image.open(file) as opened:
                 if opened.width * opened.height > MAX_PIXELS:
                     raise Image.DecompressionBombError
-                image = ImageOps.exif_transpose(opened)
-                if image.mode.startswith(("I", "F")):  # Pillow would clip these at 255
-                    return _to_8_bits(np.asarray(image, dtype=np.float64), image.mode == "F")
-                if not image.has_transparency_data:
-                    return np.asarray(image.convert("L"))
-                gray = np.asarray(image.convert("RGBA").convert("L"), dtype=np.float64)
-                alpha = np.asarray(image.convert("RGBA").getchannel("A")) / 255.0
+                ImageOps.exif_transpose(opened, in_place=True)
+                if opened.mode.startswith(("I", "F")):  # Pillow would clip these at 255
+                    return _to_8_bits(np.asarray(opened))
+                if not opened.has_transparency_data:
+                    return np.asarray(opened.convert("L"))
+                image = opened.convert("RGBA")
+                return _on_background(
+                    np.asarray(image.convert("L")), np.asarray(image.getchannel("A"))
+                )
     except FileNotFoundError as error:
         is_address = re.match("[a-z]{2,}:/", str(file))  # a Path has one slash
         hint = ", addresses are not downloaded" if is_address else ""
@@ -105,25 +108,53 @@ def read_gray(file: Path | BinaryIO) -> Gray:
         hint = " (HEIC needs pip install pillow-heif)" if str(file).lower().endswith(HEIF) else ""
         raise UserError(f"not a picture, or of an unknown format{hint}") from error
     except Exception as error:  # Pillow raises many types for damaged files
+        if is_out_of_memory(error):
+            raise UserError("out of memory") from error
         raise UserError(f"cannot be read ({getattr(error, 'strerror', None) or error})") from error
+
+
+def _on_background(gray: Gray, alpha: Gray) -> Gray:
+    """Blend with the background that `read_gray` describes."""
     if not alpha.any():
         return np.zeros(alpha.shape, np.uint8)
-    if alpha.mean() > 0.5:
-        background = float(np.median(gray[alpha > 0.5]))
+    if alpha.mean() > 127.5:
+        background = float(np.median(gray[alpha > 127]))
     else:
-        background = 255.0 if np.average(gray, weights=alpha) < 128 else 0.0
-    return (gray * alpha + background * (1 - alpha)).round().astype(np.uint8)
+        total = np.einsum("ij,ij", gray, alpha, dtype=np.int64)
+        background = 255.0 if total < 128 * alpha.sum(dtype=np.int64) else 0.0
+
+    def blend(gray: Gray, alpha: Gray) -> NDArray[np.float64]:
+        share = alpha / 255.0
+        return gray * share + background * (1 - share)
+
+    return _in_parts(blend, gray, alpha)
 
 
-def _to_8_bits(values: NDArray[np.float64], is_float: bool) -> Gray:
+def _to_8_bits(values: NDArray[Any]) -> Gray:
     """Scale by the least full scale that holds the finite values without outliers."""
     finite = values[np.isfinite(values)]
     if not finite.size:
         return np.zeros(values.shape, np.uint8)
     outliers = min(1 + int(OUTLIERS * finite.size), (finite.size - 1) // 2)
-    ends = (outliers, finite.size - 1 - outliers)
-    low, high = np.partition(finite, ends)[list(ends)]
+    ends = [outliers, finite.size - 1 - outliers]
+    finite.partition(ends)
+    low, high = map(float, finite[ends])
+    is_float = values.dtype.kind == "f"
     scales = [scale for scale in FULL_SCALES if high <= scale and (is_float or scale > 1)]
     black, white = (0.0, scales[0]) if low >= 0 and scales else (low, max(high, low + 1e-9))
-    shades = np.nan_to_num(values, nan=black, posinf=white, neginf=black)
-    return (np.clip((shades - black) / (white - black), 0, 1) * 255).round().astype(np.uint8)
+
+    def shade(values: NDArray[Any]) -> NDArray[np.float64]:
+        shades = np.nan_to_num(values.astype(np.float64), nan=black, posinf=white, neginf=black)
+        return np.clip((shades - black) / (white - black), 0, 1) * 255
+
+    return _in_parts(shade, values)
+
+
+def _in_parts(function: Callable[..., NDArray[np.float64]], *arrays: NDArray[Any]) -> Gray:
+    """Apply an elementwise function to parts of arrays: whole, float64 would fill the memory."""
+    result = np.empty(arrays[0].shape, np.uint8)
+    flat = [array.reshape(-1) for array in arrays]
+    for start in range(0, result.size, PART):
+        part = slice(start, start + PART)
+        result.reshape(-1)[part] = function(*(array[part] for array in flat)).round()
+    return result

@@ -1,4 +1,5 @@
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,39 @@ def test_named_pipes_and_devices_are_not_read(tmp_path):
         assert find_pictures(str(path)) == [path]
         with pytest.raises(UserError, match=r"^cannot be read \(not a regular file\)$"):
             read_gray(path)
+
+
+def peak_memory():
+    """Return the peak of the resident memory of this process in bytes."""
+    return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
+
+
+@pytest.mark.parametrize("kind", ["uint16", "float32", "transparent", "mostly transparent"])
+def test_large_pictures_take_few_bytes_per_pixel(kind, tmp_path):
+    side = 3000
+    gray = np.zeros((side, side), np.uint8)
+    gray[500:2500, 1300:1700] = 200
+    if kind in ("uint16", "float32"):
+        Image.fromarray(gray.astype(kind) * 256).save(tmp_path / "1.tiff")
+    else:
+        alpha = np.full_like(gray, 255) if kind == "transparent" else gray
+        Image.fromarray(np.dstack([gray, gray, gray, alpha])).save(tmp_path / "1.tiff")
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    before = peak_memory()
+    read = read_gray(tmp_path / "1.tiff")
+    assert peak_memory() - before < 2**25 + 16 * side**2
+    assert np.ptp(read) > 100
+
+
+def test_lack_of_memory_is_named(monkeypatch, tmp_path):
+    Image.new("L", (20, 20)).save(tmp_path / "1.png")
+
+    def fail(*arguments):
+        raise MemoryError("Unable to allocate 1.26 GiB for an array")
+
+    monkeypatch.setattr(np, "asarray", fail)
+    with pytest.raises(UserError, match=r"^out of memory$"):
+        read_gray(tmp_path / "1.png")
 
 
 def test_heic_without_plug_in_names_it(tmp_path):
