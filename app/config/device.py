@@ -23,7 +23,7 @@ def pick_device(name: str) -> torch.device:
     if wanted == "cuda":
         rank = read_torchrun().local_rank
         if (rank or 0) < count:
-            return torch.device("cuda", rank)
+            return torch.device("cuda") if rank is None else torch.device("cuda", rank)
     if wanted not in here:  # torch wraps large indices: cuda:256 would be cuda:0
         raise UserError(f"device={name}: not on this machine, choose from {', '.join(here)}")
     return torch.device(wanted)
