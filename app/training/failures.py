@@ -33,7 +33,10 @@ def expected_failures(run: "Run | None" = None) -> Iterator[None]:
                 batch_size = f"trainer.batch_size={run.schedule.batch_size}"
                 message += f" on {run.device} with {batch_size}: try a smaller one"
         elif isinstance(error, LostPeerError) or (size > 1 and is_connection_error(error)):
-            message = f"lost the connection to another process {when}: {reason}".removesuffix(": ")
+            message = (
+                "lost the connection to another process" if run else "no connection to the others"
+            )
+            message = f"{message} {when}: {reason}".removesuffix(": ")
         else:
             raise
         raise RunError(f"{message} ({last_checkpoint(run)})" if run else message) from error
